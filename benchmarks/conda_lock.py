@@ -77,17 +77,17 @@ from pathlib import Path
 from imagefactory.lock import LockRequest
 from imagefactory.lock.conda.channels import find_channels
 from imagefactory.lock.conda.locker import CondaLocker
-from imagefactory.progress import Quiet
+from imagefactory.progress import QuietProgress
 from imagefactory.settings.load import load_settings
-from imagefactory.project import read_factory
+from imagefactory.project import load_project
 import rattler
 setting, cache, root = sys.argv[1:]
-factory = read_factory(load_settings(directory=Path(root), start=Path(root), environ={}), {})
+factory = load_project(load_settings(directory=Path(root), start=Path(root), environ={}), {})
 (target,) = [target for target in factory.targets if target.name == "measured-2.3-cu121"]
 base = factory.base_of(target)
 began = time.monotonic()
 locker = CondaLocker(find_channels(setting, {}, ""), Path(cache), lambda: None)
-lock = locker.lock(LockRequest(target=target, base=base), Quiet())
+lock = locker.lock(LockRequest(target=target, base=base), QuietProgress())
 print(time.monotonic() - began, sorted(package.filename for package in lock.conda))
 """
 

@@ -18,12 +18,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from imagefactory.actions.definition import define_target
-from imagefactory.actions.run import find_built, run_made
-from imagefactory.actions.verdicts import Judge
+from imagefactory.actions.run import find_built, run_artifact
+from imagefactory.actions.verdicts import VerdictReader
 from imagefactory.extras.emulate.run import (
     COPIES,
     PROFILE,
-    Recorded,
+    GpuRunRecord,
     emulating,
     find_recorded,
     numbers_of,
@@ -32,12 +32,12 @@ from imagefactory.extras.emulate.run import (
 )
 from imagefactory.gpu.knowledge import DataSheet, find_data_sheet
 from imagefactory.model import Mount, RunSpec, Target
-from imagefactory.oci.manifests import Image, Sif
-from imagefactory.progress import Quiet
-from imagefactory.project import Factory, read_factory
-from imagefactory.recipes.expand import select_one
+from imagefactory.oci.manifests import Image, SifArtifact
+from imagefactory.progress import QuietProgress
+from imagefactory.project import Project, load_project
+from imagefactory.recipes.expand import select_single
 from imagefactory.settings.load import load_settings
-from imagefactory.verify.gpu_run import GpuAsk, ask_gpu
+from imagefactory.verify.gpu_run import GpuRequest, gpu_expectations
 from imagefactory.verify.report import FULL
 from imagefactory.verify.suite_files import read_suite, write_suite
 from tests.gpu.emulated import STEPS, compare
@@ -47,21 +47,23 @@ STAND_IN = "T4"
 """What a CPU is called while it is emulated: as it, it has no tf32 and no bf16."""
 
 
-def run_inside(factory: Factory, made: Image | Sif, spec: RunSpec) -> str:
-    done = run_made(factory, made, spec, "", Quiet())
+def run_inside(factory: Project, made: Image | SifArtifact, spec: RunSpec) -> str:
+    done = run_artifact(factory, made, spec, "", QuietProgress())
     if done.returncode:
         raise SystemExit(f"it ended with {done.returncode}: {(done.stderr or done.stdout)[-2000:]}")
     return done.stdout
 
 
-def rehearse(factory: Factory, target: Target, made: Image | Sif, folder: Path) -> Mapping[str, float]:
+def rehearse(
+    factory: Project, target: Target, made: Image | SifArtifact, folder: Path
+) -> Mapping[str, float]:
     """The check's numbers of one core of this CPU."""
     definition = define_target(factory, target)
-    ask = GpuAsk(nonce="5eed", level=FULL, predicted={}, rehearsal=True)
+    ask = GpuRequest(nonce="5eed", level=FULL, predicted={}, rehearsal=True)
     out = folder / "out"
     out.mkdir()
     out.chmod(0o777)
-    (out / "expectations.json").write_text(json.dumps(ask_gpu(definition, ask)))
+    (out / "expectations.json").write_text(json.dumps(gpu_expectations(definition, ask)))
     files = ("/out/expectations.json", "/out/report.json")
     spec = RunSpec(
         argv=("python", "-I", "-B", "/suite/verify.py", "--part", PROFILE, *files),
@@ -78,10 +80,10 @@ def rehearse(factory: Factory, target: Target, made: Image | Sif, folder: Path) 
     return without_units(row["numbers"])
 
 
-def of_this_cpu(numbers: Mapping[str, float]) -> Recorded:
+def of_this_cpu(numbers: Mapping[str, float]) -> GpuRunRecord:
     curves = recorded_curves(numbers)
     ways = {way: curves[f"{way.partition('-')[0]}-pageable"] for way in COPIES}
-    return Recorded(
+    return GpuRunRecord(
         driver="none",
         when=datetime.now(UTC),
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
@@ -94,10 +96,10 @@ def of_this_cpu(numbers: Mapping[str, float]) -> Recorded:
 
 
 def recorded_steps(
-    factory: Factory, made: Image | Sif, sheet: DataSheet
-) -> tuple[Recorded, Mapping[str, float]]:
+    factory: Project, made: Image | SifArtifact, sheet: DataSheet
+) -> tuple[GpuRunRecord, Mapping[str, float]]:
     """Of the newest verdict in the store that can be relied on."""
-    judged = Judge(factory, datetime.now(UTC)).stored(made)
+    judged = VerdictReader(factory, datetime.now(UTC)).stored(made)
     found = find_recorded(judged, sheet.device)
     whose = next(
         (one.verdict for one in judged if one.verdict and found and one.verdict.issued == found.when), None
@@ -113,8 +115,8 @@ def main() -> None:
     parser.add_argument("--gpu", default="", help="that of a verdict, else this machine's CPU")
     asked = parser.parse_args()
     settings = load_settings(directory=ROOT, start=ROOT, environ=os.environ)
-    factory = read_factory(settings, os.environ)
-    target = select_one(factory.targets, asked.target)
+    factory = load_project(settings, os.environ)
+    target = select_single(factory.targets, asked.target)
     made = find_built(factory, target, "")
     sheet, _ = find_data_sheet(asked.gpu or STAND_IN)
     with tempfile.TemporaryDirectory(prefix="emulated-") as name:

@@ -27,32 +27,32 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from imagefactory.actions.collect import collect_sweep
 from imagefactory.actions.definition import define_target
 from imagefactory.actions.sweep import (
-    SweepBench,
+    SweepDependencies,
     SweepOptions,
     format_id,
     make_node,
     make_node_kit,
     prepare_sweep,
 )
-from imagefactory.actions.verdicts import ledger
+from imagefactory.actions.verdicts import nonce_store
 from imagefactory.actions.verify import CollectOptions
 from imagefactory.gpu.capability import Capability
 from imagefactory.matrix.plan import TargetStatus
 from imagefactory.model import Outcome
 from imagefactory.oci.layout import LayoutStore
 from imagefactory.oci.manifests import CONFIG_TYPE, canonical_json, format_descriptor
-from imagefactory.progress import Quiet
-from imagefactory.project import Factory, read_factory
+from imagefactory.progress import QuietProgress
+from imagefactory.project import Project, load_project
 from imagefactory.schedulers.cells import QueuedCell
 from imagefactory.schedulers.htcondor.dag import write_sweep
-from imagefactory.schedulers.pool import ImageKind, PoolImage, Sweep
+from imagefactory.schedulers.pool import ImageKind, PoolImage, SweepSpec
 from imagefactory.schedulers.sweep_file import read_sweep, write_sweep_file
-from imagefactory.schedulers.underway import Looking, image_of, read_underway
+from imagefactory.schedulers.underway import SweepLookup, image_of, read_underway
 from imagefactory.settings.load import load_settings
-from imagefactory.trust.keys import keys_folder, make_key
-from imagefactory.verify.gpu_run import GpuAsk
+from imagefactory.trust.keys import keys_directory, make_key
+from imagefactory.verify.gpu_run import GpuRequest
 from imagefactory.verify.nonces import NONCE_BYTES, format_nonce
-from imagefactory.verify.report import FULL, Subject
+from imagefactory.verify.report import FULL, VerifiedImage
 from imagefactory.verify.suite_files import suite_digest
 from tests.made.sweep import PoolMadeHere, inventory, play, pool_gpu
 
@@ -65,7 +65,7 @@ LAYER = "application/vnd.oci.image.layer.v1.tar"
 NAME = "pytorch-2.3-cu121"
 
 
-def make_factory(folder: Path) -> Factory:
+def make_factory(folder: Path) -> Project:
     """This repository's recipes and locks, with a store and a key of their own."""
     root = folder / "root"
     for name in ("recipes", "lockfiles"):
@@ -77,12 +77,12 @@ def make_factory(folder: Path) -> Factory:
         "IMAGEFACTORY_STORE": str(folder / "store"),
         "IMAGEFACTORY_CACHE": str(folder / "cache"),
     }
-    factory = read_factory(load_settings(directory=root, start=root, environ=environ), environ)
-    make_key(keys_folder(environ), "benchmark")
+    factory = load_project(load_settings(directory=root, start=root, environ=environ), environ)
+    make_key(keys_directory(environ), "benchmark")
     return factory
 
 
-def put_image(factory: Factory) -> PoolImage:
+def put_image(factory: Project) -> PoolImage:
     """An image without content, so that verdicts have something to be attached to."""
     layout, packed = factory.layout, io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
@@ -96,7 +96,7 @@ def put_image(factory: Factory) -> PoolImage:
         "layers": [format_descriptor(layer)],
     }
     made = LayoutStore(layout).put_manifest("pytorch", canonical_json(manifest), MANIFEST, "2.3-cu121")
-    subject = Subject(target=NAME, index=made.digest, manifest=made.digest, config=config.digest)
+    subject = VerifiedImage(target=NAME, index=made.digest, manifest=made.digest, config=config.digest)
     return PoolImage(
         kind=ImageKind.SIF, address="/made/up.sif", subject=subject, size=1 << 30, unpacked=3 << 30
     )
@@ -111,7 +111,7 @@ def timed(what: str, goal: float) -> Iterator[None]:
     print(f"{what:<48} {seconds:6.2f} s (CPU {own:5.2f} s)   goal {goal:.0f} s   {met}")
 
 
-def plan(factory: Factory, bench: SweepBench) -> None:
+def plan(factory: Project, bench: SweepDependencies) -> None:
     gpus = inventory(*(pool_gpu(one) for one in CAPABILITIES))
     with timed("plan", PLAN_GOAL):
         prepared = prepare_sweep(factory, factory.targets, gpus, SweepOptions(image="sif"), bench)
@@ -119,7 +119,7 @@ def plan(factory: Factory, bench: SweepBench) -> None:
     print(f"  {len(plan.cells) + len(plan.left_out)} tuples, of which {len(plan.cells)} are queued")
 
 
-def make(factory: Factory, folder: Path, count: int, bench: SweepBench) -> None:
+def make(factory: Project, folder: Path, count: int, bench: SweepDependencies) -> None:
     target = next(one for one in factory.targets if one.name == NAME)
     definition, image, now = define_target(factory, target), put_image(factory), bench.clock()
     cell = QueuedCell(
@@ -134,21 +134,21 @@ def make(factory: Factory, folder: Path, count: int, bench: SweepBench) -> None:
         for number in range(count):
             nonce = format_nonce(bench.random(NONCE_BYTES))
             node = replace(make_node(cell, image, definition, (nonce, FULL)), name=f"node{number}")
-            ask = GpuAsk(nonce=nonce, level=FULL, capability="8.0", predicted={})
+            ask = GpuRequest(nonce=nonce, level=FULL, capability="8.0", predicted={})
             kits.append(make_node_kit(node, definition, ask, now))
-        sweep = Sweep(
+        sweep = SweepSpec(
             id="20260102-030405-0000",
             made=now,
             level=FULL,
             site="generic",
             nodes=tuple(kit.node for kit in kits),
         )
-        ledger(factory).issue_all({kit.node.nonce: kit.run for kit in kits}, now)
+        nonce_store(factory).issue_all({kit.node.nonce: kit.run for kit in kits}, now)
         write_sweep_file(folder, sweep)
         write_sweep(folder, sweep, {kit.node.name: kit.texts for kit in kits})
 
 
-def look(folder: Path, bench: SweepBench) -> None:
+def look(folder: Path, bench: SweepDependencies) -> None:
     """The newest of NIGHTS sweeps has every result of CELLS cells, and nobody has collected one of them."""
     made, place = read_sweep(folder), folder.parent / "sweeps"
     names = [(f"tiny-{number // len(CAPABILITIES)}", CAPABILITIES[number % len(CAPABILITIES)])
@@ -163,7 +163,7 @@ def look(folder: Path, bench: SweepBench) -> None:
         write_sweep_file(place / format_id(began, bytes(2)), replace(made, made=began, nodes=nodes))
     newest = place / format_id(made.made, bytes(2))
     (newest / "nodes").symlink_to(folder / "nodes")
-    looking = Looking(now=bench.clock(), suite=suite_digest(), pools=bench.pools, user=os.geteuid())
+    looking = SweepLookup(now=bench.clock(), suite=suite_digest(), pools=bench.pools, user=os.geteuid())
     with timed(f"look into {NIGHTS} sweeps of {len(nodes)} nodes", PLAN_GOAL):
         seen, notes = read_underway(place, images, looking)
     print(f"  for {len(images)} cells, of which {len(seen[0].cells)} are in hand")
@@ -175,9 +175,9 @@ def play_all(folder: Path) -> None:
         play(folder, node.name)
 
 
-def collect(factory: Factory, folder: Path, count: int) -> None:
+def collect(factory: Project, folder: Path, count: int) -> None:
     with timed(f"collect {count} results, sign and attach them", COLLECT_GOAL):
-        done = collect_sweep(factory, folder, CollectOptions(), datetime.now(UTC), Quiet())
+        done = collect_sweep(factory, folder, CollectOptions(), datetime.now(UTC), QuietProgress())
     assert all(one.result.outcome is Outcome.VERIFIED and one.attached for one in done.nodes), done.nodes[0]
 
 
@@ -186,7 +186,9 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=2000)
     parser.add_argument("--folder", type=Path, help="Default: a temporary one. It is emptied at the end.")
     given = parser.parse_args()
-    bench = SweepBench(clock=lambda: datetime.now(UTC), random=os.urandom, pools=lambda _: PoolMadeHere())
+    bench = SweepDependencies(
+        clock=lambda: datetime.now(UTC), random=os.urandom, pools=lambda _: PoolMadeHere()
+    )
     with tempfile.TemporaryDirectory(dir=given.folder, prefix="imagefactory-pool-") as name:
         factory, folder = make_factory(Path(name)), Path(name, "sweep")
         plan(factory, bench)

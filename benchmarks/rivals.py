@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks.wheels import Wheel
 from imagefactory.oci.archive import export
 from imagefactory.oci.layout import Layout
-from imagefactory.progress import Quiet
+from imagefactory.progress import QuietProgress
 from tests.services import docker_daemon, podman_service
 from tests.services.docker import write_config
 from tests.services.factory import Factory
@@ -183,7 +183,7 @@ def _load_base(daemon: str, layout: Layout, folder: Path) -> None:
     context.mkdir(exist_ok=True)
     image, archive = layout.image("base:debian-12"), context / "base.tar"
     assert image is not None
-    export(layout, image, archive, kind="docker-archive", progress=Quiet())
+    export(layout, image, archive, kind="docker-archive", progress=QuietProgress())
     docker(daemon, "load", "--quiet", "--input", str(archive))
     docker(daemon, "tag", image.name, BASE)
     archive.unlink()

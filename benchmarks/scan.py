@@ -33,9 +33,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from imagefactory.oci.inflate import plain_layer
 from imagefactory.oci.layers import codec
-from imagefactory.progress import Quiet
+from imagefactory.progress import QuietProgress
 from imagefactory.scan.fatbin import scan_file
-from imagefactory.scan.files import scan_folder, scan_wheel
+from imagefactory.scan.files import scan_directory, scan_wheel
 from imagefactory.scan.findings import CHUNK, stopping_pool
 from imagefactory.scan.layers import scan_layer
 from imagefactory.scan.zip import member_bytes, members_of
@@ -106,9 +106,9 @@ def do(mode: str, path: Path, workers: int) -> None:
     work: dict[str, Callable[[], object]] = {
         "read": lambda: read_all(listed),
         "files": lambda: scan_files(listed),
-        "scan": lambda: scan_folder(path, Quiet(), workers=workers),
+        "scan": lambda: scan_directory(path, QuietProgress(), workers=workers),
         "inflate": lambda: inflate_all(path, workers),
-        "wheel": lambda: scan_wheel(path, Quiet(), workers=workers),
+        "wheel": lambda: scan_wheel(path, QuietProgress(), workers=workers),
         "unpack": lambda: unpack(path),
         "layer": lambda: scan_layer(plain_bytes(path)),
     }

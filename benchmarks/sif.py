@@ -19,19 +19,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagefactory.build.apptainer import lend_layout
-from imagefactory.build.sif import SifMaker
+from imagefactory.build.apptainer import share_layout
+from imagefactory.build.sif import SifBuilder
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import (
     CONFIG_TYPE,
     MANIFEST_TYPE,
     Image,
-    Sif,
+    SifArtifact,
     canonical_json,
     format_descriptor,
 )
-from imagefactory.progress import Quiet
-from imagefactory.runtime.apptainer_command import ApptainerCommand, SifOrder
+from imagefactory.progress import QuietProgress
+from imagefactory.runtime.apptainer_command import ApptainerCommand, SifRequest
 from imagefactory.scan.layers import unpacked_sif
 from tests.made.layer_store import TAR, file, make_tar
 
@@ -72,14 +72,14 @@ class Bench:
         manifest["layers"].append(format_descriptor(layer))
         return self.layout.load("small", self.layout.add(canonical_json(manifest), MANIFEST_TYPE))
 
-    def make(self, image: Image) -> Sif:
-        maker = SifMaker(self.layout, self.command, workers=len(os.sched_getaffinity(0)))
-        return maker.make(image, "image", "fast", Quiet())
+    def make(self, image: Image) -> SifArtifact:
+        maker = SifBuilder(self.layout, self.command, workers=len(os.sched_getaffinity(0)))
+        return maker.make(image, "image", "fast", QuietProgress())
 
     def apptainer(self, folder: Path) -> Path:
-        lend_layout(self.layout, self.image.manifest, folder / "image")
+        share_layout(self.layout, self.image.manifest, folder / "image")
         output = folder / "apptainer.sif"
-        self.command.build(SifOrder(folder=folder, spec="oci:image", output=output), lambda _: None)
+        self.command.build(SifRequest(folder=folder, spec="oci:image", output=output), lambda _: None)
         return output
 
 
@@ -102,7 +102,7 @@ def trial(folder: Path, source: Layout, tag: str) -> dict[str, Measured]:
     found["changed"] = measure(lambda: bench.make(bench.with_layer("2")).path)
     made.path.unlink()
     made = bench.make(bench.with_layer("2"))
-    with unpacked_sif(made.path, folder, Quiet()) as tree:
+    with unpacked_sif(made.path, folder, QuietProgress()) as tree:
         made.path.unlink()
         plain = folder / "plain.squashfs"
 

@@ -21,15 +21,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from imagefactory.actions.resolve import choose_image
-from imagefactory.actions.verify import VerifyBench, VerifyOptions, verify_image
-from imagefactory.model import Completed, RunSpec
-from imagefactory.oci.manifests import Image, Sif
-from imagefactory.progress import Quiet
-from imagefactory.project import Factory, read_factory
+from imagefactory.actions.resolve import resolve_image
+from imagefactory.actions.verify import VerifyDependencies, VerifyOptions, verify_image
+from imagefactory.model import CommandResult, RunSpec
+from imagefactory.oci.manifests import Image, SifArtifact
+from imagefactory.progress import QuietProgress
+from imagefactory.project import Project, load_project
 from imagefactory.runtime.unshare import UnshareRunner
 from imagefactory.settings.load import load_settings
-from imagefactory.verify.report import QUICK, SEEN_HERE, GpuIdentity, Hardware
+from imagefactory.verify.report import EVIDENCE_LOCAL, QUICK, GpuIdentity, Hardware
 
 GOAL = 2.0
 NAME = "no GPU: made up by a benchmark"
@@ -41,19 +41,21 @@ class MadeUp:
 
     def read(self) -> Hardware:
         gpu = GpuIdentity(name=NAME, capability="8.0", uuid=UUID, memory=1 << 34)
-        return Hardware(kind=SEEN_HERE, driver="0.0", gpus=(gpu,), known=(UUID,), nodes=("/dev/nvidia0",))
+        return Hardware(
+            kind=EVIDENCE_LOCAL, driver="0.0", gpus=(gpu,), known=(UUID,), nodes=("/dev/nvidia0",)
+        )
 
 
 class WithoutGpu:
     """The unshare runner, asked for no GPU. `inside` sums the seconds of the command itself."""
 
-    def __init__(self, factory: Factory) -> None:
+    def __init__(self, factory: Project) -> None:
         self.runner, self.inside = UnshareRunner(factory.layout), 0.0
 
     def require(self) -> str:
         return self.runner.require()
 
-    def run(self, image: Image | Sif, spec: RunSpec) -> Completed:
+    def run(self, image: Image | SifArtifact, spec: RunSpec) -> CommandResult:
         done = self.runner.run(image, replace(spec, gpus=False))
         self.inside += done.seconds
         return done
@@ -71,13 +73,13 @@ class Measured:
         return self.whole - self.inside
 
 
-def measure(factory: Factory, target: str) -> Measured:
+def measure(factory: Project, target: str) -> Measured:
     runner = WithoutGpu(factory)
-    bench = VerifyBench(evidence=MadeUp(), clock=lambda: datetime.now(UTC), runner=runner)
+    bench = VerifyDependencies(evidence=MadeUp(), clock=lambda: datetime.now(UTC), runner=runner)
     began = time.perf_counter()
-    chosen = choose_image(factory, target, "", Quiet())
+    chosen = resolve_image(factory, target, "", QuietProgress())
     runner.runner.prepare(chosen.made, checked=True)
-    report = verify_image(factory, chosen, VerifyOptions(level=QUICK), bench, Quiet())
+    report = verify_image(factory, chosen, VerifyOptions(level=QUICK), bench, QuietProgress())
     whole = time.perf_counter() - began
     if report.outcome != "no-gpu":
         raise SystemExit(f"the suite should have found no GPU, it says {report.outcome}: {report.reason}")
@@ -90,7 +92,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=5)
     given = parser.parse_args()
     settings = load_settings(directory=Path(__file__).parents[1], start=Path.cwd(), environ=os.environ)
-    factory = read_factory(settings, os.environ)
+    factory = load_project(settings, os.environ)
     measure(factory, given.target)  # unpacks what is not unpacked yet
     kept = factory.layout.path / "scans"
     rows: dict[str, list[Measured]] = {"first": [], "again": []}

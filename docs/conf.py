@@ -24,7 +24,7 @@ from sphinx.application import Sphinx
 from docs.error_codes import DIAGNOSTIC, error_classes, find_errors
 from imagefactory import errors
 from imagefactory.cli import cli
-from imagefactory.cli.output import say_json
+from imagefactory.cli.output import print_json
 from imagefactory.extras.nightly import nights
 from imagefactory.extras.site import tables as combos
 from imagefactory.lock.conda import file as conda_lock
@@ -241,7 +241,7 @@ def exit_codes() -> str:
     kinds = [kind for kind in vars(errors).values() if inspect.isclass(kind)]
     said: dict[int, list[str]] = {}
     for kind in kinds:
-        if issubclass(kind, errors.FactoryError) and kind is not errors.FactoryError:
+        if issubclass(kind, errors.ImagefactoryError) and kind is not errors.ImagefactoryError:
             said.setdefault(kind.exit_code, []).append(text((kind.__doc__ or "").partition("\n\n")[0]))
     return table(
         ("code", "meaning", "such as"),
@@ -254,7 +254,7 @@ def error_codes() -> str:
     parents = error_classes()
 
     def exit_code(name: str) -> int:
-        if name == "FactoryError":
+        if name == "ImagefactoryError":
             return errors.EXIT_INTERRUPTED  # the only error of the base class itself
         known = errors.RecipeError if name == DIAGNOSTIC else getattr(errors, name, None)
         return known.exit_code if known else exit_code(parents[name])
@@ -278,7 +278,7 @@ class Function:
 
 
 def printed() -> str:
-    """Every kind that `say_json` is called with, and the commands that come to the call."""
+    """Every kind that `print_json` is called with, and the commands that come to the call."""
     functions = {
         key: function
         for path in sorted(
@@ -317,7 +317,7 @@ def functions_of(path: Path) -> Iterator[tuple[tuple[str, str], Function]]:
             kinds = {
                 word.value
                 for call in called
-                if call.func.id == "say_json"
+                if call.func.id == "print_json"
                 for word in ast.walk(call.args[0])
                 if isinstance(word, ast.Constant) and isinstance(word.value, str)
             }
@@ -345,7 +345,7 @@ def leaves(group: click.Group, name: str) -> Iterator[tuple[str, click.Command]]
 
 def format_of(kind: str) -> str:
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        say_json(kind, {})
+        print_json(kind, {})
     return str(json.loads(said.getvalue())["format"])
 
 
@@ -356,7 +356,7 @@ def kept() -> str:
             "`pool -o`, or by hand: [the GPUs of a pool](../facilitators.md#the-pool)",
         ),
         (f"`{nights.PLAN_FORMAT}`", "`plan --keep`: what `night --kept` compares with"),
-        (f"`{nights.NIGHT_FORMAT}`", "`night.json` in `<store>/nights`"),
+        (f"`{nights.NIGHTLY_FORMAT}`", "`night.json` in `<store>/nights`"),
         (f"`{combos.FORMAT}`", "`combos.json` of `tables`"),
         (f"`{verdict.VERDICT}`", "the predicate of a verdict; `imagefactory/trust/verdict.schema.json`"),
         (f"`{judgement.REVOCATION}`", "the predicate of a revocation"),

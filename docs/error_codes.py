@@ -42,7 +42,7 @@ def find_errors(package: Path = PACKAGE) -> list[ErrorCall]:
 
 @functools.cache
 def error_classes(package: Path = PACKAGE) -> dict[str, str]:
-    """Return the name of each class below FactoryError, and the name of its parent class."""
+    """Return the name of each class below ImagefactoryError, and the name of its parent class."""
     parents = {
         node.name: base.id
         for tree in _parse(package).values()
@@ -53,9 +53,9 @@ def error_classes(package: Path = PACKAGE) -> dict[str, str]:
     }
 
     def is_error(name: str) -> bool:
-        return name == "FactoryError" or (name in parents and is_error(parents[name]))
+        return name == "ImagefactoryError" or (name in parents and is_error(parents[name]))
 
-    return {name: parents.get(name, "") for name in (*parents, "FactoryError") if is_error(name)}
+    return {name: parents.get(name, "") for name in (*parents, "ImagefactoryError") if is_error(name)}
 
 
 @functools.cache

@@ -19,13 +19,13 @@ from imagefactory.progress import QUIET
 from imagefactory.settings.load import Settings
 
 if TYPE_CHECKING:
-    from imagefactory.http import Patience
+    from imagefactory.http import RetryPolicy
     from imagefactory.lock.conda.channels import ChannelAccess
     from imagefactory.lock.debian.archive import DebianMirror
     from imagefactory.lock.pypi.index import PackageIndex
     from imagefactory.lock.pypi.uv import UvLocker
-    from imagefactory.oci.registry.client import Registry
-    from imagefactory.oci.transfer import Brake
+    from imagefactory.oci.registry.client import RegistryClient
+    from imagefactory.oci.transfer import CancelToken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ def repository_of(path: str, family: str) -> str:
     return f"{path}/{family}" if path else family
 
 
-def open_answering(access: Access, host: str, *, hurried: bool = False) -> Registry:
+def open_answering(access: Access, host: str, *, hurried: bool = False) -> RegistryClient:
     """A registry that answers now. Raises RegistryError; with `hurried` after seconds, not after a minute."""
     from imagefactory.http import HURRIED
 
@@ -108,15 +108,15 @@ def open_answering(access: Access, host: str, *, hurried: bool = False) -> Regis
 
 
 def open_registry(
-    access: Access, host: str, brake: Brake | None = None, *, patience: Patience | None = None
-) -> Registry:
+    access: Access, host: str, brake: CancelToken | None = None, *, patience: RetryPolicy | None = None
+) -> RegistryClient:
     """A registry with this machine's certificates and what `docker login` left for it.
 
     `brake` cuts its waits between attempts short when the transfer it serves has failed; without
     `patience` it has that of a transfer.
     """
     from imagefactory.oci.credentials import find_credentials
-    from imagefactory.oci.registry.client import Registry
+    from imagefactory.oci.registry.client import RegistryClient
     from imagefactory.oci.registry.session import RegistryOptions
 
     settings = access.settings
@@ -127,4 +127,4 @@ def open_registry(
         sleep=brake.sleep if brake else time.sleep,
         tell=access.tell,
     )
-    return Registry(host, replace(options, patience=patience) if patience else options)
+    return RegistryClient(host, replace(options, patience=patience) if patience else options)

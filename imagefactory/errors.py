@@ -1,6 +1,6 @@
 """Every error the factory raises on purpose, with its exit code and a hint that says what to do.
 
-The library raises; `cli.main` alone prints and exits. An exception that is not a `FactoryError`
+The library raises; `cli.main` alone prints and exits. An exception that is not a `ImagefactoryError`
 is a bug and keeps its traceback (exit code 1).
 """
 
@@ -72,7 +72,7 @@ def printable(text: str) -> str:
     return STEERING.sub("?", text.replace("\r\n", "\n"))
 
 
-def own_pip(verb: str, what: str) -> str:
+def own_pip_command(verb: str, what: str) -> str:
     """The command that installs or removes packages for the very Python that runs this."""
     python = shlex.quote(sys.executable)
     if importlib.util.find_spec("pip"):
@@ -82,10 +82,10 @@ def own_pip(verb: str, what: str) -> str:
 
 def extra_hint(extra: str) -> str:
     """The command that brings one of this program's extras (`build`, `conda`, ...)."""
-    return own_pip("install", f"'{DISTRIBUTION}[{extra}]'")
+    return own_pip_command("install", f"'{DISTRIBUTION}[{extra}]'")
 
 
-class FactoryError(Exception):
+class ImagefactoryError(Exception):
     """Base of all expected errors.
 
     `code` names the problem in kebab-case and never changes: scripts and tests rely on it. `message` states
@@ -103,7 +103,9 @@ class FactoryError(Exception):
         return (_rebuild, (type(self), self.message, self.__dict__))
 
 
-def _rebuild(error_type: type[FactoryError], message: str, values: dict[str, object]) -> FactoryError:
+def _rebuild(
+    error_type: type[ImagefactoryError], message: str, values: dict[str, object]
+) -> ImagefactoryError:
     error = error_type.__new__(error_type)
     Exception.__init__(error, message)
     error.__dict__.update(values)
@@ -133,13 +135,13 @@ class Diagnostic:
         return f"{place}{self.message}{f' ({self.fix})' if self.fix else ''}"
 
 
-class UsageError(FactoryError):
+class UsageError(ImagefactoryError):
     """Arguments or settings that cannot be used."""
 
     exit_code = EXIT_USAGE
 
 
-class RecipeError(FactoryError):
+class RecipeError(ImagefactoryError):
     """Problems in recipe files. Each reads `file:line:column: problem (fix)`."""
 
     exit_code = EXIT_USAGE
@@ -154,19 +156,19 @@ class RecipeError(FactoryError):
         return tuple(str(diagnostic) for diagnostic in self.diagnostics)
 
 
-class NothingSelectedError(FactoryError):
+class NothingSelectedError(ImagefactoryError):
     """A selection that matches no target."""
 
     exit_code = EXIT_NOTHING_SELECTED
 
 
-class StaleError(FactoryError):
+class StaleError(ImagefactoryError):
     """A `--check` found a committed file that is not what the recipes give."""
 
     exit_code = EXIT_STALE
 
 
-class LockError(FactoryError):
+class LockError(ImagefactoryError):
     """A lock that cannot be solved, read or trusted."""
 
     exit_code = EXIT_LOCK
@@ -189,7 +191,7 @@ class UnreachableError(LockError):
     """An index or channel that does not answer: nothing is known of what can be solved."""
 
 
-class BehindError(UnsolvableError):
+class OutdatedError(UnsolvableError):
     """What a recipe names would be locked far behind its newest release.
 
     `behind` are rows for JSON: name, locked, newest, reason, accept.
@@ -223,19 +225,19 @@ class UnbuiltError(LockError):
         self.packages, self.pins = packages, pins
 
 
-class ToolError(FactoryError):
+class ToolError(ImagefactoryError):
     """An engine or tool that this machine lacks or denies; the hint is the command that mends it."""
 
     exit_code = EXIT_TOOL
 
 
-class LimitError(FactoryError):
+class LimitError(ImagefactoryError):
     """A command that reached one of its limits and was ended, as by signal 9."""
 
     exit_code = EXIT_LIMIT
 
 
-class BuildError(FactoryError):
+class BuildError(ImagefactoryError):
     """An image, layer or base that could not be made; nothing half-done is left in the store."""
 
     exit_code = EXIT_BUILD
@@ -253,7 +255,7 @@ class NoPlatformError(StoreError):
     """A whole index of the store that has no image for the platform that is asked for."""
 
 
-class RegistryError(FactoryError):
+class RegistryError(ImagefactoryError):
     """A registry that refused, failed or could not be reached; nothing there points to half an image."""
 
     exit_code = EXIT_REGISTRY
@@ -263,7 +265,7 @@ class NoImageError(RegistryError):
     """What a store has under a name is no image for this platform, or malformed."""
 
 
-class CheckFailedError(FactoryError):
+class CheckFailedError(ImagefactoryError):
     """A check ran and did not hold."""
 
     exit_code = EXIT_CHECK

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from imagefactory.errors import FactoryError, StoreError, os_problem
+from imagefactory.errors import ImagefactoryError, StoreError, os_problem
 from imagefactory.progress import Progress, format_bytes
 from imagefactory.trees import alone_in, folders_unheld, remove_tree, tree_bytes
 
@@ -40,7 +40,7 @@ def replacing(path: Path, *, mode: int = 0o644, durable: bool = False) -> Iterat
 
 
 @contextmanager
-def folder_for_a_while(prefix: str, parent: Path | None = None) -> Iterator[Path]:
+def temporary_directory(prefix: str, parent: Path | None = None) -> Iterator[Path]:
     """A new folder, in `parent` or where temporary files go, removed however deep a stranger fills it.
 
     What cannot be removed stays: that is no failure of what was done there.
@@ -85,7 +85,7 @@ def create_bytes(path: Path, data: bytes, *, mode: int = 0o644) -> bool:
     return True
 
 
-def temporary_folder() -> Path:
+def user_temporary_directory() -> Path:
     """The user's own folder where temporary files go, closed to others. Raises StoreError for another's."""
     folder = Path(tempfile.gettempdir(), f"imagefactory-{os.geteuid()}")
     with suppress(FileExistsError):
@@ -101,7 +101,7 @@ def temporary_folder() -> Path:
 
 
 @contextmanager
-def locked_folder(prefix: str, parent: Path) -> Iterator[Path]:
+def locked_temporary_directory(prefix: str, parent: Path) -> Iterator[Path]:
     """A folder as `folder_for_a_while` makes it, locked as long as this process lives.
 
     Folders in `parent` of the same prefix that a killed process left are removed first.
@@ -166,7 +166,7 @@ def no_space(folder: Path) -> StoreError:
     )
 
 
-def insist_on_room(wanted: Mapping[Path, int], what: str) -> None:
+def require_space(wanted: Mapping[Path, int], what: str) -> None:
     """Raises StoreError, before the work, where the disks of these folders lack the bytes for it.
 
     Folders on one disk share its room. Name the least that is needed: nothing is to be refused that fits.
@@ -189,7 +189,7 @@ def insist_on_room(wanted: Mapping[Path, int], what: str) -> None:
 
 
 @contextmanager
-def used(lock: Path, progress: Progress) -> Iterator[None]:
+def shared_use(lock: Path, progress: Progress) -> Iterator[None]:
     """Holds `lock` with others who use what it guards; waits for one who collects."""
     with open_lock(lock) as handle:
         _wait_for_lock(handle, fcntl.LOCK_SH, lambda: progress.note("waiting for store gc to end ..."))
@@ -197,7 +197,7 @@ def used(lock: Path, progress: Progress) -> Iterator[None]:
 
 
 @contextmanager
-def used_by_nobody(lock: Path, progress: Progress) -> Iterator[None]:
+def is_unused(lock: Path, progress: Progress) -> Iterator[None]:
     """Holds `lock` alone: waits for those who use what it guards, and they wait for this."""
     with open_lock(lock) as handle:
         _wait_for_lock(handle, fcntl.LOCK_EX, lambda: progress.note("waiting for running builds to end ..."))
@@ -205,7 +205,7 @@ def used_by_nobody(lock: Path, progress: Progress) -> Iterator[None]:
 
 
 @contextmanager
-def held_alone(lock: Path, refusal: FactoryError) -> Iterator[None]:
+def exclusive_lock(lock: Path, refusal: ImagefactoryError) -> Iterator[None]:
     """Holds `lock` alone. Raises `refusal` at once where another process has it."""
     with open_lock(lock) as handle:
         try:
@@ -253,18 +253,18 @@ def _wait_for_lock(handle: int, kind: int, before_waiting: Callable[[], None]) -
         fcntl.flock(handle, kind)
 
 
-_SEAL = b"\nsha256:"
+_CHECKSUM_MARK = b"\nsha256:"
 
 
-def seal(path: Path, data: bytes) -> bytes:
+def add_checksum(path: Path, data: bytes) -> bytes:
     """`data` and a last line with its sum, as it is to lie at `path`: neither can be another's."""
-    return b"".join((data, _SEAL, _sum(path, data), b"\n"))
+    return b"".join((data, _CHECKSUM_MARK, _sum(path, data), b"\n"))
 
 
-def unseal(path: Path) -> bytes | None:
+def check_checksum(path: Path) -> bytes | None:
     """What was sealed to lie at `path`; None where nothing lies, or not that."""
     try:
-        data, _, found = path.read_bytes().rpartition(_SEAL)
+        data, _, found = path.read_bytes().rpartition(_CHECKSUM_MARK)
     except OSError:
         return None
     return data if found == _sum(path, data) + b"\n" else None
@@ -319,7 +319,7 @@ def remove_inside(top: Path, path: Path) -> None:
         remove_tree(pinned)
 
 
-def refuse_links(top: Path, *folders: str) -> None:
+def check_no_links(top: Path, *folders: str) -> None:
     """Raises StoreError where a link is directly in `top`, or in one of these folders of it."""
     for folder in (top, *(top / name for name in folders)):
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:

@@ -56,7 +56,7 @@ class TransientError(Exception):
         self.after, self.status = after, status
 
 
-class RefusedError(Exception):
+class RejectedError(Exception):
     """An answer that asking again will not change. `status` is HTTP's, 0 if there was none at all.
 
     `code` is what a registry calls it (`MANIFEST_UNKNOWN`).
@@ -73,7 +73,7 @@ def may_pass(status: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class RetryPolicy:
     """How long faults are borne.
 
     `attempts` in a row may fail without one new byte. The wait between them begins at about `first_wait`
@@ -115,7 +115,7 @@ class Patience:
         return retrying(call)
 
 
-HURRIED = Patience(attempts=2, first_wait=0.5, longest_wait=1.0, connect=3.0, read=4.0, span=2.0)
+HURRIED = RetryPolicy(attempts=2, first_wait=0.5, longest_wait=1.0, connect=3.0, read=4.0, span=2.0)
 """How long a server is waited for where there is something else to go by: one that accepts and never answers
 costs 4 seconds, and one that hangs up is asked once more."""
 
@@ -135,14 +135,14 @@ class WebAccess(Protocol):
         """What a request for `url` authenticates itself with; None leaves it to the user's netrc."""
 
 
-class Web:
+class HttpSession:
     """One HTTP session with the certificates, the proxy and the credentials of a source of packages.
 
     Nothing is decoded: bytes come as they are stored.
     """
 
-    def __init__(self, source: WebAccess, *, patience: Patience | None = None) -> None:
-        self.patience = patience or Patience()
+    def __init__(self, source: WebAccess, *, patience: RetryPolicy | None = None) -> None:
+        self.patience = patience or RetryPolicy()
         self._source = source
         self._session = open_session(threads=self.patience.threads)
         if source.proxy:
@@ -155,7 +155,7 @@ class Web:
     def open(
         self, url: str, *, method: str = "GET", headers: Mapping[str, str] | None = None, data: bytes = b""
     ) -> Iterator[requests.Response]:
-        """One request, its body not yet read. Raises TransientError or RefusedError, also from the body.
+        """One request, its body not yet read. Raises TransientError or RejectedError, also from the body.
 
         A request that only reads follows redirects; to any other one a redirect is a refusal.
         """
@@ -182,12 +182,12 @@ class Web:
                     after = retry_after(response.headers)
                     raise TransientError(f"{shown} answered {status}", after=after, status=status)
                 if status >= (400 if reads else 300):
-                    raise RefusedError(f"{shown} answered {status}", status=status)
+                    raise RejectedError(f"{shown} answered {status}", status=status)
                 yield response
         except (requests.exceptions.SSLError, urllib3.exceptions.SSLError) as error:
             text = f"{shown}: {reason_of(error)}"
             if "CERTIFICATE_VERIFY_FAILED" in text:
-                raise RefusedError(text) from error
+                raise RejectedError(text) from error
             raise TransientError(text) from error  # cut off in the middle
         except (
             requests.exceptions.ConnectionError,
@@ -198,14 +198,14 @@ class Web:
         ) as error:
             raise TransientError(f"{shown}: {reason_of(error)}") from error
         except requests.exceptions.RequestException as error:  # not a URL, too many redirects
-            raise RefusedError(f"{shown}: {reason_of(error)}") from error
+            raise RejectedError(f"{shown}: {reason_of(error)}") from error
 
     def size(self, url: str) -> int:
         """Bytes of the file at `url`, asked without fetching it."""
         local = local_path(url)
         if local:
             if not local.is_file():
-                raise RefusedError(f"{local} does not exist", status=404)
+                raise RejectedError(f"{local} does not exist", status=404)
             return local.stat().st_size
 
         def ask() -> int:
@@ -215,7 +215,7 @@ class Web:
                 with self.open(url, headers={"Range": "bytes=0-0"}) as response:
                     length = read_count(response.headers.get("Content-Range", "").rpartition("/")[2])
             if length is None:
-                raise RefusedError(f"{redact(url)}: the server does not send the size of the file")
+                raise RejectedError(f"{redact(url)}: the server does not send the size of the file")
             return length
 
         return self.patience.retry(ask)
@@ -272,7 +272,7 @@ def network_of_name(host: str) -> str:
 
 
 def check_address(url: str) -> None:
-    """Raise RefusedError for an address that two parsers read as two hosts, as `https://a\\@b/` is.
+    """Raise RejectedError for an address that two parsers read as two hosts, as `https://a\\@b/` is.
 
     A credential is held back by what one of them reads, and the other one connects.
     """
@@ -284,10 +284,10 @@ def check_address(url: str) -> None:
     except ValueError:
         same = False
     if not same:
-        raise RefusedError("an address there has two possible hosts")
+        raise RejectedError("an address there has two possible hosts")
 
 
-class _Reach(threading.local):
+class _RequestReach(threading.local):
     """What the request that this thread sends may reach, and what its last connection reached.
 
     `networks` is None for an address that the user named: anything.
@@ -298,19 +298,19 @@ class _Reach(threading.local):
 
     def check(self, network: str, host: str) -> None:
         if self.networks is not None and network not in self.networks:
-            raise RefusedError(
+            raise RejectedError(
                 f"{host} is on a {network} network, and another server must not redirect a request there"
             )
 
 
-_REACH = _Reach()
+_REACH = _RequestReach()
 
 
 @contextmanager
 def reaching(networks: frozenset[str] | None) -> Iterator[None]:
     """Limit the requests of this thread to these networks; None sets no limit.
 
-    Raises RefusedError, before a byte is sent, for a host with an address on another network.
+    Raises RejectedError, before a byte is sent, for a host with an address on another network.
     """
     before = _REACH.networks
     _REACH.networks = networks
@@ -329,12 +329,12 @@ def reachable_from(networks: Iterable[str]) -> frozenset[str]:
     return frozenset({PUBLIC}) if PUBLIC in own else own | {PUBLIC}
 
 
-def reached_by(response: requests.Response) -> str:
+def routed_host(response: requests.Response) -> str:
     """Return the network of the server that gave this answer."""
     return str(getattr(response, "network", PUBLIC))
 
 
-class _Timely:
+class _DeadlineConnection:
     """A connection that waits for the head of an answer a minute longer than for its first byte.
 
     A header now and then keeps every time-out away.
@@ -363,7 +363,7 @@ class _Timely:
         return response
 
 
-class _Checked(_Timely):
+class _AddressCheckedConnection(_DeadlineConnection):
     """A direct connection that goes only where the request may: every address of the name is checked.
 
     It connects to an address that was checked, so a name server that answers otherwise the next time gains
@@ -434,10 +434,10 @@ def open_session(*, threads: int = 10, netrc: bool = True) -> requests.Session:
         ) -> None:
             came, goes = response.request.url or "", prepared_request.url or ""
             if came.startswith("https:") and not goes.startswith("https:"):
-                raise RefusedError(f"it redirects from https to {redact(goes)}")
+                raise RejectedError(f"it redirects from https to {redact(goes)}")
             check_address(goes)
             prepared_request.headers.pop("Cookie", None)
-            _REACH.networks = reachable_from({reached_by(response)})
+            _REACH.networks = reachable_from({routed_host(response)})
             if netrc:
                 super().rebuild_auth(prepared_request, response)  # type: ignore[no-untyped-call]
             elif self.should_strip_auth(came, goes):  # type: ignore[no-untyped-call]
@@ -454,11 +454,11 @@ def open_session(*, threads: int = 10, netrc: bool = True) -> requests.Session:
     session = Session()
     session.headers.update({"Accept-Encoding": "identity", "User-Agent": "imagefactory"})
     session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=()))  # nobody sets any here
-    mount_timely(session, threads=threads)
+    mount_with_deadline(session, threads=threads)
     return session
 
 
-def mount_timely(session: requests.Session, *, threads: int = 10) -> None:
+def mount_with_deadline(session: requests.Session, *, threads: int = 10) -> None:
     """Lets answers that never begin be no wait without end, and checks where connections go.
 
     `threads` is how many connections to one host. Where a proxy is used, it looks names up: then only
@@ -471,7 +471,7 @@ def mount_timely(session: requests.Session, *, threads: int = 10) -> None:
     direct: dict[str, type] = {}
     proxied: dict[str, type] = {}
     for scheme, kind in (("http", HTTPConnectionPool), ("https", HTTPSConnectionPool)):
-        for pools, own in ((direct, _Checked), (proxied, _Timely)):
+        for pools, own in ((direct, _AddressCheckedConnection), (proxied, _DeadlineConnection)):
             connection = type(f"{own.__name__}Connection", (own, kind.ConnectionCls), {})
             pools[scheme] = type(f"{own.__name__}Pool", (kind,), {"ConnectionCls": connection})
 
@@ -503,7 +503,7 @@ def mount_timely(session: requests.Session, *, threads: int = 10) -> None:
 def arriving(body: urllib3.BaseHTTPResponse, clock: Callable[[], float] = time.monotonic) -> Iterator[bytes]:
     """The bytes of an answer as they come, up to 64 KiB at once, nothing decoded.
 
-    Raises RefusedError where a minute of waiting brings less than 1,000 bytes a second: a byte now and
+    Raises RejectedError where a minute of waiting brings less than 1,000 bytes a second: a byte now and
     then keeps every time-out away, and would be waited for without end.
     """
     waited, came = 0.0, 0
@@ -515,19 +515,19 @@ def arriving(body: urllib3.BaseHTTPResponse, clock: Callable[[], float] = time.m
             return
         if waited >= _SLOW_SECONDS:
             if came < waited * _SLOWEST:
-                raise RefusedError(f"it sent only {came} bytes in {waited:.0f} seconds")
+                raise RejectedError(f"it sent only {came} bytes in {waited:.0f} seconds")
             waited, came = 0.0, 0
         yield data
 
 
 def read_some(body: urllib3.BaseHTTPResponse, limit: int) -> bytes:
-    """A whole answer of at most `limit` bytes. Raises RefusedError for a longer or endless one."""
+    """A whole answer of at most `limit` bytes. Raises RejectedError for a longer or endless one."""
     parts, size = [], 0
     for data in arriving(body):
         parts.append(data)
         size += len(data)
         if size > limit:
-            raise RefusedError(f"the response is longer than {limit:,} bytes")
+            raise RejectedError(f"the response is longer than {limit:,} bytes")
     return b"".join(parts)
 
 

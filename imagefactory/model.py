@@ -11,11 +11,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-from imagefactory.serialize import LARGEST_NUMBER, Name, Pairs, Within
+from imagefactory.serialize import LARGEST_NUMBER, Name, NumberRange, PairsAsObject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Where:
+class SourceLocation:
     """A place in a recipe file. Lines and columns count from 1."""
 
     file: str
@@ -27,7 +27,7 @@ class Where:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class ContainerStart:
     """How a container of an image starts, in OCI's terms; what is empty is the image's default.
 
     `user` is `UID` or `UID:GID`, `workdir` an absolute path.
@@ -39,17 +39,17 @@ class Start:
     user: str = ""
 
 
-PLAIN_START = Start(command=("python",), workdir="/")
+PLAIN_START = ContainerStart(command=("python",), workdir="/")
 """Of an image whose recipe says nothing of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FilesWanted:
+class FilesSpec:
     """Own files for images: `pattern`, a glob or folder from the factory's root on, to `folder` inside."""
 
     folder: str
     pattern: str
-    where: Where
+    where: SourceLocation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +111,7 @@ class Target:
     requirements: tuple[str, ...]
     constraints: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
-    where: Where
+    where: SourceLocation
     channels: tuple[str, ...] = ()
     priority: str = "strict"
     virtual: tuple[tuple[str, str], ...] = ()
@@ -119,8 +119,8 @@ class Target:
     on: str = ""
     waive: tuple[str, ...] = ()
     labels: tuple[tuple[str, str], ...] = ()
-    files: tuple[FilesWanted, ...] = ()
-    start: Start = Start()
+    files: tuple[FilesSpec, ...] = ()
+    start: ContainerStart = ContainerStart()
     origins: tuple[tuple[str, str], ...] = ()
     sources: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -140,7 +140,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Base:
+class BaseSpec:
     """A base image: made from Debian's packages, or pulled by digest where `image` is not empty.
 
     `python` is the version of Python it carries (`3.11`), empty where it carries none or nothing is known of
@@ -157,7 +157,7 @@ class Base:
     glibc: str
     packages: tuple[str, ...]
     public: str
-    where: Where
+    where: SourceLocation
     image: str = ""
     interpreter: str = ""
     on: str = ""
@@ -209,7 +209,7 @@ class LockedWheel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LockedConda:
+class LockedCondaPackage:
     """One conda package: the very archive that will be unpacked, as its channel's records describe it.
 
     `url` is its address in its channel and part of what it is, whatever mirror it comes from; `filename`
@@ -230,7 +230,7 @@ class LockedConda:
     depends: tuple[str, ...]
 
 
-LockedPackage = LockedWheel | LockedConda
+LockedPackage = LockedWheel | LockedCondaPackage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,7 +252,7 @@ class Lock:
     platform: str
     solver: str
     wheels: tuple[LockedWheel, ...]
-    conda: tuple[LockedConda, ...] = ()
+    conda: tuple[LockedCondaPackage, ...] = ()
     channels: tuple[str, ...] = ()
     virtual: tuple[tuple[str, str], ...] = ()
     note: str = ""
@@ -265,7 +265,7 @@ class Lock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Definition:
+class BuildSpec:
     """All that an engine needs to make a target's image, and nothing it could choose.
 
     `prefix` is the environment inside the image: a virtual one on the base's Python, or conda's with its
@@ -278,14 +278,14 @@ class Definition:
     """
 
     target: Target
-    base: Base
+    base: BaseSpec
     lock: Lock
     prefix: str
     environment: tuple[tuple[str, str], ...]
     labels: tuple[tuple[str, str], ...]
     under: tuple[Lock, ...] = ()
     files: tuple[OwnFile, ...] = ()
-    start: Start = PLAIN_START
+    start: ContainerStart = PLAIN_START
     local: tuple[OwnFile, ...] = ()
     named_below: tuple[frozenset[str], ...] = ()
 
@@ -341,7 +341,7 @@ class RunSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Completed:
+class CommandResult:
     """How a command ended. `returncode` is 128 + N for signal N; output is empty when not captured.
 
     `over` says which limit ended it and what to do, both empty where none did.
@@ -391,8 +391,8 @@ class CheckResult:
     name: Name
     state: CheckState
     detail: str
-    seconds: Annotated[float, Within(0, LARGEST_NUMBER)]
-    numbers: Annotated[tuple[tuple[str, float], ...], Pairs()] = ()
+    seconds: Annotated[float, NumberRange(0, LARGEST_NUMBER)]
+    numbers: Annotated[tuple[tuple[str, float], ...], PairsAsObject()] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ _SPEAKING = threading.RLock()
 _SILENT = threading.Event()
 
 
-def fall_silent() -> None:
+def silence_progress() -> None:
     """From here on nobody writes a line of progress: the last word is the caller's.
 
     One that is writing is waited for, unless nobody reads what it writes.
@@ -37,7 +37,7 @@ def fall_silent() -> None:
     _SPEAKING.acquire(timeout=1.0)
 
 
-class Task(Protocol):
+class ProgressTask(Protocol):
     """One piece of work with a known or growing total."""
 
     def advance(self, amount: int) -> None:
@@ -51,7 +51,9 @@ class Progress(Protocol):
     def stage(self, title: str) -> AbstractContextManager[None]:
         """A stage of the workflow: everything reported inside belongs to it."""
 
-    def task(self, title: str, *, total: int = 0, unit: str = "bytes") -> AbstractContextManager[Task]:
+    def task(
+        self, title: str, *, total: int = 0, unit: str = "bytes"
+    ) -> AbstractContextManager[ProgressTask]:
         """A piece of work; `total` 0 means not known yet; `unit` is `bytes` or a plural noun."""
 
     def note(self, text: str) -> None:
@@ -83,7 +85,7 @@ class _NoTask:
         pass
 
 
-class Quiet:
+class QuietProgress:
     """Says nothing."""
 
     @contextmanager
@@ -91,18 +93,18 @@ class Quiet:
         yield
 
     @contextmanager
-    def task(self, title: str, *, total: int = 0, unit: str = "bytes") -> Iterator[Task]:  # noqa: ARG002
+    def task(self, title: str, *, total: int = 0, unit: str = "bytes") -> Iterator[ProgressTask]:  # noqa: ARG002
         yield _NoTask()
 
     def note(self, text: str) -> None:
         pass
 
 
-QUIET = Quiet()
+QUIET = QuietProgress()
 
 
 class _LineTask:
-    def __init__(self, lines: Lines, title: str, *, total: int, unit: str) -> None:
+    def __init__(self, lines: LineProgress, title: str, *, total: int, unit: str) -> None:
         self.lines, self.title, self.total, self.unit = lines, title, total, unit
         self.done = 0
         self.began = self.spoke = lines.clock()
@@ -131,7 +133,7 @@ class _LineTask:
         return text
 
 
-class Lines:
+class LineProgress:
     """Plain lines for logs: a line when a stage begins and ends, one every few seconds while it works."""
 
     def __init__(self, stream: IO[str], *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -158,7 +160,7 @@ class Lines:
         self.write(f"{title}: done in {format_seconds(self.clock() - began)}")
 
     @contextmanager
-    def task(self, title: str, *, total: int = 0, unit: str = "bytes") -> Iterator[Task]:
+    def task(self, title: str, *, total: int = 0, unit: str = "bytes") -> Iterator[ProgressTask]:
         task = _LineTask(self, f"  {title}", total=total, unit=unit)
         yield task
         now = self.clock()
@@ -173,7 +175,7 @@ def without_commands(text: str) -> str:
     return re.sub(r"(?m)^([^\S\n]*:)(?=:)", r"\1 ", text).replace("##[", "# #[")
 
 
-class GitHubLog(Lines):
+class GitHubLog(LineProgress):
     """Lines folded into one group a stage, as GitHub Actions' log viewer shows them.
 
     It knows no group in a group: what begins inside a stage, or beside it, stands in its group.
@@ -200,7 +202,7 @@ class GitHubLog(Lines):
             self._alone.release()
 
 
-class JsonLines(Lines):
+class JsonProgress(LineProgress):
     """One JSON object a line, for programs that watch."""
 
     def write(self, text: str) -> None:
@@ -220,7 +222,7 @@ class JsonLines(Lines):
         self._emit(event="stage-done", title=title, seconds=round(self.clock() - began, 3))
 
     @contextmanager
-    def task(self, title: str, *, total: int = 0, unit: str = "bytes") -> Iterator[Task]:
+    def task(self, title: str, *, total: int = 0, unit: str = "bytes") -> Iterator[ProgressTask]:
         task = _LineTask(self, title, total=total, unit=unit)
         yield task
         seconds = round(self.clock() - task.began, 3)
@@ -238,7 +240,7 @@ class _BarTask:
         self.bars.update(self.identity, total=total)
 
 
-class Terminal:
+class TerminalProgress:
     """Bars with amounts and time left, drawn by rich; those of work side by side stand below one another."""
 
     def __init__(self) -> None:
@@ -257,7 +259,7 @@ class Terminal:
         self.console.print(f"{shown}: done in {format_seconds(time.monotonic() - began)}")
 
     @contextmanager
-    def task(self, title: str, *, total: int = 0, unit: str = "bytes") -> Iterator[Task]:
+    def task(self, title: str, *, total: int = 0, unit: str = "bytes") -> Iterator[ProgressTask]:
         with self._lock:
             bars = self._bars = self._bars or _start_bars(self.console)
             self._open += 1
@@ -305,18 +307,18 @@ def _start_bars(console: Console) -> RichProgress:
     return drawn
 
 
-def choose(style: str, *, stream: IO[str] | None = None, github: bool = False) -> Progress:
+def choose_progress(style: str, *, stream: IO[str] | None = None, github: bool = False) -> Progress:
     """The watcher for `style`: one of STYLES, or quiet, which is `-q`."""
     out = stream or sys.stderr
     if style == "auto":  # a light install has no rich, and lines will do
         drawn = out.isatty() and find_spec("rich") is not None
         style = "github" if github else ("terminal" if drawn else "plain")
     makers: dict[str, Callable[[], Progress]] = {
-        "terminal": Terminal,
-        "plain": lambda: Lines(out),
+        "terminal": TerminalProgress,
+        "plain": lambda: LineProgress(out),
         "github": lambda: GitHubLog(out),
-        "json": lambda: JsonLines(out),
-        "quiet": Quiet,
+        "json": lambda: JsonProgress(out),
+        "quiet": QuietProgress,
     }
     return makers[style]()
 

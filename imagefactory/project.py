@@ -9,30 +9,30 @@ from pathlib import Path
 
 from imagefactory.access import Access
 from imagefactory.errors import Diagnostic, RecipeError, UsageError
-from imagefactory.model import Base, Target
+from imagefactory.model import BaseSpec, Target
 from imagefactory.progress import QUIET
 from imagefactory.recipes.bases import BASES_FILE
-from imagefactory.recipes.expand import expand_sound
+from imagefactory.recipes.expand import expand_lenient
 from imagefactory.recipes.read import read_bases, read_each
 from imagefactory.settings.load import Settings
 
-FOLDERS = ("recipes", "lockfiles", "definitions", "wheels")
+PROJECT_DIRECTORIES = ("recipes", "lockfiles", "definitions", "wheels")
 """The folders of a project that commands read and write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Factory(Access):
+class Project(Access):
     """The recipes of a root, expanded, and this call's access to what they need."""
 
-    bases: tuple[Base, ...]
+    bases: tuple[BaseSpec, ...]
     targets: tuple[Target, ...]
     faults: tuple[Diagnostic, ...] = ()
     """Of recipes whose targets are therefore not among `targets`."""
 
-    def base_of(self, target: Target) -> Base:
+    def base_of(self, target: Target) -> BaseSpec:
         return next(base for base in self.bases if base.name == target.base)
 
-    def base_below(self, base: Base) -> Base | None:
+    def base_below(self, base: BaseSpec) -> BaseSpec | None:
         """The base that this one adds packages to."""
         return next((one for one in self.bases if one.name == base.on), None)
 
@@ -44,29 +44,29 @@ class Factory(Access):
     def lock_folder(self) -> Path:
         return self.settings.root_path / "lockfiles"
 
-    def base_lock_path(self, base: Base) -> Path:
+    def base_lock_path(self, base: BaseSpec) -> Path:
         return self.lock_folder / "bases" / f"{base.name}.lock"
 
     def definition_folder(self, target: Target) -> Path:
         return self.settings.root_path / "definitions" / target.name
 
 
-def is_factory(settings: Settings) -> bool:
+def is_project(settings: Settings) -> bool:
     """Whether the root has recipes, and not those that come with this program."""
     return not settings.shipped and (settings.root_path / "recipes" / BASES_FILE).exists()
 
 
-def names_catalogue(settings: Settings) -> bool:
+def has_catalog(settings: Settings) -> bool:
     """Whether a catalogue is named for who has no factory."""
     return bool(settings.catalogue.value or settings.registry.value or settings.centers)
 
 
-def catalogue_answers(settings: Settings) -> bool:
+def uses_catalog(settings: Settings) -> bool:
     """Whether the catalogue answers: there is no factory, `-C` names none, and the catalogue is known."""
-    return settings.root.origin != "-C" and not is_factory(settings) and names_catalogue(settings)
+    return settings.root.origin != "-C" and not is_project(settings) and has_catalog(settings)
 
 
-def require_own(settings: Settings, what: str) -> None:
+def require_own_project(settings: Settings, what: str) -> None:
     """Raises UsageError where `what` would write among the recipes that come with this program."""
     if settings.shipped:
         raise UsageError(
@@ -76,10 +76,10 @@ def require_own(settings: Settings, what: str) -> None:
         )
 
 
-def recipes_folder(settings: Settings) -> Path:
+def recipes_directory(settings: Settings) -> Path:
     """The folder of recipes. Raises UsageError where the root is no factory."""
     folder = settings.root_path / "recipes"
-    if not settings.shipped and not is_factory(settings):
+    if not settings.shipped and not is_project(settings):
         raise UsageError(
             "project-not-found",
             f"{settings.root_path} is not a project: it has no recipes/{BASES_FILE}",
@@ -88,35 +88,35 @@ def recipes_folder(settings: Settings) -> Path:
     return folder
 
 
-def read_factory(
+def load_project(
     settings: Settings, environ: Mapping[str, str], tell: Callable[[str], object] = QUIET.note
-) -> Factory:
+) -> Project:
     """All recipes and bases below the root. Raises RecipeError with every fault of every file."""
-    factory = read_sound(settings, environ, tell)
+    factory = load_lenient(settings, environ, tell)
     if factory.faults:
         raise RecipeError(factory.faults)
     return factory
 
 
-def read_sound(
+def load_lenient(
     settings: Settings, environ: Mapping[str, str], tell: Callable[[str], object] = QUIET.note
-) -> Factory:
+) -> Project:
     """The recipes without a fault, and the faults of the others. Raises RecipeError for bases.yaml's own."""
-    folder = recipes_folder(settings)
+    folder = recipes_directory(settings)
     if not settings.shipped:
-        _refuse_links_out(settings.root_path)
+        _check_no_outside_links(settings.root_path)
     recipes, faults = read_each(folder)
-    bases, targets, told = expand_sound(recipes, read_bases(folder), faults)
-    return Factory(settings=settings, environ=environ, tell=tell, bases=bases, targets=targets, faults=told)
+    bases, targets, told = expand_lenient(recipes, read_bases(folder), faults)
+    return Project(settings=settings, environ=environ, tell=tell, bases=bases, targets=targets, faults=told)
 
 
-def _refuse_links_out(root: Path) -> None:
+def _check_no_outside_links(root: Path) -> None:
     """Raise UsageError for a folder or file of the project that leads out of it.
 
     Commands read, write and remove there; a clone may bring such links along.
     """
     top = root.resolve()
-    for folder in (root / name for name in (*FOLDERS, "lockfiles/bases")):
+    for folder in (root / name for name in (*PROJECT_DIRECTORIES, "lockfiles/bases")):
         entries = folder.iterdir() if folder.is_dir() else ()
         for path in (folder, *entries):
             if path.is_symlink() and not path.resolve().is_relative_to(top):

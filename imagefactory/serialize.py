@@ -41,7 +41,7 @@ _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[
 
 
 @dataclass(frozen=True, slots=True)
-class Matching:
+class Pattern:
     """A text that matches all of a pattern, or is empty where `empty` says so."""
 
     pattern: re.Pattern[str]
@@ -49,14 +49,14 @@ class Matching:
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed:
+class Constant:
     """One value alone, such as the version of a format."""
 
     value: object
 
 
 @dataclass(frozen=True, slots=True)
-class Within:
+class NumberRange:
     """A number from `least` to `most`."""
 
     least: float
@@ -64,26 +64,26 @@ class Within:
 
 
 @dataclass(frozen=True, slots=True)
-class Most:
+class MaxRows:
     """The rows that a list or an object has at most, in place of `MOST_ROWS`."""
 
     rows: int
 
 
 @dataclass(frozen=True, slots=True)
-class Among:
+class Choices:
     """One of these words."""
 
     words: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs:
+class PairsAsObject:
     """Pairs of a text and a value, as one object, by the texts in order."""
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class TupleAsObject:
     """A tuple of some values, as an object with these fields."""
 
     names: tuple[str, ...]
@@ -94,17 +94,17 @@ CAPABILITY = re.compile(r"[1-9][0-9]?\.[0-9]|gfx[1-9][0-9]?[0-9a-f]{2}")
 """Of a GPU: CUDA's `8.0`, or AMD's `gfx90a`."""
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 
-Digest = Annotated[str, Matching(DIGEST)]
-Capability = Annotated[str, Matching(CAPABILITY)]
-Name = Annotated[str, Matching(NAME)]
-AnyText = Annotated[str, Matching(re.compile("(?s:.*)"))]  # to be cleaned before it is shown
-Count = Annotated[int, Within(0, LARGEST_COUNT)]
+Digest = Annotated[str, Pattern(DIGEST)]
+Capability = Annotated[str, Pattern(CAPABILITY)]
+Name = Annotated[str, Pattern(NAME)]
+AnyText = Annotated[str, Pattern(re.compile("(?s:.*)"))]  # to be cleaned before it is shown
+Count = Annotated[int, NumberRange(0, LARGEST_COUNT)]
 
 
 # --- there and back -------------------------------------------------------------------------------
 
 
-class _Fault(Exception):
+class _InvalidValueError(Exception):
     """What is wrong with a value; `path` is where it stands, from the innermost name outwards."""
 
     def __init__(self, what: str) -> None:
@@ -129,7 +129,7 @@ def parse_value(value: object, kind: Any, where: str) -> Any:
 
     Raises StatementError for anything else.
     """
-    return _told(_codec(kind).parse, value, where)
+    return _describe_error(_codec(kind).parse, value, where)
 
 
 def plain(value: object) -> object:
@@ -159,12 +159,12 @@ def format_document(value: object, version: int) -> dict[str, Any]:
 def parse_document(value: object, kind: Any, version: int, where: str) -> Any:
     """The value of `kind` that `format_document` made this of. Raises StatementError for anything else."""
     if not isinstance(value, dict) or "format" not in value:
-        raise fault(where, "'format' is missing")
-    parse_value(value["format"], Annotated[int, Fixed(version)], f"{where}: format")
+        raise invalid_value_error(where, "'format' is missing")
+    parse_value(value["format"], Annotated[int, Constant(version)], f"{where}: format")
     return parse_value({name: one for name, one in value.items() if name != "format"}, kind, where)
 
 
-class Fields:
+class ObjectSchema:
     """An object with these fields, each of its kind, that becomes a dict and no value of its own.
 
     The kind `object` takes any JSON; as a note beside it, a Fields is a field of another.
@@ -175,23 +175,23 @@ class Fields:
 
     def parse(self, value: object, where: str) -> dict[str, Any]:
         """The values by their names. Raises StatementError for anything else."""
-        found = _told(self.read, value, where)
+        found = _describe_error(self.read, value, where)
         assert isinstance(found, dict)
         return found
 
 
-def _told(parse: Callable[[object], Any], value: object, where: str) -> Any:
+def _describe_error(parse: Callable[[object], Any], value: object, where: str) -> Any:
     try:
         return parse(value)
-    except _Fault as found:
+    except _InvalidValueError as found:
         at = "".join(reversed(found.path)).lstrip(".")
-        raise fault(f"{where}: {at}" if at else where, str(found)) from None
+        raise invalid_value_error(f"{where}: {at}" if at else where, str(found)) from None
 
 
-def fault(where: str, what: str) -> StatementError:
+def invalid_value_error(where: str, what: str) -> StatementError:
     return StatementError(
         "document-invalid",
-        f"{shown(where)}: {what}",
+        f"{printable_value(where)}: {what}",
         hint="imagefactory did not write it, or it was changed since: verify again",
     )
 
@@ -211,12 +211,12 @@ def parse_json(data: bytes | str, *, depth: int = DEPTH) -> Any:
     return json.loads(text)
 
 
-def shown(text: str) -> str:
+def printable_value(text: str) -> str:
     """A stranger's text for a message: one line, not long, nothing in it that steers a terminal."""
     return re.sub(f"[{HIDDEN}]", "?", text[:200])
 
 
-def shown_line(text: str) -> str:
+def printable_line(text: str) -> str:
     """A text of several lines, or with what hides in it, as one line that a document takes."""
     return " ".join(re.sub(f"[{HIDDEN}]", " ", text).split())
 
@@ -235,7 +235,7 @@ def _parse_time(value: object) -> datetime:
         else:
             if format_time(time) == value:
                 return time
-    raise _Fault("that is no time such as 2026-01-31T12:00:00Z")
+    raise _InvalidValueError("that is no time such as 2026-01-31T12:00:00Z")
 
 
 @functools.cache
@@ -246,9 +246,9 @@ def _codec(kind: Any) -> _Codec:
         kind, *rest = get_args(kind)
         notes = tuple(rest)
     for note in notes:
-        if isinstance(note, Fields):
+        if isinstance(note, ObjectSchema):
             return _Codec(_same, note.read)
-        if isinstance(note, Fixed):
+        if isinstance(note, Constant):
             return _Codec(_same, _fixed_parser(note.value))
     if get_origin(kind) in (Union, types.UnionType):
         (own,) = (one for one in get_args(kind) if one is not types.NoneType)
@@ -266,17 +266,19 @@ def _codec(kind: Any) -> _Codec:
     if kind is datetime:
         return _Codec(format_time, _parse_time)
     if kind is timedelta:
-        seconds = _number_parser(float, Within(0, LONGEST))
+        seconds = _number_parser(float, NumberRange(0, LONGEST))
         return _Codec(lambda value: value.total_seconds(), lambda value: timedelta(seconds=seconds(value)))
     if kind is bool:
         return _Codec(_same, _parse_flag)
     if kind in (int, float):
         usual = (
-            Within(-LARGEST_COUNT, LARGEST_COUNT) if kind is int else Within(-LARGEST_NUMBER, LARGEST_NUMBER)
+            NumberRange(-LARGEST_COUNT, LARGEST_COUNT)
+            if kind is int
+            else NumberRange(-LARGEST_NUMBER, LARGEST_NUMBER)
         )
-        return _Codec(_same, _number_parser(kind, _of(Within, notes, usual)))
+        return _Codec(_same, _number_parser(kind, _codec_of(NumberRange, notes, usual)))
     if isinstance(kind, type) and issubclass(kind, StrEnum):
-        parse = _word_parser(tuple(member.value for member in kind))
+        parse = _choice_parser(tuple(member.value for member in kind))
         return _Codec(lambda value: value.value, lambda value: kind(parse(value)))
     if kind is str:
         return _Codec(_same, _text_parser(notes))
@@ -285,7 +287,7 @@ def _codec(kind: Any) -> _Codec:
     raise TypeError(f"no JSON is agreed on for {kind}")
 
 
-def _of(kind: type[Any], notes: tuple[Any, ...], usual: Any) -> Any:
+def _codec_of(kind: type[Any], notes: tuple[Any, ...], usual: Any) -> Any:
     return next((note for note in notes if isinstance(note, kind)), usual)
 
 
@@ -294,16 +296,16 @@ def _same(value: object) -> object:
 
 
 def _text_parser(notes: tuple[Any, ...]) -> Callable[[object], str]:
-    if words := _of(Among, notes, None):
-        return _word_parser(words.words)
-    form = _of(Matching, notes, None)
+    if words := _codec_of(Choices, notes, None):
+        return _choice_parser(words.words)
+    form = _codec_of(Pattern, notes, None)
     if form is None:
         return _parse_line
     pattern, empty = form.pattern, form.empty
 
     def parse(value: object) -> str:
         if not isinstance(value, str) or not (pattern.fullmatch(value) or (empty and not value)):
-            raise _Fault("that value has not the form it must have")
+            raise _InvalidValueError("that value has not the form it must have")
         return value
 
     return parse
@@ -311,14 +313,14 @@ def _text_parser(notes: tuple[Any, ...]) -> Callable[[object], str]:
 
 def _parse_line(value: object) -> str:
     if not isinstance(value, str) or len(value) > LONGEST_TEXT or not _LINE.fullmatch(value):
-        raise _Fault(f"that is not one printable line of at most {LONGEST_TEXT} characters")
+        raise _InvalidValueError(f"that is not one printable line of at most {LONGEST_TEXT} characters")
     return value
 
 
-def _word_parser(words: tuple[str, ...]) -> Callable[[object], str]:
+def _choice_parser(words: tuple[str, ...]) -> Callable[[object], str]:
     def parse(value: object) -> str:
         if not isinstance(value, str) or value not in words:
-            raise _Fault(f"that is none of {', '.join(words)}")
+            raise _InvalidValueError(f"that is none of {', '.join(words)}")
         return value
 
     return parse
@@ -327,7 +329,7 @@ def _word_parser(words: tuple[str, ...]) -> Callable[[object], str]:
 def _fixed_parser(only: object) -> Callable[[object], object]:
     def parse(value: object) -> object:
         if value != only or type(value) is not type(only):
-            raise _Fault(f"this version reads {only}")
+            raise _InvalidValueError(f"this version reads {only}")
         return value
 
     return parse
@@ -335,20 +337,20 @@ def _fixed_parser(only: object) -> Callable[[object], object]:
 
 def _parse_flag(value: object) -> bool:
     if not isinstance(value, bool):
-        raise _Fault("that is neither true nor false")
+        raise _InvalidValueError("that is neither true nor false")
     return value
 
 
-def _number_parser(kind: type[int] | type[float], bounds: Within) -> Callable[[object], Any]:
+def _number_parser(kind: type[int] | type[float], bounds: NumberRange) -> Callable[[object], Any]:
     def parse(value: object) -> int | float:
         if (
             isinstance(value, bool)
             or not isinstance(value, int if kind is int else (int, float))
             or value != value
         ):
-            raise _Fault(f"that is no {'whole ' if kind is int else ''}number")
+            raise _InvalidValueError(f"that is no {'whole ' if kind is int else ''}number")
         if not bounds.least <= value <= bounds.most:
-            raise _Fault(f"that is not from {bounds.least:g} to {bounds.most:g}")
+            raise _InvalidValueError(f"that is not from {bounds.least:g} to {bounds.most:g}")
         return kind(value)
 
     return parse
@@ -359,11 +361,15 @@ def _object_codec(codecs: Mapping[str, _Codec], make: Callable[..., Any]) -> _Co
 
     def parse(value: object) -> Any:
         if not isinstance(value, dict):
-            raise _Fault("that is no object")
+            raise _InvalidValueError("that is no object")
         if set(value) != names:
             name = min(names ^ set(value))
-            raise _Fault(f"'{shown(name)}' is {'missing' if name in names else 'no field'}")
-        return make(**{name: _at(f".{name}", codec.parse, value[name]) for name, codec in codecs.items()})
+            raise _InvalidValueError(
+                f"'{printable_value(name)}' is {'missing' if name in names else 'no field'}"
+            )
+        return make(
+            **{name: _error_at(f".{name}", codec.parse, value[name]) for name, codec in codecs.items()}
+        )
 
     return _Codec(
         lambda value: {name: codec.format(getattr(value, name)) for name, codec in codecs.items()}, parse
@@ -372,13 +378,13 @@ def _object_codec(codecs: Mapping[str, _Codec], make: Callable[..., Any]) -> _Co
 
 def _tuple_codec(kinds: tuple[Any, ...], notes: tuple[Any, ...]) -> _Codec:
     if len(kinds) == 2 and kinds[1] is ...:
-        most = _of(Most, notes, Most(MOST_ROWS)).rows
-        if _of(Pairs, notes, None):
+        most = _codec_of(MaxRows, notes, MaxRows(MOST_ROWS)).rows
+        if _codec_of(PairsAsObject, notes, None):
             name, own = get_args(kinds[0])
             return _pairs_codec(_codec(name).parse, _codec(own), most)
         return _list_codec(_codec(kinds[0]), most)
     codecs = tuple(_codec(kind) for kind in kinds)
-    if named := _of(Named, notes, None):
+    if named := _codec_of(TupleAsObject, notes, None):
         members = _object_codec(
             dict(zip(named.names, codecs, strict=True)), lambda **found: tuple(found.values())
         )
@@ -391,8 +397,8 @@ def _tuple_codec(kinds: tuple[Any, ...], notes: tuple[Any, ...]) -> _Codec:
 
     def parse(value: object) -> tuple[Any, ...]:
         if not isinstance(value, list) or len(value) != len(codecs):
-            raise _Fault(f"that is no list of {len(codecs)}")
-        return tuple(_at(f"[{n}]", codec.parse, value[n]) for n, codec in enumerate(codecs))
+            raise _InvalidValueError(f"that is no list of {len(codecs)}")
+        return tuple(_error_at(f"[{n}]", codec.parse, value[n]) for n, codec in enumerate(codecs))
 
     return _Codec(
         lambda value: [codec.format(item) for codec, item in zip(codecs, value, strict=True)], parse
@@ -402,8 +408,8 @@ def _tuple_codec(kinds: tuple[Any, ...], notes: tuple[Any, ...]) -> _Codec:
 def _list_codec(codec: _Codec, most: int) -> _Codec:
     def parse(value: object) -> tuple[Any, ...]:
         if not isinstance(value, list) or len(value) > most:
-            raise _Fault(f"that is no list of at most {most}")
-        return tuple(_at(f"[{n}]", codec.parse, one) for n, one in enumerate(value))
+            raise _InvalidValueError(f"that is no list of at most {most}")
+        return tuple(_error_at(f"[{n}]", codec.parse, one) for n, one in enumerate(value))
 
     return _Codec(lambda value: [codec.format(one) for one in value], parse)
 
@@ -411,15 +417,17 @@ def _list_codec(codec: _Codec, most: int) -> _Codec:
 def _pairs_codec(parse_name: Callable[[object], str], codec: _Codec, most: int) -> _Codec:
     def parse(value: object) -> tuple[tuple[str, Any], ...]:
         if not isinstance(value, dict) or len(value) > most:
-            raise _Fault(f"that is no object of at most {most}")
-        return tuple((parse_name(name), _at(f".{name}", codec.parse, value[name])) for name in sorted(value))
+            raise _InvalidValueError(f"that is no object of at most {most}")
+        return tuple(
+            (parse_name(name), _error_at(f".{name}", codec.parse, value[name])) for name in sorted(value)
+        )
 
     return _Codec(lambda value: {name: codec.format(one) for name, one in value}, parse)
 
 
-def _at(name: str, parse: Callable[[object], Any], value: object) -> Any:
+def _error_at(name: str, parse: Callable[[object], Any], value: object) -> Any:
     try:
         return parse(value)
-    except _Fault as found:
+    except _InvalidValueError as found:
         found.path.append(name)
         raise

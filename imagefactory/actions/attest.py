@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from imagefactory import __version__
 from imagefactory.access import open_registry
 from imagefactory.actions.locked import require_lock
-from imagefactory.actions.transfer import Pushed, made_from
+from imagefactory.actions.transfer import PushResult, inputs_digest
 from imagefactory.extras.sbom.action import image_bill, target_bill
-from imagefactory.extras.sbom.bill import Bill, Component
+from imagefactory.extras.sbom.bill import BillComponent, BillOfMaterials
 from imagefactory.extras.sbom.formats import format_cyclonedx, format_spdx
 from imagefactory.extras.sbom.look import base_digest
 from imagefactory.lock.debian.lock import read_base_lock
 from imagefactory.lock.files import lock_digest
 from imagefactory.oci.artifacts import put_artifact
 from imagefactory.oci.candidates import CYCLONEDX_TYPE, PROVENANCE_TYPE, SPDX_TYPE
-from imagefactory.oci.graph import Place, make_artifact, read_manifest
+from imagefactory.oci.graph import StoreRepository, make_artifact, read_manifest
 from imagefactory.progress import Progress
-from imagefactory.project import Factory
-from imagefactory.trust.envelope import format_json, seal
+from imagefactory.project import Project
+from imagefactory.trust.envelope import format_json, sign_envelope
 from imagefactory.trust.keys import SigningKey
 from imagefactory.trust.verdict import STATEMENT
 
@@ -48,11 +48,11 @@ class Provenance:
     engine: str
     codec: str
     made_from: str
-    packages: tuple[Component, ...]
+    packages: tuple[BillComponent, ...]
 
 
-def seal_provenance(provenance: Provenance, key: SigningKey) -> bytes:
-    return seal(format_provenance(provenance), key)
+def sign_provenance(provenance: Provenance, key: SigningKey) -> bytes:
+    return sign_envelope(format_provenance(provenance), key)
 
 
 def format_provenance(one: Provenance) -> bytes:
@@ -89,22 +89,22 @@ def format_provenance(one: Provenance) -> bytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attested:
+class AttestResult:
     """Digests of what was attached, by type; `provenance` says who signed it, or why it is not there."""
 
     artifacts: tuple[tuple[str, str], ...]
     provenance: str
 
 
-def attest(factory: Factory, pushed: Pushed, key: SigningKey | None, progress: Progress) -> Attested:
+def attest(factory: Project, pushed: PushResult, key: SigningKey | None, progress: Progress) -> AttestResult:
     """Attaches both bills to what a push left, and provenance where `key` signs it. Again changes nothing.
 
     Provenance is told of what this store knows to have made of the present lock; of another image the bill is
     read out of its layers in the registry.
     """
     where, target = pushed.reference, pushed.target
-    place = Place(store=open_registry(factory, where.registry), repository=where.repository)
-    made = made_from(factory, target, where.digest)
+    place = StoreRepository(store=open_registry(factory, where.registry), repository=where.repository)
+    made = inputs_digest(factory, target, where.digest)
     with progress.stage(f"{target.name}: attach its bill of materials"):
         if made:
             bill = target_bill(factory, target, progress)
@@ -112,7 +112,7 @@ def attest(factory: Factory, pushed: Pushed, key: SigningKey | None, progress: P
             bill = image_bill(factory, lambda: factory, (target.name, place, where.digest), progress)
         contents = {CYCLONEDX_TYPE: format_cyclonedx(bill).encode(), SPDX_TYPE: format_spdx(bill).encode()}
         if key and made:
-            contents[PROVENANCE_TYPE] = seal_provenance(_provenance(factory, pushed, bill, made), key)
+            contents[PROVENANCE_TYPE] = sign_provenance(_provenance(factory, pushed, bill, made), key)
         root, artifacts = read_manifest(place, where.digest).descriptor, []
         for kind, content in contents.items():
             artifact = make_artifact(kind, root, {}, content)
@@ -121,10 +121,10 @@ def attest(factory: Factory, pushed: Pushed, key: SigningKey | None, progress: P
     told = f"signed by '{key.name}'" if key else "none: no key (imagefactory keys new NAME)"
     if not made:
         told = "none: this store did not make the image of the present lock"
-    return Attested(artifacts=tuple(artifacts), provenance=told)
+    return AttestResult(artifacts=tuple(artifacts), provenance=told)
 
 
-def _provenance(factory: Factory, pushed: Pushed, bill: Bill, made: str) -> Provenance:
+def _provenance(factory: Project, pushed: PushResult, bill: BillOfMaterials, made: str) -> Provenance:
     target, settings = pushed.target, factory.settings
     base = factory.base_of(target)
     return Provenance(

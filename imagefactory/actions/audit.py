@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from imagefactory.access import Access
-from imagefactory.errors import FactoryError, StatementError
+from imagefactory.errors import ImagefactoryError, StatementError
 from imagefactory.oci.candidates import APPROVAL_TYPE, REVOCATION_TYPE, VERDICT_TYPE
 from imagefactory.progress import QUIET
 from imagefactory.trust.approval import parse_approval
-from imagefactory.trust.attached import Statement
+from imagefactory.trust.attached import SignedStatement
 from imagefactory.trust.audit import APPROVE, REVOKE, SIGN, AuditEntry, append_audit
 from imagefactory.trust.envelope import parse_envelope
 from imagefactory.trust.judgement import parse_revocation
@@ -25,16 +25,16 @@ def log_acts(access: Access, entries: Iterable[AuditEntry], now: datetime | None
     try:
         with access.layout.in_use(QUIET):
             append_audit(access.layout.path, rows, now or datetime.now(UTC))
-    except (FactoryError, OSError) as error:
+    except (ImagefactoryError, OSError) as error:
         access.tell(f"cannot write to the log of the store ({rows[0].action} {rows[0].what}): {error}")
 
 
-def log_statements(access: Access, where: str, statements: Iterable[Statement]) -> None:
+def log_statements(access: Access, where: str, statements: Iterable[SignedStatement]) -> None:
     """Log statements that lie at `where` now."""
     log_acts(access, (one for statement in statements if (one := _entry(where, statement))))
 
 
-def _entry(where: str, statement: Statement) -> AuditEntry | None:
+def _entry(where: str, statement: SignedStatement) -> AuditEntry | None:
     if statement.kind not in (VERDICT_TYPE, REVOCATION_TYPE, APPROVAL_TYPE):
         return None
     try:

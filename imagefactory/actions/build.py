@@ -26,34 +26,34 @@ from imagefactory.access import (
     package_index,
     uv_locker,
 )
-from imagefactory.actions.definition import define_target, hold_to_layer_lock
-from imagefactory.actions.locked import wanted_base_hash
-from imagefactory.actions.runner import make_runner, scratch_folder
+from imagefactory.actions.definition import define_target, verify_layer_lock
+from imagefactory.actions.locked import required_base_hash
+from imagefactory.actions.runner import make_runner, scratch_directory
 from imagefactory.build.base.image import (
-    BaseImage,
-    BaseWanted,
-    ComingBase,
-    as_coming,
-    begin_base,
+    BaseRequest,
+    BuiltBase,
+    PendingBase,
+    as_pending_base,
+    begin_base_build,
     find_base,
-    recall_base,
-    tell_unpublished,
+    get_base,
+    warn_unpublished,
 )
-from imagefactory.build.base.pulled import PullWanted, ensure_pulled_base, recall_pulled_base
-from imagefactory.build.protocol import LEAST_LAYER, LEAST_UNPACKED, Engine, Supplies
+from imagefactory.build.base.pulled import BasePullRequest, ensure_pulled_base, get_pulled_base
+from imagefactory.build.protocol import LEAST_LAYER, LEAST_UNPACKED, BuildInputs, Engine
 from imagefactory.errors import DownloadError, LockError, StaleError, UsageError
-from imagefactory.fs import insist_on_room, used
+from imagefactory.fs import require_space, shared_use
 from imagefactory.gpu.capability import architecture
 from imagefactory.lock.debian.lock import read_base_lock
-from imagefactory.lock.download import Arrivals, PackageCache
-from imagefactory.model import Base, Definition, Lock, LockedConda, LockedWheel, Report, Target
-from imagefactory.oci.manifests import Image, Sif
+from imagefactory.lock.download import PackageCache, PendingDownloads
+from imagefactory.model import BaseSpec, BuildSpec, Lock, LockedCondaPackage, LockedWheel, Report, Target
+from imagefactory.oci.manifests import Image, SifArtifact
 from imagefactory.progress import Progress
-from imagefactory.project import Factory
+from imagefactory.project import Project
 from imagefactory.runtime.emulator import emulation
 from imagefactory.settings.choices import ENGINES, RUNNERS
-from imagefactory.verify.report import Trial
-from imagefactory.verify.smoke import recall_smoke, smoke
+from imagefactory.verify.report import SmokeTest
+from imagefactory.verify.smoke import get_smoke_report, smoke
 
 Result = TypeVar("Result")
 
@@ -75,7 +75,7 @@ class BuildOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
+class BuildResult:
     """One build: `fresh` is false when the store already held the image; `seconds` by stage.
 
     `published_base` is false when the base was made of newer packages than the locked ones, so that
@@ -83,7 +83,7 @@ class Built:
     """
 
     target: Target
-    image: Image | Sif
+    image: Image | SifArtifact
     fresh: bool
     published_base: bool
     report: Report | None
@@ -95,7 +95,7 @@ class Built:
         return self.report is not None and self.report.passed
 
 
-def build_target(factory: Factory, target: Target, options: BuildOptions, progress: Progress) -> Built:
+def build_target(factory: Project, target: Target, options: BuildOptions, progress: Progress) -> BuildResult:
     """From the committed lock to an image. Raises LockError and StaleError where that does not hold."""
     check_build(options)
     return build_image(factory, define_target(factory, target), options, progress)
@@ -112,21 +112,23 @@ def check_build(options: BuildOptions) -> None:
         )
 
 
-def build_image(factory: Factory, definition: Definition, options: BuildOptions, progress: Progress) -> Built:
+def build_image(
+    factory: Project, definition: BuildSpec, options: BuildOptions, progress: Progress
+) -> BuildResult:
     """An image of that definition in the store, started and tried; what is there already is kept."""
     layout, target = factory.layout, definition.target
     engine = make_engine(factory, options.engine)
     runner_name = options.runner or ENGINES[options.engine].runner
     runner = make_runner(factory, runner_name, target.name, progress)
-    clock = _Clock()
+    clock = _StageTimes()
 
     @cache
     def emulated() -> str:
         own = all(RUNNERS[name].brings_emulator for name in (ENGINES[options.engine].runner, runner_name))
         return emulation(architecture(target.platform), own=own)
 
-    with layout.in_use(progress), used(cache_lock(factory), progress):
-        made = _recalled_base(factory, definition.base, locked=options.locked)
+    with layout.in_use(progress), shared_use(cache_lock(factory), progress):
+        made = _get_stored_base(factory, definition.base, locked=options.locked)
         image = engine.find(definition, made) if made else None
         if made is None or image is None:
             options.before()
@@ -138,40 +140,42 @@ def build_image(factory: Factory, definition: Definition, options: BuildOptions,
                 made = _find_base(factory, definition.base, progress, locked=options.locked)
             image = engine.find(definition, made) if made else None
         elif not made.published:
-            tell_unpublished(definition.base.name, progress)
+            warn_unpublished(definition.base.name, progress)
 
         @cache
-        def base() -> ComingBase:
+        def base() -> PendingBase:
             if made:
-                return as_coming(made)
-            wanted = _wanted_base(factory, definition.base, locked=options.locked)
+                return as_pending_base(made)
+            wanted = _base_request(factory, definition.base, locked=options.locked)
             with clock.of("base"):
-                begun = begin_base(factory.layout, wanted, progress)
+                begun = begin_base_build(factory.layout, wanted, progress)
             return replace(begun, make=clock.timing("base", begun.get))
 
         fresh = image is None
         if image is None:
 
             @contextmanager
-            def packages() -> Iterator[Arrivals]:
-                _insist_on_room(factory, definition.lock, options)
+            def packages() -> Iterator[PendingDownloads]:
+                _require_space(factory, definition.lock, options)
                 with _fetching(factory, definition.lock, clock, progress) as arrivals:
                     yield arrivals
 
             unpacked = runner.unpacked if options.smoke else None
-            supplies = Supplies(base=base, packages=packages, unpacked=unpacked)
+            supplies = BuildInputs(base=base, packages=packages, unpacked=unpacked)
             with clock.of("assemble"):
                 image = engine.build(definition, supplies, progress)
         else:
             engine.tag(definition, image)
         published = base().get().published
         if options.held and published and isinstance(image, Image):
-            hold_to_layer_lock(factory, definition, image, engine.made_with(definition))
+            verify_layer_lock(factory, definition, image, engine.made_with(definition))
         report = None
         if options.smoke:
             records = layout.path / "checks"
-            trial = Trial(image=image, definition=definition, nonce=secrets.token_hex(16), runner=runner_name)
-            report = recall_smoke(trial, records)
+            trial = SmokeTest(
+                image=image, definition=definition, nonce=secrets.token_hex(16), runner=runner_name
+            )
+            report = get_smoke_report(trial, records)
             if report is None:
                 if not fresh:
                     options.before()
@@ -182,9 +186,13 @@ def build_image(factory: Factory, definition: Definition, options: BuildOptions,
                 title = f"{target.name}: smoke test on the CPU, inside the image, by {how}"
                 with clock.of("smoke"), progress.stage(title):
                     report = smoke(
-                        trial, runner, progress, records=records, scratch=scratch_folder(factory, runner_name)
+                        trial,
+                        runner,
+                        progress,
+                        records=records,
+                        scratch=scratch_directory(factory, runner_name),
                     )
-    return Built(
+    return BuildResult(
         target=target,
         image=image,
         fresh=fresh,
@@ -194,13 +202,13 @@ def build_image(factory: Factory, definition: Definition, options: BuildOptions,
     )
 
 
-def find_built(factory: Factory, target: Target) -> Image | Sif | None:
+def find_built(factory: Project, target: Target) -> Image | SifArtifact | None:
     """What `build` would find made already by the engine of the settings. Makes, fetches and unpacks nothing.
 
     Raises LockError and StaleError as `define_target` does, StoreError for a base that is damaged.
     """
     definition = define_target(factory, target)
-    base = _recalled_base(factory, definition.base, locked=False)
+    base = _get_stored_base(factory, definition.base, locked=False)
     return make_engine(factory, factory.settings.engine.value).find(definition, base) if base else None
 
 
@@ -210,7 +218,7 @@ def make_engine(access: Access, name: str) -> Engine:
     return engine
 
 
-def _insist_on_room(access: Access, lock: Lock, options: BuildOptions) -> None:
+def _require_space(access: Access, lock: Lock, options: BuildOptions) -> None:
     """Raises StoreError where what must be fetched cannot lie in the cache, in layers and unpacked at once.
 
     What the cache has may have its layers too, so only the rest is counted.
@@ -219,14 +227,16 @@ def _insist_on_room(access: Access, lock: Lock, options: BuildOptions) -> None:
     missing = PackageCache(cache, package_index(access)).missing(lock.packages)
     fetched = sum(package.size for package in missing)
     made = fetched * (LEAST_LAYER + (LEAST_UNPACKED if options.smoke else 0))
-    insist_on_room({cache: fetched, store: round(made)}, f"the build of {lock.target}")
+    require_space({cache: fetched, store: round(made)}, f"the build of {lock.target}")
 
 
 @contextmanager
-def _fetching(access: Access, lock: Lock, clock: _Clock, progress: Progress) -> Iterator[Arrivals]:
+def _fetching(
+    access: Access, lock: Lock, clock: _StageTimes, progress: Progress
+) -> Iterator[PendingDownloads]:
     """The packages of a lock on their way into the cache. An error inside ends that, and so does the exit."""
     cache = PackageCache(access.settings.cache_path, package_index(access))
-    arrivals = Arrivals((package, cache.path(package)) for package in lock.packages)
+    arrivals = PendingDownloads((package, cache.path(package)) for package in lock.packages)
 
     def fetch() -> None:
         try:
@@ -247,13 +257,13 @@ def _fetching(access: Access, lock: Lock, clock: _Clock, progress: Progress) -> 
         thread.join()
 
 
-def _fetch(access: Access, lock: Lock, arrivals: Arrivals, progress: Progress) -> None:
+def _fetch(access: Access, lock: Lock, arrivals: PendingDownloads, progress: Progress) -> None:
     """Conda's archives from their channels, wheels from the package index."""
     folder = access.settings.cache_path
     if lock.conda:
         channels = conda_channels(access)
 
-        def ask(missing: tuple[LockedConda, ...]) -> dict[str, str]:
+        def ask(missing: tuple[LockedCondaPackage, ...]) -> dict[str, str]:
             return {package.filename: channels.address(package.url) for package in missing}
 
         PackageCache(folder, channels).fetch(lock.conda, ask, progress, arrivals=arrivals)
@@ -266,19 +276,19 @@ def _fetch(access: Access, lock: Lock, arrivals: Arrivals, progress: Progress) -
         PackageCache(folder, index).fetch(lock.wheels, look_up, progress, arrivals=arrivals)
 
 
-def _find_base(factory: Factory, base: Base, progress: Progress, *, locked: bool) -> BaseImage | None:
+def _find_base(factory: Project, base: BaseSpec, progress: Progress, *, locked: bool) -> BuiltBase | None:
     if base.image:  # what is on it is made with what its config says
         return _pulled_base(factory, base, progress)
-    return find_base(factory.layout, _wanted_base(factory, base, locked=locked), progress)
+    return find_base(factory.layout, _base_request(factory, base, locked=locked), progress)
 
 
-def _recalled_base(factory: Factory, base: Base, *, locked: bool) -> BaseImage | None:
+def _get_stored_base(factory: Project, base: BaseSpec, *, locked: bool) -> BuiltBase | None:
     if base.image:
-        return recall_pulled_base(factory.layout, base)
-    return recall_base(factory.layout, _wanted_base(factory, base, locked=locked))
+        return get_pulled_base(factory.layout, base)
+    return get_base(factory.layout, _base_request(factory, base, locked=locked))
 
 
-def _wanted_base(factory: Factory, base: Base, *, locked: bool) -> BaseWanted:
+def _base_request(factory: Project, base: BaseSpec, *, locked: bool) -> BaseRequest:
     path = factory.base_lock_path(base)
     lock = read_base_lock(path)
     if lock is None:
@@ -287,24 +297,24 @@ def _wanted_base(factory: Factory, base: Base, *, locked: bool) -> BaseWanted:
             f"base {base.name} has no lock ({path})",
             hint=f"imagefactory lock base:{base.name}",
         )
-    if base.on and lock.content_hash != wanted_base_hash(factory, base):
+    if base.on and lock.content_hash != required_base_hash(factory, base):
         what = f"the recipe or the lock of base {base.on} has changed"
         raise StaleError(
             "lock-outdated", f"{path} is outdated: {what}", hint=f"imagefactory lock base:{base.name}"
         )
-    return BaseWanted(
+    return BaseRequest(
         base=base,
         lock=lock,
         codec=factory.settings.codec.value,
         mirror=lambda: debian_mirror(factory),
         environ=factory.environ,
         locked=locked,
-        below=_wanted_base(factory, below, locked=locked) if (below := factory.base_below(base)) else None,
+        below=_base_request(factory, below, locked=locked) if (below := factory.base_below(base)) else None,
     )
 
 
-def _pulled_base(access: Access, base: Base, progress: Progress) -> BaseImage:
-    order = PullWanted(
+def _pulled_base(access: Access, base: BaseSpec, progress: Progress) -> BuiltBase:
+    order = BasePullRequest(
         base=base,
         mirrors=access.settings.mirror_map,
         open_registry=lambda host: open_registry(access, host),
@@ -312,7 +322,7 @@ def _pulled_base(access: Access, base: Base, progress: Progress) -> BaseImage:
     return ensure_pulled_base(access.layout, order, progress)
 
 
-class _Clock:
+class _StageTimes:
     """Seconds by stage. Stages run side by side, and some more than once."""
 
     def __init__(self) -> None:

@@ -23,11 +23,11 @@ from imagefactory.access import open_answering, registry_place, repository_of
 from imagefactory.actions.build import find_built
 from imagefactory.actions.images import belongs, is_own
 from imagefactory.actions.locked import require_lock
-from imagefactory.actions.plan import recall_contents
+from imagefactory.actions.plan import cached_contents
 from imagefactory.actions.transfer import explain_no_candidate, find_candidate
-from imagefactory.actions.verdicts import ANY, find_in, local_place, read_court
+from imagefactory.actions.verdicts import ANY, find_in, local_place, read_verification_policy
 from imagefactory.errors import (
-    FactoryError,
+    ImagefactoryError,
     LockError,
     NoImageError,
     NothingSelectedError,
@@ -37,38 +37,38 @@ from imagefactory.errors import (
     ToolError,
 )
 from imagefactory.gpu.builds import rocm_of
-from imagefactory.gpu.cells import CellEvidence, answer_cell, ask
+from imagefactory.gpu.cells import CellEvidence, answer_cell, cell_query
 from imagefactory.gpu.drivers import cuda_floor, older, parse_driver
 from imagefactory.gpu.frameworks import cuda_of
 from imagefactory.gpu.knowledge.gpus import capabilities, processors
-from imagefactory.gpu.values import Answer, Basis, Claim, Contents, Package
-from imagefactory.matrix.plan import weigh
-from imagefactory.model import Lock, LockedConda, Target
+from imagefactory.gpu.values import CellClaim, ClaimBasis, Compatibility, InstalledPackage, ScanResult
+from imagefactory.matrix.plan import weigh_claims
+from imagefactory.model import Lock, LockedCondaPackage, Target
 from imagefactory.oci.candidates import APPROVAL_TYPE, plain_tag
-from imagefactory.oci.graph import Manifest, Place, parse_parts, read_manifest
-from imagefactory.oci.inflate import DamagedError, plain_layer
+from imagefactory.oci.graph import Manifest, StoreRepository, parse_parts, read_manifest
+from imagefactory.oci.inflate import CorruptDataError, plain_layer
 from imagefactory.oci.layers import CHUNK
 from imagefactory.oci.layout import Layout, LayoutStore
-from imagefactory.oci.manifests import Image, Layer
+from imagefactory.oci.manifests import Image, OciLayer
 from imagefactory.oci.sif import SIF_TYPE, is_sif_manifest
-from imagefactory.oci.store import Reference
+from imagefactory.oci.store import ImageReference
 from imagefactory.oci.transfer import WORKERS
 from imagefactory.progress import Progress
-from imagefactory.project import Factory
+from imagefactory.project import Project
 from imagefactory.trust.approval import Approval, Approvals, read_approvals
 from imagefactory.trust.attached import read_revocations, read_statements, read_subject
-from imagefactory.trust.catalog import LIFE, Catalogue, CataloguedImage, CataloguedSif, Envelopes
+from imagefactory.trust.catalog import LIFE, Catalog, CatalogImage, CatalogSif, Envelopes
 from imagefactory.trust.envelope import parse_envelope
 from imagefactory.trust.judgement import (
-    Court,
+    VerificationPolicy,
     cell_of,
     find_verdicts,
-    judge_revocations,
     merge_revoked,
     revoked_cells,
+    verify_revocations,
 )
-from imagefactory.trust.verdict import Judged, RevokedCell, Standing
-from imagefactory.verify.report import Subject
+from imagefactory.trust.verdict import RevokedCell, VerdictStatus, VerificationResult
+from imagefactory.verify.report import VerifiedImage
 
 # --- What a catalogue says of an image beside its digests: versions, driver, predictions, its unpacked size
 
@@ -80,7 +80,7 @@ SIZES = "sizes"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageFacts:
     """`version` of the framework and `runtime`, the CUDA that came, `driver` and `minor_compat` as
-    CataloguedImage has them."""
+    CatalogImage has them."""
 
     version: str
     runtime: str
@@ -88,7 +88,7 @@ class ImageFacts:
     minor_compat: bool
 
 
-def facts_of(target: Target, lock: Lock | None, predicted: Sequence[tuple[str, Claim]]) -> ImageFacts:
+def facts_of(target: Target, lock: Lock | None, predicted: Sequence[tuple[str, CellClaim]]) -> ImageFacts:
     """What is known of an image by its lock, without one by its target alone.
 
     Programs of a CUDA major start on the first driver of that major (gpu/drivers.py, rule R6), unless their
@@ -99,14 +99,14 @@ def facts_of(target: Target, lock: Lock | None, predicted: Sequence[tuple[str, C
     packages = lock.packages if lock else ()
     names = {target.framework, target.framework.replace("_", "-").lower()}
     version = next((package.version for package in packages if package.name in names), target.version)
-    contents = Contents(
+    contents = ScanResult(
         source="the lock",
         libraries=(),
         packages=tuple(
-            Package(
+            InstalledPackage(
                 name=package.name,
                 version=package.version,
-                build=package.build if isinstance(package, LockedConda) else "",
+                build=package.build if isinstance(package, LockedCondaPackage) else "",
             )
             for package in packages
         ),
@@ -115,7 +115,7 @@ def facts_of(target: Target, lock: Lock | None, predicted: Sequence[tuple[str, C
         return ImageFacts(version=version, runtime="", driver="", minor_compat=False)
     runtime = cuda_of(contents) or target.cuda
     floor = cuda_floor(runtime).driver
-    native = [claim.driver for _, claim in predicted if claim.answer is Answer.YES and claim.driver]
+    native = [claim.driver for _, claim in predicted if claim.answer is Compatibility.YES and claim.driver]
     driver = min(native, key=parse_driver, default=floor)
     return ImageFacts(
         version=version,
@@ -126,19 +126,19 @@ def facts_of(target: Target, lock: Lock | None, predicted: Sequence[tuple[str, C
 
 
 def predicted_claims(
-    factory: Factory, target: Target, lock: Lock | None, image: Image | None
-) -> tuple[tuple[str, Claim], ...]:
+    factory: Project, target: Target, lock: Lock | None, image: Image | None
+) -> tuple[tuple[str, CellClaim], ...]:
     """What one expects of each known capability, by rule plan.weigh: a reason against it comes first, and
     behind it known faults that some calls meet there. Nothing of an image whose lock is not known, or
     that is for CPUs.
     """
     if lock is None or not target.gpu:
         return ()
-    evidence = CellEvidence(contents=recall_contents(factory.layout, image) if image else None)
+    evidence = CellEvidence(contents=cached_contents(factory.layout, image) if image else None)
     found = []
     for capability in processors() if rocm_of(target.cuda) else capabilities():
-        ruling = weigh(answer_cell(ask(target, lock, capability), evidence), frozenset())
-        if ruling.claim is not None and ruling.claim.basis is not Basis.VERIFIED:
+        ruling = weigh_claims(answer_cell(cell_query(target, lock, capability), evidence), frozenset())
+        if ruling.claim is not None and ruling.claim.basis is not ClaimBasis.VERIFIED:
             faults = (claim for claim in ruling.warnings if claim.is_fault)
             found += [(str(capability), claim) for claim in (ruling.claim, *faults)]
     return tuple(found)
@@ -148,11 +148,11 @@ def unpacked_size(layout: Layout, image: Image) -> int:
     """Bytes of the layers' tars together, 0 where one cannot be read here. Each is read once, then known."""
     try:
         return sum(_plain_size(layout, layer) for layer in image.layers)
-    except (StoreError, ToolError, DamagedError, OSError):
+    except (StoreError, ToolError, CorruptDataError, OSError):
         return 0
 
 
-def _plain_size(layout: Layout, layer: Layer) -> int:
+def _plain_size(layout: Layout, layer: OciLayer) -> int:
     key = layer.descriptor.digest.removeprefix("sha256:")
     known = layout.recall(SIZES, key)
     if known and isinstance(known.get("size"), int):
@@ -169,7 +169,7 @@ def _plain_size(layout: Layout, layer: Layer) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CatalogueMaking:
+class CatalogRequest:
     """What a catalogue is made of, and when. `registry` (`host[/path]`) is empty for the setting's; where
     that is empty too, it is made of the store on this machine. `named`: each target must be there.
     `hurried`: a registry that does not answer is not waited for long.
@@ -183,33 +183,33 @@ class CatalogueMaking:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MadeCatalogue:
+class CatalogResult:
     """A catalogue, and why targets are not in it: pairs of name and one line. `kept` are targets that stand
     there as the last catalogue has them. `revoked` is what this store remembers of that, by target.
     `waiting` are the targets whose images too few keys approved."""
 
-    catalogue: Catalogue
+    catalogue: Catalog
     left_out: tuple[tuple[str, str], ...]
     kept: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
     revoked: Mapping[str, tuple[RevokedCell, ...]] = field(default_factory=dict)
 
 
-def catalogue_of(factory: Factory, making: CatalogueMaking, progress: Progress) -> MadeCatalogue:
+def build_catalog(factory: Project, making: CatalogRequest, progress: Progress) -> CatalogResult:
     """Raises RegistryError and StoreError, UsageError for a trust that cannot be read.
 
     Where `named` is set, NothingSelectedError for the first target that is not there.
     """
-    court = read_court(factory, making.now)
-    shelves = replace(_shelves(factory, making), revoked=stored_revocations(factory, court))
+    court = read_verification_policy(factory, making.now)
+    shelves = replace(_image_sources(factory, making), revoked=stored_revocations(factory, court))
     images, left_out, waiting = [], [], []
     with (
         progress.stage(f"catalogue of {shelves.name}"),
         ThreadPoolExecutor(WORKERS, thread_name_prefix="catalogue") as pool,
     ):
-        found = pool.map(lambda one: _catalogue_one(factory, one, shelves, court), making.targets)
+        found = pool.map(lambda one: _catalog_target(factory, one, shelves, court), making.targets)
         for target, image in zip(making.targets, found, strict=True):
-            if isinstance(image, CataloguedImage):
+            if isinstance(image, CatalogImage):
                 images.append(image)
                 continue
             if making.named:
@@ -222,8 +222,8 @@ def catalogue_of(factory: Factory, making: CatalogueMaking, progress: Progress) 
             left_out.append((target.name, image.why))
             waiting += [target.name] if image.waits else []
     made = making.now.replace(microsecond=0)
-    catalogue = Catalogue(made=made, expires=made + LIFE, images=tuple(images), suites=court.suites)
-    return MadeCatalogue(
+    catalogue = Catalog(made=made, expires=made + LIFE, images=tuple(images), suites=court.suites)
+    return CatalogResult(
         catalogue=catalogue,
         left_out=tuple(left_out),
         waiting=tuple(waiting),
@@ -232,69 +232,71 @@ def catalogue_of(factory: Factory, making: CatalogueMaking, progress: Progress) 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Shelves:
+class _ImageSources:
     """Where images are looked for: `host` is empty for the store on this machine."""
 
-    places: Mapping[str, Place]
+    places: Mapping[str, StoreRepository]
     host: str
     name: str
     revoked: Mapping[str, tuple[RevokedCell, ...]] = field(default_factory=dict)
 
 
-def stored_revocations(factory: Factory, court: Court) -> Mapping[str, tuple[RevokedCell, ...]]:
+def stored_revocations(factory: Project, court: VerificationPolicy) -> Mapping[str, tuple[RevokedCell, ...]]:
     """What this store remembers of verdicts that were taken back, by target, wherever the images are."""
     rows: dict[str, tuple[RevokedCell, ...]] = {}
     place = local_place(factory, ANY)
     for manifest in factory.layout.subjects():
         there = {one.digest: one.envelope for one in read_revocations(place, manifest)}
-        subject = Subject(target="", index=manifest, manifest=manifest, config=manifest)
-        for one in judge_revocations(there, subject, court).heeded if there else ():
+        subject = VerifiedImage(target="", index=manifest, manifest=manifest, config=manifest)
+        for one in verify_revocations(there, subject, court).heeded if there else ():
             if one.about:
                 row = cell_of(one, one.about, one.capability, court.trust)
                 rows[one.about.target] = (*rows.get(one.about.target, ()), row)
     return rows
 
 
-def _shelves(factory: Factory, making: CatalogueMaking) -> _Shelves:
+def _image_sources(factory: Project, making: CatalogRequest) -> _ImageSources:
     families = sorted({target.family for target in making.targets})
     if not (making.registry or factory.settings.registry.value):
         places = {family: local_place(factory, family) for family in families}
-        return _Shelves(places=places, host="", name=str(factory.layout.path))
+        return _ImageSources(places=places, host="", name=str(factory.layout.path))
     host, path = registry_place(factory, making.registry)
     store = open_answering(factory, host, hurried=making.hurried)
-    places = {family: Place(store=store, repository=repository_of(path, family)) for family in families}
-    return _Shelves(places=places, host=host, name=f"{host}/{path}" if path else host)
+    places = {
+        family: StoreRepository(store=store, repository=repository_of(path, family)) for family in families
+    }
+    return _ImageSources(places=places, host=host, name=f"{host}/{path}" if path else host)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CatalogueRoot:
+class CatalogRoot:
     """An image that a target may be: with its lock where it is what that lock gives."""
 
     digest: str
     lock: Lock | None
-    subject: Subject
-    judged: tuple[Judged, ...]
+    subject: VerifiedImage
+    judged: tuple[VerificationResult, ...]
     envelopes: Envelopes
     revocations: Envelopes
     revoked: tuple[RevokedCell, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _LeftOut:
+class _SkippedTarget:
     """Why a target has no image in the catalogue; `waits`: too few keys approved those that it has."""
 
     why: str
     waits: bool = False
 
 
-def _catalogue_one(
-    factory: Factory, target: Target, shelves: _Shelves, court: Court
-) -> CataloguedImage | _LeftOut:
+def _catalog_target(
+    factory: Project, target: Target, shelves: _ImageSources, court: VerificationPolicy
+) -> CatalogImage | _SkippedTarget:
     """The image of a target, or why there is none."""
     place, why, roots = shelves.places[target.family], "", []
     try:
         lock = require_lock(factory, target)
-        made = _made(factory, target, place)
+        made = _expected_digest(factory, target, place)
     except (LockError, StaleError) as error:
         lock, made, why = None, "", error.message
     except ModuleNotFoundError as error:  # a light install does not know what the lock gives
@@ -320,14 +322,16 @@ def _catalogue_one(
             offered.append(one)
     if not offered:
         why = why or explain_no_candidate(factory, place)
-        return _LeftOut(why=why, waits=bool(roots))
+        return _SkippedTarget(why=why, waits=bool(roots))
     root = next((root for root in offered if any(judged.proves for judged in root.judged)), offered[0])
     image = _describe(factory, target, (place, shelves.host, root), court)
     revoked = (image.revoked, *(one.revoked for one in roots), shelves.revoked.get(target.name, ()))
     return replace(image, revoked=merge_revoked(*revoked))
 
 
-def _waits(target: Target, where: tuple[Place, str], root: CatalogueRoot, court: Court) -> bool:
+def _waits(
+    target: Target, where: tuple[StoreRepository, str], root: CatalogRoot, court: VerificationPolicy
+) -> bool:
     """Whether too few keys approved that any tag of the target points to it.
 
     An image of which only a .sif is verified has no tag to promote, and does not wait.
@@ -339,7 +343,11 @@ def _waits(target: Target, where: tuple[Place, str], root: CatalogueRoot, court:
 
 
 def lacks_approvals(
-    place: Place, subject: Subject, plain: str, revoked: Sequence[RevokedCell], court: Court
+    place: StoreRepository,
+    subject: VerifiedImage,
+    plain: str,
+    revoked: Sequence[RevokedCell],
+    court: VerificationPolicy,
 ) -> bool:
     """Whether the policy wants more approvals of an image than any tag of the target (`plain`) has."""
     if not (needed := court.trust.policy.signatures):
@@ -354,7 +362,7 @@ def lacks_approvals(
     return all(len(Approvals(valid=tuple(given)).best()) < needed for given in tags.values())
 
 
-def _made(factory: Factory, target: Target, place: Place) -> str:
+def _expected_digest(factory: Project, target: Target, place: StoreRepository) -> str:
     """The digest of what the present lock gives, empty where it is not there."""
     if isinstance(place.store, LayoutStore):
         built = find_built(factory, target)
@@ -364,36 +372,39 @@ def _made(factory: Factory, target: Target, place: Place) -> str:
 
 
 def _read_root(
-    factory: Factory, target: Target, where: tuple[Place, str, Lock | None], court: Court
-) -> CatalogueRoot:
+    factory: Project,
+    target: Target,
+    where: tuple[StoreRepository, str, Lock | None],
+    court: VerificationPolicy,
+) -> CatalogRoot:
     place, digest, lock = where
     subject = replace(read_subject(place, digest), target=target.name)
-    return CatalogueRoot(
-        digest=digest, lock=lock, subject=subject, **_verdicts(factory, place, subject, court)
-    )
+    return CatalogRoot(digest=digest, lock=lock, subject=subject, **_verdicts(factory, place, subject, court))
 
 
 class _Verdicts(TypedDict):
-    judged: tuple[Judged, ...]
+    judged: tuple[VerificationResult, ...]
     envelopes: Envelopes
     revocations: Envelopes
     revoked: tuple[RevokedCell, ...]
 
 
-def _verdicts(factory: Factory, place: Place, subject: Subject, court: Court) -> _Verdicts:
+def _verdicts(
+    factory: Project, place: StoreRepository, subject: VerifiedImage, court: VerificationPolicy
+) -> _Verdicts:
     """What can be relied on, in the registry and in the store here, and what was taken back."""
     if not court.trust.keys:
         return _Verdicts(judged=(), envelopes=(), revocations=(), revoked=())
     images = [find_in(factory, place, subject, court)]
     if not isinstance(place.store, LayoutStore):
         images.append(find_verdicts(local_place(factory, ANY), subject, court, (place,)))
-    good: dict[str, tuple[Judged, bytes]] = {}
+    good: dict[str, tuple[VerificationResult, bytes]] = {}
     bad = set()
     for image in images:
         for judged in image.judged:
-            if judged.standing is Standing.REVOKED or _of_another(judged, subject):
+            if judged.standing is VerdictStatus.REVOKED or _of_another(judged, subject):
                 bad.add(judged.name)
-            elif judged.standing is Standing.GOOD:
+            elif judged.standing is VerdictStatus.GOOD:
                 good[judged.name] = (judged, image.envelopes[judged.digest])
     kept = {digest: good[digest] for digest in sorted(good) if digest not in bad}
     revocations = {digest: data for image in images for digest, data in image.revocations.items() if data}
@@ -405,7 +416,7 @@ def _verdicts(factory: Factory, place: Place, subject: Subject, court: Court) ->
     )
 
 
-def _of_another(judged: Judged, subject: Subject) -> bool:
+def _of_another(judged: VerificationResult, subject: VerifiedImage) -> bool:
     """Whether it was verified as another target, which says nothing of what this one asks for."""
     return judged.verdict is not None and judged.verdict.report.subject.target not in ("", subject.target)
 
@@ -414,7 +425,7 @@ def readable_envelopes(envelopes: Mapping[str, bytes]) -> Iterator[tuple[str, by
     for digest, data in envelopes.items():
         try:
             parse_envelope(data, digest)
-        except FactoryError:  # a stranger's: nobody would heed it
+        except ImagefactoryError:  # a stranger's: nobody would heed it
             continue
         yield digest, data
 
@@ -423,8 +434,11 @@ def readable_envelopes(envelopes: Mapping[str, bytes]) -> Iterator[tuple[str, by
 
 
 def _describe(
-    factory: Factory, target: Target, where: tuple[Place, str, CatalogueRoot], court: Court
-) -> CataloguedImage:
+    factory: Project,
+    target: Target,
+    where: tuple[StoreRepository, str, CatalogRoot],
+    court: VerificationPolicy,
+) -> CatalogImage:
     place, host, root = where
     manifest = read_manifest(place, root.subject.manifest)
     described = describe_image(factory, target, root, manifest)
@@ -440,16 +454,14 @@ def _describe(
     )
 
 
-def describe_image(
-    factory: Factory, target: Target, root: CatalogueRoot, manifest: Manifest
-) -> CataloguedImage:
+def describe_image(factory: Project, target: Target, root: CatalogRoot, manifest: Manifest) -> CatalogImage:
     """What is said of an image by its target, its lock and its manifest: not where it lies, nor what .sif
     files there are of it, nor its unpacked size."""
     blobs = parse_parts(manifest)[1]
     is_sif = is_sif_manifest(json.loads(manifest.data))
     predicted = predicted_claims(factory, target, root.lock, stored_as(factory, root.subject))
     facts = facts_of(target, root.lock, predicted)
-    return CataloguedImage(
+    return CatalogImage(
         target=target.name,
         family=target.family,
         framework=target.framework,
@@ -472,14 +484,14 @@ def describe_image(
     )
 
 
-def reference_of(host: str, place: Place, subject: Subject) -> str:
+def reference_of(host: str, place: StoreRepository, subject: VerifiedImage) -> str:
     """HOST/NAME@sha256:... of an image in a registry, empty where `host` is: it is in the store here."""
     if not host:
         return ""
-    return str(Reference(registry=host, repository=place.repository, digest=subject.index))
+    return str(ImageReference(registry=host, repository=place.repository, digest=subject.index))
 
 
-def stored_as(factory: Factory, subject: Subject) -> Image | None:
+def stored_as(factory: Project, subject: VerifiedImage) -> Image | None:
     """The image in the store here, None where it is not there whole."""
     found = factory.layout.manifest(subject.index) or factory.layout.manifest(subject.manifest)
     if found is None:
@@ -491,19 +503,19 @@ def stored_as(factory: Factory, subject: Subject) -> Image | None:
 
 
 def _sifs(
-    factory: Factory,
-    where: tuple[Place, str, CatalogueRoot],
-    court: Court,
+    factory: Project,
+    where: tuple[StoreRepository, str, CatalogRoot],
+    court: VerificationPolicy,
     own: int,
     revoked: list[RevokedCell],
-) -> Iterator[CataloguedSif]:
+) -> Iterator[CatalogSif]:
     """The .sif files of an image, in the registry and in the store here; of one that is a .sif, itself.
 
     `own` is its size in that case. What was taken back of the files is added to `revoked`.
     """
     place, host, root = where
     if own:
-        yield CataloguedSif(
+        yield CatalogSif(
             sha256=root.subject.config,
             size=own,
             reference=reference_of(host, place, root.subject),
@@ -527,7 +539,7 @@ def _sifs(
                     f"{referrer.digest} is skipped: no verdict verifies it, and this store did not push it"
                 )
                 continue
-            yield CataloguedSif(
+            yield CatalogSif(
                 sha256=subject.config,
                 size=json.loads(manifest[1])["layers"][0]["size"],
                 reference=reference_of(name, there, subject),

@@ -2,7 +2,7 @@
 
     ~/.config/imagefactory/centers/NAME.toml      catalogue, site, sif-folder, [[trust]] of one more center
 
-    centers_of(settings) -> Center... -> read_centers() -> OpenCenter... -> find_one(NAME), CENTER/TARGET
+    centers_of(settings) -> Center... -> read_centers() -> CenterCatalog... -> find_one(NAME), CENTER/TARGET
 
 The keys of a center vouch for its own images alone, and an image is named with its center where several are
 joined. A center that cannot be read hides no other.
@@ -16,23 +16,23 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from imagefactory.actions.read_catalog import age_of, read_catalogue
-from imagefactory.errors import FactoryError, NothingSelectedError, UsageError
-from imagefactory.project import is_factory
+from imagefactory.actions.read_catalog import age_of, read_catalog
+from imagefactory.errors import ImagefactoryError, NothingSelectedError, UsageError
+from imagefactory.project import is_project
 from imagefactory.serialize import format_time
 from imagefactory.settings.choices import KUBERNETES, SITES, SLURM
 from imagefactory.settings.load import CENTER, Settings, center_settings
-from imagefactory.trust.catalog import Catalogue, CataloguedImage, Offer
-from imagefactory.trust.judgement import Found
-from imagefactory.trust.offers import find_image, judge_offer, select_images
-from imagefactory.trust.policy import Trust, list_keys, read_trust
+from imagefactory.trust.catalog import Catalog, CatalogImage, ImageOffer
+from imagefactory.trust.judgement import VerdictSet
+from imagefactory.trust.offers import find_image, select_images, verify_offer
+from imagefactory.trust.policy import TrustRules, list_keys, read_trust
 
 _NO_CENTER = ("", SITES[0], SLURM, KUBERNETES)
 """Sites that many centers have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Center:
+class JoinedCenter:
     """A center as this person joined it: settings of its own, and the keys that vouch for its images.
 
     `several`: it is not the only one, so its images are named with it.
@@ -40,7 +40,7 @@ class Center:
 
     name: str
     settings: Settings
-    trust: Trust
+    trust: TrustRules
     several: bool = False
 
     @property
@@ -63,11 +63,11 @@ class Center:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenCenter:
+class CenterCatalog:
     """A center with its catalogue."""
 
-    center: Center
-    catalogue: Catalogue
+    center: JoinedCenter
+    catalogue: Catalog
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -77,11 +77,11 @@ class OpenCenter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenCenters:
+class CenterCatalogs:
     """Those that could be read, at least one; `lacking` are the others with why they could not."""
 
-    open: tuple[OpenCenter, ...]
-    lacking: tuple[tuple[Center, FactoryError], ...] = ()
+    open: tuple[CenterCatalog, ...]
+    lacking: tuple[tuple[JoinedCenter, ImagefactoryError], ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -95,7 +95,7 @@ class OpenCenters:
             ),
         )
 
-    def asked(self, name: str) -> tuple[str, tuple[OpenCenter, ...]]:
+    def asked(self, name: str) -> tuple[str, tuple[CenterCatalog, ...]]:
         """A target's name without its center, and those of which it may be.
 
         Raises NothingSelectedError for a center that is not joined, else why the one that is named lacks.
@@ -118,12 +118,12 @@ def center_name(name: str, site: str, catalogue: str) -> str:
     return made[:32] if CENTER.fullmatch(made[:32]) else "center"
 
 
-def centers_of(settings: Settings) -> tuple[Center, ...]:
+def centers_of(settings: Settings) -> tuple[JoinedCenter, ...]:
     """The centers whose images count here; a factory, with its own images, counts as one.
 
     Raises UsageError for a file of a center that cannot be used, and for two of one name.
     """
-    main, own = settings.catalogue.value or settings.registry.value, is_factory(settings)
+    main, own = settings.catalogue.value or settings.registry.value, is_project(settings)
     files = () if own else settings.centers
     found = []
     if own or main or not files:
@@ -142,10 +142,12 @@ def centers_of(settings: Settings) -> tuple[Center, ...]:
                 hint='rename this file, or set center = "NAME" for the first center in your settings',
             )
     several = len(found) > 1
-    return tuple(Center(name=name, settings=one, trust=trust, several=several) for name, one, trust in found)
+    return tuple(
+        JoinedCenter(name=name, settings=one, trust=trust, several=several) for name, one, trust in found
+    )
 
 
-def split_name(text: str, centers: Sequence[Center]) -> tuple[str, str]:
+def split_name(text: str, centers: Sequence[JoinedCenter]) -> tuple[str, str]:
     """(center, target) of `CENTER/TARGET`; the center is empty where none of them is named."""
     name, slash, rest = text.partition("/")
     if slash and name in {one.name for one in centers}:
@@ -166,7 +168,7 @@ def names_center(text: str, settings: Settings) -> bool:
 
 def read_centers(
     settings: Settings, environ: Mapping[str, str], now: datetime, names: Sequence[str] = (), only: str = ""
-) -> OpenCenters:
+) -> CenterCatalogs:
     """The catalogues of all centers; where every one of `names` names its center, of those alone.
 
     `only` is the one target that a factory's own catalogue is made of. Raises what `read_catalogue` raises
@@ -174,24 +176,24 @@ def read_centers(
     """
     centers = centers_of(settings)
     if len(centers) == 1:
-        catalogue = read_catalogue(centers[0].settings, environ, now, only)
-        return OpenCenters(open=(OpenCenter(center=centers[0], catalogue=catalogue),))
+        catalogue = read_catalog(centers[0].settings, environ, now, only)
+        return CenterCatalogs(open=(CenterCatalog(center=centers[0], catalogue=catalogue),))
     named = {split_name(name, centers)[0] for name in names}
     wanted = [one for one in centers if not named or "" in named or one.name in named]
     found, faults = [], []
     for center in wanted:
         try:
-            catalogue = read_catalogue(center.settings, environ, now, hurried=True)
-        except FactoryError as error:
+            catalogue = read_catalog(center.settings, environ, now, hurried=True)
+        except ImagefactoryError as error:
             faults.append((center, error))
         else:
-            found.append(OpenCenter(center=center, catalogue=catalogue))
+            found.append(CenterCatalog(center=center, catalogue=catalogue))
     if not found:
         raise faults[0][1]
-    return OpenCenters(open=tuple(found), lacking=tuple(faults))
+    return CenterCatalogs(open=tuple(found), lacking=tuple(faults))
 
 
-def find_one(opened: OpenCenters, name: str) -> tuple[OpenCenter, CataloguedImage]:
+def find_center_image(opened: CenterCatalogs, name: str) -> tuple[CenterCatalog, CatalogImage]:
     """The image that a name asks for, with its center or without.
 
     Raises NothingSelectedError where no center has it, UsageError where several have, or one has several.
@@ -215,8 +217,8 @@ def find_one(opened: OpenCenters, name: str) -> tuple[OpenCenter, CataloguedImag
 
 
 def select_some(
-    opened: OpenCenters, names: Sequence[str]
-) -> tuple[tuple[OpenCenter, tuple[CataloguedImage, ...]], ...]:
+    opened: CenterCatalogs, names: Sequence[str]
+) -> tuple[tuple[CenterCatalog, tuple[CatalogImage, ...]], ...]:
     """The images that `names` ask for, by their center; all when empty. A name may be of several centers.
 
     Raises NothingSelectedError for a name that none of them has.
@@ -250,11 +252,11 @@ def list_centers(settings: Settings, environ: Mapping[str, str], now: datetime) 
     for one in centers_of(settings):
         if not one.place:
             continue
-        found: Catalogue | None = None
+        found: Catalog | None = None
         error = ""
         try:
-            found = read_catalogue(one.settings, environ, now, hurried=True)
-        except FactoryError as fault:
+            found = read_catalog(one.settings, environ, now, hurried=True)
+        except ImagefactoryError as fault:
             error = fault.message
         rows.append(
             {
@@ -274,19 +276,19 @@ def list_centers(settings: Settings, environ: Mapping[str, str], now: datetime) 
     return rows
 
 
-def merge_centers(opened: OpenCenters) -> Catalogue:
+def merge_centers(opened: CenterCatalogs) -> Catalog:
     """All images in one catalogue, for what looks for one by its digest; it cannot judge any."""
     if len(opened.open) == 1:
         return opened.open[0].catalogue
     catalogues = [one.catalogue for one in opened.open]
-    return Catalogue(
+    return Catalog(
         made=min(one.made for one in catalogues),
         expires=min(one.expires for one in catalogues),
         images=tuple(image for one in catalogues for image in one.images),
     )
 
 
-def only_center(settings: Settings, names: Sequence[str]) -> tuple[Center, tuple[str, ...]]:
+def only_center(settings: Settings, names: Sequence[str]) -> tuple[JoinedCenter, tuple[str, ...]]:
     """The one center that these names are of, and the names without it, for what shows one center at a time.
 
     Raises UsageError where several are joined and the names do not say which.
@@ -309,15 +311,15 @@ def only_center(settings: Settings, names: Sequence[str]) -> tuple[Center, tuple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shelf:
+class CenterImages:
     """Images of a center's catalogue, judged by the reader's own trust in it, `now`.
 
     `notes` say how the catalogues were had, and which center could not be read.
     """
 
-    center: Center
-    catalogue: Catalogue
-    offers: tuple[Offer, ...]
+    center: JoinedCenter
+    catalogue: Catalog
+    offers: tuple[ImageOffer, ...]
     now: datetime
     notes: tuple[str, ...] = ()
 
@@ -331,46 +333,46 @@ class Shelf:
         """Who answers."""
         return self.center.answers(self.catalogue.made)
 
-    def name_of(self, image: CataloguedImage) -> str:
+    def name_of(self, image: CatalogImage) -> str:
         """What the image is called here: with its center, where there are several."""
         return f"{self.center.prefix}{image.target}"
 
 
-def read_shelves(
+def read_center_images(
     settings: Settings, environ: Mapping[str, str], names: Sequence[str], now: datetime
-) -> tuple[Shelf, ...]:
+) -> tuple[CenterImages, ...]:
     """The images that `names` ask for, all when empty; a shelf for each center that has one, at least one.
 
     Raises as `read_centers`, `select_some` do.
     """
     opened = read_centers(settings, environ, now, names)
-    shelves = [_shelf(one, images, now, opened.notes) for one, images in select_some(opened, names)]
+    shelves = [_read_center(one, images, now, opened.notes) for one, images in select_some(opened, names)]
     return tuple(one for one in shelves if one.offers) or (shelves[0],)
 
 
-def read_offer(settings: Settings, environ: Mapping[str, str], name: str, now: datetime) -> Shelf:
+def read_offer(settings: Settings, environ: Mapping[str, str], name: str, now: datetime) -> CenterImages:
     """The one image that `name` asks for. Raises UsageError where it asks for several."""
     opened = read_centers(settings, environ, now, (name,))
-    one, image = find_one(opened, name)
-    return _shelf(one, (image,), now, opened.notes)
+    one, image = find_center_image(opened, name)
+    return _read_center(one, (image,), now, opened.notes)
 
 
-def _shelf(
-    one: OpenCenter, images: Sequence[CataloguedImage], now: datetime, notes: tuple[str, ...]
-) -> Shelf:
+def _read_center(
+    one: CenterCatalog, images: Sequence[CatalogImage], now: datetime, notes: tuple[str, ...]
+) -> CenterImages:
     catalogue, trust = one.catalogue, one.center.trust
-    offers = tuple(judge_offer(catalogue, image, trust, now) for image in images)
-    return Shelf(center=one.center, catalogue=catalogue, offers=offers, now=now, notes=notes)
+    offers = tuple(verify_offer(catalogue, image, trust, now) for image in images)
+    return CenterImages(center=one.center, catalogue=catalogue, offers=offers, now=now, notes=notes)
 
 
-def verdicts_on(offer: Offer) -> tuple[Found, ...]:
+def verdicts_on(offer: ImageOffer) -> tuple[VerdictSet, ...]:
     """What the catalogue carries of verdicts: on the image, and on each .sif of it."""
     image = offer.image
     where = image.reference.partition("@")[0] or f"{image.target} (in no registry)"
     forms = [(where, image.subject, offer.judged)]
     forms += [(f"{where} (.sif)", one.sif.subject, one.judged) for one in offer.sifs]
     return tuple(
-        Found(
+        VerdictSet(
             place=place,
             subject=subject,
             judged=judged,

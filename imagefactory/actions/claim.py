@@ -16,11 +16,11 @@ from pathlib import Path
 
 from imagefactory.access import Access, open_registry, registry_place
 from imagefactory.actions.verdicts import signing_key, writing
-from imagefactory.errors import FactoryError, RegistryError, StatementError, os_problem
+from imagefactory.errors import ImagefactoryError, RegistryError, StatementError, os_problem
 from imagefactory.fs import explain_full_disk, replace_bytes
 from imagefactory.http import HURRIED
 from imagefactory.oci.artifacts import put_bytes, put_manifest
-from imagefactory.oci.graph import Place
+from imagefactory.oci.graph import StoreRepository
 from imagefactory.progress import Progress
 from imagefactory.schedulers.claims import (
     CLAIMS,
@@ -29,7 +29,7 @@ from imagefactory.schedulers.claims import (
     ClaimedCell,
     OtherClaim,
     OwnClaims,
-    PlaceClaims,
+    RepositoryClaims,
     StoreClaims,
     SweepClaim,
     claim_of,
@@ -40,9 +40,9 @@ from imagefactory.schedulers.claims import (
     sign_claims,
 )
 from imagefactory.schedulers.pool import TRANSFERS, JobLimits
-from imagefactory.trust.catalog_package import catalogue_place, parse_layer, unpack
-from imagefactory.trust.offers import make_artifact
-from imagefactory.trust.policy import Trust, read_trust
+from imagefactory.trust.catalog_package import catalog_repository, parse_layer, unpack_artifact
+from imagefactory.trust.offers import build_artifact
+from imagefactory.trust.policy import TrustRules, read_trust
 from imagefactory.verify.nonces import LIFETIME
 
 FILE = "claims.json"
@@ -54,7 +54,7 @@ SETTLE, TRIES = timedelta(seconds=3), 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundClaims:
+class OtherClaims:
     """The claims of other stores that count, and a line for each thing that is not known."""
 
     claims: tuple[OtherClaim, ...] = ()
@@ -62,7 +62,7 @@ class FoundClaims:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claiming:
+class ClaimRequest:
     """The cells that a sweep is about to queue, and in which registry (HOST[/PATH]) that is said.
 
     `ask`: cells that another store has claimed are given up. `clock`, `random` and `pause` are this
@@ -80,7 +80,7 @@ class Claiming:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimedSweep:
+class ClaimResult:
     """The cells that another store has, and what could not be done, a line each."""
 
     lost: Mapping[ClaimedCell, OtherClaim] = field(default_factory=dict)
@@ -90,19 +90,19 @@ class ClaimedSweep:
 # --- reading -------------------------------------------------------------------------------------
 
 
-def read_claims(access: Access, registry: str, now: datetime) -> FoundClaims:
+def read_claims(access: Access, registry: str, now: datetime) -> OtherClaims:
     """What other stores claim in a registry (HOST[/PATH], empty for none) by keys that are trusted here."""
     try:
         trust = read_trust(access.settings.files)
         if not registry or not trust.keys:
-            return FoundClaims()
+            return OtherClaims()
         own = _read_own(access.layout.path)
         return _read_others(_claims_place(access, registry), own.store if own else "", trust, now)
-    except FactoryError as error:
-        return FoundClaims(notes=(f"cannot read the claims of other stores: {error.message}",))
+    except ImagefactoryError as error:
+        return OtherClaims(notes=(f"cannot read the claims of other stores: {error.message}",))
 
 
-def _read_others(place: Place, own: str, trust: Trust, now: datetime) -> FoundClaims:
+def _read_others(place: StoreRepository, own: str, trust: TrustRules, now: datetime) -> OtherClaims:
     stores = [match[1] for tag in place.store.tags(place.repository) if (match := TAG.fullmatch(tag))]
     others = [store for store in stores if store != own]
     claims: list[OtherClaim] = []
@@ -113,17 +113,17 @@ def _read_others(place: Place, own: str, trust: Trust, now: datetime) -> FoundCl
             claims += open_claims(data, store, trust, now) if data else ()
         except RegistryError:
             raise
-        except FactoryError as error:
+        except ImagefactoryError as error:
             faults.append(error.message)
     notes: tuple[str, ...] = (
         (f"ignored the claims of {len(faults)} other store(s): {faults[0]}",) if faults else ()
     )
     if len(others) > MOST_STORES:
         notes += (f"{place} has claims of {len(others)} stores, only {MOST_STORES} were read",)
-    return FoundClaims(claims=tuple(claims), notes=notes)
+    return OtherClaims(claims=tuple(claims), notes=notes)
 
 
-def _read_list(place: Place, tag: str) -> bytes:
+def _read_list(place: StoreRepository, tag: str) -> bytes:
     """The envelope of a tag, none where it went away. Raises StatementError for what is no list of claims."""
     where, manifest = f"{place}:{tag}", place.store.manifest(place.repository, tag)
     if manifest is None:
@@ -138,20 +138,22 @@ def _read_list(place: Place, tag: str) -> bytes:
             f"{where} has {layer.size:,} bytes, and a list of claims has at most {LARGEST:,}",
             hint="check who pushed it",
         )
-    return unpack(b"".join(place.store.read(place.repository, layer)), where, LARGEST)
+    return unpack_artifact(b"".join(place.store.read(place.repository, layer)), where, LARGEST)
 
 
-def _claims_place(access: Access, registry: str) -> Place:
+def _claims_place(access: Access, registry: str) -> StoreRepository:
     """The repository of the catalogue, asked in a hurry: a sweep does not depend on it."""
     host, path = registry_place(access, registry)
-    reference = catalogue_place(f"{host}/{path}" if path else host)
-    return Place(store=open_registry(access, host, patience=HURRIED), repository=reference.repository)
+    reference = catalog_repository(f"{host}/{path}" if path else host)
+    return StoreRepository(
+        store=open_registry(access, host, patience=HURRIED), repository=reference.repository
+    )
 
 
 # --- putting -------------------------------------------------------------------------------------
 
 
-def claim_cells(access: Access, claiming: Claiming, progress: Progress) -> ClaimedSweep:
+def claim_cells(access: Access, claiming: ClaimRequest, progress: Progress) -> ClaimResult:
     """Says in the registry that these cells are queued, and finds out which of them another store has.
 
     What was claimed before has precedence. Of claims that are put at once, the first by time: a put that
@@ -159,7 +161,7 @@ def claim_cells(access: Access, claiming: Claiming, progress: Progress) -> Claim
     the later of two sees the earlier one. Only stores whose clocks differ by seconds may both queue a cell.
     """
     if not claiming.registry or not claiming.cells:
-        return ClaimedSweep()
+        return ClaimResult()
     lost: dict[ClaimedCell, OtherClaim] = {}
     clock = claiming.clock
     try:
@@ -167,7 +169,7 @@ def claim_cells(access: Access, claiming: Claiming, progress: Progress) -> Claim
         asks = claiming.ask and bool(trust.keys)
         with writing(access, place, progress):
             own = _read_own(access.layout.path) or OwnClaims(store=claiming.random(STORE_BYTES).hex())
-            before = _read_others(place, own.store, trust, clock()) if asks else FoundClaims()
+            before = _read_others(place, own.store, trust, clock()) if asks else OtherClaims()
             lost.update(_of(before.claims, claiming.cells))
             mine = _put_in_time(access, place, own, replace(claiming, cells=claiming.cells - lost.keys()))
             if mine and asks:
@@ -181,14 +183,16 @@ def claim_cells(access: Access, claiming: Claiming, progress: Progress) -> Claim
                 if lost.keys() & mine.cells:
                     less = claim_of(mine.sweep, mine.cells - lost.keys(), mine.made, mine.until)
                     _put(access, place, _with(own, place, less), clock())
-            return ClaimedSweep(lost=lost, notes=before.notes)
-    except (FactoryError, OSError) as error:
+            return ClaimResult(lost=lost, notes=before.notes)
+    except (ImagefactoryError, OSError) as error:
         note = f"this sweep is not claimed, so other stores may queue the same cells: {error}"
-        return ClaimedSweep(lost=lost, notes=(note,))
+        return ClaimResult(lost=lost, notes=(note,))
 
 
-def _put_in_time(access: Access, place: Place, own: OwnClaims, claiming: Claiming) -> SweepClaim | None:
-    """The claim as it was put within SETTLE of its own time, None for no cells. Raises FactoryError."""
+def _put_in_time(
+    access: Access, place: StoreRepository, own: OwnClaims, claiming: ClaimRequest
+) -> SweepClaim | None:
+    """The claim as it was put within SETTLE of its own time, None for no cells. Raises ImagefactoryError."""
     limits = claiming.limits
     # One try, not all that are allowed: whoever waits for a store that is gone waits so long.
     life = min(limits.idle + limits.held + limits.run + TRANSFERS, LIFETIME)
@@ -222,7 +226,7 @@ def release_claim(
             for row in one.sweeps
             if row.sweep == sweep and not row.cells <= set(left)
         ]
-    except FactoryError as error:
+    except ImagefactoryError as error:
         access.tell(f"note: cannot read the claims of this store: {error.message}")
         return
     for name, row in places:
@@ -233,21 +237,21 @@ def release_claim(
                 if own:
                     less = claim_of(sweep, row.cells & set(left), row.made, row.until)
                     _put(access, place, _with(own, place, less), now)
-        except (FactoryError, OSError) as error:
+        except (ImagefactoryError, OSError) as error:
             until = f"{row.until:%Y-%m-%d %H:%M} UTC"
             access.tell(f"note: the claim of sweep {sweep} may stay in {name} until {until}: {error}")
 
 
-def _with(own: OwnClaims, place: Place, claim: SweepClaim) -> OwnClaims:
+def _with(own: OwnClaims, place: StoreRepository, claim: SweepClaim) -> OwnClaims:
     """With this claim in the place of an earlier one of its sweep; without it where it has no cells."""
     rows = next((one.sweeps for one in own.places if one.place == str(place)), ())
     kept = tuple(one for one in rows if one.sweep != claim.sweep)
-    mine = PlaceClaims(place=str(place), sweeps=(*kept, claim) if claim.cells else kept)
+    mine = RepositoryClaims(place=str(place), sweeps=(*kept, claim) if claim.cells else kept)
     return replace(own, places=(*(one for one in own.places if one.place != str(place)), mine))
 
 
-def _put(access: Access, place: Place, own: OwnClaims, now: datetime) -> None:
-    """Remembers the claims, and puts those of `place` that have not ended. Raises FactoryError."""
+def _put(access: Access, place: StoreRepository, own: OwnClaims, now: datetime) -> None:
+    """Remembers the claims, and puts those of `place` that have not ended. Raises ImagefactoryError."""
     key = signing_key(access, now)
     if key is None:
         raise StatementError(
@@ -260,7 +264,7 @@ def _put(access: Access, place: Place, own: OwnClaims, now: datetime) -> None:
         replace_bytes(path, format_own(own))
     sweeps = next((one.sweeps for one in own.places if one.place == str(place)), ())
     claims = StoreClaims(store=own.store, issued=now.replace(microsecond=0), sweeps=sweeps)
-    artifact, tag = make_artifact(sign_claims(claims, key), now, CLAIMS), f"claims-{own.store}"
+    artifact, tag = build_artifact(sign_claims(claims, key), now, CLAIMS), f"claims-{own.store}"
     for blob, data in artifact.blobs:
         put_bytes(place, blob, data)
     put_manifest(place, artifact.manifest, tag)

@@ -1,6 +1,6 @@
 """From a sweep that came back to verdicts: each node judged once, signed once, attached where its image lies.
 
-    what a job left -> NodeFound -> its report -> sign, spend the nonce -> attach -> collected.json
+    what a job left -> NodeState -> its report -> sign, spend the nonce -> attach -> collected.json
 
 A node that is still at work is left for the next call. What was signed and could not be attached is attached
 by the next call; nothing is signed a second time. collected.json may be lost: what was signed and attached is
@@ -19,31 +19,31 @@ from typing import Any
 
 from imagefactory.access import package_index
 from imagefactory.actions.claim import release_claim
-from imagefactory.actions.images import Promoting
-from imagefactory.actions.promote import Promotion, promote
+from imagefactory.actions.images import PromotionRequest
+from imagefactory.actions.promote import PromotionResult, promote
 from imagefactory.actions.verdicts import (
-    Attacher,
-    NodeDraft,
-    Sealed,
+    PendingNode,
+    SignedNode,
+    VerdictAttacher,
     find_target,
-    ledger,
     local_place,
+    nonce_store,
     place_of,
     reference_of,
     signing_key,
 )
 from imagefactory.actions.verify import CollectOptions, format_signed, parse_signed
-from imagefactory.errors import FactoryError, StatementError, ToolError, UsageError, os_problem
-from imagefactory.http import Patience
+from imagefactory.errors import ImagefactoryError, StatementError, ToolError, UsageError, os_problem
+from imagefactory.http import RetryPolicy
 from imagefactory.model import Outcome
-from imagefactory.oci.registry.client import Registry
+from imagefactory.oci.registry.client import RegistryClient
 from imagefactory.oci.registry.session import RegistryOptions
-from imagefactory.oci.store import Reference, parse_reference
+from imagefactory.oci.store import ImageReference, parse_reference
 from imagefactory.progress import Progress
-from imagefactory.project import Factory
+from imagefactory.project import Project
 from imagefactory.schedulers.claims import cell_of
-from imagefactory.schedulers.faults import FailedMachine, node_folder, read_failed_machines
-from imagefactory.schedulers.pool import NodeFound, NodeResult, Pool, Sweep, SweepNode, open_pool
+from imagefactory.schedulers.faults import MachineFaults, node_directory, read_failed_machines
+from imagefactory.schedulers.pool import NodeResult, NodeState, Pool, SweepNode, SweepSpec, open_pool
 from imagefactory.schedulers.sweep_file import (
     NO_KEY,
     UNSIGNED,
@@ -54,12 +54,12 @@ from imagefactory.schedulers.sweep_file import (
 )
 from imagefactory.schedulers.underway import state_of
 from imagefactory.trees import read_file
-from imagefactory.trust.attached import MOST_REFUSED
+from imagefactory.trust.attached import MAX_REJECTED
 from imagefactory.trust.keys import SigningKey
 from imagefactory.trust.policy import read_trust
-from imagefactory.trust.verdict import SIGNABLE, Signed, sign, spread
+from imagefactory.trust.verdict import SIGNABLE, SignedVerdict, jittered_expiry, sign
 from imagefactory.verify.kit.program import EXPECTATIONS, KIT, LARGEST_REPORT
-from imagefactory.verify.nonces import Issued, NonceError, NonceLedger, Spending, check_open, check_run
+from imagefactory.verify.nonces import IssuedNonce, NonceError, NonceStore, NonceUse, check_open, check_run
 from imagefactory.verify.report import GpuReport
 from imagefactory.verify.suite_files import digest_of, suite_digest
 
@@ -75,12 +75,12 @@ from imagefactory.verify.suite_files import digest_of, suite_digest
 SECONDS = 15.0
 
 
-class PullAsker:
+class AnonymousPullCheck:
     """Asks for each image once, without a password, as no job has one; after MOST_REFUSED refusals in a row
     for no other.
     """
 
-    def __init__(self, factory: Factory) -> None:
+    def __init__(self, factory: Project) -> None:
         self.factory = factory
         self._told: dict[str, str] = {}
         self._refused: list[str] = []
@@ -91,22 +91,22 @@ class PullAsker:
         if not reference:
             return ""
         if reference not in self._told:
-            if len(self._refused) >= MOST_REFUSED:
+            if len(self._refused) >= MAX_REJECTED:
                 return self._refused[-1]
             self._told[reference] = self._ask(parse_reference(reference), node.image.address)
         return self._told[reference]
 
-    def _ask(self, where: Reference, address: str) -> str:
+    def _ask(self, where: ImageReference, address: str) -> str:
         trusted = package_index(self.factory).certificates
         options = RegistryOptions(
             certificates=Path(trusted) if trusted else None,
             plain_hosts=self.factory.settings.plain_hosts,
-            patience=Patience(attempts=1, connect=SECONDS, read=SECONDS),
+            patience=RetryPolicy(attempts=1, connect=SECONDS, read=SECONDS),
         )
-        registry = Registry(where.registry, options)
+        registry = RegistryClient(where.registry, options)
         try:
             manifest = registry.manifest(where.repository, where.wanted)
-        except FactoryError as error:
+        except ImagefactoryError as error:
             self._refused.append(f"asked from here, without a password: {error.message}")
             return self._refused[-1]
         finally:
@@ -124,18 +124,18 @@ class PullAsker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectedSweep:
+class SweepResult:
     """All nodes of a sweep, and what went wrong beside them (a registry that is down, tags not moved).
 
     `machines` are those that failed jobs.
     """
 
     folder: Path
-    sweep: Sweep
+    sweep: SweepSpec
     nodes: tuple[CollectedNode, ...]
-    faults: tuple[tuple[str, FactoryError], ...]
-    promotions: tuple[Promotion, ...] = ()
-    machines: tuple[FailedMachine, ...] = ()
+    faults: tuple[tuple[str, ImagefactoryError], ...]
+    promotions: tuple[PromotionResult, ...] = ()
+    machines: tuple[MachineFaults, ...] = ()
 
     @property
     def waiting(self) -> int:
@@ -148,8 +148,8 @@ class CollectedSweep:
 
 
 def collect_sweep(
-    factory: Factory, folder: Path, options: CollectOptions, now: datetime, progress: Progress
-) -> CollectedSweep:
+    factory: Project, folder: Path, options: CollectOptions, now: datetime, progress: Progress
+) -> SweepResult:
     """Judges, signs and attaches what came back so far. Raises UsageError for a folder that is no sweep.
 
     A node whose verdict cannot be attached is among the faults; its siblings go on.
@@ -158,33 +158,33 @@ def collect_sweep(
     earlier = {known.result.node: known for known in _read_earlier(folder)}
     trust = read_trust(factory.settings.files)
     pool = open_pool(sweep.pool, factory.environ)
-    silent = _look(pool, folder)
-    signer = Signer(
+    silent = _read_queue(pool, folder)
+    signer = NodeSigner(
         factory=factory,
         folder=folder,
         pool=pool,
         pool_name=sweep.pool,
-        ledger=ledger(factory, options.ledger),
+        ledger=nonce_store(factory, options.ledger),
         key=signing_key(factory, now),
         days=trust.policy.days,
         now=now,
         suite=suite_digest(),
     )
-    attacher = Attacher(factory, options.registry, progress)
+    attacher = VerdictAttacher(factory, options.registry, progress)
     earlier = {name: known for name, known in earlier.items() if known.attached}
     with progress.task("judging", total=len(sweep.nodes), unit="nodes") as task:
-        drafts: list[NodeDraft] = []
+        drafts: list[PendingNode] = []
         for node in sweep.nodes:
             known = earlier.get(node.name)
             again = known is None or known.nonce != node.nonce
             drafts.append(
-                _draft(node, sweep, signer) if again or not known else NodeDraft(node=node, one=known)
+                _draft(node, sweep, signer) if again or not known else PendingNode(node=node, one=known)
             )
             task.advance(1)
     drafts = _explained(drafts, factory, progress)
     spending = [draft.spending for draft in drafts if draft.spending]
     refused = signer.ledger.spend_all(spending, now) if spending else {}
-    drafts = [_spent(draft, refused.get(draft.node.nonce)) for draft in drafts]
+    drafts = [_spent_nonces(draft, refused.get(draft.node.nonce)) for draft in drafts]
     with progress.stage(f"attaching {sum(draft.signed is not None for draft in drafts)} verdicts"):
         drafts = attacher.attach_all(drafts)
     if any(draft.lost for draft in drafts):
@@ -206,15 +206,15 @@ def collect_sweep(
     }
     left = [cell_of(node) for node in sweep.nodes if node.nonce in open_ones]
     release_claim(factory, sweep.id, left, now, progress)
-    promotions: list[Promotion] = []
+    promotions: list[PromotionResult] = []
     if options.promote:
         attached = {node.target for node in nodes if node.attached}
         for node in {node.target: node for node in sweep.nodes if node.target in attached}.values():
             try:
                 promotions.append(_promote(factory, node, attacher, now))
-            except FactoryError as error:
+            except ImagefactoryError as error:
                 faults.append((node.target, error))
-    return CollectedSweep(
+    return SweepResult(
         folder=folder,
         sweep=sweep,
         nodes=tuple(nodes),
@@ -224,7 +224,7 @@ def collect_sweep(
     )
 
 
-def _look(pool: Pool, folder: Path) -> ToolError | None:
+def _read_queue(pool: Pool, folder: Path) -> ToolError | None:
     """Why the queue did not tell how its jobs are: without it one that is over may count as not done."""
     try:
         pool.look(folder)
@@ -241,44 +241,47 @@ def _read_earlier(folder: Path) -> tuple[CollectedNode, ...]:
         return ()
 
 
-def _draft(node: SweepNode, sweep: Sweep, signer: Signer) -> NodeDraft:
+def _draft(node: SweepNode, sweep: SweepSpec, signer: NodeSigner) -> PendingNode:
     """What became of a node, judged, and signed where that can be; nothing is spent yet."""
     state = signer.pool.read_node(signer.folder, node, sweep.limits)
     collected = CollectedNode(
         result=state.result, target=node.target, capability=node.capability, nonce=node.nonce
     )
     if state.run is None or not state.result.attempts:
-        return NodeDraft(node=node, one=collected)
+        return PendingNode(node=node, one=collected)
     try:
         known = signer.ledger.look(node.nonce)
         report = signer.pool.job_report(*signer.asked(node, known), state)
     except StatementError as error:
-        return NodeDraft(
-            node=node, one=replace(collected, result=_judged(state, Outcome.INFRASTRUCTURE, error.message))
+        return PendingNode(
+            node=node,
+            one=replace(collected, result=_verified_nodes(state, Outcome.INFRASTRUCTURE, error.message)),
         )
-    except FactoryError as error:
-        collected = replace(collected, result=_judged(state, Outcome.NOT_TESTED, error.message))
-        return NodeDraft(node=node, one=collected, fault=None if isinstance(error, NonceError) else error)
+    except ImagefactoryError as error:
+        collected = replace(collected, result=_verified_nodes(state, Outcome.NOT_TESTED, error.message))
+        return PendingNode(node=node, one=collected, fault=None if isinstance(error, NonceError) else error)
     collected = replace(
         collected,
-        result=_judged(state, report.outcome, report.reason),
+        result=_verified_nodes(state, report.outcome, report.reason),
         gpu=report.device.name if report.device else "",
         driver=report.hardware.driver if report.device and report.hardware else "",
     )
     try:
         signed, spending, why = signer.sign(report, node, known)
-    except FactoryError as error:
-        return NodeDraft(node=node, one=replace(collected, why=f"{UNSIGNED}{error.message}"), fault=error)
+    except ImagefactoryError as error:
+        return PendingNode(node=node, one=replace(collected, why=f"{UNSIGNED}{error.message}"), fault=error)
     lost = known.spent is not None and signed is None
-    return NodeDraft(node=node, one=replace(collected, why=why), signed=signed, spending=spending, lost=lost)
+    return PendingNode(
+        node=node, one=replace(collected, why=why), signed=signed, spending=spending, lost=lost
+    )
 
 
-def _explained(drafts: list[NodeDraft], factory: Factory, progress: Progress) -> list[NodeDraft]:
+def _explained(drafts: list[PendingNode], factory: Project, progress: Progress) -> list[PendingNode]:
     """Those whose image was not pulled, with what its registry says of it now."""
     count = sum(draft.one.result.outcome is Outcome.PULL_FAILED for draft in drafts)
     if not count:
         return drafts
-    asker = PullAsker(factory)
+    asker = AnonymousPullCheck(factory)
     with progress.stage(f"asking for the images of {count} nodes that could not be pulled"):
         return [
             replace(draft, one=replace(draft.one, why=asker.explain(draft.node)))
@@ -288,14 +291,14 @@ def _explained(drafts: list[NodeDraft], factory: Factory, progress: Progress) ->
         ]
 
 
-def _spent(draft: NodeDraft, refused: NonceError | None) -> NodeDraft:
+def _spent_nonces(draft: PendingNode, refused: NonceError | None) -> PendingNode:
     if refused is None:
         return draft
     collected = replace(draft.one, why=f"{UNSIGNED}{refused.message}")
     return replace(draft, one=collected, signed=None, fault=refused)
 
 
-def _judged(state: NodeFound, outcome: Outcome, reason: str) -> NodeResult:
+def _verified_nodes(state: NodeState, outcome: Outcome, reason: str) -> NodeResult:
     return replace(state.result, outcome=outcome, reason=reason)
 
 
@@ -303,25 +306,25 @@ def _judged(state: NodeFound, outcome: Outcome, reason: str) -> NodeResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Signer:
+class NodeSigner:
     """Who signs the nodes of the sweep in `folder`; `key` is None where this machine holds none."""
 
-    factory: Factory
+    factory: Project
     folder: Path
     pool: Pool
     pool_name: str
-    ledger: NonceLedger
+    ledger: NonceStore
     key: SigningKey | None
     days: int
     now: datetime
     suite: str
 
-    def asked(self, node: SweepNode, known: Issued) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    def asked(self, node: SweepNode, known: IssuedNonce) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         """kit.json and expectations.json, as the ledger's owner wrote them; `known` is what the ledger says.
 
         Raises NonceError where they were changed, or are of another suite or pool.
         """
-        place = node_folder(self.folder, node.name)
+        place = node_directory(self.folder, node.name)
         try:
             texts = {name: read_file(place, name, LARGEST_REPORT) for name in (KIT, EXPECTATIONS)}
         except OSError as error:
@@ -333,15 +336,15 @@ class Signer:
         return json.loads(texts[KIT]), json.loads(texts[EXPECTATIONS])
 
     def sign(
-        self, report: GpuReport, node: SweepNode, known: Issued
-    ) -> tuple[Sealed | None, Spending | None, str]:
+        self, report: GpuReport, node: SweepNode, known: IssuedNonce
+    ) -> tuple[SignedNode | None, NonceUse | None, str]:
         """The verdict, what is to be spent on it, and a line; no verdict where the report stays one.
 
         One that was signed before and did not arrive needs nothing spent. Raises NonceError, StoreError.
         """
         if known.spent is not None:
             data = self.ledger.unsettled(node.nonce)
-            waiting = _sealed(parse_signed(data)[0]) if data else None
+            waiting = _signed_node(parse_signed(data)[0]) if data else None
             return waiting, None, f"signed on {known.spent:%Y-%m-%d %H:%M} UTC"
         if report.outcome not in SIGNABLE:
             return None, None, f"{UNSIGNED}'{report.outcome}' says nothing of the image"
@@ -349,24 +352,24 @@ class Signer:
             return None, None, NO_KEY
         check_open(known, self.now)
         try:
-            signed = sign(report, self.key, now=self.now, days=spread(report, self.days))
+            signed = sign(report, self.key, now=self.now, days=jittered_expiry(report, self.days))
         except StatementError as error:
             return None, None, f"{UNSIGNED}{error.message}"
         data = format_signed(signed, reference_of(node))
         result = f"sha256:{hashlib.sha256(data).hexdigest()}"
-        spending = Spending(nonce=node.nonce, run=known.run, result=result, signed=data)
-        return _sealed(signed), spending, f"signed by '{self.key.name}'"
+        spending = NonceUse(nonce=node.nonce, run=known.run, result=result, signed=data)
+        return _signed_node(signed), spending, f"signed by '{self.key.name}'"
 
 
-def _sealed(signed: Signed) -> Sealed:
+def _signed_node(signed: SignedVerdict) -> SignedNode:
     verdict = signed.verdict
-    return Sealed(
+    return SignedNode(
         keyid=verdict.keyid, expires=verdict.expires, envelopes=(signed.envelope, signed.test_result)
     )
 
 
-def _promote(factory: Factory, node: SweepNode, attacher: Attacher, now: datetime) -> Promotion:
+def _promote(factory: Project, node: SweepNode, attacher: VerdictAttacher, now: datetime) -> PromotionResult:
     """Lets the tags of a node's target follow its verdicts."""
     target, where = find_target(factory, node.target), attacher.where(node)
     place = place_of(factory, where) if where else local_place(factory, target.family)
-    return promote(factory, Promoting(target=target, place=place, now=now), attacher.progress)
+    return promote(factory, PromotionRequest(target=target, place=place, now=now), attacher.progress)

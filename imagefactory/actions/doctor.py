@@ -7,22 +7,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from imagefactory.actions.centers import Center, centers_of
+from imagefactory.actions.centers import JoinedCenter, centers_of
 from imagefactory.actions.doctor_site import examine_site
-from imagefactory.actions.read_catalog import read_catalogue
-from imagefactory.doctor.facts import Diagnosis, Health, Probe
+from imagefactory.actions.read_catalog import read_catalog
+from imagefactory.doctor.facts import Diagnosis, Health, ProbeResult
 from imagefactory.doctor.judge import can_build
-from imagefactory.doctor.look import examine
-from imagefactory.doctor.use import Believed, UseFacts, judge_submit, judge_verify, works
-from imagefactory.errors import FactoryError, extra_hint
-from imagefactory.jobs.offer import proven_grounds
-from imagefactory.project import is_factory, recipes_folder
-from imagefactory.schedulers.pool import open_pool, pool_here
+from imagefactory.doctor.look import examine_machine
+from imagefactory.doctor.use import TrustedKeyName, UsageFacts, diagnose_submit, diagnose_verify, is_working
+from imagefactory.errors import ImagefactoryError, extra_hint
+from imagefactory.jobs.offer import verified_evidence
+from imagefactory.project import is_project, recipes_directory
+from imagefactory.schedulers.pool import local_pool, open_pool
 from imagefactory.settings.choices import POOLS
 from imagefactory.settings.files import FILE_NAME, trust_command
 from imagefactory.settings.load import Settings
-from imagefactory.trust.keys import keys_folder, own_keys
-from imagefactory.trust.offers import judge_offer
+from imagefactory.trust.keys import keys_directory, own_keys
+from imagefactory.trust.offers import verify_offer
 from imagefactory.trust.policy import read_trust
 
 PURPOSES = ("build", "submit", "verify", "site")
@@ -47,21 +47,24 @@ def examine_for(
     """What was found, and whether nothing is lacking. Only what the purpose needs is asked."""
     project = _untrusted(settings)
     if purpose == "build":
-        findings = (*project, *examine(settings, environ=environ))
+        findings = (*project, *examine_machine(settings, environ=environ))
         return findings, can_build(findings)
     if purpose == "site":
         findings = project or examine_site(settings, environ, now)
     elif purpose == "submit":
-        findings = (*project, *judge_submit(_look(settings, environ, now, catalogue=True)))
+        findings = (*project, *diagnose_submit(_check_center(settings, environ, now, catalogue=True)))
     else:
         asked = ("docker", "apptainer", *(("registry",) if settings.registry.value else ()))
         machine = tuple(
             one
-            for one in examine(settings, environ=environ, asked=asked)
+            for one in examine_machine(settings, environ=environ, asked=asked)
             if one.name in (*_MACHINE, "registry") or (one.name in asked and one.needed_for == "run")
         )
-        findings = (*project, *judge_verify(_look(settings, environ, now, catalogue=False), machine))
-    return findings, works(findings)
+        findings = (
+            *project,
+            *diagnose_verify(_check_center(settings, environ, now, catalogue=False), machine),
+        )
+    return findings, is_working(findings)
 
 
 def _untrusted(settings: Settings) -> tuple[Diagnosis, ...]:
@@ -82,32 +85,34 @@ def _untrusted(settings: Settings) -> tuple[Diagnosis, ...]:
     )
 
 
-def _look(settings: Settings, environ: Mapping[str, str], now: datetime, *, catalogue: bool) -> UseFacts:
+def _check_center(
+    settings: Settings, environ: Mapping[str, str], now: datetime, *, catalogue: bool
+) -> UsageFacts:
     centers = centers_of(settings) if catalogue else ()
     several = centers if len(centers) > 1 else ()
     one = centers[0] if centers and not several else None
-    facts = _look_at(one, one.settings if one else settings, environ, now)
+    facts = _check_settings(one, one.settings if one else settings, environ, now)
     trusted = {key.keyid for key in read_trust(settings.files).keys}
     return replace(
         facts,
-        centers=tuple(_look_at(one, one.settings, environ, now) for one in several),
+        centers=tuple(_check_settings(one, one.settings, environ, now) for one in several),
         pool=_pool(environ, now),
         reader=importlib.util.find_spec("classad2") is not None,
         mend=extra_hint("condor"),
-        factory=_factory(settings),
-        signers=tuple(key.name for key in own_keys(keys_folder(environ)) if key.keyid in trusted),
+        factory=_check_project(settings),
+        signers=tuple(key.name for key in own_keys(keys_directory(environ)) if key.keyid in trusted),
     )
 
 
-def _look_at(
-    center: Center | None, settings: Settings, environ: Mapping[str, str], now: datetime
-) -> UseFacts:
+def _check_settings(
+    center: JoinedCenter | None, settings: Settings, environ: Mapping[str, str], now: datetime
+) -> UsageFacts:
     """What one center's settings say; without one the catalogue is not read."""
     trust = center.trust if center else read_trust(settings.files)
-    found = _catalogue(center, environ, now) if center else _Catalogue()
-    return UseFacts(
+    found = _check_catalog(center, environ, now) if center else _CatalogCheck()
+    return UsageFacts(
         now=now,
-        keys=tuple(Believed(name=key.name, since=key.since, until=key.until) for key in trust.keys),
+        keys=tuple(TrustedKeyName(name=key.name, since=key.since, until=key.until) for key in trust.keys),
         pool=None,
         catalogue=found.probe,
         catalogue_notes=found.notes,
@@ -115,57 +120,57 @@ def _look_at(
         verified=found.verified,
         site=settings.site.value,
         site_origin=settings.site.origin,
-        own=is_factory(settings),
+        own=is_project(settings),
         center=center.name if center else "",
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Catalogue:
+class _CatalogCheck:
     """The catalogue's answer, how many images it has, and how many are verified for this reader."""
 
-    probe: Probe | None = None
+    probe: ProbeResult | None = None
     notes: tuple[str, ...] = ()
     images: int = 0
     verified: int = 0
 
 
-def _catalogue(center: Center, environ: Mapping[str, str], now: datetime) -> _Catalogue:
+def _check_catalog(center: JoinedCenter, environ: Mapping[str, str], now: datetime) -> _CatalogCheck:
     settings, trust = center.settings, center.trust
-    if not (is_factory(settings) or center.place):
-        return _Catalogue()
+    if not (is_project(settings) or center.place):
+        return _CatalogCheck()
     try:
-        found = read_catalogue(settings, environ, now, hurried=center.several)
-    except FactoryError as error:
-        return _Catalogue(probe=Probe(name="catalogue", refusal=error.message, remedy=error.hint))
-    offers = [judge_offer(found, image, trust, now) for image in found.images]
+        found = read_catalog(settings, environ, now, hurried=center.several)
+    except ImagefactoryError as error:
+        return _CatalogCheck(probe=ProbeResult(name="catalogue", refusal=error.message, remedy=error.hint))
+    offers = [verify_offer(found, image, trust, now) for image in found.images]
     proven = sum(
-        any(proven_grounds(judged).proven for judged in (one.judged, *(sif.judged for sif in one.sifs)))
+        any(verified_evidence(judged).proven for judged in (one.judged, *(sif.judged for sif in one.sifs)))
         for one in offers
     )
     where = center.place or str(settings.root_path)
     said = f"{where}, made {found.made:%Y-%m-%d}, holds until {found.expires:%Y-%m-%d}"
-    probe = Probe(name="catalogue", found=said)
-    return _Catalogue(probe=probe, notes=found.notes, images=len(offers), verified=proven)
+    probe = ProbeResult(name="catalogue", found=said)
+    return _CatalogCheck(probe=probe, notes=found.notes, images=len(offers), verified=proven)
 
 
-def _pool(environ: Mapping[str, str], now: datetime) -> Probe | None:
+def _pool(environ: Mapping[str, str], now: datetime) -> ProbeResult | None:
     """None where there are no commands of a pool."""
-    if not (name := pool_here(environ)):
+    if not (name := local_pool(environ)):
         return None
     try:
         pool = open_pool(name, environ)
         version, inventory = pool.require(), pool.inventory(now)
-    except FactoryError as error:
-        return Probe(name="pool", refusal=error.message, remedy=error.hint)
+    except ImagefactoryError as error:
+        return ProbeResult(name="pool", refusal=error.message, remedy=error.hint)
     free, gpus = sum(gpu.free for gpu in inventory.gpus), len(inventory.gpus)
-    return Probe(
+    return ProbeResult(
         name="pool", found=f"{POOLS[name].title} {version}, {inventory.pool}: {gpus} GPUs, {free} free"
     )
 
 
-def _factory(settings: Settings) -> Probe:
+def _check_project(settings: Settings) -> ProbeResult:
     try:
-        return Probe(name="factory", found=str(recipes_folder(settings).parent))
-    except FactoryError as error:
-        return Probe(name="factory", refusal=error.message, remedy=error.hint)
+        return ProbeResult(name="factory", found=str(recipes_directory(settings).parent))
+    except ImagefactoryError as error:
+        return ProbeResult(name="factory", refusal=error.message, remedy=error.hint)

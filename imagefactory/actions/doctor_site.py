@@ -20,43 +20,43 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from imagefactory.access import Access, open_registry
-from imagefactory.actions.new_project import NIGHTS
+from imagefactory.actions.new_project import NIGHTLY_FILES
 from imagefactory.actions.publish import read_current
 from imagefactory.actions.sweep import WRITTEN
 from imagefactory.actions.verdicts import signing_key
 from imagefactory.doctor.facts import Diagnosis, Health
 from imagefactory.doctor.judge import STORE_BYTES
 from imagefactory.doctor.use import NEW_KEY
-from imagefactory.errors import FactoryError
-from imagefactory.extras.nightly.nights import LOG, has_reserve, last_night, nights_folder
+from imagefactory.errors import ImagefactoryError
+from imagefactory.extras.nightly.nights import LOG, has_reserve, last_nightly, nightly_directory
 from imagefactory.extras.nightly.units import NAME, enabling
-from imagefactory.http import Patience
+from imagefactory.http import RetryPolicy
 from imagefactory.oci.credentials import find_credentials
-from imagefactory.oci.graph import Place
+from imagefactory.oci.graph import StoreRepository
 from imagefactory.oci.mirrors import split_place
-from imagefactory.oci.registry.client import Registry
+from imagefactory.oci.registry.client import RegistryClient
 from imagefactory.progress import format_bytes
-from imagefactory.project import recipes_folder
-from imagefactory.schedulers.pool import open_pool, pool_here
+from imagefactory.project import recipes_directory
+from imagefactory.schedulers.pool import local_pool, open_pool
 from imagefactory.schedulers.sites import check_needs, site_of
 from imagefactory.settings.choices import HTCONDOR, POOLS, SITES, SLURM, listed
 from imagefactory.settings.load import Settings
 from imagefactory.settings.own_commands import names_of
 from imagefactory.trust.audit import read_audit
-from imagefactory.trust.catalog_package import INVITATION, catalogue_place, parse_layer, unpack
+from imagefactory.trust.catalog_package import INVITATION, catalog_repository, parse_layer, unpack_artifact
 from imagefactory.trust.invitation import TAG, parse_invitation
 from imagefactory.trust.keys import SigningKey
-from imagefactory.trust.policy import Trust, read_trust
+from imagefactory.trust.policy import TrustRules, read_trust
 
-HURRY = Patience(attempts=1, connect=5, read=10)
-KEY_SOON, CATALOGUE_SOON = timedelta(days=30), timedelta(days=7)
-LATE = timedelta(days=2)
+HURRY = RetryPolicy(attempts=1, connect=5, read=10)
+KEY_SOON, CATALOG_EXPIRY_WARNING = timedelta(days=30), timedelta(days=7)
+NIGHTLY_OVERDUE = timedelta(days=2)
 """So old may the last nightly run be, or the catalogue that it signs."""
 CRON_SECONDS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Nightly:
+class NightlyEntry:
     """What starts the nightly run. `words` are those of its command, none where a CI service runs it.
 
     `lacking` says why it will not start, `remedy` what mends that; both are empty where it will.
@@ -74,7 +74,7 @@ def examine_site(
 ) -> tuple[Diagnosis, ...]:
     """What of a site is set up, a line each; `root` is where this machine's files are found."""
     access = Access(settings=settings, environ=environ)
-    site = _Site(access=access, trust=read_trust(settings.files), now=now, root=root)
+    site = _SiteCheck(access=access, trust=read_trust(settings.files), now=now, root=root)
     with ThreadPoolExecutor(2) as threads:  # each may be slow
         asked, pool = threads.submit(site.registry), threads.submit(lambda: tuple(site.pool()))
         registry = asked.result()
@@ -93,7 +93,7 @@ def examine_site(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _InRegistry:
+class _RegistryCheck:
     """What a registry says: of itself, and of what is published there. `made`: when its catalogue was."""
 
     lines: tuple[Diagnosis, ...]
@@ -102,9 +102,9 @@ class _InRegistry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Site:
+class _SiteCheck:
     access: Access
-    trust: Trust
+    trust: TrustRules
     now: datetime
     root: Path
 
@@ -120,8 +120,8 @@ class _Site:
             yield _missing("project", said, "imagefactory init DIR")
             return
         try:
-            yield _ok("project", str(recipes_folder(self.settings).parent))
-        except FactoryError as error:
+            yield _ok("project", str(recipes_directory(self.settings).parent))
+        except ImagefactoryError as error:
             yield _missing("project", error.message, error.hint)
 
     def store(self) -> Iterator[Diagnosis]:
@@ -154,7 +154,7 @@ class _Site:
     def signing(self) -> Iterator[Diagnosis]:
         try:
             key = signing_key(self.access, self.now)
-        except FactoryError as error:
+        except ImagefactoryError as error:
             yield _broken("signing key", error.message, error.hint)
             return
         if key is None:
@@ -187,7 +187,7 @@ class _Site:
 
     def pool(self) -> Iterator[Diagnosis]:
         yield self._site_name()
-        name = pool_here(self.access.environ)
+        name = local_pool(self.access.environ)
         if not name:
             remedy = "log in to the access point of your pool, or verify on a machine with a GPU"
             yield _soon("pool", "no commands of HTCondor or Slurm here", remedy)
@@ -195,7 +195,7 @@ class _Site:
         try:
             pool = open_pool(name, self.access.environ)
             version, inventory = pool.require(), pool.inventory(self.now)
-        except FactoryError as error:
+        except ImagefactoryError as error:
             yield _broken("pool", error.message, error.hint)
             return
         gpus, known = len(inventory.gpus), len(inventory.known)
@@ -220,7 +220,7 @@ class _Site:
             site = site_of(self.settings.site.value, self.settings)
             if pool == HTCONDOR and site.batch == HTCONDOR:
                 check_needs(site, WRITTEN | names_of(site.own))
-        except FactoryError as error:
+        except ImagefactoryError as error:
             return _missing(key, error.message, error.hint)
         value = self.settings.sbatch_options if pool == SLURM else self.settings.submit_commands
         if value.value:
@@ -232,18 +232,18 @@ class _Site:
 
     # --- the registry --------------------------------------------------------------------------------
 
-    def registry(self) -> _InRegistry:
+    def registry(self) -> _RegistryCheck:
         settings = self.settings
         if not settings.registry.value:
             remedy = 'registry = "HOST/PATH" in imagefactory.toml'
             none = (_missing("registry", "none is set, so nothing is pushed and no night runs", remedy),)
             if settings.catalogue.value.startswith("/"):
                 return self._published(Path(settings.catalogue.value), none)
-            return _InRegistry(lines=none, published=tuple(_unasked(_missing, "no registry is set")))
+            return _RegistryCheck(lines=none, published=tuple(_unasked(_missing, "no registry is set")))
         place = settings.registry.value
         host, path = split_place(place)
         store = open_registry(self.access, host, patience=HURRY)
-        repository = catalogue_place(f"{host}/{path}" if path else host).repository
+        repository = catalog_repository(f"{host}/{path}" if path else host).repository
         try:
             login = find_credentials(self.access.environ)(host)
             store.check()
@@ -252,21 +252,21 @@ class _Site:
                 _ok("registry", f"{place} answers {said}"),
                 _push(store, repository, login=login is not None),
             )
-            return self._published(Place(store=store, repository=repository), answers)
-        except FactoryError as error:
+            return self._published(StoreRepository(store=store, repository=repository), answers)
+        except ImagefactoryError as error:
             line = _broken("registry", error.message, error.hint)
-            return _InRegistry(
+            return _RegistryCheck(
                 lines=(line,), published=tuple(_unasked(_soon, "the registry does not answer"))
             )
         finally:
             store.close()
 
-    def _published(self, where: Place | Path, lines: tuple[Diagnosis, ...]) -> _InRegistry:
+    def _published(self, where: StoreRepository | Path, lines: tuple[Diagnosis, ...]) -> _RegistryCheck:
         try:
             current = read_current(where, self.trust, self.now)
-        except FactoryError as error:
+        except ImagefactoryError as error:
             line = _broken("catalogue", error.message, error.hint)
-            return _InRegistry(lines=lines, published=(line, self._invitation(where)))
+            return _RegistryCheck(lines=lines, published=(line, self._invitation(where)))
         made = None
         if current is None:
             line = _missing("catalogue", f"none at {where}", "imagefactory catalogue")
@@ -280,38 +280,38 @@ class _Site:
             said = f"{current.where}, signed by '{name}' on {made:%Y-%m-%d}, valid until {expires:%Y-%m-%d}"
             if expires <= self.now:
                 line = _broken("catalogue", f"{said}: it expired", "imagefactory catalogue")
-            elif expires - self.now < CATALOGUE_SOON:
+            elif expires - self.now < CATALOG_EXPIRY_WARNING:
                 line = _soon("catalogue", f"{said}, which is soon", "imagefactory catalogue")
             elif (own := self._own_key()) and own.keyid != current.keyid:  # of two facilitators one signs it
                 line = _ok("catalogue", f"{said}; the key here, '{own.name}', cannot sign it")
             else:
                 line = _ok("catalogue", said)
-        return _InRegistry(lines=lines, published=(line, self._invitation(where)), made=made)
+        return _RegistryCheck(lines=lines, published=(line, self._invitation(where)), made=made)
 
     def _own_key(self) -> SigningKey | None:
         try:
             return signing_key(self.access, self.now)
-        except FactoryError:
+        except ImagefactoryError:
             return None  # said in its own line
 
-    def _invitation(self, where: Place | Path) -> Diagnosis:
+    def _invitation(self, where: StoreRepository | Path) -> Diagnosis:
         """The one beside the catalogue; for a catalogue in a file the one that `invite` wrote here."""
         push = "imagefactory invite --push"
         try:
-            if isinstance(where, Place):
+            if isinstance(where, StoreRepository):
                 found = where.store.manifest(where.repository, TAG)
                 if found is None:
                     return _missing("invitation", f"none at {where}:{TAG}", push)
                 name = f"{where}:{TAG}"
                 layer = parse_layer(found[1], name, INVITATION)
-                data = unpack(b"".join(where.store.read(where.repository, layer)), name)
+                data = unpack_artifact(b"".join(where.store.read(where.repository, layer)), name)
             else:
                 path, push = self.settings.root_path / "invitation.toml", "imagefactory invite"
                 name, data = str(path), _read(path).encode()
                 if not data:
                     return _missing("invitation", f"there is no {path}", push)
             invited = parse_invitation(data, name)
-        except FactoryError as error:
+        except ImagefactoryError as error:
             return _broken("invitation", error.message, push)
         trusted = {key.keyid for key in self.trust.keys if key.since <= self.now < key.until}
         named = {grant.key.keyid for grant in invited.keys}
@@ -333,14 +333,14 @@ class _Site:
 
     def _mirror(self, mirror: str, made: datetime | None) -> Diagnosis:
         copy = "imagefactory copy REGISTRY/catalogue:current MIRROR/catalogue:current"
-        where: Place | Path = Path(mirror)
+        where: StoreRepository | Path = Path(mirror)
         try:
             if not mirror.startswith("/"):
-                reference = catalogue_place(mirror)
+                reference = catalog_repository(mirror)
                 store = open_registry(self.access, reference.registry, patience=HURRY)
-                where = Place(store=store, repository=reference.repository)
+                where = StoreRepository(store=store, repository=reference.repository)
             current = read_current(where, self.trust, self.now)
-        except FactoryError as error:
+        except ImagefactoryError as error:
             return _broken("mirrors", f"{mirror}: {error.message}", error.hint)
         if current is None or current.catalogue is None:
             return _broken("mirrors", f"{mirror} has no catalogue that a trusted key signed", copy)
@@ -364,32 +364,32 @@ class _Site:
         if found and not any(one.ci for one in found):
             yield self._messages(found)
         if has_reserve(self.settings):
-            yield _ok("disk reserve", f"in {nights_folder(self.settings)}")
+            yield _ok("disk reserve", f"in {nightly_directory(self.settings)}")
         elif not any(one.ci for one in found):
             said = "no room on the disk is kept for the end of a night: the first night takes it"
             yield _soon("disk reserve", said, self._night())
 
     def _last_night(self, made: datetime | None, *, ci: bool) -> Diagnosis:
-        night, folder = last_night(self.settings), nights_folder(self.settings)
+        night, folder = last_nightly(self.settings), nightly_directory(self.settings)
         if night is None and ci:
             if made is None:
                 return _missing("last night", "it signed no catalogue yet", "start the workflow once")
             said = f"the catalogue of {made:%Y-%m-%d %H:%M} UTC is the last trace of one"
-            if self.now - made > LATE:
+            if self.now - made > NIGHTLY_OVERDUE:
                 return _soon("last night", said, "look at the workflow's runs")
             return _ok("last night", said)
         if night is None:
             return _missing("last night", f"none came to its end in {folder}", self._night())
         age = self.now - night.ended
         hours = int(age.total_seconds() // 3600)
-        said = f"ended {f'{hours} hours' if age < LATE else f'{age.days} days'} ago"
+        said = f"ended {f'{hours} hours' if age < NIGHTLY_OVERDUE else f'{age.days} days'} ago"
         if night.code:
             first = next(row for row in night.broken if row.code == night.code)
             said += f", with exit code {night.code}: {first.what}: {first.why}"
             return _soon("last night", said, f"read the newest {LOG} in {folder}")
-        return _soon("last night", said, self._night()) if age > LATE else _ok("last night", said)
+        return _soon("last night", said, self._night()) if age > NIGHTLY_OVERDUE else _ok("last night", said)
 
-    def _messages(self, found: tuple[Nightly, ...]) -> Diagnosis:
+    def _messages(self, found: tuple[NightlyEntry, ...]) -> Diagnosis:
         options = ("--mail", "--webhook", "--metrics", "--html")
         used = [name for name in options if any(name in one.words for one in found)]
         if {"--mail", "--webhook", "--metrics"} & set(used):
@@ -404,18 +404,18 @@ class _Site:
         )
 
     def _night(self) -> str:
-        pool = pool_here(self.access.environ)
+        pool = local_pool(self.access.environ)
         return f"imagefactory night --pool {pool}" if pool else "imagefactory night"
 
-    def _callers(self) -> Iterator[Nightly]:
+    def _callers(self) -> Iterator[NightlyEntry]:
         yield from self._units()
         yield from self._cron()
-        for service, files in NIGHTS.items():
+        for service, files in NIGHTLY_FILES.items():
             path = self.settings.root_path / next(iter(files))
             if "imagefactory" in _read(path):
-                yield Nightly(where=f"{service}: {path}", ci=True)
+                yield NightlyEntry(where=f"{service}: {path}", ci=True)
 
-    def _units(self) -> Iterator[Nightly]:
+    def _units(self) -> Iterator[NightlyEntry]:
         environ = self.access.environ
         own = environ.get("XDG_CONFIG_HOME", "")
         home = Path(own) if own.startswith("/") else Path("/", environ.get("HOME", "")) / ".config"
@@ -426,7 +426,9 @@ class _Site:
             if f"WorkingDirectory={root}" not in lines or not (folder / f"{NAME}.timer").is_file():
                 continue
             command = next((line for line in lines if line.startswith("ExecStart=")), "")
-            one = Nightly(where=str(folder / f"{NAME}.timer"), words=_words(command.partition("=")[2]))
+            one = NightlyEntry(
+                where=str(folder / f"{NAME}.timer"), words=_command_words(command.partition("=")[2])
+            )
             enable, linger = enabling()
             wants = folder / "timers.target.wants" / f"{NAME}.timer"
             if not (wants.is_symlink() or wants.exists()):
@@ -442,7 +444,7 @@ class _Site:
         except (KeyError, OSError):
             return False
 
-    def _cron(self) -> Iterator[Nightly]:
+    def _cron(self) -> Iterator[NightlyEntry]:
         """Lines for `imagefactory night` that name this project."""
         texts = {"crontab -l": _crontab(self.access.environ)}
         folder = self.root / "etc/cron.d"
@@ -452,14 +454,14 @@ class _Site:
             for line in text.splitlines():
                 ours = re.search(r"\bimagefactory\b.*\bnight\b", line) and root in line
                 if ours and not line.lstrip().startswith("#"):
-                    yield Nightly(where=f"cron: {where}", words=_words(line))
+                    yield NightlyEntry(where=f"cron: {where}", words=_command_words(line))
 
 
-def _push(store: Registry, repository: str, *, login: bool) -> Diagnosis:
+def _push(store: RegistryClient, repository: str, *, login: bool) -> Diagnosis:
     place = f"{store.host}/{repository}"
     try:
         store.check_push(repository)
-    except FactoryError as error:
+    except ImagefactoryError as error:
         return _broken("push", error.message, f"docker login {store.host}, with an account that may push")
     if login:
         return _ok("push", f"allowed to {place}")
@@ -471,11 +473,11 @@ def _unasked(say: Callable[[str, str, str], Diagnosis], why: str) -> Iterator[Di
         yield say(name, f"not known: {why}", "see registry")
 
 
-def _halted(one: Nightly, lacking: str, remedy: str) -> Nightly:
-    return Nightly(where=one.where, words=one.words, lacking=lacking, remedy=remedy)
+def _halted(one: NightlyEntry, lacking: str, remedy: str) -> NightlyEntry:
+    return NightlyEntry(where=one.where, words=one.words, lacking=lacking, remedy=remedy)
 
 
-def _words(text: str) -> tuple[str, ...]:
+def _command_words(text: str) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(text))
     except ValueError:

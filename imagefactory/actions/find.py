@@ -12,34 +12,34 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 
-from imagefactory.actions.centers import Center, OpenCenter, read_centers
-from imagefactory.actions.locked import lock_state, read_target_lock, read_why
-from imagefactory.actions.plan import recall_contents
-from imagefactory.actions.verdicts import Judge
+from imagefactory.actions.centers import CenterCatalog, JoinedCenter, read_centers
+from imagefactory.actions.locked import lock_state, read_target_lock, read_unsolvable_reason
+from imagefactory.actions.plan import cached_contents
+from imagefactory.actions.verdicts import VerdictReader
 from imagefactory.errors import NothingSelectedError, StoreError
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.knowledge import families
-from imagefactory.gpu.values import Basis
+from imagefactory.gpu.values import ClaimBasis
 from imagefactory.jobs.offer import (
+    AvailableGpu,
     GpuClass,
     ImageForm,
-    Place,
-    SeenMachine,
-    Wish,
+    MachineIndex,
+    ResourceRequest,
     by_class,
     choose_form,
     expected_grounds,
     find_places,
     fits,
     forms_of,
-    look,
+    index_machines,
 )
 from imagefactory.matrix.compat import (
     CompatGpu,
     CoverCandidate,
-    KnownTarget,
+    TargetEvidence,
     candidate_of,
     cell,
     columns,
@@ -48,16 +48,16 @@ from imagefactory.matrix.compat import (
 )
 from imagefactory.model import NO_CUDA, Outcome, Target
 from imagefactory.oci.layout import Layout, reference
-from imagefactory.project import Factory, is_factory, names_catalogue
+from imagefactory.project import Project, has_catalog, is_project
 from imagefactory.recipes.names import few, suggest
 from imagefactory.recipes.yaml_tree import show
 from imagefactory.schedulers.pool import MACHINE_HAS, Inventory, PoolGpu
 from imagefactory.schedulers.sites import Site, find_site
 from imagefactory.schedulers.sizes import disk_of, memory_of
 from imagefactory.settings.load import Settings
-from imagefactory.trust.catalog import Catalogue, CataloguedImage, Offer
-from imagefactory.trust.claims import ProofAges
-from imagefactory.trust.offers import ages_of, judge_offer
+from imagefactory.trust.catalog import Catalog, CatalogImage, ImageOffer
+from imagefactory.trust.claims import VerdictAges
+from imagefactory.trust.offers import verdict_ages_of, verify_offer
 from imagefactory.trust.verdict import RevokedCell
 from imagefactory.versions import natural
 
@@ -69,11 +69,11 @@ from imagefactory.versions import natural
 
 _NUMBER = re.compile(r"v?([0-9]+(?:\.[0-9]+)*)")
 _CUDA = re.compile(r"cu(?:da)?-?([0-9]+(?:\.[0-9]+)?)")
-_WEIGHT = {Basis.VERIFIED: 0, Basis.PREDICTED: 1, Basis.DOCUMENTED: 2}
+_WEIGHT = {ClaimBasis.VERIFIED: 0, ClaimBasis.PREDICTED: 1, ClaimBasis.DOCUMENTED: 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Findable:
+class FindCandidate:
     """Something to find. `target` is empty for a release that no recipe makes; `ready`: there is an image.
 
     `known` says why it may run on a GPU of a pool, None where it may not; `classes` are those GPUs where no
@@ -91,7 +91,7 @@ class Findable:
     ready: bool
     classes: tuple[GpuClass, ...]
     known: Callable[[PoolGpu], GpuClass | None]
-    wish: Wish
+    wish: ResourceRequest
     unknown: Callable[[PoolGpu | None], bool]
     revoked: tuple[RevokedCell, ...] = ()
     center: str = ""
@@ -108,7 +108,7 @@ class Findable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundGpu:
+class GpuMatch:
     """A kind of GPU on which it may run. Without a pool `name` is empty and the counts are 0."""
 
     capability: str
@@ -116,19 +116,19 @@ class FoundGpu:
     gpus: int
     free: int
     unsure: int
-    basis: Basis
+    basis: ClaimBasis
     why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FindMatch:
     """A findable that the words mean, and the GPUs for it, the best known first.
 
     `unknown`: there are none, and of some GPU nothing is known, so it may run there.
     """
 
-    findable: Findable
-    gpus: tuple[FoundGpu, ...]
+    findable: FindCandidate
+    gpus: tuple[GpuMatch, ...]
     unknown: bool = False
 
     @property
@@ -139,15 +139,15 @@ class Found:
         return best, not any(one.free for one in rows), -sum(one.gpus for one in rows)
 
 
-def find(
-    words: Sequence[str], findables: Sequence[Findable], inventory: Inventory | None
-) -> tuple[Found, ...]:
+def find_matches(
+    words: Sequence[str], findables: Sequence[FindCandidate], inventory: Inventory | None
+) -> tuple[FindMatch, ...]:
     """All that the words mean, the best first, also what no GPU is for.
 
     Raises NothingSelectedError where they mean nothing, with what there is.
     """
-    machines = look(inventory) if inventory else None
-    found = [_find_one(one, machines) for one in _meant(words, findables)]
+    machines = index_machines(inventory) if inventory else None
+    found = [_find_for_candidate(one, machines) for one in _meant(words, findables)]
     newest = sorted(
         found,
         key=lambda one: (natural(one.findable.version), natural(one.findable.cuda), not _suffix(one)),
@@ -156,18 +156,18 @@ def find(
     return tuple(sorted(newest, key=lambda one: one.rank))
 
 
-def _find_one(one: Findable, machines: Sequence[SeenMachine] | None) -> Found:
+def _find_for_candidate(one: FindCandidate, machines: Sequence[MachineIndex] | None) -> FindMatch:
     if machines is None:
-        gpus = _anywhere(one)
+        gpus = _on_any_gpu(one)
         unknown = one.unknown(None)
     else:
         gpus = _on_pool(one, machines)
         fitting = (gpu for machine in machines for gpu in machine.gpus if fits(gpu, one.wish))
         unknown = any(one.unknown(gpu) for gpu in fitting)
-    return Found(findable=one, gpus=gpus, unknown=one.gpu and not gpus and unknown)
+    return FindMatch(findable=one, gpus=gpus, unknown=one.gpu and not gpus and unknown)
 
 
-def _suffix(one: Found) -> bool:
+def _suffix(one: FindMatch) -> bool:
     """Whether it is not its family's default (`-py313`)."""
     return bool(re.search(r"-(cu[0-9]+|cpu)-", one.findable.target))
 
@@ -175,7 +175,9 @@ def _suffix(one: Found) -> bool:
 # --- what there is ---------------------------------------------------------------------------------
 
 
-def offered(offer: Offer, site: Site, folder: str, wish: Wish) -> Findable | None:
+def offered_candidates(
+    offer: ImageOffer, site: Site, folder: str, wish: ResourceRequest
+) -> FindCandidate | None:
     """An image of a catalogue, in the form that jobs of a site take; None where there is no such form."""
     image = offer.image
     try:
@@ -185,7 +187,7 @@ def offered(offer: Offer, site: Site, folder: str, wish: Wish) -> Findable | Non
     grounds = expected_grounds(form.grounds, image)
     classes = grounds.classes
     spoken = {str(one.capability) for one in classes} | {str(capability) for capability, _ in grounds.refused}
-    return Findable(
+    return FindCandidate(
         name=image.target,
         target=image.target,
         family=image.family,
@@ -201,11 +203,11 @@ def offered(offer: Offer, site: Site, folder: str, wish: Wish) -> Findable | Non
     )
 
 
-def _with_image(wish: Wish, image: CataloguedImage, form: ImageForm, site: Site) -> Wish:
+def _with_image(wish: ResourceRequest, image: CatalogImage, form: ImageForm, site: Site) -> ResourceRequest:
     """As `submit` would ask for it without further options."""
     taken = form.image
     sizes = (0, 0) if taken.address.startswith("/") else (taken.size, taken.unpacked)
-    return Wish(
+    return ResourceRequest(
         gpus=wish.gpus,
         gpu_memory=wish.gpu_memory,
         cpus=1,
@@ -216,7 +218,7 @@ def _with_image(wish: Wish, image: CataloguedImage, form: ImageForm, site: Site)
     )
 
 
-def candidate(one: CoverCandidate, wish: Wish) -> Findable:
+def candidate(one: CoverCandidate, wish: ResourceRequest) -> FindCandidate:
     """A target or a release without an image: on a GPU what is predicted and documented of it counts."""
     asked = one.question
 
@@ -233,7 +235,7 @@ def candidate(one: CoverCandidate, wish: Wish) -> Findable:
     def known(gpu: PoolGpu) -> GpuClass | None:
         if not gpu.capability:
             return None
-        kind = _kind(gpu)
+        kind = _release_type(gpu)
         if kind not in seen:
             seen[kind] = on(kind)
         return seen[kind]
@@ -241,9 +243,9 @@ def candidate(one: CoverCandidate, wish: Wish) -> Findable:
     def unknown(gpu: PoolGpu | None) -> bool:
         if gpu is None:
             return any(not cell(one, kind).claims for kind in columns(amd=bool(rocm_of(asked.cuda))))
-        return not gpu.capability or not cell(one, _kind(gpu)).claims
+        return not gpu.capability or not cell(one, _release_type(gpu)).claims
 
-    return Findable(
+    return FindCandidate(
         name=one.title,
         target=one.name,
         family=next((name for name, of in knowledge.families().items() if of == one.group), one.group),
@@ -258,7 +260,7 @@ def candidate(one: CoverCandidate, wish: Wish) -> Findable:
     )
 
 
-def _kind(gpu: PoolGpu) -> CompatGpu:
+def _release_type(gpu: PoolGpu) -> CompatGpu:
     driver = gpu.driver or (knowledge.native_driver(gpu.cuda) if gpu.cuda else "")
     capability = parse_capability(gpu.capability)
     return CompatGpu(name=str(capability), capability=capability, driver=driver, host=gpu.host)
@@ -267,7 +269,7 @@ def _kind(gpu: PoolGpu) -> CompatGpu:
 # --- what the words mean ---------------------------------------------------------------------------
 
 
-def _meant(words: Sequence[str], findables: Sequence[Findable]) -> tuple[Findable, ...]:
+def _meant(words: Sequence[str], findables: Sequence[FindCandidate]) -> tuple[FindCandidate, ...]:
     """Each word must fit: a family, a framework, a target or its beginning, a version, a CUDA (cu121), or
     `cpu` for what needs no GPU."""
     left = tuple(findables)
@@ -285,9 +287,9 @@ def _meant(words: Sequence[str], findables: Sequence[Findable]) -> tuple[Findabl
     return left
 
 
-def _fits(word: str, one: Findable) -> bool:
+def _fits(word: str, one: FindCandidate) -> bool:
     if version := _NUMBER.fullmatch(word):
-        return _begins(version[1], one.version) or _begins(version[1], one.cuda)
+        return _name_starts_with(version[1], one.version) or _name_starts_with(version[1], one.cuda)
     if cuda := _CUDA.fullmatch(word):
         return one.cuda.replace(".", "").startswith(cuda[1].replace(".", ""))
     if word == "cpu":
@@ -296,24 +298,25 @@ def _fits(word: str, one: Findable) -> bool:
     if word and word in names:
         return True
     return any(
-        fnmatchcase(name, word) or _begins(word, name, "-") for name in (one.target or one.name, one.argument)
+        fnmatchcase(name, word) or _name_starts_with(word, name, "-")
+        for name in (one.target or one.name, one.argument)
     )
 
 
-def _begins(asked: str, whole: str, mark: str = ".") -> bool:
+def _name_starts_with(asked: str, whole: str, mark: str = ".") -> bool:
     return whole == asked or whole.startswith(asked + mark)
 
 
 # --- where it may run ------------------------------------------------------------------------------
 
 
-def _on_pool(one: Findable, machines: Sequence[SeenMachine]) -> tuple[FoundGpu, ...]:
-    groups: dict[tuple[str, str, Basis], list[Place]] = {}
+def _on_pool(one: FindCandidate, machines: Sequence[MachineIndex]) -> tuple[GpuMatch, ...]:
+    groups: dict[tuple[str, str, ClaimBasis], list[AvailableGpu]] = {}
     for place in find_places(one.known, one.wish, machines):
         key = (place.gpu.name, place.gpu.capability, place.gpu_class.claim.basis)
         groups.setdefault(key, []).append(place)
     rows = (
-        FoundGpu(
+        GpuMatch(
             capability=capability,
             name=name or capability,
             gpus=len(places),
@@ -327,9 +330,9 @@ def _on_pool(one: Findable, machines: Sequence[SeenMachine]) -> tuple[FoundGpu, 
     return _sorted(rows)
 
 
-def _anywhere(one: Findable) -> tuple[FoundGpu, ...]:
+def _on_any_gpu(one: FindCandidate) -> tuple[GpuMatch, ...]:
     rows = (
-        FoundGpu(
+        GpuMatch(
             capability=str(found.capability),
             name="",
             gpus=0,
@@ -343,7 +346,7 @@ def _anywhere(one: Findable) -> tuple[FoundGpu, ...]:
     return _sorted(rows)
 
 
-def _sorted(rows: Iterable[FoundGpu]) -> tuple[FoundGpu, ...]:
+def _sorted(rows: Iterable[GpuMatch]) -> tuple[GpuMatch, ...]:
     return tuple(
         sorted(rows, key=lambda row: (_WEIGHT[row.basis], parse_capability(row.capability), row.name))
     )
@@ -352,28 +355,30 @@ def _sorted(rows: Iterable[FoundGpu]) -> tuple[FoundGpu, ...]:
 # --- Targets as `compat` and `find` judge them: by their locks, and what is known of their images
 
 
-def read_candidates(factory: Factory | None, targets: Sequence[Target]) -> list[CoverCandidate]:
+def read_candidates(factory: Project | None, targets: Sequence[Target]) -> list[CoverCandidate]:
     """Targets with their locks. One that is stale or malformed is judged by its recipe alone."""
     if factory is None:
         return []
-    tags, judge = factory.layout.tags(), Judge(factory, datetime.now(UTC))
+    tags, judge = factory.layout.tags(), VerdictReader(factory, datetime.now(UTC))
     made = []
     for target in targets:
         state = lock_state(factory, target)
-        why = read_why(factory, target) if state == Outcome.UNSOLVABLE else None
+        why = read_unsolvable_reason(factory, target) if state == Outcome.UNSOLVABLE else None
         lock = read_target_lock(factory, target) if state == "ok" else None
-        known = KnownTarget(lock=lock, state=state, unsolvable=why.reason if why else "")
+        known = TargetEvidence(lock=lock, state=state, unsolvable=why.reason if why else "")
         if lock and reference(target) in tags:
-            known = _recall(factory.layout, target, known, judge)
+            known = _with_cached_scan(factory.layout, target, known, judge)
         made.append(candidate_of(target, known))
     return made
 
 
-def _recall(layout: Layout, target: Target, known: KnownTarget, judge: Judge) -> KnownTarget:
+def _with_cached_scan(
+    layout: Layout, target: Target, known: TargetEvidence, judge: VerdictReader
+) -> TargetEvidence:
     """With what an earlier scan of the target's image found, unless a layer of it was never scanned."""
     try:
         image = layout.image(reference(target))
-        contents = recall_contents(layout, image) if image else None
+        contents = cached_contents(layout, image) if image else None
         verdicts = judge.stored(image) if image and contents else ()
     except StoreError:
         return known  # damaged: `store` tells that, and here the locked wheels still speak
@@ -384,81 +389,83 @@ def _recall(layout: Layout, target: Target, known: KnownTarget, judge: Judge) ->
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FindAsk:
+class FindRequest:
     """What is looked for, for jobs that ask `wish`, on the pool of an inventory where there is one."""
 
     words: tuple[str, ...]
-    wish: Wish
+    wish: ResourceRequest
     inventory: Inventory | None
     now: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class FindResult:
     """What was found, the best first. `open` are the centers with images, none where nothing is verified.
 
     `factory` says that it is this factory's own, `place` where that or the only catalogue lies, `ages` how
     old the catalogues' proofs are, and `notes` how they were had.
     """
 
-    found: tuple[Found, ...]
-    ask: FindAsk
-    open: tuple[OpenCenter, ...]
+    found: tuple[FindMatch, ...]
+    ask: FindRequest
+    open: tuple[CenterCatalog, ...]
     factory: bool
     place: str
-    ages: ProofAges | None = None
+    ages: VerdictAges | None = None
     notes: tuple[str, ...] = ()
 
     @property
-    def catalogue(self) -> Catalogue | None:
+    def catalogue(self) -> Catalog | None:
         """That of the first center with images."""
         return self.open[0].catalogue if self.open else None
 
 
 def find_images(
-    settings: Settings, environ: Mapping[str, str], recipes: Callable[[], Factory | None], ask: FindAsk
-) -> Finding:
+    settings: Settings, environ: Mapping[str, str], recipes: Callable[[], Project | None], ask: FindRequest
+) -> FindResult:
     """Raises NothingSelectedError where the words mean nothing, and what read_catalogue raises.
 
     `recipes` reads the factory of the settings, or the recipes that come along: None where there are none.
     """
-    own = is_factory(settings)
-    opened = read_centers(settings, environ, ask.now) if own or names_catalogue(settings) else None
-    offers: list[Offer] = []
-    findables: list[Findable] = []
+    own = is_project(settings)
+    opened = read_centers(settings, environ, ask.now) if own or has_catalog(settings) else None
+    offers: list[ImageOffer] = []
+    findables: list[FindCandidate] = []
     for one in opened.open if opened else ():
-        judged = _judged(one, ask.now)
+        judged = _verified_images(one, ask.now)
         offers += judged
-        findables += _offered(one.center, judged, ask)
+        findables += _catalog_offers(one.center, judged, ask)
     if own or opened is None:
         made = {one.target for one in findables}
         findables += [one for one in _candidates(recipes(), ask) if one.target not in made or not one.target]
-    return Finding(
-        found=find(ask.words, findables, ask.inventory),
+    return FindResult(
+        found=find_matches(ask.words, findables, ask.inventory),
         ask=ask,
         open=tuple(one for one in opened.open if one.catalogue.images) if opened else (),
         factory=own,
         place=str(settings.root_path) if own else opened.open[0].center.place if opened else "",
-        ages=ages_of(offers, ask.now) if offers else None,
+        ages=verdict_ages_of(offers, ask.now) if offers else None,
         notes=opened.notes if opened else (),
     )
 
 
-def _judged(one: OpenCenter, now: datetime) -> list[Offer]:
-    return [judge_offer(one.catalogue, image, one.center.trust, now) for image in one.catalogue.images]
+def _verified_images(one: CenterCatalog, now: datetime) -> list[ImageOffer]:
+    return [verify_offer(one.catalogue, image, one.center.trust, now) for image in one.catalogue.images]
 
 
-def _offered(center: Center, offers: Sequence[Offer], ask: FindAsk) -> Iterator[Findable]:
+def _catalog_offers(
+    center: JoinedCenter, offers: Sequence[ImageOffer], ask: FindRequest
+) -> Iterator[FindCandidate]:
     site, folder = find_site(center.settings.site.value), center.settings.sif_folder.value
     for offer in offers:
-        one = offered(offer, site, folder, ask.wish)
+        one = offered_candidates(offer, site, folder, ask.wish)
         if one is not None:
             yield (
                 replace(one, name=f"{center.prefix}{one.name}", center=center.name) if center.several else one
             )
 
 
-def _candidates(factory: Factory | None, ask: FindAsk) -> Sequence[Findable]:
+def _candidates(factory: Project | None, ask: FindRequest) -> Sequence[FindCandidate]:
     if factory:
         return [candidate(one, ask.wish) for one in read_candidates(factory, factory.targets)]
     names = dict(families())

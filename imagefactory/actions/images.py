@@ -9,51 +9,51 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from imagefactory.access import Access, registry_place, repository_of
-from imagefactory.actions.verdicts import ANY, Judge, find_in, local_place, read_court
-from imagefactory.build.sif import SifMaker
+from imagefactory.actions.verdicts import ANY, VerdictReader, find_in, local_place, read_verification_policy
+from imagefactory.build.sif import SifBuilder
 from imagefactory.errors import NoImageError, NothingSelectedError, RegistryError, StoreError
 from imagefactory.gpu.capability import architecture
 from imagefactory.model import Target
 from imagefactory.oci.artifacts import WITHDRAWN
 from imagefactory.oci.candidates import CANDIDATE, CAPABILITY, plain_tag, read_pushed, read_records
-from imagefactory.oci.graph import Manifest, Place, parse_parts, platforms_in, read_manifest
+from imagefactory.oci.graph import Manifest, StoreRepository, parse_parts, platforms_in, read_manifest
 from imagefactory.oci.layout import LayoutStore, reference
-from imagefactory.oci.manifests import Descriptor, Image, Sif, images_of
+from imagefactory.oci.manifests import Descriptor, Image, SifArtifact, images_of
 from imagefactory.oci.sif import find_sif as find
 from imagefactory.oci.sif import is_sif_manifest, load_sif, sif_reference
-from imagefactory.oci.transfer import WORKERS, was_sent
+from imagefactory.oci.transfer import WORKERS, was_transferred
 from imagefactory.progress import Progress
-from imagefactory.project import Factory
+from imagefactory.project import Project
 from imagefactory.runtime.apptainer_command import ApptainerCommand
-from imagefactory.settings.load import read_ledger_key
+from imagefactory.settings.load import read_nonce_store_key
 from imagefactory.trust.attached import read_subject
-from imagefactory.trust.judgement import Court, Found, find_verdicts
-from imagefactory.trust.tags import Stand, TagCandidate, newest_first, stand
-from imagefactory.trust.verdict import Judged, Marks
+from imagefactory.trust.judgement import VerdictSet, VerificationPolicy, find_verdicts
+from imagefactory.trust.tags import CapabilityStatus, TagCandidate, capability_status, newest_first
+from imagefactory.trust.verdict import ImageProgress, VerificationResult
 from imagefactory.versions import natural
 
 
-def capability_proven(judged: Sequence[Judged], capability: str) -> bool:
+def is_capability_verified(judged: Sequence[VerificationResult], capability: str) -> bool:
     """Whether an image with these verdicts is verified for a capability (`8.0`)."""
-    return stand(judged, capability)[0] is Stand.PROVEN
+    return capability_status(judged, capability)[0] is CapabilityStatus.PROVEN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Promoting:
+class PromotionRequest:
     """Whose tags follow the verdicts, where, and when. With `dry_run` none moves.
 
     Without `approve` the key that signs here approves nothing, where the policy requires approvals.
     """
 
     target: Target
-    place: Place
+    place: StoreRepository
     now: datetime
     dry_run: bool = False
     approve: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Root:
+class _TagRoot:
     """What a tag may point to. `built` is true where the store's own tag of the target points to it."""
 
     digest: str
@@ -63,14 +63,14 @@ class _Root:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Read:
+class _ImageVerdicts:
     candidate: TagCandidate
-    found: Found
+    found: VerdictSet
 
 
 def read_candidates(
-    access: Access, promoting: Promoting, court: Court, progress: Progress
-) -> tuple[tuple[_Read, ...], dict[str, str]]:
+    access: Access, promoting: PromotionRequest, court: VerificationPolicy, progress: Progress
+) -> tuple[tuple[_ImageVerdicts, ...], dict[str, str]]:
     """All that the target's tags may point to, and what they point to now."""
     place, plain = promoting.place, plain_tag(promoting.target)
     names = [tag for tag in place.store.tags(place.repository) if belongs(tag, plain)]
@@ -86,7 +86,7 @@ def read_candidates(
         for name in sorted(digests, key=lambda name: (name not in tags, name == plain)):  # the best name last
             named[digests[name]] = name
         roots = [
-            _Root(
+            _TagRoot(
                 digest=digest,
                 name=name,
                 built=tags.get(plain) == digest,
@@ -97,7 +97,7 @@ def read_candidates(
         read = list(pool.map(lambda root: _read_candidate(access, promoting, court, root), roots))
     for note in (one for one in read if isinstance(one, str)):
         progress.note(note)
-    return tuple(one for one in read if isinstance(one, _Read)), tags
+    return tuple(one for one in read if isinstance(one, _ImageVerdicts)), tags
 
 
 def belongs(tag: str, plain: str) -> bool:
@@ -108,7 +108,9 @@ def belongs(tag: str, plain: str) -> bool:
     return bool(match and match["plain"] == plain and not tag.endswith(".sif"))
 
 
-def _read_candidate(access: Access, promoting: Promoting, court: Court, root: _Root) -> _Read | str:
+def _read_candidate(
+    access: Access, promoting: PromotionRequest, court: VerificationPolicy, root: _TagRoot
+) -> _ImageVerdicts | str:
     """The candidate of a root, or what to say of one whose parts are gone or that is no image."""
     place, target = promoting.place, promoting.target
     try:
@@ -140,7 +142,7 @@ def _read_candidate(access: Access, promoting: Promoting, court: Court, root: _R
         times = [one.verdict.report.ended for one in judged if one.verdict]
         pushed = promoting.now if root.built else max(times, default=None)
     else:
-        pushed = read_pushed(read_records(place, root.digest, key=read_ledger_key(access.environ)))
+        pushed = read_pushed(read_records(place, root.digest, key=read_nonce_store_key(access.environ)))
     candidate = TagCandidate(
         name=root.name,
         digest=root.digest,
@@ -149,24 +151,24 @@ def _read_candidate(access: Access, promoting: Promoting, court: Court, root: _R
         platforms=1 + len(others),
         own=is_own(access, place, root.digest),
     )
-    return _Read(candidate=candidate, found=replace(image, tags=root.tags))
+    return _ImageVerdicts(candidate=candidate, found=replace(image, tags=root.tags))
 
 
-def is_own(access: Access, place: Place, digest: str) -> bool:
+def is_own(access: Access, place: StoreRepository, digest: str) -> bool:
     """Whether this store pushed it, or a record with the MAC of IMAGEFACTORY_LEDGER_KEY says so."""
     if isinstance(place.store, LayoutStore):
         return True
-    if was_sent(access.layout.recall("pushed", place.store.name) or {}, place.repository, digest):
+    if was_transferred(access.layout.recall("pushed", place.store.name) or {}, place.repository, digest):
         return True
-    key = read_ledger_key(access.environ)
+    key = read_nonce_store_key(access.environ)
     return bool(key and read_records(place, digest, key=key))
 
 
-def _target_of(judged: Judged) -> str:
+def _target_of(judged: VerificationResult) -> str:
     return judged.verdict.report.subject.target if judged.verdict else ""
 
 
-def _untagged(access: Access, target: Target, court: Court) -> dict[str, str]:
+def _untagged(access: Access, target: Target, court: VerificationPolicy) -> dict[str, str]:
     """Images of the target that the store keeps for their verdicts, by digest; what a person calls them."""
     layout, place, names = access.layout, local_place(access, ANY), {}
     for digest in layout.subjects():
@@ -184,7 +186,7 @@ def _untagged(access: Access, target: Target, court: Court) -> dict[str, str]:
     return names
 
 
-def target_at(factory: Factory, place: Place, digest: str) -> Target:
+def target_at(factory: Project, place: StoreRepository, digest: str) -> Target:
     """The target whose candidate or tag is `digest` in that repository. Raises NothingSelectedError."""
     family = place.repository.rpartition("/")[2]
     for target in (one for one in factory.targets if one.family == family):
@@ -200,9 +202,9 @@ def target_at(factory: Factory, place: Place, digest: str) -> Target:
     )
 
 
-def list_verdicts(access: Access, wanted: Promoting, progress: Progress) -> tuple[Found, ...]:
+def list_verdicts(access: Access, wanted: PromotionRequest, progress: Progress) -> tuple[VerdictSet, ...]:
     """The verdicts about all images of a target in a place, the newest image first."""
-    read, _ = read_candidates(access, wanted, read_court(access, wanted.now), progress)
+    read, _ = read_candidates(access, wanted, read_verification_policy(access, wanted.now), progress)
     order = newest_first([one.candidate for one in read])
     return tuple(sorted((one.found for one in read), key=lambda one: order.index(one.subject.index)))
 
@@ -215,12 +217,12 @@ def stored_image(access: Access, target: Target) -> Image | None:
     return access.layout.image(reference(target))
 
 
-def stored_sif(access: Access, target: Target) -> Sif | None:
+def stored_sif(access: Access, target: Target) -> SifArtifact | None:
     """The .sif that apptainer built from the target's definition, or None."""
     return find(access.layout, sif_reference(target))
 
 
-def load_made(access: Access, name: str, descriptor: Descriptor) -> Image | Sif:
+def load_artifact(access: Access, name: str, descriptor: Descriptor) -> Image | SifArtifact:
     """The image or .sif of the store behind a manifest."""
     layout = access.layout
     if is_sif_manifest(json.loads(layout.read(descriptor))):
@@ -228,27 +230,29 @@ def load_made(access: Access, name: str, descriptor: Descriptor) -> Image | Sif:
     return layout.load(name, descriptor)
 
 
-def ensure_sif(access: Access, image: Image, target: str, progress: Progress, *, compression: str) -> Sif:
+def ensure_sif(
+    access: Access, image: Image, target: str, progress: Progress, *, compression: str
+) -> SifArtifact:
     """The kept .sif of an image of the store, made if need be. The caller holds the layout's `in_use`."""
-    maker = SifMaker(access.layout, ApptainerCommand(access.environ), workers=access.settings.worker_count)
+    maker = SifBuilder(access.layout, ApptainerCommand(access.environ), workers=access.settings.worker_count)
     return maker.make(image, target, compression, progress)
 
 
 # --- How far the images of targets are, by what the store knows: for lists, no registry is asked
 
 
-def find_marks(access: Access, targets: Iterable[Target], now: datetime) -> dict[str, Marks]:
+def find_marks(access: Access, targets: Iterable[Target], now: datetime) -> dict[str, ImageProgress]:
     """The marks of targets by name. An image that is damaged has none but that it is there."""
-    tags, judge = access.layout.tags(), Judge(access, now)
+    tags, judge = access.layout.tags(), VerdictReader(access, now)
     sent, path = {}, ""
     if access.settings.registry.value:
         host, path = registry_place(access, "")
         sent = access.layout.recall("pushed", host) or {}
 
-    def marks(target: Target) -> Marks:
+    def marks(target: Target) -> ImageProgress:
         name = reference(target)
         if name not in tags:
-            return Marks(built=f"{name}.sif" in tags)
+            return ImageProgress(built=f"{name}.sif" in tags)
         try:
             image = access.layout.load(name, tags[name])
             proven = {
@@ -257,8 +261,8 @@ def find_marks(access: Access, targets: Iterable[Target], now: datetime) -> dict
                 if one.proves and one.verdict and one.verdict.report.device
             }
         except StoreError:
-            return Marks(built=True)
-        pushed = was_sent(sent, repository_of(path, target.family), image.digest)
-        return Marks(built=True, pushed=pushed, verified=tuple(sorted(proven, key=natural)))
+            return ImageProgress(built=True)
+        pushed = was_transferred(sent, repository_of(path, target.family), image.digest)
+        return ImageProgress(built=True, pushed=pushed, verified=tuple(sorted(proven, key=natural)))
 
     return {target.name: marks(target) for target in targets}

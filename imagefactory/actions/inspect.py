@@ -18,7 +18,7 @@ from pathlib import Path
 from imagefactory.access import Access, open_registry, package_index
 from imagefactory.actions.images import stored_image, stored_sif
 from imagefactory.actions.locked import read_target_lock
-from imagefactory.actions.verdicts import Judge
+from imagefactory.actions.verdicts import VerdictReader
 from imagefactory.errors import (
     BuildError,
     NothingSelectedError,
@@ -27,65 +27,73 @@ from imagefactory.errors import (
     UsageError,
     os_problem,
 )
-from imagefactory.fs import replacing, seal, unseal
-from imagefactory.gpu.frameworks import Role, find_framework, role_of
+from imagefactory.fs import add_checksum, check_checksum, replacing
+from imagefactory.gpu.frameworks import LibraryRole, find_framework, role_of
 from imagefactory.gpu.knowledge import scanned
-from imagefactory.gpu.values import Contents, Package
+from imagefactory.gpu.values import InstalledPackage, ScanResult
 from imagefactory.lock.download import PackageCache
-from imagefactory.model import Lock, LockedConda, LockedPackage, Target
+from imagefactory.model import Lock, LockedCondaPackage, LockedPackage, Target
 from imagefactory.oci.graph import (
     Manifest,
-    Place,
+    StoreRepository,
     choose_platform,
     parse_parts,
     read_config,
     read_manifest,
 )
 from imagefactory.oci.layout import Layout, LayoutStore
-from imagefactory.oci.manifests import INDEX_TYPES, Descriptor, Image, ImageConfig, Layer, Sif, images_of
-from imagefactory.oci.mirrors import resolve
+from imagefactory.oci.manifests import (
+    INDEX_TYPES,
+    Descriptor,
+    Image,
+    ImageConfig,
+    OciLayer,
+    SifArtifact,
+    images_of,
+)
+from imagefactory.oci.mirrors import resolve_mirror
 from imagefactory.oci.sif import is_sif, is_sif_manifest, load_sif, sifs_of
-from imagefactory.oci.store import DIGEST, Reference, parse_reference
-from imagefactory.progress import Progress, Quiet
-from imagefactory.project import Factory
-from imagefactory.recipes.expand import select_one
-from imagefactory.scan.files import find_in, scan_folder, scan_path
+from imagefactory.oci.store import DIGEST, ImageReference, parse_reference
+from imagefactory.progress import Progress, QuietProgress
+from imagefactory.project import Project
+from imagefactory.recipes.expand import select_single
+from imagefactory.scan.files import find_in, scan_directory, scan_path
 from imagefactory.scan.findings import format_contents
 from imagefactory.scan.layers import (
     LayerScan,
-    ScanShelf,
+    ScanCache,
     format_scan,
-    layout_shelf,
+    layout_scan_cache,
     parse_scan,
     scan_image,
     unpacked_sif,
 )
-from imagefactory.trust.verdict import Judged
+from imagefactory.trust.verdict import VerificationResult
 
 # --- The GPU code in a file, an image of the store or one of a registry: which bytes are scanned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inspected:
+class InspectResult:
     """What was looked at. `how` says in a line where its contents come from; `digest` is an image's.
 
     `platform` is the architecture that it is made for (`amd64`), empty where it does not say.
     """
 
-    contents: Contents
+    contents: ScanResult
     how: str
     digest: str = ""
     platform: str = ""
 
 
-def inspect_made(access: Access, made: Image | Sif, progress: Progress) -> Inspected:
+def inspect_artifact(access: Access, made: Image | SifArtifact, progress: Progress) -> InspectResult:
     """What an image or a .sif of the store holds."""
-    if isinstance(made, Sif):
-        return inspect_kept_sif(access, made, progress)
+    if isinstance(made, SifArtifact):
+        return inspect_stored_sif(access, made, progress)
     return scan_stored(access, made, progress)
 
 
-def inspect_path(access: Access, path: Path, progress: Progress) -> Inspected:
+def inspect_path(access: Access, path: Path, progress: Progress) -> InspectResult:
     workers = access.settings.worker_count
     if path.is_file():
         try:
@@ -98,7 +106,7 @@ def inspect_path(access: Access, path: Path, progress: Progress) -> Inspected:
             return _inspect_sif(access, path, progress)
     kind = "folder" if path.is_dir() else "wheel" if path.suffix == ".whl" else "file"
     contents = scan_path(path, progress, workers=workers)
-    return Inspected(contents=contents, how=f"scan of the {kind}", platform=wheel_platform(path.name))
+    return InspectResult(contents=contents, how=f"scan of the {kind}", platform=wheel_platform(path.name))
 
 
 def wheel_platform(name: str) -> str:
@@ -107,7 +115,7 @@ def wheel_platform(name: str) -> str:
     return {"x86_64": "amd64", "aarch64": "arm64"}[found[1]] if found else ""
 
 
-def _inspect_sif(access: Access, path: Path, progress: Progress) -> Inspected:
+def _inspect_sif(access: Access, path: Path, progress: Progress) -> InspectResult:
     """By the image it was made from, where the store has that; else unpacked."""
     image = _origin(access.layout, path)
     if image is not None:
@@ -116,8 +124,8 @@ def _inspect_sif(access: Access, path: Path, progress: Progress) -> Inspected:
         return replace(found, contents=contents, how=f"scan of {image.name}, from which it was made")
     layout = access.layout
     with layout.in_use(progress), unpacked_sif(path, layout.tmp, progress) as root:
-        contents = scan_folder(root, progress, workers=access.settings.worker_count)
-    return Inspected(contents=replace(contents, source=path.name), how="scan of the unpacked .sif")
+        contents = scan_directory(root, progress, workers=access.settings.worker_count)
+    return InspectResult(contents=replace(contents, source=path.name), how="scan of the unpacked .sif")
 
 
 def _origin(layout: Layout, path: Path) -> Image | None:
@@ -139,17 +147,17 @@ def _sha256(path: Path) -> str:
         return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
-def inspect_kept_sif(access: Access, sif: Sif, progress: Progress) -> Inspected:
+def inspect_stored_sif(access: Access, sif: SifArtifact, progress: Progress) -> InspectResult:
     found = _inspect_sif(access, sif.path, progress)
     return replace(found, contents=replace(found.contents, source=sif.name), digest=sif.digest)
 
 
-def scan_stored(access: Access, image: Image, progress: Progress) -> Inspected:
+def scan_stored(access: Access, image: Image, progress: Progress) -> InspectResult:
     layout = access.layout
     with layout.in_use(progress):
-        shelf = layout_shelf(layout, access.settings.worker_count)
+        shelf = layout_scan_cache(layout, access.settings.worker_count)
         contents = scan_image(image.name, image.layers, shelf, progress)
-    return Inspected(
+    return InspectResult(
         contents=contents,
         how=f"scan of the image in {layout.path}",
         digest=image.digest,
@@ -157,18 +165,18 @@ def scan_stored(access: Access, image: Image, progress: Progress) -> Inspected:
     )
 
 
-def inspect_registry(access: Access, reference: Reference, progress: Progress) -> Inspected:
+def inspect_registry(access: Access, reference: ImageReference, progress: Progress) -> InspectResult:
     """An image of a registry: of its layers those not known are read through, none is kept."""
     asked, place = find_place(access, str(reference))
     found = image_at(place, asked.wanted)
     with access.layout.in_use(progress):
-        shelf = ScanShelf(
+        shelf = ScanCache(
             layout=access.layout,
             read=lambda layer: place.store.read(place.repository, layer.descriptor),
             workers=access.settings.worker_count,
         )
         contents = scan_image(str(reference), found.layers, shelf, progress)
-    return Inspected(
+    return InspectResult(
         contents=contents,
         how=f"scan of the image in {place}",
         digest=found.digest,
@@ -176,23 +184,23 @@ def inspect_registry(access: Access, reference: Reference, progress: Progress) -
     )
 
 
-def find_place(access: Access, name: str) -> tuple[Reference, Place]:
+def find_place(access: Access, name: str) -> tuple[ImageReference, StoreRepository]:
     """What a full reference asks for, and where: a mirror, if the site has one."""
-    asked = resolve(parse_reference(name), access.settings.mirror_map)
-    return asked, Place(store=open_registry(access, asked.registry), repository=asked.repository)
+    asked = resolve_mirror(parse_reference(name), access.settings.mirror_map)
+    return asked, StoreRepository(store=open_registry(access, asked.registry), repository=asked.repository)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageAt:
+class ImageLocation:
     """An image where it lies: the digest of its root and of its own manifest, its config and layers."""
 
     digest: str
     manifest: str
     config: ImageConfig
-    layers: tuple[Layer, ...]
+    layers: tuple[OciLayer, ...]
 
 
-def image_at(place: Place, wanted: str) -> ImageAt:
+def image_at(place: StoreRepository, wanted: str) -> ImageLocation:
     """The image that a tag or digest names, of several the one for linux/amd64.
 
     Raises RegistryError for what is none.
@@ -201,12 +209,12 @@ def image_at(place: Place, wanted: str) -> ImageAt:
     root = read_manifest(place, choose_platform(root, "").digest)
     manifest = _image_manifest(place, root)
     config, layers = _layers(place, manifest)
-    return ImageAt(
+    return ImageLocation(
         digest=root.descriptor.digest, manifest=manifest.descriptor.digest, config=config, layers=layers
     )
 
 
-def _image_manifest(place: Place, root: Manifest) -> Manifest:
+def _image_manifest(place: StoreRepository, root: Manifest) -> Manifest:
     """The image's own manifest, also where its index is the root."""
     if root.descriptor.media_type not in INDEX_TYPES:
         return root
@@ -216,7 +224,7 @@ def _image_manifest(place: Place, root: Manifest) -> Manifest:
     return read_manifest(place, digest)
 
 
-def _layers(place: Place, manifest: Manifest) -> tuple[ImageConfig, tuple[Layer, ...]]:
+def _layers(place: StoreRepository, manifest: Manifest) -> tuple[ImageConfig, tuple[OciLayer, ...]]:
     config = read_config(place, manifest)
     if config is None:
         raise RegistryError(
@@ -225,7 +233,7 @@ def _layers(place: Place, manifest: Manifest) -> tuple[ImageConfig, tuple[Layer,
             hint="if it is a .sif, run imagefactory pull --format sif and inspect the file",
         )
     return config, tuple(
-        Layer(descriptor=blob, diff_id=diff_id, title="")
+        OciLayer(descriptor=blob, diff_id=diff_id, title="")
         for blob, diff_id in zip(parse_parts(manifest)[1][1:], config.diff_ids, strict=True)
     )
 
@@ -235,7 +243,9 @@ def _layers(place: Place, manifest: Manifest) -> tuple[ImageConfig, tuple[Layer,
 LARGE = 1 << 20  # bytes; the GPU code of a framework is in no package smaller than that
 
 
-def inspect_place(access: Access, recipes: Callable[[], Factory], name: str, progress: Progress) -> Inspected:
+def inspect_place(
+    access: Access, recipes: Callable[[], Project], name: str, progress: Progress
+) -> InspectResult:
     """What `name` holds: a path that exists, a reference with its registry, a digest or tag, a target.
 
     `recipes` gives the factory, where a name may be a target's. Raises UsageError for a name that is
@@ -268,16 +278,18 @@ def inspect_place(access: Access, recipes: Callable[[], Factory], name: str, pro
     return _inspect_target(recipes(), name, progress)
 
 
-def inspected_verdicts(access: Access, name: str, digest: str, now: datetime) -> tuple[Judged, ...]:
+def inspected_verdicts(
+    access: Access, name: str, digest: str, now: datetime
+) -> tuple[VerificationResult, ...]:
     """The judged verdicts on what `inspect_place` found under `name`, from the store or registry it is in.
 
     A file's are none: those of the image that it was made from are not about the file.
     """
-    judge = Judge(access, now)
+    judge = VerdictReader(access, now)
     if not digest or Path(name).exists():
         return ()
     if "/" not in name:
-        return judge.there(Place(store=LayoutStore(access.layout), repository=""), digest)
+        return judge.there(StoreRepository(store=LayoutStore(access.layout), repository=""), digest)
     return judge.there(find_place(access, name)[1], digest)
 
 
@@ -285,7 +297,7 @@ def _near(name: str, known: Iterable[str]) -> str:
     return "".join(difflib.get_close_matches(name, known, n=1))
 
 
-def _inspect_digest(access: Access, digest: str, progress: Progress) -> Inspected:
+def _inspect_digest(access: Access, digest: str, progress: Progress) -> InspectResult:
     found = access.layout.manifest(digest)
     if found is None:
         raise NothingSelectedError(
@@ -294,27 +306,27 @@ def _inspect_digest(access: Access, digest: str, progress: Progress) -> Inspecte
     return _inspect_stored(access, digest, found[0], progress)
 
 
-def _inspect_stored(access: Access, name: str, descriptor: Descriptor, progress: Progress) -> Inspected:
+def _inspect_stored(access: Access, name: str, descriptor: Descriptor, progress: Progress) -> InspectResult:
     """An image of the store, or a .sif that is kept there."""
     layout = access.layout
     if is_sif_manifest(json.loads(layout.read(descriptor))):
-        return inspect_kept_sif(access, load_sif(layout, descriptor.digest), progress)
+        return inspect_stored_sif(access, load_sif(layout, descriptor.digest), progress)
     return scan_stored(access, layout.load(name, descriptor), progress)
 
 
-def _inspect_target(factory: Factory, name: str, progress: Progress) -> Inspected:
+def _inspect_target(factory: Project, name: str, progress: Progress) -> InspectResult:
     """The target's image; else the .sif apptainer built; else what is known of its lock's packages."""
-    target = select_one(factory.targets, name)
+    target = select_single(factory.targets, name)
     image = stored_image(factory, target)
     if image is not None:
         return scan_stored(factory, image, progress)
     sif = stored_sif(factory, target)
     if sif is not None:
-        return inspect_kept_sif(factory, sif, progress)
+        return inspect_stored_sif(factory, sif, progress)
     return _inspect_lock(factory, target, progress)
 
 
-def _inspect_lock(factory: Factory, target: Target, progress: Progress) -> Inspected:
+def _inspect_lock(factory: Project, target: Target, progress: Progress) -> InspectResult:
     lock = read_target_lock(factory, target)
     if lock is None:
         raise BuildError(
@@ -322,7 +334,7 @@ def _inspect_lock(factory: Factory, target: Target, progress: Progress) -> Inspe
             f"{target.name} is neither built nor locked, so its GPU code is not known",
             hint=f"imagefactory lock {target.name} && imagefactory build {target.name}",
         )
-    cached, tabled, missing = _known_packages(factory, lock, progress)
+    cached, tabled, missing = _scanned_packages(factory, lock, progress)
     contents = join_contents(target.name, lock, (*cached, *tabled))
     if not _answers(contents, missing):
         raise BuildError(
@@ -335,12 +347,12 @@ def _inspect_lock(factory: Factory, target: Target, progress: Progress) -> Inspe
     known += [f"{len(tabled)} from the tables of scanned wheels"] if tabled else []
     known += [f"{len(missing)} large ones not looked into"] if missing else []
     how = f"its lock, for it is not built: of {len(lock.packages)} packages {', '.join(known)}"
-    return Inspected(contents=contents, how=how, platform=target.platform.partition("/")[2])
+    return InspectResult(contents=contents, how=how, platform=target.platform.partition("/")[2])
 
 
-def _known_packages(
+def _scanned_packages(
     access: Access, lock: Lock, progress: Progress
-) -> tuple[list[Contents], list[Contents], list[LockedPackage]]:
+) -> tuple[list[ScanResult], list[ScanResult], list[LockedPackage]]:
     """What is known of a lock's packages: those scanned in the cache, those in the tables, the others."""
     cache = PackageCache(access.settings.cache_path, package_index(access))
     absent = set(cache.missing(lock.packages))
@@ -360,28 +372,30 @@ def _known_packages(
     return cached, tabled, missing
 
 
-def _scan_cached(path: Path, workers: int) -> Contents:
+def _scan_cached(path: Path, workers: int) -> ScanResult:
     """A package of the cache. What it tells is kept beside it, and goes with it."""
     kept, known = path.with_name("scan.json"), None
     with contextlib.suppress(ValueError):
-        known = parse_scan(json.loads(unseal(kept) or b"{}"))
+        known = parse_scan(json.loads(check_checksum(kept) or b"{}"))
     if known is None:
-        known = LayerScan(found=find_in(path, Quiet(), workers=workers))
+        known = LayerScan(found=find_in(path, QuietProgress(), workers=workers))
         # Only a memory: the cache may be one that others fill.
         with contextlib.suppress(OSError), replacing(kept) as file:
-            file.write(seal(kept, json.dumps(format_scan(known)).encode()))
+            file.write(add_checksum(kept, json.dumps(format_scan(known)).encode()))
     return format_contents(path.name, known.found)
 
 
-def join_contents(source: str, lock: Lock, parts: Iterable[Contents]) -> Contents:
+def join_contents(source: str, lock: Lock, parts: Iterable[ScanResult]) -> ScanResult:
     """What packages hold together. The lock says which packages there are. Pure."""
     every = tuple(parts)
     libraries = {library.path: library for part in every for library in part.libraries}
     packages = {
-        Package(name=own.name, version=own.version, build=own.build if isinstance(own, LockedConda) else "")
+        InstalledPackage(
+            name=own.name, version=own.version, build=own.build if isinstance(own, LockedCondaPackage) else ""
+        )
         for own in lock.packages
     }
-    return Contents(
+    return ScanResult(
         source=source,
         libraries=tuple(libraries[path] for path in sorted(libraries)),
         packages=tuple(sorted(packages, key=lambda package: (package.name, package.version))),
@@ -390,8 +404,8 @@ def join_contents(source: str, lock: Lock, parts: Iterable[Contents]) -> Content
     )
 
 
-def _answers(contents: Contents, missing: list[LockedPackage]) -> bool:
+def _answers(contents: ScanResult, missing: list[LockedPackage]) -> bool:
     """Whether what is known decides: the framework's own code is there, or nothing large is unknown."""
     framework = find_framework(contents)
-    gates = any(role_of(one.path, framework)[0] is Role.GATES for one in contents.libraries)
+    gates = any(role_of(one.path, framework)[0] is LibraryRole.GATES for one in contents.libraries)
     return gates or not missing

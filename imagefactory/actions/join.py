@@ -15,22 +15,22 @@ from typing import Any
 from imagefactory.access import Access, open_registry
 from imagefactory.actions.centers import center_name
 from imagefactory.errors import CheckFailedError, NothingSelectedError, RegistryError, UsageError, os_problem
-from imagefactory.oci.graph import Place
-from imagefactory.oci.mirrors import resolve
-from imagefactory.oci.store import Reference
-from imagefactory.settings.files import center_files, center_folder, read_document, user_file
+from imagefactory.oci.graph import StoreRepository
+from imagefactory.oci.mirrors import resolve_mirror
+from imagefactory.oci.store import ImageReference
+from imagefactory.settings.files import center_directory, center_files, read_document, user_file
 from imagefactory.settings.load import CENTER, Settings
-from imagefactory.trust.catalog_package import INVITATION, parse_layer, unpack
+from imagefactory.trust.catalog_package import INVITATION, parse_layer, unpack_artifact
 from imagefactory.trust.invitation import (
     LARGEST,
     SETTINGS,
     Invitation,
-    Joining,
+    InvitationSettings,
+    check_not_retired,
+    create_invitation,
     invitation_place,
-    invite_with,
-    join,
+    join_center,
     parse_invitation,
-    refuse_return,
 )
 from imagefactory.trust.policy import read_text, read_trust, write_text
 
@@ -47,7 +47,7 @@ def invitation_of(settings: Settings, catalogue: str, now: datetime) -> Invitati
             "neither `catalogue` nor `registry` is set, so readers cannot find the catalog",
             hint="imagefactory invite --catalogue HOST/PATH, or the path of a file that all readers can read",
         )
-    keys = invite_with(read_trust(settings.files), now)
+    keys = create_invitation(read_trust(settings.files), now)
     if not keys:
         raise CheckFailedError(
             "no-trusted-key",
@@ -95,9 +95,9 @@ def _read_file(path: Path) -> bytes:
     return data
 
 
-def _fetch(settings: Settings, environ: Mapping[str, str], reference: Reference) -> bytes:
-    access, asked = Access(settings=settings, environ=environ), resolve(reference, settings.mirror_map)
-    place = Place(store=open_registry(access, asked.registry), repository=asked.repository)
+def _fetch(settings: Settings, environ: Mapping[str, str], reference: ImageReference) -> bytes:
+    access, asked = Access(settings=settings, environ=environ), resolve_mirror(reference, settings.mirror_map)
+    place = StoreRepository(store=open_registry(access, asked.registry), repository=asked.repository)
     manifest = place.store.manifest(place.repository, asked.wanted)
     if manifest is None:
         raise RegistryError(
@@ -112,7 +112,7 @@ def _fetch(settings: Settings, environ: Mapping[str, str], reference: Reference)
             f"{asked} has {layer.size:,} bytes, and an invitation has at most {LARGEST:,}",
             hint="check who pushed it",
         )
-    return unpack(b"".join(place.store.read(place.repository, layer)), str(asked))
+    return unpack_artifact(b"".join(place.store.read(place.repository, layer)), str(asked))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +123,7 @@ class UserFile:
     """
 
     path: Path
-    joining: Joining
+    joining: InvitationSettings
     center: str
     beside: tuple[str, ...] = ()
 
@@ -167,16 +167,16 @@ def find_joining(
                 hint=f"imagefactory site remove {known}, then join it under another name",
             )
         files[new], documents[new] = files.pop(known), documents.pop(known)  # the first one gets another name
-    file = files.get(new) or (center_folder(environ) / f"{new}.toml" if path in files.values() else path)
+    file = files.get(new) or (center_directory(environ) / f"{new}.toml" if path in files.values() else path)
     for one in dict.fromkeys((path, *sites, *files.values())):
         if one != file:
-            refuse_return(read_document(one).get("trust", []), invitation, str(one), now)
+            check_not_retired(read_document(one).get("trust", []), invitation, str(one), now)
     # The first one's name is written where somebody chose it, another one's is that of its file.
     chosen = name or str(main.get("center", "")) or invitation.center
     wanted = replace(invitation, center=chosen if file == path else "")
     others = tuple(read_document(one) for one in sites) if file == path else ()
     text = read_text(file) if file.is_file() else ""
-    joining = join(text, wanted, others, str(file), now, moved=new in documents)
+    joining = join_center(text, wanted, others, str(file), now, moved=new in documents)
     beside = tuple(one for one in documents if one != new)
     return UserFile(path=file, joining=joining, center=new, beside=beside)
 

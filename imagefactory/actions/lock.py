@@ -22,11 +22,11 @@ from packaging.version import Version
 from imagefactory.access import Access, cache_lock, conda_channels, debian_mirror, package_index, uv_locker
 from imagefactory.actions.build import BuildOptions, build_image, make_engine
 from imagefactory.actions.definition import define_target
-from imagefactory.actions.locked import base_locks, base_state, lock_below, read_target_lock, require_lock
-from imagefactory.build.layer_lock import lock_layers, moved_on
+from imagefactory.actions.locked import base_locks, base_state, parent_lock, read_target_lock, require_lock
+from imagefactory.build.layer_lock import changed_inputs, lock_layers
 from imagefactory.errors import (
-    BehindError,
     LockError,
+    OutdatedError,
     StaleError,
     StatementError,
     UnsolvableError,
@@ -34,9 +34,9 @@ from imagefactory.errors import (
     os_problem,
 )
 from imagefactory.extras.importers.framework_row import within
-from imagefactory.fs import explain_full_disk, folder_for_a_while, replace_text, used
+from imagefactory.fs import explain_full_disk, replace_text, shared_use, temporary_directory
 from imagefactory.gpu.capability import architecture
-from imagefactory.lock import Behind, Locker, LockRequest, files
+from imagefactory.lock import Locker, LockRequest, OutdatedPackage, files
 from imagefactory.lock.conda import by_conda_lock
 from imagefactory.lock.conda.locker import CondaLocker
 from imagefactory.lock.conda.own_tool import CondaLockLocker, find_tool
@@ -54,14 +54,14 @@ from imagefactory.lock.layers import (
     wrong_entries,
 )
 from imagefactory.lock.pypi.local import changed_wheel
-from imagefactory.lock.pypi.outdated import Release, releases
-from imagefactory.lock.pypi.system_libraries import Lacking, find_lacking
+from imagefactory.lock.pypi.outdated import PypiRelease, releases
+from imagefactory.lock.pypi.system_libraries import MissingLibraries, find_lacking
 from imagefactory.lock.pypi.unbuilt import installable
 from imagefactory.lock.pypi.uv import UvLocker
-from imagefactory.model import Base, BaseLock, Definition, Lock, Target
+from imagefactory.model import BaseLock, BaseSpec, BuildSpec, Lock, Target
 from imagefactory.oci.manifests import Image
 from imagefactory.progress import Progress
-from imagefactory.project import Factory, recipes_folder
+from imagefactory.project import Project, recipes_directory
 from imagefactory.recipes.expand import requirement_places
 from imagefactory.recipes.read import read_each
 from imagefactory.recipes.values import channel_name
@@ -72,8 +72,8 @@ from imagefactory.settings.choices import SOLVERS
 
 
 def lacking_libraries(
-    factory: Factory, target: Target, lock: Lock, under: Lock | None
-) -> tuple[Lacking, ...]:
+    factory: Project, target: Target, lock: Lock, under: Lock | None
+) -> tuple[MissingLibraries, ...]:
     """Of the wheels that are not `under`'s. None where what the base has is not known: it is pulled, or has
     no lock yet; and none for conda's targets, whose own packages have such libraries.
 
@@ -95,7 +95,7 @@ def lacking_libraries(
 # ---
 
 
-def below_first(factory: Factory, targets: Sequence[Target]) -> tuple[Target, ...]:
+def parents_first(factory: Project, targets: Sequence[Target]) -> tuple[Target, ...]:
     """`targets` in an order in which each can be locked: after the one that it is built on."""
 
     def depth(target: Target) -> int:
@@ -106,7 +106,7 @@ def below_first(factory: Factory, targets: Sequence[Target]) -> tuple[Target, ..
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Relock:
+class LockResult:
     """What `lock` did: `before` and `after` are the same object when nothing was solved.
 
     `behind` is what was locked far behind its newest release, below the packages that the recipe names.
@@ -115,7 +115,7 @@ class Relock:
     target: Target
     before: Lock | None
     after: Lock
-    behind: tuple[Behind, ...] = ()
+    behind: tuple[OutdatedPackage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,17 +130,17 @@ class LockOptions:
     note: str | None = None
 
 
-Solution: TypeAlias = "tuple[Lock, tuple[Behind, ...]]"
+Solution: TypeAlias = "tuple[Lock, tuple[OutdatedPackage, ...]]"
 """A lock that is not written yet, and what of it is far behind."""
 
 
 def lock_target(
-    factory: Factory,
+    factory: Project,
     target: Target,
     options: LockOptions,
     progress: Progress,
     solution: Solution | None = None,
-) -> Relock:
+) -> LockResult:
     """Solves the target's lock if anything that decides it has changed, and writes it.
 
     A `solution` of this very target is taken instead of another. Where there is no solution that is kept
@@ -148,7 +148,7 @@ def lock_target(
     UnsolvableError, LockError for a target below that has no lock, and what the solver's adapter raises.
     """
     _check_note(target, options.note)
-    behind: tuple[Behind, ...] = ()
+    behind: tuple[OutdatedPackage, ...] = ()
     folder = factory.lock_folder
     request, kept = lock_request(factory, target, options, progress)
     base, under, before = request.base, request.under, request.previous
@@ -163,7 +163,7 @@ def lock_target(
             solved, behind = solve_request(factory, request, progress)
         except UnsolvableError as error:
             if not current:
-                why = files.Unsolvable(
+                why = files.UnsolvableTarget(
                     target=target.name,
                     content_hash=decided,
                     reason=error.message.removeprefix(f"{target.name}: "),
@@ -190,15 +190,15 @@ def lock_target(
     else:
         after = before
         files.remove_unsolvable(folder, target.name)
-    _keep_behind(factory, after, behind)
-    return Relock(target=target, before=before, after=after, behind=behind)
+    _write_outdated(factory, after, behind)
+    return LockResult(target=target, before=before, after=after, behind=behind)
 
 
 def lock_request(
-    factory: Factory, target: Target, options: LockOptions, progress: Progress
+    factory: Project, target: Target, options: LockOptions, progress: Progress
 ) -> tuple[LockRequest, bool]:
     """What locking a target asks of its solver, and whether its lock stays as it is instead."""
-    base, under = factory.base_of(target), lock_below(factory, target)
+    base, under = factory.base_of(target), parent_lock(factory, target)
     try:
         before = read_target_lock(factory, target)
     except LockError as error:
@@ -211,7 +211,7 @@ def lock_request(
     if before is not None and current:
         try:
             files.check_facts(before, target)
-            files.check_kept(before, under)
+            files.check_unchanged_packages(before, under)
         except LockError as error:  # no lock is written so: somebody changed it
             progress.note(f"{error.message}: locking {target.name} again")
             before, current = replace(before, content_hash=files.NOBODYS), False
@@ -232,15 +232,15 @@ def solve_request(
     """A solution, and what of it is far behind. Nothing is written.
 
     Raises UnbuiltError where packages have no wheel, and with `build` where the newest releases of what the
-    recipe names have none; BehindError for an old release of what it names, and what the solver's adapter
+    recipe names have none; OutdatedError for an old release of what it names, and what the solver's adapter
     raises.
     """
     target, locker = request.target, target_locker(access, request.target)
     solved = locker.lock(request, progress)
     behind = locker.behind(request, solved, progress)
     try:
-        _refuse_behind(target, behind)
-    except BehindError:
+        _check_not_outdated(target, behind)
+    except OutdatedError:
         newest = tuple(f"{one.name}=={one.newest}" for one in behind if one.asked and one.build)
         wanted = replace(target, constraints=(*target.constraints, *newest))
         if build and newest and target.source == "pypi":
@@ -251,9 +251,9 @@ def solve_request(
 
 
 def solve_target(
-    factory: Factory,
+    factory: Project,
     target: Target,
-    base: Base,
+    base: BaseSpec,
     progress: Progress,
     *,
     under: Lock | None = None,
@@ -279,12 +279,12 @@ def solve_target(
     return {package.name: package.version for package in lock.packages}
 
 
-def explain_error(access: Access, target: Target, base: Base, error: LockError) -> LockError:
+def explain_error(access: Access, target: Target, base: BaseSpec, error: LockError) -> LockError:
     """The error of a target of wheels with the requirements that contradict, as far as they are found."""
     return uv_locker(package_index(access)).reason(LockRequest(target=target, base=base), error)
 
 
-def read_needs(access: Access, target: Target, base: Base, pin: str) -> tuple[str, ...]:
+def read_needs(access: Access, target: Target, base: BaseSpec, pin: str) -> tuple[str, ...]:
     """Requires-Dist of a release (`torch==2.7.1`) for a target's Python. Raises LockError."""
     locker = uv_locker(package_index(access))
     text = locker.metadata(pin, _empty_lock(locker, target, base))
@@ -292,21 +292,23 @@ def read_needs(access: Access, target: Target, base: Base, pin: str) -> tuple[st
 
 
 def read_releases(
-    locker: UvLocker, target: Target, base: Base, names: Sequence[str]
-) -> dict[str, tuple[Release, ...]]:
+    locker: UvLocker, target: Target, base: BaseSpec, names: Sequence[str]
+) -> dict[str, tuple[PypiRelease, ...]]:
     """The releases of projects with their days, the oldest first; none where the index lists none."""
     listed = locker.projects(names, _empty_lock(locker, target, base))
     return {name: releases(name, files, target.python) for name, files in listed.items()}
 
 
-def unknown_system(access: Access, base: Base, names: Sequence[str], progress: Progress) -> tuple[str, ...]:
+def unknown_debian_packages(
+    access: Access, base: BaseSpec, names: Sequence[str], progress: Progress
+) -> tuple[str, ...]:
     """The names that the archive of a base has no package for. Raises LockError, ToolError."""
     mirror = debian_mirror(access)
     with open_archive(mirror, base.suite, architecture(base.platform), progress) as archive:
         return archive.unknown(names)
 
 
-def has_wheels(locker: UvLocker, target: Target, base: Base, pin: str) -> bool:
+def has_wheels(locker: UvLocker, target: Target, base: BaseSpec, pin: str) -> bool:
     """Whether the index has a wheel for any Python 3 of a release, or of a package whose release is open."""
     name, _, version = pin.partition("==")
     files = locker.project(name, _empty_lock(locker, target, base))
@@ -314,7 +316,7 @@ def has_wheels(locker: UvLocker, target: Target, base: Base, pin: str) -> bool:
     return any(one and (not version or within(f"=={version}", one[1])) for one in found)
 
 
-def impossible(locker: UvLocker, target: Target, base: Base) -> tuple[str, ...]:
+def impossible(locker: UvLocker, target: Target, base: BaseSpec) -> tuple[str, ...]:
     """The packages of which no release within the target's bounds has a wheel for its Python or a source."""
     bounds = {
         str(canonicalize_name(one.name)): one.specifier
@@ -330,7 +332,7 @@ def impossible(locker: UvLocker, target: Target, base: Base) -> tuple[str, ...]:
     )
 
 
-def _empty_lock(locker: UvLocker, target: Target, base: Base) -> Lock:
+def _empty_lock(locker: UvLocker, target: Target, base: BaseSpec) -> Lock:
     return Lock(
         target=target.name,
         content_hash="",
@@ -341,11 +343,11 @@ def _empty_lock(locker: UvLocker, target: Target, base: Base) -> Lock:
     )
 
 
-def _with_places(factory: Factory, target: Target, error: UnsolvableError) -> str:
+def _with_places(factory: Project, target: Target, error: UnsolvableError) -> str:
     """The message of an error, each requirement that contradicts with its place in the recipe."""
     message = error.message
     if error.conflict:
-        places = requirement_places(read_each(recipes_folder(factory.settings))[0], target)
+        places = requirement_places(read_each(recipes_directory(factory.settings))[0], target)
         for text in error.conflict:
             if where := places.get(text):
                 whole = rf"(?<![\w.-]){re.escape(text)}(?![\w.*<>=!~,-])"
@@ -354,7 +356,7 @@ def _with_places(factory: Factory, target: Target, error: UnsolvableError) -> st
     return message
 
 
-def render_lock(factory: Factory, target: Target, kind: str) -> tuple[str, str]:
+def render_lock(factory: Project, target: Target, kind: str) -> tuple[str, str]:
     """The committed lock of a conda target as conda-lock renders it, and what of the lock is not in there.
 
     Raises UsageError for a target of wheels, and as `require_lock` and `by_conda_lock.render` do.
@@ -374,34 +376,36 @@ def render_lock(factory: Factory, target: Target, kind: str) -> tuple[str, str]:
     return by_conda_lock.render(lock, kind), left_out if lock.wheels else ""
 
 
-def behind_of(access: Access, lock: Lock) -> tuple[Behind, ...]:
+def outdated_packages_of(access: Access, lock: Lock) -> tuple[OutdatedPackage, ...]:
     """What was found far behind when this lock was made on this machine; none where it was made elsewhere."""
     try:
-        kept = json.loads(_behind_path(access, lock).read_text(encoding="utf-8"))
-        found: tuple[Behind, ...] = parse_value(kept, tuple[Behind, ...], "what is far behind")
+        kept = json.loads(_outdated_path(access, lock).read_text(encoding="utf-8"))
+        found: tuple[OutdatedPackage, ...] = parse_value(
+            kept, tuple[OutdatedPackage, ...], "what is far behind"
+        )
     except (OSError, ValueError, StatementError):
         return ()
     return found
 
 
-def _keep_behind(access: Access, lock: Lock, behind: tuple[Behind, ...]) -> None:
+def _write_outdated(access: Access, lock: Lock, behind: tuple[OutdatedPackage, ...]) -> None:
     """Beside the lock it would change the lock's digest, and so images, with each release of others."""
     if not behind:
         return
-    path = _behind_path(access, lock)
+    path = _outdated_path(access, lock)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(path, json.dumps(format_value(behind, tuple[Behind, ...]), indent=2) + "\n")
+        replace_text(path, json.dumps(format_value(behind, tuple[OutdatedPackage, ...]), indent=2) + "\n")
     except OSError as error:
         raise LockError(*os_problem("write", path, error), hint="check its permissions") from error
 
 
-def _behind_path(access: Access, lock: Lock) -> Path:
+def _outdated_path(access: Access, lock: Lock) -> Path:
     return access.settings.cache_path / "behind" / f"{files.lock_digest(lock).removeprefix('sha256:')}.json"
 
 
-def _refuse_behind(target: Target, behind: Sequence[Behind]) -> None:
-    """Raises BehindError for what the recipe names; below that a lock may hold what is old."""
+def _check_not_outdated(target: Target, behind: Sequence[OutdatedPackage]) -> None:
+    """Raises OutdatedError for what the recipe names; below that a lock may hold what is old."""
     if not (asked := [one for one in behind if one.asked]):
         return
     from_pypi = {canonicalize_name(Requirement(text).name) for text in target.pip}
@@ -416,7 +420,7 @@ def _refuse_behind(target: Target, behind: Sequence[Behind]) -> None:
     if builds:
         newer = f"imagefactory lock {target.name} --build builds {' and '.join(builds)} from source"
     accept = f", or write {bounds} at {target.where} to accept the old release" if bounds else ""
-    raise BehindError(
+    raise OutdatedError(
         "release-outdated",
         f"{target.name}: the lock would pin {', and '.join(map(str, asked))}",
         behind=tuple(asdict(one) for one in behind),
@@ -454,7 +458,7 @@ def _check_note(target: Target, note: str | None) -> None:
         )
 
 
-def lock_base(factory: Factory, base: Base, progress: Progress, *, update: bool) -> bool:
+def lock_base(factory: Project, base: BaseSpec, progress: Progress, *, update: bool) -> bool:
     """Solves a base's lock when there is none, when it is stale, or on `update`; True when it changed.
 
     A base that is pulled has no lock but its digest, which only its recipe changes.
@@ -505,14 +509,14 @@ FETCHED = ("conda", "debs", "wheels")
 OPTIONS = BuildOptions(engine="assemble", locked=True, smoke=False, held=False)
 
 
-def lock_target_layers(factory: Factory, target: Target, progress: Progress) -> bool:
+def lock_target_layers(factory: Project, target: Target, progress: Progress) -> bool:
     """Builds the target's layers, as far as the store does not have them, and writes its layer lock.
 
     True where that changed. Raises what a build raises, and UsageError for a target on an image of others.
     """
     definition, bases = define_target(factory, target), _base_locks(factory, target)
     image = _build(factory, definition, progress)
-    lock = lock_layers(definition, bases, image, _made_with(factory, definition))
+    lock = lock_layers(definition, bases, image, _build_tools(factory, definition))
     path = layers_path(factory.lock_folder, target.name)
     if path.exists() and path.read_text(encoding="utf-8", errors="replace") == format_layer_lock(lock):
         return False
@@ -520,7 +524,7 @@ def lock_target_layers(factory: Factory, target: Target, progress: Progress) -> 
     return True
 
 
-def check_target_layers(factory: Factory, target: Target, progress: Progress) -> None:
+def check_target_layers(factory: Project, target: Target, progress: Progress) -> None:
     """Makes every layer of the target anew, its base's too, in a store that ends with the call, and compares.
 
     Raises LockError for a layer lock that is missing or has wrong entries, which it names, StaleError for one
@@ -534,9 +538,9 @@ def check_target_layers(factory: Factory, target: Target, progress: Progress) ->
     again = f"imagefactory lock --deep {target.name}"
     if lock is None:
         raise LockError("layer-lock-missing", f"{target.name} has no layer lock ({path})", hint=again)
-    if moved := moved_on(lock, definition, bases):
+    if moved := changed_inputs(lock, definition, bases):
         raise StaleError("layer-lock-outdated", f"{path} is outdated: {moved}", hint=again)
-    if lock.made_with != (here := _made_with(factory, definition)):
+    if lock.made_with != (here := _build_tools(factory, definition)):
         raise StaleError(
             "layer-lock-outdated",
             f"{path} is of layers by {lock.made_with}, and this machine has {here}",
@@ -552,7 +556,7 @@ def check_target_layers(factory: Factory, target: Target, progress: Progress) ->
         )
 
 
-def _base_locks(factory: Factory, target: Target) -> tuple[BaseLock, ...]:
+def _base_locks(factory: Project, target: Target) -> tuple[BaseLock, ...]:
     base = factory.base_of(target)
     if base.image:
         raise UsageError(
@@ -567,23 +571,23 @@ def _base_locks(factory: Factory, target: Target) -> tuple[BaseLock, ...]:
     return locks
 
 
-def _made_with(factory: Factory, definition: Definition) -> str:
+def _build_tools(factory: Project, definition: BuildSpec) -> str:
     return make_engine(factory, OPTIONS.engine).made_with(definition)
 
 
-def _build(factory: Factory, definition: Definition, progress: Progress) -> Image:
+def _build(factory: Project, definition: BuildSpec, progress: Progress) -> Image:
     image = build_image(factory, definition, OPTIONS, progress).image
     assert isinstance(image, Image)
     return image
 
 
 @contextmanager
-def _from_scratch(factory: Factory, progress: Progress) -> Iterator[Factory]:
+def _from_scratch(factory: Project, progress: Progress) -> Iterator[Project]:
     """The factory with a store that holds nothing yet, and a cache that holds what was fetched alone."""
     layout, cache = factory.layout, factory.settings.cache_path
     with (
         layout.in_use(progress),
-        used(cache_lock(factory), progress),
+        shared_use(cache_lock(factory), progress),
         explain_full_disk(layout.path),
         _scratch(layout.tmp) as folder,
     ):
@@ -602,5 +606,5 @@ def _from_scratch(factory: Factory, progress: Progress) -> Iterator[Factory]:
 @contextmanager
 def _scratch(parent: Path) -> Iterator[Path]:
     parent.mkdir(parents=True, exist_ok=True)
-    with folder_for_a_while("layers-", parent) as folder:
+    with temporary_directory("layers-", parent) as folder:
         yield folder

@@ -14,9 +14,9 @@ from imagefactory.lock.files import (
     CONDA,
     UNSOLVABLE,
     WHEELS,
-    Unsolvable,
+    UnsolvableTarget,
     check_facts,
-    check_kept,
+    check_unchanged_packages,
     lock_names,
     lock_path,
     read_lock,
@@ -24,20 +24,20 @@ from imagefactory.lock.files import (
 )
 from imagefactory.lock.layers import LAYERS
 from imagefactory.lock.pypi.local import changed_wheel
-from imagefactory.model import Base, BaseLock, Lock, Outcome, Target
-from imagefactory.project import Factory
+from imagefactory.model import BaseLock, BaseSpec, Lock, Outcome, Target
+from imagefactory.project import Project
 from imagefactory.recipes.values import named_packages
 
 TO_BUILD = "to build"
 """The state of a target whose recipe names sources that have no wheel yet."""
 
 
-def read_target_lock(factory: Factory, target: Target) -> Lock | None:
+def read_target_lock(factory: Project, target: Target) -> Lock | None:
     """The committed lock of a target, or None. Raises LockError when it is malformed."""
     return read_lock(factory.lock_folder, target)
 
 
-def require_lock(factory: Factory, target: Target) -> Lock:
+def require_lock(factory: Project, target: Target) -> Lock:
     """The committed lock.
 
     Raises LockError when there is none or it does not hold the framework and CUDA that the target
@@ -51,13 +51,13 @@ def require_lock(factory: Factory, target: Target) -> Lock:
             f"{target.name} has sources without a wheel: {', '.join(target.sources)}",
             hint=f"{hint} --build",
         )
-    wanted = wanted_hash(factory, target)
+    wanted = required_content_hash(factory, target)
     if lock is not None and lock.content_hash == wanted:
         check_facts(lock, target)
         if changed := changed_wheel(lock, factory.settings.root_path):
             raise StaleError("lock-outdated", f"the lock of {target.name} is outdated: {changed}", hint=hint)
         return lock
-    if why := read_why(factory, target):
+    if why := read_unsolvable_reason(factory, target):
         raise LockError(
             "target-unsolvable",
             f"{target.name} is unsolvable: {why.reason}",
@@ -70,30 +70,30 @@ def require_lock(factory: Factory, target: Target) -> Lock:
     raise StaleError("lock-outdated", f"the lock of {target.name} is outdated: {what} has changed", hint=hint)
 
 
-def wanted_hash(factory: Factory, target: Target) -> str:
+def required_content_hash(factory: Project, target: Target) -> str:
     """The content hash that the target's lock must have. Raises LockError as `lock_below` does."""
-    return content_hash(target, factory.base_of(target), lock_below(factory, target))
+    return content_hash(target, factory.base_of(target), parent_lock(factory, target))
 
 
-def lock_below(factory: Factory, target: Target) -> Lock | None:
+def parent_lock(factory: Project, target: Target) -> Lock | None:
     """The lock of the target that this one is built on, as `require_lock` gives it; None for no target."""
     below = factory.target_below(target)
     return require_lock(factory, below) if below else None
 
 
-def locks_below(factory: Factory, target: Target) -> tuple[Lock, ...]:
+def parent_locks(factory: Project, target: Target) -> tuple[Lock, ...]:
     """The locks of all targets that this one is built on, the lowest first."""
     below = factory.target_below(target)
-    return (*locks_below(factory, below), require_lock(factory, below)) if below else ()
+    return (*parent_locks(factory, below), require_lock(factory, below)) if below else ()
 
 
-def named_below(factory: Factory, target: Target) -> tuple[frozenset[str], ...]:
+def parent_requirements(factory: Project, target: Target) -> tuple[frozenset[str], ...]:
     """The packages from PyPI that the recipe of each target below names, in the order of `locks_below`."""
     below = factory.target_below(target)
-    return (*named_below(factory, below), named_packages(below)) if below else ()
+    return (*parent_requirements(factory, below), named_packages(below)) if below else ()
 
 
-def lock_state(factory: Factory, target: Target) -> str:
+def lock_state(factory: Project, target: Target) -> str:
     """`ok`, `stale`, `none`, `malformed`, `to build` while its recipe names sources without a wheel, or
     `unsolvable` where that is what locking said, for tables."""
     if target.sources:
@@ -103,31 +103,31 @@ def lock_state(factory: Factory, target: Target) -> str:
     except LockError:
         return "malformed"
     try:
-        if lock is not None and lock.content_hash == wanted_hash(factory, target):
+        if lock is not None and lock.content_hash == required_content_hash(factory, target):
             base = factory.base_of(target)
             if base.on and (state := base_state(factory, base)) != "ok":
                 return state
             if changed_wheel(lock, factory.settings.root_path):
                 return "stale"
-            return "ok" if _holds(lock, target, lock_below(factory, target)) else "malformed"
-        if read_why(factory, target) is not None:
+            return "ok" if _is_current(lock, target, parent_lock(factory, target)) else "malformed"
+        if read_unsolvable_reason(factory, target) is not None:
             return Outcome.UNSOLVABLE.value
     except (LockError, StaleError):
         pass  # of the target below, which has a row of its own
     return "none" if lock is None else "stale"
 
 
-def _holds(lock: Lock, target: Target, under: Lock | None) -> bool:
+def _is_current(lock: Lock, target: Target, under: Lock | None) -> bool:
     """Whether a lock of the right content hash is what locking writes, and not changed since."""
     try:
         check_facts(lock, target)
-        check_kept(lock, under)
+        check_unchanged_packages(lock, under)
     except LockError:
         return False
     return True
 
 
-def read_why(factory: Factory, target: Target) -> Unsolvable | None:
+def read_unsolvable_reason(factory: Project, target: Target) -> UnsolvableTarget | None:
     """Why the target has no solution, as it was found when it was last locked; None where that is not known.
 
     What was found for another recipe does not count, nor does a record that is malformed: locking makes
@@ -137,10 +137,10 @@ def read_why(factory: Factory, target: Target) -> Unsolvable | None:
         why = read_unsolvable(factory.lock_folder, target)
     except LockError:
         return None
-    return why if why is not None and why.content_hash == wanted_hash(factory, target) else None
+    return why if why is not None and why.content_hash == required_content_hash(factory, target) else None
 
 
-def base_state(factory: Factory, base: Base) -> str:
+def base_state(factory: Project, base: BaseSpec) -> str:
     """The same words for a base's lock. A base that is pulled is locked by its digest."""
     if base.image:
         return "ok"
@@ -150,16 +150,16 @@ def base_state(factory: Factory, base: Base) -> str:
         return "malformed"
     if lock is None:
         return "none"
-    return "ok" if lock.content_hash == wanted_base_hash(factory, base) else "stale"
+    return "ok" if lock.content_hash == required_base_hash(factory, base) else "stale"
 
 
-def wanted_base_hash(factory: Factory, base: Base) -> str:
+def required_base_hash(factory: Project, base: BaseSpec) -> str:
     """The content hash that a base's lock must have. Raises LockError for a malformed one below."""
     below = factory.base_below(base)
     return base_content_hash(base, read_base_lock(factory.base_lock_path(below)) if below else None)
 
 
-def base_locks(factory: Factory, base: Base) -> tuple[BaseLock, ...]:
+def base_locks(factory: Project, base: BaseSpec) -> tuple[BaseLock, ...]:
     """The locks of the bases that this one stands on, the lowest first, and its own.
 
     None where one of them is missing, and for a base that is pulled. Raises LockError for a malformed one.
@@ -169,7 +169,7 @@ def base_locks(factory: Factory, base: Base) -> tuple[BaseLock, ...]:
     return () if lock is None or (below and not lower) else (*lower, lock)
 
 
-def orphans(factory: Factory) -> tuple[Path, ...]:
+def orphans(factory: Project) -> tuple[Path, ...]:
     """Locks and definitions of targets and bases that no recipe makes any more.
 
     None while recipes have faults: theirs are not known.
@@ -189,7 +189,7 @@ def orphans(factory: Factory) -> tuple[Path, ...]:
     return tuple(sorted(left))
 
 
-def holding(factory: Factory, targets: Sequence[Target], packages: Sequence[str]) -> tuple[Target, ...]:
+def holding(factory: Project, targets: Sequence[Target], packages: Sequence[str]) -> tuple[Target, ...]:
     """The targets whose locks hold all of `packages`, and not from a target that they are built on.
 
     Raises NothingSelectedError when none does.

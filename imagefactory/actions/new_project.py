@@ -13,22 +13,22 @@ from pathlib import Path
 
 from imagefactory import __version__
 from imagefactory.actions.definition import write_definition
-from imagefactory.actions.lock import LockOptions, Relock, lock_target
+from imagefactory.actions.lock import LockOptions, LockResult, lock_target
 from imagefactory.errors import DISTRIBUTION, LockError, NothingSelectedError, UsageError, os_problem
 from imagefactory.extras.importers.draft import check_draft
 from imagefactory.fs import replace_text
 from imagefactory.lock.files import UNSOLVABLE, lock_names
-from imagefactory.lock.git import ask_git
+from imagefactory.lock.git import git_output
 from imagefactory.lock.layers import LAYERS
 from imagefactory.model import Target
 from imagefactory.progress import Progress
-from imagefactory.project import Factory, read_factory, read_sound, recipes_folder
+from imagefactory.project import Project, load_lenient, load_project, recipes_directory
 from imagefactory.recipes.bases import BASES_FILE
-from imagefactory.recipes.edit import Addition, add_row
-from imagefactory.recipes.expand import select_one
+from imagefactory.recipes.edit import RecipeAddition, add_row
+from imagefactory.recipes.expand import select_single
 from imagefactory.recipes.read import read_bases, read_each, read_file
 from imagefactory.recipes.recipe import parse_recipe
-from imagefactory.settings.choices import Setting
+from imagefactory.settings.choices import SettingValue
 from imagefactory.settings.files import FILE_NAME
 from imagefactory.settings.load import SHIPPED, Settings
 from imagefactory.versions import natural, nearest
@@ -42,7 +42,7 @@ SETTINGS = """\
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NewFactory:
+class NewProject:
     """`families` are those that came along, also for being built on; `written` are names below its root.
 
     `target` is one that can be built at once, the newest of the first family that was asked for; empty
@@ -54,13 +54,13 @@ class NewFactory:
     target: str = ""
 
 
-def make_factory(
+def create_project(
     root: Path,
     wanted: tuple[str, ...],
     settings: Settings,
     environ: Mapping[str, str],
     nights: Mapping[str, str] | None = None,
-) -> NewFactory:
+) -> NewProject:
     """Writes into `root` the bases and the `wanted` families of SHIPPED, and those that they are built on.
 
     `nights` are further files, as `night_files` returns them. What is there is left as it is. Raises
@@ -69,7 +69,7 @@ def make_factory(
     """
     nights = nights or {}
     targets = shipped_targets(settings, environ)
-    families = _with_those_below(targets, wanted)
+    families = _with_parent_families(targets, wanted)
     always = _always()
     theirs = _theirs(targets, families, always)
     texts = {name: (SHIPPED / name).read_text(encoding="utf-8") for name in (*always, *theirs)}
@@ -96,25 +96,25 @@ def make_factory(
         ) from error
     newest = [target for target in targets if wanted and target.family == wanted[0]]
     newest.sort(key=lambda target: (natural(target.version), -len(target.name)))
-    return NewFactory(families=families, written=written, target=newest[-1].name if newest else "")
+    return NewProject(families=families, written=written, target=newest[-1].name if newest else "")
 
 
 def shipped_targets(settings: Settings, environ: Mapping[str, str]) -> tuple[Target, ...]:
     """Return the targets that come with imagefactory."""
-    shipped = replace(settings, root=Setting(value=str(SHIPPED), origin="init"))
-    return read_factory(shipped, environ).targets
+    shipped = replace(settings, root=SettingValue(value=str(SHIPPED), origin="init"))
+    return load_project(shipped, environ).targets
 
 
 def find_shipped(name: str, settings: Settings, environ: Mapping[str, str]) -> Target | None:
     """Return the shipped target `name`; None where the project has a recipe of its family, or none is."""
     try:
-        found = select_one(shipped_targets(settings, environ), name)
+        found = select_single(shipped_targets(settings, environ), name)
     except NothingSelectedError:
         return None
     return None if (settings.root_path / "recipes" / f"{found.family}.yaml").exists() else found
 
 
-def _with_those_below(targets: Iterable[Target], wanted: Iterable[str]) -> tuple[str, ...]:
+def _with_parent_families(targets: Iterable[Target], wanted: Iterable[str]) -> tuple[str, ...]:
     """`wanted` and the families that their targets are built on, sorted."""
     by_name = {target.name: target for target in targets}
     known = sorted({target.family for target in by_name.values()})
@@ -165,7 +165,7 @@ def _theirs(targets: Iterable[Target], families: tuple[str, ...], always: Sequen
 # --- The nightly build of a project in GitHub Actions or GitLab CI: the files that `init` writes for it
 
 
-NIGHTS = {
+NIGHTLY_FILES = {
     "github": {
         ".github/workflows/nightly.yml": "nightly.yml",
         ".github/workflows/promote.yml": "promote.yml",
@@ -188,19 +188,19 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class ImagefactorySource:
     """The repository of this imagefactory, by an address that begins with https://, and its commit."""
 
     url: str
     commit: str
 
 
-def night_files(services: Iterable[str], root: Path) -> dict[str, str]:
+def nightly_files(services: Iterable[str], root: Path) -> dict[str, str]:
     """Return the text of each file of NIGHTS by its path below `root`, pinned to this imagefactory's commit.
 
     Raises UsageError where that commit is not known, or where `root` is a folder within a repository.
     """
-    wanted = [row for service in services for row in NIGHTS[service].items()]
+    wanted = [row for service in services for row in NIGHTLY_FILES[service].items()]
     if not wanted:
         return {}
     above = next(
@@ -216,7 +216,7 @@ def night_files(services: Iterable[str], root: Path) -> dict[str, str]:
     return {path: _pin((SHIPPED / "nights" / name).read_text("utf-8"), source) for path, name in wanted}
 
 
-def _pin(text: str, source: Source) -> str:
+def _pin(text: str, source: ImagefactorySource) -> str:
     name = source.url.removeprefix("https://").partition("/")[2]
     if _OWN.search(text) and name.count("/") != 1:
         raise UsageError(
@@ -230,7 +230,7 @@ def _pin(text: str, source: Source) -> str:
     return text
 
 
-def find_source(package: Path) -> Source:
+def find_source(package: Path) -> ImagefactorySource:
     """Return where `package` comes from: a release, a clone, or a repository that pip installed.
 
     Raises UsageError where no commit is known, or where a clone has one that no branch of its origin has.
@@ -247,7 +247,7 @@ def find_source(package: Path) -> Source:
     return _read_source(row.get("url", ""), row.get("vcs_info", {}).get("commit_id", ""))
 
 
-def _source_of_clone(clone: Path) -> Source:
+def _source_of_clone(clone: Path) -> ImagefactorySource:
     source = _read_source(_git(clone, "remote", "get-url", "origin"), _git(clone, "rev-parse", "HEAD"))
     if not _git(clone, "for-each-ref", "--contains", source.commit, "refs/remotes/origin"):
         raise UsageError(
@@ -258,7 +258,7 @@ def _source_of_clone(clone: Path) -> Source:
     return source
 
 
-def _read_source(url: str, commit: str) -> Source:
+def _read_source(url: str, commit: str) -> ImagefactorySource:
     found = _ADDRESS.fullmatch(url.removesuffix("/").removesuffix(".git"))
     if not (found and _COMMIT.fullmatch(commit)):
         raise UsageError(
@@ -267,11 +267,11 @@ def _read_source(url: str, commit: str) -> Source:
             hint=f"install a release of {DISTRIBUTION}, or pip install git+https://github.com/OWNER/NAME@COMMIT",
         )
     port = found["port"] or "" if found["web"] else ""
-    return Source(url=f"https://{found['host']}{port}/{found['path']}", commit=commit)
+    return ImagefactorySource(url=f"https://{found['host']}{port}/{found['path']}", commit=commit)
 
 
 def _git(clone: Path, *words: str) -> str:
-    printed = ask_git(clone, *words, options=("-c", "safe.directory=*"))
+    printed = git_output(clone, *words, options=("-c", "safe.directory=*"))
     return printed.decode("utf-8", "replace").strip()
 
 
@@ -279,17 +279,17 @@ def _git(clone: Path, *words: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Added:
+class RowAddition:
     """A row that can be written at `path`, and the targets that it adds."""
 
     path: Path
-    addition: Addition
+    addition: RecipeAddition
     targets: tuple[Target, ...]
 
 
-def plan_addition(factory: Factory, family: str, version: str, cuda: str) -> Added:
+def plan_addition(factory: Project, family: str, version: str, cuda: str) -> RowAddition:
     """The row of a family for a version. Raises UsageError, RecipeError where it does not fit the recipes."""
-    folder = recipes_folder(factory.settings)
+    folder = recipes_directory(factory.settings)
     recipes, faults = read_each(folder)
     known = [recipe.family for recipe in recipes]
     if family not in known and family not in faults:
@@ -305,11 +305,11 @@ def plan_addition(factory: Factory, family: str, version: str, cuda: str) -> Add
     others = [recipe for recipe in recipes if recipe.family != family]
     made = check_draft(addition.text, family, others, factory.bases)
     before = {target.name for target in factory.targets}
-    return Added(path=path, addition=addition, targets=tuple(t for t in made if t.name not in before))
+    return RowAddition(path=path, addition=addition, targets=tuple(t for t in made if t.name not in before))
 
 
 def make_addition(
-    factory: Factory, added: Added, progress: Progress, tell: Callable[[Relock], object]
+    factory: Project, added: RowAddition, progress: Progress, tell: Callable[[LockResult], object]
 ) -> Iterator[str]:
     """Writes the row, then locks and renders its targets: their names, one by one.
 
@@ -320,7 +320,7 @@ def make_addition(
         replace_text(added.path, added.addition.text)
     except OSError as error:
         raise UsageError(*os_problem("write", added.path, error), hint="check its permissions") from error
-    whole = read_sound(factory.settings, factory.environ, factory.tell)
+    whole = load_lenient(factory.settings, factory.environ, factory.tell)
     for target in added.targets:
         try:
             tell(lock_target(whole, target, LockOptions(), progress))

@@ -11,7 +11,7 @@ from imagefactory.access import open_answering, registry_place, repository_of
 from imagefactory.actions.build import find_built
 from imagefactory.actions.locked import base_state, require_lock
 from imagefactory.actions.transfer import explain_no_candidate, find_candidate
-from imagefactory.actions.verdicts import Judge
+from imagefactory.actions.verdicts import VerdictReader
 from imagefactory.errors import (
     Diagnostic,
     LockError,
@@ -26,30 +26,30 @@ from imagefactory.errors import (
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.cells import CellEvidence
 from imagefactory.gpu.knowledge import families
-from imagefactory.gpu.values import Contents
+from imagefactory.gpu.values import ScanResult
 from imagefactory.matrix.gpus import read_gpus
 from imagefactory.matrix.plan import PlanGpu, TargetStatus, avoided_machines
-from imagefactory.matrix.rows import SpaceRow, parse_rows
+from imagefactory.matrix.rows import VersionSpaceRow, parse_rows
 from imagefactory.model import Target
-from imagefactory.oci.graph import Place
+from imagefactory.oci.graph import StoreRepository
 from imagefactory.oci.layout import Layout, reference
 from imagefactory.oci.manifests import Image
-from imagefactory.oci.store import Reference
-from imagefactory.project import Factory
+from imagefactory.oci.store import ImageReference
+from imagefactory.project import Project
 from imagefactory.scan.findings import format_contents
-from imagefactory.scan.layers import merge_layers, recall_scan
+from imagefactory.scan.layers import get_scan, merge_layers
 from imagefactory.schedulers.inventory import read_inventory
 from imagefactory.schedulers.pool import Inventory
-from imagefactory.settings.own_commands import is_chosen
+from imagefactory.settings.own_commands import is_machine_selected
 from imagefactory.trust.claims import to_renew
-from imagefactory.trust.verdict import Judged, Standing
+from imagefactory.trust.verdict import VerdictStatus, VerificationResult
 from imagefactory.versions import natural
 
 MAX_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asking:
+class PlanLookup:
     """Where a plan looks for images and when it is: verdicts expire. `registry` is empty for the store.
 
     `also` is a registry that is asked beside the store, empty for none. `renew`: verdicts that expire soon
@@ -61,19 +61,19 @@ class Asking:
     also: str = ""
     renew: bool = True
 
-    def counted(self, judged: tuple[Judged, ...]) -> tuple[Judged, ...]:
+    def counted(self, judged: tuple[VerificationResult, ...]) -> tuple[VerificationResult, ...]:
         return to_renew(judged, self.now) if self.renew else judged
 
 
-def read_stages(factory: Factory, targets: Sequence[Target], asking: Asking) -> tuple[TargetStatus, ...]:
+def read_stages(factory: Project, targets: Sequence[Target], asking: PlanLookup) -> tuple[TargetStatus, ...]:
     """How far each target is: its lock and its base's, and whether store or registry has what they give.
 
     Raises UsageError for no registry, RegistryError for one that cannot be asked.
     """
     if asking.registry:
-        look = _look_in_registry(factory, asking)
+        look = _lookup_in_registry(factory, asking)
     else:
-        look = _look_in_both(factory, asking) if asking.also else _look_in_store(factory, asking)
+        look = _lookup_in_both(factory, asking) if asking.also else _lookup_in_store(factory, asking)
     bases = {base.name: base_state(factory, base) for base in factory.bases}
     return tuple(
         TargetStatus(
@@ -87,11 +87,11 @@ def read_stages(factory: Factory, targets: Sequence[Target], asking: Asking) -> 
     )
 
 
-Look = Callable[[TargetStatus], TargetStatus]
+StatusLookup = Callable[[TargetStatus], TargetStatus]
 """Completes the stage of a target whose lock holds."""
 
 
-def _read_stage(factory: Factory, target: Target, look: Look) -> TargetStatus:
+def _read_stage(factory: Project, target: Target, look: StatusLookup) -> TargetStatus:
     try:
         stage = TargetStatus(target=target, lock=require_lock(factory, target))
     except (LockError, StaleError) as error:
@@ -102,8 +102,8 @@ def _read_stage(factory: Factory, target: Target, look: Look) -> TargetStatus:
         return replace(stage, block=error.message, hint=error.hint)
 
 
-def _look_in_store(factory: Factory, asking: Asking) -> Look:
-    tags, judge = frozenset(factory.layout.tags()), Judge(factory, asking.now)
+def _lookup_in_store(factory: Project, asking: PlanLookup) -> StatusLookup:
+    tags, judge = frozenset(factory.layout.tags()), VerdictReader(factory, asking.now)
 
     def look(stage: TargetStatus) -> TargetStatus:
         name, engine = reference(stage.target), factory.settings.engine.value
@@ -115,7 +115,7 @@ def _look_in_store(factory: Factory, asking: Asking) -> Look:
             return replace(stage, missing=f"the image in the store cannot be compared without {error.name}")
         if built is None:
             return replace(stage, missing=f"the image in the store is not what {engine} makes of the lock")
-        scanned = recall_contents(factory.layout, built) if isinstance(built, Image) else None
+        scanned = cached_contents(factory.layout, built) if isinstance(built, Image) else None
         return replace(
             stage,
             missing="",
@@ -127,11 +127,11 @@ def _look_in_store(factory: Factory, asking: Asking) -> Look:
     return look
 
 
-def _look_in_both(factory: Factory, asking: Asking) -> Look:
+def _lookup_in_both(factory: Project, asking: PlanLookup) -> StatusLookup:
     """The registry's candidate, else the store's image. A registry that does not answer is reported."""
-    in_store = _look_in_store(factory, asking)
+    in_store = _lookup_in_store(factory, asking)
     try:
-        in_registry = _look_in_registry(factory, replace(asking, registry=asking.also), hurried=True)
+        in_registry = _lookup_in_registry(factory, replace(asking, registry=asking.also), hurried=True)
     except RegistryError as error:
         factory.tell(f"note: this plan uses only the local store: {error.message}")
         return in_store
@@ -143,7 +143,7 @@ def _look_in_both(factory: Factory, asking: Asking) -> Look:
         if there.image != found.image:
             return there
         revoked_last = sorted(
-            (*found.verdicts, *there.verdicts), key=lambda one: one.standing is Standing.REVOKED
+            (*found.verdicts, *there.verdicts), key=lambda one: one.standing is VerdictStatus.REVOKED
         )
         verdicts = {one.name: one for one in revoked_last}
         return replace(there, evidence=found.evidence, verdicts=tuple(verdicts.values()))
@@ -151,17 +151,17 @@ def _look_in_both(factory: Factory, asking: Asking) -> Look:
     return look
 
 
-def _look_in_registry(factory: Factory, asking: Asking, *, hurried: bool = False) -> Look:
+def _lookup_in_registry(factory: Project, asking: PlanLookup, *, hurried: bool = False) -> StatusLookup:
     host, path = registry_place(factory, asking.registry)
-    registry, judge = open_answering(factory, host, hurried=hurried), Judge(factory, asking.now)
+    registry, judge = open_answering(factory, host, hurried=hurried), VerdictReader(factory, asking.now)
 
     def look(stage: TargetStatus) -> TargetStatus:
         target = stage.target
-        place = Place(store=registry, repository=repository_of(path, target.family))
+        place = StoreRepository(store=registry, repository=repository_of(path, target.family))
         candidate = find_candidate(factory, target, place)
         if candidate is None:
             return replace(stage, missing=explain_no_candidate(factory, place))
-        where = Reference(registry=host, repository=place.repository, digest=candidate.digest)
+        where = ImageReference(registry=host, repository=place.repository, digest=candidate.digest)
         return replace(
             stage,
             missing="",
@@ -173,9 +173,9 @@ def _look_in_registry(factory: Factory, asking: Asking, *, hurried: bool = False
     return look
 
 
-def recall_contents(layout: Layout, image: Image) -> Contents | None:
+def cached_contents(layout: Layout, image: Image) -> ScanResult | None:
     """What earlier scans of an image's layers found, None where one of them was not scanned yet."""
-    scans = [recall_scan(layout, layer.descriptor.digest) for layer in image.layers]
+    scans = [get_scan(layout, layer.descriptor.digest) for layer in image.layers]
     known = [scan for scan in scans if scan is not None]
     if not known or len(known) < len(scans):
         return None
@@ -183,7 +183,7 @@ def recall_contents(layout: Layout, image: Image) -> Contents | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
+class PlanGpus:
     """The GPUs to plan for. `pool` is the file of a pool's inventory, empty for a person's list; `avoided`
     are the reasons why no job gets some of them.
     """
@@ -193,7 +193,7 @@ class Listed:
     avoided: Mapping[PlanGpu, str] = field(default_factory=dict)
 
 
-def read_listed(path: Path, patterns: Sequence[str] = ()) -> Listed:
+def read_listed(path: Path, patterns: Sequence[str] = ()) -> PlanGpus:
     """The GPUs of a person's list or of a pool's inventory, of which `patterns` choose machines.
 
     Raises RecipeError and UsageError for faults of the file, NothingSelectedError where there is no GPU.
@@ -203,8 +203,8 @@ def read_listed(path: Path, patterns: Sequence[str] = ()) -> Listed:
             if file.read(200).lstrip().startswith(b"{"):
                 inventory = read_inventory(path)
                 devices, avoided = inventory_devices(inventory, patterns)
-                return Listed(devices=devices, pool=str(path), avoided=avoided)
-    return Listed(devices=read_devices(path))
+                return PlanGpus(devices=devices, pool=str(path), avoided=avoided)
+    return PlanGpus(devices=read_devices(path))
 
 
 def read_devices(path: Path) -> tuple[PlanGpu, ...]:
@@ -252,12 +252,12 @@ def inventory_devices(
     avoided = {
         devices[kind]: avoided_machines(machines[kind])
         for kind in kinds
-        if not any(is_chosen(name, patterns) for name in machines[kind])
+        if not any(is_machine_selected(name, patterns) for name in machines[kind])
     }
     return tuple(devices.values()), avoided
 
 
-def read_rows(path: Path) -> tuple[SpaceRow, ...]:
+def read_rows(path: Path) -> tuple[VersionSpaceRow, ...]:
     """The rows of a CSV. Raises RecipeError with file:line of its faults, UsageError for no file."""
     try:
         with path.open("rb") as file:

@@ -15,69 +15,69 @@ from pathlib import Path
 
 from imagefactory.access import Access
 from imagefactory.actions.audit import log_acts, log_statements
-from imagefactory.actions.images import Promoting, belongs, list_verdicts, read_candidates
+from imagefactory.actions.images import PromotionRequest, belongs, list_verdicts, read_candidates
 from imagefactory.actions.verdicts import (
     ANY,
-    Attaching,
+    StatementRequest,
     attach_to,
-    called,
     find_in,
     local_place,
-    read_court,
+    read_verification_policy,
     registry_of,
     signing_key,
+    subject_name,
     writing,
 )
-from imagefactory.errors import CheckFailedError, FactoryError, RegistryError, UsageError, os_problem
+from imagefactory.errors import CheckFailedError, ImagefactoryError, RegistryError, UsageError, os_problem
 from imagefactory.extras.site.tables import sifs_of
 from imagefactory.fs import replacing
 from imagefactory.model import Target
 from imagefactory.oci.artifacts import WITHDRAWN, withdraw_tag
 from imagefactory.oci.candidates import APPROVAL_TYPE, PORTABLE_TYPE, REVOCATION_TYPE, VERDICT_TYPE, plain_tag
-from imagefactory.oci.graph import Place, read_manifest
+from imagefactory.oci.graph import StoreRepository, read_manifest
 from imagefactory.oci.layout import LayoutStore
 from imagefactory.oci.manifests import digest_of
 from imagefactory.progress import Progress
-from imagefactory.project import Factory
-from imagefactory.trust.approval import Approvable, Approvals, judge_approvals, others, sign_approval
+from imagefactory.project import Project
+from imagefactory.trust.approval import Approvals, ApprovalSubject, others, sign_approval, verify_approvals
 from imagefactory.trust.attached import (
-    Journal,
-    Statement,
+    AttachJournal,
+    SignedStatement,
     attach,
-    known_statements,
     put_statement,
     read_statements,
     read_subject,
+    stored_statements,
 )
 from imagefactory.trust.audit import PROMOTE, AuditEntry
 from imagefactory.trust.judgement import (
-    Court,
-    Found,
-    Withdrawal,
+    RevocationRequest,
+    VerdictSet,
+    VerificationPolicy,
     find_verdicts,
-    judge_revocations,
-    open_signed,
     out_of_period,
     sign_revocation,
+    verify_envelope,
+    verify_revocations,
 )
 from imagefactory.trust.keys import SigningKey
-from imagefactory.trust.policy import RECORDS, Trust, TrustedKey, format_record
-from imagefactory.trust.tags import PromotionRule, TagFate, approve_tag, decide_tags
-from imagefactory.trust.verdict import Judged, Standing
-from imagefactory.verify.report import Subject
+from imagefactory.trust.policy import RECORDS, TrustedKey, TrustRules, format_record
+from imagefactory.trust.tags import PromotionRule, TagDecision, approve_tag, decide_tags
+from imagefactory.trust.verdict import VerdictStatus, VerificationResult
+from imagefactory.verify.report import VerifiedImage
 
 TRIES = 3
 """How often tags are decided anew when another promoter moved one meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Promotion:
+class PromotionResult:
     """What became of the tags. `faults` are those that could not be moved, with why."""
 
     target: str
     place: str
-    fates: tuple[TagFate, ...]
-    faults: tuple[tuple[str, FactoryError], ...] = ()
+    fates: tuple[TagDecision, ...]
+    faults: tuple[tuple[str, ImagefactoryError], ...] = ()
 
     @property
     def proven(self) -> bool:
@@ -85,13 +85,13 @@ class Promotion:
         return any(fate.proven for fate in self.fates)
 
 
-def promote(access: Access, promoting: Promoting, progress: Progress) -> Promotion:
+def promote(access: Access, promoting: PromotionRequest, progress: Progress) -> PromotionResult:
     """Lets the tags of a target follow the verdicts that can be relied on (promotion.decide_tags).
 
     Raises RegistryError or StoreError, also when others keep moving the same tags; and what `signing_key` and
     the key raise, where it has to approve.
     """
-    place, court = promoting.place, read_court(access, promoting.now)
+    place, court = promoting.place, read_verification_policy(access, promoting.now)
     local = isinstance(place.store, LayoutStore)
     rule = PromotionRule(
         plain=plain_tag(promoting.target),
@@ -114,7 +114,9 @@ def promote(access: Access, promoting: Promoting, progress: Progress) -> Promoti
             faults = () if promoting.dry_run else _move_all(access, place, fates)
             if faults is not None:
                 _log(access, promoting, fates, faults)
-                return Promotion(target=promoting.target.name, place=str(place), fates=fates, faults=faults)
+                return PromotionResult(
+                    target=promoting.target.name, place=str(place), fates=fates, faults=faults
+                )
     raise RegistryError(
         "tags-contended",
         f"{place}: another process keeps moving the tags of {promoting.target.name}",
@@ -127,13 +129,13 @@ class _Approver:
     """Asks for approvals of what tags would point to, and gives this user's own. The caller is alone."""
 
     access: Access
-    promoting: Promoting
-    court: Court
-    journal: Journal
-    images: Mapping[str, Found]
+    promoting: PromotionRequest
+    court: VerificationPolicy
+    journal: AttachJournal
+    images: Mapping[str, VerdictSet]
     read: dict[str, list[bytes]] = field(default_factory=dict)
 
-    def approve(self, fate: TagFate) -> TagFate:
+    def approve(self, fate: TagDecision) -> TagDecision:
         """The fate of a tag by the approvals that there are, with one of our own where a key signs here."""
         if fate.after not in self.images:  # it goes away, or stays where nobody put it by promotion
             return fate
@@ -150,16 +152,16 @@ class _Approver:
             approved = self._approvals(fate.tag, fate.after).by(now)
         return approve_tag(fate, needed, approved, others(trust, approved, now))
 
-    def _may_go_back(self, fate: TagFate, needed: int) -> bool:
+    def _may_go_back(self, fate: TagDecision, needed: int) -> bool:
         """Whether approvals that have ended serve to move a tag: where what it points to must not keep it."""
         if not fate.before:
             return False
         known = fate.before in self.images
         return fate.withdrawn or not known or len(self._approvals(fate.tag, fate.before).best()) < needed
 
-    def _wanted(self, tag: str, digest: str) -> Approvable:
+    def _wanted(self, tag: str, digest: str) -> ApprovalSubject:
         subject = replace(self.images[digest].subject, target=self.promoting.target.name)
-        return Approvable(subject=subject, place=str(self.promoting.place), tag=tag)
+        return ApprovalSubject(subject=subject, place=str(self.promoting.place), tag=tag)
 
     def _approvals(self, tag: str, digest: str) -> Approvals:
         wanted, trust = self._wanted(tag, digest), self.court.trust
@@ -168,9 +170,9 @@ class _Approver:
             found = read_statements(self.promoting.place, manifest, APPROVAL_TYPE)
             self.read[manifest] = [one.envelope for one in found if one.envelope]
         revoked = self.images[digest].revoked
-        return judge_approvals(self.read[manifest], wanted, trust, self.promoting.now, revoked)
+        return verify_approvals(self.read[manifest], wanted, trust, self.promoting.now, revoked)
 
-    def _sign(self, fate: TagFate, approved: Sequence[str]) -> bool:
+    def _sign(self, fate: TagDecision, approved: Sequence[str]) -> bool:
         """Attach our own approval; return whether one was added: by a trusted key that had not approved."""
         place, now, wanted = self.promoting.place, self.promoting.now, self._wanted(fate.tag, fate.after)
         key = signing_key(self.access, now)
@@ -183,18 +185,18 @@ class _Approver:
             return False
         envelope = sign_approval(wanted, key, now)
         there = read_manifest(place, wanted.subject.manifest).descriptor
-        statement = Statement(kind=APPROVAL_TYPE, subject=there, envelope=envelope)
+        statement = SignedStatement(kind=APPROVAL_TYPE, subject=there, envelope=envelope)
         attach(place, statement, self.journal)
-        log_statements(self.access, called(place), (statement,))
+        log_statements(self.access, subject_name(place), (statement,))
         self.read[wanted.subject.manifest].append(envelope)
         return True
 
 
 def _log(
     access: Access,
-    promoting: Promoting,
-    fates: Sequence[TagFate],
-    faults: Sequence[tuple[str, FactoryError]],
+    promoting: PromotionRequest,
+    fates: Sequence[TagDecision],
+    faults: Sequence[tuple[str, ImagefactoryError]],
 ) -> None:
     failed = {tag for tag, _ in faults}
     moved = [fate for fate in fates if fate.moved and fate.tag not in failed and not promoting.dry_run]
@@ -204,7 +206,7 @@ def _log(
             AuditEntry(
                 action=PROMOTE,
                 what=f"{fate.tag} -> {fate.after or 'removed'}",
-                where=called(promoting.place),
+                where=subject_name(promoting.place),
                 why=fate.why,
             )
             for fate in moved
@@ -213,10 +215,10 @@ def _log(
 
 
 def _move_all(
-    access: Access, place: Place, fates: Sequence[TagFate]
-) -> tuple[tuple[str, FactoryError], ...] | None:
+    access: Access, place: StoreRepository, fates: Sequence[TagDecision]
+) -> tuple[tuple[str, ImagefactoryError], ...] | None:
     """Moves what moves; gives the faults, or None where another was at one of the tags meanwhile."""
-    faults: list[tuple[str, FactoryError]] = []
+    faults: list[tuple[str, ImagefactoryError]] = []
     for fate in (one for one in fates if one.moved):
         there = place.store.manifest(place.repository, fate.tag)
         if there and there[0].digest == WITHDRAWN.descriptor.digest:
@@ -244,13 +246,13 @@ def _move_all(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Revoking:
+class RevokeRequest:
     """What is taken back where: `wanted` is a tag or digest of `place`; the rest is as Withdrawal has it.
 
     Of the digests in `verdicts` the first digits are enough. `target` is what the image is called.
     """
 
-    place: Place
+    place: StoreRepository
     wanted: str
     why: str
     now: datetime
@@ -260,21 +262,21 @@ class Revoking:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Revoke:
+class RevokeResult:
     """A revocation that was attached, and the verdicts that it takes back, by their digests."""
 
     place: str
-    subject: Subject
+    subject: VerifiedImage
     digest: str
     taken: tuple[str, ...]
 
 
-def revoke(access: Access, revoking: Revoking, key: SigningKey, progress: Progress) -> Revoke:
+def revoke(access: Access, revoking: RevokeRequest, key: SigningKey, progress: Progress) -> RevokeResult:
     """Signs that verdicts of an image hold no longer, attaches it, and remembers it in the store here.
 
     Raises CheckFailedError where this factory would not heed that key, and where nothing would be taken back.
     """
-    place, court = revoking.place, read_court(access, revoking.now)
+    place, court = revoking.place, read_verification_policy(access, revoking.now)
     trusted = court.trust.key(key.keyid)
     late = (None, "it is not trusted") if trusted is None else out_of_period(trusted, revoking.now)
     if late:
@@ -285,23 +287,23 @@ def revoke(access: Access, revoking: Revoking, key: SigningKey, progress: Progre
         )
     subject = read_subject(place, revoking.wanted)
     judged = find_in(access, place, subject, court).judged
-    good = [judgement for judgement in judged if judgement.standing is Standing.GOOD]
+    good = [judgement for judgement in judged if judgement.standing is VerdictStatus.GOOD]
     before = {judgement.name for judgement in good}
     # A clock that goes before this one dated some of them ahead, and those are meant as well.
     until = max((judgement.verdict.issued for judgement in good if judgement.verdict), default=revoking.now)
-    withdrawal = Withdrawal(
+    withdrawal = RevocationRequest(
         subject=replace(subject, target=revoking.target),
         why=revoking.why,
-        verdicts=tuple(_whole_digest(digits, judged) for digits in revoking.verdicts),
+        verdicts=tuple(_full_digest(digits, judged) for digits in revoking.verdicts),
         capability=revoking.capability,
     )
     envelope = sign_revocation(withdrawal, key, max(revoking.now, until))
-    known = judge_revocations({"": envelope}, subject, court).heeded
+    known = verify_revocations({"": envelope}, subject, court).heeded
     after = find_verdicts(place, subject, replace(court, revocations=known)).judged
     taken = tuple(
         judgement.name
         for judgement in after
-        if judgement.standing is Standing.REVOKED and judgement.name in before
+        if judgement.standing is VerdictStatus.REVOKED and judgement.name in before
     )
     if not taken:
         raise CheckFailedError(
@@ -309,18 +311,18 @@ def revoke(access: Access, revoking: Revoking, key: SigningKey, progress: Progre
             f"no valid verdict of {place}@{subject.manifest} to revoke",
             hint="see imagefactory verdicts",
         )
-    attaching = Attaching(subject=subject, kind=REVOCATION_TYPE, envelope=envelope, until=None)
+    attaching = StatementRequest(subject=subject, kind=REVOCATION_TYPE, envelope=envelope, until=None)
     if not isinstance(place.store, LayoutStore):
         own = local_place(access, ANY)
         there = read_manifest(place, subject.manifest).descriptor
         with writing(access, own, progress):
-            put_statement(own, Statement(kind=REVOCATION_TYPE, subject=there, envelope=envelope))
-    return Revoke(
+            put_statement(own, SignedStatement(kind=REVOCATION_TYPE, subject=there, envelope=envelope))
+    return RevokeResult(
         place=str(place), subject=subject, digest=attach_to(access, place, attaching, progress), taken=taken
     )
 
 
-def _whole_digest(text: str, judged: Sequence[Judged]) -> str:
+def _full_digest(text: str, judged: Sequence[VerificationResult]) -> str:
     digits = text.removeprefix("sha256:")
     names = {one.name for one in judged if one.verdict}
     digests = [one for one in names if digits and one.removeprefix("sha256:").startswith(digits)]
@@ -333,7 +335,9 @@ def _whole_digest(text: str, judged: Sequence[Judged]) -> str:
     return digests[0]
 
 
-def follow(access: Access, revoked: Revoking, target: Target, progress: Progress) -> tuple[Promotion, ...]:
+def follow(
+    access: Access, revoked: RevokeRequest, target: Target, progress: Progress
+) -> tuple[PromotionResult, ...]:
     """Lets the target's tags follow what was taken back, where that was and in the store here."""
     places, local = [revoked.place], local_place(access, target.family)
     if not isinstance(revoked.place.store, LayoutStore) and any(
@@ -341,7 +345,9 @@ def follow(access: Access, revoked: Revoking, target: Target, progress: Progress
     ):
         places.append(local)
     return tuple(
-        promote(access, Promoting(target=target, place=place, now=revoked.now, approve=False), progress)
+        promote(
+            access, PromotionRequest(target=target, place=place, now=revoked.now, approve=False), progress
+        )
         for place in places
     )
 
@@ -352,40 +358,40 @@ def follow(access: Access, revoked: Revoking, target: Target, progress: Progress
 # store, in its journal and in the registry now; later nothing enters it any more.
 
 
-_KINDS = (VERDICT_TYPE, PORTABLE_TYPE, APPROVAL_TYPE)
+_STATEMENT_TYPES = (VERDICT_TYPE, PORTABLE_TYPE, APPROVAL_TYPE)
 
 
-def record_of(factory: Factory, key: TrustedKey, now: datetime, progress: Progress) -> bytes:
+def record_of(factory: Project, key: TrustedKey, now: datetime, progress: Progress) -> bytes:
     """The record of what a key has signed so far: verdicts, statements of portability and approvals.
 
     Raises RegistryError if the registry of the settings does not answer: what lies there would be lost.
     """
-    trust = Trust(keys=(key,))
+    trust = TrustRules(keys=(key,))
     envelopes = {*_stored(factory), *_registered(factory, now, progress)}
-    opened = [one for data in envelopes if (one := open_signed(data, trust)).key]
+    opened = [one for data in envelopes if (one := verify_envelope(data, trust)).key]
     return format_record(digest_of(one.envelope.payload) for one in opened if one.envelope)
 
 
-def _stored(factory: Factory) -> Iterator[bytes]:
+def _stored(factory: Project) -> Iterator[bytes]:
     """What the store here has, and what was attached to registries from it."""
-    statements = (*known_statements(factory.layout), *Journal(factory.layout.path).read_all())
-    return (one.envelope for one in statements if one.kind in _KINDS)
+    statements = (*stored_statements(factory.layout), *AttachJournal(factory.layout.path).read_all())
+    return (one.envelope for one in statements if one.kind in _STATEMENT_TYPES)
 
 
-def _registered(factory: Factory, now: datetime, progress: Progress) -> Iterator[bytes]:
+def _registered(factory: Project, now: datetime, progress: Progress) -> Iterator[bytes]:
     """What the registry of the settings has of all targets, and of their .sif files."""
     if not factory.settings.registry.value:
         return
     for target in factory.targets:
         place = registry_of(factory, target.family)
-        images = list_verdicts(factory, Promoting(target=target, place=place, now=now), progress)
+        images = list_verdicts(factory, PromotionRequest(target=target, place=place, now=now), progress)
         manifests = [image.subject.manifest for image in images]
         for manifest in dict.fromkeys((*manifests, *sifs_of(place, target, images))):
             yield from _attached(place, manifest)
 
 
-def _attached(place: Place, manifest: str) -> Iterator[bytes]:
-    for kind in _KINDS:
+def _attached(place: StoreRepository, manifest: str) -> Iterator[bytes]:
+    for kind in _STATEMENT_TYPES:
         yield from (one.envelope for one in read_statements(place, manifest, kind) if one.envelope)
 
 

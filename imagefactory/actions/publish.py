@@ -20,15 +20,15 @@ from typing import TypeVar
 from imagefactory.access import open_registry, registry_place
 from imagefactory.actions.audit import log_acts
 from imagefactory.actions.catalog import (
-    CatalogueMaking,
-    MadeCatalogue,
-    catalogue_of,
+    CatalogRequest,
+    CatalogResult,
+    build_catalog,
     lacks_approvals,
     readable_envelopes,
     stored_revocations,
 )
-from imagefactory.actions.read_catalog import keep_former, keep_published
-from imagefactory.actions.verdicts import ANY, local_place, place_of, read_court, signing_key
+from imagefactory.actions.read_catalog import cache_published, with_former_families
+from imagefactory.actions.verdicts import ANY, local_place, place_of, read_verification_policy, signing_key
 from imagefactory.errors import (
     CheckFailedError,
     NothingSelectedError,
@@ -37,11 +37,11 @@ from imagefactory.errors import (
     UsageError,
     os_problem,
 )
-from imagefactory.oci.graph import Place
+from imagefactory.oci.graph import StoreRepository
 from imagefactory.oci.store import DIGEST, parse_reference
 from imagefactory.oci.transfer import WORKERS
 from imagefactory.progress import Progress
-from imagefactory.project import Factory
+from imagefactory.project import Project
 from imagefactory.serialize import format_time
 from imagefactory.trust.attached import read_revocations
 from imagefactory.trust.audit import PUBLISH, ROLLBACK, AuditEntry
@@ -49,33 +49,33 @@ from imagefactory.trust.catalog import (
     FORM,
     LARGEST,
     LIFE,
-    Catalogue,
-    CataloguedImage,
-    CataloguedSif,
+    Catalog,
+    CatalogImage,
+    CatalogSif,
     Envelopes,
-    parse_catalogue,
-    sign_catalogue,
+    parse_catalog,
+    sign_catalog,
 )
-from imagefactory.trust.catalog_package import CURRENT, catalogue_place, parse_layer, unpack
+from imagefactory.trust.catalog_package import CURRENT, catalog_repository, parse_layer, unpack_artifact
 from imagefactory.trust.judgement import (
-    Court,
-    judge_revocations,
-    judge_verdicts,
+    VerificationPolicy,
     merge_revoked,
-    open_signed,
     out_of_period,
     revoked_cells,
+    verify_envelope,
+    verify_revocations,
+    verify_verdicts,
 )
 from imagefactory.trust.keys import SigningKey
-from imagefactory.trust.offers import publish_catalogue, write_catalogue
-from imagefactory.trust.policy import Trust, read_trust
-from imagefactory.trust.verdict import RevokedCell, Standing
+from imagefactory.trust.offers import publish_catalog, write_catalog
+from imagefactory.trust.policy import TrustRules, read_trust
+from imagefactory.trust.verdict import RevokedCell, VerdictStatus
 
 JOIN_AGAIN = "--yes-everybody-must-join-again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CurrentCatalogue:
+class PublishedCatalog:
     """What lies where a catalogue goes. `keyid` is the key's that it names, empty if it names none.
 
     `catalogue` is what it says, None if no key that is trusted now signed it.
@@ -83,17 +83,17 @@ class CurrentCatalogue:
 
     where: str
     keyid: str
-    catalogue: Catalogue | None
+    catalogue: Catalog | None
 
 
-def current_place(factory: Factory, registry: str) -> Place:
+def current_place(factory: Project, registry: str) -> StoreRepository:
     """The repository of the catalogue, in the registry `registry` or that of the settings."""
     host, path = registry_place(factory, registry)
-    reference = catalogue_place(f"{host}/{path}" if path else host)
-    return Place(store=open_registry(factory, host), repository=reference.repository)
+    reference = catalog_repository(f"{host}/{path}" if path else host)
+    return StoreRepository(store=open_registry(factory, host), repository=reference.repository)
 
 
-def read_current(where: Place | Path, trust: Trust, now: datetime) -> CurrentCatalogue | None:
+def read_current(where: StoreRepository | Path, trust: TrustRules, now: datetime) -> PublishedCatalog | None:
     """Return what lies there now, None for nothing.
 
     Raises RegistryError if a registry does not answer, UsageError for a file that cannot be read.
@@ -105,26 +105,26 @@ def read_current(where: Place | Path, trust: Trust, now: datetime) -> CurrentCat
     return _open(data, name, trust, now)[0]
 
 
-def _open(data: bytes, name: str, trust: Trust, now: datetime) -> tuple[CurrentCatalogue, str]:
+def _open(data: bytes, name: str, trust: TrustRules, now: datetime) -> tuple[PublishedCatalog, str]:
     """A catalogue that may have expired, by a key that is trusted now; else why it does not count."""
     try:
-        opened = open_signed(unpack(data, name), trust, FORM)
+        opened = verify_envelope(unpack_artifact(data, name), trust, FORM)
     except StatementError as error:
-        return CurrentCatalogue(where=name, keyid="", catalogue=None), error.message
+        return PublishedCatalog(where=name, keyid="", catalogue=None), error.message
     keyid = opened.envelope.keyid if opened.envelope and opened.envelope.signature else ""
-    found: Catalogue | None = None
+    found: Catalog | None = None
     why = f"{opened.standing}, {opened.why}"
-    if opened.envelope and opened.key and opened.standing is Standing.GOOD:
+    if opened.envelope and opened.key and opened.standing is VerdictStatus.GOOD:
         late = out_of_period(opened.key, now)
         try:
-            found = None if late else parse_catalogue(opened.envelope.payload, name, keyid)
+            found = None if late else parse_catalog(opened.envelope.payload, name, keyid)
             why = f"{late[0]}, {late[1]}" if late else ""
         except StatementError as error:  # of another version
             why = error.message
-    return CurrentCatalogue(where=name, keyid=keyid, catalogue=found), why
+    return PublishedCatalog(where=name, keyid=keyid, catalogue=found), why
 
 
-def open_earlier(data: bytes, where: str, trust: Trust, now: datetime) -> Catalogue:
+def open_earlier(data: bytes, where: str, trust: TrustRules, now: datetime) -> Catalog:
     """A catalogue that was published once, expired or not. Raises StatementError, also where its key is not
     trusted now: whoever has a retired key can date a catalogue back."""
     current, why = _open(data, where, trust, now)
@@ -139,7 +139,7 @@ def open_earlier(data: bytes, where: str, trust: Trust, now: datetime) -> Catalo
     return found
 
 
-def _read(where: Place | Path) -> bytes | None:
+def _read(where: StoreRepository | Path) -> bytes | None:
     if isinstance(where, Path):
         try:
             with where.open("rb") as file:
@@ -161,7 +161,7 @@ def _read(where: Place | Path) -> bytes | None:
     return b"".join(where.store.read(where.repository, layer))
 
 
-def check_signer(current: CurrentCatalogue | None, key: SigningKey, trust: Trust, now: datetime) -> None:
+def check_signer(current: PublishedCatalog | None, key: SigningKey, trust: TrustRules, now: datetime) -> None:
     """Raises CheckFailedError if another key signed what lies there, unless that key is retired here."""
     if current is None or current.keyid in ("", key.keyid):
         return
@@ -178,29 +178,31 @@ def check_signer(current: CurrentCatalogue | None, key: SigningKey, trust: Trust
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Publishing:
+class PublishRequest:
     """What is published, and where: into `output`, else into the registry. `before` is what lies there.
 
     `rollback` says which earlier catalogue is put back, empty for none.
     """
 
-    making: CatalogueMaking
+    making: CatalogRequest
     output: Path | None = None
-    before: CurrentCatalogue | None = None
+    before: PublishedCatalog | None = None
     rollback: str = ""
 
 
-def make_catalogue(factory: Factory, asked: Publishing, progress: Progress) -> MadeCatalogue:
+def prepare_catalog(factory: Project, asked: PublishRequest, progress: Progress) -> CatalogResult:
     """What is there now, with what the last catalogue said was revoked. Raises as `catalogue_of`."""
     making = asked.making
-    made = catalogue_of(factory, making, progress)
+    made = build_catalog(factory, making, progress)
     if factory.faults and not making.named and (making.registry or factory.settings.registry.value):
-        made = keep_former(factory, made, making.registry, making.now)
+        made = with_former_families(factory, made, making.registry, making.now)
     former = asked.before.catalogue if asked.before else None
-    return keep_revoked(made, former, [name for name, _ in made.left_out])
+    return with_previous_revocations(made, former, [name for name, _ in made.left_out])
 
 
-def keep_revoked(made: MadeCatalogue, former: Catalogue | None, gone: Sequence[str]) -> MadeCatalogue:
+def with_previous_revocations(
+    made: CatalogResult, former: Catalog | None, gone: Sequence[str]
+) -> CatalogResult:
     """With what the last catalogue said was revoked, also of targets that are `gone` from this one."""
     before = {image.target: image for image in former.images} if former else {}
     images = [
@@ -213,7 +215,7 @@ def keep_revoked(made: MadeCatalogue, former: Catalogue | None, gone: Sequence[s
     return replace(made, catalogue=replace(made.catalogue, images=tuple(images)))
 
 
-def _only_revoked(made: MadeCatalogue, former: Sequence[CataloguedImage]) -> Iterator[CataloguedImage]:
+def _only_revoked(made: CatalogResult, former: Sequence[CatalogImage]) -> Iterator[CatalogImage]:
     """Images of the last catalogue that no tag has any more because their verdicts were taken back.
 
     They stay in the list without verdicts: who uses one learns why not to.
@@ -225,8 +227,8 @@ def _only_revoked(made: MadeCatalogue, former: Sequence[CataloguedImage]) -> Ite
 
 
 def publish(
-    factory: Factory, made: Catalogue, key: SigningKey, asked: Publishing
-) -> tuple[Catalogue, tuple[str, ...]]:
+    factory: Project, made: Catalog, key: SigningKey, asked: PublishRequest
+) -> tuple[Catalog, tuple[str, ...]]:
     """Signs a catalogue and brings it where it is read; gives it as signed, and where it lies.
 
     It expires with its key at the latest.
@@ -234,14 +236,14 @@ def publish(
     trusted = read_trust(factory.settings.files).key(key.keyid)
     if trusted:
         made = replace(made, expires=min(made.expires, trusted.until))
-    envelope = sign_catalogue(made, key)
+    envelope = sign_catalog(made, key)
     if asked.output is not None:
-        write_catalogue(asked.output, envelope)
+        write_catalog(asked.output, envelope)
         written: tuple[str, ...] = (str(asked.output),)
     else:
         place = current_place(factory, asked.making.registry)
-        written = tuple(str(one) for one in publish_catalogue(place, envelope, made.made))
-        keep_published(factory.settings, str(place), envelope, made.made)
+        written = tuple(str(one) for one in publish_catalog(place, envelope, made.made))
+        cache_published(factory.settings, str(place), envelope, made.made)
     act = AuditEntry(
         action=ROLLBACK if asked.rollback else PUBLISH,
         what=f"catalogue of {len(made.images)} images",
@@ -253,7 +255,7 @@ def publish(
     return made, written
 
 
-def publishing_key(factory: Factory, now: datetime) -> SigningKey:
+def publishing_key(factory: Project, now: datetime) -> SigningKey:
     """The key that signs. Raises CheckFailedError if there is none that this factory itself trusts."""
     key = signing_key(factory, now)
     if key is None:
@@ -274,12 +276,12 @@ def publishing_key(factory: Factory, now: datetime) -> SigningKey:
 
 
 def publish_again(
-    factory: Factory,
+    factory: Project,
     key: SigningKey,
     now: datetime,
     registry: str,
     progress: Progress,
-    before: CurrentCatalogue | None = None,
+    before: PublishedCatalog | None = None,
 ) -> tuple[str, ...]:
     """Sign the catalogue again where people read it; gives where it lies, nothing if there never was one.
 
@@ -295,9 +297,9 @@ def publish_again(
     if current is None:
         return ()
     check_signer(current, key, trust, now)
-    making = CatalogueMaking(targets=factory.targets, now=now, registry=registry)
-    asked = Publishing(making=making, output=output, before=before or current)
-    made = make_catalogue(factory, asked, progress)
+    making = CatalogRequest(targets=factory.targets, now=now, registry=registry)
+    asked = PublishRequest(making=making, output=output, before=before or current)
+    made = prepare_catalog(factory, asked, progress)
     return publish(factory, made.catalogue, key, asked)[1]
 
 
@@ -315,19 +317,19 @@ PREVIOUS = "previous"
 MOST_OPENED = 60
 """Catalogues that are opened in search of the previous one: whoever may push can write tags without end."""
 _OWN = re.compile(r"([0-9]{8})-([0-9a-f]{12})")
-_Form = TypeVar("_Form", CataloguedImage, CataloguedSif)
+_Form = TypeVar("_Form", CatalogImage, CatalogSif)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EarlierCatalogue:
+class CatalogRevision:
     """A catalogue that was published before, by the digest of its manifest."""
 
     digest: str
-    catalogue: Catalogue
+    catalogue: Catalog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CatalogueChange:
+class CatalogChange:
     """A target whose image or verdicts differ: its digests now and then, empty for none, and how many
     verdicts each carries."""
 
@@ -339,12 +341,12 @@ class CatalogueChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolledBack:
+class RollbackPlan:
     """What would be published in the place of the current catalogue, and what that changes."""
 
-    earlier: EarlierCatalogue
-    made: MadeCatalogue
-    changes: tuple[CatalogueChange, ...]
+    earlier: CatalogRevision
+    made: CatalogResult
+    changes: tuple[CatalogChange, ...]
 
     @property
     def why(self) -> str:
@@ -354,7 +356,7 @@ class RolledBack:
 # --- finding it ----------------------------------------------------------------------------------
 
 
-def find_earlier(factory: Factory, asked: Publishing, wanted: str, trust: Trust) -> EarlierCatalogue:
+def find_earlier(factory: Project, asked: PublishRequest, wanted: str, trust: TrustRules) -> CatalogRevision:
     """The catalogue that `wanted` names (a tag, a digest or the first digits of one), or the PREVIOUS one.
 
     Raises UsageError where none or several are meant, StatementError for one that no key signed which is
@@ -386,8 +388,12 @@ def find_earlier(factory: Factory, asked: Publishing, wanted: str, trust: Trust)
 
 
 def _find_previous(
-    place: Place, tags: list[re.Match[str]], before: CurrentCatalogue | None, trust: Trust, now: datetime
-) -> EarlierCatalogue:
+    place: StoreRepository,
+    tags: list[re.Match[str]],
+    before: PublishedCatalog | None,
+    trust: TrustRules,
+    now: datetime,
+) -> CatalogRevision:
     """The newest one that was made before the current one. A tag counts on the day that its content says."""
     manifest = place.store.manifest(place.repository, CURRENT)
     current = manifest[0].digest if manifest else ""
@@ -424,7 +430,7 @@ def _find_previous(
     )
 
 
-def _open_catalog(place: Place, wanted: str, trust: Trust, now: datetime) -> EarlierCatalogue:
+def _open_catalog(place: StoreRepository, wanted: str, trust: TrustRules, now: datetime) -> CatalogRevision:
     where = f"{place}{'@' if DIGEST.fullmatch(wanted) else ':'}{wanted}"
     manifest = place.store.manifest(place.repository, wanted)
     if manifest is None:
@@ -438,15 +444,15 @@ def _open_catalog(place: Place, wanted: str, trust: Trust, now: datetime) -> Ear
     except RegistryError as error:
         raise StatementError("catalog-rejected", error.message, hint=error.hint) from error
     data = b"".join(place.store.read(place.repository, layer))
-    return EarlierCatalogue(digest=manifest[0].digest, catalogue=open_earlier(data, where, trust, now))
+    return CatalogRevision(digest=manifest[0].digest, catalogue=open_earlier(data, where, trust, now))
 
 
 # --- what is left of it --------------------------------------------------------------------------
 
 
 def roll_back(
-    factory: Factory, asked: Publishing, earlier: EarlierCatalogue, progress: Progress
-) -> RolledBack:
+    factory: Project, asked: PublishRequest, earlier: CatalogRevision, progress: Progress
+) -> RollbackPlan:
     """What an earlier catalogue offered, as far as it counts now. Raises RegistryError and StoreError.
 
     CheckFailedError where readers would take it for older than the current one, NothingSelectedError where
@@ -460,10 +466,10 @@ def roll_back(
             f"the current catalog is of {format_time(former.made)}, but it is {format_time(now)} here",
             hint="set this machine's clock: clients reject a catalog that is older than one they have seen",
         )
-    court = read_court(factory, asked.making.now)
-    judging = _Judging(factory=factory, court=court, revocations=_revocations_of(former))
+    court = read_verification_policy(factory, asked.making.now)
+    judging = _ImageReview(factory=factory, court=court, revocations=_revocations_of(former))
     left_out: list[tuple[str, str]] = []
-    images: list[CataloguedImage] = []
+    images: list[CatalogImage] = []
     with (
         progress.stage("checking the verdicts of the earlier catalog again"),
         ThreadPoolExecutor(WORKERS, thread_name_prefix="rollback") as pool,
@@ -480,8 +486,8 @@ def roll_back(
             f"no image of the catalog {earlier.digest} can be offered now: {'; '.join(why[:3])}",
             hint="choose another catalog, or create one from the available images: imagefactory catalogue",
         )
-    catalogue = Catalogue(made=now, expires=now + LIFE, images=tuple(images), suites=court.suites)
-    made = MadeCatalogue(
+    catalogue = Catalog(made=now, expires=now + LIFE, images=tuple(images), suites=court.suites)
+    made = CatalogResult(
         catalogue=catalogue, left_out=tuple(left_out), revoked=stored_revocations(factory, court)
     )
     rows = made.revoked
@@ -489,17 +495,17 @@ def roll_back(
     made = replace(made, catalogue=replace(catalogue, images=tuple(images)))
     known = {image.target for image in images}
     gone = [image.target for image in (former.images if former else ()) if image.target not in known]
-    made = keep_revoked(made, former, gone)
-    return RolledBack(earlier=earlier, made=made, changes=tuple(_changes(former, made.catalogue)))
+    made = with_previous_revocations(made, former, gone)
+    return RollbackPlan(earlier=earlier, made=made, changes=tuple(_changes(former, made.catalogue)))
 
 
-def _changes(now: Catalogue | None, then: Catalogue) -> Iterator[CatalogueChange]:
+def _changes(now: Catalog | None, then: Catalog) -> Iterator[CatalogChange]:
     there, back = ({image.target: image for image in one.images} if one else {} for one in (now, then))
     for target in sorted(there.keys() | back.keys()):
-        rows = [_shown(one.get(target)) for one in (there, back)]
+        rows = [_compared_parts(one.get(target)) for one in (there, back)]
         if rows[0] != rows[1]:
             (digest, verdicts), (digest_then, verdicts_then) = rows
-            yield CatalogueChange(
+            yield CatalogChange(
                 target=target,
                 now=digest,
                 then=digest_then,
@@ -508,20 +514,20 @@ def _changes(now: Catalogue | None, then: Catalogue) -> Iterator[CatalogueChange
             )
 
 
-def _shown(image: CataloguedImage | None) -> tuple[str, frozenset[str]]:
+def _compared_parts(image: CatalogImage | None) -> tuple[str, frozenset[str]]:
     """What is compared of an image: its digest and its verdicts, those of its .sif files too."""
-    if image is None or _only_says(image):
+    if image is None or _is_revoked_only(image):
         return "", frozenset()
     envelopes = (image.envelopes, *(sif.envelopes for sif in image.sifs))
     return image.subject.index, frozenset(digest for rows in envelopes for digest, _ in rows)
 
 
-def _only_says(image: CataloguedImage) -> bool:
+def _is_revoked_only(image: CatalogImage) -> bool:
     """Whether it is in the list for what was revoked of it alone."""
     return bool(image.revoked) and not image.envelopes and not image.sifs
 
 
-def _revocations_of(catalogue: Catalogue | None) -> Mapping[str, Mapping[str, bytes]]:
+def _revocations_of(catalogue: Catalog | None) -> Mapping[str, Mapping[str, bytes]]:
     """The revocations that a catalogue carries, by the manifest that they speak of."""
     found: dict[str, dict[str, bytes]] = {}
     for image in catalogue.images if catalogue else ():
@@ -532,14 +538,14 @@ def _revocations_of(catalogue: Catalogue | None) -> Mapping[str, Mapping[str, by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Judging:
+class _ImageReview:
     """By what images are judged again: `revocations` are those of the current catalogue."""
 
-    factory: Factory
-    court: Court
+    factory: Project
+    court: VerificationPolicy
     revocations: Mapping[str, Mapping[str, bytes]]
 
-    def judge_image(self, image: CataloguedImage) -> tuple[CataloguedImage | None, list[str]]:
+    def judge_image(self, image: CatalogImage) -> tuple[CatalogImage | None, list[str]]:
         """The image with what counts of it, None where it is gone; and a line for each thing that is not."""
         lines: list[str] = []
         judged = self._judge(image, lines)
@@ -568,17 +574,17 @@ class _Judging:
         for each in (place, local_place(self.factory, ANY)):
             found.update({row.digest: row.envelope for row in read_revocations(each, subject.manifest)})
         found = dict(readable_envelopes(found))
-        heeded = judge_revocations(found, subject, self.court).heeded
+        heeded = verify_revocations(found, subject, self.court).heeded
         envelopes = dict(one.envelopes)
-        judged = judge_verdicts(envelopes, subject, replace(self.court, revocations=heeded))
-        good = {row.digest for row in judged if row.standing is Standing.GOOD}
-        bad = Counter(str(row.standing) for row in judged if row.standing is not Standing.GOOD)
+        judged = verify_verdicts(envelopes, subject, replace(self.court, revocations=heeded))
+        good = {row.digest for row in judged if row.standing is VerdictStatus.GOOD}
+        bad = Counter(str(row.standing) for row in judged if row.standing is not VerdictStatus.GOOD)
         lines += [f"verdicts that do not count now: {count} {why}" for why, count in sorted(bad.items())]
         kept: Envelopes = tuple((digest, data) for digest, data in one.envelopes if digest in good)
         again = replace(one, envelopes=kept, revocations=tuple(sorted(found.items())))
         return again, revoked_cells(judged, subject, self.court.trust)
 
-    def _place(self, one: CataloguedImage | CataloguedSif) -> Place:
+    def _place(self, one: CatalogImage | CatalogSif) -> StoreRepository:
         if not one.reference:
             return local_place(self.factory, ANY)
         return place_of(self.factory, parse_reference(one.reference))

@@ -21,23 +21,23 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from imagefactory.access import Access, open_registry, registry_place
-from imagefactory.actions.catalog import CatalogueMaking, MadeCatalogue, catalogue_of
-from imagefactory.errors import FactoryError, RegistryError, StatementError, UsageError, os_problem
+from imagefactory.actions.catalog import CatalogRequest, CatalogResult, build_catalog
+from imagefactory.errors import ImagefactoryError, RegistryError, StatementError, UsageError, os_problem
 from imagefactory.fs import remove_inside, replace_bytes, replace_text
-from imagefactory.http import HURRIED, Patience
-from imagefactory.oci.graph import Place
-from imagefactory.oci.mirrors import resolve
-from imagefactory.oci.store import Reference
-from imagefactory.progress import Quiet
-from imagefactory.project import Factory, is_factory, read_factory
-from imagefactory.recipes.expand import select_one
+from imagefactory.http import HURRIED, RetryPolicy
+from imagefactory.oci.graph import StoreRepository
+from imagefactory.oci.mirrors import resolve_mirror
+from imagefactory.oci.store import ImageReference
+from imagefactory.progress import QuietProgress
+from imagefactory.project import Project, is_project, load_project
+from imagefactory.recipes.expand import select_single
 from imagefactory.serialize import format_time
-from imagefactory.settings.choices import Setting, listed
+from imagefactory.settings.choices import SettingValue, listed
 from imagefactory.settings.files import FILE_NAME
 from imagefactory.settings.load import Settings
-from imagefactory.trust.catalog import LARGEST, Catalogue, CatalogueSource, open_catalogue
-from imagefactory.trust.catalog_package import catalogue_place, pack, parse_layer, unpack
-from imagefactory.trust.policy import Trust, read_trust
+from imagefactory.trust.catalog import LARGEST, Catalog, CatalogSource, verify_catalog
+from imagefactory.trust.catalog_package import catalog_repository, pack_artifact, parse_layer, unpack_artifact
+from imagefactory.trust.policy import TrustRules, read_trust
 
 # --- The catalogs that a reader keeps, so that a registry may be down and an old catalog cannot come back
 #     <cache>/catalogues/<64 hex>             the last good catalog of a place, as it came
@@ -53,7 +53,7 @@ _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptCatalogue:
+class CachedCatalog:
     """The kept catalog of a place, in the folder of the cache. `where` is the place's name."""
 
     cache: Path
@@ -117,9 +117,9 @@ class KeptCatalogue:
 # ---
 
 
-def read_catalogue(
+def read_catalog(
     settings: Settings, environ: Mapping[str, str], now: datetime, name: str = "", *, hurried: bool = False
-) -> Catalogue:
+) -> Catalog:
     """The catalogue of the setting `catalogue`, else the factory's own, else that of the setting `registry`.
 
     In a factory only its own file and the environment name another: what a user or a site set is for those
@@ -133,17 +133,19 @@ def read_catalogue(
     """
     place = settings.catalogue.value
     trust = read_trust(settings.files, settings.limits)
-    reader = _Reader(settings=settings, environ=environ, trust=trust, now=now)
+    reader = _CatalogReader(settings=settings, environ=environ, trust=trust, now=now)
     if hurried:
         reader = replace(reader, patience=HURRIED)
-    if is_factory(settings) and not (place and _near(settings)):
-        factory, registry = read_factory(settings, environ), settings.registry.value
-        targets = (select_one(factory.targets, name),) if name else factory.targets
+    if is_project(settings) and not (place and _near(settings)):
+        factory, registry = load_project(settings, environ), settings.registry.value
+        targets = (select_single(factory.targets, name),) if name else factory.targets
         kept = reader.kept(registry) if registry else None
         hurried = kept is not None and kept.path.exists()
-        making = CatalogueMaking(targets=targets, now=now, named=bool(name), hurried=hurried)
+        making = CatalogRequest(targets=targets, now=now, named=bool(name), hurried=hurried)
         try:
-            return replace(catalogue_of(factory, making, Quiet()).catalogue, source=CatalogueSource.MADE)
+            return replace(
+                build_catalog(factory, making, QuietProgress()).catalogue, source=CatalogSource.MADE
+            )
         except RegistryError as error:
             if kept is None:
                 raise
@@ -153,39 +155,39 @@ def read_catalogue(
 
 def place_name(place: str) -> str:
     """Return the full name of a catalog's place: `HOST/PATH/catalogue:current`, or a file's path."""
-    return place if place.startswith("/") else str(catalogue_place(place))
+    return place if place.startswith("/") else str(catalog_repository(place))
 
 
-def keep_published(settings: Settings, registry: str, envelope: bytes, made: datetime) -> None:
+def cache_published(settings: Settings, registry: str, envelope: bytes, made: datetime) -> None:
     """Keep what was just published, for this machine's own commands while the registry is down."""
-    KeptCatalogue(cache=settings.cache_path, where=place_name(registry)).write(pack(envelope), made)
+    CachedCatalog(cache=settings.cache_path, where=place_name(registry)).write(pack_artifact(envelope), made)
 
 
-def kept_expiry(settings: Settings) -> datetime | None:
+def cached_expiry(settings: Settings) -> datetime | None:
     """Return when the newest signed catalog of the setting `registry` expires that this machine knows of."""
-    kept = KeptCatalogue(cache=settings.cache_path, where=place_name(settings.registry.value))
+    kept = CachedCatalog(cache=settings.cache_path, where=place_name(settings.registry.value))
     try:
         made = datetime.fromisoformat(kept.seen())
-        data = unpack(kept.read(), kept.where)
-        return open_catalogue(data, read_trust(settings.files), made, kept.where).expires
-    except (ValueError, FactoryError):
+        data = unpack_artifact(kept.read(), kept.where)
+        return verify_catalog(data, read_trust(settings.files), made, kept.where).expires
+    except (ValueError, ImagefactoryError):
         return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Reader:
+class _CatalogReader:
     """By whose settings a catalog is read, by whose trust, and when."""
 
     settings: Settings
     environ: Mapping[str, str]
-    trust: Trust
+    trust: TrustRules
     now: datetime
-    patience: Patience | None = None
+    patience: RetryPolicy | None = None
 
-    def kept(self, place: str) -> KeptCatalogue:
-        return KeptCatalogue(cache=self.settings.cache_path, where=place_name(place))
+    def kept(self, place: str) -> CachedCatalog:
+        return CachedCatalog(cache=self.settings.cache_path, where=place_name(place))
 
-    def read(self, place: str) -> Catalogue:
+    def read(self, place: str) -> Catalog:
         """The catalog of a place, else of its mirrors, else the copy that is kept."""
         kept, mirrors = self.kept(place), _mirrors(self.settings)
         try:
@@ -195,8 +197,8 @@ class _Reader:
         return self._noted(self._open(kept, data, kept.where))
 
     def _read_elsewhere(
-        self, kept: KeptCatalogue, mirrors: tuple[str, ...], error: RegistryError | UsageError
-    ) -> Catalogue:
+        self, kept: CachedCatalog, mirrors: tuple[str, ...], error: RegistryError | UsageError
+    ) -> Catalog:
         faults = [error.message]
         for mirror in mirrors:
             where = place_name(mirror)
@@ -206,45 +208,47 @@ class _Reader:
                 faults.append(f"its mirror {where}: {fault.message}")
                 continue
             said = f"this is the catalog of its mirror {where}, {age_of(found, self.now)}"
-            return self._noted(replace(found, source=CatalogueSource.MIRROR), *faults, said)
+            return self._noted(replace(found, source=CatalogSource.MIRROR), *faults, said)
         return self.read_kept(kept, error, tuple(faults))
 
     def read_kept(
-        self, kept: KeptCatalogue, error: RegistryError | UsageError, faults: tuple[str, ...] = ()
-    ) -> Catalogue:
+        self, kept: CachedCatalog, error: RegistryError | UsageError, faults: tuple[str, ...] = ()
+    ) -> Catalog:
         """The kept copy in place of what cannot be read. Raises `error` where there is none that is valid."""
         if not (data := kept.read()):
             raise error
         try:
-            found = open_catalogue(unpack(data, kept.where), self.trust, self.now, "the copy kept here")
+            found = verify_catalog(
+                unpack_artifact(data, kept.where), self.trust, self.now, "the copy kept here"
+            )
             kept.refuse_older(found.made)
         except StatementError as fault:
             raise type(error)(error.code, f"{error.message}\n{fault.message}", hint=error.hint) from error
         said = f"this is the catalog that is kept here, {age_of(found, self.now)}"
-        return self._noted(replace(found, source=CatalogueSource.KEPT), *(faults or (error.message,)), said)
+        return self._noted(replace(found, source=CatalogSource.KEPT), *(faults or (error.message,)), said)
 
-    def _open(self, kept: KeptCatalogue, data: bytes, where: str) -> Catalogue:
+    def _open(self, kept: CachedCatalog, data: bytes, where: str) -> Catalog:
         """The catalog in these bytes, kept from now on. Raises StatementError for one that is refused."""
-        found = open_catalogue(unpack(data, where), self.trust, self.now, where)
+        found = verify_catalog(unpack_artifact(data, where), self.trust, self.now, where)
         kept.refuse_older(found.made)
         kept.write(data, found.made)
         return found
 
-    def _noted(self, catalogue: Catalogue, *notes: str) -> Catalogue:
+    def _noted(self, catalogue: Catalog, *notes: str) -> Catalog:
         if catalogue.expires_soon(self.now):
             days = (catalogue.expires - self.now).days
             when = f"{catalogue.expires:%Y-%m-%d}, in {days} day{'s' * (days != 1)}"
             notes += (f"this catalog expires on {when}; ask your center for a new one before that",)
         return replace(catalogue, notes=notes)
 
-    def _fetch(self, place: str, kept: KeptCatalogue, patience: Patience | None) -> bytes:
+    def _fetch(self, place: str, kept: CachedCatalog, patience: RetryPolicy | None) -> bytes:
         if place.startswith("/"):
             return _read_file(Path(place))
         access = Access(settings=self.settings, environ=self.environ)
-        return _read_registry(access, catalogue_place(place), kept.read(), patience)
+        return _read_registry(access, catalog_repository(place), kept.read(), patience)
 
 
-def age_of(catalogue: Catalogue, now: datetime) -> str:
+def age_of(catalogue: Catalog, now: datetime) -> str:
     """`3 days old, valid until 2026-12-20`; hours within the first two days."""
     age = max(now - catalogue.made, timedelta(0))
     count, unit = (age.days, "day") if age.days >= 2 else (int(age.total_seconds() // 3600), "hour")
@@ -254,7 +258,7 @@ def age_of(catalogue: Catalogue, now: datetime) -> str:
 def _mirrors(settings: Settings) -> tuple[str, ...]:
     """The mirrors of the catalog: none where a nearer file, or the environment, names another catalog."""
 
-    def distance(setting: Setting) -> int:
+    def distance(setting: SettingValue) -> int:
         known = [str(path) for path in settings.files]
         if setting.origin.startswith("$"):
             return -1
@@ -265,16 +269,18 @@ def _mirrors(settings: Settings) -> tuple[str, ...]:
     return listed(mirrors.value) if distance(mirrors) <= distance(named) else ()
 
 
-def keep_former(factory: Factory, made: MadeCatalogue, registry: str, now: datetime) -> MadeCatalogue:
+def with_former_families(
+    factory: Project, made: CatalogResult, registry: str, now: datetime
+) -> CatalogResult:
     """With what the last catalogue of a registry has of families whose recipes have faults now.
 
     People use these images, and their verdicts hold: a typing mistake takes nothing away.
     """
     host, path = registry_place(factory, registry)
-    reference = catalogue_place(f"{host}/{path}" if path else host)
+    reference = catalog_repository(f"{host}/{path}" if path else host)
     try:
-        data = unpack(_read_registry(factory, reference), str(reference))
-        former = open_catalogue(data, read_trust(factory.settings.files), now, str(reference))
+        data = unpack_artifact(_read_registry(factory, reference), str(reference))
+        former = verify_catalog(data, read_trust(factory.settings.files), now, str(reference))
     except (RegistryError, StatementError):  # there is none, or none that holds
         return made
     known = {target.family for target in factory.targets}
@@ -309,12 +315,12 @@ def _read_file(path: Path) -> bytes:
 
 
 def _read_registry(
-    access: Access, reference: Reference, kept: bytes = b"", patience: Patience | None = None
+    access: Access, reference: ImageReference, kept: bytes = b"", patience: RetryPolicy | None = None
 ) -> bytes:
     """The layer's bytes: those that are `kept`, where they are the same."""
-    asked = resolve(reference, access.settings.mirror_map)
+    asked = resolve_mirror(reference, access.settings.mirror_map)
     store = open_registry(access, asked.registry, patience=patience)
-    place = Place(store=store, repository=asked.repository)
+    place = StoreRepository(store=store, repository=asked.repository)
     manifest = place.store.manifest(place.repository, asked.wanted)
     if manifest is None:
         raise RegistryError(

@@ -11,38 +11,38 @@ from dataclasses import dataclass, replace
 
 from imagefactory.access import Access, open_registry, registry_place, repository_of
 from imagefactory.actions.definition import define_target
-from imagefactory.actions.images import load_made, stored_image, stored_sif
+from imagefactory.actions.images import load_artifact, stored_image, stored_sif
 from imagefactory.actions.transfer import local_name, pull_image, target_reference
 from imagefactory.errors import BuildError, NothingSelectedError, StaleError, UsageError
 from imagefactory.lock.files import lock_digest
-from imagefactory.model import Definition, Target
-from imagefactory.oci.graph import Place, read_manifest
-from imagefactory.oci.manifests import Descriptor, Image, Sif
-from imagefactory.oci.mirrors import resolve
+from imagefactory.model import BuildSpec, Target
+from imagefactory.oci.graph import StoreRepository, read_manifest
+from imagefactory.oci.manifests import Descriptor, Image, SifArtifact
+from imagefactory.oci.mirrors import resolve_mirror
 from imagefactory.oci.sif import TARGET
-from imagefactory.oci.store import DIGEST, Reference, check_digest, parse_reference
+from imagefactory.oci.store import DIGEST, ImageReference, check_digest, parse_reference
 from imagefactory.progress import Progress
-from imagefactory.project import Factory
-from imagefactory.recipes.expand import select_one
-from imagefactory.serialize import shown
-from imagefactory.verify.report import Subject
+from imagefactory.project import Project
+from imagefactory.recipes.expand import select_single
+from imagefactory.serialize import printable_value
+from imagefactory.verify.report import VerifiedImage
 
 TARGET_LABEL, LOCK_LABEL = "imagefactory.target", "imagefactory.lock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class ResolvedImage:
     """An image or .sif of the store. `where` names it in a registry, None where it is in the store alone."""
 
-    made: Image | Sif
-    subject: Subject
-    definition: Definition
-    where: Reference | None
+    made: Image | SifArtifact
+    subject: VerifiedImage
+    definition: BuildSpec
+    where: ImageReference | None
 
 
-def choose_image(
-    factory: Factory, name: str, registry: str, progress: Progress, *, gpu: bool = True
-) -> Chosen:
+def resolve_image(
+    factory: Project, name: str, registry: str, progress: Progress, *, gpu: bool = True
+) -> ResolvedImage:
     """The image that `name` means: a target, a tag or digest of the store, `TARGET@sha256:...`, a reference.
 
     What is not in the store is pulled from its registry by digest. With `registry` (`host[/path]`) it must be
@@ -54,14 +54,14 @@ def choose_image(
     made, where = _find(factory, name, registry, progress)
     definition = definition_of(factory, made, name)
     if gpu:
-        refuse_cpu(definition.target)
+        check_not_cpu(definition.target)
     subject = subject_of(made, definition.target.name)
     if registry and where is None:
         where = _in_registry(factory, definition.target, subject, registry)
-    return Chosen(made=made, subject=subject, definition=definition, where=where)
+    return ResolvedImage(made=made, subject=subject, definition=definition, where=where)
 
 
-def refuse_cpu(target: Target) -> None:
+def check_not_cpu(target: Target) -> None:
     """Raises UsageError for a target without GPUs: the GPU suite has nothing to verify there."""
     if not target.gpu:
         raise UsageError(
@@ -71,7 +71,7 @@ def refuse_cpu(target: Target) -> None:
         )
 
 
-def check_name(factory: Factory, name: str, *, gpu: bool = True) -> None:
+def check_name(factory: Project, name: str, *, gpu: bool = True) -> None:
     """Raises for a name that means nothing or, with `gpu`, is for CPUs; no image is fetched or read."""
     plain, at, digest = name.partition("@")
     if "/" in name:
@@ -80,20 +80,20 @@ def check_name(factory: Factory, name: str, *, gpu: bool = True) -> None:
         if at:
             check_digest(digest)
         if ":" not in plain:
-            target = select_one(factory.targets, plain)
+            target = select_single(factory.targets, plain)
             if gpu:
-                refuse_cpu(target)
+                check_not_cpu(target)
 
 
-def subject_of(made: Image | Sif, target: str) -> Subject:
+def subject_of(made: Image | SifArtifact, target: str) -> VerifiedImage:
     """What a verdict on it speaks of."""
     manifest = made.manifest if isinstance(made, Image) else made.digest
-    return Subject(target=target, index=made.digest, manifest=manifest, config=made.config)
+    return VerifiedImage(target=target, index=made.digest, manifest=manifest, config=made.config)
 
 
 def _find(
-    factory: Factory, name: str, registry: str, progress: Progress
-) -> tuple[Image | Sif, Reference | None]:
+    factory: Project, name: str, registry: str, progress: Progress
+) -> tuple[Image | SifArtifact, ImageReference | None]:
     layout = factory.layout
     if "/" in name:
         return _from_registry(factory, parse_reference(name), progress)
@@ -101,7 +101,7 @@ def _find(
     if at or DIGEST.fullmatch(name):
         found = layout.manifest(digest or name)
         if found is not None:
-            return load_made(factory, name, found[0]), None
+            return load_artifact(factory, name, found[0]), None
         if at and (registry or factory.settings.registry.value):
             return _from_registry(factory, target_reference(factory, name, registry)[1], progress)
         raise NothingSelectedError(
@@ -111,12 +111,12 @@ def _find(
         )
     tags = layout.tags()
     if name in tags:
-        return load_made(factory, name, tags[name]), None
+        return load_artifact(factory, name, tags[name]), None
     if ":" in name:
         raise NothingSelectedError(
             "image-not-found", f"no image '{name}' in {layout.path}", hint="imagefactory store list"
         )
-    target = select_one(factory.targets, name)
+    target = select_single(factory.targets, name)
     made = stored_image(factory, target) or stored_sif(factory, target)
     if made is None:
         raise BuildError(
@@ -127,15 +127,17 @@ def _find(
     return made, None
 
 
-def _from_registry(access: Access, wanted: Reference, progress: Progress) -> tuple[Image | Sif, Reference]:
+def _from_registry(
+    access: Access, wanted: ImageReference, progress: Progress
+) -> tuple[Image | SifArtifact, ImageReference]:
     """Pulled under a name of its own, made of the digest: what a target's tag points to here stays."""
-    asked = resolve(wanted, access.settings.mirror_map)
-    place = Place(store=open_registry(access, asked.registry), repository=asked.repository)
+    asked = resolve_mirror(wanted, access.settings.mirror_map)
+    place = StoreRepository(store=open_registry(access, asked.registry), repository=asked.repository)
     digest = read_manifest(place, asked.wanted).descriptor.digest
     fixed = replace(wanted, tag="", digest=digest)
     found = access.layout.manifest(digest)
     if found is not None:
-        return load_made(access, str(fixed), found[0]), fixed
+        return load_artifact(access, str(fixed), found[0]), fixed
     pulled = pull_image(access, fixed, local_name(access, fixed), progress)
     image = access.layout.image(pulled.name)
     if image is None:
@@ -145,7 +147,7 @@ def _from_registry(access: Access, wanted: Reference, progress: Progress) -> tup
     return image, fixed
 
 
-def _in_registry(access: Access, target: Target, subject: Subject, registry: str) -> Reference:
+def _in_registry(access: Access, target: Target, subject: VerifiedImage, registry: str) -> ImageReference:
     host, path = registry_place(access, registry)
     repository = repository_of(path, target.family)
     if open_registry(access, host).manifest(repository, subject.index) is None:
@@ -154,15 +156,15 @@ def _in_registry(access: Access, target: Target, subject: Subject, registry: str
             f"{host}/{repository} has no image {subject.index}",
             hint=f"imagefactory push {target.name} --registry {registry}",
         )
-    return Reference(registry=host, repository=repository, digest=subject.index)
+    return ImageReference(registry=host, repository=repository, digest=subject.index)
 
 
-def definition_of(factory: Factory, made: Image | Sif, name: str) -> Definition:
+def definition_of(factory: Project, made: Image | SifArtifact, name: str) -> BuildSpec:
     """What the image must be, by the target and lock that it says it was made of."""
     told = _labels(factory, made)
     target = next((target for target in factory.targets if target.name == told.get(TARGET_LABEL)), None)
     if target is None:
-        whose = shown(told.get(TARGET_LABEL, ""))
+        whose = printable_value(told.get(TARGET_LABEL, ""))
         what = f"this project has no target '{whose}'" if whose else "it has no label of a target"
         raise UsageError(
             "image-target-unknown",
@@ -179,7 +181,7 @@ def definition_of(factory: Factory, made: Image | Sif, name: str) -> Definition:
     definition = define_target(factory, target)
     # Of a .sif the manifest tells the target alone; the packages inside are checked all the same.
     here = lock_digest(definition.lock)
-    if told.get(LOCK_LABEL, here if isinstance(made, Sif) else "") != here:
+    if told.get(LOCK_LABEL, here if isinstance(made, SifArtifact) else "") != here:
         raise StaleError(
             "image-outdated",
             f"{name} was built from another lock of {target.name} than the present one",
@@ -188,7 +190,7 @@ def definition_of(factory: Factory, made: Image | Sif, name: str) -> Definition:
     return definition
 
 
-def _labels(access: Access, made: Image | Sif) -> dict[str, str]:
+def _labels(access: Access, made: Image | SifArtifact) -> dict[str, str]:
     """What an image says of itself in its config, a .sif in its manifest: the target's name there alone."""
     layout = access.layout
     if isinstance(made, Image):

@@ -10,24 +10,24 @@ from dataclasses import replace
 from pathlib import Path
 
 from imagefactory.access import Access
-from imagefactory.actions.images import load_made, stored_image, stored_sif
+from imagefactory.actions.images import load_artifact, stored_image, stored_sif
 from imagefactory.actions.runner import make_runner
 from imagefactory.actions.transfer import local_name, pull_image
 from imagefactory.build.definition import INIT
 from imagefactory.errors import BuildError, NothingSelectedError
-from imagefactory.model import PLAIN_START, Completed, Mount, RunSpec, Start, Target
-from imagefactory.oci.manifests import Image, Sif
-from imagefactory.oci.store import DIGEST, Reference, check_digest, parse_reference
+from imagefactory.model import PLAIN_START, CommandResult, ContainerStart, Mount, RunSpec, Target
+from imagefactory.oci.manifests import Image, SifArtifact
+from imagefactory.oci.store import DIGEST, ImageReference, check_digest, parse_reference
 from imagefactory.progress import Progress
 from imagefactory.runtime.emulator import emulation
-from imagefactory.runtime.here import private_places, show_folder
+from imagefactory.runtime.here import mount_current_directory, private_directories
 from imagefactory.runtime.sandbox.root import mounts_below
 from imagefactory.settings.choices import ENGINES, RUNNERS
-from imagefactory.trust.catalog import CataloguedImage
-from imagefactory.trust.keys import keys_folder
+from imagefactory.trust.catalog import CatalogImage
+from imagefactory.trust.keys import keys_directory
 
 
-def find_stored(access: Access, name: str) -> Image | Sif | None:
+def find_stored(access: Access, name: str) -> Image | SifArtifact | None:
     """The image or .sif of the store by its tag or digest (`NAME@sha256:...` too); None for a plain name.
 
     Raises NothingSelectedError for a tag or digest that the store lacks.
@@ -38,31 +38,33 @@ def find_stored(access: Access, name: str) -> Image | Sif | None:
         found = layout.manifest(check_digest(digest or name))
         if found is None:
             raise NothingSelectedError(
-                "image-not-found", f"no image {digest or name} in {layout.path}", hint=_lacking(name)
+                "image-not-found",
+                f"no image {digest or name} in {layout.path}",
+                hint=_missing_image_error(name),
             )
-        return load_made(access, name, found[0])
+        return load_artifact(access, name, found[0])
     tags = layout.tags()
     if name in tags:
-        return load_made(access, name, tags[name])
+        return load_artifact(access, name, tags[name])
     if ":" in name or "/" in name:
         raise NothingSelectedError(
-            "image-not-found", f"no image '{name}' in {layout.path}", hint=_lacking(name)
+            "image-not-found", f"no image '{name}' in {layout.path}", hint=_missing_image_error(name)
         )
     return None
 
 
-def _lacking(name: str) -> str:
+def _missing_image_error(name: str) -> str:
     return f"run imagefactory pull {name}" if "/" in name else "see imagefactory store list"
 
 
-def find_built(access: Access, target: Target, runner: str) -> Image | Sif:
+def find_built(access: Access, target: Target, runner: str) -> Image | SifArtifact:
     """What was built of a target, for `runner`, which is empty for the setting, or for what fits.
 
     That is its image, or the .sif that apptainer built where there is no image or the setting `engine` is
     apptainer. Raises BuildError when nothing is built.
     """
     choice, settings = runner or access.settings.runner.value, access.settings
-    made: Image | Sif | None = stored_image(access, target)
+    made: Image | SifArtifact | None = stored_image(access, target)
     if made is None or (settings.engine.value == "apptainer" and choice in ("", "apptainer")):
         made = stored_sif(access, target) or made
     if made is None:
@@ -72,7 +74,7 @@ def find_built(access: Access, target: Target, runner: str) -> Image | Sif:
     return made
 
 
-def offered_reference(offered: CataloguedImage, *, sif: bool = False) -> Reference:
+def offered_reference(offered: CatalogImage, *, sif: bool = False) -> ImageReference:
     """Where the image of a catalogue lies; with `sif` its own .sif counts where there is no image.
 
     Raises NothingSelectedError where no registry has it.
@@ -91,7 +93,7 @@ def offered_reference(offered: CataloguedImage, *, sif: bool = False) -> Referen
     return parse_reference(offered.reference)
 
 
-def fetch_offered(access: Access, offered: CataloguedImage, progress: Progress) -> Image:
+def fetch_offered(access: Access, offered: CatalogImage, progress: Progress) -> Image:
     """The image of a catalogue, by its digest; pulled where the store has it not yet.
 
     Raises NothingSelectedError where no registry has it, and as `pull_image` does.
@@ -109,12 +111,12 @@ def fetch_offered(access: Access, offered: CataloguedImage, progress: Progress) 
     return made
 
 
-def own_start(made: Image | Sif, target: Target | None) -> Start:
+def own_start(made: Image | SifArtifact, target: Target | None) -> ContainerStart:
     """How a container starts as its recipe says it, or its image: `command` is whole, with the entry point.
 
     Empty where none says it: of the `python` that images start without a word of theirs. `user` is a number.
     """
-    start = target.start if target else made.start if isinstance(made, Image) else Start()
+    start = target.start if target else made.start if isinstance(made, Image) else ContainerStart()
     own = start.entrypoint[len(INIT) :] if start.entrypoint[: len(INIT)] == INIT else start.entrypoint
     command = (*own, *start.command)
     user = start.user.partition(":")[0]
@@ -127,13 +129,15 @@ def own_start(made: Image | Sif, target: Target | None) -> Start:
     )
 
 
-def fitting_runner(access: Access, made: Image | Sif, runner: str) -> str:
+def fitting_runner(access: Access, made: Image | SifArtifact, runner: str) -> str:
     """The runner that is asked for, else the setting's, else what fits."""
     fits = ENGINES[access.settings.engine.value].runner if isinstance(made, Image) else "apptainer"
     return runner or access.settings.runner.value or fits
 
 
-def run_made(access: Access, made: Image | Sif, spec: RunSpec, runner: str, progress: Progress) -> Completed:
+def run_artifact(
+    access: Access, made: Image | SifArtifact, spec: RunSpec, runner: str, progress: Progress
+) -> CommandResult:
     """Runs a command in what the store has; `runner` is empty for the setting, or for what fits."""
     name = fitting_runner(access, made, runner)
     if isinstance(made, Image) and (how := emulation(made.architecture, own=RUNNERS[name].brings_emulator)):
@@ -146,15 +150,15 @@ def run_made(access: Access, made: Image | Sif, spec: RunSpec, runner: str, prog
     return chosen.run(made, spec)
 
 
-def view_folder(access: Access, folder: Path) -> tuple[Mount | None, str]:
+def mounted_directory(access: Access, folder: Path) -> tuple[Mount | None, str]:
     """What a command is shown of a folder that its caller has not mounted, and what is told of it."""
     account = ""
     with contextlib.suppress(KeyError):  # containers start users that have no account
         account = pwd.getpwuid(os.getuid()).pw_dir
     homes = [path for path in (access.environ.get("HOME"), account) if path and path != "/"]
-    own = (access.layout.path, access.settings.cache_path, keys_folder(access.environ))
+    own = (access.layout.path, access.settings.cache_path, keys_directory(access.environ))
     runtime = access.environ.get("XDG_RUNTIME_DIR")
-    private = private_places(
+    private = private_directories(
         [Path(path).resolve() for path in homes or ["/root"]],
         own=[path.resolve() for path in own],
         runtime=[Path(runtime).resolve()] if runtime else [],
@@ -162,4 +166,4 @@ def view_folder(access: Access, folder: Path) -> tuple[Mount | None, str]:
     with Path("/proc/self/mountinfo").open("rb") as file:
         mounted = mounts_below(str(folder), file)
     readable = os.access(folder, os.R_OK | os.X_OK)
-    return show_folder(folder, readable=readable, private=private, mounted=mounted)
+    return mount_current_directory(folder, readable=readable, private=private, mounted=mounted)

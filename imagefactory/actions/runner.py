@@ -7,23 +7,23 @@ from pathlib import Path
 
 from imagefactory.access import Access
 from imagefactory.actions.images import ensure_sif
-from imagefactory.fs import temporary_folder
+from imagefactory.fs import user_temporary_directory
 from imagefactory.progress import Progress
-from imagefactory.runtime.protocol import Runner, RunnerGround
+from imagefactory.runtime.protocol import Runner, RunnerSupport
 from imagefactory.settings.choices import RUNNERS
 
 
-def scratch_folder(access: Access, name: str) -> Path:
+def scratch_directory(access: Access, name: str) -> Path:
     """Where a run by that runner gets folders to write: on the store's disk, where `unshare` counts them.
 
     docker and apptainer may work as root, whom a store on NFS keeps out: they get it among temporary files.
     """
-    return access.layout.scratch if name == "unshare" else temporary_folder()
+    return access.layout.scratch if name == "unshare" else user_temporary_directory()
 
 
 def make_runner(access: Access, name: str, target: str, progress: Progress) -> Runner:
     """The runner of that row; `target` is what a .sif that has to be made is named after."""
-    ground = RunnerGround(
+    ground = RunnerSupport(
         layout=access.layout,
         environ=access.environ,
         progress=progress,

@@ -19,16 +19,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from imagefactory.access import package_index, uv_locker
-from imagefactory.errors import FactoryError, UsageError, printable
+from imagefactory.errors import ImagefactoryError, UsageError, printable
 from imagefactory.fs import replace_text
-from imagefactory.gpu.frameworks import Role, find_framework, role_of
-from imagefactory.gpu.knowledge.packages import ScannedWheel, parse_scanned, scanned
-from imagefactory.gpu.values import Contents, Library, Modules
+from imagefactory.gpu.frameworks import LibraryRole, find_framework, role_of
+from imagefactory.gpu.knowledge.packages import WheelScan, parse_scanned, scanned
+from imagefactory.gpu.values import GpuLibrary, ModuleCount, ScanResult
 from imagefactory.lock.download import PackageCache
 from imagefactory.lock.pypi.requirements import read_lock
 from imagefactory.model import Lock, LockedWheel
-from imagefactory.progress import Progress, choose
-from imagefactory.project import read_factory
+from imagefactory.progress import Progress, choose_progress
+from imagefactory.project import load_project
 from imagefactory.scan.files import scan_wheel
 from imagefactory.settings.load import load_settings
 from imagefactory.versions import natural
@@ -50,21 +50,21 @@ _HEAD = """\
 _PACKAGES = re.compile(r"torch|tensorflow|jaxlib|jax-cuda\d+-(?:plugin|pjrt)|onnxruntime-gpu")
 
 
-def keep(contents: Contents) -> Contents:
+def required_libraries(contents: ScanResult) -> ScanResult:
     """A scan without the libraries on which nothing depends: those that are only reported."""
     framework = find_framework(contents)
-    counted = (Role.GATES, Role.ON_DEMAND)
+    counted = (LibraryRole.GATES, LibraryRole.ON_DEMAND)
     libraries = tuple(one for one in contents.libraries if role_of(one.path, framework)[0] in counted)
     return replace(contents, libraries=libraries)
 
 
-def format_wheels(wheels: Iterable[ScannedWheel]) -> str:
+def format_wheels(wheels: Iterable[WheelScan]) -> str:
     """The text of scanned.toml with these rows, by package and version."""
     rows = sorted(wheels, key=lambda wheel: (wheel.package, natural(wheel.version), wheel.file))
     return "\n".join([_HEAD, *(format_wheel(wheel) for wheel in rows)])
 
 
-def format_wheel(wheel: ScannedWheel) -> str:
+def format_wheel(wheel: WheelScan) -> str:
     """One wheel as tables of TOML."""
     lines = ["[[wheel]]"]
     for key in ("package", "version", "file", "sha256"):
@@ -78,7 +78,7 @@ def format_wheel(wheel: ScannedWheel) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _library_lines(library: Library) -> Iterator[str]:
+def _library_lines(library: GpuLibrary) -> Iterator[str]:
     yield "[[wheel.library]]"
     yield f"path = {_text(library.path)}"
     yield f"size = {library.size}"
@@ -94,7 +94,7 @@ def _library_lines(library: Library) -> Iterator[str]:
     yield "]"
 
 
-def _modules(modules: Modules) -> str:
+def _modules(modules: ModuleCount) -> str:
     return " ".join([str(modules.count), *map(str, modules.codes)])
 
 
@@ -106,7 +106,7 @@ def _text(value: str) -> str:
     return f'"{value}"'
 
 
-def scan_one(path: Path, month: str, progress: Progress) -> ScannedWheel:
+def scan_wheel_row(path: Path, month: str, progress: Progress) -> WheelScan:
     """A wheel's row. `month` is `2026-11`. Raises UsageError for what is no wheel or is damaged."""
     contents = scan_wheel(path, progress, workers=2)
     damaged = [one for one in contents.libraries if one.damage]
@@ -119,12 +119,12 @@ def scan_one(path: Path, month: str, progress: Progress) -> ScannedWheel:
     name, version = path.name.split("-")[:2]
     with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    return ScannedWheel(
+    return WheelScan(
         package=name.lower().replace("_", "-"),
         version=version,
         file=path.name,
         sha256=sha256,
-        contents=keep(replace(contents, source=path.name, toolkit=())),
+        contents=required_libraries(replace(contents, source=path.name, toolkit=())),
         source=f"measured {month}: scan of the wheel with this sha256",
     )
 
@@ -135,9 +135,9 @@ def main(arguments: list[str], month: str) -> int:
     parser.add_argument("--locks", action="store_true", help="also the wheels of locks that have no row")
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE.whl")
     asked = parser.parse_args(arguments)
-    progress = choose("plain")
+    progress = choose_progress("plain")
 
-    def take(wheel: ScannedWheel) -> None:
+    def take(wheel: WheelScan) -> None:
         if asked.write:
             rows = {one.file: one for one in parse_scanned(_FILE.read_text(encoding="utf-8"))} | {
                 wheel.file: wheel
@@ -148,17 +148,17 @@ def main(arguments: list[str], month: str) -> int:
 
     try:
         for path in asked.files:
-            take(scan_one(path, month, progress))
+            take(scan_wheel_row(path, month, progress))
         if asked.locks:
             _scan_locks(month, progress, take)
-    except FactoryError as error:
+    except ImagefactoryError as error:
         print(printable(f"{error.message}\n{error.hint}"), file=sys.stderr)
         return error.exit_code
     return 0
 
 
-def _scan_locks(month: str, progress: Progress, take: Callable[[ScannedWheel], None]) -> None:
-    factory = read_factory(load_settings(directory=None, start=Path.cwd(), environ=os.environ), os.environ)
+def _scan_locks(month: str, progress: Progress, take: Callable[[WheelScan], None]) -> None:
+    factory = load_project(load_settings(directory=None, start=Path.cwd(), environ=os.environ), os.environ)
     index = package_index(factory)
     for lock, wheel in unscanned(factory.lock_folder):
 
@@ -167,7 +167,7 @@ def _scan_locks(month: str, progress: Progress, take: Callable[[ScannedWheel], N
 
         with tempfile.TemporaryDirectory(prefix="scan-wheels-") as folder:
             fetched = PackageCache(Path(folder), index).fetch((wheel,), look_up, progress)
-            take(scan_one(fetched[wheel], month, progress))
+            take(scan_wheel_row(fetched[wheel], month, progress))
 
 
 def unscanned(folder: Path) -> list[tuple[Lock, LockedWheel]]:

@@ -11,47 +11,47 @@ from typing import TYPE_CHECKING
 
 from imagefactory.access import Access, cache_lock, open_registry, registry_place, repository_of
 from imagefactory.actions.locked import read_target_lock
-from imagefactory.actions.sweep import sweeps_folder
-from imagefactory.actions.verdicts import ANY, count_valid, find_in, local_place, read_court
+from imagefactory.actions.sweep import sweeps_directory
+from imagefactory.actions.verdicts import ANY, count_valid, find_in, local_place, read_verification_policy
 from imagefactory.build.conda.prefix import remove_extracted
 from imagefactory.errors import RegistryError, StoreError, UsageError
-from imagefactory.fs import Removal, entries_of, unseal, used_by_nobody
+from imagefactory.fs import Removal, check_checksum, entries_of, is_unused
 from imagefactory.lock.debian.lock import parse_base_lock, read_base_lock
 from imagefactory.model import Target
 from imagefactory.oci.candidates import (
     REVOCATION_TYPE,
-    Fate,
-    Tagged,
+    PruneDecision,
+    TagTarget,
     plain_tag,
     plan_prune,
     read_tagged,
     remove_candidate,
 )
-from imagefactory.oci.graph import Place
+from imagefactory.oci.graph import StoreRepository
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.maintenance import Checked, Fault, check
+from imagefactory.oci.maintenance import StoreCheck, StoreFault, check
 from imagefactory.progress import Progress
-from imagefactory.project import Factory
+from imagefactory.project import Project
 from imagefactory.schedulers.sweep_file import ID, read_collected
-from imagefactory.schedulers.underway import InHand, state_of
-from imagefactory.trust.attached import Journal, read_subject
-from imagefactory.trust.verdict import Standing
-from imagefactory.verify.report import Subject
+from imagefactory.schedulers.underway import NodeProgress, state_of
+from imagefactory.trust.attached import AttachJournal, read_subject
+from imagefactory.trust.verdict import VerdictStatus
+from imagefactory.verify.report import VerifiedImage
 
 if TYPE_CHECKING:
-    from imagefactory.oci.registry.client import Registry
+    from imagefactory.oci.registry.client import RegistryClient
 
 
-KEPT = timedelta(days=60)
+RETENTION = timedelta(days=60)
 """How long a sweep is kept; what it brings back can be signed for 14 days (verify/nonces.py)."""
 
 
-def worth_keeping(access: Access, now: datetime) -> tuple[str, ...]:
+def retained_digests(access: Access, now: datetime) -> tuple[str, ...]:
     """Digests of what `store gc` keeps without a tag: images that are verified, statements that still count.
 
     Raises UsageError for a trust that cannot be read: then nobody knows what is valid, and nothing goes.
     """
-    court, layout, kept = read_court(access, now), access.layout, []
+    court, layout, kept = read_verification_policy(access, now), access.layout, []
     place = local_place(access, ANY)
     for digest in layout.subjects():
         kept += [referrer.digest for referrer, kind in layout.referrers(digest) if kind == REVOCATION_TYPE]
@@ -60,18 +60,18 @@ def worth_keeping(access: Access, now: datetime) -> tuple[str, ...]:
         except RegistryError:  # of an image that is not here verdicts still tell, should it come again
             subject = _only_manifest(digest)
         for judged in find_in(access, place, subject, court).judged:
-            if judged.standing is Standing.GOOD:
+            if judged.standing is VerdictStatus.GOOD:
                 kept.append(judged.digest)
             if judged.proves and judged.verdict:
                 kept += [digest, judged.verdict.report.subject.index]
     return tuple(dict.fromkeys(kept))
 
 
-def _only_manifest(digest: str) -> Subject:
-    return Subject(target="", index=digest, manifest=digest, config=digest)
+def _only_manifest(digest: str) -> VerifiedImage:
+    return VerifiedImage(target="", index=digest, manifest=digest, config=digest)
 
 
-def collect_cache(factory: Factory, progress: Progress, *, dry_run: bool) -> Removal:
+def collect_cache(factory: Project, progress: Progress, *, dry_run: bool) -> Removal:
     """Removes from the cache what no committed lock names, all segments and what lies there unpacked.
 
     Waits for running builds, as `store gc` does.
@@ -83,11 +83,11 @@ def collect_cache(factory: Factory, progress: Progress, *, dry_run: bool) -> Rem
     needed = {package.sha256 for lock in locks for package in lock.packages}
     # Also the newer packages that a base was made of when the mirror no longer had the locked ones.
     folder = factory.settings.store_path / "bases"
-    remembered = [(path, unseal(path)) for path in sorted(folder.glob("*.lock"))]
+    remembered = [(path, check_checksum(path)) for path in sorted(folder.glob("*.lock"))]
     bases += [parse_base_lock(text.decode(), str(path)) for path, text in remembered if text is not None]
     needed |= {package.sha256 for base_lock in bases for package in base_lock.packages}
     cache, removal = factory.settings.cache_path, Removal(factory.settings.cache_path, dry_run=dry_run)
-    with used_by_nobody(cache_lock(factory), progress):
+    with is_unused(cache_lock(factory), progress):
         kinds = ("wheels", "conda", "debs", "segments")
         for path in [p for kind in kinds for p in (cache / kind).rglob("*")]:
             if path.is_file() and path.parent.name not in needed and not path.name.startswith("."):
@@ -102,11 +102,11 @@ def collect_sweeps(access: Access, now: datetime, *, dry_run: bool) -> Removal:
     A sweep with a verdict that is signed and not attached yet stays.
     """
     removal = Removal(access.layout.path, dry_run=dry_run)
-    for folder in entries_of(sweeps_folder(access.settings)):
+    for folder in entries_of(sweeps_directory(access.settings)):
         named = ID.fullmatch(folder.name)
         with suppress(ValueError):  # digits that are not a date
             made = datetime.strptime(named[1], "%Y%m%d-%H%M%S").replace(tzinfo=UTC) if named else now
-            if made + KEPT < now and not _is_waiting(folder):
+            if made + RETENTION < now and not _is_waiting(folder):
                 removal.remove(folder)
     return removal
 
@@ -117,18 +117,20 @@ def _is_waiting(folder: Path) -> bool:
     except UsageError:
         return False
     return any(
-        state_of(node.result.outcome, node) is InHand.NOT_ATTACHED for node in nodes if not node.attached
+        state_of(node.result.outcome, node) is NodeProgress.NOT_ATTACHED
+        for node in nodes
+        if not node.attached
     )
 
 
-def check_store(layout: Layout, progress: Progress, *, mend: bool) -> Checked:
+def check_store(layout: Layout, progress: Progress, *, mend: bool) -> StoreCheck:
     """What `check` finds, and the lines of the journal that cannot be read."""
     done, faults = check(layout, progress, mend=mend), []
-    for path, count in Journal(layout.path).damaged():
+    for path, count in AttachJournal(layout.path).damaged():
         place = path.relative_to(layout.path)
         hint = f"run imagefactory reconcile --registry {place.parts[1]} to rewrite it without them"
         faults.append(
-            Fault(
+            StoreFault(
                 place=str(place),
                 error=StoreError("store-corrupt", f"{place}: {count} lines are corrupt", hint=hint),
             )
@@ -140,39 +142,41 @@ def check_store(layout: Layout, progress: Progress, *, mend: bool) -> Checked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shelf:
+class RepositoryListing:
     """A repository of a registry and what its tags point to."""
 
     registry: str
     repository: str
-    tagged: tuple[Tagged, ...]
+    tagged: tuple[TagTarget, ...]
 
 
 def list_registry(
-    factory: Factory, targets: Sequence[Target], registry: str, progress: Progress
-) -> tuple[Shelf, ...]:
+    factory: Project, targets: Sequence[Target], registry: str, progress: Progress
+) -> tuple[RepositoryListing, ...]:
     """The tags of the targets' repositories, with what they point to."""
     host, path = registry_place(factory, registry)
     store = open_registry(factory, host)
     plain = {plain_tag(target) for target in factory.targets}
     with progress.stage(f"list {host}"):
         return tuple(
-            Shelf(
+            RepositoryListing(
                 registry=host,
                 repository=repository_of(path, family),
-                tagged=read_tagged(Place(store=store, repository=repository_of(path, family)), plain),
+                tagged=read_tagged(
+                    StoreRepository(store=store, repository=repository_of(path, family)), plain
+                ),
             )
             for family in sorted({target.family for target in targets})
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pruned:
+class PruneResult:
     """What became of one repository's candidates."""
 
     registry: str
     repository: str
-    fates: tuple[Fate, ...]
+    fates: tuple[PruneDecision, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +192,7 @@ class PruneOptions:
     dry_run: bool = False
 
 
-def prune_registry(factory: Factory, family: str, options: PruneOptions, progress: Progress) -> Pruned:
+def prune_registry(factory: Project, family: str, options: PruneOptions, progress: Progress) -> PruneResult:
     """Removes old candidates from a family's repository.
 
     The registry's own collection frees their bytes. Raises RegistryError when it refuses to delete.
@@ -197,14 +201,14 @@ def prune_registry(factory: Factory, family: str, options: PruneOptions, progres
     store, repository = open_registry(factory, host), repository_of(path, family)
     with progress.stage(f"prune {host}/{repository}"):
         plain = {plain_tag(target) for target in factory.targets}
-        place = Place(store=store, repository=repository)
+        place = StoreRepository(store=store, repository=repository)
         tagged = read_tagged(place, plain, count_valid(factory, place, options.now), records=True)
         fates = plan_prune(tagged, options.before)
         if not options.dry_run:
-            fates = tuple(_prune_one(store, repository, fate) for fate in fates)
-    return Pruned(registry=host, repository=repository, fates=fates)
+            fates = tuple(_prune_repository(store, repository, fate) for fate in fates)
+    return PruneResult(registry=host, repository=repository, fates=fates)
 
 
-def _prune_one(store: Registry, repository: str, fate: Fate) -> Fate:
+def _prune_repository(store: RegistryClient, repository: str, fate: PruneDecision) -> PruneDecision:
     tag = remove_candidate(store, repository, fate) if fate.remove else ""
     return replace(fate, remove=False, why=f"{tag} points to it now") if tag else fate

@@ -19,67 +19,67 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from imagefactory.access import Access
-from imagefactory.actions.claim import ClaimedSweep, Claiming, claim_cells, read_claims, release_claim
+from imagefactory.actions.claim import ClaimRequest, ClaimResult, claim_cells, read_claims, release_claim
 from imagefactory.actions.definition import define_target
 from imagefactory.actions.images import stored_image
-from imagefactory.actions.inspect import inspect_made
+from imagefactory.actions.inspect import inspect_artifact
 from imagefactory.actions.sweep_images import (
-    ImagePlace,
-    choose_kind,
+    ImageDelivery,
+    choose_image_type,
     ensure_image,
-    kept_sif,
+    ensure_stored_sif,
     read_pool_stages,
 )
-from imagefactory.actions.verdicts import ledger
-from imagefactory.errors import FactoryError, NothingSelectedError, UsageError
+from imagefactory.actions.verdicts import nonce_store
+from imagefactory.errors import ImagefactoryError, NothingSelectedError, UsageError
 from imagefactory.gpu.capability import AMD64, MACHINES, Capability, architecture
-from imagefactory.gpu.cells import ask as question_of
+from imagefactory.gpu.cells import cell_query as question_of
 from imagefactory.gpu.cells import scanned_contents
 from imagefactory.matrix.plan import TargetStatus
-from imagefactory.model import Definition, Outcome, Target
+from imagefactory.model import BuildSpec, Outcome, Target
 from imagefactory.progress import Progress
-from imagefactory.project import Factory
+from imagefactory.project import Project
 from imagefactory.schedulers.cells import (
     BAD_MACHINE,
+    CAPACITY_HINT,
     CLAIMED,
-    ROOM,
+    CellRequest,
     QueuedCell,
-    SweepAsk,
     SweepPlan,
-    check_room,
+    check_capacity,
     choose_machines,
     driver_of,
     leave_out_bad,
     plan_sweep,
     within_budget,
 )
-from imagefactory.schedulers.claims import cell_of, leave_out_claimed, left_out_by
+from imagefactory.schedulers.claims import cell_of, leave_out_claimed, skipped_by_claim
 from imagefactory.schedulers.faults import (
     REMEMBERED,
-    FailedMachine,
+    MachineFaults,
     bad_by_row,
-    blamed,
+    blamed_machines,
     format_excluded,
-    format_faults,
+    format_machine_faults,
     of_bad_machines,
     read_failed_machines,
-    read_faults,
+    read_machine_faults,
 )
-from imagefactory.schedulers.htcondor.node.post import FAULTS, Fault
+from imagefactory.schedulers.htcondor.node.post import FAULT_FILES, NodeFault
 from imagefactory.schedulers.pool import (
+    RETRIED_OUTCOMES,
     TRANSFERS,
-    TRIED_AGAIN,
-    CapableMachines,
     ImageKind,
     Inventory,
     JobLimits,
-    LeftOut,
-    NodeFound,
+    MachinesByCapability,
     NodeResult,
+    NodeState,
     PoolImage,
     Pools,
-    Sweep,
+    SkippedCell,
     SweepNode,
+    SweepSpec,
 )
 from imagefactory.schedulers.sites import GENERIC, check_needs, find_site, own_of
 from imagefactory.schedulers.sizes import disk_of, memory_of
@@ -93,15 +93,21 @@ from imagefactory.schedulers.sweep_file import (
     write_file,
     write_sweep_file,
 )
-from imagefactory.schedulers.underway import Images, Looking, is_left, leave_out_underway, read_underway
+from imagefactory.schedulers.underway import (
+    Images,
+    SweepLookup,
+    leave_out_underway,
+    read_underway,
+    will_still_run,
+)
 from imagefactory.serialize import format_time
 from imagefactory.settings.choices import HTCONDOR, POOLS
 from imagefactory.settings.load import Settings
 from imagefactory.settings.own_commands import names_of
 from imagefactory.suite.gpu.context import Predicted
-from imagefactory.verify.gpu_run import GpuAsk, ask_gpu, predict_coverage, suite_argv, timeout_of
+from imagefactory.verify.gpu_run import GpuRequest, gpu_expectations, predict_coverage, suite_argv, timeout_of
 from imagefactory.verify.kit.program import EXPECTATIONS, FORMAT, KIT
-from imagefactory.verify.nonces import LIFETIME, NONCE_BYTES, AskedRun, format_nonce
+from imagefactory.verify.nonces import LIFETIME, NONCE_BYTES, NonceSubject, format_nonce
 from imagefactory.verify.report import FULL
 from imagefactory.verify.suite_files import digest_of, suite_digest
 
@@ -113,12 +119,12 @@ class NodeKit:
     """A node with the files that say what is asked of its image, and what its nonce is spent on."""
 
     node: SweepNode
-    run: AskedRun
+    run: NonceSubject
     texts: Mapping[str, bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeOrder:
+class NodeTemplate:
     """What all nodes of a sweep share; `random` gives the bytes of their nonces."""
 
     level: str
@@ -127,7 +133,7 @@ class NodeOrder:
 
 
 def make_nodes(
-    factory: Factory, cells: Sequence[QueuedCell], image: PoolImage, order: NodeOrder, progress: Progress
+    factory: Project, cells: Sequence[QueuedCell], image: PoolImage, order: NodeTemplate, progress: Progress
 ) -> tuple[NodeKit, ...]:
     """The nodes of one target. Raises LockError and StaleError where its lock no longer holds."""
     definition = define_target(factory, cells[0].stage.target)
@@ -136,7 +142,7 @@ def make_nodes(
     for cell in cells:
         nonce = format_nonce(order.random(NONCE_BYTES))
         node = make_node(cell, image, definition, (nonce, order.level))
-        ask = GpuAsk(nonce=nonce, level=order.level, capability=node.capability, predicted=predicted)
+        ask = GpuRequest(nonce=nonce, level=order.level, capability=node.capability, predicted=predicted)
         kits.append(make_node_kit(node, definition, ask, order.now))
     return tuple(kits)
 
@@ -150,9 +156,7 @@ def node_name(target: str, capability: Capability, part: str = "") -> str:
     return re.sub(r"[^A-Za-z0-9_-]", "_", f"{target}-{capability.sm.replace('_', '')}{slice_of}")
 
 
-def make_node(
-    cell: QueuedCell, image: PoolImage, definition: Definition, asked: tuple[str, str]
-) -> SweepNode:
+def make_node(cell: QueuedCell, image: PoolImage, definition: BuildSpec, asked: tuple[str, str]) -> SweepNode:
     """The job of a cell; `asked` are its nonce and the suite's level. Pure."""
     nonce, level = asked
     return SweepNode(
@@ -173,7 +177,7 @@ def make_node(
     )
 
 
-def make_node_kit(node: SweepNode, definition: Definition, ask: GpuAsk, now: datetime) -> NodeKit:
+def make_node_kit(node: SweepNode, definition: BuildSpec, ask: GpuRequest, now: datetime) -> NodeKit:
     """kit.json and expectations.json of a node, as those of a kit that a person carries. Pure."""
     suite = suite_digest()
     kit = {
@@ -195,8 +199,8 @@ def make_node_kit(node: SweepNode, definition: Definition, ask: GpuAsk, now: dat
         "timeout": node.timeout,
         "expires": format_time((now + LIFETIME).replace(microsecond=0)),
     }
-    texts = {KIT: _text(kit), EXPECTATIONS: _text(ask_gpu(definition, ask))}
-    run = AskedRun(subject=node.image.subject, suite=suite, level=ask.level, kit=digest_of(texts))
+    texts = {KIT: _text(kit), EXPECTATIONS: _text(gpu_expectations(definition, ask))}
+    run = NonceSubject(subject=node.image.subject, suite=suite, level=ask.level, kit=digest_of(texts))
     return NodeKit(node=node, run=run, texts=texts)
 
 
@@ -205,13 +209,13 @@ def _text(value: Mapping[str, object]) -> bytes:
 
 
 def predict_stage(
-    factory: Factory, stage: TargetStatus, definition: Definition, progress: Progress
+    factory: Project, stage: TargetStatus, definition: BuildSpec, progress: Progress
 ) -> dict[str, Predicted]:
     """What a scan lets one expect: of the image, or of the wheels where this machine never had it."""
     image = stored_image(factory, stage.target)
     if image is not None and stage.image in ("", image.digest):
         with factory.layout.in_use(progress):
-            return predict_coverage(inspect_made(factory, image, progress).contents)
+            return predict_coverage(inspect_artifact(factory, image, progress).contents)
     contents = scanned_contents(question_of(definition.target, definition.lock, Capability(8, 0)))
     return predict_coverage(contents) if contents is not None else {}
 
@@ -235,7 +239,7 @@ class SweepOptions:
     one of sites.toml. `at_once` is how many jobs may be in the queue, 0 for all.
     """
 
-    asked: SweepAsk = field(default_factory=SweepAsk)
+    asked: CellRequest = field(default_factory=CellRequest)
     level: str = FULL
     image: str = ""
     registry: str = ""
@@ -247,7 +251,7 @@ class SweepOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class SweepDraft:
     """What a sweep would be: its cells, where its images would lie, its options. Nothing was made yet.
 
     `inventory` has the machines that may be used alone. `own` is what the settings add to its jobs, `faults`
@@ -256,30 +260,30 @@ class Prepared:
 
     plan: SweepPlan
     inventory: Inventory
-    place: ImagePlace
+    place: ImageDelivery
     id: str
     options: SweepOptions
     own: tuple[str, ...] = ()
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[NodeFault, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
+class SweepCreated:
     """A sweep in its folder, the failures of targets whose images could not be had, its plan's notes."""
 
-    sweep: Sweep
+    sweep: SweepSpec
     folder: Path
-    faults: tuple[tuple[str, FactoryError], ...] = ()
+    faults: tuple[tuple[str, ImagefactoryError], ...] = ()
     notes: tuple[str, ...] = ()
 
 
 def prepare_sweep(
-    factory: Factory,
+    factory: Project,
     targets: Sequence[Target],
     inventory: Inventory,
     options: SweepOptions,
-    bench: SweepBench,
-) -> Prepared:
+    bench: SweepDependencies,
+) -> SweepDraft:
     """Decides; makes and sends nothing. Raises UsageError for options that cannot be."""
     check_limits(options.limits)
     own = own_of(options.pool, factory.settings)
@@ -289,64 +293,66 @@ def prepare_sweep(
     now = bench.clock()
     name = format_id(now, bench.random(2))
     registry = options.registry or factory.settings.registry.value
-    kind = choose_kind(factory, options.image, registry)
-    folder = options.folder or sweeps_folder(factory.settings) / name
+    kind = choose_image_type(factory, options.image, registry)
+    folder = options.folder or sweeps_directory(factory.settings) / name
     bench.pools(options.pool).check_folder(folder)
-    place = ImagePlace(kind=kind, registry=registry, folder=folder, now=now)
+    place = ImageDelivery(kind=kind, registry=registry, folder=folder, now=now)
     plan = plan_sweep(read_pool_stages(factory, targets, place), inventory, options.asked)
-    looking = Looking(now=now, suite=suite_digest(), pools=bench.pools, queue=bench.queue, user=bench.user)
+    looking = SweepLookup(
+        now=now, suite=suite_digest(), pools=bench.pools, queue=bench.queue, user=bench.user
+    )
     images = _images(factory, plan, kind)
-    seen, notes = read_underway(sweeps_folder(factory.settings), images, looking)
+    seen, notes = read_underway(sweeps_directory(factory.settings), images, looking)
     plan = leave_out_underway(replace(plan, notes=plan.notes + notes), seen, options.asked.allow)
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[NodeFault, ...] = ()
     chosen = choose_machines(inventory, options.asked.machines)
     if plan.cells and BAD_MACHINE not in options.asked.allow:
         machines = capable_machines(chosen, plan.cells)
-        faults = of_bad_machines(_remembered_faults(factory.settings, options.pool, bench), machines)
+        faults = of_bad_machines(_recent_faults(factory.settings, options.pool, bench), machines)
         plan = leave_out_bad(plan, chosen, bad_by_row(faults, machines))
         plan = replace(plan, notes=plan.notes + format_excluded(faults))
     if plan.cells and CLAIMED not in options.asked.allow:
         found = read_claims(factory, registry, now)
         plan = leave_out_claimed(replace(plan, notes=plan.notes + found.notes), images, found.claims)
     plan = within_budget(plan, options.asked, timeout_of(options.level), now.date())
-    return Prepared(
+    return SweepDraft(
         plan=plan, inventory=chosen, place=place, id=name, options=options, own=own, faults=faults
     )
 
 
-def _remembered_faults(settings: Settings, pool: str, bench: SweepBench) -> tuple[Fault, ...]:
+def _recent_faults(settings: Settings, pool: str, bench: SweepDependencies) -> tuple[NodeFault, ...]:
     """The faults of machines in the sweeps of the last days. A sweep that cannot be read is skipped: what
     reads the cells in progress reports it."""
     now = bench.clock()
-    found: list[Fault] = []
+    found: list[NodeFault] = []
     for folder in find_sweeps(settings):
-        if not (faults := read_faults(folder)):
+        if not (faults := read_machine_faults(folder)):
             continue
-        with suppress(FactoryError):
+        with suppress(ImagefactoryError):
             sweep = read_sweep(folder)
             if sweep.pool != pool or sweep.made + REMEMBERED + LIFETIME <= now:
                 continue
             nodes, opened = {one.name: one for one in sweep.nodes}, bench.pools(pool)
             names = {one.node for one in faults if one.node in nodes}
             results = {name: opened.read_result(folder, nodes[name], sweep.limits) for name in names}
-            found += blamed(faults, sweep, results, now)
+            found += blamed_machines(faults, sweep, results, now)
     return tuple(found)
 
 
-def _images(factory: Factory, plan: SweepPlan, kind: ImageKind) -> Images:
+def _images(factory: Project, plan: SweepPlan, kind: ImageKind) -> Images:
     """What the jobs of a plan would run, as far as that is made already."""
     stages = {cell.stage.target.name: cell.stage for cell in plan.cells if not cell.stage.missing}
     if kind is ImageKind.DOCKER:
         images = {name: f"docker://{stage.reference}" for name, stage in stages.items()}
     else:
-        sifs = {name: kept_sif(factory, stage.target) for name, stage in stages.items()}
+        sifs = {name: ensure_stored_sif(factory, stage.target) for name, stage in stages.items()}
         images = {name: sif.file.digest for name, sif in sifs.items() if sif}
     keys = [(cell.stage.target.name, cell.row) for cell in plan.cells]
     return {key: images[key[0]] for key in keys if key[0] in images}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweepBench:
+class SweepDependencies:
     """What a sweep takes from this process: the time and its passing, random bytes, and who opens pools.
 
     `queue` says whether these may be asked for the sweeps at work, `user` who asks, None for anybody.
@@ -377,12 +383,14 @@ def format_id(now: datetime, random: bytes) -> str:
     return f"{now.astimezone(UTC):%Y%m%d-%H%M%S}-{random.hex()}"
 
 
-def sweeps_folder(settings: Settings) -> Path:
+def sweeps_directory(settings: Settings) -> Path:
     """Where sweeps lie that were given no folder."""
     return settings.store_path / "sweeps"
 
 
-def make_sweep(factory: Factory, prepared: Prepared, bench: SweepBench, progress: Progress) -> Made:
+def make_sweep(
+    factory: Project, prepared: SweepDraft, bench: SweepDependencies, progress: Progress
+) -> SweepCreated:
     """Images, nonces and files; nothing is submitted. What cannot be built leaves its siblings alone.
 
     Raises NothingSelectedError where nothing is left to verify, UsageError for a folder that is in use.
@@ -401,9 +409,9 @@ def make_sweep(factory: Factory, prepared: Prepared, bench: SweepBench, progress
             "directory-exists", f"{folder} already exists", hint="choose a new directory: --folder DIR"
         )
     factory.layout.make()
-    order = NodeOrder(level=prepared.options.level, now=prepared.place.now, random=bench.random)
+    order = NodeTemplate(level=prepared.options.level, now=prepared.place.now, random=bench.random)
     kits: list[NodeKit] = []
-    faults: list[tuple[str, FactoryError]] = []
+    faults: list[tuple[str, ImagefactoryError]] = []
     left_out = list(prepared.plan.left_out)
     by_target: dict[str, list[QueuedCell]] = {}
     for cell in prepared.plan.cells:
@@ -411,27 +419,27 @@ def make_sweep(factory: Factory, prepared: Prepared, bench: SweepBench, progress
     for name, cells in by_target.items():
         try:
             image = ensure_image(factory, cells[0].stage, prepared.place, progress)
-            fitting, none = check_room(cells, image, prepared.inventory)
+            fitting, none = check_capacity(cells, image, prepared.inventory)
             left_out += none
             kits += make_nodes(factory, fitting, image, order, progress) if fitting else ()
-        except FactoryError as error:
+        except ImagefactoryError as error:
             faults.append((name, error))
             left_out += [_failed(cell, error) for cell in cells]
     if not kits:
         raise (
             faults[0][1]
             if faults
-            else NothingSelectedError("machines-too-small", left_out[-1].reason, hint=ROOM)
+            else NothingSelectedError("machines-too-small", left_out[-1].reason, hint=CAPACITY_HINT)
         )
     claimed = _claim(factory, prepared, [kit.node for kit in kits], bench, progress)
     given_up = {kit.node.name: claimed.lost.get(cell_of(kit.node)) for kit in kits}
-    left_out += [left_out_by(other, kit.node) for kit in kits if (other := given_up[kit.node.name])]
+    left_out += [skipped_by_claim(other, kit.node) for kit in kits if (other := given_up[kit.node.name])]
     kits = [kit for kit in kits if not given_up[kit.node.name]]
     if not kits:
         raise NothingSelectedError(
             "cells-claimed", left_out[-1].reason, hint=f"--allow {CLAIMED} queues it anyway"
         )
-    sweep = Sweep(
+    sweep = SweepSpec(
         id=prepared.id,
         made=prepared.place.now,
         level=prepared.options.level,
@@ -447,23 +455,27 @@ def make_sweep(factory: Factory, prepared: Prepared, bench: SweepBench, progress
     )
     runs = {kit.node.nonce: replace(kit.run, pool=sweep.pool) for kit in kits}
     try:
-        ledger(factory).issue_all(runs, sweep.made)
+        nonce_store(factory).issue_all(runs, sweep.made)
         write_sweep_file(folder, sweep)
         if prepared.faults:
-            write_file(folder / FAULTS, format_faults(prepared.faults))
+            write_file(folder / FAULT_FILES, format_machine_faults(prepared.faults))
         bench.pools(sweep.pool).write(folder, sweep, {kit.node.name: kit.texts for kit in kits})
     except BaseException:
         release_claim(factory, sweep.id, (), bench.clock(), progress)
         raise
     notes = dict.fromkeys((*prepared.plan.notes, *claimed.notes))
-    return Made(sweep=sweep, folder=folder, faults=tuple(faults), notes=tuple(notes))
+    return SweepCreated(sweep=sweep, folder=folder, faults=tuple(faults), notes=tuple(notes))
 
 
 def _claim(
-    factory: Factory, prepared: Prepared, nodes: Sequence[SweepNode], bench: SweepBench, progress: Progress
-) -> ClaimedSweep:
+    factory: Project,
+    prepared: SweepDraft,
+    nodes: Sequence[SweepNode],
+    bench: SweepDependencies,
+    progress: Progress,
+) -> ClaimResult:
     """Claims what is about to be queued; what went wrong, and what another store has, is told."""
-    claiming = Claiming(
+    claiming = ClaimRequest(
         sweep=prepared.id,
         registry=prepared.place.registry,
         cells=frozenset(map(cell_of, nodes)),
@@ -482,15 +494,17 @@ def _claim(
     return claimed
 
 
-def claim_again(access: Access, folder: Path, registry: str, bench: SweepBench, progress: Progress) -> None:
+def claim_again(
+    access: Access, folder: Path, registry: str, bench: SweepDependencies, progress: Progress
+) -> None:
     """Claims what a sweep that is gone on with still has to run, whoever else has it."""
     sweep = read_sweep(folder)
     pool = bench.pools(sweep.pool)
-    claiming = Claiming(
+    claiming = ClaimRequest(
         sweep=sweep.id,
         registry=registry or access.settings.registry.value,
         cells=frozenset(
-            cell_of(node) for node in sweep.nodes if _left(pool.read_node(folder, node, sweep.limits))
+            cell_of(node) for node in sweep.nodes if _will_run(pool.read_node(folder, node, sweep.limits))
         ),
         limits=sweep.limits,
         clock=bench.clock,
@@ -504,7 +518,7 @@ def claim_again(access: Access, folder: Path, registry: str, bench: SweepBench, 
 
 def capable_machines(
     inventory: Inventory, nodes: Sequence[SweepNode | QueuedCell]
-) -> tuple[CapableMachines, ...]:
+) -> tuple[MachinesByCapability, ...]:
     """The machines of a pool by the rows of `nodes`, and of each row those with a driver that comes first.
 
     Pure. Several startds of one machine (`glidein_7@gpu01`) are that machine, as its jobs' logs name it.
@@ -517,15 +531,15 @@ def capable_machines(
 
     rows = {(node.row, driver) for node in nodes for driver in ("", node.first)}
     return tuple(
-        CapableMachines(capability=row, machines=tuple(dict.fromkeys(names(row, driver))), driver=driver)
+        MachinesByCapability(capability=row, machines=tuple(dict.fromkeys(names(row, driver))), driver=driver)
         for row, driver in sorted(rows)
     )
 
 
-def _failed(cell: QueuedCell, error: FactoryError) -> LeftOut:
+def _failed(cell: QueuedCell, error: ImagefactoryError) -> SkippedCell:
     reason = f"its image is not available: {error.message}"
     target, capability = cell.stage.target.name, str(cell.capability)
-    return LeftOut(target=target, capability=capability, rule=FAILED, reason=reason, part=cell.part)
+    return SkippedCell(target=target, capability=capability, rule=FAILED, reason=reason, part=cell.part)
 
 
 def submit_sweep(folder: Path, pools: Pools) -> str:
@@ -535,7 +549,7 @@ def submit_sweep(folder: Path, pools: Pools) -> str:
     """
     sweep, jobs = read_sweep(folder), read_submitted(folder)
     pool = pools(sweep.pool)
-    if not any(_left(pool.read_node(folder, node, sweep.limits)) for node in sweep.nodes):
+    if not any(_will_run(pool.read_node(folder, node, sweep.limits)) for node in sweep.nodes):
         raise UsageError(
             "sweep-finished",
             f"every node of {folder} has an outcome, and submitting it again would run them all again",
@@ -546,9 +560,9 @@ def submit_sweep(folder: Path, pools: Pools) -> str:
     return job
 
 
-def _left(found: NodeFound) -> bool:
+def _will_run(found: NodeState) -> bool:
     """Whether a DAG that is gone on with still runs this node."""
-    return found.run is None and is_left(found.result.outcome, settled=found.settled)
+    return found.run is None and will_still_run(found.result.outcome, settled=found.settled)
 
 
 def read_submitted(folder: Path) -> tuple[str, ...]:
@@ -579,12 +593,12 @@ class SweepStatus:
     """
 
     folder: Path
-    sweep: Sweep
+    sweep: SweepSpec
     results: tuple[NodeResult, ...]
     jobs: tuple[str, ...]
     driven: bool | None
     collected: tuple[CollectedNode, ...]
-    machines: tuple[FailedMachine, ...] = ()
+    machines: tuple[MachineFaults, ...] = ()
 
     @property
     def ended(self) -> int:
@@ -597,7 +611,7 @@ class SweepStatus:
     @property
     def settled(self) -> bool:
         """All are done, and what is still at work on the pool takes none of them up again."""
-        open_ones = (*TRIED_AGAIN, Outcome.NOT_TESTED)
+        open_ones = (*RETRIED_OUTCOMES, Outcome.NOT_TESTED)
         return self.done and not (self.driven and any(one.outcome in open_ones for one in self.results))
 
 
@@ -621,12 +635,12 @@ def read_status(folder: Path, pools: Pools, *, queue: bool = True) -> SweepStatu
 
 def find_sweeps(settings: Settings) -> tuple[Path, ...]:
     """The sweeps of this store, the oldest first."""
-    return tuple(sorted(path.parent for path in sweeps_folder(settings).glob(f"*/{SWEEP}")))
+    return tuple(sorted(path.parent for path in sweeps_directory(settings).glob(f"*/{SWEEP}")))
 
 
 def find_sweep(settings: Settings, name: str) -> Path:
     """The folder of a sweep: by its id, or a path to it. Raises NothingSelectedError."""
-    known = sweeps_folder(settings) / name
+    known = sweeps_directory(settings) / name
     if ID.fullmatch(name) and (known / SWEEP).is_file():
         return known
     if (Path(name) / SWEEP).is_file():

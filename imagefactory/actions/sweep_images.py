@@ -18,19 +18,19 @@ from pathlib import Path
 
 from imagefactory.actions.build import BuildOptions, build_target, find_built
 from imagefactory.actions.images import ensure_sif, stored_image, stored_sif
-from imagefactory.actions.plan import Asking, read_stages
+from imagefactory.actions.plan import PlanLookup, read_stages
 from imagefactory.actions.resolve import subject_of
 from imagefactory.actions.transfer import PushOptions, push_target
-from imagefactory.actions.verdicts import Judge, place_of
+from imagefactory.actions.verdicts import VerdictReader, place_of
 from imagefactory.errors import CheckFailedError, UsageError, os_problem
 from imagefactory.matrix.plan import TargetStatus
 from imagefactory.model import Target
-from imagefactory.oci.graph import Place, parse_parts, read_manifest
-from imagefactory.oci.manifests import Image, Sif
+from imagefactory.oci.graph import StoreRepository, parse_parts, read_manifest
+from imagefactory.oci.manifests import Image, SifArtifact
 from imagefactory.oci.sif import copy_sif, sif_name, sifs_of
 from imagefactory.oci.store import parse_reference
 from imagefactory.progress import Progress
-from imagefactory.project import Factory
+from imagefactory.project import Project
 from imagefactory.schedulers.pool import ImageKind, PoolImage
 from imagefactory.trust.attached import read_subject
 from imagefactory.trust.claims import to_renew
@@ -41,7 +41,7 @@ COMPRESSION = "fast"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImagePlace:
+class ImageDelivery:
     """How jobs get their images: `registry` is HOST[/PATH] or empty, `folder` is the sweep's own."""
 
     kind: ImageKind
@@ -50,7 +50,7 @@ class ImagePlace:
     now: datetime
 
 
-def choose_kind(factory: Factory, asked: str, registry: str) -> ImageKind:
+def choose_image_type(factory: Project, asked: str, registry: str) -> ImageKind:
     """The kind that was asked for, else by the settings alone: `sif_folder`, then a registry, else a .sif.
 
     Not by what the store has: a verdict on a .sif is none on the image, so the kind never changes by itself.
@@ -75,22 +75,22 @@ def choose_kind(factory: Factory, asked: str, registry: str) -> ImageKind:
 
 
 def read_pool_stages(
-    factory: Factory, targets: Sequence[Target], place: ImagePlace
+    factory: Project, targets: Sequence[Target], place: ImageDelivery
 ) -> tuple[TargetStatus, ...]:
     """How far each target is, with the verdicts on what the pool would run. Raises as `read_stages`."""
     if place.kind is ImageKind.DOCKER:
-        return read_stages(factory, targets, Asking(now=place.now, registry=place.registry))
-    stages = read_stages(factory, targets, Asking(now=place.now))
-    judge = Judge(factory, place.now)
+        return read_stages(factory, targets, PlanLookup(now=place.now, registry=place.registry))
+    stages = read_stages(factory, targets, PlanLookup(now=place.now))
+    judge = VerdictReader(factory, place.now)
 
     def of_sif(stage: TargetStatus) -> TargetStatus:
-        sif = None if stage.missing else kept_sif(factory, stage.target)
+        sif = None if stage.missing else ensure_stored_sif(factory, stage.target)
         return replace(stage, verdicts=to_renew(judge.stored(sif), place.now) if sif else ())
 
     return tuple(of_sif(stage) for stage in stages)
 
 
-def kept_sif(factory: Factory, target: Target) -> Sif | None:
+def ensure_stored_sif(factory: Project, target: Target) -> SifArtifact | None:
     """The .sif that the store has for what the target's tag points to; makes none."""
     image = stored_image(factory, target)
     if image is None:
@@ -99,7 +99,9 @@ def kept_sif(factory: Factory, target: Target) -> Sif | None:
     return min(found, key=lambda one: one.compression != COMPRESSION, default=None)
 
 
-def ensure_image(factory: Factory, stage: TargetStatus, place: ImagePlace, progress: Progress) -> PoolImage:
+def ensure_image(
+    factory: Project, stage: TargetStatus, place: ImageDelivery, progress: Progress
+) -> PoolImage:
     """The image of a target where jobs find it: built, converted and sent as far as that is still to do.
 
     Raises what these raise, and CheckFailedError for an image that does not pass its CPU-level checks.
@@ -113,7 +115,7 @@ def ensure_image(factory: Factory, stage: TargetStatus, place: ImagePlace, progr
     return _file(factory, stage.target, sif, place, progress)
 
 
-def _made(factory: Factory, target: Target, progress: Progress) -> Image | Sif:
+def _locked_image(factory: Project, target: Target, progress: Progress) -> Image | SifArtifact:
     """What the lock gives, from the store where it is there."""
     made = find_built(factory, target)
     if made is None:
@@ -130,9 +132,9 @@ def _made(factory: Factory, target: Target, progress: Progress) -> Image | Sif:
     return made
 
 
-def _push(factory: Factory, target: Target, place: ImagePlace, progress: Progress) -> str:
-    made = _made(factory, target, progress)
-    if isinstance(made, Sif):
+def _push(factory: Project, target: Target, place: ImageDelivery, progress: Progress) -> str:
+    made = _locked_image(factory, target, progress)
+    if isinstance(made, SifArtifact):
         raise UsageError(
             "image-only-sif",
             f"Apptainer built {target.name} as a .sif, so --image docker has no image of it",
@@ -142,7 +144,7 @@ def _push(factory: Factory, target: Target, place: ImagePlace, progress: Progres
     return str(replace(push_target(factory, target, options, progress).reference, tag=""))
 
 
-def _in_registry(factory: Factory, target: Target, reference: str) -> PoolImage:
+def _in_registry(factory: Project, target: Target, reference: str) -> PoolImage:
     """Of an image that this machine may have never seen: its registry tells what it is and how large."""
     where = parse_reference(reference)
     place = place_of(factory, where)
@@ -157,7 +159,7 @@ def _in_registry(factory: Factory, target: Target, reference: str) -> PoolImage:
     )
 
 
-def _size(place: Place, manifest: str) -> int:
+def _size(place: StoreRepository, manifest: str) -> int:
     _, blobs = parse_parts(read_manifest(place, manifest))
     return sum(blob.size for blob in blobs)
 
@@ -167,9 +169,9 @@ def unpacked_of(size: int) -> int:
     return 3 * size
 
 
-def _sif(factory: Factory, target: Target, progress: Progress) -> Sif:
-    made = _made(factory, target, progress)
-    if isinstance(made, Sif):
+def _sif(factory: Project, target: Target, progress: Progress) -> SifArtifact:
+    made = _locked_image(factory, target, progress)
+    if isinstance(made, SifArtifact):
         return made
     known = sifs_of(factory.layout, made.manifest)
     fast = [one for one in known if one.compression == COMPRESSION]
@@ -179,7 +181,7 @@ def _sif(factory: Factory, target: Target, progress: Progress) -> Sif:
         return ensure_sif(factory, made, target.name, progress, compression=COMPRESSION)
 
 
-def _of_sif(target: Target, sif: Sif, kind: ImageKind, address: str) -> PoolImage:
+def _of_sif(target: Target, sif: SifArtifact, kind: ImageKind, address: str) -> PoolImage:
     return PoolImage(
         kind=kind,
         address=address,
@@ -191,7 +193,7 @@ def _of_sif(target: Target, sif: Sif, kind: ImageKind, address: str) -> PoolImag
 
 
 def _pushed_sif(
-    factory: Factory, target: Target, sif: Sif, place: ImagePlace, progress: Progress
+    factory: Project, target: Target, sif: SifArtifact, place: ImageDelivery, progress: Progress
 ) -> PoolImage:
     options = PushOptions(now=place.now, registry=place.registry, made=sif)
     where = push_target(factory, target, options, progress).reference
@@ -199,7 +201,9 @@ def _pushed_sif(
     return _of_sif(target, sif, ImageKind.ORAS, address)
 
 
-def _file(factory: Factory, target: Target, sif: Sif, place: ImagePlace, progress: Progress) -> PoolImage:
+def _file(
+    factory: Project, target: Target, sif: SifArtifact, place: ImageDelivery, progress: Progress
+) -> PoolImage:
     """The name carries the digest, so a file that is there whole is the one."""
     name, shared = sif_name(target.name, sif.file.digest), factory.settings.sif_folder.value
     if place.kind is ImageKind.OSDF:

@@ -19,7 +19,7 @@ from imagefactory.actions.definition import promised_image, render_target
 from imagefactory.actions.images import ensure_sif, stored_image, stored_sif
 from imagefactory.actions.locked import base_locks
 from imagefactory.errors import BuildError, LockError, RegistryError, StaleError, StoreError, UsageError
-from imagefactory.fs import insist_on_room
+from imagefactory.fs import require_space
 from imagefactory.gpu.capability import PLATFORMS, architecture, this_platform
 from imagefactory.lock.debian.lock import format_base_lock
 from imagefactory.model import Target
@@ -27,24 +27,24 @@ from imagefactory.oci.archive import check_output
 from imagefactory.oci.artifacts import put_artifact
 from imagefactory.oci.candidates import (
     CANDIDATE,
-    MADE_FROM,
+    INPUTS_LABEL,
     candidate_tag,
     check_tag,
-    find_made,
+    find_by_inputs,
     plain_tag,
     pushed_record,
     read_pushed,
     read_records,
 )
 from imagefactory.oci.graph import (
-    Graph,
-    Place,
+    ManifestGraph,
+    StoreRepository,
     choose_platform,
+    lacks_platform,
     parse_parts,
     read_config,
     read_graph,
     read_manifest,
-    says_no_platform,
 )
 from imagefactory.oci.layout import Layout, LayoutStore
 from imagefactory.oci.manifests import (
@@ -52,36 +52,36 @@ from imagefactory.oci.manifests import (
     MANIFEST_TYPES,
     Descriptor,
     Image,
-    Sif,
+    SifArtifact,
     canonical_json,
     format_descriptor,
     hash_key,
 )
-from imagefactory.oci.mirrors import resolve
+from imagefactory.oci.mirrors import resolve_mirror
 from imagefactory.oci.sif import COMPRESSION, SIF_TYPE, copy_sif, is_sif_manifest, load_sif
-from imagefactory.oci.store import Reference, parse_reference
+from imagefactory.oci.store import ImageReference, parse_reference
 from imagefactory.oci.transfer import (
-    Brake,
-    NowhereError,
-    Sending,
-    Sent,
+    BlobNotFoundError,
+    CancelToken,
+    TransferRequest,
+    TransferResult,
+    digests_sent_as,
     no_origins,
     origins_from,
-    remember,
+    remember_transfer,
+    roots_seen_with,
     send,
-    sent_as,
-    told_of,
 )
 from imagefactory.progress import Progress
-from imagefactory.project import Factory
-from imagefactory.recipes.expand import select_one
-from imagefactory.settings.load import LEDGER_KEY, read_ledger_key
+from imagefactory.project import Project
+from imagefactory.recipes.expand import select_single
+from imagefactory.settings.load import NONCE_STORE_KEY, read_nonce_store_key
 
 # --- One index of the images of a target for several platforms, so that a tag gives each machine its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Joined:
+class JoinedIndex:
     """An index of the store, of images for `platforms`; `target` is the one that names no platform."""
 
     target: Target
@@ -101,7 +101,9 @@ def plain_name(target: Target) -> str:
     return target.name.removesuffix(f"-{architecture(target.platform)}")
 
 
-def join_platforms(access: Access, targets: Iterable[Target], image: Image, target: Target) -> Joined | None:
+def join_platforms(
+    access: Access, targets: Iterable[Target], image: Image, target: Target
+) -> JoinedIndex | None:
     """The index of `image` and what the store has of the same target for others; None for nothing else."""
     same = on_other_platforms(targets, target)
     images = {one: image if one == target else stored_image(access, one) for one in same}
@@ -110,7 +112,7 @@ def join_platforms(access: Access, targets: Iterable[Target], image: Image, targ
         return None
     layout, entries, said = access.layout, [], list[set[tuple[str, str]]]()
     for platform, there in sorted(found):
-        descriptor, data = layout.manifest(there.manifest) or _gone(there)
+        descriptor, data = layout.manifest(there.manifest) or _missing_platform_error(there)
         system, _, processor = platform.partition("/")
         entry = {"platform": {"architecture": processor, "os": system}}
         entries.append({**format_descriptor(descriptor), **entry})
@@ -119,10 +121,12 @@ def join_platforms(access: Access, targets: Iterable[Target], image: Image, targ
     if agreed := dict(set.intersection(*said)):
         value["annotations"] = agreed
     index = layout.add(canonical_json(value), INDEX_TYPE)
-    return Joined(target=same[0], digest=index.digest, platforms=tuple(sorted(name for name, _ in found)))
+    return JoinedIndex(
+        target=same[0], digest=index.digest, platforms=tuple(sorted(name for name, _ in found))
+    )
 
 
-def _gone(image: Image) -> NoReturn:
+def _missing_platform_error(image: Image) -> NoReturn:
     raise BuildError(
         "image-removed", f"another process removed {image.name} from the store", hint="run the command again"
     )
@@ -146,20 +150,20 @@ class PushOptions:
     registry: str = ""
     tags: tuple[str, ...] = ()
     sif: str = ""
-    made: Image | Sif | None = None
+    made: Image | SifArtifact | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PushedPlatforms:
+class PlatformIndexPush:
     """The index of a target's images for several platforms, a candidate that has the further tags."""
 
     platforms: tuple[str, ...]
-    reference: Reference
-    sent: Sent
+    reference: ImageReference
+    sent: TransferResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pushed:
+class PushResult:
     """One push. `reference` has the candidate's tag and the digest that the registry confirmed.
 
     `manifest` is the platform manifest's digest, or a .sif's own; `file` is the .sif's name. `joined` is the
@@ -168,10 +172,10 @@ class Pushed:
 
     target: Target
     manifest: str
-    reference: Reference
-    sent: Sent
+    reference: ImageReference
+    sent: TransferResult
     file: str = ""
-    joined: PushedPlatforms | None = None
+    joined: PlatformIndexPush | None = None
 
 
 def check_push(access: Access, options: PushOptions) -> None:
@@ -183,7 +187,7 @@ def check_push(access: Access, options: PushOptions) -> None:
     open_registry(access, host).check()
 
 
-def push_target(factory: Factory, target: Target, options: PushOptions, progress: Progress) -> Pushed:
+def push_target(factory: Project, target: Target, options: PushOptions, progress: Progress) -> PushResult:
     """What was built, as an immutable candidate in the registry, then its further tags.
 
     A target that apptainer alone has built is its .sif. One that is not built is what its layer lock says, of
@@ -193,7 +197,9 @@ def push_target(factory: Factory, target: Target, options: PushOptions, progress
     with factory.layout.in_use(progress):
         made = options.made or stored_image(factory, target)
         image = made if isinstance(made, Image) else None
-        sif = made if isinstance(made, Sif) else _sif_to_push(factory, target, image, options, progress)
+        sif = (
+            made if isinstance(made, SifArtifact) else _sif_to_push(factory, target, image, options, progress)
+        )
         unmade: Image | None = None
         if image is None and sif is None and not options.sif:
             image = unmade = promised_image(factory, target, factory.layout)
@@ -213,22 +219,24 @@ def push_target(factory: Factory, target: Target, options: PushOptions, progress
         both = _push_joined(factory, joined, options, progress) if joined else None
     manifest = sif.digest if sif is not None else image.manifest if image is not None else ""
     file = sif.name if sif is not None else ""
-    return Pushed(target=target, manifest=manifest, reference=reference, sent=sent, file=file, joined=both)
+    return PushResult(
+        target=target, manifest=manifest, reference=reference, sent=sent, file=file, joined=both
+    )
 
 
 def _push_joined(
-    factory: Factory, joined: Joined, options: PushOptions, progress: Progress
-) -> PushedPlatforms:
+    factory: Project, joined: JoinedIndex, options: PushOptions, progress: Progress
+) -> PlatformIndexPush:
     """The index of several platforms as a candidate of the target without a platform in its name."""
     candidate = candidate_tag(joined.target, joined.digest)
     root = PushRoot(target=joined.target, digest=joined.digest, candidate=candidate)
     reference, sent = _push(factory, root, options, progress)
-    return PushedPlatforms(platforms=joined.platforms, reference=reference, sent=sent)
+    return PlatformIndexPush(platforms=joined.platforms, reference=reference, sent=sent)
 
 
 def _sif_to_push(
     access: Access, target: Target, image: Image | None, options: PushOptions, progress: Progress
-) -> Sif | None:
+) -> SifArtifact | None:
     if image is None:
         return stored_sif(access, target)
     if not options.sif:
@@ -250,23 +258,26 @@ class PushRoot:
 
 
 def _push(
-    factory: Factory, root: PushRoot, options: PushOptions, progress: Progress
-) -> tuple[Reference, Sent]:
+    factory: Project, root: PushRoot, options: PushOptions, progress: Progress
+) -> tuple[ImageReference, TransferResult]:
     """The whole graph of `root`, with the record of when it was first pushed."""
     host, path = registry_place(factory, options.registry)
     for tag in options.tags:
         check_tag(tag, {plain_tag(other) for other in factory.targets})
     layout, family = factory.layout, root.target.family
-    repository, source = repository_of(path, family), Place(store=LayoutStore(layout), repository=family)
-    made = made_from(factory, root.target, "" if root.unmade else root.digest)
-    layers, key = root.unmade.layers if root.unmade else (), read_ledger_key(factory.environ)
+    repository, source = (
+        repository_of(path, family),
+        StoreRepository(store=LayoutStore(layout), repository=family),
+    )
+    made = inputs_digest(factory, root.target, "" if root.unmade else root.digest)
+    layers, key = root.unmade.layers if root.unmade else (), read_nonce_store_key(factory.environ)
     lacks = {one.descriptor.digest: one.title for one in layers if not layout.has(one.descriptor)}
     with progress.stage(f"{root.target.name}: push to {host}/{repository}:{root.candidate}"):
         graph = read_graph(source, root.digest)
         memory = layout.recall("pushed", host) or {}
-        known = told_of(memory, repository, graph)
+        known = roots_seen_with(memory, repository, graph)
         families = [repository_of(path, name) for name in sorted({t.family for t in factory.targets})]
-        sending = Sending(
+        sending = TransferRequest(
             graph=graph,
             repository=repository,
             candidate=root.candidate,
@@ -279,7 +290,7 @@ def _push(
         registry = open_registry(factory, host, sending.brake)
         try:
             sent = send(source, registry, sending, progress)
-        except NowhereError as error:
+        except BlobNotFoundError as error:
             titles = ", ".join(title for digest, title in lacks.items() if digest in error.digests)
             raise BuildError(
                 "image-not-built",
@@ -289,17 +300,17 @@ def _push(
         # What was pushed without this key does not count for other stores.
         mark = {f"{repository}@{graph.root.descriptor.digest} key": hash_key("mac", made, key)} if key else {}
         if known != made or not mark.items() <= memory.items():
-            place = Place(store=registry, repository=repository)
+            place = StoreRepository(store=registry, repository=repository)
             if not lacks:
-                _tell_made_from(place, graph.root.descriptor, (options.now, made, key))
+                _annotate_inputs(place, graph.root.descriptor, (options.now, made, key))
             # Read again: another push may have learned something meanwhile.
             memory = layout.recall("pushed", host) or {}
-            layout.record("pushed", host, remember(memory, repository, graph, made) | mark)
-    where = Reference(registry=host, repository=repository, tag=root.candidate, digest=sent.digest)
+            layout.record("pushed", host, remember_transfer(memory, repository, graph, made) | mark)
+    where = ImageReference(registry=host, repository=repository, tag=root.candidate, digest=sent.digest)
     return where, sent
 
 
-def made_from(factory: Factory, target: Target, digest: str = "") -> str:
+def inputs_digest(factory: Project, target: Target, digest: str = "") -> str:
     """The digest of all that decides a target's image: its definition, its base's lock, engine and codec.
 
     With `digest` it is that image's, and empty where the store does not know it for what those give. Raises
@@ -322,55 +333,62 @@ def made_from(factory: Factory, target: Target, digest: str = "") -> str:
     return f"sha256:{hash_key('made-from', settings.engine.value, settings.codec.value, *texts, *base)}"
 
 
-def _tell_made_from(place: Place, candidate: Descriptor, record: tuple[datetime, str, str]) -> None:
+def _annotate_inputs(
+    place: StoreRepository, candidate: Descriptor, record: tuple[datetime, str, str]
+) -> None:
     """Lets a candidate that was there already say what it is made of, without making it any younger."""
     now, made, key = record
     if not made:
         return
     records = read_records(place, candidate.digest, key=key)
-    if all(row.get(MADE_FROM) != made for row in records):
+    if all(row.get(INPUTS_LABEL) != made for row in records):
         put_artifact(place, pushed_record(candidate, read_pushed(records) or now, made, key=key))
 
 
-def explain_no_candidate(factory: Factory, place: Place) -> str:
+def explain_no_candidate(factory: Project, place: StoreRepository) -> str:
     """Return why `find_candidate` found none; without the key, pushes of other stores do not count."""
     said = f"{place} has no image of what the lock gives"
-    if read_ledger_key(factory.environ):
+    if read_nonce_store_key(factory.environ):
         return said
-    return f"{said} that this store pushed ({LEDGER_KEY} is not set, so pushes of other stores do not count)"
+    return (
+        f"{said} that this store pushed ({NONCE_STORE_KEY} is not set, so pushes of other stores "
+        f"do not count)"
+    )
 
 
-def find_candidate(factory: Factory, target: Target, place: Place) -> Descriptor | None:
+def find_candidate(factory: Project, target: Target, place: StoreRepository) -> Descriptor | None:
     """The candidate in a registry of what the present lock gives, None where nobody trusted says so.
 
     Trusted are this store's memory of its pushes, and records with the MAC of IMAGEFACTORY_LEDGER_KEY.
     Raises LockError and StaleError as `define_target` does.
     """
-    made = made_from(factory, target)
+    made = inputs_digest(factory, target)
     memory = factory.layout.recall("pushed", place.store.name) or {}
-    sent = (place.store.manifest(place.repository, one) for one in sent_as(memory, place.repository, made))
+    sent = (
+        place.store.manifest(place.repository, one) for one in digests_sent_as(memory, place.repository, made)
+    )
     there = [one[0] for one in sent if one is not None]
     if len(there) == 1:
         return there[0]
     if there:  # an engine that does not give the same bytes twice
         return max(there, key=lambda one: read_pushed(read_records(place, one.digest)) or NO_TIME)
-    return find_made(place, plain_tag(target), made, read_ledger_key(factory.environ))
+    return find_by_inputs(place, plain_tag(target), made, read_nonce_store_key(factory.environ))
 
 
 # --- From a registry into the store, or into a .sif file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pulled:
+class PullResult:
     """One pull: `name` is its tag in the store. Of an index with several platforms
     one manifest was kept, that for `alone`, so that `digest` is not the index's; else it is empty.
     """
 
     name: str
-    reference: Reference
+    reference: ImageReference
     digest: str
     alone: str
-    sent: Sent
+    sent: TransferResult
 
     @property
     def whole(self) -> bool:
@@ -378,11 +396,11 @@ class Pulled:
         return not self.alone
 
 
-def target_reference(factory: Factory, text: str, registry: str = "") -> tuple[Target, Reference]:
+def target_reference(factory: Project, text: str, registry: str = "") -> tuple[Target, ImageReference]:
     """`TARGET[:TAG][@sha256:...]` as a reference to the registry; without either, the target's own tag."""
     rest, at, digest = text.partition("@")
     name, colon, tag = rest.partition(":")
-    target = select_one(factory.targets, name)
+    target = select_single(factory.targets, name)
     host, path = registry_place(factory, registry)
     if not colon and not at:
         tag = plain_tag(target)
@@ -391,32 +409,36 @@ def target_reference(factory: Factory, text: str, registry: str = "") -> tuple[T
 
 
 def pull_image(
-    access: Access, reference: Reference, name: str, progress: Progress, *, platform: str = ""
-) -> Pulled:
+    access: Access, reference: ImageReference, name: str, progress: Progress, *, platform: str = ""
+) -> PullResult:
     """Brings an image into the store under the tag `name` (`repository:tag`), checked by its digests.
 
     `platform` is this machine's where it is empty. Raises RegistryError when the registry has no such image,
     or none for it.
     """
     platform = platform or this_platform()
-    layout, asked = access.layout, resolve(reference, access.settings.mirror_map)
+    layout, asked = access.layout, resolve_mirror(reference, access.settings.mirror_map)
     repository, _, tag = name.rpartition(":")
     with layout.in_use(progress), progress.stage(f"pull {asked}"):
-        brake = Brake()
-        source = Place(store=open_registry(access, asked.registry, brake), repository=asked.repository)
+        brake = CancelToken()
+        source = StoreRepository(
+            store=open_registry(access, asked.registry, brake), repository=asked.repository
+        )
         root = read_manifest(source, asked.wanted)
         choice = choose_platform(root, platform)
         graph = read_graph(source, choice.digest)
-        unnamed = not choice.whole and says_no_platform(root, choice.digest)
-        _insist_on_image(source, graph, asked, platform if unnamed else "")
-        _insist_on_room(layout, graph, asked)
-        sending = Sending(graph=graph, repository=repository, tags=(tag,), brake=brake)
+        unnamed = not choice.whole and lacks_platform(root, choice.digest)
+        _require_image(source, graph, asked, platform if unnamed else "")
+        _require_space(layout, graph, asked)
+        sending = TransferRequest(graph=graph, repository=repository, tags=(tag,), brake=brake)
         sent = send(source, LayoutStore(layout, every_byte=True), sending, progress)
     whole = "" if choice.whole else platform
-    return Pulled(name=name, reference=reference, digest=sent.digest, alone=whole, sent=sent)
+    return PullResult(name=name, reference=reference, digest=sent.digest, alone=whole, sent=sent)
 
 
-def _insist_on_image(source: Place, graph: Graph, asked: Reference, platform: str) -> None:
+def _require_image(
+    source: StoreRepository, graph: ManifestGraph, asked: ImageReference, platform: str
+) -> None:
     """Raises RegistryError for a .sif or another artifact, which must not become a target's image.
 
     Also for an image whose config is malformed: it must not get a name here. And for one of an index that
@@ -440,17 +462,17 @@ def _insist_on_image(source: Place, graph: Graph, asked: Reference, platform: st
         )
 
 
-def _insist_on_room(layout: Layout, graph: Graph, asked: Reference) -> None:
+def _require_space(layout: Layout, graph: ManifestGraph, asked: ImageReference) -> None:
     """Raises StoreError before the first byte comes of what the disk cannot hold."""
     missing = sum(blob.size for blob in graph.blobs if not layout.has(blob))
-    insist_on_room({layout.path: missing}, str(asked))
+    require_space({layout.path: missing}, str(asked))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PulledSif:
+class SifPullResult:
     """A .sif that was pulled. `how` says in a few words where it came from."""
 
-    reference: Reference
+    reference: ImageReference
     path: Path
     sha256: str
     size: int
@@ -458,7 +480,7 @@ class PulledSif:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SifPull:
+class SifPullRequest:
     """`name` is the store's tag for what comes, `target` names the file; without `output` it names itself."""
 
     name: str
@@ -467,15 +489,17 @@ class SifPull:
     platform: str = ""
 
 
-def pull_sif(access: Access, reference: Reference, options: SifPull, progress: Progress) -> PulledSif:
+def pull_sif(
+    access: Access, reference: ImageReference, options: SifPullRequest, progress: Progress
+) -> SifPullResult:
     """A .sif file of an image or .sif in a registry.
 
     Where the registry holds a .sif, itself or made from that image, it is taken as it is; else the image
     is pulled into the store and made into one here. Raises RegistryError and ToolError.
     """
     check_output(options.output or Path("image.sif"))
-    asked = resolve(reference, access.settings.mirror_map)
-    source = Place(store=open_registry(access, asked.registry), repository=asked.repository)
+    asked = resolve_mirror(reference, access.settings.mirror_map)
+    source = StoreRepository(store=open_registry(access, asked.registry), repository=asked.repository)
     platform = options.platform or this_platform()
     digest = _sif_in_registry(source, choose_platform(read_manifest(source, asked.wanted), platform).digest)
     repository, _, tag = options.name.rpartition(":")
@@ -485,7 +509,7 @@ def pull_sif(access: Access, reference: Reference, options: SifPull, progress: P
             # One of an image is kept by that image; `T.sif` is what apptainer built here of a definition.
             alone = not json.loads(graph.root.data).get("subject")
             tags = (f"{tag.removesuffix('.sif')}.sif",) if alone else (f"{tag}-{digest[7:19]}.sif",)
-            sending = Sending(graph=graph, repository=repository, tags=tags)
+            sending = TransferRequest(graph=graph, repository=repository, tags=tags)
             send(source, LayoutStore(access.layout, every_byte=True), sending, progress)
             sif, how = load_sif(access.layout, digest), "the registry's own"
             copy_sif(sif, output := options.output or Path(sif.name), progress)
@@ -502,10 +526,12 @@ def pull_sif(access: Access, reference: Reference, options: SifPull, progress: P
             sif = ensure_sif(access, image, options.target, progress, compression="fast")
             how = "made here of the image: the registry has no .sif of it"
             copy_sif(sif, output := options.output or Path(sif.name), progress)
-    return PulledSif(reference=reference, path=output, sha256=sif.file.digest, size=sif.file.size, how=how)
+    return SifPullResult(
+        reference=reference, path=output, sha256=sif.file.digest, size=sif.file.size, how=how
+    )
 
 
-def _sif_in_registry(source: Place, digest: str) -> str:
+def _sif_in_registry(source: StoreRepository, digest: str) -> str:
     """The manifest of the .sif that `digest` is or that was made from it, empty for none."""
     manifest = read_manifest(source, digest)
     if is_sif_manifest(json.loads(manifest.data)):
@@ -519,7 +545,7 @@ def _sif_in_registry(source: Place, digest: str) -> str:
     return ""
 
 
-def local_name(access: Access, reference: Reference) -> str:
+def local_name(access: Access, reference: ImageReference) -> str:
     """The store's tag for what is pulled by a full reference: `repository:tag`.
 
     From the site's own registry that is the target's own tag, as for what is built here. What comes from
@@ -539,25 +565,25 @@ def local_name(access: Access, reference: Reference) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copying:
+class CopyRequest:
     """What to copy where, and when. With `referrers`, verdicts and other artifacts of the image come too."""
 
     now: datetime
-    source: Reference
-    destination: Reference
+    source: ImageReference
+    destination: ImageReference
     referrers: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CopiedImage:
+class CopyResult:
     """One copy; `destination` has the digest that its registry confirmed."""
 
-    source: Reference
-    destination: Reference
-    sent: Sent
+    source: ImageReference
+    destination: ImageReference
+    sent: TransferResult
 
 
-def copy_image(access: Access, copying: Copying, progress: Progress) -> CopiedImage:
+def copy_image(access: Access, copying: CopyRequest, progress: Progress) -> CopyResult:
     """From registry to registry; blobs stream through, within one registry they are mounted."""
     source, destination = copying.source, copying.destination
     if not destination.tag or destination.digest:
@@ -566,16 +592,16 @@ def copy_image(access: Access, copying: Copying, progress: Progress) -> CopiedIm
             f"the destination '{destination}' must have a tag, and no digest",
             hint="use HOST/NAME:TAG; the digest is copied with the image",
         )
-    asked = resolve(source, access.settings.mirror_map)
+    asked = resolve_mirror(source, access.settings.mirror_map)
     with progress.stage(f"copy {asked} to {destination}"):
-        brake = Brake()
+        brake = CancelToken()
         registry = open_registry(access, asked.registry, brake)
-        place = Place(store=registry, repository=asked.repository)
+        place = StoreRepository(store=registry, repository=asked.repository)
         same = asked.registry == destination.registry
         graph = read_graph(place, asked.wanted, referrers=copying.referrers)
         immutable = CANDIDATE.fullmatch(destination.tag) is not None
-        record = pushed_record(graph.root.descriptor, copying.now, key=read_ledger_key(access.environ))
-        sending = Sending(
+        record = pushed_record(graph.root.descriptor, copying.now, key=read_nonce_store_key(access.environ))
+        sending = TransferRequest(
             graph=graph,
             repository=destination.repository,
             candidate=destination.tag if immutable else "",
@@ -587,7 +613,7 @@ def copy_image(access: Access, copying: Copying, progress: Progress) -> CopiedIm
         )
         target = registry if same else open_registry(access, destination.registry, brake)
         sent = send(place, target, sending, progress)
-    return CopiedImage(source=source, destination=replace(destination, digest=sent.digest), sent=sent)
+    return CopyResult(source=source, destination=replace(destination, digest=sent.digest), sent=sent)
 
 
 # --- From the store to one file that other programs read
@@ -601,7 +627,9 @@ class SifExport:
     output: Path | None = None
 
 
-def export_sif(access: Access, target: Target, options: SifExport, progress: Progress) -> tuple[Sif, Path]:
+def export_sif(
+    access: Access, target: Target, options: SifExport, progress: Progress
+) -> tuple[SifArtifact, Path]:
     """Writes the target's .sif, of its image or as apptainer built it, beside and renamed; gives where.
 
     Raises BuildError when there is neither, UsageError for a compression that a built one has not.

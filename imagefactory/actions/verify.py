@@ -14,64 +14,72 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from imagefactory.access import Access, open_registry, registry_place, repository_of
-from imagefactory.actions.images import Promoting
-from imagefactory.actions.inspect import inspect_made
-from imagefactory.actions.promote import Promotion, promote
-from imagefactory.actions.resolve import Chosen, choose_image
-from imagefactory.actions.runner import make_runner, scratch_folder
+from imagefactory.actions.images import PromotionRequest
+from imagefactory.actions.inspect import inspect_artifact
+from imagefactory.actions.promote import PromotionResult, promote
+from imagefactory.actions.resolve import ResolvedImage, resolve_image
+from imagefactory.actions.runner import make_runner, scratch_directory
 from imagefactory.actions.verdicts import (
     attach_signed,
-    called,
-    ledger,
     local_place,
+    nonce_store,
     place_of,
     places_of,
     read_signed,
     signing_key,
+    subject_name,
 )
 from imagefactory.errors import CheckFailedError, UsageError, os_problem
 from imagefactory.fs import explain_full_disk, replace_text
 from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.model import Outcome, Target
-from imagefactory.oci.manifests import Image, Sif
-from imagefactory.oci.sif import kept_sifs
-from imagefactory.oci.store import Reference, parse_reference
+from imagefactory.oci.manifests import Image, SifArtifact
+from imagefactory.oci.sif import stored_sifs
+from imagefactory.oci.store import ImageReference, parse_reference
 from imagefactory.progress import Progress
-from imagefactory.project import Factory
-from imagefactory.runtime.emulator import refuse_emulated
+from imagefactory.project import Project
+from imagefactory.runtime.emulator import check_not_emulated
 from imagefactory.runtime.protocol import Runner
 from imagefactory.settings.choices import ENGINES
 from imagefactory.suite.gpu.context import Predicted
 from imagefactory.trust.envelope import parse_envelope
 from imagefactory.trust.keys import SigningKey
 from imagefactory.trust.policy import read_trust
-from imagefactory.trust.verdict import PASSES, Signed, Verdict, parse_verdict, sign, signable, spread
+from imagefactory.trust.verdict import (
+    PASSES,
+    SignedVerdict,
+    Verdict,
+    jittered_expiry,
+    parse_verdict,
+    sign,
+    signable,
+)
 from imagefactory.verify.evidence import LocalEvidence
 from imagefactory.verify.gpu_run import (
-    GpuAsk,
+    GpuRequest,
     GpuTrial,
-    ask_gpu,
+    check_level,
+    gpu_expectations,
     predict_coverage,
-    refuse_level,
     suite_argv,
     timeout_of,
-    told_lost,
+    unusable_gpus_note,
     verify_gpu,
 )
-from imagefactory.verify.kits import CollectedReport, KitOrder, collect_kit, make_kit, read_nonce
+from imagefactory.verify.kits import KitReport, KitRequest, collect_kit, make_kit, read_nonce
 from imagefactory.verify.nonces import (
     NONCE_BYTES,
-    AskedRun,
     NonceError,
-    NonceLedger,
+    NonceStore,
+    NonceSubject,
     check_open,
     format_nonce,
 )
-from imagefactory.verify.report import FULL, Evidence, GpuReport, Hardware, Subject, format_gpu_report
+from imagefactory.verify.report import FULL, Evidence, GpuReport, Hardware, VerifiedImage, format_gpu_report
 from imagefactory.verify.suite_files import digest_of, suite_digest
 
-_HERE = LocalEvidence()
+_LOCAL_EVIDENCE = LocalEvidence()
 
 
 def utc_now() -> datetime:
@@ -79,10 +87,10 @@ def utc_now() -> datetime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyBench:
+class VerifyDependencies:
     """What a verification needs of this machine. `runner` is None for the one that is asked for by name."""
 
-    evidence: Evidence = _HERE
+    evidence: Evidence = _LOCAL_EVIDENCE
     clock: Callable[[], datetime] = utc_now
     random: Callable[[int], bytes] = os.urandom
     runner: Runner | None = None
@@ -105,16 +113,20 @@ class VerifyOptions:
 
 
 def predicted_of(
-    access: Access, chosen: Chosen, hardware: Hardware | None, progress: Progress
+    access: Access, chosen: ResolvedImage, hardware: Hardware | None, progress: Progress
 ) -> dict[str, Predicted]:
     """What a scan of the image lets one expect, by capability."""
-    contents = inspect_made(access, chosen.made, progress).contents
+    contents = inspect_artifact(access, chosen.made, progress).contents
     here = [parse_capability(gpu.capability) for gpu in hardware.gpus] if hardware else []
     return predict_coverage(contents, here)
 
 
 def verify_image(
-    access: Access, chosen: Chosen, options: VerifyOptions, bench: VerifyBench, progress: Progress
+    access: Access,
+    chosen: ResolvedImage,
+    options: VerifyOptions,
+    bench: VerifyDependencies,
+    progress: Progress,
 ) -> GpuReport:
     """Runs the GPU suite in the image on this machine.
 
@@ -122,18 +134,18 @@ def verify_image(
     for a level that it cannot be asked, before anything is started. The nonce is issued here and spent by
     `sign_report`.
     """
-    refuse_level(chosen.definition, options.level)
+    check_level(chosen.definition, options.level)
     if isinstance(chosen.made, Image):
-        refuse_emulated(chosen.made.name, chosen.made.architecture)
+        check_not_emulated(chosen.made.name, chosen.made.architecture)
     hardware = bench.evidence.read()
-    if lost := told_lost(hardware):
+    if lost := unusable_gpus_note(hardware):
         progress.note(lost.removeprefix("; "))
     name = runner_name(access, chosen.made, options.runner)
     nonce = format_nonce(bench.random(NONCE_BYTES))
-    run = AskedRun(subject=chosen.subject, suite=suite_digest(), level=options.level)
+    run = NonceSubject(subject=chosen.subject, suite=suite_digest(), level=options.level)
     with access.layout.in_use(progress):
-        ledger(access).issue(nonce, run, bench.clock())
-        ask = GpuAsk(
+        nonce_store(access).issue(nonce, run, bench.clock())
+        ask = GpuRequest(
             nonce=nonce,
             level=options.level,
             capability=options.capability,
@@ -154,13 +166,13 @@ def verify_image(
             hardware=hardware,
         )
         with progress.stage(f"{chosen.definition.target.name}: GPU suite ({options.level}), by {name}"):
-            return verify_gpu(trial, runner, bench.clock, scratch=scratch_folder(access, name))
+            return verify_gpu(trial, runner, bench.clock, scratch=scratch_directory(access, name))
 
 
-def runner_name(access: Access, made: Image | Sif, asked: str) -> str:
+def runner_name(access: Access, made: Image | SifArtifact, asked: str) -> str:
     """The runner that was asked for, else the setting's, else what fits."""
     wanted = asked or access.settings.runner.value
-    if isinstance(made, Sif):
+    if isinstance(made, SifArtifact):
         if wanted not in ("", "apptainer"):
             raise UsageError(
                 "runner-no-sif", f"{wanted} cannot start .sif files", hint="pass --runner apptainer"
@@ -181,7 +193,7 @@ def check_output(path: Path) -> None:
         ) from error
 
 
-def keep_report(access: Access, report: GpuReport, output: Path | None) -> Path:
+def write_unsigned_report(access: Access, report: GpuReport, output: Path | None) -> Path:
     """Writes the unsigned report beside and renames it; without `output` into the store, by its nonce."""
     path = output or access.layout.path / "reports" / f"{report.nonce}.json"
     data = json.dumps(format_gpu_report(report), indent=1) + "\n"
@@ -213,13 +225,13 @@ class CollectOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectedKit:
+class KitResult:
     """A kit's verdict, where it is attached now, and what became of tags. `again`: it was signed before."""
 
     verdict: Verdict
     attached: tuple[str, ...]
     again: bool
-    promotion: Promotion | None = None
+    promotion: PromotionResult | None = None
 
     @property
     def report(self) -> GpuReport:
@@ -231,46 +243,46 @@ class CollectedKit:
 
 
 def collect(
-    factory: Factory, folder: Path, options: CollectOptions, now: datetime, progress: Progress
-) -> CollectedKit:
+    factory: Project, folder: Path, options: CollectOptions, now: datetime, progress: Progress
+) -> KitResult:
     """All of it, for one kit. Raises as `collect_kit` does, and UsageError where no key signs here.
 
     CheckFailedError where the run says nothing of the image (`infrastructure`, `not-tested`), StatementError
     where the host's evidence does not show the GPU that the suite met: then nothing is spent.
     """
-    kept = ledger(factory, options.ledger)
+    kept = nonce_store(factory, options.ledger)
     made = known = unsettled(kept, folder)
     if made is None:
         travels = options.ledger is not None
         collected = collect_kit(folder, kept, now, factory.environ, again=travels)
-        where = _where(factory, collected.report, collected.reference, options.registry)
+        where = _image_source(factory, collected.report, collected.reference, options.registry)
         if travels and (before := _signed_before(factory, collected.report, where, now)):
             verdict, attached = before
             moved = _promote(factory, verdict.report, where, now, progress) if options.promote else None
-            return CollectedKit(verdict=verdict, attached=attached, again=True, promotion=moved)
+            return KitResult(verdict=verdict, attached=attached, again=True, promotion=moved)
         check_open(kept.look(collected.report.nonce), now)
         with factory.layout.in_use(progress):
-            keep_report(factory, collected.report, None)
+            write_unsigned_report(factory, collected.report, None)
         made = sign_kit(factory, collected, kept, now)
     signed, reference = made
     report = signed.verdict.report
-    where = _where(factory, report, reference, options.registry)
+    where = _image_source(factory, report, reference, options.registry)
     attached = attach_signed(factory, signed, where, progress)
     moved = _promote(factory, report, where, now, progress) if options.promote else None
     kept.settle(report.nonce)  # last: where tags could not be moved, the same call can be made again
-    return CollectedKit(verdict=signed.verdict, attached=attached, again=known is not None, promotion=moved)
+    return KitResult(verdict=signed.verdict, attached=attached, again=known is not None, promotion=moved)
 
 
 def _promote(
-    factory: Factory, report: GpuReport, where: Reference | None, now: datetime, progress: Progress
-) -> Promotion:
+    factory: Project, report: GpuReport, where: ImageReference | None, now: datetime, progress: Progress
+) -> PromotionResult:
     target = _target(factory, report, "so its tags cannot be moved")
     place = place_of(factory, where) if where else local_place(factory, target.family)
-    return promote(factory, Promoting(target=target, place=place, now=now), progress)
+    return promote(factory, PromotionRequest(target=target, place=place, now=now), progress)
 
 
 def _signed_before(
-    factory: Factory, report: GpuReport, where: Reference | None, now: datetime
+    factory: Project, report: GpuReport, where: ImageReference | None, now: datetime
 ) -> tuple[Verdict, tuple[str, ...]] | None:
     """The verdict of this very run that lies by its image already, and the places that have it.
 
@@ -283,7 +295,7 @@ def _signed_before(
     there: dict[str, Verdict] = {}
     for place, subject in places_of(factory, report.subject, where):
         if verdict := read_signed(place, subject.manifest, keys).get(report.nonce):
-            there[called(place)] = verdict
+            there[subject_name(place)] = verdict
             if _result_of(verdict.report) != _result_of(report):
                 raise NonceError(
                     "nonce-replayed",
@@ -298,7 +310,7 @@ def _result_of(report: GpuReport) -> GpuReport:
     return replace(report, outcome=Outcome.NOT_TESTED, reason="", contradictions=())
 
 
-def unsettled(ledger: NonceLedger, folder: Path) -> tuple[Signed, str] | None:
+def unsettled(ledger: NonceStore, folder: Path) -> tuple[SignedVerdict, str] | None:
     """What an earlier call signed for this kit and could not attach, and the kit's reference; mostly None."""
     try:
         data = ledger.unsettled(read_nonce(folder))
@@ -308,8 +320,8 @@ def unsettled(ledger: NonceLedger, folder: Path) -> tuple[Signed, str] | None:
 
 
 def sign_kit(
-    access: Access, collected: CollectedReport, ledger: NonceLedger, now: datetime
-) -> tuple[Signed, str]:
+    access: Access, collected: KitReport, ledger: NonceStore, now: datetime
+) -> tuple[SignedVerdict, str]:
     """Signs what a kit brought back, and spends its nonce on that; gives the kit's reference too."""
     report = collected.report
     if not signable(report):
@@ -319,13 +331,13 @@ def sign_kit(
             hint="nothing was signed; run the kit again, on that machine or another",
         )
     days = read_trust(access.settings.files).policy.days
-    signed = sign(report, _key(access, now), now=now, days=spread(report, days))
+    signed = sign(report, _key(access, now), now=now, days=jittered_expiry(report, days))
     data = format_signed(signed, collected.reference)
     ledger.spend(report.nonce, collected.run, result=digest_of({"signed": data}), now=now, signed=data)
     return signed, collected.reference
 
 
-def format_signed(signed: Signed, reference: str) -> bytes:
+def format_signed(signed: SignedVerdict, reference: str) -> bytes:
     texts = {
         "envelope": signed.envelope.decode("ascii"),
         "test_result": signed.test_result.decode("ascii"),
@@ -334,13 +346,13 @@ def format_signed(signed: Signed, reference: str) -> bytes:
     return json.dumps(texts, sort_keys=True).encode()
 
 
-def parse_signed(data: bytes) -> tuple[Signed, str]:
+def parse_signed(data: bytes) -> tuple[SignedVerdict, str]:
     """Raises StatementError for what this program did not sign."""
     texts = json.loads(data)
     envelope, test_result = texts["envelope"].encode("ascii"), texts["test_result"].encode("ascii")
     opened = parse_envelope(envelope, "the ledger")
     verdict = parse_verdict(opened.payload, "the ledger", opened.keyid)
-    signed = Signed(verdict=verdict, envelope=envelope, test_result=test_result)
+    signed = SignedVerdict(verdict=verdict, envelope=envelope, test_result=test_result)
     return signed, str(texts["reference"])
 
 
@@ -355,18 +367,20 @@ def _key(access: Access, now: datetime) -> SigningKey:
     return key
 
 
-def _where(factory: Factory, report: GpuReport, reference: str, registry: str) -> Reference | None:
+def _image_source(
+    factory: Project, report: GpuReport, reference: str, registry: str
+) -> ImageReference | None:
     """Where the image lies beside the store: the registry that is named, else that of the kit."""
     if not registry:
         return parse_reference(reference) if reference else None
     target = _target(factory, report, "so its repository is not known")
     host, path = registry_place(factory, registry)
-    return Reference(
+    return ImageReference(
         registry=host, repository=repository_of(path, target.family), digest=report.subject.index
     )
 
 
-def _target(factory: Factory, report: GpuReport, why: str) -> Target:
+def _target(factory: Project, report: GpuReport, why: str) -> Target:
     name = report.subject.target
     target = next((one for one in factory.targets if one.name == name), None)
     if target is None:
@@ -379,7 +393,7 @@ def _target(factory: Factory, report: GpuReport, why: str) -> Target:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KitPlace:
+class KitDestination:
     """Where a kit is written, and the ledger that remembers its nonce: None for the store's."""
 
     folder: Path
@@ -387,10 +401,10 @@ class KitPlace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KitWritten:
+class KitFiles:
     """A kit: its nonce, for which image, where that can be pulled, and until when it can be collected."""
 
-    subject: Subject
+    subject: VerifiedImage
     reference: str
     nonce: str
     ledger: Path
@@ -398,13 +412,13 @@ class KitWritten:
 
 
 def write_kit(
-    factory: Factory, name: str, options: VerifyOptions, place: KitPlace, progress: Progress
-) -> KitWritten:
+    factory: Project, name: str, options: VerifyOptions, place: KitDestination, progress: Progress
+) -> KitFiles:
     """Writes a kit for the image that `name` means. Nothing is run, so this machine needs no GPU.
 
     Of the options, those of what is asked count. Raises UsageError where the folder holds something.
     """
-    chosen = choose_image(factory, name, options.registry, progress)
+    chosen = resolve_image(factory, name, options.registry, progress)
     definition, where = chosen.definition, chosen.where
     if rocm_of(definition.target.cuda):
         raise UsageError(
@@ -412,15 +426,15 @@ def write_kit(
             f"{definition.target.name} is for AMD GPUs, and kits support only NVIDIA GPUs",
             hint="run imagefactory verify on the machine itself",
         )
-    refuse_level(definition, options.level)
+    check_level(definition, options.level)
     with factory.layout.in_use(progress):
         predicted = predicted_of(factory, chosen, None, progress)
     nonce = format_nonce(os.urandom(NONCE_BYTES))
-    ask = GpuAsk(nonce=nonce, level=options.level, capability=options.capability, predicted=predicted)
-    order = KitOrder(
+    ask = GpuRequest(nonce=nonce, level=options.level, capability=options.capability, predicted=predicted)
+    order = KitRequest(
         subject=chosen.subject,
         made=chosen.made,
-        asked=ask_gpu(definition, ask),
+        asked=gpu_expectations(definition, ask),
         argv=suite_argv(definition),
         waive=definition.target.waive,
         timeout=timeout_of(options.level),
@@ -428,13 +442,13 @@ def write_kit(
         plain_http=open_registry(factory, where.registry).plain if where else False,
         sifs=tuple(
             kept.found.file.digest
-            for kept in kept_sifs(factory.layout, chosen.subject.manifest)
-            if isinstance(kept.found, Sif)
+            for kept in stored_sifs(factory.layout, chosen.subject.manifest)
+            if isinstance(kept.found, SifArtifact)
         ),
     )
-    kept = ledger(factory, place.ledger)
+    kept = nonce_store(factory, place.ledger)
     issued = make_kit(place.folder, order, kept, utc_now())
-    return KitWritten(
+    return KitFiles(
         subject=chosen.subject,
         reference=order.reference,
         nonce=nonce,

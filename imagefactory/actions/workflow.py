@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from imagefactory.actions.build import BuildOptions, Built, build_image, check_build
+from imagefactory.actions.build import BuildOptions, BuildResult, build_image, check_build
 from imagefactory.actions.definition import define_target
-from imagefactory.actions.images import Promoting
-from imagefactory.actions.promote import Promotion, promote
-from imagefactory.actions.resolve import Chosen, check_name, choose_image
-from imagefactory.actions.transfer import Pushed, PushOptions, push_target
+from imagefactory.actions.images import PromotionRequest
+from imagefactory.actions.promote import PromotionResult, promote
+from imagefactory.actions.resolve import ResolvedImage, check_name, resolve_image
+from imagefactory.actions.transfer import PushOptions, PushResult, push_target
 from imagefactory.actions.verdicts import (
     SignedReport,
     attach_signed,
@@ -20,34 +20,40 @@ from imagefactory.actions.verdicts import (
     sign_report,
     signing_key,
 )
-from imagefactory.actions.verify import VerifyBench, VerifyOptions, check_output, keep_report, verify_image
+from imagefactory.actions.verify import (
+    VerifyDependencies,
+    VerifyOptions,
+    check_output,
+    verify_image,
+    write_unsigned_report,
+)
 from imagefactory.errors import UsageError
 from imagefactory.model import Target
 from imagefactory.progress import Progress
-from imagefactory.project import Factory
+from imagefactory.project import Project
 from imagefactory.trust.verdict import PASSES
 from imagefactory.verify.report import GpuReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verified:
+class VerifyResult:
     """One verification. `attached` are the places that have the verdict, `promotion` what became of tags."""
 
-    chosen: Chosen
+    chosen: ResolvedImage
     report: GpuReport
     path: Path
     signed: SignedReport
     attached: tuple[str, ...] = ()
-    promotion: Promotion | None = None
+    promotion: PromotionResult | None = None
 
     @property
     def passed(self) -> bool:
         return self.report.outcome in PASSES
 
 
-def prove_image(
-    factory: Factory, name: str, options: VerifyOptions, bench: VerifyBench, progress: Progress
-) -> Verified:
+def verify_and_attach(
+    factory: Project, name: str, options: VerifyOptions, bench: VerifyDependencies, progress: Progress
+) -> VerifyResult:
     """From a name to a verdict. Raises NoGpuError where this machine has no GPU; nothing is fetched then."""
     check_name(factory, name)
     bench.evidence.read()
@@ -60,11 +66,11 @@ def prove_image(
         )
     if options.output:
         check_output(options.output)
-    chosen = choose_image(factory, name, options.registry, progress)
+    chosen = resolve_image(factory, name, options.registry, progress)
     report = verify_image(factory, chosen, options, bench, progress)
-    path = keep_report(factory, report, options.output)
+    path = write_unsigned_report(factory, report, options.output)
     made = sign_report(factory, report, key, bench.clock())
-    done = Verified(chosen=chosen, report=report, path=path, signed=made)
+    done = VerifyResult(chosen=chosen, report=report, path=path, signed=made)
     if made.signed is None:
         return done
     target, where = chosen.definition.target, chosen.where
@@ -72,7 +78,7 @@ def prove_image(
     if not options.promote:
         return done
     place = place_of(factory, where) if where else local_place(factory, target.family)
-    wanted = Promoting(target=target, place=place, now=bench.clock())
+    wanted = PromotionRequest(target=target, place=place, now=bench.clock())
     return replace(done, promotion=promote(factory, wanted, progress))
 
 
@@ -80,15 +86,17 @@ def prove_image(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Making:
+class MakeOptions:
     """`push` is None for an image that stays here; `built` hears of it before it is sent anywhere."""
 
     build: BuildOptions
     push: PushOptions | None
-    built: Callable[[Built], None]
+    built: Callable[[BuildResult], None]
 
 
-def make_image(factory: Factory, target: Target, making: Making, progress: Progress) -> Pushed | None:
+def make_image(
+    factory: Project, target: Target, making: MakeOptions, progress: Progress
+) -> PushResult | None:
     """From the lock that `imagefactory lock` wrote to an image that was tried; what passed is pushed."""
     check_build(making.build)
     definition = define_target(factory, target)

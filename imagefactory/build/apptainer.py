@@ -17,37 +17,37 @@ from functools import partial
 from pathlib import Path
 
 from imagefactory.access import Access
-from imagefactory.build.base.image import BaseImage
+from imagefactory.build.base.image import BuiltBase
 from imagefactory.build.folders import copied_files, render, write_definitions
-from imagefactory.build.protocol import Supplies, insist_on_image_room
+from imagefactory.build.protocol import BuildInputs, require_image_space
 from imagefactory.build.render import render_apptainer
-from imagefactory.build.secrets import AskSecrets, linker_failure, secrets_of
+from imagefactory.build.secrets import AskSecrets, build_secrets_of, linker_failure
 from imagefactory.build.steps import SITE
 from imagefactory.errors import BuildError, StoreError
-from imagefactory.fs import explain_full_disk, folder_for_a_while
-from imagefactory.model import Definition
+from imagefactory.fs import explain_full_disk, temporary_directory
+from imagefactory.model import BuildSpec
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import (
     INDEX_TYPE,
     MANIFEST_TYPE,
     Descriptor,
     Image,
-    Sif,
+    SifArtifact,
     canonical_json,
     format_descriptor,
 )
-from imagefactory.oci.sif import SifOrigin, keep_sif, load_sif, sif_reference
+from imagefactory.oci.sif import SifOrigin, load_sif, sif_reference, store_sif
 from imagefactory.progress import Progress
-from imagefactory.runtime.apptainer_command import SQUASHFS, ApptainerCommand, SifOrder
+from imagefactory.runtime.apptainer_command import SQUASHFS, ApptainerCommand, SifRequest
 
 DEFINITION = "apptainer.def"
-LENT = "image"
+SHARED_IMAGE = "image"
 """The name of a lent layout's folder. A .sif keeps it (`from: image`), so it says nothing of this machine."""
 
 
 def make_engine(access: Access) -> ApptainerEngine:
     command = ApptainerCommand(access.environ)
-    return ApptainerEngine(access.layout, command, secrets=partial(secrets_of, access))
+    return ApptainerEngine(access.layout, command, secrets=partial(build_secrets_of, access))
 
 
 class ApptainerEngine:
@@ -65,27 +65,27 @@ class ApptainerEngine:
         """apptainer's version. Raises ToolError, with what mends it, when it cannot build here."""
         return self.command.require(building=True)
 
-    def find(self, definition: Definition, base: BaseImage) -> Sif | None:
+    def find(self, definition: BuildSpec, base: BuiltBase) -> SifArtifact | None:
         """The .sif of exactly this definition on this base, if the store holds it whole."""
-        return recall_sif(self.layout, self._key(definition, base))
+        return get_cached_sif(self.layout, self._key(definition, base))
 
-    def build(self, definition: Definition, supplies: Supplies, progress: Progress) -> Sif:
+    def build(self, definition: BuildSpec, supplies: BuildInputs, progress: Progress) -> SifArtifact:
         """Builds, keeps and tags the .sif. The packages are fetched inside, each with the lock's hash.
 
         Raises BuildError with apptainer's last lines, StoreError. The caller holds the layout's `in_use`.
         """
         target, base = definition.target, supplies.base().get()
-        insist_on_image_room(self.layout.path, definition)
+        require_image_space(self.layout.path, definition)
         secrets = self.secrets(definition.lock)
         with scratch(self.layout) as folder, progress.stage(f"{target.name}: apptainer build"):
             write_definitions(folder, render(definition), copied_files(definition))
-            lent = render_apptainer(definition, bootstrap="oci", place=LENT)
+            lent = render_apptainer(definition, bootstrap="oci", place=SHARED_IMAGE)
             (folder / DEFINITION).write_text(lent, encoding="utf-8")
-            lend_layout(self.layout, base.image.manifest, folder / LENT)
+            share_layout(self.layout, base.image.manifest, folder / SHARED_IMAGE)
             site = folder / "site"
             site.mkdir(mode=0o700)
             secrets.write(site)
-            order = SifOrder(
+            order = SifRequest(
                 folder=folder,
                 spec=DEFINITION,
                 output=folder / f"{target.name}.sif",
@@ -93,7 +93,7 @@ class ApptainerEngine:
                 hide=secrets.hide,
             )
             try:
-                self.command.build(order, _teller(progress))
+                self.command.build(order, _progress_reporter(progress))
             except BuildError as error:
                 if told := linker_failure(error.message):
                     raise BuildError(
@@ -103,25 +103,25 @@ class ApptainerEngine:
                     ) from error
                 raise
             origin = SifOrigin(target=target.name, compression="fast")
-            sif = keep_sif(self.layout, order.output, origin, tag=sif_reference(target))
+            sif = store_sif(self.layout, order.output, origin, tag=sif_reference(target))
         record_sif(self.layout, self._key(definition, base), sif)
         return sif
 
-    def made_with(self, definition: Definition) -> str:  # noqa: ARG002
+    def made_with(self, definition: BuildSpec) -> str:  # noqa: ARG002
         return ""
 
-    def tag(self, definition: Definition, made: Image | Sif) -> None:
+    def tag(self, definition: BuildSpec, made: Image | SifArtifact) -> None:
         """Points `<family>:<tag>.sif` at `made`."""
         size = self.layout.blob_path(made.digest).stat().st_size
         descriptor = Descriptor(media_type=MANIFEST_TYPE, digest=made.digest, size=size)
         self.layout.tag(sif_reference(definition.target), descriptor)
 
-    def _key(self, definition: Definition, base: BaseImage) -> str:
+    def _key(self, definition: BuildSpec, base: BuiltBase) -> str:
         texts = [text for name, text in render(definition).items() if name != "Dockerfile"]
         return sif_key("build", SQUASHFS, base.image.manifest, *texts)
 
 
-def lend_layout(layout: Layout, manifest: str, folder: Path) -> Descriptor:
+def share_layout(layout: Layout, manifest: str, folder: Path) -> Descriptor:
     """Makes `folder` an image layout of one image, without copying: its blobs are the store's own.
 
     apptainer 1.4 takes a layout's only image and no tag (`oci:FOLDER:TAG` is refused). Gives the
@@ -148,11 +148,11 @@ def scratch(layout: Layout) -> Iterator[Path]:
     """A folder in the store's tmp/ for one build: on the store's disk, and collected if we are killed."""
     with explain_full_disk(layout.path):
         layout.tmp.mkdir(parents=True, exist_ok=True)
-        with folder_for_a_while("sif-", layout.tmp) as folder:
+        with temporary_directory("sif-", layout.tmp) as folder:
             yield folder
 
 
-def _teller(progress: Progress) -> Callable[[str], None]:
+def _progress_reporter(progress: Progress) -> Callable[[str], None]:
     def tell(line: str) -> None:
         if not line.startswith("+ ") and "━" not in line:  # the shell's trace of %post, pip's bars
             progress.note(f"  {line.removeprefix('INFO:').strip()}")
@@ -164,11 +164,11 @@ def sif_key(*parts: str) -> str:
     return hashlib.sha256(canonical_json(["sif", *parts])).hexdigest()
 
 
-def record_sif(layout: Layout, key: str, sif: Sif) -> None:
+def record_sif(layout: Layout, key: str, sif: SifArtifact) -> None:
     layout.record("images", key, {"digest": sif.digest})
 
 
-def recall_sif(layout: Layout, key: str) -> Sif | None:
+def get_cached_sif(layout: Layout, key: str) -> SifArtifact | None:
     record = layout.recall("images", key)
     try:
         return load_sif(layout, str(record["digest"])) if record else None

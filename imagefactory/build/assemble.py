@@ -20,17 +20,17 @@ from pathlib import Path
 
 from imagefactory import __version__
 from imagefactory.access import Access
-from imagefactory.build.base.image import BaseImage, ComingBase
+from imagefactory.build.base.image import BuiltBase, PendingBase
 from imagefactory.build.conda.prefix import (
     LinkedPrefix,
+    LinkPlan,
     PathClaim,
-    Staging,
-    extracted_folder,
-    forget_extracted,
+    extracted_directory,
     lay_changes,
     record_name,
+    remove_from_extracted,
     run_scripts,
-    staged,
+    staging_directory,
 )
 from imagefactory.build.definition import (
     HOME,
@@ -44,43 +44,51 @@ from imagefactory.build.definition import (
 from imagefactory.build.layer_lock import inherited, lay_own_files, own_title, write_image
 from imagefactory.build.layer_plan import (
     LayerInputs,
+    LayerPackage,
     LayerPlan,
-    Part,
+    build_tools_hash,
     conda_part,
     conda_python,
     linker,
-    made_with,
     plan_layers,
     wheel_part,
 )
 from imagefactory.build.layers import (
-    MadeLayer,
-    Supply,
-    format_laid,
-    laid_path,
-    make_layers,
+    LayerResult,
+    PackageSupply,
+    build_layers,
+    format_segment_record,
     new_compiler,
-    read_laid,
-    read_laid_of,
+    read_segment_record,
+    read_segment_record_of,
+    segment_record_path,
 )
-from imagefactory.build.protocol import Supplies
-from imagefactory.build.wheel_layer import AlteredError, Prefix
+from imagefactory.build.protocol import BuildInputs
+from imagefactory.build.wheel_layer import InstallPrefix, PackageMismatchError
 from imagefactory.errors import BuildError, StoreError
-from imagefactory.fs import explain_full_disk, remove_inside, unseal
+from imagefactory.fs import check_checksum, explain_full_disk, remove_inside
 from imagefactory.gpu.capability import architecture
-from imagefactory.lock.download import Arrivals
+from imagefactory.lock.download import PendingDownloads
 from imagefactory.model import (
     PLAIN_START,
-    Definition,
-    LockedConda,
+    BuildSpec,
+    LockedCondaPackage,
     LockedPackage,
     LockedWheel,
     Mount,
     RunSpec,
 )
-from imagefactory.oci.layers import END_OF_ARCHIVE, Segment, codec
+from imagefactory.oci.layers import END_OF_ARCHIVE, TarSegment, codec
 from imagefactory.oci.layout import BlobWriter, Layout, reference
-from imagefactory.oci.manifests import INDEX_TYPE, Descriptor, Image, Layer, Sif, canonical_json, hash_key
+from imagefactory.oci.manifests import (
+    INDEX_TYPE,
+    Descriptor,
+    Image,
+    OciLayer,
+    SifArtifact,
+    canonical_json,
+    hash_key,
+)
 from imagefactory.progress import Progress
 from imagefactory.recipes.values import named_packages
 from imagefactory.runtime.unshare import UnshareRunner
@@ -106,7 +114,7 @@ def describe_claims(claims: Iterable[PathClaim]) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SettledClaims:
+class PathOwners:
     """`owners` maps each path to (package, content hash), in the form of what was laid.
 
     `lost` maps (package that keeps, package that loses) to the paths; wheels are named by their files.
@@ -127,7 +135,7 @@ class SettledClaims:
             yield package, content, path
 
 
-def settle_claims(laid: Iterable[tuple[str, str, str]], ranks: Mapping[str, Rank]) -> SettledClaims:
+def settle_claims(laid: Iterable[tuple[str, str, str]], ranks: Mapping[str, Rank]) -> PathOwners:
     """Decide which package's file stands at each path.
 
     `laid` gives (package, content hash, path). The same file in several packages is fine
@@ -158,11 +166,11 @@ def settle_claims(laid: Iterable[tuple[str, str, str]], ranks: Mapping[str, Rank
         for package, content in claimed:
             if content != kept:
                 lost.setdefault((keeper, package), set()).add(path)
-    _check_folders(owners)
-    return SettledClaims(owners=owners, lost={pair: frozenset(paths) for pair, paths in lost.items()})
+    _check_directories(owners)
+    return PathOwners(owners=owners, lost={pair: frozenset(paths) for pair, paths in lost.items()})
 
 
-def _check_folders(owners: Mapping[str, tuple[str, str]]) -> None:
+def _check_directories(owners: Mapping[str, tuple[str, str]]) -> None:
     for path, (package, _) in owners.items():
         above = path.rpartition("/")[0]
         while above:
@@ -175,7 +183,7 @@ def _check_folders(owners: Mapping[str, tuple[str, str]]) -> None:
             above = above.rpartition("/")[0]
 
 
-def describe_lost(settled: SettledClaims, ranks: Mapping[str, Rank]) -> Iterator[str]:
+def describe_path_conflicts(settled: PathOwners, ranks: Mapping[str, Rank]) -> Iterator[str]:
     """Yield a line for each two wheels that bring one path with different content."""
     for (keeper, loser), paths in sorted(settled.lost.items()):
         (_, unnamed, name), (_, other_unnamed, other) = ranks[keeper], ranks[loser]
@@ -188,7 +196,7 @@ def describe_lost(settled: SettledClaims, ranks: Mapping[str, Rank]) -> Iterator
         )
 
 
-def own_files(definition: Definition) -> Iterator[tuple[str, str, str]]:
+def own_files(definition: BuildSpec) -> Iterator[tuple[str, str, str]]:
     """What the environment itself consists of, which no package may lay anew."""
     if definition.lock.conda:
         yield "the environment", "", f"{definition.prefix}/{HISTORY}".lstrip("/")
@@ -214,7 +222,7 @@ class AssembleEngine:
     def __init__(self, layout: Layout, cache: Path, *, codec: str, workers: int) -> None:
         self.layout, self.cache, self.codec, self.workers = layout, cache, codec, workers
 
-    def find(self, definition: Definition, base: BaseImage) -> Image | None:
+    def find(self, definition: BuildSpec, base: BuiltBase) -> Image | None:
         """The image of exactly this definition on this base, if the store holds it whole."""
         record = self.layout.recall("images", self._image_key(definition, base))
         try:
@@ -224,7 +232,7 @@ class AssembleEngine:
         except (KeyError, TypeError, ValueError, StoreError):
             return None  # what is missing or damaged is made again
 
-    def build(self, definition: Definition, supplies: Supplies, progress: Progress) -> Image:
+    def build(self, definition: BuildSpec, supplies: BuildInputs, progress: Progress) -> Image:
         """The image of `definition` in the layout, tagged. Raises BuildError or StoreError.
 
         The caller holds the layout's `in_use`.
@@ -232,70 +240,72 @@ class AssembleEngine:
         with progress.stage(f"{definition.target.name}: assemble"):
             try:
                 image = self._assemble(definition, supplies, progress)
-            except AlteredError as error:  # what an earlier build left in the cache has changed since
+            except PackageMismatchError as error:  # what an earlier build left in the cache has changed since
                 progress.note(f"  {error.message}; it is fetched or unpacked again")
                 image = self._assemble(definition, supplies, progress)
         self.tag(definition, image)
         return image
 
     def _forget(self, name: str, files: Mapping[LockedPackage, Path]) -> None:
-        """Drops what the cache holds by the name of an AlteredError: a wheel, or an archive unpacked."""
+        """Drops what the cache holds by the name of an PackageMismatchError: a wheel, or an archive
+        unpacked.
+        """
         for package, path in files.items():
             if isinstance(package, LockedWheel):
                 if path.name == name and path.is_relative_to(self.cache):  # none of the project's own
                     remove_inside(self.cache, path)
             elif record_name(package) == name:
-                forget_extracted(self.cache, package)
+                remove_from_extracted(self.cache, package)
 
-    def _assemble(self, definition: Definition, supplies: Supplies, progress: Progress) -> Image:
+    def _assemble(self, definition: BuildSpec, supplies: BuildInputs, progress: Progress) -> Image:
         with supplies.packages() as arrivals:
             try:
                 return self._lay(definition, supplies, arrivals, progress)
-            except AlteredError as error:
+            except PackageMismatchError as error:
                 self._forget(error.name, arrivals.paths)
                 raise
 
     def _lay(
-        self, definition: Definition, supplies: Supplies, arrivals: Arrivals, progress: Progress
+        self, definition: BuildSpec, supplies: BuildInputs, arrivals: PendingDownloads, progress: Progress
     ) -> Image:
         groups = group_packages(definition)
         with self._linked(definition, groups, supplies, arrivals, progress) as prefix:
             coming = supplies.base()
             bench = self._bench(definition, coming, prefix)
 
-            def part(package: LockedPackage) -> Part:
+            def part(package: LockedPackage) -> LayerPackage:
                 if isinstance(package, LockedWheel):
                     return wheel_part(package, arrivals.paths[package], bench)
                 assert prefix is not None
                 return conda_part(package, prefix, bench)
 
             parts = [{package: part(package) for package in group} for group in groups]
-            supply = Supply(
+            supply = PackageSupply(
                 package=arrivals.wait,
                 base=lambda: coming.get().folders,
                 stop=arrivals.stop,
                 unpacked=supplies.unpacked,
             )
             plans = plan_layers(parts)
-            made = make_layers(plans, bench, supply, progress, workers=self.workers)
+            made = build_layers(plans, bench, supply, progress, workers=self.workers)
             arrivals.wait_for_all()
             base = coming.get()
             ranks = rank_wheels(definition)
-            laid = chain(own_files(definition), read_laid(self.layout, plans))
+            laid = chain(own_files(definition), read_segment_record(self.layout, plans))
             if (settled := settle_claims(laid, ranks)).lost:
-                for line in describe_lost(settled, ranks):
+                for line in describe_path_conflicts(settled, ranks):
                     progress.note(f"  {line}")
                 parts = [
                     {package: one.without(settled.left_out(one.name)) for package, one in group.items()}
                     for group in parts
                 ]
                 plans = plan_layers(parts)
-                made = make_layers(plans, bench, supply, progress, workers=self.workers)
+                made = build_layers(plans, bench, supply, progress, workers=self.workers)
             if prefix and prefix.scripts:
                 made.append(self._run_scripts(prefix, plans, settled, bench, base, progress))
             if title := own_title(definition):
                 layer = self._layer(title, base.epoch, partial(lay_own_files, definition))
-                made.append(MadeLayer(layer=layer, made=True))
+                made.append(LayerResult(layer=layer, made=True))
         written = sum(layer.layer.descriptor.size for layer in made if layer.made)
         progress.note(f"  {sum(layer.made for layer in made)} of {len(made)} layers made, {written:,} bytes")
         return self._write(definition, base, [layer.layer for layer in made])
@@ -303,10 +313,10 @@ class AssembleEngine:
     @contextmanager
     def _linked(
         self,
-        definition: Definition,
+        definition: BuildSpec,
         groups: Sequence[Sequence[LockedPackage]],
-        supplies: Supplies,
-        arrivals: Arrivals,
+        supplies: BuildInputs,
+        arrivals: PendingDownloads,
         progress: Progress,
     ) -> Iterator[LinkedPrefix | None]:
         """The target's conda packages, linked; None for a target without any."""
@@ -315,14 +325,14 @@ class AssembleEngine:
             return
         supplies.base().get()
         files = arrivals.wait_for_all()  # who owns a path of several is known when all are there
-        staging = Staging(
+        staging = LinkPlan(
             archives={package: files[package] for package in definition.lock.conda},
-            groups=[[one for one in group if isinstance(one, LockedConda)] for group in groups],
+            groups=[[one for one in group if isinstance(one, LockedCondaPackage)] for group in groups],
             shown=definition.prefix,
             scratch=self.layout.tmp,
-            cache=extracted_folder(self.cache),
+            cache=extracted_directory(self.cache),
         )
-        with staged(staging, progress) as prefix:
+        with staging_directory(staging, progress) as prefix:
             for line in describe_claims(prefix.claims):
                 progress.note(f"  {line}")
             yield prefix
@@ -331,11 +341,11 @@ class AssembleEngine:
         self,
         prefix: LinkedPrefix,
         plans: Sequence[LayerPlan],
-        settled: SettledClaims,
+        settled: PathOwners,
         bench: LayerInputs,
-        base: BaseImage,
+        base: BuiltBase,
         progress: Progress,
-    ) -> MadeLayer:
+    ) -> LayerResult:
         """The layer of what post-link scripts change, run in the base: found, or made.
 
         It is the last one. What wheels brought they may not change: other engines run them before.
@@ -347,9 +357,9 @@ class AssembleEngine:
         of_wheels = {part.name for plan in plans for part in plan.parts if not part.linked}
         taken = [row for row in settled.kept() if row[0] in of_wheels]
         known = self.layout.recall_layer(key)
-        if known is not None and unseal(laid_path(self.layout, key)) is not None:
-            settle_claims(chain(taken, read_laid_of(self.layout, key)), {})
-            return MadeLayer(layer=known, made=False)
+        if known is not None and check_checksum(segment_record_path(self.layout, key)) is not None:
+            settle_claims(chain(taken, read_segment_record_of(self.layout, key)), {})
+            return LayerResult(layer=known, made=False)
         progress.note(f"  running the post-link scripts of {names} in the base")
         runner = UnshareRunner(self.layout)
 
@@ -376,7 +386,7 @@ class AssembleEngine:
             changes = run_scripts(prefix, start)
         packer, plain = codec(bench.codec), hashlib.sha256()
         with explain_full_disk(self.layout.path), BlobWriter(self.layout) as blob:
-            segment = Segment(packer, blob, plain, epoch=bench.epoch)
+            segment = TarSegment(packer, blob, plain, epoch=bench.epoch)
             compiler = new_compiler(bench, base.folders)
             try:
                 with compiler.wheel():
@@ -387,16 +397,16 @@ class AssembleEngine:
             segment.close()
             descriptor = blob.commit(packer.media_type)
         title = f"post-link scripts: {names}"
-        self.layout.keep(laid_path(self.layout, key), format_laid(title, laid))
-        settle_claims(chain(taken, read_laid_of(self.layout, key)), {})
-        layer = Layer(descriptor=descriptor, diff_id=f"sha256:{plain.hexdigest()}", title=title)
+        self.layout.keep(segment_record_path(self.layout, key), format_segment_record(title, laid))
+        settle_claims(chain(taken, read_segment_record_of(self.layout, key)), {})
+        layer = OciLayer(descriptor=descriptor, diff_id=f"sha256:{plain.hexdigest()}", title=title)
         self.layout.record_layer(key, layer)
-        return MadeLayer(layer=layer, made=True)
+        return LayerResult(layer=layer, made=True)
 
-    def made_with(self, definition: Definition) -> str:
-        return made_with(definition.lock, self.codec)
+    def made_with(self, definition: BuildSpec) -> str:
+        return build_tools_hash(definition.lock, self.codec)
 
-    def tag(self, definition: Definition, made: Image | Sif) -> None:
+    def tag(self, definition: BuildSpec, made: Image | SifArtifact) -> None:
         """Points the target's tag at `made`."""
         size = self.layout.blob_path(made.digest).stat().st_size
         descriptor = Descriptor(media_type=INDEX_TYPE, digest=made.digest, size=size)
@@ -407,13 +417,13 @@ class AssembleEngine:
         UnshareRunner(self.layout).require()
         return __version__
 
-    def _bench(self, definition: Definition, base: ComingBase, prefix: LinkedPrefix | None) -> LayerInputs:
+    def _bench(self, definition: BuildSpec, base: PendingBase, prefix: LinkedPrefix | None) -> LayerInputs:
         conda = prefix is not None
         return LayerInputs(
             store=self.layout.path,
             segments=self.cache / "segments",
             codec=self.codec,
-            place=Prefix(prefix=definition.prefix, python=definition.target.python, venv=not conda),
+            place=InstallPrefix(prefix=definition.prefix, python=definition.target.python, venv=not conda),
             epoch=base.epoch,
             compiler=conda_python(definition.lock) if conda else base.identity,
             interpreter=definition.python_path,
@@ -423,7 +433,7 @@ class AssembleEngine:
             processor=architecture(definition.target.platform),
         )
 
-    def _write(self, definition: Definition, base: BaseImage, layers: Sequence[Layer]) -> Image:
+    def _write(self, definition: BuildSpec, base: BuiltBase, layers: Sequence[OciLayer]) -> Image:
         skeleton = self._skeleton(definition, base)
         every = (*base.image.layers, skeleton, *layers)
         descriptor = write_image(self.layout, definition, base, every)
@@ -431,10 +441,10 @@ class AssembleEngine:
         self.layout.record("images", key, {"digest": descriptor.digest, "size": descriptor.size})
         return self.layout.load(reference(definition.target), descriptor)
 
-    def _skeleton(self, definition: Definition, base: BaseImage) -> Layer:
+    def _skeleton(self, definition: BuildSpec, base: BuiltBase) -> OciLayer:
         """The environment's own few files: the layer below the packages."""
 
-        def lay(segment: Segment) -> None:
+        def lay(segment: TarSegment) -> None:
             segment.folder(definition.site_packages.lstrip("/"))
             segment.folder(f"{definition.prefix}/bin".lstrip("/"))
             segment.folder(HOME.lstrip("/"), 0o1777)
@@ -451,17 +461,17 @@ class AssembleEngine:
 
         return self._layer("environment", base.epoch, lay)
 
-    def _layer(self, title: str, epoch: int, lay: Callable[[Segment], object]) -> Layer:
+    def _layer(self, title: str, epoch: int, lay: Callable[[TarSegment], object]) -> OciLayer:
         packer, plain = codec(self.codec), hashlib.sha256()
         with explain_full_disk(self.layout.path), BlobWriter(self.layout) as blob:
-            segment = Segment(packer, blob, plain, epoch=epoch)
+            segment = TarSegment(packer, blob, plain, epoch=epoch)
             lay(segment)
             segment.raw(END_OF_ARCHIVE)
             segment.close()
             descriptor = blob.commit(packer.media_type)
-        return Layer(descriptor=descriptor, diff_id=f"sha256:{plain.hexdigest()}", title=title)
+        return OciLayer(descriptor=descriptor, diff_id=f"sha256:{plain.hexdigest()}", title=title)
 
-    def _image_key(self, definition: Definition, base: BaseImage) -> str:
+    def _image_key(self, definition: BuildSpec, base: BuiltBase) -> str:
         return hash_key(
             "image",
             codec(self.codec).identity,
@@ -486,7 +496,7 @@ class AssembleEngine:
         )
 
 
-def _of_config(definition: Definition) -> list[object]:
+def _of_config(definition: BuildSpec) -> list[object]:
     """What decides an image's config alone; `start` where it is not every image's. Labels tell own files."""
     start, decided = definition.start, [definition.environment, definition.labels, entrypoint(definition)]
     own = [start.command, start.workdir, start.user]

@@ -18,8 +18,8 @@ from imagefactory.gpu.drivers import driver_floor
 from imagefactory.lock.files import lock_digest
 from imagefactory.model import (
     PLAIN_START,
-    Base,
-    Definition,
+    BaseSpec,
+    BuildSpec,
     Lock,
     LockedPackage,
     LockedWheel,
@@ -43,18 +43,18 @@ INIT = ("/usr/bin/tini", "-s", "--")
 
 def define(
     target: Target,
-    base: Base,
+    base: BaseSpec,
     lock: Lock,
     under: tuple[Lock, ...] = (),
     files: tuple[OwnFile, ...] = (),
-) -> Definition:
+) -> BuildSpec:
     """What `target`'s image is made of; `under` are the locks of the targets it is built on, lowest first.
 
     Raises LockError when `lock` is another target's, lacks the framework or a package of `under`,
     RecipeError when the target does not fit the base or sets a variable that stands in every image.
     """
     _check_fit(target, base, lock)
-    _check_under(target, lock, under)
+    _check_parent(target, lock, under)
     cuda = target.gpu and not rocm_of(target.cuda)
     environment = {
         "PATH": f"{PREFIX}/bin:{SYSTEM_PATH}" + (f":{DRIVER}/bin" if cuda else ""),
@@ -97,7 +97,7 @@ def define(
         labels["imagefactory.fs"] = files_digest(files)
     start = target.start
     command = start.command or (() if start.entrypoint else PLAIN_START.command)
-    return Definition(
+    return BuildSpec(
         target=target,
         base=base,
         lock=lock,
@@ -110,7 +110,7 @@ def define(
     )
 
 
-def group_packages(definition: Definition) -> tuple[tuple[LockedPackage, ...], ...]:
+def group_packages(definition: BuildSpec) -> tuple[tuple[LockedPackage, ...], ...]:
     """The packages of each target that this one is built on, the lowest first, then what it adds itself.
 
     Each package once, where it came in. Without a target below there is one group, of all.
@@ -128,7 +128,7 @@ Rank = tuple[int, bool, str]
 lowest first, so that what is built upon stays as it is; whether the recipe does not name it; its name."""
 
 
-def rank_wheels(definition: Definition) -> dict[str, Rank]:
+def rank_wheels(definition: BuildSpec) -> dict[str, Rank]:
     """Return the rank of each wheel, by its file name."""
     below = definition.named_below or (frozenset[str](),) * len(definition.under)
     named = (*below, named_packages(definition.target))
@@ -140,7 +140,7 @@ def rank_wheels(definition: Definition) -> dict[str, Rank]:
     }
 
 
-def entrypoint(definition: Definition) -> tuple[str, ...]:
+def entrypoint(definition: BuildSpec) -> tuple[str, ...]:
     """What an image's command is started by: the init of a base that has one (no pulled one), and the own."""
     return (*(INIT if "tini" in definition.base.packages else ()), *definition.start.entrypoint)
 
@@ -151,7 +151,7 @@ def files_digest(files: Iterable[OwnFile]) -> str:
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
-def new_places(definition: Definition) -> tuple[str, ...]:
+def new_places(definition: BuildSpec) -> tuple[str, ...]:
     """The topmost paths that own files bring: files, or folders that no image has without them. Sorted."""
     places = set()
     for file in definition.files:
@@ -186,7 +186,7 @@ def framework_package(target: Target, lock: Lock) -> LockedPackage:
     )
 
 
-def pyvenv_cfg(definition: Definition) -> str:
+def pyvenv_cfg(definition: BuildSpec) -> str:
     """The text of `<prefix>/pyvenv.cfg`: what makes the prefix a virtual environment (PEP 405).
 
     Without the patch version that `python -m venv` adds: the base may get a newer one. A conda
@@ -200,7 +200,7 @@ def pyvenv_cfg(definition: Definition) -> str:
     )
 
 
-def venv_links(definition: Definition) -> tuple[tuple[str, str], ...]:
+def venv_links(definition: BuildSpec) -> tuple[tuple[str, str], ...]:
     """(absolute path inside the image, link target) of a virtual environment's symbolic links."""
     prefix = definition.prefix
     return (
@@ -211,12 +211,12 @@ def venv_links(definition: Definition) -> tuple[tuple[str, str], ...]:
     )
 
 
-def interpreter(definition: Definition) -> str:
+def interpreter(definition: BuildSpec) -> str:
     """The base's own Python, which a virtual environment's links lead to."""
     return definition.base.python_path
 
 
-def _check_under(target: Target, lock: Lock, under: tuple[Lock, ...]) -> None:
+def _check_parent(target: Target, lock: Lock, under: tuple[Lock, ...]) -> None:
     if target.on != (under[-1].target if under else ""):
         given = under[-1].target if under else "no target's"
         raise LockError(
@@ -235,7 +235,7 @@ def _check_under(target: Target, lock: Lock, under: tuple[Lock, ...]) -> None:
             )
 
 
-def _check_fit(target: Target, base: Base, lock: Lock) -> None:
+def _check_fit(target: Target, base: BaseSpec, lock: Lock) -> None:
     if target.base != base.name or not (lock.conda or target.python == base.python):
         what = (
             f"{target.name} requires Python {target.python} on {target.base}, "

@@ -22,15 +22,15 @@ from functools import partial
 from pathlib import Path
 
 from imagefactory.access import Access
-from imagefactory.build.base.image import BaseImage, write_index
+from imagefactory.build.base.image import BuiltBase, write_index
 from imagefactory.build.folders import copied_files, render, write_definitions
-from imagefactory.build.protocol import Supplies, insist_on_image_room
-from imagefactory.build.secrets import AskSecrets, BuildSecrets, linker_failure, secrets_of
+from imagefactory.build.protocol import BuildInputs, require_image_space
+from imagefactory.build.secrets import AskSecrets, BuildSecrets, build_secrets_of, linker_failure
 from imagefactory.build.steps import CERTIFICATES, CHANNELS, PIP_CONF
 from imagefactory.errors import BuildError, StoreError, ToolError
 from imagefactory.fs import explain_full_disk
-from imagefactory.model import Definition
-from imagefactory.oci.archive import TakenImage, Taking, take_docker
+from imagefactory.model import BuildSpec
+from imagefactory.oci.archive import ImageImport, ImportedImage, take_docker
 from imagefactory.oci.layers import codec
 from imagefactory.oci.layout import Layout, reference
 from imagefactory.oci.manifests import (
@@ -40,8 +40,8 @@ from imagefactory.oci.manifests import (
     TITLE,
     Descriptor,
     Image,
-    Layer,
-    Sif,
+    OciLayer,
+    SifArtifact,
     canonical_json,
     format_descriptor,
 )
@@ -60,14 +60,14 @@ LONGEST_NAME = 80
 
 _NUMBERED = re.compile(r"#(\d+) (.*)")
 _OUTPUT = re.compile(r"(\d+\.\d+) ?(.*)")
-_DONE = re.compile(r"DONE (\d+(?:\.\d+)?)s")
+_STEP_DONE = re.compile(r"DONE (\d+(?:\.\d+)?)s")
 _PLACE = re.compile(r"\[(?:(\S+) +)?(\d+)/(\d+)\] ")
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|[@-_])")
 _PREAMBLE = re.compile(r"--[a-z]+=\S+ |set -eu; |if test -e \S+; then export \S+; fi; ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Build:
+class BuildxRequest:
     """One build. Paths of `context` and secrets are relative to the folder the command runs in.
 
     `secrets` are (id, where it comes from): `env=NAME` or `src=FILE`. `epoch` is the clock of config
@@ -85,7 +85,7 @@ class Build:
     builder: str = "default"
 
 
-def command(build: Build) -> tuple[str, ...]:
+def command(build: BuildxRequest) -> tuple[str, ...]:
     """The command that builds with the daemon's own BuildKit and leaves the image in that daemon."""
     return (
         *("docker", "buildx", "build", "--builder", build.builder, "--progress=plain", "--load"),
@@ -128,7 +128,7 @@ def parse_line(line: str) -> BuildEvent:
     if not numbered:
         return BuildEvent(kind=BuildEventKind.OTHER, step=None, text=clean(line))
     step, rest = int(numbered[1]), numbered[2]
-    printed, done = _OUTPUT.fullmatch(rest), _DONE.fullmatch(rest)
+    printed, done = _OUTPUT.fullmatch(rest), _STEP_DONE.fullmatch(rest)
     if printed:
         return BuildEvent(kind=BuildEventKind.OUTPUT, step=step, text=clean(printed[2]))
     if done:
@@ -161,7 +161,7 @@ class BuildFailure:
     tail: tuple[str, ...]
 
 
-class Transcript:
+class BuildLog:
     """What a build has said so far."""
 
     def __init__(self) -> None:
@@ -264,7 +264,7 @@ def make_engine(access: Access) -> DockerEngine:
         access.layout,
         DockerDaemon(access.environ),
         codec=access.settings.codec.value,
-        secrets=partial(secrets_of, access),
+        secrets=partial(build_secrets_of, access),
     )
 
 
@@ -323,7 +323,7 @@ class DockerEngine:
             )
         return version[1]
 
-    def find(self, definition: Definition, base: BaseImage) -> Image | None:
+    def find(self, definition: BuildSpec, base: BuiltBase) -> Image | None:
         """The image of exactly this definition on this base, if the store holds it whole."""
         record = self.layout.recall("images", self._key(render(definition), base))
         try:
@@ -333,7 +333,7 @@ class DockerEngine:
         except (KeyError, TypeError, ValueError, StoreError):
             return None  # what is missing or damaged is made again
 
-    def build(self, definition: Definition, supplies: Supplies, progress: Progress) -> Image:
+    def build(self, definition: BuildSpec, supplies: BuildInputs, progress: Progress) -> Image:
         """The image of `definition` in the layout and in the daemon, tagged in both.
 
         Packages come from the index inside the build. Raises BuildError with the last lines of the step that
@@ -342,7 +342,7 @@ class DockerEngine:
         base = supplies.base().get()
         image = self.find(definition, base)
         if image is None:
-            insist_on_image_room(self.layout.path, definition)
+            require_image_space(self.layout.path, definition)
             files, secrets = render(definition), self.secrets(definition.lock)
             key, name = self._key(files, base), definition.target.name
             temporary = f"imagefactory/build:{key[:12]}"
@@ -362,10 +362,10 @@ class DockerEngine:
         self.tag(definition, image)
         return image
 
-    def made_with(self, definition: Definition) -> str:  # noqa: ARG002
+    def made_with(self, definition: BuildSpec) -> str:  # noqa: ARG002
         return ""
 
-    def tag(self, definition: Definition, made: Image | Sif) -> None:
+    def tag(self, definition: BuildSpec, made: Image | SifArtifact) -> None:
         """Points the target's tag at `made`, in the store and, where the daemon still has it, there too."""
         name = reference(definition.target)
         self.layout.tag(name, _descriptor(self.layout, made))
@@ -395,7 +395,7 @@ class DockerEngine:
             if secrets.certificates is not None:
                 Path(folder, CERTIFICATES).write_bytes(secrets.certificates)
                 given.append((CERTIFICATES, f"src={CERTIFICATES}"))
-            build = Build(
+            build = BuildxRequest(
                 context="context",
                 base=job.base_name,
                 tag=job.tag,
@@ -405,7 +405,7 @@ class DockerEngine:
                 host_network=secrets.loopback,
                 builder=self._context(),
             )
-            transcript = Transcript()
+            transcript = BuildLog()
             with _started(command(build), folder, environment) as process:
                 assert process.stderr is not None
                 lines = (secrets.hide(line.decode(errors="replace")) for line in process.stderr)
@@ -461,7 +461,9 @@ class DockerEngine:
             progress.task("layers out of docker", total=size) as task,
             self.daemon.saved(job.tag) as stream,
         ):
-            taken = take_docker(self.layout, stream, Taking(codec=packer, known=known, report=task.advance))
+            taken = take_docker(
+                self.layout, stream, ImageImport(codec=packer, known=known, report=task.advance)
+            )
         if [layer.diff_id for layer in taken.layers] != diff_ids:
             raise StoreError(
                 "docker-image-mismatch",
@@ -476,7 +478,7 @@ class DockerEngine:
             layers.append(titled)
         return self._write(job, taken, layers)
 
-    def _write(self, job: _DockerBuild, taken: TakenImage, layers: Sequence[Layer]) -> Image:
+    def _write(self, job: _DockerBuild, taken: ImportedImage, layers: Sequence[OciLayer]) -> Image:
         definition = job.definition
         # The config's own bytes: its digest is the image's id in the daemon.
         config = self.layout.add(taken.config, CONFIG_TYPE)
@@ -496,7 +498,7 @@ class DockerEngine:
         descriptor = write_index(self.layout, manifest, definition.target.platform)
         return self.layout.load(reference(definition.target), descriptor)
 
-    def _key(self, files: Mapping[str, str], base: BaseImage) -> str:
+    def _key(self, files: Mapping[str, str], base: BuiltBase) -> str:
         """All that decides what is built, as hex."""
         parts = ["docker", VERSION, codec(self.codec).identity, base.image.manifest, base.epoch]
         return hashlib.sha256(canonical_json([*parts, sorted(files.items())])).hexdigest()
@@ -504,14 +506,14 @@ class DockerEngine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DockerBuild:
-    definition: Definition
-    base: BaseImage
+    definition: BuildSpec
+    base: BuiltBase
     files: Mapping[str, str]
     tag: str
     base_name: str = ""
 
 
-def _descriptor(layout: Layout, image: Image | Sif) -> Descriptor:
+def _descriptor(layout: Layout, image: Image | SifArtifact) -> Descriptor:
     size = layout.blob_path(image.digest).stat().st_size
     return Descriptor(media_type=INDEX_TYPE, digest=image.digest, size=size)
 
@@ -558,7 +560,7 @@ def _started(
             process.stderr.close()
 
 
-def _watch(lines: Iterator[str], transcript: Transcript, progress: Progress) -> None:
+def _watch(lines: Iterator[str], transcript: BuildLog, progress: Progress) -> None:
     """Tells `progress` what the build says. No total: one step of the file takes nearly all of the time."""
     told: set[int | None] = set()
     with progress.task("docker build", unit="steps") as task:
@@ -577,7 +579,7 @@ def _watch(lines: Iterator[str], transcript: Transcript, progress: Progress) -> 
                 progress.note(f"    {name.partition(':')[0]}: {format_seconds(event.seconds)}")
 
 
-def _failed(target: str, transcript: Transcript, code: int) -> BuildError:
+def _failed(target: str, transcript: BuildLog, code: int) -> BuildError:
     failure = transcript.failure()
     if told := linker_failure("\n".join(failure.tail)):
         return BuildError("docker-build-failed", f"{target}: docker build failed: {told[0]}", hint=told[1])

@@ -10,10 +10,10 @@ from pathlib import Path, PurePosixPath
 
 from imagefactory.build.render import render_apptainer, render_dockerfile
 from imagefactory.build.steps import INSTALLER, LINKER, OWN, WHEELS, explicit_lists
-from imagefactory.errors import FactoryError, UsageError, os_problem
+from imagefactory.errors import ImagefactoryError, UsageError, os_problem
 from imagefactory.fs import remove_inside, replace_bytes
 from imagefactory.lock.files import format_lock_files
-from imagefactory.model import Definition, OwnFile
+from imagefactory.model import BuildSpec, OwnFile
 
 _INSTALLER = Path(__file__).with_name("conda_install.py")
 _LINKER = Path(__file__).parent / LINKER
@@ -23,7 +23,7 @@ DIFF_LINES = 12
 """How much of a difference `check_definitions` shows a file."""
 
 
-def render(definition: Definition) -> dict[str, str]:
+def render(definition: BuildSpec) -> dict[str, str]:
     """File name -> text of one target's folder; the folder needs nothing from outside to be built.
 
     Of conda: also the lists that are installed, and the program that does it with the one thing it needs.
@@ -41,7 +41,7 @@ def render(definition: Definition) -> dict[str, str]:
     return files
 
 
-def copied_files(definition: Definition, *, largest: int | None = None) -> dict[str, OwnFile]:
+def copied_files(definition: BuildSpec, *, largest: int | None = None) -> dict[str, OwnFile]:
     """What is copied to a target's folder, by path there: own files, and wheels of up to `largest` bytes."""
     wheels = (one for one in definition.local if largest is None or one.size <= largest)
     return {
@@ -113,7 +113,7 @@ def check_definitions(
                 continue
             (data, mode), held = _data(content), path.read_bytes()
             if held != data:
-                faults.append(f"{path}: stale\n{_difference(_shown(held), _shown(data))}")
+                faults.append(f"{path}: stale\n{_difference(_shown_path(held), _shown_path(data))}")
             elif mode and (mode ^ path.stat().st_mode) & stat.S_IXUSR:
                 faults.append(f"{path}: stale\n  (only the right to execute it differs)")
     except OSError as error:
@@ -129,7 +129,7 @@ def _data(content: str | OwnFile) -> tuple[bytes, int]:
     return content.source.read_bytes(), 0o755 if content.executable else 0o644
 
 
-def _shown(data: bytes) -> str:
+def _shown_path(data: bytes) -> str:
     return data.decode("utf-8", errors="replace")
 
 
@@ -153,7 +153,7 @@ def _place(folder: Path, name: str) -> Path:
     return folder / pure
 
 
-def _unusable(path: Path, error: OSError) -> FactoryError:
+def _unusable(path: Path, error: OSError) -> ImagefactoryError:
     return UsageError(
         *os_problem("write", path, error), hint="check the owner, permissions and free space of its directory"
     )

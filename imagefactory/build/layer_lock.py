@@ -9,14 +9,14 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from imagefactory.build.base.image import BaseImage, Blobs, format_time, write_base, write_index
+from imagefactory.build.base.image import BlobSink, BuiltBase, format_time, write_base, write_index
 from imagefactory.build.base.look import base_key
 from imagefactory.build.definition import SHARED, entrypoint, files_digest, new_places
 from imagefactory.errors import BuildError
 from imagefactory.lock.files import lock_digest
 from imagefactory.lock.layers import LayerLock
-from imagefactory.model import BaseLock, Definition, OwnFile
-from imagefactory.oci.layers import CHUNK, Segment
+from imagefactory.model import BaseLock, BuildSpec, OwnFile
+from imagefactory.oci.layers import CHUNK, TarSegment
 from imagefactory.oci.layout import reference
 from imagefactory.oci.manifests import (
     CONFIG_TYPE,
@@ -24,7 +24,7 @@ from imagefactory.oci.manifests import (
     TITLE,
     Descriptor,
     Image,
-    Layer,
+    OciLayer,
     canonical_json,
     digest_of,
     format_descriptor,
@@ -35,7 +35,9 @@ from imagefactory.oci.manifests import (
 # --- An assembled image's config, with what is its base's below what is its own, its manifest and its index
 
 
-def write_image(blobs: Blobs, definition: Definition, base: BaseImage, layers: Sequence[Layer]) -> Descriptor:
+def write_image(
+    blobs: BlobSink, definition: BuildSpec, base: BuiltBase, layers: Sequence[OciLayer]
+) -> Descriptor:
     """Adds config, manifest and index of an image of all these `layers`; gives the index's descriptor."""
     config = canonical_json(format_config(definition, base, layers))
     manifest = {
@@ -53,7 +55,7 @@ def write_image(blobs: Blobs, definition: Definition, base: BaseImage, layers: S
     return write_index(blobs, manifest, definition.target.platform)
 
 
-def format_config(definition: Definition, base: BaseImage, layers: Sequence[Layer]) -> dict[str, object]:
+def format_config(definition: BuildSpec, base: BuiltBase, layers: Sequence[OciLayer]) -> dict[str, object]:
     """The OCI image config. Its one clock is the base's.
 
     Of a pulled base's config its variables stay, below ours; its user, entry point, labels and the like
@@ -93,7 +95,7 @@ def inherited(environment: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], 
     )
 
 
-def merge_environment(definition: Definition, base: BaseImage) -> tuple[tuple[str, str], ...]:
+def merge_environment(definition: BuildSpec, base: BuiltBase) -> tuple[tuple[str, str], ...]:
     """The definition's variables, then those of the base that it does not set.
 
     The base's folders come last in PATH, so what it adds (/usr/local/cuda/bin) is found.
@@ -111,14 +113,14 @@ def merge_environment(definition: Definition, base: BaseImage) -> tuple[tuple[st
 OWN_TITLE = "own files"
 
 
-def own_title(definition: Definition) -> str:
+def own_title(definition: BuildSpec) -> str:
     """The layer's title, which says what is in it; empty where there is nothing to lay."""
     if not definition.files and definition.start.workdir == "/":
         return ""
     return f"{OWN_TITLE} {hash_key(files_digest(definition.files), definition.start.workdir)[:12]}"
 
 
-def lay_own_files(definition: Definition, segment: Segment) -> None:
+def lay_own_files(definition: BuildSpec, segment: TarSegment) -> None:
     """Writes them as root's, readable by all. Folders that every image has get no entry, so they stay as
     they are. Raises BuildError for a file that is not what was hashed."""
     segment.known(*_shared(definition))
@@ -128,7 +130,7 @@ def lay_own_files(definition: Definition, segment: Segment) -> None:
         segment.folder(definition.start.workdir.lstrip("/"))
 
 
-def _shared(definition: Definition) -> Iterator[str]:
+def _shared(definition: BuildSpec) -> Iterator[str]:
     for place in (*new_places(definition), f"{definition.start.workdir}/."):
         parts = place.strip("/").split("/")
         for depth in range(1, len(parts)):
@@ -151,7 +153,7 @@ def _read(file: OwnFile) -> Iterator[bytes]:
 # ---
 
 
-def lock_layers(definition: Definition, bases: Sequence[BaseLock], image: Image, made_with: str) -> LayerLock:
+def lock_layers(definition: BuildSpec, bases: Sequence[BaseLock], image: Image, made_with: str) -> LayerLock:
     """The layer lock of an image that was made here, on bases of those locks, the lowest first."""
     return LayerLock(
         target=definition.target.name,
@@ -162,7 +164,7 @@ def lock_layers(definition: Definition, bases: Sequence[BaseLock], image: Image,
     )
 
 
-def moved_on(lock: LayerLock, definition: Definition, bases: Sequence[BaseLock]) -> str:
+def changed_inputs(lock: LayerLock, definition: BuildSpec, bases: Sequence[BaseLock]) -> str:
     """What has changed since the layer lock was written, so that it is another image's; "" for nothing."""
     if lock.lock != lock_digest(definition.lock):
         return f"the lock of {definition.target.name} has changed"
@@ -179,28 +181,28 @@ def _bases_key(bases: Sequence[BaseLock]) -> str:
 
 
 def image_of(
-    lock: LayerLock, definition: Definition, bases: Sequence[BaseLock], blobs: Blobs | None = None
+    lock: LayerLock, definition: BuildSpec, bases: Sequence[BaseLock], blobs: BlobSink | None = None
 ) -> Image:
     """The image of a definition and these layers; its config, manifest and index go to `blobs`."""
     epoch, below = bases[0].source_date_epoch, lock.layers[: len(bases)]
-    named = _Named()
+    named = _LayerNamer()
     index = write_base(named, below, epoch, definition.base.platform)
-    on = BaseImage(
+    on = BuiltBase(
         image=named.image(f"base:{definition.base.name}", index, below),
         folders=(),
         identity=base_key(bases[0]),
         epoch=epoch,
         published=True,
     )
-    named = _Named(blobs)
+    named = _LayerNamer(blobs)
     index = write_image(named, definition, on, lock.layers)
     return named.image(reference(definition.target), index, lock.layers)
 
 
-class _Named:
+class _LayerNamer:
     """Names blobs as a layout does, hands them on to `blobs`, and knows the last of each media type."""
 
-    def __init__(self, blobs: Blobs | None = None) -> None:
+    def __init__(self, blobs: BlobSink | None = None) -> None:
         self.blobs, self.last, self.config = blobs, dict[str, Descriptor](), b""
 
     def add(self, data: bytes, media_type: str) -> Descriptor:
@@ -211,7 +213,7 @@ class _Named:
         self.last[media_type] = Descriptor(media_type=media_type, digest=digest_of(data), size=len(data))
         return self.last[media_type]
 
-    def image(self, name: str, index: Descriptor, layers: Sequence[Layer]) -> Image:
+    def image(self, name: str, index: Descriptor, layers: Sequence[OciLayer]) -> Image:
         config = parse_config(self.config, len(layers))
         return Image(
             name=name,

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from imagefactory.build import conda_install
 from imagefactory.build.conda.prefix import LinkedPrefix, read_record
-from imagefactory.build.wheel_layer import Prefix
+from imagefactory.build.wheel_layer import InstallPrefix
 from imagefactory.errors import BuildError
-from imagefactory.model import Lock, LockedConda, LockedPackage, LockedWheel
+from imagefactory.model import Lock, LockedCondaPackage, LockedPackage, LockedWheel
 from imagefactory.oci.layers import LAYERS_VERSION, codec
 from imagefactory.oci.manifests import hash_key
 
@@ -40,7 +40,7 @@ class LayerInputs:
     store: Path
     segments: Path
     codec: str
-    place: Prefix
+    place: InstallPrefix
     epoch: int
     compiler: str
     interpreter: str = ""
@@ -51,7 +51,7 @@ class LayerInputs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class LayerPackage:
     """One package on its way into a layer; `key` is the hash of all that decides its segment.
 
     `path` is the wheel with its `sha256`, or the record in conda-meta of a linked conda package. `left_out`
@@ -64,7 +64,7 @@ class Part:
     sha256: str = ""
     left_out: frozenset[str] = frozenset()
 
-    def without(self, paths: frozenset[str]) -> Part:
+    def without(self, paths: frozenset[str]) -> LayerPackage:
         """The same package but those paths, which are another one's."""
         if not paths:
             return self
@@ -86,7 +86,7 @@ class LayerPlan:
 
     key: str
     title: str
-    parts: tuple[Part, ...]
+    parts: tuple[LayerPackage, ...]
     shared: bool
 
     @property
@@ -94,7 +94,7 @@ class LayerPlan:
         return sum(part.size for part in self.parts)
 
 
-Group = Mapping[LockedPackage, Part]
+Group = Mapping[LockedPackage, LayerPackage]
 """Packages that are planned together: of a target, or those that one adds to another."""
 
 
@@ -112,7 +112,7 @@ def plan_layers(groups: Sequence[Group]) -> tuple[LayerPlan, ...]:
         large = sorted(
             (package for package in group if package.size >= OWN_LAYER_BYTES), key=lambda p: (-p.size, p.name)
         )[:most]
-        for kind in (LockedConda, LockedWheel):
+        for kind in (LockedCondaPackage, LockedWheel):
             of_kind = [
                 package for package in sorted(group, key=lambda p: p.name) if isinstance(package, kind)
             ]
@@ -122,7 +122,7 @@ def plan_layers(groups: Sequence[Group]) -> tuple[LayerPlan, ...]:
                 if package not in own:
                     bucket = hashlib.sha256(package.name.encode()).digest()[0] % buckets
                     shared.setdefault(bucket, []).append(package)
-            name = "conda bucket" if kind is LockedConda else "bucket"
+            name = "conda bucket" if kind is LockedCondaPackage else "bucket"
             plans += [
                 _plan(f"{package.name} {package.version}", [group[package]], shared=False) for package in own
             ]
@@ -133,13 +133,13 @@ def plan_layers(groups: Sequence[Group]) -> tuple[LayerPlan, ...]:
     return tuple(plans)
 
 
-def _plan(title: str, parts: Iterable[Part], *, shared: bool) -> LayerPlan:
+def _plan(title: str, parts: Iterable[LayerPackage], *, shared: bool) -> LayerPlan:
     parts = tuple(parts)
     key = hash_key("bucket" if shared else "layer", *(part.key for part in parts))
     return LayerPlan(key=key, title=title, parts=parts, shared=shared)
 
 
-def wheel_part(wheel: LockedWheel, path: Path, bench: LayerInputs) -> Part:
+def wheel_part(wheel: LockedWheel, path: Path, bench: LayerInputs) -> LayerPackage:
     import installer
 
     key = hash_key(
@@ -153,10 +153,10 @@ def wheel_part(wheel: LockedWheel, path: Path, bench: LayerInputs) -> Part:
         bench.compiler,
         str(bench.epoch),
     )
-    return Part(key=key, path=path, size=wheel.size, sha256=wheel.sha256)
+    return LayerPackage(key=key, path=path, size=wheel.size, sha256=wheel.sha256)
 
 
-def conda_part(package: LockedConda, prefix: LinkedPrefix, bench: LayerInputs) -> Part:
+def conda_part(package: LockedCondaPackage, prefix: LinkedPrefix, bench: LayerInputs) -> LayerPackage:
     """A linked package. A library without Python code is the same for every Python."""
     record = read_record(prefix.record(package))
     key = hash_key(
@@ -172,10 +172,10 @@ def conda_part(package: LockedConda, prefix: LinkedPrefix, bench: LayerInputs) -
         # What is left of it beside the others: claimed paths, byte code whose source another one brings.
         hashlib.sha256(record.data).hexdigest(),
     )
-    return Part(key=key, path=record.path, size=package.size)
+    return LayerPackage(key=key, path=record.path, size=package.size)
 
 
-def in_working_order(plans: Iterable[LayerPlan]) -> list[LayerPlan]:
+def in_build_order(plans: Iterable[LayerPlan]) -> list[LayerPlan]:
     """Buckets first, then the largest: the last layers made are small, so no worker waits long for another.
 
     A bucket's bytes say little of its work: its packages are Python, whose byte code is made.
@@ -195,7 +195,7 @@ def conda_python(lock: Lock) -> str:
     )
 
 
-def made_with(lock: Lock, codec_name: str) -> str:
+def build_tools_hash(lock: Lock, codec_name: str) -> str:
     """What beside the packages of a lock and their base decides the bytes of layers that are made here."""
     import installer
 

@@ -19,19 +19,19 @@ from pathlib import Path
 from typing import IO
 
 from imagefactory.build.conda.prefix import lay_package
-from imagefactory.build.layer_plan import LayerInputs, LayerPlan, Part, in_working_order
-from imagefactory.build.wheel_layer import LaidFile, lay_wheel, with_byte_code
+from imagefactory.build.layer_plan import LayerInputs, LayerPackage, LayerPlan, in_build_order
+from imagefactory.build.wheel_layer import InstalledFile, lay_wheel, with_byte_code
 from imagefactory.errors import BuildError, StoreError
-from imagefactory.fs import explain_full_disk, seal, unseal
+from imagefactory.fs import add_checksum, check_checksum, explain_full_disk
 from imagefactory.model import Mount, RunSpec
-from imagefactory.oci.layers import CHUNK, END_OF_ARCHIVE, Segment, Sink, codec
+from imagefactory.oci.layers import CHUNK, END_OF_ARCHIVE, ByteSink, TarSegment, codec
 from imagefactory.oci.layout import BlobWriter, Layout
-from imagefactory.oci.manifests import Layer, canonical_json, hash_key
+from imagefactory.oci.manifests import OciLayer, canonical_json, hash_key
 from imagefactory.oci.tree import LayerTree
-from imagefactory.oci.unpack import Unpacked
-from imagefactory.progress import QUIET, Progress, Task
+from imagefactory.oci.unpack import UnpackedLayers
+from imagefactory.progress import QUIET, Progress, ProgressTask
 from imagefactory.runtime.unshare import UnshareRunner
-from imagefactory.serialize import shown_line
+from imagefactory.serialize import printable_line
 from imagefactory.trees import printable
 
 # --- The .pyc files of an image, made by the image's own Python inside the base
@@ -60,7 +60,7 @@ class BaseCompiler:
         self._start, self._python = start, python
         self._interpreter = interpreter or f"/usr/bin/python{python}"
         self._process: subprocess.Popen[bytes] | None = None
-        self._complaints: _Complaints | None = None
+        self._complaints: _StderrTail | None = None
 
     @contextmanager
     def wheel(self) -> Iterator[BaseCompiler]:
@@ -98,7 +98,7 @@ class BaseCompiler:
         if self._process is None:
             self._process = self._start((self._interpreter, "-s", "-S", "-P", "-c", SERVER.read_text()))
             if self._process.stderr is not None:
-                self._complaints = _Complaints(self._process.stderr)
+                self._complaints = _StderrTail(self._process.stderr)
             try:
                 tag = printable(self._read(self._process, 16).decode(errors="replace").strip())
             except BuildError:
@@ -119,16 +119,16 @@ class BaseCompiler:
             pipe.write(data)
             pipe.flush()
         except BrokenPipeError:
-            raise _gone(process) from None
+            raise _exited_error(process) from None
 
     def _read(self, process: subprocess.Popen[bytes], count: int) -> bytes:
         data = _pipe(process.stdout).read(count)
         if len(data) != count:
-            raise _gone(process)
+            raise _exited_error(process)
         return data
 
 
-class _Complaints:
+class _StderrTail:
     """What a process writes to stderr, read as it comes: the last of it is kept."""
 
     def __init__(self, stream: IO[bytes]) -> None:
@@ -144,11 +144,11 @@ class _Complaints:
         """The last line of a process that has ended, after a colon; empty where there is none."""
         self._thread.join(timeout=10)
         lines = self._kept.decode("utf-8", "replace").split("\n")
-        last = next((line for line in map(shown_line, reversed(lines)) if line), "")
+        last = next((line for line in map(printable_line, reversed(lines)) if line), "")
         return f": {last}" if last else ""
 
 
-class Compilers:
+class CompilerPool:
     """Compilers for threads: each is lent to one package at a time, and only where that has sources.
 
     `ready` returns when `make` can give a new one.
@@ -159,10 +159,10 @@ class Compilers:
         self._idle: list[BaseCompiler] = []
 
     @contextmanager
-    def package(self) -> Iterator[OnDemand]:
+    def package(self) -> Iterator[LazyCompiler]:
         """All sources of one package are compiled inside this."""
         with ExitStack() as held:
-            yield OnDemand(lambda: held.enter_context(self._lent()))
+            yield LazyCompiler(lambda: held.enter_context(self._lent()))
 
     @contextmanager
     def _lent(self) -> Iterator[BaseCompiler]:
@@ -184,7 +184,7 @@ class Compilers:
 
 
 @dataclass(slots=True)
-class OnDemand:
+class LazyCompiler:
     """Asks `lend` for a compiler when the first source comes."""
 
     lend: Callable[[], BaseCompiler]
@@ -199,7 +199,7 @@ KILLED = 128 + signal.SIGKILL
 """How the sandbox tells of a command that was killed: by a limit of a run, or for want of memory."""
 
 
-def _gone(process: subprocess.Popen[bytes]) -> BuildError:
+def _exited_error(process: subprocess.Popen[bytes]) -> BuildError:
     with contextlib.suppress(subprocess.TimeoutExpired):  # it has closed its pipes and does not end
         process.wait(timeout=10)
     said = "the base's Python ended while it compiled .py files"
@@ -221,7 +221,7 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Supply:
+class PackageSupply:
     """What is still under way while layers are made.
 
     `package` returns when the wheel at that path is whole: threads wait for it until `stop` says that the
@@ -232,17 +232,17 @@ class Supply:
     package: Callable[[Path], None]
     base: Callable[[], tuple[Path, ...]]
     stop: threading.Event
-    unpacked: Unpacked | None
+    unpacked: UnpackedLayers | None
 
 
-def make_layers(
+def build_layers(
     plans: Sequence[LayerPlan],
     bench: LayerInputs,
-    supply: Supply,
+    supply: PackageSupply,
     progress: Progress,
     *,
     workers: int,
-) -> list[MadeLayer]:
+) -> list[LayerResult]:
     """The layers of `plans`, found or made by up to `workers` threads at once, in the plans' order.
 
     Threads are enough: inflating, hashing, packing and writing happen outside the interpreter's lock, and
@@ -254,20 +254,20 @@ def make_layers(
     if not missing:
         return [found[plan.key] for plan in plans]
     with progress.task("making layers", total=sum(plan.size for plan in missing)) as task:
-        work = Work(bench, supply, task, workers)
+        work = BuildWorkers(bench, supply, task, workers)
         # A thread for each layer: most of them wait for packages or the base, and hold no slot meanwhile.
         pool = ThreadPoolExecutor(len(missing))
         try:
-            futures = {pool.submit(work.make_layer, plan): plan.key for plan in in_working_order(missing)}
+            futures = {pool.submit(work.make_layer, plan): plan.key for plan in in_build_order(missing)}
             work.base.set_result(supply.base())
             for future in as_completed(futures):
-                if not isinstance(future.exception(), _StoppedError):  # who stopped it says why
+                if not isinstance(future.exception(), _CancelledError):  # who stopped it says why
                     found[futures[future]] = future.result()
             work.compilers.close()  # before the threads that started them end: so would they
         except BaseException:
             supply.stop.set()
             if not work.base.done():
-                work.base.set_exception(_StoppedError())
+                work.base.set_exception(_CancelledError())
             raise
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
@@ -276,29 +276,29 @@ def make_layers(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MadeLayer:
-    layer: Layer
+class LayerResult:
+    layer: OciLayer
     made: bool
 
 
-class _StoppedError(Exception):
+class _CancelledError(Exception):
     """Another layer failed, or a person interrupted."""
 
 
-class Work:
+class BuildWorkers:
     """What the threads of one build share: `slots` for as many as work at once, the base, and compilers."""
 
-    def __init__(self, bench: LayerInputs, supply: Supply, task: Task, workers: int) -> None:
+    def __init__(self, bench: LayerInputs, supply: PackageSupply, task: ProgressTask, workers: int) -> None:
         self.bench, self.supply, self.layout = bench, supply, Layout(bench.store)
         self.slots = threading.Semaphore(workers)
         self.base: Future[tuple[Path, ...]] = Future()
-        self.compilers = Compilers(self._await_base, lambda: new_compiler(bench, self.base.result()))
-        self._task: Task | None = task
+        self.compilers = CompilerPool(self._await_base, lambda: new_compiler(bench, self.base.result()))
+        self._task: ProgressTask | None = task
 
     def report(self, count: int) -> None:
         """So many bytes of packages were read. A watcher that fails stops no work."""
         if self.supply.stop.is_set():
-            raise _StoppedError
+            raise _CancelledError
         try:
             if self._task and count:
                 self._task.advance(count)
@@ -312,7 +312,7 @@ class Work:
         finally:
             self.slots.acquire()
 
-    def make_layer(self, plan: LayerPlan) -> MadeLayer:
+    def make_layer(self, plan: LayerPlan) -> LayerResult:
         """The layer of `plan`, found or made. One process makes it, others wait and find it."""
         for part in plan.parts:
             if not part.linked:
@@ -326,7 +326,7 @@ class Work:
                 self.supply.unpacked.unpack([made.layer], self.layout.blob_path, QUIET, workers=1)
             return made
 
-    def _make(self, plan: LayerPlan) -> MadeLayer:
+    def _make(self, plan: LayerPlan) -> LayerResult:
         packer, plain = codec(self.bench.codec), hashlib.sha256()
 
         def diff_id() -> str:
@@ -341,29 +341,29 @@ class Work:
                 unpacked = self.supply.unpacked
                 tree = opened.enter_context(unpacked.writing(diff_id)) if unpacked else None
                 (part,) = plan.parts
-                _, files = _lay(self, part, _Order(sink=blob, plain=plain, tree=tree))
-                laid = format_laid(part.name, files)
+                _, files = _lay(self, part, _SegmentRequest(sink=blob, plain=plain, tree=tree))
+                laid = format_segment_record(part.name, files)
             last = packer.compressor()
             blob.write(last.compress(END_OF_ARCHIVE) + last.flush())
             plain.update(END_OF_ARCHIVE)
             descriptor = blob.commit(packer.media_type)
-            self.layout.keep(laid_path(self.layout, plan.key), laid)
-        layer = Layer(descriptor=descriptor, diff_id=diff_id(), title=plan.title)
+            self.layout.keep(segment_record_path(self.layout, plan.key), laid)
+        layer = OciLayer(descriptor=descriptor, diff_id=diff_id(), title=plan.title)
         self.layout.record_layer(plan.key, layer)
-        return MadeLayer(layer=layer, made=True)
+        return LayerResult(layer=layer, made=True)
 
 
-def _find_layer(layout: Layout, plan: LayerPlan) -> MadeLayer | None:
+def _find_layer(layout: Layout, plan: LayerPlan) -> LayerResult | None:
     known = layout.recall_layer(plan.key)
-    if known is None or unseal(laid_path(layout, plan.key)) is None:
+    if known is None or check_checksum(segment_record_path(layout, plan.key)) is None:
         return None
-    return MadeLayer(layer=replace(known, title=plan.title), made=False)
+    return LayerResult(layer=replace(known, title=plan.title), made=False)
 
 
-def _shared_segments(work: Work, plan: LayerPlan, blob: BlobWriter, plain: hashlib._Hash) -> bytes:
+def _shared_segments(work: BuildWorkers, plan: LayerPlan, blob: BlobWriter, plain: hashlib._Hash) -> bytes:
     """Folders first, each once, then the packages' segments; a file of several comes with the first."""
     packer = codec(work.bench.codec)
-    kept: list[_KeptSegment] = []
+    kept: list[_CachedSegment] = []
     files: set[str] = set()
     for part in plan.parts:
         segment = _segment(work, part, frozenset())
@@ -371,7 +371,7 @@ def _shared_segments(work: Work, plan: LayerPlan, blob: BlobWriter, plain: hashl
             segment = replace(_segment(work, part, frozenset(doubled)), laid=segment.laid)
         files |= set(segment.files)
         kept.append(segment)
-    above = Segment(packer, blob, plain, epoch=work.bench.epoch)
+    above = TarSegment(packer, blob, plain, epoch=work.bench.epoch)
     for folder in sorted({folder for segment in kept for folder in segment.folders}):
         above.folder(folder)
     above.close()
@@ -385,7 +385,7 @@ def _shared_segments(work: Work, plan: LayerPlan, blob: BlobWriter, plain: hashl
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _KeptSegment:
+class _CachedSegment:
     """A segment on disk, the paths in it (byte code too), and the lines of what its package lays."""
 
     path: Path
@@ -394,7 +394,7 @@ class _KeptSegment:
     laid: bytes
 
 
-def _segment(work: Work, part: Part, skip: frozenset[str]) -> _KeptSegment:
+def _segment(work: BuildWorkers, part: LayerPackage, skip: frozenset[str]) -> _CachedSegment:
     """The tar entries of a small package but those of `skip`, compressed; kept for its neighbours' changes.
 
     A kept segment is used only while it has the digest it was made with: a cache is nobody's treasure.
@@ -403,13 +403,13 @@ def _segment(work: Work, part: Part, skip: frozenset[str]) -> _KeptSegment:
     path = work.bench.segments / key[:2] / key
     listing = path.with_suffix(".files")
     try:
-        digest, paths, laid = (unseal(listing) or b"").split(b"\n", 2)
+        digest, paths, laid = (check_checksum(listing) or b"").split(b"\n", 2)
         with path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest().encode() == digest:
                 if not skip:
                     work.report(part.size)
                 folders, files = json.loads(paths)
-                return _KeptSegment(path=path, folders=tuple(folders), files=tuple(files), laid=laid)
+                return _CachedSegment(path=path, folders=tuple(folders), files=tuple(files), laid=laid)
     except (FileNotFoundError, ValueError):
         pass
     with explain_full_disk(path.parent, setting="cache"):
@@ -417,33 +417,37 @@ def _segment(work: Work, part: Part, skip: frozenset[str]) -> _KeptSegment:
         handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
         try:
             with os.fdopen(handle, "w+b") as file:
-                order = _Order(sink=file, plain=hashlib.sha256(), bare=True, skip=skip)
+                order = _SegmentRequest(sink=file, plain=hashlib.sha256(), bare=True, skip=skip)
                 segment, found = _lay(work, part, order)
-                laid = format_laid(part.name, found)
+                laid = format_segment_record(part.name, found)
                 file.seek(0)
                 digest = hashlib.file_digest(file, "sha256").hexdigest().encode()
             beside = Path(name + ".files")
             folders, files = tuple(sorted(segment.folders)), tuple(segment.files)
-            beside.write_bytes(seal(listing, b"\n".join((digest, canonical_json([folders, files]), laid))))
+            beside.write_bytes(
+                add_checksum(listing, b"\n".join((digest, canonical_json([folders, files]), laid)))
+            )
             beside.replace(listing)
             Path(name).replace(path)
         finally:
             Path(name).unlink(missing_ok=True)
-    return _KeptSegment(path=path, folders=folders, files=files, laid=laid)
+    return _CachedSegment(path=path, folders=folders, files=files, laid=laid)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Order:
+class _SegmentRequest:
     """Where a segment goes, and how it is made (layers.Segment)."""
 
-    sink: Sink
+    sink: ByteSink
     plain: hashlib._Hash
     bare: bool = False
     skip: frozenset[str] = frozenset()
     tree: LayerTree | None = None
 
 
-def _lay(work: Work, part: Part, order: _Order) -> tuple[Segment, tuple[LaidFile, ...]]:
+def _lay(
+    work: BuildWorkers, part: LayerPackage, order: _SegmentRequest
+) -> tuple[TarSegment, tuple[InstalledFile, ...]]:
     """Writes one package, reporting its bytes as they are read: `part.size` in all, once."""
     bench, left = work.bench, 0 if order.skip else part.size
 
@@ -453,7 +457,7 @@ def _lay(work: Work, part: Part, order: _Order) -> tuple[Segment, tuple[LaidFile
         left -= count
         work.report(count)
 
-    segment = Segment(
+    segment = TarSegment(
         codec(bench.codec),
         order.sink,
         order.plain,
@@ -470,12 +474,12 @@ def _lay(work: Work, part: Part, order: _Order) -> tuple[Segment, tuple[LaidFile
     return segment, laid
 
 
-def format_laid(name: str, laid: tuple[LaidFile, ...]) -> bytes:
+def format_segment_record(name: str, laid: tuple[InstalledFile, ...]) -> bytes:
     lines = (f"{name}\t{file.content}\t{file.path}\n" for file in laid)
     return "".join(lines).encode("utf-8", "surrogateescape")
 
 
-def laid_path(layout: Layout, key: str) -> Path:
+def segment_record_path(layout: Layout, key: str) -> Path:
     return layout.path / "layers" / f"{key}.files"
 
 
@@ -495,17 +499,17 @@ def new_compiler(bench: LayerInputs, base: tuple[Path, ...]) -> BaseCompiler:
     return BaseCompiler(start, bench.place.python, bench.interpreter)
 
 
-def read_laid(layout: Layout, plans: Iterable[LayerPlan]) -> Iterator[tuple[str, str, str]]:
+def read_segment_record(layout: Layout, plans: Iterable[LayerPlan]) -> Iterator[tuple[str, str, str]]:
     for plan in plans:
-        yield from read_laid_of(layout, plan.key)
+        yield from read_segment_record_of(layout, plan.key)
 
 
-def read_laid_of(layout: Layout, key: str) -> Iterator[tuple[str, str, str]]:
-    laid = unseal(laid_path(layout, key))
+def read_segment_record_of(layout: Layout, key: str) -> Iterator[tuple[str, str, str]]:
+    laid = check_checksum(segment_record_path(layout, key))
     if laid is None:
         raise StoreError(
             "store-changed",
-            f"{laid_path(layout, key)} was removed or changed during the build",
+            f"{segment_record_path(layout, key)} was removed or changed during the build",
             hint="run it again",
         )
     for line in laid.decode("utf-8", "surrogateescape").split("\n")[:-1]:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from imagefactory.build.base.image import BaseImage, ComingBase
-from imagefactory.fs import insist_on_room
-from imagefactory.lock.download import Arrivals
-from imagefactory.model import Definition
-from imagefactory.oci.manifests import Image, Sif
-from imagefactory.oci.unpack import Unpacked
+from imagefactory.build.base.image import BuiltBase, PendingBase
+from imagefactory.fs import require_space
+from imagefactory.lock.download import PendingDownloads
+from imagefactory.model import BuildSpec
+from imagefactory.oci.manifests import Image, SifArtifact
+from imagefactory.oci.unpack import UnpackedLayers
 from imagefactory.progress import Progress
 
 LEAST_LAYER, LEAST_UNPACKED = 0.8, 1.3
@@ -21,23 +21,23 @@ LEAST_LAYER, LEAST_UNPACKED = 0.8, 1.3
 wheel above 20 MB is 1.3 to 2.7 times as large when it is unpacked."""
 
 
-def insist_on_image_room(store: Path, definition: Definition) -> None:
+def require_image_space(store: Path, definition: BuildSpec) -> None:
     """For engines that fetch inside the build: raises StoreError where the store cannot hold the image."""
     packed = sum(package.size for package in definition.lock.packages)
-    insist_on_room({store: round(LEAST_LAYER * packed)}, f"the image of {definition.target.name}")
+    require_space({store: round(LEAST_LAYER * packed)}, f"the image of {definition.target.name}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Supplies:
+class BuildInputs:
     """What an image is made of, while it is under way.
 
     `packages` fetches the locked packages into the cache, for engines that take them from there. `base`
     fetches its own, once, and can be made then. `unpacked` gets each layer as files too, if it is wanted.
     """
 
-    base: Callable[[], ComingBase]
-    packages: Callable[[], AbstractContextManager[Arrivals]]
-    unpacked: Unpacked | None
+    base: Callable[[], PendingBase]
+    packages: Callable[[], AbstractContextManager[PendingDownloads]]
+    unpacked: UnpackedLayers | None
 
 
 class Engine(Protocol):
@@ -46,14 +46,14 @@ class Engine(Protocol):
     def require(self) -> str:
         """The engine's version. Raises ToolError, with what mends it, when it cannot work here."""
 
-    def find(self, definition: Definition, base: BaseImage) -> Image | Sif | None:
+    def find(self, definition: BuildSpec, base: BuiltBase) -> Image | SifArtifact | None:
         """What this engine made of exactly this definition on this base, if the store holds it whole."""
 
-    def build(self, definition: Definition, supplies: Supplies, progress: Progress) -> Image | Sif:
+    def build(self, definition: BuildSpec, supplies: BuildInputs, progress: Progress) -> Image | SifArtifact:
         """Makes and tags the image. Raises BuildError; nothing half-done stays in the store."""
 
-    def made_with(self, definition: Definition) -> str:
+    def made_with(self, definition: BuildSpec) -> str:
         """What beside lock and base decides layers' bytes; empty for one that makes others each time."""
 
-    def tag(self, definition: Definition, made: Image | Sif) -> None:
+    def tag(self, definition: BuildSpec, made: Image | SifArtifact) -> None:
         """Points the target's tag at what was made."""

@@ -20,14 +20,14 @@ from imagefactory.build.steps import (
     OWN,
     SITE,
     copies,
-    insist,
     own_wheels,
+    require_quotable,
     steps,
 )
 from imagefactory.gpu.builds import platform_of
 from imagefactory.gpu.capability import AMD64
 from imagefactory.lock.pypi.requirements import from_files, from_indexes
-from imagefactory.model import Definition
+from imagefactory.model import BuildSpec
 from imagefactory.oci.layout import reference
 from imagefactory.progress import format_bytes
 
@@ -43,7 +43,7 @@ def _environment() -> Environment:
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         undefined=StrictUndefined,
         autoescape=False,  # noqa: S701 - no HTML here; `insist` lets out only what is quoted
-        finalize=insist,
+        finalize=require_quotable,
         variable_start_string="[[",
         variable_end_string="]]",
         block_start_string="[%",
@@ -66,19 +66,19 @@ def fill(template: str, **values: Any) -> str:
     return _environment().get_template(template).render(values)
 
 
-def named_indexes(definition: Definition) -> str:
+def named_indexes(definition: BuildSpec) -> str:
     """The names of the package indexes beside the usual one, as a sentence has them; empty for none."""
     return " and ".join(sorted(set(from_indexes(definition.lock.origins).values())))
 
 
-def wheels_to_bring(definition: Definition) -> tuple[tuple[str, str], ...]:
+def large_wheels(definition: BuildSpec) -> tuple[tuple[str, str], ...]:
     """(path from the factory's root on, size) of wheels too large to be copied into the target's folder."""
     paths = from_files(definition.lock.origins)
     large = (wheel for wheel in own_wheels(definition) if wheel.size > LARGEST_COPY)
     return tuple((paths[wheel.name].removeprefix("./"), format_bytes(wheel.size)) for wheel in large)
 
 
-def facts(definition: Definition) -> str:
+def facts(definition: BuildSpec) -> str:
     """One line for the reader: what is in the image, how many packages and bytes are fetched for it."""
     target, lock = definition.target, definition.lock
     size = format_bytes(sum(package.size for package in lock.packages))
@@ -98,7 +98,7 @@ def facts(definition: Definition) -> str:
 # knows no build arguments, so every step is one command, and the base stands where it is used.
 
 
-def render_apptainer(definition: Definition, *, bootstrap: str = "docker", place: str = "") -> str:
+def render_apptainer(definition: BuildSpec, *, bootstrap: str = "docker", place: str = "") -> str:
     """The text of apptainer.def, on the definition's public base, or on what `bootstrap` finds at `place`.
 
     Raises UsageError for a value that it cannot hold.
@@ -114,7 +114,7 @@ def render_apptainer(definition: Definition, *, bootstrap: str = "docker", place
         labels=definition.labels,
         facts=facts(definition),
         indexes=named_indexes(definition),
-        bring=wheels_to_bring(definition),
+        bring=large_wheels(definition),
         start=definition.start,
         own=new_places(definition),
         folder=OWN,
@@ -133,7 +133,7 @@ def render_apptainer(definition: Definition, *, bootstrap: str = "docker", place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Instruction:
+class DockerfileInstruction:
     """One instruction. `value` is its text with single blanks and no line ends, without its `flags`
     (`--from=build`); `pairs` the names and plain values of an ENV or LABEL, which then has no `value`."""
 
@@ -143,13 +143,13 @@ class Instruction:
     pairs: tuple[tuple[str, str], ...] = ()
 
 
-def instructions(definition: Definition) -> tuple[Instruction, ...]:
+def instructions(definition: BuildSpec) -> tuple[DockerfileInstruction, ...]:
     """The instructions of the Dockerfile, in order. Pure, and apart from the template on purpose."""
     prefix = definition.prefix
 
-    def runs(*, built: bool) -> list[Instruction]:
+    def runs(*, built: bool) -> list[DockerfileInstruction]:
         return [
-            Instruction(
+            DockerfileInstruction(
                 keyword="RUN",
                 flags=tuple(f"--mount=type=secret,id={file},target={SITE}/{file}" for file in step.secrets),
                 value=" ".join("; ".join(("set -eu", *step.commands)).split()),
@@ -159,22 +159,22 @@ def instructions(definition: Definition) -> tuple[Instruction, ...]:
         ]
 
     return (
-        Instruction(keyword="ARG", value=f"BASE={definition.base.public}"),
-        Instruction(keyword="FROM", value="${BASE} AS base"),
+        DockerfileInstruction(keyword="ARG", value=f"BASE={definition.base.public}"),
+        DockerfileInstruction(keyword="FROM", value="${BASE} AS base"),
         *(_of_pulled_base(definition) if definition.base.image else ()),
-        Instruction(keyword="ENV", pairs=_variables(definition)),
+        DockerfileInstruction(keyword="ENV", pairs=_variables(definition)),
         *runs(built=False),
-        Instruction(keyword="FROM", value="base AS build"),
-        Instruction(keyword="COPY", value=" ".join(_copied(definition))),
+        DockerfileInstruction(keyword="FROM", value="base AS build"),
+        DockerfileInstruction(keyword="COPY", value=" ".join(_copied(definition))),
         *runs(built=True),
-        Instruction(keyword="FROM", value="base"),
-        Instruction(keyword="LABEL", pairs=definition.labels),
-        Instruction(keyword="COPY", flags=("--from=build",), value=f"{prefix} {prefix}"),
+        DockerfileInstruction(keyword="FROM", value="base"),
+        DockerfileInstruction(keyword="LABEL", pairs=definition.labels),
+        DockerfileInstruction(keyword="COPY", flags=("--from=build",), value=f"{prefix} {prefix}"),
         *_of_start(definition),
     )
 
 
-def _of_start(definition: Definition) -> tuple[Instruction, ...]:
+def _of_start(definition: BuildSpec) -> tuple[DockerfileInstruction, ...]:
     start, started = definition.start, entrypoint(definition)
     wanted = {
         "COPY": f"{OWN}/ /" if definition.files else "",
@@ -183,33 +183,35 @@ def _of_start(definition: Definition) -> tuple[Instruction, ...]:
         "ENTRYPOINT": json.dumps(started) if started else "",
         "CMD": json.dumps(start.command),
     }
-    return tuple(Instruction(keyword=keyword, value=value) for keyword, value in wanted.items() if value)
+    return tuple(
+        DockerfileInstruction(keyword=keyword, value=value) for keyword, value in wanted.items() if value
+    )
 
 
-def _copied(definition: Definition) -> tuple[str, ...]:
+def _copied(definition: BuildSpec) -> tuple[str, ...]:
     """The words of the COPY: one file and its new name, or several and their folder."""
     files = copies(definition)
     return files[0] if len(files) == 1 else (*(name for name, _ in files), f"{INPUT}/")
 
 
-def _of_pulled_base(definition: Definition) -> tuple[Instruction, ...]:
+def _of_pulled_base(definition: BuildSpec) -> tuple[DockerfileInstruction, ...]:
     """What takes back of an image's config what would hold for all that is built on it."""
     path = dict(definition.environment).get("PATH", "")
     return (
-        Instruction(keyword="USER", value="0"),
-        Instruction(keyword="WORKDIR", value="/"),
-        Instruction(keyword="ENTRYPOINT", value="[]"),
-        Instruction(keyword="ENV", value=f"PATH={path}:${{PATH}} PYTHONHOME= PYTHONPATH="),
+        DockerfileInstruction(keyword="USER", value="0"),
+        DockerfileInstruction(keyword="WORKDIR", value="/"),
+        DockerfileInstruction(keyword="ENTRYPOINT", value="[]"),
+        DockerfileInstruction(keyword="ENV", value=f"PATH={path}:${{PATH}} PYTHONHOME= PYTHONPATH="),
     )
 
 
-def _variables(definition: Definition) -> tuple[tuple[str, str], ...]:
+def _variables(definition: BuildSpec) -> tuple[tuple[str, str], ...]:
     """The environment; on a pulled base PATH was set before, with what the base has there."""
     pulled = bool(definition.base.image)
     return tuple(pair for pair in definition.environment if not (pulled and pair[0] == "PATH"))
 
 
-def render_dockerfile(definition: Definition) -> str:
+def render_dockerfile(definition: BuildSpec) -> str:
     """The text of the Dockerfile. Raises UsageError for a value that it cannot hold."""
     target = definition.target
     made = steps(definition)
@@ -226,7 +228,7 @@ def render_dockerfile(definition: Definition) -> str:
         docker_build=f"docker build{'' if target.platform == AMD64 else f' --platform {target.platform}'}",
         facts=facts(definition),
         indexes=named_indexes(definition),
-        bring=wheels_to_bring(definition),
+        bring=large_wheels(definition),
         entrypoint=entrypoint(definition),
         init=entrypoint(definition) != definition.start.entrypoint,
         start=definition.start,

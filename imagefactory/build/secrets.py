@@ -20,7 +20,7 @@ from imagefactory.access import Access, conda_channels, package_index
 from imagefactory.build.steps import CERTIFICATES, CHANNELS, PIP_CONF
 from imagefactory.errors import UsageError, os_problem
 from imagefactory.http import local_path, on_loopback, redact
-from imagefactory.lock.conda.channels import ChannelSite
+from imagefactory.lock.conda.channels import ContainerChannels
 from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.lock.pypi.requirements import from_indexes
 from imagefactory.model import Lock
@@ -69,7 +69,7 @@ AskSecrets = Callable[[Lock | None], BuildSecrets]
 """Gives the secrets of a build of this lock; of none, what every build would be told."""
 
 
-def secrets_of(access: Access, lock: Lock | None) -> BuildSecrets:
+def build_secrets_of(access: Access, lock: Lock | None) -> BuildSecrets:
     """What a build of `lock` in a container gets to know of this machine."""
     channels = lock.channels if lock else ()
     site = conda_channels(access).site(channels) if channels else None
@@ -82,7 +82,7 @@ def secrets_of(access: Access, lock: Lock | None) -> BuildSecrets:
 
 
 def find_secrets(
-    index: PackageIndex, environ: Mapping[str, str], channels: ChannelSite | None = None
+    index: PackageIndex, environ: Mapping[str, str], channels: ContainerChannels | None = None
 ) -> BuildSecrets:
     """What a build needs to reach `index`, all that it has by name, and `channels`, as this machine does.
 
@@ -134,7 +134,7 @@ def _proxies(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name in names if (value := environ.get(name) or environ.get(name.upper()))}
 
 
-_MENDS = {
+_HINTS = {
     "hash": "the channel, or its mirror, has another file than the locked one: fix that, or lock again",
     "fetch": "can a container reach the channel? The setting `channels` may name a mirror",
     "script": "constrain the package to a version without such a script",
@@ -149,7 +149,7 @@ def linker_failure(text: str) -> tuple[str, str] | None:
     found = re.search(r'\{"error": "([a-z]+)", "message": "((?:[^"\\]|\\u[0-9a-f]{4}|\\[^u])*)', text)
     if not found:
         return None
-    return json.loads(f'"{found[2]}"'), _MENDS.get(found[1], "see what the error says")
+    return json.loads(f'"{found[2]}"'), _HINTS.get(found[1], "see what the error says")
 
 
 def _with_login(url: str, environ: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:

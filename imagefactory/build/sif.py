@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from imagefactory.build.apptainer import LENT, recall_sif, record_sif, scratch, sif_key
+from imagefactory.build.apptainer import SHARED_IMAGE, get_cached_sif, record_sif, scratch, sif_key
 from imagefactory.errors import BuildError, StoreError
 from imagefactory.oci.layers import END_OF_ARCHIVE
 from imagefactory.oci.layout import REBUILD, Layout
@@ -27,28 +27,31 @@ from imagefactory.oci.manifests import (
     MANIFEST_TYPE,
     Descriptor,
     Image,
-    Sif,
+    SifArtifact,
     canonical_json,
     format_descriptor,
 )
-from imagefactory.oci.sif import SifOrigin, around, for_processor, keep_sif
+from imagefactory.oci.sif import SifOrigin, around, for_processor, store_sif
 from imagefactory.oci.squash_layers import (
     VERSION,
-    ChangedError,
     LayerPacker,
-    Packers,
-    Row,
+    PackerPool,
+    SquashCompression,
+    SquashRow,
     SquashStore,
-    Squeeze,
+    StoredSifChangedError,
     format_image,
 )
 from imagefactory.oci.squashfs import SUPERBLOCK
-from imagefactory.progress import Progress, Quiet
-from imagefactory.runtime.apptainer_command import ApptainerCommand, SifOrder
+from imagefactory.progress import Progress, QuietProgress
+from imagefactory.runtime.apptainer_command import ApptainerCommand, SifRequest
 from imagefactory.scan.layers import unpacked_sif
 from imagefactory.trees import walk_tree
 
-SQUEEZES = {"fast": Squeeze(level=1, block=128 << 10), "small": Squeeze(level=15, block=1 << 20)}
+SQUEEZES = {
+    "fast": SquashCompression(level=1, block=128 << 10),
+    "small": SquashCompression(level=15, block=1 << 20),
+}
 """How a .sif's squashfs is packed, by name.
 
 Blocks of 128 KiB are mksquashfs's own: what a page of a library that is not in memory costs to read. Of
@@ -59,13 +62,13 @@ _BUILT_AT = re.compile(rb'("org\.label-schema\.build-date": ?")[^"]*')
 _BUILT_FOR = re.compile(rb'("org\.label-schema\.build-arch": ?")[^"]*')
 
 
-class SifMaker:
+class SifBuilder:
     """Makes .sif files from images of `layout`, each once for a compression and a version of apptainer."""
 
     def __init__(self, layout: Layout, command: ApptainerCommand, *, workers: int) -> None:
         self.layout, self.command, self.workers = layout, command, workers
 
-    def make(self, image: Image, target: str, compression: str, progress: Progress) -> Sif:
+    def make(self, image: Image, target: str, compression: str, progress: Progress) -> SifArtifact:
         """The .sif of `image`, kept with the image as its subject; `target` is what it is named after.
 
         Environment, labels and command are the image's: apptainer itself converts its config. Raises
@@ -75,7 +78,7 @@ class SifMaker:
         squeeze = SQUEEZES[compression]
         key = sif_key("squash", str(VERSION), squeeze.identity, image.manifest, target, version)
         with self.layout.locked(f"sif-{key}"):
-            known = recall_sif(self.layout, key)
+            known = get_cached_sif(self.layout, key)
             if known:
                 return known
             with scratch(self.layout) as folder, progress.stage(f"{target}: make a .sif ({compression})"):
@@ -83,7 +86,7 @@ class SifMaker:
             record_sif(self.layout, key, sif)
             return sif
 
-    def _make(self, image: Image, origin: SifOrigin, folder: Path, progress: Progress) -> Sif:
+    def _make(self, image: Image, origin: SifOrigin, folder: Path, progress: Progress) -> SifArtifact:
         squeeze = SQUEEZES[origin.compression]
         store = SquashStore(self.layout, squeeze, self.workers)
         layers = list({layer.diff_id: layer for layer in image.layers}.values())
@@ -104,22 +107,22 @@ class SifMaker:
             try:
                 with progress.task("write the .sif", total=sum(row.size for row in rows)) as task:
                     digest, rows = store.write(made, dress.container(size) + superblock, rows, tables, task)
-            except ChangedError as error:
+            except StoredSifChangedError as error:
                 made.unlink()
                 progress.note(
                     f"  a .sif of the store changed on disk: {layers[error.place].title} is packed again"
                 )
                 store.forget(layers[error.place])
                 continue
-            sif = keep_sif(self.layout, made, replace(origin, subject=subject[0]), digest=digest)
+            sif = store_sif(self.layout, made, replace(origin, subject=subject[0]), digest=digest)
             for layer, row in zip(layers, rows, strict=False):
                 store.remember(layer, sif.file.digest, row)
             return sif
 
-    def _dress(self, image: Image, squeeze: Squeeze, folder: Path) -> _Dress:
+    def _dress(self, image: Image, squeeze: SquashCompression, folder: Path) -> _SifMetadata:
         """What apptainer makes of an image without a file that has the config of `image`."""
         config = json.loads(self.layout.read(Descriptor(media_type="", digest=image.config, size=0)))
-        empty = Layout(folder / LENT)
+        empty = Layout(folder / SHARED_IMAGE)
         layer = empty.add(END_OF_ARCHIVE, "application/vnd.oci.image.layer.v1.tar")
         bare = {**config, "history": [], "rootfs": {"type": "layers", "diff_ids": [layer.digest]}}
         manifest = {
@@ -128,11 +131,13 @@ class SifMaker:
             "config": format_descriptor(empty.add(canonical_json(bare), CONFIG_TYPE)),
             "layers": [format_descriptor(layer)],
         }
-        empty.tag(LENT, empty.add(canonical_json(manifest), MANIFEST_TYPE))
+        empty.tag(SHARED_IMAGE, empty.add(canonical_json(manifest), MANIFEST_TYPE))
         output = folder / "empty.sif"
-        self.command.build(SifOrder(folder=folder, spec=f"oci:{LENT}", output=output), lambda _: None)
+        self.command.build(
+            SifRequest(folder=folder, spec=f"oci:{SHARED_IMAGE}", output=output), lambda _: None
+        )
         moment = _moment(config.get("created"))
-        date, processor = rb"\g<1>" + _go_time(moment), rb"\g<1>" + image.architecture.encode()
+        date, processor = rb"\g<1>" + _apptainer_time(moment), rb"\g<1>" + image.architecture.encode()
 
         def change(text: bytes) -> bytes:
             text = _BUILT_AT.sub(date, text)
@@ -140,12 +145,12 @@ class SifMaker:
 
         row = folder / "dress"
         with (
-            unpacked_sif(output, folder, Quiet()) as root,
+            unpacked_sif(output, folder, QuietProgress()) as root,
             row.open("wb") as out,
-            Packers(squeeze, 1) as packers,
+            PackerPool(squeeze, 1) as packers,
             LayerPacker(out, packers) as packer,
         ):
-            _pack_folder(root, packer, change, moment)
+            _pack_directory(root, packer, change, moment)
         made = output.read_bytes()
 
         def container(size: int) -> bytes:
@@ -160,24 +165,26 @@ class SifMaker:
                 ) from error
 
         size = packer.size
-        return _Dress(
-            row=Row(index=packer.index, path=row, offset=0, size=size), moment=moment, container=container
+        return _SifMetadata(
+            row=SquashRow(index=packer.index, path=row, offset=0, size=size),
+            moment=moment,
+            container=container,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Dress:
+class _SifMetadata:
     """What apptainer adds: `row` has its files, `container` what stands before a partition of that size.
 
     `moment` is the time of all of it, in seconds since 1970.
     """
 
-    row: Row
+    row: SquashRow
     moment: int
     container: Callable[[int], bytes]
 
 
-def _pack_folder(root: Path, packer: LayerPacker, change: Callable[[bytes], bytes], moment: int) -> None:
+def _pack_directory(root: Path, packer: LayerPacker, change: Callable[[bytes], bytes], moment: int) -> None:
     """Packs what lies in `root` as root's, every text through `change`."""
     for name, state in sorted(walk_tree(root), key=lambda entry: entry[0]):
         member = tarfile.TarInfo(name)
@@ -203,7 +210,7 @@ def _moment(created: object) -> int:
     return min(max(seconds, 0), (1 << 32) - 1)
 
 
-def _go_time(moment: int) -> bytes:
+def _apptainer_time(moment: int) -> bytes:
     """As apptainer writes it: `Monday_2_January_2006_15:4:5_UTC`."""
     at = datetime.fromtimestamp(moment, UTC)
     return f"{at:%A}_{at.day}_{at:%B}_{at.year}_{at.hour}:{at.minute}:{at.second}_UTC".encode()

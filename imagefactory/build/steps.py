@@ -19,7 +19,7 @@ from imagefactory.errors import UsageError
 from imagefactory.gpu.capability import MACHINES
 from imagefactory.lock.files import explicit
 from imagefactory.lock.pypi.requirements import from_files
-from imagefactory.model import Definition, LockedConda, LockedWheel
+from imagefactory.model import BuildSpec, LockedCondaPackage, LockedWheel
 
 # --- How a value enters a Dockerfile, a definition or a shell: the only doors, and what they refuse
 # Recipes have allow-lists of their own; this is the second line. A template prints nothing that has
@@ -35,13 +35,13 @@ _LABEL = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*")
 _REFERENCE = re.compile(r"[a-z0-9][A-Za-z0-9._/:@-]*")
 
 
-class Written(str):
+class QuotedText(str):
     """Text that is fit for the file it goes to."""
 
     __slots__ = ()
 
 
-def _refuse(value: str, why: str) -> UsageError:
+def _reject(value: str, why: str) -> UsageError:
     return UsageError(
         "value-not-quotable",
         f"{value!r} cannot be in a Dockerfile or definition: {why}",
@@ -49,105 +49,109 @@ def _refuse(value: str, why: str) -> UsageError:
     )
 
 
-def line(value: str) -> Written:
+def single_line(value: str) -> QuotedText:
     """`value` as part of a comment or another line of text.
 
     Refuses what is not printable (line ends of every alphabet, control and direction characters),
     a trailing backslash (it swallows the next line) and `{{` (Apptainer's own substitution).
     """
     if not value.isprintable():
-        raise _refuse(value, "it has a line end or a control character")
+        raise _reject(value, "it has a line end or a control character")
     if value.endswith("\\"):
-        raise _refuse(value, "a trailing backslash would swallow the next line")
+        raise _reject(value, "a trailing backslash would swallow the next line")
     if "{{" in value:
-        raise _refuse(value, "Apptainer would replace '{{ }}'")
-    return Written(value)
+        raise _reject(value, "Apptainer would replace '{{ }}'")
+    return QuotedText(value)
 
 
-def word(value: str) -> Written:
+def shell_word(value: str) -> QuotedText:
     """`value` as one word of a shell, or as the value of an ENV or LABEL."""
-    return Written(shlex.quote(line(value)))
+    return QuotedText(shlex.quote(single_line(value)))
 
 
-def words(values: Iterable[str]) -> Written:
+def shell_words(values: Iterable[str]) -> QuotedText:
     """Words of a shell with blanks between them."""
-    return Written(" ".join(word(value) for value in values))
+    return QuotedText(" ".join(shell_word(value) for value in values))
 
 
-def variable(name: str) -> Written:
+def variable(name: str) -> QuotedText:
     """The name of an environment variable."""
     if not _NAME.fullmatch(name):
-        raise _refuse(name, "a variable's name is letters, digits and '_', no digit first")
-    return Written(name)
+        raise _reject(name, "a variable's name is letters, digits and '_', no digit first")
+    return QuotedText(name)
 
 
-def label(key: str) -> Written:
+def label(key: str) -> QuotedText:
     """The key of a label: dotted lower-case words."""
     if not _LABEL.fullmatch(key):
-        raise _refuse(key, "a label's key is lower-case words with '.', '-' or '_' between them")
-    return Written(key)
+        raise _reject(key, "a label's key is lower-case words with '.', '-' or '_' between them")
+    return QuotedText(key)
 
 
-def trimmed(value: str) -> Written:
+def trimmed(value: str) -> QuotedText:
     """The value of a label in `%labels`, which has no quotes and cuts blanks off both ends."""
     if value != value.strip():
-        raise _refuse(value, "spaces at its ends would be lost")
-    return line(value)
+        raise _reject(value, "spaces at its ends would be lost")
+    return single_line(value)
 
 
-def image_reference(value: str) -> Written:
+def image_reference(value: str) -> QuotedText:
     """An image reference such as docker.io/library/debian:12-slim."""
     if not _REFERENCE.fullmatch(value):
-        raise _refuse(value, "an image reference is name:tag or name@sha256:digest")
-    return Written(value)
+        raise _reject(value, "an image reference is name:tag or name@sha256:digest")
+    return QuotedText(value)
 
 
-def array(values: Iterable[str]) -> Written:
+def array(values: Iterable[str]) -> QuotedText:
     """The exec form of CMD: a JSON array, which no shell reads."""
-    return Written(json.dumps([line(value) for value in values], ensure_ascii=False))
+    return QuotedText(json.dumps([single_line(value) for value in values], ensure_ascii=False))
 
 
-def pairs(values: Iterable[tuple[str, str]], indent: int) -> Written:
+def pairs(values: Iterable[tuple[str, str]], indent: int) -> QuotedText:
     """The names and values of one ENV, a line each."""
-    return Written(f" \\\n{' ' * indent}".join(f"{variable(name)}={word(value)}" for name, value in values))
+    return QuotedText(
+        f" \\\n{' ' * indent}".join(f"{variable(name)}={shell_word(value)}" for name, value in values)
+    )
 
 
-def labels(values: Iterable[tuple[str, str]], indent: int) -> Written:
+def labels(values: Iterable[tuple[str, str]], indent: int) -> QuotedText:
     """The keys and values of one LABEL, a line each."""
-    return Written(f" \\\n{' ' * indent}".join(f"{label(key)}={word(value)}" for key, value in values))
+    return QuotedText(
+        f" \\\n{' ' * indent}".join(f"{label(key)}={shell_word(value)}" for key, value in values)
+    )
 
 
-def run(commands: Iterable[str]) -> Written:
+def run(commands: Iterable[str]) -> QuotedText:
     """Shell commands as one RUN, every line of it but the last continued.
 
     A line end inside a command means a blank. The commands are our own text; values inside them came
     through `word`.
     """
-    return Written("; \\\n    ".join(" \\\n    ".join(_parts(command)) for command in commands))
+    return QuotedText("; \\\n    ".join(" \\\n    ".join(_parts(command)) for command in commands))
 
 
-def _parts(command: str) -> list[Written]:
-    return [line(part) for part in command.split("\n")]
+def _parts(command: str) -> list[QuotedText]:
+    return [single_line(part) for part in command.split("\n")]
 
 
 FILTERS = {
     "array": array,
     "label": label,
     "labels": labels,
-    "line": line,
+    "line": single_line,
     "pairs": pairs,
     "reference": image_reference,
     "run": run,
     "trimmed": trimmed,
     "variable": variable,
-    "word": word,
-    "words": words,
+    "word": shell_word,
+    "words": shell_words,
 }
 
 
-def insist(value: object) -> Written:
+def require_quotable(value: object) -> QuotedText:
     """What the templates do with every value they print: let `Written` through, refuse the rest."""
-    if not isinstance(value, Written):
+    if not isinstance(value, QuotedText):
         raise TypeError(f"a template prints {value!r} without a filter of imagefactory.build.steps")
     return value
 
@@ -194,7 +198,7 @@ OLDEST_PYTHON = (3, 10)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class ShellStep:
     """Shell commands with one purpose.
 
     `comment` is what a reader sees, one line an entry. `built` is true where the step makes the
@@ -209,7 +213,7 @@ class Step:
     secrets: tuple[str, ...] = ()
 
 
-def copies(definition: Definition) -> tuple[tuple[str, str], ...]:
+def copies(definition: BuildSpec) -> tuple[tuple[str, str], ...]:
     """(file of the target's folder, where it lies inside while the steps run)."""
     local = tuple(
         (f"{WHEELS}/{wheel.filename}", f"{INPUT}/{wheel.filename}") for wheel in own_wheels(definition)
@@ -221,26 +225,26 @@ def copies(definition: Definition) -> tuple[tuple[str, str], ...]:
     return (*((name, f"{INPUT}/{name}") for name in names), *local)
 
 
-def own_wheels(definition: Definition) -> tuple[LockedWheel, ...]:
+def own_wheels(definition: BuildSpec) -> tuple[LockedWheel, ...]:
     """The wheels of the lock that lie in the factory."""
     paths = from_files(definition.lock.origins)
     return tuple(wheel for wheel in definition.lock.wheels if wheel.name in paths)
 
 
-def _requirements(definition: Definition) -> str:
+def _requirements(definition: BuildSpec) -> str:
     """Where the requirements lie while they are installed: beside the wheels that come with them."""
     alone = not definition.lock.conda and not own_wheels(definition)
     return REQUIREMENTS if alone else f"{INPUT}/requirements.txt"
 
 
-def explicit_lists(definition: Definition) -> dict[str, str]:
+def explicit_lists(definition: BuildSpec) -> dict[str, str]:
     """File name -> the conda packages it lists with address and hash, as conda's own `--file` takes them.
 
     One list, or where the target is built on others one for the packages of each, the lowest first: what
     two packages claim stays with the earlier list, so that what is built upon stays as it is.
     """
     lists: list[str] = []
-    known: set[LockedConda] = set()
+    known: set[LockedCondaPackage] = set()
     for lock in (*definition.under, definition.lock):
         added = tuple(package for package in lock.conda if package not in known)
         known.update(added)
@@ -251,9 +255,9 @@ def explicit_lists(definition: Definition) -> dict[str, str]:
     return {f"explicit-{number}.txt": text for number, text in enumerate(lists, 1)}
 
 
-def steps(definition: Definition) -> tuple[Step, ...]:
+def steps(definition: BuildSpec) -> tuple[ShellStep, ...]:
     """The steps from a base to the environment, in order."""
-    install = Step(
+    install = ShellStep(
         comment=(
             "What the packages need at run time: Python with its headers, a C and C++ compiler for those",
             "that compile kernels, certificates, an init. The factory's own base has it all and skips this.",
@@ -261,46 +265,46 @@ def steps(definition: Definition) -> tuple[Step, ...]:
         built=False,
         commands=(_install(definition.base.packages),),
     )
-    home = Step(
+    home = ShellStep(
         comment=("A home for whoever has none in the image: batch systems and Kubernetes choose any user.",),
         built=False,
-        commands=(f"mkdir -p {word(HOME)}", f"chmod 1777 {word(HOME)}"),
+        commands=(f"mkdir -p {shell_word(HOME)}", f"chmod 1777 {shell_word(HOME)}"),
     )
     rest = _conda_steps(definition) if definition.lock.conda else _wheel_steps(definition)
     return (*((install,) if definition.base.packages else ()), home, *rest)
 
 
-def _wheel_steps(definition: Definition) -> tuple[Step, ...]:
+def _wheel_steps(definition: BuildSpec) -> tuple[ShellStep, ...]:
     target, prefix, python = definition.target, definition.prefix, interpreter(definition)
     return (
-        Step(
+        ShellStep(
             comment=(
                 f"The lock fits Python {target.python} on {target.platform} alone: a misfit stops here.",
             ),
             built=False,
             commands=(
                 _is_platform(definition),
-                _insist(
-                    f"test -x {word(python)}",
+                _require(
+                    f"test -x {shell_word(python)}",
                     f"this lock is for Python {target.python}, but the base has no {python}: "
                     "choose another base",
                 ),
                 *((_has_venv(python),) if definition.base.image else ()),
             ),
         ),
-        Step(
+        ShellStep(
             comment=(f"An empty virtual environment at {prefix}, without pip.",),
             built=True,
             commands=(
-                f"mkdir -p {word(prefix + '/bin')} {word(definition.site_packages)}",
-                *(f"ln -s {words((to, path))}" for path, to in venv_links(definition)),
+                f"mkdir -p {shell_word(prefix + '/bin')} {shell_word(definition.site_packages)}",
+                *(f"ln -s {shell_words((to, path))}" for path, to in venv_links(definition)),
                 "\n    ".join(
-                    ("printf '%s\\n'", *(word(text) for text in pyvenv_cfg(definition).splitlines()))
+                    ("printf '%s\\n'", *(shell_word(text) for text in pyvenv_cfg(definition).splitlines()))
                 )
-                + f"\n    > {word(prefix + '/pyvenv.cfg')}",
+                + f"\n    > {shell_word(prefix + '/pyvenv.cfg')}",
             ),
         ),
-        Step(
+        ShellStep(
             comment=(
                 "Every package of the lock and nothing else: wheels only, each with the sha256 of the lock.",
                 *_LAST,
@@ -309,30 +313,30 @@ def _wheel_steps(definition: Definition) -> tuple[Step, ...]:
             built=True,
             secrets=(PIP_CONF, CERTIFICATES),
             commands=(
-                *_TELL_PIP,
-                f"{word(python)} -m venv {word(PIP)}",
+                *_SET_PIP_FILES,
+                f"{shell_word(python)} -m venv {shell_word(PIP)}",
                 *_pip(definition),
                 *_compile(definition, definition.site_packages),
-                f"rm -r {words((PIP, INPUT if own_wheels(definition) else REQUIREMENTS))}",
+                f"rm -r {shell_words((PIP, INPUT if own_wheels(definition) else REQUIREMENTS))}",
             ),
         ),
     )
 
 
-def _conda_steps(definition: Definition) -> tuple[Step, ...]:
+def _conda_steps(definition: BuildSpec) -> tuple[ShellStep, ...]:
     target, prefix, lock = definition.target, definition.prefix, definition.lock
     base = definition.base
     python = base.python_path if base.python or base.interpreter else "python3"  # the base may have some
-    installer = words((f"{PIP}/bin/python", f"{INPUT}/{INSTALLER}"))
-    lists = words(f"{INPUT}/{name}" for name in explicit_lists(definition))
-    pip = Step(
+    installer = shell_words((f"{PIP}/bin/python", f"{INPUT}/{INSTALLER}"))
+    lists = shell_words(f"{INPUT}/{name}" for name in explicit_lists(definition))
+    pip = ShellStep(
         comment=("The wheels on top of them, each with the sha256 of the lock.", *_LAST),
         built=True,
         secrets=(PIP_CONF, CERTIFICATES),
-        commands=(*_TELL_PIP, *_pip(definition)),
+        commands=(*_SET_PIP_FILES, *_pip(definition)),
     )
     return (
-        Step(
+        ShellStep(
             comment=(
                 f"The lock fits {target.platform} alone, and its installer runs with a Python of the base: a",
                 "misfit stops here.",
@@ -340,42 +344,42 @@ def _conda_steps(definition: Definition) -> tuple[Step, ...]:
             built=False,
             commands=(_is_platform(definition), _runs_linker(python)),
         ),
-        Step(
+        ShellStep(
             comment=("rattler, which links conda's packages, in an environment that is gone afterwards.",),
             built=True,
             secrets=(PIP_CONF, CERTIFICATES),
             commands=(
-                *_TELL_PIP,
-                f"{word(python)} -m venv {word(PIP)}",
-                f"{word(PIP + '/bin/pip')} install{_PIP_OPTIONS}\n"
-                f"    --requirement {word(INPUT + '/' + LINKER)}",
+                *_SET_PIP_FILES,
+                f"{shell_word(python)} -m venv {shell_word(PIP)}",
+                f"{shell_word(PIP + '/bin/pip')} install{_PIP_OPTIONS}\n"
+                f"    --requirement {shell_word(INPUT + '/' + LINKER)}",
             ),
         ),
-        Step(
+        ShellStep(
             comment=(
                 f"Every conda package of the lock and nothing else, each with its sha256, at {prefix}.",
             ),
             built=True,
             secrets=(CHANNELS, CERTIFICATES),
             commands=(
-                _tell(CERTIFICATES, "SSL_CERT_FILE"),
+                _set_if_file(CERTIFICATES, "SSL_CERT_FILE"),
                 f"{installer}\n    --explicit {lists}\n    --channels {_site(CHANNELS)}\n"
-                f"    --prefix {word(prefix)} > {word(LINKED)}",
+                f"    --prefix {shell_word(prefix)} > {shell_word(LINKED)}",
             ),
         ),
-        Step(
+        ShellStep(
             comment=("Scripts that some packages bring for their installation, apart from the fetching.",),
             built=True,
-            commands=(f"{installer}\n    --prefix {word(prefix)} --run-scripts {word(LINKED)}",),
+            commands=(f"{installer}\n    --prefix {shell_word(prefix)} --run-scripts {shell_word(LINKED)}",),
         ),
         *((pip,) if lock.wheels else ()),
-        Step(
+        ShellStep(
             comment=_BYTE_CODE,
             built=True,
             commands=(
                 # Byte code that packages bring says the time of a source that this installation changed.
                 *_compile(definition, f"{prefix}/lib/python{target.python}", " -f -x /tests/"),
-                f"rm -r {words((PIP, INPUT))}",
+                f"rm -r {shell_words((PIP, INPUT))}",
             ),
         ),
     )
@@ -392,16 +396,19 @@ _PIP_OPTIONS = (
 )
 
 
-def _pip(definition: Definition) -> tuple[str, ...]:
+def _pip(definition: BuildSpec) -> tuple[str, ...]:
     """Return commands that install the wheels of the lock into the environment.
 
     Of two wheels with one file pip keeps that of the one it installs last. So pip runs once for the wheels
     of each rank, by which the assemble engine decides. Within a run pip goes by names, the first name last,
     as the ranks do.
     """
-    local = f" --find-links {word(INPUT)}" if own_wheels(definition) else ""
+    local = f" --find-links {shell_word(INPUT)}" if own_wheels(definition) else ""
     requirements = _requirements(definition)
-    pip = f"{word(PIP + '/bin/pip')} --python {word(definition.prefix + '/bin/python')} install{_PIP_OPTIONS}"
+    pip = (
+        f"{shell_word(PIP + '/bin/pip')} --python {shell_word(definition.prefix + '/bin/python')} "
+        f"install{_PIP_OPTIONS}"
+    )
     groups: dict[tuple[int, bool], list[str]] = {}
     for number, unnamed, name in sorted(rank_wheels(definition).values()):
         groups.setdefault((number, unnamed), []).append(name)
@@ -410,30 +417,32 @@ def _pip(definition: Definition) -> tuple[str, ...]:
         later = [name for names in order[count:] for name in names]
         names, option = min((group, ""), (later, " -v"), key=lambda pair: len(pair[0]))
         lines = (
-            " ".join(f"-e {word(f'^{name}==')}" for name in names[at : at + 4])
+            " ".join(f"-e {shell_word(f'^{name}==')}" for name in names[at : at + 4])
             for at in range(0, len(names), 4)
         )
-        commands.append("\n    ".join((f"grep{option}", *lines, f"{word(requirements)} > {word(PART)}")))
-        commands.append(f"{pip}\n   {local} --requirement {word(PART)}")
-    return (*commands, f"{pip}\n   {local} --requirement {word(requirements)}")
+        commands.append(
+            "\n    ".join((f"grep{option}", *lines, f"{shell_word(requirements)} > {shell_word(PART)}"))
+        )
+        commands.append(f"{pip}\n   {local} --requirement {shell_word(PART)}")
+    return (*commands, f"{pip}\n   {local} --requirement {shell_word(requirements)}")
 
 
-def _compile(definition: Definition, folder: str, options: str = "") -> tuple[str, str]:
+def _compile(definition: BuildSpec, folder: str, options: str = "") -> tuple[str, str]:
     """Commands that compile all Python of `folder` by the environment's own, and see that it did."""
     return (
-        f"{word(definition.prefix + '/bin/python')} -m compileall -q -j 0{options}\n"
-        f"    --invalidation-mode unchecked-hash {word(folder)} || true",
-        f"test -n \"$(find {word(folder)} -name '*.pyc' -print -quit)\"",
+        f"{shell_word(definition.prefix + '/bin/python')} -m compileall -q -j 0{options}\n"
+        f"    --invalidation-mode unchecked-hash {shell_word(folder)} || true",
+        f"test -n \"$(find {shell_word(folder)} -name '*.pyc' -print -quit)\"",
     )
 
 
-def _is_platform(definition: Definition) -> str:
+def _is_platform(definition: BuildSpec) -> str:
     target = definition.target
     architecture = target.platform.removeprefix("linux/")  # dpkg and OCI use the same words
-    test = f'test "$(dpkg --print-architecture)" = {word(architecture)}'
+    test = f'test "$(dpkg --print-architecture)" = {shell_word(architecture)}'
     if definition.base.image:  # of any distribution
-        test = f'test "$(uname -m)" = {word(MACHINES[target.platform])}'
-    return _insist(
+        test = f'test "$(uname -m)" = {shell_word(MACHINES[target.platform])}'
+    return _require(
         test,
         f"this lock is for {target.platform}: build with --platform {target.platform} or on such a machine",
     )
@@ -441,8 +450,8 @@ def _is_platform(definition: Definition) -> str:
 
 def _runs_linker(python: str) -> str:
     oldest = ".".join(map(str, OLDEST_PYTHON))
-    return _insist(
-        f"{word(python)} -I -c\n"
+    return _require(
+        f"{shell_word(python)} -I -c\n"
         f"    'import sys, ensurepip, venv; sys.exit(sys.version_info < {OLDEST_PYTHON})' 2> /dev/null",
         f"rattler, which links the packages, needs a Python from {oldest} on with venv in the base (Debian: "
         "python3-venv): choose another base, or build by imagefactory build --engine assemble",
@@ -451,7 +460,7 @@ def _runs_linker(python: str) -> str:
 
 def _install(packages: Iterable[str]) -> str:
     """A command that installs Debian's `packages` unless all of them are there."""
-    names = words(sorted(packages))
+    names = shell_words(sorted(packages))
     return (
         f"if ! dpkg --status {names} > /dev/null 2>&1; then\n"
         "    apt-get update;\n"
@@ -464,24 +473,24 @@ def _install(packages: Iterable[str]) -> str:
 
 def _has_venv(python: str) -> str:
     """Of the factory's own bases it is known; many images have a Python without it."""
-    return _insist(
-        f"{word(python)} -I -c 'import ensurepip, venv' 2> /dev/null",
+    return _require(
+        f"{shell_word(python)} -I -c 'import ensurepip, venv' 2> /dev/null",
         f"pip installs into a virtual environment, and the base's {python} cannot make one (Debian: "
         "python3-venv): choose another base, or build by imagefactory build --engine assemble",
     )
 
 
 def _site(file: str) -> str:
-    return word(f"{SITE}/{file}")
+    return shell_word(f"{SITE}/{file}")
 
 
-def _tell(file: str, variable: str) -> str:
+def _set_if_file(file: str, variable: str) -> str:
     """A command that sets `variable` to the path of a file of SITE if it is there."""
     return f"if test -e {_site(file)}; then export {variable}={_site(file)}; fi"
 
 
-_TELL_PIP = (_tell(PIP_CONF, "PIP_CONFIG_FILE"), _tell(CERTIFICATES, "PIP_CERT"))
+_SET_PIP_FILES = (_set_if_file(PIP_CONF, "PIP_CONFIG_FILE"), _set_if_file(CERTIFICATES, "PIP_CERT"))
 
 
-def _insist(test: str, message: str) -> str:
-    return f"{test} || {{\n    echo {word(message)} >&2;\n    exit 1;\n}}"
+def _require(test: str, message: str) -> str:
+    return f"{test} || {{\n    echo {shell_word(message)} >&2;\n    exit 1;\n}}"

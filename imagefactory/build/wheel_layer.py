@@ -34,8 +34,8 @@ from installer.utils import SCHEME_NAMES, Scheme, construct_record_file, fix_she
 from isal import isal_zlib
 
 from imagefactory.errors import BuildError
-from imagefactory.oci.inflate import DamagedError, inflate
-from imagefactory.oci.layers import Deflated, Segment
+from imagefactory.oci.inflate import CorruptDataError, inflate
+from imagefactory.oci.layers import DeflateStream, TarSegment
 from imagefactory.scan.zip import check_list, check_members, data_start
 
 READ = 256 * 1024
@@ -44,7 +44,7 @@ TEXT = 64 << 20  # bytes; the most of a file that is read whole
 SHORT_TEXT = 1 << 20  # the same of what is read into objects many times its size
 
 
-class AlteredError(BuildError):
+class PackageMismatchError(BuildError):
     """What the cache holds of a package is not what its lock says.
 
     `name` is the wheel's file, or a linked conda package's record in conda-meta.
@@ -54,7 +54,7 @@ class AlteredError(BuildError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prefix:
+class InstallPrefix:
     """Where a wheel goes: the environment's `prefix` in the image (`/opt/env`) and its Python (`3.11`).
 
     `venv` is false where that Python is the environment's own.
@@ -82,30 +82,32 @@ class Prefix:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaidFile:
+class InstalledFile:
     """One file a wheel brings: its path inside the image and what its bytes are (`sha256=...`)."""
 
     path: str
     content: str
 
 
-class Compiler(Protocol):
+class BytecodeCompiler(Protocol):
     def compile(self, path: str, source: bytes) -> bytes | None:
         """The .pyc of `source`, or None when it is not valid for this Python."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenWheel:
+class VerifiedWheelReader:
     """A wheel's open file, held to its hash, and who hears of the bytes read from it."""
 
     file: IO[bytes]
     report: Callable[[int], None]
 
 
-class Member:
+class WheelMember:
     """One file of a wheel as a stream of inflated chunks, its CRC checked at the end."""
 
-    def __init__(self, archive: OpenWheel, info: zipfile.ZipInfo, record: tuple[str, str, str]) -> None:
+    def __init__(
+        self, archive: VerifiedWheelReader, info: zipfile.ZipInfo, record: tuple[str, str, str]
+    ) -> None:
         self._archive, self.info, self.record = archive.file, info, record
         self._report = archive.report
         self.size = info.file_size
@@ -131,7 +133,7 @@ class Member:
             raise BuildError("wheel-invalid", f"{self.info.filename} is corrupt (wrong CRC)")
 
     @property
-    def deflated(self) -> Deflated | None:
+    def deflated(self) -> DeflateStream | None:
         """Its packed bytes, sound once `chunks` came to their end."""
         if self.info.compress_type != zipfile.ZIP_DEFLATED:
             return None
@@ -140,7 +142,7 @@ class Member:
             self._archive.seek(data_start(self._archive, self.info))
             return self._packed(lambda _: None)
 
-        return Deflated(size=self.info.compress_size, crc=self.info.CRC, chunks=chunks)
+        return DeflateStream(size=self.info.compress_size, crc=self.info.CRC, chunks=chunks)
 
     def _packed(self, report: Callable[[int], None]) -> Iterator[bytes]:
         left = self.info.compress_size
@@ -173,7 +175,7 @@ class Member:
 class WheelSource(WheelFile):
     """A wheel read in sorted order; refuses what no wheel may hold."""
 
-    def __init__(self, archive: zipfile.ZipFile, raw: OpenWheel) -> None:
+    def __init__(self, archive: zipfile.ZipFile, raw: VerifiedWheelReader) -> None:
         super().__init__(archive)
         self._raw = raw
         check_members(raw.file, archive)
@@ -186,8 +188,8 @@ class WheelSource(WheelFile):
                 and info.filename != data
                 and (not slash or scheme not in SCHEME_NAMES)
             ):
-                raise _UnsoundError(f"{info.filename!r} is not in a standard directory of {data}")
-            _refuse_bad_entry(info.filename.removesuffix("/"), info.external_attr >> 16)
+                raise _InvalidWheelError(f"{info.filename!r} is not in a standard directory of {data}")
+            _check_entry(info.filename.removesuffix("/"), info.external_attr >> 16)
             if info.filename in seen:
                 raise BuildError("wheel-invalid", f"{info.filename} is in it twice")
             seen.add(info.filename)
@@ -198,17 +200,17 @@ class WheelSource(WheelFile):
         try:
             info = self._zipfile.getinfo(name)
         except KeyError:
-            raise _UnsoundError(f"it has no {name}") from None
+            raise _InvalidWheelError(f"it has no {name}") from None
         limit = TEXT if filename == "RECORD" else SHORT_TEXT
-        data = Member(self._raw, info, (info.filename, "", "")).bytes(limit)
+        data = WheelMember(self._raw, info, (info.filename, "", "")).bytes(limit)
         try:
             return data.decode()
         except UnicodeDecodeError as error:
             line = data.count(b"\n", 0, error.start) + 1
-            raise _UnsoundError(f"{name}, line {line}: is not UTF-8") from None
+            raise _InvalidWheelError(f"{name}, line {line}: is not UTF-8") from None
 
     def check_scripts(self) -> None:
-        """Raises _UnsoundError, with its line if one is at fault, for a program that cannot be made."""
+        """Raises _InvalidWheelError, with its line if one is at fault, for a program that cannot be made."""
         name = f"{self.dist_info_dir}/entry_points.txt"
         if name not in self._zipfile.namelist():
             return
@@ -222,12 +224,12 @@ class WheelSource(WheelFile):
                 and not _ENTRY.fullmatch(line.partition("=")[2].strip())
             ):
                 what = f"{line.strip()[:200]!a} is not NAME = MODULE:FUNCTION, in letters and digits"
-                raise _UnsoundError(f"{name}, line {number}: {what}")
+                raise _InvalidWheelError(f"{name}, line {number}: {what}")
         try:
             list(parse_entrypoints(text))
         except AssertionError:  # what a [DEFAULT] or an indented line adds to a program
             what = "with [DEFAULT] and indented lines a program is not NAME = MODULE:FUNCTION"
-            raise _UnsoundError(f"{name}: {what}") from None
+            raise _InvalidWheelError(f"{name}: {what}") from None
 
     def get_contents(self) -> Iterator[WheelContentElement]:
         archive: zipfile.ZipFile = self._zipfile
@@ -236,18 +238,18 @@ class WheelSource(WheelFile):
         try:
             records = {row[0]: row for row in rows if row[0] in names}
         except InvalidRecordEntry as error:
-            raise _UnsoundError(f"{self.dist_info_dir}/RECORD: {error}") from error
+            raise _InvalidWheelError(f"{self.dist_info_dir}/RECORD: {error}") from error
         for info in sorted(archive.infolist(), key=lambda item: item.filename):
             if info.is_dir():
                 continue
             mode = info.external_attr >> 16
-            member = Member(self._raw, info, records.get(info.filename, (info.filename, "", "")))
+            member = WheelMember(self._raw, info, records.get(info.filename, (info.filename, "", "")))
             executable = bool(stat.S_ISREG(mode) and mode & 0o111)
             yield member.record, cast("BinaryIO", member), executable
 
 
-def _refuse_bad_entry(name: str, mode: int) -> None:
-    _refuse_bad_path(name)
+def _check_entry(name: str, mode: int) -> None:
+    _check_path(name)
     kind = stat.S_IFMT(mode)
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
         raise BuildError("wheel-invalid", f"{name!r} is a link or a device; wheels hold files only")
@@ -255,7 +257,7 @@ def _refuse_bad_entry(name: str, mode: int) -> None:
         raise BuildError("wheel-invalid", f"{name!r} is setuid or setgid")
 
 
-def _refuse_bad_path(path: str) -> None:
+def _check_path(path: str) -> None:
     parts = path.split("/")
     if {"", ".", ".."} & set(parts) or "\\" in path or not path.isprintable():
         raise BuildError("wheel-invalid", f"{path!r} is not a path inside the environment")
@@ -263,7 +265,7 @@ def _refuse_bad_path(path: str) -> None:
         raise BuildError("wheel-invalid", f"{path!r} is not a valid name in an image")
 
 
-class _UnsoundError(ValueError):
+class _InvalidWheelError(ValueError):
     """What is wrong with a wheel: its member, and why."""
 
 
@@ -275,10 +277,10 @@ _ENTRY = re.compile(r"[\w.]+\s*:\s*[\w.]+\s*(\[.*\])?")
 class LayerDestination(WheelDestination):
     """Writes what pypa/installer hands out as tar entries below `place`."""
 
-    def __init__(self, segment: Segment, place: Prefix, distribution: str) -> None:
+    def __init__(self, segment: TarSegment, place: InstallPrefix, distribution: str) -> None:
         self.segment, self.place, self.distribution = segment, place, distribution
-        self.laid: list[LaidFile] = []
-        self.sources: list[tuple[str, Member]] = []
+        self.laid: list[InstalledFile] = []
+        self.sources: list[tuple[str, WheelMember]] = []
 
     def write_script(self, name: str, module: str, attr: str, section: str) -> RecordEntry:
         made = Script(name, module, attr, section)  # type: ignore[arg-type]
@@ -286,10 +288,10 @@ class LayerDestination(WheelDestination):
         return self._put(Scheme("scripts"), filename, data, executable=True)
 
     def write_file(
-        self, scheme: Scheme, path: str | PathLike[str], stream: BinaryIO | Member, is_executable: bool
+        self, scheme: Scheme, path: str | PathLike[str], stream: BinaryIO | WheelMember, is_executable: bool
     ) -> RecordEntry:
         path = str(path)
-        if not isinstance(stream, Member):
+        if not isinstance(stream, WheelMember):
             return self._put(scheme, path, stream.read(), executable=is_executable)
         if scheme == "scripts":
             # pip marks every script as a program, whatever the wheel's own mode says.
@@ -301,7 +303,7 @@ class LayerDestination(WheelDestination):
         self.segment.file(
             target, stream.chunks(), size=stream.size, executable=is_executable, deflated=stream.deflated
         )
-        self.laid.append(LaidFile(path=target, content=str(entry.hash_)))
+        self.laid.append(InstalledFile(path=target, content=str(entry.hash_)))
         if path.endswith(".py") and scheme in ("purelib", "platlib") and "tests" not in path.split("/"):
             self.sources.append((target, stream))
         return RecordEntry(path, entry.hash_, stream.size)
@@ -321,28 +323,28 @@ class LayerDestination(WheelDestination):
     def _target(self, scheme: str, path: str) -> str:
         folder = self.place.folder(scheme, self.distribution).lstrip("/")
         if path:
-            _refuse_bad_path(path)  # entry points name scripts, and those pass through here too
+            _check_path(path)  # entry points name scripts, and those pass through here too
         return f"{folder}/{path}" if path else folder
 
-    def _started(self, script: Member) -> bytes | Member:
+    def _started(self, script: WheelMember) -> bytes | WheelMember:
         """A script of Python with the environment's own as its interpreter; programs stay as they are."""
         if script.head(len(PYTHON_SCRIPT)) != PYTHON_SCRIPT:
             return script
         with fix_shebang(BytesIO(script.bytes()), f"{self.place.prefix}/bin/python") as fixed:
             return fixed.read()
 
-    def _put(self, scheme: Scheme, path: str, data: bytes | Member, *, executable: bool) -> RecordEntry:
+    def _put(self, scheme: Scheme, path: str, data: bytes | WheelMember, *, executable: bool) -> RecordEntry:
         """A file whose hash no RECORD has told."""
         target, sha256 = self._target(scheme, path), hashlib.sha256()
         deflated = None
-        if isinstance(data, Member):
+        if isinstance(data, WheelMember):
             chunks, size, deflated = data.chunks(), data.size, data.deflated
         else:
             chunks, size = iter([data]), len(data)
         fed = _fed(sha256, chunks)
         self.segment.file(target, fed, size=size, executable=executable, deflated=deflated)
         digest = base64.urlsafe_b64encode(sha256.digest()).rstrip(b"=").decode()
-        self.laid.append(LaidFile(path=target, content=f"sha256={digest}"))
+        self.laid.append(InstalledFile(path=target, content=f"sha256={digest}"))
         return RecordEntry(path, Hash("sha256", digest), size)
 
 
@@ -354,29 +356,30 @@ def _fed(digest: hashlib._Hash, chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 def lay_wheel(
     wheel: Path,
-    place: Prefix,
-    segment: Segment,
-    compiler: Compiler,
+    place: InstallPrefix,
+    segment: TarSegment,
+    compiler: BytecodeCompiler,
     *,
     sha256: str,
     report: Callable[[int], None],
-) -> tuple[LaidFile, ...]:
+) -> tuple[InstalledFile, ...]:
     """Writes everything `wheel` installs below `place` into `segment`, its .pyc files last.
 
     Folders called `tests` get no byte code: nobody imports them in a job, and they are a fifth of it.
 
     `report` hears of the wheel's bytes as they are read.
 
-    Returns the files laid (without .pyc). Raises AlteredError for a file that has not this `sha256`, and
+    Returns the files laid (without .pyc). Raises PackageMismatchError for a file that has not this
+    `sha256`, and
     BuildError, naming the wheel, when it holds what a wheel may not hold: paths outside, paths that nobody
     could unpack, links, setuid files.
     """
-    with _told_of(wheel), open_held(wheel, sha256) as raw:
-        return _lay(OpenWheel(file=raw, report=report), place, segment, compiler)
+    with _naming_wheel(wheel), open_verified(wheel, sha256) as raw:
+        return _lay(VerifiedWheelReader(file=raw, report=report), place, segment, compiler)
 
 
 @contextmanager
-def open_held(wheel: Path, sha256: str) -> Iterator[IO[bytes]]:
+def open_verified(wheel: Path, sha256: str) -> Iterator[IO[bytes]]:
     """The file, open, once its bytes are the locked ones: what is read later is of the same file."""
     try:
         file = wheel.open("rb")
@@ -395,7 +398,7 @@ def unpack_wheel(wheel: Path, folder: Path, *, sha256: str, most: int) -> int:
     Raises as `lay_wheel`, and BuildError for more bytes than `most`.
     """
     size = 0
-    with _told_of(wheel):
+    with _naming_wheel(wheel):
         for member, executable in _members(wheel, sha256):
             parts = member.info.filename.split("/")
             place = folder / "site" / member.info.filename
@@ -418,7 +421,7 @@ def unpack_wheel(wheel: Path, folder: Path, *, sha256: str, most: int) -> int:
 
 def check_wheel(wheel: Path, sha256: str) -> None:
     """Raises as `lay_wheel`, and BuildError for a file that is not what the wheel's RECORD says."""
-    with _told_of(wheel):
+    with _naming_wheel(wheel):
         for member, _ in _members(wheel, sha256):
             name, (_, told, _) = member.info.filename, member.record
             kind, _, value = told.partition("=")
@@ -433,30 +436,30 @@ def check_wheel(wheel: Path, sha256: str) -> None:
                 raise BuildError("wheel-invalid", f"{name} is not what its RECORD says")
 
 
-def _members(wheel: Path, sha256: str) -> Iterator[tuple[Member, bool]]:
+def _members(wheel: Path, sha256: str) -> Iterator[tuple[WheelMember, bool]]:
     """The files of a wheel, and whether each is a program."""
-    with open_held(wheel, sha256) as raw:
+    with open_verified(wheel, sha256) as raw:
         check_list(raw)
         with zipfile.ZipFile(raw) as archive:
-            source = WheelSource(archive, OpenWheel(file=raw, report=lambda _: None))
+            source = WheelSource(archive, VerifiedWheelReader(file=raw, report=lambda _: None))
             for _, member, executable in source.get_contents():
-                yield cast("Member", member), executable
+                yield cast("WheelMember", member), executable
 
 
 @contextmanager
-def _told_of(wheel: Path) -> Iterator[None]:
+def _naming_wheel(wheel: Path) -> Iterator[None]:
     """Errors of a wheel name it."""
     try:
         yield
-    except AlteredError:
+    except PackageMismatchError:
         raise
     except BuildError as error:
         raise BuildError(
-            error.code, f"{wheel.name}: {error.message}", hint=error.hint or _mend(wheel)
+            error.code, f"{wheel.name}: {error.message}", hint=error.hint or _fix_hint(wheel)
         ) from error
     except _UNSOUND as error:
         text = f"{wheel.name}: not a valid wheel: {_reason(error)}"
-        raise BuildError("wheel-invalid", text, hint=_mend(wheel)) from error
+        raise BuildError("wheel-invalid", text, hint=_fix_hint(wheel)) from error
 
 
 def _reason(error: Exception) -> str:
@@ -469,13 +472,15 @@ def _reason(error: Exception) -> str:
     return " ".join(str(text).split()) or type(error).__name__
 
 
-def _altered(wheel: Path, what: str) -> AlteredError:
-    error = AlteredError("package-altered", f"{wheel.name} {what}", hint=_mend(wheel))
+def _altered(wheel: Path, what: str) -> PackageMismatchError:
+    error = PackageMismatchError("package-altered", f"{wheel.name} {what}", hint=_fix_hint(wheel))
     error.name = wheel.name
     return error
 
 
-def _lay(wheel: OpenWheel, place: Prefix, segment: Segment, compiler: Compiler) -> tuple[LaidFile, ...]:
+def _lay(
+    wheel: VerifiedWheelReader, place: InstallPrefix, segment: TarSegment, compiler: BytecodeCompiler
+) -> tuple[InstalledFile, ...]:
     check_list(wheel.file)
     with zipfile.ZipFile(wheel.file) as archive, warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # shipped __pycache__ is left out, as pip does
@@ -490,7 +495,7 @@ def _lay(wheel: OpenWheel, place: Prefix, segment: Segment, compiler: Compiler) 
 # What a wheel that is none makes zipfile, installer and the parsers below them raise.
 _UNSOUND: tuple[type[Exception], ...] = (
     zipfile.BadZipFile,
-    DamagedError,
+    CorruptDataError,
     InstallerError,
     InvalidRecordEntry,
     configparser.Error,
@@ -504,7 +509,7 @@ _UNSOUND: tuple[type[Exception], ...] = (
 )
 
 
-def _mend(wheel: Path) -> str:
+def _fix_hint(wheel: Path) -> str:
     return f"if the file is corrupt, delete it and rebuild: rm {wheel}"
 
 
@@ -520,7 +525,7 @@ def with_byte_code(paths: Collection[str], python: str) -> frozenset[str]:
     return frozenset((*paths, *(cached_path(path, python) for path in paths if path.endswith(".py"))))
 
 
-def _compile(destination: LayerDestination, compiler: Compiler, place: Prefix) -> None:
+def _compile(destination: LayerDestination, compiler: BytecodeCompiler, place: InstallPrefix) -> None:
     for target, member in destination.sources:
         pyc = compiler.compile(f"/{target}", member.bytes())
         if pyc is None:

@@ -57,18 +57,25 @@ from imagefactory.cli import transfer as pull
 from imagefactory.cli import verdicts as promote
 from imagefactory.cli import verdicts as reconcile
 from imagefactory.cli import verdicts as revoke
-from imagefactory.cli.arguments import Group
-from imagefactory.cli.output import Call, complain, error_json, explain, say_json, write
+from imagefactory.cli.arguments import CommandGroup
+from imagefactory.cli.output import (
+    CommandContext,
+    error_json,
+    explain,
+    print_errors,
+    print_json,
+    write_terminal,
+)
 from imagefactory.errors import (
     DISTRIBUTION,
     EXIT_CODES,
     EXIT_INTERRUPTED,
     EXIT_OK,
-    FactoryError,
+    ImagefactoryError,
     ToolError,
     UsageError,
     extra_hint,
-    own_pip,
+    own_pip_command,
     without_logins,
 )
 from imagefactory.extras.modules import command as module
@@ -79,7 +86,7 @@ from imagefactory.extras.sbom import command as sbom
 from imagefactory.extras.site import command as report
 from imagefactory.extras.site import command as tables
 from imagefactory.extras.wheels import command
-from imagefactory.progress import STYLES, fall_silent
+from imagefactory.progress import STYLES, silence_progress
 
 WAKER, WAKINGS = "signals", 3
 MODULES = {
@@ -98,7 +105,7 @@ MODULES = {
 EPILOG = f"Exit codes: {'; '.join(f'{code} {words}' for code, words in EXIT_CODES.items())}."
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]}, epilog=EPILOG)
+@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]}, epilog=EPILOG)
 @click.version_option(__version__, message="imagefactory %(version)s")
 @click.option(
     "-C",
@@ -128,7 +135,7 @@ def cli(ctx: click.Context, directory: Path | None, style: str) -> None:
       imagefactory submit pytorch-2.3-cu121  a submit file, for proven GPUs
       imagefactory doctor                    what this machine has and lacks
     """
-    ctx.obj = Call(directory, style)
+    ctx.obj = CommandContext(directory, style)
 
 
 cli.shelve(
@@ -196,55 +203,55 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line. This is the only place that handles errors."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None:  # the process is ours
-        _print_what_python_prints()
-    _clean_up_when_told_to_end()
-    _wake_for_signals()
+        _print_warnings_plainly()
+    _clean_up_on_termination()
+    _install_wakeup()
     try:
-        refuse_the_other_package(Path(__file__).parents[1])
+        check_not_namesake_package(Path(__file__).parents[1])
         code = cli.main(args=arguments, prog_name="imagefactory", standalone_mode=False)
-    except FactoryError as error:
-        code = _end(error, arguments)
+    except ImagefactoryError as error:
+        code = _exit_process(error, arguments)
     except click.exceptions.Exit as exit_:
         code = exit_.exit_code
     except click.ClickException as error:
         buffer = io.StringIO()
         error.show(buffer)
         code = error.exit_code
-        _say_json_error(arguments, UsageError("invalid-arguments", error.format_message()), code)
-        write(2, without_logins(buffer.getvalue().rstrip("\n")))
+        _print_json_error(arguments, UsageError("invalid-arguments", error.format_message()), code)
+        write_terminal(2, without_logins(buffer.getvalue().rstrip("\n")))
     except click.Abort as error:
         if isinstance(error.__context__, EOFError):
-            code = _end(explain(error.__context__), arguments)
+            code = _exit_process(explain(error.__context__), arguments)
         else:
-            code = _interrupted(arguments)
+            code = _raise_interrupt(arguments)
     except KeyboardInterrupt:
-        code = _interrupted(arguments)
+        code = _raise_interrupt(arguments)
     except OSError as error:
-        code = _end(explain(error), arguments)
+        code = _exit_process(explain(error), arguments)
     except ModuleNotFoundError as error:
         extra = MODULES.get((error.name or "").partition(".")[0])
         if extra is None:
             raise
         missing = ToolError("extra-not-installed", f"{error.name} is not installed", hint=extra_hint(extra))
-        code = _end(missing, arguments)
+        code = _exit_process(missing, arguments)
     sys.exit(code if isinstance(code, int) else EXIT_OK)
 
 
-def _print_what_python_prints() -> None:
+def _print_warnings_plainly() -> None:
     """Print tracebacks and warnings through `write`: they quote untrusted text."""
-    sys.excepthook = _say_bug
-    threading.excepthook = lambda bug: _say_bug(bug.exc_type, bug.exc_value, bug.exc_traceback)
-    warnings.showwarning = lambda message, kind, *_: write(2, f"{kind.__name__}: {message}")
+    sys.excepthook = _print_bug
+    threading.excepthook = lambda bug: _print_bug(bug.exc_type, bug.exc_value, bug.exc_traceback)
+    warnings.showwarning = lambda message, kind, *_: write_terminal(2, f"{kind.__name__}: {message}")
 
 
-def _say_bug(
+def _print_bug(
     kind: type[BaseException], error: BaseException | None, where: types.TracebackType | None
 ) -> None:
     if not issubclass(kind, SystemExit):  # of a thread: it ends without a word
-        write(2, "".join(traceback.format_exception(kind, error, where)).rstrip("\n"))
+        write_terminal(2, "".join(traceback.format_exception(kind, error, where)).rstrip("\n"))
 
 
-def refuse_the_other_package(package: Path) -> None:
+def check_not_namesake_package(package: Path) -> None:
     """Raises ToolError where another package named `imagefactory` shares this program's directory.
 
     Both have files of the same names, so the later installation overwrites the earlier one. A file that only
@@ -254,12 +261,12 @@ def refuse_the_other_package(package: Path) -> None:
         raise ToolError(
             "package-name-conflict",
             f"another program named imagefactory is installed in {package} and overwrites parts of this one",
-            hint=f"{own_pip('uninstall', 'imagefactory')} && "
-            + own_pip("install", f"--force-reinstall --no-deps {DISTRIBUTION}"),
+            hint=f"{own_pip_command('uninstall', 'imagefactory')} && "
+            + own_pip_command("install", f"--force-reinstall --no-deps {DISTRIBUTION}"),
         )
 
 
-def _clean_up_when_told_to_end() -> None:
+def _clean_up_on_termination() -> None:
     """Handle SIGTERM and a lost terminal as Ctrl-C: containers and builds end too."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores the latter, and means it
@@ -267,7 +274,7 @@ def _clean_up_when_told_to_end() -> None:
 
 
 @functools.cache
-def _wake_for_signals() -> None:
+def _install_wakeup() -> None:
     """Wake the main thread after a signal that another thread received.
 
     The kernel may deliver a signal to any thread, and only the main thread runs the handler. If it waits for
@@ -289,13 +296,13 @@ def _wake_for_signals() -> None:
     threading.Thread(target=wake, daemon=True, name=WAKER).start()
 
 
-def _interrupted(arguments: Sequence[str]) -> int:
+def _raise_interrupt(arguments: Sequence[str]) -> int:
     """Print the last message. If other threads run, exit at once: a normal exit would join them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who presses the keys twice is told it once
-    fall_silent()
+    silence_progress()
     message = "interrupted: run the same command again to go on"
-    _say_json_error(arguments, FactoryError("interrupted", message), EXIT_INTERRUPTED)
-    write(2, message)
+    _print_json_error(arguments, ImagefactoryError("interrupted", message), EXIT_INTERRUPTED)
+    write_terminal(2, message)
     own = (threading.main_thread().name, WAKER)
     if any(
         thread.name not in own for thread in threading.enumerate()
@@ -307,14 +314,14 @@ def _interrupted(arguments: Sequence[str]) -> int:
     return EXIT_INTERRUPTED
 
 
-def _end(error: FactoryError, arguments: Sequence[str]) -> int:
+def _exit_process(error: ImagefactoryError, arguments: Sequence[str]) -> int:
     """Print an error that ended the whole call: to stderr, and as JSON with --json."""
-    _say_json_error(arguments, error, error.exit_code)
-    complain(error)
+    _print_json_error(arguments, error, error.exit_code)
+    print_errors(error)
     return error.exit_code
 
 
-def _say_json_error(arguments: Sequence[str], error: FactoryError, exit_code: int) -> None:
+def _print_json_error(arguments: Sequence[str], error: ImagefactoryError, exit_code: int) -> None:
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     if "--json" in own:
-        say_json("error", {"errors": [error_json(error) | {"exit_code": exit_code}]})
+        print_json("error", {"errors": [error_json(error) | {"exit_code": exit_code}]})

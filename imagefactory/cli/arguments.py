@@ -9,13 +9,13 @@ from datetime import timedelta
 
 import click
 
-from imagefactory.cli.output import Call
+from imagefactory.cli.output import CommandContext
 
 _TIME = re.compile(r"([0-9]{1,6})([smhdw])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
-class Duration(click.ParamType[timedelta]):
+class DurationType(click.ParamType[timedelta]):
     """A duration such as `30m`, `24h` or `2d`."""
 
     name = "time"
@@ -30,7 +30,7 @@ class Duration(click.ParamType[timedelta]):
 # --- How `--help` shows commands: grouped by purpose, one whole line each
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """A group of commands whose help has headings and whole lines."""
 
     _shelves: Mapping[str, tuple[click.Command, ...]] | None = None
@@ -41,8 +41,8 @@ class Group(click.Group):
         for commands in shelves.values():
             for command in commands:
                 self.add_command(command)
-        for command in leaves(self):
-            command.params.append(_quiet())
+        for command in leaf_commands(self):
+            command.params.append(_hidden_options())
 
     def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(map(len, self.commands))
@@ -52,11 +52,11 @@ class Group(click.Group):
                 formatter.write_dl(rows)
 
 
-def leaves(group: click.Group) -> Iterator[click.Command]:
+def leaf_commands(group: click.Group) -> Iterator[click.Command]:
     """Return the commands of a group and its subgroups, without the groups themselves."""
     for command in group.commands.values():
         if isinstance(command, click.Group):
-            yield from leaves(command)
+            yield from leaf_commands(command)
         else:
             yield command
 
@@ -67,9 +67,9 @@ def first_line(command: click.Command) -> str:
     return paragraph.partition(". ")[0].rstrip(".")
 
 
-def _quiet() -> click.Option:
+def _hidden_options() -> click.Option:
     def hush(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-        if value and isinstance(ctx.obj, Call):
+        if value and isinstance(ctx.obj, CommandContext):
             ctx.obj = replace(ctx.obj, progress_style="quiet")
 
     return click.Option(

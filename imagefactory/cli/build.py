@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING
 import click
 
 from imagefactory.cli.output import (
-    Call,
+    CommandContext,
+    artifact_json,
     choose_targets,
-    collecting,
     confirm,
+    exit_with_first_failure,
     json_option,
-    made_json,
+    print_json,
+    print_next_command,
+    print_result,
     registry_option,
     reject_conflict,
     runner_option,
-    say,
-    say_json,
-    say_next,
     targets_argument,
-    write,
+    write_terminal,
 )
 from imagefactory.cli.transfer import pushed_json
 from imagefactory.errors import CheckFailedError, StaleError, UnbuiltError, UnsolvableError, UsageError
@@ -35,11 +35,11 @@ from imagefactory.model import Outcome
 from imagefactory.settings.choices import ENGINES
 
 if TYPE_CHECKING:
-    from imagefactory.actions.build import Built
-    from imagefactory.actions.lock import LockOptions, Relock
-    from imagefactory.extras.wheels.lock import BuiltWheel
-    from imagefactory.model import Base, Target
-    from imagefactory.project import Factory
+    from imagefactory.actions.build import BuildResult
+    from imagefactory.actions.lock import LockOptions, LockResult
+    from imagefactory.extras.wheels.lock import ProjectWheel
+    from imagefactory.model import BaseSpec, Target
+    from imagefactory.project import Project
 
 
 @click.command()
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_obj
 def build(
-    call: Call,
+    call: CommandContext,
     names: tuple[str, ...],
     engine: str | None,
     runner: str | None,
@@ -74,7 +74,7 @@ def build(
     from imagefactory.access import registry_place
     from imagefactory.actions.build import BuildOptions
     from imagefactory.actions.transfer import PushOptions, check_push
-    from imagefactory.actions.workflow import Making, make_image
+    from imagefactory.actions.workflow import MakeOptions, make_image
     from imagefactory.views.images import format_built, format_pushed
 
     factory, progress = call.sound_factory, call.progress
@@ -96,43 +96,43 @@ def build(
     )
     chosen = choose_targets(factory, names)
     results: list[dict[str, object]] = []
-    with collecting(factory) as failures:
+    with exit_with_first_failure(factory) as failures:
 
-        def tell(built: Built) -> None:
+        def tell(built: BuildResult) -> None:
             results.append(_built_json(built, factory))
-            say(format_built(built, factory.settings.store.value), unless=as_json)
+            print_result(format_built(built, factory.settings.store.value), unless=as_json)
             if built.report is not None and not built.report.passed:
                 message = f"the image is built, but its smoke test failed: {built.report.failure}"
                 hint = f"see the checks above{_or_qemu(built)}; the image stays in the store under its tag"
                 text = f"{built.target.name}: {message}"
                 failures.add(CheckFailedError("smoke-test-failed", text, hint=built.report.hint or hint))
 
-        request = Making(build=options, push=push, built=tell)
+        request = MakeOptions(build=options, push=push, built=tell)
         for target in chosen:
             with failures.of(target.name):
                 pushed = make_image(factory, target, request, progress)
                 if pushed is not None:
-                    say(format_pushed(pushed), unless=as_json)
+                    print_result(format_pushed(pushed), unless=as_json)
                     results[-1]["pushed"] = pushed_json(pushed)
         if as_json:
-            say_json("build", {"results": results, "errors": failures.as_json()})
+            print_json("build", {"results": results, "errors": failures.as_json()})
     if push is None and factory.settings.registry.value and not no_smoke:
-        say_next("push", *(target.name for target in chosen))
+        print_next_command("push", *(target.name for target in chosen))
     elif on_gpus := [target.name for target in chosen if target.gpu]:
-        say_next("verify", *on_gpus)
+        print_next_command("verify", *on_gpus)
     elif push is None:
-        say_next("run", chosen[0].name, "--", "python")
+        print_next_command("run", chosen[0].name, "--", "python")
     else:
-        say_next("promote", *(target.name for target in chosen))
+        print_next_command("promote", *(target.name for target in chosen))
 
 
-def _built_json(built: Built, factory: Factory) -> dict[str, object]:
+def _built_json(built: BuildResult, factory: Project) -> dict[str, object]:
     from imagefactory.verify.smoke import format_report
 
     return {
         "target": built.target.name,
         "store": factory.settings.store.value,
-        "image": made_json(built.image),
+        "image": artifact_json(built.image),
         "fresh": built.fresh,
         "published_base": built.published_base,
         "smoke": format_report(built.report) if built.report else None,
@@ -141,11 +141,11 @@ def _built_json(built: Built, factory: Factory) -> dict[str, object]:
     }
 
 
-def _or_qemu(built: Built) -> str:
+def _or_qemu(built: BuildResult) -> str:
     """Return a hint about qemu: 7.2 ends PyTorch 2.15 by a segmentation fault, 10.0 does not."""
-    from imagefactory.gpu.capability import emulated_here
+    from imagefactory.gpu.capability import can_emulate
 
-    emulated = emulated_here(built.target.platform)
+    emulated = can_emulate(built.target.platform)
     return ", unless the emulator is at fault: try a newer qemu" if emulated else ""
 
 
@@ -171,7 +171,7 @@ def _or_qemu(built: Built) -> str:
 @json_option
 @click.pass_obj
 def lock(
-    call: Call,
+    call: CommandContext,
     /,
     *,
     names: tuple[str, ...],
@@ -190,13 +190,13 @@ def lock(
     An unchanged lock solves nothing. Only what must move moves.
     """
     from imagefactory.actions.definition import layers_state
-    from imagefactory.actions.lock import LockOptions, below_first, lock_base
+    from imagefactory.actions.lock import LockOptions, lock_base, parents_first
     from imagefactory.actions.locked import base_state, holding, lock_state
-    from imagefactory.project import require_own
-    from imagefactory.recipes.edit import left_out
+    from imagefactory.project import require_own_project
+    from imagefactory.recipes.edit import omitted_companions
     from imagefactory.views.images import format_relock
 
-    of_targets = _no_bases(names)
+    of_targets = _check_no_bases(names)
     option = "--explain" if explain else "--note"
     reject_conflict(
         check and (update or update_all), "--check and --update exclude each other", "remove one of them"
@@ -224,7 +224,7 @@ def lock(
         f"imagefactory lock TARGET {option}",
     )
     if not check and not render:
-        require_own(call.settings, "lock")
+        require_own_project(call.settings, "lock")
     if render:
         return _render(call, names, render)
     factory, progress = call.sound_factory, call.progress
@@ -247,7 +247,7 @@ def lock(
     if deep:
         from imagefactory.actions.lock import lock_target_layers
     results: list[dict[str, object]] = []
-    with collecting(factory) as failures:
+    with exit_with_first_failure(factory) as failures:
         for base in bases:
             with failures.of(f"base:{base.name}"):
                 changed = lock_base(factory, base, progress, update=update_all)
@@ -255,11 +255,14 @@ def lock(
                 state = "locked" if changed else "unchanged"
                 if base.image:
                     state = f"pinned by its digest; to move it, write another one at {base.where}"
-                say(f"base:{base.name}: {state}", unless=as_json)
+                print_result(f"base:{base.name}: {state}", unless=as_json)
         changed_names = set()
-        for target in below_first(factory, chosen):
-            with failures.of(target.name), _explaining(factory, target, explain=explain, as_json=as_json):
-                if lacking := left_out(target):
+        for target in parents_first(factory, chosen):
+            with (
+                failures.of(target.name),
+                _with_lock_hints(factory, target, explain=explain, as_json=as_json),
+            ):
+                if lacking := omitted_companions(target):
                     progress.note(lacking)
                 relock, wheels = _lock(call, factory, target, options, build=build, as_json=as_json)
                 relayered = lock_target_layers(factory, target, progress) if deep else None
@@ -274,28 +277,36 @@ def lock(
                     }
                 )
                 changed_names |= {target.name} if relock.before != relock.after else set()
-                say(format_relock(relock), unless=as_json)
+                print_result(format_relock(relock), unless=as_json)
                 if deep:
-                    say(f"{target.name}: layers {'locked' if relayered else 'unchanged'}", unless=as_json)
+                    print_result(
+                        f"{target.name}: layers {'locked' if relayered else 'unchanged'}", unless=as_json
+                    )
         above = [t for t in factory.targets if t.on in changed_names and t not in chosen]
         above = [t for t in above if lock_state(factory, t) != "ok"]
         if above:
-            say(
+            print_result(
                 f"built on what moved, so next: imagefactory lock {' '.join(t.name for t in above)}",
                 unless=as_json,
             )
         if as_json:
-            say_json("locks", {"results": results, "errors": failures.as_json()})
+            print_json("locks", {"results": results, "errors": failures.as_json()})
     if changed_names:
-        say_next("render", *sorted(changed_names)) if names else say_next("render")
+        print_next_command("render", *sorted(changed_names)) if names else print_next_command("render")
     elif len(chosen) == 1:
-        say_next("build", chosen[0].name)
+        print_next_command("build", chosen[0].name)
     return None
 
 
 def _lock(
-    call: Call, factory: Factory, target: Target, options: LockOptions, *, build: bool, as_json: bool
-) -> tuple[Relock, list[BuiltWheel]]:
+    call: CommandContext,
+    factory: Project,
+    target: Target,
+    options: LockOptions,
+    *,
+    build: bool,
+    as_json: bool,
+) -> tuple[LockResult, list[ProjectWheel]]:
     """Lock a target. Build packages without a wheel with --build, or if a person confirms it."""
     from imagefactory.actions.lock import lock_target
     from imagefactory.extras.wheels.lock import build_and_lock
@@ -309,16 +320,18 @@ def _lock(
                 raise
             if not confirm(f"{error.message}\nBuild them now?"):
                 raise
-    result = build_and_lock(factory, target, options, call.progress, lambda line: say(line, unless=as_json))
+    result = build_and_lock(
+        factory, target, options, call.progress, lambda line: print_result(line, unless=as_json)
+    )
     return result.relock, [wheel for wheel, _ in result.wheels]
 
 
-def _render(call: Call, names: tuple[str, ...], kind: str) -> None:
+def _render(call: CommandContext, names: tuple[str, ...], kind: str) -> None:
     """Print the lock of one conda target as a file that conda reads. A note lists what it cannot contain."""
     from imagefactory.actions.lock import render_lock
 
     factory = call.factory
-    chosen = choose_targets(factory, _no_bases(names)) if _no_bases(names) else ()
+    chosen = choose_targets(factory, _check_no_bases(names)) if _check_no_bases(names) else ()
     if len(chosen) != 1 or len(names) != 1:
         file = "explicit.txt" if kind == "explicit" else "env.yml"
         raise UsageError(
@@ -327,25 +340,25 @@ def _render(call: Call, names: tuple[str, ...], kind: str) -> None:
             hint=f"imagefactory lock TARGET --render {kind} > {file}",
         )
     text, left_out = render_lock(factory, chosen[0], kind)
-    say(text.removesuffix("\n"))
+    print_result(text.removesuffix("\n"))
     if left_out:
         call.progress.note(left_out)
 
 
 @contextmanager
-def _explaining(factory: Factory, target: Target, *, explain: bool, as_json: bool) -> Iterator[None]:
+def _with_lock_hints(factory: Project, target: Target, *, explain: bool, as_json: bool) -> Iterator[None]:
     """With --explain, print the solver's account of this run or of the recorded one."""
-    from imagefactory.actions.locked import lock_state, read_why
+    from imagefactory.actions.locked import lock_state, read_unsolvable_reason
 
     known = explain and lock_state(factory, target) == Outcome.UNSOLVABLE
-    if known and (why := read_why(factory, target)):
-        say(why.tree or why.reason, unless=as_json)
+    if known and (why := read_unsolvable_reason(factory, target)):
+        print_result(why.tree or why.reason, unless=as_json)
         raise UnsolvableError("no-solution", f"{target.name}: {why.reason}", hint=why.hint, tree=why.tree)
     try:
         yield
     except UnsolvableError as error:
         if explain:
-            say(error.tree or error.message, unless=as_json)
+            print_result(error.tree or error.message, unless=as_json)
         elif error.tree.count("\n") > 1 and "--explain" not in error.hint:
             more = f"imagefactory lock {target.name} --explain prints the solver's whole account"
             error.hint = f"{error.hint}; {more}" if error.hint else more
@@ -353,8 +366,8 @@ def _explaining(factory: Factory, target: Target, *, explain: bool, as_json: boo
 
 
 def _check(
-    call: Call,
-    factory: Factory,
+    call: CommandContext,
+    factory: Project,
     names: tuple[str, ...],
     states: dict[str, str],
     layers: dict[str, str],
@@ -375,10 +388,10 @@ def _check(
 
     unsolvable = [name for name, state in states.items() if state == Outcome.UNSOLVABLE]
     bad = {name: state for name, state in states.items() if state not in ("ok", Outcome.UNSOLVABLE)}
-    with collecting(factory) as failures:
+    with exit_with_first_failure(factory) as failures:
         if not names:
             with failures.of("lockfiles"):
-                refuse_orphans(factory)
+                check_no_orphans(factory)
         if bad:
             listing = ", ".join(f"{name} ({state})" for name, state in bad.items())
             hint = "imagefactory lock " + " ".join(bad)
@@ -394,15 +407,15 @@ def _check(
         for target in [target for target in deep if target.name not in {**bad, **old}]:
             with failures.of(target.name):
                 check_target_layers(factory, target, call.progress)
-                say(f"{target.name}: each layer, made anew, is as locked", unless=as_json)
+                print_result(f"{target.name}: each layer, made anew, is as locked", unless=as_json)
         if as_json:
-            say_json("locks", {"locks": states, "layers": layers, "errors": failures.as_json()})
+            print_json("locks", {"locks": states, "layers": layers, "errors": failures.as_json()})
         elif not failures.errors:
             known = f"; without a solution, as recorded: {', '.join(unsolvable)}" if unsolvable else ""
-            say(f"{len(states) - len(unsolvable)} locks are as the recipes ask{known}")
+            print_result(f"{len(states) - len(unsolvable)} locks are as the recipes ask{known}")
 
 
-def refuse_orphans(factory: Factory) -> None:
+def check_no_orphans(factory: Project) -> None:
     """Raises StaleError for locks and definitions without a recipe."""
     from imagefactory.actions.locked import orphans
 
@@ -413,11 +426,11 @@ def refuse_orphans(factory: Factory) -> None:
         )
 
 
-def _no_bases(names: tuple[str, ...]) -> tuple[str, ...]:
+def _check_no_bases(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in names if not name.startswith("base:"))
 
 
-def _select_bases(factory: Factory, names: tuple[str, ...], chosen: Sequence[Target]) -> list[Base]:
+def _select_bases(factory: Project, names: tuple[str, ...], chosen: Sequence[Target]) -> list[BaseSpec]:
     """Return the named bases, and those to which recipes of the chosen targets add packages or a platform."""
     base_names = [name.removeprefix("base:") for name in names if name.startswith("base:")]
     known = {base.name: base for base in factory.bases}
@@ -438,16 +451,16 @@ def _select_bases(factory: Factory, names: tuple[str, ...], chosen: Sequence[Tar
 @click.option("--check", is_flag=True, help="Write nothing; exit 4 if a committed file differs.")
 @json_option
 @click.pass_obj
-def render(call: Call, names: tuple[str, ...], check: bool, as_json: bool) -> None:
+def render(call: CommandContext, names: tuple[str, ...], check: bool, as_json: bool) -> None:
     """Write Dockerfile, apptainer.def and lock to definitions/TARGET/.
 
     Without TARGET, those that are known to have no solution are passed over.
     """
     from imagefactory.actions.definition import write_definition
     from imagefactory.actions.locked import lock_state
-    from imagefactory.project import require_own
+    from imagefactory.project import require_own_project
 
-    require_own(call.settings, "render")
+    require_own_project(call.settings, "render")
     factory = call.sound_factory
     chosen = choose_targets(factory, names)
     if not names:
@@ -457,7 +470,7 @@ def render(call: Call, names: tuple[str, ...], check: bool, as_json: bool) -> No
             call.progress.note(f"without a solution, so without a definition: {', '.join(passed)}")
     written: list[str] = []
     stale: dict[str, list[str]] = {}
-    with collecting(factory) as failures:
+    with exit_with_first_failure(factory) as failures:
         for target in chosen:
             with failures.of(target.name):
                 changes = write_definition(factory, target, check=check)
@@ -467,21 +480,25 @@ def render(call: Call, names: tuple[str, ...], check: bool, as_json: bool) -> No
                     written.append(target.name)
         if check and not names:
             with failures.of("definitions"):
-                refuse_orphans(factory)
+                check_no_orphans(factory)
         if as_json:
-            say_json("definitions", {"written": written, "stale": stale, "errors": failures.as_json()})
+            print_json("definitions", {"written": written, "stale": stale, "errors": failures.as_json()})
         elif failures.errors and not written:
             pass  # the errors have said it
         elif check and not stale:
-            say(f"{len(chosen) - len(failures.errors)} definitions are as the recipes and locks give them")
+            print_result(
+                f"{len(chosen) - len(failures.errors)} definitions are as the recipes and locks give them"
+            )
         elif not check:
-            say(f"wrote {', '.join(written)}" if written else "nothing to write: all definitions are current")
+            print_result(
+                f"wrote {', '.join(written)}" if written else "nothing to write: all definitions are current"
+            )
         for name, differences in stale.items():
-            write(2, "\n".join([f"{name}:", *differences]))
+            write_terminal(2, "\n".join([f"{name}:", *differences]))
         if stale:
             hint = "imagefactory render " + " ".join(stale)
             failures.add(
                 StaleError("definition-outdated", f"outdated definitions: {', '.join(stale)}", hint=hint)
             )
     if not check and len(chosen) == 1:
-        say_next("build", chosen[0].name)
+        print_next_command("build", chosen[0].name)

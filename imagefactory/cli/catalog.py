@@ -11,32 +11,32 @@ from typing import TYPE_CHECKING
 import click
 
 from imagefactory.cli.output import (
-    Call,
+    CommandContext,
     choose_targets,
-    collecting,
+    exit_with_first_failure,
     json_option,
+    print_catalog_notes,
+    print_json,
+    print_next_command,
+    print_result,
     registry_option,
-    say,
-    say_json,
-    say_next,
-    say_notes,
     targets_argument,
     terminal_width,
-    write,
+    write_terminal,
 )
 from imagefactory.cli.pool import find_inventory, inventory_option
-from imagefactory.errors import EXIT_CHECK, FactoryError, NothingSelectedError, UsageError
+from imagefactory.errors import EXIT_CHECK, ImagefactoryError, NothingSelectedError, UsageError
 from imagefactory.settings.choices import HTCONDOR
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from imagefactory.actions.catalog import MadeCatalogue
-    from imagefactory.actions.publish import RolledBack
-    from imagefactory.project import Factory
+    from imagefactory.actions.catalog import CatalogResult
+    from imagefactory.actions.publish import RollbackPlan
+    from imagefactory.project import Project
     from imagefactory.schedulers.pool import Inventory
-    from imagefactory.trust.catalog import CataloguedImage
-    from imagefactory.trust.verdict import Judged
+    from imagefactory.trust.catalog import CatalogImage
+    from imagefactory.trust.verdict import VerificationResult
 
 
 @click.command()
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_obj
 def catalogue(
-    call: Call,
+    call: CommandContext,
     /,
     *,
     names: tuple[str, ...],
@@ -92,19 +92,19 @@ def catalogue(
     --rollback signs what an earlier one of the registry offered, with today's time. Its verdicts are judged
     again: what was revoked since stays revoked. Repeated, it puts back what it had replaced.
     """
-    from imagefactory.actions.catalog import CatalogueMaking
+    from imagefactory.actions.catalog import CatalogRequest
     from imagefactory.actions.publish import (
-        Publishing,
+        PublishRequest,
         check_signer,
         current_place,
         find_earlier,
-        make_catalogue,
+        prepare_catalog,
         publish,
         publishing_key,
         read_current,
         roll_back,
     )
-    from imagefactory.trust.offers import ages_of, judge_offer
+    from imagefactory.trust.offers import verdict_ages_of, verify_offer
     from imagefactory.trust.policy import read_trust
     from imagefactory.views.verdicts import format_ages
 
@@ -121,15 +121,15 @@ def catalogue(
         before = read_current(output or current_place(factory, place), trust, now)
     if key and not yes_everybody_must_join_again:
         check_signer(before, key, trust, now)
-    with collecting(factory) as failures:
+    with exit_with_first_failure(factory) as failures:
         targets = choose_targets(factory, names)
-        making = CatalogueMaking(targets=targets, now=now, registry=place, named=bool(names))
-        request = Publishing(making=making, output=output, before=before)
-        back: RolledBack | None = None
+        making = CatalogRequest(targets=targets, now=now, registry=place, named=bool(names))
+        request = PublishRequest(making=making, output=output, before=before)
+        back: RollbackPlan | None = None
         if rollback is not None:
             back = roll_back(factory, request, find_earlier(factory, request, rollback, trust), call.progress)
             request = replace(request, rollback=back.why)
-        draft = back.made if back else make_catalogue(factory, request, call.progress)
+        draft = back.made if back else prepare_catalog(factory, request, call.progress)
         if not draft.catalogue.images:
             if draft.waiting:
                 raise NothingSelectedError(
@@ -147,57 +147,70 @@ def catalogue(
             signed, written = publish(factory, draft.catalogue, key, request)
             draft = replace(draft, catalogue=signed)
             if output is None:
-                _note_other_place(factory, str(current_place(factory, place)))
-        offers = [judge_offer(draft.catalogue, image, trust, now) for image in draft.catalogue.images]
-        proven, ages = {offer.image.target: _proven(offer.judged) for offer in offers}, ages_of(offers, now)
+                _note_other_repository(factory, str(current_place(factory, place)))
+        offers = [verify_offer(draft.catalogue, image, trust, now) for image in draft.catalogue.images]
+        proven, ages = (
+            {offer.image.target: _verdict_age_text(offer.judged) for offer in offers},
+            verdict_ages_of(offers, now),
+        )
         if as_json:
             more = {"proofs": ages, "errors": failures.as_json()}
             more |= {"rollback": _rollback_json(back)} if back else {}
-            return say_json("catalogue", {**_as_json(draft, proven, written), **more})
+            return print_json("catalogue", {**_as_json(draft, proven, written), **more})
         for image in draft.catalogue.images:
-            say(f"{image.target}  {image.reference or image.subject.index}")
-            say(f"  verified on {', '.join(proven[image.target]) or 'nothing'}")
-            say(
+            print_result(f"{image.target}  {image.reference or image.subject.index}")
+            print_result(f"  verified on {', '.join(proven[image.target]) or 'nothing'}")
+            print_result(
                 "  as the last catalogue has it: its recipe has faults", unless=image.target not in draft.kept
             )
         for name, why in draft.left_out:
-            say(f"{name}  left out: {why}")
+            print_result(f"{name}  left out: {why}")
         if back:
-            say(f"{'back' if written else 'would go back'} to {back.why}")
+            print_result(f"{'back' if written else 'would go back'} to {back.why}")
             for change in back.changes:
                 was, will = (digest or "not there" for digest in (change.now, change.then))
                 verdicts = f"{change.verdicts_now} -> {change.verdicts_then} verdicts"
-                say(f"  {change.target}  {was}{f' -> {will}' if was != will else ''}, {verdicts}")
-            say("  no image and no verdict differs", unless=bool(back.changes))
+                print_result(f"  {change.target}  {was}{f' -> {will}' if was != will else ''}, {verdicts}")
+            print_result("  no image and no verdict differs", unless=bool(back.changes))
         for where in written:
-            say(f"written: {where}")
-        say(format_ages(ages))
+            print_result(f"written: {where}")
+        print_result(format_ages(ages))
         if written:
-            say(f"signed by '{key.name if key else ''}', it holds until {draft.catalogue.expires:%Y-%m-%d}")
+            print_result(
+                f"signed by '{key.name if key else ''}', it holds until {draft.catalogue.expires:%Y-%m-%d}"
+            )
         if written and back:
-            say("remove the cause: the next night, or `imagefactory catalogue`, makes it of what is there")
+            print_result(
+                "remove the cause: the next night, or `imagefactory catalogue`, makes it of what is there"
+            )
     if written:
-        return say_next("submit", "--list")
-    return say_next("catalogue", "--rollback", back.earlier.digest) if back else say_next("catalogue", *names)
+        return print_next_command("submit", "--list")
+    return (
+        print_next_command("catalogue", "--rollback", back.earlier.digest)
+        if back
+        else print_next_command("catalogue", *names)
+    )
 
 
-def _note_other_place(factory: Factory, place: str) -> None:
-    from imagefactory.trust.catalog_package import CURRENT, catalogue_place
+def _note_other_repository(factory: Project, place: str) -> None:
+    from imagefactory.trust.catalog_package import CURRENT, catalog_repository
 
     entry = factory.settings.catalogue
     remote = entry.value and not entry.value.startswith("/")
-    if entry.value and not (remote and str(catalogue_place(entry.value)) == f"{place}:{CURRENT}"):
-        write(2, f"note: readers with your settings take another: catalogue = {entry.value} ({entry.origin})")
+    if entry.value and not (remote and str(catalog_repository(entry.value)) == f"{place}:{CURRENT}"):
+        write_terminal(
+            2, f"note: readers with your settings take another: catalogue = {entry.value} ({entry.origin})"
+        )
 
 
-def _proven(judged: Iterable[Judged]) -> list[str]:
-    from imagefactory.gpu.values import Answer
+def _verdict_age_text(judged: Iterable[VerificationResult]) -> list[str]:
+    from imagefactory.gpu.values import Compatibility
     from imagefactory.trust.claims import verified_claims
 
-    return [str(gpu) for gpu, claim in verified_claims(judged).items() if claim.answer is Answer.YES]
+    return [str(gpu) for gpu, claim in verified_claims(judged).items() if claim.answer is Compatibility.YES]
 
 
-def _rollback_json(back: RolledBack) -> dict[str, object]:
+def _rollback_json(back: RollbackPlan) -> dict[str, object]:
     from imagefactory.serialize import format_time, format_value
 
     return {
@@ -208,11 +221,11 @@ def _rollback_json(back: RolledBack) -> dict[str, object]:
 
 
 def _as_json(
-    draft: MadeCatalogue, proven: dict[str, list[str]], written: tuple[str, ...]
+    draft: CatalogResult, proven: dict[str, list[str]], written: tuple[str, ...]
 ) -> dict[str, object]:
     from imagefactory.serialize import format_time
 
-    def row(image: CataloguedImage) -> dict[str, object]:
+    def row(image: CatalogImage) -> dict[str, object]:
         return {
             "target": image.target,
             "reference": image.reference,
@@ -249,7 +262,12 @@ def _as_json(
 @json_option
 @click.pass_obj
 def find(
-    call: Call, words: tuple[str, ...], gpus: int, memory: str, inventory: Path | None, as_json: bool
+    call: CommandContext,
+    words: tuple[str, ...],
+    gpus: int,
+    memory: str,
+    inventory: Path | None,
+    as_json: bool,
 ) -> None:
     """Find an image for what you want to run, on this pool's GPUs.
 
@@ -268,38 +286,38 @@ def find(
     Exit code 3 where there is no such image, 9 where it needs a GPU and runs on none that you may have, or
     nothing is known of it there.
     """
-    from imagefactory.actions.find import FindAsk, find_images
-    from imagefactory.jobs.offer import Wish
+    from imagefactory.actions.find import FindRequest, find_images
+    from imagefactory.jobs.offer import ResourceRequest
     from imagefactory.schedulers.sizes import parse_size
-    from imagefactory.views.catalog import format_found, found_json, next_command
+    from imagefactory.views.catalog import format_matches, matches_json, next_command
 
     now = datetime.now(UTC)
-    resources = Wish(gpus=gpus, gpu_memory=parse_size(memory) if memory else 0)
+    resources = ResourceRequest(gpus=gpus, gpu_memory=parse_size(memory) if memory else 0)
     pool = _pool(inventory, now)
     if pool is None and (gpus > 1 or memory):
-        write(2, "note: no pool is known here, so --gpus and --memory leave nothing out")
-    ask = FindAsk(words=words, wish=resources, inventory=pool, now=now)
+        write_terminal(2, "note: no pool is known here, so --gpus and --memory leave nothing out")
+    ask = FindRequest(words=words, wish=resources, inventory=pool, now=now)
     result = find_images(call.settings, os.environ, lambda: call.factory_if_any, ask)
-    say_notes(result.notes)
+    print_catalog_notes(result.notes)
     if as_json:
-        say_json("find", found_json(result))
+        print_json("find", matches_json(result))
     else:
-        say(format_found(result, terminal_width()))
-        say_next(*next_command(result))
+        print_result(format_matches(result, terminal_width()))
+        print_next_command(*next_command(result))
     if not any(row.gpus or not row.findable.gpu for row in result.found):
         raise click.exceptions.Exit(EXIT_CHECK)
 
 
 def _pool(path: Path | None, now: datetime) -> Inventory | None:
     """Return the pool, None if there is none or if it does not answer; a note reports the latter."""
-    from imagefactory.schedulers.pool import pool_here
+    from imagefactory.schedulers.pool import local_pool
 
     if path is not None:
         return find_inventory(path, now)
-    if pool_here(os.environ) != HTCONDOR:
+    if local_pool(os.environ) != HTCONDOR:
         return None
     try:
         return find_inventory(None, now)
-    except FactoryError as error:
-        write(2, f"note: the pool is not known: {error.message}")
+    except ImagefactoryError as error:
+        write_terminal(2, f"note: the pool is not known: {error.message}")
         return None

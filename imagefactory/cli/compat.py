@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import click
 
 from imagefactory.cli.output import (
-    Call,
+    CommandContext,
     capability_of,
     complete_targets,
     driver_of,
     json_option,
+    print_json,
+    print_next_command,
+    print_result,
     reject_conflict,
-    say,
-    say_json,
-    say_next,
     terminal_width,
 )
 from imagefactory.errors import EXIT_CHECK, NothingSelectedError, UsageError
@@ -26,12 +26,12 @@ from imagefactory.errors import EXIT_CHECK, NothingSelectedError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from imagefactory.actions.inspect import Inspected
+    from imagefactory.actions.inspect import InspectResult
     from imagefactory.gpu.capability import Capability
-    from imagefactory.gpu.values import Answer, Claim
+    from imagefactory.gpu.values import CellClaim, Compatibility
     from imagefactory.matrix.compat import CompatGpu, CompatRow, CoverCandidate
     from imagefactory.model import Target
-    from imagefactory.views.inspect import Inquiry
+    from imagefactory.views.inspect import GpuQuery
 
 
 def _complete_families(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
@@ -74,7 +74,7 @@ def _complete_names(ctx: click.Context, parameter: click.Parameter, incomplete: 
 @json_option
 @click.pass_obj
 def compat(
-    call: Call,
+    call: CommandContext,
     /,
     *,
     names: tuple[str, ...],
@@ -128,7 +128,7 @@ def compat(
         return _cover(call, file, (*names, *families), as_json=as_json)
     if by_gpu:
         device = _gpu(gpu, capability, driver)
-        return _one_gpu(device, _candidates(call, names, cuda=cuda), as_json=as_json)
+        return _parse_single_gpu(device, _candidates(call, names, cuda=cuda), as_json=as_json)
     return _table(_candidates(call, names, cuda=cuda, every_version=True), as_json=as_json)
 
 
@@ -141,32 +141,32 @@ def _table(candidates: list[CoverCandidate], *, as_json: bool) -> None:
     amd = [bool(rocm_of(candidate.question.cuda)) for candidate in candidates]
     if as_json:
         gpus = tuple(gpu for maker in sorted(set(amd)) for gpu in columns(amd=maker))
-        return _say_rows(rows(candidates, gpus), gpus)
+        return _print_rows(rows(candidates, gpus), gpus)
     tables = []
     for maker in sorted(set(amd)):  # NVIDIA's GPUs, then AMD's
         gpus = columns(amd=maker)
         table = rows([candidate for candidate, of in zip(candidates, amd, strict=True) if of == maker], gpus)
         tables.append(format_rows(table, [gpu.capability for gpu in gpus], terminal_width()))
-    return say("\n\n".join(tables))
+    return print_result("\n\n".join(tables))
 
 
-def _one_gpu(gpu: CompatGpu, candidates: list[CoverCandidate], *, as_json: bool) -> None:
+def _parse_single_gpu(gpu: CompatGpu, candidates: list[CoverCandidate], *, as_json: bool) -> None:
     from imagefactory.matrix.compat import rows, serves
     from imagefactory.views.compat import format_gpu
 
     table = rows(candidates, (gpu,))
     if as_json:
-        _say_rows(table, (gpu,))
+        _print_rows(table, (gpu,))
     else:
-        say(format_gpu(gpu, table, terminal_width()))
+        print_result(format_gpu(gpu, table, terminal_width()))
         named = [row.candidate.name for row in table if row.candidate.name and serves(row.cells[0])]
         if named:
-            say_next("show", named[0])
+            print_next_command("show", named[0])
     if not any(serves(row.cells[0]) for row in table):
         raise click.exceptions.Exit(EXIT_CHECK)
 
 
-def _cover(call: Call, file: Path, names: tuple[str, ...], *, as_json: bool) -> None:
+def _cover(call: CommandContext, file: Path, names: tuple[str, ...], *, as_json: bool) -> None:
     from imagefactory.matrix.compat import CompatGpu, by_group, cover
     from imagefactory.matrix.gpus import read_gpus
     from imagefactory.views.compat import cover_json, format_covers
@@ -183,17 +183,17 @@ def _cover(call: Call, file: Path, names: tuple[str, ...], *, as_json: bool) -> 
     ]
     covers = [cover(group, some, gpus) for group, some in by_group(_candidates(call, names))]
     if as_json:
-        say_json("cover", {"covers": [cover_json(row) for row in covers]})
+        print_json("cover", {"covers": [cover_json(row) for row in covers]})
     else:
-        say(format_covers(covers, terminal_width()))
+        print_result(format_covers(covers, terminal_width()))
         named = [choice.candidate.name for row in covers for choice in row.images if choice.candidate.name]
         if named:
-            say_next("build", *named)
+            print_next_command("build", *named)
     if any(all(gpu in [row.gpu for row in cover.unserved] for cover in covers) for gpu in gpus):
         raise click.exceptions.Exit(EXIT_CHECK)
 
 
-def _refuse_cpu(targets: Sequence[Target], names: Sequence[str]) -> None:
+def _check_not_cpu(targets: Sequence[Target], names: Sequence[str]) -> None:
     """Raises UsageError for a named target without a GPU."""
     for target in targets:
         if target.name in names and not target.gpu:
@@ -210,20 +210,20 @@ def _gpu(name: str | None, capability: str | None, driver: str) -> CompatGpu:
     driver = driver_of(driver)
     if name is not None:
         gpu = find_gpu(name)
-        _refuse_driver(gpu.capability, driver)
+        _check_no_driver(gpu.capability, driver)
         return CompatGpu(name=gpu.name, capability=gpu.capability, driver=driver, host=gpu.host)
     processor = capability_of(capability or "", "write --capability 8.6, or --gpu with a name")
-    _refuse_driver(processor, driver)
+    _check_no_driver(processor, driver)
     return CompatGpu(name=str(processor), capability=processor, driver=driver)
 
 
-def _refuse_driver(capability: Capability, driver: str) -> None:
+def _check_no_driver(capability: Capability, driver: str) -> None:
     if capability.processor and driver:
         raise UsageError("option-conflict", "--driver does not apply to AMD GPUs", hint="remove --driver")
 
 
 def _candidates(
-    call: Call, names: tuple[str, ...], *, cuda: str = "", every_version: bool = False
+    call: CommandContext, names: tuple[str, ...], *, cuda: str = "", every_version: bool = False
 ) -> list[CoverCandidate]:
     """Return the candidates of targets, families, frameworks and releases (for `cuda`); by default all.
 
@@ -236,7 +236,7 @@ def _candidates(
 
     factory = None if names and all("==" in name for name in names) else call.factory_if_any
     targets = factory.targets if factory else ()
-    _refuse_cpu(targets, names)
+    _check_not_cpu(targets, names)
     targets = tuple(target for target in targets if target.gpu)
     if not names:
         return (
@@ -271,10 +271,10 @@ def _select(targets: Sequence[Target], name: str) -> Sequence[Target]:
     except NothingSelectedError as error:
         what = "target, family or framework"
         more = error.hint if targets else "for targets name a factory: -C DIR"
-        raise _unknown(name, what, more, {target.family for target in targets}) from error
+        raise _unknown_name_error(name, what, more, {target.family for target in targets}) from error
 
 
-def _unknown(name: str, what: str, more: str, known: Collection[str] = ()) -> NothingSelectedError:
+def _unknown_name_error(name: str, what: str, more: str, known: Collection[str] = ()) -> NothingSelectedError:
     """Return the error for an unknown name; `known` are valid names besides the frameworks."""
     from imagefactory.gpu.knowledge import families
     from imagefactory.recipes.yaml_tree import show
@@ -286,10 +286,10 @@ def _unknown(name: str, what: str, more: str, known: Collection[str] = ()) -> No
     return NothingSelectedError("target-unknown", f"no {what} is named {show(name)}", hint=hint)
 
 
-def _say_rows(rows: Sequence[CompatRow], gpus: Sequence[CompatGpu]) -> None:
+def _print_rows(rows: Sequence[CompatRow], gpus: Sequence[CompatGpu]) -> None:
     from imagefactory.views.compat import gpu_json, row_json
 
-    say_json("compat", {"gpus": [gpu_json(gpu) for gpu in gpus], "rows": [row_json(row) for row in rows]})
+    print_json("compat", {"gpus": [gpu_json(gpu) for gpu in gpus], "rows": [row_json(row) for row in rows]})
 
 
 def _differences(names: tuple[str, ...], *, as_json: bool) -> None:
@@ -299,11 +299,11 @@ def _differences(names: tuple[str, ...], *, as_json: bool) -> None:
 
     frameworks = {families().get(name, name) for name in names}
     for name in sorted(frameworks - {*families().values()}):
-        raise _unknown(name, "framework", "")
+        raise _unknown_name_error(name, "framework", "")
     differences = [row for row in find_differences() if not names or row.framework in frameworks]
     if as_json:
-        return say_json("differences", {"differences": [difference_json(row) for row in differences]})
-    return say(format_differences(differences, terminal_width()))
+        return print_json("differences", {"differences": [difference_json(row) for row in differences]})
+    return print_result(format_differences(differences, terminal_width()))
 
 
 # --- The inspect command, which shows what an image, wheel or library can run on by its GPU code
@@ -320,7 +320,7 @@ def _differences(names: tuple[str, ...], *, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def inspect(
-    call: Call,
+    call: CommandContext,
     name: str,
     gpus: tuple[str, ...],
     capabilities: tuple[str, ...],
@@ -346,13 +346,13 @@ def inspect(
     from imagefactory.gpu.frameworks import cpu_only
     from imagefactory.gpu.predict import predict_all
     from imagefactory.trust.claims import verified_claims
-    from imagefactory.views.inspect import RUNS, Inquiry, Inspection, format_inspection, inspection_json
+    from imagefactory.views.inspect import RUNS, GpuQuery, Inspection, format_inspection, inspection_json
 
     driver = driver_of(driver)
-    queries = [_gpu_asked(gpu, driver) for gpu in gpus]
+    queries = [_gpu_option(gpu, driver) for gpu in gpus]
     for text in capabilities:
         capability = capability_of(text, "to pass the name of a GPU, use --gpu")
-        queries.append(Inquiry(title=str(capability), capability=capability, driver=driver))
+        queries.append(GpuQuery(title=str(capability), capability=capability, driver=driver))
     if driver and queries and all(query.capability.processor for query in queries):
         raise UsageError("option-conflict", "--driver does not apply to AMD GPUs", hint="remove --driver")
     access = call.access
@@ -361,11 +361,11 @@ def inspect(
     if queries:
         answers = [_answer(name, query, inspected, verified) for query in queries]
         if not as_json:
-            say("\n".join(line for _, line, _ in answers))
+            print_result("\n".join(line for _, line, _ in answers))
         elif len(answers) == 1:
-            say_json("inspect-answer", answers[0][2])
+            print_json("inspect-answer", answers[0][2])
         else:
-            say_json("inspect-answers", {"answers": [value for _, _, value in answers]})
+            print_json("inspect-answers", {"answers": [value for _, _, value in answers]})
         raise click.exceptions.Exit(0 if all(answer in RUNS for answer, _, _ in answers) else EXIT_CHECK)
     inspection = Inspection(
         name=name,
@@ -379,15 +379,15 @@ def inspect(
         verified=verified,
     )
     if as_json:
-        return say_json("inspect", inspection_json(inspection))
-    return say(format_inspection(inspection, terminal_width(), every=every))
+        return print_json("inspect", inspection_json(inspection))
+    return print_result(format_inspection(inspection, terminal_width(), every=every))
 
 
 def _answer(
-    name: str, query: Inquiry, inspected: Inspected, verified: Mapping[Capability, Claim]
-) -> tuple[Answer, str, dict[str, object]]:
+    name: str, query: GpuQuery, inspected: InspectResult, verified: Mapping[Capability, CellClaim]
+) -> tuple[Compatibility, str, dict[str, object]]:
     from imagefactory.gpu.amd import predict_amd
-    from imagefactory.gpu.cells import beside
+    from imagefactory.gpu.cells import predict_other_processor
     from imagefactory.gpu.predict import predict
     from imagefactory.views.inspect import format_answer, prediction_json
 
@@ -396,7 +396,7 @@ def _answer(
         if query.target
         else predict(inspected.contents, query.capability, query.driver, gpu=query.title)
     )
-    prediction = beside(scanned, inspected.platform, query.host)
+    prediction = predict_other_processor(scanned, inspected.platform, query.host)
     proof = verified.get(query.capability) if prediction is scanned else None
     value = {"name": name, "gpu": query.title, "driver_asked": query.driver, **prediction_json(prediction)}
     value["verified"] = proof
@@ -405,26 +405,26 @@ def _answer(
     return answer, line, {**value, "from": inspected.how, "digest": inspected.digest}
 
 
-def _gpu_asked(gpu: str, driver: str) -> Inquiry:
+def _gpu_option(gpu: str, driver: str) -> GpuQuery:
     from imagefactory.gpu.knowledge import find_gpu
-    from imagefactory.views.inspect import Inquiry
+    from imagefactory.views.inspect import GpuQuery
 
     if gpu.lower().startswith("gfx"):
-        return _processor_asked(gpu)
+        return _processor_option(gpu)
     known = find_gpu(gpu)
     driver = "" if known.capability.processor else driver
     title = f"{known.name} ({known.capability})"
-    return Inquiry(title=title, capability=known.capability, driver=driver, host=known.host)
+    return GpuQuery(title=title, capability=known.capability, driver=driver, host=known.host)
 
 
-def _processor_asked(gpu: str) -> Inquiry:
+def _processor_option(gpu: str) -> GpuQuery:
     """Return an AMD processor, with or without features. Raises UsageError for an incomplete name."""
     from imagefactory.gpu.capability import parse_capability, parse_code
-    from imagefactory.views.inspect import Inquiry
+    from imagefactory.views.inspect import GpuQuery
 
     try:
         target = parse_code(gpu.lower()).processor
-        return Inquiry(title=target, capability=parse_capability(target.partition(":")[0]), target=target)
+        return GpuQuery(title=target, capability=parse_capability(target.partition(":")[0]), target=target)
     except ValueError as error:
         raise UsageError(
             "option-invalid",

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.arguments import Group
+from imagefactory.cli.arguments import CommandGroup
 from imagefactory.cli.output import (
-    Call,
-    at_terminal,
+    CommandContext,
     confirm,
+    is_terminal,
     json_option,
-    say,
-    say_json,
-    say_next,
-    say_notes,
+    print_catalog_notes,
+    print_json,
+    print_next_command,
+    print_result,
     terminal_width,
-    write,
+    write_terminal,
 )
-from imagefactory.errors import EXIT_CHECK, CheckFailedError, FactoryError, UsageError, os_problem
+from imagefactory.errors import EXIT_CHECK, CheckFailedError, ImagefactoryError, UsageError, os_problem
 
 if TYPE_CHECKING:
     from imagefactory.actions.join import UserFile
@@ -48,7 +48,7 @@ FILE = "invitation.toml"
 )
 @json_option
 @click.pass_obj
-def invite(call: Call, output: Path | None, push: bool, catalogue: str, as_json: bool) -> None:
+def invite(call: CommandContext, output: Path | None, push: bool, catalogue: str, as_json: bool) -> None:
     """Write an invitation to this site, for `imagefactory join`.
 
     \b
@@ -82,30 +82,32 @@ def invite(call: Call, output: Path | None, push: bool, catalogue: str, as_json:
         raise UsageError(*os_problem("write", path, error), hint="choose another file: -o FILE") from error
     if as_json:
         keys = [{"name": grant.key.name, "keyid": grant.key.keyid} for grant in invitation.keys]
-        return say_json("invite", {"file": str(path), "pushed": place, **invitation.settings, "keys": keys})
-    say(f"wrote {path}")
+        return print_json("invite", {"file": str(path), "pushed": place, **invitation.settings, "keys": keys})
+    print_result(f"wrote {path}")
     if place:
-        say(f"pushed {place}")
+        print_result(f"pushed {place}")
     for grant in invitation.keys:
         if first_moment(grant.until) <= now:
-            say(f"key {grant.key.name}, retired since {grant.until}: take its fingerprint off that page")
+            print_result(
+                f"key {grant.key.name}, retired since {grant.until}: take its fingerprint off that page"
+            )
             continue
-        say(f"key {grant.key.name}, until {grant.until}; its fingerprint, for a page of yours:")
-        say(f"  {fingerprint(grant.key.keyid)}")
-    say("give it to your people, who type the next command")
-    return say_next("join", invitation.catalogue if place else str(path))
+        print_result(f"key {grant.key.name}, until {grant.until}; its fingerprint, for a page of yours:")
+        print_result(f"  {fingerprint(grant.key.keyid)}")
+    print_result("give it to your people, who type the next command")
+    return print_next_command("join", invitation.catalogue if place else str(path))
 
 
-def push_invitation(call: Call, reference: str, text: str, now: datetime) -> str:
+def push_invitation(call: CommandContext, reference: str, text: str, now: datetime) -> str:
     from imagefactory.access import open_registry
     from imagefactory.actions.audit import log_acts
-    from imagefactory.oci.graph import Place
+    from imagefactory.oci.graph import StoreRepository
     from imagefactory.oci.store import parse_reference
     from imagefactory.trust.audit import PUBLISH, AuditEntry
     from imagefactory.trust.offers import publish_invitation
 
     where = parse_reference(reference)
-    place = Place(store=open_registry(call.access, where.registry), repository=where.repository)
+    place = StoreRepository(store=open_registry(call.access, where.registry), repository=where.repository)
     written = str(publish_invitation(place, text, now))
     log_acts(call.access, (AuditEntry(action=PUBLISH, what="invitation", where=written),))
     return written
@@ -122,7 +124,7 @@ def push_invitation(call: Call, reference: str, text: str, now: datetime) -> str
 @click.option("--yes", is_flag=True, help="For scripts: ask nothing. A key that changed is refused then.")
 @json_option
 @click.pass_obj
-def join(call: Call, where: str, name: str, yes: bool, as_json: bool) -> None:
+def join(call: CommandContext, where: str, name: str, yes: bool, as_json: bool) -> None:
     """Accept a site's invitation: its images, and whose word counts.
 
     \b
@@ -141,10 +143,12 @@ def join(call: Call, where: str, name: str, yes: bool, as_json: bool) -> None:
     invitation = read_invitation(call.settings, os.environ, where)
     user = find_joining(call.settings, os.environ, invitation, datetime.now(UTC), name)
     if user.joining.told:
-        write(2, _shown(invitation, user))  # a dialogue: who is asked must see it, with --json too
-        _ask(user, where, yes=yes)
+        write_terminal(
+            2, _displayed_settings(invitation, user)
+        )  # a dialogue: who is asked must see it, with --json too
+        _confirm_join(user, where, yes=yes)
         user.write()
-    note = _look(call, user)
+    note = _check_catalog(call, user)
     if as_json:
         keys = [grant.key.keyid for grant in invitation.keys]
         value = {
@@ -155,15 +159,17 @@ def join(call: Call, where: str, name: str, yes: bool, as_json: bool) -> None:
             **invitation.settings,
             "keys": keys,
         }
-        return say_json("join", {**value, "catalogue_works": not note.startswith("note")})
-    say(f"wrote {user.path}" if user.joining.told else f"nothing to do: {user.path} says all of it already")
-    say(note)
+        return print_json("join", {**value, "catalogue_works": not note.startswith("note")})
+    print_result(
+        f"wrote {user.path}" if user.joining.told else f"nothing to do: {user.path} says all of it already"
+    )
+    print_result(note)
     if user.beside:
-        say(f"its images are {user.center}/NAME; you joined {', '.join(user.beside)} too")
-    return say_next("find")
+        print_result(f"its images are {user.center}/NAME; you joined {', '.join(user.beside)} too")
+    return print_next_command("find")
 
 
-def _shown(invitation: Invitation, user: UserFile) -> str:
+def _displayed_settings(invitation: Invitation, user: UserFile) -> str:
     from imagefactory.trust.invitation import fingerprint
     from imagefactory.trust.policy import first_moment
 
@@ -193,7 +199,7 @@ def _shown(invitation: Invitation, user: UserFile) -> str:
     return "\n".join(lines)
 
 
-def _ask(user: UserFile, where: str, *, yes: bool) -> None:
+def _confirm_join(user: UserFile, where: str, *, yes: bool) -> None:
     """Return if the person agrees. Raises UsageError without a terminal, else Exit."""
     joining = user.joining
     if yes and not joining.changed:
@@ -205,7 +211,7 @@ def _ask(user: UserFile, where: str, *, yes: bool) -> None:
             hint=f"compare the key with your center, then run imagefactory join {where} in a terminal, or "
             f"delete the [[trust]] rows of {', '.join(name for name, _ in joining.before)} in {user.path}",
         )
-    if not at_terminal():
+    if not is_terminal():
         raise UsageError(
             "terminal-required",
             "this is not a terminal, so imagefactory cannot ask you; nothing was written",
@@ -215,19 +221,19 @@ def _ask(user: UserFile, where: str, *, yes: bool) -> None:
     if not joining.fresh:
         question = "Write it?"
     if not confirm(question):
-        write(2, "nothing is written")
+        write_terminal(2, "nothing is written")
         raise click.exceptions.Exit(EXIT_CHECK)
 
 
-def _look(call: Call, user: UserFile) -> str:
+def _check_catalog(call: CommandContext, user: UserFile) -> str:
     """Read the catalog with the current settings and return a line about it."""
-    from imagefactory.actions.read_catalog import read_catalogue
-    from imagefactory.project import is_factory
+    from imagefactory.actions.read_catalog import read_catalog
+    from imagefactory.project import is_project
     from imagefactory.settings.files import user_file
     from imagefactory.settings.load import center_settings
 
     settings = call.settings
-    if is_factory(settings):
+    if is_project(settings):
         return "note: in this folder the factory's own images count, not the catalogue"
     if user.path != user_file(os.environ):
         if user.path not in settings.centers:
@@ -235,15 +241,15 @@ def _look(call: Call, user: UserFile) -> str:
             return f"note: it does not count here, where {origin} names the one catalogue"
         settings = center_settings(settings, user.path)
     try:
-        catalogue = read_catalogue(settings, os.environ, datetime.now(UTC))
-    except FactoryError as error:
+        catalogue = read_catalog(settings, os.environ, datetime.now(UTC))
+    except ImagefactoryError as error:
         return f"note: its catalogue cannot be used yet: {error.message}"
-    say_notes(catalogue.notes)
+    print_catalog_notes(catalogue.notes)
     count = len(catalogue.images)
     return f"its catalogue of {catalogue.made:%Y-%m-%d} has {count} image{'s' * (count != 1)}"
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def site() -> None:
     """List the centers that you joined, and leave one."""
 
@@ -251,16 +257,16 @@ def site() -> None:
 @site.command("list")
 @json_option
 @click.pass_obj
-def site_list(call: Call, as_json: bool) -> None:
+def site_list(call: CommandContext, as_json: bool) -> None:
     """List the centers whose images you see, and the keys that vouch for them.
 
     Each catalogue is read; a center that does not answer is listed with why.
     """
     from imagefactory.actions.centers import list_centers
-    from imagefactory.project import is_factory
+    from imagefactory.project import is_project
     from imagefactory.views.text import format_table
 
-    if is_factory(call.settings):
+    if is_project(call.settings):
         raise UsageError(
             "project-not-allowed",
             "this directory is a project, which uses its own images and no center",
@@ -268,9 +274,9 @@ def site_list(call: Call, as_json: bool) -> None:
         )
     rows = list_centers(call.settings, os.environ, datetime.now(UTC))
     if as_json:
-        return say_json("sites", {"sites": rows})
+        return print_json("sites", {"sites": rows})
     if not rows:
-        return say("no center is joined: imagefactory join ADDRESS|FILE")
+        return print_result("no center is joined: imagefactory join ADDRESS|FILE")
     table = [
         (
             str(row["name"]),
@@ -281,7 +287,9 @@ def site_list(call: Call, as_json: bool) -> None:
         )
         for row in rows
     ]
-    return say(format_table(("CENTER", "SITE", "CATALOG", "STATUS", "KEYS"), table, terminal_width()))
+    return print_result(
+        format_table(("CENTER", "SITE", "CATALOG", "STATUS", "KEYS"), table, terminal_width())
+    )
 
 
 @site.command("remove")
@@ -289,7 +297,7 @@ def site_list(call: Call, as_json: bool) -> None:
 @click.option("--yes", is_flag=True, help="For scripts: ask nothing.")
 @json_option
 @click.pass_obj
-def site_remove(call: Call, name: str, yes: bool, as_json: bool) -> None:
+def site_remove(call: CommandContext, name: str, yes: bool, as_json: bool) -> None:
     """Leave a center: its images and its keys count no more.
 
     Of the first center that goes out of your own imagefactory.toml, with all keys that are trusted there.
@@ -299,20 +307,20 @@ def site_remove(call: Call, name: str, yes: bool, as_json: bool) -> None:
 
     path, text, gone = remove_center(call.settings, os.environ, name)
     if not yes:
-        write(2, "\n".join([f"It takes out of {path}:", *(f"  {line}" for line in gone)]))
-        if not at_terminal():
+        write_terminal(2, "\n".join([f"It takes out of {path}:", *(f"  {line}" for line in gone)]))
+        if not is_terminal():
             raise UsageError(
                 "terminal-required",
                 "this is not a terminal, so imagefactory cannot ask you; nothing was changed",
                 hint=f"imagefactory site remove {name} --yes",
             )
         if not confirm(f"Leave {name}?"):
-            write(2, "nothing is changed")
+            write_terminal(2, "nothing is changed")
             raise click.exceptions.Exit(EXIT_CHECK)
     try:
         path.unlink() if text is None else write_text(path, text)
     except OSError as error:
         raise UsageError(*os_problem("write", path, error), hint="check its permissions") from error
     if as_json:
-        return say_json("site-removed", {"name": name, "file": str(path), "removed": gone})
-    return say(f"left {name}: {path} is {'gone' if text is None else 'without it'}")
+        return print_json("site-removed", {"name": name, "file": str(path), "removed": gone})
+    return print_result(f"left {name}: {path} is {'gone' if text is None else 'without it'}")

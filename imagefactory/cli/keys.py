@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.arguments import Group
-from imagefactory.cli.output import json_option, say, say_json, say_next, terminal_width
+from imagefactory.cli.arguments import CommandGroup
+from imagefactory.cli.output import json_option, print_json, print_next_command, print_result, terminal_width
 from imagefactory.errors import CheckFailedError, UsageError
-from imagefactory.verify.report import evidence_kinds
+from imagefactory.verify.report import evidence_types
 
 if TYPE_CHECKING:
-    from imagefactory.actions.publish import CurrentCatalogue
-    from imagefactory.cli.output import Call
+    from imagefactory.actions.publish import PublishedCatalog
+    from imagefactory.cli.output import CommandContext
     from imagefactory.settings.load import Settings
     from imagefactory.trust.keys import PublicKey
 
@@ -39,7 +39,7 @@ _command_option = click.option(
 _public_option = click.option("--public", metavar="FILE", help="The public key of --command: PEM or ssh's.")
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def keys() -> None:
     """Make and trust the keys that sign verdicts.
 
@@ -67,26 +67,26 @@ def new(name: str, command: str | None, public: str | None, as_json: bool) -> No
     With --command no key is made: NAME.command names the program that signs. It gets the bytes to sign on
     stdin and prints the signature. It signs once now, to check it against the public key.
     """
-    from imagefactory.trust.keys import FILE, PROGRAM, keys_folder
+    from imagefactory.trust.keys import FILE, PROGRAM, keys_directory
 
-    folder = keys_folder(os.environ)
+    folder = keys_directory(os.environ)
     key = _new_key(name, command, public)
     signer = folder / f"{name}{PROGRAM if command else FILE}"
     if as_json:
         private = None if command else str(signer)
         value = {"name": name, "keyid": key.keyid, "private": private, "public": str(folder / f"{name}.pub")}
-        return say_json("key", {**value, "command": str(signer) if command else None})
-    say(f"{signer}  names the program that signs" if command else f"{signer}  keep it to yourself")
-    say(f"{folder / f'{name}.pub'}  give it to whoever should believe it")
-    say(f"key {key.keyid}")
-    say("nobody believes it yet")
-    return say_next("keys", "trust", name)
+        return print_json("key", {**value, "command": str(signer) if command else None})
+    print_result(f"{signer}  names the program that signs" if command else f"{signer}  keep it to yourself")
+    print_result(f"{folder / f'{name}.pub'}  give it to whoever should believe it")
+    print_result(f"key {key.keyid}")
+    print_result("nobody believes it yet")
+    return print_next_command("keys", "trust", name)
 
 
 def _new_key(name: str, command: str | None, public: str | None) -> PublicKey:
-    from imagefactory.trust.keys import keys_folder, make_key, read_public, record_program
+    from imagefactory.trust.keys import keys_directory, make_key, read_public, record_program
 
-    folder = keys_folder(os.environ)
+    folder = keys_directory(os.environ)
     if command is None and public is None:
         return make_key(folder, name)
     if command is None or public is None:
@@ -103,16 +103,16 @@ def _new_key(name: str, command: str | None, public: str | None) -> PublicKey:
 @click.pass_context
 def show(ctx: click.Context, as_json: bool) -> None:
     """List the keys that this factory trusts and those you have."""
-    from imagefactory.trust.keys import keys_folder, own_keys
+    from imagefactory.trust.keys import keys_directory, own_keys
     from imagefactory.trust.policy import list_keys, read_trust
     from imagefactory.views.text import format_table
 
-    own = own_keys(keys_folder(os.environ))
+    own = own_keys(keys_directory(os.environ))
     rows = list_keys(read_trust(ctx.obj.settings.files), own, datetime.now(UTC))
     if as_json:
-        return say_json("keys", {"keys": rows})
+        return print_json("keys", {"keys": rows})
     if not rows:
-        say("no key is trusted, and you have none: imagefactory keys new NAME")
+        print_result("no key is trusted, and you have none: imagefactory keys new NAME")
         return None
     header = ("NAME", "KEY", "TRUSTED", "FROM", "UNTIL", "EVIDENCE", "YOURS")
     table = [
@@ -127,7 +127,7 @@ def show(ctx: click.Context, as_json: bool) -> None:
         )
         for row in rows
     ]
-    return say(format_table(header, table, terminal_width(), ("EVIDENCE", "FROM")))
+    return print_result(format_table(header, table, terminal_width(), ("EVIDENCE", "FROM")))
 
 
 @keys.command()
@@ -137,7 +137,7 @@ def show(ctx: click.Context, as_json: bool) -> None:
 @click.option("--until", type=_DAY, metavar="DATE", help="Believed until then. Default: a year later.")
 @click.option(
     "--evidence",
-    type=click.Choice(evidence_kinds()),
+    type=click.Choice(evidence_types()),
     multiple=True,
     help="How the GPU must have been seen. Default: in any way that the policy takes.",
 )
@@ -167,10 +167,10 @@ def trust(
     from dataclasses import replace
 
     from imagefactory.settings.files import user_file
-    from imagefactory.trust.keys import check_name, keys_folder, read_public
-    from imagefactory.trust.policy import Grant, add_key, read_text
+    from imagefactory.trust.keys import check_name, keys_directory, read_public
+    from imagefactory.trust.policy import TrustGrant, add_key, read_text
 
-    public = read_public(key, keys_folder(os.environ))
+    public = read_public(key, keys_directory(os.environ))
     public = replace(public, name=check_name(name or public.name))
     begin = since.date() if since else datetime.now(UTC).date()
     end = until.date() if until else begin + min(timedelta(days=DAYS), date.max - begin)
@@ -179,16 +179,16 @@ def trust(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     text, where = read_text(path), str(path)
-    grant = Grant(key=public, since=begin, until=end, evidence=evidence)
+    grant = TrustGrant(key=public, since=begin, until=end, evidence=evidence)
     note = _replace(path, text, add_key(text, grant, where))
     _log(ctx, "trust", (public.name, public.keyid), where)
     if as_json:
         row = {"name": public.name, "keyid": public.keyid, "file": where, "evidence": list(evidence)}
-        return say_json("trust", {**row, "from": begin.isoformat(), "until": end.isoformat()})
-    say(f"{where}: '{public.name}' is trusted from {begin} until {end} (key {public.keyid})")
-    say("compare that key with its owner's")
-    say(note) if note else None
-    return say_next("keys", "show")
+        return print_json("trust", {**row, "from": begin.isoformat(), "until": end.isoformat()})
+    print_result(f"{where}: '{public.name}' is trusted from {begin} until {end} (key {public.keyid})")
+    print_result("compare that key with its owner's")
+    print_result(note) if note else None
+    return print_next_command("keys", "show")
 
 
 @keys.command()
@@ -207,7 +207,7 @@ def retire(
     holds a key can write any date. `keys rotate` does the same and puts a new key in its place.
     """
     from imagefactory.actions.promote import record_of, write_record
-    from imagefactory.project import is_factory
+    from imagefactory.project import is_project
     from imagefactory.trust.policy import named_key, read_text, retire_key
 
     path, call, now = _file(ctx, user=user), ctx.obj, datetime.now(UTC).replace(microsecond=0)
@@ -222,7 +222,7 @@ def retire(
         end = key.since
     elif not until or until.replace(tzinfo=UTC) <= now:
         settings = call.settings
-        record = record_of(call.factory, key, now, call.progress) if is_factory(settings) else b""
+        record = record_of(call.factory, key, now, call.progress) if is_project(settings) else b""
     changed = retire_key(text, name, end, where, record)
     if record:
         file = write_record(path.parent, key.name, record)
@@ -231,19 +231,23 @@ def retire(
     count = len(record.splitlines())
     if as_json:
         value = {"name": key.name, "file": where, "until": end.isoformat()}
-        return say_json("trust", {**value, "record": str(file) if file else None, "recorded": count})
-    say(f"{where}: '{key.name}' is trusted until {end.isoformat()}")
+        return print_json("trust", {**value, "record": str(file) if file else None, "recorded": count})
+    print_result(f"{where}: '{key.name}' is trusted until {end.isoformat()}")
     if stolen:
-        say("nothing that it ever signed counts any more, its revocations neither: sign those again")
+        print_result("nothing that it ever signed counts any more, its revocations neither: sign those again")
     elif file:
-        say(f"{file}: {count} statements that it signed count until they expire; commit both files")
+        print_result(f"{file}: {count} statements that it signed count until they expire; commit both files")
     elif isinstance(end, datetime):
-        say("nothing is recorded that it signed, so nothing of it counts except in a signed catalogue")
+        print_result(
+            "nothing is recorded that it signed, so nothing of it counts except in a signed catalogue"
+        )
     else:
-        say("run this again on that day: it records what the key has signed, and only that counts afterwards")
-    say("who joined learns of it by a new invitation: imagefactory invite --push, then join again")
-    say(note) if note else None
-    return say_next("keys", "show")
+        print_result(
+            "run this again on that day: it records what the key has signed, and only that counts afterwards"
+        )
+    print_result("who joined learns of it by a new invitation: imagefactory invite --push, then join again")
+    print_result(note) if note else None
+    return print_next_command("keys", "show")
 
 
 @keys.command()
@@ -272,8 +276,8 @@ def rotate(
     from imagefactory.actions.promote import next_name, record_of, write_record
     from imagefactory.actions.publish import current_place, read_current
     from imagefactory.actions.verdicts import signing_key
-    from imagefactory.trust.keys import PROGRAM, PublicKey, check_name, keys_folder, own_keys, read_public
-    from imagefactory.trust.policy import Grant, add_key, named_key, read_text, read_trust, retire_key
+    from imagefactory.trust.keys import PROGRAM, PublicKey, check_name, keys_directory, own_keys, read_public
+    from imagefactory.trust.policy import TrustGrant, add_key, named_key, read_text, read_trust, retire_key
 
     call, path, now = ctx.obj, _file(ctx, user=user), datetime.now(UTC).replace(microsecond=0)
     factory = call.factory
@@ -292,7 +296,7 @@ def rotate(
         )
     text, where = read_text(path), str(path)
     old = named_key(text, signing.keyid, where)
-    folder = keys_folder(os.environ)
+    folder = keys_directory(os.environ)
     if command is None and (folder / f"{signing.name}{PROGRAM}").exists():
         raise UsageError(
             "key-type-mismatch",
@@ -312,7 +316,7 @@ def rotate(
     record = record_of(factory, old, now, call.progress)
     key = _new_key(new_name, command, public)
     end = now.date() + timedelta(days=DAYS)
-    grant = Grant(
+    grant = TrustGrant(
         key=PublicKey(name=new_name, raw=key.raw), since=now, until=end, evidence=_evidence(text, old.name)
     )
     changed = add_key(retire_key(text, old.name, now, where, record), grant, where)
@@ -324,13 +328,13 @@ def rotate(
     if as_json:
         value = {"name": new_name, "keyid": key.keyid, "from": now.isoformat(), "until": end.isoformat()}
         retired = {"name": old.name, "keyid": old.keyid, "recorded": count}
-        say_json("rotate", {**value, "retired": retired, "files": [where, *files], "published": written})
+        print_json("rotate", {**value, "retired": retired, "files": [where, *files], "published": written})
     else:
-        _say_rotated((old.name, new_name, key.keyid), count, [where, *files], written)
-        say(note) if note else None
+        _print_rotation((old.name, new_name, key.keyid), count, [where, *files], written)
+        print_result(note) if note else None
     if fault:
         raise fault
-    say_next("keys", "show")
+    print_next_command("keys", "show")
 
 
 def _evidence(text: str, name: str) -> tuple[str, ...]:
@@ -340,13 +344,13 @@ def _evidence(text: str, name: str) -> tuple[str, ...]:
 
 
 def _published(
-    call: Call, now: datetime, before: CurrentCatalogue | None
+    call: CommandContext, now: datetime, before: PublishedCatalog | None
 ) -> tuple[list[str], CheckFailedError | None]:
     """Sign the catalog and renew the invitation with the new key. Return the written places and the error."""
     from imagefactory.actions.join import invitation_of
     from imagefactory.actions.publish import publish_again, publishing_key
     from imagefactory.cli.join import push_invitation
-    from imagefactory.errors import FactoryError
+    from imagefactory.errors import ImagefactoryError
     from imagefactory.trust.invitation import format_invitation, invitation_place
 
     written: list[str] = []
@@ -358,7 +362,7 @@ def _published(
             if not invitation.catalogue.startswith("/"):
                 place = str(invitation_place(invitation.catalogue))
                 written.append(push_invitation(call, place, format_invitation(invitation), now))
-    except FactoryError as error:
+    except ImagefactoryError as error:
         return written, CheckFailedError(
             "publish-incomplete",
             f"the new key signs, but not everything is published: {error.message}",
@@ -367,22 +371,28 @@ def _published(
     return written, None
 
 
-def _say_rotated(names: tuple[str, str, str], count: int, files: list[str], written: list[str]) -> None:
+def _print_rotation(names: tuple[str, str, str], count: int, files: list[str], written: list[str]) -> None:
     from imagefactory.trust.invitation import fingerprint
 
     old, new, keyid = names
-    say(f"'{new}' signs from now on; '{old}' is retired and signs nothing")
-    say(f"{count} statements that '{old}' signed are recorded, and count until they expire")
+    print_result(f"'{new}' signs from now on; '{old}' is retired and signs nothing")
+    print_result(f"{count} statements that '{old}' signed are recorded, and count until they expire")
     for place in written:
-        say(f"written: {place}")
-    say("what to do now:")
-    say(f"  commit {' and '.join(files)}; who has a clone of this project pulls it and trusts it again")
-    say(f"  put the new fingerprint on your page, and take that of '{old}' off it:")
-    say(f"    {fingerprint(keyid)}")
-    say("  tell your people to join again: imagefactory join ADDRESS; until then their catalogue is rejected")
+        print_result(f"written: {place}")
+    print_result("what to do now:")
+    print_result(
+        f"  commit {' and '.join(files)}; who has a clone of this project pulls it and trusts it again"
+    )
+    print_result(f"  put the new fingerprint on your page, and take that of '{old}' off it:")
+    print_result(f"    {fingerprint(keyid)}")
+    print_result(
+        "  tell your people to join again: imagefactory join ADDRESS; until then their catalogue is rejected"
+    )
     if not written:
-        say("  no catalogue was found to sign again: imagefactory catalogue, and imagefactory invite")
-    say(
+        print_result(
+            "  no catalogue was found to sign again: imagefactory catalogue, and imagefactory invite"
+        )
+    print_result(
         f"  give the new key to other machines that sign (a secret of CI); delete what signs by '{old}' there"
     )
 
@@ -401,13 +411,13 @@ def log(ctx: click.Context, /, *, as_json: bool) -> None:
     store = ctx.obj.settings.store_path
     rows = list(read_audit(store))
     if as_json:
-        return say_json("log", {"file": str(store / "journal" / NAME), "acts": rows})
+        return print_json("log", {"file": str(store / "journal" / NAME), "acts": rows})
     if not rows:
-        return say("nothing was signed, revoked, approved, promoted or published from this store")
+        return print_result("nothing was signed, revoked, approved, promoted or published from this store")
     header = ("TIME", "USER", "ACTION", "WHAT", "WHERE", "KEY", "WHY")
     names = ("time", "user", "action", "what", "where", "key", "why")
     table = [tuple(row.get(name, "")[: 16 if name == "key" else None] for name in names) for row in rows]
-    return say(format_table(header, table, terminal_width(), ("WHERE", "USER")))
+    return print_result(format_table(header, table, terminal_width(), ("WHERE", "USER")))
 
 
 def _log(ctx: click.Context, action: str, key: tuple[str, str], where: str, why: str = "") -> None:

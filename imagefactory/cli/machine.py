@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import click
 
 from imagefactory.cli.output import (
-    Call,
+    CommandContext,
     json_option,
+    print_json,
+    print_next_command,
+    print_result,
     restricted_lines,
-    say,
-    say_json,
-    say_next,
     terminal_width,
-    write,
+    write_terminal,
 )
 from imagefactory.errors import EXIT_OK, EXIT_TOOL, UsageError
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 PURPOSES = ("build", "submit", "verify", "site")
-SITE_WORDS = {"missing": "not set up", "denied": "broken"}
+SITE_STATUSES = {"missing": "not set up", "denied": "broken"}
 
 
 @click.command()
@@ -59,17 +59,17 @@ def doctor(ctx: click.Context, purpose: str, as_json: bool) -> None:
     if as_json:
         rows = [{**dataclasses.asdict(finding), "state": finding.state.value} for finding in findings]
         value: dict[str, object] = {"for": purpose, "good": good, "findings": rows}
-        say_json("doctor", {"can_build": good, **value} if purpose == "build" else value)
+        print_json("doctor", {"can_build": good, **value} if purpose == "build" else value)
     else:
-        words = SITE_WORDS if purpose == "site" else {}
+        words = SITE_STATUSES if purpose == "site" else {}
         width = 10 if words else 8
         for finding in findings:
             word = words.get(finding.state.value, finding.state.value)
-            say(f"{word:{width}}  {finding.name}: {finding.detail}")
+            print_result(f"{word:{width}}  {finding.name}: {finding.detail}")
             if finding.remedy:
-                say(f"{'':{width}}  fix: {finding.remedy}")
+                print_result(f"{'':{width}}  fix: {finding.remedy}")
     if good:
-        say_next("list")
+        print_next_command("list")
     ctx.exit(EXIT_OK if good else EXIT_TOOL)
 
 
@@ -81,7 +81,7 @@ def doctor(ctx: click.Context, purpose: str, as_json: bool) -> None:
 @click.option("--untrust", is_flag=True, help="Trust this project no more.")
 @json_option
 @click.pass_obj
-def settings(call: Call, trust: bool, untrust: bool, as_json: bool) -> None:
+def settings(call: CommandContext, trust: bool, untrust: bool, as_json: bool) -> None:
     """Print every setting, its value and where it came from.
 
     \b
@@ -105,17 +105,17 @@ def settings(call: Call, trust: bool, untrust: bool, as_json: bool) -> None:
         for name, setting in loaded.rows()
     ]
     if as_json:
-        return say_json("settings", {"settings": rows, "untrusted": _as_json(loaded.untrusted)})
+        return print_json("settings", {"settings": rows, "untrusted": _as_json(loaded.untrusted)})
     table = [(row["name"], "; ".join(row["value"].split("\n")) or "-", row["origin"]) for row in rows]
-    say(format_table(("NAME", "VALUE", "ORIGIN"), table, terminal_width()))
+    print_result(format_table(("NAME", "VALUE", "ORIGIN"), table, terminal_width()))
     if loaded.untrusted:
-        write(2, "not used, because you do not trust this project:")
-        write(2, "\n".join(f"  {line}" for line in restricted_lines(loaded.untrusted)))
-        write(2, f"hint: read imagefactory.toml. To trust it: {trust_command(loaded.root_path)}")
+        write_terminal(2, "not used, because you do not trust this project:")
+        write_terminal(2, "\n".join(f"  {line}" for line in restricted_lines(loaded.untrusted)))
+        write_terminal(2, f"hint: read imagefactory.toml. To trust it: {trust_command(loaded.root_path)}")
     return None
 
 
-def _change(call: Call, *, trust: bool, untrust: bool, as_json: bool) -> None:
+def _change(call: CommandContext, *, trust: bool, untrust: bool, as_json: bool) -> None:
     from imagefactory.settings.files import (
         FILE_NAME,
         parse_document,
@@ -141,18 +141,18 @@ def _change(call: Call, *, trust: bool, untrust: bool, as_json: bool) -> None:
     if untrust:
         before = untrust_project(root, os.environ)
         if as_json:
-            return say_json("project-trust", {"file": str(file), "trusted": False, "before": before})
-        return say(f"{file} is not trusted" + ("" if before else ", and was not"))
+            return print_json("project-trust", {"file": str(file), "trusted": False, "before": before})
+        return print_result(f"{file} is not trusted" + ("" if before else ", and was not"))
     # What is shown and what is recorded are of the same bytes.
     rows = find_restricted(parse_document(content, file), content.decode())
     trust_project(root, content, os.environ)
     if as_json:
         digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
         value = {"file": str(file), "trusted": True, "sha256": digest, "settings": _as_json(rows)}
-        return say_json("project-trust", value)
-    say(f"{file} is trusted until it changes")
+        return print_json("project-trust", value)
+    print_result(f"{file} is trusted until it changes")
     for line in restricted_lines(rows):
-        say(f"  {line}")
+        print_result(f"  {line}")
     return None
 
 
@@ -177,7 +177,7 @@ def completion(shell: str) -> None:
 
     kind = get_completion_class(shell)
     assert kind is not None
-    say(
+    print_result(
         kind(
             click.get_current_context().find_root().command, {}, "imagefactory", "_IMAGEFACTORY_COMPLETE"
         ).source()

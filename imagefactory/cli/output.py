@@ -17,10 +17,10 @@ import click
 from imagefactory import __version__
 from imagefactory.errors import (
     STEERING,
-    BehindError,
     BuildError,
-    FactoryError,
+    ImagefactoryError,
     NothingSelectedError,
+    OutdatedError,
     RecipeError,
     UnbuiltError,
     UnsolvableError,
@@ -28,15 +28,15 @@ from imagefactory.errors import (
     printable,
     without_logins,
 )
-from imagefactory.progress import Progress, choose, without_commands
+from imagefactory.progress import Progress, choose_progress, without_commands
 from imagefactory.settings.choices import RUNNERS
 
 if TYPE_CHECKING:
     from imagefactory.access import Access
     from imagefactory.gpu.capability import Capability
     from imagefactory.model import LockedPackage, Target
-    from imagefactory.oci.manifests import Image, Sif
-    from imagefactory.project import Factory
+    from imagefactory.oci.manifests import Image, SifArtifact
+    from imagefactory.project import Project
     from imagefactory.settings.files import UntrustedProjectError
     from imagefactory.settings.load import Settings
     from imagefactory.settings.sources import RestrictedSetting
@@ -45,7 +45,7 @@ P = ParamSpec("P")
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CommandContext:
     """The context of every command: the settings, lazily read recipes, and progress."""
 
     directory: Path | None
@@ -62,7 +62,7 @@ class Call:
         try:
             return self._load(strict=True)
         except UntrustedProjectError as error:
-            if not self._may_ask() or not ask_trust(error):
+            if not self._may_ask() or not confirm_trust(error):
                 raise
         return self._load(strict=True)
 
@@ -81,7 +81,7 @@ class Call:
         context = click.get_current_context(silent=True)
         if context is None or context.resilient_parsing or context.params.get("as_json"):
             return False
-        return at_terminal() and self.progress_style != "json"
+        return is_terminal() and self.progress_style != "json"
 
     @property
     def access(self) -> Access:
@@ -91,18 +91,18 @@ class Call:
         return Access(settings=self.settings, environ=os.environ, tell=self.progress.note)
 
     @property
-    def factory(self) -> Factory:
-        from imagefactory.project import read_factory
+    def factory(self) -> Project:
+        from imagefactory.project import load_project
 
-        return read_factory(self._told_settings, os.environ, self.progress.note)
+        return load_project(self._told_settings, os.environ, self.progress.note)
 
     @property
-    def factory_if_any(self) -> Factory | None:
+    def factory_if_any(self) -> Project | None:
         """The project, None without recipes: commands about frameworks work anywhere."""
-        from imagefactory.project import recipes_folder
+        from imagefactory.project import recipes_directory
 
         try:
-            recipes_folder(self.settings)
+            recipes_directory(self.settings)
         except UsageError:
             if self.directory is not None:
                 raise
@@ -110,11 +110,11 @@ class Call:
         return self.factory
 
     @property
-    def sound_factory(self) -> Factory:
+    def sound_factory(self) -> Project:
         """The project without recipes that have errors, for commands that continue with the others."""
-        from imagefactory.project import read_sound
+        from imagefactory.project import load_lenient
 
-        return read_sound(self._told_settings, os.environ, self.progress.note)
+        return load_lenient(self._told_settings, os.environ, self.progress.note)
 
     @property
     def _told_settings(self) -> Settings:
@@ -128,23 +128,23 @@ class Call:
 
     @property
     def progress(self) -> Progress:
-        return choose(self.progress_style, github=os.environ.get("GITHUB_ACTIONS") == "true")
+        return choose_progress(self.progress_style, github=os.environ.get("GITHUB_ACTIONS") == "true")
 
 
-def say(text: str, *, unless: bool = False) -> None:
+def print_result(text: str, *, unless: bool = False) -> None:
     """Print a result for a person; `unless` is true with --json."""
     if not unless:
-        write(1, text)
+        write_terminal(1, text)
 
 
-def say_json(kind: str, value: Mapping[str, object]) -> None:
+def print_json(kind: str, value: Mapping[str, object]) -> None:
     """Print one JSON document to stdout. `format` names its type and version."""
     from imagefactory.serialize import plain
 
-    say_document(json.dumps({"format": f"imagefactory.{kind}/1", **value}, indent=2, default=plain))
+    print_json_document(json.dumps({"format": f"imagefactory.{kind}/1", **value}, indent=2, default=plain))
 
 
-def say_document(text: str) -> None:
+def print_json_document(text: str) -> None:
     """Print JSON, with terminal control characters escaped as JSON escapes them."""
     _echo(1, STEERING.sub(_json_escape, text))
 
@@ -154,26 +154,26 @@ def _json_escape(match: re.Match[str]) -> str:
     return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
 
 
-def say_next(*words: str, program: str = "imagefactory") -> None:
+def print_next_command(*words: str, program: str = "imagefactory") -> None:
     """Print the command that a person would run next to stderr, as the last line.
 
     Prints nothing for programs (`--json`, `--progress json`) or with `-q`.
     """
     context = click.get_current_context()
-    call = context.find_object(Call)
+    call = context.find_object(CommandContext)
     if call is None or call.progress_style in ("quiet", "json") or context.params.get("as_json"):
         return
     place = ("-C", str(call.directory)) if call.directory and program == "imagefactory" else ()
-    write(2, f"next: {shlex.join((program, *place, *words))}")
+    write_terminal(2, f"next: {shlex.join((program, *place, *words))}")
 
 
-def complain(error: FactoryError, prefix: str = "") -> None:
-    write(2, f"error: {without_logins(prefix)}{error.message}")
+def print_errors(error: ImagefactoryError, prefix: str = "") -> None:
+    write_terminal(2, f"error: {without_logins(prefix)}{error.message}")
     if error.hint:
-        write(2, f"hint: {error.hint}")
+        write_terminal(2, f"hint: {error.hint}")
 
 
-def error_json(error: FactoryError) -> dict[str, object]:
+def error_json(error: ImagefactoryError) -> dict[str, object]:
     """Return what every error has in JSON; a recipe's problems are `diagnostics`."""
     row: dict[str, object] = {"code": error.code, "exit_code": error.exit_code}
     row |= {"message": error.message, "hint": error.hint}
@@ -196,14 +196,14 @@ _COLORS = {
 }
 """Words that stand alone in a cell or before their line, by the color in which a terminal shows them."""
 _LETTERS = {"Y": "green", "P": "green", "~": "yellow", "-": "red"}
-_WORDS = {word: color for color, words in _COLORS.items() for word in words.split()}
+_STATUS_COLORS = {word: color for color, words in _COLORS.items() for word in words.split()}
 _CELL = re.compile(
-    rf"(?m)(?P<before>^ *|(?<=  ))(?P<word>{'|'.join(map(re.escape, sorted(_WORDS, reverse=True)))}|"
+    rf"(?m)(?P<before>^ *|(?<=  ))(?P<word>{'|'.join(map(re.escape, sorted(_STATUS_COLORS, reverse=True)))}|"
     r"[YP~-][dpv]!?)(?=$|  | \[| !|: |(?<=:) )"
 )
 
 
-def paint(text: str, stream: int) -> str:
+def colorize(text: str, stream: int) -> str:
     """Return the text with colors for the words above, if `stream` is a terminal with colors."""
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
     if plain or not os.isatty(stream):
@@ -211,12 +211,12 @@ def paint(text: str, stream: int) -> str:
 
     def color(match: re.Match[str]) -> str:
         word = match["word"]
-        return match["before"] + click.style(word, fg=_WORDS.get(word) or _LETTERS[word[0]])
+        return match["before"] + click.style(word, fg=_STATUS_COLORS.get(word) or _LETTERS[word[0]])
 
     return _CELL.sub(color, text)
 
 
-def write(stream: int, text: str) -> None:
+def write_terminal(stream: int, text: str) -> None:
     """Print a text for people, with no terminal control characters but the colors of `paint`.
 
     Texts quote untrusted input: file names, layers, registries, records. All output goes through here or
@@ -224,13 +224,13 @@ def write(stream: int, text: str) -> None:
     """
     if os.environ.get("GITHUB_ACTIONS") == "true":
         text = without_commands(text)
-    _echo(stream, paint(printable(text), stream))
+    _echo(stream, colorize(printable(text), stream))
 
 
-def say_notes(notes: Iterable[str]) -> None:
+def print_catalog_notes(notes: Iterable[str]) -> None:
     """Print which catalogs are not current, and which expire soon."""
     for note in notes:
-        write(2, f"note: {note}")
+        write_terminal(2, f"note: {note}")
 
 
 def confirm(question: str) -> bool:
@@ -255,17 +255,17 @@ def terminal_width() -> int | None:
     return (os.get_terminal_size(1).columns or None) if os.isatty(1) else None
 
 
-def at_terminal() -> bool:
+def is_terminal() -> bool:
     """Return whether a person at a terminal can answer a question."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def ask_trust(error: UntrustedProjectError) -> bool:
+def confirm_trust(error: UntrustedProjectError) -> bool:
     """Show what an untrusted project sets, and ask whether to trust it; record the answer yes."""
     from imagefactory.settings.files import trust_project
 
-    write(2, f"{error.file} sets what only a trusted project may set:")
-    write(2, "\n".join(f"  {line}" for line in restricted_lines(error.settings)))
+    write_terminal(2, f"{error.file} sets what only a trusted project may set:")
+    write_terminal(2, "\n".join(f"  {line}" for line in restricted_lines(error.settings)))
     if not click.confirm("Trust this project, until that file changes?", err=True):
         return False
     trust_project(error.file.parent, error.content, os.environ)
@@ -274,11 +274,11 @@ def ask_trust(error: UntrustedProjectError) -> bool:
 
 def restricted_lines(settings: Iterable[RestrictedSetting]) -> Iterator[str]:
     """Return each setting with its line in the file, its value without secrets, and why it is restricted."""
-    from imagefactory.serialize import shown
+    from imagefactory.serialize import printable_value
     from imagefactory.settings.files import without_secrets
 
     for setting in settings:
-        value = shown(without_secrets(setting.value))
+        value = printable_value(without_secrets(setting.value))
         yield f"{setting.line or '-'}: {setting.name} = {value}  ({setting.reason})"
 
 
@@ -288,10 +288,10 @@ def json_option(command: Callable[P, None]) -> Callable[P, None]:
 
 def complete_targets(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
     """Return target names for shell completion, none if a recipe has errors."""
-    call = ctx.find_object(Call) or Call(None, "quiet")
+    call = ctx.find_object(CommandContext) or CommandContext(None, "quiet")
     try:
         return [t.name for t in call.factory.targets if t.name.startswith(incomplete)]
-    except FactoryError:
+    except ImagefactoryError:
         return []
 
 
@@ -335,9 +335,9 @@ def target_json(target: Target) -> dict[str, object]:
 
 
 def package_json(package: LockedPackage) -> dict[str, object]:
-    from imagefactory.model import LockedConda
+    from imagefactory.model import LockedCondaPackage
 
-    conda = {"build": package.build, "url": package.url} if isinstance(package, LockedConda) else {}
+    conda = {"build": package.build, "url": package.url} if isinstance(package, LockedCondaPackage) else {}
     return {
         "name": package.name,
         "version": package.version,
@@ -348,7 +348,7 @@ def package_json(package: LockedPackage) -> dict[str, object]:
     }
 
 
-def made_json(artifact: Image | Sif) -> dict[str, object]:
+def artifact_json(artifact: Image | SifArtifact) -> dict[str, object]:
     """Return an image or a .sif file as JSON."""
     from imagefactory.oci.manifests import Image
 
@@ -387,32 +387,32 @@ def image_json(image: Image) -> dict[str, object]:
 # --- failures ---------------------------------------------------------------------------------------
 
 
-class Failures:
+class TargetFailures:
     """The errors of single targets. The others continue; the earliest failed stage sets the exit code."""
 
     def __init__(self, recipes: RecipeError | None = None) -> None:
-        self.errors: list[tuple[str, FactoryError]] = []
+        self.errors: list[tuple[str, ImagefactoryError]] = []
         self.recipes = recipes
         self._current = ""
 
-    def of(self, name: str) -> Failures:
+    def of(self, name: str) -> TargetFailures:
         self._current = name
         return self
 
-    def add(self, error: FactoryError) -> None:
+    def add(self, error: ImagefactoryError) -> None:
         self.errors.append((self._current, error))
-        complain(error)
+        print_errors(error)
 
-    def __enter__(self) -> Failures:
+    def __enter__(self) -> TargetFailures:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
         if isinstance(error, OSError | EOFError):
             error = explain(error)
-        if not isinstance(error, FactoryError):
+        if not isinstance(error, ImagefactoryError):
             return False
         self.errors.append((self._current, error))
-        complain(error, "" if self._current in error.message else f"{self._current}: ")
+        print_errors(error, "" if self._current in error.message else f"{self._current}: ")
         return True
 
     def as_json(self) -> list[dict[str, object]]:
@@ -420,25 +420,25 @@ class Failures:
         return [
             {"target": without_logins(name), **error_json(e)}
             | ({"tree": e.tree} if isinstance(e, UnsolvableError) else {})
-            | ({"behind": e.behind} if isinstance(e, BehindError) else {})
+            | ({"behind": e.behind} if isinstance(e, OutdatedError) else {})
             | ({"packages": e.packages} if isinstance(e, UnbuiltError) else {})
             for name, e in every
         ]
 
 
-class collecting:
+class exit_with_first_failure:
     """Exit with the code of the earliest failed stage after all targets ran.
 
     Recipes of `factory` with errors are reported first, and are the earliest stage.
     """
 
-    def __init__(self, factory: Factory | None = None) -> None:
+    def __init__(self, factory: Project | None = None) -> None:
         faults = factory.faults if factory else ()
-        self.failures = Failures(RecipeError(faults) if faults else None)
+        self.failures = TargetFailures(RecipeError(faults) if faults else None)
 
-    def __enter__(self) -> Failures:
+    def __enter__(self) -> TargetFailures:
         if self.failures.recipes:
-            complain(self.failures.recipes)
+            print_errors(self.failures.recipes)
         return self.failures
 
     def __exit__(self, kind: type[BaseException] | None, _: object, __: object) -> None:
@@ -476,7 +476,7 @@ def driver_of(text: str) -> str:
         raise UsageError("option-invalid", f"--driver: {error}", hint=hint) from error
 
 
-def choose_targets(factory: Factory, names: tuple[str, ...]) -> tuple[Target, ...]:
+def choose_targets(factory: Project, names: tuple[str, ...]) -> tuple[Target, ...]:
     """Return the selected targets. Raises RecipeError if a recipe with errors may define a missing name."""
     from imagefactory.recipes.expand import select
 
@@ -490,7 +490,7 @@ def choose_targets(factory: Factory, names: tuple[str, ...]) -> tuple[Target, ..
         raise
 
 
-def explain(error: OSError | EOFError) -> FactoryError:
+def explain(error: OSError | EOFError) -> ImagefactoryError:
     """Return an error of the operating system that no adapter handled as a BuildError."""
     where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
     what = getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 import click
 
 from imagefactory.cli.output import (
-    Call,
+    CommandContext,
     json_option,
+    print_json,
+    print_next_command,
+    print_result,
     reject_conflict,
-    say,
-    say_json,
-    say_next,
     targets_argument,
     terminal_width,
-    write,
+    write_terminal,
 )
 
 if TYPE_CHECKING:
-    from imagefactory.matrix.plan import Plan, PlannedCell, Ruling
-    from imagefactory.matrix.rows import RuledRow
+    from imagefactory.matrix.plan import CellRuling, PlannedCell, VerificationPlan
+    from imagefactory.matrix.rows import RowRuling
 
 
 def _complete_rules(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
@@ -98,7 +98,7 @@ def _complete_rules(_: click.Context, __: click.Parameter, incomplete: str) -> l
 @json_option
 @click.pass_obj
 def plan(
-    call: Call,
+    call: CommandContext,
     /,
     *,
     names: tuple[str, ...],
@@ -134,14 +134,14 @@ def plan(
 
     Exit code 0 whatever is pruned or blocked.
     """
-    from imagefactory.actions.plan import Asking, Listed, read_listed, read_rows, read_stages
-    from imagefactory.extras.nightly.changes import KeptPlan, keep_plan, tonight
-    from imagefactory.extras.nightly.nights import write_kept_plan
+    from imagefactory.actions.plan import PlanGpus, PlanLookup, read_listed, read_rows, read_stages
+    from imagefactory.extras.nightly.changes import SavedPlan, cells_for_night, save_plan
+    from imagefactory.extras.nightly.nights import write_saved_plan
     from imagefactory.matrix.plan import PlanInput, check_rules, make_plan, unused_rules
-    from imagefactory.matrix.rows import RowsInput, rule_rows
+    from imagefactory.matrix.rows import RowsQuery, rule_rows
     from imagefactory.recipes.expand import select
     from imagefactory.settings.own_commands import parse_machines
-    from imagefactory.verify.kits import program_sum
+    from imagefactory.verify.kits import program_checksum
     from imagefactory.views.plan import MAX_JOBS, format_kits, format_matrix, format_rows, summary
 
     reject_conflict(github and as_json, "--github and --json both write to stdout", "remove one of them")
@@ -162,13 +162,13 @@ def plan(
     pattern = machines or ""
     if machines is None and inventory and not tuples:  # rows are no jobs of sweeps
         pattern = call.settings.sweep_machines.value
-    listed = read_listed(inventory, parse_machines(pattern)) if inventory else Listed()
+    listed = read_listed(inventory, parse_machines(pattern)) if inventory else PlanGpus()
     reject_conflict(
         machines is not None and not listed.pool, "--machine requires --inventory", "add --inventory FILE"
     )
     if tuples:
         devices = tuple(gpu for gpu in listed.devices if gpu not in listed.avoided and not gpu.part)
-        rows = RowsInput(
+        rows = RowsQuery(
             rows=read_rows(tuples),
             devices=devices,
             allow=rules,
@@ -180,10 +180,10 @@ def plan(
         unused = unused_rules(rules, (row.ruling for row in ruled_rows))
         if as_json:
             document = {"rows": [_row_json(row) for row in ruled_rows], "unused_rules": unused}
-            return say_json("rows", document)
-        return say(format_rows(ruled_rows, unused, terminal_width()))
+            return print_json("rows", document)
+        return print_result(format_rows(ruled_rows, unused, terminal_width()))
     factory = call.factory
-    request = Asking(now=datetime.now(UTC), registry=registry, also=factory.settings.registry.value)
+    request = PlanLookup(now=datetime.now(UTC), registry=registry, also=factory.settings.registry.value)
     stages = read_stages(factory, select(factory.targets, names), request)
     whole = make_plan(
         PlanInput(
@@ -192,41 +192,41 @@ def plan(
     )
     jobs, waiting = whole, 0
     if github:
-        jobs, waiting = tonight(whole, MAX_JOBS, request.now.date(), kits=bool(registry))
+        jobs, waiting = cells_for_night(whole, MAX_JOBS, request.now.date(), kits=bool(registry))
     if keep:
         chosen = {row.target.name for row in jobs.targets}
-        kept_plan = KeptPlan(
+        kept_plan = SavedPlan(
             made=request.now,
             registry=registry,
             names=names,
             devices=listed.devices,
             waiting=tuple(row.target.name for row in whole.targets if row.target.name not in chosen),
         )
-        write_kept_plan(keep, keep_plan(whole, kept_plan))
+        write_saved_plan(keep, save_plan(whole, kept_plan))
     if github:
-        say(format_matrix(jobs, kits=bool(registry)))
-        say(f"{format_kits(jobs)}\nprogram={program_sum()}", unless=not registry)
-        return write(2, summary(whole, waiting))
+        print_result(format_matrix(jobs, kits=bool(registry)))
+        print_result(f"{format_kits(jobs)}\nprogram={program_checksum()}", unless=not registry)
+        return write_terminal(2, summary(whole, waiting))
     return _say_plan(whole, as_json=as_json)
 
 
-def _say_plan(whole: Plan, *, as_json: bool) -> None:
+def _say_plan(whole: VerificationPlan, *, as_json: bool) -> None:
     from imagefactory.matrix.plan import CellState
     from imagefactory.views.plan import format_plan
 
     if as_json:
-        return say_json("plan", _plan_json(whole))
-    say(format_plan(whole, terminal_width()))
+        return print_json("plan", _plan_json(whole))
+    print_result(format_plan(whole, terminal_width()))
     for state, name in ((cell.state, row.target.name) for row in whole.targets for cell in row.cells):
         if state in (CellState.BUILD, CellState.VERIFY):
-            return say_next(state.value, name)
+            return print_next_command(state.value, name)
     return None
 
 
 # --- JSON ----------------------------------------------------------------------------------------
 
 
-def _plan_json(whole: Plan) -> dict[str, object]:
+def _plan_json(whole: VerificationPlan) -> dict[str, object]:
     from imagefactory.views.plan import counts
 
     targets = [
@@ -258,7 +258,7 @@ def _cell_json(cell: PlannedCell) -> dict[str, object]:
     }
 
 
-def _row_json(ruled: RuledRow) -> dict[str, object]:
+def _row_json(ruled: RowRuling) -> dict[str, object]:
     from imagefactory.views.plan import device_json
 
     row = ruled.row
@@ -275,7 +275,7 @@ def _row_json(ruled: RuledRow) -> dict[str, object]:
     }
 
 
-def _ruling_json(ruling: Ruling) -> dict[str, object]:
+def _ruling_json(ruling: CellRuling) -> dict[str, object]:
     """Return a ruling as JSON. Unknown `basis` and `rule` are null; `override` are options that undo it."""
     claim = ruling.claim
     return {

@@ -10,8 +10,15 @@ from typing import TYPE_CHECKING, ParamSpec
 
 import click
 
-from imagefactory.cli.arguments import Duration
-from imagefactory.cli.output import json_option, say, say_json, say_next, terminal_width, write
+from imagefactory.cli.arguments import DurationType
+from imagefactory.cli.output import (
+    json_option,
+    print_json,
+    print_next_command,
+    print_result,
+    terminal_width,
+    write_terminal,
+)
 from imagefactory.errors import NothingSelectedError, UsageError
 from imagefactory.settings.choices import HTCONDOR, POOLS, SLURM
 
@@ -71,7 +78,7 @@ def find_inventory(path: Path | None, now: datetime, pool: str = HTCONDOR) -> In
 )
 @click.option(
     "--probe",
-    type=Duration(),
+    type=DurationType(),
     metavar="TIME",
     help="On Slurm: ask a GPU of each kind by a small job, waiting so long for one, and remember it.",
 )
@@ -99,7 +106,7 @@ def pool(
     Exit code 3 where there is no GPU, 6 where the pool cannot be asked.
     """
     from imagefactory.schedulers.inventory import inventory_json, write_inventory
-    from imagefactory.views.sweeps import format_machines, format_pool, kind_json, kinds_of
+    from imagefactory.views.sweeps import format_machines, format_pool, gpu_group_json, gpu_groups
 
     name = HTCONDOR if inventory else _choose(system, probe=probe is not None)
     if probe:
@@ -108,30 +115,30 @@ def pool(
     if output:
         write_inventory(output, pool_inventory)
     if as_json:
-        kinds = [kind_json(kind) for kind in kinds_of(pool_inventory)]
+        kinds = [gpu_group_json(kind) for kind in gpu_groups(pool_inventory)]
         system = None if inventory else name
-        say_json("pool", {**inventory_json(pool_inventory), "kinds": kinds, "system": system})
+        print_json("pool", {**inventory_json(pool_inventory), "kinds": kinds, "system": system})
     else:
-        say((format_machines if machines else format_pool)(pool_inventory, terminal_width()))
-        say(f"saved as {output}", unless=not output)
+        print_result((format_machines if machines else format_pool)(pool_inventory, terminal_width()))
+        print_result(f"saved as {output}", unless=not output)
         if output:
-            say_next("plan", "--inventory", str(output))
+            print_next_command("plan", "--inventory", str(output))
         else:
-            say_next("submit", "--list")
+            print_next_command("submit", "--list")
 
 
 def _choose(system: str | None, *, probe: bool) -> str:
     """Return the pool to query; of two, HTCondor with a note. Raises UsageError for a probe of HTCondor."""
-    from imagefactory.schedulers.pool import pools_here
+    from imagefactory.schedulers.pool import local_pools
 
     if probe and system == HTCONDOR:
         raise UsageError("option-conflict", "--probe applies to Slurm only", hint="remove --pool htcondor")
     if system or probe:
         return system or SLURM
-    chosen, *others = pools_here(os.environ) or (HTCONDOR,)
+    chosen, *others = local_pools(os.environ) or (HTCONDOR,)
     for other in others:
         title = POOLS[chosen].title
-        write(
+        write_terminal(
             2, f"note: {title} and {POOLS[other].title} are both here; this is {title}. Other: --pool {other}"
         )
     return chosen
@@ -139,10 +146,10 @@ def _choose(system: str | None, *, probe: bool) -> str:
 
 def _probe(wait: timedelta) -> None:
     """Probe the GPUs. Notes report those that did not answer. Raises ToolError without a Slurm cluster."""
-    from imagefactory.schedulers.slurm.nodes import ask_all, ask_inventory, kinds_of, remember
+    from imagefactory.schedulers.slurm.nodes import gpu_types_of, probe_all, query_inventory, write_probed
 
-    kinds = kinds_of(ask_inventory(os.environ, datetime.now(UTC)))
-    results, faults = ask_all(kinds, os.environ, wait)
-    remember(os.environ, results)
+    kinds = gpu_types_of(query_inventory(os.environ, datetime.now(UTC)))
+    results, faults = probe_all(kinds, os.environ, wait)
+    write_probed(os.environ, results)
     for kind, fault in faults:
-        write(2, f"note: {kind} did not answer: {fault.message}")
+        write_terminal(2, f"note: {kind} did not answer: {fault.message}")

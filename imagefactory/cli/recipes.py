@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 import click
 
 from imagefactory.cli.output import (
-    Call,
+    CommandContext,
     choose_targets,
-    collecting,
     complete_targets,
+    exit_with_first_failure,
     image_json,
     json_option,
     package_json,
-    say,
-    say_json,
-    say_next,
-    say_notes,
+    print_catalog_notes,
+    print_json,
+    print_next_command,
+    print_result,
     target_json,
     targets_argument,
     terminal_width,
@@ -32,98 +32,107 @@ from imagefactory.cli.output import (
 from imagefactory.errors import NothingSelectedError, UsageError, os_problem, without_logins
 
 if TYPE_CHECKING:
-    from imagefactory.actions.lock import Relock
-    from imagefactory.extras.importers.new import NewRequest, Plan
+    from imagefactory.actions.lock import LockResult
+    from imagefactory.extras.importers.new import NewRequest, RecipePlan
 
 
 @click.command("list")
 @targets_argument(required=False)
 @json_option
 @click.pass_obj
-def list_targets(call: Call, names: tuple[str, ...], as_json: bool) -> None:
+def list_targets(call: CommandContext, names: tuple[str, ...], as_json: bool) -> None:
     """List the targets: what is locked, built, pushed and verified.
 
     Without a factory, the images of the catalogue that you joined: on which GPUs each is verified.
     """
     from imagefactory.actions.locked import lock_state
-    from imagefactory.project import catalogue_answers
-    from imagefactory.recipes.edit import left_out
-    from imagefactory.trust.verdict import Marks
+    from imagefactory.project import uses_catalog
+    from imagefactory.recipes.edit import omitted_companions
+    from imagefactory.trust.verdict import ImageProgress
     from imagefactory.views.images import format_targets
 
-    if catalogue_answers(call.settings):
+    if uses_catalog(call.settings):
         return _list_catalogued(call, names, as_json=as_json)
     factory = call.sound_factory
     chosen = choose_targets(factory, names)
-    for line in filter(None, map(left_out, chosen)):
+    for line in filter(None, map(omitted_companions, chosen)):
         call.progress.note(line)
     states = {target.name: lock_state(factory, target) for target in chosen}
-    marks = dict.fromkeys((target.name for target in chosen), Marks())
+    marks = dict.fromkeys((target.name for target in chosen), ImageProgress())
     if factory.layout.tags():  # a new factory answers at once: what judges images is slow to load
         from imagefactory.actions.images import find_marks
 
         marks = find_marks(factory, chosen, datetime.now(UTC))
-    with collecting(factory) as failures:
+    with exit_with_first_failure(factory) as failures:
         if as_json:
             listed = [
-                {**target_json(t), "lock": states[t.name], "left_out": left_out(t), **asdict(marks[t.name])}
+                {
+                    **target_json(t),
+                    "lock": states[t.name],
+                    "left_out": omitted_companions(t),
+                    **asdict(marks[t.name]),
+                }
                 for t in chosen
             ]
-            say_json("targets", {"targets": listed, "errors": failures.as_json()})
+            print_json("targets", {"targets": listed, "errors": failures.as_json()})
             return None
-        say(format_targets([(t, states[t.name], marks[t.name]) for t in chosen], terminal_width()))
-    return say_next("show", chosen[0].name) if chosen else say_next("new", "pytorch", "--framework", "torch")
+        print_result(format_targets([(t, states[t.name], marks[t.name]) for t in chosen], terminal_width()))
+    return (
+        print_next_command("show", chosen[0].name)
+        if chosen
+        else print_next_command("new", "pytorch", "--framework", "torch")
+    )
 
 
-def _list_catalogued(call: Call, names: tuple[str, ...], *, as_json: bool) -> None:
-    from imagefactory.actions.centers import read_shelves
-    from imagefactory.views.catalog import format_shelves, shelves_json
+def _list_catalogued(call: CommandContext, names: tuple[str, ...], *, as_json: bool) -> None:
+    from imagefactory.actions.centers import read_center_images
+    from imagefactory.views.catalog import center_images_json, format_center_images
 
-    shelves = read_shelves(call.settings, os.environ, names, datetime.now(UTC))
-    say_notes(shelves[0].notes)
+    shelves = read_center_images(call.settings, os.environ, names, datetime.now(UTC))
+    print_catalog_notes(shelves[0].notes)
     if as_json:
-        return say_json("images", shelves_json(shelves))
-    return say(format_shelves(shelves, terminal_width()))
+        return print_json("images", center_images_json(shelves))
+    return print_result(format_center_images(shelves, terminal_width()))
 
 
-def _show_catalogued(call: Call, name: str, *, as_json: bool) -> None:
+def _show_catalogued(call: CommandContext, name: str, *, as_json: bool) -> None:
     from imagefactory.actions.centers import read_offer
-    from imagefactory.views.catalog import format_offer, shelves_json
+    from imagefactory.views.catalog import center_images_json, format_offer
 
     shelf = read_offer(call.settings, os.environ, name, datetime.now(UTC))
-    say_notes(shelf.notes)
+    print_catalog_notes(shelf.notes)
     if as_json:
-        return say_json("images", shelves_json((shelf,)))
-    return say(format_offer(shelf, terminal_width()))
+        return print_json("images", center_images_json((shelf,)))
+    return print_result(format_offer(shelf, terminal_width()))
 
 
 @click.command()
 @click.argument("name", metavar="TARGET", shell_complete=complete_targets)
 @json_option
 @click.pass_obj
-def show(call: Call, name: str, as_json: bool) -> None:
+def show(call: CommandContext, name: str, as_json: bool) -> None:
     """Show one target: what it asks for, its lock and its image.
 
     Without a factory, an image of the catalogue that you joined: what is known of it on which GPUs.
     """
     from imagefactory.actions.definition import promised_image
     from imagefactory.actions.images import stored_image
-    from imagefactory.actions.lock import behind_of
-    from imagefactory.actions.locked import lock_state, read_target_lock, read_why
+    from imagefactory.actions.lock import outdated_packages_of
+    from imagefactory.actions.locked import lock_state, read_target_lock, read_unsolvable_reason
     from imagefactory.model import Outcome
-    from imagefactory.project import catalogue_answers
-    from imagefactory.recipes.edit import left_out
-    from imagefactory.recipes.expand import select_one
+    from imagefactory.project import uses_catalog
+    from imagefactory.recipes.edit import omitted_companions
+    from imagefactory.recipes.expand import select_single
     from imagefactory.views.images import TargetState, format_target
 
-    if catalogue_answers(call.settings):
+    if uses_catalog(call.settings):
         return _show_catalogued(call, name, as_json=as_json)
     factory = call.factory
-    target = select_one(factory.targets, name)
+    target = select_single(factory.targets, name)
     lock, image = read_target_lock(factory, target), stored_image(factory, target)
     state = lock_state(factory, target)
-    why = read_why(factory, target) if state == Outcome.UNSOLVABLE else None
-    behind, lacking = behind_of(factory, lock) if lock else (), left_out(target)
+    why = read_unsolvable_reason(factory, target) if state == Outcome.UNSOLVABLE else None
+    behind, lacking = outdated_packages_of(factory, lock) if lock else (), omitted_companions(target)
     promised = promised_image(factory, target) if state == "ok" else None
     if not as_json:
         now = TargetState(
@@ -135,11 +144,11 @@ def show(call: Call, name: str, as_json: bool) -> None:
             behind=behind,
             left_out=lacking,
         )
-        say(format_target(target, now, terminal_width()))
+        print_result(format_target(target, now, terminal_width()))
         if why is None and state == "ok" and image is not None and not target.gpu:
-            return say_next("run", target.name, "--", "python")
+            return print_next_command("run", target.name, "--", "python")
         doing = "lock" if state != "ok" else "build" if image is None else "verify"
-        return say_next(doing, target.name) if why is None else None
+        return print_next_command(doing, target.name) if why is None else None
     value = {
         **target_json(target),
         "lock": state,
@@ -151,7 +160,7 @@ def show(call: Call, name: str, as_json: bool) -> None:
         "image": image_json(image) if image else None,
         "layers": {"digest": promised.digest, "manifest": promised.manifest} if promised else None,
     }
-    return say_json("target", value)
+    return print_json("target", value)
 
 
 @click.command()
@@ -215,7 +224,7 @@ def show(call: Call, name: str, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def new(
-    call: Call,
+    call: CommandContext,
     /,
     *,
     family: str,
@@ -239,16 +248,16 @@ def new(
     FILE stops the command, unless --partial is given."""
     from imagefactory.extras.importers.new import NewRequest
     from imagefactory.fs import create_bytes
-    from imagefactory.project import recipes_folder, require_own
+    from imagefactory.project import recipes_directory, require_own_project
 
     if not only_print:
-        require_own(call.settings, "new")
-    path = recipes_folder(call.settings) / f"{family}.yaml"
+        require_own_project(call.settings, "new")
+    path = recipes_directory(call.settings) / f"{family}.yaml"
     exists = UsageError("recipe-exists", f"{path} already exists", hint="edit it, or choose another family")
     if path.exists() and not only_print:
         raise exists
     if on and not call.settings.shipped:
-        _bring_family(call, on, only_print=only_print)
+        _copy_family(call, on, only_print=only_print)
     name, _, version = framework.partition("=")
     request = NewRequest(
         family=family,
@@ -271,7 +280,7 @@ def new(
     for line in () if stopped else drafted.lost:
         call.progress.note(f"lost: {line}")
     if only_print and not as_json:
-        say(drafted.text.rstrip("\n"))
+        print_result(drafted.text.rstrip("\n"))
     plan.check()
     value = {
         "family": family,
@@ -284,11 +293,11 @@ def new(
         "without_wheel": list(plan.without_wheel),
     }
     if only_print or stopped:
-        with collecting() as failures:
+        with exit_with_first_failure() as failures:
             if stopped:
-                failures.add(_lost(source.name if source else family, drafted.lost))
+                failures.add(_print_losses(source.name if source else family, drafted.lost))
             if as_json:
-                say_json("recipe", {**value, "errors": failures.as_json()})
+                print_json("recipe", {**value, "errors": failures.as_json()})
         return None
     try:
         if not create_bytes(path, drafted.text.encode()):
@@ -296,9 +305,9 @@ def new(
     except OSError as error:
         raise UsageError(*os_problem("write", path, error), hint="check its permissions") from error
     if as_json:
-        return say_json("recipe", {**value, "errors": []})
-    say(f"wrote {path}: look it over before it is locked")
-    return say_next("lock", family, *(("--build",) if plan.without_wheel else ()))
+        return print_json("recipe", {**value, "errors": []})
+    print_result(f"wrote {path}: look it over before it is locked")
+    return print_next_command("lock", family, *(("--build",) if plan.without_wheel else ()))
 
 
 def _build_args(texts: Sequence[str]) -> dict[str, str]:
@@ -314,7 +323,7 @@ def _build_args(texts: Sequence[str]) -> dict[str, str]:
     return values
 
 
-def _lost(file: str, lost: Sequence[str]) -> UsageError:
+def _print_losses(file: str, lost: Sequence[str]) -> UsageError:
     lines = "".join(f"\n  {line}" for line in lost)
     return UsageError(
         "import-incomplete",
@@ -323,16 +332,16 @@ def _lost(file: str, lost: Sequence[str]) -> UsageError:
     )
 
 
-def _bring_family(call: Call, on: str, *, only_print: bool) -> None:
+def _copy_family(call: CommandContext, on: str, *, only_print: bool) -> None:
     """Copy the family of a shipped target into the project if it is missing.
 
     Raises UsageError if nothing may be written.
     """
-    from imagefactory.actions.new_project import find_shipped, make_factory
-    from imagefactory.recipes.expand import select_one
+    from imagefactory.actions.new_project import create_project, find_shipped
+    from imagefactory.recipes.expand import select_single
 
     try:
-        select_one(call.factory.targets, on)
+        select_single(call.factory.targets, on)
         return
     except NothingSelectedError:
         shipped = find_shipped(on, call.settings, os.environ)
@@ -345,16 +354,18 @@ def _bring_family(call: Call, on: str, *, only_print: bool) -> None:
             f"{shipped.name} comes with imagefactory, but this project does not have it",
             hint=f"copy its family first: imagefactory init {root} --with {shipped.family}",
         )
-    brought = make_factory(call.settings.root_path, (shipped.family,), call.settings, os.environ)
+    brought = create_project(call.settings.root_path, (shipped.family,), call.settings, os.environ)
     families = " and ".join(brought.families)
     call.progress.note(
         f"note: copied {families} into this project, with its locks, since {shipped.name} is of it"
     )
 
 
-def _plan(call: Call, request: NewRequest, build_args: tuple[str, ...], *, partial: bool) -> Plan:
+def _plan(
+    call: CommandContext, request: NewRequest, build_args: tuple[str, ...], *, partial: bool
+) -> RecipePlan:
     """Return the recipe to write. Only --from and --on need the other recipes. Raises UsageError."""
-    from imagefactory.extras.importers.new import IndexSolver, Plan, plan_recipe
+    from imagefactory.extras.importers.new import IndexSolver, RecipePlan, plan_recipe
     from imagefactory.recipes.edit import check_name, scaffold
     from imagefactory.recipes.read import read_bases
 
@@ -378,7 +389,7 @@ def _plan(call: Call, request: NewRequest, build_args: tuple[str, ...], *, parti
     if not source and not on:
         bases = read_bases(call.settings.root_path / "recipes")
         drafted = scaffold(request.family, bases, framework=framework, source=request.source or "pypi")
-        return Plan(draft=drafted, check=lambda: None)
+        return RecipePlan(draft=drafted, check=lambda: None)
     check_name(request.family, "family")
     if request.cuda == "none":
         raise UsageError(
@@ -405,14 +416,14 @@ def _plan(call: Call, request: NewRequest, build_args: tuple[str, ...], *, parti
 @click.option("--print", "only_print", is_flag=True, help="Print the row instead of writing it.")
 @json_option
 @click.pass_obj
-def add(call: Call, family: str, version: str, cuda: str, only_print: bool, as_json: bool) -> None:
+def add(call: CommandContext, family: str, version: str, cuda: str, only_print: bool, as_json: bool) -> None:
     """Add a version to a family's recipe, lock it and render it.
 
     Its CUDA, extras, companions and capabilities come from what is known of the framework, its bounds from
     the row nearest to it.
     """
     from imagefactory.actions.new_project import make_addition, plan_addition
-    from imagefactory.project import require_own
+    from imagefactory.project import require_own_project
     from imagefactory.recipes.edit import check_name
     from imagefactory.views.images import format_relock
 
@@ -420,24 +431,24 @@ def add(call: Call, family: str, version: str, cuda: str, only_print: bool, as_j
         if value:
             check_name(value, rule)
     if not only_print:
-        require_own(call.settings, "add")
+        require_own_project(call.settings, "add")
     factory = call.sound_factory
     added = plan_addition(factory, family, version, cuda)
     for line in added.addition.told:
         call.progress.note(f"note: {line}")
-    say(added.addition.row, unless=as_json)
+    print_result(added.addition.row, unless=as_json)
     names = []
     if not only_print:
 
-        def tell(relock: Relock) -> None:
-            say(format_relock(relock), unless=as_json)
+        def tell(relock: LockResult) -> None:
+            print_result(format_relock(relock), unless=as_json)
 
         names = list(make_addition(factory, added, call.progress, tell))
     if as_json:
         document = {"path": str(added.path), "row": added.addition.row, "notes": list(added.addition.told)}
-        say_json("added", {**document, "targets": names})
+        print_json("added", {**document, "targets": names})
     for name in names:
-        say_next("build", name)
+        print_next_command("build", name)
 
 
 # --- imagefactory init
@@ -456,7 +467,9 @@ def add(call: Call, family: str, version: str, cuda: str, only_print: bool, as_j
 @click.option("--gitlab", is_flag=True, help="Write the nightly build for GitLab CI, with a README.")
 @json_option
 @click.pass_obj
-def init(call: Call, folder: Path | None, families: str, github: bool, gitlab: bool, as_json: bool) -> None:
+def init(
+    call: CommandContext, folder: Path | None, families: str, github: bool, gitlab: bool, as_json: bool
+) -> None:
     """Make a factory of your own in DIR (default: here). What is there is never overwritten.
 
     \b
@@ -464,7 +477,7 @@ def init(call: Call, folder: Path | None, families: str, github: bool, gitlab: b
     imagefactory init lab --with pytorch,jax     with the recipes and locks of these families
     imagefactory init lab --github               with its nightly build in GitHub Actions
     """
-    from imagefactory.actions.new_project import make_factory, night_files
+    from imagefactory.actions.new_project import create_project, nightly_files
 
     family_names = tuple(dict.fromkeys(name for text in families.split(",") if (name := text.strip())))
     root = folder or call.directory or Path()
@@ -475,8 +488,8 @@ def init(call: Call, folder: Path | None, families: str, github: bool, gitlab: b
             hint="pass a directory name: imagefactory init lab",
         )
     services = [name for name, flag in (("github", github), ("gitlab", gitlab)) if flag]
-    nights = night_files(services, root)
-    tree = make_factory(root, family_names, call.settings, os.environ, nights)
+    nights = nightly_files(services, root)
+    tree = create_project(root, family_names, call.settings, os.environ, nights)
     after = (
         f"imagefactory build {tree.target}" if tree.target else "imagefactory new pytorch --framework torch"
     )
@@ -485,12 +498,12 @@ def init(call: Call, folder: Path | None, families: str, github: bool, gitlab: b
     where = str(root.absolute())
     if as_json:
         value = {"root": where, "families": tree.families, "written": tree.written, "next": after}
-        return say_json("init", value)
+        return print_json("init", value)
     what = f"{len(tree.written)} files written" if tree.written else "nothing to write: all of it is there"
-    say(f"{where}: {what}")
-    say(f"  families  {', '.join(tree.families) or 'none yet'}")
+    print_result(f"{where}: {what}")
+    print_result(f"  families  {', '.join(tree.families) or 'none yet'}")
     for name in nights:
         if name.endswith("README.md"):
-            say(f"  nightly   {root / name} lists the variables, secrets and runners that it needs")
-    say(f"next: {after}")
+            print_result(f"  nightly   {root / name} lists the variables, secrets and runners that it needs")
+    print_result(f"next: {after}")
     return None

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING
 import click
 
 from imagefactory.cli.output import (
-    Call,
+    CommandContext,
     complete_targets,
+    print_catalog_notes,
     reject_conflict,
     runner_option,
-    say_notes,
     terminal_width,
-    write,
+    write_terminal,
 )
 from imagefactory.errors import LimitError, UsageError
 
 if TYPE_CHECKING:
-    from imagefactory.model import Completed, Mount, RunSpec
-    from imagefactory.oci.manifests import Image, Sif
-    from imagefactory.trust.verdict import Judged
+    from imagefactory.model import CommandResult, Mount, RunSpec
+    from imagefactory.oci.manifests import Image, SifArtifact
+    from imagefactory.trust.verdict import VerificationResult
 
 HIGHEST_USER = 65534
 
@@ -116,30 +116,30 @@ def run(
         fetch_offered,
         find_built,
         find_stored,
+        mounted_directory,
         own_start,
-        run_made,
-        view_folder,
+        run_artifact,
     )
     from imagefactory.model import RunSpec
-    from imagefactory.project import catalogue_answers
-    from imagefactory.recipes.expand import select_one
-    from imagefactory.runtime.here import HERE
+    from imagefactory.project import uses_catalog
+    from imagefactory.recipes.expand import select_single
+    from imagefactory.runtime.here import WORKDIR
     from imagefactory.runtime.limits import parse_limits
 
-    call: Call = ctx.obj
+    call: CommandContext = ctx.obj
     access, runner = call.access, runner or ""
-    of_center = catalogue_answers(call.settings) and names_center(name, call.settings)
+    of_center = uses_catalog(call.settings) and names_center(name, call.settings)
     artifact, target = None if of_center else find_stored(access, name), None
-    offered: Sequence[Judged] = ()
-    if artifact is None and catalogue_answers(call.settings):
+    offered: Sequence[VerificationResult] = ()
+    if artifact is None and uses_catalog(call.settings):
         shelf = read_offer(call.settings, os.environ, name, datetime.now(UTC))
         call.progress.note(shelf.said)
-        say_notes(shelf.notes)
+        print_catalog_notes(shelf.notes)
         offer = shelf.offers[0]
         artifact, offered = fetch_offered(access, offer.image, call.progress), offer.judged
     elif artifact is None:
         factory = call.factory
-        target = select_one(factory.targets, name)
+        target = select_single(factory.targets, name)
         artifact = find_built(factory, target, runner)
     argv = command[1:] if command[:1] == ("--",) else command
     if command and command[0] != "--" and command[0].startswith("-"):
@@ -162,9 +162,9 @@ def run(
     if not argv and start.command:
         argv, workdir = start.command, workdir or start.workdir
     if not mounts and not workdir:
-        here, note = view_folder(access, Path.cwd())
+        here, note = mounted_directory(access, Path.cwd())
         call.progress.note(note)
-        folders, workdir = ((here,), HERE) if here else ((), "")
+        folders, workdir = ((here,), WORKDIR) if here else ((), "")
     spec = RunSpec(
         argv=argv or ("bash",),
         environment=tuple(_variable(text) for text in variables),
@@ -185,7 +185,7 @@ def run(
         device = (emulate, gpus)
         completed = _emulated(call, artifact, offered, spec, device, summary=summary, runner=runner)
     else:
-        completed = run_made(access, artifact, spec, runner, call.progress)
+        completed = run_artifact(access, artifact, spec, runner, call.progress)
     message, hint = completed.over
     if completed.timed_out:
         message = f"the run was stopped: it reached the limit time={time}s"
@@ -196,22 +196,27 @@ def run(
 
 
 def _emulated(
-    call: Call,
-    artifact: Image | Sif,
-    offered: Sequence[Judged],
+    call: CommandContext,
+    artifact: Image | SifArtifact,
+    offered: Sequence[VerificationResult],
     spec: RunSpec,
     device: tuple[str, int],
     *,
     summary: Path | None,
     runner: str,
-) -> Completed:
+) -> CommandResult:
     """Run with an emulated GPU, and print a summary to stderr: stdout is the command's.
 
     `offered` are verdicts of the image from a catalog, `device` is a GPU and how many.
     """
-    from imagefactory.actions.run import fitting_runner, run_made
-    from imagefactory.actions.runner import scratch_folder
-    from imagefactory.extras.emulate.run import emulating, keep_told, read_told, recorded_profile
+    from imagefactory.actions.run import fitting_runner, run_artifact
+    from imagefactory.actions.runner import scratch_directory
+    from imagefactory.extras.emulate.run import (
+        emulating,
+        read_emulation_summaries,
+        recorded_profile,
+        write_emulation_summary,
+    )
     from imagefactory.extras.emulate.summary import NONE, format_emulated, main_run
     from imagefactory.gpu.knowledge import find_data_sheet
 
@@ -225,14 +230,16 @@ def _emulated(
         call.progress.note(
             f"{sheet.name}: as recorded with driver {recorded.driver}, {recorded.when:%Y-%m-%d}"
         )
-    scratch = scratch_folder(call.access, fitting_runner(call.access, artifact, runner))
+    scratch = scratch_directory(call.access, fitting_runner(call.access, artifact, runner))
     with emulating(sheet, gpus, spec, recorded, scratch=scratch) as (emulated_spec, folder):
-        completed = run_made(call.access, artifact, emulated_spec, runner, call.progress)
-        runs = read_told(folder)
+        completed = run_artifact(call.access, artifact, emulated_spec, runner, call.progress)
+        runs = read_emulation_summaries(folder)
         main = main_run(runs)
-        write(2, "\n".join(NONE) if main is None else format_emulated(main, len(runs), terminal_width()))
+        write_terminal(
+            2, "\n".join(NONE) if main is None else format_emulated(main, len(runs), terminal_width())
+        )
         if summary:
-            keep_told(folder, runs, summary)
+            write_emulation_summary(folder, runs, summary)
     return completed
 
 

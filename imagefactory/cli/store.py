@@ -10,32 +10,38 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.arguments import Group
+from imagefactory.cli.arguments import CommandGroup
 from imagefactory.cli.output import (
-    Call,
-    Failures,
-    collecting,
+    CommandContext,
+    TargetFailures,
+    artifact_json,
+    exit_with_first_failure,
     image_json,
     json_option,
-    made_json,
+    print_json,
+    print_next_command,
+    print_result,
     registry_option,
-    say,
-    say_json,
-    say_next,
     targets_argument,
     terminal_width,
 )
-from imagefactory.errors import FactoryError, NoPlatformError, NothingSelectedError, StoreError, UsageError
+from imagefactory.errors import (
+    ImagefactoryError,
+    NoPlatformError,
+    NothingSelectedError,
+    StoreError,
+    UsageError,
+)
 from imagefactory.progress import format_bytes
 
 if TYPE_CHECKING:
-    from imagefactory.actions.store import Pruned
-    from imagefactory.oci.candidates import Tagged
+    from imagefactory.actions.store import PruneResult
+    from imagefactory.oci.candidates import TagTarget
     from imagefactory.oci.layout import Layout
-    from imagefactory.oci.manifests import Image, Sif
+    from imagefactory.oci.manifests import Image, SifArtifact
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def store() -> None:
     """Look into the store of images, and free what nothing needs."""
 
@@ -43,12 +49,12 @@ def store() -> None:
 @store.command("list")
 @json_option
 @click.pass_obj
-def store_list(call: Call, as_json: bool) -> None:
+def store_list(call: CommandContext, as_json: bool) -> None:
     """List the images of the store, and the .sif files."""
     from imagefactory.oci.layout import Layout
 
     settings = call.settings
-    with collecting() as failures:
+    with exit_with_first_failure() as failures:
         contents = _read_store(Layout(settings.store_path), failures)
         _list_images(contents, settings.store.value, as_json=as_json)
 
@@ -61,19 +67,19 @@ class _Contents:
     """
 
     images: list[Image]
-    sifs: list[tuple[str, Sif]]
+    sifs: list[tuple[str, SifArtifact]]
     errors: list[dict[str, object]]
     unusable: list[tuple[str, str]]
 
 
-def _read_store(layout: Layout, failures: Failures) -> _Contents:
+def _read_store(layout: Layout, failures: TargetFailures) -> _Contents:
     """Return the contents. A damaged .sif of an image is listed but is not a failure: it can be rebuilt."""
-    from imagefactory.oci.sif import kept_sifs, load_sif
+    from imagefactory.oci.sif import load_sif, stored_sifs
 
     images: list[Image] = []
     unusable: list[tuple[str, str]] = []
-    sifs: dict[tuple[str, str], Sif] = {}
-    damaged = Failures()
+    sifs: dict[tuple[str, str], SifArtifact] = {}
+    damaged = TargetFailures()
     for name, descriptor in layout.tags().items():
         with failures.of(name):
             if name.endswith(".sif"):
@@ -86,9 +92,9 @@ def _read_store(layout: Layout, failures: Failures) -> _Contents:
                     damaged.of(name).add(error)
     for manifest in dict.fromkeys(image.manifest for image in images):
         with damaged.of(manifest):
-            for record in kept_sifs(layout, manifest):
+            for record in stored_sifs(layout, manifest):
                 with damaged.of(record.name):
-                    if isinstance(record.found, FactoryError):
+                    if isinstance(record.found, ImagefactoryError):
                         raise record.found
                     sifs[record.name, record.digest] = record.found
     named = [(name, sif) for (name, _), sif in sifs.items()]
@@ -103,30 +109,30 @@ def _list_images(contents: _Contents, place: str, *, as_json: bool) -> None:
     if as_json:
         value = {
             "images": [image_json(image) for image in images],
-            "sifs": [{**made_json(sif), "name": name} for name, sif in sifs],
+            "sifs": [{**artifact_json(sif), "name": name} for name, sif in sifs],
             "errors": contents.errors,
         }
-        return say_json("store", {"store": place, **value})
+        return print_json("store", {"store": place, **value})
     if not images and not sifs and not contents.unusable:
-        say(f"no image yet in {place}")
-        return say_next("list")
+        print_result(f"no image yet in {place}")
+        return print_next_command("list")
     rows = [(i.name, str(len(i.layers)), format_bytes(i.size), i.digest) for i in images]
     rows += [(name, "sif", format_bytes(sif.file.size), sif.digest) for name, sif in sifs]
     rows += [(name, "unusable", "", digest) for name, digest in contents.unusable]
-    say(format_table(("IMAGE", "LAYERS", "SIZE", "DIGEST"), rows, terminal_width()))
+    print_result(format_table(("IMAGE", "LAYERS", "SIZE", "DIGEST"), rows, terminal_width()))
     unique = {layer.descriptor.digest: layer.descriptor.size for i in images for layer in i.layers}
     total = format_bytes(sum(unique.values()))
-    say(f"{total} in {len(unique)} different layers, in {place}")
-    return say_next("run", images[0].name, "--", "python") if images else None
+    print_result(f"{total} in {len(unique)} different layers, in {place}")
+    return print_next_command("run", images[0].name, "--", "python") if images else None
 
 
 def complete_images(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
     from imagefactory.oci.layout import Layout
 
-    call = ctx.find_object(Call) or Call(None, "quiet")
+    call = ctx.find_object(CommandContext) or CommandContext(None, "quiet")
     try:
         tags = Layout(call.settings.store_path).tags()
-    except FactoryError:
+    except ImagefactoryError:
         return []
     return [name for name in tags if name.startswith(incomplete)]
 
@@ -135,7 +141,7 @@ def complete_images(ctx: click.Context, _: click.Parameter, incomplete: str) -> 
 @click.argument("names", metavar="IMAGE...", nargs=-1, required=True, shell_complete=complete_images)
 @json_option
 @click.pass_obj
-def store_rm(call: Call, names: tuple[str, ...], as_json: bool) -> None:
+def store_rm(call: CommandContext, names: tuple[str, ...], as_json: bool) -> None:
     """Remove images by name; `store gc` then frees their room."""
     import difflib
 
@@ -143,7 +149,7 @@ def store_rm(call: Call, names: tuple[str, ...], as_json: bool) -> None:
 
     layout = Layout(call.settings.store_path)
     tags = layout.tags()
-    references = {} if all(name in tags for name in names) else _kept_by_images(layout)
+    references = {} if all(name in tags for name in names) else _sifs_of_images(layout)
     for name in names:
         if name not in tags and name not in references:
             near = difflib.get_close_matches(name, (*tags, *references), n=1)
@@ -154,20 +160,20 @@ def store_rm(call: Call, names: tuple[str, ...], as_json: bool) -> None:
             layout.untag(name)
         for subject, digest in references.get(name, ()):
             layout.unrefer(subject, digest)
-        say(f"removed {name}", unless=as_json)
+        print_result(f"removed {name}", unless=as_json)
     if as_json:
-        say_json("removed", {"removed": list(names)})
-    say_next("store", "gc")
+        print_json("removed", {"removed": list(names)})
+    print_next_command("store", "gc")
 
 
-def _kept_by_images(layout: Layout) -> dict[str, list[tuple[str, str]]]:
+def _sifs_of_images(layout: Layout) -> dict[str, list[tuple[str, str]]]:
     """Return subject and digest of the .sif files that images keep, by the names `store list` shows."""
-    from imagefactory.oci.sif import kept_sifs
+    from imagefactory.oci.sif import stored_sifs
 
     references: dict[str, list[tuple[str, str]]] = {}
     for name, descriptor in layout.tags().items():
         with contextlib.suppress(StoreError):
-            for record in kept_sifs(layout, layout.load(name, descriptor).manifest):
+            for record in stored_sifs(layout, layout.load(name, descriptor).manifest):
                 references.setdefault(record.name, []).append((record.subject, record.digest))
     return references
 
@@ -177,13 +183,13 @@ def _kept_by_images(layout: Layout) -> dict[str, list[tuple[str, str]]]:
 @click.option("--dry-run", is_flag=True, help="Say what would go; remove nothing.")
 @json_option
 @click.pass_obj
-def store_gc(call: Call, cache: bool, dry_run: bool, as_json: bool) -> None:
+def store_gc(call: CommandContext, cache: bool, dry_run: bool, as_json: bool) -> None:
     """Free what no image needs, and sweeps older than 60 days. Waits for running builds.
 
     What is verified (by a verdict that can be relied on) stays, with a tag or without. So does a sweep with a
     verdict that was signed and could not be attached yet.
     """
-    from imagefactory.actions.store import collect_cache, collect_sweeps, worth_keeping
+    from imagefactory.actions.store import collect_cache, collect_sweeps, retained_digests
     from imagefactory.oci.layout import Layout
     from imagefactory.oci.maintenance import collect
 
@@ -192,8 +198,8 @@ def store_gc(call: Call, cache: bool, dry_run: bool, as_json: bool) -> None:
     layout, progress = Layout(call.settings.store_path), call.progress
     access = call.access
     now = datetime.now(UTC)
-    with collecting() as failures:
-        gc = collect(layout, progress, lambda: worth_keeping(access, now), dry_run=dry_run)
+    with exit_with_first_failure() as failures:
+        gc = collect(layout, progress, lambda: retained_digests(access, now), dry_run=dry_run)
         sweeps = collect_sweeps(access, now, dry_run=dry_run)
         emptied = collect_cache(factory, progress, dry_run=dry_run) if factory else None
         freed = emptied.bytes if emptied else 0
@@ -202,14 +208,14 @@ def store_gc(call: Call, cache: bool, dry_run: bool, as_json: bool) -> None:
                 raise error
         if as_json:
             value = {**gc.as_json(), "sweep_bytes": sweeps.bytes, "cache_bytes": freed, "dry_run": dry_run}
-            return say_json("collected", {**value, "errors": failures.as_json()})
+            return print_json("collected", {**value, "errors": failures.as_json()})
         verb = "would free" if dry_run else "freed"
-        say(f"{verb} {format_bytes(gc.bytes)}: {gc.blobs} blobs, {gc.unpacked} unpacked layers")
-        say(f"{verb} {format_bytes(sweeps.bytes)} of old sweeps", unless=not sweeps.bytes)
+        print_result(f"{verb} {format_bytes(gc.bytes)}: {gc.blobs} blobs, {gc.unpacked} unpacked layers")
+        print_result(f"{verb} {format_bytes(sweeps.bytes)} of old sweeps", unless=not sweeps.bytes)
         if cache:
-            say(f"{verb} {format_bytes(freed)} of the cache")
+            print_result(f"{verb} {format_bytes(freed)} of the cache")
     if dry_run:
-        say_next("store", "gc", *(("--cache",) if cache else ()))
+        print_next_command("store", "gc", *(("--cache",) if cache else ()))
     return None
 
 
@@ -217,7 +223,7 @@ def store_gc(call: Call, cache: bool, dry_run: bool, as_json: bool) -> None:
 @click.option("--fix", is_flag=True, help="Remove what is damaged, and write again what the rest tells.")
 @json_option
 @click.pass_obj
-def store_check(call: Call, fix: bool, as_json: bool) -> None:
+def store_check(call: CommandContext, fix: bool, as_json: bool) -> None:
     """Read the whole store, and say what is damaged.
 
     Every blob must fit its digest, every record its sum, what is unpacked what it was; every image must be
@@ -227,30 +233,30 @@ def store_check(call: Call, fix: bool, as_json: bool) -> None:
     from imagefactory.oci.layout import Layout
 
     layout = Layout(call.settings.store_path)
-    with collecting() as failures:
+    with exit_with_first_failure() as failures:
         scan = check_store(layout, call.progress, mend=fix)
         mended = [fault.place for fault in scan.faults if fault.mended]
         for fault in scan.faults:
             if fault.mended:
-                say(f"mended: {fault.error.message}", unless=as_json)
+                print_result(f"mended: {fault.error.message}", unless=as_json)
             else:
                 failures.of(fault.place).add(fault.error)
         counts = {name: getattr(scan, name) for name in ("blobs", "bytes", "records", "tags")}
         if as_json:
-            return say_json("store-check", {**counts, "mended": mended, "errors": failures.as_json()})
-        say(
+            return print_json("store-check", {**counts, "mended": mended, "errors": failures.as_json()})
+        print_result(
             f"{scan.blobs} blobs ({format_bytes(scan.bytes)}), {scan.records} records and {scan.tags} tags: "
             f"{f'{len(failures.errors)} damaged' if failures.errors else 'all is as it should be'}"
         )
         if failures.errors and not fix:
-            say_next("store", "check", "--fix")
+            print_next_command("store", "check", "--fix")
     return None
 
 
 # --- imagefactory registry: list and prune
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def registry() -> None:
     """Look into the registry, and remove old candidates from it."""
 
@@ -260,11 +266,11 @@ def registry() -> None:
 @registry_option
 @json_option
 @click.pass_obj
-def registry_list(call: Call, names: tuple[str, ...], place: str, as_json: bool) -> None:
+def registry_list(call: CommandContext, names: tuple[str, ...], place: str, as_json: bool) -> None:
     """List the tags of the targets' repositories."""
     from imagefactory.actions.store import list_registry
     from imagefactory.recipes.expand import select
-    from imagefactory.views.images import format_shelves
+    from imagefactory.views.images import format_repositories
 
     factory = call.factory
     shelves = list_registry(factory, select(factory.targets, names), place, call.progress)
@@ -273,20 +279,20 @@ def registry_list(call: Call, names: tuple[str, ...], place: str, as_json: bool)
             {
                 "registry": shelf.registry,
                 "repository": shelf.repository,
-                "tags": [_tagged_json(tag) for tag in shelf.tagged],
+                "tags": [_tag_json(tag) for tag in shelf.tagged],
             }
             for shelf in shelves
         ]
-        return say_json("registry", {"repositories": repositories})
-    say(format_shelves(shelves, terminal_width()))
+        return print_json("registry", {"repositories": repositories})
+    print_result(format_repositories(shelves, terminal_width()))
     tagged = [shelf for shelf in shelves if shelf.tagged]
     if not tagged:
         return None
     first = tagged[0]
-    return say_next("pull", f"{first.registry}/{first.repository}:{first.tagged[0].tag}")
+    return print_next_command("pull", f"{first.registry}/{first.repository}:{first.tagged[0].tag}")
 
 
-def _tagged_json(tag: Tagged) -> dict[str, object]:
+def _tag_json(tag: TagTarget) -> dict[str, object]:
     return {"tag": tag.tag, "kind": tag.kind, "digest": tag.digest, "size": tag.size}
 
 
@@ -296,7 +302,7 @@ def _tagged_json(tag: Tagged) -> dict[str, object]:
 @click.option("--dry-run", is_flag=True, help="Say what would go; remove nothing.")
 @json_option
 @click.pass_obj
-def registry_prune(call: Call, older: str, place: str, dry_run: bool, as_json: bool) -> None:
+def registry_prune(call: CommandContext, older: str, place: str, dry_run: bool, as_json: bool) -> None:
     """Remove old candidates that nothing needs.
 
     Kept is what another tag points to, what is verified (by a verdict that can be relied on), and what was
@@ -314,17 +320,17 @@ def registry_prune(call: Call, older: str, place: str, dry_run: bool, as_json: b
     before = now - parse_age(older)
     options = PruneOptions(registry=place, before=before, now=now, dry_run=dry_run)
     results: list[dict[str, object]] = []
-    with collecting() as failures:
+    with exit_with_first_failure() as failures:
         for family in sorted({target.family for target in factory.targets}):
             with failures.of(family):
                 pruned = prune_registry(factory, family, options, progress)
                 results.append(_pruned_json(pruned))
-                say(format_pruned(pruned, dry_run=dry_run), unless=as_json)
+                print_result(format_pruned(pruned, dry_run=dry_run), unless=as_json)
         if as_json:
             value = {"dry_run": dry_run, "before": before.isoformat(timespec="seconds")}
-            say_json("registry", {**value, "repositories": results, "errors": failures.as_json()})
+            print_json("registry", {**value, "repositories": results, "errors": failures.as_json()})
     if dry_run:
-        say_next("registry", "prune", "--older", older, *(("--registry", place) if place else ()))
+        print_next_command("registry", "prune", "--older", older, *(("--registry", place) if place else ()))
 
 
 def parse_age(text: str) -> timedelta:
@@ -337,13 +343,13 @@ def parse_age(text: str) -> timedelta:
     return timedelta(hours=int(match[1]) * {"h": 1, "d": 24, "w": 168}[match[2]])
 
 
-def _pruned_json(pruned: Pruned) -> dict[str, object]:
+def _pruned_json(pruned: PruneResult) -> dict[str, object]:
     return {
         "registry": pruned.registry,
         "repository": pruned.repository,
         "candidates": [
             {
-                **_tagged_json(fate.candidate),
+                **_tag_json(fate.candidate),
                 "pushed": fate.candidate.pushed.isoformat() if fate.candidate.pushed else None,
                 "removed": fate.remove,
                 "why": fate.why,

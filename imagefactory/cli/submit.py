@@ -15,34 +15,34 @@ from typing import TYPE_CHECKING
 import click
 
 from imagefactory.cli.output import (
-    Call,
+    CommandContext,
     complete_targets,
     json_option,
+    print_catalog_notes,
+    print_json,
+    print_next_command,
+    print_result,
     reject_conflict,
-    say,
-    say_json,
-    say_next,
-    say_notes,
     terminal_width,
-    write,
+    write_terminal,
 )
 from imagefactory.cli.pool import find_inventory, inventory_option
 from imagefactory.errors import EXIT_CHECK, UsageError, os_problem
 from imagefactory.settings.choices import HTCONDOR, KUBERNETES, SITES, SLURM
 
 if TYPE_CHECKING:
-    from imagefactory.actions.centers import Center, OpenCenters
-    from imagefactory.extras.emulate.summary import Advice
-    from imagefactory.jobs.htcondor import SubmitRun
-    from imagefactory.jobs.make import SubmitAsk, SubmitMade
-    from imagefactory.jobs.offer import Place
+    from imagefactory.actions.centers import CenterCatalogs, JoinedCenter
+    from imagefactory.extras.emulate.summary import ResourceAdvice
+    from imagefactory.jobs.htcondor import SubmitCommand
+    from imagefactory.jobs.make import SubmitFiles, SubmitRequest
+    from imagefactory.jobs.offer import AvailableGpu
     from imagefactory.schedulers.pool import Inventory
-    from imagefactory.trust.catalog import CataloguedImage, Offer
+    from imagefactory.trust.catalog import CatalogImage, ImageOffer
 
 REGISTRY_SECONDS = 5
-KINDS = ("docker", "oras", "sif", "osdf")
+IMAGE_TYPES = ("docker", "oras", "sif", "osdf")
 SUFFIX = {HTCONDOR: "sub", SLURM: "sbatch", KUBERNETES: "yaml"}
-PREDICTED, KNOWN_BAD = "predicted", "known-bad"
+PREDICTED, IGNORABLE_RULES = "predicted", "known-bad"
 ALONE = (
     "executable", "in_image", "input", "result", "arguments", "dag", "gather", "checkpoint", "accept",
     "output", "time", "force", "mig", "emulated",
@@ -108,7 +108,7 @@ class JobOptions:
 @click.option(
     "--image",
     "kind",
-    type=click.Choice(KINDS),
+    type=click.Choice(IMAGE_TYPES),
     help="How jobs get the image. Default: what the site advises and is verified.",
 )
 @click.option(
@@ -132,7 +132,7 @@ class JobOptions:
 @click.option(
     "--accept",
     multiple=True,
-    type=click.Choice((PREDICTED, KNOWN_BAD)),
+    type=click.Choice((PREDICTED, IGNORABLE_RULES)),
     help="Take GPUs too on which it is only predicted to run, with known-bad those where some calls fail.",
 )
 @click.option("--mig", is_flag=True, help="Take slices of GPUs (MIG) too, of which no verdict speaks.")
@@ -156,7 +156,7 @@ class JobOptions:
 @json_option
 @click.pass_obj
 def submit(
-    call: Call,
+    call: CommandContext,
     /,
     *,
     name: str,
@@ -228,27 +228,29 @@ def submit(
         raise UsageError(
             "argument-missing", "no target is given", hint="list the available images: imagefactory find"
         )
-    from imagefactory.actions.centers import centers_of, find_one, read_centers
-    from imagefactory.jobs.make import check_files, make_submit, wish_of, write_made
-    from imagefactory.jobs.offer import by_class, find_places, format_places, look
+    from imagefactory.actions.centers import centers_of, find_center_image, read_centers
+    from imagefactory.jobs.make import check_files, make_submit, resource_request, write_submit_files
+    from imagefactory.jobs.offer import by_class, find_places, format_places, index_machines
     from imagefactory.jobs.slurm import format_reach
 
     now, centers = datetime.now(UTC), centers_of(call.settings)
     # Faults of options are told before a registry is asked, where that need not say whose rules hold.
     ask = _job_request(centers[0], name, options) if len(centers) == 1 else None
     opened = read_centers(call.settings, os.environ, now, (name,), name)
-    say_notes(opened.notes)
-    entry, image = find_one(opened, name)
+    print_catalog_notes(opened.notes)
+    entry, image = find_center_image(opened, name)
     catalogue = entry.catalogue
     ask = replace(ask or _job_request(entry.center, name, options), target=image.target)
     job = make_submit(catalogue, ask, entry.center.trust, now)
     check_files(job, call.progress)
-    written = write_made(job, force=force)
+    written = write_submit_files(job, force=force)
     has_pool = job.run.gpus and ask.site.batch == HTCONDOR
-    nodes = _pool_at_hand(inventory, now) if has_pool else None
-    places: tuple[Place, ...] = ()
+    nodes = _available_pool(inventory, now) if has_pool else None
+    places: tuple[AvailableGpu, ...] = ()
     if nodes:
-        places = find_places(by_class(job.taken.classes), wish_of(job, ask.site), look(nodes))
+        places = find_places(
+            by_class(job.taken.classes), resource_request(job, ask.site), index_machines(nodes)
+        )
     if as_json:
         from imagefactory.jobs.make import summary
         from imagefactory.views.catalog import source_json
@@ -256,17 +258,17 @@ def submit(
         known = _reach_json(places, nodes) if nodes else None
         more = {"site": ask.site.name, "files": list(written), "reach": known, **source_json(catalogue)}
         more |= entry.center.json_of(image.target)
-        say_json("submit", {**summary(job), **more})
+        print_json("submit", {**summary(job), **more})
     else:
         reach = format_places(places, nodes, now) if nodes else ""
-        _say_made(job, written, format_reach(job.request) if job.request else reach)
+        _print_files(job, written, format_reach(job.request) if job.request else reach)
     return None
 
 
-def _job_request(center: Center, name: str, options: JobOptions) -> SubmitAsk:
+def _job_request(center: JoinedCenter, name: str, options: JobOptions) -> SubmitRequest:
     """Return the options as values. Raises UsageError for invalid ones."""
-    from imagefactory.jobs.make import SubmitAsk, read_files, read_rows
-    from imagefactory.project import is_factory
+    from imagefactory.jobs.make import SubmitRequest, read_files, read_rows
+    from imagefactory.project import is_project
     from imagefactory.schedulers.pool import ImageKind
     from imagefactory.schedulers.sites import site_of
 
@@ -280,7 +282,7 @@ def _job_request(center: Center, name: str, options: JobOptions) -> SubmitAsk:
         "--inventory does not apply to Kubernetes: a Job chooses nodes by their labels",
         "remove --inventory",
     )
-    return SubmitAsk(
+    return SubmitRequest(
         target=name,
         site=site,
         kind=ImageKind(options.kind) if options.kind else None,
@@ -288,17 +290,17 @@ def _job_request(center: Center, name: str, options: JobOptions) -> SubmitAsk:
         run=replace(run, columns=columns, arguments=_arguments(options.arguments, columns)),
         rows=rows,
         predicted=bool(options.accept),
-        faulty=KNOWN_BAD in options.accept,
-        own=is_factory(settings),
+        faulty=IGNORABLE_RULES in options.accept,
+        own=is_project(settings),
         prefix=center.prefix,
-        inventory=_cluster_at_hand(options.inventory) if slurm and name else None,
+        inventory=_available_cluster(options.inventory) if slurm and name else None,
         files=read_files(run) if site.batch == KUBERNETES else {},
     )
 
 
-def _run_of(options: JobOptions, batch: str) -> SubmitRun:
+def _run_of(options: JobOptions, batch: str) -> SubmitCommand:
     """Return the job that the options describe for the batch system `batch`. Raises UsageError."""
-    from imagefactory.jobs.htcondor import SubmitRun
+    from imagefactory.jobs.htcondor import SubmitCommand
     from imagefactory.schedulers.sizes import parse_size, parse_time
 
     memory, disk, gpu_memory = (
@@ -314,7 +316,7 @@ def _run_of(options: JobOptions, batch: str) -> SubmitRun:
         time = time or advice.time
         gpus = advice.gpus if source("gpus") is click.core.ParameterSource.DEFAULT else gpus
         cpus = advice.cpus if source("cpus") is click.core.ParameterSource.DEFAULT else cpus
-    return SubmitRun(
+    return SubmitCommand(
         name=_file_name(options.output, SUFFIX[batch]),
         executable=options.executable,
         in_image=options.in_image,
@@ -349,7 +351,7 @@ def _check_programs(options: JobOptions) -> None:
     )
 
 
-def _advice(path: Path) -> Advice:
+def _advice(path: Path) -> ResourceAdvice:
     """Return what an emulated run requires. Raises UsageError if it needs more memory than its GPU has."""
     from imagefactory.extras.emulate.summary import LONGEST, advise, parse_emulated
 
@@ -378,7 +380,7 @@ def _file_name(output: str, suffix: str) -> str:
     return output.removesuffix(f".{suffix}")
 
 
-def _cluster_at_hand(path: Path | None) -> Inventory | None:
+def _available_cluster(path: Path | None) -> Inventory | None:
     """Return the nodes of the Slurm cluster, None without scontrol."""
     if path is None and not shutil.which("scontrol"):
         return None
@@ -398,7 +400,7 @@ def _arguments(text: str, columns: tuple[str, ...]) -> tuple[str, ...]:
         ) from error
 
 
-def _say_made(job: SubmitMade, written: tuple[str, ...], reach: str) -> None:
+def _print_files(job: SubmitFiles, written: tuple[str, ...], reach: str) -> None:
     image = job.taken.form.image
     lines = [f"wrote {' and '.join(written)}", f"  image  {image.address}"]
     for row in job.taken.classes:
@@ -421,12 +423,12 @@ def _say_made(job: SubmitMade, written: tuple[str, ...], reach: str) -> None:
             f"  then   sbatch --dependency=afterok:JOB {job.gather_file}, JOB being the first one's number"
         )
     lines += [f"  {reach}"] if reach else []
-    say("\n".join(lines))
+    print_result("\n".join(lines))
     if job.file.endswith(".yaml"):
-        say_next("create", "-f", written[-1], program="kubectl")
+        print_next_command("create", "-f", written[-1], program="kubectl")
         return
     program = "sbatch" if job.request else "condor_submit_dag" if job.dag else "condor_submit"
-    say_next(f"{job.run.name}.dag" if job.dag else job.file, program=program)
+    print_next_command(f"{job.run.name}.dag" if job.dag else job.file, program=program)
 
 
 # --- looking ---------------------------------------------------------------------------------------
@@ -440,7 +442,7 @@ def _reject_others(name: str, options: JobOptions, option: str) -> None:
         reject_conflict(word, f"{option} and {word} exclude each other", "remove one of them")
 
 
-def _list(call: Call, options: JobOptions, *, as_json: bool) -> None:
+def _list(call: CommandContext, options: JobOptions, *, as_json: bool) -> None:
     from dataclasses import asdict
 
     from imagefactory.actions.centers import read_centers
@@ -451,7 +453,7 @@ def _list(call: Call, options: JobOptions, *, as_json: bool) -> None:
 
     now = datetime.now(UTC)
     opened = read_centers(call.settings, os.environ, now)
-    say_notes(opened.notes)
+    print_catalog_notes(opened.notes)
     offered, faults = [], []
     for entry in opened.open:
         ask = _job_request(entry.center, "", options)
@@ -467,7 +469,7 @@ def _list(call: Call, options: JobOptions, *, as_json: bool) -> None:
         catalogue = opened.open[0].catalogue
         offers = [{**asdict(row), **center.json_of(row.target)} for center, row in offered]
         head = {"made": f"{catalogue.made:%Y-%m-%dT%H:%M:%SZ}", **source_json(catalogue)}
-        say_json("offers", {**head, **centers_json(opened.open), "offers": offers})
+        print_json("offers", {**head, **centers_json(opened.open), "offers": offers})
         return
     none = {True: "-", False: CPUS}
     rows = [
@@ -479,23 +481,25 @@ def _list(call: Call, options: JobOptions, *, as_json: bool) -> None:
         )
         for center, row in offered
     ]
-    say(format_table(("TARGET", "VERIFIED ON", "PREDICTED ON", "IMAGE"), rows, terminal_width(), ("IMAGE",)))
+    print_result(
+        format_table(("TARGET", "VERIFIED ON", "PREDICTED ON", "IMAGE"), rows, terminal_width(), ("IMAGE",))
+    )
 
 
-def _pool_at_hand(path: Path | None, now: datetime) -> Inventory | None:
+def _available_pool(path: Path | None, now: datetime) -> Inventory | None:
     """Return the pool, None without one. A pool that does not answer prints a note: the file is written."""
-    from imagefactory.errors import FactoryError
+    from imagefactory.errors import ImagefactoryError
 
     if path is None and not shutil.which("condor_status"):
         return None
     try:
         return find_inventory(path, now)
-    except FactoryError as error:
-        write(2, f"note: how many GPUs it reaches is not known: {error.message}")
+    except ImagefactoryError as error:
+        write_terminal(2, f"note: how many GPUs it reaches is not known: {error.message}")
         return None
 
 
-def _reach_json(places: Sequence[Place], inventory: Inventory) -> dict[str, object]:
+def _reach_json(places: Sequence[AvailableGpu], inventory: Inventory) -> dict[str, object]:
     return {
         "gpus": len(places),
         "of": len(inventory.gpus),
@@ -509,18 +513,18 @@ def _reach_json(places: Sequence[Place], inventory: Inventory) -> dict[str, obje
 
 
 def _check_file(
-    call: Call, path: Path, *, name: str | None, inventory: Path | None, fix: bool, as_json: bool
+    call: CommandContext, path: Path, *, name: str | None, inventory: Path | None, fix: bool, as_json: bool
 ) -> None:
     """Print the problems of a file, and exit 9 if it has any. A missing pool or catalog prints a note."""
     from imagefactory.actions.centers import merge_centers
     from imagefactory.extras.lint.batch_check import check_batch
     from imagefactory.extras.lint.batch_reader import is_batch, parse_batch
     from imagefactory.extras.lint.check import check_submit_file, fix_text, format_diff, with_secrets
-    from imagefactory.extras.lint.findings import Checked, Surroundings
-    from imagefactory.extras.lint.reader import lists_beside, parse_submit_file, read_text
+    from imagefactory.extras.lint.findings import CheckContext, SubmitCheckResult
+    from imagefactory.extras.lint.reader import parse_submit_file, read_neighbor_lists, read_text
     from imagefactory.extras.lint.view import check_json, format_check
     from imagefactory.schedulers.sites import find_site
-    from imagefactory.trust.offers import judge_offer
+    from imagefactory.trust.offers import verify_offer
     from imagefactory.views.catalog import centers_json, source_json
 
     now, settings = datetime.now(UTC), call.settings
@@ -535,18 +539,18 @@ def _check_file(
     catalogue = merge_centers(opened) if opened else None
     nodes = _inventory_to_compare(inventory, now, SLURM if batch else HTCONDOR)
 
-    def offer(image: CataloguedImage) -> Offer:
+    def offer(image: CatalogImage) -> ImageOffer:
         assert opened is not None  # the image is of one of its catalogues
         entry = next(entry for entry in opened.open if any(image is own for own in entry.catalogue.images))
-        return judge_offer(entry.catalogue, image, entry.center.trust, now)
+        return verify_offer(entry.catalogue, image, entry.center.trust, now)
 
     site = find_site(SLURM if batch else name or settings.site.value)
-    around = Surroundings(site=site, inventory=nodes, catalogue=catalogue, offer=offer, digest=_digests(call))
+    around = CheckContext(site=site, inventory=nodes, catalogue=catalogue, offer=offer, digest=_digests(call))
 
-    def checked_as(text: str) -> Checked:
+    def checked_as(text: str) -> SubmitCheckResult:
         if batch:
             return with_secrets(check_batch(parse_batch(text, str(path)), around), text)
-        file = parse_submit_file(text, str(path), lists_beside(path))
+        file = parse_submit_file(text, str(path), read_neighbor_lists(path))
         return with_secrets(check_submit_file(file, around), text)
 
     mended = fix_text(text, checked_as) if fix else text
@@ -556,9 +560,9 @@ def _check_file(
     if as_json:
         more = {"site": site.name, "mended": diff, **source_json(catalogue)}
         more |= centers_json(opened.open if opened else ())
-        say_json("check", {**check_json(checked), **more})
+        print_json("check", {**check_json(checked), **more})
     else:
-        say("\n\n".join(part for part in (diff, format_check(checked, terminal_width())) if part))
+        print_result("\n\n".join(part for part in (diff, format_check(checked, terminal_width())) if part))
     if checked.wrong:
         raise click.exceptions.Exit(EXIT_CHECK)
 
@@ -574,11 +578,11 @@ def _write_mended(path: Path, text: str) -> None:
         raise UsageError(*os_problem("write", path, error), hint="copy it into your own directory") from error
 
 
-def _digests(call: Call) -> Callable[[str], str]:
+def _digests(call: CommandContext) -> Callable[[str], str]:
     """Return a function that queries registries, once per image and briefly. A note reports a failure."""
     from imagefactory.access import Access, open_registry
-    from imagefactory.errors import FactoryError
-    from imagefactory.http import Patience
+    from imagefactory.errors import ImagefactoryError
+    from imagefactory.http import RetryPolicy
     from imagefactory.oci.store import parse_reference
 
     @cache
@@ -586,31 +590,33 @@ def _digests(call: Call) -> Callable[[str], str]:
         try:
             named = parse_reference(reference)
             access = Access(settings=call.settings, environ=os.environ)
-            patience = Patience(attempts=0, connect=REGISTRY_SECONDS, read=REGISTRY_SECONDS)
+            patience = RetryPolicy(attempts=0, connect=REGISTRY_SECONDS, read=REGISTRY_SECONDS)
             registry = open_registry(access, named.registry, patience=patience)
             manifest = registry.manifest(named.repository, named.tag)
-        except FactoryError as error:
-            write(2, f"note: the digest of {reference} is not known: {error.message}")
+        except ImagefactoryError as error:
+            write_terminal(2, f"note: the digest of {reference} is not known: {error.message}")
             return ""
         if manifest is None:
-            write(2, f"note: {named.registry} has no {named.repository}:{named.tag}")
+            write_terminal(2, f"note: {named.registry} has no {named.repository}:{named.tag}")
         return manifest[0].digest if manifest else ""
 
     return digest
 
 
-def _open_to_compare(call: Call, now: datetime) -> OpenCenters | None:
+def _open_to_compare(call: CommandContext, now: datetime) -> CenterCatalogs | None:
     """Return the catalogs, None outside a project without any. Raises if a named one cannot be read."""
-    from imagefactory.project import is_factory, names_catalogue
+    from imagefactory.project import has_catalog, is_project
 
     settings = call.settings
-    if names_catalogue(settings) or is_factory(settings):
+    if has_catalog(settings) or is_project(settings):
         from imagefactory.actions.centers import read_centers
 
         centers = read_centers(settings, os.environ, now)
-        say_notes(centers.notes)
+        print_catalog_notes(centers.notes)
         return centers
-    write(2, "note: no catalogue is known, so what is verified is not: imagefactory join ADDRESS|FILE")
+    write_terminal(
+        2, "note: no catalogue is known, so what is verified is not: imagefactory join ADDRESS|FILE"
+    )
     return None
 
 
@@ -619,5 +625,7 @@ def _inventory_to_compare(path: Path | None, now: datetime, pool: str) -> Invent
     command = "scontrol" if pool == SLURM else "condor_status"
     if path is not None or shutil.which(command):
         return find_inventory(path, now, pool)
-    write(2, f"note: there is no {command} here, so what the pool has is not known (--inventory FILE)")
+    write_terminal(
+        2, f"note: there is no {command} here, so what the pool has is not known (--inventory FILE)"
+    )
     return None

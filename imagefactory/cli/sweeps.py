@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, ParamSpec
 
 import click
 
-from imagefactory.cli.arguments import Duration
+from imagefactory.cli.arguments import DurationType
 from imagefactory.cli.output import (
-    Call,
+    CommandContext,
     capability_of,
     choose_targets,
-    collecting,
-    complain,
+    exit_with_first_failure,
     json_option,
+    print_errors,
+    print_json,
+    print_next_command,
+    print_result,
     reject_conflict,
-    say,
-    say_json,
-    say_next,
     terminal_width,
 )
 from imagefactory.cli.pool import find_inventory, inventory_option
@@ -32,12 +32,18 @@ from imagefactory.model import Outcome
 from imagefactory.settings.choices import POOLS, SITES, SLURM
 
 if TYPE_CHECKING:
-    from imagefactory.actions.collect import CollectedSweep
-    from imagefactory.actions.sweep import Made, Prepared, SweepBench, SweepOptions, SweepStatus
-    from imagefactory.actions.verify import CollectedKit, CollectOptions
-    from imagefactory.cli.output import Failures
+    from imagefactory.actions.collect import SweepResult
+    from imagefactory.actions.sweep import (
+        SweepCreated,
+        SweepDependencies,
+        SweepDraft,
+        SweepOptions,
+        SweepStatus,
+    )
+    from imagefactory.actions.verify import CollectOptions, KitResult
+    from imagefactory.cli.output import TargetFailures
     from imagefactory.model import Target
-    from imagefactory.project import Factory
+    from imagefactory.project import Project
     from imagefactory.schedulers.pool import Pool
     from imagefactory.schedulers.sweep_file import CollectedNode
 
@@ -46,7 +52,7 @@ P = ParamSpec("P")
 IMAGES = ("docker", "oras", "sif")
 POLL = 15.0
 """Seconds between two looks of --wait: the logs are read, and the queue is asked."""
-PATIENCE = 40
+QUEUE_WAIT_SECONDS = 40
 """How many looks in a row the pool's commands may fail: an access point takes minutes to start again."""
 
 
@@ -141,9 +147,9 @@ def sweep_options(command: Callable[P, None]) -> Callable[P, None]:
             help="How jobs get the image. Default: sif where sif-folder or no registry is set, else docker.",
         ),
         click.option("--site", type=click.Choice(SITES), help="Default: the setting `site`."),
-        click.option("--idle-limit", type=Duration(), metavar="TIME", help="Default: 24h."),
-        click.option("--held-limit", type=Duration(), metavar="TIME", help="Default: 10m; not on Slurm."),
-        click.option("--run-limit", type=Duration(), metavar="TIME", help="Default: 24h."),
+        click.option("--idle-limit", type=DurationType(), metavar="TIME", help="Default: 24h."),
+        click.option("--held-limit", type=DurationType(), metavar="TIME", help="Default: 10m; not on Slurm."),
+        click.option("--run-limit", type=DurationType(), metavar="TIME", help="Default: 24h."),
         click.option(
             "--retries",
             type=click.IntRange(0, 20),
@@ -164,7 +170,9 @@ def sweep_options(command: Callable[P, None]) -> Callable[P, None]:
     return command
 
 
-def verify_on_pool(call: Call, names: tuple[str, ...], request: SweepRequest, *, as_json: bool) -> None:
+def verify_on_pool(
+    call: CommandContext, names: tuple[str, ...], request: SweepRequest, *, as_json: bool
+) -> None:
     """Run `verify --pool`: plan, write and submit a sweep or continue one; wait and collect with --wait."""
     from imagefactory.actions.sweep import make_sweep, prepare_sweep
 
@@ -174,7 +182,7 @@ def verify_on_pool(call: Call, names: tuple[str, ...], request: SweepRequest, *,
         "use --idle-limit",
     )
     factory, folder = call.sound_factory, request.folder
-    with collecting(factory) as failures:
+    with exit_with_first_failure(factory) as failures:
         pool = find_pool(request.pool)
         if folder is not None and pool.is_whole(folder):
             for word in (*names, *request.written(but=("wait", "folder"))):
@@ -184,14 +192,14 @@ def verify_on_pool(call: Call, names: tuple[str, ...], request: SweepRequest, *,
                     f"remove {word[:80]} to continue the sweep, or pass another --folder",
                 )
             return _submit(call, folder.absolute(), request, failures, as_json=as_json)
-        bench = sweep_bench()
+        bench = sweep_dependencies()
         options = _options(factory, request)
         targets, options = _targets(factory, names, request, options)
         inventory = find_inventory(request.inventory, bench.clock(), request.pool)
         if not request.dry_run:
             pool.require()
         prepared = prepare_sweep(factory, targets, inventory, options, bench)
-        _say_plan(prepared, as_json=as_json and request.dry_run, quiet=as_json)
+        _print_plan(prepared, as_json=as_json and request.dry_run, quiet=as_json)
         if request.dry_run:
             return None
         sweep = make_sweep(factory, prepared, bench, call.progress)
@@ -205,23 +213,25 @@ def find_pool(name: str) -> Pool:
     return open_pool(name, os.environ)
 
 
-def sweep_bench() -> SweepBench:
+def sweep_dependencies() -> SweepDependencies:
     """Return the clock, random bytes, the pools and the user. Tests replace them."""
-    from imagefactory.actions.sweep import SweepBench
+    from imagefactory.actions.sweep import SweepDependencies
 
-    return SweepBench(clock=lambda: datetime.now(UTC), random=os.urandom, pools=find_pool, user=os.geteuid())
+    return SweepDependencies(
+        clock=lambda: datetime.now(UTC), random=os.urandom, pools=find_pool, user=os.geteuid()
+    )
 
 
-def _options(factory: Factory, request: SweepRequest) -> SweepOptions:
+def _options(factory: Project, request: SweepRequest) -> SweepOptions:
     from imagefactory.actions.sweep import SweepOptions
-    from imagefactory.schedulers.cells import SweepAsk, check_allowed
+    from imagefactory.schedulers.cells import CellRequest, check_allowed
     from imagefactory.schedulers.pool import JobLimits
     from imagefactory.settings.own_commands import parse_limit, parse_machines
 
     settings, machines, default = factory.settings, request.machine, JobLimits()
     capabilities = tuple(sorted({capability_of(text) for text in request.capability}))
     return SweepOptions(
-        asked=SweepAsk(
+        asked=CellRequest(
             capabilities=capabilities,
             newest=request.newest or 0,
             mig=request.mig,
@@ -246,7 +256,7 @@ def _options(factory: Factory, request: SweepRequest) -> SweepOptions:
 
 
 def _targets(
-    factory: Factory, names: tuple[str, ...], request: SweepRequest, options: SweepOptions
+    factory: Project, names: tuple[str, ...], request: SweepRequest, options: SweepOptions
 ) -> tuple[Sequence[Target], SweepOptions]:
     """Return the requested targets; for --tuple only one, with only its capability."""
     from dataclasses import replace
@@ -271,7 +281,7 @@ def _targets(
     return (choose_tuple(factory.targets, combination),), replace(options, asked=cells)
 
 
-def _say_plan(prepared: Prepared, *, as_json: bool, quiet: bool) -> None:
+def _print_plan(prepared: SweepDraft, *, as_json: bool, quiet: bool) -> None:
     from imagefactory.verify.gpu_run import timeout_of
     from imagefactory.views.sweeps import format_sweep_plan, plan_json
 
@@ -279,22 +289,22 @@ def _say_plan(prepared: Prepared, *, as_json: bool, quiet: bool) -> None:
     run = find_pool(options.pool).run_limit(options.limits, timeout_of(options.level), prepared.own)
     limits = replace(options.limits, run=run)
     if as_json:
-        say_json("sweep-plan", {"image": prepared.place.kind, **plan_json(prepared.plan, limits)})
+        print_json("sweep-plan", {"image": prepared.place.kind, **plan_json(prepared.plan, limits)})
     else:
-        say(format_sweep_plan(prepared.plan, limits, terminal_width()), unless=quiet)
+        print_result(format_sweep_plan(prepared.plan, limits, terminal_width()), unless=quiet)
 
 
 def _submit(
-    call: Call,
+    call: CommandContext,
     folder: Path,
     request: SweepRequest,
-    failures: Failures,
-    plan: Made | None = None,
+    failures: TargetFailures,
+    plan: SweepCreated | None = None,
     *,
     as_json: bool,
 ) -> None:
     """Submit the sweep and print its status, or wait for it and collect."""
-    from imagefactory.actions.sweep import claim_again, submit_sweep, sweeps_folder
+    from imagefactory.actions.sweep import claim_again, submit_sweep, sweeps_directory
     from imagefactory.actions.verify import CollectOptions
     from imagefactory.schedulers.sweep_file import read_sweep
 
@@ -302,7 +312,7 @@ def _submit(
     for name, fault in plan.faults if plan else ():
         failures.of(name).add(fault)
     if plan is None:
-        claim_again(call.access, folder, request.registry, sweep_bench(), call.progress)
+        claim_again(call.access, folder, request.registry, sweep_dependencies(), call.progress)
     try:
         job = submit_sweep(folder, find_pool)
     except ToolError as error:
@@ -313,23 +323,23 @@ def _submit(
         options = CollectOptions(registry=request.registry, promote=request.promote)
         rows = collect_jobs(call, folder, options, failures, as_json=as_json)
         if as_json:
-            say_json("collect", {"results": rows, "errors": failures.as_json()})
+            print_json("collect", {"results": rows, "errors": failures.as_json()})
         return
     if as_json:
         row = {"sweep": sweep.id, "folder": str(folder), "job": job, "nodes": len(sweep.nodes)}
         left_out = {"left_out": sweep.left_out, "notes": list(plan.notes) if plan else []}
-        say_json("submitted", {**row, **left_out, "errors": failures.as_json()})
+        print_json("submitted", {**row, **left_out, "errors": failures.as_json()})
     else:
-        ours = sweep.id if folder == sweeps_folder(call.settings) / sweep.id else folder
-        say(
+        ours = sweep.id if folder == sweeps_directory(call.settings) / sweep.id else folder
+        print_result(
             f"submitted {sweep.id} as job {job}, in {folder}\n"
             f"its verdicts:    imagefactory collect {ours}\n"
             f"end it:          imagefactory cancel {ours}"
         )
-        say_next("status", str(ours))
+        print_next_command("status", str(ours))
 
 
-def _wait(call: Call, folder: Path) -> None:
+def _wait(call: CommandContext, folder: Path) -> None:
     """Wait until every node has a final outcome.
 
     Raises CheckFailedError if no job drives the sweep, ToolError if the pool does not answer for long.
@@ -343,7 +353,7 @@ def _wait(call: Call, folder: Path) -> None:
             try:
                 now, failed = read_status(folder, find_pool), 0
             except ToolError:
-                if (failed := failed + 1) > PATIENCE:
+                if (failed := failed + 1) > QUEUE_WAIT_SECONDS:
                     raise
                 time.sleep(POLL)
                 continue
@@ -360,7 +370,7 @@ def _wait(call: Call, folder: Path) -> None:
             time.sleep(POLL)
 
 
-def as_sweep(call: Call, path: Path) -> Path | None:
+def parse_sweep_argument(call: CommandContext, path: Path) -> Path | None:
     """Return the directory of a sweep from its id or path; None for anything else."""
     from imagefactory.actions.sweep import find_sweep
     from imagefactory.schedulers.sweep_file import ID, SWEEP
@@ -371,7 +381,7 @@ def as_sweep(call: Call, path: Path) -> Path | None:
 
 
 def collect_jobs(
-    call: Call, folder: Path, options: CollectOptions, failures: Failures, *, as_json: bool
+    call: CommandContext, folder: Path, options: CollectOptions, failures: TargetFailures, *, as_json: bool
 ) -> list[dict[str, object]]:
     """Collect and print a sweep. Return its rows; unverified nodes are added to `failures`."""
     from imagefactory.actions.collect import collect_sweep
@@ -383,7 +393,7 @@ def collect_jobs(
     blocks = [headline(result.sweep, results, None), format_collected(result.nodes, terminal_width())]
     blocks += [format_promotion(promotion, terminal_width()) for promotion in result.promotions]
     blocks.append(format_failed_machines(result.machines, terminal_width()))
-    say("\n\n".join(filter(None, blocks)), unless=as_json)
+    print_result("\n\n".join(filter(None, blocks)), unless=as_json)
     for name, fault in result.faults:
         failures.of(name).add(fault)
     for promotion in result.promotions:
@@ -392,11 +402,11 @@ def collect_jobs(
     failures.of(str(folder))
     rows = [_node_json(result, node) for node in result.nodes]
     if not result.verified:
-        failures.add(not_verified(result))
+        failures.add(not_verified_error(result))
     return rows
 
 
-def _node_json(result: CollectedSweep, node: CollectedNode) -> dict[str, object]:
+def _node_json(result: SweepResult, node: CollectedNode) -> dict[str, object]:
     outcome = node.result.outcome
     return {
         "sweep": result.sweep.id,
@@ -415,7 +425,7 @@ def _node_json(result: CollectedSweep, node: CollectedNode) -> dict[str, object]
     }
 
 
-def not_verified(result: CollectedSweep) -> CheckFailedError:
+def not_verified_error(result: SweepResult) -> CheckFailedError:
     if result.waiting:
         return CheckFailedError(
             "sweep-incomplete",
@@ -437,7 +447,7 @@ def not_verified(result: CollectedSweep) -> CheckFailedError:
 @click.argument("sweep", metavar="[SWEEP]", default="")
 @json_option
 @click.pass_obj
-def status(call: Call, sweep: str, as_json: bool) -> None:
+def status(call: CommandContext, sweep: str, as_json: bool) -> None:
     """Show how far the sweeps of `verify --pool` are.
 
     Exit code 0 whatever became of it: `collect` judges. A sweep whose files cannot be read leaves the others.
@@ -449,41 +459,41 @@ def status(call: Call, sweep: str, as_json: bool) -> None:
     folders = (find_sweep(call.settings, sweep),) if sweep else find_sweeps(call.settings)
     queue = True
     statuses: list[SweepStatus] = []
-    with collecting() as failures:
+    with exit_with_first_failure() as failures:
         for folder in folders:
             with failures.of(folder.name):
                 try:
                     statuses.append(read_status(folder, find_pool, queue=queue))
                 except ToolError as error:  # the logs tell most of it without the pool's commands
-                    complain(error)
+                    print_errors(error)
                     queue = False
                     statuses.append(read_status(folder, find_pool, queue=queue))
         if as_json:
             rows = [
                 _status_json(sweep_status, format_results(sweep_status.results)) for sweep_status in statuses
             ]
-            say_json("status", {"sweeps": rows})
+            print_json("status", {"sweeps": rows})
         elif not folders:
-            say(f"no sweep was made here: imagefactory verify TARGET --pool {'|'.join(POOLS)}")
+            print_result(f"no sweep was made here: imagefactory verify TARGET --pool {'|'.join(POOLS)}")
         elif sweep:
             for sweep_status in statuses:
-                say(
+                print_result(
                     format_status(
                         sweep_status.sweep, sweep_status.results, sweep_status.driven, datetime.now(UTC)
                     )
                 )
                 failed = format_failed_machines(sweep_status.machines, terminal_width())
-                say(f"\n{failed}\n", unless=not failed)
-                say(f"in {sweep_status.folder}")
-                say_next("collect", sweep)
+                print_result(f"\n{failed}\n", unless=not failed)
+                print_result(f"in {sweep_status.folder}")
+                print_next_command("collect", sweep)
         elif statuses:
-            say(
+            print_result(
                 "\n".join(
                     headline(sweep_status.sweep, sweep_status.results, sweep_status.driven)
                     for sweep_status in statuses
                 )
             )
-            say_next("status", statuses[-1].sweep.id)
+            print_next_command("status", statuses[-1].sweep.id)
 
 
 def _status_json(sweep_status: SweepStatus, results: object) -> dict[str, object]:
@@ -506,7 +516,7 @@ def _status_json(sweep_status: SweepStatus, results: object) -> dict[str, object
 @click.argument("sweep", metavar="SWEEP")
 @json_option
 @click.pass_obj
-def cancel(call: Call, sweep: str, as_json: bool) -> None:
+def cancel(call: CommandContext, sweep: str, as_json: bool) -> None:
     """Remove the jobs of a sweep from the queue.
 
     Its files stay: `collect` still takes what had come back, and `verify --pool POOL --folder DIR` goes on.
@@ -529,10 +539,10 @@ def cancel(call: Call, sweep: str, as_json: bool) -> None:
             access.tell(f"note: what it has claimed is not known: {error.message}")
     release_claim(access, name, (), datetime.now(UTC), call.progress)
     if as_json:
-        return say_json("cancel", {"sweep": folder.name, "folder": str(folder), "canceled": there})
+        return print_json("cancel", {"sweep": folder.name, "folder": str(folder), "canceled": there})
     status = "canceled" if there else "nothing of it was in the queue"
-    say(f"{status}; what had come back is in {folder}")
-    return say_next("collect", sweep)
+    print_result(f"{status}; what had come back is in {folder}")
+    return print_next_command("collect", sweep)
 
 
 # --- The collect command, which checks and signs what kits and sweeps report
@@ -562,7 +572,13 @@ def cancel(call: Call, sweep: str, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def collect(
-    call: Call, /, folders: tuple[Path, ...], place: str, promote: bool, ledger: Path | None, as_json: bool
+    call: CommandContext,
+    /,
+    folders: tuple[Path, ...],
+    place: str,
+    promote: bool,
+    ledger: Path | None,
+    as_json: bool,
 ) -> None:
     """Judge and sign what kits and sweeps brought back.
 
@@ -583,15 +599,15 @@ def collect(
     factory, progress = call.sound_factory, call.progress
     options = CollectOptions(ledger=ledger, registry=place, promote=promote)
     results: list[dict[str, object]] = []
-    with collecting(factory) as failures:
+    with exit_with_first_failure(factory) as failures:
         for folder in folders:
             with failures.of(str(folder)):
-                if ledger is None and (sweep := as_sweep(call, folder)) is not None:
+                if ledger is None and (sweep := parse_sweep_argument(call, folder)) is not None:
                     results += collect_jobs(call, sweep, options, failures, as_json=as_json)
                     continue
                 kit = collect_one(factory, folder, options, datetime.now(UTC), progress)
                 results.append(_as_json(folder, kit))
-                say(_as_text(kit), unless=as_json)
+                print_result(_as_text(kit), unless=as_json)
                 if not kit.passed:
                     raise CheckFailedError(
                         "verification-failed",
@@ -601,13 +617,13 @@ def collect(
                 for _, fault in kit.promotion.faults if kit.promotion else ():
                     failures.add(fault)
         if as_json:
-            say_json("collect", {"results": results, "errors": failures.as_json()})
+            print_json("collect", {"results": results, "errors": failures.as_json()})
     proven = sorted({str(row["target"]) for row in results})
     show_verdicts = promote or all(row["outcome"] == Outcome.TOGETHER for row in results)
-    say_next("verdicts", proven[0]) if show_verdicts else say_next("promote", *proven)
+    print_next_command("verdicts", proven[0]) if show_verdicts else print_next_command("promote", *proven)
 
 
-def _as_text(kit: CollectedKit) -> str:
+def _as_text(kit: KitResult) -> str:
     from imagefactory.views.text import format_fields
     from imagefactory.views.verdicts import format_gpu_run, format_promotion
 
@@ -621,7 +637,7 @@ def _as_text(kit: CollectedKit) -> str:
     return "\n\n".join(blocks)
 
 
-def _as_json(folder: Path, kit: CollectedKit) -> dict[str, object]:
+def _as_json(folder: Path, kit: KitResult) -> dict[str, object]:
     from imagefactory.cli.verdicts import promotion_json
     from imagefactory.serialize import format_time
     from imagefactory.verify.report import format_gpu_report

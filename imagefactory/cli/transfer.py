@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 import click
 
 from imagefactory.cli.output import (
-    Call,
-    collecting,
+    CommandContext,
+    artifact_json,
     complete_targets,
+    exit_with_first_failure,
     json_option,
-    made_json,
+    print_catalog_notes,
+    print_json,
+    print_next_command,
+    print_result,
     registry_option,
     reject_conflict,
-    say,
-    say_json,
-    say_next,
-    say_notes,
     targets_argument,
 )
 from imagefactory.errors import BuildError, UsageError
@@ -29,11 +29,11 @@ from imagefactory.progress import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from imagefactory.actions.attest import Attested
-    from imagefactory.actions.transfer import Pulled, Pushed, PushedPlatforms
-    from imagefactory.oci.transfer import Sent
+    from imagefactory.actions.attest import AttestResult
+    from imagefactory.actions.transfer import PlatformIndexPush, PullResult, PushResult
+    from imagefactory.oci.transfer import TransferResult
     from imagefactory.progress import Progress
-    from imagefactory.project import Factory
+    from imagefactory.project import Project
 
 
 @click.command()
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_obj
 def push(
-    call: Call,
+    call: CommandContext,
     /,
     *,
     names: tuple[str, ...],
@@ -101,28 +101,28 @@ def push(
         check_push(factory, push_options)
     attest = _attester(factory) if sbom else None
     results: list[dict[str, object]] = []
-    with collecting() as failures:
+    with exit_with_first_failure() as failures:
         for target in chosen:
             with failures.of(target.name):
                 pushed = push_target(factory, target, push_options, call.progress)
                 results.append(pushed_json(pushed))
-                say(format_pushed(pushed), unless=as_json)
+                print_result(format_pushed(pushed), unless=as_json)
                 if attest:
                     attested = attest(pushed, call.progress)
                     results[-1]["attached"] = dict(attested.artifacts)
-                    say(format_attested(attested), unless=as_json)
+                    print_result(format_attested(attested), unless=as_json)
         if as_json:
-            say_json("push", {"results": results, "errors": failures.as_json()})
+            print_json("push", {"results": results, "errors": failures.as_json()})
     if kind != "sif":
         on_gpus = {target.name for target in chosen if target.gpu}
         pushed_ones = [str(row["reference"]) for row in results if row["target"] in on_gpus]
         if pushed_ones:  # the addresses of several are longer than a terminal
-            say_next("verify", *(pushed_ones if len(pushed_ones) == 1 else names))
+            print_next_command("verify", *(pushed_ones if len(pushed_ones) == 1 else names))
         else:
-            say_next("promote", *names)
+            print_next_command("promote", *names)
 
 
-def _attester(factory: Factory) -> Callable[[Pushed, Progress], Attested]:
+def _attester(factory: Project) -> Callable[[PushResult, Progress], AttestResult]:
     """Return a function that attests an image. Raises now for a missing extra or an unreadable key."""
     from imagefactory.actions.attest import attest
     from imagefactory.actions.verdicts import signing_key
@@ -131,7 +131,7 @@ def _attester(factory: Factory) -> Callable[[Pushed, Progress], Attested]:
     return lambda pushed, progress: attest(factory, pushed, key, progress)
 
 
-def pushed_json(pushed: Pushed) -> dict[str, object]:
+def pushed_json(pushed: PushResult) -> dict[str, object]:
     where = pushed.reference
     return {
         "target": pushed.target.name,
@@ -142,12 +142,12 @@ def pushed_json(pushed: Pushed) -> dict[str, object]:
         "digest": where.digest,
         "manifest": pushed.manifest,
         **({"file": pushed.file} if pushed.file else {}),
-        **({"joined": _joined_json(pushed.joined)} if pushed.joined else {}),
-        **sent_json(pushed.sent),
+        **({"joined": _joined_index_json(pushed.joined)} if pushed.joined else {}),
+        **transfer_json(pushed.sent),
     }
 
 
-def _joined_json(joined: PushedPlatforms) -> dict[str, object]:
+def _joined_index_json(joined: PlatformIndexPush) -> dict[str, object]:
     return {
         "reference": str(joined.reference),
         "platforms": list(joined.platforms),
@@ -156,7 +156,7 @@ def _joined_json(joined: PushedPlatforms) -> dict[str, object]:
     }
 
 
-def sent_json(sent: Sent) -> dict[str, object]:
+def transfer_json(sent: TransferResult) -> dict[str, object]:
     return {
         "tags": dict(sent.tags),
         "bytes_sent": sent.bytes_sent,
@@ -187,7 +187,9 @@ def sent_json(sent: Sent) -> dict[str, object]:
 )
 @json_option
 @click.pass_obj
-def pull(call: Call, /, *, name: str, place: str, kind: str, output: Path | None, as_json: bool) -> None:
+def pull(
+    call: CommandContext, /, *, name: str, place: str, kind: str, output: Path | None, as_json: bool
+) -> None:
     """Pull an image into the store, every byte checked.
 
     \b
@@ -200,7 +202,13 @@ def pull(call: Call, /, *, name: str, place: str, kind: str, output: Path | None
     """
     from imagefactory.actions.centers import read_offer
     from imagefactory.actions.run import offered_reference
-    from imagefactory.actions.transfer import SifPull, local_name, pull_image, pull_sif, target_reference
+    from imagefactory.actions.transfer import (
+        SifPullRequest,
+        local_name,
+        pull_image,
+        pull_sif,
+        target_reference,
+    )
     from imagefactory.oci.layout import reference
     from imagefactory.oci.store import parse_reference
     from imagefactory.views.images import format_pulled, format_pulled_sif
@@ -209,7 +217,7 @@ def pull(call: Call, /, *, name: str, place: str, kind: str, output: Path | None
     if not place and _is_catalogued(call, name):
         shelf = read_offer(call.settings, os.environ, name, datetime.now(UTC))
         call.progress.note(shelf.said)
-        say_notes(shelf.notes)
+        print_catalog_notes(shelf.notes)
         access, image = call.access, shelf.offers[0].image
         where = offered_reference(image, sif=kind == "sif")
         own, file, platform = local_name(access, where), image.target, image.platform
@@ -225,38 +233,38 @@ def pull(call: Call, /, *, name: str, place: str, kind: str, output: Path | None
         target, where = target_reference(factory, name, place)
         own, file, platform = reference(target), target.name, target.platform
     if kind == "sif":
-        to = SifPull(name=own, target=file, output=output, platform=platform)
+        to = SifPullRequest(name=own, target=file, output=output, platform=platform)
         sif = pull_sif(access, where, to, call.progress)
         if as_json:
             from imagefactory.serialize import fields_of
 
-            return say_json("pull", fields_of(sif))
-        return say(format_pulled_sif(sif))
+            return print_json("pull", fields_of(sif))
+        return print_result(format_pulled_sif(sif))
     if output:
         raise UsageError(
             "option-conflict", "--output requires --format sif", hint="add --format sif or remove --output"
         )
     pulled = pull_image(access, where, own, call.progress, platform=platform)
     if as_json:
-        return say_json("pull", _pulled_json(pulled))
-    say(format_pulled(pulled, access.settings.store.value))
-    return say_next("run", pulled.name, "--", "python")
+        return print_json("pull", _pulled_json(pulled))
+    print_result(format_pulled(pulled, access.settings.store.value))
+    return print_next_command("run", pulled.name, "--", "python")
 
 
-def _is_catalogued(call: Call, name: str) -> bool:
+def _is_catalogued(call: CommandContext, name: str) -> bool:
     """Return whether a joined catalog has the name. With only `registry` set, the registry is queried."""
     from imagefactory.actions.centers import names_center
-    from imagefactory.project import catalogue_answers
+    from imagefactory.project import uses_catalog
 
     settings = call.settings
-    if not catalogue_answers(settings):
+    if not uses_catalog(settings):
         return False
     plain = not any(mark in name for mark in "/:@")
     joined = settings.centers or (settings.catalogue.value and not settings.registry.value)
     return bool(plain and joined) or names_center(name, settings)
 
 
-def _pulled_json(pulled: Pulled) -> dict[str, object]:
+def _pulled_json(pulled: PullResult) -> dict[str, object]:
     sent = pulled.sent
     return {
         "reference": str(pulled.reference),
@@ -282,7 +290,7 @@ if TYPE_CHECKING:
 @click.option("--referrers", is_flag=True, help="Copy verdicts and other artifacts of the image too.")
 @json_option
 @click.pass_obj
-def copy_(call: Call, source: str, destination: str, referrers: bool, as_json: bool) -> None:
+def copy_(call: CommandContext, source: str, destination: str, referrers: bool, as_json: bool) -> None:
     """Copy an image from registry to registry; its digest stays.
 
     \b
@@ -291,11 +299,11 @@ def copy_(call: Call, source: str, destination: str, referrers: bool, as_json: b
     Nothing lies on this machine in between. Within one registry nothing is sent at all. The tag you
     name is moved, whatever it is: copying is how a person promotes by hand.
     """
-    from imagefactory.actions.transfer import Copying, copy_image
+    from imagefactory.actions.transfer import CopyRequest, copy_image
     from imagefactory.oci.store import parse_reference
     from imagefactory.views.images import format_copied
 
-    copying = Copying(
+    copying = CopyRequest(
         source=parse_reference(source),
         destination=parse_reference(destination),
         referrers=referrers,
@@ -305,9 +313,9 @@ def copy_(call: Call, source: str, destination: str, referrers: bool, as_json: b
     if as_json:
         where = copied.destination
         value = {"source": str(copied.source), "destination": str(where), "digest": where.digest}
-        return say_json("copy", {**value, **sent_json(copied.sent)})
-    say(format_copied(copied))
-    return say_next("verdicts", str(copied.destination))
+        return print_json("copy", {**value, **transfer_json(copied.sent)})
+    print_result(format_copied(copied))
+    return print_next_command("verdicts", str(copied.destination))
 
 
 # --- imagefactory export
@@ -337,7 +345,7 @@ def copy_(call: Call, source: str, destination: str, referrers: bool, as_json: b
 @json_option
 @click.pass_obj
 def export(
-    call: Call, name: str, kind: str, compression: str | None, output: Path | None, as_json: bool
+    call: CommandContext, name: str, kind: str, compression: str | None, output: Path | None, as_json: bool
 ) -> None:
     """Write an image as one file for docker, podman or apptainer.
 
@@ -353,10 +361,10 @@ def export(
         )
     from imagefactory.actions.images import stored_image
     from imagefactory.oci.archive import export as export_image
-    from imagefactory.recipes.expand import select_one
+    from imagefactory.recipes.expand import select_single
 
     factory, progress = call.factory, call.progress
-    target = select_one(factory.targets, name)
+    target = select_single(factory.targets, name)
     path = output or Path(f"{target.name}.{kind}.tar")
     with factory.layout.in_use(progress):
         image = stored_image(factory, target)
@@ -368,29 +376,29 @@ def export(
             export_image(factory.layout, image, path, kind=kind, progress=progress)
     if as_json:
         value = {"target": target.name, "path": str(path), "kind": kind, "size": path.stat().st_size}
-        return say_json("export", {**value, "digest": image.digest})
+        return print_json("export", {**value, "digest": image.digest})
     load = {
         "oci-archive": f"skopeo inspect oci-archive:{path}",
         "docker-archive": f"docker load --input {path}",
     }[kind]
     size = format_bytes(path.stat().st_size)
-    say(f"wrote {path} ({size}), image {image.name}@{image.digest}\nread it: {load}")
+    print_result(f"wrote {path} ({size}), image {image.name}@{image.digest}\nread it: {load}")
     return None
 
 
-def _export_sif(call: Call, name: str, options: tuple[str, Path | None], *, as_json: bool) -> None:
+def _export_sif(call: CommandContext, name: str, options: tuple[str, Path | None], *, as_json: bool) -> None:
     from imagefactory.actions.transfer import SifExport, export_sif
-    from imagefactory.recipes.expand import select_one
+    from imagefactory.recipes.expand import select_single
 
     factory = call.factory
-    target = select_one(factory.targets, name)
+    target = select_single(factory.targets, name)
     compression, output = options
     sif, path = export_sif(factory, target, SifExport(compression=compression, output=output), call.progress)
     if as_json:
-        artifact = {**made_json(sif), "path": str(path)}
-        return say_json("export", {"target": target.name, "kind": "sif", **artifact})
+        artifact = {**artifact_json(sif), "path": str(path)}
+        return print_json("export", {"target": target.name, "kind": "sif", **artifact})
     source = f"made from {sif.made_from}" if sif.made_from else "built by apptainer from the definition"
-    say(
+    print_result(
         f"wrote {path} ({format_bytes(sif.file.size)}, {sif.compression}), {source}\n"
         f"sha256 {sif.file.digest.removeprefix('sha256:')}\ntry it: apptainer exec {path} python"
     )

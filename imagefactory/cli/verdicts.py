@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 import click
 
 from imagefactory.cli.output import (
-    Call,
+    CommandContext,
     capability_of,
     choose_targets,
-    collecting,
     complete_targets,
+    exit_with_first_failure,
     json_option,
+    print_catalog_notes,
+    print_json,
+    print_next_command,
+    print_result,
     registry_option,
-    say,
-    say_json,
-    say_next,
-    say_notes,
     terminal_width,
 )
 from imagefactory.errors import CheckFailedError, NothingSelectedError, UsageError
@@ -27,14 +27,14 @@ from imagefactory.errors import CheckFailedError, NothingSelectedError, UsageErr
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from imagefactory.actions.promote import Promotion
+    from imagefactory.actions.promote import PromotionResult
     from imagefactory.model import Target
-    from imagefactory.oci.graph import Place
-    from imagefactory.project import Factory
-    from imagefactory.trust.judgement import Found
+    from imagefactory.oci.graph import StoreRepository
+    from imagefactory.project import Project
+    from imagefactory.trust.judgement import VerdictSet
     from imagefactory.trust.keys import SigningKey
-    from imagefactory.trust.policy import Trust
-    from imagefactory.trust.verdict import Judged
+    from imagefactory.trust.policy import TrustRules
+    from imagefactory.trust.verdict import VerificationResult
 
 
 NAME = "TARGET|REFERENCE"
@@ -45,7 +45,7 @@ def parse_option(_: click.Context, __: click.Parameter, text: str) -> str:
     return str(capability_of(text)) if text else ""
 
 
-def refuse_registry(name: str, registry: str) -> None:
+def check_registry_option(name: str, registry: str) -> None:
     if registry:
         raise UsageError("option-conflict", f"'{name}' already has a registry", hint="remove --registry")
 
@@ -63,7 +63,9 @@ def refuse_registry(name: str, registry: str) -> None:
 @click.option("--numbers", is_flag=True, help="Every check of every verdict, with its numbers.")
 @json_option
 @click.pass_obj
-def verdicts(call: Call, /, *, name: str, place: str, capability: str, numbers: bool, as_json: bool) -> None:
+def verdicts(
+    call: CommandContext, /, *, name: str, place: str, capability: str, numbers: bool, as_json: bool
+) -> None:
     """Show who verified an image, when, on which GPU, and what holds.
 
     \b
@@ -75,49 +77,53 @@ def verdicts(call: Call, /, *, name: str, place: str, capability: str, numbers: 
     VALID is yes for a verdict that counts, whatever its outcome is, or says why it does not count. Whose
     signatures count, the [[trust]] rows of imagefactory.toml say. A tag alone proves nothing.
     """
-    from imagefactory.actions.images import capability_proven
-    from imagefactory.project import is_factory
+    from imagefactory.actions.images import is_capability_verified
+    from imagefactory.project import is_project
     from imagefactory.trust.policy import read_trust
     from imagefactory.views.verdicts import format_verdicts
 
     images, trust = _find(call, name, place, datetime.now(UTC))
     keys = {key.keyid: key.name for key in (trust or read_trust(call.settings.files)).keys}
     if as_json:
-        say_json("verdicts", {"images": [_found_json(image, keys) for image in images]})
+        print_json("verdicts", {"images": [_verdict_set_json(image, keys) for image in images]})
     else:
-        say(format_verdicts(images, keys, terminal_width(), numbers=numbers))
-        for_cpus = is_factory(call.settings) and name in {t.name for t in call.factory.targets if not t.gpu}
+        print_result(format_verdicts(images, keys, terminal_width(), numbers=numbers))
+        for_cpus = is_project(call.settings) and name in {t.name for t in call.factory.targets if not t.gpu}
         if for_cpus:
-            say(f"{name} is for CPUs alone: no verdict speaks of it, its smoke test is all that proves it")
-        elif is_factory(call.settings) and not any(image.judged for image in images):
-            say_next("verify", name)
-    if capability and not any(capability_proven(image.judged, capability) for image in images):
+            print_result(
+                f"{name} is for CPUs alone: no verdict speaks of it, its smoke test is all that proves it"
+            )
+        elif is_project(call.settings) and not any(image.judged for image in images):
+            print_next_command("verify", name)
+    if capability and not any(is_capability_verified(image.judged, capability) for image in images):
         hint = f"imagefactory verify {name} --capability {capability}"
-        if not is_factory(call.settings):
+        if not is_project(call.settings):
             hint = "ask whoever made the image to verify it there; what is verified: imagefactory find"
         raise CheckFailedError("not-verified", f"{name} is not verified for {capability}", hint=hint)
 
 
-def _find(call: Call, name: str, registry: str, now: datetime) -> tuple[tuple[Found, ...], Trust | None]:
+def _find(
+    call: CommandContext, name: str, registry: str, now: datetime
+) -> tuple[tuple[VerdictSet, ...], TrustRules | None]:
     """Return the images and the trust of their center, None for the trust of the settings."""
     from imagefactory.actions.centers import names_center, read_offer, verdicts_on
-    from imagefactory.actions.images import Promoting, list_verdicts
+    from imagefactory.actions.images import PromotionRequest, list_verdicts
     from imagefactory.actions.transfer import target_reference
     from imagefactory.actions.verdicts import local_place, place_of, registry_of, verdicts_of
     from imagefactory.oci.candidates import plain_tag
     from imagefactory.oci.layout import reference
     from imagefactory.oci.store import parse_reference
-    from imagefactory.project import catalogue_answers
-    from imagefactory.recipes.expand import select_one
+    from imagefactory.project import uses_catalog
+    from imagefactory.recipes.expand import select_single
 
     plain = not any(mark in name for mark in "/:@") or names_center(name, call.settings)
-    if plain and not registry and catalogue_answers(call.settings):
+    if plain and not registry and uses_catalog(call.settings):
         shelf = read_offer(call.settings, os.environ, name, now)
         call.progress.note(shelf.said)
-        say_notes(shelf.notes)
+        print_catalog_notes(shelf.notes)
         return verdicts_on(shelf.offers[0]), shelf.center.trust
     if "/" in name:
-        refuse_registry(name, registry)
+        check_registry_option(name, registry)
         where = parse_reference(name)
         access = call.access
         return (verdicts_of(access, place_of(access, where), where.wanted, now),), None
@@ -125,8 +131,8 @@ def _find(call: Call, name: str, registry: str, now: datetime) -> tuple[tuple[Fo
     if ":" in name or "@" in name:
         _, where = target_reference(factory, name, registry)
         return (verdicts_of(factory, place_of(factory, where), where.wanted, now),), None
-    target = select_one(factory.targets, name)
-    places: list[Place] = []
+    target = select_single(factory.targets, name)
+    places: list[StoreRepository] = []
     if not registry:
         places.append(local_place(factory, target.family))
     if registry or factory.settings.registry.value:
@@ -134,7 +140,9 @@ def _find(call: Call, name: str, registry: str, now: datetime) -> tuple[tuple[Fo
     images = [
         image
         for place in places
-        for image in list_verdicts(factory, Promoting(target=target, place=place, now=now), call.progress)
+        for image in list_verdicts(
+            factory, PromotionRequest(target=target, place=place, now=now), call.progress
+        )
     ]
     if not registry and f"{reference(target)}.sif" in factory.layout.tags():
         images.append(verdicts_of(factory, places[0], f"{plain_tag(target)}.sif", now))
@@ -147,7 +155,7 @@ def _find(call: Call, name: str, registry: str, now: datetime) -> tuple[tuple[Fo
     return tuple(images), None
 
 
-def _found_json(image: Found, keys: Mapping[str, str]) -> dict[str, object]:
+def _verdict_set_json(image: VerdictSet, keys: Mapping[str, str]) -> dict[str, object]:
     from imagefactory.views.verdicts import revoked_json
 
     return {
@@ -156,13 +164,13 @@ def _found_json(image: Found, keys: Mapping[str, str]) -> dict[str, object]:
         "manifest": image.subject.manifest,
         "config": image.subject.config,
         "tags": list(image.tags),
-        "verdicts": [_judged_json(judged, keys) for judged in image.judged],
+        "verdicts": [_verification_json(judged, keys) for judged in image.judged],
         "revoked": [revoked_json(row) for row in image.revoked],
         "not_heeded": list(image.ignored),
     }
 
 
-def _judged_json(judged: Judged, keys: Mapping[str, str]) -> dict[str, object]:
+def _verification_json(judged: VerificationResult, keys: Mapping[str, str]) -> dict[str, object]:
     from imagefactory.serialize import format_time
     from imagefactory.verify.report import format_gpu_report
 
@@ -194,7 +202,7 @@ def _judged_json(judged: Judged, keys: Mapping[str, str]) -> dict[str, object]:
 @click.option("--dry-run", is_flag=True, help="Say what would move; move nothing.")
 @json_option
 @click.pass_obj
-def promote(call: Call, names: tuple[str, ...], place: str, dry_run: bool, as_json: bool) -> None:
+def promote(call: CommandContext, names: tuple[str, ...], place: str, dry_run: bool, as_json: bool) -> None:
     """Let the tags of targets follow their verdicts.
 
     In the registry, else in the store on this machine.
@@ -211,30 +219,30 @@ def promote(call: Call, names: tuple[str, ...], place: str, dry_run: bool, as_js
     Where [policy] has promotion-signatures, tags of a registry move once so many trusted keys approved: this
     adds an approval of yours, says who else must, and ends with 9 until then.
     """
-    from imagefactory.actions.images import Promoting
+    from imagefactory.actions.images import PromotionRequest
     from imagefactory.actions.promote import promote
     from imagefactory.views.verdicts import format_promotion
 
     factory, now = call.sound_factory, datetime.now(UTC)
     results: list[dict[str, object]] = []
-    with collecting(factory) as failures:
+    with exit_with_first_failure(factory) as failures:
         for target, where, digest in _targets(factory, names, place):
             with failures.of(target.name):
-                request = Promoting(target=target, place=where, now=now, dry_run=dry_run)
+                request = PromotionRequest(target=target, place=where, now=now, dry_run=dry_run)
                 result = promote(factory, request, call.progress)
                 results.append(promotion_json(result))
-                say(format_promotion(result, terminal_width(), dry_run=dry_run), unless=as_json)
+                print_result(format_promotion(result, terminal_width(), dry_run=dry_run), unless=as_json)
                 for _, fault in result.faults:
                     failures.add(fault)
                 _insist(result, target, digest)
         if as_json:
-            say_json("promote", {"dry_run": dry_run, "results": results, "errors": failures.as_json()})
-    say_next("promote", *names) if dry_run else say_next("catalogue", "--dry-run")
+            print_json("promote", {"dry_run": dry_run, "results": results, "errors": failures.as_json()})
+    print_next_command("promote", *names) if dry_run else print_next_command("catalogue", "--dry-run")
 
 
 def _targets(
-    factory: Factory, names: tuple[str, ...], registry: str
-) -> tuple[tuple[Target, Place, str], ...]:
+    factory: Project, names: tuple[str, ...], registry: str
+) -> tuple[tuple[Target, StoreRepository, str], ...]:
     """Return each target, the place of its tags, and the named digest, if any."""
     from imagefactory.actions.images import target_at
     from imagefactory.actions.transfer import plain_name
@@ -242,11 +250,11 @@ def _targets(
     from imagefactory.oci.graph import read_manifest
     from imagefactory.oci.store import parse_reference
 
-    targets: list[tuple[Target, Place, str]] = []
+    targets: list[tuple[Target, StoreRepository, str]] = []
     for name in names:
         if "/" not in name:
             continue
-        refuse_registry(name, registry)
+        check_registry_option(name, registry)
         where = parse_reference(name)
         place = place_of(factory, where)
         digest = read_manifest(place, where.wanted).descriptor.digest
@@ -259,7 +267,7 @@ def _targets(
     return tuple(targets)
 
 
-def place_of_target(factory: Factory, target: Target, registry: str) -> Place:
+def place_of_target(factory: Project, target: Target, registry: str) -> StoreRepository:
     """Return the named or configured registry, else the local store."""
     from imagefactory.actions.verdicts import local_place, registry_of
 
@@ -268,7 +276,7 @@ def place_of_target(factory: Factory, target: Target, registry: str) -> Place:
     return local_place(factory, target.family)
 
 
-def _insist(result: Promotion, target: Target, digest: str) -> None:
+def _insist(result: PromotionResult, target: Target, digest: str) -> None:
     if waiting := [fate.tag for fate in result.fates if fate.missing]:
         raise CheckFailedError(
             "approval-missing",
@@ -292,7 +300,7 @@ def _insist(result: Promotion, target: Target, digest: str) -> None:
         )
 
 
-def promotion_json(promotion: Promotion) -> dict[str, object]:
+def promotion_json(promotion: PromotionResult) -> dict[str, object]:
     """Return a promotion as JSON."""
     faults = {tag: error.message for tag, error in promotion.faults}
     return {
@@ -334,7 +342,7 @@ def promotion_json(promotion: Promotion) -> dict[str, object]:
 @json_option
 @click.pass_obj
 def revoke(
-    call: Call,
+    call: CommandContext,
     /,
     *,
     name: str,
@@ -354,7 +362,7 @@ def revoke(
     other candidate that is verified, and away where there is none. The catalogue is signed again, where there
     is one, and says who took back what, when and why.
     """
-    from imagefactory.actions.promote import Revoking, follow, revoke
+    from imagefactory.actions.promote import RevokeRequest, follow, revoke
     from imagefactory.actions.verdicts import signing_key
     from imagefactory.views.verdicts import format_promotion, format_revoke
 
@@ -367,7 +375,7 @@ def revoke(
             "a revocation must be signed, but no key signs on this machine",
             hint="imagefactory keys new NAME",
         )
-    request = Revoking(
+    request = RevokeRequest(
         place=where,
         wanted=reference,
         why=why,
@@ -377,20 +385,20 @@ def revoke(
         target=target.name,
     )
     result = revoke(factory, request, key, call.progress)
-    say(format_revoke(result), unless=as_json)
-    with collecting() as failures:
+    print_result(format_revoke(result), unless=as_json)
+    with exit_with_first_failure() as failures:
         moved = follow(factory, request, target, call.progress)
         for promotion in moved:
-            say(format_promotion(promotion, terminal_width()), unless=as_json)
+            print_result(format_promotion(promotion, terminal_width()), unless=as_json)
             for tag, fault in promotion.faults:
                 failures.of(tag).add(fault)
         written: tuple[str, ...] = ()
         with failures.of("catalogue"):
             written = _publish(call, factory, key, now, _registry_of(name, place))
             for address in written:
-                say(f"written: {address}", unless=as_json)
+                print_result(f"written: {address}", unless=as_json)
         if as_json:
-            say_json(
+            print_json(
                 "revoke",
                 {
                     "place": result.place,
@@ -402,7 +410,7 @@ def revoke(
                     "errors": failures.as_json(),
                 },
             )
-    say_next("verify", target.name)
+    print_next_command("verify", target.name)
 
 
 def _registry_of(name: str, registry: str) -> str:
@@ -416,14 +424,16 @@ def _registry_of(name: str, registry: str) -> str:
     return f"{where.registry}/{path}" if path else where.registry
 
 
-def _publish(call: Call, factory: Factory, key: SigningKey, now: datetime, registry: str) -> tuple[str, ...]:
+def _publish(
+    call: CommandContext, factory: Project, key: SigningKey, now: datetime, registry: str
+) -> tuple[str, ...]:
     """Sign the catalogue again. Raises CheckFailedError with the command that does it later."""
     from imagefactory.actions.publish import publish_again
-    from imagefactory.errors import FactoryError
+    from imagefactory.errors import ImagefactoryError
 
     try:
         return publish_again(factory, key, now, registry, call.progress)
-    except FactoryError as error:
+    except ImagefactoryError as error:
         option = f" --registry {registry}" if registry else ""
         raise CheckFailedError(
             "publish-incomplete",
@@ -432,7 +442,9 @@ def _publish(call: Call, factory: Factory, key: SigningKey, now: datetime, regis
         ) from error
 
 
-def _resolve_image(factory: Factory, name: str, registry: str, capability: str) -> tuple[Place, str, Target]:
+def _resolve_image(
+    factory: Project, name: str, registry: str, capability: str
+) -> tuple[StoreRepository, str, Target]:
     """Return the place of an image, its tag or digest there, and its target."""
     from imagefactory.actions.images import target_at
     from imagefactory.actions.transfer import target_reference
@@ -440,11 +452,11 @@ def _resolve_image(factory: Factory, name: str, registry: str, capability: str) 
     from imagefactory.oci.candidates import plain_tag
     from imagefactory.oci.graph import read_manifest
     from imagefactory.oci.store import parse_reference
-    from imagefactory.recipes.expand import select_one
+    from imagefactory.recipes.expand import select_single
     from imagefactory.trust.tags import pointer
 
     if "/" in name:
-        refuse_registry(name, registry)
+        check_registry_option(name, registry)
         where = parse_reference(name)
         place = place_of(factory, where)
         digest = read_manifest(place, where.wanted).descriptor.digest
@@ -452,7 +464,7 @@ def _resolve_image(factory: Factory, name: str, registry: str, capability: str) 
     if ":" in name or "@" in name:
         target, where = target_reference(factory, name, registry)
         return place_of(factory, where), where.wanted, target
-    target = select_one(factory.targets, name)
+    target = select_single(factory.targets, name)
     plain = plain_tag(target)
     return (
         place_of_target(factory, target, registry),
@@ -468,19 +480,19 @@ def _resolve_image(factory: Factory, name: str, registry: str, capability: str) 
 @registry_option
 @json_option
 @click.pass_obj
-def reconcile(call: Call, place: str, as_json: bool) -> None:
+def reconcile(call: CommandContext, place: str, as_json: bool) -> None:
     """Let the registry list all verdicts that were attached from here.
 
     Registries without the referrers API keep lists that two writers at once can overwrite. What was attached
     stands in the store's journal. Run it where nobody attaches just then.
     """
-    from imagefactory.actions.verdicts import reconcile_all
+    from imagefactory.actions.verdicts import repair_all_referrers
     from imagefactory.views.verdicts import format_reconciled
 
     factory = call.sound_factory
-    with collecting(factory) as failures:
-        repositories = reconcile_all(factory, place, datetime.now(UTC), call.progress)
+    with exit_with_first_failure(factory) as failures:
+        repositories = repair_all_referrers(factory, place, datetime.now(UTC), call.progress)
         if as_json:
-            return say_json("reconcile", {"repositories": repositories, "errors": failures.as_json()})
-        say(format_reconciled(repositories))
-    return say_next("registry", "list")
+            return print_json("reconcile", {"repositories": repositories, "errors": failures.as_json()})
+        print_result(format_reconciled(repositories))
+    return print_next_command("registry", "list")

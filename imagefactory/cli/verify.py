@@ -9,26 +9,26 @@ from typing import TYPE_CHECKING
 import click
 
 from imagefactory.cli.output import (
-    Call,
+    CommandContext,
     capability_of,
-    collecting,
     complete_targets,
+    exit_with_first_failure,
     json_option,
+    print_json,
+    print_next_command,
+    print_result,
     reject_conflict,
     runner_option,
-    say,
-    say_json,
-    say_next,
     terminal_width,
 )
 from imagefactory.cli.sweeps import SweepRequest, sweep_options, verify_on_pool
 from imagefactory.errors import CheckFailedError, NoGpuError, UsageError
 from imagefactory.settings.choices import POOLS
-from imagefactory.verify.report import FULL, LEVELS, SEVERAL
+from imagefactory.verify.report import FULL, LEVELS, MULTI_GPU_LEVELS
 
 if TYPE_CHECKING:
-    from imagefactory.actions.verify import KitPlace, KitWritten, VerifyBench
-    from imagefactory.actions.workflow import Verified
+    from imagefactory.actions.verify import KitDestination, KitFiles, VerifyDependencies
+    from imagefactory.actions.workflow import VerifyResult
 
 
 @click.command()
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_obj
 def verify(
-    call: Call,
+    call: CommandContext,
     /,
     *,
     names: tuple[str, ...],
@@ -117,8 +117,8 @@ def verify(
     --allow takes. The sweep goes on by itself: `status`, `collect` and `cancel` take its id. With --wait
     the exit code is that of `collect`.
     """
-    from imagefactory.actions.verify import KitPlace, VerifyOptions, write_kit
-    from imagefactory.actions.workflow import prove_image
+    from imagefactory.actions.verify import KitDestination, VerifyOptions, write_kit
+    from imagefactory.actions.workflow import verify_and_attach
 
     sweep = SweepRequest(
         pool=pool or "", level=level, registry=registry, promote=promote, newest=newest, mig=mig,
@@ -129,13 +129,13 @@ def verify(
     )  # fmt: skip
     here = {"--runner": runner, "--kit": kit, "--ledger": ledger, "--output": output}
     reject_conflict(
-        pool and level == SEVERAL,
-        f"--suite {SEVERAL} requires several GPUs, but a pool's jobs have one GPU each",
-        f"imagefactory verify TARGET --suite {SEVERAL} --kit DIR; run DIR/run.py in a 2-GPU job",
+        pool and level == MULTI_GPU_LEVELS,
+        f"--suite {MULTI_GPU_LEVELS} requires several GPUs, but a pool's jobs have one GPU each",
+        f"imagefactory verify TARGET --suite {MULTI_GPU_LEVELS} --kit DIR; run DIR/run.py in a 2-GPU job",
     )
     reject_conflict(
-        promote and level == SEVERAL,
-        f"--promote and --suite {SEVERAL} exclude each other: tags follow verdicts on one GPU",
+        promote and level == MULTI_GPU_LEVELS,
+        f"--promote and --suite {MULTI_GPU_LEVELS} exclude each other: tags follow verdicts on one GPU",
         "remove --promote",
     )
     for option, value in here.items():
@@ -174,21 +174,21 @@ def verify(
         output=output,
     )
     if kit:
-        order = KitPlace(folder=kit, ledger=ledger)
-        return _say_kit(write_kit(factory, names[0], options, order, progress), order, as_json=as_json)
+        order = KitDestination(folder=kit, ledger=ledger)
+        return _print_kit(write_kit(factory, names[0], options, order, progress), order, as_json=as_json)
     results: list[dict[str, object]] = []
-    with collecting() as failures:
+    with exit_with_first_failure() as failures:
         for name in names:
             with failures.of(name):
                 try:
-                    run = prove_image(factory, name, options, bench(), progress)
+                    run = verify_and_attach(factory, name, options, verify_dependencies(), progress)
                 except NoGpuError as error:
                     results.append({"name": name, "outcome": "no-gpu", "reason": error.message})
                     suite = "" if level == FULL else f" --suite {level}"
                     hint = f"{error.hint}; or carry a kit there: imagefactory verify {name}{suite} --kit DIR"
                     raise NoGpuError(error.code, f"{name}: no-gpu: {error.message}", hint=hint) from error
                 results.append(_as_json(name, run))
-                say(_as_text(run), unless=as_json)
+                print_result(_as_text(run), unless=as_json)
                 if not run.passed:
                     raise CheckFailedError(
                         "verification-failed",
@@ -204,21 +204,23 @@ def verify(
                 for _, fault in run.promotion.faults if run.promotion else ():
                     failures.add(fault)
         if as_json:
-            say_json("verify", {"results": results, "errors": failures.as_json()})
+            print_json("verify", {"results": results, "errors": failures.as_json()})
     if not all(result["signed"] for result in results):
-        return say_next("keys", "new", "lab")
-    show_verdicts = options.promote or options.level == SEVERAL
-    return say_next("verdicts", names[0]) if show_verdicts else say_next("promote", *names)
+        return print_next_command("keys", "new", "lab")
+    show_verdicts = options.promote or options.level == MULTI_GPU_LEVELS
+    return (
+        print_next_command("verdicts", names[0]) if show_verdicts else print_next_command("promote", *names)
+    )
 
 
-def bench() -> VerifyBench:
+def verify_dependencies() -> VerifyDependencies:
     """Return this machine. Tests replace it."""
-    from imagefactory.actions.verify import VerifyBench
+    from imagefactory.actions.verify import VerifyDependencies
 
-    return VerifyBench()
+    return VerifyDependencies()
 
 
-def _as_text(run: Verified) -> str:
+def _as_text(run: VerifyResult) -> str:
     from imagefactory.views.text import format_fields
     from imagefactory.views.verdicts import format_gpu_run, format_promotion
 
@@ -233,7 +235,7 @@ def _as_text(run: Verified) -> str:
     return "\n\n".join(blocks)
 
 
-def _as_json(name: str, run: Verified) -> dict[str, object]:
+def _as_json(name: str, run: VerifyResult) -> dict[str, object]:
     from imagefactory.cli.verdicts import promotion_json
     from imagefactory.serialize import format_time
     from imagefactory.verify.report import format_gpu_report
@@ -255,9 +257,9 @@ def _as_json(name: str, run: Verified) -> dict[str, object]:
     }
 
 
-def _say_kit(written: KitWritten, order: KitPlace, *, as_json: bool) -> None:
+def _print_kit(written: KitFiles, order: KitDestination, *, as_json: bool) -> None:
     if as_json:
-        return say_json(
+        return print_json(
             "kit",
             {
                 "target": written.subject.target,
@@ -270,9 +272,9 @@ def _say_kit(written: KitWritten, order: KitPlace, *, as_json: bool) -> None:
             },
         )
     source = f"pulls {written.reference}" if written.reference else "add --image: no registry has it"
-    say(
+    print_result(
         f"wrote {order.folder}, good until {written.expires:%Y-%m-%d}, for {written.subject.manifest}\n"
         f"on a machine with a GPU:  python3 {order.folder}/run.py   ({source})\n"
         f"then, back here:          imagefactory collect {order.folder}"
     )
-    return say_next(f"{order.folder}/run.py", program="python3")
+    return print_next_command(f"{order.folder}/run.py", program="python3")

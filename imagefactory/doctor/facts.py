@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from imagefactory.runtime.devices import AmdGpus
-from imagefactory.runtime.limits import Limits
+from imagefactory.runtime.limits import RunLimits
 
 MODULES = ("uv", "isal", "zstandard", "installer", "jinja2", "requests", "tenacity", "rich")
 
@@ -47,7 +47,7 @@ class SandboxAttempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
+class ProbeResult:
     """Something that was asked whether it works: what it said (`found`), else why not and what mends it."""
 
     name: str
@@ -108,12 +108,12 @@ class MachineFacts:
     amd: AmdGpus | None = None
     engine: str = "assemble"
     runner: str = "unshare"
-    probes: tuple[Probe, ...] = ()
-    limits: Limits = field(default_factory=Limits)
+    probes: tuple[ProbeResult, ...] = ()
+    limits: RunLimits = field(default_factory=RunLimits)
     landlock: bool = True
-    emulated: tuple[Probe, ...] = ()
+    emulated: tuple[ProbeResult, ...] = ()
 
-    def probe(self, name: str) -> Probe | None:
+    def probe(self, name: str) -> ProbeResult | None:
         return next((probe for probe in self.probes if probe.name == name), None)
 
     def use(self, name: str) -> str:

@@ -19,7 +19,7 @@ from imagefactory.verify.outcome import clean
 # --- What the doctor says of a machine's GPUs. Pure
 
 
-def judge_gpus(facts: MachineFacts) -> list[Diagnosis]:
+def diagnose_gpus(facts: MachineFacts) -> list[Diagnosis]:
     """A line for each maker's GPUs; one where there is none."""
     amd = [_amd(facts.amd)] if facts.amd else []
     return amd if amd and not count_gpus(map(Path, facts.gpu_nodes)) else [_nvidia(facts), *amd]
@@ -69,7 +69,7 @@ def _line(state: Health, detail: str, remedy: str = "") -> Diagnosis:
 OLDEST_GLIBC = (2, 28)
 
 
-def judge_processor(facts: MachineFacts) -> Iterator[Diagnosis]:
+def diagnose_processor(facts: MachineFacts) -> Iterator[Diagnosis]:
     kind, version = facts.libc
     detail = f"{facts.machine}, {kind or 'unknown C library'} {version}".rstrip()
     numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
@@ -103,10 +103,10 @@ def can_build(findings: tuple[Diagnosis, ...]) -> bool:
     return not any(finding.state in bad and finding.needed_for in ("build", "run") for finding in findings)
 
 
-def decide(facts: MachineFacts) -> tuple[Diagnosis, ...]:
+def diagnose(facts: MachineFacts) -> tuple[Diagnosis, ...]:
     return (
         _python(facts),
-        *judge_processor(facts),
+        *diagnose_processor(facts),
         _kernel(facts),
         *_sandbox(facts),
         *_bounds(facts),
@@ -115,7 +115,7 @@ def decide(facts: MachineFacts) -> tuple[Diagnosis, ...]:
         *_probes(facts),
         *(_disk(disk) for disk in facts.disks),
         _cores(facts),
-        *judge_gpus(facts),
+        *diagnose_gpus(facts),
     )
 
 

@@ -19,11 +19,11 @@ from pathlib import Path
 from imagefactory.access import Access, conda_channels, debian_mirror, open_registry, package_index, uv_locker
 from imagefactory.build.docker import DockerEngine
 from imagefactory.build.secrets import find_secrets
-from imagefactory.doctor.facts import MODULES, Diagnosis, Disk, MachineFacts, Probe, SandboxAttempt
-from imagefactory.doctor.judge import decide
-from imagefactory.errors import FactoryError, ToolError, extra_hint
+from imagefactory.doctor.facts import MODULES, Diagnosis, Disk, MachineFacts, ProbeResult, SandboxAttempt
+from imagefactory.doctor.judge import diagnose
+from imagefactory.errors import ImagefactoryError, ToolError, extra_hint
 from imagefactory.gpu.capability import PLATFORMS, architecture, this_platform
-from imagefactory.http import Patience, redact
+from imagefactory.http import RetryPolicy, redact
 from imagefactory.lock.conda.own_tool import find_tool
 from imagefactory.lock.debian.archive import reach, read_sources
 from imagefactory.oci.credentials import find_credentials
@@ -39,7 +39,7 @@ from imagefactory.runtime.devices import (
 )
 from imagefactory.runtime.docker_daemon import DockerDaemon
 from imagefactory.runtime.emulator import find_emulator
-from imagefactory.runtime.limits import Limits, decide_limits, read_room
+from imagefactory.runtime.limits import RunLimits, decide_limits, read_capacity
 from imagefactory.runtime.sandbox.syscalls import has_landlock
 from imagefactory.runtime.unshare import attempt
 from imagefactory.settings.choices import ENGINES, SOLVERS
@@ -53,40 +53,40 @@ SECONDS = 10
 """How long one thing of the network may take to answer."""
 
 
-def ask_all(access: Access, names: Collection[str] | None = None) -> tuple[Probe, ...]:
+def check_services(access: Access, names: Collection[str] | None = None) -> tuple[ProbeResult, ...]:
     """Asks engines, package index, Debian's archive and the registry, all at once: each may be slow.
 
     Of them only `names`, where these are given.
     """
     questions: dict[str, Callable[[Access], str]] = {
-        "docker": _ask_docker,
-        "apptainer": _ask_apptainer,
-        "conda": _ask_conda,
-        "package index": _ask_index,
-        "debian mirror": _ask_mirror,
+        "docker": _check_docker,
+        "apptainer": _check_apptainer,
+        "conda": _check_conda,
+        "package index": _check_index,
+        "debian mirror": _check_mirror,
     }
     if access.settings.registry.value:
-        questions["registry"] = _ask_registry
+        questions["registry"] = _check_registry
     asked = [name for name in questions if names is None or name in names]
     with ThreadPoolExecutor(len(questions)) as pool:
-        return tuple(pool.map(lambda name: _ask(name, lambda: questions[name](access)), asked))
+        return tuple(pool.map(lambda name: _check_service(name, lambda: questions[name](access)), asked))
 
 
-def _ask(name: str, question: Callable[[], str]) -> Probe:
+def _check_service(name: str, question: Callable[[], str]) -> ProbeResult:
     try:
-        return Probe(name=name, found=question())
-    except FactoryError as error:
-        return Probe(name=name, refusal=error.message, remedy=error.hint)
+        return ProbeResult(name=name, found=question())
+    except ImagefactoryError as error:
+        return ProbeResult(name=name, refusal=error.message, remedy=error.hint)
     except ModuleNotFoundError as error:
         extra = name if name in ("docker", "apptainer") else "build"
-        return Probe(
+        return ProbeResult(
             name=name,
             refusal=f"{error.name} is not installed",
             remedy=extra_hint(extra),
         )
 
 
-def _ask_docker(access: Access) -> str:
+def _check_docker(access: Access) -> str:
     engine = DockerEngine(
         access.layout,
         DockerDaemon(access.environ),
@@ -96,11 +96,11 @@ def _ask_docker(access: Access) -> str:
     return engine.require()
 
 
-def _ask_apptainer(access: Access) -> str:
+def _check_apptainer(access: Access) -> str:
     return f"apptainer {ApptainerCommand(access.environ).require(building=True)}"
 
 
-def _ask_conda(access: Access) -> str:
+def _check_conda(access: Access) -> str:
     """What solves and links conda's packages. Channels are not asked: recipes say which."""
     try:
         tools = f"py-rattler {importlib.metadata.version('py-rattler')}"
@@ -116,7 +116,7 @@ def _ask_conda(access: Access) -> str:
     return tools + (f"; {elsewhere}" if elsewhere else "")
 
 
-def _ask_index(access: Access) -> str:
+def _check_index(access: Access) -> str:
     index = package_index(access)
     patience = (("UV_HTTP_TIMEOUT", str(SECONDS)), ("UV_HTTP_RETRIES", "0"))
     impatient = replace(index, environment=(*index.environment, *patience))
@@ -124,7 +124,7 @@ def _ask_index(access: Access) -> str:
     return f"{redact(index.url)} ({index.origin}) answers" if index.url else f"{index.origin} answers"
 
 
-def _ask_mirror(access: Access) -> str:
+def _check_mirror(access: Access) -> str:
     """Asks for what `lock` and a base's build begin with, by apt's own means."""
     suites = _suites(access.settings)
     reach(debian_mirror(access), suites, seconds=SECONDS)
@@ -135,14 +135,14 @@ def _suites(settings: Settings) -> tuple[str, ...]:
     """The suites of the factory's bases."""
     try:
         bases = read_bases(settings.root_path / "recipes")
-    except FactoryError:
+    except ImagefactoryError:
         return ("stable",)  # a recipe's fault is not the machine's
     return tuple(dict.fromkeys(base.suite for base in bases if base.suite)) or ("stable",)
 
 
-def _ask_registry(access: Access) -> str:
+def _check_registry(access: Access) -> str:
     place = access.settings.registry.value
-    patience = Patience(attempts=1, connect=SECONDS, read=SECONDS)
+    patience = RetryPolicy(attempts=1, connect=SECONDS, read=SECONDS)
     host = split_place(place)[0]
     registry, known = open_registry(access, host, patience=patience), find_credentials(access.environ)(host)
     try:
@@ -169,17 +169,17 @@ TOOLS = ("mmdebstrap", "newuidmap", "uv", "apt-get")
 KEYRINGS = ("usr/share/keyrings", "etc/apt/trusted.gpg.d", "etc/apt/keyrings")
 
 
-def examine(
+def examine_machine(
     settings: Settings, *, environ: Mapping[str, str], asked: Collection[str] | None = None
 ) -> tuple[Diagnosis, ...]:
     """Looks at this machine. The sandbox is really tried, in a child process and a temporary folder.
 
     Of engines and of the network only `asked` are, where these are given.
     """
-    return decide(gather(settings, environ=environ, asked=asked))
+    return diagnose(gather_machine_facts(settings, environ=environ, asked=asked))
 
 
-def gather(
+def gather_machine_facts(
     settings: Settings,
     *,
     environ: Mapping[str, str],
@@ -191,7 +191,7 @@ def gather(
     user = _user_name()
     nodes = find_device_nodes(root / "dev")
     version = root / "proc/driver/nvidia/version"
-    limits = decide_limits({}, read_room(settings.store_path))
+    limits = decide_limits({}, read_capacity(settings.store_path))
     return MachineFacts(
         python=sys.version_info[:3],
         machine=platform.machine(),
@@ -224,45 +224,47 @@ def gather(
         subuid=has_subordinate_ids(root / "etc/subuid", user),
         subgid=has_subordinate_ids(root / "etc/subgid", user),
         disks=(
-            _look_at_disk("store", settings.store_path, settings.store.origin),
-            _look_at_disk("cache", settings.cache_path, settings.cache.origin),
+            _read_disk("store", settings.store_path, settings.store.origin),
+            _read_disk("cache", settings.cache_path, settings.cache.origin),
         ),
         gpu_nodes=tuple(map(str, nodes)),
         driver=parse_driver_version(version.read_text()) if version.is_file() else "",
         driver_libraries=_driver_libraries() if nodes else (),
-        lost_gpus=find_lost_gpus(Places(dev=str(root / "dev"), proc=str(root / "proc"))) if nodes else (),
+        lost_gpus=find_unusable_gpus(Places(dev=str(root / "dev"), proc=str(root / "proc"))) if nodes else (),
         amd=find_amd_gpus(dev=root / "dev", sys=root / "sys"),
         engine=settings.engine.value,
         runner=settings.runner.value or ENGINES[settings.engine.value].runner,
-        probes=ask_all(Access(settings=settings, environ=environ), asked),
+        probes=check_services(Access(settings=settings, environ=environ), asked),
         limits=limits,
         landlock=has_landlock(),
         emulated=tuple(try_emulated()),
     )
 
 
-def try_sandbox(limits: Limits) -> SandboxAttempt:
+def try_sandbox(limits: RunLimits) -> SandboxAttempt:
     """Makes a sandbox with everything but a command: what refuses it would refuse every run."""
     try:
         with tempfile.TemporaryDirectory(prefix="imagefactory-doctor-") as folder:
             version, reason = attempt(Path(folder) / "run", limits=limits)
-    except FactoryError as error:
+    except ImagefactoryError as error:
         return SandboxAttempt(refusal=error.message)
     return SandboxAttempt(refusal="", cgroup=version, no_cgroup=reason)
 
 
-def try_emulated() -> Iterator[Probe]:
+def try_emulated() -> Iterator[ProbeResult]:
     """The same for the programs of other platforms, with what would start them."""
     for name in (name for name in PLATFORMS if name != this_platform()):
         try:
             emulator = find_emulator(architecture(name))
             with tempfile.TemporaryDirectory(prefix="imagefactory-doctor-") as folder:
                 attempt(Path(folder) / "run", emulator=emulator)
-        except FactoryError as error:
-            yield Probe(name=name, refusal=error.message, remedy=error.hint)
+        except ImagefactoryError as error:
+            yield ProbeResult(name=name, refusal=error.message, remedy=error.hint)
         else:
             how = "brought by the sandbox" if emulator and emulator.own else "registered on this machine"
-            yield Probe(name=name, found=f"emulated, slowly: {emulator.program if emulator else ''}, {how}")
+            yield ProbeResult(
+                name=name, found=f"emulated, slowly: {emulator.program if emulator else ''}, {how}"
+            )
 
 
 def has_subordinate_ids(path: Path, user: str) -> bool:
@@ -295,7 +297,7 @@ def _container(root: Path, environ: Mapping[str, str]) -> str:
     return environ.get("container", "")
 
 
-def _look_at_disk(name: str, path: Path, origin: str) -> Disk:
+def _read_disk(name: str, path: Path, origin: str) -> Disk:
     there = next((folder for folder in (path, *path.parents) if folder.is_dir()), Path("/"))
     try:
         with tempfile.TemporaryFile(dir=there):
@@ -307,7 +309,7 @@ def _look_at_disk(name: str, path: Path, origin: str) -> Disk:
     )
 
 
-def find_lost_gpus(places: Places) -> tuple[str, ...]:
+def find_unusable_gpus(places: Places) -> tuple[str, ...]:
     """The NVIDIA GPUs that the driver cannot use, and why."""
     try:
         notes = read_hardware(places)["notes"]
@@ -321,6 +323,6 @@ def find_lost_gpus(places: Places) -> tuple[str, ...]:
 def _driver_libraries() -> tuple[str, ...]:
     try:
         text = read_linker_cache()
-    except (FactoryError, subprocess.SubprocessError):
+    except (ImagefactoryError, subprocess.SubprocessError):
         return ()
     return tuple(name for name, _ in parse_linker_cache(text, machine=platform.machine()))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from imagefactory.doctor.facts import Diagnosis, Health, Probe
+from imagefactory.doctor.facts import Diagnosis, Health, ProbeResult
 
 SOON = timedelta(days=14)
 NEW_KEY = "imagefactory keys new NAME && imagefactory keys trust NAME"
@@ -17,7 +17,7 @@ JOIN = "ask your center for its invitation, then: imagefactory join ADDRESS|FILE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Believed:
+class TrustedKeyName:
     """A key that the settings trust, by its name."""
 
     name: str
@@ -26,7 +26,7 @@ class Believed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UseFacts:
+class UsageFacts:
     """What was seen. `catalogue` is None where none is named; of its `images` so many are `verified` by whom
     this reader trusts; `catalogue_notes` say that it is not the current one, or expires soon. `pool` is the
     pool's answer, None where there are no commands of one.
@@ -38,9 +38,9 @@ class UseFacts:
     """
 
     now: datetime
-    keys: tuple[Believed, ...]
-    pool: Probe | None
-    catalogue: Probe | None = None
+    keys: tuple[TrustedKeyName, ...]
+    pool: ProbeResult | None
+    catalogue: ProbeResult | None = None
     catalogue_notes: tuple[str, ...] = ()
     images: int = 0
     verified: int = 0
@@ -48,27 +48,27 @@ class UseFacts:
     site_origin: str = "default"
     reader: bool = True
     mend: str = ""
-    factory: Probe | None = None
+    factory: ProbeResult | None = None
     signers: tuple[str, ...] = ()
     own: bool = False
     center: str = ""
-    centers: tuple[UseFacts, ...] = ()
+    centers: tuple[UsageFacts, ...] = ()
 
 
-def judge_submit(facts: UseFacts) -> tuple[Diagnosis, ...]:
+def diagnose_submit(facts: UsageFacts) -> tuple[Diagnosis, ...]:
     """For who writes submit files, with a factory or without."""
     centers = (line for one in facts.centers for line in _center(one))
-    own = () if facts.centers else (*_catalogue(facts), *_trust(facts, own=facts.own), _site(facts))
+    own = () if facts.centers else (*_diagnose_catalog(facts), *_trust(facts, own=facts.own), _site(facts))
     return (*own, *centers, _pool(facts), *_reader(facts))
 
 
-def _center(facts: UseFacts) -> Iterator[Diagnosis]:
+def _center(facts: UsageFacts) -> Iterator[Diagnosis]:
     """One center of several: each line says which."""
-    for line in (*_catalogue(facts), *_trust(facts), _site(facts)):
+    for line in (*_diagnose_catalog(facts), *_trust(facts), _site(facts)):
         yield replace(line, name=f"{facts.center}: {line.name}")
 
 
-def judge_verify(facts: UseFacts, machine: tuple[Diagnosis, ...]) -> tuple[Diagnosis, ...]:
+def diagnose_verify(facts: UsageFacts, machine: tuple[Diagnosis, ...]) -> tuple[Diagnosis, ...]:
     """For who proves images, here or on a pool; `machine` is what was found of GPUs, runner and store here.
 
     A pool does without a GPU of this machine and without a sandbox.
@@ -79,12 +79,12 @@ def judge_verify(facts: UseFacts, machine: tuple[Diagnosis, ...]) -> tuple[Diagn
     return (*factory, *_trust(facts, own=True), _signer(facts), _pool(facts), *found)
 
 
-def works(findings: tuple[Diagnosis, ...]) -> bool:
+def is_working(findings: tuple[Diagnosis, ...]) -> bool:
     """Whether nothing is missing or denied."""
     return not any(one.state in (Health.MISSING, Health.DENIED) for one in findings)
 
 
-def _catalogue(facts: UseFacts) -> Iterator[Diagnosis]:
+def _diagnose_catalog(facts: UsageFacts) -> Iterator[Diagnosis]:
     if facts.catalogue is None:
         yield _line("catalogue", Health.MISSING, "none is named in your settings", JOIN)
         return
@@ -99,7 +99,7 @@ def _catalogue(facts: UseFacts) -> Iterator[Diagnosis]:
             yield _line("images", Health.WARNING, said, "imagefactory find shows what is predicted of them")
 
 
-def _trust(facts: UseFacts, *, own: bool = False) -> Iterator[Diagnosis]:
+def _trust(facts: UsageFacts, *, own: bool = False) -> Iterator[Diagnosis]:
     """`own`: who verifies signs with a key of his own, and needs no center's invitation."""
     if not facts.keys:
         yield _line(
@@ -121,27 +121,27 @@ def _trust(facts: UseFacts, *, own: bool = False) -> Iterator[Diagnosis]:
             yield _line(name, Health.OK, f"trusted until {until}")
 
 
-def _site(facts: UseFacts) -> Diagnosis:
+def _site(facts: UsageFacts) -> Diagnosis:
     if facts.site_origin != "default":
         return _line("site", Health.OK, f"{facts.site} ({facts.site_origin})")
     remedy = 'write site = "..." in your settings, where yours is one of `imagefactory submit --help`'
     return _line("site", Health.WARNING, "not set: files follow no site's own rules", remedy)
 
 
-def _pool(facts: UseFacts) -> Diagnosis:
+def _pool(facts: UsageFacts) -> Diagnosis:
     if facts.pool is None:
         what = "no condor_submit here: files can be written, and submitted on an access point"
         return _line("pool", Health.WARNING, what, "log in to the access point of your pool")
     return facts.pool.judge(Health.WARNING, use="use")
 
 
-def _reader(facts: UseFacts) -> Iterator[Diagnosis]:
+def _reader(facts: UsageFacts) -> Iterator[Diagnosis]:
     if not facts.reader:
         said = "HTCondor's own reader is not installed: only submit --check needs it"
         yield _line("submit --check", Health.WARNING, said, facts.mend)
 
 
-def _signer(facts: UseFacts) -> Diagnosis:
+def _signer(facts: UsageFacts) -> Diagnosis:
     if facts.signers:
         return _line("signing", Health.OK, f"with {', '.join(facts.signers)}")
     said = "you have no key that is trusted here: what is verified stays unsigned"

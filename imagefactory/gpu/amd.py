@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from imagefactory.gpu.capability import Capability, Code, CodeKind, parse_capability
-from imagefactory.gpu.frameworks import Role, find_framework, role_of
+from imagefactory.gpu.capability import Capability, CodeKind, GpuCode, parse_capability
+from imagefactory.gpu.frameworks import LibraryRole, find_framework, role_of
 from imagefactory.gpu.knowledge.gpus import generic_processors, processors
-from imagefactory.gpu.values import Answer, Contents, Library, LibraryReach, Prediction, Reach
+from imagefactory.gpu.values import (
+    Compatibility,
+    GpuLibrary,
+    LibrarySupport,
+    Prediction,
+    ScanResult,
+    SupportLevel,
+)
 
 _OBJECTS = (".co", ".hsaco")
 """The files of which a library loads those for the GPU that it finds: none of them lacks anything."""
@@ -17,7 +24,7 @@ _ROCM = ("libamdhip64", "libMIOpen", "librccl", "librocblas", "librocfft", "libr
 NO_RUNTIME = "; ROCm's own libraries are not in it, and must be where it runs"
 
 
-def amd_runs(code: Code, target: str) -> bool:
+def amd_runs(code: GpuCode, target: str) -> bool:
     """Whether code runs on a GPU of that target ID (`gfx90a:sramecc+:xnack-`, or `gfx90a` alone).
 
     The processor must be the same, or belong to the generic one that the code is for. A feature that both
@@ -33,20 +40,20 @@ def amd_runs(code: Code, target: str) -> bool:
     return all(settings.get(name, on) == on for name, on in features.items())
 
 
-def amd_reach(library: Library, target: str) -> tuple[int, int]:
+def amd_reach(library: GpuLibrary, target: str) -> tuple[int, int]:
     """How many of a library's modules with code for AMD's GPUs run on that target, and how many there are."""
     modules = [one for one in library.modules if any(code.kind is CodeKind.AMD for code in one.codes)]
     fitting = [one for one in modules if any(amd_runs(code, target) for code in one.codes)]
     return sum(one.count for one in fitting), sum(one.count for one in modules)
 
 
-def amd_targets(contents: Contents) -> tuple[str, ...]:
+def amd_targets(contents: ScanResult) -> tuple[str, ...]:
     """Every target that the code for AMD's GPUs names, in the order of their numbers."""
     codes = {code for library in contents.libraries for modules in library.modules for code in modules.codes}
     return tuple(sorted((code.processor for code in codes if code.kind is CodeKind.AMD), key=target_order))
 
 
-def amd_capabilities(contents: Contents) -> tuple[Capability, ...]:
+def amd_capabilities(contents: ScanResult) -> tuple[Capability, ...]:
     """The GPUs of AMD's that a place is judged on: all that are known and those that its code names.
 
     None where it has no code for them.
@@ -61,7 +68,7 @@ def amd_capabilities(contents: Contents) -> tuple[Capability, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
+class _AmdLibrary:
     """A library, or the code objects of one folder: `fitting` of `total` modules have code."""
 
     path: str
@@ -70,7 +77,7 @@ class _Part:
     gates: bool
 
 
-def predict_amd(contents: Contents, target: str) -> Prediction:
+def predict_amd(contents: ScanResult, target: str) -> Prediction:
     """What a scan says of GPUs of a target ID (`gfx90a`, `gfx90a:xnack-`).
 
     Nothing runs where a library that the framework must load has no code there; where others have none, or
@@ -88,71 +95,74 @@ def predict_amd(contents: Contents, target: str) -> Prediction:
     )
 
 
-def lacks_runtime(contents: Contents) -> bool:
+def lacks_runtime(contents: ScanResult) -> bool:
     """Whether a place has code for AMD's GPUs and none of ROCm's libraries, without which nothing runs."""
     names = (*contents.toolkit, *(library.path.rpartition("/")[2] for library in contents.libraries))
     return not any(name.startswith(_ROCM) for name in names) and any(map(is_amd, contents.libraries))
 
 
-def is_amd(library: Library) -> bool:
+def is_amd(library: GpuLibrary) -> bool:
     """Whether a library holds code for AMD's GPUs."""
     return any(code.processor for modules in library.modules for code in modules.codes)
 
 
-def is_object(library: Library) -> bool:
+def is_object(library: GpuLibrary) -> bool:
     """Whether it is one of the files of which a library loads those for the GPU that it finds."""
     return library.path.endswith(_OBJECTS)
 
 
-def _parts(contents: Contents, target: str) -> Iterator[_Part]:
+def _parts(contents: ScanResult, target: str) -> Iterator[_AmdLibrary]:
     framework = find_framework(contents)
-    folders: dict[str, list[Library]] = {}
+    folders: dict[str, list[GpuLibrary]] = {}
     for library in filter(is_amd, contents.libraries):
         if is_object(library):
             folders.setdefault(library.path.rpartition("/")[0], []).append(library)
             continue
         fitting, total = amd_reach(library, target)
-        gates = role_of(library.path, framework)[0] is Role.GATES
-        yield _Part(path=library.path, fitting=fitting, total=total, gates=gates)
+        gates = role_of(library.path, framework)[0] is LibraryRole.GATES
+        yield _AmdLibrary(path=library.path, fitting=fitting, total=total, gates=gates)
     for folder, files in folders.items():
         fits = any(amd_reach(one, target)[0] for one in files)
-        yield _Part(path=f"{folder}/", fitting=int(fits), total=1, gates=False)
+        yield _AmdLibrary(path=f"{folder}/", fitting=int(fits), total=1, gates=False)
 
 
-def _answer(contents: Contents, parts: list[_Part], target: str) -> tuple[Answer, str]:
+def _answer(contents: ScanResult, parts: list[_AmdLibrary], target: str) -> tuple[Compatibility, str]:
     if not parts:
-        return Answer.NO, "it has no code for AMD's GPUs"
+        return Compatibility.NO, "it has no code for AMD's GPUs"
     only = f"only for {', '.join(amd_targets(contents))}"
     if all(part.path.endswith("/") for part in parts):
         return _objects_alone(contents, target, only)
     for part in parts:
         if part.gates and not part.fitting:
-            return Answer.NO, f"{_name(part)} has no code for {target}, {only}"
+            return Compatibility.NO, f"{_name(part)} has no code for {target}, {only}"
     if not any(part.fitting for part in parts):
-        return Answer.NO, f"no code for {target}, {only}"
+        return Compatibility.NO, f"no code for {target}, {only}"
     hip = NO_RUNTIME if lacks_runtime(contents) else ""
     if lacking := [_name(part) for part in parts if part.fitting < part.total]:
         some = ", ".join(lacking[:3]) + (", ..." if lacking[3:] else "")
-        return Answer.PARTLY, f"{len(lacking)} of {len(parts)} libraries lack code for {target}: {some}{hip}"
+        return (
+            Compatibility.PARTLY,
+            f"{len(lacking)} of {len(parts)} libraries lack code for {target}: {some}{hip}",
+        )
     which = f"all {len(parts)} libraries" if len(parts) > 1 else "its one library"
     have = "have" if len(parts) > 1 else "has"
-    return Answer.YES, f"{which} with code for AMD's GPUs {have} it for {target}{hip}"
+    return Compatibility.YES, f"{which} with code for AMD's GPUs {have} it for {target}{hip}"
 
 
-def _objects_alone(contents: Contents, target: str, only: str) -> tuple[Answer, str]:
+def _objects_alone(contents: ScanResult, target: str, only: str) -> tuple[Compatibility, str]:
     files = list(filter(is_amd, contents.libraries))
     fitting = sum(amd_reach(one, target)[0] > 0 for one in files)
     if not fitting:
-        return Answer.NO, f"no code for {target}, {only}"
+        return Compatibility.NO, f"no code for {target}, {only}"
     some = f"{fitting} of its {len(files)} code objects" if len(files) > 1 else "its one code object"
-    return Answer.YES, f"{some} {'is' if fitting == 1 else 'are'} for {target}"
+    return Compatibility.YES, f"{some} {'is' if fitting == 1 else 'are'} for {target}"
 
 
-def _reach(part: _Part) -> LibraryReach:
-    whole = Reach.NATIVE if part.fitting == part.total else Reach.PARTIAL
-    return LibraryReach(
+def _reach(part: _AmdLibrary) -> LibrarySupport:
+    whole = SupportLevel.NATIVE if part.fitting == part.total else SupportLevel.PARTIAL
+    return LibrarySupport(
         path=part.path,
-        reach=whole if part.fitting else Reach.NONE,
+        reach=whole if part.fitting else SupportLevel.NONE,
         native=part.fitting,
         ptx=0,
         without=part.total - part.fitting,
@@ -161,7 +171,7 @@ def _reach(part: _Part) -> LibraryReach:
     )
 
 
-def _name(part: _Part) -> str:
+def _name(part: _AmdLibrary) -> str:
     """The file; of code objects their folder."""
     return part.path.rpartition("/")[2] or f"{part.path.split('/')[-2]}/"
 

@@ -71,7 +71,7 @@ class CodeKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Code:
+class GpuCode:
     """One piece of GPU code in a module.
 
     `architecture` is what it was compiled for and None for AMD's, which `processor` names with its
@@ -92,15 +92,15 @@ class Code:
         return f"{self.kind}_{number}{self.suffix}{f'/{self.isa}' if self.isa else ''}"
 
 
-def parse_code(text: str) -> Code:
+def parse_code(text: str) -> GpuCode:
     """What `str(code)` wrote. Raises ValueError."""
     if _AMD.fullmatch(text):
-        return Code(CodeKind.AMD, None, processor=text)
+        return GpuCode(CodeKind.AMD, None, processor=text)
     found = _CODE.fullmatch(text)
     if not found or (found[5] and found[1] != "compute"):
         raise ValueError(f"'{text[:40]}' is not GPU code (write sm_86, compute_80/8.1 or gfx90a)")
     architecture = Capability(int(found[2]), int(found[3]))
-    return Code(CodeKind(found[1]), architecture, suffix=found[4], isa=found[5] or "")
+    return GpuCode(CodeKind(found[1]), architecture, suffix=found[4], isa=found[5] or "")
 
 
 # --- The platforms that images are made for, and what kernels, wheels and conda call them
@@ -129,7 +129,7 @@ def this_platform() -> str:
     return next((name for name, machine in MACHINES.items() if machine == platform.machine()), AMD64)
 
 
-def emulated_here(name: str) -> bool:
+def can_emulate(name: str) -> bool:
     """Whether this machine starts a platform's programs by emulation, if at all."""
     return name != this_platform()
 

@@ -32,22 +32,48 @@ from dataclasses import dataclass, field, replace
 
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.builds import platform_of, rocm_of
-from imagefactory.gpu.capability import Capability, Code
+from imagefactory.gpu.capability import Capability, GpuCode
 from imagefactory.gpu.drivers import gpu_floor, gpu_refusal, older
-from imagefactory.gpu.frameworks import Role, cpu_only, cuda_of, find_framework, role_of
-from imagefactory.gpu.knowledge.packages import Documented, ScannedWheel
+from imagefactory.gpu.frameworks import LibraryRole, cpu_only, cuda_of, find_framework, role_of
+from imagefactory.gpu.knowledge.packages import DocumentedSupport, WheelScan
 from imagefactory.gpu.knowledge.tables import covers, read_table
-from imagefactory.gpu.known_bad import ANSWERS, known_bad, rules, versions_in, versions_of
+from imagefactory.gpu.known_bad import ANSWERS, matching_rules, rules, versions_in, versions_of
 from imagefactory.gpu.predict import predict_code, run_time_ptx, runs, with_driver
-from imagefactory.gpu.values import Answer, Basis, Cell, Claim, Contents, Package, Prediction, Question, Reach
-from imagefactory.model import Lock, LockedConda, Target
+from imagefactory.gpu.values import (
+    Cell,
+    CellClaim,
+    CellQuery,
+    ClaimBasis,
+    Compatibility,
+    InstalledPackage,
+    Prediction,
+    ScanResult,
+    SupportLevel,
+)
+from imagefactory.model import Lock, LockedCondaPackage, Target
 from imagefactory.versions import natural
 
-_WEIGHT = {Basis.VERIFIED: 0, Basis.PREDICTED: 1, Basis.DOCUMENTED: 2}
-_RULES = {Answer.YES: "code", Answer.PTX: "ptx", Answer.PARTLY: "partly", Answer.NO: "no-code"}
-_EFFECTS = {**ANSWERS, "costly": Answer.YES, "some calls fail": Answer.PARTLY, "may be wrong": Answer.PARTLY}
+_WEIGHT = {ClaimBasis.VERIFIED: 0, ClaimBasis.PREDICTED: 1, ClaimBasis.DOCUMENTED: 2}
+_RULES = {
+    Compatibility.YES: "code",
+    Compatibility.PTX: "ptx",
+    Compatibility.PARTLY: "partly",
+    Compatibility.NO: "no-code",
+}
+_EFFECTS = {
+    **ANSWERS,
+    "costly": Compatibility.YES,
+    "some calls fail": Compatibility.PARTLY,
+    "may be wrong": Compatibility.PARTLY,
+}
 _LAST = 999  # a patch release after all that there are
-_SEVERITY = {Answer.NO: 0, Answer.PARTLY: 1, Answer.PTX: 2, Answer.YES: 3, Answer.UNKNOWN: 4}
+_SEVERITY = {
+    Compatibility.NO: 0,
+    Compatibility.PARTLY: 1,
+    Compatibility.PTX: 2,
+    Compatibility.YES: 3,
+    Compatibility.UNKNOWN: 4,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,15 +85,15 @@ class CellEvidence:
     is why locking found no environment, empty where it did or was not tried.
     """
 
-    contents: Contents | None = None
-    verified: Mapping[Capability, Claim] = field(default_factory=dict)
+    contents: ScanResult | None = None
+    verified: Mapping[Capability, CellClaim] = field(default_factory=dict)
     unsolvable: str = ""
 
 
 NOTHING = CellEvidence()
 
 
-def ask(target: Target, lock: Lock | None, capability: Capability, driver: str = "") -> Question:
+def cell_query(target: Target, lock: Lock | None, capability: Capability, driver: str = "") -> CellQuery:
     """The question whether what `target` makes runs on a GPU; `lock` says what came, None for no lock.
 
     A framework of conda's is called `channel::package`, as conda does: what is documented of the wheels on
@@ -79,11 +105,11 @@ def ask(target: Target, lock: Lock | None, capability: Capability, driver: str =
         came = (
             package.url
             for package in packages
-            if isinstance(package, LockedConda) and package.name == framework
+            if isinstance(package, LockedCondaPackage) and package.name == framework
         )
         address = next((url.rpartition("/")[0].rpartition("/")[0] for url in came), target.channels[0])
         framework = f"{address.rstrip('/').rpartition('/')[2]}::{framework}"
-    return Question(
+    return CellQuery(
         framework=framework,
         version=target.version,
         cuda=target.cuda,
@@ -99,7 +125,7 @@ _PAGES_ARE_OF = ("", "amd64")
 """Of which builds projects' pages speak, and releases whose wheel no lock names were scanned."""
 
 
-def answer_cell(question: Question, evidence: CellEvidence = NOTHING) -> Cell:
+def answer_cell(question: CellQuery, evidence: CellEvidence = NOTHING) -> Cell:
     """All claims on a question, the weightiest first, and the known-bad rules that fit it as warnings.
 
     What is built for another processor is asked no further.
@@ -117,11 +143,11 @@ def answer_cell(question: Question, evidence: CellEvidence = NOTHING) -> Cell:
         claims += _predicted(question, contents)
     if verified := evidence.verified.get(question.capability):
         claims.append(verified)
-    faults = dict(_faults(question, contents))
+    faults = dict(_known_bad_claims(question, contents))
     answers = [
         claim
         for claim, effect in faults.items()
-        if effect in ANSWERS and (claims or claim.answer is Answer.NO)
+        if effect in ANSWERS and (claims or claim.answer is Compatibility.NO)
     ]
     claims = sorted((*claims, *answers), key=_order)
     return Cell(
@@ -129,12 +155,16 @@ def answer_cell(question: Question, evidence: CellEvidence = NOTHING) -> Cell:
     )
 
 
-def run_time_claim(cell: Cell, evidence: CellEvidence) -> Claim | None:
+def run_time_claim(cell: Cell, evidence: CellEvidence) -> CellClaim | None:
     """The warning of a cell that runs, with a driver older than the CUDA of what compiles there."""
     question = cell.question
-    if not question.driver or question.capability.processor or cell.answer in (Answer.NO, Answer.UNKNOWN):
+    if (
+        not question.driver
+        or question.capability.processor
+        or cell.answer in (Compatibility.NO, Compatibility.UNKNOWN)
+    ):
         return None
-    if cell.claims[0].basis is Basis.VERIFIED:
+    if cell.claims[0].basis is ClaimBasis.VERIFIED:
         return None
     contents = evidence.contents or scanned_contents(question)
     cuda = (cuda_of(contents) if contents else "") or question.cuda
@@ -142,16 +172,16 @@ def run_time_claim(cell: Cell, evidence: CellEvidence) -> Claim | None:
     if not reason:
         return None
     source = _source("cuda_drivers", "driver", cuda)
-    return replace(_no("run-time-ptx", reason, source), answer=Answer.YES)
+    return replace(_no("run-time-ptx", reason, source), answer=Compatibility.YES)
 
 
-def _order(claim: Claim) -> tuple[int, int]:
+def _order(claim: CellClaim) -> tuple[int, int]:
     """What a fault does counts as much as what code is there, be it only documented."""
-    weight = _WEIGHT[Basis.PREDICTED] if claim.rule.startswith("known-bad:") else _WEIGHT[claim.basis]
+    weight = _WEIGHT[ClaimBasis.PREDICTED] if claim.rule.startswith("known-bad:") else _WEIGHT[claim.basis]
     return weight, _SEVERITY[claim.answer]
 
 
-def another_processor(platform: str, host: str) -> Claim | None:
+def another_processor(platform: str, host: str) -> CellClaim | None:
     """NO where a GPU's machine cannot start what is built for `platform`, None where it can.
 
     UNKNOWN of a release on arm64: all that is known here of releases was read off builds for amd64.
@@ -161,10 +191,10 @@ def another_processor(platform: str, host: str) -> Claim | None:
     built = f"it is built for {platform}" if platform else "only its builds for amd64 are known"
     source = "which processor is beside the GPU: gpus.toml, or what was said of the machine"
     claim = _no("architecture", f"{built}, and the processor beside that GPU is {host}", source)
-    return claim if platform else replace(claim, answer=Answer.UNKNOWN)
+    return claim if platform else replace(claim, answer=Compatibility.UNKNOWN)
 
 
-def another_maker(question: Question) -> Claim | None:
+def another_maker(question: CellQuery) -> CellClaim | None:
     """NO where one maker's GPU is asked about and the build is for the other's; None where it is not."""
     amd = bool(question.capability.processor)
     if not question.cuda or amd == bool(rocm_of(question.cuda)):
@@ -174,7 +204,7 @@ def another_maker(question: Question) -> Claim | None:
     return _no("maker", reason, "what the target or the release is built for")
 
 
-def beside(prediction: Prediction, platform: str, host: str) -> Prediction:
+def predict_other_processor(prediction: Prediction, platform: str, host: str) -> Prediction:
     """The prediction for GPUs beside a processor: NO where what was scanned is built for another one."""
     elsewhere = another_processor(platform, host) if platform else None
     if elsewhere is None:
@@ -182,13 +212,13 @@ def beside(prediction: Prediction, platform: str, host: str) -> Prediction:
             return prediction
         # Most GPUs come with either, and most stand beside the other.
         return replace(prediction, reason=f"{prediction.reason}, beside an arm64 processor")
-    return replace(prediction, answer=Answer.NO, reason=elsewhere.reason, driver="", warnings=())
+    return replace(prediction, answer=Compatibility.NO, reason=elsewhere.reason, driver="", warnings=())
 
 
 # --- documented ------------------------------------------------------------------------------------
 
 
-def _documented(question: Question, evidence: CellEvidence) -> Iterator[Claim]:
+def _documented(question: CellQuery, evidence: CellEvidence) -> Iterator[CellClaim]:
     if evidence.unsolvable:
         yield _no("unsolvable", evidence.unsolvable, "the solver, when the target was last locked")
     if not question.packages:  # a lock is proof enough of what is offered
@@ -199,7 +229,7 @@ def _documented(question: Question, evidence: CellEvidence) -> Iterator[Claim]:
         yield _with_floor(_listed(question, row), question, max(question.cuda, row.cuda, key=len))
 
 
-def _offer(question: Question) -> Iterator[Claim]:
+def _offer(question: CellQuery) -> Iterator[CellClaim]:
     """NO for a CUDA for which the framework version was not released, as far as its releases are known."""
     name, version, cuda = question.framework, question.version, question.cuda
     if not cuda or rocm_of(cuda):
@@ -220,7 +250,7 @@ def _offer(question: Question) -> Iterator[Claim]:
         yield _no("cuda-not-offered", reason, next(iter(known.values())))
 
 
-def _toolkit(question: Question) -> Iterator[Claim]:
+def _toolkit(question: CellQuery) -> Iterator[CellClaim]:
     """NO for a GPU older than all that the toolkit compiles for, be it to machine code or to PTX."""
     targets = [code.architecture for code in knowledge.targets_of(question.cuda) if code.architecture]
     if targets and question.capability < min(targets):
@@ -228,46 +258,48 @@ def _toolkit(question: Question) -> Iterator[Claim]:
         yield _no("toolkit-dropped", reason, _source("cuda_targets", "toolkit", question.cuda))
 
 
-def _listed(question: Question, row: Documented) -> Claim:
+def _listed(question: CellQuery, row: DocumentedSupport) -> CellClaim:
     """What a documented list of targets means for a capability, by the rules for code of such targets."""
     asked = question.capability
     if row.minimum and asked < row.minimum:
         return _no("not-documented", f"documented for {row.minimum} and newer", row.source)
     if row.made_there:
-        if _serving(row.codes, asked, Reach.NATIVE):
-            return _yes(Answer.YES, f"CUDA {row.cuda} makes its code for {asked} where it runs", row.source)
+        if _serving(row.codes, asked, SupportLevel.NATIVE):
+            return _yes(
+                Compatibility.YES, f"CUDA {row.cuda} makes its code for {asked} where it runs", row.source
+            )
         reason = f"its code is made where it runs, and CUDA {row.cuda} makes none for {asked}"
         return _no("not-documented", reason, row.source)
-    if code := _serving(row.codes, asked, Reach.NATIVE):
+    if code := _serving(row.codes, asked, SupportLevel.NATIVE):
         exact = code.architecture == asked
         reason = f"{asked} is documented" if exact else f"{code} is documented and runs on {asked}"
-        return _yes(Answer.YES, reason, row.source)
-    if code := _serving(row.codes, asked, Reach.PTX):
-        return _yes(Answer.PTX, f"{code} is documented, for the driver to compile", row.source)
+        return _yes(Compatibility.YES, reason, row.source)
+    if code := _serving(row.codes, asked, SupportLevel.PTX):
+        return _yes(Compatibility.PTX, f"{code} is documented, for the driver to compile", row.source)
     listed = " ".join(map(str, row.codes))
     return _no("not-documented", f"documented for {listed}: none of it runs on {asked}", row.source)
 
 
-def _serving(codes: Sequence[Code], capability: Capability, how: Reach) -> Code | None:
+def _serving(codes: Sequence[GpuCode], capability: Capability, how: SupportLevel) -> GpuCode | None:
     """The newest of the codes that serves a capability so."""
     return next((code for code in sorted(codes, reverse=True) if runs(code, capability) is how), None)
 
 
-def _with_floor(claim: Claim, question: Question, cuda: str) -> Claim:
+def _with_floor(claim: CellClaim, question: CellQuery, cuda: str) -> CellClaim:
     """A claim that says yes, with the oldest driver it holds for; NO where the question's is older.
 
     Machine code needs the floor of CUDA's major version, PTX a driver that offers the CUDA it came with. Of
     a CUDA known by its major alone, drivers older than its first fail; which one is enough is not known.
     """
-    if claim.answer is Answer.NO:
+    if claim.answer is Compatibility.NO:
         return claim
     floor = knowledge.minor_floors().get(int(cuda.partition(".")[0])) or knowledge.native_driver(cuda)
-    if claim.answer is Answer.PTX:
+    if claim.answer is Compatibility.PTX:
         floor = knowledge.native_driver(cuda) or floor
     if floor and question.driver and older(question.driver, floor):
         reason = f"CUDA {cuda} needs driver {floor} or newer, not {question.driver}"
         return replace(_no("driver-floor", reason, _source("cuda_drivers", "driver", cuda)), driver=floor)
-    if claim.answer is Answer.PTX and "." not in cuda:
+    if claim.answer is Compatibility.PTX and "." not in cuda:
         return replace(claim, driver="")
     known = gpu_floor(question.capability)
     return replace(claim, driver=known.driver if known and floor and older(floor, known.driver) else floor)
@@ -282,31 +314,39 @@ def _source(table: str, kind: str, cuda: str) -> str:
     return ""
 
 
-def _no(rule: str, reason: str, source: str) -> Claim:
-    return Claim(basis=Basis.DOCUMENTED, answer=Answer.NO, rule=rule, reason=reason, source=source)
+def _no(rule: str, reason: str, source: str) -> CellClaim:
+    return CellClaim(
+        basis=ClaimBasis.DOCUMENTED, answer=Compatibility.NO, rule=rule, reason=reason, source=source
+    )
 
 
-def _yes(answer: Answer, reason: str, source: str) -> Claim:
-    return Claim(basis=Basis.DOCUMENTED, answer=answer, rule="documented", reason=reason, source=source)
+def _yes(answer: Compatibility, reason: str, source: str) -> CellClaim:
+    return CellClaim(
+        basis=ClaimBasis.DOCUMENTED, answer=answer, rule="documented", reason=reason, source=source
+    )
 
 
 # --- predicted -------------------------------------------------------------------------------------
 
 
-def _predicted(question: Question, contents: Contents) -> Iterator[Claim]:
+def _predicted(question: CellQuery, contents: ScanResult) -> Iterator[CellClaim]:
     """What a scan says, with the question's driver; nothing where it does not know."""
     bare = predict_code(contents, question.capability)
-    if bare.answer is Answer.UNKNOWN:
+    if bare.answer is Compatibility.UNKNOWN:
         return
     driver = "" if question.capability.processor else question.driver  # of AMD's no code tells one
     prediction = with_driver(bare, driver) if driver else bare
     rule = _RULES[prediction.answer]
-    if prediction.answer is Answer.NO:
+    if prediction.answer is Compatibility.NO:
         rule = (
-            "driver-floor" if bare.answer is not Answer.NO else "no-gpu-code" if cpu_only(contents) else rule
+            "driver-floor"
+            if bare.answer is not Compatibility.NO
+            else "no-gpu-code"
+            if cpu_only(contents)
+            else rule
         )
-    yield Claim(
-        basis=Basis.PREDICTED,
+    yield CellClaim(
+        basis=ClaimBasis.PREDICTED,
         answer=prediction.answer,
         rule=rule,
         reason=prediction.reason,
@@ -315,7 +355,7 @@ def _predicted(question: Question, contents: Contents) -> Iterator[Claim]:
     )
 
 
-def scanned_contents(question: Question) -> Contents | None:
+def scanned_contents(question: CellQuery) -> ScanResult | None:
     """What the scanned ones of a question's wheels hold together, None where its framework was not scanned.
 
     Without wheels (no recipe makes it) the newest scanned ones of that version speak, if for its CUDA.
@@ -323,8 +363,10 @@ def scanned_contents(question: Question) -> Contents | None:
     scans = [scan for sha256 in question.wheels if (scan := knowledge.scanned(sha256))]
     if not question.wheels and question.platform in _PAGES_ARE_OF:
         scans = _scanned_releases(question)
-    packages = tuple(Package(name=name, version=version) for name, version in sorted(question.packages))
-    contents = Contents(
+    packages = tuple(
+        InstalledPackage(name=name, version=version) for name, version in sorted(question.packages)
+    )
+    contents = ScanResult(
         source=", ".join(scan.source for scan in scans),
         libraries=tuple(sorted((lib for scan in scans for lib in scan.libraries), key=lambda lib: lib.path)),
         packages=packages or tuple(package for scan in scans for package in scan.packages),
@@ -332,15 +374,15 @@ def scanned_contents(question: Question) -> Contents | None:
     )
     framework = find_framework(contents)
     roles = [role_of(library.path, framework)[0] for library in contents.libraries]
-    return contents if framework and Role.GATES in roles else None
+    return contents if framework and LibraryRole.GATES in roles else None
 
 
-def _scanned_releases(question: Question) -> list[Contents]:
+def _scanned_releases(question: CellQuery) -> list[ScanResult]:
     name, version, cuda = question.framework, question.version, question.cuda
     if not any(covers(row.cuda, cuda) or covers(cuda, row.cuda) for row in knowledge.offered(name, version)):
         return []  # the wheels on PyPI, which were scanned, are for another CUDA
     plugin = f"{name}-cuda{cuda.partition('.')[0]}-"
-    newest: dict[str, ScannedWheel] = {}
+    newest: dict[str, WheelScan] = {}
     for wheel in knowledge.scanned_for_amd64():
         if covers(version, wheel.version) and (wheel.package == name or wheel.package.startswith(plugin)):
             other = newest.get(wheel.package)
@@ -352,7 +394,7 @@ def _scanned_releases(question: Question) -> list[Contents]:
 # --- known faults ----------------------------------------------------------------------------------
 
 
-def _faults(question: Question, contents: Contents | None) -> Iterator[tuple[Claim, str]]:
+def _known_bad_claims(question: CellQuery, contents: ScanResult | None) -> Iterator[tuple[CellClaim, str]]:
     """Each with its effect: by what was scanned, else by the lock, else by the framework's version; of a part
     of one (`2.3`) what fits all that it may be.
 
@@ -364,12 +406,12 @@ def _faults(question: Question, contents: Contents | None) -> Iterator[tuple[Cla
     last = question.packages or ((name, version if version.count(".") > 1 else f"{version}.{_LAST}"),)
     first, final = [versions_in(contents)] * 2 if contents else (versions_of(locked), versions_of(last))
     capability, driver = question.capability, question.driver
-    fitting = {fault.id for fault in known_bad(final, capability, driver)}
+    fitting = {fault.id for fault in matching_rules(final, capability, driver)}
     everywhere = {rule.id for rule in rules() if not rule.capabilities}
-    for fault in known_bad(first, capability, driver):
+    for fault in matching_rules(first, capability, driver):
         if fault.id not in fitting:
             continue
-        answer = _EFFECTS.get(fault.effect, Answer.NO)
+        answer = _EFFECTS.get(fault.effect, Compatibility.NO)
         if fault.effect == "wrong results" and fault.id in everywhere:
-            answer = Answer.PARTLY
+            answer = Compatibility.PARTLY
         yield replace(_no(f"known-bad:{fault.id}", str(fault), fault.source), answer=answer), fault.effect

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from imagefactory.gpu.capability import Capability, CodeKind
 from imagefactory.gpu.frameworks import (
     Framework,
-    Role,
+    LibraryRole,
     conda_builds,
     cuda_of,
     find_framework,
@@ -20,12 +20,12 @@ from imagefactory.gpu.frameworks import (
     role_of,
 )
 from imagefactory.gpu.knowledge.gpus import capabilities
-from imagefactory.gpu.knowledge.packages import Documented, ScannedWheel, documented, scanned_for_amd64
+from imagefactory.gpu.knowledge.packages import DocumentedSupport, WheelScan, documented, scanned_for_amd64
 from imagefactory.gpu.knowledge.tables import numbers
 from imagefactory.gpu.predict import predict_code, runs
-from imagefactory.gpu.values import Answer, Contents, Library, Prediction, Reach
+from imagefactory.gpu.values import Compatibility, GpuLibrary, Prediction, ScanResult, SupportLevel
 
-_GOOD = (Answer.YES, Answer.PTX)
+_GOOD = (Compatibility.YES, Compatibility.PTX)
 # Build strings of the pytorch channel begin with the Python, those of conda-forge with the CUDA.
 _PYTORCH_CHANNEL = re.compile(r"py[0-9.]+_cuda")
 _CONDA_FORGE = {
@@ -35,7 +35,7 @@ _CONDA_FORGE = {
 }
 
 
-def contradictions(contents: Contents) -> tuple[str, ...]:
+def contradictions(contents: ScanResult) -> tuple[str, ...]:
     """One line for each, those about GPUs first. Empty where nothing is documented or all agrees."""
     framework = find_framework(contents)
     if framework is None:
@@ -46,7 +46,7 @@ def contradictions(contents: Contents) -> tuple[str, ...]:
     return (*(_of_documents(contents, framework, row) if row else ()), *_of_runtimes(contents, cuda))
 
 
-def _named(contents: Contents, framework: Framework) -> tuple[str, str] | None:
+def _named(contents: ScanResult, framework: Framework) -> tuple[str, str] | None:
     """Under which name and version documents speak of this build, None for builds of which none does."""
     for one, told in conda_builds(contents, framework):
         if _PYTORCH_CHANNEL.match(one.build):
@@ -60,17 +60,17 @@ def _named(contents: Contents, framework: Framework) -> tuple[str, str] | None:
     return framework.name, package.version.partition("+")[0]
 
 
-def _of_documents(contents: Contents, framework: Framework, row: Documented) -> list[str]:
-    gates = [one for one in contents.libraries if role_of(one.path, framework)[0] is Role.GATES]
+def _of_documents(contents: ScanResult, framework: Framework, row: DocumentedSupport) -> list[str]:
+    gates = [one for one in contents.libraries if role_of(one.path, framework)[0] is LibraryRole.GATES]
     if not gates:
         return []
     less: dict[str, list[Prediction]] = {}
     more = []
     for capability in capabilities():
         said, found = documented_answer(row, capability), predict_code(contents, capability)
-        if said in _GOOD and found.answer in (Answer.NO, Answer.PARTLY):
+        if said in _GOOD and found.answer in (Compatibility.NO, Compatibility.PARTLY):
             less.setdefault(found.reason.replace(f" {capability}", ""), []).append(found)
-        elif said is Answer.NO and found.answer in _GOOD:
+        elif said is Compatibility.NO and found.answer in _GOOD:
             more.append(found)
     lines = [f"{_listed(some)}: documented ({_page(row)}); found: {some[0].reason}" for some in less.values()]
     if more:
@@ -80,7 +80,7 @@ def _of_documents(contents: Contents, framework: Framework, row: Documented) -> 
     return lines
 
 
-def _of_runtimes(contents: Contents, cuda: str) -> list[str]:
+def _of_runtimes(contents: ScanResult, cuda: str) -> list[str]:
     """A runtime of another major than the framework was built for is not the one that it loads."""
     runtimes = [
         package
@@ -94,17 +94,17 @@ def _of_runtimes(contents: Contents, cuda: str) -> list[str]:
     return [f"the framework is built for CUDA {cuda}, but what is installed is {names}"]
 
 
-def documented_answer(row: Documented, capability: Capability) -> Answer:
+def documented_answer(row: DocumentedSupport, capability: Capability) -> Compatibility:
     """What a project's own list of targets means for a capability, by the rules of rules.py."""
     if row.minimum and capability < row.minimum:
-        return Answer.NO
+        return Compatibility.NO
     ways = {runs(code, capability) for code in row.codes}
-    if Reach.NATIVE in ways:
-        return Answer.YES
-    return Answer.PTX if Reach.PTX in ways else Answer.NO
+    if SupportLevel.NATIVE in ways:
+        return Compatibility.YES
+    return Compatibility.PTX if SupportLevel.PTX in ways else Compatibility.NO
 
 
-def missing_ptx(row: Documented, gates: Sequence[Library]) -> str:
+def missing_ptx(row: DocumentedSupport, gates: Sequence[GpuLibrary]) -> str:
     """Which documented PTX no library that must load has, as a sentence; empty where all is there."""
     codes = {code for library in gates for modules in library.modules for code in modules.codes}
     there = {code.architecture for code in codes if code.kind is CodeKind.PTX}
@@ -121,7 +121,7 @@ def _listed(some: list[Prediction]) -> str:
     return ", ".join(str(one.capability) for one in some)
 
 
-def _page(row: Documented) -> str:
+def _page(row: DocumentedSupport) -> str:
     return row.source.removeprefix("documented: ")
 
 
@@ -132,7 +132,7 @@ def _page(row: Documented) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class CapabilityDifference:
     """Capabilities of which a project says something else of one build than the scan of its wheels.
 
     `documented` is yes, through PTX or no; `found` the scan's answer and `reason` its account, of the first
@@ -144,30 +144,30 @@ class Difference:
     version: str
     cuda: str
     capabilities: tuple[Capability, ...]
-    documented: Answer
-    found: Answer
+    documented: Compatibility
+    found: Compatibility
     reason: str
     wheels: tuple[str, ...]
     documented_source: str
     scanned_source: str
 
 
-def find_differences() -> tuple[Difference, ...]:
+def find_differences() -> tuple[CapabilityDifference, ...]:
     """All differences: first what is documented and not there; by framework, the newest version first."""
     found = [one for wheels in builds(scanned_for_amd64()) for one in _of_build(wheels)]
     return tuple(sorted(found, key=_order))
 
 
-def _order(one: Difference) -> tuple[bool, str, list[int], str]:
-    return one.documented is Answer.NO, one.framework, [-n for n in numbers(one.version)], one.cuda
+def _order(one: CapabilityDifference) -> tuple[bool, str, list[int], str]:
+    return one.documented is Compatibility.NO, one.framework, [-n for n in numbers(one.version)], one.cuda
 
 
-def builds(wheels: Iterable[ScannedWheel]) -> Iterator[tuple[ScannedWheel, ...]]:
+def builds(wheels: Iterable[WheelScan]) -> Iterator[tuple[WheelScan, ...]]:
     """The wheels of one build of a framework for one Python, together: a plugin with its runtime.
 
     Of builds that differ in Python alone, which hold the same GPU code, the first by file name speaks.
     """
-    groups: dict[tuple[str, str, str], list[ScannedWheel]] = {}
+    groups: dict[tuple[str, str, str], list[WheelScan]] = {}
     for wheel in sorted(wheels, key=lambda one: one.file):
         part = groups.setdefault((*_family(wheel.package), wheel.version), [])
         if all(wheel.package != other.package for other in part):
@@ -182,8 +182,8 @@ def _family(package: str) -> tuple[str, str]:
     return package, ""
 
 
-def _of_build(wheels: tuple[ScannedWheel, ...]) -> Iterator[Difference]:
-    contents = together(wheels)
+def _of_build(wheels: tuple[WheelScan, ...]) -> Iterator[CapabilityDifference]:
+    contents = merge_contents(wheels)
     framework = find_framework(contents)
     if framework is None or not contents.libraries:
         return
@@ -194,9 +194,9 @@ def _of_build(wheels: tuple[ScannedWheel, ...]) -> Iterator[Difference]:
         return
 
     def difference(
-        said: Answer, answer: Answer, cases: list[tuple[Capability, str]], reason: str
-    ) -> Difference:
-        return Difference(
+        said: Compatibility, answer: Compatibility, cases: list[tuple[Capability, str]], reason: str
+    ) -> CapabilityDifference:
+        return CapabilityDifference(
             framework=framework.name,
             version=version,
             cuda=row.cuda,
@@ -209,19 +209,19 @@ def _of_build(wheels: tuple[ScannedWheel, ...]) -> Iterator[Difference]:
             scanned_source=wheels[0].source,
         )
 
-    alike: dict[tuple[Answer, Answer], list[tuple[Capability, str]]] = {}
+    alike: dict[tuple[Compatibility, Compatibility], list[tuple[Capability, str]]] = {}
     for capability in capabilities():
         said, prediction = documented_answer(row, capability), predict_code(contents, capability)
         if prediction.answer is not said:
             alike.setdefault((said, prediction.answer), []).append((capability, prediction.reason))
     for (said, answer), cases in alike.items():
         yield difference(said, answer, cases, cases[0][1])
-    gates = [one for one in contents.libraries if role_of(one.path, framework)[0] is Role.GATES]
+    gates = [one for one in contents.libraries if role_of(one.path, framework)[0] is LibraryRole.GATES]
     if missing := missing_ptx(row, gates):
-        yield difference(Answer.PTX, Answer.NO, [], missing)
+        yield difference(Compatibility.PTX, Compatibility.NO, [], missing)
 
 
-def together(wheels: tuple[ScannedWheel, ...]) -> Contents:
+def merge_contents(wheels: tuple[WheelScan, ...]) -> ScanResult:
     """What several wheels hold, as one place."""
     parts = [wheel.contents for wheel in wheels]
     libraries = sorted((one for part in parts for one in part.libraries), key=lambda one: one.path)

@@ -16,7 +16,7 @@ from imagefactory.gpu.knowledge.toolkits import (
     native_driver,
     ptx_cuda,
 )
-from imagefactory.gpu.values import Library, LibraryReach
+from imagefactory.gpu.values import GpuLibrary, LibrarySupport
 
 _ZSTD_CUDA = "12.4"
 _MAJOR = re.compile(r"[0-9]{1,3}")
@@ -85,14 +85,14 @@ def _until_differing(one: tuple[int, ...], other: tuple[int, ...]) -> Iterable[t
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Floor:
+class MinimumDriver:
     """The oldest driver that one condition allows; empty where it is not known. `reason` is half a line."""
 
     driver: str
     reason: str
 
 
-def cuda_floor(cuda: str) -> Floor:
+def cuda_floor(cuda: str) -> MinimumDriver:
     """R6: machine code alone asks for the first driver of its CUDA's major: 11 -> 450, 12 -> 525, 13 -> 580.
 
     Source: NVIDIA, CUDA Compatibility, minor-version compatibility. `cuda` may be empty: nothing known.
@@ -103,11 +103,11 @@ def cuda_floor(cuda: str) -> Floor:
         unknown = (
             f"no driver for CUDA {cuda} is known" if cuda else "which CUDA it was built with is not known"
         )
-        return Floor(driver="", reason=unknown)
-    return Floor(driver=driver, reason=f"the first that runs programs of CUDA {major}")
+        return MinimumDriver(driver="", reason=unknown)
+    return MinimumDriver(driver=driver, reason=f"the first that runs programs of CUDA {major}")
 
 
-def ptx_floor(isa: str) -> Floor:
+def ptx_floor(isa: str) -> MinimumDriver:
     """R5: PTX is compiled only by a driver whose CUDA is that of its instruction set or newer; others fail
     with error 222.
 
@@ -115,16 +115,18 @@ def ptx_floor(isa: str) -> Floor:
     """
     cuda = ptx_cuda().get(isa, "")
     if not cuda:
-        return Floor(driver="", reason=f"PTX of ISA {isa} must be compiled; which driver does is not known")
+        return MinimumDriver(
+            driver="", reason=f"PTX of ISA {isa} must be compiled; which driver does is not known"
+        )
     driver = native_driver(cuda)
     if not driver:
-        return Floor(
+        return MinimumDriver(
             driver="", reason=f"PTX of ISA {isa} must be compiled, by a driver that offers CUDA {cuda}"
         )
-    return Floor(driver=driver, reason=f"the first that compiles PTX of ISA {isa} (CUDA {cuda})")
+    return MinimumDriver(driver=driver, reason=f"the first that compiles PTX of ISA {isa} (CUDA {cuda})")
 
 
-def compression_floor(library: Library) -> Floor | None:
+def compression_floor(library: GpuLibrary) -> MinimumDriver | None:
     """R7: code compressed with zstd is read by drivers from CUDA 12.4 on; older ones refuse the image.
 
     Source: NVIDIA, nvcc documentation, `--compress-mode`: not compatible with drivers released before
@@ -133,20 +135,22 @@ def compression_floor(library: Library) -> Floor | None:
     """
     if "zstd" not in library.compressions:
         return None
-    return Floor(driver=native_driver(_ZSTD_CUDA), reason="the first that reads code compressed with zstd")
+    return MinimumDriver(
+        driver=native_driver(_ZSTD_CUDA), reason="the first that reads code compressed with zstd"
+    )
 
 
-def gpu_floor(capability: Capability) -> Floor | None:
+def gpu_floor(capability: Capability) -> MinimumDriver | None:
     """The first driver that knows GPUs of a capability; None where all that runs CUDA 11 does."""
     row = gpu_drivers().get(capability)
     if row is None or not row.first:
         return None
-    return Floor(driver=row.first, reason=f"the first that knows GPUs of {capability}")
+    return MinimumDriver(driver=row.first, reason=f"the first that knows GPUs of {capability}")
 
 
 def minimum_driver(
-    cuda: str, capability: Capability, libraries: Iterable[tuple[Library, LibraryReach]]
-) -> Floor:
+    cuda: str, capability: Capability, libraries: Iterable[tuple[GpuLibrary, LibrarySupport]]
+) -> MinimumDriver:
     """R6: the largest of all floors of the libraries that must load, and of the GPU. Unknown where one of
     the libraries' is.
 

@@ -16,10 +16,10 @@ from imagefactory.gpu.capability import Capability, CodeKind, parse_capability
 from imagefactory.gpu.knowledge.packages import offered
 from imagefactory.gpu.knowledge.tables import read_table
 from imagefactory.gpu.knowledge.toolkits import ptx_cuda
-from imagefactory.gpu.values import Contents, Package
+from imagefactory.gpu.values import InstalledPackage, ScanResult
 
 
-class Role(StrEnum):
+class LibraryRole(StrEnum):
     """What the code of a library counts for."""
 
     GATES = "must load"
@@ -29,7 +29,7 @@ class Role(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OnDemand:
+class OptionalLibraries:
     """Libraries that some functions alone use; `what` names those functions.
 
     With `begins` it is not the library: only those of its modules that have no code for older capabilities.
@@ -48,7 +48,7 @@ class Framework:
     name: str
     packages: tuple[str, ...]
     must_load: tuple[str, ...]
-    on_demand: tuple[OnDemand, ...]
+    on_demand: tuple[OptionalLibraries, ...]
     runtime: str
     pip: str
     conda: str
@@ -65,7 +65,7 @@ def frameworks() -> tuple[Framework, ...]:
             packages=tuple(row["packages"]),
             must_load=tuple(row["must_load"]),
             on_demand=tuple(
-                OnDemand(
+                OptionalLibraries(
                     library=one["library"],
                     what=one["what"],
                     begins=parse_capability(one["begins"]) if "begins" in one else None,
@@ -83,7 +83,7 @@ def frameworks() -> tuple[Framework, ...]:
     )
 
 
-def find_framework(contents: Contents) -> Framework | None:
+def find_framework(contents: ScanResult) -> Framework | None:
     """The framework that a place is for: the first with its libraries there, else with its package."""
     for framework in frameworks():
         if any(matches(one.path, framework.must_load) for one in contents.libraries):
@@ -91,7 +91,7 @@ def find_framework(contents: Contents) -> Framework | None:
     return next((one for one in frameworks() if find_package(contents, one)), None)
 
 
-def find_package(contents: Contents, framework: Framework) -> Package | None:
+def find_package(contents: ScanResult, framework: Framework) -> InstalledPackage | None:
     """The package of a framework whose version is the framework's; made from its own facts without one.
 
     Of conda's record and the Python package within it, the record is taken: it tells the build.
@@ -100,29 +100,29 @@ def find_package(contents: Contents, framework: Framework) -> Package | None:
     if found:
         return next((one for one in found if one.build), found[0])
     version = _facts(contents, framework).get("version", "")
-    return Package(name=framework.name, version=version) if version else None
+    return InstalledPackage(name=framework.name, version=version) if version else None
 
 
-def role_of(path: str, framework: Framework | None) -> tuple[Role, str]:
+def role_of(path: str, framework: Framework | None) -> tuple[LibraryRole, str]:
     """What a library counts for in an image of `framework`, and which functions use it where only some do.
 
     Of another framework than the image's, all libraries are used on demand: by that framework.
     """
     if framework is not None:
         if matches(path, framework.must_load):
-            return Role.GATES, ""
+            return LibraryRole.GATES, ""
         for one in framework.on_demand:
             if one.begins is None and matches(path, (one.library,)):
-                return Role.ON_DEMAND, one.what
+                return LibraryRole.ON_DEMAND, one.what
     for row in read_table("frameworks")["report"]:
         if matches(path, tuple(row["library"])):
-            return Role.REPORT, ""
+            return LibraryRole.REPORT, ""
     for other in frameworks():
         if other is not framework and matches(
             path, (*other.must_load, *(o.library for o in other.on_demand))
         ):
-            return Role.ON_DEMAND, other.name
-    return Role.OTHER, ""
+            return LibraryRole.ON_DEMAND, other.name
+    return LibraryRole.OTHER, ""
 
 
 def variant_of(path: str) -> str:
@@ -142,7 +142,7 @@ def matches(path: str, patterns: tuple[str, ...]) -> bool:
     )
 
 
-def cuda_of(contents: Contents) -> str:
+def cuda_of(contents: ScanResult) -> str:
     """The CUDA version that a place was built for or brings (`12.1`, or `12`), empty where nothing says.
 
     What the framework says of its own build comes first; then a package's build string, the runtime that
@@ -167,12 +167,12 @@ def cuda_of(contents: Contents) -> str:
     return _major_of_ptx(contents)
 
 
-def _major_of_ptx(contents: Contents) -> str:
+def _major_of_ptx(contents: ScanResult) -> str:
     known = ptx_cuda()
     versions = [
         known[code.isa]
         for library in contents.libraries
-        if role_of(library.path, None)[0] is not Role.REPORT
+        if role_of(library.path, None)[0] is not LibraryRole.REPORT
         for modules in library.modules
         for code in modules.codes
         if code.isa in known
@@ -180,10 +180,10 @@ def _major_of_ptx(contents: Contents) -> str:
     return str(max(int(version.partition(".")[0]) for version in versions)) if versions else ""
 
 
-def cpu_only(contents: Contents) -> str:
+def cpu_only(contents: ScanResult) -> str:
     """Why a place computes on the CPU although it holds a framework, and what to install; empty where not."""
     framework = find_framework(contents)
-    if framework is None or not framework.must_load or any(_holds_gpu_code(contents, framework)):
+    if framework is None or not framework.must_load or any(_has_gpu_code(contents, framework)):
         return ""
     package = find_package(contents, framework)
     if package is None:
@@ -208,7 +208,7 @@ def cpu_only(contents: Contents) -> str:
     )
 
 
-def conda_builds(contents: Contents, framework: Framework) -> list[tuple[Package, str]]:
+def conda_builds(contents: ScanResult, framework: Framework) -> list[tuple[InstalledPackage, str]]:
     """Conda's packages of a framework whose build string tells what for: with a CUDA version, or `cpu`."""
     some = [one for one in contents.packages if one.build and one.name in framework.packages]
     if not some:
@@ -236,7 +236,7 @@ _PLUGIN = re.compile(r"jax-cuda([0-9]+)-(?:plugin|pjrt)")
 _CUDART = re.compile(r"libcudart(?:-[0-9a-f]{8})?\.so\.([0-9.]+)")
 
 
-def _holds_gpu_code(contents: Contents, framework: Framework) -> list[str]:
+def _has_gpu_code(contents: ScanResult, framework: Framework) -> list[str]:
     """Libraries that must load and are there, or hold code for AMD's GPUs."""
     return [
         one.path
@@ -246,7 +246,7 @@ def _holds_gpu_code(contents: Contents, framework: Framework) -> list[str]:
     ]
 
 
-def _facts(contents: Contents, framework: Framework) -> dict[str, str]:
+def _facts(contents: ScanResult, framework: Framework) -> dict[str, str]:
     """What a framework says of its own build. Its facts carry the name of its module."""
     module = framework.name.partition("-")[0]
     return {key: value for name, key, value in contents.facts if name == module}

@@ -16,14 +16,14 @@ from packaging.version import InvalidVersion, Version
 
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.knowledge.tables import read_table
-from imagefactory.gpu.values import Answer, Contents
+from imagefactory.gpu.values import Compatibility, ScanResult
 
-ANSWERS = {"does not run": Answer.NO, "runs in part": Answer.PARTLY}
+ANSWERS = {"does not run": Compatibility.NO, "runs in part": Compatibility.PARTLY}
 """The effects that are an answer and no warning: whatever code is there, that is what comes of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Component:
+class RuleLibrary:
     """A library that rules speak of, and where its version is read. `files` may be empty."""
 
     name: str
@@ -32,7 +32,7 @@ class Component:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BadRule:
+class KnownBadRule:
     """One row of known_bad.toml. `capabilities` are ranges, any of which must hold; empty is every GPU.
 
     `drivers` is a range too; with one, a rule is of a driver that is known.
@@ -48,7 +48,7 @@ class BadRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KnownBad:
+class KnownBadMatch:
     """A rule that fits: its sentence with the versions that were found."""
 
     id: str
@@ -61,19 +61,19 @@ class KnownBad:
 
 
 @cache
-def components() -> tuple[Component, ...]:
+def components() -> tuple[RuleLibrary, ...]:
     """All components of known_bad.toml, in its order."""
     return tuple(
-        Component(name=row["name"], packages=tuple(row["packages"]), files=row.get("files", ""))
+        RuleLibrary(name=row["name"], packages=tuple(row["packages"]), files=row.get("files", ""))
         for row in read_table("known_bad")["component"]
     )
 
 
 @cache
-def rules() -> tuple[BadRule, ...]:
+def rules() -> tuple[KnownBadRule, ...]:
     """All rules of known_bad.toml, in its order."""
     return tuple(
-        BadRule(
+        KnownBadRule(
             id=row["id"],
             needs=tuple(sorted(row["needs"].items())),
             capabilities=tuple(row.get("capabilities", ())),
@@ -86,7 +86,7 @@ def rules() -> tuple[BadRule, ...]:
     )
 
 
-def find_rule(word: str) -> BadRule | None:
+def find_rule(word: str) -> KnownBadRule | None:
     """The rule that a claim calls `known-bad:ID`, None where there is none."""
     return next((rule for rule in rules() if f"known-bad:{rule.id}" == word), None)
 
@@ -105,7 +105,7 @@ def versions_of(packages: Iterable[tuple[str, str]]) -> dict[str, str]:
     return found
 
 
-def versions_in(contents: Contents) -> dict[str, str]:
+def versions_in(contents: ScanResult) -> dict[str, str]:
     """Component -> version, of what a scan found: packages first, then names of files."""
     installed = versions_of((one.name, one.version) for one in contents.packages)
     for component in components():
@@ -117,26 +117,28 @@ def versions_in(contents: Contents) -> dict[str, str]:
     return installed
 
 
-def known_bad(versions: Mapping[str, str], capability: Capability, driver: str = "") -> tuple[KnownBad, ...]:
+def matching_rules(
+    versions: Mapping[str, str], capability: Capability, driver: str = ""
+) -> tuple[KnownBadMatch, ...]:
     """The rules that fit, in the table's order. `versions` are of components; what is not there fits none.
 
     Without a `driver` no rule fits that is about some drivers alone: any other may be chosen.
     """
     return tuple(
-        KnownBad(id=rule.id, effect=rule.effect, text=rule.text.format_map(versions), source=rule.source)
+        KnownBadMatch(id=rule.id, effect=rule.effect, text=rule.text.format_map(versions), source=rule.source)
         for rule in rules()
-        if _holds(rule, str(capability), driver)
+        if _rule_applies(rule, str(capability), driver)
         and all(name in versions and _within(versions[name], range_) for name, range_ in rule.needs)
     )
 
 
-def worst_answer(faults: Iterable[KnownBad]) -> KnownBad | None:
+def worst_answer(faults: Iterable[KnownBadMatch]) -> KnownBadMatch | None:
     """The fault that is an answer, the worst of several; None where all are warnings."""
     answering = [fault for fault in faults if fault.effect in ANSWERS]
     return min(answering, key=lambda fault: list(ANSWERS).index(fault.effect), default=None)
 
 
-def _holds(rule: BadRule, capability: str, driver: str) -> bool:
+def _rule_applies(rule: KnownBadRule, capability: str, driver: str) -> bool:
     there = not rule.capabilities or any(_within(capability, one) for one in rule.capabilities)
     return there and (not rule.drivers or (bool(driver) and _within(driver, rule.drivers)))
 

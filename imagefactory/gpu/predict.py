@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from imagefactory.gpu.amd import amd_capabilities, amd_targets, predict_amd
-from imagefactory.gpu.capability import Capability, Code, CodeKind
+from imagefactory.gpu.capability import Capability, CodeKind, GpuCode
 from imagefactory.gpu.drivers import gpu_refusal, minimum_driver, older
 from imagefactory.gpu.frameworks import (
     Framework,
-    Role,
+    LibraryRole,
     cpu_only,
     cuda_of,
     find_framework,
@@ -27,8 +27,16 @@ from imagefactory.gpu.frameworks import (
 from imagefactory.gpu.knowledge.gpus import capabilities
 from imagefactory.gpu.knowledge.tables import numbers
 from imagefactory.gpu.knowledge.toolkits import native_driver, targets_of
-from imagefactory.gpu.known_bad import ANSWERS, known_bad, versions_in, worst_answer
-from imagefactory.gpu.values import Answer, Contents, Library, LibraryReach, Modules, Prediction, Reach
+from imagefactory.gpu.known_bad import ANSWERS, matching_rules, versions_in, worst_answer
+from imagefactory.gpu.values import (
+    Compatibility,
+    GpuLibrary,
+    LibrarySupport,
+    ModuleCount,
+    Prediction,
+    ScanResult,
+    SupportLevel,
+)
 
 # --- Which GPU code runs on which capability: rules R1 to R5, R8 and R9, each a pure function with its
 # source
@@ -71,7 +79,7 @@ def sass_runs(architecture: Capability, capability: Capability) -> bool:
     return architecture.major == capability.major and architecture.minor <= capability.minor
 
 
-def suffix_runs(code: Code, capability: Capability) -> bool:
+def suffix_runs(code: GpuCode, capability: Capability) -> bool:
     """R3: `a` is for one capability alone, `f` for those of its family; this holds for PTX too.
 
     Source: NVIDIA, nvcc documentation, architecture-specific and family-specific targets, and the CUDA
@@ -92,26 +100,26 @@ def ptx_compiles(architecture: Capability, capability: Capability) -> bool:
     return architecture <= capability
 
 
-def runs(code: Code, capability: Capability) -> Reach:
+def runs(code: GpuCode, capability: Capability) -> SupportLevel:
     """How one piece of code serves a capability: NATIVE, PTX or NONE.
 
     R8: LTO-IR is input of a linker and runs nowhere. Source: NVIDIA, nvcc documentation, `-dlto`. AMD's
     code runs on no capability.
     """
     if code.architecture is None or code.kind is CodeKind.LTO:
-        return Reach.NONE
+        return SupportLevel.NONE
     architecture, capability = renamed(code.architecture), renamed(capability)
-    there = Reach.PTX if code.kind is CodeKind.PTX else Reach.NATIVE
+    there = SupportLevel.PTX if code.kind is CodeKind.PTX else SupportLevel.NATIVE
     if code.suffix:
-        return there if suffix_runs(code, capability) else Reach.NONE
+        return there if suffix_runs(code, capability) else SupportLevel.NONE
     decide = ptx_compiles if code.kind is CodeKind.PTX else sass_runs
-    return there if decide(architecture, capability) else Reach.NONE
+    return there if decide(architecture, capability) else SupportLevel.NONE
 
 
 # --- one library ---------------------------------------------------------------------------------
 
 
-def generic_modules(library: Library) -> tuple[Modules, ...]:
+def generic_modules(library: GpuLibrary) -> tuple[ModuleCount, ...]:
     """R9: the modules that speak for a library: those made for two or more majors; all if there is none.
 
     Libraries also hold modules for single GPUs that others do without; those say nothing about the rest.
@@ -139,7 +147,7 @@ def generic_modules(library: Library) -> tuple[Modules, ...]:
     return generic
 
 
-def reach(library: Library, capability: Capability, *, gates: bool = False) -> LibraryReach:
+def reach(library: GpuLibrary, capability: Capability, *, gates: bool = False) -> LibrarySupport:
     """How far a library's code serves one capability, counted over its generic modules.
 
     `gates` is handed on: whether the framework must load it.
@@ -149,24 +157,24 @@ def reach(library: Library, capability: Capability, *, gates: bool = False) -> L
     objects = _objects(library)
     for modules in generic_modules(library):
         ways = [(runs(code, capability), code) for code in modules.codes]
-        compiled = [code.isa for way, code in ways if way is Reach.PTX]
-        if any(way is Reach.NATIVE for way, _ in ways):
+        compiled = [code.isa for way, code in ways if way is SupportLevel.PTX]
+        if any(way is SupportLevel.NATIVE for way, _ in ways):
             native += modules.count
         elif compiled:
             ptx += modules.count
             isas.add(min(compiled, key=numbers))  # the oldest that serves asks least of the driver
-        elif linked := _linked_anew(modules, objects, capability):
+        elif linked := _jit_linked_ptx(modules, objects, capability):
             ptx += modules.count
             isas.add(linked)
         else:
             without += modules.count
     if not native + ptx:
-        way = Reach.NONE
+        way = SupportLevel.NONE
     elif without:
-        way = Reach.PARTIAL
+        way = SupportLevel.PARTIAL
     else:
-        way = Reach.PTX if ptx else Reach.NATIVE
-    return LibraryReach(
+        way = SupportLevel.PTX if ptx else SupportLevel.NATIVE
+    return LibrarySupport(
         path=library.path,
         reach=way,
         native=native,
@@ -177,9 +185,9 @@ def reach(library: Library, capability: Capability, *, gates: bool = False) -> L
     )
 
 
-def usual_codes(library: Library) -> tuple[Code, ...]:
+def usual_codes(library: GpuLibrary) -> tuple[GpuCode, ...]:
     """The targets of at least half of the generic modules, sorted; of all modules where none is so usual."""
-    counts: dict[Code, int] = {}
+    counts: dict[GpuCode, int] = {}
     modules = generic_modules(library)
     for one in modules:
         for code in one.codes:
@@ -188,7 +196,7 @@ def usual_codes(library: Library) -> tuple[Code, ...]:
     return tuple(sorted(code for code in counts if counts[code] >= half) or sorted(counts))
 
 
-def _objects(library: Library) -> dict[Capability, str]:
+def _objects(library: GpuLibrary) -> dict[Capability, str]:
     """The targets of modules of plain PTX alone, each with the newest version of its instruction set."""
     found: dict[Capability, str] = {}
     for modules in library.modules:
@@ -198,7 +206,7 @@ def _objects(library: Library) -> dict[Capability, str]:
     return found
 
 
-def _linked_anew(modules: Modules, objects: dict[Capability, str], capability: Capability) -> str:
+def _jit_linked_ptx(modules: ModuleCount, objects: dict[Capability, str], capability: Capability) -> str:
     """The PTX that a driver must compile in place of a linked module; empty where that cannot be.
 
     Separately compiled code stands in a library as one linked module of machine code and as its objects, of
@@ -216,7 +224,7 @@ def _linked_anew(modules: Modules, objects: dict[Capability, str], capability: C
     return objects.get(newest, "") if ptx_compiles(renamed(newest), renamed(capability)) else ""
 
 
-def _majors(modules: Modules, *, extras: bool) -> set[int]:
+def _majors(modules: ModuleCount, *, extras: bool) -> set[int]:
     """The majors of plain targets; where there are any, with `extras` those of targets with `a` too."""
     codes = [code for code in modules.codes if code.kind is not CodeKind.LTO]
     plain = [code for code in codes if code.suffix != "a"]
@@ -242,29 +250,29 @@ __all__ = ["INTEGRATED", "predict", "predict_all", "predict_code", "reach", "run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    library: Library
-    reach: LibraryReach
-    role: Role
+class _LibraryPrediction:
+    library: GpuLibrary
+    reach: LibrarySupport
+    role: LibraryRole
     what: str
 
 
-def predict(contents: Contents, capability: Capability, driver: str = "", *, gpu: str = "") -> Prediction:
+def predict(contents: ScanResult, capability: Capability, driver: str = "", *, gpu: str = "") -> Prediction:
     """What is to be expected on one capability: by the code (`predict_code`), and by known faults that let
     less of it run than the code would; with a `driver`, there (`with_driver`, which says what it raises).
     Of AMD's GPUs `predict_amd` says it, whatever the driver. `gpu` is the name of one where it is known.
     """
     if capability.processor:
         return predict_amd(contents, str(capability))
-    faults = known_bad(versions_in(contents), capability, driver)
+    faults = matching_rules(versions_in(contents), capability, driver)
     bare = replace(predict_code(contents, capability), warnings=tuple(map(str, faults)))
     bare = _forward(bare, contents, driver, gpu) or (with_driver(bare, driver) if driver else bare)
     bare = replace(bare, warnings=(*bare.warnings, *_driver_warnings(bare, contents, driver)))
     fault = worst_answer(faults)
-    if fault is None or bare.answer in (Answer.NO, Answer.UNKNOWN):
+    if fault is None or bare.answer in (Compatibility.NO, Compatibility.UNKNOWN):
         return bare
     answer = ANSWERS[fault.effect]
-    none = answer is Answer.NO
+    none = answer is Compatibility.NO
     return replace(
         bare,
         answer=answer,
@@ -275,7 +283,7 @@ def predict(contents: Contents, capability: Capability, driver: str = "", *, gpu
     )
 
 
-def _driver_warnings(bare: Prediction, contents: Contents, driver: str) -> Iterable[str]:
+def _driver_warnings(bare: Prediction, contents: ScanResult, driver: str) -> Iterable[str]:
     """What of the driver's part may go wrong where the code would run."""
     own = dict(_own_libraries(contents))
     if own:
@@ -285,7 +293,7 @@ def _driver_warnings(bare: Prediction, contents: Contents, driver: str) -> Itera
             f"{_join(dict.fromkeys(own.values()))} works with that{', not ' + driver if wrong else ''}; "
             "remove it from the image"
         )
-    if not driver or bare.answer in (Answer.NO, Answer.UNKNOWN):
+    if not driver or bare.answer in (Compatibility.NO, Compatibility.UNKNOWN):
         return
     for version in _compat_libraries(contents):
         if older(version, driver):
@@ -309,20 +317,20 @@ def run_time_ptx(cuda: str, driver: str) -> str:
     )
 
 
-def _own_libraries(contents: Contents) -> list[tuple[str, str]]:
+def _own_libraries(contents: ScanResult) -> list[tuple[str, str]]:
     """The driver's libraries that lie in the image as its own: name and driver."""
     found = [(key, value) for name, key, value in contents.facts if name == DRIVER_FACT]
     return [(name, name.partition(".so.")[2]) for name, value in found if value == OWN]
 
 
-def _compat_libraries(contents: Contents) -> list[str]:
+def _compat_libraries(contents: ScanResult) -> list[str]:
     """Drivers of which the image has a libcuda for forward compatibility, the newest first."""
     own = {name for name, _ in _own_libraries(contents)}
     found = [match[1] for name in contents.toolkit if name not in own and (match := _DRIVER.fullmatch(name))]
     return sorted((one for one in found if "." in one), key=numbers, reverse=True)
 
 
-def _branches(contents: Contents, version: str) -> tuple[str, ...]:
+def _branches(contents: ScanResult, version: str) -> tuple[str, ...]:
     """The driver branches that the libcuda of `version` itself says it is for; none where it says nothing."""
     for name, key, value in contents.facts:
         if name == DRIVER_FACT and key == f"libcuda.so.{version}" and " for drivers " in value:
@@ -330,7 +338,7 @@ def _branches(contents: Contents, version: str) -> tuple[str, ...]:
     return ()
 
 
-def _forward(bare: Prediction, contents: Contents, driver: str, gpu: str) -> Prediction | None:
+def _forward(bare: Prediction, contents: ScanResult, driver: str, gpu: str) -> Prediction | None:
     """With a driver's own library in the place; None where there is none, or the driver needs none.
 
     Source: NVIDIA, CUDA Compatibility, forward compatibility: data-center GPUs alone take such a library, and
@@ -351,19 +359,19 @@ def _forward(bare: Prediction, contents: Contents, driver: str, gpu: str) -> Pre
     branches = _branches(contents, newest)
     if branches and driver.partition(".")[0] not in branches:
         reason = f"{why}, and libcuda.so {newest} is for drivers {', '.join(branches)}"
-        return replace(bare, answer=Answer.NO, reason=reason)
+        return replace(bare, answer=Compatibility.NO, reason=reason)
     if _GEFORCE.match(gpu):
-        return replace(bare, answer=Answer.NO, reason=f"{why}; {told}, and {gpu} is none")
+        return replace(bare, answer=Compatibility.NO, reason=f"{why}; {told}, and {gpu} is none")
     if branches and (bare.capability.major, bare.capability.minor) in _DATA_CENTER:
         how = (
             f"with driver {driver} by forward compatibility: libcuda.so {newest} must come first in the path"
         )
         return replace(bare, reason=f"{bare.reason}; {how}")
     reason = f"{why}, but {told}"
-    return replace(bare, answer=Answer.UNKNOWN, reason=reason, driver="", driver_reason="")
+    return replace(bare, answer=Compatibility.UNKNOWN, reason=reason, driver="", driver_reason="")
 
 
-def predict_code(contents: Contents, capability: Capability) -> Prediction:
+def predict_code(contents: ScanResult, capability: Capability) -> Prediction:
     """What a scan says of one capability (R9): the least of the libraries that its framework must load.
 
     A library most of whose modules have no code there is as good as none; where fewer lack it, and where
@@ -377,7 +385,7 @@ def predict_code(contents: Contents, capability: Capability) -> Prediction:
     answer, reason = _answer(contents, framework, parts, capability)
     counted = [part for part in parts if part.reach.gates]
     floor = minimum_driver(cuda_of(contents), capability, [(part.library, part.reach) for part in counted])
-    no_driver = answer in (Answer.NO, Answer.UNKNOWN)
+    no_driver = answer in (Compatibility.NO, Compatibility.UNKNOWN)
     return Prediction(
         capability=capability,
         answer=answer,
@@ -388,7 +396,7 @@ def predict_code(contents: Contents, capability: Capability) -> Prediction:
     )
 
 
-def predict_all(contents: Contents, driver: str = "") -> tuple[Prediction, ...]:
+def predict_all(contents: ScanResult, driver: str = "") -> tuple[Prediction, ...]:
     """The prediction for every capability that is known, oldest first.
 
     AMD's are among them where there is code for them, and alone where there is no other.
@@ -405,11 +413,11 @@ def with_driver(prediction: Prediction, driver: str) -> Prediction:
     Raises ValueError for what is no driver's version.
     """
     refusal, _ = gpu_refusal(prediction.capability, driver)
-    if prediction.answer is Answer.NO:
+    if prediction.answer is Compatibility.NO:
         return prediction
     if refusal:
-        return replace(prediction, answer=Answer.NO, reason=refusal)
-    if prediction.answer is Answer.UNKNOWN:
+        return replace(prediction, answer=Compatibility.NO, reason=refusal)
+    if prediction.answer is Compatibility.UNKNOWN:
         return prediction
     if not prediction.driver:
         reason = (
@@ -419,27 +427,29 @@ def with_driver(prediction: Prediction, driver: str) -> Prediction:
     if not older(driver, prediction.driver):
         return prediction
     reason = f"driver {driver} is older than {prediction.driver}, {prediction.driver_reason}"
-    return replace(prediction, answer=Answer.NO, reason=reason)
+    return replace(prediction, answer=Compatibility.NO, reason=reason)
 
 
-def _parts(contents: Contents, framework: Framework | None, capability: Capability) -> list[_Part]:
+def _parts(
+    contents: ScanResult, framework: Framework | None, capability: Capability
+) -> list[_LibraryPrediction]:
     own = cuda_of(contents).replace(".", "")
     roles = [(library, *_role(library, framework)) for library in contents.libraries]
     if any(variant_of(library.path) == own for library, _, _ in roles):
         roles = [
-            (library, Role.REPORT if variant_of(library.path) not in ("", own) else role, what)
+            (library, LibraryRole.REPORT if variant_of(library.path) not in ("", own) else role, what)
             for library, role, what in roles
         ]
     if framework is None:  # every library speaks for itself; those that report do so where they are all
-        nothing_else = all(role is Role.REPORT for _, role, _ in roles)
+        nothing_else = all(role is LibraryRole.REPORT for _, role, _ in roles)
         roles = [
-            (library, Role.GATES if role is not Role.REPORT or nothing_else else role, what)
+            (library, LibraryRole.GATES if role is not LibraryRole.REPORT or nothing_else else role, what)
             for library, role, what in roles
         ]
     return [
-        _Part(
+        _LibraryPrediction(
             library=library,
-            reach=reach(library, capability, gates=role is Role.GATES),
+            reach=reach(library, capability, gates=role is LibraryRole.GATES),
             role=role,
             what=what,
         )
@@ -447,74 +457,74 @@ def _parts(contents: Contents, framework: Framework | None, capability: Capabili
     ]
 
 
-def _role(library: Library, framework: Framework | None) -> tuple[Role, str]:
+def _role(library: GpuLibrary, framework: Framework | None) -> tuple[LibraryRole, str]:
     """As frameworks.py has it; what is no Python package's is the system's, and not asked for by its code."""
     role, what = role_of(library.path, framework)
-    if _is_amd(library) or (role is Role.OTHER and framework and not _in_package(library.path)):
-        return Role.REPORT, ""
+    if _is_amd(library) or (role is LibraryRole.OTHER and framework and not _in_package(library.path)):
+        return LibraryRole.REPORT, ""
     return role, what
 
 
-def _is_amd(library: Library) -> bool:
+def _is_amd(library: GpuLibrary) -> bool:
     """Whether all code of a library is for AMD's GPUs."""
     codes = [code for modules in library.modules for code in modules.codes]
     return bool(codes) and all(code.kind is CodeKind.AMD for code in codes)
 
 
 def _answer(
-    contents: Contents, framework: Framework | None, parts: list[_Part], capability: Capability
-) -> tuple[Answer, str]:
+    contents: ScanResult, framework: Framework | None, parts: list[_LibraryPrediction], capability: Capability
+) -> tuple[Compatibility, str]:
     """The answer and its reason, without the driver."""
     if sentence := cpu_only(contents):
-        return Answer.NO, sentence
-    gates = [part for part in parts if part.role is Role.GATES]
+        return Compatibility.NO, sentence
+    gates = [part for part in parts if part.role is LibraryRole.GATES]
     if all(_is_amd(part.library) for part in gates):
         if framework is not None and not framework.must_load:
-            return _made_there(contents, framework, capability)
+            return _predict_jit_framework(contents, framework, capability)
         return _nothing(contents, framework)
     damaged = next((part for part in gates if part.library.damage), None)
     if damaged:
-        return Answer.UNKNOWN, f"{_name(damaged.library.path)} is damaged: {damaged.library.damage}"
+        return Compatibility.UNKNOWN, f"{_name(damaged.library.path)} is damaged: {damaged.library.damage}"
     if framework is None:
         return _without_framework(gates, capability)
     subject = _subject(contents, framework)
-    stopped = [part for part in gates if part.reach.reach is Reach.NONE]
+    stopped = [part for part in gates if part.reach.reach is SupportLevel.NONE]
     if stopped:
-        return Answer.NO, _no_code(stopped[0], capability)
-    missing = [part for part in gates if part.reach.reach is Reach.PARTIAL]
+        return Compatibility.NO, _no_code(stopped[0], capability)
+    missing = [part for part in gates if part.reach.reach is SupportLevel.PARTIAL]
     if missing:
         worst = max(missing, key=lambda part: part.reach.without / _total(part.reach))
         if worst.reach.without * 2 > _total(worst.reach):
-            return Answer.NO, _some_code(worst, str(capability))
+            return Compatibility.NO, _some_code(worst, str(capability))
         alone = [_alone(part.library, framework, capability) for part in missing]
         if all(alone):
             return (
-                Answer.PARTLY,
+                Compatibility.PARTLY,
                 f"{subject} runs on {capability}, all but {_join(alone)}: {_some_code(worst)}",
             )
         how = " through PTX" if any(part.reach.ptx for part in gates) else ""
-        return Answer.PARTLY, f"{subject} starts on {capability}{how}, but {_some_code(worst)}"
+        return Compatibility.PARTLY, f"{subject} starts on {capability}{how}, but {_some_code(worst)}"
     lacking = [
         part
         for part in parts
-        if part.role in (Role.ON_DEMAND, Role.OTHER)
-        and (part.library.damage or part.reach.reach in (Reach.NONE, Reach.PARTIAL))
+        if part.role in (LibraryRole.ON_DEMAND, LibraryRole.OTHER)
+        and (part.library.damage or part.reach.reach in (SupportLevel.NONE, SupportLevel.PARTIAL))
     ]
     if lacking:
         what = _join(dict.fromkeys(part.what or _package(part.library.path) for part in lacking))
         return (
-            Answer.PARTLY,
+            Compatibility.PARTLY,
             f"{subject} runs on {capability}, all but {what}: {_lacking(lacking)}",
         )
     return _full(gates, capability)
 
 
-def _alone(library: Library, framework: Framework, capability: Capability) -> str:
+def _alone(library: GpuLibrary, framework: Framework, capability: Capability) -> str:
     """The functions that alone use what of a library has no code there; empty where others do, or may."""
     lacking = [
         modules
         for modules in generic_modules(library)
-        if all(runs(code, capability) is Reach.NONE for code in modules.codes)
+        if all(runs(code, capability) is SupportLevel.NONE for code in modules.codes)
     ]
     for one in framework.on_demand:
         begins = one.begins
@@ -525,66 +535,68 @@ def _alone(library: Library, framework: Framework, capability: Capability) -> st
     return ""
 
 
-def _full(gates: list[_Part], capability: Capability) -> tuple[Answer, str]:
-    compiled = [part for part in gates if part.reach.reach is Reach.PTX]
+def _full(gates: list[_LibraryPrediction], capability: Capability) -> tuple[Compatibility, str]:
+    compiled = [part for part in gates if part.reach.reach is SupportLevel.PTX]
     if compiled:
         gate = max(compiled, key=lambda part: numbers(part.reach.isa))
-        codes = _serving(gate.library, capability, Reach.PTX)
-        return Answer.PTX, (
+        codes = _serving(gate.library, capability, SupportLevel.PTX)
+        return Compatibility.PTX, (
             f"{_name(gate.library.path)} has no machine code for {capability} in {gate.reach.ptx} of "
             f"{_total(gate.reach)} modules: the driver compiles their PTX ({codes}, ISA {gate.reach.isa})"
         )
     gate = max(gates, key=lambda part: part.reach.native)
-    codes = _serving(gate.library, capability, Reach.NATIVE)
+    codes = _serving(gate.library, capability, SupportLevel.NATIVE)
     runs_there = "" if codes.startswith(capability.sm) else f", which runs on {capability}"
     modules = f"all {gate.reach.native} modules" if gate.reach.native > 1 else "its one module"
     if gate.reach.without:
         modules = f"{gate.reach.native} of {_total(gate.reach)} modules"
-    return Answer.YES, f"{_name(gate.library.path)} has {codes} code{runs_there}, in {modules}"
+    return Compatibility.YES, f"{_name(gate.library.path)} has {codes} code{runs_there}, in {modules}"
 
 
-def _without_framework(parts: list[_Part], capability: Capability) -> tuple[Answer, str]:
+def _without_framework(parts: list[_LibraryPrediction], capability: Capability) -> tuple[Compatibility, str]:
     """Where no framework says which libraries must load, all count, and that with the most modules decides.
 
     CUDA's own choose among their code by GPU, so that in them some code is enough.
     """
-    lacking = [part for part in parts if part.reach.reach is Reach.NONE]
+    lacking = [part for part in parts if part.reach.reach is SupportLevel.NONE]
     if len(lacking) == len(parts):
-        return Answer.NO, _no_code(parts[0], capability)
-    whole = [part for part in parts if role_of(part.library.path, None)[0] is not Role.REPORT]
+        return Compatibility.NO, _no_code(parts[0], capability)
+    whole = [part for part in parts if role_of(part.library.path, None)[0] is not LibraryRole.REPORT]
     largest = max(whole, key=lambda part: _total(part.reach), default=None)
     if largest and largest.reach.without * 2 > _total(largest.reach):
-        return Answer.NO, _some_code(largest, str(capability))
-    missing = [part for part in whole if part.reach.reach is Reach.PARTIAL]
+        return Compatibility.NO, _some_code(largest, str(capability))
+    missing = [part for part in whole if part.reach.reach is SupportLevel.PARTIAL]
     if lacking or missing:
         count = f"{len(lacking) + len(missing)} of {len(parts)} libraries lack code for {capability}: "
-        return Answer.PARTLY, (count if len(parts) > 1 else "") + _lacking([*lacking, *missing])
+        return Compatibility.PARTLY, (count if len(parts) > 1 else "") + _lacking([*lacking, *missing])
     return _full(parts, capability)
 
 
-def _made_there(contents: Contents, framework: Framework, capability: Capability) -> tuple[Answer, str]:
+def _predict_jit_framework(
+    contents: ScanResult, framework: Framework, capability: Capability
+) -> tuple[Compatibility, str]:
     """Of a framework all of whose code is made on the machine: by what its CUDA makes code for."""
     cuda = cuda_of(contents)
     targets = targets_of(cuda)
     maker = f"{framework.runtime} of CUDA {cuda}"
     if not targets:
         known = f"CUDA {cuda} is" if cuda else "its CUDA is"
-        return Answer.UNKNOWN, f"{framework.name} makes its code where it runs, and {known} not known"
+        return Compatibility.UNKNOWN, f"{framework.name} makes its code where it runs, and {known} not known"
     if any(code.architecture == capability for code in targets):
-        return Answer.YES, f"{maker} makes code for {capability.sm} where it runs"
-    return Answer.NO, f"{maker} makes no code for {capability}"
+        return Compatibility.YES, f"{maker} makes code for {capability.sm} where it runs"
+    return Compatibility.NO, f"{maker} makes no code for {capability}"
 
 
-def _nothing(contents: Contents, framework: Framework | None) -> tuple[Answer, str]:
+def _nothing(contents: ScanResult, framework: Framework | None) -> tuple[Compatibility, str]:
     amd = amd_targets(contents)
     if amd:
-        return Answer.NO, f"its GPU code is AMD's ({_join(amd[:4])}{', ...' if len(amd) > 4 else ''})"
+        return Compatibility.NO, f"its GPU code is AMD's ({_join(amd[:4])}{', ...' if len(amd) > 4 else ''})"
     if framework is None:
-        return Answer.UNKNOWN, "no GPU code was found"
-    return Answer.UNKNOWN, f"none of the libraries that {framework.name} must load were found"
+        return Compatibility.UNKNOWN, "no GPU code was found"
+    return Compatibility.UNKNOWN, f"none of the libraries that {framework.name} must load were found"
 
 
-def _no_code(part: _Part, capability: Capability) -> str:
+def _no_code(part: _LibraryPrediction, capability: Capability) -> str:
     codes = sorted({code for modules in part.library.modules for code in modules.codes})
     if codes and all(code.kind is CodeKind.LTO for code in codes):
         return f"{_name(part.library.path)} holds LTO-IR alone, which only a linker can use"
@@ -596,7 +608,7 @@ def _no_code(part: _Part, capability: Capability) -> str:
     return f"{_name(part.library.path)} has no code for {capability}, only {usual}{ptx}"
 
 
-def _some_code(part: _Part, there: str = "it") -> str:
+def _some_code(part: _LibraryPrediction, there: str = "it") -> str:
     count, total = part.reach.without, _total(part.reach)
     return f"{count} of {total} modules of {_name(part.library.path)} {_have(count)} no code for {there}"
 
@@ -605,21 +617,21 @@ def _have(count: int) -> str:
     return "has" if count == 1 else "have"
 
 
-def _total(one: LibraryReach) -> int:
+def _total(one: LibrarySupport) -> int:
     return one.native + one.ptx + one.without
 
 
-def _lacking(parts: list[_Part]) -> str:
+def _lacking(parts: list[_LibraryPrediction]) -> str:
     damaged = [f"{_name(part.library.path)} is damaged" for part in parts if part.library.damage]
     whole = [part for part in parts if not part.library.damage]
-    none = [_name(part.library.path) for part in whole if part.reach.reach is Reach.NONE]
-    some = [_some_code(part) for part in whole if part.reach.reach is Reach.PARTIAL]
+    none = [_name(part.library.path) for part in whole if part.reach.reach is SupportLevel.NONE]
+    some = [_some_code(part) for part in whole if part.reach.reach is SupportLevel.PARTIAL]
     names = f"{_join(none[:3])}{', ...' if len(none) > 3 else ''}"
     shown = [f"{names} {_have(len(none))} no code for it"] if none else []
     return "; ".join([*shown, *some[:2], *damaged[:1]])
 
 
-def _serving(library: Library, capability: Capability, way: Reach) -> str:
+def _serving(library: GpuLibrary, capability: Capability, way: SupportLevel) -> str:
     """The code that serves a capability in most of the modules; of several in one the newest."""
     best: dict[str, int] = {}
     generic = generic_modules(library)
@@ -633,7 +645,7 @@ def _serving(library: Library, capability: Capability, way: Reach) -> str:
     return max(best, key=lambda name: best[name], default="")
 
 
-def _subject(contents: Contents, framework: Framework) -> str:
+def _subject(contents: ScanResult, framework: Framework) -> str:
     package = find_package(contents, framework)
     return f"{package.name} {package.version}" if package else framework.name
 

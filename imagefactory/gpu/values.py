@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from imagefactory.gpu.capability import Capability, Code
+from imagefactory.gpu.capability import Capability, GpuCode
 
 PROFILE = re.compile(
     r"(?:[0-9]c\.)?[0-9]g\.[0-9]{1,4}gb(?:[+.,-](?:me|gfx|all|none)(?![a-z0-9]))*"
@@ -37,18 +37,18 @@ def row_of(capability: object, part: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Modules:
+class ModuleCount:
     """`count` modules (fat binaries) of a library that hold code for the same targets.
 
     `codes` is sorted and holds nothing twice; no code at all is possible.
     """
 
     count: int
-    codes: tuple[Code, ...]
+    codes: tuple[GpuCode, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Library:
+class GpuLibrary:
     """A file that holds GPU code, or is damaged where such code stands.
 
     `path` is relative to the image's root, the wheel or the folder. `compressions` are the words
@@ -59,14 +59,14 @@ class Library:
 
     path: str
     size: int
-    modules: tuple[Modules, ...]
+    modules: tuple[ModuleCount, ...]
     compressions: tuple[str, ...] = ()
     damage: str = ""
     unread: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Package:
+class InstalledPackage:
     """An installed package, read off the names of its records. `build` is conda's build string."""
 
     name: str
@@ -75,7 +75,7 @@ class Package:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contents:
+class ScanResult:
     """All that a scan of one place found; libraries and packages sorted by path and name.
 
     `facts` are what frameworks say of their own build, as (framework, key, value):
@@ -84,8 +84,8 @@ class Contents:
     """
 
     source: str
-    libraries: tuple[Library, ...]
-    packages: tuple[Package, ...] = ()
+    libraries: tuple[GpuLibrary, ...]
+    packages: tuple[InstalledPackage, ...] = ()
     facts: tuple[tuple[str, str, str], ...] = ()
     toolkit: tuple[str, ...] = ()
 
@@ -93,7 +93,7 @@ class Contents:
 # --- what is predicted ---------------------------------------------------------------------------
 
 
-class Reach(StrEnum):
+class SupportLevel(StrEnum):
     """How far the modules of one library serve one capability."""
 
     NATIVE = "native"
@@ -103,7 +103,7 @@ class Reach(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LibraryReach:
+class LibrarySupport:
     """Counts of a library's modules that speak for themselves on one capability (rule R9).
 
     `isa` is the newest PTX that must be compiled there, empty where none must. `gates` says whether the
@@ -111,7 +111,7 @@ class LibraryReach:
     """
 
     path: str
-    reach: Reach
+    reach: SupportLevel
     native: int
     ptx: int
     without: int
@@ -119,7 +119,7 @@ class LibraryReach:
     gates: bool
 
 
-class Answer(StrEnum):
+class Compatibility(StrEnum):
     """Whether something runs on a GPU. `partly`: it starts, and some of it has no code there."""
 
     YES = "yes"
@@ -138,18 +138,18 @@ class Prediction:
     """
 
     capability: Capability
-    answer: Answer
+    answer: Compatibility
     reason: str
     driver: str
     driver_reason: str
     warnings: tuple[str, ...] = ()
-    libraries: tuple[LibraryReach, ...]
+    libraries: tuple[LibrarySupport, ...]
 
 
 # --- what is claimed of a cell -------------------------------------------------------------------
 
 
-class Basis(StrEnum):
+class ClaimBasis(StrEnum):
     """In rising order of weight."""
 
     DOCUMENTED = "documented"
@@ -158,7 +158,7 @@ class Basis(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class CellQuery:
     """One cell: framework x CUDA x driver x capability.
 
     `framework` is the distribution (`torch`), `version` its version (`2.3` or `2.3.1`), `cuda` as a target
@@ -181,14 +181,14 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class CellClaim:
     """One thing that is known of a cell. `rule` is the word under which it can be overridden.
 
     `driver` is the oldest driver for Linux that it holds from, empty where nothing is known.
     """
 
-    basis: Basis
-    answer: Answer
+    basis: ClaimBasis
+    answer: Compatibility
     rule: str
     reason: str
     source: str
@@ -197,17 +197,17 @@ class Claim:
     @property
     def is_fault(self) -> bool:
         """Whether it is a known fault that some calls meet: what runs is not all that was asked for."""
-        return self.rule.startswith("known-bad:") and self.answer is Answer.PARTLY
+        return self.rule.startswith("known-bad:") and self.answer is Compatibility.PARTLY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
     """What is known of one question: the claims, the weightiest first; `warnings` is what may fail there."""
 
-    question: Question
-    claims: tuple[Claim, ...]
-    warnings: tuple[Claim, ...] = ()
+    question: CellQuery
+    claims: tuple[CellClaim, ...]
+    warnings: tuple[CellClaim, ...] = ()
 
     @property
-    def answer(self) -> Answer:
-        return self.claims[0].answer if self.claims else Answer.UNKNOWN
+    def answer(self) -> Compatibility:
+        return self.claims[0].answer if self.claims else Compatibility.UNKNOWN

@@ -18,8 +18,8 @@ from datetime import datetime, timedelta
 from imagefactory.errors import UsageError
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.knowledge.tables import numbers
-from imagefactory.jobs.offer import GpuClass, ImageForm, known_capabilities
-from imagefactory.schedulers.htcondor.ads import WHOLE_GPUS
+from imagefactory.jobs.offer import GpuClass, ImageForm, all_capabilities
+from imagefactory.schedulers.htcondor.ads import WHOLE_GPU_EXPRESSION
 from imagefactory.schedulers.pool import PoolImage
 from imagefactory.schedulers.sites import Site
 from imagefactory.schedulers.sizes import MB, disk_of, format_size, image_disk, memory_of
@@ -52,12 +52,12 @@ def format_gpu_request(
         ]
         lines += [f"gpus_minimum_runtime = {cudas[0]}"] if cudas[0] else []
         lines += [f"gpus_minimum_memory = {format_size(memory)}"] if memory else []
-        lines += [] if slices else [f"require_gpus = {WHOLE_GPUS}"]
+        lines += [] if slices else [f"require_gpus = {WHOLE_GPU_EXPRESSION}"]
         return tuple(lines)
     groups = [_group([gpu_class for gpu_class in chosen if gpu_class.cuda == cuda], cuda) for cuda in cudas]
     expression = groups[0] if len(groups) == 1 else " || ".join(f"({group})" for group in groups)
     more = [f"GlobalMemoryMb >= {-(-memory // MB)}"] if memory else []
-    more += [] if slices else [WHOLE_GPUS]
+    more += [] if slices else [WHOLE_GPU_EXPRESSION]
     both = f"({expression})" if more and len(groups) > 1 else expression
     return (f"require_gpus = {' && '.join([both, *more])}",)
 
@@ -67,7 +67,7 @@ def is_range(capabilities: Sequence[Capability]) -> bool:
 
     Of those that are newer than this program nobody knows what lies between them.
     """
-    asked, known = set(capabilities), set(known_capabilities())
+    asked, known = set(capabilities), set(all_capabilities())
     between = {one for one in known if min(asked) <= one <= max(asked)}
     return len(asked) == 1 or between == asked
 
@@ -95,7 +95,7 @@ _ADDRESS = re.compile(
 )
 _PATH = re.compile(r"(?:\./|\.\./|/)?(?:[A-Za-z0-9_@=+:.-]+/)*[A-Za-z0-9_@=+:.-]+/?")
 _URL = re.compile(r"(?:osdf|file|https?|s3|pelican)://[A-Za-z0-9_@=+:./%-]{1,1000}")
-_WORD = re.compile(r"[\x20-\x7e]{0,4000}")
+_PRINTABLE = re.compile(r"[\x20-\x7e]{0,4000}")
 _MACRO = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
 _COLUMN = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,60}")
@@ -107,7 +107,7 @@ and no command begins so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SubmitRun:
+class SubmitCommand:
     """What a person wants to run in the image.
 
     `name` names the files. `executable` is transferred unless it is `in_image`. `arguments` are words, in
@@ -138,7 +138,7 @@ class SubmitRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SubmittedImage:
+class JobImageSpec:
     """The image a job runs in: `target` and `platform` are its own, `classes` the GPUs it may run on."""
 
     target: str
@@ -148,7 +148,7 @@ class SubmittedImage:
     judged: datetime
 
 
-def format_submit(taken: SubmittedImage, run: SubmitRun, site: Site) -> str:
+def format_submit(taken: JobImageSpec, run: SubmitCommand, site: Site) -> str:
     """The text of a submit file. Raises UsageError for a value that cannot stand there."""
     image = taken.form.image
     address = checked_address(image.address)
@@ -164,7 +164,7 @@ def format_submit(taken: SubmittedImage, run: SubmitRun, site: Site) -> str:
     if run.gpus:
         gpus += format_gpu_request(taken.classes, run.gpu_memory, slices=run.mig)
     needs = [f'(Arch == "{_architecture(taken.platform)}")', *site.requirements(address)]
-    memory, disk = asked_room(image, run)
+    memory, disk = requested_resources(image, run)
     groups = [
         comments(taken, run),
         _image(address, run),
@@ -185,7 +185,7 @@ def format_submit(taken: SubmittedImage, run: SubmitRun, site: Site) -> str:
     return "\n\n".join("\n".join(group) for group in groups if group) + "\n"
 
 
-def asked_room(image: PoolImage, run: SubmitRun) -> tuple[int, int]:
+def requested_resources(image: PoolImage, run: SubmitCommand) -> tuple[int, int]:
     """The memory and the disk that a job asks for, in bytes: what the person says, else by the image."""
     memory = run.memory or memory_of(image.unpacked, image.size)
     return memory, run.disk or disk_of(image.kind, *_sizes(image))
@@ -223,12 +223,12 @@ def format_runs(
             )
         values = [(RUN, str(number)), *zip(map(_macro_of, columns), row, strict=True)]
         said = " ".join(f'{key}="{checked_value(value, number)}"' for key, value in values)
-        lines += [f"JOB {folder_of(number)} {submit_file}", f"VARS {folder_of(number)} {said}"]
-        lines += [f"PARENT {folder_of(number)} CHILD {GATHER}"] if last else []
+        lines += [f"JOB {run_directory(number)} {submit_file}", f"VARS {run_directory(number)} {said}"]
+        lines += [f"PARENT {run_directory(number)} CHILD {GATHER}"] if last else []
     return "\n".join(lines) + "\n"
 
 
-def folder_of(number: int) -> str:
+def run_directory(number: int) -> str:
     """The folder of a run of a sweep, which is its node's name too."""
     return f"run-{number}"
 
@@ -257,15 +257,15 @@ def format_arguments(words: Sequence[str], columns: Sequence[str] = ()) -> str:
     Inside, single quotes keep a word together and a quote of either kind is written twice. Raises UsageError
     for what is no printable ASCII, and for a `$` that is no macro of the job or the sweep.
     """
-    return '"' + " ".join(_word(word, (*_JOB_MACROS, *columns)) for word in words) + '"'
+    return '"' + " ".join(_argument(word, (*_JOB_MACROS, *columns)) for word in words) + '"'
 
 
 def _macro_of(column: str) -> str:
     return f"{_VALUE_OF}{column}"
 
 
-def _word(word: str, macros: Sequence[str]) -> str:
-    _checked(_WORD, word, "an argument that a submit file can carry")
+def _argument(word: str, macros: Sequence[str]) -> str:
+    _checked(_PRINTABLE, word, "an argument that a submit file can carry")
     named = _MACRO.findall(word)
     own = {name.lower(): name if name in (RUN, *_JOB_MACROS) else _macro_of(name) for name in macros}
     unknown = next((name for name in named if name.lower() not in own), None)
@@ -281,13 +281,13 @@ def _word(word: str, macros: Sequence[str]) -> str:
     return f"'{quoted}'" if not word or named or re.search(r"[\s']", word) else quoted
 
 
-def _image(address: str, run: SubmitRun) -> list[str]:
+def _image(address: str, run: SubmitCommand) -> list[str]:
     """A file at a path is one that the pool's machines share: it is not sent with each job."""
     lines = ["universe = container", f"container_image = {_from_run(address, run)}"]
     return [*lines, "transfer_container = false"] if address.startswith("/") else lines
 
 
-def _what_runs(run: SubmitRun) -> list[str]:
+def _what_runs(run: SubmitCommand) -> list[str]:
     """Paths are from the folder of the submit file; a run of a sweep stands one folder lower."""
     lines = [f"executable = {checked_path(run.executable)}"]
     lines += ["transfer_executable = false"] if run.in_image else []
@@ -306,19 +306,19 @@ def _what_runs(run: SubmitRun) -> list[str]:
     return lines
 
 
-def _input(path: str, run: SubmitRun) -> str:
+def _input(path: str, run: SubmitCommand) -> str:
     if _URL.fullmatch(path):
         return path
     return _from_run(_checked(_PATH, path, "the path of a file or an address"), run)
 
 
-def _from_run(path: str, run: SubmitRun) -> str:
+def _from_run(path: str, run: SubmitCommand) -> str:
     """A path or address as seen from where the job begins."""
     here = "/" not in path[:1] and "://" not in path
     return f"../{path.removeprefix('./')}" if run.columns and here else path
 
 
-def _logs(run: SubmitRun) -> list[str]:
+def _logs(run: SubmitCommand) -> list[str]:
     name = checked_name(run.name)
     of = "job" if run.columns else f"{name}_$(Cluster)_$(Process)"
     lines = [f"log = {of}.log", f"output = {of}.out", f"error = {of}.err"]
@@ -329,16 +329,19 @@ def _logs(run: SubmitRun) -> list[str]:
 # --- comments --------------------------------------------------------------------------------------
 
 
-def comments(taken: SubmittedImage, run: SubmitRun) -> list[str]:
+def comments(taken: JobImageSpec, run: SubmitCommand) -> list[str]:
     """What the file rests on, for the person who reads it later."""
     image = taken.form.image
     name, made = f"{taken.target}, manifest {image.subject.manifest}", f"{taken.judged:%Y-%m-%d}"
     if not run.gpus and taken.classes:
-        return [f"# {_said(line)}" for line in (name, f"Made by imagefactory on {made}. It asks for no GPU.")]
+        return [
+            f"# {_comment_line(line)}"
+            for line in (name, f"Made by imagefactory on {made}. It asks for no GPU.")
+        ]
     if not run.gpus:
         cpus = f"Made by imagefactory on {made}. It is for CPUs alone and asks for no GPU:"
         smoke = "no verdict speaks of it, and its smoke test is all that was tried."
-        return [f"# {_said(line)}" for line in (name, cpus, smoke)]
+        return [f"# {_comment_line(line)}" for line in (name, cpus, smoke)]
     lines = [
         name,
         f"Made by imagefactory on {made}. The GPUs below are those, and no others, on which",
@@ -346,15 +349,17 @@ def comments(taken: SubmittedImage, run: SubmitRun) -> list[str]:
         if all(gpu_class.proven for gpu_class in taken.classes)
         else "it may run:",
     ]
-    for capabilities, said in _together(
-        (gpu_class.capability, _why(gpu_class)) for gpu_class in taken.classes
+    for capabilities, said in _group_reasons(
+        (gpu_class.capability, _gpu_comment(gpu_class)) for gpu_class in taken.classes
     ):
         lines.append(f"  {capabilities}{said}")
-    for capabilities, said in _together(
+    for capabilities, said in _group_reasons(
         (gpu_class.capability, str(fault.reason)) for gpu_class in taken.classes for fault in gpu_class.faults
     ):
         lines.append(f"  known fault on {capabilities}: {said}")
-    lines += [f"  not {capabilities}: {why}" for capabilities, why in _together(taken.form.grounds.refused)]
+    lines += [
+        f"  not {capabilities}: {why}" for capabilities, why in _group_reasons(taken.form.grounds.refused)
+    ]
     guessed = [str(gpu_class.capability) for gpu_class in taken.classes if not gpu_class.proven]
     if guessed:
         lines += [
@@ -363,15 +368,15 @@ def comments(taken: SubmittedImage, run: SubmitRun) -> list[str]:
         ]
     if run.mig:
         lines.append("WARNING: slices of these GPUs (MIG) match too, of which no verdict speaks.")
-    return [f"# {_said(line)}".rstrip() for line in lines]
+    return [f"# {_comment_line(line)}".rstrip() for line in lines]
 
 
-def _why(gpu_class: GpuClass) -> str:
+def _gpu_comment(gpu_class: GpuClass) -> str:
     least = f", drivers that take CUDA {gpu_class.cuda} or newer" if gpu_class.cuda else ""
     return f"{least}: {gpu_class.claim.basis}, {gpu_class.claim.reason} ({gpu_class.claim.source})"
 
 
-def _together(rows: Iterable[tuple[Capability, str]]) -> Iterator[tuple[str, str]]:
+def _group_reasons(rows: Iterable[tuple[Capability, str]]) -> Iterator[tuple[str, str]]:
     """What is said of several capabilities in the same words once: `7.0 to 9.0`, or `7.0, 8.0`.
 
     The words are the same where they differ by the capability's own code (`sm_80`) alone; all are named then.
@@ -387,7 +392,7 @@ def _together(rows: Iterable[tuple[Capability, str]]) -> Iterator[tuple[str, str
         yield title, pattern.replace("sm_*", ", ".join(one.sm for one in capabilities))
 
 
-def _said(text: str) -> str:
+def _comment_line(text: str) -> str:
     """One line of ASCII that ends no comment: a backslash at its end would."""
     return "".join(char if " " <= char <= "~" and char != "\\" else "?" for char in text)[:500]
 

@@ -21,30 +21,30 @@ from imagefactory.errors import UsageError
 from imagefactory.gpu.capability import Capability
 from imagefactory.jobs.htcondor import (
     ARCHITECTURES,
-    SubmitRun,
-    SubmittedImage,
-    asked_room,
+    JobImageSpec,
+    SubmitCommand,
     check_columns,
     checked_address,
     checked_name,
     checked_path,
     comments,
+    requested_resources,
 )
 from imagefactory.jobs.offer import GpuClass
-from imagefactory.jobs.slurm import no_macro, run_word, value_arrays
+from imagefactory.jobs.slurm import format_run_argument, no_macro, value_arrays
 from imagefactory.schedulers.sizes import MB
 
 SUFFIX = ".yaml"
 FILES_MOST = 1_000_000
 """What a ConfigMap holds, less the room of its own fields."""
 NVIDIA, AMD = "nvidia.com/gpu", "amd.com/gpu"
-_FOLDER, _SCRIPT = "/work", "imagefactory-run.sh"
+_SCRIPT_PATH, _SCRIPT = "/work", "imagefactory-run.sh"
 _INDEX = "run"
 _KEY = re.compile(r"[-._A-Za-z0-9]{1,200}")
 _LABEL_MOST = 52
 """Of a Job's name: pods add their index and a random end, and have 63 letters."""
 _GFX = re.compile(r"gfx([0-9]{1,2})([0-9a-f])([0-9a-f])")
-_LOOK = """\
+_NODE_LABEL_COMMENT = """\
 # No label of a node tells which processor its GPUs have. One on which this image was not tried stops here.
 for told in $(sed -n 's/^gfx_target_version //p' /sys/class/kfd/kfd/topology/nodes/*/properties); do
     case $told in
@@ -58,7 +58,7 @@ done"""
 
 
 def format_manifest(
-    taken: SubmittedImage, run: SubmitRun, rows: Sequence[Sequence[str]], files: Mapping[str, bytes]
+    taken: JobImageSpec, run: SubmitCommand, rows: Sequence[Sequence[str]], files: Mapping[str, bytes]
 ) -> str:
     """The text of a manifest. `files` are the program and its inputs by name, `rows` a sweep's.
 
@@ -118,21 +118,21 @@ def _check_files(files: Mapping[str, bytes]) -> None:
 # --- what runs -----------------------------------------------------------------------------------
 
 
-def _is_amd(taken: SubmittedImage) -> bool:
+def _is_amd(taken: JobImageSpec) -> bool:
     return any(one.capability.processor for one in taken.classes)
 
 
-def _program(run: SubmitRun) -> str:
+def _program(run: SubmitCommand) -> str:
     path = checked_path(run.executable)
     return path if run.in_image else f"./{path.rpartition('/')[2]}"
 
 
-def _script(taken: SubmittedImage, run: SubmitRun, rows: Sequence[Sequence[str]]) -> str:
+def _script(taken: JobImageSpec, run: SubmitCommand, rows: Sequence[Sequence[str]]) -> str:
     """What starts the program where it must be told values or look at its GPU; empty where it need not."""
-    look = _LOOK % _versions(taken.classes) if run.gpus and _is_amd(taken) else ""
+    look = _NODE_LABEL_COMMENT % _versions(taken.classes) if run.gpus and _is_amd(taken) else ""
     if not (run.columns or look):
         return ""
-    words = [run_word(word, run.columns, _INDEX) for word in (_program(run), *run.arguments)]
+    words = [format_run_argument(word, run.columns, _INDEX) for word in (_program(run), *run.arguments)]
     values = [f"{_INDEX}=$((JOB_COMPLETION_INDEX + 1))", *value_arrays(run, rows)] if run.columns else []
     parts = ["#!/bin/bash", "set -eu", *([look] if look else []), *values, f"exec {' '.join(words)}"]
     return "\n".join([*parts, ""])
@@ -148,9 +148,9 @@ def _versions(classes: Iterable[GpuClass]) -> tuple[str, str]:
     return " | ".join(numbers), ", ".join(str(one.capability) for one in classes)
 
 
-def _command(run: SubmitRun, *, script: bool) -> list[str]:
+def _command(run: SubmitCommand, *, script: bool) -> list[str]:
     if script:
-        return ["/bin/bash", f"{_FOLDER}/{_SCRIPT}"]
+        return ["/bin/bash", f"{_SCRIPT_PATH}/{_SCRIPT}"]
     for word in run.arguments:
         if not (word.isascii() and word.isprintable()):
             raise UsageError(
@@ -167,7 +167,7 @@ def _command(run: SubmitRun, *, script: bool) -> list[str]:
 # --- where it runs -------------------------------------------------------------------------------
 
 
-def node_terms(classes: Iterable[GpuClass], run: SubmitRun) -> list[dict[str, Any]]:
+def node_terms(classes: Iterable[GpuClass], run: SubmitCommand) -> list[dict[str, Any]]:
     """What a node's labels must say: of these terms one must hold, and all of its expressions.
 
     One a major capability and driver. CUDA 12.4 or newer is 12 with a minor above 3, or a major above 12.
@@ -176,7 +176,9 @@ def node_terms(classes: Iterable[GpuClass], run: SubmitRun) -> list[dict[str, An
     for one in sorted(classes, key=lambda one: one.capability):
         groups.setdefault((one.capability.major, one.cuda), []).append(one.capability)
     whole = [] if run.mig else [{"key": "nvidia.com/gpu.slices.gi", "operator": "DoesNotExist"}]
-    large = [_above("nvidia.com/gpu.memory", -(-run.gpu_memory // MB) - 1)] if run.gpu_memory else []
+    large = (
+        [_driver_newer_than("nvidia.com/gpu.memory", -(-run.gpu_memory // MB) - 1)] if run.gpu_memory else []
+    )
     return [
         {
             "matchExpressions": [
@@ -199,19 +201,19 @@ def _drivers(cuda: str) -> list[list[dict[str, Any]]]:
     # Called cuda.runtime-version.* too since 0.16; this name all versions have so far.
     whole, part = "nvidia.com/cuda.runtime.major", "nvidia.com/cuda.runtime.minor"
     if not minor:
-        return [[_above(whole, major - 1)]]
-    return [[_among(whole, [major]), _above(part, minor - 1)], [_above(whole, major)]]
+        return [[_driver_newer_than(whole, major - 1)]]
+    return [[_among(whole, [major]), _driver_newer_than(part, minor - 1)], [_driver_newer_than(whole, major)]]
 
 
 def _among(key: str, numbers: Iterable[int]) -> dict[str, Any]:
     return {"key": key, "operator": "In", "values": [str(number) for number in numbers]}
 
 
-def _above(key: str, number: int) -> dict[str, Any]:
+def _driver_newer_than(key: str, number: int) -> dict[str, Any]:
     return {"key": key, "operator": "Gt", "values": [str(number)]}
 
 
-def _advice(taken: SubmittedImage, run: SubmitRun) -> list[str]:
+def _advice(taken: JobImageSpec, run: SubmitCommand) -> list[str]:
     lines = ["# Results stay in the pod: add a volume for them. Its output: kubectl logs job/NAME"]
     if run.gpus and not _is_amd(taken):
         labels = "nvidia.com/gpu.product,nvidia.com/gpu.compute.major,nvidia.com/cuda.runtime.major"
@@ -238,7 +240,9 @@ def _config_map(name: str, files: Mapping[str, bytes]) -> dict[str, Any]:
     }
 
 
-def _job(name: str, taken: SubmittedImage, run: SubmitRun, files: Sequence[str], runs: int) -> dict[str, Any]:
+def _job(
+    name: str, taken: JobImageSpec, run: SubmitCommand, files: Sequence[str], runs: int
+) -> dict[str, Any]:
     """One try each: what failed is for a person to look at. A pod that its node drops is tried again."""
     tries: dict[str, Any] = {"backoffLimit": 0}
     if run.columns:
@@ -261,7 +265,7 @@ def _job(name: str, taken: SubmittedImage, run: SubmitRun, files: Sequence[str],
     }
 
 
-def _pod(name: str, taken: SubmittedImage, run: SubmitRun, files: Sequence[str]) -> dict[str, Any]:
+def _pod(name: str, taken: JobImageSpec, run: SubmitCommand, files: Sequence[str]) -> dict[str, Any]:
     if taken.platform not in ARCHITECTURES:
         raise UsageError(
             "platform-unsupported",
@@ -273,12 +277,12 @@ def _pod(name: str, taken: SubmittedImage, run: SubmitRun, files: Sequence[str])
         {"name": "shm", "emptyDir": {"medium": "Memory"}},
     ]
     mounts: list[dict[str, Any]] = [
-        {"name": "work", "mountPath": _FOLDER},
+        {"name": "work", "mountPath": _SCRIPT_PATH},
         {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108  # the pod's own
     ]
     if files:
         volumes.append({"name": "files", "configMap": {"name": name, "defaultMode": 0o755}})
-        mounts += [{"name": "files", "mountPath": f"{_FOLDER}/{key}", "subPath": key} for key in files]
+        mounts += [{"name": "files", "mountPath": f"{_SCRIPT_PATH}/{key}", "subPath": key} for key in files]
     pod: dict[str, Any] = {
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
@@ -297,7 +301,7 @@ def _pod(name: str, taken: SubmittedImage, run: SubmitRun, files: Sequence[str])
             "name": "job",
             "image": checked_address(taken.form.image.address).removeprefix("docker://"),
             "command": _command(run, script=_SCRIPT in files),
-            "workingDir": _FOLDER,
+            "workingDir": _SCRIPT_PATH,
             "env": [{"name": "PYTHONNOUSERSITE", "value": "1"}],
             "resources": _resources(taken, run),
             "volumeMounts": mounts,
@@ -306,8 +310,8 @@ def _pod(name: str, taken: SubmittedImage, run: SubmitRun, files: Sequence[str])
     return {**pod, "volumes": volumes}
 
 
-def _resources(taken: SubmittedImage, run: SubmitRun) -> dict[str, Any]:
-    memory, _ = asked_room(taken.form.image, run)
+def _resources(taken: JobImageSpec, run: SubmitCommand) -> dict[str, Any]:
+    memory, _ = requested_resources(taken.form.image, run)
     amounts = {"memory": _mebibytes(memory)}
     if run.disk:
         amounts["ephemeral-storage"] = _mebibytes(run.disk)

@@ -2,7 +2,7 @@
 
     Catalogue + trust -> Offer -> Form -> text, for write.py: FILE.sub (and FILE.dag with run-1/, run-2/, ...)
 
-Pure: nothing is submitted or written. Raises FactoryError alone.
+Pure: nothing is submitted or written. Raises ImagefactoryError alone.
 """
 
 from __future__ import annotations
@@ -25,26 +25,33 @@ from imagefactory.jobs.htcondor import (
     GATHER,
     ROWS_MOST,
     RUN,
-    SubmitRun,
-    SubmittedImage,
-    asked_room,
-    folder_of,
+    JobImageSpec,
+    SubmitCommand,
     format_runs,
     format_submit,
+    requested_resources,
+    run_directory,
 )
 from imagefactory.jobs.kubernetes import FILES_MOST, SUFFIX, format_manifest
-from imagefactory.jobs.offer import Grounds, ImageForm, Wish, choose_form, expected_grounds, forms_of
+from imagefactory.jobs.offer import (
+    ImageEvidence,
+    ImageForm,
+    ResourceRequest,
+    choose_form,
+    expected_grounds,
+    forms_of,
+)
 from imagefactory.jobs.slurm import NO_GPU, SlurmRequest, format_sbatch, request_gpus
 from imagefactory.progress import Progress
 from imagefactory.schedulers.pool import MACHINE_HAS, ImageKind, Inventory
 from imagefactory.schedulers.sites import Site
 from imagefactory.settings.choices import KUBERNETES, SLURM
 from imagefactory.suite import table
-from imagefactory.trust.catalog import ASK_CENTER, Catalogue, Offer
-from imagefactory.trust.claims import work_together
-from imagefactory.trust.offers import find_offer, judge_offer
-from imagefactory.trust.policy import Trust
-from imagefactory.trust.verdict import Judged, Standing
+from imagefactory.trust.catalog import CENTER_HINT, Catalog, ImageOffer
+from imagefactory.trust.claims import multi_gpu_capabilities
+from imagefactory.trust.offers import find_offer, verify_offer
+from imagefactory.trust.policy import TrustRules
+from imagefactory.trust.verdict import VerdictStatus, VerificationResult
 
 # --- What runs where a person names no program, and what a job in an image for CPUs alone may ask. Pure
 
@@ -58,7 +65,7 @@ _TRIALS = {
 _PLAIN = "import sys; print(sys.version)"
 
 
-def first_trial(run: SubmitRun, framework: str) -> SubmitRun:
+def first_trial(run: SubmitCommand, framework: str) -> SubmitCommand:
     """Without a program of one's own: the framework says which GPU it sees, on CPUs its version."""
     said = _TRIALS.get(framework, _PLAIN)
     if not run.gpus:
@@ -68,7 +75,7 @@ def first_trial(run: SubmitRun, framework: str) -> SubmitRun:
     return replace(run, executable=PYTHON, in_image=True, arguments=("-c", said))
 
 
-def without_gpus(run: SubmitRun, target: str) -> SubmitRun:
+def without_gpus(run: SubmitCommand, target: str) -> SubmitCommand:
     """The run on CPUs. Raises UsageError for one that asks for more than the one GPU that is usual."""
     for option, asked in (("--gpus", run.gpus > 1), ("--gpu-memory", run.gpu_memory), ("--mig", run.mig)):
         if asked:
@@ -84,13 +91,13 @@ def without_gpus(run: SubmitRun, target: str) -> SubmitRun:
 # HTCondor sends it the folders, as they came back, and DAGMan waits for the runs; Slurm's machines see them.
 
 
-def gathering(run: SubmitRun, runs: int, *, sent: bool) -> SubmitRun:
+def gathering(run: SubmitCommand, runs: int, *, sent: bool) -> SubmitCommand:
     """That job, for a sweep of `run`: no GPU, one core. `sent` is whether files are sent to it."""
-    return SubmitRun(
+    return SubmitCommand(
         name=f"{run.name}-{GATHER}",
         executable=run.gather,
         in_image=run.in_image,
-        inputs=tuple(folder_of(number) for number in range(1, runs + 1)) if sent else (),
+        inputs=tuple(run_directory(number) for number in range(1, runs + 1)) if sent else (),
         gpus=0,
         memory=run.memory,
         disk=run.disk,
@@ -101,7 +108,7 @@ def gathering(run: SubmitRun, runs: int, *, sent: bool) -> SubmitRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SubmitAsk:
+class SubmitRequest:
     """What a person asked for. `kind` is None for what fits best, `run.name` empty for the target's,
     `run.executable` for a first trial.
 
@@ -116,7 +123,7 @@ class SubmitAsk:
     site: Site
     kind: ImageKind | None
     folder: str
-    run: SubmitRun
+    run: SubmitCommand
     rows: tuple[tuple[str, ...], ...] = ()
     predicted: bool = False
     faulty: bool = False
@@ -127,7 +134,7 @@ class SubmitAsk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SubmitMade:
+class SubmitFiles:
     """A submit file not yet written, and the DAG of a sweep, empty for one job and where the file has it.
 
     `gather` is the file of the job that gathers a sweep's results, empty where none does. `suffix` is the
@@ -135,8 +142,8 @@ class SubmitMade:
     capabilities of which as many GPUs as a job asks for were verified to work together.
     """
 
-    taken: SubmittedImage
-    run: SubmitRun
+    taken: JobImageSpec
+    run: SubmitCommand
     text: str
     dag: str = ""
     own: bool = False
@@ -162,17 +169,17 @@ class SubmitMade:
         )
 
 
-def make_submit(catalogue: Catalogue, ask: SubmitAsk, trust: Trust, now: datetime) -> SubmitMade:
+def make_submit(catalogue: Catalog, ask: SubmitRequest, trust: TrustRules, now: datetime) -> SubmitFiles:
     """Decides all that the file says. Pure.
 
     Raises NothingSelectedError for a target that is not offered, and as `submit_offer`.
     """
     offer = find_offer(catalogue, ask.target, trust, now)
     made = submit_offer(offer, ask, trust, now)
-    return replace(made, together=work_together(offer.judged, made.run.gpus))
+    return replace(made, together=multi_gpu_capabilities(offer.judged, made.run.gpus))
 
 
-def submit_offer(offer: Offer, ask: SubmitAsk, trust: Trust, now: datetime) -> SubmitMade:
+def submit_offer(offer: ImageOffer, ask: SubmitRequest, trust: TrustRules, now: datetime) -> SubmitFiles:
     """The same of an offer that is judged already. An image for CPUs alone needs no verdict. Pure.
 
     Raises NothingSelectedError for a form that is not offered, CheckFailedError where nothing of it may be
@@ -196,7 +203,7 @@ def submit_offer(offer: Offer, ask: SubmitAsk, trust: Trust, now: datetime) -> S
             raise _not_verified((offer, form), hoped, trust, ask)
     else:
         run = without_gpus(run, image.target)
-    taken = SubmittedImage(
+    taken = JobImageSpec(
         target=image.target,
         platform=image.platform,
         form=replace(form, grounds=grounds),
@@ -208,7 +215,7 @@ def submit_offer(offer: Offer, ask: SubmitAsk, trust: Trust, now: datetime) -> S
         request = request_gpus(taken, run, ask.inventory) if run.gpus else NO_GPU
         script = format_sbatch(taken, run, request, ask.rows, ask.site.own)
         last = gathering(run, len(ask.rows), sent=False)
-        return SubmitMade(
+        return SubmitFiles(
             taken=taken,
             run=run,
             text=script,
@@ -219,9 +226,9 @@ def submit_offer(offer: Offer, ask: SubmitAsk, trust: Trust, now: datetime) -> S
         )
     if ask.site.batch == KUBERNETES:
         text = format_manifest(taken, run, ask.rows, ask.files)
-        return SubmitMade(taken=taken, run=run, text=text, own=ask.own, suffix=SUFFIX)
+        return SubmitFiles(taken=taken, run=run, text=text, own=ask.own, suffix=SUFFIX)
     text = format_submit(taken, run, ask.site)
-    made = SubmitMade(taken=taken, run=run, text=text, own=ask.own)
+    made = SubmitFiles(taken=taken, run=run, text=text, own=ask.own)
     if not run.columns:
         return made
     if run.gather:
@@ -229,11 +236,11 @@ def submit_offer(offer: Offer, ask: SubmitAsk, trust: Trust, now: datetime) -> S
     return replace(made, dag=format_runs(made.file, run.columns[1:], ask.rows, made.gather_file))
 
 
-def wish_of(made: SubmitMade, site: Site) -> Wish:
+def resource_request(made: SubmitFiles, site: Site) -> ResourceRequest:
     """What the jobs of that file ask of machines and GPUs, beside the kinds of GPU."""
     image, run = made.taken.form.image, made.run
-    memory, disk = asked_room(image, run)
-    return Wish(
+    memory, disk = requested_resources(image, run)
+    return ResourceRequest(
         gpus=run.gpus,
         gpu_memory=run.gpu_memory,
         cpus=run.cpus,
@@ -246,7 +253,7 @@ def wish_of(made: SubmitMade, site: Site) -> Wish:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offered:
+class CatalogLine:
     """One line of what a catalogue offers: capabilities (`8.0`) on which it is verified, and is predicted to
     run, and the kinds of image there are; `kind` is the one that those are verified of. Without `gpu` it is
     for CPUs alone."""
@@ -259,21 +266,23 @@ class Offered:
     predicted: tuple[str, ...]
 
 
-def list_offers(catalogue: Catalogue, ask: SubmitAsk, trust: Trust, now: datetime) -> tuple[Offered, ...]:
+def list_offers(
+    catalogue: Catalog, ask: SubmitRequest, trust: TrustRules, now: datetime
+) -> tuple[CatalogLine, ...]:
     """All that a catalogue offers for a site, as `make_submit` would take it; no target is asked for.
 
     Raises NothingSelectedError where that is nothing.
     """
     rows = []
     for image in catalogue.images:
-        forms = forms_of(judge_offer(catalogue, image, trust, now), ask.folder)
+        forms = forms_of(verify_offer(catalogue, image, trust, now), ask.folder)
         try:
             form = choose_form(forms, ask.site, ask.kind)
         except NothingSelectedError:
             continue
         hoped = expected_grounds(form.grounds, image)
         rows.append(
-            Offered(
+            CatalogLine(
                 target=image.target,
                 gpu=image.gpu,
                 kind=form.image.kind.value,
@@ -297,16 +306,16 @@ def list_offers(catalogue: Catalogue, ask: SubmitAsk, trust: Trust, now: datetim
 
 
 def _not_verified(
-    chosen: tuple[Offer, ImageForm], hoped: Grounds, trust: Trust, ask: SubmitAsk
+    chosen: tuple[ImageOffer, ImageForm], hoped: ImageEvidence, trust: TrustRules, ask: SubmitRequest
 ) -> CheckFailedError:
     """Why there is nothing to write, what is predicted, and what this person can do about it."""
     offer, form = chosen
     name, kind = f"{ask.prefix}{offer.image.target}", form.image.kind
-    judged = _judged_of(offer, form)
+    judged = _verdicts_of(offer, form)
     said = [f"{name} ({kind}) is not verified on any GPU by a key that you trust"]
     if not trust.keys:
         said[0] = f"{name}: you trust no key, so no verdict counts"
-    poor = [judgement for judgement in judged if judgement.standing is not Standing.GOOD]
+    poor = [judgement for judgement in judged if judgement.standing is not VerdictStatus.GOOD]
     said += [f"a verdict is {judgement.standing.value}: {judgement.why}" for judgement in poor[:5]]
     said += [f"not {capability}: {why}" for capability, why in form.grounds.refused]
     said += [f"not {row.where}: {row.said}" for row in form.grounds.revoked if not row.capability]
@@ -316,7 +325,7 @@ def _not_verified(
     ]
     said.append(f"predicted to run on {', '.join(guessed)}" if guessed else "no GPU is predicted to run it")
     said += [f"predicted or documented not to run on {', '.join(against)}"] if against else []
-    strangers = not trust.keys or any(judgement.standing is Standing.WRONG_KEY for judgement in poor)
+    strangers = not trust.keys or any(judgement.standing is VerdictStatus.WRONG_KEY for judgement in poor)
     if ask.own:
         hint = f"verify it: imagefactory verify {name} --pool htcondor"
         if strangers:
@@ -328,18 +337,18 @@ def _not_verified(
             f"choose another image (imagefactory find {offer.image.family}) or ask your center to verify it"
         )
         if strangers:
-            hint = f"{ASK_CENTER}; then run imagefactory join ADDRESS|FILE and compare them"
+            hint = f"{CENTER_HINT}; then run imagefactory join ADDRESS|FILE and compare them"
     if guessed:
         hint += f"; or accept the risk: imagefactory submit {name} --accept predicted"
     return CheckFailedError("not-verified", "; ".join(said), hint=hint)
 
 
-def _judged_of(offer: Offer, form: ImageForm) -> Sequence[Judged]:
+def _verdicts_of(offer: ImageOffer, form: ImageForm) -> Sequence[VerificationResult]:
     own = next((one.judged for one in offer.sifs if one.sif.subject == form.image.subject), None)
     return offer.judged if own is None else own
 
 
-def summary(made: SubmitMade) -> Mapping[str, object]:
+def summary(made: SubmitFiles) -> Mapping[str, object]:
     """What was decided, for `--json`."""
     image = made.taken.form.image
     return {
@@ -443,7 +452,7 @@ def parse_rows(text: str, where: str) -> tuple[tuple[str, ...], tuple[tuple[str,
 _CHUNK = 1 << 20
 
 
-def check_files(made: SubmitMade, progress: Progress) -> None:
+def check_files(made: SubmitFiles, progress: Progress) -> None:
     """Looks whether what the job takes along is there, and is what it must be. Raises UsageError."""
     for option, program in (("--executable", made.run.executable), ("--gather", made.run.gather)):
         if program and not made.run.in_image:
@@ -460,7 +469,7 @@ def check_files(made: SubmitMade, progress: Progress) -> None:
         _check_sif(Path(image.address), made, progress)
 
 
-def read_files(run: SubmitRun) -> Mapping[str, bytes]:
+def read_files(run: SubmitCommand) -> Mapping[str, bytes]:
     """The program and its inputs by name, for a Job that carries them. Raises UsageError."""
     paths = [("--executable", run.executable)] if run.executable and not run.in_image else []
     files: dict[str, bytes] = {}
@@ -489,7 +498,7 @@ def read_files(run: SubmitRun) -> Mapping[str, bytes]:
     return files
 
 
-def write_made(made: SubmitMade, *, force: bool) -> tuple[str, ...]:
+def write_submit_files(made: SubmitFiles, *, force: bool) -> tuple[str, ...]:
     """Writes the files into the current folder; their names. Raises UsageError where they are here."""
     name = made.run.name
     if made.dag and (rescues := sorted(Path().glob(f"{name}.dag.rescue*"))):
@@ -500,7 +509,7 @@ def write_made(made: SubmitMade, *, force: bool) -> tuple[str, ...]:
         )
     texts = {made.file: made.text} | ({made.gather_file: made.gather} if made.gather else {})
     texts |= {f"{name}.dag": made.dag} if made.dag else {}
-    folders = [folder_of(number) for number in range(1, made.dag.count("\nVARS ") + 1)]
+    folders = [run_directory(number) for number in range(1, made.dag.count("\nVARS ") + 1)]
     if not force:
         there = [path for path in texts if os.path.lexists(path)]
         there += [folder for folder in folders if os.path.lexists(folder) and not _is_empty(Path(folder))]
@@ -552,7 +561,7 @@ def _check_program(option: str, path: Path, *, runs_here: bool) -> None:
         )
 
 
-def _check_sif(path: Path, made: SubmitMade, progress: Progress) -> None:
+def _check_sif(path: Path, made: SubmitFiles, progress: Progress) -> None:
     """That the file is the one that was verified. A folder that this machine does not see is passed over."""
     image, name = made.taken.form.image, path.name
     if not path.parent.is_dir():

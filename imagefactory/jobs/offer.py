@@ -16,18 +16,18 @@ from imagefactory.gpu import knowledge
 from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.drivers import older, parse_driver
 from imagefactory.gpu.knowledge.tables import numbers
-from imagefactory.gpu.values import Answer, Basis, Claim
+from imagefactory.gpu.values import CellClaim, ClaimBasis, Compatibility
 from imagefactory.oci.sif import sif_name
 from imagefactory.oci.store import parse_reference
 from imagefactory.schedulers.pool import ImageKind, Inventory, PoolGpu, PoolImage
 from imagefactory.schedulers.sites import Site
 from imagefactory.schedulers.sizes import MB
-from imagefactory.settings.load import SIF_FOLDER
-from imagefactory.trust.catalog import CataloguedImage, Offer
+from imagefactory.settings.load import SIF_DIRECTORY
+from imagefactory.trust.catalog import CatalogImage, ImageOffer
 from imagefactory.trust.claims import verified_claims
-from imagefactory.trust.verdict import Judged, RevokedCell, Standing
+from imagefactory.trust.verdict import RevokedCell, VerdictStatus, VerificationResult
 
-_RUNS = (Answer.YES, Answer.PTX)
+_RUNS = (Compatibility.YES, Compatibility.PTX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,16 +39,16 @@ class GpuClass:
 
     capability: Capability
     cuda: str
-    claim: Claim
-    faults: tuple[Claim, ...] = ()
+    claim: CellClaim
+    faults: tuple[CellClaim, ...] = ()
 
     @property
     def proven(self) -> bool:
-        return self.claim.basis is Basis.VERIFIED
+        return self.claim.basis is ClaimBasis.VERIFIED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grounds:
+class ImageEvidence:
     """What is known of an image: classes that may be used, and capabilities that may not, each with why.
 
     `revoked` is what was taken back and not verified again: no prediction outweighs it.
@@ -67,7 +67,9 @@ class Grounds:
         return any(one.proven for one in self.classes)
 
 
-def proven_grounds(judged: Sequence[Judged], revoked: Iterable[RevokedCell] = ()) -> Grounds:
+def verified_evidence(
+    judged: Sequence[VerificationResult], revoked: Iterable[RevokedCell] = ()
+) -> ImageEvidence:
     """What verdicts that can be relied on say of one image, and what was taken back of it.
 
     A class begins at the lowest driver from which on every verdict says verified: a pass holds for its
@@ -77,11 +79,11 @@ def proven_grounds(judged: Sequence[Judged], revoked: Iterable[RevokedCell] = ()
     classes, refused = [], []
     for capability in sorted({capability for capability, _ in cudas}):
         drivers = sorted((driver for of, driver in cudas if of == capability), key=parse_driver, reverse=True)
-        passed: list[tuple[str, Claim]] = []
-        against: Claim | None = None
+        passed: list[tuple[str, CellClaim]] = []
+        against: CellClaim | None = None
         for driver in drivers:
             claim, cuda = verified_claims(judged, driver)[capability], cudas[capability, driver]
-            if claim.answer is not Answer.YES:
+            if claim.answer is not Compatibility.YES:
                 against = claim
                 passed = [one for one in passed if cuda and one[0] and numbers(one[0]) > numbers(cuda)]
                 break
@@ -99,12 +101,16 @@ def proven_grounds(judged: Sequence[Judged], revoked: Iterable[RevokedCell] = ()
         if capability not in {one for one, _ in refused}:
             said = next(row.said for row in left if row.capability == str(capability))
             refused.append((capability, said))
-    return Grounds(classes=tuple(classes), refused=tuple(refused), revoked=left)
+    return ImageEvidence(classes=tuple(classes), refused=tuple(refused), revoked=left)
 
 
 def with_predictions(
-    grounds: Grounds, predicted: Iterable[tuple[str, Claim]], least_cuda: str = "", *, faulty: bool = False
-) -> Grounds:
+    grounds: ImageEvidence,
+    predicted: Iterable[tuple[str, CellClaim]],
+    least_cuda: str = "",
+    *,
+    faulty: bool = False,
+) -> ImageEvidence:
     """The same with what a scan predicts of capabilities of which no verdict speaks.
 
     Only a scan counts, never a project's page alone, only where nothing else that is known of that capability
@@ -127,7 +133,7 @@ def with_predictions(
             continue
         borne = faults if faulty else ()
         against = next((claim for claim in claims if claim.answer not in _RUNS and claim not in borne), None)
-        scan = next((claim for claim in claims if claim.basis is Basis.PREDICTED), None)
+        scan = next((claim for claim in claims if claim.basis is ClaimBasis.PREDICTED), None)
         if against or scan is None:
             claim = against or claims[0]
             refused.append((capability, f"{claim.basis} {claim.answer}: {claim.reason}"))
@@ -155,7 +161,7 @@ def cuda_of_driver(driver: str) -> str:
     return min(fitting, key=numbers, default="")
 
 
-def known_capabilities() -> tuple[Capability, ...]:
+def all_capabilities() -> tuple[Capability, ...]:
     """All that are known, of GPUs and of what toolkits compile for: a range must not hold one unnoticed."""
     targets = {
         code.architecture
@@ -166,12 +172,12 @@ def known_capabilities() -> tuple[Capability, ...]:
     return tuple(sorted(targets | set(knowledge.capabilities())))
 
 
-def _cudas(judged: Iterable[Judged]) -> Mapping[tuple[Capability, str], str]:
+def _cudas(judged: Iterable[VerificationResult]) -> Mapping[tuple[Capability, str], str]:
     """The CUDA that each driver takes with which a good verdict ran on each capability."""
     cudas: dict[tuple[Capability, str], str] = {}
     for judgement in judged:
         verdict = judgement.verdict
-        if judgement.standing is not Standing.GOOD or verdict is None:
+        if judgement.standing is not VerdictStatus.GOOD or verdict is None:
             continue
         report = verdict.report
         if report.hardware is None or report.device is None:
@@ -194,8 +200,8 @@ def _shaped(cuda: str) -> str:
     return cuda if whole and len(major) <= 2 and len(minor) == 1 else ""
 
 
-def _by_capability(predicted: Iterable[tuple[str, Claim]]) -> Mapping[Capability, list[Claim]]:
-    found: dict[Capability, list[Claim]] = {}
+def _by_capability(predicted: Iterable[tuple[str, CellClaim]]) -> Mapping[Capability, list[CellClaim]]:
+    found: dict[Capability, list[CellClaim]] = {}
     for text, claim in predicted:
         found.setdefault(parse_capability(text), []).append(claim)
     return found
@@ -216,19 +222,19 @@ class ImageForm:
     the file there where it is missing, empty where no registry has it, or jobs take it from there."""
 
     image: PoolImage
-    grounds: Grounds
+    grounds: ImageEvidence
     fetch: str = ""
 
 
-def forms_of(offer: Offer, folder: str) -> tuple[ImageForm, ...]:
+def forms_of(offer: ImageOffer, folder: str) -> tuple[ImageForm, ...]:
     """All forms of an image. `folder` is where its .sif files lie: a path, or `osdf:///...`; empty for here.
 
     Raises UsageError for a folder that is no such place.
     """
-    return tuple(_forms(offer, _checked_folder(folder)))
+    return tuple(_forms(offer, _checked_directory(folder)))
 
 
-def expected_grounds(grounds: Grounds, image: CataloguedImage, *, faulty: bool = False) -> Grounds:
+def expected_grounds(grounds: ImageEvidence, image: CatalogImage, *, faulty: bool = False) -> ImageEvidence:
     """What is proven of a form of an image, and what is predicted of the image where no verdict speaks.
 
     With `faulty` also where some calls meet a known fault.
@@ -280,7 +286,7 @@ def choose_form(
     )
 
 
-def _forms(offer: Offer, folder: str) -> Iterator[ImageForm]:
+def _forms(offer: ImageOffer, folder: str) -> Iterator[ImageForm]:
     image = offer.image
     if _pinned(image.reference) and not image.only_sif:
         yield ImageForm(
@@ -291,7 +297,7 @@ def _forms(offer: Offer, folder: str) -> Iterator[ImageForm]:
                 size=image.size,
                 unpacked=image.unpacked,
             ),
-            grounds=proven_grounds(offer.judged, image.revoked_of(image.subject)),
+            grounds=verified_evidence(offer.judged, image.revoked_of(image.subject)),
         )
     for offered in offer.sifs:
         sif = offered.sif
@@ -302,7 +308,7 @@ def _forms(offer: Offer, folder: str) -> Iterator[ImageForm]:
         if _pinned(sif.reference):
             places.append((ImageKind.ORAS, f"oras://{sif.reference}"))
             fetch = f"apptainer pull {name} oras://{sif.reference}"
-        grounds = proven_grounds(offered.judged, image.revoked_of(sif.subject))
+        grounds = verified_evidence(offered.judged, image.revoked_of(sif.subject))
         for kind, address in places:
             made = PoolImage(
                 kind=kind,
@@ -320,8 +326,8 @@ def _pinned(reference: str) -> bool:
     return bool(reference) and bool(parse_reference(reference).digest)
 
 
-def _checked_folder(folder: str) -> str:
-    if folder and not SIF_FOLDER.fullmatch(folder):
+def _checked_directory(folder: str) -> str:
+    if folder and not SIF_DIRECTORY.fullmatch(folder):
         raise UsageError(
             "sif-folder-invalid",
             f"sif-folder: '{folder[:80]}' is neither an absolute path nor osdf:///...",
@@ -339,13 +345,13 @@ def _checked_folder(folder: str) -> str:
 # unsure.
 
 
-FRESH = timedelta(minutes=5)
+INVENTORY_FRESHNESS = timedelta(minutes=5)
 """An inventory that is not older tells of now."""
 _HOSTS = {"linux/amd64": "amd64", "linux/arm64": "arm64"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class ResourceRequest:
     """What one job asks for: `gpus` of one machine at once, each with `gpu_memory`.
 
     Sizes are bytes, 0 for any. With `mig` slices of GPUs will do. `needs` are attributes that must be true of
@@ -363,7 +369,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class AvailableGpu:
     """A GPU that a job can get; `gpu_class` is why. `free`: it and as many more as the job asks for are."""
 
     gpu: PoolGpu
@@ -372,11 +378,11 @@ class Place:
     unsure: bool
 
 
-Known = Callable[[PoolGpu], GpuClass | None]
+GpuClassifier = Callable[[PoolGpu], GpuClass | None]
 """Why an image may run on a GPU; None where it may not."""
 
 
-def by_class(classes: Iterable[GpuClass]) -> Known:
+def by_class(classes: Iterable[GpuClass]) -> GpuClassifier:
     """An image that may run on these classes."""
     by_capability = {str(one.capability): one for one in classes}
 
@@ -388,7 +394,7 @@ def by_class(classes: Iterable[GpuClass]) -> Known:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeenMachine:
+class MachineIndex:
     """A machine, made ready to be asked many times: its attributes in small letters, as ClassAds take them.
 
     `open`: its START takes any job.
@@ -399,10 +405,10 @@ class SeenMachine:
     open: bool
 
 
-def look(inventory: Inventory) -> tuple[SeenMachine, ...]:
+def index_machines(inventory: Inventory) -> tuple[MachineIndex, ...]:
     """The machines of an inventory."""
     return tuple(
-        SeenMachine(
+        MachineIndex(
             gpus=one.gpus,
             has={name.lower(): value for name, value in one.attributes.items()},
             open=one.start.strip().lower() in ("", "true"),
@@ -411,12 +417,14 @@ def look(inventory: Inventory) -> tuple[SeenMachine, ...]:
     )
 
 
-def find_places(known: Known, wish: Wish, machines: Iterable[SeenMachine]) -> tuple[Place, ...]:
+def find_places(
+    known: GpuClassifier, wish: ResourceRequest, machines: Iterable[MachineIndex]
+) -> tuple[AvailableGpu, ...]:
     """The GPUs of these machines that a job can get in an image."""
     return tuple(place for machine in machines for place in _on(machine, known, wish))
 
 
-def fits(gpu: PoolGpu, wish: Wish) -> bool:
+def fits(gpu: PoolGpu, wish: ResourceRequest) -> bool:
     """Whether the GPU itself is what is wished for, whatever runs on it."""
     host = _HOSTS.get(wish.platform, "")
     small = gpu.memory // MB < -(-wish.gpu_memory // MB)
@@ -428,7 +436,7 @@ def _new_enough(gpu: PoolGpu, gpu_class: GpuClass) -> bool:
     return not gpu_class.cuda or (bool(gpu.cuda) and numbers(gpu.cuda) >= numbers(gpu_class.cuda))
 
 
-def takes(machine: SeenMachine, wish: Wish) -> bool | None:
+def machine_fits(machine: MachineIndex, wish: ResourceRequest) -> bool | None:
     """Whether a machine is large enough and has what the image needs; None where that is not told."""
     has = machine.has
     for name, amount, unit in (
@@ -445,7 +453,7 @@ def takes(machine: SeenMachine, wish: Wish) -> bool | None:
     return True if told and machine.open else None
 
 
-def format_places(places: Sequence[Place], inventory: Inventory, now: datetime) -> str:
+def format_places(places: Sequence[AvailableGpu], inventory: Inventory, now: datetime) -> str:
     """`reaches 12 of 40 GPUs, 3 free now`; of an older inventory when they were."""
     total = len(inventory.gpus)
     text = f"reaches {len(places)} of {total} GPU{'s' * (total != 1)}"
@@ -457,18 +465,18 @@ def format_places(places: Sequence[Place], inventory: Inventory, now: datetime) 
 
 def free_when(inventory: Inventory, now: datetime) -> str:
     """When it was that GPUs were free: `now`, or a time; empty for an inventory that does not say."""
-    if now - inventory.taken < FRESH:
+    if now - inventory.taken < INVENTORY_FRESHNESS:
         return "now"
     return f"at {inventory.taken:%Y-%m-%d %H:%M} UTC" if inventory.taken.year > 1970 else ""
 
 
-def _on(machine: SeenMachine, known: Known, wish: Wish) -> Iterator[Place]:
+def _on(machine: MachineIndex, known: GpuClassifier, wish: ResourceRequest) -> Iterator[AvailableGpu]:
     fitting = [(gpu, found) for gpu in machine.gpus if (found := known(gpu)) and fits(gpu, wish)]
     if not fitting or len(fitting) < wish.gpus:
         return
-    taken = takes(machine, wish)
+    taken = machine_fits(machine, wish)
     if taken is False:
         return
     enough = sum(gpu.free for gpu, _ in fitting) >= wish.gpus
     for gpu, gpu_class in fitting:
-        yield Place(gpu=gpu, gpu_class=gpu_class, free=gpu.free and enough, unsure=taken is None)
+        yield AvailableGpu(gpu=gpu, gpu_class=gpu_class, free=gpu.free and enough, unsure=taken is None)

@@ -20,20 +20,20 @@ from imagefactory.errors import CheckFailedError, UsageError
 from imagefactory.jobs.htcondor import (
     CHECKPOINTED,
     RUN,
-    SubmitRun,
-    SubmittedImage,
-    asked_room,
+    JobImageSpec,
+    SubmitCommand,
     check_columns,
     checked_address,
     checked_name,
     checked_path,
     checked_value,
     comments,
+    requested_resources,
 )
-from imagefactory.jobs.offer import Wish, fits
+from imagefactory.jobs.offer import ResourceRequest, fits
 from imagefactory.schedulers.pool import Inventory, PoolGpu
 from imagefactory.schedulers.sizes import MB
-from imagefactory.schedulers.slurm.batch import ask_for
+from imagefactory.schedulers.slurm.batch import request_gpu_count
 from imagefactory.settings.own_commands import TIME
 
 # --- What a shell makes of a sweep: arrays of the columns' values, and words that take one of them. Pure
@@ -44,7 +44,7 @@ _MACRO = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 _WIDTH = 100
 
 
-def value_arrays(run: SubmitRun, rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def value_arrays(run: SubmitCommand, rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """An array for each column. Raises UsageError, naming the run, for a row that does not fit."""
     for number, row in enumerate(rows, start=1):
         if len(row) != len(run.columns) - 1:
@@ -68,7 +68,7 @@ def _folded(words: Iterable[str]) -> str:
     return "\n".join([*lines, line])
 
 
-def run_word(word: str, columns: Sequence[str], index: str) -> str:
+def format_run_argument(word: str, columns: Sequence[str], index: str) -> str:
     """One argument, in which `$(run)` and a sweep's columns are filled in when the job runs.
 
     `index` is the shell's variable that counts the runs. Raises UsageError for what cannot stand there.
@@ -107,7 +107,7 @@ SUFFIX = ".sbatch"
 INDEX = "SLURM_ARRAY_TASK_ID"
 NOTICE = 120
 """Seconds before the end of a job's time in which its program may save what it has."""
-LOOK = """\
+CONSTRAINT_COMMENT = """\
 # Of a GPU Slurm knows the name that its site gave it. One on which this image was not tried stops here.
 # Its GPUs are those that CUDA shows: indices, beginnings of UUIDs or slices (MIG), up to an invalid entry.
 gpus=$({ nvidia-smi -L; nvidia-smi --query-gpu=uuid,compute_cap --format=csv,noheader; } |
@@ -187,7 +187,7 @@ NO_GPU = SlurmRequest(lines=(), gpus=(), total=0, known=False)
 """Of a job on CPUs alone."""
 
 
-def request_gpus(taken: SubmittedImage, run: SubmitRun, inventory: Inventory | None) -> SlurmRequest:
+def request_gpus(taken: JobImageSpec, run: SubmitCommand, inventory: Inventory | None) -> SlurmRequest:
     """What to ask for so that a job gets GPUs of these classes, and no others.
 
     Raises CheckFailedError where the cluster has no such GPU, UsageError for a job that cannot say
@@ -202,8 +202,8 @@ def request_gpus(taken: SubmittedImage, run: SubmitRun, inventory: Inventory | N
     if inventory is None:
         return SlurmRequest(lines=(f"--gres=gpu:{run.gpus}",), gpus=(), total=0, known=False)
     right = {str(one.capability) for one in taken.classes}
-    wish = Wish(platform=taken.platform, mig=run.mig)
-    asked = ask_for(inventory, lambda gpu: gpu.capability in right and fits(gpu, wish), run.gpus)
+    wish = ResourceRequest(platform=taken.platform, mig=run.mig)
+    asked = request_gpu_count(inventory, lambda gpu: gpu.capability in right and fits(gpu, wish), run.gpus)
     if asked is None:
         raise _none_fits(inventory, right)
     lines, gpus = asked
@@ -230,8 +230,8 @@ def _none_fits(inventory: Inventory, right: Collection[str]) -> CheckFailedError
 
 
 def format_sbatch(
-    taken: SubmittedImage,
-    run: SubmitRun,
+    taken: JobImageSpec,
+    run: SubmitCommand,
     request: SlurmRequest,
     rows: Sequence[Sequence[str]],
     own: Sequence[str] = (),
@@ -249,7 +249,7 @@ def format_sbatch(
             )
     check_columns(run.columns[1:])
     checked_name(run.name)
-    memory, _ = asked_room(taken.form.image, run)
+    memory, _ = requested_resources(taken.form.image, run)
     resumes = ["--requeue", "--open-mode=append", f"--signal=B:TERM@{NOTICE}"] if run.checkpoint else []
     told = [
         f"--job-name={run.name}",
@@ -268,14 +268,14 @@ def format_sbatch(
         ["#!/bin/bash", *comments(taken, run)],
         [*(f"#SBATCH {line}" for line in told), *_advice(run, request, own)],
         ["set -eu"],
-        [LOOK % (_cases(taken), _proven(taken))] if run.gpus else [],
+        [CONSTRAINT_COMMENT % (_cases(taken), _verified_text(taken))] if run.gpus else [],
         list(value_arrays(run, rows)),
         _what_runs(taken, run),
     ]
     return "\n\n".join("\n".join(group) for group in groups if group) + "\n"
 
 
-def _advice(run: SubmitRun, request: SlurmRequest, own: Sequence[str]) -> Iterator[str]:
+def _advice(run: SubmitCommand, request: SlurmRequest, own: Sequence[str]) -> Iterator[str]:
     if run.gpus and not request.known:
         yield "# No cluster was at hand to ask: name the type of GPU, --gres=gpu:TYPE:1, or it may stop."
     time = "" if run.time else " --time=12:00:00"
@@ -283,15 +283,15 @@ def _advice(run: SubmitRun, request: SlurmRequest, own: Sequence[str]) -> Iterat
         yield f"# What else the site wants: sbatch --account=NAME --partition=NAME{time} FILE"
 
 
-def _cases(taken: SubmittedImage) -> str:
+def _cases(taken: JobImageSpec) -> str:
     return "\n".join(f"    {one.capability}) needs={one.cuda or 0} ;;" for one in taken.classes)
 
 
-def _proven(taken: SubmittedImage) -> str:
+def _verified_text(taken: JobImageSpec) -> str:
     return ", ".join(str(one.capability) for one in taken.classes)
 
 
-def _what_runs(taken: SubmittedImage, run: SubmitRun) -> list[str]:
+def _what_runs(taken: JobImageSpec, run: SubmitCommand) -> list[str]:
     image = checked_address(taken.form.image.address)
     below = "../" if run.columns else ""
     if "://" not in image and not image.startswith("/"):
@@ -299,7 +299,7 @@ def _what_runs(taken: SubmittedImage, run: SubmitRun) -> list[str]:
     program = checked_path(run.executable)
     if not run.in_image and not program.startswith("/"):
         program = f"{below or './'}{program.removeprefix('./')}"
-    words = [shlex.quote(program), *(run_word(word, run.columns, INDEX) for word in run.arguments)]
+    words = [shlex.quote(program), *(format_run_argument(word, run.columns, INDEX) for word in run.arguments)]
     start = ["apptainer", "exec", *(["--nv"] if run.gpus else []), "--env", "PYTHONNOUSERSITE=1"]
     seen = '--bind "$SLURM_SUBMIT_DIR" --pwd "$PWD"'
     command = f"{' '.join(start)} {seen} \\\n    {shlex.quote(image)} \\\n    {' '.join(words)}"

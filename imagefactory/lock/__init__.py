@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from imagefactory.model import Base, Lock, Target
+from imagefactory.model import BaseSpec, Lock, Target
 from imagefactory.progress import Progress
 
 
@@ -25,7 +25,7 @@ class LockRequest:
     """
 
     target: Target
-    base: Base
+    base: BaseSpec
     previous: Lock | None = None
     update: tuple[str, ...] = ()
     update_all: bool = False
@@ -33,7 +33,7 @@ class LockRequest:
     absent: tuple[str, ...] = ()
 
 
-def asked_of(target: Target, source: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def requirements_of(target: Target, source: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Requirements and constraints of what `target` has from `source`, but for conda's Python."""
     if source == target.source:
         return target.requirements, target.constraints
@@ -41,7 +41,7 @@ def asked_of(target: Target, source: str) -> tuple[tuple[str, ...], tuple[str, .
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Behind:
+class OutdatedPackage:
     """A package locked behind the newest release that the recipe's own bounds allow, and why.
 
     With `asked` the recipe names it and the lock is refused; `accept` is the bound that the recipe then
@@ -67,7 +67,7 @@ class Locker(Protocol):
     def lock(self, request: LockRequest, progress: Progress) -> Lock:
         """The solved environment of a target. Raises LockError, or ToolError without its solver."""
 
-    def behind(self, request: LockRequest, lock: Lock, progress: Progress) -> tuple[Behind, ...]:
+    def behind(self, request: LockRequest, lock: Lock, progress: Progress) -> tuple[OutdatedPackage, ...]:
         """What of a solution for `request` is far behind what its source has. Raises like `lock`."""
 
     def addresses(self, lock: Lock) -> dict[str, str]:

@@ -7,10 +7,10 @@ import json
 
 from imagefactory.lock.conda.file import FORMAT as CONDA_FORMAT
 from imagefactory.lock.pypi.requirements import FORMAT as WHEELS_FORMAT
-from imagefactory.model import Base, Lock, Target
+from imagefactory.model import BaseSpec, Lock, Target
 
 
-def content_hash(target: Target, base: Base, under: Lock | None) -> str:
+def content_hash(target: Target, base: BaseSpec, under: Lock | None) -> str:
     """`sha256:...` of all that decides a target's solution; a lock with another one is stale.
 
     `under` is the lock of the target that this one is built on. Not in it: name, description, checks and

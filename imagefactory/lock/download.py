@@ -26,23 +26,23 @@ from typing import BinaryIO, TypeVar
 from imagefactory.errors import DownloadError, os_problem
 from imagefactory.fs import remove_inside
 from imagefactory.http import (
-    Patience,
-    RefusedError,
+    HttpSession,
+    RejectedError,
+    RetryPolicy,
     TransientError,
-    Web,
     WebAccess,
     arriving,
     local_path,
     read_count,
     redact,
 )
-from imagefactory.model import LockedConda, LockedPackage, LockedWheel
-from imagefactory.progress import Progress, Task, format_bytes
+from imagefactory.model import LockedCondaPackage, LockedPackage, LockedWheel
+from imagefactory.progress import Progress, ProgressTask, format_bytes
 
 # --- Packages that are still being fetched, for those who work on each as soon as it is there
 
 
-class Arrivals:
+class PendingDownloads:
     """Packages on their way to `paths`, their places in the cache: any thread can wait for one of them.
 
     `stop` ends what is under way; what has come is kept.
@@ -78,7 +78,7 @@ class Arrivals:
 
 CHUNK = 1 << 20
 _SPARE = 16 << 20  # bytes left free on the disk, for the folders and lock files around the packages
-_LOOK_AGAIN = 0.1  # seconds between looks at a file that another process holds
+_POLL_SECONDS = 0.1  # seconds between looks at a file that another process holds
 
 
 Package = TypeVar("Package", bound=LockedPackage)
@@ -87,10 +87,10 @@ Package = TypeVar("Package", bound=LockedPackage)
 class PackageCache:
     """Packages of locks under `folder`, fetched from `source`: a package index, or conda's channels."""
 
-    def __init__(self, folder: Path, source: WebAccess, *, patience: Patience | None = None) -> None:
+    def __init__(self, folder: Path, source: WebAccess, *, patience: RetryPolicy | None = None) -> None:
         self.folder = folder
         self._source = source
-        self._patience = patience or Patience()
+        self._patience = patience or RetryPolicy()
 
     def path(self, package: LockedPackage) -> Path:
         """Where the file of `package` is once it was fetched."""
@@ -99,7 +99,7 @@ class PackageCache:
 
     def missing(self, packages: Iterable[Package], *, verify: bool = False) -> tuple[Package, ...]:
         """Those that have to be fetched. `verify` hashes the others and drops those that changed."""
-        with _disk_faults(self.folder, 0):
+        with _disk_errors(self.folder, 0):
             return tuple(package for package in packages if not self._holds(package, verify=verify))
 
     def fetch(
@@ -109,7 +109,7 @@ class PackageCache:
         progress: Progress,
         *,
         verify: bool = False,
-        arrivals: Arrivals | None = None,
+        arrivals: PendingDownloads | None = None,
     ) -> dict[Package, Path]:
         """The file of each of `packages`, in their order, fetching in parallel what is missing.
 
@@ -121,7 +121,7 @@ class PackageCache:
         wanted = tuple(packages)
         paths = {package: self.path(package) for package in wanted}
         missing = self.missing(wanted, verify=verify)
-        arrivals = arrivals or Arrivals(paths.items())
+        arrivals = arrivals or PendingDownloads(paths.items())
         for package in paths.keys() - set(missing):
             arrivals.tell(package)
         if missing:
@@ -153,7 +153,7 @@ class PackageCache:
     def _make_room(self, missing: tuple[LockedPackage, ...]) -> None:
         """Say before the first byte that the disk is too small, not after the last that fits."""
         needed = sum(self._to_fetch(package) for package in missing)
-        with _disk_faults(self.folder, needed):
+        with _disk_errors(self.folder, needed):
             self.folder.mkdir(parents=True, exist_ok=True)
             disk = os.statvfs(self.folder)
         free = disk.f_bavail * disk.f_frsize
@@ -169,10 +169,10 @@ class PackageCache:
         self,
         missing: tuple[LockedPackage, ...],
         addresses: Mapping[str, str],
-        arrivals: Arrivals,
+        arrivals: PendingDownloads,
         progress: Progress,
     ) -> None:
-        web = Web(self._source, patience=self._patience)
+        web = HttpSession(self._source, patience=self._patience)
         total = sum(self._to_fetch(package) for package in missing)
         # The largest first: the last to end should not be the one that takes longest.
         queue = sorted(missing, key=lambda package: (-package.size, package.name))
@@ -190,7 +190,7 @@ class PackageCache:
                         web=web,
                         patience=self._patience,
                         arrivals=arrivals,
-                        count=_Count(task, package.size - self._to_fetch(package)),
+                        count=_DownloadProgress(task, package.size - self._to_fetch(package)),
                     )
                     for package in queue
                 ]
@@ -203,21 +203,23 @@ class PackageCache:
                     for future in futures:
                         future.cancel()
                 errors = [future.exception() for future in futures if future in done]
-                failed = [error for error in errors if error and not isinstance(error, _StoppedDownloadError)]
+                failed = [
+                    error for error in errors if error and not isinstance(error, _DownloadCancelledError)
+                ]
                 if failed or arrivals.stop.is_set():
-                    raise (*failed, _StoppedDownloadError())[0]
+                    raise (*failed, _DownloadCancelledError())[0]
         finally:
             web.close()
 
 
-class _StoppedDownloadError(Exception):
+class _DownloadCancelledError(Exception):
     """Another transfer failed or the user interrupted; the part file is kept."""
 
 
-class _Count:
+class _DownloadProgress:
     """Progress of one file. Bytes that have to come twice are counted once, so the total stays true."""
 
-    def __init__(self, task: Task, already: int) -> None:
+    def __init__(self, task: ProgressTask, already: int) -> None:
         self._task, self._most = task, already
 
     def reached(self, position: int) -> None:
@@ -234,13 +236,13 @@ class _Transfer:
     url: str
     path: Path
     part: Path
-    web: Web
-    patience: Patience
-    arrivals: Arrivals
-    count: _Count
+    web: HttpSession
+    patience: RetryPolicy
+    arrivals: PendingDownloads
+    count: _DownloadProgress
 
     def run(self) -> None:
-        with _disk_faults(self.path.parent, self.package.size):
+        with _disk_errors(self.path.parent, self.package.size):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self._alone():
                 if _size_of(self.path) != self.package.size:
@@ -257,8 +259,8 @@ class _Transfer:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
-                    if self.arrivals.stop.wait(_LOOK_AGAIN):
-                        raise _StoppedDownloadError from None
+                    if self.arrivals.stop.wait(_POLL_SECONDS):
+                        raise _DownloadCancelledError from None
             yield
 
     def _fetch(self) -> None:
@@ -284,10 +286,10 @@ class _Transfer:
         while True:
             try:
                 return self._continue()
-            except RefusedError as error:
+            except RejectedError as error:
                 gone = f"imagefactory lock TARGET --update {self.package.name}"
                 denied = "set the user and password of the index (in its URL or in ~/.netrc)"
-                if isinstance(self.package, LockedConda):
+                if isinstance(self.package, LockedCondaPackage):
                     denied = "write a login for the channel's host in ~/.netrc or ~/.rattler/credentials.json"
                 other = "check the index, proxy and certificates: imagefactory doctor"
                 hints = {401: denied, 403: denied, 404: gone, 410: gone}
@@ -306,7 +308,7 @@ class _Transfer:
                         hint="run the same command again later: the download continues",
                     ) from error
                 if self.arrivals.stop.wait(self.patience.wait(failures, error.after)):
-                    raise _StoppedDownloadError from error
+                    raise _DownloadCancelledError from error
 
     def _continue(self) -> str:
         """Go on from the bytes in `part`, once; returns the sha256 of the whole."""
@@ -330,7 +332,7 @@ class _Transfer:
             os.fdatasync(file.fileno())  # a name must not be on the disk before its bytes are
         if position > size:
             self.part.unlink()
-            raise RefusedError(f"{redact(self.url)} has more than the {size} bytes of the lock")
+            raise RejectedError(f"{redact(self.url)} has more than the {size} bytes of the lock")
         return digest.hexdigest()
 
     def _write(
@@ -339,7 +341,7 @@ class _Transfer:
         try:
             for chunk in chunks:
                 if self.arrivals.stop.is_set():
-                    raise _StoppedDownloadError
+                    raise _DownloadCancelledError
                 file.write(chunk)
                 update(chunk)
                 position += len(chunk)
@@ -358,7 +360,7 @@ class _Transfer:
         local = local_path(self.url)
         if local:
             if not local.is_file():
-                raise RefusedError(f"{local} does not exist", status=404)
+                raise RejectedError(f"{local} does not exist", status=404)
             with local.open("rb") as file:
                 file.seek(position)
                 yield position, iter(lambda: file.read(CHUNK), b"")
@@ -375,9 +377,9 @@ class _Transfer:
                         raise TransientError(f"{redact(self.url)} answered with the wrong range '{told}'")
                     start = position
                 elif whole not in (None, size):
-                    raise RefusedError(f"{redact(self.url)} has {whole} bytes, the lock says {size}")
+                    raise RejectedError(f"{redact(self.url)} has {whole} bytes, the lock says {size}")
                 yield start, arriving(response.raw)
-        except RefusedError as error:
+        except RejectedError as error:
             if error.status != 416:
                 raise
             self.part.unlink(missing_ok=True)  # a part that the server does not know how to continue
@@ -399,7 +401,7 @@ def _size_of(path: Path) -> int | None:
 
 
 @contextmanager
-def _disk_faults(folder: Path, needed: int) -> Iterator[None]:
+def _disk_errors(folder: Path, needed: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -19,10 +19,10 @@ from imagefactory.fs import replace_text
 from imagefactory.lock.conda import by_conda_lock
 from imagefactory.lock.conda import facts as conda_facts
 from imagefactory.lock.conda import file as conda_file
-from imagefactory.lock.git import ask_git
+from imagefactory.lock.git import git_output
 from imagefactory.lock.pypi import facts as wheel_facts
 from imagefactory.lock.pypi import requirements
-from imagefactory.model import BaseLock, Lock, LockedConda, LockedPackage, Target
+from imagefactory.model import BaseLock, Lock, LockedCondaPackage, LockedPackage, Target
 
 CONDA = "conda-lock.yml"
 WHEELS = "requirements.txt"
@@ -113,7 +113,7 @@ def write_lock(folder: Path, lock: Lock) -> None:
     could not be read again, by us or by conda-lock: a channel's records may hold what no lock can.
     """
     texts = format_lock_files(lock)
-    _refuse_unreadable(lock, texts)
+    _check_readable(lock, texts)
     try:
         for suffix in (WHEELS, CONDA):  # the file that names the other one last
             path = folder / f"{lock.target}.{suffix}"
@@ -129,7 +129,7 @@ def write_lock(folder: Path, lock: Lock) -> None:
     remove_unsolvable(folder, lock.target)
 
 
-def _refuse_unreadable(lock: Lock, texts: Mapping[str, str]) -> None:
+def _check_readable(lock: Lock, texts: Mapping[str, str]) -> None:
     if CONDA in texts:
         try:
             conda_file.parse_conda_lock(texts[CONDA], f"{lock.target}.{CONDA}")
@@ -170,7 +170,7 @@ def check_facts(lock: Lock, target: Target) -> None:
         wheel_facts.check_facts(lock, target)
 
 
-def check_kept(lock: Lock, under: Lock | None) -> None:
+def check_unchanged_packages(lock: Lock, under: Lock | None) -> None:
     """Raises LockError unless `lock` holds every package of the lock that it is built on, file by file."""
     if under is None:
         return
@@ -197,16 +197,16 @@ def explicit(lock: Lock) -> str:
     return "\n".join(lines) + "\n"
 
 
-def in_order(packages: Iterable[LockedConda]) -> tuple[LockedConda, ...]:
+def in_order(packages: Iterable[LockedCondaPackage]) -> tuple[LockedCondaPackage, ...]:
     """Packages, each after those it depends on, else by name; a circle is entered by its first name."""
-    by_name: Mapping[str, LockedConda] = {
+    by_name: Mapping[str, LockedCondaPackage] = {
         package.name: package for package in sorted(packages, key=lambda one: one.name)
     }
     needs = {
         name: [need for spec in package.depends if (need := spec.partition(" ")[0]) in by_name]
         for name, package in by_name.items()
     }
-    done: dict[str, LockedConda] = {}
+    done: dict[str, LockedCondaPackage] = {}
     entered: set[str] = set()
     for first in by_name:
         path = [(first, iter(needs[first]))]
@@ -235,7 +235,7 @@ _HEADER = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unsolvable:
+class UnsolvableTarget:
     """Why a target has no solution: `reason` and `hint` for a person, `tree` the solver's whole account.
 
     It holds while `content_hash` is that of the target.
@@ -248,7 +248,7 @@ class Unsolvable:
     tree: str
 
 
-def format_unsolvable(record: Unsolvable) -> str:
+def format_unsolvable(record: UnsolvableTarget) -> str:
     """The text of a record; `parse_unsolvable` gives the same value back."""
     values = ("1", record.target, record.content_hash, f"imagefactory lock {record.target}", record.hint)
     lines = [f"# {key} {value}" for (key, _), value in zip(_HEADER, values, strict=True)]
@@ -256,7 +256,7 @@ def format_unsolvable(record: Unsolvable) -> str:
     return "\n".join([*lines, *record.tree.split("\n")]) + "\n"
 
 
-def parse_unsolvable(text: str, file: str) -> Unsolvable:
+def parse_unsolvable(text: str, file: str) -> UnsolvableTarget:
     """The record in `text`. Raises LockError `file:line: what is wrong`."""
     lines = text.split("\n")
     values = []
@@ -281,16 +281,18 @@ def parse_unsolvable(text: str, file: str) -> Unsolvable:
                 "lock-malformed", f"{file}:{index + 1}: invisible characters", hint=f"delete {file}"
             )
     tree = "\n".join(lines[end:-1])
-    return Unsolvable(target=values[1], content_hash=values[2], reason=reason, hint=values[4], tree=tree)
+    return UnsolvableTarget(
+        target=values[1], content_hash=values[2], reason=reason, hint=values[4], tree=tree
+    )
 
 
-def read_unsolvable(folder: Path, target: Target) -> Unsolvable | None:
+def read_unsolvable(folder: Path, target: Target) -> UnsolvableTarget | None:
     """The record of a target in `folder`, None where there is none. Raises LockError for a malformed one."""
     path = folder / f"{target.name}.{UNSOLVABLE}"
     return parse_unsolvable(requirements.read_text(path), str(path)) if path.exists() else None
 
 
-def write_unsolvable(folder: Path, record: Unsolvable) -> None:
+def write_unsolvable(folder: Path, record: UnsolvableTarget) -> None:
     """Writes a record, its account cut where it is very long. Raises LockError for what cannot be written."""
     path = folder / f"{record.target}.{UNSOLVABLE}"
     reason = "\n".join(_plain(line) for line in record.reason.split("\n")).strip() or "unknown"
@@ -328,19 +330,19 @@ _COMMIT = "\x01"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FormerLock:
+class LockRevision:
     """A lock that was committed before the present one: `day` (2026-11-22) is when the present one came."""
 
     lock: Lock
     day: str
 
 
-def former_locks(folder: Path, targets: Sequence[Target]) -> Mapping[str, FormerLock]:
+def former_locks(folder: Path, targets: Sequence[Target]) -> Mapping[str, LockRevision]:
     """By target's name, those that have one. Empty where git is missing or `folder` is in no repository.
 
     A shallow clone knows only what it has. A lock that cannot be read any more is passed over.
     """
-    log = ask_git(folder, "log", "--no-renames", f"--format={_COMMIT}%H %cs", "--name-only", "--", ".")
+    log = git_output(folder, "log", "--no-renames", f"--format={_COMMIT}%H %cs", "--name-only", "--", ".")
     files = {name: target for target in targets for name in _names(target)}
     days: dict[str, str] = {}
     wanted: dict[str, str] = {}
@@ -353,7 +355,7 @@ def former_locks(folder: Path, targets: Sequence[Target]) -> Mapping[str, Former
     kept = [target for target in targets if target.name in wanted]
     asked = [(f"{wanted[one.name]}:./{name}", one, name) for one in kept for name in _names(one)]
     texts = _blobs(folder, [request for request, _, _ in asked])
-    found: dict[str, FormerLock] = {}
+    found: dict[str, LockRevision] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for (_, _, name), text in zip(asked, texts, strict=False):
             if text is not None:
@@ -364,7 +366,7 @@ def former_locks(folder: Path, targets: Sequence[Target]) -> Mapping[str, Former
             except LockError:  # of a format that nobody writes any more
                 continue
             if lock is not None:
-                found[target.name] = FormerLock(lock=lock, day=days[target.name])
+                found[target.name] = LockRevision(lock=lock, day=days[target.name])
     return found
 
 
@@ -385,7 +387,7 @@ def _blobs(folder: Path, names: Iterable[str]) -> list[bytes | None]:
     listed = list(names)
     if not listed:
         return []
-    said = ask_git(folder, "cat-file", "--batch", given="".join(f"{name}\n" for name in listed).encode())
+    said = git_output(folder, "cat-file", "--batch", given="".join(f"{name}\n" for name in listed).encode())
     found: list[bytes | None] = []
     at = 0
     while at < len(said):
@@ -405,7 +407,7 @@ def _blobs(folder: Path, names: Iterable[str]) -> list[bytes | None]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
+class VersionChange:
     """A package in two locks: `before` is empty for a new one, `after` for one that is gone.
 
     Both are versions; where the version stays and the file does not, `after` says so (`1.2, new file`).
@@ -425,12 +427,12 @@ class Move:
         )
 
 
-def lock_moves(before: Lock | None, after: Lock) -> tuple[Move, ...]:
+def lock_moves(before: Lock | None, after: Lock) -> tuple[VersionChange, ...]:
     """What moves in an environment, by name; conda's package and the wheel of one name are two."""
     return _moves(_packages(before), _packages(after))
 
 
-def base_moves(before: BaseLock | None, after: BaseLock) -> tuple[Move, ...]:
+def base_moves(before: BaseLock | None, after: BaseLock) -> tuple[VersionChange, ...]:
     """What moves among the Debian packages of a base, by name."""
     old = {(p.name, ""): (p.version, p.sha256) for p in before.packages} if before else {}
     return _moves(old, {(p.name, ""): (p.version, p.sha256) for p in after.packages})
@@ -441,17 +443,19 @@ _Packages = dict[tuple[str, str], tuple[str, str]]
 
 
 def _packages(lock: Lock | None) -> _Packages:
-    return {(p.name, _kind(p)): (p.version, p.sha256) for p in lock.packages} if lock else {}
+    return {(p.name, _change_type(p)): (p.version, p.sha256) for p in lock.packages} if lock else {}
 
 
-def _kind(package: LockedPackage) -> str:
-    return "conda" if isinstance(package, LockedConda) else "wheel"
+def _change_type(package: LockedPackage) -> str:
+    return "conda" if isinstance(package, LockedCondaPackage) else "wheel"
 
 
-def _moves(old: _Packages, new: _Packages) -> tuple[Move, ...]:
+def _moves(old: _Packages, new: _Packages) -> tuple[VersionChange, ...]:
     moves = []
     for key in sorted(old.keys() | new.keys()):
         (was, was_file), (now, now_file) = old.get(key, ("", "")), new.get(key, ("", ""))
         if was_file != now_file:
-            moves.append(Move(name=key[0], before=was, after=f"{now}, new file" if was == now else now))
+            moves.append(
+                VersionChange(name=key[0], before=was, after=f"{now}, new file" if was == now else now)
+            )
     return tuple(moves)

@@ -19,7 +19,7 @@ allow a protocol that this variable does not list; its `protocol.NAME.allow` out
 SECONDS = 60
 
 
-def ask_git(folder: Path, *arguments: str, given: bytes = b"", options: tuple[str, ...] = ()) -> bytes:
+def git_output(folder: Path, *arguments: str, given: bytes = b"", options: tuple[str, ...] = ()) -> bytes:
     """Return what git prints of the repository that `folder` is in, empty where it fails or is missing.
 
     `arguments` are of a command that reads objects and references alone: one that looks at the work tree
@@ -65,26 +65,26 @@ def git_version(folder: Path) -> str:
 
     Changes that are not committed do not count. Raises NoGitVersionError.
     """
-    commit = _words(folder, "rev-parse", "--verify", "--quiet", "HEAD^{commit}")
+    commit = _tag_parts(folder, "rev-parse", "--verify", "--quiet", "HEAD^{commit}")
     if not commit:
         raise NoGitVersionError("it is not in a git repository with a commit")
-    described = _words(
+    described = _tag_parts(
         folder, "describe", "--tags", "--long", f"--abbrev={len(commit)}", "--match", _RELEASE_TAGS, "HEAD"
     )
     if described:
         tag, distance, _ = described.rsplit("-", 2)
         last = _version_of(tag)
-    elif _words(folder, "rev-parse", "--is-shallow-repository") == "true":
+    elif _tag_parts(folder, "rev-parse", "--is-shallow-repository") == "true":
         raise NoGitVersionError("its repository is a shallow clone without a tag")
     else:
-        last, distance = Version("0.0"), _words(folder, "rev-list", "--count", "HEAD")
+        last, distance = Version("0.0"), _tag_parts(folder, "rev-list", "--count", "HEAD")
     if distance == "0":
         return str(last)
     return f"{_next(last)}.dev{int(distance)}+g{commit[:_DIGITS]}"
 
 
-def _words(folder: Path, *arguments: str) -> str:
-    return ask_git(folder, *arguments).decode("utf-8", "replace").strip()
+def _tag_parts(folder: Path, *arguments: str) -> str:
+    return git_output(folder, *arguments).decode("utf-8", "replace").strip()
 
 
 def _version_of(tag: str) -> Version:

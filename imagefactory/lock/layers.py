@@ -16,7 +16,7 @@ from pathlib import Path
 
 from imagefactory.errors import LockError, os_problem
 from imagefactory.fs import replace_text
-from imagefactory.oci.manifests import Descriptor, Layer
+from imagefactory.oci.manifests import Descriptor, OciLayer
 
 LAYERS = "layers.txt"
 FORMAT = "imagefactory-layer-lock 1"
@@ -48,7 +48,7 @@ class LayerLock:
     lock: str
     base: str
     made_with: str
-    layers: tuple[Layer, ...]
+    layers: tuple[OciLayer, ...]
 
 
 def layers_path(folder: Path, target: str) -> Path:
@@ -85,7 +85,7 @@ def parse_layer_lock(text: str, file: str) -> LayerLock:
             raise _malformed(file, number, "expected 'digest diff-id size title'")
         digest, diff_id, size, title = found.groups()
         descriptor = Descriptor(media_type=values[5], digest=digest, size=int(size))
-        layers.append(Layer(descriptor=descriptor, diff_id=diff_id, title=title))
+        layers.append(OciLayer(descriptor=descriptor, diff_id=diff_id, title=title))
     return LayerLock(
         target=values[1], lock=values[2], base=values[3], made_with=values[4], layers=tuple(layers)
     )
@@ -120,7 +120,7 @@ def write_layer_lock(folder: Path, lock: LayerLock) -> None:
         raise LockError(*os_problem("write", path, error), hint=hint) from error
 
 
-def wrong_entries(lock: LayerLock, made: Sequence[Layer], file: str) -> tuple[str, ...]:
+def wrong_entries(lock: LayerLock, made: Sequence[OciLayer], file: str) -> tuple[str, ...]:
     """What of a layer lock is not so, by layers that were made of the same; each begins `file:line`."""
     wrong = []
     for number, (said, layer) in enumerate(zip_longest(lock.layers, made), _FIRST):

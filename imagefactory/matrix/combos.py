@@ -24,11 +24,11 @@ from itertools import chain, groupby
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.frameworks import frameworks
-from imagefactory.gpu.values import Answer
-from imagefactory.matrix.plan import NOTHING_KNOWN, Ruling
+from imagefactory.gpu.values import Compatibility
+from imagefactory.matrix.plan import NOTHING_KNOWN_REASON, CellRuling
 from imagefactory.model import Outcome
 from imagefactory.trust.claims import REFUSALS, verified_claims
-from imagefactory.trust.verdict import Judged, RevokedCell, Standing, Verdict
+from imagefactory.trust.verdict import RevokedCell, Verdict, VerdictStatus, VerificationResult
 from imagefactory.versions import natural
 
 
@@ -48,7 +48,7 @@ INVALID = (ComboState.FAILED, ComboState.RULED_OUT)
 VERIFIED, REPORTED = "verified", "reported"
 """Bases beside `predicted` and `documented`: a verdict says so, or a sweep told it and nobody signed it."""
 
-REVOKED = Standing.REVOKED.value
+REVOKED = VerdictStatus.REVOKED.value
 """The cause of a combination whose verdicts were taken back."""
 
 
@@ -70,15 +70,15 @@ class ComboEntry:
     version: str
     cuda: str
     images: frozenset[str]
-    judged: tuple[tuple[Judged, ...], ...]
-    rulings: Mapping[Capability, Ruling] = field(default_factory=dict)
+    judged: tuple[tuple[VerificationResult, ...], ...]
+    rulings: Mapping[Capability, CellRuling] = field(default_factory=dict)
     required: tuple[Capability, ...] = ()
     block: str = ""
     revoked: tuple[RevokedCell, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class SweepNodeState:
     """What became of one node of a sweep. `sweep` is the sweep's id.
 
     `images` are the digests of the manifests that it was for; empty for what speaks of the pool alone
@@ -103,7 +103,7 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Combo:
+class ComboCell:
     """One target on one capability. `cause` is empty where it is valid, `driver` the one that proved it.
 
     `framework` is the family's word (`pytorch`), whatever the source calls it. `basis` is what the reason
@@ -127,7 +127,7 @@ class Combo:
 
 
 def columns(
-    entries: Iterable[ComboEntry], told: Iterable[Told] = (), asked: Iterable[Capability] = ()
+    entries: Iterable[ComboEntry], told: Iterable[SweepNodeState] = (), asked: Iterable[Capability] = ()
 ) -> tuple[Capability, ...]:
     """The capabilities of a table: asked about, required by a recipe, tried, or spoken of by a verdict."""
     found = {*asked, *(one.capability for one in told)}
@@ -138,15 +138,15 @@ def columns(
 
 
 def make_combos(
-    entries: Iterable[ComboEntry], told: Iterable[Told], capabilities: Sequence[Capability]
-) -> tuple[Combo, ...]:
+    entries: Iterable[ComboEntry], told: Iterable[SweepNodeState], capabilities: Sequence[Capability]
+) -> tuple[ComboCell, ...]:
     """Every entry on every capability.
 
     A verdict decides; of several images one that is proven is enough. Without one the newest that a sweep
     told of an image that is there, then what is known. A sweep in which no job ran (`no-match`,
     `not-tested`) does not replace the outcome of an earlier job: its machine may only be away.
     """
-    tried: dict[tuple[str, Capability], list[Told]] = {}
+    tried: dict[tuple[str, Capability], list[SweepNodeState]] = {}
     for one in sorted(told, key=lambda one: (one.outcome not in _NO_JOB, one.made), reverse=True):
         tried.setdefault((one.target, one.capability), []).append(one)
     combos = []
@@ -157,24 +157,24 @@ def make_combos(
     return tuple(combos)
 
 
-def _capabilities(judged: Iterable[tuple[Judged, ...]]) -> set[Capability]:
+def _capabilities(judged: Iterable[tuple[VerificationResult, ...]]) -> set[Capability]:
     """Where verdicts that can be relied on speak."""
     return {capability for capability, _ in _signed(judged)}
 
 
-def _signed(judged: Iterable[tuple[Judged, ...]]) -> Iterator[tuple[Capability, Verdict]]:
+def _signed(judged: Iterable[tuple[VerificationResult, ...]]) -> Iterator[tuple[Capability, Verdict]]:
     for one in chain.from_iterable(judged):
         device = one.verdict.report.device if one.verdict else None
-        if one.standing is Standing.GOOD and one.verdict and device and not device.part:
+        if one.standing is VerdictStatus.GOOD and one.verdict and device and not device.part:
             with contextlib.suppress(ValueError):  # a capability that is none says nothing of any
                 yield parse_capability(device.capability), one.verdict
 
 
-def _combo(entry: ComboEntry, capability: Capability, told: Told | None) -> Combo:
-    state, cause, basis, reason, source, driver = _say(entry, capability, told)
-    return Combo(
+def _combo(entry: ComboEntry, capability: Capability, told: SweepNodeState | None) -> ComboCell:
+    state, cause, basis, reason, source, driver = _combo_facts(entry, capability, told)
+    return ComboCell(
         target=entry.target,
-        framework=family_word(entry.framework),
+        framework=family_label(entry.framework),
         version=entry.version,
         cuda=entry.cuda,
         capability=capability,
@@ -187,17 +187,17 @@ def _combo(entry: ComboEntry, capability: Capability, told: Told | None) -> Comb
     )
 
 
-_Said = tuple[ComboState, str, str, str, str, str]
+_ComboFacts = tuple[ComboState, str, str, str, str, str]
 
 
-def _say(entry: ComboEntry, capability: Capability, told: Told | None) -> _Said:
+def _combo_facts(entry: ComboEntry, capability: Capability, told: SweepNodeState | None) -> _ComboFacts:
     claims = [found for one in entry.judged if (found := verified_claims(one).get(capability))]
     for claim in claims:
-        if claim.answer is Answer.YES:
+        if claim.answer is Compatibility.YES:
             return ComboState.VALID, "", VERIFIED, claim.reason, claim.source, claim.driver
     if claims:
         return ComboState.FAILED, claims[0].rule, VERIFIED, claims[0].reason, claims[0].source, ""
-    word = _other_word(entry.judged, capability)
+    word = _newest_other_outcome(entry.judged, capability)
     if word is not None:
         return word
     for row in entry.revoked:
@@ -205,7 +205,7 @@ def _say(entry: ComboEntry, capability: Capability, told: Told | None) -> _Said:
             source = f"revocation of key {row.keyid[:12]}"
             return ComboState.FAILED, REVOKED, VERIFIED, row.said, source, ""
     if told is not None and told.outcome is Outcome.VERIFIED:
-        why = f"a run said verified, and no verdict of it counts: {_standing(entry, capability)}"
+        why = f"a run said verified, and no verdict of it counts: {_invalid_reason(entry, capability)}"
         return ComboState.NOT_TESTED, Outcome.NOT_TESTED, "", why, told.source, ""
     if told is not None and told.outcome is not Outcome.NOT_TESTED:
         return _state(told.outcome), told.outcome, REPORTED, told.reason, told.source, ""
@@ -216,7 +216,7 @@ def _say(entry: ComboEntry, capability: Capability, told: Told | None) -> _Said:
     if entry.block:
         return ComboState.NOT_TESTED, Outcome.NOT_TESTED, "", entry.block, "", ""
     if ruling is None or ruling.claim is None:
-        return ComboState.NOT_TESTED, Outcome.NOT_TESTED, "", NOTHING_KNOWN, "", ""
+        return ComboState.NOT_TESTED, Outcome.NOT_TESTED, "", NOTHING_KNOWN_REASON, "", ""
     by = ruling.claim
     return ComboState.NOT_TESTED, Outcome.NOT_TESTED, by.basis, by.reason, by.source, ""
 
@@ -226,7 +226,9 @@ def _state(outcome: Outcome) -> ComboState:
     return ComboState.FAILED if outcome in REFUSALS else ComboState.UNDECIDED
 
 
-def _other_word(judged: Iterable[tuple[Judged, ...]], capability: Capability) -> _Said | None:
+def _newest_other_outcome(
+    judged: Iterable[tuple[VerificationResult, ...]], capability: Capability
+) -> _ComboFacts | None:
     """The newest signed word that is no claim about the image itself (`timeout`, an old driver)."""
     found = [verdict for where, verdict in _signed(judged) if where == capability]
     if not found:
@@ -239,12 +241,12 @@ def _other_word(judged: Iterable[tuple[Judged, ...]], capability: Capability) ->
     return _state(report.outcome), report.outcome, VERIFIED, reason, source, ""
 
 
-def _standing(entry: ComboEntry, capability: Capability) -> str:
+def _invalid_reason(entry: ComboEntry, capability: Capability) -> str:
     """Why the verdicts there are do not count."""
     words = {
         one.standing.value
         for one in chain.from_iterable(entry.judged)
-        if one.standing is not Standing.GOOD
+        if one.standing is not VerdictStatus.GOOD
         and one.verdict
         and one.verdict.report.device
         and one.verdict.report.device.row == str(capability)
@@ -252,7 +254,7 @@ def _standing(entry: ComboEntry, capability: Capability) -> str:
     return ", ".join(sorted(words)) or "there is none"
 
 
-def family_word(framework: str) -> str:
+def family_label(framework: str) -> str:
     """What a family calls packages of PyPI and conda: `torch` is `pytorch`, `jaxlib` `jax`."""
     names = {distribution: family for family, distribution in knowledge.families().items()}
     there = knowledge.pypi_names().get(framework, (framework,))
@@ -263,7 +265,7 @@ def family_word(framework: str) -> str:
 # --- one line a combination ----------------------------------------------------------------------
 
 
-def unite(combos: Iterable[Combo]) -> tuple[Combo, ...]:
+def unite(combos: Iterable[ComboCell]) -> tuple[ComboCell, ...]:
     """One for each framework, version, CUDA and capability, sorted: several targets may be of the same.
 
     It is valid where any of them is. A verdict that says no weighs more than a target that was not tested,
@@ -273,12 +275,12 @@ def unite(combos: Iterable[Combo]) -> tuple[Combo, ...]:
     return tuple(next(alike) for _, alike in groupby(ordered, key=order))
 
 
-def order(combo: Combo) -> tuple[object, ...]:
+def order(combo: ComboCell) -> tuple[object, ...]:
     """Framework, version, CUDA and capability, numbers by their size."""
     return combo.framework, natural(combo.version), natural(combo.cuda), combo.capability
 
 
-def _rank(combo: Combo) -> int:
+def _rank(combo: ComboCell) -> int:
     if combo.state is ComboState.VALID:
         return 0
     if combo.state is ComboState.NOT_TESTED:
@@ -293,7 +295,7 @@ def _rank(combo: Combo) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Range:
+class VersionRange:
     """Versions of a framework without a gap of which the same is said on one capability.
 
     `cuda` are the CUDA versions of those combinations of the range that are in this state; which belongs to
@@ -313,7 +315,7 @@ class Range:
         return self.first if self.first == self.last else f"{self.first}-{self.last}"
 
 
-def make_ranges(combos: Iterable[Combo]) -> tuple[Range, ...]:
+def make_ranges(combos: Iterable[ComboCell]) -> tuple[VersionRange, ...]:
     """Version ranges by framework and capability. Versions count as neighbours only if no release is between.
 
     A version is valid where it is with any CUDA, else in the state that leaves the most open.
@@ -334,14 +336,14 @@ _MOST_OPEN = (
 )
 
 
-def _ranges(combos: Sequence[Combo]) -> Iterator[Range]:
+def _ranges(combos: Sequence[ComboCell]) -> Iterator[VersionRange]:
     """Of one framework and capability; combos sorted by version."""
     framework, capability = combos[0].framework, combos[0].capability
     run: list[tuple[str, ComboState, tuple[str, ...]]] = []
 
-    def close() -> Range:
+    def close() -> VersionRange:
         cuda = tuple(sorted({name for _, _, names in run for name in names}, key=natural))
-        return Range(
+        return VersionRange(
             framework=framework,
             capability=capability,
             first=run[0][0],

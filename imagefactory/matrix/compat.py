@@ -12,26 +12,26 @@ from imagefactory.errors import UsageError
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.builds import platform_of
 from imagefactory.gpu.capability import Capability
-from imagefactory.gpu.cells import NOTHING, CellEvidence, answer_cell, ask, run_time_claim
+from imagefactory.gpu.cells import NOTHING, CellEvidence, answer_cell, cell_query, run_time_claim
 from imagefactory.gpu.knowledge.tables import covers
 from imagefactory.gpu.predict import INTEGRATED
-from imagefactory.gpu.values import Answer, Basis, Cell, Claim, Contents, Question
+from imagefactory.gpu.values import Cell, CellClaim, CellQuery, ClaimBasis, Compatibility, ScanResult
 from imagefactory.model import Lock, Target
 from imagefactory.trust.claims import verified_claims
-from imagefactory.trust.verdict import Judged
+from imagefactory.trust.verdict import VerificationResult
 from imagefactory.versions import natural
 
 ANY = Capability(0, 0)
 """Stands in the question of a candidate until a GPU is asked about."""
 OLDEST = Capability(5, 0)
 """The first column of a table: no framework here is built for older GPUs."""
-RUNS = (Answer.YES, Answer.PTX)
+RUNS = (Compatibility.YES, Compatibility.PTX)
 """The answers of what runs whole."""
 _RELEASE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([0-9]+(?:\.[0-9]+)*)(?:\+cu([0-9]{2,3}))?")
 _NOT = 3
 Grade = tuple[int, int]
 """How well a GPU is served, lower is better: 1 for through PTX, then how little is known (`_DOUBT`)."""
-_DOUBT = {Basis.VERIFIED: 0, Basis.PREDICTED: 1, Basis.DOCUMENTED: 2}
+_DOUBT = {ClaimBasis.VERIFIED: 0, ClaimBasis.PREDICTED: 1, ClaimBasis.DOCUMENTED: 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +46,10 @@ class CoverCandidate:
 
     name: str
     group: str
-    question: Question
+    question: CellQuery
     evidence: CellEvidence = NOTHING
     lock: str = ""
-    verdicts: tuple[Judged, ...] = ()
+    verdicts: tuple[VerificationResult, ...] = ()
 
     @property
     def title(self) -> str:
@@ -108,7 +108,7 @@ def cell(candidate: CoverCandidate, gpu: CompatGpu) -> Cell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KnownTarget:
+class TargetEvidence:
     """What is at hand of a target: its lock if that is current, and the word for its state.
 
     `unsolvable` is why it has no solution, empty for one that may have. `image` is what is known of its image
@@ -118,14 +118,14 @@ class KnownTarget:
     lock: Lock | None
     state: str
     unsolvable: str = ""
-    image: Contents | None = None
-    verdicts: tuple[Judged, ...] = ()
+    image: ScanResult | None = None
+    verdicts: tuple[VerificationResult, ...] = ()
 
 
-def candidate_of(target: Target, known: KnownTarget) -> CoverCandidate:
+def candidate_of(target: Target, known: TargetEvidence) -> CoverCandidate:
     """A target as its lock has it, or as its recipe has it where there is none."""
-    question, image = ask(target, known.lock, ANY), known.image
-    contents = image if image and _holds(image, question) else None
+    question, image = cell_query(target, known.lock, ANY), known.image
+    contents = image if image and _has_locked_packages(image, question) else None
     evidence = CellEvidence(unsolvable=known.unsolvable, contents=contents)
     return CoverCandidate(
         name=target.name,
@@ -137,7 +137,7 @@ def candidate_of(target: Target, known: KnownTarget) -> CoverCandidate:
     )
 
 
-def _holds(image: Contents, question: Question) -> bool:
+def _has_locked_packages(image: ScanResult, question: CellQuery) -> bool:
     """Whether an image has the locked version of every package of the lock that it names."""
     held = {one.name: one.version for one in image.packages}
     both = [(name, version) for name, version in question.packages if name in held]
@@ -151,7 +151,7 @@ def releases(framework: str) -> tuple[CoverCandidate, ...]:
         CoverCandidate(
             name="",
             group=framework,
-            question=Question(framework=framework, version=version, cuda=cuda, capability=ANY),
+            question=CellQuery(framework=framework, version=version, cuda=cuda, capability=ANY),
         )
         for version, cuda in known
     )
@@ -181,7 +181,7 @@ def exact_releases(text: str, cuda: str = "") -> tuple[CoverCandidate, ...]:
         CoverCandidate(
             name="",
             group=framework,
-            question=Question(framework=framework, version=version, cuda=one, capability=ANY),
+            question=CellQuery(framework=framework, version=version, cuda=one, capability=ANY),
         )
         for one in ({cuda or told} if cuda or told else known or {""})
     )
@@ -222,9 +222,11 @@ def newest_first(candidates: Iterable[CoverCandidate]) -> tuple[CoverCandidate, 
     )
 
 
-def faults(cell: Cell) -> tuple[Claim, ...]:
+def severe_rules(cell: Cell) -> tuple[CellClaim, ...]:
     """The known faults of what runs, save those that only cost time."""
-    return tuple(claim for claim in cell.warnings if claim.answer is not Answer.YES and cell.answer in RUNS)
+    return tuple(
+        claim for claim in cell.warnings if claim.answer is not Compatibility.YES and cell.answer in RUNS
+    )
 
 
 def serves(cell: Cell) -> bool:
@@ -252,12 +254,12 @@ class CoverChoice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unserved:
+class UnservedGpu:
     """A GPU that nothing serves: the candidate that comes nearest, and why it does not serve."""
 
     gpu: CompatGpu
     candidate: CoverCandidate | None
-    claim: Claim | None
+    claim: CellClaim | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,7 +268,7 @@ class Cover:
 
     group: str
     images: tuple[CoverChoice, ...]
-    unserved: tuple[Unserved, ...]
+    unserved: tuple[UnservedGpu, ...]
 
 
 def cover(group: str, candidates: Sequence[CoverCandidate], gpus: Sequence[CompatGpu]) -> Cover:
@@ -357,23 +359,25 @@ def _of_size(
 
 def _rank(cell: Cell) -> int:
     """0 for what runs whole; 1 where some calls fail, 2 for PTX only documented; `_NOT` for the rest."""
-    answers = {claim.answer for claim in faults(cell)}
-    if cell.answer not in RUNS or Answer.NO in answers:
+    answers = {claim.answer for claim in severe_rules(cell)}
+    if cell.answer not in RUNS or Compatibility.NO in answers:
         return _NOT
-    if _grade(cell) == (1, _DOUBT[Basis.DOCUMENTED]):
+    if _grade(cell) == (1, _DOUBT[ClaimBasis.DOCUMENTED]):
         return 2
     return 1 if answers else 0
 
 
 def _grade(cell: Cell) -> Grade:
-    return int(cell.answer is Answer.PTX), _DOUBT[cell.claims[0].basis]
+    return int(cell.answer is Compatibility.PTX), _DOUBT[cell.claims[0].basis]
 
 
-def _unserved(table: Sequence[CompatRow], number: int, gpu: CompatGpu) -> Unserved:
+def _unserved(table: Sequence[CompatRow], number: int, gpu: CompatGpu) -> UnservedGpu:
     if not table:
-        return Unserved(gpu=gpu, candidate=None, claim=None)
-    order = (*RUNS, Answer.PARTLY, Answer.UNKNOWN, Answer.NO)
+        return UnservedGpu(gpu=gpu, candidate=None, claim=None)
+    order = (*RUNS, Compatibility.PARTLY, Compatibility.UNKNOWN, Compatibility.NO)
     row = min(table, key=lambda row: order.index(row.cells[number].answer))
     nearest = row.cells[number]
-    against = tuple(claim for claim in faults(nearest) if claim.answer is Answer.NO) or nearest.claims
-    return Unserved(gpu=gpu, candidate=row.candidate, claim=against[0] if against else None)
+    against = (
+        tuple(claim for claim in severe_rules(nearest) if claim.answer is Compatibility.NO) or nearest.claims
+    )
+    return UnservedGpu(gpu=gpu, candidate=row.candidate, claim=against[0] if against else None)

@@ -21,11 +21,11 @@ from imagefactory.errors import UsageError, os_problem
 from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.drivers import read_driver
 from imagefactory.gpu.knowledge import find_gpu
-from imagefactory.model import Where
-from imagefactory.recipes.values import Reader
-from imagefactory.recipes.yaml_tree import Limits, YamlNode, first_place, parse_tree, refused, show
+from imagefactory.model import SourceLocation
+from imagefactory.recipes.values import NodeReader
+from imagefactory.recipes.yaml_tree import YamlLimits, YamlNode, first_place, parse_tree, recipe_problem, show
 
-LIMITS = Limits(size=256 * 1024, nodes=20_000, depth=4)
+LIMITS = YamlLimits(size=256 * 1024, nodes=20_000, depth=4)
 MAX_COUNT = 1_000_000
 _KEYS = ("name", "capability", "driver", "count", "arch")
 _ARCHITECTURES = {"amd64": "amd64", "x86_64": "amd64", "arm64": "arm64", "aarch64": "arm64"}
@@ -33,7 +33,7 @@ _NAME = r"[A-Za-z0-9][A-Za-z0-9 ._+()/-]*"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuKind:
+class GpuGroup:
     """`count` GPUs of one kind. `driver` is empty where it is not known.
 
     `name` is the known GPU's, or what the file says beside a capability, or `capability 8.6` where it says
@@ -44,7 +44,7 @@ class GpuKind:
     capability: Capability
     driver: str
     count: int
-    where: Where
+    where: SourceLocation
     host: str = ""
 
     @property
@@ -60,7 +60,7 @@ def _unnamed(capability: Capability) -> str:
 _LIST = 'write a list: - {name: "V100", driver: "535", count: 2}'
 
 
-def read_gpus(path: Path) -> tuple[GpuKind, ...]:
+def read_gpus(path: Path) -> tuple[GpuGroup, ...]:
     """The kinds of GPU that a file lists, in its order.
 
     Raises UsageError for a file that cannot be read, RecipeError with all faults, each with file, line and
@@ -75,19 +75,19 @@ def read_gpus(path: Path) -> tuple[GpuKind, ...]:
     return parse_gpus(text, str(path))
 
 
-def parse_gpus(text: str, file: str) -> tuple[GpuKind, ...]:
+def parse_gpus(text: str, file: str) -> tuple[GpuGroup, ...]:
     """The kinds of GPU in the text of a `gpus.yaml`; `file` is what errors call it. Raises RecipeError."""
     if all(not line or line.startswith("#") for line in map(str.strip, text.splitlines())):
-        raise refused(first_place(file), "empty-file", "is empty", "write a list: - name: V100")
-    reader = Reader(file)
+        raise recipe_problem(first_place(file), "empty-file", "is empty", "write a list: - name: V100")
+    reader = NodeReader(file)
     tree = parse_tree(text, file, LIMITS)
     items = reader.items(tree, "gpus.yaml", "a list: - name: V100")
-    kinds = tuple(_kind(item, reader) for item in items if tree.kind == "list")
+    kinds = tuple(_gpu_group(item, reader) for item in items if tree.kind == "list")
     reader.finish()
     return tuple(kind for kind in kinds if kind)
 
 
-def _kind(item: YamlNode, reader: Reader) -> GpuKind | None:
+def _gpu_group(item: YamlNode, reader: NodeReader) -> GpuGroup | None:
     """None for an entry with a fault, which the reader then holds."""
     if item.kind == "text":
         values = {"name": item}
@@ -120,7 +120,7 @@ def _kind(item: YamlNode, reader: Reader) -> GpuKind | None:
         host = _host(values["arch"], host, reader)
     if gpu_capability is None or (name and not called):
         return None
-    return GpuKind(
+    return GpuGroup(
         name=called or _unnamed(gpu_capability),
         capability=gpu_capability,
         driver=driver,
@@ -144,7 +144,7 @@ _WRITE = {
 }
 
 
-def _text(node: YamlNode, key: str, pattern: str, reader: Reader) -> str:
+def _text(node: YamlNode, key: str, pattern: str, reader: NodeReader) -> str:
     if node.kind != "text":
         reader.fault(
             node.where, "not-text", f"'{key}' must be text, not {node.called}", f"write {_WRITE[key]}"
@@ -158,7 +158,7 @@ def _text(node: YamlNode, key: str, pattern: str, reader: Reader) -> str:
     return ""
 
 
-def _host(node: YamlNode, only: str, reader: Reader) -> str:
+def _host(node: YamlNode, only: str, reader: NodeReader) -> str:
     """The architecture that a file says; `only` is the one of a GPU that comes with no other."""
     told = _ARCHITECTURES.get(node.text, "") if node.kind == "text" else ""
     if not told:
@@ -174,7 +174,7 @@ def _host(node: YamlNode, only: str, reader: Reader) -> str:
     return told
 
 
-def _driver(node: YamlNode, reader: Reader) -> str:
+def _driver(node: YamlNode, reader: NodeReader) -> str:
     written = _text(node, "driver", r"[ -~]+", reader)
     try:
         return read_driver(written) if written else ""
@@ -188,7 +188,7 @@ def _driver(node: YamlNode, reader: Reader) -> str:
     return ""
 
 
-def _capability(node: YamlNode, reader: Reader) -> Capability | None:
+def _capability(node: YamlNode, reader: NodeReader) -> Capability | None:
     try:
         return parse_capability(node.text)
     except ValueError:
@@ -202,7 +202,7 @@ def _capability(node: YamlNode, reader: Reader) -> Capability | None:
     return None
 
 
-def _count(node: YamlNode, reader: Reader) -> int:
+def _count(node: YamlNode, reader: NodeReader) -> int:
     if node.kind == "text" and re.fullmatch(r"[1-9][0-9]{0,6}", node.text) and int(node.text) <= MAX_COUNT:
         return int(node.text)
     said = show(node.text) if node.kind == "text" else node.called

@@ -14,16 +14,16 @@ from enum import StrEnum
 
 from imagefactory.errors import UsageError
 from imagefactory.gpu.capability import Capability, parse_capability
-from imagefactory.gpu.cells import CellEvidence, answer_cell, ask
+from imagefactory.gpu.cells import CellEvidence, answer_cell, cell_query
 from imagefactory.gpu.knowledge.toolkits import native_driver
 from imagefactory.gpu.known_bad import find_rule
-from imagefactory.gpu.values import Answer, Basis, Cell, Claim, Question
+from imagefactory.gpu.values import Cell, CellClaim, CellQuery, ClaimBasis, Compatibility
 from imagefactory.model import Lock, Target
-from imagefactory.trust.claims import REFUSALS, last_proofs, verified_claims
-from imagefactory.trust.verdict import Judged
+from imagefactory.trust.claims import REFUSALS, last_verdicts, verified_claims
+from imagefactory.trust.verdict import VerificationResult
 from imagefactory.versions import nearest
 
-Answerer = Callable[[Question, CellEvidence], Cell]
+Answerer = Callable[[CellQuery, CellEvidence], Cell]
 
 GPU_NOT_LISTED = "gpu-not-listed"
 """The rule of a row whose capability none of the listed GPUs has."""
@@ -35,7 +35,7 @@ AVOIDED_BY = "--machine, or the setting sweep-machines"
 NO_MATCH = "no-match"
 """The rule of a row for which a pool has no GPU, be it for its capability or its driver."""
 UNSOLVABLE = "unsolvable"
-KNOWN_BAD = "known-bad"
+KNOWN_BAD_RULE = "known-bad"
 """Allows every `known-bad:ID` at once."""
 PRUNING = (
     "architecture",
@@ -50,12 +50,12 @@ PRUNING = (
     "no-gpu-code",
     UNSOLVABLE,
     *REFUSALS,
-    KNOWN_BAD,
+    KNOWN_BAD_RULE,
     GPU_NOT_LISTED,
     NO_MATCH,
 )
 """The rules that prune; cells.py says what they mean."""
-NOTHING_KNOWN = "nothing is known of it: a test would tell"
+NOTHING_KNOWN_REASON = "nothing is known of it: a test would tell"
 
 
 class CellState(StrEnum):
@@ -120,7 +120,7 @@ class TargetStatus:
     image: str = ""
     reference: str = ""
     evidence: CellEvidence = field(default_factory=CellEvidence)
-    verdicts: tuple[Judged, ...] = ()
+    verdicts: tuple[VerificationResult, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,17 +141,17 @@ class PlanInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ruling:
+class CellRuling:
     """Whether a cell is worth a test. `claim` is what decided, None where nothing is known.
 
     `against` are all claims that prune it: it comes back by `--allow` of each of their rules. `allowed` are
     those that would have pruned it, `warnings` what is known against it and prunes nothing.
     """
 
-    claim: Claim | None
-    against: tuple[Claim, ...] = ()
-    allowed: tuple[Claim, ...] = ()
-    warnings: tuple[Claim, ...] = ()
+    claim: CellClaim | None
+    against: tuple[CellClaim, ...] = ()
+    allowed: tuple[CellClaim, ...] = ()
+    warnings: tuple[CellClaim, ...] = ()
 
     @property
     def pruned(self) -> bool:
@@ -159,7 +159,7 @@ class Ruling:
 
     @property
     def reason(self) -> str:
-        return self.claim.reason if self.claim else NOTHING_KNOWN
+        return self.claim.reason if self.claim else NOTHING_KNOWN_REASON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +172,7 @@ class PlannedCell:
 
     device: PlanGpu
     state: CellState
-    ruling: Ruling
+    ruling: CellRuling
     required: bool
     proven: datetime | None = None
     until: datetime | None = None
@@ -195,7 +195,7 @@ class PlannedTarget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class VerificationPlan:
     """`on_gpus` is whether GPUs were listed, to verify on. `unused` are rules that were allowed and would
     have pruned nothing here."""
 
@@ -208,11 +208,11 @@ class Plan:
         return tuple(cell for target in self.targets for cell in target.cells)
 
 
-def make_plan(given: PlanInput) -> Plan:
+def make_plan(given: PlanInput) -> VerificationPlan:
     """Every target with every cell of its own, each planned or said why not."""
     targets = tuple(_plan_target(stage, given) for stage in given.stages)
     unused = unused_rules(given.allow, (cell.ruling for target in targets for cell in target.cells))
-    return Plan(targets=targets, on_gpus=bool(given.devices), unused=unused)
+    return VerificationPlan(targets=targets, on_gpus=bool(given.devices), unused=unused)
 
 
 def _plan_target(stage: TargetStatus, given: PlanInput) -> PlannedTarget:
@@ -221,21 +221,25 @@ def _plan_target(stage: TargetStatus, given: PlanInput) -> PlannedTarget:
     devices = given.devices or tuple(PlanGpu(capability=capability) for capability in required)
     cells = []
     for device in devices if stage.target.gpu else ():
-        asked = ask(stage.target, stage.lock, device.capability, device.oldest_driver)
+        asked = cell_query(stage.target, stage.lock, device.capability, device.oldest_driver)
         unsaid = "amd64" if given.on_machines and given.devices and asked.platform == "arm64" else ""
         question = replace(asked, host=device.host or unsaid)
         is_required = device.capability in required and not device.part
         known = {} if device.part else stage.evidence.verified
         known = {**known, **verified_claims(stage.verdicts, device.oldest_driver, device.part)}
         evidence = replace(stage.evidence, verified=known)
-        ruling = weigh(given.answer(question, evidence), given.allow, required=is_required)
+        ruling = weigh_claims(given.answer(question, evidence), given.allow, required=is_required)
         if reason := given.avoided.get(device, ""):
-            claim = Claim(
-                basis=Basis.DOCUMENTED, answer=Answer.NO, rule=AVOIDED, reason=reason, source=AVOIDED_BY
+            claim = CellClaim(
+                basis=ClaimBasis.DOCUMENTED,
+                answer=Compatibility.NO,
+                rule=AVOIDED,
+                reason=reason,
+                source=AVOIDED_BY,
             )
             ruling = replace(ruling, claim=claim, against=(claim, *ruling.against))
         state = _cell_state(stage, ruling, verifying=bool(given.devices))
-        proofs = last_proofs(stage.verdicts, device.part)
+        proofs = last_verdicts(stage.verdicts, device.part)
         proven, until = proofs.get(device.capability, (None, None))
         cells.append(
             PlannedCell(
@@ -263,14 +267,14 @@ def _plan_target(stage: TargetStatus, given: PlanInput) -> PlannedTarget:
 _BY_WEIGHT = (CellState.BUILD, CellState.BLOCKED, CellState.VERIFY, CellState.UNCHANGED, CellState.PRUNED)
 
 
-def _cell_state(stage: TargetStatus, ruling: Ruling, *, verifying: bool) -> CellState:
+def _cell_state(stage: TargetStatus, ruling: CellRuling, *, verifying: bool) -> CellState:
     """`verifying`: GPUs are listed, so there is something to verify on."""
     if ruling.pruned:
         return CellState.PRUNED
     if state := _image_state(stage):
         return state
     claim = ruling.claim
-    verified = claim is not None and (claim.basis, claim.answer) == (Basis.VERIFIED, Answer.YES)
+    verified = claim is not None and (claim.basis, claim.answer) == (ClaimBasis.VERIFIED, Compatibility.YES)
     return CellState.VERIFY if verifying and not verified else CellState.UNCHANGED
 
 
@@ -293,7 +297,7 @@ def _target_reason(stage: TargetStatus, state: CellState) -> str:
 # --- what prunes ---------------------------------------------------------------------------------
 
 
-def weigh(cell: Cell, allow: frozenset[str], *, required: bool = False) -> Ruling:
+def weigh_claims(cell: Cell, allow: frozenset[str], *, required: bool = False) -> CellRuling:
     """Whether a cell is worth a test.
 
     The weightiest basis that says anything decides: each of its claims that says `no` prunes. So does one
@@ -302,14 +306,14 @@ def weigh(cell: Cell, allow: frozenset[str], *, required: bool = False) -> Rulin
     cell comes back when all that prunes it is allowed.
     """
     said = [claim for claim in cell.claims if claim.basis is cell.claims[0].basis]
-    part = tuple(claim for claim in said if claim.answer is Answer.PARTLY)
-    against = [claim for claim in said if claim.answer is Answer.NO]
+    part = tuple(claim for claim in said if claim.answer is Compatibility.PARTLY)
+    against = [claim for claim in said if claim.answer is Compatibility.NO]
     against += [] if required else part
     against += [claim for claim in cell.warnings if _is_grave(claim)]
     allowed = tuple(claim for claim in against if _is_allowed(claim.rule, allow))
     left = tuple(claim for claim in against if claim not in allowed)
-    first = next((claim for claim in cell.claims if claim.answer is not Answer.UNKNOWN), None)
-    return Ruling(
+    first = next((claim for claim in cell.claims if claim.answer is not Compatibility.UNKNOWN), None)
+    return CellRuling(
         claim=left[0] if left else first,
         against=left,
         allowed=allowed,
@@ -317,19 +321,19 @@ def weigh(cell: Cell, allow: frozenset[str], *, required: bool = False) -> Rulin
     )
 
 
-def _is_grave(fault: Claim) -> bool:
+def _is_grave(fault: CellClaim) -> bool:
     """Whether a known fault is a reason against a test on this GPU. One that has no row is taken for one."""
     rule = find_rule(fault.rule)
     if rule is None:
-        return fault.answer is Answer.NO
+        return fault.answer is Compatibility.NO
     return rule.effect == "does not run" or (rule.effect == "wrong results" and bool(rule.capabilities))
 
 
 def _is_allowed(rule: str, allow: frozenset[str]) -> bool:
-    return rule in allow or (rule.startswith(f"{KNOWN_BAD}:") and KNOWN_BAD in allow)
+    return rule in allow or (rule.startswith(f"{KNOWN_BAD_RULE}:") and KNOWN_BAD_RULE in allow)
 
 
-def unused_rules(allow: frozenset[str], rulings: Iterable[Ruling]) -> tuple[str, ...]:
+def unused_rules(allow: frozenset[str], rulings: Iterable[CellRuling]) -> tuple[str, ...]:
     """The rules of `allow` that would have pruned nothing."""
     met = {claim.rule for ruling in rulings for claim in ruling.allowed}
     return tuple(
@@ -351,7 +355,7 @@ def few(names: Sequence[str]) -> str:
 def check_rules(rules: Sequence[str]) -> frozenset[str]:
     """The rules to allow. Raises UsageError for a word that is no rule."""
     for rule in rules:
-        if rule not in PRUNING and not rule.startswith(f"{KNOWN_BAD}:"):
+        if rule not in PRUNING and not rule.startswith(f"{KNOWN_BAD_RULE}:"):
             near = nearest(rule, PRUNING)
             meant = f"did you mean '{near}'?" if near else f"rules: {', '.join(PRUNING)}"
             raise UsageError("rule-unknown", f"--allow {rule[:60]}: unknown rule", hint=meant)

@@ -16,8 +16,16 @@ from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.cells import CellEvidence, answer_cell
 from imagefactory.gpu.drivers import driver_floor, older
 from imagefactory.gpu.knowledge.toolkits import native_driver
-from imagefactory.gpu.values import Answer, Basis, Claim, Question
-from imagefactory.matrix.plan import GPU_NOT_LISTED, NO_MATCH, UNSOLVABLE, Answerer, PlanGpu, Ruling, weigh
+from imagefactory.gpu.values import CellClaim, CellQuery, ClaimBasis, Compatibility
+from imagefactory.matrix.plan import (
+    GPU_NOT_LISTED,
+    NO_MATCH,
+    UNSOLVABLE,
+    Answerer,
+    CellRuling,
+    PlanGpu,
+    weigh_claims,
+)
 from imagefactory.recipes.yaml_tree import show
 from imagefactory.versions import natural, nearest
 
@@ -35,7 +43,7 @@ _NUMBERS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpaceRow:
+class VersionSpaceRow:
     """One line of a version space. `framework` is the distribution; `given` as the file calls it.
 
     `where` is `file:line`; `outcome` whatever the file says became of it, empty where it says nothing.
@@ -51,12 +59,12 @@ class SpaceRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RuledRow:
-    row: SpaceRow
-    ruling: Ruling
+class RowRuling:
+    row: VersionSpaceRow
+    ruling: CellRuling
 
 
-def parse_rows(text: str, file: str, families: Mapping[str, str]) -> tuple[SpaceRow, ...]:
+def parse_rows(text: str, file: str, families: Mapping[str, str]) -> tuple[VersionSpaceRow, ...]:
     """Rows of a CSV with the columns framework, version, cuda, capability and perhaps driver, outcome.
 
     `families` says which distribution a family's name stands for (`pytorch` -> `torch`); either may be
@@ -68,7 +76,7 @@ def parse_rows(text: str, file: str, families: Mapping[str, str]) -> tuple[Space
     columns = [_ALIASES.get(name.strip().lower(), name.strip().lower()) for name in header]
     _check_header(header_where, columns)
     faults: list[Diagnostic] = []
-    rows: list[SpaceRow] = []
+    rows: list[VersionSpaceRow] = []
     for where, values in lines:
         if len(rows) + len(faults) >= MAX_ROWS:
             raise RecipeError(
@@ -79,7 +87,7 @@ def parse_rows(text: str, file: str, families: Mapping[str, str]) -> tuple[Space
             faults.append(Diagnostic("columns-mismatch", where, message, f"write {','.join(columns)}"))
             continue
         fields = dict(zip(columns, (value.strip() for value in values), strict=True))
-        wrong = tuple(_row_faults(where, fields, families))
+        wrong = tuple(_row_errors(where, fields, families))
         faults += wrong
         if not wrong:
             rows.append(_row(where, fields, families))
@@ -126,7 +134,7 @@ def _check_header(where: str, columns: Sequence[str]) -> None:
         raise RecipeError([problem], hint=hint)
 
 
-def _row_faults(where: str, fields: Mapping[str, str], families: Mapping[str, str]) -> Iterator[Diagnostic]:
+def _row_errors(where: str, fields: Mapping[str, str], families: Mapping[str, str]) -> Iterator[Diagnostic]:
     if hidden := next((column for column, value in fields.items() if not value.isprintable()), ""):
         yield Diagnostic("hidden-character", where, f"{hidden} has a character that is not printable")
         return
@@ -147,9 +155,9 @@ def _row_faults(where: str, fields: Mapping[str, str], families: Mapping[str, st
         yield Diagnostic("capability-invalid", where, str(error))
 
 
-def _row(where: str, fields: Mapping[str, str], families: Mapping[str, str]) -> SpaceRow:
+def _row(where: str, fields: Mapping[str, str], families: Mapping[str, str]) -> VersionSpaceRow:
     name = fields["framework"].lower()
-    return SpaceRow(
+    return VersionSpaceRow(
         where=where,
         given=name,
         framework=families.get(name, name),
@@ -161,7 +169,7 @@ def _row(where: str, fields: Mapping[str, str], families: Mapping[str, str]) -> 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowsInput:
+class RowsQuery:
     """Rows, and the GPUs to judge them by: none for each row's own capability.
 
     `pool` says whose they are where they are a pool's, empty for a list of a person's: in a pool one GPU of a
@@ -170,7 +178,7 @@ class RowsInput:
     `recorded` believes the rows' own outcomes where they say that no environment could be solved.
     """
 
-    rows: tuple[SpaceRow, ...]
+    rows: tuple[VersionSpaceRow, ...]
     devices: tuple[PlanGpu, ...] = ()
     allow: frozenset[str] = frozenset()
     answer: Answerer = answer_cell
@@ -179,12 +187,12 @@ class RowsInput:
     recorded: bool = False
 
 
-def rule_rows(given: RowsInput) -> tuple[RuledRow, ...]:
+def rule_rows(given: RowsQuery) -> tuple[RowRuling, ...]:
     """Each row, accepted or pruned; with a person's GPUs once for each of its capability, and its driver.
 
     In a pool once, by the newest driver on which it is not pruned. A row that names a driver keeps it.
     """
-    judged: list[RuledRow] = []
+    judged: list[RowRuling] = []
     for row in given.rows:
         fitting = [device for device in given.devices if device.capability == row.device.capability]
         if given.pool:
@@ -194,11 +202,11 @@ def rule_rows(given: RowsInput) -> tuple[RuledRow, ...]:
     return tuple(judged)
 
 
-def _rule_row(row: SpaceRow, listed: PlanGpu | None, given: RowsInput) -> RuledRow:
+def _rule_row(row: VersionSpaceRow, listed: PlanGpu | None, given: RowsQuery) -> RowRuling:
     """A row on one kind of GPU, None where none that is listed has its capability."""
     own, device = row.device.driver, listed or row.device
     asked = replace(row, device=replace(device, driver=own, cuda="") if own else device)
-    question = Question(
+    question = CellQuery(
         framework=row.framework,
         version=row.version,
         cuda=row.cuda,
@@ -208,16 +216,16 @@ def _rule_row(row: SpaceRow, listed: PlanGpu | None, given: RowsInput) -> RuledR
     cell = given.answer(question, CellEvidence())
     against = (*_recorded(row, given), *_unmatched(row, listed, given))
     cell = replace(cell, warnings=(*against, *cell.warnings))
-    return RuledRow(row=asked, ruling=weigh(cell, given.allow))
+    return RowRuling(row=asked, ruling=weigh_claims(cell, given.allow))
 
 
-def _recorded(row: SpaceRow, given: RowsInput) -> Iterator[Claim]:
+def _recorded(row: VersionSpaceRow, given: RowsQuery) -> Iterator[CellClaim]:
     if given.recorded and row.outcome.lower() in UNSOLVED:
         reason = f"recorded as '{row.outcome}', not solved here"
         yield _against(UNSOLVABLE, reason, f"the rows of {row.where.rpartition(':')[0]}")
 
 
-def _unmatched(row: SpaceRow, listed: PlanGpu | None, given: RowsInput) -> Iterator[Claim]:
+def _unmatched(row: VersionSpaceRow, listed: PlanGpu | None, given: RowsQuery) -> Iterator[CellClaim]:
     """Why a listed GPU is none for the row, or all of them where none has its capability."""
     capability = row.device.capability
     if given.devices and listed is None:
@@ -228,7 +236,7 @@ def _unmatched(row: SpaceRow, listed: PlanGpu | None, given: RowsInput) -> Itera
             yield _against(GPU_NOT_LISTED, reason, "the list of GPUs")
     elif given.pool and listed is not None and not row.device.driver:
         needed = row.cuda if given.strict else driver_floor(row.cuda)
-        if not _takes(listed, needed):
+        if not _driver_supports(listed, needed):
             most = f"take CUDA {listed.cuda} at most" if listed.cuda else f"are {listed.driver} at most"
             yield _against(
                 NO_MATCH,
@@ -237,7 +245,7 @@ def _unmatched(row: SpaceRow, listed: PlanGpu | None, given: RowsInput) -> Itera
             )
 
 
-def _takes(device: PlanGpu, cuda: str) -> bool:
+def _driver_supports(device: PlanGpu, cuda: str) -> bool:
     """Whether its driver takes programs of that CUDA version; one of which nothing is told may."""
     if device.cuda:
         return natural(device.cuda) >= natural(cuda)
@@ -245,5 +253,7 @@ def _takes(device: PlanGpu, cuda: str) -> bool:
     return not device.driver or not first or not older(device.driver, first)
 
 
-def _against(rule: str, reason: str, source: str) -> Claim:
-    return Claim(basis=Basis.DOCUMENTED, answer=Answer.NO, rule=rule, reason=reason, source=source)
+def _against(rule: str, reason: str, source: str) -> CellClaim:
+    return CellClaim(
+        basis=ClaimBasis.DOCUMENTED, answer=Compatibility.NO, rule=rule, reason=reason, source=source
+    )

@@ -23,8 +23,8 @@ from typing import IO, Any
 
 from imagefactory.errors import StoreError, UsageError, os_problem
 from imagefactory.fs import explain_full_disk, replacing
-from imagefactory.oci.inflate import DamagedError, plain_layer, unpacked
-from imagefactory.oci.layers import BLOCK, CHUNK, END_OF_ARCHIVE, Codec
+from imagefactory.oci.inflate import CorruptDataError, plain_layer, unpacked
+from imagefactory.oci.layers import BLOCK, CHUNK, END_OF_ARCHIVE, LayerCodec
 from imagefactory.oci.layout import REBUILD, BlobWriter, Layout
 from imagefactory.oci.manifests import (
     INDEX_TYPE,
@@ -32,7 +32,7 @@ from imagefactory.oci.manifests import (
     REF_NAME,
     Descriptor,
     Image,
-    Layer,
+    OciLayer,
     canonical_json,
     parse_descriptor,
 )
@@ -51,12 +51,12 @@ def file_chunks(path: Path) -> Iterator[bytes]:
         yield from iter(partial(file.read, CHUNK), b"")
 
 
-def layer_tar(layout: Layout, layer: Layer) -> Iterator[bytes]:
+def layer_tar(layout: Layout, layer: OciLayer) -> Iterator[bytes]:
     """The layer's tar. A blob that was cut may end early (its diff id tells); garbled: StoreError."""
     path = layout.blob_path(layer.descriptor.digest)
     try:
         yield from plain_layer(layer.descriptor.media_type, file_chunks(path))
-    except DamagedError as error:
+    except CorruptDataError as error:
         raise layout.damaged(layer.descriptor.digest) from error
 
 
@@ -167,27 +167,27 @@ def stream_docker(layout: Layout, image: Image, name: str) -> Iterator[bytes]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taking:
+class ImageImport:
     """How a saved image comes into the layout.
 
     `codec` compresses new layers; `known` gives the layers that the store has, by diff id, whose bytes
     are then not touched; `report` hears of the plain bytes as they come.
     """
 
-    codec: Codec
-    known: Mapping[str, Layer]
+    codec: LayerCodec
+    known: Mapping[str, OciLayer]
     report: Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TakenImage:
+class ImportedImage:
     """A saved image whose blobs are in the layout: the config's own bytes, and its layers in order."""
 
     config: bytes
-    layers: tuple[Layer, ...]
+    layers: tuple[OciLayer, ...]
 
 
-def take_docker(layout: Layout, stream: IO[bytes], taking: Taking) -> TakenImage:
+def take_docker(layout: Layout, stream: IO[bytes], taking: ImageImport) -> ImportedImage:
     """Reads what `docker save` writes (also docker 25's, which is an image layout too), in one pass.
 
     Layers may come compressed and in any order; each is hashed and must be what the config says. Raises
@@ -195,7 +195,7 @@ def take_docker(layout: Layout, stream: IO[bytes], taking: Taking) -> TakenImage
     """
     small: dict[str, bytes] = {}
     links: dict[str, str] = {}
-    made: dict[str, Layer] = {}
+    made: dict[str, OciLayer] = {}
     try:
         with tarfile.open(fileobj=stream, mode="r|", bufsize=CHUNK, tarinfo=CappedInfo) as tar:
             for member in tar:
@@ -212,7 +212,7 @@ def take_docker(layout: Layout, stream: IO[bytes], taking: Taking) -> TakenImage
                         taking.report(member.size)  # docker 25 names a blob by its digest: skip the bytes
                     else:
                         made[name] = _take_layer(layout, file, taking)
-        return _put_together(layout, taking, _Saved(small=small, links=links, made=made))
+        return _assemble_image(layout, taking, _SavedImage(small=small, links=links, made=made))
     except _NO_IMAGE as error:
         why = (
             f"it has no {error}"
@@ -224,23 +224,23 @@ def take_docker(layout: Layout, stream: IO[bytes], taking: Taking) -> TakenImage
         ) from error
 
 
-_NO_IMAGE = (tarfile.TarError, DamagedError, EOFError, KeyError, IndexError, TypeError, ValueError)
+_NO_IMAGE = (tarfile.TarError, CorruptDataError, EOFError, KeyError, IndexError, TypeError, ValueError)
 _SMALL = 1 << 20
 """Bytes up to which a file of the stream is kept until it is known what it is; configs are far smaller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Saved:
+class _SavedImage:
     small: Mapping[str, bytes]
     links: Mapping[str, str]
-    made: Mapping[str, Layer]
+    made: Mapping[str, OciLayer]
 
 
 def _named(name: str) -> str:
     return f"sha256:{name.rpartition('/')[2]}"
 
 
-def _put_together(layout: Layout, taking: Taking, saved: _Saved) -> TakenImage:
+def _assemble_image(layout: Layout, taking: ImageImport, saved: _SavedImage) -> ImportedImage:
     entry = _only_image(_parse("manifest.json", saved.small["manifest.json"]))
     config = saved.small[str(entry["Config"])]
     root = _parse("config", config, dict).get("rootfs")
@@ -261,7 +261,7 @@ def _put_together(layout: Layout, taking: Taking, saved: _Saved) -> TakenImage:
                 f"Docker saved a layer {layer.diff_id}, but its config has {diff_id}",
             )
         layers.append(layer)
-    return TakenImage(config=config, layers=tuple(layers))
+    return ImportedImage(config=config, layers=tuple(layers))
 
 
 def _parse(what: str, data: bytes, kind: type = list) -> Any:
@@ -300,7 +300,7 @@ def _only_image(images: list[Any]) -> Any:
     return images[0]
 
 
-def _take_layer(layout: Layout, file: IO[bytes], taking: Taking) -> Layer:
+def _take_layer(layout: Layout, file: IO[bytes], taking: ImageImport) -> OciLayer:
     plain = hashlib.sha256()
     with explain_full_disk(layout.path), BlobWriter(layout) as blob:
         compressor = taking.codec.compressor()
@@ -311,7 +311,7 @@ def _take_layer(layout: Layout, file: IO[bytes], taking: Taking) -> Layer:
             blob.write(compressor.compress(data))
         blob.write(compressor.flush())
         descriptor = blob.commit(taking.codec.media_type)
-    return Layer(descriptor=descriptor, diff_id=f"sha256:{plain.hexdigest()}", title="")
+    return OciLayer(descriptor=descriptor, diff_id=f"sha256:{plain.hexdigest()}", title="")
 
 
 # ---

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from imagefactory.errors import RegistryError
-from imagefactory.oci.graph import EMPTY, EMPTY_BLOB, Artifact, Manifest, Place
+from imagefactory.oci.graph import EMPTY, EMPTY_BLOB, LocalArtifact, Manifest, StoreRepository
 from imagefactory.oci.layers import CHUNK
 from imagefactory.oci.manifests import MANIFEST_TYPE, Descriptor, canonical_json, digest_of, format_descriptor
 
@@ -27,7 +27,7 @@ WITHDRAWN = Manifest(
 """What a tag names that had to go in a registry that removes no tags: no engine runs it."""
 
 
-def withdraw_tag(place: Place, tag: str) -> bool:
+def withdraw_tag(place: StoreRepository, tag: str) -> bool:
     """Remove a tag. Return False where the registry removes none, as Docker's before 3.0: it names WITHDRAWN.
 
     Raises RegistryError where neither is possible.
@@ -41,14 +41,14 @@ def withdraw_tag(place: Place, tag: str) -> bool:
     return True
 
 
-def put_artifact(place: Place, artifact: Artifact) -> None:
+def put_artifact(place: StoreRepository, artifact: LocalArtifact) -> None:
     """Puts an artifact beside its subject. Raises RegistryError when the store does not confirm it."""
     for blob, data in artifact.blobs:
         put_bytes(place, blob, data)
     put_manifest(place, artifact.manifest)
 
 
-def put_files(place: Place, manifest: Manifest, files: Mapping[Descriptor, Path]) -> None:
+def put_files(place: StoreRepository, manifest: Manifest, files: Mapping[Descriptor, Path]) -> None:
     """Puts an artifact whose layers are files on disk. Raises RegistryError as `put_artifact`."""
     put_bytes(place, EMPTY_BLOB, EMPTY)
     for blob, path in files.items():
@@ -64,13 +64,13 @@ def _chunks(path: Path, offset: int) -> Iterator[bytes]:
             yield chunk
 
 
-def put_bytes(place: Place, descriptor: Descriptor, data: bytes) -> int:
+def put_bytes(place: StoreRepository, descriptor: Descriptor, data: bytes) -> int:
     if place.store.has(place.repository, descriptor):
         return 0
     return place.store.write(place.repository, descriptor, lambda offset: iter((data[offset:],)))
 
 
-def put_manifest(place: Place, manifest: Manifest, tag: str = "") -> None:
+def put_manifest(place: StoreRepository, manifest: Manifest, tag: str = "") -> None:
     """Raises RegistryError when the store does not confirm, by the tag where there is one, what was put."""
     put = place.store.put_manifest(place.repository, manifest.data, manifest.descriptor.media_type, tag)
     if put.digest != manifest.descriptor.digest:

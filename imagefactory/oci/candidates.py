@@ -23,9 +23,9 @@ from imagefactory.errors import RegistryError, UsageError
 from imagefactory.model import Target
 from imagefactory.oci.graph import (
     MOST_MANIFESTS,
-    Artifact,
+    LocalArtifact,
     Manifest,
-    Place,
+    StoreRepository,
     make_artifact,
     parse_parts,
     read_manifest,
@@ -47,13 +47,13 @@ PROVENANCE_TYPE = "application/vnd.in-toto.provenance+dsse"
 PORTABLE_TYPE = "application/vnd.imagefactory.portable.v1+json"
 MODELS_TYPE = "application/vnd.imagefactory.models.v1"
 STATEMENT_TYPES = (VERDICT_TYPE, REVOCATION_TYPE, APPROVAL_TYPE, TEST_RESULT_TYPE, PORTABLE_TYPE)
-GONE_WITH_IMAGE = (
+DELETED_WITH_IMAGE = (
     *(PUSHED_TYPE, VERDICT_TYPE, APPROVAL_TYPE, TEST_RESULT_TYPE),
     *(CYCLONEDX_TYPE, SPDX_TYPE, PROVENANCE_TYPE, PORTABLE_TYPE, MODELS_TYPE),
 )
 """What refers to a candidate and goes with it."""
 CREATED = "org.opencontainers.image.created"
-MADE_FROM = "imagefactory.made-from"
+INPUTS_LABEL = "imagefactory.made-from"
 """Annotation of a record: the digest of all that decided the image (publish.made_from)."""
 RECORD_MAC = "imagefactory.mac"
 """Annotation of a record: the HMAC-SHA256 of the candidate's digest and the other two, in hex."""
@@ -76,7 +76,7 @@ def candidate_tag(target: Target, digest: str, suffix: str = "") -> str:
     return f"{plain_tag(target)}-{digest.removeprefix('sha256:')[:12]}{suffix}"
 
 
-def kind_of(tag: str, plain: Collection[str]) -> str:
+def tag_type(tag: str, plain: Collection[str]) -> str:
     """`target`, `capability`, `candidate`, `referrers` or `other`; `plain` are the targets' own tags."""
     if tag in plain:
         return "target"
@@ -100,7 +100,7 @@ def check_tag(tag: str, plain: Collection[str]) -> None:
         "capability": "is the tag of a GPU that verified it: only promotion moves it",
         "candidate": "is the tag of a candidate: push creates it from the digest",
         "referrers": "is the tag in which a registry keeps referrers",
-    }.get(kind_of(tag, plain))
+    }.get(tag_type(tag, plain))
     if why:
         raise UsageError(
             "tag-reserved", f"--tag {tag}: '{tag}' {why}", hint="choose another name, such as 'nightly'"
@@ -110,20 +110,22 @@ def check_tag(tag: str, plain: Collection[str]) -> None:
 # --- when it was pushed --------------------------------------------------------------------------
 
 
-def pushed_record(candidate: Descriptor, now: datetime, made_from: str = "", *, key: str = "") -> Artifact:
+def pushed_record(
+    candidate: Descriptor, now: datetime, made_from: str = "", *, key: str = ""
+) -> LocalArtifact:
     """The record of a push at `now`, to be attached to the candidate; `made_from` is left out where empty.
 
     Without a `key` it has no MAC, and is a hint to people.
     """
     row = {CREATED: now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
     if made_from:
-        row[MADE_FROM] = made_from
+        row[INPUTS_LABEL] = made_from
     if key:
         row[RECORD_MAC] = _mac(candidate.digest, row, key)
     return make_artifact(PUSHED_TYPE, candidate, row)
 
 
-def read_records(place: Place, digest: str, *, key: str = "") -> tuple[Mapping[str, str], ...]:
+def read_records(place: StoreRepository, digest: str, *, key: str = "") -> tuple[Mapping[str, str], ...]:
     """The annotations of a candidate's records of pushes; with a `key` of those alone that have its MAC."""
     found = place.store.referrers(place.repository, digest, PUSHED_TYPE)
     rows = (_annotations(place, record) for record in found)
@@ -131,7 +133,7 @@ def read_records(place: Place, digest: str, *, key: str = "") -> tuple[Mapping[s
 
 
 def _mac(candidate: str, row: Mapping[str, str], key: str) -> str:
-    said = canonical_json(["pushed", candidate, row.get(CREATED), row.get(MADE_FROM)])
+    said = canonical_json(["pushed", candidate, row.get(CREATED), row.get(INPUTS_LABEL)])
     return hmac.new(key.encode(), said, "sha256").hexdigest()
 
 
@@ -139,7 +141,7 @@ def _has_mac(candidate: str, row: Mapping[str, str], key: str) -> bool:
     return hmac.compare_digest(str(row.get(RECORD_MAC, "")).encode(), _mac(candidate, row, key).encode())
 
 
-def find_made(place: Place, plain: str, made_from: str, key: str) -> Descriptor | None:
+def find_by_inputs(place: StoreRepository, plain: str, made_from: str, key: str) -> Descriptor | None:
     """The candidate of a target (by its plain tag) that was made of what `made_from` says, None for none.
 
     Of several the one that was pushed last. Records without the MAC of `key` do not count, none without one.
@@ -151,7 +153,7 @@ def find_made(place: Place, plain: str, made_from: str, key: str) -> Descriptor 
     def look(tag: str) -> tuple[datetime, str, Descriptor] | None:
         there = place.store.manifest(place.repository, tag)
         records = read_records(place, there[0].digest, key=key) if there else ()
-        pushed = read_pushed([row for row in records if row.get(MADE_FROM) == made_from])
+        pushed = read_pushed([row for row in records if row.get(INPUTS_LABEL) == made_from])
         return (pushed, tag, there[0]) if there and pushed else None
 
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="made") as pool:
@@ -180,7 +182,7 @@ def read_pushed(annotations: Sequence[Mapping[str, str]]) -> datetime | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tagged:
+class TagTarget:
     """A tag of a repository and what it points to.
 
     `parts` are the digests of the manifests below (an index's platforms), those that are missing too;
@@ -199,12 +201,12 @@ class Tagged:
 
 
 def read_tagged(
-    place: Place,
+    place: StoreRepository,
     plain: Collection[str],
     count: Callable[[str], int] | None = None,
     *,
     records: bool = False,
-) -> tuple[Tagged, ...]:
+) -> tuple[TagTarget, ...]:
     """The tags of a repository with what they point to, without those that only keep referrers.
 
     With `records`, also when candidates were pushed and how many verdicts speak of them or of one of their
@@ -214,20 +216,22 @@ def read_tagged(
     tags = [tag for tag in place.store.tags(place.repository) if not FALLBACK.fullmatch(tag)]
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="tags") as pool:
         counting = (count or _any_verdict(place)) if records else None
-        found = pool.map(lambda tag: _read_one(place, tag, kind_of(tag, plain), counting), tags)
+        found = pool.map(lambda tag: _read_tag(place, tag, tag_type(tag, plain), counting), tags)
         return tuple(one for one in found if one is not None)
 
 
-def _any_verdict(place: Place) -> Callable[[str], int]:
+def _any_verdict(place: StoreRepository) -> Callable[[str], int]:
     return lambda digest: len(place.store.referrers(place.repository, digest, VERDICT_TYPE))
 
 
-def _read_one(place: Place, tag: str, kind: str, count: Callable[[str], int] | None) -> Tagged | None:
+def _read_tag(
+    place: StoreRepository, tag: str, kind: str, count: Callable[[str], int] | None
+) -> TagTarget | None:
     there = place.store.manifest(place.repository, tag)
     if there is None:
         return None
     root = Manifest(descriptor=there[0], data=there[1])
-    digest, below = root.descriptor.digest, _read_below(place, root)
+    digest, below = root.descriptor.digest, _read_graph(place, root)
     blobs = {blob.digest: blob for row in below.values() for blob in row}
     pushed, verdicts = None, 0
     if count and kind == "candidate":
@@ -237,7 +241,7 @@ def _read_one(place: Place, tag: str, kind: str, count: Callable[[str], int] | N
     configs = [blob.digest for row in below.values() for blob in row[:1] if blob.media_type in CONFIG_TYPES]
     files = [blob.digest for row in below.values() for blob in row[1:]]
     named = files if tag.endswith(".sif") else configs
-    return Tagged(
+    return TagTarget(
         tag=tag,
         kind=kind,
         digest=digest,
@@ -249,7 +253,7 @@ def _read_one(place: Place, tag: str, kind: str, count: Callable[[str], int] | N
     )
 
 
-def _read_below(place: Place, root: Manifest) -> dict[str, tuple[Descriptor, ...]]:
+def _read_graph(place: StoreRepository, root: Manifest) -> dict[str, tuple[Descriptor, ...]]:
     """The digests of `root` and of all manifests below it, each with its blobs, the config first.
 
     One that is named and is not there has none. Raises RegistryError for what the registry refuses and
@@ -276,7 +280,7 @@ def _read_below(place: Place, root: Manifest) -> dict[str, tuple[Descriptor, ...
     return blobs
 
 
-def _annotations(place: Place, record: Descriptor) -> Mapping[str, str]:
+def _annotations(place: StoreRepository, record: Descriptor) -> Mapping[str, str]:
     """A registry may leave them out of the list of referrers; the artifact itself has them."""
     listed = dict(record.annotations)
     if CREATED in listed:
@@ -293,27 +297,27 @@ def _annotations(place: Place, record: Descriptor) -> Mapping[str, str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fate:
+class PruneDecision:
     """What `prune` does with a candidate, and why. `parts` are the manifests below that go with it."""
 
-    candidate: Tagged
+    candidate: TagTarget
     remove: bool
     why: str
     parts: tuple[str, ...] = ()
 
 
-def plan_prune(tagged: Sequence[Tagged], before: datetime) -> tuple[Fate, ...]:
+def plan_prune(tagged: Sequence[TagTarget], before: datetime) -> tuple[PruneDecision, ...]:
     """Which candidates of one repository go: those pushed before `before` that nothing else needs.
 
     Kept is what another tag points to (also by one of its platforms), what has a verdict that counts, what
     was pushed at an unknown time, and what does not carry the name of its content.
     """
     candidates = [image for image in tagged if image.kind == "candidate"]
-    why = {candidate.tag: _why_kept(candidate, tagged, before) for candidate in candidates}
+    why = {candidate.tag: _keep_reason(candidate, tagged, before) for candidate in candidates}
     kept = [image for image in tagged if why.get(image.tag, "not one")]
     needed = {digest for image in kept for digest in (image.digest, *image.parts)}
     return tuple(
-        Fate(
+        PruneDecision(
             candidate=candidate,
             remove=not why[candidate.tag],
             why=why[candidate.tag] or f"pushed {_day(candidate.pushed)}",
@@ -323,7 +327,7 @@ def plan_prune(tagged: Sequence[Tagged], before: datetime) -> tuple[Fate, ...]:
     )
 
 
-def _why_kept(candidate: Tagged, tagged: Sequence[Tagged], before: datetime) -> str:
+def _keep_reason(candidate: TagTarget, tagged: Sequence[TagTarget], before: datetime) -> str:
     mine = {candidate.digest, *candidate.parts}
     for other in tagged:
         if other.tag == candidate.tag:
@@ -347,14 +351,14 @@ def _day(time: datetime | None) -> str:
     return time.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC") if time else "?"
 
 
-class Deleting(Store, Protocol):
+class DeletableStore(Store, Protocol):
     """A store whose manifests can be taken away: a registry."""
 
     def delete_manifest(self, repository: str, digest: str) -> None:
         """Removes a manifest and the tags that name it; nothing happens when there is none."""
 
 
-def remove_candidate(store: Deleting, repository: str, fate: Fate) -> str:
+def remove_candidate(store: DeletableStore, repository: str, fate: PruneDecision) -> str:
     """Deletes a candidate, its platforms that nothing else has, and what is said of them.
 
     Revocations stay: the same lock gives the same digest, and some machine still has the verdict that was
@@ -373,7 +377,7 @@ def remove_candidate(store: Deleting, repository: str, fate: Fate) -> str:
     said = [
         referrer.digest
         for subject in gone
-        for kind in GONE_WITH_IMAGE
+        for kind in DELETED_WITH_IMAGE
         for referrer in store.referrers(repository, subject, kind)
     ]
     lists = [

@@ -56,7 +56,7 @@ def find_credentials(environ: Mapping[str, str]) -> Credentials:
 
     def find(host: str) -> Credential | None:
         for path in files:
-            found = _look_up(path, host, environ)
+            found = _find_credential(path, host, environ)
             if found is not None:
                 return found
         return None
@@ -76,7 +76,7 @@ def credential_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
     return tuple(files)
 
 
-def _look_up(path: Path, host: str, environ: Mapping[str, str]) -> Credential | None:
+def _find_credential(path: Path, host: str, environ: Mapping[str, str]) -> Credential | None:
     try:
         data = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -97,11 +97,11 @@ def _look_up(path: Path, host: str, environ: Mapping[str, str]) -> Credential | 
     helpers = _mapping(data.get("credHelpers"))
     for name in names:
         if isinstance(helpers.get(name), str):
-            return ask_helper(helpers[name], name, environ)
+            return query_helper(helpers[name], name, environ)
     store = data.get("credsStore")
     if isinstance(store, str) and store:
         for name in names:
-            credential = ask_helper(store, name, environ)
+            credential = query_helper(store, name, environ)
             if credential is not None:
                 return credential
     auths = {_key(name): entry for name, entry in _mapping(data.get("auths")).items()}
@@ -147,7 +147,7 @@ def parse_auth(entry: Mapping[str, Any], *, origin: str) -> Credential | None:
     return Credential(user=user, secret=secret, origin=origin) if user and secret else None
 
 
-def ask_helper(name: str, host: str, environ: Mapping[str, str]) -> Credential | None:
+def query_helper(name: str, host: str, environ: Mapping[str, str]) -> Credential | None:
     """What `docker-credential-NAME get` answers for `host`; None where it has nothing.
 
     Raises RegistryError for a helper that is not installed, fails or takes more than 30 seconds.

@@ -23,11 +23,11 @@ from imagefactory.oci.manifests import (
     digest_of,
     format_descriptor,
     images_of,
+    malformed_reason,
     media_type_of,
     parse_config,
     parse_descriptor,
     read_json,
-    why_malformed,
 )
 from imagefactory.oci.store import DIGEST, Store
 
@@ -42,7 +42,7 @@ MOST_DEPTH = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class StoreRepository:
     """A repository of a store."""
 
     store: Store
@@ -61,7 +61,7 @@ class Manifest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Graph:
+class ManifestGraph:
     """All that a root names: manifests in the order they must be put, blobs each once.
 
     `root` is one of `manifests`; referrers, where they were read, come after it.
@@ -78,14 +78,14 @@ class Graph:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Artifact:
+class LocalArtifact:
     """A small manifest made here, with the blobs it names, to go along with an image."""
 
     manifest: Manifest
     blobs: tuple[tuple[Descriptor, bytes], ...]
 
 
-def read_graph(place: Place, wanted: str, *, referrers: bool = False) -> Graph:
+def read_graph(place: StoreRepository, wanted: str, *, referrers: bool = False) -> ManifestGraph:
     """The root that `wanted` (a tag or digest) names and all below it.
 
     With `referrers`, also the artifacts whose subject is any manifest of the graph, and theirs.
@@ -99,11 +99,13 @@ def read_graph(place: Place, wanted: str, *, referrers: bool = False) -> Graph:
             if found.digest not in reader.manifests:
                 reader.read(found.digest, depth=1)
                 walk.append(found.digest)
-    return Graph(root=root, manifests=tuple(reader.manifests.values()), blobs=tuple(reader.blobs.values()))
+    return ManifestGraph(
+        root=root, manifests=tuple(reader.manifests.values()), blobs=tuple(reader.blobs.values())
+    )
 
 
 class _GraphReader:
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: StoreRepository) -> None:
         self.place = place
         self.manifests: dict[str, Manifest] = {}
         self.blobs: dict[str, Descriptor] = {}
@@ -126,7 +128,7 @@ class _GraphReader:
         return manifest
 
 
-def read_manifest(place: Place, wanted: str) -> Manifest:
+def read_manifest(place: StoreRepository, wanted: str) -> Manifest:
     """The manifest of a tag or digest. Raises RegistryError when there is none."""
     found = place.store.manifest(place.repository, wanted)
     if found is None:
@@ -164,7 +166,7 @@ def parse_parts(manifest: Manifest) -> tuple[tuple[Descriptor, ...], tuple[Descr
             )
     except MALFORMED as error:
         raise RegistryError(
-            "manifest-invalid", f"the manifest {digest} is malformed: {why_malformed(error)}"
+            "manifest-invalid", f"the manifest {digest} is malformed: {malformed_reason(error)}"
         ) from error
     for part in (*children, *blobs):
         if part.size < 0:
@@ -179,7 +181,7 @@ def parse_parts(manifest: Manifest) -> tuple[tuple[Descriptor, ...], tuple[Descr
     return tuple(children), tuple(blobs)
 
 
-def read_config(place: Place, manifest: Manifest) -> ImageConfig | None:
+def read_config(place: StoreRepository, manifest: Manifest) -> ImageConfig | None:
     """The config of an image's manifest, None of an artifact's. Raises RegistryError for a malformed one."""
     config, *layers = parse_parts(manifest)[1]
     if config.media_type not in CONFIG_TYPES:
@@ -193,19 +195,19 @@ def read_config(place: Place, manifest: Manifest) -> ImageConfig | None:
         return parse_config(b"".join(place.store.read(place.repository, config)), len(layers))
     except MALFORMED as error:
         raise RegistryError(
-            "image-config-invalid", f"{called} is malformed: {why_malformed(error)}"
+            "image-config-invalid", f"{called} is malformed: {malformed_reason(error)}"
         ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class PlatformRoot:
     """Which root to bring for one platform; `whole` is true when that is the very index asked for."""
 
     digest: str
     whole: bool
 
 
-def choose_platform(manifest: Manifest, platform: str) -> Choice:
+def choose_platform(manifest: Manifest, platform: str) -> PlatformRoot:
     """What a pull for `platform` (`linux/amd64`) brings of a manifest or index.
 
     Without one that is the only image, whatever it is for, and of several that for linux/amd64.
@@ -215,7 +217,7 @@ def choose_platform(manifest: Manifest, platform: str) -> Choice:
     manifest is brought. Raises RegistryError when there is none.
     """
     if manifest.descriptor.media_type not in INDEX_TYPES:
-        return Choice(digest=manifest.descriptor.digest, whole=True)
+        return PlatformRoot(digest=manifest.descriptor.digest, whole=True)
     parse_parts(manifest)  # well-formed from here on
     entries = json.loads(manifest.data)["manifests"]
     images = images_of(entries)
@@ -232,13 +234,13 @@ def choose_platform(manifest: Manifest, platform: str) -> Choice:
             f"{manifest.descriptor.digest} has no image for {platform}, only for {there}",
         )
     if len(fitting) == len(images) == 1:
-        return Choice(digest=manifest.descriptor.digest, whole=True)
+        return PlatformRoot(digest=manifest.descriptor.digest, whole=True)
     # amd64/v3 and the like need newer processors: the plain one runs everywhere.
     fitting.sort(key=lambda entry: "platform" in entry and bool(entry["platform"].get("variant")))
-    return Choice(digest=str(fitting[0]["digest"]), whole=False)
+    return PlatformRoot(digest=str(fitting[0]["digest"]), whole=False)
 
 
-def says_no_platform(index: Manifest, digest: str) -> bool:
+def lacks_platform(index: Manifest, digest: str) -> bool:
     """Whether an index names an image and not what it is for."""
     rows = [row for row in json.loads(index.data)["manifests"] if row["digest"] == digest]
     return not any("platform" in row for row in rows)
@@ -300,7 +302,7 @@ def _platform_of(entry: Mapping[str, Any]) -> tuple[object, object]:
 
 def make_artifact(
     kind: str, subject: Descriptor, annotations: dict[str, str], content: bytes = b""
-) -> Artifact:
+) -> LocalArtifact:
     """A referrer of `subject` (image-spec 1.1). Its content is of its own type; without, its annotations say
     what it has to say."""
     layer = (
@@ -308,7 +310,7 @@ def make_artifact(
     )
     manifest = artifact_of(kind, subject, (layer,), annotations)
     blobs = {EMPTY_BLOB: EMPTY, layer: content or EMPTY}
-    return Artifact(manifest=manifest, blobs=tuple(blobs.items()))
+    return LocalArtifact(manifest=manifest, blobs=tuple(blobs.items()))
 
 
 def artifact_of(

@@ -22,14 +22,14 @@ _SKIPPABLE = b"\x2a\x4d\x18"  # behind a first byte of 50 to 5f: what zstd:chunk
 RAW, GZIP = -zlib.MAX_WBITS, zlib.MAX_WBITS | 16
 
 
-class DamagedError(Exception):
+class CorruptDataError(Exception):
     """Packed bytes that are cut, or are not what they should be."""
 
 
 def inflate(chunks: Iterable[bytes], wbits: int = RAW) -> Iterator[bytes]:
     """Deflated bytes in pieces of at most 256 KiB; with `GZIP`, members that follow one another too.
 
-    Raises DamagedError, also for what stands behind a raw stream's end.
+    Raises CorruptDataError, also for what stands behind a raw stream's end.
     """
     maker, faults = inflater()
     stream, begun = maker(wbits), False
@@ -45,13 +45,13 @@ def inflate(chunks: Iterable[bytes], wbits: int = RAW) -> Iterator[bytes]:
             try:
                 piece = stream.decompress(data, PIECE)
             except faults as error:
-                raise DamagedError(str(error)) from error
+                raise CorruptDataError(str(error)) from error
             if piece:
                 yield piece
             data = stream.unconsumed_tail
             if stream.eof:
                 if wbits == RAW:
-                    _refuse_more(stream.unused_data or any(coming))
+                    _check_no_rest(stream.unused_data or any(coming))
                     return
                 data = stream.unused_data
                 stream, begun = maker(wbits), False
@@ -59,19 +59,19 @@ def inflate(chunks: Iterable[bytes], wbits: int = RAW) -> Iterator[bytes]:
         try:
             piece = stream.decompress(b"", PIECE)
         except faults as error:
-            raise DamagedError(str(error)) from error
+            raise CorruptDataError(str(error)) from error
         if piece:
             yield piece
         if stream.eof:
-            _refuse_more(wbits == RAW and stream.unused_data)
+            _check_no_rest(wbits == RAW and stream.unused_data)
             return
         if not piece:
-            raise DamagedError("it ends in the middle of the data")
+            raise CorruptDataError("it ends in the middle of the data")
 
 
-def _refuse_more(behind: object) -> None:
+def _check_no_rest(behind: object) -> None:
     if behind:
-        raise DamagedError("there is more data after its end")
+        raise CorruptDataError("there is more data after its end")
 
 
 def inflater() -> tuple[Any, tuple[type[Exception], ...]]:
@@ -88,7 +88,7 @@ def plain_layer(media_type: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
     """The tar of a layer, in pieces of at most 256 KiB or as they came.
 
     A zstd stream that is cut ends early without a word: who needs to know compares sizes or digests.
-    Raises DamagedError, StoreError for a type that is no layer's, ToolError where zstandard is missing.
+    Raises CorruptDataError, StoreError for a type that is no layer's, ToolError where zstandard is missing.
     """
     if media_type not in LAYER_CODECS:
         raise StoreError(
@@ -126,16 +126,16 @@ def unzstd(chunks: Iterator[bytes]) -> Iterator[bytes]:
             hint=extra_hint("build"),
         ) from error
     decompressor = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
-    source = _Chunks(chunks)
+    source = _ChunkReader(chunks)
     with decompressor.stream_reader(cast("IO[bytes]", source), read_across_frames=True) as reader:
         try:
             while piece := reader.read(PIECE):
                 yield piece
         except zstandard.ZstdError as error:
-            raise DamagedError(str(error)) from error
+            raise CorruptDataError(str(error)) from error
 
 
-class _Chunks:
+class _ChunkReader:
     """Chunks as a file that is read forwards."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:

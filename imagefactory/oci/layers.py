@@ -47,7 +47,7 @@ class Decompressor(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Codec:
+class LayerCodec:
     """One way to compress layers.
 
     `identity` names library, version and level: what else decides the bytes beside the input.
@@ -63,7 +63,7 @@ class Codec:
     splice: int = 0
 
 
-def codec(name: str) -> Codec:
+def codec(name: str) -> LayerCodec:
     """The codec called `zstd` or `gzip`. Raises UsageError for another name."""
     if name not in CODECS:
         raise UsageError(
@@ -72,7 +72,7 @@ def codec(name: str) -> Codec:
     return CODECS[name]()
 
 
-def _zstd() -> Codec:
+def _zstd() -> LayerCodec:
     import zstandard
 
     # Level 1: measured on CUDA libraries it is the last level faster than isal inflates (690 MB/s a
@@ -89,7 +89,7 @@ def _zstd() -> Codec:
             raise _damaged(path, str(error)) from error
 
     version = ".".join(str(part) for part in zstandard.ZSTD_VERSION)
-    return Codec(
+    return LayerCodec(
         name="zstd",
         media_type="application/vnd.oci.image.layer.v1.tar+zstd",
         identity=f"libzstd {version} level {level}",
@@ -98,7 +98,7 @@ def _zstd() -> Codec:
     )
 
 
-def _gzip() -> Codec:
+def _gzip() -> LayerCodec:
     import isal
     from isal import igzip, isal_zlib
 
@@ -115,9 +115,9 @@ def _gzip() -> Codec:
 
     def compressor() -> Compressor:
         # wbits 31: a gzip member; its header carries no name and, in this call, no time.
-        return _EvenPieces(isal_zlib.compressobj(level, isal_zlib.DEFLATED, 31))
+        return _FixedChunks(isal_zlib.compressobj(level, isal_zlib.DEFLATED, 31))
 
-    return Codec(
+    return LayerCodec(
         name="gzip",
         media_type="application/vnd.oci.image.layer.v1.tar+gzip",
         identity=f"isa-l {isal.ISAL_VERSION} level {level}, DEFLATE of {SPLICE} bytes or more as it came",
@@ -135,7 +135,7 @@ def _damaged(path: Path, why: str) -> StoreError:
     )
 
 
-class _EvenPieces:
+class _FixedChunks:
     """Hands on pieces of one size: isa-l's bytes depend on how its input is cut, zstd's do not."""
 
     def __init__(self, inner: Compressor) -> None:
@@ -153,11 +153,11 @@ class _EvenPieces:
         return self._inner.compress(bytes(self._waiting)) + self._inner.flush()
 
 
-CODECS: dict[str, Callable[[], Codec]] = {"zstd": _zstd, "gzip": _gzip}
+CODECS: dict[str, Callable[[], LayerCodec]] = {"zstd": _zstd, "gzip": _gzip}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deflated:
+class DeflateStream:
     """A file's raw DEFLATE stream of `size` bytes, read anew by `chunks`; `crc` is of the plain bytes."""
 
     size: int
@@ -165,11 +165,11 @@ class Deflated:
     chunks: Callable[[], Iterator[bytes]]
 
 
-class Sink(Protocol):
+class ByteSink(Protocol):
     def write(self, data: bytes, /) -> object: ...
 
 
-class Segment:
+class TarSegment:
     """Tar entries on their way through a codec into a sink; counts and hashes the plain bytes.
 
     `folders` and `files` are the paths so far. No path may stand in a layer twice: docker's image store
@@ -181,8 +181,8 @@ class Segment:
 
     def __init__(
         self,
-        codec: Codec,
-        sink: Sink,
+        codec: LayerCodec,
+        sink: ByteSink,
         plain: hashlib._Hash,
         *,
         epoch: int,
@@ -244,7 +244,7 @@ class Segment:
         *,
         size: int,
         executable: bool,
-        deflated: Deflated | None = None,
+        deflated: DeflateStream | None = None,
     ) -> None:
         """A file of exactly `size` bytes. Raises StoreError when the chunks give another number.
 
@@ -269,7 +269,7 @@ class Segment:
         if size % BLOCK:
             self._put(bytes(BLOCK - size % BLOCK))
 
-    def _splice(self, deflated: Deflated, size: int) -> None:
+    def _splice(self, deflated: DeflateStream, size: int) -> None:
         self._sink.write(self._compressor.flush() + GZIP_HEADER)
         for chunk in deflated.chunks():
             self._sink.write(chunk)

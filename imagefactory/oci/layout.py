@@ -33,17 +33,17 @@ from typing import Any, Protocol
 
 from imagefactory.errors import StoreError
 from imagefactory.fs import (
+    add_checksum,
+    check_checksum,
+    check_no_links,
     create_in,
     entries_of,
     explain_full_disk,
+    is_unused,
     move_to,
     open_lock,
-    refuse_links,
     remove_inside,
-    seal,
-    unseal,
-    used,
-    used_by_nobody,
+    shared_use,
 )
 from imagefactory.model import Target
 from imagefactory.oci.manifests import (
@@ -56,25 +56,25 @@ from imagefactory.oci.manifests import (
     TITLE,
     Descriptor,
     Image,
-    Layer,
+    OciLayer,
     artifact_type,
     canonical_json,
     choose_image,
     digest_of,
     format_descriptor,
+    malformed_reason,
     media_type_of,
     parse_config,
     parse_descriptor,
     read_json,
-    why_malformed,
 )
-from imagefactory.oci.store import DIGEST, Source, check_repository, check_wanted
+from imagefactory.oci.store import DIGEST, Source, check_repository, check_tag_or_digest
 from imagefactory.progress import Progress
 
 # --- A blob of the layout, from its first byte to its name
 
 
-class Blobs(Protocol):
+class BlobStorage(Protocol):
     """Where blobs are written and where they lie: a Layout."""
 
     tmp: Path
@@ -85,7 +85,7 @@ class Blobs(Protocol):
 class BlobWriter:
     """A blob on its way into the layout: hashed while written, visible only once committed."""
 
-    def __init__(self, layout: Blobs) -> None:
+    def __init__(self, layout: BlobStorage) -> None:
         self._layout = layout
         handle, self.path = create_in(layout.tmp, "blob-")
         self._file = os.fdopen(handle, "wb")
@@ -345,7 +345,7 @@ class Layout:
         except MALFORMED as error:
             raise StoreError(
                 "store-corrupt",
-                f"{name} in {self.path} is not a valid image: {why_malformed(error)}",
+                f"{name} in {self.path} is not a valid image: {malformed_reason(error)}",
                 hint=f"run imagefactory store rm {name}",
             ) from error
 
@@ -365,7 +365,7 @@ class Layout:
         entries = zip(rows, config.diff_ids, strict=True)
         titled = ((entry, diff_id, entry.get("annotations", {}).get(TITLE, "")) for entry, diff_id in entries)
         layers = tuple(
-            Layer(descriptor=parse_descriptor(entry), diff_id=diff_id, title=str(title))
+            OciLayer(descriptor=parse_descriptor(entry), diff_id=diff_id, title=str(title))
             for entry, diff_id, title in titled
         )
         for layer in layers:
@@ -396,27 +396,27 @@ class Layout:
 
     def keep(self, path: Path, data: bytes) -> None:
         """Writes a record; `files.unseal` reads it."""
-        self.write_file(path, seal(path, data))
+        self.write_file(path, add_checksum(path, data))
 
     def recall(self, kind: str, key: str) -> dict[str, Any] | None:
         """The record, or None. A record that cannot be read counts as none: it is only a memory."""
         try:
-            value = json.loads(unseal(self.path / kind / f"{key}.json") or b"null")
+            value = json.loads(check_checksum(self.path / kind / f"{key}.json") or b"null")
         except ValueError:
             return None
         return value if isinstance(value, dict) else None
 
-    def record_layer(self, key: str, layer: Layer) -> None:
+    def record_layer(self, key: str, layer: OciLayer) -> None:
         value = {**format_descriptor(layer.descriptor), "diff_id": layer.diff_id, "title": layer.title}
         self.record("layers", key, value)
 
-    def recall_layer(self, key: str) -> Layer | None:
+    def recall_layer(self, key: str) -> OciLayer | None:
         """The layer made from `key`, if its blob is still whole."""
         value = self.recall("layers", key)
         if value is None:
             return None
         try:
-            layer = Layer(
+            layer = OciLayer(
                 descriptor=parse_descriptor(value), diff_id=str(value["diff_id"]), title=str(value["title"])
             )
             return layer if self.has(layer.descriptor) else None
@@ -436,7 +436,7 @@ class Layout:
     def in_use(self, progress: Progress) -> Iterator[None]:
         """Held while building or running: a collection waits until nobody uses the store."""
         self.make()
-        with used(self.path / "locks" / "store", progress):
+        with shared_use(self.path / "locks" / "store", progress):
             yield
 
     def make(self) -> None:
@@ -485,12 +485,12 @@ class Layout:
     def alone(self, progress: Progress) -> Iterator[None]:
         """Held while collecting: builds wait, and it waits for them."""
         self.refuse_links()
-        with used_by_nobody(self.path / "locks" / "store", progress):
+        with is_unused(self.path / "locks" / "store", progress):
             yield
 
     def refuse_links(self) -> None:
         """Raises StoreError for a link among the store's folders: a project may have brought them along."""
-        refuse_links(self.path, "blobs", "locks", "unpacked", "journal", "referrers")
+        check_no_links(self.path, "blobs", "locks", "unpacked", "journal", "referrers")
 
 
 _NOT_COLLECTED = {
@@ -648,4 +648,4 @@ class LayoutStore:
 
 
 def _name(repository: str, tag: str) -> str:
-    return f"{check_repository(repository)}:{check_wanted(tag)}"
+    return f"{check_repository(repository)}:{check_tag_or_digest(tag)}"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.errors import StoreError
-from imagefactory.fs import Removal, entries_of, remove_inside, unseal
+from imagefactory.fs import Removal, check_checksum, entries_of, remove_inside
 from imagefactory.oci.layout import Layout, referrer_record
 from imagefactory.oci.manifests import (
     CONFIG_TYPES,
@@ -28,8 +28,8 @@ from imagefactory.oci.manifests import (
 )
 from imagefactory.oci.squash_layers import SQUASHED
 from imagefactory.oci.store import DIGEST
-from imagefactory.oci.unpack import Unpacked
-from imagefactory.progress import Progress, Task
+from imagefactory.oci.unpack import UnpackedLayers
+from imagefactory.progress import Progress, ProgressTask
 from imagefactory.trees import alone_in, folders_unheld
 
 # --- What the tags of a store need: manifests, their blobs, and their referrers as far as they are whole
@@ -39,7 +39,7 @@ class UnreadableError(StoreError):
     """A manifest is missing or damaged. Nobody knows what it names."""
 
 
-class Needed:
+class ReachableDigests:
     """Digests and diff ids of all that was reached: manifests, their blobs and their referrers.
 
     `bad` are digests of blobs that are known to be damaged.
@@ -80,12 +80,12 @@ class Needed:
             return
         self._take(own)
 
-    def _copy(self) -> Needed:
-        own = Needed(self.layout, self.bad)
+    def _copy(self) -> ReachableDigests:
+        own = ReachableDigests(self.layout, self.bad)
         own._take(self)
         return own
 
-    def _take(self, other: Needed) -> None:
+    def _take(self, other: ReachableDigests) -> None:
         self.digests |= other.digests
         self.diff_ids |= other.diff_ids
 
@@ -156,14 +156,14 @@ class Needed:
 
 # ---
 
-SEALED = ("layers", "images", "checks", "scans", "sizes", "pushed", "bases", SQUASHED)
+CHECKSUMMED_DIRECTORIES = ("layers", "images", "checks", "scans", "sizes", "pushed", "bases", SQUASHED)
 """Folders of records that carry their sum."""
-MEND = "run imagefactory store check --fix"
+FIX_HINT = "run imagefactory store check --fix"
 _WORKERS = 4  # hashing happens outside the interpreter's lock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class StoreFault:
     """What is wrong with `place`, a path below the store or a tag. `mended`: it no longer is."""
 
     place: str
@@ -172,51 +172,57 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
+class StoreCheck:
     """How much was looked at (`bytes` are those of the blobs), and what is wrong."""
 
     blobs: int
     bytes: int
     records: int
     tags: int
-    faults: tuple[Fault, ...]
+    faults: tuple[StoreFault, ...]
 
 
-def check(layout: Layout, progress: Progress, *, mend: bool) -> Checked:
+def check(layout: Layout, progress: Progress, *, mend: bool) -> StoreCheck:
     """Reads every byte of every blob and unpacked layer, every record, and what each tag names.
 
     With `mend`, waits until nobody uses the store, writes what the rest tells and removes what it does not:
     builds and pulls make anew what is not there. No tag is removed. Raises StoreError for what is no store.
     """
     if not layout.founded():
-        return Checked(blobs=0, bytes=0, records=0, tags=0, faults=())
+        return StoreCheck(blobs=0, bytes=0, records=0, tags=0, faults=())
     with layout.alone(progress) if mend else layout.in_use(progress):
         blobs = entries_of(layout.path / "blobs" / "sha256")
-        kept = [path for kind in SEALED for path in entries_of(layout.path / kind)]
+        kept = [path for kind in CHECKSUMMED_DIRECTORIES for path in entries_of(layout.path / kind)]
         sealed = [path for path in kept if not path.name.startswith(".")]  # those are being written
         referring = [path for folder in entries_of(layout.path / "referrers") for path in entries_of(folder)]
         size = sum(path.lstat().st_size for path in blobs)
         with progress.task(f"check {len(blobs)} blobs", total=size) as task:
             wrong = [*_wrong_blobs(blobs, task)]
         bad = frozenset(f"sha256:{one.path.name}" for one in wrong)
-        wrong += [_Wrong(path, "does not match its checksum") for path in sealed if unseal(path) is None]
+        wrong += [
+            _BlobMismatch(path, "does not match its checksum")
+            for path in sealed
+            if check_checksum(path) is None
+        ]
         wrong += [one for path in referring if (one := _wrong_referrer(layout, path, bad))]
-        faults = [_fault(layout, one, mend=mend) for one in wrong]
-        unpacked = Unpacked(layout.path / "unpacked")
+        faults = [_blob_fault(layout, one, mend=mend) for one in wrong]
+        unpacked = UnpackedLayers(layout.path / "unpacked")
         for name, what in unpacked.check_all(progress, mend=mend):
             place = f"unpacked/{name}"
             faults.append(
-                Fault(
-                    place=place, error=StoreError("store-corrupt", f"{place}: {what}", hint=MEND), mended=mend
+                StoreFault(
+                    place=place,
+                    error=StoreError("store-corrupt", f"{place}: {what}", hint=FIX_HINT),
+                    mended=mend,
                 )
             )
         try:
             tags = layout.tags()
         except StoreError as error:
-            tags, faults = {}, [*faults, Fault(place="index.json", error=error)]
+            tags, faults = {}, [*faults, StoreFault(place="index.json", error=error)]
         for name, descriptor in tags.items():
-            faults += _tag_faults(layout, name, descriptor, bad)
-    return Checked(
+            faults += _check_tags(layout, name, descriptor, bad)
+    return StoreCheck(
         blobs=len(blobs),
         bytes=size,
         records=len(sealed) + len(referring),
@@ -226,7 +232,7 @@ def check(layout: Layout, progress: Progress, *, mend: bool) -> Checked:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wrong:
+class _BlobMismatch:
     """A file that is not what it should be; `right` is that, where the rest of the store tells."""
 
     path: Path
@@ -234,11 +240,11 @@ class _Wrong:
     right: bytes | None = None
 
 
-def _fault(layout: Layout, wrong: _Wrong, *, mend: bool) -> Fault:
+def _blob_fault(layout: Layout, wrong: _BlobMismatch, *, mend: bool) -> StoreFault:
     place = str(wrong.path.relative_to(layout.path))
-    error = StoreError("store-corrupt", f"{place} {wrong.what}", hint=MEND)
+    error = StoreError("store-corrupt", f"{place} {wrong.what}", hint=FIX_HINT)
     if not mend:
-        return Fault(place=place, error=error)
+        return StoreFault(place=place, error=error)
     try:
         if wrong.right is None:
             remove_inside(layout.path, wrong.path)
@@ -246,16 +252,16 @@ def _fault(layout: Layout, wrong: _Wrong, *, mend: bool) -> Fault:
             layout.write_file(wrong.path, wrong.right)
     except OSError as failed:
         hint = f"check the permissions there, or delete it: rm -r {wrong.path}"
-        return Fault(
+        return StoreFault(
             place=place,
             error=StoreError(
                 "store-corrupt", f"{error.message}; cannot repair it: {failed.strerror}", hint=hint
             ),
         )
-    return Fault(place=place, error=error, mended=True)
+    return StoreFault(place=place, error=error, mended=True)
 
 
-def _wrong_blobs(blobs: list[Path], task: Task) -> Iterator[_Wrong]:
+def _wrong_blobs(blobs: list[Path], task: ProgressTask) -> Iterator[_BlobMismatch]:
     def look(path: Path) -> str:
         try:
             if path.is_symlink() or not path.is_file() or not DIGEST.fullmatch(f"sha256:{path.name}"):
@@ -270,34 +276,40 @@ def _wrong_blobs(blobs: list[Path], task: Task) -> Iterator[_Wrong]:
     with ThreadPoolExecutor(_WORKERS) as pool:
         for path, what in zip(blobs, pool.map(look, blobs), strict=True):
             if what:
-                yield _Wrong(path, what)
+                yield _BlobMismatch(path, what)
 
 
-def _wrong_referrer(layout: Layout, path: Path, bad: frozenset[str]) -> _Wrong | None:
+def _wrong_referrer(layout: Layout, path: Path, bad: frozenset[str]) -> _BlobMismatch | None:
     digest = f"sha256:{path.stem}"
     try:
         stored = None if digest in bad else layout.manifest(digest)
         if stored is None:
-            return _Wrong(path, "refers to a manifest that is not in the store")
+            return _BlobMismatch(path, "refers to a manifest that is not in the store")
         descriptor, data = stored
         manifest = json.loads(data)
         if manifest["subject"]["digest"] != f"sha256:{path.parent.name}":
-            return _Wrong(path, "refers to a manifest with another subject")
-        Needed(layout, bad).reach(descriptor)
+            return _BlobMismatch(path, "refers to a manifest with another subject")
+        ReachableDigests(layout, bad).reach(descriptor)
         right = referrer_record(descriptor, manifest)
-        return None if path.read_bytes() == right else _Wrong(path, "does not match its manifest", right)
+        return (
+            None if path.read_bytes() == right else _BlobMismatch(path, "does not match its manifest", right)
+        )
     except (*MALFORMED, StoreError) as error:
-        return _Wrong(path, f"refers to something incomplete: {error}")
+        return _BlobMismatch(path, f"refers to something incomplete: {error}")
 
 
-def _tag_faults(layout: Layout, name: str, descriptor: Descriptor, bad: frozenset[str]) -> Iterator[Fault]:
+def _check_tags(
+    layout: Layout, name: str, descriptor: Descriptor, bad: frozenset[str]
+) -> Iterator[StoreFault]:
     try:
-        Needed(layout, bad).reach(descriptor)
+        ReachableDigests(layout, bad).reach(descriptor)
         if descriptor.media_type in INDEX_TYPES:
             layout.load(name, descriptor)  # reaching an index takes what is here of it
     except StoreError as error:
         hint = f"build or pull {name} again, or drop it: imagefactory store rm {name}"
-        yield Fault(place=name, error=StoreError("image-incomplete", f"{name}: {error.message}", hint=hint))
+        yield StoreFault(
+            place=name, error=StoreError("image-incomplete", f"{name}: {error.message}", hint=hint)
+        )
 
 
 # --- What of a store nothing needs any more, and its removal
@@ -311,7 +323,7 @@ _ABOUT_A_DIGEST = ("checks", "scans", "sizes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Freed:
+class CollectResult:
     """What `collect` removed (or would remove): blobs, unpacked layers and records, and their bytes.
 
     `damaged` says by their tags which images are not whole, and why; what they name is kept. `stuck` says
@@ -336,14 +348,14 @@ def collect(
     keep: Callable[[], Iterable[str]] = tuple,
     *,
     dry_run: bool = False,
-) -> Freed:
+) -> CollectResult:
     """Removes what no tag of `layout` needs. Waits for running builds, and they wait for it.
 
     `keep` gives digests of manifests that stay without a tag, as far as they are here and whole. Raises
     StoreError for a folder that is no store: nothing there is ours to remove.
     """
     if not layout.founded():
-        return Freed(blobs=0, unpacked=0, records=0, bytes=0)
+        return CollectResult(blobs=0, unpacked=0, records=0, bytes=0)
     for name in ("index.json", "locks"):
         if not (layout.path / name).exists():
             raise StoreError(
@@ -352,14 +364,14 @@ def collect(
                 hint="check the setting `store`: imagefactory doctor shows where it comes from",
             )
     with layout.alone(progress):
-        needed = Needed(layout)
+        needed = ReachableDigests(layout)
         needed.reach_tags()
         for digest in keep():
             needed.reach_whole(digest)
         return _remove_others(layout, needed, dry_run=dry_run)
 
 
-def _remove_others(layout: Layout, needed: Needed, *, dry_run: bool) -> Freed:
+def _remove_others(layout: Layout, needed: ReachableDigests, *, dry_run: bool) -> CollectResult:
     removal = Removal(layout.path, dry_run=dry_run)
     folder = layout.path / "blobs" / "sha256"
     blobs = [path for path in entries_of(folder) if f"sha256:{path.name}" not in needed.digests]
@@ -373,8 +385,8 @@ def _remove_others(layout: Layout, needed: Needed, *, dry_run: bool) -> Freed:
         with removal.going_on(scratch), alone_in(scratch):
             for dead in folders_unheld(scratch, lambda error: removal.keep(Path(error.filename), error)):
                 removal.remove(Path(dead))
-    unpacked = Unpacked(layout.path / "unpacked").collect(needed.diff_ids, removal)
-    return Freed(
+    unpacked = UnpackedLayers(layout.path / "unpacked").collect(needed.diff_ids, removal)
+    return CollectResult(
         blobs=blobs_gone,
         unpacked=len(unpacked),
         records=records_gone,

@@ -12,7 +12,7 @@ from typing import Any
 
 from imagefactory.errors import NoPlatformError
 from imagefactory.gpu.capability import AMD64
-from imagefactory.model import Start
+from imagefactory.model import ContainerStart
 from imagefactory.oci.layers import LAYERS_VERSION
 
 # --- The frozen values of what was made: descriptors, layers, images and .sif files
@@ -30,7 +30,7 @@ class Descriptor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
+class OciLayer:
     """One layer: its compressed blob and `diff_id`, the digest of the uncompressed tar."""
 
     descriptor: Descriptor
@@ -53,14 +53,14 @@ class Image:
     manifest: str
     config: str
     size: int
-    layers: tuple[Layer, ...]
+    layers: tuple[OciLayer, ...]
     environment: tuple[tuple[str, str], ...]
     architecture: str = ""
-    start: Start = field(default_factory=Start)
+    start: ContainerStart = field(default_factory=ContainerStart)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sif:
+class SifArtifact:
     """A .sif file of the store, kept as an OCI artifact.
 
     `digest` is the artifact's manifest, `file` the descriptor of the .sif itself (its digest is the
@@ -214,7 +214,7 @@ MALFORMED = (KeyError, IndexError, TypeError, AttributeError, ValueError, Recurs
 """What comes of reading JSON that somebody else wrote as if it were what it should be."""
 
 
-def why_malformed(error: Exception) -> str:
+def malformed_reason(error: Exception) -> str:
     """What one of MALFORMED says of JSON, in words for a person."""
     if isinstance(error, KeyError):
         return f"it has no {error}"
@@ -231,7 +231,7 @@ class ImageConfig:
     diff_ids: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
     architecture: str
-    start: Start
+    start: ContainerStart
     labels: tuple[tuple[str, str], ...]
     created: str
 
@@ -254,7 +254,9 @@ def parse_config(data: bytes, layers: int) -> ImageConfig:
         diff_ids=tuple(diff_ids),
         environment=tuple((name, content) for name, _, content in split),
         architecture=str(value.get("architecture", "")),
-        start=Start(entrypoint=tuple(entrypoint), command=tuple(command), workdir=single[0], user=single[1]),
+        start=ContainerStart(
+            entrypoint=tuple(entrypoint), command=tuple(command), workdir=single[0], user=single[1]
+        ),
         labels=tuple((str(name), str(text)) for name, text in (run.get("Labels") or {}).items()),
         created=str(value.get("created") or ""),
     )
@@ -270,10 +272,10 @@ def images_of(entries: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     BuildKit's have the platform unknown/unknown, and registries that copy an index may drop annotations.
     """
     images = [entry for entry in entries if ATTESTATION not in (entry.get("annotations") or {})]
-    return [entry for entry in images if not _is_unknown(entry.get("platform"))] or images
+    return [entry for entry in images if not _is_unknown_platform(entry.get("platform"))] or images
 
 
-def _is_unknown(platform: object) -> bool:
+def _is_unknown_platform(platform: object) -> bool:
     return isinstance(platform, Mapping) and platform.get("os") == platform.get("architecture") == "unknown"
 
 

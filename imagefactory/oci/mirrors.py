@@ -10,7 +10,7 @@ import re
 from dataclasses import replace
 
 from imagefactory.errors import UsageError
-from imagefactory.oci.store import HOST, REPOSITORY, TAG, Reference
+from imagefactory.oci.store import HOST, REPOSITORY, TAG, ImageReference
 
 Mirrors = tuple[tuple[str, str], ...]
 """(`host[/prefix]` of references, `host[:port][/path]` to ask instead), as the site wrote them."""
@@ -59,7 +59,7 @@ def split_tagged(text: str) -> tuple[str, str]:
     return f"{head}{slash}{name}", tag
 
 
-def _full_name(reference: Reference) -> str:
+def _full_name(reference: ImageReference) -> str:
     """`host/repository`, Docker Hub's under its one name: `docker.io/library/debian`."""
     host, repository = reference.registry, reference.repository
     if host in ("index.docker.io", "registry-1.docker.io"):
@@ -69,7 +69,7 @@ def _full_name(reference: Reference) -> str:
     return f"{host}/{repository}"
 
 
-def resolve(reference: Reference, mirrors: Mirrors) -> Reference:
+def resolve_mirror(reference: ImageReference, mirrors: Mirrors) -> ImageReference:
     """Where to fetch `reference`: the mirror of the longest prefix of its name, else itself.
 
     Raises UsageError for a mirror that leaves no name to ask for.

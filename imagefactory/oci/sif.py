@@ -27,7 +27,7 @@ from imagefactory.oci.manifests import (
     MANIFEST_TYPE,
     TITLE,
     Descriptor,
-    Sif,
+    SifArtifact,
     canonical_json,
     format_descriptor,
     parse_descriptor,
@@ -90,7 +90,9 @@ def is_sif_manifest(manifest: dict[str, Any]) -> bool:
     return len(layers) == 1 and layers[0].get("mediaType") == SIF_TYPE
 
 
-def keep_sif(layout: Layout, path: Path, origin: SifOrigin, *, digest: str = "", tag: str = "") -> Sif:
+def store_sif(
+    layout: Layout, path: Path, origin: SifOrigin, *, digest: str = "", tag: str = ""
+) -> SifArtifact:
     """Moves the file at `path` (on the store's file system) into the store, with its manifest.
 
     `digest` is the file's where it is known; `tag` is a whole reference (`pytorch:2.3-cu121.sif`). The caller
@@ -111,7 +113,7 @@ def keep_sif(layout: Layout, path: Path, origin: SifOrigin, *, digest: str = "",
     return load_sif(layout, descriptor.digest)
 
 
-def load_sif(layout: Layout, digest: str) -> Sif:
+def load_sif(layout: Layout, digest: str) -> SifArtifact:
     """The .sif of a manifest. Raises StoreError when it is not here whole or is no .sif."""
     found = layout.manifest(digest)
     if found is None:
@@ -127,7 +129,7 @@ def load_sif(layout: Layout, digest: str) -> Sif:
             hint="build the .sif again: it is kept then",
         )
     notes = manifest.get("annotations") or {}
-    return Sif(
+    return SifArtifact(
         name=str(notes.get(TITLE) or dict(file.annotations).get(TITLE) or sif_name("image", file.digest)),
         digest=digest,
         file=Descriptor(media_type=file.media_type, digest=file.digest, size=file.size),
@@ -137,7 +139,7 @@ def load_sif(layout: Layout, digest: str) -> Sif:
     )
 
 
-def copy_sif(sif: Sif, output: Path, progress: Progress) -> None:
+def copy_sif(sif: SifArtifact, output: Path, progress: Progress) -> None:
     """Copies the file to `output`, beside and renamed, checked by its sha256 on the way.
 
     A copy and not a link: what a person does to a file of his own (`apptainer sign`) must not reach the
@@ -162,14 +164,14 @@ def copy_sif(sif: Sif, output: Path, progress: Progress) -> None:
         raise UsageError(*os_problem("write", output, error), hint="choose another file: -o FILE") from error
 
 
-def find_sif(layout: Layout, tag: str) -> Sif | None:
+def find_sif(layout: Layout, tag: str) -> SifArtifact | None:
     """The .sif that a tag of the layout (`pytorch:2.3-cu121.sif`) points to, or None."""
     descriptor = layout.tags().get(tag)
     return None if descriptor is None else load_sif(layout, descriptor.digest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class StoredSif:
     """A .sif that the store keeps with the image whose platform manifest is `subject`, without a tag.
 
     `digest` is of its own manifest; `found` is the .sif, or why it cannot be used.
@@ -178,17 +180,19 @@ class Kept:
     name: str
     subject: str
     digest: str
-    found: Sif | StoreError
+    found: SifArtifact | StoreError
 
 
-def kept_sifs(layout: Layout, manifest: str) -> tuple[Kept, ...]:
+def stored_sifs(layout: Layout, manifest: str) -> tuple[StoredSif, ...]:
     """The .sif files made from the image of this platform manifest, by name, the damaged ones too."""
     referrers = LayoutStore(layout).referrers("", manifest, SIF_TYPE)
-    return tuple(sorted((_kept(layout, manifest, each) for each in referrers), key=lambda one: one.name))
+    return tuple(
+        sorted((_stored_sif(layout, manifest, each) for each in referrers), key=lambda one: one.name)
+    )
 
 
-def _kept(layout: Layout, subject: str, referrer: Descriptor) -> Kept:
-    found: Sif | StoreError
+def _stored_sif(layout: Layout, subject: str, referrer: Descriptor) -> StoredSif:
+    found: SifArtifact | StoreError
     try:
         found = load_sif(layout, referrer.digest)
         name = found.name
@@ -199,12 +203,12 @@ def _kept(layout: Layout, subject: str, referrer: Descriptor) -> Kept:
             hint="run imagefactory store gc to drop it: it is built again when needed",
         )
         name = dict(referrer.annotations).get(TITLE) or referrer.digest
-    return Kept(name=name, subject=subject, digest=referrer.digest, found=found)
+    return StoredSif(name=name, subject=subject, digest=referrer.digest, found=found)
 
 
-def sifs_of(layout: Layout, manifest: str) -> tuple[Sif, ...]:
+def sifs_of(layout: Layout, manifest: str) -> tuple[SifArtifact, ...]:
     """The .sif files made from the image of this platform manifest, by name, without damaged ones."""
-    return tuple(one.found for one in kept_sifs(layout, manifest) if isinstance(one.found, Sif))
+    return tuple(one.found for one in stored_sifs(layout, manifest) if isinstance(one.found, SifArtifact))
 
 
 # --- The container of a .sif file: where its root file system lies, and one made around another such
@@ -223,7 +227,7 @@ _PROCESSORS = {"amd64": b"02\0", "arm64": b"04\0"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Partition:
+class SifPartition:
     """Where the squashfs of the system lies in the file, in bytes."""
 
     offset: int
@@ -249,7 +253,7 @@ def parse_sif(data: bytes) -> tuple[int, int]:
     return offset, total
 
 
-def parse_descriptors(data: bytes) -> Partition:
+def parse_descriptors(data: bytes) -> SifPartition:
     """The system's partition. Raises ValueError where there is none, or it is no squashfs."""
     for at in range(0, len(data) - _DESCRIPTOR.size + 1, _DESCRIPTOR.size):
         fields = _DESCRIPTOR.unpack_from(data, at)
@@ -258,11 +262,11 @@ def parse_descriptors(data: bytes) -> Partition:
         if used and kind == _PARTITION and part == _SYSTEM:
             if file_system != _SQUASHFS:
                 raise ValueError("its system is not a squashfs (it may be encrypted, or a writable image)")
-            return Partition(offset=offset, size=size)
+            return SifPartition(offset=offset, size=size)
     raise ValueError("it has no system partition")
 
 
-def read_partition(path: Path) -> Partition:
+def read_partition(path: Path) -> SifPartition:
     """Where the system of the .sif at `path` lies. Raises UsageError."""
     try:
         with path.open("rb") as file:

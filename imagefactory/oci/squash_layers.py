@@ -23,21 +23,21 @@ from typing import IO, Any
 from imagefactory.errors import StoreError
 from imagefactory.fs import remove_inside
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.manifests import Descriptor, Layer, canonical_json
+from imagefactory.oci.manifests import Descriptor, OciLayer, canonical_json
 from imagefactory.oci.squashfs import (
     NO_FRAGMENT,
     STORED,
     SUPERBLOCK,
-    File,
-    Folder,
-    Link,
+    InodeAttributes,
     Node,
-    Owned,
+    SquashDirectory,
+    SquashFile,
+    SquashSymlink,
     format_tables,
 )
-from imagefactory.oci.tree import OPAQUE, WHITEOUT, Data, Member
-from imagefactory.oci.unpack import read_layer, tell_skipped
-from imagefactory.progress import Progress, Task
+from imagefactory.oci.tree import OPAQUE, WHITEOUT, FileData, TarMember
+from imagefactory.oci.unpack import read_layer, report_skipped
+from imagefactory.progress import Progress, ProgressTask
 
 PIECE = 1 << 20
 _WAITING = 8  # pieces of a layer that are packed or wait for that: what bounds its memory
@@ -46,7 +46,7 @@ Parts = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Squeeze:
+class SquashCompression:
     """How blocks are packed: zstd's level, and the bytes of a block (a power of two, 4 KiB to 1 MiB)."""
 
     level: int
@@ -75,22 +75,22 @@ class LayerIndex:
     they and the files' starts count from the beginning of the layer's row.
     """
 
-    root: Folder = field(default_factory=Folder)
+    root: SquashDirectory = field(default_factory=SquashDirectory)
     hidden: list[Parts] = field(default_factory=list)
     opaque: list[Parts] = field(default_factory=list)
     fragments: list[tuple[int, int]] = field(default_factory=list)
 
 
-class Packers:
+class PackerPool:
     """Threads that pack blocks. `stop` ends them within a piece, as the end of the `with` does."""
 
-    def __init__(self, squeeze: Squeeze, workers: int) -> None:
+    def __init__(self, squeeze: SquashCompression, workers: int) -> None:
         self.squeeze = squeeze
         self.stopped = threading.Event()
         self._pool = ThreadPoolExecutor(max_workers=workers)
         self._own = threading.local()
 
-    def __enter__(self) -> Packers:
+    def __enter__(self) -> PackerPool:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -103,7 +103,7 @@ class Packers:
 
     def _pack(self, piece: bytes) -> list[bytes | None]:
         if self.stopped.is_set():
-            raise StoppedError
+            raise PackingStoppedError
         if not hasattr(self._own, "compress"):
             self._own.compress = self.squeeze.compressor()
         packed: list[bytes | None] = []
@@ -113,7 +113,7 @@ class Packers:
         return packed
 
 
-class StoppedError(Exception):
+class PackingStoppedError(Exception):
     """Another thread failed, or the user interrupts."""
 
 
@@ -123,14 +123,14 @@ class LayerPacker:
     Entries that nobody sees in the end (a file that a later one replaces) cost their bytes and no more.
     """
 
-    def __init__(self, out: IO[bytes], packers: Packers) -> None:
+    def __init__(self, out: IO[bytes], packers: PackerPool) -> None:
         self.index = LayerIndex()
         self.size = 0
         self._out, self._packers = out, packers
         self._block = packers.squeeze.block
         self._open = bytearray()  # the fragment that is being filled
         self._opened = 0  # how many were begun
-        self._waiting: deque[tuple[bytes, Future[list[bytes | None]], File | None]] = deque()
+        self._waiting: deque[tuple[bytes, Future[list[bytes | None]], SquashFile | None]] = deque()
 
     def __enter__(self) -> LayerPacker:
         return self
@@ -143,11 +143,11 @@ class LayerPacker:
 
     # --- entries -----------------------------------------------------------------------------------
 
-    def folder(self, parts: Parts, member: Member) -> None:
-        self._folder(parts).owned = _owned(member)
+    def folder(self, parts: Parts, member: TarMember) -> None:
+        self._folder(parts).owned = _inode_attributes(member)
 
-    def file(self, parts: Parts, member: Member, data: Data) -> None:
-        made = File(owned=_owned(member), size=member.size)
+    def file(self, parts: Parts, member: TarMember, data: FileData) -> None:
+        made = SquashFile(owned=_inode_attributes(member), size=member.size)
         left, small = member.size, member.size < self._block
         while left:
             piece = data.read(min(PIECE, left))
@@ -160,14 +160,14 @@ class LayerPacker:
                 self._send(piece, made)
         self._put(parts, made)
 
-    def symlink(self, parts: Parts, member: Member) -> None:
-        self._put(parts, Link(owned=_owned(member), target=member.linkname))
+    def symlink(self, parts: Parts, member: TarMember) -> None:
+        self._put(parts, SquashSymlink(owned=_inode_attributes(member), target=member.linkname))
 
-    def hard_link(self, parts: Parts, target: Parts, member: Member) -> None:
+    def hard_link(self, parts: Parts, target: Parts, member: TarMember) -> None:
         node = self._find(target)
         if node is None:
             raise tarfile.TarError(f"'{member.name}' links to '{member.linkname}', not in this layer")
-        if not isinstance(node, File):
+        if not isinstance(node, SquashFile):
             raise tarfile.TarError(f"'{member.name}' links to '{member.linkname}', which is not a file")
         self._put(parts, node)
 
@@ -182,33 +182,33 @@ class LayerPacker:
 
     def remove(self, parts: Parts) -> None:
         above = self._find(parts[:-1])
-        if isinstance(above, Folder):
+        if isinstance(above, SquashDirectory):
             above.entries.pop(parts[-1], None)
 
-    def _folder(self, parts: Parts) -> Folder:
+    def _folder(self, parts: Parts) -> SquashDirectory:
         here = self.index.root
         for name in parts:
-            below = here.entries.setdefault(name, Folder())
-            if not isinstance(below, Folder):
+            below = here.entries.setdefault(name, SquashDirectory())
+            if not isinstance(below, SquashDirectory):
                 raise tarfile.TarError(f"'{'/'.join(parts)}' is used as a directory but is a link or file")
             here = below
         return here
 
-    def _put(self, parts: Parts, node: File | Link) -> None:
+    def _put(self, parts: Parts, node: SquashFile | SquashSymlink) -> None:
         entries = self._folder(parts[:-1]).entries
-        if isinstance(entries.get(parts[-1]), Folder):
+        if isinstance(entries.get(parts[-1]), SquashDirectory):
             raise tarfile.TarError(f"'{parts[-1]}' is a directory and later something else")
         entries[parts[-1]] = node
 
     def _find(self, parts: Parts) -> Node | None:
         node: Node | None = self.index.root
         for name in parts:
-            node = node.entries.get(name) if isinstance(node, Folder) else None
+            node = node.entries.get(name) if isinstance(node, SquashDirectory) else None
         return node
 
     # --- bytes -------------------------------------------------------------------------------------
 
-    def _share(self, file: File, data: bytes) -> None:
+    def _share(self, file: SquashFile, data: bytes) -> None:
         if len(self._open) + len(data) > self._block:
             self._close_fragment()
         file.fragment, file.offset = self._opened, len(self._open)
@@ -220,7 +220,7 @@ class LayerPacker:
             self._open.clear()
             self._opened += 1
 
-    def _send(self, piece: bytes, file: File | None) -> None:
+    def _send(self, piece: bytes, file: SquashFile | None) -> None:
         self._waiting.append((piece, self._packers.pack(piece), file))
         if len(self._waiting) > _WAITING:
             self._write_first()
@@ -245,9 +245,9 @@ def _blocks(piece: bytes, block: int) -> Iterator[bytes]:
         yield from (piece[at : at + block] for at in range(0, len(piece), block))
 
 
-def _owned(member: Member) -> Owned:
+def _inode_attributes(member: TarMember) -> InodeAttributes:
     mtime = min(max(int(member.mtime), 0), (1 << 32) - 1)
-    return Owned(mode=member.mode & 0o7777, uid=member.uid, gid=member.gid, mtime=mtime)
+    return InodeAttributes(mode=member.mode & 0o7777, uid=member.uid, gid=member.gid, mtime=mtime)
 
 
 # --- as a record -----------------------------------------------------------------------------------
@@ -259,12 +259,12 @@ def format_index(index: LayerIndex) -> dict[str, object]:
     rows: list[list[object]] = []
 
     def node(one: Node) -> object:
-        if isinstance(one, File):
+        if isinstance(one, SquashFile):
             if id(one) not in files:
                 files[id(one)] = len(rows)
                 rows.append([_row(one.owned), one.size, one.start, one.blocks, one.fragment, one.offset])
             return files[id(one)]
-        if isinstance(one, Link):
+        if isinstance(one, SquashSymlink):
             return [one.target, _row(one.owned)]
         entries = {name: node(below) for name, below in one.entries.items()}
         return {"owned": one.owned and _row(one.owned), "entries": entries}
@@ -281,7 +281,8 @@ def format_index(index: LayerIndex) -> dict[str, object]:
 def parse_index(value: dict[str, Any]) -> LayerIndex:
     """Raises KeyError, TypeError, ValueError or IndexError for another program's record."""
     files = [
-        File(owned=Owned(mode=m, uid=u, gid=g, mtime=t), size=size, start=start, blocks=blocks,
+        SquashFile(owned=InodeAttributes(mode=m, uid=u, gid=g, mtime=t), size=size, start=start,
+        blocks=blocks,
              fragment=fragment, offset=offset)
         for (m, u, g, t), size, start, blocks, fragment, offset in value["files"]
     ]  # fmt: skip
@@ -290,12 +291,14 @@ def parse_index(value: dict[str, Any]) -> LayerIndex:
         if isinstance(one, int):
             return files[one]
         if isinstance(one, list):
-            return Link(owned=_parse_row(one[1]), target=one[0])
+            return SquashSymlink(owned=_parse_row(one[1]), target=one[0])
         owned = _parse_row(one["owned"]) if one["owned"] else None
-        return Folder(owned=owned, entries={name: node(below) for name, below in one["entries"].items()})
+        return SquashDirectory(
+            owned=owned, entries={name: node(below) for name, below in one["entries"].items()}
+        )
 
     root = node(value["root"])
-    if not isinstance(root, Folder):
+    if not isinstance(root, SquashDirectory):
         raise ValueError("the root is not a directory")
     return LayerIndex(
         root=root,
@@ -305,13 +308,13 @@ def parse_index(value: dict[str, Any]) -> LayerIndex:
     )
 
 
-def _row(owned: Owned) -> list[int]:
+def _row(owned: InodeAttributes) -> list[int]:
     return [owned.mode, owned.uid, owned.gid, owned.mtime]
 
 
-def _parse_row(row: list[int]) -> Owned:
+def _parse_row(row: list[int]) -> InodeAttributes:
     mode, uid, gid, mtime = row
-    return Owned(mode=mode, uid=uid, gid=gid, mtime=mtime)
+    return InodeAttributes(mode=mode, uid=uid, gid=gid, mtime=mtime)
 
 
 # --- Layers' rows of blocks in the store: where they lie, packed once, copied and proven
@@ -328,7 +331,7 @@ _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class SquashRow:
     """A row of `size` bytes, `offset` bytes into the file at `path`.
 
     `digest` is its sha256 where a record says so; a row that was just packed has none yet.
@@ -341,7 +344,7 @@ class Row:
     digest: str = ""
 
 
-class ChangedError(Exception):
+class StoredSifChangedError(Exception):
     """What lies in a .sif of the store is not what was written there; `place` is its number of the rows."""
 
     def __init__(self, place: int) -> None:
@@ -352,10 +355,10 @@ class ChangedError(Exception):
 class SquashStore:
     """Rows of layers of `layout`, packed as `squeeze` says by so many threads."""
 
-    def __init__(self, layout: Layout, squeeze: Squeeze, workers: int) -> None:
+    def __init__(self, layout: Layout, squeeze: SquashCompression, workers: int) -> None:
         self.layout, self.squeeze, self.workers = layout, squeeze, workers
 
-    def rows(self, layers: list[Layer], folder: Path, progress: Progress) -> list[Row]:
+    def rows(self, layers: list[OciLayer], folder: Path, progress: Progress) -> list[SquashRow]:
         """The layers' rows in their order; what the store lacks is packed into new files in `folder`.
 
         Raises StoreError for a layer that is damaged, ToolError where a codec is missing.
@@ -369,7 +372,7 @@ class SquashStore:
             with (
                 progress.task(title, total=total) as task,
                 _threads(min(self.workers, len(missing))) as readers,
-                Packers(self.squeeze, self.workers) as packers,
+                PackerPool(self.squeeze, self.workers) as packers,
             ):
                 packing = {
                     readers.submit(
@@ -381,35 +384,37 @@ class SquashStore:
                     found[packing[done]] = done.result()
         return [row for row in found if row is not None]
 
-    def _pack(self, layer: Layer, path: Path, packers: Packers, task: Task, progress: Progress) -> Row:
+    def _pack(
+        self, layer: OciLayer, path: Path, packers: PackerPool, task: ProgressTask, progress: Progress
+    ) -> SquashRow:
         with path.open("wb") as out:
             packer = LayerPacker(out, packers)
             blob = self.layout.blob_path(layer.descriptor.digest)
-            tell_skipped(layer, read_layer(layer, blob, path.parent, packer, task), progress)
-        return Row(index=packer.index, path=path, offset=0, size=packer.size)
+            report_skipped(layer, read_layer(layer, blob, path.parent, packer, task), progress)
+        return SquashRow(index=packer.index, path=path, offset=0, size=packer.size)
 
     # --- records -----------------------------------------------------------------------------------
 
-    def remember(self, layer: Layer, sif: str, row: Row) -> None:
+    def remember(self, layer: OciLayer, sif: str, row: SquashRow) -> None:
         """Records that `layer`'s row lies in the blob of digest `sif` as `row` says."""
         place = {"digest": sif, "offset": row.offset, "size": row.size, "sha256": row.digest}
         # Names that are no UTF-8 stand in JSON's own escapes.
         data = json.dumps({**place, "index": format_index(row.index)}, separators=(",", ":")).encode()
         self.layout.keep(self._record(layer), data)
 
-    def forget(self, layer: Layer) -> None:
+    def forget(self, layer: OciLayer) -> None:
         """Drops the record of a layer whose row changed, and the .sif where it does."""
         record = self.layout.recall(SQUASHED, self._record(layer).stem) or {}
         remove_inside(self.layout.path, self._record(layer))
         if digest := str(record.get("digest", "")):
             self.layout.holds(Descriptor(media_type="", digest=digest, size=0))
 
-    def _recall(self, layer: Layer) -> Row | None:
+    def _recall(self, layer: OciLayer) -> SquashRow | None:
         record = self.layout.recall(SQUASHED, self._record(layer).stem)
         try:
             if record is None or not (path := self.layout.blob_path(record["digest"])).is_file():
                 return None
-            return Row(
+            return SquashRow(
                 index=parse_index(record["index"]),
                 path=path,
                 offset=int(record["offset"]),
@@ -419,18 +424,19 @@ class SquashStore:
         except (StoreError, LookupError, TypeError, ValueError):
             return None  # what another version wrote is made again
 
-    def _record(self, layer: Layer) -> Path:
+    def _record(self, layer: OciLayer) -> Path:
         parts = canonical_json([SQUASHED, VERSION, self.squeeze.identity, layer.diff_id])
         return self.layout.path / SQUASHED / f"{hashlib.sha256(parts).hexdigest()}.json"
 
     # --- bytes -------------------------------------------------------------------------------------
 
     def write(
-        self, path: Path, head: bytes, rows: list[Row], tail: bytes, task: Task
-    ) -> tuple[str, list[Row]]:
+        self, path: Path, head: bytes, rows: list[SquashRow], tail: bytes, task: ProgressTask
+    ) -> tuple[str, list[SquashRow]]:
         """Writes `head`, the rows and `tail` to a new file; gives its digest, and the rows as they lie there.
 
-        Rows that were just packed go from where they were. Raises ChangedError where a row is not what its
+        Rows that were just packed go from where they were. Raises StoredSifChangedError where a row is not
+        what its
         record says: then the file is worth nothing.
         """
         starts, at = [], len(head)
@@ -441,7 +447,7 @@ class SquashStore:
         try:
             _write_all(file, head, 0)
             _write_all(file, tail, at)
-            whole = _Ahead(file)
+            whole = _PrefixChecksum(file)
             written = []
             whole.to(len(head))
             with _threads(self.workers) as pool:
@@ -452,9 +458,11 @@ class SquashStore:
                 for place, (row, copy) in enumerate(zip(rows, copies, strict=True)):
                     digest = copy.result()
                     if row.digest not in ("", digest):
-                        raise ChangedError(place)
+                        raise StoredSifChangedError(place)
                     written.append(
-                        Row(index=row.index, path=path, offset=starts[place], size=row.size, digest=digest)
+                        SquashRow(
+                            index=row.index, path=path, offset=starts[place], size=row.size, digest=digest
+                        )
                     )
                     whole.to(starts[place] + row.size)
             whole.to(at + len(tail))
@@ -463,7 +471,7 @@ class SquashStore:
         return whole.digest, written
 
 
-class _Ahead:
+class _PrefixChecksum:
     """The sum of a file whose beginning is whole already."""
 
     def __init__(self, file: int) -> None:
@@ -480,7 +488,7 @@ class _Ahead:
         return f"sha256:{self._sha256.hexdigest()}"
 
 
-def _copy(row: Row, file: int, start: int, task: Task) -> str:
+def _copy(row: SquashRow, file: int, start: int, task: ProgressTask) -> str:
     """Copies the row to `start`; the sum of what was written, or no sum where the source is cut."""
     sha256 = hashlib.sha256()
     source = os.open(row.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -522,7 +530,7 @@ def _threads(workers: int) -> Iterator[ThreadPoolExecutor]:
 
 
 def format_image(
-    rows: Sequence[tuple[LayerIndex, int]], order: Sequence[int], squeeze: Squeeze, *, mtime: int
+    rows: Sequence[tuple[LayerIndex, int]], order: Sequence[int], squeeze: SquashCompression, *, mtime: int
 ) -> tuple[bytes, bytes]:
     """What stands before and behind the rows of an image's layers: the superblock and the tables. Pure.
 
@@ -550,20 +558,20 @@ class SquashTree:
     """The tree so far, and the fragments of all layers. The layers' own indices stay as they are."""
 
     def __init__(self) -> None:
-        self.root = Folder()
+        self.root = SquashDirectory()
         self.fragments: list[tuple[int, int]] = []
 
     def lay(self, layer: LayerIndex, start: int) -> None:
         """Puts the next layer over it, whose row begins `start` bytes behind the superblock's beginning."""
         for path in layer.hidden:
             above = self._find(path[:-1])
-            if isinstance(above, Folder):
+            if isinstance(above, SquashDirectory):
                 above.entries.pop(path[-1], None)
         for path in layer.opaque:
             folder = self._find(path)
-            if isinstance(folder, Folder):
+            if isinstance(folder, SquashDirectory):
                 folder.entries.clear()
-        _lay(self.root, layer.root, _Moved(start, len(self.fragments)))
+        _lay(self.root, layer.root, _RelocatedFiles(start, len(self.fragments)))
         self._take_fragments(layer, start)
 
     def dress(self, made: LayerIndex, start: int) -> None:
@@ -572,7 +580,7 @@ class SquashTree:
         Folders of the image stay as they are, and so do its links and folders where apptainer has a file, and
         its files and folders where apptainer has a link.
         """
-        _dress(self.root, made.root, _Moved(start, len(self.fragments)))
+        _set_attributes(self.root, made.root, _RelocatedFiles(start, len(self.fragments)))
         self._take_fragments(made, start)
 
     def _take_fragments(self, layer: LayerIndex, start: int) -> None:
@@ -581,23 +589,23 @@ class SquashTree:
     def _find(self, path: Parts) -> Node | None:
         node: Node | None = self.root
         for name in path:
-            node = node.entries.get(name) if isinstance(node, Folder) else None
+            node = node.entries.get(name) if isinstance(node, SquashDirectory) else None
         return node
 
 
-class _Moved:
+class _RelocatedFiles:
     """Files of a layer where they are in the image; one that has two names keeps them."""
 
     def __init__(self, start: int, fragments: int) -> None:
         self._start, self._fragments = start, fragments
-        self._files: dict[int, File] = {}
+        self._files: dict[int, SquashFile] = {}
 
-    def __call__(self, node: File | Link) -> File | Link:
-        if isinstance(node, Link):
+    def __call__(self, node: SquashFile | SquashSymlink) -> SquashFile | SquashSymlink:
+        if isinstance(node, SquashSymlink):
             return node
         if id(node) not in self._files:
             shared = node.fragment != NO_FRAGMENT
-            self._files[id(node)] = File(
+            self._files[id(node)] = SquashFile(
                 owned=node.owned,
                 size=node.size,
                 start=node.start + self._start if node.blocks else 0,
@@ -608,25 +616,25 @@ class _Moved:
         return self._files[id(node)]
 
 
-def _lay(below: Folder, above: Folder, moved: _Moved) -> None:
+def _lay(below: SquashDirectory, above: SquashDirectory, moved: _RelocatedFiles) -> None:
     below.owned = above.owned or below.owned
     for name, node in above.entries.items():
-        if isinstance(node, Folder):
+        if isinstance(node, SquashDirectory):
             there = below.entries.get(name)
-            if not isinstance(there, Folder):
-                there = below.entries[name] = Folder()
+            if not isinstance(there, SquashDirectory):
+                there = below.entries[name] = SquashDirectory()
             _lay(there, node, moved)
         else:
             below.entries[name] = moved(node)
 
 
-def _dress(image: Folder, made: Folder, moved: _Moved) -> None:
+def _set_attributes(image: SquashDirectory, made: SquashDirectory, moved: _RelocatedFiles) -> None:
     for name, node in made.entries.items():
         there = image.entries.get(name)
-        if isinstance(node, Folder):
+        if isinstance(node, SquashDirectory):
             if there is None:
-                there = image.entries[name] = Folder(owned=node.owned)
-            if isinstance(there, Folder):
-                _dress(there, node, moved)
+                there = image.entries[name] = SquashDirectory(owned=node.owned)
+            if isinstance(there, SquashDirectory):
+                _set_attributes(there, node, moved)
         elif there is None or type(there) is type(node):
             image.entries[name] = moved(node)

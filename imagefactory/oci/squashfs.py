@@ -23,14 +23,14 @@ _TABLE_BLOCK = 8192
 _STORED_TABLE = 1 << 15
 _ZSTD = 6
 _FLAGS = 0x80 | 0x200  # has the table of inodes by number (NFS, overlay's index); has no extended attributes
-_FOLDER, _FILE, _LINK, _LARGE_FOLDER, _LARGE_FILE = 1, 2, 3, 8, 9
+_DIRECTORY_INODE, _FILE, _LINK, _LARGE_DIRECTORY_INODE, _LARGE_FILE = 1, 2, 3, 8, 9
 _RUN = 256  # entries of a folder behind one header
 
 Compress = Callable[[bytes], bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Owned:
+class InodeAttributes:
     """What every inode has. `mode` are the permissions (12 bits), `mtime` seconds since 1970 (32 bits)."""
 
     mode: int
@@ -39,19 +39,19 @@ class Owned:
     mtime: int
 
 
-IMPLIED = Owned(mode=0o755, uid=0, gid=0, mtime=0)
+IMPLIED = InodeAttributes(mode=0o755, uid=0, gid=0, mtime=0)
 """Of a folder that no entry speaks of."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class File:
+class SquashFile:
     """A file of `size` bytes. Two names of one file hold the same object.
 
     `blocks` are the packed sizes of its blocks, which lie one after the other from `start` on, counted from
     the superblock; or it lies `offset` bytes into the unpacked fragment `fragment`.
     """
 
-    owned: Owned
+    owned: InodeAttributes
     size: int
     start: int = 0
     blocks: list[int] = field(default_factory=list)
@@ -60,26 +60,26 @@ class File:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Link:
+class SquashSymlink:
     """A symbolic link."""
 
-    owned: Owned
+    owned: InodeAttributes
     target: str
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Folder:
+class SquashDirectory:
     """Entries by name. `owned` is None where only what is in it was spoken of."""
 
-    owned: Owned | None = None
+    owned: InodeAttributes | None = None
     entries: dict[str, Node] = field(default_factory=dict)
 
 
-Node = File | Link | Folder
+Node = SquashFile | SquashSymlink | SquashDirectory
 
 
 def format_tables(
-    root: Folder,
+    root: SquashDirectory,
     fragments: Sequence[tuple[int, int]],
     *,
     data_end: int,
@@ -92,7 +92,7 @@ def format_tables(
     `fragments` are starts and packed sizes, counted from the superblock as the files' are; `block` bytes are
     in a block, and `compress` (zstd) packs what `compress` packed of the data.
     """
-    inodes = _Inodes(root, compress)
+    inodes = _InodeTable(root, compress)
     inodes.write(root, inodes.count + 1)
     tables = bytearray()
 
@@ -102,7 +102,7 @@ def format_tables(
         return start
 
     def indexed(data: bytes) -> int:
-        table = _Table(compress)
+        table = _MetadataTable(compress)
         table.put(data)
         table.close()
         start = place(table.packed)
@@ -124,7 +124,7 @@ def format_tables(
     return superblock, bytes(tables) + bytes(-used % 4096)
 
 
-class _Table:
+class _MetadataTable:
     """Bytes in packed blocks of 8 KiB; `starts` says where in `packed` each begins."""
 
     def __init__(self, compress: Compress) -> None:
@@ -158,11 +158,11 @@ class _Table:
             self.packed += struct.pack("<H", len(plain) | _STORED_TABLE) + plain
 
 
-class _Inodes:
+class _InodeTable:
     """Inodes and the lists of folders, numbered from 1 on: what a folder holds one after the other."""
 
-    def __init__(self, root: Folder, compress: Compress) -> None:
-        self.table, self.folders = _Table(compress), _Table(compress)
+    def __init__(self, root: SquashDirectory, compress: Compress) -> None:
+        self.table, self.folders = _MetadataTable(compress), _MetadataTable(compress)
         self.owners: list[int] = []
         self._owner_places: dict[int, int] = {}
         self._numbers: dict[int, int] = {}  # by id(): the tree holds all of them
@@ -185,34 +185,34 @@ class _Inodes:
         self._names[id(node)] = self._names.get(id(node), 0) + 1
         self._numbers.setdefault(id(node), len(self._numbers) + 1)
 
-    def _count(self, folder: Folder) -> None:
+    def _count(self, folder: SquashDirectory) -> None:
         for _, node in _sorted(folder):
             self._number(node)
         for _, node in _sorted(folder):
-            if isinstance(node, Folder):
+            if isinstance(node, SquashDirectory):
                 self._count(node)
 
-    def write(self, folder: Folder, above: int) -> None:
+    def write(self, folder: SquashDirectory, above: int) -> None:
         """Writes what is in `folder`, then its list, then itself; `above` is the number of its parent."""
         number = self._numbers[id(folder)]
         for _, node in _sorted(folder):
-            if isinstance(node, Folder):
+            if isinstance(node, SquashDirectory):
                 self.write(node, number)
             elif self._numbers[id(node)] not in self._places:
                 self._begin(node)
-                self.table.put(self._file(node) if isinstance(node, File) else self._link(node))
+                self.table.put(self._file(node) if isinstance(node, SquashFile) else self._link(node))
         listed = b"".join(self._list(_sorted(folder)))
         start, offset = self.folders.place
         self.folders.put(listed)
         self._begin(folder)
-        names = 2 + sum(isinstance(node, Folder) for node in folder.entries.values())
+        names = 2 + sum(isinstance(node, SquashDirectory) for node in folder.entries.values())
         size = len(listed) + 3  # the format counts `.` and `..`, which no list has
         owned = folder.owned or IMPLIED
         if size < 1 << 16:
-            head = self._head(_FOLDER, number, owned)
+            head = self._head(_DIRECTORY_INODE, number, owned)
             self.table.put(head + struct.pack("<IIHHI", start, names, size, offset, above))
         else:
-            head = self._head(_LARGE_FOLDER, number, owned)
+            head = self._head(_LARGE_DIRECTORY_INODE, number, owned)
             rest = struct.pack("<IIIIHHI", names, size, start, above, 0, offset, NO_FRAGMENT)
             self.table.put(head + rest)
         if above > self.count:  # the root comes last
@@ -222,7 +222,7 @@ class _Inodes:
     def _begin(self, node: Node) -> None:
         self._places[self._numbers[id(node)]] = self.table.place
 
-    def _head(self, kind: int, number: int, owned: Owned) -> bytes:
+    def _head(self, kind: int, number: int, owned: InodeAttributes) -> bytes:
         owners = (self._owner(owned.uid), self._owner(owned.gid))
         return struct.pack("<HHHHII", kind, owned.mode, *owners, owned.mtime, number)
 
@@ -232,7 +232,7 @@ class _Inodes:
             self.owners.append(owner)
         return self._owner_places[owner]
 
-    def _file(self, file: File) -> bytes:
+    def _file(self, file: SquashFile) -> bytes:
         number, names = self._numbers[id(file)], self._names[id(file)]
         if names == 1 and file.start < 1 << 32 and file.size < 1 << 32:
             head = self._head(_FILE, number, file.owned)
@@ -244,7 +244,7 @@ class _Inodes:
             )
         return head + rest + struct.pack(f"<{len(file.blocks)}I", *file.blocks)
 
-    def _link(self, link: Link) -> bytes:
+    def _link(self, link: SquashSymlink) -> bytes:
         target = encode(link.target)
         head = self._head(_LINK, self._numbers[id(link)], link.owned)
         return head + struct.pack("<II", self._names[id(link)], len(target)) + target
@@ -265,7 +265,7 @@ class _Inodes:
         return self._places[one][0] != self._places[other][0] or not -(1 << 15) <= other - one < 1 << 15
 
     def _run(self, run: Iterable[tuple[bytes, Node]]) -> bytes:
-        rows = [(name, self._numbers[id(node)], _kind(node)) for name, node in run]
+        rows = [(name, self._numbers[id(node)], _inode_type(node)) for name, node in run]
         base = rows[0][1]
         head = struct.pack("<III", len(rows) - 1, self._places[base][0], base)
         return head + b"".join(
@@ -279,10 +279,16 @@ def encode(name: str) -> bytes:
     return name.encode("utf-8", "surrogateescape")
 
 
-def _sorted(folder: Folder) -> list[tuple[bytes, Node]]:
+def _sorted(folder: SquashDirectory) -> list[tuple[bytes, Node]]:
     named = ((encode(name), node) for name, node in folder.entries.items())
     return sorted(named, key=lambda entry: entry[0])
 
 
-def _kind(node: Node) -> int:
-    return _FOLDER if isinstance(node, Folder) else _FILE if isinstance(node, File) else _LINK
+def _inode_type(node: Node) -> int:
+    return (
+        _DIRECTORY_INODE
+        if isinstance(node, SquashDirectory)
+        else _FILE
+        if isinstance(node, SquashFile)
+        else _LINK
+    )

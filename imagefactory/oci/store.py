@@ -29,7 +29,7 @@ Source = Callable[[int], Iterator[bytes]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reference:
+class ImageReference:
     """Where an image lies: `host/repository:tag@digest`; `registry` is empty for the store on disk.
 
     At least one of `tag` and `digest` is set; a digest, where there is one, decides.
@@ -50,7 +50,7 @@ class Reference:
         return place + (f":{self.tag}" if self.tag else "") + (f"@{self.digest}" if self.digest else "")
 
 
-def parse_reference(text: str) -> Reference:
+def parse_reference(text: str) -> ImageReference:
     """`host[:port]/repository[:tag][@sha256:...]`, the host written out (docker.io, 127.0.0.1:5000).
 
     Raises UsageError for what is no such reference, for one without a host and for one that names
@@ -85,7 +85,7 @@ def parse_reference(text: str) -> Reference:
         raise UsageError(
             "reference-incomplete", f"'{text}' has neither a tag nor a digest", hint=f"write {text}:TAG"
         )
-    return Reference(registry=host, repository=repository, tag=tag, digest=digest)
+    return ImageReference(registry=host, repository=repository, tag=tag, digest=digest)
 
 
 def check_repository(text: str) -> str:
@@ -106,7 +106,7 @@ def check_digest(text: str) -> str:
     return text
 
 
-def check_wanted(text: str) -> str:
+def check_tag_or_digest(text: str) -> str:
     """`text`, or UsageError where it is neither a tag nor a digest."""
     if not (DIGEST.fullmatch(text) or TAG.fullmatch(text)):
         raise UsageError("reference-invalid", f"{text[:160]!r} is neither a tag nor a digest")

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final, Self, TypeAlias
 
 from imagefactory.errors import StoreError
-from imagefactory.oci.inflate import DamagedError
+from imagefactory.oci.inflate import CorruptDataError
 from imagefactory.oci.tree import DEEPEST, OPAQUE, WHITEOUT, entry_parts
 from imagefactory.trees import printable
 
@@ -69,7 +69,7 @@ LAST_OWNER = (1 << 32) - 2  # the largest number of a user or group
 LAST_TIME = (1 << 34) - 1  # seconds since 1970; the last time that ext4 has
 META = ".wh..wh."  # names that AUFS kept for itself, at the top of its layers
 
-FOLDER: Final = "folder"
+DIRECTORY: Final = "folder"
 FILE: Final = "file"
 SYMLINK: Final = "symlink"
 HARD_LINK: Final = "hard link"
@@ -81,7 +81,7 @@ _SKIPPED: Final = "skipped"
 Parts = tuple[str, ...]
 
 
-class EntryError(DamagedError):
+class EntryError(CorruptDataError):
     """An archive that is whole, with an entry that no layer may hold."""
 
 
@@ -150,14 +150,14 @@ class TarEntry:
 def entries(stream: TarStream) -> Iterator[TarEntry]:
     """The entries of a tar, each where it lies. Reads a file's bytes to their end when the next is asked for.
 
-    Raises DamagedError for what is not a whole archive, EntryError for an entry that no layer may hold.
+    Raises CorruptDataError for what is not a whole archive, EntryError for an entry that no layer may hold.
     """
-    layer = _Layer()
+    layer = _LayerNames()
     space, holes = NAMES_LIMIT, SPARSE_LIMIT
     for header in _headers(stream):
         space -= len(header.name) + len(header.linkname) + 1
         if space < 0:
-            raise DamagedError(f"the names of its files take more than {NAMES_LIMIT} characters")
+            raise CorruptDataError(f"the names of its files take more than {NAMES_LIMIT} characters")
         entry = TarEntry(
             (), header.kind, header.name, header.linkname, header.size, header.mode & 0o7777,
             _owner(header, header.uid), _owner(header, header.gid), header.mtime, stream, header.size,
@@ -182,13 +182,13 @@ def entries(stream: TarStream) -> Iterator[TarEntry]:
 # --- where entries lie -----------------------------------------------------------------------------
 
 
-class _Link(str):
+class _LayerSymlink(str):
     """The target of a symbolic link of the layer."""
 
     __slots__ = ()
 
 
-class _Other:
+class _OtherEntry:
     """A file, or something that is skipped."""
 
     __slots__ = ("file",)
@@ -197,15 +197,15 @@ class _Other:
         self.file = file
 
 
-_FILE, _NOTHING = _Other(True), _Other(False)
-_Folder: TypeAlias = "dict[str, _Folder | _Link | _Other]"
+_FILE, _NOTHING = _OtherEntry(True), _OtherEntry(False)
+_LayerDirectory: TypeAlias = "dict[str, _LayerDirectory | _LayerSymlink | _OtherEntry]"
 
 
-class _Layer:
+class _LayerNames:
     """The names of a layer so far, by which links are followed without a file system."""
 
     def __init__(self) -> None:
-        self._root: _Folder = {}
+        self._root: _LayerDirectory = {}
         self._followed = self._replaced = 0
 
     def place(self, entry: TarEntry) -> Iterator[TarEntry]:
@@ -215,7 +215,7 @@ class _Layer:
         except ValueError as error:
             raise EntryError(printable(str(error))) from error
         if not parts:
-            if entry.kind != FOLDER:
+            if entry.kind != DIRECTORY:
                 raise EntryError("the layer's root is not a directory")
             yield entry
             return
@@ -249,14 +249,14 @@ class _Layer:
         here[name] = new
         yield entry
 
-    def _node(self, entry: TarEntry) -> _Folder | _Link | _Other:
-        if entry.kind == FOLDER:
+    def _node(self, entry: TarEntry) -> _LayerDirectory | _LayerSymlink | _OtherEntry:
+        if entry.kind == DIRECTORY:
             return {}
         if entry.kind == SYMLINK:
             target = entry.linkname.encode("utf-8", "surrogateescape")
             if not 0 < len(target) <= LONGEST_TARGET or b"\0" in target:
                 raise EntryError(f"'{printable(entry.name)}' is a link to something that is not a path")
-            return _Link(entry.linkname)
+            return _LayerSymlink(entry.linkname)
         return _NOTHING if entry.kind == _SKIPPED else _FILE
 
     def _link(self, entry: TarEntry, parts: Parts) -> bool:
@@ -277,13 +277,13 @@ class _Layer:
             raise EntryError(f"{names}, which is not a file")
         if entry.target == parts:
             return False
-        if isinstance(node, _Link):  # another name of a symbolic link is one too
+        if isinstance(node, _LayerSymlink):  # another name of a symbolic link is one too
             entry.kind, entry.linkname, entry.target = SYMLINK, str(node), ()
         elif not node.file:
             entry.kind, entry.target = _SKIPPED, ()
         return True
 
-    def _folder(self, parts: Parts, name: str, *, make: bool = True) -> tuple[Parts, _Folder]:
+    def _folder(self, parts: Parts, name: str, *, make: bool = True) -> tuple[Parts, _LayerDirectory]:
         """Where the folder `parts` lies, and its entries; symbolic links of the layer are followed in it."""
         todo = list(reversed(parts))
         above: list[str] = []
@@ -301,7 +301,7 @@ class _Layer:
                 node = {}
                 if make:
                     folders[-1][part] = node
-            if isinstance(node, _Link):
+            if isinstance(node, _LayerSymlink):
                 links += 1
                 self._followed += len(node)
                 if links > LINKS_LIMIT or self._followed > FOLLOWED_LIMIT:
@@ -327,7 +327,7 @@ def _at(entry: TarEntry, kind: str, parts: Parts) -> TarEntry:
     return TarEntry(parts, kind, entry.name, "", 0, 0o755, entry.uid, entry.gid, entry.mtime, none)
 
 
-def _owner(header: _Header, number: int) -> int:
+def _owner(header: _TarHeader, number: int) -> int:
     if not 0 <= number <= LAST_OWNER:
         raise EntryError(f"'{printable(header.name)}' belongs to {number}, which is not a valid owner")
     return number
@@ -337,7 +337,7 @@ def _owner(header: _Header, number: int) -> int:
 
 
 @dataclass(slots=True)
-class _Header:
+class _TarHeader:
     """An entry as the archive has it. `size` are its bytes there, `sparse` says how they are spread."""
 
     name: str
@@ -351,12 +351,12 @@ class _Header:
     sparse: tuple[dict[str, str], bytes] | None
 
 
-_KINDS = {
+_ENTRY_TYPES = {
     tarfile.REGTYPE: FILE,
     tarfile.AREGTYPE: FILE,
     tarfile.CONTTYPE: FILE,
     tarfile.GNUTYPE_SPARSE: FILE,
-    tarfile.DIRTYPE: FOLDER,
+    tarfile.DIRTYPE: DIRECTORY,
     tarfile.SYMTYPE: SYMLINK,
     tarfile.LNKTYPE: HARD_LINK,
     tarfile.CHRTYPE: _SKIPPED,
@@ -365,7 +365,7 @@ _KINDS = {
 }
 
 
-def _headers(stream: TarStream) -> Iterator[_Header]:
+def _headers(stream: TarStream) -> Iterator[_TarHeader]:
     extended: dict[str, str] = {}
     while True:
         block = stream.exactly(BLOCK)
@@ -386,21 +386,21 @@ def _headers(stream: TarStream) -> Iterator[_Header]:
             mode = _number(block[100:108])
             mtime = float(extended.get("mtime") or _number(block[136:148]))
         except ValueError as error:
-            raise DamagedError(f"broken header at byte {at}: {printable(str(error))}") from error
-        if kind not in _KINDS:
+            raise CorruptDataError(f"broken header at byte {at}: {printable(str(error))}") from error
+        if kind not in _ENTRY_TYPES:
             raise EntryError(f"'{printable(name)}' is an entry of type {kind!r}, which no layer may have")
         sparse = None
         if kind == tarfile.GNUTYPE_SPARSE or (kind in tarfile.REGULAR_TYPES and _is_sparse(extended)):
             sparse = extended, block if kind == tarfile.GNUTYPE_SPARSE else b""
             name = extended.get("GNU.sparse.name") or name
-        what = _KINDS[kind]
+        what = _ENTRY_TYPES[kind]
         if kind == tarfile.AREGTYPE and name.endswith("/"):
-            what = FOLDER  # before POSIX a folder was a file whose name ends in a slash
+            what = DIRECTORY  # before POSIX a folder was a file whose name ends in a slash
         if size < 0:
-            raise DamagedError(f"'{printable(name)}' has {size} bytes")
+            raise CorruptDataError(f"'{printable(name)}' has {size} bytes")
         mtime = min(max(mtime, 0), LAST_TIME) if math.isfinite(mtime) else 0
         # Folders, links and devices have no bytes, whatever their header says.
-        yield _Header(name, what, linkname, size if what == FILE else 0, mode, uid, gid, mtime, sparse)
+        yield _TarHeader(name, what, linkname, size if what == FILE else 0, mode, uid, gid, mtime, sparse)
         extended = {}
 
 
@@ -462,7 +462,7 @@ def _parse_extended(kind: bytes, data: bytes) -> dict[str, str]:
     while kind in _PAX and at < len(data):
         digits = data[at : at + 9].partition(b" ")[0]
         if not digits.isdigit() or not len(digits) + 1 < int(digits) <= len(data) - at:
-            raise DamagedError("broken extended header")
+            raise CorruptDataError("broken extended header")
         end = at + int(digits)
         key, _, value = data[at + len(digits) + 1 : end].rstrip(b"\n").partition(b"=")
         if key in _KEYS or (key.startswith(_SPARSE) and key[len(_SPARSE) :] in _SPARSE_KEYS):
@@ -480,7 +480,7 @@ def _is_sparse(extended: dict[str, str]) -> bool:
     return "GNU.sparse.map" in extended or extended.get("GNU.sparse.major") == "1"
 
 
-def _expand(stream: TarStream, header: _Header) -> tuple[int, Iterator[bytes]]:
+def _expand(stream: TarStream, header: _TarHeader) -> tuple[int, Iterator[bytes]]:
     """The size of a sparse file, and its bytes with the holes filled in (GNU tar's manual, appendix D)."""
     assert header.sparse is not None
     extended, block = header.sparse
@@ -504,7 +504,7 @@ def _expand(stream: TarStream, header: _Header) -> tuple[int, Iterator[bytes]]:
             raise ValueError("its parts do not add up to its size")
     except (KeyError, ValueError) as error:
         why = printable(f"it has no {error}" if isinstance(error, KeyError) else str(error))
-        raise DamagedError(f"'{printable(header.name)}' is a broken sparse file: {why}") from error
+        raise CorruptDataError(f"'{printable(header.name)}' is a broken sparse file: {why}") from error
     return size, _filled(stream, regions, size)
 
 
@@ -577,9 +577,11 @@ class TarStream:
         """Names of the device nodes and FIFOs that were skipped."""
 
     def piece(self, most: int) -> bytes | memoryview:
-        """At least one byte and at most `most`; a whole chunk as it came. Raises DamagedError at the end."""
+        """At least one byte and at most `most`; a whole chunk as it came. Raises CorruptDataError at the
+        end.
+        """
         if not self._chunk and not self._next():
-            raise DamagedError(f"it ends at byte {self.position}, in the middle of a file")
+            raise CorruptDataError(f"it ends at byte {self.position}, in the middle of a file")
         piece, self._chunk = self._chunk[:most], self._chunk[most:]
         self.position += len(piece)
         return self._whole if len(piece) == len(self._whole) else piece
@@ -587,12 +589,12 @@ class TarStream:
     def exactly(self, count: int, *, limit: int = BLOCK) -> bytes:
         """`count` bytes, or none at the end of all."""
         if count > limit:
-            raise DamagedError(f"a header of {count} bytes at byte {self.position}")
+            raise CorruptDataError(f"a header of {count} bytes at byte {self.position}")
         data = bytearray()
         while len(data) < count and (self._chunk or self._next()):
             data += self.piece(count - len(data))
         if data and len(data) < count:
-            raise DamagedError(f"it ends at byte {self.position}, in the middle of a header")
+            raise CorruptDataError(f"it ends at byte {self.position}, in the middle of a header")
         return bytes(data)
 
     def skip(self, count: int) -> None:

@@ -19,10 +19,10 @@ from enum import StrEnum
 
 from imagefactory.errors import RegistryError
 from imagefactory.oci.artifacts import put_bytes, put_manifest
-from imagefactory.oci.graph import Artifact, Graph, Manifest, Place
+from imagefactory.oci.graph import LocalArtifact, Manifest, ManifestGraph, StoreRepository
 from imagefactory.oci.manifests import Descriptor
 from imagefactory.oci.store import REPOSITORY, Store
-from imagefactory.progress import Progress, Task
+from imagefactory.progress import Progress, ProgressTask
 
 WORKERS = 4
 
@@ -35,7 +35,7 @@ def no_origins(_: Descriptor) -> Iterable[str]:
     return ()
 
 
-WORTH_ASKING = 1 << 20
+MIN_MOUNT_BYTES = 1 << 20
 MOST_REMEMBERED = 50_000
 
 
@@ -48,15 +48,15 @@ def origins_from(
     """
 
     def origins(blob: Descriptor) -> Iterable[str]:
-        known, wide = memory.get(blob.digest), blob.size >= WORTH_ASKING or blob.digest in lacks
+        known, wide = memory.get(blob.digest), blob.size >= MIN_MOUNT_BYTES or blob.digest in lacks
         first = [known] if isinstance(known, str) and REPOSITORY.fullmatch(known) else []
         return (*first, *(r for r in repositories if r not in first and wide))
 
     return origins
 
 
-def remember(
-    memory: Mapping[str, object], repository: str, graph: Graph, told: str = ""
+def remember_transfer(
+    memory: Mapping[str, object], repository: str, graph: ManifestGraph, told: str = ""
 ) -> dict[str, object]:
     """The memory of a registry with what `repository` has now, bounded in size.
 
@@ -69,19 +69,19 @@ def remember(
     return {**dict(old[: max(0, MOST_REMEMBERED - len(fresh))]), **fresh}
 
 
-def told_of(memory: Mapping[str, object], repository: str, graph: Graph) -> str | None:
+def roots_seen_with(memory: Mapping[str, object], repository: str, graph: ManifestGraph) -> str | None:
     """What `remember` was told of a root that it saw arrive whole in `repository`, None for another."""
     told = memory.get(_root_key(repository, graph.root.descriptor.digest))
     return told if isinstance(told, str) else None
 
 
-def sent_as(memory: Mapping[str, object], repository: str, told: str) -> tuple[str, ...]:
+def digests_sent_as(memory: Mapping[str, object], repository: str, told: str) -> tuple[str, ...]:
     """The digests of the roots of which `remember` was told this in `repository`."""
     keys = [key for key, value in memory.items() if value == told and key.startswith(f"{repository}@")]
     return tuple(key.removeprefix(f"{repository}@") for key in keys)
 
 
-def was_sent(memory: Mapping[str, object], repository: str, digest: str) -> bool:
+def was_transferred(memory: Mapping[str, object], repository: str, digest: str) -> bool:
     """Whether `remember` saw the root `digest` arrive whole in `repository`."""
     return _root_key(repository, digest) in memory
 
@@ -91,7 +91,7 @@ def _root_key(repository: str, digest: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sending:
+class TransferRequest:
     """What goes where.
 
     `candidate` is a tag that never moves: it is written first, and it is an error when it exists with
@@ -100,19 +100,19 @@ class Sending:
     `lacks` are digests of blobs that the source does not have: the repository or an origin must have them.
     """
 
-    graph: Graph
+    graph: ManifestGraph
     repository: str
     candidate: str = ""
     tags: tuple[str, ...] = ()
-    attach: tuple[Artifact, ...] = ()
+    attach: tuple[LocalArtifact, ...] = ()
     origins: Origins = no_origins
     known: bool = False
     lacks: Collection[str] = ()
-    brake: Brake = field(default_factory=lambda: Brake())
+    brake: CancelToken = field(default_factory=lambda: CancelToken())
     workers: int = WORKERS
 
 
-class Brake:
+class CancelToken:
     """Stops a transfer: set by the first failure or by an interruption, felt by all its threads.
 
     `sleep` is for a store's waits between attempts, which would otherwise outlast the transfer.
@@ -129,18 +129,18 @@ class Brake:
 
     def check(self) -> None:
         if self._pulled.is_set():
-            raise _StoppedError
+            raise _TransferStoppedError
 
     def sleep(self, seconds: float) -> None:
         if self._pulled.wait(seconds):
-            raise _StoppedError
+            raise _TransferStoppedError
 
 
-class _StoppedError(Exception):
+class _TransferStoppedError(Exception):
     """A sibling failed: this blob's transfer ends. Never leaves this file."""
 
 
-class Came(StrEnum):
+class BlobArrival(StrEnum):
     """How a blob came to be at the destination."""
 
     SENT = "sent"
@@ -149,7 +149,7 @@ class Came(StrEnum):
     NOWHERE = "nowhere"
 
 
-class NowhereError(RegistryError):
+class BlobNotFoundError(RegistryError):
     """Blobs of these digests are on neither side of a transfer."""
 
     def __init__(self, code: str, message: str, *, digests: tuple[str, ...]) -> None:
@@ -158,7 +158,7 @@ class NowhereError(RegistryError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
+class TransferResult:
     """What a transfer did. `digest` and `tags` are what the destination itself said when it was over.
 
     `tags` pairs each further tag with the digest it points to now: another writer may have moved it
@@ -185,23 +185,28 @@ class Sent:
 # --- sending -------------------------------------------------------------------------------------
 
 
-def send(source: Place, destination: Store, sending: Sending, progress: Progress) -> Sent:
+def send(
+    source: StoreRepository, destination: Store, sending: TransferRequest, progress: Progress
+) -> TransferResult:
     """Brings a graph from `source` to a repository of `destination`.
 
     Raises RegistryError when the candidate tag is there with another digest, when the destination
     fails for good (what was sent stays there and is not sent again), or when it does not confirm at the
-    end what was put; NowhereError, before any manifest is put, for blobs that neither side has. Blobs of
+    end what was put; BlobNotFoundError, before any manifest is put, for blobs that neither side has. Blobs of
     one transfer are in flight `sending.workers` at a time.
     """
     began = time.monotonic()
     sending.brake.release()
-    place, root = Place(store=destination, repository=sending.repository), sending.graph.root.descriptor
-    if _is_all_there(place, sending):
-        came, bytes_sent = {blob.digest: Came.PRESENT for blob in sending.graph.blobs}, 0
+    place, root = (
+        StoreRepository(store=destination, repository=sending.repository),
+        sending.graph.root.descriptor,
+    )
+    if _graph_exists(place, sending):
+        came, bytes_sent = {blob.digest: BlobArrival.PRESENT for blob in sending.graph.blobs}, 0
     else:
         came, bytes_sent = _send_blobs(source, place, sending, progress)
-        if nowhere := tuple(digest for digest, how in came.items() if how is Came.NOWHERE):
-            raise NowhereError(
+        if nowhere := tuple(digest for digest, how in came.items() if how is BlobArrival.NOWHERE):
+            raise BlobNotFoundError(
                 "blobs-not-found",
                 f"{place} lacks {len(nowhere)} blobs, and so does {source}",
                 digests=nowhere,
@@ -210,26 +215,26 @@ def send(source: Place, destination: Store, sending: Sending, progress: Progress
             bytes_sent += sum(put_bytes(place, blob, data) for blob, data in artifact.blobs)
         _put_manifests(place, sending)
     counts = list(came.values())
-    return Sent(
+    return TransferResult(
         repository=sending.repository,
         candidate=sending.candidate,
         digest=root.digest,
         tags=tuple((tag, _move_tag(place, tag, sending.graph.root)) for tag in sending.tags),
         bytes_sent=bytes_sent,
-        sent=counts.count(Came.SENT),
-        mounted=counts.count(Came.MOUNTED),
-        present=counts.count(Came.PRESENT),
+        sent=counts.count(BlobArrival.SENT),
+        mounted=counts.count(BlobArrival.MOUNTED),
+        present=counts.count(BlobArrival.PRESENT),
         seconds=round(time.monotonic() - began, 3),
     )
 
 
-def _resolve(place: Place, wanted: str) -> str:
+def _resolve(place: StoreRepository, wanted: str) -> str:
     """The digest the store gives for a tag or digest, empty when it has none."""
     found = place.store.manifest(place.repository, wanted)
     return found[0].digest if found else ""
 
 
-def _is_candidate_there(place: Place, candidate: str, root: Descriptor) -> bool:
+def _candidate_exists(place: StoreRepository, candidate: str, root: Descriptor) -> bool:
     if not candidate:
         return False
     there = _resolve(place, candidate)
@@ -242,7 +247,7 @@ def _is_candidate_there(place: Place, candidate: str, root: Descriptor) -> bool:
     return bool(there)
 
 
-def _is_all_there(place: Place, sending: Sending) -> bool:
+def _graph_exists(place: StoreRepository, sending: TransferRequest) -> bool:
     """Whether the candidate and all that it names is there: a deletion or a collection may have taken parts.
 
     What was there before is asked for in one round trip: its manifests, which go first.
@@ -255,14 +260,14 @@ def _is_all_there(place: Place, sending: Sending) -> bool:
 
         if sending.known:
             below = resolve(_around_root(graph)[0])
-            return _is_candidate_there(place, sending.candidate, root) and all(below)
-        if not _is_candidate_there(place, sending.candidate, root) or _around_root(graph)[1]:
+            return _candidate_exists(place, sending.candidate, root) and all(below)
+        if not _candidate_exists(place, sending.candidate, root) or _around_root(graph)[1]:
             return False  # referrers come after it
         has = functools.partial(place.store.has, place.repository)
         return all(resolve(graph.manifests)) and all(pool.map(has, graph.blobs))
 
 
-def _put_manifests(place: Place, sending: Sending) -> None:
+def _put_manifests(place: StoreRepository, sending: TransferRequest) -> None:
     """Children, what is attached, and the root last, under its tag.
 
     An artifact may come before its subject (distribution-spec 1.1, "Pushing Manifests with Subject"):
@@ -277,12 +282,12 @@ def _put_manifests(place: Place, sending: Sending) -> None:
         put_manifest(place, manifest)
 
 
-def _around_root(graph: Graph) -> tuple[tuple[Manifest, ...], tuple[Manifest, ...]]:
+def _around_root(graph: ManifestGraph) -> tuple[tuple[Manifest, ...], tuple[Manifest, ...]]:
     at = graph.manifests.index(graph.root)
     return graph.manifests[:at], graph.manifests[at + 1 :]
 
 
-def _move_tag(place: Place, tag: str, root: Manifest) -> str:
+def _move_tag(place: StoreRepository, tag: str, root: Manifest) -> str:
     """Points a tag to the root where it does not yet; gives what it points to in the end."""
     wanted = root.descriptor
     if _resolve(place, tag) == wanted.digest:
@@ -291,15 +296,17 @@ def _move_tag(place: Place, tag: str, root: Manifest) -> str:
 
 
 def _send_blobs(
-    source: Place, place: Place, sending: Sending, progress: Progress
-) -> tuple[dict[str, Came], int]:
+    source: StoreRepository, place: StoreRepository, sending: TransferRequest, progress: Progress
+) -> tuple[dict[str, BlobArrival], int]:
     """All blobs, the largest first, so that none is left alone at the end."""
-    came: dict[str, Came] = {}
+    came: dict[str, BlobArrival] = {}
     bytes_sent = 0
     blobs = sorted(sending.graph.blobs, key=lambda blob: (-blob.size, blob.digest))
     pool = ThreadPoolExecutor(max(1, sending.workers), thread_name_prefix="transfer")
     with progress.task(f"{place.repository}: {len(blobs)} blobs", total=sending.graph.size) as task:
-        work = {pool.submit(_Blob(source, sending, blob, task).bring, place.store): blob for blob in blobs}
+        work = {
+            pool.submit(_BlobTransfer(source, sending, blob, task).bring, place.store): blob for blob in blobs
+        }
         try:
             for future in as_completed(work):
                 how, cost = future.result()
@@ -321,34 +328,36 @@ def _resume_hint(hint: str) -> str:
     return again if not hint or "run the same command again" in hint else f"{hint}; then {again}"
 
 
-class _Blob:
+class _BlobTransfer:
     """One blob on its way. `passed` is how far the progress has been told."""
 
-    def __init__(self, source: Place, sending: Sending, blob: Descriptor, task: Task) -> None:
+    def __init__(
+        self, source: StoreRepository, sending: TransferRequest, blob: Descriptor, task: ProgressTask
+    ) -> None:
         self.source, self.sending, self.blob, self.task = source, sending, blob, task
         self.passed = 0
 
-    def bring(self, store: Store) -> tuple[Came, int]:
+    def bring(self, store: Store) -> tuple[BlobArrival, int]:
         """How the blob came to be there, and the bytes that were sent for it."""
         came, cost = self._bring(store)
         self._tell(self.blob.size)
         return came, cost
 
-    def _bring(self, store: Store) -> tuple[Came, int]:
+    def _bring(self, store: Store) -> tuple[BlobArrival, int]:
         repository, blob, brake = self.sending.repository, self.blob, self.sending.brake
         brake.check()
         origins = [origin for origin in self.sending.origins(blob) if origin != repository]
         lacked = blob.digest in self.sending.lacks
         if (origins or lacked) and self._is_there(store):
-            return Came.PRESENT, 0
+            return BlobArrival.PRESENT, 0
         for origin in origins:
             brake.check()
             if self._mount(store, origin):
-                return Came.MOUNTED, 0
+                return BlobArrival.MOUNTED, 0
         if lacked:
-            return Came.NOWHERE, 0
+            return BlobArrival.NOWHERE, 0
         cost = store.write(repository, blob, self._read)
-        return (Came.SENT if cost else Came.PRESENT), cost
+        return (BlobArrival.SENT if cost else BlobArrival.PRESENT), cost
 
     def _is_there(self, store: Store) -> bool:
         try:

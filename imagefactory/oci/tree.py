@@ -22,7 +22,7 @@ OPAQUE = ".wh..wh..opq"
 OPAQUE_ATTRIBUTE = "user.overlay.opaque"
 DEEPEST = 60
 LONGEST = 255  # bytes of a name that Linux's file systems take
-OPEN_FOLDERS = 2 * DEEPEST + 8  # an entry and the target of its hard link, both as deep as may be
+MAX_OPEN_DIRECTORIES = 2 * DEEPEST + 8  # an entry and the target of its hard link, both as deep as may be
 
 
 def entry_parts(name: str) -> tuple[str, ...]:
@@ -66,7 +66,7 @@ def unpackable_parts(path: str) -> tuple[str, ...]:
         raise BuildError("package-path-unsafe", str(error), hint=hint) from error
 
 
-class Member(Protocol):
+class TarMember(Protocol):
     """What a tar says of an entry; a `tarfile.TarInfo` does too."""
 
     @property
@@ -85,7 +85,7 @@ class Member(Protocol):
     def mtime(self) -> float: ...
 
 
-class Data(Protocol):
+class FileData(Protocol):
     """A file's bytes: `read` gives so many, less only where the archive ends inside of it."""
 
     def read(self, size: int, /) -> bytes: ...
@@ -101,7 +101,7 @@ class LayerTree:
         self.owners = owners
         self.root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         self.opened: OrderedDict[tuple[str, ...], int] = OrderedDict()
-        self.folders: dict[tuple[str, ...], Member] = {}
+        self.folders: dict[tuple[str, ...], TarMember] = {}
         self.digests: dict[int, str] = {}
 
     def __enter__(self) -> LayerTree:
@@ -116,17 +116,17 @@ class LayerTree:
                 os.close(fd)
             os.close(self.root)
 
-    def folder(self, parts: tuple[str, ...], member: Member) -> None:
+    def folder(self, parts: tuple[str, ...], member: TarMember) -> None:
         if parts:
             self._open(parts, make=True)
         # Modes and times last: a folder that its owner may not write could not be filled.
         self.folders[parts] = member
 
-    def file(self, parts: tuple[str, ...], member: Member, data: Data) -> None:
+    def file(self, parts: tuple[str, ...], member: TarMember, data: FileData) -> None:
         for _ in self.passing(parts, member, _pieces(member, data)):
             pass
 
-    def passing(self, parts: tuple[str, ...], member: Member, chunks: Iterable[bytes]) -> Iterator[bytes]:
+    def passing(self, parts: tuple[str, ...], member: TarMember, chunks: Iterable[bytes]) -> Iterator[bytes]:
         """Writes a file's chunks and hands each on. The file is there when all were taken."""
         parent, name = self._parent(parts)
         self._clear(parent, name)
@@ -148,7 +148,7 @@ class LayerTree:
         finally:
             os.close(fd)
 
-    def symlink(self, parts: tuple[str, ...], member: Member) -> None:
+    def symlink(self, parts: tuple[str, ...], member: TarMember) -> None:
         parent, name = self._parent(parts)
         self._clear(parent, name)
         os.symlink(member.linkname, name, dir_fd=parent)
@@ -156,7 +156,7 @@ class LayerTree:
             os.chown(name, member.uid, member.gid, dir_fd=parent, follow_symlinks=False)
         os.utime(name, ns=_times(member), dir_fd=parent, follow_symlinks=False)
 
-    def hard_link(self, parts: tuple[str, ...], target: tuple[str, ...], member: Member) -> None:
+    def hard_link(self, parts: tuple[str, ...], target: tuple[str, ...], member: TarMember) -> None:
         parent, name = self._parent(parts)
         self._clear(parent, name)
         try:
@@ -254,7 +254,7 @@ class LayerTree:
             os.fchmod(fd, 0o755)
         if hides:
             self._set_opaque(fd)
-        if len(self.opened) >= OPEN_FOLDERS:
+        if len(self.opened) >= MAX_OPEN_DIRECTORIES:
             # Never the ancestors of `parts`: they were used just now and stand at the end.
             os.close(self.opened.popitem(last=False)[1])
         self.opened[parts] = fd
@@ -270,12 +270,12 @@ class LayerTree:
             os.utime(fd, ns=_times(member))
 
 
-def _times(member: Member) -> tuple[int, int]:
+def _times(member: TarMember) -> tuple[int, int]:
     moment = round(member.mtime * 1_000_000_000)
     return moment, moment
 
 
-def _pieces(member: Member, data: Data) -> Iterator[bytes]:
+def _pieces(member: TarMember, data: FileData) -> Iterator[bytes]:
     left = member.size
     while left:
         chunk = data.read(min(CHUNK, left))

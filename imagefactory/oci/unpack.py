@@ -25,21 +25,21 @@ from typing import Any, Protocol
 from imagefactory.errors import StoreError, os_problem
 from imagefactory.fs import (
     Removal,
+    add_checksum,
+    check_checksum,
+    check_no_links,
     entries_of,
     explain_full_disk,
     open_lock,
     path_inside,
-    refuse_links,
     remove_inside,
     replacing,
-    seal,
-    unseal,
 )
-from imagefactory.oci.inflate import DamagedError, plain_layer
-from imagefactory.oci.manifests import Layer
+from imagefactory.oci.inflate import CorruptDataError, plain_layer
+from imagefactory.oci.manifests import OciLayer
 from imagefactory.oci.tar_stream import (
+    DIRECTORY,
     FILE,
-    FOLDER,
     HARD_LINK,
     HIDDEN,
     REMOVED,
@@ -47,8 +47,8 @@ from imagefactory.oci.tar_stream import (
     entries,
     layer_error,
 )
-from imagefactory.oci.tree import CHUNK, Data, LayerTree, Member
-from imagefactory.progress import Progress, Task, format_bytes
+from imagefactory.oci.tree import CHUNK, FileData, LayerTree, TarMember
+from imagefactory.progress import Progress, ProgressTask, format_bytes
 from imagefactory.trees import printable, remove_tree
 
 # --- One layer of the store, read entry by entry and proven to be its diff_id; and as files of a folder
@@ -56,7 +56,7 @@ from imagefactory.trees import printable, remove_tree
 # never through a symbolic link, and only regular files, folders and links are made.
 
 
-class Entries(Protocol):
+class EntrySink(Protocol):
     """What takes a layer's entries, one after the other; later ones of a name win.
 
     A path is its parts, () the root. Raises tarfile.TarError for what no layer may hold.
@@ -64,39 +64,41 @@ class Entries(Protocol):
 
     def __enter__(self) -> object: ...
     def __exit__(self, kind: object, /, *_: object) -> None: ...
-    def folder(self, parts: tuple[str, ...], member: Member) -> None: ...
-    def file(self, parts: tuple[str, ...], member: Member, data: Data) -> None: ...
-    def symlink(self, parts: tuple[str, ...], member: Member) -> None: ...
+    def folder(self, parts: tuple[str, ...], member: TarMember) -> None: ...
+    def file(self, parts: tuple[str, ...], member: TarMember, data: FileData) -> None: ...
+    def symlink(self, parts: tuple[str, ...], member: TarMember) -> None: ...
     def whiteout(self, parts: tuple[str, ...]) -> None: ...
     def remove(self, parts: tuple[str, ...]) -> None: ...
 
-    def hard_link(self, parts: tuple[str, ...], target: tuple[str, ...], member: Member) -> None: ...
+    def hard_link(self, parts: tuple[str, ...], target: tuple[str, ...], member: TarMember) -> None: ...
 
 
-def unpack_layer(layer: Layer, blob: Path, folder: Path, task: Task, progress: Progress) -> Mapping[int, str]:
+def unpack_layer(
+    layer: OciLayer, blob: Path, folder: Path, task: ProgressTask, progress: Progress
+) -> Mapping[int, str]:
     """Writes the layer in `blob` into the empty `folder` and proves that it is the layer's diff_id.
 
     Returns the sha256 of the files there, by inode.
     """
     tree = LayerTree(folder, owners=os.geteuid() == 0)
-    tell_skipped(layer, read_layer(layer, blob, folder, tree, task), progress)
+    report_skipped(layer, read_layer(layer, blob, folder, tree, task), progress)
     return tree.digests
 
 
-def read_layer(layer: Layer, blob: Path, folder: Path, tree: Entries, task: Task) -> list[str]:
+def read_layer(layer: OciLayer, blob: Path, folder: Path, tree: EntrySink, task: ProgressTask) -> list[str]:
     """Gives `tree`, which writes into `folder`, the entries in `blob`, and proves that they are its diff_id.
 
     Returns the names of the device nodes and FIFOs that were skipped. Raises StoreError for content that is
     not, that a layer may not hold, or that does not fit the disk, and ToolError where a codec is missing.
     """
-    content = _Hashed(plain_layer(layer.descriptor.media_type, _packed(layer, blob, task)))
+    content = _HashingReader(plain_layer(layer.descriptor.media_type, _packed(layer, blob, task)))
     stream = TarStream(iter(content))
     title = printable(layer.title) or layer.diff_id
     try:
         with tree:
-            _give_entries(stream, tree)
+            _feed_entries(stream, tree)
         stream.drain()
-    except (DamagedError, tarfile.TarError, EOFError, ValueError, OverflowError) as error:
+    except (CorruptDataError, tarfile.TarError, EOFError, ValueError, OverflowError) as error:
         raise layer_error(title, error) from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -115,7 +117,7 @@ def read_layer(layer: Layer, blob: Path, folder: Path, tree: Entries, task: Task
     return stream.skipped
 
 
-def tell_skipped(layer: Layer, skipped: list[str], progress: Progress) -> None:
+def report_skipped(layer: OciLayer, skipped: list[str], progress: Progress) -> None:
     """Says which entries a reader of the layer did not keep; those below /dev every runner makes itself."""
     names = [printable(name) for name in skipped if not name.lstrip("./").startswith("dev/")]
     if names:
@@ -125,7 +127,7 @@ def tell_skipped(layer: Layer, skipped: list[str], progress: Progress) -> None:
         )
 
 
-def _packed(layer: Layer, blob: Path, task: Task) -> Iterator[bytes]:
+def _packed(layer: OciLayer, blob: Path, task: ProgressTask) -> Iterator[bytes]:
     """The packed bytes, reported as they are read."""
     try:
         file = blob.open("rb")
@@ -139,7 +141,7 @@ def _packed(layer: Layer, blob: Path, task: Task) -> Iterator[bytes]:
             yield data
 
 
-class _Hashed:
+class _HashingReader:
     """The plain bytes, hashed and counted as they are read."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
@@ -157,7 +159,7 @@ class _Hashed:
         return f"sha256:{self._sha256.hexdigest()}"
 
 
-def _full(folder: Path, stream: TarStream, content: _Hashed, error: OSError) -> StoreError:
+def _full(folder: Path, stream: TarStream, content: _HashingReader, error: OSError) -> StoreError:
     """Reads the layer to its end, to say how many bytes it wants."""
     stream.drain()
     free = shutil.disk_usage(folder).free
@@ -169,11 +171,11 @@ def _full(folder: Path, stream: TarStream, content: _Hashed, error: OSError) -> 
     )
 
 
-def _give_entries(stream: TarStream, tree: Entries) -> None:
+def _feed_entries(stream: TarStream, tree: EntrySink) -> None:
     for entry in entries(stream):
         if entry.kind == FILE:
             tree.file(entry.parts, entry, entry)
-        elif entry.kind == FOLDER:
+        elif entry.kind == DIRECTORY:
             tree.folder(entry.parts, entry)
         elif entry.kind == HARD_LINK:
             tree.hard_link(entry.parts, entry.target, entry)
@@ -194,9 +196,9 @@ def _give_entries(stream: TarStream, tree: Entries) -> None:
 # too.
 
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_HELD = ("mode", "owner", "group", "size", "time", "device")
+_RECORDED_FIELDS = ("mode", "owner", "group", "size", "time", "device")
 _ANOTHER = "has another {} than in the layer"
 _TIME = _ANOTHER.format("time")
 _MARKS = "user.overlay."
@@ -205,11 +207,11 @@ Rows = dict[str, list[Any]]
 """Of a folder, by name: what `_HELD` names, ctime and inode, content. The root has its own as `.`."""
 
 
-class _ChangedError(Exception):
+class _TreeChangedError(Exception):
     """Says what is not as it was. Never leaves this file."""
 
 
-def record(folder: Path, digests: Mapping[int, str]) -> bytes:
+def record_tree(folder: Path, digests: Mapping[int, str]) -> bytes:
     """The record of a layer that was just unpacked; `digests` are the sha256 of its files by inode."""
     known: dict[str, Rows] = {}
 
@@ -220,7 +222,7 @@ def record(folder: Path, digests: Mapping[int, str]) -> bytes:
             status = os.stat(name, dir_fd=opened, follow_symlinks=False)
             digest = digests[status.st_ino] if stat.S_ISREG(status.st_mode) else None
             content = digest or _content(opened, name, status)
-            rows[name] = [*_held(status), *_seen(status), content]
+            rows[name] = [*_recorded_fields(status), *_observed_fields(status), content]
             if stat.S_ISDIR(status.st_mode) and name != "." and _readable(status):
                 inner.append(name)
         return inner
@@ -229,7 +231,7 @@ def record(folder: Path, digests: Mapping[int, str]) -> bytes:
     return json.dumps(known, separators=(",", ":")).encode()
 
 
-def what_changed(folder: Path, recorded: bytes, *, every_byte: bool) -> str:
+def find_tree_changes(folder: Path, recorded: bytes, *, every_byte: bool) -> str:
     """What of the first entry is not as `record` saw it; "" where all is.
 
     Content is trusted where also ctime and inode are as they were, unless `every_byte`: then it is read.
@@ -240,18 +242,18 @@ def what_changed(folder: Path, recorded: bytes, *, every_byte: bool) -> str:
     def look(path: str, opened: int) -> Iterable[str]:
         rows = known[path]
         for name in sorted(set(os.listdir(opened)) - rows.keys()):
-            raise _ChangedError(f"{path + name!r} is not of the layer")
+            raise _TreeChangedError(f"{path + name!r} is not of the layer")
         for name, row in rows.items():
             fault = _compare(opened, name, row, every_byte=every_byte)
             if fault == _TIME and stat.S_ISDIR(row[0]):
                 times.append(f"{path + name!r} {fault}")  # what changed inside says more
             elif fault:
-                raise _ChangedError(f"{path + name!r} {fault}")
+                raise _TreeChangedError(f"{path + name!r} {fault}")
         return [name for name in rows if f"{path}{name}/" in known]
 
     try:
         _visit(folder, look)
-    except _ChangedError as changed:
+    except _TreeChangedError as changed:
         return str(changed)
     except OSError as error:
         return f"it cannot be read: {error}"
@@ -263,10 +265,10 @@ def _compare(opened: int, name: str, row: list[Any], *, every_byte: bool) -> str
         status = os.stat(name, dir_fd=opened, follow_symlinks=False)
     except FileNotFoundError:
         return "is missing"
-    for word, was, now in zip(_HELD, row, _held(status), strict=False):
+    for word, was, now in zip(_RECORDED_FIELDS, row, _recorded_fields(status), strict=False):
         if was != now:
             return _ANOTHER.format(word)
-    untouched = _seen(status) == row[6:8]
+    untouched = _observed_fields(status) == row[6:8]
     # What its mode hides from an ordinary user cannot be read; a mode changed for that would show inside.
     if untouched and not (every_byte and _readable(status)):
         return ""
@@ -282,19 +284,19 @@ def _visit(root: Path, look: Callable[[str, int], Iterable[str]]) -> None:
             depth, path, name = waiting.pop()
             while len(opened) > depth:
                 os.close(opened.pop())
-            opened.append(os.open(name, _FOLDER, dir_fd=opened[-1] if opened else None))
+            opened.append(os.open(name, _OPEN_DIRECTORY, dir_fd=opened[-1] if opened else None))
             waiting += [(depth + 1, f"{path}{inner}/", inner) for inner in look(path, opened[-1])]
     finally:
         for fd in opened:
             os.close(fd)
 
 
-def _held(status: os.stat_result) -> list[int]:
+def _recorded_fields(status: os.stat_result) -> list[int]:
     size = 0 if stat.S_ISDIR(status.st_mode) else status.st_size  # a folder's is its file system's affair
     return [status.st_mode, status.st_uid, status.st_gid, size, status.st_mtime_ns, status.st_rdev]
 
 
-def _seen(status: os.stat_result) -> list[int]:
+def _observed_fields(status: os.stat_result) -> list[int]:
     return [status.st_ctime_ns, status.st_ino]
 
 
@@ -329,7 +331,7 @@ def _marks(opened: int, name: str) -> str:
 # ---
 
 
-class Unpacked:
+class UnpackedLayers:
     """The unpacked layers under `folder` (usually `<store>/unpacked`), which is made with mode 0700."""
 
     def __init__(self, folder: Path) -> None:
@@ -341,7 +343,7 @@ class Unpacked:
 
     def unpack(
         self,
-        layers: Sequence[Layer],
+        layers: Sequence[OciLayer],
         blob_path: Callable[[str], Path],
         progress: Progress,
         *,
@@ -403,7 +405,7 @@ class Unpacked:
                     remove_inside(removal.top, sums)
         return tuple(gone)
 
-    def drop_changed(self, layers: Sequence[Layer], progress: Progress) -> None:
+    def drop_changed(self, layers: Sequence[OciLayer], progress: Progress) -> None:
         """Removes of `layers` what is not as it was unpacked, so that `unpack` makes it anew.
 
         Content is trusted where size, times and inode are as they were. Waits for sandboxes that use what
@@ -434,11 +436,11 @@ class Unpacked:
         with self._lock(name, wait=True):
             if not tree.is_dir():  # another process removed it while this one waited
                 return ""
-            recorded = unseal(self._sums(name))
+            recorded = check_checksum(self._sums(name))
             if recorded is None:
                 fault = "its record is corrupt, or of an earlier version"
             else:
-                fault = what_changed(tree, recorded, every_byte=every_byte)
+                fault = find_tree_changes(tree, recorded, every_byte=every_byte)
             if fault and mend:
                 progress.note(f"  layer {name[:12]} was deleted, and will be unpacked again: {fault}")
                 waiting = "  waiting for commands that run in it to end ..."
@@ -453,7 +455,7 @@ class Unpacked:
         return self.folder / ".sums" / name
 
     def _prepare(self) -> None:
-        refuse_links(self.folder.parent, self.folder.name)
+        check_no_links(self.folder.parent, self.folder.name)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.folder.chmod(0o700)
@@ -467,9 +469,9 @@ class Unpacked:
 
     def _unpack_all(
         self,
-        layers: Sequence[Layer],
+        layers: Sequence[OciLayer],
         blob_path: Callable[[str], Path],
-        task: Task,
+        task: ProgressTask,
         progress: Progress,
         workers: int,
     ) -> None:
@@ -486,7 +488,7 @@ class Unpacked:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _unpack_one(
-        self, layer: Layer, blob_path: Callable[[str], Path], task: Task, progress: Progress
+        self, layer: OciLayer, blob_path: Callable[[str], Path], task: ProgressTask, progress: Progress
     ) -> None:
         final = self.path(layer.diff_id)
         with self._lock(final.name, wait=True):
@@ -503,7 +505,7 @@ class Unpacked:
     def _keep(self, part: Path, digests: Mapping[int, str], final: Path) -> None:
         sums = self._sums(final.name)
         with explain_full_disk(self.folder), replacing(sums) as file:
-            file.write(seal(sums, record(part, digests)))
+            file.write(add_checksum(sums, record_tree(part, digests)))
         part.rename(final)
 
     @contextmanager

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from imagefactory.errors import Diagnostic, RecipeError
-from imagefactory.model import Base, Where
+from imagefactory.model import BaseSpec, SourceLocation
 from imagefactory.recipes.family import Recipe
-from imagefactory.recipes.values import Reader
+from imagefactory.recipes.values import NodeReader
 from imagefactory.recipes.yaml_tree import YamlNode, parse_tree
 
 BASES_FILE = "bases.yaml"
@@ -29,11 +29,11 @@ _IMAGE_REQUIRED = {
 }
 
 
-def parse_bases(text: str, file: str) -> tuple[Base, ...]:
+def parse_bases(text: str, file: str) -> tuple[BaseSpec, ...]:
     """The bases from the text of bases.yaml, in its order. Raises RecipeError with all faults."""
-    reader = Reader(file)
+    reader = NodeReader(file)
     fields = reader.mapping(parse_tree(text, file), ("bases",), {"bases": "bases: and its rows"})
-    bases: list[Base] = []
+    bases: list[BaseSpec] = []
     for node in reader.items(fields.get("bases"), "bases", "rows, each starting with - name:"):
         base = _base(reader, node)
         for other in bases:
@@ -49,14 +49,14 @@ def parse_bases(text: str, file: str) -> tuple[Base, ...]:
     return tuple(bases)
 
 
-def _base(reader: Reader, node: YamlNode) -> Base:
+def _base(reader: NodeReader, node: YamlNode) -> BaseSpec:
     """A row of bases.yaml: of Debian's packages, or with `image` one that is pulled by digest."""
     pulled = node.kind == "map" and any(key.text == "image" for key, _ in node.pairs)
     required = _IMAGE_REQUIRED if pulled else _BASE_REQUIRED
     keys = (*required, "python", "interpreter") if pulled else (*required, "python")
     row = reader.mapping(node, keys, required)
     image = reader.image(row.get("image"), "image")
-    return Base(
+    return BaseSpec(
         name=reader.text(row.get("name"), "name", "base"),
         suite=reader.text(row.get("suite"), "suite", "suite"),
         python=reader.text(row.get("python"), "python", "python"),
@@ -69,7 +69,7 @@ def _base(reader: Reader, node: YamlNode) -> Base:
     )
 
 
-def all_bases(bases: Sequence[Base], recipes: Iterable[Recipe]) -> tuple[Base, ...]:
+def all_bases(bases: Sequence[BaseSpec], recipes: Iterable[Recipe]) -> tuple[BaseSpec, ...]:
     """`bases` and those that recipes name by digest themselves, each once.
 
     Raises RecipeError for one image that is described in two ways.
@@ -91,7 +91,7 @@ def all_bases(bases: Sequence[Base], recipes: Iterable[Recipe]) -> tuple[Base, .
     return tuple(by_name.values())
 
 
-def _described(base: Base, other: Base) -> tuple[str, ...]:
+def _described(base: BaseSpec, other: BaseSpec) -> tuple[str, ...]:
     """What may not differ; the tag beside a digest may, and a Python that one of them leaves open."""
     python = (base.python, base.python_path) if base.python and other.python else ()
     return base.public, base.glibc, *python
@@ -107,24 +107,24 @@ def without_tag(image: str) -> str:
 # --- What stands at `base` in a recipe: a name of bases.yaml, or an image and what is said beside it
 
 
-BESIDE_IMAGE = ("glibc", "interpreter")
+BASE_ONLY_KEYS = ("glibc", "interpreter")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamedBase:
+class BaseName:
     """What stands at `base`: the name of a row of bases.yaml, or an image and what is said beside it."""
 
     name: str
     image: str = ""
     glibc: str = ""
     interpreter: str = ""
-    where: Where | None = None
+    where: SourceLocation | None = None
 
-    def own(self, python: str) -> Base | None:
+    def own(self, python: str) -> BaseSpec | None:
         """The base that the recipe describes itself, if it does."""
         if not self.image or self.where is None:
             return None
-        return Base(
+        return BaseSpec(
             name=self.name,
             suite="",
             python=python,
@@ -137,10 +137,10 @@ class NamedBase:
         )
 
 
-def read_base(reader: Reader, fields: Mapping[str, YamlNode]) -> NamedBase:
+def read_base(reader: NodeReader, fields: Mapping[str, YamlNode]) -> BaseName:
     """`base` with what stands beside it: a name, or a reference to an image with its glibc."""
     node = fields.get("base")
-    beside = {key: fields[key] for key in BESIDE_IMAGE if key in fields}
+    beside = {key: fields[key] for key in BASE_ONLY_KEYS if key in fields}
     if node is None or node.kind != "text" or node.made or not re.search("[/:@]", node.text):
         for key, value in beside.items():
             reader.fault(
@@ -149,7 +149,7 @@ def read_base(reader: Reader, fields: Mapping[str, YamlNode]) -> NamedBase:
                 f"'{key}' requires a 'base' with an image digest",
                 "remove it: bases.yaml has it for its bases",
             )
-        return NamedBase(name=reader.text(node, "base", "base"))
+        return BaseName(name=reader.text(node, "base", "base"))
     if "glibc" not in beside:
         reader.fault(
             node.where,
@@ -158,8 +158,8 @@ def read_base(reader: Reader, fields: Mapping[str, YamlNode]) -> NamedBase:
             'write glibc: "2.36" next to it, as `ldd --version` prints inside the image',
         )
     image = reader.image(node, "base")
-    glibc, interpreter = (reader.text(beside.get(key), key, key) for key in BESIDE_IMAGE)
-    return NamedBase(
+    glibc, interpreter = (reader.text(beside.get(key), key, key) for key in BASE_ONLY_KEYS)
+    return BaseName(
         name=_image_name(image), image=image, glibc=glibc, interpreter=interpreter, where=node.where
     )
 

@@ -12,24 +12,24 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from imagefactory.errors import UsageError
-from imagefactory.extras.importers.draft import Draft, quoted
+from imagefactory.extras.importers.draft import RecipeDraft, quoted
 from imagefactory.extras.importers.framework_row import FRAMEWORKS
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.capability import parse_capability
-from imagefactory.model import NO_CUDA, Base, Target
+from imagefactory.model import NO_CUDA, BaseSpec, Target
 from imagefactory.recipes.bases import BASES_FILE
-from imagefactory.recipes.family import MatrixRow, Recipe
+from imagefactory.recipes.family import Recipe, RecipeRow
 from imagefactory.recipes.values import RULES, canonical, default_checks
 from imagefactory.recipes.yaml_tree import YamlNode, parse_tree, show
 from imagefactory.versions import natural
 
-_Pair: TypeAlias = "tuple[MatrixRow, YamlNode]"
-_TAKEN = ("version", "cuda", "extras", "packages", "constraints", "capabilities", "base", "python")
+_Pair: TypeAlias = "tuple[RecipeRow, YamlNode]"
+_COPIED_KEYS = ("version", "cuda", "extras", "packages", "constraints", "capabilities", "base", "python")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Addition:
+class RecipeAddition:
     """A recipe's text with a row more, `row` as it stands there, and what a person must know of it."""
 
     text: str
@@ -37,7 +37,7 @@ class Addition:
     told: tuple[str, ...]
 
 
-def add_row(text: str, recipe: Recipe, version: str, cuda: str = "") -> Addition:
+def add_row(text: str, recipe: Recipe, version: str, cuda: str = "") -> RecipeAddition:
     """`text`, which `recipe` was read from, with a row for `version`; all else stays as it is.
 
     Without `cuda` it is the one that the framework's wheels come with. Raises UsageError where there is no
@@ -84,12 +84,12 @@ def add_row(text: str, recipe: Recipe, version: str, cuda: str = "") -> Addition
     new = "\n".join([*lines[:end], "", *row, *lines[end:]])
     told = [f"as in the row of {near.version} ({near.where}): look whether its bounds hold here"]
     told += _without(recipe, node, version, near.python)
-    if left := [key for key in node.keys if key not in _TAKEN]:
+    if left := [key for key in node.keys if key not in _COPIED_KEYS]:
         told.append(f"not taken over from there: {', '.join(left)}")
-    return Addition(text=new, row="\n".join(row), told=tuple(told))
+    return RecipeAddition(text=new, row="\n".join(row), told=tuple(told))
 
 
-def _for_cuda(row: MatrixRow) -> bool:
+def _for_cuda(row: RecipeRow) -> bool:
     return bool(row.cuda) and NO_CUDA not in row.cuda
 
 
@@ -140,7 +140,7 @@ def _cuda(recipe: Recipe, version: str) -> str:
 
 
 def _fields(
-    root: YamlNode, recipe: Recipe, near: MatrixRow, node: YamlNode, version: str, cuda: str
+    root: YamlNode, recipe: Recipe, near: RecipeRow, node: YamlNode, version: str, cuda: str
 ) -> list[str]:
     """The lines of the new row after its version."""
     wheels = [wheel for wheel in knowledge.offered(recipe.framework, version) if wheel.cuda == cuda]
@@ -244,7 +244,9 @@ def _end(lines: list[str], node: YamlNode, nodes: list[YamlNode], indent: int) -
 # --- A commented recipe to start from, for a family of which nobody has an environment yet
 
 
-def scaffold(family: str, bases: Sequence[Base], *, framework: str = "", source: str = "pypi") -> Draft:
+def scaffold(
+    family: str, bases: Sequence[BaseSpec], *, framework: str = "", source: str = "pypi"
+) -> RecipeDraft:
     """A commented recipe for `family` that parses and expands without a fault.
 
     A family or framework that the knowledge table holds gets its newest version there, with the CUDA
@@ -261,14 +263,14 @@ def scaffold(family: str, bases: Sequence[Base], *, framework: str = "", source:
     check_name(family, "family")
     check_name(framework, "framework")
     if source == "conda":
-        return Draft(text=_conda_scaffold(family, framework, bases))
+        return RecipeDraft(text=_conda_scaffold(family, framework, bases))
     there = FRAMEWORKS.get(framework, framework)
     told = f"{framework} is what conda calls it: PyPI's is --framework {there}, conda's is --source conda"
     text = _pypi_scaffold(family, framework, bases)
-    return Draft(text=text, notes=() if there == framework else (told,))
+    return RecipeDraft(text=text, notes=() if there == framework else (told,))
 
 
-def _conda_scaffold(family: str, framework: str, bases: Sequence[Base]) -> str:
+def _conda_scaffold(family: str, framework: str, bases: Sequence[BaseSpec]) -> str:
     if not bases:
         raise UsageError(
             "no-base", "there is no base in the project", hint=f"add one to recipes/{BASES_FILE}"
@@ -283,7 +285,7 @@ def _conda_scaffold(family: str, framework: str, bases: Sequence[Base]) -> str:
     )
 
 
-def _pypi_scaffold(family: str, framework: str, bases: Sequence[Base]) -> str:
+def _pypi_scaffold(family: str, framework: str, bases: Sequence[BaseSpec]) -> str:
     bases = [base for base in bases if base.python]
     if not bases:
         raise UsageError(
@@ -384,7 +386,7 @@ matrix:
 # --- What a family's description promises beside its framework, and a row leaves out
 
 
-def left_out(target: Target) -> str:
+def omitted_companions(target: Target) -> str:
     """What a person is told of companions that the target lacks and could have; empty for none.
 
     Only those count that the description of its recipe names.

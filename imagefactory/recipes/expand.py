@@ -16,26 +16,26 @@ from imagefactory.errors import Diagnostic, NothingSelectedError, RecipeError
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.builds import platform_of, rocm_of
 from imagefactory.gpu.capability import AMD64, MACHINES, with_suffix
-from imagefactory.model import NO_CUDA, Base, Start, Target, Where
+from imagefactory.model import NO_CUDA, BaseSpec, ContainerStart, SourceLocation, Target
 from imagefactory.recipes.bases import all_bases
-from imagefactory.recipes.family import MatrixRow, Recipe
-from imagefactory.recipes.names import Known, choose_name, choose_names, suggest
+from imagefactory.recipes.family import Recipe, RecipeRow
+from imagefactory.recipes.names import KnownNames, choose_name, choose_names, suggest
 from imagefactory.recipes.values import (
     GPU_CHECKS,
     REQUIREMENT_RULES,
     RULES,
-    Reader,
-    Source,
-    Spec,
+    CondaSpec,
+    NodeReader,
+    RequirementContext,
     canonical,
     channel_address,
-    check_fault,
+    check_name_problem,
     is_source,
     named_packages,
     normal_requirement,
     package_of,
     parse_spec,
-    requirement_fault,
+    requirement_problem,
 )
 from imagefactory.recipes.yaml_tree import YamlNode, show
 from imagefactory.versions import natural, nearest
@@ -43,17 +43,17 @@ from imagefactory.versions import natural, nearest
 # --- What is wrong with a row that its recipe alone cannot show: its base, its source, the target below
 
 
-def place_of(row: MatrixRow, key: str) -> Where:
+def place_of(row: RecipeRow, key: str) -> SourceLocation:
     return dict(row.places).get(key, row.where)
 
 
-def _at(row: MatrixRow, key: str, code: str, what: str, write: str) -> Diagnostic:
+def _at(row: RecipeRow, key: str, code: str, what: str, write: str) -> Diagnostic:
     return Diagnostic(code, str(place_of(row, key)), what, write)
 
 
-def requirement_places(recipes: Iterable[Recipe], target: Target) -> dict[str, Where]:
+def requirement_places(recipes: Iterable[Recipe], target: Target) -> dict[str, SourceLocation]:
     """Return where the row of a target has each of its own requirements and constraints."""
-    found: dict[str, Where] = {}
+    found: dict[str, SourceLocation] = {}
     for row in (row for recipe in recipes for row in recipe.matrix if row.where == target.where):
         for key in ("packages", "constraints", "pip"):
             for index, text in enumerate(getattr(row, key)):
@@ -61,19 +61,21 @@ def requirement_places(recipes: Iterable[Recipe], target: Target) -> dict[str, W
     return found
 
 
-def addition_faults(row: MatrixRow, under: Target) -> Iterator[Diagnostic]:
+def addition_problems(row: RecipeRow, under: Target) -> Iterator[Diagnostic]:
     """What the source of the target below does not take."""
-    source = Source(kind=under.source, framework=under.framework, channels=under.channels, on=under.name)
+    source = RequirementContext(
+        kind=under.source, framework=under.framework, channels=under.channels, on=under.name
+    )
     for key, rule in zip(("packages", "constraints"), REQUIREMENT_RULES[under.source], strict=True):
         for index, text in enumerate(getattr(row, key)):
-            fault = requirement_fault(text, key, source)
+            fault = requirement_problem(text, key, source)
             if not RULES[rule].allows(text):
                 what = f"'{key}' of {under.source}, as {under.name} is, cannot be {show(text)}"
                 fault = "value-invalid", what, f"write {RULES[rule].write}"
             if fault:
                 yield _at(row, f"{key}.{index}", *fault)
     for check in row.checks:
-        fault = check_fault(check, under.framework)
+        fault = check_name_problem(check, under.framework)
         if check in GPU_CHECKS and not under.gpu:
             what = f"'{check}' checks GPU images, and {under.name} is for CPUs"
             fault = "gpu-only-key", what, "remove it"
@@ -92,7 +94,7 @@ def addition_faults(row: MatrixRow, under: Target) -> Iterator[Diagnostic]:
         yield _at(row, "pip.0", "key-not-for-source", what, "write these under 'packages'")
 
 
-def exclude_faults(row: MatrixRow, target: Target) -> Iterator[Diagnostic]:
+def exclude_problems(row: RecipeRow, target: Target) -> Iterator[Diagnostic]:
     """Yield what cannot be left out of a target."""
     named = named_packages(target)
     for index, name in enumerate(row.exclude):
@@ -105,14 +107,16 @@ def exclude_faults(row: MatrixRow, target: Target) -> Iterator[Diagnostic]:
             yield _at(row, key, "key-not-for-source", what, "remove it")
 
 
-def base_faults(row: MatrixRow, base: Base | None, names: Sequence[str]) -> Iterator[Diagnostic]:
+def base_problems(row: RecipeRow, base: BaseSpec | None, names: Sequence[str]) -> Iterator[Diagnostic]:
     if base is None:
         near = nearest(row.base, names)
         hint = f"did you mean '{near}'?" if near else f"the bases are {', '.join(names) or 'none yet'}"
         yield _at(row, "base", "base-unknown", f"no base '{row.base}'", hint)
 
 
-def virtual_faults(row: MatrixRow, index: int, base: Base | None, platform: str) -> Iterator[Diagnostic]:
+def virtual_package_problems(
+    row: RecipeRow, index: int, base: BaseSpec | None, platform: str
+) -> Iterator[Diagnostic]:
     """What no machine has, or none that the image is for."""
     cuda, virtual = row.cuda[index], dict(row.virtual)
     if base and "glibc" in virtual and natural(virtual["glibc"]) > natural(base.glibc):
@@ -141,14 +145,14 @@ def virtual_faults(row: MatrixRow, index: int, base: Base | None, platform: str)
         yield _at(row, key, "driver-mismatch", what, write)
 
 
-def source_faults(row: MatrixRow, index: int, platform: str) -> Iterator[Diagnostic]:
+def source_problems(row: RecipeRow, index: int, platform: str) -> Iterator[Diagnostic]:
     """What the source is known not to offer. What the table lacks is left to the solver: a version, and all
     that is for another platform than amd64."""
     cuda, name = row.builds[index], f"{row.framework} {row.version}"
     wheels = knowledge.offered(row.framework, row.version)
     if cuda == NO_CUDA or rocm_of(cuda):
         whose = "CPUs" if cuda == NO_CUDA else "AMD GPUs"
-        yield from _cpu_faults(row, name, {extra for wheel in wheels for extra in wheel.extras}, whose)
+        yield from _cpu_problems(row, name, {extra for wheel in wheels for extra in wheel.extras}, whose)
         return
     if platform != AMD64 or not wheels or row.framework in dict(row.origins):  # of PyPI's alone it is known
         return
@@ -169,7 +173,7 @@ def source_faults(row: MatrixRow, index: int, platform: str) -> Iterator[Diagnos
         yield _at(row, "python", "python-too-old", what, "choose a base that has it")
 
 
-def _cpu_faults(row: MatrixRow, name: str, gpu_extras: set[str], whose: str) -> Iterator[Diagnostic]:
+def _cpu_problems(row: RecipeRow, name: str, gpu_extras: set[str], whose: str) -> Iterator[Diagnostic]:
     """What brings CUDA although the row is for others. What the table does not know the lock tells."""
     if re.search(r"(^|-)(gpu|cu(da)?[0-9]+x?)$", row.framework):
         such = "tensorflow-rocm" if row.rocm else "onnxruntime"
@@ -187,7 +191,7 @@ def _cpu_faults(row: MatrixRow, name: str, gpu_extras: set[str], whose: str) -> 
 # Folders and repositories that have no wheel yet are set apart.
 
 
-def read_origins(reader: Reader, node: YamlNode | None) -> tuple[tuple[str, str], ...]:
+def read_origins(reader: NodeReader, node: YamlNode | None) -> tuple[tuple[str, str], ...]:
     """(normalised name, name of an index), as they are written."""
     found: dict[str, str] = {}
     for name, key, value in reader.pairs(node, "index"):
@@ -200,14 +204,14 @@ def read_origins(reader: Reader, node: YamlNode | None) -> tuple[tuple[str, str]
 
 
 def with_origins(
-    reader: Reader, root: YamlNode, kind: str, framework: str, matrix: Sequence[MatrixRow]
-) -> list[MatrixRow]:
+    reader: NodeReader, root: YamlNode, kind: str, framework: str, matrix: Sequence[RecipeRow]
+) -> list[RecipeRow]:
     """The rows of a recipe, each with the origins of what it asks for; what no row asks for is a fault."""
-    asked = [_asked_of_pypi(row, kind, framework) for row in matrix]
-    _refuse_unasked(reader, root.get("index"), frozenset().union(*asked), kind)
+    asked = [_pypi_requirements(row, kind, framework) for row in matrix]
+    _check_index_used(reader, root.get("index"), frozenset().union(*asked), kind)
     nodes = rows.items if (rows := root.get("matrix")) and rows.kind == "list" else []
     for node, own in zip(nodes, asked, strict=False):
-        _refuse_unasked(reader, node.get("index"), own, kind)
+        _check_index_used(reader, node.get("index"), own, kind)
     made = []
     for row, own, node in zip_longest(matrix, asked, nodes[: len(matrix)]):
         named = {name: index for name, index in row.origins if name in own}
@@ -224,7 +228,7 @@ def with_origins(
     return made
 
 
-def origin_faults(row: MatrixRow, under: Target) -> Iterator[Diagnostic]:
+def origin_problems(row: RecipeRow, under: Target) -> Iterator[Diagnostic]:
     """What is not PyPI's where the target below is of conda, whose `packages` are its channels'."""
     pip = set(map(package_of, row.pip))
     for key, text in row.sources if under.source == "conda" else ():
@@ -240,7 +244,7 @@ def origin_faults(row: MatrixRow, under: Target) -> Iterator[Diagnostic]:
             yield Diagnostic("not-a-channel-package", str(row.where), what, "write it under 'pip'")
 
 
-def _sources(row: MatrixRow) -> Iterator[tuple[str, str]]:
+def _sources(row: RecipeRow) -> Iterator[tuple[str, str]]:
     for key, texts in (("packages", row.packages), ("pip", row.pip)):
         yield from ((key, text) for text in dict.fromkeys(texts) if is_source(text))
 
@@ -250,7 +254,7 @@ def _without_sources(texts: Iterable[str]) -> list[str]:
 
 
 def _files(
-    reader: Reader, sections: Sequence[YamlNode], row: MatrixRow, named: Mapping[str, str]
+    reader: NodeReader, sections: Sequence[YamlNode], row: RecipeRow, named: Mapping[str, str]
 ) -> dict[str, str]:
     """The wheels of the factory that a row names, by package."""
     found: dict[str, str] = {}
@@ -266,7 +270,7 @@ def _files(
     return found
 
 
-def _item(sections: Sequence[YamlNode], text: str) -> Where | None:
+def _item(sections: Sequence[YamlNode], text: str) -> SourceLocation | None:
     lists = (node for section in sections for key in ("packages", "pip") if (node := section.get(key)))
     return next((item.where for node in lists for item in node.items if item.text == text), None)
 
@@ -279,13 +283,13 @@ def _exact(text: str) -> str:
     return f"{package_of(text)}=={version}"
 
 
-def _asked_of_pypi(row: MatrixRow, kind: str, framework: str) -> frozenset[str]:
+def _pypi_requirements(row: RecipeRow, kind: str, framework: str) -> frozenset[str]:
     """What a row itself asks of PyPI by name; of a row that is built on a target all that may be."""
     own = _without_sources((*(() if kind == "conda" else row.packages), *row.pip))
     return frozenset({*map(package_of, own), *((framework,) if kind == "pypi" else ())})
 
 
-def _refuse_unasked(reader: Reader, node: YamlNode | None, asked: Collection[str], kind: str) -> None:
+def _check_index_used(reader: NodeReader, node: YamlNode | None, asked: Collection[str], kind: str) -> None:
     """No index of a name is asked for what packages need: uv asks it for what is asked by name alone."""
     for key, _ in node.pairs if node and node.kind == "map" else ():
         if key.kind == "text" and canonical(key.text) not in asked:
@@ -303,7 +307,7 @@ PYTHON_CHANNEL = "conda-forge"
 """Where Python comes from when a base has none of the version that a recipe of PyPI's packages names."""
 
 
-def expand(recipe: Recipe, bases: Sequence[Base]) -> tuple[Target, ...]:
+def expand(recipe: Recipe, bases: Sequence[BaseSpec]) -> tuple[Target, ...]:
     """The targets of one recipe, in the order of its matrix.
 
     Raises RecipeError for a base that is not there, a Python that the base does not carry, a CUDA
@@ -313,18 +317,18 @@ def expand(recipe: Recipe, bases: Sequence[Base]) -> tuple[Target, ...]:
     return _unique(*_expand([recipe], {base.name: base for base in bases}))
 
 
-def expand_all(recipes: Iterable[Recipe], bases: Sequence[Base]) -> tuple[Target, ...]:
+def expand_all(recipes: Iterable[Recipe], bases: Sequence[BaseSpec]) -> tuple[Target, ...]:
     """The targets of all recipes, sorted naturally (1.13 before 2.3 before 2.15). Raises like `expand`."""
     return _expand_all(recipes, {base.name: base for base in bases})
 
 
-def _expand_all(recipes: Iterable[Recipe], bases: dict[str, Base]) -> tuple[Target, ...]:
+def _expand_all(recipes: Iterable[Recipe], bases: dict[str, BaseSpec]) -> tuple[Target, ...]:
     return tuple(sorted(_unique(*_expand(recipes, bases)), key=lambda target: natural(target.name)))
 
 
-def expand_sound(
-    recipes: Iterable[Recipe], bases: Sequence[Base], faults: Mapping[str, tuple[Diagnostic, ...]]
-) -> tuple[tuple[Base, ...], tuple[Target, ...], tuple[Diagnostic, ...]]:
+def expand_lenient(
+    recipes: Iterable[Recipe], bases: Sequence[BaseSpec], faults: Mapping[str, tuple[Diagnostic, ...]]
+) -> tuple[tuple[BaseSpec, ...], tuple[Target, ...], tuple[Diagnostic, ...]]:
     """All bases and the targets of the recipes that have no fault, and the faults of all others.
 
     `faults` are those of files that could not be read, by family. What is built on a target of a recipe with
@@ -374,21 +378,21 @@ def select(targets: Sequence[Target], names: Sequence[str]) -> tuple[Target, ...
             f"no target {show(base)}",
             hint="a base is built with the first target on it; to lock it: imagefactory lock base:NAME",
         )
-    chosen = choose_names(names, _known(targets))
+    chosen = choose_names(names, _known_targets(targets))
     return tuple(target for target in targets if target.name in chosen)
 
 
-def select_one(targets: Sequence[Target], name: str) -> Target:
+def select_single(targets: Sequence[Target], name: str) -> Target:
     """The one target of `name`. Raises UsageError for what fits several."""
-    (chosen,) = select(targets, (choose_name(name, _known(targets)),))
+    (chosen,) = select(targets, (choose_name(name, _known_targets(targets)),))
     return chosen
 
 
-def _known(targets: Iterable[Target]) -> Known:
+def _known_targets(targets: Iterable[Target]) -> KnownNames:
     return {target.name: target.family for target in targets}
 
 
-def _expand(recipes: Iterable[Recipe], bases: dict[str, Base]) -> tuple[list[Target], list[Diagnostic]]:
+def _expand(recipes: Iterable[Recipe], bases: dict[str, BaseSpec]) -> tuple[list[Target], list[Diagnostic]]:
     """Targets and faults; `bases`, by name, gets those of bases and packages that recipes add to them."""
     targets = []
     faults: list[Diagnostic] = []
@@ -399,25 +403,25 @@ def _expand(recipes: Iterable[Recipe], bases: dict[str, Base]) -> tuple[list[Tar
                 above.append((recipe, row))
                 continue
             base = row.own_base or bases.get(row.base)
-            faults += base_faults(row, base, tuple(bases))
+            faults += base_problems(row, base, tuple(bases))
             for platform in row.platforms:
                 for index, cuda in enumerate(row.builds):
                     if recipe.source == "conda":
-                        faults += virtual_faults(row, index, base, platform)
+                        faults += virtual_package_problems(row, index, base, platform)
                     else:
-                        faults += source_faults(row, index, platform)
+                        faults += source_problems(row, index, platform)
                     target = _on_platform(_target(recipe, row, cuda, platform), base, bases, faults)
                     glibc = base.glibc if base else ""
                     if recipe.source == "pypi" and base and base.python != row.python:
                         target = replace(target, channels=(channel_address(PYTHON_CHANNEL),))
                     target = replace(target, virtual=_all_virtual(target, row, glibc))
-                    faults += exclude_faults(row, target)
+                    faults += exclude_problems(row, target)
                     targets.append(_on_system(target, recipe, row, bases, faults))
     _build_on(above, targets, bases, faults)
     return targets, faults
 
 
-def _target(recipe: Recipe, row: MatrixRow, cuda: str, platform: str) -> Target:
+def _target(recipe: Recipe, row: RecipeRow, cuda: str, platform: str) -> Target:
     built_for = "cpu" if cuda == NO_CUDA else cuda if rocm_of(cuda) else f"cu{cuda}"
     name = f"{recipe.family}-{row.version}-{built_for.replace('.', '')}"
     if row.python != recipe.python:
@@ -453,7 +457,7 @@ def _target(recipe: Recipe, row: MatrixRow, cuda: str, platform: str) -> Target:
 
 
 def _on_platform(
-    target: Target, base: Base | None, bases: dict[str, Base], faults: list[Diagnostic]
+    target: Target, base: BaseSpec | None, bases: dict[str, BaseSpec], faults: list[Diagnostic]
 ) -> Target:
     """The target on its base for its platform, which has a name of its own beside the one for amd64."""
     if base is None or target.platform == base.platform:
@@ -467,7 +471,7 @@ def _on_platform(
 
 
 def _on_system(
-    target: Target, recipe: Recipe, row: MatrixRow, bases: dict[str, Base], faults: list[Diagnostic]
+    target: Target, recipe: Recipe, row: RecipeRow, bases: dict[str, BaseSpec], faults: list[Diagnostic]
 ) -> Target:
     """The target on its base with the packages of Debian that its recipe adds, a base of its own name."""
     below = bases.get(target.base) or row.own_base
@@ -486,7 +490,7 @@ def _on_system(
     return replace(target, base=name)
 
 
-def _framework_requirement(recipe: Recipe, row: MatrixRow) -> str:
+def _framework_requirement(recipe: Recipe, row: RecipeRow) -> str:
     """The framework at the row's version; from the channel that a constraint names for it.
 
     Under strict priority only a requirement can ask for a package of a later channel.
@@ -494,12 +498,12 @@ def _framework_requirement(recipe: Recipe, row: MatrixRow) -> str:
     if recipe.source == "conda":
         specs = (parse_spec(text) for text in row.constraints)
         channel = next((spec.channel for spec in specs if spec.name == row.framework), "")
-        return str(Spec(name=row.framework, version=f"{row.version}.*", channel=channel))
+        return str(CondaSpec(name=row.framework, version=f"{row.version}.*", channel=channel))
     extras = f"[{','.join(row.extras)}]" if row.extras else ""
     return f"{row.framework}{extras}=={row.version}.*"
 
 
-def _all_virtual(target: Target, row: MatrixRow, glibc: str) -> tuple[tuple[str, str], ...]:
+def _all_virtual(target: Target, row: RecipeRow, glibc: str) -> tuple[tuple[str, str], ...]:
     """Conda's virtual packages: what is written, else the oldest machine that the target is for."""
     if not target.conda:
         return ()
@@ -510,9 +514,9 @@ def _all_virtual(target: Target, row: MatrixRow, glibc: str) -> tuple[tuple[str,
 
 
 def _build_on(
-    waiting: list[tuple[Recipe, MatrixRow]],
+    waiting: list[tuple[Recipe, RecipeRow]],
     targets: list[Target],
-    bases: dict[str, Base],
+    bases: dict[str, BaseSpec],
     faults: list[Diagnostic],
 ) -> None:
     """Appends the targets that are built on others, which may be built on others in their turn."""
@@ -520,9 +524,9 @@ def _build_on(
     while ready := [pair for pair in waiting if pair[1].on in made]:
         waiting = [pair for pair in waiting if pair[1].on not in made]
         for recipe, row in ready:
-            faults += [*addition_faults(row, made[row.on]), *origin_faults(row, made[row.on])]
+            faults += [*addition_problems(row, made[row.on]), *origin_problems(row, made[row.on])]
             target = _on_system(_target_on(recipe, row, made[row.on]), recipe, row, bases, faults)
-            faults += exclude_faults(row, target)
+            faults += exclude_problems(row, target)
             targets.append(target)
             made.setdefault(target.name, target)
     for recipe, row in waiting:
@@ -539,7 +543,7 @@ def _build_on(
             faults.append(Diagnostic("parent-cycle", str(place_of(row, "on")), what, write))
 
 
-def _waits_for(recipe: Recipe, row: MatrixRow, waiting: Sequence[tuple[Recipe, MatrixRow]]) -> list[str]:
+def _waits_for(recipe: Recipe, row: RecipeRow, waiting: Sequence[tuple[Recipe, RecipeRow]]) -> list[str]:
     """The families that a row waits for, the nearest first: up to itself, a circle, or what is missing."""
     chain: list[str] = []
     while True:
@@ -553,7 +557,7 @@ def _waits_for(recipe: Recipe, row: MatrixRow, waiting: Sequence[tuple[Recipe, M
             return chain
 
 
-def _target_on(recipe: Recipe, row: MatrixRow, under: Target) -> Target:
+def _target_on(recipe: Recipe, row: RecipeRow, under: Target) -> Target:
     def with_own(theirs: tuple[str, ...], own: tuple[str, ...], kind: str) -> tuple[str, ...]:
         allowed = [text for text in own if RULES[REQUIREMENT_RULES[kind][0]].allows(text)]
         return tuple(dict.fromkeys((*theirs, *(normal_requirement(text, kind) for text in allowed))))
@@ -581,9 +585,9 @@ def _target_on(recipe: Recipe, row: MatrixRow, under: Target) -> Target:
     )
 
 
-def _start_on(own: Start, under: Start) -> Start:
+def _start_on(own: ContainerStart, under: ContainerStart) -> ContainerStart:
     """What is said anew holds; another entry point takes no command of the one below, as docker has it."""
-    return Start(
+    return ContainerStart(
         entrypoint=own.entrypoint or under.entrypoint,
         command=own.command or (() if own.entrypoint else under.command),
         workdir=own.workdir or under.workdir,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from imagefactory.gpu.builds import ROCM
-from imagefactory.model import Base, FilesWanted, Start, Where
+from imagefactory.model import BaseSpec, ContainerStart, FilesSpec, SourceLocation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MatrixRow:
+class RecipeRow:
     """One framework version of a recipe and the CUDA versions it comes with, or NO_CUDA alone; or its ROCm's.
 
     Fields that are not written in the row hold the family's value, so a row is complete by itself.
@@ -37,12 +37,12 @@ class MatrixRow:
     packages: tuple[str, ...]
     constraints: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
-    where: Where
+    where: SourceLocation
     framework: str = ""
     description: str = ""
     labels: tuple[tuple[str, str], ...] = ()
-    own_base: Base | None = None
-    places: tuple[tuple[str, Where], ...] = ()
+    own_base: BaseSpec | None = None
+    places: tuple[tuple[str, SourceLocation], ...] = ()
     channels: tuple[str, ...] = ()
     priority: str = "strict"
     virtual: tuple[tuple[str, str], ...] = ()
@@ -77,9 +77,9 @@ class Recipe:
     python: str
     base: str
     platform: str
-    matrix: tuple[MatrixRow, ...]
-    where: Where
+    matrix: tuple[RecipeRow, ...]
+    where: SourceLocation
     labels: tuple[tuple[str, str], ...] = ()
-    files: tuple[FilesWanted, ...]
-    start: Start
+    files: tuple[FilesSpec, ...]
+    start: ContainerStart
     system: tuple[str, ...]

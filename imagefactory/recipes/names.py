@@ -19,13 +19,13 @@ from imagefactory.errors import NothingSelectedError, UsageError
 from imagefactory.recipes.yaml_tree import show
 from imagefactory.versions import natural, nearest
 
-Known = Mapping[str, str]
+KnownNames = Mapping[str, str]
 """Targets' names, each with its family."""
 FEW = 12
 _HEAD = re.compile(r"(.*?)((?:-[0-9].*)?)", re.DOTALL)
 
 
-def choose_names(words: Sequence[str], known: Known, lacking: str = "no target") -> tuple[str, ...]:
+def choose_names(words: Sequence[str], known: KnownNames, lacking: str = "no target") -> tuple[str, ...]:
     """The names that these words ask for, in the order of `known`; all where there are no words.
 
     Raises NothingSelectedError, which begins with `lacking`, for a word that fits none, and UsageError for
@@ -33,11 +33,11 @@ def choose_names(words: Sequence[str], known: Known, lacking: str = "no target")
     """
     chosen: set[str] = set()
     for word in words:
-        chosen |= set(_fitting(word, known) or (_begun(word, known, lacking),))
+        chosen |= set(_fitting(word, known) or (_prefixed(word, known, lacking),))
     return tuple(name for name in known if not words or name in chosen)
 
 
-def choose_name(word: str, known: Known, lacking: str = "no target") -> str:
+def choose_name(word: str, known: KnownNames, lacking: str = "no target") -> str:
     """As `choose_names`, of one word. Raises UsageError where it fits several."""
     found = choose_names((word,), known, lacking)
     if len(found) > 1:
@@ -49,7 +49,7 @@ def choose_name(word: str, known: Known, lacking: str = "no target") -> str:
     return found[0]
 
 
-def suggest(word: str, known: Known) -> str:
+def suggest(word: str, known: KnownNames) -> str:
     """What else somebody may have meant: never another version, but which there are. Empty where none is."""
     near = nearest(word, known)
     if near:
@@ -60,7 +60,7 @@ def suggest(word: str, known: Known) -> str:
     family = head if head in families else nearest(head, families)
     if not family:
         return f"there is {few(tuple(known))}" if known else ""
-    meant = _beginning(f"{family}{rest}", known) if rest else ()
+    meant = _common_prefix(f"{family}{rest}", known) if rest else ()
     if len(meant) == 1:
         return f"did you mean '{meant[0]}'?"
     release = "-".join([family, *rest.split("-")[1:2]])
@@ -79,15 +79,15 @@ def few(names: Sequence[str]) -> str:
     return f"{', '.join(newest)} and {len(names) - FEW} more"
 
 
-def _fitting(word: str, known: Known) -> tuple[str, ...]:
+def _fitting(word: str, known: KnownNames) -> tuple[str, ...]:
     """The name itself, what fits a pattern, or all of a family."""
     if word in known:
         return (word,)
     return tuple(name for name, family in known.items() if family == word or fnmatchcase(name, word))
 
 
-def _begun(word: str, known: Known, lacking: str) -> str:
-    found = _beginning(word, known)
+def _prefixed(word: str, known: KnownNames, lacking: str) -> str:
+    found = _common_prefix(word, known)
     if not found:
         raise NothingSelectedError("target-unknown", f"{lacking} {show(word)}", hint=suggest(word, known))
     if len(found) > 1:
@@ -99,7 +99,7 @@ def _begun(word: str, known: Known, lacking: str) -> str:
     return found[0]
 
 
-def _beginning(word: str, known: Known) -> tuple[str, ...]:
+def _common_prefix(word: str, known: KnownNames) -> tuple[str, ...]:
     """The names that go on behind the word, where no number of it goes on."""
     if not word:
         return ()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from posixpath import join, normpath
 
-from imagefactory.extras.importers.spec import Wish
-from imagefactory.model import Where
+from imagefactory.extras.importers.spec import EnvironmentSpec
+from imagefactory.model import SourceLocation
 from imagefactory.recipes.values import without_secrets
 from imagefactory.recipes.yaml_tree import show
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_FOLDER = re.compile(r"\./[A-Za-z0-9_][A-Za-z0-9._+-]*(/[A-Za-z0-9_][A-Za-z0-9._+-]*)*|\.", re.ASCII)
+_LOCAL_PATH = re.compile(r"\./[A-Za-z0-9_][A-Za-z0-9._+-]*(/[A-Za-z0-9_][A-Za-z0-9._+-]*)*|\.", re.ASCII)
 _REPOSITORY = re.compile(r"https://[a-z0-9.-]+(:[0-9]{1,5})?(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+", re.ASCII)
 _INNER = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9._+-]*(/[A-Za-z0-9_+-][A-Za-z0-9._+-]*)*", re.ASCII)
 # A commit of a repository as some hosts pack it: https://HOST/OWNER/NAME/archive/COMMIT.zip.
@@ -27,10 +27,10 @@ def recipe_path(place: str | None, name: str) -> str:
         return ""
     path = normpath(join(place, name))
     written = path if path == "." else f"./{path}"
-    return written if _FOLDER.fullmatch(written) else ""
+    return written if _LOCAL_PATH.fullmatch(written) else ""
 
 
-def take_folder(wish: Wish, place: str | None, folder: str, where: Where) -> bool:
+def take_directory(wish: EnvironmentSpec, place: str | None, folder: str, where: SourceLocation) -> bool:
     """Take over the project in a folder as a source. A loss where a recipe cannot name the folder."""
     if written := recipe_path(place, folder):
         if written not in wish.sources:
@@ -44,7 +44,9 @@ def take_folder(wish: Wish, place: str | None, folder: str, where: Where) -> boo
     return False
 
 
-def take_git(wish: Wish, address: str, where: Where, *, extras: str = "", folder: str = "") -> None:
+def take_git(
+    wish: EnvironmentSpec, address: str, where: SourceLocation, *, extras: str = "", folder: str = ""
+) -> None:
     """Take over `https://HOST/REPOSITORY@REVISION`, what stands behind `git+`, as a source.
 
     `folder` is a subdirectory; `extras` are what the entry of a recipe cannot say.

@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 from imagefactory.errors import Diagnostic, RecipeError, UsageError
-from imagefactory.model import Base, Where
+from imagefactory.model import BaseSpec, SourceLocation
 from imagefactory.recipes.bases import BASES_FILE, parse_bases
 from imagefactory.recipes.family import Recipe
 from imagefactory.recipes.recipe import parse_recipe
-from imagefactory.recipes.yaml_tree import MAX_BYTES, refused, show, too_large
+from imagefactory.recipes.yaml_tree import MAX_BYTES, recipe_problem, show, too_large
 
 
 def read_recipes(folder: Path) -> tuple[Recipe, ...]:
@@ -54,7 +54,7 @@ def read_each(folder: Path) -> tuple[tuple[Recipe, ...], dict[str, tuple[Diagnos
     return tuple(recipes), faults
 
 
-def read_bases(folder: Path) -> tuple[Base, ...]:
+def read_bases(folder: Path) -> tuple[BaseSpec, ...]:
     """The bases of `folder`/bases.yaml. Raises RecipeError; a missing file is one."""
     return parse_bases(*read_file(folder / BASES_FILE))
 
@@ -62,9 +62,9 @@ def read_bases(folder: Path) -> tuple[Base, ...]:
 def read_file(path: Path) -> tuple[str, str]:
     """The file's text and how errors name the file (`recipes/pytorch.yaml`)."""
     file = f"{path.parent.name}/{show(path.name)[1:-1]}"
-    start = Where(file=file, line=1, column=1)
+    start = SourceLocation(file=file, line=1, column=1)
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*\.yaml", path.name, re.ASCII):
-        raise refused(
+        raise recipe_problem(
             start,
             "file-name-invalid",
             "a recipe's file name may have only letters, digits and . _ -",
@@ -72,15 +72,15 @@ def read_file(path: Path) -> tuple[str, str]:
         )
     try:
         if path.resolve().parent != path.parent.resolve():
-            raise refused(
+            raise recipe_problem(
                 start, "link-not-allowed", "is a link out of its directory", "put the file itself here"
             )
         if path.exists() and not path.is_file():
-            raise refused(start, "not-a-file", "is not a file", "put a file here")
+            raise recipe_problem(start, "not-a-file", "is not a file", "put a file here")
         with path.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
     except OSError as error:
-        raise refused(
+        raise recipe_problem(
             start,
             "file-not-readable",
             f"cannot read it: {(error.strerror or str(error)).lower()}",
@@ -93,5 +93,5 @@ def read_file(path: Path) -> tuple[str, str]:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         column = error.start - data.rfind(b"\n", 0, error.start)
-        where = Where(file=file, line=line, column=column)
-        raise refused(where, "not-utf8", "is not UTF-8", "save the file as UTF-8") from error
+        where = SourceLocation(file=file, line=line, column=column)
+        raise recipe_problem(where, "not-utf8", "is not UTF-8", "save the file as UTF-8") from error

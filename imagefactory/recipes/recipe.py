@@ -13,28 +13,28 @@ from packaging.licenses import InvalidLicenseExpression, canonicalize_license_ex
 
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.capability import Capability, parse_capability
-from imagefactory.model import NO_CUDA, FilesWanted, Start, Where
-from imagefactory.recipes.bases import BESIDE_IMAGE, NamedBase, read_base
+from imagefactory.model import NO_CUDA, ContainerStart, FilesSpec, SourceLocation
+from imagefactory.recipes.bases import BASE_ONLY_KEYS, BaseName, read_base
 from imagefactory.recipes.expand import read_origins, with_origins
-from imagefactory.recipes.family import MatrixRow, Recipe
+from imagefactory.recipes.family import Recipe, RecipeRow
 from imagefactory.recipes.values import (
     GPU_CHECKS,
-    OWNED_LABELS,
-    OWNED_PREFIX,
-    OWNED_VARIABLES,
     REQUIREMENT_RULES,
+    RESERVED_LABELS,
+    RESERVED_PREFIX,
+    RESERVED_VARIABLES,
     RULES,
     SMOKE_CHECKS,
     SOURCES,
     WAIVABLE,
-    Reader,
-    Source,
+    NodeReader,
+    RequirementContext,
     canonical,
     channel_address,
-    check_fault,
+    check_name_problem,
     default_checks,
     normal_requirement,
-    requirement_fault,
+    requirement_problem,
 )
 from imagefactory.recipes.yaml_tree import YamlNode, parse_tree
 from imagefactory.versions import natural
@@ -45,12 +45,12 @@ from imagefactory.versions import natural
 START_KEYS = ("workdir", "user", "entrypoint", "command")
 
 
-def read_environment(reader: Reader, node: YamlNode | None) -> tuple[tuple[str, str], ...]:
+def read_environment(reader: NodeReader, node: YamlNode | None) -> tuple[tuple[str, str], ...]:
     values = {}
     for name, key, value in reader.pairs(node, "environment"):
         if not reader.text(key, "environment", "variable"):
             continue
-        if name in OWNED_VARIABLES or name.startswith(OWNED_PREFIX):
+        if name in RESERVED_VARIABLES or name.startswith(RESERVED_PREFIX):
             reader.fault(
                 key.where, "name-reserved", f"'{name}' is set by imagefactory in every image", "remove it"
             )
@@ -58,12 +58,12 @@ def read_environment(reader: Reader, node: YamlNode | None) -> tuple[tuple[str, 
     return tuple(values.items())
 
 
-def read_labels(reader: Reader, node: YamlNode | None) -> tuple[tuple[str, str], ...]:
+def read_labels(reader: NodeReader, node: YamlNode | None) -> tuple[tuple[str, str], ...]:
     values = {}
     for name, key, value in reader.pairs(node, "labels"):
         if not reader.text(key, "labels", "label"):
             continue
-        if OWNED_LABELS.fullmatch(name):
+        if RESERVED_LABELS.fullmatch(name):
             reader.fault(
                 key.where, "name-reserved", f"'{name}' is set by imagefactory in every image", "remove it"
             )
@@ -77,27 +77,27 @@ def read_labels(reader: Reader, node: YamlNode | None) -> tuple[tuple[str, str],
     return tuple(values.items())
 
 
-def read_files(reader: Reader, node: YamlNode | None) -> tuple[FilesWanted, ...]:
+def read_files(reader: NodeReader, node: YamlNode | None) -> tuple[FilesSpec, ...]:
     found = []
     for folder, key, value in reader.pairs(node, "files"):
         reader.text(key, "files", "folder")
         patterns = reader.texts(value, folder, "pattern", empty=False)
         found += [
-            FilesWanted(folder=folder, pattern=item.text, where=item.where)
+            FilesSpec(folder=folder, pattern=item.text, where=item.where)
             for item in value.items
             if item.text in patterns
         ]
     return tuple(found)
 
 
-def read_start(reader: Reader, fields: Mapping[str, YamlNode]) -> Start:
+def read_start(reader: NodeReader, fields: Mapping[str, YamlNode]) -> ContainerStart:
     """How a container starts, as far as it is written. A word may stand in a command twice."""
 
     def words(key: str) -> tuple[str, ...]:
         items = reader.items(fields.get(key), key, f"{key}: [python, train.py]")
         return tuple(reader.text(item, key, "argument") for item in items)
 
-    return Start(
+    return ContainerStart(
         entrypoint=words("entrypoint"),
         command=words("command"),
         workdir=reader.text(fields.get("workdir"), "workdir", "workdir"),
@@ -114,7 +114,7 @@ CUDA_CHECK = "compiler"
 
 
 def check_rocm_row(
-    reader: Reader, node: YamlNode, row: Mapping[str, YamlNode], family: Mapping[str, YamlNode]
+    reader: NodeReader, node: YamlNode, row: Mapping[str, YamlNode], family: Mapping[str, YamlNode]
 ) -> None:
     """Tells the reader what is wrong with the keys of `row`, which stands at `node`."""
     rocm, newest = row["rocm"], knowledge.newest_rocm()
@@ -140,7 +140,7 @@ def check_rocm_row(
         reader.fault(node.where, "capabilities-missing", what, write)
 
 
-def check_processors(reader: Reader, capabilities: YamlNode | None, *, rocm: bool) -> None:
+def check_processors(reader: NodeReader, capabilities: YamlNode | None, *, rocm: bool) -> None:
     """Tells the reader which `capabilities` are not those of the row's GPUs, and which no GPU has."""
     for item in capabilities.items if capabilities else ():
         if not RULES["capability"].allows(item.text):
@@ -162,7 +162,7 @@ def check_processors(reader: Reader, capabilities: YamlNode | None, *, rocm: boo
                 f"'{item.text}' is not an AMD processor, and the row is for ROCm",
                 write,
             )
-        elif amd and item.text not in knowledge.known_processors():
+        elif amd and item.text not in knowledge.all_processors():
             near = _nearest(item.text)
             write = f"did you mean {near}?" if near else "`rocminfo` prints the processor of a GPU"
             reader.fault(item.where, "capability-unknown", f"unknown AMD processor '{item.text}'", write)
@@ -193,7 +193,7 @@ def _nearest(text: str) -> str:
 
 
 def check_gpu_row(
-    reader: Reader, node: YamlNode, row: Mapping[str, YamlNode], family: Mapping[str, YamlNode]
+    reader: NodeReader, node: YamlNode, row: Mapping[str, YamlNode], family: Mapping[str, YamlNode]
 ) -> None:
     """Tells the reader what is wrong with the keys of `row`, which stands at `node`."""
     if "capabilities" not in row and "capabilities" not in family:
@@ -211,7 +211,7 @@ def check_gpu_row(
         )
 
 
-def check_cpu_row(reader: Reader, row: Mapping[str, YamlNode]) -> None:
+def check_cpu_row(reader: NodeReader, row: Mapping[str, YamlNode]) -> None:
     """Tells the reader what is wrong with the keys of a row for CPUs."""
     versions = row["cuda"].items
     for item in versions:
@@ -250,11 +250,11 @@ _OVERRIDABLE = (
     *_OF_CONDA,
 )
 _OF_FAMILIES = ("labels", "system", "files", *START_KEYS)
-_FAMILY_KEYS = (*_FAMILY_REQUIRED, "on", *_OF_FAMILIES, *BESIDE_IMAGE, *_OVERRIDABLE)
+_FAMILY_KEYS = (*_FAMILY_REQUIRED, "on", *_OF_FAMILIES, *BASE_ONLY_KEYS, *_OVERRIDABLE)
 _OWN = ("framework", "description", "labels", "extras", "python", "base")
-_ROW_KEYS = (*_ROW_REQUIRED, "rocm", "on", *_OWN, *BESIDE_IMAGE, "platforms", *_OVERRIDABLE)
+_ROW_KEYS = (*_ROW_REQUIRED, "rocm", "on", *_OWN, *BASE_ONLY_KEYS, "platforms", *_OVERRIDABLE)
 # What is built on a target says these alone; all else is that target's.
-_BESIDE_ON = ("family", "description", "matrix", "on", "pip", *_OF_FAMILIES, *_OVERRIDABLE[:8])
+_KEYS_WITH_ON = ("family", "description", "matrix", "on", "pip", *_OF_FAMILIES, *_OVERRIDABLE[:8])
 
 
 # --- parsing -------------------------------------------------------------------------------------
@@ -266,23 +266,23 @@ def parse_recipe(text: str, file: str) -> Recipe:
     What needs other files (the base, the target that it is built on, what the source offers) is judged
     by `expand`. Raises RecipeError with all faults of the file.
     """
-    reader = Reader(file)
+    reader = NodeReader(file)
     root = parse_tree(text, file)
-    kind = _kind(root)
+    kind = _family_type(root)
     fields = reader.mapping(root, _FAMILY_KEYS, _family_required(kind, on="on" in root.keys))
-    _refuse_misplaced(reader, root, kind)
+    _check_misplaced_keys(reader, root, kind)
     texts = {
         key: reader.text(fields.get(key), key, key)
         for key in _FAMILY_REQUIRED
-        if key not in ("base", "matrix") and (kind != "on" or key in _BESIDE_ON)
+        if key not in ("base", "matrix") and (kind != "on" or key in _KEYS_WITH_ON)
     }
     labels = read_labels(reader, fields.get("labels"))
     system = reader.texts(fields.get("system"), "system", "debian package", empty=False)
     files, start = read_files(reader, fields.get("files")), read_start(reader, fields)
     framework = _framework(kind, texts.get("framework", ""))
-    family = _Family(
+    family = _FamilyDefaults(
         texts=texts,
-        base=NamedBase(name="") if kind == "on" else read_base(reader, fields),
+        base=BaseName(name="") if kind == "on" else read_base(reader, fields),
         common=_common(reader, fields, kind),
         kind=kind,
         framework=framework,
@@ -295,7 +295,7 @@ def parse_recipe(text: str, file: str) -> Recipe:
         matrix = [make_row(reader, fields, family, row) for row in rows]
         own = [(framework, family.common.channels), *((row.framework, row.channels) for row in matrix)]
         for section, (named, channels) in zip((root, *rows), own, strict=True):
-            _check_fit(reader, section, Source(kind=kind, framework=named, channels=channels))
+            _check_fit(reader, section, RequirementContext(kind=kind, framework=named, channels=channels))
     matrix = with_origins(reader, root, kind, framework, matrix)
     reader.finish()
     return Recipe(
@@ -315,7 +315,7 @@ def parse_recipe(text: str, file: str) -> Recipe:
     )
 
 
-def _kind(root: YamlNode) -> str:
+def _family_type(root: YamlNode) -> str:
     """`pypi`, `conda`, or `on` for a family that is built on targets; empty where the text says none."""
     source = root.get("source")
     rows = root.get("matrix")
@@ -336,11 +336,11 @@ def _framework(kind: str, name: str) -> str:
     return name.lower() if kind == "conda" else canonical(name)
 
 
-def _refuse_misplaced(reader: Reader, section: YamlNode, kind: str) -> None:
+def _check_misplaced_keys(reader: NodeReader, section: YamlNode, kind: str) -> None:
     """Keys that exist, but not beside this source."""
     for key, value in section.pairs if section.kind == "map" else ():
         name = key.text
-        if kind == "on" and name in {*_FAMILY_KEYS, *_ROW_KEYS} - {*_BESIDE_ON}:
+        if kind == "on" and name in {*_FAMILY_KEYS, *_ROW_KEYS} - {*_KEYS_WITH_ON}:
             reader.fault(
                 key.where, "key-not-with-on", f"'{name}' comes from the target that 'on' names", "remove it"
             )
@@ -378,18 +378,18 @@ def _refuse_misplaced(reader: Reader, section: YamlNode, kind: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Family:
+class _FamilyDefaults:
     """The family's values that rows fall back on: its texts by key, its base, and its lists."""
 
     texts: Mapping[str, str]
-    base: NamedBase
-    common: _Common
+    base: BaseName
+    common: _CommonFields
     kind: str
     framework: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Common:
+class _CommonFields:
     """What a family and a row can both say."""
 
     capabilities: tuple[str, ...]
@@ -406,7 +406,7 @@ class _Common:
     exclude: tuple[str, ...]
 
 
-def _common(reader: Reader, fields: Mapping[str, YamlNode], kind: str) -> _Common:
+def _common(reader: NodeReader, fields: Mapping[str, YamlNode], kind: str) -> _CommonFields:
     def requirements(key: str, rule: str, kept: str = kind) -> tuple[str, ...]:
         return tuple(normal_requirement(text, kept) for text in reader.texts(fields.get(key), key, rule))
 
@@ -415,7 +415,7 @@ def _common(reader: Reader, fields: Mapping[str, YamlNode], kind: str) -> _Commo
     checks = reader.texts(fields.get("checks"), "checks", "check", empty=False)
     waived = reader.texts(fields.get("waive"), "waive", "waived")
     channels = reader.texts(fields.get("channels"), "channels", "channel", empty=False)
-    return _Common(
+    return _CommonFields(
         capabilities=in_order(capabilities),
         checks=tuple(check for check in SMOKE_CHECKS if check in checks),
         waive=tuple(check for check in WAIVABLE if check in waived),
@@ -431,18 +431,20 @@ def _common(reader: Reader, fields: Mapping[str, YamlNode], kind: str) -> _Commo
     )
 
 
-def _virtual(reader: Reader, node: YamlNode | None) -> tuple[tuple[str, str], ...]:
+def _virtual(reader: NodeReader, node: YamlNode | None) -> tuple[tuple[str, str], ...]:
     """What the packages may count on of the machine, as far as it is written."""
     found = reader.mapping(node, _VIRTUAL, {}) if node else {}
     rules = {"cuda": "driver", "glibc": "glibc", "archspec": "archspec"}
     return tuple((key, reader.text(found[key], key, rules[key])) for key in _VIRTUAL if key in found)
 
 
-def _row(reader: Reader, fields: Mapping[str, YamlNode], family: _Family, node: YamlNode) -> MatrixRow:
+def _row(
+    reader: NodeReader, fields: Mapping[str, YamlNode], family: _FamilyDefaults, node: YamlNode
+) -> RecipeRow:
     """One row of the matrix, completed by the family's values (added to packages, constraints and pip)."""
     in_place = {"version": _ROW_REQUIRED["version"]} if "rocm" in node.keys else _ROW_REQUIRED
     row = reader.mapping(node, _ROW_KEYS, in_place)
-    _refuse_misplaced(reader, node, family.kind)
+    _check_misplaced_keys(reader, node, family.kind)
     own, common = _common(reader, row, family.kind), family.common
     cudas = reader.texts(row.get("cuda"), "cuda", "cuda", empty=False)
     rocms = reader.texts(row.get("rocm"), "rocm", "rocm", empty=False)
@@ -471,7 +473,7 @@ def _row(reader: Reader, fields: Mapping[str, YamlNode], family: _Family, node: 
     written = read_base(reader, row)
     python = reader.text(row.get("python"), "python", "python") or family.texts["python"]
     base, carried = (written, python) if "base" in row else (family.base, family.texts["python"])
-    return MatrixRow(
+    return RecipeRow(
         version=reader.text(row.get("version"), "version", "version"),
         cuda=() if rocms else cudas,
         rocm=rocms,
@@ -501,12 +503,14 @@ def _row(reader: Reader, fields: Mapping[str, YamlNode], family: _Family, node: 
     )
 
 
-def _row_on(reader: Reader, fields: Mapping[str, YamlNode], family: _Family, node: YamlNode) -> MatrixRow:
+def _row_on(
+    reader: NodeReader, fields: Mapping[str, YamlNode], family: _FamilyDefaults, node: YamlNode
+) -> RecipeRow:
     """What a family, or one of its rows, adds to another target. Only `expand` knows what fits there."""
     itself = family.common if "on" in fields else None
     row = fields if itself else reader.mapping(node, _ROW_KEYS, _ON)
     if not itself:
-        _refuse_misplaced(reader, node, "on")
+        _check_misplaced_keys(reader, node, "on")
     own, common = itself or _common(reader, row, "on"), family.common
     sections = (("on", row), ("system", fields))
     places = {key: section[key].where for key, section in sections if key in section}
@@ -514,7 +518,7 @@ def _row_on(reader: Reader, fields: Mapping[str, YamlNode], family: _Family, nod
     for section in (fields, row):
         checks = section["checks"].items if "checks" in section else ()
         places |= {f"checks.{item.text}": item.where for item in checks}
-    return MatrixRow(
+    return RecipeRow(
         version="",
         cuda=(),
         extras=(),
@@ -538,11 +542,11 @@ def _row_on(reader: Reader, fields: Mapping[str, YamlNode], family: _Family, nod
     )
 
 
-def _requirement_places(*sections: Mapping[str, YamlNode]) -> dict[str, Where]:
+def _requirement_places(*sections: Mapping[str, YamlNode]) -> dict[str, SourceLocation]:
     """Return where each requirement of a row is written first, `packages.0` in the family or the row."""
-    places: dict[str, Where] = {}
+    places: dict[str, SourceLocation] = {}
     for key in ("packages", "constraints", "pip", "exclude"):
-        found: dict[str, Where] = {}
+        found: dict[str, SourceLocation] = {}
         for section in sections:
             for item in section[key].items if key in section else ():
                 found.setdefault(item.text, item.where)
@@ -550,14 +554,14 @@ def _requirement_places(*sections: Mapping[str, YamlNode]) -> dict[str, Where]:
     return places
 
 
-def _check_fit(reader: Reader, node: YamlNode, source: Source) -> None:
+def _check_fit(reader: NodeReader, node: YamlNode, source: RequirementContext) -> None:
     """Faults that only source and framework show; what is built `on` a target waits for `expand`."""
     for key, value in node.pairs if source.kind in SOURCES else ():
         for item in value.items:
             fault = None
             if key.text in ("packages", "constraints") and item.kind == "text":
-                fault = requirement_fault(item.text, key.text, source)
+                fault = requirement_problem(item.text, key.text, source)
             elif key.text == "checks":
-                fault = check_fault(item.text, source.framework)
+                fault = check_name_problem(item.text, source.framework)
             if fault:
                 reader.fault(item.where, *fault)

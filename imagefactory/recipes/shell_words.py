@@ -20,8 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from imagefactory.model import Where
-from imagefactory.recipes.yaml_tree import refused
+from imagefactory.model import SourceLocation
+from imagefactory.recipes.yaml_tree import recipe_problem
 
 MOST_COMMANDS = 5_000
 MOST_CHARACTERS = 4096
@@ -52,28 +52,28 @@ class _Piece(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class RunWord:
     """A word without its quotes. Where it is not `known` it is as written; of `read_shell` without quotes,
     with the variables that are known."""
 
     text: str
-    where: Where
+    where: SourceLocation
     known: bool = True
     pieces: tuple[_Piece, ...] = field(default=(), repr=False, compare=False)
 
-    def after(self, count: int) -> Word:
+    def after(self, count: int) -> RunWord:
         """The value in `--option=value`, or in `NAME=value`."""
         return replace(self, text=self.text[count:])
 
 
 @dataclass(frozen=True, slots=True)
-class Redirect:
+class ShellRedirect:
     """A file that a command reads (`<`) or writes (`>`). `word` is the one before it, and `joined`: no blank
     stands between them, as in `numpy<2`."""
 
     operator: str
     target: str
-    word: Word | None
+    word: RunWord | None
     joined: bool
 
     def __str__(self) -> str:
@@ -81,24 +81,24 @@ class Redirect:
 
 
 @dataclass(slots=True, kw_only=True)
-class Command:
+class RunCommand:
     """`text` is the source on one line, `script` its here-document, `sent` files that it reads or writes."""
 
-    where: Where
+    where: SourceLocation
     text: str = ""
-    words: list[Word] = field(default_factory=list)
+    words: list[RunWord] = field(default_factory=list)
     plain: bool = True
     script: str = ""
-    script_where: Where | None = None
-    sent: list[Redirect] = field(default_factory=list)
+    script_where: SourceLocation | None = None
+    sent: list[ShellRedirect] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShellCommand:
     """A simple command, without redirections and words such as `then`. `sets` are variables for it alone."""
 
-    words: tuple[Word, ...]
-    sets: Mapping[str, Word]
+    words: tuple[RunWord, ...]
+    sets: Mapping[str, RunWord]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,22 +106,22 @@ class Shell:
     """The commands of a script in their order, and the variables that it sets for all of them."""
 
     commands: tuple[ShellCommand, ...]
-    sets: Mapping[str, Word]
+    sets: Mapping[str, RunWord]
 
 
-def split_words(text: str, where: Where, variables: Mapping[str, str]) -> list[Word]:
+def split_shell_words(text: str, where: SourceLocation, variables: Mapping[str, str]) -> list[RunWord]:
     """Return words without operators, as Dockerfiles have them. Raises RecipeError for an unclosed quote."""
-    return list(_Reader(text, where, variables, ends=" \t\n").rest())
+    return list(_ShellReader(text, where, variables, ends=" \t\n").rest())
 
 
 def read_commands(
-    text: str, where: Where, variables: Mapping[str, str], *, joined: bool
-) -> Iterator[Command]:
+    text: str, where: SourceLocation, variables: Mapping[str, str], *, joined: bool
+) -> Iterator[RunCommand]:
     """Yield the commands of a script; `variables` is read again at each. Raises RecipeError as `split_words`.
 
     `joined`: the caller takes lines that end in a backslash for one line, comments included.
     """
-    return _Script(_Reader(text, where, variables, ends=_ENDS, joined=joined)).commands()
+    return _RunScript(_ShellReader(text, where, variables, ends=_ENDS, joined=joined)).commands()
 
 
 def read_shell(text: str) -> Shell:
@@ -129,12 +129,12 @@ def read_shell(text: str) -> Shell:
 
     Variables are known that the script sets once, to a literal, outside of any condition.
     """
-    start = Where(file="", line=1, column=1)
-    reader = _Reader(text.replace("\r\n", "\n"), start, {}, ends=_ENDS, loose=True)
-    found = list(_Script(reader).all_words())
+    start = SourceLocation(file="", line=1, column=1)
+    reader = _ShellReader(text.replace("\r\n", "\n"), start, {}, ends=_ENDS, loose=True)
+    found = list(_RunScript(reader).all_words())
     values = _constants(found)
     commands: list[ShellCommand] = []
-    sets: dict[str, Word] = {}
+    sets: dict[str, RunWord] = {}
     for raw in found:
         words = [_fill(word, values) for word in raw]
         count = 0
@@ -149,15 +149,15 @@ def read_shell(text: str) -> Shell:
     return Shell(commands=tuple(commands), sets=sets)
 
 
-def _assignments(words: Sequence[Word]) -> dict[str, Word]:
+def _assignments(words: Sequence[RunWord]) -> dict[str, RunWord]:
     found = ((word, _ASSIGNED.match(word.text)) for word in words)
     return {match[1]: word.after(match.end()) for word, match in found if match}
 
 
-def _constants(commands: Sequence[Sequence[Word]]) -> Mapping[str, str]:
+def _constants(commands: Sequence[Sequence[RunWord]]) -> Mapping[str, str]:
     """Return the variables that are set once, to a literal, where the script certainly comes by."""
     times: Counter[str] = Counter()
-    literals: dict[str, Word] = {}
+    literals: dict[str, RunWord] = {}
     depth = 0
     for words in commands:
         first = words[0].text
@@ -179,23 +179,23 @@ def _constants(commands: Sequence[Sequence[Word]]) -> Mapping[str, str]:
     return values
 
 
-def _fill(word: Word, values: Mapping[str, str]) -> Word:
+def _fill(word: RunWord, values: Mapping[str, str]) -> RunWord:
     """Return a word of `read_shell` with the values of its variables."""
     known = all(piece.known or piece.name in values for piece in word.pieces)
     text = "".join(values.get(piece.name, piece.text) for piece in word.pieces)
-    return Word(text, word.where, known)
+    return RunWord(text, word.where, known)
 
 
 _ENDS = " \t\n;&|()<>"
 
 
-class _Reader:
+class _ShellReader:
     """A text, and how far it is read. With `loose` nothing is an error, and no variable has a value yet."""
 
     def __init__(
         self,
         text: str,
-        first: Where,
+        first: SourceLocation,
         variables: Mapping[str, str],
         *,
         ends: str,
@@ -210,12 +210,12 @@ class _Reader:
         self._plain = re.compile(f"[^{re.escape(special)}]+")
         self._starts = [0, *(found.end() for found in re.finditer("\n", text))]
 
-    def place(self, at: int) -> Where:
+    def place(self, at: int) -> SourceLocation:
         row = bisect_right(self._starts, at) - 1
         column = at - self._starts[row] + (self.first.column if row == 0 else 1)
-        return Where(file=self.first.file, line=self.first.line + row, column=column)
+        return SourceLocation(file=self.first.file, line=self.first.line + row, column=column)
 
-    def rest(self) -> Iterator[Word]:
+    def rest(self) -> Iterator[RunWord]:
         while self.skip():
             yield from self.words()
 
@@ -226,26 +226,26 @@ class _Reader:
         self.at = found.end() if found else self.at
         return self.at < len(self.text)
 
-    def words(self) -> list[Word]:
+    def words(self) -> list[RunWord]:
         """Return the word that begins here; several where a variable without quotes holds several."""
         start = self.at
         pieces = tuple(self._pieces())
         where = self.place(start)
         if self.loose:
-            return [Word("".join(piece.text for piece in pieces), where, pieces=pieces)]
+            return [RunWord("".join(piece.text for piece in pieces), where, pieces=pieces)]
         if sum(len(piece.text) if piece.known else 1 for piece in pieces) > MOST_CHARACTERS:
-            raise refused(
+            raise recipe_problem(
                 where, "word-too-long", f"has a word of more than {MOST_CHARACTERS} characters", "split it"
             )
         if not all(piece.known for piece in pieces):
-            return [Word(self.text[start : self.at], where, known=False)]
+            return [RunWord(self.text[start : self.at], where, known=False)]
         parts = [""]
         for piece in pieces:
             first, *more = re.split(r"\s+", piece.text) if self.shell and piece.splits else [piece.text]
             parts[-1] += first
             parts += more
         solid = len(parts) == 1 and not all(piece.splits for piece in pieces)
-        return [Word(part, where) for part in parts if part or solid]
+        return [RunWord(part, where) for part in parts if part or solid]
 
     def _pieces(self) -> Iterator[_Piece]:
         start = self.at
@@ -298,7 +298,9 @@ class _Reader:
                 self.at = found.end()
                 yield _Piece(found[0])
         if not self.loose:
-            raise refused(self.place(start), "quote-unclosed", f"a quote ({quote}) is not closed", "close it")
+            raise recipe_problem(
+                self.place(start), "quote-unclosed", f"a quote ({quote}) is not closed", "close it"
+            )
 
     def _expansion(self, *, splits: bool = False) -> _Piece:
         """Return the value of `$...` or of a command in backticks; its text where it has none."""
@@ -311,7 +313,7 @@ class _Reader:
             value = self.variables.get(name)
             self._expanded += len(value or "")
             if self._expanded > _MOST_EXPANDED:
-                raise refused(
+                raise recipe_problem(
                     self.place(self.at),
                     "variables-too-long",
                     "has variables that grow too long",
@@ -341,7 +343,9 @@ class _Reader:
                 return found.end()
         if self.loose:
             return len(self.text)
-        raise refused(self.place(at), "bracket-unclosed", f"a bracket ({opened}) is not closed", "close it")
+        raise recipe_problem(
+            self.place(at), "bracket-unclosed", f"a bracket ({opened}) is not closed", "close it"
+        )
 
 
 _BRACKETS = {
@@ -351,20 +355,20 @@ _BRACKETS = {
 """What opens or closes a bracket, and what hides one."""
 
 
-class _Script:
+class _RunScript:
     """Simple commands, and the blocks that they stand in."""
 
-    def __init__(self, reader: _Reader) -> None:
+    def __init__(self, reader: _ShellReader) -> None:
         self.reader = reader
         self.blocks: list[str] = []
-        self.pending: list[tuple[Command, str, bool]] = []  # here-documents whose lines are still to come
+        self.pending: list[tuple[RunCommand, str, bool]] = []  # here-documents whose lines are still to come
 
-    def commands(self) -> Iterator[Command]:
+    def commands(self) -> Iterator[RunCommand]:
         reader, before, begun, doubtful, count = self.reader, "", -1, False, 0
         while reader.skip() or begun >= 0:
             count += 1
             if count > MOST_COMMANDS:
-                raise refused(
+                raise recipe_problem(
                     reader.first, "too-many-commands", f"has more than {MOST_COMMANDS} commands", "split it"
                 )
             start, inside = reader.at, self._conditional()
@@ -376,7 +380,7 @@ class _Script:
                 if not ended and (self._conditional() or operator == "|"):
                     before = operator
                     continue
-                block = Command(where=reader.place(begun), text=self._source(begun), plain=False)
+                block = RunCommand(where=reader.place(begun), text=self._source(begun), plain=False)
                 begun = -1
                 if block.text:
                     yield block
@@ -389,7 +393,7 @@ class _Script:
             if ended:
                 return
 
-    def all_words(self) -> Iterator[list[Word]]:
+    def all_words(self) -> Iterator[list[RunWord]]:
         """Yield the words of each simple command, wherever it is."""
         while self.reader.skip():
             if words := self._simple()[0].words:
@@ -401,11 +405,11 @@ class _Script:
     def _source(self, start: int) -> str:
         return re.sub(r"(?:\s|\\\n)+", " ", self.reader.text[start : self.reader.at]).strip(" ;&|\n")
 
-    def _simple(self) -> tuple[Command, str]:
+    def _simple(self) -> tuple[RunCommand, str]:
         """The command that begins here, and the operator that ends it."""
         reader, operator = self.reader, ""
         start = reader.at
-        command = Command(where=reader.place(start))
+        command = RunCommand(where=reader.place(start))
         while reader.skip():
             if reader.text[reader.at] == "#":
                 self._comment()
@@ -430,7 +434,7 @@ class _Script:
         found = re.compile(line).match(self.reader.text, self.reader.at)
         self.reader.at = found.end() if found else self.reader.at
 
-    def _redirect(self, command: Command, operator: str, *, joined: bool) -> None:
+    def _redirect(self, command: RunCommand, operator: str, *, joined: bool) -> None:
         reader = self.reader
         if not reader.skip():
             return
@@ -443,7 +447,7 @@ class _Script:
             self.pending.append((command, target, plain == "<<-"))
         elif target != "/dev/null" and not plain.endswith("&") and plain != "<<<":
             word = command.words[-1] if command.words else None
-            command.sent.append(Redirect(plain, target, word, joined))
+            command.sent.append(ShellRedirect(plain, target, word, joined))
 
     def _here_documents(self) -> None:
         reader = self.reader
@@ -453,7 +457,7 @@ class _Script:
                 if reader.at >= len(reader.text):
                     if reader.loose:
                         break
-                    raise refused(
+                    raise recipe_problem(
                         command.where,
                         "heredoc-unclosed",
                         f"a here-document (<<{ascii(end)[1:-1]}) does not end",
@@ -473,7 +477,7 @@ class _Script:
         self.reader.at = end + 1
         return line
 
-    def _open_and_close(self, command: Command, operator: str) -> None:
+    def _open_and_close(self, command: RunCommand, operator: str) -> None:
         words, blocks, reader = command.words, self.blocks, self.reader
         while words:
             first = words[0].text

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from imagefactory.errors import Diagnostic, RecipeError
 from imagefactory.gpu.capability import PLATFORMS
-from imagefactory.model import NO_CUDA, Target, Where
+from imagefactory.model import NO_CUDA, SourceLocation, Target
 from imagefactory.recipes.yaml_tree import YamlNode, show
 from imagefactory.suite import table
 from imagefactory.suite.gpu import table as gpu_table
@@ -60,7 +60,7 @@ SPEC = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spec:
+class CondaSpec:
     """A match spec taken apart; str() gives its one spelling.
 
     `channel` is an address, empty for any channel; `version` the sorted bounds joined by commas, `*` or
@@ -82,14 +82,14 @@ class Spec:
         return " ".join(part for part in parts if part)
 
 
-def parse_spec(text: str) -> Spec:
+def parse_spec(text: str) -> CondaSpec:
     """The match spec of `text`. Raises ValueError for what recipes may not write."""
     match = re.fullmatch(SPEC, text, re.ASCII)
     if match is None:
         raise ValueError(f"{text!a} is no match spec that recipes know")
     groups = match.groupdict(default="")
     build = groups["build"] or groups["exact_build"] or groups["bounds_build"]
-    return Spec(
+    return CondaSpec(
         name=groups["name"].lower(),
         version=_version(groups["plain"], groups["exact"], groups["bounds"]),
         build="" if build == "*" else build,
@@ -147,9 +147,9 @@ PRIORITIES = ("strict", "disabled")
 ARCHSPECS = ("x86_64", "x86_64_v2", "x86_64_v3", "x86_64_v4", "aarch64")
 
 # The factory sets these itself, in every image.
-OWNED_VARIABLES = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "HOME", "LANG")
-OWNED_PREFIX = "NVIDIA_"
-OWNED_LABELS = re.compile(
+RESERVED_VARIABLES = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "HOME", "LANG")
+RESERVED_PREFIX = "NVIDIA_"
+RESERVED_LABELS = re.compile(
     r"imagefactory\..*|org\.opencontainers\.image\.(title|description|version|base\..*)", re.ASCII
 )
 
@@ -158,7 +158,7 @@ OWNED_LABELS = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class ValueRule:
     """The allow-list of one kind of value: `pattern` must match all of it, `limit` counts characters.
 
     `write` completes the sentence "write ..." in an error.
@@ -198,9 +198,9 @@ _IMAGE = (
 )
 
 
-def _one_of(values: Sequence[str]) -> Rule:
+def _any_of(values: Sequence[str]) -> ValueRule:
     written = " or ".join(f'"{value}"' for value in values)
-    return Rule("|".join(re.escape(value) for value in values), 40, written)
+    return ValueRule("|".join(re.escape(value) for value in values), 40, written)
 
 
 # Neither JSON schemas nor editors know Python's named groups.
@@ -212,132 +212,136 @@ _WHEEL = (
 )
 # What is built into a wheel first: a folder from the root on, `.` for the root, or a commit of a repository.
 _STEP = r"[A-Za-z0-9_+-][A-Za-z0-9._+-]*"
-_FOLDER = rf"(?!.*\.whl$)\.(/{_STEP})*"
+_DIRECTORY = rf"(?!.*\.whl$)\.(/{_STEP})*"
 _GIT = rf"git\+https://{_HOST}(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+@[0-9a-f]{{40}}(#subdirectory={_STEP}(/{_STEP})*)?"
 _PACKAGE = rf"{_NAME}(\[{_NAME}(, ?{_NAME})*\])?( ?{_BOUNDS})?"
 
-RULES: Mapping[str, Rule] = {
-    "family": Rule(
+RULES: Mapping[str, ValueRule] = {
+    "family": ValueRule(
         r"[a-z][a-z0-9]*(-[a-z0-9]+)*", 40, 'lower-case letters, digits and single hyphens, such as "pytorch"'
     ),
-    "description": Rule(
+    "description": ValueRule(
         r"[A-Za-z0-9]([A-Za-z0-9 .,;:()/+_=-]*[A-Za-z0-9.,;:()/+_=-])?",
         200,
         "one line of letters, digits, spaces and . , ; : ( ) / + _ = - that starts with a letter or digit "
         "and ends in no space",
     ),
-    "source": _one_of(SOURCES),
-    "platform": _one_of(PLATFORMS),
-    "channel": Rule(
+    "source": _any_of(SOURCES),
+    "platform": _any_of(PLATFORMS),
+    "channel": ValueRule(
         CHANNEL,
         200,
         'a channel, such as "conda-forge" or "https://conda.example.org/lab", by its own name (not defaults '
         "or local), without a user, a token or a platform",
     ),
-    "channel-priority": _one_of(PRIORITIES),
-    "archspec": _one_of(ARCHSPECS),
-    "driver": Rule(r"[1-9][0-9]?\.[0-9]", 4, 'the CUDA version of a driver in quotes, such as "12.4"'),
-    "on": Rule(
+    "channel-priority": _any_of(PRIORITIES),
+    "archspec": _any_of(ARCHSPECS),
+    "driver": ValueRule(r"[1-9][0-9]?\.[0-9]", 4, 'the CUDA version of a driver in quotes, such as "12.4"'),
+    "on": ValueRule(
         r"[a-z][a-z0-9]*(-[a-z0-9]+(\.[0-9]+)*)+", 100, 'the name of a target, such as "pytorch-2.3-cu121"'
     ),
-    "framework": Rule(_NAME, 100, 'a distribution\'s name without version or extras, such as "torch"'),
-    "base": Rule(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", 40, 'the name of a base, such as "debian-12"'),
-    "image": Rule(
+    "framework": ValueRule(_NAME, 100, 'a distribution\'s name without version or extras, such as "torch"'),
+    "base": ValueRule(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", 40, 'the name of a base, such as "debian-12"'),
+    "image": ValueRule(
         _IMAGE, 255, 'an image by digest, such as "docker.io/library/debian@sha256:" and 64 hex digits'
     ),
-    "interpreter": Rule(
+    "interpreter": ValueRule(
         r"(/[A-Za-z0-9_][A-Za-z0-9._+-]*)+",
         200,
         'the absolute path of the Python in the image, such as "/usr/local/bin/python3.11"',
     ),
-    "python": Rule(_PYTHON, 8, 'the minor version in quotes, such as "3.11"'),
-    "capability": Rule(
+    "python": ValueRule(_PYTHON, 8, 'the minor version in quotes, such as "3.11"'),
+    "capability": ValueRule(
         r"[0-9]{1,2}\.[0-9]|gfx[0-9]{1,2}[0-9a-f]{2}",
         7,
         'a compute capability in quotes, such as "8.0", or a processor of AMD\'s, such as gfx90a',
     ),
-    "check": Rule(
+    "check": ValueRule(
         "|".join(map(re.escape, SMOKE_CHECKS)), 40, f"one of the known checks: {', '.join(SMOKE_CHECKS)}"
     ),
-    "waived": Rule(
+    "waived": ValueRule(
         "|".join(map(re.escape, WAIVABLE)), 40, f"a check of the GPU suite: {', '.join(WAIVABLE)}"
     ),
-    "package": Rule(
-        rf"{_PACKAGE}|{_WHEEL}|{_FOLDER}|{_GIT}",
+    "package": ValueRule(
+        rf"{_PACKAGE}|{_WHEEL}|{_DIRECTORY}|{_GIT}",
         300,
         'a package with bounds, such as "numpy<2", a wheel of the project, such as '
         '"./wheels/mylib-1.0-py3-none-any.whl", a folder that is built first, such as "./src/mylib", or '
         '"git+https://HOST/REPOSITORY@" and the 40 digits of a commit; no markers or options',
     ),
-    "wheel": Rule(_WHEEL, 200, 'a wheel of the project, such as "./wheels/mylib-1.0-py3-none-any.whl"'),
-    "match spec": Rule(
+    "wheel": ValueRule(_WHEEL, 200, 'a wheel of the project, such as "./wheels/mylib-1.0-py3-none-any.whl"'),
+    "match spec": ValueRule(
         _SPEC,
         200,
         'a package as conda matches it: name, bounds and build, such as "numpy <2", "numpy 1.26.*" or '
         '"jaxlib * *cuda12*"; no brackets, no | and no star after >= or ==',
     ),
-    "added package": Rule(
-        f"{_PACKAGE}|{_WHEEL}|{_FOLDER}|{_GIT}|{_SPEC}",
+    "added package": ValueRule(
+        f"{_PACKAGE}|{_WHEEL}|{_DIRECTORY}|{_GIT}|{_SPEC}",
         300,
         'a package with bounds, such as "numpy<2"; no addresses, markers or options',
     ),
-    "constraint": Rule(
+    "constraint": ValueRule(
         rf"{_NAME} ?{_BOUNDS}", 200, 'a package and its bounds, such as "numpy<2"; no extras, no addresses'
     ),
-    "excluded package": Rule(
+    "excluded package": ValueRule(
         _NAME, 100, 'a distribution\'s name without version or extras, such as "opencv-python-headless"'
     ),
-    "index name": Rule(
+    "index name": ValueRule(
         r"[a-z0-9]+(-[a-z0-9]+)*", 60, 'the name of an index of the settings, such as "pytorch-cu128"'
     ),
-    "extra": Rule(_NAME, 40, 'the name of an extra, such as "cuda12"'),
-    "version": Rule(
+    "extra": ValueRule(_NAME, 40, 'the name of an extra, such as "cuda12"'),
+    "version": ValueRule(
         r"[0-9]{1,4}(\.[0-9]{1,4}){1,3}", 20, 'the version in quotes, such as "2.3", and no bounds'
     ),
-    "cuda": Rule(
+    "cuda": ValueRule(
         rf"[1-9][0-9]?(\.[0-9]{{1,2}})?|{NO_CUDA}",
         5,
         'the CUDA version in quotes, such as "12.1" or "12", or none for CPUs alone',
     ),
-    "rocm": Rule(r"[1-9][0-9]?(\.[0-9]{1,2})?", 5, 'the ROCm version in quotes, such as "6.4" or "7"'),
-    "variable": Rule(r"[A-Z][A-Z0-9_]*", 64, 'capital letters, digits and underscores, such as "OMP_PLACES"'),
-    "value": Rule(
+    "rocm": ValueRule(r"[1-9][0-9]?(\.[0-9]{1,2})?", 5, 'the ROCm version in quotes, such as "6.4" or "7"'),
+    "variable": ValueRule(
+        r"[A-Z][A-Z0-9_]*", 64, 'capital letters, digits and underscores, such as "OMP_PLACES"'
+    ),
+    "value": ValueRule(
         r"[A-Za-z0-9_./:=,+@%-]*", 1024, "letters, digits and _ . / : = , + @ % - alone, without spaces"
     ),
-    "label": Rule(
+    "label": ValueRule(
         r"[a-z0-9]+([._-][a-z0-9]+)*",
         100,
         'lower-case words with . between them, such as "org.opencontainers.image.source"',
     ),
-    "label value": Rule(
+    "label value": ValueRule(
         r"[!-\[\]-z~]([ -\[\]-z~]*[!-\[\]-z~])?",
         1024,
         "one line of ASCII without braces, backslashes or blanks at its ends",
     ),
-    "folder": Rule(
+    "folder": ValueRule(
         rf"/|/(?!({_CLOSED})(/|$))[A-Za-z0-9_][A-Za-z0-9._+-]*(/[A-Za-z0-9_.+-]*[A-Za-z0-9_+-])*",
         200,
         "an absolute path, such as \"/app\", not in a folder that is the system's or the environment's",
     ),
-    "pattern": Rule(
+    "pattern": ValueRule(
         r"(?!(.*/)?\.\.(/|$))[A-Za-z0-9_.*?\[][A-Za-z0-9_.*?+\[\]-]*(/[A-Za-z0-9_.*?+\[\]-]+)*",
         200,
         'a file, folder or glob from the factory\'s root on, such as "train.py" or "src/**/*.py"',
     ),
-    "argument": Rule(
+    "argument": ValueRule(
         r"[ -\[\]-z~]+", 1024, "ASCII without braces and backslashes; a command is a list: [python, train.py]"
     ),
-    "workdir": Rule(r"(/[A-Za-z0-9_.+-]*[A-Za-z0-9_+-])+", 200, 'an absolute path, such as "/app"'),
-    "user": Rule(
+    "workdir": ValueRule(r"(/[A-Za-z0-9_.+-]*[A-Za-z0-9_+-])+", 200, 'an absolute path, such as "/app"'),
+    "user": ValueRule(
         r"[0-9]{1,9}(:[0-9]{1,9})?",
         20,
         'a user, or user and group, by number in quotes: "1000" or "1000:100"',
     ),
     # bases.yaml
-    "suite": Rule(r"[a-z]+", 20, 'the suite\'s code name, such as "bookworm"'),
-    "glibc": Rule(r"2\.[0-9]{1,2}", 5, 'the C library\'s version in quotes, such as "2.36"'),
-    "debian package": Rule(r"[a-z0-9][a-z0-9+.-]+", 80, 'the name of a Debian package, such as "python3"'),
-    "public": Rule(
+    "suite": ValueRule(r"[a-z]+", 20, 'the suite\'s code name, such as "bookworm"'),
+    "glibc": ValueRule(r"2\.[0-9]{1,2}", 5, 'the C library\'s version in quotes, such as "2.36"'),
+    "debian package": ValueRule(
+        r"[a-z0-9][a-z0-9+.-]+", 80, 'the name of a Debian package, such as "python3"'
+    ),
+    "public": ValueRule(
         r"[a-z0-9.-]+(:[0-9]+)?(/[a-z0-9._-]+)+:[A-Za-z0-9._-]+",
         200,
         'registry, repository and tag, such as "docker.io/library/debian:12-slim"',
@@ -352,7 +356,7 @@ REQUIREMENT_RULES = {"pypi": ("package", "constraint"), "conda": ("match spec", 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class RequirementContext:
     """What requirements are held against. `on` names the target that brings all of it, empty for none."""
 
     kind: str
@@ -384,7 +388,7 @@ def default_checks(framework: str) -> tuple[str, ...]:
     return tuple(check for check in known if check not in table.ASKED_CHECKS)
 
 
-def check_fault(check: str, framework: str) -> tuple[str, str, str] | None:
+def check_name_problem(check: str, framework: str) -> tuple[str, str, str] | None:
     """What is wrong with asking for a check of this framework and what to write, or None."""
     allowed = default_checks(framework)
     if not framework or check not in SMOKE_CHECKS or check in (*allowed, *table.ASKED_CHECKS):
@@ -393,7 +397,7 @@ def check_fault(check: str, framework: str) -> tuple[str, str, str] | None:
     return "check-unknown", f"no check '{check}' is known for '{framework}'", write
 
 
-def requirement_fault(text: str, key: str, source: Source) -> tuple[str, str, str] | None:
+def requirement_problem(text: str, key: str, source: RequirementContext) -> tuple[str, str, str] | None:
     """What is wrong and what to write, or None; a text that its rule refuses is told there.
 
     The framework's own requirement is made from the row's version, and Python's from `python`.
@@ -434,7 +438,7 @@ def requirement_fault(text: str, key: str, source: Source) -> tuple[str, str, st
     return None
 
 
-def what_to_write(text: str, rule: str) -> str:
+def rule_hint(text: str, rule: str) -> str:
     """What to write in place of a text that RULES[rule] refuses."""
     if rule == "channel":
         if text in ("defaults", "nodefaults", "local"):
@@ -483,17 +487,17 @@ def canonical(name: str) -> str:
 # --- The reader that takes values out of a YAML tree, each with its place, and gathers faults
 
 
-MAX_FAULTS = 50
+MAX_PROBLEMS = 50
 
 
-class Reader:
+class NodeReader:
     """Takes typed values out of nodes and gathers the faults. A faulty value reads as empty."""
 
     def __init__(self, file: str) -> None:
         self.file = file
         self.faults: set[tuple[int, int, Diagnostic]] = set()
 
-    def fault(self, where: Where, code: str, what: str, write: str) -> None:
+    def fault(self, where: SourceLocation, code: str, what: str, write: str) -> None:
         self.faults.add((where.line, where.column, Diagnostic(code, str(where), what, write)))
 
     def finish(self) -> None:
@@ -501,8 +505,8 @@ class Reader:
         if self.faults:
             in_order = sorted(self.faults, key=lambda fault: (*fault[:2], str(fault[2])))
             faults = [diagnostic for *_, diagnostic in in_order]
-            if (rest := len(faults) - MAX_FAULTS) > 0:
-                faults[MAX_FAULTS:] = [Diagnostic("more-problems", self.file, f"and {rest} more problems")]
+            if (rest := len(faults) - MAX_PROBLEMS) > 0:
+                faults[MAX_PROBLEMS:] = [Diagnostic("more-problems", self.file, f"and {rest} more problems")]
             raise RecipeError(faults)
 
     def mapping(
@@ -542,7 +546,7 @@ class Reader:
                 'write NAME: "value"',
             )
             return
-        seen: dict[str, Where] = {}
+        seen: dict[str, SourceLocation] = {}
         for name, value in node.pairs:
             if name.kind != "text":
                 self.fault(name.where, "key-not-text", f"a key cannot be {name.called}", "write a word")
@@ -596,7 +600,7 @@ class Reader:
         elif not allowed.allows(node.text):
             named = rule in ("check", "waived")
             near = nearest(node.text, allowed.pattern.replace("\\", "").split("|")) if named else ""
-            write = f"did you mean '{near}'?" if near else what_to_write(node.text, rule)
+            write = f"did you mean '{near}'?" if near else rule_hint(node.text, rule)
             size = len(node.text)
             long = f" of {size} characters (limit {allowed.limit})" if size > max(allowed.limit, 20) else ""
             self.fault(
@@ -640,7 +644,7 @@ class Reader:
         if node.kind != "list" or not (node.items or empty):
             self.items(node, key, f"{key}: [...] with {RULES[rule].write}")
             return ()
-        seen: dict[str, Where] = {}
+        seen: dict[str, SourceLocation] = {}
         for item in node.items:
             text = self.text(item, key, rule)
             if text and (first := seen.setdefault(text, item.where)) is not item.where:

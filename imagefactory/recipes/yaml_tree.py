@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from imagefactory.errors import Diagnostic, RecipeError
-from imagefactory.model import Where
+from imagefactory.model import SourceLocation
 
 MAX_BYTES = 256 * 1024
 MAX_NODES = 5_000
@@ -24,7 +24,7 @@ MAX_DEPTH = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class YamlLimits:
     """Caps of one kind of file: its `size` in bytes, its number of values, how deep they are nested."""
 
     size: int = MAX_BYTES
@@ -32,12 +32,12 @@ class Limits:
     depth: int = MAX_DEPTH
 
 
-RECIPE = Limits()
+RECIPE = YamlLimits()
 
-_MADE = {"null": "nothing", "bool": "true or false", "int": "a number", "float": "a number"}
+_SCALAR_TYPES = {"null": "nothing", "bool": "true or false", "int": "a number", "float": "a number"}
 _RESOLVER: Any = yaml.resolver.Resolver()
 # Invisible or unassigned: control, format (bidirectional marks, BOM), surrogates, private, separators.
-_REFUSED_CATEGORIES = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+_REJECTED_CATEGORIES = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class YamlNode:
     `made` is what YAML would have made of an unquoted text ("a number"), empty when it stays text.
     """
 
-    where: Where
+    where: SourceLocation
     kind: str
     text: str = ""
     made: str = ""
@@ -71,7 +71,7 @@ class YamlNode:
         return {"list": "a list", "map": "keys and values"}[self.kind]
 
 
-def parse_tree(text: str, file: str, limits: Limits = RECIPE) -> YamlNode:
+def parse_tree(text: str, file: str, limits: YamlLimits = RECIPE) -> YamlNode:
     """The tree of a YAML text, built from the parser's events within fixed caps.
 
     Raises RecipeError with the first fault: what follows it cannot be trusted.
@@ -86,12 +86,14 @@ def parse_tree(text: str, file: str, limits: Limits = RECIPE) -> YamlNode:
     except (yaml.YAMLError, ValueError) as pure_error:
         error = pure_error
     mark = getattr(error, "problem_mark", None)
-    where = Where(file=file, line=mark.line + 1, column=mark.column + 1) if mark else first_place(file)
+    where = (
+        SourceLocation(file=file, line=mark.line + 1, column=mark.column + 1) if mark else first_place(file)
+    )
     problem = getattr(error, "problem", None) or "a value that YAML does not have"
     mend = "fix the line"
     if "mapping values are not allowed" in problem:
         mend += "; put text with a colon and a space in quotes"
-    raise refused(
+    raise recipe_problem(
         where, "yaml-invalid", f"is not valid YAML: {show(problem, limit=120)[1:-1]}", mend
     ) from error
 
@@ -101,19 +103,19 @@ def _events(text: str, *, fast: bool) -> Iterator[Any]:
     return iter(yaml.parse(text, Loader=loader))
 
 
-def _check_characters(text: str, file: str, limits: Limits) -> None:
+def _check_characters(text: str, file: str, limits: YamlLimits) -> None:
     if len(text) > limits.size or len(text.encode("utf-8", "surrogatepass")) > limits.size:
         raise too_large(file, limits)
     for match in re.finditer(r"[^\n\t -~]", text):
         character = match[0]
         if character == "\r" and text[match.end() : match.end() + 1] == "\n":
             continue
-        if unicodedata.category(character) in _REFUSED_CATEGORIES:
+        if unicodedata.category(character) in _REJECTED_CATEGORIES:
             line_start = text.rfind("\n", 0, match.start()) + 1
-            where = Where(
+            where = SourceLocation(
                 file=file, line=text.count("\n", 0, match.start()) + 1, column=match.start() - line_start + 1
             )
-            raise refused(
+            raise recipe_problem(
                 where,
                 "hidden-character",
                 f"contains the invisible character {character!a}",
@@ -121,22 +123,22 @@ def _check_characters(text: str, file: str, limits: Limits) -> None:
             )
 
 
-def _build(events: Iterator[Any], file: str, limits: Limits) -> YamlNode:
+def _build(events: Iterator[Any], file: str, limits: YamlLimits) -> YamlNode:
     open_nodes: list[YamlNode] = []
     keys: list[YamlNode | None] = []  # the key that waits for its value, per open node
     root: YamlNode | None = None
     count = documents = 0
     for event in events:
         mark = event.start_mark
-        where = Where(file=file, line=mark.line + 1, column=mark.column + 1)
+        where = SourceLocation(file=file, line=mark.line + 1, column=mark.column + 1)
         if isinstance(event, yaml.DocumentStartEvent):
             documents += 1
             if documents > 1:
-                raise refused(
+                raise recipe_problem(
                     where, "yaml-unsupported", "a second document starts here", "keep one document per file"
                 )
             if event.version or event.tags:
-                raise refused(
+                raise recipe_problem(
                     first_place(file),
                     "yaml-unsupported",
                     "directives (%YAML, %TAG) are not supported",
@@ -149,12 +151,12 @@ def _build(events: Iterator[Any], file: str, limits: Limits) -> YamlNode:
             continue
         if not isinstance(event, yaml.NodeEvent):
             continue
-        _refuse_references(event, where)
+        _check_no_references(event, where)
         count += 1
         if count > limits.nodes:
-            raise refused(where, "too-many-values", f"has more than {limits.nodes} values", "split it")
+            raise recipe_problem(where, "too-many-values", f"has more than {limits.nodes} values", "split it")
         if isinstance(event, yaml.ScalarEvent):
-            node = YamlNode(where, "text", text=event.value, made=_made(event))
+            node = YamlNode(where, "text", text=event.value, made=_scalar_type(event))
         else:
             node = YamlNode(where, "map" if isinstance(event, yaml.MappingStartEvent) else "list")
         if not open_nodes:
@@ -170,24 +172,26 @@ def _build(events: Iterator[Any], file: str, limits: Limits) -> YamlNode:
             open_nodes.append(node)
             keys.append(None)
             if len(open_nodes) > limits.depth:
-                raise refused(
+                raise recipe_problem(
                     where,
                     "nesting-too-deep",
                     f"is nested more than {limits.depth} deep",
                     "nest it less deeply",
                 )
     if root is None:
-        raise refused(first_place(file), "empty-file", "is empty", "create a recipe: imagefactory new FAMILY")
+        raise recipe_problem(
+            first_place(file), "empty-file", "is empty", "create a recipe: imagefactory new FAMILY"
+        )
     return root
 
 
-def _refuse_references(event: Any, where: Where) -> None:
+def _check_no_references(event: Any, where: SourceLocation) -> None:
     if isinstance(event, yaml.AliasEvent) or event.anchor:
-        raise refused(
+        raise recipe_problem(
             where, "yaml-unsupported", "anchors and aliases (&, *) are not supported", "repeat the value"
         )
     if event.tag is not None:
-        raise refused(
+        raise recipe_problem(
             where,
             "yaml-unsupported",
             f"the tag {show(event.tag)} is not supported",
@@ -195,25 +199,25 @@ def _refuse_references(event: Any, where: Where) -> None:
         )
 
 
-def _made(event: Any) -> str:
+def _scalar_type(event: Any) -> str:
     """What YAML makes of a plain scalar that is not text."""
     if not event.implicit[0]:
         return ""
     tag: str = _RESOLVER.resolve(yaml.ScalarNode, event.value, (True, False)).rpartition(":")[2]
-    return "" if tag == "str" else _MADE.get(tag, f"a {tag}")
+    return "" if tag == "str" else _SCALAR_TYPES.get(tag, f"a {tag}")
 
 
-def first_place(file: str) -> Where:
-    return Where(file=file, line=1, column=1)
+def first_place(file: str) -> SourceLocation:
+    return SourceLocation(file=file, line=1, column=1)
 
 
-def too_large(file: str, limits: Limits = RECIPE) -> RecipeError:
-    return refused(
+def too_large(file: str, limits: YamlLimits = RECIPE) -> RecipeError:
+    return recipe_problem(
         first_place(file), "file-too-large", f"is larger than {limits.size // 1024} kB", "split it"
     )
 
 
-def refused(where: Where, code: str, what: str, write: str) -> RecipeError:
+def recipe_problem(where: SourceLocation, code: str, what: str, write: str) -> RecipeError:
     """Return an error with one problem: its place, its code, what is wrong, what to write."""
     return RecipeError([Diagnostic(code, str(where), what, write)])
 

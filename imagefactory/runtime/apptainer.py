@@ -33,25 +33,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO
 
-from imagefactory.errors import FactoryError, ToolError, UsageError
-from imagefactory.fs import folder_for_a_while
-from imagefactory.model import Completed, RunSpec
-from imagefactory.oci.manifests import Image, Sif
+from imagefactory.errors import ImagefactoryError, ToolError, UsageError
+from imagefactory.fs import temporary_directory
+from imagefactory.model import CommandResult, RunSpec
+from imagefactory.oci.manifests import Image, SifArtifact
 from imagefactory.runtime.apptainer_command import ApptainerCommand, clean, mount_option
 from imagefactory.runtime.devices import GpuDevices, find_gpus
-from imagefactory.runtime.limits import refuse_limits
-from imagefactory.runtime.protocol import RunnerGround, check_spec, planned_mounts
+from imagefactory.runtime.limits import check_limits_supported
+from imagefactory.runtime.protocol import RunnerSupport, check_spec, planned_mounts
 from imagefactory.runtime.sandbox.terminals import END_NOW, descendants
-from imagefactory.runtime.unshare import SANDBOX, lost_bytes, signals_left_to_the_command
+from imagefactory.runtime.unshare import SANDBOX, signals_to_command, unrecorded_bytes
 
 OUTPUT_LIMIT = 16 << 20  # bytes kept of each stream; a stranger's image may print without end
 GRACE_SECONDS = 10.0
 
-EnsureSif = Callable[[Image], Sif]
+EnsureSif = Callable[[Image], SifArtifact]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ApptainerCaller:
+class CallerIdentity:
     """Who asks: the effective ids, and where util-linux' `unshare` is (empty: nowhere).
 
     `gpus` are the options for the GPUs of this machine, by their makers.
@@ -64,20 +64,22 @@ class ApptainerCaller:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Invocation:
+class ApptainerInvocation:
     """How apptainer is started: the whole command line, and variables beside the caller's own."""
 
     argv: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
 
 
-def plan(program: str, sif: str, spec: RunSpec, caller: ApptainerCaller, *, started: int) -> Invocation:
+def plan(
+    program: str, sif: str, spec: RunSpec, caller: CallerIdentity, *, started: int
+) -> ApptainerInvocation:
     """Decides the command line. Pure. `started` is the descriptor the shell inside writes to.
 
     Raises UsageError for a spec that cannot be, ToolError for a user that cannot be had here.
     """
     check_spec(spec)
-    refuse_limits(spec, "apptainer", ("files", "scratch"))
+    check_limits_supported(spec, "apptainer", ("files", "scratch"))
     options = ["--containall", "--cleanenv", "--no-home", "--no-eval", "--pwd", spec.workdir]
     before: list[str] = []
     if caller.uid == 0:
@@ -108,7 +110,7 @@ def plan(program: str, sif: str, spec: RunSpec, caller: ApptainerCaller, *, star
     for mount in planned_mounts(spec):
         options += ["--mount", mount_option(mount.source, mount.target, writable=mount.writable)]
     shell = ("/bin/sh", "-c", f'echo >/dev/fd/{started}; exec "$@"', "sh", *spec.argv)
-    return Invocation(
+    return ApptainerInvocation(
         argv=(*before, program, "--silent", "exec", *options, sif, *shell),
         # Not --env, which splits values at commas.
         environment=tuple((f"APPTAINERENV_{name}", value) for name, value in spec.environment),
@@ -120,7 +122,7 @@ def gpu_options(found: GpuDevices) -> tuple[str, ...]:
     return (*(["--nv"] if found.nvidia else []), *(["--rocm"] if found.amd else []))
 
 
-def make_runner(ground: RunnerGround) -> ApptainerRunner:
+def make_runner(ground: RunnerSupport) -> ApptainerRunner:
     return ApptainerRunner(ApptainerCommand(ground.environ), ground.ensure_sif)
 
 
@@ -132,7 +134,7 @@ class ApptainerRunner:
     def __init__(self, command: ApptainerCommand, ensure_sif: EnsureSif) -> None:
         self.command, self.ensure_sif = command, ensure_sif
 
-    def prepare(self, made: Image | Sif, *, checked: bool) -> Image | Sif:  # noqa: ARG002
+    def prepare(self, made: Image | SifArtifact, *, checked: bool) -> Image | SifArtifact:  # noqa: ARG002
         """The .sif of an image."""
         return self.ensure_sif(made) if isinstance(made, Image) else made
 
@@ -140,7 +142,7 @@ class ApptainerRunner:
         """`apptainer 1.4.5`. Raises ToolError when it is missing, too old or refused here."""
         return f"apptainer {self.command.require(building=False)}"
 
-    def run(self, image: Image | Sif, spec: RunSpec) -> Completed:
+    def run(self, image: Image | SifArtifact, spec: RunSpec) -> CommandResult:
         """Runs `spec.argv`. 127 and 126 mean, as for shells, not found and not executable.
 
         Not captured, its streams are pipes and terminals of a relay's. Of captured output the first 16 MiB
@@ -150,8 +152,8 @@ class ApptainerRunner:
         check_spec(spec)
         planned_mounts(spec)
         found = find_gpus() if spec.gpus else None
-        sif = image if isinstance(image, Sif) else self.ensure_sif(image)
-        caller = ApptainerCaller(
+        sif = image if isinstance(image, SifArtifact) else self.ensure_sif(image)
+        caller = CallerIdentity(
             uid=os.geteuid(),
             gid=os.getegid(),
             unshare=shutil.which("unshare", path=self.command.search) or "",
@@ -165,9 +167,9 @@ class ApptainerRunner:
             os.close(started)
             os.close(lost)
 
-    def _run(self, invocation: Invocation, spec: RunSpec, started: int, lost: int) -> Completed:
+    def _run(self, invocation: ApptainerInvocation, spec: RunSpec, started: int, lost: int) -> CommandResult:
         # apptainer writes nothing lasting, but wants a home to look for settings in: an empty one.
-        with folder_for_a_while("imagefactory-apptainer-") as home:
+        with temporary_directory("imagefactory-apptainer-") as home:
             own = {name: str(home) for name in ("APPTAINER_CONFIGDIR", "APPTAINER_CACHEDIR")}
             extra = {**dict(invocation.environment), **own}
             output = subprocess.PIPE if spec.capture else None
@@ -185,14 +187,14 @@ class ApptainerRunner:
                 )
             except OSError as error:
                 raise ToolError("tool-not-started", f"cannot start {invocation.argv[0]}: {error}") from error
-            with signals_left_to_the_command(interactive=not spec.capture):
+            with signals_to_command(interactive=not spec.capture):
                 stdout, stderr, timed_out = _collect(process, spec.timeout, relayed=not spec.capture)
         code = process.returncode
         if why := os.pread(lost, 1000, 0).decode():
-            raise lost_bytes(why)
+            raise unrecorded_bytes(why)
         if os.fstat(started).st_size == 0 and not timed_out:
             raise explain(stderr, code, spec)
-        return Completed(
+        return CommandResult(
             returncode=code if code >= 0 else 128 - code,
             stdout=stdout,
             stderr=stderr,
@@ -201,7 +203,7 @@ class ApptainerRunner:
         )
 
 
-def explain(stderr: str, code: int, spec: RunSpec) -> FactoryError:
+def explain(stderr: str, code: int, spec: RunSpec) -> ImagefactoryError:
     """The error for a command that was never started, from what apptainer said of it."""
     lines = [clean(line) for line in stderr.splitlines() if "FATAL" in line or "ERROR" in line]
     said = lines[-1].split(":", 1)[-1].strip() if lines else f"apptainer ended with {code}"

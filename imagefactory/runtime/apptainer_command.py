@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from imagefactory.errors import BuildError, FactoryError, ToolError, extra_hint
+from imagefactory.errors import BuildError, ImagefactoryError, ToolError, extra_hint
 from imagefactory.fs import explain_full_disk
 from imagefactory.trees import remove_tree
 
@@ -42,7 +42,7 @@ PASSED = re.compile(
     r"PATH|HOME|USER|LOGNAME|LANG|LC_[A-Z]+|TMPDIR|XDG_RUNTIME_DIR|DOCKER_CONFIG|PYTHONPATH|LD_LIBRARY_PATH"
     r"|SSL_CERT_FILE|SSL_CERT_DIR|(?i:https?_proxy|all_proxy|no_proxy)"
 )
-SYSTEM_FOLDERS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 INSTALL_HINT = (
     "install apptainer 1.2 or newer: apt-get install apptainer (if your Debian or Ubuntu has it), or "
     "https://apptainer.org/docs/admin/latest/installation.html"
@@ -54,7 +54,7 @@ Line = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SifOrder:
+class SifRequest:
     """One .sif to build.
 
     `spec` is what apptainer calls a build spec (a definition's file name, `oci:FOLDER`), relative to
@@ -91,7 +91,7 @@ class ApptainerCommand:
     @property
     def search(self) -> str:
         """Where programs are looked for: the caller's PATH, then the system's folders."""
-        return f"{self.environ.get('PATH', '')}:{SYSTEM_FOLDERS}".lstrip(":")
+        return f"{self.environ.get('PATH', '')}:{SYSTEM_PATH}".lstrip(":")
 
     def find(self) -> str:
         """The absolute path of apptainer's program. Raises ToolError when there is none."""
@@ -137,7 +137,7 @@ class ApptainerCommand:
 
     # --- build -------------------------------------------------------------------------------------
 
-    def build(self, order: SifOrder, line: Line) -> None:
+    def build(self, order: SifRequest, line: Line) -> None:
         """Makes `order.output`. `line` hears what the build prints, passwords taken out.
 
         Raises BuildError with the last lines, StoreError for a full disk; `output` then is as it was.
@@ -149,7 +149,7 @@ class ApptainerCommand:
         def command(made: Path) -> list[str]:
             return ["build", *arguments, str(made), order.spec]
 
-        def fail(why: str) -> FactoryError:
+        def fail(why: str) -> ImagefactoryError:
             return BuildError(
                 "apptainer-build-failed",
                 f"apptainer could not build {order.output.name}: {why}",
@@ -164,7 +164,9 @@ class ApptainerCommand:
             work.insist_on_sif()
 
     @contextlib.contextmanager
-    def _made(self, output: Path, folder: Path, fail: Callable[[str], FactoryError]) -> Iterator[_Work]:
+    def _made(
+        self, output: Path, folder: Path, fail: Callable[[str], ImagefactoryError]
+    ) -> Iterator[_SpythonCall]:
         """A fresh folder beside `output` in which a new .sif appears; a whole one is moved to `output`."""
         program = self.find()
         with explain_full_disk(output.parent):
@@ -178,7 +180,7 @@ class ApptainerCommand:
             environment = self.environment({"APPTAINER_TMPDIR": str(scratch / "tmp"), **_drop_caps()})
             environment["PATH"] = f"{scratch / 'bin'}:{environment['PATH']}"
             made = (scratch / "made.sif").absolute()
-            yield _Work(made=made, folder=folder, program=program, environment=environment, fail=fail)
+            yield _SpythonCall(made=made, folder=folder, program=program, environment=environment, fail=fail)
             with explain_full_disk(output.parent):
                 made.replace(output)
         finally:
@@ -226,14 +228,14 @@ class ApptainerCommand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Work:
+class _SpythonCall:
     """One call of spython: where the file is to appear, and in whose words its failure is told."""
 
     made: Path
     folder: Path
     program: str
     environment: Mapping[str, str]
-    fail: Callable[[str], FactoryError]
+    fail: Callable[[str], ImagefactoryError]
 
     def run(self, arguments: list[str], line: Line, hide: Callable[[str], str]) -> None:
         """Raises what `fail` makes of a process that did not end with 0."""

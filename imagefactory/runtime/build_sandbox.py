@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from imagefactory.errors import BuildError, FactoryError, ToolError
+from imagefactory.errors import BuildError, ImagefactoryError, ToolError
 from imagefactory.runtime.emulator import Emulator
-from imagefactory.runtime.limits import Limits, decide_limits, format_amount, read_room
+from imagefactory.runtime.limits import RunLimits, decide_limits, format_amount, read_capacity
 from imagefactory.runtime.sandbox.syscalls import ARCHITECTURES
 from imagefactory.runtime.unshare import SANDBOX, explain, read_caller
 
@@ -32,7 +32,7 @@ class IdMaps:
     delegated: bool
 
 
-def prepare_folder(folder: Path) -> None:
+def prepare_directory(folder: Path) -> None:
     """Make the directories of a build. The ids inside are of no user, and this user's stay out of reach."""
     folder.chmod(0o700)
     for name, mode in ((TREE, 0o1777), (INPUT, 0o755)):
@@ -60,7 +60,7 @@ class BuildProcess:
                 hint=f"build on {' or '.join(sorted(ARCHITECTURES))}",
             )
         # The disk's reserve bounds what is written: counting the files of a whole base would slow it down.
-        self.limits = replace(decide_limits({}, read_room(folder)), scratch=None)
+        self.limits = replace(decide_limits({}, read_capacity(folder)), scratch=None)
         plan = {
             "argv": argv,
             "environment": tuple(environment.items()),
@@ -111,7 +111,7 @@ class BuildProcess:
         self._status.close()
 
 
-def explain_failure(report: Mapping[str, Any], limits: Limits) -> FactoryError:
+def explain_failure(report: Mapping[str, Any], limits: RunLimits) -> ImagefactoryError:
     """The error for what the sandbox reported: a limit, or a step that failed."""
     name = str(report.get("over", ""))
     if name.startswith("reserve"):

@@ -81,7 +81,7 @@ def processor_of(version: int) -> str:
 # ---
 
 # Where they appear inside a sandbox: `libraries` and `programs` below it.
-DRIVER_FOLDER = "/usr/local/nvidia-driver"
+DRIVER_DIRECTORY = "/usr/local/nvidia-driver"
 LIBRARIES = (
     "libcuda.so",
     "libcudadebugger.so",
@@ -99,7 +99,7 @@ LIBRARIES = (
 )
 PROGRAMS = ("nvidia-smi", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server")
 CACHE_LINE = re.compile(r"^\s+(?P<name>\S+) \((?P<kind>[^)]*)\) => (?P<path>/.+)$")
-CACHE_KINDS = {"x86_64": "x86-64", "aarch64": "AArch64"}
+CACHE_ARCHITECTURES = {"x86_64": "x86-64", "aarch64": "AArch64"}
 LDCONFIG = ("/sbin/ldconfig", "/usr/sbin/ldconfig")
 NO_GPU_HINT = "run this on a machine where nvidia-smi or rocminfo lists a GPU, or do not request one"
 
@@ -131,7 +131,7 @@ def parse_linker_cache(text: str, *, machine: str) -> tuple[tuple[str, str], ...
 
     The first line for a soname wins, as it does for the dynamic linker.
     """
-    kind = CACHE_KINDS.get(machine, machine)
+    kind = CACHE_ARCHITECTURES.get(machine, machine)
     libraries: dict[str, str] = {}
     for line in text.splitlines():
         match = CACHE_LINE.match(line)

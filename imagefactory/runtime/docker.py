@@ -25,15 +25,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from imagefactory.errors import FactoryError, ToolError, UsageError
-from imagefactory.model import Completed, Mount, RunSpec
+from imagefactory.errors import ImagefactoryError, ToolError, UsageError
+from imagefactory.model import CommandResult, Mount, RunSpec
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.manifests import Image, Sif
+from imagefactory.oci.manifests import Image, SifArtifact
 from imagefactory.progress import QUIET, Progress
 from imagefactory.runtime.devices import AmdGpus, count_gpus, find_amd_gpus, find_device_nodes
 from imagefactory.runtime.docker_daemon import DockerDaemon, run_name
-from imagefactory.runtime.limits import refuse_limits
-from imagefactory.runtime.protocol import RunnerGround, check_spec, planned_mounts
+from imagefactory.runtime.limits import check_limits_supported
+from imagefactory.runtime.protocol import RunnerSupport, check_spec, planned_mounts
 
 if TYPE_CHECKING:
     from docker.models.containers import Container
@@ -80,7 +80,7 @@ _NOT_FOUND = re.compile(r"executable file not found|no such file or directory", 
 _NOT_EXECUTABLE = re.compile(r"permission denied|exec format error|is a directory", re.IGNORECASE)
 
 
-def not_started(said: str) -> Completed:
+def not_started(said: str) -> CommandResult:
     """What the daemon's refusal to start a container means: 127 or 126 of a shell, or an error.
 
     Raises ToolError or UsageError when it is not the command's own fault.
@@ -89,11 +89,11 @@ def not_started(said: str) -> Completed:
     if re.search(r"\bexec[: ]", said) and not any(word in said.lower() for word in others):
         for pattern, code in ((_NOT_FOUND, 127), (_NOT_EXECUTABLE, 126)):
             if pattern.search(said):
-                return Completed(returncode=code, stdout="", stderr=f"{said.strip()}\n", seconds=0.0)
+                return CommandResult(returncode=code, stdout="", stderr=f"{said.strip()}\n", seconds=0.0)
     raise explain(said)
 
 
-def explain(said: str) -> FactoryError:
+def explain(said: str) -> ImagefactoryError:
     """The error for a container that the daemon did not make or start, from its own words."""
     if "docker-init" in said:
         return ToolError(
@@ -183,7 +183,7 @@ def plan(
     """Decides a container. `nvidia`: this machine has, beside `amd`, NVIDIA's GPUs. Raises UsageError for a
     spec that cannot be."""
     check_spec(spec)
-    refuse_limits(spec, "docker", ("scratch",))
+    check_limits_supported(spec, "docker", ("scratch",))
     tmpfs = [("/dev/shm", f"rw,nosuid,nodev,exec,mode=1777,size={SHARED_MEMORY}")]  # noqa: S108
     if spec.read_only:
         tmpfs.append(("/tmp", "rw,nosuid,nodev,exec,mode=1777"))  # noqa: S108 - inside the container
@@ -206,7 +206,7 @@ def plan(
     )
 
 
-def make_runner(ground: RunnerGround) -> DockerRunner:
+def make_runner(ground: RunnerSupport) -> DockerRunner:
     return DockerRunner(ground.layout, DockerDaemon(ground.environ), progress=ground.progress)
 
 
@@ -225,7 +225,7 @@ class DockerRunner:
         self.layout, self.daemon = layout, daemon
         self.progress, self.devices = progress, tuple(devices)
 
-    def prepare(self, made: Image | Sif, *, checked: bool) -> Image | Sif:  # noqa: ARG002
+    def prepare(self, made: Image | SifArtifact, *, checked: bool) -> Image | SifArtifact:  # noqa: ARG002
         """The same image, which the daemon has then."""
         if isinstance(made, Image):
             self.daemon.ensure(self.layout, made, run_name(made), self.progress)
@@ -236,13 +236,13 @@ class DockerRunner:
         facts = self.daemon.facts()
         return f"{'podman' if facts.podman else 'docker'} {facts.version.partition('+')[0]}"
 
-    def run(self, image: Image | Sif, spec: RunSpec) -> Completed:
+    def run(self, image: Image | SifArtifact, spec: RunSpec) -> CommandResult:
         """Runs `spec.argv` in `image`. 127 and 126 mean, as for shells, not found and not executable.
 
         Not captured and on a terminal, the command is interactive. Of captured output the first 16 MiB
         of each stream are kept. Raises UsageError, ToolError or StoreError when it was never started.
         """
-        if isinstance(image, Sif):
+        if isinstance(image, SifArtifact):
             raise ToolError(
                 "sif-needs-apptainer",
                 f"docker cannot run {image.name}, a .sif file",
@@ -288,8 +288,8 @@ class DockerRunner:
             with contextlib.suppress(ToolError), self.daemon.speaking():
                 self.daemon.client.api.remove_container(name, force=True, v=True)
 
-    def _captured(self, made: Container, spec: RunSpec) -> Completed:
-        kept = _KeptOutput()
+    def _captured(self, made: Container, spec: RunSpec) -> CommandResult:
+        kept = _BoundedOutput()
         with self.daemon.speaking():
             frames = made.attach(stdout=True, stderr=True, stream=True, demux=True)
         reader = threading.Thread(target=kept.take, args=(frames,), daemon=True)
@@ -307,7 +307,7 @@ class DockerRunner:
                 f"docker did not deliver the end of a command's output in {OUTPUT_SECONDS} s",
                 hint="run it again; if it happens again, restart the daemon",
             )
-        return Completed(
+        return CommandResult(
             returncode=code,
             stdout=kept.text("stdout"),
             stderr=kept.text("stderr"),
@@ -315,7 +315,7 @@ class DockerRunner:
             timed_out=timed_out,
         )
 
-    def _start(self, made: Container) -> Completed | None:
+    def _start(self, made: Container) -> CommandResult | None:
         """Starts it; a command that the image does not have is a result, as it is for a shell."""
         import docker
 
@@ -346,10 +346,10 @@ class DockerRunner:
         with contextlib.suppress(docker.errors.APIError):  # it has ended by itself meanwhile
             made.kill()
 
-    def _attached(self, made: Container, spec: RunSpec) -> Completed:
+    def _attached(self, made: Container, spec: RunSpec) -> CommandResult:
         command = ["docker", "start", "--attach", "--interactive", made.id]
         began, timed_out = time.monotonic(), False
-        with _signals_left_to_the_command():
+        with _signals_to_command():
             process = subprocess.Popen(command, env=self.daemon.environ, stderr=None)
             try:
                 process.wait(timeout=spec.timeout)
@@ -365,7 +365,7 @@ class DockerRunner:
         state = made.attrs["State"]
         if state.get("Status") == "created":  # docker has already said on stderr why
             refused = not_started(str(state.get("Error") or "docker did not start it"))
-            return Completed(returncode=refused.returncode, stdout="", stderr="", seconds=seconds)
+            return CommandResult(returncode=refused.returncode, stdout="", stderr="", seconds=seconds)
         if state.get("Running"):  # docker's client was killed, lost its connection or was told to detach
             raise ToolError(
                 "docker-client-ended",
@@ -374,7 +374,7 @@ class DockerRunner:
                 hint="run it again; to run without a terminal, use docker run --detach",
             )
         code = int(state.get("ExitCode") or 0)
-        return Completed(returncode=code, stdout="", stderr="", seconds=seconds, timed_out=timed_out)
+        return CommandResult(returncode=code, stdout="", stderr="", seconds=seconds, timed_out=timed_out)
 
     def _end_attached(self, made: Container, process: subprocess.Popen[bytes]) -> None:
         """Kills the container until docker's command ends, which may be slow and start it only then."""
@@ -452,7 +452,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-class _KeptOutput:
+class _BoundedOutput:
     """Output as it comes, up to a limit; the rest is read and dropped, so that the command goes on."""
 
     def __init__(self) -> None:
@@ -474,7 +474,7 @@ class _KeptOutput:
 
 
 @contextlib.contextmanager
-def _signals_left_to_the_command() -> Iterator[None]:
+def _signals_to_command() -> Iterator[None]:
     """Ctrl-C is for the command, which decides what it means."""
     try:
         before = signal.signal(signal.SIGINT, lambda *_: None)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any
 
-from imagefactory.errors import FactoryError, ToolError, extra_hint
+from imagefactory.errors import ImagefactoryError, ToolError, extra_hint
 from imagefactory.oci.archive import stream_docker
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import Image
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SAVE_CHUNK = 2 << 20
 ANSWER = 30
 """Seconds for a daemon to say who it is."""
-PATIENCE = 3600
+DAEMON_TIMEOUT = 3600
 """Seconds without one byte from the daemon: it packs a whole image before it sends the first of it."""
 
 
@@ -58,7 +58,7 @@ class DockerDaemon:
         with self.speaking():
             import docker
 
-            return docker.from_env(environment=self.environ, timeout=PATIENCE)
+            return docker.from_env(environment=self.environ, timeout=DAEMON_TIMEOUT)
 
     def facts(self) -> DaemonFacts:
         with self.speaking():
@@ -93,7 +93,7 @@ class DockerDaemon:
         ) as error:
             raise self._explain(error) from error
 
-    def _explain(self, error: Exception) -> FactoryError:
+    def _explain(self, error: Exception) -> ImagefactoryError:
         refused = next((e for e in _causes(error) if isinstance(e, OSError) and e.errno), None)
         if isinstance(refused, PermissionError):
             return ToolError(

@@ -141,7 +141,7 @@ def find_emulator(processor: str, *, own: bool = True) -> Emulator | None:
     return choose_emulator(machine, read_facts(), own=own)
 
 
-def refuse_emulated(name: str, processor: str) -> None:
+def check_not_emulated(name: str, processor: str) -> None:
     """Raises ToolError for an image of another processor where a GPU is to prove something."""
     here, wanted = platform.machine(), machine_of(processor)
     if wanted not in ("", here):

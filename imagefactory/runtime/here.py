@@ -8,12 +8,12 @@ from pathlib import Path
 
 from imagefactory.model import Mount
 
-HERE = "/work"
+WORKDIR = "/work"
 """Where it is inside. Its own path could hide what the image has there, such as /usr or /opt/env."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrivatePlace:
+class PrivateDirectory:
     """A folder that no image sees unasked, nor what holds it; with `below` nor any folder in it."""
 
     path: Path
@@ -23,27 +23,27 @@ class PrivatePlace:
 
 SYSTEM_PLACES = (
     *(
-        PrivatePlace(path=Path(path), name="a folder of the system")
+        PrivateDirectory(path=Path(path), name="a folder of the system")
         for path in ("/run", "/var/run", "/dev", "/proc", "/sys", "/etc", "/boot", "/root")
     ),
     *(
-        PrivatePlace(path=Path(path), name="a folder of all users", below=False)
+        PrivateDirectory(path=Path(path), name="a folder of all users", below=False)
         for path in ("/tmp", "/var/tmp")  # noqa: S108 - the places themselves, no file in them
     ),
 )
 
 
-def private_places(
+def private_directories(
     homes: Sequence[Path], *, own: Sequence[Path], runtime: Sequence[Path]
-) -> tuple[PrivatePlace, ...]:
+) -> tuple[PrivateDirectory, ...]:
     """Return all of them: the caller's homes, imagefactory's own folders, and those of running programs.
 
     Where a place of the system holds the home, as /root may, folders of the home are like those of others.
     """
     return (
-        *(PrivatePlace(path=path, name="your home", below=False) for path in homes),
-        *(PrivatePlace(path=path, name="a folder of imagefactory's own") for path in own),
-        *(PrivatePlace(path=path, name="a folder of running programs") for path in runtime),
+        *(PrivateDirectory(path=path, name="your home", below=False) for path in homes),
+        *(PrivateDirectory(path=path, name="a folder of imagefactory's own") for path in own),
+        *(PrivateDirectory(path=path, name="a folder of running programs") for path in runtime),
         *(
             replace(place, below=place.below and not any(home.is_relative_to(place.path) for home in homes))
             for place in SYSTEM_PLACES
@@ -51,14 +51,14 @@ def private_places(
     )
 
 
-def show_folder(
-    folder: Path, *, readable: bool, private: Sequence[PrivatePlace], mounted: Sequence[str] = ()
+def mount_current_directory(
+    folder: Path, *, readable: bool, private: Sequence[PrivateDirectory], mounted: Sequence[str] = ()
 ) -> tuple[Mount | None, str]:
     """The mount of the current folder, None for one that is not shown, and what is told of it.
 
     `readable`: its caller may list and enter it. `mounted` are the mount points in it.
     """
-    why = _why_hidden(folder, private)
+    why = _hidden_reason(folder, private)
     if mounted:
         why = why or f"holds {mounted[0]}, where another disk is mounted,"
     if not readable:
@@ -66,14 +66,15 @@ def show_folder(
     if why:
         return (
             None,
-            f"{folder} {why} and is not shown inside; --mount DIR:{HERE} --workdir {HERE} shows another",
+            f"{folder} {why} and is not shown inside; --mount DIR:{WORKDIR} --workdir {WORKDIR} "
+            f"shows another",
         )
-    return Mount(source=folder, target=HERE), (
-        f"{folder} is {HERE} inside, read-only; to write there: --mount .:{HERE}:rw --workdir {HERE}"
+    return Mount(source=folder, target=WORKDIR), (
+        f"{folder} is {WORKDIR} inside, read-only; to write there: --mount .:{WORKDIR}:rw --workdir {WORKDIR}"
     )
 
 
-def _why_hidden(folder: Path, private: Sequence[PrivatePlace]) -> str:
+def _hidden_reason(folder: Path, private: Sequence[PrivateDirectory]) -> str:
     for place in private:
         if folder == place.path:
             return f"is {place.name}"

@@ -23,7 +23,7 @@ RESERVE_FILES = 100_000  # inodes of it, in the same way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class RunLimits:
     """Bounds of a run; None for none. Threads count as processes; `files` holds for each process.
 
     `reserve` are the free bytes of the store's disk below which the run is ended, `reserve_files` its free
@@ -39,7 +39,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class MachineCapacity:
     """What a machine, or the batch job on it, has: bytes of memory, processors, bytes and inodes of the disk.
 
     `files` is 0 where a disk has no fixed number of inodes.
@@ -73,11 +73,11 @@ def parse_amount(name: str, amount: str) -> int:
     return int(found[1]) * units[found[2]]
 
 
-def read_room(folder: Path) -> Room:
+def read_capacity(folder: Path) -> MachineCapacity:
     there = next(path for path in (folder, *folder.parents) if path.is_dir())
     disk = os.statvfs(there)
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Room(
+    return MachineCapacity(
         memory=min(whole, memory_limit(*read_own()) or whole),
         processors=len(os.sched_getaffinity(0)),
         disk=disk.f_blocks * disk.f_frsize,
@@ -87,11 +87,11 @@ def read_room(folder: Path) -> Room:
     )
 
 
-def decide_limits(asked: dict[str, int | None], room: Room) -> Limits:
+def decide_limits(asked: dict[str, int | None], room: MachineCapacity) -> RunLimits:
     """What was asked for, else what leaves the machine usable."""
     reserve = min(RESERVE, room.disk // 20, room.free // 2)
     scratch = asked.get("scratch", room.free - reserve)
-    return Limits(
+    return RunLimits(
         processes=asked.get("processes", max(FEWEST_PROCESSES, PROCESSES_A_PROCESSOR * room.processors)),
         memory=asked.get("memory", room.memory // 10 * 9),
         files=asked.get("files", FILES),
@@ -103,7 +103,7 @@ def decide_limits(asked: dict[str, int | None], room: Room) -> Limits:
     )
 
 
-def refuse_limits(spec: RunSpec, runner: str, unknown: tuple[str, ...]) -> None:
+def check_limits_supported(spec: RunSpec, runner: str, unknown: tuple[str, ...]) -> None:
     """Raises UsageError where a limit is asked for that this runner does not hold."""
     for name, amount in spec.limits:
         if name in unknown and amount is not None:
@@ -124,7 +124,7 @@ def format_amount(name: str, amount: int | None) -> str:
     return f"{name}={amount // SIZES[unit]}{unit}"
 
 
-def say_over(name: str, limits: Limits) -> tuple[str, str]:
+def limit_message(name: str, limits: RunLimits) -> tuple[str, str]:
     """(what happened, what to do) for a run that the watch ended."""
     if name == "reserve":
         return (

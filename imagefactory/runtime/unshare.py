@@ -44,15 +44,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from imagefactory.errors import FactoryError, StoreError, ToolError, UsageError
-from imagefactory.model import Completed, RunSpec
-from imagefactory.oci.manifests import Image, Sif
-from imagefactory.oci.unpack import Unpacked
-from imagefactory.progress import Progress, Quiet
-from imagefactory.runtime.devices import DRIVER_FOLDER, NO_GPU_HINT, GpuDevices, find_gpus
+from imagefactory.errors import ImagefactoryError, StoreError, ToolError, UsageError
+from imagefactory.model import CommandResult, RunSpec
+from imagefactory.oci.manifests import Image, SifArtifact
+from imagefactory.oci.unpack import UnpackedLayers
+from imagefactory.progress import Progress, QuietProgress
+from imagefactory.runtime.devices import DRIVER_DIRECTORY, NO_GPU_HINT, GpuDevices, find_gpus
 from imagefactory.runtime.emulator import Emulator, find_emulator
-from imagefactory.runtime.limits import Limits, decide_limits, read_room, say_over
-from imagefactory.runtime.protocol import RunnerGround, planned_mounts
+from imagefactory.runtime.limits import RunLimits, decide_limits, limit_message, read_capacity
+from imagefactory.runtime.protocol import RunnerSupport, planned_mounts
 from imagefactory.runtime.sandbox.cgroups import look_at, read_own, scope_helps
 from imagefactory.runtime.sandbox.syscalls import ARCHITECTURES
 
@@ -67,7 +67,7 @@ ID_MAPPERS = 0x000000C0  # CAP_SETGID and CAP_SETUID, as bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
+class SandboxCaller:
     """Who asks: process id, effective ids, the effective capabilities' bits, and /proc/self/*id_map."""
 
     pid: int
@@ -114,7 +114,7 @@ class SandboxPlan:
     mounts: tuple[PlannedMount, ...]
     driver: dict[str, Any] | None
     timeout: float | None
-    limits: Limits
+    limits: RunLimits
     caller: int
     machine: str
     emulator: dict[str, Any] | None = None
@@ -130,12 +130,12 @@ class SandboxPaths:
     lower: tuple[Path, ...]
     scratch: Path
     environment: tuple[tuple[str, str], ...] = ()
-    limits: Limits = field(default_factory=Limits)
+    limits: RunLimits = field(default_factory=RunLimits)
     emulator: Emulator | None = None
 
 
 def plan(
-    place: SandboxPaths, spec: RunSpec, caller: Caller, *, gpus: GpuDevices | None, tty: bool
+    place: SandboxPaths, spec: RunSpec, caller: SandboxCaller, *, gpus: GpuDevices | None, tty: bool
 ) -> SandboxPlan:
     """Decides a sandbox.
 
@@ -156,7 +156,7 @@ def plan(
         )
     if spec.gpus and gpus is None:
         raise ToolError("gpu-device-missing", "no GPU", hint=NO_GPU_HINT)
-    _refuse_nul(spec)
+    _check_no_nul(spec)
     _check_image(place.environment)
     if not spec.workdir.startswith("/"):
         raise UsageError(
@@ -172,12 +172,12 @@ def plan(
     if tty:
         environment.setdefault("TERM", "xterm")
     if spec.gpus and gpus is not None:
-        driver = {"folder": DRIVER_FOLDER, **asdict(gpus)}
+        driver = {"folder": DRIVER_DIRECTORY, **asdict(gpus)}
     if spec.gpus and gpus is not None and gpus.nvidia:
         searched = environment.get("LD_LIBRARY_PATH")
-        libraries = f"{DRIVER_FOLDER}/libraries"
+        libraries = f"{DRIVER_DIRECTORY}/libraries"
         environment["LD_LIBRARY_PATH"] = f"{searched}:{libraries}" if searched else libraries
-        environment["PATH"] += f":{DRIVER_FOLDER}/programs"
+        environment["PATH"] += f":{DRIVER_DIRECTORY}/programs"
     return SandboxPlan(
         argv=spec.argv,
         environment=tuple(environment.items()),
@@ -224,7 +224,7 @@ def _plan_mounts(spec: RunSpec) -> tuple[PlannedMount, ...]:
     )
 
 
-def _refuse_nul(spec: RunSpec) -> None:
+def _check_no_nul(spec: RunSpec) -> None:
     texts = [*spec.argv, spec.workdir, *(text for pair in spec.environment for text in pair)]
     if any("\0" in text for text in texts):
         raise UsageError("option-invalid", "a command cannot contain a NUL character", hint="remove it")
@@ -250,11 +250,11 @@ def _check_image(environment: tuple[tuple[str, str], ...]) -> None:
             )
 
 
-def read_caller(proc: Path = Path("/proc/self")) -> Caller:
+def read_caller(proc: Path = Path("/proc/self")) -> SandboxCaller:
     """The facts about this process that decide how it may make a user namespace."""
     status = (proc / "status").read_text()
     effective = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
-    return Caller(
+    return SandboxCaller(
         pid=os.getpid(),
         uid=os.geteuid(),
         gid=os.getegid(),
@@ -274,7 +274,7 @@ OUTPUT_LIMIT = 16 << 20  # bytes kept of each stream; a stranger's image may pri
 Pipe = int | IO[Any] | None
 
 
-class LayersOnDisk(Protocol):
+class LayerLayout(Protocol):
     """What the runner needs of an image layout on disk."""
 
     @property
@@ -285,7 +285,7 @@ class LayersOnDisk(Protocol):
         """The file of a blob."""
 
 
-def make_runner(ground: RunnerGround) -> UnshareRunner:
+def make_runner(ground: RunnerSupport) -> UnshareRunner:
     return UnshareRunner(ground.layout, progress=ground.progress, workers=ground.workers)
 
 
@@ -297,16 +297,16 @@ class UnshareRunner:
 
     def __init__(
         self,
-        layout: LayersOnDisk,
+        layout: LayerLayout,
         *,
         progress: Progress | None = None,
         find: Callable[[], GpuDevices] = find_gpus,
         workers: int = 1,
     ) -> None:
         self.layout, self.workers = layout, workers
-        self.progress = progress or Quiet()
+        self.progress = progress or QuietProgress()
         self.find = find
-        self.unpacked = Unpacked(layout.path / "unpacked")
+        self.unpacked = UnpackedLayers(layout.path / "unpacked")
         self.scratch = layout.path / "run"
 
     def require(self) -> str:
@@ -314,7 +314,7 @@ class UnshareRunner:
         attempt(self.scratch)
         return f"unshare (Linux {platform.release()})"
 
-    def prepare(self, made: Image | Sif, *, checked: bool) -> Image | Sif:
+    def prepare(self, made: Image | SifArtifact, *, checked: bool) -> Image | SifArtifact:
         """The same image, whose layers are unpacked then, each once for all images that share it.
 
         `checked`: those that are not as they were unpacked are unpacked anew.
@@ -325,14 +325,14 @@ class UnshareRunner:
             self.unpacked.unpack(made.layers, self.layout.blob_path, self.progress, workers=self.workers)
         return made
 
-    def run(self, image: Image | Sif, spec: RunSpec) -> Completed:
+    def run(self, image: Image | SifArtifact, spec: RunSpec) -> CommandResult:
         """Runs `spec.argv` in `image`. 127 and 126 mean, as for shells, not found and not executable.
 
         Not captured and on a terminal, the command is interactive. Of captured output the first 16 MiB
         of each stream are kept. Raises UsageError, ToolError or StoreError when it was never started.
         """
-        _refuse_empty(spec)
-        if isinstance(image, Sif):
+        _check_not_empty(spec)
+        if isinstance(image, SifArtifact):
             raise ToolError(
                 "sif-needs-apptainer",
                 f"the unshare runner cannot run {image.name}, a .sif file",
@@ -351,8 +351,8 @@ class UnshareRunner:
         decided = plan(place, spec, read_caller(), gpus=self.find() if spec.gpus else None, tty=tty)
         stdin = subprocess.DEVNULL if spec.capture else None
         output = subprocess.PIPE if spec.capture else None
-        with signals_left_to_the_command(interactive=not spec.capture):
-            sandbox = Sandbox(decided, stdin=stdin, stdout=output, stderr=output)
+        with signals_to_command(interactive=not spec.capture):
+            sandbox = SandboxProcess(decided, stdin=stdin, stdout=output, stderr=output)
             for text in sandbox.left:
                 self.progress.note(f"an earlier run left files that cannot be deleted: {text}")
             try:
@@ -362,11 +362,11 @@ class UnshareRunner:
                 sandbox.end()
                 raise
         if ended["lost"]:
-            raise lost_bytes(ended["lost"])
-        over = say_over(ended["over"], limits) if ended["over"] else ("", "")
+            raise unrecorded_bytes(ended["lost"])
+        over = limit_message(ended["over"], limits) if ended["over"] else ("", "")
         if spec.capture and ended["over"]:
             stderr += f"\n{over[0]} ({over[1]})\n"  # its last words, wherever those are shown
-        return Completed(
+        return CommandResult(
             returncode=ended["returncode"],
             stdout=stdout,
             stderr=stderr,
@@ -375,8 +375,8 @@ class UnshareRunner:
             over=over,
         )
 
-    def limits(self, spec: RunSpec) -> Limits:
-        return decide_limits(dict(spec.limits), read_room(self.scratch))
+    def limits(self, spec: RunSpec) -> RunLimits:
+        return decide_limits(dict(spec.limits), read_capacity(self.scratch))
 
     def start(
         self,
@@ -395,7 +395,7 @@ class UnshareRunner:
         The process returned stands for the command: its signals are passed on, its end is the command's
         (128 + N for signal N), killing it ends everything inside. `spec.capture` has no meaning here.
         """
-        _refuse_empty(spec)
+        _check_not_empty(spec)
         place = SandboxPaths(
             lower=tuple(lower),
             scratch=self.scratch,
@@ -403,13 +403,13 @@ class UnshareRunner:
             emulator=find_emulator(processor),
         )
         decided = plan(place, spec, read_caller(), gpus=self.find() if spec.gpus else None, tty=False)
-        sandbox = Sandbox(decided, stdin=stdin, stdout=stdout, stderr=stderr, apart=True)
+        sandbox = SandboxProcess(decided, stdin=stdin, stdout=stdout, stderr=stderr, apart=True)
         sandbox.status.close()
         return sandbox.process
 
 
 def attempt(
-    scratch: Path, *, emulator: Emulator | None = None, limits: Limits | None = None
+    scratch: Path, *, emulator: Emulator | None = None, limits: RunLimits | None = None
 ) -> tuple[int, str]:
     """Makes and leaves a whole sandbox. Raises ToolError, with what to do, when this machine refuses it.
 
@@ -417,19 +417,19 @@ def attempt(
     version of the cgroup that counted it, or 0 and why there is none.
     """
     decided = plan(
-        SandboxPaths(lower=(), scratch=scratch, emulator=emulator, limits=limits or Limits()),
+        SandboxPaths(lower=(), scratch=scratch, emulator=emulator, limits=limits or RunLimits()),
         RunSpec(argv=()),
         read_caller(),
         gpus=None,
         tty=False,
     )
     null = subprocess.DEVNULL
-    sandbox = Sandbox(decided, stdin=null, stdout=null, stderr=null)
+    sandbox = SandboxProcess(decided, stdin=null, stdout=null, stderr=null)
     sandbox.wait()
     return sandbox.group
 
 
-class Sandbox:
+class SandboxProcess:
     """A running helper. The constructor returns when the command runs, or raises why it does not."""
 
     def __init__(
@@ -558,7 +558,7 @@ def find_scope() -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def signals_left_to_the_command(*, interactive: bool) -> Iterator[None]:
+def signals_to_command(*, interactive: bool) -> Iterator[None]:
     """Ctrl-C is for the command of an uncaptured run, which decides what it means."""
     try:
         before = signal.getsignal(signal.SIGINT) if interactive else None
@@ -583,12 +583,12 @@ def _pipe() -> tuple[int, int]:
             os.close(end)
 
 
-def _refuse_empty(spec: RunSpec) -> None:
+def _check_not_empty(spec: RunSpec) -> None:
     if not spec.argv or not spec.argv[0]:
         raise UsageError("command-missing", "there is no command to run", hint="write one after `--`")
 
 
-def lost_bytes(why: str) -> ToolError:
+def unrecorded_bytes(why: str) -> ToolError:
     return ToolError(
         "output-lost",
         f"not all input or output of the command was passed on: {why}",
@@ -596,7 +596,7 @@ def lost_bytes(why: str) -> ToolError:
     )
 
 
-def explain(step: str, number: int, detail: str) -> FactoryError:
+def explain(step: str, number: int, detail: str) -> ImagefactoryError:
     """The error for a sandbox that could not be made at `step` (errno `number`)."""
     if step == "workdir":
         return UsageError(

@@ -29,15 +29,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imagefactory.errors import ToolError, UsageError, os_problem
-from imagefactory.gpu.capability import Capability, Code, CodeKind, parse_code
-from imagefactory.gpu.values import Library, Modules
+from imagefactory.gpu.capability import Capability, CodeKind, GpuCode, parse_code
+from imagefactory.gpu.values import GpuLibrary, ModuleCount
 from imagefactory.scan.streams import (
     BUNDLE,
     FATBIN,
     ZSTD_START,
-    Forward,
-    Piece,
-    Request,
+    BytesPiece,
+    ForwardReader,
+    ReadRequest,
     Walk,
     lz4_start,
     zstd_start,
@@ -85,7 +85,7 @@ def elf_machine(head: bytes) -> int:
     return int(struct.unpack_from("<H", head, 18)[0])
 
 
-def parse_cubin_target(head: bytes) -> Code | None:
+def parse_cubin_target(head: bytes) -> GpuCode | None:
     """What a cubin was compiled for, by its first bytes; None where its flags make no sense.
 
     In `e_flags` the lowest byte holds the number and 0x800 stands for the suffix `a`; from version 8 of the
@@ -99,10 +99,10 @@ def parse_cubin_target(head: bytes) -> Code | None:
     told = re.search(rb"-arch[ =]sm_%d([af]?)[ \0]" % number, head)
     suffix = told[1].decode() if told else ""
     architecture = Capability(number // 10, number % 10)
-    return Code(CodeKind.SASS, architecture, suffix=suffix or ("a" if narrow else ""))
+    return GpuCode(CodeKind.SASS, architecture, suffix=suffix or ("a" if narrow else ""))
 
 
-def parse_amd_target(head: bytes) -> Code | None:
+def parse_amd_target(head: bytes) -> GpuCode | None:
     """What one of AMD's code objects was compiled for, by its first bytes; None where that is not known.
 
     In `e_flags` the lowest byte is the processor; the next say of its features whether they must be off (2),
@@ -119,7 +119,7 @@ def parse_amd_target(head: bytes) -> Code | None:
         words = ("", "", "-", "+")
         settings = (("sramecc", words[flags >> 10 & 3]), ("xnack", words[flags >> 8 & 3]))
     features = "".join(f":{name}{setting}" for name, setting in settings if setting)
-    return Code(CodeKind.AMD, None, processor=processor + features)
+    return GpuCode(CodeKind.AMD, None, processor=processor + features)
 
 
 def lacks_tables(head: bytes, size: int) -> bool:
@@ -237,7 +237,7 @@ _ID = re.compile(r"([a-z][a-z0-9]*)(?:-[A-Za-z0-9_.]*){3,}(?:[:][a-z0-9:+-]*)?")
 _PROCESSOR = re.compile(r"-(gfx[0-9a-f]+(?:-[0-9-]*generic|-generic)?(?::[a-z]+[+-])*)\Z")
 
 
-class Damaged(Exception):
+class CorruptBundleError(Exception):
     """A bundle or container that cannot be what it says; `offset` is where in the file."""
 
     def __init__(self, offset: int, text: str) -> None:
@@ -246,86 +246,90 @@ class Damaged(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bundle:
+class OffloadBundle:
     """The targets of one bundle and where it ends. `compression` as in `model.Library`.
 
     `unread` names targets that are not AMD's processors.
     """
 
-    codes: tuple[Code, ...]
+    codes: tuple[GpuCode, ...]
     unread: tuple[str, ...]
     end: int
     compression: str
 
 
-class NotOne(Exception):
+class NotABundleError(Exception):
     """The mark stands there by chance (a string constant of a tool that reads bundles)."""
 
 
-Steps = Generator[Request, Piece, Bundle]
+Steps = Generator[ReadRequest, BytesPiece, OffloadBundle]
 
 
 def read_bundle(at: int, size: int) -> Steps:
-    """The plain bundle at offset `at` of a file of `size` bytes. Raises NotOne and Damaged."""
+    """The plain bundle at offset `at` of a file of `size` bytes. Raises NotABundleError and Damaged."""
     start = at + len(BUNDLE)
-    raw = (yield Request(start, 8)).data
+    raw = (yield ReadRequest(start, 8)).data
     if len(raw) < 8:
-        raise NotOne
+        raise NotABundleError
     count = int.from_bytes(raw, "little")
     if not 0 < count <= MAX_TARGETS:
-        raise NotOne
+        raise NotABundleError
     place, end, names = start + 8, start + 8, []
     for number in range(count):
-        entry = (yield Request(place, 24)).data
+        entry = (yield ReadRequest(place, 24)).data
         if len(entry) < 24:
-            raise Damaged(place, "the table of an offload bundle is cut off")
+            raise CorruptBundleError(place, "the table of an offload bundle is cut off")
         offset, length, name_length = struct.unpack("<QQQ", entry)
         if not 0 < name_length <= _MAX_ID or place + 24 + name_length - at > MAX_TABLE:
             if not number:
-                raise NotOne
-            raise Damaged(place, f"a target's name of {name_length} bytes in an offload bundle")
-        name = (yield Request(place + 24, name_length)).data
+                raise NotABundleError
+            raise CorruptBundleError(place, f"a target's name of {name_length} bytes in an offload bundle")
+        name = (yield ReadRequest(place + 24, name_length)).data
         if len(name) < name_length:
-            raise Damaged(place, "the table of an offload bundle is cut off")
+            raise CorruptBundleError(place, "the table of an offload bundle is cut off")
         if at + offset + length > size:
-            raise Damaged(place, "an offload bundle reaches past the end of the file")
+            raise CorruptBundleError(place, "an offload bundle reaches past the end of the file")
         names.append((place, name))
         place += 24 + name_length
         end = max(end, place, at + offset + length)
     codes, unread = _targets(names)
-    return Bundle(codes=codes, unread=unread, end=end, compression="none")
+    return OffloadBundle(codes=codes, unread=unread, end=end, compression="none")
 
 
 def read_compressed_bundle(at: int, size: int) -> Steps:
-    """The compressed bundle at offset `at`. Raises NotOne, Damaged, and ToolError without zstandard."""
-    head = (yield Request(at, 32)).data
+    """The compressed bundle at offset `at`. Raises NotABundleError, Damaged, and ToolError without
+    zstandard.
+    """
+    head = (yield ReadRequest(at, 32)).data
     if len(head) < 24:
-        raise NotOne
+        raise NotABundleError
     version, method = struct.unpack_from("<HH", head, 4)
     header = {1: 20, 2: 24, 3: 32}[version]
     end = size  # version 1 does not tell
     if version > 1:
         end = at + struct.unpack_from("<I" if version == 2 else "<Q", head, 8)[0]
     if end <= at + header:
-        raise NotOne
+        raise NotABundleError
     if end > size:
-        raise Damaged(at, "a compressed offload bundle reaches past the end of the file")
-    payload = (yield Request(at + header, min(end - at - header, ZSTD_START))).data
+        raise CorruptBundleError(at, "a compressed offload bundle reaches past the end of the file")
+    payload = (yield ReadRequest(at + header, min(end - at - header, ZSTD_START))).data
     table = _inflated(payload) if method == 0 else zstd_start(payload, MAX_TABLE)
     if not table.startswith(BUNDLE):
-        raise Damaged(at + header, "a compressed offload bundle that holds none")
+        raise CorruptBundleError(at + header, "a compressed offload bundle that holds none")
     steps = read_bundle(0, 1 << 64)
     try:
         request = next(steps)
         while True:
             request = steps.send(
-                Piece(request.offset, table[request.offset : request.offset + request.length])
+                BytesPiece(request.offset, table[request.offset : request.offset + request.length])
             )
     except StopIteration as stop:
-        inner: Bundle = stop.value
-    except (NotOne, Damaged) as error:
-        raise Damaged(at + header, "the table in a compressed offload bundle cannot be read") from error
-    return Bundle(
+        inner: OffloadBundle = stop.value
+    except (NotABundleError, CorruptBundleError) as error:
+        raise CorruptBundleError(
+            at + header, "the table in a compressed offload bundle cannot be read"
+        ) from error
+    return OffloadBundle(
         codes=inner.codes,
         unread=inner.unread,
         end=at + header if version == 1 else end,
@@ -333,14 +337,14 @@ def read_compressed_bundle(at: int, size: int) -> Steps:
     )
 
 
-def _targets(names: list[tuple[int, bytes]]) -> tuple[tuple[Code, ...], tuple[str, ...]]:
+def _targets(names: list[tuple[int, bytes]]) -> tuple[tuple[GpuCode, ...], tuple[str, ...]]:
     """Processors, and what else device code is for; the host has none."""
     codes, unread = set(), []
     for place, name in names:
         text = name.decode("ascii", "replace")
         found = _ID.fullmatch(text)
         if not found:
-            raise Damaged(place, f"an offload bundle for {text[:60]!a}, which names no target")
+            raise CorruptBundleError(place, f"an offload bundle for {text[:60]!a}, which names no target")
         if found[1] == "host":
             continue
         processor = _PROCESSOR.search(text)
@@ -369,10 +373,10 @@ MAX_FALSE = 10_000  # marks with nothing behind them
 _MAX_UNREAD = 8
 
 _CUBIN_HEAD = 1 << 20  # bytes in which the notes of a cubin are looked for
-_WHOLE = 1 << 20  # bytes that are searched in one go where they come so
+_MAX_WHOLE_BYTES = 1 << 20  # bytes that are searched in one go where they come so
 _ENTRY = struct.Struct("<HHIQIIHHIQQQQ")
 _ENTRY_VERSION = 0x0101
-_KINDS = {1: CodeKind.PTX, 2: CodeKind.SASS, 8: CodeKind.LTO}
+_CODE_KINDS = {1: CodeKind.PTX, 2: CodeKind.SASS, 8: CodeKind.LTO}
 _TILE, _CONCATENATION = 128, 256
 _LZ4, _ZSTD, _SUFFIX_A, _SUFFIX_F = 0x2000, 0x8000, 0x100000, 0x200000
 _SUFFIXES = {b"a": _SUFFIX_A, b"f": _SUFFIX_F}
@@ -391,8 +395,8 @@ class CodeReader:
         self._size = size
         self._head: bytearray | None = bytearray()  # until it tells what to pass over
         self._passed: tuple[tuple[int, int], ...] = ()
-        self._findings = _Findings(path, size)
-        self._forward = Forward(self._findings.walk())
+        self._findings = _FatbinParser(path, size)
+        self._forward = ForwardReader(self._findings.walk())
 
     def feed(self, chunk: bytes | memoryview) -> None:
         """The next bytes. Raises ToolError where AMD's compressed code needs a package that is missing."""
@@ -404,24 +408,29 @@ class CodeReader:
         while want := self._forward.wants:
             offset, count = want
             if self._forward.searching:
-                offset, count = _beside(self._passed, offset, count)
+                offset, count = _next_ranges(self._passed, offset, count)
             if offset >= end:
                 break
             start = offset - self._fed
-            if not start and self._forward.searching and isinstance(chunk, bytes) and len(chunk) <= _WHOLE:
+            if (
+                not start
+                and self._forward.searching
+                and isinstance(chunk, bytes)
+                and len(chunk) <= _MAX_WHOLE_BYTES
+            ):
                 piece = chunk  # as it is, not copied piece by piece
             else:
                 piece = bytes(chunk[start : start + count])
             self._forward.give(offset, piece)
         self._fed = end
 
-    def close(self) -> Library | None:
+    def close(self) -> GpuLibrary | None:
         """What was found; None without GPU code."""
         self._forward.end()
         return self._findings.library()
 
 
-def scan_file(path: Path, name: str) -> Library | None:
+def scan_file(path: Path, name: str) -> GpuLibrary | None:
     """The GPU code in a file, None where there is none; `name` is what the library is called.
 
     Only what may hold such code is read. Raises UsageError where the file cannot be read,
@@ -433,14 +442,14 @@ def scan_file(path: Path, name: str) -> Library | None:
         raise _unreadable(path, error) from error
     try:
         size = os.fstat(descriptor).st_size
-        findings = _Findings(name, size)
-        forward = Forward(findings.walk())
+        findings = _FatbinParser(name, size)
+        forward = ForwardReader(findings.walk())
         passed = unmapped(os.pread(descriptor, HEADERS, 0), size)
         passed = passed or skippable(lambda offset, count: os.pread(descriptor, count, offset), size)
         while want := forward.wants:
             offset, count = want
             if forward.searching:
-                offset, count = _beside(passed, offset, count)
+                offset, count = _next_ranges(passed, offset, count)
             data = os.pread(descriptor, count, offset)
             if not data:
                 break
@@ -453,7 +462,7 @@ def scan_file(path: Path, name: str) -> Library | None:
         os.close(descriptor)
 
 
-def scan_bytes(buffer: bytes | memoryview | mmap.mmap, path: str) -> Library | None:
+def scan_bytes(buffer: bytes | memoryview | mmap.mmap, path: str) -> GpuLibrary | None:
     """The GPU code in a file that lies in memory; `path` is what it is called."""
     with memoryview(buffer) as view:
         reader = CodeReader(path, len(view))
@@ -465,7 +474,7 @@ def _unreadable(path: Path, error: OSError) -> UsageError:
     return UsageError(*os_problem("read", path, error), hint="check that it exists and that you can read it")
 
 
-def _beside(passed: tuple[tuple[int, int], ...], offset: int, count: int) -> tuple[int, int]:
+def _next_ranges(passed: tuple[tuple[int, int], ...], offset: int, count: int) -> tuple[int, int]:
     """The next bytes to search when those ranges are left out."""
     for start, end in passed:
         if start <= offset < end:
@@ -475,28 +484,28 @@ def _beside(passed: tuple[tuple[int, int], ...], offset: int, count: int) -> tup
     return offset, count
 
 
-class _Findings:
+class _FatbinParser:
     """The parser of one file and what it has found so far."""
 
     def __init__(self, path: str, size: int) -> None:
         self._path = path
         self._size = size
-        self._modules: dict[tuple[Code, ...], int] = {}
+        self._modules: dict[tuple[GpuCode, ...], int] = {}
         self._count = 0
         self._entries = 0
         self._false = 0
-        self._codes: dict[tuple[int, int, int, int, int], Code] = {}
-        self._amd: dict[str, Code] = {}
+        self._codes: dict[tuple[int, int, int, int, int], GpuCode] = {}
+        self._amd: dict[str, GpuCode] = {}
         self._compressions: set[str] = set()
         self._unread: dict[str, int] = {}
         self._unread_at = 0
         self._damage = ""
 
-    def library(self) -> Library | None:
+    def library(self) -> GpuLibrary | None:
         if not self._modules and not self._damage:
             return None
-        modules = (Modules(codes=codes, count=count) for codes, count in self._modules.items())
-        return Library(
+        modules = (ModuleCount(codes=codes, count=count) for codes, count in self._modules.items())
+        return GpuLibrary(
             path=self._path,
             size=self._size,
             modules=tuple(sorted(modules, key=lambda module: tuple(map(str, module.codes)))),
@@ -507,27 +516,29 @@ class _Findings:
 
     def walk(self) -> Walk:
         try:
-            head = (yield Request(0, HEADER_SIZE)).data
+            head = (yield ReadRequest(0, HEADER_SIZE)).data
             machine = elf_machine(head)
             if machine == MACHINE_CUDA:
-                self._cubin((yield Request(0, _CUBIN_HEAD)).data)
+                self._cubin((yield ReadRequest(0, _CUBIN_HEAD)).data)
                 return
             if machine == MACHINE_AMD:
                 self._code_object(head)
                 return
             end = 0
             if lacks_tables(head, self._size):
-                end = loaded_end((yield Request(0, HEADERS)).data)
+                end = loaded_end((yield ReadRequest(0, HEADERS)).data)
             yield from self._search()
             if end > self._size:
-                raise Damaged(self._size, f"the file is cut off here, it goes on to {end:#x} or farther")
-        except Damaged as damage:
+                raise CorruptBundleError(
+                    self._size, f"the file is cut off here, it goes on to {end:#x} or farther"
+                )
+        except CorruptBundleError as damage:
             self._damage = f"at {damage.offset:#x}: {damage}"
 
     def _cubin(self, head: bytes) -> None:
         code = parse_cubin_target(head)
         if code is None:
-            raise Damaged(48, "a cubin whose flags name no architecture")
+            raise CorruptBundleError(48, "a cubin whose flags name no architecture")
         self._compressions.add("none")
         self._add(0, {code})
 
@@ -541,7 +552,7 @@ class _Findings:
     def _search(self) -> Walk:
         at = 0
         while True:
-            at, mark = yield Request(at, 0)
+            at, mark = yield ReadRequest(at, 0)
             if not mark:
                 return
             try:
@@ -557,25 +568,27 @@ class _Findings:
                         self._count_entry(at)
                     self._add(at, {self._amd.setdefault(code.processor, code) for code in bundle.codes})
                     at = bundle.end
-            except NotOne:
+            except NotABundleError:
                 self._false += 1
                 if self._false > MAX_FALSE:
-                    raise Damaged(at, f"more than {MAX_FALSE} beginnings of containers without one") from None
+                    raise CorruptBundleError(
+                        at, f"more than {MAX_FALSE} beginnings of containers without one"
+                    ) from None
                 at += len(mark)
 
-    def _container(self, at: int) -> Generator[Request, Piece, int]:
+    def _container(self, at: int) -> Generator[ReadRequest, BytesPiece, int]:
         """Reads the container at `at`, returns where it ends."""
-        head = (yield Request(at, 32)).data
+        head = (yield ReadRequest(at, 32)).data
         if len(head) < 16:
-            raise Damaged(at, "a fat binary's header is cut off")
+            raise CorruptBundleError(at, "a fat binary's header is cut off")
         place = at + 16
         end: int = place + int.from_bytes(head[8:16], "little")
         if end > self._size:
             # Tools that make or read fat binaries hold the same bytes in their machine code.
             if len(head) < 24 or struct.unpack_from("<HI", head, 18)[0] != _ENTRY_VERSION:
-                raise NotOne
-            raise Damaged(at, f"a fat binary that ends at {end:#x}, past the end of the file")
-        codes: set[Code] = set()
+                raise NotABundleError
+            raise CorruptBundleError(at, f"a fat binary that ends at {end:#x}, past the end of the file")
+        codes: set[GpuCode] = set()
         compressions: set[str] = set()
         while place < end:
             place = yield from self._entry(place, end, (codes, compressions))
@@ -583,17 +596,21 @@ class _Findings:
         self._add(at, codes)
         return end
 
-    def _entry(self, at: int, end: int, into: tuple[set[Code], set[str]]) -> Generator[Request, Piece, int]:
+    def _entry(
+        self, at: int, end: int, into: tuple[set[GpuCode], set[str]]
+    ) -> Generator[ReadRequest, BytesPiece, int]:
         """Reads the header of the entry at `at` of a container that ends at `end`; returns the next one's."""
-        raw = (yield Request(at, _ENTRY.size)).data if at + _ENTRY.size <= end else b""
+        raw = (yield ReadRequest(at, _ENTRY.size)).data if at + _ENTRY.size <= end else b""
         if len(raw) < _ENTRY.size:
-            raise Damaged(at, "the header of a fat binary's entry is cut off")
+            raise CorruptBundleError(at, "the header of a fat binary's entry is cut off")
         kind, version, header, padded, compressed, options, *_ = _ENTRY.unpack(raw)
         flags, uncompressed = struct.unpack_from("<Q", raw, 40)[0], struct.unpack_from("<Q", raw, 56)[0]
         if version != _ENTRY_VERSION:
-            raise Damaged(at, f"an entry of version {version:#06x}, where {_ENTRY_VERSION:#06x} is known")
+            raise CorruptBundleError(
+                at, f"an entry of version {version:#06x}, where {_ENTRY_VERSION:#06x} is known"
+            )
         if header < _ENTRY.size or header + padded > end - at:
-            raise Damaged(at, f"an entry of {header} + {padded} bytes where {end - at} are left")
+            raise CorruptBundleError(at, f"an entry of {header} + {padded} bytes where {end - at} are left")
         codes, compressions = into
         if flags & _ZSTD:
             compressions.add("zstd")
@@ -603,14 +620,14 @@ class _Findings:
             compressions.add("other" if compressed and uncompressed > compressed else "none")
         if kind == _CONCATENATION:
             if header > MAX_OPTIONS:
-                raise Damaged(at, f"a concatenation with a header of {header} bytes")
-            table = (yield Request(at, header)).data[options:]
+                raise CorruptBundleError(at, f"a concatenation with a header of {header} bytes")
+            table = (yield ReadRequest(at, header)).data[options:]
             self._concatenation(at, table, codes)
         else:
             text = b""
             most = min(compressed or padded, padded, ZSTD_START if flags & _ZSTD else _TEXT)
             if kind == 1 and most and not flags & (_SUFFIX_A | _SUFFIX_F):
-                text = self._ptx(at, flags, (yield Request(at + header, most)).data)
+                text = self._ptx(at, flags, (yield ReadRequest(at + header, most)).data)
             self._code(at, raw, codes, text)
         return int(at + header + padded)
 
@@ -624,7 +641,7 @@ class _Findings:
             self._leave(at, "PTX by its header alone, for zstandard is not installed")
             return b""
 
-    def _concatenation(self, at: int, table: bytes, codes: set[Code]) -> None:
+    def _concatenation(self, at: int, table: bytes, codes: set[GpuCode]) -> None:
         count, length = struct.unpack_from("<II", table) if len(table) >= 8 else (0, 0)
         pieces, place = 0, 8
         while place + _ENTRY.size <= min(length, len(table)):
@@ -636,9 +653,9 @@ class _Findings:
                 length_of_text = int.from_bytes(table[place + 4 : place + 8], "little")
                 place += 8 + (length_of_text // 8 + 1) * 8
         if not pieces or (pieces, place) != (count, length):
-            raise Damaged(at, "a concatenation whose table does not fit")
+            raise CorruptBundleError(at, "a concatenation whose table does not fit")
 
-    def _code(self, at: int, raw: bytes, codes: set[Code], text: bytes = b"") -> None:
+    def _code(self, at: int, raw: bytes, codes: set[GpuCode], text: bytes = b"") -> None:
         """Adds what an entry is for, by its header; of PTX by its text, where that asks for more."""
         self._count_entry(at)
         kind = struct.unpack_from("<H", raw)[0]
@@ -652,15 +669,17 @@ class _Findings:
         key = (kind, architecture, suffix, major, minor)
         code = self._codes.get(key)
         if code is None:
-            if kind not in _KINDS:
+            if kind not in _CODE_KINDS:
                 self._leave(at, f"CUDA Tile IR (kind {_TILE})" if kind == _TILE else f"kind {kind}")
                 return
             if not 10 <= architecture <= 999 or major > 99 or minor > 99:
-                raise Damaged(at, f"an entry for architecture {architecture} with PTX {major}.{minor}")
+                raise CorruptBundleError(
+                    at, f"an entry for architecture {architecture} with PTX {major}.{minor}"
+                )
             if len(self._codes) == MAX_CODES:
-                raise Damaged(at, f"more than {MAX_CODES} different targets")
-            code = self._codes[key] = Code(
-                _KINDS[kind],
+                raise CorruptBundleError(at, f"more than {MAX_CODES} different targets")
+            code = self._codes[key] = GpuCode(
+                _CODE_KINDS[kind],
                 Capability(architecture // 10, architecture % 10),
                 suffix="a" if suffix & _SUFFIX_A else "f" if suffix else "",
                 isa=f"{major}.{minor}" if kind == 1 else "",
@@ -670,15 +689,17 @@ class _Findings:
     def _count_entry(self, at: int) -> None:
         self._entries += 1
         if self._entries > MAX_ENTRIES:
-            raise Damaged(at, f"more than {MAX_ENTRIES} entries")
+            raise CorruptBundleError(at, f"more than {MAX_ENTRIES} entries")
 
-    def _add(self, at: int, codes: set[Code]) -> None:
+    def _add(self, at: int, codes: set[GpuCode]) -> None:
         self._count += 1
         if self._count > MAX_MODULES:
-            raise Damaged(at, f"more than {MAX_MODULES} fat binaries")
+            raise CorruptBundleError(at, f"more than {MAX_MODULES} fat binaries")
         signature = tuple(sorted(codes, key=_order))
         if signature not in self._modules and len(self._modules) == MAX_SIGNATURES:
-            raise Damaged(at, f"fat binaries for more than {MAX_SIGNATURES} different sets of targets")
+            raise CorruptBundleError(
+                at, f"fat binaries for more than {MAX_SIGNATURES} different sets of targets"
+            )
         self._modules[signature] = self._modules.get(signature, 0) + 1
 
     def _leave(self, at: int, what: str) -> None:
@@ -696,5 +717,5 @@ class _Findings:
         return f"{counts}, the first at {self._unread_at:#x}"
 
 
-def _order(code: Code) -> tuple[str, Capability, str, str, str]:
+def _order(code: GpuCode) -> tuple[str, Capability, str, str, str]:
     return (code.kind, code.architecture or Capability(0, 0), code.suffix, code.isa, code.processor)

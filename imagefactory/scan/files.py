@@ -18,10 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from imagefactory.errors import UsageError
-from imagefactory.gpu.values import Contents
-from imagefactory.oci.inflate import PIECE, DamagedError, plain_layer
+from imagefactory.gpu.values import ScanResult
+from imagefactory.oci.inflate import PIECE, CorruptDataError, plain_layer
 from imagefactory.oci.tar_stream import FILE, TarStream, entries
-from imagefactory.progress import QUIET, Progress, Task
+from imagefactory.progress import QUIET, Progress, ProgressTask
 from imagefactory.scan.fatbin import scan_file
 from imagefactory.scan.findings import (
     CHUNK,
@@ -29,18 +29,18 @@ from imagefactory.scan.findings import (
     SMALLEST,
     TEXT_LIMIT,
     FileFinding,
-    Look,
+    FileScan,
     format_contents,
-    holds_note,
     is_candidate,
     is_text,
+    may_hold_driver_note,
+    may_hold_facts,
     parse_facts,
     parse_note,
     read_name,
     readable,
     readable_path,
     stopping_pool,
-    tells_facts,
 )
 from imagefactory.scan.layers import scan_layer
 from imagefactory.scan.zip import PLAIN, damaged, member_bytes, members_of
@@ -58,7 +58,7 @@ def find_in_conda(path: Path, progress: Progress) -> tuple[FileFinding, ...]:
     with readable(path), progress.task(f"scan {path.name}", total=path.stat().st_size) as task:
         try:
             found = scan_layer(_bounded(_tar(path, task))).found
-        except DamagedError as error:
+        except CorruptDataError as error:
             raise damaged(path, str(error)) from error
     record = read_name(f"conda-meta/{path.name.removesuffix('.conda').removesuffix('.tar.bz2')}.json")
     # `info/` is about the package and is not installed.
@@ -73,19 +73,19 @@ def read_index(path: Path) -> bytes:
             for entry in entries(stream):
                 if entry.path == "info/index.json" and entry.kind == FILE:
                     if entry.size > _RECORD:
-                        raise DamagedError(f"its info/index.json has {entry.size} bytes")
+                        raise CorruptDataError(f"its info/index.json has {entry.size} bytes")
                     return entry.read(entry.size)
-            raise DamagedError("it has no info/index.json")
-        except DamagedError as error:
+            raise CorruptDataError("it has no info/index.json")
+        except CorruptDataError as error:
             raise damaged(path, str(error)) from error
 
 
-def _tar(path: Path, task: Task, part: str = "pkg") -> Iterator[bytes]:
+def _tar(path: Path, task: ProgressTask, part: str = "pkg") -> Iterator[bytes]:
     if path.suffix == ".bz2":
         return _bunzip(_counted(_chunks(path), task))
     members = [one for one in members_of(path) if one.filename.startswith(f"{part}-")]
     if len(members) != 1 or not members[0].filename.endswith(".tar.zst"):
-        raise DamagedError(f"it has no {part}-*.tar.zst")
+        raise CorruptDataError(f"it has no {part}-*.tar.zst")
     return plain_layer(_ZSTD, _counted(member_bytes(path, members[0]), task))
 
 
@@ -95,7 +95,7 @@ def _chunks(path: Path) -> Iterator[bytes]:
             yield data
 
 
-def _counted(chunks: Iterator[bytes], task: Task) -> Iterator[bytes]:
+def _counted(chunks: Iterator[bytes], task: ProgressTask) -> Iterator[bytes]:
     for chunk in chunks:
         yield chunk
         task.advance(len(chunk))
@@ -106,7 +106,7 @@ def _bounded(chunks: Iterator[bytes]) -> Iterator[bytes]:
     for chunk in chunks:
         left -= len(chunk)
         if left < 0:
-            raise DamagedError(f"it unpacks to more than {PLAIN} bytes")
+            raise CorruptDataError(f"it unpacks to more than {PLAIN} bytes")
         yield chunk
 
 
@@ -119,7 +119,7 @@ def _bunzip(chunks: Iterator[bytes]) -> Iterator[bytes]:
             try:
                 piece = stream.decompress(data, PIECE)
             except OSError as error:
-                raise DamagedError(str(error)) from error
+                raise CorruptDataError(str(error)) from error
             begun, data = True, b""
             if piece:
                 yield piece
@@ -127,7 +127,7 @@ def _bunzip(chunks: Iterator[bytes]) -> Iterator[bytes]:
                 data = stream.unused_data
                 stream, begun = bz2.BZ2Decompressor(), False
     if begun:
-        raise DamagedError("it ends in the middle of the data")
+        raise CorruptDataError("it ends in the middle of the data")
 
 
 # ---
@@ -144,7 +144,7 @@ _PACKED = (
 # --- files and folders ---------------------------------------------------------------------------
 
 
-def scan_path(path: Path, progress: Progress, *, workers: int = 1) -> Contents:
+def scan_path(path: Path, progress: Progress, *, workers: int = 1) -> ScanResult:
     """A folder, a wheel, a conda package or one file. A .sif is sif.py's.
 
     Raises UsageError for what cannot be read or is damaged.
@@ -156,21 +156,21 @@ def scan_path(path: Path, progress: Progress, *, workers: int = 1) -> Contents:
 def find_in(path: Path, progress: Progress, *, workers: int = 1) -> tuple[FileFinding, ...]:
     """What single files tell, in a place as `scan_path` takes it."""
     if path.is_dir():
-        return _find_in_folder(path, progress, workers)
+        return _find_in_directory(path, progress, workers)
     if path.suffix == ".whl":
         return _find_in_wheel(path, progress, workers)
     if path.name.endswith((".conda", ".tar.bz2")):
         return find_in_conda(path, progress)
     with readable(path):
         name = readable_path(path.name)
-        _refuse_archive(path)
-        found, candidate = _look_at(path.absolute().as_posix(), name, path.stat().st_size)
+        _check_not_archive(path)
+        found, candidate = _classify_file(path.absolute().as_posix(), name, path.stat().st_size)
         if candidate:
             found = replace(found, library=scan_file(path, name))
     return (found,) if found else ()
 
 
-def _refuse_archive(path: Path) -> None:
+def _check_not_archive(path: Path) -> None:
     """Raises UsageError for a packed file: that nothing was found in it would be no answer."""
     if not path.is_file():
         return
@@ -185,12 +185,12 @@ def _refuse_archive(path: Path) -> None:
         )
 
 
-def scan_folder(folder: Path, progress: Progress, *, workers: int = 1) -> Contents:
+def scan_directory(folder: Path, progress: Progress, *, workers: int = 1) -> ScanResult:
     """All regular files below, each inode once, links not followed; of `/` not what is no disk."""
-    return format_contents(str(folder), _find_in_folder(folder, progress, workers))
+    return format_contents(str(folder), _find_in_directory(folder, progress, workers))
 
 
-def _find_in_folder(folder: Path, progress: Progress, workers: int) -> tuple[FileFinding, ...]:
+def _find_in_directory(folder: Path, progress: Progress, workers: int) -> tuple[FileFinding, ...]:
     files = sorted(_files(folder))
     total = sum(size for _, size in files)
     root = folder.absolute().as_posix().rstrip("/")
@@ -211,7 +211,7 @@ def _find_in_folder(folder: Path, progress: Progress, workers: int) -> tuple[Fil
         for path, size in files:
             file = f"{root}/{path}"
             with readable(file):
-                named, candidate = _look_at(file, readable_path(path), size)
+                named, candidate = _classify_file(file, readable_path(path), size)
             if candidate:
                 findings.append(pool.submit(look, file, named, size))
                 continue
@@ -251,19 +251,19 @@ def _files(folder: Path) -> Iterator[tuple[str, int]]:
                     yield path, facts.st_size
 
 
-def _look_at(file: str, path: str, size: int) -> tuple[FileFinding, bool]:
+def _classify_file(file: str, path: str, size: int) -> tuple[FileFinding, bool]:
     """What a file's name and text tell, and whether its first bytes say that it may hold GPU code."""
     named = read_name(path)
     facts = named.facts
     candidate = False
-    if tells_facts(file, size):  # by the whole place: a folder may itself be `torch`
+    if may_hold_facts(file, size):  # by the whole place: a folder may itself be `torch`
         with Path(file).open("rb") as handle:
             facts = parse_facts(file, handle.read(TEXT_LIMIT).decode("utf-8", "replace"))
     elif size >= SMALLEST and not is_text(path):
         handle_number = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         try:
             candidate = is_candidate(os.pread(handle_number, HEAD, 0))
-            if candidate and holds_note(path):
+            if candidate and may_hold_driver_note(path):
                 with mmap.mmap(handle_number, 0, access=mmap.ACCESS_READ) as whole:
                     facts += parse_note(path, whole)
         finally:
@@ -276,7 +276,7 @@ def _look_at(file: str, path: str, size: int) -> tuple[FileFinding, bool]:
 # --- wheels --------------------------------------------------------------------------------------
 
 
-def scan_wheel(path: Path, progress: Progress, *, workers: int = 1) -> Contents:
+def scan_wheel(path: Path, progress: Progress, *, workers: int = 1) -> ScanResult:
     """What a wheel installs, paths as below site-packages. Members are inflated in threads, never kept.
 
     Raises UsageError for a file that is no zip, is damaged, has members that overlap, or that would
@@ -295,18 +295,18 @@ def _find_in_wheel(path: Path, progress: Progress, workers: int) -> tuple[FileFi
             progress.task(f"scan {path.name}", total=total) as task,
             stopping_pool(workers) as pool,
         ):
-            findings = pool.map(lambda member: _look_in(path, member, task), members)
+            findings = pool.map(lambda member: _scan_contents(path, member, task), members)
             return tuple(finding for finding in findings if finding)
 
 
-def _look_in(path: Path, member: zipfile.ZipInfo, task: Task) -> FileFinding:
+def _scan_contents(path: Path, member: zipfile.ZipInfo, task: ProgressTask) -> FileFinding:
     name = readable_path(re.sub(r"^[^/]+\.data/(?:pure|plat)lib/", "", member.filename))
-    look = Look(name, member.file_size)
+    look = FileScan(name, member.file_size)
     pieces = member_bytes(path, member)
     try:
         while not look.idle and (piece := next(pieces, b"")):
             look.feed(piece)
-    except DamagedError as error:
+    except CorruptDataError as error:
         raise damaged(path, f"{name}: {error}") from error
     task.advance(member.compress_size)
     return look.close()

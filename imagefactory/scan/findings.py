@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imagefactory.errors import UsageError, os_problem
-from imagefactory.gpu.capability import Code
+from imagefactory.gpu.capability import GpuCode
 from imagefactory.gpu.predict import DRIVER_FACT, OWN
-from imagefactory.gpu.values import Contents, Library, Modules, Package
+from imagefactory.gpu.values import GpuLibrary, InstalledPackage, ModuleCount, ScanResult
 from imagefactory.scan.fatbin import CodeReader
 
 TEXT_LIMIT = 256 << 10  # bytes; the largest file that is read as what a framework says of itself
@@ -71,8 +71,8 @@ class FileFinding:
     """What one file tells. Most tell nothing."""
 
     path: str
-    library: Library | None = None
-    package: Package | None = None
+    library: GpuLibrary | None = None
+    package: InstalledPackage | None = None
     facts: tuple[tuple[str, str, str], ...] = ()
     toolkit: str = ""
 
@@ -103,7 +103,7 @@ def read_name(path: str) -> FileFinding:
     if name == "METADATA":
         package = _parse_dist_info(path)
     elif name.endswith(".json") and (found := _CONDA_META.fullmatch(path)):
-        package = Package(name=found[1], version=found[2], build=found[3])
+        package = InstalledPackage(name=found[1], version=found[2], build=found[3])
     driver = _DRIVERS.fullmatch(path)
     return FileFinding(
         path=path,
@@ -113,7 +113,7 @@ def read_name(path: str) -> FileFinding:
     )
 
 
-def holds_note(path: str) -> bool:
+def may_hold_driver_note(path: str) -> bool:
     """Whether a file may say for which drivers it is: a libcuda of NVIDIA's forward compatibility."""
     return bool(_DRIVERS.fullmatch(path)) and "libcuda" in path and bool(_COMPAT.search(path))
 
@@ -130,13 +130,13 @@ def parse_note(path: str, data: bytes | mmap.mmap) -> tuple[tuple[str, str, str]
     return ((DRIVER_FACT, path.rpartition("/")[2], value),)
 
 
-def _parse_dist_info(path: str) -> Package | None:
+def _parse_dist_info(path: str) -> InstalledPackage | None:
     """Of an environment's own packages only: what setuptools and others carry inside is none."""
     found = _DIST_INFO.fullmatch(path)
     above = path.split("/")[:-2]
     if not found or (above and above[-1] not in ("site-packages", "dist-packages")):
         return None
-    return Package(name=re.sub(r"[-_.]+", "-", found[1]).lower(), version=found[2])
+    return InstalledPackage(name=re.sub(r"[-_.]+", "-", found[1]).lower(), version=found[2])
 
 
 def parse_facts(path: str, text: str) -> tuple[tuple[str, str, str], ...]:
@@ -163,7 +163,7 @@ def _plain(literal: str) -> str:
     return readable_path(literal.strip("'\""))
 
 
-def tells_facts(path: str, size: int) -> bool:
+def may_hold_facts(path: str, size: int) -> bool:
     return path.endswith(".py") and size <= TEXT_LIMIT and any(_ends(path, end) for end, _, _ in _FACTS)
 
 
@@ -171,41 +171,41 @@ def _ends(path: str, end: str) -> bool:
     return path == end or path.endswith("/" + end)
 
 
-def group_loose(libraries: Iterable[Library]) -> tuple[Library, ...]:
+def group_loose(libraries: Iterable[GpuLibrary]) -> tuple[GpuLibrary, ...]:
     """Libraries by path, files of a folder that hold code alone (`.cubin`, `.fatbin`) as one.
 
     A program chooses among such files: flashinfer-cubin has 15,970 in four folders.
     """
-    found: dict[str, list[Library]] = {}
+    found: dict[str, list[GpuLibrary]] = {}
     for library in libraries:
         folder, slash, name = library.path.rpartition("/")
         loose = name.rpartition(".")[2] if name.endswith((".cubin", ".fatbin")) else ""
         found.setdefault(f"{folder}{slash}*.{loose}" if loose else library.path, []).append(library)
-    grouped = (some[0] if len(some) == 1 else _together(some, path) for path, some in found.items())
+    grouped = (some[0] if len(some) == 1 else _merge_findings(some, path) for path, some in found.items())
     return tuple(sorted(grouped, key=lambda library: library.path))
 
 
-def _together(some: Sequence[Library], path: str) -> Library:
-    counts: Counter[tuple[Code, ...]] = Counter()
+def _merge_findings(some: Sequence[GpuLibrary], path: str) -> GpuLibrary:
+    counts: Counter[tuple[GpuCode, ...]] = Counter()
     for library in some:
         for modules in library.modules:
             counts[modules.codes] += modules.count
     damaged = next((one for one in some if one.damage), None)
-    return Library(
+    return GpuLibrary(
         path=path,
         size=sum(one.size for one in some),
-        modules=tuple(Modules(codes=codes, count=count) for codes, count in sorted(counts.items())),
+        modules=tuple(ModuleCount(codes=codes, count=count) for codes, count in sorted(counts.items())),
         compressions=tuple(sorted({word for one in some for word in one.compressions})),
         damage=f"{damaged.path}: {damaged.damage}" if damaged else "",
         unread="; ".join(sorted({one.unread for one in some if one.unread})[:3]),
     )
 
 
-def format_contents(source: str, findings: Iterable[FileFinding]) -> Contents:
+def format_contents(source: str, findings: Iterable[FileFinding]) -> ScanResult:
     """All that single files told, in one value."""
     every = sorted(findings, key=lambda finding: finding.path)
     packages = {finding.package for finding in every if finding.package}
-    return Contents(
+    return ScanResult(
         source=source,
         libraries=group_loose(finding.library for finding in every if finding.library),
         packages=tuple(sorted(packages, key=lambda package: (package.name, package.version, package.build))),
@@ -232,15 +232,15 @@ def is_candidate(head: bytes) -> bool:
     return head.startswith(_STARTS)
 
 
-class Look:
+class FileScan:
     """One file of a stream: fed with its bytes in any portions, then closed."""
 
     def __init__(self, path: str, size: int) -> None:
         self._named, self._size = read_name(path), size
-        self._facts = tells_facts(path, size)
+        self._facts = may_hold_facts(path, size)
         self._head = bytearray()
         self._reader: CodeReader | None = None
-        self._note: bytearray | None = bytearray() if holds_note(path) else None
+        self._note: bytearray | None = bytearray() if may_hold_driver_note(path) else None
         self._told: tuple[tuple[str, str, str], ...] = ()
         self._idle = size < SMALLEST or (is_text(path) and not self._facts)
 

@@ -19,14 +19,14 @@ from typing import Any
 
 from imagefactory.errors import ToolError
 from imagefactory.gpu.capability import parse_code
-from imagefactory.gpu.values import Contents, Library, Modules, Package
-from imagefactory.oci.inflate import DamagedError, plain_layer
+from imagefactory.gpu.values import GpuLibrary, InstalledPackage, ModuleCount, ScanResult
+from imagefactory.oci.inflate import CorruptDataError, plain_layer
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.manifests import Layer
+from imagefactory.oci.manifests import OciLayer
 from imagefactory.oci.sif import read_partition
 from imagefactory.oci.tar_stream import (
+    DIRECTORY,
     FILE,
-    FOLDER,
     HARD_LINK,
     HIDDEN,
     REMOVED,
@@ -36,11 +36,11 @@ from imagefactory.oci.tar_stream import (
     layer_error,
 )
 from imagefactory.oci.tree import OPAQUE, WHITEOUT
-from imagefactory.progress import Progress, Task, format_bytes
+from imagefactory.progress import Progress, ProgressTask, format_bytes
 from imagefactory.scan.findings import (
     CHUNK,
     FileFinding,
-    Look,
+    FileScan,
     format_contents,
     is_text,
     read_name,
@@ -75,11 +75,11 @@ class LayerScan:
     links: tuple[tuple[str, str], ...] = ()
 
 
-def keep_scan(layout: Layout, digest: str, scan: LayerScan) -> None:
+def put_scan(layout: Layout, digest: str, scan: LayerScan) -> None:
     layout.record(RECORDS, layout.blob_path(digest).name, format_scan(scan))
 
 
-def recall_scan(layout: Layout, digest: str) -> LayerScan | None:
+def get_scan(layout: Layout, digest: str) -> LayerScan | None:
     """What was kept of a layer; None where nothing was, by another scanner, or not readably."""
     value = layout.recall(RECORDS, layout.blob_path(digest).name)
     return None if value is None else parse_scan(value)
@@ -89,7 +89,7 @@ def format_scan(scan: LayerScan) -> dict[str, object]:
     """As JSON; `parse_scan` reads it."""
     return {
         "scanner": SCANNER,
-        "found": [_format_found(one) for one in scan.found],
+        "found": [_format_findings(one) for one in scan.found],
         "plain": scan.plain,
         "removed": scan.removed,
         "opaque": scan.opaque,
@@ -103,7 +103,7 @@ def parse_scan(value: Mapping[str, Any]) -> LayerScan | None:
         if value["scanner"] != SCANNER:
             return None
         return LayerScan(
-            found=tuple(_parse_found(one) for one in value["found"]),
+            found=tuple(_parse_findings(one) for one in value["found"]),
             plain=tuple(value["plain"]),
             removed=tuple(value["removed"]),
             opaque=tuple(value["opaque"]),
@@ -113,7 +113,7 @@ def parse_scan(value: Mapping[str, Any]) -> LayerScan | None:
         return None
 
 
-def _format_found(finding: FileFinding) -> dict[str, object]:
+def _format_findings(finding: FileFinding) -> dict[str, object]:
     value: dict[str, object] = {"path": finding.path}
     if library := finding.library:
         value["size"] = library.size
@@ -130,10 +130,10 @@ def _format_found(finding: FileFinding) -> dict[str, object]:
     return value
 
 
-def _parse_found(value: Mapping[str, Any]) -> FileFinding:
+def _parse_findings(value: Mapping[str, Any]) -> FileFinding:
     library = package = None
     if "modules" in value:
-        library = Library(
+        library = GpuLibrary(
             path=value["path"],
             size=value["size"],
             modules=tuple(_parse_modules(text) for text in value["modules"]),
@@ -143,22 +143,22 @@ def _parse_found(value: Mapping[str, Any]) -> FileFinding:
         )
     if "package" in value:
         name, version, build = value["package"]
-        package = Package(name=name, version=version, build=build)
+        package = InstalledPackage(name=name, version=version, build=build)
     facts = tuple((framework, key, text) for framework, key, text in value.get("facts", ()))
     return FileFinding(
         path=value["path"], library=library, package=package, facts=facts, toolkit=value.get("toolkit", "")
     )
 
 
-def _format_modules(modules: Modules) -> str:
+def _format_modules(modules: ModuleCount) -> str:
     """`332 sm_50 sm_60 compute_90/8.1`: the count, then the codes."""
     return " ".join((str(modules.count), *map(str, modules.codes)))
 
 
-def _parse_modules(text: str) -> Modules:
+def _parse_modules(text: str) -> ModuleCount:
     """What `_format_modules` wrote. Raises ValueError."""
     count, *codes = text.split(" ")
-    return Modules(codes=tuple(map(parse_code, codes)), count=int(count))
+    return ModuleCount(codes=tuple(map(parse_code, codes)), count=int(count))
 
 
 # ---
@@ -191,7 +191,7 @@ def merge_layers(scans: Iterable[LayerScan]) -> tuple[FileFinding, ...]:
 
 def _hidden(path: str, over: set[str], opaque: set[str]) -> bool:
     """Whether a layer with `over` and `opaque` removes or replaces what is at `path`, or a folder above."""
-    above = _above(path)
+    above = _parent_paths(path)
     return path in over or not over.isdisjoint(above) or not opaque.isdisjoint(above)
 
 
@@ -204,7 +204,7 @@ def _renamed(found: FileFinding, told: FileFinding | None, name: str) -> FileFin
     )
 
 
-def _above(path: str) -> list[str]:
+def _parent_paths(path: str) -> list[str]:
     """The folders that hold `path`, the root (an empty text) among them."""
     parts = path.split("/")[:-1]
     return ["/".join(parts[:depth]) for depth in range(len(parts) + 1)]
@@ -214,7 +214,7 @@ def _above(path: str) -> list[str]:
 
 
 def scan_layer(chunks: Iterator[bytes]) -> LayerScan:
-    """What the tar in `chunks` tells; reads them to their end. Raises DamagedError."""
+    """What the tar in `chunks` tells; reads them to their end. Raises CorruptDataError."""
     stream = TarStream(chunks)
     findings: dict[str, FileFinding] = {}
     plain: set[str] = set()
@@ -233,7 +233,7 @@ def scan_layer(chunks: Iterator[bytes]) -> LayerScan:
         if finding and names:  # the file lives on by its other names
             left -= len(names)
             if left < 0:
-                raise DamagedError(f"its files change their names more than {RENAMED_LIMIT} times")
+                raise CorruptDataError(f"its files change their names more than {RENAMED_LIMIT} times")
             heir, *rest = names
             del links[heir]
             findings[heir] = _renamed(finding, findings.get(heir), heir)
@@ -251,8 +251,8 @@ def scan_layer(chunks: Iterator[bytes]) -> LayerScan:
         elif entry.kind == REMOVED:
             for below in [one for one in (*findings, *plain) if one == path or one.startswith(f"{path}/")]:
                 drop(below)
-        elif entry.kind != FOLDER:
-            finding = _look(entry, path)
+        elif entry.kind != DIRECTORY:
+            finding = _scan_entries(entry, path)
             drop(path)  # a path may stand there twice; the last one holds
             if entry.kind == HARD_LINK:
                 same = readable_path("/".join(entry.target))
@@ -274,10 +274,10 @@ def scan_layer(chunks: Iterator[bytes]) -> LayerScan:
     )
 
 
-def _look(entry: TarEntry, path: str) -> FileFinding:
+def _scan_entries(entry: TarEntry, path: str) -> FileFinding:
     if entry.kind != FILE:
         return read_name(path)
-    look = Look(path, entry.size)
+    look = FileScan(path, entry.size)
     while entry.left and not look.idle:
         look.feed(entry.piece(entry.left))
     return look.close()
@@ -287,7 +287,7 @@ def _look(entry: TarEntry, path: str) -> FileFinding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScanShelf:
+class ScanCache:
     """Where layers come from; `layout` keeps what was found.
 
     `read` gives the packed bytes of one and vouches for its digest: what is found is kept under it. A
@@ -295,17 +295,17 @@ class ScanShelf:
     """
 
     layout: Layout
-    read: Callable[[Layer], Iterator[bytes]]
+    read: Callable[[OciLayer], Iterator[bytes]]
     workers: int = 1
 
 
-def scan_image(source: str, layers: Sequence[Layer], shelf: ScanShelf, progress: Progress) -> Contents:
+def scan_image(source: str, layers: Sequence[OciLayer], shelf: ScanCache, progress: Progress) -> ScanResult:
     """What an image of `layers`, the lowest first, holds; those not known yet are read in parallel.
 
     The caller holds the layout's `in_use`. Raises StoreError for a layer that is damaged, ToolError where
     zstandard is missing.
     """
-    known = {digest: recall_scan(shelf.layout, digest) for digest in map(_digest, layers)}
+    known = {digest: get_scan(shelf.layout, digest) for digest in map(_digest, layers)}
     unknown = {_digest(layer): layer for layer in layers if known[_digest(layer)] is None}
     if unknown:
         total = sum(layer.descriptor.size for layer in unknown.values())
@@ -314,41 +314,41 @@ def scan_image(source: str, layers: Sequence[Layer], shelf: ScanShelf, progress:
             progress.task(f"scan {len(unknown)} layers", total=total) as task,
             stopping_pool(shelf.workers) as pool,
         ):
-            scans = pool.map(lambda layer: _scan_one(layer, shelf, task), largest_first)
+            scans = pool.map(lambda layer: _scan_layer_cached(layer, shelf, task), largest_first)
             known.update(zip(map(_digest, largest_first), scans, strict=True))
     seen = merge_layers(scan for layer in layers if (scan := known[_digest(layer)]))
     return format_contents(source, seen)
 
 
-def layout_shelf(layout: Layout, workers: int) -> ScanShelf:
+def layout_scan_cache(layout: Layout, workers: int) -> ScanCache:
     """The layers of a store on this machine, which were hashed when they were put there."""
 
-    def read(layer: Layer) -> Iterator[bytes]:
+    def read(layer: OciLayer) -> Iterator[bytes]:
         with layout.blob_path(layer.descriptor.digest).open("rb") as file:
             if (size := os.fstat(file.fileno()).st_size) != layer.descriptor.size:
-                raise DamagedError(f"its blob has {size} bytes, not {layer.descriptor.size}")
+                raise CorruptDataError(f"its blob has {size} bytes, not {layer.descriptor.size}")
             while data := file.read(CHUNK):
                 yield data
 
-    return ScanShelf(layout=layout, read=read, workers=workers)
+    return ScanCache(layout=layout, read=read, workers=workers)
 
 
-def _scan_one(layer: Layer, shelf: ScanShelf, task: Task) -> LayerScan:
+def _scan_layer_cached(layer: OciLayer, shelf: ScanCache, task: ProgressTask) -> LayerScan:
     name = readable_path(layer.title)[:80] or _digest(layer)
     try:
         plain = plain_layer(layer.descriptor.media_type, _counted(shelf.read(layer), task))
         scan = scan_layer(bounded(plain))
-    except DamagedError as error:
+    except CorruptDataError as error:
         raise layer_error(name, error) from error
-    keep_scan(shelf.layout, _digest(layer), scan)
+    put_scan(shelf.layout, _digest(layer), scan)
     return scan
 
 
-def _digest(layer: Layer) -> str:
+def _digest(layer: OciLayer) -> str:
     return layer.descriptor.digest
 
 
-def _counted(chunks: Iterator[bytes], task: Task) -> Iterator[bytes]:
+def _counted(chunks: Iterator[bytes], task: ProgressTask) -> Iterator[bytes]:
     for chunk in chunks:
         yield chunk
         task.advance(len(chunk))
@@ -360,7 +360,7 @@ def bounded(chunks: Iterator[bytes]) -> Iterator[bytes]:
     for chunk in chunks:
         size += len(chunk)
         if size > PLAIN:
-            raise DamagedError(f"it unpacks to more than {PLAIN} bytes")
+            raise CorruptDataError(f"it unpacks to more than {PLAIN} bytes")
         yield chunk
 
 

@@ -16,8 +16,8 @@ from imagefactory.errors import ToolError, extra_hint
 
 # Bytes searched at a time. The first look is short, since containers mostly follow each other; the longest
 # still stays in the processor's cache.
-_FIRST_LOOK = 1 << 12
-_LONGEST_LOOK = 1 << 18
+_FIRST_WINDOW = 1 << 12
+_MAX_WINDOW = 1 << 18
 
 FATBIN = b"\x50\xed\x55\xba\x01\x00\x10\x00"  # magic, version 1, header of 16 bytes
 BUNDLE = b"__CLANG_OFFLOAD_BUNDLE__"
@@ -28,24 +28,24 @@ _COMPRESSED = re.compile(rb"CCOB[\x01-\x03]\x00[\x00\x01]\x00", re.DOTALL)
 _OVERLAP = len(BUNDLE) - 1
 
 
-class Request(NamedTuple):
+class ReadRequest(NamedTuple):
     """`length` bytes from `offset`, or with a length of 0 the next mark from there."""
 
     offset: int
     length: int
 
 
-class Piece(NamedTuple):
+class BytesPiece(NamedTuple):
     """What is at `offset`: the bytes asked for (fewer at the end of the file), or the mark (or none)."""
 
     offset: int
     data: bytes
 
 
-Walk = Generator[Request, Piece, None]
+Walk = Generator[ReadRequest, BytesPiece, None]
 
 
-class Forward:
+class ForwardReader:
     """Runs a parser over bytes that come in rising order of their offsets."""
 
     def __init__(self, walk: Walk) -> None:
@@ -53,17 +53,17 @@ class Forward:
         self._base = 0  # the offset of the first byte kept
         self._kept = b""
         self._places: dict[bytes, int] = {}  # where in what is kept a mark comes next, its end for nowhere
-        self._look = _FIRST_LOOK
-        self._request: Request | None = next(walk, None)
+        self._look = _FIRST_WINDOW
+        self._request: ReadRequest | None = next(walk, None)
 
     @property
-    def wants(self) -> Request | None:
+    def wants(self) -> ReadRequest | None:
         """The bytes that are of use next (never a length of 0); None when the parser is through."""
         if self._request is None:
             return None
         offset, length = self._request
         start = max(offset, self._base + len(self._kept))
-        return Request(start, offset + length - start if length else self._look)
+        return ReadRequest(start, offset + length - start if length else self._look)
 
     @property
     def searching(self) -> bool:
@@ -102,23 +102,23 @@ class Forward:
             except StopIteration:
                 self._request = None
 
-    def _taken(self, *, last: bool) -> Piece | None:
+    def _taken(self, *, last: bool) -> BytesPiece | None:
         assert self._request is not None
         offset, length = self._request
         start = offset - self._base
         data = self._kept[start : start + length]
-        return Piece(offset, data) if last or len(data) == length else None
+        return BytesPiece(offset, data) if last or len(data) == length else None
 
-    def _found(self, *, last: bool) -> Piece | None:
+    def _found(self, *, last: bool) -> BytesPiece | None:
         assert self._request is not None
         start = max(self._request.offset - self._base, 0)
         place, mark = _find_mark(self._kept, start, self._places)
         if mark or last:
-            self._look = _FIRST_LOOK
-            return Piece(self._base + place, mark)
-        self._look = min(2 * self._look, _LONGEST_LOOK)
+            self._look = _FIRST_WINDOW
+            return BytesPiece(self._base + place, mark)
+        self._look = min(2 * self._look, _MAX_WINDOW)
         # A mark may begin in the last bytes and end in those to come.
-        self._request = Request(self._base + max(start, len(self._kept) - _OVERLAP), 0)
+        self._request = ReadRequest(self._base + max(start, len(self._kept) - _OVERLAP), 0)
         return None
 
 

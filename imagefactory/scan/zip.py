@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from imagefactory.errors import UsageError
-from imagefactory.oci.inflate import DamagedError, inflate
+from imagefactory.oci.inflate import CorruptDataError, inflate
 from imagefactory.scan.findings import CHUNK
 
 MEMBERS = 100_000  # the most of a zip
@@ -115,7 +115,7 @@ def check_list(file: IO[bytes]) -> None:
 
 
 def member_bytes(path: Path, member: zipfile.ZipInfo) -> Iterator[bytes]:
-    """The member's plain bytes, exactly as many as it says. Raises DamagedError."""
+    """The member's plain bytes, exactly as many as it says. Raises CorruptDataError."""
     left = member.file_size
     for piece in _inflated(_packed_bytes(path, member), member.compress_type):
         left -= len(piece)
@@ -123,7 +123,7 @@ def member_bytes(path: Path, member: zipfile.ZipInfo) -> Iterator[bytes]:
             break
         yield piece
     if left:
-        raise DamagedError(f"it does not have the {member.file_size} bytes of the archive's list")
+        raise CorruptDataError(f"it does not have the {member.file_size} bytes of the archive's list")
 
 
 def _inflated(packed: Iterator[bytes], method: int) -> Iterator[bytes]:
@@ -131,7 +131,7 @@ def _inflated(packed: Iterator[bytes], method: int) -> Iterator[bytes]:
         return packed
     if method == zipfile.ZIP_DEFLATED:
         return inflate(packed)
-    raise DamagedError(f"it is packed by method {method}, which wheels do not use")
+    raise CorruptDataError(f"it is packed by method {method}, which wheels do not use")
 
 
 def _packed_bytes(path: Path, member: zipfile.ZipInfo) -> Iterator[bytes]:
@@ -139,13 +139,13 @@ def _packed_bytes(path: Path, member: zipfile.ZipInfo) -> Iterator[bytes]:
         try:
             file.seek(data_start(file, member))
         except (ValueError, struct.error) as error:
-            raise DamagedError(str(error)) from error
+            raise CorruptDataError(str(error)) from error
         left = member.compress_size
         while left and (data := file.read(min(left, CHUNK))):
             left -= len(data)
             yield data
     if left:
-        raise DamagedError("the file is truncated")
+        raise CorruptDataError("the file is truncated")
 
 
 def damaged(path: Path, why: str) -> UsageError:

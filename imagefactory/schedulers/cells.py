@@ -61,22 +61,24 @@ from imagefactory.matrix.plan import (
     make_plan,
 )
 from imagefactory.model import Target
-from imagefactory.schedulers.pool import Inventory, LeftOut, PoolGpu, PoolImage, PoolMachine
+from imagefactory.schedulers.pool import Inventory, PoolGpu, PoolImage, PoolMachine, SkippedCell
 from imagefactory.schedulers.sizes import KB, MB, disk_of, format_size, memory_of
-from imagefactory.settings.own_commands import is_chosen
-from imagefactory.trust.claims import last_proofs
-from imagefactory.trust.verdict import Judged, Verdict
+from imagefactory.settings.own_commands import is_machine_selected
+from imagefactory.trust.claims import last_verdicts
+from imagefactory.trust.verdict import Verdict, VerificationResult
 from imagefactory.versions import natural, nearest
 
 NO_GPU, NEWEST, BLOCKED, NO_MATCH, VERIFIED = "no-gpu", "newest", "blocked", "no-match", "verified"
 QUEUED, UNCOLLECTED, CLAIMED = "queued", "uncollected", "claimed"
 MIG, BUDGET, BAD_MACHINE = "mig", "budget", "bad-machine"
-ROOM = "imagefactory pool shows the machines; jobs ask for memory and disk by the size of their image"
+CAPACITY_HINT = (
+    "imagefactory pool shows the machines; jobs ask for memory and disk by the size of their image"
+)
 """What the tuples of CHTC's gpu-compatibility-testing call frameworks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweepAsk:
+class CellRequest:
     """What a person wants verified. `capabilities` are those of the pool where none is named.
 
     `newest` keeps that many versions of each family, 0 all. `mig`: slices of GPUs too. `allow` are rules
@@ -124,13 +126,13 @@ class SweepPlan:
     """
 
     cells: tuple[QueuedCell, ...]
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[SkippedCell, ...]
     notes: tuple[str, ...] = ()
 
 
 def choose_machines(inventory: Inventory, patterns: Sequence[str]) -> Inventory:
     """The inventory with those machines alone that the patterns choose."""
-    chosen = tuple(machine for machine in inventory.machines if is_chosen(machine.name, patterns))
+    chosen = tuple(machine for machine in inventory.machines if is_machine_selected(machine.name, patterns))
     return replace(inventory, machines=chosen)
 
 
@@ -138,7 +140,7 @@ _Row = tuple[Capability, str]
 """A capability, and the profile of a slice; empty for whole GPUs."""
 
 
-def plan_sweep(stages: Sequence[TargetStatus], inventory: Inventory, asked: SweepAsk) -> SweepPlan:
+def plan_sweep(stages: Sequence[TargetStatus], inventory: Inventory, asked: CellRequest) -> SweepPlan:
     """Every stage on every capability that is asked for: queued, or left out under a rule.
 
     `inventory` has all machines, also those that `asked` does not choose.
@@ -148,7 +150,9 @@ def plan_sweep(stages: Sequence[TargetStatus], inventory: Inventory, asked: Swee
     rows = _rows(everywhere, asked.capabilities)
     others = {stage.target.name: why for stage in stages if (why := _for_others(stage))}
     kept, left_out = _newest([stage for stage in stages if stage.target.name not in others], asked)
-    left_out += [LeftOut(target=name, capability="", rule=NO_GPU, reason=why) for name, why in others.items()]
+    left_out += [
+        SkippedCell(target=name, capability="", rule=NO_GPU, reason=why) for name, why in others.items()
+    ]
     cells: list[QueuedCell] = []
     devices = {(row[0], driver_of(gpu), gpu.host, gpu.part) for row in rows for gpu in there.get(row, ())}
     listed = tuple(
@@ -159,20 +163,20 @@ def plan_sweep(stages: Sequence[TargetStatus], inventory: Inventory, asked: Swee
     for stage, planned in zip(kept, plan.targets, strict=True):
         found = {cell.device: cell for cell in planned.cells} if listed else {}
         for row in rows:
-            cell: QueuedCell | LeftOut
+            cell: QueuedCell | SkippedCell
             if row[1] and not asked.mig:
-                cell = _left(stage, row, MIG, "slices of GPUs are verified on request: --mig")
+                cell = _remaining(stage, row, MIG, "slices of GPUs are verified on request: --mig")
             elif row in everywhere and row not in there:
-                cell = _left(stage, row, AVOIDED, avoided_reason(inventory, row_of(*row)))
+                cell = _remaining(stage, row, AVOIDED, avoided_reason(inventory, row_of(*row)))
             else:
                 cell = _weigh(stage, row, there.get(row, ()), found, asked.allow)
-            if isinstance(cell, LeftOut):
+            if isinstance(cell, SkippedCell):
                 left_out.append(cell)
             else:
                 cells.append(cell)
         if not asked.capabilities:
             left_out += _required_elsewhere(stage, everywhere)
-    notes = (*_unknown(inventory), *_unused(inventory, asked.machines))
+    notes = (*_unknown_gpu_note(inventory), *_unused(inventory, asked.machines))
     return SweepPlan(cells=tuple(cells), left_out=tuple(left_out), notes=notes)
 
 
@@ -197,11 +201,11 @@ def _unused(inventory: Inventory, patterns: Sequence[str]) -> tuple[str, ...]:
     return tuple(
         f"no machine with a GPU is called {word}"
         for word, name in words
-        if not any(is_chosen(machine.name, (name,)) for machine in inventory.machines)
+        if not any(is_machine_selected(machine.name, (name,)) for machine in inventory.machines)
     )
 
 
-def within_budget(plan: SweepPlan, asked: SweepAsk, seconds: float, day: date) -> SweepPlan:
+def within_budget(plan: SweepPlan, asked: CellRequest, seconds: float, day: date) -> SweepPlan:
     """A plan with as many cells as its GPU hours allow, at least one; others wait for a later sweep. Pure.
 
     A cell takes as long as the last run of its image there, or anywhere, did; else `seconds`. A verdict that
@@ -211,7 +215,7 @@ def within_budget(plan: SweepPlan, asked: SweepAsk, seconds: float, day: date) -
         return plan
 
     def turn(cell: QueuedCell) -> tuple[object, ...]:
-        proofs = last_proofs(cell.stage.verdicts, cell.part)
+        proofs = last_verdicts(cell.stage.verdicts, cell.part)
         proven = proofs[cell.capability][0] if cell.capability in proofs else None
         return cell.only, *turn_of(proven, f"{day} {cell.stage.target.name} {cell.row}")
 
@@ -225,7 +229,7 @@ def within_budget(plan: SweepPlan, asked: SweepAsk, seconds: float, day: date) -
             left -= cost
     over = [cell for cell in plan.cells if id(cell) not in kept]
     reason = f"the sweep has {asked.gpu_hours} GPU hours: a later sweep takes it"
-    left_out = [_left(cell.stage, (cell.capability, cell.part), BUDGET, reason) for cell in over]
+    left_out = [_remaining(cell.stage, (cell.capability, cell.part), BUDGET, reason) for cell in over]
     cells = tuple(cell for cell in plan.cells if id(cell) in kept)
     return replace(plan, cells=cells, left_out=(*plan.left_out, *left_out))
 
@@ -249,7 +253,7 @@ def leave_out_bad(plan: SweepPlan, inventory: Inventory, bad: Mapping[str, Colle
             cells.append(cell)
             continue
         newer = [gpu for gpu in good if natural(driver_of(gpu)) > natural(cell.first)]
-        due = [gpu for gpu in newer if not (cell.only and proof(cell.stage.verdicts, gpu))]
+        due = [gpu for gpu in newer if not (cell.only and find_valid_verdict(cell.stage.verdicts, gpu))]
         drivers = sorted({driver_of(gpu) for gpu in due}, key=natural)
         first = drivers[0] if drivers and (cell.only or len(drivers) > 1) else ""
         if first or not cell.only:
@@ -258,7 +262,7 @@ def leave_out_bad(plan: SweepPlan, inventory: Inventory, bad: Mapping[str, Colle
             continue
         there = [one.name for one in machines if any(driver_of(gpu) == cell.first for gpu in one.gpus)]
         reason = f"only machines that failed jobs have an older driver than verified: {few(there)}"
-        left_out.append(_left(cell.stage, (cell.capability, cell.part), BAD_MACHINE, reason))
+        left_out.append(_remaining(cell.stage, (cell.capability, cell.part), BAD_MACHINE, reason))
     return replace(plan, cells=tuple(cells), left_out=tuple(left_out))
 
 
@@ -270,7 +274,7 @@ def last_seconds(cell: QueuedCell) -> float:
     return max(1.0, (last.ended - last.started).total_seconds()) if last else 0.0
 
 
-def _unknown(inventory: Inventory) -> tuple[str, ...]:
+def _unknown_gpu_note(inventory: Inventory) -> tuple[str, ...]:
     """A note on GPUs of which the pool tells no capability: nothing is asked of them."""
     kinds = sorted({gpu.name or "no type" for gpu in inventory.gpus if not gpu.capability})
     count = len(inventory.gpus) - len(inventory.known)
@@ -285,8 +289,8 @@ def _by_row(inventory: Inventory) -> dict[_Row, list[PoolGpu]]:
 
 
 def _newest(
-    stages: Sequence[TargetStatus], asked: SweepAsk
-) -> tuple[tuple[TargetStatus, ...], list[LeftOut]]:
+    stages: Sequence[TargetStatus], asked: CellRequest
+) -> tuple[tuple[TargetStatus, ...], list[SkippedCell]]:
     if not asked.newest or NEWEST in asked.allow:
         return tuple(stages), []
     versions: dict[str, set[str]] = {}
@@ -298,7 +302,7 @@ def _newest(
         for version in sorted(known, key=natural, reverse=True)[: asked.newest]
     }
     left = [
-        LeftOut(
+        SkippedCell(
             target=stage.target.name,
             capability="",
             rule=NEWEST,
@@ -310,7 +314,7 @@ def _newest(
     return tuple(stage for stage in stages if (stage.target.family, stage.target.version) in kept), left
 
 
-def _required_elsewhere(stage: TargetStatus, there: Iterable[_Row]) -> list[LeftOut]:
+def _required_elsewhere(stage: TargetStatus, there: Iterable[_Row]) -> list[SkippedCell]:
     """What the recipe requires and this pool has no GPU for: nobody should take it for tested."""
     required = ((parse_capability(text), "") for text in stage.target.capabilities)
     known = set(there)
@@ -324,12 +328,14 @@ def _for_others(stage: TargetStatus) -> str:
     return "" if stage.target.gpu else "the image is for CPUs alone"
 
 
-def _left(stage: TargetStatus, row: _Row, rule: str, reason: str) -> LeftOut:
-    return LeftOut(target=stage.target.name, capability=str(row[0]), rule=rule, reason=reason, part=row[1])
+def _remaining(stage: TargetStatus, row: _Row, rule: str, reason: str) -> SkippedCell:
+    return SkippedCell(
+        target=stage.target.name, capability=str(row[0]), rule=rule, reason=reason, part=row[1]
+    )
 
 
-def _no_gpu(stage: TargetStatus, row: _Row, why: str = "") -> LeftOut:
-    return _left(stage, row, NO_MATCH, f"{why}no GPU of this pool has that capability")
+def _no_gpu(stage: TargetStatus, row: _Row, why: str = "") -> SkippedCell:
+    return _remaining(stage, row, NO_MATCH, f"{why}no GPU of this pool has that capability")
 
 
 def _weigh(
@@ -338,7 +344,7 @@ def _weigh(
     gpus: Sequence[PoolGpu],
     planned: dict[PlanGpu, PlannedCell],
     allow: frozenset[str],
-) -> QueuedCell | LeftOut:
+) -> QueuedCell | SkippedCell:
     if not gpus:
         return _no_gpu(stage, row)
     cells = {
@@ -348,21 +354,21 @@ def _weigh(
     open_ones = [gpu for gpu in gpus if cells[gpu].state is not CellState.PRUNED]
     if not open_ones:
         ruling = next(iter(cells.values())).ruling
-        return _left(stage, row, ruling.claim.rule if ruling.claim else "", ruling.reason)
+        return _remaining(stage, row, ruling.claim.rule if ruling.claim else "", ruling.reason)
     floor = driver_floor(stage.target.cuda)
     fitting = [gpu for gpu in open_ones if not gpu.cuda or natural(gpu.cuda) >= natural(floor)]
     if not fitting:
         most = max((gpu.cuda for gpu in open_ones), key=natural)
-        return _left(
+        return _remaining(
             stage, row, NO_MATCH, f"the drivers there take CUDA {most} at most, the image needs {floor}"
         )
-    proofs = {gpu: proof(stage.verdicts, gpu) for gpu in fitting}
+    proofs = {gpu: find_valid_verdict(stage.verdicts, gpu) for gpu in fitting}
     proven = next(filter(None, proofs.values()), None) if VERIFIED not in allow else None
     unproven = [gpu for gpu in fitting if not (proven and proofs[gpu])]
     if proven and not unproven:
-        return _left(stage, row, VERIFIED, _told(proven))
+        return _remaining(stage, row, VERIFIED, _skip_note(proven))
     if stage.block:
-        return _left(stage, row, BLOCKED, f"{stage.block} ({stage.hint})" if stage.hint else stage.block)
+        return _remaining(stage, row, BLOCKED, f"{stage.block} ({stage.hint})" if stage.hint else stage.block)
     drivers = sorted({driver_of(gpu) for gpu in unproven} - {""}, key=natural)
     first = drivers[0] if drivers and (proven or len({driver_of(gpu) for gpu in fitting}) > 1) else ""
     older_ones = [gpu for gpu in unproven if driver_of(gpu) == first]
@@ -372,7 +378,7 @@ def _weigh(
         capability=row[0],
         cuda=_least_cuda(fitting, floor, narrowed=len(fitting) < len(gpus)),
         gpus=len(older_ones if proven else fitting),
-        reason=f"{reason}; an older driver than verified {_told(proven)}" if proven else reason,
+        reason=f"{reason}; an older driver than verified {_skip_note(proven)}" if proven else reason,
         part=row[1],
         first=first,
         only=bool(proven and first),
@@ -388,9 +394,9 @@ def _least_cuda(fitting: Sequence[PoolGpu], floor: str, *, narrowed: bool) -> st
     return (told[0] if narrowed else floor) if told else ""
 
 
-def check_room(
+def check_capacity(
     cells: Sequence[QueuedCell], image: PoolImage, inventory: Inventory
-) -> tuple[tuple[QueuedCell, ...], tuple[LeftOut, ...]]:
+) -> tuple[tuple[QueuedCell, ...], tuple[SkippedCell, ...]]:
     """The cells whose job finds a machine of its capability with memory and disk enough, and the others.
 
     It is asked when the image is there, since its size decides. A machine that tells neither has enough.
@@ -408,7 +414,7 @@ def check_room(
             fitting.append(cell)
         else:
             reason = f"no machine there has {format_size(memory)} of memory and {format_size(disk)} of disk"
-            none.append(_left(cell.stage, (cell.capability, cell.part), NO_MATCH, reason))
+            none.append(_remaining(cell.stage, (cell.capability, cell.part), NO_MATCH, reason))
     return tuple(fitting), tuple(none)
 
 
@@ -418,25 +424,26 @@ def _has(machine: PoolMachine, name: str, wanted: int) -> bool:
     return not isinstance(told, int | float) or told >= wanted
 
 
-def _told(verdict: Verdict) -> str:
+def _skip_note(verdict: Verdict) -> str:
     report = verdict.report
     driver = report.hardware.driver if report.hardware else ""
     gpu = report.device.name if report.device else "a GPU"
     return f"on {gpu}, driver {driver}, until {verdict.expires:%Y-%m-%d}"
 
 
-def proof(judged: Iterable[Judged], gpu: PoolGpu) -> Verdict | None:
+def find_valid_verdict(judged: Iterable[VerificationResult], gpu: PoolGpu) -> Verdict | None:
     """A verdict that can be relied on and says that the image runs on `gpu`: its capability and its driver.
 
     A pool that tells no driver but what CUDA it takes is compared by that; one that tells neither holds no
     verdict against its age.
     """
     return next(
-        (one.verdict for one in judged if one.proves and one.verdict and _holds(one.verdict, gpu)), None
+        (one.verdict for one in judged if one.proves and one.verdict and _verdict_applies(one.verdict, gpu)),
+        None,
     )
 
 
-def _holds(verdict: Verdict, gpu: PoolGpu) -> bool:
+def _verdict_applies(verdict: Verdict, gpu: PoolGpu) -> bool:
     report = verdict.report
     if report.device is None or report.hardware is None:
         return False
@@ -494,7 +501,7 @@ SHORT_NAMES = {"pt": "pytorch", "tf": "tensorflow"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tuple:
+class FrameworkTuple:
     """Framework, its version, CUDA and compute capability: what CHTC's old tool tested, one at a time."""
 
     framework: str
@@ -503,7 +510,7 @@ class Tuple:
     capability: Capability
 
 
-def parse_tuple(words: Sequence[str]) -> Tuple:
+def parse_tuple(words: Sequence[str]) -> FrameworkTuple:
     """`pytorch 2.3 12.1 8.0`. Raises UsageError naming the word that cannot be."""
     framework, version, cuda, capability = words
     for word, text, example in ((version, "version", "2.3"), (cuda, "CUDA version", "12.1, or 12")):
@@ -518,10 +525,12 @@ def parse_tuple(words: Sequence[str]) -> Tuple:
             "option-invalid", f"--tuple: {error}", hint="write --tuple pytorch 2.3 12.1 8.0"
         ) from error
     name = framework.lower()
-    return Tuple(framework=SHORT_NAMES.get(name, name), version=version, cuda=cuda, capability=wanted)
+    return FrameworkTuple(
+        framework=SHORT_NAMES.get(name, name), version=version, cuda=cuda, capability=wanted
+    )
 
 
-def choose_tuple(targets: Sequence[Target], asked: Tuple) -> Target:
+def choose_tuple(targets: Sequence[Target], asked: FrameworkTuple) -> Target:
     """The target of a tuple. Raises NothingSelectedError where no recipe has it, UsageError for several."""
     known = {target.family for target in targets} | {target.framework for target in targets}
     if asked.framework not in known:

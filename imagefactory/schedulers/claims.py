@@ -19,22 +19,30 @@ from typing import Annotated
 
 from imagefactory.errors import StatementError
 from imagefactory.schedulers.cells import CLAIMED, QueuedCell, SweepPlan
-from imagefactory.schedulers.pool import MOST_NODES, LeftOut, SweepNode
+from imagefactory.schedulers.pool import MOST_NODES, SkippedCell, SweepNode
 from imagefactory.schedulers.sweep_file import ID
 from imagefactory.schedulers.underway import Images, image_of
-from imagefactory.serialize import CAPABILITY, Digest, Matching, Most, fault, format_document, parse_document
-from imagefactory.trust.catalog_package import Packed
-from imagefactory.trust.envelope import EnvelopeForm, format_json, parse_json, seal
-from imagefactory.trust.judgement import open_signed, out_of_period
+from imagefactory.serialize import (
+    CAPABILITY,
+    Digest,
+    MaxRows,
+    Pattern,
+    format_document,
+    invalid_value_error,
+    parse_document,
+)
+from imagefactory.trust.catalog_package import ArtifactFormat
+from imagefactory.trust.envelope import EnvelopeForm, format_json, parse_json, sign_envelope
+from imagefactory.trust.judgement import out_of_period, verify_envelope
 from imagefactory.trust.keys import SigningKey
-from imagefactory.trust.policy import Trust
-from imagefactory.trust.verdict import SKEW, Standing
+from imagefactory.trust.policy import TrustRules
+from imagefactory.trust.verdict import SKEW, VerdictStatus
 from imagefactory.verify.nonces import LIFETIME
 
 FORMAT = 1
 LARGEST = 4 << 20
 FORM = EnvelopeForm(payload_type="application/vnd.imagefactory.claims+json", largest=LARGEST)
-CLAIMS = Packed(
+CLAIMS = ArtifactFormat(
     name="list of claims",
     artifact_type="application/vnd.imagefactory.claims.v1+json",
     layer_type="application/vnd.imagefactory.claims.v1+json+gzip",
@@ -49,21 +57,21 @@ ClaimedCell = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimedImage:
+class ImageClaim:
     """The rows on which an image is claimed. `image` is a digest as `image_of` gives it."""
 
     image: Digest
-    rows: Annotated[tuple[Annotated[str, Matching(ROW)], ...], Most(MOST_NODES)]
+    rows: Annotated[tuple[Annotated[str, Pattern(ROW)], ...], MaxRows(MOST_NODES)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepClaim:
     """The cells of a sweep that are queued, claimed at `made` and until `until`."""
 
-    sweep: Annotated[str, Matching(ID)]
+    sweep: Annotated[str, Pattern(ID)]
     made: datetime
     until: datetime
-    images: Annotated[tuple[ClaimedImage, ...], Most(MOST_NODES)]
+    images: Annotated[tuple[ImageClaim, ...], MaxRows(MOST_NODES)]
 
     @property
     def cells(self) -> frozenset[ClaimedCell]:
@@ -74,25 +82,25 @@ class SweepClaim:
 class StoreClaims:
     """All that a store claims now. `store` is its id, `issued` when it was signed."""
 
-    store: Annotated[str, Matching(STORE)]
+    store: Annotated[str, Pattern(STORE)]
     issued: datetime
-    sweeps: Annotated[tuple[SweepClaim, ...], Most(MOST_SWEEPS)] = ()
+    sweeps: Annotated[tuple[SweepClaim, ...], MaxRows(MOST_SWEEPS)] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlaceClaims:
+class RepositoryClaims:
     """What this store claims in one place of a registry."""
 
     place: str
-    sweeps: Annotated[tuple[SweepClaim, ...], Most(MOST_SWEEPS)] = ()
+    sweeps: Annotated[tuple[SweepClaim, ...], MaxRows(MOST_SWEEPS)] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnClaims:
     """What this store has claimed, by place, and its id."""
 
-    store: Annotated[str, Matching(STORE)]
-    places: tuple[PlaceClaims, ...] = field(default=())
+    store: Annotated[str, Pattern(STORE)]
+    places: tuple[RepositoryClaims, ...] = field(default=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +136,7 @@ def claim_of(sweep: str, cells: Iterable[ClaimedCell], made: datetime, until: da
     images: dict[str, set[str]] = {}
     for image, row in cells:
         images.setdefault(image, set()).add(row)
-    claimed = (ClaimedImage(image=image, rows=tuple(sorted(rows))) for image, rows in sorted(images.items()))
+    claimed = (ImageClaim(image=image, rows=tuple(sorted(rows))) for image, rows in sorted(images.items()))
     return SweepClaim(sweep=sweep, made=made, until=until, images=tuple(claimed))
 
 
@@ -136,30 +144,30 @@ def sign_claims(claims: StoreClaims, key: SigningKey) -> bytes:
     """The envelope of a store's claims. Raises StatementError for what nobody would read."""
     payload = format_json(format_document(claims, FORMAT))
     parse_document(parse_json(payload, "the claims to sign", LARGEST), StoreClaims, FORMAT, "the claims")
-    return seal(payload, key, FORM)
+    return sign_envelope(payload, key, FORM)
 
 
-def open_claims(data: bytes, store: str, trust: Trust, now: datetime) -> tuple[OtherClaim, ...]:
+def open_claims(data: bytes, store: str, trust: TrustRules, now: datetime) -> tuple[OtherClaim, ...]:
     """The claims of the store with the id `store` that count now.
 
     Raises StatementError with the reason for a list that does not count.
     """
     where = f"the claims of store {store}"
-    opened = open_signed(data, trust, FORM)
-    if opened.envelope is None or opened.key is None or opened.standing is not Standing.GOOD:
-        raise fault(where, f"{opened.standing}, {opened.why}")
+    opened = verify_envelope(data, trust, FORM)
+    if opened.envelope is None or opened.key is None or opened.standing is not VerdictStatus.GOOD:
+        raise invalid_value_error(where, f"{opened.standing}, {opened.why}")
     value = parse_json(opened.envelope.payload, where, LARGEST)
     claims = parse_document(value, StoreClaims, FORMAT, where)
     assert isinstance(claims, StoreClaims)
     late = out_of_period(opened.key, claims.issued) or out_of_period(opened.key, max(now, claims.issued))
     if late:
-        raise fault(where, f"{late[0]}, {late[1]}")
+        raise invalid_value_error(where, f"{late[0]}, {late[1]}")
     if claims.store != store:
-        raise fault(where, f"it has the claims of store {claims.store}")
+        raise invalid_value_error(where, f"it has the claims of store {claims.store}")
     if claims.issued - now > SKEW or any(one.made - now > SKEW for one in claims.sweeps):
-        raise fault(where, "its claims are dated in the future")
+        raise invalid_value_error(where, "its claims are dated in the future")
     if any(one.until - one.made > LIFETIME for one in claims.sweeps):
-        raise fault(where, f"a claim is valid for longer than {LIFETIME.days} days")
+        raise invalid_value_error(where, f"a claim is valid for longer than {LIFETIME.days} days")
     name = opened.key.name
     return tuple(
         OtherClaim(by=name, store=store, claim=one) for one in claims.sweeps if one.made < one.until > now
@@ -185,14 +193,16 @@ def leave_out_claimed(plan: SweepPlan, images: Images, claims: Iterable[OtherCla
         if other is None:
             kept.append(cell)
         else:
-            left_out.append(left_out_by(other, cell))
+            left_out.append(skipped_by_claim(other, cell))
     return SweepPlan(cells=tuple(kept), left_out=tuple(left_out), notes=plan.notes)
 
 
-def left_out_by(other: OtherClaim, cell: QueuedCell | SweepNode) -> LeftOut:
+def skipped_by_claim(other: OtherClaim, cell: QueuedCell | SweepNode) -> SkippedCell:
     target = cell.target if isinstance(cell, SweepNode) else cell.stage.target.name
     capability = str(cell.capability)
-    return LeftOut(target=target, capability=capability, rule=CLAIMED, reason=other.reason, part=cell.part)
+    return SkippedCell(
+        target=target, capability=capability, rule=CLAIMED, reason=other.reason, part=cell.part
+    )
 
 
 def parse_own(data: bytes, where: str) -> OwnClaims:

@@ -17,14 +17,14 @@ from typing import Any
 from imagefactory.errors import StatementError, UsageError
 from imagefactory.model import Outcome
 from imagefactory.schedulers.htcondor.node.post import (
-    FAULTS,
+    FAULT_FILES,
     LARGEST_LOG,
-    Fault,
+    NodeFault,
     bad_machines,
     parse_faults,
     read,
 )
-from imagefactory.schedulers.pool import CapableMachines, NodeFound, NodeResult, Sweep
+from imagefactory.schedulers.pool import MachinesByCapability, NodeResult, NodeState, SweepSpec
 from imagefactory.serialize import parse_json
 from imagefactory.trust.verdict import SIGNABLE
 from imagefactory.verify.kit.program import EXPECTATIONS, KIT, read_report
@@ -48,7 +48,7 @@ class MachineFault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FailedMachine:
+class MachineFaults:
     """A machine with its faults, the oldest first. `left_out`: it gets no more jobs of the sweep."""
 
     machine: str
@@ -56,12 +56,12 @@ class FailedMachine:
     faults: tuple[MachineFault, ...]
 
 
-def read_failed_machines(folder: Path, sweep: Sweep) -> tuple[FailedMachine, ...]:
+def read_failed_machines(folder: Path, sweep: SweepSpec) -> tuple[MachineFaults, ...]:
     """The machines that failed jobs of the sweep in `folder`, by name."""
-    faults = read_faults(folder)
+    faults = read_machine_faults(folder)
     bad = _bad(faults, sweep.machines)
     return tuple(
-        FailedMachine(
+        MachineFaults(
             machine=name,
             left_out=name in bad,
             faults=tuple(
@@ -74,14 +74,14 @@ def read_failed_machines(folder: Path, sweep: Sweep) -> tuple[FailedMachine, ...
     )
 
 
-def read_faults(folder: Path) -> tuple[Fault, ...]:
+def read_machine_faults(folder: Path) -> tuple[NodeFault, ...]:
     """The faults that a sweep's folder has."""
-    return tuple(parse_faults(read(folder / FAULTS, LARGEST_LOG)))
+    return tuple(parse_faults(read(folder / FAULT_FILES, LARGEST_LOG)))
 
 
-def blamed(
-    faults: Iterable[Fault], sweep: Sweep, results: Mapping[str, NodeResult], now: datetime
-) -> tuple[Fault, ...]:
+def blamed_machines(
+    faults: Iterable[NodeFault], sweep: SweepSpec, results: Mapping[str, NodeResult], now: datetime
+) -> tuple[NodeFault, ...]:
     """The faults of REMEMBERED in which the machine was at fault: another one answered the same job. Pure.
 
     Faults from before the sweep are of other sweeps.
@@ -98,14 +98,18 @@ def blamed(
     )
 
 
-def of_bad_machines(faults: Sequence[Fault], machines: Iterable[CapableMachines]) -> tuple[Fault, ...]:
+def of_bad_machines(
+    faults: Sequence[NodeFault], machines: Iterable[MachinesByCapability]
+) -> tuple[NodeFault, ...]:
     """The faults of those machines that get no job, while another one of that row is left. Pure."""
     known = tuple(machines)
     bad = _bad(faults, known) & {name for one in known for name in one.machines}
     return tuple(fault for fault in faults if fault.machine in bad)
 
 
-def bad_by_row(faults: Sequence[Fault], machines: Sequence[CapableMachines]) -> Mapping[str, frozenset[str]]:
+def bad_by_row(
+    faults: Sequence[NodeFault], machines: Sequence[MachinesByCapability]
+) -> Mapping[str, frozenset[str]]:
     """The bad machines of each row: those that it lists, or that no row does. Pure."""
     listed = {name for one in machines for name in one.machines}
     return {
@@ -119,17 +123,17 @@ def bad_by_row(faults: Sequence[Fault], machines: Sequence[CapableMachines]) -> 
     }
 
 
-def _bad(faults: Sequence[Fault], machines: Sequence[CapableMachines]) -> frozenset[str]:
+def _bad(faults: Sequence[NodeFault], machines: Sequence[MachinesByCapability]) -> frozenset[str]:
     return frozenset().union(*bad_by_row(faults, machines).values())
 
 
-def format_faults(faults: Iterable[Fault]) -> str:
+def format_machine_faults(faults: Iterable[NodeFault]) -> str:
     """The lines that `parse_faults` reads."""
     rows = ((one.machine, one.node, one.job, str(one.at), one.why) for one in faults)
     return "".join("\t".join(row) + "\n" for row in rows)
 
 
-def format_excluded(faults: Sequence[Fault]) -> tuple[str, ...]:
+def format_excluded(faults: Sequence[NodeFault]) -> tuple[str, ...]:
     """A line for each machine that gets no job because of these faults."""
     lines = []
     for name in sorted({one.machine for one in faults}):
@@ -162,13 +166,13 @@ def checked_name(name: str) -> str:
     return name
 
 
-def node_folder(folder: Path, name: str) -> Path:
+def node_directory(folder: Path, name: str) -> Path:
     """Raises UsageError for a name that could leave the folder."""
     return folder / NODES / checked_name(name)
 
 
-def judged(
-    folder: Path, found: NodeFound, job_report: Callable[[Any, Any, NodeFound], GpuReport]
+def with_outcome(
+    folder: Path, found: NodeState, job_report: Callable[[Any, Any, NodeState], GpuReport]
 ) -> NodeResult:
     """What is known of a node, with the word of a run that came back, as `job_report` of its pool has it.
 
@@ -176,7 +180,7 @@ def judged(
     """
     if found.run is None:
         return found.result
-    place = node_folder(folder, found.result.node)
+    place = node_directory(folder, found.result.node)
     try:
         kit, asked = (parse_json(read_report(place, name) or b"") for name in (KIT, EXPECTATIONS))
         report = job_report(kit, asked, found)
@@ -186,10 +190,10 @@ def judged(
     return replace(found.result, outcome=report.outcome, reason=report.reason)
 
 
-def write_nodes(folder: Path, sweep: Sweep, texts: Mapping[str, Mapping[str, bytes]]) -> None:
+def write_nodes(folder: Path, sweep: SweepSpec, texts: Mapping[str, Mapping[str, bytes]]) -> None:
     """Each node's folder; `texts` are per node kit.json and expectations.json. Raises OSError."""
     for node in sweep.nodes:
-        place = node_folder(folder, node.name)
+        place = node_directory(folder, node.name)
         place.mkdir(parents=True, exist_ok=True)
         for name in (KIT, EXPECTATIONS):
             (place / name).write_bytes(texts[node.name][name])

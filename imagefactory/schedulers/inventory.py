@@ -144,7 +144,7 @@ def parse_inventory(text: str, file: str, changed: datetime) -> Inventory:
         raise UsageError(
             "inventory-not-json", f"{file}: not valid JSON: {clean(str(error))[:100]}", hint=HINT
         ) from error
-    top = _Place(file, "").fields(document, _TOP, ("format", "machines"))
+    top = _JsonLocation(file, "").fields(document, _TOP, ("format", "machines"))
     if top.given["format"] != FORMAT:
         top.at("format").refuse(top.given["format"], f'write "{FORMAT}"')
     machines = top.at("machines").listed(top.given["machines"], MAX_MACHINES)
@@ -169,14 +169,14 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number")
 
 
-class _Place:
+class _JsonLocation:
     """Where a value stands: `machines[0].gpus[1]`, with the fields that were found there."""
 
     def __init__(self, file: str, path: str, given: Mapping[str, Any] | None = None) -> None:
         self.file, self.path, self.given = file, path, given or {}
 
-    def at(self, name: str) -> _Place:
-        return _Place(self.file, f"{self.path}.{name}" if self.path else name)
+    def at(self, name: str) -> _JsonLocation:
+        return _JsonLocation(self.file, f"{self.path}.{name}" if self.path else name)
 
     def refuse(self, value: object, write: str) -> NoReturn:
         said = clean(json.dumps(value, ensure_ascii=False))
@@ -187,7 +187,7 @@ class _Place:
             hint=write,
         )
 
-    def fields(self, value: object, known: tuple[str, ...], needed: tuple[str, ...]) -> _Place:
+    def fields(self, value: object, known: tuple[str, ...], needed: tuple[str, ...]) -> _JsonLocation:
         if not isinstance(value, dict):
             self.refuse(value, f"write an object with {', '.join(known)}")
         where = f"{self.file}: {self.path}".rstrip(": ")
@@ -201,7 +201,7 @@ class _Place:
         for name in needed:
             if name not in value:
                 raise UsageError("inventory-key-missing", f"{where}: the key '{name}' is missing", hint=HINT)
-        return _Place(self.file, self.path, value)
+        return _JsonLocation(self.file, self.path, value)
 
     def listed(self, value: object, most: int) -> list[Any]:
         if not isinstance(value, list) or len(value) > most:
@@ -231,7 +231,7 @@ class _Place:
         return value
 
 
-def _moment(top: _Place) -> datetime:
+def _moment(top: _JsonLocation) -> datetime:
     value = top.given["taken"]
     try:
         return datetime.strptime(value, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
@@ -239,7 +239,7 @@ def _moment(top: _Place) -> datetime:
         top.at("taken").refuse(value, "write the time in UTC: 2026-11-22T06:00:00Z")
 
 
-def _machine(place: _Place, value: object) -> PoolMachine:
+def _machine(place: _JsonLocation, value: object) -> PoolMachine:
     told = place.fields(value, _MACHINE, ("name", "gpus"))
     name = told.text("name", NAME, "the machine's name: letters, digits, dots, dashes, @")
     if not name:
@@ -257,7 +257,7 @@ def _machine(place: _Place, value: object) -> PoolMachine:
     )
 
 
-def _attributes(place: _Place, value: object) -> dict[str, str | int | float | bool]:
+def _attributes(place: _JsonLocation, value: object) -> dict[str, str | int | float | bool]:
     if not isinstance(value, dict) or len(value) > MAX_ATTRIBUTES:
         place.refuse(value, f"write an object with at most {MAX_ATTRIBUTES} attributes of the machine's ad")
     for key, attribute in value.items():
@@ -274,7 +274,7 @@ def _attributes(place: _Place, value: object) -> dict[str, str | int | float | b
     return value
 
 
-def _gpu(place: _Place, value: object) -> PoolGpu:
+def _gpu(place: _JsonLocation, value: object) -> PoolGpu:
     told = place.fields(value, _GPU, ("capability",))
     memory = told.given.get("memory", 0)
     if isinstance(memory, bool) or not isinstance(memory, int) or not 0 <= memory < 2**60:

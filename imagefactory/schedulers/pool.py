@@ -20,9 +20,9 @@ from typing import Annotated, Any, Protocol
 from imagefactory.errors import UsageError
 from imagefactory.gpu.values import row_of, slice_of
 from imagefactory.model import Outcome
-from imagefactory.serialize import Most
+from imagefactory.serialize import MaxRows
 from imagefactory.settings.choices import HTCONDOR, POOLS
-from imagefactory.verify.report import GpuReport, Subject
+from imagefactory.verify.report import GpuReport, VerifiedImage
 
 # --- what there is -------------------------------------------------------------------------------
 
@@ -123,7 +123,7 @@ class PoolImage:
 
     kind: ImageKind
     address: str
-    subject: Subject
+    subject: VerifiedImage
     size: int
     unpacked: int
     sha256: str = ""
@@ -174,7 +174,7 @@ class SweepNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
+class SkippedCell:
     """A cell that is not queued, and why: `rule` is a word of plan.PRUNING, or `verified`, `no-match`, ..."""
 
     target: str
@@ -193,18 +193,18 @@ MOST_MACHINES = 50_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CapableMachines:
+class MachinesByCapability:
     """The names of the machines that have a GPU of a row, a capability or a slice's; with a `driver` those
     that have that one.
     """
 
     capability: str
-    machines: Annotated[tuple[str, ...], Most(MOST_MACHINES)]
+    machines: Annotated[tuple[str, ...], MaxRows(MOST_MACHINES)]
     driver: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sweep:
+class SweepSpec:
     """What one `verify --pool` asks of `pool`, a row of POOLS.
 
     `site` is a row of sites.toml, `level` the suite's. `machines` are those of the pool when it was made,
@@ -216,11 +216,11 @@ class Sweep:
     made: datetime
     level: str
     site: str
-    nodes: Annotated[tuple[SweepNode, ...], Most(MOST_NODES)]
-    left_out: Annotated[tuple[LeftOut, ...], Most(50 * MOST_NODES)] = ()
+    nodes: Annotated[tuple[SweepNode, ...], MaxRows(MOST_NODES)]
+    left_out: Annotated[tuple[SkippedCell, ...], MaxRows(50 * MOST_NODES)] = ()
     limits: JobLimits = field(default_factory=JobLimits)
     pool: str = HTCONDOR
-    machines: Annotated[tuple[CapableMachines, ...], Most(1000)] = ()
+    machines: Annotated[tuple[MachinesByCapability, ...], MaxRows(1000)] = ()
     own: tuple[str, ...] = ()
     patterns: tuple[str, ...] = ()
     at_once: int = 0
@@ -229,11 +229,11 @@ class Sweep:
 # --- what became of it ---------------------------------------------------------------------------
 
 
-TRIED_AGAIN = (Outcome.INFRASTRUCTURE, Outcome.PULL_FAILED)
+RETRIED_OUTCOMES = (Outcome.INFRASTRUCTURE, Outcome.PULL_FAILED)
 """What the pool broke: jobs that end so are tried again."""
 
 
-class Ending(StrEnum):
+class JobEnding(StrEnum):
     """How one attempt of a job ended, by its log."""
 
     WAITING = "waiting"
@@ -255,7 +255,7 @@ class JobAttempt:
     """
 
     job: str
-    ending: Ending
+    ending: JobEnding
     code: int
     text: str
     machine: str
@@ -277,7 +277,7 @@ class NodeResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeFound:
+class NodeState:
     """A node's state. Where `run` is there, the suite ran and ended: the outcome is None and to be told.
 
     `run`, `report` and `evidence` are the job's files as they came back, for the pool alone to read; the last
@@ -329,7 +329,7 @@ class Pool(Protocol):
     def check_folder(self, folder: Path) -> None:
         """Raises UsageError for a folder that jobs could not name, before anything is made for it."""
 
-    def write(self, folder: Path, sweep: Sweep, texts: Mapping[str, Mapping[str, bytes]]) -> None:
+    def write(self, folder: Path, sweep: SweepSpec, texts: Mapping[str, Mapping[str, bytes]]) -> None:
         """All that the jobs need beside sweep.json, such that a folder that is not whole is known by it.
 
         `texts` are per node kit.json and expectations.json. Raises UsageError.
@@ -338,13 +338,13 @@ class Pool(Protocol):
     def is_whole(self, folder: Path) -> bool:
         """Whether a sweep lies there that `write` has ended with."""
 
-    def read_node(self, folder: Path, node: SweepNode, limits: JobLimits) -> NodeFound:
+    def read_node(self, folder: Path, node: SweepNode, limits: JobLimits) -> NodeState:
         """What became of a node, by what its jobs left. Raises UsageError for a name that is none."""
 
     def read_result(self, folder: Path, node: SweepNode, limits: JobLimits) -> NodeResult:
         """As `read_node`, with the word of a run that came back; what it signs is collect's to say."""
 
-    def job_report(self, kit: Mapping[str, Any], asked: Mapping[str, Any], found: NodeFound) -> GpuReport:
+    def job_report(self, kit: Mapping[str, Any], asked: Mapping[str, Any], found: NodeState) -> GpuReport:
         """The report of a run that came back; `kit` and `asked` are kit.json and expectations.json, believed.
 
         Raises StatementError for a run that is none, or of another kit or suite.
@@ -363,12 +363,12 @@ def open_pool(name: str, environ: Mapping[str, str]) -> Pool:
     return pool
 
 
-def pool_here(environ: Mapping[str, str]) -> str:
+def local_pool(environ: Mapping[str, str]) -> str:
     """The name of the pool that this machine is of, by its commands; empty where it is of none."""
-    return next(iter(pools_here(environ)), "")
+    return next(iter(local_pools(environ)), "")
 
 
-def pools_here(environ: Mapping[str, str]) -> tuple[str, ...]:
+def local_pools(environ: Mapping[str, str]) -> tuple[str, ...]:
     """The names of all pools whose commands this machine has."""
     path = environ.get("PATH")
     return tuple(name for name, row in POOLS.items() if shutil.which(row.command, path=path))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from imagefactory.errors import UsageError
 from imagefactory.schedulers.pool import ImageKind
-from imagefactory.serialize import Fields
+from imagefactory.serialize import ObjectSchema
 from imagefactory.settings.choices import HTCONDOR, SLURM
 from imagefactory.settings.load import Settings
 from imagefactory.settings.own_commands import names_of, parse_commands, parse_options, split_requirements
@@ -19,7 +19,7 @@ GENERIC = "generic"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobLength:
+class JobLengthClass:
     """A class of jobs by time: jobs that run for at most `hours` say so by `line`."""
 
     hours: int
@@ -38,7 +38,7 @@ class SiteCommand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SiteNeed:
+class SiteRequirement:
     """A command that jobs should have, and `why`; `refused` is whether jobs without it are."""
 
     key: str
@@ -86,9 +86,9 @@ class Site:
     title: str
     kinds: tuple[ImageKind, ...]
     source: str
-    needs: tuple[SiteNeed, ...]
+    needs: tuple[SiteRequirement, ...]
     commands: tuple[SiteCommand, ...] = ()
-    lengths: tuple[JobLength, ...] = ()
+    lengths: tuple[JobLengthClass, ...] = ()
     usual: int = 0
     staging: tuple[tuple[str, str], ...] = ()
     advice: tuple[str, ...] = ()
@@ -165,7 +165,7 @@ def read_sites(text: str) -> tuple[tuple[Site, ...], tuple[RetiredAddress, ...]]
     for row in table["site"]:
         row["needs"] = [need for names, need in needs if row["name"] in names]
     table["site"] = [usual | row for row in table["site"]]
-    rows = Fields(site=tuple[Site, ...], retired=tuple[RetiredAddress, ...]).parse(table, "sites.toml")
+    rows = ObjectSchema(site=tuple[Site, ...], retired=tuple[RetiredAddress, ...]).parse(table, "sites.toml")
     return rows["site"], rows["retired"]
 
 

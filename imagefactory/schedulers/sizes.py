@@ -17,7 +17,7 @@ _HOURS = {"m": 1 / 60, "h": 1, "d": 24, "w": 168}
 _TIME = re.compile(r"([0-9]{1,6}) ?([mhdw])")
 _SIZE = re.compile(r"([0-9]{1,9})(?:\.([0-9]{1,3}))? ?([KMGT]?B?)", re.IGNORECASE)
 
-ROOM = GB
+DISK_RESERVE = GB
 """For what a job itself writes, where nobody says how much that is."""
 _FEWEST = 4 * GB
 _UNPACKED = 3
@@ -39,9 +39,9 @@ def image_disk(kind: ImageKind, size: int, unpacked: int) -> int:
     return 2 * size if kind is ImageKind.ORAS else size
 
 
-def disk_of(kind: ImageKind, size: int, unpacked: int, own: int = ROOM) -> int:
+def disk_of(kind: ImageKind, size: int, unpacked: int, own: int = DISK_RESERVE) -> int:
     """What a job asks for: its image, and `own` for its inputs and results."""
-    return _whole(image_disk(kind, size, unpacked) + own)
+    return _whole_units(image_disk(kind, size, unpacked) + own)
 
 
 def memory_of(unpacked: int, size: int = 0) -> int:
@@ -52,7 +52,7 @@ def memory_of(unpacked: int, size: int = 0) -> int:
     A process that uses a GPU maps the framework's libraries and keeps a copy of the GPU code that it loads,
     and these are most of an image; Python, the driver and the data's way to the GPU take the rest.
     """
-    return _whole(_FEWEST + (unpacked or _UNPACKED * size) // 2)
+    return _whole_units(_FEWEST + (unpacked or _UNPACKED * size) // 2)
 
 
 def format_size(size: int) -> str:
@@ -88,5 +88,5 @@ def parse_time(text: str) -> timedelta:
     return time
 
 
-def _whole(size: int) -> int:
+def _whole_units(size: int) -> int:
     return -(-size // GB) * GB

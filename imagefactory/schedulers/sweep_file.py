@@ -18,8 +18,8 @@ from typing import Annotated, Any
 
 from imagefactory.errors import StatementError, UsageError, os_problem
 from imagefactory.fs import explain_full_disk, replace_text
-from imagefactory.schedulers.pool import MOST_NODES, NodeResult, Sweep
-from imagefactory.serialize import Most, format_value, parse_value
+from imagefactory.schedulers.pool import MOST_NODES, NodeResult, SweepSpec
+from imagefactory.serialize import MaxRows, format_value, parse_value
 from imagefactory.settings.choices import HTCONDOR
 from imagefactory.verify.outcome import clean
 
@@ -31,9 +31,9 @@ ID = re.compile(r"([0-9]{8}-[0-9]{6})-[0-9a-f]{4}")
 UNSIGNED = "unsigned: "
 NO_KEY = f"{UNSIGNED}no key (imagefactory keys new NAME)"
 """Why a node has no verdict where this machine holds no key. What else begins so stays as it is."""
-GONE = "its verdict is found nowhere any more: verify it again"
+VERDICT_MISSING = "its verdict is found nowhere any more: verify it again"
 """How `why` ends where a verdict was signed and attached, and has left since."""
-Wanted = Callable[[str, str], bool]
+NodeFilter = Callable[[str, str], bool]
 """Whether a node is, by its target and capability."""
 
 
@@ -56,13 +56,13 @@ class CollectedNode:
     attached: tuple[str, ...] = ()
 
 
-_NODES = Annotated[tuple[CollectedNode, ...], Most(MOST_NODES)]
+_NODES = Annotated[tuple[CollectedNode, ...], MaxRows(MOST_NODES)]
 
 
 # --- files ---------------------------------------------------------------------------------------
 
 
-def read_sweep(folder: Path, wanted: Wanted | None = None) -> Sweep:
+def read_sweep(folder: Path, wanted: NodeFilter | None = None) -> SweepSpec:
     """Raises UsageError for a folder that is no sweep's, or whose sweep.json is not whole.
 
     With `wanted` it has these of its nodes alone and nothing that was left out: the others are not parsed,
@@ -84,8 +84,8 @@ def read_sweep(folder: Path, wanted: Wanted | None = None) -> Sweep:
             return value
         return {**value, "nodes": _narrowed(value.get("nodes"), wanted), "left_out": []}
 
-    sweep = _parse(data, folder / SWEEP, ("sweep", Sweep), narrow)
-    assert isinstance(sweep, Sweep)
+    sweep = _parse(data, folder / SWEEP, ("sweep", SweepSpec), narrow)
+    assert isinstance(sweep, SweepSpec)
     return sweep
 
 
@@ -116,7 +116,7 @@ def read_pool(folder: Path) -> str:
     return name if isinstance(name, str) else HTCONDOR
 
 
-def write_sweep_file(folder: Path, sweep: Sweep) -> None:
+def write_sweep_file(folder: Path, sweep: SweepSpec) -> None:
     """Raises UsageError where the folder cannot be written."""
     row = _printable(format_value(sweep))
     if sweep.pool == HTCONDOR:  # as all were written before there was another
@@ -124,7 +124,7 @@ def write_sweep_file(folder: Path, sweep: Sweep) -> None:
     write_document(folder / SWEEP, {"format": FORMAT, "sweep": row})
 
 
-def read_collected(folder: Path, wanted: Wanted | None = None) -> tuple[CollectedNode, ...]:
+def read_collected(folder: Path, wanted: NodeFilter | None = None) -> tuple[CollectedNode, ...]:
     """What the last `collect` found, by node; empty where nobody collected yet. Raises UsageError.
 
     `wanted` as `read_sweep` has it.
@@ -169,7 +169,7 @@ def _read(path: Path) -> bytes | None:
     return data
 
 
-def _narrowed(rows: object, wanted: Wanted) -> object:
+def _narrowed(rows: object, wanted: NodeFilter) -> object:
     """The rows that are wanted, and what is none, for the parser to refuse."""
     if not isinstance(rows, list):
         return rows

@@ -1,6 +1,6 @@
 """What other sweeps have in hand: cells whose job is queued already, or has ended and nobody collected it.
 
-    the store's sweeps, one look at the queue -> SweepSeen -> leave_out_underway -> SweepPlan
+    the store's sweeps, one look at the queue -> RunningSweep -> leave_out_underway -> SweepPlan
 
 A cell is the very image on a capability: the same target made of another lock is another one. Only what is
 certain holds a cell back. Of a sweep that cannot be read, that is another user's or that nobody can ask the
@@ -21,19 +21,19 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from imagefactory.errors import FactoryError, ToolError, UsageError
+from imagefactory.errors import ImagefactoryError, ToolError, UsageError
 from imagefactory.model import Outcome
 from imagefactory.schedulers.cells import QUEUED, UNCOLLECTED, VERIFIED, QueuedCell, SweepPlan
-from imagefactory.schedulers.faults import node_folder
-from imagefactory.schedulers.pool import TRIED_AGAIN, LeftOut, Pool, Pools, Sweep, SweepNode
+from imagefactory.schedulers.faults import node_directory
+from imagefactory.schedulers.pool import RETRIED_OUTCOMES, Pool, Pools, SkippedCell, SweepNode, SweepSpec
 from imagefactory.schedulers.sweep_file import (
-    GONE,
     ID,
     NO_KEY,
     SWEEP,
     UNSIGNED,
+    VERDICT_MISSING,
     CollectedNode,
-    Wanted,
+    NodeFilter,
     read_collected,
     read_sweep,
 )
@@ -46,10 +46,10 @@ from imagefactory.verify.nonces import LIFETIME
 
 Images = Mapping[tuple[str, str], str]
 """By target and row (a capability, or a slice's), the image that a job would run: as `image_of` names it."""
-NOT_ASKED = "the queue was not asked"
+QUEUE_NOT_READ = "the queue was not asked"
 
 
-class InHand(StrEnum):
+class NodeProgress(StrEnum):
     """How far a node is that may still bring a verdict: open, or what was not done yet about its result.
 
     UNMATCHED brings none: its machines alone have the oldest driver, and none took it. It is not asked again
@@ -64,7 +64,7 @@ class InHand(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweepSeen:
+class RunningSweep:
     """A sweep of the store as far as it has cells of a plan in hand, by target and row.
 
     `name` is what commands take for it. `driven`: something on the pool works on it; None where that is not
@@ -75,7 +75,7 @@ class SweepSeen:
     folder: Path
     made: datetime
     driven: bool | None
-    cells: Mapping[tuple[str, str], InHand]
+    cells: Mapping[tuple[str, str], NodeProgress]
     why: str = ""
     pool: str = HTCONDOR
 
@@ -83,7 +83,7 @@ class SweepSeen:
 # --- deciding --------------------------------------------------------------------------------------
 
 
-def leave_out_underway(plan: SweepPlan, seen: Sequence[SweepSeen], allow: frozenset[str]) -> SweepPlan:
+def leave_out_underway(plan: SweepPlan, seen: Sequence[RunningSweep], allow: frozenset[str]) -> SweepPlan:
     """A plan without the cells that a sweep has in hand; the newest sweep that has one tells of it. Pure."""
     newest = sorted(seen, key=lambda sweep: sweep.made, reverse=True)
     kept, left_out = [], list(plan.left_out)
@@ -93,21 +93,21 @@ def leave_out_underway(plan: SweepPlan, seen: Sequence[SweepSeen], allow: frozen
         having = [
             (number, sweep)
             for number, sweep in enumerate(newest)
-            if key in sweep.cells and (cell.only or sweep.cells[key] is not InHand.UNMATCHED)
+            if key in sweep.cells and (cell.only or sweep.cells[key] is not NodeProgress.UNMATCHED)
         ]
-        held = (_held(sweep, sweep.cells[key]) for _, sweep in having)
+        held = (_blocking_rule(sweep, sweep.cells[key]) for _, sweep in having)
         rule, reason = next((found for found in held if found and found[0] not in allow), ("", ""))
         if rule:
             capability = str(cell.capability)
             left_out.append(
-                LeftOut(target=key[0], capability=capability, rule=rule, reason=reason, part=cell.part)
+                SkippedCell(target=key[0], capability=capability, rule=rule, reason=reason, part=cell.part)
             )
             continue
         kept.append(cell)
-        doubtful = [number for number, sweep in having if not _held(sweep, sweep.cells[key])]
+        doubtful = [number for number, sweep in having if not _blocking_rule(sweep, sweep.cells[key])]
         if doubtful and QUEUED not in allow:
             given[doubtful[0]] += 1
-    notes = tuple(_told(newest[number], count) for number, count in sorted(given.items()))
+    notes = tuple(_queue_note(newest[number], count) for number, count in sorted(given.items()))
     return SweepPlan(cells=tuple(kept), left_out=tuple(left_out), notes=plan.notes + notes)
 
 
@@ -115,11 +115,11 @@ def _key(cell: QueuedCell) -> tuple[str, str]:
     return cell.stage.target.name, cell.row
 
 
-def _held(seen: SweepSeen, state: InHand) -> tuple[str, str] | None:
+def _blocking_rule(seen: RunningSweep, state: NodeProgress) -> tuple[str, str] | None:
     """The rule and reason by which it holds a cell back; None where it does not for certain."""
-    if state is InHand.UNMATCHED:
+    if state is NodeProgress.UNMATCHED:
         return VERIFIED, f"on a newer driver; no machine with an older one took its job in sweep {seen.name}"
-    if state is not InHand.OPEN:
+    if state is not NodeProgress.OPEN:
         return UNCOLLECTED, f"ended in sweep {seen.name}, {state}: imagefactory collect {seen.name}"
     if seen.driven:
         since = f"since {seen.made.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
@@ -127,7 +127,7 @@ def _held(seen: SweepSeen, state: InHand) -> tuple[str, str] | None:
     return None
 
 
-def _told(seen: SweepSeen, count: int) -> str:
+def _queue_note(seen: RunningSweep, count: int) -> str:
     cells = f"{count} of these cells {'is' if count == 1 else 'are'}"
     if seen.driven is None:
         return f"{cells} queued, though sweep {seen.name} may have the same in hand: {seen.why}"
@@ -141,7 +141,7 @@ def _told(seen: SweepSeen, count: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Looking:
+class SweepLookup:
     """Who looks, and when: `pools` opens them, and `queue` says whether they may be asked what is at work.
 
     `user` is None for whoever it is.
@@ -157,9 +157,9 @@ class Looking:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Candidate:
+class _SweepCandidate:
     folder: Path
-    sweep: Sweep
+    sweep: SweepSpec
     nodes: tuple[SweepNode, ...]
     collected: Mapping[str, CollectedNode]
     owner: str
@@ -188,8 +188,8 @@ def _is_over(name: str, now: datetime) -> bool:
 
 
 def read_underway(
-    place: Path, images: Images, looking: Looking
-) -> tuple[tuple[SweepSeen, ...], tuple[str, ...]]:
+    place: Path, images: Images, looking: SweepLookup
+) -> tuple[tuple[RunningSweep, ...], tuple[str, ...]]:
     """What the sweeps in `place` have in hand of those cells, and a note for each that cannot be read.
 
     A pool's queue is asked once, and only where a sweep may have something: before the logs, so that what
@@ -212,13 +212,15 @@ def read_underway(
     seen = []
     for candidate in candidates:
         try:
-            seen.append(_look(candidate, queues.get(candidate.sweep.pool, NOT_ASKED), looking))
-        except (FactoryError, OSError) as error:
+            seen.append(_read_running(candidate, queues.get(candidate.sweep.pool, QUEUE_NOT_READ), looking))
+        except (ImagefactoryError, OSError) as error:
             notes.append(_passed_over(candidate.folder, error))
     return tuple(seen), tuple(notes)
 
 
-def _candidate(folder: Path, images: Images, looking: Looking, notes: list[str]) -> _Candidate | None:
+def _candidate(
+    folder: Path, images: Images, looking: SweepLookup, notes: list[str]
+) -> _SweepCandidate | None:
     """A sweep that has nodes of these cells whose verdict has not arrived; most have none."""
 
     asked = {(target, row.partition(" ")[0]) for target, row in images}
@@ -232,7 +234,7 @@ def _candidate(folder: Path, images: Images, looking: Looking, notes: list[str])
         collected = _collected(folder, wanted)
     except (FileNotFoundError, NotADirectoryError):
         return None  # it is being made, or deleted
-    except (FactoryError, OSError) as error:
+    except (ImagefactoryError, OSError) as error:
         notes.append(_passed_over(folder, error))
         return None
     nodes = tuple(
@@ -244,7 +246,7 @@ def _candidate(folder: Path, images: Images, looking: Looking, notes: list[str])
     if not nodes or sweep.made + LIFETIME <= looking.now:
         return None
     foreign = looking.user is not None and owner != looking.user
-    return _Candidate(
+    return _SweepCandidate(
         folder=folder,
         sweep=sweep,
         nodes=nodes,
@@ -253,7 +255,7 @@ def _candidate(folder: Path, images: Images, looking: Looking, notes: list[str])
     )
 
 
-def _collected(folder: Path, wanted: Wanted) -> Mapping[str, CollectedNode]:
+def _collected(folder: Path, wanted: NodeFilter) -> Mapping[str, CollectedNode]:
     try:
         return {one.nonce: one for one in read_collected(folder, wanted)}
     except UsageError:  # it can be lost: `collect` writes it anew
@@ -268,8 +270,10 @@ def _queue(pools: Pools, name: str) -> frozenset[Path] | str:
         return error.message
 
 
-def _look(candidate: _Candidate, queue: frozenset[Path] | str, looking: Looking) -> SweepSeen:
-    seen = SweepSeen(
+def _read_running(
+    candidate: _SweepCandidate, queue: frozenset[Path] | str, looking: SweepLookup
+) -> RunningSweep:
+    seen = RunningSweep(
         name=candidate.folder.name if ID.fullmatch(candidate.folder.name) else str(candidate.folder),
         folder=candidate.folder,
         made=candidate.sweep.made,
@@ -279,35 +283,35 @@ def _look(candidate: _Candidate, queue: frozenset[Path] | str, looking: Looking)
         pool=candidate.sweep.pool,
     )
     if candidate.owner:
-        cells = {(node.target, node.row): InHand.OPEN for node in candidate.nodes}
+        cells = {(node.target, node.row): NodeProgress.OPEN for node in candidate.nodes}
         return replace(seen, driven=None, why=f"it is a sweep of user {candidate.owner}", cells=cells)
     if _suite(candidate) != looking.suite:
         return seen
     return replace(seen, cells=_states(candidate, looking.pools(candidate.sweep.pool)))
 
 
-def _suite(candidate: _Candidate) -> str:
+def _suite(candidate: _SweepCandidate) -> str:
     """The suite that a sweep's jobs run, by its digest; empty where its files do not tell."""
     try:
-        place = node_folder(candidate.folder, candidate.nodes[0].name)
+        place = node_directory(candidate.folder, candidate.nodes[0].name)
         kit: Any = parse_json(read_file(place, KIT, LARGEST_REPORT))
         return str(kit["suite"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""
 
 
-def _states(candidate: _Candidate, pool: Pool) -> Mapping[tuple[str, str], InHand]:
-    cells: dict[tuple[str, str], InHand] = {}
+def _states(candidate: _SweepCandidate, pool: Pool) -> Mapping[tuple[str, str], NodeProgress]:
+    cells: dict[tuple[str, str], NodeProgress] = {}
     for node in candidate.nodes:
         key = (node.target, node.row)
         if key in cells:
             continue
         node_state = pool.read_node(candidate.folder, node, candidate.sweep.limits)
         if node_state.run is None:
-            if is_left(node_state.result.outcome, settled=node_state.settled):
-                cells[key] = InHand.OPEN
+            if will_still_run(node_state.result.outcome, settled=node_state.settled):
+                cells[key] = NodeProgress.OPEN
             elif node.only and node_state.result.outcome is Outcome.NO_MATCH:
-                cells[key] = InHand.UNMATCHED
+                cells[key] = NodeProgress.UNMATCHED
             continue
         result = pool.read_result(candidate.folder, node, candidate.sweep.limits)
         state = state_of(result.outcome, candidate.collected.get(node.nonce))
@@ -316,28 +320,28 @@ def _states(candidate: _Candidate, pool: Pool) -> Mapping[tuple[str, str], InHan
     return cells
 
 
-def is_left(outcome: Outcome | None, *, settled: bool) -> bool:
+def will_still_run(outcome: Outcome | None, *, settled: bool) -> bool:
     """Whether a DAG that is at work, or is gone on with, still runs a node that has brought back no run.
 
     What never ended, what was removed with what drove it, and what the pool broke.
     """
-    return outcome in (None, *TRIED_AGAIN) or not settled
+    return outcome in (None, *RETRIED_OUTCOMES) or not settled
 
 
-def state_of(outcome: Outcome | None, known: CollectedNode | None) -> InHand | None:
+def state_of(outcome: Outcome | None, known: CollectedNode | None) -> NodeProgress | None:
     """What is left to do about a run that came back; None where no verdict can come of it. Pure."""
     if known is None or known.result.outcome is None:
-        return InHand.ENDED if outcome in SIGNABLE else None
+        return NodeProgress.ENDED if outcome in SIGNABLE else None
     if known.result.outcome not in SIGNABLE:
         return None
     if known.why == NO_KEY:
-        return InHand.NOT_SIGNED
-    final = known.why.startswith(UNSIGNED) or known.why.endswith(GONE)
-    return None if final else InHand.NOT_ATTACHED
+        return NodeProgress.NOT_SIGNED
+    final = known.why.startswith(UNSIGNED) or known.why.endswith(VERDICT_MISSING)
+    return None if final else NodeProgress.NOT_ATTACHED
 
 
-def _passed_over(folder: Path, error: FactoryError | OSError) -> str:
-    said = error.message if isinstance(error, FactoryError) else f"{error.filename}: {error.strerror}"
+def _passed_over(folder: Path, error: ImagefactoryError | OSError) -> str:
+    said = error.message if isinstance(error, ImagefactoryError) else f"{error.filename}: {error.strerror}"
     return f"sweep {folder.name} is passed over, and what it has in hand is not known: {said}"
 
 

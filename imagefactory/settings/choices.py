@@ -69,7 +69,7 @@ POOLS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class SettingValue:
     """A value and where it came from: `default`, a file's path, or `$NAME`."""
 
     value: str

@@ -27,19 +27,19 @@ from imagefactory.settings.sources import RestrictedSetting
 FILE_NAME = "imagefactory.toml"
 CENTERS = "centers"
 """The folder beside the user's file with a file for each center that was joined beside the first."""
-JUDGED_ELSEWHERE = ("policy", "trust")
+CHECKED_ELSEWHERE = ("policy", "trust")
 """Tables of imagefactory.toml that verdicts/trust.py reads."""
 TABLES = {
     "mirrors": '"docker.io" = "registry.example.org/hub"',
     "indexes": 'pytorch-cu128 = "https://packages.example.org/cu128/simple"',
     "channels": '"conda-forge" = "https://mirror.example.org/conda-forge"',
 }
-_HELD = {
+_TABLE_VALUES = {
     "mirrors": "the address of a registry",
     "indexes": "the name of an index or its address",
     "channels": "a channel or its place",
 }
-SITE_FOLDERS = "/etc/xdg"
+SITE_CONFIG_DIRS = "/etc/xdg"
 """Where XDG_CONFIG_DIRS is empty. Source: XDG Base Directory Specification."""
 ROOT = 0
 MAX_BYTES = 1 << 20
@@ -55,7 +55,7 @@ def own_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
 
     A folder of XDG_CONFIG_DIRS that is not absolute is left out, as that specification says.
     """
-    folders = (environ.get("XDG_CONFIG_DIRS") or SITE_FOLDERS).split(":")
+    folders = (environ.get("XDG_CONFIG_DIRS") or SITE_CONFIG_DIRS).split(":")
     sites = (Path(one) / "imagefactory" / FILE_NAME for one in folders if one.startswith("/"))
     return tuple(dict.fromkeys((user_file(environ), *sites)))
 
@@ -66,13 +66,13 @@ def user_file(environ: Mapping[str, str]) -> Path:
     return (Path(own) if own.startswith("/") else home / ".config") / "imagefactory" / FILE_NAME
 
 
-def center_folder(environ: Mapping[str, str]) -> Path:
+def center_directory(environ: Mapping[str, str]) -> Path:
     return user_file(environ).parent / CENTERS
 
 
 def center_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
     """The files of centers that the user joined beside the first, by their names."""
-    return tuple(sorted(center_folder(environ).glob("*.toml")))
+    return tuple(sorted(center_directory(environ).glob("*.toml")))
 
 
 def read_document(path: Path) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def parse_values(document: Mapping[str, Any], path: Path, known: Collection[str]
     """The settings of a file under their names there. Raises UsageError for another key or type."""
     result = {}
     for key, value in document.items():
-        if key in JUDGED_ELSEWHERE:
+        if key in CHECKED_ELSEWHERE:
             continue
         if key not in known:
             raise UsageError(
@@ -146,7 +146,7 @@ def _table(path: Path, key: str, value: object) -> str:
             hint=f"write [{key}], followed by lines such as {TABLES[key]}",
         )
     for text in (text for pair in value.items() for text in pair if "," in text or "=" in text):
-        what = _HELD[key]
+        what = _TABLE_VALUES[key]
         raise UsageError(
             "setting-invalid",
             f"{path}: '{without_secrets(text)}' in '{key}' is not {what}",
@@ -226,7 +226,7 @@ def untrust_project(root: Path, environ: Mapping[str, str]) -> bool:
     return True
 
 
-def refuse_foreign_project(root: Path, user: int, environ: Mapping[str, str]) -> None:
+def check_project_owner(root: Path, user: int, environ: Mapping[str, str]) -> None:
     """Raise UsageError for a project that others could have put above the current folder.
 
     The file, what it links to, and its folder belong to this user or to root, and only a folder with the

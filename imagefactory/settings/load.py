@@ -18,11 +18,12 @@ from pathlib import Path
 from imagefactory.errors import UsageError
 from imagefactory.oci.mirrors import Mirrors, split_place, split_tagged
 from imagefactory.recipes.values import RULES, channel_address
-from imagefactory.settings.choices import ENGINES, RUNNERS, SITES, SOLVERS, Setting, listed
+from imagefactory.settings.choices import ENGINES, RUNNERS, SITES, SOLVERS, SettingValue, listed
 from imagefactory.settings.files import (
     FILE_NAME,
     UntrustedProjectError,
     center_files,
+    check_project_owner,
     files_of,
     is_trusted,
     own_files,
@@ -30,7 +31,6 @@ from imagefactory.settings.files import (
     parse_values,
     read_content,
     read_document,
-    refuse_foreign_project,
     without_secrets,
 )
 from imagefactory.settings.own_commands import parse_commands, parse_limit, parse_machines, parse_options
@@ -44,11 +44,11 @@ _INDEX = re.compile(r"(?:https?|file)://[A-Za-z0-9_./:%+~-]+")
 _PLACE = re.compile(r"(?:https?|file)://[A-Za-z0-9_./:%+~-]+|/[^,=\x00-\x1f\x7f]*")
 CENTER = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 """The name of a center. No `.` or `:`, so that `CENTER/TARGET` is never an address of a registry."""
-SIF_FOLDER = re.compile(r"(?:osdf://)?(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_.+-]+)+/?")
+SIF_DIRECTORY = re.compile(r"(?:osdf://)?(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_.+-]+)+/?")
 """Where .sif files may lie; a path of it reaches submit files. No part of it is `.` or `..`."""
 
 
-def check_values(values: Mapping[str, Setting]) -> None:
+def check_values(values: Mapping[str, SettingValue]) -> None:
     """Raises UsageError for the first value, by the setting's name as an attribute, that cannot be used."""
     codec, workers = values["codec"], values["workers"]
     if codec.value not in ("zstd", "gzip"):
@@ -93,7 +93,7 @@ def check_values(values: Mapping[str, Setting]) -> None:
             hint="write 1 to 32 lowercase letters, digits, '_' and '-', such as chtc",
         )
     folder = values["sif_folder"]
-    if folder.value and not SIF_FOLDER.fullmatch(folder.value):
+    if folder.value and not SIF_DIRECTORY.fullmatch(folder.value):
         raise UsageError(
             "setting-invalid",
             f"sif-folder: '{without_secrets(folder.value)}' ({folder.origin}) is not a place for .sif files",
@@ -120,7 +120,7 @@ def check_values(values: Mapping[str, Setting]) -> None:
         _check_certificates(values["certificates"])
 
 
-def _check_mirrors(setting: Setting) -> None:
+def _check_mirrors(setting: SettingValue) -> None:
     seen = set()
     for item in listed(setting.value):
         prefix, equals, place = item.partition("=")
@@ -141,7 +141,7 @@ def _check_mirrors(setting: Setting) -> None:
         seen.add(prefix)
 
 
-def _check_indexes(setting: Setting) -> None:
+def _check_indexes(setting: SettingValue) -> None:
     seen = set()
     for item in listed(setting.value):
         name, _, place = item.partition("=")
@@ -166,7 +166,7 @@ def _check_indexes(setting: Setting) -> None:
         seen.add(name)
 
 
-def _check_channels(setting: Setting) -> None:
+def _check_channels(setting: SettingValue) -> None:
     seen = set()
     for item in listed(setting.value):
         channel, equals, place = item.partition("=")
@@ -198,7 +198,7 @@ def _check_channels(setting: Setting) -> None:
             )
 
 
-def _check_solver(setting: Setting) -> None:
+def _check_solver(setting: SettingValue) -> None:
     path = Path(setting.value)  # a relative one would be another program in each folder
     if setting.value in SOLVERS or (path.is_absolute() and path.is_file()):
         return
@@ -209,7 +209,7 @@ def _check_solver(setting: Setting) -> None:
     )
 
 
-def _check_place(name: str, setting: Setting, text: str, *, tagged: bool = False) -> tuple[str, str]:
+def _check_place(name: str, setting: SettingValue, text: str, *, tagged: bool = False) -> tuple[str, str]:
     try:
         return split_place(split_tagged(text)[0] if tagged else text)
     except UsageError as error:
@@ -218,7 +218,7 @@ def _check_place(name: str, setting: Setting, text: str, *, tagged: bool = False
         ) from error
 
 
-def _check_certificates(setting: Setting) -> None:
+def _check_certificates(setting: SettingValue) -> None:
     hint = "name a file of PEM certificates (-----BEGIN CERTIFICATE-----), such as your site's CA bundle"
     path = Path(setting.value)
     if (
@@ -241,25 +241,25 @@ def _check_certificates(setting: Setting) -> None:
 # ---
 
 ENVIRONMENT_PREFIX = "IMAGEFACTORY_"
-LEDGER_KEY = "IMAGEFACTORY_LEDGER_KEY"
+NONCE_STORE_KEY = "IMAGEFACTORY_LEDGER_KEY"
 """A secret text, so no setting, which files hold and `settings` shows: the key of a ledger that travels."""
-SHORTEST_LEDGER_KEY = 32
+MIN_NONCE_STORE_KEY = 32
 SHIPPED = Path(__file__).parents[1] / "shipped"
 """The recipes and locks that come with this program: in a checkout links to its own, in a wheel the files."""
-FOLDERS = ("store", "cache", "certificates", "signing_key", "catalogue", "sif_folder")
+DIRECTORY_SETTINGS = ("store", "cache", "certificates", "signing_key", "catalogue", "sif_folder")
 """Settings that are paths, or are where they look like one: relative ones begin where they are written."""
 
 
-def read_ledger_key(environ: Mapping[str, str]) -> str:
+def read_nonce_store_key(environ: Mapping[str, str]) -> str:
     """The key in IMAGEFACTORY_LEDGER_KEY, empty where there is none.
 
     Raises UsageError for one that can be guessed: everybody may read what it has signed.
     """
-    key = environ.get(LEDGER_KEY, "")
-    if 0 < len(key) < SHORTEST_LEDGER_KEY:
+    key = environ.get(NONCE_STORE_KEY, "")
+    if 0 < len(key) < MIN_NONCE_STORE_KEY:
         raise UsageError(
             "ledger-key-too-short",
-            f"the key in {LEDGER_KEY} has {len(key)} characters, fewer than {SHORTEST_LEDGER_KEY}",
+            f"the key in {NONCE_STORE_KEY} has {len(key)} characters, fewer than {MIN_NONCE_STORE_KEY}",
             hint="create one: openssl rand -hex 32",
         )
     return key
@@ -282,34 +282,34 @@ class Settings:
     settings of a center.
     """
 
-    root: Setting
-    store: Setting
-    cache: Setting
-    registry: Setting
-    engine: Setting
-    runner: Setting
-    certificates: Setting
-    plain_http: Setting
-    mirrors: Setting
-    index: Setting
-    indexes: Setting
-    debian_mirror: Setting
-    channels: Setting
-    solver: Setting
-    codec: Setting
-    workers: Setting
-    signing_key: Setting
-    catalogue: Setting
-    catalogue_mirrors: Setting
-    center: Setting
-    site: Setting
-    licences: Setting
-    sif_folder: Setting
-    submit_commands: Setting
-    sbatch_options: Setting
-    sweep_machines: Setting
-    sweep_gpu_hours: Setting
-    sweep_jobs: Setting
+    root: SettingValue
+    store: SettingValue
+    cache: SettingValue
+    registry: SettingValue
+    engine: SettingValue
+    runner: SettingValue
+    certificates: SettingValue
+    plain_http: SettingValue
+    mirrors: SettingValue
+    index: SettingValue
+    indexes: SettingValue
+    debian_mirror: SettingValue
+    channels: SettingValue
+    solver: SettingValue
+    codec: SettingValue
+    workers: SettingValue
+    signing_key: SettingValue
+    catalogue: SettingValue
+    catalogue_mirrors: SettingValue
+    center: SettingValue
+    site: SettingValue
+    licences: SettingValue
+    sif_folder: SettingValue
+    submit_commands: SettingValue
+    sbatch_options: SettingValue
+    sweep_machines: SettingValue
+    sweep_gpu_hours: SettingValue
+    sweep_jobs: SettingValue
     files: tuple[Path, ...] = ()
     untrusted: tuple[RestrictedSetting, ...] = ()
     centers: tuple[Path, ...] = ()
@@ -356,12 +356,12 @@ class Settings:
     def index_map(self) -> tuple[tuple[str, str], ...]:
         return _pairs(self.indexes)
 
-    def rows(self) -> tuple[tuple[str, Setting], ...]:
+    def rows(self) -> tuple[tuple[str, SettingValue], ...]:
         """(name as imagefactory.toml writes it, setting), in the order they are told."""
         return tuple((_toml_name(name), getattr(self, name)) for name in _names())
 
 
-def _pairs(setting: Setting) -> tuple[tuple[str, str], ...]:
+def _pairs(setting: SettingValue) -> tuple[tuple[str, str], ...]:
     pairs = (item.partition("=") for item in listed(setting.value))
     return tuple((name, place) for name, _, place in pairs)
 
@@ -404,7 +404,7 @@ def load_settings(
         content = read_content(project)
         trusted = content is None or is_trusted(root, content, environ)
         if not trusted and not directory:
-            refuse_foreign_project(root, os.geteuid() if user is None else user, environ)
+            check_project_owner(root, os.geteuid() if user is None else user, environ)
         documents[project] = parse_document(content or b"", project)
         if content is not None and not trusted:
             known_keys = [key for path in files[1:] for key in key_ids(documents[path])]
@@ -430,24 +430,24 @@ def load_settings(
         "workers": "0",
         "site": SITES[0],
     }
-    _refuse_unknown(environ)
-    values: dict[str, Setting] = {}
+    _check_known_settings(environ)
+    values: dict[str, SettingValue] = {}
     for key in _names():
         variable, folder = ENVIRONMENT_PREFIX + key.upper(), here
         nearest = next((path for path in files if key in written[path]), None)
         if key == "root":
             origin = str(root / FILE_NAME) if found else "comes with imagefactory"
-            values[key] = Setting(value=str(root), origin="-C" if directory else origin)
+            values[key] = SettingValue(value=str(root), origin="-C" if directory else origin)
         elif environ.get(variable):
-            values[key] = Setting(value=environ[variable], origin=f"${variable}")
+            values[key] = SettingValue(value=environ[variable], origin=f"${variable}")
         elif nearest:
-            values[key] = Setting(value=written[nearest][key], origin=str(nearest))
+            values[key] = SettingValue(value=written[nearest][key], origin=str(nearest))
             folder = nearest.parent
         else:
-            values[key] = Setting(value=defaults.get(key, ""), origin="default")
+            values[key] = SettingValue(value=defaults.get(key, ""), origin="default")
         if key == "channels":
-            values[key] = _with_absolute_folders(values[key], folder, home)
-        elif key in FOLDERS and _is_path(key, values[key].value):
+            values[key] = _with_absolute_directories(values[key], folder, home)
+        elif key in DIRECTORY_SETTINGS and _is_path(key, values[key].value):
             if "://" in values[key].value and key != "sif_folder":
                 raise UsageError(
                     "setting-invalid",
@@ -455,7 +455,7 @@ def load_settings(
                     hint="write a path on this machine",
                 )
             path = Path(values[key].value).expanduser()
-            values[key] = Setting(
+            values[key] = SettingValue(
                 value=str(path if path.is_absolute() else folder / path), origin=values[key].origin
             )
     check_values(values)
@@ -491,7 +491,7 @@ def center_settings(settings: Settings, path: Path) -> Settings:
             hint='write catalogue = "HOST/PATH", or remove the file',
         )
     for key, text in parse_values(document, path, OF_CENTERS).items():
-        values[key.replace("-", "_")] = Setting(value=text, origin=str(path))
+        values[key.replace("-", "_")] = SettingValue(value=text, origin=str(path))
     for key in ("catalogue", "sif_folder"):
         if key in values and _is_path(key, values[key].value) and not values[key].value.startswith("/"):
             raise UsageError(
@@ -499,12 +499,12 @@ def center_settings(settings: Settings, path: Path) -> Settings:
                 f"{path}: {_toml_name(key)} is not an absolute path",
                 hint="write a path that starts with /",
             )
-    unset = {key.replace("-", "_"): Setting(value="", origin="default") for key in OF_CENTERS}
-    unset["site"] = Setting(value=SITES[0], origin="default")
+    unset = {key.replace("-", "_"): SettingValue(value="", origin="default") for key in OF_CENTERS}
+    unset["site"] = SettingValue(value=SITES[0], origin="default")
     own = {key: getattr(settings, key) for key in ("submit_commands", "sbatch_options")}
     named = {key: getattr(settings, key) for key in ("site", "sif_folder", *own)}
     named = {key: one for key, one in named.items() if one.origin.startswith("$")}
-    center = Setting(value=path.stem, origin=str(path))
+    center = SettingValue(value=path.stem, origin=str(path))
     found = replace(
         settings,
         **{**unset, **own, **values, **named, "center": center},
@@ -534,10 +534,10 @@ def _is_path(key: str, text: str) -> bool:
     return bool(text) and not text.startswith("osdf://")
 
 
-def _refuse_unknown(environ: Mapping[str, str]) -> None:
+def _check_known_settings(environ: Mapping[str, str]) -> None:
     known = [ENVIRONMENT_PREFIX + name.upper() for name in _names() if name != "root"]
     for name in sorted(environ):
-        if name.startswith(ENVIRONMENT_PREFIX) and name not in (*known, LEDGER_KEY):
+        if name.startswith(ENVIRONMENT_PREFIX) and name not in (*known, NONCE_STORE_KEY):
             raise UsageError(
                 "setting-unknown",
                 f"the variable {name} is not a setting",
@@ -545,7 +545,7 @@ def _refuse_unknown(environ: Mapping[str, str]) -> None:
             )
 
 
-def _with_absolute_folders(setting: Setting, root: Path, home: Path) -> Setting:
+def _with_absolute_directories(setting: SettingValue, root: Path, home: Path) -> SettingValue:
     """Folders of channels are written from the factory's root, as `store` is."""
     items = []
     for item in listed(setting.value):
@@ -554,7 +554,7 @@ def _with_absolute_folders(setting: Setting, root: Path, home: Path) -> Setting:
             path = home / place[2:] if place.startswith("~/") else Path(place)
             place = str(path if path.is_absolute() else root / path)
         items.append(f"{channel}{equals}{place}")
-    return Setting(value=",".join(items), origin=setting.origin)
+    return SettingValue(value=",".join(items), origin=setting.origin)
 
 
 def _toml_name(field: str) -> str:

@@ -139,7 +139,7 @@ def machine_expressions(patterns: Iterable[str]) -> tuple[str, str]:
     return joined(wanted), joined([one.removeprefix("!") for one in every if one.startswith("!")])
 
 
-def is_chosen(machine: str, patterns: Iterable[str]) -> bool:
+def is_machine_selected(machine: str, patterns: Iterable[str]) -> bool:
     """Whether jobs may run on a machine; of `glidein_7@gpu01` the last part is its name."""
     name = machine.rpartition("@")[2]
     wanted, avoided = machine_expressions(patterns)

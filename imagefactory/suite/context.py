@@ -11,7 +11,7 @@ from typing import Any
 from . import table
 
 
-class Failure(Exception):
+class CheckFailure(Exception):
     """A check does not hold. `outcome` is the word of the tables for it."""
 
     def __init__(self, detail: str, *, outcome: str = table.LOAD_FAILED) -> None:

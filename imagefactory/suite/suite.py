@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 from . import checks, table
-from .context import Context, Failure, Finding, parse_expected
+from .context import CheckFailure, Context, Finding, parse_expected
 
 
 def main(expectations: str, report: str) -> int:
@@ -52,7 +52,7 @@ def run_check(name: str, context: Context) -> dict[str, Any]:
         try:
             finding: Finding = checks.CHECKS[name](context)
             state, detail, numbers = table.PASSED, finding.detail, dict(finding.numbers)
-        except Failure as failure:
+        except CheckFailure as failure:
             detail, outcome = failure.detail, failure.outcome
         except Exception as error:
             detail, outcome = f"{type(error).__name__}: {error}", table.LOAD_FAILED

@@ -18,13 +18,20 @@ from typing import Annotated
 from imagefactory.errors import StatementError
 from imagefactory.oci.manifests import digest_of
 from imagefactory.oci.store import TAG
-from imagefactory.serialize import Matching, fault, format_document, format_time, parse_document, parse_value
-from imagefactory.trust.envelope import seal
-from imagefactory.trust.judgement import not_witnessed, open_signed, out_of_period
+from imagefactory.serialize import (
+    Pattern,
+    format_document,
+    format_time,
+    invalid_value_error,
+    parse_document,
+    parse_value,
+)
+from imagefactory.trust.envelope import sign_envelope
+from imagefactory.trust.judgement import not_witnessed, out_of_period, verify_envelope
 from imagefactory.trust.keys import SigningKey
-from imagefactory.trust.policy import Trust
-from imagefactory.trust.verdict import SKEW, RevokedCell, Standing, format_statement, parse_predicate
-from imagefactory.verify.report import Subject
+from imagefactory.trust.policy import TrustRules
+from imagefactory.trust.verdict import SKEW, RevokedCell, VerdictStatus, format_statement, parse_predicate
+from imagefactory.verify.report import VerifiedImage
 
 APPROVAL = "https://imagefactory.dev/approval/v1"
 FORMAT = 1
@@ -33,12 +40,12 @@ LIFE = timedelta(days=14)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Approvable:
+class ApprovalSubject:
     """What is approved: that `tag` of the repository `place` (HOST/NAME) points to `subject.index`."""
 
-    subject: Subject
+    subject: VerifiedImage
     place: str
-    tag: Annotated[str, Matching(TAG)]
+    tag: Annotated[str, Pattern(TAG)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,31 +58,31 @@ class Approval:
     expires: datetime
 
 
-def sign_approval(wanted: Approvable, key: SigningKey, now: datetime) -> bytes:
+def sign_approval(wanted: ApprovalSubject, key: SigningKey, now: datetime) -> bytes:
     """The envelope of an approval. Raises StatementError, and ToolError for a program that does not sign."""
     payload = format_approval(wanted, now.replace(microsecond=0))
     parse_approval(payload, "the approval to sign")
-    return seal(payload, key)
+    return sign_envelope(payload, key)
 
 
-def format_approval(wanted: Approvable, issued: datetime) -> bytes:
+def format_approval(wanted: ApprovalSubject, issued: datetime) -> bytes:
     """The statement's bytes."""
     times = {"issued": format_time(issued), "expires": format_time(issued + LIFE)}
     return format_statement(wanted.subject, APPROVAL, {**times, **format_document(wanted, FORMAT)})
 
 
-def parse_approval(payload: bytes, where: str) -> tuple[Approvable, datetime]:
+def parse_approval(payload: bytes, where: str) -> tuple[ApprovalSubject, datetime]:
     """What `format_approval` wrote: what is approved, and when. Raises StatementError for any other bytes."""
     row = dict(parse_predicate(payload, where, APPROVAL))
     row.pop("expires", None)
     issued = parse_value(row.pop("issued", None), datetime, f"{where}: issued")
-    wanted: Approvable = parse_document(row, Approvable, FORMAT, where)
+    wanted: ApprovalSubject = parse_document(row, ApprovalSubject, FORMAT, where)
     try:
         same = format_approval(wanted, issued) == payload
     except OverflowError:  # at the end of the calendar
         same = False
     if not same:
-        raise fault(where, "its times or subjects do not match, or it is not in canonical form")
+        raise invalid_value_error(where, "its times or subjects do not match, or it is not in canonical form")
     return wanted, issued
 
 
@@ -101,10 +108,10 @@ class Approvals:
         return max((self.by(one.issued) for one in self.valid), key=len, default=())
 
 
-def judge_approvals(
+def verify_approvals(
     envelopes: Iterable[bytes],
-    wanted: Approvable,
-    trust: Trust,
+    wanted: ApprovalSubject,
+    trust: TrustRules,
     now: datetime,
     revoked: Iterable[RevokedCell] = (),
 ) -> Approvals:
@@ -123,13 +130,13 @@ def judge_approvals(
 
 
 def read_approvals(
-    envelopes: Iterable[bytes], trust: Trust, now: datetime, revoked: Iterable[RevokedCell] = ()
-) -> tuple[tuple[Approvable, Approval], ...]:
+    envelopes: Iterable[bytes], trust: TrustRules, now: datetime, revoked: Iterable[RevokedCell] = ()
+) -> tuple[tuple[ApprovalSubject, Approval], ...]:
     """The approvals that count, whatever they are for, each with what it approves."""
     found, ended = [], max((row.when for row in revoked), default=None)
     for data in envelopes:
-        opened = open_signed(data, trust)
-        if opened.envelope is None or opened.key is None or opened.standing is not Standing.GOOD:
+        opened = verify_envelope(data, trust)
+        if opened.envelope is None or opened.key is None or opened.standing is not VerdictStatus.GOOD:
             continue
         try:
             wanted, issued = parse_approval(opened.envelope.payload, "statement")
@@ -145,7 +152,7 @@ def read_approvals(
     return tuple(found)
 
 
-def others(trust: Trust, names: Iterable[str], now: datetime) -> tuple[str, ...]:
+def others(trust: TrustRules, names: Iterable[str], now: datetime) -> tuple[str, ...]:
     """The keys that are trusted now and are not among `names`."""
     valid = {key.name for key in trust.keys if key.since <= now < key.until}
     return tuple(sorted(valid - set(names)))

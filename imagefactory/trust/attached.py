@@ -23,15 +23,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from imagefactory.errors import FactoryError, NoImageError, RegistryError, StoreError
+from imagefactory.errors import ImagefactoryError, NoImageError, RegistryError, StoreError
 from imagefactory.fs import explain_full_disk, remove_inside, replacing
 from imagefactory.oci.candidates import REVOCATION_TYPE, STATEMENT_TYPES, VERDICT_TYPE
 from imagefactory.oci.graph import (
     EMPTY,
     EMPTY_TYPE,
-    Artifact,
+    LocalArtifact,
     Manifest,
-    Place,
+    StoreRepository,
     check_unambiguous,
     choose_platform,
     parse_parts,
@@ -55,17 +55,17 @@ from imagefactory.oci.store import DIGEST
 from imagefactory.oci.transfer import WORKERS
 from imagefactory.progress import Progress
 from imagefactory.trust.envelope import LARGEST
-from imagefactory.verify.report import Subject
+from imagefactory.verify.report import VerifiedImage
 
 ENVELOPE_TYPE = "application/vnd.dsse.envelope.v1+json"
 
 MOST = 2000  # statements about one image
-MOST_REFUSED = 4  # puts in a row that fail before the others are left; each was tried again and again
+MAX_REJECTED = 4  # puts in a row that fail before the others are left; each was tried again and again
 FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Statement:
+class SignedStatement:
     """A signed statement on its way to a store.
 
     `kind` is one of STATEMENT_TYPES, `subject` the manifest it speaks of, `envelope` the DSSE envelope's
@@ -78,7 +78,7 @@ class Statement:
     until: datetime | None = None
 
     @property
-    def artifact(self) -> Artifact:
+    def artifact(self) -> LocalArtifact:
         """Its manifest and blobs. The same statement gives the same bytes: attaching again adds nothing."""
         empty = Descriptor(media_type=EMPTY_TYPE, digest=digest_of(EMPTY), size=len(EMPTY))
         layer = Descriptor(media_type=ENVELOPE_TYPE, digest=digest_of(self.envelope), size=len(self.envelope))
@@ -96,14 +96,14 @@ class Statement:
             }
         )
         descriptor = Descriptor(media_type=MANIFEST_TYPE, digest=digest_of(data), size=len(data))
-        return Artifact(
+        return LocalArtifact(
             manifest=Manifest(descriptor=descriptor, data=data),
             blobs=((empty, EMPTY), (layer, self.envelope)),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attached:
+class AttachedStatement:
     """A statement as found in a store. `digest` is its artifact's; `fault` says why `envelope` is empty."""
 
     digest: str
@@ -116,14 +116,14 @@ class Attached:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class JournalRows:
     """What a journal says of a repository; `damaged` counts lines that a kill left half written."""
 
-    statements: tuple[Statement, ...]
+    statements: tuple[SignedStatement, ...]
     damaged: int
 
 
-class Journal:
+class AttachJournal:
     """The journal of the store in `path`: what was attached to registries from here. Raises StoreError."""
 
     def __init__(self, path: Path) -> None:
@@ -145,7 +145,7 @@ class Journal:
         finally:
             os.close(handle)
 
-    def append(self, place: Place, *statements: Statement) -> None:
+    def append(self, place: StoreRepository, *statements: SignedStatement) -> None:
         """Adds a row for each and sees them to the disk. The caller is alone."""
         path = self._file(place)
         with explain_full_disk(self.path):
@@ -159,11 +159,11 @@ class Journal:
                 file.flush()
                 os.fsync(file.fileno())
 
-    def read(self, place: Place) -> Rows:
+    def read(self, place: StoreRepository) -> JournalRows:
         """Every statement that was attached to `place` from here, each once."""
         return self._read(self._file(place))
 
-    def read_all(self) -> tuple[Statement, ...]:
+    def read_all(self) -> tuple[SignedStatement, ...]:
         """Every statement that was attached to any registry from here."""
         return tuple(
             one for path in sorted(self.path.glob("*/**/*.jsonl")) for one in self._read(path).statements
@@ -174,11 +174,11 @@ class Journal:
         read = ((path, self._read(path).damaged) for path in sorted(self.path.glob("*/**/*.jsonl")))
         return tuple((path, count) for path, count in read if count)
 
-    def _read(self, path: Path) -> Rows:
+    def _read(self, path: Path) -> JournalRows:
         try:
             lines = path.read_bytes().splitlines()
         except FileNotFoundError:
-            return Rows(statements=(), damaged=0)
+            return JournalRows(statements=(), damaged=0)
         statements, damaged = {}, 0
         for line in filter(None, lines):
             try:
@@ -187,9 +187,9 @@ class Journal:
                 damaged += 1
                 continue
             statements[statement.artifact.manifest.descriptor.digest] = statement
-        return Rows(statements=tuple(statements.values()), damaged=damaged)
+        return JournalRows(statements=tuple(statements.values()), damaged=damaged)
 
-    def keep(self, place: Place, statements: Iterable[Statement]) -> None:
+    def keep(self, place: StoreRepository, statements: Iterable[SignedStatement]) -> None:
         """Writes the journal of `place` anew with these alone, by renaming. The caller is alone."""
         path = self._file(place)
         rows = b"".join(format_row(one) + b"\n" for one in statements)
@@ -204,11 +204,11 @@ class Journal:
         found = (path.relative_to(self.path) for path in self.path.glob("*/**/*.jsonl"))
         return tuple(sorted((one.parts[0], "/".join(one.parts[1:]).removesuffix(".jsonl")) for one in found))
 
-    def _file(self, place: Place) -> Path:
+    def _file(self, place: StoreRepository) -> Path:
         return self.path / place.store.name / f"{place.repository}.jsonl"
 
 
-def format_row(statement: Statement) -> bytes:
+def format_row(statement: SignedStatement) -> bytes:
     """A line of the journal, without its end."""
     return canonical_json(
         {
@@ -221,7 +221,7 @@ def format_row(statement: Statement) -> bytes:
     )
 
 
-def parse_row(line: bytes) -> Statement:
+def parse_row(line: bytes) -> SignedStatement:
     """Raises ValueError, KeyError or TypeError for a line that is not whole."""
     row = json.loads(line)
     if row["format"] != FORMAT:
@@ -230,7 +230,7 @@ def parse_row(line: bytes) -> Statement:
             f"the journal has a row of format {row['format']!r}, this version reads format {FORMAT}",
             hint="use the version of imagefactory that wrote it, or a newer one",
         )
-    return Statement(
+    return SignedStatement(
         kind=str(row["kind"]),
         subject=parse_descriptor(row["subject"]),
         envelope=base64.b64decode(row["envelope"], validate=True),
@@ -241,7 +241,7 @@ def parse_row(line: bytes) -> Statement:
 # --- attaching and reading -----------------------------------------------------------------------
 
 
-def attach(place: Place, statement: Statement, journal: Journal | None = None) -> str:
+def attach(place: StoreRepository, statement: SignedStatement, journal: AttachJournal | None = None) -> str:
     """Puts a statement beside its subject; gives the artifact's digest. Attached again, nothing changes.
 
     `journal` is that of the store where `place` is a registry; the caller holds its `alone`, and of a store
@@ -258,7 +258,7 @@ def attach(place: Place, statement: Statement, journal: Journal | None = None) -
     return put_statement(place, statement)
 
 
-def put_statement(place: Place, statement: Statement) -> str:
+def put_statement(place: StoreRepository, statement: SignedStatement) -> str:
     """As `attach`, also where the subject is not there: a store may remember what is said of other images."""
     artifact = statement.artifact
     for blob, data in artifact.blobs:
@@ -274,21 +274,21 @@ def put_statement(place: Place, statement: Statement) -> str:
 
 
 def put_all(
-    place: Place, statements: Sequence[Statement], *, workers: int
-) -> tuple[FactoryError | None, ...]:
+    place: StoreRepository, statements: Sequence[SignedStatement], *, workers: int
+) -> tuple[ImagefactoryError | None, ...]:
     """As `put_statement`, for many, `workers` at a time; gives what went wrong with each, or None.
 
     A store that took none of MOST_REFUSED in a row is not asked any more: the others have its last fault.
     """
-    refused: list[FactoryError] = []
+    refused: list[ImagefactoryError] = []
 
-    def put(statement: Statement) -> FactoryError | None:
+    def put(statement: SignedStatement) -> ImagefactoryError | None:
         known = tuple(refused)
-        if len(known) >= MOST_REFUSED:
+        if len(known) >= MAX_REJECTED:
             return known[-1]
         try:
             put_statement(place, statement)
-        except FactoryError as error:
+        except ImagefactoryError as error:
             refused.append(error)
             return error
         refused.clear()
@@ -307,7 +307,7 @@ def put_all(
     return faults
 
 
-def read_statements(place: Place, subject: str, kind: str) -> tuple[Attached, ...]:
+def read_statements(place: StoreRepository, subject: str, kind: str) -> tuple[AttachedStatement, ...]:
     """The statements of one kind about the manifest `subject`, by digest. Nothing is judged.
 
     Of more verdicts than MOST the last of the list are read, which are the newest where a registry keeps the
@@ -325,25 +325,25 @@ def read_statements(place: Place, subject: str, kind: str) -> tuple[Attached, ..
             hint="find out who else pushes there",
         )
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="statements") as pool:
-        read = pool.map(lambda digest: _read_one(place, digest, kind), sorted(digests[-MOST:]))
+        read = pool.map(lambda digest: _read_statement(place, digest, kind), sorted(digests[-MOST:]))
         statements = tuple(statement for statement in read if statement is not None)
     if left <= 0:
         return statements
     fault = f"{left} more that {place} lists first were not read: the list has more than {MOST}"
-    return (*statements, Attached(digest="", kind=kind, envelope=b"", fault=fault))
+    return (*statements, AttachedStatement(digest="", kind=kind, envelope=b"", fault=fault))
 
 
-def read_verdicts(place: Place, subject: str) -> tuple[Attached, ...]:
+def read_verdicts(place: StoreRepository, subject: str) -> tuple[AttachedStatement, ...]:
     """The verdicts about the manifest `subject`, by their artifacts' digests. Nothing is judged."""
     return read_statements(place, subject, VERDICT_TYPE)
 
 
-def read_revocations(place: Place, subject: str) -> tuple[Attached, ...]:
+def read_revocations(place: StoreRepository, subject: str) -> tuple[AttachedStatement, ...]:
     """The revocations about the manifest `subject`. Nothing is judged."""
     return read_statements(place, subject, REVOCATION_TYPE)
 
 
-def _read_one(place: Place, digest: str, kind: str) -> Attached | None:
+def _read_statement(place: StoreRepository, digest: str, kind: str) -> AttachedStatement | None:
     there = place.store.manifest(place.repository, digest)
     if there is None:
         return None  # deleted meanwhile
@@ -355,13 +355,15 @@ def _read_one(place: Place, digest: str, kind: str) -> Attached | None:
         if not DIGEST.fullmatch(layer.digest) or not 0 < layer.size <= LARGEST:
             raise ValueError(f"an envelope of {layer.size} bytes")
     except MALFORMED as error:
-        return Attached(
+        return AttachedStatement(
             digest=digest, kind=kind, envelope=b"", fault=f"not an artifact of imagefactory: {error}"
         )
     if not place.store.has(place.repository, layer):
-        return Attached(digest=digest, kind=kind, envelope=b"", fault="its envelope is missing there")
+        return AttachedStatement(
+            digest=digest, kind=kind, envelope=b"", fault="its envelope is missing there"
+        )
     data = b"".join(place.store.read(place.repository, layer))
-    return Attached(digest=digest, kind=kind, envelope=data)
+    return AttachedStatement(digest=digest, kind=kind, envelope=data)
 
 
 # --- Mending: a registry lists again every statement about its images that is known here
@@ -374,7 +376,7 @@ TRIES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reconciled:
+class RepairResult:
     """What became of the statements known here.
 
     `listed` were listed there; `mended` are digests of artifacts that are listed again; `gone` counts those
@@ -390,7 +392,9 @@ class Reconciled:
     damaged: int
 
 
-def reconcile(place: Place, journal: Journal, local: Sequence[Statement], now: datetime) -> Reconciled:
+def repair_referrers(
+    place: StoreRepository, journal: AttachJournal, local: Sequence[SignedStatement], now: datetime
+) -> RepairResult:
     """Makes a registry list every statement that the journal or the store here knows for its images.
 
     `local` are those of the store (known_statements). The caller is alone. Raises RegistryError when other
@@ -399,17 +403,17 @@ def reconcile(place: Place, journal: Journal, local: Sequence[Statement], now: d
     rows = journal.read(place)
     expired = [statement for statement in rows.statements if statement.until and statement.until <= now]
     current = [statement for statement in rows.statements if statement not in expired]
-    by_subject: dict[str, dict[str, Statement]] = {}
+    by_subject: dict[str, dict[str, SignedStatement]] = {}
     for statement in (*current, *(other for other in local if not (other.until and other.until <= now))):
         by_subject.setdefault(statement.subject.digest, {})[statement.artifact.manifest.descriptor.digest] = (
             statement
         )
     there = {subject for subject in by_subject if place.store.manifest(place.repository, subject)}
-    mended = [digest for subject in sorted(there) for digest in _mend(place, subject, by_subject[subject])]
+    mended = [digest for subject in sorted(there) for digest in _relist(place, subject, by_subject[subject])]
     kept = [statement for statement in current if statement.subject.digest in there]
     if len(kept) < len(rows.statements) or rows.damaged:
         journal.keep(place, kept)
-    return Reconciled(
+    return RepairResult(
         place=str(place),
         listed=sum(len(by_subject[subject]) for subject in there) - len(mended),
         mended=tuple(mended),
@@ -419,7 +423,7 @@ def reconcile(place: Place, journal: Journal, local: Sequence[Statement], now: d
     )
 
 
-def _mend(place: Place, subject: str, statements: dict[str, Statement]) -> list[str]:
+def _relist(place: StoreRepository, subject: str, statements: dict[str, SignedStatement]) -> list[str]:
     """The digests that were not listed, and are now."""
     first: list[str] = []
     for _ in range(TRIES):
@@ -437,18 +441,18 @@ def _mend(place: Place, subject: str, statements: dict[str, Statement]) -> list[
     )
 
 
-def known_statements(layout: Layout) -> tuple[Statement, ...]:
+def stored_statements(layout: Layout) -> tuple[SignedStatement, ...]:
     """The statements of the store on disk, whatever they speak of; those that are not whole are left out."""
     store = LayoutStore(layout)
     found = []
     for subject in layout.subjects():
         for descriptor, kind in layout.referrers(subject):
             if kind in STATEMENT_TYPES:
-                found.append(_known(store, descriptor))
+                found.append(_read_known(store, descriptor))
     return tuple(one for one in found if one is not None)
 
 
-def _known(store: LayoutStore, descriptor: Descriptor) -> Statement | None:
+def _read_known(store: LayoutStore, descriptor: Descriptor) -> SignedStatement | None:
     there = store.layout.manifest(descriptor.digest)
     if there is None:
         return None
@@ -459,14 +463,14 @@ def _known(store: LayoutStore, descriptor: Descriptor) -> Statement | None:
         envelope = b"".join(store.read("", layer))
     except (*MALFORMED, StoreError):
         return None
-    made = Statement(kind=artifact_type(value), subject=subject, envelope=envelope)
+    made = SignedStatement(kind=artifact_type(value), subject=subject, envelope=envelope)
     return made if made.artifact.manifest.descriptor.digest == descriptor.digest else None
 
 
 # --- What verdicts on an image of a place speak of
 
 
-def read_subject(place: Place, wanted: str, platform: str = "") -> Subject:
+def read_subject(place: StoreRepository, wanted: str, platform: str = "") -> VerifiedImage:
     """What verdicts on an image speak of: its manifest for `platform` and its config; of a .sif its file.
 
     Without a platform the only one, of several linux/amd64.
@@ -488,7 +492,7 @@ def read_subject(place: Place, wanted: str, platform: str = "") -> Subject:
     with _an_image(root):
         blobs = parse_parts(manifest)[1]
         config = blobs[1] if is_sif_manifest(json.loads(manifest.data)) else blobs[0]
-    return Subject(
+    return VerifiedImage(
         target="", index=root.descriptor.digest, manifest=manifest.descriptor.digest, config=config.digest
     )
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from imagefactory.fs import explain_full_disk
 from imagefactory.oci.manifests import canonical_json
-from imagefactory.serialize import format_time, shown_line
+from imagefactory.serialize import format_time, printable_line
 
 NAME = "audit.jsonl"
 SIGN, REVOKE, APPROVE = "sign", "revoke", "approve"
@@ -39,16 +39,16 @@ class AuditEntry:
 
 def append_audit(store: Path, entries: Iterable[AuditEntry], now: datetime) -> None:
     """Add a line for each and see them to the disk. Raises StoreError for a full disk, OSError."""
-    who = {"time": format_time(now.astimezone(UTC).replace(microsecond=0)), **_who()}
+    who = {"time": format_time(now.astimezone(UTC).replace(microsecond=0)), **_actor()}
     lines = [
         canonical_json(
             {
                 **who,
                 "action": one.action,
-                "what": shown_line(one.what),
-                "where": shown_line(one.where),
+                "what": printable_line(one.what),
+                "where": printable_line(one.where),
                 "key": one.key,
-                "why": shown_line(one.why),
+                "why": printable_line(one.why),
             }
         )
         for one in entries
@@ -85,7 +85,7 @@ def read_audit(store: Path) -> Iterator[Mapping[str, str]]:
             yield {str(name): str(value) for name, value in row.items()}
 
 
-def _who() -> dict[str, str]:
+def _actor() -> dict[str, str]:
     try:
         user = pwd.getpwuid(os.getuid()).pw_name
     except KeyError:

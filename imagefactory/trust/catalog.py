@@ -19,31 +19,31 @@ from typing import Annotated, Any
 
 from imagefactory.errors import StatementError, UsageError
 from imagefactory.gpu.builds import ROCM
-from imagefactory.gpu.values import Answer, Basis, Claim
+from imagefactory.gpu.values import CellClaim, ClaimBasis, Compatibility
 from imagefactory.model import NO_CUDA
 from imagefactory.oci.store import parse_reference
 from imagefactory.serialize import (
     CAPABILITY,
     Capability,
+    Constant,
     Count,
     Digest,
-    Fields,
-    Fixed,
-    Matching,
-    Most,
+    MaxRows,
     Name,
-    Pairs,
-    fault,
+    ObjectSchema,
+    PairsAsObject,
+    Pattern,
     format_time,
     format_value,
+    invalid_value_error,
     parse_value,
 )
-from imagefactory.trust.envelope import EnvelopeForm, format_json, parse_json, seal
-from imagefactory.trust.judgement import open_signed, out_of_period
+from imagefactory.trust.envelope import EnvelopeForm, format_json, parse_json, sign_envelope
+from imagefactory.trust.judgement import out_of_period, verify_envelope
 from imagefactory.trust.keys import NAME, SigningKey
-from imagefactory.trust.policy import Trust
-from imagefactory.trust.verdict import SKEW, Judged, RevokedCell, Standing
-from imagefactory.verify.report import Subject
+from imagefactory.trust.policy import TrustRules
+from imagefactory.trust.verdict import SKEW, RevokedCell, VerdictStatus, VerificationResult
+from imagefactory.verify.report import VerifiedImage
 
 # --- The frozen values of a catalogue: images by digest, what is predicted of them, and their verdicts
 # A catalogue says which image a target is and carries the verdicts' own envelopes, so a reader judges each
@@ -57,7 +57,7 @@ Envelopes = tuple[tuple[str, bytes], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CataloguedSif:
+class CatalogSif:
     """A .sif of an image: `sha256` and `size` of the file, `reference` HOST/NAME@sha256:... or empty.
 
     Empty: it is in the store of whoever made the catalogue alone. What was verified in it is its own.
@@ -66,13 +66,13 @@ class CataloguedSif:
     sha256: str
     size: int
     reference: str
-    subject: Subject
+    subject: VerifiedImage
     envelopes: Envelopes = ()
     revocations: Envelopes = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CataloguedImage:
+class CatalogImage:
     """The image of a target. `reference` is HOST/NAME@sha256:... of its index, empty where none has it.
 
     `framework` is the distribution (`torch`), `version` that of the lock (`2.3.1`). `size` is what is
@@ -94,20 +94,20 @@ class CataloguedImage:
     python: str
     platform: str
     reference: str
-    subject: Subject
+    subject: VerifiedImage
     size: int
     unpacked: int
     runtime: str
     minor_compat: bool
     driver: str
     required: tuple[str, ...]
-    predicted: tuple[tuple[str, Claim], ...] = ()
-    sifs: tuple[CataloguedSif, ...] = ()
+    predicted: tuple[tuple[str, CellClaim], ...] = ()
+    sifs: tuple[CatalogSif, ...] = ()
     envelopes: Envelopes = ()
     revocations: Envelopes = ()
     revoked: tuple[RevokedCell, ...] = ()
 
-    def revoked_of(self, subject: Subject) -> tuple[RevokedCell, ...]:
+    def revoked_of(self, subject: VerifiedImage) -> tuple[RevokedCell, ...]:
         """What was taken back of this image, or of one of its .sif files."""
         return tuple(row for row in self.revoked if row.subject.manifest == subject.manifest)
 
@@ -122,7 +122,7 @@ class CataloguedImage:
         return any(sif.subject.manifest == self.subject.manifest for sif in self.sifs)
 
 
-class CatalogueSource(StrEnum):
+class CatalogSource(StrEnum):
     """Where a catalog came from: made here just now, the place of the settings, a mirror of it, or the copy
     that this reader keeps."""
 
@@ -137,7 +137,7 @@ SOON = timedelta(days=7)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Catalogue:
+class Catalog:
     """What one registry offers at one time. `keyid` signed it; empty for one that was made here just now.
 
     `suites` are the digests of suites whose verdicts counted where it was made. `source` and `notes` are no
@@ -146,10 +146,10 @@ class Catalogue:
 
     made: datetime
     expires: datetime
-    images: tuple[CataloguedImage, ...]
+    images: tuple[CatalogImage, ...]
     suites: tuple[str, ...] = ()
     keyid: str = ""
-    source: CatalogueSource = field(default=CatalogueSource.PLACE, compare=False)
+    source: CatalogSource = field(default=CatalogSource.PLACE, compare=False)
     notes: tuple[str, ...] = field(default=(), compare=False)
 
     def expires_soon(self, now: datetime) -> bool:
@@ -157,28 +157,28 @@ class Catalogue:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OfferedSif:
+class SifOffer:
     """A .sif with its own verdicts judged: what was run is the file, not the image that it was made from."""
 
-    sif: CataloguedSif
-    judged: tuple[Judged, ...]
+    sif: CatalogSif
+    judged: tuple[VerificationResult, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class ImageOffer:
     """An image with its verdicts judged by whom the reader trusts, now; its .sif files with theirs."""
 
-    image: CataloguedImage
-    judged: tuple[Judged, ...]
-    sifs: tuple[OfferedSif, ...] = ()
+    image: CatalogImage
+    judged: tuple[VerificationResult, ...]
+    sifs: tuple[SifOffer, ...] = ()
 
 
 # ---
 
 FORMAT = 1
-CATALOGUE_TYPE = "application/vnd.imagefactory.catalogue+json"
+CATALOG_TYPE = "application/vnd.imagefactory.catalogue+json"
 LARGEST = 96 << 20
-FORM = EnvelopeForm(payload_type=CATALOGUE_TYPE, largest=LARGEST)
+FORM = EnvelopeForm(payload_type=CATALOG_TYPE, largest=LARGEST)
 LIFE = timedelta(days=30)
 MOST_IMAGES, MOST_OTHERS = 5000, 1000
 
@@ -191,21 +191,21 @@ _PLATFORM = re.compile(r"[a-z0-9]+/[a-z0-9]+(?:/[a-z0-9]+)?")
 _KEYID = re.compile(r"[0-9a-f]{64}")
 _RULE = re.compile(r"[a-z0-9][a-z0-9:._-]{0,127}")
 
-_SUBJECT = Fields(index=Digest, manifest=Digest, config=Digest)
-_CLAIM = Fields(
+_SUBJECT = ObjectSchema(index=Digest, manifest=Digest, config=Digest)
+_CLAIM = ObjectSchema(
     capability=Capability,
-    basis=Basis,
-    answer=Answer,
-    rule=Annotated[str, Matching(_RULE)],
+    basis=ClaimBasis,
+    answer=Compatibility,
+    rule=Annotated[str, Pattern(_RULE)],
     reason=str,
     source=str,
-    driver=Annotated[str, Matching(_NUMBERS, empty=True)],
+    driver=Annotated[str, Pattern(_NUMBERS, empty=True)],
 )
-_REVOKED = Fields(
-    capability=Annotated[str, Matching(CAPABILITY, empty=True)],
+_REVOKED = ObjectSchema(
+    capability=Annotated[str, Pattern(CAPABILITY, empty=True)],
     subject=Annotated[object, _SUBJECT],
-    by=Annotated[str, Matching(NAME)],
-    keyid=Annotated[str, Matching(_KEYID)],
+    by=Annotated[str, Pattern(NAME)],
+    keyid=Annotated[str, Pattern(_KEYID)],
     when=datetime,
     why=str,
 )
@@ -213,26 +213,26 @@ _PLACE = {
     "reference": str,
     "subject": Annotated[object, _SUBJECT],
     "size": Count,
-    "envelopes": Annotated[tuple[tuple[str, object], ...], Pairs(), Most(MOST_OTHERS)],
-    "revocations": Annotated[tuple[tuple[str, object], ...], Pairs(), Most(MOST_OTHERS)],
+    "envelopes": Annotated[tuple[tuple[str, object], ...], PairsAsObject(), MaxRows(MOST_OTHERS)],
+    "revocations": Annotated[tuple[tuple[str, object], ...], PairsAsObject(), MaxRows(MOST_OTHERS)],
 }
-_SIF = Fields(sha256=Digest, **_PLACE)
-_IMAGE = Fields(
+_SIF = ObjectSchema(sha256=Digest, **_PLACE)
+_IMAGE = ObjectSchema(
     target=Name,
     family=Name,
-    framework=Annotated[str, Matching(_FRAMEWORK)],
-    version=Annotated[str, Matching(_VERSION)],
-    cuda=Annotated[str, Matching(_CUDA)],
-    python=Annotated[str, Matching(_NUMBERS)],
-    platform=Annotated[str, Matching(_PLATFORM)],
+    framework=Annotated[str, Pattern(_FRAMEWORK)],
+    version=Annotated[str, Pattern(_VERSION)],
+    cuda=Annotated[str, Pattern(_CUDA)],
+    python=Annotated[str, Pattern(_NUMBERS)],
+    platform=Annotated[str, Pattern(_PLATFORM)],
     unpacked=Count,
-    runtime=Annotated[str, Matching(_NUMBERS, empty=True)],
+    runtime=Annotated[str, Pattern(_NUMBERS, empty=True)],
     minor_compat=bool,
-    driver=Annotated[str, Matching(_NUMBERS, empty=True)],
-    required=Annotated[tuple[Capability, ...], Most(MOST_OTHERS)],
-    predicted=Annotated[tuple[Annotated[object, _CLAIM], ...], Most(MOST_OTHERS)],
-    sifs=Annotated[tuple[Annotated[object, _SIF], ...], Most(MOST_OTHERS)],
-    revoked=Annotated[tuple[Annotated[object, _REVOKED], ...], Most(MOST_OTHERS)],
+    driver=Annotated[str, Pattern(_NUMBERS, empty=True)],
+    required=Annotated[tuple[Capability, ...], MaxRows(MOST_OTHERS)],
+    predicted=Annotated[tuple[Annotated[object, _CLAIM], ...], MaxRows(MOST_OTHERS)],
+    sifs=Annotated[tuple[Annotated[object, _SIF], ...], MaxRows(MOST_OTHERS)],
+    revoked=Annotated[tuple[Annotated[object, _REVOKED], ...], MaxRows(MOST_OTHERS)],
     **_PLACE,
 )
 _PLAIN = (
@@ -249,23 +249,23 @@ _PLAIN = (
     "driver",
     "required",
 )
-_CATALOGUE = Fields(
-    format=Annotated[int, Fixed(FORMAT)],
+_CATALOG_SCHEMA = ObjectSchema(
+    format=Annotated[int, Constant(FORMAT)],
     made=datetime,
     expires=datetime,
-    suites=Annotated[tuple[Digest, ...], Most(MOST_OTHERS)],
-    images=Annotated[tuple[object, ...], Most(MOST_IMAGES)],
+    suites=Annotated[tuple[Digest, ...], MaxRows(MOST_OTHERS)],
+    images=Annotated[tuple[object, ...], MaxRows(MOST_IMAGES)],
 )
 
 
 # --- signing -------------------------------------------------------------------------------------
 
 
-def sign_catalogue(catalogue: Catalogue, key: SigningKey) -> bytes:
+def sign_catalog(catalogue: Catalog, key: SigningKey) -> bytes:
     """The envelope of a catalogue. Raises StatementError for one that nobody would read."""
-    payload = format_catalogue(catalogue)
-    parse_catalogue(payload, "the catalog to sign", key.keyid)
-    envelope = seal(payload, key, FORM)
+    payload = format_catalog(catalogue)
+    parse_catalog(payload, "the catalog to sign", key.keyid)
+    envelope = sign_envelope(payload, key, FORM)
     if len(envelope) > LARGEST:
         raise StatementError(
             "catalog-too-large",
@@ -275,47 +275,54 @@ def sign_catalogue(catalogue: Catalogue, key: SigningKey) -> bytes:
     return envelope
 
 
-def open_catalogue(data: bytes, trust: Trust, now: datetime, where: str = "the catalog") -> Catalogue:
+def verify_catalog(data: bytes, trust: TrustRules, now: datetime, where: str = "the catalog") -> Catalog:
     """What a trusted key signed, where it still holds. `where` is what messages begin with.
 
     Raises StatementError with the word that says why not: unsigned, edited, wrong-key, key-retired, expired,
     not-yet, malformed.
     """
-    opened = open_signed(data, trust, FORM)
-    if opened.envelope is None or opened.key is None or opened.standing is not Standing.GOOD:
-        raise _refused(where, opened.standing, opened.why)
+    opened = verify_envelope(data, trust, FORM)
+    if opened.envelope is None or opened.key is None or opened.standing is not VerdictStatus.GOOD:
+        raise _rejection(where, opened.standing, opened.why)
     try:
-        catalogue = parse_catalogue(opened.envelope.payload, "the catalog", opened.key.keyid)
+        catalogue = parse_catalog(opened.envelope.payload, "the catalog", opened.key.keyid)
     except StatementError as error:
-        raise _refused(where, Standing.MALFORMED, error.message) from error
+        raise _rejection(where, VerdictStatus.MALFORMED, error.message) from error
     # The key must be valid now, too: whoever has a retired key can date a catalogue back.
     late = out_of_period(opened.key, catalogue.made) or out_of_period(opened.key, max(now, catalogue.made))
     if late:
-        raise _refused(where, *late)
+        raise _rejection(where, *late)
     if catalogue.made - now > SKEW:
-        raise _refused(
-            where, Standing.NOT_YET, f"made at {format_time(catalogue.made)}, which is in the future"
+        raise _rejection(
+            where, VerdictStatus.NOT_YET, f"made at {format_time(catalogue.made)}, which is in the future"
         )
     if now >= catalogue.expires:
-        raise _refused(where, Standing.EXPIRED, f"it was valid until {format_time(catalogue.expires)}")
+        raise _rejection(where, VerdictStatus.EXPIRED, f"it was valid until {format_time(catalogue.expires)}")
     return catalogue
 
 
-ASK_CENTER = (
+CENTER_HINT = (
     "anyone may have signed this: ask your center for the fingerprint of its key, in person or by phone"
 )
-_MEND = {
-    Standing.WRONG_KEY: f"{ASK_CENTER}; trust a new key only if imagefactory join ADDRESS|FILE shows the "
-    "same fingerprint",
-    Standing.KEY_RETIRED: "the owner signs with another key now: run imagefactory join ADDRESS|FILE again",
-    Standing.EXPIRED: "ask the maintainers of the project for a new one (they run imagefactory catalogue)",
-    Standing.NOT_YET: "correct the clock of this machine",
-    Standing.MALFORMED: "if it is a catalog, use the version of imagefactory that wrote it, or a newer one",
+_STATUS_HINTS = {
+    VerdictStatus.WRONG_KEY: (
+        f"{CENTER_HINT}; trust a new key only if imagefactory join ADDRESS|FILE shows the same fingerprint"
+    ),
+    VerdictStatus.KEY_RETIRED: (
+        "the owner signs with another key now: run imagefactory join ADDRESS|FILE again"
+    ),
+    VerdictStatus.EXPIRED: (
+        "ask the maintainers of the project for a new one (they run imagefactory catalogue)"
+    ),
+    VerdictStatus.NOT_YET: "correct the clock of this machine",
+    VerdictStatus.MALFORMED: (
+        "if it is a catalog, use the version of imagefactory that wrote it, or a newer one"
+    ),
 }
 
 
-def _refused(where: str, standing: Standing, why: str) -> StatementError:
-    hint = _MEND.get(
+def _rejection(where: str, standing: VerdictStatus, why: str) -> StatementError:
+    hint = _STATUS_HINTS.get(
         standing, "get it again from the maintainers of the project, and find out who changed it"
     )
     return StatementError("catalog-rejected", f"{where} is rejected: {standing}, {why}", hint=hint)
@@ -324,7 +331,7 @@ def _refused(where: str, standing: Standing, why: str) -> StatementError:
 # --- writing -------------------------------------------------------------------------------------
 
 
-def format_catalogue(catalogue: Catalogue) -> bytes:
+def format_catalog(catalogue: Catalog) -> bytes:
     """The payload's bytes; `keyid` is not part of them. Times are whole seconds."""
     return format_json(
         {
@@ -337,7 +344,7 @@ def format_catalogue(catalogue: Catalogue) -> bytes:
     )
 
 
-def _format_image(image: CataloguedImage) -> dict[str, Any]:
+def _format_image(image: CatalogImage) -> dict[str, Any]:
     return {
         **{name: getattr(image, name) for name in _PLAIN},
         **_format_place(image),
@@ -349,7 +356,7 @@ def _format_image(image: CataloguedImage) -> dict[str, Any]:
     }
 
 
-def _format_place(image: CataloguedImage | CataloguedSif) -> dict[str, Any]:
+def _format_place(image: CatalogImage | CatalogSif) -> dict[str, Any]:
     """Its subject without the target, which stands above."""
     return {
         "reference": image.reference,
@@ -360,7 +367,7 @@ def _format_place(image: CataloguedImage | CataloguedSif) -> dict[str, Any]:
     }
 
 
-def _format_subject(subject: Subject) -> dict[str, str]:
+def _format_subject(subject: VerifiedImage) -> dict[str, str]:
     return {"index": subject.index, "manifest": subject.manifest, "config": subject.config}
 
 
@@ -372,10 +379,10 @@ def _format_envelopes(envelopes: Envelopes) -> dict[str, object]:
 # --- reading it again ------------------------------------------------------------------------------
 
 
-def parse_catalogue(payload: bytes, where: str, keyid: str) -> Catalogue:
+def parse_catalog(payload: bytes, where: str, keyid: str) -> Catalog:
     """The catalogue of a payload. Raises StatementError for what `format_catalogue` does not write."""
-    row = _CATALOGUE.parse(parse_json(payload, where, LARGEST), where)
-    catalogue = Catalogue(
+    row = _CATALOG_SCHEMA.parse(parse_json(payload, where, LARGEST), where)
+    catalogue = Catalog(
         made=row["made"],
         expires=row["expires"],
         suites=row["suites"],
@@ -385,26 +392,26 @@ def parse_catalogue(payload: bytes, where: str, keyid: str) -> Catalogue:
         keyid=keyid,
     )
     if not timedelta(0) < catalogue.expires - catalogue.made <= LIFE:
-        raise fault(f"{where}: expires", f"it is not within {LIFE.days} days after it was made")
+        raise invalid_value_error(f"{where}: expires", f"it is not within {LIFE.days} days after it was made")
     names = [image.target for image in catalogue.images]
     if len(set(names)) != len(names):
-        raise fault(f"{where}: images", "it has a duplicate target")
+        raise invalid_value_error(f"{where}: images", "it has a duplicate target")
     return catalogue
 
 
-def _parse_image(value: object, where: str) -> CataloguedImage:
+def _parse_image(value: object, where: str) -> CatalogImage:
     row = _IMAGE.parse(value, where)
     at = f"{where} ({row['target']})"
-    subject = Subject(target=row["target"], **row["subject"])
-    return CataloguedImage(
+    subject = VerifiedImage(target=row["target"], **row["subject"])
+    return CatalogImage(
         **{
             **row,
-            "reference": _reference(row["reference"], f"{at}: reference", subject),
+            "reference": _image_reference(row["reference"], f"{at}: reference", subject),
             "subject": subject,
             "predicted": tuple(_parse_claim(claim, f"{at}: predicted") for claim in row["predicted"]),
             "sifs": tuple(_parse_sif(sif, f"{at}: sifs", row["target"]) for sif in row["sifs"]),
             "revoked": tuple(
-                RevokedCell(**{**one, "subject": Subject(target=row["target"], **one["subject"])})
+                RevokedCell(**{**one, "subject": VerifiedImage(target=row["target"], **one["subject"])})
                 for one in row["revoked"]
             ),
             "envelopes": _parse_envelopes(row["envelopes"], f"{at}: envelopes"),
@@ -413,14 +420,14 @@ def _parse_image(value: object, where: str) -> CataloguedImage:
     )
 
 
-def _parse_sif(row: Mapping[str, Any], where: str, target: str) -> CataloguedSif:
-    subject = Subject(target=target, **row["subject"])
+def _parse_sif(row: Mapping[str, Any], where: str, target: str) -> CatalogSif:
+    subject = VerifiedImage(target=target, **row["subject"])
     if row["sha256"] != subject.config:
-        raise fault(f"{where}: sha256", "it is not the file of its subject")
-    return CataloguedSif(
+        raise invalid_value_error(f"{where}: sha256", "it is not the file of its subject")
+    return CatalogSif(
         **{
             **row,
-            "reference": _reference(row["reference"], f"{where}: reference", subject),
+            "reference": _image_reference(row["reference"], f"{where}: reference", subject),
             "subject": subject,
             "envelopes": _parse_envelopes(row["envelopes"], f"{where}: envelopes"),
             "revocations": _parse_envelopes(row["revocations"], f"{where}: revocations"),
@@ -428,17 +435,17 @@ def _parse_sif(row: Mapping[str, Any], where: str, target: str) -> CataloguedSif
     )
 
 
-def _parse_claim(row: Mapping[str, Any], where: str) -> tuple[str, Claim]:
-    if row["basis"] is Basis.VERIFIED:
-        raise fault(f"{where}.basis", "a catalog verifies nothing, verdicts do")
-    return row["capability"], Claim(**{name: one for name, one in row.items() if name != "capability"})
+def _parse_claim(row: Mapping[str, Any], where: str) -> tuple[str, CellClaim]:
+    if row["basis"] is ClaimBasis.VERIFIED:
+        raise invalid_value_error(f"{where}.basis", "a catalog verifies nothing, verdicts do")
+    return row["capability"], CellClaim(**{name: one for name, one in row.items() if name != "capability"})
 
 
 def _parse_envelopes(value: tuple[tuple[str, object], ...], where: str) -> Envelopes:
     return tuple((parse_value(digest, Digest, where), format_json(one)) for digest, one in value)
 
 
-def _reference(value: str, where: str, subject: Subject) -> str:
+def _image_reference(value: str, where: str, subject: VerifiedImage) -> str:
     """HOST/NAME@sha256:..., the digest that of the subject; it reaches submit files."""
     if value == "":
         return ""
@@ -447,5 +454,5 @@ def _reference(value: str, where: str, subject: Subject) -> str:
     except UsageError:
         found = None
     if found is None or found.tag or found.digest != subject.index:
-        raise fault(where, "it is not HOST/NAME@sha256:... of its subject")
+        raise invalid_value_error(where, "it is not HOST/NAME@sha256:... of its subject")
     return str(found)

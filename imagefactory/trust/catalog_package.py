@@ -16,10 +16,10 @@ import zlib
 from dataclasses import dataclass
 
 from imagefactory.errors import RegistryError, StatementError, UsageError
-from imagefactory.oci.inflate import GZIP, DamagedError, inflate
+from imagefactory.oci.inflate import GZIP, CorruptDataError, inflate
 from imagefactory.oci.manifests import Descriptor, artifact_type, parse_descriptor
 from imagefactory.oci.mirrors import split_place, split_tagged
-from imagefactory.oci.store import Reference
+from imagefactory.oci.store import ImageReference
 from imagefactory.serialize import DIGEST
 from imagefactory.trust.catalog import LARGEST
 
@@ -28,7 +28,7 @@ LARGEST_PACKED = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Packed:
+class ArtifactFormat:
     """A kind of artifact: what it is called, its manifest's type and its layer's."""
 
     name: str
@@ -36,12 +36,12 @@ class Packed:
     layer_type: str
 
 
-CATALOGUE = Packed(
+CATALOG_ARTIFACT = ArtifactFormat(
     name="catalogue",
     artifact_type="application/vnd.imagefactory.catalogue.v1+json",
     layer_type="application/vnd.dsse.envelope.v1+json+gzip",
 )
-INVITATION = Packed(
+INVITATION = ArtifactFormat(
     name="invitation",
     artifact_type="application/vnd.imagefactory.invitation.v1+toml",
     layer_type="application/vnd.imagefactory.invitation.v1+toml+gzip",
@@ -50,7 +50,7 @@ _MAGIC = b"\x1f\x8b"
 _PIECE = 1 << 20
 
 
-def catalogue_place(text: str) -> Reference:
+def catalog_repository(text: str) -> ImageReference:
     """`HOST[/PATH][:TAG]`, the place of a registry, as the catalogue's reference there.
 
     A path that ends in `catalogue` already is taken as it is. Raises UsageError for an empty text.
@@ -66,15 +66,15 @@ def catalogue_place(text: str) -> Reference:
     host, path = split_place(place)
     if path.rpartition("/")[2] != REPOSITORY:
         path = f"{path}/{REPOSITORY}" if path else REPOSITORY
-    return Reference(registry=host, repository=path, tag=tag or CURRENT)
+    return ImageReference(registry=host, repository=path, tag=tag or CURRENT)
 
 
-def pack(envelope: bytes) -> bytes:
+def pack_artifact(envelope: bytes) -> bytes:
     """By gzip, the same bytes every time."""
     return gzip.compress(envelope, 9, mtime=0)
 
 
-def unpack(data: bytes, where: str, largest: int | None = None) -> bytes:
+def unpack_artifact(data: bytes, where: str, largest: int | None = None) -> bytes:
     """An envelope that may be packed. Raises StatementError for damage, and for more than `largest` bytes, or
     LARGEST."""
     most = LARGEST if largest is None else largest
@@ -89,14 +89,14 @@ def unpack(data: bytes, where: str, largest: int | None = None) -> bytes:
                     "catalog-too-large", f"{where}: unpacks to more than {most} bytes", hint="ask its author"
                 )
             unpacked.write(piece)
-    except (DamagedError, zlib.error) as error:
+    except (CorruptDataError, zlib.error) as error:
         raise StatementError(
             "catalog-corrupt", f"{where} is corrupt: {error}", hint="download it again"
         ) from error
     return unpacked.getvalue()
 
 
-def parse_layer(manifest: bytes, where: str, kind: Packed = CATALOGUE) -> Descriptor:
+def parse_layer(manifest: bytes, where: str, kind: ArtifactFormat = CATALOG_ARTIFACT) -> Descriptor:
     """The layer of the manifest of that kind. Raises RegistryError for that of anything else."""
     try:
         value = json.loads(manifest)

@@ -14,9 +14,9 @@ from datetime import datetime, timedelta
 
 from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.drivers import older, parse_driver
-from imagefactory.gpu.values import Answer, Basis, Claim
+from imagefactory.gpu.values import CellClaim, ClaimBasis, Compatibility
 from imagefactory.model import Outcome
-from imagefactory.trust.verdict import Judged, Standing, Verdict
+from imagefactory.trust.verdict import Verdict, VerdictStatus, VerificationResult
 
 SUITE = "suite"
 """The rule of a claim that says yes."""
@@ -29,7 +29,9 @@ RENEWED = 10
 _SPEAKING = (Outcome.VERIFIED, *REFUSALS)
 
 
-def verified_claims(judged: Iterable[Judged], driver: str = "", part: str = "") -> Mapping[Capability, Claim]:
+def verified_claims(
+    judged: Iterable[VerificationResult], driver: str = "", part: str = ""
+) -> Mapping[Capability, CellClaim]:
     """The claim of each capability on which verdicts of one image speak of `driver` (empty: of any), of whole
     GPUs or with `part` of such slices (MIG): neither says anything of the other.
 
@@ -39,7 +41,7 @@ def verified_claims(judged: Iterable[Judged], driver: str = "", part: str = "") 
     by_capability: dict[Capability, Verdict] = {}
     for one in judged:
         verdict = one.verdict
-        if verdict is None or one.standing is not Standing.GOOD or not _speaks(verdict, driver):
+        if verdict is None or one.standing is not VerdictStatus.GOOD or not _covers_driver(verdict, driver):
             continue
         if not _is_of(verdict, part):
             continue
@@ -52,9 +54,9 @@ def verified_claims(judged: Iterable[Judged], driver: str = "", part: str = "") 
     return {capability: _claim(verdict) for capability, verdict in sorted(by_capability.items())}
 
 
-def work_together(judged: Iterable[Judged], count: int) -> tuple[str, ...]:
+def multi_gpu_capabilities(judged: Iterable[VerificationResult], count: int) -> tuple[str, ...]:
     """The capabilities of which so many GPUs at least worked together, by verdicts that can be relied on."""
-    reports = (one.verdict.report for one in judged if one.verdict and one.standing is Standing.GOOD)
+    reports = (one.verdict.report for one in judged if one.verdict and one.standing is VerdictStatus.GOOD)
     found = {
         report.device.capability
         for report in reports
@@ -63,15 +65,17 @@ def work_together(judged: Iterable[Judged], count: int) -> tuple[str, ...]:
     return tuple(sorted(found, key=parse_capability))
 
 
-Proof = tuple[datetime, datetime]
+VerifiedPeriod = tuple[datetime, datetime]
 """When something was verified, and until when that holds."""
 
 
-def last_proofs(judged: Iterable[Judged], part: str = "") -> Mapping[Capability, Proof]:
+def last_verdicts(
+    judged: Iterable[VerificationResult], part: str = ""
+) -> Mapping[Capability, VerifiedPeriod]:
     """When one image was last verified on each capability, by verdicts that hold or have expired."""
-    found: dict[Capability, Proof] = {}
+    found: dict[Capability, VerifiedPeriod] = {}
     for one in judged:
-        if one.verdict is None or one.standing not in (Standing.GOOD, Standing.EXPIRED):
+        if one.verdict is None or one.standing not in (VerdictStatus.GOOD, VerdictStatus.EXPIRED):
             continue
         capability = _capability(one.verdict) if _is_of(one.verdict, part) else None
         if capability is not None and one.verdict.report.outcome is Outcome.VERIFIED:
@@ -80,13 +84,13 @@ def last_proofs(judged: Iterable[Judged], part: str = "") -> Mapping[Capability,
     return found
 
 
-def to_renew(judged: Iterable[Judged], now: datetime) -> tuple[Judged, ...]:
+def to_renew(judged: Iterable[VerificationResult], now: datetime) -> tuple[VerificationResult, ...]:
     """The same, but `verified` counts as expired in the last tenth of its time. Pure.
 
     Plans use it: a cell is verified again while its verdict is still valid, so readers see no gap.
     """
     return tuple(
-        replace(one, standing=Standing.EXPIRED)
+        replace(one, standing=VerdictStatus.EXPIRED)
         if one.proves and one.verdict and one.verdict.expires - now < _life(one.verdict) / RENEWED
         else one
         for one in judged
@@ -98,23 +102,23 @@ def _life(verdict: Verdict) -> timedelta:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProofAges:
+class VerdictAges:
     """When the oldest proof that holds was made, None where none holds, and how many lapse SOON."""
 
     oldest: datetime | None
     lapsing: int
 
 
-def proof_ages(proofs: Iterable[Proof], now: datetime) -> ProofAges:
+def verdict_ages(proofs: Iterable[VerifiedPeriod], now: datetime) -> VerdictAges:
     """Of many images: how old it is what can be relied on."""
     holding = [(since, until) for since, until in proofs if until > now]
-    return ProofAges(
+    return VerdictAges(
         oldest=min((since for since, _ in holding), default=None),
         lapsing=sum(until <= now + SOON for _, until in holding),
     )
 
 
-def _speaks(verdict: Verdict, driver: str) -> bool:
+def _covers_driver(verdict: Verdict, driver: str) -> bool:
     """Whether it says anything of a GPU with that driver."""
     report = verdict.report
     if report.outcome not in _SPEAKING or report.rehearsal or report.hardware is None:
@@ -146,16 +150,16 @@ def _weight(verdict: Verdict, driver: str) -> tuple[object, ...]:
     return near, verdict.issued, verdict.digest
 
 
-def _claim(verdict: Verdict) -> Claim:
+def _claim(verdict: Verdict) -> CellClaim:
     report = verdict.report
     driver = report.hardware.driver if report.hardware else ""
     gpu = report.device.name if report.device else ""
     passed = report.outcome is Outcome.VERIFIED
     where = f"on {gpu}, driver {driver}, {report.ended:%Y-%m-%d}"
     said = f"passed the {report.level} suite {where}" if passed else f"{where}: {report.reason}"
-    return Claim(
-        basis=Basis.VERIFIED,
-        answer=Answer.YES if passed else Answer.NO,
+    return CellClaim(
+        basis=ClaimBasis.VERIFIED,
+        answer=Compatibility.YES if passed else Compatibility.NO,
         rule=SUITE if passed else report.outcome.value,
         reason=said,
         source=f"verdict {verdict.digest} of key {verdict.keyid[:12]}",

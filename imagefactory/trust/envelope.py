@@ -11,7 +11,7 @@ import binascii
 import json
 from dataclasses import dataclass
 
-from imagefactory.serialize import Fields, fault, shown
+from imagefactory.serialize import ObjectSchema, invalid_value_error, printable_value
 from imagefactory.trust.keys import SigningKey
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
@@ -25,8 +25,8 @@ _LARGEST_REST = 1 << 16  # of an envelope without its payload
 _ORDER = (1 << 252) + 27742317777372353535851937790883648493
 
 
-_ENVELOPE = Fields(payload=object, payloadType=object, signatures=object)
-_SIGNATURE = Fields(keyid=object, sig=object)
+_ENVELOPE = ObjectSchema(payload=object, payloadType=object, signatures=object)
+_SIGNATURE = ObjectSchema(keyid=object, sig=object)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Envelope:
     signature: bytes
 
 
-def seal(payload: bytes, key: SigningKey, form: EnvelopeForm = IN_TOTO) -> bytes:
+def sign_envelope(payload: bytes, key: SigningKey, form: EnvelopeForm = IN_TOTO) -> bytes:
     """An in-toto statement's bytes, or those of another form, as a signed envelope.
 
     Raises ToolError for a signing program that does not give its signature.
@@ -71,16 +71,16 @@ def format_json(value: object) -> bytes:
 def parse_json(data: bytes, where: str, largest: int = LARGEST) -> object:
     """Raises StatementError for what `format_json` would have written in another way, or not at all."""
     if len(data) > largest:
-        raise fault(where, f"it has more than {largest} bytes")
+        raise invalid_value_error(where, f"it has more than {largest} bytes")
     if sum(map(data.count, (b",", b":", b"[", b"{"))) > MOST_VALUES:  # a value takes far more than its text
-        raise fault(where, f"it has more than {MOST_VALUES} values")
+        raise invalid_value_error(where, f"it has more than {MOST_VALUES} values")
     try:
         value = json.loads(data)
         same = format_json(value) == data
     except (ValueError, RecursionError) as error:
-        raise fault(where, f"it is not JSON: {shown(str(error))}") from error
+        raise invalid_value_error(where, f"it is not JSON: {printable_value(str(error))}") from error
     if not same:
-        raise fault(where, "it is not in canonical form, or has a duplicate key")
+        raise invalid_value_error(where, "it is not in canonical form, or has a duplicate key")
     return value
 
 
@@ -90,16 +90,16 @@ def parse_envelope(data: bytes, where: str, form: EnvelopeForm = IN_TOTO) -> Env
     Nobody has signed these bytes yet: only what is around the payload is read as JSON.
     """
     if len(data) > form.largest:
-        raise fault(where, f"it has more than {form.largest} bytes")
+        raise invalid_value_error(where, f"it has more than {form.largest} bytes")
     end = data.find(b'"', len(_HEAD)) if data.startswith(_HEAD) else -1
     rest = data if end < 0 else _HEAD + data[end:]
     row = _ENVELOPE.parse(parse_json(rest, where, _LARGEST_REST), where)
     encoded = row["payload"] if end < 0 else memoryview(data)[len(_HEAD) : end]
     signatures = row["signatures"]
     if row["payloadType"] != form.payload_type:
-        raise fault(f"{where}: payloadType", f"it is not {form.payload_type}")
+        raise invalid_value_error(f"{where}: payloadType", f"it is not {form.payload_type}")
     if not isinstance(signatures, list):
-        raise fault(f"{where}: signatures", "it is not a list")
+        raise invalid_value_error(f"{where}: signatures", "it is not a list")
     if not signatures:
         return Envelope(
             payload=_decode(encoded, f"{where}: payload"),
@@ -108,13 +108,13 @@ def parse_envelope(data: bytes, where: str, form: EnvelopeForm = IN_TOTO) -> Env
             signature=b"",
         )
     if len(signatures) > 1:
-        raise fault(f"{where}: signatures", "there is more than one")
+        raise invalid_value_error(f"{where}: signatures", "there is more than one")
     signature = _SIGNATURE.parse(signatures[0], f"{where}: signatures[0]")
     keyid, raw = signature["keyid"], _decode(signature["sig"], f"{where}: signatures[0].sig")
     if not isinstance(keyid, str) or len(keyid) != 64 or set(keyid) - set("0123456789abcdef"):
-        raise fault(f"{where}: signatures[0].keyid", "it is not a key id")
+        raise invalid_value_error(f"{where}: signatures[0].keyid", "it is not a key id")
     if len(raw) != 64 or int.from_bytes(raw[32:], "little") >= _ORDER:
-        raise fault(f"{where}: signatures[0].sig", "it is not an Ed25519 signature")
+        raise invalid_value_error(f"{where}: signatures[0].sig", "it is not an Ed25519 signature")
     payload = _decode(encoded, f"{where}: payload")
     return Envelope(payload=payload, payload_type=form.payload_type, keyid=keyid, signature=raw)
 
@@ -139,12 +139,12 @@ def _decode(value: object, where: str) -> bytes:
     if isinstance(value, str):
         value = value.encode("ascii", "replace")
     if not isinstance(value, bytes | memoryview):
-        raise fault(where, "it is not base64")
+        raise invalid_value_error(where, "it is not base64")
     try:
         data = binascii.a2b_base64(value, strict_mode=True)
     except (binascii.Error, ValueError) as error:
-        raise fault(where, "it is not base64") from error
+        raise invalid_value_error(where, "it is not base64") from error
     last = len(data) % 3 or 3  # only the last bytes can be spelt in several ways
     if base64.b64encode(data[len(data) - last :]) != bytes(value[-4:]):
-        raise fault(where, "it is not canonical base64")
+        raise invalid_value_error(where, "it is not canonical base64")
     return data

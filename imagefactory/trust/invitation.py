@@ -25,21 +25,21 @@ from datetime import UTC, date, datetime
 from typing import Any
 
 from imagefactory.errors import UsageError
-from imagefactory.oci.store import Reference
+from imagefactory.oci.store import ImageReference
 from imagefactory.settings.choices import SITES, listed
-from imagefactory.settings.load import CENTER, SIF_FOLDER
-from imagefactory.trust.catalog_package import catalogue_place
+from imagefactory.settings.load import CENTER, SIF_DIRECTORY
+from imagefactory.trust.catalog_package import catalog_repository
 from imagefactory.trust.keys import PublicKey
 from imagefactory.trust.policy import (
-    Grant,
-    Trust,
     TrustedKey,
+    TrustGrant,
+    TrustRules,
     first_moment,
     format_row,
     parse_trust,
     row_values,
 )
-from imagefactory.verify.report import evidence_kinds
+from imagefactory.verify.report import evidence_types
 
 FORMAT = "imagefactory.invitation/1"
 TAG = "invitation"
@@ -57,7 +57,7 @@ class Invitation:
     catalogue: str
     site: str
     sif_folder: str
-    keys: tuple[Grant, ...]
+    keys: tuple[TrustGrant, ...]
     mirrors: str = ""
     center: str = ""
 
@@ -68,12 +68,12 @@ class Invitation:
         return {name: value for name, value in zip(SETTINGS, values, strict=True) if value}
 
 
-def invitation_place(text: str) -> Reference:
+def invitation_place(text: str) -> ImageReference:
     """Where the invitation to a catalogue lies (`HOST[/PATH]`). Raises UsageError for what is no place."""
-    return replace(catalogue_place(text), tag=TAG)
+    return replace(catalog_repository(text), tag=TAG)
 
 
-def invite_with(trust: Trust, now: datetime) -> tuple[Grant, ...]:
+def create_invitation(trust: TrustRules, now: datetime) -> tuple[TrustGrant, ...]:
     """The keys that a site's readers should believe, each in its time; none if no key is trusted now.
 
     Retired keys are among them: what they signed in their time still counts, and who joined before learns
@@ -82,9 +82,9 @@ def invite_with(trust: Trust, now: datetime) -> tuple[Grant, ...]:
     return tuple(map(_grant, trust.keys)) if any(key.since <= now < key.until for key in trust.keys) else ()
 
 
-def _grant(key: TrustedKey) -> Grant:
-    kinds = evidence_kinds()
-    return Grant(
+def _grant(key: TrustedKey) -> TrustGrant:
+    kinds = evidence_types()
+    return TrustGrant(
         key=PublicKey(name=key.name, raw=key.public),
         since=_date(key.since),
         until=_date(key.until),
@@ -144,12 +144,12 @@ def parse_invitation(data: bytes, where: str) -> Invitation:
     )
     for place in (found.catalogue, *listed(found.mirrors)):
         if not _PATH.fullmatch(place):
-            catalogue_place(place)
+            catalog_repository(place)
     if found.site not in SITES:
         raise UsageError("site-unknown", f"{where}: unknown site", hint=f"known sites: {', '.join(SITES)}")
     if found.center and not CENTER.fullmatch(found.center):
         raise UsageError("invitation-invalid", f"{where}: the name of the center is not valid", hint=hint)
-    if found.sif_folder and not SIF_FOLDER.fullmatch(found.sif_folder):
+    if found.sif_folder and not SIF_DIRECTORY.fullmatch(found.sif_folder):
         raise UsageError(
             "invitation-invalid", f"{where}: sif-folder is not a directory for .sif files", hint=hint
         )
@@ -173,7 +173,7 @@ def _text(document: Mapping[str, Any], name: str, where: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Joining:
+class InvitationSettings:
     """What accepting an invitation writes: `text` is the whole file, `told` its changes, a line each.
 
     `fresh` are keys that nobody believed here so far. `before` are those (name, id) that were believed in
@@ -183,7 +183,7 @@ class Joining:
 
     text: str
     told: tuple[str, ...]
-    fresh: tuple[Grant, ...]
+    fresh: tuple[TrustGrant, ...]
     before: tuple[tuple[str, str], ...]
 
     @property
@@ -191,7 +191,7 @@ class Joining:
         return bool(self.fresh and self.before)
 
 
-def join(
+def join_center(
     text: str,
     invitation: Invitation,
     others: Sequence[Mapping[str, Any]],
@@ -199,7 +199,7 @@ def join(
     now: datetime,
     *,
     moved: bool = False,
-) -> Joining:
+) -> InvitationSettings:
     """The settings file of a person with what is missing in it; all else stays as he wrote it.
 
     `others` are the documents of files that count too (the site's): what they say is not written again.
@@ -208,9 +208,9 @@ def join(
     """
     own = tomllib.loads(text)
     known: dict[str, Any] = {key: value for other in reversed((own, *others)) for key, value in other.items()}
-    sheet = _Sheet(text)
+    sheet = _TomlText(text)
     told: list[str] = []
-    fresh: list[Grant] = []
+    fresh: list[TrustGrant] = []
     wanted = dict(own)
     for name, value in invitation.settings.items():
         if known.get(name) != value:
@@ -219,8 +219,10 @@ def join(
             wanted[name] = value
     mine = [dict(row) for row in own.get("trust", [])]
     rows = [*mine, *(dict(row) for other in others for row in other.get("trust", []))]
-    before = _before(rows, invitation, same_place=moved or known.get("catalogue") == invitation.catalogue)
-    refuse_return(rows, invitation, where, now)
+    before = _existing_text(
+        rows, invitation, same_place=moved or known.get("catalogue") == invitation.catalogue
+    )
+    check_not_retired(rows, invitation, where, now)
     for grant in invitation.keys:
         same = next((row for row in rows if row.get("keyid") == grant.key.keyid), None)
         named = next((row for row in rows if row.get("name") == grant.key.name), None)
@@ -239,7 +241,7 @@ def join(
     made = sheet.text
     if mine:
         wanted["trust"] = mine
-    if _loaded(made) != wanted:
+    if _load_invitation(made) != wanted:
         lines = [f"{name} = {json.dumps(value)}" for name, value in invitation.settings.items()]
         lines += [line for grant in invitation.keys for line in format_row(grant).splitlines()]
         raise UsageError(
@@ -248,10 +250,10 @@ def join(
             hint="add these lines to it, the first ones above all tables:\n"
             + "\n".join(f"    {one}" for one in lines),
         )
-    return Joining(text=made, told=tuple(told), fresh=tuple(fresh), before=tuple(before))
+    return InvitationSettings(text=made, told=tuple(told), fresh=tuple(fresh), before=tuple(before))
 
 
-def _before(
+def _existing_text(
     rows: Sequence[Mapping[str, Any]], invitation: Invitation, *, same_place: bool
 ) -> list[tuple[str, str]]:
     """The keys that are believed in the stead of those of an invitation."""
@@ -264,7 +266,7 @@ def _before(
     return [(row["name"], row["keyid"]) for row in others if same_place or row["name"] in names]
 
 
-def refuse_return(
+def check_not_retired(
     rows: Iterable[Mapping[str, Any]], invitation: Invitation, where: str, now: datetime
 ) -> None:
     """Nobody signs an invitation, so none makes a retired key valid again. Raises UsageError."""
@@ -282,14 +284,14 @@ def refuse_return(
             )
 
 
-def _loaded(text: str) -> dict[str, Any] | None:
+def _load_invitation(text: str) -> dict[str, Any] | None:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError:
         return None
 
 
-class _Sheet:
+class _TomlText:
     """A TOML text whose plain `key = value` lines are changed in place; `join` sees what became of others."""
 
     def __init__(self, text: str) -> None:

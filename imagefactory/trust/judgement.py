@@ -14,46 +14,53 @@ from datetime import datetime, timedelta
 from typing import Annotated
 
 from imagefactory.errors import StatementError
-from imagefactory.oci.graph import Place
+from imagefactory.oci.graph import StoreRepository
 from imagefactory.serialize import (
     CAPABILITY,
     Digest,
-    Matching,
-    Most,
-    fault,
+    MaxRows,
+    Pattern,
     format_document,
     format_time,
+    invalid_value_error,
     parse_document,
     parse_value,
 )
-from imagefactory.trust.attached import Attached, read_revocations, read_verdicts
-from imagefactory.trust.envelope import IN_TOTO, Envelope, EnvelopeForm, is_signed_by, parse_envelope, seal
+from imagefactory.trust.attached import AttachedStatement, read_revocations, read_verdicts
+from imagefactory.trust.envelope import (
+    IN_TOTO,
+    Envelope,
+    EnvelopeForm,
+    is_signed_by,
+    parse_envelope,
+    sign_envelope,
+)
 from imagefactory.trust.keys import SigningKey
-from imagefactory.trust.policy import Trust, TrustedKey
+from imagefactory.trust.policy import TrustedKey, TrustRules
 from imagefactory.trust.verdict import (
     SKEW,
-    Judged,
     Revocation,
     RevokedCell,
-    Standing,
     Verdict,
+    VerdictStatus,
+    VerificationResult,
     format_statement,
     missing_evidence,
     parse_predicate,
     parse_verdict,
 )
-from imagefactory.verify.report import Subject
+from imagefactory.verify.report import VerifiedImage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Court:
+class VerificationPolicy:
     """By what a verdict is judged: whom to believe, the present suite's digest, what was revoked, and now.
 
     `vouched`: a key that is trusted now signed the list of these verdicts, so what a retired key issued in
     its time was there in its time.
     """
 
-    trust: Trust
+    trust: TrustRules
     suite: str
     now: datetime
     revocations: tuple[Revocation, ...] = ()
@@ -65,47 +72,51 @@ class Court:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
+class VerifiedEnvelope:
     """An envelope and what its signature is worth: `standing` is GOOD for a trusted key's, `why` one line."""
 
     envelope: Envelope | None
     key: TrustedKey | None
-    standing: Standing
+    standing: VerdictStatus
     why: str
 
 
-def open_signed(data: bytes, trust: Trust, form: EnvelopeForm = IN_TOTO) -> Opened:
+def verify_envelope(data: bytes, trust: TrustRules, form: EnvelopeForm = IN_TOTO) -> VerifiedEnvelope:
     """Reads an envelope of ours and checks its signature; nothing of the payload is looked at."""
     try:
         envelope = parse_envelope(data, "envelope", form)
     except StatementError as error:
-        return Opened(envelope=None, key=None, standing=Standing.MALFORMED, why=error.message)
+        return VerifiedEnvelope(envelope=None, key=None, standing=VerdictStatus.MALFORMED, why=error.message)
     if not envelope.signature:
-        return Opened(envelope=envelope, key=None, standing=Standing.UNSIGNED, why="nobody signed it")
+        return VerifiedEnvelope(
+            envelope=envelope, key=None, standing=VerdictStatus.UNSIGNED, why="nobody signed it"
+        )
     key = trust.key(envelope.keyid)
     if key is None:
         why = f"no trusted key is {envelope.keyid[:16]}..."
-        return Opened(envelope=envelope, key=None, standing=Standing.WRONG_KEY, why=why)
+        return VerifiedEnvelope(envelope=envelope, key=None, standing=VerdictStatus.WRONG_KEY, why=why)
     if not is_signed_by(envelope, key.keyid, key.public):
         why = f"it is not what '{key.name}' signed"
-        return Opened(envelope=envelope, key=None, standing=Standing.EDITED, why=why)
-    return Opened(envelope=envelope, key=key, standing=Standing.GOOD, why=f"signed by '{key.name}'")
+        return VerifiedEnvelope(envelope=envelope, key=None, standing=VerdictStatus.EDITED, why=why)
+    return VerifiedEnvelope(
+        envelope=envelope, key=key, standing=VerdictStatus.GOOD, why=f"signed by '{key.name}'"
+    )
 
 
-def out_of_period(key: TrustedKey, issued: datetime, digest: str = "") -> tuple[Standing, str] | None:
+def out_of_period(key: TrustedKey, issued: datetime, digest: str = "") -> tuple[VerdictStatus, str] | None:
     """Why a key is not believed for what it issued then; None where it is.
 
     Times have whole seconds: what it signed in the second in which it was retired counts if its payload, by
     `digest`, was recorded then.
     """
     if issued < key.since:
-        return Standing.WRONG_KEY, f"'{key.name}' is trusted from {format_time(key.since)} on only"
+        return VerdictStatus.WRONG_KEY, f"'{key.name}' is trusted from {format_time(key.since)} on only"
     if issued > key.until or (issued == key.until and digest not in key.signed):
-        return Standing.KEY_RETIRED, f"'{key.name}' was trusted until {format_time(key.until)}"
+        return VerdictStatus.KEY_RETIRED, f"'{key.name}' was trusted until {format_time(key.until)}"
     return None
 
 
-def not_witnessed(key: TrustedKey, digest: str, now: datetime) -> tuple[Standing, str] | None:
+def not_witnessed(key: TrustedKey, digest: str, now: datetime) -> tuple[VerdictStatus, str] | None:
     """Why a statement of a retired key is not believed though its date fits; None where it is.
 
     Who holds the key writes that date. `digest` is that of the payload.
@@ -114,47 +125,56 @@ def not_witnessed(key: TrustedKey, digest: str, now: datetime) -> tuple[Standing
         return None
     lacks = "does not have this" if key.signed else "is missing"
     since = format_time(key.until)
-    return Standing.KEY_RETIRED, f"'{key.name}' is retired since {since}, and the record of that day {lacks}"
+    return (
+        VerdictStatus.KEY_RETIRED,
+        f"'{key.name}' is retired since {since}, and the record of that day {lacks}",
+    )
 
 
-def judge_verdict(data: bytes, digest: str, subject: Subject, court: Court) -> Judged:
+def verify_verdict(
+    data: bytes, digest: str, subject: VerifiedImage, court: VerificationPolicy
+) -> VerificationResult:
     """One word for one envelope. `digest` is that of the artifact that carries it, and decides nothing.
 
     The first that fails decides: envelope, key, signature, statement, the key's period, subject, suite,
     evidence, revocation, time. `replayed` needs the others beside it: `judge_verdicts`.
     """
-    opened = open_signed(data, court.trust)
+    opened = verify_envelope(data, court.trust)
     if opened.envelope is None:
-        return Judged(digest=digest, standing=opened.standing, why=opened.why, verdict=None)
+        return VerificationResult(digest=digest, standing=opened.standing, why=opened.why, verdict=None)
     try:
         verdict = parse_verdict(opened.envelope.payload, "statement", opened.envelope.keyid)
     except StatementError as error:
-        standing, why = (Standing.MALFORMED, error.message) if opened.key else (opened.standing, opened.why)
-        return Judged(digest=digest, standing=standing, why=why, verdict=None)
+        standing, why = (
+            (VerdictStatus.MALFORMED, error.message) if opened.key else (opened.standing, opened.why)
+        )
+        return VerificationResult(digest=digest, standing=standing, why=why, verdict=None)
     standing, why = opened.standing, opened.why
     if opened.key is not None:
-        standing, why = _judge(verdict, opened.key, subject, court) or (standing, why)
+        standing, why = _verify(verdict, opened.key, subject, court) or (standing, why)
     revoked = next((one for one in court.revocations if one.covers(verdict)), None)
-    by = revoked if standing is Standing.REVOKED else None
-    return Judged(digest=digest, standing=standing, why=why, verdict=verdict, revocation=by)
+    by = revoked if standing is VerdictStatus.REVOKED else None
+    return VerificationResult(digest=digest, standing=standing, why=why, verdict=verdict, revocation=by)
 
 
-def judge_verdicts(envelopes: Mapping[str, bytes], subject: Subject, court: Court) -> tuple[Judged, ...]:
+def verify_verdicts(
+    envelopes: Mapping[str, bytes], subject: VerifiedImage, court: VerificationPolicy
+) -> tuple[VerificationResult, ...]:
     """All envelopes of a subject, by the digest of their artifact, the earliest issued first.
 
     A nonce is spent once: of two statements that bring the same one, the later is `replayed`. A verdict that
     several artifacts carry is one row.
     """
-    judged = [judge_verdict(data, digest, subject, court) for digest, data in envelopes.items()]
+    judged = [verify_verdict(data, digest, subject, court) for digest, data in envelopes.items()]
     judged.sort(key=_order)
     first: dict[str, Verdict] = {}
     result = []
     for judgement in judged:
-        if judgement.standing is Standing.GOOD and judgement.verdict is not None:
+        if judgement.standing is VerdictStatus.GOOD and judgement.verdict is not None:
             known = first.setdefault(judgement.verdict.report.nonce, judgement.verdict)
             if known != judgement.verdict:
                 why = f"its nonce is that of {known.digest}"
-                judgement = replace(judgement, standing=Standing.REPLAYED, why=why)
+                judgement = replace(judgement, standing=VerdictStatus.REPLAYED, why=why)
         result.append(judgement)
     rows = {
         (row.standing, row.verdict.keyid, row.verdict.digest) if row.verdict else row.digest: row
@@ -163,12 +183,14 @@ def judge_verdicts(envelopes: Mapping[str, bytes], subject: Subject, court: Cour
     return tuple(reversed(rows.values()))
 
 
-def expires(verdict: Verdict, trust: Trust) -> datetime:
+def expires(verdict: Verdict, trust: TrustRules) -> datetime:
     """When it stops to count here: by its own word or by this factory's policy, whichever is earlier."""
     return verdict.issued + min(verdict.expires - verdict.issued, timedelta(days=trust.policy.days))
 
 
-def ending(judged: Iterable[Judged], trust: Trust, until: datetime) -> tuple[tuple[str, datetime], ...]:
+def ending(
+    judged: Iterable[VerificationResult], trust: TrustRules, until: datetime
+) -> tuple[tuple[str, datetime], ...]:
     """(capability, when) of what is proven now and not after `until`: the last of its verdicts decides."""
     last: dict[str, datetime] = {}
     for one in judged:
@@ -178,7 +200,9 @@ def ending(judged: Iterable[Judged], trust: Trust, until: datetime) -> tuple[tup
     return tuple((capability, end) for capability, end in sorted(last.items()) if end <= until)
 
 
-def _judge(verdict: Verdict, key: TrustedKey, subject: Subject, court: Court) -> tuple[Standing, str] | None:
+def _verify(
+    verdict: Verdict, key: TrustedKey, subject: VerifiedImage, court: VerificationPolicy
+) -> tuple[VerdictStatus, str] | None:
     late = out_of_period(key, verdict.issued, verdict.digest)
     if late is None and not court.vouched:
         late = not_witnessed(key, verdict.digest, court.now)
@@ -187,31 +211,31 @@ def _judge(verdict: Verdict, key: TrustedKey, subject: Subject, court: Court) ->
     report = verdict.report
     # The manifest alone: podman and apptainer unpack layers that do not match the config's diff IDs.
     if report.subject.manifest != subject.manifest:
-        return Standing.OTHER_SUBJECT, f"it speaks of {report.subject.manifest}"
+        return VerdictStatus.OTHER_SUBJECT, f"it speaks of {report.subject.manifest}"
     if report.suite not in court.suites:
         return (
-            Standing.OTHER_SUITE,
+            VerdictStatus.OTHER_SUITE,
             f"it is of the suite {report.suite[:19]}..., not of {court.suite[:19]}...",
         )
     gap = missing_evidence(report)
     if gap or report.hardware is None:
-        return Standing.EVIDENCE_REFUSED, gap
+        return VerdictStatus.EVIDENCE_REFUSED, gap
     kind = report.hardware.kind
     if kind not in court.trust.policy.evidence or kind not in key.evidence:
         whose = f"'{key.name}'" if kind in court.trust.policy.evidence else "the policy"
-        return Standing.EVIDENCE_REFUSED, f"{whose} takes no evidence of kind '{kind}'"
+        return VerdictStatus.EVIDENCE_REFUSED, f"{whose} takes no evidence of kind '{kind}'"
     revoked = next((one for one in court.revocations if one.covers(verdict)), None)
     if revoked:
-        return Standing.REVOKED, revoked.why
+        return VerdictStatus.REVOKED, revoked.why
     if verdict.issued - court.now > SKEW:
-        return Standing.NOT_YET, f"it is issued at {format_time(verdict.issued)}, which is still to come"
+        return VerdictStatus.NOT_YET, f"it is issued at {format_time(verdict.issued)}, which is still to come"
     end = expires(verdict, court.trust)
     if court.now >= end:
-        return Standing.EXPIRED, f"it held until {format_time(end)}"
+        return VerdictStatus.EXPIRED, f"it held until {format_time(end)}"
     return None
 
 
-def _order(judged: Judged) -> tuple[bool, str, str]:
+def _order(judged: VerificationResult) -> tuple[bool, str, str]:
     issued = "" if judged.verdict is None else judged.verdict.issued.strftime("%Y%m%d%H%M%S")
     return judged.verdict is None, issued, judged.digest
 
@@ -229,27 +253,27 @@ MOST_VERDICTS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Withdrawal:
+class RevocationRequest:
     """What is taken back, and why (one line): verdicts of `subject` by the digests of their signed payloads.
 
     Without `verdicts` all of them that were signed until now, on one `capability` or, where that is empty, on
     any.
     """
 
-    subject: Subject
+    subject: VerifiedImage
     why: str
-    verdicts: Annotated[tuple[Digest, ...], Most(MOST_VERDICTS)] = ()
-    capability: Annotated[str, Matching(CAPABILITY, empty=True)] = ""
+    verdicts: Annotated[tuple[Digest, ...], MaxRows(MOST_VERDICTS)] = ()
+    capability: Annotated[str, Pattern(CAPABILITY, empty=True)] = ""
 
 
-def sign_revocation(withdrawal: Withdrawal, key: SigningKey, now: datetime) -> bytes:
+def sign_revocation(withdrawal: RevocationRequest, key: SigningKey, now: datetime) -> bytes:
     """The envelope of a revocation. Raises StatementError for a reason that is not one printable line."""
     payload = format_revocation(withdrawal, now)
     parse_revocation(payload, "the revocation to sign", key.keyid)
-    return seal(payload, key)
+    return sign_envelope(payload, key)
 
 
-def format_revocation(withdrawal: Withdrawal, now: datetime) -> bytes:
+def format_revocation(withdrawal: RevocationRequest, now: datetime) -> bytes:
     """The statement's bytes."""
     predicate = {"issued": format_time(now.replace(microsecond=0)), **format_document(withdrawal, FORMAT)}
     return format_statement(withdrawal.subject, REVOCATION, predicate)
@@ -259,12 +283,12 @@ def parse_revocation(payload: bytes, where: str, keyid: str) -> Revocation:
     """What `format_revocation` wrote. Raises StatementError for any other bytes."""
     row = dict(parse_predicate(payload, where, REVOCATION))
     issued = parse_value(row.pop("issued", None), datetime, f"{where}: issued")
-    withdrawal = parse_document(row, Withdrawal, FORMAT, where)
+    withdrawal = parse_document(row, RevocationRequest, FORMAT, where)
     subject = withdrawal.subject
     if not withdrawal.why.strip():
-        raise fault(f"{where}: why", "it gives no reason")
+        raise invalid_value_error(f"{where}: why", "it gives no reason")
     if format_revocation(withdrawal, issued) != payload:
-        raise fault(where, "its subjects do not match, or it is not in canonical form")
+        raise invalid_value_error(where, "its subjects do not match, or it is not in canonical form")
     return Revocation(
         subject=subject.manifest,
         verdicts=withdrawal.verdicts,
@@ -280,14 +304,16 @@ def parse_revocation(payload: bytes, where: str, keyid: str) -> Revocation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Revoked:
+class SubjectRevocations:
     """The revocations that count for a subject, and why others do not, one line each."""
 
     heeded: tuple[Revocation, ...]
     ignored: tuple[str, ...]
 
 
-def judge_revocations(envelopes: Mapping[str, bytes], subject: Subject, court: Court) -> Revoked:
+def verify_revocations(
+    envelopes: Mapping[str, bytes], subject: VerifiedImage, court: VerificationPolicy
+) -> SubjectRevocations:
     """Of the envelopes about `subject`, by the digest of the artifact, those of keys trusted at that time.
 
     A revocation never expires. Any trusted key may take back what another signed; a retired one only what was
@@ -295,8 +321,8 @@ def judge_revocations(envelopes: Mapping[str, bytes], subject: Subject, court: C
     """
     heeded, ignored = [], []
     for digest, data in sorted(envelopes.items()):
-        opened = open_signed(data, court.trust)
-        if opened.envelope is None or opened.key is None or opened.standing is not Standing.GOOD:
+        opened = verify_envelope(data, court.trust)
+        if opened.envelope is None or opened.key is None or opened.standing is not VerdictStatus.GOOD:
             ignored.append(f"revocation {digest}: {opened.standing}, {opened.why}")
             continue
         try:
@@ -308,15 +334,15 @@ def judge_revocations(envelopes: Mapping[str, bytes], subject: Subject, court: C
         last = opened.key.since < revocation.before == opened.key.until
         late = None if last else out_of_period(opened.key, revocation.before)
         if late is None and revocation.before > court.now + SKEW:
-            late = Standing.NOT_YET, "it is of a time that is still to come"
+            late = VerdictStatus.NOT_YET, "it is of a time that is still to come"
         if late is None and revocation.subject != subject.manifest:
-            late = Standing.OTHER_SUBJECT, f"it speaks of {revocation.subject}"
+            late = VerdictStatus.OTHER_SUBJECT, f"it speaks of {revocation.subject}"
         if late:
             ignored.append(f"revocation {digest}: {late[0]}, {late[1]}")
         else:
             retired = opened.key.until <= court.now
             heeded.append(replace(revocation, end=opened.key.until) if retired else revocation)
-    return Revoked(heeded=tuple(heeded), ignored=tuple(ignored))
+    return SubjectRevocations(heeded=tuple(heeded), ignored=tuple(ignored))
 
 
 # --- Verdicts that were taken back, as rows that say who did it, when, why, and of which image. Pure
@@ -326,7 +352,9 @@ MOST = 200
 """Rows of one target; older ones are left out."""
 
 
-def cell_of(revocation: Revocation, subject: Subject, capability: str, trust: Trust) -> RevokedCell:
+def cell_of(
+    revocation: Revocation, subject: VerifiedImage, capability: str, trust: TrustRules
+) -> RevokedCell:
     """The row of a revocation that counts here: its key is one of `trust`."""
     key = trust.key(revocation.keyid)
     return RevokedCell(
@@ -339,14 +367,16 @@ def cell_of(revocation: Revocation, subject: Subject, capability: str, trust: Tr
     )
 
 
-def revoked_cells(judged: Iterable[Judged], subject: Subject, trust: Trust) -> tuple[RevokedCell, ...]:
+def revoked_cells(
+    judged: Iterable[VerificationResult], subject: VerifiedImage, trust: TrustRules
+) -> tuple[RevokedCell, ...]:
     """The rows of verdicts on one image that were taken back, each GPU's capability once."""
     rows = (
         cell_of(
             one.revocation, subject, device.capability if (device := one.verdict.report.device) else "", trust
         )
         for one in judged
-        if one.standing is Standing.REVOKED and one.revocation and one.verdict
+        if one.standing is VerdictStatus.REVOKED and one.revocation and one.verdict
     )
     return tuple(dict.fromkeys(rows))
 
@@ -365,7 +395,7 @@ def merge_revoked(*sources: Iterable[RevokedCell]) -> tuple[RevokedCell, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class VerdictSet:
     """The verdicts about one image, judged. `ignored` says which revocations do not count, and why.
 
     `tags` are those of the target that point to it, as far as they were looked for. `envelopes` and
@@ -373,8 +403,8 @@ class Found:
     """
 
     place: str
-    subject: Subject
-    judged: tuple[Judged, ...]
+    subject: VerifiedImage
+    judged: tuple[VerificationResult, ...]
     ignored: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     envelopes: Mapping[str, bytes] = field(default_factory=dict, repr=False)
@@ -382,7 +412,12 @@ class Found:
     revoked: tuple[RevokedCell, ...] = ()
 
 
-def find_verdicts(place: Place, subject: Subject, court: Court, also: Sequence[Place] = ()) -> Found:
+def find_verdicts(
+    place: StoreRepository,
+    subject: VerifiedImage,
+    court: VerificationPolicy,
+    also: Sequence[StoreRepository] = (),
+) -> VerdictSet:
     """All verdicts that `place` has of an image, and the revocations that count applied, those of `also` too.
 
     Verdicts are attached to the platform manifest. One that was signed of the same content, packed in another
@@ -390,22 +425,24 @@ def find_verdicts(place: Place, subject: Subject, court: Court, also: Sequence[P
     """
     verdicts = read_verdicts(place, subject.manifest)
     envelopes = _envelopes(verdicts)
-    first = judge_verdicts(envelopes, subject, court)
+    first = verify_verdicts(envelopes, subject, court)
     good = [
-        judgement.verdict for judgement in first if judgement.verdict and judgement.standing is Standing.GOOD
+        judgement.verdict
+        for judgement in first
+        if judgement.verdict and judgement.standing is VerdictStatus.GOOD
     ]
     manifests = sorted({subject.manifest, *(verdict.report.subject.manifest for verdict in good)})
     against = [
         attached for each in (place, *also) for own in manifests for attached in read_revocations(each, own)
     ]
     revocations = _envelopes(against)
-    revoked = judge_revocations(revocations, subject, court)
+    revoked = verify_revocations(revocations, subject, court)
     faults = {attached.digest: attached.fault for attached in verdicts if attached.fault}
-    judged = judge_verdicts(
+    judged = verify_verdicts(
         envelopes, subject, replace(court, revocations=court.revocations + revoked.heeded)
     )
     told = tuple(replace(judgement, why=faults.get(judgement.digest, judgement.why)) for judgement in judged)
-    return Found(
+    return VerdictSet(
         place=str(place),
         subject=subject,
         judged=told,
@@ -416,5 +453,5 @@ def find_verdicts(place: Place, subject: Subject, court: Court, also: Sequence[P
     )
 
 
-def _envelopes(attached: Sequence[Attached]) -> Mapping[str, bytes]:
+def _envelopes(attached: Sequence[AttachedStatement]) -> Mapping[str, bytes]:
     return {one.digest: one.envelope for one in attached}

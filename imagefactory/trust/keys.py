@@ -31,7 +31,7 @@ from typing import IO
 
 from imagefactory.errors import StatementError, ToolError, UsageError, os_problem
 from imagefactory.fs import create_bytes, replacing
-from imagefactory.serialize import shown, shown_line
+from imagefactory.serialize import printable_line, printable_value
 
 # --- A signing program: it signs with a key that imagefactory never sees (a token, ssh-agent, a cloud's
 # KMS)
@@ -73,7 +73,7 @@ def find_command(text: str, environ: Mapping[str, str]) -> tuple[str, ...]:
     if found is None:
         raise UsageError(
             "signing-program-missing",
-            f"--command: '{shown(program)}' is neither an executable file nor a program on PATH",
+            f"--command: '{printable_value(program)}' is neither an executable file nor a program on PATH",
             hint="write its absolute path",
         )
     return (str(Path(found).absolute()), *arguments)
@@ -92,7 +92,7 @@ def parse_command(data: bytes, where: Path) -> tuple[str, ...]:
     except (ValueError, RecursionError) as error:
         raise StatementError(
             "signing-program-invalid",
-            f"{where} is not valid TOML: {shown(str(error))}",
+            f"{where} is not valid TOML: {printable_value(str(error))}",
             hint='write one line: command = ["/PROGRAM", "ARGUMENT", ...]',
         ) from error
     words = document.get("command")
@@ -137,7 +137,7 @@ class SigningProgram:
         if code:
             ended = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
             lines = told.decode("utf-8", "replace").strip().splitlines() or ["it printed no reason to stderr"]
-            problem = self._problem(f"{ended}: {shown(shown_line(lines[-1]))}")
+            problem = self._problem(f"{ended}: {printable_value(printable_line(lines[-1]))}")
             raise ToolError("signing-program-failed", problem, hint=self._try)
         signature = _read_signature(output)
         if len(signature) != _SIGNATURE_BYTES:
@@ -213,12 +213,12 @@ class SigningProgram:
         return ToolError("signing-program-timeout", problem, hint=self._try)
 
     def _problem(self, what: str) -> str:
-        program = shown(shlex.quote(self._command[0]))
+        program = printable_value(shlex.quote(self._command[0]))
         return f"the signing program of '{self._name}' ({program}) {what}"
 
     @property
     def _try(self) -> str:
-        return f"nothing was signed; test it: printf x | {shown(shlex.join(self._command))} | wc -c"
+        return f"nothing was signed; test it: printf x | {printable_value(shlex.join(self._command))} | wc -c"
 
 
 @functools.cache
@@ -294,7 +294,7 @@ def keyid_of(public: bytes) -> str:
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
-def keys_folder(environ: Mapping[str, str]) -> Path:
+def keys_directory(environ: Mapping[str, str]) -> Path:
     home = Path(environ.get("HOME") or "/")
     return Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "imagefactory" / "keys"
 
@@ -337,7 +337,7 @@ def record_program(
     Raises UsageError as `make_key` does and for a command that is not one, ToolError for a wrong signature.
     """
     path = folder / f"{check_name(name)}{PROGRAM}"
-    _refuse_second(path)
+    _check_unique(path)
     words = find_command(command, environ)
     SigningProgram(name, words, public.raw).sign(CHECK)
     return _write_key(path, format_command(words), public.raw)
@@ -345,7 +345,7 @@ def record_program(
 
 def _write_key(path: Path, data: bytes, raw: bytes) -> PublicKey:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _refuse_second(path)
+    _check_unique(path)
     made = False
     try:
         with replacing(path.with_suffix(".pub"), durable=True) as file:
@@ -353,7 +353,7 @@ def _write_key(path: Path, data: bytes, raw: bytes) -> PublicKey:
             file.flush()
             made = create_bytes(path, data, mode=0o600)
             if not made:
-                raise _taken(path)
+                raise _name_taken_error(path)
     except OSError:
         if made:  # one without its public half is of no use, and nobody has seen it
             path.unlink()
@@ -361,13 +361,13 @@ def _write_key(path: Path, data: bytes, raw: bytes) -> PublicKey:
     return PublicKey(name=path.stem, raw=raw)
 
 
-def _refuse_second(path: Path) -> None:
+def _check_unique(path: Path) -> None:
     for other in (path.with_suffix(suffix) for suffix in (FILE, PROGRAM)):
         if os.path.lexists(other):
-            raise _taken(other)
+            raise _name_taken_error(other)
 
 
-def _taken(path: Path) -> UsageError:
+def _name_taken_error(path: Path) -> UsageError:
     return UsageError(
         "key-exists", f"the key '{path.stem}' already exists: {path}", hint="choose another name"
     )
@@ -383,7 +383,7 @@ def find_key(
     key of that folder that is trusted `now` signs; `times` are the periods of trusted keys by their ids. A
     single key is returned even if it is not trusted. Raises UsageError if several keys could sign.
     """
-    folder = keys_folder(environ)
+    folder = keys_directory(environ)
     if setting:
         named = NAME.fullmatch(setting) and not setting.endswith(FILE)
         path = _signers(folder).get(setting, folder / f"{setting}{FILE}") if named else Path(setting)

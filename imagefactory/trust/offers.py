@@ -16,41 +16,48 @@ from imagefactory.errors import NothingSelectedError, RegistryError, StatementEr
 from imagefactory.fs import replacing
 from imagefactory.oci.artifacts import put_artifact
 from imagefactory.oci.candidates import CREATED
-from imagefactory.oci.graph import EMPTY, EMPTY_TYPE, Artifact, Manifest, Place
+from imagefactory.oci.graph import EMPTY, EMPTY_TYPE, LocalArtifact, Manifest, StoreRepository
 from imagefactory.oci.manifests import MANIFEST_TYPE, Descriptor, canonical_json, digest_of, format_descriptor
-from imagefactory.oci.store import Reference
-from imagefactory.recipes.names import Known, choose_name, choose_names
-from imagefactory.trust.catalog import Catalogue, CataloguedImage, Envelopes, Offer, OfferedSif
-from imagefactory.trust.catalog_package import CATALOGUE, CURRENT, INVITATION, LARGEST_PACKED, Packed, pack
-from imagefactory.trust.claims import ProofAges, last_proofs, proof_ages
+from imagefactory.oci.store import ImageReference
+from imagefactory.recipes.names import KnownNames, choose_name, choose_names
+from imagefactory.trust.catalog import Catalog, CatalogImage, Envelopes, ImageOffer, SifOffer
+from imagefactory.trust.catalog_package import (
+    CATALOG_ARTIFACT,
+    CURRENT,
+    INVITATION,
+    LARGEST_PACKED,
+    ArtifactFormat,
+    pack_artifact,
+)
+from imagefactory.trust.claims import VerdictAges, last_verdicts, verdict_ages
 from imagefactory.trust.invitation import TAG
-from imagefactory.trust.judgement import Court, judge_revocations, judge_verdicts
-from imagefactory.trust.policy import Trust
-from imagefactory.trust.verdict import Judged, RevokedCell
-from imagefactory.verify.report import Subject
+from imagefactory.trust.judgement import VerificationPolicy, verify_revocations, verify_verdicts
+from imagefactory.trust.policy import TrustRules
+from imagefactory.trust.verdict import RevokedCell, VerificationResult
+from imagefactory.verify.report import VerifiedImage
 from imagefactory.verify.suite_files import suite_digest
 
 LACKING = "the catalog has no target"
 
 
-def find_offer(catalogue: Catalogue, name: str, trust: Trust, now: datetime) -> Offer:
+def find_offer(catalogue: Catalog, name: str, trust: TrustRules, now: datetime) -> ImageOffer:
     """The offer of a target. Raises NothingSelectedError, as `find_image` does."""
-    return judge_offer(catalogue, find_image(catalogue, name), trust, now)
+    return verify_offer(catalogue, find_image(catalogue, name), trust, now)
 
 
-def find_image(catalogue: Catalogue, name: str) -> CataloguedImage:
+def find_image(catalogue: Catalog, name: str) -> CatalogImage:
     """Raises NothingSelectedError where the catalogue has no such target, UsageError where it has several."""
-    wanted = choose_name(name, _known(catalogue), LACKING)
+    wanted = choose_name(name, _find_catalog_image(catalogue), LACKING)
     return next(image for image in catalogue.images if image.target == wanted)
 
 
-def select_images(catalogue: Catalogue, names: Sequence[str]) -> tuple[CataloguedImage, ...]:
+def select_images(catalogue: Catalog, names: Sequence[str]) -> tuple[CatalogImage, ...]:
     """The images of the targets that `names` ask for; all when empty. Raises as `find_image`."""
-    chosen = choose_names(names, _known(catalogue), LACKING)
+    chosen = choose_names(names, _find_catalog_image(catalogue), LACKING)
     return tuple(image for image in catalogue.images if image.target in chosen)
 
 
-def _known(catalogue: Catalogue) -> Known:
+def _find_catalog_image(catalogue: Catalog) -> KnownNames:
     if not catalogue.images:
         raise NothingSelectedError(
             "catalog-empty",
@@ -61,7 +68,7 @@ def _known(catalogue: Catalogue) -> Known:
 
 
 def find_revoked(
-    images: Iterable[CataloguedImage], digest: str, hexes: Sequence[str]
+    images: Iterable[CatalogImage], digest: str, hexes: Sequence[str]
 ) -> tuple[str, tuple[RevokedCell, ...]]:
     """The target and the rows of an image by its digest, or by digits of a .sif file's sha256."""
     for image in images:
@@ -76,43 +83,45 @@ def find_revoked(
     return "", ()
 
 
-def judge_offer(catalogue: Catalogue, image: CataloguedImage, trust: Trust, now: datetime) -> Offer:
+def verify_offer(catalogue: Catalog, image: CatalogImage, trust: TrustRules, now: datetime) -> ImageOffer:
     """An image of this catalogue and its .sif files, each with its own verdicts judged."""
     policy = replace(trust.policy, suites=tuple(dict.fromkeys((*trust.policy.suites, *catalogue.suites))))
-    court = Court(trust=replace(trust, policy=policy), suite=suite_digest(), now=now, vouched=True)
-    return Offer(
+    court = VerificationPolicy(
+        trust=replace(trust, policy=policy), suite=suite_digest(), now=now, vouched=True
+    )
+    return ImageOffer(
         image=image,
-        judged=_judge(image.subject, image.envelopes, image.revocations, court),
+        judged=_verify_statements(image.subject, image.envelopes, image.revocations, court),
         sifs=tuple(
-            OfferedSif(sif=sif, judged=_judge(sif.subject, sif.envelopes, sif.revocations, court))
+            SifOffer(sif=sif, judged=_verify_statements(sif.subject, sif.envelopes, sif.revocations, court))
             for sif in image.sifs
         ),
     )
 
 
-def ages_of(offers: Iterable[Offer], now: datetime) -> ProofAges:
+def verdict_ages_of(offers: Iterable[ImageOffer], now: datetime) -> VerdictAges:
     """How old it is what can be relied on of images in any of their forms."""
     forms = [form for offer in offers for form in (offer.judged, *(one.judged for one in offer.sifs))]
-    proofs = (proof for judged in forms for proof in last_proofs(judged).values())
-    return proof_ages(proofs, now)
+    proofs = (proof for judged in forms for proof in last_verdicts(judged).values())
+    return verdict_ages(proofs, now)
 
 
-def _judge(
-    subject: Subject, envelopes: Envelopes, revocations: Envelopes, court: Court
-) -> tuple[Judged, ...]:
-    revoked = judge_revocations(dict(revocations), subject, court).heeded
-    return judge_verdicts(dict(envelopes), subject, replace(court, revocations=revoked))
+def _verify_statements(
+    subject: VerifiedImage, envelopes: Envelopes, revocations: Envelopes, court: VerificationPolicy
+) -> tuple[VerificationResult, ...]:
+    revoked = verify_revocations(dict(revocations), subject, court).heeded
+    return verify_verdicts(dict(envelopes), subject, replace(court, revocations=revoked))
 
 
 # --- A signed catalogue on its way to its readers: an artifact of the registry, or a file
 
 
-def make_artifact(content: bytes, made: datetime, kind: Packed = CATALOGUE) -> Artifact:
+def build_artifact(content: bytes, made: datetime, kind: ArtifactFormat = CATALOG_ARTIFACT) -> LocalArtifact:
     """Its manifest and blobs (image-spec 1.1, an artifact without a subject). Pure.
 
     Raises StatementError for one that nobody would read.
     """
-    packed = pack(content)
+    packed = pack_artifact(content)
     if len(packed) > LARGEST_PACKED:
         raise StatementError(
             "catalog-too-large",
@@ -132,17 +141,17 @@ def make_artifact(content: bytes, made: datetime, kind: Packed = CATALOGUE) -> A
         }
     )
     descriptor = Descriptor(media_type=MANIFEST_TYPE, digest=digest_of(data), size=len(data))
-    return Artifact(
+    return LocalArtifact(
         manifest=Manifest(descriptor=descriptor, data=data), blobs=((empty, EMPTY), (layer, packed))
     )
 
 
-def publish_catalogue(place: Place, envelope: bytes, made: datetime) -> tuple[Reference, ...]:
+def publish_catalog(place: StoreRepository, envelope: bytes, made: datetime) -> tuple[ImageReference, ...]:
     """Puts it under a tag of its own, then lets `current` point to it; gives both.
 
     Raises RegistryError, also where another wrote `current` meanwhile.
     """
-    artifact = make_artifact(envelope, made)
+    artifact = build_artifact(envelope, made)
     put_artifact(place, artifact)
     digest = artifact.manifest.descriptor.digest
     own = f"{made.astimezone(UTC):%Y%m%d}-{digest.removeprefix('sha256:')[:12]}"
@@ -157,23 +166,23 @@ def publish_catalogue(place: Place, envelope: bytes, made: datetime) -> tuple[Re
                 hint="run it again",
             )
         references.append(
-            Reference(registry=place.store.name, repository=place.repository, tag=tag, digest=digest)
+            ImageReference(registry=place.store.name, repository=place.repository, tag=tag, digest=digest)
         )
     return tuple(references)
 
 
-def publish_invitation(place: Place, text: str, made: datetime) -> Reference:
+def publish_invitation(place: StoreRepository, text: str, made: datetime) -> ImageReference:
     """Puts it beside the catalogue, in the place of an earlier one. Raises RegistryError."""
-    artifact = make_artifact(text.encode(), made, INVITATION)
+    artifact = build_artifact(text.encode(), made, INVITATION)
     put_artifact(place, artifact)
     put = place.store.put_manifest(place.repository, artifact.manifest.data, MANIFEST_TYPE, TAG)
-    return Reference(registry=place.store.name, repository=place.repository, tag=TAG, digest=put.digest)
+    return ImageReference(registry=place.store.name, repository=place.repository, tag=TAG, digest=put.digest)
 
 
-def write_catalogue(path: Path, envelope: bytes) -> None:
+def write_catalog(path: Path, envelope: bytes) -> None:
     """The envelope as a file, beside and renamed; packed where the name ends in `.gz`. Raises UsageError."""
     try:
         with replacing(path) as file:
-            file.write(pack(envelope) if path.suffix == ".gz" else envelope)
+            file.write(pack_artifact(envelope) if path.suffix == ".gz" else envelope)
     except OSError as error:
         raise UsageError(*os_problem("write", path, error), hint="use another file: --output FILE") from error

@@ -39,11 +39,11 @@ from typing import Any
 
 from imagefactory.errors import UsageError, os_problem
 from imagefactory.fs import replacing
-from imagefactory.serialize import DIGEST, format_time, shown
+from imagefactory.serialize import DIGEST, format_time, printable_value
 from imagefactory.settings.files import read_document
 from imagefactory.trees import read_file
 from imagefactory.trust.keys import NAME, Period, PublicKey, check_name, parse_public
-from imagefactory.verify.report import evidence_kinds
+from imagefactory.verify.report import evidence_types
 
 DEFAULT_DAYS = 90
 MOST_DAYS = 366
@@ -70,24 +70,24 @@ class TrustedKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class AcceptancePolicy:
     """A verdict holds `days` at most; `suites` are digests of suites that count beside the present one.
 
     `signatures` is how many keys must approve a promotion, 0 for none.
     """
 
-    evidence: tuple[str, ...] = field(default_factory=evidence_kinds)
+    evidence: tuple[str, ...] = field(default_factory=evidence_types)
     days: int = DEFAULT_DAYS
     suites: tuple[str, ...] = ()
     signatures: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trust:
+class TrustRules:
     """Without keys nothing is believed."""
 
     keys: tuple[TrustedKey, ...] = ()
-    policy: Policy = Policy()
+    policy: AcceptancePolicy = AcceptancePolicy()
 
     def key(self, keyid: str) -> TrustedKey | None:
         return next((key for key in self.keys if key.keyid == keyid), None)
@@ -101,7 +101,7 @@ class Trust:
 # --- reading -------------------------------------------------------------------------------------
 
 
-def read_trust(files: Sequence[Path], limits: Sequence[Path] = ()) -> Trust:
+def read_trust(files: Sequence[Path], limits: Sequence[Path] = ()) -> TrustRules:
     """What these files say (`Settings.files`), the nearest first; nobody is trusted where none is there.
 
     `limits` are files whose policy counts behind theirs, and which end keys; they make nobody trusted.
@@ -118,7 +118,7 @@ def read_trust(files: Sequence[Path], limits: Sequence[Path] = ()) -> Trust:
         known = {word for key in keys for word in (key.name, key.keyid)}
         if number < len(documents):
             keys += [key for key in own if not {key.name, key.keyid} & known]
-    return Trust(keys=tuple(keys), policy=policy)
+    return TrustRules(keys=tuple(keys), policy=policy)
 
 
 def _sooner(near: TrustedKey, far: TrustedKey) -> TrustedKey:
@@ -128,7 +128,7 @@ def _sooner(near: TrustedKey, far: TrustedKey) -> TrustedKey:
     )
 
 
-def parse_trust(text: str, where: str) -> Trust:
+def parse_trust(text: str, where: str) -> TrustRules:
     """What one file says. Raises UsageError that names the file and the key for anything but that."""
     try:
         document = tomllib.loads(text)
@@ -137,11 +137,11 @@ def parse_trust(text: str, where: str) -> Trust:
             "trust-invalid", f"{where} is not valid TOML: {error}", hint="correct that line"
         ) from error
     policy = _parse_policy(document.get("policy", {}), f"{where}: [policy]")
-    return Trust(keys=_parse_keys(document, where, policy), policy=policy)
+    return TrustRules(keys=_parse_keys(document, where, policy), policy=policy)
 
 
 def _parse_keys(
-    document: Mapping[str, Any], where: str, policy: Policy, folder: Path | None = None
+    document: Mapping[str, Any], where: str, policy: AcceptancePolicy, folder: Path | None = None
 ) -> tuple[TrustedKey, ...]:
     """The rows of one file, each key and name once. A row without evidence of its own takes the policy's.
 
@@ -167,7 +167,7 @@ def _parse_keys(
     return keys
 
 
-def _parse_policy(row: object, where: str) -> Policy:
+def _parse_policy(row: object, where: str) -> AcceptancePolicy:
     table = _table(row, where, ("evidence", "expires-days", "suites", "promotion-signatures"))
     days, suites = table.get("expires-days", DEFAULT_DAYS), table.get("suites", [])
     if isinstance(days, bool) or not isinstance(days, int) or not 1 <= days <= MOST_DAYS:
@@ -191,15 +191,15 @@ def _parse_policy(row: object, where: str) -> Policy:
             f"{where} promotion-signatures: not a number of keys",
             hint=f"write 0 to {MOST_SIGNATURES}",
         )
-    return Policy(
-        evidence=_parse_evidence(table.get("evidence", list(evidence_kinds())), where),
+    return AcceptancePolicy(
+        evidence=_parse_evidence(table.get("evidence", list(evidence_types())), where),
         days=days,
         suites=tuple(suites),
         signatures=signatures,
     )
 
 
-def _parse_key(row: object, where: str, policy: Policy, folder: Path | None) -> TrustedKey:
+def _parse_key(row: object, where: str, policy: AcceptancePolicy, folder: Path | None) -> TrustedKey:
     table = _table(row, where, ("name", "keyid", "public", "from", "until", "evidence", "record"))
     for name in ("name", "keyid", "public", "from", "until"):
         if name not in table:
@@ -258,7 +258,7 @@ def _read_record(folder: Path, name: str, digest: str) -> frozenset[str]:
 
 
 def _parse_evidence(value: object, where: str) -> tuple[str, ...]:
-    kinds = evidence_kinds()
+    kinds = evidence_types()
     words = ", ".join(kinds)
     if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
         raise UsageError(
@@ -268,7 +268,7 @@ def _parse_evidence(value: object, where: str) -> tuple[str, ...]:
     if unknown:
         raise UsageError(
             "trust-invalid",
-            f"{where} evidence: unknown type '{shown(unknown[0])}'",
+            f"{where} evidence: unknown type '{printable_value(unknown[0])}'",
             hint=f"write any of {words}",
         )
     return tuple(value)
@@ -300,7 +300,7 @@ def _table(value: object, where: str, known: tuple[str, ...]) -> Mapping[str, An
         if key not in known:
             raise UsageError(
                 "trust-invalid",
-                f"{where}: unknown key '{shown(key)}'",
+                f"{where}: unknown key '{printable_value(key)}'",
                 hint=f"known keys: {', '.join(known)}",
             )
     return value
@@ -321,7 +321,7 @@ def _read(path: Path) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grant:
+class TrustGrant:
     """What `keys trust` writes: how long a key is believed, and for which evidence (empty: the policy's)."""
 
     key: PublicKey
@@ -330,7 +330,7 @@ class Grant:
     evidence: tuple[str, ...] = ()
 
 
-def add_key(text: str, grant: Grant, where: str) -> str:
+def add_key(text: str, grant: TrustGrant, where: str) -> str:
     """imagefactory.toml with one more [[trust]] row; everything else stays as a person wrote it.
 
     Raises UsageError where that name or key is trusted already.
@@ -347,13 +347,13 @@ def add_key(text: str, grant: Grant, where: str) -> str:
     return _checked(f"{before}\n\n{row}" if before else row, text, where)
 
 
-def format_row(grant: Grant) -> str:
+def format_row(grant: TrustGrant) -> str:
     """A [[trust]] row of imagefactory.toml. Raises UsageError for a name that cannot be a key's."""
     lines = ["[[trust]]", f'name = "{check_name(grant.key.name)}"']
     return "\n".join([*lines, *(f"{key} = {value}" for key, value in row_values(grant).items())]) + "\n"
 
 
-def row_values(grant: Grant) -> dict[str, str]:
+def row_values(grant: TrustGrant) -> dict[str, str]:
     """What stands in a row beside the name, as TOML."""
     values = {
         "keyid": f'"{grant.key.keyid}"',
@@ -445,7 +445,7 @@ def write_text(path: Path, text: str) -> None:
 # --- telling ---------------------------------------------------------------------------------------
 
 
-def list_keys(trust: Trust, own: Sequence[PublicKey], now: datetime) -> list[dict[str, Any]]:
+def list_keys(trust: TrustRules, own: Sequence[PublicKey], now: datetime) -> list[dict[str, Any]]:
     """Trusted keys and a user's own, by name, as JSON. `state` is trusted, retired, later or not-trusted."""
     mine = {key.keyid: key for key in own}
     rows = []

@@ -19,8 +19,8 @@ from enum import StrEnum
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.drivers import older
 from imagefactory.model import Outcome
-from imagefactory.trust.verdict import Judged, Standing, Verdict
-from imagefactory.verify.report import SEVERAL
+from imagefactory.trust.verdict import Verdict, VerdictStatus, VerificationResult
+from imagefactory.verify.report import MULTI_GPU_LEVELS
 
 DENIALS = (Outcome.WRONG_NUMBERS, Outcome.NO_KERNEL, Outcome.LOAD_FAILED)
 """Outcomes that speak against the image itself, not against the machine that ran it."""
@@ -39,7 +39,7 @@ class TagCandidate:
     name: str
     digest: str
     pushed: datetime | None
-    judged: tuple[Judged, ...]
+    judged: tuple[VerificationResult, ...]
     platforms: int = 1
     own: bool = True
 
@@ -58,7 +58,7 @@ class PromotionRule:
     pointers_only: bool = False
 
 
-class Stand(StrEnum):
+class CapabilityStatus(StrEnum):
     """How a candidate stands with a capability."""
 
     PROVEN = "proven"
@@ -68,7 +68,7 @@ class Stand(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TagFate:
+class TagDecision:
     """What becomes of a tag. `before` and `after` are digests, empty for none; `why` is one line.
 
     `proven` says whether what it points to afterwards fulfils the tag's rule. `withdrawn`: what it points to
@@ -102,7 +102,7 @@ def capability_of(verdict: Verdict) -> str:
     return device.capability if device and not device.part else ""
 
 
-def stand(judged: Sequence[Judged], capability: str) -> tuple[Stand, str]:
+def capability_status(judged: Sequence[VerificationResult], capability: str) -> tuple[CapabilityStatus, str]:
     """How the verdicts of one image stand with a capability, and why in a few words.
 
     A verdict that says `verified` holds until a later one, on that driver or a newer one, says no. One of
@@ -113,24 +113,26 @@ def stand(judged: Sequence[Judged], capability: str) -> tuple[Stand, str]:
         for judgement in judged
         if judgement.verdict
         and capability_of(judgement.verdict) == capability
-        and judgement.verdict.report.level != SEVERAL
+        and judgement.verdict.report.level != MULTI_GPU_LEVELS
     ]
-    good = [verdict for judgement, verdict in about if judgement.standing is Standing.GOOD]
+    good = [verdict for judgement, verdict in about if judgement.standing is VerdictStatus.GOOD]
     denials = [verdict for verdict in good if verdict.report.outcome in DENIALS]
     for verdict in good:
         if verdict.report.outcome is Outcome.VERIFIED and not any(
             _denies(denial, verdict) for denial in denials
         ):
-            return Stand.PROVEN, "verified"
+            return CapabilityStatus.PROVEN, "verified"
     if denials:
-        return Stand.DENIED, max(denials, key=_ended).report.outcome.value
+        return CapabilityStatus.DENIED, max(denials, key=_ended).report.outcome.value
     passed = [judgement for judgement, verdict in about if verdict.report.outcome is Outcome.VERIFIED]
-    words = {judgement.standing for judgement in passed} - {Standing.GOOD}
-    if Standing.REVOKED in words:
-        return Stand.REVOKED, Standing.REVOKED.value
+    words = {judgement.standing for judgement in passed} - {VerdictStatus.GOOD}
+    if VerdictStatus.REVOKED in words:
+        return CapabilityStatus.REVOKED, VerdictStatus.REVOKED.value
     if words:
-        return Stand.OPEN, ", ".join(sorted(words))
-    return Stand.OPEN, max(good, key=_ended).report.outcome.value if good else Outcome.NOT_TESTED.value
+        return CapabilityStatus.OPEN, ", ".join(sorted(words))
+    return CapabilityStatus.OPEN, max(
+        good, key=_ended
+    ).report.outcome.value if good else Outcome.NOT_TESTED.value
 
 
 def _ended(verdict: Verdict) -> datetime:
@@ -148,7 +150,7 @@ def _denies(denial: Verdict, verdict: Verdict) -> bool:
 
 def decide_tags(
     rule: PromotionRule, candidates: Sequence[TagCandidate], tags: Mapping[str, str]
-) -> tuple[TagFate, ...]:
+) -> tuple[TagDecision, ...]:
     """What becomes of the target's tags, those of single capabilities first.
 
     `tags` are what the target's tags point to now, by tag; what they point to should be among `candidates`.
@@ -162,7 +164,7 @@ def decide_tags(
     return tuple(_decide(tag, needs, newest, tags.get(tag, "")) for tag, needs in wanted)
 
 
-def approve_tag(fate: TagFate, needed: int, approved: Sequence[str], other: Sequence[str]) -> TagFate:
+def approve_tag(fate: TagDecision, needed: int, approved: Sequence[str], other: Sequence[str]) -> TagDecision:
     """What becomes of a tag where `needed` keys must approve, and those in `approved` did.
 
     Without enough of them it does not move: it stays, or goes away where what it points to was withdrawn.
@@ -196,13 +198,13 @@ def _newest_first(candidates: Sequence[TagCandidate]) -> list[TagCandidate]:
     return sorted(candidates, key=lambda one: (one.pushed or _NO_TIME, one.platforms, one.name), reverse=True)
 
 
-def _decide(tag: str, needs: Sequence[str], newest: Sequence[TagCandidate], before: str) -> TagFate:
+def _decide(tag: str, needs: Sequence[str], newest: Sequence[TagCandidate], before: str) -> TagDecision:
     if not needs:  # no verdict tells ours from those of others
         newest = [candidate for candidate in newest if candidate.own] or newest
     at = next((i for i, candidate in enumerate(newest) if candidate.digest == before), None)
-    taken = "" if at is None else _taken_back(newest[at], needs)
+    taken = "" if at is None else _withdrawal_reason(newest[at], needs)
     for i, candidate in enumerate(newest):
-        if any(stand(candidate.judged, need)[0] is not Stand.PROVEN for need in needs):
+        if any(capability_status(candidate.judged, need)[0] is not CapabilityStatus.PROVEN for need in needs):
             continue
         if not needs and not candidate.own:
             continue
@@ -213,25 +215,27 @@ def _decide(tag: str, needs: Sequence[str], newest: Sequence[TagCandidate], befo
             break
         if taken:
             why = f"{newest[at or 0].name} is {taken}; {why}"
-        return TagFate(
+        return TagDecision(
             tag=tag, before=before, after=candidate.digest, proven=True, why=why, withdrawn=bool(taken)
         )
     if taken:
         why = f"{newest[at or 0].name} is {taken}, and no other candidate is verified for {_list(needs)}"
-        return TagFate(tag=tag, before=before, after="", proven=False, why=why, withdrawn=True)
-    return TagFate(tag=tag, before=before, after=before, proven=False, why=_why_not(newest, at, needs))
+        return TagDecision(tag=tag, before=before, after="", proven=False, why=why, withdrawn=True)
+    return TagDecision(
+        tag=tag, before=before, after=before, proven=False, why=_missing_reason(newest, at, needs)
+    )
 
 
-def _taken_back(candidate: TagCandidate, needs: Sequence[str]) -> str:
+def _withdrawal_reason(candidate: TagCandidate, needs: Sequence[str]) -> str:
     """Why a candidate may not keep a tag, empty where nothing speaks against it."""
     for need in needs:
-        how, word = stand(candidate.judged, need)
-        if how in (Stand.DENIED, Stand.REVOKED):
+        how, word = capability_status(candidate.judged, need)
+        if how in (CapabilityStatus.DENIED, CapabilityStatus.REVOKED):
             return f"{word} on {need}"
     return ""
 
 
-def _why_not(newest: Sequence[TagCandidate], at: int | None, needs: Sequence[str]) -> str:
+def _missing_reason(newest: Sequence[TagCandidate], at: int | None, needs: Sequence[str]) -> str:
     """What is missing for the newest candidate, or for the one that the tag points to."""
     if not newest:
         return "no candidate"
@@ -240,8 +244,8 @@ def _why_not(newest: Sequence[TagCandidate], at: int | None, needs: Sequence[str
         return f"{candidate.name} was not pushed by this store, and its record has no MAC of the ledger's key"
     lacks = [
         f"{need} ({word})"
-        for need, (how, word) in ((need, stand(candidate.judged, need)) for need in needs)
-        if how is not Stand.PROVEN
+        for need, (how, word) in ((need, capability_status(candidate.judged, need)) for need in needs)
+        if how is not CapabilityStatus.PROVEN
     ]
     return f"{candidate.name} lacks {', '.join(lacks)}"
 

@@ -13,15 +13,15 @@ from typing import Any
 from imagefactory.errors import StatementError
 from imagefactory.model import CheckState, Outcome
 from imagefactory.oci.manifests import digest_of
-from imagefactory.serialize import Fields, fault, format_time
+from imagefactory.serialize import ObjectSchema, format_time, invalid_value_error
 from imagefactory.settings.choices import POOLS
 from imagefactory.suite.gpu import table
-from imagefactory.trust.envelope import format_json, parse_envelope, parse_json, seal
+from imagefactory.trust.envelope import format_json, parse_envelope, parse_json, sign_envelope
 from imagefactory.trust.keys import SigningKey
 from imagefactory.verify.report import (
-    SEVERAL,
+    MULTI_GPU_LEVELS,
     GpuReport,
-    Subject,
+    VerifiedImage,
     digits_of,
     format_gpu_report,
     parse_gpu_report,
@@ -61,7 +61,7 @@ class Revocation:
     why: str
     keyid: str
     end: datetime | None = None
-    about: Subject | None = None
+    about: VerifiedImage | None = None
 
     def covers(self, verdict: Verdict) -> bool:
         """Whether it takes this verdict back. Who may say so is judged when it is read."""
@@ -82,7 +82,7 @@ class RevokedCell:
     `by` is the name of the key `keyid` that signed the revocation at `when`, where it was judged.
     """
 
-    subject: Subject
+    subject: VerifiedImage
     capability: str
     by: str
     keyid: str
@@ -100,7 +100,7 @@ class RevokedCell:
         return f"on {self.capability}" if self.capability else "on all GPUs"
 
 
-class Standing(StrEnum):
+class VerdictStatus(StrEnum):
     """Whether a verdict can be relied on, in the word that says why not."""
 
     GOOD = "good"
@@ -119,7 +119,7 @@ class Standing(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class VerificationResult:
     """A verdict as found in a store, None where it cannot be read, and whether it can be relied on.
 
     `digest` is that of the artifact that carries it. Anyone who may push can carry it by another one, so
@@ -128,7 +128,7 @@ class Judged:
     """
 
     digest: str
-    standing: Standing
+    standing: VerdictStatus
     why: str
     verdict: Verdict | None
     revocation: Revocation | None = None
@@ -142,14 +142,14 @@ class Judged:
     def proves(self) -> bool:
         """Whether it says `verified` and can be relied on."""
         return (
-            self.standing is Standing.GOOD
+            self.standing is VerdictStatus.GOOD
             and self.verdict is not None
             and self.verdict.report.outcome is Outcome.VERIFIED
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Marks:
+class ImageProgress:
     """How far a target's image is, by the store alone; `verified` on these capabilities."""
 
     built: bool = False
@@ -181,19 +181,19 @@ SIGNABLE = (
     Outcome.TIMEOUT,
 )
 """What a run on a GPU says of an image; the other words are about the machine or about no run at all."""
-SIGNABLE_OF_SEVERAL = (Outcome.TOGETHER, Outcome.APART)
+SIGNABLE_MULTI_GPU = (Outcome.TOGETHER, Outcome.APART)
 """What a run of the level `several` says: in other words, so that nothing takes it for a claim about one."""
 PASSES = (Outcome.VERIFIED, Outcome.TOGETHER)
 
 _SIMULATED = re.compile(r"[0-9a-f]{2}223334-4445-5667-899a-abbccddeeff0")
 
 
-_STATEMENT = Fields(_type=object, subject=object, predicateType=object, predicate=object)
-_PERIOD = Fields(issued=datetime, expires=datetime)
+_STATEMENT = ObjectSchema(_type=object, subject=object, predicateType=object, predicate=object)
+_PERIOD = ObjectSchema(issued=datetime, expires=datetime)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Signed:
+class SignedVerdict:
     """A verdict and its two envelopes: its own, and a test-result statement for other tools."""
 
     verdict: Verdict
@@ -204,13 +204,13 @@ class Signed:
 # --- signing -------------------------------------------------------------------------------------
 
 
-def spread(report: GpuReport, days: int) -> int:
+def jittered_expiry(report: GpuReport, days: int) -> int:
     """Up to a sixth fewer than `days`, by image and GPU: what one night proved need not lapse in one."""
     told = f"{report.subject.manifest} {report.device.capability if report.device else ''}"
     return days - int(hashlib.sha256(told.encode()).hexdigest(), 16) % (days // 6 + 1)
 
 
-def sign(report: GpuReport, key: SigningKey, *, now: datetime, days: int) -> Signed:
+def sign(report: GpuReport, key: SigningKey, *, now: datetime, days: int) -> SignedVerdict:
     """Makes a verdict of a report, good for `days` days. Its outcome must be `signable`.
 
     Raises StatementError for a rehearsal, for a report that contradicts itself or leaves a check out, where
@@ -232,15 +232,15 @@ def sign(report: GpuReport, key: SigningKey, *, now: datetime, days: int) -> Sig
     payload = format_verdict(verdict)
     # Nothing is signed that nobody would read.
     verdict = parse_verdict(payload, "the statement to sign", key.keyid)
-    envelope, test_result = seal(payload, key), seal(format_test_result(verdict), key)
+    envelope, test_result = sign_envelope(payload, key), sign_envelope(format_test_result(verdict), key)
     for data in (envelope, test_result):
         parse_envelope(data, "the statement to sign")  # base64 is a third longer
-    return Signed(verdict=verdict, envelope=envelope, test_result=test_result)
+    return SignedVerdict(verdict=verdict, envelope=envelope, test_result=test_result)
 
 
 def signable(report: GpuReport) -> bool:
     """Whether its outcome says anything of the image. Of several GPUs a run that took too long does not."""
-    return report.outcome in (SIGNABLE_OF_SEVERAL if report.level == SEVERAL else SIGNABLE)
+    return report.outcome in (SIGNABLE_MULTI_GPU if report.level == MULTI_GPU_LEVELS else SIGNABLE)
 
 
 def contradiction(report: GpuReport) -> str:
@@ -249,8 +249,8 @@ def contradiction(report: GpuReport) -> str:
     if report.rehearsal:
         return "it is a rehearsal on the CPU"
     if not signable(report):
-        return f"its outcome '{report.outcome}' is not that of a run on {_met(report)}"
-    if report.level == SEVERAL and (why := _miscounted(report)):
+        return f"its outcome '{report.outcome}' is not that of a run on {_tested_gpu(report)}"
+    if report.level == MULTI_GPU_LEVELS and (why := _miscounted(report)):
         return why
     if any(states.get(name) is not CheckState.NOT_RUN for name in report.waived):
         return "it waives a check that ran, or that it does not have"
@@ -264,8 +264,8 @@ def contradiction(report: GpuReport) -> str:
     return ""
 
 
-def _met(report: GpuReport) -> str:
-    return "several GPUs" if report.level == SEVERAL else "a GPU"
+def _tested_gpu(report: GpuReport) -> str:
+    return "several GPUs" if report.level == MULTI_GPU_LEVELS else "a GPU"
 
 
 def _miscounted(report: GpuReport) -> str:
@@ -341,7 +341,7 @@ def format_test_result(verdict: Verdict) -> bytes:
     report = verdict.report
     device, driver = report.device, report.hardware.driver if report.hardware else ""
     where = {"capability": device.capability, "gpu": device.name} if device else {}
-    where |= {"gpus": str(report.gpus)} if report.level == SEVERAL else {}
+    where |= {"gpus": str(report.gpus)} if report.level == MULTI_GPU_LEVELS else {}
     named = {state: [check.name for check in report.checks if check.state is state] for state in CheckState}
     passed = "WARNED" if report.waived else "PASSED"
     predicate = {
@@ -360,7 +360,7 @@ def format_test_result(verdict: Verdict) -> bytes:
     return format_statement(report.subject, TEST_RESULT, predicate)
 
 
-def format_statement(subject: Subject, kind: str, predicate: Mapping[str, Any]) -> bytes:
+def format_statement(subject: VerifiedImage, kind: str, predicate: Mapping[str, Any]) -> bytes:
     """An in-toto Statement v1 about the manifest of `subject`, which alone fixes what tools unpack."""
     return format_json(
         {
@@ -391,14 +391,18 @@ def parse_verdict(payload: bytes, where: str, keyid: str) -> Verdict:
     period = _PERIOD.parse({key: value for key, value in predicate.items() if key in own}, where)
     verdict = Verdict(report=report, keyid=keyid, digest=digest_of(payload), **period)
     if not timedelta(0) < verdict.expires - verdict.issued <= LONGEST_LIFE:
-        raise fault(f"{where}: expires", f"it is not within {LONGEST_LIFE.days} days after it was issued")
+        raise invalid_value_error(
+            f"{where}: expires", f"it is not within {LONGEST_LIFE.days} days after it was issued"
+        )
     if report.ended - verdict.issued > SKEW:
-        raise fault(f"{where}: ended", "it is after the signature")
+        raise invalid_value_error(f"{where}: ended", "it is after the signature")
     why = contradiction(report)
     if why:
-        raise fault(where, why)
+        raise invalid_value_error(where, why)
     if format_verdict(verdict) != payload:
-        raise fault(where, "its subjects do not match its report, or it is not in canonical form")
+        raise invalid_value_error(
+            where, "its subjects do not match its report, or it is not in canonical form"
+        )
     return verdict
 
 
@@ -406,10 +410,10 @@ def parse_predicate(payload: bytes, where: str, kind: str) -> Mapping[str, Any]:
     """The predicate of a statement of this kind, in the one spelling. Raises StatementError."""
     statement = _STATEMENT.parse(parse_json(payload, where), where)
     if statement["_type"] != STATEMENT:
-        raise fault(f"{where}: _type", f"it is not {STATEMENT}")
+        raise invalid_value_error(f"{where}: _type", f"it is not {STATEMENT}")
     if statement["predicateType"] != kind:
-        raise fault(f"{where}: predicateType", f"it is not {kind}")
+        raise invalid_value_error(f"{where}: predicateType", f"it is not {kind}")
     predicate = statement["predicate"]
     if not isinstance(predicate, dict):
-        raise fault(f"{where}: predicate", "it is not an object")
+        raise invalid_value_error(f"{where}: predicate", "it is not an object")
     return predicate

@@ -17,7 +17,7 @@ from typing import Annotated
 
 from imagefactory.errors import NoGpuError
 from imagefactory.runtime.devices import NODES, find_amd_gpus, processor_of
-from imagefactory.serialize import Fields, Fixed, Pairs
+from imagefactory.serialize import Constant, ObjectSchema, PairsAsObject
 from imagefactory.verify.kit.hardware import (
     FORMAT,
     HINT,
@@ -30,7 +30,7 @@ from imagefactory.verify.kit.hardware import (
     read_memory,
 )
 from imagefactory.verify.outcome import clean
-from imagefactory.verify.report import SEEN_HERE, DeviceNode, GpuIdentity, Hardware, Uuid, Version
+from imagefactory.verify.report import EVIDENCE_LOCAL, DeviceNode, GpuIdentity, Hardware, Uuid, Version
 
 # --- How the identity of AMD's GPUs is read on the host, outside of any image
 # Three ways that must agree, as for NVIDIA's: the kernel's list of nodes, the same GPU's device below
@@ -54,10 +54,10 @@ class AmdPlaces:
     release: str = ""
 
 
-AMD_HERE = AmdPlaces()
+LOCAL_AMD_PLACES = AmdPlaces()
 
 
-def read_amd(places: AmdPlaces = AMD_HERE) -> Hardware | None:
+def read_amd(places: AmdPlaces = LOCAL_AMD_PLACES) -> Hardware | None:
     """None where the kernel tells of no GPU. Raises NoGpuError where one of the three ways tells otherwise.
 
     `known` are the ids below /sys/class/drm, `nodes` the render nodes. Of several GPUs the others are used:
@@ -84,7 +84,7 @@ def read_amd(places: AmdPlaces = AMD_HERE) -> Hardware | None:
         raise NoGpuError("gpu-not-visible", f"{UNUSABLE}{'; '.join(why for _, why in lost)}", hint=AMD_HINT)
     release = _RELEASE.match(places.release or platform.release())
     return Hardware(
-        kind=SEEN_HERE,
+        kind=EVIDENCE_LOCAL,
         driver=devices.driver or (release[0] if release else ""),
         gpus=tuple(gpus),
         known=tuple(sorted(gpu.uuid for gpu in gpus)),
@@ -146,13 +146,13 @@ def _text(path: Path) -> str:
 
 # ---
 
-_EVIDENCE = Fields(
-    format=Annotated[int, Fixed(FORMAT)],
+_EVIDENCE = ObjectSchema(
+    format=Annotated[int, Constant(FORMAT)],
     driver=Version,
     gpus=tuple[GpuIdentity, ...],
     known=tuple[Uuid, ...],
     nodes=tuple[DeviceNode, ...],
-    notes=Annotated[tuple[tuple[str, str], ...], Pairs()],
+    notes=Annotated[tuple[tuple[str, str], ...], PairsAsObject()],
 )
 
 
@@ -161,7 +161,7 @@ class LocalEvidence:
     """The GPUs of this machine: NVML, /proc/driver/nvidia and device nodes, which must agree; else AMD's."""
 
     places: Places = MACHINE
-    amd: AmdPlaces = AMD_HERE
+    amd: AmdPlaces = LOCAL_AMD_PLACES
 
     def read(self) -> Hardware:
         """Raises NoGpuError where there is none to be seen, StatementError for what no driver would say."""
@@ -173,7 +173,7 @@ class LocalEvidence:
             raise NoGpuError(
                 "gpu-not-visible", f"{error}, and the kernel reports no AMD GPU", hint=HINT
             ) from error
-        return parse_evidence(found, SEEN_HERE, "this machine's GPUs")
+        return parse_evidence(found, EVIDENCE_LOCAL, "this machine's GPUs")
 
 
 def parse_evidence(value: object, kind: str, where: str) -> Hardware:

@@ -13,31 +13,31 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from imagefactory.errors import FactoryError, UsageError
-from imagefactory.fs import locked_folder
+from imagefactory.errors import ImagefactoryError, UsageError
+from imagefactory.fs import locked_temporary_directory
 from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.drivers import driver_floor
 from imagefactory.gpu.knowledge.gpus import capabilities
 from imagefactory.gpu.predict import generic_modules, predict, runs
-from imagefactory.gpu.values import Answer, Contents, Library, Reach
-from imagefactory.model import Definition, Mount, Outcome, RunSpec
-from imagefactory.oci.manifests import Image, Sif
+from imagefactory.gpu.values import Compatibility, GpuLibrary, ScanResult, SupportLevel
+from imagefactory.model import BuildSpec, Mount, Outcome, RunSpec
+from imagefactory.oci.manifests import Image, SifArtifact
 from imagefactory.runtime.protocol import Runner
 from imagefactory.suite import table as frameworks
 from imagefactory.suite.gpu import table
 from imagefactory.suite.gpu.context import Predicted
 from imagefactory.verify.kit.hardware import PCI_ORDER, SeenGpu, lost_gpus, names_lost, read_visible
 from imagefactory.verify.outcome import (
-    Brought,
     GpuRun,
-    ReportFault,
+    InvalidReportError,
+    RawResult,
     clean,
     not_started,
     outcome_of,
     read_report,
 )
-from imagefactory.verify.report import FULL, SEVERAL, GpuIdentity, GpuReport, Hardware, Subject
+from imagefactory.verify.report import FULL, MULTI_GPU_LEVELS, GpuIdentity, GpuReport, Hardware, VerifiedImage
 from imagefactory.verify.suite_files import (
     EXPECT_MOUNT,
     EXPECTATIONS_NAME,
@@ -55,7 +55,7 @@ VISIBLE, VISIBLE_AMD = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuAsk:
+class GpuRequest:
     """What a person wants to know. `capability` is the one the GPU must have (`8.0`), empty for any.
 
     `predicted` is by capability. `environ` is the caller's: by CUDA_VISIBLE_DEVICES, of AMD's GPUs
@@ -77,31 +77,31 @@ class GpuTrial:
     `hardware` is what the host says of its GPUs, None in a rehearsal alone.
     """
 
-    made: Image | Sif
-    subject: Subject
-    definition: Definition
-    ask: GpuAsk
+    made: Image | SifArtifact
+    subject: VerifiedImage
+    definition: BuildSpec
+    ask: GpuRequest
     runner: str
     hardware: Hardware | None
 
 
-def refuse_level(definition: Definition, level: str) -> None:
+def check_level(definition: BuildSpec, level: str) -> None:
     """Raises UsageError where the level would ask an image about several GPUs that the suite cannot."""
     target = definition.target
     framework = frameworks.FRAMEWORKS.get(target.framework, frameworks.OTHER)
     locked = {package.name: package.version for package in definition.lock.packages}
-    checks = table.PARTS[table.SEVERAL] if level == SEVERAL else ()
+    checks = table.PARTS[table.SEVERAL] if level == MULTI_GPU_LEVELS else ()
     if why := next((why for check in checks if (why := table.not_applicable(framework, check, locked))), ""):
         raise UsageError(
             "suite-not-applicable",
-            f"{target.name}: --suite {SEVERAL} is for PyTorch on NVIDIA GPUs: {why}",
+            f"{target.name}: --suite {MULTI_GPU_LEVELS} is for PyTorch on NVIDIA GPUs: {why}",
             hint="verify it on one GPU: --suite full",
         )
 
 
-def ask_gpu(definition: Definition, ask: GpuAsk) -> dict[str, Any]:
+def gpu_expectations(definition: BuildSpec, ask: GpuRequest) -> dict[str, Any]:
     """The expectations that the suite reads. Pure. Raises UsageError as the smoke test's do."""
-    refuse_level(definition, ask.level)
+    check_level(definition, ask.level)
     common = expectations(definition)
     return {
         **{key: common[key] for key in ("target", "framework", "version", "cuda", "python")},
@@ -122,7 +122,7 @@ def timeout_of(level: str) -> float:
     return table.SECONDS[level] * len(table.LEVELS[level]) + 60.0
 
 
-def suite_argv(definition: Definition) -> tuple[str, ...]:
+def suite_argv(definition: BuildSpec) -> tuple[str, ...]:
     """The command inside the image."""
     return (
         f"{definition.prefix}/bin/python",
@@ -146,7 +146,7 @@ def verify_gpu(trial: GpuTrial, runner: Runner, clock: Callable[[], datetime], *
     run = GpuRun(
         subject=trial.subject,
         suite=digest_of(files),
-        asked=ask_gpu(trial.definition, trial.ask),
+        asked=gpu_expectations(trial.definition, trial.ask),
         waive=trial.definition.target.waive,
         runner=trial.runner,
         hardware=trial.hardware,
@@ -158,9 +158,9 @@ def verify_gpu(trial: GpuTrial, runner: Runner, clock: Callable[[], datetime], *
         if trial.hardware is None:
             return not_started(run, Outcome.NO_GPU, "the host saw no GPU")
         amd = bool(rocm_of(trial.definition.target.cuda))
-        several = trial.ask.level == SEVERAL
-        seen = seen_gpus(trial.hardware, trial.ask.environ, amd=amd)
-        lost = told_lost(trial.hardware)
+        several = trial.ask.level == MULTI_GPU_LEVELS
+        seen = assigned_gpus(trial.hardware, trial.ask.environ, amd=amd)
+        lost = unusable_gpus_note(trial.hardware)
         if seen is None:
             given = trial.ask.environ[VISIBLE_AMD if amd else VISIBLE][:200]
             reason = f"{VISIBLE_AMD if amd else VISIBLE}={given!a} names no GPU of this machine{lost}"
@@ -178,35 +178,37 @@ def verify_gpu(trial: GpuTrial, runner: Runner, clock: Callable[[], datetime], *
             )
             return not_started(run, Outcome.WRONG_GPU, reason)
         environment = visible_gpus(trial.hardware, gpus, trial.ask.environ)
-    with locked_folder("verify-", scratch) as folder:
+    with locked_temporary_directory("verify-", scratch) as folder:
         spec = _prepare(folder, files, run.asked, trial)
         try:
             completed = runner.run(trial.made, replace(spec, environment=environment))
-        except FactoryError as error:
+        except ImagefactoryError as error:
             hint = f" ({error.hint})" if error.hint else ""
             reason = f"the runner could not start it: {error.message}{hint}"
             return not_started(replace(run, ended=clock()), Outcome.INFRASTRUCTURE, clean(reason))
         data, fault = b"", ""
         try:
             data = read_report(folder / "report" / REPORT_NAME)
-        except ReportFault as error:
+        except InvalidReportError as error:
             fault = str(error)
-    brought = Brought(report=data, fault=fault, completed=completed)
+    brought = RawResult(report=data, fault=fault, completed=completed)
     return outcome_of(replace(run, ended=clock()), brought)
 
 
-def seen_gpus(
+def assigned_gpus(
     hardware: Hardware, environ: Mapping[str, str], *, amd: bool = False
 ) -> tuple[GpuIdentity, ...] | None:
     """The GPUs that a batch system gave to this job, all where it says nothing; None where it gave none."""
-    found = _given(hardware, environ, amd=amd)
+    found = _assigned_by_scheduler(hardware, environ, amd=amd)
     if found is None:
         return hardware.gpus
     uuids = [one.uuid for one in found]
     return tuple(gpu for gpu in hardware.gpus if gpu.uuid in uuids or "" in uuids) or None
 
 
-def _given(hardware: Hardware, environ: Mapping[str, str], *, amd: bool) -> list[SeenGpu] | None:
+def _assigned_by_scheduler(
+    hardware: Hardware, environ: Mapping[str, str], *, amd: bool
+) -> list[SeenGpu] | None:
     """What the batch system's word names, None where there is none."""
     given = environ.get(VISIBLE_AMD if amd else VISIBLE)
     its = _its(hardware.gpus, amd=amd)
@@ -241,7 +243,7 @@ def visible_gpus(
     """What the image's environment says of GPUs: the batch system's word, else `gpus` of more."""
     amd = gpus[0].capability.startswith("gfx")
     name = VISIBLE_AMD if amd else VISIBLE
-    if found := _given(hardware, environ, amd=amd):
+    if found := _assigned_by_scheduler(hardware, environ, amd=amd):
         pci = not amd and environ.get("CUDA_DEVICE_ORDER") == PCI_ORDER
         sliced = {uuid for note, uuid in hardware.notes if note.startswith("MIG-")}
         # inside, CUDA may count in another order
@@ -252,7 +254,7 @@ def visible_gpus(
     return ((name, ",".join(gpu.uuid for gpu in gpus)),) if more else ()
 
 
-def told_lost(hardware: Hardware) -> str:
+def unusable_gpus_note(hardware: Hardware) -> str:
     """What to add where GPUs are told: those that cannot be used."""
     return "".join(
         f"; GPU {index} cannot be used: {clean(why)}"
@@ -286,15 +288,15 @@ def _prepare(folder: Path, files: Mapping[str, bytes], asked: Mapping[str, Any],
 # machine code where it runs.
 
 
-RUNS = (Answer.YES, Answer.PTX, Answer.PARTLY)
+RUNS = (Compatibility.YES, Compatibility.PTX, Compatibility.PARTLY)
 
 
-def predict_coverage(contents: Contents, more: Iterable[Capability] = ()) -> dict[str, Predicted]:
+def predict_coverage(contents: ScanResult, more: Iterable[Capability] = ()) -> dict[str, Predicted]:
     """By capability (`8.0`): all that are known, and `more`."""
-    return {str(one): _predict_one(contents, one) for one in sorted({*capabilities(), *more})}
+    return {str(one): _predict_capability(contents, one) for one in sorted({*capabilities(), *more})}
 
 
-def _predict_one(contents: Contents, capability: Capability) -> Predicted:
+def _predict_capability(contents: ScanResult, capability: Capability) -> Predicted:
     prediction = predict(contents, capability)
     gates = {reach.path: reach for reach in prediction.libraries if reach.gates}
     runs_there = prediction.answer in RUNS
@@ -308,9 +310,9 @@ def _predict_one(contents: Contents, capability: Capability) -> Predicted:
     )
 
 
-def _compiles(library: Library, capability: Capability) -> bool:
+def _compiles(library: GpuLibrary, capability: Capability) -> bool:
     """Whether the driver could compile all of a library there: each module that counts holds PTX for it."""
     modules = generic_modules(library)
     return bool(modules) and all(
-        any(runs(code, capability) is Reach.PTX for code in one.codes) for one in modules
+        any(runs(code, capability) is SupportLevel.PTX for code in one.codes) for one in modules
     )

@@ -19,17 +19,17 @@ from typing import Annotated, Any
 from imagefactory.errors import CheckFailedError, NoGpuError, StatementError, UsageError, os_problem
 from imagefactory.gpu.capability import machine_of
 from imagefactory.model import Outcome
-from imagefactory.oci.manifests import Image, Sif
+from imagefactory.oci.manifests import Image, SifArtifact
 from imagefactory.serialize import (
-    Among,
-    Fields,
-    Fixed,
-    Matching,
-    Named,
-    fault,
+    Choices,
+    Constant,
+    ObjectSchema,
+    Pattern,
+    TupleAsObject,
     format_time,
+    invalid_value_error,
     parse_json,
-    shown,
+    printable_value,
 )
 from imagefactory.trees import TreeLimits, read_file, remove_tree, walk_tree
 from imagefactory.verify.evidence import parse_evidence
@@ -46,20 +46,20 @@ from imagefactory.verify.nonces import (
     CI_RUN,
     LIFETIME,
     NONCE,
-    AskedRun,
-    Issued,
+    IssuedNonce,
     NonceError,
-    NonceLedger,
+    NonceStore,
+    NonceSubject,
     check_open,
     check_run,
 )
-from imagefactory.verify.outcome import Brought, GpuRun, outcome_of
+from imagefactory.verify.outcome import GpuRun, RawResult, outcome_of
 from imagefactory.verify.report import (
-    SEEN_BY_KIT,
-    SEEN_IN_ACTIONS,
+    EVIDENCE_ACTIONS,
+    EVIDENCE_KIT,
     GpuReport,
     Hardware,
-    Subject,
+    VerifiedImage,
     completed_of,
     end_of,
 )
@@ -74,13 +74,13 @@ STOPPED = (Outcome.NO_GPU, Outcome.WRONG_GPU, Outcome.PULL_FAILED, Outcome.INFRA
 
 
 _ACTIONS = (*CI_RUN, "GITHUB_JOB", "RUNNER_NAME")
-_RUN = Fields(
-    format=Annotated[int, Fixed(FORMAT)],
-    nonce=Annotated[str, Matching(NONCE)],
+_RUN = ObjectSchema(
+    format=Annotated[int, Constant(FORMAT)],
+    nonce=Annotated[str, Pattern(NONCE)],
     suite=str,
-    runner=Annotated[str, Among(("", *RUNNERS))],
-    actions=Annotated[tuple[str, str, str, str, str], Named(_ACTIONS)] | None,
-    outcome=Annotated[str, Among(("", *STOPPED))],
+    runner=Annotated[str, Choices(("", *RUNNERS))],
+    actions=Annotated[tuple[str, str, str, str, str], TupleAsObject(_ACTIONS)] | None,
+    outcome=Annotated[str, Choices(("", *STOPPED))],
     reason=str,
     started=datetime,
     ended=datetime,
@@ -89,7 +89,7 @@ _RUN = Fields(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Folder:
+class ReturnedKit:
     """The bytes of a kit that came back. `evidence` and `report` are None where there are none."""
 
     kit: bytes
@@ -101,22 +101,22 @@ class Folder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectedReport:
+class KitReport:
     """A kit's run, judged. `run` is what its nonce is spent on; `reference` where the image can be pulled."""
 
     report: GpuReport
-    run: AskedRun
+    run: NonceSubject
     reference: str
 
 
 def collect_kit(
     folder: Path,
-    ledger: NonceLedger,
+    ledger: NonceStore,
     now: datetime,
     environ: Mapping[str, str],
     *,
     again: bool = False,
-) -> CollectedReport:
+) -> KitReport:
     """Judges what the kit in `folder` brought back. Signs and spends nothing.
 
     `environ` tells whose artifacts these are, where a job of GitHub collects. With `again` the nonce may be
@@ -127,7 +127,7 @@ def collect_kit(
     CheckFailedError where nothing was started inside, with the word for why; StatementError for a result that
     no kit writes.
     """
-    files, where = read_folder(folder), str(folder)
+    files, where = read_returned_kit(folder), str(folder)
     nonce = read_nonce(folder)
     known = ledger.look(nonce)
     texts = {KIT: files.kit, EXPECTATIONS: files.expectations}
@@ -144,9 +144,9 @@ def collect_kit(
     # From here on kit.json and expectations.json are as this ledger's owner wrote them.
     kit = json.loads(files.kit)
     told = parse_run(files.run, f"{where}/{RESULT}/{RUN}")["actions"] or {}
-    kind = SEEN_IN_ACTIONS if _same_run(told, environ) else SEEN_BY_KIT
-    report = outcome_of_folder(files, kit, where, kind)
-    return CollectedReport(report=report, run=run, reference=kit["reference"])
+    kind = EVIDENCE_ACTIONS if _same_run(told, environ) else EVIDENCE_KIT
+    report = verify_returned_kit(files, kit, where, kind)
+    return KitReport(report=report, run=run, reference=kit["reference"])
 
 
 def read_nonce(folder: Path) -> str:
@@ -166,7 +166,7 @@ def _not_a_kit(folder: Path, why: str = "") -> UsageError:
     return UsageError("kit-invalid", f"{folder} is not a kit{why}", hint=hint)
 
 
-def outcome_of_folder(files: Folder, kit: Mapping[str, Any], where: str, kind: str) -> GpuReport:
+def verify_returned_kit(files: ReturnedKit, kit: Mapping[str, Any], where: str, kind: str) -> GpuReport:
     """The report of what came back for `kit`, which is believed, with evidence of `kind`. Pure.
 
     Raises as `collect_kit`.
@@ -174,17 +174,19 @@ def outcome_of_folder(files: Folder, kit: Mapping[str, Any], where: str, kind: s
     at = f"{where}/{RESULT}/{RUN}"
     facts = parse_run(files.run, at)
     if facts["nonce"] != kit["nonce"]:
-        raise fault(f"{at}: nonce", "it is from another kit")
+        raise invalid_value_error(f"{at}: nonce", "it is from another kit")
     if facts["suite"] != kit["suite"]:
-        raise fault(f"{at}: suite", "it ran another suite")
+        raise invalid_value_error(f"{at}: suite", "it ran another suite")
     if facts["outcome"]:
         raise _stopped(Outcome(facts["outcome"]), facts["reason"])
     if files.evidence is None:
-        raise fault(f"{where}/{RESULT}/{EVIDENCE}", "it is missing, so there is no evidence of a GPU")
+        raise invalid_value_error(
+            f"{where}/{RESULT}/{EVIDENCE}", "it is missing, so there is no evidence of a GPU"
+        )
     evidence = parse_evidence(_json(files.evidence, f"{where}/{EVIDENCE}"), kind, f"{where}/{EVIDENCE}")
     asked = json.loads(files.expectations)
     judged = GpuRun(
-        subject=Subject(**kit["subject"]),
+        subject=VerifiedImage(**kit["subject"]),
         suite=kit["suite"],
         asked=asked,
         waive=tuple(kit["waive"]),
@@ -194,7 +196,7 @@ def outcome_of_folder(files: Folder, kit: Mapping[str, Any], where: str, kind: s
         ended=facts["ended"],
     )
     missing = "" if files.report is not None else "it wrote no report that can be read"
-    brought = Brought(report=files.report or b"", fault=missing, completed=facts["completed"])
+    brought = RawResult(report=files.report or b"", fault=missing, completed=facts["completed"])
     return outcome_of(judged, brought)
 
 
@@ -225,12 +227,12 @@ def parse_run(data: bytes, where: str) -> Mapping[str, Any]:
     """run.json, every value checked; `completed` is how the suite ended. Raises StatementError."""
     row = _RUN.parse(_json(data, where), where)
     if not row["runner"] and not row["outcome"]:
-        raise fault(where, "it has neither a runner nor an outcome")
+        raise invalid_value_error(where, "it has neither a runner nor an outcome")
     actions = row["actions"] and dict(zip(_ACTIONS, row["actions"], strict=True))
     return {**row, "actions": actions, "completed": completed_of(row)}
 
 
-def read_folder(folder: Path) -> Folder:
+def read_returned_kit(folder: Path) -> ReturnedKit:
     """Raises UsageError for what is no kit or has no result; links and files of any size are refused."""
     kit, expectations = _read(folder, KIT), _read(folder, EXPECTATIONS)
     if kit is None or expectations is None:
@@ -242,7 +244,7 @@ def read_folder(folder: Path) -> Folder:
             f"{folder} has no result yet",
             hint=f"run it on the machine with the GPU: python3 {folder}/run.py",
         )
-    return Folder(
+    return ReturnedKit(
         kit=kit,
         expectations=expectations,
         suite=_suite(folder / "suite"),
@@ -272,7 +274,7 @@ def _read(folder: Path, path: str) -> bytes | None:
         return None
     except OSError as error:
         raise UsageError(
-            *os_problem("read", shown(str(folder / path)), error),
+            *os_problem("read", printable_value(str(folder / path)), error),
             hint="a kit has only regular files: copy it back unchanged",
         ) from error
 
@@ -282,7 +284,7 @@ def _json(data: bytes, where: str) -> object:
         return parse_json(data)
     except ValueError as error:
         raise StatementError(
-            "kit-result-invalid", f"{shown(where)} is not JSON", hint="run the kit again"
+            "kit-result-invalid", f"{printable_value(where)} is not JSON", hint="run the kit again"
         ) from error
 
 
@@ -295,13 +297,13 @@ def _json(data: bytes, where: str) -> object:
 # DIR/kit.json             which image, by digest; how to start the suite, and until when
 
 
-HERE = Path(__file__).parent / "kit"
+KIT_PROGRAMS = Path(__file__).parent / "kit"
 PROGRAM = "run.py"
 CARRIED = ("hardware.py", "program.py", "start.py", "trees.py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KitOrder:
+class KitRequest:
     """A kit to make. `asked` is what the suite will read, with its nonce; `argv` the command in the image.
 
     `made` is what `subject` names, `waive` the checks that need not run, `timeout` seconds for the whole run.
@@ -310,8 +312,8 @@ class KitOrder:
     made of the image, which may stand for it where there is no network.
     """
 
-    subject: Subject
-    made: Image | Sif
+    subject: VerifiedImage
+    made: Image | SifArtifact
     asked: Mapping[str, Any]
     argv: tuple[str, ...]
     waive: tuple[str, ...]
@@ -321,7 +323,7 @@ class KitOrder:
     sifs: tuple[str, ...] = ()
 
 
-def make_kit(folder: Path, order: KitOrder, ledger: NonceLedger, now: datetime) -> Issued:
+def make_kit(folder: Path, order: KitRequest, ledger: NonceStore, now: datetime) -> IssuedNonce:
     """Issues the nonce of `order.asked` and writes the kit into `folder`, new or empty.
 
     The folder appears whole or not at all. Raises UsageError where it holds something already.
@@ -330,7 +332,7 @@ def make_kit(folder: Path, order: KitOrder, ledger: NonceLedger, now: datetime) 
         raise UsageError("kit-exists", f"{folder} already exists", hint="pass a new directory: --kit DIR")
     suite, level = digest_of(read_suite()), order.asked["level"]
     texts = {KIT: _text(format_kit(order, suite, now + LIFETIME)), EXPECTATIONS: _text(order.asked)}
-    run = AskedRun(subject=order.subject, suite=suite, level=level, kit=digest_of(texts))
+    run = NonceSubject(subject=order.subject, suite=suite, level=level, kit=digest_of(texts))
     folder.parent.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
@@ -349,13 +351,13 @@ def make_kit(folder: Path, order: KitOrder, ledger: NonceLedger, now: datetime) 
 def program_files() -> dict[str, bytes]:
     """Return the files that every kit of this imagefactory has, by their paths in it."""
     return {
-        PROGRAM: (HERE / PROGRAM).read_bytes(),
-        **{f"kit/{name}": (HERE / name).read_bytes() for name in CARRIED},
+        PROGRAM: (KIT_PROGRAMS / PROGRAM).read_bytes(),
+        **{f"kit/{name}": (KIT_PROGRAMS / name).read_bytes() for name in CARRIED},
         **{f"suite/{name}": data for name, data in read_suite().items()},
     }
 
 
-def program_sum() -> str:
+def program_checksum() -> str:
     """Return the sha256 of the lines that `sha256sum` prints of a kit's program files, sorted by path.
 
     A machine that knows it runs no other program, whoever could write to the kit on its way.
@@ -364,7 +366,7 @@ def program_sum() -> str:
     return sha256("".join(lines).encode()).hexdigest()
 
 
-def format_kit(order: KitOrder, suite: str, expires: datetime) -> dict[str, Any]:
+def format_kit(order: KitRequest, suite: str, expires: datetime) -> dict[str, Any]:
     """kit.json. Pure."""
     layers = order.made.layers if isinstance(order.made, Image) else ()
     return {
@@ -375,7 +377,7 @@ def format_kit(order: KitOrder, suite: str, expires: datetime) -> dict[str, Any]
         "machine": machine_of(order.made.architecture) if isinstance(order.made, Image) else "",
         "size": order.made.size if isinstance(order.made, Image) else order.made.file.size,
         "reference": order.reference,
-        "sif": isinstance(order.made, Sif),
+        "sif": isinstance(order.made, SifArtifact),
         "sifs": list(order.sifs),
         "plain_http": order.plain_http,
         "suite": suite,

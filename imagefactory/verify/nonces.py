@@ -27,21 +27,21 @@ from pathlib import Path
 
 from imagefactory.errors import CheckFailedError, StoreError, UsageError, os_problem
 from imagefactory.fs import remove_inside
-from imagefactory.serialize import shown
-from imagefactory.settings.load import LEDGER_KEY
-from imagefactory.verify.report import LEVELS, Subject
+from imagefactory.serialize import printable_value
+from imagefactory.settings.load import NONCE_STORE_KEY
+from imagefactory.verify.report import LEVELS, VerifiedImage
 
 FORMAT = 1
 NONCE = re.compile(r"[0-9a-f]{32}")
 NONCE_BYTES = 16
 LIFETIME = timedelta(days=14)
-KEPT = timedelta(days=180)
+RETENTION = timedelta(days=180)
 """How long the ledger remembers a nonce after it expired; then it is unknown, which is refused as well."""
 CI_RUN = ("GITHUB_REPOSITORY", "GITHUB_RUN_ID", "GITHUB_RUN_ATTEMPT")
 """The variables that name one attempt of one run of GitHub Actions."""
 GITLAB_PIPELINE = ("CI_PROJECT_URL", "CI_PIPELINE_ID")
 """The variables that name one pipeline of GitLab, whose jobs may be run again."""
-SPENT, BESIDE = "spent", ".nonce-"
+SPENT_DIRECTORY, TEMPORARY_PREFIX = "spent", ".nonce-"
 _END = b"\n}\n"
 """How an entry ends, and what was signed begins; no line within an entry is its brace alone."""
 
@@ -51,14 +51,14 @@ class NonceError(CheckFailedError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedRun:
+class NonceSubject:
     """What a nonce is for: an image, a suite by its digest, a level; `kit` is the digest of what is asked.
 
     `kit` is empty where the machine that issues also runs, and nothing travels. `pool` is the row of POOLS
     whose jobs may answer, empty where no pool does: its evidence is not a kit's to claim.
     """
 
-    subject: Subject
+    subject: VerifiedImage
     suite: str
     level: str
     kit: str = ""
@@ -66,14 +66,14 @@ class AskedRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Issued:
+class IssuedNonce:
     """A nonce and its times. `spent` is None until it is; `result` is the digest of what it was spent on.
 
     `ci_run` is the CI run that issued it, as `ci_run_of` has it.
     """
 
     nonce: str
-    run: AskedRun
+    run: NonceSubject
     issued: datetime
     expires: datetime
     spent: datetime | None = None
@@ -82,11 +82,11 @@ class Issued:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spending:
+class NonceUse:
     """A nonce to spend on a run: `result` and `signed` as `Ledger.spend` has them."""
 
     nonce: str
-    run: AskedRun
+    run: NonceSubject
     result: str
     signed: bytes = b""
 
@@ -115,7 +115,7 @@ def ci_run_of(environ: Mapping[str, str]) -> str:
     return ""
 
 
-class NonceLedger:
+class NonceStore:
     """The nonces in `folder`. Every method may raise StoreError for a folder that cannot be written.
 
     With a `key`, what was not written with it is refused; without one, what was written with one. So is what
@@ -125,19 +125,19 @@ class NonceLedger:
     def __init__(self, folder: Path, key: str = "", *, ci_run: str = "") -> None:
         self.folder, self.key, self.ci_run = folder, key.encode(), ci_run
 
-    def issue(self, nonce: str, run: AskedRun, now: datetime) -> Issued:
+    def issue(self, nonce: str, run: NonceSubject, now: datetime) -> IssuedNonce:
         """Remembers a fresh nonce. Raises StoreError where it is known already."""
         (issued,) = self.issue_all({nonce: run}, now)
         return issued
 
-    def issue_all(self, runs: Mapping[str, AskedRun], now: datetime) -> tuple[Issued, ...]:
+    def issue_all(self, runs: Mapping[str, NonceSubject], now: datetime) -> tuple[IssuedNonce, ...]:
         """As `issue`, for many: what expired long ago is looked for once, and the disk is waited for once."""
         given = [
-            Issued(nonce=one, run=run, issued=now, expires=now + LIFETIME, ci_run=self.ci_run)
+            IssuedNonce(nonce=one, run=run, issued=now, expires=now + LIFETIME, ci_run=self.ci_run)
             for one, run in runs.items()
         ]
-        with _told(self.folder):
-            (self.folder / SPENT).mkdir(parents=True, exist_ok=True)
+        with _nonce_error(self.folder):
+            (self.folder / SPENT_DIRECTORY).mkdir(parents=True, exist_ok=True)
             self._forget(now)
             for issued in given:
                 nonce, data = issued.nonce, _format(issued, self.key)
@@ -152,11 +152,11 @@ class NonceLedger:
                 os.sync()
         return tuple(given)
 
-    def look(self, nonce: str) -> Issued:
+    def look(self, nonce: str) -> IssuedNonce:
         """What is known of a nonce. Raises NonceError (unknown) for one that was not issued here."""
         return self._look(nonce)[0]
 
-    def _look(self, nonce: str) -> tuple[Issued, bytes]:
+    def _look(self, nonce: str) -> tuple[IssuedNonce, bytes]:
         """As `look`, with what was signed and has not arrived."""
         if not NONCE.fullmatch(nonce):
             raise NonceError("nonce-unknown", f"{nonce[:80]!r} is not a nonce")
@@ -173,7 +173,7 @@ class NonceLedger:
             hint="collect it where its kit was created, or pass that ledger: --ledger DIR",
         )
 
-    def check(self, nonce: str, run: AskedRun, now: datetime) -> Issued:
+    def check(self, nonce: str, run: NonceSubject, now: datetime) -> IssuedNonce:
         """What is known of a nonce that may be spent on `run`; raises NonceError saying why not.
 
         Nothing is changed.
@@ -183,15 +183,17 @@ class NonceLedger:
         check_run(known, run)
         return known
 
-    def spend(self, nonce: str, run: AskedRun, *, result: str, now: datetime, signed: bytes = b"") -> Issued:
+    def spend(
+        self, nonce: str, run: NonceSubject, *, result: str, now: datetime, signed: bytes = b""
+    ) -> IssuedNonce:
         """Spends a nonce on `run`, once for all processes; raises NonceError as `check` does.
 
         `result` is the digest of what came of the run. The nonce is spent when this returns, whatever
         becomes of the caller; `signed` is kept for the next call, until `settle`.
         """
-        return self._spend(Spending(nonce=nonce, run=run, result=result, signed=signed), now, flush=True)
+        return self._spend(NonceUse(nonce=nonce, run=run, result=result, signed=signed), now, flush=True)
 
-    def spend_all(self, spending: Iterable[Spending], now: datetime) -> Mapping[str, NonceError]:
+    def spend_all(self, spending: Iterable[NonceUse], now: datetime) -> Mapping[str, NonceError]:
         """As `spend`, for many: the disk is waited for once. Gives what was refused, by nonce.
 
         Nothing is spent for certain before this returns, so nothing is attached before.
@@ -205,10 +207,10 @@ class NonceLedger:
         os.sync()
         return refused
 
-    def _spend(self, spending: Spending, now: datetime, *, flush: bool) -> Issued:
+    def _spend(self, spending: NonceUse, now: datetime, *, flush: bool) -> IssuedNonce:
         spent = replace(self.check(spending.nonce, spending.run, now), spent=now, result=spending.result)
-        with _told(self.folder):
-            (self.folder / SPENT).mkdir(parents=True, exist_ok=True)
+        with _nonce_error(self.folder):
+            (self.folder / SPENT_DIRECTORY).mkdir(parents=True, exist_ok=True)
             if not _create(
                 self._spent(spending.nonce), _format(spent, self.key, spending.signed), flush=flush
             ):
@@ -227,7 +229,7 @@ class NonceLedger:
 
     def settle_all(self, nonces: Set[str]) -> None:
         """As `settle`, for many. One that is not spent stays as it is."""
-        with _told(self.folder):
+        with _nonce_error(self.folder):
             for nonce in filter(NONCE.fullmatch, nonces):
                 with contextlib.suppress(FileNotFoundError):
                     with self._spent(nonce).open("r+b") as file:
@@ -240,20 +242,20 @@ class NonceLedger:
         return self.folder / f"{nonce}.json"
 
     def _spent(self, nonce: str) -> Path:
-        return self.folder / SPENT / f"{nonce}.json"
+        return self.folder / SPENT_DIRECTORY / f"{nonce}.json"
 
     def _forget(self, now: datetime) -> None:
         """Removes what expired long ago, and what a kill left. By the files' times: reading takes longer."""
-        before = (now - LIFETIME - KEPT).timestamp()
-        for folder in (self.folder, self.folder / SPENT):
+        before = (now - LIFETIME - RETENTION).timestamp()
+        for folder in (self.folder, self.folder / SPENT_DIRECTORY):
             for path in folder.iterdir():
-                ours = NONCE.fullmatch(path.name[:32]) or path.name.startswith(BESIDE)
+                ours = NONCE.fullmatch(path.name[:32]) or path.name.startswith(TEMPORARY_PREFIX)
                 with contextlib.suppress(FileNotFoundError):
                     if ours and path.is_file() and path.stat().st_mtime < before:
                         remove_inside(self.folder, path)
 
 
-def check_open(known: Issued, now: datetime) -> None:
+def check_open(known: IssuedNonce, now: datetime) -> None:
     """Raises NonceError (replayed, expired) for one that cannot be spent any more, on whatever."""
     if known.spent is not None:
         raise _replayed(known.nonce, known.spent)
@@ -265,7 +267,7 @@ def check_open(known: Issued, now: datetime) -> None:
         )
 
 
-def check_run(known: Issued, run: AskedRun) -> None:
+def check_run(known: IssuedNonce, run: NonceSubject) -> None:
     """Raises NonceError for a nonce that is not for `run`: its image, suite, pool or kit."""
     images = [(one.index, one.manifest, one.config) for one in (run.subject, known.run.subject)]
     if images[0] != images[1]:
@@ -296,7 +298,7 @@ def check_run(known: Issued, run: AskedRun) -> None:
         )
 
 
-def _of_another_run(known: Issued, ci_run: str) -> NonceError:
+def _of_another_run(known: IssuedNonce, ci_run: str) -> NonceError:
     issued, here = known.ci_run or "no CI run", ci_run or "no CI run"
     return NonceError(
         "nonce-other-run",
@@ -315,7 +317,7 @@ def _replayed(nonce: str, spent: datetime | None) -> NonceError:
 
 
 @contextlib.contextmanager
-def _told(folder: Path) -> Iterator[None]:
+def _nonce_error(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -329,7 +331,7 @@ def _create(path: Path, data: bytes, *, flush: bool = True) -> bool:
 
     `flush` waits for the disk; without it the caller does.
     """
-    handle, beside = tempfile.mkstemp(prefix=BESIDE, dir=path.parent)
+    handle, beside = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
@@ -355,7 +357,7 @@ def _put_new(path: Path, data: bytes) -> bool:
     return True
 
 
-def _format(issued: Issued, key: bytes, signed: bytes = b"") -> bytes:
+def _format(issued: IssuedNonce, key: bytes, signed: bytes = b"") -> bytes:
     value = {
         "format": FORMAT,
         "nonce": issued.nonce,
@@ -388,16 +390,18 @@ def _check_mac(path: Path, data: Mapping[str, object], key: bytes) -> None:
     if key and not (isinstance(told, str) and hmac.compare_digest(told.encode(), _mac(data, key).encode())):
         raise StoreError(
             "ledger-key-mismatch",
-            f"{path} was not written with the key in {LEDGER_KEY}",
-            hint=f"create a new kit with {LEDGER_KEY} set; another program may have written this file",
+            f"{path} was not written with the key in {NONCE_STORE_KEY}",
+            hint=f"create a new kit with {NONCE_STORE_KEY} set; another program may have written this file",
         )
     if told and not key:
         raise StoreError(
-            "ledger-key-missing", f"{path} was written with a key", hint=f"set the same key in {LEDGER_KEY}"
+            "ledger-key-missing",
+            f"{path} was written with a key",
+            hint=f"set the same key in {NONCE_STORE_KEY}",
         )
 
 
-def _parse(path: Path, nonce: str, key: bytes) -> tuple[Issued, bytes]:
+def _parse(path: Path, nonce: str, key: bytes) -> tuple[IssuedNonce, bytes]:
     """An entry, and what was signed, where that is whole: another process may be settling it.
 
     The ledger is this person's own; a file that was damaged is refused, never guessed.
@@ -407,24 +411,24 @@ def _parse(path: Path, nonce: str, key: bytes) -> tuple[Issued, bytes]:
         data = json.loads(entry + end)
         if data["format"] != FORMAT or data["nonce"] != nonce or data["level"] not in LEVELS:
             raise ValueError("not an entry of this nonce")
-        if (path.parent.name == SPENT) != (data["spent"] is not None):
+        if (path.parent.name == SPENT_DIRECTORY) != (data["spent"] is not None):
             raise ValueError("spent and not spent")
         _check_mac(path, data, key)
         whole = bool(signed) and hashlib.sha256(signed).hexdigest() == data.get("signed")
-        issued = Issued(
+        issued = IssuedNonce(
             nonce=nonce,
-            run=AskedRun(
-                subject=Subject(**data["subject"]),
+            run=NonceSubject(
+                subject=VerifiedImage(**data["subject"]),
                 suite=data["suite"],
                 level=data["level"],
                 kit=data["kit"],
-                pool=shown(data.get("pool", "")),
+                pool=printable_value(data.get("pool", "")),
             ),
             issued=_time(data["issued"]),
             expires=_time(data["expires"]),
             spent=_time(data["spent"]) if data["spent"] else None,
             result=data["result"],
-            ci_run=shown(data.get("ci_run", "")),  # a store may have older entries, without either
+            ci_run=printable_value(data.get("ci_run", "")),  # a store may have older entries, without either
         )
     except FileNotFoundError:
         raise

@@ -14,19 +14,19 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from imagefactory.errors import StatementError
-from imagefactory.model import CheckResult, CheckState, Completed, Outcome
+from imagefactory.model import CheckResult, CheckState, CommandResult, Outcome
 from imagefactory.serialize import (
     LARGEST_COUNT,
     LARGEST_NUMBER,
-    Among,
     AnyText,
     Capability,
-    Fields,
-    Fixed,
-    Matching,
-    Most,
-    Pairs,
-    Within,
+    Choices,
+    Constant,
+    MaxRows,
+    NumberRange,
+    ObjectSchema,
+    PairsAsObject,
+    Pattern,
     parse_json,
 )
 from imagefactory.suite import table as frameworks
@@ -35,12 +35,12 @@ from imagefactory.suite.gpu import table
 from imagefactory.trees import read_file
 from imagefactory.verify.report import (
     GPUS,
-    SEVERAL,
+    MULTI_GPU_LEVELS,
     GpuIdentity,
     GpuReport,
     Hardware,
-    Subject,
     Uuid,
+    VerifiedImage,
     digits_of,
 )
 
@@ -51,7 +51,7 @@ LARGEST_REPORT = 1 << 20
 LONGEST_DETAIL = 2000
 
 
-class ReportFault(Exception):
+class InvalidReportError(Exception):
     """A report that cannot be believed; the message says why."""
 
 
@@ -64,23 +64,27 @@ class SuiteCheck:
 
 
 def read_report(path: Path) -> bytes:
-    """Return the report's bytes. Raises ReportFault unless it is a regular file of at most LARGEST_REPORT."""
+    """Return the report's bytes. Raises InvalidReportError unless it is a regular file of at most
+    LARGEST_REPORT.
+    """
     try:
         return read_file(path.parent, path.name, LARGEST_REPORT)
     except FileNotFoundError:
-        raise ReportFault("it wrote no report") from None
+        raise InvalidReportError("it wrote no report") from None
     except OSError as error:
-        raise ReportFault(f"its report cannot be read: {error.strerror}") from error
+        raise InvalidReportError(f"its report cannot be read: {error.strerror}") from error
 
 
-def parse_fields(data: bytes, fields: Fields) -> dict[str, Any]:
-    """Return the one JSON object that a report is. Raises ReportFault unless it has exactly these fields."""
+def parse_fields(data: bytes, fields: ObjectSchema) -> dict[str, Any]:
+    """Return the one JSON object that a report is. Raises InvalidReportError unless it has exactly these
+    fields.
+    """
     try:
         return fields.parse(parse_json(data), "its report")
     except ValueError as error:
-        raise ReportFault("its report is not JSON") from error
+        raise InvalidReportError("its report is not JSON") from error
     except StatementError as error:
-        raise ReportFault(error.message) from error
+        raise InvalidReportError(error.message) from error
 
 
 def checks_kind(names: Iterable[str], outcomes: Iterable[str], most: int = LARGEST_REPORT) -> Any:
@@ -88,15 +92,15 @@ def checks_kind(names: Iterable[str], outcomes: Iterable[str], most: int = LARGE
 
     `names` are the suite's checks, `outcomes` its labels for a failure. A check has at most `most` numbers.
     """
-    row = Fields(
-        name=Annotated[str, Among(tuple(names))],
+    row = ObjectSchema(
+        name=Annotated[str, Choices(tuple(names))],
         state=CheckState,
         detail=AnyText,
-        outcome=Annotated[str, Among(("", *outcomes))],
-        seconds=Annotated[float, Within(0, LARGEST_NUMBER)],
-        numbers=Annotated[tuple[tuple[AnyText, float], ...], Pairs(), Most(most)],
+        outcome=Annotated[str, Choices(("", *outcomes))],
+        seconds=Annotated[float, NumberRange(0, LARGEST_NUMBER)],
+        numbers=Annotated[tuple[tuple[AnyText, float], ...], PairsAsObject(), MaxRows(most)],
     )
-    return Annotated[tuple[Annotated[object, row], ...], Most(LARGEST_REPORT)]
+    return Annotated[tuple[Annotated[object, row], ...], MaxRows(LARGEST_REPORT)]
 
 
 def clean_check(row: Mapping[str, Any]) -> SuiteCheck:
@@ -114,7 +118,7 @@ def clean_check(row: Mapping[str, Any]) -> SuiteCheck:
     )
 
 
-def how_it_ended(completed: Completed) -> str:
+def exit_summary(completed: CommandResult) -> str:
     """One line: exit code or signal, and the last line on stderr."""
     code = completed.returncode
     ended = f"it ended by signal {code - 128}" if 128 < code < 192 else f"its exit code was {code}"
@@ -139,21 +143,21 @@ class SmokeReport:
     rows: tuple[SuiteCheck, ...]
 
 
-_FIELDS = Fields(
-    format=Annotated[int, Fixed(smoke_table.FORMAT)],
+_FIELDS = ObjectSchema(
+    format=Annotated[int, Constant(smoke_table.FORMAT)],
     nonce=object,
     target=object,
     python=object,
-    running=Annotated[str, Among(("", *smoke_table.CHECKS))],
+    running=Annotated[str, Choices(("", *smoke_table.CHECKS))],
     checks=checks_kind(smoke_table.CHECKS, (smoke_table.LOAD_FAILED, smoke_table.WRONG_NUMBERS)),
 )
 
 
 def parse_smoke_report(data: bytes, nonce: str) -> SmokeReport:
-    """Raises ReportFault for anything but a report of this suite's format with this nonce."""
+    """Raises InvalidReportError for anything but a report of this suite's format with this nonce."""
     found = parse_fields(data, _FIELDS)
     if found["nonce"] != nonce:
-        raise ReportFault("its report does not bring back the nonce of this run")
+        raise InvalidReportError("its report does not bring back the nonce of this run")
     return SmokeReport(running=found["running"], rows=tuple(map(clean_check, found["checks"])))
 
 
@@ -168,7 +172,7 @@ MEASURED = (
 CONTRADICTION = "contradiction"
 """The number by which a coverage check says that it found what was not predicted."""
 
-OF_SEVERAL = {
+MULTI_GPU_OUTCOMES = {
     Outcome.VERIFIED: Outcome.TOGETHER,
     **dict.fromkeys(
         (Outcome.WRONG_NUMBERS, Outcome.NO_KERNEL, Outcome.DRIVER_TOO_OLD, Outcome.LOAD_FAILED), Outcome.APART
@@ -177,8 +181,8 @@ OF_SEVERAL = {
 """The words for several GPUs: none of those that tables take for a claim about one."""
 
 _CUDA = re.compile(r"[0-9]{1,3}\.[0-9]{1,2}")
-_DEVICE = Fields(
-    name=AnyText, capability=Capability, uuid=Uuid, memory=Annotated[int, Within(1, LARGEST_COUNT)]
+_DEVICE = ObjectSchema(
+    name=AnyText, capability=Capability, uuid=Uuid, memory=Annotated[int, NumberRange(1, LARGEST_COUNT)]
 )
 
 
@@ -189,7 +193,7 @@ class GpuRun:
     `waive` are checks that need not run, by the recipe. `hardware` is None where the host saw no GPU.
     """
 
-    subject: Subject
+    subject: VerifiedImage
     suite: str
     asked: Mapping[str, Any]
     waive: tuple[str, ...]
@@ -200,7 +204,7 @@ class GpuRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Brought:
+class RawResult:
     """What came out of the image. `report` is what it wrote; `fault` says why there is none to be read.
 
     `parsed` is the same report, where somebody took it apart before.
@@ -208,7 +212,7 @@ class Brought:
 
     report: bytes
     fault: str
-    completed: Completed
+    completed: CommandResult
     parsed: GpuSuiteReport | None = None
 
 
@@ -226,33 +230,33 @@ class GpuSuiteReport:
 
 
 @functools.cache
-def _fields(level: str) -> Fields:
+def _fields(level: str) -> ObjectSchema:
     names = table.checks_of(level)
-    return Fields(
-        format=Annotated[int, Fixed(table.FORMAT)],
+    return ObjectSchema(
+        format=Annotated[int, Constant(table.FORMAT)],
         nonce=object,
         target=object,
         python=object,
         level=object,
         rehearsal=object,
-        cuda=Annotated[str, Matching(_CUDA, empty=True)],
+        cuda=Annotated[str, Pattern(_CUDA, empty=True)],
         device=Annotated[object, _DEVICE] | None,
-        running=Annotated[str, Among(("", *names))],
+        running=Annotated[str, Choices(("", *names))],
         checks=checks_kind(names, table.OUTCOMES, MOST_NUMBERS),
     )
 
 
 def parse_suite_report(data: bytes, asked: Mapping[str, Any]) -> GpuSuiteReport:
-    """Raises ReportFault for anything but a report of this suite's format that answers `asked`."""
+    """Raises InvalidReportError for anything but a report of this suite's format that answers `asked`."""
     found = parse_fields(data, _fields(asked["level"]))
     if found["nonce"] != asked["nonce"]:
-        raise ReportFault("its report does not bring back the nonce of this run")
+        raise InvalidReportError("its report does not bring back the nonce of this run")
     for key in ("target", "level", "rehearsal"):
         if found[key] != asked[key] or type(found[key]) is not type(asked[key]):
-            raise ReportFault(f"its report is of another {key}")
+            raise InvalidReportError(f"its report is of another {key}")
     checks = tuple(map(clean_check, found["checks"]))
     if len({check.result.name for check in checks}) != len(checks):
-        raise ReportFault("its report has a check twice")
+        raise InvalidReportError("its report has a check twice")
     device = found["device"] and GpuIdentity(**{**found["device"], "name": clean(found["device"]["name"])})
     return GpuSuiteReport(cuda=found["cuda"], device=device, running=found["running"], rows=checks)
 
@@ -262,10 +266,10 @@ def parse_suite_report(data: bytes, asked: Mapping[str, Any]) -> GpuSuiteReport:
 
 def not_started(run: GpuRun, outcome: Outcome, reason: str) -> GpuReport:
     """The report of a run of which nothing was started inside."""
-    return _whole(run, _all(run, CheckState.NOT_RUN, reason), outcome, reason)
+    return _complete(run, _all(run, CheckState.NOT_RUN, reason), outcome, reason)
 
 
-def outcome_of(run: GpuRun, brought: Brought) -> GpuReport:
+def outcome_of(run: GpuRun, brought: RawResult) -> GpuReport:
     """Every check of the level, once and in order, and the one word for the run as a whole.
 
     VERIFIED only where all that applies passed, measured something, on a GPU that the host knows by itself,
@@ -274,24 +278,24 @@ def outcome_of(run: GpuRun, brought: Brought) -> GpuReport:
     completed = brought.completed
     try:
         if brought.fault:
-            raise ReportFault(brought.fault)
+            raise InvalidReportError(brought.fault)
         suite_report = brought.parsed or parse_suite_report(brought.report, run.asked)
-    except ReportFault as fault:
+    except InvalidReportError as fault:
         if completed.timed_out:
             reason = "stopped, because it took too long, before it wrote a report that can be read"
-            return _whole(run, _all(run, CheckState.FAILED, reason), Outcome.TIMEOUT, reason)
-        reason = f"{fault}; {how_it_ended(completed)}"
-        return _whole(run, _all(run, CheckState.FAILED, reason), Outcome.LOAD_FAILED, reason)
-    suite_report = replace(suite_report, device=_as_the_host_says(suite_report.device, run.hardware))
+            return _complete(run, _all(run, CheckState.FAILED, reason), Outcome.TIMEOUT, reason)
+        reason = f"{fault}; {exit_summary(completed)}"
+        return _complete(run, _all(run, CheckState.FAILED, reason), Outcome.LOAD_FAILED, reason)
+    suite_report = replace(suite_report, device=_with_host_name(suite_report.device, run.hardware))
     rows = {row.result.name: row for row in suite_report.rows}
     judged = [
         _check_outcome(name, rows.get(name), suite_report, run)
         for name in table.checks_of(run.asked["level"])
     ]
-    judged = [_one_that_ended(pair, completed, suite_report) for pair in judged]
+    judged = [_fail_running_check(pair, completed, suite_report) for pair in judged]
     checks = tuple(check for check, _ in judged)
     outcome, reason = _outcome(run, suite_report, judged, completed)
-    report = _whole(run, checks, outcome, reason)
+    report = _complete(run, checks, outcome, reason)
     return replace(
         report,
         device=suite_report.device,
@@ -322,7 +326,12 @@ def _check_outcome(
         return _failed(check, "claims not to apply, but it does"), Outcome.LOAD_FAILED
     if state is CheckState.PASSED and name in MEASURED and not check.numbers:
         return _failed(check, "says it passed and has measured nothing"), Outcome.LOAD_FAILED
-    if state is CheckState.PASSED and name == GPUS and not run.asked["rehearsal"] and not _several(row):
+    if (
+        state is CheckState.PASSED
+        and name == GPUS
+        and not run.asked["rehearsal"]
+        and not _multi_gpu_outcome(row)
+    ):
         return _failed(check, "says it passed and has not counted two GPUs"), Outcome.LOAD_FAILED
     return check, None
 
@@ -331,7 +340,7 @@ def _counted(row: SuiteCheck | None) -> float:
     return dict(row.result.numbers).get(GPUS, 0.0) if row else 0.0
 
 
-def _several(row: SuiteCheck | None) -> bool:
+def _multi_gpu_outcome(row: SuiteCheck | None) -> bool:
     return _counted(row) >= 2 and _counted(row).is_integer()
 
 
@@ -339,8 +348,8 @@ def _failed(check: CheckResult, detail: str) -> CheckResult:
     return replace(check, state=CheckState.FAILED, detail=detail)
 
 
-def _one_that_ended(
-    pair: tuple[CheckResult, Outcome | None], completed: Completed, suite_report: GpuSuiteReport
+def _fail_running_check(
+    pair: tuple[CheckResult, Outcome | None], completed: CommandResult, suite_report: GpuSuiteReport
 ) -> tuple[CheckResult, Outcome | None]:
     """The check that was running when the whole suite went down has failed."""
     check, _ = pair
@@ -348,12 +357,12 @@ def _one_that_ended(
         return pair
     if completed.timed_out:
         return _failed(check, "stopped: it took too long"), Outcome.TIMEOUT
-    return _failed(check, how_it_ended(completed)), Outcome.LOAD_FAILED
+    return _failed(check, exit_summary(completed)), Outcome.LOAD_FAILED
 
 
 def _waived(check: CheckResult, run: GpuRun) -> bool:
     """What is said of several GPUs is said whole."""
-    named = check.name in run.waive and run.asked["level"] != SEVERAL
+    named = check.name in run.waive and run.asked["level"] != MULTI_GPU_LEVELS
     return check.state is CheckState.NOT_RUN and named
 
 
@@ -361,7 +370,7 @@ def _outcome(
     run: GpuRun,
     suite_report: GpuSuiteReport,
     judged: Sequence[tuple[CheckResult, Outcome | None]],
-    completed: Completed,
+    completed: CommandResult,
 ) -> tuple[Outcome, str]:
     """The first that holds: another GPU than the host's, than was asked for; a failure; what is missing."""
     rehearsal, capability = run.asked["rehearsal"], run.asked["capability"]
@@ -374,13 +383,13 @@ def _outcome(
             f"asked for {capability}, met {suite_report.device.name} ({suite_report.device.capability})",
         )
     if failed:
-        word = f"{failed[1]}: " if run.asked["level"] == SEVERAL else ""
+        word = f"{failed[1]}: " if run.asked["level"] == MULTI_GPU_LEVELS else ""
         return failed[1], f"{failed[0].name}: {word}{failed[0].detail}"
     left = [check for check, _ in judged if check.state is CheckState.NOT_RUN]
     if completed.timed_out:
         return Outcome.TIMEOUT, "no check says it failed, but it did not end in time"
     if suite_report.running or completed.returncode not in ((0, 1) if left else (0,)):
-        return Outcome.LOAD_FAILED, f"no check says it failed, but {how_it_ended(completed)}"
+        return Outcome.LOAD_FAILED, f"no check says it failed, but {exit_summary(completed)}"
     open_ones = [check for check in left if not _waived(check, run)]
     if rehearsal:
         return Outcome.NOT_TESTED, "a rehearsal on the CPU, which says nothing of a GPU"
@@ -390,7 +399,7 @@ def _outcome(
         return Outcome.NOT_TESTED, f"{open_ones[0].name} did not run: {open_ones[0].detail}"
     passed = sum(check.state is CheckState.PASSED for check, _ in judged)
     device = suite_report.device
-    number = f"{_gpus(suite_report):.0f} x " if run.asked["level"] == SEVERAL else ""
+    number = f"{_gpus(suite_report):.0f} x " if run.asked["level"] == MULTI_GPU_LEVELS else ""
     return Outcome.VERIFIED, f"{passed} checks passed on {number}{device.name} ({device.capability})"
 
 
@@ -418,7 +427,7 @@ def _stranger(suite_report: GpuSuiteReport, run: GpuRun) -> str:
     return ""
 
 
-def _as_the_host_says(device: GpuIdentity | None, hardware: Hardware | None) -> GpuIdentity | None:
+def _with_host_name(device: GpuIdentity | None, hardware: Hardware | None) -> GpuIdentity | None:
     """A GPU that the host knows has the host's name for it, whatever the image calls it.
 
     libcuda tells bytes alone; whether they name a GPU or an instance of one (MIG), the host knows too.
@@ -458,7 +467,7 @@ def _all(run: GpuRun, state: CheckState, reason: str) -> tuple[CheckResult, ...]
     )
 
 
-def _whole(run: GpuRun, checks: tuple[CheckResult, ...], outcome: Outcome, reason: str) -> GpuReport:
+def _complete(run: GpuRun, checks: tuple[CheckResult, ...], outcome: Outcome, reason: str) -> GpuReport:
     return GpuReport(
         subject=run.subject,
         suite=run.suite,
@@ -471,7 +480,9 @@ def _whole(run: GpuRun, checks: tuple[CheckResult, ...], outcome: Outcome, reaso
         device=None,
         cuda="",
         checks=checks,
-        outcome=OF_SEVERAL.get(outcome, outcome) if run.asked["level"] == SEVERAL else outcome,
+        outcome=MULTI_GPU_OUTCOMES.get(outcome, outcome)
+        if run.asked["level"] == MULTI_GPU_LEVELS
+        else outcome,
         reason=clean(reason),
         rehearsal=run.asked["rehearsal"],
     )

@@ -13,21 +13,21 @@ from datetime import datetime
 from typing import Annotated, Any, Protocol
 
 from imagefactory.gpu.values import row_of, slice_of
-from imagefactory.model import CheckResult, Completed, Definition, Outcome
-from imagefactory.oci.manifests import Image, Sif
+from imagefactory.model import BuildSpec, CheckResult, CommandResult, Outcome
+from imagefactory.oci.manifests import Image, SifArtifact
 from imagefactory.serialize import (
     NAME,
-    Among,
     Capability,
+    Choices,
     Count,
     Digest,
-    Matching,
-    Most,
+    MaxRows,
     Name,
-    Named,
-    Within,
-    fault,
+    NumberRange,
+    Pattern,
+    TupleAsObject,
     format_document,
+    invalid_value_error,
     parse_document,
 )
 from imagefactory.settings.choices import POOLS
@@ -38,24 +38,24 @@ from imagefactory.settings.choices import POOLS
 # Times are aware and in UTC, digests `sha256:<64 hex>`, memory bytes, capabilities `8.0`.
 
 
-QUICK, FULL, SEVERAL = "quick", "full", "several"
-LEVELS = (QUICK, FULL, SEVERAL)
+QUICK, FULL, MULTI_GPU_LEVELS = "quick", "full", "several"
+LEVELS = (QUICK, FULL, MULTI_GPU_LEVELS)
 GPUS = "gpus"
 """The check of the level `several` that counts, and its number."""
 
 UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|GPU-[0-9a-f]{16}")
 """NVIDIA's, or the `unique_id` of one of AMD's."""
-Uuid = Annotated[str, Matching(UUID)]
-DeviceNode = Annotated[str, Matching(re.compile(r"/dev/(?:nvidia|dri/renderD)[0-9]{1,3}"))]
-Version = Annotated[str, Matching(re.compile(r"[0-9]{1,5}(?:\.[0-9]{1,5}){1,3}"), empty=True)]
-EvidenceKind = Annotated[str, Matching(re.compile(r"[a-z][a-z0-9-]{0,31}"))]
+Uuid = Annotated[str, Pattern(UUID)]
+DeviceNode = Annotated[str, Pattern(re.compile(r"/dev/(?:nvidia|dri/renderD)[0-9]{1,3}"))]
+Version = Annotated[str, Pattern(re.compile(r"[0-9]{1,5}(?:\.[0-9]{1,5}){1,3}"), empty=True)]
+EvidenceKind = Annotated[str, Pattern(re.compile(r"[a-z][a-z0-9-]{0,31}"))]
 """Who read the GPU's identity, and where: on this machine, by a kit, in a CI job, or a row of POOLS."""
-SEEN_HERE, SEEN_BY_KIT, SEEN_IN_ACTIONS = "local", "kit", "actions"
-Nonce = Annotated[str, Matching(re.compile(r"[A-Za-z0-9_-]{16,128}"))]
+EVIDENCE_LOCAL, EVIDENCE_KIT, EVIDENCE_ACTIONS = "local", "kit", "actions"
+Nonce = Annotated[str, Pattern(re.compile(r"[A-Za-z0-9_-]{16,128}"))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class VerifiedImage:
     """What is verified: the platform manifest `manifest`, or the artifact's own of a .sif.
 
     The other fields describe it and decide nothing: `config` is the digest of its config, or the sha256 of a
@@ -63,7 +63,7 @@ class Subject:
     its name, empty where nobody knows it. Equal configs say nothing of equal content.
     """
 
-    target: Annotated[str, Matching(NAME, empty=True)]
+    target: Annotated[str, Pattern(NAME, empty=True)]
     index: Digest
     manifest: Digest
     config: Digest
@@ -102,7 +102,7 @@ class Hardware:
     gpus: tuple[GpuIdentity, ...]
     known: tuple[Uuid, ...]
     nodes: tuple[DeviceNode, ...]
-    notes: tuple[Annotated[tuple[str, str], Named(("name", "text"))], ...] = ()
+    notes: tuple[Annotated[tuple[str, str], TupleAsObject(("name", "text"))], ...] = ()
 
     def gpu_of(self, uuid: str) -> GpuIdentity | None:
         """The GPU that libcuda calls `uuid`; of an instance of one (MIG) that the notes name, the whole GPU.
@@ -118,9 +118,9 @@ class Hardware:
         return sum(gpu.capability == capability and gpu.uuid in self.known for gpu in self.gpus)
 
 
-def evidence_kinds() -> tuple[str, ...]:
+def evidence_types() -> tuple[str, ...]:
     """All that this imagefactory knows."""
-    return (SEEN_HERE, SEEN_BY_KIT, *POOLS, SEEN_IN_ACTIONS)
+    return (EVIDENCE_LOCAL, EVIDENCE_KIT, *POOLS, EVIDENCE_ACTIONS)
 
 
 def digits_of(uuid: str) -> str:
@@ -147,9 +147,9 @@ class GpuReport:
     either way. A `rehearsal` ran on the CPU for the project's own tests: nothing can be signed of it.
     """
 
-    subject: Subject
+    subject: VerifiedImage
     suite: Digest
-    level: Annotated[str, Among(LEVELS)]
+    level: Annotated[str, Choices(LEVELS)]
     nonce: Nonce
     started: datetime
     ended: datetime
@@ -168,22 +168,22 @@ class GpuReport:
     def gpus(self) -> int:
         """How many GPUs it speaks of: one, and of the level `several` as many as its check counted."""
         counted = (dict(check.numbers) for check in self.checks if check.name == GPUS)
-        return 1 if self.level != SEVERAL else int(next(counted, {}).get(GPUS, 0))
+        return 1 if self.level != MULTI_GPU_LEVELS else int(next(counted, {}).get(GPUS, 0))
 
 
 TIMEOUT_SECONDS = 900.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class SmokeTest:
     """One smoke test to do. `nonce` is fresh random text that the report must bring back.
 
     `runner` is its name: a pass with one says nothing of another. `timeout` is seconds for each of the
     two runs.
     """
 
-    image: Image | Sif
-    definition: Definition
+    image: Image | SifArtifact
+    definition: BuildSpec
     nonce: str
     runner: str = "unshare"
     timeout: float = TIMEOUT_SECONDS
@@ -209,25 +209,25 @@ def parse_gpu_report(value: object, where: str) -> GpuReport:
     assert isinstance(report, GpuReport)
     names = [check.name for check in report.checks]
     if len(set(names)) != len(names):
-        raise fault(f"{where}: checks", "it has a duplicate check")
+        raise invalid_value_error(f"{where}: checks", "it has a duplicate check")
     if report.ended < report.started:
-        raise fault(f"{where}: ended", "it is before the start")
+        raise invalid_value_error(f"{where}: ended", "it is before the start")
     return report
 
 
 def end_of(longest: float) -> Mapping[str, Any]:
     """The fields of run.json that say how a suite's process ended, within `longest` seconds."""
     return {
-        "returncode": Annotated[int, Within(0, 255)],
+        "returncode": Annotated[int, NumberRange(0, 255)],
         "timed_out": bool,
-        "seconds": Annotated[float, Within(0, longest)],
-        "said": Annotated[tuple[str, ...], Most(10)],
+        "seconds": Annotated[float, NumberRange(0, longest)],
+        "said": Annotated[tuple[str, ...], MaxRows(10)],
     }
 
 
-def completed_of(row: Mapping[str, Any]) -> Completed:
+def completed_of(row: Mapping[str, Any]) -> CommandResult:
     """How the process ended, of such fields: its code, its seconds, its last lines."""
-    return Completed(
+    return CommandResult(
         returncode=row["returncode"],
         stdout="\n".join(row["said"]),
         stderr="",

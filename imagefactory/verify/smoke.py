@@ -15,22 +15,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from imagefactory.errors import FactoryError, StatementError
-from imagefactory.fs import locked_folder, replacing, seal, unseal
-from imagefactory.model import CheckResult, CheckState, Completed, Mount, Outcome, Report, RunSpec
+from imagefactory.errors import ImagefactoryError, StatementError
+from imagefactory.fs import add_checksum, check_checksum, locked_temporary_directory, replacing
+from imagefactory.model import CheckResult, CheckState, CommandResult, Mount, Outcome, Report, RunSpec
 from imagefactory.progress import Progress, format_seconds
 from imagefactory.runtime.protocol import Runner
 from imagefactory.serialize import format_value, parse_value
 from imagefactory.suite import table
 from imagefactory.verify.outcome import (
-    ReportFault,
+    InvalidReportError,
     SmokeReport,
     SuiteCheck,
-    how_it_ended,
+    exit_summary,
     parse_smoke_report,
     read_report,
 )
-from imagefactory.verify.report import Trial
+from imagefactory.verify.report import SmokeTest
 from imagefactory.verify.smoke_hints import find_hint
 from imagefactory.verify.suite_files import (
     EXPECT_MOUNT,
@@ -57,10 +57,10 @@ def record_name(image: str, suite: str, asked: Mapping[str, Any]) -> str:
     return f"{image.removeprefix('sha256:')}.{suite.removeprefix('sha256:')[:32]}.{expected[:32]}.json"
 
 
-def read_record(path: Path, trial: Trial, suite: str) -> Report | None:
+def read_record(path: Path, trial: SmokeTest, suite: str) -> Report | None:
     """The pass that was kept; None when there is none or what is there is not one of this image and suite."""
     try:
-        document = json.loads(unseal(path) or b"null")
+        document = json.loads(check_checksum(path) or b"null")
         kept = document["report"]
         whole = (
             document["format"] == RECORD_FORMAT
@@ -92,7 +92,7 @@ def write_record(path: Path, report: Report) -> None:
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, durable=True) as file:
-            file.write(seal(path, json.dumps(document, indent=1, sort_keys=True).encode()))
+            file.write(add_checksum(path, json.dumps(document, indent=1, sort_keys=True).encode()))
 
 
 def format_report(report: Report) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class SmokeOutcome:
     failure: Outcome | None
 
 
-def smoke(trial: Trial, runner: Runner, progress: Progress, *, records: Path, scratch: Path) -> Report:
+def smoke(trial: SmokeTest, runner: Runner, progress: Progress, *, records: Path, scratch: Path) -> Report:
     """Runs the CPU-level checks in the image, and keeps a pass in `records` for `recall_smoke`.
 
     The image writes its report below `scratch`.
@@ -134,9 +134,9 @@ def smoke(trial: Trial, runner: Runner, progress: Progress, *, records: Path, sc
     """
     files, asked = read_suite(), expectations(trial.definition)
     suite = digest_of(files)
-    with locked_folder("smoke-", scratch) as folder:
+    with locked_temporary_directory("smoke-", scratch) as folder:
         write_suite(folder / "suite", files)
-        verdicts = _run_all(_SmokeFiles(trial=trial, folder=folder, asked=asked), runner, progress)
+        verdicts = _run_all(_SmokeDirectory(trial=trial, folder=folder, asked=asked), runner, progress)
     report = Report(
         target=trial.definition.target.name,
         image=trial.image.digest,
@@ -154,7 +154,7 @@ def smoke(trial: Trial, runner: Runner, progress: Progress, *, records: Path, sc
     return report
 
 
-def recall_smoke(trial: Trial, records: Path) -> Report | None:
+def get_smoke_report(trial: SmokeTest, records: Path) -> Report | None:
     """The report of an earlier pass, None where there is none.
 
     A record is a file in `records`, made only when everything passed, named by the digests of the
@@ -164,13 +164,13 @@ def recall_smoke(trial: Trial, records: Path) -> Report | None:
     return read_record(_record_of(trial, records, suite), trial, suite)
 
 
-def _record_of(trial: Trial, records: Path, suite: str) -> Path:
+def _record_of(trial: SmokeTest, records: Path, suite: str) -> Path:
     asked = {**expectations(trial.definition), "runner": trial.runner}
     return records / record_name(trial.image.digest, suite, asked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Way:
+class _RunMode:
     """How a run is made: which checks, as whom. `strict` means a read-only root and that the suite looks."""
 
     name: str
@@ -180,22 +180,22 @@ class _Way:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _SmokeFiles:
+class _SmokeDirectory:
     """A trial, the folder on the host in which its files lie, and what is asked of the image."""
 
-    trial: Trial
+    trial: SmokeTest
     folder: Path
     asked: Mapping[str, Any]
 
 
-def _run_all(bench: _SmokeFiles, runner: Runner, progress: Progress) -> SmokeOutcome:
+def _run_all(bench: _SmokeDirectory, runner: Runner, progress: Progress) -> SmokeOutcome:
     """One run as root, then one as an ordinary user where the recipe asks for it."""
     required = bench.asked["checks"]
     plain = tuple(name for name in required if name != "unprivileged")
     verdicts = SmokeOutcome(checks=(), failure=None)
     with progress.task("checks", total=len(required), unit="checks") as task:
         if plain:
-            verdicts = _run(bench, runner, _Way(name="root", checks=plain, uid=0, strict=False))
+            verdicts = _run(bench, runner, _RunMode(name="root", checks=plain, uid=0, strict=False))
             task.advance(len(plain))
         if "unprivileged" not in required:
             return verdicts
@@ -205,13 +205,13 @@ def _run_all(bench: _SmokeFiles, runner: Runner, progress: Progress) -> SmokeOut
             return replace(verdicts, checks=(*verdicts.checks, *skipped.checks))
         framework = table.FRAMEWORKS.get(bench.asked["framework"], table.OTHER)
         checks = table.unprivileged_checks(framework, required)
-        way = _Way(name="unprivileged", checks=checks, uid=table.UNPRIVILEGED_UID, strict=True)
+        way = _RunMode(name="unprivileged", checks=checks, uid=table.UNPRIVILEGED_UID, strict=True)
         merged = merge(verdicts, _run(bench, runner, way))
         task.advance(1)
     return merged
 
 
-def _run(bench: _SmokeFiles, runner: Runner, way: _Way) -> SmokeOutcome:
+def _run(bench: _SmokeDirectory, runner: Runner, way: _RunMode) -> SmokeOutcome:
     """One run of the suite, judged."""
     trial, nonce = bench.trial, f"{bench.trial.nonce}-{way.name}"
     asked = {
@@ -223,17 +223,17 @@ def _run(bench: _SmokeFiles, runner: Runner, way: _Way) -> SmokeOutcome:
     report = _prepare(bench.folder, way.name, asked)
     try:
         completed = runner.run(trial.image, _spec(bench, way))
-    except FactoryError as error:
+    except ImagefactoryError as error:
         hint = f" ({error.hint})" if error.hint else ""
         reason = f"the runner could not start it: {error.message}{hint}"
         return _nothing_ran(way.checks, CheckState.NOT_RUN, reason, Outcome.INFRASTRUCTURE)
     try:
         smoke_report = parse_smoke_report(read_report(report), nonce)
-    except ReportFault as fault:
+    except InvalidReportError as fault:
         if completed.timed_out:
             reason = f"stopped after {format_seconds(trial.timeout)}, before it wrote a report"
             return _nothing_ran(way.checks, CheckState.FAILED, reason, Outcome.TIMEOUT)
-        reason = f"{fault}; {how_it_ended(completed)}"
+        reason = f"{fault}; {exit_summary(completed)}"
         return _nothing_ran(way.checks, CheckState.FAILED, reason, Outcome.LOAD_FAILED)
     return smoke_outcome(smoke_report, way.checks, completed, bench.asked)
 
@@ -251,7 +251,7 @@ def _prepare(folder: Path, name: str, asked: Mapping[str, Any]) -> Path:
     return report / REPORT_NAME
 
 
-def _spec(bench: _SmokeFiles, way: _Way) -> RunSpec:
+def _spec(bench: _SmokeDirectory, way: _RunMode) -> RunSpec:
     return RunSpec(
         argv=(
             f"{bench.trial.definition.prefix}/bin/python",
@@ -285,7 +285,7 @@ def _nothing_ran(names: Sequence[str], state: CheckState, reason: str, failure: 
 
 
 def smoke_outcome(
-    report: SmokeReport, names: Sequence[str], completed: Completed, asked: Mapping[str, Any]
+    report: SmokeReport, names: Sequence[str], completed: CommandResult, asked: Mapping[str, Any]
 ) -> SmokeOutcome:
     """Every check that was asked for, once and in order: passed only if the run as a whole says so too."""
     rows: dict[str, SuiteCheck] = {}
@@ -308,7 +308,7 @@ def smoke_outcome(
         failure = failure or word
     if failure is None and (completed.timed_out or completed.returncode != 0 or report.running):
         # A pass is the whole run's: a process that hangs or dies on its way out is none.
-        reason = "it did not end in time" if completed.timed_out else how_it_ended(completed)
+        reason = "it did not end in time" if completed.timed_out else exit_summary(completed)
         reason = f"all checks say they passed, but {reason}"
         results[-1] = replace(results[-1], state=CheckState.FAILED, detail=reason)
         failure = Outcome.TIMEOUT if completed.timed_out else Outcome.LOAD_FAILED
@@ -316,7 +316,7 @@ def smoke_outcome(
 
 
 def _outcome_of(
-    name: str, row: SuiteCheck | None, report: SmokeReport, completed: Completed
+    name: str, row: SuiteCheck | None, report: SmokeReport, completed: CommandResult
 ) -> tuple[CheckResult, Outcome | None]:
     if row is not None:
         if row.result.state in (CheckState.PASSED, CheckState.NOT_APPLICABLE):
@@ -325,7 +325,7 @@ def _outcome_of(
     if completed.timed_out:
         word, reason = Outcome.TIMEOUT, "stopped: it took too long"
     else:
-        word, reason = Outcome.LOAD_FAILED, how_it_ended(completed)
+        word, reason = Outcome.LOAD_FAILED, exit_summary(completed)
     if name == report.running:
         return CheckResult(name=name, state=CheckState.FAILED, detail=reason, seconds=0.0), word
     missing = (

@@ -12,7 +12,7 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from imagefactory.lock.pypi.system_libraries import package_of_library
-from imagefactory.model import CheckResult, CheckState, Definition
+from imagefactory.model import BuildSpec, CheckResult, CheckState
 from imagefactory.recipes.values import package_of
 from imagefactory.suite.checks.libraries import DRIVER_LIBRARIES
 
@@ -26,7 +26,7 @@ def _table() -> dict[str, Any]:
     return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
-def find_hint(definition: Definition, checks: Iterable[CheckResult]) -> str:
+def find_hint(definition: BuildSpec, checks: Iterable[CheckResult]) -> str:
     """Return what to write in the recipe, empty where nothing is known of what the failed checks say."""
     told = " ".join(check.detail for check in checks if check.state is CheckState.FAILED)
     system = find_system(told)
@@ -39,7 +39,7 @@ def find_hint(definition: Definition, checks: Iterable[CheckResult]) -> str:
     if not definition.base.image:
         lists = {"system": system, **lists}
     parts = [f"{key}: [{', '.join(names)}]" for key, names in lists.items() if names]
-    if unknown := find_unknown(told):
+    if unknown := find_unknown_modules(told):
         parts.append(f"the packages that have the modules {', '.join(unknown)}")
     wanted = [f"add {' and '.join(parts)} to the recipe, then lock and build again"] if parts else []
     if system and definition.base.image:
@@ -62,7 +62,7 @@ def find_packages(told: str) -> list[str]:
     return sorted({rows[name] for name in missing if name in rows})
 
 
-def find_unknown(told: str) -> list[str]:
+def find_unknown_modules(told: str) -> list[str]:
     """Return missing top-level modules that no table knows. A module within a package is not one to add."""
     return sorted({name for name in _MODULE.findall(told) if "." not in name and name not in _module_rows()})
 
@@ -71,7 +71,7 @@ def _module_rows() -> dict[str, str]:
     return {**_table()["distribution"], **{row["name"]: row["package"] for row in _table()["module"]}}
 
 
-def may_add(requirement: str, definition: Definition) -> bool:
+def may_add(requirement: str, definition: BuildSpec) -> bool:
     """Return whether the recipe's own bounds, and what is locked below, allow a requirement."""
     name = package_of(requirement)
     if any(package.name == name for lock in definition.under for package in lock.packages):

@@ -11,11 +11,11 @@ from typing import Any
 
 from imagefactory import suite
 from imagefactory.errors import UsageError
-from imagefactory.model import Definition, Target
+from imagefactory.model import BuildSpec, Target
 from imagefactory.recipes.values import named_packages, parse_spec
 from imagefactory.suite import table
 
-SUITE_FOLDER = Path(suite.__file__).parent
+SUITE_DIRECTORY = Path(suite.__file__).parent
 SUITE_MOUNT, EXPECT_MOUNT, REPORT_MOUNT = (
     "/imagefactory/suite",
     "/imagefactory/expect",
@@ -29,8 +29,8 @@ def read_suite() -> Mapping[str, bytes]:
     """The suite's files by relative name, without compiled ones; read once in a process."""
     return MappingProxyType(
         {
-            path.relative_to(SUITE_FOLDER).as_posix(): path.read_bytes()
-            for path in sorted(SUITE_FOLDER.rglob("*.py"))
+            path.relative_to(SUITE_DIRECTORY).as_posix(): path.read_bytes()
+            for path in sorted(SUITE_DIRECTORY.rglob("*.py"))
             if path.is_file()
         }
     )
@@ -50,7 +50,7 @@ def suite_digest() -> str:
     return digest_of(read_suite())
 
 
-def expectations(definition: Definition) -> dict[str, Any]:
+def expectations(definition: BuildSpec) -> dict[str, Any]:
     """What the image must be, for the suite: pure, without nonce and user.
 
     Raises UsageError for a check the suite does not have, or not for this framework: of one that it does
@@ -95,7 +95,7 @@ def named_names(target: Target) -> set[str]:
     return {*named_packages(target), *(parse_spec(text).name for text in specs)}
 
 
-def required_checks(definition: Definition) -> tuple[str, ...]:
+def required_checks(definition: BuildSpec) -> tuple[str, ...]:
     return tuple(name for name in table.CHECKS if name in definition.target.checks)
 
 

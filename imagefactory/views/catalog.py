@@ -5,28 +5,28 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
-from imagefactory.actions.centers import OpenCenter, Shelf
-from imagefactory.actions.find import Findable, Finding, Found, FoundGpu
+from imagefactory.actions.centers import CenterCatalog, CenterImages
+from imagefactory.actions.find import FindCandidate, FindMatch, FindResult, GpuMatch
 from imagefactory.gpu.builds import platform_of
 from imagefactory.gpu.capability import Capability
-from imagefactory.gpu.values import Basis
-from imagefactory.jobs.offer import GpuClass, Grounds, expected_grounds, free_when, proven_grounds
+from imagefactory.gpu.values import ClaimBasis
+from imagefactory.jobs.offer import GpuClass, ImageEvidence, expected_grounds, free_when, verified_evidence
 from imagefactory.progress import format_bytes
 from imagefactory.schedulers.sizes import format_size
 from imagefactory.serialize import format_time
-from imagefactory.trust.catalog import Catalogue, CataloguedImage, Offer
-from imagefactory.trust.offers import ages_of
+from imagefactory.trust.catalog import Catalog, CatalogImage, ImageOffer
+from imagefactory.trust.offers import verdict_ages_of
 from imagefactory.views.sweeps import pool_summary
 from imagefactory.views.text import CPUS, MIN_FOLDED, fold, format_fields, format_table, wrap
 from imagefactory.views.verdicts import format_ages, revoked_json
 
 
-def format_shelves(shelves: Sequence[Shelf], width: int | None = None) -> str:
+def format_center_images(shelves: Sequence[CenterImages], width: int | None = None) -> str:
     """Each shelf's images, a row each: where it is verified, in any form, and where only predicted."""
-    return "\n\n".join(_format_shelf(one, width) for one in shelves)
+    return "\n\n".join(_format_center(one, width) for one in shelves)
 
 
-def _format_shelf(shelf: Shelf, width: int | None) -> str:
+def _format_center(shelf: CenterImages, width: int | None) -> str:
     rows = []
     for offer in shelf.offers:
         verified, predicted = _classes(offer)
@@ -40,11 +40,11 @@ def _format_shelf(shelf: Shelf, width: int | None) -> str:
             )
         )
     table = format_table(("IMAGE", "FRAMEWORK", "VERIFIED ON", "PREDICTED ON"), rows, width)
-    ages = format_ages(ages_of(shelf.offers, shelf.now))
+    ages = format_ages(verdict_ages_of(shelf.offers, shelf.now))
     return f"{shelf.said}\n{ages}\n\n{table}"
 
 
-def format_offer(shelf: Shelf, width: int | None = None) -> str:
+def format_offer(shelf: CenterImages, width: int | None = None) -> str:
     """All that the catalogue says of one image, each form with its own verdicts."""
     (offer,) = shelf.offers
     image = offer.image
@@ -60,13 +60,13 @@ def format_offer(shelf: Shelf, width: int | None = None) -> str:
     if image.reference and not image.only_sif:
         fields += [
             ("image", image.reference),
-            *_known(proven_grounds(offer.judged, image.revoked_of(image.subject))),
+            *_known_text(verified_evidence(offer.judged, image.revoked_of(image.subject))),
         ]
     for one in offer.sifs:
         where = f"oras://{one.sif.reference}" if one.sif.reference else "of sha256 " + one.sif.sha256[7:19]
         fields += [
             (".sif", f"{where}, {format_bytes(one.sif.size)}"),
-            *_known(proven_grounds(one.judged, image.revoked_of(one.sif.subject))),
+            *_known_text(verified_evidence(one.judged, image.revoked_of(one.sif.subject))),
         ]
     guessed = expected_grounds(_nothing_but_revoked(image), image)
     spoken = set(_classes(offer)[0])
@@ -80,11 +80,11 @@ def format_offer(shelf: Shelf, width: int | None = None) -> str:
     return f"{shelf.said}\n\n{shelf.name_of(image)}\n{told}\n\nnext: {_next(shelf, offer)}"
 
 
-def _nothing_but_revoked(image: CataloguedImage) -> Grounds:
-    return Grounds(classes=(), refused=(), revoked=image.revoked_of(image.subject))
+def _nothing_but_revoked(image: CatalogImage) -> ImageEvidence:
+    return ImageEvidence(classes=(), refused=(), revoked=image.revoked_of(image.subject))
 
 
-def _built_for(image: CataloguedImage) -> str:
+def _built_for(image: CatalogImage) -> str:
     return f"CUDA {image.runtime}" if image.runtime else f"for {platform_of(image.cuda)}"
 
 
@@ -96,7 +96,7 @@ def _folded(fields: Sequence[tuple[str, str]], width: int | None) -> list[tuple[
     return [(name, "\n".join(wrap(value, max(room, MIN_FOLDED)))) for name, value in fields]
 
 
-def _next(shelf: Shelf, offer: Offer) -> str:
+def _next(shelf: CenterImages, offer: ImageOffer) -> str:
     """What the reader types to go on."""
     verified, predicted = _classes(offer)
     if verified or predicted or not offer.image.gpu:
@@ -105,7 +105,7 @@ def _next(shelf: Shelf, offer: Offer) -> str:
     return f"imagefactory find {offer.image.family}"
 
 
-def _known(grounds: Grounds) -> Iterator[tuple[str, str]]:
+def _known_text(grounds: ImageEvidence) -> Iterator[tuple[str, str]]:
     for one in grounds.classes:
         yield "verified", f"on {one.capability}{_least(one)}: {one.claim.reason}"
     for capability, why in grounds.refused:
@@ -116,17 +116,17 @@ def _least(gpu_class: GpuClass) -> str:
     return f" with drivers that take CUDA {gpu_class.cuda}" if gpu_class.cuda else ""
 
 
-def _classes(offer: Offer) -> tuple[list[Capability], list[Capability]]:
+def _classes(offer: ImageOffer) -> tuple[list[Capability], list[Capability]]:
     """The capabilities on which some form of it is verified, and those on which it is only predicted."""
     forms = [(offer.image.subject, offer.judged), *((one.sif.subject, one.judged) for one in offer.sifs)]
-    grounds = [proven_grounds(judged, offer.image.revoked_of(subject)) for subject, judged in forms]
+    grounds = [verified_evidence(judged, offer.image.revoked_of(subject)) for subject, judged in forms]
     verified = sorted({one.capability for each in grounds for one in each.classes})
     refused = {capability for each in grounds for capability, _ in each.refused}
     hoped = expected_grounds(_nothing_but_revoked(offer.image), offer.image).classes
     return verified, [one.capability for one in hoped if one.capability not in {*verified, *refused}]
 
 
-def source_json(catalogue: Catalogue | None) -> Mapping[str, object]:
+def source_json(catalogue: Catalog | None) -> Mapping[str, object]:
     """Where the catalog came from and its time, for the JSON of each command that reads one."""
     return {
         "catalogue_source": catalogue.source.value if catalogue else None,
@@ -135,7 +135,7 @@ def source_json(catalogue: Catalogue | None) -> Mapping[str, object]:
     }
 
 
-def centers_json(open_: Sequence[OpenCenter]) -> Mapping[str, object]:
+def centers_json(open_: Sequence[CenterCatalog]) -> Mapping[str, object]:
     """`{centers: [...]}` where several are joined, else nothing."""
     if not any(one.center.several for one in open_):
         return {}
@@ -146,7 +146,7 @@ def centers_json(open_: Sequence[OpenCenter]) -> Mapping[str, object]:
     return {"centers": rows}
 
 
-def shelves_json(shelves: Sequence[Shelf]) -> Mapping[str, object]:
+def center_images_json(shelves: Sequence[CenterImages]) -> Mapping[str, object]:
     """Of one center `{catalogue, made, ..., images}`; of several `{centers: [...], images}`."""
     images = [_offer_json(shelf, offer) for shelf in shelves for offer in shelf.offers]
     if shelves[0].center.several:
@@ -157,17 +157,17 @@ def shelves_json(shelves: Sequence[Shelf]) -> Mapping[str, object]:
     return {**_head_json(shelves[0]), "images": images}
 
 
-def _head_json(shelf: Shelf) -> Mapping[str, object]:
+def _head_json(shelf: CenterImages) -> Mapping[str, object]:
     return {
         "catalogue": shelf.place,
         **source_json(shelf.catalogue),
         "made": f"{shelf.catalogue.made:%Y-%m-%dT%H:%M:%SZ}",
         "expires": f"{shelf.catalogue.expires:%Y-%m-%dT%H:%M:%SZ}",
-        "proofs": ages_of(shelf.offers, shelf.now),
+        "proofs": verdict_ages_of(shelf.offers, shelf.now),
     }
 
 
-def _offer_json(shelf: Shelf, offer: Offer) -> Mapping[str, object]:
+def _offer_json(shelf: CenterImages, offer: ImageOffer) -> Mapping[str, object]:
     image, (verified, predicted) = offer.image, _classes(offer)
     return {
         "target": image.target,
@@ -197,7 +197,7 @@ MOST = 20
 MOST_REVOKED = 4
 
 
-def format_found(finding: Finding, width: int | None = None) -> str:
+def format_matches(finding: FindResult, width: int | None = None) -> str:
     """Where the answer comes from, and a row for each kind of GPU."""
     inventory = finding.ask.inventory
     usable = [one for one in finding.found if one.gpus]
@@ -229,7 +229,7 @@ def format_found(finding: Finding, width: int | None = None) -> str:
     return "\n".join(lines).rstrip()
 
 
-def next_command(finding: Finding) -> tuple[str, ...]:
+def next_command(finding: FindResult) -> tuple[str, ...]:
     """What the reader types for the best answer, behind `imagefactory`."""
     best, wish = finding.found[0], finding.ask.wish
     if not best.findable.gpu:
@@ -240,7 +240,7 @@ def next_command(finding: Finding) -> tuple[str, ...]:
     if one.ready:
         options = ["--gpus", str(wish.gpus)] if wish.gpus > 1 else []
         options += ["--gpu-memory", format_size(wish.gpu_memory)] if wish.gpu_memory else []
-        options += [] if best.gpus[0].basis is Basis.VERIFIED else ["--accept", "predicted"]
+        options += [] if best.gpus[0].basis is ClaimBasis.VERIFIED else ["--accept", "predicted"]
         return ("submit", one.argument, *options)
     if one.target:
         return ("build", one.target)
@@ -249,12 +249,12 @@ def next_command(finding: Finding) -> tuple[str, ...]:
     return ("compat", f"{one.framework}=={one.version}", *cuda, *gpu)
 
 
-def _use(one: Findable) -> tuple[str, ...]:
+def _use(one: FindCandidate) -> tuple[str, ...]:
     """What is done with an image that needs no GPU."""
     return ("submit" if one.ready else "build", one.argument)
 
 
-def _sources(finding: Finding) -> Iterator[str]:
+def _sources(finding: FindResult) -> Iterator[str]:
     """Who answers. Said first: without a catalogue nobody has tested anything."""
     if finding.catalogue is None:
         what = f"nothing is built in {finding.place}" if finding.factory else "no catalogue is known here"
@@ -276,7 +276,7 @@ def _sources(finding: Finding) -> Iterator[str]:
     )
 
 
-def _pool_rows(one: Found) -> Iterator[tuple[str, ...]]:
+def _pool_rows(one: FindMatch) -> Iterator[tuple[str, ...]]:
     for number, row in enumerate(one.gpus):
         gpu = row.name.removeprefix("NVIDIA ")
         gpu += f" ({row.capability})" if row.name != row.capability else ""
@@ -284,19 +284,19 @@ def _pool_rows(one: Found) -> Iterator[tuple[str, ...]]:
         yield _title(one, number), gpu, f"{row.gpus:4}", f"{row.free:4}", f"{row.basis}{mark}"
 
 
-def _rows(one: Found) -> Iterator[tuple[str, ...]]:
-    by_basis: dict[Basis, list[FoundGpu]] = {}
+def _rows(one: FindMatch) -> Iterator[tuple[str, ...]]:
+    by_basis: dict[ClaimBasis, list[GpuMatch]] = {}
     for row in one.gpus:
         by_basis.setdefault(row.basis, []).append(row)
     for number, (basis, rows) in enumerate(by_basis.items()):
         yield _title(one, number), " ".join(row.capability for row in rows), basis.value
 
 
-def _title(one: Found, number: int) -> str:
+def _title(one: FindMatch, number: int) -> str:
     return "" if number else one.findable.name
 
 
-def found_json(finding: Finding) -> Mapping[str, object]:
+def matches_json(finding: FindResult) -> Mapping[str, object]:
     """`{source, place, made, pool, images: [...], next}`; counts are null where no pool is known.
 
     Where several centers are joined `place` and `made` are of the first, and `centers` has all.
@@ -337,7 +337,7 @@ def found_json(finding: Finding) -> Mapping[str, object]:
     }
 
 
-def _gpu_json(row: FoundGpu, *, counted: bool) -> dict[str, object]:
+def _gpu_json(row: GpuMatch, *, counted: bool) -> dict[str, object]:
     return {
         "capability": row.capability,
         "name": row.name,

@@ -8,26 +8,26 @@ from itertools import groupby
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.builds import platform_of
 from imagefactory.gpu.capability import Capability
-from imagefactory.gpu.contradictions import Difference
-from imagefactory.gpu.values import Answer, Cell, Claim
+from imagefactory.gpu.contradictions import CapabilityDifference
+from imagefactory.gpu.values import Cell, CellClaim, Compatibility
 from imagefactory.matrix.compat import (
     RUNS,
     CompatGpu,
     CompatRow,
     Cover,
     CoverCandidate,
-    Unserved,
-    faults,
+    UnservedGpu,
     serves,
+    severe_rules,
 )
-from imagefactory.views.text import Sources, fold, format_matrix, format_table, table_width
+from imagefactory.views.text import Footnotes, fold, format_matrix, format_table, table_width
 
 LETTERS = {
-    Answer.YES: "Y",
-    Answer.PTX: "P",
-    Answer.PARTLY: "~",
-    Answer.NO: "-",
-    Answer.UNKNOWN: "?",
+    Compatibility.YES: "Y",
+    Compatibility.PTX: "P",
+    Compatibility.PARTLY: "~",
+    Compatibility.NO: "-",
+    Compatibility.UNKNOWN: "?",
 }
 LEGEND = (
     "Y runs, P runs through PTX that the driver compiles, ~ runs in part, - does not run, ? nothing is known",
@@ -41,7 +41,7 @@ ALIKE_AMD = "gfx908-gfx942: all known processors from gfx908 to gfx942 alike"
 
 def format_gpu(gpu: CompatGpu, rows: Sequence[CompatRow], width: int | None = None) -> str:
     """What runs on one GPU and why the rest does not, folded to `width`. Each row has one cell."""
-    sources, warnings = Sources(), Sources("!{}")
+    sources, warnings = Footnotes(), Footnotes("!{}")
     running = [row for row in rows if serves(row.cells[0])]
     rest = [row for row in rows if not serves(row.cells[0]) and not _is_blank(row)]
     table = [_gpu_row(row, sources, warnings) for row in (*running, *rest)]
@@ -67,26 +67,26 @@ def _blank(rows: Sequence[CompatRow]) -> list[str]:
     return ["", f"nothing is known of {'; '.join(titles)}"] if titles else []
 
 
-def _gpu_row(row: CompatRow, sources: Sources, warnings: Sources) -> tuple[str, ...]:
+def _gpu_row(row: CompatRow, sources: Footnotes, warnings: Footnotes) -> tuple[str, ...]:
     cell = row.cells[0]
     if not cell.claims:
-        return row.candidate.title, Answer.UNKNOWN.value, "", "", "nothing is known of it"
+        return row.candidate.title, Compatibility.UNKNOWN.value, "", "", "nothing is known of it"
     first = cell.claims[0]
     others = [claim for claim in cell.claims[1:] if claim.basis is not first.basis and _differ(claim, first)]
     why = [f"{first.reason} {sources.mark([first.source])}"]
     why += [f"{one.basis}: {one.answer}, {one.reason} {sources.mark([one.source])}" for one in others]
-    told = [f"{claim.reason} {sources.mark([claim.source])}" for claim in shown_warnings(cell)]
+    told = [f"{claim.reason} {sources.mark([claim.source])}" for claim in displayed_warnings(cell)]
     marks = warnings.mark(told)
     basis = first.basis.value
     return row.candidate.title, f"{first.answer} {marks}".rstrip(), basis, first.driver, "; ".join(why)
 
 
-def shown_warnings(cell: Cell) -> tuple[Claim, ...]:
+def displayed_warnings(cell: Cell) -> tuple[CellClaim, ...]:
     """The warnings of what runs, be it in part; of what does not run they say nothing more."""
-    return () if cell.answer is Answer.NO else cell.warnings
+    return () if cell.answer is Compatibility.NO else cell.warnings
 
 
-def _differ(one: Claim, other: Claim) -> bool:
+def _differ(one: CellClaim, other: CellClaim) -> bool:
     return (one.answer in RUNS) != (other.answer in RUNS)
 
 
@@ -97,7 +97,7 @@ def format_rows(
 
     Neighbours that are alike in every row are one column.
     """
-    sources, told = Sources(), [row for row in rows if not _is_blank(row)]
+    sources, told = Footnotes(), [row for row in rows if not _is_blank(row)]
     texts = list(zip(*([letters(cell) for cell in row.cells] for row in told), strict=True))
     groups = [list(some) for _, some in groupby(range(len(texts)), key=texts.__getitem__)]
     spans = [_span(capabilities, some) for some in groups]
@@ -143,51 +143,51 @@ def _unlocked(rows: Sequence[CompatRow]) -> list[str]:
 def letters(cell: Cell) -> str:
     """`Yp`: the answer and what it stands on; `!` behind it for a known fault."""
     basis = cell.claims[0].basis.value[0] if cell.claims else ""
-    return f"{LETTERS[cell.answer]}{basis}{'!' if shown_warnings(cell) else ''}"
+    return f"{LETTERS[cell.answer]}{basis}{'!' if displayed_warnings(cell) else ''}"
 
 
 def format_covers(covers: Sequence[Cover], width: int | None = None) -> str:
     """The fewest images of each group, which GPU each is for, and what no image serves."""
-    sources = Sources()
+    sources = Footnotes()
     told = [_cover(one, sources, width) for one in covers]
     return "\n".join(["\n\n".join(told), *fold(_named(sources, "Sources"), width)])
 
 
-def _cover(cover: Cover, sources: Sources, width: int | None) -> str:
+def _cover(cover: Cover, sources: Footnotes, width: int | None) -> str:
     count = len(cover.images)
     images = f"{count} image{'s' if count != 1 else ''}"
     gpus = sum(len(choice.serves) for choice in cover.images)
     lines = [f"{cover.group}: {images} for {gpus} of {gpus + len(cover.unserved)} kinds of GPU"]
     for choice in cover.images:
-        table = [_served(gpu, cell, sources) for gpu, cell in choice.serves]
+        table = [_served_text(gpu, cell, sources) for gpu, cell in choice.serves]
         lock = f" (lock: {choice.candidate.lock})" if choice.candidate.lock not in ("", "ok") else ""
         lines += [f"  {choice.candidate.title}{lock}", *format_table(table[0], table[1:], width).splitlines()]
     lines += fold((f"  none for {_unserved(one, sources)}" for one in cover.unserved), width)
     return "\n".join(lines)
 
 
-def _served(gpu: CompatGpu, cell: Cell, sources: Sources) -> tuple[str, ...]:
+def _served_text(gpu: CompatGpu, cell: Cell, sources: Footnotes) -> tuple[str, ...]:
     first = cell.claims[0]
     floor = f", driver {first.driver} or newer" if first.driver and not gpu.driver else ""
     told = [f"{first.basis} {sources.mark([first.source])}{floor}"]
-    told += [f"! {claim.reason} {sources.mark([claim.source])}" for claim in faults(cell)]
+    told += [f"! {claim.reason} {sources.mark([claim.source])}" for claim in severe_rules(cell)]
     return f"    {gpu.count} x {gpu.title}", first.answer.value, "; ".join(told)
 
 
-def _unserved(one: Unserved, sources: Sources) -> str:
+def _unserved(one: UnservedGpu, sources: Footnotes) -> str:
     if one.candidate is None or one.claim is None:
         return f"{one.gpu.title}: nothing is known"
     return f"{one.gpu.title}: {one.candidate.title}: {one.claim.reason} {sources.mark([one.claim.source])}"
 
 
-def _named(sources: Sources, title: str) -> list[str]:
+def _named(sources: Footnotes, title: str) -> list[str]:
     lines = sources.lines()
     return ["", title, *lines] if lines else []
 
 
-def format_differences(differences: Sequence[Difference], width: int | None = None) -> str:
+def format_differences(differences: Sequence[CapabilityDifference], width: int | None = None) -> str:
     """What projects document against what their wheels were found to hold, folded to `width`."""
-    sources = Sources()
+    sources = Footnotes()
     table = [
         (
             f"{difference.framework} {difference.version}",
@@ -205,11 +205,11 @@ def format_differences(differences: Sequence[Difference], width: int | None = No
     return "\n".join([format_table(header, table, width), *fold(_named(sources, "Sources"), width)])
 
 
-def _scan(one: Difference) -> str:
+def _scan(one: CapabilityDifference) -> str:
     return f"scan of {', '.join(one.wheels)} ({one.scanned_source})"
 
 
-def difference_json(difference: Difference) -> dict[str, object]:
+def difference_json(difference: CapabilityDifference) -> dict[str, object]:
     return {
         "framework": difference.framework,
         "version": difference.version,

@@ -6,24 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from imagefactory.actions.build import Built
-from imagefactory.actions.lock import Relock
+from imagefactory.actions.build import BuildResult
+from imagefactory.actions.lock import LockResult
 from imagefactory.gpu.builds import platform_of
-from imagefactory.gpu.capability import emulated_here, parse_capability
-from imagefactory.lock import Behind
-from imagefactory.lock.files import Unsolvable
-from imagefactory.model import CheckState, Lock, LockedConda, LockedPackage, Report, Target
+from imagefactory.gpu.capability import can_emulate, parse_capability
+from imagefactory.lock import OutdatedPackage
+from imagefactory.lock.files import UnsolvableTarget
+from imagefactory.model import CheckState, Lock, LockedCondaPackage, LockedPackage, Report, Target
 from imagefactory.oci.manifests import Image
-from imagefactory.oci.transfer import Sent
+from imagefactory.oci.transfer import TransferResult
 from imagefactory.progress import format_bytes
 from imagefactory.recipes.values import channel_name
-from imagefactory.trust.verdict import Marks
+from imagefactory.trust.verdict import ImageProgress
 from imagefactory.views.text import CPUS, format_fields, format_table
 
 if TYPE_CHECKING:
-    from imagefactory.actions.attest import Attested
-    from imagefactory.actions.store import Pruned, Shelf
-    from imagefactory.actions.transfer import CopiedImage, Pulled, PulledSif, Pushed
+    from imagefactory.actions.attest import AttestResult
+    from imagefactory.actions.store import PruneResult, RepositoryListing
+    from imagefactory.actions.transfer import CopyResult, PullResult, PushResult, SifPullResult
 
 
 def format_report(report: Report) -> str:
@@ -53,7 +53,7 @@ def smoke_line(report: Report | None) -> str:
     return f"passed inside the image: {count} checks on the CPU{kept}"
 
 
-def format_built(built: Built, store: str) -> str:
+def format_built(built: BuildResult, store: str) -> str:
     """What a build made, where it is, and what is not yet proven."""
     image, target, report = built.image, built.target, built.report
     gpu = report.gpu.value if report is not None else "not-tested"
@@ -69,7 +69,7 @@ def format_built(built: Built, store: str) -> str:
     fields.append(("built", ("now" if built.fresh else "nothing changed") + (f" ({times})" if times else "")))
     if not built.published_base:
         fields.append(("note", "the base has newer packages than locked: not the published digest"))
-    how = ", emulated" if emulated_here(target.platform) and report is not None else ""
+    how = ", emulated" if can_emulate(target.platform) and report is not None else ""
     fields.append(("smoke test", smoke_line(report) + how))
     if report is not None and not report.passed:
         fields.append(("", format_report(report)))
@@ -103,7 +103,7 @@ def _capabilities(target: Target) -> str:
 # --- What went to registries and came from them, as a person reads it
 
 
-def format_pushed(pushed: Pushed) -> str:
+def format_pushed(pushed: PushResult) -> str:
     """Where a candidate is, by the registry's own word, and what it cost."""
     where = pushed.reference
     place = f"{where.registry}/{where.repository}"
@@ -111,7 +111,7 @@ def format_pushed(pushed: Pushed) -> str:
         ("candidate", f"{place}:{where.tag}"),
         ("digest", f"{where.digest} (confirmed by the registry)"),
     ]
-    fields += [("sent", _sent_line(pushed.sent)), *_tag_lines(pushed.sent)]
+    fields += [("sent", _transfer_line(pushed.sent)), *_tag_lines(pushed.sent)]
     if pushed.file:
         fields += [("file", pushed.file), ("pull it", f"apptainer pull oras://{place}:{where.tag}")]
     else:
@@ -122,12 +122,12 @@ def format_pushed(pushed: Pushed) -> str:
     return f"{pushed.target.name}\n{format_fields(fields)}"
 
 
-def format_attested(attested: Attested) -> str:
+def format_attested(attested: AttestResult) -> str:
     fields = [("attached", kind) for kind, _ in attested.artifacts]
     return format_fields([*fields, ("provenance", attested.provenance)])
 
 
-def format_pulled_sif(pulled: PulledSif) -> str:
+def format_pulled_sif(pulled: SifPullResult) -> str:
     fields = [
         ("file", f"{pulled.path} ({format_bytes(pulled.size)})"),
         ("sha256", pulled.sha256.removeprefix("sha256:")),
@@ -137,7 +137,7 @@ def format_pulled_sif(pulled: PulledSif) -> str:
     return f"{pulled.reference}\n{format_fields(fields)}"
 
 
-def _sent_line(sent: Sent) -> str:
+def _transfer_line(sent: TransferResult) -> str:
     if sent.sent == sent.mounted == 0:
         return f"nothing: all {sent.present} blobs were there ({sent.seconds:.1f}s)"
     parts = [f"{sent.sent} blobs"]
@@ -146,7 +146,7 @@ def _sent_line(sent: Sent) -> str:
     return f"{format_bytes(sent.bytes_sent)}: {', '.join(parts)} ({sent.seconds:.1f}s)"
 
 
-def _tag_lines(sent: Sent) -> list[tuple[str, str]]:
+def _tag_lines(sent: TransferResult) -> list[tuple[str, str]]:
     """Further tags, and what became of one that somebody else moved at the same time."""
     moved = "{} now points to {}: moved by another"
     return [
@@ -155,7 +155,7 @@ def _tag_lines(sent: Sent) -> list[tuple[str, str]]:
     ]
 
 
-def format_pulled(pulled: Pulled, store: str) -> str:
+def format_pulled(pulled: PullResult, store: str) -> str:
     """What a pull brought, and whether it is the very index that was asked for."""
     kept = (
         "as it is in the registry" if pulled.whole else f"the {pulled.alone} manifest of an index of several"
@@ -170,14 +170,14 @@ def format_pulled(pulled: Pulled, store: str) -> str:
     return f"{pulled.reference}\n{format_fields(fields)}"
 
 
-def format_copied(copied: CopiedImage) -> str:
+def format_copied(copied: CopyResult) -> str:
     fields = [("digest", f"{copied.destination.digest} (confirmed by the registry)")]
-    fields += [("sent", _sent_line(copied.sent))]
+    fields += [("sent", _transfer_line(copied.sent))]
     moved = [(name, text) for name, text in _tag_lines(copied.sent) if "moved by another" in text]
     return f"{copied.source} -> {copied.destination}\n{format_fields(fields + moved)}"
 
 
-def format_shelves(shelves: Sequence[Shelf], width: int | None = None) -> str:
+def format_repositories(shelves: Sequence[RepositoryListing], width: int | None = None) -> str:
     """The tags of repositories, one line each; a repository without any is said to be empty."""
     rows = [
         (f"{shelf.repository}:{one.tag}", one.kind, format_bytes(one.size), one.digest)
@@ -188,7 +188,7 @@ def format_shelves(shelves: Sequence[Shelf], width: int | None = None) -> str:
     return "\n".join([format_table(("TAG", "KIND", "SIZE", "DIGEST"), rows, width)] * bool(rows) + empty)
 
 
-def format_pruned(pruned: Pruned, *, dry_run: bool) -> str:
+def format_pruned(pruned: PruneResult, *, dry_run: bool) -> str:
     """One line a candidate: gone or kept, and why."""
     verb = "would remove" if dry_run else "removed"
     lines = [
@@ -211,14 +211,14 @@ class TargetState:
 
     lock: Lock | None
     state: str
-    why: Unsolvable | None
+    why: UnsolvableTarget | None
     image: Image | None
     promised: str = ""
-    behind: tuple[Behind, ...] = ()
+    behind: tuple[OutdatedPackage, ...] = ()
     left_out: str = ""
 
 
-def format_targets(rows: Sequence[tuple[Target, str, Marks]], width: int | None = None) -> str:
+def format_targets(rows: Sequence[tuple[Target, str, ImageProgress]], width: int | None = None) -> str:
     """A row for each target: what it is, the state of its lock, and how far its image is."""
     header = ("TARGET", "FRAMEWORK", "CUDA", "PYTHON", "BASE", "LOCK", "BUILT", "PUSHED", "VERIFIED ON")
     table = [
@@ -320,12 +320,12 @@ def _lock_fields(target: Target, now: TargetState) -> list[tuple[str, str]]:
 # --- What locking moved, as a person reads it
 
 
-def format_relock(relock: Relock) -> str:
+def format_relock(relock: LockResult) -> str:
     """What moved: one line for an unchanged lock, else one line a package, and what is far behind."""
     return "\n".join([_moves(relock), *(f"  ! {behind}" for behind in relock.behind)])
 
 
-def _moves(relock: Relock) -> str:
+def _moves(relock: LockResult) -> str:
     before, after, name = relock.before, relock.after, relock.target.name
     if before is after or before == after:
         return f"{name}: unchanged ({len(after.packages)} packages)"
@@ -342,7 +342,7 @@ def _moves(relock: Relock) -> str:
         elif now is None and was is not None:
             lines.append(f"  - {key[0]} {was.version}{_source(was)}")
         elif was is not None and now is not None and was.sha256 != now.sha256:
-            lines.append(f"  ~ {key[0]} {_moved(was, now)}")
+            lines.append(f"  ~ {key[0]} {_changes(was, now)}")
     if len(lines) == 1:
         same = before.content_hash == after.content_hash
         lines.append(f"  the same packages{'' if same else ' for a changed recipe'}")
@@ -353,16 +353,16 @@ def _moves(relock: Relock) -> str:
 
 def _by_name(lock: Lock) -> dict[tuple[str, bool], LockedPackage]:
     """A package may stand there from conda before and from PyPI after, so the kind is a part of the key."""
-    return {(package.name, isinstance(package, LockedConda)): package for package in lock.packages}
+    return {(package.name, isinstance(package, LockedCondaPackage)): package for package in lock.packages}
 
 
 def _source(package: LockedPackage) -> str:
-    return f" ({package.build})" if isinstance(package, LockedConda) else ""
+    return f" ({package.build})" if isinstance(package, LockedCondaPackage) else ""
 
 
-def _moved(was: LockedPackage, now: LockedPackage) -> str:
+def _changes(was: LockedPackage, now: LockedPackage) -> str:
     if was.version != now.version:
         return f"{was.version} -> {now.version}"
-    if isinstance(was, LockedConda) and isinstance(now, LockedConda) and was.build != now.build:
+    if isinstance(was, LockedCondaPackage) and isinstance(now, LockedCondaPackage) and was.build != now.build:
         return f"{now.version}, {was.build} -> {now.build}"
     return f"{now.version}, new file"

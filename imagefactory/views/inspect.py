@@ -8,26 +8,34 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from imagefactory.gpu.amd import amd_targets, is_amd, is_object, lacks_runtime, target_order
-from imagefactory.gpu.capability import Capability, Code
-from imagefactory.gpu.frameworks import Role, cuda_of, find_framework, find_package, role_of
+from imagefactory.gpu.capability import Capability, GpuCode
+from imagefactory.gpu.frameworks import LibraryRole, cuda_of, find_framework, find_package, role_of
 from imagefactory.gpu.predict import INTEGRATED
-from imagefactory.gpu.values import Answer, Claim, Contents, Library, LibraryReach, Prediction, Reach
+from imagefactory.gpu.values import (
+    CellClaim,
+    Compatibility,
+    GpuLibrary,
+    LibrarySupport,
+    Prediction,
+    ScanResult,
+    SupportLevel,
+)
 from imagefactory.serialize import fields_of
 from imagefactory.views.text import fold, format_fields, format_matrix
 
-RUNS = (Answer.YES, Answer.PTX)
-WORDS = {
-    Answer.YES: "yes",
-    Answer.PTX: "PTX",
-    Answer.PARTLY: "part",
-    Answer.NO: "no",
-    Answer.UNKNOWN: "?",
+RUNS = (Compatibility.YES, Compatibility.PTX)
+ANSWERS = {
+    Compatibility.YES: "yes",
+    Compatibility.PTX: "PTX",
+    Compatibility.PARTLY: "part",
+    Compatibility.NO: "no",
+    Compatibility.UNKNOWN: "?",
 }
 LEGEND = (
     "N machine code of its own, P through PTX that the driver compiles, 12/397 so many of its modules, - none"
 )
 NAME_WIDTH = 44
-_ROLES = (Role.GATES, Role.ON_DEMAND, Role.OTHER, Role.REPORT)
+_ROLES = (LibraryRole.GATES, LibraryRole.ON_DEMAND, LibraryRole.OTHER, LibraryRole.REPORT)
 # Package or file of CUDA's libraries, and what people call them.
 _VERSIONED = (("cuBLAS", "cublas"), ("cuDNN", "cudnn"), ("NCCL", "nccl"), ("TensorRT", "tensorrt"))
 
@@ -44,16 +52,16 @@ class Inspection:
     name: str
     how: str
     digest: str
-    contents: Contents
+    contents: ScanResult
     predictions: tuple[Prediction, ...]
     cpu_only: str = ""
     contradictions: tuple[str, ...] = ()
-    verified: Mapping[Capability, Claim] = field(default_factory=dict)
+    verified: Mapping[Capability, CellClaim] = field(default_factory=dict)
     platform: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inquiry:
+class GpuQuery:
     """The GPU of one question: `title` as a person would say it, `driver` empty where none was named.
 
     `host` is the architecture of the processor beside it, empty for any. `target` is the target ID of one
@@ -70,16 +78,18 @@ class Inquiry:
 # --- one question --------------------------------------------------------------------------------
 
 
-def format_answer(name: str, asked: Inquiry, prediction: Prediction, verified: Claim | None = None) -> str:
+def format_answer(
+    name: str, asked: GpuQuery, prediction: Prediction, verified: CellClaim | None = None
+) -> str:
     """One line: the answer, that it is a prediction, and why. What was verified there comes first."""
     on = f"{asked.title}, driver {asked.driver}" if asked.driver else asked.title
     if verified:
-        told = f"{name} on {on}: {_told(verified)} ({verified.source})"
+        told = f"{name} on {on}: {_source_note(verified)} ({verified.source})"
         return f"{told}; predicted: {prediction.answer}, {prediction.reason}"
     line = f"{name} on {on}: {prediction.answer} (predicted): {prediction.reason}"
-    if prediction.answer in (*RUNS, Answer.PARTLY) and prediction.driver and not asked.driver:
+    if prediction.answer in (*RUNS, Compatibility.PARTLY) and prediction.driver and not asked.driver:
         line += f"; driver {prediction.driver} or newer"
-    warnings = () if prediction.answer is Answer.NO else prediction.warnings
+    warnings = () if prediction.answer is Compatibility.NO else prediction.warnings
     return "; ".join([line, *(f"warning: {warning}" for warning in warnings)])
 
 
@@ -87,8 +97,8 @@ def _counted(some: Sequence[object], what: str) -> str:
     return f"{len(some)} {what}" if len(some) == 1 else f"{len(some)} {what}s"
 
 
-def _told(claim: Claim) -> str:
-    word = "verified" if claim.answer is Answer.YES else f"verified, {claim.rule}"
+def _source_note(claim: CellClaim) -> str:
+    word = "verified" if claim.answer is Compatibility.YES else f"verified, {claim.rule}"
     return f"{claim.answer} ({word}): {claim.reason}"
 
 
@@ -131,7 +141,9 @@ def _fields(inspection: Inspection) -> list[tuple[str, str]]:
         fields.append(("CUDA", ", ".join([cuda or "version not known", *versions])))
     if lacks_runtime(contents):
         fields.append(("ROCm", "its own libraries are not in it, and must be where it runs"))
-    told = [f"{capability}: {_told(claim)}" for capability, claim in sorted(inspection.verified.items())]
+    told = [
+        f"{capability}: {_source_note(claim)}" for capability, claim in sorted(inspection.verified.items())
+    ]
     fields += [("verified" if i == 0 else "", line) for i, line in enumerate(told)]
     if inspection.cpu_only:
         fields.append(("CPU only", inspection.cpu_only))
@@ -139,7 +151,9 @@ def _fields(inspection: Inspection) -> list[tuple[str, str]]:
         fields += [("predicted" if i == 0 else "", line) for i, line in enumerate(_predicted(inspection))]
         fields += [("driver" if i == 0 else "", line) for i, line in enumerate(_drivers(inspection))]
     # What does not run anyway needs no warning.
-    usable = [prediction for prediction in inspection.predictions if prediction.answer is not Answer.NO]
+    usable = [
+        prediction for prediction in inspection.predictions if prediction.answer is not Compatibility.NO
+    ]
     warnings = dict.fromkeys(warning for prediction in usable for warning in prediction.warnings)
     fields += [("warning", _warned(usable, warning)) for warning in warnings]
     fields += [("contradiction", line) for line in inspection.contradictions]
@@ -157,7 +171,13 @@ def _fields(inspection: Inspection) -> list[tuple[str, str]]:
 def _predicted(inspection: Inspection) -> list[str]:
     """One line an answer and reason; reasons that differ in the capability alone are one."""
     lines = []
-    for answer in (Answer.YES, Answer.PTX, Answer.PARTLY, Answer.NO, Answer.UNKNOWN):
+    for answer in (
+        Compatibility.YES,
+        Compatibility.PTX,
+        Compatibility.PARTLY,
+        Compatibility.NO,
+        Compatibility.UNKNOWN,
+    ):
         some = [prediction for prediction in inspection.predictions if prediction.answer is answer]
         if answer in RUNS:
             groups = [some] if some else []
@@ -180,7 +200,7 @@ def _drivers(inspection: Inspection) -> list[str]:
     """The oldest driver of most capabilities, then of those that need another."""
     known: dict[tuple[str, str], list[Prediction]] = {}
     for one in inspection.predictions:
-        if one.answer in (*RUNS, Answer.PARTLY) and (one.driver or one.driver_reason):
+        if one.answer in (*RUNS, Compatibility.PARTLY) and (one.driver or one.driver_reason):
             known.setdefault((one.driver, one.driver_reason), []).append(one)
     ordered = sorted(known.items(), key=lambda item: -len(item[1]))
     lines = []
@@ -199,7 +219,7 @@ def _capabilities(predictions: Sequence[Prediction]) -> str:
     return " ".join(str(one.capability) for one in predictions)
 
 
-def library_versions(contents: Contents) -> tuple[tuple[str, str], ...]:
+def library_versions(contents: ScanResult) -> tuple[tuple[str, str], ...]:
     """(name, version) of CUDA's libraries: by packages, else by file names. Longest version counts."""
     versions = []
     for name, word in _VERSIONED:
@@ -223,7 +243,7 @@ def _stem(file: str) -> str:
 # --- tables --------------------------------------------------------------------------------------
 
 
-def ordered_libraries(contents: Contents) -> list[tuple[Library, Role]]:
+def ordered_libraries(contents: ScanResult) -> list[tuple[GpuLibrary, LibraryRole]]:
     """Libraries with their role, those that decide first."""
     framework = find_framework(contents)
     roles = [(library, role_of(library.path, framework)[0]) for library in contents.libraries]
@@ -231,14 +251,18 @@ def ordered_libraries(contents: Contents) -> list[tuple[Library, Role]]:
 
 
 def _format_cuda(
-    inspection: Inspection, libraries: Sequence[tuple[Library, Role]], width: int | None, *, every: bool
+    inspection: Inspection,
+    libraries: Sequence[tuple[GpuLibrary, LibraryRole]],
+    width: int | None,
+    *,
+    every: bool,
 ) -> str:
     columns = [
         prediction
         for prediction in inspection.predictions
         if not prediction.capability.processor and (every or prediction.capability not in INTEGRATED)
     ]
-    shown = [pair for pair in libraries if every or pair[1] is not Role.REPORT] or list(libraries)
+    shown = [pair for pair in libraries if every or pair[1] is not LibraryRole.REPORT] or list(libraries)
     paths = {library.path for library, _ in shown}
     if not every:
         while columns and not any(_reaches(columns[0], path) for path in paths):
@@ -248,11 +272,15 @@ def _format_cuda(
     names = _short_names(shown)
     header = ("LIBRARY", "", *(str(prediction.capability) for prediction in columns))
     rows = [
-        (name, str(role) if role in (Role.GATES, Role.ON_DEMAND) else "", *_row(library.path, columns))
+        (
+            name,
+            str(role) if role in (LibraryRole.GATES, LibraryRole.ON_DEMAND) else "",
+            *_row(library.path, columns),
+        )
         for name, (library, role) in zip(names, shown, strict=True)
     ]
     if inspection.contents.libraries and not inspection.cpu_only:
-        rows.append(("predicted", "", *(WORDS[prediction.answer] for prediction in columns)))
+        rows.append(("predicted", "", *(ANSWERS[prediction.answer] for prediction in columns)))
     lines = [format_matrix(header, rows, width, keep=2), *fold([LEGEND], width)]
     hidden = len(libraries) - len(shown)
     if hidden:
@@ -267,21 +295,21 @@ def _row(path: str, columns: Sequence[Prediction]) -> list[str]:
     return [_cell(one) if one else "?" for one in reaches]
 
 
-def _cell(one: LibraryReach) -> str:
-    if one.reach is Reach.PARTIAL:
+def _cell(one: LibrarySupport) -> str:
+    if one.reach is SupportLevel.PARTIAL:
         return f"{one.native + one.ptx}/{one.native + one.ptx + one.without}"
-    return {Reach.NATIVE: "N", Reach.PTX: "P", Reach.NONE: "-"}[one.reach]
+    return {SupportLevel.NATIVE: "N", SupportLevel.PTX: "P", SupportLevel.NONE: "-"}[one.reach]
 
 
 def _reaches(column: Prediction, path: str) -> bool:
-    return any(one.path == path and one.reach is not Reach.NONE for one in column.libraries)
+    return any(one.path == path and one.reach is not SupportLevel.NONE for one in column.libraries)
 
 
-def _short_names(libraries: Sequence[tuple[Library, Role]]) -> list[str]:
+def _short_names(libraries: Sequence[tuple[GpuLibrary, LibraryRole]]) -> list[str]:
     """The names of the framework's and CUDA's files; of others, and where two are called alike, the paths."""
     known = [library.path.rpartition("/")[2] for library, _ in libraries]
     return [
-        _tail(library.path) if role is Role.OTHER or known.count(name) > 1 else name
+        _tail(library.path) if role is LibraryRole.OTHER or known.count(name) > 1 else name
         for name, (library, role) in zip(known, libraries, strict=True)
     ]
 
@@ -291,7 +319,7 @@ def _tail(path: str) -> str:
     return tail if len(tail) <= NAME_WIDTH else f".../{tail.rpartition('/')[2]}"
 
 
-def _format_amd(libraries: Sequence[tuple[Library, Role]], width: int | None) -> str:
+def _format_amd(libraries: Sequence[tuple[GpuLibrary, LibraryRole]], width: int | None) -> str:
     """Libraries x processors of AMD's, features left out of the columns. Files for one GPU are counted."""
     shown = [one for one in libraries if not is_object(one[0])]
     objects = [one for one, _ in libraries if is_object(one)]
@@ -302,7 +330,7 @@ def _format_amd(libraries: Sequence[tuple[Library, Role]], width: int | None) ->
     return "\n".join(parts)
 
 
-def _amd_table(libraries: Sequence[tuple[Library, Role]], width: int | None) -> str:
+def _amd_table(libraries: Sequence[tuple[GpuLibrary, LibraryRole]], width: int | None) -> str:
     processors = _processors([one for one, _ in libraries])
     rows = []
     for name, (library, _) in zip(_short_names(libraries), libraries, strict=True):
@@ -322,11 +350,11 @@ def _amd_table(libraries: Sequence[tuple[Library, Role]], width: int | None) -> 
     return "\n".join([format_matrix(("LIBRARY", *processors), rows, width, keep=1), *fold([legend], width)])
 
 
-def _codes(library: Library) -> list[Code]:
+def _codes(library: GpuLibrary) -> list[GpuCode]:
     return [code for modules in library.modules for code in modules.codes if code.processor]
 
 
-def _processors(libraries: Sequence[Library]) -> list[str]:
+def _processors(libraries: Sequence[GpuLibrary]) -> list[str]:
     found = {_processor(code.processor) for one in libraries for code in _codes(one)}
     return sorted(found, key=target_order)
 

@@ -9,29 +9,29 @@ from collections.abc import Callable, Iterable, Sequence
 
 from imagefactory.extras.nightly.changes import starts_by_kit
 from imagefactory.gpu.builds import rocm_of
-from imagefactory.gpu.values import Answer
+from imagefactory.gpu.values import Compatibility
 from imagefactory.matrix.plan import (
     AVOIDED,
     GPU_NOT_LISTED,
     NO_MATCH,
     UNSOLVABLE,
+    CellRuling,
     CellState,
-    Plan,
     PlanGpu,
     PlannedCell,
     PlannedTarget,
-    Ruling,
+    VerificationPlan,
 )
-from imagefactory.matrix.rows import RuledRow
-from imagefactory.views.text import Sources, fold, format_table, wrap
+from imagefactory.matrix.rows import RowRuling
+from imagefactory.views.text import Footnotes, fold, format_table, wrap
 
 DEVICE = ("gpu", "capability", "driver")
 MAX_JOBS = 256
 """GitHub: "A matrix will generate a maximum of 256 jobs per workflow run"."""
-WIDTH, MIN_WIDTH, WORD = 110, 60, 10
+WIDTH, MIN_WIDTH, COLUMN_WIDTHS = 110, 60, 10
 _NO_CLAIM = (AVOIDED, GPU_NOT_LISTED, NO_MATCH, UNSOLVABLE)
 """Rules that rest on what this call was given or met, so no page documents and no scan predicts them."""
-_MANNER = {Answer.PTX: " through PTX", Answer.PARTLY: " in part"}
+_MANNER = {Compatibility.PTX: " through PTX", Compatibility.PARTLY: " in part"}
 _DOING = {
     CellState.BUILD: "to build",
     CellState.VERIFY: "to verify",
@@ -41,20 +41,20 @@ _DOING = {
 }
 
 
-def format_plan(plan: Plan, width: int | None = None) -> str:
+def format_plan(plan: VerificationPlan, width: int | None = None) -> str:
     """Target by target: what is to be done and where, then what is not, and why.
 
     Lines are as long as a terminal of that `width` takes, and never longer than `WIDTH`.
     """
-    sources, room = Sources(), max(min(width or WIDTH, WIDTH), MIN_WIDTH)
+    sources, room = Footnotes(), max(min(width or WIDTH, WIDTH), MIN_WIDTH)
     blocks = [line for target in plan.targets for line in _format_target(target, sources, room)]
     foot = [summary(plan), *_override((cell.ruling for cell in plan.cells), plan.unused)]
     return "\n".join([*blocks, *([""] if blocks else []), *fold([*foot, *_sources(sources)], width)])
 
 
-def _format_target(planned: PlannedTarget, sources: Sources, width: int) -> list[str]:
+def _format_target(planned: PlannedTarget, sources: Footnotes, width: int) -> list[str]:
     def add(word: str, text: str) -> None:
-        first = f"  {word:<{WORD}}"
+        first = f"  {word:<{COLUMN_WIDTHS}}"
         folded = wrap(text, width - len(first))
         lines.extend(
             (first if number == 0 else " " * len(first)) + line for number, line in enumerate(folded)
@@ -65,19 +65,19 @@ def _format_target(planned: PlannedTarget, sources: Sources, width: int) -> list
         lines.append(f"  hint: {planned.hint}")
     for state in (CellState.BUILD, CellState.VERIFY, CellState.UNCHANGED, CellState.BLOCKED):
         cells = [cell for cell in planned.cells if cell.state is state]
-        for how, alike in _grouped(cells, lambda ruling: _how(ruling, sources)):
+        for how, alike in _grouped(cells, lambda ruling: _ground_text(ruling, sources)):
             add(str(state), f"{_marked(alike)}: {how}")
         for claim in dict.fromkeys(claim for cell in cells for claim in cell.ruling.warnings):
             where = _places(cell for cell in cells if claim in cell.ruling.warnings)
             add("", f"warning for {where}: {claim.reason} {sources.mark([claim.source])}")
     pruned = [cell for cell in planned.cells if cell.state is CellState.PRUNED]
-    for why, alike in _grouped(pruned, lambda ruling: _why(ruling, sources)):
+    for why, alike in _grouped(pruned, lambda ruling: _skip_reason(ruling, sources)):
         add(str(CellState.PRUNED), f"{_places(alike)}: {why}")
     return lines
 
 
 def _grouped(
-    cells: Sequence[PlannedCell], text: Callable[[Ruling], str]
+    cells: Sequence[PlannedCell], text: Callable[[CellRuling], str]
 ) -> Iterable[tuple[str, list[PlannedCell]]]:
     """Cells of which the same is said, in their order."""
     groups: dict[str, list[PlannedCell]] = {}
@@ -97,7 +97,7 @@ def _marked(cells: Iterable[PlannedCell]) -> str:
     )
 
 
-def _how(ruling: Ruling, sources: Sources) -> str:
+def _ground_text(ruling: CellRuling, sources: Footnotes) -> str:
     """The ground on which a cell stays in; an exception that was made says so itself."""
     if ruling.allowed:
         against = "; ".join(f"{claim.rule}: {claim.reason}" for claim in ruling.allowed)
@@ -108,7 +108,7 @@ def _how(ruling: Ruling, sources: Sources) -> str:
     return f"{claim.basis} to run{_MANNER.get(claim.answer, '')} {sources.mark([claim.source])}"
 
 
-def _why(ruling: Ruling, sources: Sources) -> str:
+def _skip_reason(ruling: CellRuling, sources: Footnotes) -> str:
     """Rule, basis and reason of what prunes first, and the other rules that prune."""
     first, *others = ruling.against
     more = ", ".join(dict.fromkeys(claim.rule for claim in others))
@@ -117,18 +117,18 @@ def _why(ruling: Ruling, sources: Sources) -> str:
     return f"{text}; also {more}" if more else text
 
 
-def _sources(sources: Sources) -> list[str]:
+def _sources(sources: Footnotes) -> list[str]:
     lines = sources.lines()
     return ["", "Sources", *(f"  {line}" for line in lines)] if lines else []
 
 
-def _override(rulings: Iterable[Ruling], unused: Sequence[str]) -> list[str]:
+def _override(rulings: Iterable[CellRuling], unused: Sequence[str]) -> list[str]:
     rules = sorted({claim.rule for ruling in rulings for claim in ruling.against} - {AVOIDED})
     lines = [f"to plan what was pruned: {' '.join(f'--allow {rule}' for rule in rules)}"] if rules else []
     return lines + [f"--allow {rule} changed nothing: it prunes nothing here" for rule in unused]
 
 
-def summary(plan: Plan, waiting: int = 0) -> str:
+def summary(plan: VerificationPlan, waiting: int = 0) -> str:
     """`24 targets: 20 to build, 4 unchanged; 120 cells: 110 to build, 10 pruned`."""
     counted = "; ".join(_counted(noun, by_state) for noun, by_state in counts(plan).items())
     jobs = f"{waiting} job{'s wait' if waiting > 1 else ' waits'}"
@@ -141,7 +141,7 @@ def _counted(noun: str, by_state: dict[str, int]) -> str:
     return f"{total} {noun if total != 1 else noun[:-1]}" + (f": {parts}" if parts else "")
 
 
-def counts(plan: Plan) -> dict[str, dict[str, int]]:
+def counts(plan: VerificationPlan) -> dict[str, dict[str, int]]:
     """How many `targets` and `cells` are in each state."""
     targets, cells = [one.state for one in plan.targets], [one.state for one in plan.cells]
     return {
@@ -153,13 +153,13 @@ def counts(plan: Plan) -> dict[str, dict[str, int]]:
 # --- rows ----------------------------------------------------------------------------------------
 
 
-def format_rows(judged: Sequence[RuledRow], unused: Sequence[str], width: int | None = None) -> str:
+def format_rows(judged: Sequence[RowRuling], unused: Sequence[str], width: int | None = None) -> str:
     """A row for each: accepted or pruned, and why, folded to `width`."""
-    sources, rows = Sources(), []
+    sources, rows = Footnotes(), []
     for ruled in judged:
         row, ruling = ruled.row, ruled.ruling
         word = "pruned" if ruling.pruned else "accepted"
-        why = _why(ruling, sources) if ruling.pruned else _how(ruling, sources)
+        why = _skip_reason(ruling, sources) if ruling.pruned else _ground_text(ruling, sources)
         rows.append((row.given, row.version, row.cuda, str(row.device), row.outcome, word, why))
     header = ("FRAMEWORK", "VERSION", "CUDA", "GPU", "OUTCOME", "", "WHY")
     kept = [i for i, name in enumerate(header) if name != "OUTCOME" or any(row[i] for row in rows)]
@@ -169,7 +169,7 @@ def format_rows(judged: Sequence[RuledRow], unused: Sequence[str], width: int | 
     return "\n".join([table, "", *fold(foot, width)])
 
 
-def _outcomes(judged: Sequence[RuledRow]) -> list[str]:
+def _outcomes(judged: Sequence[RowRuling]) -> list[str]:
     """How the rows that the file says something of fell, by what it says."""
     outcomes: dict[str, Counter[str]] = {}
     for ruled in judged:
@@ -183,7 +183,7 @@ def _outcomes(judged: Sequence[RuledRow]) -> list[str]:
     ]
 
 
-def rows_summary(judged: Sequence[RuledRow]) -> str:
+def rows_summary(judged: Sequence[RowRuling]) -> str:
     """`40 rows: 31 accepted (30 documented, 1 of which nothing is known), 9 pruned (9 toolkit-dropped)`."""
     kept = Counter(_ground(one.ruling) for one in judged if not one.ruling.pruned)
     gone = Counter(one.ruling.against[0].rule for one in judged if one.ruling.pruned)
@@ -195,7 +195,7 @@ def rows_summary(judged: Sequence[RuledRow]) -> str:
     return f"{len(judged)} row{'' if len(judged) == 1 else 's'}: {', '.join(parts)}"
 
 
-def _ground(ruling: Ruling) -> str:
+def _ground(ruling: CellRuling) -> str:
     if ruling.allowed:
         return "allowed"
     return str(ruling.claim.basis) if ruling.claim else "of which nothing is known"
@@ -204,7 +204,7 @@ def _ground(ruling: Ruling) -> str:
 # --- for GitHub ----------------------------------------------------------------------------------
 
 
-def format_kits(plan: Plan) -> str:
+def format_kits(plan: VerificationPlan) -> str:
     """`targets={"include":[...]}`: a job for each target that has something to build or to verify.
 
     One for CPUs alone has no kits, nor has one for AMD's GPUs, which no kit starts.
@@ -244,7 +244,7 @@ def label(device: PlanGpu) -> str:
     return "-".join(filter(None, (device.capability.sm.replace("_", ""), device.part)))
 
 
-def format_matrix(plan: Plan, *, kits: bool = False) -> str:
+def format_matrix(plan: VerificationPlan, *, kits: bool = False) -> str:
     """`matrix={"include":[...]}`: one line for $GITHUB_OUTPUT, a job for each cell to build or to verify.
 
     Where no GPUs were listed there is nothing but images to build, so a job for each, with no GPU named. All

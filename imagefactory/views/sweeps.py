@@ -9,16 +9,16 @@ from datetime import UTC, datetime
 
 from imagefactory.progress import format_seconds
 from imagefactory.schedulers.cells import QueuedCell, SweepPlan
-from imagefactory.schedulers.faults import FailedMachine
+from imagefactory.schedulers.faults import MachineFaults
 from imagefactory.schedulers.pool import (
-    Ending,
     Inventory,
+    JobEnding,
     JobLimits,
-    LeftOut,
     NodeResult,
     PoolGpu,
     PoolMachine,
-    Sweep,
+    SkippedCell,
+    SweepSpec,
 )
 from imagefactory.schedulers.sweep_file import CollectedNode
 from imagefactory.serialize import fields_of
@@ -28,7 +28,7 @@ from imagefactory.views.text import fold, format_table
 
 FEW = 3
 """Targets that a sweep's line names."""
-_UNDERWAY = (Ending.WAITING, Ending.RUNNING, Ending.DISCONNECTED, Ending.HELD)
+_UNDERWAY = (JobEnding.WAITING, JobEnding.RUNNING, JobEnding.DISCONNECTED, JobEnding.HELD)
 
 
 def format_sweep_plan(plan: SweepPlan, limits: JobLimits, width: int | None = None) -> str:
@@ -38,7 +38,7 @@ def format_sweep_plan(plan: SweepPlan, limits: JobLimits, width: int | None = No
         header = ("TARGET", "CAPABILITY", "GPUS", "DRIVER", "WHY")
         blocks.append(format_table(header, [_cell(cell) for cell in plan.cells], width, ("DRIVER",)))
     if plan.left_out:
-        blocks.append(format_left_out(plan.left_out, width))
+        blocks.append(format_skipped(plan.left_out, width))
     blocks += ["\n".join(plan.notes)] if plan.notes else []
     blocks.append(summary(plan, limits))
     return "\n\n".join(blocks)
@@ -51,7 +51,7 @@ def _cell(cell: QueuedCell) -> tuple[str, ...]:
     return cell.stage.target.name, cell.row, str(cell.gpus), driver, f"{doing}{cell.reason}"
 
 
-def format_left_out(left_out: Iterable[LeftOut], width: int | None = None) -> str:
+def format_skipped(left_out: Iterable[SkippedCell], width: int | None = None) -> str:
     """A row for each target and rule; capabilities that fare alike share it."""
     rows: dict[tuple[str, str, str], list[str]] = {}
     for one in left_out:
@@ -73,7 +73,7 @@ def summary(plan: SweepPlan, limits: JobLimits) -> str:
     return f"{queued}, each idle for {idle} and running for {run} at most; left out: {told or 'none'}"
 
 
-def format_status(sweep: Sweep, results: Sequence[NodeResult], driven: bool | None, now: datetime) -> str:
+def format_status(sweep: SweepSpec, results: Sequence[NodeResult], driven: bool | None, now: datetime) -> str:
     """One line on the sweep, then a row for each node, those that are not done first."""
     nodes = {node.name: node for node in sweep.nodes}
     rows = [
@@ -92,7 +92,7 @@ def format_status(sweep: Sweep, results: Sequence[NodeResult], driven: bool | No
     return "\n\n".join([headline(sweep, results, driven), format_table(header, rows)])
 
 
-def format_failed_machines(machines: Sequence[FailedMachine], width: int | None = None) -> str:
+def format_failed_machines(machines: Sequence[MachineFaults], width: int | None = None) -> str:
     """A row for each machine that failed jobs, with the last reason; empty where none did."""
     if not machines:
         return ""
@@ -108,7 +108,7 @@ def format_failed_machines(machines: Sequence[FailedMachine], width: int | None 
     return format_table(("MACHINE", "FAULTS", "NOW", "LAST FAULT"), rows, width)
 
 
-def headline(sweep: Sweep, results: Sequence[NodeResult], driven: bool | None) -> str:
+def headline(sweep: SweepSpec, results: Sequence[NodeResult], driven: bool | None) -> str:
     ended = Counter(one.outcome.value for one in results if one.outcome)
     doing = Counter(_state(one) for one in results if one.outcome is None)
     told = ", ".join(f"{count} {word}" for word, count in (*sorted(ended.items()), *sorted(doing.items())))
@@ -119,7 +119,7 @@ def headline(sweep: Sweep, results: Sequence[NodeResult], driven: bool | None) -
     return f"{sweep.id}  {sweep.pool}  {state}: {told}  ({of}, made {made})"
 
 
-def _targets(sweep: Sweep) -> str:
+def _targets(sweep: SweepSpec) -> str:
     """`pytorch-2.3-cu121, jax-0.4-cu121 and 3 more`."""
     names = list(dict.fromkeys(node.target for node in sweep.nodes))
     more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
@@ -196,7 +196,7 @@ UNTOLD = "-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class PoolGpuGroup:
     """GPUs of one model with one driver: `count` in `machines`, `free` of them without a job."""
 
     capability: str
@@ -211,7 +211,7 @@ class Kind:
     gpus: int
 
 
-def kinds_of(inventory: Inventory) -> tuple[Kind, ...]:
+def gpu_groups(inventory: Inventory) -> tuple[PoolGpuGroup, ...]:
     """Every kind of GPU, the newest capability first; a MIG slice is a kind of its own."""
     by_kind: dict[tuple[str, str, int, str, str, bool, bool], list[tuple[PoolMachine, PoolGpu]]] = {}
     for machine in inventory.machines:
@@ -220,7 +220,7 @@ def kinds_of(inventory: Inventory) -> tuple[Kind, ...]:
             key = (gpu.capability, gpu.name, gpu.memory, gpu.driver, gpu.cuda, gpu.mig, simulated)
             by_kind.setdefault(key, []).append((machine, gpu))
     kinds = [
-        Kind(
+        PoolGpuGroup(
             capability=capability,
             name=name,
             memory=memory,
@@ -238,7 +238,7 @@ def kinds_of(inventory: Inventory) -> tuple[Kind, ...]:
     return tuple(sorted(kinds, key=lambda kind: natural(kind.capability), reverse=True))
 
 
-def kind_json(kind: Kind) -> dict[str, object]:
+def gpu_group_json(kind: PoolGpuGroup) -> dict[str, object]:
     return {**fields_of(kind), "machines": len(kind.machines)}
 
 
@@ -255,7 +255,7 @@ def format_pool(inventory: Inventory, width: int | None = None) -> str:
             str(kind.free),
             str(kind.gpus),
         )
-        for kind in kinds_of(inventory)
+        for kind in gpu_groups(inventory)
     ]
     return "\n".join(
         [_table(_HEADER, rows, width), "", *fold([pool_summary(inventory), *_notes(inventory)], width)]

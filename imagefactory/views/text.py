@@ -57,7 +57,7 @@ def format_matrix(
     """
     table = [tuple(header), *map(tuple, rows)]
     if width is not None and table_width(table) > width:
-        table = _united(table, keep)
+        table = _merge_rows(table, keep)
     parts: list[list[int]] = [[]]
     widths = _widths(table)
     left = sum(widths[:keep]) + 2 * keep
@@ -70,7 +70,7 @@ def format_matrix(
     return "\n\n".join(format_table(one[0], one[1:], width) for one in shown)
 
 
-def _united(table: Sequence[tuple[str, ...]], keep: int) -> list[tuple[str, ...]]:
+def _merge_rows(table: Sequence[tuple[str, ...]], keep: int) -> list[tuple[str, ...]]:
     """`5.0-7.5` in place of neighbours that say the same in every row."""
     columns = list(zip(*table[1:], strict=True))
     groups = [list(some) for _, some in groupby(range(keep, len(table[0])), key=columns.__getitem__)]
@@ -144,7 +144,7 @@ def format_fields(fields: Sequence[tuple[str, str]], *, indent: str = "  ", widt
     return "\n".join(lines)
 
 
-class Sources:
+class Footnotes:
     """Numbers for lines below a table, in the order in which they are first named."""
 
     def __init__(self, mark: str = "[{}]") -> None:

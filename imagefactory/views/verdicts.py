@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from imagefactory.actions.promote import Promotion, Revoke
+from imagefactory.actions.promote import PromotionResult, RevokeResult
 from imagefactory.model import CheckResult, CheckState, Outcome
 from imagefactory.progress import format_bytes
 from imagefactory.serialize import format_time
-from imagefactory.trust.attached import Reconciled
-from imagefactory.trust.claims import SOON, ProofAges
-from imagefactory.trust.judgement import Found
-from imagefactory.trust.verdict import Judged, RevokedCell, Standing, Verdict
-from imagefactory.verify.report import SEVERAL, GpuReport
+from imagefactory.trust.attached import RepairResult
+from imagefactory.trust.claims import SOON, VerdictAges
+from imagefactory.trust.judgement import VerdictSet
+from imagefactory.trust.verdict import RevokedCell, Verdict, VerdictStatus, VerificationResult
+from imagefactory.verify.report import MULTI_GPU_LEVELS, GpuReport
 from imagefactory.views.text import format_fields, format_table, wrap
 
 # --- A run of the GPU suite as a person reads it: each check with its numbers, and what is proven. Pure
@@ -32,7 +32,7 @@ _LATENCY = re.compile(r"(?P<model>.+)-(?P<device>cpu|gpu)-(?P<engine>.+)-(?P<per
 def format_gpu_run(report: GpuReport, width: int | None = None) -> str:
     """What ran on what, the checks, the latencies, and the outcome."""
     room = max(min(width or WIDTH, WIDTH), MIN_WIDTH)
-    blocks = [_where(report), format_checks(report.checks, room)]
+    blocks = [_machine_text(report), format_checks(report.checks, room)]
     if latencies := format_latencies(report.checks):
         blocks.append(latencies)
     blocks.append(_outcome(report, room))
@@ -78,7 +78,7 @@ def format_latencies(checks: Iterable[CheckResult]) -> str:
     return format_table(("model", "by", "on", "p50 ms", "p95 ms"), rows) if rows else ""
 
 
-def _where(report: GpuReport) -> str:
+def _machine_text(report: GpuReport) -> str:
     device, hardware = report.device, report.hardware
     name = report.subject.target or report.subject.manifest
     if report.rehearsal:
@@ -94,7 +94,7 @@ def _where(report: GpuReport) -> str:
 
 def gpus_of(report: GpuReport) -> str:
     """`NVIDIA A100`, or `2 x NVIDIA A100`; `-` where none was met."""
-    number = f"{report.gpus} x " if report.level == SEVERAL and report.gpus else ""
+    number = f"{report.gpus} x " if report.level == MULTI_GPU_LEVELS and report.gpus else ""
     return f"{number}{report.device.name}" if report.device else "-"
 
 
@@ -120,7 +120,7 @@ _HEADER = (
 _DROP = ("SUITE", "EVIDENCE", "ISSUED", "CHECKS", "SIGNED BY", "VERDICT", "GPU")
 
 
-def format_ages(ages: ProofAges) -> str:
+def format_ages(ages: VerdictAges) -> str:
     """`oldest verdict of 2026-09-01; 3 expire within 14 days`."""
     if ages.oldest is None:
         return "no valid verdict"
@@ -129,13 +129,13 @@ def format_ages(ages: ProofAges) -> str:
 
 
 def format_verdicts(
-    images: Sequence[Found], keys: Mapping[str, str], width: int | None = None, *, numbers: bool = False
+    images: Sequence[VerdictSet], keys: Mapping[str, str], width: int | None = None, *, numbers: bool = False
 ) -> str:
     """A table for each image; `keys` gives names of keys by their ids. With `numbers` every check too."""
     return "\n\n".join(_image(image, keys, width, numbers=numbers) for image in images)
 
 
-def _image(image: Found, keys: Mapping[str, str], width: int | None, *, numbers: bool) -> str:
+def _image(image: VerdictSet, keys: Mapping[str, str], width: int | None, *, numbers: bool) -> str:
     tags = f"  ({', '.join(image.tags)})" if image.tags else ""
     lines = [f"{image.place}@{image.subject.index}{tags}"]
     if not image.judged:
@@ -145,7 +145,7 @@ def _image(image: Found, keys: Mapping[str, str], width: int | None, *, numbers:
     lines += [
         f"{short(judged.name)} {judged.standing}: {judged.why}"
         for judged in image.judged
-        if judged.standing is not Standing.GOOD
+        if judged.standing is not VerdictStatus.GOOD
     ]
     lines += [f"{row.where}: {row.said}" for row in image.revoked]
     lines += [f"not heeded: {why}" for why in image.ignored]
@@ -168,7 +168,7 @@ def revoked_json(row: RevokedCell) -> dict[str, object]:
     }
 
 
-def _row(judged: Judged, keys: Mapping[str, str]) -> tuple[str, ...]:
+def _row(judged: VerificationResult, keys: Mapping[str, str]) -> tuple[str, ...]:
     verdict = judged.verdict
     if verdict is None:
         return ("-", _valid(judged), *["-"] * (len(_HEADER) - 3), short(judged.name))
@@ -190,9 +190,9 @@ def _row(judged: Judged, keys: Mapping[str, str]) -> tuple[str, ...]:
     )
 
 
-def _valid(judged: Judged) -> str:
+def _valid(judged: VerificationResult) -> str:
     """`yes` where the verdict counts, whatever its outcome is, else why it does not."""
-    return "yes" if judged.standing is Standing.GOOD else judged.standing.value
+    return "yes" if judged.standing is VerdictStatus.GOOD else judged.standing.value
 
 
 def passed(verdict: Verdict) -> str:
@@ -202,7 +202,7 @@ def passed(verdict: Verdict) -> str:
     return f"{apply.count(CheckState.PASSED)} of {len(apply)}"
 
 
-def _checks(judged: Judged, width: int | None) -> list[str]:
+def _checks(judged: VerificationResult, width: int | None) -> list[str]:
     if judged.verdict is None:
         return []
     report = judged.verdict.report
@@ -225,7 +225,7 @@ def short(digest: str) -> str:
     return digest.removeprefix("sha256:")[:12]
 
 
-def format_promotion(promotion: Promotion, width: int | None = None, *, dry_run: bool = False) -> str:
+def format_promotion(promotion: PromotionResult, width: int | None = None, *, dry_run: bool = False) -> str:
     """One line a tag: where it points to now, and why."""
     failed = {tag for tag, _ in promotion.faults}
     rows = []
@@ -247,13 +247,13 @@ def format_promotion(promotion: Promotion, width: int | None = None, *, dry_run:
     )
 
 
-def format_revoke(revoked: Revoke) -> str:
+def format_revoke(revoked: RevokeResult) -> str:
     """What was taken back, by which statement."""
     taken = ", ".join(short(one) for one in revoked.taken)
     return f"{revoked.place}@{revoked.subject.manifest}\n  revoked {taken}\n  by {revoked.digest}"
 
 
-def format_reconciled(done: Sequence[Reconciled]) -> str:
+def format_reconciled(done: Sequence[RepairResult]) -> str:
     """One line a repository."""
     lines = []
     for repository in done:

@@ -15,25 +15,25 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagefactory.build.wheel_layer import Prefix, lay_wheel
-from imagefactory.errors import FactoryError, StoreError
+from imagefactory.build.wheel_layer import InstallPrefix, lay_wheel
+from imagefactory.errors import ImagefactoryError, StoreError
 from imagefactory.fs import Removal
-from imagefactory.oci.archive import Taking, take_docker
-from imagefactory.oci.inflate import GZIP, DamagedError, inflate
-from imagefactory.oci.layers import Segment, codec
+from imagefactory.oci.archive import ImageImport, take_docker
+from imagefactory.oci.inflate import GZIP, CorruptDataError, inflate
+from imagefactory.oci.layers import TarSegment, codec
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.manifests import Descriptor, Layer, digest_of
+from imagefactory.oci.manifests import Descriptor, OciLayer, digest_of
 from imagefactory.oci.sif import read_partition
 from imagefactory.oci.squash_layers import (
     LayerIndex,
     LayerPacker,
-    Packers,
-    Squeeze,
+    PackerPool,
+    SquashCompression,
     format_image,
     format_index,
 )
-from imagefactory.oci.unpack import Unpacked, read_layer
-from imagefactory.progress import Quiet
+from imagefactory.oci.unpack import UnpackedLayers, read_layer
+from imagefactory.progress import QuietProgress
 from imagefactory.scan.files import scan_path
 from imagefactory.scan.layers import scan_layer
 from tests.attack.ground import ground
@@ -166,14 +166,14 @@ def test_every_reader_gives_the_same_tree_or_refuses(plains: list[bytes], data: 
         if len(layers) == 1 and found[0] is not None:
             assert scanned_names(store, layers[0]) == without_texts(tree_names(found[0]))
         if found[0] is None:
-            with pytest.raises(DamagedError):
+            with pytest.raises(CorruptDataError):
                 [scanned_names(store, layer) for layer in layers]
 
 
 def _tree_or_error(read: Callable[[], Tree]) -> Tree | None:
     try:
         return read()
-    except (StoreError, DamagedError):
+    except (StoreError, CorruptDataError):
         return None
 
 
@@ -183,17 +183,17 @@ def test_a_layer_is_unpacked_inside_or_not_at_all(plain: bytes, packing: str, da
     if data.draw(st.booleans()):
         packed = data.draw(changed_bytes(packed))
     kind = f"application/vnd.oci.image.layer.v1.tar{packing}"
-    layer = Layer(
+    layer = OciLayer(
         descriptor=Descriptor(media_type=kind, digest=digest_of(packed), size=len(packed)),
         diff_id=digest_of(plain),
         title="a layer",
     )
-    with ground() as folder, Packers(Squeeze(level=1, block=4096), 1) as packers:
+    with ground() as folder, PackerPool(SquashCompression(level=1, block=4096), 1) as packers:
         blob = folder / "blob"
         blob.write_bytes(packed)
-        unpacked = Unpacked(folder / "unpacked")
+        unpacked = UnpackedLayers(folder / "unpacked")
         try:
-            (found,) = unpacked.unpack([layer], lambda _: blob, Quiet())
+            (found,) = unpacked.unpack([layer], lambda _: blob, QuietProgress())
         except StoreError as error:
             assert error.message
             assert not unpacked.path(layer.diff_id).exists()
@@ -203,17 +203,17 @@ def test_a_layer_is_unpacked_inside_or_not_at_all(plain: bytes, packing: str, da
         assert [path for path in unpacked.folder.iterdir() if path.name not in (".locks", ".sums")] == []
         packer = LayerPacker(io.BytesIO(), packers)
         try:
-            read_layer(layer, blob, folder, packer, Quiet().task("").__enter__())
+            read_layer(layer, blob, folder, packer, QuietProgress().task("").__enter__())
         except StoreError as error:
             assert error.message
         else:
             rows = [(packer.index, packer.size), (LayerIndex(), 0)]
             format_image(rows, [0], packers.squeeze, mtime=0)
             json.dumps(format_index(packer.index))
-    with suppress(DamagedError):
+    with suppress(CorruptDataError):
         scan_layer(iter((plain[:700], plain[700:])))
     if packing == "+gzip":
-        with suppress(DamagedError):
+        with suppress(CorruptDataError):
             scan_layer(inflate(iter((packed,)), GZIP))
 
 
@@ -226,18 +226,18 @@ def test_a_wheel_is_laid_or_refused(data: st.DataObject) -> None:
         wheel = make_wheel(folder, "demo", {"demo/__init__.py": VERSION, **dict.fromkeys(names, TORCH)})
         if data.draw(st.booleans()):
             wheel.write_bytes(data.draw(changed_bytes(wheel.read_bytes())))
-        segment = Segment(codec("zstd"), _Nowhere(), hashlib.sha256(), epoch=1)
-        with suppress(FactoryError):
+        segment = TarSegment(codec("zstd"), _Nowhere(), hashlib.sha256(), epoch=1)
+        with suppress(ImagefactoryError):
             lay_wheel(
                 wheel,
-                Prefix(prefix="/opt/env", python="3.11"),
+                InstallPrefix(prefix="/opt/env", python="3.11"),
                 segment,
                 _Compiler(),
                 sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
                 report=lambda _: None,
             )
-        with suppress(FactoryError):
-            scan_path(wheel, Quiet())
+        with suppress(ImagefactoryError):
+            scan_path(wheel, QuietProgress())
 
 
 @given(changed_bytes(TORCH))
@@ -245,9 +245,9 @@ def test_gpu_code_is_read_or_said_to_be_damaged(code: bytes) -> None:
     with ground() as folder:
         path = folder / "lib.so"
         path.write_bytes(code)
-        with suppress(FactoryError):
-            scan_path(path, Quiet())
-    with suppress(DamagedError):
+        with suppress(ImagefactoryError):
+            scan_path(path, QuietProgress())
+    with suppress(CorruptDataError):
         scan_layer(iter((tar(("lib/x.so", code)),)))
 
 
@@ -256,7 +256,7 @@ def test_a_sif_is_read_or_refused(data: bytes) -> None:
     with ground() as folder:
         path = folder / "a.sif"
         path.write_bytes(data)
-        with suppress(FactoryError):
+        with suppress(ImagefactoryError):
             read_partition(path)
 
 
@@ -271,8 +271,8 @@ def saved() -> bytes:
 @given(changed_bytes(saved()))
 def test_a_saved_image_is_taken_or_refused(data: bytes) -> None:
     with ground() as folder:
-        taking = Taking(codec=codec("zstd"), known={}, report=lambda _: None)
-        with suppress(FactoryError):
+        taking = ImageImport(codec=codec("zstd"), known={}, report=lambda _: None)
+        with suppress(ImagefactoryError):
             take_docker(Layout(folder / "store"), io.BytesIO(data), taking)
 
 

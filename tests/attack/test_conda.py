@@ -10,10 +10,10 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagefactory.build.conda.prefix import Staging, staged
-from imagefactory.errors import FactoryError
-from imagefactory.model import LockedConda
-from imagefactory.progress import Quiet
+from imagefactory.build.conda.prefix import LinkPlan, staging_directory
+from imagefactory.errors import ImagefactoryError
+from imagefactory.model import LockedCondaPackage
+from imagefactory.progress import QuietProgress
 from imagefactory.scan.files import scan_path
 from tests.attack.ground import ground
 from tests.made.gpu_code import library
@@ -59,8 +59,8 @@ def draw_archive(data: st.DataObject, folder: Path) -> tuple[CondaPackage, Path]
 
 @given(st.data())
 def test_a_conda_package_is_scanned_or_refused(data: st.DataObject) -> None:
-    with ground() as folder, suppress(FactoryError):
-        scan_path(draw_archive(data, folder)[1], Quiet())
+    with ground() as folder, suppress(ImagefactoryError):
+        scan_path(draw_archive(data, folder)[1], QuietProgress())
 
 
 @settings(max_examples=20)  # a fifth of a second each
@@ -69,7 +69,7 @@ def test_a_conda_package_is_linked_inside_or_refused(data: st.DataObject) -> Non
     with ground() as folder:
         package, path = draw_archive(data, folder)
         content = path.read_bytes()
-        locked = LockedConda(
+        locked = LockedCondaPackage(
             name="a",
             version=package.version,
             build=package.build,
@@ -81,7 +81,7 @@ def test_a_conda_package_is_linked_inside_or_refused(data: st.DataObject) -> Non
             size=len(content),
             depends=(),
         )
-        staging = Staging(
+        staging = LinkPlan(
             archives={locked: path},
             groups=((locked,),),
             shown="/opt/env",
@@ -89,10 +89,10 @@ def test_a_conda_package_is_linked_inside_or_refused(data: st.DataObject) -> Non
             cache=folder / "cache",
         )
         try:
-            with staged(staging, Quiet()) as linked:
+            with staging_directory(staging, QuietProgress()) as linked:
                 for above, _, names in os.walk(linked.folder):
                     assert all(Path(above, name).lstat().st_mode & 0o6000 == 0 for name in names)
-        except FactoryError as error:
+        except ImagefactoryError as error:
             assert "Traceback" not in error.message, error.message
         assert list((folder / "scratch").iterdir()) == []
         assert {entry.name for entry in folder.iterdir()} <= {package.subdir, "scratch", "cache"}

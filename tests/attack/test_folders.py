@@ -19,17 +19,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from imagefactory.build.conda import prefix
-from imagefactory.errors import FactoryError
+from imagefactory.errors import ImagefactoryError
 from imagefactory.extras.emulate import run
 from imagefactory.extras.portability import run as portable
 from imagefactory.extras.wheels import build as compiling
 from imagefactory.lock.pypi import sources
 from imagefactory.schedulers.htcondor.node import post
-from imagefactory.serialize import Fields
+from imagefactory.serialize import ObjectSchema
 from imagefactory.trees import list_names, read_file, remove_tree, tree_bytes, walk_tree
 from imagefactory.verify.kit import program
-from imagefactory.verify.kits import read_folder, read_nonce
-from imagefactory.verify.outcome import ReportFault, parse_fields, read_report
+from imagefactory.verify.kits import read_nonce, read_returned_kit
+from imagefactory.verify.outcome import InvalidReportError, parse_fields, read_report
 from tests.attack.ground import ground
 from tests.made.emulated import TOLD
 from tests.made.mutants import HOSTILE
@@ -100,9 +100,9 @@ def fill(folder: Path, entries: list[tuple[list[str], str, str, str, bytes]]) ->
 
 
 def took_report(folder: Path) -> object:
-    with suppress(ReportFault):
+    with suppress(InvalidReportError):
         data = read_report(folder / "report.json")
-        return data, parse_fields(data, Fields(nonce=object, rows=object))
+        return data, parse_fields(data, ObjectSchema(nonce=object, rows=object))
     return None
 
 
@@ -111,8 +111,8 @@ def took_wheel(folder: Path) -> object:
     scratch.mkdir()
     folder.rename(scratch / "out")
     try:
-        asked = compiling.CompileAsk(source="ops", target=make_target(), folder=folder)
-        source = compiling._Source(path=folder, told="")
+        asked = compiling.CompileRequest(source="ops", target=make_target(), folder=folder)
+        source = compiling._WheelSource(path=folder, told="")
         row = compiling._take_wheel(asked, source, make_lock(), scratch, 1 << 20)
         return (scratch / "wheel" / row.filename).read_bytes()
     finally:
@@ -131,10 +131,10 @@ def took_source(folder: Path) -> object:
 
 
 def took_emulated(folder: Path) -> object:
-    runs = run.read_told(folder)
+    runs = run.read_emulation_summaries(folder)
     output = folder.parent / "summary"
     try:
-        run.keep_told(folder, runs, output)
+        run.write_emulation_summary(folder, runs, output)
         return runs, output.read_bytes()
     finally:
         output.unlink(missing_ok=True)
@@ -153,14 +153,14 @@ def walked(folder: Path) -> object:
 READERS: dict[str, Callable[[Path], object]] = {
     "report": took_report,
     "kit's own": lambda folder: [program.read_report(folder, f"result/{name}") for name in ("run.json", "a")],
-    "kit": lambda folder: (read_nonce(folder), read_folder(folder)),
+    "kit": lambda folder: (read_nonce(folder), read_returned_kit(folder)),
     "kit's suite": lambda folder: program.read_kit(folder),
     "emulated": took_emulated,
     "model": lambda folder: [portable.check_file(folder, f"net.{end}", "x") for end in ("onnx", "npz")],
     "wheel": took_wheel,
     "source": took_source,
     "walk": walked,
-    "node": lambda folder: post.is_whole(folder),
+    "node": lambda folder: post.is_valid_run(folder),
 }
 
 
@@ -198,7 +198,7 @@ def test_a_folder_is_read_inside_and_to_an_end(
         with seconds(20):
             fill(folder, entries)
         before = len(list(Path("/proc/self/fd").iterdir()))
-        with seconds(20), suppress(FactoryError, program.Stop):
+        with seconds(20), suppress(ImagefactoryError, program.Stop):
             assert SECRET not in str(READERS[reader](folder))
         assert len(list(Path("/proc/self/fd").iterdir())) == before
         remove_tree(folder)

@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagefactory.oci.graph import Place, read_graph
+from imagefactory.oci.graph import StoreRepository, read_graph
 from imagefactory.oci.layout import Layout, LayoutStore
 from imagefactory.oci.maintenance import check, collect
-from imagefactory.oci.manifests import Layer, digest_of
-from imagefactory.oci.transfer import Sending, send
-from imagefactory.oci.unpack import Unpacked
-from imagefactory.progress import Quiet
+from imagefactory.oci.manifests import OciLayer, digest_of
+from imagefactory.oci.transfer import TransferRequest, send
+from imagefactory.oci.unpack import UnpackedLayers
+from imagefactory.progress import QuietProgress
 from tests.made.filled_store import covered, fill
 from tests.made.layer_store import file, folder, link, make_tar
 from tests.made.layout import LAYER_TYPE
@@ -33,27 +33,27 @@ LAYER = make_tar(folder("a"), file("a/b", b"hello"), link("c", "a/b"), file(".wh
 
 
 def unpack(layout: Layout) -> None:
-    with layout.in_use(Quiet()):
+    with layout.in_use(QuietProgress()):
         blob = layout.add(LAYER, LAYER_TYPE)
-        layer = Layer(descriptor=blob, diff_id=digest_of(LAYER), title="a layer")
-        unpacked = Unpacked(layout.path / "unpacked")
-        unpacked.drop_changed([layer], Quiet())
-        unpacked.unpack([layer], layout.blob_path, Quiet())
+        layer = OciLayer(descriptor=blob, diff_id=digest_of(LAYER), title="a layer")
+        unpacked = UnpackedLayers(layout.path / "unpacked")
+        unpacked.drop_changed([layer], QuietProgress())
+        unpacked.unpack([layer], layout.blob_path, QuietProgress())
 
 
 def bring(layout: Layout) -> None:
     """An image from another store, which is here at another place, whole."""
     other = Layout(layout.path.with_name("other"))
-    source = Place(store=LayoutStore(other), repository="a")
-    sending = Sending(graph=read_graph(source, "1"), repository="b", candidate="2", tags=("latest",))
-    with layout.in_use(Quiet()):
-        send(source, LayoutStore(layout), sending, Quiet())
+    source = StoreRepository(store=LayoutStore(other), repository="a")
+    sending = TransferRequest(graph=read_graph(source, "1"), repository="b", candidate="2", tags=("latest",))
+    with layout.in_use(QuietProgress()):
+        send(source, LayoutStore(layout), sending, QuietProgress())
 
 
 def untag(layout: Layout) -> None:
     if "a:1" in layout.tags():
         layout.untag("a:1")
-    collect(layout, Quiet())
+    collect(layout, QuietProgress())
 
 
 ACTIONS: dict[str, Callable[[Layout], object]] = {
@@ -61,8 +61,8 @@ ACTIONS: dict[str, Callable[[Layout], object]] = {
     "unpack": unpack,
     "bring": bring,
     "untag": untag,
-    "collect": lambda layout: collect(layout, Quiet()),
-    "mend": lambda layout: check(layout, Quiet(), mend=True),
+    "collect": lambda layout: collect(layout, QuietProgress()),
+    "mend": lambda layout: check(layout, QuietProgress(), mend=True),
 }
 
 
@@ -110,7 +110,7 @@ def test_a_store_outlives_who_works_on_it(full: bool, deaths: list[tuple[str, in
         held = full
         for name, last in deaths:
             killed(lambda: ACTIONS[name](layout), last)  # noqa: B023
-            assert check(layout, Quiet(), mend=False).faults == ()
+            assert check(layout, QuietProgress(), mend=False).faults == ()
             held = held and name != "untag"
             assert not held or layout.image("a:1")
         twin = Layout(Path(ground, "twin", "store"))

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagefactory.errors import FactoryError
-from imagefactory.verify.nonces import AskedRun, Issued, NonceLedger
+from imagefactory.errors import ImagefactoryError
+from imagefactory.verify.nonces import IssuedNonce, NonceStore, NonceSubject
 from tests.made.kit import NONCE, SUBJECT
 from tests.made.mutants import changed_bytes, changed_text
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
 KEY, CI_RUN = "k" * 32, "lab/images/7/2"
-RUN = AskedRun(subject=SUBJECT, suite=f"sha256:{'e' * 64}", level="quick", kit=f"sha256:{'f' * 64}")
+RUN = NonceSubject(subject=SUBJECT, suite=f"sha256:{'e' * 64}", level="quick", kit=f"sha256:{'f' * 64}")
 OURS = {"id": 1, "full_name": "lab/images"}
 # What strangers can choose in a run of their own, each value beside the true one.
 FIELDS: dict[str, list[Any]] = {
@@ -74,10 +74,10 @@ def test_the_run_that_is_chosen_is_the_newest_of_our_own(program: Any, runs: lis
     assert (chosen["run_number"] if chosen else None) == max(ours, default=None)
 
 
-def looked(ledger: NonceLedger) -> tuple[Issued, bytes] | None:
+def looked(ledger: NonceStore) -> tuple[IssuedNonce, bytes] | None:
     try:
         return ledger.look(NONCE), ledger.unsettled(NONCE)
-    except FactoryError:
+    except ImagefactoryError:
         return None
 
 
@@ -86,7 +86,7 @@ def test_an_entry_that_was_changed_says_what_it_said_or_nothing(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     """By whoever has no key, and with every other entry of that ledger at hand."""
-    ledger = NonceLedger(tmp_path_factory.mktemp("ledger"), KEY, ci_run=CI_RUN)
+    ledger = NonceStore(tmp_path_factory.mktemp("ledger"), KEY, ci_run=CI_RUN)
     ledger.issue(NONCE, RUN, NOW)
     issued = ledger.folder / f"{NONCE}.json"
     texts = [issued.read_bytes()]
@@ -105,7 +105,7 @@ def test_an_entry_that_was_changed_says_what_it_said_or_nothing(
 
 @given(st.sampled_from(["lab/images/7/1", "lab/images/8/2", "mallory/images/7/2", ""]) | st.text())
 def test_a_ledger_of_another_run_says_nothing(tmp_path_factory: pytest.TempPathFactory, ci_run: str) -> None:
-    ledger = NonceLedger(tmp_path_factory.mktemp("ledger"), KEY, ci_run=CI_RUN)
+    ledger = NonceStore(tmp_path_factory.mktemp("ledger"), KEY, ci_run=CI_RUN)
     ledger.issue(NONCE, RUN, NOW)
-    there = looked(NonceLedger(ledger.folder, KEY, ci_run=ci_run))
+    there = looked(NonceStore(ledger.folder, KEY, ci_run=ci_run))
     assert (there is not None) == (ci_run == CI_RUN)

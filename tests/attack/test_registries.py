@@ -15,21 +15,21 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from imagefactory.errors import FactoryError
-from imagefactory.http import Patience
+from imagefactory.errors import ImagefactoryError
+from imagefactory.http import RetryPolicy
 from imagefactory.oci.credentials import Credential
-from imagefactory.oci.graph import Place, read_graph
+from imagefactory.oci.graph import StoreRepository, read_graph
 from imagefactory.oci.layout import Layout, LayoutStore
 from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, digest_of
 from imagefactory.oci.registry import session
-from imagefactory.oci.registry.client import Registry
+from imagefactory.oci.registry.client import RegistryClient
 from imagefactory.oci.registry.session import RegistryOptions
 from tests.made.mutants import HOSTILE, changed_bytes, changed_text
 from tests.made.service import Request, Service, service
 from tests.made.store_contract import artifact, blob, image_manifest, source
 
 BLOB = b"a layer" * 50
-PATIENCE = Patience(attempts=2, first_wait=0.0001, longest_wait=0.001, connect=5, read=5, commit=5)
+PATIENCE = RetryPolicy(attempts=2, first_wait=0.0001, longest_wait=0.001, connect=5, read=5, commit=5)
 STATUS = st.sampled_from(
     (200, 200, 200, 201, 202, 204, 206, 301, 307, 400, 401, 403, 404, 416, 429, 500, 503)
 )
@@ -127,14 +127,14 @@ class Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def answering(answers: Answers, internal: str = "127.0.0.1:1") -> Iterator[Registry]:
+def answering(answers: Answers, internal: str = "127.0.0.1:1") -> Iterator[RegistryClient]:
     given = {"answers": answers, "internal": internal}
     server = Server(("127.0.0.1", 0), type("Answering", (Handler,), given))
     threading.Thread(target=server.serve_forever, args=(0.005,), daemon=True).start()
     try:
         known = Credential(user="me", secret="secret", origin="the attack")
         options = RegistryOptions(credentials=lambda _: known, patience=PATIENCE)
-        yield Registry(f"127.0.0.1:{server.server_port}", options)
+        yield RegistryClient(f"127.0.0.1:{server.server_port}", options)
     finally:
         server.shutdown()
         server.server_close()
@@ -190,7 +190,7 @@ def test_any_answer_is_taken_for_what_it_is_or_refused(given: Answers, asked: st
     with (
         service(lambda _: (200, {}, b'{"token": "t"}')) as internal,
         answering(given, internal.address) as registry,
-        suppress(FactoryError),
+        suppress(ImagefactoryError),
     ):
         match asked:
             case "manifest":
@@ -198,7 +198,7 @@ def test_any_answer_is_taken_for_what_it_is_or_refused(given: Answers, asked: st
                 assert found is None or digest_of(found[1]) == digest_of(BODIES[0])
             case "graph":
                 for manifest in read_graph(
-                    Place(store=registry, repository="a"), "1", referrers=True
+                    StoreRepository(store=registry, repository="a"), "1", referrers=True
                 ).manifests:
                     assert digest_of(manifest.data) == manifest.descriptor.digest
             case "blob":
@@ -285,9 +285,9 @@ def test_no_service_is_written_to_for_a_registry(
                 return 401, headers, b""
             return steps[request.method], headers, b'{"tags": [], "manifests": []}'
 
-        with service(answer) as served, suppress(FactoryError):
+        with service(answer) as served, suppress(ImagefactoryError):
             known = Credential(user="me", secret="secret", origin="the attack")
-            registry = Registry(
+            registry = RegistryClient(
                 served.address, RegistryOptions(credentials=lambda _: known, patience=PATIENCE)
             )
             data = BLOB if asked != "large" else bytes(2 << 20)

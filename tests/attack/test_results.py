@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagefactory.errors import FactoryError, UsageError
+from imagefactory.errors import ImagefactoryError, UsageError
 from imagefactory.model import Outcome
 from imagefactory.schedulers.htcondor.ads import parse_ads, parse_status
-from imagefactory.schedulers.pool import ImageKind, LeftOut, NodeResult, PoolImage, Sweep, SweepNode
+from imagefactory.schedulers.pool import ImageKind, NodeResult, PoolImage, SkippedCell, SweepNode, SweepSpec
 from imagefactory.schedulers.sweep_file import (
     CollectedNode,
     read_collected,
@@ -54,7 +54,7 @@ def test_a_kit_that_was_changed_speaks_of_its_own_image_and_nonce(
     text = changed_text(whole.decode()).map(lambda text: text.encode("utf-8", "replace"))
     try:
         path.write_bytes(data.draw(changed_bytes(whole) | text))
-        with suppress(FactoryError):
+        with suppress(ImagefactoryError):
             report = collect_kit(bench.kit, bench.ledger, datetime.now(UTC), {}).report
             assert (report.subject, report.nonce) == (SUBJECT, NONCE)
     finally:
@@ -63,7 +63,7 @@ def test_a_kit_that_was_changed_speaks_of_its_own_image_and_nonce(
 
 @given(changed_text(ADS))
 def test_a_pools_machines_are_read_or_refused(text: str) -> None:
-    with suppress(FactoryError):
+    with suppress(ImagefactoryError):
         parse_ads(parse_status(text), NOW)
 
 
@@ -73,8 +73,8 @@ def make_sweep(folder: Path) -> None:
         name="one-sm90", target="one", capability="9.0", image=image, nonce="0" * 32,
         cuda="", memory=1, disk=1, timeout=60, python="/usr/bin/python3",
     )  # fmt: skip
-    left = LeftOut(target="one", capability="12.0", rule="no-match", reason="no GPU of the pool has it")
-    sweep = Sweep(id=folder.name, made=NOW, level="full", site="generic", nodes=(node,), left_out=(left,))
+    left = SkippedCell(target="one", capability="12.0", rule="no-match", reason="no GPU of the pool has it")
+    sweep = SweepSpec(id=folder.name, made=NOW, level="full", site="generic", nodes=(node,), left_out=(left,))
     write_sweep_file(folder, sweep)
     result = NodeResult(node=node.name, outcome=Outcome.HELD, reason="held: 34")
     write_collected(folder, [CollectedNode(result=result, target="one", capability="9.0", nonce=node.nonce)])

@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagefactory.actions.verify import format_signed, parse_signed
-from imagefactory.errors import FactoryError, StatementError, StoreError
-from imagefactory.extras.portability.report import judge_portable, sign_portable
+from imagefactory.errors import ImagefactoryError, StatementError, StoreError
+from imagefactory.extras.portability.report import sign_portable, verify_portable
 from imagefactory.oci.manifests import MALFORMED, parse_config
 from imagefactory.schedulers.claims import FORM, StoreClaims, claim_of, open_claims, sign_claims
-from imagefactory.trust.approval import Approvable, judge_approvals, sign_approval
+from imagefactory.trust.approval import ApprovalSubject, sign_approval, verify_approvals
 from imagefactory.trust.attached import parse_row
-from imagefactory.trust.envelope import parse_envelope, seal
-from imagefactory.trust.judgement import judge_verdict, parse_revocation
+from imagefactory.trust.envelope import parse_envelope, sign_envelope
+from imagefactory.trust.judgement import parse_revocation, verify_verdict
 from imagefactory.trust.keys import parse_public
-from imagefactory.trust.verdict import Standing, parse_verdict, sign
+from imagefactory.trust.verdict import VerdictStatus, parse_verdict, sign
 from tests.made.mutants import changed_bytes, changed_text
 from tests.made.portable import make_portable
 from tests.made.verdicts import COURT, LAB, NOW, STRANGER, SUBJECT, digest, sealed, whole_report, with_payload
@@ -30,8 +30,8 @@ ENVELOPE = SIGNED.envelope
 PAYLOAD = base64.b64decode(json.loads(ENVELOPE)["payload"])
 
 
-def judged(data: bytes) -> Standing:
-    return judge_verdict(data, digest("9"), SUBJECT, COURT).standing
+def judged(data: bytes) -> VerdictStatus:
+    return verify_verdict(data, digest("9"), SUBJECT, COURT).standing
 
 
 @given(
@@ -39,7 +39,7 @@ def judged(data: bytes) -> Standing:
     | changed_text(ENVELOPE.decode()).map(lambda text: text.encode("utf-8", "replace"))
 )
 def test_an_envelope_that_changed_counts_only_where_it_says_the_same(data: bytes) -> None:
-    if judged(data) is Standing.GOOD:
+    if judged(data) is VerdictStatus.GOOD:
         assert parse_envelope(data, "x").payload == PAYLOAD
 
 
@@ -48,8 +48,8 @@ def test_an_envelope_that_changed_counts_only_where_it_says_the_same(data: bytes
 )
 def test_another_payload_under_the_same_signature_is_refused(payload: bytes) -> None:
     if payload != PAYLOAD:
-        assert judged(with_payload(ENVELOPE, payload)) is not Standing.GOOD
-        assert judged(sealed(payload, STRANGER)) is not Standing.GOOD
+        assert judged(with_payload(ENVELOPE, payload)) is not VerdictStatus.GOOD
+        assert judged(sealed(payload, STRANGER)) is not VerdictStatus.GOOD
 
 
 @given(changed_text(PAYLOAD.decode()))
@@ -57,7 +57,7 @@ def test_what_the_owner_signs_unseen_breaks_nothing(text: str) -> None:
     payload = text.encode("utf-8", "replace")
     judged(sealed(payload))
     for parse in (parse_verdict, parse_revocation):
-        with suppress(FactoryError):
+        with suppress(ImagefactoryError):
             parse(payload, "a statement", LAB.keyid)
 
 
@@ -71,12 +71,12 @@ MOVED = base64.b64decode(json.loads(PORTABLE)["payload"])
 def test_a_statement_of_portability_counts_only_where_it_says_the_same(data: bytes) -> None:
     """Changed as a whole, or under its own signature, or signed unseen by its owner."""
     envelopes = (data, with_payload(PORTABLE, data), sealed(data))
-    found = [judge_portable(one, digest("9"), SUBJECT, COURT.trust, NOW) for one in envelopes]
+    found = [verify_portable(one, digest("9"), SUBJECT, COURT.trust, NOW) for one in envelopes]
     for one, judged_ in zip(envelopes[:2], found, strict=False):
-        assert judged_.standing is not Standing.GOOD or parse_envelope(one, "x").payload == MOVED
+        assert judged_.standing is not VerdictStatus.GOOD or parse_envelope(one, "x").payload == MOVED
 
 
-WANTED = Approvable(subject=SUBJECT, place="registry.example.org/gpu/pytorch", tag="2.3-cu121")
+WANTED = ApprovalSubject(subject=SUBJECT, place="registry.example.org/gpu/pytorch", tag="2.3-cu121")
 APPROVAL = sign_approval(WANTED, LAB, NOW)
 APPROVED = base64.b64decode(json.loads(APPROVAL)["payload"])
 
@@ -88,9 +88,9 @@ APPROVED = base64.b64decode(json.loads(APPROVAL)["payload"])
 )
 def test_an_approval_counts_only_where_it_says_the_same(data: bytes) -> None:
     for one in (data, with_payload(APPROVAL, data), sealed(data, STRANGER)):
-        if judge_approvals((one,), WANTED, COURT.trust, NOW).valid:
+        if verify_approvals((one,), WANTED, COURT.trust, NOW).valid:
             assert parse_envelope(one, "x").payload == APPROVED
-    judge_approvals((sealed(data),), WANTED, COURT.trust, NOW).best()
+    verify_approvals((sealed(data),), WANTED, COURT.trust, NOW).best()
 
 
 CELL = (digest("a"), "8.0")
@@ -104,7 +104,11 @@ QUEUED = base64.b64decode(json.loads(CLAIMS)["payload"])
 )
 def test_claims_count_only_where_they_say_the_same(data: bytes) -> None:
     """Changed as a whole, or under their own signature, or signed unseen by their owner."""
-    for one, foreign in ((data, True), (with_payload(CLAIMS, data), True), (seal(data, LAB, FORM), False)):
+    for one, foreign in (
+        (data, True),
+        (with_payload(CLAIMS, data), True),
+        (sign_envelope(data, LAB, FORM), False),
+    ):
         with suppress(StatementError):
             found = open_claims(one, "0" * 16, COURT.trust, NOW)
             assert not foreign or [other.claim for other in found] == [CLAIM]
@@ -125,7 +129,7 @@ def test_what_lies_about_is_read_or_refused(data: st.DataObject) -> None:
         parse_row(data.draw(changed_text(row)).encode("utf-8", "replace"))
     with suppress(*MALFORMED, StoreError):
         parse_config(data.draw(changed_text(config)).encode("utf-8", "replace"), 1)
-    with suppress(FactoryError):
+    with suppress(ImagefactoryError):
         parse_public(data.draw(changed_bytes(base64.b64encode(LAB.public))), "a key")
-    with suppress(*MALFORMED, FactoryError):  # of the ledger, whose entries carry a MAC
+    with suppress(*MALFORMED, ImagefactoryError):  # of the ledger, whose entries carry a MAC
         parse_signed(data.draw(changed_bytes(signed)))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from imagefactory.errors import StoreError
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.maintenance import check, collect
-from imagefactory.progress import Quiet
+from imagefactory.progress import QuietProgress
 from tests.made.filled_store import covered, fill
 from tests.made.mutants import changed_bytes
 
@@ -42,16 +42,16 @@ def test_a_harmed_store_is_named_and_mended(data: st.DataObject) -> None:
         for _ in range(data.draw(st.integers(1, 5))):
             harm(data, layout, whole)
         harmed = {name for name, content in covered(layout).items() if whole.get(name) != content}
-        found = {fault.place for fault in check(layout, Quiet(), mend=False).faults}
+        found = {fault.place for fault in check(layout, QuietProgress(), mend=False).faults}
         assert harmed <= found, harmed - found
         try:
-            collect(layout, Quiet())
+            collect(layout, QuietProgress())
             layout.image("a:1")
         except StoreError as error:
             assert error.hint
-        left = {fault.place for fault in check(layout, Quiet(), mend=True).faults if not fault.mended}
+        left = {fault.place for fault in check(layout, QuietProgress(), mend=True).faults if not fault.mended}
         assert left <= {"a:1"}
         fill(layout)
-        assert check(layout, Quiet(), mend=False).faults == ()
+        assert check(layout, QuietProgress(), mend=False).faults == ()
         assert {name: covered(layout)[name] for name in whole} == whole
         shutil.rmtree(layout.path)

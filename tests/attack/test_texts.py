@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagefactory.errors import FactoryError
-from imagefactory.extras.importers.environments import Reading, parse_wish
+from imagefactory.errors import ImagefactoryError
+from imagefactory.extras.importers.environments import ReadOptions, parse_environment_file
 from imagefactory.lock.conda.file import parse_conda_lock
 from imagefactory.lock.debian.archive import parse_deb822_sources, parse_sources_list
 from imagefactory.lock.debian.lock import parse_base_lock
@@ -20,7 +20,7 @@ from imagefactory.lock.pypi.requirements import parse_lock
 from imagefactory.recipes.bases import parse_bases
 from imagefactory.recipes.recipe import parse_recipe
 from imagefactory.trust.keys import PublicKey
-from imagefactory.trust.policy import Grant, add_key, parse_trust
+from imagefactory.trust.policy import TrustGrant, add_key, parse_trust
 from tests.made.mutants import changed_text
 from tests.made.verdicts import LAB
 
@@ -97,7 +97,7 @@ dev = ["d", {include-group = "dev"}]
 [tool.uv.sources]
 near = [{path = "near", marker = "sys_platform == 'linux'"}, {workspace = true}]
 """
-GRANT = Grant(key=PublicKey(name="lab", raw=LAB.public), since=date(2026, 1, 1), until=date(2027, 1, 1))
+GRANT = TrustGrant(key=PublicKey(name="lab", raw=LAB.public), since=date(2026, 1, 1), until=date(2027, 1, 1))
 SOURCES = "deb [signed-by=/usr/share/keyrings/a.gpg] https://deb.example.org/debian bookworm main contrib\n"
 DEB822 = "Types: deb deb-src\nURIs: https://deb.example.org/debian\nSuites: bookworm\nComponents: main\n"
 
@@ -108,25 +108,30 @@ def texts(pattern: str) -> list[str]:
     return [path.read_text(encoding="utf-8") for path in found[:2]]
 
 
-NEAR = Reading(pythons=("3.11",), beside=lambda _: "numpy\n", place=".", extras=("a",))
+NEAR = ReadOptions(pythons=("3.11",), beside=lambda _: "numpy\n", place=".", extras=("a",))
 READ: dict[str, tuple[Callable[[str], object], list[str]]] = {
     "recipe": (lambda text: parse_recipe(text, "a.yaml"), texts("recipes/pytorch*.yaml")),
     "bases": (lambda text: parse_bases(text, "bases.yaml"), texts("recipes/bases.yaml")),
     "environment": (
-        lambda text: parse_wish(text, "environment.yml", Reading(pythons=("3.11",))),
+        lambda text: parse_environment_file(text, "environment.yml", ReadOptions(pythons=("3.11",))),
         [ENVIRONMENT],
     ),
     "Dockerfile": (
-        lambda text: parse_wish(text, "Dockerfile", Reading(pythons=("3.11",), beside=lambda _: "numpy\n")),
+        lambda text: parse_environment_file(
+            text, "Dockerfile", ReadOptions(pythons=("3.11",), beside=lambda _: "numpy\n")
+        ),
         [DOCKERFILE],
     ),
-    "definition": (lambda text: parse_wish(text, "a.def", Reading(pythons=("3.11",))), [DEFINITION]),
+    "definition": (
+        lambda text: parse_environment_file(text, "a.def", ReadOptions(pythons=("3.11",))),
+        [DEFINITION],
+    ),
     "requirements": (
-        lambda text: parse_wish(text, "requirements.txt", replace(NEAR, extras=())),
+        lambda text: parse_environment_file(text, "requirements.txt", replace(NEAR, extras=())),
         [REQUIREMENTS],
     ),
-    "setup.py": (lambda text: parse_wish(text, "setup.py", NEAR), [SETUP]),
-    "pyproject.toml": (lambda text: parse_wish(text, "pyproject.toml", NEAR), [PYPROJECT]),
+    "setup.py": (lambda text: parse_environment_file(text, "setup.py", NEAR), [SETUP]),
+    "pyproject.toml": (lambda text: parse_environment_file(text, "pyproject.toml", NEAR), [PYPROJECT]),
     "lock": (lambda text: parse_lock(text, "a.requirements.txt"), texts("lockfiles/*.requirements.txt")),
     "conda lock": (lambda text: parse_conda_lock(text, "a.yml"), texts("lockfiles/*.conda-lock.yml")[:1]),
     "base lock": (lambda text: parse_base_lock(text, "a.lock"), texts("lockfiles/bases/*.lock")),
@@ -153,6 +158,6 @@ def test_a_text_is_read_or_refused(kind: str, data: st.DataObject) -> None:
     text = data.draw(changed_text(data.draw(st.sampled_from(samples))))
     try:
         read(text)
-    except FactoryError as error:
+    except ImagefactoryError as error:
         assert error.message
         assert "Traceback" not in error.message

@@ -16,17 +16,17 @@ from hypothesis import strategies as st
 from imagefactory.errors import RegistryError, StatementError
 from imagefactory.oci.graph import ATTESTATION, Manifest, check_unambiguous, choose_platform, parse_parts
 from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, Descriptor, digest_of
-from imagefactory.trust.catalog import LIFE, open_catalogue, sign_catalogue
+from imagefactory.trust.catalog import LIFE, sign_catalog, verify_catalog
 from imagefactory.trust.envelope import parse_envelope
 from imagefactory.trust.judgement import (
-    Withdrawal,
-    judge_revocations,
-    judge_verdict,
-    judge_verdicts,
+    RevocationRequest,
     sign_revocation,
+    verify_revocations,
+    verify_verdict,
+    verify_verdicts,
 )
-from imagefactory.trust.verdict import SKEW, Standing, sign
-from imagefactory.verify.report import Subject
+from imagefactory.trust.verdict import SKEW, VerdictStatus, sign
+from imagefactory.verify.report import VerifiedImage
 from tests.made.catalogue import make_catalogue
 from tests.made.verdicts import COURT, LAB, NOW, STRANGER, SUBJECT, digest, whole_report
 
@@ -47,10 +47,10 @@ SIGNED = [
 ]
 
 
-@given(st.builds(Subject, target=st.just(""), index=DIGESTS, manifest=DIGESTS, config=DIGESTS))
-def test_a_verdict_is_about_its_manifest_alone(subject: Subject) -> None:
+@given(st.builds(VerifiedImage, target=st.just(""), index=DIGESTS, manifest=DIGESTS, config=DIGESTS))
+def test_a_verdict_is_about_its_manifest_alone(subject: VerifiedImage) -> None:
     envelope = SIGNED[0]
-    good = judge_verdict(envelope, digest("9"), subject, COURT).standing is Standing.GOOD
+    good = verify_verdict(envelope, digest("9"), subject, COURT).standing is VerdictStatus.GOOD
     assert good is (subject.manifest == SUBJECT.manifest)
 
 
@@ -66,16 +66,16 @@ def test_wrappers_and_replays_add_nothing(
     names = tuple({digest_of(json_payload(one)) for one in revoked})
     revocations = {}
     if names:
-        withdrawal = Withdrawal(subject=SUBJECT, why="no", verdicts=names)
+        withdrawal = RevocationRequest(subject=SUBJECT, why="no", verdicts=names)
         revocations[digest("r")] = sign_revocation(withdrawal, key, NOW + timedelta(hours=1))
-    heeded = judge_revocations(revocations, SUBJECT, LATER).heeded
+    heeded = verify_revocations(revocations, SUBJECT, LATER).heeded
     envelopes = {f"sha256:{number:064x}": envelope for number, envelope in carried}
-    found = judge_verdicts(envelopes, SUBJECT, replace(LATER, revocations=heeded))
-    good = [one.verdict for one in found if one.standing is Standing.GOOD and one.verdict]
+    found = verify_verdicts(envelopes, SUBJECT, replace(LATER, revocations=heeded))
+    good = [one.verdict for one in found if one.standing is VerdictStatus.GOOD and one.verdict]
     assert len({one.report.nonce for one in good}) == len(good)
     assert all(one.keyid == LAB.keyid and one.report.subject.manifest == SUBJECT.manifest for one in good)
     assert key is STRANGER or not {one.digest for one in good} & set(names)
-    other = judge_verdicts(dict(reversed(envelopes.items())), SUBJECT, replace(LATER, revocations=heeded))
+    other = verify_verdicts(dict(reversed(envelopes.items())), SUBJECT, replace(LATER, revocations=heeded))
     assert other == found
 
 
@@ -229,7 +229,7 @@ def test_after_its_time_a_key_is_believed_for_what_was_seen_in_it_alone(
     (lab,) = COURT.trust.keys
     trust = replace(COURT.trust, keys=(replace(lab, until=end, signed=known),))
     court = replace(COURT, trust=trust, now=read, vouched=vouched)
-    good = judge_verdict(signed.envelope, digest("9"), SUBJECT, court).standing is Standing.GOOD
+    good = verify_verdict(signed.envelope, digest("9"), SUBJECT, court).standing is VerdictStatus.GOOD
     in_time = at < end or (at == end and recorded)  # times have whole seconds
     assert not good or (in_time and (read < end or recorded or vouched))
     assert good or not in_time or (read >= end and not recorded and not vouched) or at - read > SKEW
@@ -238,11 +238,11 @@ def test_after_its_time_a_key_is_believed_for_what_was_seen_in_it_alone(
 @given(HOURS, HOURS, HOURS)
 def test_a_catalogue_of_a_key_counts_in_its_time_alone(made: int, until: int, now: int) -> None:
     at, end, read = (NOW + timedelta(hours=hours) for hours in (made, until, now))
-    data = sign_catalogue(make_catalogue(made=at, expires=at + LIFE), LAB)
+    data = sign_catalog(make_catalogue(made=at, expires=at + LIFE), LAB)
     (lab,) = COURT.trust.keys
     trust = replace(COURT.trust, keys=(replace(lab, until=end),))
     with suppress(StatementError):
-        assert open_catalogue(data, trust, read).keyid == LAB.keyid
+        assert verify_catalog(data, trust, read).keyid == LAB.keyid
         assert read < end
         assert at < end
         return
@@ -258,7 +258,7 @@ def test_a_retired_key_takes_back_what_is_of_its_time_alone(issued: int, until: 
     court = replace(COURT, trust=replace(COURT.trust, keys=(replace(lab, until=end),)), now=now)
     names = (signed.verdict.digest,) if named else ()
     envelope = sign_revocation(
-        Withdrawal(subject=SUBJECT, why="no", verdicts=names), LAB, end - timedelta(seconds=1)
+        RevocationRequest(subject=SUBJECT, why="no", verdicts=names), LAB, end - timedelta(seconds=1)
     )
-    heeded = judge_revocations({digest("r"): envelope}, SUBJECT, court).heeded
+    heeded = verify_revocations({digest("r"): envelope}, SUBJECT, court).heeded
     assert any(one.covers(signed.verdict) for one in heeded) is (at < end)

@@ -48,7 +48,7 @@ def controls(sees):
 
     def fetch(context, array, kind):
         if ("place" in sees and not context.asked.rehearsal) or ("type" in sees and array != kind):
-            raise contexts.Failure("refused")
+            raise contexts.CheckFailure("refused")
 
     return run(
         "numbers-controls",

@@ -71,7 +71,7 @@ for name, arrays in tries.items():
         try:
             files[name].fetch(strict, array, "float32")
             said.setdefault(name, []).append("")
-        except plain.Failure as error:
+        except plain.CheckFailure as error:
             said.setdefault(name, []).append(error.detail)
 
 runtime = files["onnxruntime"]
@@ -97,6 +97,6 @@ for events in profiles:
     try:
         runtime._judge_profile(events, job, gpu)
         said.setdefault("profile", []).append("")
-    except plain.Failure as error:
+    except plain.CheckFailure as error:
         said.setdefault("profile", []).append(error.detail)
 print(json.dumps(said))

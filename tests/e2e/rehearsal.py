@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.actions.definition import define_target
-from imagefactory.project import read_factory
-from imagefactory.recipes.expand import select_one
+from imagefactory.project import load_project
+from imagefactory.recipes.expand import select_single
 from imagefactory.settings.load import load_settings
-from imagefactory.verify.gpu_run import GpuAsk, ask_gpu
+from imagefactory.verify.gpu_run import GpuRequest, gpu_expectations
 from imagefactory.verify.report import FULL, QUICK
 from imagefactory.verify.suite_files import read_suite, write_suite
 from tests.services.factory import Factory
@@ -24,9 +24,9 @@ LEVEL = many(QUICK, FULL)
 def prepare(factory: Factory, target: str, folder: Path) -> None:
     """The suite and its expectations for a rehearsal of `target`, below `folder`."""
     settings = load_settings(directory=factory.root, start=factory.root, environ=factory.environ)
-    made = read_factory(settings, factory.environ)
-    definition = define_target(made, select_one(made.targets, target))
-    asked = ask_gpu(definition, GpuAsk(nonce=NONCE, level=LEVEL, predicted={}, rehearsal=True))
+    made = load_project(settings, factory.environ)
+    definition = define_target(made, select_single(made.targets, target))
+    asked = gpu_expectations(definition, GpuRequest(nonce=NONCE, level=LEVEL, predicted={}, rehearsal=True))
     write_suite(folder / "suite", read_suite())
     (folder / "out").mkdir()
     (folder / "out" / "expectations.json").write_text(json.dumps(asked))

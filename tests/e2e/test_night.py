@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from imagefactory.oci.candidates import CANDIDATE
-from imagefactory.oci.registry.client import Registry
+from imagefactory.oci.registry.client import RegistryClient
 from tests.services.factory import Factory, copy_store
 
 TARGET = "tiny-12.1-cu121"
@@ -46,7 +46,7 @@ class Ground:
     def made(self) -> str:
         """When the catalogue that researchers read was signed."""
         host, _, path = self.place.partition("/")
-        found = Registry(host).manifest(f"{path}/catalogue", "current")
+        found = RegistryClient(host).manifest(f"{path}/catalogue", "current")
         assert found is not None
         return found[0].digest
 
@@ -70,7 +70,7 @@ def test_a_night_builds_pushes_and_publishes_and_says_so(ground: Ground) -> None
     assert (first["broken"], first["proven"]) == ([], [])
     assert "nothing is verified" in first["notes"][0]
     host, _, path = ground.place.partition("/")
-    tags = [tag for tag in Registry(host).tags(f"{path}/tiny") if not tag.startswith("sha256-")]
+    tags = [tag for tag in RegistryClient(host).tags(f"{path}/tiny") if not tag.startswith("sha256-")]
     assert [bool(CANDIDATE.fullmatch(tag)) for tag in tags] == [True]
     said = ground.mail.read_text()
     assert f"built\n  {TARGET}\n" in said

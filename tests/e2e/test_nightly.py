@@ -26,20 +26,20 @@ import pytest
 import yaml
 
 from imagefactory.actions import new_project
-from imagefactory.actions.new_project import Source
-from imagefactory.actions.read_catalog import read_catalogue
+from imagefactory.actions.new_project import ImagefactorySource
+from imagefactory.actions.read_catalog import read_catalog
 from imagefactory.oci.candidates import CANDIDATE, VERDICT_TYPE
-from imagefactory.oci.graph import Place, read_manifest
-from imagefactory.oci.registry.client import Registry
+from imagefactory.oci.graph import StoreRepository, read_manifest
+from imagefactory.oci.registry.client import RegistryClient
 from imagefactory.settings.load import load_settings
-from imagefactory.trust.attached import Statement, attach, read_subject
-from imagefactory.trust.catalog import Offer
+from imagefactory.trust.attached import SignedStatement, attach, read_subject
+from imagefactory.trust.catalog import ImageOffer
 from imagefactory.trust.claims import verified_claims
 from imagefactory.trust.keys import read_signing_key
-from imagefactory.trust.offers import judge_offer
+from imagefactory.trust.offers import verify_offer
 from imagefactory.trust.policy import read_trust
 from imagefactory.trust.verdict import sign
-from imagefactory.verify.kits import program_sum
+from imagefactory.verify.kits import program_checksum
 from imagefactory.verify.suite_files import suite_digest
 from tests.made.verdicts import HOST, whole_report
 from tests.services.factory import ROOT, Factory, copy_store
@@ -254,9 +254,9 @@ def tool(scratch: Path) -> Path:
 def project_jobs(name: str) -> Values:
     """The jobs of a file that `init --github` writes, and those of the workflows that it calls."""
     with pytest.MonkeyPatch.context() as patch:
-        source = Source(url="https://github.com/imagefactory/imagefactory", commit="c" * 40)
+        source = ImagefactorySource(url="https://github.com/imagefactory/imagefactory", commit="c" * 40)
         patch.setattr(new_project, "find_source", lambda package: source)
-        text = new_project.night_files(["github"], Path("/"))[f".github/workflows/{name}"]
+        text = new_project.nightly_files(["github"], Path("/"))[f".github/workflows/{name}"]
     jobs: Values = {}
     for title, job in yaml.safe_load(text)["jobs"].items():
         owner, _, path = job.get("uses", "").partition("/.github/workflows/")
@@ -325,7 +325,7 @@ def test_a_night_without_a_gpu_builds_a_candidate_and_moves_no_tag(
     ends_with_no_gpu(first)
 
     registry, _, path = place.partition("/")
-    tags = Registry(registry).tags(f"{path}/{FAMILY}")
+    tags = RegistryClient(registry).tags(f"{path}/{FAMILY}")
     assert [bool(CANDIDATE.fullmatch(tag)) for tag in tags if not tag.startswith("sha256-")] == [True]
 
 
@@ -333,8 +333,8 @@ def test_the_next_night_builds_nothing_and_verifies_the_candidate_that_is_there(
     root: Path, place: str, scratch: Path, factory: Factory
 ) -> None:
     registry, _, path = place.partition("/")
-    (tag,) = (tag for tag in Registry(registry).tags(f"{path}/{FAMILY}") if CANDIDATE.fullmatch(tag))
-    there = Registry(registry).manifest(f"{path}/{FAMILY}", tag)
+    (tag,) = (tag for tag in RegistryClient(registry).tags(f"{path}/{FAMILY}") if CANDIDATE.fullmatch(tag))
+    there = RegistryClient(registry).manifest(f"{path}/{FAMILY}", tag)
     assert there is not None
     second = night(2, root, place, scratch, factory)
     second.stores = {"IMAGEFACTORY_CACHE": str(scratch / "night-2-cache")}
@@ -375,7 +375,7 @@ def test_a_ledger_of_another_attempt_or_of_a_gpu_job_is_signed_for_nothing(
 def test_what_is_proven_costs_nothing(root: Path, place: str, scratch: Path, factory: Factory) -> None:
     """A verdict of a made-up GPU, signed by the key that this test's factory trusts, and no other does."""
     registry, _, path = place.partition("/")
-    there = Place(store=Registry(registry), repository=f"{path}/{FAMILY}")
+    there = StoreRepository(store=RegistryClient(registry), repository=f"{path}/{FAMILY}")
     (tag,) = (tag for tag in there.store.tags(there.repository) if CANDIDATE.fullmatch(tag))
     subject = replace(read_subject(there, tag), target=TARGET)
     now = datetime.now(UTC)
@@ -384,14 +384,14 @@ def test_what_is_proven_costs_nothing(root: Path, place: str, scratch: Path, fac
     report = whole_report(subject=subject, suite=suite_digest(), started=now, ended=now, hardware=hardware)
     signed = sign(report, read_signing_key(path_of_key), now=now, days=1)
     manifest = read_manifest(there, subject.manifest).descriptor
-    attach(there, Statement(kind=VERDICT_TYPE, subject=manifest, envelope=signed.envelope))
+    attach(there, SignedStatement(kind=VERDICT_TYPE, subject=manifest, envelope=signed.envelope))
 
     third = night(3, root, place, scratch, factory)
     assert third.run("plan") == {"plan": 0}, third.said
     assert third.contexts["needs"]["plan"]["outputs"] == {
         "targets": '{"include":[]}',
         "matrix": '{"include":[]}',
-        "program": program_sum(),
+        "program": program_checksum(),
     }
     assert "1 unchanged" in third.said["plan"]
     assert [third.run(name) for name in ("candidates", "verify", "promote")] == [{}, {}, {"promote": 0}]
@@ -399,7 +399,7 @@ def test_what_is_proven_costs_nothing(root: Path, place: str, scratch: Path, fac
     assert [str(one) for one in verified_claims(offered.judged)] == ["8.0"], third.said
 
 
-def read_offers(root: Path, place: str, scratch: Path) -> list[Offer]:
+def read_offers(root: Path, place: str, scratch: Path) -> list[ImageOffer]:
     """The catalogue of a night as a researcher reads it, who has no factory but its row of trust."""
     config = scratch / "researcher" / "imagefactory"
     config.mkdir(parents=True, exist_ok=True)
@@ -412,9 +412,9 @@ def read_offers(root: Path, place: str, scratch: Path) -> list[Offer]:
     }
     settings = load_settings(directory=None, start=config.parent, environ=environ)
     now = datetime.now(UTC)
-    catalogue = read_catalogue(settings, environ, now)
+    catalogue = read_catalog(settings, environ, now)
     trusted = read_trust(settings.files)
-    return [judge_offer(catalogue, image, trusted, now) for image in catalogue.images]
+    return [verify_offer(catalogue, image, trusted, now) for image in catalogue.images]
 
 
 def ends_with_no_gpu(one: Night) -> None:

@@ -13,20 +13,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from imagefactory.build.base.image import BaseImage, format_time, write_index
+from imagefactory.build.base.image import BuiltBase, format_time, write_index
 from imagefactory.build.definition import SYSTEM_PATH, define
 from imagefactory.lock.pypi.index import PackageIndex
-from imagefactory.model import Base, Definition, Lock, Target, Where
+from imagefactory.model import BaseSpec, BuildSpec, Lock, SourceLocation, Target
 from imagefactory.oci.layers import CHUNK, codec
 from imagefactory.oci.layout import BlobWriter, Layout
-from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, Layer, canonical_json, format_descriptor
-from imagefactory.oci.unpack import Unpacked
-from imagefactory.progress import Quiet
+from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, OciLayer, canonical_json, format_descriptor
+from imagefactory.oci.unpack import UnpackedLayers
+from imagefactory.progress import QuietProgress
 from tests.made.wheels import locked, make_wheel
 
 EPOCH = 1_700_000_000
-WHERE = Where(file="recipes/tiny.yaml", line=1, column=1)
-BASE = Base(
+WHERE = SourceLocation(file="recipes/tiny.yaml", line=1, column=1)
+BASE = BaseSpec(
     name="debian-12",
     suite="bookworm",
     python="3.11",
@@ -108,7 +108,7 @@ def index_server(folder: Path, *, user: str, password: str) -> Iterator[Index]:
             server.shutdown()
 
 
-def make_target(folder: Path, words: str = "tiny runs") -> Definition:
+def make_target(folder: Path, words: str = "tiny runs") -> BuildSpec:
     """The definition, and its wheels in `folder`/simple as an index has them.
 
     Both wheels bring other.py. The recipe names torch, so its file is to be kept, which says 7.
@@ -148,7 +148,7 @@ def make_base_tar(folder: Path) -> Path:
     return tar
 
 
-def store_base(layout: Layout, tar: Path) -> BaseImage:
+def store_base(layout: Layout, tar: Path) -> BuiltBase:
     """The tar as a base of the store, as the factory's own are."""
     packer, plain = codec("zstd"), hashlib.sha256()
     with BlobWriter(layout) as blob, tar.open("rb") as file:
@@ -158,7 +158,7 @@ def store_base(layout: Layout, tar: Path) -> BaseImage:
             blob.write(compressor.compress(data))
         blob.write(compressor.flush())
         descriptor = blob.commit(packer.media_type)
-    layer = Layer(descriptor=descriptor, diff_id=f"sha256:{plain.hexdigest()}", title=BASE.name)
+    layer = OciLayer(descriptor=descriptor, diff_id=f"sha256:{plain.hexdigest()}", title=BASE.name)
     config = {
         "created": format_time(EPOCH),
         "architecture": "amd64",
@@ -175,9 +175,9 @@ def store_base(layout: Layout, tar: Path) -> BaseImage:
     }
     index = write_index(layout, manifest, "linux/amd64")
     layout.tag(f"base:{BASE.name}", index)
-    return BaseImage(
+    return BuiltBase(
         image=layout.load(f"base:{BASE.name}", index),
-        folders=Unpacked(layout.path / "unpacked").unpack([layer], layout.blob_path, Quiet()),
+        folders=UnpackedLayers(layout.path / "unpacked").unpack([layer], layout.blob_path, QuietProgress()),
         identity=f"sha256:{plain.hexdigest()}",
         epoch=EPOCH,
         published=True,

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from imagefactory.actions.definition import define_target
-from imagefactory.actions.locked import wanted_hash
+from imagefactory.actions.locked import required_content_hash
 from imagefactory.build.assemble import AssembleEngine
 from imagefactory.build.base import image as base_image
-from imagefactory.build.base.image import BaseImage, write_index
+from imagefactory.build.base.image import BuiltBase, write_index
 from imagefactory.lock.debian.lock import read_base_lock
 from imagefactory.lock.files import write_lock
 from imagefactory.model import Lock, LockedWheel, Target
@@ -30,11 +30,11 @@ from imagefactory.oci.manifests import (
     CONFIG_TYPE,
     MANIFEST_TYPE,
     Descriptor,
-    Layer,
+    OciLayer,
     canonical_json,
     format_descriptor,
 )
-from imagefactory.project import Factory, read_factory
+from imagefactory.project import Project, load_project
 from imagefactory.settings.load import load_settings
 from tests.services import libcuda
 from tests.services.condor import CondorPool
@@ -98,7 +98,7 @@ class PoolGround:
     """The factory as the tests see it; `root` and `store` lie in the ordinary user's home."""
 
     pool: CondorPool
-    factory: Factory
+    factory: Project
     environ: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -133,7 +133,7 @@ def make_ground(
     shutil.copy(TREE / "recipes/bases.yaml", root / "recipes")
     shutil.copytree(TREE / "lockfiles/bases", root / "lockfiles/bases")
     environ = {"HOME": str(home), "IMAGEFACTORY_STORE": str(store)}
-    factory = read_factory(load_settings(directory=root, start=root, environ=environ), environ)
+    factory = load_project(load_settings(directory=root, start=root, environ=environ), environ)
     common = factory.layout.add(_pack(_common()), LAYER_TYPE)
     base = put_base(factory, common)
     for target in factory.targets:
@@ -144,7 +144,7 @@ def make_ground(
     return PoolGround(pool=pool, factory=factory, environ=there)
 
 
-def lock(factory: Factory, target: Target) -> None:
+def lock(factory: Project, target: Target) -> None:
     wheels = tuple(
         LockedWheel(
             name=name,
@@ -157,7 +157,7 @@ def lock(factory: Factory, target: Target) -> None:
     )
     made = Lock(
         target=target.name,
-        content_hash=wanted_hash(factory, target),
+        content_hash=required_content_hash(factory, target),
         python=target.python,
         platform="manylinux_2_36_x86_64",
         solver="uv 0.9.1",
@@ -166,23 +166,23 @@ def lock(factory: Factory, target: Target) -> None:
     write_lock(factory.lock_folder, made)
 
 
-def put_base(factory: Factory, layer: Descriptor) -> BaseImage:
+def put_base(factory: Project, layer: Descriptor) -> BuiltBase:
     """A base that is remembered as the locked one; its content is this machine's Python."""
     (base,) = (one for one in factory.bases if one.name == factory.targets[0].base)
     lock = read_base_lock(factory.base_lock_path(base))
     assert lock is not None
-    made = Layer(descriptor=layer, diff_id=layer.digest, title=base.name)
+    made = OciLayer(descriptor=layer, diff_id=layer.digest, title=base.name)
     factory.layout.record_layer(base_image._layer_key(lock, factory.settings.codec.value, None), made)
     epoch = lock.source_date_epoch
     image = base_image._tag(factory.layout, base, (made,), epoch)
-    return BaseImage(image=image, folders=(), identity=base_image.base_key(lock), epoch=epoch, published=True)
+    return BuiltBase(image=image, folders=(), identity=base_image.base_key(lock), epoch=epoch, published=True)
 
 
-def special(factory: Factory, trick: Trick) -> Descriptor:
+def special(factory: Project, trick: Trick) -> Descriptor:
     return factory.layout.add(_pack(_special(trick)), LAYER_TYPE)
 
 
-def put_image(factory: Factory, target: Target, parts: tuple[BaseImage, Descriptor]) -> None:
+def put_image(factory: Project, target: Target, parts: tuple[BuiltBase, Descriptor]) -> None:
     """An image of the base and one layer, remembered as what the target's lock gives."""
     layout, (base, own) = factory.layout, parts
     definition = define_target(factory, target)

@@ -26,32 +26,32 @@ from pathlib import Path
 import pytest
 
 from imagefactory.actions.definition import define_target
-from imagefactory.build.apptainer import ApptainerEngine, lend_layout
-from imagefactory.build.base.image import BaseImage
+from imagefactory.build.apptainer import ApptainerEngine, share_layout
+from imagefactory.build.base.image import BuiltBase
 from imagefactory.build.secrets import BuildSecrets, find_secrets
-from imagefactory.build.sif import SifMaker
+from imagefactory.build.sif import SifBuilder
 from imagefactory.errors import BuildError, ToolError, UsageError
 from imagefactory.lock.pypi.index import PackageIndex
-from imagefactory.model import Definition, Lock, Mount, RunSpec
-from imagefactory.oci.graph import Place, read_graph
+from imagefactory.model import BuildSpec, Lock, Mount, RunSpec
+from imagefactory.oci.graph import StoreRepository, read_graph
 from imagefactory.oci.layout import Layout, LayoutStore
 from imagefactory.oci.maintenance import collect
 from imagefactory.oci.manifests import (
     CONFIG_TYPE,
     MANIFEST_TYPE,
     Image,
-    Sif,
+    SifArtifact,
     canonical_json,
     format_descriptor,
 )
-from imagefactory.oci.registry.client import Registry
+from imagefactory.oci.registry.client import RegistryClient
 from imagefactory.oci.sif import find_sif, load_sif, read_partition, sifs_of
 from imagefactory.oci.squash_layers import SQUASHED
-from imagefactory.oci.transfer import Sending, send
-from imagefactory.progress import Quiet
-from imagefactory.project import read_factory
+from imagefactory.oci.transfer import TransferRequest, send
+from imagefactory.progress import QuietProgress
+from imagefactory.project import load_project
 from imagefactory.runtime.apptainer import ApptainerRunner
-from imagefactory.runtime.apptainer_command import CHILD, ApptainerCommand, SifOrder
+from imagefactory.runtime.apptainer_command import CHILD, ApptainerCommand, SifRequest
 from imagefactory.scan.layers import unpacked_sif
 from imagefactory.settings.load import load_settings
 from tests.made.layer_store import TAR, file, make_tar
@@ -73,12 +73,14 @@ class Ground:
     factory: Factory
     layout: Layout
     image: Image
-    definition: Definition
-    base: BaseImage
+    definition: BuildSpec
+    base: BuiltBase
     command: ApptainerCommand
 
-    def make(self, image: Image, compression: str = "fast") -> Sif:
-        return SifMaker(self.layout, self.command, workers=2).make(image, TARGET, compression, Quiet())
+    def make(self, image: Image, compression: str = "fast") -> SifArtifact:
+        return SifBuilder(self.layout, self.command, workers=2).make(
+            image, TARGET, compression, QuietProgress()
+        )
 
     @property
     def runner(self) -> ApptainerRunner:
@@ -92,7 +94,7 @@ def ground(apptainer: str, tiny_root: Path, base_store: Path) -> Iterator[Ground
     root = shutil.copytree(tiny_root, folder / "tiny")
     made = replace(lend(base_store, folder), root=root)
     made.run("build", "--engine", "assemble", "--no-smoke", TARGET)
-    factory = read_factory(load_settings(directory=root, start=root, environ=made.environ), made.environ)
+    factory = load_project(load_settings(directory=root, start=root, environ=made.environ), made.environ)
     layout = factory.layout
     image, base = layout.image("tiny:12.1-cu121"), layout.image("base:debian-12")
     assert image
@@ -102,7 +104,7 @@ def ground(apptainer: str, tiny_root: Path, base_store: Path) -> Iterator[Ground
         layout=layout,
         image=image,
         definition=define_target(factory, factory.targets[0]),
-        base=BaseImage(image=base, folders=(), identity="sha256:" + "0" * 64, epoch=0, published=True),
+        base=BuiltBase(image=base, folders=(), identity="sha256:" + "0" * 64, epoch=0, published=True),
         command=ApptainerCommand(os.environ),
     )
     shutil.rmtree(folder, ignore_errors=True)
@@ -118,7 +120,7 @@ def sha256_of(path: Path) -> str:
 
 @pytest.fixture
 def bench(ground: Ground, tmp_path: Path) -> Path:
-    lend_layout(ground.layout, ground.base.image.manifest, tmp_path / "base")
+    share_layout(ground.layout, ground.base.image.manifest, tmp_path / "base")
     return tmp_path
 
 
@@ -134,7 +136,7 @@ def test_a_failing_build_is_caught(ground: Ground, bench: Path, earlier: bytes) 
     if earlier:
         output.write_bytes(earlier)
     lines: list[str] = []
-    order = SifOrder(
+    order = SifRequest(
         folder=bench, spec=definition_of(bench, "echo before\necho went wrong >&2\nexit 3"), output=output
     )
     with pytest.raises(BuildError, match=r"x\.sif: .*255") as caught:
@@ -173,7 +175,7 @@ def test_an_interrupted_build_leaves_nothing(ground: Ground, bench: Path) -> Non
         if line == "ready":
             raise KeyboardInterrupt
 
-    order = SifOrder(folder=bench, spec=definition_of(bench, f"echo ready\n{asleep}"), output=output)
+    order = SifRequest(folder=bench, spec=definition_of(bench, f"echo ready\n{asleep}"), output=output)
     with pytest.raises(KeyboardInterrupt):
         ground.command.build(order, stop)
     assert list(output.parent.iterdir()) == []
@@ -186,8 +188,8 @@ def test_a_killed_factory_takes_its_build_along(ground: Ground, bench: Path) -> 
     code = f"""
         import os
         from pathlib import Path
-        from imagefactory.runtime.apptainer_command import ApptainerCommand, SifOrder
-        order = SifOrder(folder=Path({str(bench)!r}), spec="x.def", output=Path({str(bench / "x.sif")!r}))
+        from imagefactory.runtime.apptainer_command import ApptainerCommand, SifRequest
+        order = SifRequest(folder=Path({str(bench)!r}), spec="x.def", output=Path({str(bench / "x.sif")!r}))
         ApptainerCommand(os.environ).build(order, lambda line: print(line, flush=True))
     """
     command = [sys.executable, "-c", textwrap.dedent(code)]
@@ -245,7 +247,7 @@ def test_the_callers_environment_stays_out(ground: Ground, bench: Path) -> None:
         "APPTAINER_BIND": "/root:/srv",
     }
     lines: list[str] = []
-    order = SifOrder(
+    order = SifRequest(
         folder=bench, spec=definition_of(bench, "echo leak=${LEAK:-none}; ls /srv"), output=bench / "x.sif"
     )
     ApptainerCommand({**environ, "LEAK": "1"}).build(order, lines.append)
@@ -257,7 +259,7 @@ def test_the_callers_environment_stays_out(ground: Ground, bench: Path) -> None:
     assert done.stdout == "none\n"
 
 
-def replace_path(sif: Sif, path: Path) -> Sif:
+def replace_path(sif: SifArtifact, path: Path) -> SifArtifact:
     return replace(sif, path=path)
 
 
@@ -298,7 +300,7 @@ def locked_index(ground: Ground) -> Iterator[PackageIndex]:
         server.shutdown()
 
 
-class Remembering(Quiet):
+class Remembering(QuietProgress):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
@@ -307,7 +309,7 @@ class Remembering(Quiet):
 
 
 @pytest.fixture(scope="module")
-def built(ground: Ground, locked_index: PackageIndex) -> tuple[Sif, list[str]]:
+def built(ground: Ground, locked_index: PackageIndex) -> tuple[SifArtifact, list[str]]:
     """What the engine made through that index, and all it said."""
 
     def secrets(lock: Lock | None) -> BuildSecrets:
@@ -323,7 +325,7 @@ def built(ground: Ground, locked_index: PackageIndex) -> tuple[Sif, list[str]]:
     return sif, progress.lines
 
 
-def test_engine_keeps_what_it_built(ground: Ground, built: tuple[Sif, list[str]]) -> None:
+def test_engine_keeps_what_it_built(ground: Ground, built: tuple[SifArtifact, list[str]]) -> None:
     sif, lines = built
     assert sif.name == f"{TARGET}-{sif.file.digest[7:19]}.sif"
     assert (sif.made_from, sif.compression, sif.config) == ("", "fast", sif.file.digest)
@@ -336,7 +338,7 @@ def test_engine_keeps_what_it_built(ground: Ground, built: tuple[Sif, list[str]]
     assert find_sif(ground.layout, "tiny:12.1-cu121.sif") == sif
 
 
-def test_no_secret_of_the_machine_is_in_it(built: tuple[Sif, list[str]], tmp_path: Path) -> None:
+def test_no_secret_of_the_machine_is_in_it(built: tuple[SifArtifact, list[str]], tmp_path: Path) -> None:
     sif, lines = built
     word = CANARY.encode()
     assert any("Collecting idna" in line for line in lines)  # it came through the locked index
@@ -369,7 +371,9 @@ def test_no_secret_of_the_machine_is_in_it(built: tuple[Sif, list[str]], tmp_pat
     assert "pip.conf" in definition  # the step that reads it, not what it says
 
 
-def test_built_and_converted_hold_the_locks_packages(ground: Ground, built: tuple[Sif, list[str]]) -> None:
+def test_built_and_converted_hold_the_locks_packages(
+    ground: Ground, built: tuple[SifArtifact, list[str]]
+) -> None:
     listed = "sorted((d.name.lower(), d.version) for d in m.distributions())"
     show = f"import importlib.metadata as m; print({listed})"
     wanted = sorted((wheel.name, wheel.version) for wheel in ground.definition.lock.wheels)
@@ -455,9 +459,9 @@ def without_date(data: bytes) -> bytes:
 
 def test_it_is_what_apptainer_makes_of_the_image(ground: Ground, tmp_path: Path) -> None:
     """The whole tree, modes, owners, contents and container: apptainer's own build of the same image."""
-    lend_layout(ground.layout, ground.image.manifest, tmp_path / "image")
+    share_layout(ground.layout, ground.image.manifest, tmp_path / "image")
     theirs = tmp_path / "theirs.sif"
-    ground.command.build(SifOrder(folder=tmp_path, spec="oci:image", output=theirs), lambda _: None)
+    ground.command.build(SifRequest(folder=tmp_path, spec="oci:image", output=theirs), lambda _: None)
     ours = ground.make(ground.image).path
     ours_listed = listed(ours)
     assert len(ours_listed) > 5000
@@ -466,8 +470,8 @@ def test_it_is_what_apptainer_makes_of_the_image(ground: Ground, tmp_path: Path)
     assert our_parts == their_parts
     assert list(map(without_date, our_texts)) == list(map(without_date, their_texts))
     with (
-        unpacked_sif(ours, tmp_path, Quiet()) as our_root,
-        unpacked_sif(theirs, tmp_path, Quiet()) as their_root,
+        unpacked_sif(ours, tmp_path, QuietProgress()) as our_root,
+        unpacked_sif(theirs, tmp_path, QuietProgress()) as their_root,
     ):
         labels = ".singularity.d/labels.json"
         told = [without_date((root / labels).read_bytes()) for root in (our_root, their_root)]
@@ -486,7 +490,7 @@ def test_the_same_file_wherever_it_is_made(ground: Ground, tmp_path: Path) -> No
     layout.blob_path(first.file.digest).unlink()
     image = layout.image(ground.image.name)
     assert image
-    second = SifMaker(layout, ground.command, workers=5).make(image, TARGET, "fast", Quiet())
+    second = SifBuilder(layout, ground.command, workers=5).make(image, TARGET, "fast", QuietProgress())
     assert (second.file, second.digest) == (first.file, first.digest)
 
 
@@ -530,7 +534,7 @@ def test_a_kept_file_that_changed_is_in_no_other(ground: Ground, packed: list[in
     assert ground.make(image).file == sif.file
     assert sif.path.read_bytes() == whole
     subprocess.run([ground.command.find(), "sif", "list", more.path], check=True)
-    with unpacked_sif(more.path, tmp_path, Quiet()) as root:
+    with unpacked_sif(more.path, tmp_path, QuietProgress()) as root:
         assert (root / "opt/more").read_bytes() == b"another"
 
 
@@ -541,20 +545,20 @@ def test_an_interrupted_maker_leaves_nothing(ground: Ground, number: int) -> Non
     code = """
         import os, signal, sys
         from pathlib import Path
-        from imagefactory.build.sif import SifMaker
-        from imagefactory.oci import squash_store
+        from imagefactory.build.sif import SifBuilder
+        from imagefactory.oci import squash_layers
         from imagefactory.oci.layout import Layout
-        from imagefactory.progress import Quiet
+        from imagefactory.progress import QuietProgress
         from imagefactory.runtime.apptainer_command import ApptainerCommand
-        copy = squash_store._copy
+        copy = squash_layers._copy
         def interrupt(*args):
             os.kill(os.getpid(), int(sys.argv[3]))
             return copy(*args)
-        squash_store._copy = interrupt
+        squash_layers._copy = interrupt
         layout = Layout(Path(sys.argv[1]))
         found, _ = layout.manifest(sys.argv[2])
-        SifMaker(layout, ApptainerCommand(os.environ), workers=2).make(
-            layout.load("more", found), "tiny", "fast", Quiet())
+        SifBuilder(layout, ApptainerCommand(os.environ), workers=2).make(
+            layout.load("more", found), "tiny", "fast", QuietProgress())
     """
     argv = [sys.executable, "-c", textwrap.dedent(code), ground.layout.path, image.manifest, str(number)]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
@@ -574,7 +578,7 @@ def test_collection_keeps_it_as_long_as_its_image(ground: Ground) -> None:
     shutil.copytree(ground.factory.store, other, symlinks=True)
     layout = Layout(other)
     layout.untag("tiny:12.1-cu121")
-    collect(layout, Quiet())
+    collect(layout, QuietProgress())
     assert not layout.has(sif.file)
     assert list((layout.path / SQUASHED).iterdir()) == []
     assert not layout.has(index)
@@ -591,11 +595,11 @@ def test_small_is_smaller(ground: Ground) -> None:
 
 def test_apptainer_pulls_what_was_pushed(ground: Ground, registry: str, tmp_path: Path) -> None:
     sif = ground.make(ground.image)
-    source, destination = LayoutStore(ground.layout), Registry(registry)
-    origin = Place(store=source, repository="tiny")
+    source, destination = LayoutStore(ground.layout), RegistryClient(registry)
+    origin = StoreRepository(store=source, repository="tiny")
     graph = read_graph(origin, sif.digest)
     tag = f"12.1-cu121-{sif.file.digest[7:19]}.sif"
-    send(origin, destination, Sending(graph=graph, repository="tiny", tags=(tag,)), Quiet())
+    send(origin, destination, TransferRequest(graph=graph, repository="tiny", tags=(tag,)), QuietProgress())
     path = tmp_path / "pulled.sif"
     environ = {**os.environ, "APPTAINER_NOHTTPS": "1"}
     pull = [ground.command.find(), "pull", "--disable-cache", str(path), f"oras://{registry}/tiny:{tag}"]
@@ -771,9 +775,10 @@ import json, os, sys
 from pathlib import Path
 from imagefactory.runtime.apptainer_command import ApptainerCommand
 from imagefactory.model import RunSpec
-from imagefactory.oci.manifests import Descriptor, Sif
+from imagefactory.oci.manifests import Descriptor, SifArtifact
 from imagefactory.runtime.apptainer import ApptainerRunner
-sif = Sif(name="x", digest="", file=Descriptor(media_type="", digest="", size=0), path=Path(sys.argv[1]),
+sif = SifArtifact(name="x", digest="", file=Descriptor(media_type="", digest="", size=0),
+path=Path(sys.argv[1]),
           made_from="", compression="")
 runner = ApptainerRunner(ApptainerCommand(os.environ), None)
 runner.require()

@@ -24,7 +24,7 @@ from imagefactory.oci.manifests import (
     canonical_json,
     format_descriptor,
 )
-from imagefactory.progress import Quiet
+from imagefactory.progress import QuietProgress
 
 NAME = "pytorch:2.3-cu121"
 FILES = {"etc/one": b"one" * 5000, "opt/two": b"two"}
@@ -79,7 +79,7 @@ def exported(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path,
     layout = Layout(tmp_path / "store")
     image = make_image(layout)
     out = tmp_path / "image.tar"
-    export(layout, image, out, kind=request.param, progress=Quiet())
+    export(layout, image, out, kind=request.param, progress=QuietProgress())
     return request.param, out, image
 
 

@@ -33,10 +33,10 @@ from imagefactory.build.base.make import builder_facts, choose_ids
 from imagefactory.errors import BuildError, DownloadError, LockError
 from imagefactory.lock.debian.archive import DebianMirror, find_mirror, lock_base
 from imagefactory.lock.debian.lock import base_content_hash, read_base_lock, write_base_lock
-from imagefactory.model import Base, BaseLock, DebianPackage, Where
+from imagefactory.model import BaseLock, BaseSpec, DebianPackage, SourceLocation
 from imagefactory.oci.layers import codec
 from imagefactory.oci.layout import Layout
-from imagefactory.progress import Quiet
+from imagefactory.progress import QuietProgress
 from tests.services.children import LIMIT, wait_for
 from tests.services.factory import ROOT
 from tests.services.hostile_script import ALLOWED, make_host, parse_report
@@ -54,15 +54,15 @@ NEEDS = (
 )
 
 
-def make_base(name: str, suite: str, python: str, glibc: str) -> Base:
-    return Base(
+def make_base(name: str, suite: str, python: str, glibc: str) -> BaseSpec:
+    return BaseSpec(
         name=name,
         suite=suite,
         python=python,
         glibc=glibc,
         packages=NEEDS,
         public="",
-        where=Where(file="bases.yaml", line=1, column=1),
+        where=SourceLocation(file="bases.yaml", line=1, column=1),
     )
 
 
@@ -72,7 +72,7 @@ BASES = {
 }
 
 
-class Notes(Quiet):
+class Notes(QuietProgress):
     """Keeps what a person would have seen."""
 
     def __init__(self) -> None:
@@ -172,16 +172,17 @@ def own(room: Path, base_store: Path) -> DebianMirror:
 @pytest.fixture(scope="module")
 def locks(room: Path, own: DebianMirror) -> dict[str, BaseLock]:
     """What the archive gives today: the committed locks may have moved on."""
-    made = {name: lock_base(base, None, own, Quiet()) for name, base in BASES.items()}
+    made = {name: lock_base(base, None, own, QuietProgress()) for name, base in BASES.items()}
     for name, lock in made.items():
         write_base_lock(room / f"{name}.lock", lock)
     return made
 
 
 @pytest.fixture(scope="module")
-def fetched(own: DebianMirror, locks: dict[str, BaseLock]) -> dict[str, fetch.FetchedBase]:
+def fetched(own: DebianMirror, locks: dict[str, BaseLock]) -> dict[str, fetch.BaseArchives]:
     return {
-        name: fetch.fetch_base(base, locks[name], own, Quiet(), locked=True) for name, base in BASES.items()
+        name: fetch.fetch_base(base, locks[name], own, QuietProgress(), locked=True)
+        for name, base in BASES.items()
     }
 
 
@@ -190,17 +191,17 @@ def made_of(room: Path, own: DebianMirror, locks: dict[str, BaseLock]) -> dict[s
     """What the tars below are made of: debian-12's is the run's own base."""
     committed = read_base_lock(ROOT / "lockfiles" / "bases" / "debian-12.lock")
     assert committed
-    lent = fetch.fetch_base(BASES["debian-12"], committed, own, Quiet()).lock
+    lent = fetch.fetch_base(BASES["debian-12"], committed, own, QuietProgress()).lock
     write_base_lock(room / "made-of.lock", lent)
     return {**locks, "debian-12": lent}
 
 
 @pytest.fixture(scope="module")
 def tars(
-    room: Path, base_store: Path, fetched: dict[str, fetch.FetchedBase], made_of: dict[str, BaseLock]
+    room: Path, base_store: Path, fetched: dict[str, fetch.BaseArchives], made_of: dict[str, BaseLock]
 ) -> dict[str, make.BaseTar]:
     """debian-13's is made here; debian-12's the command line made, as root."""
-    made = make.build_base(fetched["debian-13"], room / "debian-13.tar", Quiet(), environ=os.environ)
+    made = make.build_base(fetched["debian-13"], room / "debian-13.tar", QuietProgress(), environ=os.environ)
     layout, path = Layout(base_store), room / "debian-12.tar"
     image = layout.image("base:debian-12")
     assert image
@@ -228,15 +229,15 @@ from imagefactory.build.base.make import build_base
 from imagefactory.build.base.fetch import fetch_base
 from imagefactory.lock.debian.lock import read_base_lock
 from imagefactory.lock.debian.archive import find_mirror
-from imagefactory.model import Base, Where
-from imagefactory.progress import Quiet
+from imagefactory.model import BaseSpec, SourceLocation
+from imagefactory.progress import QuietProgress
 
 fields, lock, mirror, out = sys.argv[1:]
-base = Base(**json.loads(fields), where=Where(file="x", line=1, column=1))
+base = BaseSpec(**json.loads(fields), where=SourceLocation(file="x", line=1, column=1))
 lock, out = read_base_lock(Path(lock)), Path(out)
 found = find_mirror(mirror, out.parent / "debs", os.environ, etc_apt=Path("/nonexistent"))
-fetched = fetch_base(base, lock, found, Quiet(), locked=True)
-print(os.geteuid(), os.uname().nodename, build_base(fetched, out, Quiet(), environ=os.environ).sha256)
+fetched = fetch_base(base, lock, found, QuietProgress(), locked=True)
+print(os.geteuid(), os.uname().nodename, build_base(fetched, out, QuietProgress(), environ=os.environ).sha256)
 """
 
 
@@ -314,7 +315,7 @@ threading.Thread(target=end_in_the_middle, daemon=True).start()
 
 
 def test_a_killed_build_takes_all_along(
-    room: Path, tars: dict[str, make.BaseTar], fetched: dict[str, fetch.FetchedBase], own: DebianMirror
+    room: Path, tars: dict[str, make.BaseTar], fetched: dict[str, fetch.BaseArchives], own: DebianMirror
 ) -> None:
     base, scratch = BASES["debian-12"], room / "killed"
     (scratch / "out").mkdir(parents=True)
@@ -341,7 +342,7 @@ def test_a_killed_build_takes_all_along(
 
 
 def test_mmdebstraps_hangup_reaches_nobody_elses_processes(
-    tmp_path: Path, fetched: dict[str, fetch.FetchedBase], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, fetched: dict[str, fetch.BaseArchives], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It sends one when the reader of its tar is gone: a full disk, or a tar that is refused."""
     monkeypatch.setattr(make, "mmdebstrap_command", lambda _: ("sh", "-c", "kill -HUP 0; exit 1"))
@@ -349,7 +350,7 @@ def test_mmdebstraps_hangup_reaches_nobody_elses_processes(
     before = signal.signal(signal.SIGHUP, lambda number, _: heard.append(number))
     try:
         with pytest.raises(BuildError) as caught:
-            make.build_base(fetched["debian-12"], tmp_path / "base.tar", Quiet(), environ=os.environ)
+            make.build_base(fetched["debian-12"], tmp_path / "base.tar", QuietProgress(), environ=os.environ)
         assert caught.value.code == "mmdebstrap-failed"
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -357,22 +358,22 @@ def test_mmdebstraps_hangup_reaches_nobody_elses_processes(
 
 
 def test_a_writer_that_goes_on_after_a_broken_tar_is_ended(
-    tmp_path: Path, fetched: dict[str, fetch.FetchedBase], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, fetched: dict[str, fetch.BaseArchives], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endless = ("sh", "-c", "while echo not a tar; do :; done")
     monkeypatch.setattr(make, "mmdebstrap_command", lambda _: endless)
     with pytest.raises(BuildError) as caught:
-        make.build_base(fetched["debian-12"], tmp_path / "base.tar", Quiet(), environ=os.environ)
+        make.build_base(fetched["debian-12"], tmp_path / "base.tar", QuietProgress(), environ=os.environ)
     assert caught.value.code == "mmdebstrap-failed"
 
 
 def test_a_line_without_end_is_not_kept(
-    tmp_path: Path, fetched: dict[str, fetch.FetchedBase], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, fetched: dict[str, fetch.BaseArchives], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = ("sh", "-c", "head -c 10000000 /dev/zero >&2; exit 1")
     monkeypatch.setattr(make, "mmdebstrap_command", lambda _: line)
     with pytest.raises(BuildError) as caught:
-        make.build_base(fetched["debian-12"], tmp_path / "base.tar", Quiet(), environ=os.environ)
+        make.build_base(fetched["debian-12"], tmp_path / "base.tar", QuietProgress(), environ=os.environ)
     assert len(caught.value.message) < 200_000
 
 
@@ -393,13 +394,15 @@ def running_in(text: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def least(own: DebianMirror) -> fetch.FetchedBase:
+def least(own: DebianMirror) -> fetch.BaseArchives:
     """The smallest base."""
     base = replace(BASES["debian-12"], packages=("usr-is-merged",))
-    return fetch.fetch_base(base, lock_base(base, None, own, Quiet()), own, Quiet(), locked=True)
+    return fetch.fetch_base(
+        base, lock_base(base, None, own, QuietProgress()), own, QuietProgress(), locked=True
+    )
 
 
-def with_hostile(least: fetch.FetchedBase, script: str, debs: Path) -> fetch.FetchedBase:
+def with_hostile(least: fetch.BaseArchives, script: str, debs: Path) -> fetch.BaseArchives:
     """The same base with one package more, which runs `script`: as a stranger's cache and lock have it."""
     with tempfile.TemporaryDirectory() as folder:
         control = Path(folder) / "root/DEBIAN"
@@ -425,23 +428,23 @@ def with_hostile(least: fetch.FetchedBase, script: str, debs: Path) -> fetch.Fet
 
 
 def test_a_cached_package_that_debian_did_not_sign_is_not_installed(
-    least: fetch.FetchedBase, own: DebianMirror
+    least: fetch.BaseArchives, own: DebianMirror
 ) -> None:
     hostile = with_hostile(least, "#!/bin/sh\n", own.debs)
     with pytest.raises(BuildError, match=r"zz-hostile 1\.0") as caught:
-        fetch.fetch_base(hostile.base, hostile.lock, own, Quiet(), locked=True)
+        fetch.fetch_base(hostile.base, hostile.lock, own, QuietProgress(), locked=True)
     assert caught.value.code == "packages-withdrawn"
-    newer = fetch.fetch_base(hostile.base, hostile.lock, own, Quiet())
+    newer = fetch.fetch_base(hostile.base, hostile.lock, own, QuietProgress())
     assert [(one.name, one.new) for one in newer.moved] == [("zz-hostile", "")]
     assert "zz-hostile" not in {package.name for package in newer.lock.packages}
 
 
 def test_a_hostile_package_reaches_nothing_of_the_machine(
-    least: fetch.FetchedBase, room: Path, tmp_path: Path
+    least: fetch.BaseArchives, room: Path, tmp_path: Path
 ) -> None:
     with make_host(room, "package") as host:
         hostile = with_hostile(least, host.script("/report"), room / "stranger/debs")
-        made = make.build_base(hostile, tmp_path / "base.tar", Quiet(), environ=os.environ)
+        made = make.build_base(hostile, tmp_path / "base.tar", QuietProgress(), environ=os.environ)
         host.check()
         for path, package in zip(hostile.debs, hostile.lock.packages, strict=True):
             fetch.verify_deb(path, package)
@@ -546,7 +549,7 @@ def with_stale(lock: BaseLock, name: str) -> BaseLock:
 
 
 def test_locked_packages_that_are_gone(
-    own: DebianMirror, locks: dict[str, BaseLock], fetched: dict[str, fetch.FetchedBase]
+    own: DebianMirror, locks: dict[str, BaseLock], fetched: dict[str, fetch.BaseArchives]
 ) -> None:
     base, lock = BASES["debian-12"], locks["debian-12"]
     stale, notes = with_stale(lock, "unzip"), Notes()
@@ -570,11 +573,13 @@ def test_a_package_of_another_content_is_refused(own: DebianMirror, locks: dict[
         replace(one, sha256="0" * 64) if one.name == "unzip" else one for one in locks["debian-12"].packages
     )
     with pytest.raises(DownloadError, match="unzip ") as caught:
-        fetch.fetch_base(BASES["debian-12"], replace(locks["debian-12"], packages=packages), own, Quiet())
+        fetch.fetch_base(
+            BASES["debian-12"], replace(locks["debian-12"], packages=packages), own, QuietProgress()
+        )
     assert caught.value.code == "hash-mismatch"
 
 
-def without_unzip(fetched: fetch.FetchedBase, debs: Path) -> tuple[Path, str]:
+def without_unzip(fetched: fetch.BaseArchives, debs: Path) -> tuple[Path, str]:
     """A cache that lacks one package; that package's path in it, and its file's name."""
     for path, package in zip(fetched.debs, fetched.lock.packages, strict=True):
         target = fetch.deb_path(debs, package)
@@ -587,7 +592,7 @@ def without_unzip(fetched: fetch.FetchedBase, debs: Path) -> tuple[Path, str]:
 
 
 def test_tampered_truncated_and_interrupted_downloads(
-    tmp_path: Path, fetched: dict[str, fetch.FetchedBase], mirror: PassingMirror
+    tmp_path: Path, fetched: dict[str, fetch.BaseArchives], mirror: PassingMirror
 ) -> None:
     one = fetched["debian-12"]
     path, name = without_unzip(one, tmp_path)
@@ -595,10 +600,10 @@ def test_tampered_truncated_and_interrupted_downloads(
     for change in (flip, lambda body: body[:-100]):
         mirror.damage = {name: change}
         with pytest.raises(DownloadError, match=r"unzip"):
-            fetch.fetch_base(one.base, one.lock, found, Quiet(), locked=True)
+            fetch.fetch_base(one.base, one.lock, found, QuietProgress(), locked=True)
         assert not path.exists()
     mirror.damage, mirror.asked = {}, []
-    again = fetch.fetch_base(one.base, one.lock, found, Quiet(), locked=True)
+    again = fetch.fetch_base(one.base, one.lock, found, QuietProgress(), locked=True)
     assert [asked for asked in mirror.asked if asked.endswith(".deb")] == [
         asked for asked in mirror.asked if asked.endswith(name)
     ]
@@ -608,13 +613,13 @@ def test_tampered_truncated_and_interrupted_downloads(
     partial.mkdir()
     path.rename(partial / name)
     mirror.asked = []
-    fetch.fetch_base(one.base, one.lock, found, Quiet(), locked=True)
+    fetch.fetch_base(one.base, one.lock, found, QuietProgress(), locked=True)
     assert path.is_file()
     assert not [asked for asked in mirror.asked if asked.endswith(".deb")]
 
 
 def test_a_damaged_cache_heals_and_is_never_built_from(
-    tmp_path: Path, fetched: dict[str, fetch.FetchedBase], own: DebianMirror
+    tmp_path: Path, fetched: dict[str, fetch.BaseArchives], own: DebianMirror
 ) -> None:
     one = fetched["debian-12"]
     path, _ = without_unzip(one, tmp_path / "debs")
@@ -622,30 +627,30 @@ def test_a_damaged_cache_heals_and_is_never_built_from(
     path.write_bytes(flip(good.read_bytes()))
     debs = tuple(fetch.deb_path(tmp_path / "debs", package) for package in one.lock.packages)
     with pytest.raises(DownloadError, match=r"^unzip ") as caught:
-        make.build_base(replace(one, debs=debs), tmp_path / "a.tar", Quiet(), environ=os.environ)
+        make.build_base(replace(one, debs=debs), tmp_path / "a.tar", QuietProgress(), environ=os.environ)
     assert caught.value.code == "hash-mismatch"
     assert not (tmp_path / "a.tar").exists()
-    fetch.fetch_base(one.base, one.lock, replace(own, debs=tmp_path / "debs"), Quiet(), locked=True)
+    fetch.fetch_base(one.base, one.lock, replace(own, debs=tmp_path / "debs"), QuietProgress(), locked=True)
     assert path.read_bytes() == good.read_bytes()
 
 
 def test_indexes_that_are_not_debians_are_refused(tmp_path: Path, mirror: PassingMirror) -> None:
     mirror.damage = {"/bookworm/InRelease": lambda body: body.replace(b"Date: ", b"Date:  ")}
     with pytest.raises(LockError, match=r"bookworm.*(?s:.)*(sign|SIG)") as caught:
-        lock_base(BASES["debian-12"], None, through(mirror, tmp_path), Quiet())
+        lock_base(BASES["debian-12"], None, through(mirror, tmp_path), QuietProgress())
     assert "debian-mirror" in caught.value.hint
 
 
 def test_an_archive_out_of_reach(tmp_path: Path) -> None:
     nowhere = find_mirror("http://127.0.0.1:1/debian", tmp_path, os.environ, etc_apt=ETC_APT)
     with pytest.raises(LockError) as caught:
-        lock_base(BASES["debian-12"], None, nowhere, Quiet())
+        lock_base(BASES["debian-12"], None, nowhere, QuietProgress())
     assert caught.value.code == "archive-read-failed"
 
 
 def test_a_package_debian_does_not_have(own: DebianMirror) -> None:
     with pytest.raises(LockError) as caught:
-        lock_base(replace(BASES["debian-12"], packages=("no-such-package",)), None, own, Quiet())
+        lock_base(replace(BASES["debian-12"], packages=("no-such-package",)), None, own, QuietProgress())
     assert caught.value.code == "debian-no-solution"
     assert "no-such-package" in caught.value.message
     assert "bases.yaml:1:1" in caught.value.hint
@@ -659,4 +664,4 @@ def test_an_update_that_changes_nothing_keeps_the_lock(
     assert lock is not None
     assert lock.content_hash == base_content_hash(BASES["debian-12"])
     older = replace(lock, source_date_epoch=lock.source_date_epoch - 1000)
-    assert lock_base(BASES["debian-12"], older, own, Quiet(), update=True) is older
+    assert lock_base(BASES["debian-12"], older, own, QuietProgress(), update=True) is older

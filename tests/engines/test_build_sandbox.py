@@ -26,13 +26,13 @@ from tests.services.hostile_script import ALLOWED, Host, make_host, parse_report
 RUN = """
 import json, os, sys
 from pathlib import Path
-from imagefactory.build.base.builder import builder_facts, choose_ids
-from imagefactory.errors import FactoryError
-from imagefactory.runtime.build_sandbox import SYSTEM_PATH, BuildProcess, prepare_folder
+from imagefactory.build.base.make import builder_facts, choose_ids
+from imagefactory.errors import ImagefactoryError
+from imagefactory.runtime.build_sandbox import SYSTEM_PATH, BuildProcess, prepare_directory
 
 folder, argv = Path(sys.argv[1]), tuple(sys.argv[2:])
 folder.mkdir(exist_ok=True)
-prepare_folder(folder)
+prepare_directory(folder)
 environment = {"PATH": SYSTEM_PATH, "TMPDIR": "/tmp"}
 build = BuildProcess(folder, argv, environment=environment, ids=choose_ids(builder_facts()))
 with build.process as process:
@@ -40,7 +40,7 @@ with build.process as process:
     stdout, stderr = process.communicate()
     try:
         code = build.wait()
-    except FactoryError as error:
+    except ImagefactoryError as error:
         code = f"{type(error).__name__}: {error}"
 print(json.dumps([code, stdout.decode(), stderr.decode()]))
 """
@@ -50,13 +50,13 @@ LEAVE = """
 import sys
 from pathlib import Path
 from imagefactory.build.base.make import _scratch
-from imagefactory.build.base.builder import builder_facts, choose_ids
-from imagefactory.runtime.build_sandbox import SYSTEM_PATH, BuildProcess, prepare_folder
+from imagefactory.build.base.make import builder_facts, choose_ids
+from imagefactory.runtime.build_sandbox import SYSTEM_PATH, BuildProcess, prepare_directory
 
 ids, parent = choose_ids(builder_facts()), Path(sys.argv[1])
 parent.mkdir()
 with _scratch({"TMPDIR": str(parent)}, ids) as scratch:
-    prepare_folder(scratch)
+    prepare_directory(scratch)
     build = BuildProcess(scratch, ("sh", "-c", sys.argv[2]), environment={"PATH": SYSTEM_PATH}, ids=ids)
     with build.process as process:
         process.communicate()

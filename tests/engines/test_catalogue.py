@@ -12,23 +12,23 @@ from pathlib import Path
 import pytest
 
 from imagefactory.actions.join import read_invitation
-from imagefactory.actions.read_catalog import read_catalogue
+from imagefactory.actions.read_catalog import read_catalog
 from imagefactory.errors import RegistryError, StatementError
-from imagefactory.oci.graph import Place
-from imagefactory.oci.registry.client import Registry
+from imagefactory.oci.graph import StoreRepository
+from imagefactory.oci.registry.client import RegistryClient
 from imagefactory.settings.load import load_settings
-from imagefactory.trust.catalog import CATALOGUE_TYPE, Catalogue, CatalogueSource, sign_catalogue
+from imagefactory.trust.catalog import CATALOG_TYPE, Catalog, CatalogSource, sign_catalog
 from imagefactory.trust.catalog_package import CURRENT
 from imagefactory.trust.invitation import Invitation, format_invitation
 from imagefactory.trust.keys import PublicKey
-from imagefactory.trust.offers import publish_catalogue, publish_invitation
-from imagefactory.trust.policy import Grant
+from imagefactory.trust.offers import publish_catalog, publish_invitation
+from imagefactory.trust.policy import TrustGrant
 from tests.made.catalogue import make_catalogue, make_image
 from tests.made.verdicts import LAB, NOW, STRANGER
 from tests.services.registry import RegistryOptions, registry_server
 
 
-def read(folder: Path, place: str) -> Catalogue:
+def read(folder: Path, place: str) -> Catalog:
     """As a person whose site wrote two settings for everybody."""
     site = folder / "site" / "imagefactory"
     site.mkdir(parents=True, exist_ok=True)
@@ -40,21 +40,21 @@ def read(folder: Path, place: str) -> Catalogue:
     home = folder / "home"
     home.mkdir(exist_ok=True)
     environ = {"HOME": str(home), "XDG_CONFIG_DIRS": str(site.parent)}
-    return read_catalogue(load_settings(directory=None, start=home, environ=environ), environ, NOW)
+    return read_catalog(load_settings(directory=None, start=home, environ=environ), environ, NOW)
 
 
 def test_current_is_the_newest_and_each_keeps_a_tag_of_its_own(registry: str, tmp_path: Path) -> None:
-    place = Place(store=Registry(registry), repository="cat/gpu/catalogue")
+    place = StoreRepository(store=RegistryClient(registry), repository="cat/gpu/catalogue")
     with pytest.raises(RegistryError) as caught:
         read(tmp_path, f"{registry}/cat/gpu")
     assert caught.value.code == "catalog-not-found"
     old = make_catalogue(make_image(size=1))
     new = replace(make_catalogue(), made=NOW, expires=NOW + timedelta(days=9))
     for one in (old, new):
-        own, current = publish_catalogue(place, sign_catalogue(one, LAB), one.made)
+        own, current = publish_catalog(place, sign_catalog(one, LAB), one.made)
         assert (current.tag, current.digest) == (CURRENT, own.digest)
         assert read(tmp_path, f"{registry}/cat/gpu") == one
-    assert publish_catalogue(place, sign_catalogue(new, LAB), new.made)[0] == own
+    assert publish_catalog(place, sign_catalog(new, LAB), new.made)[0] == own
     first, second, last = place.store.tags(place.repository)
     assert (first[:9], second[:9], last) == ("20261122-", "20261122-", CURRENT)
     assert [read(tmp_path, f"{registry}/cat/gpu:{tag}").made for tag in {first, second} - {own.tag}] == [
@@ -63,15 +63,17 @@ def test_current_is_the_newest_and_each_keeps_a_tag_of_its_own(registry: str, tm
 
 
 def test_the_invitation_lies_beside_it_and_the_newest_counts(registry: str, tmp_path: Path) -> None:
-    place = Place(store=Registry(registry), repository="cat/site/catalogue")
+    place = StoreRepository(store=RegistryClient(registry), repository="cat/site/catalogue")
     environ = {"HOME": str(tmp_path), "XDG_CONFIG_DIRS": str(tmp_path)}
     settings = load_settings(directory=None, start=tmp_path, environ=environ)
     with pytest.raises(RegistryError) as missing:
         read_invitation(settings, environ, f"{registry}/cat/site")
     assert missing.value.code == "invitation-not-found"
-    publish_catalogue(place, sign_catalogue(make_catalogue(), LAB), NOW)
+    publish_catalog(place, sign_catalog(make_catalogue(), LAB), NOW)
     for key in (LAB, STRANGER):
-        grant = Grant(key=PublicKey(name="lab", raw=key.public), since=NOW.date(), until=date(2027, 1, 1))
+        grant = TrustGrant(
+            key=PublicKey(name="lab", raw=key.public), since=NOW.date(), until=date(2027, 1, 1)
+        )
         made = Invitation(catalogue=f"{registry}/cat/site", site="generic", sif_folder="", keys=(grant,))
         put = publish_invitation(place, format_invitation(made), NOW)
         assert put.tag == "invitation"
@@ -88,14 +90,14 @@ def test_the_invitation_lies_beside_it_and_the_newest_counts(registry: str, tmp_
 
 
 def test_what_another_put_there_is_refused(registry: str, tmp_path: Path) -> None:
-    place = Place(store=Registry(registry), repository="cat/other/catalogue")
-    publish_catalogue(place, sign_catalogue(make_catalogue(), STRANGER), NOW)
+    place = StoreRepository(store=RegistryClient(registry), repository="cat/other/catalogue")
+    publish_catalog(place, sign_catalog(make_catalogue(), STRANGER), NOW)
     with pytest.raises(StatementError, match="wrong-key"):
         read(tmp_path, f"{registry}/cat/other")
-    signed = json.loads(sign_catalogue(make_catalogue(), LAB))
-    assert signed["payloadType"] == CATALOGUE_TYPE
+    signed = json.loads(sign_catalog(make_catalogue(), LAB))
+    assert signed["payloadType"] == CATALOG_TYPE
     forged = json.dumps({**signed, "payload": "e30="}, sort_keys=True, separators=(",", ":")).encode()
-    publish_catalogue(place, forged, NOW)
+    publish_catalog(place, forged, NOW)
     with pytest.raises(StatementError, match="edited"):
         read(tmp_path, f"{registry}/cat/other")
 
@@ -103,27 +105,27 @@ def test_what_another_put_there_is_refused(registry: str, tmp_path: Path) -> Non
 def test_a_registry_that_is_down_or_lost_leaves_the_kept_one_and_no_older_one_comes_back(
     tmp_path: Path,
 ) -> None:
-    def publish(host: str, catalogue: Catalogue) -> None:
-        place = Place(store=Registry(host), repository="gpu/catalogue")
-        publish_catalogue(place, sign_catalogue(catalogue, LAB), catalogue.made)
+    def publish(host: str, catalogue: Catalog) -> None:
+        place = StoreRepository(store=RegistryClient(host), repository="gpu/catalogue")
+        publish_catalog(place, sign_catalog(catalogue, LAB), catalogue.made)
 
     old, storage = make_catalogue(), tmp_path / "storage"
     new = replace(old, made=NOW, expires=NOW + timedelta(days=9))
     with registry_server(tmp_path / "first", RegistryOptions(storage=storage)) as server:
         host, port = server.host, server.port
         publish(host, old)
-        assert read(tmp_path, f"{host}/gpu").source is CatalogueSource.PLACE
+        assert read(tmp_path, f"{host}/gpu").source is CatalogSource.PLACE
         shutil.copytree(storage, tmp_path / "backup")
         publish(host, new)
         assert read(tmp_path, f"{host}/gpu") == new
     down = read(tmp_path, f"{host}/gpu")
-    assert (down, down.source) == (new, CatalogueSource.KEPT)
+    assert (down, down.source) == (new, CatalogSource.KEPT)
     with registry_server(tmp_path / "second", RegistryOptions(port=port)):
         lost = read(tmp_path, f"{host}/gpu")
-        assert (lost, lost.source) == (new, CatalogueSource.KEPT)
+        assert (lost, lost.source) == (new, CatalogSource.KEPT)
     with registry_server(tmp_path / "third", RegistryOptions(port=port, storage=tmp_path / "backup")):
         with pytest.raises(StatementError) as caught:
             read(tmp_path, f"{host}/gpu")
         assert caught.value.code == "catalog-rolled-back"
         publish(host, replace(new, made=NOW + timedelta(minutes=1)))
-        assert read(tmp_path, f"{host}/gpu").source is CatalogueSource.PLACE
+        assert read(tmp_path, f"{host}/gpu").source is CatalogSource.PLACE

@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 
 from imagefactory.build.assemble import AssembleEngine
-from imagefactory.build.base.image import BaseImage
+from imagefactory.build.base.image import BuiltBase
 from imagefactory.build.definition import define
 from imagefactory.errors import BuildError
-from imagefactory.model import Base, Completed, Definition, Lock, LockedPackage, RunSpec
+from imagefactory.model import BaseSpec, BuildSpec, CommandResult, Lock, LockedPackage, RunSpec
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.maintenance import collect
 from imagefactory.oci.manifests import Image
-from imagefactory.progress import Quiet
+from imagefactory.progress import QuietProgress
 from imagefactory.runtime.unshare import UnshareRunner
 from tests.engines import docker_target
 from tests.made.supplies import supplies
@@ -32,7 +32,7 @@ from tests.services.channel_made import ADDRESS, PYTHON, MadeChannel, make_chann
 from tests.services.children import LIMIT, child, wait_for
 from tests.services.conda_package import CondaPackage, File, pack
 
-BASE = Base(
+BASE = BaseSpec(
     name="debian-12", suite="bookworm", python="", glibc="2.36", packages=(), public="x",
     where=docker_target.WHERE,
 )  # fmt: skip
@@ -72,7 +72,7 @@ def base_tar(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Factory:
     def __init__(self, folder: Path, base_tar: Path) -> None:
         self.folder, self.layout = folder, Layout(folder / "store")
-        self.base: BaseImage = docker_target.store_base(self.layout, base_tar)
+        self.base: BuiltBase = docker_target.store_base(self.layout, base_tar)
         self.files: dict[LockedPackage, Path] = {}
 
     def lock(self, made: MadeChannel, *names: str, target: str = TARGET.name) -> Lock:
@@ -91,17 +91,17 @@ class Factory:
 
     def build(self, lock: Lock, *under: Lock) -> Image:
         return self.engine().build(
-            self.define(lock, *under), supplies(self.base, lambda: self.files), Quiet()
+            self.define(lock, *under), supplies(self.base, lambda: self.files), QuietProgress()
         )
 
     def engine(self) -> AssembleEngine:
         return AssembleEngine(self.layout, self.folder / "cache", codec="zstd", workers=2)
 
-    def define(self, lock: Lock, *under: Lock) -> Definition:
+    def define(self, lock: Lock, *under: Lock) -> BuildSpec:
         target = replace(TARGET, name=lock.target, on=under[-1].target if under else "")
         return define(target, BASE, lock, under)
 
-    def run(self, image: Image, *argv: str, uid: int = 0) -> Completed:
+    def run(self, image: Image, *argv: str, uid: int = 0) -> CommandResult:
         return UnshareRunner(self.layout).run(image, RunSpec(argv=argv, uid=uid, read_only=True))
 
     def says(self, image: Image, *argv: str) -> str:
@@ -306,7 +306,7 @@ import os, pickle, signal, sys
 from pathlib import Path
 from imagefactory.build.assemble import AssembleEngine
 from imagefactory.oci.layout import Layout
-from imagefactory.progress import Quiet
+from imagefactory.progress import QuietProgress
 from tests.made.supplies import supplies
 with open(sys.argv[1], "rb") as file:
     folder, definition, base, files = pickle.load(file)
@@ -318,7 +318,7 @@ def count(event, _):
         os.kill(mine, signal.SIGKILL)
 sys.addaudithook(count)
 engine = AssembleEngine(Layout(folder / "store"), folder / "cache", codec="zstd", workers=2)
-engine.build(definition, supplies(base, lambda: files), Quiet())
+engine.build(definition, supplies(base, lambda: files), QuietProgress())
 """
 """It ends after so many events of sys.audit: moments that no machine is too fast or too slow for."""
 
@@ -378,7 +378,7 @@ def test_killed_at_any_moment_and_built_again(
     assert killed >= 3
     assert whole_packages(other, lock) == len(lock.conda)
     assert other.build(lock).digest == image.digest
-    collect(other.layout, Quiet())
+    collect(other.layout, QuietProgress())
     assert list(other.layout.tmp.iterdir()) == []
     assert other.says(other.build(lock), "tinytool") == "tinytool 1.0\n"
 

@@ -22,28 +22,28 @@ import pytest
 
 from imagefactory.build import conda_install
 from imagefactory.build.assemble import AssembleEngine, describe_claims, settle_claims
-from imagefactory.build.base.image import BaseImage
+from imagefactory.build.base.image import BuiltBase
 from imagefactory.build.conda import prefix
 from imagefactory.build.conda.prefix import (
-    Change,
     LinkedPrefix,
+    LinkPlan,
+    PathChange,
     PathClaim,
-    Staging,
     lay_changes,
     lay_path,
     remove_extracted,
     run_scripts,
-    staged,
+    staging_directory,
 )
-from imagefactory.build.layer_plan import OWN_LAYER_BYTES, Part, plan_layers
-from imagefactory.build.wheel_layer import Prefix
+from imagefactory.build.layer_plan import OWN_LAYER_BYTES, LayerPackage, plan_layers
+from imagefactory.build.wheel_layer import InstallPrefix
 from imagefactory.errors import BuildError, ToolError
 from imagefactory.fs import Removal
-from imagefactory.model import Definition, Lock, LockedConda, LockedPackage, LockedWheel
-from imagefactory.oci.layers import END_OF_ARCHIVE, Segment, codec
+from imagefactory.model import BuildSpec, Lock, LockedCondaPackage, LockedPackage, LockedWheel
+from imagefactory.oci.layers import END_OF_ARCHIVE, TarSegment, codec
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.manifests import Image, Layer
-from imagefactory.progress import Quiet
+from imagefactory.oci.manifests import Image, OciLayer
+from imagefactory.progress import QuietProgress
 from tests.made.compiled import compile_here
 from tests.made.supplies import supplies
 from tests.made.values import make_base, make_lock, make_target
@@ -103,12 +103,12 @@ def lock_of(*packages: LockedPackage, target: str = TARGET.name) -> Lock:
         python=PYTHON,
         solver="py-rattler",
         wheels=tuple(one for one in packages if isinstance(one, LockedWheel)),
-        conda=tuple(one for one in packages if isinstance(one, LockedConda)),
+        conda=tuple(one for one in packages if isinstance(one, LockedCondaPackage)),
         channels=(ADDRESS,),
     )
 
 
-class Notes(Quiet):
+class Notes(QuietProgress):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
@@ -124,7 +124,7 @@ class Factory:
         self.notes = Notes()
 
     def build(self, lock: Lock, *under: Lock, workers: int = 1) -> Image:
-        definition = Definition(
+        definition = BuildSpec(
             target=replace(TARGET, name=lock.target, on=under[-1].target if under else ""),
             base=BASE,
             lock=lock,
@@ -134,12 +134,12 @@ class Factory:
             under=under,
         )
         blob = self.layout.add(bytes(1024), "application/vnd.oci.image.layer.v1.tar")
-        layer = Layer(descriptor=blob, diff_id=blob.digest, title="debian-12")
+        layer = OciLayer(descriptor=blob, diff_id=blob.digest, title="debian-12")
         image = Image(
             name="base:debian-12", digest=blob.digest, manifest=blob.digest, config=blob.digest, size=1024,
             layers=(layer,), environment=(),
         )  # fmt: skip
-        base = BaseImage(image=image, folders=(self.layout.path,), identity="p", epoch=1, published=True)
+        base = BuiltBase(image=image, folders=(self.layout.path,), identity="p", epoch=1, published=True)
         engine = AssembleEngine(self.layout, self.cache, codec="zstd", workers=workers)
         return engine.build(definition, supplies(base, lambda: self.files), self.notes)
 
@@ -306,7 +306,9 @@ def test_a_long_chain_of_targets_stays_below_dockers_limit(made: MadeChannel) ->
         packages = [
             replace(some, name=f"p{number}-{n}", size=OWN_LAYER_BYTES if n < 60 else 1) for n in range(120)
         ]
-        groups.append({one: Part(key=one.name, path=Path(one.name), size=one.size) for one in packages})
+        groups.append(
+            {one: LayerPackage(key=one.name, path=Path(one.name), size=one.size) for one in packages}
+        )
     plans = plan_layers(groups)
     assert len(plans) < 120
     assert sum(len(plan.parts) for plan in plans) == 8 * 120
@@ -400,13 +402,13 @@ def test_claims_are_told_once_for_two_packages() -> None:
 
 
 @pytest.fixture
-def scripted(tmp_path: Path) -> Iterator[Callable[..., tuple[LinkedPrefix, tuple[Change, ...]]]]:
+def scripted(tmp_path: Path) -> Iterator[Callable[..., tuple[LinkedPrefix, tuple[PathChange, ...]]]]:
     """Links one package with a script and runs it, without a sandbox, where it lies."""
     channel = MadeChannel(folder=tmp_path / "channel")
 
     def run(
         text: str, more: Mapping[str, File | bytes] | None = None
-    ) -> tuple[LinkedPrefix, tuple[Change, ...]]:
+    ) -> tuple[LinkedPrefix, tuple[PathChange, ...]]:
         script = File(data=f"#!/bin/bash\nset -e\n{text}\n".encode(), executable=True)
         files: dict[str, File | bytes] = {
             "bin/.s-post-link.sh": script,
@@ -417,11 +419,11 @@ def scripted(tmp_path: Path) -> Iterator[Callable[..., tuple[LinkedPrefix, tuple
         pack(channel.folder, CondaPackage(name="s", files=files))
         channel.index()
         (package,) = channel.locked("s-1.0")
-        staging = Staging(
+        staging = LinkPlan(
             archives={package: channel.archive("s-1.0")}, groups=[[package]], shown="/opt/env",
             scratch=tmp_path / "scratch", cache=tmp_path / "cache/conda-pkgs",
         )  # fmt: skip
-        with staged(staging, Quiet()) as prefix:
+        with staging_directory(staging, QuietProgress()) as prefix:
             here = replace(prefix, shown=str(prefix.folder))
 
             def start(argv: tuple[str, ...], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -434,39 +436,39 @@ def scripted(tmp_path: Path) -> Iterator[Callable[..., tuple[LinkedPrefix, tuple
 
 
 def test_what_scripts_change_is_found(
-    scripted: Callable[[str], tuple[LinkedPrefix, tuple[Change, ...]]], tmp_path: Path
+    scripted: Callable[[str], tuple[LinkedPrefix, tuple[PathChange, ...]]], tmp_path: Path
 ) -> None:
     _, changes = scripted(
         'cd "$PREFIX"\necho new > new.txt\nmkdir -p deep/er\nln -s new.txt link\n'
         "echo changed > data/a.txt\nrm data/b.txt\necho hi > .messages.txt"
     )
     assert changes == (
-        Change(path="data/a.txt"),
-        Change(path="data/b.txt", removed=True),
-        Change(path="deep"),
-        Change(path="deep/er"),
-        Change(path="link"),
-        Change(path="new.txt"),
+        PathChange(path="data/a.txt"),
+        PathChange(path="data/b.txt", removed=True),
+        PathChange(path="deep"),
+        PathChange(path="deep/er"),
+        PathChange(path="link"),
+        PathChange(path="new.txt"),
     )
     assert [path.read_text() for path in (tmp_path / "cache").rglob("data/a.txt")] == ["a\n"]
 
 
 def test_a_folder_that_a_script_removes_is_told_once(
-    scripted: Callable[[str], tuple[LinkedPrefix, tuple[Change, ...]]],
+    scripted: Callable[[str], tuple[LinkedPrefix, tuple[PathChange, ...]]],
 ) -> None:
     _, changes = scripted('rm -r "$PREFIX/data"')
-    assert changes == (Change(path="data", removed=True),)
+    assert changes == (PathChange(path="data", removed=True),)
 
 
 def test_a_folder_that_a_script_makes_a_file_is_told_once(
-    scripted: Callable[[str], tuple[LinkedPrefix, tuple[Change, ...]]],
+    scripted: Callable[[str], tuple[LinkedPrefix, tuple[PathChange, ...]]],
 ) -> None:
     _, changes = scripted('rm -r "$PREFIX/data"; echo x > "$PREFIX/data"')
-    assert changes == (Change(path="data"),)
+    assert changes == (PathChange(path="data"),)
 
 
 def test_a_file_of_this_machine_is_not_written_through_a_link_of_a_package(
-    scripted: Callable[..., tuple[LinkedPrefix, tuple[Change, ...]]], tmp_path: Path
+    scripted: Callable[..., tuple[LinkedPrefix, tuple[PathChange, ...]]], tmp_path: Path
 ) -> None:
     mine = tmp_path / "mine.txt"
     mine.write_text("mine\n")
@@ -478,7 +480,7 @@ def test_a_file_of_this_machine_is_not_written_through_a_link_of_a_package(
 
 @pytest.mark.parametrize("name", [".wh.b.txt", "two\nlines", "tab\tthere"])
 def test_a_name_that_no_image_can_hold_is_refused(
-    scripted: Callable[[str], tuple[LinkedPrefix, tuple[Change, ...]]], name: str
+    scripted: Callable[[str], tuple[LinkedPrefix, tuple[PathChange, ...]]], name: str
 ) -> None:
     with pytest.raises(BuildError, match="data/") as caught:
         scripted(f'touch "$PREFIX/data/"{shlex.quote(name)}')
@@ -493,16 +495,18 @@ def test_byte_code_follows_what_scripts_change(tmp_path: Path) -> None:
     files = {"m.py": b"x = 1\n", f"__pycache__/m.{tag}.pyc": b"of the script", "n.txt": b"n"}
     for name, data in files.items():
         (site / name).write_bytes(data)
-        changes.append(Change(path=f"lib/python{PYTHON}/{name}"))
-    changes.append(Change(path=f"lib/python{PYTHON}/gone.py", removed=True))
+        changes.append(PathChange(path=f"lib/python{PYTHON}/{name}"))
+    changes.append(PathChange(path=f"lib/python{PYTHON}/gone.py", removed=True))
 
     class Compiler:
         def compile(self, path: str, source: bytes) -> bytes:
             return path.encode() + b"|" + source
 
     out = io.BytesIO()
-    segment = Segment(codec("gzip"), out, hashlib.sha256(), epoch=1)
-    laid = lay_changes(tmp_path, changes, Prefix(prefix="/opt/env", python=PYTHON), segment, Compiler())
+    segment = TarSegment(codec("gzip"), out, hashlib.sha256(), epoch=1)
+    laid = lay_changes(
+        tmp_path, changes, InstallPrefix(prefix="/opt/env", python=PYTHON), segment, Compiler()
+    )
     segment.raw(END_OF_ARCHIVE)
     segment.close()
     with tarfile.open(fileobj=io.BytesIO(out.getvalue())) as tar:
@@ -524,7 +528,7 @@ def test_byte_code_follows_what_scripts_change(tmp_path: Path) -> None:
 
 
 def test_a_script_that_fails_is_named(
-    scripted: Callable[[str], tuple[LinkedPrefix, tuple[Change, ...]]],
+    scripted: Callable[[str], tuple[LinkedPrefix, tuple[PathChange, ...]]],
 ) -> None:
     with pytest.raises(BuildError, match=r"s 1\.0 .*1: .*no-such-file") as caught:
         scripted("cat /no-such-file")
@@ -543,7 +547,7 @@ def test_a_script_that_fails_is_named(
     ],
 )
 def test_a_script_takes_no_more_than_it_may(
-    scripted: Callable[[str], tuple[LinkedPrefix, tuple[Change, ...]]],
+    scripted: Callable[[str], tuple[LinkedPrefix, tuple[PathChange, ...]]],
     monkeypatch: pytest.MonkeyPatch,
     text: str,
 ) -> None:

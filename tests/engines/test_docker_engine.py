@@ -22,19 +22,19 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.build.base.image import BaseImage, write_index
+from imagefactory.build.base.image import BuiltBase, write_index
 from imagefactory.build.docker import DockerEngine
 from imagefactory.build.secrets import BuildSecrets, find_secrets
-from imagefactory.errors import BuildError, FactoryError, ToolError, UsageError
-from imagefactory.model import Completed, Definition, Mount, RunSpec
+from imagefactory.errors import BuildError, ImagefactoryError, ToolError, UsageError
+from imagefactory.model import BuildSpec, CommandResult, Mount, RunSpec
 from imagefactory.oci.layers import codec
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import CONFIG_TYPE, Image, canonical_json, format_descriptor
-from imagefactory.progress import Lines, Quiet
+from imagefactory.progress import LineProgress, QuietProgress
 from imagefactory.runtime.docker import OUTPUT_LIMIT, OWNER, DockerRunner
 from imagefactory.runtime.docker_daemon import DockerDaemon
 from imagefactory.runtime.unshare import UnshareRunner
-from imagefactory.verify.report import Trial
+from imagefactory.verify.report import SmokeTest
 from imagefactory.verify.smoke import smoke
 from tests.engines.docker_target import EPOCH, Index, index_server, make_target, store_base
 from tests.made.supplies import supplies
@@ -51,8 +51,8 @@ class Bench:
     """One store with a base, a target, the index of its wheels, and a daemon."""
 
     layout: Layout
-    base: BaseImage
-    definition: Definition
+    base: BuiltBase
+    definition: BuildSpec
     index: Index
     daemon: DockerDaemon
 
@@ -63,10 +63,10 @@ class Bench:
     def engine(self, secrets: BuildSecrets | None = None) -> DockerEngine:
         return DockerEngine(self.layout, self.daemon, codec="zstd", secrets=lambda _: secrets or self.secrets)
 
-    def build(self, definition: Definition | None = None) -> Image:
-        return self.engine().build(definition or self.definition, supplies(self.base), Quiet())
+    def build(self, definition: BuildSpec | None = None) -> Image:
+        return self.engine().build(definition or self.definition, supplies(self.base), QuietProgress())
 
-    def changed(self, words: str) -> Definition:
+    def changed(self, words: str) -> BuildSpec:
         """The target with another label: another image, of packages that are still the same."""
         return replace(self.definition, labels=(*self.definition.labels, ("words", words)))
 
@@ -84,7 +84,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory, debian_tar: Path, dockerd: s
     folder = tmp_path_factory.mktemp("docker")
     definition = make_target(folder / "index")
     layout = Layout(folder / "store")
-    with index_server(folder / "index", user="ada", password=CANARY) as index, layout.in_use(Quiet()):
+    with index_server(folder / "index", user="ada", password=CANARY) as index, layout.in_use(QuietProgress()):
         base = store_base(layout, debian_tar)
         daemon = DockerDaemon({**os.environ, "DOCKER_HOST": dockerd})
         yield Bench(layout=layout, base=base, definition=definition, index=index, daemon=daemon)
@@ -170,8 +170,8 @@ def test_image_runs_by_docker_and_by_unshare_alike(bench: Bench, image: Image, r
 
 
 def test_smoke_test_in_docker(bench: Bench, image: Image, runner: DockerRunner, tmp_path: Path) -> None:
-    trial = Trial(image=image, definition=bench.definition, nonce="5eed")
-    report = smoke(trial, runner, Quiet(), records=tmp_path / "checks", scratch=tmp_path)
+    trial = SmokeTest(image=image, definition=bench.definition, nonce="5eed")
+    report = smoke(trial, runner, QuietProgress(), records=tmp_path / "checks", scratch=tmp_path)
     assert report.passed, report.checks
     assert {check.name: check.state for check in report.checks} == {
         "packages": "passed",
@@ -196,7 +196,7 @@ def test_failed_build_shows_the_last_lines_and_leaves_nothing(bench: Bench) -> N
     names, tags = stored(bench.layout), bench.tags
     shown = io.StringIO()
     with pytest.raises(BuildError) as caught:
-        bench.engine().build(wrong, supplies(bench.base), Lines(shown))
+        bench.engine().build(wrong, supplies(bench.base), LineProgress(shown))
     assert "build 3/3: RUN" in caught.value.message
     assert "DO NOT MATCH THE HASHES" in caught.value.message
     assert "exit code 1" in caught.value.message
@@ -213,11 +213,11 @@ import pickle, sys
 from imagefactory.build.docker import DockerEngine
 from imagefactory.runtime.docker_daemon import DockerDaemon
 from imagefactory.oci.layout import Layout
-from imagefactory.progress import Quiet
+from imagefactory.progress import QuietProgress
 from tests.made.supplies import supplies
 store, environ, definition, base, secrets = pickle.load(open(sys.argv[1], "rb"))
 engine = DockerEngine(Layout(store), DockerDaemon(environ), codec="zstd", secrets=lambda _: secrets)
-engine.build(definition, supplies(base), Quiet())
+engine.build(definition, supplies(base), QuietProgress())
 """
 
 
@@ -253,7 +253,7 @@ def test_killed_build_leaves_no_image_and_can_be_run_again(
         index.hold.clear()
         index.release.set()
         built = DockerEngine(bench.layout, bench.daemon, codec="zstd", secrets=lambda _: secrets).build(
-            definition, supplies(bench.base), Quiet()
+            definition, supplies(bench.base), QuietProgress()
         )
     assert DockerRunner(bench.layout, bench.daemon).run(built, sh("tiny")).stdout == f"{words} 7\n"
     assert not [tag for tag in bench.tags if tag.startswith("imagefactory/build")]
@@ -275,13 +275,13 @@ def test_canaries_are_in_no_layer_config_history_log_or_error(bench: Bench, tmp_
         bundle = str(tmp_path / "ca.pem")
         without = find_secrets(replace(index.found(login=False), certificates=bundle), {})
         with pytest.raises(BuildError) as refused:
-            bench.engine(without).build(definition, supplies(bench.base), Lines(shown))
+            bench.engine(without).build(definition, supplies(bench.base), LineProgress(shown))
         assert "401" in refused.value.message or "No matching distribution" in refused.value.message
 
         given = find_secrets(replace(index.found(), certificates=bundle), {})
         assert CANARY in given.pip_conf
         assert given.certificates == CANARY_PEM
-        image = bench.engine(given).build(definition, supplies(bench.base), Lines(shown))
+        image = bench.engine(given).build(definition, supplies(bench.base), LineProgress(shown))
         assert index.asked
 
         # A failing build prints what it has: pip its index, our error the last lines.
@@ -289,7 +289,9 @@ def test_canaries_are_in_no_layer_config_history_log_or_error(bench: Bench, tmp_
             definition.lock, wheels=tuple(replace(w, sha256="0" * 64) for w in definition.lock.wheels)
         )
         with pytest.raises(BuildError) as failed:
-            bench.engine(given).build(replace(definition, lock=lock), supplies(bench.base), Lines(shown))
+            bench.engine(given).build(
+                replace(definition, lock=lock), supplies(bench.base), LineProgress(shown)
+            )
 
     told = shown.getvalue() + "".join(
         error.value.message + error.value.hint + repr(error.value.__cause__) for error in (refused, failed)
@@ -314,17 +316,17 @@ def test_canaries_are_in_no_layer_config_history_log_or_error(bench: Bench, tmp_
 
 def test_raw_output_of_buildkit_holds_no_canary(bench: Bench, tmp_path: Path) -> None:
     """What BuildKit itself prints, before we hide anything, with the cache off."""
-    from imagefactory.build.docker import Build, command
+    from imagefactory.build.docker import BuildxRequest, command
     from imagefactory.build.folders import render, write_definitions
 
     write_definitions(tmp_path / "context", render(bench.definition))
     (tmp_path / "ca.pem").write_bytes(CANARY_PEM)
     secrets = (("pip.conf", "env=CONF"), ("ca.pem", "src=ca.pem"))
-    build = Build(
+    build = BuildxRequest(
         context="context", base=f"imagefactory/base:{bench.base.image.config[7:19]}", tag="raw:1",
         platform="linux/amd64", epoch=EPOCH, secrets=secrets, host_network=True,
     )  # fmt: skip
-    bench.daemon.ensure(bench.layout, bench.base.image, build.base, Quiet())
+    bench.daemon.ensure(bench.layout, bench.base.image, build.base, QuietProgress())
     argv = [*command(build)[:3], "--no-cache", *command(build)[3:]]
     environ = {**bench.daemon.environ, "CONF": bench.secrets.pip_conf}
     done = subprocess.run(argv, cwd=tmp_path, env=environ, capture_output=True, text=True)
@@ -466,11 +468,11 @@ def test_damaged_layer_never_becomes_an_image(bench: Bench, tmp_path: Path) -> N
     data = blob.read_bytes()
     for harmed in (data[:-1], data[:1000] + bytes(40) + data[1040:]):
         blob.write_bytes(harmed)
-        with pytest.raises(FactoryError):
-            bench.daemon.ensure(layout, image, "odd:1", Quiet())
+        with pytest.raises(ImagefactoryError):
+            bench.daemon.ensure(layout, image, "odd:1", QuietProgress())
         assert bench.daemon.holds(image, "odd:1") == ""
     blob.write_bytes(data)
-    assert bench.daemon.ensure(layout, image, "odd:1", Quiet()) == image.config
+    assert bench.daemon.ensure(layout, image, "odd:1", QuietProgress()) == image.config
     bench.daemon.untag("odd:1")
 
 
@@ -616,7 +618,7 @@ def test_podman_is_refused_for_builds_and_gpus_and_runs_the_rest(
     with pytest.raises(ToolError) as caught:
         runner.run(image, sh("true", gpus=True))
     assert caught.value.code == "podman-ignores-gpus"
-    done: Completed = runner.run(image, sh("tiny; id -u", uid=65534))
+    done: CommandResult = runner.run(image, sh("tiny; id -u", uid=65534))
     assert (done.returncode, done.stdout) == (0, "tiny runs 7\n65534\n"), done
 
 
@@ -628,7 +630,7 @@ def test_daemon_that_keeps_images_in_containerd(bench: Bench, image: Image, tmp_
         assert runner.run(image, sh("tiny")).stdout == "tiny runs 7\n"
         engine = DockerEngine(bench.layout, daemon, codec="zstd", secrets=lambda _: bench.secrets)
         assert "docker" in engine.require()
-        built = engine.build(bench.changed("containerd"), supplies(bench.base), Quiet())
+        built = engine.build(bench.changed("containerd"), supplies(bench.base), QuietProgress())
         assert runner.run(built, sh("tiny")).stdout == "tiny runs 7\n"
     assert built.layers[0].diff_id == image.layers[0].diff_id
     assert UnshareRunner(bench.layout).run(built, sh("tiny")).stdout == "tiny runs 7\n"

@@ -15,11 +15,11 @@ import pytest
 from imagefactory.build.base.make import builder_facts, choose_ids
 from imagefactory.build.layer_plan import LayerInputs
 from imagefactory.build.layers import BaseCompiler, new_compiler
-from imagefactory.build.wheel_layer import Prefix
+from imagefactory.build.wheel_layer import InstallPrefix
 from imagefactory.lock.debian.archive import find_mirror, open_archive
 from imagefactory.lock.debian.lock import downloaded_filename
-from imagefactory.progress import Quiet
-from imagefactory.runtime.build_sandbox import SYSTEM_PATH, TREE, BuildProcess, prepare_folder
+from imagefactory.progress import QuietProgress
+from imagefactory.runtime.build_sandbox import SYSTEM_PATH, TREE, BuildProcess, prepare_directory
 from imagefactory.runtime.emulator import find_emulator
 from imagefactory.versions import natural
 from tests.services.sandbox import Caller, add_layer, entry
@@ -88,7 +88,7 @@ def test_what_is_emulated_sees_no_gpu(arm: Caller) -> None:
 
 
 def test_scripts_of_a_base_for_another_processor_run_in_its_chroot(tmp_path: Path) -> None:
-    prepare_folder(tmp_path)
+    prepare_directory(tmp_path)
     program = tmp_path / TREE / "root/arm"
     program.parent.mkdir()
     program.write_bytes(arm_program(42))
@@ -114,11 +114,11 @@ def arm_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tree with Debian's Python for arm64, from the machine's own mirror."""
     folder = tmp_path_factory.mktemp("arm-python")
     mirror = find_mirror("", folder / "debs", os.environ, etc_apt=Path("/etc/apt"))
-    with open_archive(mirror, "bookworm", "arm64", Quiet()) as archive:
+    with open_archive(mirror, "bookworm", "arm64", QuietProgress()) as archive:
         offers = archive.offered(PYTHON).values()
         newest = [max((o for o in offers if o.name == n), key=lambda o: natural(o.version)) for n in PYTHON]
         assert {one.architecture for one in newest} == {"arm64"}
-        archive.download(newest, folder, Quiet())
+        archive.download(newest, folder, QuietProgress())
     for package in newest:
         subprocess.run(["dpkg-deb", "-x", folder / downloaded_filename(package), folder / "root"], check=True)
     return folder / "root"
@@ -131,7 +131,7 @@ def test_byte_code_is_made_by_the_images_own_python(arm_python: Path, tmp_path: 
         store=tmp_path / "store",
         segments=tmp_path / "segments",
         codec="zstd",
-        place=Prefix(prefix="/opt/env", python="3.11"),
+        place=InstallPrefix(prefix="/opt/env", python="3.11"),
         epoch=1,
         compiler="arm",
         processor="arm64",

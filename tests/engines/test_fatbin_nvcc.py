@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.gpu.values import Library
+from imagefactory.gpu.values import GpuLibrary
 from imagefactory.scan.fatbin import CodeReader, scan_bytes, scan_file
 from imagefactory.suite.gpu import kernels
 from tests.services.nvcc import Nvcc, install_nvcc
@@ -55,7 +55,7 @@ def write_source(folder: Path, name: str = "kernel") -> Path:
     return path
 
 
-def read_every_way(path: Path) -> Library:
+def read_every_way(path: Path) -> GpuLibrary:
     """The file by jumps, in memory and as a stream in odd pieces: all must be the same."""
     found = scan_file(path, path.name)
     data = path.read_bytes()

@@ -27,9 +27,9 @@ from typing import Any
 import pytest
 
 from imagefactory.errors import EXIT_INTERRUPTED, EXIT_REGISTRY, RegistryError
-from imagefactory.http import Patience
+from imagefactory.http import RetryPolicy
 from imagefactory.oci.candidates import PUSHED_TYPE, pushed_record
-from imagefactory.oci.graph import Graph, Place, read_graph
+from imagefactory.oci.graph import ManifestGraph, StoreRepository, read_graph
 from imagefactory.oci.layout import Layout, LayoutStore
 from imagefactory.oci.manifests import (
     CONFIG_TYPE,
@@ -39,11 +39,11 @@ from imagefactory.oci.manifests import (
     canonical_json,
     format_descriptor,
 )
-from imagefactory.oci.registry.client import Registry
+from imagefactory.oci.registry.client import RegistryClient
 from imagefactory.oci.registry.session import RegistryOptions
 from imagefactory.oci.store import Source
-from imagefactory.oci.transfer import Sending, Sent, origins_from, remember, send
-from imagefactory.progress import Quiet
+from imagefactory.oci.transfer import TransferRequest, TransferResult, origins_from, remember_transfer, send
+from imagefactory.progress import QuietProgress
 from tests.engines.faults import LINE, STUCK, Fault, FaultProxy, Storm
 from tests.made.families import LAYER, candidate_of, make_root, stored_image
 from tests.made.registry import Ways, registry_made_here
@@ -59,10 +59,10 @@ NOW = datetime(2026, 11, 21, tzinfo=UTC)
 TAG = "1.0-cu121-0123456789ab"
 ATTEMPTS = 6  # so many failures in a row are too many, by default
 # As long as a registry may need that is starved by other jobs: about a minute of failures in a row.
-STUBBORN = Patience(attempts=300, first_wait=0.01, longest_wait=0.3, read=STUCK)
+STUBBORN = RetryPolicy(attempts=300, first_wait=0.01, longest_wait=0.3, read=STUCK)
 
 
-def add_image(layout: Layout, layers: list[bytes], tag: str) -> Graph:
+def add_image(layout: Layout, layers: list[bytes], tag: str) -> ManifestGraph:
     """An image of these layers in the layout, and the graph that a push of it sends."""
     store, config = LayoutStore(layout), canonical_json({"made for": tag})
     manifest = {
@@ -75,10 +75,10 @@ def add_image(layout: Layout, layers: list[bytes], tag: str) -> Graph:
     platform = {"os": "linux", "architecture": "amd64"}
     index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [{**row, "platform": platform}]}
     store.put_manifest("made", canonical_json(index), INDEX_TYPE, tag)
-    return read_graph(Place(store=store, repository="made"), tag)
+    return read_graph(StoreRepository(store=store, repository="made"), tag)
 
 
-def graphs_in(layout: Layout) -> list[Graph]:
+def graphs_in(layout: Layout) -> list[ManifestGraph]:
     """Small images of one or two layers; one in fourteen has a layer too large for one request."""
     random = Random(20261121)
     sizes = [[random.randrange(1, 9000) for _ in range(1 + n % 2)] for n in range(13)]
@@ -108,7 +108,7 @@ class Direct:
         assert answer.status in (200, 404), (path, answer.status, data)
         return data if answer.status == 200 else None
 
-    def check(self, repository: str, tag: str, graph: Graph) -> bool:
+    def check(self, repository: str, tag: str, graph: ManifestGraph) -> bool:
         """Whether the tag is there; asserts that it then is this graph, whole."""
         root = self.get(f"{repository}/manifests/{tag}")
         if root is None:
@@ -129,7 +129,7 @@ class Direct:
         answer.read()
         return answer.status == 200
 
-    def records(self, repository: str, graph: Graph) -> int:
+    def records(self, repository: str, graph: ManifestGraph) -> int:
         """How many records of a push refer to the image, by the API or by the fallback tag."""
         digest = graph.root.descriptor.digest
         data = self.get(f"{repository}/referrers/{digest}")
@@ -159,7 +159,7 @@ class Tally:
         return self
 
 
-class Lined(Registry):
+class Lined(RegistryClient):
     """Says with each request which blob it is about: a blob's requests come one after the other."""
 
     def _say(self, line: str) -> None:
@@ -198,14 +198,14 @@ def options_of(seed: int) -> RegistryOptions:
     """As a person's, but no time is spent on waiting; some send in small pieces."""
     piece = 3000 if seed % 4 == 0 else 0
     return RegistryOptions(
-        sleep=lambda _: None, random=Random(seed), piece=piece, patience=Patience(read=STUCK)
+        sleep=lambda _: None, random=Random(seed), piece=piece, patience=RetryPolicy(read=STUCK)
     )
 
 
 def push_many(seeds: range, upstream: str, folder: Path) -> Tally:
     """One push a seed, each into a repository of its own, each judged behind the proxy."""
     layout, tally, memory = Layout(folder), Tally(), dict[str, object]()
-    graphs, source = graphs_in(layout), Place(store=LayoutStore(layout), repository="made")
+    graphs, source = graphs_in(layout), StoreRepository(store=LayoutStore(layout), repository="made")
     direct = Direct(upstream)
     with FaultProxy(upstream) as plain, FaultProxy(upstream, tokens=True) as guarded:
         for seed in seeds:
@@ -214,7 +214,7 @@ def push_many(seeds: range, upstream: str, folder: Path) -> Tally:
             record = (pushed_record(graph.root.descriptor, NOW),) if seed % 5 == 0 else ()
             attached = [blob for artifact in record for blob, _ in artifact.blobs]
             proxy.storm = storm = storm_of(seed, [*graph.blobs, *attached])
-            sending = Sending(
+            sending = TransferRequest(
                 graph=graph,
                 repository=repository,
                 candidate=TAG,
@@ -223,20 +223,20 @@ def push_many(seeds: range, upstream: str, folder: Path) -> Tally:
                 origins=origins_from(memory if seed % 7 == 0 else {}, ()),
             )
             registry = Lined(proxy.address, options_of(seed))
-            outcome: Sent | RegistryError
+            outcome: TransferResult | RegistryError
             try:
-                outcome = send(source, registry, sending, Quiet())
+                outcome = send(source, registry, sending, QuietProgress())
             except RegistryError as error:
                 outcome = error
             registry.close()
             there = direct.check(repository, TAG, graph)  # nothing at the tag, or all of it
-            if isinstance(outcome, Sent):
+            if isinstance(outcome, TransferResult):
                 assert there
                 assert outcome.digest == graph.root.descriptor.digest
                 assert not record or direct.records(repository, graph) == 1
                 tally.good[seed] = storm.faults
                 tally.mounted += outcome.mounted
-                memory = remember(memory, repository, graph)
+                memory = remember_transfer(memory, repository, graph)
             else:
                 assert outcome.exit_code == EXIT_REGISTRY
                 assert outcome.hint
@@ -285,13 +285,13 @@ def test_tokens_that_expire_in_the_middle(tmp_path: Path) -> None:
     """Also between the pieces of one upload: the push goes on with a new token."""
     layout = Layout(tmp_path / "store")
     graph = add_image(layout, [Random(1).randbytes(60_000)], "1")
-    source, expired = Place(store=LayoutStore(layout), repository="made"), 0
+    source, expired = StoreRepository(store=LayoutStore(layout), repository="made"), 0
     with registry_made_here() as behind, FaultProxy(behind.host, tokens=True) as proxy:
         for seed in range(20):
             proxy.storm = Storm(seed, budget=3, rate=0.3, kinds=(Fault.EXPIRED,))
-            sending = Sending(graph=graph, repository=f"r{seed}", candidate=TAG)
-            registry = Registry(proxy.address, RegistryOptions(sleep=lambda _: None, piece=9000))
-            assert send(source, registry, sending, Quiet()).digest == graph.root.descriptor.digest
+            sending = TransferRequest(graph=graph, repository=f"r{seed}", candidate=TAG)
+            registry = RegistryClient(proxy.address, RegistryOptions(sleep=lambda _: None, piece=9000))
+            assert send(source, registry, sending, QuietProgress()).digest == graph.root.descriptor.digest
             assert Direct(behind.host).check(f"r{seed}", TAG, graph)
             expired += proxy.storm.worst
     assert expired >= 50  # which request is hit is chance, that one is hit is the seed's
@@ -305,19 +305,19 @@ def test_two_writers_at_one_tag(tmp_path: Path, registry: str) -> None:
     layout = Layout(tmp_path / "store")
     graphs = [add_image(layout, [Random(n).randbytes(40_000), b"shared" * 5000], str(n)) for n in range(2)]
     digests = {graph.root.descriptor.digest for graph in graphs}
-    source, direct = Place(store=LayoutStore(layout), repository="made"), Direct(registry)
+    source, direct = StoreRepository(store=LayoutStore(layout), repository="made"), Direct(registry)
     with FaultProxy(registry) as proxy, ThreadPoolExecutor(2) as pool:
         for seed in range(30):
             repository = f"two-writers-{seed}"
             proxy.storm = Storm(seed, budget=5, rate=0.1)
 
-            def push(n: int, seed: int = seed, repository: str = repository) -> Sent:
-                sending = Sending(
+            def push(n: int, seed: int = seed, repository: str = repository) -> TransferResult:
+                sending = TransferRequest(
                     graph=graphs[n], repository=repository, candidate=f"1.0-cu121-{n:012x}", tags=("nightly",)
                 )
                 # The registry rewrites its tag in place: who reads just then gets a 500, or several.
                 options = replace(options_of(2 * seed + n), sleep=time.sleep, patience=STUBBORN)
-                return send(source, Registry(proxy.address, options), sending, Quiet())
+                return send(source, RegistryClient(proxy.address, options), sending, QuietProgress())
 
             both = list(pool.map(push, range(2)))
             for n, (graph, sent) in enumerate(zip(graphs, both, strict=True)):
@@ -490,8 +490,8 @@ def test_an_entry_that_a_full_disk_cut_is_mended(line: Line, tmp_path: Path) -> 
         links = list((server.storage / "docker/registry/v2/repositories/one/_layers").rglob("link"))
         for link in links:
             link.write_bytes(b"")
-        source = Place(store=LayoutStore(Layout(line.store)), repository="one")
-        registry = Registry(server.host, RegistryOptions(sleep=lambda _: None))
-        sending = Sending(graph=graph, repository="one", tags=("again",))
-        assert send(source, registry, sending, Quiet()).sent == len(graph.blobs)
+        source = StoreRepository(store=LayoutStore(Layout(line.store)), repository="one")
+        registry = RegistryClient(server.host, RegistryOptions(sleep=lambda _: None))
+        sending = TransferRequest(graph=graph, repository="one", tags=("again",))
+        assert send(source, registry, sending, QuietProgress()).sent == len(graph.blobs)
         assert direct.check("one", "again", graph)

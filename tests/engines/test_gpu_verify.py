@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.actions.verdicts import find_in, local_place, read_court
-from imagefactory.actions.verify import VerifyBench, VerifyOptions
-from imagefactory.actions.workflow import Verified, prove_image
+from imagefactory.actions.verdicts import find_in, local_place, read_verification_policy
+from imagefactory.actions.verify import VerifyDependencies, VerifyOptions
+from imagefactory.actions.workflow import VerifyResult, verify_and_attach
 from imagefactory.model import CheckState, Outcome
-from imagefactory.progress import Quiet
-from imagefactory.project import Factory
+from imagefactory.progress import QuietProgress
+from imagefactory.project import Project
 from imagefactory.runtime.devices import GpuDevices
 from imagefactory.runtime.unshare import UnshareRunner
 from imagefactory.suite.gpu import table
-from imagefactory.trust.keys import keys_folder, make_key
-from imagefactory.trust.verdict import Standing
+from imagefactory.trust.keys import keys_directory, make_key
+from imagefactory.trust.verdict import VerdictStatus
 from imagefactory.verify.evidence import LocalEvidence
 from tests.services import libcuda
 from tests.services.gpu_factory import NAME
@@ -31,18 +31,20 @@ from tests.services.gpu_host import Told, make_host
 ROOT = Path(__file__).parents[2]
 
 
-def verify(factory: Factory, folder: Path, lies: str = "") -> Verified:
+def verify(factory: Project, folder: Path, lies: str = "") -> VerifyResult:
     """On a made-up machine whose GPU is the stand-in's, through the runner that `verify` uses."""
     library = libcuda.build_libcuda(folder / "driver", lies)
     told = Told(uuid=libcuda.UUID, name=libcuda.NAME, memory=libcuda.MEMORY)
     devices = GpuDevices(devices=(), libraries=(str(library),), links=(), programs=(), driver=told.driver)
     runner = UnshareRunner(factory.layout, find=lambda: devices)
-    bench = VerifyBench(evidence=LocalEvidence(places=make_host(folder / "host", told)), runner=runner)
-    return prove_image(factory, NAME, VerifyOptions(level="quick", runner="unshare"), bench, Quiet())
+    bench = VerifyDependencies(evidence=LocalEvidence(places=make_host(folder / "host", told)), runner=runner)
+    return verify_and_attach(
+        factory, NAME, VerifyOptions(level="quick", runner="unshare"), bench, QuietProgress()
+    )
 
 
-def test_a_run_in_a_real_image_is_a_report_that_nobody_trusts(factory: Factory, tmp_path: Path) -> None:
-    key = make_key(keys_folder(factory.environ), "throwaway")
+def test_a_run_in_a_real_image_is_a_report_that_nobody_trusts(factory: Project, tmp_path: Path) -> None:
+    key = make_key(keys_directory(factory.environ), "throwaway")
     done = verify(factory, tmp_path)
     report = done.report
     assert report.outcome is Outcome.VERIFIED, report.reason
@@ -54,20 +56,20 @@ def test_a_run_in_a_real_image_is_a_report_that_nobody_trusts(factory: Factory, 
     )
     assert done.signed.signed is not None
     assert done.signed.signed.verdict.keyid == key.keyid
-    court = read_court(factory, datetime.now(UTC) + timedelta(minutes=1))
+    court = read_verification_policy(factory, datetime.now(UTC) + timedelta(minutes=1))
     (judged,) = find_in(factory, local_place(factory, "any"), done.chosen.subject, court).judged
-    assert (judged.standing, judged.proves) == (Standing.WRONG_KEY, False)
+    assert (judged.standing, judged.proves) == (VerdictStatus.WRONG_KEY, False)
 
 
 @pytest.mark.parametrize(
     ("lies", "outcome"), [("kernel=wrong", Outcome.WRONG_NUMBERS), ("capability=", Outcome.NO_GPU)]
 )
-def test_a_lie_of_the_driver_is_seen(factory: Factory, tmp_path: Path, lies: str, outcome: Outcome) -> None:
+def test_a_lie_of_the_driver_is_seen(factory: Project, tmp_path: Path, lies: str, outcome: Outcome) -> None:
     report = verify(factory, tmp_path, lies).report
     assert report.outcome is outcome, report.reason
 
 
-def test_the_command_itself_takes_no_stand_in(factory: Factory, tmp_path: Path) -> None:
+def test_the_command_itself_takes_no_stand_in(factory: Project, tmp_path: Path) -> None:
     """Neither variables nor libraries on the path make a GPU of a stand-in."""
     library = libcuda.build_libcuda(tmp_path)
     environ = {**factory.environ, "LD_LIBRARY_PATH": str(library.parent), "PYTHONPATH": str(ROOT)}

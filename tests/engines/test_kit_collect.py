@@ -19,9 +19,9 @@ from imagefactory.model import CheckState, Outcome
 from imagefactory.suite.gpu import table
 from imagefactory.trust.verdict import missing_evidence
 from imagefactory.verify import kits as room
-from imagefactory.verify.kits import CollectedReport, collect_kit
-from imagefactory.verify.nonces import LIFETIME, NonceError, NonceLedger
-from imagefactory.verify.report import SEEN_BY_KIT, SEEN_IN_ACTIONS
+from imagefactory.verify.kits import KitReport, collect_kit
+from imagefactory.verify.nonces import LIFETIME, NonceError, NonceStore
+from imagefactory.verify.report import EVIDENCE_ACTIONS, EVIDENCE_KIT
 from tests.made.kit import (
     NONCE,
     ORDER,
@@ -61,11 +61,11 @@ def bench(template: Bench, tmp_path: Path) -> Bench:
     for name, folder in folders.items():
         shutil.copytree(template.kit.parent / name, folder)
     return replace(
-        template, kit=folders["kit"], programs=folders["bin"], ledger=NonceLedger(folders["nonces"])
+        template, kit=folders["kit"], programs=folders["bin"], ledger=NonceStore(folders["nonces"])
     )
 
 
-def collect(bench: Bench) -> CollectedReport:
+def collect(bench: Bench) -> KitReport:
     return collect_kit(bench.kit, bench.ledger, now(), {})
 
 
@@ -92,7 +92,7 @@ def test_a_run_where_all_held_is_verified_and_says_that_a_kit_saw_it(bench: Benc
     assert (report.outcome, report.subject, report.nonce) == (Outcome.VERIFIED, SUBJECT, NONCE)
     assert report.runner == "docker"
     assert report.hardware is not None
-    assert (report.hardware.kind, report.hardware.driver) == (SEEN_BY_KIT, "550.90.07")
+    assert (report.hardware.kind, report.hardware.driver) == (EVIDENCE_KIT, "550.90.07")
     assert report.device is not None
     assert report.device.uuid == UUID
     assert found.reference == REFERENCE
@@ -113,7 +113,7 @@ def test_a_job_of_github_is_told_in_the_evidence(tmp_path: Path) -> None:
     bench.run(**job)
     hardware = collect_kit(bench.kit, bench.ledger, now(), job).report.hardware
     assert hardware is not None
-    assert hardware.kind == SEEN_IN_ACTIONS
+    assert hardware.kind == EVIDENCE_ACTIONS
     assert ("GITHUB_RUN_ID", "7") in hardware.notes
 
 
@@ -138,7 +138,7 @@ def test_who_carries_a_kit_cannot_make_a_job_of_it(bench: Bench, here: dict[str,
     edit(bench, "result/run.json", lambda run: run.update(actions=told))
     hardware = collect_kit(bench.kit, bench.ledger, now(), here).report.hardware
     assert hardware is not None
-    assert hardware.kind == SEEN_BY_KIT
+    assert hardware.kind == EVIDENCE_KIT
 
 
 def test_a_check_that_failed_there_has_its_word_here(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_another_gpu_a_pull_that_fails_and_a_runner_that_does_not_start(tmp_path
 
 def test_a_folder_without_a_result_or_without_a_kit(tmp_path: Path) -> None:
     with pytest.raises(UsageError, check=lambda error: error.code == "kit-invalid"):
-        collect_kit(tmp_path, NonceLedger(tmp_path / "nonces"), now(), {})
+        collect_kit(tmp_path, NonceStore(tmp_path / "nonces"), now(), {})
     bench = make_bench(tmp_path)
     with pytest.raises(UsageError, match="no result yet"):
         collect(bench)

@@ -20,26 +20,26 @@ from pathlib import Path
 import pytest
 
 from imagefactory.actions.transfer import PushOptions, SifExport, export_sif, push_target
-from imagefactory.actions.verdicts import find_in, read_court, registry_of
+from imagefactory.actions.verdicts import find_in, read_verification_policy, registry_of
 from imagefactory.actions.verify import (
-    CollectedKit,
     CollectOptions,
-    KitPlace,
+    KitDestination,
+    KitResult,
     VerifyOptions,
     collect,
     write_kit,
 )
 from imagefactory.errors import CheckFailedError, NoGpuError
 from imagefactory.model import Outcome
-from imagefactory.progress import Quiet
-from imagefactory.project import Factory
-from imagefactory.settings.choices import Setting
+from imagefactory.progress import QuietProgress
+from imagefactory.project import Project
+from imagefactory.settings.choices import SettingValue
 from imagefactory.suite.gpu import table
-from imagefactory.trust.keys import keys_folder, make_key
-from imagefactory.trust.policy import Grant, add_key
-from imagefactory.trust.verdict import Standing
+from imagefactory.trust.keys import keys_directory, make_key
+from imagefactory.trust.policy import TrustGrant, add_key
+from imagefactory.trust.verdict import VerdictStatus
 from imagefactory.verify.kit.hardware import Places
-from imagefactory.verify.report import SEEN_BY_KIT
+from imagefactory.verify.report import EVIDENCE_KIT
 from tests.services import libcuda
 from tests.services.apptainer import ORDINARY_UID, as_ordinary_user
 from tests.services.gpu_factory import NAME
@@ -79,19 +79,19 @@ sys.exit(program.main(sys.argv[3:], os.environ, folder, hardware.Places(*places)
 class Ground:
     """A pushed image, the machine that is to verify it, and programs with a stand-in for its driver."""
 
-    factory: Factory
+    factory: Project
     registry: str
     host: Places
     folder: Path
 
     def kit(self, name: str) -> Path:
         options = VerifyOptions(level="quick", registry=self.registry)
-        write_kit(self.factory, NAME, options, KitPlace(folder=self.folder / name), Quiet())
+        write_kit(self.factory, NAME, options, KitDestination(folder=self.folder / name), QuietProgress())
         return self.folder / name
 
-    def collects(self, kit: Path, *, promote: bool = False) -> CollectedKit:
+    def collects(self, kit: Path, *, promote: bool = False) -> KitResult:
         now = datetime.now(UTC) + timedelta(seconds=1)
-        return collect(self.factory, kit, CollectOptions(promote=promote), now, Quiet())
+        return collect(self.factory, kit, CollectOptions(promote=promote), now, QuietProgress())
 
     def programs(self, lies: str = "", into: Path | None = None) -> Path:
         """A folder for PATH: docker and apptainer that bring the stand-in, told to lie, into the image."""
@@ -106,9 +106,9 @@ class Ground:
                 (found / name).chmod(0o755)
         return found
 
-    def judged(self, done: CollectedKit) -> tuple[Standing, bool]:
+    def judged(self, done: KitResult) -> tuple[VerdictStatus, bool]:
         place = registry_of(self.factory, "tiny", self.registry)
-        court = read_court(self.factory, datetime.now(UTC) + timedelta(minutes=1))
+        court = read_verification_policy(self.factory, datetime.now(UTC) + timedelta(minutes=1))
         found = find_in(self.factory, place, done.report.subject, court).judged
         newest = max(found, key=lambda one: one.verdict.issued if one.verdict else datetime.min)
         return newest.standing, newest.proves
@@ -116,17 +116,17 @@ class Ground:
 
 @pytest.fixture(scope="module")
 def ground(
-    factory: Factory,
+    factory: Project,
     registry: str,
     dockerd: str,
     apptainer: str,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Ground]:
     environ = {**factory.environ, "DOCKER_CONFIG": os.environ["DOCKER_CONFIG"]}
-    plain = Setting(value=registry, origin="the test")
+    plain = SettingValue(value=registry, origin="the test")
     mine = replace(factory, environ=environ, settings=replace(factory.settings, plain_http=plain))
-    push_target(mine, mine.targets[0], PushOptions(now=datetime.now(UTC), registry=registry), Quiet())
-    make_key(keys_folder(environ), "throwaway")
+    push_target(mine, mine.targets[0], PushOptions(now=datetime.now(UTC), registry=registry), QuietProgress())
+    make_key(keys_directory(environ), "throwaway")
     folder = tmp_path_factory.mktemp("kits")
     told = Told(uuid=libcuda.UUID, name=libcuda.NAME, memory=libcuda.MEMORY)
     host = make_host(folder / "host", told)
@@ -172,11 +172,11 @@ def test_a_kit_runs_the_suite_in_the_image_and_comes_back_as_a_verdict(ground: G
     assert report.device is not None
     assert report.device.uuid == libcuda.UUID
     assert report.hardware is not None
-    assert report.hardware.kind == SEEN_BY_KIT
+    assert report.hardware.kind == EVIDENCE_KIT
     passed = [check.name for check in report.checks if check.state.value == "passed"]
     assert passed == list(table.PARTS["driver"])
     assert f"{ground.registry}/tiny" in collected.attached
-    assert ground.judged(collected) == (Standing.WRONG_KEY, False)
+    assert ground.judged(collected) == (VerdictStatus.WRONG_KEY, False)
 
 
 def docker_has(reference: str) -> bool:
@@ -212,7 +212,10 @@ def test_apptainers_cache_gets_nothing_unless_it_is_kept(
 
 def test_without_a_network_a_sif_of_the_store_stands_for_the_image(ground: Ground) -> None:
     sif, path = export_sif(
-        ground.factory, ground.factory.targets[0], SifExport(output=ground.folder / "tiny.sif"), Quiet()
+        ground.factory,
+        ground.factory.targets[0],
+        SifExport(output=ground.folder / "tiny.sif"),
+        QuietProgress(),
     )
     kit = ground.kit("offline")
     done = made_up(ground, kit, "--runner", "apptainer", "--image", str(path), programs=ground.programs())
@@ -292,11 +295,11 @@ def _read(path: Path) -> str:
 def test_trusted_and_promoted_the_tag_of_the_capability_follows(ground: Ground) -> None:
     kit = ground.kit("promoted")
     made_up(ground, kit, "--runner", "docker", programs=ground.programs())
-    folder = keys_folder(ground.factory.environ)
+    folder = keys_directory(ground.factory.environ)
     from imagefactory.trust.keys import read_public
 
     today = datetime.now(UTC).date()
-    grant = Grant(
+    grant = TrustGrant(
         key=read_public("throwaway", folder), since=today - timedelta(days=1), until=today + timedelta(days=2)
     )
     settings = ground.factory.settings.root_path / "imagefactory.toml"
@@ -304,7 +307,7 @@ def test_trusted_and_promoted_the_tag_of_the_capability_follows(ground: Ground) 
     settings.write_text(add_key(before, grant, settings.name))
     try:
         done = ground.collects(kit, promote=True)
-        assert ground.judged(done) == (Standing.GOOD, True)
+        assert ground.judged(done) == (VerdictStatus.GOOD, True)
         assert done.promotion is not None
         assert "12.1-cu121-sm80" in [fate.tag for fate in done.promotion.fates if fate.moved]
     finally:

@@ -16,16 +16,16 @@ import pytest
 import yaml
 
 from imagefactory.errors import LockError, UnsolvableError
-from imagefactory.extras.importers.draft import DraftAsk, check_draft, draft
-from imagefactory.extras.importers.environments import Reading, parse_wish
+from imagefactory.extras.importers.draft import DraftRequest, check_draft, draft
+from imagefactory.extras.importers.environments import ReadOptions, parse_environment_file
 from imagefactory.lock import LockRequest
 from imagefactory.lock.conda.channels import find_channels
 from imagefactory.lock.conda.facts import cuda_version
 from imagefactory.lock.conda.locker import CondaLocker
-from imagefactory.lock.conda.solver import Solver, first_question, name_of, run
+from imagefactory.lock.conda.solver import CondaSolver, first_question, name_of, run
 from imagefactory.lock.files import format_lock_files, read_lock, write_lock
 from imagefactory.model import Lock, Target
-from imagefactory.progress import Quiet
+from imagefactory.progress import QuietProgress
 from imagefactory.recipes.read import read_bases
 from imagefactory.recipes.values import CHANNEL_ROOT, channel_address
 from tests.made.lock_checker import Record, check_lock, moved, read_records
@@ -151,7 +151,9 @@ def main(locker: CondaLocker) -> Lock:
 
 
 def lock(locker: CondaLocker, target: Target, previous: Lock | None = None, *update: str) -> Lock:
-    return locker.lock(LockRequest(target=target, base=BASE, previous=previous, update=update), Quiet())
+    return locker.lock(
+        LockRequest(target=target, base=BASE, previous=previous, update=update), QuietProgress()
+    )
 
 
 def faults(found: Lock, target: Target, records: Mapping[str, Record]) -> list[str]:
@@ -183,9 +185,9 @@ def test_it_locks_and_holds(
 def test_a_lock_that_is_imported_locks_to_its_own_packages(name: str, locker: CondaLocker) -> None:
     """The draft of a conda-lock file keeps versions, channels and the builds that are variants."""
     path = ROOT / "lockfiles" / f"{name}.conda-lock.yml"
-    wish = parse_wish(path.read_text(), path.name, Reading(pythons=("3.11",)))
+    wish = parse_environment_file(path.read_text(), path.name, ReadOptions(pythons=("3.11",)))
     bases = read_bases(ROOT / "recipes")
-    made = draft(wish, DraftAsk(family="lab"), bases)
+    made = draft(wish, DraftRequest(family="lab"), bases)
     (target,) = check_draft(made.text, "lab", [], bases)
     before = {Path(row["url"]).name for row in yaml.safe_load(path.read_text())["package"]}
     assert {one.filename for one in lock(locker, target).conda} == before
@@ -210,8 +212,8 @@ def test_an_environment_keeps_its_framework_s_channel(
     text: str, expected: tuple[str, str, str], locker: CondaLocker
 ) -> None:
     bases = read_bases(ROOT / "recipes")
-    wish = parse_wish(text, "environment.yml", Reading(pythons=("3.11",)))
-    (target,) = check_draft(draft(wish, DraftAsk(family="lab"), bases).text, "lab", [], bases)
+    wish = parse_environment_file(text, "environment.yml", ReadOptions(pythons=("3.11",)))
+    (target,) = check_draft(draft(wish, DraftRequest(family="lab"), bases).text, "lab", [], bases)
     assert expected in {(one.name, one.version, one.build) for one in lock(locker, target).conda}
 
 
@@ -219,7 +221,7 @@ def test_a_label_of_nvidia_solves_and_is_refused_for_its_missing_hashes(locker: 
     """pytorch 2.2 with CUDA 11.8: what it needs is in NVIDIA's label alone, which gives md5 and no sha256."""
     channels = ("pytorch", "nvidia/label/cuda-11.8.0", "conda-forge")
     target = replace(pytorch_row("2.2", "11.8", "3.11"), channels=channels).target
-    solver = Solver(target, locker._channels, locker._channels.gateway(locker._cache))
+    solver = CondaSolver(target, locker._channels, locker._channels.gateway(locker._cache))
     found = {name_of(record): record for record in run(solver.solve(first_question(target)))}
     assert str(found["pytorch"].build) == "py3.11_cuda11.8_cudnn8.7.0_0"
     assert str(found["cuda-cudart"].version) == "11.8.89"
@@ -265,7 +267,7 @@ def test_an_update_of_real_packages(locker: CondaLocker, records: dict[str, Reco
 
 def test_python_stays_when_everything_else_may_move(main: Lock, locker: CondaLocker) -> None:
     request = LockRequest(target=MAIN, base=BASE, previous=main, update_all=True)
-    assert locker.lock(request, Quiet()) == main
+    assert locker.lock(request, QuietProgress()) == main
     for name in ("python", "libblas", "mkl", "cuda-cudart"):
         after = lock(locker, MAIN, main, name)
         assert set(moved(main.conda, after.conda)) <= {name}
@@ -276,7 +278,7 @@ def test_a_target_on_another_keeps_its_files(
 ) -> None:
     wanted = (*MAIN.requirements, "scikit-learn", "pandas <3")
     target = replace(MAIN, name="more-2.3-cu121", on=MAIN.name, requirements=wanted)
-    found = locker.lock(LockRequest(target=target, base=BASE, under=main), Quiet())
+    found = locker.lock(LockRequest(target=target, base=BASE, under=main), QuietProgress())
     assert set(main.conda) < set(found.conda)
     assert {"scikit-learn", "pandas"} <= set(pins(found))
     assert faults(found, target, records) == []
@@ -399,12 +401,12 @@ from imagefactory.errors import LockError
 from imagefactory.lock.conda.channels import find_channels
 from imagefactory.lock.conda.locker import CondaLocker
 from imagefactory.lock import LockRequest
-from imagefactory.progress import Quiet
+from imagefactory.progress import QuietProgress
 from tests.made.solving import BASE, no_pip, target
 setting, cache = sys.argv[1:]
 request = LockRequest(target=target(), base=BASE)
 try:
-    CondaLocker(find_channels(setting, {}, ""), Path(cache), no_pip).lock(request, Quiet())
+    CondaLocker(find_channels(setting, {}, ""), Path(cache), no_pip).lock(request, QuietProgress())
 except LockError as error:
     print(error.code)
     sys.exit(error.exit_code)
@@ -447,7 +449,7 @@ def test_what_the_recipe_names_and_is_far_behind_is_told_with_the_reason(
     locker: CondaLocker, row: Row, told: str
 ) -> None:
     found = lock(locker, row.target)
-    behind = locker.behind(LockRequest(target=row.target, base=BASE), found, Quiet())
+    behind = locker.behind(LockRequest(target=row.target, base=BASE), found, QuietProgress())
     assert [one.name for one in behind] == [told] * bool(told)
     for one in behind:
         assert one.asked

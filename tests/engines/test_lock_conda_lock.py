@@ -17,8 +17,8 @@ from imagefactory.lock.conda.locker import CondaLocker
 from imagefactory.lock.conda.own_tool import CondaLockLocker, find_tool
 from imagefactory.lock.files import explicit, read_lock, write_lock
 from imagefactory.lock.pypi.uv import UvLocker
-from imagefactory.model import Lock, LockedConda
-from imagefactory.progress import Quiet
+from imagefactory.model import Lock, LockedCondaPackage
+from imagefactory.progress import QuietProgress
 from imagefactory.recipes.values import CHANNEL_ROOT
 from tests.made.conda_lock import BASE, TARGET
 from tests.made.lock_checker import check_lock, moved, read_records
@@ -157,8 +157,8 @@ def test_real_records(name: str, real_channels: ChannelServer, tmp_path: Path) -
     target, tool = REAL[name], find_tool(str(write_double(tmp_path, "micromamba")), os.environ)
     channels = find_channels(f"{CHANNEL_ROOT}={real_channels.url}", {}, "")
     request = LockRequest(target=target, base=BASE)
-    ours = CondaLocker(channels, tmp_path / "cache", no_wheels).lock(request, Quiet())
-    theirs = CondaLockLocker(tool, channels, tmp_path / "cache", no_wheels).lock(request, Quiet())
+    ours = CondaLocker(channels, tmp_path / "cache", no_wheels).lock(request, QuietProgress())
+    theirs = CondaLockLocker(tool, channels, tmp_path / "cache", no_wheels).lock(request, QuietProgress())
     assert moved(ours.conda, theirs.conda) == {}
     assert all(package.url.startswith(CHANNEL_ROOT) for package in theirs.conda)
     assert check_lock(theirs, target, read_records(real_channels.folder, target.channels)) == []
@@ -185,7 +185,7 @@ def test_real_records(name: str, real_channels: ChannelServer, tmp_path: Path) -
 def needed_first(lock: Lock, addresses: list[str]) -> bool:
     """Whether Python stands before all that needs it, in an explicit list."""
     place_of = {address: index for index, address in enumerate(addresses)}
-    by_name: dict[str, LockedConda] = {package.name: package for package in lock.conda}
+    by_name: dict[str, LockedCondaPackage] = {package.name: package for package in lock.conda}
     python = place_of[by_name["python"].url]
     needing = [one for one in lock.conda if any(spec.split()[0] == "python" for spec in one.depends)]
     return bool(needing) and all(place_of[one.url] > python for one in needing)

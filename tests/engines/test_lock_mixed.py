@@ -15,14 +15,14 @@ from imagefactory.lock.conda.channels import find_channels
 from imagefactory.lock.conda.locker import CondaLocker
 from imagefactory.lock.pypi.index import find_index
 from imagefactory.lock.pypi.uv import UvLocker
-from imagefactory.model import Base, Lock, Target, Where
-from imagefactory.progress import Quiet
+from imagefactory.model import BaseSpec, Lock, SourceLocation, Target
+from imagefactory.progress import QuietProgress
 from imagefactory.recipes.values import CHANNEL_ROOT
-from imagefactory.settings.choices import Setting
+from imagefactory.settings.choices import SettingValue
 from tests.services.channels import ChannelServer
 
-WHERE = Where(file="recipes/mixed.yaml", line=1, column=1)
-BASE = Base(
+WHERE = SourceLocation(file="recipes/mixed.yaml", line=1, column=1)
+BASE = BaseSpec(
     name="debian-12", suite="bookworm", python="3.11", glibc="2.36", packages=(), public="", where=WHERE
 )
 MIXED = Target(
@@ -50,7 +50,7 @@ MIXED = Target(
 
 @pytest.fixture(scope="module")
 def locker(real_channels: ChannelServer, tmp_path_factory: pytest.TempPathFactory) -> CondaLocker:
-    index = find_index(Setting(value="", origin="default"), environ=os.environ, prefix=Path(sys.prefix))
+    index = find_index(SettingValue(value="", origin="default"), environ=os.environ, prefix=Path(sys.prefix))
     channels = find_channels(f"{CHANNEL_ROOT}={real_channels.url}", os.environ, "")
     cache = tmp_path_factory.mktemp("records")
     return CondaLocker(channels, cache, lambda: UvLocker(index, python=Path(sys.executable)))
@@ -58,7 +58,7 @@ def locker(real_channels: ChannelServer, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def lock(locker: CondaLocker) -> Lock:
-    return locker.lock(LockRequest(target=MIXED, base=BASE), Quiet())
+    return locker.lock(LockRequest(target=MIXED, base=BASE), QuietProgress())
 
 
 def test_conda_brings_torch_and_pypi_the_rest(lock: Lock) -> None:
@@ -78,14 +78,14 @@ def test_a_conda_target_on_another_keeps_both_kinds(locker: CondaLocker, lock: L
         requirements=(*MIXED.requirements, "tabulate", "zstandard"),
         pip=(*MIXED.pip, "einops==0.8.0"),
     )
-    over = locker.lock(LockRequest(target=above, base=BASE, under=lock), Quiet())
+    over = locker.lock(LockRequest(target=above, base=BASE, under=lock), QuietProgress())
     assert set(lock.packages) < set(over.packages)
     added = {one.name for one in over.packages} - {one.name for one in lock.packages}
     assert {"tabulate", "zstandard", "einops"} <= added
     # conda's h5py needs conda's numpy, and the target below has PyPI's.
     numpy = replace(above, requirements=(*MIXED.requirements, "h5py"))
     with pytest.raises(UnsolvableError) as caught:
-        locker.lock(LockRequest(target=numpy, base=BASE, under=lock), Quiet())
+        locker.lock(LockRequest(target=numpy, base=BASE, under=lock), QuietProgress())
     assert caught.value.code == "parent-package-conflict"
     assert "numpy " in caught.value.message
     assert "mixed-" in caught.value.message
@@ -94,6 +94,6 @@ def test_a_conda_target_on_another_keeps_both_kinds(locker: CondaLocker, lock: L
 def test_what_pypi_needs_in_another_version_is_said(locker: CondaLocker) -> None:
     target = replace(MIXED, pip=("torchvision==0.20.1",))
     with pytest.raises(UnsolvableError) as caught:
-        locker.lock(LockRequest(target=target, base=BASE), Quiet())
+        locker.lock(LockRequest(target=target, base=BASE), QuietProgress())
     assert "torchvision==0.20.1 depends on torch==2.5.1 and conda's pytorch 2.3.1" in caught.value.message
     assert "'pytorch ==2.5.1' in `packages`" in caught.value.hint

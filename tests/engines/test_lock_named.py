@@ -20,7 +20,7 @@ from imagefactory.lock.download import PackageCache
 from imagefactory.lock.pypi.requirements import format_lock, parse_lock
 from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Lock, LockedWheel
-from imagefactory.progress import Quiet
+from imagefactory.progress import QuietProgress
 from tests.made.values import make_base, make_conda, make_lock, make_target
 from tests.services.package_index import Index, package_index, uv_locker
 
@@ -56,7 +56,8 @@ def fetched(uv: UvLocker, lock: Lock, folder: Path) -> list[str]:
         return uv.addresses(replace(lock, wheels=missing))
 
     return [
-        path.name for path in PackageCache(folder, uv._index).fetch(lock.wheels, locate, Quiet()).values()
+        path.name
+        for path in PackageCache(folder, uv._index).fetch(lock.wheels, locate, QuietProgress()).values()
     ]
 
 
@@ -66,7 +67,7 @@ def test_a_package_comes_from_its_index_and_all_else_does_not(
 ) -> None:
     second.json = index.json = as_json
     uv = locker(index, second, tmp_path)
-    lock = uv.lock(REQUEST, Quiet())
+    lock = uv.lock(REQUEST, QuietProgress())
     assert [f"{one.name} {one.version}" for one in lock.wheels] == [
         "numpy 1.26.3",
         "nvidia-cuda-runtime-cu12 12.1.105",
@@ -77,7 +78,7 @@ def test_a_package_comes_from_its_index_and_all_else_does_not(
     assert " from cu121\ntorch==2.3.0+cu121 --hash=" in text
     assert second.url not in text
     assert parse_lock(text, "x") == lock
-    assert uv.behind(REQUEST, lock, Quiet()) == ()
+    assert uv.behind(REQUEST, lock, QuietProgress()) == ()
     assert len(fetched(uv, lock, tmp_path / "cache")) == 3
     assert not any("torch" in path for path in index.requests)
     assert not any("numpy" in path for path in second.requests)
@@ -85,11 +86,11 @@ def test_a_package_comes_from_its_index_and_all_else_does_not(
 
 def test_a_locked_version_stays_and_moves_when_asked(index: Index, second: Index, tmp_path: Path) -> None:
     uv = locker(index, second, tmp_path)
-    lock = uv.lock(REQUEST, Quiet())
+    lock = uv.lock(REQUEST, QuietProgress())
     second.add("torch", "2.3.1+cu121", needs=("nvidia-cuda-runtime-cu12==12.1.105",))
     more = replace(REQUEST, target=replace(TARGET, constraints=("idna<9",)), previous=lock)
-    assert uv.lock(more, Quiet()).wheels == lock.wheels
-    moved = uv.lock(replace(REQUEST, previous=lock, update=("torch",)), Quiet())
+    assert uv.lock(more, QuietProgress()).wheels == lock.wheels
+    moved = uv.lock(replace(REQUEST, previous=lock, update=("torch",)), QuietProgress())
     assert [one.version for one in moved.wheels if one.name == "torch"] == ["2.3.1+cu121"]
 
 
@@ -98,14 +99,14 @@ def test_what_is_built_on_such_a_target_keeps_its_wheels(index: Index, second: I
     index.add("idna", "3.7")
     second.add("idna", "3.6")
     uv = locker(index, second, tmp_path)
-    below = uv.lock(REQUEST, Quiet())
+    below = uv.lock(REQUEST, QuietProgress())
     above = make_target(
         name="lab-2.3-cu121",
         on=TARGET.name,
         requirements=(*TARGET.requirements, "idna"),
         origins=(("idna", "cu121"), ("numpy", "cu121"), *TARGET.origins),
     )
-    lock = uv.lock(replace(REQUEST, target=above, under=below), Quiet())
+    lock = uv.lock(replace(REQUEST, target=above, under=below), QuietProgress())
     assert set(below.wheels) < set(lock.wheels)
     assert lock.origins == (("idna", "cu121"), ("torch", "cu121"))
 
@@ -115,7 +116,7 @@ def test_an_index_that_wants_a_password_gets_that_of_netrc(
 ) -> None:
     second.password = "s3cret"
     with pytest.raises(LockError) as caught:
-        locker(index, second, tmp_path).lock(REQUEST, Quiet())
+        locker(index, second, tmp_path).lock(REQUEST, QuietProgress())
     assert caught.value.code == "package-not-on-index"
     assert "torch" in caught.value.message
     assert f"the index 'cu121' at {second.url}" in caught.value.hint
@@ -123,12 +124,12 @@ def test_an_index_that_wants_a_password_gets_that_of_netrc(
     netrc.write_text("machine 127.0.0.1 login bob password s3cret\n")
     monkeypatch.setenv("NETRC", str(netrc))
     uv = locker(index, second, tmp_path, NETRC=str(netrc))
-    assert len(fetched(uv, uv.lock(REQUEST, Quiet()), tmp_path / "cache")) == 3
+    assert len(fetched(uv, uv.lock(REQUEST, QuietProgress()), tmp_path / "cache")) == 3
 
 
 def test_an_index_without_an_address_is_said(index: Index, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
-        locker(index, None, tmp_path).lock(REQUEST, Quiet())
+        locker(index, None, tmp_path).lock(REQUEST, QuietProgress())
     assert caught.value.code == "index-unknown"
     assert "'cu121'" in caught.value.message
 
@@ -151,7 +152,7 @@ def test_a_wheel_of_the_factory_is_locked_with_what_it_needs(
     uv = locker(index, second, tmp_path)
     uv = UvLocker(replace(uv._index, root=root), python=Path(sys.executable))
     request = replace(REQUEST, target=target)
-    lock = uv.lock(request, Quiet())
+    lock = uv.lock(request, QuietProgress())
     assert [one.name for one in lock.wheels] == [
         "idna",
         "mylib",
@@ -161,11 +162,11 @@ def test_a_wheel_of_the_factory_is_locked_with_what_it_needs(
     ]
     assert f" from {path}\nmylib==1.0+lab --hash=" in format_lock(lock)
     assert str(tmp_path) not in format_lock(lock)
-    assert uv.behind(request, lock, Quiet()) == ()
+    assert uv.behind(request, lock, QuietProgress()) == ()
     assert len(fetched(uv, lock, tmp_path / "cache")) == 5
     assert not any("mylib" in asked for asked in index.requests)
     above = replace(target, name="lab-2.3-cu121", on=target.name)
-    assert uv.lock(replace(request, target=above, under=lock), Quiet()).wheels == lock.wheels
+    assert uv.lock(replace(request, target=above, under=lock), QuietProgress()).wheels == lock.wheels
 
 
 def test_the_part_from_pypi_of_conda_packages_too(index: Index, second: Index, tmp_path: Path) -> None:
@@ -186,7 +187,7 @@ def test_the_part_from_pypi_of_conda_packages_too(index: Index, second: Index, t
     conda = (make_conda("numpy 1.26.4 py311h0_0", "python"),)
     of_channels = CondaLocker(ChannelAccess(), tmp_path, lambda: uv)
     empty = make_lock(conda=conda, wheels=(), solver="py-rattler 0.1")
-    lock = of_channels._with_wheels(empty, replace(REQUEST, target=target), Quiet())
+    lock = of_channels._with_wheels(empty, replace(REQUEST, target=target), QuietProgress())
     assert [f"{one.name} {one.version}" for one in lock.wheels] == ["mylib 1.0", "rich 13.0+lab"]
     assert lock.origins == target.origins
 
@@ -195,7 +196,7 @@ def test_pip_installs_such_a_lock_with_what_a_build_is_told(
     index: Index, second: Index, tmp_path: Path
 ) -> None:
     uv = locker(index, second, tmp_path)
-    lock = uv.lock(REQUEST, Quiet())
+    lock = uv.lock(REQUEST, QuietProgress())
     (tmp_path / "lock.txt").write_text(format_lock(lock))
     (tmp_path / "pip.conf").write_text(find_secrets(uv._index, {}).pip_conf)
     command = [sys.executable, "-m", "pip", "install", "--require-hashes", "--no-deps", "--no-cache-dir"]

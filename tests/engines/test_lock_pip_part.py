@@ -12,9 +12,9 @@ import pytest
 from imagefactory.errors import LockError, UnsolvableError
 from imagefactory.gpu import knowledge
 from imagefactory.lock import LockRequest
-from imagefactory.lock.conda.locker import behind_pip, given_packages, lock_pip
-from imagefactory.model import LockedConda, LockedWheel, Where
-from imagefactory.progress import Quiet
+from imagefactory.lock.conda.locker import conda_distributions, lock_pip, outdated_pip
+from imagefactory.model import LockedCondaPackage, LockedWheel, SourceLocation
+from imagefactory.progress import QuietProgress
 from tests.made.values import make_base, make_conda, make_lock, make_target
 from tests.services.package_index import Index, package_index, uv_locker
 
@@ -28,12 +28,12 @@ TARGET = make_target(
     channels=("https://conda.anaconda.org/conda-forge",),
     virtual=(("__cuda", "12.1"), ("__glibc", "2.28")),
     pip=("tools",),
-    where=Where(file="recipes/lab.yaml", line=7, column=5),
+    where=SourceLocation(file="recipes/lab.yaml", line=7, column=5),
 )
 REQUEST = LockRequest(target=TARGET, base=BASE)
 
 
-def package(name: str, version: str, *depends: str) -> LockedConda:
+def package(name: str, version: str, *depends: str) -> LockedCondaPackage:
     return make_conda(f"{name} {version} 0", *depends)
 
 
@@ -82,7 +82,7 @@ def test_conda_packages_by_their_names_on_pypi() -> None:
         package("ruamel.yaml", "0.18_6", "python"),
         package("own", "1.0+cuda", "python"),
     )
-    given = given_packages((*CONDA, *more))
+    given = conda_distributions((*CONDA, *more))
     assert {name: one.version for name, one in given.items()} == {
         "matplotlib": "3.9.2",
         "numpy": "1.26.4",
@@ -205,8 +205,8 @@ def test_an_old_release_in_place_of_one_that_conda_forbids(index: Index, tmp_pat
     uv = uv_locker(index, tmp_path)
     lock = make_lock(target=TARGET.name, conda=CONDA, wheels=lock_pip(REQUEST, CONDA, uv))
     assert pins(lock.wheels) == ["small==1.0", "tools==1.0"]
-    (behind,) = behind_pip(REQUEST, lock, uv, Quiet())
+    (behind,) = outdated_pip(REQUEST, lock, uv, QuietProgress())
     assert (behind.name, behind.newest, behind.accept, behind.asked) == ("tools", "2.0", "tools<2.0", True)
     assert behind.reason == "it needs numpy>=2, conda brings numpy 1.26.4"
     accepted = replace(REQUEST, target=replace(TARGET, pip=("tools<2.0",)))
-    assert behind_pip(accepted, lock, uv, Quiet()) == ()
+    assert outdated_pip(accepted, lock, uv, QuietProgress()) == ()

@@ -18,7 +18,7 @@ from imagefactory.lock.download import PackageCache
 from imagefactory.lock.pypi.requirements import format_lock, parse_lock
 from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Lock, LockedWheel, Target
-from imagefactory.progress import Quiet
+from imagefactory.progress import QuietProgress
 from tests.made.values import make_base, make_target
 from tests.services.package_index import Index, package_index
 from tests.services.package_index import uv_locker as locker
@@ -28,7 +28,7 @@ def fetch_all(folder: Path, uv: UvLocker, lock: Lock) -> dict[LockedWheel, Path]
     def locate(missing: tuple[LockedWheel, ...]) -> dict[str, str]:
         return uv.addresses(replace(lock, wheels=missing))
 
-    return PackageCache(folder, uv._index).fetch(lock.wheels, locate, Quiet())
+    return PackageCache(folder, uv._index).fetch(lock.wheels, locate, QuietProgress())
 
 
 BASE = make_base()
@@ -56,7 +56,7 @@ def versions(lock: Lock) -> dict[str, str]:
 def test_a_target_is_locked(index: Index, tmp_path: Path, as_json: bool) -> None:
     index.json = as_json
     uv = locker(index, tmp_path)
-    lock = uv.lock(REQUEST, Quiet())
+    lock = uv.lock(REQUEST, QuietProgress())
     assert versions(lock) == {"numpy": "1.26.3", "nvidia-cuda-runtime-cu12": "12.1.105", "torch": "2.3.1"}
     for one in lock.wheels:
         data = (index.folder / one.filename).read_bytes()
@@ -65,63 +65,65 @@ def test_a_target_is_locked(index: Index, tmp_path: Path, as_json: bool) -> None
     assert lock.solver == f"uv {uv.require()}"
     assert lock.content_hash == content_hash(TARGET, BASE, None)
     assert parse_lock(format_lock(lock), "x") == lock
-    assert locker(index, tmp_path).lock(REQUEST, Quiet()) == lock
+    assert locker(index, tmp_path).lock(REQUEST, QuietProgress()) == lock
     assert "127.0.0.1" not in format_lock(lock)
 
 
 def test_an_unchanged_lock_asks_nobody(index: Index, tmp_path: Path) -> None:
     uv = locker(index, tmp_path)
-    lock = uv.lock(REQUEST, Quiet())
+    lock = uv.lock(REQUEST, QuietProgress())
     index.requests.clear()
     index.add("numpy", "1.26.4")
-    assert uv.lock(replace(REQUEST, previous=lock), Quiet()) is lock
+    assert uv.lock(replace(REQUEST, previous=lock), QuietProgress()) is lock
     assert index.requests == []
     with pytest.raises(LockError) as caught:
-        uv.lock(replace(REQUEST, previous=lock, target=replace(TARGET, cuda="12.4")), Quiet())
+        uv.lock(replace(REQUEST, previous=lock, target=replace(TARGET, cuda="12.4")), QuietProgress())
     assert caught.value.code == "cuda-version-mismatch"
     assert "12.4" in caught.value.message
 
 
 def test_only_what_must_move_moves(index: Index, tmp_path: Path) -> None:
     uv = locker(index, tmp_path)
-    lock = uv.lock(REQUEST, Quiet())
+    lock = uv.lock(REQUEST, QuietProgress())
     for name, version in (("numpy", "1.26.4"), ("extra", "1.0"), ("extra", "1.1")):
         index.add(name, version)
     more = replace(TARGET, requirements=(*TARGET.requirements, "extra"))
-    stale = uv.lock(replace(REQUEST, previous=lock, target=more), Quiet())
+    stale = uv.lock(replace(REQUEST, previous=lock, target=more), QuietProgress())
     assert versions(stale) == versions(lock) | {"extra": "1.1"}
     assert stale.content_hash != lock.content_hash
     bound = replace(TARGET, constraints=("numpy!=1.26.3", "numpy<2"))
-    assert versions(uv.lock(replace(REQUEST, previous=lock, target=bound), Quiet()))["numpy"] == "1.26.4"
+    assert (
+        versions(uv.lock(replace(REQUEST, previous=lock, target=bound), QuietProgress()))["numpy"] == "1.26.4"
+    )
 
 
 def test_updates(index: Index, tmp_path: Path) -> None:
     uv = locker(index, tmp_path)
     wide = replace(TARGET, requirements=("torch==2.3.1", "numpy", "extra"))
     index.add("extra", "1.0")
-    lock = uv.lock(replace(REQUEST, target=wide), Quiet())
+    lock = uv.lock(replace(REQUEST, target=wide), QuietProgress())
     index.add("numpy", "1.26.4")
     index.add("extra", "1.1")
     held = replace(REQUEST, target=wide, previous=lock)
-    assert versions(uv.lock(replace(held, update=("NumPy",)), Quiet())) == versions(lock) | {
+    assert versions(uv.lock(replace(held, update=("NumPy",)), QuietProgress())) == versions(lock) | {
         "numpy": "1.26.4"
     }
-    everything = versions(uv.lock(replace(held, update_all=True), Quiet()))
+    everything = versions(uv.lock(replace(held, update_all=True), QuietProgress()))
     assert everything == versions(lock) | {"numpy": "1.26.4", "extra": "1.1"}
     with pytest.raises(LockError) as caught:
-        uv.lock(replace(held, update=("nunpy",)), Quiet())
+        uv.lock(replace(held, update=("nunpy",)), QuietProgress())
     assert caught.value.code == "update-package-unknown"
     assert "'nunpy'" in caught.value.message
     assert caught.value.hint == "did you mean 'numpy'?"
     with pytest.raises(LockError) as caught:
-        uv.lock(replace(REQUEST, update=("numpy",)), Quiet())
+        uv.lock(replace(REQUEST, update=("numpy",)), QuietProgress())
     assert caught.value.code == "update-package-unknown"
 
 
 def test_a_previous_files_name_follows_the_target(index: Index, tmp_path: Path) -> None:
     uv = locker(index, tmp_path)
-    lock = uv.lock(REQUEST, Quiet())
-    renamed = uv.lock(replace(REQUEST, previous=replace(lock, target="old")), Quiet())
+    lock = uv.lock(REQUEST, QuietProgress())
+    renamed = uv.lock(replace(REQUEST, previous=replace(lock, target="old")), QuietProgress())
     assert renamed == lock
 
 
@@ -159,7 +161,7 @@ def test_what_cannot_be_locked(
     (index.folder / "source-only-1.0.tar.gz").write_bytes(b"")
     index.publish("source-only", "source-only-1.0.tar.gz")
     with pytest.raises(LockError) as caught:
-        locker(index, tmp_path).lock(replace(REQUEST, target=replace(TARGET, **changed)), Quiet())  # type: ignore[arg-type]
+        locker(index, tmp_path).lock(replace(REQUEST, target=replace(TARGET, **changed)), QuietProgress())  # type: ignore[arg-type]
     assert caught.value.code == code
     assert value in caught.value.message
     assert TARGET.name in caught.value.message
@@ -170,7 +172,7 @@ def test_what_cannot_be_locked(
 def test_no_index_is_said_without_its_password(index: Index, tmp_path: Path) -> None:
     uv = locker(index, tmp_path, url="http://bob:hunter2@127.0.0.1:9/simple")
     with pytest.raises(LockError) as caught:
-        uv.lock(REQUEST, Quiet())
+        uv.lock(REQUEST, QuietProgress())
     assert caught.value.code == "index-unreachable"
     assert "hunter2" not in caught.value.message + caught.value.hint
     assert "http://127.0.0.1:9/simple ($IMAGEFACTORY_INDEX)" in caught.value.hint
@@ -179,7 +181,7 @@ def test_no_index_is_said_without_its_password(index: Index, tmp_path: Path) -> 
 def test_an_index_that_tells_no_hashes_is_hashed_by_uv(index: Index, tmp_path: Path) -> None:
     index.hashes = ""
     uv = locker(index, tmp_path)
-    lock = uv.lock(REQUEST, Quiet())
+    lock = uv.lock(REQUEST, QuietProgress())
     assert {wheel.name: wheel.sha256 for wheel in lock.wheels} == {
         wheel.name: hashlib.sha256((index.folder / wheel.filename).read_bytes()).hexdigest()
         for wheel in lock.wheels
@@ -187,7 +189,7 @@ def test_an_index_that_tells_no_hashes_is_hashed_by_uv(index: Index, tmp_path: P
     fetch_all(tmp_path / "cache", uv, lock)
     index.hashes = "sha512"
     with pytest.raises(LockError) as caught:
-        locker(index, tmp_path).lock(REQUEST, Quiet())
+        locker(index, tmp_path).lock(REQUEST, QuietProgress())
     assert caught.value.code == "hash-not-published"
 
 
@@ -195,7 +197,7 @@ def test_an_index_that_tells_no_hashes_is_hashed_by_uv(index: Index, tmp_path: P
 def test_an_index_with_a_password_from_lock_to_wheels(index: Index, tmp_path: Path, as_json: bool) -> None:
     index.password, index.json = "p@ss", as_json
     uv = locker(index, tmp_path, url=index.url.replace("://", "://bob:p%40ss@"))
-    lock = uv.lock(REQUEST, Quiet())
+    lock = uv.lock(REQUEST, QuietProgress())
     assert "p@ss" not in format_lock(lock)
     assert "bob" not in format_lock(lock)
     paths = fetch_all(tmp_path / "cache", uv, lock)
@@ -207,32 +209,32 @@ def test_an_index_with_a_password_from_lock_to_wheels(index: Index, tmp_path: Pa
 
 def test_a_better_wheel_that_came_later_changes_nothing(index: Index, tmp_path: Path) -> None:
     uv = locker(index, tmp_path)
-    lock = uv.lock(REQUEST, Quiet())
+    lock = uv.lock(REQUEST, QuietProgress())
     for tag in ("cp311-cp311-manylinux_2_17_x86_64", "cp311-abi3-manylinux_2_28_x86_64"):
         index.add("numpy", "1.26.3", tag=tag)
     old = next(wheel for wheel in lock.wheels if wheel.name == "numpy")
     assert uv.addresses(lock)[old.filename].endswith("/files/numpy-1.26.3-py3-none-any.whl")
     index.add("extra", "1.0")
     more = replace(TARGET, requirements=(*TARGET.requirements, "extra"))
-    assert old in uv.lock(replace(REQUEST, previous=lock, target=more), Quiet()).wheels
-    fresh = uv.lock(REQUEST, Quiet())
+    assert old in uv.lock(replace(REQUEST, previous=lock, target=more), QuietProgress()).wheels
+    fresh = uv.lock(REQUEST, QuietProgress())
     best = next(wheel for wheel in fresh.wheels if wheel.name == "numpy")
     assert best.filename == "numpy-1.26.3-cp311-cp311-manylinux_2_17_x86_64.whl"
 
 
 def test_a_yanked_version_is_still_found(index: Index, tmp_path: Path) -> None:
     uv = locker(index, tmp_path)
-    lock = uv.lock(REQUEST, Quiet())
+    lock = uv.lock(REQUEST, QuietProgress())
     index.yanked.update(index.rows["numpy"])
     assert len(uv.addresses(lock)) == 3
     index.add("numpy", "1.26.4")
-    assert versions(locker(index, tmp_path).lock(REQUEST, Quiet()))["numpy"] == "1.26.4"
+    assert versions(locker(index, tmp_path).lock(REQUEST, QuietProgress()))["numpy"] == "1.26.4"
 
 
 def test_a_file_that_uv_does_not_list_is_found_by_its_hash(index: Index, tmp_path: Path) -> None:
     """A site whose uv.toml hides new uploads can still build what was locked elsewhere."""
     uv = locker(index, tmp_path)
-    lock = uv.lock(REQUEST, Quiet())
+    lock = uv.lock(REQUEST, QuietProgress())
     hidden = next(wheel for wheel in lock.wheels if wheel.name == "numpy")
     other = replace(hidden, filename="numpy-1.26.3-cp310-cp310-manylinux1_x86_64.whl")
     (index.folder / other.filename).write_bytes(b"another file of the same version, not for this Python")
@@ -245,7 +247,7 @@ def test_a_file_that_uv_does_not_list_is_found_by_its_hash(index: Index, tmp_pat
 def test_a_file_that_is_gone_or_changed_is_said(index: Index, tmp_path: Path) -> None:
     uv = locker(index, tmp_path)
     index.add("numpy", "1.26.3", tag="cp311-cp311-manylinux_2_17_x86_64")
-    lock = uv.lock(REQUEST, Quiet())
+    lock = uv.lock(REQUEST, QuietProgress())
     gone = next(wheel for wheel in lock.wheels if wheel.name == "numpy")
     index.hidden.add(gone.filename)
     with pytest.raises(LockError) as caught:
@@ -272,7 +274,7 @@ def test_an_index_of_files(index: Index, tmp_path: Path) -> None:
         page.parent.mkdir(parents=True)
         page.write_text(index.page(name)[1].replace("../../files/", f"{index.folder.as_uri()}/"))
     uv = locker(index, tmp_path, url=(tmp_path / "site/simple").as_uri())
-    lock = uv.lock(REQUEST, Quiet())
+    lock = uv.lock(REQUEST, QuietProgress())
     fetch_all(tmp_path / "cache", uv, lock)
     assert index.requests == []
 
@@ -283,7 +285,7 @@ def test_uv_toml_beside_or_above_the_work_folder_has_no_say(
     (tmp_path / "uv.toml").write_text('index-url = "http://127.0.0.1:9/simple"\nno-index = true\n')
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    assert len(locker(index, tmp_path).lock(REQUEST, Quiet()).wheels) == 3
+    assert len(locker(index, tmp_path).lock(REQUEST, QuietProgress()).wheels) == 3
 
 
 def test_without_uv_the_command_that_installs_it_is_named(
@@ -291,7 +293,7 @@ def test_without_uv_the_command_that_installs_it_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "uv", None)
     with pytest.raises(ToolError) as caught:
-        locker(index, tmp_path).lock(REQUEST, Quiet())
+        locker(index, tmp_path).lock(REQUEST, QuietProgress())
     assert caught.value.code == "extra-not-installed"
     assert caught.value.hint == extra_hint("build")
 
@@ -299,7 +301,7 @@ def test_without_uv_the_command_that_installs_it_is_named(
 def test_a_lock_is_a_requirements_file(index: Index, tmp_path: Path) -> None:
     """An installer takes its pins and hashes without imagefactory (pip: tests/engines/test_lock_uv.py)."""
     uv = locker(index, tmp_path)
-    lock = uv.lock(REQUEST, Quiet())
+    lock = uv.lock(REQUEST, QuietProgress())
     path, into = tmp_path / "lock.txt", tmp_path / "got"
     path.write_text(format_lock(lock))
     command = [
@@ -333,12 +335,12 @@ ON = replace(
 def test_a_target_on_another_keeps_every_wheel_of_it(index: Index, tmp_path: Path) -> None:
     """Also where the index has newer and better files by now, and no longer offers a locked one."""
     uv = locker(index, tmp_path)
-    under = uv.lock(REQUEST, Quiet())
+    under = uv.lock(REQUEST, QuietProgress())
     index.add("numpy", "1.26.4")
     index.add("numpy", "1.26.3", tag="cp311-cp311-manylinux_2_17_x86_64")
     index.yanked.add("numpy-1.26.3-py3-none-any.whl")
     index.add("extra", "1.0", needs=("numpy",))
-    lock = uv.lock(LockRequest(target=ON, base=BASE, under=under), Quiet())
+    lock = uv.lock(LockRequest(target=ON, base=BASE, under=under), QuietProgress())
     assert versions(lock) == versions(under) | {"extra": "1.0"}
     assert set(under.wheels) < set(lock.wheels)
     assert lock.wheels == tuple(sorted(lock.wheels, key=lambda wheel: wheel.name))
@@ -346,27 +348,29 @@ def test_a_target_on_another_keeps_every_wheel_of_it(index: Index, tmp_path: Pat
     assert parse_lock(format_lock(lock), "x") == lock
     again = LockRequest(target=ON, base=BASE, under=under, previous=lock)
     index.requests.clear()
-    assert uv.lock(again, Quiet()) is lock
+    assert uv.lock(again, QuietProgress()) is lock
     assert index.requests == []
 
 
 def test_what_lies_below_decides(index: Index, tmp_path: Path) -> None:
     uv = locker(index, tmp_path)
-    under = uv.lock(REQUEST, Quiet())
+    under = uv.lock(REQUEST, QuietProgress())
     index.add("extra", "1.0")
     request = LockRequest(target=ON, base=BASE, under=under)
-    lock = uv.lock(request, Quiet())
+    lock = uv.lock(request, QuietProgress())
     index.add("numpy", "1.26.4")
     index.add("extra", "1.1")
-    moved = uv.lock(replace(REQUEST, previous=under, update=("numpy",)), Quiet())
-    above = uv.lock(replace(request, under=moved, previous=lock), Quiet())
+    moved = uv.lock(replace(REQUEST, previous=under, update=("numpy",)), QuietProgress())
+    above = uv.lock(replace(request, under=moved, previous=lock), QuietProgress())
     assert versions(above) == versions(lock) | {"numpy": "1.26.4"}
     assert above.content_hash != lock.content_hash
-    own = uv.lock(replace(request, previous=lock, update=("extra",)), Quiet())
+    own = uv.lock(replace(request, previous=lock, update=("extra",)), QuietProgress())
     assert versions(own) == versions(lock) | {"extra": "1.1"}
-    assert versions(uv.lock(replace(request, previous=lock, update_all=True), Quiet())) == versions(own)
+    assert versions(uv.lock(replace(request, previous=lock, update_all=True), QuietProgress())) == versions(
+        own
+    )
     with pytest.raises(LockError) as caught:
-        uv.lock(replace(request, previous=lock, update=("numpy",)), Quiet())
+        uv.lock(replace(request, previous=lock, update=("numpy",)), QuietProgress())
     assert caught.value.code == "package-from-parent"
     assert "'numpy'" in caught.value.message
     assert caught.value.hint == "imagefactory lock pytorch-2.3-cu121 --update numpy"
@@ -374,11 +378,11 @@ def test_what_lies_below_decides(index: Index, tmp_path: Path) -> None:
 
 def test_what_does_not_go_with_what_lies_below(index: Index, tmp_path: Path) -> None:
     uv = locker(index, tmp_path)
-    under = uv.lock(REQUEST, Quiet())
+    under = uv.lock(REQUEST, QuietProgress())
     index.add("numpy", "1.26.4")
     index.add("extra", "1.0", needs=("numpy>=1.26.4",))
     with pytest.raises(UnsolvableError) as caught:
-        uv.lock(LockRequest(target=ON, base=BASE, under=under), Quiet())
+        uv.lock(LockRequest(target=ON, base=BASE, under=under), QuietProgress())
     assert "extra" in caught.value.message
     assert "numpy==1.26.3" in caught.value.message
     assert "imagefactory lock pytorch-2.3-cu121 --update" in caught.value.hint
@@ -395,16 +399,16 @@ def test_an_old_release_in_place_of_one_without_a_wheel(index: Index, tmp_path: 
     (index.folder / "antlr-4.9.3.tar.gz").write_bytes(b"")
     index.publish("antlr", "antlr-4.9.3.tar.gz")
     uv, request = locker(index, tmp_path), replace(REQUEST, target=with_package("hydra-core"))
-    lock = uv.lock(request, Quiet())
+    lock = uv.lock(request, QuietProgress())
     assert versions(lock)["hydra-core"] == "0.11.3"
-    (behind,) = uv.behind(request, lock, Quiet())
+    (behind,) = uv.behind(request, lock, QuietProgress())
     assert str(behind) == (
         "hydra-core 0.11.3, where 1.3.2 is the newest: no wheel of antlr 4.9.3 for Python 3.11 on "
         "manylinux_2_36_x86_64"
     )
     assert (behind.accept, behind.asked) == ("hydra-core<1.3.2", True)
     accepted = replace(request, target=with_package("hydra-core", behind.accept))
-    assert uv.behind(accepted, uv.lock(accepted, Quiet()), Quiet()) == ()
+    assert uv.behind(accepted, uv.lock(accepted, QuietProgress()), QuietProgress()) == ()
 
 
 def test_an_old_release_from_before_a_requirement_was_written(index: Index, tmp_path: Path) -> None:
@@ -412,7 +416,7 @@ def test_an_old_release_from_before_a_requirement_was_written(index: Index, tmp_
     index.add("vllm", "0.2.2")
     index.add("vllm", "1.0", needs=("torch==2.4.0",))
     uv, request = locker(index, tmp_path), replace(REQUEST, target=with_package("vllm"))
-    (behind,) = uv.behind(request, uv.lock(request, Quiet()), Quiet())
+    (behind,) = uv.behind(request, uv.lock(request, QuietProgress()), QuietProgress())
     assert behind.reason == "it needs torch==2.4.0, the recipe asks for torch==2.3.1"
 
 
@@ -432,7 +436,7 @@ def test_the_order_of_the_recipe_decides_as_it_does_for_uv(index: Index, tmp_pat
     uv = locker(index, tmp_path)
     for first, second in (("zeta", "alpha"), ("alpha", "zeta")):
         target = replace(TARGET, requirements=(*TARGET.requirements, first, second))
-        found = versions(uv.lock(replace(REQUEST, target=target), Quiet()))
+        found = versions(uv.lock(replace(REQUEST, target=target), QuietProgress()))
         assert (found[first], found[second]) == ("2.0", "1.0")
 
 
@@ -446,13 +450,13 @@ def test_what_a_release_needs_and_does_not_declare_is_locked(index: Index, tmp_p
         TARGET, version="2.2", requirements=("torch==2.2.*", "torchaudio", "numpy"), constraints=()
     )
     uv, request = locker(index, tmp_path), replace(REQUEST, target=target)
-    lock = uv.lock(request, Quiet())
+    lock = uv.lock(request, QuietProgress())
     found = versions(lock)
     assert (found["numpy"], found["torchaudio"], found["setuptools"]) == ("1.26.3", "2.2.2", "80.0")
     assert lock.content_hash == content_hash(target, BASE, None)
-    assert uv.behind(request, lock, Quiet()) == ()
+    assert uv.behind(request, lock, QuietProgress()) == ()
     with pytest.raises(UnsolvableError) as caught:
-        uv.lock(replace(request, target=replace(target, constraints=("numpy>=2",))), Quiet())
+        uv.lock(replace(request, target=replace(target, constraints=("numpy>=2",))), QuietProgress())
     assert caught.value.code == "requirements-conflict"
     assert "torch 2.2.2 needs numpy<2" in caught.value.message
     assert "numpy>=2" in caught.value.message
@@ -471,11 +475,11 @@ def test_a_near_release_that_is_a_source_alone_is_told_and_can_be_accepted(
     uv = locker(index, tmp_path)
     for name, asked in (("rouge", True), ("evaluate", False)):
         request = replace(REQUEST, target=with_package(name))
-        (behind,) = uv.behind(request, uv.lock(request, Quiet()), Quiet())
+        (behind,) = uv.behind(request, uv.lock(request, QuietProgress()), QuietProgress())
         assert (behind.name, behind.locked, behind.newest) == ("rouge", "0.0.4", "0.1.2")
         assert (behind.asked, behind.build, behind.accept) == (asked, "rouge==0.1.2", "rouge<0.1.2")
     accepted = replace(REQUEST, target=with_package("rouge", "rouge<0.1.2"))
-    assert uv.behind(accepted, uv.lock(accepted, Quiet()), Quiet()) == ()
+    assert uv.behind(accepted, uv.lock(accepted, QuietProgress()), QuietProgress()) == ()
 
 
 def test_what_a_locked_package_bounds_needs_no_question(index: Index, tmp_path: Path) -> None:
@@ -486,10 +490,10 @@ def test_what_a_locked_package_bounds_needs_no_question(index: Index, tmp_path: 
     for names, told in ((("numba[x]",), []), (("llvm",), []), (("numba",), ["numpy"])):
         target = replace(TARGET, requirements=(*TARGET.requirements, *names), constraints=())
         request = replace(REQUEST, target=target)
-        lock = uv.lock(request, Quiet())
+        lock = uv.lock(request, QuietProgress())
         assert versions(lock)["numpy"] == "1.26.3"
         index.requests.clear()
-        behind = uv.behind(request, lock, Quiet())
+        behind = uv.behind(request, lock, QuietProgress())
         assert [one.name for one in behind] == told
         assert [one for one in behind if one.asked] == []
 
@@ -498,7 +502,7 @@ def test_two_cudas_are_refused_with_what_brings_each(index: Index, tmp_path: Pat
     index.add("nvidia-cublas-cu13", "13.0", tag="py3-none-manylinux1_x86_64")
     index.add("other", "1.0", needs=("nvidia-cublas-cu13",))
     with pytest.raises(LockError) as caught:
-        locker(index, tmp_path).lock(replace(REQUEST, target=with_package("other")), Quiet())
+        locker(index, tmp_path).lock(replace(REQUEST, target=with_package("other")), QuietProgress())
     assert caught.value.code == "cuda-runtime-conflict"
     for part in ("CUDA 12", "torch", "CUDA 13", "other"):
         assert part in caught.value.message
@@ -511,7 +515,7 @@ def test_what_contradicts_is_named_and_a_change_was_solved(index: Index, tmp_pat
     index.add("idle", "1.0")
     target = replace(TARGET, requirements=(*TARGET.requirements, "idle", "vision==0.15"))
     with pytest.raises(UnsolvableError) as caught:
-        locker(index, tmp_path).lock(replace(REQUEST, target=target), Quiet())
+        locker(index, tmp_path).lock(replace(REQUEST, target=target), QuietProgress())
     assert caught.value.conflict == ("torch==2.3.1", "vision==0.15")
     assert "vision==0.18" in caught.value.hint
     assert "idle" not in caught.value.message

@@ -15,7 +15,7 @@ from imagefactory.actions.lock import solve_request
 from imagefactory.errors import LockError, UnbuiltError
 from imagefactory.lock import LockRequest
 from imagefactory.lock.conda.locker import lock_pip
-from imagefactory.progress import Quiet
+from imagefactory.progress import QuietProgress
 from tests.made.values import make_base, make_conda, make_target
 from tests.services.package_index import Index, package_index, uv_locker
 
@@ -37,7 +37,7 @@ def index(tmp_path: Path) -> Iterator[Index]:
 def unbuilt(index: Index, tmp_path: Path, *more: str, **fields: Any) -> UnbuiltError:
     target = replace(TARGET, requirements=(*TARGET.requirements, *more), **fields)
     with pytest.raises(UnbuiltError) as caught:
-        uv_locker(index, tmp_path).lock(LockRequest(target=target, base=BASE), Quiet())
+        uv_locker(index, tmp_path).lock(LockRequest(target=target, base=BASE), QuietProgress())
     return caught.value
 
 
@@ -70,7 +70,7 @@ def test_what_no_source_solves_is_unsolvable_or_the_solvers_own_error(index: Ind
     index.add_sdist("ops", "1.0", needs=("numpy>=3",))
     target = replace(TARGET, requirements=(*TARGET.requirements, "ops"))
     with pytest.raises(LockError) as caught:
-        uv_locker(index, tmp_path).lock(LockRequest(target=target, base=BASE), Quiet())
+        uv_locker(index, tmp_path).lock(LockRequest(target=target, base=BASE), QuietProgress())
     assert not isinstance(caught.value, UnbuiltError)
 
 
@@ -80,7 +80,7 @@ def test_the_rest_locks_without_them(index: Index, tmp_path: Path) -> None:
     error = unbuilt(index, tmp_path, "wrapper")
     rest = replace(TARGET, requirements=(*TARGET.requirements, *error.pins))
     lock = uv_locker(index, tmp_path).lock(
-        LockRequest(target=rest, base=BASE, absent=("deep==1.2",)), Quiet()
+        LockRequest(target=rest, base=BASE, absent=("deep==1.2",)), QuietProgress()
     )
     assert [f"{wheel.name}=={wheel.version}" for wheel in lock.wheels] == sorted(error.pins)
 
@@ -97,7 +97,7 @@ def test_a_release_that_is_held_back_by_a_package_without_a_wheel_lists_it(
     monkeypatch.setattr(stages_lock, "target_locker", lambda *_: uv)
     access: Access = None  # type: ignore[assignment]
     with pytest.raises(UnbuiltError) as caught:
-        solve_request(access, LockRequest(target=target, base=BASE), Quiet(), build=True)
+        solve_request(access, LockRequest(target=target, base=BASE), QuietProgress(), build=True)
     assert names(caught.value) == ["antlr4 4.9.3"]
     assert "hydra-core==1.3" in caught.value.pins
 

@@ -18,13 +18,13 @@ from imagefactory.lock.download import PackageCache
 from imagefactory.lock.pypi.index import find_index
 from imagefactory.lock.pypi.requirements import format_lock
 from imagefactory.lock.pypi.uv import UvLocker
-from imagefactory.model import Base, Lock, LockedConda, Target, Where
-from imagefactory.progress import Quiet
-from imagefactory.settings.choices import Setting
+from imagefactory.model import BaseSpec, Lock, LockedCondaPackage, SourceLocation, Target
+from imagefactory.progress import QuietProgress
+from imagefactory.settings.choices import SettingValue
 
-WHERE = Where(file="recipes/small.yaml", line=1, column=1)
+WHERE = SourceLocation(file="recipes/small.yaml", line=1, column=1)
 PYTHON = f"3.{sys.version_info.minor}"
-BASE = Base(name="debian", suite="", python=PYTHON, glibc="2.36", packages=(), public="", where=WHERE)
+BASE = BaseSpec(name="debian", suite="", python=PYTHON, glibc="2.36", packages=(), public="", where=WHERE)
 # The smallest that is real: a framework's name, a CUDA runtime, and one package with many wheels.
 SMALL = Target(
     name="small-1-cu121",
@@ -48,25 +48,25 @@ SMALL = Target(
 
 @pytest.fixture(scope="module")
 def uv() -> UvLocker:
-    setting = Setting(value="", origin="default")
+    setting = SettingValue(value="", origin="default")
     index = find_index(setting, environ=os.environ, prefix=Path(sys.prefix))
     return UvLocker(index, python=Path(sys.executable))
 
 
 @pytest.fixture(scope="module")
 def lock(uv: UvLocker) -> Lock:
-    return uv.lock(LockRequest(target=SMALL, base=BASE), Quiet())
+    return uv.lock(LockRequest(target=SMALL, base=BASE), QuietProgress())
 
 
 def test_locking_twice_gives_the_same_text(uv: UvLocker, lock: Lock) -> None:
-    again = uv.lock(LockRequest(target=SMALL, base=BASE), Quiet())
+    again = uv.lock(LockRequest(target=SMALL, base=BASE), QuietProgress())
     assert format_lock(again) == format_lock(lock)
     assert [wheel.name for wheel in lock.wheels] == ["jinja2", "markupsafe", "nvidia-cuda-runtime-cu12"]
 
 
 def test_the_wheels_come_and_hold(uv: UvLocker, lock: Lock, tmp_path: Path) -> None:
     cache = PackageCache(tmp_path, uv._index)
-    assert len(cache.fetch(lock.wheels, lambda _: uv.addresses(lock), Quiet())) == 3
+    assert len(cache.fetch(lock.wheels, lambda _: uv.addresses(lock), QuietProgress())) == 3
     assert cache.missing(lock.wheels, verify=True) == ()
 
 
@@ -78,7 +78,7 @@ def test_each_file_is_found_on_its_projects_page(uv: UvLocker, lock: Lock) -> No
 
 def test_a_target_on_another_keeps_its_wheels(uv: UvLocker, lock: Lock) -> None:
     more = replace(SMALL, name="more-1-cu121", on=SMALL.name, requirements=(*SMALL.requirements, "idna==3.7"))
-    above = uv.lock(LockRequest(target=more, base=BASE, under=lock), Quiet())
+    above = uv.lock(LockRequest(target=more, base=BASE, under=lock), QuietProgress())
     assert [wheel.name for wheel in above.wheels] == ["idna", *(wheel.name for wheel in lock.wheels)]
     assert set(lock.wheels) < set(above.wheels)
 
@@ -87,20 +87,20 @@ def test_what_is_excluded_is_left_out_whoever_requires_it(uv: UvLocker, lock: Lo
     """markupsafe is what jinja2 requires; the target below may not lose what it has."""
     less = replace(SMALL, requirements=("jinja2", "idna==3.7"), framework="idna", cuda="none", version="3")
     less = replace(less, exclude=("markupsafe",))
-    found = uv.lock(LockRequest(target=less, base=BASE), Quiet())
+    found = uv.lock(LockRequest(target=less, base=BASE), QuietProgress())
     assert [wheel.name for wheel in found.wheels] == ["idna", "jinja2"]
     mixed = replace(less, source="conda", requirements=(), constraints=(), pip=("jinja2",))
     assert [one.name for one in lock_pip(LockRequest(target=mixed, base=BASE), (), uv)] == ["jinja2"]
     above = replace(SMALL, name="more-1-cu121", on=SMALL.name, exclude=("markupsafe",))
     with pytest.raises(LockError) as caught:
-        uv.lock(LockRequest(target=above, base=BASE, under=lock), Quiet())
+        uv.lock(LockRequest(target=above, base=BASE, under=lock), QuietProgress())
     assert caught.value.code == "package-from-parent"
     assert "'markupsafe'" in caught.value.message
 
 
 def test_a_pip_part_leaves_out_what_conda_brings(uv: UvLocker, lock: Lock) -> None:
     """The index has markupsafe too, and newer; what an extra of a given package needs comes from there."""
-    given = LockedConda(
+    given = LockedCondaPackage(
         name="markupsafe",
         version="2.1.5",
         build="py0",

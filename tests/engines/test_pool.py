@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from imagefactory.actions.verdicts import find_in, local_place, read_court
+from imagefactory.actions.verdicts import find_in, local_place, read_verification_policy
 from imagefactory.schedulers.inventory import read_inventory
 from imagefactory.schedulers.sweep_file import read_sweep
-from imagefactory.trust.verdict import Standing
+from imagefactory.trust.verdict import VerdictStatus
 from tests.engines.pool_ground import PoolGround, make_ground
 from tests.engines.pool_sweeps import BAD, SweepRun, at_once, node, somebody_else, submit, wait_for
 from tests.services import libcuda
@@ -136,11 +136,11 @@ def test_collected_once_and_believed_by_nobody(words: SweepRun) -> None:
     }
     assert {row["outcome"] for row in rows.values()}.isdisjoint({"verified"})
     factory = words.ground.factory
-    court = read_court(factory, datetime.now(UTC) + timedelta(minutes=1))
+    court = read_verification_policy(factory, datetime.now(UTC) + timedelta(minutes=1))
     for one in read_sweep(words.folder).nodes:
         judged = find_in(factory, local_place(factory, "tiny"), one.image.subject, court).judged
         standing = [(found.standing, found.proves) for found in judged]
-        assert standing == ([(Standing.WRONG_KEY, False)] if one.name in signed else [])
+        assert standing == ([(VerdictStatus.WRONG_KEY, False)] if one.name in signed else [])
 
 
 def test_a_simulated_gpu_proves_nothing(sweeps: Sweeps) -> None:

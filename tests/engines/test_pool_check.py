@@ -13,11 +13,11 @@ import htcondor2  # noqa: F401 - HTCondor's own functions of the language
 import pytest
 
 from imagefactory.extras.lint.check import check_submit_file
-from imagefactory.extras.lint.findings import Surroundings
+from imagefactory.extras.lint.findings import CheckContext
 from imagefactory.extras.lint.reader import read_submit_file
 from imagefactory.schedulers.inventory import read_inventory
 from imagefactory.schedulers.sites import find_site
-from imagefactory.trust.catalog import Offer
+from imagefactory.trust.catalog import ImageOffer
 from tests.services.condor import MACHINES as EVERY
 from tests.services.condor import CondorPool
 
@@ -84,11 +84,11 @@ def test_it_reaches_what_htcondor_matches(
     assert "Requirements" in job
     matching = sorted(str(slot["Machine"]) for slot in slots if slot.symmetricMatch(job))
 
-    around = Surroundings(
+    around = CheckContext(
         site=find_site("generic"),
         inventory=read_inventory(folder / "inventory.json"),
         catalogue=None,
-        offer=lambda image: Offer(image=image, judged=()),
+        offer=lambda image: ImageOffer(image=image, judged=()),
     )
     (queue,) = check_submit_file(read_submit_file(file), around).jobs
     assert queue.gpus == len(matching), (matching, queue)

@@ -20,9 +20,9 @@ from imagefactory.oci.sif import sif_name
 from imagefactory.schedulers.pool import ImageKind
 from imagefactory.schedulers.sites import SITES, Site
 from imagefactory.settings.choices import HTCONDOR
-from imagefactory.trust.catalog import LIFE, CataloguedImage, Envelopes, sign_catalogue
+from imagefactory.trust.catalog import LIFE, CatalogImage, Envelopes, sign_catalog
 from imagefactory.trust.verdict import sign
-from imagefactory.verify.report import Subject
+from imagefactory.verify.report import VerifiedImage
 from tests.made.catalogue import make_catalogue, make_image
 from tests.made.verdicts import HOST, LAB, MADE_UP, SUITE, digest, whole_report
 from tests.services.condor import CondorPool
@@ -43,7 +43,7 @@ OFFERED: Mapping[str, tuple[Sequence[tuple[str, str]], set[str]]] = {
 FILED = "filed-1.0-cu121"
 
 
-def verdicts(subject: Subject, classes: Sequence[tuple[str, str]], now: datetime) -> Envelopes:
+def verdicts(subject: VerifiedImage, classes: Sequence[tuple[str, str]], now: datetime) -> Envelopes:
     made = []
     for number, (capability, cuda) in enumerate(classes, start=1):
         device = replace(MADE_UP, capability=capability)
@@ -60,16 +60,16 @@ def verdicts(subject: Subject, classes: Sequence[tuple[str, str]], now: datetime
     return tuple(made)
 
 
-def image_of(name: str, classes: Sequence[tuple[str, str]], now: datetime) -> CataloguedImage:
+def image_of(name: str, classes: Sequence[tuple[str, str]], now: datetime) -> CatalogImage:
     """An image in a registry; `FILED` has a .sif too, which alone is verified."""
     index = digest_of(name.encode())
-    subject = Subject(target=name, index=index, manifest=index, config=digest("c"))
+    subject = VerifiedImage(target=name, index=index, manifest=index, config=digest("c"))
     image = make_image(
         target=name, subject=subject, reference=f"registry.example.org/gpu/tiny@{index}", sifs=()
     )
     if name != FILED:
         return replace(image, envelopes=verdicts(subject, classes, now))
-    of_file = Subject(target=name, index=digest("6"), manifest=digest("6"), config=digest_of(FILE))
+    of_file = VerifiedImage(target=name, index=digest("6"), manifest=digest("6"), config=digest_of(FILE))
     sif = replace(
         make_image().sifs[0],
         sha256=of_file.config,
@@ -127,7 +127,7 @@ def desk(pool: CondorPool) -> Desk:
     settings = folder / "config/imagefactory"
     settings.mkdir(parents=True)
     files = {
-        "catalogue": sign_catalogue(catalogue, LAB),
+        "catalogue": sign_catalog(catalogue, LAB),
         "train.sh": b"#!/bin/sh\n",
         "data.csv": b"1\n",
         sif_name(FILED, digest_of(FILE)): FILE,

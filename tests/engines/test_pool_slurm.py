@@ -13,11 +13,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from imagefactory.actions.verdicts import find_in, local_place, read_court
-from imagefactory.schedulers.slurm.nodes import Known, remember
+from imagefactory.actions.verdicts import find_in, local_place, read_verification_policy
+from imagefactory.schedulers.slurm.nodes import ProbedGpu, write_probed
 from imagefactory.schedulers.sweep_file import read_sweep
 from imagefactory.settings.choices import SLURM
-from imagefactory.trust.verdict import Standing
+from imagefactory.trust.verdict import VerdictStatus
 from tests.engines.pool_ground import PoolGround, make_ground
 from tests.engines.pool_sweeps import BAD, SweepRun, at_once, node, submit, wait_for
 from tests.services import slurm
@@ -81,11 +81,11 @@ def test_collected_once_with_slurms_word_and_believed_by_nobody(words: SweepRun)
     again = words.collect(code=BAD)
     assert [row["keyid"] for row in again.values()] == [row["keyid"] for row in rows.values()]
     factory = words.ground.factory
-    court = read_court(factory, datetime.now(UTC) + timedelta(minutes=1))
+    court = read_verification_policy(factory, datetime.now(UTC) + timedelta(minutes=1))
     for one in read_sweep(words.folder).nodes:
         judged = find_in(factory, local_place(factory, "tiny"), one.image.subject, court).judged
         standing = [(found.standing, found.proves) for found in judged]
-        assert standing == ([(Standing.WRONG_KEY, False)] if one.name in signed else [])
+        assert standing == ([(VerdictStatus.WRONG_KEY, False)] if one.name in signed else [])
         for found in judged:
             assert found.verdict is not None
             hardware = found.verdict.report.hardware
@@ -104,9 +104,9 @@ def test_a_black_hole_is_left_out_and_decides_no_cell(ground: PoolGround) -> Non
     """h2 is said to have the oldest driver, so it takes both jobs; it has none, and tells of no GPU."""
     tricks, home = ("good", "no-kernel"), ground.pool.home / "slurm"
     told = {"h1": "550.54.15", "h2": "535.54.03"}
-    remember(
+    write_probed(
         {"HOME": str(home)},
-        [Known(node=one, type="h100", capability="9.0", memory=0, driver=told[one]) for one in told],
+        [ProbedGpu(node=one, type="h100", capability="9.0", memory=0, driver=told[one]) for one in told],
     )
     ground.pool.own(home / ".local")
     with slurm.awake(ground.pool):

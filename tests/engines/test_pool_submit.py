@@ -15,15 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.extras.lint.batch_reader import directive_words
+from imagefactory.extras.lint.batch_reader import split_directive
 from imagefactory.oci.manifests import digest_of
 from imagefactory.oci.sif import sif_name
-from imagefactory.trust.catalog import LIFE, Catalogue, CataloguedImage, CataloguedSif, sign_catalogue
+from imagefactory.trust.catalog import LIFE, Catalog, CatalogImage, CatalogSif, sign_catalog
 from imagefactory.trust.invitation import Invitation, format_invitation
 from imagefactory.trust.keys import PublicKey
-from imagefactory.trust.policy import Grant
+from imagefactory.trust.policy import TrustGrant
 from imagefactory.trust.verdict import sign
-from imagefactory.verify.report import GpuIdentity, Subject
+from imagefactory.verify.report import GpuIdentity, VerifiedImage
 from imagefactory.verify.suite_files import suite_digest
 from tests.made.catalogue import make_image
 from tests.made.verdicts import HOST, LAB, digest, whole_report
@@ -69,10 +69,10 @@ def make_sif(root: Path, target: str, sif: Path) -> Path:
     return sif
 
 
-def catalogued(target: str, sif: Path, proven: Mapping[str, str]) -> CataloguedImage:
+def catalogued(target: str, sif: Path, proven: Mapping[str, str]) -> CatalogImage:
     """An image whose .sif is verified on these capabilities, says a key of the tests."""
     sha256 = digest_of(sif.read_bytes())
-    subject = Subject(target=target, index=digest("6"), manifest=digest("6"), config=sha256)
+    subject = VerifiedImage(target=target, index=digest("6"), manifest=digest("6"), config=sha256)
 
     def envelope(number: int, capability: str, cuda: str) -> tuple[str, bytes]:
         gpu = GpuIdentity(
@@ -94,10 +94,10 @@ def catalogued(target: str, sif: Path, proven: Mapping[str, str]) -> CataloguedI
         return digest(f"{number}"), sign(report, LAB, now=NOW - timedelta(minutes=7), days=30).envelope
 
     envelopes = tuple(envelope(1 + n, *row) for n, row in enumerate(sorted(proven.items())))
-    offered = CataloguedSif(
+    offered = CatalogSif(
         sha256=sha256, size=sif.stat().st_size, reference="", subject=subject, envelopes=envelopes
     )
-    image = Subject(target=target, index=digest("a"), manifest=digest("b"), config=digest("c"))
+    image = VerifiedImage(target=target, index=digest("a"), manifest=digest("b"), config=digest("c"))
     return make_image(
         target=target, family="tiny", subject=image, reference="", sifs=(offered,), envelopes=()
     )
@@ -133,12 +133,12 @@ def desk(pool: CondorPool, apptainer: str, tmp_path_factory: pytest.TempPathFact
     for row in rows:
         shutil.copy(sifs[row.target], images / sif_name(row.target, row.sifs[0].sha256))
     made = NOW - timedelta(minutes=5)
-    catalogue = Catalogue(
+    catalogue = Catalog(
         made=made, expires=made + LIFE, images=rows, suites=(suite_digest(),), keyid=LAB.keyid
     )
-    (pool.home / "catalogue").write_bytes(sign_catalogue(catalogue, LAB))
+    (pool.home / "catalogue").write_bytes(sign_catalog(catalogue, LAB))
     today = NOW.date()
-    grant = Grant(
+    grant = TrustGrant(
         key=PublicKey(name="lab", raw=LAB.public),
         since=today - timedelta(days=1),
         until=today + timedelta(days=30),
@@ -335,5 +335,5 @@ def test_directives_are_read_as_sbatch_reads_them(slurm_desk: Desk) -> None:
     slurm_desk.pool.own(folder)
     asked = ["sbatch", "--test-only", "-vvv", "a.sbatch"]
     said = slurm_desk.pool.run(asked, folder=folder, code=None, **slurm.environ()).stderr
-    words = [word for number, line in enumerate(DIRECTIVES) for word, _ in directive_words(line, number)]
+    words = [word for number, line in enumerate(DIRECTIVES) for word, _ in split_directive(line, number)]
     assert re.findall(r'Found in script, argument "(.*)"', said) == words, said

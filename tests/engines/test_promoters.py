@@ -16,24 +16,24 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.actions.images import Promoting
+from imagefactory.actions.images import PromotionRequest
 from imagefactory.actions.promote import promote
 from imagefactory.actions.verdicts import writing
 from imagefactory.errors import RegistryError
-from imagefactory.http import Patience
+from imagefactory.http import RetryPolicy
 from imagefactory.oci.candidates import candidate_tag
-from imagefactory.oci.graph import Place
+from imagefactory.oci.graph import StoreRepository
 from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE
-from imagefactory.oci.registry.client import Registry
+from imagefactory.oci.registry.client import RegistryClient
 from imagefactory.oci.registry.session import RegistryOptions
-from imagefactory.progress import Quiet
-from imagefactory.project import Factory, read_factory
+from imagefactory.progress import QuietProgress
+from imagefactory.project import Project, load_project
 from imagefactory.settings.load import load_settings
-from imagefactory.trust.attached import Journal, Statement, attach, read_subject, reconcile
+from imagefactory.trust.attached import AttachJournal, SignedStatement, attach, read_subject, repair_referrers
 from imagefactory.trust.keys import PublicKey
-from imagefactory.trust.policy import Grant, add_key
+from imagefactory.trust.policy import TrustGrant, add_key
 from imagefactory.trust.verdict import sign
-from imagefactory.verify.report import Subject
+from imagefactory.verify.report import VerifiedImage
 from imagefactory.verify.suite_files import suite_digest
 from tests.made.store_contract import image_index, image_manifest
 from tests.made.trusted import write_settings
@@ -46,12 +46,12 @@ ROUNDS, PROMOTERS = many(15, 50), 6
 PROMOTING_ROUNDS = 2
 CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "9.0", "12.0")
 ROOT = Path(__file__).parents[2]
-QUIET = Quiet()
+QUIET = QuietProgress()
 STUCK = 300
 """Seconds after which a promoter that waits for one that failed gives up."""
 # docker-registry rewrites its files in place: who reads at that moment gets a 500, also several in a row,
 # and for long where other jobs starve it: about a minute is borne.
-STUBBORN = Patience(attempts=300, first_wait=0.01, longest_wait=0.3, read=STUCK)
+STUBBORN = RetryPolicy(attempts=300, first_wait=0.01, longest_wait=0.3, read=STUCK)
 VERDICT_TYPE = "application/vnd.imagefactory.verdict.v1+json"
 RECIPE = f"""\
 family: one
@@ -73,15 +73,15 @@ matrix:
 class Machine:
     """One of the promoters: its store, and the capability of its GPU, which is made up."""
 
-    factory: Factory
+    factory: Project
     capability: str
-    registry: Registry
+    registry: RegistryClient
 
     @property
-    def journal(self) -> Journal:
-        return Journal(self.factory.layout.path)
+    def journal(self) -> AttachJournal:
+        return AttachJournal(self.factory.layout.path)
 
-    def statement(self, subject: Subject, place: Place, now: datetime) -> Statement:
+    def statement(self, subject: VerifiedImage, place: StoreRepository, now: datetime) -> SignedStatement:
         gpu = replace(MADE_UP, capability=self.capability)
         report = whole_report(
             subject=subject,
@@ -95,7 +95,7 @@ class Machine:
         there = place.store.manifest(place.repository, subject.manifest)
         assert there is not None
         signed = sign(report, LAB, now=now, days=90)
-        return Statement(
+        return SignedStatement(
             kind=VERDICT_TYPE, subject=there[0], envelope=signed.envelope, until=signed.verdict.expires
         )
 
@@ -114,7 +114,7 @@ def machines(memory_registry: str, tmp_path: Path) -> list[Machine]:
     shutil.copy(ROOT / "recipes" / "bases.yaml", root / "recipes")
     (root / "recipes" / "one.yaml").write_text(RECIPE)
     today = datetime.now(UTC).date()
-    grant = Grant(
+    grant = TrustGrant(
         key=PublicKey(name="lab", raw=LAB.public),
         since=today - timedelta(days=1),
         until=today + timedelta(days=9),
@@ -124,12 +124,12 @@ def machines(memory_registry: str, tmp_path: Path) -> list[Machine]:
     for capability in CAPABILITIES:
         environ = {"IMAGEFACTORY_STORE": str(tmp_path / capability), "HOME": str(tmp_path)}
         settings = load_settings(directory=root, start=root, environ=environ)
-        client = Registry(memory_registry, RegistryOptions(patience=STUBBORN))
-        found.append(Machine(read_factory(settings, environ), capability, client))
+        client = RegistryClient(memory_registry, RegistryOptions(patience=STUBBORN))
+        found.append(Machine(load_project(settings, environ), capability, client))
     return found
 
 
-def put_image(place: Place, machine: Machine, content: str) -> str:
+def put_image(place: StoreRepository, machine: Machine, content: str) -> str:
     """An image under its candidate's tag; gives the index's digest."""
     data = image_manifest(place.store, place.repository, content.encode())
     manifest = place.store.put_manifest(place.repository, data, MANIFEST_TYPE)
@@ -143,14 +143,14 @@ def test_nothing_stays_lost(machines: list[Machine]) -> None:
     lost = told = 0
     for number in range(ROUNDS):
         repository = f"promoters/{number}/one"
-        place = Place(store=machines[0].registry, repository=repository)
+        place = StoreRepository(store=machines[0].registry, repository=repository)
         image, now = put_image(place, machines[0], f"round {number}"), datetime.now(UTC)
         subject = replace(read_subject(place, image), target="one-12.1-cu121")
         statements = {one.capability: one.statement(subject, place, now) for one in machines}
         start = threading.Barrier(PROMOTERS)
 
         def go(machine: Machine) -> bool:
-            mine = Place(store=machine.registry, repository=repository)  # noqa: B023
+            mine = StoreRepository(store=machine.registry, repository=repository)  # noqa: B023
             with writing(machine.factory, mine, QUIET) as journal:
                 start.wait(STUCK)  # noqa: B023
                 try:
@@ -169,8 +169,8 @@ def test_nothing_stays_lost(machines: list[Machine]) -> None:
         assert listed <= wanted
         lost += len(wanted - listed)
         for machine in machines:
-            mine = Place(store=machine.registry, repository=repository)
-            done = reconcile(mine, machine.journal, (), now)
+            mine = StoreRepository(store=machine.registry, repository=repository)
+            done = repair_referrers(mine, machine.journal, (), now)
             assert len(done.mended) + done.listed == 1
             assert done.damaged == 0
         assert {one.digest for one in place.store.referrers(repository, subject.manifest)} == wanted
@@ -184,11 +184,11 @@ def test_nothing_stays_lost(machines: list[Machine]) -> None:
     print(f"{ROUNDS * PROMOTERS} attached at once, {lost} lost by the lists until reconcile, {told} told so")
 
 
-def _promoting(machine: Machine, place: Place) -> Promoting:
-    return Promoting(target=machine.factory.targets[0], place=place, now=datetime.now(UTC))
+def _promoting(machine: Machine, place: StoreRepository) -> PromotionRequest:
+    return PromotionRequest(target=machine.factory.targets[0], place=place, now=datetime.now(UTC))
 
 
-def _promote(machine: Machine, place: Place) -> None:
+def _promote(machine: Machine, place: StoreRepository) -> None:
     try:
         promote(machine.factory, _promoting(machine, place), QUIET)
     except RegistryError as error:

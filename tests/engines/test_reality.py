@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from imagefactory.gpu.capability import parse_capability
-from imagefactory.gpu.values import Answer, Cell
-from imagefactory.matrix.compat import RUNS, CompatGpu, cell, exact_releases, faults
+from imagefactory.gpu.values import Cell, Compatibility
+from imagefactory.matrix.compat import RUNS, CompatGpu, cell, exact_releases, severe_rules
 
 REPORTS = tomllib.loads(Path(__file__).with_name("reports.toml").read_text(encoding="utf-8"))["report"]
 UNKNOWN_AT_MOST = 0.15
@@ -35,22 +35,22 @@ def answered(report: dict[str, str]) -> str:
     """
     cells = cells_of(report)
     answers = {cell.answer for cell in cells}
-    doubted = any(faults(cell) for cell in cells)
+    doubted = any(severe_rules(cell) for cell in cells)
     right = {
         "runs": bool(answers & {*RUNS}),
-        "fails": Answer.NO in answers,
-        "partly": doubted or Answer.PARTLY in answers,
+        "fails": Compatibility.NO in answers,
+        "partly": doubted or Compatibility.PARTLY in answers,
     }
     half = {
-        "runs": Answer.PARTLY in answers,
-        "fails": doubted or Answer.PARTLY in answers,
+        "runs": Compatibility.PARTLY in answers,
+        "fails": doubted or Compatibility.PARTLY in answers,
         "partly": bool(answers & {*RUNS}),
     }
     if right[report["happened"]]:
         return "right"
     if half[report["happened"]]:
         return "half"
-    return "unknown" if Answer.UNKNOWN in answers else "wrong"
+    return "unknown" if Compatibility.UNKNOWN in answers else "wrong"
 
 
 @pytest.mark.parametrize("report", REPORTS, ids=lambda report: f"{report['release']} on {report['gpu']}")

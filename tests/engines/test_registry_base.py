@@ -21,12 +21,12 @@ from typing import Any
 
 import pytest
 
-from imagefactory.oci.graph import Place, read_graph
+from imagefactory.oci.graph import StoreRepository, read_graph
 from imagefactory.oci.layout import Layout, LayoutStore
 from imagefactory.oci.manifests import CONFIG_TYPE, INDEX_TYPE, MANIFEST_TYPE, Descriptor, canonical_json
-from imagefactory.oci.registry.client import Registry
-from imagefactory.oci.transfer import Sending, send
-from imagefactory.progress import Quiet
+from imagefactory.oci.registry.client import RegistryClient
+from imagefactory.oci.transfer import TransferRequest, send
+from imagefactory.progress import QuietProgress
 from tests.made.wheels import make_wheel
 from tests.services.factory import lend
 
@@ -135,10 +135,10 @@ def on_debian(site: Site) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def debian(site: Site, on_debian: dict[str, Any]) -> str:
     """The digest of that base in the registry, under somewhere/debian."""
-    source = Place(store=LayoutStore(site.layout), repository="base")
+    source = StoreRepository(store=LayoutStore(site.layout), repository="base")
     graph = read_graph(source, site.layout.tags()["base:debian-12"].digest)
-    sending = Sending(graph=graph, repository="somewhere/debian", tags=("12",))
-    return send(source, Registry(site.registry), sending, Quiet()).digest
+    sending = TransferRequest(graph=graph, repository="somewhere/debian", tags=("12",))
+    return send(source, RegistryClient(site.registry), sending, QuietProgress()).digest
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +162,7 @@ def made_by_docker(site: Site, debian: str, dockerd: str) -> str:
     for command in (["buildx", "build", "--load", "--tag", name, str(folder)], ["push", name]):
         done = subprocess.run([*docker, *command], capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
-    found = Registry(site.registry).manifest("somewhere/tool", "1")
+    found = RegistryClient(site.registry).manifest("somewhere/tool", "1")
     assert found is not None
     assert found[0].media_type == "application/vnd.docker.distribution.manifest.v2+json"
     return found[0].digest
@@ -175,7 +175,7 @@ def push_image(site: Site, repository: str, config: dict[str, Any], kind: str = 
     layer = gzip.compress(plain.getvalue(), mtime=0)
     diff_id = f"sha256:{hashlib.sha256(plain.getvalue()).hexdigest()}"
     text = canonical_json({**config, "config": {}, "rootfs": {"type": "layers", "diff_ids": [diff_id]}})
-    store = Registry(site.registry)
+    store = RegistryClient(site.registry)
     parts = []
     for data, media_type in ((text, kind), (layer, GZIP)):
         digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
@@ -267,7 +267,7 @@ def test_docker_builds_the_rendered_file_on_it(site: Site, made_by_docker: str, 
 
 def test_of_an_index_the_platform_is_taken(site: Site, made_by_docker: str) -> None:
     foreign = push_image(site, "somewhere/tool", {"architecture": "arm64", "os": "linux"})
-    store = Registry(site.registry)
+    store = RegistryClient(site.registry)
     found = store.manifest("somewhere/tool", made_by_docker)
     assert found is not None
     entries = [

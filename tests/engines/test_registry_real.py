@@ -19,10 +19,10 @@ from typing import BinaryIO
 import pytest
 
 from imagefactory.errors import EXIT_REGISTRY, RegistryError
-from imagefactory.http import Patience
+from imagefactory.http import RetryPolicy
 from imagefactory.oci.credentials import Credential, anonymous
 from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, digest_of
-from imagefactory.oci.registry.client import Registry
+from imagefactory.oci.registry.client import RegistryClient
 from imagefactory.oci.registry.session import RegistryOptions
 from imagefactory.oci.store import Store
 from tests.made.store_contract import (
@@ -39,14 +39,14 @@ from tests.services.registry import RegistryServer, registry_server
 
 USERS = {"builder": "open-sesame-4711"}
 # docker-registry rewrites its files in place: who reads at that moment gets a 500, also several in a row.
-QUICK = Patience(attempts=8, first_wait=0.01, longest_wait=0.3)
+QUICK = RetryPolicy(attempts=8, first_wait=0.01, longest_wait=0.3)
 _NUMBERS = count()
 
 
-def client(host: str, *, known: bool = True, piece: int = 0) -> Registry:
+def client(host: str, *, known: bool = True, piece: int = 0) -> RegistryClient:
     credential = Credential(user="builder", secret=USERS["builder"], origin="the test")
     credentials = (lambda host: credential) if known else anonymous
-    return Registry(host, RegistryOptions(credentials=credentials, patience=QUICK, piece=piece))
+    return RegistryClient(host, RegistryOptions(credentials=credentials, patience=QUICK, piece=piece))
 
 
 class Breaking:
@@ -175,7 +175,7 @@ def test_asking_who_may_push_leaves_nothing(guarded: RegistryServer, repository:
 
 def test_a_wrong_password_is_told_without_it(guarded: RegistryServer, repository: str) -> None:
     wrong = Credential(user="builder", secret="hunter2-hunter2", origin="a file")
-    registry = Registry(guarded.host, RegistryOptions(credentials=lambda host: wrong, patience=QUICK))
+    registry = RegistryClient(guarded.host, RegistryOptions(credentials=lambda host: wrong, patience=QUICK))
     with pytest.raises(RegistryError) as caught:
         registry.write(repository, blob(b"x"), source(b"x"))
     assert caught.value.code == "registry-access-denied"
@@ -186,7 +186,7 @@ def test_a_wrong_password_is_told_without_it(guarded: RegistryServer, repository
 def test_tokens_that_ran_out_are_fetched_again(guarded: RegistryServer, repository: str) -> None:
     """The clock of the client stands still, so it learns from the registry alone that a token is old."""
     assert guarded.tokens is not None
-    registry = Registry(
+    registry = RegistryClient(
         guarded.host,
         RegistryOptions(
             credentials=lambda host: Credential(user="builder", secret=USERS["builder"]),

@@ -25,27 +25,27 @@ import pytest
 import imagefactory.build
 from imagefactory.build.apptainer import ApptainerEngine
 from imagefactory.build.assemble import AssembleEngine
-from imagefactory.build.base.image import BaseImage
+from imagefactory.build.base.image import BuiltBase
 from imagefactory.build.definition import define
 from imagefactory.build.docker import DockerEngine
 from imagefactory.build.folders import render, write_definitions
 from imagefactory.build.protocol import Engine
 from imagefactory.build.secrets import BuildSecrets, find_secrets
-from imagefactory.build.sif import SifMaker
+from imagefactory.build.sif import SifBuilder
 from imagefactory.errors import BuildError
 from imagefactory.lock.conda.channels import ChannelAccess
-from imagefactory.model import Definition, Lock, LockedPackage, LockedWheel, Mount, RunSpec
+from imagefactory.model import BuildSpec, Lock, LockedPackage, LockedWheel, Mount, RunSpec
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.manifests import Image, Sif
-from imagefactory.oci.unpack import Unpacked
-from imagefactory.progress import Lines, Quiet
+from imagefactory.oci.manifests import Image, SifArtifact
+from imagefactory.oci.unpack import UnpackedLayers
+from imagefactory.progress import LineProgress, QuietProgress
 from imagefactory.runtime.apptainer import ApptainerRunner
 from imagefactory.runtime.apptainer_command import ApptainerCommand
 from imagefactory.runtime.docker import DockerRunner
 from imagefactory.runtime.docker_daemon import DockerDaemon
 from imagefactory.runtime.protocol import Runner
 from imagefactory.runtime.unshare import UnshareRunner
-from imagefactory.verify.report import Trial
+from imagefactory.verify.report import SmokeTest
 from imagefactory.verify.smoke import smoke
 from tests.engines.docker_target import BASE, TARGET, Index, index_server, store_base
 from tests.made.supplies import supplies
@@ -69,8 +69,8 @@ class Bench:
     """A store with a base, a target of conda packages with a wheel on top, and who serves its packages."""
 
     layout: Layout
-    base: BaseImage
-    definition: Definition
+    base: BuiltBase
+    definition: BuildSpec
     channel: MadeChannel
     server: ChannelServer
     index: Index
@@ -105,7 +105,7 @@ class Bench:
         paths.update({one: self.channel.folder / one.subdir / one.filename for one in lock.conda})
         return paths
 
-    def apptainer_inspect(self, sif: Sif) -> str:
+    def apptainer_inspect(self, sif: SifArtifact) -> str:
         command = ["apptainer", "inspect", "--all", str(sif.path)]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
@@ -114,10 +114,10 @@ class Bench:
             return DockerRunner(self.layout, self.daemon)
         if engine == "assemble":
             return UnshareRunner(self.layout)
-        maker = SifMaker(self.layout, self.apptainer, workers=2)
-        return ApptainerRunner(self.apptainer, lambda image: maker.make(image, "x", "fast", Quiet()))
+        maker = SifBuilder(self.layout, self.apptainer, workers=2)
+        return ApptainerRunner(self.apptainer, lambda image: maker.make(image, "x", "fast", QuietProgress()))
 
-    def changed(self, label: str, **changes: Any) -> Definition:
+    def changed(self, label: str, **changes: Any) -> BuildSpec:
         """Another definition of the target, so that nothing made before answers for it."""
         lock = replace(self.definition.lock, **changes)
         return replace(self.definition, lock=lock, labels=(*self.definition.labels, ("changed", label)))
@@ -190,7 +190,7 @@ def bench(
     with (
         index_server(scratch / "index", user="bob", password=INDEX_CANARY) as index,
         channel_server(scratch / "channels", users) as server,
-        layout.in_use(Quiet()),
+        layout.in_use(QuietProgress()),
     ):
         yield Bench(
             layout=layout,
@@ -219,7 +219,7 @@ def _lock_of(name: str) -> Lock:
 class Made:
     """What an engine made, what it told of it, and what lister.py saw inside."""
 
-    made: Image | Sif
+    made: Image | SifArtifact
     told: str
     inside: Mapping[str, Any]
 
@@ -245,17 +245,19 @@ def made(bench: Bench) -> dict[str, Made]:
     return {engine: make(bench, engine, bench.definition) for engine in ENGINES}
 
 
-def make(bench: Bench, name: str, definition: Definition) -> Made:
+def make(bench: Bench, name: str, definition: BuildSpec) -> Made:
     engine, told = bench.engine(name), io.StringIO()
-    made = engine.build(definition, supplies(bench.base, bench.packages), Lines(told))
+    made = engine.build(definition, supplies(bench.base, bench.packages), LineProgress(told))
     assert engine.find(definition, bench.base) == made
     if name == "assemble":
         assert isinstance(made, Image)
-        Unpacked(bench.layout.path / "unpacked").unpack(made.layers, bench.layout.blob_path, Quiet())
+        UnpackedLayers(bench.layout.path / "unpacked").unpack(
+            made.layers, bench.layout.blob_path, QuietProgress()
+        )
     return Made(made=made, told=told.getvalue(), inside=json.loads(run(bench, name, made, "/mnt/lister.py")))
 
 
-def run(bench: Bench, name: str, made: Image | Sif, *arguments: str) -> str:
+def run(bench: Bench, name: str, made: Image | SifArtifact, *arguments: str) -> str:
     tools = bench.layout.path / "tools"
     tools.mkdir(exist_ok=True)
     shutil.copy(LISTER, tools)
@@ -271,11 +273,13 @@ def run(bench: Bench, name: str, made: Image | Sif, *arguments: str) -> str:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_image_passes_the_smoke_test(bench: Bench, made: dict[str, Made], engine: str) -> None:
-    trial = Trial(image=made[engine].made, definition=bench.definition, nonce="5eed", runner=RUNNERS[engine])
+    trial = SmokeTest(
+        image=made[engine].made, definition=bench.definition, nonce="5eed", runner=RUNNERS[engine]
+    )
     report = smoke(
         trial,
         bench.runner(engine),
-        Quiet(),
+        QuietProgress(),
         records=bench.layout.path / "checks",
         scratch=bench.layout.scratch,
     )
@@ -351,7 +355,7 @@ def test_what_is_built_on_stays_as_it_is_by_every_engine(bench: Bench) -> None:
 
 
 def test_the_definitions_own_test_passes(bench: Bench, made: dict[str, Made]) -> None:
-    assert isinstance(made["apptainer"].made, Sif)
+    assert isinstance(made["apptainer"].made, SifArtifact)
     command = ["apptainer", "test", str(made["apptainer"].made.path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -360,7 +364,7 @@ def test_the_definitions_own_test_passes(bench: Bench, made: dict[str, Made]) ->
 def test_nobody_but_the_build_learns_of_passwords(bench: Bench, made: dict[str, Made]) -> None:
     docker, apptainer = made["docker"], made["apptainer"]
     assert isinstance(docker.made, Image)
-    assert isinstance(apptainer.made, Sif)
+    assert isinstance(apptainer.made, SifArtifact)
     config = bench.layout.blob_path(docker.made.config).read_text()
     shown = json.dumps([config, docker.inside, apptainer.inside])
     for text in (docker.told, apptainer.told, shown):
@@ -381,7 +385,7 @@ def test_a_package_that_is_not_the_locked_one_stops_the_build(bench: Bench, engi
     other = tuple(replace(p, sha256="0" * 64) if p.name == "tinytool" else p for p in packages)
     with pytest.raises(BuildError) as caught:
         bench.engine(engine).build(
-            bench.changed("hash", conda=other), supplies(bench.base, bench.packages), Quiet()
+            bench.changed("hash", conda=other), supplies(bench.base, bench.packages), QuietProgress()
         )
     assert ": tinytool-1.1-py_0.conda has the wrong hash: expected sha256 000" in caught.value.message
     assert "\n" not in caught.value.message
@@ -397,7 +401,11 @@ def test_a_channel_that_refuses_or_is_down_is_named(bench: Bench) -> None:
         bench.server.fail("claims-a", fault)
         conda = tuple(package for package in bench.definition.lock.conda if package.name != left_out)
         try:
-            build = (bench.changed(left_out, conda=conda), supplies(bench.base, bench.packages), Quiet())
+            build = (
+                bench.changed(left_out, conda=conda),
+                supplies(bench.base, bench.packages),
+                QuietProgress(),
+            )
             if not words:
                 bench.docker.build(*build)
                 continue
@@ -419,7 +427,7 @@ def test_the_folder_is_all_that_a_build_by_hand_needs(bench: Bench, scratch: Pat
     secrets.mkdir()
     bench.secrets(bench.definition.lock).write(secrets)
     environ = dict(bench.daemon.environ)
-    base = bench.daemon.ensure(bench.layout, bench.base.image, "imagefactory/base:by-hand", Quiet())
+    base = bench.daemon.ensure(bench.layout, bench.base.image, "imagefactory/base:by-hand", QuietProgress())
     bench.daemon.tag(base, "imagefactory/base:by-hand")
     command = ["docker", "build", "--quiet", "--network=host", "--build-arg=BASE=imagefactory/base:by-hand"]
     given = [f"--secret=id={file.name},src={file}" for file in sorted(secrets.iterdir())]

@@ -29,9 +29,9 @@ from imagefactory.build.folders import render, write_definitions
 from imagefactory.build.render import render_apptainer
 from imagefactory.build.steps import SITE
 from imagefactory.lock.pypi.requirements import format_lock
-from imagefactory.model import Base, Definition, Lock, LockedWheel, Target, Where
+from imagefactory.model import BaseSpec, BuildSpec, Lock, LockedWheel, SourceLocation, Target
 
-WHERE = Where(file="recipes/tiny.yaml", line=1, column=1)
+WHERE = SourceLocation(file="recipes/tiny.yaml", line=1, column=1)
 WHEELS = {
     "tiny": {
         "tiny/__init__.py": "import other\n\n\ndef main():\n    print('tiny runs')\n",
@@ -72,7 +72,7 @@ def scratch() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def made(scratch: Path) -> Iterator[tuple[Definition, str]]:
+def made(scratch: Path) -> Iterator[tuple[BuildSpec, str]]:
     """The definition of a target of two small packages, and the address of an index that has them."""
     simple = scratch / "index" / "simple"
     wheels = []
@@ -102,7 +102,7 @@ def made(scratch: Path) -> Iterator[tuple[Definition, str]]:
         environment=(("TINY_WORDS", 'it\'s $HOME, "really" \\ so'),),
         where=WHERE,
     )
-    base = Base(
+    base = BaseSpec(
         name="debian-12",
         suite="bookworm",
         python="3.11",
@@ -127,7 +127,7 @@ def made(scratch: Path) -> Iterator[tuple[Definition, str]]:
 
 
 @pytest.fixture(scope="module")
-def root(made: tuple[Definition, str], debian_tar: Path, scratch: Path) -> Path:
+def root(made: tuple[BuildSpec, str], debian_tar: Path, scratch: Path) -> Path:
     """The base after %post, as apptainer would leave it."""
     definition, index = made
     root = scratch / "root"
@@ -169,7 +169,7 @@ def pip_conf(index: str) -> str:
     return f"[global]\nindex-url = {index}\n"
 
 
-def section(definition: Definition, name: str) -> str:
+def section(definition: BuildSpec, name: str) -> str:
     """The text of a section."""
     text = render_apptainer(definition)
     lines = text.partition(f"\n%{name}\n")[2].splitlines()
@@ -205,7 +205,7 @@ def tree(folder: Path) -> dict[str, tuple[str, int, str]]:
     return found
 
 
-def test_definition_leaves_the_environment_and_nothing_else(made: tuple[Definition, str], root: Path) -> None:
+def test_definition_leaves_the_environment_and_nothing_else(made: tuple[BuildSpec, str], root: Path) -> None:
     definition, _ = made
     assert sorted(path.name for path in (root / "opt").iterdir()) == ["env"]
     assert list((root / "tmp").iterdir()) == []
@@ -231,7 +231,7 @@ def test_definition_leaves_the_environment_and_nothing_else(made: tuple[Definiti
     assert all(mode in (0o644, 0o755) for kind, mode, _ in tree(env).values() if kind != "link")
 
 
-def test_definition_runs(made: tuple[Definition, str], root: Path) -> None:
+def test_definition_runs(made: tuple[BuildSpec, str], root: Path) -> None:
     definition, _ = made
     runscript = section(definition, "environment") + section(definition, "runscript")
     show = "import os; print(os.environ['TINY_WORDS'])"
@@ -242,7 +242,7 @@ def test_definition_runs(made: tuple[Definition, str], root: Path) -> None:
 
 
 def test_dockerfile_gives_the_same_environment(
-    made: tuple[Definition, str], debian_tar: Path, root: Path, scratch: Path
+    made: tuple[BuildSpec, str], debian_tar: Path, root: Path, scratch: Path
 ) -> None:
     definition, index = made
     podman = ("podman", "--root", f"{scratch}/p", "--runroot", f"{scratch}/r", "--storage-driver", "vfs")

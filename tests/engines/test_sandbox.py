@@ -643,9 +643,9 @@ def test_layers_in_use_are_not_collected(caller: Caller) -> None:
     marker = f"80{os.getpid()}"
     spec: dict[str, object] = {"argv": ["sleep", marker]}
     collect = (
-        "import sys; from pathlib import Path; from imagefactory.oci.unpack import Unpacked;"
+        "import sys; from pathlib import Path; from imagefactory.oci.unpack import UnpackedLayers;"
         "from imagefactory.fs import Removal;"
-        f"unpacked = Unpacked(Path({str(caller.store / 'unpacked')!r}));"
+        f"unpacked = UnpackedLayers(Path({str(caller.store / 'unpacked')!r}));"
         "print(len(unpacked.collect([], Removal(unpacked.folder, dry_run=False))))"
     )
     prefix = caller.command(spec)[: caller.command(spec).index(PYTHON)]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.runtime.sandbox.cgroups import Group, Parent, Refusal, find_parent, look_at, read_own
+from imagefactory.runtime.sandbox.cgroups import CgroupParent, Group, NoCgroup, find_parent, look_at, read_own
 from imagefactory.trees import remove_tree
 from tests.services.children import wait_for
 from tests.services.sandbox import Caller, scratch_folders
@@ -302,10 +302,10 @@ while True:
 """
 
 
-def group_of(caller: Caller) -> Parent | None:
+def group_of(caller: Caller) -> CgroupParent | None:
     """Where the groups of this caller's runs are made; None where the watch alone counts."""
     found = find_parent(*read_own(), look_at)
-    return found if caller.name == "root" and isinstance(found, Parent) else None
+    return found if caller.name == "root" and isinstance(found, CgroupParent) else None
 
 
 @pytest.mark.parametrize(("code", "by_the_kernel_alone"), [
@@ -372,7 +372,7 @@ def test_a_killed_keepers_group_is_removed(caller: Caller, sweeper_too: bool) ->
 def test_where_memory_ends_the_run_ends_and_not_its_bystander(caller: Caller) -> None:
     """In a group that stands for a small machine: a run without limits takes it all, and shields itself."""
     parent = find_parent(*read_own(), look_at)
-    if isinstance(parent, Refusal):
+    if isinstance(parent, NoCgroup):
         pytest.skip(f"no cgroup that stands for a small machine: {parent.reason}")
     shielded = f"""
 for pid in (1, "self"):

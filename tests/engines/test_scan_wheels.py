@@ -11,8 +11,8 @@ import pytest
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.contradictions import contradictions
 from imagefactory.gpu.predict import predict
-from imagefactory.gpu.values import Answer, Contents
-from imagefactory.progress import Quiet
+from imagefactory.gpu.values import Compatibility, ScanResult
+from imagefactory.progress import QuietProgress
 from imagefactory.scan.files import scan_wheel
 from tests.services.wheels import Wheels
 
@@ -66,11 +66,11 @@ def name(request: pytest.FixtureRequest, wheels: Wheels) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def contents(name: str, wheels: Wheels) -> Contents:
-    return scan_wheel(wheels.fetch(name), Quiet(), workers=2)
+def contents(name: str, wheels: Wheels) -> ScanResult:
+    return scan_wheel(wheels.fetch(name), QuietProgress(), workers=2)
 
 
-def test_a_wheel_holds_what_is_known_of_it(name: str, contents: Contents) -> None:
+def test_a_wheel_holds_what_is_known_of_it(name: str, contents: ScanResult) -> None:
     found = {
         one.path.rpartition("/")[2]: {" ".join(map(str, each.codes)): each.count for each in one.modules}
         for one in contents.libraries
@@ -81,33 +81,33 @@ def test_a_wheel_holds_what_is_known_of_it(name: str, contents: Contents) -> Non
     assert [(one.name, one.version) for one in contents.packages] == [("torch", name.partition("-")[2])]
 
 
-def test_a_wheel_runs_where_it_is_known_to(name: str, contents: Contents) -> None:
+def test_a_wheel_runs_where_it_is_known_to(name: str, contents: ScanResult) -> None:
     answers = {
         text: predict(contents, Capability(*map(int, text.split(".")))).answer.value for text in ANSWERS[name]
     }
     assert answers == ANSWERS[name]
 
 
-def test_the_hole_at_turing_is_explained(name: str, contents: Contents) -> None:
+def test_the_hole_at_turing_is_explained(name: str, contents: ScanResult) -> None:
     """PyTorch documents Turing for CUDA 13; its linear algebra is built without."""
     found = predict(contents, Capability(7, 5))
     told = [line for line in contradictions(contents) if line.startswith("7.5: ")]
     if name == "torch-2.12.1":
-        assert found.answer is Answer.PARTLY
+        assert found.answer is Compatibility.PARTLY
         assert "linear algebra" in found.reason
         assert "libtorch_cuda_linalg.so" in found.reason
         assert "documented" in told[0]
     else:
-        assert (found.answer, told) == (Answer.YES, [])
+        assert (found.answer, told) == (Compatibility.YES, [])
 
 
 COST = """
 import re, sys
 from pathlib import Path
 from imagefactory.scan.files import scan_wheel
-from imagefactory.progress import Quiet
+from imagefactory.progress import QuietProgress
 
-scan_wheel(Path(sys.argv[1]), Quiet(), workers=2)
+scan_wheel(Path(sys.argv[1]), QuietProgress(), workers=2)
 print(re.search(r"VmHWM:\\s+([0-9]+) kB", Path("/proc/self/status").read_text())[1])
 """
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from imagefactory.errors import UsageError
-from imagefactory.extras.lint.reader import Jobs, parse_submit_file
+from imagefactory.extras.lint.reader import QueueStatement, parse_submit_file
 
 NAMES = st.sampled_from(["x", "Request_GPUs", "my_dir", "request_foobar", "a.b", "+Own", "MY.Own", "log"])
 WORDS = st.sampled_from(
@@ -76,12 +76,12 @@ def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def ours(text: str, folder: Path) -> Jobs:
+def ours(text: str, folder: Path) -> QueueStatement:
     (jobs,) = parse_submit_file(text, "a.sub", lambda name: (folder / name).read_text()).jobs
     return jobs
 
 
-def values(jobs: Jobs) -> dict[str, list[str]]:
+def values(jobs: QueueStatement) -> dict[str, list[str]]:
     return {key: value.split() for key in jobs.settings if (value := jobs.value(key))}
 
 

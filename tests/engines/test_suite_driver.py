@@ -13,7 +13,7 @@ import pytest
 
 from imagefactory.suite.gpu import driver, kernels, table
 from imagefactory.suite.gpu.checks import driver as checks
-from imagefactory.verify.suite_files import SUITE_FOLDER
+from imagefactory.verify.suite_files import SUITE_DIRECTORY
 from tests.made.gpu_suite import Ground, Ran, Run, copy_suite, make_expectations
 from tests.services import libcuda
 
@@ -200,5 +200,5 @@ def test_vectors_are_exact_and_differ_by_nonce() -> None:
 
 
 def test_the_suite_is_written_for_python_3_9() -> None:
-    for path in SUITE_FOLDER.rglob("*.py"):
+    for path in SUITE_DIRECTORY.rglob("*.py"):
         ast.parse(path.read_text(), filename=str(path), feature_version=(3, 9))

@@ -13,13 +13,13 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from imagefactory.model import Completed, Outcome, RunSpec
+from imagefactory.model import CommandResult, Outcome, RunSpec
 from imagefactory.oci.manifests import Image
 from imagefactory.suite.gpu import table
 from imagefactory.suite.gpu.context import Predicted
 from imagefactory.verify.evidence import AmdPlaces, read_amd
-from imagefactory.verify.gpu_run import GpuAsk, GpuTrial, verify_gpu
-from imagefactory.verify.report import GpuReport, Hardware, Subject
+from imagefactory.verify.gpu_run import GpuRequest, GpuTrial, verify_gpu
+from imagefactory.verify.report import GpuReport, Hardware, VerifiedImage
 from tests.made.amd import UNIQUE, make_amd_machine
 from tests.made.gpu_suite import Ground, copy_suite, make_expectations
 from tests.made.trial import PREFIX, ProcessRunner, make_definition, make_trial
@@ -127,14 +127,14 @@ class OnStandIn:
     def require(self) -> str:
         return "1"
 
-    def run(self, image: Image, spec: RunSpec) -> Completed:
+    def run(self, image: Image, spec: RunSpec) -> CommandResult:
         places = {PREFIX: Path(sys.prefix), **{mount.target: mount.source for mount in spec.mounts}}
         argv = [ProcessRunner._place(argument, places) for argument in spec.argv]
         told = {"LD_LIBRARY_PATH": str(self.library), "IMAGEFACTORY_TEST_LIBCUDA": self.lies}
         environment = {"PATH": os.environ["PATH"], **told, **dict(spec.environment)}
         done = subprocess.run(argv, capture_output=True, text=True, env=environment, check=False)
         code = done.returncode if done.returncode >= 0 else 128 - done.returncode
-        return Completed(returncode=code, stdout=done.stdout, stderr=done.stderr, seconds=0.1)
+        return CommandResult(returncode=code, stdout=done.stdout, stderr=done.stderr, seconds=0.1)
 
 
 @pytest.fixture
@@ -152,9 +152,9 @@ def run_driver(host: Hardware | None, runner: OnStandIn) -> GpuReport:
     predicted = {"gfx90a": Predicted(native=True, ptx=False, runs=True, reason="it has code")}
     trial = GpuTrial(
         made=make_trial().image,
-        subject=Subject(target="x", index=digest("a"), manifest=digest("b"), config=digest("c")),
+        subject=VerifiedImage(target="x", index=digest("a"), manifest=digest("b"), config=digest("c")),
         definition=definition,
-        ask=GpuAsk(nonce="0123456789abcdef0123456789abcdef", level="quick", predicted=predicted),
+        ask=GpuRequest(nonce="0123456789abcdef0123456789abcdef", level="quick", predicted=predicted),
         runner="unshare",
         hardware=host,
     )

@@ -22,7 +22,7 @@ import pytest
 
 from imagefactory.oci.manifests import MANIFEST_TYPE, digest_of
 from imagefactory.settings.choices import HTCONDOR, SLURM
-from imagefactory.settings.load import LEDGER_KEY
+from imagefactory.settings.load import NONCE_STORE_KEY
 from tests.engines.pool_ground import PoolGround, make_ground
 from tests.engines.pool_sweeps import BAD, SweepRun, node, somebody_else, submit, wait_for
 from tests.services import slurm
@@ -117,7 +117,7 @@ def ada(center: Center) -> Iterator[Person]:
     registry = f"{REGISTRY}:{center.options.port}/gpu"
     text = f'registry = "{registry}"\ncertificates = "{pool.there(home / "ca.pem")}"\n'
     (built.root / "imagefactory.toml").write_text(text)
-    shared = {**built.environ, **slurm.environ(), LEDGER_KEY: "k" * 64}
+    shared = {**built.environ, **slurm.environ(), NONCE_STORE_KEY: "k" * 64}
     built = replace(built, environ=shared)
     built.run("settings", "--trust")
     built.run("push", *(built.name(trick) for trick in tricks))

@@ -25,7 +25,8 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from imagefactory.gpu.capability import parse_capability  # noqa: E402
-from imagefactory.gpu.predict import Reach, runs  # noqa: E402
+from imagefactory.gpu.predict import runs  # noqa: E402
+from imagefactory.gpu.values import SupportLevel  # noqa: E402
 from imagefactory.scan.fatbin import scan_file  # noqa: E402
 from imagefactory.suite import table as frameworks  # noqa: E402
 from imagefactory.suite.gpu import kernels, table  # noqa: E402
@@ -263,7 +264,7 @@ def predictions(bench: Bench, capability: str) -> Iterator[Row]:
         serves = sum(
             modules.count
             for modules in library.modules
-            if any(runs(code, here) in (Reach.NATIVE, Reach.PTX) for code in modules.codes)
+            if any(runs(code, here) in (SupportLevel.NATIVE, SupportLevel.PTX) for code in modules.codes)
         )
         every = sum(modules.count for modules in library.modules)
         answers = ask_driver(bench, "loads", str(path)).get(str(path))

@@ -6,19 +6,31 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from imagefactory.gpu.values import Answer, Basis, Claim
-from imagefactory.trust.catalog import LIFE, Catalogue, CataloguedImage, CataloguedSif
+from imagefactory.gpu.values import CellClaim, ClaimBasis, Compatibility
+from imagefactory.trust.catalog import LIFE, Catalog, CatalogImage, CatalogSif
 from imagefactory.trust.verdict import sign
-from imagefactory.verify.report import GpuReport, Subject
+from imagefactory.verify.report import GpuReport, VerifiedImage
 from tests.made.verdicts import LAB, NOW, SUBJECT, SUITE, digest, whole_report
 
-PREDICTED = Claim(
-    basis=Basis.PREDICTED, answer=Answer.YES, rule="code", reason="sm_80", source="scan of x", driver="525.60"
+PREDICTED = CellClaim(
+    basis=ClaimBasis.PREDICTED,
+    answer=Compatibility.YES,
+    rule="code",
+    reason="sm_80",
+    source="scan of x",
+    driver="525.60",
 )
-REFUSED = Claim(
-    basis=Basis.DOCUMENTED, answer=Answer.NO, rule="not-documented", reason="none", source="a page", driver=""
+REFUSED = CellClaim(
+    basis=ClaimBasis.DOCUMENTED,
+    answer=Compatibility.NO,
+    rule="not-documented",
+    reason="none",
+    source="a page",
+    driver="",
 )
-SIF_SUBJECT = Subject(target=SUBJECT.target, index=digest("6"), manifest=digest("6"), config=digest("7"))
+SIF_SUBJECT = VerifiedImage(
+    target=SUBJECT.target, index=digest("6"), manifest=digest("6"), config=digest("7")
+)
 
 
 def signed(report: GpuReport, name: str) -> tuple[str, bytes]:
@@ -26,8 +38,8 @@ def signed(report: GpuReport, name: str) -> tuple[str, bytes]:
     return digest(name), sign(report, LAB, now=NOW, days=30).envelope
 
 
-def make_image(**changes: Any) -> CataloguedImage:
-    image = CataloguedImage(
+def make_image(**changes: Any) -> CatalogImage:
+    image = CatalogImage(
         target=SUBJECT.target,
         family="pytorch",
         framework="torch",
@@ -45,7 +57,7 @@ def make_image(**changes: Any) -> CataloguedImage:
         required=("7.0", "8.0"),
         predicted=(("7.0", PREDICTED), ("3.5", REFUSED)),
         sifs=(
-            CataloguedSif(
+            CatalogSif(
                 sha256=SIF_SUBJECT.config,
                 size=4 << 30,
                 reference="",
@@ -58,9 +70,9 @@ def make_image(**changes: Any) -> CataloguedImage:
     return replace(image, **changes)
 
 
-def make_catalogue(*images: CataloguedImage, **changes: Any) -> Catalogue:
+def make_catalogue(*images: CatalogImage, **changes: Any) -> Catalog:
     made = NOW - timedelta(hours=1)
-    catalogue = Catalogue(
+    catalogue = Catalog(
         made=made, expires=made + LIFE, images=images or (make_image(),), suites=(SUITE,), keyid=LAB.keyid
     )
     return replace(catalogue, **changes)

@@ -5,24 +5,26 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from imagefactory.gpu.values import Answer, Basis, Claim
-from imagefactory.model import Outcome, Where
-from imagefactory.trust.verdict import Judged, Standing, Verdict
+from imagefactory.gpu.values import CellClaim, ClaimBasis, Compatibility
+from imagefactory.model import Outcome, SourceLocation
+from imagefactory.trust.verdict import Verdict, VerdictStatus, VerificationResult
 from imagefactory.verify import report
-from imagefactory.verify.report import SEEN_HERE, GpuReport, Hardware, Subject
+from imagefactory.verify.report import EVIDENCE_LOCAL, GpuReport, Hardware, VerifiedImage
 from tests.made.values import make_target
 
 TARGET = make_target(
     name="torchy-2.3-cu121",
     family="torchy",
     capabilities=("7.0", "8.0"),
-    where=Where(file="recipes/torchy.yaml", line=3, column=5),
+    where=SourceLocation(file="recipes/torchy.yaml", line=3, column=5),
 )
 BUILT = "sha256:" + "a" * 64
 
 
-def claim(rule: str, answer: Answer = Answer.NO, basis: Basis = Basis.PREDICTED) -> Claim:
-    return Claim(basis=basis, answer=answer, rule=rule, reason=f"because of {rule}", source="a test")
+def claim(
+    rule: str, answer: Compatibility = Compatibility.NO, basis: ClaimBasis = ClaimBasis.PREDICTED
+) -> CellClaim:
+    return CellClaim(basis=basis, answer=answer, rule=rule, reason=f"because of {rule}", source="a test")
 
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
@@ -34,15 +36,15 @@ def judged(
     driver: str = "535.54.03",
     capability: str = "8.0",
     days: int = 0,
-    standing: Standing = Standing.GOOD,
-) -> Judged:
+    standing: VerdictStatus = VerdictStatus.GOOD,
+) -> VerificationResult:
     """A verdict of `days` ago as a judge found it."""
     device, when = replace(DEVICE, capability=capability), NOW - timedelta(days=days)
     hardware = Hardware(
-        kind=SEEN_HERE, driver=driver, gpus=(device,), known=(device.uuid,), nodes=("/dev/nvidia0",)
+        kind=EVIDENCE_LOCAL, driver=driver, gpus=(device,), known=(device.uuid,), nodes=("/dev/nvidia0",)
     )
     report = GpuReport(
-        subject=Subject(target="t", index=BUILT, manifest=BUILT, config=BUILT),
+        subject=VerifiedImage(target="t", index=BUILT, manifest=BUILT, config=BUILT),
         suite=BUILT,
         level="full",
         nonce="0" * 32,
@@ -60,4 +62,4 @@ def judged(
     verdict = Verdict(
         report=report, issued=when, expires=when + timedelta(days=90), keyid="k" * 64, digest=digest
     )
-    return Judged(digest=digest, standing=standing, why="", verdict=verdict)
+    return VerificationResult(digest=digest, standing=standing, why="", verdict=verdict)

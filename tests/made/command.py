@@ -11,7 +11,7 @@ import pytest
 
 from imagefactory import cli
 from imagefactory.cli import output, sweeps
-from imagefactory.errors import FactoryError
+from imagefactory.errors import ImagefactoryError
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,15 @@ Call = Callable[..., Said]
 
 def say(capsys: pytest.CaptureFixture[str], *arguments: str) -> Said:
     codes: list[str] = []
-    complain = output.complain
+    complain = output.print_errors
 
-    def record(error: FactoryError, prefix: str = "") -> None:
+    def record(error: ImagefactoryError, prefix: str = "") -> None:
         codes.append(error.code)
         complain(error, prefix)
 
     with pytest.MonkeyPatch.context() as patch:
         for module in (cli, output, sweeps):
-            patch.setattr(module, "complain", record)
+            patch.setattr(module, "print_errors", record)
         with pytest.raises(SystemExit) as ended:
             cli.main(arguments)
     said = capsys.readouterr()

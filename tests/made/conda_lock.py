@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from imagefactory.lock.content_hash import content_hash
-from imagefactory.model import Where
+from imagefactory.model import SourceLocation
 from tests.made.values import FORGE, make_base, make_conda, make_lock, make_target
 
 PYTORCH = "https://conda.anaconda.org/pytorch"
@@ -15,7 +15,7 @@ TARGET = make_target(
     framework="pytorch",
     requirements=("pytorch 2.3.*", "pytorch-cuda 12.1.*"),
     constraints=("numpy <2",),
-    where=Where(file="recipes/pytorch-conda.yaml", line=7, column=5),
+    where=SourceLocation(file="recipes/pytorch-conda.yaml", line=7, column=5),
     channels=(PYTORCH, FORGE),
     virtual=(("__archspec", "x86_64"), ("__cuda", "12.1"), ("__glibc", "2.36")),
 )

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from imagefactory.gpu.capability import parse_code
-from imagefactory.gpu.values import Contents, Library, Modules, Package
+from imagefactory.gpu.values import GpuLibrary, InstalledPackage, ModuleCount, ScanResult
 
 
-def library(path: str, *modules: str, compressions: tuple[str, ...] = ("lz4",), damage: str = "") -> Library:
+def library(
+    path: str, *modules: str, compressions: tuple[str, ...] = ("lz4",), damage: str = ""
+) -> GpuLibrary:
     """`"57 sm_80 sm_90"` is 57 modules for both."""
-    return Library(
+    return GpuLibrary(
         path=path,
         size=1000,
         modules=tuple(_modules(text) for text in modules),
@@ -19,14 +21,14 @@ def library(path: str, *modules: str, compressions: tuple[str, ...] = ("lz4",), 
     )
 
 
-def _modules(text: str) -> Modules:
+def _modules(text: str) -> ModuleCount:
     count, *codes = text.split()
-    return Modules(codes=tuple(sorted(map(parse_code, codes))), count=int(count))
+    return ModuleCount(codes=tuple(sorted(map(parse_code, codes))), count=int(count))
 
 
-def contents(*libraries: Library, packages: Iterable[str] = (), facts: Iterable[str] = ()) -> Contents:
+def contents(*libraries: GpuLibrary, packages: Iterable[str] = (), facts: Iterable[str] = ()) -> ScanResult:
     """Packages are `torch==2.9.1` or `pytorch==2.9.1=cuda128_0`, facts `torch.cuda=12.8`."""
-    return Contents(
+    return ScanResult(
         source="made by hand",
         libraries=tuple(sorted(libraries, key=lambda one: one.path)),
         packages=tuple(sorted(map(_package, packages), key=lambda one: one.name)),
@@ -34,10 +36,10 @@ def contents(*libraries: Library, packages: Iterable[str] = (), facts: Iterable[
     )
 
 
-def _package(text: str) -> Package:
+def _package(text: str) -> InstalledPackage:
     name, _, rest = text.partition("==")
     version, _, build = rest.partition("=")
-    return Package(name=name, version=version, build=build)
+    return InstalledPackage(name=name, version=version, build=build)
 
 
 def _fact(text: str) -> tuple[str, str, str]:
@@ -46,7 +48,7 @@ def _fact(text: str) -> tuple[str, str, str]:
     return framework, key, value
 
 
-def torch_1_13() -> Contents:
+def torch_1_13() -> ScanResult:
     return contents(
         library(
             "torch/lib/libtorch_cuda_cu.so",
@@ -74,7 +76,7 @@ def torch_1_13() -> Contents:
     )
 
 
-def torch_2_3() -> Contents:
+def torch_2_3() -> ScanResult:
     return contents(
         library("torch/lib/libtorch_cuda.so", "332 sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90"),
         library("torch/lib/libtorch_cuda_linalg.so", "107 sm_50 sm_60 sm_70 sm_80 sm_86 sm_90"),
@@ -84,7 +86,7 @@ def torch_2_3() -> Contents:
     )
 
 
-def torch_2_12() -> Contents:
+def torch_2_12() -> ScanResult:
     return contents(
         library(
             "torch/lib/libtorch_cuda.so",
@@ -102,7 +104,7 @@ def torch_2_12() -> Contents:
     )
 
 
-def tensorflow_2_18() -> Contents:
+def tensorflow_2_18() -> ScanResult:
     return contents(
         library(
             "tensorflow/libtensorflow_cc.so.2",

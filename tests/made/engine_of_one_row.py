@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import pytest
 
 from imagefactory.access import Access
-from imagefactory.build.base.image import BaseImage
-from imagefactory.build.protocol import Engine, Supplies
-from imagefactory.model import Completed, Definition, RunSpec
+from imagefactory.build.base.image import BuiltBase
+from imagefactory.build.protocol import BuildInputs, Engine
+from imagefactory.model import BuildSpec, CommandResult, RunSpec
 from imagefactory.oci.layout import Layout, reference
-from imagefactory.oci.manifests import Image, Sif
+from imagefactory.oci.manifests import Image, SifArtifact
 from imagefactory.progress import Progress
-from imagefactory.runtime.protocol import Runner, RunnerGround
+from imagefactory.runtime.protocol import Runner, RunnerSupport
 from imagefactory.settings.choices import RUNNERS, RunnerRow
 from tests.made.layout import add_image
 
@@ -28,20 +28,20 @@ class OneLayer:
     def require(self) -> str:
         return "one layer 1.0"
 
-    def find(self, definition: Definition, base: BaseImage) -> Image | Sif | None:
+    def find(self, definition: BuildSpec, base: BuiltBase) -> Image | SifArtifact | None:
         return self.layout.image(reference(definition.target))
 
-    def build(self, definition: Definition, supplies: Supplies, progress: Progress) -> Image | Sif:
+    def build(self, definition: BuildSpec, supplies: BuildInputs, progress: Progress) -> Image | SifArtifact:
         told = f"{definition.lock.content_hash} on {supplies.base().identity}".encode()
         add_image(self.layout, reference(definition.target), [told])
         made = self.layout.image(reference(definition.target))
         assert made is not None
         return made
 
-    def made_with(self, definition: Definition) -> str:
+    def made_with(self, definition: BuildSpec) -> str:
         return ""
 
-    def tag(self, definition: Definition, made: Image | Sif) -> None:
+    def tag(self, definition: BuildSpec, made: Image | SifArtifact) -> None:
         assert isinstance(made, Image)
 
 
@@ -49,7 +49,7 @@ class OneLayer:
 class Echo:
     """Starts nothing: a command's output is what was prepared, and the command."""
 
-    ground: RunnerGround
+    ground: RunnerSupport
     prepared: str = ""
     checked: bool = False
     unpacked: None = None
@@ -57,13 +57,13 @@ class Echo:
     def require(self) -> str:
         return "echo 1.0"
 
-    def prepare(self, made: Image | Sif, *, checked: bool) -> Image | Sif:
+    def prepare(self, made: Image | SifArtifact, *, checked: bool) -> Image | SifArtifact:
         assert isinstance(made, Image)
         self.prepared, self.checked = made.manifest, checked
         return made
 
-    def run(self, image: Image | Sif, spec: RunSpec) -> Completed:
-        return Completed(
+    def run(self, image: Image | SifArtifact, spec: RunSpec) -> CommandResult:
+        return CommandResult(
             returncode=0, stdout=f"{self.prepared} {' '.join(spec.argv)}", stderr="", seconds=0.0
         )
 
@@ -72,7 +72,7 @@ def make_engine(access: Access) -> Engine:
     return OneLayer(access.layout)
 
 
-def make_runner(ground: RunnerGround) -> Runner:
+def make_runner(ground: RunnerSupport) -> Runner:
     return Echo(ground)
 
 
@@ -80,7 +80,7 @@ def remember_runners(monkeypatch: pytest.MonkeyPatch) -> list[Echo]:
     """A row `echo` of RUNNERS, and each runner that is made by it."""
     made: list[Echo] = []
 
-    def remember(ground: RunnerGround) -> Runner:
+    def remember(ground: RunnerSupport) -> Runner:
         made.append(Echo(ground))
         return made[-1]
 

@@ -10,13 +10,13 @@ from imagefactory.build.base.image import write_index
 from imagefactory.model import Target
 from imagefactory.oci.layout import reference
 from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, canonical_json, format_descriptor
-from imagefactory.project import Factory
+from imagefactory.project import Project
 from tests.made.layout import LAYER_TYPE
 
 NAME = "pytorch-2.3-cu121"
 
 
-def put_image(factory: Factory, target: Target, **labels: str | None) -> str:
+def put_image(factory: Project, target: Target, **labels: str | None) -> str:
     """An image that says it was made of the target's lock; the digest of its index."""
     layout, told = factory.layout, {**dict(define_target(factory, target).labels), **labels}
     told = {name: text for name, text in told.items() if text is not None}

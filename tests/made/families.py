@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from imagefactory.oci.graph import Graph, Place, read_graph
+from imagefactory.oci.graph import ManifestGraph, StoreRepository, read_graph
 from imagefactory.oci.layout import Layout, LayoutStore
 from imagefactory.oci.manifests import (
     CONFIG_TYPE,
@@ -14,7 +14,7 @@ from imagefactory.oci.manifests import (
     canonical_json,
     format_descriptor,
 )
-from imagefactory.progress import Quiet
+from imagefactory.progress import QuietProgress
 
 LAYER = "application/vnd.oci.image.layer.v1.tar+zstd"
 RECIPE = """\
@@ -68,14 +68,14 @@ def put_index(
     store.put_manifest(repository, canonical_json(index), INDEX_TYPE, tag)
 
 
-def stored_image(path: Path, family: str, layers: list[bytes], tag: str = "12.1-cu121") -> Graph:
+def stored_image(path: Path, family: str, layers: list[bytes], tag: str = "12.1-cu121") -> ManifestGraph:
     """What a build would have left in the store: an image under the tag of a target."""
     layout = Layout(path)
     store = LayoutStore(layout)
-    with layout.in_use(Quiet()):
+    with layout.in_use(QuietProgress()):
         put_index(store, family, layers, ["amd64"], tag)
-    return read_graph(Place(store=store, repository=family), tag)
+    return read_graph(StoreRepository(store=store, repository=family), tag)
 
 
-def candidate_of(graph: Graph) -> str:
+def candidate_of(graph: ManifestGraph) -> str:
     return f"12.1-cu121-{graph.root.descriptor.digest[7:19]}"

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from imagefactory.oci.layout import Layout, LayoutStore
-from imagefactory.oci.manifests import MANIFEST_TYPE, Layer
-from imagefactory.progress import Quiet
+from imagefactory.oci.manifests import MANIFEST_TYPE, OciLayer
+from imagefactory.progress import QuietProgress
 from tests.made.layout import LAYER_TYPE, add_image
 from tests.made.store_contract import artifact
 
 
 def fill(layout: Layout) -> None:
     """An image `a:1` with a verdict, and a record of each kind. Again, it brings what is missing."""
-    with layout.in_use(Quiet()):
+    with layout.in_use(QuietProgress()):
         index = add_image(layout, "a:1", [b"one", b"two"])
         verdict = artifact(LayoutStore(layout), "a", index, "application/vnd.verdict", "good")
         LayoutStore(layout).put_manifest("a", verdict, MANIFEST_TYPE)
         one = layout.add(b"one", LAYER_TYPE)
-        layout.record_layer("ab", Layer(descriptor=one, diff_id=one.digest, title="one"))
+        layout.record_layer("ab", OciLayer(descriptor=one, diff_id=one.digest, title="one"))
         layout.keep(layout.path / "layers" / "ab.files", b"one\tsum\tpath\n")
         for kind in ("images", "scans", "sizes", "pushed"):
             layout.record(kind, "ab", {"digest": index.digest})

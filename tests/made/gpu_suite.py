@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.suite.gpu import table
-from imagefactory.verify.suite_files import SUITE_FOLDER
+from imagefactory.verify.suite_files import SUITE_DIRECTORY
 from tests.services.libcuda import VARIABLE
 
 Row = dict[str, Any]
@@ -21,7 +21,7 @@ Row = dict[str, Any]
 # A framework of which a probe does what FAKE_<PART> says: `no-kernel`, or the name of one of these.
 FAKE_FRAMEWORK = """
 import os, signal, subprocess, sys, time
-from ..context import Failure, Finding
+from ..context import CheckFailure, Finding
 
 class NoKernel(Exception):
     pass
@@ -39,7 +39,7 @@ def act(word):
     if word == "load-failed":
         raise OSError("libfake.so is not there")
     if word == "wrong-numbers":
-        raise Failure("1 is not 2", outcome="wrong-numbers")
+        raise CheckFailure("1 is not 2", outcome="wrong-numbers")
     if word == "abort":
         print("F1122 no kernel image is available for execution on the device", file=sys.stderr, flush=True)
         os.abort()
@@ -112,7 +112,7 @@ def copy_suite(folder: Path, *, seconds: float = 60.0, changes: Mapping[str, tup
     Fakes stand in for torch and for the checks of numbers, JIT, portability and several GPUs.
     """
     suite = folder / "suite"
-    shutil.copytree(SUITE_FOLDER, suite, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(SUITE_DIRECTORY, suite, ignore=shutil.ignore_patterns("__pycache__"))
     (suite / "gpu/frameworks/torch.py").write_text(FAKE_FRAMEWORK)
     for name in ("numbers", "jit", "portability", "profile", "several"):
         (suite / f"gpu/checks/{name}.py").write_text(FAKE_NUMBERS)

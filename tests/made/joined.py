@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from imagefactory.model import Outcome
-from imagefactory.trust.catalog import LIFE, CataloguedImage, sign_catalogue
+from imagefactory.trust.catalog import LIFE, CatalogImage, sign_catalog
 from imagefactory.trust.keys import PublicKey, SigningKey
-from imagefactory.trust.policy import Grant, format_row
+from imagefactory.trust.policy import TrustGrant, format_row
 from imagefactory.trust.verdict import sign
 from tests.made.catalogue import make_catalogue, make_image
 from tests.made.command import Call, Said, say
@@ -49,7 +49,7 @@ def person_at(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: p
     return run
 
 
-def join_site(tmp_path: Path, *more: CataloguedImage) -> None:
+def join_site(tmp_path: Path, *more: CatalogImage) -> None:
     """Joins a site whose pytorch 2.3 is verified on 8.0, 2.5 on 9.0 too, and jax is predicted on 7.0."""
     old = make_image(envelopes=(envelope("8.0", "1"),), sifs=())
     new = replace(
@@ -83,10 +83,10 @@ def join_site(tmp_path: Path, *more: CataloguedImage) -> None:
         suites=(SUITE,),
     )
     path = tmp_path / "catalogue"
-    path.write_bytes(sign_catalogue(catalogue, LAB))
+    path.write_bytes(sign_catalog(catalogue, LAB))
     settings = tmp_path / "config/imagefactory"
     settings.mkdir(parents=True)
-    grant = Grant(
+    grant = TrustGrant(
         key=PublicKey(name="lab", raw=LAB.public),
         since=(NOW - timedelta(days=9)).date(),
         until=(NOW + timedelta(days=99)).date(),

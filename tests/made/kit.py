@@ -13,20 +13,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from imagefactory.oci.manifests import Descriptor, Image, Layer
+from imagefactory.oci.manifests import Descriptor, Image, OciLayer
 from imagefactory.suite.gpu import table
 from imagefactory.verify.kit.hardware import Places
 from imagefactory.verify.kit.program import main
-from imagefactory.verify.kits import KitOrder, make_kit
-from imagefactory.verify.nonces import Issued, NonceLedger, format_nonce
-from imagefactory.verify.report import Subject
+from imagefactory.verify.kits import KitRequest, make_kit
+from imagefactory.verify.nonces import IssuedNonce, NonceStore, format_nonce
+from imagefactory.verify.report import VerifiedImage
 from tests.services.gpu_host import UUID, Told, make_host
 
 NONCE = format_nonce(bytes(range(16)))
 INDEX, MANIFEST, CONFIG, DIFF_ID = (f"sha256:{letter * 64}" for letter in "abcd")
 REFERENCE = f"127.0.0.1:5000/tiny@{INDEX}"
-SUBJECT = Subject(target="tiny-12.1-cu121", index=INDEX, manifest=MANIFEST, config=CONFIG)
-LAYER = Layer(
+SUBJECT = VerifiedImage(target="tiny-12.1-cu121", index=INDEX, manifest=MANIFEST, config=CONFIG)
+LAYER = OciLayer(
     descriptor=Descriptor(media_type="application/vnd.oci.image.layer.v1.tar+gzip", digest=CONFIG, size=1),
     diff_id=DIFF_ID,
     title="all",
@@ -56,7 +56,7 @@ ASKED: dict[str, Any] = {
     "predicted": {},
     "rehearsal": False,
 }
-ORDER = KitOrder(
+ORDER = KitRequest(
     subject=SUBJECT,
     made=IMAGE,
     asked=ASKED,
@@ -107,8 +107,8 @@ sys.exit(answer.get("code", 0))
 class Bench:
     """A ledger, a kit in `kit`, a machine with a GPU, and the folder of the programs."""
 
-    ledger: NonceLedger
-    issued: Issued
+    ledger: NonceStore
+    issued: IssuedNonce
     kit: Path
     places: Places
     programs: Path
@@ -134,9 +134,9 @@ class Bench:
         return json.loads((self.kit / "result" / name).read_bytes())
 
 
-def make_bench(folder: Path, order: KitOrder = ORDER, told: Told | None = None) -> Bench:
+def make_bench(folder: Path, order: KitRequest = ORDER, told: Told | None = None) -> Bench:
     """A kit of `order`, made now; its programs answer nothing yet."""
-    ledger = NonceLedger(folder / "nonces")
+    ledger = NonceStore(folder / "nonces")
     issued = make_kit(folder / "kit", order, ledger, datetime.now(UTC))
     places = make_host(folder / "host", told)
     programs = folder / "bin"
@@ -222,5 +222,5 @@ def open_files() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
-def asked(**changes: Any) -> KitOrder:
+def asked(**changes: Any) -> KitRequest:
     return replace(ORDER, asked={**ASKED, **changes})

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import zstandard
 
-from imagefactory.oci.manifests import Descriptor, Layer
-from imagefactory.oci.unpack import Unpacked
-from imagefactory.progress import Lines
+from imagefactory.oci.manifests import Descriptor, OciLayer
+from imagefactory.oci.unpack import UnpackedLayers
+from imagefactory.progress import LineProgress
 
 TAR = "application/vnd.oci.image.layer.v1.tar"
 Entry = tuple[str, bytes, dict[str, object]]
@@ -51,22 +51,22 @@ def digest(data: bytes) -> str:
 class LayerStore:
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.unpacked = Unpacked(path / "unpacked")
+        self.unpacked = UnpackedLayers(path / "unpacked")
         self.told = io.StringIO()
-        self.progress = Lines(self.told)
+        self.progress = LineProgress(self.told)
         (path / "blobs").mkdir()
 
     def blob_path(self, blob: str) -> Path:
         return self.path / "blobs" / blob
 
-    def add(self, tar: bytes, codec: str = "", *, packed: bytes | None = None) -> Layer:
+    def add(self, tar: bytes, codec: str = "", *, packed: bytes | None = None) -> OciLayer:
         pack = {"": bytes, "+gzip": gzip.compress, "+zstd": zstandard.compress}[codec]
         data = pack(tar) if packed is None else packed
         self.blob_path(digest(data)).write_bytes(data)
         descriptor = Descriptor(media_type=TAR + codec, digest=digest(data), size=len(data))
-        return Layer(descriptor=descriptor, diff_id=digest(tar), title="test")
+        return OciLayer(descriptor=descriptor, diff_id=digest(tar), title="test")
 
-    def unpack(self, *layers: Layer) -> tuple[Path, ...]:
+    def unpack(self, *layers: OciLayer) -> tuple[Path, ...]:
         return self.unpacked.unpack(layers, self.blob_path, self.progress)
 
     def one(self, *entries: Entry) -> Path:

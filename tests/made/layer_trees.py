@@ -10,12 +10,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from imagefactory.oci.inflate import plain_layer
-from imagefactory.oci.manifests import Layer
-from imagefactory.oci.squash_layers import LayerIndex, LayerPacker, Packers, Squeeze, format_image
-from imagefactory.oci.tar_stream import FOLDER, HIDDEN, REMOVED, SYMLINK, TarStream, entries
+from imagefactory.oci.manifests import OciLayer
+from imagefactory.oci.squash_layers import (
+    LayerIndex,
+    LayerPacker,
+    PackerPool,
+    SquashCompression,
+    format_image,
+)
+from imagefactory.oci.tar_stream import DIRECTORY, HIDDEN, REMOVED, SYMLINK, TarStream, entries
 from imagefactory.oci.tree import OPAQUE, OPAQUE_ATTRIBUTE, WHITEOUT
 from imagefactory.oci.unpack import read_layer
-from imagefactory.progress import Quiet
+from imagefactory.progress import QuietProgress
 from imagefactory.scan.findings import is_text
 from imagefactory.scan.layers import scan_layer
 from tests.made.layer_store import LayerStore
@@ -24,7 +30,7 @@ from tests.made.squashfs import SquashReader
 Tree = dict[bytes, bytes]
 
 
-def unpacked_tree(store: LayerStore, layers: Sequence[Layer]) -> Tree:
+def unpacked_tree(store: LayerStore, layers: Sequence[OciLayer]) -> Tree:
     """What an overlay mount over the unpacked folders shows (Linux, Documentation/filesystems/overlayfs)."""
     tree: Tree = {}
     for folder in store.unpack(*layers):
@@ -59,14 +65,14 @@ def _drop(tree: Tree, folder: bytes) -> None:
         del tree[path]
 
 
-def squashed_tree(store: LayerStore, layers: Sequence[Layer]) -> Tree:
+def squashed_tree(store: LayerStore, layers: Sequence[OciLayer]) -> Tree:
     """What the squashfs of a .sif shows."""
     out, rows = io.BytesIO(), []
-    with Packers(Squeeze(level=1, block=4096), 1) as packers:
+    with PackerPool(SquashCompression(level=1, block=4096), 1) as packers:
         for layer in layers:
             packer = LayerPacker(out, packers)
             blob = store.blob_path(layer.descriptor.digest)
-            read_layer(layer, blob, store.path, packer, Quiet().task("").__enter__())
+            read_layer(layer, blob, store.path, packer, QuietProgress().task("").__enter__())
             rows.append((packer.index, packer.size))
         head, tables = format_image([*rows, (LayerIndex(), 0)], range(len(layers)), packers.squeeze, mtime=0)
     found = SquashReader(head + out.getvalue() + tables).entries
@@ -74,7 +80,7 @@ def squashed_tree(store: LayerStore, layers: Sequence[Layer]) -> Tree:
     return {path: shown.get(one.kind, lambda one: one.content)(one) for path, one in found.items() if path}
 
 
-def walked_tree(store: LayerStore, layers: Sequence[Layer]) -> Tree:
+def walked_tree(store: LayerStore, layers: Sequence[OciLayer]) -> Tree:
     """What the walk itself says: each entry in its turn, over the layers below."""
     tree: Tree = {}
     for layer in layers:
@@ -96,7 +102,7 @@ def walked_tree(store: LayerStore, layers: Sequence[Layer]) -> Tree:
             elif path:
                 _make_folders(mine, posixpath.dirname(path))
                 content = entry.read(entry.size)
-                if entry.kind == FOLDER:
+                if entry.kind == DIRECTORY:
                     mine[path] = b"folder"
                 elif entry.kind == SYMLINK:
                     mine[path] = b"->" + os.fsencode(entry.linkname)
@@ -119,7 +125,7 @@ def _make_folders(tree: Tree, path: bytes) -> None:
         path = posixpath.dirname(path)
 
 
-def scanned_names(store: LayerStore, layer: Layer) -> set[str]:
+def scanned_names(store: LayerStore, layer: OciLayer) -> set[str]:
     """The files and links that a scan names, but for texts."""
     scan = scan_layer(_stream_chunks(store, layer))
     return {*(one.path for one in scan.found), *scan.plain}
@@ -134,10 +140,10 @@ def without_texts(names: set[str]) -> set[str]:
     return {name for name in names if not is_text(name)}
 
 
-def _stream(store: LayerStore, layer: Layer) -> TarStream:
+def _stream(store: LayerStore, layer: OciLayer) -> TarStream:
     return TarStream(_stream_chunks(store, layer))
 
 
-def _stream_chunks(store: LayerStore, layer: Layer) -> Iterator[bytes]:
+def _stream_chunks(store: LayerStore, layer: OciLayer) -> Iterator[bytes]:
     data = store.blob_path(layer.descriptor.digest).read_bytes()
     return plain_layer(layer.descriptor.media_type, iter([data]))

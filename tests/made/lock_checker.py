@@ -16,7 +16,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from imagefactory.model import Lock, LockedConda, Target
+from imagefactory.model import Lock, LockedCondaPackage, Target
 
 # --- versions ------------------------------------------------------------------------------------
 
@@ -330,7 +330,9 @@ def _superfluous(known: Sequence[Record], asked: Iterable[str]) -> Iterator[str]
     yield from (f"nothing needs {name}" for name in sorted(by_name.keys() - needed))
 
 
-def moved(before: Iterable[LockedConda], after: Iterable[LockedConda]) -> dict[str, tuple[str, str]]:
+def moved(
+    before: Iterable[LockedCondaPackage], after: Iterable[LockedCondaPackage]
+) -> dict[str, tuple[str, str]]:
     """Name -> (version build, version build) of packages that differ; empty where one was not there."""
     old = {package.name: package for package in before}
     new = {package.name: package for package in after}

@@ -8,12 +8,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from imagefactory.gpu.capability import Capability
-from imagefactory.gpu.values import Answer, Basis, Claim
+from imagefactory.gpu.values import CellClaim, ClaimBasis, Compatibility
 from imagefactory.jobs.offer import GpuClass
 from imagefactory.model import Outcome
-from imagefactory.trust.catalog import Catalogue, CataloguedImage, CataloguedSif, Offer, OfferedSif
-from imagefactory.trust.verdict import Judged, Standing
-from imagefactory.verify.report import Subject
+from imagefactory.trust.catalog import Catalog, CatalogImage, CatalogSif, ImageOffer, SifOffer
+from imagefactory.trust.verdict import VerdictStatus, VerificationResult
+from imagefactory.verify.report import VerifiedImage
 from tests.made.claims import judged as judged_verdict
 
 NOW = datetime(2026, 11, 22, 6, tzinfo=UTC)
@@ -25,7 +25,7 @@ def digest(letter: str) -> str:
 
 
 REFERENCE = f"registry.example.org/gpu/pytorch@{digest('a')}"
-IMAGE = CataloguedImage(
+IMAGE = CatalogImage(
     target="pytorch-2.3-cu121",
     family="pytorch",
     framework="torch",
@@ -34,7 +34,9 @@ IMAGE = CataloguedImage(
     python="3.11",
     platform="linux/amd64",
     reference=REFERENCE,
-    subject=Subject(target="pytorch-2.3-cu121", index=digest("a"), manifest=digest("b"), config=digest("c")),
+    subject=VerifiedImage(
+        target="pytorch-2.3-cu121", index=digest("a"), manifest=digest("b"), config=digest("c")
+    ),
     size=3 * GB,
     unpacked=7 * GB,
     runtime="12.1",
@@ -42,33 +44,43 @@ IMAGE = CataloguedImage(
     driver="525",
     required=("8.0",),
 )
-SIF = CataloguedSif(
+SIF = CatalogSif(
     sha256=digest("d"),
     size=4 * GB,
     reference=f"registry.example.org/gpu/pytorch@{digest('e')}",
-    subject=Subject(target="pytorch-2.3-cu121", index=digest("e"), manifest=digest("e"), config=digest("d")),
+    subject=VerifiedImage(
+        target="pytorch-2.3-cu121", index=digest("e"), manifest=digest("e"), config=digest("d")
+    ),
 )
 
 
-def verdict(capability: str, driver: str = "550.54.15", cuda: str = "12.4", **more: Any) -> Judged:
+def verdict(
+    capability: str, driver: str = "550.54.15", cuda: str = "12.4", **more: Any
+) -> VerificationResult:
     """A verdict as a judge found it; `more` are arguments of test_claims.judged."""
     one = judged_verdict(capability=capability, driver=driver, **more)
     assert one.verdict is not None
     return replace(one, verdict=replace(one.verdict, report=replace(one.verdict.report, cuda=cuda)))
 
 
-def failed(capability: str, outcome: Outcome, driver: str = "550.54.15", cuda: str = "12.4") -> Judged:
+def failed(
+    capability: str, outcome: Outcome, driver: str = "550.54.15", cuda: str = "12.4"
+) -> VerificationResult:
     return verdict(capability, driver, cuda, outcome=outcome)
 
 
-def expired(capability: str) -> Judged:
-    return replace(verdict(capability), standing=Standing.EXPIRED, why="it held until 2026-01-01T00:00:00Z")
+def expired(capability: str) -> VerificationResult:
+    return replace(
+        verdict(capability), standing=VerdictStatus.EXPIRED, why="it held until 2026-01-01T00:00:00Z"
+    )
 
 
 def prediction(
-    answer: Answer = Answer.YES, driver: str = "525.60.13", basis: Basis = Basis.PREDICTED
-) -> Claim:
-    return Claim(
+    answer: Compatibility = Compatibility.YES,
+    driver: str = "525.60.13",
+    basis: ClaimBasis = ClaimBasis.PREDICTED,
+) -> CellClaim:
+    return CellClaim(
         basis=basis,
         answer=answer,
         rule="code",
@@ -78,18 +90,20 @@ def prediction(
     )
 
 
-def offer(*judged: Judged, of_sif: Sequence[Judged] | None = None, **changes: Any) -> Offer:
+def offer(
+    *judged: VerificationResult, of_sif: Sequence[VerificationResult] | None = None, **changes: Any
+) -> ImageOffer:
     """An offer of IMAGE with these verdicts; with a .sif where `of_sif` is given."""
-    sifs = () if of_sif is None else (OfferedSif(sif=SIF, judged=tuple(of_sif)),)
+    sifs = () if of_sif is None else (SifOffer(sif=SIF, judged=tuple(of_sif)),)
     image = replace(IMAGE, **changes, sifs=tuple(one.sif for one in sifs))
-    return Offer(image=image, judged=judged, sifs=sifs)
+    return ImageOffer(image=image, judged=judged, sifs=sifs)
 
 
-def catalogue_of(image: CataloguedImage) -> Catalogue:
-    return Catalogue(made=NOW, expires=NOW + timedelta(days=30), images=(image,))
+def catalogue_of(image: CatalogImage) -> Catalog:
+    return Catalog(made=NOW, expires=NOW + timedelta(days=30), images=(image,))
 
 
-def gpu_class(capability: str, cuda: str = "12.4", basis: Basis = Basis.VERIFIED) -> GpuClass:
+def gpu_class(capability: str, cuda: str = "12.4", basis: ClaimBasis = ClaimBasis.VERIFIED) -> GpuClass:
     major, _, minor = capability.partition(".")
     return GpuClass(
         capability=Capability(int(major), int(minor)),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.project import Factory, read_factory
+from imagefactory.project import Project, load_project
 from imagefactory.settings.load import load_settings
 from tests.made.command import Call, say
 from tests.made.values import hexed
@@ -78,8 +78,8 @@ class Place:
             (folder / "repodata.json").write_text(json.dumps(data))
 
     @property
-    def factory(self) -> Factory:
-        return read_factory(load_settings(directory=self.root, start=self.root, environ={}), {})
+    def factory(self) -> Project:
+        return load_project(load_settings(directory=self.root, start=self.root, environ={}), {})
 
     def names(self) -> list[str]:
         return sorted(path.name for path in (self.root / "lockfiles").iterdir())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from imagefactory.schedulers.pool import ImageKind, JobLimits, PoolImage, Sweep, SweepNode
+from imagefactory.schedulers.pool import ImageKind, JobLimits, PoolImage, SweepNode, SweepSpec
 from tests.made.kit import NONCE, SUBJECT
 
 MADE = datetime(2026, 11, 22, 6, 0, tzinfo=UTC)
@@ -31,8 +31,8 @@ def node(name: str = "tiny-8_0", **more: Any) -> SweepNode:
     return SweepNode(**{**given, **more})
 
 
-def sweep(*nodes: SweepNode, **limits: Any) -> Sweep:
-    return Sweep(
+def sweep(*nodes: SweepNode, **limits: Any) -> SweepSpec:
+    return SweepSpec(
         id="20261122-060000-abcd",
         made=MADE,
         level="quick",

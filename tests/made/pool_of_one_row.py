@@ -12,21 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.errors import StatementError, UsageError
-from imagefactory.model import Completed, Outcome
-from imagefactory.schedulers.faults import node_folder, write_nodes
+from imagefactory.model import CommandResult, Outcome
+from imagefactory.schedulers.faults import node_directory, write_nodes
 from imagefactory.schedulers.pool import (
-    Ending,
     Inventory,
     JobAttempt,
+    JobEnding,
     JobLimits,
-    NodeFound,
     NodeResult,
+    NodeState,
     Pool,
-    Sweep,
     SweepNode,
+    SweepSpec,
 )
-from imagefactory.verify.outcome import Brought, GpuRun, outcome_of
-from imagefactory.verify.report import GpuIdentity, GpuReport, Hardware, Subject
+from imagefactory.verify.outcome import GpuRun, RawResult, outcome_of
+from imagefactory.verify.report import GpuIdentity, GpuReport, Hardware, VerifiedImage
 from tests.made.sweep import DRIVER, UUID, inventory, pool_gpu, suite_report
 
 BATCH, QUEUE = "jobs.batch", "queue"
@@ -65,24 +65,24 @@ class OneRow:
                 "sweep-folder-invalid", f"{folder} has a space", hint="name another: --folder DIR"
             )
 
-    def write(self, folder: Path, sweep: Sweep, texts: Mapping[str, Mapping[str, bytes]]) -> None:
+    def write(self, folder: Path, sweep: SweepSpec, texts: Mapping[str, Mapping[str, bytes]]) -> None:
         write_nodes(folder, sweep, texts)
         (folder / BATCH).write_text("".join(f"{node.name}\n" for node in sweep.nodes))
 
     def is_whole(self, folder: Path) -> bool:
         return (folder / BATCH).exists()
 
-    def read_node(self, folder: Path, node: SweepNode, limits: JobLimits) -> NodeFound:
+    def read_node(self, folder: Path, node: SweepNode, limits: JobLimits) -> NodeState:
         try:
-            report = (node_folder(folder, node.name) / "answer").read_bytes()
+            report = (node_directory(folder, node.name) / "answer").read_bytes()
         except FileNotFoundError:
-            return NodeFound(result=NodeResult(node=node.name, outcome=None, reason="waiting"))
+            return NodeState(result=NodeResult(node=node.name, outcome=None, reason="waiting"))
         attempt = JobAttempt(
-            job="4711", ending=Ending.EXITED, code=0, text="", machine="one", slot="", gpu=pool_gpu(),
+            job="4711", ending=JobEnding.EXITED, code=0, text="", machine="one", slot="", gpu=pool_gpu(),
             submitted=THEN, started=THEN, ended=THEN,
         )  # fmt: skip
         result = NodeResult(node=node.name, outcome=None, reason="the suite has run", attempts=(attempt,))
-        return NodeFound(result=result, settled=True, run=b"0", report=report)
+        return NodeState(result=result, settled=True, run=b"0", report=report)
 
     def read_result(self, folder: Path, node: SweepNode, limits: JobLimits) -> NodeResult:
         found = self.read_node(folder, node, limits)
@@ -91,12 +91,12 @@ class OneRow:
             node=node.name, outcome=outcome, reason=found.result.reason, attempts=found.result.attempts
         )
 
-    def job_report(self, kit: Mapping[str, Any], asked: Mapping[str, Any], found: NodeFound) -> GpuReport:
+    def job_report(self, kit: Mapping[str, Any], asked: Mapping[str, Any], found: NodeState) -> GpuReport:
         if found.report is None or json.loads(found.report)["nonce"] != kit["nonce"]:
             raise StatementError("report-mismatch", "it is of another node", hint="make a new sweep")
         gpu = GpuIdentity(name="NVIDIA Test GPU", capability=kit["capability"], uuid=UUID, memory=16 << 30)
         run = GpuRun(
-            subject=Subject(**kit["subject"]),
+            subject=VerifiedImage(**kit["subject"]),
             suite=kit["suite"],
             asked=asked,
             waive=tuple(kit["waive"]),
@@ -107,8 +107,8 @@ class OneRow:
             started=THEN,
             ended=THEN,
         )
-        ended = Completed(returncode=int(found.run or b"1"), stdout="", stderr="", seconds=1.0)
-        return outcome_of(run, Brought(report=found.report, fault="", completed=ended))
+        ended = CommandResult(returncode=int(found.run or b"1"), stdout="", stderr="", seconds=1.0)
+        return outcome_of(run, RawResult(report=found.report, fault="", completed=ended))
 
 
 def make_pool(environ: Mapping[str, str]) -> Pool:
@@ -117,7 +117,7 @@ def make_pool(environ: Mapping[str, str]) -> Pool:
 
 def run_jobs(folder: Path) -> None:
     for name in (folder / BATCH).read_text().splitlines():
-        place = node_folder(folder, name)
+        place = node_directory(folder, name)
         asked = json.loads((place / "expectations.json").read_bytes())
         (place / "answer").write_text(json.dumps(suite_report(asked)))
     (folder / QUEUE).unlink()

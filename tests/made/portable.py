@@ -16,9 +16,9 @@ from imagefactory.extras.portability.report import (
     PortableModel,
     PortableReport,
     PortableRow,
-    Served,
+    RuntimeSource,
 )
-from imagefactory.model import CheckState, Completed, RunSpec
+from imagefactory.model import CheckState, CommandResult, RunSpec
 from imagefactory.oci.manifests import Image
 from imagefactory.verify.suite_files import EXPECT_MOUNT, REPORT_MOUNT
 from tests.made.verdicts import NOW, SUBJECT, SUITE, digest
@@ -73,7 +73,7 @@ def make_portable(**changes: Any) -> PortableReport:
         gpus=(),
         driver="",
         models=tuple(make_model(name) for name in names),
-        served=tuple(Served(by=one, subject=SUBJECT) for one in RUNTIMES),
+        served=tuple(RuntimeSource(by=one, subject=SUBJECT) for one in RUNTIMES),
         rows=(
             *(make_row(name, "torch-cpu", error=0.0, kernels=0) for name in names),
             *(make_row(name, by) for by in RUNTIMES for name in names),
@@ -108,8 +108,8 @@ class Inside:
     name: str
     report: object
     more: Callable[[Path], object] = lambda folder: None
-    completed: Completed = field(
-        default_factory=lambda: Completed(returncode=0, stdout="", stderr="it died", seconds=0.1)
+    completed: CommandResult = field(
+        default_factory=lambda: CommandResult(returncode=0, stdout="", stderr="it died", seconds=0.1)
     )
     spec: RunSpec | None = None
     asked: dict[str, Any] = field(default_factory=dict)
@@ -117,10 +117,10 @@ class Inside:
     def require(self) -> str:
         return "1"
 
-    def run(self, image: Image, spec: RunSpec) -> Completed:
+    def run(self, image: Image, spec: RunSpec) -> CommandResult:
         self.spec = spec
         mounts = {mount.target: mount.source for mount in spec.mounts}
-        self.asked = json.loads((mounts[EXPECT_MOUNT] / run.ASKED).read_text())
+        self.asked = json.loads((mounts[EXPECT_MOUNT] / run.REQUEST_FILE).read_text())
         if self.report is not None:
             text = self.report if isinstance(self.report, str) else json.dumps(self.report)
             (mounts[REPORT_MOUNT] / self.name).write_text(text)

@@ -11,19 +11,19 @@ from imagefactory.actions import definition as define
 from imagefactory.actions.transfer import PushOptions, push_target
 from imagefactory.build.assemble import AssembleEngine
 from imagefactory.build.base import image
-from imagefactory.build.base.image import recall_base
+from imagefactory.build.base.image import get_base
 from imagefactory.lock.debian.lock import read_base_lock
 from imagefactory.model import Target
 from imagefactory.oci.candidates import VERDICT_TYPE
-from imagefactory.oci.graph import Place, read_manifest
+from imagefactory.oci.graph import StoreRepository, read_manifest
 from imagefactory.oci.layout import reference
-from imagefactory.oci.manifests import Layer
-from imagefactory.progress import Quiet
-from imagefactory.project import Factory
-from imagefactory.settings.load import LEDGER_KEY
-from imagefactory.trust.attached import Statement, attach, read_subject
+from imagefactory.oci.manifests import OciLayer
+from imagefactory.progress import QuietProgress
+from imagefactory.project import Project
+from imagefactory.settings.load import NONCE_STORE_KEY
+from imagefactory.trust.attached import SignedStatement, attach, read_subject
 from imagefactory.trust.keys import PublicKey
-from imagefactory.trust.policy import Grant, add_key
+from imagefactory.trust.policy import TrustGrant, add_key
 from imagefactory.trust.verdict import sign
 from imagefactory.verify.suite_files import suite_digest
 from tests.made.factory import NAME
@@ -35,11 +35,11 @@ from tests.made.verdicts import LAB, NOW, whole_report
 SHARED_KEY = "a long random text of 64 hex digits"
 
 
-def put_base(factory: Factory, target: Target, content: bytes = b"base") -> None:
+def put_base(factory: Project, target: Target, content: bytes = b"base") -> None:
     """A base in the store as its committed lock's build leaves it, of other content."""
     layout = factory.layout
     blob = layout.add(content, "application/vnd.oci.image.layer.v1.tar")
-    layer = Layer(descriptor=blob, diff_id=blob.digest, title=target.base)
+    layer = OciLayer(descriptor=blob, diff_id=blob.digest, title=target.base)
     base = factory.base_of(target)
     lock = read_base_lock(factory.base_lock_path(base))
     assert lock is not None
@@ -48,12 +48,12 @@ def put_base(factory: Factory, target: Target, content: bytes = b"base") -> None
 
 
 def put_built(
-    factory: Factory, target: Target, layer: bytes = b"layer", *, record: bool = True, **labels: str
+    factory: Project, target: Target, layer: bytes = b"layer", *, record: bool = True, **labels: str
 ) -> str:
     """An image of the target, recorded as the engine that makes one records it; its digest."""
     layout, definition = factory.layout, define.define_target(factory, target)
-    wanted = build._wanted_base(factory, definition.base, locked=False)
-    base = recall_base(layout, wanted)
+    wanted = build._base_request(factory, definition.base, locked=False)
+    base = get_base(layout, wanted)
     assert base is not None
     index = add_image(layout, reference(target), [layer], **labels)
     engine = AssembleEngine(layout, layout.path, codec=factory.settings.codec.value, workers=1)
@@ -63,29 +63,29 @@ def put_built(
     return index.digest
 
 
-def push(factory: Factory, target: Target, registry: RegistryMadeHere, now: datetime = NOW) -> str:
+def push(factory: Project, target: Target, registry: RegistryMadeHere, now: datetime = NOW) -> str:
     options = PushOptions(now=now, registry=registry.host)
-    return push_target(with_ledger_key(factory), target, options, Quiet()).reference.digest
+    return push_target(with_ledger_key(factory), target, options, QuietProgress()).reference.digest
 
 
-def with_ledger_key(factory: Factory) -> Factory:
+def with_ledger_key(factory: Project) -> Project:
     """With the key that the machines of a center share."""
-    return replace(factory, environ={**factory.environ, LEDGER_KEY: SHARED_KEY})
+    return replace(factory, environ={**factory.environ, NONCE_STORE_KEY: SHARED_KEY})
 
 
-def elsewhere(factory: Factory, folder: Path) -> Factory:
+def elsewhere(factory: Project, folder: Path) -> Project:
     """The same recipes on a machine whose store is empty."""
     store = replace(factory.settings.store, value=str(folder / "empty"))
     return with_ledger_key(replace(factory, settings=replace(factory.settings, store=store)))
 
 
-def verdict_on(factory: Factory, place: Place, index: str, now: datetime = NOW) -> None:
+def verdict_on(factory: Project, place: StoreRepository, index: str, now: datetime = NOW) -> None:
     """A verdict of a made-up GPU beside an image, by a key that this factory is told to trust."""
     subject = replace(read_subject(place, index), target=NAME)
     report = whole_report(subject=subject, suite=suite_digest(), ended=now, started=now)
     signed = sign(report, LAB, now=now, days=90)
     manifest = read_manifest(place, subject.manifest).descriptor
-    attach(place, Statement(kind=VERDICT_TYPE, subject=manifest, envelope=signed.envelope))
+    attach(place, SignedStatement(kind=VERDICT_TYPE, subject=manifest, envelope=signed.envelope))
     public = PublicKey(name="lab", raw=LAB.public)
-    grant = Grant(key=public, since=now.date(), until=now.date() + timedelta(days=365))
+    grant = TrustGrant(key=public, since=now.date(), until=now.date() + timedelta(days=365))
     write_settings(factory.settings.root_path, add_key("", grant, "imagefactory.toml"), factory.environ)

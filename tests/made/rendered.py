@@ -8,10 +8,10 @@ from dockerfile_parse import DockerfileParser
 from dockerfile_parse.util import extract_key_values
 from hypothesis import strategies as st
 
-from imagefactory.build.render import Instruction
+from imagefactory.build.render import DockerfileInstruction
 
 
-def parsed(text: str) -> tuple[Instruction, ...]:
+def parsed(text: str) -> tuple[DockerfileInstruction, ...]:
     """The instructions as dockerfile-parse finds them, in the model's terms."""
     parser = DockerfileParser(fileobj=io.BytesIO(text.encode()))
     found = []
@@ -19,16 +19,16 @@ def parsed(text: str) -> tuple[Instruction, ...]:
         keyword, value = each["instruction"], each["value"]
         if keyword in ("ENV", "LABEL"):
             pairs = extract_key_values(env_replace=False, args={}, envs={}, instruction_value=value)
-            found.append(Instruction(keyword=keyword, pairs=tuple(pairs)))
+            found.append(DockerfileInstruction(keyword=keyword, pairs=tuple(pairs)))
         elif keyword != "COMMENT":
             found.append(split_flags(keyword, value.split()))
     return tuple(found)
 
 
-def split_flags(keyword: str, words: list[str]) -> Instruction:
+def split_flags(keyword: str, words: list[str]) -> DockerfileInstruction:
     """dockerfile-parse knows no flags: by Docker's reference they are the words with `--` in front."""
     count = next((n for n, word in enumerate(words) if not word.startswith("--")), len(words))
-    return Instruction(keyword=keyword, flags=tuple(words[:count]), value=" ".join(words[count:]))
+    return DockerfileInstruction(keyword=keyword, flags=tuple(words[:count]), value=" ".join(words[count:]))
 
 
 def section_names(text: str) -> list[str]:

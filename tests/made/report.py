@@ -8,18 +8,18 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from imagefactory.extras.site.action import Reported, read_catalogued_report
+from imagefactory.extras.site.action import ReportContents, read_catalogued_report
 from imagefactory.extras.site.images import ReportImage, ReportLayer, ReportPackage
-from imagefactory.extras.site.tables import TablesAsked
-from imagefactory.gpu.values import Answer, Basis, Claim
-from imagefactory.lock.files import Move
+from imagefactory.extras.site.tables import TableRequest
+from imagefactory.gpu.values import CellClaim, ClaimBasis, Compatibility
+from imagefactory.lock.files import VersionChange
 from imagefactory.model import CheckResult, CheckState, Outcome
 from imagefactory.oci.manifests import digest_of
 from imagefactory.settings.load import load_settings
-from imagefactory.trust.catalog import CataloguedImage, sign_catalogue
+from imagefactory.trust.catalog import CatalogImage, sign_catalog
 from imagefactory.trust.policy import TrustedKey
 from imagefactory.trust.verdict import sign
-from imagefactory.verify.report import FULL, GpuIdentity, GpuReport, Subject
+from imagefactory.verify.report import FULL, GpuIdentity, GpuReport, VerifiedImage
 from tests.made.catalogue import make_catalogue, make_image
 from tests.made.verdicts import HOST, LAB, LAB_TRUSTED, MADE_UP, NOW, whole_report
 
@@ -42,16 +42,16 @@ _LATENCIES = (
 )
 
 
-def catalogue_report(folder: Path, images: Sequence[CataloguedImage], now: datetime = NOW) -> Reported:
+def catalogue_report(folder: Path, images: Sequence[CatalogImage], now: datetime = NOW) -> ReportContents:
     """The report of a signed catalogue in a file, for a person who trusts its key and has no factory."""
     config = folder / "config" / "imagefactory"
     config.mkdir(parents=True, exist_ok=True)
     path = folder / "catalogue.json"
-    path.write_bytes(sign_catalogue(make_catalogue(*images), LAB))
+    path.write_bytes(sign_catalog(make_catalogue(*images), LAB))
     (config / "imagefactory.toml").write_text(f'catalogue = "{path}"\n{format_key_row(LAB_TRUSTED)}')
     environ = {"XDG_CONFIG_HOME": str(folder / "config"), "HOME": str(folder), "XDG_CONFIG_DIRS": "/none"}
     settings = load_settings(directory=None, start=folder, environ=environ)
-    return read_catalogued_report(settings, environ, (), TablesAsked(now=now))
+    return read_catalogued_report(settings, environ, (), TableRequest(now=now))
 
 
 def format_key_row(key: TrustedKey) -> str:
@@ -64,12 +64,12 @@ def format_key_row(key: TrustedKey) -> str:
     )
 
 
-def many_images(count: int) -> tuple[CataloguedImage, ...]:
+def many_images(count: int) -> tuple[CatalogImage, ...]:
     """Images of three frameworks, versions in turn: some are verified on some GPUs, some failed there."""
     return tuple(_image(number) for number in range(count))
 
 
-def with_contents(report: Reported, packages: int = 60) -> Reported:
+def with_contents(report: ReportContents, packages: int = 60) -> ReportContents:
     """The same as a factory would tell it: with layers, packages and what changed."""
     return replace(report, images=tuple(_with_contents(one, packages) for one in report.images))
 
@@ -84,17 +84,20 @@ def _with_contents(image: ReportImage, packages: int) -> ReportImage:
             for number, name in enumerate(names[:20])
         ),
         packages=tuple(ReportPackage(name=name, version="1.2.3", size=1 << 20) for name in names),
-        moves=(Move(name="numpy", before="1.26.4", after="2.0.1"), Move(name="new", before="", after="1.0")),
+        moves=(
+            VersionChange(name="numpy", before="1.26.4", after="2.0.1"),
+            VersionChange(name="new", before="", after="1.0"),
+        ),
         since="the lock before 2026-11-20",
     )
 
 
-def _image(number: int) -> CataloguedImage:
+def _image(number: int) -> CatalogImage:
     family, framework = FRAMEWORKS[number % len(FRAMEWORKS)]
     step = number // len(FRAMEWORKS)
     version, cuda = f"2.{step // 2}", ("12.1", "12.8")[step % 2]
     target = f"{family}-{version}-cu{cuda.replace('.', '')}"
-    subject = Subject(
+    subject = VerifiedImage(
         target=target,
         **{part: digest_of(f"{target} {part}".encode()) for part in ("index", "manifest", "config")},
     )
@@ -118,13 +121,17 @@ def _image(number: int) -> CataloguedImage:
     )
 
 
-def _claim(capability: str, number: int) -> Claim:
-    answer = Answer.NO if capability == "10.0" else (Answer.YES, Answer.PARTLY, Answer.PTX)[number % 3]
-    return Claim(
-        basis=Basis.DOCUMENTED if number % 4 == 3 else Basis.PREDICTED,
+def _claim(capability: str, number: int) -> CellClaim:
+    answer = (
+        Compatibility.NO
+        if capability == "10.0"
+        else (Compatibility.YES, Compatibility.PARTLY, Compatibility.PTX)[number % 3]
+    )
+    return CellClaim(
+        basis=ClaimBasis.DOCUMENTED if number % 4 == 3 else ClaimBasis.PREDICTED,
         answer=answer,
         rule="code",
-        reason=f"libtorch_cuda.so has {'no ' if answer is Answer.NO else ''}code for {capability}",
+        reason=f"libtorch_cuda.so has {'no ' if answer is Compatibility.NO else ''}code for {capability}",
         source="scan of a wheel that is made up",
         driver="525.60.13",
     )
@@ -144,7 +151,7 @@ def recorded_numbers() -> tuple[tuple[str, float], ...]:
     return tuple(sorted({**numbers, **single, **steps}.items()))
 
 
-def gpu_report(subject: Subject, gpu: tuple[str, str], seed: int) -> GpuReport:
+def gpu_report(subject: VerifiedImage, gpu: tuple[str, str], seed: int) -> GpuReport:
     """A report on one GPU; by `seed` most pass, and each took as long as it says."""
     device = GpuIdentity(name=gpu[1], capability=gpu[0], uuid=MADE_UP.uuid, memory=MADE_UP.memory)
     failed = seed % 7 == 3

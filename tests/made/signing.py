@@ -10,21 +10,21 @@ from typing import Any
 from imagefactory.actions.transfer import PushOptions, push_target
 from imagefactory.actions.verdicts import attach_signed, signing_key
 from imagefactory.oci.candidates import VERDICT_TYPE
-from imagefactory.oci.graph import Graph, Place
-from imagefactory.oci.registry.client import Registry
-from imagefactory.oci.store import Reference
-from imagefactory.progress import Quiet
-from imagefactory.project import Factory, read_factory
+from imagefactory.oci.graph import ManifestGraph, StoreRepository
+from imagefactory.oci.registry.client import RegistryClient
+from imagefactory.oci.store import ImageReference
+from imagefactory.progress import QuietProgress
+from imagefactory.project import Project, load_project
 from imagefactory.settings.load import load_settings
 from imagefactory.trust.attached import read_subject
-from imagefactory.trust.verdict import Signed, sign
+from imagefactory.trust.verdict import SignedVerdict, sign
 from imagefactory.verify.suite_files import suite_digest
 from tests.made.command import Call, json_of
 from tests.made.families import stored_image
 from tests.made.registry import RegistryMadeHere
 from tests.made.verdicts import HOST, MADE_UP, whole_report
 
-QUIET = Quiet()
+QUIET = QuietProgress()
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,16 @@ class Bench:
     registry: RegistryMadeHere
 
     @property
-    def factory(self) -> Factory:
+    def factory(self) -> Project:
         environ = {
             "IMAGEFACTORY_STORE": str(self.folder / "store"),
             "XDG_CONFIG_HOME": str(self.folder / "config"),
             "DOCKER_CONFIG": str(self.folder / "docker"),
         }
         settings = load_settings(directory=self.folder / "root", start=self.folder, environ=environ)
-        return read_factory(settings, environ)
+        return load_project(settings, environ)
 
-    def build(self, content: bytes) -> Graph:
+    def build(self, content: bytes) -> ManifestGraph:
         """An image of the target one-12.1-cu121 in the store; its digest follows from `content`."""
         return stored_image(self.folder / "store", "one", [content * 500])
 
@@ -56,7 +56,9 @@ class Bench:
         push_target(self.factory, self.factory.targets[0], options, QUIET)
         return graph.root.descriptor.digest
 
-    def sign(self, place: Place, wanted: str, capability: str = "8.0", **changes: Any) -> Signed:
+    def sign(
+        self, place: StoreRepository, wanted: str, capability: str = "8.0", **changes: Any
+    ) -> SignedVerdict:
         key = changes.pop("key", None) or signing_key(self.factory, datetime.now(UTC))
         assert key is not None
         now = changes.pop("now", datetime.now(UTC))
@@ -74,19 +76,21 @@ class Bench:
 
     def verify(self, digest: str, capability: str = "8.0", **changes: Any) -> str:
         """Signs and attaches in the registry (and here, where the image is); returns the verdict's digest."""
-        place = Place(store=Registry(self.registry.host), repository="one")
+        place = StoreRepository(store=RegistryClient(self.registry.host), repository="one")
         signed = self.sign(place, digest, capability, **changes)
-        where = Reference(registry=self.registry.host, repository="one", digest=digest)
+        where = ImageReference(registry=self.registry.host, repository="one", digest=digest)
         attach_signed(self.factory, signed, where, QUIET)
         return signed.verdict.digest
 
     def artifacts(self, digest: str) -> tuple[str, ...]:
         """The artifacts that carry the verdicts of an image in the registry, by digest."""
-        client = Registry(self.registry.host)
+        client = RegistryClient(self.registry.host)
         return tuple(one.digest for one in client.referrers("one", self.manifest(digest), VERDICT_TYPE))
 
     def manifest(self, digest: str) -> str:
-        return read_subject(Place(store=Registry(self.registry.host), repository="one"), digest).manifest
+        return read_subject(
+            StoreRepository(store=RegistryClient(self.registry.host), repository="one"), digest
+        ).manifest
 
     def promote(self, *arguments: str, code: int = 0) -> dict[str, Any]:
         said = self.call(

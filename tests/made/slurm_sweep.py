@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from imagefactory.schedulers.pool import ImageKind, JobLimits, PoolImage, Sweep, SweepNode
+from imagefactory.schedulers.pool import ImageKind, JobLimits, PoolImage, SweepNode, SweepSpec
 from tests.made.kit import SUBJECT
 
 
@@ -28,8 +28,8 @@ def sweep_node(name: str = "tiny-sm80", address: str = "/shared/tiny.sif", **cha
     return SweepNode(**row)
 
 
-def sweep(*nodes: SweepNode, **limits: Any) -> Sweep:
-    return Sweep(
+def sweep(*nodes: SweepNode, **limits: Any) -> SweepSpec:
+    return SweepSpec(
         id="20261125-224924-2f45",
         made=datetime(2026, 11, 25, tzinfo=UTC),
         level="quick",

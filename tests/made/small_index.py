@@ -13,7 +13,7 @@ from packaging.version import Version
 from imagefactory.errors import LockError, UnbuiltError, UnreachableError, UnsolvableError
 from imagefactory.lock.pypi import outdated
 from imagefactory.lock.pypi.no_wheel import NoWheelError
-from imagefactory.model import Base, Lock, Target
+from imagefactory.model import BaseSpec, Lock, Target
 
 PYTHONS = ("3.9", "3.10", "3.11", "3.12", "3.13", "3.14")
 
@@ -42,7 +42,7 @@ class SmallIndex:
     searched: set[str] = field(default_factory=set)
     unknown: tuple[str, ...] = ()
 
-    def solve(self, target: Target, base: Base, under: Lock | None) -> Mapping[str, str]:
+    def solve(self, target: Target, base: BaseSpec, under: Lock | None) -> Mapping[str, str]:
         if target.source == "conda":
             raise UnreachableError("index-unreachable", "there are no channels")
         self.solved.append(target)
@@ -55,7 +55,7 @@ class SmallIndex:
             raise UnbuiltError("wheel-missing", f"{target.name}: no wheel", packages=rows, pins=pins)
         return found
 
-    def declared(self, target: Target, base: Base) -> Mapping[str, str]:
+    def declared(self, target: Target, base: BaseSpec) -> Mapping[str, str]:
         self.solved.append(target)
         try:
             return self._solution(target, None, sources=False)
@@ -69,21 +69,21 @@ class SmallIndex:
             raise
 
     def releases(
-        self, target: Target, base: Base, names: Sequence[str]
-    ) -> dict[str, tuple[outdated.Release, ...]]:
-        found: dict[str, list[outdated.Release]] = {name: [] for name in names}
+        self, target: Target, base: BaseSpec, names: Sequence[str]
+    ) -> dict[str, tuple[outdated.PypiRelease, ...]]:
+        found: dict[str, list[outdated.PypiRelease]] = {name: [] for name in names}
         for pin, one in self.files.items():
             name, _, version = pin.partition("==")
             if name in found:
                 day = date.fromisoformat(one.day) if one.day else None
-                found[name].append(outdated.Release(version=Version(version), uploaded=day))
+                found[name].append(outdated.PypiRelease(version=Version(version), uploaded=day))
         return {name: tuple(sorted(some, key=lambda one: one.version)) for name, some in found.items()}
 
-    def has_wheels(self, target: Target, base: Base, pin: str) -> bool:
+    def has_wheels(self, target: Target, base: BaseSpec, pin: str) -> bool:
         prefix = pin if "==" in pin else f"{pin}=="
         return any(pin.startswith(prefix) and one.pythons for pin, one in self.files.items())
 
-    def impossible(self, target: Target, base: Base) -> Sequence[str]:
+    def impossible(self, target: Target, base: BaseSpec) -> Sequence[str]:
         found = []
         for one in map(Requirement, target.requirements):
             pins = (
@@ -97,10 +97,10 @@ class SmallIndex:
             )
         return found
 
-    def unknown_system(self, base: Base, names: Sequence[str]) -> Sequence[str]:
+    def unknown_system(self, base: BaseSpec, names: Sequence[str]) -> Sequence[str]:
         return [name for name in names if name in self.unknown]
 
-    def explain(self, target: Target, base: Base, error: LockError) -> LockError:
+    def explain(self, target: Target, base: BaseSpec, error: LockError) -> LockError:
         return error
 
     def _solution(self, target: Target, under: Lock | None, *, sources: bool) -> dict[str, str]:
@@ -119,7 +119,7 @@ class SmallIndex:
     def _is_source(self, name: str, version: str) -> bool:
         return not self.files.get(f"{name}=={version}", Release()).pythons
 
-    def needs(self, target: Target, base: Base, pin: str) -> Sequence[str]:
+    def needs(self, target: Target, base: BaseSpec, pin: str) -> Sequence[str]:
         return self.files[pin].needs
 
     def _extend(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from imagefactory.lock.pypi.uv import UvLocker
-from imagefactory.model import Lock, Target, Where
+from imagefactory.model import Lock, SourceLocation, Target
 from imagefactory.recipes.values import CHANNEL_ROOT
 from tests.made.values import make_base, make_target
 
@@ -23,7 +23,7 @@ def target(*requirements: str, **more: Any) -> Target:
         "requirements": requirements or ("tiny 1.*",),
         "channels": (f"{CHANNEL_ROOT}/conda-forge",),
         "virtual": SYSTEM,
-        "where": Where(file="recipes/tiny.yaml", line=7, column=3),
+        "where": SourceLocation(file="recipes/tiny.yaml", line=7, column=3),
     }
     return make_target(**{**given, **more})
 

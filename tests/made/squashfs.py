@@ -10,24 +10,31 @@ import pytest
 import zstandard
 
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.manifests import Layer
-from imagefactory.oci.squash_layers import LayerIndex, Packers, Row, SquashStore, Squeeze, format_image
-from imagefactory.progress import Quiet
+from imagefactory.oci.manifests import OciLayer
+from imagefactory.oci.squash_layers import (
+    LayerIndex,
+    PackerPool,
+    SquashCompression,
+    SquashRow,
+    SquashStore,
+    format_image,
+)
+from imagefactory.progress import QuietProgress
 
-SQUEEZE = Squeeze(level=1, block=4096)
+SQUEEZE = SquashCompression(level=1, block=4096)
 MOMENT = 1_700_000_000
 
 
 def count_packed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The bytes of each piece that is packed from now on."""
     sizes: list[int] = []
-    pack = Packers.pack
+    pack = PackerPool.pack
 
-    def count(self: Packers, piece: bytes) -> object:
+    def count(self: PackerPool, piece: bytes) -> object:
         sizes.append(len(piece))
         return pack(self, piece)
 
-    monkeypatch.setattr(Packers, "pack", count)
+    monkeypatch.setattr(PackerPool, "pack", count)
     return sizes
 
 
@@ -155,24 +162,24 @@ class SquashReader:
 class Squashed:
     """A store in which images become squashfs files, without a container and without apptainer."""
 
-    def __init__(self, path: Path, squeeze: Squeeze = SQUEEZE, workers: int = 2) -> None:
+    def __init__(self, path: Path, squeeze: SquashCompression = SQUEEZE, workers: int = 2) -> None:
         self.path = path
         self.layout = Layout(path / "store")
         self.store = SquashStore(self.layout, squeeze, workers)
         self.squeeze, self.made = squeeze, 0
 
-    def add(self, layer: Layer, blob: Path) -> Layer:
+    def add(self, layer: OciLayer, blob: Path) -> OciLayer:
         """Puts a layer of `LayerStore` into this store."""
         self.layout.add(blob.read_bytes(), layer.descriptor.media_type)
         return layer
 
-    def rows(self, *layers: Layer) -> list[Row]:
+    def rows(self, *layers: OciLayer) -> list[SquashRow]:
         self.made += 1
         folder = self.path / f"made-{self.made}"
         folder.mkdir()
-        return self.store.rows(list(layers), folder, Quiet())
+        return self.store.rows(list(layers), folder, QuietProgress())
 
-    def write(self, *layers: Layer, dress: LayerIndex | None = None) -> bytes:
+    def write(self, *layers: OciLayer, dress: LayerIndex | None = None) -> bytes:
         """The image's bytes, which are kept as a blob, and the layers' rows remembered in it."""
         rows = self.rows(*layers)
         sized = [(row.index, row.size) for row in rows]
@@ -180,7 +187,7 @@ class Squashed:
         sized.append((dress or LayerIndex(), 0))
         superblock, tables = format_image(sized, order, self.squeeze, mtime=MOMENT)
         path = self.path / f"made-{self.made}" / "squashfs"
-        with Quiet().task("") as task:
+        with QuietProgress().task("") as task:
             digest, written = self.store.write(path, superblock, rows, tables, task)
         data = path.read_bytes()
         assert self.layout.add(data, "").digest == digest

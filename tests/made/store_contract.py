@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from imagefactory.errors import FactoryError, RegistryError, StoreError
+from imagefactory.errors import ImagefactoryError, RegistryError, StoreError
 from imagefactory.oci.manifests import (
     CONFIG_TYPE,
     INDEX_TYPE,
@@ -337,7 +337,7 @@ class StoreContract:
             lambda: store.manifest(repository, digest),
             lambda: store.referrers(repository, digest),
         ):
-            with pytest.raises(FactoryError):
+            with pytest.raises(ImagefactoryError):
                 call()
 
     @pytest.mark.parametrize("tag", ["../x", "a b", "x" * 129, "a\n", "a?b", ".a"])
@@ -348,14 +348,14 @@ class StoreContract:
             lambda: store.manifest(repository, tag),
             lambda: store.untag(repository, tag),
         ):
-            with pytest.raises(FactoryError):
+            with pytest.raises(ImagefactoryError):
                 call()
         assert store.tags(repository) == ()
 
     @pytest.mark.parametrize("name", ["../x", "A", "a//b", "a/", "a:b", "a?n=1", "a\n", ""])
     def test_what_is_no_repository_is_refused(self, store: Store, name: str) -> None:
         for call in (lambda: store.tags(name), lambda: store.manifest(name, "1.0")):
-            with pytest.raises(FactoryError):
+            with pytest.raises(ImagefactoryError):
                 call()
 
 

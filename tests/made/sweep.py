@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from imagefactory.schedulers.htcondor.pool import SweepFolder
+from imagefactory.schedulers.htcondor.pool import HTCondorSweepFiles
 from imagefactory.schedulers.pool import Inventory, PoolGpu, PoolMachine
 from imagefactory.schedulers.sweep_file import read_sweep
 from imagefactory.suite.gpu import table
@@ -69,7 +69,7 @@ ABORTED = """009 ({job}.000.000) {time} Job was aborted.
 
 
 @dataclass
-class PoolMadeHere(SweepFolder):
+class PoolMadeHere(HTCondorSweepFiles):
     """Takes sweeps; `play` runs the jobs of one. `held` and the like are a test's own lines of a log."""
 
     gpus: Inventory = field(default_factory=inventory)

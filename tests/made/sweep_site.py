@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from imagefactory.actions.collect import CollectedSweep, collect_sweep
+from imagefactory.actions.collect import SweepResult, collect_sweep
 from imagefactory.actions.sweep import (
-    Made,
-    Prepared,
-    SweepBench,
+    SweepCreated,
+    SweepDependencies,
+    SweepDraft,
     SweepOptions,
     make_sweep,
     prepare_sweep,
@@ -22,10 +22,10 @@ from imagefactory.actions.sweep import (
 from imagefactory.actions.verify import CollectOptions
 from imagefactory.model import Target
 from imagefactory.oci.layout import reference
-from imagefactory.oci.manifests import Sif
-from imagefactory.oci.sif import SifOrigin, keep_sif
-from imagefactory.progress import Quiet
-from imagefactory.project import Factory
+from imagefactory.oci.manifests import SifArtifact
+from imagefactory.oci.sif import SifOrigin, store_sif
+from imagefactory.progress import QuietProgress
+from imagefactory.project import Project
 from imagefactory.schedulers.pool import Pool
 from imagefactory.settings.choices import HTCONDOR
 from tests.made.factory import NAME
@@ -37,7 +37,7 @@ V100, A100 = (f"{NAME.replace('.', '_')}-sm{number}" for number in (70, 80))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    factory: Factory
+    factory: Project
     target: Target
     registry: RegistryMadeHere
     pool: PoolMadeHere
@@ -48,24 +48,24 @@ class Site:
         return self.pool
 
     @property
-    def bench(self) -> SweepBench:
+    def bench(self) -> SweepDependencies:
         """Nothing is waited for."""
-        return SweepBench(
+        return SweepDependencies(
             clock=self.clock, random=os.urandom, pools=self.opens, queue=False, pause=lambda _: None
         )
 
-    def prepares(self, **changes: Any) -> Prepared:
+    def prepares(self, **changes: Any) -> SweepDraft:
         options = SweepOptions(**{"level": "quick", "registry": self.registry.host, **changes})
         return prepare_sweep(self.factory, (self.target,), self.pool.gpus, options, self.bench)
 
-    def makes(self, **changes: Any) -> Made:
+    def makes(self, **changes: Any) -> SweepCreated:
         prepared = self.prepares(**changes)
-        made = make_sweep(self.factory, prepared, self.bench, Quiet())
+        made = make_sweep(self.factory, prepared, self.bench, QuietProgress())
         submit_sweep(made.folder, self.opens)
         return made
 
-    def collects(self, folder: Path, **options: Any) -> CollectedSweep:
-        return collect_sweep(self.factory, folder, CollectOptions(**options), self.clock(), Quiet())
+    def collects(self, folder: Path, **options: Any) -> SweepResult:
+        return collect_sweep(self.factory, folder, CollectOptions(**options), self.clock(), QuietProgress())
 
 
 def failed(name: str, outcome: str) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def failed(name: str, outcome: str) -> dict[str, Any]:
     }
 
 
-def kept_sif(site: Site) -> Sif:
+def kept_sif(site: Site) -> SifArtifact:
     """What the store has beside the image of the site's target."""
     image = site.factory.layout.image(reference(site.target))
     assert image is not None
@@ -87,4 +87,4 @@ def kept_sif(site: Site) -> Sif:
     assert found is not None
     path = site.factory.layout.tmp / "made.sif"
     path.write_bytes(b"a file that is no .sif")
-    return keep_sif(site.factory.layout, path, SifOrigin(target=NAME, compression="fast", subject=found[0]))
+    return store_sif(site.factory.layout, path, SifOrigin(target=NAME, compression="fast", subject=found[0]))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from imagefactory.model import Completed, Definition, LockedWheel, RunSpec
+from imagefactory.model import BuildSpec, CommandResult, LockedWheel, RunSpec
 from imagefactory.oci.manifests import Image
 from imagefactory.suite import table
 from imagefactory.verify import report, suite_files
@@ -24,7 +24,7 @@ PREFIX = "/opt/env"
 PLAIN_CHECKS = tuple(c for c in table.CHECKS if c not in ("unprivileged", *table.ASKED_CHECKS))
 
 
-def make_definition(**changes: Any) -> Definition:
+def make_definition(**changes: Any) -> BuildSpec:
     given = {
         "name": "pytorch-1.13-cu117",
         "version": "1.13",
@@ -35,7 +35,7 @@ def make_definition(**changes: Any) -> Definition:
         **changes,
     }
     wheel = LockedWheel(name="torch", version="1.13.1", filename="torch-1.13.1.whl", sha256="0" * 64, size=1)
-    return Definition(
+    return BuildSpec(
         target=make_target(**given),
         base=make_base(python=VERSION),
         lock=make_lock(python=VERSION, wheels=(wheel,)),
@@ -47,7 +47,7 @@ def make_definition(**changes: Any) -> Definition:
 
 def make_trial(
     nonce: str = "5eed", *, timeout: float = 60.0, digest: str = "a", **changes: Any
-) -> report.Trial:
+) -> report.SmokeTest:
     image = Image(
         name="pytorch-1.13-cu117",
         digest="sha256:" + digest * 64,
@@ -57,7 +57,7 @@ def make_trial(
         layers=(),
         environment=(),
     )
-    return report.Trial(image=image, definition=make_definition(**changes), nonce=nonce, timeout=timeout)
+    return report.SmokeTest(image=image, definition=make_definition(**changes), nonce=nonce, timeout=timeout)
 
 
 @dataclass
@@ -74,7 +74,7 @@ class ProcessRunner:
     def require(self) -> str:
         return "1"
 
-    def run(self, image: Image, spec: RunSpec) -> Completed:
+    def run(self, image: Image, spec: RunSpec) -> CommandResult:
         self.seen.append(spec)
         places = {PREFIX: self.environment, **{mount.target: mount.source for mount in spec.mounts}}
         argv = [self._place(argument, places) for argument in spec.argv]
@@ -94,7 +94,7 @@ class ProcessRunner:
                 out, err = process.communicate(timeout=LIMIT)
                 timed_out = True
         code = process.returncode if process.returncode >= 0 else 128 - process.returncode
-        return Completed(
+        return CommandResult(
             returncode=code, stdout=out, stderr=err, seconds=time.monotonic() - began, timed_out=timed_out
         )
 
@@ -111,15 +111,15 @@ class ScriptedRunner:
     """An image that writes what `write` makes of the expectations instead of doing any work."""
 
     write: Callable[[Path, dict[str, Any]], None]
-    completed: Completed = field(
-        default_factory=lambda: Completed(returncode=0, stdout="PASSED\n", stderr="", seconds=0.1)
+    completed: CommandResult = field(
+        default_factory=lambda: CommandResult(returncode=0, stdout="PASSED\n", stderr="", seconds=0.1)
     )
     asked: list[dict[str, Any]] = field(default_factory=list)
 
     def require(self) -> str:
         return "1"
 
-    def run(self, image: Image, spec: RunSpec) -> Completed:
+    def run(self, image: Image, spec: RunSpec) -> CommandResult:
         mounts = {mount.target: mount.source for mount in spec.mounts}
         asked = json.loads((mounts[suite_files.EXPECT_MOUNT] / suite_files.EXPECTATIONS_NAME).read_text())
         self.asked.append(asked)

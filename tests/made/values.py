@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 
-from imagefactory.model import Base, Lock, LockedConda, LockedWheel, Target, Where
+from imagefactory.model import BaseSpec, Lock, LockedCondaPackage, LockedWheel, SourceLocation, Target
 
 FORGE = "https://conda.anaconda.org/conda-forge"
-WHERE = Where(file="recipes/pytorch.yaml", line=7, column=5)
+WHERE = SourceLocation(file="recipes/pytorch.yaml", line=7, column=5)
 
 
 def make_target(**changes: object) -> Target:
@@ -33,8 +33,8 @@ def make_target(**changes: object) -> Target:
     return replace(target, **changes)  # type: ignore[arg-type]
 
 
-def make_base(**changes: object) -> Base:
-    base = Base(
+def make_base(**changes: object) -> BaseSpec:
+    base = BaseSpec(
         name="debian-12",
         suite="bookworm",
         python="3.11",
@@ -76,11 +76,11 @@ def hexed(text: str, kind: str = "sha256") -> str:
 
 def make_conda(
     spec: str, *depends: str, channel: str = FORGE, subdir: str = "linux-64", **changes: object
-) -> LockedConda:
+) -> LockedCondaPackage:
     """`make_conda("python 3.11.9 h1_0", "openssl >=3")`."""
     name, version, build = spec.split()
     filename = f"{name}-{version}-{build}.conda"
-    package = LockedConda(
+    package = LockedCondaPackage(
         name=name,
         version=version,
         build=build,

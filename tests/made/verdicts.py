@@ -13,11 +13,18 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from imagefactory.model import CheckResult, CheckState, Outcome
 from imagefactory.suite.gpu import table
-from imagefactory.trust.envelope import format_json, seal
-from imagefactory.trust.judgement import Court
+from imagefactory.trust.envelope import format_json, sign_envelope
+from imagefactory.trust.judgement import VerificationPolicy
 from imagefactory.trust.keys import PublicKey, SigningKey
-from imagefactory.trust.policy import Grant, Policy, Trust, TrustedKey, format_row
-from imagefactory.verify.report import SEEN_BY_KIT, SEEN_HERE, GpuIdentity, GpuReport, Hardware, Subject
+from imagefactory.trust.policy import AcceptancePolicy, TrustedKey, TrustGrant, TrustRules, format_row
+from imagefactory.verify.report import (
+    EVIDENCE_KIT,
+    EVIDENCE_LOCAL,
+    GpuIdentity,
+    GpuReport,
+    Hardware,
+    VerifiedImage,
+)
 
 NOW = datetime(2026, 11, 22, 3, 0, 0, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -28,7 +35,9 @@ def digest(letter: str) -> str:
 
 
 SUITE = digest("d")
-SUBJECT = Subject(target="pytorch-2.3-cu121", index=digest("a"), manifest=digest("b"), config=digest("c"))
+SUBJECT = VerifiedImage(
+    target="pytorch-2.3-cu121", index=digest("a"), manifest=digest("b"), config=digest("c")
+)
 MADE_UP = GpuIdentity(
     name="A GPU of the tests",
     capability="8.0",
@@ -36,7 +45,7 @@ MADE_UP = GpuIdentity(
     memory=1 << 34,
 )
 HOST = Hardware(
-    kind=SEEN_HERE,
+    kind=EVIDENCE_LOCAL,
     driver="550.54.15",
     gpus=(MADE_UP,),
     known=(MADE_UP.uuid,),
@@ -109,14 +118,14 @@ LAB_TRUSTED = TrustedKey(
     public=LAB.public,
     since=NOW - 30 * DAY,
     until=NOW + 300 * DAY,
-    evidence=(SEEN_HERE, SEEN_BY_KIT),
+    evidence=(EVIDENCE_LOCAL, EVIDENCE_KIT),
 )
 LAB_ROW = format_row(
-    Grant(key=PublicKey(name="lab", raw=LAB.public), since=date(2026, 1, 1), until=date(2028, 1, 1))
+    TrustGrant(key=PublicKey(name="lab", raw=LAB.public), since=date(2026, 1, 1), until=date(2028, 1, 1))
 )
 """The key as the settings of who trusts it have it."""
-TRUST = Trust(keys=(LAB_TRUSTED,), policy=Policy())
-COURT = Court(trust=TRUST, suite=SUITE, now=NOW)
+TRUST = TrustRules(keys=(LAB_TRUSTED,), policy=AcceptancePolicy())
+COURT = VerificationPolicy(trust=TRUST, suite=SUITE, now=NOW)
 
 
 def payload_of(envelope: bytes) -> Any:
@@ -131,4 +140,4 @@ def with_payload(envelope: bytes, payload: bytes) -> bytes:
 
 def sealed(payload: bytes, key: SigningKey = LAB) -> bytes:
     """Signed by `key`, without any look at what is signed."""
-    return seal(payload, key)
+    return sign_envelope(payload, key)

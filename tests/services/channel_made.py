@@ -37,7 +37,7 @@ from typing import Any
 
 from rattler.index import index_fs
 
-from imagefactory.model import LockedConda
+from imagefactory.model import LockedCondaPackage
 from tests.services import uv
 from tests.services.conda_package import PLACEHOLDER, CondaPackage, File, pack
 
@@ -80,7 +80,7 @@ class MadeChannel:
         (name,) = [name for name in self.records() if name.startswith(start)]
         return self.folder / self.records()[name]["subdir"] / name
 
-    def locked(self, *starts: str, address: str = ADDRESS) -> tuple[LockedConda, ...]:
+    def locked(self, *starts: str, address: str = ADDRESS) -> tuple[LockedCondaPackage, ...]:
         """Records whose file names begin with `starts`, sorted by name, of a channel called `address`."""
         rows = self.records()
         chosen = [self.archive(start).name for start in starts]
@@ -93,8 +93,8 @@ class MadeChannel:
         asyncio.run(index_fs(self.folder, force=True))
 
 
-def _locked(filename: str, row: dict[str, Any], address: str) -> LockedConda:
-    return LockedConda(
+def _locked(filename: str, row: dict[str, Any], address: str) -> LockedCondaPackage:
+    return LockedCondaPackage(
         name=row["name"],
         version=row["version"],
         build=row["build"],

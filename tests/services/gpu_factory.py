@@ -11,13 +11,13 @@ import tarfile
 import pytest
 
 from imagefactory.actions.definition import define_target
-from imagefactory.actions.locked import wanted_hash
+from imagefactory.actions.locked import required_content_hash
 from imagefactory.build.base.image import write_index
 from imagefactory.lock.files import write_lock
 from imagefactory.model import Lock, LockedWheel
 from imagefactory.oci.layout import reference
 from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, canonical_json, format_descriptor
-from imagefactory.project import Factory, read_factory
+from imagefactory.project import Project, load_project
 from imagefactory.settings.load import load_settings
 from tests.made.trusted import trust
 from tests.services.factory import ROOT
@@ -41,7 +41,7 @@ matrix:
 
 
 @pytest.fixture(scope="module")
-def factory(tmp_path_factory: pytest.TempPathFactory) -> Factory:
+def factory(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """One locked target, and in the store an image that says it was made of that lock."""
     folder = tmp_path_factory.mktemp("gpu-verify")
     root = folder / "root"
@@ -55,7 +55,7 @@ def factory(tmp_path_factory: pytest.TempPathFactory) -> Factory:
         "IMAGEFACTORY_STORE": str(folder / "store"),
     }
     trust(root, environ)
-    made = read_factory(load_settings(directory=root, start=root, environ=environ), environ)
+    made = load_project(load_settings(directory=root, start=root, environ=environ), environ)
     (target,) = made.targets
     wheel = LockedWheel(
         name=target.framework,
@@ -66,7 +66,7 @@ def factory(tmp_path_factory: pytest.TempPathFactory) -> Factory:
     )
     lock = Lock(
         target=target.name,
-        content_hash=wanted_hash(made, target),
+        content_hash=required_content_hash(made, target),
         python=target.python,
         platform="manylinux_2_36_x86_64",
         solver="uv 0.9.1",
@@ -77,7 +77,7 @@ def factory(tmp_path_factory: pytest.TempPathFactory) -> Factory:
     return made
 
 
-def put_image(factory: Factory) -> None:
+def put_image(factory: Project) -> None:
     (target,), layout = factory.targets, factory.layout
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:

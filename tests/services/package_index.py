@@ -19,7 +19,7 @@ from urllib.parse import unquote
 
 from imagefactory.lock.pypi.index import find_index
 from imagefactory.lock.pypi.uv import UvLocker
-from imagefactory.settings.choices import Setting
+from imagefactory.settings.choices import SettingValue
 from tests.made.wheels import record_row
 
 
@@ -175,7 +175,7 @@ def uv_locker(index: Index, tmp_path: Path, *, url: str = "", **environ: str) ->
     (tmp_path / "home").mkdir(exist_ok=True)
     # No cache between calls (uv keeps pages for ten minutes), no settings but those of the test.
     given = {"HOME": str(tmp_path / "home"), "PATH": "/usr/bin", "UV_HTTP_RETRIES": "0", **environ}
-    setting = Setting(value=url or index.url, origin="$IMAGEFACTORY_INDEX")
+    setting = SettingValue(value=url or index.url, origin="$IMAGEFACTORY_INDEX")
     found = find_index(setting, environ=given, prefix=tmp_path, etc=tmp_path / "etc")
     cache = {"UV_CACHE_DIR": str(tmp_path / "uv-cache"), "UV_NO_CACHE": "1"}
     return UvLocker(

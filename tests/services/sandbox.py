@@ -25,9 +25,9 @@ TOOLS = (PYTHON, "/bin/bash", "/bin/cat", "/bin/sleep", "/usr/bin/id", "/bin/tru
 DRIVER = """
 import json, os, signal, subprocess, sys
 from pathlib import Path
-from imagefactory.errors import FactoryError
+from imagefactory.errors import ImagefactoryError
 from imagefactory.model import Mount, RunSpec
-from imagefactory.oci.manifests import Descriptor, Image, Layer
+from imagefactory.oci.manifests import Descriptor, Image, OciLayer
 from imagefactory.runtime.devices import GpuDevices
 from imagefactory.runtime.unshare import UnshareRunner
 
@@ -39,7 +39,7 @@ class Layout:
         return Path(request["blobs"]) / digest.removeprefix("sha256:")
 
 layers = tuple(
-    Layer(descriptor=Descriptor(media_type=kind, digest=digest, size=size), diff_id=diff_id, title=title)
+    OciLayer(descriptor=Descriptor(media_type=kind, digest=digest, size=size), diff_id=diff_id, title=title)
     for kind, digest, size, diff_id, title in request["layers"]
 )
 image = Image(name="t", digest="sha256:0", manifest="sha256:0", config="sha256:0", size=0, layers=layers,
@@ -67,7 +67,7 @@ try:
                               "seconds": done.seconds, "timed_out": done.timed_out, "over": done.over}))
         else:
             sys.exit(done.returncode)
-except FactoryError as error:
+except ImagefactoryError as error:
     told = {"code": error.code, "message": error.message, "hint": error.hint}
     print(json.dumps({"error": type(error).__name__, **told}))
 """

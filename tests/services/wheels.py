@@ -19,8 +19,8 @@ from imagefactory.lock.download import PackageCache
 from imagefactory.lock.pypi.index import find_index
 from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Lock, LockedWheel
-from imagefactory.progress import Quiet
-from imagefactory.settings.choices import Setting
+from imagefactory.progress import QuietProgress
+from imagefactory.settings.choices import SettingValue
 
 _TAGS = {"1": "manylinux1_x86_64", "28": "manylinux_2_28_x86_64"}
 
@@ -58,14 +58,14 @@ class Wheels:
     def fetch(self, name: str) -> Path:
         """The wheel called `torch-2.3.1`. Raises what a build would where it cannot be had."""
         wheel = WHEELS[name]
-        setting = Setting(value="", origin="default")
+        setting = SettingValue(value="", origin="default")
         index = find_index(setting, environ=os.environ, prefix=Path(sys.prefix))
         uv = UvLocker(index, python=Path(sys.executable))
 
         def locate(missing: tuple[LockedWheel, ...]) -> dict[str, str]:
             return uv.addresses(replace(_LOCK, wheels=missing))
 
-        return PackageCache(self.folder, index).fetch([wheel], locate, Quiet())[wheel]
+        return PackageCache(self.folder, index).fetch([wheel], locate, QuietProgress())[wheel]
 
     def drop(self, name: str) -> None:
         """Frees the disk of one that no further test wants."""

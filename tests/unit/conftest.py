@@ -23,13 +23,13 @@ from imagefactory.extras.importers import new
 from imagefactory.model import Target
 from imagefactory.oci.layout import reference
 from imagefactory.oci.manifests import Image
-from imagefactory.project import Factory, read_factory
+from imagefactory.project import Project, load_project
 from imagefactory.schedulers.htcondor.pool import HTCondor
 from imagefactory.schedulers.inventory import write_inventory
 from imagefactory.settings import files
 from imagefactory.settings.load import ENVIRONMENT_PREFIX, load_settings
-from imagefactory.trust.keys import keys_folder, make_key
-from imagefactory.trust.policy import Grant, add_key
+from imagefactory.trust.keys import keys_directory, make_key
+from imagefactory.trust.policy import TrustGrant, add_key
 from tests.made.command import Call, Said, say
 from tests.made.deep import MakeDeep, make_deep
 from tests.made.factory import NAME, put_image
@@ -57,8 +57,8 @@ def site_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             patch.delenv(name)
         patch.setenv("HOME", empty)
         patch.setenv("XDG_CONFIG_DIRS", empty)
-        real = files.SITE_FOLDERS
-        patch.setattr(files, "SITE_FOLDERS", empty)  # of tests that name an environment
+        real = files.SITE_CONFIG_DIRS
+        patch.setattr(files, "SITE_CONFIG_DIRS", empty)  # of tests that name an environment
         umask = os.umask(0o022)
         yield real
         os.umask(umask)
@@ -135,7 +135,7 @@ def bench(
 
 
 @pytest.fixture
-def factory(tmp_path: Path) -> Factory:
+def factory(tmp_path: Path) -> Project:
     """A factory of the family pytorch, of which one target is locked."""
     root = tmp_path / "root"
     for folder in ("recipes", "lockfiles/bases"):
@@ -150,11 +150,11 @@ def factory(tmp_path: Path) -> Factory:
         "IMAGEFACTORY_CACHE": str(tmp_path / "cache"),
     }
     write_settings(root, "", environ)
-    return read_factory(load_settings(directory=root, start=root, environ=environ), environ)
+    return load_project(load_settings(directory=root, start=root, environ=environ), environ)
 
 
 @pytest.fixture
-def target(factory: Factory) -> Target:
+def target(factory: Project) -> Target:
     return next(one for one in factory.targets if one.name == NAME)
 
 
@@ -165,7 +165,7 @@ def registry() -> Iterator[RegistryMadeHere]:
 
 
 @pytest.fixture
-def pushed(factory: Factory, target: Target, registry: RegistryMadeHere) -> str:
+def pushed(factory: Project, target: Target, registry: RegistryMadeHere) -> str:
     """The digest of the candidate that a push of what the lock gives left in the registry."""
     put_base(factory, target)
     put_built(factory, target)
@@ -206,11 +206,11 @@ def condor(programs: Path) -> HTCondor:
 
 @pytest.fixture
 def site(
-    factory: Factory, target: Target, registry: RegistryMadeHere, monkeypatch: pytest.MonkeyPatch
+    factory: Project, target: Target, registry: RegistryMadeHere, monkeypatch: pytest.MonkeyPatch
 ) -> Site:
     """A factory with an image and a trusted key, a registry, and a pool of two GPUs. Nothing can be built."""
 
-    def find_built(factory: Factory, target: Target) -> Image | None:
+    def find_built(factory: Project, target: Target) -> Image | None:
         return factory.layout.image(reference(target))
 
     def build_target(*_: object) -> None:
@@ -220,9 +220,9 @@ def site(
         monkeypatch.setattr(stage, "find_built", find_built)
     monkeypatch.setattr(sweep_images, "build_target", build_target)
     put_image(factory, target)
-    key = make_key(keys_folder(factory.environ), "lab")
+    key = make_key(keys_directory(factory.environ), "lab")
     today = datetime.now(UTC).date()
-    grant = Grant(key=key, since=today - timedelta(days=1), until=today + timedelta(days=9))
+    grant = TrustGrant(key=key, since=today - timedelta(days=1), until=today + timedelta(days=9))
     write_settings(factory.settings.root_path, add_key("", grant, "imagefactory.toml"), factory.environ)
     return Site(factory=factory, target=target, registry=registry, pool=PoolMadeHere())
 
@@ -236,7 +236,7 @@ def pool(site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> PoolMad
     for module in (cancel, status, sweeps):
         monkeypatch.setattr(module, "find_pool", site.opens)
     monkeypatch.setattr(sweeps, "POLL", 0.0)
-    bench = sweeps.sweep_bench
-    monkeypatch.setattr(sweeps, "sweep_bench", lambda: replace(bench(), pause=lambda _: None))
+    bench = sweeps.sweep_dependencies
+    monkeypatch.setattr(sweeps, "sweep_dependencies", lambda: replace(bench(), pause=lambda _: None))
     write_inventory(tmp_path / "pool.json", site.pool.gpus)
     return site.pool

@@ -21,7 +21,7 @@ from imagefactory.access import (
 )
 from imagefactory.build.secrets import find_secrets
 from imagefactory.errors import UsageError
-from imagefactory.oci.transfer import Brake, _StoppedError
+from imagefactory.oci.transfer import CancelToken, _TransferStoppedError
 from imagefactory.settings.load import load_settings
 
 CERTIFI = Path(certifi.where())
@@ -75,11 +75,11 @@ def test_every_client_trusts_the_site_and_the_machine(tmp_path: Path) -> None:
 
 
 def test_a_pulled_brake_ends_a_registrys_wait(tmp_path: Path) -> None:
-    brake = Brake()
+    brake = CancelToken()
     sleep = open_registry(access(tmp_path), "box.example", brake).options.sleep
     sleep(0)
     brake.pull()
-    with pytest.raises(_StoppedError):
+    with pytest.raises(_TransferStoppedError):
         sleep(60)
 
 

@@ -26,8 +26,8 @@ def test_codes_are_kebab_case_and_each_belongs_to_one_class() -> None:
 
 def test_every_form_of_a_call_is_read(tmp_path: Path) -> None:
     source = """
-class FactoryError(Exception): ...
-class UsageError(FactoryError): ...
+class ImagefactoryError(Exception): ...
+class UsageError(ImagefactoryError): ...
 class FixedError(UsageError):
     def __init__(self, name):
         super().__init__("fixed-code", f"{name} is fixed")
@@ -41,7 +41,7 @@ def fail(path, error, many, one):
     UsageError(error.code, f"again: {error.message}")
     FixedError(path)
     Diagnostic("recipe-code", one.location, f"'{one}' is wrong", "fix it")
-    FactoryError
+    ImagefactoryError
     KeyError("no error of this package")
 """
     (tmp_path / "package").mkdir()

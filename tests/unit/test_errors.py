@@ -16,7 +16,7 @@ from imagefactory.errors import (
     BuildError,
     Diagnostic,
     DownloadError,
-    FactoryError,
+    ImagefactoryError,
     RecipeError,
     ToolError,
     UnbuiltError,
@@ -43,7 +43,7 @@ from imagefactory.errors import (
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_an_error_crosses_a_process_whole(error: FactoryError) -> None:
+def test_an_error_crosses_a_process_whole(error: ImagefactoryError) -> None:
     """Its kind, which is the exit code, and all that it knows: kinds are made of different arguments."""
     came = pickle.loads(pickle.dumps(error))
     assert type(came) is type(error)

@@ -12,18 +12,18 @@ from imagefactory import fs
 from imagefactory.errors import EXIT_BUILD, StoreError
 from imagefactory.fs import (
     Removal,
+    add_checksum,
+    check_checksum,
+    check_no_links,
     create_bytes,
-    folder_for_a_while,
-    locked_folder,
+    locked_temporary_directory,
     open_lock,
     path_inside,
-    refuse_links,
     remove_inside,
     replace_all,
     replace_text,
     replacing,
-    seal,
-    unseal,
+    temporary_directory,
 )
 from tests.made.deep import MakeDeep
 from tests.made.full_disk import full_disk
@@ -68,26 +68,26 @@ def test_a_sealed_file_is_read_where_it_lies_and_as_it_was_written_alone(tmp_pat
     path = tmp_path / "layers" / "key.json"
     path.parent.mkdir()
     for data in (b"", b"{}", b"of\nmany\nsha256:lines\n"):
-        sealed = seal(path, data)
+        sealed = add_checksum(path, data)
         path.write_bytes(sealed)
-        assert unseal(path) == data
+        assert check_checksum(path) == data
         for at in range(len(sealed)):
             path.write_bytes(bytes((*sealed[:at], sealed[at] ^ 1, *sealed[at + 1 :])))
-            assert unseal(path) is None
+            assert check_checksum(path) is None
         for cut in range(len(sealed)):
             path.write_bytes(sealed[:cut])
-            assert unseal(path) is None
+            assert check_checksum(path) is None
     other = tmp_path / "layers" / "other.json"
     other.write_bytes(sealed)
-    assert unseal(other) is None
-    assert unseal(tmp_path / "layers" / "none.json") is None
+    assert check_checksum(other) is None
+    assert check_checksum(tmp_path / "layers" / "none.json") is None
 
 
 def test_a_folder_for_a_while_goes_whatever_was_written_and_raised(
     tmp_path: Path, make_deep: MakeDeep
 ) -> None:
     def fill() -> None:
-        with folder_for_a_while("x-", tmp_path) as folder:
+        with temporary_directory("x-", tmp_path) as folder:
             assert folder.parent == tmp_path
             make_deep(folder / "deep")
             raise KeyError
@@ -102,36 +102,36 @@ def test_what_stays_of_it_is_no_failure(tmp_path: Path, monkeypatch: pytest.Monk
         raise PermissionError(path)
 
     monkeypatch.setattr(fs, "remove_tree", refuse)
-    with folder_for_a_while("x-", tmp_path):
+    with temporary_directory("x-", tmp_path):
         pass
     assert [path.name[:2] for path in tmp_path.iterdir()] == ["x-"]
 
 
 def test_the_temporary_folder_is_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fs.tempfile, "tempdir", str(tmp_path))
-    folder = fs.temporary_folder()
-    assert folder == fs.temporary_folder() == tmp_path / f"imagefactory-{os.geteuid()}"
+    folder = fs.user_temporary_directory()
+    assert folder == fs.user_temporary_directory() == tmp_path / f"imagefactory-{os.geteuid()}"
     assert folder.stat().st_mode & 0o7777 == 0o700
     folder.rmdir()
     folder.symlink_to(tmp_path)
     with pytest.raises(StoreError) as caught:
-        fs.temporary_folder()
+        fs.user_temporary_directory()
     assert caught.value.code == "temporary-not-yours"
 
 
 def test_a_killed_process_leaves_a_folder_to_the_next(tmp_path: Path, make_deep: MakeDeep) -> None:
     make_deep(tmp_path / "x-of-nobody" / "deep")
     (tmp_path / "y-other").mkdir()
-    with locked_folder("x-", tmp_path) as held:
+    with locked_temporary_directory("x-", tmp_path) as held:
         pid = os.fork()
         if pid == 0:
-            with locked_folder("x-", tmp_path):
+            with locked_temporary_directory("x-", tmp_path):
                 os._exit(0)
         assert os.waitpid(pid, 0)[1] == 0
         left = {path for path in tmp_path.iterdir() if path.name.startswith("x-")}
         assert held in left
         assert len(left) == 2
-        with locked_folder("x-", tmp_path) as folder:
+        with locked_temporary_directory("x-", tmp_path) as folder:
             assert {path for path in tmp_path.iterdir() if path.name.startswith("x-")} == {held, folder}
     assert [path.name for path in tmp_path.iterdir()] == ["y-other"]
 
@@ -140,9 +140,9 @@ def test_room_is_asked_for_before_the_work(tmp_path: Path, monkeypatch: pytest.M
     store, cache = tmp_path / "store", tmp_path / "cache" / "below"
     usage = type(fs.shutil.disk_usage(tmp_path))
     monkeypatch.setattr(fs.shutil, "disk_usage", lambda _: usage(10**9, 0, 5_000_000))
-    fs.insist_on_room({cache: 2_000_000, store: 3_000_000}, "the build of x")
+    fs.require_space({cache: 2_000_000, store: 3_000_000}, "the build of x")
     with pytest.raises(StoreError) as told:
-        fs.insist_on_room({cache: 2_000_000, store: 3_000_001}, "the build of x")
+        fs.require_space({cache: 2_000_000, store: 3_000_001}, "the build of x")
     assert told.value.exit_code == EXIT_BUILD
     assert told.value.code == "disk-full"
     for named in (str(cache), str(store), "the build of x", "5.0 MB"):
@@ -163,9 +163,9 @@ def test_folders_on_two_disks_have_room_of_their_own(tmp_path: Path, monkeypatch
         return OtherDisk() if path == tmp_path / "other" else stat(path, **options)
 
     monkeypatch.setattr(Path, "stat", there)
-    fs.insist_on_room({tmp_path: 4_000_000, tmp_path / "other": 4_000_000}, "both")
+    fs.require_space({tmp_path: 4_000_000, tmp_path / "other": 4_000_000}, "both")
     with pytest.raises(StoreError, match="other") as caught:
-        fs.insist_on_room({tmp_path: 4_000_000, tmp_path / "other": 6_000_000}, "both")
+        fs.require_space({tmp_path: 4_000_000, tmp_path / "other": 6_000_000}, "both")
     assert caught.value.code == "disk-full"
 
 
@@ -230,16 +230,16 @@ def test_what_is_behind_a_link_is_stuck(linked: Path) -> None:
 
 def test_links_are_refused(linked: Path) -> None:
     with pytest.raises(StoreError) as caught:
-        refuse_links(linked)
+        check_no_links(linked)
     assert caught.value.code == "store-link"
     (linked / "link").unlink()
-    refuse_links(linked, "blobs", "none")
+    check_no_links(linked, "blobs", "none")
     (linked / "blobs/x").symlink_to("/")
-    refuse_links(linked)
+    check_no_links(linked)
     with pytest.raises(StoreError, match="blobs/x ") as caught:
-        refuse_links(linked, "blobs")
+        check_no_links(linked, "blobs")
     assert caught.value.code == "store-link"
-    refuse_links(linked / "none")
+    check_no_links(linked / "none")
 
 
 def test_a_lock_is_no_link(linked: Path) -> None:

@@ -21,12 +21,12 @@ from imagefactory.http import (
     PRIVATE,
     PUBLIC,
     RESERVED,
-    Patience,
-    RefusedError,
-    Web,
+    HttpSession,
+    RejectedError,
+    RetryPolicy,
     arriving,
     check_address,
-    mount_timely,
+    mount_with_deadline,
     network_of,
     network_of_name,
     open_session,
@@ -65,13 +65,13 @@ def drip(seconds: float, data: bytes) -> Iterator[tuple[float, bytes]]:
 
 def test_a_byte_now_and_then_is_not_waited_for_without_end() -> None:
     body = Body(drip(29.0, b"x"))
-    with pytest.raises(RefusedError, match="3 bytes in 87 seconds"):
+    with pytest.raises(RejectedError, match="3 bytes in 87 seconds"):
         list(arriving(body, body.clock))  # type: ignore[arg-type]
 
 
 def test_a_drip_after_a_quick_start_is_none_the_better() -> None:
     body = Body(iter([(1.0, bytes(CHUNK))] * 100 + [(20.0, b"x")] * 100))
-    with pytest.raises(RefusedError, match="only"):
+    with pytest.raises(RejectedError, match="only"):
         list(arriving(body, body.clock))  # type: ignore[arg-type]
     assert body.now < 250
 
@@ -91,7 +91,7 @@ def test_time_that_the_reader_takes_is_not_the_servers() -> None:
 
 def test_a_short_answer_has_a_bound() -> None:
     assert read_some(Body(iter([(0.0, b"ab"), (0.0, b"c")])), 3) == b"abc"  # type: ignore[arg-type]
-    with pytest.raises(RefusedError, match="longer than 1,000 bytes"):
+    with pytest.raises(RejectedError, match="longer than 1,000 bytes"):
         read_some(Body(drip(0.0, b"x" * 400)), 1000)  # type: ignore[arg-type]
 
 
@@ -106,7 +106,7 @@ def test_headers_without_end_are_not_waited_for(
     cut = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server, requests.Session() as session:
         session.trust_env = False
-        mount_timely(session)
+        mount_with_deadline(session)
 
         def serve() -> None:
             with server.accept()[0] as connection:
@@ -274,7 +274,7 @@ def redirects_to(url: str, status: int = 307) -> Callable[[Request], Answer]:
 
 
 def fetch(url: str) -> bytes:
-    web = Web(Source(), patience=Patience(attempts=1))
+    web = HttpSession(Source(), patience=RetryPolicy(attempts=1))
     try:
         with web.open(url) as response:
             return b"".join(arriving(response.raw))
@@ -286,7 +286,7 @@ def fetch(url: str) -> bytes:
 @pytest.mark.parametrize("inside", ["127.0.0.2", "127.0.0.4"])
 def test_no_redirect_leads_from_a_public_server_inside(inside: str) -> None:
     with service(host=inside) as internal, service(redirects_to(f"http://{internal.address}/x")) as index:
-        with pytest.raises(RefusedError):
+        with pytest.raises(RejectedError):
             fetch(f"http://{index.address}/")
         assert (len(index.log), internal.log) == (1, [])
         if inside == "127.0.0.2":
@@ -308,7 +308,7 @@ def test_a_way_out_is_no_way_back_in() -> None:
         service(redirects_to(f"http://{internal.address}/x")) as out,
         service(redirects_to(f"http://{out.address}/"), host="127.0.0.3") as index,
     ):
-        with pytest.raises(RefusedError):
+        with pytest.raises(RejectedError):
             fetch(f"http://{index.address}/")
         assert (len(out.log), internal.log) == (1, [])
 
@@ -320,10 +320,10 @@ def test_a_connection_of_the_pool_is_no_way_in() -> None:
         service(host="127.0.0.2") as internal,
         service(redirects_to(f"http://{internal.address}/x")) as index,
     ):
-        web = Web(Source(), patience=Patience(attempts=1))
+        web = HttpSession(Source(), patience=RetryPolicy(attempts=1))
         with web.open(f"http://{internal.address}/own") as response:
             list(arriving(response.raw))
-        with pytest.raises(RefusedError), web.open(f"http://{index.address}/"):
+        with pytest.raises(RejectedError), web.open(f"http://{index.address}/"):
             pass
         web.close()
         assert internal.asked == ["GET /own"]
@@ -342,7 +342,7 @@ def test_every_address_of_a_name_is_checked(
 ) -> None:
     names["two.example"] = answers
     with service() as open_, service(redirects_to(f"http://two.example:{open_.address[10:]}/")) as index:
-        with pytest.raises(RefusedError):
+        with pytest.raises(RejectedError):
             fetch(f"http://{index.address}/")
         assert open_.log == []
 
@@ -364,7 +364,7 @@ def test_the_address_that_was_checked_is_the_one_that_is_connected_to(
 
 def test_with_a_proxy_addresses_alone_are_judged() -> None:
     with service() as proxy:
-        web = Web(Source(proxy=f"http://{proxy.address}"), patience=Patience(attempts=1))
+        web = HttpSession(Source(proxy=f"http://{proxy.address}"), patience=RetryPolicy(attempts=1))
         for place, may in (
             ("http://b.example/", True),
             ("http://10.0.0.1/", False),
@@ -378,7 +378,7 @@ def test_with_a_proxy_addresses_alone_are_judged() -> None:
                 with web.open("http://a.example/"):
                     pass
             else:
-                with pytest.raises(RefusedError), web.open("http://a.example/"):
+                with pytest.raises(RejectedError), web.open("http://a.example/"):
                     pass
             assert proxy.asked == ["GET http://a.example/", *([f"GET {place}"] if may else [])]
         web.close()
@@ -399,7 +399,7 @@ def test_with_a_proxy_addresses_alone_are_judged() -> None:
     ],
 )
 def test_an_address_of_two_hosts_is_refused(url: str) -> None:
-    with pytest.raises(RefusedError):
+    with pytest.raises(RejectedError):
         check_address(url)
 
 
@@ -425,7 +425,7 @@ def test_a_redirect_costs_no_more_than_its_head() -> None:
         target = {"Location": f"http://{end.address}/", **cookie}
         with service(lambda _: (307, target, bytes(50_000_000))) as index:
             tracemalloc.start()
-            web = Web(Source(), patience=Patience(attempts=1))
+            web = HttpSession(Source(), patience=RetryPolicy(attempts=1))
             for _ in range(2):
                 with web.open(f"http://{index.address}/") as response:
                     assert read_some(response.raw, 10) == b"{}"

@@ -12,11 +12,11 @@ import pytest
 from imagefactory import progress
 from imagefactory.progress import (
     GitHubLog,
-    JsonLines,
-    Lines,
+    JsonProgress,
+    LineProgress,
     Progress,
-    Quiet,
-    choose,
+    QuietProgress,
+    choose_progress,
     format_bytes,
     format_seconds,
 )
@@ -41,7 +41,7 @@ def work(progress: Progress, clock: Clock) -> None:
 
 def test_plain_lines_tell_amount_and_time_left() -> None:
     out, clock = io.StringIO(), Clock()
-    work(Lines(out, clock=clock), clock)
+    work(LineProgress(out, clock=clock), clock)
     assert out.getvalue().splitlines() == [
         "fetch ...",
         "  wheels: 1.0 MB of 4.0 MB, 18s left",
@@ -75,7 +75,7 @@ def test_github_gets_one_group_of_what_runs_side_by_side() -> None:
 
 
 def test_bars_of_work_side_by_side_are_drawn_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal, drawn = progress.Terminal(), io.StringIO()
+    terminal, drawn = progress.TerminalProgress(), io.StringIO()
     monkeypatch.setattr(terminal.console, "_file", drawn)
     with terminal.task("packages", total=4_000_000) as packages:
         with terminal.task("installing", total=3, unit="steps") as steps:
@@ -92,7 +92,7 @@ def test_bars_of_work_side_by_side_are_drawn_together(monkeypatch: pytest.Monkey
 
 def test_json_lines_are_json() -> None:
     out, clock = io.StringIO(), Clock()
-    work(JsonLines(out, clock=clock), clock)
+    work(JsonProgress(out, clock=clock), clock)
     events = [json.loads(line) for line in out.getvalue().splitlines()]
     kinds = [event["event"] for event in events]
     assert kinds == ["stage", "task", "task", "task-done", "stage-done", "note"]
@@ -101,17 +101,17 @@ def test_json_lines_are_json() -> None:
 
 
 def test_quiet_says_nothing_and_still_takes_everything() -> None:
-    work(Quiet(), Clock())
+    work(QuietProgress(), Clock())
 
 
 def test_auto_is_plain_without_a_terminal_and_groups_on_github() -> None:
-    assert type(choose("auto", stream=io.StringIO())) is Lines
-    assert type(choose("auto", stream=io.StringIO(), github=True)) is GitHubLog
+    assert type(choose_progress("auto", stream=io.StringIO())) is LineProgress
+    assert type(choose_progress("auto", stream=io.StringIO(), github=True)) is GitHubLog
 
 
 def test_a_task_of_unknown_total_shows_what_is_done() -> None:
     out, clock = io.StringIO(), Clock()
-    with Lines(out, clock=clock).task("packages", unit="packages") as task:
+    with LineProgress(out, clock=clock).task("packages", unit="packages") as task:
         task.advance(3)
         task.expect(5)
         task.advance(2)
@@ -130,9 +130,9 @@ def test_a_terminal_has_lines_where_nothing_draws_bars(monkeypatch: pytest.Monke
         def isatty(self) -> bool:
             return True
 
-    assert isinstance(progress.choose("auto", stream=Tty()), progress.Terminal)
+    assert isinstance(progress.choose_progress("auto", stream=Tty()), progress.TerminalProgress)
     monkeypatch.setattr(progress, "find_spec", lambda _: None)
-    assert isinstance(progress.choose("auto", stream=Tty()), progress.Lines)
+    assert isinstance(progress.choose_progress("auto", stream=Tty()), progress.LineProgress)
 
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b\u202e\r[red]x[/red]"
@@ -141,7 +141,7 @@ HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b\u202e\r[red]x[/red]"
 @pytest.mark.parametrize("style", ["plain", "github", "json"])
 def test_no_line_of_progress_steers_a_terminal(style: str) -> None:
     out = io.StringIO()
-    watcher = progress.choose(style, stream=out)
+    watcher = progress.choose_progress(style, stream=out)
     with watcher.stage(HOSTILE), watcher.task(HOSTILE, total=2) as task:
         task.advance(1)
     watcher.note(HOSTILE)
@@ -150,7 +150,7 @@ def test_no_line_of_progress_steers_a_terminal(style: str) -> None:
 
 
 def test_no_bar_or_title_steers_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal, drawn = progress.Terminal(), io.StringIO()
+    terminal, drawn = progress.TerminalProgress(), io.StringIO()
     monkeypatch.setattr(terminal.console, "_file", drawn)
     with terminal.stage(HOSTILE), terminal.task(HOSTILE, total=2) as task:
         task.advance(1)
@@ -163,7 +163,7 @@ def test_no_bar_or_title_steers_a_terminal(monkeypatch: pytest.MonkeyPatch) -> N
 def test_no_text_is_a_command_of_a_job_on_github() -> None:
     """The runner takes `::name::` at a line's beginning, blanks left out, and `##[name]` anywhere."""
     out = io.StringIO()
-    watcher = progress.choose("github", stream=out)
+    watcher = progress.choose_progress("github", stream=out)
     with watcher.stage("one\n::stop-commands::x"):
         watcher.note("a\n  ::add-mask::b\r::c::\nd ##[group]e\n::::f")
     lines = out.getvalue().splitlines()
@@ -180,6 +180,6 @@ def test_a_log_on_a_full_disk_ends_no_work() -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
     stream = Full()
-    with Lines(stream).stage("build"):
+    with LineProgress(stream).stage("build"):
         pass
     assert stream.writes == 2

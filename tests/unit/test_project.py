@@ -7,17 +7,19 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import UsageError
-from imagefactory.project import FOLDERS, Factory, read_sound
+from imagefactory.project import PROJECT_DIRECTORIES, Project, load_lenient
 from imagefactory.settings.load import load_settings
 from tests.made.families import make_root
 
 
-def read(root: Path) -> Factory:
+def read(root: Path) -> Project:
     environ = {"HOME": str(root.parent / "home")}
-    return read_sound(load_settings(directory=root, start=root, environ=environ), environ)
+    return load_lenient(load_settings(directory=root, start=root, environ=environ), environ)
 
 
-@pytest.mark.parametrize("name", [*FOLDERS, "lockfiles/bases", "definitions/one", "lockfiles/one.lock"])
+@pytest.mark.parametrize(
+    "name", [*PROJECT_DIRECTORIES, "lockfiles/bases", "definitions/one", "lockfiles/one.lock"]
+)
 def test_a_link_out_of_a_project_is_an_error(tmp_path: Path, name: str) -> None:
     root = make_root(tmp_path / "root")
     assert read(root).targets

@@ -18,15 +18,15 @@ from imagefactory.errors import StatementError
 from imagefactory.serialize import (
     HIDDEN,
     LARGEST_COUNT,
-    Among,
+    Choices,
+    Constant,
     Count,
-    Fields,
-    Fixed,
-    Matching,
-    Most,
-    Named,
-    Pairs,
-    Within,
+    MaxRows,
+    NumberRange,
+    ObjectSchema,
+    PairsAsObject,
+    Pattern,
+    TupleAsObject,
     format_document,
     format_value,
     parse_document,
@@ -44,7 +44,7 @@ class Colour(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaf:
     text: str
-    word: Annotated[str, Matching(re.compile("[a-z]+"), empty=True)]
+    word: Annotated[str, Pattern(re.compile("[a-z]+"), empty=True)]
     colour: Colour
     flag: bool
 
@@ -54,12 +54,12 @@ class Tree:
     made: datetime
     life: timedelta
     size: Count
-    share: Annotated[float, Within(0, 1)]
-    level: Annotated[str, Among(("quick", "full"))]
+    share: Annotated[float, NumberRange(0, 1)]
+    level: Annotated[str, Choices(("quick", "full"))]
     best: Leaf | None
-    leaves: Annotated[tuple[Leaf, ...], Most(3)]
-    numbers: Annotated[tuple[tuple[str, float], ...], Pairs()]
-    notes: tuple[Annotated[tuple[str, int], Named(("name", "count"))], ...]
+    leaves: Annotated[tuple[Leaf, ...], MaxRows(3)]
+    numbers: Annotated[tuple[tuple[str, float], ...], PairsAsObject()]
+    notes: tuple[Annotated[tuple[str, int], TupleAsObject(("name", "count"))], ...]
     pair: tuple[str, bool]
 
 
@@ -195,8 +195,10 @@ def test_a_document_has_the_version_of_its_form() -> None:
 
 
 def test_fields_that_become_no_value_of_their_own() -> None:
-    inner = Fields(size=Count)
-    outer = Fields(form=Annotated[int, Fixed(1)], any=object, inner=tuple[Annotated[object, inner], ...])
+    inner = ObjectSchema(size=Count)
+    outer = ObjectSchema(
+        form=Annotated[int, Constant(1)], any=object, inner=tuple[Annotated[object, inner], ...]
+    )
     assert outer.parse({"form": 1, "any": [None], "inner": [{"size": 3}]}, "x") == {
         "form": 1,
         "any": [None],

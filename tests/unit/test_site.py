@@ -85,8 +85,9 @@ def schema_keys() -> set[str]:
 
 
 def printed_kinds() -> set[str]:
-    """By the plainest reading there is: words that follow `say_json(`."""
-    texts = (path.read_text(encoding="utf-8") for path in (ROOT / "imagefactory/cli").glob("*.py"))
-    kinds = {kind for text in texts for kind in re.findall(r'say_json\(\s*"([a-z-]+)"', text)}
+    """By the plainest reading there is: words that follow `print_json(`."""
+    rooms = (ROOT / "imagefactory/cli", ROOT / "imagefactory/extras")
+    texts = (path.read_text(encoding="utf-8") for room in rooms for path in room.rglob("*.py"))
+    kinds = {kind for text in texts for kind in re.findall(r'print_json\(\s*"([a-z-]+)"', text)}
     assert len(kinds) > 30
     return kinds

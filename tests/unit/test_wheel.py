@@ -49,6 +49,6 @@ def test_the_wheel_is_light_and_says_its_name(wheel: Path) -> None:
 
 def test_the_wheel_brings_every_table(wheel: Path) -> None:
     tables = {str(path.relative_to(ROOT)) for path in (ROOT / "imagefactory").rglob("*.toml")}
-    assert "imagefactory/pools/sites.toml" in tables
+    assert "imagefactory/schedulers/sites.toml" in tables
     with zipfile.ZipFile(wheel) as archive:
         assert tables <= set(archive.namelist())

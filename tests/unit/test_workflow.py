@@ -12,12 +12,12 @@ from imagefactory.actions import workflow
 from imagefactory.actions import workflow as making
 from imagefactory.actions.transfer import PushOptions
 from imagefactory.actions.verify import VerifyOptions
-from imagefactory.oci.store import Reference
-from imagefactory.progress import Quiet
+from imagefactory.oci.store import ImageReference
+from imagefactory.progress import QuietProgress
 from tests.made.verdicts import NOW
 
 
-def promoted(monkeypatch: pytest.MonkeyPatch, where: Reference | None) -> Any:
+def promoted(monkeypatch: pytest.MonkeyPatch, where: ImageReference | None) -> Any:
     """Where tags are moved after a verdict on an image that was found there."""
     chosen = SimpleNamespace(
         where=where, definition=SimpleNamespace(target=SimpleNamespace(family="pytorch"))
@@ -25,9 +25,9 @@ def promoted(monkeypatch: pytest.MonkeyPatch, where: Reference | None) -> Any:
     stages = {
         "check_name": None,
         "signing_key": "a key",
-        "choose_image": chosen,
+        "resolve_image": chosen,
         "verify_image": "a report",
-        "keep_report": Path("report.json"),
+        "write_unsigned_report": Path("report.json"),
         "sign_report": SimpleNamespace(signed="signed"),
         "attach_signed": ("there",),
     }
@@ -38,13 +38,13 @@ def promoted(monkeypatch: pytest.MonkeyPatch, where: Reference | None) -> Any:
     monkeypatch.setattr(workflow, "promote", lambda factory, wanted, progress: wanted.place)
     bench = SimpleNamespace(evidence=SimpleNamespace(read=lambda: None), clock=lambda: NOW)
     options = VerifyOptions(promote=True)
-    done = workflow.prove_image(None, "pytorch", options, bench, Quiet())  # type: ignore[arg-type]
+    done = workflow.verify_and_attach(None, "pytorch", options, bench, QuietProgress())  # type: ignore[arg-type]
     assert done.attached == ("there",)
     return done.promotion
 
 
 def test_tags_move_where_the_image_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    where = Reference(registry="box.example", repository="images/pytorch", tag="2.3")
+    where = ImageReference(registry="box.example", repository="images/pytorch", tag="2.3")
     assert promoted(monkeypatch, where) == "registry box.example"
     assert promoted(monkeypatch, None) == "store pytorch"
 
@@ -62,8 +62,8 @@ def make(monkeypatch: pytest.MonkeyPatch, *, passed: bool, push: PushOptions | N
         lambda factory, target, options, progress: happened.append(("pushed", options)),
     )
     told: Any = happened.append
-    wanted = making.Making(build=None, push=push, built=told)  # type: ignore[arg-type]
-    making.make_image(None, None, wanted, Quiet())  # type: ignore[arg-type]
+    wanted = making.MakeOptions(build=None, push=push, built=told)  # type: ignore[arg-type]
+    making.make_image(None, None, wanted, QuietProgress())  # type: ignore[arg-type]
     assert happened[:3] == ["checked", "defined", built]
     return happened[3:]
 

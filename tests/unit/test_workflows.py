@@ -20,7 +20,7 @@ import yaml
 
 from imagefactory import __version__
 from imagefactory.errors import DISTRIBUTION
-from imagefactory.project import read_factory
+from imagefactory.project import load_project
 from imagefactory.settings.load import load_settings
 from imagefactory.verify import kits
 from imagefactory.verify.kits import program_files
@@ -383,7 +383,7 @@ def test_what_speaks_to_the_index_runs_no_code_of_the_tree() -> None:
 def test_the_image_of_a_release_is_of_its_version() -> None:
     """Its lock is made when the index has the release, so none is kept."""
     root = FOLDER.parents[1] / "release"
-    factory = read_factory(load_settings(directory=root, start=root, environ={}), {})
+    factory = load_project(load_settings(directory=root, start=root, environ={}), {})
     (target,) = factory.targets
     assert (target.framework, target.version) == (DISTRIBUTION, __version__)
     names = {step.get("name"): step.get("run", "") for step in read(RELEASE)["jobs"]["image"]["steps"]}
@@ -509,7 +509,7 @@ def test_a_gpu_machine_runs_no_program_that_another_one_put_there(
         "PATH": os.environ["PATH"],
         "RUNNER_TEMP": str(tmp_path),
         "KIT": "sm80",
-        "PROGRAM": kits.program_sum(),
+        "PROGRAM": kits.program_checksum(),
     }
     change(kit)
     (step,) = (step for step in read(NIGHTLY)["jobs"]["verify"]["steps"] if "run" in step)

@@ -19,15 +19,21 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from imagefactory.errors import BuildError, DownloadError, os_problem
-from imagefactory.lock.debian.archive import Archive, DebianMirror, StaleIndexError, open_archive, solve_base
+from imagefactory.lock.debian.archive import (
+    AptArchive,
+    DebianMirror,
+    StaleIndexError,
+    open_archive,
+    solve_base,
+)
 from imagefactory.lock.debian.lock import deb_filename, downloaded_filename, format_package, lock_architecture
-from imagefactory.model import Base, BaseLock, DebianPackage
+from imagefactory.model import BaseLock, BaseSpec, DebianPackage
 from imagefactory.progress import Progress
 from imagefactory.trees import remove_tree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
+class MissingDeb:
     """A locked package the archive no longer has. `old` or `new` is empty where there is none."""
 
     name: str
@@ -39,16 +45,16 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FetchedBase:
+class BaseArchives:
     """All the .debs of a base, each with its locked hash, in the order of `lock.packages`.
 
     `lock` is what they are: the lock that was asked for, or a newer one when `moved` is not empty.
     """
 
-    base: Base
+    base: BaseSpec
     lock: BaseLock
     debs: tuple[Path, ...]
-    moved: tuple[Moved, ...]
+    moved: tuple[MissingDeb, ...]
 
     @property
     def published(self) -> bool:
@@ -57,8 +63,8 @@ class FetchedBase:
 
 
 def fetch_base(
-    base: Base, lock: BaseLock, mirror: DebianMirror, progress: Progress, *, locked: bool = False
-) -> FetchedBase:
+    base: BaseSpec, lock: BaseLock, mirror: DebianMirror, progress: Progress, *, locked: bool = False
+) -> BaseArchives:
     """Bring the locked .debs into the cache; only what is missing is fetched.
 
     When the archive no longer has some of them, the suite's newer packages are solved and fetched
@@ -66,47 +72,47 @@ def fetch_base(
     .deb that is not the locked one, LockError when the archive's indexes cannot be read.
     """
     with _exclusive(mirror.debs, progress):
-        moved: tuple[Moved, ...] = ()
+        moved: tuple[MissingDeb, ...] = ()
         if _missing(lock, mirror.debs):
             try:
-                lock, moved = _bring(base, lock, mirror, progress, locked=locked)
+                lock, moved = _fetch_missing(base, lock, mirror, progress, locked=locked)
             except StaleIndexError:
                 progress.note(f"{base.name}: the archive has moved on; reading its indexes again")
-                lock, moved = _bring(base, lock, mirror, progress, locked=locked, fresh=True)
-        for line in describe_moved(base, moved):
+                lock, moved = _fetch_missing(base, lock, mirror, progress, locked=locked, fresh=True)
+        for line in describe_missing_debs(base, moved):
             progress.note(line)
     debs = tuple(deb_path(mirror.debs, package) for package in lock.packages)
-    return FetchedBase(base=base, lock=lock, debs=debs, moved=moved)
+    return BaseArchives(base=base, lock=lock, debs=debs, moved=moved)
 
 
-def _bring(
-    base: Base,
+def _fetch_missing(
+    base: BaseSpec,
     lock: BaseLock,
     mirror: DebianMirror,
     progress: Progress,
     *,
     locked: bool,
     fresh: bool = False,
-) -> tuple[BaseLock, tuple[Moved, ...]]:
+) -> tuple[BaseLock, tuple[MissingDeb, ...]]:
     """Fetch what the cache lacks; a newer lock, and what moved, where the archive has moved on.
 
     `fresh` indexes come from the archive itself, past any cache between. Raises StaleIndexError where an
     index names a file that the archive does not have.
     """
     missing = _missing(lock, mirror.debs)
-    moved: tuple[Moved, ...] = ()
+    moved: tuple[MissingDeb, ...] = ()
     if there := [package for package in missing if deb_path(mirror.debs, package).exists()]:
         progress.note(
             f"{base.name}: {len(there)} packages in the cache have no record of Debian's signature; "
             "checking the archive's indexes"
         )
     with open_archive(mirror, lock.suite, lock_architecture(lock), progress, fresh=fresh) as archive:
-        gone = _gone(missing, archive)
+        gone = _removed_error(missing, archive)
         if gone and locked:
             raise BuildError(
                 "packages-withdrawn",
                 f"{base.name}: the archive no longer has {len(gone)} of its locked packages:\n"
-                + "\n".join(_describe_gone(package, mirror.debs) for package in gone),
+                + "\n".join(_describe_removed(package, mirror.debs) for package in gone),
                 hint=f"'imagefactory lock base:{base.name} --update-all' takes the newer ones; "
                 f'debian-mirror = "ADDRESS/{_snapshot_of(lock)}" gives the locked ones, where ADDRESS is '
                 "that of Debian's snapshots",
@@ -128,12 +134,12 @@ def _snapshot_of(lock: BaseLock) -> str:
     return f"archive/debian/{then:%Y%m%dT%H%M%SZ}"
 
 
-def compare_locks(old: BaseLock, new: BaseLock) -> tuple[Moved, ...]:
+def compare_locks(old: BaseLock, new: BaseLock) -> tuple[MissingDeb, ...]:
     """Packages whose version or content differs, sorted by name."""
     before = {package.name: package for package in old.packages}
     after = {package.name: package for package in new.packages}
     return tuple(
-        Moved(
+        MissingDeb(
             name=name,
             old=before[name].version if name in before else "",
             new=after[name].version if name in after else "",
@@ -143,7 +149,7 @@ def compare_locks(old: BaseLock, new: BaseLock) -> tuple[Moved, ...]:
     )
 
 
-def describe_moved(base: Base, moved: Sequence[Moved]) -> list[str]:
+def describe_missing_debs(base: BaseSpec, moved: Sequence[MissingDeb]) -> list[str]:
     """Lines that say what is not as locked; none when all is."""
     if not moved:
         return []
@@ -181,11 +187,13 @@ def verify_deb(path: Path, package: DebianPackage) -> None:
 def _missing(lock: BaseLock, debs: Path) -> list[DebianPackage]:
     """What the cache lacks, as a file or as its record. A damaged file counts as missing and is removed."""
     return [
-        package for package in lock.packages if not (_is_whole(package, debs) and is_recorded(package, debs))
+        package
+        for package in lock.packages
+        if not (_is_complete(package, debs) and is_recorded(package, debs))
     ]
 
 
-def _is_whole(package: DebianPackage, debs: Path) -> bool:
+def _is_complete(package: DebianPackage, debs: Path) -> bool:
     path = deb_path(debs, package)
     try:
         verify_deb(path, package)
@@ -227,12 +235,12 @@ def _record(package: DebianPackage, debs: Path) -> None:
     Path(file.name).replace(path)
 
 
-def _describe_gone(package: DebianPackage, debs: Path) -> str:
+def _describe_removed(package: DebianPackage, debs: Path) -> str:
     there = " (in the cache, but without a record of Debian's signature)"
     return f"  {package.name} {package.version}{there if deb_path(debs, package).exists() else ''}"
 
 
-def _gone(missing: Sequence[DebianPackage], archive: Archive) -> list[DebianPackage]:
+def _removed_error(missing: Sequence[DebianPackage], archive: AptArchive) -> list[DebianPackage]:
     offers = archive.offered([package.name for package in missing])
     gone = []
     for package in missing:
@@ -249,7 +257,7 @@ def _gone(missing: Sequence[DebianPackage], archive: Archive) -> list[DebianPack
     return gone
 
 
-def _download(packages: Sequence[DebianPackage], archive: Archive, debs: Path, progress: Progress) -> None:
+def _download(packages: Sequence[DebianPackage], archive: AptArchive, debs: Path, progress: Progress) -> None:
     """Through a folder that survives a killed process, so that nothing is fetched twice.
 
     The caller has found all of `packages` in the signed indexes.
@@ -271,13 +279,13 @@ def _download(packages: Sequence[DebianPackage], archive: Archive, debs: Path, p
         except DownloadError:
             path.unlink()
             raise
-        _keep(path, package, debs)
+        _store_deb(path, package, debs)
     remove_tree(partial)
 
 
 def _adopt(package: DebianPackage, partial: Path, debs: Path) -> bool:
     """Take a file that is in the cache, or that an earlier, interrupted download has left whole."""
-    if _is_whole(package, debs):
+    if _is_complete(package, debs):
         _record(package, debs)
         return True
     path = partial / downloaded_filename(package)
@@ -285,11 +293,11 @@ def _adopt(package: DebianPackage, partial: Path, debs: Path) -> bool:
         verify_deb(path, package)
     except (FileNotFoundError, DownloadError):
         return False
-    _keep(path, package, debs)
+    _store_deb(path, package, debs)
     return True
 
 
-def _keep(path: Path, package: DebianPackage, debs: Path) -> None:
+def _store_deb(path: Path, package: DebianPackage, debs: Path) -> None:
     final = deb_path(debs, package)
     final.parent.mkdir(parents=True, exist_ok=True)
     path.chmod(0o644)

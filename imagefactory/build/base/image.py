@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from imagefactory.build.base.fetch import FetchedBase, fetch_base
+from imagefactory.build.base.fetch import BaseArchives, fetch_base
 from imagefactory.build.base.look import base_key
 from imagefactory.build.base.make import BaseTar, build_base, read_facts, write_difference
 from imagefactory.build.definition import SYSTEM_PATH
 from imagefactory.errors import LockError
-from imagefactory.fs import explain_full_disk, insist_on_room, unseal
+from imagefactory.fs import check_checksum, explain_full_disk, require_space
 from imagefactory.gpu.capability import architecture
 from imagefactory.lock.debian.archive import DebianMirror
 from imagefactory.lock.debian.lock import format_base_lock, parse_base_lock
-from imagefactory.model import Base, BaseLock
+from imagefactory.model import BaseLock, BaseSpec
 from imagefactory.oci.layers import CHUNK, codec
 from imagefactory.oci.layout import BlobWriter, Layout
 from imagefactory.oci.manifests import (
@@ -29,11 +29,11 @@ from imagefactory.oci.manifests import (
     TITLE,
     Descriptor,
     Image,
-    Layer,
+    OciLayer,
     canonical_json,
     format_descriptor,
 )
-from imagefactory.oci.unpack import Unpacked
+from imagefactory.oci.unpack import UnpackedLayers
 from imagefactory.progress import Progress
 
 ENVIRONMENT = (("PATH", SYSTEM_PATH),)
@@ -44,7 +44,7 @@ and 127."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BaseImage:
+class BuiltBase:
     """A base in the store: its own image, and where its layers are unpacked, lowest first.
 
     `identity` names what decided it (the locked packages); `published` is false when the mirror no
@@ -60,24 +60,24 @@ class BaseImage:
 
 
 @dataclass(slots=True, kw_only=True)
-class ComingBase:
+class PendingBase:
     """A base of which all is known but its bytes: `environment` is its image's. `made` once it is there."""
 
     identity: str
     epoch: int
     environment: tuple[tuple[str, str], ...]
-    make: Callable[[], BaseImage]
-    made: BaseImage | None = None
+    make: Callable[[], BuiltBase]
+    made: BuiltBase | None = None
 
-    def get(self) -> BaseImage:
+    def get(self) -> BuiltBase:
         """The base, made if need be. For one thread."""
         self.made = self.made or self.make()
         return self.made
 
 
-def as_coming(made: BaseImage) -> ComingBase:
+def as_pending_base(made: BuiltBase) -> PendingBase:
     """One that is there."""
-    return ComingBase(
+    return PendingBase(
         identity=made.identity,
         epoch=made.epoch,
         environment=made.image.environment,
@@ -87,23 +87,23 @@ def as_coming(made: BaseImage) -> ComingBase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BaseWanted:
+class BaseRequest:
     """A base to find or make. `locked` stops where a locked package is gone from the mirror.
 
     `mirror` is asked only when something has to be fetched; `environ` is the caller's environment. `below` is
     the base that this one stands on.
     """
 
-    base: Base
+    base: BaseSpec
     lock: BaseLock
     codec: str
     mirror: Callable[[], DebianMirror]
     environ: Mapping[str, str]
     locked: bool
-    below: BaseWanted | None = None
+    below: BaseRequest | None = None
 
 
-def find_base(layout: Layout, order: BaseWanted, progress: Progress) -> BaseImage | None:
+def find_base(layout: Layout, order: BaseRequest, progress: Progress) -> BuiltBase | None:
     """The base whose layer is in the store, unpacked, tagged `base:<name>`. None where it has to be made.
 
     The caller holds `in_use`. Raises LockError for a lock of another base.
@@ -114,14 +114,14 @@ def find_base(layout: Layout, order: BaseWanted, progress: Progress) -> BaseImag
     if order.below and not below:
         return None
     with layout.locked(f"base-{order.base.name}"), explain_full_disk(layout.path):
-        for lock in (order.lock, *([] if order.locked else _remembered(layout, order))):
+        for lock in (order.lock, *([] if order.locked else _read_memory(layout, order))):
             layer = layout.recall_layer(_layer_key(lock, order.codec, below))
             if layer is not None:
-                return _finish(layout, order, _Laid(lock=lock, layer=layer, below=below), progress)
+                return _finish(layout, order, _BaseLayer(lock=lock, layer=layer, below=below), progress)
     return None
 
 
-def begin_base(layout: Layout, order: BaseWanted, progress: Progress) -> ComingBase:
+def begin_base_build(layout: Layout, order: BaseRequest, progress: Progress) -> PendingBase:
     """A base that `find_base` did not find: its packages, fetched.
 
     When the mirror no longer has the locked packages, the suite's newer ones are taken (and said), and what
@@ -130,13 +130,13 @@ def begin_base(layout: Layout, order: BaseWanted, progress: Progress) -> ComingB
     below = None
     if order.below:
         found = find_base(layout, order.below, progress)
-        below = as_coming(found) if found else begin_base(layout, order.below, progress)
+        below = as_pending_base(found) if found else begin_base_build(layout, order.below, progress)
     with layout.locked(f"base-{order.base.name}"), explain_full_disk(layout.path):
         with progress.stage(f"{order.base.name}: fetch {len(order.lock.packages)} packages of Debian"):
             fetched = fetch_base(order.base, order.lock, order.mirror(), progress, locked=order.locked)
         if not fetched.published:
-            layout.keep(_memory(layout, order), format_base_lock(fetched.lock).encode())
-    return ComingBase(
+            layout.keep(_memory_path(layout, order), format_base_lock(fetched.lock).encode())
+    return PendingBase(
         identity=below.identity if below else base_key(fetched.lock),
         epoch=below.epoch if below else fetched.lock.source_date_epoch,
         environment=ENVIRONMENT,
@@ -145,8 +145,8 @@ def begin_base(layout: Layout, order: BaseWanted, progress: Progress) -> ComingB
 
 
 def _make(
-    layout: Layout, order: BaseWanted, fetched: FetchedBase, coming: ComingBase | None, progress: Progress
-) -> BaseImage:
+    layout: Layout, order: BaseRequest, fetched: BaseArchives, coming: PendingBase | None, progress: Progress
+) -> BuiltBase:
     below = coming.get() if coming else None
     key = _layer_key(fetched.lock, order.codec, below)
     with layout.locked(f"base-{order.base.name}"), explain_full_disk(layout.path):
@@ -154,8 +154,8 @@ def _make(
         if layer is None:
             layout.tmp.mkdir(parents=True, exist_ok=True)
             scratch = Path(order.environ.get("TMPDIR") or tempfile.gettempdir())
-            room = room_of_base(fetched.lock, scratch, layout.path)
-            insist_on_room(room, f"the base {order.base.name}")
+            room = space_for_base(fetched.lock, scratch, layout.path)
+            require_space(room, f"the base {order.base.name}")
             with (
                 progress.stage(f"{order.base.name}: base from Debian's packages"),
                 tempfile.TemporaryDirectory(dir=layout.tmp, prefix="base-") as folder,
@@ -166,10 +166,10 @@ def _make(
                     made = write_difference(made.path, facts, Path(folder) / "above.tar")
                 layer = _compress(layout, made, order)
             layout.record_layer(key, layer)
-        return _finish(layout, order, _Laid(lock=fetched.lock, layer=layer, below=below), progress)
+        return _finish(layout, order, _BaseLayer(lock=fetched.lock, layer=layer, below=below), progress)
 
 
-def room_of_base(lock: BaseLock, scratch: Path, store: Path) -> Mapping[Path, int]:
+def space_for_base(lock: BaseLock, scratch: Path, store: Path) -> Mapping[Path, int]:
     """The bytes that making a base takes, at least: a tree in `scratch`, a tar and a layer in the store."""
     packed = sum(package.size for package in lock.packages)
     room: dict[Path, int] = {scratch: round(LEAST_UNPACKED * packed)}
@@ -177,16 +177,16 @@ def room_of_base(lock: BaseLock, scratch: Path, store: Path) -> Mapping[Path, in
     return room
 
 
-def recall_base(layout: Layout, order: BaseWanted) -> BaseImage | None:
+def get_base(layout: Layout, order: BaseRequest) -> BuiltBase | None:
     """The base as `find_base` left it in the store, None where it would have to be made. Unpacks nothing."""
-    below = recall_base(layout, order.below) if order.below else None
+    below = get_base(layout, order.below) if order.below else None
     if order.below and not below:
         return None
-    for lock in (order.lock, *([] if order.locked else _remembered(layout, order))):
+    for lock in (order.lock, *([] if order.locked else _read_memory(layout, order))):
         layer = layout.recall_layer(_layer_key(lock, order.codec, below))
         if layer is None:
             continue
-        laid = _Laid(lock=lock, layer=layer, below=below)
+        laid = _BaseLayer(lock=lock, layer=layer, below=below)
         image = layout.image(f"base:{order.base.name}")
         if image is None or [one.diff_id for one in image.layers] != [one.diff_id for one in laid.layers]:
             return None
@@ -195,20 +195,20 @@ def recall_base(layout: Layout, order: BaseWanted) -> BaseImage | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Laid:
+class _BaseLayer:
     """A base's layer, the lock that it was made of, and the base below."""
 
     lock: BaseLock
-    layer: Layer
-    below: BaseImage | None
+    layer: OciLayer
+    below: BuiltBase | None
 
     @property
-    def layers(self) -> tuple[Layer, ...]:
+    def layers(self) -> tuple[OciLayer, ...]:
         return (*(self.below.image.layers if self.below else ()), self.layer)
 
-    def base(self, image: Image, folders: tuple[Path, ...], order: BaseWanted) -> BaseImage:
+    def base(self, image: Image, folders: tuple[Path, ...], order: BaseRequest) -> BuiltBase:
         """What is built on a base that stands on another is made as on that one: layers are shared."""
-        return BaseImage(
+        return BuiltBase(
             image=image,
             folders=folders,
             identity=self.below.identity if self.below else base_key(self.lock),
@@ -217,15 +217,15 @@ class _Laid:
         )
 
 
-def _finish(layout: Layout, order: BaseWanted, laid: _Laid, progress: Progress) -> BaseImage:
-    folders = Unpacked(layout.path / "unpacked").unpack(laid.layers, layout.blob_path, progress)
+def _finish(layout: Layout, order: BaseRequest, laid: _BaseLayer, progress: Progress) -> BuiltBase:
+    folders = UnpackedLayers(layout.path / "unpacked").unpack(laid.layers, layout.blob_path, progress)
     if laid.lock != order.lock:
-        tell_unpublished(order.base.name, progress)
+        warn_unpublished(order.base.name, progress)
     epoch = laid.below.epoch if laid.below else laid.lock.source_date_epoch
     return laid.base(_tag(layout, order.base, laid.layers, epoch), tuple(folders), order)
 
 
-def tell_unpublished(name: str, progress: Progress) -> None:
+def warn_unpublished(name: str, progress: Progress) -> None:
     """Says of a base what `published` says of it."""
     progress.note(
         f"{name}: made of newer packages than the locked ones, which Debian's mirror no longer has: "
@@ -233,23 +233,23 @@ def tell_unpublished(name: str, progress: Progress) -> None:
     )
 
 
-def _layer_key(lock: BaseLock, codec_name: str, below: BaseImage | None) -> str:
+def _layer_key(lock: BaseLock, codec_name: str, below: BuiltBase | None) -> str:
     parts = ["base", base_key(lock), codec(codec_name).identity]
     parts += [layer.diff_id for layer in below.image.layers] if below else []
     return hashlib.sha256(canonical_json(parts)).hexdigest()
 
 
-def _memory(layout: Layout, order: BaseWanted) -> Path:
+def _memory_path(layout: Layout, order: BaseRequest) -> Path:
     return layout.path / "bases" / f"{base_key(order.lock).removeprefix('sha256:')}.lock"
 
 
-def _remembered(layout: Layout, order: BaseWanted) -> tuple[BaseLock, ...]:
-    path = _memory(layout, order)
-    text = unseal(path)
+def _read_memory(layout: Layout, order: BaseRequest) -> tuple[BaseLock, ...]:
+    path = _memory_path(layout, order)
+    text = check_checksum(path)
     return () if text is None else (parse_base_lock(text.decode(), str(path)),)
 
 
-def _compress(layout: Layout, made: BaseTar, order: BaseWanted) -> Layer:
+def _compress(layout: Layout, made: BaseTar, order: BaseRequest) -> OciLayer:
     packer = codec(order.codec)
     with explain_full_disk(layout.path), BlobWriter(layout) as blob, made.path.open("rb") as file:
         compressor = packer.compressor()
@@ -257,10 +257,10 @@ def _compress(layout: Layout, made: BaseTar, order: BaseWanted) -> Layer:
             blob.write(compressor.compress(data))
         blob.write(compressor.flush())
         descriptor = blob.commit(packer.media_type)
-    return Layer(descriptor=descriptor, diff_id=f"sha256:{made.sha256}", title=order.base.name)
+    return OciLayer(descriptor=descriptor, diff_id=f"sha256:{made.sha256}", title=order.base.name)
 
 
-def _tag(layout: Layout, base: Base, layers: Sequence[Layer], epoch: int) -> Image:
+def _tag(layout: Layout, base: BaseSpec, layers: Sequence[OciLayer], epoch: int) -> Image:
     """Makes the base's own image and tags it."""
     index, tag = write_base(layout, layers, epoch, base.platform), f"base:{base.name}"
     known = layout.tags().get(tag)
@@ -269,13 +269,13 @@ def _tag(layout: Layout, base: Base, layers: Sequence[Layer], epoch: int) -> Ima
     return layout.load(tag, index)
 
 
-class Blobs(Protocol):
+class BlobSink(Protocol):
     """Where small blobs are added: a Layout, or what only names them."""
 
     def add(self, data: bytes, media_type: str) -> Descriptor: ...
 
 
-def write_base(blobs: Blobs, layers: Sequence[Layer], epoch: int, platform: str) -> Descriptor:
+def write_base(blobs: BlobSink, layers: Sequence[OciLayer], epoch: int, platform: str) -> Descriptor:
     """Adds the config, manifest and index of a base's own image; gives the index's descriptor."""
     created = format_time(epoch)
     config = {
@@ -301,7 +301,7 @@ def write_base(blobs: Blobs, layers: Sequence[Layer], epoch: int, platform: str)
     return write_index(blobs, manifest, platform)
 
 
-def write_index(blobs: Blobs, manifest: Mapping[str, object], platform: str) -> Descriptor:
+def write_index(blobs: BlobSink, manifest: Mapping[str, object], platform: str) -> Descriptor:
     """Adds `manifest` and an image index of it alone; gives the index's descriptor."""
     os_name, architecture = platform.split("/")
     entry = {

@@ -14,7 +14,7 @@ import re
 import struct
 
 from imagefactory.lock.debian.lock import format_base_lock
-from imagefactory.model import Base, BaseLock
+from imagefactory.model import BaseLock, BaseSpec
 
 # Part of every base's key: count it up when the code below gives other bytes for the same lock.
 LAYOUT = "imagefactory-base-layout 2"
@@ -74,7 +74,7 @@ UTC_ZONE = _ZONE * 2 + b"\nUTC0\n"
 """UTC as zoneinfo writes it (RFC 9636). Apptainer mounts the host's zone there, and only over a file."""
 
 
-def fixed_files(base: Base) -> dict[str, bytes]:
+def fixed_files(base: BaseSpec) -> dict[str, bytes]:
     """Files that are the same whatever the machine: path without a leading slash -> content (mode 0644)."""
     return {
         "etc/apt/sources.list": SOURCES_LIST.format(suite=base.suite).encode(),
@@ -87,7 +87,7 @@ def fixed_files(base: Base) -> dict[str, bytes]:
     }
 
 
-def is_kept(path: str, *, is_folder: bool) -> bool:
+def is_included(path: str, *, is_folder: bool) -> bool:
     """Whether a path (no leading slash) of mmdebstrap's tree belongs into the base."""
     for folder in EMPTIED:
         if path.startswith(folder + "/"):

@@ -28,20 +28,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self, TypeAlias
 
-from imagefactory.build.base.fetch import FetchedBase, verify_deb
-from imagefactory.build.base.look import SETUP_HOOK, fixed_files, is_kept
-from imagefactory.errors import BuildError, DownloadError, FactoryError, StoreError, ToolError, os_problem
+from imagefactory.build.base.fetch import BaseArchives, verify_deb
+from imagefactory.build.base.look import SETUP_HOOK, fixed_files, is_included
+from imagefactory.errors import (
+    BuildError,
+    DownloadError,
+    ImagefactoryError,
+    StoreError,
+    ToolError,
+    os_problem,
+)
 from imagefactory.lock.debian.archive import parse_stanzas
 from imagefactory.lock.debian.lock import lock_architecture
 from imagefactory.model import BaseLock, DebianPackage
 from imagefactory.oci.layers import CHUNK
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.manifests import Layer
+from imagefactory.oci.manifests import OciLayer
 from imagefactory.oci.tar_stream import CappedInfo
-from imagefactory.oci.tree import WHITEOUT, Data, Member, unpackable_parts
+from imagefactory.oci.tree import WHITEOUT, FileData, TarMember, unpackable_parts
 from imagefactory.oci.unpack import read_layer
 from imagefactory.progress import Progress
-from imagefactory.runtime.build_sandbox import INPUT, SYSTEM_PATH, TREE, BuildProcess, IdMaps, prepare_folder
+from imagefactory.runtime.build_sandbox import (
+    INPUT,
+    SYSTEM_PATH,
+    TREE,
+    BuildProcess,
+    IdMaps,
+    prepare_directory,
+)
 from imagefactory.runtime.emulator import find_emulator
 from imagefactory.trees import remove_tree
 
@@ -176,7 +190,7 @@ STATUS_LIMIT = 64 << 20
 """Bytes of dpkg's list of packages: 64,000 packages, as many as Debian has."""
 
 
-class HashedLayer(io.RawIOBase):
+class HashingReader(io.RawIOBase):
     """Counts and hashes what goes through."""
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -193,7 +207,7 @@ class HashedLayer(io.RawIOBase):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenLayer:
+class LayerTar:
     """A layer tar just written, and the packages its dpkg calls installed (name, version, architecture)."""
 
     sha256: str
@@ -201,7 +215,7 @@ class WrittenLayer:
     installed: frozenset[tuple[str, str, str]]
 
 
-def write_layer(stream: IO[bytes], out: Path, fetched: FetchedBase) -> WrittenLayer:
+def write_layer(stream: IO[bytes], out: Path, fetched: BaseArchives) -> LayerTar:
     """Rewrite mmdebstrap's tar from `stream` as a base's layer.
 
     Sorted by path with parents first, names without `./`, numeric owners, times at most the lock's; one
@@ -212,12 +226,12 @@ def write_layer(stream: IO[bytes], out: Path, fetched: FetchedBase) -> WrittenLa
     name, last, written = fetched.base.name, "", set[str]()
     installed: set[tuple[str, str, str]] = set()
     with out.open("wb") as file:
-        hashed = HashedLayer(file)
+        hashed = HashingReader(file)
         with (
             tarfile.open(fileobj=stream, mode="r|", tarinfo=CappedInfo) as source,
             tarfile.open(fileobj=hashed, mode="w|", format=tarfile.PAX_FORMAT, encoding="utf-8") as layer,
         ):
-            entries = heapq.merge(_made(source, fixed, epoch), _fixed(fixed, epoch), key=_order)
+            entries = heapq.merge(_built_files(source, fixed, epoch), _fixed(fixed, epoch), key=_order)
             for member, data in entries:
                 if written and _order((member, None)) <= _order((tarfile.TarInfo(last), None)):
                     raise BuildError(
@@ -241,7 +255,7 @@ def write_layer(stream: IO[bytes], out: Path, fetched: FetchedBase) -> WrittenLa
                 last = member.name
         while stream.read(1 << 16):  # padding behind the end of the archive
             pass
-    return WrittenLayer(sha256=hashed.sha256.hexdigest(), size=hashed.size, installed=frozenset(installed))
+    return LayerTar(sha256=hashed.sha256.hexdigest(), size=hashed.size, installed=frozenset(installed))
 
 
 def check_installed(installed: frozenset[tuple[str, str, str]], lock: BaseLock) -> None:
@@ -269,13 +283,13 @@ def _order(entry: tuple[tarfile.TarInfo, IO[bytes] | None]) -> list[str]:
     return entry[0].name.split("/")
 
 
-def _made(
+def _built_files(
     source: tarfile.TarFile, fixed: Mapping[str, bytes], epoch: int
 ) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]]:
     """What mmdebstrap made and a base keeps, each with its content."""
     for member in source:
         path = member.name.removeprefix("./")
-        if path in (".", "dev") or path in fixed or not is_kept(path, is_folder=member.isdir()):
+        if path in (".", "dev") or path in fixed or not is_included(path, is_folder=member.isdir()):
             continue
         attributes = [key for key in member.pax_headers if "xattr" in key or "acl" in key]
         if attributes or not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
@@ -321,7 +335,7 @@ class BaseTar:
 
 
 def build_base(
-    fetched: FetchedBase, out_tar: Path, progress: Progress, *, environ: Mapping[str, str]
+    fetched: BaseArchives, out_tar: Path, progress: Progress, *, environ: Mapping[str, str]
 ) -> BaseTar:
     """Install the .debs with mmdebstrap and write the base's layer to `out_tar` (beside, then renamed).
 
@@ -340,7 +354,7 @@ def build_base(
     try:
         with _scratch(environ, ids) as scratch:
             _check_clock(scratch, fetched.lock)
-            prepare_folder(scratch)
+            prepare_directory(scratch)
             _write_repository(fetched, scratch / INPUT)
             process = BuildProcess(
                 scratch,
@@ -413,7 +427,7 @@ def format_release(lock: BaseLock, index: bytes) -> str:
     )
 
 
-def _write_repository(fetched: FetchedBase, repository: Path) -> None:
+def _write_repository(fetched: BaseArchives, repository: Path) -> None:
     entries = []
     for path, package in zip(fetched.debs, fetched.lock.packages, strict=True):
         try:
@@ -441,7 +455,7 @@ def _write_repository(fetched: FetchedBase, repository: Path) -> None:
         file.chmod(0o644)
 
 
-def _install(fetched: FetchedBase, build: BuildProcess, out: Path, progress: Progress) -> WrittenLayer:
+def _install(fetched: BaseArchives, build: BuildProcess, out: Path, progress: Progress) -> LayerTar:
     log: deque[str] = deque(maxlen=_LOG_TAIL)
     title = f"installing {fetched.base.name}"
     with (
@@ -516,7 +530,7 @@ def _remove(scratch: Path, ids: IdMaps) -> None:
         removal = BuildProcess(scratch, argv, environment={"PATH": SYSTEM_PATH}, ids=ids)
         with removal.process:
             removal.process.communicate()
-            with contextlib.suppress(FactoryError):
+            with contextlib.suppress(ImagefactoryError):
                 removal.wait()
     for path in scratch.iterdir():
         if path.name != ".lock":
@@ -547,9 +561,9 @@ Fact: TypeAlias = tuple[str, int, int, int, str]
 """Kind, mode, owner, group, and the sha256 of a file or the target of a link."""
 
 
-def read_facts(layout: Layout, layers: tuple[Layer, ...], progress: Progress) -> Mapping[str, Fact]:
+def read_facts(layout: Layout, layers: tuple[OciLayer, ...], progress: Progress) -> Mapping[str, Fact]:
     """What layers of the store hold, the lowest first, by path. Raises StoreError for a damaged one."""
-    facts = _Facts()
+    facts = _LayerFacts()
     size = sum(layer.descriptor.size for layer in layers)
     with progress.task("what is there below", total=size) as task:
         for layer in layers:
@@ -564,13 +578,13 @@ def write_difference(whole: Path, below: Mapping[str, Fact], out: Path) -> BaseT
         facts = {name: _fact(source, member) for name, member in members.items()}
         entries = {name: members[name] for name, fact in facts.items() if below.get(name) != fact}
         gone = below.keys() - facts.keys()
-        whiteouts = [name for name in gone if gone.isdisjoint(_folders(name))]
+        whiteouts = [name for name in gone if gone.isdisjoint(_parent_directories(name))]
         # The folders that they lie in, as they are: nobody has to guess their owners and modes.
-        for folder in [folder for name in (*entries, *whiteouts) for folder in _folders(name)]:
+        for folder in [folder for name in (*entries, *whiteouts) for folder in _parent_directories(name)]:
             if folder in members:
                 entries[folder] = members[folder]
         entries |= {member.name: member for member in map(_whiteout, whiteouts)}
-        hashed = HashedLayer(written)
+        hashed = HashingReader(written)
         with tarfile.open(fileobj=hashed, mode="w|", format=tarfile.PAX_FORMAT, encoding="utf-8") as layer:
             for name in sorted(entries, key=lambda name: name.split("/")):
                 member = entries[name]
@@ -613,12 +627,12 @@ def _whiteout(name: str) -> tarfile.TarInfo:
     return tarfile.TarInfo(f"{folder}{slash}{WHITEOUT}{last}")
 
 
-def _folders(name: str) -> list[str]:
+def _parent_directories(name: str) -> list[str]:
     parts = name.split("/")
     return ["/".join(parts[:depth]) for depth in range(1, len(parts))]
 
 
-class _Facts:
+class _LayerFacts:
     """Takes the entries of layers, the lowest first, and keeps what they come to."""
 
     def __init__(self) -> None:
@@ -630,21 +644,21 @@ class _Facts:
     def __exit__(self, kind: object, /, *_: object) -> None:
         pass
 
-    def folder(self, parts: tuple[str, ...], member: Member) -> None:
+    def folder(self, parts: tuple[str, ...], member: TarMember) -> None:
         if parts:
             self.found["/".join(parts)] = ("folder", member.mode, member.uid, member.gid, "")
 
-    def file(self, parts: tuple[str, ...], member: Member, data: Data) -> None:
+    def file(self, parts: tuple[str, ...], member: TarMember, data: FileData) -> None:
         digest, left = hashlib.sha256(), member.size
         while left and (piece := data.read(min(CHUNK, left))):
             digest.update(piece)
             left -= len(piece)
         self.found["/".join(parts)] = ("file", member.mode, member.uid, member.gid, digest.hexdigest())
 
-    def symlink(self, parts: tuple[str, ...], member: Member) -> None:
+    def symlink(self, parts: tuple[str, ...], member: TarMember) -> None:
         self.found["/".join(parts)] = ("link", 0, member.uid, member.gid, member.linkname)
 
-    def hard_link(self, parts: tuple[str, ...], target: tuple[str, ...], member: Member) -> None:  # noqa: ARG002
+    def hard_link(self, parts: tuple[str, ...], target: tuple[str, ...], member: TarMember) -> None:  # noqa: ARG002
         self.found["/".join(parts)] = self.found["/".join(target)]
 
     def whiteout(self, parts: tuple[str, ...]) -> None:

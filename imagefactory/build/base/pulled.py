@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from imagefactory.build.base.image import BaseImage
+from imagefactory.build.base.image import BuiltBase
 from imagefactory.errors import BuildError, RegistryError, StoreError
 from imagefactory.fs import explain_full_disk
 from imagefactory.gpu.capability import architecture
-from imagefactory.model import Base, Completed, RunSpec
-from imagefactory.oci.graph import Manifest, Place, choose_platform, read_graph, read_manifest
+from imagefactory.model import BaseSpec, CommandResult, RunSpec
+from imagefactory.oci.graph import Manifest, StoreRepository, choose_platform, read_graph, read_manifest
 from imagefactory.oci.layout import Layout, LayoutStore
 from imagefactory.oci.manifests import (
     CONFIG_TYPE,
@@ -33,10 +33,10 @@ from imagefactory.oci.manifests import (
     format_descriptor,
     images_of,
 )
-from imagefactory.oci.mirrors import Mirrors, resolve
-from imagefactory.oci.store import Reference, Store, parse_reference
-from imagefactory.oci.transfer import Sending, send
-from imagefactory.oci.unpack import Unpacked
+from imagefactory.oci.mirrors import Mirrors, resolve_mirror
+from imagefactory.oci.store import ImageReference, Store, parse_reference
+from imagefactory.oci.transfer import TransferRequest, send
+from imagefactory.oci.unpack import UnpackedLayers
 from imagefactory.progress import Progress
 from imagefactory.runtime.unshare import UnshareRunner
 
@@ -65,15 +65,15 @@ PROBE_LIBC = ("getconf", "GNU_LIBC_VERSION")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PullWanted:
+class BasePullRequest:
     """A base to find or pull. `open_registry` opens a host's registry, only when something is missing."""
 
-    base: Base
+    base: BaseSpec
     mirrors: Mirrors
     open_registry: Callable[[str], Store]
 
 
-def ensure_pulled_base(layout: Layout, order: PullWanted, progress: Progress) -> BaseImage:
+def ensure_pulled_base(layout: Layout, order: BasePullRequest, progress: Progress) -> BuiltBase:
     """The base in the store, unpacked and tagged `base:<name>`. The caller holds `in_use`.
 
     Raises RegistryError when it cannot be had, BuildError naming the recipe's place when it is no
@@ -82,17 +82,17 @@ def ensure_pulled_base(layout: Layout, order: PullWanted, progress: Progress) ->
     base = order.base
     key = _key(base)
     with layout.locked(f"base-{base.name}"), explain_full_disk(layout.path):
-        recalled = _recall(layout, key, base)
+        recalled = _get_pulled(layout, key, base)
         if recalled is None:
             with progress.stage(f"{base.name}: base from {base.image.partition('/')[0]}"):
                 index = _pull(layout, order, progress)
                 image = _load(layout, base, index)
-                Unpacked(layout.path / "unpacked").unpack(image.layers, layout.blob_path, progress)
+                UnpackedLayers(layout.path / "unpacked").unpack(image.layers, layout.blob_path, progress)
                 _try(layout, base, image)
             layout.record("images", key, {"digest": index.digest, "size": index.size})
         else:
             index, image = recalled
-        folders = Unpacked(layout.path / "unpacked").unpack(image.layers, layout.blob_path, progress)
+        folders = UnpackedLayers(layout.path / "unpacked").unpack(image.layers, layout.blob_path, progress)
         tag = f"base:{base.name}"
         known = layout.tags().get(tag)
         if known is None or known.digest != index.digest:
@@ -100,15 +100,15 @@ def ensure_pulled_base(layout: Layout, order: PullWanted, progress: Progress) ->
     return replace(_as_base(layout, base, image), folders=folders)
 
 
-def recall_pulled_base(layout: Layout, base: Base) -> BaseImage | None:
+def get_pulled_base(layout: Layout, base: BaseSpec) -> BuiltBase | None:
     """The base as `ensure_pulled_base` left it in the store, None where that would pull it."""
-    recalled = _recall(layout, _key(base), base)
+    recalled = _get_pulled(layout, _key(base), base)
     return _as_base(layout, base, recalled[1]) if recalled else None
 
 
-def _as_base(layout: Layout, base: Base, image: Image) -> BaseImage:
+def _as_base(layout: Layout, base: BaseSpec, image: Image) -> BuiltBase:
     config = _config(layout, image)
-    return BaseImage(
+    return BuiltBase(
         image=image,
         folders=(),
         identity=f"{image.manifest} {base.python_path}",
@@ -133,7 +133,7 @@ def parse_created(value: object) -> int:
         return OLDEST
 
 
-def _key(base: Base) -> str:
+def _key(base: BaseSpec) -> str:
     """What the record of a base that was tried is kept under: all that was asked of it."""
     asked = [
         "pulled",
@@ -147,7 +147,7 @@ def _key(base: Base) -> str:
     return hashlib.sha256(canonical_json(asked)).hexdigest()
 
 
-def _recall(layout: Layout, key: str, base: Base) -> tuple[Descriptor, Image] | None:
+def _get_pulled(layout: Layout, key: str, base: BaseSpec) -> tuple[Descriptor, Image] | None:
     record = layout.recall("images", key)
     try:
         descriptor = Descriptor(
@@ -161,19 +161,19 @@ def _recall(layout: Layout, key: str, base: Base) -> tuple[Descriptor, Image] | 
 # --- pulling -------------------------------------------------------------------------------------
 
 
-def _pull(layout: Layout, order: PullWanted, progress: Progress) -> Descriptor:
+def _pull(layout: Layout, order: BasePullRequest, progress: Progress) -> Descriptor:
     """Brings the platform's manifest and its blobs; gives an index of it alone, as the store keeps images."""
     base = order.base
     asked = parse_reference(base.image)
-    source = resolve(asked, order.mirrors)
+    source = resolve_mirror(asked, order.mirrors)
     try:
         store = order.open_registry(source.registry)
-        place = Place(store=store, repository=source.repository)
+        place = StoreRepository(store=store, repository=source.repository)
         root = read_manifest(place, asked.digest)
         chosen = platform_manifest(root, base.platform)
         _check_types(base, read_manifest(place, chosen))
         graph = read_graph(place, chosen)
-        send(place, LayoutStore(layout), Sending(graph=graph, repository=REPOSITORY), progress)
+        send(place, LayoutStore(layout), TransferRequest(graph=graph, repository=REPOSITORY), progress)
     except RegistryError as error:
         raise _unpullable(base, (asked, source), error) from error
     system, _, architecture = base.platform.partition("/")
@@ -194,7 +194,7 @@ def platform_manifest(root: Manifest, platform: str) -> str:
     return str(images_of(entries)[0]["digest"])
 
 
-def _check_types(base: Base, manifest: Manifest) -> None:
+def _check_types(base: BaseSpec, manifest: Manifest) -> None:
     """Refuses what is no container image before its blobs are fetched."""
     kind = manifest.descriptor.media_type
     value: dict[str, Any] = json.loads(manifest.data)
@@ -215,7 +215,9 @@ def _check_types(base: Base, manifest: Manifest) -> None:
         )
 
 
-def _unpullable(base: Base, places: tuple[Reference, Reference], error: RegistryError) -> RegistryError:
+def _unpullable(
+    base: BaseSpec, places: tuple[ImageReference, ImageReference], error: RegistryError
+) -> RegistryError:
     asked, source = places
     if source == asked:
         return RegistryError(error.code, f"{base.where}: {base.image}: {error.message}", hint=error.hint)
@@ -231,7 +233,7 @@ def _unpullable(base: Base, places: tuple[Reference, Reference], error: Registry
 # --- what it carries -----------------------------------------------------------------------------
 
 
-def _load(layout: Layout, base: Base, index: Descriptor) -> Image:
+def _load(layout: Layout, base: BaseSpec, index: Descriptor) -> Image:
     """The image with its layers under the OCI names of their types, each titled with the base's name."""
     image = layout.load(f"base:{base.name}", index)
     layers = tuple(
@@ -253,7 +255,7 @@ def _config(layout: Layout, image: Image) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _try(layout: Layout, base: Base, image: Image) -> None:
+def _try(layout: Layout, base: BaseSpec, image: Image) -> None:
     """Starts the image's Python. Raises BuildError for what is not as the recipe says."""
     config = _config(layout, image)
     platform = f"{config.get('os')}/{config.get('architecture')}"
@@ -268,7 +270,7 @@ def _try(layout: Layout, base: Base, image: Image) -> None:
     check_carried(base, UnshareRunner(layout).run(image, spec))
 
 
-def check_carried(base: Base, probed: Completed) -> None:
+def check_carried(base: BaseSpec, probed: CommandResult) -> None:
     """Holds what the probe printed against what the recipe says. Raises BuildError."""
     lines = probed.stdout.splitlines()
     if not base.python and not probed.returncode and len(lines) == 1:

@@ -37,7 +37,7 @@ from imagefactory.trees import read_file, remove_tree
 # --- what a package may hold ---------------------------------------------------------------------
 
 
-class Package:
+class CondaPackage:
     """What a package says of itself: `info` its files of metadata by name, `commands` what programs its entry
     points make, and of what."""
 
@@ -51,7 +51,7 @@ class Package:
         self.commands: list[tuple[str, str]] = []
 
 
-async def read_package(archive: Path, item: Wanted) -> Package:
+async def read_package(archive: Path, item: Wanted) -> CondaPackage:
     """The package of `archive`. Refuses paths that lead out of the prefix.
 
     py-rattler joins the paths of info/paths.json to the prefix as they are. What its own extraction and
@@ -69,7 +69,7 @@ async def read_package(archive: Path, item: Wanted) -> Package:
             read.update(await opened.read_files(["info/files", "info/has_prefix"]))
             paths = (read["info/files"] or b"").decode().splitlines()
         info = {name: data or b"" for name, data in read.items()}
-        package = Package(archive, info, paths)
+        package = CondaPackage(archive, info, paths)
         site_packages = str(json.loads(package.index).get("python_site_packages_path") or "lib")
         if package.python:
             info["info/link.json"] = await opened.read_file("info/link.json") or b""
@@ -98,7 +98,7 @@ def _leads_out(path: str) -> bool:
     return bool({"", ".", ".."} & set(parts)) or parts[0] in ("conda-meta", "__clobbers__") or odd is not None
 
 
-def check_commands(packages: list[Package]) -> None:
+def check_commands(packages: list[CondaPackage]) -> None:
     """Refuses a program that an entry point makes where another package has something.
 
     py-rattler knows no claim of that kind: it writes the program through a link that lies there, be it to
@@ -123,7 +123,7 @@ def check_commands(packages: list[Package]) -> None:
                 raise Failure("path", words, [package.name, other])
 
 
-def check_unpacked(package: Package, folder: Path) -> None:
+def check_unpacked(package: CondaPackage, folder: Path) -> None:
     """Refuses an unpacked package that is not what `read_package` saw, or that links would mislead about.
 
     An archive may hold a name twice, and a list may call a link a file: py-rattler then reads what the
@@ -172,7 +172,7 @@ def link(items: Sequence[Wanted], options: argparse.Namespace, scratch: Path) ->
     for item, archive in zip(items, archives, strict=True):
         check_hash(item, archive)
 
-    async def read() -> list[Package]:
+    async def read() -> list[CondaPackage]:
         return [await read_package(archive, item) for archive, item in zip(archives, items, strict=True)]
 
     packages = asyncio.run(read())
@@ -191,9 +191,9 @@ def link(items: Sequence[Wanted], options: argparse.Namespace, scratch: Path) ->
             except Failure as failure:
                 # Sound next time if the disk or somebody changed it.
                 remove_tree(options.cache / package.stem)
-                give_up(failure, scratch)
+                exit_now(failure, scratch)
             except Exception as error:
-                give_up(Failure("link", f"{package_name}: {error!r}", [package_name]), scratch)
+                exit_now(Failure("link", f"{package_name}: {error!r}", [package_name]), scratch)
             return operation
 
         def on_link_complete(self, index: int) -> None:  # noqa: ARG002
@@ -206,7 +206,7 @@ def link(items: Sequence[Wanted], options: argparse.Namespace, scratch: Path) ->
     )
 
 
-def give_up(failure: Failure, scratch: Path) -> None:
+def exit_now(failure: Failure, scratch: Path) -> None:
     """Ends the process at once, so that nothing more is linked."""
     with contextlib.suppress(OSError):
         remove_tree(scratch)

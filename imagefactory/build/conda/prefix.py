@@ -33,27 +33,33 @@ from urllib.parse import unquote
 from imagefactory.build import conda_install
 from imagefactory.build.conda import link
 from imagefactory.build.conda_install import source_of
-from imagefactory.build.wheel_layer import TEXT, AlteredError, Compiler, LaidFile, Prefix
+from imagefactory.build.wheel_layer import (
+    TEXT,
+    BytecodeCompiler,
+    InstalledFile,
+    InstallPrefix,
+    PackageMismatchError,
+)
 from imagefactory.errors import BuildError, StoreError, ToolError, extra_hint
 from imagefactory.fs import Removal, entries_of, explain_full_disk, remove_inside
-from imagefactory.model import LockedConda
-from imagefactory.oci.layers import Segment
+from imagefactory.model import LockedCondaPackage
+from imagefactory.oci.layers import TarSegment
 from imagefactory.progress import Progress, format_bytes
 from imagefactory.trees import TreeLimits, open_file, read_chunks, read_file, remove_tree, walk_tree
 
-LAST_WORDS = 1 << 20  # bytes of what the linker says of a failure
+OUTPUT_TAIL_BYTES = 1 << 20  # bytes of what the linker says of a failure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Staging:
+class LinkPlan:
     """What to link: archives by package, `groups` of packages (an earlier one keeps claimed paths).
 
     `shown` is the prefix that files speak of, `scratch` the folder to stage in, `cache` that of archives
     unpacked.
     """
 
-    archives: Mapping[LockedConda, Path]
-    groups: Sequence[Sequence[LockedConda]]
+    archives: Mapping[LockedCondaPackage, Path]
+    groups: Sequence[Sequence[LockedCondaPackage]]
     shown: str
     scratch: Path
     cache: Path
@@ -70,7 +76,7 @@ class PathClaim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Script:
+class PostLinkScript:
     """A package whose post-link script is to run."""
 
     name: str
@@ -86,20 +92,20 @@ class LinkedPrefix:
     shown: str
     claims: tuple[PathClaim, ...]
     lost: Mapping[str, tuple[str, ...]]
-    scripts: tuple[Script, ...]
+    scripts: tuple[PostLinkScript, ...]
 
-    def record(self, package: LockedConda) -> Path:
+    def record(self, package: LockedCondaPackage) -> Path:
         """The package's record in conda-meta."""
         return self.folder / "conda-meta" / record_name(package)
 
 
-def record_name(package: LockedConda) -> str:
+def record_name(package: LockedCondaPackage) -> str:
     """The name of a package's record in conda-meta."""
     return f"{package.name}-{package.version}-{package.build}.json"
 
 
 @contextmanager
-def staged(staging: Staging, progress: Progress) -> Iterator[LinkedPrefix]:
+def staging_directory(staging: LinkPlan, progress: Progress) -> Iterator[LinkedPrefix]:
     """The environment, linked; gone at the end.
 
     Raises BuildError for packages that are damaged or hold what they must not, naming them; ToolError
@@ -119,13 +125,13 @@ def staged(staging: Staging, progress: Progress) -> Iterator[LinkedPrefix]:
             shown=staging.shown,
             claims=tuple(PathClaim(**claim) for claim in told["claims"]),
             lost={name: tuple(paths) for name, paths in told["lost"].items()},
-            scripts=tuple(Script(name=n, version=v, build_number=b) for n, v, b in told["scripts"]),
+            scripts=tuple(PostLinkScript(name=n, version=v, build_number=b) for n, v, b in told["scripts"]),
         )
     finally:
         remove_tree(folder)
 
 
-def _link(staging: Staging, folder: Path, progress: Progress) -> dict[str, Any]:
+def _link(staging: LinkPlan, folder: Path, progress: Progress) -> dict[str, Any]:
     archives = folder / "archives"
     archives.mkdir()
     for package, path in staging.archives.items():
@@ -161,7 +167,7 @@ def _link(staging: Staging, folder: Path, progress: Progress) -> dict[str, Any]:
             process.kill()
             raise
         if process.returncode:
-            errors.seek(max(0, errors.seek(0, os.SEEK_END) - LAST_WORDS))
+            errors.seek(max(0, errors.seek(0, os.SEEK_END) - OUTPUT_TAIL_BYTES))
             raise _explain(errors.read().decode(errors="replace"), process.returncode, staging)
     told: dict[str, Any] = json.loads(last)
     return told
@@ -171,7 +177,7 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
-def _explain(text: str, code: int, staging: Staging) -> BuildError:
+def _explain(text: str, code: int, staging: LinkPlan) -> BuildError:
     last = text.strip().rpartition("\n")[2]
     try:
         failure = json.loads(last)
@@ -199,22 +205,22 @@ def _explain(text: str, code: int, staging: Staging) -> BuildError:
 # --- what others unpacked --------------------------------------------------------------------------
 
 
-def extracted_folder(cache: Path) -> Path:
+def extracted_directory(cache: Path) -> Path:
     """Where py-rattler keeps archives unpacked."""
     return cache / "conda-pkgs"
 
 
-def forget_extracted(cache: Path, package: LockedConda) -> None:
+def remove_from_extracted(cache: Path, package: LockedCondaPackage) -> None:
     """Removes what was unpacked of `package`; the next staging unpacks it anew."""
     stem = record_name(package).removesuffix(".json")
-    for path in entries_of(extracted_folder(cache)):
+    for path in entries_of(extracted_directory(cache)):
         if path.name.startswith(stem):
             remove_inside(cache, path)
 
 
 def remove_extracted(cache: Path, removal: Removal) -> None:
     """Removes all that lies there unpacked (`store gc --cache`)."""
-    for path in entries_of(extracted_folder(cache)):
+    for path in entries_of(extracted_directory(cache)):
         removal.remove(path)
 
 
@@ -230,14 +236,14 @@ Start = Callable[[tuple[str, ...], Mapping[str, str]], "subprocess.Popen[bytes]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class PathChange:
     """One path that scripts made, changed or removed, relative to the prefix."""
 
     path: str
     removed: bool = False
 
 
-def run_scripts(prefix: LinkedPrefix, start: Start) -> tuple[Change, ...]:
+def run_scripts(prefix: LinkedPrefix, start: Start) -> tuple[PathChange, ...]:
     """Runs the post-link scripts; gives what they changed, sorted by path.
 
     Raises BuildError, naming the package, when one fails.
@@ -267,7 +273,7 @@ def run_scripts(prefix: LinkedPrefix, start: Start) -> tuple[Change, ...]:
             f"the post-link scripts of {names} created {odd[0]!r}, a name that is not valid in an image",
             hint="constrain the package to a version without such a script",
         )
-    changed = [Change(path=path) for path in after if before.get(path) != after[path]]
+    changed = [PathChange(path=path) for path in after if before.get(path) != after[path]]
     size = sum((prefix.folder / change.path).lstat().st_size for change in changed)
     if size > NEW_BYTES:  # a hole takes no disk, and would be read to its end
         raise BuildError(
@@ -277,9 +283,9 @@ def run_scripts(prefix: LinkedPrefix, start: Start) -> tuple[Change, ...]:
             hint="constrain the package to a version without such a script",
         )
     # What lay in a folder that is gone, or that is something else now, went with it.
-    folders = {path for path, state in after.items() if state == _FOLDER} | {""}
+    folders = {path for path, state in after.items() if state == _DIRECTORY} | {""}
     removed = [
-        Change(path=path, removed=True)
+        PathChange(path=path, removed=True)
         for path in before.keys() - after.keys()
         if path.rpartition("/")[0] in folders
     ]
@@ -309,14 +315,14 @@ def _own_files(folder: Path) -> None:
             beside.replace(folder / inside)
 
 
-_FOLDER = ("folder",)
+_DIRECTORY = ("folder",)
 
 
 def _listing(folder: Path, entries: int) -> dict[str, tuple[object, ...]]:
     listing: dict[str, tuple[object, ...]] = {}
     for inside, state in walk_tree(folder, limits=TreeLimits(entries=entries, depth=DEPTH)):
         if stat.S_ISDIR(state.st_mode):
-            listing[inside] = _FOLDER
+            listing[inside] = _DIRECTORY
         else:
             times = (state.st_mtime_ns, state.st_ctime_ns)
             listing[inside] = (state.st_ino, state.st_mode, state.st_size, *times)
@@ -341,7 +347,7 @@ class CondaRecord:
     data: bytes
     rows: tuple[dict[str, Any], ...]
 
-    def sources(self, place: Prefix) -> tuple[str, ...]:
+    def sources(self, place: InstallPrefix) -> tuple[str, ...]:
         """The paths whose byte code belongs into an image."""
         return tuple(row["_path"] for row in self.rows if is_source(row["_path"], place))
 
@@ -358,18 +364,24 @@ def read_record(path: Path) -> CondaRecord:
         ) from error
 
 
-def is_source(path: str, place: Prefix) -> bool:
+def is_source(path: str, place: InstallPrefix) -> bool:
     """Whether byte code is made of a package's file: Python's, outside of folders called `tests`."""
     parts = path.split("/")
     return parts[:2] == ["lib", f"python{place.python}"] and path.endswith(".py") and "tests" not in parts
 
 
 def lay_package(
-    record: Path, place: Prefix, segment: Segment, compiler: Compiler, *, report: Callable[[int], None]
-) -> tuple[LaidFile, ...]:
+    record: Path,
+    place: InstallPrefix,
+    segment: TarSegment,
+    compiler: BytecodeCompiler,
+    *,
+    report: Callable[[int], None],
+) -> tuple[InstalledFile, ...]:
     """Writes a linked package below `place` into `segment`, its .pyc files last; gives the files laid.
 
-    `record` is its file in the prefix's conda-meta. `report` hears of the bytes read. Raises AlteredError.
+    `record` is its file in the prefix's conda-meta. `report` hears of the bytes read. Raises
+    PackageMismatchError.
     """
     package, root = read_record(record), record.parents[1]
     top = place.prefix.lstrip("/")
@@ -378,16 +390,18 @@ def lay_package(
         path, source = f"{top}/{row['_path']}", root / row["_path"]
         content = lay_path(source, path, segment, expected=_expected(row), owner=record.name, report=report)
         if content:
-            laid.append(LaidFile(path=path, content=content))
+            laid.append(InstalledFile(path=path, content=content))
     path = f"{top}/conda-meta/{record.name}"
     segment.file(path, [package.data], size=len(package.data), executable=False)
-    laid.append(LaidFile(path=path, content=_content(hashlib.sha256(package.data).digest())))
+    laid.append(InstalledFile(path=path, content=_content(hashlib.sha256(package.data).digest())))
     for inside in package.sources(place):
         _compile(root, inside, place, segment, compiler)
     return tuple(laid)
 
 
-def _compile(root: Path, inside: str, place: Prefix, segment: Segment, compiler: Compiler) -> None:
+def _compile(
+    root: Path, inside: str, place: InstallPrefix, segment: TarSegment, compiler: BytecodeCompiler
+) -> None:
     """Writes the byte code of one source, which no link may be."""
     top, source = place.prefix.lstrip("/"), root / inside
     if source.is_symlink():
@@ -413,7 +427,7 @@ def _expected(row: dict[str, Any]) -> str:
 def lay_path(
     source: Path,
     path: str,
-    segment: Segment,
+    segment: TarSegment,
     *,
     expected: str = "",
     owner: str = "",
@@ -448,8 +462,8 @@ def lay_path(
     return _content(digest.digest())
 
 
-def _altered(owner: str, what: str) -> AlteredError:
-    error = AlteredError(
+def _altered(owner: str, what: str) -> PackageMismatchError:
+    error = PackageMismatchError(
         "package-altered",
         f"{owner.removesuffix('.json')}: /{what}",
         hint="constrain the package in the recipe to another version or build",
@@ -463,8 +477,12 @@ def _content(digest: bytes) -> str:
 
 
 def lay_changes(
-    prefix: Path, changes: Sequence[Change], place: Prefix, segment: Segment, compiler: Compiler
-) -> tuple[LaidFile, ...]:
+    prefix: Path,
+    changes: Sequence[PathChange],
+    place: InstallPrefix,
+    segment: TarSegment,
+    compiler: BytecodeCompiler,
+) -> tuple[InstalledFile, ...]:
     """Writes what post-link scripts changed; what they removed as OCI's whiteouts.
 
     Byte code of sources that they changed is made anew, since that of the packages' layers is believed
@@ -479,11 +497,11 @@ def lay_changes(
         if change.removed:
             folder, _, name = path.rpartition("/")
             segment.file(f"{folder}/.wh.{name}", [], size=0, executable=False)
-            laid.append(LaidFile(path=path, content="removed"))  # nor may a wheel's file go with it
+            laid.append(InstalledFile(path=path, content="removed"))  # nor may a wheel's file go with it
             continue
         content = lay_path(prefix / change.path, path, segment)
         if content:
-            laid.append(LaidFile(path=path, content=content))
+            laid.append(InstalledFile(path=path, content=content))
     for change in changes:
         if not change.removed and is_source(change.path, place) and (prefix / change.path).is_file():
             _compile(prefix, change.path, place, segment, compiler)

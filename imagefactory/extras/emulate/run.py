@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from imagefactory.access import Access
-from imagefactory.actions.verdicts import Judge
+from imagefactory.actions.verdicts import VerdictReader
 from imagefactory.errors import UsageError, os_problem
 from imagefactory.extras.emulate import inside
 from imagefactory.extras.emulate.summary import (
@@ -21,13 +21,13 @@ from imagefactory.extras.emulate.summary import (
     main_run,
     parse_emulated,
 )
-from imagefactory.fs import locked_folder, replacing
+from imagefactory.fs import locked_temporary_directory, replacing
 from imagefactory.gpu.knowledge import DataSheet
 from imagefactory.model import CheckState, Mount, RunSpec
-from imagefactory.oci.manifests import Image, Sif
-from imagefactory.serialize import fault
+from imagefactory.oci.manifests import Image, SifArtifact
+from imagefactory.serialize import invalid_value_error
 from imagefactory.trees import list_names, read_file
-from imagefactory.trust.verdict import Judged, Standing, Verdict
+from imagefactory.trust.verdict import Verdict, VerdictStatus, VerificationResult
 from imagefactory.verify.suite_files import write_suite
 
 # --- How fast a GPU was seen to be: what verdicts of the full suite hold of it, for emulating one. Pure
@@ -42,7 +42,7 @@ SINGLE = ("processors", "context", "kernel", "launch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
+class GpuRunRecord:
     """A GPU as one run met it. `memory` and `context` in bytes, `kernel` and `launch` in seconds; `curves` by
     name as pairs of an amount and its seconds, the smallest first.
     """
@@ -57,13 +57,13 @@ class Recorded:
     curves: Mapping[str, tuple[tuple[float, float], ...]]
 
 
-def find_recorded(judged: Iterable[Judged], device: str) -> Recorded | None:
+def find_recorded(judged: Iterable[VerificationResult], device: str) -> GpuRunRecord | None:
     """The newest that can be relied on, of a GPU that its driver calls `device`; None without one.
 
     What several of them sent each other is the newest verdict's on those.
     """
     its = sorted(
-        (one.verdict for one in judged if one.verdict and one.standing is Standing.GOOD),
+        (one.verdict for one in judged if one.verdict and one.standing is VerdictStatus.GOOD),
         key=lambda verdict: verdict.issued,
         reverse=True,
     )
@@ -80,7 +80,7 @@ def _peers(verdict: Verdict) -> tuple[tuple[float, float], ...]:
     return tuple((size * 2 * (count - 1) / count, took) for size, took in sums) if count > 1 else ()
 
 
-def _recorded(verdict: Verdict) -> Recorded | None:
+def _recorded(verdict: Verdict) -> GpuRunRecord | None:
     report = verdict.report
     if report.device is None or report.hardware is None:
         return None
@@ -88,7 +88,7 @@ def _recorded(verdict: Verdict) -> Recorded | None:
     curves = recorded_curves(numbers)
     if not {*NEEDED, *COPIES} <= set(curves) or not {*SINGLE} <= set(numbers):
         return None
-    return Recorded(
+    return GpuRunRecord(
         driver=report.hardware.driver,
         when=verdict.issued,
         memory=report.device.memory,
@@ -127,8 +127,8 @@ def recorded_curves(numbers: Mapping[str, float]) -> dict[str, tuple[tuple[float
 SOURCE = Path(inside.__file__).parent
 PACKAGE, START = "imagefactory_emulate", "sitecustomize.py"
 """What the room is called inside, and the file of it that Python finds by itself."""
-INSIDE, TOLD = "/imagefactory/emulate", "/imagefactory/emulated"
-ASKED = "asked.json"
+INSIDE, EMULATION_DIRECTORIES = "/imagefactory/emulate", "/imagefactory/emulated"
+REQUEST_FILE = "asked.json"
 CONTEXT = 512 << 20
 """What CUDA and its libraries take of a GPU before the first tensor; by driver and GPU 300 to 700 MiB."""
 KERNEL, LAUNCH = 2e-6, 5e-6
@@ -138,17 +138,21 @@ MOST, MOST_NAMES = 256, 10_000
 
 
 def recorded_profile(
-    access: Access, made: Image | Sif, sheet: DataSheet, now: datetime, offered: Sequence[Judged] = ()
-) -> Recorded | None:
+    access: Access,
+    made: Image | SifArtifact,
+    sheet: DataSheet,
+    now: datetime,
+    offered: Sequence[VerificationResult] = (),
+) -> GpuRunRecord | None:
     """What a verdict of this very image holds of such a GPU, of the store or `offered` by a catalogue; None
     without one that counts.
     """
-    return find_recorded((*offered, *Judge(access, now).stored(made)), sheet.device)
+    return find_recorded((*offered, *VerdictReader(access, now).stored(made)), sheet.device)
 
 
 @contextmanager
 def emulating(
-    sheet: DataSheet, count: int, spec: RunSpec, recorded: Recorded | None = None, *, scratch: Path
+    sheet: DataSheet, count: int, spec: RunSpec, recorded: GpuRunRecord | None = None, *, scratch: Path
 ) -> Iterator[tuple[RunSpec, Path]]:
     """The run as it sees `count` of such GPUs, and the folder in which its processes tell what they did.
 
@@ -159,10 +163,10 @@ def emulating(
         raise UsageError(
             "option-conflict", "--emulate runs without a GPU, --nv with one", hint="use only one of them"
         )
-    asked = json.dumps(asked_of(sheet, count, recorded)).encode()
-    with locked_folder("emulate-", scratch) as folder:
+    asked = json.dumps(emulation_request(sheet, count, recorded)).encode()
+    with locked_temporary_directory("emulate-", scratch) as folder:
         shown, told = folder / "shown", folder / "told"
-        write_suite(shown, {ASKED: asked, **read_package()})
+        write_suite(shown, {REQUEST_FILE: asked, **read_package()})
         told.mkdir()
         told.chmod(0o777)  # the image's user writes here, whoever that is on the host
         own = dict(spec.environment).get("PYTHONPATH", "")
@@ -171,13 +175,13 @@ def emulating(
                 spec,
                 environment=(
                     *((key, value) for key, value in spec.environment if key != "PYTHONPATH"),
-                    ("IMAGEFACTORY_EMULATE", f"{INSIDE}/{ASKED}"),
+                    ("IMAGEFACTORY_EMULATE", f"{INSIDE}/{REQUEST_FILE}"),
                     ("PYTHONPATH", f"{INSIDE}:{own}" if own else INSIDE),
                 ),
                 mounts=(
                     *spec.mounts,
                     Mount(source=shown, target=INSIDE, bind=True),
-                    Mount(source=told, target=TOLD, writable=True, scratch=True),
+                    Mount(source=told, target=EMULATION_DIRECTORIES, writable=True, scratch=True),
                 ),
             ),
             told,
@@ -192,12 +196,14 @@ def read_package() -> dict[str, bytes]:
     return {name if name == START else f"{PACKAGE}/{name}": data for name, data in files.items()}
 
 
-def asked_of(sheet: DataSheet, count: int, recorded: Recorded | None = None) -> dict[str, object]:
+def emulation_request(
+    sheet: DataSheet, count: int, recorded: GpuRunRecord | None = None
+) -> dict[str, object]:
     """What the program inside is told of its GPUs, as `emulate/start.py` reads it."""
     told = recorded or sheet
     return {
         "gpus": count,
-        "folder": TOLD,
+        "folder": EMULATION_DIRECTORIES,
         "profile": {
             "name": sheet.name,
             "device": sheet.device,
@@ -228,7 +234,7 @@ def curves_of(sheet: DataSheet) -> dict[str, tuple[tuple[float, float], ...]]:
     return {name: ((rate, 1.0),) for name, rate in rates.items()}
 
 
-def read_told(folder: Path) -> tuple[EmulatedRun, ...]:
+def read_emulation_summaries(folder: Path) -> tuple[EmulatedRun, ...]:
     """What each process of the run told. Raises StatementError for what no process of ours writes."""
     return tuple(run for _, run in _read(folder))
 
@@ -238,16 +244,16 @@ def _read(folder: Path) -> Iterator[tuple[bytes, EmulatedRun]]:
     try:
         names = [name for name in list_names(folder, MOST_NAMES) if name.endswith(".json")]
     except OSError as error:
-        raise fault("what the run told", error.strerror or str(error)) from error
+        raise invalid_value_error("what the run told", error.strerror or str(error)) from error
     for name in names[:MOST]:
         try:
             text = read_file(folder, name, LONGEST)
         except OSError as error:
-            raise fault(name, error.strerror or str(error)) from error
+            raise invalid_value_error(name, error.strerror or str(error)) from error
         yield text, parse_emulated(text, name)
 
 
-def keep_told(folder: Path, runs: tuple[EmulatedRun, ...], output: Path) -> None:
+def write_emulation_summary(folder: Path, runs: tuple[EmulatedRun, ...], output: Path) -> None:
     """Writes what the main process told to a file, for `submit --emulated`."""
     main = main_run(runs)
     text = next((text for text, run in _read(folder) if run == main), None)

@@ -17,11 +17,11 @@ from imagefactory.extras.emulate.inside.summary import FORMAT
 from imagefactory.schedulers.sizes import GB, format_size
 from imagefactory.serialize import (
     LARGEST_NUMBER,
-    Among,
+    Choices,
     Count,
-    Pairs,
-    Within,
-    fault,
+    NumberRange,
+    PairsAsObject,
+    invalid_value_error,
     parse_document,
     parse_json,
 )
@@ -40,7 +40,7 @@ SLOWER = {ESTIMATED: 2.5, RECORDED: 1.25}
 STARTING = 300.0
 """Seconds until an image has come to a machine and started."""
 
-Seconds = Annotated[float, Within(0, LARGEST_NUMBER)]
+Seconds = Annotated[float, NumberRange(0, LARGEST_NUMBER)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ class EmulatedRun:
 
     profile: str
     device: str
-    basis: Annotated[str, Among((ESTIMATED, RECORDED))]
+    basis: Annotated[str, Choices((ESTIMATED, RECORDED))]
     gpus: Count
     ranks: Count
     rank: Count
@@ -105,7 +105,7 @@ class EmulatedRun:
     memory: EmulatedMemory
     pinned: Count
     unlocked: str
-    asked: Annotated[tuple[tuple[str, int], ...], Pairs()]
+    asked: Annotated[tuple[tuple[str, int], ...], PairsAsObject()]
 
 
 def parse_emulated(text: bytes | str, where: str) -> EmulatedRun:
@@ -113,7 +113,7 @@ def parse_emulated(text: bytes | str, where: str) -> EmulatedRun:
     try:
         value = parse_json(text)
     except ValueError as error:
-        raise fault(where, f"it is not JSON: {error}") from error
+        raise invalid_value_error(where, f"it is not JSON: {error}") from error
     run = parse_document(value, EmulatedRun, FORMAT, where)
     assert isinstance(run, EmulatedRun)
     return run
@@ -146,7 +146,7 @@ def epoch_seconds(loader: EmulatedLoader) -> float | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Advice:
+class ResourceAdvice:
     """What to ask for: `gpu_memory` in bytes, None where the run needed more than the GPU has. `workers` of
     the loader that none is waited for, None without a loader, and the `cpus` that they and the program keep
     busy. `time` is None where the program was ended before it was through.
@@ -159,7 +159,7 @@ class Advice:
     cpus: int
 
 
-def advise(run: EmulatedRun) -> Advice:
+def advise(run: EmulatedRun) -> ResourceAdvice:
     """See Advice."""
     memory = run.memory
     wanted = math.ceil((memory.peak * MARGIN + memory.context) / GB) * GB
@@ -168,7 +168,7 @@ def advise(run: EmulatedRun) -> Advice:
     if workers and run.loader is not None and run.loader.made and run.loader.processor is not None:
         cpus += math.ceil(workers * min(1.0, run.loader.processor / run.loader.made))
     gpus = max(1, run.ranks)
-    return Advice(
+    return ResourceAdvice(
         time=enough_time(run),
         gpus=gpus,
         gpu_memory=None if memory.exceeded else wanted,
@@ -246,7 +246,7 @@ def format_emulated(run: EmulatedRun, processes: int, width: int | None) -> str:
     return "\n".join([*fold([head], width), format_fields(fields, width=width), *fold(notes, width)])
 
 
-def _write(run: EmulatedRun, advice: Advice) -> str:
+def _write(run: EmulatedRun, advice: ResourceAdvice) -> str:
     if advice.gpu_memory is None:
         return "it ran out of memory: take a GPU that has more, or a smaller batch"
     several = f"--gpus {advice.gpus} " if advice.gpus > 1 else ""

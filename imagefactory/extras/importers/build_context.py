@@ -41,7 +41,7 @@ _MOST_ENTRIES = 20_000
 _PARENTS = 2
 """Directories above the file's own that are tried where it is in no git work tree."""
 
-Kind = Literal["file", "folder", "outside", ""]
+EntryType = Literal["file", "folder", "outside", ""]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ def _matches(pieces: Sequence[str], path: str) -> bool:
 
     A state is the number of pieces passed, and whether it is inside the directories of a `**/`.
     """
-    states = _spread(pieces, {(0, False)})
+    states = _skip_stars(pieces, {(0, False)})
     for char in path:
         if char == "/" and (len(pieces), False) in states:
             return True
@@ -148,22 +148,22 @@ def _matches(pieces: Sequence[str], path: str) -> bool:
                 after |= {(at, True), (at + 1, False)} if char == "/" else {(at, True)}
             elif piece == "**" or (piece == "*" and char != "/"):
                 after.add((at, inside))
-            elif _matches_one(piece, char):
+            elif _matches_rule(piece, char):
                 after.add((at + 1, False))
-        states = _spread(pieces, after)
+        states = _skip_stars(pieces, after)
         if not states:
             return False
     return (len(pieces), False) in states
 
 
-def _matches_one(piece: str, char: str) -> bool:
+def _matches_rule(piece: str, char: str) -> bool:
     if piece.startswith("["):
         negated = piece.startswith("[^")
         return char != "/" and fnmatchcase(char, f"[!{piece[2:]}" if negated else piece)
     return piece == f"={char}" or (piece == "?" and char != "/")
 
 
-def _spread(pieces: Sequence[str], states: set[tuple[int, bool]]) -> set[tuple[int, bool]]:
+def _skip_stars(pieces: Sequence[str], states: set[tuple[int, bool]]) -> set[tuple[int, bool]]:
     """The states with those that no character leads to: a star may stand for nothing."""
     found = set(states)
     todo = list(states)
@@ -191,9 +191,9 @@ class BuildContext:
     reserved: tuple[str, ...] = ()
     rules: IgnoreRules = IgnoreRules()
 
-    def kind(self, path: str) -> Kind:
+    def kind(self, path: str) -> EntryType:
         """What lies at a path of the context, whatever .dockerignore says; empty for nothing."""
-        return _kind(self.root, path)
+        return _entry_type(self.root, path)
 
     def link_fault(self, path: str) -> str:
         """Why a link cannot be an own file; empty for what is no link, or leads to a file of the project."""
@@ -261,10 +261,10 @@ class BuildContext:
     def holds_all(self, folder: Path, wanted: Sequence[Sequence[str]]) -> bool:
         """Whether another directory holds one path of each group."""
         other = open_context(self.own, given=folder, project=self.project)
-        return all(any(_is_there(other, path) for path in group) for group in wanted)
+        return all(any(_path_exists(other, path) for path in group) for group in wanted)
 
 
-def _is_there(context: BuildContext, path: str) -> bool:
+def _path_exists(context: BuildContext, path: str) -> bool:
     found = context.expand(path)
     return any(context.kind(one) in ("file", "folder") and not context.rules.excludes(one) for one in found)
 
@@ -293,7 +293,7 @@ def open_context(
     names = [beside.relative_to(root).as_posix()] if file and beside.is_relative_to(root) else []
     rules = IgnoreRules()
     for name in [*names, ".dockerignore"]:
-        text = _read(root / name) if _kind(root, name) == "file" else None
+        text = _read(root / name) if _entry_type(root, name) == "file" else None
         if text is not None:
             rules = parse_ignore_rules(text, name)
             break
@@ -318,7 +318,7 @@ def context_option(folder: Path) -> str:
     return f"--context {shlex.quote(str(folder) if written.startswith('../..') else written)}"
 
 
-def _kind(root: Path, path: str) -> Kind:
+def _entry_type(root: Path, path: str) -> EntryType:
     try:
         place = (root / path).resolve()
         if not place.is_relative_to(root):
@@ -338,7 +338,7 @@ def _read(path: Path) -> str | None:
         return None
 
 
-def told_context(context: BuildContext) -> str:
+def context_message(context: BuildContext) -> str:
     """What a person should know of the directory that was taken."""
     what = f"the build context is {show(str(context.root), limit=200)}"
     return what if context.named else f"{what} ({context_option(context.own)} takes another)"

@@ -13,13 +13,13 @@ from packaging.requirements import InvalidRequirement, Requirement
 from imagefactory.errors import Diagnostic, RecipeError, UsageError
 from imagefactory.extras.importers.build_context import BuildContext, context_option
 from imagefactory.extras.importers.framework_row import FRAMEWORKS, pypi_name
-from imagefactory.extras.importers.image_parts import PATHS, keep_files, keep_variable, keep_workdir
-from imagefactory.extras.importers.pip_lines import Beside
-from imagefactory.extras.importers.spec import Wish, take_channel
-from imagefactory.model import Where
-from imagefactory.recipes.shell_words import MOST_CHARACTERS, Word, split_words
+from imagefactory.extras.importers.image_parts import PATHS, add_copied_files, add_variable, add_workdir
+from imagefactory.extras.importers.pip_lines import ReferencedFiles
+from imagefactory.extras.importers.spec import EnvironmentSpec, take_channel
+from imagefactory.model import SourceLocation
+from imagefactory.recipes.shell_words import MOST_CHARACTERS, RunWord, split_shell_words
 from imagefactory.recipes.values import parse_spec
-from imagefactory.recipes.yaml_tree import Limits, refused, show, too_large
+from imagefactory.recipes.yaml_tree import YamlLimits, recipe_problem, show, too_large
 
 # --- What the name of a well-known image tells: Python, CUDA, a framework. No registry is asked
 # Sources are the images' own pages: their tags name versions by the patterns below. What else an image holds
@@ -45,7 +45,7 @@ _PYTHONS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BaseImage:
+class KnownBaseImage:
     """`framework` as PyPI has it, `packages` are others that it brings, `channels` those that its
     conda asks.
 
@@ -74,7 +74,7 @@ class BaseImage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
+class _BaseImageRow:
     """`tag` is searched for in the tag, by names of BaseImage's fields."""
 
     tag: str = "$"
@@ -84,49 +84,51 @@ class _Row:
     lost: str = ""
 
 
-_PLAIN = _Row()
+_PLAIN = _BaseImageRow()
 _FORGE = ("conda-forge",)
 _JUPYTER = "it holds JupyterLab and the packages of a notebook server"
 # By repository, without the registry of docker and its "library".
-_ROWS: Mapping[str, _Row] = {
-    "pytorch/pytorch": _Row(
+_ROWS: Mapping[str, _BaseImageRow] = {
+    "pytorch/pytorch": _BaseImageRow(
         tag=rf"^{_RELEASE}-{_CUDA}",
         framework="torch",
         packages=("torchvision", "torchaudio"),
     ),
-    "anibali/pytorch": _Row(tag=rf"^{_RELEASE}-{_CUDA}", framework="torch"),
-    "tensorflow/tensorflow": _Row(tag=rf"^{_RELEASE}", framework="tensorflow"),
-    "huggingface/transformers-pytorch-gpu": _Row(framework="torch", packages=("transformers",)),
-    "nvcr.io/nvidia/pytorch": _Row(framework="torch", lost=_NVIDIA),
-    "nvcr.io/nvidia/tensorflow": _Row(framework="tensorflow", lost=_NVIDIA),
-    "nvcr.io/nvidia/jax": _Row(framework="jax", lost=_NVIDIA),
-    "ghcr.io/nvidia/jax": _Row(framework="jax"),
-    "nvidia/cuda": _Row(tag=r"^(?P<cuda>[0-9]{2}\.[0-9])"),
-    "python": _Row(tag=rf"^{_PYTHON}"),
-    "continuumio/miniconda3": _Row(channels=("defaults",)),
-    "continuumio/anaconda3": _Row(
+    "anibali/pytorch": _BaseImageRow(tag=rf"^{_RELEASE}-{_CUDA}", framework="torch"),
+    "tensorflow/tensorflow": _BaseImageRow(tag=rf"^{_RELEASE}", framework="tensorflow"),
+    "huggingface/transformers-pytorch-gpu": _BaseImageRow(framework="torch", packages=("transformers",)),
+    "nvcr.io/nvidia/pytorch": _BaseImageRow(framework="torch", lost=_NVIDIA),
+    "nvcr.io/nvidia/tensorflow": _BaseImageRow(framework="tensorflow", lost=_NVIDIA),
+    "nvcr.io/nvidia/jax": _BaseImageRow(framework="jax", lost=_NVIDIA),
+    "ghcr.io/nvidia/jax": _BaseImageRow(framework="jax"),
+    "nvidia/cuda": _BaseImageRow(tag=r"^(?P<cuda>[0-9]{2}\.[0-9])"),
+    "python": _BaseImageRow(tag=rf"^{_PYTHON}"),
+    "continuumio/miniconda3": _BaseImageRow(channels=("defaults",)),
+    "continuumio/anaconda3": _BaseImageRow(
         channels=("defaults",),
         lost="it holds the packages of Anaconda's distribution",
     ),
-    "condaforge/miniforge3": _Row(channels=_FORGE),
-    "condaforge/mambaforge": _Row(channels=_FORGE),
-    "mambaorg/micromamba": _Row(channels=_FORGE),
-    "rapidsai/base": _Row(
+    "condaforge/miniforge3": _BaseImageRow(channels=_FORGE),
+    "condaforge/mambaforge": _BaseImageRow(channels=_FORGE),
+    "mambaorg/micromamba": _BaseImageRow(channels=_FORGE),
+    "rapidsai/base": _BaseImageRow(
         tag=rf"{_CUDA}-py{_PYTHON}", channels=("rapidsai", "conda-forge"), lost="it holds RAPIDS"
     ),
-    "quay.io/jupyter/pytorch-notebook": _Row(
+    "quay.io/jupyter/pytorch-notebook": _BaseImageRow(
         tag="^cuda(?P<cuda>[0-9]{2})", framework="torch", channels=_FORGE, lost=_JUPYTER
     ),
-    "quay.io/jupyter/tensorflow-notebook": _Row(framework="tensorflow", channels=_FORGE, lost=_JUPYTER),
-    "runpod/pytorch": _Row(
+    "quay.io/jupyter/tensorflow-notebook": _BaseImageRow(
+        framework="tensorflow", channels=_FORGE, lost=_JUPYTER
+    ),
+    "runpod/pytorch": _BaseImageRow(
         tag=rf"^{_RELEASE}-py{_PYTHON}-{_CUDA}", framework="torch", packages=("torchvision", "torchaudio")
     ),
-    "ghcr.io/astral-sh/uv": _Row(tag=rf"python{_PYTHON}"),
+    "ghcr.io/astral-sh/uv": _BaseImageRow(tag=rf"python{_PYTHON}"),
     **dict.fromkeys(("ubuntu", "debian", "buildpack-deps", "scratch"), _PLAIN),
 }
 
 
-def read_base_image(name: str) -> BaseImage:
+def read_base_image(name: str) -> KnownBaseImage:
     """What is known of an image by its name."""
     plain = re.sub(r"^[a-z-]+://|@sha256:[0-9a-f]*$", "", name)
     plain = re.sub(r"^(index\.|registry-1\.)?docker\.io/|^public\.ecr\.aws/docker/(?=library/)", "", plain)
@@ -141,10 +143,12 @@ def read_base_image(name: str) -> BaseImage:
             for key, pattern in (("cuda", _CUDA), ("python", f"py(thon)?-?{_PYTHON}"))
         }
         cuda, python = (one[key] if (one := found[key]) else "" for key in ("cuda", "python"))
-        return BaseImage(cuda=cuda, python=python, known=False, system_python=_system_python(repository, tag))
+        return KnownBaseImage(
+            cuda=cuda, python=python, known=False, system_python=_system_python(repository, tag)
+        )
     at = re.search(row.tag, tag)
     said = {key: value or "" for key, value in (at.groupdict() if at else {}).items()}
-    return BaseImage(
+    return KnownBaseImage(
         framework=row.framework,
         version=said.get("version", ""),
         cuda=said.get("cuda", ""),
@@ -164,8 +168,8 @@ def _system_python(repository: str, tag: str) -> str:
 
 # ---
 
-LIMITS = Limits(size=256 * 1024)
-_MOST_LOOKS = 400
+LIMITS = YamlLimits(size=256 * 1024)
+_MAX_LOOKUPS = 400
 """At files beside, for all names that commands write."""
 _MOST_COPIES = 200
 """Sources of COPY whose files are looked at: each may be a whole tree."""
@@ -179,14 +183,14 @@ def check_text(text: str, file: str) -> None:
     if found := re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", text):
         before = text[: found.start()]
         column = found.start() - before.rfind("\n")
-        where = Where(file=file, line=before.count("\n") + 1, column=column)
-        raise refused(
+        where = SourceLocation(file=file, line=before.count("\n") + 1, column=column)
+        raise recipe_problem(
             where, "hidden-character", f"contains the invisible character {found[0]!a}", "remove it"
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
+class DependencySelection:
     """What a command takes of a project beside its dependencies: extras, groups, an environment of pixi's.
 
     `python` are the bounds on the Python that it is installed for, as far as they are known.
@@ -199,27 +203,27 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ContextRequirement:
     """What a line needs of the build context: one of `names`. `found` is the one that is there, if any."""
 
-    where: Where
+    where: SourceLocation
     names: tuple[str, ...]
     found: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Around:
+class ContainerFileReaders:
     """How files beside are read: pip's by `inside` (bounds on Python), others by `parse`, with a selection.
 
     `context` is None where the text alone is read. `wanted` collects what was looked for in it, `parsed` what
     was read whole. `build_args` are the values that a person gives, `used` the names of those that it takes.
     """
 
-    inside: Callable[[str], Beside]
-    parse: Callable[[str, str, Selection], Wish]
+    inside: Callable[[str], ReferencedFiles]
+    parse: Callable[[str, str, DependencySelection], EnvironmentSpec]
     context: BuildContext | None = None
-    wanted: list[Wanted] = field(default_factory=list)
-    parsed: set[tuple[str, Selection]] = field(default_factory=set)
+    wanted: list[ContextRequirement] = field(default_factory=list)
+    parsed: set[tuple[str, DependencySelection]] = field(default_factory=set)
     build_args: Mapping[str, str] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
 
@@ -240,7 +244,7 @@ class Around:
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
+class CopyInstruction:
     """`told` are the lines that say what of it is lost."""
 
     source: str
@@ -249,7 +253,7 @@ class Copied:
 
 
 @dataclass(frozen=True, slots=True)
-class Clone:
+class GitClone:
     """A git repository that a command clones to `place`; `told` are the lines that say it is lost."""
 
     place: str
@@ -259,7 +263,7 @@ class Clone:
 
 
 @dataclass(slots=True, kw_only=True)
-class Container:
+class ContainerFile:
     """One image as far as it is read.
 
     `variables` are those that words may hold, `own` those of them that stay; `packages_only` is for a
@@ -269,39 +273,39 @@ class Container:
     places, `folders` are made empty, `removed` are packages that pip uninstalled.
     """
 
-    wish: Wish
-    around: Around
+    wish: EnvironmentSpec
+    around: ContainerFileReaders
     variables: dict[str, str] = field(default_factory=dict)
     workdir: str = "/"
     own: set[str] = field(default_factory=set)
-    copies: list[Copied] = field(default_factory=list)
+    copies: list[CopyInstruction] = field(default_factory=list)
     users: dict[str, str] = field(default_factory=dict)
-    clones: dict[str, Clone] = field(default_factory=dict)
-    folders: list[Word] = field(default_factory=list)
+    clones: dict[str, GitClone] = field(default_factory=dict)
+    folders: list[RunWord] = field(default_factory=list)
     packages_only: bool = False
     rooted: bool = True
-    below: BaseImage | None = None
-    below_where: Where | None = None
-    system_python: Where | None = None
+    below: KnownBaseImage | None = None
+    below_where: SourceLocation | None = None
+    system_python: SourceLocation | None = None
     first_user: int = 1000
     removed: set[str] = field(default_factory=set)
     looks: int = 0
 
-    def leave(self, where: Where, what: str, do: str) -> None:
+    def leave(self, where: SourceLocation, what: str, do: str) -> None:
         if not self.packages_only:
             self.wish.leave(where, what, do)
 
-    def note(self, where: Where, what: str) -> None:
+    def note(self, where: SourceLocation, what: str) -> None:
         if not self.packages_only:
             self.wish.note(where, what)
 
     @property
-    def beside(self) -> Beside:
+    def beside(self) -> ReferencedFiles:
         return self.around.inside(self.wish.python)
 
     # --- what lies below
 
-    def base(self, name: Word) -> None:
+    def base(self, name: RunWord) -> None:
         """The image that this one is made from."""
         if self.packages_only:
             return
@@ -367,33 +371,35 @@ class Container:
 
     # --- what is set
 
-    def set(self, name: str, value: Word) -> None:
+    def set(self, name: str, value: RunWord) -> None:
         """A variable of the image."""
         self.own.add(name)
         self.remember(name, value)
         if self.packages_only:
             return
         if name in PATHS and not value.known:  # with what stands before and behind the base image's own
-            words = split_words(value.text, value.where, {**self.variables, name: ""})
-            whole = Word("".join(word.text for word in words), value.where, all(word.known for word in words))
+            words = split_shell_words(value.text, value.where, {**self.variables, name: ""})
+            whole = RunWord(
+                "".join(word.text for word in words), value.where, all(word.known for word in words)
+            )
             value = whole if whole.known else value
-        keep_variable(self.wish, name, value)
+        add_variable(self.wish, name, value)
 
-    def remember(self, name: str, value: Word) -> None:
+    def remember(self, name: str, value: RunWord) -> None:
         """A variable for the words that follow."""
         if value.known and len(value.text) < MOST_CHARACTERS:
             self.variables[name] = value.text
         else:
             self.variables.pop(name, None)
 
-    def go(self, folder: Word) -> None:
+    def go(self, folder: RunWord) -> None:
         self.workdir = normpath(join(self.workdir, folder.text))
         if not self.packages_only:
-            keep_workdir(self.wish, self.workdir, folder.where)
+            add_workdir(self.wish, self.workdir, folder.where)
 
     # --- what is copied
 
-    def copy(self, sources: Sequence[str], to: str, where: Where, *, quiet: bool = False) -> None:
+    def copy(self, sources: Sequence[str], to: str, where: SourceLocation, *, quiet: bool = False) -> None:
         """Files of the build context, and where they lie inside; `quiet` ones are there for one command."""
         place = normpath(join(self.workdir, to))
         into = to.endswith("/") or len(sources) > 1 or place in (normpath(self.workdir), "/")
@@ -402,9 +408,11 @@ class Container:
             if not (self.packages_only or quiet):
                 self._keep(written, place, where, into=into)
             lost = tuple(self.wish.left[before:])
-            self.copies.append(Copied(written, f"{place}/" if into and place != "/" else place, lost))
+            self.copies.append(
+                CopyInstruction(written, f"{place}/" if into and place != "/" else place, lost)
+            )
 
-    def _keep(self, written: str, place: str, where: Where, *, into: bool) -> None:
+    def _keep(self, written: str, place: str, where: SourceLocation, *, into: bool) -> None:
         what, context = f"COPY {show(written, limit=100)[1:-1]} to {show(place)}", self.around.context
         source = self.source(written)
         if re.search(r"://|^git@", written):
@@ -415,7 +423,7 @@ class Container:
             self.wish.leave(where, f"{what} is outside of the build context", "put it into the project")
             return
         if context is None:
-            keep_files(self.wish, None, source, place, where)
+            add_copied_files(self.wish, None, source, place, where)
             return
         if len(self.wish.parts.files) + len(self.around.wanted) > _MOST_COPIES:
             do = "write the rest under files: of the recipe"
@@ -423,7 +431,7 @@ class Container:
             return
         there = [one for one in context.expand(source) if context.kind(one) in ("file", "folder")]
         there = [one for one in there if not self._is_excluded(one, what, where)]
-        self.around.wanted.append(Wanted(where, (source,), found=source if there else ""))
+        self.around.wanted.append(ContextRequirement(where, (source,), found=source if there else ""))
         if not there and not context.rules.excludes(source):
             do = "bring it, name another directory by --context, or remove the line"
             shown = show(str(context.root), limit=200)
@@ -432,9 +440,9 @@ class Container:
         for one in there:
             folder = context.kind(one) == "folder"
             inside = (into or globbed) if not folder else (into and not self.rooted)
-            keep_files(self.wish, context, one, join(place, basename(one)) if inside else place, where)
+            add_copied_files(self.wish, context, one, join(place, basename(one)) if inside else place, where)
 
-    def _is_excluded(self, name: str, what: str, where: Where) -> bool:
+    def _is_excluded(self, name: str, what: str, where: SourceLocation) -> bool:
         """Whether .dockerignore excludes a file, or all of a directory."""
         context = self.around.context
         rule = context.rules.excludes(name) if context else ""
@@ -452,14 +460,14 @@ class Container:
         place = normpath(written.lstrip("/") or ".")
         return None if place == ".." or place.startswith("../") else place
 
-    def find(self, path: str, where: Where, *, optional: bool = False) -> str:
+    def find(self, path: str, where: SourceLocation, *, optional: bool = False) -> str:
         """The file of the context that lies at a path inside, empty where none is there to be read."""
         place = normpath(join(self.workdir, path))
         names: list[str] = []
         for copied in reversed(self.copies):
             for name in self._origins(copied, place):
                 self.looks += 1
-                if self.looks > _MOST_LOOKS:
+                if self.looks > _MAX_LOOKUPS:
                     return ""
                 names.append(name)
                 if self.beside.read(name) is not None:
@@ -467,7 +475,7 @@ class Container:
                     return name
         context = self.around.context
         if context and not optional and names and not any(map(context.rules.excludes, names)):
-            self.around.wanted.append(Wanted(where, tuple(dict.fromkeys(names))))
+            self.around.wanted.append(ContextRequirement(where, tuple(dict.fromkeys(names))))
         return ""
 
     def origin(self, path: str) -> str:
@@ -479,7 +487,7 @@ class Container:
                     return name
         return ""
 
-    def clone_of(self, place: str) -> Clone | None:
+    def clone_of(self, place: str) -> GitClone | None:
         """The repository that was cloned to a directory, or to one above it."""
         found = [one for one in self.clones if f"{place}/".startswith(f"{one}/")]
         return self.clones[max(found, key=len)] if found else None
@@ -487,7 +495,7 @@ class Container:
     def why_not(self, path: str) -> str:
         """Why `find` found nothing there."""
         place, context = normpath(join(self.workdir, path)), self.around.context
-        names = [name for one in reversed(self.copies) for name in self._origins(one, place)][:_MOST_LOOKS]
+        names = [name for one in reversed(self.copies) for name in self._origins(one, place)][:_MAX_LOOKUPS]
         rules = [rule for name in names if context and (rule := context.rules.excludes(name))]
         if rules:
             return f"is excluded from the build context by {rules[0]}"
@@ -495,7 +503,7 @@ class Container:
             return "is none of the files that are copied"
         return f"would be {show(names[0])}, which is not in the build context"
 
-    def _was_read(self, copied: Copied, name: str, where: Where) -> None:
+    def _was_read(self, copied: CopyInstruction, name: str, where: SourceLocation) -> None:
         """What was copied to be read, and is taken by its content, is not left out."""
         context = self.around.context
         if self.source(copied.source) == name or (
@@ -503,10 +511,10 @@ class Container:
         ):
             self.wish.left = [line for line in self.wish.left if line not in copied.told]
         if context is not None:
-            self.around.wanted.append(Wanted(where, (name,), found=name))
+            self.around.wanted.append(ContextRequirement(where, (name,), found=name))
             note_other_file(self.wish, context, name, where)
 
-    def _origins(self, copied: Copied, place: str) -> Iterator[str]:
+    def _origins(self, copied: CopyInstruction, place: str) -> Iterator[str]:
         """Where a file inside may come from."""
         folder = normpath(copied.to)
         source = self.source(copied.source)
@@ -531,7 +539,7 @@ def _allows(requirement: str, version: str) -> bool:
         return True
 
 
-def note_other_file(wish: Wish, context: BuildContext, name: str, where: Where) -> None:
+def note_other_file(wish: EnvironmentSpec, context: BuildContext, name: str, where: SourceLocation) -> None:
     """Notes a file of the same name where another build context would have it, with other content."""
     places = dict.fromkeys([context.own / basename(name), *(folder / name for folder in context.others())])
     for place in places:
@@ -541,7 +549,7 @@ def note_other_file(wish: Wish, context: BuildContext, name: str, where: Where) 
             wish.note(where, f"{what}; {show(str(place), limit=200)} is another file")
 
 
-def refuse_other_context(around: Around) -> None:
+def check_context(around: ContainerFileReaders) -> None:
     """Raises RecipeError where another directory has more of what the file copies: it is the context then."""
     context = around.context
     missing = [one for one in around.wanted if not one.found]

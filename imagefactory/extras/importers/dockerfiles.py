@@ -14,17 +14,17 @@ from posixpath import join, normpath
 
 from imagefactory.extras.importers.container import (
     LIMITS,
-    Around,
-    Container,
+    ContainerFile,
+    ContainerFileReaders,
+    check_context,
     check_text,
-    refuse_other_context,
 )
-from imagefactory.extras.importers.image_parts import SHELL, keep_command, keep_entrypoint, keep_user
-from imagefactory.extras.importers.installs import take_script, take_words
-from imagefactory.extras.importers.spec import Wish
-from imagefactory.model import Where
-from imagefactory.recipes.shell_words import MOST_CHARACTERS, Word, read_commands, split_words
-from imagefactory.recipes.yaml_tree import first_place, refused, show, too_large
+from imagefactory.extras.importers.image_parts import SHELL, add_command, add_entrypoint, add_user
+from imagefactory.extras.importers.installs import read_install_command, read_install_script
+from imagefactory.extras.importers.spec import EnvironmentSpec
+from imagefactory.model import SourceLocation
+from imagefactory.recipes.shell_words import MOST_CHARACTERS, RunWord, read_commands, split_shell_words
+from imagefactory.recipes.yaml_tree import first_place, recipe_problem, show, too_large
 
 # `FROM IMAGE` or `FROM IMAGE AS NAME` is all of its line: Python's `from setuptools import setup` is not.
 DOCKERFILE = re.compile(
@@ -34,7 +34,7 @@ DOCKERFILE = re.compile(
 )
 NAMED = re.compile(r"(.*\.)?(dockerfile|containerfile)([._-].*)?", re.IGNORECASE)
 # What docker sets itself.
-_GIVEN = {
+_PREDEFINED_ARGS = {
     "TARGETPLATFORM": "linux/amd64",
     "TARGETOS": "linux",
     "TARGETARCH": "amd64",
@@ -43,7 +43,7 @@ _GIVEN = {
 }
 _FLAG = re.compile(r"(?:\s|\\\n)*--([a-z-]+)(?:=(\S*))?(?=\s|$)")
 _MOST_STAGES = 50
-_HERE = re.compile(r"(?:^|\s)[0-9]*<<(-?)([\"']?)([A-Za-z_]\w*)\2(?=\s|$)", re.ASCII)
+_HEREDOC = re.compile(r"(?:^|\s)[0-9]*<<(-?)([\"']?)([A-Za-z_]\w*)\2(?=\s|$)", re.ASCII)
 # What is said where an image runs, or says nothing to a program in it.
 _NOTED = {
     "EXPOSE": "name the port where the image runs",
@@ -65,16 +65,16 @@ _ENVIRONMENT = re.compile(
 
 
 @dataclass(slots=True, kw_only=True)
-class Instruction:
+class DockerfileLine:
     """`text` is all behind the name, in its lines, with blanks for the name and the flags before it."""
 
     name: str
-    where: Where
+    where: SourceLocation
     text: str
     flags: list[tuple[str, str]] = field(default_factory=list)
 
-    def start(self) -> Where:
-        return Where(file=self.where.file, line=self.where.line, column=1)
+    def start(self) -> SourceLocation:
+        return SourceLocation(file=self.where.file, line=self.where.line, column=1)
 
     def plain(self) -> str:
         return " ".join(self.text.replace("\\\n", " ").split())
@@ -91,15 +91,15 @@ class Instruction:
 @dataclass(slots=True, kw_only=True)
 class Stage:
     name: str
-    base: Word
+    base: RunWord
     platform: str = ""
-    instructions: list[Instruction] = field(default_factory=list)
+    instructions: list[DockerfileLine] = field(default_factory=list)
 
 
-def read_dockerfile(text: str, file: str, around: Around) -> Wish:
+def read_dockerfile(text: str, file: str, around: ContainerFileReaders) -> EnvironmentSpec:
     """What the last stage asks for. Raises RecipeError for what is no Dockerfile."""
     check_text(text, file)
-    wish, given = Wish(file=file), dict(_GIVEN)
+    wish, given = EnvironmentSpec(file=file), dict(_PREDEFINED_ARGS)
     instructions = list(_instructions(text, file))
     for one in instructions:
         if one.name == "ARG":  # of a stage that is not read, too
@@ -107,22 +107,22 @@ def read_dockerfile(text: str, file: str, around: Around) -> Wish:
                 around.take_build_arg(name)
     stages = _stages(instructions, given, around)
     if not stages:
-        raise refused(
+        raise recipe_problem(
             first_place(file),
             "no-base-image",
             "has no FROM line",
             "pass a Dockerfile with a FROM line",
         )
-    _Build(wish, around, stages, given).take(stages[-1])
+    _StageReader(wish, around, stages, given).take(stages[-1])
     around.refuse_unused(file)
-    refuse_other_context(around)
+    check_context(around)
     return wish
 
 
 # --- lines ---------------------------------------------------------------------------------------
 
 
-def _instructions(text: str, file: str) -> Iterator[Instruction]:
+def _instructions(text: str, file: str) -> Iterator[DockerfileLine]:
     lines, at, escape = text.replace("\r\n", "\n").split("\n"), 0, "\\"
     for line in lines:
         found = re.fullmatch(r"#\s*(\w+)\s*=\s*(\S+)\s*", line)
@@ -135,9 +135,9 @@ def _instructions(text: str, file: str) -> Iterator[Instruction]:
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         found = re.match(r"(\s*)([A-Za-z]+)(?=\s|$)", line)
-        where = Where(file=file, line=first + 1, column=len(line) - len(line.lstrip()) + 1)
+        where = SourceLocation(file=file, line=first + 1, column=len(line) - len(line.lstrip()) + 1)
         if not found:
-            raise refused(
+            raise recipe_problem(
                 where,
                 "line-invalid",
                 f"{show(line.strip())} is not an instruction",
@@ -150,16 +150,16 @@ def _instructions(text: str, file: str) -> Iterator[Instruction]:
             parts.append(escape if comment else lines[at])
             at += 1
         parts[-1] = "" if parts[-1].strip() == escape else _literal(parts[-1].rstrip(), escape)
-        made = Instruction(name=found[2].upper(), where=where, text="\n".join(parts))
+        made = DockerfileLine(name=found[2].upper(), where=where, text="\n".join(parts))
         if made.name != "ONBUILD":
             _flags(made)
         if made.name in ("RUN", "COPY", "ADD"):
-            for tabs, _, end in _HERE.findall(made.text):
+            for tabs, _, end in _HEREDOC.findall(made.text):
                 start = at
                 while at < len(lines) and (lines[at].lstrip("\t") if tabs else lines[at]) != end:
                     at += 1
                 if at >= len(lines):
-                    raise refused(
+                    raise recipe_problem(
                         where,
                         "heredoc-unclosed",
                         f"a here-document (<<{end}) is not closed",
@@ -167,7 +167,7 @@ def _instructions(text: str, file: str) -> Iterator[Instruction]:
                     )
                 made.text += "".join(f"\n{one}" for one in lines[start : at + 1])
                 at += 1
-            made.text += "\n" if _HERE.search(made.text) else ""
+            made.text += "\n" if _HEREDOC.search(made.text) else ""
         yield made
 
 
@@ -176,7 +176,7 @@ def _literal(line: str, escape: str) -> str:
     return line if escape == "\\" else line.replace("\\", "\\\\")
 
 
-def _flags(made: Instruction) -> None:
+def _flags(made: DockerfileLine) -> None:
     """Takes `--name=value` from before what the instruction says."""
     if made.name not in ("RUN", "COPY", "ADD", "FROM"):
         return
@@ -187,27 +187,29 @@ def _flags(made: Instruction) -> None:
     made.text = re.sub(r"[^\n\\]|\\(?!\n)", " ", made.text[:end]) + made.text[end:]
 
 
-def _stages(instructions: list[Instruction], given: dict[str, str], around: Around) -> list[Stage]:
+def _stages(
+    instructions: list[DockerfileLine], given: dict[str, str], around: ContainerFileReaders
+) -> list[Stage]:
     """The stages; `given` gets what ARG says before the first."""
     stages: list[Stage] = []
     for one in instructions:
         if one.name == "FROM":
-            words = split_words(one.text, one.start(), given)
+            words = split_shell_words(one.text, one.start(), given)
             if not words:
-                raise refused(one.where, "no-base-image", "FROM has no image", "write FROM IMAGE")
+                raise recipe_problem(one.where, "no-base-image", "FROM has no image", "write FROM IMAGE")
             # docker splits the line at blanks and knows no comment behind it.
             plain = one.text.replace("\\\n", " ").split()
             if "$" not in one.text and not (
                 len(plain) == 1 or (len(plain) == 3 and plain[1].lower() == "as")
             ):
-                raise refused(
+                raise recipe_problem(
                     one.where,
                     "from-invalid",
                     f"FROM takes IMAGE or IMAGE AS NAME, not {show(' '.join(plain))}",
                     "put a comment on a line of its own",
                 )
             if len(stages) >= _MOST_STAGES:
-                raise refused(
+                raise recipe_problem(
                     one.where, "too-many-stages", f"has more than {_MOST_STAGES} stages", "split it"
                 )
             named = len(words) == 3 and words[1].text.lower() == "as"
@@ -216,13 +218,13 @@ def _stages(instructions: list[Instruction], given: dict[str, str], around: Arou
         elif stages:
             stages[-1].instructions.append(one)
         elif one.name == "ARG":
-            for word in split_words(one.text, one.start(), given):
+            for word in split_shell_words(one.text, one.start(), given):
                 name, equals, value = word.text.partition("=")
                 own = around.take_build_arg(name)
                 if own is not None or (equals and word.known):
                     given[name] = value if own is None else own
         else:
-            raise refused(
+            raise recipe_problem(
                 one.where, "text-before-base", f"{show(one.name)} is before FROM", "begin with FROM"
             )
     return stages
@@ -231,16 +233,22 @@ def _stages(instructions: list[Instruction], given: dict[str, str], around: Arou
 # --- stages --------------------------------------------------------------------------------------
 
 
-class _Build:
+class _StageReader:
     """Reads one stage and those below it; of stages that it copies from, their packages."""
 
-    def __init__(self, wish: Wish, around: Around, stages: list[Stage], given: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        wish: EnvironmentSpec,
+        around: ContainerFileReaders,
+        stages: list[Stage],
+        given: Mapping[str, str],
+    ) -> None:
         self.wish, self.around, self.stages, self.given = wish, around, stages, given
         self.taken: set[int] = set()
-        self.read: dict[int, Container] = {}  # stages of which files are copied
+        self.read: dict[int, ContainerFile] = {}  # stages of which files are copied
         self.last: dict[str, str] = {}  # CMD and ENTRYPOINT: the last one counts
 
-    def take(self, stage: Stage, *, packages_only: bool = False) -> Container:
+    def take(self, stage: Stage, *, packages_only: bool = False) -> ContainerFile:
         chain, container = self._chain(stage), self._container(packages_only=packages_only)
         container.base(chain[0].base)
         if not re.search(r"^$|\$|\bamd64\b|x86_64", chain[0].platform):
@@ -248,7 +256,7 @@ class _Build:
             container.leave(chain[0].base.where, what, "images here are for linux/amd64")
         for one in chain:
             # of one that others stand on too, what it installs is taken once
-            container.wish = Wish(file=self.wish.file) if id(one) in self.taken else self.wish
+            container.wish = EnvironmentSpec(file=self.wish.file) if id(one) in self.taken else self.wish
             self.taken.add(id(one))
             for instruction in one.instructions:
                 self._instruction(container, instruction)
@@ -260,8 +268,8 @@ class _Build:
                     self.wish.note(left.base.where, what)
         return container
 
-    def _container(self, *, packages_only: bool) -> Container:
-        return Container(wish=self.wish, around=self.around, packages_only=packages_only)
+    def _container(self, *, packages_only: bool) -> ContainerFile:
+        return ContainerFile(wish=self.wish, around=self.around, packages_only=packages_only)
 
     def _chain(self, stage: Stage) -> list[Stage]:
         """The stage and those that it stands on, the lowest first."""
@@ -282,25 +290,25 @@ class _Build:
             None,
         )
 
-    def _instruction(self, container: Container, one: Instruction) -> None:
+    def _instruction(self, container: ContainerFile, one: DockerfileLine) -> None:
         match one.name:
             case "RUN":
                 self._run(container, one)
             case "ENV" | "LABEL":
                 self._pairs(container, one)
             case "ARG":
-                for word in split_words(one.text, one.start(), container.variables):
+                for word in split_shell_words(one.text, one.start(), container.variables):
                     name, equals, value = word.text.partition("=")
                     own = self.around.take_build_arg(name)
                     if own is None and not equals and name in self.given:
                         own = self.given[name]
                     known = own is not None or (word.known and bool(equals))
                     if name not in container.own:
-                        container.remember(name, Word(value if own is None else own, word.where, known))
+                        container.remember(name, RunWord(value if own is None else own, word.where, known))
             case "COPY" | "ADD":
                 self._copy(container, one)
             case "WORKDIR":
-                for word in split_words(one.text, one.start(), container.variables)[:1]:
+                for word in split_shell_words(one.text, one.start(), container.variables)[:1]:
                     container.go(word)
             case "USER" | "CMD" | "ENTRYPOINT":
                 self._start(container, one)
@@ -315,7 +323,7 @@ class _Build:
                 do = "see whether what it does is needed"
                 container.leave(one.where, f"{show(f'{name} {one.plain()}')} is not read", do)
 
-    def _run(self, container: Container, one: Instruction) -> None:
+    def _run(self, container: ContainerFile, one: DockerfileLine) -> None:
         before = list(container.copies)
         for name, value in one.flags:
             said = dict(re.findall(r"(\w+)=([^,]*)", value)) if name == "mount" else {}
@@ -329,32 +337,32 @@ class _Build:
                 if target:
                     container.copy([source], target, one.where, quiet=True)
         if words := one.exec_form():
-            take_words(container, [Word(word, one.where) for word in words], one.where)
+            read_install_command(container, [RunWord(word, one.where) for word in words], one.where)
         else:
-            take_script(container, one.text, one.start(), joined=True)
+            read_install_script(container, one.text, one.start(), joined=True)
         container.copies = before
 
-    def _pairs(self, container: Container, one: Instruction) -> None:
-        words = split_words(one.text, one.start(), container.variables)
+    def _pairs(self, container: ContainerFile, one: DockerfileLine) -> None:
+        words = split_shell_words(one.text, one.start(), container.variables)
         if words and "=" not in words[0].text:  # ENV NAME all the rest
             rest = " ".join(word.text for word in words[1:])
             known = all(word.known for word in words)
-            words = [Word(f"{words[0].text}={rest}", words[0].where, known)]
+            words = [RunWord(f"{words[0].text}={rest}", words[0].where, known)]
         for word in words:
             name, _, value = word.text.partition("=")
             if one.name == "ENV":
-                container.set(name, Word(value, word.where, word.known))
+                container.set(name, RunWord(value, word.where, word.known))
             elif not container.packages_only:
                 self.wish.label(name, value, word.where)
 
-    def _copy(self, container: Container, one: Instruction) -> None:
-        if _HERE.search(one.text):
+    def _copy(self, container: ContainerFile, one: DockerfileLine) -> None:
+        if _HEREDOC.search(one.text):
             what = f"{one.name} {show(one.text.strip().partition(chr(10))[0])} writes a file"
             container.leave(
                 one.where, what, "mount it where the image runs, or make it a package on an index"
             )
             return
-        split = split_words(one.text, one.start(), container.variables)
+        split = split_shell_words(one.text, one.start(), container.variables)
         words = one.exec_form() or [word.text for word in split]
         flags = dict(one.flags)
         stage = flags.get("from", "")
@@ -382,7 +390,7 @@ class _Build:
                 words = [*(one for one in words[:-1] if "://" in one or not _UNPACKED.search(one)), words[-1]]
             container.copy(words[:-1], words[-1], one.where)
 
-    def _copy_flags(self, container: Container, one: Instruction, flags: Mapping[str, str]) -> None:
+    def _copy_flags(self, container: ContainerFile, one: DockerfileLine, flags: Mapping[str, str]) -> None:
         for name, value in flags.items():
             if name == "chown" and value not in ("root", "root:root", "0", "0:0"):
                 container.note(
@@ -396,7 +404,9 @@ class _Build:
                 do = "write what is meant under files: of the recipe"
                 container.leave(one.where, f"{one.name} --{name} is not read", do)
 
-    def _other(self, container: Container, name: str, where: Where, words: Sequence[str] = ()) -> None:
+    def _other(
+        self, container: ContainerFile, name: str, where: SourceLocation, words: Sequence[str] = ()
+    ) -> None:
         """What is copied of a stage: its packages, and the files of the build context that it has there."""
         stage = self._named(name)
         wish = self.wish
@@ -422,20 +432,20 @@ class _Build:
                 do = "make what it brings a package on an index, or one of the project's own files"
                 container.leave(where, f"COPY --from={show(name)[1:-1]} {show(source, limit=120)}", do)
 
-    def _start(self, container: Container, one: Instruction) -> None:
+    def _start(self, container: ContainerFile, one: DockerfileLine) -> None:
         if container.packages_only:
             return
         if one.name == "USER":
-            names = [word.text for word in split_words(one.text, one.start(), container.variables)]
+            names = [word.text for word in split_shell_words(one.text, one.start(), container.variables)]
             name, colon, group = (names or [""])[0].partition(":")
             number = container.users.get(name, name)
             group = container.users.get(group, group)
-            keep_user(self.wish, f"{number}{colon}{group}" if group.isdecimal() else number, one.where)
+            add_user(self.wish, f"{number}{colon}{group}" if group.isdecimal() else number, one.where)
             return
         if (before := self.last.get(one.name)) in self.wish.left:
             self.wish.left.remove(before or "")
         words = one.exec_form() or [*SHELL, one.plain()]
-        keep = keep_command if one.name == "CMD" else keep_entrypoint
+        keep = add_command if one.name == "CMD" else add_entrypoint
         self.last[one.name] = keep(self.wish, words, one.where)
 
 
@@ -475,48 +485,48 @@ _APP = "one recipe makes one environment: write a recipe for it"
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class DefinitionSection:
     """`text` is what stands below its line, `said` what stands behind its name."""
 
     name: str
     said: str
-    where: Where
+    where: SourceLocation
     text: str
 
-    def lines(self) -> Iterator[tuple[str, Where]]:
+    def lines(self) -> Iterator[tuple[str, SourceLocation]]:
         for number, line in enumerate(self.text.split("\n")):
             if line.strip() and not line.lstrip().startswith("#"):
                 yield line, self.place(number)
 
-    def place(self, row: int = 0) -> Where:
-        return Where(file=self.where.file, line=self.where.line + 1 + row, column=1)
+    def place(self, row: int = 0) -> SourceLocation:
+        return SourceLocation(file=self.where.file, line=self.where.line + 1 + row, column=1)
 
 
 @dataclass(slots=True)
 class DefinitionStage:
-    header: dict[str, Word] = field(default_factory=dict)
-    sections: list[Section] = field(default_factory=list)
+    header: dict[str, RunWord] = field(default_factory=dict)
+    sections: list[DefinitionSection] = field(default_factory=list)
 
 
-def read_definition(text: str, file: str, around: Around) -> Wish:
+def read_definition(text: str, file: str, around: ContainerFileReaders) -> EnvironmentSpec:
     """What the last stage asks for. Raises RecipeError for what is no definition file."""
     check_text(text, file)
-    wish = Wish(file=file)
+    wish = EnvironmentSpec(file=file)
     stages = _definition_stages(_filled(text.replace("\r\n", "\n"), file, around), file)
     around.refuse_unused(file)
     if not stages:
-        raise refused(
+        raise recipe_problem(
             first_place(file),
             "no-base-image",
             "has no Bootstrap line",
             "pass a definition with Bootstrap and From",
         )
-    _take(Container(wish=wish, around=around, rooted=False), stages, len(stages) - 1)
-    refuse_other_context(around)
+    _take(ContainerFile(wish=wish, around=around, rooted=False), stages, len(stages) - 1)
+    check_context(around)
     return wish
 
 
-def _filled(text: str, file: str, around: Around) -> str:
+def _filled(text: str, file: str, around: ContainerFileReaders) -> str:
     """The text with build arguments in the place of `{{ NAME }}`, as apptainer fills them; comments stay.
 
     A stage's %arguments hold for it and those behind it. Raises RecipeError for an argument without a value.
@@ -537,7 +547,7 @@ def _filled(text: str, file: str, around: Around) -> str:
         for number, line in enumerate(lines[start:end], start + 1):
             found = _SECTION.match(line)
             inside = found[1].lower() if found else inside
-            place = Where(file=file, line=number, column=1)
+            place = SourceLocation(file=file, line=number, column=1)
             filled.append(line if inside == "arguments" else arguments.fill(line, place))
             size += len(filled[-1]) + 1
             if size > LIMITS.size:
@@ -548,11 +558,11 @@ def _filled(text: str, file: str, around: Around) -> str:
 class _Arguments:
     """The values of one stage's build arguments: those that a person gives, then `defaults`."""
 
-    def __init__(self, defaults: Mapping[str, str], around: Around) -> None:
+    def __init__(self, defaults: Mapping[str, str], around: ContainerFileReaders) -> None:
         self._defaults, self._around = defaults, around
         self._known: dict[str, str] = {}
 
-    def fill(self, text: str, where: Where, *, inside: tuple[str, ...] = ()) -> str:
+    def fill(self, text: str, where: SourceLocation, *, inside: tuple[str, ...] = ()) -> str:
         """`inside` are the arguments whose value the text is."""
         comment = None if inside else _COMMENT.search(text)
         parts, end, size = [], 0, 0
@@ -563,12 +573,12 @@ class _Arguments:
             size += len(parts[-2]) + len(parts[-1])
             if size > MOST_CHARACTERS:
                 what = f"has more than {MOST_CHARACTERS} characters after its build arguments are filled in"
-                raise refused(place, "variables-too-long", what, "give them shorter values")
+                raise recipe_problem(place, "variables-too-long", what, "give them shorter values")
         return "".join(parts) + text[end:]
 
-    def _value(self, name: str, where: Where, inside: tuple[str, ...]) -> str:
+    def _value(self, name: str, where: SourceLocation, inside: tuple[str, ...]) -> str:
         if name in inside or len(inside) > _MOST_NESTED:
-            raise refused(
+            raise recipe_problem(
                 where,
                 "build-argument-recursive",
                 f"the build argument {show(name)} refers to itself",
@@ -579,7 +589,7 @@ class _Arguments:
             value = self._defaults.get(name) if value is None else value
             if value is None:
                 do = f"give its value, --build-arg {name[:80]}=VALUE, or set it under %arguments"
-                raise refused(
+                raise recipe_problem(
                     where, "build-argument-missing", f"the build argument {show(name)} has no value", do
                 )
             self._known[name] = self.fill(value, where, inside=(*inside, name))
@@ -590,13 +600,13 @@ def _definition_stages(text: str, file: str) -> list[DefinitionStage]:
     stages: list[DefinitionStage] = []
     lines, at = text.split("\n"), 0
     while at < len(lines):
-        line, where = lines[at], Where(file=file, line=at + 1, column=1)
+        line, where = lines[at], SourceLocation(file=file, line=at + 1, column=1)
         at += 1
         if found := _SECTION.match(line):
             start, name = at, found[1].lower()
             if name not in _SECTIONS and not name.startswith("app"):
                 what = f"{show(f'%{found[1]}', limit=60)} is not a section of apptainer"
-                raise refused(
+                raise recipe_problem(
                     where,
                     "line-invalid",
                     what,
@@ -604,9 +614,9 @@ def _definition_stages(text: str, file: str) -> list[DefinitionStage]:
                 )
             while at < len(lines) and not (_SECTION.match(lines[at]) or _STAGE.match(lines[at])):
                 at += 1
-            section = Section(name, found[2].strip(), where, "\n".join(lines[start:at]))
+            section = DefinitionSection(name, found[2].strip(), where, "\n".join(lines[start:at]))
             if not stages:
-                raise refused(
+                raise recipe_problem(
                     where,
                     "text-before-base",
                     f"{show(found[0])} is before Bootstrap",
@@ -617,22 +627,22 @@ def _definition_stages(text: str, file: str) -> list[DefinitionStage]:
             key = found[1].lower()
             if key == "bootstrap":
                 if len(stages) >= _MOST_SECTIONS:
-                    raise refused(
+                    raise recipe_problem(
                         where, "too-many-stages", f"has more than {_MOST_SECTIONS} stages", "split it"
                     )
                 stages.append(DefinitionStage())
             elif not stages:
-                raise refused(
+                raise recipe_problem(
                     where,
                     "text-before-base",
                     f"{show(found[1])} is before Bootstrap",
                     "begin with Bootstrap",
                 )
-            place = Where(file=file, line=at, column=found.start(2) + 1)
+            place = SourceLocation(file=file, line=at, column=found.start(2) + 1)
             # apptainer fills no $NAME here
-            stages[-1].header[key] = Word(re.sub("[\"']", "", found[2]), place, "$" not in found[2])
+            stages[-1].header[key] = RunWord(re.sub("[\"']", "", found[2]), place, "$" not in found[2])
         elif line.strip() and not line.lstrip().startswith("#"):
-            raise refused(
+            raise recipe_problem(
                 where,
                 "line-invalid",
                 f"{show(line.strip())} is not a line of a header or section",
@@ -641,7 +651,7 @@ def _definition_stages(text: str, file: str) -> list[DefinitionStage]:
     return stages
 
 
-def _take(container: Container, stages: list[DefinitionStage], at: int) -> None:
+def _take(container: ContainerFile, stages: list[DefinitionStage], at: int) -> None:
     stage, wish = stages[at], container.wish
     agent, source = stage.header["bootstrap"], stage.header.get("from")
     if agent.text.lower() in _IMAGES and source:
@@ -671,11 +681,13 @@ def _named(stage: DefinitionStage) -> str:
     return named.text if named else ""
 
 
-def _take_packages(container: Container, stages: list[DefinitionStage], section: Section) -> None:
+def _take_packages(
+    container: ContainerFile, stages: list[DefinitionStage], section: DefinitionSection
+) -> None:
     """The packages of a stage from which files are taken."""
     wish = container.wish
     before = (len(wish.pip), len(wish.conda))
-    inner = Container(wish=wish, around=container.around, rooted=False, packages_only=True)
+    inner = ContainerFile(wish=wish, around=container.around, rooted=False, packages_only=True)
     _take(inner, stages, len(stages) - 1)
     name = show(_named(stages[-1]))
     if before != (len(wish.pip), len(wish.conda)):
@@ -686,16 +698,16 @@ def _take_packages(container: Container, stages: list[DefinitionStage], section:
         container.leave(section.where, f"the files of the stage {name} are not taken", do)
 
 
-def _section(container: Container, section: Section) -> None:
+def _section(container: ContainerFile, section: DefinitionSection) -> None:
     wish = container.wish
     match section.name:
         case "post":
-            take_script(container, section.text, section.place())
+            read_install_script(container, section.text, section.place())
         case "environment":
             _environment(container, section)
         case "files":
             for line, where in section.lines():
-                words = [word.text for word in split_words(line, where, container.variables)]
+                words = [word.text for word in split_shell_words(line, where, container.variables)]
                 if words:
                     container.copy(words[:1], words[-1], where)
         case "labels" if not container.packages_only:
@@ -704,7 +716,7 @@ def _section(container: Container, section: Section) -> None:
                 wish.label(name, value.strip().strip("\"'"), where)
         case "runscript" if not container.packages_only:
             text = "; ".join(line.strip() for line, _ in section.lines())
-            keep_entrypoint(wish, [*SHELL, text, section.name], section.where, f"%{section.name}")
+            add_entrypoint(wish, [*SHELL, text, section.name], section.where, f"%{section.name}")
         case "arguments":
             for line, where in section.lines():
                 if "=" not in line:
@@ -722,13 +734,13 @@ def _section(container: Container, section: Section) -> None:
             container.leave(section.where, f"%{name} is not taken", do)
 
 
-def _environment(container: Container, section: Section) -> None:
+def _environment(container: ContainerFile, section: DefinitionSection) -> None:
     for command in read_commands(section.text, section.place(), container.variables, joined=False):
         words = command.words[1:] if command.words and command.words[0].text == "export" else command.words
         for word in words:
             name, equals, value = word.text.partition("=")
             if equals and command.plain:
-                container.set(name, Word(value, word.where, word.known))
+                container.set(name, RunWord(value, word.where, word.known))
         plain = [word for word in words if "=" not in word.text]
         if not command.plain or (plain and words is command.words):
             container.leave(command.where, f"{show(command.text)} is not run", "set it where the image runs")

@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from imagefactory.errors import RecipeError, UsageError
 from imagefactory.extras.importers.framework_row import (
     FRAMEWORKS,
-    Row,
+    FrameworkRow,
     bounds_in,
     find_framework,
     fits_python,
@@ -25,9 +25,9 @@ from imagefactory.extras.importers.framework_row import (
     series_within,
     within,
 )
-from imagefactory.extras.importers.spec import INSTEAD, Wish, minor_python
+from imagefactory.extras.importers.spec import INSTEAD, EnvironmentSpec, minor_python
 from imagefactory.gpu import knowledge
-from imagefactory.model import Base, Target
+from imagefactory.model import BaseSpec, Target
 from imagefactory.recipes.expand import expand_all
 from imagefactory.recipes.family import Recipe
 from imagefactory.recipes.recipe import parse_recipe
@@ -61,7 +61,7 @@ class IndexRows:
     notes: list[str] = field(default_factory=list)
 
 
-def index_rows(wish: Wish, known: Mapping[str, str]) -> IndexRows:
+def index_rows(wish: EnvironmentSpec, known: Mapping[str, str]) -> IndexRows:
     """Rows for the packages from PyPI in `wish`. `known` are the settings' indexes, by name."""
     found = IndexRows()
     names = {url.rstrip("/"): name for name, url in known.items()}
@@ -74,7 +74,7 @@ def index_rows(wish: Wish, known: Mapping[str, str]) -> IndexRows:
     torch = _tag_of_torch(wish, asked)
     for package, bounds in asked.items():
         tag = _tag(wish, package) or torch
-        row = knowledge.elsewhere(package, bounds, tag)
+        row = knowledge.external_indexes(package, bounds, tag)
         if row is None or (row.tagged and not torch):
             continue
         name, url = row.with_tag(torch if row.tagged else tag)
@@ -89,7 +89,7 @@ def index_rows(wish: Wish, known: Mapping[str, str]) -> IndexRows:
     return found
 
 
-def _tag_of_torch(wish: Wish, asked: Mapping[str, str]) -> str:
+def _tag_of_torch(wish: EnvironmentSpec, asked: Mapping[str, str]) -> str:
     """The build tag of torch that PyPI does not have; what is released beside it follows."""
     tag = _tag(wish, "torch")
     if "torch" not in asked or not tag.startswith("cu"):
@@ -101,7 +101,7 @@ def _tag_of_torch(wish: Wish, asked: Mapping[str, str]) -> str:
     return "" if tag.removeprefix("cu") in offered else tag
 
 
-def _tag(wish: Wish, package: str) -> str:
+def _tag(wish: EnvironmentSpec, package: str) -> str:
     """The tag of a package's build, by its version or by an index that the file names."""
     if tag := wish.builds.get(package, ""):
         return tag
@@ -113,14 +113,14 @@ def _tag(wish: Wish, package: str) -> str:
 
 _NEWEST_PYTHON, _OLDEST_PYTHON = 14, 9
 # What wheels of a framework bring themselves, by the names of conda's packages.
-_BROUGHT = re.compile(
+_PROVIDED_PACKAGES = re.compile(
     r"pip|python|cudatoolkit|cuda-(version|runtime|cudart|libraries|nvrtc|nvtx)|pytorch-(cuda|mutex)|cudnn|nccl"
     r"|lib(cublas|cufft|curand|cusolver|cusparse|nvjitlink)"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DraftAsk:
+class DraftRequest:
     """What the person says beside the file, or what was chosen; empty where the file is to say it.
 
     `indexes` are those of the settings, by name.
@@ -136,7 +136,7 @@ class DraftAsk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class ImageChoice:
     """What an image is for: all of it is written into the recipe."""
 
     framework: str
@@ -146,14 +146,14 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
+class RecipeDraft:
     """A recipe's text. `lost` is what the file asks for and the recipe does not keep, `notes` is what else a
     person must know of it; both are lines. `choice` is None for a recipe that no file decided."""
 
     text: str
     notes: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
-    choice: Choice | None = None
+    choice: ImageChoice | None = None
 
     @property
     def told(self) -> tuple[str, ...]:
@@ -162,7 +162,7 @@ class Draft:
 
 
 @dataclass(slots=True)
-class _Lines:
+class _DraftNotes:
     """The notes and losses of a draft while it is made."""
 
     file: str
@@ -176,17 +176,19 @@ class _Lines:
         self.lost.append(f"{self.file}: {what} ({do})")
 
 
-def draft(wish: Wish, asked: DraftAsk, bases: Sequence[Base], notes: Sequence[str] = ()) -> Draft:
+def draft(
+    wish: EnvironmentSpec, asked: DraftRequest, bases: Sequence[BaseSpec], notes: Sequence[str] = ()
+) -> RecipeDraft:
     """A recipe for the environment of `wish`. `notes` say why what `asked` holds was chosen.
 
     Raises UsageError with the options to add where neither file nor person says what a recipe must, and
     where the person says what the file forbids.
     """
     framework, source = find_framework(wish, asked.framework, asked.source)
-    lines = _Lines(wish.file, [*wish.notes, *notes], [*wish.left])
+    lines = _DraftNotes(wish.file, [*wish.notes, *notes], [*wish.left])
     if wish.locked:
         lines.note("every package was written at its locked version (loosen what may be newer)")
-    row = Row(framework=framework, source=source, wish=wish)
+    row = FrameworkRow(framework=framework, source=source, wish=wish)
     if source == "conda":
         row = _from_conda(row, lines)
         wish = row.wish
@@ -248,24 +250,24 @@ def draft(wish: Wish, asked: DraftAsk, bases: Sequence[Base], notes: Sequence[st
     parts.append(f'\nmatrix:\n  - version: "{version}"\n    cuda: ["{cuda}"]\n')
     if extras := row.extras(version, cuda):
         parts.append(f"    extras: [{', '.join(extras)}]\n")
-    choice = Choice(framework=framework, version=version, cuda=cuda, python=python)
-    return Draft(text="".join(parts), notes=tuple(lines.notes), lost=tuple(lines.lost), choice=choice)
+    choice = ImageChoice(framework=framework, version=version, cuda=cuda, python=python)
+    return RecipeDraft(text="".join(parts), notes=tuple(lines.notes), lost=tuple(lines.lost), choice=choice)
 
 
-def draft_on(wish: Wish | None, family: str, target: Target) -> Draft:
+def draft_on(wish: EnvironmentSpec | None, family: str, target: Target) -> RecipeDraft:
     """A recipe that adds what `wish` asks for to `target`; with no wish one to fill in.
 
     `target_conflicts` says before whether the target has what the file bounds.
     """
-    lines = _Lines(wish.file, [*wish.notes], [*wish.left]) if wish else _Lines("more")
-    wish = wish or Wish(file="more")
+    lines = _DraftNotes(wish.file, [*wish.notes], [*wish.left]) if wish else _DraftNotes("more")
+    wish = wish or EnvironmentSpec(file="more")
     conda = target.source == "conda"
     lists: dict[str, list[str]] = {"packages": [], "constraints": [], "pip": []}
     for text in wish.conda:
         spec, channels = parse_spec(text), target.channels
         if spec.name == target.framework:
-            lines.note(_comes_from(text, target))
-        elif not conda and _BROUGHT.fullmatch(spec.name):
+            lines.note(_channel_of(text, target))
+        elif not conda and _PROVIDED_PACKAGES.fullmatch(spec.name):
             lines.note(f"{text} of conda: wheels bring their own")
         elif not conda:
             lines.lose(f"{text}: {target.name} takes its packages from PyPI", "write PyPI's name of it")
@@ -276,7 +278,7 @@ def draft_on(wish: Wish | None, family: str, target: Target) -> Draft:
             lists["packages"].append(text)
     for text in wish.pip:
         if pypi_name(text) in (target.framework, FRAMEWORKS.get(target.framework)):
-            lines.note(_comes_from(text, target))
+            lines.note(_channel_of(text, target))
         else:
             lists["pip" if conda else "packages"].append(text)
     lists["pip" if conda else "packages"] += wish.sources
@@ -303,19 +305,19 @@ def draft_on(wish: Wish | None, family: str, target: Target) -> Draft:
         + _environment(wish)
         + _parts(wish)
     )
-    choice = Choice(
+    choice = ImageChoice(
         framework=target.framework, version=target.version, cuda=target.cuda, python=target.python
     )
-    return Draft(text=text, notes=tuple(lines.notes), lost=tuple(lines.lost), choice=choice)
+    return RecipeDraft(text=text, notes=tuple(lines.notes), lost=tuple(lines.lost), choice=choice)
 
 
-def target_conflicts(wish: Wish, target: Target, versions: Mapping[str, str]) -> tuple[str, ...]:
+def target_conflicts(wish: EnvironmentSpec, target: Target, versions: Mapping[str, str]) -> tuple[str, ...]:
     """What the file bounds and `target` has otherwise; `versions` are those of its locked wheels by name."""
     found = []
     own, framework = f"{target.name} has", target.framework
     if not fits_python(target.python, wish.python):
         found.append(f"Python {wish.python}, and {own} Python {target.python}")
-    row = Row(framework=framework, source=target.source, wish=wish)
+    row = FrameworkRow(framework=framework, source=target.source, wish=wish)
     if (told := row.told_cuda()) not in ("", "cpu") and row.other_cuda(target.cuda):
         found.append(f"CUDA {told}, and {own} CUDA {target.cuda}")
     for spec in map(parse_spec, wish.conda):
@@ -335,7 +337,7 @@ def target_conflicts(wish: Wish, target: Target, versions: Mapping[str, str]) ->
 
 
 def check_draft(
-    text: str, family: str, recipes: Iterable[Recipe], bases: Sequence[Base]
+    text: str, family: str, recipes: Iterable[Recipe], bases: Sequence[BaseSpec]
 ) -> tuple[Target, ...]:
     """The targets that a draft would add. Raises RecipeError where it does not expand among `recipes`."""
     try:
@@ -352,7 +354,7 @@ def check_draft(
 # --- its Python ---------------------------------------------------------------------------------
 
 
-def python_candidates(bounds: str, bases: Sequence[Base]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def python_candidates(bounds: str, bases: Sequence[BaseSpec]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The Pythons to try for packages of PyPI: those that bases carry, then others; each the newest first.
 
     A base's own Python needs no channel of conda. Pythons outside of `bounds` are not among them.
@@ -365,7 +367,7 @@ def python_candidates(bounds: str, bases: Sequence[Base]) -> tuple[tuple[str, ..
     )
 
 
-def base_for(python: str, bases: Sequence[Base]) -> Base:
+def base_for(python: str, bases: Sequence[BaseSpec]) -> BaseSpec:
     """The base that carries a Python, else the first that carries one. Raises UsageError for none."""
     fitting = [base for base in bases if base.python]
     if not fitting:
@@ -374,8 +376,13 @@ def base_for(python: str, bases: Sequence[Base]) -> Base:
 
 
 def _python(
-    wish: Wish, chosen: str, source: str, bases: Sequence[Base], lines: _Lines, released: Collection[str]
-) -> tuple[Base, str]:
+    wish: EnvironmentSpec,
+    chosen: str,
+    source: str,
+    bases: Sequence[BaseSpec],
+    lines: _DraftNotes,
+    released: Collection[str],
+) -> tuple[BaseSpec, str]:
     """A base, and the environment's Python: what was chosen, or the file's where it can be.
 
     `released` are the Pythons that the framework was released for, empty where that is not known.
@@ -403,7 +410,7 @@ def _python(
     return base, python
 
 
-def _lose_patch(wish: Wish, python: str, lines: _Lines) -> None:
+def _lose_patch(wish: EnvironmentSpec, python: str, lines: _DraftNotes) -> None:
     """Images with packages of PyPI have the patch release of Python that their base has."""
     if re.fullmatch(r"(==)?3\.[0-9]+\.[0-9]+(\.\*)?", wish.python):
         lines.lose(
@@ -414,7 +421,7 @@ def _lose_patch(wish: Wish, python: str, lines: _Lines) -> None:
 # --- its packages --------------------------------------------------------------------------------
 
 
-def _from_conda(row: Row, lines: _Lines) -> Row:
+def _from_conda(row: FrameworkRow, lines: _DraftNotes) -> FrameworkRow:
     """The same where the file is one of pip's: what goes with the framework comes from conda as well."""
     own = FRAMEWORKS.get(row.framework, "")
     wish, beside = row.wish, knowledge.companion_names(own)
@@ -432,7 +439,7 @@ def _from_conda(row: Row, lines: _Lines) -> Row:
     return replace(row, wish=replace(wish, conda=conda, pip=[one for one in wish.pip if one not in moved]))
 
 
-def _conda_lists(row: Row, version: str, lines: _Lines) -> dict[str, list[str]]:
+def _conda_lists(row: FrameworkRow, version: str, lines: _DraftNotes) -> dict[str, list[str]]:
     wish, specs = row.wish, row.specs
     constraints = [str(replace(spec, version="")) for spec in specs if spec.build or spec.channel]
     for spec in specs:
@@ -446,7 +453,7 @@ def _conda_lists(row: Row, version: str, lines: _Lines) -> dict[str, list[str]]:
         constraints.append(f"python {wish.python}")
     constraints += wish.conda_bounds
     same = FRAMEWORKS.get(row.framework, "")
-    pypi = Row(framework=same, source="pypi", wish=wish)
+    pypi = FrameworkRow(framework=same, source="pypi", wish=wish)
     for text in wish.pip:
         if same and pypi_name(text) == same and pypi.allows(version):
             lines.note(f"{text} of PyPI: the framework comes from conda, as {row.framework}")
@@ -462,7 +469,7 @@ def _conda_lists(row: Row, version: str, lines: _Lines) -> dict[str, list[str]]:
     return {key: values for key, values in lists.items() if values or key == "packages"}
 
 
-def _with_bounds(pip: Sequence[str], constraints: Sequence[str], lines: _Lines) -> list[str]:
+def _with_bounds(pip: Sequence[str], constraints: Sequence[str], lines: _DraftNotes) -> list[str]:
     """Packages of PyPI in a conda environment, bounded themselves: constraints there are conda's."""
     found = list(pip)
     for one in constraints:
@@ -475,7 +482,7 @@ def _with_bounds(pip: Sequence[str], constraints: Sequence[str], lines: _Lines) 
     return found
 
 
-def _builds_for(row: Row, version: str, cuda: str) -> tuple[str, str]:
+def _builds_for(row: FrameworkRow, version: str, cuda: str) -> tuple[str, str]:
     """The package by which conda's builds for a CUDA are chosen, and the bound on the framework's build.
 
     Sources: pytorch.org/get-started/previous-versions (the pytorch channel: cudatoolkit up to 1.12, then
@@ -489,9 +496,9 @@ def _builds_for(row: Row, version: str, cuda: str) -> tuple[str, str]:
     return f"{name} {cuda}.*", f"{row.framework} * *cuda*"
 
 
-def _pypi_lists(row: Row, cuda: str, lines: _Lines) -> dict[str, list[str]]:
+def _pypi_lists(row: FrameworkRow, cuda: str, lines: _DraftNotes) -> dict[str, list[str]]:
     for text in (*row.wish.conda, *row.wish.conda_bounds):
-        if _BROUGHT.fullmatch(parse_spec(text).name):
+        if _PROVIDED_PACKAGES.fullmatch(parse_spec(text).name):
             if parse_spec(text).name != "pip":
                 lines.note(f"{text} of conda: the wheels of {row.framework} bring their own")
         else:
@@ -510,14 +517,14 @@ def _pypi_lists(row: Row, cuda: str, lines: _Lines) -> dict[str, list[str]]:
     return {**lists, **({"constraints": bounds} if bounds else {})}
 
 
-def _comes_from(text: str, target: Target) -> str:
+def _channel_of(text: str, target: Target) -> str:
     return f"{text}: {target.name} brings {target.framework} {target.version}"
 
 
 # --- text ----------------------------------------------------------------------------------------
 
 
-def _head(wish: Wish, lines: _Lines) -> str:
+def _head(wish: EnvironmentSpec, lines: _DraftNotes) -> str:
     text = ["# yaml-language-server: $schema=recipe.schema.json"]
     for title, some in (("What was left out", lines.lost), ("What was decided on the way", lines.notes)):
         if some:
@@ -542,7 +549,7 @@ def _index(rows: Mapping[str, str], names: Collection[str]) -> str:
     return "index:\n" + "".join(lines) if lines else ""
 
 
-def _labels(wish: Wish) -> str:
+def _labels(wish: EnvironmentSpec) -> str:
     """Their values may hold quotes."""
     if not wish.labels:
         return ""
@@ -551,14 +558,14 @@ def _labels(wish: Wish) -> str:
     )
 
 
-def _environment(wish: Wish) -> str:
+def _environment(wish: EnvironmentSpec) -> str:
     if not wish.environment:
         return ""
     lines = [f'  {name}: "{value}"\n' for name, value in wish.environment.items()]
     return "environment:\n" + "".join(lines)
 
 
-def _parts(wish: Wish) -> str:
+def _parts(wish: EnvironmentSpec) -> str:
     """What a container file says of its image."""
     parts = wish.parts
     lines = [_list("system", list(parts.debian))] if parts.debian else []

@@ -18,12 +18,12 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from imagefactory.errors import RecipeError, UsageError, os_problem
 from imagefactory.extras.importers.build_context import (
     BuildContext,
+    context_message,
     decode_text,
     git_root,
     open_context,
-    told_context,
 )
-from imagefactory.extras.importers.container import Around, Selection
+from imagefactory.extras.importers.container import ContainerFileReaders, DependencySelection
 from imagefactory.extras.importers.dockerfiles import (
     DEFINITION,
     DOCKERFILE,
@@ -40,11 +40,21 @@ from imagefactory.extras.importers.locks import (
     read_pylock,
     read_uv_lock,
 )
-from imagefactory.extras.importers.manifests import ProjectAsk, parse_toml, read_folder_project, read_project
-from imagefactory.extras.importers.pip_lines import MOST_FILES, Beside, take_pip_line, take_requirements
+from imagefactory.extras.importers.manifests import (
+    ProjectReadOptions,
+    parse_toml,
+    read_project,
+    read_project_directory,
+)
+from imagefactory.extras.importers.pip_lines import (
+    MOST_FILES,
+    ReferencedFiles,
+    take_pip_line,
+    take_requirements,
+)
 from imagefactory.extras.importers.spec import (
     PLATFORM,
-    Wish,
+    EnvironmentSpec,
     items_of,
     minor_python,
     poetry_bounds,
@@ -53,10 +63,18 @@ from imagefactory.extras.importers.spec import (
     take_match_spec,
     text_of,
 )
-from imagefactory.recipes.yaml_tree import Limits, YamlNode, first_place, parse_tree, refused, show, too_large
+from imagefactory.recipes.yaml_tree import (
+    YamlLimits,
+    YamlNode,
+    first_place,
+    parse_tree,
+    recipe_problem,
+    show,
+    too_large,
+)
 
 # Locks of several platforms are large.
-LIMITS = Limits(size=32 * 1024 * 1024, nodes=1_000_000, depth=12)
+LIMITS = YamlLimits(size=32 * 1024 * 1024, nodes=1_000_000, depth=12)
 _NOTHING = (
     "no-packages",
     "is not a supported environment file",
@@ -71,7 +89,7 @@ _NO_ENVIRONMENTS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class ReadOptions:
     """How a file is read.
 
     `pythons` are what bases carry, the preferred first: the first that the file allows judges markers.
@@ -95,21 +113,23 @@ class Reading:
     context: BuildContext | None = None
     build_args: Mapping[str, str] = field(default_factory=dict)
 
-    def inside(self, bounds: str) -> Beside:
+    def inside(self, bounds: str) -> ReferencedFiles:
         """What pip's lines are read with, in an environment whose Python is bounded."""
-        return Beside(self.python(bounds), self.beside, project=self._project, place=self.place)
+        return ReferencedFiles(self.python(bounds), self.beside, project=self._project, place=self.place)
 
-    def _project(self, folder: str, extras: tuple[str, ...], beside: Beside) -> Wish | None:
+    def _project(
+        self, folder: str, extras: tuple[str, ...], beside: ReferencedFiles
+    ) -> EnvironmentSpec | None:
         if (key := (folder, extras)) in self.projects:  # projects may need each other
-            return Wish(file=folder)
+            return EnvironmentSpec(file=folder)
         if len(self.projects) >= MOST_FILES:
             return None
         self.projects.add(key)
-        return read_folder_project(folder, ProjectAsk(beside=beside, extras=extras), self.python)
+        return read_project_directory(folder, ProjectReadOptions(beside=beside, extras=extras), self.python)
 
-    def asked(self, bounds: str) -> ProjectAsk:
+    def asked(self, bounds: str) -> ProjectReadOptions:
         """How the project of the file itself is read."""
-        return ProjectAsk(
+        return ProjectReadOptions(
             beside=self.inside(bounds),
             environment=self.environment,
             extras=self.extras,
@@ -131,7 +151,7 @@ def _within(python: str, bounds: str) -> bool:
         return False
 
 
-def read_wish(path: Path, reading: Reading) -> Wish:
+def read_environment_file(path: Path, reading: ReadOptions) -> EnvironmentSpec:
     """What the file at `path` asks for; its content tells which kind it is.
 
     Files that it names are read in its folder, its git work tree and the imagefactory project.
@@ -163,10 +183,10 @@ def read_wish(path: Path, reading: Reading) -> Wish:
             return None
 
     place = str(folder.relative_to(root)) if root in within else None
-    return parse_wish(text, file, replace(reading, beside=beside, place=place))
+    return parse_environment_file(text, file, replace(reading, beside=beside, place=place))
 
 
-def _read_container(path: Path, text: str, reading: Reading) -> Wish:
+def _read_container(path: Path, text: str, reading: ReadOptions) -> EnvironmentSpec:
     """A container file, whose other files are those of its build context."""
     file = show(path.name)[1:-1]
     context = open_context(
@@ -177,9 +197,9 @@ def _read_container(path: Path, text: str, reading: Reading) -> Wish:
         file=path.name,
     )
     reading = replace(reading, beside=context.read, context=context, place=context.project_path("."))
-    wish = parse_wish(text, file, reading)
+    wish = parse_environment_file(text, file, reading)
     if context.root != context.own or context.named:
-        wish.note(first_place(file), told_context(context))
+        wish.note(first_place(file), context_message(context))
     return wish
 
 
@@ -202,17 +222,17 @@ def _read(path: Path) -> str:
         raise UsageError("encoding-invalid", f"{path} {error}", hint="save it as UTF-8") from error
 
 
-def parse_wish(text: str, file: str, reading: Reading) -> Wish:
+def parse_environment_file(text: str, file: str, reading: ReadOptions) -> EnvironmentSpec:
     """The same of a text. Raises RecipeError."""
     own = file in ("pyproject.toml", "setup.py", "setup.cfg")
     reading = replace(reading, projects={(".", ())} if own else set())
     if file.endswith((".py", ".cfg")):
         return _setup(text, file, reading)
     if read := _container(text, file):
-        _refuse_choices(file, reading)
-        around = Around(
+        _check_no_selection(file, reading)
+        around = ContainerFileReaders(
             inside=lambda bounds: _within_file(reading.inside(bounds), file),
-            parse=lambda inner, name, chosen: _parse_packages(inner, name, _chosen(reading, chosen)),
+            parse=lambda inner, name, chosen: _parse_packages(inner, name, _with_selection(reading, chosen)),
             context=reading.context,
             build_args=reading.build_args,
         )
@@ -220,7 +240,7 @@ def parse_wish(text: str, file: str, reading: Reading) -> Wish:
     return _parse_packages(text, file, reading)
 
 
-def _chosen(reading: Reading, chosen: Selection) -> Reading:
+def _with_selection(reading: ReadOptions, chosen: DependencySelection) -> ReadOptions:
     """How a file is read of which a command chooses parts."""
     python = minor_python(chosen.python)
     return replace(
@@ -232,41 +252,41 @@ def _chosen(reading: Reading, chosen: Selection) -> Reading:
     )
 
 
-def _parse_packages(text: str, file: str, reading: Reading) -> Wish:
+def _parse_packages(text: str, file: str, reading: ReadOptions) -> EnvironmentSpec:
     """What lists packages, and no container: what a container names may be no other."""
     start = first_place(file)
     toml = file.endswith(".toml") or re.search(r"^\[\[package\]\]\s*$", text, re.MULTILINE)
     if toml and not file.endswith((".txt", ".in", ".pip", ".yml", ".yaml")):
         return _toml(parse_toml(text, file, LIMITS), file, reading)
     if EXPLICIT.search(text) or file.endswith((".txt", ".in", ".pip")):
-        _refuse_choices(file, reading)
+        _check_no_selection(file, reading)
         if EXPLICIT.search(text):
             return read_explicit(text, file)
-        wish = Wish(file=file)
+        wish = EnvironmentSpec(file=file)
         take_requirements(wish, text, file, _within_file(reading.inside(""), file))
         return wish
     if re.search(r"\{[{%]", text):
-        raise refused(
+        raise recipe_problem(
             start,
             "template-not-filled",
             "is a template ({{ }} or {% %})",
             "fill it in, and import the result",
         )
     if not re.search(r"^\s*[^\s#]", text, re.MULTILINE):
-        raise refused(start, *_NOTHING)
+        raise recipe_problem(start, *_NOTHING)
     root = parse_tree(text, file, LIMITS)
     if root.kind == "map" and "environments" in root.keys:
-        _refuse_choices(file, replace(reading, environment=""))
+        _check_no_selection(file, replace(reading, environment=""))
         return read_pixi_lock(root, file, reading.environment, reading.inside(""))
-    _refuse_choices(file, reading)
+    _check_no_selection(file, reading)
     if root.kind == "map" and "package" in root.keys:
         return read_conda_lock(root, file)
     if root.kind == "map" and "dependencies" in root.keys:
         return _environment(root, text, file, reading)
-    raise refused(start, *_NOTHING)
+    raise recipe_problem(start, *_NOTHING)
 
 
-def _container(text: str, file: str) -> Callable[[str, str, Around], Wish] | None:
+def _container(text: str, file: str) -> Callable[[str, str, ContainerFileReaders], EnvironmentSpec] | None:
     """What reads it, where it is a Dockerfile or a definition by its content, or else by its name."""
     if file.endswith((".txt", ".in", ".pip", ".toml", ".lock", ".yml", ".yaml", ".py", ".cfg")):
         return None
@@ -275,48 +295,48 @@ def _container(text: str, file: str) -> Callable[[str, str, Around], Wish] | Non
     return read_dockerfile if DOCKERFILE.match(text) or NAMED.fullmatch(file) else None
 
 
-def _within_file(beside: Beside, file: str) -> Beside:
+def _within_file(beside: ReferencedFiles, file: str) -> ReferencedFiles:
     return replace(beside, above=(file,))
 
 
-def _refuse_choices(file: str, reading: Reading) -> None:
+def _check_no_selection(file: str, reading: ReadOptions) -> None:
     """Raises RecipeError where an environment, an extra or a group is asked of a file without."""
     if reading.environment:
-        raise refused(first_place(file), *_NO_ENVIRONMENTS)
+        raise recipe_problem(first_place(file), *_NO_ENVIRONMENTS)
     if reading.extras or reading.groups:
         option = "--extra" if reading.extras else "--group"
         what = "has no extras and no groups to choose from, as a pyproject.toml has"
-        raise refused(first_place(file), "option-not-applicable", what, f"remove {option}")
+        raise recipe_problem(first_place(file), "option-not-applicable", what, f"remove {option}")
 
 
-def _toml(root: YamlNode, file: str, reading: Reading) -> Wish:
+def _toml(root: YamlNode, file: str, reading: ReadOptions) -> EnvironmentSpec:
     if root.get("lock-version"):
         if reading.environment:
-            raise refused(root.where, *_NO_ENVIRONMENTS)
+            raise recipe_problem(root.where, *_NO_ENVIRONMENTS)
         return read_pylock(root, file, reading.asked(text_of(root, "requires-python")))
     if not root.get("package") or root.get("project") or root.get("workspace"):
         return read_project(
             root, file, reading.asked(text_of(root.get("project") or root, "requires-python"))
         )
     if reading.environment:
-        raise refused(root.where, *_NO_ENVIRONMENTS)
+        raise recipe_problem(root.where, *_NO_ENVIRONMENTS)
     if metadata := root.get("metadata"):
         bounds = poetry_bounds(text_of(metadata, "python-versions")) or ""
         return read_poetry_lock(root, file, reading.asked(bounds))
     return read_uv_lock(root, file, reading.asked(text_of(root, "requires-python")))
 
 
-def _setup(text: str, file: str, reading: Reading) -> Wish:
+def _setup(text: str, file: str, reading: ReadOptions) -> EnvironmentSpec:
     """What the project of a setup.py or setup.cfg needs, and what its pyproject.toml adds."""
     if reading.environment:
-        raise refused(first_place(file), *_NO_ENVIRONMENTS)
+        raise recipe_problem(first_place(file), *_NO_ENVIRONMENTS)
     near = reading.beside
     reading = replace(reading, beside=lambda name: text if name == file else near(name))
     named = file in ("setup.py", "setup.cfg")
-    wish = read_folder_project(".", reading.asked(""), reading.python) if named else None
+    wish = read_project_directory(".", reading.asked(""), reading.python) if named else None
     if wish is None:
         what = "has no readable call of setup()" if file.endswith(".py") else "has no options of a package"
-        raise refused(
+        raise recipe_problem(
             first_place(file),
             "setup-not-readable",
             what,
@@ -328,8 +348,8 @@ def _setup(text: str, file: str, reading: Reading) -> Wish:
 # --- environment.yml -----------------------------------------------------------------------------
 
 
-def _environment(root: YamlNode, text: str, file: str, reading: Reading) -> Wish:
-    wish, lines = Wish(file=file), text.split("\n")
+def _environment(root: YamlNode, text: str, file: str, reading: ReadOptions) -> EnvironmentSpec:
+    wish, lines = EnvironmentSpec(file=file), text.split("\n")
     for key, value in root.pairs:
         match key.text:
             case "name" | "prefix":  # of an environment on somebody's machine
@@ -356,7 +376,7 @@ def _environment(root: YamlNode, text: str, file: str, reading: Reading) -> Wish
     return wish
 
 
-def _for_platform(wish: Wish, item: YamlNode, lines: list[str]) -> bool:
+def _for_platform(wish: EnvironmentSpec, item: YamlNode, lines: list[str]) -> bool:
     """Judges a selector behind an item (`# [linux]`), as conda-lock reads them; to conda it is a comment."""
     line = lines[item.where.line - 1] if item.kind == "text" and item.where.line <= len(lines) else ""
     found = re.search(r"#\s*\[([^\]]+)\]\s*$", line)
@@ -372,7 +392,7 @@ def _for_platform(wish: Wish, item: YamlNode, lines: list[str]) -> bool:
     return holds is not False
 
 
-def _dependency(wish: Wish, item: YamlNode, reading: Reading, lines: list[str]) -> None:
+def _dependency(wish: EnvironmentSpec, item: YamlNode, reading: ReadOptions, lines: list[str]) -> None:
     if item.kind == "text":
         take_match_spec(wish, item.text, item.where)
         return

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from imagefactory.errors import UsageError
-from imagefactory.extras.importers.spec import CPU_ONLY, Wish, minor_python
+from imagefactory.extras.importers.spec import CPU_ONLY, EnvironmentSpec, minor_python
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.builds import built_for
 from imagefactory.gpu.knowledge.tables import covers
-from imagefactory.recipes.values import RULES, Spec, canonical, parse_spec
+from imagefactory.recipes.values import RULES, CondaSpec, canonical, parse_spec
 from imagefactory.versions import natural
 
 # A framework's name on conda's channels -> on PyPI. The first that a file names is its framework.
@@ -43,18 +43,18 @@ _FEW = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class FrameworkRow:
     """The framework in what a file asks for."""
 
     framework: str
     source: str
-    wish: Wish
+    wish: EnvironmentSpec
 
     @property
-    def specs(self) -> tuple[Spec, ...]:
+    def specs(self) -> tuple[CondaSpec, ...]:
         """Its match specs among conda's packages, those with a version first; a bare one if there is none."""
         found = [spec for spec in map(parse_spec, self.wish.conda) if spec.name == self.framework]
-        return tuple(sorted(found, key=lambda spec: not spec.version)) or (Spec(name=self.framework),)
+        return tuple(sorted(found, key=lambda spec: not spec.version)) or (CondaSpec(name=self.framework),)
 
     @property
     def requirements(self) -> tuple[str, ...]:
@@ -327,7 +327,7 @@ class Row:
         )
 
 
-def find_framework(wish: Wish, named: str, source: str) -> tuple[str, str]:
+def find_framework(wish: EnvironmentSpec, named: str, source: str) -> tuple[str, str]:
     """The framework's name and its source, by the file and by what the person says; `source` may be empty.
 
     Raises UsageError where the file names none itself.
@@ -342,7 +342,7 @@ def find_framework(wish: Wish, named: str, source: str) -> tuple[str, str]:
     return found
 
 
-def named_framework(wish: Wish, named: str, source: str) -> tuple[str, str]:
+def named_framework(wish: EnvironmentSpec, named: str, source: str) -> tuple[str, str]:
     """The same; the framework is empty where neither names one."""
     conda, pip = {parse_spec(text).name for text in wish.conda}, {pypi_name(text) for text in wish.pip}
     if named:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from posixpath import basename, dirname, join
 
 from imagefactory.extras.importers.build_context import BuildContext
-from imagefactory.extras.importers.pip_lines import Beside, take_pip_line
-from imagefactory.extras.importers.spec import Wish
-from imagefactory.model import Where
-from imagefactory.recipes.shell_words import Word
+from imagefactory.extras.importers.pip_lines import ReferencedFiles, take_pip_line
+from imagefactory.extras.importers.spec import EnvironmentSpec
+from imagefactory.model import SourceLocation
+from imagefactory.recipes.shell_words import RunWord
 from imagefactory.recipes.values import RULES
 from imagefactory.recipes.yaml_tree import show
 from imagefactory.versions import natural
@@ -47,7 +47,7 @@ _TOOLS = {
 
 
 @dataclass(slots=True)
-class OwnFiles:
+class ContextFiles:
     """`entries` are folders inside and the patterns of what goes there; `hidden` are files that stay out.
 
     `lost` are reasons why something of the source is in no entry.
@@ -58,9 +58,9 @@ class OwnFiles:
     lost: list[str] = field(default_factory=list)
 
 
-def find_own_files(context: BuildContext, source: str, to: str) -> OwnFiles:
+def find_own_files(context: BuildContext, source: str, to: str) -> ContextFiles:
     """The entries for one source: a file that becomes `to`, or a directory whose content lies in `to`."""
-    found = OwnFiles()
+    found = ContextFiles()
     at = context.project_path(source)
     if at is None:
         found.lost.append("it is not in the imagefactory project")
@@ -69,7 +69,7 @@ def find_own_files(context: BuildContext, source: str, to: str) -> OwnFiles:
     elif context.kind(source) == "file":
         _add(found, at, basename(to), dirname(to))
     else:
-        walk = _Walk(context, found)
+        walk = _ContextWalk(context, found)
         whole, parts = walk.cover(source, 0)
         base = "" if at == "." else at
         if walk.looks > _MOST_ENTRIES or len(parts) + len(walk.named) > _MOST_PATTERNS:
@@ -78,7 +78,7 @@ def find_own_files(context: BuildContext, source: str, to: str) -> OwnFiles:
         if whole and base and parts:
             plain = to.endswith(f"/{base}")
             folder = to.removesuffix(f"/{base}") or "/"
-            _keep(found, folder, base) if plain else _keep(found, to, f"{base}/./*")
+            _keep_pattern(found, folder, base) if plain else _keep_pattern(found, to, f"{base}/./*")
             parts = []
         for part in (*parts, *walk.named):
             name = part if source == "." else part[len(source) + 1 :]
@@ -86,19 +86,19 @@ def find_own_files(context: BuildContext, source: str, to: str) -> OwnFiles:
     return found
 
 
-def _add(found: OwnFiles, path: str, name: str, folder: str) -> None:
+def _add(found: ContextFiles, path: str, name: str, folder: str) -> None:
     """One file or directory at `path` of the project that lies as `name` in a folder inside."""
     if path == name:
-        _keep(found, folder, path)
+        _keep_pattern(found, folder, path)
     elif not path.endswith(f"/{name}"):
         found.lost.append(f"it gets another name there: {show(name)}")
     elif join(folder, name).endswith(f"/{path}"):
-        _keep(found, join(folder, name)[: -len(path) - 1] or "/", path)
+        _keep_pattern(found, join(folder, name)[: -len(path) - 1] or "/", path)
     else:
-        _keep(found, folder, f"{path[: -len(name) - 1]}/./{name}")
+        _keep_pattern(found, folder, f"{path[: -len(name) - 1]}/./{name}")
 
 
-def _keep(found: OwnFiles, folder: str, pattern: str) -> None:
+def _keep_pattern(found: ContextFiles, folder: str, pattern: str) -> None:
     plain = pattern.removesuffix("/./*")
     if not RULES["folder"].allows(folder):
         found.lost.append(f"own files cannot lie in {show(folder)}")
@@ -108,10 +108,10 @@ def _keep(found: OwnFiles, folder: str, pattern: str) -> None:
         found.entries.append((folder, pattern))
 
 
-class _Walk:
+class _ContextWalk:
     """Looks through a directory of the context for what the fewest patterns name."""
 
-    def __init__(self, context: BuildContext, found: OwnFiles) -> None:
+    def __init__(self, context: BuildContext, found: ContextFiles) -> None:
         self.context, self.found = context, found
         self.looks = 0
         self.named: list[str] = []  # hidden files, which a pattern has to name
@@ -201,7 +201,7 @@ _LAYOUT = re.compile(
 )
 
 
-def keep_debian(wish: Wish, names: Sequence[str], where: Where) -> None:
+def add_debian_packages(wish: EnvironmentSpec, names: Sequence[str], where: SourceLocation) -> None:
     """Packages of Debian. Their versions are the lock's, and Python is the environment's own."""
     rule = RULES["debian package"]
     pinned, other, python, libraries = [], [], [], []
@@ -230,13 +230,13 @@ def keep_debian(wish: Wish, names: Sequence[str], where: Where) -> None:
         wish.leave(where, f"apt-get install {_named(other)}", do)
 
 
-def drop_debian(wish: Wish, names: Sequence[str]) -> list[str]:
+def drop_debian(wish: EnvironmentSpec, names: Sequence[str]) -> list[str]:
     """Forget packages that are removed again; the names that were not installed here are returned."""
     gone = [name for name in names if wish.parts.debian.pop(name, None)]
     return [name for name in names if name not in gone]
 
 
-def lose_debian(wish: Wish, names: Sequence[str], suite: str) -> None:
+def lose_debian(wish: EnvironmentSpec, names: Sequence[str], suite: str) -> None:
     """Record the packages that Debian's `suite` does not have as losses."""
     for name in names:
         do = f"write the name that Debian {suite} has for it under 'system', or remove it"
@@ -250,17 +250,17 @@ def _named(names: Sequence[str]) -> str:
 # --- variables -----------------------------------------------------------------------------------
 
 
-def keep_variable(wish: Wish, name: str, value: Word) -> None:
+def add_variable(wish: EnvironmentSpec, name: str, value: RunWord) -> None:
     """A variable of the image, unless it only says where the replaced base image has its programs."""
     text, where = value.text, value.where
     shown = f"{name}={show(text, limit=100)}"
     if name in PATHS:
-        _keep_path(wish, name, value)
+        _add_search_path(wish, name, value)
     elif name == "TORCH_CUDA_ARCH_LIST" and value.known:
-        _keep_capabilities(wish, text, where)
+        _add_driver_capabilities(wish, text, where)
     elif name in _INDEXES and value.known:
         for address in text.split():
-            take_pip_line(wish, f"{_INDEXES[name]} {address}", where, Beside(""))
+            take_pip_line(wish, f"{_INDEXES[name]} {address}", where, ReferencedFiles(""))
     elif name == "UV_TORCH_BACKEND" and value.known:
         wish.hints.append(f"/{text}")
     elif name == "UV_PYTHON" and value.known and re.fullmatch(r"3\.[0-9]{1,2}", text):
@@ -286,7 +286,7 @@ def keep_variable(wish: Wish, name: str, value: Word) -> None:
         wish.variable(name, text, where)
 
 
-def _keep_path(wish: Wish, name: str, value: Word) -> None:
+def _add_search_path(wish: EnvironmentSpec, name: str, value: RunWord) -> None:
     """A list of directories: those of the user's own. Those of the replaced image are passed by."""
     own = [
         part
@@ -308,7 +308,7 @@ def _keep_path(wish: Wish, name: str, value: Word) -> None:
             wish.note(value.where, f"{name}: only {show(':'.join(own))} was taken, which are your own")
 
 
-def _keep_capabilities(wish: Wish, text: str, where: Where) -> None:
+def _add_driver_capabilities(wish: EnvironmentSpec, text: str, where: SourceLocation) -> None:
     words = [word for word in re.split(r"[ ;,]+", text) if word]
     words = [number for word in words for number in _ARCHITECTURES.get(word.removesuffix("+PTX"), (word,))]
     found = [re.fullmatch(r"([0-9]{1,2}\.[0-9])[af]?(\+PTX)?", word) for word in words]
@@ -329,7 +329,9 @@ def _keep_capabilities(wish: Wish, text: str, where: Where) -> None:
 # --- files ---------------------------------------------------------------------------------------
 
 
-def keep_files(wish: Wish, context: BuildContext | None, source: str, to: str, where: Where) -> list[str]:
+def add_copied_files(
+    wish: EnvironmentSpec, context: BuildContext | None, source: str, to: str, where: SourceLocation
+) -> list[str]:
     """One file or directory that is copied to `to`. The lines that tell a loss are returned: they go where
     the file is read instead."""
     what, before = f"COPY {show(source, limit=_LONG)[1:-1]} to {show(to)}", len(wish.left)
@@ -352,33 +354,35 @@ def keep_files(wish: Wish, context: BuildContext | None, source: str, to: str, w
 # --- how it starts -------------------------------------------------------------------------------
 
 
-def keep_workdir(wish: Wish, folder: str, where: Where) -> None:
+def add_workdir(wish: EnvironmentSpec, folder: str, where: SourceLocation) -> None:
     wish.parts.workdir = folder if RULES["workdir"].allows(folder) else ""
     if not wish.parts.workdir and folder != "/":
         wish.leave(where, f"WORKDIR {show(folder)}", f"write workdir: with {RULES['workdir'].write}")
 
 
-def keep_user(wish: Wish, user: str, where: Where) -> None:
+def add_user(wish: EnvironmentSpec, user: str, where: SourceLocation) -> None:
     wish.parts.user = user if RULES["user"].allows(user) else ""
     if not wish.parts.user and user != "root":
         wish.leave(where, f"USER {show(user)}", f"write user: with {RULES['user'].write}")
 
 
-def keep_entrypoint(wish: Wish, words: Sequence[str], where: Where, said: str = "ENTRYPOINT") -> str:
+def add_entrypoint(
+    wish: EnvironmentSpec, words: Sequence[str], where: SourceLocation, said: str = "ENTRYPOINT"
+) -> str:
     wish.parts.entrypoint = _allowed(words)
-    return _told(wish, words, where, said)
+    return _loss_line(wish, words, where, said)
 
 
-def keep_command(wish: Wish, words: Sequence[str], where: Where, said: str = "CMD") -> str:
+def add_command(wish: EnvironmentSpec, words: Sequence[str], where: SourceLocation, said: str = "CMD") -> str:
     wish.parts.command = _allowed(words)
-    return _told(wish, words, where, said)
+    return _loss_line(wish, words, where, said)
 
 
 def _allowed(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(words) if all(RULES["argument"].allows(word) for word in words) else ()
 
 
-def _told(wish: Wish, words: Sequence[str], where: Where, said: str) -> str:
+def _loss_line(wish: EnvironmentSpec, words: Sequence[str], where: SourceLocation, said: str) -> str:
     """The line that tells what cannot be a key, empty where it can."""
     if not words or _allowed(words):
         return ""

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from posixpath import basename, dirname, join, normpath
 
-from imagefactory.extras.importers.container import Clone, Container, Selection
+from imagefactory.extras.importers.container import ContainerFile, DependencySelection, GitClone
 from imagefactory.extras.importers.framework_row import pypi_name
-from imagefactory.extras.importers.image_parts import drop_debian, keep_debian
+from imagefactory.extras.importers.image_parts import add_debian_packages, drop_debian
 from imagefactory.extras.importers.pip_lines import MOST_FILES, take_pip_line
 from imagefactory.extras.importers.spec import take_channel, take_match_spec
-from imagefactory.model import Where
-from imagefactory.recipes.shell_words import Command, Word, read_commands
+from imagefactory.model import SourceLocation
+from imagefactory.recipes.shell_words import RunCommand, RunWord, read_commands
 from imagefactory.recipes.values import canonical
 from imagefactory.recipes.yaml_tree import show
 
@@ -77,11 +77,11 @@ _TOOLS_BY = re.compile(
 )
 # Options whose value stands in the next word: of pip what is read, and what says nothing of content.
 _PIP_FILES = ("-r", "--requirement", "-c", "--constraint")
-_PIP_TOLD = (
+_PIP_IGNORED_WITH_VALUE = (
     *("-i", "--index-url", "--extra-index-url", "--index", "--default-index", "-f", "--find-links"),
     *("--trusted-host", "--no-binary", "--only-binary"),
 )
-_PIP_TOLD_ALONE = (
+_PIP_IGNORED_FLAGS = (
     "--pre",
     "--no-index",
     "--no-deps",
@@ -115,7 +115,7 @@ _PIP_PASSED = (
     *("--link-mode", "--index-strategy", "--proxy", "--cert", "--torch-backend", "--default-timeout"),
     *("--resume-retries", "--no-build-isolation-package", "--no-binary-package"),
 )
-_PIP_LOST = (
+_PIP_LOST_OPTIONS = (
     *("--resolution", "--prerelease", "--exclude-newer", "--override", "--overrides", "--fork-strategy"),
     *("--build-constraint", "--build-constraints", "-b"),
 )
@@ -156,31 +156,33 @@ _GIT_VALUES = ("-b", "--branch", "--depth", "-j", "--jobs", "-o", "--origin", "-
 _APT_VALUES = ("-o", "-t", "--option", "--target-release", "--default-release", "-c")
 
 
-def take_script(container: Container, text: str, where: Where, *, joined: bool = False) -> None:
+def read_install_script(
+    container: ContainerFile, text: str, where: SourceLocation, *, joined: bool = False
+) -> None:
     """What the commands of a script install. Raises RecipeError for text that no shell could read."""
     _Shell(container).script(text, where, joined=joined)
 
 
-def take_words(container: Container, words: Sequence[Word], where: Where) -> None:
+def read_install_command(container: ContainerFile, words: Sequence[RunWord], where: SourceLocation) -> None:
     """The same of one command whose words are given."""
     text = " ".join(word.text for word in words)
-    _Shell(container).take(Command(where=where, text=text, words=list(words)))
+    _Shell(container).take(RunCommand(where=where, text=text, words=list(words)))
 
 
 class _Shell:
     """One run of a shell: its folder and its variables end with it."""
 
-    def __init__(self, container: Container, depth: int = 0) -> None:
+    def __init__(self, container: ContainerFile, depth: int = 0) -> None:
         self.container, self.wish, self.depth = container, container.wish, depth
         self.variables = {"HOME": "/root", **container.variables}
         self.folder = container.workdir
         self.stack: list[str] = []
 
-    def script(self, text: str, where: Where, *, joined: bool) -> None:
+    def script(self, text: str, where: SourceLocation, *, joined: bool) -> None:
         for command in read_commands(text, where, self.variables, joined=joined):
             self.take(command)
 
-    def take(self, command: Command) -> None:
+    def take(self, command: RunCommand) -> None:
         if _is_quiet(command):
             return
         if _TOOLS.search(command.text) and _TOOLS_BY.match(command.text):
@@ -220,7 +222,7 @@ class _Shell:
         else:
             self._not_run(command)
 
-    def _assign(self, words: Sequence[Word]) -> None:
+    def _assign(self, words: Sequence[RunWord]) -> None:
         for word in words:
             name, _, value = word.text.partition("=")
             if word.known:
@@ -228,7 +230,7 @@ class _Shell:
             else:
                 self.variables.pop(name, None)
 
-    def _inner(self, words: Sequence[Word], command: Command) -> bool:
+    def _inner(self, words: Sequence[RunWord], command: RunCommand) -> bool:
         """A script within: behind `-c`, or as here-document."""
         if self.depth >= _MOST_DEPTH:
             return False
@@ -243,7 +245,7 @@ class _Shell:
             return True
         return False
 
-    def _not_run(self, command: Command) -> None:
+    def _not_run(self, command: RunCommand) -> None:
         what = f"{show(command.text, limit=120)} is not run"
         if self.container.packages_only:  # of a stage whose files are copied, but not all
             if _BUILDS.search(command.text):
@@ -258,12 +260,12 @@ class _Shell:
         home = self.variables.get("HOME", "/root")
         return normpath(join(self.folder, re.sub(r"^~(?=/|$)", home, written)))
 
-    def _find(self, written: str, where: Where) -> str:
+    def _find(self, written: str, where: SourceLocation) -> str:
         return self.container.find(self._place(written), where)
 
     # --- pip
 
-    def pip(self, command: Command, words: Sequence[Word]) -> None:
+    def pip(self, command: RunCommand, words: Sequence[RunWord]) -> None:
         at = next((at for at, word in enumerate(words) if not word.text.startswith("-")), len(words))
         if [word.text for word in words[at : at + 2]] == ["config", "set"] and self._pip_setting(
             words[at + 2 :]
@@ -277,9 +279,9 @@ class _Shell:
             return
         self._pip_install(command, words[at + 1 :], files=words[at].text == "sync")
 
-    def _pip_install(self, command: Command, words: Sequence[Word], *, files: bool = False) -> None:
+    def _pip_install(self, command: RunCommand, words: Sequence[RunWord], *, files: bool = False) -> None:
         wanted, wish = [], self.wish
-        values = (*_PIP_FILES, *_PIP_TOLD, *_PIP_PASSED, *_PIP_LOST, "-e", "--editable")
+        values = (*_PIP_FILES, *_PIP_IGNORED_WITH_VALUE, *_PIP_PASSED, *_PIP_LOST_OPTIONS, "-e", "--editable")
         words, chosen = _selection(words, _PIP_CHOOSING, values)
         for option, word in _options(words, values):
             if not word.known:
@@ -291,9 +293,9 @@ class _Shell:
                 wish.hints.append(f"/{word.text}")
             elif option in ("--python", "-p") and (found := re.fullmatch(_PYTHON_NAME, word.text)):
                 wish.bound_python(found[1], word.where)
-            elif option in _PIP_TOLD or word.text in _PIP_TOLD_ALONE:
+            elif option in _PIP_IGNORED_WITH_VALUE or word.text in _PIP_IGNORED_FLAGS:
                 take_pip_line(wish, f"{option} {word.text}".strip(), word.where, self.container.beside)
-            elif option in _PIP_LOST:
+            elif option in _PIP_LOST_OPTIONS:
                 do = "write bounds that ask for the versions that you mean"
                 wish.leave(word.where, f"{option} {show(word.text)} decides on versions", do)
             elif option and "://" not in word.text and option in ("-e", "--editable"):
@@ -312,7 +314,7 @@ class _Shell:
                 self._requirement(word)
         self._redirected(command, wanted)
 
-    def _pip_setting(self, words: Sequence[Word]) -> bool:
+    def _pip_setting(self, words: Sequence[RunWord]) -> bool:
         """`pip config set global.index-url ADDRESS`, which is an option of each later command."""
         found = (
             re.fullmatch(r"\w+\.((extra-)?index-url|find-links)", words[0].text) if len(words) == 2 else None
@@ -322,7 +324,7 @@ class _Shell:
         take_pip_line(self.wish, f"--{found[1]} {words[1].text}", words[1].where, self.container.beside)
         return True
 
-    def _uninstall(self, command: Command, words: Sequence[Word]) -> None:
+    def _uninstall(self, command: RunCommand, words: Sequence[RunWord]) -> None:
         """Forgets what was installed before. What the others need comes back when they are solved."""
         names = {canonical(word.text) for word in words if word.known}
         self.wish.pip = [text for text in self.wish.pip if pypi_name(text) not in names]
@@ -330,7 +332,7 @@ class _Shell:
         what = f"{show(command.text, limit=120)}: not asked for any more"
         self.wish.note(command.where, f"{what}, and installed where other packages need it")
 
-    def _redirected(self, command: Command, wanted: Sequence[Word]) -> None:
+    def _redirected(self, command: RunCommand, wanted: Sequence[RunWord]) -> None:
         """Bounds without quotes, which a shell takes for files."""
         for word in wanted:
             files = [one for one in command.sent if one.word == word]
@@ -345,11 +347,11 @@ class _Shell:
                 what = f"{what}, and installs {word.text} without the bound, as the recipe does"
                 self.wish.note(word.where, f"{what}; '{word.text}{bounds}' in quotes is a bound")
 
-    def _installers(self, wanted: Sequence[Word], where: Where) -> None:
+    def _installers(self, wanted: Sequence[RunWord], where: SourceLocation) -> None:
         if names := [word.text for word in wanted if _is_installer(word)]:
             self.wish.note(where, f"{', '.join(names)}: images are made without them")
 
-    def _pip_file(self, option: str, word: Word, chosen: Selection) -> None:
+    def _pip_file(self, option: str, word: RunWord, chosen: DependencySelection) -> None:
         name = self._find(word.text, word.where)
         text = self.container.beside.read(name) if name else None
         if not name or text is None:
@@ -359,7 +361,7 @@ class _Shell:
         else:
             take_pip_line(self.wish, f"{option} {name}", word.where, self.container.beside)
 
-    def _parse(self, name: str, text: str, chosen: Selection, word: Word) -> bool:
+    def _parse(self, name: str, text: str, chosen: DependencySelection, word: RunWord) -> bool:
         """Takes over another file of the context once, with what a command chooses of it."""
         if (name, chosen) in self.container.around.parsed:
             return True
@@ -371,19 +373,19 @@ class _Shell:
         self.wish.merge(self.container.around.parse(text, name, replace(chosen, python=self.wish.python)))
         return True
 
-    def _not_beside(self, word: Word) -> None:
+    def _not_beside(self, word: RunWord) -> None:
         why = self.container.why_not(join(self.folder, word.text))
         do = "copy it there, or import it too: --from FILE"
         self.wish.leave(word.where, f"{show(word.text)} {why}", do)
 
-    def _requirement(self, word: Word) -> None:
+    def _requirement(self, word: RunWord) -> None:
         local = re.match(r"\.{1,2}(?=[/\[]|$)|/|[\w.-]+/", word.text)
         if local and not re.search(r"\.(whl|zip|gz|tgz|bz2)$|\*", word.text):
             self._project(word)
         else:
             take_pip_line(self.wish, word.text, word.where, self.container.beside)
 
-    def _project(self, word: Word) -> None:
+    def _project(self, word: RunWord) -> None:
         folder, bracket, extras = word.text.partition("[")
         place = normpath(join(self.folder, folder))
         if (clone := self.container.clone_of(place)) and clone.address:
@@ -399,16 +401,16 @@ class _Shell:
         do = "add what it needs, and put the project into an image by a wheel (./wheels/...)"
         self.wish.leave(word.where, f"the project {show(word.text)}: its pyproject.toml {why}", do)
 
-    def setup_py(self, command: Command, words: Sequence[Word]) -> None:
+    def setup_py(self, command: RunCommand, words: Sequence[RunWord]) -> None:
         """`python setup.py install` installs the project in the current directory."""
         if any(word.text in ("install", "develop") for word in words):
-            self._project(Word(".", command.where))
+            self._project(RunWord(".", command.where))
         else:
             self._not_run(command)
 
     # --- repositories that are cloned
 
-    def git(self, command: Command, words: Sequence[Word]) -> None:
+    def git(self, command: RunCommand, words: Sequence[RunWord]) -> None:
         words = _without_options(words, ("-C", "-c"))
         doing = words[0].text if words else ""
         plain, branch = [], ""
@@ -423,13 +425,13 @@ class _Shell:
             before = len(self.wish.left)
             self._not_run(command)
             address = plain[0].text if plain[0].known else ""
-            self.container.clones[place] = Clone(place, address, branch, tuple(self.wish.left[before:]))
+            self.container.clones[place] = GitClone(place, address, branch, tuple(self.wish.left[before:]))
         elif doing in ("checkout", "reset", "switch") and here and plain and plain[-1].known:
             self.container.clones[here.place] = replace(here, revision=plain[-1].text)
         elif doing not in ("submodule", "lfs", "fetch", "pull", "clean", "config", "init") or not here:
             self._not_run(command)
 
-    def _cloned_project(self, clone: Clone, place: str, extras: str, where: Where) -> None:
+    def _cloned_project(self, clone: GitClone, place: str, extras: str, where: SourceLocation) -> None:
         """A project in a repository that was cloned, as pip names it by the repository."""
         self.wish.left = [line for line in self.wish.left if line not in clone.told]
         self.wish.note(
@@ -444,12 +446,12 @@ class _Shell:
 
     # --- files
 
-    def mkdir(self, _: Command, words: Sequence[Word]) -> None:
+    def mkdir(self, _: RunCommand, words: Sequence[RunWord]) -> None:
         for option, word in _options(words, ("-m", "--mode")):
             if not option and not word.text.startswith("-"):
-                self.container.folders.append(Word(self._place(word.text), word.where, word.known))
+                self.container.folders.append(RunWord(self._place(word.text), word.where, word.known))
 
-    def chmod(self, command: Command, words: Sequence[Word]) -> None:
+    def chmod(self, command: RunCommand, words: Sequence[RunWord]) -> None:
         """Own files keep their mode: what is to be executed must be executable in the project."""
         plain = [word for word in words if not re.fullmatch(r"-[a-zA-Z]+|--[a-z-]+", word.text)]
         context = self.container.around.context
@@ -466,14 +468,14 @@ class _Shell:
                 do = f"chmod +x {shlex.quote(str(context.root / name))}: own files keep their mode"
                 self.container.leave(command.where, f"{show(command.text, limit=120)} is not run", do)
 
-    def chown(self, command: Command, _: Sequence[Word]) -> None:
+    def chown(self, command: RunCommand, _: Sequence[RunWord]) -> None:
         self.container.note(
             command.where, f"{show(command.text, limit=120)}: files are root's, and can be read"
         )
 
     # --- projects, by the tools that manage them
 
-    def uv(self, command: Command, words: Sequence[Word]) -> None:
+    def uv(self, command: RunCommand, words: Sequence[RunWord]) -> None:
         words = _without_options(words, _TOOL_VALUES)
         name = words[0].text if words else ""
         rest = words[1:]
@@ -490,7 +492,7 @@ class _Shell:
         else:
             self._not_run(command)
 
-    def poetry(self, command: Command, words: Sequence[Word]) -> None:
+    def poetry(self, command: RunCommand, words: Sequence[RunWord]) -> None:
         words = _without_options(words, _TOOL_VALUES)
         name = words[0].text if words else ""
         if name in ("install", "sync"):
@@ -500,22 +502,22 @@ class _Shell:
         elif name not in ("config", "lock", "check", "self", "env", "cache", "version"):
             self._not_run(command)
 
-    def pdm(self, command: Command, words: Sequence[Word]) -> None:
+    def pdm(self, command: RunCommand, words: Sequence[RunWord]) -> None:
         words = _without_options(words, _TOOL_VALUES)
         if words and words[0].text in ("install", "sync"):
-            words = [Word("-E", one.where) if one.text == "-G" else one for one in words[1:]]
+            words = [RunWord("-E", one.where) if one.text == "-G" else one for one in words[1:]]
             self._sync(command, words, ("pyproject.toml",), unread="pdm.lock")
         elif not words or words[0].text not in ("config", "use", "lock", "venv", "cache"):
             self._not_run(command)
 
-    def pixi(self, command: Command, words: Sequence[Word]) -> None:
+    def pixi(self, command: RunCommand, words: Sequence[RunWord]) -> None:
         words = _without_options(words, _TOOL_VALUES)
         if words and words[0].text == "install":
             self._sync(command, words[1:], ("pixi.lock", "pixi.toml", "pyproject.toml"))
         else:
             self._not_run(command)
 
-    def pipenv(self, command: Command, words: Sequence[Word]) -> None:
+    def pipenv(self, command: RunCommand, words: Sequence[RunWord]) -> None:
         if words and words[0].text == "install" and any(word.text in _PIP_FILES for word in words):
             self._pip_install(
                 command, [word for word in words[1:] if word.text not in ("--system", "--deploy")]
@@ -525,7 +527,7 @@ class _Shell:
             self.wish.leave(command.where, f"{show(command.text, limit=120)}: its Pipfile is not read", do)
 
     def _sync(
-        self, command: Command, words: Sequence[Word], files: Sequence[str], *, unread: str = ""
+        self, command: RunCommand, words: Sequence[RunWord], files: Sequence[str], *, unread: str = ""
     ) -> None:
         """Takes what a project's lock has, or what its manifest asks for, with the extras that are named."""
         words, chosen = _selection(words, _CHOOSING, _TOOL_VALUES)
@@ -551,7 +553,7 @@ class _Shell:
             name = self.container.find(join(self.folder, folder, file), command.where, optional=not last)
             text = self.container.beside.read(name) if name else None
             if text is not None:
-                word = Word(join(folder, file), command.where)
+                word = RunWord(join(folder, file), command.where)
                 self._parse(name, text, chosen, word)
                 if any(one.text in _ALL for one in words):
                     do = "name them in the command: --extra NAME, --group NAME"
@@ -561,7 +563,7 @@ class _Shell:
         do = "import the project's lock or its pyproject.toml: --from FILE"
         self.wish.leave(command.where, f"{show(command.text, limit=120)}: {files[-1]} {why}", do)
 
-    def _python(self, words: Sequence[Word]) -> None:
+    def _python(self, words: Sequence[RunWord]) -> None:
         """The Python of an environment that is made: `uv venv --python 3.11`, `uv python install 3.11`."""
         for option, word in _options(words, ("--python", "-p", "--prompt", "--cache-dir", "--index-url")):
             found = re.fullmatch(_PYTHON_NAME, word.text) if option in ("--python", "-p", "") else None
@@ -570,7 +572,7 @@ class _Shell:
 
     # --- conda
 
-    def conda(self, command: Command, words: Sequence[Word]) -> None:
+    def conda(self, command: RunCommand, words: Sequence[RunWord]) -> None:
         words = [word for word in words if word.text not in ("-y", "--yes", "-q", "--quiet")]
         names = [word.text for word in words[:2]]
         if names[:1] == ["run"]:
@@ -578,7 +580,9 @@ class _Shell:
             inner = [word for option, word in rest if not option]
             while inner and inner[0].text.startswith("-"):
                 inner.pop(0)
-            self.take(Command(where=command.where, text=" ".join(word.text for word in inner), words=inner))
+            self.take(
+                RunCommand(where=command.where, text=" ".join(word.text for word in inner), words=inner)
+            )
         elif names[:1] == ["config"]:
             self._conda_config(command, words[1:])
         elif names[:1] == ["env"] and names[1:] in (["create"], ["update"]):
@@ -588,7 +592,7 @@ class _Shell:
         else:
             self._not_run(command)
 
-    def _conda_config(self, command: Command, words: Sequence[Word]) -> None:
+    def _conda_config(self, command: RunCommand, words: Sequence[RunWord]) -> None:
         at = next(
             (at for at, word in enumerate(words) if word.text in ("--add", "--append", "--prepend")), -1
         )
@@ -600,7 +604,7 @@ class _Shell:
         if words[at].text != "--append":  # the last that is added is asked first
             self.wish.channels.sort(key=lambda name: name in before)
 
-    def _conda_install(self, command: Command, words: Sequence[Word]) -> None:
+    def _conda_install(self, command: RunCommand, words: Sequence[RunWord]) -> None:
         wanted = []
         self.wish.defaults |= not any(word.text == "--override-channels" for word in words)
         values = (*_CONDA_VALUES, "-c", "--channel", "-f", "--file")
@@ -619,22 +623,22 @@ class _Shell:
             elif not _is_installer(word):
                 take_match_spec(self.wish, word.text, word.where)
 
-    def _conda_file(self, word: Word) -> None:
+    def _conda_file(self, word: RunWord) -> None:
         name = self._find(word.text, word.where) if word.known else ""
         text = self.container.beside.read(name) if name else None
         self.wish.files += 1
         if text is None or self.wish.files > MOST_FILES:
             self._not_beside(word)
         elif re.search(r"\.(ya?ml|lock)$", name) or "@EXPLICIT" in text:
-            self.wish.merge(self.container.around.parse(text, name, Selection()))
+            self.wish.merge(self.container.around.parse(text, name, DependencySelection()))
         else:
             for number, line in enumerate(text.split("\n")):
                 if spec := line.partition("#")[0].strip():
-                    take_match_spec(self.wish, spec, Where(file=name, line=number + 1, column=1))
+                    take_match_spec(self.wish, spec, SourceLocation(file=name, line=number + 1, column=1))
 
     # --- Debian's packages
 
-    def apt(self, command: Command, words: Sequence[Word]) -> None:
+    def apt(self, command: RunCommand, words: Sequence[RunWord]) -> None:
         plain = [word for option, word in _options(words, _APT_VALUES) if not option]
         plain = [word for word in plain if not word.text.startswith("-")]
         names = [word.text for word in plain[1:]]
@@ -650,9 +654,9 @@ class _Shell:
             elif re.fullmatch(r"python3?(-pip|-venv|-dev)?|python-is-python3", word.text):
                 self.container.system_python = word.where
         if names and not self.container.packages_only:
-            keep_debian(self.wish, names, command.where)
+            add_debian_packages(self.wish, names, command.where)
 
-    def user(self, command: Command, words: Sequence[Word]) -> None:
+    def user(self, command: RunCommand, words: Sequence[RunWord]) -> None:
         """Users that are made with a number: `USER` names them later, a recipe has the number."""
         found = list(_options(words, _USER_VALUES))
         names = [word.text for option, word in found if not option and not word.text.startswith("-")]
@@ -671,12 +675,12 @@ class _Shell:
         self.container.users[names[0]] = number
         self.container.note(command.where, f"the user {show(names[0])} is known by its number, {number}")
 
-    def other_system(self, command: Command, _: Sequence[Word]) -> None:
+    def other_system(self, command: RunCommand, _: Sequence[RunWord]) -> None:
         do = "write Debian's names of the same under 'system'"
         self.container.leave(command.where, f"{show(command.text, limit=120)} is not Debian's", do)
 
 
-_Read = Callable[[_Shell, Command, Sequence[Word]], None]
+_Read = Callable[[_Shell, RunCommand, Sequence[RunWord]], None]
 _BY_NAME: Mapping[str, _Read] = {
     **dict.fromkeys(_CONDAS, _Shell.conda),
     **dict.fromkeys(("apt-get", "apt", "aptitude"), _Shell.apt),
@@ -688,7 +692,7 @@ _BY_NAME: Mapping[str, _Read] = {
 }
 
 
-def _reader(words: Sequence[Word]) -> tuple[_Read, Sequence[Word]] | None:
+def _reader(words: Sequence[RunWord]) -> tuple[_Read, Sequence[RunWord]] | None:
     """What reads a command by its first words, and the words behind them."""
     name = basename(words[0].text)
     more = [word.text for word in words[1:3]]
@@ -708,13 +712,13 @@ def _reader(words: Sequence[Word]) -> tuple[_Read, Sequence[Word]] | None:
     return (read, words[1:]) if read else None
 
 
-def _is_installer(word: Word) -> bool:
+def _is_installer(word: RunWord) -> bool:
     """Whether a package only installs others. Code may import setuptools: a version of it is asked for."""
     name, bounds = re.fullmatch(r"([^\[<>=!~ ]*)(.*)", word.text, re.DOTALL).groups()  # type: ignore[union-attr]
     return name in _INSTALLERS and not (bounds and name in ("setuptools", "wheel"))
 
 
-def _is_quiet(command: Command) -> bool:
+def _is_quiet(command: RunCommand) -> bool:
     """Whether it leaves nothing in an image that anyone could miss."""
     writes = [one.target for one in command.sent if one.operator.startswith((">", "&>"))]
     if writes:  # what shells read that a person starts, and apt of a base that is replaced
@@ -725,7 +729,7 @@ def _is_quiet(command: Command) -> bool:
     return any(map(_QUIET.fullmatch, (command.text, words)))
 
 
-def _bare(words: Sequence[Word]) -> list[Word]:
+def _bare(words: Sequence[RunWord]) -> list[RunWord]:
     """Without what only says how a command is run."""
     rest = list(words)
     while rest and basename(rest[0].text) in ("sudo", "env", "exec", "command", "time", "nice", "nohup"):
@@ -735,14 +739,14 @@ def _bare(words: Sequence[Word]) -> list[Word]:
     return rest
 
 
-def _after_assignments(words: Sequence[Word]) -> list[Word]:
+def _after_assignments(words: Sequence[RunWord]) -> list[RunWord]:
     rest = list(words)
     while rest and re.match(r"[A-Za-z_]\w*=", rest[0].text, re.ASCII):
         rest.pop(0)
     return _bare(rest)
 
 
-def _without_options(words: Sequence[Word], valued: Sequence[str]) -> list[Word]:
+def _without_options(words: Sequence[RunWord], valued: Sequence[str]) -> list[RunWord]:
     """The words from a tool's own command on: `uv --no-progress sync` is `uv sync`."""
     for option, word in _options(words, valued):
         if not option and not word.text.startswith("-"):
@@ -751,24 +755,24 @@ def _without_options(words: Sequence[Word], valued: Sequence[str]) -> list[Word]
 
 
 def _selection(
-    words: Sequence[Word], choosing: Mapping[str, str], valued: Sequence[str]
-) -> tuple[list[Word], Selection]:
+    words: Sequence[RunWord], choosing: Mapping[str, str], valued: Sequence[str]
+) -> tuple[list[RunWord], DependencySelection]:
     """The words without the options of `choosing`, and what these choose: extras, groups, an environment."""
     found: dict[str, list[str]] = {"extra": [], "group": [], "environment": []}
-    rest: list[Word] = []
+    rest: list[RunWord] = []
     for option, word in _options(words, (*choosing, *valued)):
         if option in choosing and word.known:
             names = [name for name in re.split(r"[, ]+", word.text) if name]
             found[choosing[option]] += [name for name in names if name not in ("main", "default")]
         else:
-            rest += [Word(option, word.where), word] if option else [word]
+            rest += [RunWord(option, word.where), word] if option else [word]
     environment = next(iter(found["environment"]), "")
-    return rest, Selection(
+    return rest, DependencySelection(
         extras=tuple(found["extra"]), groups=tuple(found["group"]), environment=environment
     )
 
 
-def _options(words: Sequence[Word], valued: Sequence[str]) -> Iterator[tuple[str, Word]]:
+def _options(words: Sequence[RunWord], valued: Sequence[str]) -> Iterator[tuple[str, RunWord]]:
     """Each word with the option of whose value it is, empty for others."""
     option = ""
     for word in words:
@@ -780,8 +784,8 @@ def _options(words: Sequence[Word], valued: Sequence[str]) -> Iterator[tuple[str
         elif word.text in valued:
             option = word.text
         elif name in valued and equals:
-            yield name, Word(value, word.where, word.known)
+            yield name, RunWord(value, word.where, word.known)
         elif short and not word.text.startswith("--"):
-            yield short, Word(word.text[2:], word.where, word.known)
+            yield short, RunWord(word.text[2:], word.where, word.known)
         else:
             yield "", word

@@ -14,26 +14,26 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from imagefactory.extras.importers.manifests import (
     OptionalPackages,
-    ProjectAsk,
+    ProjectReadOptions,
     is_package,
-    marker_holds,
+    marker_applies,
     note_of_scripts,
     parse_project,
-    read_folder_project,
+    read_project_directory,
 )
-from imagefactory.extras.importers.pip_lines import Beside, is_mirror, take_index, take_pip_line
+from imagefactory.extras.importers.pip_lines import ReferencedFiles, is_mirror, take_index, take_pip_line
 from imagefactory.extras.importers.spec import (
     PLATFORM,
-    Wish,
+    EnvironmentSpec,
     poetry_bounds,
     take_channel,
     take_channels,
     text_of,
 )
-from imagefactory.model import Where
-from imagefactory.recipes.own_code import take_folder, take_git
+from imagefactory.model import SourceLocation
+from imagefactory.recipes.own_code import take_directory, take_git
 from imagefactory.recipes.values import RULES, canonical, channel_address, channel_name, parse_spec
-from imagefactory.recipes.yaml_tree import YamlNode, first_place, refused, show
+from imagefactory.recipes.yaml_tree import YamlNode, first_place, recipe_problem, show
 
 Key = tuple[str, str, str]
 """Name, version and source: a lock may hold several of one name."""
@@ -44,7 +44,7 @@ _OWN = ("virtual", "editable", "directory")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Lock:
+class _UvLock:
     """The rows of a uv.lock, and what markers are judged by: Python, and the extras that are active.
 
     Those of projects whose extras exclude each other are `extra-4-proj-cpu` there, with the name's length.
@@ -56,38 +56,38 @@ class _Lock:
 
     def meant(self, dependency: YamlNode) -> Iterator[Key]:
         """The packages that a row of dependencies is, none where its marker does not hold."""
-        if not marker_holds(text_of(dependency, "marker"), self.python, self.active):
+        if not marker_applies(text_of(dependency, "marker"), self.python, self.active):
             return
         name, version = canonical(text_of(dependency, "name")), text_of(dependency, "version")
-        source = _said(_map(dependency, "source"))
+        source = _source_text(_map(dependency, "source"))
         for key in self.rows:
             if key[0] == name and version in ("", key[1]) and source in ("", key[2]):
                 yield key
 
 
-def read_uv_lock(root: YamlNode, file: str, asked: ProjectAsk) -> Wish:
+def read_uv_lock(root: YamlNode, file: str, asked: ProjectReadOptions) -> EnvironmentSpec:
     """What the project of a uv.lock needs at run time, each package at its version.
 
     Raises RecipeError for another format, and for an extra or a group that it does not have.
     """
     if text_of(root, "version") != "1":
         found = text_of(root, "version") or "none"
-        raise refused(
+        raise recipe_problem(
             root.where,
             "format-unsupported",
             f"has the format {show(found)}",
             "create it with a uv that writes 1",
         )
-    wish = Wish(file=file, locked=True)
+    wish = EnvironmentSpec(file=file, locked=True)
     wish.bound_python(text_of(root, "requires-python"), root.where)
     rows = {_key(row): row for row in _rows(root, "package")}
-    own = {key: row for key, row in rows.items() if _kind(row) in _OWN}
-    here = {key: row for key, row in own.items() if text_of(_map(row, "source"), _kind(row)) == "."}
+    own = {key: row for key, row in rows.items() if _source_type(row) in _OWN}
+    here = {key: row for key, row in own.items() if text_of(_map(row, "source"), _source_type(row)) == "."}
     chosen = here or own
-    extras, groups = _chosen(wish, chosen, asked, root.where)
+    extras, groups = _selected_groups(wish, chosen, asked, root.where)
     active = {f"extra-{len(key[0])}-{key[0]}-{extra}" for key in chosen for extra in extras}
     active |= {f"group-{len(key[0])}-{key[0]}-{group}" for key in chosen for group in groups}
-    lock = _Lock(rows=rows, python=asked.beside.python, active=frozenset(active))
+    lock = _UvLock(rows=rows, python=asked.beside.python, active=frozenset(active))
     main = _main_registry(rows.values())
     if main and not is_mirror(main):
         what = f"the index {show(main, limit=120)}"
@@ -109,7 +109,7 @@ def _main_registry(rows: Iterable[YamlNode]) -> str:
 
 
 def _reached(
-    lock: _Lock, starts: Iterable[Key], chosen: Iterable[Key], wanted: tuple[set[str], set[str]]
+    lock: _UvLock, starts: Iterable[Key], chosen: Iterable[Key], wanted: tuple[set[str], set[str]]
 ) -> list[Key]:
     """The packages along dependencies from `starts`, of the `chosen` with the wanted extras and groups."""
     first, reached = set(chosen), dict[Key, None]()
@@ -134,8 +134,8 @@ def _reached(
     return sorted(reached)
 
 
-def _chosen(
-    wish: Wish, projects: dict[Key, YamlNode], asked: ProjectAsk, where: Where
+def _selected_groups(
+    wish: EnvironmentSpec, projects: dict[Key, YamlNode], asked: ProjectReadOptions, where: SourceLocation
 ) -> tuple[set[str], set[str]]:
     """The extras and groups that are asked for, of those that the lock's own projects have."""
     extras, groups, optional = set[str](), set[str](), OptionalPackages()
@@ -162,24 +162,24 @@ def _manifest(root: YamlNode, rows: dict[Key, YamlNode]) -> list[Key]:
     return [key for key in rows if key[0] in names]
 
 
-def _take_own(wish: Wish, row: YamlNode, beside: Beside) -> None:
+def _take_own(wish: EnvironmentSpec, row: YamlNode, beside: ReferencedFiles) -> None:
     """A project that is locked with what it needs: a source where it is a package."""
-    if _kind(row) == "virtual":
+    if _source_type(row) == "virtual":
         wish.note(row.where, f"{show(text_of(row, 'name'))}: {note_of_scripts()}")
     else:
-        take_folder(wish, beside.place, text_of(_map(row, "source"), _kind(row)), row.where)
+        take_directory(wish, beside.place, text_of(_map(row, "source"), _source_type(row)), row.where)
 
 
 # --- poetry.lock ---------------------------------------------------------------------------------
 
 
-def read_poetry_lock(root: YamlNode, file: str, asked: ProjectAsk) -> Wish:
+def read_poetry_lock(root: YamlNode, file: str, asked: ProjectReadOptions) -> EnvironmentSpec:
     """The packages of a poetry.lock for run time, each at its version, and the project's own code."""
-    wish = Wish(file=file, locked=True)
+    wish = EnvironmentSpec(file=file, locked=True)
     wish.bound_python(poetry_bounds(text_of(_map(root, "metadata"), "python-versions")) or "", root.where)
     rows, python = _rows(root, "package"), asked.beside.python
     chosen, groups = _of_poetry(wish, root, rows, asked)
-    project = read_folder_project(".", replace(asked, named=False), lambda _: python)
+    project = read_project_directory(".", replace(asked, named=False), lambda _: python)
     grouped = any(_groups(row) for row in rows)
     starts = chosen
     if not grouped and project is not None:  # as Poetry 1.5 to 1.8 wrote it
@@ -194,7 +194,7 @@ def read_poetry_lock(root: YamlNode, file: str, asked: ProjectAsk) -> Wish:
             continue  # told with the extras and groups
         if not grouped and project is not None and name not in reached:
             continue
-        if marker_holds(text, python, asked.extras) if text else needed.get(name, True):
+        if marker_applies(text, python, asked.extras) if text else needed.get(name, True):
             taken.setdefault(name, []).append(row)
         else:
             wish.note(row.where, f"{show(name)} {text_of(row, 'version')} is not for Python {python} here")
@@ -208,7 +208,7 @@ def read_poetry_lock(root: YamlNode, file: str, asked: ProjectAsk) -> Wish:
             _take(wish, same[0], asked.beside)
     described = parse_project(asked.beside.read("pyproject.toml"), "pyproject.toml")
     if described is not None and is_package(described):
-        take_folder(wish, asked.beside.place, ".", root.where)
+        take_directory(wish, asked.beside.place, ".", root.where)
     return wish
 
 
@@ -223,7 +223,7 @@ def _name_extras(text: str) -> tuple[str, frozenset[str]]:
 
 
 def _of_poetry(
-    wish: Wish, root: YamlNode, rows: list[YamlNode], asked: ProjectAsk
+    wish: EnvironmentSpec, root: YamlNode, rows: list[YamlNode], asked: ProjectReadOptions
 ) -> tuple[dict[str, frozenset[str]], set[str]]:
     """The packages of the extras that are asked for, with their own extras, and the groups."""
     packages, groups, optional = dict[str, frozenset[str]](), set[str](), OptionalPackages()
@@ -253,7 +253,7 @@ def _needed(
         for row in by_name.get(name, ()):
             for key, value in _map(row, "dependencies").pairs:
                 for one in value.items or [value]:
-                    if marker_holds(text_of(one, "markers"), python, extras):
+                    if marker_applies(text_of(one, "markers"), python, extras):
                         more = frozenset(canonical(item.text) for item in _rows(one, "extras"))
                         waiting.append((canonical(key.text), more))
     return reached
@@ -266,7 +266,7 @@ def _meant_by_any(rows: list[YamlNode], python: str) -> dict[str, bool]:
         for key, value in _map(row, "dependencies").pairs:
             name = canonical(key.text)
             for one in value.items or [value]:
-                found[name] = found.get(name, False) or marker_holds(text_of(one, "markers"), python)
+                found[name] = found.get(name, False) or marker_applies(text_of(one, "markers"), python)
     return found
 
 
@@ -275,7 +275,7 @@ def _meant_by_any(rows: list[YamlNode], python: str) -> dict[str, bool]:
 _IN_LIST = re.compile(r"""["']([^"']+)["']\s+(not\s+)?in\s+(extras|dependency_groups)\b""")
 
 
-def read_pylock(root: YamlNode, file: str, asked: ProjectAsk) -> Wish:
+def read_pylock(root: YamlNode, file: str, asked: ProjectReadOptions) -> EnvironmentSpec:
     """The packages of a pylock.toml that its markers choose for this Python, each at its version.
 
     Source: PyPA's specification "pylock.toml". Raises RecipeError for another format, and for a lock of other
@@ -284,20 +284,24 @@ def read_pylock(root: YamlNode, file: str, asked: ProjectAsk) -> Wish:
     version, python = text_of(root, "lock-version"), asked.beside.python
     if version.partition(".")[0] != "1":
         do = "make it with a tool that writes 1.0"
-        raise refused(root.where, "format-unsupported", f"has the format {show(version or 'none')}", do)
-    wish = Wish(file=file, locked=True)
+        raise recipe_problem(
+            root.where, "format-unsupported", f"has the format {show(version or 'none')}", do
+        )
+    wish = EnvironmentSpec(file=file, locked=True)
     wish.bound_python(text_of(root, "requires-python"), root.where)
     environments = [item.text for item in _rows(root, "environments")]
-    if environments and not any(marker_holds(one, python) for one in environments):
+    if environments and not any(marker_applies(one, python) for one in environments):
         what = f"is for other environments than {PLATFORM} with Python {python}"
-        raise refused(_map(root, "environments").where, "platform-missing", what, "lock it for Linux too")
+        raise recipe_problem(
+            _map(root, "environments").where, "platform-missing", what, "lock it for Linux too"
+        )
     rows = _rows(root, "packages")
-    chosen = _chosen_of_pylock(wish, root, rows, asked)
+    chosen = _selected_pylock_groups(wish, root, rows, asked)
     taken: dict[str, YamlNode] = {}
     for row in rows:
         name, bounds = canonical(text_of(row, "name")), text_of(row, "requires-python")
-        if not _pylock_holds(row, python, *chosen):
-            optional = _pylock_holds(row, python, None, None)
+        if not _pylock_marker_applies(row, python, *chosen):
+            optional = _pylock_marker_applies(row, python, None, None)
             if not optional:  # what an extra or group brings is told with these
                 wish.note(
                     row.where, f"{show(name)} {text_of(row, 'version')} is not for Python {python} here"
@@ -307,7 +311,7 @@ def read_pylock(root: YamlNode, file: str, asked: ProjectAsk) -> Wish:
             wish.leave(row.where, f"{show(name)} is for Python {show(bounds)}, not {python}", do)
         elif name in taken:
             what = f"the lock has two packages {show(name)} for one environment"
-            raise refused(
+            raise recipe_problem(
                 row.where,
                 "duplicate-package",
                 what,
@@ -324,8 +328,8 @@ def read_pylock(root: YamlNode, file: str, asked: ProjectAsk) -> Wish:
     return wish
 
 
-def _chosen_of_pylock(
-    wish: Wish, root: YamlNode, rows: list[YamlNode], asked: ProjectAsk
+def _selected_pylock_groups(
+    wish: EnvironmentSpec, root: YamlNode, rows: list[YamlNode], asked: ProjectReadOptions
 ) -> tuple[set[str], set[str]]:
     """The extras and groups that are asked for, the groups of a default install among them."""
     default = {canonical(item.text) for item in _rows(root, "default-groups")}
@@ -333,8 +337,10 @@ def _chosen_of_pylock(
     python = asked.beside.python
 
     def needs(extras: set[str], groups: set[str]) -> list[str]:
-        fitting = (row for row in rows if _pylock_holds(row, python, extras, groups))
-        return [text_of(row, "name") for row in fitting if not _pylock_holds(row, python, set(), default)]
+        fitting = (row for row in rows if _pylock_marker_applies(row, python, extras, groups))
+        return [
+            text_of(row, "name") for row in fitting if not _pylock_marker_applies(row, python, set(), default)
+        ]
 
     for item in _rows(root, "extras"):
         name = canonical(item.text)
@@ -347,7 +353,9 @@ def _chosen_of_pylock(
     return extras, groups
 
 
-def _pylock_holds(row: YamlNode, python: str, extras: set[str] | None, groups: set[str] | None) -> bool:
+def _pylock_marker_applies(
+    row: YamlNode, python: str, extras: set[str] | None, groups: set[str] | None
+) -> bool:
     """Whether a package's marker holds with these extras and groups; None stands for any."""
 
     def judged(found: re.Match[str]) -> str:
@@ -355,7 +363,7 @@ def _pylock_holds(row: YamlNode, python: str, extras: set[str] | None, groups: s
         holds = chosen is None or (canonical(found[1]) in chosen) != bool(found[2])
         return f"python_version {'>=' if holds else '<'} '0'"
 
-    return marker_holds(_IN_LIST.sub(judged, text_of(row, "marker")), python)
+    return marker_applies(_IN_LIST.sub(judged, text_of(row, "marker")), python)
 
 
 def _python_within(python: str, bounds: str) -> bool:
@@ -371,7 +379,7 @@ def _main_index(rows: Iterable[YamlNode]) -> str:
     return max(plain, key=plain.count, default="")
 
 
-def _take_of_pylock(wish: Wish, row: YamlNode, beside: Beside, main: str) -> None:
+def _take_of_pylock(wish: EnvironmentSpec, row: YamlNode, beside: ReferencedFiles, main: str) -> None:
     name, version, index = text_of(row, "name"), text_of(row, "version"), text_of(row, "index")
     vcs, archive = _map(row, "vcs"), _map(row, "archive")
     if row.get("vcs"):
@@ -383,7 +391,7 @@ def _take_of_pylock(wish: Wish, row: YamlNode, beside: Beside, main: str) -> Non
             do = "put its files into a folder of the project, and write ./FOLDER under packages"
             wish.leave(row.where, f"{show(name)} comes from no git repository with an address", do)
     elif folder := row.get("directory"):
-        take_folder(wish, beside.place, text_of(folder, "path"), row.where)
+        take_directory(wish, beside.place, text_of(folder, "path"), row.where)
     elif row.get("archive"):
         address = text_of(archive, "url") or text_of(archive, "path")
         take_pip_line(wish, f"{name} @ {address}" if "://" in address else address, row.where, beside)
@@ -399,10 +407,10 @@ def _take_of_pylock(wish: Wish, row: YamlNode, beside: Beside, main: str) -> Non
 # --- rows ----------------------------------------------------------------------------------------
 
 
-def _take(wish: Wish, row: YamlNode, beside: Beside, main: str = "") -> None:
+def _take(wish: EnvironmentSpec, row: YamlNode, beside: ReferencedFiles, main: str = "") -> None:
     """Take a locked package. What comes from `main` comes from the index of this machine's settings."""
     name, version, source = text_of(row, "name"), text_of(row, "version"), _map(row, "source")
-    kind = text_of(source, "type") or _kind(row)
+    kind = text_of(source, "type") or _source_type(row)
     address = text_of(source, "url") or text_of(source, kind)
     if kind == "git":
         commit = text_of(source, "resolved_reference") or address.partition("#")[2]
@@ -413,7 +421,7 @@ def _take(wish: Wish, row: YamlNode, beside: Beside, main: str = "") -> None:
         plain = re.split(r"[?#]", address.removeprefix("git+"))[0]
         take_git(wish, f"{plain}@{commit}" if commit else plain, row.where, folder=folder)
     elif kind in ("directory", "editable", "virtual"):
-        take_folder(wish, beside.place, address, row.where)
+        take_directory(wish, beside.place, address, row.where)
     elif kind in ("path", "file", "url"):
         take_pip_line(wish, f"{name} @ {address}" if "://" in address else address, row.where, beside)
     else:
@@ -422,16 +430,16 @@ def _take(wish: Wish, row: YamlNode, beside: Beside, main: str = "") -> None:
         take_pip_line(wish, f"{name}=={version}", row.where, beside)
 
 
-def _kind(row: YamlNode) -> str:
+def _source_type(row: YamlNode) -> str:
     return next(iter(_map(row, "source").keys), "")
 
 
-def _said(source: YamlNode) -> str:
+def _source_text(source: YamlNode) -> str:
     return " ".join(value.text for _, value in source.pairs)
 
 
 def _key(row: YamlNode) -> Key:
-    return canonical(text_of(row, "name")), text_of(row, "version"), _said(_map(row, "source"))
+    return canonical(text_of(row, "name")), text_of(row, "version"), _source_text(_map(row, "source"))
 
 
 def _map(node: YamlNode, key: str) -> YamlNode:
@@ -459,12 +467,12 @@ _PIP_ROW = re.compile(
 _VIRTUAL = "{} is a virtual package, which a machine has and no channel"
 
 
-def read_pixi_lock(root: YamlNode, file: str, environment: str, beside: Beside) -> Wish:
+def read_pixi_lock(root: YamlNode, file: str, environment: str, beside: ReferencedFiles) -> EnvironmentSpec:
     """One environment of a pixi.lock for linux-64, each package at its version."""
     version = root.get("version")
     if version is None or version.text not in PIXI_VERSIONS:
         found = version.text if version else "none"
-        raise refused(
+        raise recipe_problem(
             (version or root).where,
             "format-unsupported",
             f"has the format {show(found)}",
@@ -475,18 +483,18 @@ def read_pixi_lock(root: YamlNode, file: str, environment: str, beside: Beside) 
     wanted = environment or ("default" if "default" in names or len(names) != 1 else names[0])
     chosen = environments.get(wanted) if environments else None
     if chosen is None:
-        raise refused(
+        raise recipe_problem(
             root.where,
             "environment-unknown",
             f"has no environment {show(wanted)}",
             f"--environment {' or '.join(names) or 'NAME'}",
         )
-    wish = Wish(file=file, locked=True)
+    wish = EnvironmentSpec(file=file, locked=True)
     if channels := chosen.get("channels"):
         take_channels(wish, channels)
     indexes = chosen.get("indexes")
     for index in indexes.items[1:] if indexes else ():  # the first is the one that is usual there
-        take_pip_line(wish, f"--extra-index-url {index.text}", index.where, Beside(""))
+        take_pip_line(wish, f"--extra-index-url {index.text}", index.where, ReferencedFiles(""))
     packages = chosen.get("packages")
     # Since version 7 a platform has a name of its own, and several may be kinds of one.
     named = root.get("platforms")
@@ -495,7 +503,7 @@ def read_pixi_lock(root: YamlNode, file: str, environment: str, beside: Beside) 
     of_platform = next((packages.get(name) for name in names_of_it if packages and packages.get(name)), None)
     if of_platform is None:
         there = ", ".join(packages.keys) if packages else "nothing"
-        raise refused(
+        raise recipe_problem(
             chosen.where,
             "platform-missing",
             f"has no packages for {PLATFORM}, only for {there}",
@@ -517,7 +525,7 @@ def read_pixi_lock(root: YamlNode, file: str, environment: str, beside: Beside) 
     return wish
 
 
-def _other_wheel(wish: Wish, value: YamlNode, beside: Beside) -> None:
+def _other_wheel(wish: EnvironmentSpec, value: YamlNode, beside: ReferencedFiles) -> None:
     """What a pixi.lock has that no index has: `./` and other folders, `git+https://...#COMMIT`."""
     address, _, commit = value.text.partition("#")
     if address.startswith("git+"):
@@ -526,7 +534,7 @@ def _other_wheel(wish: Wish, value: YamlNode, beside: Beside) -> None:
     elif "://" in value.text or value.text.endswith(".whl"):
         take_pip_line(wish, value.text, value.where, beside)
     else:
-        take_folder(wish, beside.place, value.text, value.where)
+        take_directory(wish, beside.place, value.text, value.where)
 
 
 def _pixi_wheels(root: YamlNode) -> Mapping[str, tuple[str, str]]:
@@ -541,18 +549,18 @@ def _pixi_wheels(root: YamlNode) -> Mapping[str, tuple[str, str]]:
     return wheels
 
 
-def read_conda_lock(root: YamlNode, file: str) -> Wish:
+def read_conda_lock(root: YamlNode, file: str) -> EnvironmentSpec:
     """The packages of a conda-lock.yml for linux-64, each at its version."""
     version = root.get("version")
     if version is None or version.text != "1":
         found = version.text if version else "none"
-        raise refused(
+        raise recipe_problem(
             (version or root).where,
             "format-unsupported",
             f"has the format {show(found)}",
             "create it with conda-lock 1 or newer",
         )
-    wish = Wish(file=file, locked=True)
+    wish = EnvironmentSpec(file=file, locked=True)
     metadata = root.get("metadata")
     ours = metadata.get("custom_metadata") if metadata else None
     if ours and (pip := ours.get("imagefactory.pip")):  # our own locks of two files
@@ -564,7 +572,7 @@ def read_conda_lock(root: YamlNode, file: str) -> Wish:
     real = [row for row in fitting if not text_of(row, "name").startswith("__")]
     if not fitting:
         there = ", ".join(sorted({text_of(row, "platform") for row in rows})) or "nothing"
-        raise refused(
+        raise recipe_problem(
             root.where,
             "platform-missing",
             f"has no packages for {PLATFORM}, only for {there}",
@@ -597,7 +605,7 @@ def read_conda_lock(root: YamlNode, file: str) -> Wish:
     return wish
 
 
-def _channels(wish: Wish, heading: YamlNode | None, rows: list[YamlNode]) -> tuple[str, ...]:
+def _channels(wish: EnvironmentSpec, heading: YamlNode | None, rows: list[YamlNode]) -> tuple[str, ...]:
     """Takes the channels of the heading, in its order, and those that the rows' addresses lie in.
 
     Returns those of the heading. `defaults` there is what the rows say that it was.
@@ -638,12 +646,12 @@ def _channel(address: str) -> str:
     return found[1] if found else ""
 
 
-def read_explicit(text: str, file: str) -> Wish:
+def read_explicit(text: str, file: str) -> EnvironmentSpec:
     """A list of archives' addresses, as `conda list --explicit` and conda-lock write it."""
-    wish = Wish(file=file, locked=True)
+    wish = EnvironmentSpec(file=file, locked=True)
     platforms: dict[str, None] = {}
     for number, line in enumerate(text.split("\n")):
-        where, line = Where(file=file, line=number + 1, column=1), line.strip()
+        where, line = SourceLocation(file=file, line=number + 1, column=1), line.strip()
         if found := _PIP_ROW.match(line):
             _locked_wheel(wish, (found[1], found[2]), where)
         elif line and not line.startswith(("#", "@")):
@@ -664,20 +672,20 @@ def read_explicit(text: str, file: str) -> Wish:
     _name_channels(wish)
     others = [name for name in platforms if name not in (PLATFORM, "noarch")]
     if others:
-        raise refused(
+        raise recipe_problem(
             first_place(file),
             "platform-missing",
             f"has packages for {', '.join(others)}",
             f"pass a list for {PLATFORM}",
         )
     if not wish.conda and not wish.python:
-        raise refused(
+        raise recipe_problem(
             first_place(file), "no-packages", "lists no packages", "create it with: conda list --explicit"
         )
     return wish
 
 
-def _locked_conda(wish: Wish, address: YamlNode) -> None:
+def _locked_conda(wish: EnvironmentSpec, address: YamlNode) -> None:
     if "://" not in address.text:
         wish.leave(
             address.where,
@@ -696,7 +704,9 @@ def _parts(address: str) -> tuple[str, str, str]:
     return (parts[0], parts[1], parts[2]) if len(parts) == 3 else ("", "", "")
 
 
-def _locked_spec(wish: Wish, package: tuple[str, str, str], where: Where, *, channel: str = "") -> None:
+def _locked_spec(
+    wish: EnvironmentSpec, package: tuple[str, str, str], where: SourceLocation, *, channel: str = ""
+) -> None:
     name, version, build = package
     variant = build_variant(build) if name != "python" else ""
     spec = f"{name} =={version} {variant}".strip()
@@ -716,7 +726,7 @@ def _locked_spec(wish: Wish, package: tuple[str, str, str], where: Where, *, cha
         wish.hints += re.findall(r"cu(?:da)?[0-9]{2,3}|cuda[0-9]+\.[0-9]+", build)
 
 
-def _name_channels(wish: Wish) -> None:
+def _name_channels(wish: EnvironmentSpec) -> None:
     """Leaves a package's channel out where there is only one; of several another could have its name too."""
     if len(wish.channels) < 2:
         wish.conda = [str(replace(parse_spec(text), channel="")) for text in wish.conda]
@@ -734,5 +744,5 @@ def build_variant(build: str) -> str:
     return "" if pattern == "*" else pattern
 
 
-def _locked_wheel(wish: Wish, wheel: tuple[str, str], where: Where) -> None:
-    take_pip_line(wish, f"{wheel[0]}=={wheel[1]}", where, Beside(""))
+def _locked_wheel(wish: EnvironmentSpec, wheel: tuple[str, str], where: SourceLocation) -> None:
+    take_pip_line(wish, f"{wheel[0]}=={wheel[1]}", where, ReferencedFiles(""))

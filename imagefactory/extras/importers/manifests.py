@@ -19,20 +19,26 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from imagefactory.errors import RecipeError
 from imagefactory.extras.importers.framework_row import first_framework, pypi_name
-from imagefactory.extras.importers.pip_lines import Beside, holds, take_index, take_pip_line, take_project
+from imagefactory.extras.importers.pip_lines import (
+    ReferencedFiles,
+    marker_matches,
+    take_index,
+    take_pip_line,
+    take_project,
+)
 from imagefactory.extras.importers.setup_files import SetupFacts, read_setup
 from imagefactory.extras.importers.spec import (
     PLATFORM,
-    Wish,
+    EnvironmentSpec,
     poetry_bounds,
     take_channels,
     take_match_spec,
     text_of,
 )
-from imagefactory.model import Where
-from imagefactory.recipes.own_code import take_folder, take_git
+from imagefactory.model import SourceLocation
+from imagefactory.recipes.own_code import take_directory, take_git
 from imagefactory.recipes.values import RULES, canonical, package_of
-from imagefactory.recipes.yaml_tree import Limits, YamlNode, first_place, refused, show, too_large
+from imagefactory.recipes.yaml_tree import YamlLimits, YamlNode, first_place, recipe_problem, show, too_large
 
 # --- TOML text -> the same plain tree as YAML's, in which every value keeps its place
 # The standard library's parser tells no places, so each name and value is searched for from where its table
@@ -42,7 +48,7 @@ from imagefactory.recipes.yaml_tree import Limits, YamlNode, first_place, refuse
 _HEADER = re.compile(r"\s*\[{1,2}\s*([^\[\]]+?)\s*\]{1,2}\s*(#.*)?$")
 
 
-def parse_toml(text: str, file: str, limits: Limits) -> YamlNode:
+def parse_toml(text: str, file: str, limits: YamlLimits) -> YamlNode:
     """The tree of a TOML text. Raises RecipeError for what is none, too large or too deep."""
     if len(text) > limits.size:
         raise too_large(file, limits)
@@ -50,25 +56,29 @@ def parse_toml(text: str, file: str, limits: Limits) -> YamlNode:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         found = re.search(r"\(at line ([0-9]+), column ([0-9]+)\)", str(error))
-        where = Where(file=file, line=int(found[1]), column=int(found[2])) if found else first_place(file)
+        where = (
+            SourceLocation(file=file, line=int(found[1]), column=int(found[2]))
+            if found
+            else first_place(file)
+        )
         what = re.sub(r" \(at .*\)$", "", str(error))
-        raise refused(
+        raise recipe_problem(
             where, "toml-invalid", f"is not valid TOML: {show(what, limit=120)[1:-1]}", "fix the line"
         ) from error
     except RecursionError as error:
-        raise refused(
+        raise recipe_problem(
             first_place(file),
             "nesting-too-deep",
             f"is nested more than {limits.depth} deep",
             "nest it less deeply",
         ) from error
-    return _Places(text, file, limits).tree(data)
+    return _TomlLocations(text, file, limits).tree(data)
 
 
-class _Places:
+class _TomlLocations:
     """One text, and where its tables begin."""
 
-    def __init__(self, text: str, file: str, limits: Limits) -> None:
+    def __init__(self, text: str, file: str, limits: YamlLimits) -> None:
         self.lines = text.split("\n")
         self.file = file
         self.limits = limits
@@ -87,21 +97,21 @@ class _Places:
     def tree(self, data: dict[str, Any]) -> YamlNode:
         return self._node(data, (), 0, 0)
 
-    def _where(self, line: int, text: str = "") -> Where:
+    def _where(self, line: int, text: str = "") -> SourceLocation:
         at = self.lines[line].find(text) if text and line < len(self.lines) else 0
-        return Where(file=self.file, line=line + 1, column=max(at, 0) + 1)
+        return SourceLocation(file=self.file, line=line + 1, column=max(at, 0) + 1)
 
     def _node(self, value: Any, path: tuple[str, ...], line: int, depth: int) -> YamlNode:
         self.count += 1
         if self.count > self.limits.nodes:
-            raise refused(
+            raise recipe_problem(
                 self._where(line),
                 "too-many-values",
                 f"has more than {self.limits.nodes} values",
                 "split it",
             )
         if depth > self.limits.depth:
-            raise refused(
+            raise recipe_problem(
                 self._where(line),
                 "nesting-too-deep",
                 f"is nested more than {self.limits.depth} deep",
@@ -152,7 +162,7 @@ class _Places:
 # ---
 
 _TARGETS = ("unix", "linux", PLATFORM)
-_LIMITS = Limits(size=4 * 1024 * 1024, nodes=100_000, depth=12)
+_LIMITS = YamlLimits(size=4 * 1024 * 1024, nodes=100_000, depth=12)
 _LISTS_NOTHING = (
     "no-packages",
     "lists no packages",
@@ -161,14 +171,14 @@ _LISTS_NOTHING = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProjectAsk:
+class ProjectReadOptions:
     """How a project is read: `beside` has its Python and reads files near it.
 
     `environment` is one of pixi's, `extras` and `groups` are those wanted too. `named`: it is the file that
     the person gave, so that an unknown extra stops and optional packages are listed.
     """
 
-    beside: Beside
+    beside: ReferencedFiles
     environment: str = ""
     extras: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
@@ -201,7 +211,7 @@ class OptionalPackages:
         self.written.setdefault(canonical(name), name)
         self.packages.setdefault((kind, canonical(name)), []).extend(packages)
 
-    def take(self, wish: Wish, asked: ProjectAsk, where: Where) -> None:
+    def take(self, wish: EnvironmentSpec, asked: ProjectReadOptions, where: SourceLocation) -> None:
         """Takes those that are wanted. Raises RecipeError for one that is not there, of the file named."""
         left = []
         for kind, names, known in (
@@ -214,8 +224,8 @@ class OptionalPackages:
                     known[name]()
                     self.taken.add(name)
                 elif asked.named:
-                    raise refused(
-                        where, *unknown_optional(kind, name, self.names("extra"), self.names("group"))
+                    raise recipe_problem(
+                        where, *unknown_extra_message(kind, name, self.names("extra"), self.names("group"))
                     )
                 else:
                     wish.note(where, f"there is no {kind} {show(name)}: pip passes it by too")
@@ -227,7 +237,7 @@ class OptionalPackages:
                 left.append(f"{requirement} is in the {kind} {name}: --{kind} {name}")
             wish.note(where, f"optional, not taken: {show('; '.join(left), limit=2000)[1:-1]}")
 
-    def _frameworks(self, wish: Wish) -> Iterator[tuple[str, str, str]]:
+    def _frameworks(self, wish: EnvironmentSpec) -> Iterator[tuple[str, str, str]]:
         """What was not taken and has a framework that nothing else requires: kind, name, requirement."""
         required = set(map(pypi_name, wish.pip))
         for (kind, name), texts in self.packages.items():
@@ -242,7 +252,7 @@ class OptionalPackages:
         return [self.written[name] for name in (self.extras if kind == "extra" else self.groups)]
 
 
-def unknown_optional(
+def unknown_extra_message(
     kind: str, name: str, extras: Iterable[str], groups: Iterable[str]
 ) -> tuple[str, str, str]:
     """What to say where a file has no extra or group of a name."""
@@ -251,11 +261,11 @@ def unknown_optional(
     return f"{kind}-unknown", f"has no {kind} {show(name)}", write
 
 
-def read_project(root: YamlNode, file: str, asked: ProjectAsk) -> Wish:
+def read_project(root: YamlNode, file: str, asked: ProjectReadOptions) -> EnvironmentSpec:
     """What a project wants of an image. Raises RecipeError for what names no packages."""
     environment = asked.environment
     asked = replace(asked, beside=replace(asked.beside, above=(*asked.beside.above, file)))
-    wish, tools, optional = Wish(file=file), _at(root, "tool"), OptionalPackages()
+    wish, tools, optional = EnvironmentSpec(file=file), _at(root, "tool"), OptionalPackages()
     pixi = _at(tools, "pixi") if _at(tools, "pixi").pairs else root
     poetry, project = _at(tools, "poetry"), _at(root, "project")
     is_pixi = bool(
@@ -264,7 +274,7 @@ def read_project(root: YamlNode, file: str, asked: ProjectAsk) -> Wish:
     )
     is_pixi = is_pixi or pixi is not root
     if environment and not is_pixi:
-        raise refused(
+        raise recipe_problem(
             root.where, "no-environments", "has no environments to choose from", "remove --environment"
         )
     if is_pixi:
@@ -282,28 +292,30 @@ def read_project(root: YamlNode, file: str, asked: ProjectAsk) -> Wish:
     if not said or _is_dynamic(project, "dependencies") or _is_dynamic(project, "optional-dependencies"):
         setup = _dynamic(wish, root, asked, optional, said=bool(said))
     if not said and setup is None:
-        raise refused(root.where, *_LISTS_NOTHING)
+        raise recipe_problem(root.where, *_LISTS_NOTHING)
     optional.take(wish, asked, root.where)
     if pixi is not root or not is_pixi:
         _own_code(wish, root, asked, packaged=setup is not None)
     return wish
 
 
-def read_setup_project(file: str, asked: ProjectAsk) -> Wish | None:
+def read_setup_project(file: str, asked: ProjectReadOptions) -> EnvironmentSpec | None:
     """What a project without a pyproject.toml needs, by the setup.py and setup.cfg in its folder."""
     folder = str(PurePosixPath(file).parent)
     facts = read_setup(asked.beside.read, folder)
     if facts is None:
         return None
     asked = replace(asked, beside=replace(asked.beside, above=(*asked.beside.above, file)))
-    wish, optional, where = Wish(file=file), OptionalPackages(), first_place(file)
+    wish, optional, where = EnvironmentSpec(file=file), OptionalPackages(), first_place(file)
     _take_setup(wish, facts, asked, optional, where)
     optional.take(wish, asked, where)
-    take_folder(wish, asked.beside.place, folder, where)
+    take_directory(wish, asked.beside.place, folder, where)
     return wish
 
 
-def read_folder_project(folder: str, asked: ProjectAsk, python: Callable[[str], str]) -> Wish | None:
+def read_project_directory(
+    folder: str, asked: ProjectReadOptions, python: Callable[[str], str]
+) -> EnvironmentSpec | None:
     """What the project in a folder needs; None where nothing says it. `python` chooses one by bounds."""
     file = normpath(join(folder, "pyproject.toml"))
     root = parse_project(asked.beside.read(file), file)
@@ -319,12 +331,12 @@ def read_folder_project(folder: str, asked: ProjectAsk, python: Callable[[str], 
     return read_setup_project(normpath(join(folder, "setup.py")), asked)
 
 
-def _own_code(wish: Wish, root: YamlNode, asked: ProjectAsk, *, packaged: bool) -> None:
+def _own_code(wish: EnvironmentSpec, root: YamlNode, asked: ProjectReadOptions, *, packaged: bool) -> None:
     """The project itself: a source where it can be packaged; of scripts alone a word on `files`."""
     where = _at(root, "project").where if _at(root, "project").pairs else root.where
     if is_package(root, packaged=packaged or not asked.named):
         folder = str(PurePosixPath(asked.beside.above[-1]).parent)
-        take_folder(wish, asked.beside.place, folder, where)
+        take_directory(wish, asked.beside.place, folder, where)
     else:
         wish.note(where, note_of_scripts())
 
@@ -345,7 +357,9 @@ def note_of_scripts() -> str:
 # --- PEP 621, PEP 735, and what uv adds ----------------------------------------------------------
 
 
-def _project(wish: Wish, root: YamlNode, asked: ProjectAsk, optional: OptionalPackages) -> None:
+def _project(
+    wish: EnvironmentSpec, root: YamlNode, asked: ProjectReadOptions, optional: OptionalPackages
+) -> None:
     project, uv = _at(root, "project"), _at(root, "tool", "uv")
     name = canonical(text_of(project, "name"))
     if not wish.python:
@@ -384,19 +398,19 @@ def _project(wish: Wish, root: YamlNode, asked: ProjectAsk, optional: OptionalPa
     if text_of(uv, "prerelease") == "allow":
         take_pip_line(wish, "--pre", uv.where, asked.beside)
     for item in _at(uv, "constraint-dependencies").items:
-        if marker_holds(item.text.partition(";")[2].strip(), asked.beside.python, asked.extras):
+        if marker_applies(item.text.partition(";")[2].strip(), asked.beside.python, asked.extras):
             _bound(wish, item, asked)
     _overrides(wish, _at(uv, "override-dependencies").items, asked)
 
 
-def _overrides(wish: Wish, items: Sequence[YamlNode], asked: ProjectAsk) -> None:
+def _overrides(wish: EnvironmentSpec, items: Sequence[YamlNode], asked: ProjectReadOptions) -> None:
     """uv's overrides, which stand for what packages ask for: none that holds drops the package."""
     rows: dict[str, list[tuple[YamlNode, str]]] = {}
     for item in items:
         requirement, _, marker = item.text.partition(";")
         rows.setdefault(package_of(requirement.strip()), []).append((item, marker.strip()))
     for name, found in rows.items():
-        meant = [row for row, marker in found if marker_holds(marker, asked.beside.python, asked.extras)]
+        meant = [row for row, marker in found if marker_applies(marker, asked.beside.python, asked.extras)]
         for item in meant:
             _bound(wish, item, asked)
             what = f"the override {show(item.text)} is a constraint"
@@ -406,8 +420,8 @@ def _overrides(wish: Wish, items: Sequence[YamlNode], asked: ProjectAsk) -> None
             wish.leave(found[0][0].where, f"the override {show(found[0][0].text)} drops a package", do)
 
 
-def _bound(wish: Wish, item: YamlNode, asked: ProjectAsk) -> None:
-    bounds = Wish(file=wish.file)
+def _bound(wish: EnvironmentSpec, item: YamlNode, asked: ProjectReadOptions) -> None:
+    bounds = EnvironmentSpec(file=wish.file)
     take_pip_line(bounds, item.text.partition(";")[0], item.where, asked.beside)
     wish.left += bounds.left
     wish.constraints += [one for one in bounds.pip if RULES["constraint"].allows(one)]
@@ -422,7 +436,9 @@ def _own_extras(text: str, name: str) -> set[str] | None:
     return set(map(canonical, requirement.extras)) if canonical(requirement.name) == name else None
 
 
-def _groups(wish: Wish, root: YamlNode, asked: ProjectAsk, optional: OptionalPackages) -> None:
+def _groups(
+    wish: EnvironmentSpec, root: YamlNode, asked: ProjectReadOptions, optional: OptionalPackages
+) -> None:
     """PEP 735's groups, with those that they include, and uv's and PDM's before it."""
     groups, origins = _at(root, "dependency-groups"), _Origins(root, asked)
     name = canonical(text_of(_at(root, "project"), "name"))
@@ -467,7 +483,7 @@ def _groups(wish: Wish, root: YamlNode, asked: ProjectAsk, optional: OptionalPac
 class _Origins:
     """Where a project's tools say that some of its dependencies come from: uv's and Poetry's tables."""
 
-    def __init__(self, root: YamlNode, asked: ProjectAsk) -> None:
+    def __init__(self, root: YamlNode, asked: ProjectReadOptions) -> None:
         self.beside, self.root, self.asked = asked.beside, root, asked
         uv = _at(root, "tool", "uv")
         self.indexes = {text_of(one, "name"): text_of(one, "url") for one in _at(uv, "index").items}
@@ -483,11 +499,11 @@ class _Origins:
             if value.kind != "text"
         }
 
-    def take(self, wish: Wish, text: str, where: Where) -> None:
+    def take(self, wish: EnvironmentSpec, text: str, where: SourceLocation) -> None:
         """A requirement of the project, from where its tools say."""
         try:
             requirement = Requirement(text)
-            meant = not requirement.marker or holds(requirement.marker, self.beside.python)
+            meant = not requirement.marker or marker_matches(requirement.marker, self.beside.python)
         except InvalidRequirement:
             meant = False
         row = self._row(canonical(requirement.name)) if meant else None
@@ -499,13 +515,15 @@ class _Origins:
             extra, group = canonical(text_of(row, "extra")), canonical(text_of(row, "group"))
             wanted = set(map(canonical, (*self.asked.extras, *self.asked.groups)))
             marker = text_of(row, "marker") or text_of(row, "markers")
-            if marker_holds(marker, self.beside.python, self.asked.extras) and (
+            if marker_applies(marker, self.beside.python, self.asked.extras) and (
                 (not extra or extra in wanted) and (not group or group in wanted)
             ):
                 return row
         return None
 
-    def take_row(self, wish: Wish, name: str, row: YamlNode, where: Where, extras: list[str]) -> bool:
+    def take_row(
+        self, wish: EnvironmentSpec, name: str, row: YamlNode, where: SourceLocation, extras: list[str]
+    ) -> bool:
         """Takes what a row of `git`, `path`, `url` or `workspace` names; an index only says where from."""
         index = self.indexes.get(text_of(row, "index") or text_of(row, "source"), "")
         brackets = f"[{','.join(extras)}]" if extras else ""
@@ -573,13 +591,15 @@ class _Origins:
 def parse_project(text: str | None, file: str) -> YamlNode | None:
     try:
         return (
-            parse_toml(text, file, Limits(size=32 * 1024 * 1024, nodes=1_000_000, depth=12)) if text else None
+            parse_toml(text, file, YamlLimits(size=32 * 1024 * 1024, nodes=1_000_000, depth=12))
+            if text
+            else None
         )
     except RecipeError:
         return None
 
 
-def marker_holds(marker: str, python: str, extras: Collection[str] | None = None) -> bool:
+def marker_applies(marker: str, python: str, extras: Collection[str] | None = None) -> bool:
     """Whether a marker holds, with these extras chosen; None judges each extra that it names as chosen.
 
     A marker that cannot be read holds: a package too many is told by the lock, one too few by nobody.
@@ -591,7 +611,7 @@ def marker_holds(marker: str, python: str, extras: Collection[str] | None = None
 
     try:
         plain = re.sub(r"""\bextra *(==|!=) *["']([^"']+)["']""", judged, marker)
-        return not plain or holds(Marker(plain), python)
+        return not plain or marker_matches(Marker(plain), python)
     except InvalidMarker:
         return True
 
@@ -604,7 +624,12 @@ def _is_dynamic(project: YamlNode, what: str) -> bool:
 
 
 def _dynamic(
-    wish: Wish, root: YamlNode, asked: ProjectAsk, optional: OptionalPackages, *, said: bool
+    wish: EnvironmentSpec,
+    root: YamlNode,
+    asked: ProjectReadOptions,
+    optional: OptionalPackages,
+    *,
+    said: bool,
 ) -> SetupFacts | None:
     """What a project's build reads from other files: setuptools' tables, its setup files, hatch's hook."""
     project, tools = _at(root, "project"), _at(root, "tool")
@@ -640,13 +665,17 @@ def _files(table: YamlNode) -> list[YamlNode]:
     return [item for value in rows for item in (value.items or [value]) if item.kind == "text"]
 
 
-def _take_files(wish: Wish, names: list[YamlNode], asked: ProjectAsk) -> None:
+def _take_files(wish: EnvironmentSpec, names: list[YamlNode], asked: ProjectReadOptions) -> None:
     for item in names:
         take_pip_line(wish, f"-r '{item.text}'", item.where, asked.beside)
 
 
 def _take_setup(
-    wish: Wish, facts: SetupFacts, asked: ProjectAsk, optional: OptionalPackages, where: Where
+    wish: EnvironmentSpec,
+    facts: SetupFacts,
+    asked: ProjectReadOptions,
+    optional: OptionalPackages,
+    where: SourceLocation,
 ) -> None:
     if facts.python and not wish.python:
         wish.bound_python(facts.python, where)
@@ -660,7 +689,9 @@ def _take_setup(
     _offer_extras(wish, facts, asked, optional)
 
 
-def _offer_extras(wish: Wish, facts: SetupFacts, asked: ProjectAsk, optional: OptionalPackages) -> None:
+def _offer_extras(
+    wish: EnvironmentSpec, facts: SetupFacts, asked: ProjectReadOptions, optional: OptionalPackages
+) -> None:
     name = canonical(facts.name)
     reached: set[str] = set()
 
@@ -686,13 +717,15 @@ def _offer_extras(wish: Wish, facts: SetupFacts, asked: ProjectAsk, optional: Op
         optional.add_extra(extra, lambda extra=extra: take(extra), texts)  # type: ignore[misc]
 
 
-def _take_line(wish: Wish, text: str, where: Where, asked: ProjectAsk) -> None:
+def _take_line(wish: EnvironmentSpec, text: str, where: SourceLocation, asked: ProjectReadOptions) -> None:
     if text.startswith("-r ") and where.file.endswith(".py"):
         wish.note(where, f"the code that reads {text[3:]} is not run: all lines of the file are taken")
     take_pip_line(wish, text, where, asked.beside)
 
 
-def _computed(wish: Wish, where: Where, asked: ProjectAsk, code: str = "") -> None:
+def _computed(
+    wish: EnvironmentSpec, where: SourceLocation, asked: ProjectReadOptions, code: str = ""
+) -> None:
     """Dependencies that only the project's build knows: its wheel has them, where the recipe builds it."""
     what = f"what the project needs is computed by its build{f': {code}' if code else ''}"
     if asked.beside.place is not None:
@@ -705,7 +738,9 @@ def _computed(wish: Wish, where: Where, asked: ProjectAsk, code: str = "") -> No
 # --- Poetry --------------------------------------------------------------------------------------
 
 
-def _poetry(wish: Wish, poetry: YamlNode, asked: ProjectAsk, optional: OptionalPackages) -> None:
+def _poetry(
+    wish: EnvironmentSpec, poetry: YamlNode, asked: ProjectReadOptions, optional: OptionalPackages
+) -> None:
     addresses = {text_of(one, "name"): text_of(one, "url") for one in _at(poetry, "source").items}
     for one in _at(poetry, "source").items:
         if text_of(one, "priority") != "explicit" and (address := text_of(one, "url")):
@@ -740,11 +775,13 @@ def _poetry(wish: Wish, poetry: YamlNode, asked: ProjectAsk, optional: OptionalP
         optional.add_group("dev", lambda: take(dev.pairs), dev.keys)
 
 
-def _poetry_row(wish: Wish, key: YamlNode, value: YamlNode, asked: ProjectAsk) -> None:
+def _poetry_row(wish: EnvironmentSpec, key: YamlNode, value: YamlNode, asked: ProjectReadOptions) -> None:
     written = value.text if value.kind == "text" else text_of(value, "version")
     extras = [item.text for item in _at(value, "extras").items]
     marker, python = text_of(value, "markers"), text_of(value, "python")
-    if not (marker_holds(marker, asked.beside.python, asked.extras) and _allows(python, asked.beside.python)):
+    if not (
+        marker_applies(marker, asked.beside.python, asked.extras) and _allows(python, asked.beside.python)
+    ):
         wish.note(key.where, f"{show(key.text)} is not for Python {asked.beside.python} on {PLATFORM}")
     elif value.kind == "map" and _Origins(YamlNode(value.where, "map"), asked).take_row(
         wish, key.text, value, key.where, extras
@@ -791,7 +828,7 @@ _CHOICES = ("channel-priority", "solve-strategy", "exclude-newer")
 _ROW = {"version", "build", "channel", "extras", "index", "subdir", "path", "git", "url"}
 
 
-def _pixi(wish: Wish, root: YamlNode, beside: Beside, environment: str) -> None:
+def _pixi(wish: EnvironmentSpec, root: YamlNode, beside: ReferencedFiles, environment: str) -> None:
     workspace = _at(root, "workspace") if _at(root, "workspace").pairs else _at(root, "project")
     platforms = [
         item.text if item.kind == "text" else text_of(item, "platform")
@@ -817,7 +854,7 @@ def _pixi(wish: Wish, root: YamlNode, beside: Beside, environment: str) -> None:
         _pixi_part(wish, part, beside, is_root=part is root)
 
 
-def _pixi_part(wish: Wish, part: YamlNode, beside: Beside, *, is_root: bool) -> None:
+def _pixi_part(wish: EnvironmentSpec, part: YamlNode, beside: ReferencedFiles, *, is_root: bool) -> None:
     """The packages and variables of a feature, or of all environments."""
     cuda = _at(part, "system-requirements").get("cuda")
     _driver(wish, cuda.get("version") or cuda if cuda else None)
@@ -825,7 +862,7 @@ def _pixi_part(wish: Wish, part: YamlNode, beside: Beside, *, is_root: bool) -> 
         for name in _LIKE_DEPENDENCIES:
             for key, value in _at(table, name).pairs:
                 _conda_row(wish, key, value)
-        bounds = Wish(file=wish.file)
+        bounds = EnvironmentSpec(file=wish.file)
         for key, value in _at(table, "constraints").pairs:
             _conda_row(bounds, key, value)
         wish.conda_bounds += bounds.conda
@@ -844,7 +881,7 @@ def _pixi_part(wish: Wish, part: YamlNode, beside: Beside, *, is_root: bool) -> 
             wish.leave(key.where, f"{show(key.text)} is not read", "write its packages under dependencies")
 
 
-def _driver(wish: Wish, cuda: YamlNode | None) -> None:
+def _driver(wish: EnvironmentSpec, cuda: YamlNode | None) -> None:
     """The CUDA that a machine's driver is to have: for it a solver chooses builds, as a recipe's row says."""
     if cuda and (found := re.match(r"[0-9]{1,2}\.[0-9]", cuda.text)):
         wish.hints.append(f"cuda{found[0]}")
@@ -853,7 +890,7 @@ def _driver(wish: Wish, cuda: YamlNode | None) -> None:
         )
 
 
-def _pypi_options(wish: Wish, options: YamlNode, beside: Beside) -> None:
+def _pypi_options(wish: EnvironmentSpec, options: YamlNode, beside: ReferencedFiles) -> None:
     """What pip knows by options of the same meaning, and otherwise what is lost."""
     for key, value in options.pairs:
         known = {
@@ -871,14 +908,14 @@ def _pypi_options(wish: Wish, options: YamlNode, beside: Beside) -> None:
             wish.leave(key.where, f"{show(key.text)} is not read", "write the versions that it forces")
 
 
-def _features(wish: Wish, root: YamlNode, environment: str) -> list[str]:
+def _features(wish: EnvironmentSpec, root: YamlNode, environment: str) -> list[str]:
     """The features of an environment. Raises RecipeError for one that is not there."""
     environments = _at(root, "environments")
     wanted = environment or "default"
     chosen = environments.get(wanted)
     if chosen is None and wanted != "default":
         names = " or ".join(environments.keys) or "leave it out"
-        raise refused(
+        raise recipe_problem(
             root.where, "environment-unknown", f"has no environment {show(wanted)}", f"--environment {names}"
         )
     if not environment and (others := [name for name in environments.keys if name != "default"]):
@@ -895,7 +932,7 @@ def _alone(root: YamlNode, environment: str) -> bool:
     return text_of(_at(root, "environments", environment or "default"), "no-default-feature") == "true"
 
 
-def _conda_row(wish: Wish, key: YamlNode, value: YamlNode) -> None:
+def _conda_row(wish: EnvironmentSpec, key: YamlNode, value: YamlNode) -> None:
     if value.kind == "text":
         take_match_spec(wish, f"{key.text} {value.text}".removesuffix(" *"), key.where)
         return
@@ -911,7 +948,7 @@ def _conda_row(wish: Wish, key: YamlNode, value: YamlNode) -> None:
     take_match_spec(wish, text.strip(), key.where)
 
 
-def _pypi_row(wish: Wish, key: YamlNode, value: YamlNode, beside: Beside) -> None:
+def _pypi_row(wish: EnvironmentSpec, key: YamlNode, value: YamlNode, beside: ReferencedFiles) -> None:
     if value.kind == "text":
         take_pip_line(wish, key.text + _bounds(value.text), key.where, beside)
         return
@@ -919,13 +956,13 @@ def _pypi_row(wish: Wish, key: YamlNode, value: YamlNode, beside: Beside) -> Non
         take_index(wish, index, value.where)
     _unread(wish, key, value)
     extras = [item.text for item in _at(value, "extras").items]
-    origins = _Origins(YamlNode(value.where, "map"), ProjectAsk(beside=beside))
+    origins = _Origins(YamlNode(value.where, "map"), ProjectReadOptions(beside=beside))
     if not origins.take_row(wish, key.text, value, key.where, extras):
         brackets = f"[{','.join(extras)}]" if extras else ""
         take_pip_line(wish, f"{key.text}{brackets}{_bounds(text_of(value, 'version'))}", key.where, beside)
 
 
-def _unread(wish: Wish, key: YamlNode, value: YamlNode) -> None:
+def _unread(wish: EnvironmentSpec, key: YamlNode, value: YamlNode) -> None:
     """What a package's row says that is not taken over, such as a build number."""
     if (more := {*value.keys} - _ROW) and not {"path", "git", "url"} & {*value.keys}:
         what = ", ".join(sorted(more))

@@ -24,11 +24,11 @@ from imagefactory.actions.lock import (
     read_needs,
     read_releases,
     solve_target,
-    unknown_system,
+    unknown_debian_packages,
 )
 from imagefactory.actions.locked import require_lock
 from imagefactory.errors import (
-    FactoryError,
+    ImagefactoryError,
     LockError,
     ToolError,
     UnbuiltError,
@@ -37,10 +37,10 @@ from imagefactory.errors import (
     UsageError,
 )
 from imagefactory.extras.importers.draft import (
-    Choice,
-    Draft,
-    DraftAsk,
+    DraftRequest,
+    ImageChoice,
     IndexRows,
+    RecipeDraft,
     base_for,
     check_draft,
     draft,
@@ -49,10 +49,10 @@ from imagefactory.extras.importers.draft import (
     python_candidates,
     target_conflicts,
 )
-from imagefactory.extras.importers.environments import Reading, read_wish
+from imagefactory.extras.importers.environments import ReadOptions, read_environment_file
 from imagefactory.extras.importers.framework_row import (
     FRAMEWORKS,
-    Row,
+    FrameworkRow,
     exact_pins,
     find_framework,
     first_framework,
@@ -62,17 +62,17 @@ from imagefactory.extras.importers.framework_row import (
 )
 from imagefactory.extras.importers.image_parts import lose_debian
 from imagefactory.extras.importers.setup_files import add_needs
-from imagefactory.extras.importers.spec import Wish, minor_python
+from imagefactory.extras.importers.spec import EnvironmentSpec, minor_python
 from imagefactory.gpu.drivers import cuda_floor
 from imagefactory.lock.pypi.no_wheel import NoWheelError
-from imagefactory.lock.pypi.outdated import Release
+from imagefactory.lock.pypi.outdated import PypiRelease
 from imagefactory.lock.pypi.series import cuda_of, first_series_after
 from imagefactory.lock.pypi.uv import UvLocker
-from imagefactory.model import Base, Lock, Target, Where
+from imagefactory.model import BaseSpec, Lock, SourceLocation, Target
 from imagefactory.progress import Progress
-from imagefactory.project import FOLDERS, Factory
+from imagefactory.project import PROJECT_DIRECTORIES, Project
 from imagefactory.recipes.bases import all_bases
-from imagefactory.recipes.expand import select_one
+from imagefactory.recipes.expand import select_single
 from imagefactory.recipes.read import read_bases, read_recipes
 from imagefactory.recipes.values import RULES, is_source
 from imagefactory.settings.files import FILE_NAME
@@ -103,45 +103,47 @@ class NewRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class RecipePlan:
     """A recipe that can be written. `unsolved` says why it was not solved, empty where it was.
 
     `without_wheel` are packages that must be built first. `check` raises RecipeError where the recipe does
     not fit the others.
     """
 
-    draft: Draft
+    draft: RecipeDraft
     check: Callable[[], object]
     why: tuple[str, ...] = ()
     unsolved: str = ""
     without_wheel: tuple[str, ...] = ()
 
 
-class Solver(Protocol):
+class RecipeSolver(Protocol):
     """What the package index and the channels answer."""
 
-    def solve(self, target: Target, base: Base, under: Lock | None) -> Mapping[str, str]:
+    def solve(self, target: Target, base: BaseSpec, under: Lock | None) -> Mapping[str, str]:
         """The versions of a target's packages by name, as they will be locked. Raises LockError."""
 
-    def declared(self, target: Target, base: Base) -> Mapping[str, str]:
+    def declared(self, target: Target, base: BaseSpec) -> Mapping[str, str]:
         """The same by what packages declare alone. Raises LockError, NoWheelError."""
 
-    def explain(self, target: Target, base: Base, error: LockError) -> LockError:
+    def explain(self, target: Target, base: BaseSpec, error: LockError) -> LockError:
         """The error of a target with the requirements that contradict, as far as the solver finds them."""
 
-    def needs(self, target: Target, base: Base, pin: str) -> Sequence[str]:
+    def needs(self, target: Target, base: BaseSpec, pin: str) -> Sequence[str]:
         """Requires-Dist of a release. Raises LockError."""
 
-    def releases(self, target: Target, base: Base, names: Sequence[str]) -> Mapping[str, Sequence[Release]]:
+    def releases(
+        self, target: Target, base: BaseSpec, names: Sequence[str]
+    ) -> Mapping[str, Sequence[PypiRelease]]:
         """The releases of projects, with their days as far as the index tells them; the oldest first."""
 
-    def has_wheels(self, target: Target, base: Base, pin: str) -> bool:
+    def has_wheels(self, target: Target, base: BaseSpec, pin: str) -> bool:
         """Whether a release, or some of a package, has a wheel for whatever Python. Raises LockError."""
 
-    def impossible(self, target: Target, base: Base) -> Sequence[str]:
+    def impossible(self, target: Target, base: BaseSpec) -> Sequence[str]:
         """The packages that a target bounds to releases which its Python can neither install nor build."""
 
-    def unknown_system(self, base: Base, names: Sequence[str]) -> Sequence[str]:
+    def unknown_system(self, base: BaseSpec, names: Sequence[str]) -> Sequence[str]:
         """The names that the archive of a base has no package for; none where it cannot be asked."""
 
 
@@ -149,7 +151,7 @@ class Solver(Protocol):
 class IndexSolver:
     """The solvers of `lock`."""
 
-    factory: Factory
+    factory: Project
     progress: Progress
     _system: dict[tuple[str, ...], Sequence[str]] = field(default_factory=dict)
 
@@ -157,75 +159,81 @@ class IndexSolver:
     def _locker(self) -> UvLocker:
         return uv_locker(package_index(self.factory))
 
-    def solve(self, target: Target, base: Base, under: Lock | None) -> Mapping[str, str]:
+    def solve(self, target: Target, base: BaseSpec, under: Lock | None) -> Mapping[str, str]:
         return solve_target(self.factory, target, base, self.progress, under=under, locker=self._locker)
 
-    def declared(self, target: Target, base: Base) -> Mapping[str, str]:
+    def declared(self, target: Target, base: BaseSpec) -> Mapping[str, str]:
         return solve_target(self.factory, target, base, self.progress, declared=True, locker=self._locker)
 
-    def explain(self, target: Target, base: Base, error: LockError) -> LockError:
+    def explain(self, target: Target, base: BaseSpec, error: LockError) -> LockError:
         return explain_error(self.factory, target, base, error)
 
-    def needs(self, target: Target, base: Base, pin: str) -> Sequence[str]:
+    def needs(self, target: Target, base: BaseSpec, pin: str) -> Sequence[str]:
         return read_needs(self.factory, target, base, pin)
 
-    def releases(self, target: Target, base: Base, names: Sequence[str]) -> Mapping[str, Sequence[Release]]:
+    def releases(
+        self, target: Target, base: BaseSpec, names: Sequence[str]
+    ) -> Mapping[str, Sequence[PypiRelease]]:
         return read_releases(self._locker, target, base, names)
 
-    def has_wheels(self, target: Target, base: Base, pin: str) -> bool:
+    def has_wheels(self, target: Target, base: BaseSpec, pin: str) -> bool:
         return has_wheels(self._locker, target, base, pin)
 
-    def impossible(self, target: Target, base: Base) -> Sequence[str]:
+    def impossible(self, target: Target, base: BaseSpec) -> Sequence[str]:
         return impossible(self._locker, target, base)
 
-    def unknown_system(self, base: Base, names: Sequence[str]) -> Sequence[str]:
+    def unknown_system(self, base: BaseSpec, names: Sequence[str]) -> Sequence[str]:
         key = (base.name, *names)
         if key not in self._system:
             try:
-                self._system[key] = unknown_system(self.factory, base, names, self.progress)
+                self._system[key] = unknown_debian_packages(self.factory, base, names, self.progress)
             except (LockError, ToolError) as error:
                 self.progress.note(f"the names of Debian packages were not checked: {error.message}")
                 self._system[key] = ()
         return self._system[key]
 
 
-def plan_recipe(factory: Factory, request: NewRequest, solver: Solver, progress: Progress) -> Plan:
+def plan_recipe(
+    factory: Project, request: NewRequest, solver: RecipeSolver, progress: Progress
+) -> RecipePlan:
     """A recipe for a file, for a target to build on, or both.
 
     What the file asks for and no recipe keeps is `lost` in its draft, and printed where something else
     stops. Raises UsageError, RecipeError, UnsolvableError.
     """
-    planner = _Planner(factory, request, solver)
+    planner = _RecipePlanner(factory, request, solver)
     try:
         return planner.on_target() if request.on else planner.of_its_own()
-    except FactoryError:
+    except ImagefactoryError:
         for label, lines in (("note", planner.notes), ("lost", planner.lost)):
             for line in lines:
                 progress.note(f"{label}: {line}")
         raise
 
 
-class _Planner:
+class _RecipePlanner:
     """Makes the plan of one request. Without `hints` it is a trial itself, and none of its own is solved."""
 
-    def __init__(self, factory: Factory, request: NewRequest, solver: Solver, *, hints: bool = True) -> None:
+    def __init__(
+        self, factory: Project, request: NewRequest, solver: RecipeSolver, *, hints: bool = True
+    ) -> None:
         folder = factory.settings.root_path / "recipes"
         self._factory, self._request, self._solver = factory, request, solver
         self._recipes = [one for one in read_recipes(folder) if one.family != request.family]
         self._bases = read_bases(folder)
         self._hints, self._reached = hints, True
-        self._asked: dict[str, tuple[Target, Base]] = {}
+        self._asked: dict[str, tuple[Target, BaseSpec]] = {}
         self._sourced: bool | None = None
-        self._age: _Age | None = None
-        self._ages: dict[str, _Age | None] = {}
+        self._age: _PinAge | None = None
+        self._ages: dict[str, _PinAge | None] = {}
         self.notes: list[str] = []
         self.lost: list[str] = []
 
     # --- on a target ---
 
-    def on_target(self) -> Plan:
+    def on_target(self) -> RecipePlan:
         request = self._request
-        below = select_one(self._factory.targets, request.on)
+        below = select_single(self._factory.targets, request.on)
         wish = self._read(below.python) if request.file else None
         drafted = draft_on(wish, request.family, below)
         if wish is None:
@@ -249,12 +257,12 @@ class _Planner:
     def _lock_of(self, target: Target) -> tuple[Lock | None, str]:
         try:
             return require_lock(self._factory, target), ""
-        except FactoryError as error:
+        except ImagefactoryError as error:
             return None, error.message
 
     # --- with a framework of its own ---
 
-    def of_its_own(self) -> Plan:
+    def of_its_own(self) -> RecipePlan:
         wish, request = self._read(""), self._request
         framework, source = named_framework(wish, request.framework, request.source)
         if source != "pypi":
@@ -270,10 +278,10 @@ class _Planner:
             drafted = draft(wish, self._said(), self._bases, [f"not solved: {error.message}"])
             return self._unsolved(drafted, error.message)
 
-    def _said(self, choice: Choice | None = None) -> DraftAsk:
+    def _said(self, choice: ImageChoice | None = None) -> DraftRequest:
         """What the person says, and for a recipe of PyPI what was chosen."""
         request = self._request
-        said = DraftAsk(
+        said = DraftRequest(
             family=request.family,
             framework=request.framework,
             version=request.version,
@@ -283,14 +291,16 @@ class _Planner:
         )
         return replace(said, source="pypi", **asdict(choice)) if choice else said
 
-    def _choose(self, wish: Wish, framework: str, failed: Mapping[str, LockError] | None = None) -> Plan:
+    def _choose(
+        self, wish: EnvironmentSpec, framework: str, failed: Mapping[str, LockError] | None = None
+    ) -> RecipePlan:
         """The first Python on which all packages have wheels and solve together.
 
         A framework that the file leaves open beside pins of an older time is of that time, if that solves.
         `failed` says by Python why wheels alone do not solve, where that is known.
         """
         request = self._request
-        row = Row(framework=framework, source="pypi", wish=wish)
+        row = FrameworkRow(framework=framework, source="pypi", wish=wish)
         if framework and request.version and not row.allows(request.version):
             row.refuse_version(request.version)
         if framework:
@@ -303,7 +313,7 @@ class _Planner:
                 self._age = None
         return self._within(wish, framework, "", failed)
 
-    def _refuse_builds(self, wish: Wish, row: Row) -> None:
+    def _refuse_builds(self, wish: EnvironmentSpec, row: FrameworkRow) -> None:
         """Raises UsageError where the file means a build that PyPI does not have, and no CUDA was said."""
         request, framework = self._request, row.framework
         if request.cuda:
@@ -319,8 +329,8 @@ class _Planner:
             raise UsageError("framework-conflict", wrong, hint=hint)
 
     def _within(
-        self, wish: Wish, framework: str, below: str, without: Mapping[str, LockError] | None
-    ) -> Plan:
+        self, wish: EnvironmentSpec, framework: str, below: str, without: Mapping[str, LockError] | None
+    ) -> RecipePlan:
         """The same with the framework older than `below`; `without` says that wheels alone solve nowhere."""
         first, others = python_candidates(wish.python, self._bases)
         if not first and not others:
@@ -329,7 +339,7 @@ class _Planner:
                 f"{wish.file} requires Python {wish.python}, but images support 3.9 to 3.14",
                 hint="change its Python bounds, for example to >=3.11",
             )
-        failed, built = dict(without or {}), list[Plan]()
+        failed, built = dict(without or {}), list[RecipePlan]()
         for trial in self._tried(wish, framework, below, failed, (first, others)) if without is None else ():
             if other := self._other_question(wish, framework, trial):
                 return self._choose(wish, other)
@@ -350,12 +360,12 @@ class _Planner:
 
     def _tried(
         self,
-        wish: Wish,
+        wish: EnvironmentSpec,
         framework: str,
         below: str,
         failed: Mapping[str, LockError],
         pythons: tuple[Sequence[str], Sequence[str]],
-    ) -> Iterator[_Trial]:
+    ) -> Iterator[_PythonTrial]:
         """A trial of wheels alone on each Python: on the bases' one by one, then on others at a time.
 
         `failed` has those that did not settle. Others follow where that is so of all bases' Pythons, and no
@@ -375,7 +385,7 @@ class _Planner:
                 finally:
                     pool.shutdown(cancel_futures=True)
 
-    def _other_question(self, wish: Wish, framework: str, trial: _Trial) -> str:
+    def _other_question(self, wish: EnvironmentSpec, framework: str, trial: _PythonTrial) -> str:
         """The framework that a trial found, where what the file says of it bounds its version.
 
         Raises UsageError where the file means a build that PyPI does not have.
@@ -383,11 +393,11 @@ class _Planner:
         found = "" if framework else first_framework(_names(wish), trial.versions)
         if not found:
             return ""
-        row = Row(framework=found, source="pypi", wish=wish)
+        row = FrameworkRow(framework=found, source="pypi", wish=wish)
         self._refuse_builds(wish, row)
         return found if self._age_of(wish, row) or self._own_bounds(row) else ""
 
-    def _own_bounds(self, row: Row) -> list[str]:
+    def _own_bounds(self, row: FrameworkRow) -> list[str]:
         """What the person says of the framework's version, and the file by its CUDA."""
         asked, framework = self._request, row.framework
         bounds = [f"{framework}=={asked.version}.*"] if asked.version else []
@@ -397,7 +407,7 @@ class _Planner:
             bounds.append(f"{framework}{within}")
         return bounds
 
-    def _age_of(self, wish: Wish, row: Row) -> _Age | None:
+    def _age_of(self, wish: EnvironmentSpec, row: FrameworkRow) -> _PinAge | None:
         """The time that a file of pins is of, where it leaves a version open that has newer series."""
         if not row.framework or self._request.version or row.version:
             return None
@@ -405,7 +415,7 @@ class _Planner:
             self._ages[row.framework] = self._find_age(wish, row)
         return self._ages[row.framework]
 
-    def _find_age(self, wish: Wish, row: Row) -> _Age | None:
+    def _find_age(self, wish: EnvironmentSpec, row: FrameworkRow) -> _PinAge | None:
         elsewhere = self._elsewhere(wish).rows
         pins = exact_pins(one for one in wish.pip if not (is_source(one) or one.startswith("./")))
         names = [name for name in pins if name not in elsewhere][:_PAGES]
@@ -428,9 +438,9 @@ class _Planner:
             row.allows(str(one.version)) for one in series if one.version >= Version(below)
         ):
             return None
-        return _Age(below=below, day=newest)
+        return _PinAge(below=below, day=newest)
 
-    def _try(self, python: str, framework: str, *, below: str = "", sources: bool = False) -> _Trial:
+    def _try(self, python: str, framework: str, *, below: str = "", sources: bool = False) -> _PythonTrial:
         """Solve the file's packages with the framework open and older than `below`.
 
         With `sources` packages without wheels are solved too, by what their sources declare.
@@ -438,7 +448,7 @@ class _Planner:
         request, wish = self._request, self._read(python)
         wanted = [one for one in wish.pip if not (is_source(one) or one.startswith("./"))]
         bounds = list(wish.constraints)
-        row, elsewhere = Row(framework=framework, source="pypi", wish=wish), self._elsewhere(wish)
+        row, elsewhere = FrameworkRow(framework=framework, source="pypi", wish=wish), self._elsewhere(wish)
         if framework:
             wanted += [framework] if framework not in map(pypi_name, wanted) else []
             bounds += [*self._own_bounds(row), *([f"{framework}<{below}"] if below else [])]
@@ -449,7 +459,7 @@ class _Planner:
             origins=tuple(sorted(elsewhere.rows.items())),
             sources=tuple(wish.sources),
         )
-        trial = _Trial(python=python, wish=wish, sources=sources)
+        trial = _PythonTrial(python=python, wish=wish, sources=sources)
         self._asked[python] = target, base
         try:
             if sources:
@@ -462,7 +472,7 @@ class _Planner:
         except LockError as error:
             return replace(trial, error=error)
 
-    def _settle(self, trial: _Trial) -> Plan:
+    def _settle(self, trial: _PythonTrial) -> RecipePlan:
         """The recipe of a trial, solved as it will be locked: for older releases where it must be."""
         first: LockError | None = None
         for _ in range(_OLDER):
@@ -483,7 +493,7 @@ class _Planner:
             "nothing-solved", f"no version of {trial.wish.file}'s framework could be solved"
         )
 
-    def _version(self, trial: _Trial) -> tuple[Row, str, bool]:
+    def _version(self, trial: _PythonTrial) -> tuple[FrameworkRow, str, bool]:
         """The framework, its version as the recipe writes it, and whether the solver chose that."""
         request, wish = self._request, trial.wish
         if request.framework:
@@ -498,7 +508,7 @@ class _Planner:
                 or self._other_ways(wish)
                 or "name the package that uses the GPU: --framework NAME --cuda VERSION",
             )
-        row = Row(framework=framework, source="pypi", wish=wish)
+        row = FrameworkRow(framework=framework, source="pypi", wish=wish)
         if pinned := request.version or row.version:
             if not row.allows(pinned):
                 row.refuse_version(pinned)
@@ -513,7 +523,7 @@ class _Planner:
             )
         return row, solved, True
 
-    def _cudas(self, row: Row, version: str, trial: _Trial) -> tuple[str, ...]:
+    def _cudas(self, row: FrameworkRow, version: str, trial: _PythonTrial) -> tuple[str, ...]:
         """The CUDA versions to try, the newest first. Raises UsageError where none is known."""
         named = row.framework in self._elsewhere(trial.wish).rows
         if cuda := self._request.cuda or (row.told_cuda() if named else row.cuda(version)):
@@ -527,7 +537,7 @@ class _Planner:
             return (cuda,)
         raise self._without_cuda(row, version)
 
-    def _without_cuda(self, row: Row, version: str) -> UsageError:
+    def _without_cuda(self, row: FrameworkRow, version: str) -> UsageError:
         """The error for a release whose packages on PyPI bring no CUDA."""
         conda, released = row.conda_name(), row.released_for(version)
         if not conda or not released or not self._hints:
@@ -535,20 +545,22 @@ class _Planner:
         asked = self._request
         other = replace(asked, source="conda", framework=conda, version=version, cuda=released[0])
         try:
-            _Planner(self._factory, other, self._solver, hints=False).of_its_own()
-        except FactoryError:
+            _RecipePlanner(self._factory, other, self._solver, hints=False).of_its_own()
+        except ImagefactoryError:
             hint = f"allow a release that PyPI has with CUDA, such as {row.framework} {row.newest}"
         else:
             hint = f"use the conda package: --source conda --framework {conda}={version} --cuda {released[0]}"
         message = f"{row.wish.file} needs {row.framework} {version}, and PyPI has it without CUDA"
         return UsageError("cuda-not-on-pypi", message, hint=hint)
 
-    def _written(self, row: Row, version: str, cuda: str, trial: _Trial, *, chosen: bool) -> Plan:
-        choice = Choice(framework=row.framework, version=version, cuda=cuda, python=trial.python)
+    def _written(
+        self, row: FrameworkRow, version: str, cuda: str, trial: _PythonTrial, *, chosen: bool
+    ) -> RecipePlan:
+        choice = ImageChoice(framework=row.framework, version=version, cuda=cuda, python=trial.python)
         why = tuple(_reasons(trial.wish, choice, chosen=chosen, age=self._age))
         return self._solved(draft(trial.wish, self._said(choice), self._bases, why), why=why)
 
-    def _only_sources(self, wish: Wish, errors: Sequence[LockError]) -> bool:
+    def _only_sources(self, wish: EnvironmentSpec, errors: Sequence[LockError]) -> bool:
         """Whether a package without wheels for some Pythons has none for the others either.
 
         It is one that the file names, of the release that it pins, or one that all Pythons lack.
@@ -567,7 +579,7 @@ class _Planner:
             self._sourced = not all(self._solver.has_wheels(target, base, one) for one in asked)
         return self._sourced
 
-    def _unbuilt(self, failed: dict[str, LockError], framework: str, below: str) -> _Trial | None:
+    def _unbuilt(self, failed: dict[str, LockError], framework: str, below: str) -> _PythonTrial | None:
         """The trial with the fewest packages to build, of the Pythons on which some have no wheel.
 
         Where there is none, `failed` says what else stands against each.
@@ -575,9 +587,9 @@ class _Planner:
         pythons = [python for python, error in failed.items() if isinstance(error, NoWheelError)]
         carried = {base.python for base in self._bases}
 
-        def trial_on(python: str) -> _Trial:
+        def trial_on(python: str) -> _PythonTrial:
             if self._solver.impossible(*self._asked[python]):  # no search with sources helps, and it is long
-                return _Trial(python=python, wish=self._read(python), error=failed[python])
+                return _PythonTrial(python=python, wish=self._read(python), error=failed[python])
             return self._try(python, framework, below=below, sources=True)
 
         for some in (carried.intersection(pythons), set(pythons) - carried):
@@ -592,7 +604,7 @@ class _Planner:
             failed |= {one.python: one.error for one in trials if one.error}
         return None
 
-    def _has_wheels_elsewhere(self, trial: _Trial) -> bool:
+    def _has_wheels_elsewhere(self, trial: _PythonTrial) -> bool:
         """Whether another Python may have a wheel of a package that this one must build."""
         pins = [f"{name}=={trial.versions[name]}" for name in trial.unbuilt if trial.versions[name]]
         target, base = self._asked[trial.python]
@@ -600,22 +612,22 @@ class _Planner:
 
     # --- what all recipes share ---
 
-    def _read(self, python: str) -> Wish:
+    def _read(self, python: str) -> EnvironmentSpec:
         """The file, its markers judged by that Python. Raises UsageError where nothing of it can be taken."""
         request = self._request
         assert request.file is not None
         carried = tuple(base.python for base in self._bases if base.python) or ("3.12",)
-        reading = Reading(
+        reading = ReadOptions(
             pythons=(python,) if python else carried,
             environment=request.environment,
             extras=request.extras,
             groups=request.groups,
             root=self._factory.settings.root_path,
-            reserved=(*FOLDERS, FILE_NAME),
+            reserved=(*PROJECT_DIRECTORIES, FILE_NAME),
             build_context=request.context,
             build_args=request.build_args,
         )
-        wish = read_wish(request.file, reading)
+        wish = read_environment_file(request.file, reading)
         empty = not (wish.conda or wish.pip or wish.sources or wish.parts.debian)
         self.notes, self.lost = ([], [*wish.left, *wish.notes]) if empty else (wish.notes, wish.left)
         if names := tuple(wish.parts.debian):
@@ -631,34 +643,36 @@ class _Planner:
         add_needs(wish, self._factory.settings.root_path)
         return wish
 
-    def _elsewhere(self, wish: Wish) -> IndexRows:
+    def _elsewhere(self, wish: EnvironmentSpec) -> IndexRows:
         """The packages that the settings know another index for."""
         return index_rows(wish, dict(self._factory.settings.index_map))
 
-    def _expand(self, drafted: Draft) -> tuple[Target, ...]:
+    def _expand(self, drafted: RecipeDraft) -> tuple[Target, ...]:
         bases = all_bases(self._bases, self._recipes)
         return check_draft(drafted.text, self._request.family, self._recipes, bases)
 
-    def _unsolved(self, drafted: Draft, why: str) -> Plan:
+    def _unsolved(self, drafted: RecipeDraft, why: str) -> RecipePlan:
         notes = (*drafted.notes, f"not solved: {why}") if why else drafted.notes
-        return Plan(draft=replace(drafted, notes=notes), check=lambda: self._expand(drafted), unsolved=why)
+        return RecipePlan(
+            draft=replace(drafted, notes=notes), check=lambda: self._expand(drafted), unsolved=why
+        )
 
     def _solved(
         self,
-        drafted: Draft,
+        drafted: RecipeDraft,
         *,
         under: Lock | None = None,
-        base: Base | None = None,
+        base: BaseSpec | None = None,
         why: Sequence[str] = (),
-    ) -> Plan:
+    ) -> RecipePlan:
         """The plan of a draft whose targets were solved. Raises UnsolvableError where they cannot be.
 
         Packages without wheels stop nothing: `lock --build` makes them.
         """
-        plan = Plan(draft=drafted, check=lambda: self._expand(drafted), why=tuple(why))
+        plan = RecipePlan(draft=drafted, check=lambda: self._expand(drafted), why=tuple(why))
         try:
             targets = self._expand(drafted)
-        except FactoryError:  # the draft is printed with its faults
+        except ImagefactoryError:  # the draft is printed with its faults
             return plan
         for target in targets:
             try:
@@ -673,7 +687,7 @@ class _Planner:
 
     # --- hints, each solved before it is made ---
 
-    def _other_ways(self, wish: Wish, source: str = "pypi") -> str:
+    def _other_ways(self, wish: EnvironmentSpec, source: str = "pypi") -> str:
         """The targets that fit, or what a recipe of its own would be for. Empty where nothing was found."""
         if not self._hints:
             return ""
@@ -689,7 +703,7 @@ class _Planner:
             ways.append(f"write a recipe of its own: {what}, in place of {' and '.join(given)}")
         return "; or ".join(ways)
 
-    def _optional(self, wish: Wish) -> str:
+    def _optional(self, wish: EnvironmentSpec) -> str:
         """The extra or group of the file that brings a framework, if its packages solve."""
         for kind, name in wish.frameworks if self._hints else ():
             asked = self._request
@@ -699,17 +713,17 @@ class _Planner:
                 return f"--{kind} {name}"
         return ""
 
-    def _choice(self, request: NewRequest) -> Choice | None:
+    def _choice(self, request: NewRequest) -> ImageChoice | None:
         """What the recipe of a request would be for, if it can be solved."""
         try:
-            plan = _Planner(self._factory, request, self._solver, hints=False).of_its_own()
+            plan = _RecipePlanner(self._factory, request, self._solver, hints=False).of_its_own()
             plan.check()
-        except FactoryError:
+        except ImagefactoryError:
             return None
         self._reached = self._reached and not (plan.unsolved and request.source != "conda")
         return None if plan.unsolved else plan.draft.choice
 
-    def _other_builds(self, wish: Wish, row: Row, index: str) -> str:
+    def _other_builds(self, wish: EnvironmentSpec, row: FrameworkRow, index: str) -> str:
         """What to take in place of a build that PyPI does not have."""
         told, version = row.meant_cuda(), self._request.version or row.version
         newest = version or "".join(row.known()[-1:])
@@ -730,7 +744,7 @@ class _Planner:
                 )
         return "; or ".join(ways) or "choose a CUDA version: --cuda VERSION"
 
-    def _fitting(self, wish: Wish, *, cuda: str = "", source: str = "pypi") -> Iterator[str]:
+    def _fitting(self, wish: EnvironmentSpec, *, cuda: str = "", source: str = "pypi") -> Iterator[str]:
         """The targets on which the file's packages solve, the best first."""
         request, tried, found = self._request, 0, 0
         below = next((one.framework for one in self._factory.targets if one.name == request.on), "")
@@ -755,12 +769,12 @@ class _Planner:
             try:
                 for one in self._expand(drafted):
                     self._solver.solve(one, self._factory.base_of(target), lock)
-            except FactoryError:
+            except ImagefactoryError:
                 continue
             found += 1
             yield target.name
 
-    def _unsolvable(self, wish: Wish, failed: Mapping[str, LockError]) -> LockError:
+    def _unsolvable(self, wish: EnvironmentSpec, failed: Mapping[str, LockError]) -> LockError:
         """The solver's reason, of the Python that says most: the first base's, else any."""
         usual = [base.python for base in self._bases if base.python in failed]
         order = [*usual, *failed]
@@ -786,11 +800,11 @@ class _Planner:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Trial:
+class _PythonTrial:
     """The file's packages on one Python: solved, or why not. `unbuilt` are those without wheels."""
 
     python: str
-    wish: Wish
+    wish: EnvironmentSpec
     versions: Mapping[str, str] = field(default_factory=dict)
     error: LockError | None = None
     sources: bool = False
@@ -798,7 +812,7 @@ class _Trial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Age:
+class _PinAge:
     """The time of a file's pins: the `day` of the newest, and the framework's first series after it."""
 
     below: str
@@ -806,7 +820,7 @@ class _Age:
 
 
 def _open_target(
-    family: str, python: str, base: Base, requirements: Iterable[str], constraints: Iterable[str]
+    family: str, python: str, base: BaseSpec, requirements: Iterable[str], constraints: Iterable[str]
 ) -> Target:
     """A target of plain packages, whose framework is open."""
     return Target(
@@ -825,16 +839,18 @@ def _open_target(
         requirements=tuple(requirements),
         constraints=tuple(constraints),
         environment=(),
-        where=Where(file="", line=1, column=1),
+        where=SourceLocation(file="", line=1, column=1),
     )
 
 
-def _names(wish: Wish) -> set[str]:
+def _names(wish: EnvironmentSpec) -> set[str]:
     """The packages of PyPI that a file names itself."""
     return {pypi_name(text) for text in wish.pip}
 
 
-def _reasons(wish: Wish, choice: Choice, *, chosen: bool, age: _Age | None) -> Iterator[str]:
+def _reasons(
+    wish: EnvironmentSpec, choice: ImageChoice, *, chosen: bool, age: _PinAge | None
+) -> Iterator[str]:
     """Why a framework, its version, CUDA and Python were chosen, where the file leaves them open."""
     direct = _names(wish)
     if choice.framework not in direct:
@@ -847,7 +863,7 @@ def _reasons(wish: Wish, choice: Choice, *, chosen: bool, age: _Age | None) -> I
             f"the pins of {wish.file} are of {age.day} and before: {choice.framework} is of that time, "
             f"older than {age.below} (for a newer one: --framework {choice.framework}=VERSION)"
         )
-    beside, major = Row(framework=choice.framework, source="pypi", wish=wish).named_beside()
+    beside, major = FrameworkRow(framework=choice.framework, source="pypi", wish=wish).named_beside()
     if chosen and major == choice.cuda.partition(".")[0]:
         yield f"{beside} is for CUDA {major}: so is {choice.framework}"
     if chosen:

@@ -14,16 +14,16 @@ from packaging.markers import InvalidMarker, Marker
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
-from imagefactory.extras.importers.spec import PLATFORM, Wish, take_match_spec
+from imagefactory.extras.importers.spec import PLATFORM, EnvironmentSpec, take_match_spec
 from imagefactory.gpu import knowledge
-from imagefactory.model import Where
+from imagefactory.model import SourceLocation
 from imagefactory.recipes.own_code import git_of_archive, recipe_path, take_git
 from imagefactory.recipes.values import RULES, canonical, parse_spec, without_secrets
 from imagefactory.recipes.yaml_tree import show
 
 MOST_FILES = 20
 # Options of pip of which nothing is lost, with what happens instead; hashes need no word.
-_KEPT = {
+_IGNORED_OPTIONS = {
     "--only-binary": "packages are taken as wheels",
     "--prefer-binary": "packages are taken as wheels",
     "--no-build-isolation": "packages without wheels are built with the target's own packages",
@@ -33,10 +33,10 @@ _KEPT = {
     "--require-hashes": "locks have the hash of each file",
     "--trusted-host": "certificates are a setting of this machine",
 }
-_FOLDER_OF_WHEELS = "put those wheels into the project and write their paths under packages: ./wheels/..."
+_WHEEL_DIRECTORY_HINT = "put those wheels into the project and write their paths under packages: ./wheels/..."
 _BUILT = "build it with your options and write the wheel under packages: `imagefactory compile --help`"
 # Options of which something is lost, with what to do; of indexes it is `_INDEX`.
-_LOST = {
+_LOST_OPTIONS = {
     "--pre": "write a bound such as >=2.0.0rc1 where a release before the release is meant",
     "--no-binary": _BUILT,
     "--config-settings": _BUILT,
@@ -101,7 +101,7 @@ _BUILD_TAG = r"\+([A-Za-z0-9][A-Za-z0-9._-]*)"
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class ReferencedFiles:
     """The files that a file may name: `read` gives the text of one in its folder, below or nearby, else None.
 
     `python` is what markers are judged by. `above` are the names of the files that led here. `project`
@@ -112,7 +112,9 @@ class Beside:
     python: str
     read: Callable[[str], str | None] = lambda _: None
     above: tuple[str, ...] = ()
-    project: Callable[[str, tuple[str, ...], Beside], Wish | None] = lambda _, __, ___: None
+    project: Callable[[str, tuple[str, ...], ReferencedFiles], EnvironmentSpec | None] = lambda _, __, ___: (
+        None
+    )
     place: str | None = None
 
     def path(self, name: str) -> str:
@@ -125,7 +127,7 @@ class Beside:
         return "" if "://" in name or name.startswith(("/", "~")) else normpath(above / name)
 
 
-def take_requirements(wish: Wish, text: str, file: str, beside: Beside) -> None:
+def take_requirements(wish: EnvironmentSpec, text: str, file: str, beside: ReferencedFiles) -> None:
     """A whole requirements file. `conda list --export` writes files of that name too."""
     if re.search(r"^# \$ conda create --name <env> --file", text, re.MULTILINE):
         _conda_export(wish, text, file, beside)
@@ -142,10 +144,12 @@ def take_requirements(wish: Wish, text: str, file: str, beside: Beside) -> None:
             line = line.rstrip("\\") + lines[number].rstrip()
         number += 1
         column = len(line) - len(line.lstrip()) + 1
-        take_pip_line(wish, line.rstrip("\\"), Where(file=file, line=first + 1, column=column), beside)
+        take_pip_line(
+            wish, line.rstrip("\\"), SourceLocation(file=file, line=first + 1, column=column), beside
+        )
 
 
-def take_pip_line(wish: Wish, line: str, where: Where, beside: Beside) -> None:
+def take_pip_line(wish: EnvironmentSpec, line: str, where: SourceLocation, beside: ReferencedFiles) -> None:
     """One line as pip reads it. Hashes need not stand in a recipe: its lock has them."""
     text = re.sub(r"(^|\s)#.*", "", line).strip()
     text = re.sub(r"\s--hash[= ]\S+", "", text).strip()
@@ -172,7 +176,7 @@ def take_pip_line(wish: Wish, line: str, where: Where, beside: Beside) -> None:
         _take(wish, requirement, text, where)
 
 
-def _options(wish: Wish, text: str, where: Where, beside: Beside) -> None:
+def _options(wish: EnvironmentSpec, text: str, where: SourceLocation, beside: ReferencedFiles) -> None:
     """The options of one line, of which there may be several: `-i ADDRESS --trusted-host HOST`."""
     try:
         words = shlex.split(text)
@@ -203,27 +207,27 @@ def _options(wish: Wish, text: str, where: Where, beside: Beside) -> None:
             _option(wish, option, f"{option} {value}".strip(), where)
 
 
-def _option(wish: Wish, option: str, text: str, where: Where, *, of: str = "") -> None:
+def _option(wish: EnvironmentSpec, option: str, text: str, where: SourceLocation, *, of: str = "") -> None:
     what = f"the option {show(text, limit=100)}{f' of {show(of, limit=100)}' if of else ''}"
-    if option in _KEPT:
-        wish.note(where, f"{what}: {_KEPT[option]}")
+    if option in _IGNORED_OPTIONS:
+        wish.note(where, f"{what}: {_IGNORED_OPTIONS[option]}")
     else:
-        do = _LOST.get(option, "see what it asks for, and remove it from the file")
+        do = _LOST_OPTIONS.get(option, "see what it asks for, and remove it from the file")
         wish.leave(where, f"{what} is not taken over", do)
 
 
-def take_index(wish: Wish, address: str, where: Where, option: str = "the index") -> None:
+def take_index(wish: EnvironmentSpec, address: str, where: SourceLocation, option: str = "the index") -> None:
     """Another index than that of the machine's settings: what is on it may be on no other."""
     shown = show(f"{option} {without_secrets(address)}", limit=120)
     if "://" not in address:
-        wish.leave(where, f"{shown}: packages of a folder are not taken over", _FOLDER_OF_WHEELS)
+        wish.leave(where, f"{shown}: packages of a folder are not taken over", _WHEEL_DIRECTORY_HINT)
         return
     plain = re.sub(r"(?<=://)[^/@\s]*@", "", address)
     wish.hints += [found for found in re.findall(r"/cu[0-9]{2,3}\b", plain) if found not in wish.hints]
     if plain in wish.indexes:
         return
     wish.indexes.append(plain)
-    if knowledge.known_index(plain):
+    if knowledge.is_known_index(plain):
         wish.note(where, f"{shown}: what PyPI lacks is taken from there, by `index` of the recipe")
     elif _OF_PYTORCH.search(plain):
         cuda = re.search(r"/cu([0-9]{2})([0-9])\b", plain)
@@ -241,7 +245,7 @@ def is_mirror(address: str) -> bool:
     return _MIRROR.fullmatch(address) is not None
 
 
-def take_file(wish: Wish, name: str, beside: Beside, *, constraint: bool) -> str:
+def take_file(wish: EnvironmentSpec, name: str, beside: ReferencedFiles, *, constraint: bool) -> str:
     """Takes over a file that lies near the first; or says why not."""
     place = beside.path(name)
     if not place:
@@ -257,7 +261,7 @@ def take_file(wish: Wish, name: str, beside: Beside, *, constraint: bool) -> str
     if not constraint:
         take_requirements(wish, text, place, inner)
         return ""
-    bounds = Wish(file=wish.file, files=wish.files)
+    bounds = EnvironmentSpec(file=wish.file, files=wish.files)
     take_requirements(bounds, text, place, inner)
     wish.files = bounds.files
     wish.left += bounds.left
@@ -268,7 +272,7 @@ def take_file(wish: Wish, name: str, beside: Beside, *, constraint: bool) -> str
     return ""
 
 
-def take_project(wish: Wish, written: str, where: Where, beside: Beside) -> None:
+def take_project(wish: EnvironmentSpec, written: str, where: SourceLocation, beside: ReferencedFiles) -> None:
     """The project in a folder: what it needs, and its own code as a source."""
     folder, _, extras = written.partition("[")
     name = folder.removeprefix("file://").removeprefix("file:").strip() or "."
@@ -286,7 +290,7 @@ def take_project(wish: Wish, written: str, where: Where, beside: Beside) -> None
         wish.leave(where, what, "bring its folder, or remove the line")
 
 
-def _is_elsewhere(wish: Wish, text: str, where: Where, beside: Beside) -> bool:
+def _is_elsewhere(wish: EnvironmentSpec, text: str, where: SourceLocation, beside: ReferencedFiles) -> bool:
     """Takes what comes from a repository, a file or an address, where it is one of these."""
     head, written = re.sub(r"\s+;.*|;\s.*", "", text, flags=re.DOTALL), ""
     found = _ELSEWHERE.fullmatch(head)
@@ -294,7 +298,7 @@ def _is_elsewhere(wish: Wish, text: str, where: Where, beside: Beside) -> bool:
         return False
     written = text[len(head) :].lstrip("; \t")
     try:
-        meant = not written or holds(Marker(written), beside.python)
+        meant = not written or marker_matches(Marker(written), beside.python)
     except InvalidMarker:
         return False
     if not meant:
@@ -326,7 +330,7 @@ def _is_elsewhere(wish: Wish, text: str, where: Where, beside: Beside) -> bool:
     return True
 
 
-def _take_of_conda(wish: Wish, name: str, version: str, where: Where) -> None:
+def _take_of_conda(wish: EnvironmentSpec, name: str, version: str, where: SourceLocation) -> None:
     """`NAME @ file:///...`, as `pip freeze` writes what conda built; a wheel's name has the version."""
     if RULES["package"].allows(text := f"{name}=={version}"):
         wish.note(where, f"{text} was built by conda, and is taken from the index")
@@ -336,7 +340,7 @@ def _take_of_conda(wish: Wish, name: str, version: str, where: Where) -> None:
         wish.leave(where, f"{show(name)} was built by conda on another machine, in no version", do)
 
 
-def _requirement(wish: Wish, text: str, where: Where, python: str) -> Requirement | None:
+def _requirement(wish: EnvironmentSpec, text: str, where: SourceLocation, python: str) -> Requirement | None:
     try:
         requirement = Requirement(text)
     except InvalidRequirement:
@@ -344,7 +348,7 @@ def _requirement(wish: Wish, text: str, where: Where, python: str) -> Requiremen
         do = f"write {single[1]}=={single[2]}" if single else "write NAME and its bounds as PEP 508 has them"
         wish.leave(where, f"{show(text, limit=100)} cannot be taken over", do)
         return None
-    if requirement.marker and not holds(requirement.marker, python):
+    if requirement.marker and not marker_matches(requirement.marker, python):
         wish.note(where, f"{show(text)} is not for Python {python} on {PLATFORM}")
         return None
     return requirement
@@ -363,7 +367,7 @@ def _file(address: str) -> str:
     return show(address.partition("#")[0].rpartition("/")[2].replace("%2B", "+"), limit=160)[1:-1]
 
 
-def _take(wish: Wish, requirement: Requirement, text: str, where: Where) -> None:
+def _take(wish: EnvironmentSpec, requirement: Requirement, text: str, where: SourceLocation) -> None:
     # as PEP 440 has versions: no v before them, and === of one is ==
     bounds = re.sub(r"(?<=[=<>])v(?=[0-9])", "", str(requirement.specifier).replace("===", "=="))
     if tag := re.search(_BUILD_TAG, bounds):
@@ -394,7 +398,7 @@ def _normal(bounds: str) -> str:
     return re.sub(r"([=<>~!]=?|===)([^,*=<>~!]+)(?=,|$)", normal, bounds)
 
 
-def holds(marker: Marker, python: str) -> bool:
+def marker_matches(marker: Marker, python: str) -> bool:
     """Whether a marker holds in an image with this Python."""
     return marker.evaluate(
         {
@@ -406,11 +410,11 @@ def holds(marker: Marker, python: str) -> bool:
     )
 
 
-def _conda_export(wish: Wish, text: str, file: str, beside: Beside) -> None:
+def _conda_export(wish: EnvironmentSpec, text: str, file: str, beside: ReferencedFiles) -> None:
     """`name=version=build` a line; what pip brought has the build pypi_0."""
     wish.locked = True
     for number, line in enumerate(text.split("\n")):
-        where = Where(file=file, line=number + 1, column=1)
+        where = SourceLocation(file=file, line=number + 1, column=1)
         name, _, rest = line.strip().partition("=")
         version, _, build = rest.partition("=")
         if not name or name.startswith("#"):

@@ -18,8 +18,8 @@ from posixpath import normpath
 from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-from imagefactory.extras.importers.spec import Wish
-from imagefactory.model import Where
+from imagefactory.extras.importers.spec import EnvironmentSpec
+from imagefactory.model import SourceLocation
 from imagefactory.recipes.values import canonical, package_of
 
 _SIZE = 256 * 1024
@@ -39,9 +39,9 @@ class SetupFacts:
 
     name: str = ""
     python: str = ""
-    needs: list[tuple[str, Where]] = field(default_factory=list)
-    extras: dict[str, list[tuple[str, Where]]] = field(default_factory=dict)
-    unknown: list[tuple[str, Where, str]] = field(default_factory=list)
+    needs: list[tuple[str, SourceLocation]] = field(default_factory=list)
+    extras: dict[str, list[tuple[str, SourceLocation]]] = field(default_factory=dict)
+    unknown: list[tuple[str, SourceLocation, str]] = field(default_factory=list)
 
     def complete(self, other: SetupFacts) -> None:
         """Take from setup.cfg what setup.py does not say, as setuptools does."""
@@ -82,14 +82,14 @@ def read_setup_cfg(text: str, file: str) -> SetupFacts | None:
         return None
     lines = text.split("\n")
 
-    def listed(section: str, key: str) -> list[tuple[str, Where]]:
+    def listed(section: str, key: str) -> list[tuple[str, SourceLocation]]:
         value = parser.get(section, key, fallback="").strip()
         parts = value.split("\n") if "\n" in value else value.split(";")
         return [line for part in parts if part.strip() for line in _file_or_line(part.strip(), place(part))]
 
-    def place(part: str) -> Where:
+    def place(part: str) -> SourceLocation:
         at = next((number for number, line in enumerate(lines) if part.strip() in line), 0)
-        return Where(file=file, line=at + 1, column=1)
+        return SourceLocation(file=file, line=at + 1, column=1)
 
     extras = parser.options("options.extras_require") if parser.has_section("options.extras_require") else []
     return SetupFacts(
@@ -100,7 +100,7 @@ def read_setup_cfg(text: str, file: str) -> SetupFacts | None:
     )
 
 
-def _file_or_line(text: str, where: Where) -> Iterator[tuple[str, Where]]:
+def _file_or_line(text: str, where: SourceLocation) -> Iterator[tuple[str, SourceLocation]]:
     """`file: a.txt, b.txt` names files with the lines."""
     if found := re.match(r"file:\s*(.*)", text):
         yield from ((f"-r {name.strip()}", where) for name in found[1].split(",") if name.strip())
@@ -111,11 +111,11 @@ def _file_or_line(text: str, where: Where) -> Iterator[tuple[str, Where]]:
 # --- setup.py ------------------------------------------------------------------------------------
 
 
-class _Computed(Exception):
+class _DynamicValueError(Exception):
     """A value that only running the code would show."""
 
 
-class _Text(str):
+class _SourceText(str):
     """A string with its line."""
 
     __slots__ = ("line",)
@@ -123,7 +123,7 @@ class _Text(str):
 
 
 @dataclass(frozen=True, slots=True)
-class _Lines:
+class _RequirementLines:
     """The lines of a file, however the code takes them apart."""
 
     path: str
@@ -131,7 +131,7 @@ class _Lines:
 
 
 @dataclass(frozen=True, slots=True)
-class _Unknown:
+class _UnknownValue:
     line: int
     code: str
 
@@ -142,7 +142,7 @@ def read_setup_py(text: str, file: str) -> SetupFacts | None:
         return None
     try:
         tree = ast.parse(text)
-        script = _Script(tree)
+        script = _SetupScript(tree)
         said = script.setup()
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
@@ -152,21 +152,21 @@ def read_setup_py(text: str, file: str) -> SetupFacts | None:
 def _facts(said: Mapping[str, object], file: str) -> SetupFacts:
     facts = SetupFacts()
 
-    def place(line: int) -> Where:
-        return Where(file=file, line=line, column=1)
+    def place(line: int) -> SourceLocation:
+        return SourceLocation(file=file, line=line, column=1)
 
-    def listed(value: object, what: str) -> list[tuple[str, Where]]:
-        lines: list[tuple[str, Where]] = []
+    def listed(value: object, what: str) -> list[tuple[str, SourceLocation]]:
+        lines: list[tuple[str, SourceLocation]] = []
         if isinstance(value, str):
             at = getattr(value, "line", 1)
             value = [_text(part, at) for part in value.split("\n") if part.strip()]
         for one in value if isinstance(value, list) else [value]:
-            if isinstance(one, _Lines):
+            if isinstance(one, _RequirementLines):
                 lines.append((f"-r '{one.path}'", place(one.line)))
             elif isinstance(one, str):
                 lines.append((str(one), place(getattr(one, "line", 1))))
             elif one is not None:
-                line, code = (one.line, one.code) if isinstance(one, _Unknown) else (1, str(type(one)))
+                line, code = (one.line, one.code) if isinstance(one, _UnknownValue) else (1, str(type(one)))
                 facts.unknown.append((what, place(line), code))
         return lines
 
@@ -183,24 +183,24 @@ def _facts(said: Mapping[str, object], file: str) -> SetupFacts:
             found = [(f"{line} ; {marker}", where) for line, where in found] if marker else found
             known = facts.extras.setdefault(canonical(extra), []) if extra else facts.needs
             known += found
-    elif isinstance(extras, _Unknown):
+    elif isinstance(extras, _UnknownValue):
         facts.unknown.append(("extras_require", place(extras.line), extras.code))
     if (more := said.get("**")) is not None:
-        unknown = more if isinstance(more, _Unknown) else _Unknown(1, "")
+        unknown = more if isinstance(more, _UnknownValue) else _UnknownValue(1, "")
         facts.unknown.append(("install_requires", place(unknown.line), unknown.code))
     return facts
 
 
-def _text(text: str, line: int) -> _Text:
+def _text(text: str, line: int) -> _SourceText:
     if len(text) > _LONG:
-        raise _Computed
-    made = _Text(text)
+        raise _DynamicValueError
+    made = _SourceText(text)
     made.line = line
     return made
 
 
-def _unknown(node: ast.AST) -> _Unknown:
-    return _Unknown(getattr(node, "lineno", 1), ast.unparse(node)[:200])
+def _unknown_value(node: ast.AST) -> _UnknownValue:
+    return _UnknownValue(getattr(node, "lineno", 1), ast.unparse(node)[:200])
 
 
 def _called(node: ast.expr) -> str:
@@ -210,7 +210,7 @@ def _called(node: ast.expr) -> str:
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 
-class _Script:
+class _SetupScript:
     """The names of a module, as its statements set them from top to bottom."""
 
     def __init__(self, tree: ast.Module) -> None:
@@ -281,7 +281,7 @@ class _Script:
                 for handler in node.handlers:
                     self._forget(handler.body, node)
                 self._block([*node.orelse, *node.finalbody])
-            case ast.For(iter=over) if isinstance(lines := self._value(over), _Lines):
+            case ast.For(iter=over) if isinstance(lines := self._value(over), _RequirementLines):
                 for name in _changed(node.body):
                     if isinstance(self.names.get(name), list):
                         self._join(name, lines, node)
@@ -324,22 +324,22 @@ class _Script:
         if isinstance(there, dict) and isinstance(at, str):
             there[str(at)] = self._value(value)
         else:
-            self.names[name] = _unknown(value)
+            self.names[name] = _unknown_value(value)
 
     def _join(self, name: str, value: object, node: ast.AST) -> None:
         there = self.names.get(name)
         more = value if isinstance(value, list) else [value]
         if isinstance(there, list) and len(there) + len(more) <= _ITEMS:
             self.names[name] = [*there, *more]
-        elif isinstance(there, _Lines) and more:
+        elif isinstance(there, _RequirementLines) and more:
             self.names[name] = [there, *more]
         else:
-            self.names[name] = _unknown(node)
+            self.names[name] = _unknown_value(node)
 
     def _forget(self, body: Sequence[ast.stmt], node: ast.stmt | ast.expr) -> None:
         """Names that code changes only if something holds that is not known here."""
         for name in _changed(body):
-            code = _Unknown(node.lineno, ast.unparse(node).partition("\n")[0][:200])
+            code = _UnknownValue(node.lineno, ast.unparse(node).partition("\n")[0][:200])
             there = self.names.get(name)
             self.names[name] = [*there, code] if isinstance(there, list) else code
 
@@ -366,8 +366,8 @@ class _Script:
     def _value(self, node: ast.expr) -> object:
         try:
             return self._evaluate(node)
-        except _Computed:
-            return _unknown(node)
+        except _DynamicValueError:
+            return _unknown_value(node)
 
     def _evaluate(self, node: ast.expr) -> object:
         self._step()
@@ -394,7 +394,7 @@ class _Script:
                 return _text("".join(self._part(part) for part in parts), node.lineno)
             case ast.Subscript(value=of, slice=key):
                 there, at = self._evaluate(of), self._evaluate(key)
-                if isinstance(there, _Lines):
+                if isinstance(there, _RequirementLines):
                     return there
                 if isinstance(there, dict) and isinstance(at, str) and str(at) in there:
                     return there[str(at)]
@@ -404,7 +404,7 @@ class _Script:
                 | ast.SetComp(generators=[one])
             ):
                 values = self._evaluate(one.iter)
-                if isinstance(values, _Lines):
+                if isinstance(values, _RequirementLines):
                     return values
                 if isinstance(values, list) and isinstance(one.target, ast.Name) and not one.ifs:
                     return [self._with(one.target.id, value, node.elt) for value in values]
@@ -418,7 +418,7 @@ class _Script:
                 return self._result(node)
             case ast.Attribute(value=of, attr="parent"):
                 return self._evaluate(of)
-        raise _Computed
+        raise _DynamicValueError
 
     def _either(self, node: ast.IfExp) -> object:
         """One of two values; of two tables whose choice is not known the keys alone."""
@@ -426,8 +426,8 @@ class _Script:
             return self._evaluate(node.body if known else node.orelse)
         tables = [self._evaluate(node.body), self._evaluate(node.orelse)]
         if not all(isinstance(one, dict) for one in tables):
-            raise _Computed
-        return {key: _unknown(node) for one in tables if isinstance(one, dict) for key in one}
+            raise _DynamicValueError
+        return {key: _unknown_value(node) for one in tables if isinstance(one, dict) for key in one}
 
     def _list(self, items: Sequence[ast.expr]) -> list[object]:
         values: list[object] = []
@@ -435,7 +435,7 @@ class _Script:
             value = self._value(item.value if isinstance(item, ast.Starred) else item)
             values += value if isinstance(item, ast.Starred) and isinstance(value, list) else [value]
             if len(values) > _ITEMS:
-                raise _Computed
+                raise _DynamicValueError
         return values
 
     def _dict(self, node: ast.Dict) -> dict[str, object]:
@@ -444,7 +444,7 @@ class _Script:
             if key is None:
                 inner = self._evaluate(value)
                 if not isinstance(inner, dict):
-                    raise _Computed
+                    raise _DynamicValueError
                 made |= inner
             else:
                 made[self._string(key)] = self._value(value)
@@ -453,20 +453,20 @@ class _Script:
     def _sum(self, left: object, right: object, node: ast.expr) -> object:
         if isinstance(left, str) and isinstance(right, str):
             return _text(left + right, node.lineno)
-        if isinstance(left, list | _Lines) and isinstance(right, list | _Lines):
+        if isinstance(left, list | _RequirementLines) and isinstance(right, list | _RequirementLines):
             joined = [
                 *(left if isinstance(left, list) else [left]),
                 *(right if isinstance(right, list) else [right]),
             ]
             if len(joined) <= _ITEMS:
                 return joined
-        raise _Computed
+        raise _DynamicValueError
 
     def _string(self, node: ast.expr) -> str:
         value = self._evaluate(node)
         if isinstance(value, str):
             return str(value)
-        raise _Computed
+        raise _DynamicValueError
 
     def _part(self, node: ast.expr) -> str:
         match node:
@@ -474,18 +474,18 @@ class _Script:
                 return self._string(value)
             case ast.Constant(value=str() as text):
                 return text
-        raise _Computed
+        raise _DynamicValueError
 
-    def _format(self, text: str, values: Sequence[object], node: ast.expr) -> _Text:
+    def _format(self, text: str, values: Sequence[object], node: ast.expr) -> _SourceText:
         if text.count("{}") != len(values) or len(re.findall(r"[{}%]", text)) != 2 * len(values):
-            raise _Computed
+            raise _DynamicValueError
         for value in values:
             if not isinstance(value, str):
-                raise _Computed
+                raise _DynamicValueError
             text = text.replace("{}", value, 1)
         return _text(text, node.lineno)
 
-    def _path(self, parts: Sequence[ast.expr], node: ast.expr) -> _Text:
+    def _path(self, parts: Sequence[ast.expr], node: ast.expr) -> _SourceText:
         """Names of a path that are joined; the folder of the script is empty."""
         names = [self._string(part).strip("/") for part in parts]
         return _text("/".join(name for name in names if name not in ("", ".")), node.lineno)
@@ -501,7 +501,7 @@ class _Script:
                 ],
             ) if (last, first) == (second, inner):
                 return self._concatenated(self._evaluate(lists))
-        raise _Computed
+        raise _DynamicValueError
 
     def _with(self, name: str, value: object, node: ast.expr) -> object:
         before = self.names
@@ -521,16 +521,16 @@ class _Script:
                     named = {re.split(r"[!=<>~ \[;]", row)[0]: row for row in rows if isinstance(row, str)}
                     if len(named) == len(rows):
                         return dict(named)
-        raise _Computed
+        raise _DynamicValueError
 
     def _concatenated(self, lists: object) -> list[object]:
         if not isinstance(lists, list):
-            raise _Computed
+            raise _DynamicValueError
         made: list[object] = []
         for one in lists:
             made += one if isinstance(one, list) else [one]
             if len(made) > _ITEMS:
-                raise _Computed
+                raise _DynamicValueError
         return made
 
     def _result(self, node: ast.Call) -> object:
@@ -538,9 +538,9 @@ class _Script:
         of = node.func.value if isinstance(node.func, ast.Attribute) else None
         if name in ("open", "parse_requirements"):
             first = self._value(arguments[0]) if arguments else None
-            if isinstance(first, _Lines):
+            if isinstance(first, _RequirementLines):
                 return first
-            return _Lines(self._path(arguments[:1], node), node.lineno)
+            return _RequirementLines(self._path(arguments[:1], node), node.lineno)
         if name == "join" and of is not None and ast.unparse(of) in ("os.path", "path", "osp"):
             return self._path(arguments, node)
         if name in (
@@ -564,8 +564,8 @@ class _Script:
             and arguments
         ):
             value = self._evaluate(arguments[-1])
-            if name in ("map", "filter") and not isinstance(value, _Lines):
-                raise _Computed
+            if name in ("map", "filter") and not isinstance(value, _RequirementLines):
+                raise _DynamicValueError
             return value
         if name == "dict" and of is None and not arguments:
             return {word.arg: self._value(word.value) for word in node.keywords if word.arg}
@@ -577,13 +577,13 @@ class _Script:
             return self._of_function(inner, node)
         if of is not None:
             return self._method(name, of, node)
-        raise _Computed
+        raise _DynamicValueError
 
     def _method(self, name: str, of: ast.expr, node: ast.Call) -> object:
         value = self._evaluate(of)
         if name in ("read_text", "open", "read_bytes") and isinstance(value, str):
-            return _Lines(str(value), node.lineno)
-        if isinstance(value, _Lines):  # read, splitlines, split, strip, decode, readlines ...
+            return _RequirementLines(str(value), node.lineno)
+        if isinstance(value, _RequirementLines):  # read, splitlines, split, strip, decode, readlines ...
             return value
         if isinstance(value, dict) and name == "values":
             return list(value.values())
@@ -603,12 +603,12 @@ class _Script:
             return [_text(part, node.lineno) for part in parts if part.strip()]
         if isinstance(value, str) and name == "strip" and not node.args:
             return _text(value.strip(), node.lineno)
-        raise _Computed
+        raise _DynamicValueError
 
     def _of_function(self, function: ast.FunctionDef, node: ast.Call) -> object:
         """What a function of the script returns: its one expression, or the file that it reads."""
         if self.depth >= 3:
-            raise _Computed
+            raise _DynamicValueError
         before, self.depth = self.names, self.depth + 1
         names = [one.arg for one in function.args.args]
         defaults = dict(zip(reversed(names), reversed(function.args.defaults), strict=False))
@@ -635,12 +635,12 @@ class _Script:
                 for one in self._nodes(function)
                 if isinstance(one, ast.Call) and _called(one) in ("open", "read_text", "parse_requirements")
             ]
-            found = {value for one in read if isinstance(value := self._value(one), _Lines)}
+            found = {value for one in read if isinstance(value := self._value(one), _RequirementLines)}
             if len({one.path for one in found}) == 1:
-                return _Lines(found.pop().path, node.lineno)
+                return _RequirementLines(found.pop().path, node.lineno)
         finally:
             self.names, self.depth = before, self.depth - 1
-        raise _Computed
+        raise _DynamicValueError
 
 
 def _is_text(node: ast.stmt) -> bool:
@@ -674,7 +674,7 @@ def _changed(body: Sequence[ast.stmt]) -> Iterator[str]:
 
 # Sources: the changelog of setuptools, 82.0.0, and its folder _distutils; PEP 632; PEP 594; for asynchat,
 # asyncore, imp and smtpd "What's New In Python 3.12".
-BROUGHT = {"pkg_resources": "setuptools<82", "distutils": "setuptools"}
+PROVIDED_BY = {"pkg_resources": "setuptools<82", "distutils": "setuptools"}
 FITTING = "81.0.0"
 """A release of setuptools that has pkg_resources."""
 REMOVED = {
@@ -690,26 +690,26 @@ OTHERS = {
 MOST_ENTRIES, LARGEST = 50_000, 1 << 20
 # An import that is not indented is not within `try`, `if` or a function.
 _IMPORT = re.compile(
-    rb"^(?:import|from)[ \t]+(" + "|".join((*BROUGHT, *REMOVED)).encode() + rb")\b", re.MULTILINE
+    rb"^(?:import|from)[ \t]+(" + "|".join((*PROVIDED_BY, *REMOVED)).encode() + rb")\b", re.MULTILINE
 )
 
 
-def add_needs(wish: Wish, root: Path) -> None:
+def add_needs(wish: EnvironmentSpec, root: Path) -> None:
     """Add to `wish` what the code below `root` needs, with a note each. What is locked or of conda stays."""
     if wish.locked or wish.conda:
         return
     found = find_imports(root)
-    _add_setuptools(wish, {name: where for name, where in found.items() if name in BROUGHT})
+    _add_setuptools(wish, {name: where for name, where in found.items() if name in PROVIDED_BY})
     for name, where in found.items():
         if name in REMOVED:
             _bound_python(wish, name, where)
 
 
-def _add_setuptools(wish: Wish, found: Mapping[str, Where]) -> None:
+def _add_setuptools(wish: EnvironmentSpec, found: Mapping[str, SourceLocation]) -> None:
     if not found:
         return
-    name = min(found, key=list(BROUGHT).index)
-    text, where = BROUGHT[name], found[name]
+    name = min(found, key=list(PROVIDED_BY).index)
+    text, where = PROVIDED_BY[name], found[name]
     own = [Requirement(one) for one in (*wish.pip, *wish.constraints) if package_of(one) == "setuptools"]
     if name != "pkg_resources" and own:
         return
@@ -723,7 +723,7 @@ def _add_setuptools(wish: Wish, found: Mapping[str, Where]) -> None:
         wish.note(where, f"{text} is added: the code imports {name}, and the file names no setuptools")
 
 
-def _bound_python(wish: Wish, module: str, where: Where) -> None:
+def _bound_python(wish: EnvironmentSpec, module: str, where: SourceLocation) -> None:
     bounds = f"<{REMOVED[module]}"
     try:
         both = SpecifierSet(",".join(filter(None, (wish.python, bounds))))
@@ -734,9 +734,9 @@ def _bound_python(wish: Wish, module: str, where: Where) -> None:
         wish.note(where, f"Python {bounds}: the code imports {module}, which {bounds[1:]} removed")
 
 
-def find_imports(root: Path) -> dict[str, Where]:
+def find_imports(root: Path) -> dict[str, SourceLocation]:
     """Return the first import of each module of the tables, by its name."""
-    found: dict[str, Where] = {}
+    found: dict[str, SourceLocation] = {}
     for path in _files(root):
         try:
             with path.open("rb") as file:
@@ -745,7 +745,9 @@ def find_imports(root: Path) -> dict[str, Where]:
             continue
         for one in _IMPORT.finditer(data):
             line = data.count(b"\n", 0, one.start()) + 1
-            found.setdefault(one[1].decode(), Where(file=str(path.relative_to(root)), line=line, column=1))
+            found.setdefault(
+                one[1].decode(), SourceLocation(file=str(path.relative_to(root)), line=line, column=1)
+            )
     return found
 
 

@@ -11,16 +11,16 @@ from dataclasses import dataclass, field, replace
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-from imagefactory.model import Where
+from imagefactory.model import SourceLocation
 from imagefactory.recipes.values import (
-    OWNED_LABELS,
-    OWNED_PREFIX,
-    OWNED_VARIABLES,
+    RESERVED_LABELS,
+    RESERVED_PREFIX,
+    RESERVED_VARIABLES,
     RULES,
     channel_address,
     channel_name,
     parse_spec,
-    what_to_write,
+    rule_hint,
     without_secrets,
 )
 from imagefactory.recipes.yaml_tree import YamlNode, show
@@ -48,7 +48,7 @@ class ImageParts:
     what goes there, from the project's root on.
     """
 
-    debian: dict[str, Where] = field(default_factory=dict)
+    debian: dict[str, SourceLocation] = field(default_factory=dict)
     files: list[tuple[str, str]] = field(default_factory=list)
     capabilities: tuple[str, ...] = ()
     workdir: str = ""
@@ -58,7 +58,7 @@ class ImageParts:
 
 
 @dataclass(slots=True)
-class Wish:
+class EnvironmentSpec:
     """What a file asks for, in a recipe's terms.
 
     `conda` are match specs and `pip` PEP 508 strings in the spelling of recipes. `conda_bounds` are match
@@ -97,7 +97,7 @@ class Wish:
     notes: list[str] = field(default_factory=list)
     frameworks: list[tuple[str, str]] = field(default_factory=list)
 
-    def merge(self, other: Wish) -> None:
+    def merge(self, other: EnvironmentSpec) -> None:
         """Takes over what another file asks for too; a Python that is bounded already stays."""
         self.conda += other.conda
         self.conda_bounds += other.conda_bounds
@@ -117,16 +117,16 @@ class Wish:
         self.notes += other.notes
         self.frameworks += other.frameworks
 
-    def leave(self, where: Where, what: str, do: str) -> None:
+    def leave(self, where: SourceLocation, what: str, do: str) -> None:
         """Record a request of the file that is lost, without the secrets that addresses may hold."""
         self.left.append(f"{where}: {without_secrets(what)} ({do})")
 
-    def note(self, where: Where, what: str) -> None:
+    def note(self, where: SourceLocation, what: str) -> None:
         """Record what was done with a line of which nothing is lost in an image."""
         if (line := f"{where}: {without_secrets(what)}") not in self.notes:
             self.notes.append(line)
 
-    def bound_python(self, bounds: str, where: Where) -> None:
+    def bound_python(self, bounds: str, where: SourceLocation) -> None:
         """Takes over bounds on Python, as PEP 440 or a match spec has them."""
         bounds = bounds.replace(" ", "")
         if re.fullmatch(r"[0-9A-Za-z.*<>=!~,+]{0,80}", bounds, re.ASCII):
@@ -134,7 +134,7 @@ class Wish:
         else:
             self.leave(where, f"{show(bounds)} is no Python that can be read", "write bounds, such as >=3.11")
 
-    def narrow_python(self, bounds: str, where: Where) -> None:
+    def narrow_python(self, bounds: str, where: SourceLocation) -> None:
         """Add bounds on Python to those that are there; a loss where both cannot hold."""
         before, one, other = self.python, minor_python(self.python), minor_python(bounds)
         if not (before and bounds):
@@ -147,7 +147,7 @@ class Wish:
         else:
             self.python = before if one else bounds
 
-    def variable(self, name: str, value: str, where: Where) -> None:
+    def variable(self, name: str, value: str, where: SourceLocation) -> None:
         """Takes over a variable of the environment, where a recipe may set it."""
         if _SECRET.search(name) and not value:
             self.note(where, f"{show(name)} is empty, and a secret by its name: it is not set")
@@ -156,16 +156,16 @@ class Wish:
             do = "set it where the image runs: anyone who has the image can read its variables"
             self.leave(where, f"{show(name)} is a secret by its name", do)
             return
-        owned = name in OWNED_VARIABLES or name.startswith(OWNED_PREFIX)
+        owned = name in RESERVED_VARIABLES or name.startswith(RESERVED_PREFIX)
         if not owned and RULES["variable"].allows(name) and RULES["value"].allows(value):
             self.environment[name] = value
         else:
             why = "is set by imagefactory" if owned else "is not a variable that a recipe may set"
             self.leave(where, f"{show(name)} {why}", "set it where the image runs")
 
-    def label(self, name: str, value: str, where: Where) -> None:
+    def label(self, name: str, value: str, where: SourceLocation) -> None:
         """Takes over a label, where a recipe may set it."""
-        owned = OWNED_LABELS.fullmatch(name)
+        owned = RESERVED_LABELS.fullmatch(name)
         allowed = RULES["label"].allows(name) and RULES["label value"].allows(value)
         if name == "org.opencontainers.image.licenses":
             try:
@@ -226,7 +226,7 @@ def selected(selector: str) -> bool | None:
     return anyone
 
 
-def take_channels(wish: Wish, node: YamlNode) -> None:
+def take_channels(wish: EnvironmentSpec, node: YamlNode) -> None:
     """Channels of a list, the first asked first; conda-forge in place of `defaults` is asked last.
 
     `defaults` has a few builds of the packages that other channels are named for, conda-forge has nearly
@@ -241,7 +241,7 @@ def take_channels(wish: Wish, node: YamlNode) -> None:
         take_channel(wish, one.text, one.where)
 
 
-def take_channel(wish: Wish, written: str, where: Where) -> None:
+def take_channel(wish: EnvironmentSpec, written: str, where: SourceLocation) -> None:
     """One channel by name or address.
 
     `defaults` are Anaconda's channels, whose terms a large organization has to pay for. conda-forge has their
@@ -258,13 +258,13 @@ def take_channel(wish: Wish, written: str, where: Where) -> None:
         )
         name = INSTEAD
     if not RULES["channel"].allows(name):
-        do = what_to_write(name, "channel")
+        do = rule_hint(name, "channel")
         wish.leave(where, f"the channel {show(name)} cannot be taken over", do)
     elif (short := channel_name(channel_address(name))) not in wish.channels:
         wish.channels.append(short)
 
 
-def take_match_spec(wish: Wish, written: str, where: Where) -> None:
+def take_match_spec(wish: EnvironmentSpec, written: str, where: SourceLocation) -> None:
     """A package as people write it, with the spaces and stars that conda overlooks."""
     text = re.sub(r"\s+", " ", written.strip())
     text = re.sub(r"^([^:\s]+)/(linux-64|noarch)::", r"\1::", text)
@@ -298,7 +298,7 @@ def text_of(node: YamlNode, key: str) -> str:
     return found.text if found else ""
 
 
-def items_of(wish: Wish, node: YamlNode, key: str) -> list[YamlNode]:
+def items_of(wish: EnvironmentSpec, node: YamlNode, key: str) -> list[YamlNode]:
     if node.kind != "list" and node.made != "nothing":
         wish.leave(node.where, f"'{key}' is not a list", f"write {key}: and its items, each after -")
     return node.items

@@ -18,51 +18,51 @@ from imagefactory.extras.lint.batch_job import (
     GPU_OPTIONS,
     MEMORY_OPTIONS,
     PYXIS,
-    BatchAsk,
-    Start,
+    BatchRequest,
+    ImageStart,
     as_pyxis,
     capability_of,
     find_batch_reach,
     find_starts,
-    looked_for,
     memory_in_mb,
     misread_by_pyxis,
-    read_batch_asked,
+    probe_answer,
+    read_batch_request,
 )
 from imagefactory.extras.lint.batch_reader import BatchScript
 from imagefactory.extras.lint.findings import (
     PREDICTED,
-    REFUSED,
     REVOKED,
+    UNUSABLE,
     VERIFIED,
-    Checked,
-    CheckedJobs,
-    Spot,
+    CheckContext,
+    FileLocation,
+    QueueCheckResult,
+    SubmitCheckResult,
     SubmitFinding,
-    Surroundings,
     advice,
     wrong,
 )
 from imagefactory.extras.lint.image import (
     KnownImage,
-    Moving,
-    catalogue_findings,
-    find_known,
+    MutableNames,
+    catalog_findings,
+    find_catalog_image,
     grounds_of,
-    known_on,
+    image_status_on,
+    join_causes,
     moving,
     narrow,
     no_use,
     nowhere,
     reached_by,
-    told_causes,
     unverified,
 )
-from imagefactory.extras.lint.reach import JobReach
+from imagefactory.extras.lint.reach import JobReachability
 from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.values import slice_of
-from imagefactory.jobs.offer import Grounds
-from imagefactory.recipes.shell_words import Word
+from imagefactory.jobs.offer import ImageEvidence
+from imagefactory.recipes.shell_words import RunWord
 from imagefactory.schedulers.pool import PoolGpu
 
 # --- What is wrong with a batch script by itself: one function a rule, a table of them. Pure
@@ -71,7 +71,16 @@ from imagefactory.schedulers.pool import PoolGpu
 # machine's LD_LIBRARY_PATH is left out, APPTAINERENV_LD_LIBRARY_PATH is not).
 
 
-_TOLD_ONCE = (*GPU_OPTIONS, *MEMORY_OPTIONS, "constraint", "time", "nodelist", "exclude", "nodes", "array")
+_SINGLE_OPTIONS = (
+    *GPU_OPTIONS,
+    *MEMORY_OPTIONS,
+    "constraint",
+    "time",
+    "nodelist",
+    "exclude",
+    "nodes",
+    "array",
+)
 _MODULE = re.compile(
     r"(?:.*/)?(?:cuda|cudatoolkit|cuda-toolkit|cudnn|nccl|nvhpc)(?:[/_-].*|[0-9.]*)", re.IGNORECASE
 )
@@ -89,8 +98,8 @@ class BatchCase:
     """A script with all that is known of it: `known` is the image of a catalogue, None where it is none."""
 
     script: BatchScript
-    asked: BatchAsk
-    starts: tuple[Start, ...]
+    asked: BatchRequest
+    starts: tuple[ImageStart, ...]
     known: KnownImage | None
 
     @property
@@ -103,7 +112,7 @@ class BatchCase:
     def wants_gpus(self) -> bool:
         return self.known.image.gpu if self.known else any(_opens_gpus(one, self) for one in self.starts)
 
-    def sets(self, start: Start, *names: str) -> Word | None:
+    def sets(self, start: ImageStart, *names: str) -> RunWord | None:
         """A variable that the script gives one start."""
         own = start.command.sets if start.command else {}
         every = self.script.shell.sets if self.script.shell else {}
@@ -123,7 +132,7 @@ def script_findings(case: BatchCase) -> Iterator[SubmitFinding]:
 
 
 def _overwritten(case: BatchCase) -> Iterator[SubmitFinding]:
-    for name in _TOLD_ONCE:
+    for name in _SINGLE_OPTIONS:
         option = case.script.options.get(name)
         if option and option.before is not None and option.before != option.value:
             text = f"{option.written} is set again, which overrides {option.before[:40]}"
@@ -204,7 +213,7 @@ def _unread(case: BatchCase) -> Iterator[SubmitFinding]:
             yield advice(start.image.where.line, "unread", text, hint, column=start.image.where.column)
 
 
-def _opens_gpus(start: Start, case: BatchCase) -> bool:
+def _opens_gpus(start: ImageStart, case: BatchCase) -> bool:
     """Whether that start brings GPUs into the image."""
     if start.verb == PYXIS:
         return True
@@ -310,7 +319,7 @@ def _environments(case: BatchCase) -> Iterator[SubmitFinding]:
             yield advice(words[0].where.line, "environment", text, "remove it", column=words[0].where.column)
 
 
-def _commands(case: BatchCase) -> Iterator[tuple[Word, ...]]:
+def _commands(case: BatchCase) -> Iterator[tuple[RunWord, ...]]:
     """The commands of a script that starts an image."""
     if case.starts and case.script.shell:
         yield from (command.words for command in case.script.shell.commands)
@@ -339,31 +348,31 @@ _FEW = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Reach:
+class _JobReachability:
     """What the job can get, as far as it is known: `reach` is None without an inventory."""
 
-    grounds: Grounds | None
-    reach: JobReach | None
-    around: Surroundings
+    grounds: ImageEvidence | None
+    reach: JobReachability | None
+    around: CheckContext
 
 
-def check_batch(script: BatchScript, around: Surroundings) -> Checked:
+def check_batch(script: BatchScript, around: CheckContext) -> SubmitCheckResult:
     """All that can be said of a script."""
-    starts, asked = find_starts(script), read_batch_asked(script)
+    starts, asked = find_starts(script), read_batch_request(script)
     images = around.catalogue.images if around.catalogue else ()
     named = [start.named for start in starts if start.named]
-    known = next((found for image in named if (found := find_known(image, images))), None)
+    known = next((found for image in named if (found := find_catalog_image(image, images))), None)
     case = BatchCase(script=script, asked=asked, starts=starts, known=known)
     inventory = around.inventory
     reach = find_batch_reach(script, asked, inventory) if inventory is not None else None
-    place = _Reach(
+    place = _JobReachability(
         grounds=_whatever_driver(grounds_of(known, around), inventory is None or _no_drivers(inventory.gpus)),
         reach=reach,
         around=around,
     )
     reached = tuple(reached_by(reach.reached if reach else (), place.grounds))
     findings = [*script_findings(case), *_image_findings(case, around), *_gpu_findings(case, place)]
-    jobs = CheckedJobs(
+    jobs = QueueCheckResult(
         line=asked.at.at.line if asked.at else 1,
         count=asked.jobs,
         image=named[0].address if named else "",
@@ -376,14 +385,14 @@ def check_batch(script: BatchScript, around: Surroundings) -> Checked:
         findings=tuple(findings),
         title="the script, in any partition" if script.option("partition") else "the script",
     )
-    return Checked(name=script.name, jobs=(jobs,), findings=())
+    return SubmitCheckResult(name=script.name, jobs=(jobs,), findings=())
 
 
 def _no_drivers(gpus: tuple[PoolGpu, ...]) -> bool:
     return not any(gpu.cuda for gpu in gpus)
 
 
-def _whatever_driver(grounds: Grounds | None, untold: bool) -> Grounds | None:
+def _whatever_driver(grounds: ImageEvidence | None, untold: bool) -> ImageEvidence | None:
     if grounds is None or not untold:
         return grounds
     return replace(grounds, classes=tuple(replace(one, cuda="") for one in grounds.classes))
@@ -392,7 +401,7 @@ def _whatever_driver(grounds: Grounds | None, untold: bool) -> Grounds | None:
 # --- the image -----------------------------------------------------------------------------------
 
 
-def _image_findings(case: BatchCase, around: Surroundings) -> Iterator[SubmitFinding]:
+def _image_findings(case: BatchCase, around: CheckContext) -> Iterator[SubmitFinding]:
     images = around.catalogue.images if around.catalogue else ()
     told: set[str] = set()
     for start in case.starts:
@@ -400,7 +409,7 @@ def _image_findings(case: BatchCase, around: Surroundings) -> Iterator[SubmitFin
         if image is None or word is None or image.address in told:
             continue
         told.add(image.address)
-        at = Spot(word.where.line, word.where.column)
+        at = FileLocation(word.where.line, word.where.column)
         misread = misread_by_pyxis(word.text) if start.verb == PYXIS else None
         if misread:
             yield wrong(at.line, "pyxis", *misread, column=at.column)
@@ -423,18 +432,18 @@ def _image_findings(case: BatchCase, around: Surroundings) -> Iterator[SubmitFin
             if suffix not in image.address or not re.search(r"[0-9a-f]{12}", image.address):
                 yield advice(at.line, "sandbox", text, hint, column=at.column)
         elif image.pinned:
-            known = find_known(image, images)
-            yield from catalogue_findings(image, known, around.catalogue, at, SITE)
+            known = find_catalog_image(image, images)
+            yield from catalog_findings(image, known, around.catalogue, at, SITE)
         else:
             written = as_pyxis if start.verb == PYXIS else None
-            around_name = Moving(site=around.site, images=images, digest=around.digest)
+            around_name = MutableNames(site=around.site, images=images, digest=around.digest)
             yield from moving(image, at, around_name, written)
 
 
 # --- the GPUs ------------------------------------------------------------------------------------
 
 
-def _gpu_findings(case: BatchCase, place: _Reach) -> Iterator[SubmitFinding]:
+def _gpu_findings(case: BatchCase, place: _JobReachability) -> Iterator[SubmitFinding]:
     asked, known, grounds = case.asked, case.known, place.grounds
     if asked.at is None:
         return
@@ -453,9 +462,9 @@ def _gpu_findings(case: BatchCase, place: _Reach) -> Iterator[SubmitFinding]:
         yield from narrow(known, grounds, place.reach.places, at, SITE)
 
 
-def _no_match(place: _Reach, asked: BatchAsk, at: Spot) -> SubmitFinding:
+def _no_match(place: _JobReachability, asked: BatchRequest, at: FileLocation) -> SubmitFinding:
     assert place.reach is not None
-    why = told_causes(place.reach.causes.items()) or "the inventory has none"
+    why = join_causes(place.reach.causes.items()) or "the inventory has none"
     types = sorted({one.gpu.name for one in place.reach.places if one.gpu.name})
     unknown = [kind for kind in asked.kinds if kind not in types]
     text = f"none of {len(place.reach.places)} GPUs matches, so the job never starts: {why}"
@@ -467,7 +476,7 @@ def _no_match(place: _Reach, asked: BatchAsk, at: Spot) -> SubmitFinding:
     )
 
 
-def _by_names(case: BatchCase, known: KnownImage, grounds: Grounds) -> Iterator[SubmitFinding]:
+def _by_names(case: BatchCase, known: KnownImage, grounds: ImageEvidence) -> Iterator[SubmitFinding]:
     """Without an inventory names alone tell which GPUs a script asks for."""
     asked, target = case.asked, known.image.target
     assert asked.at is not None
@@ -479,7 +488,7 @@ def _by_names(case: BatchCase, known: KnownImage, grounds: Grounds) -> Iterator[
     hint = f"write a script that requests only verified GPUs: imagefactory submit {target}{SITE}"
     if not grounds.proven:
         yield nowhere(known, grounds, at)
-    elif not names and looked_for(case.script) is None:
+    elif not names and probe_answer(case.script) is None:
         proven = ", ".join(str(one.capability) for one in grounds.classes if one.proven)
         text = f"Slurm may assign any GPU of the cluster, but {target} is verified only on {proven}"
         yield advice(at.line, "any-gpu", text, hint, column=at.column)
@@ -490,13 +499,15 @@ def _by_names(case: BatchCase, known: KnownImage, grounds: Grounds) -> Iterator[
             where = "run this on a login node or with --inventory FILE; see imagefactory pool"
             yield advice(at.line, "type", text, where, column=at.column)
             continue
-        word, why = known_on(_named(name, capability, part=asked.part or bool(slice_of(name))), grounds)
+        word, why = image_status_on(
+            _named(name, capability, part=asked.part or bool(slice_of(name))), grounds
+        )
         if word != VERIFIED:
-            says = f"fails on {name}" if word == REFUSED else f"is not verified on {name}"
+            says = f"fails on {name}" if word == UNUSABLE else f"is not verified on {name}"
             says = f"was revoked on {name}" if word == REVOKED else says
             why = f"predicted: {why}" if word == PREDICTED else why
             text = f"{target} {says} ({capability}), which {written} requests: {why}"
-            rule = word if word in (REFUSED, REVOKED) else "unverified"
+            rule = word if word in (UNUSABLE, REVOKED) else "unverified"
             yield wrong(at.line, rule, text, hint, column=at.column)
 
 

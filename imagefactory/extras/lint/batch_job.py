@@ -12,13 +12,13 @@ from datetime import timedelta
 
 from imagefactory.errors import UsageError
 from imagefactory.extras.lint.batch_reader import BatchOption, BatchScript
-from imagefactory.extras.lint.findings import Spot
+from imagefactory.extras.lint.findings import FileLocation
 from imagefactory.extras.lint.image import JobImage, addressed, has_host, referred
-from imagefactory.extras.lint.reach import GpuPlace, JobReach
+from imagefactory.extras.lint.reach import JobReachability, ReachableGpu
 from imagefactory.gpu.knowledge.gpus import find_gpu
-from imagefactory.jobs.slurm import LOOK
-from imagefactory.model import Where
-from imagefactory.recipes.shell_words import Shell, ShellCommand, Word
+from imagefactory.jobs.slurm import CONSTRAINT_COMMENT
+from imagefactory.model import SourceLocation
+from imagefactory.recipes.shell_words import RunWord, Shell, ShellCommand
 from imagefactory.schedulers.pool import ImageKind, Inventory, PoolGpu, PoolMachine
 from imagefactory.schedulers.sizes import MB, parse_size
 from imagefactory.schedulers.slurm.nodes import FEATURES
@@ -39,7 +39,7 @@ Names = Callable[[Collection[str]], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchAsk:
+class BatchRequest:
     """What one job asks for. `at` is the option that asks for GPUs, None where none does.
 
     `gpus` are of one node; `kinds` the types by name, empty for any. `features` judges a node's, None where
@@ -58,18 +58,18 @@ class BatchAsk:
     cpus: int
     time: timedelta | None
     jobs: int | None
-    faults: tuple[tuple[Spot, str, str], ...]
+    faults: tuple[tuple[FileLocation, str, str], ...]
 
 
-def read_batch_asked(script: BatchScript) -> BatchAsk:
+def read_batch_request(script: BatchScript) -> BatchRequest:
     """What the options ask for. What cannot be read is a fault, and as if it was not there."""
-    reader = _Reader(script)
+    reader = _BatchRequestReader(script)
     gpus = list(reader.gpus())
     memory, cpus = reader.memory(sum(count for _, count, _ in gpus)), reader.number("cpus-per-task")
     features, alternatives = reader.features()
     asking = [script.options[name] for name in GPU_OPTIONS if name in script.options]
     at = next((one for one in asking if any(option is one for _, _, option in gpus)), None)
-    return BatchAsk(
+    return BatchRequest(
         at=at,
         gpus=max(1, sum(count for _, count, option in gpus if option is at)) if at else 0,
         kinds=tuple(dict.fromkeys(kind for kind, _, _ in gpus if kind)),
@@ -98,12 +98,12 @@ def capability_of(name: str) -> str:
         return ""
 
 
-class _Reader:
+class _BatchRequestReader:
     """Reads the options of one script; what is wrong is kept, so that all of it can be told."""
 
     def __init__(self, script: BatchScript) -> None:
         self.script = script
-        self.faults: list[tuple[Spot, str, str]] = []
+        self.faults: list[tuple[FileLocation, str, str]] = []
 
     def fault(self, option: BatchOption, what: str, hint: str) -> None:
         self.faults.append((option.at, f"{option.written}={option.value[:40]}: {what}", hint))
@@ -228,15 +228,15 @@ def _any_of(tokens: list[str]) -> tuple[Names, list[str]]:
 
 
 def _all_of(tokens: list[str]) -> tuple[Names, list[str]]:
-    first, rest = _one(tokens)
+    first, rest = _single_option(tokens)
     judges = [first]
     while rest[:1] in (["&"], [","]):
-        another, rest = _one(rest[1:])
+        another, rest = _single_option(rest[1:])
         judges.append(another)
     return (lambda names: all(judge(names) for judge in judges)), rest
 
 
-def _one(tokens: list[str]) -> tuple[Names, list[str]]:
+def _single_option(tokens: list[str]) -> tuple[Names, list[str]]:
     if not tokens:
         raise ValueError("a feature is missing")
     if tokens[0] == "(":
@@ -260,7 +260,20 @@ def memory_in_mb(option: BatchOption) -> int:
 
 
 APPTAINER, DOCKER, PYXIS = ("apptainer", "singularity"), ("docker", "podman"), "container-image"
-_SAYS = ("echo", "printf", "which", "type", "module", "ml", "alias", "man", "hash", "test", "[", "[[")
+_PRINTING_COMMANDS = (
+    "echo",
+    "printf",
+    "which",
+    "type",
+    "module",
+    "ml",
+    "alias",
+    "man",
+    "hash",
+    "test",
+    "[",
+    "[[",
+)
 _RUNS = ("exec", "run", "shell")
 _VALUED = {
     "-B", "--bind", "--env", "--env-file", "-H", "--home", "--pwd", "--cwd", "-W", "--workdir", "-S",
@@ -283,14 +296,14 @@ _DOCKER_VALUED = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class ImageStart:
     """One line that starts an image. `image` is its word, None where none stands there; `named` is what that
     names, None where it is filled in when the script runs. `given` are the options before it."""
 
     program: str
     verb: str
-    at: Spot
-    image: Word | None
+    at: FileLocation
+    image: RunWord | None
     named: JobImage | None
     given: tuple[str, ...]
     command: ShellCommand | None
@@ -299,20 +312,20 @@ class Start:
         return any(one.partition("=")[0] in options for one in self.given)
 
 
-def find_starts(script: BatchScript) -> tuple[Start, ...]:
+def find_starts(script: BatchScript) -> tuple[ImageStart, ...]:
     """All of them, in order; one that #SBATCH names first."""
     found = []
     if option := script.options.get(PYXIS):
-        where = Where(file="", line=option.at.line, column=option.at.column)
-        word = Word(option.value, where, known="$" not in option.value)
+        where = SourceLocation(file="", line=option.at.line, column=option.at.column)
+        word = RunWord(option.value, where, known="$" not in option.value)
         found.append(_by_pyxis(word, "sbatch", None))
     return (*found, *(_in_shell(script.shell) if script.shell else ()))
 
 
-def _in_shell(shell: Shell) -> Iterator[Start]:
+def _in_shell(shell: Shell) -> Iterator[ImageStart]:
     for command in shell.commands:
         words = command.words
-        if words[0].text in _SAYS:
+        if words[0].text in _PRINTING_COMMANDS:
             continue
         programs = [word.text.rpartition("/")[2] for word in words]
         place = next((at for at, name in enumerate(programs) if name in (*APPTAINER, *DOCKER)), None)
@@ -324,7 +337,7 @@ def _in_shell(shell: Shell) -> Iterator[Start]:
             yield from _by_program(programs[place], words[place:], command)
 
 
-def _by_program(program: str, words: Sequence[Word], command: ShellCommand) -> Iterator[Start]:
+def _by_program(program: str, words: Sequence[RunWord], command: ShellCommand) -> Iterator[ImageStart]:
     docker = program in DOCKER
     valued = _DOCKER_VALUED if docker else _VALUED
     verb, rest = _operand(words[1:], valued)
@@ -342,10 +355,10 @@ def _by_program(program: str, words: Sequence[Word], command: ShellCommand) -> I
             if docker
             else addressed(program, image.text)
         )
-    yield Start(
+    yield ImageStart(
         program=program,
         verb=verb.text,
-        at=Spot(words[0].where.line, words[0].where.column),
+        at=FileLocation(words[0].where.line, words[0].where.column),
         image=image,
         named=named,
         given=tuple(one.text for one in (*before, *given)),
@@ -353,7 +366,7 @@ def _by_program(program: str, words: Sequence[Word], command: ShellCommand) -> I
     )
 
 
-def _operand(words: Sequence[Word], valued: set[str]) -> tuple[Word | None, Sequence[Word]]:
+def _operand(words: Sequence[RunWord], valued: set[str]) -> tuple[RunWord | None, Sequence[RunWord]]:
     """The first word that is no option and no option's value, and what follows it."""
     at = 0
     while at < len(words):
@@ -364,18 +377,18 @@ def _operand(words: Sequence[Word], valued: set[str]) -> tuple[Word | None, Sequ
     return None, ()
 
 
-def _pyxis_image(words: Sequence[Word]) -> Word | None:
+def _pyxis_image(words: Sequence[RunWord]) -> RunWord | None:
     for at, word in enumerate(words):
         name, equals, value = word.text.partition("=")
         if name == f"--{PYXIS}":
             if equals:
                 where = replace(word.where, column=word.where.column + len(name) + 1)
-                return Word(value, where, word.known)
+                return RunWord(value, where, word.known)
             return words[at + 1] if at + 1 < len(words) else None
     return None
 
 
-def _by_pyxis(word: Word, program: str, command: ShellCommand | None) -> Start:
+def _by_pyxis(word: RunWord, program: str, command: ShellCommand | None) -> ImageStart:
     """Its images are `[USER@][HOST#]NAME[:TAG]`, or a path of a file; it brings GPUs by itself."""
     named = None
     if word.known and (_is_path(word.text) or word.text.startswith(_OF_ENROOT)):
@@ -387,10 +400,10 @@ def _by_pyxis(word: Word, program: str, command: ShellCommand | None) -> Start:
         named = referred(
             PYXIS, name if mark or not has_host(name) else f"docker.io/{name}", ImageKind.DOCKER, ""
         )
-    return Start(
+    return ImageStart(
         program=program,
         verb=PYXIS,
-        at=Spot(word.where.line, word.where.column),
+        at=FileLocation(word.where.line, word.where.column),
         image=word,
         named=named,
         given=(),
@@ -446,20 +459,20 @@ def as_pyxis(reference: str) -> str:
 
 _HOSTS = re.compile(r"(?P<start>[A-Za-z0-9_.-]*)\[(?P<numbers>[0-9,-]+)\](?P<end>[A-Za-z0-9_.-]*)")
 _MOST_HOSTS = 10_000
-_LOOK = re.compile(re.escape(LOOK % ("@@", "@@")).replace("@@", "(.*?)"), re.DOTALL)
+_PROBE_LINE = re.compile(re.escape(CONSTRAINT_COMMENT % ("@@", "@@")).replace("@@", "(.*?)"), re.DOTALL)
 _CASE = re.compile(r"^ *([0-9]+\.[0-9]+)\) needs=", re.MULTILINE)
 
 
-def looked_for(script: BatchScript) -> frozenset[str] | None:
+def probe_answer(script: BatchScript) -> frozenset[str] | None:
     """The capabilities beside which the script stops, as `submit --site slurm` writes it; None where it does
     not look at its GPU so."""
-    found = _LOOK.search(script.text)
+    found = _PROBE_LINE.search(script.text)
     return frozenset(_CASE.findall(found[1])) if found else None
 
 
-def find_batch_reach(script: BatchScript, asked: BatchAsk, inventory: Inventory) -> JobReach:
+def find_batch_reach(script: BatchScript, asked: BatchRequest, inventory: Inventory) -> JobReachability:
     """Every GPU of the inventory, with what keeps the job away from it."""
-    looked = looked_for(script)
+    looked = probe_answer(script)
     only, not_on = (_names(script.value(name)) for name in ("nodelist", "exclude"))
     places = []
     for machine in inventory.machines:
@@ -470,15 +483,15 @@ def find_batch_reach(script: BatchScript, asked: BatchAsk, inventory: Inventory)
         for gpu, (why, unasked) in zip(machine.gpus, causes, strict=True):
             gpu = replace(gpu, mig=True) if asked.part else gpu
             places.append(
-                GpuPlace(
+                ReachableGpu(
                     machine=machine.name, gpu=gpu, cause=why or few, unasked=unasked and bool(asked.gpus)
                 )
             )
-    return JobReach(places=tuple(places))
+    return JobReachability(places=tuple(places))
 
 
 def _of_node(
-    machine: PoolMachine, asked: BatchAsk, only: Collection[str], not_on: Collection[str]
+    machine: PoolMachine, asked: BatchRequest, only: Collection[str], not_on: Collection[str]
 ) -> tuple[str, bool]:
     """What keeps the job away from a whole node, and whether the script asks for other nodes than this."""
     if not asked.gpus:
@@ -498,7 +511,7 @@ def _of_node(
     return "", False
 
 
-def _of_gpu(gpu: PoolGpu, asked: BatchAsk, looked: Collection[str] | None) -> tuple[str, bool]:
+def _of_gpu(gpu: PoolGpu, asked: BatchRequest, looked: Collection[str] | None) -> tuple[str, bool]:
     if asked.kinds and gpu.name not in asked.kinds:
         return "its type is not asked for", True
     if looked is not None and gpu.capability not in looked:
@@ -508,10 +521,12 @@ def _of_gpu(gpu: PoolGpu, asked: BatchAsk, looked: Collection[str] | None) -> tu
 
 def _names(text: str) -> frozenset[str]:
     """`gpu[01-03,7],login` as names. What is written in another way is passed over."""
-    return frozenset(name for part in re.findall(r"(?:\[[^\]]*\]|[^,\s])+", text) for name in _spread(part))
+    return frozenset(
+        name for part in re.findall(r"(?:\[[^\]]*\]|[^,\s])+", text) for name in _expand_hosts(part)
+    )
 
 
-def _spread(text: str) -> Iterator[str]:
+def _expand_hosts(text: str) -> Iterator[str]:
     found = _HOSTS.fullmatch(text)
     if found is None:
         yield text

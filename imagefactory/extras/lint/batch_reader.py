@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from imagefactory.errors import UsageError
-from imagefactory.extras.lint.findings import Spot, SubmitFinding, advice, wrong
+from imagefactory.extras.lint.findings import FileLocation, SubmitFinding, advice, wrong
 from imagefactory.extras.lint.reader import MAX_LINES
 from imagefactory.recipes.shell_words import Shell, read_shell
 from imagefactory.versions import nearest
 
-_TAKES = (
+_WITH_VALUE = (
     "array", "account", "bb", "bbf", "begin", "cpu-freq", "cpus-per-task", "comment", "container",
     "dependency", "deadline", "delay-boot", "chdir", "error", "export", "export-file", "gid", "gres",
     "gres-flags", "input", "job-name", "licenses", "clusters", "distribution", "mail-type", "mail-user",
@@ -43,7 +43,7 @@ _BARE = (
     "no-container-entrypoint", "container-entrypoint", "stepmgr",
 )  # fmt: skip
 LONG: Mapping[str, int] = {
-    **dict.fromkeys(_BARE, 0), **dict.fromkeys(_MAY_TAKE, 2), **dict.fromkeys((*_TAKES, *_PYXIS), 1),
+    **dict.fromkeys(_BARE, 0), **dict.fromkeys(_MAY_TAKE, 2), **dict.fromkeys((*_WITH_VALUE, *_PYXIS), 1),
     "kill-on-invalid-dep": 1,
 }  # fmt: skip
 """Options of sbatch and of its plugin pyxis: 0 without a value, 1 with one, 2 with one behind `=` alone."""
@@ -58,7 +58,7 @@ SHORT = {
 _SHELLS = re.compile(r"#!\s*(?:\S*/)?(?:env\s+)?(?:bash|sh|zsh|ksh|dash)\b")
 _MARK = "#SBATCH"
 _NEARLY = re.compile(r"\s+#SBATCH\s+-|#+\s+SBATCH\s+-|#(?!SBATCH)(?i:sbatch)\s+-")
-_SAID = re.compile(r"^\s*#(?!SBATCH).*\bsbatch\b(.*)", re.MULTILINE)
+_COMMENTED_SBATCH = re.compile(r"^\s*#(?!SBATCH).*\bsbatch\b(.*)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class BatchOption:
     name: str
     written: str
     value: str
-    at: Spot
+    at: FileLocation
     before: str | None = None
 
 
@@ -126,14 +126,14 @@ def parse_batch(text: str, name: str) -> BatchScript:
             what = f"sbatch ignores options after the first command, which is in line {command}"
             findings.append(wrong(number, "after", what, f"move it above line {command}"))
             continue
-        words = list(directive_words(line, number))
+        words = list(split_directive(line, number))
         if words and words[0][0] == "hetjob":
             what = "the lines below belong to another part of the job (hetjob) and are not checked"
             findings.append(advice(number, "note", what))
             break
         _read_options(words, options, findings)
     promised = frozenset(
-        option for said in _SAID.findall(text) for option in _options_in(said) if option in LONG
+        option for said in _COMMENTED_SBATCH.findall(text) for option in _options_in(said) if option in LONG
     )
     shell = read_shell(text) if _SHELLS.match(text) or not text.startswith("#!") else None
     return BatchScript(
@@ -146,7 +146,7 @@ def _options_in(said: str) -> Iterator[str]:
         yield word.removeprefix("--") if word.startswith("--") else SHORT.get(word[1:2], "")
 
 
-def directive_words(line: str, number: int) -> Iterator[tuple[str, Spot]]:
+def split_directive(line: str, number: int) -> Iterator[tuple[str, FileLocation]]:
     """The words of one #SBATCH line, by its own rules of quoting."""
     at = len(_MARK)
     while at < len(line):
@@ -155,7 +155,7 @@ def directive_words(line: str, number: int) -> Iterator[tuple[str, Spot]]:
             continue
         if line[at] == "#":
             return
-        spot, word, quote = Spot(number, at + 1), "", ""
+        spot, word, quote = FileLocation(number, at + 1), "", ""
         while at < len(line) and (quote or line[at] not in " \t#"):
             letter = line[at]
             if quote and letter == quote:
@@ -173,7 +173,7 @@ def directive_words(line: str, number: int) -> Iterator[tuple[str, Spot]]:
 
 
 def _read_options(
-    words: list[tuple[str, Spot]], options: dict[str, BatchOption], findings: list[SubmitFinding]
+    words: list[tuple[str, FileLocation]], options: dict[str, BatchOption], findings: list[SubmitFinding]
 ) -> None:
     rest = iter(words)
     for word, at in rest:
@@ -184,16 +184,16 @@ def _read_options(
             continue
         written, equals, value = word.partition("=")
         if word.startswith("--"):
-            name, why = _whole(written[2:])
+            name, why = _full_option_name(written[2:])
             if not name:
-                findings.append(_unknown(written, why, at))
+                findings.append(_unknown_option(written, why, at))
                 if not equals and why:
                     next(rest, None)
                 continue
         else:
             written, name = word[:2], SHORT.get(word[1], "")
             if not name:
-                findings.append(_unknown(written, nearest(written[1:], SHORT), at))
+                findings.append(_unknown_option(written, nearest(written[1:], SHORT), at))
                 continue
             value, equals = word[2:], word[2:]
         takes = LONG[name]
@@ -218,7 +218,7 @@ def _read_options(
         options[name] = BatchOption(name=name, written=written, value=value, at=at, before=before)
 
 
-def _whole(name: str) -> tuple[str, str]:
+def _full_option_name(name: str) -> tuple[str, str]:
     """The option of a name that may be cut short; else none, and the nearest one."""
     if name in LONG:
         return name, ""
@@ -226,7 +226,7 @@ def _whole(name: str) -> tuple[str, str]:
     return (fitting[0], "") if len(fitting) == 1 else ("", nearest(name, LONG))
 
 
-def _unknown(written: str, near: str, at: Spot) -> SubmitFinding:
+def _unknown_option(written: str, near: str, at: FileLocation) -> SubmitFinding:
     if near:
         dashes = "--" if len(near) > 1 else "-"
         text = f"sbatch has no option {written[:60]} and rejects the script; did you mean {dashes}{near}?"

@@ -15,37 +15,37 @@ from dataclasses import dataclass, replace
 
 from imagefactory.errors import UsageError
 from imagefactory.extras.lint.findings import (
-    Checked,
-    CheckedJobs,
-    Reached,
+    CheckContext,
+    FileLocation,
+    QueueCheckResult,
+    ReachableGpus,
     Severity,
-    Spot,
+    SubmitCheckResult,
     SubmitFinding,
-    Surroundings,
     advice,
     wrong,
 )
 from imagefactory.extras.lint.image import (
     JobImage,
     KnownImage,
-    Moving,
-    catalogue_findings,
-    find_known,
+    MutableNames,
+    catalog_findings,
+    find_catalog_image,
     grounds_of,
     image_findings,
+    join_causes,
     narrow,
     no_use,
     nowhere,
     reached_by,
     read_image,
     revoked_on,
-    told_causes,
     unverified,
 )
-from imagefactory.extras.lint.reach import UNDEFINED, JobAsk, JobReach, find_reach, read_asked
-from imagefactory.extras.lint.reader import Jobs, SubmitFile, split_lines
+from imagefactory.extras.lint.reach import UNDEFINED, JobReachability, JobRequest, find_reach, read_request
+from imagefactory.extras.lint.reader import QueueStatement, SubmitFile, split_lines
 from imagefactory.extras.lint.rules import command_findings, old_gpu_findings, own_name, site_findings
-from imagefactory.jobs.offer import Grounds
+from imagefactory.jobs.offer import ImageEvidence
 from imagefactory.schedulers.pool import ImageKind, Inventory, PoolGpu, PoolMachine
 from imagefactory.schedulers.sizes import format_size, image_disk
 from imagefactory.trust.verdict import RevokedCell
@@ -53,7 +53,7 @@ from imagefactory.trust.verdict import RevokedCell
 _FEW = 6
 
 
-def check_submit_file(file: SubmitFile, around: Surroundings) -> Checked:
+def check_submit_file(file: SubmitFile, around: CheckContext) -> SubmitCheckResult:
     """All that can be said of a file. Raises UsageError, with its line, where a value cannot be expanded."""
     findings = [advice(line, "note", text) for line, text in file.notes]
     if not file.jobs:
@@ -68,28 +68,28 @@ def check_submit_file(file: SubmitFile, around: Surroundings) -> Checked:
             raise UsageError(
                 "submit-value-invalid", f"{file.name}:{one.line}: {error.message}", hint=error.hint
             ) from error
-    return Checked(name=file.name, jobs=tuple(jobs), findings=tuple(findings))
+    return SubmitCheckResult(name=file.name, jobs=tuple(jobs), findings=tuple(findings))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Case:
+class _QueueCheck:
     """One `queue` with all that is known of it; what `known` and `grounds` are None of is not known."""
 
-    jobs: Jobs
-    asked: JobAsk
+    jobs: QueueStatement
+    asked: JobRequest
     image: JobImage | None
     known: KnownImage | None
-    grounds: Grounds | None
-    reach: JobReach | None
-    around: Surroundings
+    grounds: ImageEvidence | None
+    reach: JobReachability | None
+    around: CheckContext
 
 
-def _check(jobs: Jobs, around: Surroundings) -> CheckedJobs:
+def _check(jobs: QueueStatement, around: CheckContext) -> QueueCheckResult:
     image = read_image(jobs)
-    asked = read_asked(jobs, (image.needs,) if image and image.needs else ())
+    asked = read_request(jobs, (image.needs,) if image and image.needs else ())
     images = around.catalogue.images if around.catalogue else ()
-    known = find_known(image, images) if image else None
-    case = _Case(
+    known = find_catalog_image(image, images) if image else None
+    case = _QueueCheck(
         jobs=jobs,
         asked=asked,
         image=image,
@@ -107,7 +107,7 @@ def _check(jobs: Jobs, around: Surroundings) -> CheckedJobs:
         *_reach_findings(case),
         *_unverified(case, reached),
     ]
-    return CheckedJobs(
+    return QueueCheckResult(
         line=jobs.line,
         count=jobs.count,
         image=image.address if image else "",
@@ -125,7 +125,7 @@ def _check(jobs: Jobs, around: Surroundings) -> CheckedJobs:
 # --- the image -----------------------------------------------------------------------------------
 
 
-def _old_gpus(case: _Case) -> Iterator[SubmitFinding]:
+def _old_gpus(case: _QueueCheck) -> Iterator[SubmitFinding]:
     """Machines may still tell of GPUs as they did once; where it is known that they do not, that is wrong."""
     inventory = case.around.inventory
     has = {name.lower() for one in (inventory.machines if inventory else ()) for name in one.attributes}
@@ -134,18 +134,18 @@ def _old_gpus(case: _Case) -> Iterator[SubmitFinding]:
     yield from old_gpu_findings(case.jobs, severity, frozenset(has))
 
 
-def _image_findings(case: _Case) -> Iterator[SubmitFinding]:
+def _image_findings(case: _QueueCheck) -> Iterator[SubmitFinding]:
     image, jobs, catalogue = case.image, case.jobs, case.around.catalogue
     yield from image_findings(
         jobs,
         image,
-        Moving(
+        MutableNames(
             site=case.around.site, images=catalogue.images if catalogue else (), digest=case.around.digest
         ),
     )
     if image is None or not image.pinned:
         return
-    yield from catalogue_findings(image, case.known, catalogue, Spot(jobs.settings[image.key].line))
+    yield from catalog_findings(image, case.known, catalogue, FileLocation(jobs.settings[image.key].line))
     sent = jobs.value("transfer_container").lower() not in ("false", "no", "0")
     if case.known and case.asked.disk and sent:
         size = case.known.sif.size if case.known.sif else case.known.image.size
@@ -165,7 +165,7 @@ def _image_findings(case: _Case) -> Iterator[SubmitFinding]:
 # --- where it gets -------------------------------------------------------------------------------
 
 
-def _reach_findings(case: _Case) -> Iterator[SubmitFinding]:
+def _reach_findings(case: _QueueCheck) -> Iterator[SubmitFinding]:
     reach, inventory = case.reach, case.around.inventory
     if reach is None or inventory is None or not case.jobs.asks_gpus:
         return
@@ -173,12 +173,12 @@ def _reach_findings(case: _Case) -> Iterator[SubmitFinding]:
     if not reach.places:
         yield advice(case.jobs.line, "no-match", "the inventory has no GPU")
     elif not reach.reached:
-        why = told_causes(reach.causes.items())
+        why = join_causes(reach.causes.items())
         text = f"none of {len(reach.places)} GPUs matches, so the jobs never start: {why}"
         yield wrong(case.jobs.line, "no-match", text, "list the GPUs of the pool: imagefactory pool")
 
 
-def _unheard(case: _Case, inventory: Inventory) -> Iterator[SubmitFinding]:
+def _unheard(case: _QueueCheck, inventory: Inventory) -> Iterator[SubmitFinding]:
     """Attributes in `requirements` that no machine with GPUs has, and whose absence decides."""
     has = {name.lower() for machine in inventory.machines for name in machine.attributes}
     expression = case.asked.requirements
@@ -197,27 +197,27 @@ def _unheard(case: _Case, inventory: Inventory) -> Iterator[SubmitFinding]:
         yield wrong(line, "unheard", text, "remove it from requirements, or ask the site for the right name")
 
 
-def _unverified(case: _Case, reached: Sequence[Reached]) -> Iterator[SubmitFinding]:
+def _unverified(case: _QueueCheck, reached: Sequence[ReachableGpus]) -> Iterator[SubmitFinding]:
     """GPUs that the jobs may get and where the image is not proven; and proven ones that they leave out."""
     if case.known is None or case.image is None:
         return
     setting = case.jobs.settings[case.image.key]
     if not case.known.image.gpu:
         if case.jobs.asks_gpus:
-            yield no_use(case.known, Spot(case.jobs.settings["request_gpus"].line), "request_gpus")
+            yield no_use(case.known, FileLocation(case.jobs.settings["request_gpus"].line), "request_gpus")
         return
-    yield from unverified(case.known, reached, Spot(setting.line))
+    yield from unverified(case.known, reached, FileLocation(setting.line))
     if case.reach is None:
         if case.grounds is not None and not case.grounds.proven:
-            yield nowhere(case.known, case.grounds, Spot(setting.line))
+            yield nowhere(case.known, case.grounds, FileLocation(setting.line))
         elif case.grounds is not None:
             for row in _reached_revoked(case, case.grounds):
-                yield revoked_on(case.known, row, Spot(setting.line))
+                yield revoked_on(case.known, row, FileLocation(setting.line))
         return
-    yield from narrow(case.known, case.grounds, case.reach.places, Spot(case.jobs.line))
+    yield from narrow(case.known, case.grounds, case.reach.places, FileLocation(case.jobs.line))
 
 
-def _reached_revoked(case: _Case, grounds: Grounds) -> Iterator[RevokedCell]:
+def _reached_revoked(case: _QueueCheck, grounds: ImageEvidence) -> Iterator[RevokedCell]:
     """The revocations on GPUs that the jobs would take, where no inventory is known."""
     for row in (row for row in grounds.revoked if row.capability):
         gpu = PoolGpu(
@@ -237,7 +237,7 @@ _ROUNDS = 20
 """Edits of the same lines wait for the next round, as their lines are counted anew."""
 
 
-def fix_text(text: str, check: Callable[[str], Checked]) -> str:
+def fix_text(text: str, check: Callable[[str], SubmitCheckResult]) -> str:
     """`text` mended until no finding mends more; comments within a line that is mended keep it as it is."""
     for _ in range(_ROUNDS):
         mended = _once(text, check(text))
@@ -253,7 +253,7 @@ def format_diff(name: str, before: str, after: str) -> str:
     return "\n".join(difflib.unified_diff(old, new, name, f"{name} (mended)", lineterm="", n=1))
 
 
-def _once(text: str, checked: Checked) -> str:
+def _once(text: str, checked: SubmitCheckResult) -> str:
     lines = split_lines(text)
     taken: set[int] = set()
     edits = [edit for finding in checked.all_findings for edit in finding.edits]
@@ -298,6 +298,6 @@ def secret_findings(text: str) -> Iterator[SubmitFinding]:
             yield wrong(number, "secret", told, HINT, column=found.start() + 1)
 
 
-def with_secrets(checked: Checked, text: str) -> Checked:
+def with_secrets(checked: SubmitCheckResult, text: str) -> SubmitCheckResult:
     """What is said of a file, and what of its text nobody else should read."""
     return replace(checked, findings=(*checked.findings, *secret_findings(text)))

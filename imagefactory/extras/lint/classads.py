@@ -33,12 +33,12 @@ _TOKEN = re.compile(
     r"|.",
     re.DOTALL,
 )
-_WORDS = {"true", "false", "undefined", "error", "is", "isnt", "and", "or", "not", "parent"}
+_KEYWORDS = {"true", "false", "undefined", "error", "is", "isnt", "and", "or", "not", "parent"}
 _SCOPES = {"my", "target"}
 
 
 @dataclass(frozen=True, slots=True)
-class Expression:
+class ClassAdExpression:
     """A whole expression. Made by `parse_expression` alone."""
 
     text: str
@@ -69,7 +69,7 @@ class Expression:
         return None if found is None or isinstance(found, str) else bool(found)
 
 
-def parse_expression(text: str) -> Expression:
+def parse_expression(text: str) -> ClassAdExpression:
     """Raises UsageError for what is no ClassAd expression, or longer than any that people write."""
     import classad2
     import htcondor2  # noqa: F401 - brings HTCondor's own functions into the language
@@ -94,7 +94,7 @@ def parse_expression(text: str) -> Expression:
             f"{shown} is not a ClassAd expression",
             hint="compare with ==, join with && and ||",
         ) from error
-    return Expression(text, names, tree)
+    return ClassAdExpression(text, names, tree)
 
 
 def conjuncts(text: str) -> tuple[str, ...]:
@@ -178,7 +178,7 @@ def _scan(text: str) -> tuple[str, ...] | None:
         elif first.isalpha() or first == "_":
             parts = [part.strip() for part in token[0].split(".")]
             name = parts[1] if parts[0].lower() in _SCOPES and len(parts) > 1 else parts[0]
-            if name.lower() not in _WORDS:
+            if name.lower() not in _KEYWORDS:
                 names[name] = None
         elif first == "'":
             names[token[0][1:-1]] = None

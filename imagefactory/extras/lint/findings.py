@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from imagefactory.schedulers.pool import Inventory
 from imagefactory.schedulers.sites import Site
-from imagefactory.trust.catalog import Catalogue, CataloguedImage, Offer
+from imagefactory.trust.catalog import Catalog, CatalogImage, ImageOffer
 
 # --- What is told about a submit file: one thing with its line, and what certainly mends it. Pure
 
@@ -21,7 +21,7 @@ class Severity(StrEnum):
     ADVICE = "advice"
 
 
-class Spot(NamedTuple):
+class FileLocation(NamedTuple):
     """Where in a file a finding is; columns count from 1, and 0 is the whole line."""
 
     line: int
@@ -29,7 +29,7 @@ class Spot(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Edit:
+class LineEdit:
     """Lines `first` to `last` of a file become `text`; where `last` is before `first`, it is put there."""
 
     first: int
@@ -50,12 +50,12 @@ class SubmitFinding:
     severity: Severity
     message: str
     hint: str = ""
-    edits: tuple[Edit, ...] = ()
+    edits: tuple[LineEdit, ...] = ()
     column: int = 0
 
 
 def wrong(
-    line: int, rule: str, message: str, hint: str = "", *, edits: tuple[Edit, ...] = (), column: int = 0
+    line: int, rule: str, message: str, hint: str = "", *, edits: tuple[LineEdit, ...] = (), column: int = 0
 ) -> SubmitFinding:
     return SubmitFinding(
         line=line,
@@ -69,19 +69,19 @@ def wrong(
 
 
 def advice(
-    line: int, rule: str, message: str, hint: str = "", *, edits: tuple[Edit, ...] = (), column: int = 0
+    line: int, rule: str, message: str, hint: str = "", *, edits: tuple[LineEdit, ...] = (), column: int = 0
 ) -> SubmitFinding:
     return replace(wrong(line, rule, message, hint, edits=edits, column=column), severity=Severity.ADVICE)
 
 
 # ---
 
-VERIFIED, PREDICTED, UNTESTED, REFUSED = "verified", "predicted", "not-tested", "refused"
+VERIFIED, PREDICTED, UNTESTED, UNUSABLE = "verified", "predicted", "not-tested", "refused"
 REVOKED = "revoked"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class CheckContext:
     """What a file is checked for. `inventory` and `catalogue` are None where there is none to be had.
 
     `offer` judges the verdicts of a catalogued image, by the reader's trust and clock. `digest` asks the
@@ -90,13 +90,13 @@ class Surroundings:
 
     site: Site
     inventory: Inventory | None
-    catalogue: Catalogue | None
-    offer: Callable[[CataloguedImage], Offer]
+    catalogue: Catalog | None
+    offer: Callable[[CatalogImage], ImageOffer]
     digest: Callable[[str], str] = lambda _: ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reached:
+class ReachableGpus:
     """GPUs of one capability that the jobs of a `queue` can get, and what is known of the image there.
 
     `word` is VERIFIED, PREDICTED, UNTESTED, REFUSED or REVOKED, empty where nothing is known of the image.
@@ -111,7 +111,7 @@ class Reached:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckedJobs:
+class QueueCheckResult:
     """One `queue`: what is wrong, and where its jobs get. `target` is the catalogue's name of its image.
 
     `title` names it to a person. `total` counts the GPUs of the inventory, `causes` what keeps jobs from how
@@ -124,7 +124,7 @@ class CheckedJobs:
     target: str
     known: bool
     total: int
-    reached: tuple[Reached, ...]
+    reached: tuple[ReachableGpus, ...]
     causes: tuple[tuple[str, int], ...]
     gpu: bool
     findings: tuple[SubmitFinding, ...]
@@ -136,11 +136,11 @@ class CheckedJobs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
+class SubmitCheckResult:
     """A whole file. `findings` are those of no single `queue`."""
 
     name: str
-    jobs: tuple[CheckedJobs, ...]
+    jobs: tuple[QueueCheckResult, ...]
     findings: tuple[SubmitFinding, ...]
 
     @property

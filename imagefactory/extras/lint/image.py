@@ -10,31 +10,31 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from imagefactory.errors import FactoryError
+from imagefactory.errors import ImagefactoryError
 from imagefactory.extras.lint.classads import literal
 from imagefactory.extras.lint.findings import (
     PREDICTED,
-    REFUSED,
     REVOKED,
     UNTESTED,
+    UNUSABLE,
     VERIFIED,
-    Edit,
-    Reached,
-    Spot,
+    CheckContext,
+    FileLocation,
+    LineEdit,
+    ReachableGpus,
     SubmitFinding,
-    Surroundings,
     advice,
     wrong,
 )
-from imagefactory.extras.lint.reach import GpuPlace
-from imagefactory.extras.lint.reader import Jobs, SubmitSetting
+from imagefactory.extras.lint.reach import ReachableGpu
+from imagefactory.extras.lint.reader import QueueStatement, SubmitSetting
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.knowledge.tables import numbers
-from imagefactory.jobs.offer import Grounds, expected_grounds, proven_grounds
+from imagefactory.jobs.offer import ImageEvidence, expected_grounds, verified_evidence
 from imagefactory.oci.store import parse_reference
 from imagefactory.schedulers.pool import MACHINE_HAS, ImageKind, PoolGpu
 from imagefactory.schedulers.sites import Site
-from imagefactory.trust.catalog import Catalogue, CataloguedImage, CataloguedSif, Offer
+from imagefactory.trust.catalog import Catalog, CatalogImage, CatalogSif, ImageOffer
 from imagefactory.trust.offers import find_revoked
 from imagefactory.trust.verdict import RevokedCell
 from imagefactory.versions import natural
@@ -71,25 +71,25 @@ class JobImage:
 class KnownImage:
     """The image of a catalogue that a job names: `sif` where it is one of its files."""
 
-    image: CataloguedImage
-    sif: CataloguedSif | None = None
+    image: CatalogImage
+    sif: CatalogSif | None = None
 
-    def grounds(self, offer: Offer) -> Grounds:
+    def grounds(self, offer: ImageOffer) -> ImageEvidence:
         """What its own verdicts say: one on an image says nothing of a .sif."""
         if self.sif is None:
-            return proven_grounds(offer.judged, self.image.revoked_of(self.image.subject))
+            return verified_evidence(offer.judged, self.image.revoked_of(self.image.subject))
         digest = self.sif.sha256
         return next(
             (
-                proven_grounds(one.judged, self.image.revoked_of(one.sif.subject))
+                verified_evidence(one.judged, self.image.revoked_of(one.sif.subject))
                 for one in offer.sifs
                 if one.sif.sha256 == digest
             ),
-            Grounds(classes=(), refused=()),
+            ImageEvidence(classes=(), refused=()),
         )
 
 
-def read_image(jobs: Jobs) -> JobImage | None:
+def read_image(jobs: QueueStatement) -> JobImage | None:
     """The image of a job; None where it runs in none, or where only the submission tells which."""
     universe = jobs.value("universe").lower()
     keys = ("docker_image",) if universe == "docker" else ("container_image", "docker_image")
@@ -124,14 +124,14 @@ def referred(key: str, address: str, kind: ImageKind, needs: str) -> JobImage:
     """An image by its reference, as docker completes it; without a repository where it is none."""
     unread = JobImage(key=key, address=address, kind=kind, needs=needs)
     try:
-        found = parse_reference(_whole(re.sub(r"^(docker|oras):(//)?", "", address)))
-    except FactoryError:
+        found = parse_reference(_full_reference(re.sub(r"^(docker|oras):(//)?", "", address)))
+    except ImagefactoryError:
         return unread
     repository = f"{found.registry}/{found.repository}"
     return replace(unread, repository=repository, tag=found.tag, digest=found.digest)
 
 
-def _whole(name: str) -> str:
+def _full_reference(name: str) -> str:
     """A reference as docker completes it: its hub's host, `library/` and `latest` where none are written."""
     if "/" not in name:
         name = f"docker.io/library/{name}"
@@ -146,7 +146,7 @@ def has_host(name: str) -> bool:
     return bool(slash) and ("." in host or ":" in host or host == "localhost")
 
 
-def find_known(image: JobImage, images: Iterable[CataloguedImage]) -> KnownImage | None:
+def find_catalog_image(image: JobImage, images: Iterable[CatalogImage]) -> KnownImage | None:
     """The image of a catalogue that a job names by digest: of an index, a manifest, an artifact or a file."""
     for catalogued in images:
         for sif in catalogued.sifs:
@@ -162,7 +162,7 @@ def find_known(image: JobImage, images: Iterable[CataloguedImage]) -> KnownImage
     return None
 
 
-def instead(image: JobImage, images: Iterable[CataloguedImage]) -> tuple[CataloguedImage, ...]:
+def instead(image: JobImage, images: Iterable[CatalogImage]) -> tuple[CatalogImage, ...]:
     """The images of a catalogue that lie in the same repository and have a version that the tag names."""
     alike = [one for one in images if one.reference.partition("@")[0] == image.repository]
     named = [one for one in alike if image.tag.startswith(f"{one.version}-") or one.version == image.tag]
@@ -179,15 +179,17 @@ _REFERENCE = re.compile(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moving:
+class MutableNames:
     """What is known of names that may move: the site, a catalogue's images, a registry's word on a tag."""
 
     site: Site
-    images: Sequence[CataloguedImage]
+    images: Sequence[CatalogImage]
     digest: Callable[[str], str]
 
 
-def image_findings(jobs: Jobs, image: JobImage | None, around: Moving) -> Iterator[SubmitFinding]:
+def image_findings(
+    jobs: QueueStatement, image: JobImage | None, around: MutableNames
+) -> Iterator[SubmitFinding]:
     """All that can be said of a name alone."""
     keys = ("container_image", "docker_image", SINGULARITY)
     if image is None:
@@ -205,7 +207,7 @@ def image_findings(jobs: Jobs, image: JobImage | None, around: Moving) -> Iterat
         text = "container_image does not work in the docker universe, so condor_submit rejects the file"
         yield wrong(jobs.settings["container_image"].line, "universe", text, "write universe = container")
     if not image.pinned:
-        yield from moving(image, Spot(setting.line), around)
+        yield from moving(image, FileLocation(setting.line), around)
 
 
 def _attribute(setting: SubmitSetting, image: JobImage, site: Site) -> SubmitFinding:
@@ -248,7 +250,7 @@ def _named(image: JobImage, setting: SubmitSetting) -> Iterator[SubmitFinding]:
 
 
 def moving(
-    image: JobImage, at: Spot, around: Moving, written: Callable[[str], str] | None = None
+    image: JobImage, at: FileLocation, around: MutableNames, written: Callable[[str], str] | None = None
 ) -> Iterator[SubmitFinding]:
     """A name that may be another image tomorrow: wrong where a catalogue has the same under a digest.
 
@@ -271,8 +273,8 @@ def moving(
         yield advice(at.line, "name", text, hint, column=at.column)
 
 
-def _instead(setting: SubmitSetting, line: str) -> tuple[Edit, ...]:
-    return (Edit(first=setting.line, last=setting.end, text=(line,)),)
+def _instead(setting: SubmitSetting, line: str) -> tuple[LineEdit, ...]:
+    return (LineEdit(first=setting.line, last=setting.end, text=(line,)),)
 
 
 # --- What is known of an image on the GPUs that a job can get, and what is told of it. Pure
@@ -281,21 +283,21 @@ def _instead(setting: SubmitSetting, line: str) -> tuple[Edit, ...]:
 _FEW = 6
 
 
-def grounds_of(known: KnownImage | None, around: Surroundings) -> Grounds | None:
+def grounds_of(known: KnownImage | None, around: CheckContext) -> ImageEvidence | None:
     """What verdicts and predictions say of an image; None where it is not known at all."""
     if known is None:
         return None
     return expected_grounds(known.grounds(around.offer(known.image)), known.image)
 
 
-def reached_by(places: Iterable[GpuPlace], grounds: Grounds | None) -> Iterator[Reached]:
+def reached_by(places: Iterable[ReachableGpu], grounds: ImageEvidence | None) -> Iterator[ReachableGpus]:
     """The GPUs that jobs get, by capability and what is known there."""
-    groups: dict[tuple[str, str, str], list[GpuPlace]] = {}
+    groups: dict[tuple[str, str, str], list[ReachableGpu]] = {}
     for place in places:
-        word, why = known_on(place.gpu, grounds)
+        word, why = image_status_on(place.gpu, grounds)
         groups.setdefault((place.gpu.capability, word, why), []).append(place)
     for (capability, word, why), own in sorted(groups.items(), key=lambda one: (natural(one[0][0]), one[0])):
-        yield Reached(
+        yield ReachableGpus(
             capability=capability,
             gpus=len(own),
             free=sum(place.gpu.free for place in own),
@@ -305,7 +307,7 @@ def reached_by(places: Iterable[GpuPlace], grounds: Grounds | None) -> Iterator[
         )
 
 
-def known_on(gpu: PoolGpu, grounds: Grounds | None) -> tuple[str, str]:
+def image_status_on(gpu: PoolGpu, grounds: ImageEvidence | None) -> tuple[str, str]:
     """What is known of an image on one GPU, as a word of this room and why; two empty texts for nothing.
 
     Pools tell the newest CUDA that a driver takes, so that decides; a GPU that tells none is not known.
@@ -321,7 +323,7 @@ def known_on(gpu: PoolGpu, grounds: Grounds | None) -> tuple[str, str]:
     if gpu_class is None:
         if revoked := grounds.revoked_on(capability):
             return REVOKED, revoked.said
-        return (REFUSED, refused) if refused else (UNTESTED, "the image has no verdict for it")
+        return (UNUSABLE, refused) if refused else (UNTESTED, "the image has no verdict for it")
     if gpu.mig:
         return UNTESTED, "a slice of a GPU (MIG) is a class of its own"
     if gpu_class.cuda and not gpu.cuda:
@@ -331,8 +333,8 @@ def known_on(gpu: PoolGpu, grounds: Grounds | None) -> tuple[str, str]:
     return (VERIFIED if gpu_class.proven else PREDICTED), gpu_class.claim.reason
 
 
-def catalogue_findings(
-    image: JobImage, known: KnownImage | None, catalogue: Catalogue | None, at: Spot, site: str = ""
+def catalog_findings(
+    image: JobImage, known: KnownImage | None, catalogue: Catalog | None, at: FileLocation, site: str = ""
 ) -> Iterator[SubmitFinding]:
     """Of an image that is pinned: whether there is a catalogue, it has that image, what was revoked of it."""
     if catalogue is None:
@@ -352,13 +354,13 @@ def catalogue_findings(
         yield wrong(at.line, "unknown-image", text, hint, column=at.column)
 
 
-def no_use(known: KnownImage, at: Spot, asks: str) -> SubmitFinding:
+def no_use(known: KnownImage, at: FileLocation, asks: str) -> SubmitFinding:
     """An image for CPUs alone is proven on no GPU, and should get none."""
     text = f"{known.image.target} is for CPUs only, so the job requests a GPU that it cannot use"
     return wrong(at.line, "no-use", text, f"remove {asks}", column=at.column)
 
 
-def nowhere(known: KnownImage, grounds: Grounds, at: Spot) -> SubmitFinding:
+def nowhere(known: KnownImage, grounds: ImageEvidence, at: FileLocation) -> SubmitFinding:
     text = f"{known.image.target} is not verified on any GPU"
     if grounds.revoked:
         row = grounds.revoked[0]
@@ -367,7 +369,7 @@ def nowhere(known: KnownImage, grounds: Grounds, at: Spot) -> SubmitFinding:
     return wrong(at.line, "unverified", text, "choose a verified image: imagefactory find", column=at.column)
 
 
-def revoked_on(known: KnownImage, row: RevokedCell, at: Spot) -> SubmitFinding:
+def revoked_on(known: KnownImage, row: RevokedCell, at: FileLocation) -> SubmitFinding:
     """An image whose verdicts on GPUs that the jobs take were taken back."""
     text = f"{known.image.target} {row.where}, which these jobs take, was {row.said}"
     hint = f"write a file that matches only verified GPUs: imagefactory submit {known.image.target}"
@@ -375,13 +377,13 @@ def revoked_on(known: KnownImage, row: RevokedCell, at: Spot) -> SubmitFinding:
 
 
 def unverified(
-    known: KnownImage, reached: Sequence[Reached], at: Spot, site: str = ""
+    known: KnownImage, reached: Sequence[ReachableGpus], at: FileLocation, site: str = ""
 ) -> Iterator[SubmitFinding]:
     """GPUs that the jobs may get and where the image is not proven. `site` is an option of submit."""
     target = known.image.target
     words = (
         (REVOKED, "was revoked"),
-        (REFUSED, "fails"),
+        (UNUSABLE, "fails"),
         (UNTESTED, "is not verified"),
         (PREDICTED, "is not verified"),
     )
@@ -396,16 +398,20 @@ def unverified(
             gpus = "1 GPU that matches" if count == 1 else f"{count} GPUs that match"
             text = f"{target} {severity} on {gpus}: {where}"
             hint = f"write a file that matches only verified GPUs: imagefactory submit {target}{site}"
-            rule = word if word in (REFUSED, REVOKED) else "unverified"
+            rule = word if word in (UNUSABLE, REVOKED) else "unverified"
             yield wrong(at.line, rule, text, hint, column=at.column)
 
 
 def narrow(
-    known: KnownImage, grounds: Grounds | None, places: Iterable[GpuPlace], at: Spot, site: str = ""
+    known: KnownImage,
+    grounds: ImageEvidence | None,
+    places: Iterable[ReachableGpu],
+    at: FileLocation,
+    site: str = "",
 ) -> Iterator[SubmitFinding]:
     """Proven GPUs that the jobs leave out."""
     missed = [place.gpu for place in places if place.unasked]
-    more = [gpu.capability for gpu in missed if known_on(gpu, grounds)[0] == VERIFIED]
+    more = [gpu.capability for gpu in missed if image_status_on(gpu, grounds)[0] == VERIFIED]
     if more:
         kinds = ", ".join(sorted(set(more), key=parse_capability))
         gpus = f"{len(more)} GPU{'s' * (len(more) != 1)}"
@@ -414,7 +420,7 @@ def narrow(
         yield advice(at.line, "narrow", text, hint, column=at.column)
 
 
-def told_causes(causes: Iterable[tuple[str, int]]) -> str:
+def join_causes(causes: Iterable[tuple[str, int]]) -> str:
     """What keeps jobs from GPUs in a line, with how many where there are several causes."""
     every = tuple(causes)
     return "; ".join(cause if len(every) == 1 else f"{cause} ({count})" for cause, count in every)

@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from imagefactory.errors import UsageError
-from imagefactory.extras.lint.classads import Expression, Plain, literal, make_ad, parse_expression
-from imagefactory.extras.lint.reader import Jobs
-from imagefactory.schedulers.htcondor.ads import is_told
+from imagefactory.extras.lint.classads import ClassAdExpression, Plain, literal, make_ad, parse_expression
+from imagefactory.extras.lint.reader import QueueStatement
+from imagefactory.schedulers.htcondor.ads import is_inventory_attribute
 from imagefactory.schedulers.pool import Inventory, PoolGpu, PoolMachine
 from imagefactory.schedulers.sizes import MB, parse_size
 
@@ -47,7 +47,7 @@ GPU_ATTRIBUTES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobAsk:
+class JobRequest:
     """What a job asks of a machine. Memory and disk are bytes, 0 where nothing is asked.
 
     `gpu` holds for GPUs, `requirements` for machines; None where all do. `needs` are attributes of machines
@@ -58,16 +58,16 @@ class JobAsk:
     cpus: int
     memory: int
     disk: int
-    gpu: Expression | None
-    requirements: Expression | None
+    gpu: ClassAdExpression | None
+    requirements: ClassAdExpression | None
     needs: tuple[str, ...]
     ad: Mapping[str, Plain]
     faults: tuple[tuple[str, str], ...]
 
 
-def read_asked(jobs: Jobs, needs: tuple[str, ...]) -> JobAsk:
+def read_request(jobs: QueueStatement, needs: tuple[str, ...]) -> JobRequest:
     """What the jobs of one `queue` ask. What cannot be read is a fault, and as if it was not there."""
-    reader = _AskReader(jobs)
+    reader = _RequestReader(jobs)
     memory, disk = reader.size("request_memory", MB), reader.size("request_disk", 1024)
     gpus = (reader.number("request_gpus") or 1) if jobs.asks_gpus else 0
     cpus = reader.number("request_cpus") or 1
@@ -80,7 +80,7 @@ def read_asked(jobs: Jobs, needs: tuple[str, ...]) -> JobAsk:
         "RequestMemory": memory // MB,
         "RequestDisk": disk // 1024,
     }
-    return JobAsk(
+    return JobRequest(
         gpus=gpus,
         cpus=cpus,
         memory=memory,
@@ -93,7 +93,7 @@ def read_asked(jobs: Jobs, needs: tuple[str, ...]) -> JobAsk:
     )
 
 
-def cancelled(jobs: Jobs) -> tuple[str, ...]:
+def cancelled(jobs: QueueStatement) -> tuple[str, ...]:
     """The bounds that condor_submit drops because `require_gpus` names what they compare."""
     try:
         expression = parse_expression(jobs.value("require_gpus")) if "require_gpus" in jobs.settings else None
@@ -106,10 +106,10 @@ def cancelled(jobs: Jobs) -> tuple[str, ...]:
     )
 
 
-class _AskReader:
+class _RequestReader:
     """Reads the commands of one `queue`; what is wrong is kept, so that all of it can be told."""
 
-    def __init__(self, jobs: Jobs) -> None:
+    def __init__(self, jobs: QueueStatement) -> None:
         self.jobs = jobs
         self.faults: list[tuple[str, str]] = []
 
@@ -140,7 +140,7 @@ class _AskReader:
         self.faults.append((key, f"'{text[:40]}' is not a size"))
         return 0
 
-    def expression(self, key: str, more: str = "") -> Expression | None:
+    def expression(self, key: str, more: str = "") -> ClassAdExpression | None:
         text = self.value(key)
         both = f"({text}) && {more}" if text and more else text or more
         try:
@@ -149,7 +149,7 @@ class _AskReader:
             self.faults.append((key, f"{error.message}; {error.hint}"))
             return None
 
-    def gpu_expression(self) -> Expression | None:
+    def gpu_expression(self) -> ClassAdExpression | None:
         own = self.expression("require_gpus")
         parts = [f"({own.text})"] if own else []
         dropped = cancelled(self.jobs)
@@ -230,7 +230,7 @@ _NEWEST_DRIVER: Mapping[str, Plain] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuPlace:
+class ReachableGpu:
     """One GPU of a machine. `cause` says what keeps a job away, empty where it gets there.
 
     `unsure` names what the inventory does not tell, empty where all is known. `unasked`: the cause is that
@@ -245,13 +245,13 @@ class GpuPlace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobReach:
+class JobReachability:
     """All GPUs of an inventory, as one job sees them."""
 
-    places: tuple[GpuPlace, ...]
+    places: tuple[ReachableGpu, ...]
 
     @property
-    def reached(self) -> tuple[GpuPlace, ...]:
+    def reached(self) -> tuple[ReachableGpu, ...]:
         return tuple(place for place in self.places if not place.cause)
 
     @property
@@ -260,16 +260,16 @@ class JobReach:
         return dict(Counter(place.cause for place in self.places if place.cause).most_common())
 
 
-def find_reach(asked: JobAsk, inventory: Inventory) -> JobReach:
+def find_reach(asked: JobRequest, inventory: Inventory) -> JobReachability:
     """Every GPU of the inventory, with what keeps the job away from it."""
     starts = {text: _start(text) for text in dict.fromkeys(machine.start for machine in inventory.machines)}
     found = (
         place for machine in inventory.machines for place in _places(asked, machine, starts[machine.start])
     )
-    return JobReach(places=tuple(found))
+    return JobReachability(places=tuple(found))
 
 
-def _start(text: str) -> Expression | None:
+def _start(text: str) -> ClassAdExpression | None:
     """None where it is not told, or is longer than any that is read here: then it is unsure."""
     try:
         return parse_expression(text) if text else None
@@ -277,13 +277,15 @@ def _start(text: str) -> Expression | None:
         return None
 
 
-def _places(asked: JobAsk, machine: PoolMachine, start: Expression | None) -> Iterator[GpuPlace]:
+def _places(
+    asked: JobRequest, machine: PoolMachine, start: ClassAdExpression | None
+) -> Iterator[ReachableGpu]:
     cause, unsure = _of_machine(asked, machine, start)
     of_gpus = [_of_gpu(asked, machine, gpu) for gpu in machine.gpus]
     fitting = sum(1 for why, _ in of_gpus if not why)
     for gpu, (why, which) in zip(machine.gpus, of_gpus, strict=True):
         few = f"it has fewer than {asked.gpus} such GPUs" if not why and fitting < asked.gpus else ""
-        yield GpuPlace(
+        yield ReachableGpu(
             machine=machine.name,
             gpu=gpu,
             cause=why or few or cause,
@@ -292,7 +294,7 @@ def _places(asked: JobAsk, machine: PoolMachine, start: Expression | None) -> It
         )
 
 
-def _of_gpu(asked: JobAsk, machine: PoolMachine, gpu: PoolGpu) -> tuple[str, str]:
+def _of_gpu(asked: JobRequest, machine: PoolMachine, gpu: PoolGpu) -> tuple[str, str]:
     if not asked.gpus:
         return "the job asks for no GPU", ""
     if asked.gpu is None:
@@ -328,7 +330,7 @@ def gpu_values(gpu: PoolGpu) -> dict[str, Plain]:
     return {name: value for name, value in values.items() if value not in ("", 0)}
 
 
-def _of_machine(asked: JobAsk, machine: PoolMachine, start: Expression | None) -> tuple[str, str]:
+def _of_machine(asked: JobRequest, machine: PoolMachine, start: ClassAdExpression | None) -> tuple[str, str]:
     """What keeps the job away from the whole machine, or what is not known of it."""
     has = {name.lower(): value for name, value in machine.attributes.items()}
     for name, amount, unit, word in (
@@ -361,18 +363,18 @@ def _of_machine(asked: JobAsk, machine: PoolMachine, start: Expression | None) -
     return "", unsure
 
 
-def _named(expression: Expression, attributes: Mapping[str, Plain]) -> dict[str, Plain]:
+def _named(expression: ClassAdExpression, attributes: Mapping[str, Plain]) -> dict[str, Plain]:
     names = {name.lower() for name in expression.names}
     return {name: value for name, value in attributes.items() if name.lower() in names}
 
 
-def _untold(expression: Expression, names: tuple[str, ...], ad: Mapping[str, Plain]) -> str:
+def _untold(expression: ClassAdExpression, names: tuple[str, ...], ad: Mapping[str, Plain]) -> str:
     """The first of `names` that the expression wants and the ad has not."""
     has = {name.lower() for name in ad}
     return next((name for name in names if name.lower() not in has and expression.names_any(name)), "")
 
 
-def _changing(expression: Expression, has: Mapping[str, Plain]) -> str:
+def _changing(expression: ClassAdExpression, has: Mapping[str, Plain]) -> str:
     """The first attribute that inventories do not tell; the first of all where this one tells none."""
     names = [name for name in expression.names if name.lower() not in has]
-    return next((name for name in names if not has or not is_told(name)), "")
+    return next((name for name in names if not has or not is_inventory_attribute(name)), "")

@@ -71,7 +71,7 @@ class SubmitSetting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Jobs:
+class QueueStatement:
     """What one `queue` submits. `count` is None where a list decides that is not in the file.
 
     `settings` are by key, as they stand when this line is reached. `variables` are names that the list gives,
@@ -130,7 +130,7 @@ class SubmitFile:
     """A submit file. `notes` are (line, text) of what was passed over or assumed."""
 
     name: str
-    jobs: tuple[Jobs, ...]
+    jobs: tuple[QueueStatement, ...]
     notes: tuple[tuple[int, str], ...] = ()
 
 
@@ -140,10 +140,10 @@ def expand(text: str, settings: Mapping[str, SubmitSetting]) -> str:
 
     Raises UsageError where that exceeds MAX_VALUE characters or MAX_DEPTH levels.
     """
-    return _Expansion(settings).of(text, 0)
+    return _MacroExpansion(settings).of(text, 0)
 
 
-class _Expansion:
+class _MacroExpansion:
     """One expansion; what a macro comes to is kept, so that a chain of doublings costs nothing."""
 
     def __init__(self, settings: Mapping[str, SubmitSetting]) -> None:
@@ -240,8 +240,8 @@ ASSUMED = (24, 0, 0)
 """The version of HTCondor by which `if version` is decided: a file does not tell where it is submitted."""
 _SETTING = re.compile(r"(\+?)([A-Za-z0-9_][A-Za-z0-9_./]*)\s*=(.*)", re.DOTALL)
 _LONG = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_./]*)\s*@=\s*(\S+)\s*")
-_WORD = re.compile(r"([A-Za-z]+)\b\s*(.*)", re.DOTALL)
-_UNKNOWN_COUNT = re.compile(r"\$[A-Za-z_]+\([^()]*\)\s*(.*)", re.DOTALL)
+_STATEMENT = re.compile(r"([A-Za-z]+)\b\s*(.*)", re.DOTALL)
+_MACRO_COUNT = re.compile(r"\$[A-Za-z_]+\([^()]*\)\s*(.*)", re.DOTALL)
 _UNSET = re.compile(r"(?<!\$)\$\(([A-Za-z_][A-Za-z0-9_.]*)\)")
 _MOST = 1_000_000_000
 _FROM = re.compile(r"(.*?)(?:^|\s)(in|from|matching)(?=\s|\(|\[|$)(.*)", re.DOTALL | re.IGNORECASE)
@@ -253,7 +253,7 @@ _TRUE, _FALSE = ("true", "yes", "t"), ("false", "no", "f")
 
 def read_submit_file(path: Path) -> SubmitFile:
     """Raises UsageError for a file that is too large, no text, or that condor_submit would refuse."""
-    return parse_submit_file(read_text(path), str(path), lists_beside(path))
+    return parse_submit_file(read_text(path), str(path), read_neighbor_lists(path))
 
 
 def read_text(path: Path) -> str:
@@ -272,7 +272,7 @@ def read_text(path: Path) -> str:
         ) from None
 
 
-def lists_beside(path: Path) -> Lists:
+def read_neighbor_lists(path: Path) -> Lists:
     """The lists in the folder of a submit file, from where it is submitted."""
     return lambda name: _read_list(path.parent / name)
 
@@ -392,14 +392,14 @@ class _SubmitReader:
         self.name = name
         self.lists = lists
         self.settings: dict[str, SubmitSetting] = {}
-        self.jobs: list[Jobs] = []
+        self.jobs: list[QueueStatement] = []
         self.notes: list[tuple[int, str]] = []
         self.branches: list[tuple[int, bool, bool, bool]] = []
         """Of each open `if`: its line, whether this branch holds, whether one did, whether `else` came."""
         self.used: set[str] = set()
 
     def read(self, line: int, end: int, text: str) -> None:
-        word = _WORD.match(text)
+        word = _STATEMENT.match(text)
         keyword, rest = (word[1].lower(), word[2]) if word else ("", "")
         if keyword in ("if", "elif", "else", "endif") and not rest.startswith("="):
             self.used |= macro_names(rest) | {part.lower() for part in rest.split()}
@@ -559,7 +559,7 @@ class _SubmitReader:
         self.used |= macro_names(rest)
         text = expand(_UNSET.sub(self._unset, rest), self.settings).strip()
         count: int | None = 1
-        if found := _UNKNOWN_COUNT.fullmatch(text):
+        if found := _MACRO_COUNT.fullmatch(text):
             count, text = None, found[1]
         elif text:
             count, text = self._count(line, text)
@@ -570,7 +570,7 @@ class _SubmitReader:
         others = {own: self.settings[other] for other, own in ALIASES.items() if other in self.settings}
         settings = {**others, **self.settings}
         self.jobs.append(
-            Jobs(
+            QueueStatement(
                 line=line,
                 count=count,
                 settings=settings,
@@ -611,7 +611,7 @@ class _SubmitReader:
         names = tuple(name.lower() for name in re.split(r"[,\s]+", match[1]) if name) or ("item",)
         part, given = _list_of(match)
         kind, rows = match[2].lower(), re.fullmatch(r"\((.*)\)", given, re.DOTALL)
-        if kind == "matching" or (kind == "from" and rows is None and _unknown_list(given)):
+        if kind == "matching" or (kind == "from" and rows is None and _unknown_list_error(given)):
             return names, None  # a program's list is not known here: nothing is run
         listed = rows[1] if rows else self.lists(given.strip()) if kind == "from" else given
         if listed is None:
@@ -621,7 +621,7 @@ class _SubmitReader:
         return names, _count(len(every), part)
 
 
-def _unknown_list(given: str) -> bool:
+def _unknown_list_error(given: str) -> bool:
     return given.rstrip().endswith("|") or bool(FUNCTION.search(given))
 
 

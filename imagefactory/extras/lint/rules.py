@@ -13,9 +13,9 @@ from functools import cache
 
 from imagefactory.errors import UsageError
 from imagefactory.extras.lint.classads import MAX_EXPRESSION, conjuncts, literal, parse_expression, renamed
-from imagefactory.extras.lint.findings import Edit, Severity, SubmitFinding, advice, wrong
-from imagefactory.extras.lint.reach import BOUNDS, GPU_ATTRIBUTES, JobAsk, cancelled
-from imagefactory.extras.lint.reader import ALIASES, Jobs, SubmitSetting
+from imagefactory.extras.lint.findings import LineEdit, Severity, SubmitFinding, advice, wrong
+from imagefactory.extras.lint.reach import BOUNDS, GPU_ATTRIBUTES, JobRequest, cancelled
+from imagefactory.extras.lint.reader import ALIASES, QueueStatement, SubmitSetting
 from imagefactory.gpu.knowledge.tables import read_table
 from imagefactory.gpu.knowledge.toolkits import cuda_targets
 from imagefactory.schedulers.sites import RETIRED, Site, SiteCommand
@@ -85,7 +85,7 @@ _TURNED = re.compile(r"([0-9]+(?:\.[0-9]+)?) *(>=|<=|==|=\?=|>|<) *([A-Za-z]+)")
 _TURN = {">=": "<=", "<=": ">=", ">": "<", "<": ">", "==": "==", "=?=": "=?="}
 _DRIVERS = 100
 """CUDA's versions are below, those of drivers above."""
-_WHERE = ("requirements", "require_gpus", "rank")
+_CHECKED_COMMANDS = ("requirements", "require_gpus", "rank")
 
 
 def own_name(name: str) -> str:
@@ -94,9 +94,11 @@ def own_name(name: str) -> str:
     return _OWN.get(found[1].lower(), "") if found else ""
 
 
-def old_gpu_findings(jobs: Jobs, severity: Severity, told: frozenset[str]) -> Iterator[SubmitFinding]:
+def old_gpu_findings(
+    jobs: QueueStatement, severity: Severity, told: frozenset[str]
+) -> Iterator[SubmitFinding]:
     """One finding a command that has such names. `told` are names, in small letters, that machines tell."""
-    for key in _WHERE:
+    for key in _CHECKED_COMMANDS:
         names = [name for name in _gpu_names(jobs, key) if own_name(name) and name.lower() not in told]
         if not names:
             continue
@@ -112,7 +114,7 @@ def old_gpu_findings(jobs: Jobs, severity: Severity, told: frozenset[str]) -> It
             edits = _replaced(setting, (f"{setting.written} = {mended}",))
             yield _finding(setting, Severity.WRONG, text, f"write {mended}", edits)
         else:
-            asked = _Asked.of(jobs.value(key))
+            asked = _OldGpuRequirements.of(jobs.value(key))
             text += ", for require_gpus"
             text += f"; and {asked.doubt}" if asked.doubt else ""
             yield _finding(setting, severity, text, _hint(jobs, asked), _edits(jobs, setting, asked))
@@ -134,7 +136,7 @@ def is_cuda_alone(number: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class _OldGpuRequirements:
     """What `requirements` ask of old machines' GPUs, taken apart.
 
     `commands` say all of it, empty where none do; `clauses` are the same for `require_gpus`. `others` is
@@ -149,7 +151,7 @@ class _Asked:
     doubt: str
 
     @staticmethod
-    def of(text: str) -> _Asked:
+    def of(text: str) -> _OldGpuRequirements:
         commands, clauses, others = list[str](), list[str](), list[str]()
         plain, mixed, doubt = True, False, ""
         for part in conjuncts(text):
@@ -175,7 +177,7 @@ class _Asked:
             clauses.append(clause)
         keys = [line.partition(" ")[0] for line in commands]
         plain = plain and len(set(keys)) == len(keys)
-        return _Asked(
+        return _OldGpuRequirements(
             commands=tuple(commands) if plain and not mixed else (),
             clauses=tuple(clauses),
             others=tuple(others),
@@ -225,7 +227,7 @@ def _commands(name: str, how: str, number: str) -> list[str]:
     return []
 
 
-def _hint(jobs: Jobs, asked: _Asked) -> str:
+def _hint(jobs: QueueStatement, asked: _OldGpuRequirements) -> str:
     if asked.mixed:
         return "put conditions on GPUs into require_gpus, and those on machines into requirements"
     if "require_gpus" in jobs.settings:
@@ -233,7 +235,7 @@ def _hint(jobs: Jobs, asked: _Asked) -> str:
     return f"write {' and '.join(asked.commands) or f'require_gpus = {asked.joined}'}"
 
 
-def _edits(jobs: Jobs, setting: SubmitSetting, asked: _Asked) -> tuple[Edit, ...]:
+def _edits(jobs: QueueStatement, setting: SubmitSetting, asked: _OldGpuRequirements) -> tuple[LineEdit, ...]:
     """The mended lines, where nothing else in the file says how GPUs are chosen."""
     if asked.mixed or asked.doubt or setting.value != jobs.value(setting.key) or not jobs.asks_gpus:
         return ()
@@ -243,12 +245,12 @@ def _edits(jobs: Jobs, setting: SubmitSetting, asked: _Asked) -> tuple[Edit, ...
     return _replaced(setting, (*rest, *(asked.commands or (f"require_gpus = {asked.joined}",))))
 
 
-def _replaced(setting: SubmitSetting, text: tuple[str, ...]) -> tuple[Edit, ...]:
-    return (Edit(first=setting.line, last=setting.end, text=text),)
+def _replaced(setting: SubmitSetting, text: tuple[str, ...]) -> tuple[LineEdit, ...]:
+    return (LineEdit(first=setting.line, last=setting.end, text=text),)
 
 
 def _finding(
-    setting: SubmitSetting, severity: Severity, message: str, hint: str, edits: tuple[Edit, ...] = ()
+    setting: SubmitSetting, severity: Severity, message: str, hint: str, edits: tuple[LineEdit, ...] = ()
 ) -> SubmitFinding:
     return SubmitFinding(
         line=setting.line, rule="deprecated", severity=severity, message=message, hint=hint, edits=edits
@@ -260,7 +262,7 @@ def _with(name: str, prefix: str) -> str:
     return f"{prefix}{own}" if own else name
 
 
-def _gpu_names(jobs: Jobs, key: str) -> tuple[str, ...]:
+def _gpu_names(jobs: QueueStatement, key: str) -> tuple[str, ...]:
     """What an expression names; none where it cannot be read, which has a finding of its own."""
     try:
         text = jobs.value(key)
@@ -300,7 +302,7 @@ _SITES_OWN = (
     "wantflocking",
     "wantglidein",
 )
-_WHOLE_WORDS = re.compile(r"[A-Za-z_]+")
+_WORD = re.compile(r"[A-Za-z_]+")
 _LITERALS = ("true", "false", "undefined", "error")
 _COMMENT = re.compile(r"(?:^|\s)(#.*)")
 _MACHINE = re.compile(
@@ -308,7 +310,7 @@ _MACHINE = re.compile(
 )
 
 
-def command_findings(jobs: Jobs, asked: JobAsk) -> Iterator[SubmitFinding]:
+def command_findings(jobs: QueueStatement, asked: JobRequest) -> Iterator[SubmitFinding]:
     """All that the table of rules has to say of one `queue`."""
     for key, what in asked.faults:
         if not _comment_in(jobs, key):  # which has a finding of its own
@@ -322,7 +324,7 @@ def command_findings(jobs: Jobs, asked: JobAsk) -> Iterator[SubmitFinding]:
 # --- the rules -----------------------------------------------------------------------------------
 
 
-def _cancelled(jobs: Jobs) -> Iterator[SubmitFinding]:
+def _cancelled(jobs: QueueStatement) -> Iterator[SubmitFinding]:
     """condor_submit's manual: what `require_gpus` names is not added from `gpus_*`."""
     for key in cancelled(jobs):
         name, line = BOUNDS[key][0], jobs.settings["require_gpus"].line
@@ -334,7 +336,7 @@ def _cancelled(jobs: Jobs) -> Iterator[SubmitFinding]:
         )
 
 
-def _overwritten(jobs: Jobs) -> Iterator[SubmitFinding]:
+def _overwritten(jobs: QueueStatement) -> Iterator[SubmitFinding]:
     for key in _LOOKED_AT:
         setting = jobs.settings.get(key)
         if setting and setting.before and setting.before.value != setting.value:
@@ -343,7 +345,7 @@ def _overwritten(jobs: Jobs) -> Iterator[SubmitFinding]:
             yield wrong(setting.line, "overwritten", text, joined)
 
 
-def _without_request(jobs: Jobs) -> Iterator[SubmitFinding]:
+def _without_request(jobs: QueueStatement) -> Iterator[SubmitFinding]:
     if jobs.asks_gpus:
         return
     keys = [key for key in ("require_gpus", *BOUNDS) if key in jobs.settings]
@@ -355,7 +357,7 @@ def _without_request(jobs: Jobs) -> Iterator[SubmitFinding]:
         yield wrong(setting.line, "no-request", text, "write request_gpus = 1")
 
 
-def _flat(jobs: Jobs) -> Iterator[SubmitFinding]:
+def _flat(jobs: QueueStatement) -> Iterator[SubmitFinding]:
     for name in sorted(_names(jobs, "requirements")):
         own = next((one for one in GPU_ATTRIBUTES if name == f"gpus_{one.lower()}"), "")
         if own:
@@ -363,7 +365,7 @@ def _flat(jobs: Jobs) -> Iterator[SubmitFinding]:
             yield advice(jobs.settings["requirements"].line, "flat", text, f"use {own} in require_gpus")
 
 
-def _misplaced(jobs: Jobs) -> Iterator[SubmitFinding]:
+def _misplaced(jobs: QueueStatement) -> Iterator[SubmitFinding]:
     """Names that mean nothing where they stand: undefined, and nothing matches."""
     known = {name.lower(): name for name in GPU_ATTRIBUTES}
     for name in sorted(_names(jobs, "require_gpus")):
@@ -385,7 +387,7 @@ def _misplaced(jobs: Jobs) -> Iterator[SubmitFinding]:
         yield wrong(jobs.settings["require_gpus"].line, "misplaced", why, "write only the name")
 
 
-def _misspelt(jobs: Jobs) -> Iterator[SubmitFinding]:
+def _misspelt(jobs: QueueStatement) -> Iterator[SubmitFinding]:
     """condor_submit takes every name for a macro: a wrong one is a warning at most."""
     for key, setting in jobs.settings.items():
         if key in {*COMMANDS, *ALIASES} or key.startswith("my.") or key in jobs.used or _used(jobs, key):
@@ -400,13 +402,13 @@ def _misspelt(jobs: Jobs) -> Iterator[SubmitFinding]:
             yield wrong(setting.line, "misspelt", text, f"write {near}", edits=edits)
 
 
-def _unquoted(jobs: Jobs) -> Iterator[SubmitFinding]:
+def _unquoted(jobs: QueueStatement) -> Iterator[SubmitFinding]:
     """`+GPUJobLength = short` asks for an attribute, which is undefined; `+A = a/b.sif` is refused."""
     for key, setting in jobs.settings.items():
         if not key.startswith("my.") or jobs.unknown(key) or "$$" in setting.value:
             continue
         value = jobs.value(key)
-        if _WHOLE_WORDS.fullmatch(value):
+        if _WORD.fullmatch(value):
             if value.lower() in _LITERALS or value.lower() in _my_names(jobs):
                 continue
             text = f"{setting.written} is the attribute '{value[:40]}', not a string"
@@ -419,7 +421,7 @@ def _unquoted(jobs: Jobs) -> Iterator[SubmitFinding]:
         yield wrong(setting.line, "unquoted", text, f"write {line[:60]}", edits=edits)
 
 
-def _comments(jobs: Jobs) -> Iterator[SubmitFinding]:
+def _comments(jobs: QueueStatement) -> Iterator[SubmitFinding]:
     """`#` begins a comment at the beginning of a line alone."""
     for key in _COMMENTED:
         if comment := _comment_in(jobs, key):
@@ -428,20 +430,22 @@ def _comments(jobs: Jobs) -> Iterator[SubmitFinding]:
             text = f"'{comment[:30]}' is not a comment here, but part of {part}"
             value = setting.value.removesuffix(comment).rstrip()
             edits = (
-                Edit(first=setting.line, last=setting.end, text=(comment, f"{setting.written} = {value}")),
+                LineEdit(
+                    first=setting.line, last=setting.end, text=(comment, f"{setting.written} = {value}")
+                ),
             )
             hint = "write the comment on its own line"
             yield wrong(setting.line, "comment", text, hint, edits=edits if value else ())
 
 
-def _pinned(jobs: Jobs) -> Iterator[SubmitFinding]:
-    if machine := _one_machine(jobs):
+def _pinned(jobs: QueueStatement) -> Iterator[SubmitFinding]:
+    if machine := _single_machine(jobs):
         text = f"jobs run only on {machine[:60]}, and wait while it is busy or down"
         hint = "request what that machine has: gpus_minimum_capability, gpus_minimum_memory"
         yield advice(jobs.settings["requirements"].line, "pinned", text, hint)
 
 
-def _one_machine(jobs: Jobs) -> str:
+def _single_machine(jobs: QueueStatement) -> str:
     """The one machine that `requirements` leave; empty where they leave more or it is not known."""
     for part in conjuncts(jobs.value("requirements")):
         if found := _MACHINE.fullmatch(part.strip()):
@@ -449,7 +453,7 @@ def _one_machine(jobs: Jobs) -> str:
     return ""
 
 
-def _cuda_as_capability(jobs: Jobs) -> Iterator[SubmitFinding]:
+def _cuda_as_capability(jobs: QueueStatement) -> Iterator[SubmitFinding]:
     for key in ("gpus_minimum_capability", "gpus_maximum_capability"):
         value = jobs.value(key)
         if is_cuda_alone(value):
@@ -457,7 +461,7 @@ def _cuda_as_capability(jobs: Jobs) -> Iterator[SubmitFinding]:
             yield advice(jobs.settings[key].line, "capability", text, f"write gpus_minimum_runtime = {value}")
 
 
-def _undefined(jobs: Jobs) -> Iterator[SubmitFinding]:
+def _undefined(jobs: QueueStatement) -> Iterator[SubmitFinding]:
     for key in _LOOKED_AT:
         for name in jobs.undefined(key):
             text = f"$({name}) is not set in this file, so it is empty unless a DAG or the site sets it"
@@ -469,7 +473,7 @@ def _undefined(jobs: Jobs) -> Iterator[SubmitFinding]:
             yield advice(jobs.settings[key].line, "unknown", text)
 
 
-def _units(jobs: Jobs) -> Iterator[SubmitFinding]:
+def _units(jobs: QueueStatement) -> Iterator[SubmitFinding]:
     """Numbers without a unit that only make sense as GB: nobody asks for 16 MB."""
     for key, most, unit in (
         ("gpus_minimum_memory", 256, "MB"),
@@ -482,7 +486,7 @@ def _units(jobs: Jobs) -> Iterator[SubmitFinding]:
             yield wrong(jobs.settings[key].line, "unit", why, f"write the unit: {key} = {text}GB")
 
 
-def _retries(jobs: Jobs) -> Iterator[SubmitFinding]:
+def _retries(jobs: QueueStatement) -> Iterator[SubmitFinding]:
     """A list of sizes and expressions, each for one more try. HTCondor's version history, 25.6.1."""
     for key, unit in (("retry_request_memory", "MB"), ("retry_request_disk", "KB")):
         text = jobs.value(key) if key in jobs.settings and not jobs.unknown(key) else ""
@@ -498,7 +502,7 @@ def _retries(jobs: Jobs) -> Iterator[SubmitFinding]:
                 yield wrong(line, "unreadable", what, "write 16GB, or RequestMemory * 2")
 
 
-def _backwards(jobs: Jobs) -> Iterator[SubmitFinding]:
+def _backwards(jobs: QueueStatement) -> Iterator[SubmitFinding]:
     low, high = (literal(jobs.value(f"gpus_{word}_capability") or "0") for word in ("minimum", "maximum"))
     numbers = isinstance(low, int | float) and isinstance(high, int | float)
     if numbers and high and low > high:  # type: ignore[operator]
@@ -507,7 +511,7 @@ def _backwards(jobs: Jobs) -> Iterator[SubmitFinding]:
         yield wrong(setting.line, "backwards", text, "write the lower one as gpus_minimum_capability")
 
 
-RULES: tuple[Callable[[Jobs], Iterator[SubmitFinding]], ...] = (
+RULES: tuple[Callable[[QueueStatement], Iterator[SubmitFinding]], ...] = (
     _cancelled,
     _overwritten,
     _without_request,
@@ -540,11 +544,11 @@ def _meant(key: str) -> str:
     return near if near and alike and not same and not plural else ""
 
 
-def _instead(setting: SubmitSetting, line: str) -> tuple[Edit, ...]:
-    return (Edit(first=setting.line, last=setting.end, text=(line,)),)
+def _instead(setting: SubmitSetting, line: str) -> tuple[LineEdit, ...]:
+    return (LineEdit(first=setting.line, last=setting.end, text=(line,)),)
 
 
-def _comment_in(jobs: Jobs, key: str) -> str:
+def _comment_in(jobs: QueueStatement, key: str) -> str:
     setting = jobs.settings.get(key)
     found = _COMMENT.search(setting.value) if setting else None
     return found[1] if found and '"' not in found[1] else ""
@@ -558,7 +562,7 @@ def _is_expression(text: str) -> bool:
     return True
 
 
-def _names(jobs: Jobs, key: str) -> set[str]:
+def _names(jobs: QueueStatement, key: str) -> set[str]:
     """The attributes that an expression names, in small letters; none where it cannot be read."""
     try:
         text = jobs.value(key)
@@ -567,11 +571,11 @@ def _names(jobs: Jobs, key: str) -> set[str]:
         return set()
 
 
-def _my_names(jobs: Jobs) -> set[str]:
+def _my_names(jobs: QueueStatement) -> set[str]:
     return {key.removeprefix("my.") for key in jobs.settings if key.startswith("my.")}
 
 
-def _used(jobs: Jobs, key: str) -> bool:
+def _used(jobs: QueueStatement, key: str) -> bool:
     """Whether another command has it as a macro."""
     word = re.compile(rf"\$\({re.escape(key)}[:)]", re.IGNORECASE)
     others: tuple[SubmitSetting, ...] = tuple(jobs.settings.values())
@@ -586,7 +590,7 @@ def _used(jobs: Jobs, key: str) -> bool:
 _TRUE = ("true", "t", "yes", "1")
 
 
-def site_findings(jobs: Jobs, site: Site) -> Iterator[SubmitFinding]:
+def site_findings(jobs: QueueStatement, site: Site) -> Iterator[SubmitFinding]:
     """All that this site has to say of one `queue`."""
     if jobs.asks_gpus:
         for command in site.commands:
@@ -597,7 +601,7 @@ def site_findings(jobs: Jobs, site: Site) -> Iterator[SubmitFinding]:
     yield from _retired(jobs)
 
 
-def _commanded(jobs: Jobs, site: Site, command: SiteCommand) -> Iterator[SubmitFinding]:
+def _commanded(jobs: QueueStatement, site: Site, command: SiteCommand) -> Iterator[SubmitFinding]:
     key, _, value = (part.strip() for part in command.line.partition("="))
     mine = f"my.{key.removeprefix('+').lower()}"
     if jobs.value(mine).lower() == value.lower():
@@ -613,7 +617,7 @@ def _commanded(jobs: Jobs, site: Site, command: SiteCommand) -> Iterator[SubmitF
         yield advice(where, "site", text, f"write {command.line}, which does no harm")
 
 
-def _length(jobs: Jobs, site: Site) -> Iterator[SubmitFinding]:
+def _length(jobs: QueueStatement, site: Site) -> Iterator[SubmitFinding]:
     lengths = [one.line for one in site.lengths]
     if not lengths:
         return
@@ -628,7 +632,7 @@ def _length(jobs: Jobs, site: Site) -> Iterator[SubmitFinding]:
         yield wrong(jobs.settings[mine].line, "site", text, f"write one of {', '.join(lengths)}")
 
 
-def _needed(jobs: Jobs, site: Site) -> Iterator[SubmitFinding]:
+def _needed(jobs: QueueStatement, site: Site) -> Iterator[SubmitFinding]:
     for need in site.needs:
         if need.key in jobs.settings or f"my.{need.key.replace('_', '')}" in jobs.settings:
             continue
@@ -636,7 +640,7 @@ def _needed(jobs: Jobs, site: Site) -> Iterator[SubmitFinding]:
         yield tell(jobs.line, "missing", f"{need.key} is missing: {need.why}", f"write {need.write}")
 
 
-def _environment(jobs: Jobs, site: Site) -> Iterator[SubmitFinding]:
+def _environment(jobs: QueueStatement, site: Site) -> Iterator[SubmitFinding]:
     if jobs.value("getenv").lower() not in _TRUE:
         return
     setting = jobs.settings["getenv"]
@@ -648,7 +652,7 @@ def _environment(jobs: Jobs, site: Site) -> Iterator[SubmitFinding]:
         yield advice(setting.line, "getenv", f"{text} reject it", hint)
 
 
-def _retired(jobs: Jobs) -> Iterator[SubmitFinding]:
+def _retired(jobs: QueueStatement) -> Iterator[SubmitFinding]:
     for setting in jobs.settings.values():
         for old in RETIRED:
             if old.start not in setting.value:
@@ -659,8 +663,8 @@ def _retired(jobs: Jobs) -> Iterator[SubmitFinding]:
             yield tell(setting.line, "retired", text, f"write {old.instead}", edits=edits)
 
 
-def _renamed(setting: SubmitSetting, old: str, new: str) -> tuple[Edit, ...]:
+def _renamed(setting: SubmitSetting, old: str, new: str) -> tuple[LineEdit, ...]:
     if setting.end != setting.line:
         return ()
     line = f"{setting.written} = {setting.value.replace(old, new)}"
-    return (Edit(first=setting.line, last=setting.end, text=(line,)),)
+    return (LineEdit(first=setting.line, last=setting.end, text=(line,)),)

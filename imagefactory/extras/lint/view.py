@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from imagefactory.extras.lint.findings import Checked, CheckedJobs, Reached, Severity
-from imagefactory.extras.lint.image import told_causes
+from imagefactory.extras.lint.findings import QueueCheckResult, ReachableGpus, Severity, SubmitCheckResult
+from imagefactory.extras.lint.image import join_causes
 from imagefactory.views.text import format_table, wrap
 
 WIDTH, MIN_WIDTH = 110, 60
 
 
-def format_check(checked: Checked, width: int | None = None) -> str:
+def format_check(checked: SubmitCheckResult, width: int | None = None) -> str:
     """Findings by line, as compilers tell them; then where the jobs of each `queue` get; then the answer."""
     room = max(min(width or WIDTH, WIDTH), MIN_WIDTH)
     blocks = [list(_findings(checked, room)), *(list(_reach(jobs, room)) for jobs in checked.jobs)]
     return "\n\n".join("\n".join(block) for block in [*blocks, [summary(checked)]] if block)
 
 
-def summary(checked: Checked) -> str:
+def summary(checked: SubmitCheckResult) -> str:
     """`train.sub: 2 things are wrong, 1 can be had better`."""
     found = checked.all_findings
     bad = sum(one.severity is Severity.WRONG for one in found)
@@ -28,7 +28,7 @@ def summary(checked: Checked) -> str:
     return f"{checked.name}: {', '.join(parts)}"
 
 
-def _findings(checked: Checked, width: int) -> Iterator[str]:
+def _findings(checked: SubmitCheckResult, width: int) -> Iterator[str]:
     for finding in checked.all_findings:
         where = f"{finding.line}:{finding.column}" if finding.column else f"{finding.line}"
         first = f"{checked.name}:{where}: {finding.severity}: "
@@ -40,7 +40,7 @@ def _findings(checked: Checked, width: int) -> Iterator[str]:
             yield from ("    " + line for line in wrap(finding.hint, width - 4))
 
 
-def _reach(jobs: CheckedJobs, width: int) -> Iterator[str]:
+def _reach(jobs: QueueCheckResult, width: int) -> Iterator[str]:
     many = "some jobs" if jobs.count is None else f"{jobs.count} job{'s' if jobs.count != 1 else ''}"
     which = f" of {jobs.target}" if jobs.target else ""
     if not jobs.gpu:
@@ -56,16 +56,16 @@ def _reach(jobs: CheckedJobs, width: int) -> Iterator[str]:
         yield from format_table(header, [_row(one) for one in jobs.reached], width).splitlines()
     if jobs.causes:
         rest = f" the other {jobs.total - jobs.gpus}" if jobs.gpus else ""
-        yield from wrap(f"why not{rest}: {told_causes(jobs.causes)}", width)
+        yield from wrap(f"why not{rest}: {join_causes(jobs.causes)}", width)
 
 
-def _row(one: Reached) -> tuple[str, ...]:
+def _row(one: ReachableGpus) -> tuple[str, ...]:
     unsure = f"{one.unsure} of them may not take it (START or what changes)" if one.unsure else ""
     why = "; ".join(part for part in (one.why, unsure) if part)
     return one.capability, str(one.gpus), str(one.free), one.image or "not known", why
 
 
-def check_json(checked: Checked) -> Mapping[str, object]:
+def check_json(checked: SubmitCheckResult) -> Mapping[str, object]:
     """`{file, wrong, findings: [...], queues: [...]}`; a count that a list outside decides is null."""
     return {
         "file": checked.name,

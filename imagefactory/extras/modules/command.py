@@ -13,18 +13,18 @@ from imagefactory.access import Access
 from imagefactory.actions.images import stored_image
 from imagefactory.actions.transfer import SifExport, export_sif
 from imagefactory.build.definition import PREFIX
-from imagefactory.cli.output import Call, complete_targets, json_option, say, say_json
+from imagefactory.cli.output import CommandContext, complete_targets, json_option, print_json, print_result
 from imagefactory.errors import BuildError, UsageError, os_problem
 from imagefactory.fs import replacing
 from imagefactory.gpu.builds import platform_of, rocm_of
 from imagefactory.model import Target
-from imagefactory.oci.inflate import DamagedError, plain_layer
+from imagefactory.oci.inflate import CorruptDataError, plain_layer
 from imagefactory.oci.layout import LayoutStore, reference
 from imagefactory.oci.manifests import Image
-from imagefactory.oci.tar_stream import FILE, FOLDER, HIDDEN, REMOVED, TarStream, entries, layer_error
+from imagefactory.oci.tar_stream import DIRECTORY, FILE, HIDDEN, REMOVED, TarStream, entries, layer_error
 from imagefactory.oci.tree import OPAQUE, WHITEOUT
 from imagefactory.progress import Progress
-from imagefactory.project import Factory
+from imagefactory.project import Project
 from imagefactory.scan.layers import bounded
 from imagefactory.trees import remove_tree
 
@@ -57,7 +57,7 @@ def is_program(name: str, head: bytes, *, scripts: bool) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Module:
+class EnvironmentModule:
     """What a module is made of: `folder` is where it lies, `image` the name of the .sif there."""
 
     target: Target
@@ -77,7 +77,7 @@ class Module:
         return PurePosixPath("wrappers", self.image.removesuffix(".sif"))
 
 
-def format_modulefile(module: Module) -> str:
+def format_modulefile(module: EnvironmentModule) -> str:
     """Raises UsageError for a folder whose path Tcl could read as something else."""
     folder = str(module.folder)
     if not _SAFE.fullmatch(folder):
@@ -105,7 +105,7 @@ def format_modulefile(module: Module) -> str:
     return "\n".join(lines) + "\n"
 
 
-def format_wrapper(module: Module) -> str:
+def format_wrapper(module: EnvironmentModule) -> str:
     """The program that all names link to."""
     target = module.target
     gpu = "--rocm" if rocm_of(target.cuda) else "--nv"
@@ -129,7 +129,7 @@ def format_wrapper(module: Module) -> str:
 BIN = f"{PREFIX.removeprefix('/')}/bin/"
 
 
-def write_module(factory: Factory, target: Target, folder: Path, progress: Progress) -> Module:
+def write_module(factory: Project, target: Target, folder: Path, progress: Progress) -> EnvironmentModule:
     """Writes image, wrappers and modulefile, in this order: what a user finds is whole at any moment.
 
     Raises BuildError for an image that is not in the store, UsageError for a folder that cannot be written
@@ -146,7 +146,7 @@ def write_module(factory: Factory, target: Target, folder: Path, progress: Progr
         sif, made = export_sif(factory, target, SifExport(output=folder / "images/.new.sif"), progress)
         with progress.stage(f"{target.name}: the image's programs"):
             programs = programs_of(factory, image, scripts=target.source == "conda", progress=progress)
-        module = Module(target=target, folder=folder, image=sif.name, programs=programs)
+        module = EnvironmentModule(target=target, folder=folder, image=sif.name, programs=programs)
         text = format_modulefile(module)
         made.replace(folder / "images" / sif.name)
         _write_wrappers(module)
@@ -161,7 +161,7 @@ def write_module(factory: Factory, target: Target, folder: Path, progress: Progr
     return module
 
 
-def _write_wrappers(module: Module) -> None:
+def _write_wrappers(module: EnvironmentModule) -> None:
     """Beside, and then in the place of those that are there."""
     place = module.folder / module.wrappers
     fresh = place.with_name(f".{place.name}.new")
@@ -185,7 +185,7 @@ def programs_of(access: Access, image: Image, *, scripts: bool, progress: Progre
             chunks: Iterator[bytes] = LayoutStore(access.layout).read("", layer.descriptor)
             try:
                 _add(found, bounded(plain_layer(layer.descriptor.media_type, chunks)), scripts=scripts)
-            except DamagedError as error:
+            except CorruptDataError as error:
                 raise layer_error(layer.descriptor.digest, error) from error
             task.advance(layer.descriptor.size)
     return tuple(sorted(found))
@@ -195,7 +195,7 @@ def _add(found: set[str], chunks: Iterator[bytes], *, scripts: bool) -> None:
     stream = TarStream(chunks)
     for entry in entries(stream):
         name = entry.path.removeprefix(BIN)
-        if entry.path.startswith(BIN) and "/" not in name and entry.kind != FOLDER:
+        if entry.path.startswith(BIN) and "/" not in name and entry.kind != DIRECTORY:
             head = entry.read(HEAD) if entry.kind == FILE else b""
             if entry.kind == HIDDEN and name == OPAQUE:
                 found.clear()
@@ -222,7 +222,7 @@ def _add(found: set[str], chunks: Iterator[bytes], *, scripts: bool) -> None:
 )
 @json_option
 @click.pass_obj
-def module(call: Call, name: str, output: Path, as_json: bool) -> None:
+def module(call: CommandContext, name: str, output: Path, as_json: bool) -> None:
     """Hand an image out as a module, for `module load`.
 
     For Lmod and Environment Modules. A wrapper for each of the image's programs, python and what was
@@ -233,13 +233,13 @@ def module(call: Call, name: str, output: Path, as_json: bool) -> None:
       module use /software/gpu/modulefiles
       module load pytorch/2.3-cu121
     """
-    from imagefactory.recipes.expand import select_one
+    from imagefactory.recipes.expand import select_single
 
     factory = call.factory
-    result = write_module(factory, select_one(factory.targets, name), output, call.progress)
+    result = write_module(factory, select_single(factory.targets, name), output, call.progress)
     path = result.folder / result.modulefile
     if as_json:
-        return say_json(
+        return print_json(
             "module",
             {
                 "target": result.target.name,
@@ -249,7 +249,7 @@ def module(call: Call, name: str, output: Path, as_json: bool) -> None:
             },
         )
     loaded = "/".join(result.modulefile.parts[1:])
-    say(
+    print_result(
         f"wrote {path}\n  image     {result.image}\n  programs  {len(result.programs)}, such as "
         f"{', '.join(result.programs[:4])}\n"
         f"try it: module use {result.folder / result.modulefile.parts[0]} && module load {loaded} && python"

@@ -1,6 +1,6 @@
 """What a night changed: the plan before it, the plan after it, and what went wrong. Pure.
 
-    make_plan() -> keep_plan() -> a file ... keep_plan() -> compare() -> NightReport
+    make_plan() -> keep_plan() -> a file ... keep_plan() -> compare() -> NightlyReport
 
 Nothing is remembered of the work itself: what was built and proven is what the second plan finds done, so a
 night that was killed and run again, or that others helped, is told as it is.
@@ -16,11 +16,11 @@ from typing import Annotated
 
 from imagefactory.errors import EXIT_BUILD, EXIT_CHECK, EXIT_LOCK
 from imagefactory.gpu.builds import rocm_of
-from imagefactory.gpu.values import Answer, Basis, row_of
-from imagefactory.matrix.plan import CellState, Plan, PlanGpu, PlannedCell, PlannedTarget
+from imagefactory.gpu.values import ClaimBasis, Compatibility, row_of
+from imagefactory.matrix.plan import CellState, PlanGpu, PlannedCell, PlannedTarget, VerificationPlan
 from imagefactory.model import Outcome, Target
-from imagefactory.serialize import LONGEST_TEXT, Most, shown_line
-from imagefactory.trust.claims import ProofAges, proof_ages
+from imagefactory.serialize import LONGEST_TEXT, MaxRows, printable_line
+from imagefactory.trust.claims import VerdictAges, verdict_ages
 from imagefactory.versions import natural
 
 MOST = 1_000_000
@@ -31,7 +31,7 @@ QUIET, OFF = 45, 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptCell:
+class SavedCell:
     """`gpu` tells its device, `proven` and `until` the newest proof; `refused` is what a verdict said against
     it, beginning with its word, empty where none did."""
 
@@ -45,7 +45,7 @@ class KeptCell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptTarget:
+class SavedTarget:
     """A planned target, in words. `image` is the digest of what is there."""
 
     name: str
@@ -53,11 +53,11 @@ class KeptTarget:
     reason: str
     hint: str
     image: str
-    cells: Annotated[tuple[KeptCell, ...], Most(MOST)]
+    cells: Annotated[tuple[SavedCell, ...], MaxRows(MOST)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptPlan:
+class SavedPlan:
     """A plan in a file, with what it was asked: the same is asked again to see what changed.
 
     Where `devices` were listed, what is unchanged is proven. `waiting` are targets that are left for another
@@ -66,14 +66,14 @@ class KeptPlan:
 
     made: datetime
     registry: str
-    names: Annotated[tuple[str, ...], Most(MOST)]
-    devices: Annotated[tuple[PlanGpu, ...], Most(MOST)]
-    targets: Annotated[tuple[KeptTarget, ...], Most(MOST)] = ()
-    waiting: Annotated[tuple[str, ...], Most(MOST)] = ()
+    names: Annotated[tuple[str, ...], MaxRows(MOST)]
+    devices: Annotated[tuple[PlanGpu, ...], MaxRows(MOST)]
+    targets: Annotated[tuple[SavedTarget, ...], MaxRows(MOST)] = ()
+    waiting: Annotated[tuple[str, ...], MaxRows(MOST)] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NightRow:
+class NightlyRow:
     """A line of the page: what, on which capabilities (joined), why, and what to do about it.
 
     `machines` are those of a pool on which it happened.
@@ -87,11 +87,11 @@ class NightRow:
     machines: tuple[str, ...] = ()
 
 
-Rows = Annotated[tuple[NightRow, ...], Most(MOST)]
+Rows = Annotated[tuple[NightlyRow, ...], MaxRows(MOST)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NightReport:
+class NightlyReport:
     """A night. What is `broken` stays so until somebody does something; what is `due` waits for its turn.
 
     `notes` are lines that a person should read; `place` is the registry.
@@ -104,7 +104,7 @@ class NightReport:
     proven: Rows
     broken: Rows
     due: Rows
-    ages: ProofAges
+    ages: VerdictAges
     notes: tuple[str, ...] = ()
 
     @property
@@ -113,55 +113,55 @@ class NightReport:
         return min((row.code for row in self.broken), default=0)
 
 
-def is_news(night: NightReport, last: NightReport | None) -> bool:
+def is_news(night: NightlyReport, last: NightlyReport | None) -> bool:
     """Whether somebody should hear of it: things were done, or what is broken is not what was."""
     was = {(row.what, row.on, row.code) for row in last.broken} if last else set()
     is_ = {(row.what, row.on, row.code) for row in night.broken}
     return bool(night.built or night.proven) or was != is_
 
 
-def keep_plan(plan: Plan, asked: KeptPlan) -> KeptPlan:
+def save_plan(plan: VerificationPlan, asked: SavedPlan) -> SavedPlan:
     """A plan as it is kept; `asked` has no targets yet."""
     return replace(
         asked,
         targets=tuple(
-            KeptTarget(
+            SavedTarget(
                 name=one.target.name,
                 state=one.state,
-                reason=one_line(one.reason),
-                hint=one_line(one.hint),
+                reason=as_single_line(one.reason),
+                hint=as_single_line(one.hint),
                 image=one.image,
-                cells=tuple(_keep_cell(cell) for cell in one.cells),
+                cells=tuple(_save_cell(cell) for cell in one.cells),
             )
             for one in plan.targets
         ),
     )
 
 
-def _keep_cell(cell: PlannedCell) -> KeptCell:
+def _save_cell(cell: PlannedCell) -> SavedCell:
     claim = cell.ruling.claim
-    no = claim if claim and (claim.basis, claim.answer) == (Basis.VERIFIED, Answer.NO) else None
-    return KeptCell(
+    no = claim if claim and (claim.basis, claim.answer) == (ClaimBasis.VERIFIED, Compatibility.NO) else None
+    return SavedCell(
         gpu=str(cell.device),
         capability=row_of(cell.device.capability, cell.device.part),
         state=cell.state,
         required=cell.required,
         proven=cell.proven,
         until=cell.until,
-        refused=one_line(f"{no.rule}: {no.reason}") if no else "",
+        refused=as_single_line(f"{no.rule}: {no.reason}") if no else "",
     )
 
 
-def one_line(text: str) -> str:
+def as_single_line(text: str) -> str:
     """A message of several lines as one that may stand in a document."""
-    return shown_line(text)[:LONGEST_TEXT]
+    return printable_line(text)[:LONGEST_TEXT]
 
 
 # --- comparing -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NightTold:
+class NightlySteps:
     """What the two plans do not say: when it was, where, what steps said of their `failures`, and notes.
 
     `ages` are those of the signed catalog; None where there is none, then the plan's own devices tell them.
@@ -170,12 +170,12 @@ class NightTold:
     started: datetime
     ended: datetime
     place: str
-    failures: tuple[NightRow, ...] = ()
+    failures: tuple[NightlyRow, ...] = ()
     notes: tuple[str, ...] = ()
-    ages: ProofAges | None = None
+    ages: VerdictAges | None = None
 
 
-def compare(before: KeptPlan, after: KeptPlan, told: NightTold) -> NightReport:
+def compare(before: SavedPlan, after: SavedPlan, told: NightlySteps) -> NightlyReport:
     """What came to be between two plans, and what is still to be done.
 
     A failure of a step tells why; a target or GPU that one speaks of is not told of twice, nor a cause.
@@ -189,12 +189,14 @@ def compare(before: KeptPlan, after: KeptPlan, told: NightTold) -> NightReport:
     for target in after.targets:
         old = was.get(target.name)
         if target.image and target.image != (old.image if old else ""):
-            built.append(NightRow(what=target.name, why=target.image))
-        held = {cell.gpu for cell in old.cells if before.devices and _held(cell)} if old else set()
+            built.append(NightlyRow(what=target.name, why=target.image))
+        held = {cell.gpu for cell in old.cells if before.devices and _saved_verdicts(cell)} if old else set()
         same = old is not None and old.image == target.image
-        new = [c for c in target.cells if after.devices and _held(c) and not (same and c.gpu in held)]
+        new = [
+            c for c in target.cells if after.devices and _saved_verdicts(c) and not (same and c.gpu in held)
+        ]
         if new:
-            proven.append(NightRow(what=target.name, on=_capabilities(new)))
+            proven.append(NightlyRow(what=target.name, on=_capabilities(new)))
         broken += [row for row in _broken(target, old) if (row.what, row.on) not in told_of]
         due += [row for row in _due(target) if (row.what, "") not in told_of]
     proofs = (
@@ -203,7 +205,7 @@ def compare(before: KeptPlan, after: KeptPlan, told: NightTold) -> NightReport:
         for cell in target.cells
         if cell.proven and cell.until
     )
-    return NightReport(
+    return NightlyReport(
         started=told.started,
         ended=told.ended,
         place=told.place,
@@ -211,72 +213,76 @@ def compare(before: KeptPlan, after: KeptPlan, told: NightTold) -> NightReport:
         proven=tuple(proven),
         broken=by_cause(broken),
         due=tuple(due),
-        ages=told.ages or proof_ages(proofs, told.ended),
+        ages=told.ages or verdict_ages(proofs, told.ended),
         notes=told.notes,
     )
 
 
-def by_cause(rows: Iterable[NightRow]) -> tuple[NightRow, ...]:
+def by_cause(rows: Iterable[NightlyRow]) -> tuple[NightlyRow, ...]:
     """Rows with one reason as one row, in the place of the first: what and where it was is of all of them."""
-    alike: dict[tuple[str, int], list[NightRow]] = {}
+    alike: dict[tuple[str, int], list[NightlyRow]] = {}
     for row in rows:
         alike.setdefault((row.why, row.code), []).append(row)
     return tuple(_unite(same) if len(same) > 1 else same[0] for same in alike.values())
 
 
-def _unite(rows: list[NightRow]) -> NightRow:
+def _unite(rows: list[NightlyRow]) -> NightlyRow:
     names = list(dict.fromkeys(row.what for row in rows))
     places = dict.fromkeys(one for row in rows for one in row.on.split(", ") if one)
     hints = dict.fromkeys(row.hint for row in rows if row.hint)
     more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
     return replace(
         rows[0],
-        what=one_line(f"{', '.join(names[:FEW])}{more}"),
-        on=one_line(", ".join(places)),
-        hint=one_line(f"{rows[0].hint} (and {len(hints) - 1} more)") if len(hints) > 1 else rows[0].hint,
+        what=as_single_line(f"{', '.join(names[:FEW])}{more}"),
+        on=as_single_line(", ".join(places)),
+        hint=as_single_line(f"{rows[0].hint} (and {len(hints) - 1} more)")
+        if len(hints) > 1
+        else rows[0].hint,
         machines=tuple(dict.fromkeys(name for row in rows for name in row.machines)),
     )
 
 
-def _held(cell: KeptCell) -> bool:
+def _saved_verdicts(cell: SavedCell) -> bool:
     return cell.state is CellState.UNCHANGED
 
 
-def _capabilities(cells: Iterable[KeptCell]) -> str:
+def _capabilities(cells: Iterable[SavedCell]) -> str:
     return ", ".join(dict.fromkeys(cell.capability for cell in cells))
 
 
-def _broken(target: KeptTarget, old: KeptTarget | None) -> Iterator[NightRow]:
+def _broken(target: SavedTarget, old: SavedTarget | None) -> Iterator[NightlyRow]:
     """Nothing to build from; or a verdict that says no where the recipe asks for yes, or that is new."""
     if target.state is CellState.BLOCKED:
-        yield NightRow(what=target.name, why=target.reason, hint=target.hint, code=EXIT_LOCK)
+        yield NightlyRow(what=target.name, why=target.reason, hint=target.hint, code=EXIT_LOCK)
     known = {(cell.gpu, cell.refused) for cell in old.cells} if old else set()
     for cell in target.cells:
         if cell.refused and (cell.required or (cell.gpu, cell.refused) not in known):
             rule = cell.refused.partition(":")[0]
             hint = f"another version, or `imagefactory verify TARGET --allow {rule}` to try again"
-            yield NightRow(what=target.name, on=cell.capability, why=cell.refused, hint=hint, code=EXIT_CHECK)
+            yield NightlyRow(
+                what=target.name, on=cell.capability, why=cell.refused, hint=hint, code=EXIT_CHECK
+            )
 
 
-def _due(target: KeptTarget) -> Iterator[NightRow]:
+def _due(target: SavedTarget) -> Iterator[NightlyRow]:
     if target.state is CellState.BUILD:
-        yield NightRow(what=target.name, why=f"to build: {target.reason}")
+        yield NightlyRow(what=target.name, why=f"to build: {target.reason}")
         return
     cells = [cell for cell in target.cells if cell.state is CellState.VERIFY]
     if cells:
         last = max((cell.proven for cell in cells if cell.proven), default=None)
         why = f"to verify, last verified {last:%Y-%m-%d}" if last else "to verify, never verified"
-        yield NightRow(what=target.name, on=_capabilities(cells), why=why)
+        yield NightlyRow(what=target.name, on=_capabilities(cells), why=why)
 
 
-def unbuilt(before: KeptPlan, after: KeptPlan) -> tuple[NightRow, ...]:
+def unbuilt(before: SavedPlan, after: SavedPlan) -> tuple[NightlyRow, ...]:
     """What was to be built and still is, where nobody saw the steps: their logs say why."""
     was = {target.name for target in before.targets if target.state is CellState.BUILD}
     was -= set(before.waiting)
     why = "it was to be built, and still is"
     hint = "the night's run has a job of that name, whose log says why"
     return tuple(
-        NightRow(what=target.name, why=why, hint=hint, code=EXIT_BUILD)
+        NightlyRow(what=target.name, why=why, hint=hint, code=EXIT_BUILD)
         for target in after.targets
         if target.name in was and target.state is CellState.BUILD
     )
@@ -313,7 +319,7 @@ def turn_of(proven: datetime | None, told: str) -> tuple[object, ...]:
     return proven is None, proven or never, hashlib.sha256(told.encode()).digest()
 
 
-def oldest_drivers(plan: Plan) -> Plan:
+def oldest_drivers(plan: VerificationPlan) -> VerificationPlan:
     """A plan with one cell for each target and row: that of the oldest driver which is not pruned.
 
     Its verdict holds for newer ones. Where all are pruned the newest's stays, and what a verdict says against
@@ -328,19 +334,21 @@ def oldest_drivers(plan: Plan) -> Plan:
         for alike in rows.values():
             alike.sort(key=lambda cell: natural(cell.device.oldest_driver))
             chosen = next((cell for cell in alike if cell.state is not CellState.PRUNED), alike[-1])
-            yield from (cell for cell in alike if cell is chosen or _is_refused(cell))
+            yield from (cell for cell in alike if cell is chosen or _is_rejected(cell))
 
     targets = tuple(replace(one, cells=tuple(narrowed(one.cells))) for one in plan.targets)
     return replace(plan, targets=targets)
 
 
-def _is_refused(cell: PlannedCell) -> bool:
+def _is_rejected(cell: PlannedCell) -> bool:
     claim = cell.ruling.claim
-    no = claim is not None and (claim.basis, claim.answer) == (Basis.VERIFIED, Answer.NO)
+    no = claim is not None and (claim.basis, claim.answer) == (ClaimBasis.VERIFIED, Compatibility.NO)
     return no and claim.rule != Outcome.DRIVER_TOO_OLD if claim else False
 
 
-def tonight(plan: Plan, most: int, day: date, *, kits: bool = False) -> tuple[Plan, int]:
+def cells_for_night(
+    plan: VerificationPlan, most: int, day: date, *, kits: bool = False
+) -> tuple[VerificationPlan, int]:
     """The plan with at most `most` of its jobs, and how many wait for another night.
 
     With `kits` what no kit starts is built alone, and on no GPU a job.

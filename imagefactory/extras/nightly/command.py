@@ -18,30 +18,30 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.arguments import Duration
+from imagefactory.cli.arguments import DurationType
 from imagefactory.cli.output import (
-    Call,
+    CommandContext,
     error_json,
     explain,
     json_option,
+    print_json,
+    print_next_command,
+    print_result,
     reject_conflict,
-    say,
-    say_json,
-    say_next,
     targets_argument,
     terminal_width,
-    write,
+    write_terminal,
 )
 from imagefactory.cli.sweeps import find_pool
-from imagefactory.errors import FactoryError, printable, without_logins
+from imagefactory.errors import ImagefactoryError, printable, without_logins
 from imagefactory.settings.choices import POOLS
 
 if TYPE_CHECKING:
-    from imagefactory.extras.nightly.changes import NightReport
-    from imagefactory.extras.nightly.nights import Command
+    from imagefactory.extras.nightly.changes import NightlyReport
+    from imagefactory.extras.nightly.nights import CommandRunner
 
 Hook = Callable[[str, "Mapping[str, object]"], None]
-_FOLDER = click.Path(path_type=Path, file_okay=False)
+_DIRECTORY = click.Path(path_type=Path, file_okay=False)
 
 
 @click.command()
@@ -54,11 +54,13 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
 @click.option(
     "--wait-limit",
     "wait",
-    type=Duration(),
+    type=DurationType(),
     metavar="TIME",
     help="How long the pool is waited for; what comes later, the next night collects.  [default: 6h]",
 )
-@click.option("--html", type=_FOLDER, metavar="DIR", help="Write the site of `report` there, with the night.")
+@click.option(
+    "--html", type=_DIRECTORY, metavar="DIR", help="Write the site of `report` there, with the night."
+)
 @click.option(
     "--mail",
     metavar="COMMAND",
@@ -78,7 +80,7 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
 )
 @click.option(
     "--install",
-    type=_FOLDER,
+    type=_DIRECTORY,
     metavar="DIR",
     help="Write a service and a timer for systemd that do this each night; enable nothing.",
 )
@@ -97,7 +99,7 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
 @json_option
 @click.pass_obj
 def night(
-    call: Call,
+    call: CommandContext,
     /,
     *,
     names: tuple[str, ...],
@@ -128,16 +130,16 @@ def night(
     """
     from imagefactory.actions.sweep import format_id
     from imagefactory.extras.nightly.changes import is_news
-    from imagefactory.extras.nightly.night import NightAsk, run_night
+    from imagefactory.extras.nightly.night import NightlyRequest, run_nightly
     from imagefactory.extras.nightly.nights import (
         LOG,
-        NightBench,
-        keep_reserve,
-        last_night,
-        new_night,
-        one_night,
+        NightlyDependencies,
+        allocate_reserve,
+        create_nightly,
+        last_nightly,
+        nightly_lock,
     )
-    from imagefactory.extras.nightly.view import format_night
+    from imagefactory.extras.nightly.view import format_nightly
     from imagefactory.verify.evidence import LocalEvidence
 
     options = {
@@ -166,37 +168,37 @@ def night(
     if plan:
         return _changed(call, plan, github=github, as_json=as_json)
     settings = call.settings
-    ask = NightAsk(names=names, pool=pool or "", html=html)
+    ask = NightlyRequest(names=names, pool=pool or "", html=html)
     ask = replace(ask, wait=wait) if wait else ask
     hook = _webhook(call, webhook)
-    with _telling(mail, hook), one_night(settings):
-        factory, last = call.sound_factory, last_night(settings)
-        folder = new_night(settings, format_id(datetime.now(UTC), os.urandom(2)))
-        bench = NightBench(
+    with _with_progress_log(mail, hook), nightly_lock(settings):
+        factory, last = call.sound_factory, last_nightly(settings)
+        folder = create_nightly(settings, format_id(datetime.now(UTC), os.urandom(2)))
+        bench = NightlyDependencies(
             clock=lambda: datetime.now(UTC),
             pause=time.sleep,
             pools=find_pool,
             evidence=LocalEvidence(),
             run=_runner(settings.root_path, folder / LOG),
         )
-        report = run_night(factory, ask, bench, folder, call.progress)
+        report = run_nightly(factory, ask, bench, folder, call.progress)
     log = f"log: {folder / LOG}"
     if mail and is_news(report, last):  # before stdout, which may be a file on a full disk
-        _mail(mail, f"{format_night(report)}\n\n{log}\n")
-    hook("night", night_json(report, folder))
-    keep_reserve(settings)
+        _mail(mail, f"{format_nightly(report)}\n\n{log}\n")
+    hook("night", nightly_json(report, folder))
+    allocate_reserve(settings)
     if metrics:
         _write_metrics(call, metrics, report)
     if as_json:
-        say_json("night", night_json(report, folder))
+        print_json("night", nightly_json(report, folder))
     else:
-        say(f"{format_night(report, terminal_width())}\n\n{log}")
+        print_result(f"{format_nightly(report, terminal_width())}\n\n{log}")
     if report.code:
         raise click.exceptions.Exit(report.code)
-    return say_next("status") if pool else say_next("report", "--html", "site")
+    return print_next_command("status") if pool else print_next_command("report", "--html", "site")
 
 
-def _webhook(call: Call, text: str | None) -> Hook:
+def _webhook(call: CommandContext, text: str | None) -> Hook:
     """Return a function that posts a document to --webhook. A failed post prints a warning only."""
     from imagefactory.extras.nightly.nights import post_json, read_address
 
@@ -207,43 +209,46 @@ def _webhook(call: Call, text: str | None) -> Hook:
             return
         try:
             post_json(call.access, url, {"format": f"imagefactory.{kind}/1", **value})
-        except FactoryError as error:
-            write(2, f"warning: {error.message}")
+        except ImagefactoryError as error:
+            write_terminal(2, f"warning: {error.message}")
 
     return post
 
 
-def _write_metrics(call: Call, path: Path, report: NightReport) -> None:
+def _write_metrics(call: CommandContext, path: Path, report: NightlyReport) -> None:
     """Write the metrics. A file that cannot be written prints a warning only."""
-    from imagefactory.actions.read_catalog import kept_expiry
+    from imagefactory.actions.read_catalog import cached_expiry
     from imagefactory.extras.nightly.view import format_metrics
     from imagefactory.fs import replace_text
 
     try:
-        replace_text(path, format_metrics(report, kept_expiry(call.settings)))
+        replace_text(path, format_metrics(report, cached_expiry(call.settings)))
     except OSError as error:
-        write(2, f"warning: cannot write {path}: {error.strerror}")
+        write_terminal(2, f"warning: cannot write {path}: {error.strerror}")
 
 
 @contextmanager
-def _telling(mail: str | None, hook: Hook) -> Iterator[None]:
+def _with_progress_log(mail: str | None, hook: Hook) -> Iterator[None]:
     """Report by mail and webhook a night that could not start: another is running, the disk is full."""
     try:
         yield
-    except (FactoryError, OSError) as error:
-        hook("error", {"errors": [error_json(error if isinstance(error, FactoryError) else explain(error))]})
+    except (ImagefactoryError, OSError) as error:
+        hook(
+            "error",
+            {"errors": [error_json(error if isinstance(error, ImagefactoryError) else explain(error))]},
+        )
         if mail:
-            hint = f"\nhint: {error.hint}" if isinstance(error, FactoryError) else ""
+            hint = f"\nhint: {error.hint}" if isinstance(error, ImagefactoryError) else ""
             _mail(mail, f"there was no night of {datetime.now(UTC):%Y-%m-%d}: {error}{hint}\n")
         raise
 
 
-def _runner(root: Path, log: Path) -> Command:
+def _runner(root: Path, log: Path) -> CommandRunner:
     """Return a function that runs this program and logs its output. It ends with this process."""
     program = (sys.executable, "-P", "-m", "imagefactory", "-C", str(root), "--progress", "plain")
 
     def run(words: Sequence[str]) -> tuple[int, str]:
-        with _opened(log) as file:
+        with _open_issue(log) as file:
             _add(file, f"\n$ imagefactory {shlex.join(words)}\n")
             with subprocess.Popen(
                 (*program, *words), stdout=subprocess.PIPE, stderr=file, text=True, stdin=subprocess.DEVNULL
@@ -259,7 +264,7 @@ def _runner(root: Path, log: Path) -> Command:
     return run
 
 
-def _opened(log: Path) -> FileIO:
+def _open_issue(log: Path) -> FileIO:
     """Open the log to append; on a full disk open /dev/null, as a step matters more than its log."""
     try:
         return log.open("ab", buffering=0)
@@ -279,11 +284,16 @@ def _mail(command: str, text: str) -> None:
     process = subprocess.run(words, input=plain, stderr=subprocess.PIPE, text=True, check=False)
     if process.returncode:
         output = without_logins(process.stderr).strip()
-        write(2, f"warning: --mail ended with exit code {process.returncode}: {output}".rstrip(": "))
+        write_terminal(2, f"warning: --mail ended with exit code {process.returncode}: {output}".rstrip(": "))
 
 
 def _install(
-    call: Call, names: tuple[str, ...], folder: Path, options: dict[str, str | None], *, as_json: bool
+    call: CommandContext,
+    names: tuple[str, ...],
+    folder: Path,
+    options: dict[str, str | None],
+    *,
+    as_json: bool,
 ) -> None:
     from imagefactory.extras.nightly.units import enabling, format_units
     from imagefactory.fs import replace_all
@@ -296,10 +306,12 @@ def _install(
     folder.mkdir(parents=True, exist_ok=True)
     replace_all({folder / name: text.encode() for name, text in files.items()})
     if as_json:
-        return say_json("night-units", {"files": [str(folder / name) for name in files]})
+        return print_json("night-units", {"files": [str(folder / name) for name in files]})
     for name in files:
-        say(f"wrote {folder / name}")
-    return say("\n".join(("nothing runs yet; these two make it:", *(f"  {line}" for line in enabling()))))
+        print_result(f"wrote {folder / name}")
+    return print_result(
+        "\n".join(("nothing runs yet; these two make it:", *(f"  {line}" for line in enabling())))
+    )
 
 
 def _named(webhook: str | None) -> str:
@@ -312,30 +324,37 @@ def _named(webhook: str | None) -> str:
     return webhook if "://" in webhook else str(Path(webhook).expanduser().absolute())
 
 
-def _changed(call: Call, plan: Path, *, github: bool, as_json: bool) -> None:
+def _changed(call: CommandContext, plan: Path, *, github: bool, as_json: bool) -> None:
     from imagefactory.actions.sweep import format_id
-    from imagefactory.extras.nightly.changes import NightTold, dormant
-    from imagefactory.extras.nightly.night import last_commit, night_since
-    from imagefactory.extras.nightly.nights import NIGHT, new_night, read_kept_plan, write_night
-    from imagefactory.extras.nightly.view import format_issue, format_night
+    from imagefactory.extras.nightly.changes import NightlySteps, dormant
+    from imagefactory.extras.nightly.night import last_commit, nightly_since
+    from imagefactory.extras.nightly.nights import (
+        NIGHTLY_FILE,
+        create_nightly,
+        read_saved_plan,
+        write_nightly,
+    )
+    from imagefactory.extras.nightly.view import format_issue, format_nightly
 
     factory, now = call.factory, datetime.now(UTC)
-    before, commit = read_kept_plan(plan), last_commit(factory.settings.root_path)
+    before, commit = read_saved_plan(plan), last_commit(factory.settings.root_path)
     note = dormant(commit, now) if commit and github else ""
-    context = NightTold(started=before.made, ended=now, place=before.registry, notes=(note,) if note else ())
-    report = night_since(factory, before, context)
-    folder = new_night(factory.settings, format_id(now, os.urandom(2)))
-    write_night(folder / NIGHT, report)
+    context = NightlySteps(
+        started=before.made, ended=now, place=before.registry, notes=(note,) if note else ()
+    )
+    report = nightly_since(factory, before, context)
+    folder = create_nightly(factory.settings, format_id(now, os.urandom(2)))
+    write_nightly(folder / NIGHTLY_FILE, report)
     if as_json:
-        say_json("night", night_json(report, folder))
+        print_json("night", nightly_json(report, folder))
     elif github:
         if text := format_issue(report).rstrip():
-            write(1, text)
+            write_terminal(1, text)
     else:
-        say(format_night(report, terminal_width()))
+        print_result(format_nightly(report, terminal_width()))
 
 
-def night_json(report: NightReport, folder: Path) -> dict[str, object]:
+def nightly_json(report: NightlyReport, folder: Path) -> dict[str, object]:
     """Return a nightly run as JSON."""
     from imagefactory.serialize import format_value
 

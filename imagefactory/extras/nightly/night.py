@@ -20,62 +20,62 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.access import open_answering, registry_place
-from imagefactory.actions.plan import Asking, inventory_devices, read_stages
-from imagefactory.actions.read_catalog import kept_expiry
+from imagefactory.actions.plan import PlanLookup, inventory_devices, read_stages
+from imagefactory.actions.read_catalog import cached_expiry
 from imagefactory.actions.sweep import SweepStatus, find_sweeps, read_status
-from imagefactory.actions.sweep_images import ImagePlace, choose_kind, read_pool_stages
+from imagefactory.actions.sweep_images import ImageDelivery, choose_image_type, read_pool_stages
 from imagefactory.errors import (
     EXIT_CHECK,
     EXIT_NOTHING_SELECTED,
     EXIT_REGISTRY,
     EXIT_USAGE,
-    FactoryError,
+    ImagefactoryError,
     NoGpuError,
     RegistryError,
     ToolError,
     UsageError,
 )
 from imagefactory.extras.nightly.changes import (
-    KeptPlan,
-    NightReport,
-    NightRow,
-    NightTold,
+    NightlyReport,
+    NightlyRow,
+    NightlySteps,
+    SavedPlan,
+    as_single_line,
     compare,
-    keep_plan,
     oldest_drivers,
-    one_line,
+    save_plan,
     starts_by_kit,
     unbuilt,
 )
 from imagefactory.extras.nightly.nights import (
     BEFORE,
-    NIGHT,
+    NIGHTLY_FILE,
     SWEPT,
-    NightBench,
-    Steps,
+    NightlyDependencies,
+    StepRunner,
     has_reserve,
     killed_before,
-    nights_folder,
+    nightly_directory,
     release_reserve,
-    write_kept_plan,
-    write_night,
+    write_nightly,
+    write_saved_plan,
 )
 from imagefactory.fs import no_space
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.values import row_of
-from imagefactory.lock.git import ask_git
+from imagefactory.lock.git import git_output
 from imagefactory.matrix.plan import (
     CellState,
-    Plan,
     PlanGpu,
     PlanInput,
     PlannedTarget,
     TargetStatus,
+    VerificationPlan,
     make_plan,
 )
 from imagefactory.model import Outcome, Target
 from imagefactory.progress import Progress
-from imagefactory.project import Factory
+from imagefactory.project import Project
 from imagefactory.recipes.expand import select
 from imagefactory.schedulers.cells import BUDGET, CLAIMED
 from imagefactory.schedulers.inventory import write_inventory
@@ -85,7 +85,7 @@ from imagefactory.schedulers.underway import state_of
 from imagefactory.settings.load import Settings
 from imagefactory.settings.own_commands import parse_machines
 from imagefactory.trust.catalog import SOON
-from imagefactory.trust.claims import ProofAges
+from imagefactory.trust.claims import VerdictAges
 from imagefactory.verify.nonces import LIFETIME
 
 # --- What a night does about the sweeps of its store: waits for them, and collects what comes while it
@@ -96,13 +96,13 @@ POLL = 30.0
 """Seconds between two looks at the sweeps that are waited for."""
 BETWEEN = 20
 """Looks between two collections of what has come so far: ten minutes."""
-_OF_ONE = re.compile(r"\bslot[0-9_]+@|(?<=\bdir)_[0-9]+\b")
+_SLOT_SUFFIX = re.compile(r"\bslot[0-9_]+@|(?<=\bdir)_[0-9]+\b")
 """What of a reason differs from job to job, though its cause is one."""
-PATIENCE = 40
+QUEUE_WAIT_SECONDS = 40
 """How many looks in a row the pool may not answer: an access point takes minutes to start again."""
 
 
-def collect_sweeps(settings: Settings, wait: timedelta, steps: Steps) -> None:
+def collect_sweeps(settings: Settings, wait: timedelta, steps: StepRunner) -> None:
     """Collects the sweeps of a store, those of earlier nights too, until nothing on the pool works on them.
 
     After `wait` the next night goes on with them.
@@ -116,7 +116,7 @@ def collect_sweeps(settings: Settings, wait: timedelta, steps: Steps) -> None:
                 jobs, failed = sum(_at_work(read_status(one, bench.pools)) for one in folders), 0
             except ToolError as error:
                 jobs, failed = 0, failed + 1
-                if failed > PATIENCE:
+                if failed > QUEUE_WAIT_SECONDS:
                     steps.fail("pool", error)
                     break
             if not failed and (not jobs or bench.clock() >= until):
@@ -131,12 +131,12 @@ def collect_sweeps(settings: Settings, wait: timedelta, steps: Steps) -> None:
         steps.notes.append(f"{jobs} {are} still on the pool: the next nightly run collects their results")
 
 
-def _is_open(folder: Path, steps: Steps) -> bool:
+def _is_open(folder: Path, steps: StepRunner) -> bool:
     """Whether what comes of it can still be signed. One that cannot be read is told, and left alone."""
     try:
         made = read_sweep(folder).made
         read_status(folder, steps.bench.pools, queue=False)
-    except FactoryError as error:
+    except ImagefactoryError as error:
         steps.fail(f"sweep {folder.name}", error)
         return False
     return made + LIFETIME > steps.bench.clock()
@@ -147,7 +147,7 @@ def _at_work(status: SweepStatus) -> int:
     return len(status.results) - status.ended if status.driven and not status.settled else 0
 
 
-def _take(folders: Sequence[Path], steps: Steps) -> None:
+def _take(folders: Sequence[Path], steps: StepRunner) -> None:
     """Collects the sweeps that have news, and tells what of them is not verified."""
     for folder in folders:
         with steps.telling(f"sweep {folder.name}"):
@@ -174,16 +174,16 @@ def has_news(status: SweepStatus) -> bool:
     return False
 
 
-def _unproven(told: Mapping[str, Any]) -> Iterator[NightRow]:
+def _unproven(told: Mapping[str, Any]) -> Iterator[NightlyRow]:
     """What of a sweep has ended and is not verified, of the JSON of `collect`."""
     for row in told.get("results", ()):
         if row.get("outcome") not in (None, Outcome.VERIFIED):
             machine = str(row.get("machine") or "")
-            reason = _OF_ONE.sub("", str(row["reason"]))
-            why = one_line(
+            reason = _SLOT_SUFFIX.sub("", str(row["reason"]))
+            why = as_single_line(
                 f"{row['outcome']}: {reason.replace(machine, 'its machine') if machine else reason}"
             )
-            yield NightRow(
+            yield NightlyRow(
                 what=row["target"],
                 on=row["capability"],
                 why=why,
@@ -196,13 +196,13 @@ def _unproven(told: Mapping[str, Any]) -> Iterator[NightRow]:
 # ---
 
 EXPIRY = "catalog expiry"
-NIGHTS = "nights"
+NIGHTLY_DIRECTORY = "nights"
 """What a failure is about where a night cannot be kept."""
 HOUR = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NightAsk:
+class NightlyRequest:
     """The targets to care for (none: all), the pool (empty: this machine's GPU), and how long it is waited
     for. `html` is where the site is written, None for nowhere."""
 
@@ -212,9 +212,9 @@ class NightAsk:
     html: Path | None = None
 
 
-def run_night(
-    factory: Factory, ask: NightAsk, bench: NightBench, folder: Path, progress: Progress
-) -> NightReport:
+def run_nightly(
+    factory: Project, ask: NightlyRequest, bench: NightlyDependencies, folder: Path, progress: Progress
+) -> NightlyReport:
     """All of a night, kept in `folder`. Raises UsageError where no registry is set; what fails is told."""
     if not factory.settings.registry.value:
         raise UsageError(
@@ -223,50 +223,52 @@ def run_night(
             hint='set registry = "HOST/PATH" in imagefactory.toml',
         )
     targets = select(factory.targets, ask.names)
-    steps = Steps(bench=bench, progress=progress, faults=tuple(map(str, factory.faults)))
-    return _Night(factory=factory, ask=ask, folder=folder, targets=targets, steps=steps).run()
+    steps = StepRunner(bench=bench, progress=progress, faults=tuple(map(str, factory.faults)))
+    return _NightlyRun(factory=factory, ask=ask, folder=folder, targets=targets, steps=steps).run()
 
 
-def night_since(factory: Factory, before: KeptPlan, told: NightTold) -> NightReport:
+def nightly_since(factory: Project, before: SavedPlan, told: NightlySteps) -> NightlyReport:
     """What changed since a plan, whoever did it. Raises RegistryError, and NothingSelectedError."""
     targets = select(factory.targets, before.names)
-    stages = read_stages(factory, targets, Asking(now=told.ended, registry=before.registry))
+    stages = read_stages(factory, targets, PlanLookup(now=told.ended, registry=before.registry))
     plan = make_plan(PlanInput(stages=stages, devices=before.devices, on_machines=True))
-    after = keep_plan(plan, replace(before, made=told.ended, targets=()))
+    after = save_plan(plan, replace(before, made=told.ended, targets=()))
     return compare(before, after, replace(told, failures=(*told.failures, *unbuilt(before, after))))
 
 
 def last_commit(root: Path) -> datetime | None:
     """When a factory's repository last changed; None where git tells of none."""
     # The runner of CI that checked it out is not who asks.
-    printed = ask_git(root, "log", "-1", "--format=%ct", options=("-c", "safe.directory=*"))
+    printed = git_output(root, "log", "-1", "--format=%ct", options=("-c", "safe.directory=*"))
     text = printed.decode("ascii", "replace").strip()
     return datetime.fromtimestamp(int(text), UTC) if text.isdecimal() else None
 
 
 @dataclass(kw_only=True)
-class _Night:
-    factory: Factory
-    ask: NightAsk
+class _NightlyRun:
+    factory: Project
+    ask: NightlyRequest
     folder: Path
     targets: tuple[Target, ...]
-    steps: Steps
-    ages: ProofAges | None = None
+    steps: StepRunner
+    ages: VerdictAges | None = None
 
-    def run(self) -> NightReport:
+    def run(self) -> NightlyReport:
         started, killed = self.steps.bench.clock(), killed_before(self.factory.settings)
         for fault in self.factory.faults:
             why = str(replace(fault, location=""))
-            self.steps.tell(NightRow(what=one_line(fault.location), why=one_line(why), code=EXIT_USAGE))
+            self.steps.tell(
+                NightlyRow(what=as_single_line(fault.location), why=as_single_line(why), code=EXIT_USAGE)
+            )
         if not has_reserve(self.factory.settings):
-            self.steps.fail(NIGHTS, no_space(nights_folder(self.factory.settings)))
+            self.steps.fail(NIGHTLY_DIRECTORY, no_space(nightly_directory(self.factory.settings)))
         devices = self._devices()
-        before: KeptPlan | None = None
+        before: SavedPlan | None = None
         with self.steps.telling("plan"):
             plan = self._plan(devices)
-            before = killed or keep_plan(plan, self._asked(devices))
-            with self.steps.telling(NIGHTS):
-                write_kept_plan(self.folder / BEFORE, before)
+            before = killed or save_plan(plan, self._asked(devices))
+            with self.steps.telling(NIGHTLY_DIRECTORY):
+                write_saved_plan(self.folder / BEFORE, before)
             built = self._build(plan)
             self._verify(plan, built, on_gpus=bool(devices))
         if self.ask.pool:
@@ -286,7 +288,7 @@ class _Night:
         self.steps.do("store", "store", "gc")
         after = before
         with self.steps.telling("plan"):
-            after = after if away else keep_plan(self._plan(devices), self._asked(devices))
+            after = after if away else save_plan(self._plan(devices), self._asked(devices))
         report = self._report(started, before, after)
         if self.ask.html:
             done = len(self.steps.failures)
@@ -306,26 +308,26 @@ class _Night:
             return True
         return False
 
-    def _report(self, started: datetime, before: KeptPlan | None, after: KeptPlan | None) -> NightReport:
+    def _report(self, started: datetime, before: SavedPlan | None, after: SavedPlan | None) -> NightlyReport:
         report = self._compare(started, before, after)
         try:
-            write_night(self.folder / NIGHT, report)
-        except (FactoryError, OSError) as error:
-            self.steps.fail(NIGHTS, error)
+            write_nightly(self.folder / NIGHTLY_FILE, report)
+        except (ImagefactoryError, OSError) as error:
+            self.steps.fail(NIGHTLY_DIRECTORY, error)
             report = self._compare(started, before, after)
         return report
 
     def _warn_of_expiry(self) -> None:
         """Nights that cannot sign are told until the last signed catalog expires: from a week before, of its
         own."""
-        expires = kept_expiry(self.factory.settings)
+        expires = cached_expiry(self.factory.settings)
         if expires and expires - self.steps.bench.clock() < SOON:
             why = f"the signed catalog expires on {expires:%Y-%m-%d %H:%M} UTC, and readers reject it then"
-            self.steps.tell(NightRow(what=EXPIRY, why=why, hint="imagefactory catalogue", code=EXIT_CHECK))
+            self.steps.tell(NightlyRow(what=EXPIRY, why=why, hint="imagefactory catalogue", code=EXIT_CHECK))
 
-    def _compare(self, started: datetime, before: KeptPlan | None, after: KeptPlan | None) -> NightReport:
+    def _compare(self, started: datetime, before: SavedPlan | None, after: SavedPlan | None) -> NightlyReport:
         empty = self._asked(())
-        told = NightTold(
+        told = NightlySteps(
             started=started,
             ended=self.steps.bench.clock(),
             place=self._registry,
@@ -335,8 +337,8 @@ class _Night:
         )
         return compare(before or empty, after or before or empty, told)
 
-    def _asked(self, devices: tuple[PlanGpu, ...]) -> KeptPlan:
-        return KeptPlan(
+    def _asked(self, devices: tuple[PlanGpu, ...]) -> SavedPlan:
+        return SavedPlan(
             made=self.steps.bench.clock(), registry=self._registry, names=self.ask.names, devices=devices
         )
 
@@ -359,7 +361,7 @@ class _Night:
                 kinds = tuple(one for one in listed if one not in avoided and not one.part)
                 left = {(kind.capability, kind.part) for kind in kinds}
                 self.steps.notes += [
-                    one_line(f"nothing is verified on {kind}: {reason}")
+                    as_single_line(f"nothing is verified on {kind}: {reason}")
                     for kind, reason in avoided.items()
                     if (kind.capability, kind.part) not in left and not kind.part
                 ]
@@ -367,7 +369,7 @@ class _Night:
         try:
             hardware = self.steps.bench.evidence.read()
         except NoGpuError as error:
-            self.steps.notes.append(one_line(f"nothing is verified: {error.message}"))
+            self.steps.notes.append(as_single_line(f"nothing is verified: {error.message}"))
             return ()
         gpu = hardware.gpus[0]
         capability = parse_capability(gpu.capability)
@@ -378,26 +380,26 @@ class _Night:
     def _inventory(self) -> Path:
         return self.folder / "inventory.json"
 
-    def _plan(self, devices: tuple[PlanGpu, ...]) -> Plan:
+    def _plan(self, devices: tuple[PlanGpu, ...]) -> VerificationPlan:
         """Against the registry; where jobs run .sif files, also the store, whose verdicts are theirs."""
         now = self.steps.bench.clock()
         with self.steps.progress.stage("plan"):
-            stages = read_stages(self.factory, self.targets, Asking(now=now, registry=self._registry))
-            kind = choose_kind(self.factory, "", self._registry) if self.ask.pool else ImageKind.DOCKER
+            stages = read_stages(self.factory, self.targets, PlanLookup(now=now, registry=self._registry))
+            kind = choose_image_type(self.factory, "", self._registry) if self.ask.pool else ImageKind.DOCKER
             if kind is not ImageKind.DOCKER:
-                place = ImagePlace(kind=kind, registry=self._registry, folder=self.folder, now=now)
+                place = ImageDelivery(kind=kind, registry=self._registry, folder=self.folder, now=now)
                 here = read_pool_stages(self.factory, self.targets, place)
-                stages = tuple(map(_both, stages, here))
+                stages = tuple(map(_merge_ages, stages, here))
         return oldest_drivers(make_plan(PlanInput(stages=stages, devices=devices, on_machines=True)))
 
     # --- steps -----------------------------------------------------------------------------------
 
-    def _build(self, plan: Plan) -> frozenset[str]:
+    def _build(self, plan: VerificationPlan) -> frozenset[str]:
         """Builds and pushes what is due, each in a process of its own. The names of what came to be."""
         due = [one.target.name for one in plan.targets if one.state is CellState.BUILD]
         return frozenset(name for name in due if self.steps.do(name, "build", "--push", name)[0] == 0)
 
-    def _verify(self, plan: Plan, built: frozenset[str], *, on_gpus: bool) -> None:
+    def _verify(self, plan: VerificationPlan, built: frozenset[str], *, on_gpus: bool) -> None:
         ready = [one for one in plan.targets if on_gpus and _is_due(one, built)]
         if self.ask.pool:  # which starts kits
             ready = [one for one in ready if starts_by_kit(one.target)]
@@ -408,7 +410,7 @@ class _Night:
             words = ("--pool", self.ask.pool, "--inventory", str(self._inventory), *names)
             code, told = self.steps.do("verify", "verify", *words, expected=EXIT_NOTHING_SELECTED)
             notes = told.get("notes")
-            self.steps.notes += [one_line(str(one)) for one in notes] if isinstance(notes, list) else []
+            self.steps.notes += [as_single_line(str(one)) for one in notes] if isinstance(notes, list) else []
             self.steps.notes += _not_queued(code, told)
             if isinstance(told.get("folder"), str):
                 (self.folder / SWEPT).write_text(told["folder"] + "\n", "utf-8")
@@ -425,10 +427,10 @@ def _not_queued(code: int, told: Mapping[str, Any]) -> Iterator[str]:
     """
     rows = told.get("errors" if code == EXIT_NOTHING_SELECTED else "left_out", ())
     if code == EXIT_NOTHING_SELECTED:
-        yield from (one_line(str(row.get("message", ""))) for row in rows)
+        yield from (as_single_line(str(row.get("message", ""))) for row in rows)
         return
     reasons = Counter(str(row.get("reason")) for row in rows if row.get("rule") == CLAIMED)
-    yield from (one_line(f"cells left out, {count}: {reason}") for reason, count in reasons.items())
+    yield from (as_single_line(f"cells left out, {count}: {reason}") for reason, count in reasons.items())
     over = [row for row in rows if row.get("rule") == BUDGET]
     if over:
         cells = ", ".join(
@@ -436,7 +438,7 @@ def _not_queued(code: int, told: Mapping[str, Any]) -> Iterator[str]:
             for row in over
         )
         waits = "cells are over the budget and wait" if len(over) > 1 else "cell is over the budget and waits"
-        yield one_line(f"{len(over)} {waits} for another nightly run: {cells}")
+        yield as_single_line(f"{len(over)} {waits} for another nightly run: {cells}")
 
 
 def waiting_tags(said: Mapping[str, object]) -> list[str]:
@@ -444,14 +446,14 @@ def waiting_tags(said: Mapping[str, object]) -> list[str]:
     results = said.get("results")
     rows = [one for one in results if isinstance(one, dict)] if isinstance(results, list) else []
     return [
-        one_line(f"{row.get('target')}: {tag.get('tag')} waits for {tag.get('missing')} more approvals")
+        as_single_line(f"{row.get('target')}: {tag.get('tag')} waits for {tag.get('missing')} more approvals")
         for row in rows
         for tag in row.get("tags", ())
         if isinstance(tag, dict) and tag.get("missing")
     ]
 
 
-def _ages_in(proofs: object) -> ProofAges | None:
+def _ages_in(proofs: object) -> VerdictAges | None:
     """What the catalog's own command says of the age of its verdicts, in its JSON."""
     if not isinstance(proofs, dict) or not isinstance(proofs.get("lapsing"), int):
         return None
@@ -460,10 +462,10 @@ def _ages_in(proofs: object) -> ProofAges | None:
         made = datetime.fromisoformat(oldest) if oldest else None
     except (TypeError, ValueError):
         return None
-    return ProofAges(oldest=made, lapsing=proofs["lapsing"])
+    return VerdictAges(oldest=made, lapsing=proofs["lapsing"])
 
 
-def _both(there: TargetStatus, here: TargetStatus) -> TargetStatus:
+def _merge_ages(there: TargetStatus, here: TargetStatus) -> TargetStatus:
     """Of a target whose .sif is what runs: what either lacks is to be made, and the .sif's verdicts count."""
     return replace(
         there,

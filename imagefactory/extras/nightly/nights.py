@@ -22,16 +22,23 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from imagefactory.access import Access, package_index
-from imagefactory.errors import EXIT_BUILD, EXIT_USAGE, CheckFailedError, FactoryError, UsageError, os_problem
-from imagefactory.extras.nightly.changes import KeptPlan, NightReport, NightRow, one_line
-from imagefactory.fs import entries_of, explain_full_disk, held_alone, remove_inside, replace_text
+from imagefactory.errors import (
+    EXIT_BUILD,
+    EXIT_USAGE,
+    CheckFailedError,
+    ImagefactoryError,
+    UsageError,
+    os_problem,
+)
+from imagefactory.extras.nightly.changes import NightlyReport, NightlyRow, SavedPlan, as_single_line
+from imagefactory.fs import entries_of, exclusive_lock, explain_full_disk, remove_inside, replace_text
 from imagefactory.http import (
     LOOPBACK,
+    HttpSession,
     Login,
-    Patience,
-    RefusedError,
+    RejectedError,
+    RetryPolicy,
     TransientError,
-    Web,
     check_address,
     network_of_name,
 )
@@ -43,47 +50,47 @@ from imagefactory.serialize import format_value, parse_value
 from imagefactory.settings.load import Settings
 from imagefactory.verify.report import Evidence
 
-KEPT = 60
+MAX_RUNS = 60
 """Nights that are kept; older ones are dropped, and their sweeps with them."""
 RESERVE = 4 << 20
 """Bytes of the disk that are kept for a night's log, summary and mail."""
-PLAN_FORMAT, NIGHT_FORMAT = "imagefactory.night-plan/1", "imagefactory.night-kept/1"
-BEFORE, LOG, NIGHT, SWEPT = "before.json", "log.txt", "night.json", "sweep"
+PLAN_FORMAT, NIGHTLY_FORMAT = "imagefactory.night-plan/1", "imagefactory.night-kept/1"
+BEFORE, LOG, NIGHTLY_FILE, SWEPT = "before.json", "log.txt", "night.json", "sweep"
 RESERVED = ".reserve"
 
 
-def nights_folder(settings: Settings) -> Path:
+def nightly_directory(settings: Settings) -> Path:
     return settings.store_path / "nights"
 
 
 @contextmanager
-def one_night(settings: Settings) -> Iterator[None]:
+def nightly_lock(settings: Settings) -> Iterator[None]:
     """One night at a time; the system itself lets go of the lock of one that was killed.
 
     Raises UsageError where another is at work.
     """
     Layout(settings.store_path).make()
-    lock = nights_folder(settings) / ".lock"
+    lock = nightly_directory(settings) / ".lock"
     refusal = UsageError(
         "night-in-progress",
-        f"another nightly run is in progress in {nights_folder(settings)}",
+        f"another nightly run is in progress in {nightly_directory(settings)}",
         hint=f"wait for it or end that process; its log is the newest {LOG} there",
     )
-    with held_alone(lock, refusal):
+    with exclusive_lock(lock, refusal):
         yield
 
 
-def new_night(settings: Settings, name: str) -> Path:
+def create_nightly(settings: Settings, name: str) -> Path:
     """Make the folder of a night that begins; what is older than the last KEPT goes.
 
     Without room for it, it is a temporary folder elsewhere. Raises StoreError where there is none either.
     """
     Layout(settings.store_path).make()
-    folders = _nights(settings)
-    for folder in folders[: max(len(folders) - KEPT + 1, 0)]:
+    folders = _nightly_runs(settings)
+    for folder in folders[: max(len(folders) - MAX_RUNS + 1, 0)]:
         _drop(settings, folder)
-    folder = nights_folder(settings) / name
-    keep_reserve(settings)
+    folder = nightly_directory(settings) / name
+    allocate_reserve(settings)
     try:
         folder.mkdir()
     except OSError:
@@ -92,9 +99,9 @@ def new_night(settings: Settings, name: str) -> Path:
     return folder
 
 
-def keep_reserve(settings: Settings) -> None:
+def allocate_reserve(settings: Settings) -> None:
     """Take RESERVE bytes of the disk for the end of a night, unless less would be free then."""
-    path = nights_folder(settings) / RESERVED
+    path = nightly_directory(settings) / RESERVED
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not (path.exists() and path.stat().st_size == RESERVE):
@@ -106,17 +113,17 @@ def keep_reserve(settings: Settings) -> None:
 
 
 def has_reserve(settings: Settings) -> bool:
-    return (nights_folder(settings) / RESERVED).exists()
+    return (nightly_directory(settings) / RESERVED).exists()
 
 
 def release_reserve(settings: Settings) -> None:
     """Give it back: what is written next has room, on a disk that was filled meanwhile."""
     with suppress(OSError):
-        (nights_folder(settings) / RESERVED).unlink()
+        (nightly_directory(settings) / RESERVED).unlink()
 
 
-def _nights(settings: Settings) -> list[Path]:
-    return [path for path in entries_of(nights_folder(settings)) if path.is_dir()]
+def _nightly_runs(settings: Settings) -> list[Path]:
+    return [path for path in entries_of(nightly_directory(settings)) if path.is_dir()]
 
 
 def _drop(settings: Settings, folder: Path) -> None:
@@ -129,46 +136,46 @@ def _drop(settings: Settings, folder: Path) -> None:
         remove_inside(settings.store_path, folder)
 
 
-def last_night(settings: Settings) -> NightReport | None:
+def last_nightly(settings: Settings) -> NightlyReport | None:
     """What the last night said that came to its end; None where none did, or that cannot be read."""
-    for folder in reversed(_nights(settings)):
-        if (folder / NIGHT).is_file():
+    for folder in reversed(_nightly_runs(settings)):
+        if (folder / NIGHTLY_FILE).is_file():
             try:
-                return read_night(folder / NIGHT)
-            except FactoryError:
+                return read_nightly(folder / NIGHTLY_FILE)
+            except ImagefactoryError:
                 return None
     return None
 
 
-def killed_before(settings: Settings) -> KeptPlan | None:
+def killed_before(settings: Settings) -> SavedPlan | None:
     """The plan that a night began with which was killed, where it was the last: its work is told too."""
-    for folder in reversed(_nights(settings)):
-        if (folder / NIGHT).is_file():
+    for folder in reversed(_nightly_runs(settings)):
+        if (folder / NIGHTLY_FILE).is_file():
             return None
         if (folder / BEFORE).is_file():
-            with suppress(FactoryError):
-                return read_kept_plan(folder / BEFORE)
+            with suppress(ImagefactoryError):
+                return read_saved_plan(folder / BEFORE)
     return None
 
 
-def write_kept_plan(path: Path, plan: KeptPlan) -> None:
+def write_saved_plan(path: Path, plan: SavedPlan) -> None:
     _write(path, PLAN_FORMAT, plan)
 
 
-def read_kept_plan(path: Path) -> KeptPlan:
+def read_saved_plan(path: Path) -> SavedPlan:
     """Raises UsageError for a file that is none, StatementError for one that was changed."""
-    plan = _read(path, PLAN_FORMAT, KeptPlan, "plan --keep FILE")
-    assert isinstance(plan, KeptPlan)
+    plan = _read(path, PLAN_FORMAT, SavedPlan, "plan --keep FILE")
+    assert isinstance(plan, SavedPlan)
     return plan
 
 
-def write_night(path: Path, night: NightReport) -> None:
-    _write(path, NIGHT_FORMAT, night)
+def write_nightly(path: Path, night: NightlyReport) -> None:
+    _write(path, NIGHTLY_FORMAT, night)
 
 
-def read_night(path: Path) -> NightReport:
-    night = _read(path, NIGHT_FORMAT, NightReport, "night")
-    assert isinstance(night, NightReport)
+def read_nightly(path: Path) -> NightlyReport:
+    night = _read(path, NIGHTLY_FORMAT, NightlyReport, "night")
+    assert isinstance(night, NightlyReport)
     return night
 
 
@@ -193,31 +200,31 @@ def _read(path: Path, form: str, kind: Any, maker: str) -> object:
 # --- The steps of a night: this program's own commands, each in a process of its own, and what went wrong
 
 
-class Command(Protocol):
+class CommandRunner(Protocol):
     """Runs this program with `words`, tells the log, and gives its exit code and what it printed."""
 
     def __call__(self, words: Sequence[str]) -> tuple[int, str]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NightBench:
+class NightlyDependencies:
     """What a night takes from this process."""
 
     clock: Callable[[], datetime]
     pause: Callable[[float], None]
     pools: Pools
     evidence: Evidence
-    run: Command
+    run: CommandRunner
 
 
 @dataclass(kw_only=True)
-class Steps:
+class StepRunner:
     """Runs steps and remembers their `failures`, each once, and `notes`. `faults` are those of recipes."""
 
-    bench: NightBench
+    bench: NightlyDependencies
     progress: Progress
     faults: tuple[str, ...]
-    failures: list[NightRow] = field(default_factory=list)
+    failures: list[NightlyRow] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def do(self, what: str, *words: str, expected: int = 0, of: str = "") -> tuple[int, Mapping[str, Any]]:
@@ -226,7 +233,7 @@ class Steps:
         with self.progress.stage(f"{words[0]} {what}" if what != words[0] else what):
             try:
                 code, said = self.bench.run((*words, "--json"))
-            except (FactoryError, OSError) as error:
+            except (ImagefactoryError, OSError) as error:
                 self.fail(what, error)
                 return EXIT_BUILD, {}
         told = _document(said)
@@ -235,11 +242,14 @@ class Steps:
             name, own = str(row.get("target") or what), int(row.get("exit_code", 1))
             told_already = own == EXIT_USAGE and row.get("message") == "\n".join(self.faults)
             if not told_already and (own != expected or of not in ("", name)):
-                why, hint = one_line(str(row.get("message", ""))), one_line(str(row.get("hint", "")))
-                self.tell(NightRow(what=one_line(name), why=why, hint=hint, code=own))
+                why, hint = (
+                    as_single_line(str(row.get("message", ""))),
+                    as_single_line(str(row.get("hint", ""))),
+                )
+                self.tell(NightlyRow(what=as_single_line(name), why=why, hint=hint, code=own))
         if code != 0 and not errors:
             why = f"`imagefactory {words[0]}` ended with exit code {code}"
-            self.tell(NightRow(what=what, why=why, hint="see the log", code=max(code, 1)))
+            self.tell(NightlyRow(what=what, why=why, hint="see the log", code=max(code, 1)))
         return code, told
 
     @contextmanager
@@ -247,17 +257,17 @@ class Steps:
         """What goes wrong here is told, and ends nothing else."""
         try:
             yield
-        except (FactoryError, OSError) as error:
+        except (ImagefactoryError, OSError) as error:
             self.fail(what, error)
 
-    def fail(self, what: str, error: FactoryError | OSError) -> None:
-        if isinstance(error, FactoryError):
+    def fail(self, what: str, error: ImagefactoryError | OSError) -> None:
+        if isinstance(error, ImagefactoryError):
             why, hint, code = error.message, error.hint, error.exit_code
         else:
             why, hint, code = str(error), "check the disk and its permissions", EXIT_BUILD
-        self.tell(NightRow(what=what, why=one_line(why), hint=one_line(hint), code=code))
+        self.tell(NightlyRow(what=what, why=as_single_line(why), hint=as_single_line(hint), code=code))
 
-    def tell(self, *rows: NightRow) -> None:
+    def tell(self, *rows: NightlyRow) -> None:
         """Each once: a sweep is collected several times."""
         self.failures += [row for row in rows if row not in self.failures]
 
@@ -295,7 +305,7 @@ def read_address(given: str) -> str:
         parts = urlsplit(text)
         check_address(text)
         local = parts.scheme == "http" and network_of_name(parts.hostname or "") == LOOPBACK
-    except (ValueError, RefusedError):
+    except (ValueError, RejectedError):
         parts, local = urlsplit(""), False
     if not (parts.hostname and (parts.scheme == "https" or local)) or not text.isprintable() or " " in text:
         raise UsageError(
@@ -307,7 +317,7 @@ def read_address(given: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Hook:
+class _Webhook:
     """How the address is reached: by the environment's proxy, and with the user's netrc."""
 
     certificates: str
@@ -318,12 +328,12 @@ class _Hook:
 
 
 def post_json(
-    access: Access, url: str, value: Mapping[str, object], patience: Patience | None = None
+    access: Access, url: str, value: Mapping[str, object], patience: RetryPolicy | None = None
 ) -> None:
     """Send the document, trying again what may pass. Raises CheckFailedError where nobody took it."""
-    hook = _Hook(certificates=package_index(access).certificates)
+    hook = _Webhook(certificates=package_index(access).certificates)
     host = urlsplit(url).netloc.rpartition("@")[2]
-    web = Web(hook, patience=patience or Patience(attempts=3))
+    web = HttpSession(hook, patience=patience or RetryPolicy(attempts=3))
     headers, data = {"Content-Type": "application/json"}, json.dumps(value).encode()
 
     def send() -> None:
@@ -332,7 +342,7 @@ def post_json(
 
     try:
         web.patience.retry(send)
-    except (TransientError, RefusedError) as error:
+    except (TransientError, RejectedError) as error:
         raise CheckFailedError(
             "webhook-failed",
             f"{host} did not accept the report of the nightly run: {_without(url, str(error))}",

@@ -19,23 +19,31 @@ from packaging.version import Version
 from imagefactory.access import package_index, uv_locker
 from imagefactory.actions.definition import write_definition
 from imagefactory.actions.images import stored_image
-from imagefactory.actions.lock import LockOptions, below_first, conda_locker, lock_base, lock_target
+from imagefactory.actions.lock import LockOptions, conda_locker, lock_base, lock_target, parents_first
 from imagefactory.actions.locked import lock_state, orphans, read_target_lock
-from imagefactory.actions.new_project import Added, make_addition, plan_addition
-from imagefactory.actions.verdicts import Judge
-from imagefactory.cli.output import Call, collecting, json_option, say, say_json, say_next, terminal_width
-from imagefactory.cli.output import write as print_to
-from imagefactory.errors import FactoryError, LockError, NothingSelectedError, ToolError, UsageError
+from imagefactory.actions.new_project import RowAddition, make_addition, plan_addition
+from imagefactory.actions.verdicts import VerdictReader
+from imagefactory.cli.output import (
+    CommandContext,
+    exit_with_first_failure,
+    json_option,
+    print_json,
+    print_next_command,
+    print_result,
+    terminal_width,
+)
+from imagefactory.cli.output import write_terminal as print_to
+from imagefactory.errors import ImagefactoryError, LockError, NothingSelectedError, ToolError, UsageError
 from imagefactory.fs import replace_text
 from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.knowledge import offered
 from imagefactory.gpu.knowledge.tables import covers
 from imagefactory.lock.conda.explain import cudas_of, offered_to
 from imagefactory.lock.debian.lock import read_base_lock, write_base_lock
-from imagefactory.lock.files import Move, base_moves, lock_moves, write_lock
+from imagefactory.lock.files import VersionChange, base_moves, lock_moves, write_lock
 from imagefactory.lock.pypi.requirements import from_files
 from imagefactory.lock.pypi.series import (
-    NewSeries,
+    FrameworkSeries,
     cuda_extras,
     cuda_of,
     newer_series,
@@ -44,11 +52,11 @@ from imagefactory.lock.pypi.series import (
     series_after,
 )
 from imagefactory.lock.pypi.uv import UvLocker
-from imagefactory.model import Base, BaseLock, Lock, Outcome, Target
+from imagefactory.model import BaseLock, BaseSpec, Lock, Outcome, Target
 from imagefactory.progress import Progress
-from imagefactory.project import Factory
+from imagefactory.project import Project
 from imagefactory.serialize import fields_of
-from imagefactory.settings.choices import Setting
+from imagefactory.settings.choices import SettingValue
 from imagefactory.trust.claims import SOON
 from imagefactory.trust.judgement import ending
 from imagefactory.versions import natural, nearest
@@ -60,12 +68,12 @@ from imagefactory.views.text import wrap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unit:
+class UpdateUnit:
     """What moves together: a family with all that is built on it, or a base (`base:debian-12`)."""
 
     name: str
     targets: tuple[Target, ...] = ()
-    base: Base | None = None
+    base: BaseSpec | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +81,7 @@ class NewRelease:
     """A series that no row has, its CUDA where no table knows it, and the command that writes its row: empty
     where only a person can."""
 
-    found: NewSeries
+    found: FrameworkSeries
     command: str
     cuda: str = ""
 
@@ -101,13 +109,13 @@ class NewLock:
     """A lock that a re-solve changes: of a target, or of a base."""
 
     name: str
-    moves: tuple[Move, ...]
+    moves: tuple[VersionChange, ...]
     target: Target | None
     lock: Lock | BaseLock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expiring:
+class ExpiringVerdict:
     """No verdict of an image in the store holds longer than `day` for this capability."""
 
     target: str
@@ -116,32 +124,32 @@ class Expiring:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class News:
+class UnitNews:
     """What the world has of a unit that the catalogue has not.
 
     `faults` are those of single targets: nothing is known of them.
     """
 
-    unit: Unit
+    unit: UpdateUnit
     releases: tuple[NewRelease, ...] = ()
     cudas: tuple[NewCuda, ...] = ()
     python: NewPython | None = None
     locks: tuple[NewLock, ...] = ()
-    expiring: tuple[Expiring, ...] = ()
-    faults: tuple[FactoryError, ...] = ()
+    expiring: tuple[ExpiringVerdict, ...] = ()
+    faults: tuple[ImagefactoryError, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.releases or self.cudas or self.python or self.locks or self.expiring)
 
 
-def find_units(factory: Factory, names: Sequence[str]) -> tuple[Unit, ...]:
+def find_units(factory: Project, names: Sequence[str]) -> tuple[UpdateUnit, ...]:
     """The units of these families and bases, all of both without names. Raises NothingSelectedError."""
     families: dict[str, list[Target]] = {}
     roots = {target.family: _lowest(factory, target).family for target in factory.targets}
-    for target in below_first(factory, factory.targets):
+    for target in parents_first(factory, factory.targets):
         families.setdefault(roots[target.family], []).append(target)
-    units = [Unit(name=name, targets=tuple(targets)) for name, targets in families.items()]
-    units += [Unit(name=f"base:{base.name}", base=base) for base in factory.bases if not base.image]
+    units = [UpdateUnit(name=name, targets=tuple(targets)) for name, targets in families.items()]
+    units += [UpdateUnit(name=f"base:{base.name}", base=base) for base in factory.bases if not base.image]
     known = {unit.name: unit for unit in units}
     wanted = [roots.get(name, name) for name in names]
     for name in wanted:
@@ -155,17 +163,17 @@ def find_units(factory: Factory, names: Sequence[str]) -> tuple[Unit, ...]:
     return tuple(known[name] for name in dict.fromkeys(wanted)) if names else tuple(units)
 
 
-def _lowest(factory: Factory, target: Target) -> Target:
+def _lowest(factory: Project, target: Target) -> Target:
     below = factory.target_below(target)
     return _lowest(factory, below) if below else target
 
 
-def watch_unit(factory: Factory, unit: Unit, now: datetime, progress: Progress) -> News:
+def watch_unit(factory: Project, unit: UpdateUnit, now: datetime, progress: Progress) -> UnitNews:
     """All that is new of a unit. Raises as `lock_base` does, and StoreError for a damaged store."""
     if unit.base:
-        return News(unit=unit, locks=_base_news(factory, unit, unit.base, progress))
+        return UnitNews(unit=unit, locks=_base_news(factory, unit, unit.base, progress))
     own = tuple(one for one in unit.targets if one.gpu and not one.on and not rocm_of(one.cuda))
-    world = News(unit=unit)
+    world = UnitNews(unit=unit)
     locks, faults = _lock_news(factory, unit, progress)
     try:
         if own:  # of builds for CPUs alone or AMD's GPUs nothing but their locks is watched
@@ -182,13 +190,13 @@ def _newest(targets: tuple[Target, ...]) -> Target:
     return max(targets, key=lambda target: (natural(target.version), natural(target.cuda)))
 
 
-def _of_the_channels(factory: Factory, unit: Unit, targets: tuple[Target, ...]) -> News:
+def _of_the_channels(factory: Project, unit: UpdateUnit, targets: tuple[Target, ...]) -> UnitNews:
     """What the newest row's channels have of its framework. Raises LockError where one cannot be read."""
     newest = _newest(targets)
     builds, pythons = conda_locker(factory).builds(newest), {target.python for target in targets}
     every = {build.python for build in builds if build.python}
     found = series_after(offered_to(builds, pythons), {target.version for target in targets})
-    return News(
+    return UnitNews(
         unit=unit,
         releases=tuple(NewRelease(found=one, command="") for one in found),
         cudas=_new_cudas(targets, cudas_of(builds, newest.version, pythons)),
@@ -213,14 +221,14 @@ def _new_cudas(targets: tuple[Target, ...], cudas: Collection[str]) -> tuple[New
     )
 
 
-def _new_python(factory: Factory, pythons: Collection[str], release: str, python: str) -> NewPython | None:
+def _new_python(factory: Project, pythons: Collection[str], release: str, python: str) -> NewPython | None:
     if not python or Version(python) <= max(map(Version, pythons)):
         return None
     base = next((one.name for one in factory.bases if one.python == python), "")
     return NewPython(release=release, python=python, base=base)
 
 
-def _of_the_index(factory: Factory, unit: Unit, targets: tuple[Target, ...]) -> News:
+def _of_the_index(factory: Project, unit: UpdateUnit, targets: tuple[Target, ...]) -> UnitNews:
     """What the framework's project page has. Raises LockError where it cannot be read, or without a lock."""
     newest = _newest(targets)
     lock = read_target_lock(factory, newest)
@@ -238,7 +246,7 @@ def _of_the_index(factory: Factory, unit: Unit, targets: tuple[Target, ...]) -> 
     found = newer_series(name, files, {target.version for target in targets}, pythons, lock.platform)
     releases = tuple(_addable(factory, locker, newest, lock, one) for one in found)
     known = {one.cuda for one in offered(newest.framework, newest.version)}
-    return News(
+    return UnitNews(
         unit=unit,
         releases=releases,
         cudas=_new_cudas(
@@ -257,7 +265,9 @@ def _metadata(locker: UvLocker, lock: Lock, release: str, newest: Target) -> Raw
         return {}
 
 
-def _addable(factory: Factory, locker: UvLocker, newest: Target, lock: Lock, one: NewSeries) -> NewRelease:
+def _addable(
+    factory: Project, locker: UvLocker, newest: Target, lock: Lock, one: FrameworkSeries
+) -> NewRelease:
     """With the call of `add`: with the CUDA that a series' wheels pin, else that of the newest row."""
     command, cuda = f"imagefactory add {newest.family} {one.series}", ""
     try:
@@ -274,7 +284,7 @@ def _addable(factory: Factory, locker: UvLocker, newest: Target, lock: Lock, one
 
 
 @contextmanager
-def _copied(factory: Factory) -> Iterator[Factory]:
+def _copied(factory: Project) -> Iterator[Project]:
     """The factory with a copy of its locks and wheels, to solve in; the cache is the same."""
     with tempfile.TemporaryDirectory(prefix="imagefactory-watch-") as folder:
         if factory.lock_folder.is_dir():
@@ -284,19 +294,19 @@ def _copied(factory: Factory) -> Iterator[Factory]:
             copy.parent.mkdir(parents=True, exist_ok=True)
             if wheel.is_file():
                 shutil.copy2(wheel, copy)
-        root = Setting(value=folder, origin=factory.settings.root.origin)
+        root = SettingValue(value=folder, origin=factory.settings.root.origin)
         yield replace(factory, settings=replace(factory.settings, root=root))
 
 
 def _lock_news(
-    factory: Factory, unit: Unit, progress: Progress
-) -> tuple[tuple[NewLock, ...], tuple[FactoryError, ...]]:
+    factory: Project, unit: UpdateUnit, progress: Progress
+) -> tuple[tuple[NewLock, ...], tuple[ImagefactoryError, ...]]:
     """The locks that a re-solve changes, those that others are built on first; and the faults of the others.
 
     Where a target cannot follow the one that it is built on, neither moves.
     """
     found: list[NewLock] = []
-    faults: list[FactoryError] = []
+    faults: list[ImagefactoryError] = []
     stuck: set[str] = set()
     with _copied(factory) as copy, progress.task(unit.name, total=len(unit.targets), unit="locks") as task:
         for target in unit.targets:
@@ -311,14 +321,14 @@ def _lock_news(
     return tuple(moving), tuple(faults)
 
 
-def _resolved(copy: Factory, target: Target, progress: Progress) -> Iterator[NewLock]:
+def _resolved(copy: Project, target: Target, progress: Progress) -> Iterator[NewLock]:
     done = lock_target(copy, target, LockOptions(update_all=True), progress)
     if done.before != done.after:
         moves = lock_moves(done.before, done.after)
         yield NewLock(name=target.name, moves=moves, target=target, lock=done.after)
 
 
-def _base_news(factory: Factory, unit: Unit, base: Base, progress: Progress) -> tuple[NewLock, ...]:
+def _base_news(factory: Project, unit: UpdateUnit, base: BaseSpec, progress: Progress) -> tuple[NewLock, ...]:
     before = read_base_lock(factory.base_lock_path(base))
     with _copied(factory) as copy:
         if not lock_base(copy, base, progress, update=True):
@@ -332,14 +342,14 @@ def _base_news(factory: Factory, unit: Unit, base: Base, progress: Progress) -> 
 # --- verdicts -------------------------------------------------------------------------------------
 
 
-def _expiring(factory: Factory, targets: Sequence[Target], now: datetime) -> tuple[Expiring, ...]:
+def _expiring(factory: Project, targets: Sequence[Target], now: datetime) -> tuple[ExpiringVerdict, ...]:
     """What is proven now and not after `SOON`, by target and capability."""
-    judge, found = Judge(factory, now), []
+    judge, found = VerdictReader(factory, now), []
     for target in targets:
         image = stored_image(factory, target)
         judged = judge.stored(image) if image else ()
         found += [
-            Expiring(target=target.name, capability=capability, day=end.date())
+            ExpiringVerdict(target=target.name, capability=capability, day=end.date())
             for capability, end in ending(judged, judge.court.trust, now + SOON)
         ]
     return tuple(found)
@@ -348,14 +358,14 @@ def _expiring(factory: Factory, targets: Sequence[Target], now: datetime) -> tup
 # --- What is new, as a person reads it, as JSON, as a commit message and as a workflow takes it. Pure
 
 
-_SHOWN = 12
+_MAX_SHOWN = 12
 """Packages of one lock that the text names; JSON and messages name all."""
 _COLUMN = 9
 WIDTH = 72
 """Of a commit message."""
 
 
-def format_news(news: News, width: int | None = None) -> str:
+def format_news(news: UnitNews, width: int | None = None) -> str:
     """The unit's name, and a line or more for each thing that is new."""
     nothing = "nothing new in what could be solved" if news.faults else "nothing new"
     lines = [news.unit.name if news else f"{news.unit.name}: {nothing}"]
@@ -369,7 +379,7 @@ def format_news(news: News, width: int | None = None) -> str:
     return "\n".join(lines)
 
 
-def _rows(news: News) -> Iterable[tuple[str, str, Sequence[str]]]:
+def _rows(news: UnitNews) -> Iterable[tuple[str, str, Sequence[str]]]:
     """(kind, what is so, lines below it)."""
     for release in news.releases:
         yield "release", _release(news, release.found.series), [_to_have(news, release.command)]
@@ -378,19 +388,19 @@ def _rows(news: News) -> Iterable[tuple[str, str, Sequence[str]]]:
     if news.python:
         yield "python", _python(news), []
     for moves, names in _grouped(news).items():
-        more = [f"and {len(moves) - _SHOWN} more"] if len(moves) > _SHOWN else []
+        more = [f"and {len(moves) - _MAX_SHOWN} more"] if len(moves) > _MAX_SHOWN else []
         kind, what = (
             ("base", _count(moves)) if news.unit.base else ("lock", f"{_count(moves)} in {_locks(names)}")
         )
-        yield kind, what, [*map(str, moves[:_SHOWN]), *more]
+        yield kind, what, [*map(str, moves[:_MAX_SHOWN]), *more]
     for verdict in news.expiring:
         text = f"{verdict.target} on {verdict.capability} holds until {verdict.day} only"
         yield "verdict", text, [f"to prove it again: imagefactory verify {verdict.target}"]
 
 
-def _grouped(news: News) -> dict[tuple[Move, ...], list[str]]:
+def _grouped(news: UnitNews) -> dict[tuple[VersionChange, ...], list[str]]:
     """The locks in which the same moves happen, by these."""
-    groups: dict[tuple[Move, ...], list[str]] = {}
+    groups: dict[tuple[VersionChange, ...], list[str]] = {}
     for one in news.locks:
         groups.setdefault(one.moves, []).append(one.name)
     return groups
@@ -404,13 +414,13 @@ def _locks(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{len(names)} locks ({', '.join(names)})"
 
 
-def _count(moves: Sequence[Move]) -> str:
+def _count(moves: Sequence[VersionChange]) -> str:
     if not moves:
         return "the same packages, written anew"
     return f"{len(moves)} package{'s move' if len(moves) > 1 else ' moves'}"
 
 
-def _release(news: News, series: str) -> str:
+def _release(news: UnitNews, series: str) -> str:
     one = next(release.found for release in news.releases if release.found.series == series)
     framework = news.unit.targets[0].framework
     newest = f", now {one.release}" if one.release != one.series else ""
@@ -418,16 +428,16 @@ def _release(news: News, series: str) -> str:
     return f"{framework} {one.series}{since}{newest}, for Python {' and '.join(one.pythons)}"
 
 
-def _to_have(news: News, command: str) -> str:
+def _to_have(news: UnitNews, command: str) -> str:
     return f"to have it: {command or f'a row in recipes/{news.unit.name}.yaml'}"
 
 
-def _cuda(news: News, one: NewCuda) -> str:
+def _cuda(news: UnitNews, one: NewCuda) -> str:
     framework = news.unit.targets[0].framework
     return f"{framework} {one.series} has builds for CUDA {one.cuda}, which no row has"
 
 
-def _python(news: News) -> str:
+def _python(news: UnitNews) -> str:
     found = news.python
     if found is None:
         return ""
@@ -439,7 +449,7 @@ def _python(news: News) -> str:
     return f"{told}; {f'{found.base} carries it' if found.base else 'no base carries it yet'}"
 
 
-def commit_message(news: News, rows: Sequence[NewRelease] = (), notes: Sequence[str] = ()) -> str:
+def commit_message(news: UnitNews, rows: Sequence[NewRelease] = (), notes: Sequence[str] = ()) -> str:
     """Subject, empty line, why; empty where no lock changes and no release got one of the `rows`.
 
     `notes` are what a person must check in those rows.
@@ -468,7 +478,7 @@ def commit_message(news: News, rows: Sequence[NewRelease] = (), notes: Sequence[
     return "\n".join(lines)
 
 
-def _relocked(news: News) -> Iterable[str]:
+def _relocked(news: UnitNews) -> Iterable[str]:
     if news.unit.base:
         why = "The archive's packages moved on, which is how Debian's security updates come in."
     else:
@@ -479,7 +489,7 @@ def _relocked(news: News) -> Iterable[str]:
         yield from () if moves else ("  the same packages, written anew",)
 
 
-def _what(news: News) -> str:
+def _what(news: UnitNews) -> str:
     """Whose move the subject names: the one package's, else how many."""
     names = sorted({move.name for one in news.locks for move in one.moves})
     if not names:
@@ -487,7 +497,7 @@ def _what(news: News) -> str:
     return names[0] if len(names) == 1 else f"{len(names)} packages move"
 
 
-def news_json(news: News) -> dict[str, object]:
+def news_json(news: UnitNews) -> dict[str, object]:
     return {
         "name": news.unit.name,
         "releases": [
@@ -511,7 +521,7 @@ def news_json(news: News) -> dict[str, object]:
     }
 
 
-def github_lines(every: Iterable[News]) -> str:
+def github_lines(every: Iterable[UnitNews]) -> str:
     """`families={"include":[...]}`: a job for each unit in which a lock or a row changes, with its branch."""
     jobs = [
         {"family": news.unit.name, "branch": f"relock/{news.unit.name.replace(':', '-')}"}
@@ -525,7 +535,7 @@ def github_lines(every: Iterable[News]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class WatchChanges:
     """What was written: files and folders, and the releases that have rows now.
 
     `faults` are of releases that cannot be locked, whose rows were taken out again. `notes` are what a
@@ -535,10 +545,10 @@ class Written:
     paths: tuple[Path, ...]
     rows: tuple[NewRelease, ...] = ()
     notes: tuple[str, ...] = ()
-    faults: tuple[FactoryError, ...] = ()
+    faults: tuple[ImagefactoryError, ...] = ()
 
 
-def write_news(factory: Factory, news: News, progress: Progress) -> Written:
+def write_news(factory: Project, news: UnitNews, progress: Progress) -> WatchChanges:
     """Writes the changed locks of a unit and the definitions that follow from them, and for each release of a
     family of PyPI a row, its locks and definitions.
 
@@ -553,14 +563,14 @@ def write_news(factory: Factory, news: News, progress: Progress) -> Written:
                 paths += _row(factory, added, progress)
                 rows.append(release)
                 notes += (f"{release.found.series}: {line}" for line in added.addition.told)
-            except FactoryError as error:
+            except ImagefactoryError as error:
                 faults.append(error)
-    return Written(
+    return WatchChanges(
         paths=tuple(dict.fromkeys(paths)), rows=tuple(rows), notes=tuple(notes), faults=tuple(faults)
     )
 
 
-def _written_locks(factory: Factory, news: News) -> tuple[Path, ...]:
+def _written_locks(factory: Project, news: UnitNews) -> tuple[Path, ...]:
     written = []
     for one in news.locks:
         if isinstance(one.lock, BaseLock) and news.unit.base:
@@ -576,12 +586,12 @@ def _written_locks(factory: Factory, news: News) -> tuple[Path, ...]:
     return tuple(written)
 
 
-def _row(factory: Factory, added: Added, progress: Progress) -> tuple[Path, ...]:
+def _row(factory: Project, added: RowAddition, progress: Progress) -> tuple[Path, ...]:
     """Writes the row of a release, all of it or nothing. Raises as `make_addition` does."""
     text, strange = added.path.read_text(encoding="utf-8"), set(orphans(factory))
     try:
         made = set(make_addition(factory, added, progress, lambda _: None))
-    except FactoryError:
+    except ImagefactoryError:
         replace_text(added.path, text)
         for path in set(orphans(factory)) - strange:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -608,7 +618,7 @@ def _row(factory: Factory, added: Added, progress: Progress) -> tuple[Path, ...]
 )
 @json_option
 @click.pass_obj
-def watch(call: Call, names: tuple[str, ...], write: bool, github: bool, as_json: bool) -> None:
+def watch(call: CommandContext, names: tuple[str, ...], write: bool, github: bool, as_json: bool) -> None:
     """Say what is newer outside than in recipes and locks. Default: all families and bases.
 
     \b
@@ -624,7 +634,7 @@ def watch(call: Call, names: tuple[str, ...], write: bool, github: bool, as_json
 
     Exit code 0 whether or not there is news.
     """
-    from imagefactory.project import require_own
+    from imagefactory.project import require_own_project
 
     if github and (as_json or write):
         other = "--json" if as_json else "--write"
@@ -632,11 +642,11 @@ def watch(call: Call, names: tuple[str, ...], write: bool, github: bool, as_json
             "option-conflict", f"--github and {other} both write to stdout", hint="remove one of them"
         )
     if write:
-        require_own(call.settings, "watch --write")
+        require_own_project(call.settings, "watch --write")
     factory, now = call.sound_factory, datetime.now(UTC)
     every, rows = [], []
     plain = not (github or as_json or write)
-    with collecting(factory) as failures:
+    with exit_with_first_failure(factory) as failures:
         units = find_units(factory, names)
         for unit in units:
             with failures.of(unit.name):
@@ -644,8 +654,8 @@ def watch(call: Call, names: tuple[str, ...], write: bool, github: bool, as_json
                 every.append(news)
                 for fault in news.faults:
                     failures.add(fault)
-                say(format_news(news, terminal_width()), unless=not plain)
-                written = write_news(factory, news, call.progress) if write else Written(paths=())
+                print_result(format_news(news, terminal_width()), unless=not plain)
+                written = write_news(factory, news, call.progress) if write else WatchChanges(paths=())
                 for fault in written.faults:
                     failures.add(fault)
                 root, message = factory.settings.root_path, commit_message(news, written.rows, written.notes)
@@ -655,11 +665,11 @@ def watch(call: Call, names: tuple[str, ...], write: bool, github: bool, as_json
                     print_to(2, format_news(news))
                 if written.paths:
                     title = [f"--- {news.unit.name}"] if len(units) > 1 else []
-                    say("\n".join([*title, message]), unless=as_json)
+                    print_result("\n".join([*title, message]), unless=as_json)
         if as_json:
-            say_json("watch", {"news": rows, "errors": failures.as_json()})
+            print_json("watch", {"news": rows, "errors": failures.as_json()})
         if github:
-            say(github_lines(every))
+            print_result(github_lines(every))
     moved = [news.unit.name for news in every if news.locks]
     if plain and moved:
-        say_next("watch", *moved, "--write")
+        print_next_command("watch", *moved, "--write")

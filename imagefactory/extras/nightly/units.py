@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from imagefactory.errors import UsageError
-from imagefactory.settings.load import ENVIRONMENT_PREFIX, LEDGER_KEY
+from imagefactory.settings.load import ENVIRONMENT_PREFIX, NONCE_STORE_KEY
 
 NAME = "imagefactory-night"
 AT = "*-*-* 02:17"
@@ -50,7 +50,7 @@ def format_units(root: str, command: Sequence[str], environ: Mapping[str, str]) 
     kept = {
         name: text
         for name, text in sorted(environ.items())
-        if name in POOL_VARIABLES or (name.startswith(PREFIXES) and name != LEDGER_KEY)
+        if name in POOL_VARIABLES or (name.startswith(PREFIXES) and name != NONCE_STORE_KEY)
     }
     lines = "".join(f"Environment={_quoted(f'{name}={text}')}\n" for name, text in kept.items())
     # A `$` begins a variable on ExecStart= alone.

@@ -6,37 +6,37 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from itertools import groupby
 
-from imagefactory.extras.nightly.changes import NightReport, NightRow
-from imagefactory.serialize import shown_line
+from imagefactory.extras.nightly.changes import NightlyReport, NightlyRow
+from imagefactory.serialize import printable_line
 from imagefactory.views.text import fold, wrap
 from imagefactory.views.verdicts import format_ages
 
 WIDTH = 80
 MOST = 60
 """Rows of one kind in a mail or an issue; the page has all."""
-KINDS = (("broken", "Broken"), ("built", "Built"), ("proven", "Verified"), ("due", "Due"))
+SECTIONS = (("broken", "Broken"), ("built", "Built"), ("proven", "Verified"), ("due", "Due"))
 """The parts of a page, what needs somebody first."""
 
 
-def headline(night: NightReport) -> str:
+def headline(night: NightlyReport) -> str:
     """`2 built, 5 verified, 1 broken, 3 due`."""
-    titles = dict(KINDS)
+    titles = dict(SECTIONS)
     kinds = ("built", "proven", "broken", "due")
     return ", ".join(f"{len(rows_of(night, kind))} {titles[kind].lower()}" for kind in kinds)
 
 
-def rows_of(night: NightReport, kind: str) -> Sequence[NightRow]:
+def rows_of(night: NightlyReport, kind: str) -> Sequence[NightlyRow]:
     rows = getattr(night, kind)
     assert isinstance(rows, tuple)
     return rows
 
 
-def title_of(row: NightRow) -> str:
+def title_of(row: NightlyRow) -> str:
     """`pytorch-2.3-cu121 on 8.0, 9.0`."""
     return f"{row.what} on {row.on}" if row.on else row.what
 
 
-def why_of(row: NightRow) -> str:
+def cause_text(row: NightlyRow) -> str:
     """`no-gpu: cuInit says 100 (gpu07, gpu08)`."""
     return f"{row.why} ({', '.join(row.machines)})" if row.machines else row.why
 
@@ -47,7 +47,7 @@ def format_took(start: datetime, end: datetime) -> str:
     return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
 
 
-def format_night(night: NightReport, width: int | None = WIDTH) -> str:
+def format_nightly(night: NightlyReport, width: int | None = WIDTH) -> str:
     """The whole night in lines of `width` columns."""
     lines = [
         f"night of {night.started:%Y-%m-%d %H:%M} UTC, {format_took(night.started, night.ended)}: "
@@ -56,15 +56,15 @@ def format_night(night: NightReport, width: int | None = WIDTH) -> str:
         *night.notes,
     ]
     lines = fold(lines, width)
-    for kind, title in KINDS:
+    for kind, title in SECTIONS:
         if rows := rows_of(night, kind):
             lines += ["", title.lower(), *_lines(rows, kind, width or WIDTH)]
     return "\n".join(lines)
 
 
-def _lines(rows: Sequence[NightRow], kind: str, width: int) -> Iterator[str]:
+def _lines(rows: Sequence[NightlyRow], kind: str, width: int) -> Iterator[str]:
     for row in rows[:MOST]:
-        why = "" if kind == "built" else why_of(row)
+        why = "" if kind == "built" else cause_text(row)
         first = f"  {title_of(row)}"
         if why and len(first) + 2 + len(why) <= width:
             yield f"{first}: {why}"
@@ -77,7 +77,7 @@ def _lines(rows: Sequence[NightRow], kind: str, width: int) -> Iterator[str]:
         yield f"  and {len(rows) - MOST} more"
 
 
-def format_issue(night: NightReport) -> str:
+def format_issue(night: NightlyReport) -> str:
     """The text of the one issue, in Markdown: empty where nothing is broken and nothing is to be read."""
     if not night.broken and not night.notes:
         return ""
@@ -89,7 +89,7 @@ def format_issue(night: NightReport) -> str:
         lines.append(f"\n- {_quoted(code)}")
         for row in some:
             on = f"on {row.on}: " if row.on else ""
-            lines.append(f"  - {_quoted(on + why_of(row))}")
+            lines.append(f"  - {_quoted(on + cause_text(row))}")
             lines += [f"    *hint:* {_quoted(row.hint)}"] if row.hint else []
     if len(night.broken) > MOST:
         lines.append(f"\nand {len(night.broken) - MOST} more")
@@ -98,7 +98,7 @@ def format_issue(night: NightReport) -> str:
 
 def _quoted(text: str) -> str:
     """As code, whatever is in it: an error's words mention nobody, link nowhere and are no markup."""
-    text = shown_line(text)
+    text = printable_line(text)
     fence = "`" * (max((len(list(run)) for mark, run in groupby(text) if mark == "`"), default=0) + 1)
     return f"{fence} {text} {fence}" if "`" in text else f"`{text}`"
 
@@ -109,10 +109,10 @@ def _quoted(text: str) -> str:
 PREFIX = "imagefactory"
 
 
-def format_metrics(night: NightReport, catalog_expires: datetime | None) -> str:
+def format_metrics(night: NightlyReport, catalog_expires: datetime | None) -> str:
     """Return the lines of a `.prom` file. `catalog_expires` is None where no signed catalog is known."""
     place = f'registry="{_escape(night.place)}"'
-    rows = {kind: len(rows_of(night, kind)) for kind, _ in KINDS}
+    rows = {kind: len(rows_of(night, kind)) for kind, _ in SECTIONS}
     oldest, expires = night.ages.oldest, catalog_expires
     gauges: list[tuple[str, str, dict[str, float]]] = [
         ("night_start_timestamp_seconds", "When the last night began", {place: night.started.timestamp()}),

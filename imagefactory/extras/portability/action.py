@@ -11,56 +11,56 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.access import Access
-from imagefactory.actions.resolve import Chosen, choose_image
-from imagefactory.actions.run import view_folder
-from imagefactory.actions.runner import make_runner, scratch_folder
+from imagefactory.actions.resolve import ResolvedImage, resolve_image
+from imagefactory.actions.run import mounted_directory
+from imagefactory.actions.runner import make_runner, scratch_directory
 from imagefactory.actions.verdicts import (
     ANY,
-    Attaching,
+    StatementRequest,
     attach_all,
-    called,
     local_place,
     place_of,
     places_of,
     signing_key,
+    subject_name,
 )
-from imagefactory.actions.verify import VerifyBench, runner_name
+from imagefactory.actions.verify import VerifyDependencies, runner_name
 from imagefactory.errors import NoGpuError, NothingSelectedError, UsageError
 from imagefactory.extras.portability.report import (
-    JudgedPortable,
     PortableModel,
     PortableReport,
+    PortableResult,
     PortableRow,
-    Served,
+    RuntimeSource,
     SignedPortable,
-    judge_portable,
     sign_portable,
+    verify_portable,
 )
 from imagefactory.extras.portability.run import (
     DATA,
     ONNX,
-    Exported,
-    Shop,
+    ExportedModels,
+    RuntimeImage,
+    check_has_runtime,
     export_models,
     not_run,
     parse_runtime,
-    refuse_lacking,
     try_models,
 )
-from imagefactory.fs import explain_full_disk, locked_folder, replace_bytes, replacing
+from imagefactory.fs import explain_full_disk, locked_temporary_directory, replace_bytes, replacing
 from imagefactory.gpu.builds import rocm_of
 from imagefactory.oci.artifacts import put_files
 from imagefactory.oci.candidates import MODELS_TYPE, PORTABLE_TYPE
-from imagefactory.oci.graph import Place, artifact_of, read_manifest
+from imagefactory.oci.graph import StoreRepository, artifact_of, read_manifest
 from imagefactory.oci.manifests import MALFORMED, Descriptor, Image, parse_descriptor
 from imagefactory.progress import Progress
-from imagefactory.project import Factory
-from imagefactory.runtime.emulator import refuse_emulated
+from imagefactory.project import Project
+from imagefactory.runtime.emulator import check_not_emulated
 from imagefactory.suite.portability.runtimes import RUNTIMES
 from imagefactory.trust.attached import read_statements, read_subject
 from imagefactory.trust.policy import read_trust
-from imagefactory.trust.verdict import Standing
-from imagefactory.verify.gpu_run import VISIBLE, VISIBLE_AMD, choose_gpus, seen_gpus, visible_gpus
+from imagefactory.trust.verdict import VerdictStatus
+from imagefactory.verify.gpu_run import VISIBLE, VISIBLE_AMD, assigned_gpus, choose_gpus, visible_gpus
 from imagefactory.verify.nonces import NONCE_BYTES, format_nonce
 from imagefactory.verify.report import Hardware
 from imagefactory.verify.suite_files import suite_digest
@@ -87,7 +87,7 @@ class PortabilityOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ported:
+class PortabilityResult:
     """What became of it. `why` says who signed it, or why nobody did; `attached` are the places with it."""
 
     report: PortableReport
@@ -96,10 +96,10 @@ class Ported:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Group:
+class _RuntimeGroup:
     """The runtimes to be tried in one image."""
 
-    chosen: Chosen
+    chosen: ResolvedImage
     runtimes: tuple[str, ...]
 
     @property
@@ -108,12 +108,12 @@ class _Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Work:
+class _PortabilityRun:
     """What every step needs. `hardware` is None where no runtime needs a GPU."""
 
     access: Access
     options: PortabilityOptions
-    bench: VerifyBench
+    bench: VerifyDependencies
     hardware: Hardware | None
     progress: Progress
     folder: Path
@@ -121,23 +121,23 @@ class _Work:
 
 
 def port_models(
-    factory: Factory, name: str, options: PortabilityOptions, bench: VerifyBench, progress: Progress
-) -> Ported:
+    factory: Project, name: str, options: PortabilityOptions, bench: VerifyDependencies, progress: Progress
+) -> PortabilityResult:
     """Exports the models in the image of `name`, tries them, writes what came of it, and signs what holds.
 
     Raises NoGpuError where a runtime needs a GPU and this machine has none, UsageError for a runtime that an
     image lacks and for models that cannot be shown, CheckFailedError where a program did not come to its end.
     """
-    models, key = shown_models(factory, options.models), signing_key(factory, bench.clock())
-    source = choose_image(factory, name, options.registry, progress, gpu=False)
+    models, key = resolve_models(factory, options.models), signing_key(factory, bench.clock())
+    source = resolve_image(factory, name, options.registry, progress, gpu=False)
     groups = _groups(factory, source, options.to, progress)
     hardware = bench.evidence.read() if any(group.gpu for group in groups) else None
     started, nonce = bench.clock(), format_nonce(bench.random(NONCE_BYTES))
-    scratch = scratch_folder(factory, runner_name(factory, source.made, options.runner))
+    scratch = scratch_directory(factory, runner_name(factory, source.made, options.runner))
     with explain_full_disk(options.output):
         options.output.mkdir(parents=True, exist_ok=True)
-        with locked_folder("portability-", scratch) as folder:
-            work = _Work(
+        with locked_temporary_directory("portability-", scratch) as folder:
+            work = _PortabilityRun(
                 access=factory,
                 options=options,
                 bench=bench,
@@ -150,7 +150,7 @@ def port_models(
             rows = [*exported.rows]
             for group in groups:
                 rows += _try(work, group, exported)
-            for model in _done(exported):
+            for model in _completed_rows(exported):
                 for end in (ONNX, DATA):
                     file = f"{model.name}{end}"
                     shutil.move(folder / "export" / file, options.output / file)
@@ -167,22 +167,22 @@ def port_models(
         driver=hardware.driver if hardware else "",
         models=exported.models,
         served=tuple(
-            Served(by=one, subject=group.chosen.subject) for group in groups for one in group.runtimes
+            RuntimeSource(by=one, subject=group.chosen.subject) for group in groups for one in group.runtimes
         ),
         rows=tuple(rows),
     )
     if not report.portable:
-        return Ported(report=report, why="unsigned: not every model computed the same")
+        return PortabilityResult(report=report, why="unsigned: not every model computed the same")
     if key is None:
-        return Ported(report=report, why="unsigned: no key (imagefactory keys new NAME)")
+        return PortabilityResult(report=report, why="unsigned: no key (imagefactory keys new NAME)")
     days = read_trust(factory.settings.files).policy.days
     signed = sign_portable(report, key, now=bench.clock(), days=days)
     replace_bytes(options.output / STATEMENT, signed.envelope)
     places = _attach(factory, source, signed, options.output, progress)
-    return Ported(report=report, why=f"signed by '{key.name}'", attached=places)
+    return PortabilityResult(report=report, why=f"signed by '{key.name}'", attached=places)
 
 
-def shown_models(access: Access, path: Path) -> Path:
+def resolve_models(access: Access, path: Path) -> Path:
     """The file with its folder resolved. Raises UsageError where that folder cannot be shown to an image."""
     path = path.resolve()
     if path.suffix != ".py" or not path.is_file():
@@ -191,7 +191,7 @@ def shown_models(access: Access, path: Path) -> Path:
             f"--models {path} is not a Python file",
             hint="pass a .py file with a function models()",
         )
-    mount, told = view_folder(access, path.parent)
+    mount, told = mounted_directory(access, path.parent)
     if mount is None:
         raise UsageError(
             "models-directory-private",
@@ -201,7 +201,9 @@ def shown_models(access: Access, path: Path) -> Path:
     return path
 
 
-def _groups(factory: Factory, source: Chosen, to: tuple[str, ...], progress: Progress) -> tuple[_Group, ...]:
+def _groups(
+    factory: Project, source: ResolvedImage, to: tuple[str, ...], progress: Progress
+) -> tuple[_RuntimeGroup, ...]:
     """The runtimes by the image in which they run, that which exports first where it has any."""
     asked = [parse_runtime(text) for text in to]
     names = [runtime for runtime, _ in asked]
@@ -212,26 +214,26 @@ def _groups(factory: Factory, source: Chosen, to: tuple[str, ...], progress: Pro
         )
     groups = []
     for image in sorted({image for _, image in asked}):
-        chosen = choose_image(factory, image, "", progress, gpu=False) if image else source
+        chosen = resolve_image(factory, image, "", progress, gpu=False) if image else source
         runtimes = tuple(runtime for runtime, own in asked if own == image)
         for runtime in runtimes:
-            refuse_lacking(runtime, chosen.definition)
+            check_has_runtime(runtime, chosen.definition)
         if isinstance(chosen.made, Image):
-            refuse_emulated(chosen.made.name, chosen.made.architecture)
-        groups.append(_Group(chosen=chosen, runtimes=runtimes))
+            check_not_emulated(chosen.made.name, chosen.made.architecture)
+        groups.append(_RuntimeGroup(chosen=chosen, runtimes=runtimes))
     return tuple(groups)
 
 
-def _export(work: _Work, source: Chosen, models: Path, *, gpu: bool) -> Exported:
+def _export(work: _PortabilityRun, source: ResolvedImage, models: Path, *, gpu: bool) -> ExportedModels:
     where = work.options.models.name
     with work.progress.stage(f"{_target(source)}: export {where}"):
         shop = _open(work, source, gpu=gpu)
         return export_models(shop, models, work.folder / "export", {**work.asked, "gpu": gpu}, where)
 
 
-def _try(work: _Work, group: _Group, exported: Exported) -> tuple[PortableRow, ...]:
+def _try(work: _PortabilityRun, group: _RuntimeGroup, exported: ExportedModels) -> tuple[PortableRow, ...]:
     """A row for each runtime and model, also of those that were not exported."""
-    done = _done(exported)
+    done = _completed_rows(exported)
     lost = [model for model in exported.models if model not in done]
     rows = [row for name in group.runtimes for row in not_run(lost, name, "it was not exported")]
     title = f"{_target(group.chosen)}: {', '.join(group.runtimes)}"
@@ -248,15 +250,15 @@ def _try(work: _Work, group: _Group, exported: Exported) -> tuple[PortableRow, .
     return tuple(rows)
 
 
-def _done(exported: Exported) -> tuple[PortableModel, ...]:
+def _completed_rows(exported: ExportedModels) -> tuple[PortableModel, ...]:
     return tuple(model for model in exported.models if model.digest)
 
 
-def _target(chosen: Chosen) -> str:
+def _target(chosen: ResolvedImage) -> str:
     return chosen.definition.target.name
 
 
-def _open(work: _Work, chosen: Chosen, *, gpu: bool) -> Shop:
+def _open(work: _PortabilityRun, chosen: ResolvedImage, *, gpu: bool) -> RuntimeImage:
     """The image, brought to where its runner starts it; with the machine's GPU of its maker where asked.
 
     Raises UsageError where this machine has GPUs of the other maker alone.
@@ -264,7 +266,7 @@ def _open(work: _Work, chosen: Chosen, *, gpu: bool) -> Shop:
     visible: tuple[tuple[str, str], ...] = ()
     if gpu and work.hardware is not None:
         amd = bool(rocm_of(chosen.definition.target.cuda))
-        seen = seen_gpus(work.hardware, work.access.environ, amd=amd)
+        seen = assigned_gpus(work.hardware, work.access.environ, amd=amd)
         if seen is None:
             name = VISIBLE_AMD if amd else VISIBLE
             value = work.access.environ[name][:200]
@@ -289,11 +291,11 @@ def _open(work: _Work, chosen: Chosen, *, gpu: bool) -> Shop:
             runner = make_runner(work.access, name, _target(chosen), work.progress)
             runner.require()
             made = runner.prepare(made, checked=True)
-    return Shop(made=made, definition=chosen.definition, runner=runner, gpus=gpu, visible=visible)
+    return RuntimeImage(made=made, definition=chosen.definition, runner=runner, gpus=gpu, visible=visible)
 
 
 def _attach(
-    access: Access, chosen: Chosen, signed: SignedPortable, folder: Path, progress: Progress
+    access: Access, chosen: ResolvedImage, signed: SignedPortable, folder: Path, progress: Progress
 ) -> tuple[str, ...]:
     """Puts the models' files and the statement beside the image, here and in its registry."""
     report, found = signed.statement.report, []
@@ -302,7 +304,7 @@ def _attach(
         root = read_manifest(place, subject.manifest).descriptor
         with access.layout.in_use(progress):
             put_files(place, artifact_of(MODELS_TYPE, root, tuple(files), {}), files)
-        attaching = Attaching(
+        attaching = StatementRequest(
             subject=subject,
             kind=PORTABLE_TYPE,
             envelope=signed.envelope,
@@ -311,7 +313,7 @@ def _attach(
         for fault in attach_all(access, place, (attaching,), progress):
             if fault:
                 raise fault
-        found.append(called(place))
+        found.append(subject_name(place))
     return tuple(found)
 
 
@@ -330,39 +332,39 @@ def model_file(model: PortableModel) -> Descriptor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundPortable:
+class PortableStatements:
     """The statements beside an image, the newest last, and where they are."""
 
-    place: Place
+    place: StoreRepository
     manifest: str
-    judged: tuple[JudgedPortable, ...]
+    judged: tuple[PortableResult, ...]
 
     @property
-    def newest(self) -> JudgedPortable | None:
+    def newest(self) -> PortableResult | None:
         """The last that can be relied on."""
-        good = [one for one in self.judged if one.standing is Standing.GOOD]
+        good = [one for one in self.judged if one.standing is VerdictStatus.GOOD]
         return good[-1] if good else None
 
 
 def read_portable(
-    factory: Factory, name: str, registry: str, now: datetime, progress: Progress
-) -> FoundPortable:
+    factory: Project, name: str, registry: str, now: datetime, progress: Progress
+) -> PortableStatements:
     """What is said of the image that `name` means; in its registry where it, or `registry`, names one."""
-    chosen = choose_image(factory, name, registry, progress, gpu=False)
+    chosen = resolve_image(factory, name, registry, progress, gpu=False)
     place, subject = local_place(factory, ANY), chosen.subject
     if chosen.where is not None:
         place = place_of(factory, chosen.where)
         subject = read_subject(place, chosen.where.wanted)
     trust = read_trust(factory.settings.files)
     judged = [
-        judge_portable(one.envelope, one.digest, subject, trust, now)
+        verify_portable(one.envelope, one.digest, subject, trust, now)
         for one in read_statements(place, subject.manifest, PORTABLE_TYPE)
     ]
     judged.sort(key=lambda one: one.statement.issued.timestamp() if one.statement else 0.0)
-    return FoundPortable(place=place, manifest=subject.manifest, judged=tuple(judged))
+    return PortableStatements(place=place, manifest=subject.manifest, judged=tuple(judged))
 
 
-def write_models(found: FoundPortable, folder: Path) -> tuple[Path, ...]:
+def write_models(found: PortableStatements, folder: Path) -> tuple[Path, ...]:
     """Writes the files of the newest statement that can be relied on, as their digests say.
 
     Raises NothingSelectedError where there is no such statement, or its files are gone.
@@ -374,7 +376,7 @@ def write_models(found: FoundPortable, folder: Path) -> tuple[Path, ...]:
             f"no valid statement says that models of {found.manifest} are portable{last}",
             hint="imagefactory keys trust NAME" if last else "add --models FILE and --to RUNTIME",
         )
-    kept = _kept(found)
+    kept = _stored_models(found)
     written = []
     for model in found.newest.statement.report.models:
         path = folder / f"{model.name}{ONNX}"
@@ -397,7 +399,7 @@ def _blob(model: PortableModel, kept: dict[str, Descriptor]) -> Descriptor:
     return kept[model.digest]
 
 
-def _kept(found: FoundPortable) -> dict[str, Descriptor]:
+def _stored_models(found: PortableStatements) -> dict[str, Descriptor]:
     """The models' files beside the image, by their digests."""
     store, repository = found.place.store, found.place.repository
     kept: dict[str, Descriptor] = {}

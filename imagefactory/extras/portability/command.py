@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import click
 
 from imagefactory.cli.output import (
-    Call,
+    CommandContext,
     complete_targets,
     json_option,
+    print_json,
+    print_next_command,
+    print_result,
     registry_option,
     reject_conflict,
     runner_option,
-    say,
-    say_json,
-    say_next,
     terminal_width,
 )
 from imagefactory.errors import CheckFailedError, UsageError
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from imagefactory.extras.portability.action import PortabilityOptions
 
 MOST_BATCHES, LARGEST_BATCH = 8, 65536
-FOLDER = "portable"
+REPORT_DIRECTORY = "portable"
 
 
 @click.command()
@@ -50,12 +50,12 @@ FOLDER = "portable"
     "-o",
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
-    help=f"The folder for models and report.  [default: {FOLDER}]",
+    help=f"The folder for models and report.  [default: {REPORT_DIRECTORY}]",
 )
 @json_option
 @click.pass_obj
 def portability(
-    call: Call,
+    call: CommandContext,
     /,
     *,
     name: str,
@@ -96,46 +96,48 @@ def portability(
         models=models,
         to=to,
         batches=_batches(batches),
-        output=output or Path(FOLDER),
+        output=output or Path(REPORT_DIRECTORY),
         registry=place,
         runner=runner or "",
     )
     return _port(call, name, options, as_json=as_json)
 
 
-def _port(call: Call, name: str, options: PortabilityOptions, *, as_json: bool) -> None:
+def _port(call: CommandContext, name: str, options: PortabilityOptions, *, as_json: bool) -> None:
     import json
 
-    from imagefactory.cli.verify import bench
+    from imagefactory.cli.verify import verify_dependencies
     from imagefactory.extras.portability import view as report
     from imagefactory.extras.portability.action import port_models
     from imagefactory.extras.portability.report import format_portable
     from imagefactory.extras.portability.view import format_page
     from imagefactory.fs import replace_text
 
-    run = port_models(call.factory, name, options, bench(), call.progress)
+    run = port_models(call.factory, name, options, verify_dependencies(), call.progress)
     value = format_portable(run.report)
     page = options.output / "portability.html"
     replace_text(options.output / "report.json", json.dumps(value, indent=1) + "\n")
     replace_text(page, format_page(run.report))
-    word = report.word_of(run.report)
+    word = report.status_of_check(run.report)
     if as_json:
         summary = {"portable": run.report.portable, "why": run.why, "attached": list(run.attached)}
-        say_json("portability", {"report": value, "output": str(options.output), **summary})
+        print_json("portability", {"report": value, "output": str(options.output), **summary})
     else:
         fields = [*report.format_files(run.report), ("page", str(page)), ("outcome", f"{word}, {run.why}")]
         fields += [("attached", place) for place in run.attached]
-        say(f"{report.format_portability(run.report, terminal_width())}\n\n{report.fields_of(fields)}")
+        print_result(
+            f"{report.format_portability(run.report, terminal_width())}\n\n{report.fields_of(fields)}"
+        )
     if not run.report.portable:
         raise CheckFailedError(
             "model-not-portable", f"{name}: {word}", hint=f"see the rows above; all details are in {page}"
         )
     if not run.attached:
-        return say_next("keys", "new", "lab")
-    return say_next("portability", name, *_registry(options.registry))
+        return print_next_command("keys", "new", "lab")
+    return print_next_command("portability", name, *_registry(options.registry))
 
 
-def _show(call: Call, name: str, place: str, *, output: Path | None, as_json: bool) -> None:
+def _show(call: CommandContext, name: str, place: str, *, output: Path | None, as_json: bool) -> None:
     from imagefactory.extras.portability.action import read_portable, write_models
     from imagefactory.extras.portability.report import format_portable
     from imagefactory.extras.portability.view import format_statements
@@ -152,14 +154,14 @@ def _show(call: Call, name: str, place: str, *, output: Path | None, as_json: bo
             }
             for row in result.judged
         ]
-        return say_json(
+        return print_json(
             "portability", {"manifest": result.manifest, "statements": rows, "files": list(map(str, written))}
         )
-    say(format_statements(result.judged, result.manifest, terminal_width()))
+    print_result(format_statements(result.judged, result.manifest, terminal_width()))
     for path in written:
-        say(f"wrote {path}")
+        print_result(f"wrote {path}")
     again = result.newest and not written
-    return say_next("portability", name, *_registry(place), "-o", "models") if again else None
+    return print_next_command("portability", name, *_registry(place), "-o", "models") if again else None
 
 
 def _registry(place: str) -> tuple[str, ...]:

@@ -14,27 +14,27 @@ from imagefactory.model import CheckState
 from imagefactory.oci.manifests import digest_of
 from imagefactory.serialize import (
     DIGEST,
-    Among,
+    Choices,
     Count,
     Digest,
-    Fields,
-    Matching,
-    Most,
+    MaxRows,
     Name,
-    Within,
-    fault,
+    NumberRange,
+    ObjectSchema,
+    Pattern,
     format_document,
     format_time,
+    invalid_value_error,
     parse_document,
 )
 from imagefactory.suite import table
 from imagefactory.suite.portability.exporting import NAME
-from imagefactory.trust.envelope import parse_envelope, seal
-from imagefactory.trust.judgement import not_witnessed, open_signed, out_of_period
+from imagefactory.trust.envelope import parse_envelope, sign_envelope
+from imagefactory.trust.judgement import not_witnessed, out_of_period, verify_envelope
 from imagefactory.trust.keys import SigningKey
-from imagefactory.trust.policy import Trust
-from imagefactory.trust.verdict import LONGEST_LIFE, SKEW, Standing, format_statement, parse_predicate
-from imagefactory.verify.report import GpuIdentity, Nonce, Subject, Version
+from imagefactory.trust.policy import TrustRules
+from imagefactory.trust.verdict import LONGEST_LIFE, SKEW, VerdictStatus, format_statement, parse_predicate
+from imagefactory.verify.report import GpuIdentity, Nonce, VerifiedImage, Version
 
 FORMAT = 1
 MOST_MODELS = 64
@@ -42,7 +42,7 @@ MOST_ROWS = 1024
 
 OUTCOMES = ("", table.LOAD_FAILED, table.WRONG_NUMBERS)
 
-ModelName = Annotated[str, Matching(NAME)]
+ModelName = Annotated[str, Pattern(NAME)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +61,13 @@ class PortableModel:
     name: ModelName
     framework: Name
     version: str
-    tolerance: Annotated[float, Within(0, 1)]
+    tolerance: Annotated[float, NumberRange(0, 1)]
     batched: bool
     inputs: tuple[PortableInput, ...]
     held_out: Count
     opset: Count
     nodes: Count
-    digest: Annotated[str, Matching(DIGEST, empty=True)] = ""
+    digest: Annotated[str, Pattern(DIGEST, empty=True)] = ""
     size: Count = 0
 
 
@@ -91,7 +91,7 @@ class PortableRow:
     by: Name
     version: str
     state: CheckState
-    outcome: Annotated[str, Among(OUTCOMES)]
+    outcome: Annotated[str, Choices(OUTCOMES)]
     detail: str
     error: float | None
     kernels: Count
@@ -100,11 +100,11 @@ class PortableRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class RuntimeSource:
     """In which image a runtime ran."""
 
     by: Name
-    subject: Subject
+    subject: VerifiedImage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,7 @@ class PortableReport:
     used; `gpus` and `driver` are what the host saw, empty where no runtime needs a GPU.
     """
 
-    subject: Subject
+    subject: VerifiedImage
     suite: Digest
     nonce: Nonce
     started: datetime
@@ -125,9 +125,9 @@ class PortableReport:
     threads: Count
     gpus: tuple[GpuIdentity, ...]
     driver: Version
-    models: Annotated[tuple[PortableModel, ...], Most(MOST_MODELS)]
-    served: tuple[Served, ...]
-    rows: Annotated[tuple[PortableRow, ...], Most(MOST_ROWS)]
+    models: Annotated[tuple[PortableModel, ...], MaxRows(MOST_MODELS)]
+    served: tuple[RuntimeSource, ...]
+    rows: Annotated[tuple[PortableRow, ...], MaxRows(MOST_ROWS)]
 
     @property
     def rows_by_model(self) -> tuple[PortableRow, ...]:
@@ -154,21 +154,21 @@ def parse_portable(value: object, where: str) -> PortableReport:
     assert isinstance(report, PortableReport)
     names = [model.name for model in report.models]
     if len(set(names)) != len(names):
-        raise fault(f"{where}: models", "it has a duplicate model")
+        raise invalid_value_error(f"{where}: models", "it has a duplicate model")
     if len({(row.model, row.by) for row in report.rows}) != len(report.rows):
-        raise fault(f"{where}: rows", "it has a duplicate row of a model and runtime")
+        raise invalid_value_error(f"{where}: rows", "it has a duplicate row of a model and runtime")
     return report
 
 
 # --- Statements of portability: signed like verdicts, with a word of their own, and never one of them
-#     PortableReport -> sign_portable() -> envelope        envelope -> judge_portable() -> JudgedPortable
+#     PortableReport -> sign_portable() -> envelope        envelope -> judge_portable() -> PortableResult
 # An in-toto Statement v1 about the image that exported the models; its predicate is the report, which names
 # each model's file by digest.
 
 
 PORTABLE = "https://imagefactory.dev/portable/v1"
 
-_PERIOD = Fields(issued=datetime, expires=datetime)
+_PERIOD = ObjectSchema(issued=datetime, expires=datetime)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,11 +189,11 @@ class SignedPortable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JudgedPortable:
+class PortableResult:
     """A statement found beside an image: `why` says why it cannot be relied on where it is not GOOD."""
 
     digest: str
-    standing: Standing
+    standing: VerdictStatus
     why: str
     statement: PortableStatement | None
 
@@ -213,7 +213,7 @@ def sign_portable(report: PortableReport, key: SigningKey, *, now: datetime, day
     made = PortableStatement(report=report, issued=issued, expires=issued + timedelta(days=days))
     payload = format_statement_of(made)
     parse_statement(payload, "the statement to sign")  # nothing is signed that nobody would read
-    envelope = seal(payload, key)
+    envelope = sign_envelope(payload, key)
     parse_envelope(envelope, "the statement to sign")
     return SignedPortable(statement=made, envelope=envelope)
 
@@ -230,19 +230,25 @@ def parse_statement(payload: bytes, where: str) -> PortableStatement:
     period = _PERIOD.parse({name: row.pop(name, None) for name in ("issued", "expires")}, where)
     made = PortableStatement(report=parse_portable(row, where), **period)
     if not made.report.portable:
-        raise fault(where, "a model in it did not compute the same results")
+        raise invalid_value_error(where, "a model in it did not compute the same results")
     if not timedelta(0) < made.expires - made.issued <= LONGEST_LIFE:
-        raise fault(f"{where}: expires", f"it is not within {LONGEST_LIFE.days} days after it was issued")
+        raise invalid_value_error(
+            f"{where}: expires", f"it is not within {LONGEST_LIFE.days} days after it was issued"
+        )
     if made.report.ended - made.issued > SKEW:
-        raise fault(f"{where}: ended", "it is after the signature")
+        raise invalid_value_error(f"{where}: ended", "it is after the signature")
     if format_statement_of(made) != payload:
-        raise fault(where, "its subjects do not match its report, or it is not in canonical form")
+        raise invalid_value_error(
+            where, "its subjects do not match its report, or it is not in canonical form"
+        )
     return made
 
 
-def judge_portable(data: bytes, digest: str, subject: Subject, trust: Trust, now: datetime) -> JudgedPortable:
+def verify_portable(
+    data: bytes, digest: str, subject: VerifiedImage, trust: TrustRules, now: datetime
+) -> PortableResult:
     """What an envelope found beside `subject` is worth; `digest` is that of the artifact that carries it."""
-    opened = open_signed(data, trust)
+    opened = verify_envelope(data, trust)
     made: PortableStatement | None = None
     standing, why = opened.standing, opened.why
     if opened.envelope is not None:
@@ -250,16 +256,16 @@ def judge_portable(data: bytes, digest: str, subject: Subject, trust: Trust, now
             made = parse_statement(opened.envelope.payload, "statement")
         except StatementError as error:
             if opened.key:
-                standing, why = Standing.MALFORMED, error.message
-    if opened.key is not None and made is not None and standing is Standing.GOOD:
+                standing, why = VerdictStatus.MALFORMED, error.message
+    if opened.key is not None and made is not None and standing is VerdictStatus.GOOD:
         own, payload = made.report.subject, digest_of(opened.envelope.payload) if opened.envelope else ""
         late = out_of_period(opened.key, made.issued, payload) or not_witnessed(opened.key, payload, now)
         if late:
             standing, why = late
         elif own.manifest != subject.manifest:
-            standing, why = Standing.OTHER_SUBJECT, f"it speaks of {own.manifest}"
+            standing, why = VerdictStatus.OTHER_SUBJECT, f"it speaks of {own.manifest}"
         elif made.issued - now > SKEW:
-            standing, why = Standing.NOT_YET, f"it is issued at {format_time(made.issued)}"
+            standing, why = VerdictStatus.NOT_YET, f"it is issued at {format_time(made.issued)}"
         elif now >= (end := min(made.expires, made.issued + timedelta(days=trust.policy.days))):
-            standing, why = Standing.EXPIRED, f"it held until {format_time(end)}"
-    return JudgedPortable(digest=digest, standing=standing, why=why, statement=made)
+            standing, why = VerdictStatus.EXPIRED, f"it held until {format_time(end)}"
+    return PortableResult(digest=digest, standing=standing, why=why, statement=made)

@@ -18,15 +18,15 @@ from typing import Any
 
 from imagefactory.errors import CheckFailedError, LimitError, StatementError, UsageError
 from imagefactory.extras.portability.report import PortableModel, PortableRow
-from imagefactory.model import CheckState, Definition, Mount, RunSpec
-from imagefactory.oci.manifests import Image, Sif
+from imagefactory.model import BuildSpec, CheckState, Mount, RunSpec
+from imagefactory.oci.manifests import Image, SifArtifact
 from imagefactory.runtime.protocol import Runner
-from imagefactory.serialize import Fields, parse_json, shown
+from imagefactory.serialize import ObjectSchema, parse_json, printable_value
 from imagefactory.suite.portability import exporting, trying
 from imagefactory.suite.portability.rows import FORMAT
 from imagefactory.suite.portability.runtimes import RUNTIMES
 from imagefactory.trees import open_file, read_chunks
-from imagefactory.verify.outcome import ReportFault, clean, how_it_ended, read_report
+from imagefactory.verify.outcome import InvalidReportError, clean, exit_summary, read_report
 from imagefactory.verify.suite_files import (
     EXPECT_MOUNT,
     REPORT_MOUNT,
@@ -35,7 +35,7 @@ from imagefactory.verify.suite_files import (
     write_suite,
 )
 
-ENTRY, ASKED = "portable.py", "asked.json"
+ENTRY, REQUEST_FILE = "portable.py", "asked.json"
 MODELS_MOUNT, EXPORTED_MOUNT = "/imagefactory/models", "/imagefactory/exported"
 ONNX, DATA = ".onnx", ".npz"
 SECONDS = 3600.0
@@ -46,7 +46,7 @@ LARGEST_MODEL = 16 << 30
 # Framework and runtime compute float32 as such, whatever their own settings for it are.
 PLAIN_FLOATS = ("NVIDIA_TF32_OVERRIDE", "0")
 
-_EXPORTED = Fields(
+_EXPORTED = ObjectSchema(
     format=object,
     nonce=object,
     fault=str,
@@ -56,22 +56,24 @@ _EXPORTED = Fields(
     models=tuple[PortableModel, ...],
     rows=tuple[PortableRow, ...],
 )
-_TRIED = Fields(format=object, nonce=object, threads=int, running=str, rows=tuple[PortableRow, ...])
+_TRIED_SCHEMA = ObjectSchema(
+    format=object, nonce=object, threads=int, running=str, rows=tuple[PortableRow, ...]
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shop:
+class RuntimeImage:
     """An image to run in, what starts it, and which GPUs it sees (`CUDA_VISIBLE_DEVICES=...`)."""
 
-    made: Image | Sif
-    definition: Definition
+    made: Image | SifArtifact
+    definition: BuildSpec
     runner: Runner
     gpus: bool
     visible: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exported:
+class ExportedModels:
     """What the first program wrote; the models' files lie in its folder, named after them."""
 
     processor: str
@@ -95,7 +97,7 @@ def parse_runtime(text: str) -> tuple[str, str]:
     return name, image
 
 
-def refuse_lacking(name: str, definition: Definition) -> None:
+def check_has_runtime(name: str, definition: BuildSpec) -> None:
     """Raises UsageError where the lock of an image names nothing that brings the runtime."""
     brings = RUNTIMES[name].brings
     locked = {package.name for package in definition.lock.packages}
@@ -109,7 +111,9 @@ def refuse_lacking(name: str, definition: Definition) -> None:
         )
 
 
-def export_models(shop: Shop, models: Path, folder: Path, asked: Mapping[str, Any], where: str) -> Exported:
+def export_models(
+    shop: RuntimeImage, models: Path, folder: Path, asked: Mapping[str, Any], where: str
+) -> ExportedModels:
     """Runs the first program on `models`, whose folder it sees; its files go to `folder`, which is empty.
 
     Raises CheckFailedError where the models could not be read, or the process ended before it was done.
@@ -120,7 +124,7 @@ def export_models(shop: Shop, models: Path, folder: Path, asked: Mapping[str, An
     found = _parse(read, _EXPORTED, asked["nonce"], where)
     if found["fault"]:
         raise CheckFailedError("models-unreadable", clean(found["fault"]), hint="fix it and run it again")
-    _refuse_unfinished(found, read, where)
+    _check_complete(found, read, where)
     if not {row.model for row in found["rows"]} <= {model.name for model in found["models"]}:
         raise CheckFailedError(
             "model-report-invalid", f"{where}: the report has rows of unknown models", hint="run it again"
@@ -134,13 +138,13 @@ def export_models(shop: Shop, models: Path, folder: Path, asked: Mapping[str, An
             digest, size = check_file(folder, f"{model.name}{ONNX}", where)
             model = replace(model, digest=digest, size=size)
         exported.append(model)
-    return Exported(
+    return ExportedModels(
         processor=found["processor"], threads=found["threads"], models=tuple(exported), rows=found["rows"]
     )
 
 
 def try_models(
-    shop: Shop, exported: Path, folder: Path, asked: Mapping[str, Any], where: str
+    shop: RuntimeImage, exported: Path, folder: Path, asked: Mapping[str, Any], where: str
 ) -> tuple[PortableRow, ...]:
     """Runs the second program on what lies in `exported`; its report goes to `folder`, which is empty.
 
@@ -148,8 +152,8 @@ def try_models(
     """
     mount = Mount(source=exported, target=EXPORTED_MOUNT, bind=True)
     read = _run(shop, "try", (mount,), folder, {**asked, "folder": EXPORTED_MOUNT}, trying.REPORT)
-    found = _parse(read, _TRIED, asked["nonce"], where)
-    _refuse_unfinished(found, read, where)
+    found = _parse(read, _TRIED_SCHEMA, asked["nonce"], where)
+    _check_complete(found, read, where)
     wanted = [(model["name"], by) for by in asked["runtimes"] for model in asked["models"]]
     if [(row.model, row.by) for row in found["rows"]] != wanted:
         raise CheckFailedError(
@@ -162,7 +166,7 @@ def try_models(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Read:
+class _ReadReport:
     """A report's bytes, or why there are none, and how the process ended."""
 
     data: bytes
@@ -171,17 +175,22 @@ class _Read:
 
 
 def _run(
-    shop: Shop, program: str, mounts: Sequence[Mount], folder: Path, asked: Mapping[str, Any], report: str
-) -> _Read:
+    shop: RuntimeImage,
+    program: str,
+    mounts: Sequence[Mount],
+    folder: Path,
+    asked: Mapping[str, Any],
+    report: str,
+) -> _ReadReport:
     suite, expect = folder.with_name(f"{folder.name}-suite"), folder.with_name(f"{folder.name}-asked")
     write_suite(suite, read_suite())
-    write_suite(expect, {ASKED: json.dumps(asked).encode()})
+    write_suite(expect, {REQUEST_FILE: json.dumps(asked).encode()})
     folder.mkdir()
     folder.chmod(0o777)  # the image's user writes here, whoever that is; the folder above is closed to others
     spec = RunSpec(
         argv=(
             f"{shop.definition.prefix}/bin/python",
-            *("-I", "-B", f"{SUITE_MOUNT}/{ENTRY}", program, f"{EXPECT_MOUNT}/{ASKED}", REPORT_MOUNT),
+            *("-I", "-B", f"{SUITE_MOUNT}/{ENTRY}", program, f"{EXPECT_MOUNT}/{REQUEST_FILE}", REPORT_MOUNT),
         ),
         environment=(PLAIN_FLOATS, *shop.visible),
         gpus=shop.gpus,
@@ -200,14 +209,14 @@ def _run(
     message, hint = completed.over
     if message:
         raise LimitError("limit-reached", message, hint=hint)
-    ended = f"it was stopped after {SECONDS:.0f} s" if completed.timed_out else how_it_ended(completed)
+    ended = f"it was stopped after {SECONDS:.0f} s" if completed.timed_out else exit_summary(completed)
     try:
-        return _Read(data=read_report(folder / report), fault="", ended=ended)
-    except ReportFault as error:
-        return _Read(data=b"", fault=str(error), ended=ended)
+        return _ReadReport(data=read_report(folder / report), fault="", ended=ended)
+    except InvalidReportError as error:
+        return _ReadReport(data=b"", fault=str(error), ended=ended)
 
 
-def _parse(read: _Read, fields: Fields, nonce: str, where: str) -> dict[str, Any]:
+def _parse(read: _ReadReport, fields: ObjectSchema, nonce: str, where: str) -> dict[str, Any]:
     """The fields of a report that brings the nonce back. Raises CheckFailedError for anything else."""
     if read.fault:
         raise CheckFailedError(
@@ -215,7 +224,7 @@ def _parse(read: _Read, fields: Fields, nonce: str, where: str) -> dict[str, Any
         )
     try:
         document = parse_json(read.data)
-        _clean_rows(document)
+        _printable_rows(document)
         found = fields.parse(document, where)
     except (ValueError, StatementError) as error:
         problem = error.message if isinstance(error, StatementError) else "not JSON"
@@ -228,7 +237,7 @@ def _parse(read: _Read, fields: Fields, nonce: str, where: str) -> dict[str, Any
     return found
 
 
-def _clean_rows(document: object) -> None:
+def _printable_rows(document: object) -> None:
     """What packages say may hold anything: details become one printable line each."""
     rows = document.get("rows") if isinstance(document, dict) else None
     for row in rows if isinstance(rows, list) else ():
@@ -238,7 +247,7 @@ def _clean_rows(document: object) -> None:
         document["fault"] = clean(document["fault"])
 
 
-def _refuse_unfinished(found: Mapping[str, Any], read: _Read, where: str) -> None:
+def _check_complete(found: Mapping[str, Any], read: _ReadReport, where: str) -> None:
     if found["running"]:
         raise CheckFailedError(
             "model-run-failed",
@@ -261,7 +270,9 @@ def check_file(folder: Path, name: str, where: str) -> tuple[str, int]:
                 size += len(data)
     except OSError as error:
         raise CheckFailedError(
-            "model-file-invalid", f"{where}: cannot use {shown(name)}: {error.strerror}", hint="run it again"
+            "model-file-invalid",
+            f"{where}: cannot use {printable_value(name)}: {error.strerror}",
+            hint="run it again",
         ) from error
     return f"sha256:{digest.hexdigest()}", size
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from imagefactory.extras.portability.report import JudgedPortable, Latency, PortableReport, PortableRow
-from imagefactory.extras.site.charts import Chart, Measure, fill, policy, row_chart
+from imagefactory.extras.portability.report import Latency, PortableReport, PortableResult, PortableRow
+from imagefactory.extras.site.charts import BarChart, ChartMeasure, fill, policy, row_chart
 from imagefactory.extras.site.matrix import STYLED
 from imagefactory.model import CheckState
 from imagefactory.progress import format_bytes
 from imagefactory.serialize import format_time
 from imagefactory.views.text import format_fields, format_table
 
-WORDS = {CheckState.PASSED: "same", CheckState.FAILED: "DIFFERS", CheckState.NOT_RUN: "not run"}
+LABELS = {CheckState.PASSED: "same", CheckState.FAILED: "DIFFERS", CheckState.NOT_RUN: "not run"}
 REFERENCE = "reference"
 """Of a model's own framework on the CPU: what the others are compared with."""
 PORTABLE, NOT_PORTABLE = "portable", "not portable"
@@ -25,11 +25,11 @@ def format_portability(report: PortableReport, width: int | None = None) -> str:
     most = {model.name: model.tolerance for model in report.models}
     rows, last = [], ""
     for row in report.rows_by_model:
-        off = "" if row.error is None or says(report, row) == REFERENCE else f"{row.error:.1e}"
+        off = "" if row.error is None or result_text(report, row) == REFERENCE else f"{row.error:.1e}"
         bound = f"{most[row.model]:.0e}" if off else ""
         named = row.model if row.model != last else ""
         times = (format_latency(row, batch) for batch in batches)
-        rows.append((named, row.by, row.version, says(report, row), off, bound, *times))
+        rows.append((named, row.by, row.version, result_text(report, row), off, bound, *times))
         last = row.model
     blocks = [format_table(header, rows, width, drop=("VERSION", "AT MOST", "OFF BY"))]
     if batches:
@@ -37,10 +37,10 @@ def format_portability(report: PortableReport, width: int | None = None) -> str:
     wrong = [f"{row.model} by {row.by}: {row.detail}" for row in report.rows if row.detail]
     if wrong:
         blocks.append("\n".join(wrong))
-    return "\n\n".join((where(report), *blocks))
+    return "\n\n".join((exported_where(report), *blocks))
 
 
-def where(report: PortableReport) -> str:
+def exported_where(report: PortableReport) -> str:
     """What was exported where, on which machine."""
     gpus = "".join(f", {gpu.name} ({gpu.capability}), driver {report.driver}" for gpu in report.gpus[:1])
     return (
@@ -48,12 +48,12 @@ def where(report: PortableReport) -> str:
     )
 
 
-def says(report: PortableReport, row: PortableRow) -> str:
+def result_text(report: PortableReport, row: PortableRow) -> str:
     """`same`, `DIFFERS`, `FAILED` of what computed nothing, `not run`, or what others are compared with."""
     if row.state is CheckState.FAILED and not row.outcome.startswith("wrong"):
         return "FAILED"
     own = {(model.name, f"{model.framework}-cpu") for model in report.models}
-    return REFERENCE if row.state is CheckState.PASSED and (row.model, row.by) in own else WORDS[row.state]
+    return REFERENCE if row.state is CheckState.PASSED and (row.model, row.by) in own else LABELS[row.state]
 
 
 def batches_of(report: PortableReport) -> tuple[int, ...]:
@@ -73,7 +73,7 @@ def _short(milliseconds: float) -> str:
     return f"{milliseconds:.2g}" if milliseconds < 10 else f"{milliseconds:.0f}"
 
 
-def word_of(report: PortableReport) -> str:
+def status_of_check(report: PortableReport) -> str:
     return PORTABLE if report.portable else NOT_PORTABLE
 
 
@@ -89,7 +89,7 @@ def format_files(report: PortableReport) -> list[tuple[str, str]]:
     ]
 
 
-def format_statements(judged: Sequence[JudgedPortable], manifest: str, width: int | None = None) -> str:
+def format_statements(judged: Sequence[PortableResult], manifest: str, width: int | None = None) -> str:
     """What was signed of one image, a row each, and the newest that holds whole."""
     if not judged:
         return f"nobody signed that models of {manifest} are portable"
@@ -119,9 +119,9 @@ def format_page(report: PortableReport) -> str:
         **STYLED,
         policy=policy(),
         report=report,
-        word=word_of(report),
-        where=where(report),
-        rows=[(row, says(report, row)) for row in report.rows_by_model],
+        word=status_of_check(report),
+        where=exported_where(report),
+        rows=[(row, result_text(report, row)) for row in report.rows_by_model],
         tolerances={model.name: model.tolerance for model in report.models},
         batches=batches_of(report),
         latency_of=latency_of,
@@ -129,13 +129,13 @@ def format_page(report: PortableReport) -> str:
     )
 
 
-def charts_of(report: PortableReport) -> tuple[Chart, ...]:
+def charts_of(report: PortableReport) -> tuple[BarChart, ...]:
     """For each model and size of batch how long a pass takes, by whom; thin: the 95th percentile."""
     charts = []
     for model in report.models:
         for batch in batches_of(report):
             measures = [
-                Measure(
+                ChartMeasure(
                     label=row.by,
                     value=one.p50,
                     unit="ms",

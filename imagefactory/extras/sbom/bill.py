@@ -20,7 +20,7 @@ from packaging.metadata import parse_email
 from imagefactory.lock.debian.archive import parse_stanzas
 
 
-class Kind(StrEnum):
+class PackageType(StrEnum):
     """Where a component comes from, as package addresses (purl) say it."""
 
     DEB = "deb"
@@ -33,7 +33,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Licence:
+class ComponentLicense:
     """`text` is an SPDX expression where `spdx` is true, else the name that the package itself gives."""
 
     text: str
@@ -41,7 +41,7 @@ class Licence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Component:
+class BillComponent:
     """One package, or the base image that others stand on.
 
     `sha256` is of the package's own file (64 hex digits), empty where it is not known. No `licences` means
@@ -51,11 +51,11 @@ class Component:
     libraries of a distribution.
     """
 
-    kind: Kind
+    kind: PackageType
     name: str
     version: str
     sha256: str = ""
-    licences: tuple[Licence, ...] = ()
+    licences: tuple[ComponentLicense, ...] = ()
     why: str = ""
     namespace: str = ""
     qualifiers: tuple[tuple[str, str], ...] = ()
@@ -76,7 +76,7 @@ class Component:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bill:
+class BillOfMaterials:
     """What `name` is made of, sorted. `digest` is that of the locks or of the image's manifest.
 
     `created` is in seconds since 1970, of the base or the image; None where nothing says.
@@ -85,7 +85,7 @@ class Bill:
     name: str
     digest: str
     created: int | None
-    components: tuple[Component, ...]
+    components: tuple[BillComponent, ...]
 
     @property
     def serial(self) -> uuid.UUID:
@@ -103,7 +103,9 @@ class Bill:
         return datetime.fromtimestamp(self.created or 0, UTC)
 
 
-def merge_carried(components: dict[tuple[str, str, str], Component], carried: Iterable[Component]) -> None:
+def merge_carried(
+    components: dict[tuple[str, str, str], BillComponent], carried: Iterable[BillComponent]
+) -> None:
     """Adds what packages carry, each once; what is installed too only says who carries it."""
     for one in carried:
         own = components.setdefault(one.key, one)
@@ -111,7 +113,7 @@ def merge_carried(components: dict[tuple[str, str, str], Component], carried: It
             components[one.key] = replace(own, within=tuple(sorted({*own.within, *one.within})))
 
 
-def sorted_components(components: dict[tuple[str, str, str], Component]) -> tuple[Component, ...]:
+def sorted_components(components: dict[tuple[str, str, str], BillComponent]) -> tuple[BillComponent, ...]:
     return tuple(components[key] for key in sorted(components))
 
 
@@ -129,7 +131,7 @@ _DEP5 = re.compile(r"https?://\S*/copyright-format/1\.0/?")
 _GNU = re.compile(r"(L?GPL|AGPL|GFDL)-([0-9])(\.[0-9])?(\+?)")
 
 
-def read_licence(text: str) -> Licence | None:
+def read_license(text: str) -> ComponentLicense | None:
     """A licence as a field says it; None for an empty field and for the text of one."""
     text = " ".join(plain(text).split())
     if not text or len(text) > NAME or text.upper() in ("UNKNOWN", "NONE", "NOASSERTION"):
@@ -138,10 +140,10 @@ def read_licence(text: str) -> Licence | None:
         found = LICENSING.validate(text)
     except (ExpressionError, TypeError, AttributeError, IndexError, AssertionError):
         # What the library raises for brackets and words in no order.
-        return Licence(text=text, spdx=False)
+        return ComponentLicense(text=text, spdx=False)
     if found.errors or not found.normalized_expression:
-        return Licence(text=text, spdx=False)
-    return Licence(text=str(found.normalized_expression), spdx=True)
+        return ComponentLicense(text=text, spdx=False)
+    return ComponentLicense(text=str(found.normalized_expression), spdx=True)
 
 
 def plain(text: str) -> str:
@@ -149,26 +151,26 @@ def plain(text: str) -> str:
     return "".join(one if one.isprintable() else " " for one in text)
 
 
-def unique(licences: Iterable[Licence | None]) -> tuple[Licence, ...]:
+def unique(licences: Iterable[ComponentLicense | None]) -> tuple[ComponentLicense, ...]:
     return tuple(sorted({one for one in licences if one is not None}))
 
 
-def metadata_licences(metadata: bytes) -> tuple[tuple[Licence, ...], str]:
+def metadata_licenses(metadata: bytes) -> tuple[tuple[ComponentLicense, ...], str]:
     """Of a distribution's METADATA: License-Expression, else License, else its classifiers; or why none."""
     raw, _ = parse_email(metadata)
     for field in (raw.get("license_expression"), raw.get("license")):
-        if field and (named := read_licence(field)):
+        if field and (named := read_license(field)):
             return (named,), ""
     classifiers = [
         one.split(" :: ")[1:] for one in raw.get("classifiers", ()) if one.startswith("License ::")
     ]
     names = [one[-1] for one in classifiers if one and one[-1] != "OSI Approved"]
-    if found := unique(map(read_licence, names)):
+    if found := unique(map(read_license, names)):
         return found, ""
     return (), "its METADATA has a licence's text, not its name" if raw.get("license") else NO_FIELD
 
 
-def copyright_licences(text: str) -> tuple[tuple[Licence, ...], str]:
+def copyright_licenses(text: str) -> tuple[tuple[ComponentLicense, ...], str]:
     """Of a Debian copyright file (DEP-5): the licences of all its files; or why none.
 
     Source: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
@@ -177,11 +179,11 @@ def copyright_licences(text: str) -> tuple[tuple[Licence, ...], str]:
     if not stanzas or not _DEP5.fullmatch(stanzas[0].get("format", "")):
         return (), _PROSE
     named = [stanza["license"].split("\n")[0] for stanza in stanzas if "license" in stanza]
-    found = unique(map(_debian_licence, named))
+    found = unique(map(_debian_license, named))
     return found, "" if found else "its copyright file names no licence"
 
 
-def _debian_licence(text: str) -> Licence | None:
+def _debian_license(text: str) -> ComponentLicense | None:
     """DEP-5 has its own short names; those of GNU and Expat it defines as SPDX does.
 
     `and` binds closer than `or`, unless a comma stands before; such ones stay as they are.
@@ -189,10 +191,10 @@ def _debian_licence(text: str) -> Licence | None:
     words = " ".join(text.split())
     parts = re.split(r" (and|or) ", words)
     if "," in words or "exception" in words:
-        return read_licence(words)
+        return read_license(words)
     mapped = " ".join(one.upper() if one in ("and", "or") else _spdx_name(one) for one in parts)
-    found = read_licence(mapped)
-    return found if found and found.spdx else read_licence(words)
+    found = read_license(mapped)
+    return found if found and found.spdx else read_license(words)
 
 
 def _spdx_name(name: str) -> str:
@@ -207,20 +209,20 @@ def _spdx_name(name: str) -> str:
 # --- Which licences stand in a bill, and which packages are not allowed by a list. Pure
 
 
-UNKNOWN = "NOASSERTION"
+NO_LICENSE = "NOASSERTION"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LicenceCheck:
+class LicenseCheck:
     """`counted` are the licences, the packages of each and whether it is allowed, the most frequent first.
 
     `refused` are packages with those of their licences that are not allowed, `unknown` those without any,
     which may be `accepted`.
     """
 
-    counted: tuple[tuple[Licence, int, bool], ...]
-    refused: tuple[tuple[Component, tuple[Licence, ...]], ...]
-    unknown: tuple[Component, ...]
+    counted: tuple[tuple[ComponentLicense, int, bool], ...]
+    refused: tuple[tuple[BillComponent, tuple[ComponentLicense, ...]], ...]
+    unknown: tuple[BillComponent, ...]
     accepted: bool
 
     @property
@@ -228,7 +230,7 @@ class LicenceCheck:
         return not self.refused and (self.accepted or not self.unknown)
 
 
-def check_licences(bill: Bill, allowed: Collection[str]) -> LicenceCheck:
+def check_licenses(bill: BillOfMaterials, allowed: Collection[str]) -> LicenseCheck:
     """All licences of a package must be allowed, since it names them together.
 
     `allowed` are identifiers and names with `*` and `?`, in any case. Of an expression, one side of OR is
@@ -241,15 +243,15 @@ def check_licences(bill: Bill, allowed: Collection[str]) -> LicenceCheck:
         (one, tuple(licence for licence in one.licences if not fits[licence])) for one in bill.components
     )
     order = sorted(counts, key=lambda licence: (-counts[licence], licence))
-    return LicenceCheck(
+    return LicenseCheck(
         counted=tuple((licence, counts[licence], fits[licence]) for licence in order),
         refused=tuple((one, wrong) for one, wrong in refused if wrong),
         unknown=tuple(one for one in bill.components if not one.licences),
-        accepted=UNKNOWN in (one.upper() for one in allowed),
+        accepted=NO_LICENSE in (one.upper() for one in allowed),
     )
 
 
-def is_allowed(licence: Licence, allowed: Collection[str]) -> bool:
+def is_allowed(licence: ComponentLicense, allowed: Collection[str]) -> bool:
     patterns = [one.lower() for one in allowed]
 
     def named(text: str) -> bool:

@@ -7,30 +7,30 @@ from pathlib import Path
 import click
 
 from imagefactory.cli.output import (
-    Call,
+    CommandContext,
     complete_targets,
     json_option,
+    print_json,
+    print_json_document,
+    print_result,
     reject_conflict,
-    say,
-    say_document,
-    say_json,
     terminal_width,
 )
 from imagefactory.errors import EXIT_BILL, UsageError
-from imagefactory.extras.sbom.bill import Bill, Licence, LicenceCheck
+from imagefactory.extras.sbom.bill import BillOfMaterials, ComponentLicense, LicenseCheck
 from imagefactory.extras.sbom.osv import Vulnerability, VulnerabilityCheck
 from imagefactory.views.text import format_table
 
 # --- What a bill of materials holds and what checks say of it, for people and as JSON. Pure
 
 
-def format_bill(bill: Bill, path: str) -> str:
+def format_bill(bill: BillOfMaterials, path: str) -> str:
     count = len(bill.components)
     unknown = sum(not one.licences for one in bill.components)
     return f"wrote {path}: {count} packages, the licence of {unknown} not known"
 
 
-def format_licences(check: LicenceCheck, width: int | None) -> str:
+def format_licenses(check: LicenseCheck, width: int | None) -> str:
     """The licences there are, then each package that is not allowed or says none."""
     counted = [("yes" if fits else "no", str(count), one.text) for one, count, fits in check.counted]
     blocks = [format_table(("ALLOWED", "PACKAGES", "LICENCE"), counted, width)] if counted else []
@@ -55,7 +55,7 @@ def format_vulnerabilities(check: VulnerabilityCheck, width: int | None) -> str:
     return "\n\n".join([*blocks, "\n".join(lines)])
 
 
-def bill_json(bill: Bill) -> dict[str, object]:
+def bill_json(bill: BillOfMaterials) -> dict[str, object]:
     return {
         "name": bill.name,
         "digest": bill.digest,
@@ -64,7 +64,7 @@ def bill_json(bill: Bill) -> dict[str, object]:
     }
 
 
-def licences_json(check: LicenceCheck) -> dict[str, object]:
+def licenses_json(check: LicenseCheck) -> dict[str, object]:
     return {
         "holds": check.holds,
         "licences": [
@@ -88,7 +88,7 @@ def vulnerabilities_json(check: VulnerabilityCheck) -> dict[str, object]:
     }
 
 
-def _joined(licences: tuple[Licence, ...]) -> str:
+def _joined(licences: tuple[ComponentLicense, ...]) -> str:
     return ", ".join(one.text for one in licences)
 
 
@@ -98,7 +98,7 @@ def _fixed(one: Vulnerability) -> str:
 
 # ---
 
-LICENCES, VULNERABILITIES = "licences", "vulnerabilities"
+LICENSE_CHECKS, VULNERABILITIES = "licences", "vulnerabilities"
 
 
 @click.command()
@@ -116,7 +116,7 @@ LICENCES, VULNERABILITIES = "licences", "vulnerabilities"
     "--check",
     "checks",
     multiple=True,
-    type=click.Choice([LICENCES, VULNERABILITIES]),
+    type=click.Choice([LICENSE_CHECKS, VULNERABILITIES]),
     help="Check it instead of printing it; exit code 10 where something is found.",
 )
 @click.option(
@@ -135,7 +135,7 @@ LICENCES, VULNERABILITIES = "licences", "vulnerabilities"
 @json_option
 @click.pass_obj
 def sbom(
-    call: Call,
+    call: CommandContext,
     name: str,
     kind: str,
     output: Path | None,
@@ -159,28 +159,28 @@ def sbom(
     from itertools import chain
 
     from imagefactory.extras.sbom.action import bill_of
-    from imagefactory.extras.sbom.bill import check_licences
+    from imagefactory.extras.sbom.bill import check_licenses
     from imagefactory.extras.sbom.formats import format_cyclonedx, format_spdx
     from imagefactory.extras.sbom.osv import check_vulnerabilities, read_records
     from imagefactory.fs import replace_text
 
     access = call.access
     allowed = allow or access.settings.allowed_licences
-    _refuse_useless(checks, (allow, osv, allowed), as_json=as_json and not output)
+    _check_useful_options(checks, (allow, osv, allowed), as_json=as_json and not output)
     bill = bill_of(access, lambda: call.factory_if_any, name, call.progress)
     blocks, value, holds = [], bill_json(bill), True
     if output or not checks:
         text = (format_cyclonedx if kind == "cyclonedx" else format_spdx)(bill)
         if output is None:
-            return say_document(text.rstrip("\n"))
+            return print_json_document(text.rstrip("\n"))
         replace_text(output, text)
         blocks.append(format_bill(bill, str(output)))
         value |= {"path": str(output), "kind": kind}
     width = terminal_width()
-    if LICENCES in checks:
-        licences = check_licences(bill, allowed)
-        blocks.append(format_licences(licences, width))
-        value[LICENCES] = licences_json(licences)
+    if LICENSE_CHECKS in checks:
+        licences = check_licenses(bill, allowed)
+        blocks.append(format_licenses(licences, width))
+        value[LICENSE_CHECKS] = licenses_json(licences)
         holds = licences.holds
     if VULNERABILITIES in checks:
         vulnerabilities = check_vulnerabilities(bill, chain.from_iterable(map(read_records, osv)))
@@ -188,13 +188,13 @@ def sbom(
         value[VULNERABILITIES] = vulnerabilities_json(vulnerabilities)
         holds = holds and not vulnerabilities.found
     if as_json:
-        say_json("sbom", value)
+        print_json("sbom", value)
     else:
-        say("\n\n".join(blocks))
+        print_result("\n\n".join(blocks))
     raise click.exceptions.Exit(0 if holds else EXIT_BILL)
 
 
-def _refuse_useless(
+def _check_useful_options(
     checks: tuple[str, ...],
     inputs: tuple[tuple[str, ...], tuple[Path, ...], tuple[str, ...]],
     *,
@@ -208,11 +208,11 @@ def _refuse_useless(
         "remove --json, or write the bill with --output",
     )
     licences, osv_option = "--check licences", "--check vulnerabilities"
-    reject_conflict(allow and LICENCES not in checks, f"--allow requires {licences}", f"add {licences}")
+    reject_conflict(allow and LICENSE_CHECKS not in checks, f"--allow requires {licences}", f"add {licences}")
     reject_conflict(
         osv and VULNERABILITIES not in checks, f"--osv requires {osv_option}", f"add {osv_option}"
     )
-    if LICENCES in checks and not allowed:
+    if LICENSE_CHECKS in checks and not allowed:
         raise UsageError(
             "argument-missing",
             "no license is allowed",

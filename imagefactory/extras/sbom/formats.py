@@ -34,12 +34,18 @@ from spdx_tools.spdx.model import (
 from spdx_tools.spdx.writer.json.json_writer import write_document_to_stream
 
 from imagefactory import __version__
-from imagefactory.extras.sbom.bill import LICENSING, Bill, Component, Kind, Licence
+from imagefactory.extras.sbom.bill import (
+    LICENSING,
+    BillComponent,
+    BillOfMaterials,
+    ComponentLicense,
+    PackageType,
+)
 
 _DOCUMENT, _ROOT = "SPDXRef-DOCUMENT", "SPDXRef-image"
 
 
-def format_spdx(bill: Bill) -> str:
+def format_spdx(bill: BillOfMaterials) -> str:
     """The same bill gives the same bytes."""
     identifiers = [f"SPDXRef-{n}-{_plain(f'{c.kind}-{c.name}')}" for n, c in enumerate(bill.components, 1)]
     by_key = {one.key: identifier for one, identifier in zip(bill.components, identifiers, strict=True)}
@@ -88,7 +94,7 @@ def format_spdx(bill: Bill) -> str:
     return text.getvalue() + "\n"
 
 
-def _package(one: Component, identifier: str, names: dict[str, str]) -> Package:
+def _package(one: BillComponent, identifier: str, names: dict[str, str]) -> Package:
     return Package(
         spdx_id=identifier,
         name=one.name,
@@ -104,16 +110,18 @@ def _package(one: Component, identifier: str, names: dict[str, str]) -> Package:
         external_references=[
             ExternalPackageRef(ExternalPackageRefCategory.PACKAGE_MANAGER, "purl", one.purl.to_string())
         ],
-        primary_package_purpose=PackagePurpose.CONTAINER if one.kind is Kind.OCI else PackagePurpose.LIBRARY,
+        primary_package_purpose=PackagePurpose.CONTAINER
+        if one.kind is PackageType.OCI
+        else PackagePurpose.LIBRARY,
     )
 
 
-def _declared(licences: tuple[Licence, ...], names: dict[str, str]) -> LicenseExpression:
+def _declared(licences: tuple[ComponentLicense, ...], names: dict[str, str]) -> LicenseExpression:
     texts = [one.text if one.spdx else names[one.text] for one in licences]
     return LICENSING.parse(" AND ".join(f"({text})" for text in texts) if len(texts) > 1 else texts[0])
 
 
-def _references(bill: Bill) -> dict[str, str]:
+def _references(bill: BillOfMaterials) -> dict[str, str]:
     """The reference of each licence that has a name and no identifier."""
     names = sorted({one.text for part in bill.components for one in part.licences if not one.spdx})
     given: dict[str, str] = {}
@@ -132,7 +140,7 @@ def _plain(text: str) -> str:
 # --- A bill as CycloneDX 1.6 JSON
 
 
-def format_cyclonedx(bill: Bill) -> str:
+def format_cyclonedx(bill: BillOfMaterials) -> str:
     """The same bill gives the same bytes."""
     root = CycloneComponent(
         name=bill.name,
@@ -164,7 +172,7 @@ def format_cyclonedx(bill: Bill) -> str:
     return JsonV1Dot6(bom).output_as_string(indent=2) + "\n"
 
 
-def _component(one: Component) -> CycloneComponent:
+def _component(one: BillComponent) -> CycloneComponent:
     properties = [Property(name="imagefactory:licence", value=f"NOASSERTION: {one.why}")] if one.why else []
     if one.source[0]:
         properties.append(Property(name="imagefactory:source", value=" ".join(one.source)))
@@ -172,16 +180,16 @@ def _component(one: Component) -> CycloneComponent:
         name=one.name,
         version=one.version,
         group=one.namespace or None,
-        type=ComponentType.CONTAINER if one.kind is Kind.OCI else ComponentType.LIBRARY,
+        type=ComponentType.CONTAINER if one.kind is PackageType.OCI else ComponentType.LIBRARY,
         bom_ref=one.purl.to_string(),
         purl=one.purl,
         hashes=[HashType(alg=HashAlgorithm.SHA_256, content=one.sha256)] if one.sha256 else [],
-        licenses=[_licence(licence, alone=len(one.licences) == 1) for licence in one.licences],
+        licenses=[_license(licence, alone=len(one.licences) == 1) for licence in one.licences],
         properties=properties,
     )
 
 
-def _licence(licence: Licence, *, alone: bool) -> DisjunctiveLicense | CycloneDxExpression:
+def _license(licence: ComponentLicense, *, alone: bool) -> DisjunctiveLicense | CycloneDxExpression:
     """The format takes one expression, or any number of single licences: an identifier or a name each."""
     if licence.spdx and is_supported_id(licence.text):
         return DisjunctiveLicense(id=licence.text)

@@ -22,24 +22,24 @@ from packaging.utils import canonicalize_name
 from imagefactory.errors import StoreError
 from imagefactory.extras.sbom.bill import (
     NO_FIELD,
-    Bill,
-    Component,
-    Kind,
-    Licence,
-    copyright_licences,
+    BillComponent,
+    BillOfMaterials,
+    ComponentLicense,
+    PackageType,
+    copyright_licenses,
     merge_carried,
-    metadata_licences,
+    metadata_licenses,
     plain,
-    read_licence,
+    read_license,
     sorted_components,
     unique,
 )
 from imagefactory.lock.debian.archive import parse_stanzas
 from imagefactory.lock.debian.lock import format_base_lock
 from imagefactory.lock.files import lock_digest
-from imagefactory.model import Base, BaseLock, Lock, LockedPackage, LockedWheel
-from imagefactory.oci.inflate import DamagedError
-from imagefactory.oci.tar_stream import FILE, FOLDER, HIDDEN, REMOVED, SYMLINK, TarStream, entries
+from imagefactory.model import BaseLock, BaseSpec, Lock, LockedPackage, LockedWheel
+from imagefactory.oci.inflate import CorruptDataError
+from imagefactory.oci.tar_stream import DIRECTORY, FILE, HIDDEN, REMOVED, SYMLINK, TarStream, entries
 from imagefactory.oci.tree import OPAQUE, WHITEOUT
 from imagefactory.scan.files import read_index
 from imagefactory.scan.findings import readable_path
@@ -57,18 +57,18 @@ _DIST_INFO = re.compile(  # dist-packages are Debian's own, but for those below 
 )
 _CONDA_META = re.compile(r"((?:.*/)?)conda-meta/[^/]+\.json")
 
-Known = tuple[tuple[Licence, ...], str]
+LicenseAndSource = tuple[tuple[ComponentLicense, ...], str]
 """Licences, and why there are none."""
 
 
 # --- packages of the cache -------------------------------------------------------------------------
 
 
-def package_licences(package: LockedPackage, path: Path) -> Known:
+def package_licenses(package: LockedPackage, path: Path) -> LicenseAndSource:
     """What the archive at `path` says. Raises UsageError for one that is damaged."""
     if not isinstance(package, LockedWheel):
         try:
-            return _record_licences(json.loads(read_index(path)))
+            return _record_licenses(json.loads(read_index(path)))
         except (ValueError, AttributeError, RecursionError) as error:
             raise damaged(path, f"info/index.json: {error}") from error
     for member in members_of(path):
@@ -76,30 +76,30 @@ def package_licences(package: LockedPackage, path: Path) -> Known:
             if member.file_size > LARGEST:
                 break
             try:
-                return metadata_licences(b"".join(member_bytes(path, member)))
-            except DamagedError as error:
+                return metadata_licenses(b"".join(member_bytes(path, member)))
+            except CorruptDataError as error:
                 raise damaged(path, str(error)) from error
     return (), "its wheel has no METADATA"
 
 
-def package_carried(package: LockedPackage, path: Path) -> tuple[tuple[Component, ...], tuple[str, ...]]:
+def package_carried(package: LockedPackage, path: Path) -> tuple[tuple[BillComponent, ...], tuple[str, ...]]:
     """The libraries that a wheel says it carries, and what is wrong with what it says of them (PEP 770)."""
     if not isinstance(package, LockedWheel):
         return (), ()
-    found, faults = list[Component](), list[str]()
+    found, faults = list[BillComponent](), list[str]()
     for member in members_of(path):
         if _SBOM.fullmatch(member.filename):
             try:
                 if member.file_size > LARGEST:
                     raise ValueError(f"it has {member.file_size} bytes")
                 data = b"".join(member_bytes(path, member))
-                found += _carried(data, (Kind.PYPI, package.name, package.version))
-            except (DamagedError, ValueError) as error:
+                found += _carried(data, (PackageType.PYPI, package.name, package.version))
+            except (CorruptDataError, ValueError) as error:
                 faults.append(f"{package.filename}: {member.filename[:200]} cannot be read: {error}")
     return tuple(found), tuple(faults)
 
 
-def _carried(data: bytes, owner: tuple[str, str, str]) -> Iterator[Component]:
+def _carried(data: bytes, owner: tuple[str, str, str]) -> Iterator[BillComponent]:
     """The libraries of a CycloneDX document, but its owner. Raises ValueError for what is none."""
     try:
         document = json.loads(data)
@@ -111,15 +111,15 @@ def _carried(data: bytes, owner: tuple[str, str, str]) -> Iterator[Component]:
             if not row.get("purl"):
                 continue
             purl = PackageURL.from_string(str(row["purl"]))
-            if purl.type not in set(Kind) or not purl.version:
+            if purl.type not in set(PackageType) or not purl.version:
                 continue
-            name = canonicalize_name(purl.name) if purl.type == Kind.PYPI else plain(purl.name)
-            one = Component(
-                kind=Kind(purl.type),
+            name = canonicalize_name(purl.name) if purl.type == PackageType.PYPI else plain(purl.name)
+            one = BillComponent(
+                kind=PackageType(purl.type),
                 name=name,
                 version=plain(purl.version),
                 namespace=plain(purl.namespace or ""),
-                licences=(licences := _document_licences(row)),
+                licences=(licences := _document_licenses(row)),
                 why="" if licences else "the wheel that carries it does not say it",
                 qualifiers=tuple(
                     sorted((plain(key), plain(value)) for key, value in purl.qualifiers.items())
@@ -132,16 +132,16 @@ def _carried(data: bytes, owner: tuple[str, str, str]) -> Iterator[Component]:
         raise ValueError(" ".join(str(error).split())[:200] or type(error).__name__) from error
 
 
-def _document_licences(row: dict[str, Any]) -> tuple[Licence, ...]:
+def _document_licenses(row: dict[str, Any]) -> tuple[ComponentLicense, ...]:
     texts = []
     for one in row.get("licenses") or ():
         own: dict[str, Any] = one.get("license") or {}
         texts.append(str(one.get("expression") or own.get("id") or own.get("name") or ""))
-    return unique([read_licence(text) for text in texts])
+    return unique([read_license(text) for text in texts])
 
 
-def _record_licences(record: dict[str, Any]) -> Known:
-    found = unique([read_licence(str(record.get("license") or ""))])
+def _record_licenses(record: dict[str, Any]) -> LicenseAndSource:
+    found = unique([read_license(str(record.get("license") or ""))])
     return found, "" if found else NO_FIELD
 
 
@@ -158,24 +158,24 @@ def conda_qualifiers(url: str, subdir: str, build: str) -> tuple[tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Record:
+class _DistributionRecord:
     """A package by its own file; `owned` are METADATA files that it installed."""
 
-    component: Component
+    component: BillComponent
     owned: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class _Sbom:
+class _EmbeddedSbom:
     """What a wheel says that it carries, of a package that is still to be named."""
 
     data: bytes
 
 
-_Fact = _Record | Known | _Sbom | str
+_Fact = _DistributionRecord | LicenseAndSource | _EmbeddedSbom | str
 
 
-class Layers:
+class LayerStack:
     """Layers one over the other, the lowest added first: what is seen of them together."""
 
     def __init__(self) -> None:
@@ -184,7 +184,7 @@ class Layers:
         self.faults: list[str] = []
 
     def add(self, chunks: Iterator[bytes]) -> None:
-        """The tar in `chunks`. Raises DamagedError."""
+        """The tar in `chunks`. Raises CorruptDataError."""
         stream = TarStream(chunks)
         facts: dict[str, _Fact] = {}
         links: dict[str, str] = {}
@@ -205,7 +205,7 @@ class Layers:
             elif entry.kind == REMOVED:
                 for one in [one for one in (*every, *links) if one == path or one.startswith(f"{path}/")]:
                     drop(one)
-            elif entry.kind != FOLDER and (_tells(path) or path.endswith(_METADATA)):
+            elif entry.kind != DIRECTORY and (_has_license(path) or path.endswith(_METADATA)):
                 drop(path)
                 same = readable_path("/".join(entry.target))
                 if entry.kind == SYMLINK:
@@ -213,11 +213,11 @@ class Layers:
                     links[path] = posixpath.normpath(posixpath.join("/", folder, target))[1:]
                 elif entry.kind == FILE:
                     if entry.size > LARGEST:
-                        raise DamagedError(f"{path[:200]} has {entry.size} bytes")
+                        raise CorruptDataError(f"{path[:200]} has {entry.size} bytes")
                     every[path] = _read(path, entry.read(entry.size))
                 elif same in every:
                     every[path] = every[same]
-                if _tells(path) and path in every:
+                if _has_license(path) and path in every:
                     facts[path] = every[path]
         stream.drain()
         for path in (*facts, *links):
@@ -231,25 +231,25 @@ class Layers:
             for one in [one for one in seen if one.startswith(below) or (itself and one == path)]:
                 del seen[one]
 
-    def components(self) -> tuple[Component, ...]:
+    def components(self) -> tuple[BillComponent, ...]:
         """Every package that is installed in them, once."""
-        records = [one for one in self._facts.values() if isinstance(one, _Record)]
+        records = [one for one in self._facts.values() if isinstance(one, _DistributionRecord)]
         owned = {path for record in records for path in record.owned}
         found = {one.key: one for one in self._debian()}
         for path, fact in sorted(self._facts.items()):
-            if isinstance(fact, _Record) and path not in owned:
+            if isinstance(fact, _DistributionRecord) and path not in owned:
                 found.setdefault(fact.component.key, fact.component)
         self.faults = []
         for path, fact in sorted(self._facts.items()):
             owner = self._facts.get(f"{path.rpartition('/sboms/')[0]}/METADATA")
-            if isinstance(fact, _Sbom) and isinstance(owner, _Record):
+            if isinstance(fact, _EmbeddedSbom) and isinstance(owner, _DistributionRecord):
                 try:
                     merge_carried(found, list(_carried(fact.data, owner.component.key)))
                 except ValueError as error:
                     self.faults.append(f"{path[:200]} cannot be read: {error}")
         return sorted_components(found)
 
-    def _debian(self) -> Iterator[Component]:
+    def _debian(self) -> Iterator[BillComponent]:
         status, release = self._facts.get(_STATUS, ""), self._facts.get(_RELEASE, "")
         if not isinstance(status, str) or not isinstance(release, str):
             return
@@ -273,11 +273,11 @@ class Layers:
                 why=why,
             )
 
-    def _copyright(self, package: str) -> Known:
+    def _copyright(self, package: str) -> LicenseAndSource:
         path = f"{_DOC}{package}/copyright"
         for _ in range(8):  # links of links; a circle ends too
             fact = self._facts.get(path)
-            if fact is not None and not isinstance(fact, str | _Record | _Sbom):
+            if fact is not None and not isinstance(fact, str | _DistributionRecord | _EmbeddedSbom):
                 return fact
             folder = path.rpartition("/")[0]
             if path in self._links:
@@ -289,7 +289,7 @@ class Layers:
         return (), "the image has no copyright file of it"
 
 
-def _tells(path: str) -> bool:
+def _has_license(path: str) -> bool:
     if path.startswith(_DOC):
         return bool(_COPYRIGHT.fullmatch(path))
     if path.endswith(_METADATA):
@@ -301,22 +301,22 @@ def _tells(path: str) -> bool:
 
 def _read(path: str, data: bytes) -> _Fact:
     if path.startswith(_DOC):
-        return copyright_licences(data.decode(errors="replace"))
+        return copyright_licenses(data.decode(errors="replace"))
     if _SBOM.search(path):
-        return _Sbom(data)
+        return _EmbeddedSbom(data)
     if path.endswith("/METADATA"):
-        return _Record(component=_distribution_component(path, data))
+        return _DistributionRecord(component=_distribution_component(path, data))
     if found := _CONDA_META.fullmatch(path):
         return _conda_record(path, found[1], data)
     return data.decode(errors="replace")
 
 
-def _distribution_component(path: str, data: bytes) -> Component:
+def _distribution_component(path: str, data: bytes) -> BillComponent:
     raw, _ = parse_email(data)
     name, _, version = path.split("/")[-2].removesuffix(".dist-info").partition("-")
-    licences, why = metadata_licences(data)
-    return Component(
-        kind=Kind.PYPI,
+    licences, why = metadata_licenses(data)
+    return BillComponent(
+        kind=PackageType.PYPI,
         name=canonicalize_name(plain(raw.get("name") or name)) or "unnamed",
         version=plain(raw.get("version") or version),
         licences=licences,
@@ -324,7 +324,7 @@ def _distribution_component(path: str, data: bytes) -> Component:
     )
 
 
-def _conda_record(path: str, prefix: str, data: bytes) -> _Record:
+def _conda_record(path: str, prefix: str, data: bytes) -> _DistributionRecord:
     try:
         record = json.loads(data)
         name, version, build = (plain(str(record[key])) for key in ("name", "version", "build"))
@@ -335,9 +335,9 @@ def _conda_record(path: str, prefix: str, data: bytes) -> _Record:
         raise StoreError(
             "package-record-invalid", f"{path} is not a conda package record: {error}", hint=_HINT
         ) from error
-    licences, why = _record_licences(record)
-    component = Component(
-        kind=Kind.CONDA,
+    licences, why = _record_licenses(record)
+    component = BillComponent(
+        kind=PackageType.CONDA,
         name=name,
         version=version,
         sha256=sha256 if _SHA256.fullmatch(sha256 := str(record.get("sha256"))) else "",
@@ -347,15 +347,17 @@ def _conda_record(path: str, prefix: str, data: bytes) -> _Record:
             plain(str(record.get("url", ""))), plain(str(record.get("subdir", ""))), build
         ),
     )
-    return _Record(component=component, owned=tuple(files))
+    return _DistributionRecord(component=component, owned=tuple(files))
 
 
-def debian_component(name: str, version: str, architecture: str, distribution: tuple[str, str]) -> Component:
+def debian_component(
+    name: str, version: str, architecture: str, distribution: tuple[str, str]
+) -> BillComponent:
     """A package of a distribution, as its os-release says it: `("debian", "12")`; the number may be empty."""
     vendor, release = distribution
     pairs = (("arch", architecture), ("distro", release and f"{vendor}-{release}"))
-    return Component(
-        kind=Kind.DEB,
+    return BillComponent(
+        kind=PackageType.DEB,
         name=name,
         version=version,
         namespace=vendor,
@@ -367,21 +369,21 @@ def debian_component(name: str, version: str, architecture: str, distribution: t
 # --- What a lock and the lock of its base say that an image is made of. Pure
 
 
-NOT_AT_HAND = "the package is not at hand"
+NOT_AVAILABLE = "the package is not at hand"
 
 
 def lock_bill(
     lock: Lock,
-    base: Base,
+    base: BaseSpec,
     base_lock: BaseLock | None,
-    licences: Mapping[str, Known],
-    carried: Iterable[Component] = (),
-) -> Bill:
+    licences: Mapping[str, LicenseAndSource],
+    carried: Iterable[BillComponent] = (),
+) -> BillOfMaterials:
     """The bill of a target; `licences` by the sha256 of packages that were at hand, `carried` within them.
 
     Without `base_lock` the base is one component: an image that is pulled by digest.
     """
-    found = [package_component(one, licences.get(one.sha256, ((), NOT_AT_HAND))) for one in lock.packages]
+    found = [package_component(one, licences.get(one.sha256, ((), NOT_AVAILABLE))) for one in lock.packages]
     if base_lock:
         found += debian_components(base_lock)
     else:
@@ -389,7 +391,7 @@ def lock_bill(
     decided = f"{lock_digest(lock)}\n{base_digest(base, base_lock)}"
     components = {one.key: one for one in found}
     merge_carried(components, carried)
-    return Bill(
+    return BillOfMaterials(
         name=lock.target,
         digest=f"sha256:{hashlib.sha256(decided.encode()).hexdigest()}",
         created=base_lock.source_date_epoch if base_lock else None,
@@ -397,14 +399,14 @@ def lock_bill(
     )
 
 
-def base_digest(base: Base, lock: BaseLock | None) -> str:
+def base_digest(base: BaseSpec, lock: BaseLock | None) -> str:
     """`sha256:...` of the base's lock, or of the image that is pulled."""
     if lock is None:
         return base.image.partition("@")[2]
     return f"sha256:{hashlib.sha256(format_base_lock(lock).encode()).hexdigest()}"
 
 
-def package_component(package: LockedPackage, known: Known) -> Component:
+def package_component(package: LockedPackage, known: LicenseAndSource) -> BillComponent:
     licences, why = known
     wheel = isinstance(package, LockedWheel)
     pairs = (
@@ -412,8 +414,8 @@ def package_component(package: LockedPackage, known: Known) -> Component:
         if isinstance(package, LockedWheel)
         else conda_qualifiers(package.url, package.subdir, package.build)
     )
-    return Component(
-        kind=Kind.PYPI if wheel else Kind.CONDA,
+    return BillComponent(
+        kind=PackageType.PYPI if wheel else PackageType.CONDA,
         name=package.name,
         version=package.version,
         sha256=package.sha256,
@@ -423,7 +425,7 @@ def package_component(package: LockedPackage, known: Known) -> Component:
     )
 
 
-def debian_components(lock: BaseLock) -> list[Component]:
+def debian_components(lock: BaseLock) -> list[BillComponent]:
     # Debian's base-files is in every base, and its version begins with the release's number.
     told = next((one.version for one in lock.packages if one.name == "base-files"), "")
     distribution = ("debian", told.partition(".")[0].partition("+")[0])
@@ -431,18 +433,18 @@ def debian_components(lock: BaseLock) -> list[Component]:
         replace(
             debian_component(one.name, one.version, one.architecture, distribution),
             sha256=one.sha256,
-            why=NOT_AT_HAND,
+            why=NOT_AVAILABLE,
         )
         for one in lock.packages
     ]
 
 
-def _pulled(image: str) -> Component:
+def _pulled(image: str) -> BillComponent:
     place, _, digest = image.partition("@")
     host, _, path = place.partition("/")
     repository = f"{host}/{path.partition(':')[0]}"
-    return Component(
-        kind=Kind.OCI,
+    return BillComponent(
+        kind=PackageType.OCI,
         name=repository.rpartition("/")[2],
         version=digest,
         sha256=digest.removeprefix("sha256:"),
@@ -451,7 +453,7 @@ def _pulled(image: str) -> Component:
     )
 
 
-def told_by(bill: Bill, seen: Iterable[Component]) -> Bill:
+def with_image_licenses(bill: BillOfMaterials, seen: Iterable[BillComponent]) -> BillOfMaterials:
     """`bill` with the licences and sources that an image tells of the same packages."""
     by_key = {one.key: one for one in seen}
     return replace(
@@ -470,12 +472,12 @@ def told_by(bill: Bill, seen: Iterable[Component]) -> Bill:
     )
 
 
-def untold(bill: Bill) -> bool:
+def components_without_license(bill: BillOfMaterials) -> bool:
     """Whether an image could still tell something of it."""
-    return any(one.why == NOT_AT_HAND for one in bill.components)
+    return any(one.why == NOT_AVAILABLE for one in bill.components)
 
 
-def with_hashes(seen: tuple[Component, ...], locked: Bill) -> tuple[Component, ...]:
+def with_hashes(seen: tuple[BillComponent, ...], locked: BillOfMaterials) -> tuple[BillComponent, ...]:
     """What an image is seen to hold, with the hashes of the lock that it was made from."""
     by_key = {one.key: one for one in locked.components}
     return tuple(

@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from imagefactory.errors import UsageError
-from imagefactory.extras.sbom.bill import Bill, Component, Kind
+from imagefactory.extras.sbom.bill import BillComponent, BillOfMaterials, PackageType
 from imagefactory.lock.debian.lock import debian_key
 
 LARGEST = 64 << 20  # bytes of one record
@@ -97,13 +97,13 @@ def _parse(data: bytes, file: str) -> Mapping[str, Any]:
 # --- matching, pure --------------------------------------------------------------------------------
 
 
-def check_vulnerabilities(bill: Bill, records: Iterable[Mapping[str, Any]]) -> VulnerabilityCheck:
+def check_vulnerabilities(bill: BillOfMaterials, records: Iterable[Mapping[str, Any]]) -> VulnerabilityCheck:
     """Raises UsageError for a record that is malformed, and where there is none."""
-    wanted: dict[tuple[str, str], dict[str, Component]] = {}  # then by version
+    wanted: dict[tuple[str, str], dict[str, BillComponent]] = {}  # then by version
     reasons: Counter[str] = Counter()
     ecosystems: Counter[str] = Counter()
     for one in bill.components:
-        ecosystem, name = _asked(one)
+        ecosystem, name = _osv_name(one)
         if name:
             wanted.setdefault((ecosystem, name), {})[_version(one)] = one
             ecosystems[ecosystem] += 1
@@ -143,21 +143,21 @@ def check_vulnerabilities(bill: Bill, records: Iterable[Mapping[str, Any]]) -> V
     )
 
 
-def _asked(one: Component) -> tuple[str, str]:
+def _osv_name(one: BillComponent) -> tuple[str, str]:
     """(ecosystem, name) that records have of it; else why it cannot be asked for, and an empty name."""
-    if one.kind is Kind.PYPI:
+    if one.kind is PackageType.PYPI:
         try:
             Version(one.version)
         except InvalidVersion:
             return "packages of PyPI: their version is none by PEP 440", ""
         return "PyPI", one.name
-    if one.kind is Kind.DEB and (one.source[0] or not one.within):
+    if one.kind is PackageType.DEB and (one.source[0] or not one.within):
         if not one.source[0]:
             return "Debian packages: the image that tells their source packages is not at hand", ""
         if not one.release:
             return "Debian packages: their release is not known", ""
         return f"{one.namespace.capitalize()}:{one.release}", one.source[0]
-    if one.kind is Kind.CONDA:
+    if one.kind is PackageType.CONDA:
         return "conda packages: OSV has no ecosystem of theirs", ""
     if one.within:
         return "libraries that wheels carry: their versions are those of other distributions", ""
@@ -177,13 +177,13 @@ def _name(ecosystem: str, name: str) -> str:
     return canonicalize_name(name) if ecosystem == "PyPI" else name
 
 
-def _version(one: Component) -> str:
-    return one.source[1] if one.kind is Kind.DEB else one.version
+def _version(one: BillComponent) -> str:
+    return one.source[1] if one.kind is PackageType.DEB else one.version
 
 
-def _affects(affected: Mapping[str, Any], one: Component) -> tuple[str, bool] | None:
+def _affects(affected: Mapping[str, Any], one: BillComponent) -> tuple[str, bool] | None:
     """(first version that is mended, whether all could be compared) where it is affected, else None."""
-    key: Callable[[str], Any] = debian_key if one.kind is Kind.DEB else _python_key
+    key: Callable[[str], Any] = debian_key if one.kind is PackageType.DEB else _python_key
     own = key(_version(one))
     # Names of versions that cannot be compared are compared as they are written.
     listed = _version(one) in (affected.get("versions") or ())
@@ -229,12 +229,12 @@ def _python_key(text: str) -> Version:
 
 
 def _vulnerability(
-    ecosystem: str, one: Component, record: Mapping[str, Any], told: tuple[str, bool]
+    ecosystem: str, one: BillComponent, record: Mapping[str, Any], told: tuple[str, bool]
 ) -> Vulnerability:
     fixed, decided = told
     return Vulnerability(
         ecosystem=ecosystem,
-        package=one.source[0] if one.kind is Kind.DEB else one.name,
+        package=one.source[0] if one.kind is PackageType.DEB else one.name,
         version=_version(one),
         id=record["id"],
         aliases=tuple(sorted(map(str, record.get("aliases") or ()))),

@@ -17,25 +17,25 @@ from pathlib import Path
 
 from imagefactory.actions.centers import only_center
 from imagefactory.errors import CheckFailedError, NothingSelectedError, UsageError
-from imagefactory.extras.nightly.changes import NightReport
-from imagefactory.extras.nightly.nights import last_night
+from imagefactory.extras.nightly.changes import NightlyReport
+from imagefactory.extras.nightly.nights import last_nightly
 from imagefactory.extras.site.images import ReportImage, ReportSubmit, describe, describe_offer
-from imagefactory.extras.site.tables import Tables, TablesAsked, survey, survey_catalogue
+from imagefactory.extras.site.tables import TableData, TableRequest, survey, survey_catalog
 from imagefactory.fs import replace_text
 from imagefactory.gpu.capability import Capability
-from imagefactory.jobs.htcondor import SubmitRun
-from imagefactory.jobs.make import SubmitAsk, submit_offer
+from imagefactory.jobs.htcondor import SubmitCommand
+from imagefactory.jobs.make import SubmitRequest, submit_offer
 from imagefactory.jobs.offer import forms_of
 from imagefactory.lock.files import former_locks
-from imagefactory.matrix.combos import Combo
+from imagefactory.matrix.combos import ComboCell
 from imagefactory.model import Target
 from imagefactory.progress import Progress
-from imagefactory.project import Factory
+from imagefactory.project import Project
 from imagefactory.schedulers.pool import ImageKind
 from imagefactory.schedulers.sites import site_of
 from imagefactory.settings.load import Settings
 from imagefactory.trust.audit import PUBLISH, read_audit
-from imagefactory.trust.policy import Trust, read_trust
+from imagefactory.trust.policy import TrustRules, read_trust
 
 MOST_ACTS = 10_000
 """Acts of the store's log that a report has."""
@@ -63,7 +63,7 @@ class PublicAct:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reported:
+class ReportContents:
     """All that a report shows. `keys` are names of trusted keys by id; `trusted`: whether there is any.
 
     `night` is what the last one of this store said, None where there was none. `acts` are of the store's log,
@@ -77,20 +77,20 @@ class Reported:
     keys: Mapping[str, str]
     trusted: bool = True
     notes: tuple[str, ...] = ()
-    night: NightReport | None = None
+    night: NightlyReport | None = None
     acts: tuple[PublicAct, ...] = ()
 
 
 def read_report(
-    factory: Factory, targets: Sequence[Target], asked: TablesAsked, progress: Progress
-) -> Reported:
+    factory: Project, targets: Sequence[Target], asked: TableRequest, progress: Progress
+) -> ReportContents:
     """Of a factory. Raises what `survey` raises."""
     tables, surveyed = survey(factory, targets, asked, progress)
     former = former_locks(factory.lock_folder, targets)
     images = [describe(factory, one, former.get(one.stage.target.name)) for one in surveyed]
     trust = read_trust(factory.settings.files)
     reported = _reported(tables, images, factory.settings, trust)
-    reported = replace(reported, night=last_night(factory.settings))
+    reported = replace(reported, night=last_nightly(factory.settings))
     try:
         return replace(reported, acts=read_acts(factory.settings.store_path, reported.keys))
     except OSError as error:
@@ -119,17 +119,19 @@ def _public(row: Mapping[str, str], keys: Mapping[str, str]) -> PublicAct:
 
 
 def read_catalogued_report(
-    settings: Settings, environ: Mapping[str, str], names: Sequence[str], asked: TablesAsked
-) -> Reported:
+    settings: Settings, environ: Mapping[str, str], names: Sequence[str], asked: TableRequest
+) -> ReportContents:
     """Of a signed catalogue, which tells no layers and packages. Raises what `survey_catalogue` raises."""
     center, names = only_center(settings, names)
-    tables, offers = survey_catalogue(center, environ, names, asked)
+    tables, offers = survey_catalog(center, environ, names, asked)
     return _reported(tables, [describe_offer(offer) for offer in offers], center.settings, center.trust)
 
 
-def _reported(tables: Tables, images: Sequence[ReportImage], settings: Settings, trust: Trust) -> Reported:
+def _reported(
+    tables: TableData, images: Sequence[ReportImage], settings: Settings, trust: TrustRules
+) -> ReportContents:
     rows = _by_target(tables)
-    return Reported(
+    return ReportContents(
         made=tables.made,
         place=tables.place,
         capabilities=tuple(sorted({combo.capability for combo in tables.combos})),
@@ -148,24 +150,24 @@ def _reported(tables: Tables, images: Sequence[ReportImage], settings: Settings,
     )
 
 
-def _by_target(tables: Tables) -> dict[str, tuple[Combo, ...]]:
-    rows: dict[str, list[Combo]] = {}
+def _by_target(tables: TableData) -> dict[str, tuple[ComboCell, ...]]:
+    rows: dict[str, list[ComboCell]] = {}
     for combo in tables.combos:
         rows.setdefault(combo.target, []).append(combo)
     return {name: tuple(some) for name, some in rows.items()}
 
 
-def _submit(image: ReportImage, trust: Trust, settings: Settings, now: datetime) -> ReportSubmit:
+def _submit(image: ReportImage, trust: TrustRules, settings: Settings, now: datetime) -> ReportSubmit:
     """What `imagefactory submit` would write; on predictions alone where nothing is proven."""
     offer = image.offer
     if offer is None:
         return ReportSubmit(why=image.block)
-    ask = SubmitAsk(
+    ask = SubmitRequest(
         target=image.target,
         site=site_of(settings.site.value, settings),
         kind=None,
         folder=settings.sif_folder.value,
-        run=SubmitRun(name=image.target, executable=""),
+        run=SubmitCommand(name=image.target, executable=""),
     )
     try:
         return ReportSubmit(text=submit_offer(offer, ask, trust, now).text)

@@ -26,11 +26,11 @@ BAR, GAP = 16.0, 6.0
 LABEL, VALUE = 150.0, 70.0
 WIDTH = 480.0
 COLUMNS_WIDE, COLUMNS_HIGH = 150.0, 60.0
-SPOKEN = 60
+MAX_SPOKEN = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measure:
+class ChartMeasure:
     """One number to be drawn: `note` is what is said of it beside the number, `bad` whether its check failed.
 
     `upper` is a second number of the same unit that is at least as large (a p95 to a p50), 0 for none.
@@ -45,10 +45,10 @@ class Measure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
+class ChartBar:
     """`reach` is the length of the upper number, `end` where the longer of both ends."""
 
-    measure: Measure
+    measure: ChartMeasure
     x: float
     y: float
     width: float
@@ -59,11 +59,11 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chart:
+class BarChart:
     """Bars of one title; `says` tells all of it to those who do not see it."""
 
     title: str
-    bars: tuple[Bar, ...]
+    bars: tuple[ChartBar, ...]
     width: float
     height: float
     says: str
@@ -77,12 +77,12 @@ class Chart:
         )
 
 
-def row_chart(title: str, measures: Sequence[Measure]) -> Chart:
+def row_chart(title: str, measures: Sequence[ChartMeasure]) -> BarChart:
     """Bars from left to right, a row each, on one scale from 0."""
     room = WIDTH - LABEL - VALUE
     most = _most(measures)
     bars = tuple(
-        Bar(
+        ChartBar(
             measure=one,
             x=LABEL,
             y=number * (BAR + GAP),
@@ -94,21 +94,21 @@ def row_chart(title: str, measures: Sequence[Measure]) -> Chart:
         )
         for number, one in enumerate(measures)
     )
-    return Chart(
+    return BarChart(
         title=title,
         bars=bars,
         width=WIDTH,
         height=max(len(bars) * (BAR + GAP) - GAP, 0),
-        says=_says(title, bars),
+        says=_spoken_text(title, bars),
     )
 
 
-def column_chart(title: str, measures: Sequence[Measure]) -> Chart:
+def column_chart(title: str, measures: Sequence[ChartMeasure]) -> BarChart:
     """Bars from the bottom up, a column each: the same thing in one version after the other."""
     most = _most(measures)
     step = min(30.0, max(COLUMNS_WIDE / max(len(measures), 1), 4.0))
     bars = tuple(
-        Bar(
+        ChartBar(
             measure=one,
             x=round(number * step, 1),
             y=round(COLUMNS_HIGH - high, 1),
@@ -119,12 +119,12 @@ def column_chart(title: str, measures: Sequence[Measure]) -> Chart:
         for number, one in enumerate(measures)
         for high in (max(COLUMNS_HIGH * one.value / most, 1.5),)
     )
-    return Chart(
+    return BarChart(
         title=f"{title}, up to {format_number(most)} {measures[0].unit if measures else ''}",
         bars=bars,
         width=max(step * len(bars), COLUMNS_WIDE),
         height=COLUMNS_HIGH,
-        says=_says(title, bars),
+        says=_spoken_text(title, bars),
     )
 
 
@@ -142,19 +142,19 @@ def format_numbers(numbers: Iterable[tuple[str, float]]) -> str:
     return "\n".join(f"{name} {format_number(number)}" for name, number in numbers)
 
 
-def _most(measures: Iterable[Measure]) -> float:
+def _most(measures: Iterable[ChartMeasure]) -> float:
     """The end of the scale; never 0."""
     return max((max(one.value, one.upper) for one in measures), default=0.0) or 1.0
 
 
-def _number(measure: Measure) -> str:
+def _number(measure: ChartMeasure) -> str:
     text = f"{format_number(measure.value)} {measure.unit}"
     return f"{text} {measure.note}" if measure.note else text
 
 
-def _says(title: str, bars: Sequence[Bar]) -> str:
-    some = "; ".join(f"{bar.measure.label} {bar.text}" for bar in bars[:SPOKEN])
-    return f"{title}: {some}" + ("; and more" if len(bars) > SPOKEN else "")
+def _spoken_text(title: str, bars: Sequence[ChartBar]) -> str:
+    some = "; ".join(f"{bar.measure.label} {bar.text}" for bar in bars[:MAX_SPOKEN])
+    return f"{title}: {some}" + ("; and more" if len(bars) > MAX_SPOKEN else "")
 
 
 # --- The templates of reports: every value that they show is escaped, none is ever markup

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, ParamSpec
 import click
 
 from imagefactory.cli.output import (
-    Call,
+    CommandContext,
     capability_of,
     json_option,
+    print_json,
+    print_result,
     reject_conflict,
-    say,
-    say_json,
     targets_argument,
     terminal_width,
 )
@@ -25,8 +25,8 @@ from imagefactory.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from imagefactory.extras.site.action import Reported
-    from imagefactory.extras.site.tables import Tables, TablesAsked
+    from imagefactory.extras.site.action import ReportContents
+    from imagefactory.extras.site.tables import TableData, TableRequest
 
 
 # --- The tables command, which writes the verified and failed combinations as files
@@ -85,7 +85,7 @@ def what_options(command: Callable[P, None]) -> Callable[P, None]:
 @json_option
 @click.pass_obj
 def tables(
-    call: Call,
+    call: CommandContext,
     /,
     *,
     names: tuple[str, ...],
@@ -120,31 +120,31 @@ def tables(
     request = tables_request(call, registry, capabilities=capabilities, inventory=inventory, sweeps=sweeps)
     result = _read_tables(call, names, request)
     if as_json:
-        return say_json("tables", tables_json(result))
-    say(format_summary(result, terminal_width()))
+        return print_json("tables", tables_json(result))
+    print_result(format_summary(result, terminal_width()))
     for path in write_tables(output, format_files(result), force=force):
-        say(f"  {path}")
-    say("the same as pages, with each image and GPU: imagefactory report --html DIR")
+        print_result(f"  {path}")
+    print_result("the same as pages, with each image and GPU: imagefactory report --html DIR")
     return None
 
 
 def tables_request(
-    call: Call,
+    call: CommandContext,
     registry: str,
     *,
     capabilities: Sequence[str],
     inventory: Path | None,
     sweeps: tuple[Path, ...],
-) -> TablesAsked:
+) -> TableRequest:
     """Return the values of `what_options`. Raises UsageError for an invalid capability."""
     from imagefactory.actions.sweep import find_sweeps
-    from imagefactory.extras.site.tables import TablesAsked
+    from imagefactory.extras.site.tables import TableRequest
     from imagefactory.gpu.capability import parse_capability
     from imagefactory.schedulers.inventory import read_inventory
 
     named = [capability_of(text) for text in capabilities]
     there = read_inventory(inventory).known if inventory else ()
-    return TablesAsked(
+    return TableRequest(
         now=datetime.now(UTC),
         registry=registry,
         capabilities=(*named, *(parse_capability(gpu.capability) for gpu in there)),
@@ -153,20 +153,20 @@ def tables_request(
     )
 
 
-def _read_tables(call: Call, names: tuple[str, ...], request: TablesAsked) -> Tables:
+def _read_tables(call: CommandContext, names: tuple[str, ...], request: TableRequest) -> TableData:
     from imagefactory.extras.site.tables import read_catalogued, read_tables
-    from imagefactory.project import is_factory
+    from imagefactory.project import is_project
     from imagefactory.recipes.expand import select
 
     settings = call.settings
-    if is_factory(settings):
+    if is_project(settings):
         factory = call.factory
         return read_tables(factory, select(factory.targets, names), request, call.progress)
-    refuse_registry(request.registry)
+    check_registry_has_targets(request.registry)
     return read_catalogued(settings, os.environ, names, request)
 
 
-def refuse_registry(registry: str) -> None:
+def check_registry_has_targets(registry: str) -> None:
     """Raises UsageError for --registry outside a project: only a signed catalog has targets by name there."""
     reject_conflict(
         registry,
@@ -198,7 +198,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @json_option
 @click.pass_obj
 def report(
-    call: Call,
+    call: CommandContext,
     /,
     *,
     names: tuple[str, ...],
@@ -229,7 +229,7 @@ def report(
     `imagefactory tables`.
     """
     from imagefactory.extras.site.action import write_report
-    from imagefactory.extras.site.matrix import matrix_rows, shown_gpus
+    from imagefactory.extras.site.matrix import matrix_gpus, matrix_rows
     from imagefactory.extras.site.pages import format_badge, format_picture, make_site
     from imagefactory.fs import replace_text
 
@@ -251,31 +251,35 @@ def report(
         replace_text(badge, format_badge(reported.images[0]))
         written.append(badge)
     if picture:
-        replace_text(picture, format_picture(matrix_rows(reported), shown_gpus(reported)))
+        replace_text(picture, format_picture(matrix_rows(reported), matrix_gpus(reported)))
         written.append(picture)
     pages = 0
     if folder:
         pages = write_report(folder, dict(make_site(reported)), force=force)
         written.append(folder / "index.html")
     if as_json:
-        return say_json("report", {"images": len(reported.images), "files": [str(path) for path in written]})
+        return print_json(
+            "report", {"images": len(reported.images), "files": [str(path) for path in written]}
+        )
     count = len(reported.images)
-    say(f"{count} image{'' if count == 1 else 's'} on {len(reported.capabilities)} compute capabilities")
+    print_result(
+        f"{count} image{'' if count == 1 else 's'} on {len(reported.capabilities)} compute capabilities"
+    )
     for path in written:
-        say(f"  {path}" + (f"  ({pages} files)" if path.name == "index.html" and pages else ""))
+        print_result(f"  {path}" + (f"  ({pages} files)" if path.name == "index.html" and pages else ""))
     if not reported.trusted:
-        say("No key is trusted here, so nothing can be called verified.")
+        print_result("No key is trusted here, so nothing can be called verified.")
     return None
 
 
-def _read(call: Call, names: tuple[str, ...], request: TablesAsked) -> Reported:
+def _read(call: CommandContext, names: tuple[str, ...], request: TableRequest) -> ReportContents:
     from imagefactory.extras.site.action import read_catalogued_report, read_report
-    from imagefactory.project import is_factory
+    from imagefactory.project import is_project
     from imagefactory.recipes.expand import select
 
     settings = call.settings
-    if is_factory(settings):
+    if is_project(settings):
         factory = call.factory
         return read_report(factory, select(factory.targets, names), request, call.progress)
-    refuse_registry(request.registry)
+    check_registry_has_targets(request.registry)
     return read_catalogued_report(settings, os.environ, names, request)

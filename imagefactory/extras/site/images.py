@@ -12,29 +12,29 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from imagefactory.actions.catalog import (
-    CatalogueRoot,
+    CatalogRoot,
     describe_image,
     predicted_claims,
     reference_of,
     stored_as,
 )
-from imagefactory.actions.plan import recall_contents
+from imagefactory.actions.plan import cached_contents
 from imagefactory.actions.resolve import LOCK_LABEL
-from imagefactory.extras.site.tables import Surveyed
+from imagefactory.extras.site.tables import TargetSurvey
 from imagefactory.gpu.capability import Capability, parse_capability
-from imagefactory.gpu.values import Claim
-from imagefactory.lock.files import FormerLock, Move, lock_digest, lock_moves
-from imagefactory.matrix.combos import Combo, family_word
-from imagefactory.model import NO_CUDA, Lock, LockedConda
-from imagefactory.oci.graph import Manifest, Place, parse_parts, read_manifest
+from imagefactory.gpu.values import CellClaim
+from imagefactory.lock.files import LockRevision, VersionChange, lock_digest, lock_moves
+from imagefactory.matrix.combos import ComboCell, family_label
+from imagefactory.model import NO_CUDA, Lock, LockedCondaPackage
+from imagefactory.oci.graph import Manifest, StoreRepository, parse_parts, read_manifest
 from imagefactory.oci.layout import LayoutStore
 from imagefactory.oci.manifests import CONFIG_TYPES, MALFORMED, MANIFEST_LIMIT, TITLE
 from imagefactory.oci.sif import is_sif_manifest
-from imagefactory.project import Factory
-from imagefactory.trust.catalog import CataloguedImage, CataloguedSif, Offer, OfferedSif
-from imagefactory.trust.judgement import Found
-from imagefactory.trust.verdict import Judged, Standing
-from imagefactory.verify.report import Subject
+from imagefactory.project import Project
+from imagefactory.trust.catalog import CatalogImage, CatalogSif, ImageOffer, SifOffer
+from imagefactory.trust.judgement import VerdictSet
+from imagefactory.trust.verdict import VerdictStatus, VerificationResult
+from imagefactory.verify.report import VerifiedImage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,15 +84,15 @@ class ReportImage:
     python: str
     platform: str
     description: str = ""
-    offer: Offer | None = None
-    predicted: Mapping[Capability, Claim] = field(default_factory=dict)
-    history: tuple[tuple[Subject, Judged], ...] = ()
+    offer: ImageOffer | None = None
+    predicted: Mapping[Capability, CellClaim] = field(default_factory=dict)
+    history: tuple[tuple[VerifiedImage, VerificationResult], ...] = ()
     layers: tuple[ReportLayer, ...] = ()
     packages: tuple[ReportPackage, ...] = ()
-    moves: tuple[Move, ...] = ()
+    moves: tuple[VersionChange, ...] = ()
     since: str = ""
     block: str = ""
-    combos: tuple[Combo, ...] = ()
+    combos: tuple[ComboCell, ...] = ()
     submit: ReportSubmit = field(default_factory=ReportSubmit)
     commands: tuple[str, ...] = ()
 
@@ -102,18 +102,18 @@ class ReportImage:
         return self.cuda != NO_CUDA
 
     @property
-    def image(self) -> CataloguedImage | None:
+    def image(self) -> CatalogImage | None:
         return self.offer.image if self.offer else None
 
 
-def describe(factory: Factory, surveyed: Surveyed, former: FormerLock | None) -> ReportImage:
+def describe(factory: Project, surveyed: TargetSurvey, former: LockRevision | None) -> ReportImage:
     """Of a target of a factory. Raises RegistryError and StoreError for manifests that cannot be read."""
     stage, target = surveyed.stage, surveyed.stage.target
-    shown = _shown(surveyed)
+    shown = _displayed_packages(surveyed)
     plain = ReportImage(
         target=target.name,
         family=target.family,
-        framework=family_word(target.framework),
+        framework=family_label(target.framework),
         version=target.version,
         cuda=target.cuda,
         python=target.python,
@@ -143,14 +143,14 @@ def describe(factory: Factory, surveyed: Surveyed, former: FormerLock | None) ->
     return plain if lock is not None else _with_scanned(factory, plain, found)
 
 
-def describe_offer(offer: Offer) -> ReportImage:
+def describe_offer(offer: ImageOffer) -> ReportImage:
     """Of a catalogue, which tells neither layers nor packages. Pure."""
     image = offer.image
     subjects = ((image.subject, offer.judged), *((one.sif.subject, one.judged) for one in offer.sifs))
     return ReportImage(
         target=image.target,
         family=image.family,
-        framework=family_word(image.framework),
+        framework=family_label(image.framework),
         version=image.version,
         cuda=image.cuda,
         python=image.python,
@@ -164,14 +164,14 @@ def describe_offer(offer: Offer) -> ReportImage:
 # --- which image ---------------------------------------------------------------------------------
 
 
-def _shown(surveyed: Surveyed) -> tuple[Place, Found] | None:
+def _displayed_packages(surveyed: TargetSurvey) -> tuple[StoreRepository, VerdictSet] | None:
     every = (*surveyed.images, *surveyed.sifs)
     ordered = sorted(every, key=lambda one: one[1].subject.index != surveyed.stage.image)
     proven = (one for one in ordered if any(judged.proves for judged in one[1].judged))
     return next(proven, next(iter(ordered), None))
 
 
-def _before(surveyed: Surveyed, shown: Found) -> Manifest | None:
+def _before(surveyed: TargetSurvey, shown: VerdictSet) -> Manifest | None:
     """The manifest of the image before the one that is shown: the next older of other content."""
     images = list(surveyed.images)
     at = next((i for i, (_, found) in enumerate(images) if found is shown), len(images))
@@ -181,11 +181,14 @@ def _before(surveyed: Surveyed, shown: Found) -> Manifest | None:
 
 
 def _offer(
-    factory: Factory, surveyed: Surveyed, shown: tuple[Place, Found, Manifest], lock: Lock | None
-) -> Offer:
+    factory: Project,
+    surveyed: TargetSurvey,
+    shown: tuple[StoreRepository, VerdictSet, Manifest],
+    lock: Lock | None,
+) -> ImageOffer:
     place, found, manifest = shown
     target = surveyed.stage.target
-    root = CatalogueRoot(
+    root = CatalogRoot(
         digest=found.subject.index,
         lock=lock,
         subject=replace(found.subject, target=target.name),
@@ -196,7 +199,7 @@ def _offer(
     )
     image = describe_image(factory, target, root, manifest)
     sifs = tuple(_sifs(surveyed, found))
-    return Offer(
+    return ImageOffer(
         image=replace(
             image,
             reference=reference_of(_host(place), place, root.subject),
@@ -207,12 +210,12 @@ def _offer(
     )
 
 
-def _host(place: Place) -> str:
+def _host(place: StoreRepository) -> str:
     """Empty for the store on this machine."""
     return "" if isinstance(place.store, LayoutStore) else place.store.name
 
 
-def _sifs(surveyed: Surveyed, shown: Found) -> Iterator[OfferedSif]:
+def _sifs(surveyed: TargetSurvey, shown: VerdictSet) -> Iterator[SifOffer]:
     """The .sif files that were made of the image, or the one that it is."""
     seen = set()
     for place, found in surveyed.sifs:
@@ -222,16 +225,16 @@ def _sifs(surveyed: Surveyed, shown: Found) -> Iterator[OfferedSif]:
         if found.subject.manifest in seen or not (own or made_from == shown.subject.manifest):
             continue
         seen.add(found.subject.manifest)
-        sif = CataloguedSif(
+        sif = CatalogSif(
             sha256=found.subject.config,
             size=manifest["layers"][0]["size"],
             reference=reference_of(_host(place), place, found.subject),
             subject=found.subject,
         )
-        yield OfferedSif(sif=sif, judged=found.judged)
+        yield SifOffer(sif=sif, judged=found.judged)
 
 
-def _own_lock(lock: Lock | None, place: Place, manifest: Manifest) -> Lock | None:
+def _own_lock(lock: Lock | None, place: StoreRepository, manifest: Manifest) -> Lock | None:
     """The present lock, of an image that says in its config that it was made of it; else None."""
     blobs = parse_parts(manifest)[1]
     if lock is None or not blobs or blobs[0].media_type not in CONFIG_TYPES or blobs[0].size > MANIFEST_LIMIT:
@@ -267,17 +270,17 @@ def _packages(lock: Lock | None) -> tuple[ReportPackage, ...]:
         ReportPackage(
             name=package.name,
             version=package.version,
-            build=package.build if isinstance(package, LockedConda) else "",
+            build=package.build if isinstance(package, LockedCondaPackage) else "",
             size=package.size,
         )
         for package in (lock.packages if lock else ())
     )
 
 
-def _with_scanned(factory: Factory, plain: ReportImage, found: Found) -> ReportImage:
+def _with_scanned(factory: Project, plain: ReportImage, found: VerdictSet) -> ReportImage:
     """Of an image that is not what the lock gives: the packages that a scan saw in it, if it was scanned."""
     image = stored_as(factory, found.subject)
-    contents = recall_contents(factory.layout, image) if image else None
+    contents = cached_contents(factory.layout, image) if image else None
     packages = tuple(
         ReportPackage(name=package.name, version=package.version, build=package.build)
         for package in (contents.packages if contents else ())
@@ -288,27 +291,31 @@ def _with_scanned(factory: Factory, plain: ReportImage, found: Found) -> ReportI
 # --- what is said of it --------------------------------------------------------------------------
 
 
-def _history(artifacts: Sequence[tuple[Place, Found]]) -> tuple[tuple[Subject, Judged], ...]:
+def _history(
+    artifacts: Sequence[tuple[StoreRepository, VerdictSet]],
+) -> tuple[tuple[VerifiedImage, VerificationResult], ...]:
     return _newest_first((found.subject, one) for _, found in artifacts for one in found.judged)
 
 
-def _newest_first(rows: Iterable[tuple[Subject, Judged]]) -> tuple[tuple[Subject, Judged], ...]:
+def _newest_first(
+    rows: Iterable[tuple[VerifiedImage, VerificationResult]],
+) -> tuple[tuple[VerifiedImage, VerificationResult], ...]:
     """Each verdict once, though it lies in store and registry; taken back where one of them knows that."""
-    by_digest: dict[str, tuple[Subject, Judged]] = {}
+    by_digest: dict[str, tuple[VerifiedImage, VerificationResult]] = {}
     for subject, judged in rows:
         known = by_digest.get(judged.name)
-        if known is None or judged.standing is Standing.REVOKED:
+        if known is None or judged.standing is VerdictStatus.REVOKED:
             by_digest[judged.name] = (subject, judged)
     return tuple(sorted(by_digest.values(), key=_when, reverse=True))
 
 
-def _when(row: tuple[Subject, Judged]) -> tuple[float, str]:
+def _when(row: tuple[VerifiedImage, VerificationResult]) -> tuple[float, str]:
     verdict = row[1].verdict
     return (verdict.issued.timestamp() if verdict else 0.0), row[1].name
 
 
-def _weightiest(claims: Iterable[tuple[str, Claim]]) -> Mapping[Capability, Claim]:
-    found: dict[Capability, Claim] = {}
+def _weightiest(claims: Iterable[tuple[str, CellClaim]]) -> Mapping[Capability, CellClaim]:
+    found: dict[Capability, CellClaim] = {}
     for capability, claim in chain(claims):
         found.setdefault(parse_capability(capability), claim)
     return found

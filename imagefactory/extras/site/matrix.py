@@ -8,16 +8,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from imagefactory.extras.site.action import Reported
-from imagefactory.extras.site.charts import Chart, Measure, column_chart, row_chart
+from imagefactory.extras.site.action import ReportContents
+from imagefactory.extras.site.charts import BarChart, ChartMeasure, column_chart, row_chart
 from imagefactory.extras.site.images import ReportImage
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.knowledge.gpus import amd_gpus, gpus
-from imagefactory.gpu.values import Answer, Basis, Claim
-from imagefactory.matrix.combos import REPORTED, REVOKED, VERIFIED, Combo, ComboState
+from imagefactory.gpu.values import CellClaim, ClaimBasis, Compatibility
+from imagefactory.matrix.combos import REPORTED, REVOKED, VERIFIED, ComboCell, ComboState
 from imagefactory.model import CheckResult, CheckState, Outcome
 from imagefactory.suite.gpu.table import CHECKS
-from imagefactory.trust.verdict import Standing, Verdict
+from imagefactory.trust.verdict import Verdict, VerdictStatus
 from imagefactory.versions import natural
 
 # --- What checks measured, by GPU: the numbers of one image, and one check across versions. Pure
@@ -27,7 +27,7 @@ _LATENCY = re.compile(r"(?P<what>.+)-p50-ms")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuRun:
+class GpuRunSummary:
     """The newest verdict of an image on one kind of GPU that can be relied on."""
 
     gpu: str
@@ -37,7 +37,7 @@ class GpuRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Effects:
+class FrameworkRates:
     """One framework on one kind of GPU: runs by version, oldest first, each with the image's target.
 
     `checks` are the names of those that ran in any of them; `charts` show how long each took.
@@ -46,21 +46,21 @@ class Effects:
     gpu: str
     framework: str
     checks: tuple[str, ...]
-    runs: tuple[tuple[ReportImage, GpuRun], ...]
-    charts: tuple[Chart, ...]
+    runs: tuple[tuple[ReportImage, GpuRunSummary], ...]
+    charts: tuple[BarChart, ...]
 
 
-def runs_of(image: ReportImage) -> tuple[GpuRun, ...]:
+def runs_of(image: ReportImage) -> tuple[GpuRunSummary, ...]:
     """The newest good verdict of the image itself, or of a .sif of it, on each kind of GPU."""
     own = _own(image)
-    found: dict[tuple[str, str], GpuRun] = {}
+    found: dict[tuple[str, str], GpuRunSummary] = {}
     for subject, judged in image.history:  # the newest first
         verdict = judged.verdict
-        if judged.standing is not Standing.GOOD or verdict is None or subject.manifest not in own:
+        if judged.standing is not VerdictStatus.GOOD or verdict is None or subject.manifest not in own:
             continue
         device = verdict.report.device
         if device is not None:
-            run = GpuRun(
+            run = GpuRunSummary(
                 gpu=device.name,
                 capability=device.capability,
                 verdict=verdict,
@@ -78,22 +78,22 @@ def _own(image: ReportImage) -> frozenset[str]:
     )
 
 
-def check_names(runs: Iterable[GpuRun]) -> tuple[str, ...]:
+def check_names(runs: Iterable[GpuRunSummary]) -> tuple[str, ...]:
     """The checks of these runs in the suite's order, those of another suite behind."""
     found = dict.fromkeys(check.name for run in runs for check in run.verdict.report.checks)
     order = {name: number for number, name in enumerate(CHECKS)}
     return tuple(sorted(found, key=lambda name: order.get(name, len(order))))
 
 
-def timing_chart(run: GpuRun) -> Chart:
+def timing_chart(run: GpuRunSummary) -> BarChart:
     """How long each check took."""
     return row_chart(f"Seconds of each check on {run.gpu}", [_timing(one) for one in _ran(run)])
 
 
-def latency_chart(run: GpuRun) -> Chart | None:
+def latency_chart(run: GpuRunSummary) -> BarChart | None:
     """How long each model took, in its framework and in another runtime; thin: the 95th percentile."""
     measures = [
-        Measure(
+        ChartMeasure(
             label=match["what"],
             value=number,
             unit="ms",
@@ -108,9 +108,11 @@ def latency_chart(run: GpuRun) -> Chart | None:
     return row_chart(f"Latency on {run.gpu}, median and 95th percentile", measures) if measures else None
 
 
-def effects_on(rows: Sequence[tuple[ReportImage, Sequence[GpuRun]]], capability: str) -> tuple[Effects, ...]:
+def effects_on(
+    rows: Sequence[tuple[ReportImage, Sequence[GpuRunSummary]]], capability: str
+) -> tuple[FrameworkRates, ...]:
     """The same checks across versions, for each framework on each kind of GPU of a capability."""
-    groups: dict[tuple[str, str], list[tuple[ReportImage, GpuRun]]] = {}
+    groups: dict[tuple[str, str], list[tuple[ReportImage, GpuRunSummary]]] = {}
     for image, runs in rows:
         for run in runs:
             if run.capability == capability:
@@ -123,27 +125,27 @@ def effects_on(rows: Sequence[tuple[ReportImage, Sequence[GpuRun]]], capability:
     )
 
 
-def _effects(framework: str, gpu: str, rows: Sequence[tuple[ReportImage, GpuRun]]) -> Effects:
+def _effects(framework: str, gpu: str, rows: Sequence[tuple[ReportImage, GpuRunSummary]]) -> FrameworkRates:
     names = check_names(run for _, run in rows)
     charts = [
         column_chart(name, measures)
         for name in names
         if len(rows) > 1 and (measures := [_across(image, run, name) for image, run in rows])
     ]
-    return Effects(gpu=gpu, framework=framework, checks=names, runs=tuple(rows), charts=tuple(charts))
+    return FrameworkRates(gpu=gpu, framework=framework, checks=names, runs=tuple(rows), charts=tuple(charts))
 
 
-def _across(image: ReportImage, run: GpuRun, name: str) -> Measure:
+def _across(image: ReportImage, run: GpuRunSummary, name: str) -> ChartMeasure:
     check = run.by_name.get(name)
     if check is None or check.state in (CheckState.NOT_APPLICABLE, CheckState.NOT_RUN):
         state = check.state.value if check else "not asked"
-        return Measure(label=image.target, value=0.0, note=state)
+        return ChartMeasure(label=image.target, value=0.0, note=state)
     return _timing(check, label=image.target)
 
 
-def _timing(check: CheckResult, label: str = "") -> Measure:
+def _timing(check: CheckResult, label: str = "") -> ChartMeasure:
     failed = check.state is CheckState.FAILED
-    return Measure(
+    return ChartMeasure(
         label=label or check.name,
         value=max(check.seconds, 0.0),
         note="failed" if failed else "",
@@ -151,7 +153,7 @@ def _timing(check: CheckResult, label: str = "") -> Measure:
     )
 
 
-def _ran(run: GpuRun) -> list[CheckResult]:
+def _ran(run: GpuRunSummary) -> list[CheckResult]:
     return [
         check
         for check in run.verdict.report.checks
@@ -170,7 +172,7 @@ GOOD, BAD, OPEN, HOPE, NOPE, NONE = "good", "bad", "open", "hope", "nope", "none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Word:
+class StatusWord:
     """`code` is its short name in pages, one for each word."""
 
     word: str
@@ -215,51 +217,51 @@ _ROWS = (
     (UNDOCUMENTED, "dn", "⊖", NOPE, "not tested; a project's page speaks against it"),
     (Outcome.NOT_TESTED, "n", "·", NONE, "not tested, and nothing is known"),
 )
-WORDS = {
-    str(word): Word(word=str(word), code=code, symbol=symbol, kind=kind, says=says)
+STATUSES = {
+    str(word): StatusWord(word=str(word), code=code, symbol=symbol, kind=kind, says=says)
     for word, code, symbol, kind, says in _ROWS
 }
-_FORETOLD = {
-    (Basis.PREDICTED, Answer.YES): PREDICTED,
-    (Basis.PREDICTED, Answer.PTX): PREDICTED,
-    (Basis.PREDICTED, Answer.PARTLY): PARTLY,
-    (Basis.PREDICTED, Answer.NO): UNLIKELY,
-    (Basis.DOCUMENTED, Answer.YES): DOCUMENTED,
-    (Basis.DOCUMENTED, Answer.PTX): DOCUMENTED,
-    (Basis.DOCUMENTED, Answer.PARTLY): HALF_DOCUMENTED,
-    (Basis.DOCUMENTED, Answer.NO): UNDOCUMENTED,
+_PREDICTED_STATUSES = {
+    (ClaimBasis.PREDICTED, Compatibility.YES): PREDICTED,
+    (ClaimBasis.PREDICTED, Compatibility.PTX): PREDICTED,
+    (ClaimBasis.PREDICTED, Compatibility.PARTLY): PARTLY,
+    (ClaimBasis.PREDICTED, Compatibility.NO): UNLIKELY,
+    (ClaimBasis.DOCUMENTED, Compatibility.YES): DOCUMENTED,
+    (ClaimBasis.DOCUMENTED, Compatibility.PTX): DOCUMENTED,
+    (ClaimBasis.DOCUMENTED, Compatibility.PARTLY): HALF_DOCUMENTED,
+    (ClaimBasis.DOCUMENTED, Compatibility.NO): UNDOCUMENTED,
 }
 
 
-def foretold(claim: Claim | None) -> Word:
+def predicted_status(claim: CellClaim | None) -> StatusWord:
     """What a claim without a verdict says."""
-    word = _FORETOLD.get((claim.basis, claim.answer)) if claim else None
-    return WORDS[word or Outcome.NOT_TESTED]
+    word = _PREDICTED_STATUSES.get((claim.basis, claim.answer)) if claim else None
+    return STATUSES[word or Outcome.NOT_TESTED]
 
 
-def word_of(combo: Combo, claim: Claim | None) -> Word:
+def status_of(combo: ComboCell, claim: CellClaim | None) -> StatusWord:
     """The word of a cell; `claim` is the weightiest without a verdict, for one that nobody ran."""
     if combo.state is ComboState.VALID:
-        return WORDS[Outcome.VERIFIED]
+        return STATUSES[Outcome.VERIFIED]
     if combo.basis in (VERIFIED, REPORTED) or combo.cause in (Outcome.UNSOLVABLE, Outcome.NO_MATCH):
-        return WORDS[str(combo.cause)]
+        return STATUSES[str(combo.cause)]
     if combo.state is ComboState.RULED_OUT:
-        return WORDS[UNDOCUMENTED if combo.basis == Basis.DOCUMENTED else UNLIKELY]
-    return foretold(claim)
+        return STATUSES[UNDOCUMENTED if combo.basis == ClaimBasis.DOCUMENTED else UNLIKELY]
+    return predicted_status(claim)
 
 
-def count_words(words: Iterable[Word]) -> tuple[tuple[Word, int], ...]:
+def count_statuses(words: Iterable[StatusWord]) -> tuple[tuple[StatusWord, int], ...]:
     """Every word with how often it stands there, in the order of the table."""
     found = Counter(word.word for word in words)
-    return tuple((word, found[name]) for name, word in WORDS.items())
+    return tuple((word, found[name]) for name, word in STATUSES.items())
 
 
 def _codes() -> list[tuple[str, list[str]]]:
     kinds = (GOOD, BAD, OPEN, HOPE, NOPE, NONE)
-    return [(kind, [word.code for word in WORDS.values() if word.kind == kind]) for kind in kinds]
+    return [(kind, [word.code for word in STATUSES.values() if word.kind == kind]) for kind in kinds]
 
 
-STYLED: Mapping[str, object] = {"words": tuple(WORDS.values()), "kinds": _codes()}
+STYLED: Mapping[str, object] = {"words": tuple(STATUSES.values()), "kinds": _codes()}
 """What the style of pages is made with."""
 
 
@@ -269,7 +271,7 @@ _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,150}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShownGpu:
+class MatrixColumn:
     """A column: the capability, the first GPU of it and all that are known by name."""
 
     capability: Capability
@@ -279,28 +281,28 @@ class ShownGpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MatrixRow:
+class ImageMatrixRow:
     """`day` is when the newest verdict was signed that can be relied on, in days since 1970; 0 for none."""
 
     image: ReportImage
     file: str
-    words: tuple[Word, ...]
-    runs: tuple[GpuRun, ...]
+    words: tuple[StatusWord, ...]
+    runs: tuple[GpuRunSummary, ...]
     day: int
 
 
-def shown_gpus(report: Reported) -> tuple[ShownGpu, ...]:
+def matrix_gpus(report: ReportContents) -> tuple[MatrixColumn, ...]:
     known = [(gpu.capability, gpu.name) for gpu in gpus()]
     known += [(gpu.processor, gpu.name) for gpu in amd_gpus()]
     found = []
     for capability in report.capabilities:
         names = tuple(name for of, name in known if of == capability)
         first = names[0] if names else ""
-        found.append(ShownGpu(capability=capability, text=str(capability), first=first, names=names))
+        found.append(MatrixColumn(capability=capability, text=str(capability), first=first, names=names))
     return tuple(found)
 
 
-def matrix_rows(report: Reported) -> tuple[MatrixRow, ...]:
+def matrix_rows(report: ReportContents) -> tuple[ImageMatrixRow, ...]:
     """By framework and family, numbers by their size; a column for each capability of the report."""
     order = sorted(
         report.images,
@@ -310,10 +312,10 @@ def matrix_rows(report: Reported) -> tuple[MatrixRow, ...]:
         ),
     )
     return tuple(
-        MatrixRow(
+        ImageMatrixRow(
             image=image,
             file=file_name(image.target),
-            words=words_of(image, report.capabilities),
+            words=statuses_of(image, report.capabilities),
             runs=runs_of(image),
             day=_newest_day(image),
         )
@@ -321,12 +323,12 @@ def matrix_rows(report: Reported) -> tuple[MatrixRow, ...]:
     )
 
 
-def words_of(image: ReportImage, capabilities: Sequence[Capability]) -> tuple[Word, ...]:
+def statuses_of(image: ReportImage, capabilities: Sequence[Capability]) -> tuple[StatusWord, ...]:
     """A word for each capability; none at all of an image for CPUs alone."""
     if not image.gpu:
         return ()
     combos = {combo.capability: combo for combo in image.combos}
-    return tuple(word_of(combos[one], image.predicted.get(one)) for one in capabilities)
+    return tuple(status_of(combos[one], image.predicted.get(one)) for one in capabilities)
 
 
 def file_name(target: str) -> str:
@@ -338,6 +340,6 @@ def _newest_day(image: ReportImage) -> int:
     days = [
         judged.verdict.issued.timestamp() // 86400
         for _, judged in image.history
-        if judged.verdict and judged.standing is Standing.GOOD
+        if judged.verdict and judged.standing is VerdictStatus.GOOD
     ]
     return int(max(days, default=0))

@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from imagefactory.extras.nightly.changes import NightReport
-from imagefactory.extras.nightly.view import KINDS, format_took, headline, rows_of, title_of
-from imagefactory.extras.site.action import Reported
+from imagefactory.extras.nightly.changes import NightlyReport
+from imagefactory.extras.nightly.view import SECTIONS, format_took, headline, rows_of, title_of
+from imagefactory.extras.site.action import ReportContents
 from imagefactory.extras.site.charts import fill, policy
 from imagefactory.extras.site.images import ReportImage
 from imagefactory.extras.site.matrix import (
@@ -31,24 +31,24 @@ from imagefactory.extras.site.matrix import (
     NONE,
     NOPE,
     OPEN,
+    STATUSES,
     STYLED,
-    WORDS,
-    MatrixRow,
-    ShownGpu,
-    Word,
+    ImageMatrixRow,
+    MatrixColumn,
+    StatusWord,
     check_names,
-    count_words,
+    count_statuses,
     effects_on,
-    foretold,
     latency_chart,
+    matrix_gpus,
     matrix_rows,
-    shown_gpus,
+    predicted_status,
     timing_chart,
 )
-from imagefactory.gpu.values import Claim
-from imagefactory.matrix.combos import REPORTED, VERIFIED, Combo, ComboState
+from imagefactory.gpu.values import CellClaim
+from imagefactory.matrix.combos import REPORTED, VERIFIED, ComboCell, ComboState
 from imagefactory.model import Outcome
-from imagefactory.trust.offers import ages_of
+from imagefactory.trust.offers import verdict_ages_of
 from imagefactory.trust.verdict import Verdict
 from imagefactory.versions import natural
 from imagefactory.views.verdicts import format_ages, passed
@@ -59,7 +59,7 @@ from imagefactory.views.verdicts import format_ages, passed
 PAGE = "night.html"
 
 
-def format_page(night: NightReport, given: Mapping[str, Any]) -> str:
+def format_page(night: NightlyReport, given: Mapping[str, Any]) -> str:
     """`given` is what every page of the site has."""
     return fill(
         PAGE,
@@ -71,7 +71,7 @@ def format_page(night: NightReport, given: Mapping[str, Any]) -> str:
         ages=format_ages(night.ages),
         took=format_took(night.started, night.ended),
         parts=[
-            (kind, title, [(title_of(row), row) for row in rows_of(night, kind)]) for kind, title in KINDS
+            (kind, title, [(title_of(row), row) for row in rows_of(night, kind)]) for kind, title in SECTIONS
         ],
     )
 
@@ -85,14 +85,14 @@ _CHARACTER = 6.6  # units of a letter in 11 px Verdana, on the average
 
 def format_badge(image: ReportImage) -> str:
     """`verified on sm_80, sm_90`; else that it failed where it was tried, was not tested, or is for CPUs."""
-    right, colour = _said(image)
+    right, colour = _status_text(image)
     left = image.target
     at = round(len(left) * _CHARACTER + 14)
     width = at + round(len(right) * _CHARACTER + 14)
     return fill("badge.svg", left=left, right=right, colour=colour, at=at, width=width)
 
 
-def _said(image: ReportImage) -> tuple[str, str]:
+def _status_text(image: ReportImage) -> tuple[str, str]:
     proven = [combo.capability.sm for combo in image.combos if combo.state is ComboState.VALID]
     if proven:
         return f"verified on {', '.join(proven)}", GREEN
@@ -114,47 +114,47 @@ MARK = 165
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrawnCell:
-    word: Word
+class PictureCell:
+    word: StatusWord
     x: int
     width: int = CELL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrawnLine:
+class PictureLine:
     text: str
     x: int
     y: int
-    cells: tuple[DrawnCell, ...] = ()
+    cells: tuple[PictureCell, ...] = ()
     bold: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrawnMark:
+class PictureMark:
     """A word of the legend."""
 
-    word: Word
+    word: StatusWord
     x: int
     y: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrawnHead:
-    gpu: ShownGpu
+class PictureHeading:
+    gpu: MatrixColumn
     x: int
 
 
-def format_picture(rows: Sequence[MatrixRow], gpus: Sequence[ShownGpu]) -> str:
+def format_picture(rows: Sequence[ImageMatrixRow], gpus: Sequence[MatrixColumn]) -> str:
     """The picture's text, without the images for CPUs alone; about 100 bytes a cell."""
     rows = [row for row in rows if row.image.gpu]
     width = max(NAME + COLUMN * len(gpus) + 12, 520)
     lines, y = _lines(rows)
     words = [word for row in rows for word in row.words]
-    used = [word for word, count in count_words(words) if count]
+    used = [word for word, count in count_statuses(words) if count]
     verified = sum(word.kind == GOOD for word in words)
     per_line = max((width - 16) // MARK, 1)
     marks = [
-        DrawnMark(word=word, x=16 + number % per_line * MARK, y=y + 16 + number // per_line * 26)
+        PictureMark(word=word, x=16 + number % per_line * MARK, y=y + 16 + number // per_line * 26)
         for number, word in enumerate(used)
     ]
     height = (marks[-1].y if marks else y) + 54
@@ -162,25 +162,25 @@ def format_picture(rows: Sequence[MatrixRow], gpus: Sequence[ShownGpu]) -> str:
         "picture.svg",
         width=width,
         height=height,
-        heads=[DrawnHead(gpu=gpu, x=NAME + COLUMN * i + CELL // 2) for i, gpu in enumerate(gpus)],
+        heads=[PictureHeading(gpu=gpu, x=NAME + COLUMN * i + CELL // 2) for i, gpu in enumerate(gpus)],
         lines=lines,
         marks=marks,
         says=f"{len(rows)} images on {len(gpus)} compute capabilities: "
-        + ", ".join(f"{count} {word.word}" for word, count in count_words(words) if count),
+        + ", ".join(f"{count} {word.word}" for word, count in count_statuses(words) if count),
         foot=f"imagefactory report: {verified} of {len(words)} verified. Filled: ran. Outlined: foretold.",
     )
 
 
-def _lines(rows: Sequence[MatrixRow]) -> tuple[list[DrawnLine], int]:
+def _lines(rows: Sequence[ImageMatrixRow]) -> tuple[list[PictureLine], int]:
     """The lines from the top down, and where they end."""
     lines, y, family = [], TOP, ""
     for row in rows:
         if row.image.family != family:
             family = row.image.family
-            lines.append(DrawnLine(text=family, x=16, y=y + 6, bold=True))
+            lines.append(PictureLine(text=family, x=16, y=y + 6, bold=True))
             y += GROUP
-        cells = tuple(DrawnCell(word=word, x=NAME + COLUMN * i) for i, word in enumerate(row.words))
-        lines.append(DrawnLine(text=row.image.target, x=24, y=y, cells=cells))
+        cells = tuple(PictureCell(word=word, x=NAME + COLUMN * i) for i, word in enumerate(row.words))
+        lines.append(PictureLine(text=row.image.target, x=24, y=y, cells=cells))
         y += ROW
     return lines, y
 
@@ -191,11 +191,11 @@ if TYPE_CHECKING:
     pass
 
 LOG, LOG_LINES = "log.html", "log.jsonl"
-SHOWN_ACTS = 200
+MAX_ACTS = 200
 """Acts on the page of the log; the file of lines has more."""
 AGES = (7, 30, 90)
 """Days within which the newest verdict may be."""
-_KINDS = (
+_STATUS_GROUPS = (
     (GOOD, "Verified", "The suite passed in that very image on a GPU of this capability."),
     (HOPE, "Foretold to run", "Not tested. The image's GPU code, or a project's page, says that it runs."),
     (OPEN, "Tried, undecided", "What came of it says nothing of the image."),
@@ -206,14 +206,14 @@ _KINDS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShownCell:
+class SiteCell:
     """One image on one capability: what was foretold beside what came out of running it there."""
 
-    gpu: ShownGpu
-    outcome: Word
-    combo: Combo
-    claim: Claim | None
-    foretold: Word
+    gpu: MatrixColumn
+    outcome: StatusWord
+    combo: ComboCell
+    claim: CellClaim | None
+    foretold: StatusWord
     verdict: Verdict | None
     passed: str
     tried: bool
@@ -223,21 +223,21 @@ class ShownCell:
 class GpuRow:
     target: str
     file: str
-    word: Word
+    word: StatusWord
     driver: str
     why: str
 
 
-def make_site(report: Reported) -> Iterator[tuple[str, str]]:
+def make_site(report: ReportContents) -> Iterator[tuple[str, str]]:
     """Name and text of each file, the pages one by one."""
-    shown = shown_gpus(report)
+    shown = matrix_gpus(report)
     rows = matrix_rows(report)
     on_gpus = tuple(row for row in rows if row.image.gpu)
     given = {
         "gpus": shown,
         "made": f"{report.made:%Y-%m-%d %H:%M} UTC",
         "place": report.place,
-        "words": WORDS,
+        "words": STATUSES,
         "here": "",
         "night": report.night is not None,
         "log": bool(report.acts),
@@ -249,7 +249,7 @@ def make_site(report: Reported) -> Iterator[tuple[str, str]]:
     if report.night:
         yield PAGE, format_page(report.night, {**given, "here": "night"})
     if report.acts:
-        acts, page = report.acts[: -SHOWN_ACTS - 1 : -1], {**given, "here": "log"}
+        acts, page = report.acts[: -MAX_ACTS - 1 : -1], {**given, "here": "log"}
         yield (
             LOG,
             fill(LOG, **page, up="", policy=policy(), acts=acts, count=len(report.acts), file=LOG_LINES),
@@ -259,9 +259,9 @@ def make_site(report: Reported) -> Iterator[tuple[str, str]]:
     for row in rows:
         yield f"images/{row.file}.html", fill("image.html", **image_page, **_image(row, shown))
         yield f"images/{row.file}.svg", format_badge(row.image)
-    gpu_page = {**given, "up": "../", "policy": policy(), "files": files, "kinds": _KINDS}
+    gpu_page = {**given, "up": "../", "policy": policy(), "files": files, "kinds": _STATUS_GROUPS}
     for number, gpu in enumerate(shown):
-        by_kind: dict[str, list[GpuRow]] = {kind: [] for kind, _, _ in _KINDS}
+        by_kind: dict[str, list[GpuRow]] = {kind: [] for kind, _, _ in _STATUS_GROUPS}
         for row in on_gpus:
             by_kind[row.words[number].kind].append(_gpu_row(row, number))
         yield (
@@ -279,7 +279,7 @@ def make_site(report: Reported) -> Iterator[tuple[str, str]]:
 # --- the matrix ----------------------------------------------------------------------------------
 
 
-def _index(report: Reported, rows: Sequence[MatrixRow], given: Mapping[str, Any]) -> str:
+def _index(report: ReportContents, rows: Sequence[ImageMatrixRow], given: Mapping[str, Any]) -> str:
     groups = [
         (framework, family, list(some))
         for (framework, family), some in groupby(
@@ -287,7 +287,7 @@ def _index(report: Reported, rows: Sequence[MatrixRow], given: Mapping[str, Any]
         )
     ]
     frameworks = dict.fromkeys(framework for framework, _, _ in groups)
-    legend = count_words(word for row in rows for word in row.words)
+    legend = count_statuses(word for row in rows for word in row.words)
     cudas = sorted({row.image.cuda for row in rows}, key=natural)
     shown = given["gpus"]
     filters = [
@@ -303,7 +303,7 @@ def _index(report: Reported, rows: Sequence[MatrixRow], given: Mapping[str, Any]
         up="",
         policy=policy("matrix.js"),
         images=len(rows),
-        ages=format_ages(ages_of((row.image.offer for row in rows if row.image.offer), report.made)),
+        ages=format_ages(verdict_ages_of((row.image.offer for row in rows if row.image.offer), report.made)),
         trusted=report.trusted,
         notes=report.notes,
         legend=legend,
@@ -315,7 +315,7 @@ def _index(report: Reported, rows: Sequence[MatrixRow], given: Mapping[str, Any]
 # --- pages ---------------------------------------------------------------------------------------
 
 
-def _image(row: MatrixRow, shown: Sequence[ShownGpu]) -> dict[str, Any]:
+def _image(row: ImageMatrixRow, shown: Sequence[MatrixColumn]) -> dict[str, Any]:
     runs = row.runs
     return {
         "image": row.image,
@@ -327,7 +327,7 @@ def _image(row: MatrixRow, shown: Sequence[ShownGpu]) -> dict[str, Any]:
     }
 
 
-def _cells(row: MatrixRow, shown: Sequence[ShownGpu]) -> list[ShownCell]:
+def _cells(row: ImageMatrixRow, shown: Sequence[MatrixColumn]) -> list[SiteCell]:
     combos = {combo.capability: combo for combo in row.image.combos}
     newest: dict[str, Verdict] = {}
     for run in row.runs:
@@ -339,12 +339,12 @@ def _cells(row: MatrixRow, shown: Sequence[ShownGpu]) -> list[ShownCell]:
         claim, verdict = row.image.predicted.get(gpu.capability), newest.get(gpu.text)
         combo = combos[gpu.capability]
         cells.append(
-            ShownCell(
+            SiteCell(
                 gpu=gpu,
-                outcome=word if word.kind in (GOOD, BAD, OPEN) else WORDS[Outcome.NOT_TESTED],
+                outcome=word if word.kind in (GOOD, BAD, OPEN) else STATUSES[Outcome.NOT_TESTED],
                 combo=combo,
                 claim=claim,
-                foretold=foretold(claim),
+                foretold=predicted_status(claim),
                 verdict=verdict,
                 passed=passed(verdict) if verdict else "",
                 tried=combo.basis in (VERIFIED, REPORTED),
@@ -353,7 +353,7 @@ def _cells(row: MatrixRow, shown: Sequence[ShownGpu]) -> list[ShownCell]:
     return cells
 
 
-def _gpu_row(row: MatrixRow, number: int) -> GpuRow:
+def _gpu_row(row: ImageMatrixRow, number: int) -> GpuRow:
     combos = {combo.capability: combo for combo in row.image.combos}
     combo = combos[sorted(combos)[number]]
     claim, word = row.image.predicted.get(combo.capability), row.words[number]

@@ -16,46 +16,46 @@ from itertools import groupby
 from pathlib import Path
 
 from imagefactory.access import Access
-from imagefactory.actions.centers import Center, only_center
-from imagefactory.actions.images import Promoting, list_verdicts
-from imagefactory.actions.locked import read_why
-from imagefactory.actions.plan import Asking, read_stages
-from imagefactory.actions.read_catalog import read_catalogue
-from imagefactory.actions.verdicts import find_in, local_place, read_court, registry_of
+from imagefactory.actions.centers import JoinedCenter, only_center
+from imagefactory.actions.images import PromotionRequest, list_verdicts
+from imagefactory.actions.locked import read_unsolvable_reason
+from imagefactory.actions.plan import PlanLookup, read_stages
+from imagefactory.actions.read_catalog import read_catalog
+from imagefactory.actions.verdicts import find_in, local_place, read_verification_policy, registry_of
 from imagefactory.errors import LockError, StaleError, UsageError
 from imagefactory.fs import replace_all
 from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.cells import CellEvidence
-from imagefactory.gpu.values import Answer, Claim
+from imagefactory.gpu.values import CellClaim, Compatibility
 from imagefactory.matrix.combos import (
     INVALID,
     REPORTED,
     VERIFIED,
-    Combo,
+    ComboCell,
     ComboEntry,
     ComboState,
-    Range,
-    Told,
+    SweepNodeState,
+    VersionRange,
     columns,
     make_combos,
     make_ranges,
     unite,
 )
-from imagefactory.matrix.plan import PlanGpu, PlanInput, Ruling, TargetStatus, make_plan
+from imagefactory.matrix.plan import CellRuling, PlanGpu, PlanInput, TargetStatus, make_plan
 from imagefactory.model import Outcome, Target
 from imagefactory.oci.candidates import CANDIDATE, plain_tag
-from imagefactory.oci.graph import Place
+from imagefactory.oci.graph import StoreRepository
 from imagefactory.oci.sif import SIF_TYPE
 from imagefactory.progress import Progress
-from imagefactory.project import Factory
+from imagefactory.project import Project
 from imagefactory.schedulers.cells import NO_MATCH
 from imagefactory.schedulers.sweep_file import read_collected, read_sweep
 from imagefactory.serialize import format_time, plain
 from imagefactory.settings.load import Settings
 from imagefactory.trust.attached import read_subject
-from imagefactory.trust.catalog import Offer
-from imagefactory.trust.judgement import Found
-from imagefactory.trust.offers import judge_offer, select_images
+from imagefactory.trust.catalog import ImageOffer
+from imagefactory.trust.judgement import VerdictSet
+from imagefactory.trust.offers import select_images, verify_offer
 from imagefactory.views.text import fold, format_table
 
 FORMAT = "imagefactory.tables/1"
@@ -63,7 +63,7 @@ MARKDOWN_FILE, JSON_FILE = "combos.md", "combos.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tables:
+class TableData:
     """What the files say. `trusted`: whether any key is trusted here; else nothing can be valid.
 
     `notes` say what was passed over, a line each.
@@ -71,14 +71,14 @@ class Tables:
 
     made: datetime
     place: str
-    combos: tuple[Combo, ...]
-    ranges: tuple[Range, ...]
+    combos: tuple[ComboCell, ...]
+    ranges: tuple[VersionRange, ...]
     trusted: bool = True
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TablesAsked:
+class TableRequest:
     """Where verdicts are looked for (`registry` empty: the store), and when.
 
     `capabilities` are columns beside those that recipes require, that verdicts speak of or that sweeps tried.
@@ -94,17 +94,17 @@ class TablesAsked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surveyed:
+class TargetSurvey:
     """A target and all that was read of it: its images in a place each, the newest first, and .sif files."""
 
     stage: TargetStatus
-    images: tuple[tuple[Place, Found], ...]
-    sifs: tuple[tuple[Place, Found], ...]
+    images: tuple[tuple[StoreRepository, VerdictSet], ...]
+    sifs: tuple[tuple[StoreRepository, VerdictSet], ...]
 
 
 def read_tables(
-    factory: Factory, targets: Sequence[Target], asked: TablesAsked, progress: Progress
-) -> Tables:
+    factory: Project, targets: Sequence[Target], asked: TableRequest, progress: Progress
+) -> TableData:
     """Raises UsageError for a trust or sweep that cannot be read, RegistryError and StoreError."""
     tables = survey(factory, targets, asked, progress)[0]
     for_cpus = ", ".join(target.name for target in targets if not target.gpu)
@@ -113,15 +113,15 @@ def read_tables(
 
 
 def survey(
-    factory: Factory, targets: Sequence[Target], asked: TablesAsked, progress: Progress
-) -> tuple[Tables, tuple[Surveyed, ...]]:
+    factory: Project, targets: Sequence[Target], asked: TableRequest, progress: Progress
+) -> tuple[TableData, tuple[TargetSurvey, ...]]:
     """The tables, and what they were made of, a target each: those for CPUs alone have no combination.
 
     Raises as `read_tables`.
     """
-    court = read_court(factory, asked.now)
+    court = read_verification_policy(factory, asked.now)
     also = "" if asked.registry else factory.settings.registry.value
-    asking = Asking(now=asked.now, registry=asked.registry, also=also, renew=False)
+    asking = PlanLookup(now=asked.now, registry=asked.registry, also=also, renew=False)
     stages = [_solved(factory, stage) for stage in read_stages(factory, targets, asking)]
     surveyed = tuple(_survey(factory, stage, asked, progress) for stage in stages)
     on_gpus = [one for one in surveyed if one.stage.target.gpu]
@@ -129,7 +129,7 @@ def survey(
     told, notes = _read_sweeps(asked)
     capabilities = columns(entries, told, asked.capabilities)
     combos = make_combos(_with_rulings(entries, stages, capabilities), told, capabilities)
-    tables = Tables(
+    tables = TableData(
         made=asked.now,
         place=_place_name(factory, asked.registry),
         combos=combos,
@@ -146,18 +146,18 @@ def _place_name(access: Access, registry: str) -> str:
     return " and ".join(filter(None, (str(access.settings.store_path), access.settings.registry.value)))
 
 
-def _solved(factory: Factory, stage: TargetStatus) -> TargetStatus:
+def _solved(factory: Project, stage: TargetStatus) -> TargetStatus:
     """A stage that is blocked because locking found no environment says so as a rule of the plan."""
     if not stage.block:
         return stage
     try:
-        why = read_why(factory, stage.target)
+        why = read_unsolvable_reason(factory, stage.target)
     except (LockError, StaleError):  # of the target below, which has a row of its own
         return stage
     return replace(stage, evidence=CellEvidence(unsolvable=why.reason)) if why else stage
 
 
-def _places(access: Access, family: str, registry: str) -> tuple[Place, ...]:
+def _places(access: Access, family: str, registry: str) -> tuple[StoreRepository, ...]:
     """The registry that is asked for alone, else the store and the registry of the settings."""
     if registry:
         return (registry_of(access, family, registry),)
@@ -165,20 +165,20 @@ def _places(access: Access, family: str, registry: str) -> tuple[Place, ...]:
     return (local, registry_of(access, family)) if access.settings.registry.value else (local,)
 
 
-def _survey(access: Access, stage: TargetStatus, asked: TablesAsked, progress: Progress) -> Surveyed:
+def _survey(access: Access, stage: TargetStatus, asked: TableRequest, progress: Progress) -> TargetSurvey:
     """With every image of the target in its places, the newest first, and the .sif files."""
-    target, court = stage.target, read_court(access, asked.now)
-    every: list[tuple[Place, Found]] = []
-    files: list[tuple[Place, Found]] = []
+    target, court = stage.target, read_verification_policy(access, asked.now)
+    every: list[tuple[StoreRepository, VerdictSet]] = []
+    files: list[tuple[StoreRepository, VerdictSet]] = []
     for place in _places(access, target.family, asked.registry):
-        images = list_verdicts(access, Promoting(target=target, place=place, now=asked.now), progress)
+        images = list_verdicts(access, PromotionRequest(target=target, place=place, now=asked.now), progress)
         every += [(place, image) for image in images]
         for digest in sifs_of(place, target, images):
             files.append((place, find_in(access, place, read_subject(place, digest), court)))
-    return Surveyed(stage=stage, images=tuple(every), sifs=tuple(files))
+    return TargetSurvey(stage=stage, images=tuple(every), sifs=tuple(files))
 
 
-def _entry(surveyed: Surveyed) -> ComboEntry:
+def _entry(surveyed: TargetSurvey) -> ComboEntry:
     stage, target = surveyed.stage, surveyed.stage.target
     artifacts = [found for _, found in (*surveyed.images, *surveyed.sifs)]
     return ComboEntry(
@@ -194,7 +194,7 @@ def _entry(surveyed: Surveyed) -> ComboEntry:
     )
 
 
-def sifs_of(place: Place, target: Target, found: Sequence[Found]) -> list[str]:
+def sifs_of(place: StoreRepository, target: Target, found: Sequence[VerdictSet]) -> list[str]:
     """The .sif files that were made of these images, and those that have tags of the target."""
     store, plain = place.store, plain_tag(target)
     made = [
@@ -228,24 +228,24 @@ def _with_rulings(
     ]
 
 
-def _read_sweeps(asked: TablesAsked) -> tuple[tuple[Told, ...], tuple[str, ...]]:
+def _read_sweeps(asked: TableRequest) -> tuple[tuple[SweepNodeState, ...], tuple[str, ...]]:
     """What all sweeps told, and which of the store's were passed over. Raises UsageError for a named one."""
-    told = [one for folder in asked.sweeps for one in read_told(folder)]
+    told = [one for folder in asked.sweeps for one in read_sweep_results(folder)]
     notes = []
     for folder in asked.stored:
         try:
-            told += read_told(folder)
+            told += read_sweep_results(folder)
         except UsageError as error:
             notes.append(f"skipped a sweep of the store: {error.message}")
     return tuple(told), tuple(notes)
 
 
-def read_told(folder: Path) -> tuple[Told, ...]:
+def read_sweep_results(folder: Path) -> tuple[SweepNodeState, ...]:
     """What the last `collect` of a sweep found. Raises UsageError for a folder that is no sweep's."""
     sweep = read_sweep(folder)
     nodes = {node.name: node for node in sweep.nodes}
     told = [
-        Told(
+        SweepNodeState(
             target=node.target,
             capability=_capability(node.capability, folder),
             outcome=node.result.outcome,
@@ -258,7 +258,7 @@ def read_told(folder: Path) -> tuple[Told, ...]:
         if node.result.outcome is not None and node.result.node in nodes
     ]
     told += [
-        Told(
+        SweepNodeState(
             target=left_out.target,
             capability=_capability(left_out.capability, folder),
             outcome=Outcome.NO_MATCH,
@@ -283,29 +283,29 @@ def _capability(text: str, folder: Path) -> Capability:
 
 
 def read_catalogued(
-    settings: Settings, environ: Mapping[str, str], names: Sequence[str], asked: TablesAsked
-) -> Tables:
+    settings: Settings, environ: Mapping[str, str], names: Sequence[str], asked: TableRequest
+) -> TableData:
     """The same of a signed catalogue, for people without a factory: what is predicted it says itself.
 
     Raises what read_catalogue raises, and NothingSelectedError for a name that it does not have.
     """
     center, names = only_center(settings, names)
-    return survey_catalogue(center, environ, names, asked)[0]
+    return survey_catalog(center, environ, names, asked)[0]
 
 
-def survey_catalogue(
-    center: Center, environ: Mapping[str, str], names: Sequence[str], asked: TablesAsked
-) -> tuple[Tables, tuple[Offer, ...]]:
+def survey_catalog(
+    center: JoinedCenter, environ: Mapping[str, str], names: Sequence[str], asked: TableRequest
+) -> tuple[TableData, tuple[ImageOffer, ...]]:
     """The tables of a center's catalogue, and the offers they were made of. Raises as `read_catalogued`."""
-    catalogue, trust = read_catalogue(center.settings, environ, asked.now), center.trust
+    catalogue, trust = read_catalog(center.settings, environ, asked.now), center.trust
     offers = tuple(
-        judge_offer(catalogue, image, trust, asked.now) for image in select_images(catalogue, names)
+        verify_offer(catalogue, image, trust, asked.now) for image in select_images(catalogue, names)
     )
-    entries = [_offered(offer) for offer in offers if offer.image.gpu]
+    entries = [_catalog_entries(offer) for offer in offers if offer.image.gpu]
     told, notes = _read_sweeps(asked)
     capabilities = columns(entries, told, asked.capabilities)
     combos = make_combos(entries, told, capabilities)
-    tables = Tables(
+    tables = TableData(
         made=asked.now,
         place=center.place,
         combos=combos,
@@ -315,9 +315,9 @@ def survey_catalogue(
     return tables, offers
 
 
-def _offered(offer: Offer) -> ComboEntry:
+def _catalog_entries(offer: ImageOffer) -> ComboEntry:
     image = offer.image
-    claims: dict[Capability, Claim] = {}
+    claims: dict[Capability, CellClaim] = {}
     for capability, claim in image.predicted:  # the weightiest of a capability comes first
         claims.setdefault(parse_capability(capability), claim)
     return ComboEntry(
@@ -328,7 +328,7 @@ def _offered(offer: Offer) -> ComboEntry:
         images=frozenset({image.subject.manifest, *(one.sif.subject.manifest for one in offer.sifs)}),
         judged=(offer.judged, *(offered.judged for offered in offer.sifs)),
         rulings={
-            capability: Ruling(claim=claim, against=(claim,) if claim.answer is Answer.NO else ())
+            capability: CellRuling(claim=claim, against=(claim,) if claim.answer is Compatibility.NO else ())
             for capability, claim in claims.items()
         },
         required=tuple(parse_capability(capability) for capability in image.required),
@@ -384,18 +384,18 @@ VALID_FILE, INVALID_FILE, RANGES_FILE = "valid_combos.csv", "invalid_combos.csv"
 # --- CSV -----------------------------------------------------------------------------------------
 
 
-def format_valid(combos: Iterable[Combo]) -> str:
+def format_valid(combos: Iterable[ComboCell]) -> str:
     """`valid_combos.csv`."""
     return _csv(HEADER, [_columns(one) for one in unite(combos) if one.state is ComboState.VALID])
 
 
-def format_invalid(combos: Iterable[Combo]) -> str:
+def format_invalid(combos: Iterable[ComboCell]) -> str:
     """`invalid_combos.csv`."""
     rows = [(*_columns(one), cause(one)) for one in unite(combos) if one.state in INVALID]
     return _csv(INVALID_HEADER, rows)
 
 
-def format_ranges(ranges: Iterable[Range]) -> str:
+def format_ranges(ranges: Iterable[VersionRange]) -> str:
     """`version_ranges.csv`; CUDA versions with a blank between."""
     rows = [
         (one.framework, str(one.capability), one.first, one.last, " ".join(one.cuda), one.state.value)
@@ -404,13 +404,13 @@ def format_ranges(ranges: Iterable[Range]) -> str:
     return _csv(RANGES_HEADER, rows)
 
 
-def cause(combo: Combo) -> str:
+def cause(combo: ComboCell) -> str:
     """The word alone where it was tried or cannot be; what is only foretold is called so."""
     known = combo.basis in (VERIFIED, REPORTED) or combo.cause in tuple(Outcome)
     return combo.cause if known else f"{combo.cause} ({combo.basis})"
 
 
-def _columns(combo: Combo) -> tuple[str, str, str, str]:
+def _columns(combo: ComboCell) -> tuple[str, str, str, str]:
     return combo.framework, str(combo.capability), combo.cuda, combo.version
 
 
@@ -424,7 +424,7 @@ def _csv(header: str, rows: Iterable[Sequence[str]]) -> str:
 # --- JSON ----------------------------------------------------------------------------------------
 
 
-def tables_json(tables: Tables) -> dict[str, object]:
+def tables_json(tables: TableData) -> dict[str, object]:
     """Every target on every capability, also what was not tested."""
     return {
         "made": format_time(tables.made),
@@ -436,7 +436,7 @@ def tables_json(tables: Tables) -> dict[str, object]:
     }
 
 
-def counts(combos: Iterable[Combo]) -> dict[str, int]:
+def counts(combos: Iterable[ComboCell]) -> dict[str, int]:
     """How many combinations are in each state, several targets of one counted once."""
     found = Counter(one.state for one in unite(combos))
     return {state.value: found[state] for state in ComboState}
@@ -447,7 +447,7 @@ def counts(combos: Iterable[Combo]) -> dict[str, int]:
 _NOBODY = "No key is trusted here, so nothing can be called valid."
 
 
-def format_summary(tables: Tables, width: int | None = None) -> str:
+def format_summary(tables: TableData, width: int | None = None) -> str:
     """Version ranges by framework and capability, and how many combinations there are of each state."""
     number = counts(tables.combos)
     foot = ", ".join(f"{number[state]} {state}" for state in ComboState if number[state]) or "nothing"
@@ -462,7 +462,7 @@ def format_summary(tables: Tables, width: int | None = None) -> str:
     return "\n".join([table, "", *fold(lines, width)])
 
 
-def _range_table(ranges: Sequence[Range]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def _range_table(ranges: Sequence[VersionRange]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """A row for each framework and capability, a column for each state that there is."""
     states = [
         state
@@ -471,22 +471,22 @@ def _range_table(ranges: Sequence[Range]) -> tuple[tuple[str, ...], list[tuple[s
     ]
     header = ("Framework", "Capability", *(state.capitalize() for state in states))
     rows = [
-        (framework, str(capability), *(_told(some, state) for state in states))
+        (framework, str(capability), *(_source_text(some, state) for state in states))
         for (framework, capability), some in _by_gpu(ranges)
     ]
     return header, rows
 
 
-def _by_gpu(ranges: Iterable[Range]) -> Iterable[tuple[tuple[str, Capability], list[Range]]]:
+def _by_gpu(ranges: Iterable[VersionRange]) -> Iterable[tuple[tuple[str, Capability], list[VersionRange]]]:
     for key, some in groupby(ranges, key=lambda one: (one.framework, one.capability)):
         yield key, list(some)
 
 
-def _told(ranges: Iterable[Range], state: ComboState) -> str:
+def _source_text(ranges: Iterable[VersionRange], state: ComboState) -> str:
     return ", ".join(one.versions for one in ranges if one.state is state)
 
 
-def format_markdown(tables: Tables) -> str:
+def format_markdown(tables: TableData) -> str:
     """The same tables for a page: ranges, then what is valid and invalid with its reasons."""
     valid = [combo for combo in tables.combos if combo.state is ComboState.VALID]
     invalid = [combo for combo in tables.combos if combo.state in INVALID]
@@ -533,7 +533,7 @@ def format_markdown(tables: Tables) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _place(combo: Combo) -> tuple[str, str, str, str]:
+def _place(combo: ComboCell) -> tuple[str, str, str, str]:
     return combo.framework, combo.version, combo.cuda, str(combo.capability)
 
 
@@ -552,7 +552,7 @@ def _cell(text: str) -> str:
     return plain.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def format_files(tables: Tables) -> dict[str, str]:
+def format_files(tables: TableData) -> dict[str, str]:
     """Every file of the tables, by its name."""
     document = {"format": FORMAT, **tables_json(tables)}
     return {

@@ -29,31 +29,31 @@ from imagefactory.actions.locked import require_lock
 from imagefactory.actions.runner import make_runner
 from imagefactory.build.wheel_layer import check_wheel, unpack_wheel
 from imagefactory.errors import BuildError, DownloadError, LimitError, ToolError, UsageError, os_problem
-from imagefactory.extras.wheels.builder import ISOLATED
-from imagefactory.fs import explain_full_disk, locked_folder, replace_text, replacing
+from imagefactory.extras.wheels.wheel_builder import ISOLATED
+from imagefactory.fs import explain_full_disk, locked_temporary_directory, replace_text, replacing
 from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.knowledge.packages import source_build
 from imagefactory.lock.download import PackageCache
 from imagefactory.lock.git import NoGitVersionError, git_version
-from imagefactory.lock.pypi.local import wheel_says
+from imagefactory.lock.pypi.local import wheel_metadata
 from imagefactory.lock.pypi.offers import choose_sdist, fetch_sdist
-from imagefactory.lock.pypi.question import WheelQuestion
+from imagefactory.lock.pypi.question import WheelRequest
 from imagefactory.lock.pypi.requirements import misfit
-from imagefactory.lock.pypi.sources import MOST_REQUIRES, Project, copy_source, read_project
+from imagefactory.lock.pypi.sources import MOST_REQUIRES, SourceProject, copy_source, read_project
 from imagefactory.lock.pypi.unbuilt import has_nvcc
-from imagefactory.model import Completed, Lock, LockedWheel, Mount, RunSpec, Target
+from imagefactory.model import CommandResult, Lock, LockedWheel, Mount, RunSpec, Target
 from imagefactory.oci.manifests import Image
 from imagefactory.progress import Progress
-from imagefactory.project import Factory
-from imagefactory.runtime.limits import decide_limits, read_room
+from imagefactory.project import Project
+from imagefactory.runtime.limits import decide_limits, read_capacity
 from imagefactory.runtime.protocol import Runner
 from imagefactory.serialize import parse_json
 from imagefactory.trees import list_names, open_file, printable, read_chunks, read_file, remove_tree
 
-BUILDER = Path(__file__).with_name("builder.py")
+BUILDER = Path(__file__).with_name("wheel_builder.py")
 OF_PROJECTS = ("recipes", "lockfiles", "definitions", "wheels", "imagefactory.toml")
 """What imagefactory has in a project's root, which is no part of a package there."""
-FOLDERS = ("/build/out", "/build/tools", "/build/cuda")
+BUILD_DIRECTORIES = ("/build/out", "/build/tools", "/build/cuda")
 LEGACY = ("setuptools<81",)
 """The last setuptools with pkg_resources, as its own warning says."""
 OWN_TOOLS = ("pip", "setuptools", "wheel", "ninja", "packaging")
@@ -68,10 +68,10 @@ FIRST_TIME = "315532800"
 TIMEOUT = 86400
 """Seconds of a compilation; the largest packages take half of it on a few cores."""
 UNBOUNDED = 1 << 62
-WHOLE = str((1 << 31) - 1)
+MAX_JOBS = str((1 << 31) - 1)
 """The depth by which git fetches all commits, also those that an earlier fetch left out."""
 MOST_NAMES, LONGEST_RECORD = 10_000, 1 << 20
-LOOK_AGAIN = 0.2
+POLL_SECONDS = 0.2
 """Seconds between looks at the disk while git fills it."""
 _MISSING = re.compile(r"ModuleNotFoundError: No module named '([A-Za-z0-9_.]+)'")
 _TAIL, _LAST = 30, 10
@@ -80,7 +80,7 @@ _ERROR = re.compile(r":\d+: (fatal )?error: |\(\d+\): (catastrophic )?error|nvcc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompileAsk:
+class CompileRequest:
     """What to compile for which target, and the folder that gets it.
 
     `source` is a requirement, a folder, an archive or `git+URL@COMMIT`. `capabilities` (`8.0`) are those to
@@ -111,7 +111,7 @@ class CompileAsk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compiled:
+class CompileResult:
     """The wheel; `made` is false where it was there, of the same source, image and tools."""
 
     wheel: Path
@@ -119,7 +119,7 @@ class Compiled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Source:
+class _WheelSource:
     """`path` is an archive or a folder, copied; `told` names it and its content.
 
     `name` and `version` are those that its wheel must have, empty where only the wheel says them. `tagged` is
@@ -134,11 +134,11 @@ class _Source:
     untagged: str = ""
 
 
-def compile_wheel(factory: Factory, asked: CompileAsk, progress: Progress) -> Compiled:
+def compile_wheel(factory: Project, asked: CompileRequest, progress: Progress) -> CompileResult:
     """Raises UsageError for a source that is none, BuildError for a target that is not built and for a
     package that does not compile, and what locking and fetching raise."""
     target = asked.target
-    refuse_amd(target)
+    check_not_amd(target)
     lock, image = require_lock(factory, target), stored_image(factory, target)
     if image is None:
         raise BuildError(
@@ -147,7 +147,7 @@ def compile_wheel(factory: Factory, asked: CompileAsk, progress: Progress) -> Co
     return compile_in(factory, asked, BuildImage(lock=lock, image=image), progress)
 
 
-def refuse_amd(target: Target) -> None:
+def check_not_amd(target: Target) -> None:
     """Raises UsageError for a target whose GPUs no compiler here is for."""
     if rocm_of(target.cuda):
         raise UsageError(
@@ -165,7 +165,9 @@ class BuildImage:
     image: Image
 
 
-def compile_in(factory: Factory, asked: CompileAsk, within: BuildImage, progress: Progress) -> Compiled:
+def compile_in(
+    factory: Project, asked: CompileRequest, within: BuildImage, progress: Progress
+) -> CompileResult:
     """Compiles in an image of the store. Raises as `compile_wheel`.
 
     The image's packages are hidden where the package neither names nor imports one of them to be built, and
@@ -174,15 +176,15 @@ def compile_in(factory: Factory, asked: CompileAsk, within: BuildImage, progress
     runner = make_runner(factory, "unshare", asked.target.name, progress)
     runner.require()
     layout = factory.layout
-    bounds = decide_limits(dict(asked.limits), read_room(layout.scratch))
+    bounds = decide_limits(dict(asked.limits), read_capacity(layout.scratch))
     most = UNBOUNDED if bounds.scratch is None else bounds.scratch
-    with layout.in_use(progress), locked_folder("compile-", layout.scratch) as scratch:
+    with layout.in_use(progress), locked_temporary_directory("compile-", layout.scratch) as scratch:
         source = _take_source(factory, asked.source, within.lock, scratch / "source", most)
         project = read_project(source.path)
         source = replace(source, name=source.name or project.name, version=source.version or project.version)
         if source.tagged:
             progress.note(f"{asked.title}: git has its version: {source.tagged}")
-        job = _Job(
+        job = _WheelBuild(
             factory=factory,
             asked=asked,
             within=within,
@@ -208,20 +210,20 @@ class _MissingModuleError(BuildError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
+class _WheelBuild:
     """One package on its way to a wheel; `most` are the bytes that it may take of the disk."""
 
-    factory: Factory
-    asked: CompileAsk
+    factory: Project
+    asked: CompileRequest
     within: BuildImage
-    source: _Source
-    project: Project
+    source: _WheelSource
+    project: SourceProject
     most: int
     scratch: Path
     runner: Runner
 
 
-def needs_packages(project: Project, lock: Lock) -> bool:
+def needs_packages(project: SourceProject, lock: Lock) -> bool:
     """Whether a package names or imports what the target has, as extensions of torch do, to be built."""
     there = {package.name: package.version for package in lock.packages if package.name not in OWN_TOOLS}
     named = any(_satisfied(Requirement(text), there) for text in project.requires)
@@ -236,14 +238,14 @@ def _satisfied(requirement: Requirement, there: Mapping[str, str]) -> bool:
         return True
 
 
-def _build(job: _Job, progress: Progress, *, isolated: bool) -> Compiled:
+def _build(job: _WheelBuild, progress: Progress, *, isolated: bool) -> CompileResult:
     asked, source, lock = job.asked, job.source, job.within.lock
     record = _record(asked, source, job.within.image, isolated=isolated)
     fixed = (*job.project.requires, *(LEGACY if "pkg_resources" in job.project.imports else ()))
     wanted = next(
         (w for folder in asked.folders if (w := _recorded_requires(folder, record)) is not None), None
     )
-    steps = _Steps(job, lock=lock, isolated=isolated)
+    steps = _BuildSteps(job, lock=lock, isolated=isolated)
     tools = _tools(job.factory, asked, lock, (*fixed, *(wanted or ())), progress, isolated=isolated)
     if wanted is None:
         steps.lay(tools)
@@ -251,12 +253,12 @@ def _build(job: _Job, progress: Progress, *, isolated: bool) -> Compiled:
         if wanted:
             tools = _tools(job.factory, asked, lock, (*fixed, *wanted), progress, isolated=isolated)
     record |= {"requires": list(wanted), "tools": [f"{w.filename} sha256:{w.sha256}" for w in tools]}
-    if there := next((path for folder in asked.folders if (path := _made_before(folder, record))), None):
-        return Compiled(wheel=there, made=False)
+    if there := next((path for folder in asked.folders if (path := _find_built_wheel(folder, record))), None):
+        return CompileResult(wheel=there, made=False)
     steps.lay(tools)
     steps.run("wheel", f"{asked.title}: compile in {asked.target.name}", progress)
     made = _take_wheel(asked, source, lock, job.scratch, job.most)
-    folder = asked.folders[_is_taken(asked, made)]
+    folder = asked.folders[_is_wheel_name_used(asked, made)]
     wheel = folder / made.filename
     with explain_full_disk(asked.folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -264,10 +266,10 @@ def _build(job: _Job, progress: Progress, *, isolated: bool) -> Compiled:
             out.writelines(read_chunks(fd, made.filename, made.size))
         text = json.dumps({**record, "sha256": made.sha256}, indent=2) + "\n"
         replace_text(_record_path(wheel), text)
-    return Compiled(wheel=wheel, made=True)
+    return CompileResult(wheel=wheel, made=True)
 
 
-def _is_taken(asked: CompileAsk, made: LockedWheel) -> bool:
+def _is_wheel_name_used(asked: CompileRequest, made: LockedWheel) -> bool:
     """Whether another target uses another wheel of this name. Raises BuildError for a link out."""
     try:
         taken = made.filename in asked.taken and _sha256(asked.folder, made.filename) != made.sha256
@@ -283,10 +285,10 @@ def _is_taken(asked: CompileAsk, made: LockedWheel) -> bool:
 
 
 @dataclass(slots=True)
-class _Steps:
+class _BuildSteps:
     """What runs in the image, with the tools that were laid last."""
 
-    job: _Job
+    job: _WheelBuild
     lock: Lock
     isolated: bool
     prepared: bool = False
@@ -328,7 +330,7 @@ class _Steps:
         missing = _MISSING.search(done.stdout + done.stderr) if done.returncode and self.isolated else None
         if missing:
             raise _MissingModuleError("build-module-missing", f"its build imports {missing[1]}")
-        _refuse_failed(job.asked, done, job.source.untagged)
+        _check_compilers(job.asked, done, job.source.untagged)
 
 
 def check_requires(listed: object) -> tuple[str, ...]:
@@ -341,7 +343,9 @@ def check_requires(listed: object) -> tuple[str, ...]:
     return tuple(sorted(map(str, found)))
 
 
-def _take_wheel(asked: CompileAsk, source: _Source, lock: Lock, scratch: Path, most: int) -> LockedWheel:
+def _take_wheel(
+    asked: CompileRequest, source: _WheelSource, lock: Lock, scratch: Path, most: int
+) -> LockedWheel:
     """Copies the one wheel that the package's build left, to a folder that no build can write to.
 
     Raises BuildError for anything but one sound wheel of that package, for that Python and platform.
@@ -383,7 +387,7 @@ def _take_wheel(asked: CompileAsk, source: _Source, lock: Lock, scratch: Path, m
     if fault := misfit(wheel, lock.python, lock.platform):
         raise BuildError("wheel-incompatible", f"{asked.title}: {fault}")
     check_wheel(kept / name, wheel.sha256)
-    if (said := wheel_says(kept / name)) != (project, version):
+    if (said := wheel_metadata(kept / name)) != (project, version):
         found = f"{said[0]} {said[1]}" if said else "no name"
         raise BuildError(
             "wheel-mismatch",
@@ -392,7 +396,7 @@ def _take_wheel(asked: CompileAsk, source: _Source, lock: Lock, scratch: Path, m
     return wheel
 
 
-def _spec(job: _Job, step: str) -> RunSpec:
+def _spec(job: _WheelBuild, step: str) -> RunSpec:
     asked, source, scratch = job.asked, job.source, job.scratch
     mounts = (
         Mount(source=scratch / "source", target="/build/source", writable=True, scratch=True),
@@ -413,7 +417,7 @@ def _spec(job: _Job, step: str) -> RunSpec:
     if source.tagged:
         variables[job.project.version_variable] = source.tagged
     return RunSpec(
-        argv=("python", f"/build/tools/{BUILDER.name}", step, inside, *FOLDERS),
+        argv=("python", f"/build/tools/{BUILDER.name}", step, inside, *BUILD_DIRECTORIES),
         environment=tuple(variables.items()),
         mounts=mounts,
         limits=asked.limits,
@@ -431,7 +435,7 @@ def what_failed(said: str) -> str:
     return "\n".join([*lines[first : first + _TAIL], "[...]", *lines[-_LAST:]])
 
 
-def _refuse_failed(asked: CompileAsk, done: Completed, untagged: str = "") -> None:
+def _check_compilers(asked: CompileRequest, done: CommandResult, untagged: str = "") -> None:
     """Raises BuildError with the first error of a compiler that failed, and the last words of all.
 
     `untagged` says why git gives its source no version, where it would ask git.
@@ -458,7 +462,7 @@ def _refuse_failed(asked: CompileAsk, done: Completed, untagged: str = "") -> No
     )
 
 
-def _take_source(access: Access, text: str, lock: Lock, folder: Path, most: int) -> _Source:
+def _take_source(access: Access, text: str, lock: Lock, folder: Path, most: int) -> _WheelSource:
     if found := _GIT.fullmatch(text):
         clone = folder.with_name("clone")
         room = min(most, shutil.disk_usage(clone.parent).free // 2)
@@ -472,9 +476,9 @@ def _take_source(access: Access, text: str, lock: Lock, folder: Path, most: int)
             )
         copy_source(inside, folder, most)
         if read_project(folder).version_variable:  # with all commits, as a version counts them
-            fetch = ("fetch", "--quiet", "--tags", "--depth", WHOLE, found["url"], found["commit"])
+            fetch = ("fetch", "--quiet", "--tags", "--depth", MAX_JOBS, found["url"], found["commit"])
             _run_git(clone, (fetch,), f"the history of {text}", room)
-        source = _with_git_version(_Source(path=folder, told=text), inside)
+        source = _with_git_version(_WheelSource(path=folder, told=text), inside)
         remove_tree(clone)
         return source
     if text.startswith(("git+", "http")):
@@ -488,14 +492,14 @@ def _take_source(access: Access, text: str, lock: Lock, folder: Path, most: int)
         if path.is_dir():
             root = path.resolve() == access.settings.root_path.resolve()
             content = copy_source(path.resolve(), folder, most, skipped=OF_PROJECTS if root else ())
-            source = _Source(path=folder, told=f"{path.resolve().name}/ sha256:{content}")
+            source = _WheelSource(path=folder, told=f"{path.resolve().name}/ sha256:{content}")
             return _with_git_version(source, path.resolve())
         if not path.is_file():
             raise UsageError(
                 "path-not-found", f"{path} does not exist", hint="name a directory, an archive or a package"
             )
         copy, content = _copied(path.resolve(), folder, most)
-        return _Source(path=copy, told=f"{path.name} sha256:{content}")
+        return _WheelSource(path=copy, told=f"{path.name} sha256:{content}")
     try:
         requirement = Requirement(text)
     except InvalidRequirement as error:
@@ -513,10 +517,10 @@ def _take_source(access: Access, text: str, lock: Lock, folder: Path, most: int)
             f"{fetched}: expected sha256 {file.sha256}, found {content}",
             hint=f"rm {fetched}",
         )
-    return _Source(path=copy, told=f"{file.filename} sha256:{content}", name=name, version=str(version))
+    return _WheelSource(path=copy, told=f"{file.filename} sha256:{content}", name=name, version=str(version))
 
 
-def _with_git_version(source: _Source, folder: Path) -> _Source:
+def _with_git_version(source: _WheelSource, folder: Path) -> _WheelSource:
     """The source of a folder with the version that git gives that folder, where its build would ask git."""
     if not read_project(source.path).version_variable:
         return source
@@ -584,7 +588,7 @@ def _run_git(folder: Path, commands: Iterable[tuple[str, ...]], title: str, most
                             hint="free disk space in the store, or use another store",
                         )
                     with suppress(subprocess.TimeoutExpired):
-                        process.wait(timeout=LOOK_AGAIN)
+                        process.wait(timeout=POLL_SECONDS)
             finally:
                 if process.poll() is None:
                     process.kill()
@@ -597,7 +601,7 @@ def _run_git(folder: Path, commands: Iterable[tuple[str, ...]], title: str, most
 
 def _tools(
     access: Access,
-    asked: CompileAsk,
+    asked: CompileRequest,
     lock: Lock,
     requires: Iterable[str],
     progress: Progress,
@@ -617,7 +621,7 @@ def _tools(
     kept = (w for w in lock.wheels if w.name not in named and (not isolated or w.name.startswith("nvidia-")))
     index = package_index(access)
     locker = uv_locker(index)
-    question = WheelQuestion(
+    question = WheelRequest(
         lock=Lock(
             target=f"the tools of {target.name}",
             content_hash="",
@@ -660,7 +664,9 @@ def _lay_tools(wheels: Mapping[LockedWheel, Path], folder: Path, most: int) -> N
     shutil.copyfile(BUILDER, folder / BUILDER.name)
 
 
-def _record(asked: CompileAsk, source: _Source, image: Image, *, isolated: bool) -> dict[str, object]:
+def _record(
+    asked: CompileRequest, source: _WheelSource, image: Image, *, isolated: bool
+) -> dict[str, object]:
     return {
         "source": source.told,
         "target": asked.target.name,
@@ -695,7 +701,7 @@ def _records(folder: Path) -> Iterator[tuple[str, Any]]:
             continue
 
 
-def _made_before(folder: Path, record: Mapping[str, object]) -> Path | None:
+def _find_built_wheel(folder: Path, record: Mapping[str, object]) -> Path | None:
     """The wheel of an equal record."""
     for name, held in _records(folder):
         try:

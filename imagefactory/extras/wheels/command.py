@@ -6,7 +6,14 @@ from pathlib import Path
 
 import click
 
-from imagefactory.cli.output import Call, complete_targets, json_option, say, say_json, say_next
+from imagefactory.cli.output import (
+    CommandContext,
+    complete_targets,
+    json_option,
+    print_json,
+    print_next_command,
+    print_result,
+)
 
 
 @click.command("compile")
@@ -41,7 +48,7 @@ from imagefactory.cli.output import Call, complete_targets, json_option, say, sa
 @json_option
 @click.pass_obj
 def compile_(
-    call: Call,
+    call: CommandContext,
     source: str,
     name: str,
     capabilities: tuple[str, ...],
@@ -62,9 +69,9 @@ def compile_(
     Links of a folder stay links; one that leads out of it stops the command.
     """
     from imagefactory.errors import UsageError
-    from imagefactory.extras.wheels.build import TIMEOUT, CompileAsk, compile_wheel
+    from imagefactory.extras.wheels.build import TIMEOUT, CompileRequest, compile_wheel
     from imagefactory.gpu.capability import parse_capability
-    from imagefactory.recipes.expand import select_one
+    from imagefactory.recipes.expand import select_single
     from imagefactory.runtime.limits import parse_limits
 
     try:
@@ -72,7 +79,7 @@ def compile_(
     except ValueError as error:
         raise UsageError("option-invalid", str(error), hint="write, for example, --capability 8.0") from error
     factory = call.factory
-    target = select_one(factory.targets, name)
+    target = select_single(factory.targets, name)
     place = folder or factory.settings.root_path / "wheels"
     if folder is None and factory.settings.shipped:
         raise UsageError(
@@ -89,7 +96,7 @@ def compile_(
         )
     bounds = parse_limits(limits)
     timeout = bounds.pop("time", TIMEOUT)
-    ask = CompileAsk(
+    ask = CompileRequest(
         source=source,
         target=target,
         folder=place,
@@ -99,12 +106,12 @@ def compile_(
     )
     result = compile_wheel(factory, ask, call.progress)
     if as_json:
-        say_json("compiled", {"wheel": str(result.wheel), "made": result.made})
+        print_json("compiled", {"wheel": str(result.wheel), "made": result.made})
         return
     size = result.wheel.stat().st_size
     status = "compiled" if result.made else "is there already, of the same source, image and tools"
-    say(f"{result.wheel} {status} ({size / 1e6:.1f} MB)")
+    print_result(f"{result.wheel} {status} ({size / 1e6:.1f} MB)")
     if result.wheel.is_relative_to(root):
         write = f'packages: ["./{result.wheel.relative_to(root)}"]'
         call.progress.note(f"in a recipe on {target.name}: {write}")
-    say_next("inspect", str(result.wheel))
+    print_next_command("inspect", str(result.wheel))

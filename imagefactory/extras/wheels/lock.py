@@ -16,27 +16,27 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from imagefactory.actions.build import BuildOptions, build_image
 from imagefactory.actions.lock import (
     LockOptions,
-    Relock,
+    LockResult,
     Solution,
     lock_request,
     lock_target,
     solve_request,
     target_locker,
 )
-from imagefactory.actions.locked import lock_below, locks_below
+from imagefactory.actions.locked import parent_lock, parent_locks
 from imagefactory.build.definition import define
 from imagefactory.errors import BuildError, LockError, RecipeError, UnbuiltError, UsageError, os_problem
 from imagefactory.extras.importers.draft import check_draft
-from imagefactory.extras.wheels.build import BuildImage, CompileAsk, compile_in, refuse_amd
+from imagefactory.extras.wheels.build import BuildImage, CompileRequest, check_not_amd, compile_in
 from imagefactory.fs import replace_text
 from imagefactory.lock import LockRequest
 from imagefactory.lock.pypi.local import local_files
 from imagefactory.lock.pypi.requirements import from_files
-from imagefactory.model import Target, Where
+from imagefactory.model import SourceLocation, Target
 from imagefactory.oci.layout import reference
 from imagefactory.oci.manifests import Image
 from imagefactory.progress import Progress
-from imagefactory.project import Factory, read_sound, recipes_folder
+from imagefactory.project import Project, load_lenient, recipes_directory
 from imagefactory.recipes.read import read_each, read_file
 from imagefactory.recipes.values import is_source, package_of
 from imagefactory.recipes.yaml_tree import YamlNode, parse_tree
@@ -46,7 +46,7 @@ from imagefactory.recipes.yaml_tree import YamlNode, parse_tree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BuiltWheel:
+class ProjectWheel:
     """A wheel of the project: its `path` (`./wheels/NAME.whl`), and `source`, what it was built from.
 
     `source` is a file of the index, or an entry of the recipe.
@@ -64,13 +64,13 @@ class BuiltWheel:
 
 
 @dataclass(frozen=True, slots=True)
-class _Edit:
+class _TextEdit:
     at: int
     length: int
     text: str
 
 
-def write_wheels(text: str, target: Target, wheels: Sequence[BuiltWheel], family: Sequence[Target]) -> str:
+def write_wheels(text: str, target: Target, wheels: Sequence[ProjectWheel], family: Sequence[Target]) -> str:
     """`text` with the wheels in place of the entries that they were built from; others are added.
 
     `family` are all targets of the recipe. Raises UsageError for an entry that other targets share and whose
@@ -87,11 +87,11 @@ def write_wheels(text: str, target: Target, wheels: Sequence[BuiltWheel], family
         for name in ("packages", "pip")
         if (found := section.get(name)) and found.kind == "list"
     ]
-    place, edits, more = _Text(text), list[_Edit](), list[BuiltWheel]()
+    place, edits, more = _RecipeText(text), list[_TextEdit](), list[ProjectWheel]()
     for wheel in wheels:
         replaced = False
         for found, others in lists:
-            for item in (one for one in found.items if _stands_for(one, wheel)):
+            for item in (one for one in found.items if _replaces(one, wheel)):
                 if others and not wheel.pure:
                     raise UsageError(
                         "wheel-fits-one-target",
@@ -110,7 +110,7 @@ def write_wheels(text: str, target: Target, wheels: Sequence[BuiltWheel], family
     return place.apply(edits)
 
 
-def _stands_for(item: YamlNode, wheel: BuiltWheel) -> bool:
+def _replaces(item: YamlNode, wheel: ProjectWheel) -> bool:
     if item.kind != "text":
         return False
     if is_source(item.text):
@@ -118,13 +118,13 @@ def _stands_for(item: YamlNode, wheel: BuiltWheel) -> bool:
     return not item.text.endswith(".whl") and package_of(item.text) == wheel.name
 
 
-def _row_at(root: YamlNode, where: Where) -> YamlNode:
+def _row_at(root: YamlNode, where: SourceLocation) -> YamlNode:
     matrix = root.get("matrix")
     rows = matrix.items if matrix and matrix.kind == "list" else []
     return next((row for row in rows if row.where == where), root)
 
 
-class _Text:
+class _RecipeText:
     """The text of a recipe, and the places of its values."""
 
     def __init__(self, text: str) -> None:
@@ -135,10 +135,10 @@ class _Text:
             starts.append(starts[-1] + len(line) + 1)
         self._starts = starts
 
-    def offset(self, where: Where) -> int:
+    def offset(self, where: SourceLocation) -> int:
         return self._starts[where.line - 1] + where.column - 1
 
-    def line(self, where: Where) -> str:
+    def line(self, where: SourceLocation) -> str:
         return self._lines[where.line - 1]
 
     def is_flow(self, found: YamlNode) -> bool:
@@ -158,7 +158,7 @@ class _Text:
             )
         return len(written)
 
-    def replace(self, item: YamlNode, wheel: BuiltWheel, *, flow: bool) -> Iterator[_Edit]:
+    def replace(self, item: YamlNode, wheel: ProjectWheel, *, flow: bool) -> Iterator[_TextEdit]:
         comment = (
             f"{item.text}: built from {wheel.source}"
             if item.text != wheel.source
@@ -168,15 +168,15 @@ class _Text:
         written = f'"{wheel.path}"'
         extras = re.fullmatch(r"[^\[]*\[[^\]]+\].*", item.text)
         if extras and flow:  # the wheel's extras are asked for by name alone
-            yield _Edit(self.offset(item.where), 0, f"{written}, ")
+            yield _TextEdit(self.offset(item.where), 0, f"{written}, ")
         elif extras:
-            yield _Edit(self._starts[item.where.line - 1], 0, f"{self._lead(item.where)}{written}\n")
+            yield _TextEdit(self._starts[item.where.line - 1], 0, f"{self._lead(item.where)}{written}\n")
         else:
-            yield _Edit(self.offset(item.where), self.span(item), written)
+            yield _TextEdit(self.offset(item.where), self.span(item), written)
 
     def append(
-        self, own: YamlNode | None, row: YamlNode, key: str, wheels: Sequence[BuiltWheel]
-    ) -> Iterator[_Edit]:
+        self, own: YamlNode | None, row: YamlNode, key: str, wheels: Sequence[ProjectWheel]
+    ) -> Iterator[_TextEdit]:
         written = [f'"{wheel.path}"' for wheel in wheels]
         notes = [f"required by others, built from {wheel.source}" for wheel in wheels]
         if own and own.kind == "list" and own.items and not self.is_flow(own):
@@ -188,7 +188,7 @@ class _Text:
             )
             line_end = self._starts[last.line]
             ended = line_end <= len(self._text)
-            yield _Edit(min(line_end, len(self._text)), 0, added if ended else f"\n{added}")
+            yield _TextEdit(min(line_end, len(self._text)), 0, added if ended else f"\n{added}")
         elif own and own.kind == "list":
             at = (
                 self.offset(own.items[-1].where) + self.span(own.items[-1])
@@ -197,38 +197,38 @@ class _Text:
             )
             for note in notes:
                 yield self._comment(own.where, note)
-            yield _Edit(at, 0, (", " if own.items else "") + ", ".join(written))
+            yield _TextEdit(at, 0, (", " if own.items else "") + ", ".join(written))
         else:
             yield from self._new_list(row, key, notes, written)
 
     def _new_list(
         self, row: YamlNode, key: str, notes: Sequence[str], written: Sequence[str]
-    ) -> Iterator[_Edit]:
+    ) -> Iterator[_TextEdit]:
         """A list of its own after the first key of a section."""
         first = row.pairs[0][0].where
         value = f"{key}: [{', '.join(written)}]"
         if self._text[self.offset(row.where)] == "{":
             for note in notes:
                 yield self._comment(first, note)
-            yield _Edit(self.offset(first), 0, f"{value}, ")
+            yield _TextEdit(self.offset(first), 0, f"{value}, ")
             return
         indent = " " * (first.column - 1)
         at = (
             self.offset(row.pairs[1][0].where) - (first.column - 1) if len(row.pairs) > 1 else len(self._text)
         )
         comments = "".join(f"{indent}# {note}\n" for note in notes)
-        yield _Edit(at, 0, f"{comments}{indent}{value}\n")
+        yield _TextEdit(at, 0, f"{comments}{indent}{value}\n")
 
-    def _lead(self, where: Where) -> str:
+    def _lead(self, where: SourceLocation) -> str:
         """What stands before a value in its line."""
         return self.line(where)[: where.column - 1]
 
-    def _comment(self, where: Where, text: str) -> _Edit:
+    def _comment(self, where: SourceLocation, text: str) -> _TextEdit:
         line = self.line(where)
         indent = line[: len(line) - len(line.lstrip())]
-        return _Edit(self._starts[where.line - 1], 0, f"{indent}# {text}\n")
+        return _TextEdit(self._starts[where.line - 1], 0, f"{indent}# {text}\n")
 
-    def apply(self, edits: Sequence[_Edit]) -> str:
+    def apply(self, edits: Sequence[_TextEdit]) -> str:
         text = self._text
         numbered = sorted(enumerate(edits), key=lambda one: (one[1].at, one[0]), reverse=True)
         for _, edit in numbered:
@@ -243,27 +243,27 @@ ROUNDS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BuiltLock:
+class LockWithWheels:
     """The lock, and the wheels that were built for it: each with whether this call built it."""
 
-    relock: Relock
-    wheels: tuple[tuple[BuiltWheel, bool], ...]
+    relock: LockResult
+    wheels: tuple[tuple[ProjectWheel, bool], ...]
 
 
 def build_and_lock(
-    factory: Factory,
+    factory: Project,
     target: Target,
     options: LockOptions,
     progress: Progress,
     tell: Callable[[str], object] = lambda _: None,
-) -> BuiltLock:
+) -> LockWithWheels:
     """Build all packages of a target that have no wheel, and lock it.
 
     Wheels go to wheels/ as soon as they are built, so that a later call does not build them again. The
     recipe is written when all are there. Raises UnbuiltError before anything is built for a package that
     cannot be built here, BuildError for one that does not build, and as `lock_target`.
     """
-    refuse_amd(target)
+    check_not_amd(target)
     folder = factory.settings.root_path / "wheels"
     if not folder.resolve().is_relative_to(factory.settings.root_path.resolve()):
         raise UsageError(
@@ -271,7 +271,7 @@ def build_and_lock(
             f"{folder} is a link to outside the project",
             hint="replace it with a directory",
         )
-    current, built = target, dict[str, tuple[BuiltWheel, bool]]()
+    current, built = target, dict[str, tuple[ProjectWheel, bool]]()
     text, solution = "", None
     for _ in range(ROUNDS):
         try:
@@ -304,10 +304,10 @@ def build_and_lock(
         factory, target = _write_recipe(factory, target, text)
     relock = lock_target(factory, target, options, progress, solution)
     factory.layout.untag(reference(_build_target(target, (), ())))
-    return BuiltLock(relock=relock, wheels=tuple(built.values()))
+    return LockWithWheels(relock=relock, wheels=tuple(built.values()))
 
 
-def _solve(factory: Factory, target: Target, options: LockOptions, progress: Progress) -> Solution | None:
+def _solve(factory: Project, target: Target, options: LockOptions, progress: Progress) -> Solution | None:
     """The solution of a target, None where its lock is as it must be. Raises as `solve_request`."""
     request, current = lock_request(factory, target, options, progress)
     return None if current else solve_request(factory, request, progress, build=True)
@@ -324,7 +324,7 @@ def in_order(rows: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]
     return tuple(ordered)
 
 
-def with_wheel(target: Target, wheel: BuiltWheel) -> Target:
+def with_wheel(target: Target, wheel: ProjectWheel) -> Target:
     """The target as it is with a wheel in place of what it was built from."""
     others = (
         text for text in _from_pypi(target) if not _is_of(text, {wheel.name}) or Requirement(text).extras
@@ -363,17 +363,17 @@ def _is_of(text: str, names: Collection[str]) -> bool:
 
 
 def _build_image(
-    factory: Factory,
+    factory: Project,
     target: Target,
     missing: UnbuiltError,
-    built: Mapping[str, tuple[BuiltWheel, bool]],
+    built: Mapping[str, tuple[ProjectWheel, bool]],
     progress: Progress,
 ) -> BuildImage:
     """The image of the target without what is to be built and what was built now."""
     absent = {str(row["name"]): str(row["version"]) for row in missing.packages if row["version"]}
     absent |= {name: one.version for name, (one, _) in built.items()}
     own = _build_target(target, missing.pins, absent)
-    base, under = factory.base_of(target), lock_below(factory, target)
+    base, under = factory.base_of(target), parent_lock(factory, target)
     pins = tuple(f"{name}=={version}" for name, version in absent.items())
     request = LockRequest(target=own, base=base, under=under, absent=pins)
     try:
@@ -381,7 +381,7 @@ def _build_image(
     except LockError as error:
         error.message = error.message.replace(own.name, target.name)
         raise
-    definition = define(own, base, lock, locks_below(factory, target))
+    definition = define(own, base, lock, parent_locks(factory, target))
     definition = replace(definition, local=local_files(lock, factory.settings.root_path))
     options = BuildOptions(smoke=False, held=False)
     with progress.stage(f"{target.name}: image to build in"):
@@ -392,13 +392,13 @@ def _build_image(
 
 
 def _build_wheel(
-    factory: Factory,
+    factory: Project,
     target: Target,
     row: Mapping[str, Any],
     within: BuildImage,
-    built: Mapping[str, tuple[BuiltWheel, bool]],
+    built: Mapping[str, tuple[ProjectWheel, bool]],
     progress: Progress,
-) -> tuple[BuiltWheel, bool]:
+) -> tuple[ProjectWheel, bool]:
     root, source = factory.settings.root_path, row["source"]
     asked = source
     if source.startswith("."):
@@ -412,7 +412,7 @@ def _build_wheel(
         if one.name != target.name
         for path in from_files(one.origins).values()
     )
-    ask = CompileAsk(
+    ask = CompileRequest(
         taken=taken,
         source=asked,
         label=source if asked != source and source.startswith(".") else "",
@@ -422,20 +422,20 @@ def _build_wheel(
     )
     made = compile_in(factory, ask, within, progress)
     name, version, *_ = parse_wheel_filename(made.wheel.name)
-    wheel = BuiltWheel(
+    wheel = ProjectWheel(
         name=name, version=str(version), path=f"./{made.wheel.relative_to(root)}", source=source
     )
     return wheel, made.made
 
 
 def _draft(
-    factory: Factory, target: Target, wanted: Target, wheels: Sequence[BuiltWheel]
+    factory: Project, target: Target, wanted: Target, wheels: Sequence[ProjectWheel]
 ) -> tuple[str, Target]:
     """The recipe's text with the wheels, and the target as it says it: the order of packages decides too.
 
     Raises UsageError where the text does not say `wanted` then.
     """
-    folder = recipes_folder(factory.settings)
+    folder = recipes_directory(factory.settings)
     path = folder / f"{target.family}.yaml"
     text, _ = read_file(path)
     family = [one for one in factory.targets if one.family == target.family]
@@ -455,14 +455,14 @@ def _draft(
     return written, found
 
 
-def _write_recipe(factory: Factory, target: Target, text: str) -> tuple[Factory, Target]:
+def _write_recipe(factory: Project, target: Target, text: str) -> tuple[Project, Target]:
     """Write the recipe of a target and read it again. Raises UsageError for a file that cannot be written."""
-    path = recipes_folder(factory.settings) / f"{target.family}.yaml"
+    path = recipes_directory(factory.settings) / f"{target.family}.yaml"
     try:
         replace_text(path, text)
     except OSError as error:
         raise UsageError(*os_problem("write", path, error), hint="check its permissions") from error
-    whole = read_sound(factory.settings, factory.environ, factory.tell)
+    whole = load_lenient(factory.settings, factory.environ, factory.tell)
     return whole, next(one for one in whole.targets if one.name == target.name)
 
 

@@ -1,15 +1,11 @@
 """What is known about the world, as data with sources: tables that decisions look things up in.
 
-    wheels.py     pypi_cuda, companions, bounds,         CUDA that wheels come with; what goes with them;
-                  conda_pypi                             names
+    gpus.py       gpus, data_sheets, amd                GPUs by name, their speed, AMD processors and ROCm
+    packages.py   pypi_cuda, companions, bounds,        CUDA that wheels come with, what goes with them,
+                  conda_pypi, documented, releases,     what projects document, other indexes,
+                  indexes, scanned, source_builds       scans of wheels, builds from source
     toolkits.py   cuda_drivers, gpu_drivers,            drivers, targets of toolkits, versions of PTX
                   cuda_targets, ptx_isa
-    gpu_names.py  gpus                                  GPUs by name
-    data_sheets.py data_sheets                          how fast they could be
-    amd_gpus.py   amd                                   AMD's, by name and processor; ROCm
-    documents.py  documented, releases                  what projects say of their builds
-    indexes.py    indexes                               where packages lie that PyPI has not
-    scans.py      scanned                               what their wheels were found to hold
 
 The other tables here are read by the modules of the folder above that have their names.
 
@@ -21,25 +17,25 @@ from __future__ import annotations
 
 from imagefactory.gpu.knowledge.gpus import (
     DataSheet,
-    Gpu,
+    GpuModel,
+    all_processors,
     amd_gpus,
     capabilities,
     data_sheets,
     find_data_sheet,
     find_gpu,
     gpus,
-    known_processors,
     newest_rocm,
     processors,
 )
 from imagefactory.gpu.knowledge.packages import (
-    Bound,
-    Companion,
+    CompanionPackage,
     CudaWheel,
-    Documented,
-    ElsewhereRow,
-    Release,
-    ScannedWheel,
+    DependencyBound,
+    DocumentedSupport,
+    ExternalIndexRow,
+    FrameworkRelease,
+    WheelScan,
     all_documented,
     bounds,
     companion_names,
@@ -47,9 +43,9 @@ from imagefactory.gpu.knowledge.packages import (
     companions_for,
     cuda_wheels,
     documented,
-    elsewhere,
+    external_indexes,
     families,
-    known_index,
+    is_known_index,
     last_with,
     newest_cuda,
     offered,
@@ -70,16 +66,17 @@ from imagefactory.gpu.knowledge.toolkits import (
 )
 
 __all__ = [
-    "Bound",
-    "Companion",
+    "CompanionPackage",
     "CudaWheel",
     "DataSheet",
-    "Documented",
-    "ElsewhereRow",
-    "Gpu",
-    "Release",
-    "ScannedWheel",
+    "DependencyBound",
+    "DocumentedSupport",
+    "ExternalIndexRow",
+    "FrameworkRelease",
+    "GpuModel",
+    "WheelScan",
     "all_documented",
+    "all_processors",
     "amd_gpus",
     "bounds",
     "capabilities",
@@ -91,14 +88,13 @@ __all__ = [
     "cuda_wheels",
     "data_sheets",
     "documented",
-    "elsewhere",
+    "external_indexes",
     "families",
     "find_data_sheet",
     "find_gpu",
     "gpu_drivers",
     "gpus",
-    "known_index",
-    "known_processors",
+    "is_known_index",
     "last_with",
     "minor_floors",
     "native_driver",

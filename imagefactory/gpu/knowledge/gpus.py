@@ -22,7 +22,7 @@ from imagefactory.gpu.values import PROFILE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SoldGpu:
+class AmdGpuModel:
     """A GPU as AMD sells it."""
 
     name: str
@@ -31,10 +31,10 @@ class SoldGpu:
 
 
 @cache
-def amd_gpus() -> tuple[SoldGpu, ...]:
+def amd_gpus() -> tuple[AmdGpuModel, ...]:
     """All known GPUs of AMD's, in the order of amd.toml: the newest first."""
     return tuple(
-        SoldGpu(name=name, processor=parse_capability(row["processor"]), source=row["source"])
+        AmdGpuModel(name=name, processor=parse_capability(row["processor"]), source=row["source"])
         for row in read_table("amd")["sold"]
         for name in row["names"]
     )
@@ -47,7 +47,7 @@ def processors() -> tuple[Capability, ...]:
 
 
 @cache
-def known_processors() -> frozenset[str]:
+def all_processors() -> frozenset[str]:
     """The names of all processors that a table here knows, sold by a name or not."""
     return frozenset({*map(str, processors())}.union(*generic_processors().values()))
 
@@ -58,7 +58,7 @@ def generic_processors() -> dict[str, frozenset[str]]:
     return {row["name"]: frozenset(row["processors"]) for row in read_table("amd")["generic"]}
 
 
-def find_amd(words: Sequence[str]) -> SoldGpu | None:
+def find_amd(words: Sequence[str]) -> AmdGpuModel | None:
     """The GPU all of whose name is among `words` (`("amd", "mi250x")`); of several the longest name's."""
     asked = set(words)
     fitting = [gpu for gpu in amd_gpus() if _amd_words(gpu.name) <= asked]
@@ -77,9 +77,9 @@ def newest_rocm() -> int:
 
 # ---
 
-_SHOWN = 6
+_MAX_SUGGESTIONS = 6
 # Words that say how a board is built, sold or shared: "with Max-Q Design", "Server Edition", "480GB".
-_LEFT_OUT = re.compile(
+_IGNORED_WORDS = re.compile(
     r"nvidia|geforce|tesla|grid|gpus?|graphics|cards?|device|laptop|notebook|mobile|generation|edition|design"
     r"|workstation|server|embedded|with|max|q|sxm[0-9]?|pci|pcie|nvl|hgx|dgxs|fhhl|lhr|ls|d|ac|mig|me|collectors"
     r"|hbm[0-9]e?|[0-9]+(gb?|gib)|[0-9]+[abcq]|3e|nvgpu|dev|shared"
@@ -89,7 +89,7 @@ _GLUED = re.compile(r"(rtx|gtx|gt|titan|quadro|jetson|super|ti)(?=[a-z]?[0-9])|(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class GpuModel:
     """A GPU as NVIDIA or AMD sells it. `memory` are the sizes in GB in which it comes; empty: no source says.
 
     `host` is the architecture of its machine's processor (`arm64`), empty where it comes with several.
@@ -103,10 +103,10 @@ class Gpu:
 
 
 @cache
-def gpus() -> tuple[Gpu, ...]:
+def gpus() -> tuple[GpuModel, ...]:
     """All known GPUs, the newest capability first."""
     return tuple(
-        Gpu(
+        GpuModel(
             name=name,
             capability=parse_capability(row["capability"]),
             memory=tuple(row.get("memory", {}).get(name, ())),
@@ -124,7 +124,7 @@ def capabilities() -> tuple[Capability, ...]:
     return tuple(sorted({gpu.capability for gpu in gpus()}))
 
 
-def find_gpu(name: str) -> Gpu:
+def find_gpu(name: str) -> GpuModel:
     """The GPU that `name` means.
 
     Part of a name is enough where all GPUs of which it is a part have one capability; the one with the
@@ -134,7 +134,7 @@ def find_gpu(name: str) -> Gpu:
     if found_amd := _of_amd(name):
         return found_amd
     words = _words(name)
-    known = _known()
+    known = _known_names()
     if words in known:
         return known[words]
     shown = ascii(name if len(name) <= 60 else name[:60] + "...")
@@ -148,8 +148,8 @@ def find_gpu(name: str) -> Gpu:
     if len({gpu.capability for gpu in found}) == 1:
         return found[0]
     if found:
-        choices = ", ".join(f"{gpu.name} ({gpu.capability})" for gpu in found[:_SHOWN])
-        more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        choices = ", ".join(f"{gpu.name} ({gpu.capability})" for gpu in found[:_MAX_SUGGESTIONS])
+        more = f" and {len(found) - _MAX_SUGGESTIONS} more" if len(found) > _MAX_SUGGESTIONS else ""
         raise UsageError(
             "gpu-ambiguous",
             f"{shown} matches GPUs of different compute capabilities: {choices}{more}",
@@ -170,21 +170,23 @@ def find_gpu(name: str) -> Gpu:
     )
 
 
-def _of_amd(name: str) -> Gpu | None:
+def _of_amd(name: str) -> GpuModel | None:
     words = re.findall(r"[a-z0-9]+", name[:200].lower())
     if len(words) == 1 and words[0].startswith("gfx"):
         try:
-            return Gpu(name=words[0], capability=parse_capability(words[0]), memory=(), source="its own name")
+            return GpuModel(
+                name=words[0], capability=parse_capability(words[0]), memory=(), source="its own name"
+            )
         except ValueError:
             return None
     sold = find_amd(words)
     if sold is None:
         return None
-    return Gpu(name=sold.name, capability=sold.processor, memory=(), source=sold.source)
+    return GpuModel(name=sold.name, capability=sold.processor, memory=(), source=sold.source)
 
 
 @cache
-def _known() -> Mapping[tuple[str, ...], Gpu]:
+def _known_names() -> Mapping[tuple[str, ...], GpuModel]:
     return {_words(gpu.name): gpu for gpu in gpus()}
 
 
@@ -192,10 +194,10 @@ def _words(name: str) -> tuple[str, ...]:
     """What of a name tells GPUs apart: `NVIDIA GeForce RTX3090Ti 24GB` -> `("rtx", "3090", "ti")`."""
     text = _GLUED.sub(lambda found: f"{found[0]} ", PROFILE.sub(" ", name[:200].lower()))
     words = re.findall(r"[a-z0-9]+", text)
-    return tuple(word for word in words if not _LEFT_OUT.fullmatch(word))
+    return tuple(word for word in words if not _IGNORED_WORDS.fullmatch(word))
 
 
-def _nearest(words: tuple[str, ...], known: Mapping[tuple[str, ...], Gpu]) -> list[str]:
+def _nearest(words: tuple[str, ...], known: Mapping[tuple[str, ...], GpuModel]) -> list[str]:
     names = {" ".join(key): gpu.name for key, gpu in known.items()}
     # People leave out what distinguishes nothing to them, so each name is also tried without its first word.
     names |= {" ".join(key[1:]): gpu.name for key, gpu in known.items() if len(key) > 1}

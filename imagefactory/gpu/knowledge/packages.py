@@ -14,10 +14,10 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from imagefactory.gpu.capability import Capability, Code, CodeKind, parse_capability, parse_code
+from imagefactory.gpu.capability import Capability, CodeKind, GpuCode, parse_capability, parse_code
 from imagefactory.gpu.knowledge.tables import covers, numbers, read_table
 from imagefactory.gpu.knowledge.toolkits import targets_of
-from imagefactory.gpu.values import Contents, Library, Modules, Package
+from imagefactory.gpu.values import GpuLibrary, InstalledPackage, ModuleCount, ScanResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ def offered(package: str, version: str) -> tuple[CudaWheel, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Companion:
+class CompanionPackage:
     """A package that is released beside a framework version: its `series` (`0.21`), for these `python`s."""
 
     framework: str
@@ -79,12 +79,12 @@ class Companion:
 
 
 @cache
-def _companions() -> tuple[Companion, ...]:
+def _companions() -> tuple[CompanionPackage, ...]:
     rows = read_table("companions")["companion"]
-    return tuple(Companion(**row | {"python": tuple(row["python"])}) for row in rows)
+    return tuple(CompanionPackage(**row | {"python": tuple(row["python"])}) for row in rows)
 
 
-def companions(framework: str, version: str, python: str) -> tuple[Companion, ...]:
+def companions(framework: str, version: str, python: str) -> tuple[CompanionPackage, ...]:
     """The companions of a framework version that have wheels for a Python (`3.11`)."""
     return tuple(
         one
@@ -121,7 +121,7 @@ def last_with(companion: str, framework: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bound:
+class DependencyBound:
     """What `versions` of a package need and do not declare: `needs`, another one's name and versions.
 
     With `add` it is needed even where nothing else asks for it. `python` (`3.13`) is the one that it is for,
@@ -137,14 +137,14 @@ class Bound:
 
 
 @cache
-def bounds() -> tuple[Bound, ...]:
+def bounds() -> tuple[DependencyBound, ...]:
     """Return all rows of bounds.toml, in its order. Raises TypeError or ValueError for a malformed one."""
     return tuple(parse_bound(**row) for row in read_table("bounds")["bound"])
 
 
 def parse_bound(
     *, package: str, versions: str, needs: str, source: str, add: bool = False, python: str = ""
-) -> Bound:
+) -> DependencyBound:
     """Return a row of bounds.toml. Raises ValueError for a malformed one."""
     needed = Requirement(needs)
     if package != canonicalize_name(package) or needed.name != canonicalize_name(needed.name):
@@ -153,7 +153,7 @@ def parse_bound(
         raise ValueError(f"'{needs}' is not a name with versions")
     if python and not re.fullmatch(r"3\.[0-9]{1,2}", python):
         raise ValueError(f"'{python}' is not a minor version of Python")
-    return Bound(
+    return DependencyBound(
         package=package,
         versions=SpecifierSet(versions),
         needs=needed,
@@ -186,7 +186,7 @@ def pypi_names() -> dict[str, tuple[str, ...]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Documented:
+class DocumentedSupport:
     """For which code a framework's build for one CUDA is documented to be made.
 
     `version` is a prefix by whole components. `codes` are machine code and PTX as the project names them,
@@ -199,7 +199,7 @@ class Documented:
     framework: str
     version: str
     cuda: str
-    codes: tuple[Code, ...]
+    codes: tuple[GpuCode, ...]
     minimum: Capability | None
     cudnn: str
     made_there: bool
@@ -217,7 +217,7 @@ class Documented:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Release:
+class FrameworkRelease:
     """One CUDA for which a framework version was released.
 
     `version` is a prefix by whole components. `pythons` are the minor versions (`3.11`), empty where no
@@ -236,10 +236,10 @@ class Release:
 
 
 @cache
-def all_documented() -> tuple[Documented, ...]:
+def all_documented() -> tuple[DocumentedSupport, ...]:
     """All rows of documented.toml, one for each version and CUDA."""
     return tuple(
-        Documented(
+        DocumentedSupport(
             framework=row["framework"],
             version=version,
             cuda=cuda,
@@ -255,7 +255,7 @@ def all_documented() -> tuple[Documented, ...]:
     )
 
 
-def documented(framework: str, version: str, cuda: str) -> Documented | None:
+def documented(framework: str, version: str, cuda: str) -> DocumentedSupport | None:
     """What is documented of a framework's build, None where no row says.
 
     `framework` is the distribution (`torch`), `version` `2.3` or `2.3.1`, `cuda` `12.1`, or `12` where the
@@ -274,10 +274,10 @@ def documented(framework: str, version: str, cuda: str) -> Documented | None:
 
 
 @cache
-def releases(framework: str) -> tuple[Release, ...]:
+def releases(framework: str) -> tuple[FrameworkRelease, ...]:
     """All releases of a framework, the newest version and CUDA first; empty for an unknown one."""
     rows = [
-        Release(
+        FrameworkRelease(
             framework=framework,
             version=row["version"],
             cuda=cuda,
@@ -294,7 +294,7 @@ def releases(framework: str) -> tuple[Release, ...]:
     return tuple(sorted(rows, key=lambda row: (numbers(row.version), numbers(row.cuda)), reverse=True))
 
 
-def _code(word: str) -> Code:
+def _code(word: str) -> GpuCode:
     """`80` -> sm_80, `90a` -> sm_90a, `120+PTX` stands as `120 compute_120`."""
     return parse_code(word if word.startswith("compute_") else f"sm_{word}")
 
@@ -315,7 +315,7 @@ _NEWEST = "9999"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ElsewhereRow:
+class ExternalIndexRow:
     """Where releases of a package lie that PyPI has no wheels of.
 
     `index` is what its index may be called in the settings, empty for a page of links to wheels. `versions`
@@ -336,13 +336,13 @@ class ElsewhereRow:
 
 
 @cache
-def _rows() -> dict[str, ElsewhereRow]:
+def _rows() -> dict[str, ExternalIndexRow]:
     table = read_table("indexes")
     urls = {row["name"]: row["url"] for row in table["index"]}
     rows = [(row, row["index"], urls[row["index"]]) for row in table["package"]]
     rows += [(row, "", row["url"]) for row in table["page"]]
     return {
-        name: ElsewhereRow(
+        name: ExternalIndexRow(
             package=name,
             index=index,
             url=url,
@@ -355,7 +355,7 @@ def _rows() -> dict[str, ElsewhereRow]:
     }
 
 
-def elsewhere(package: str, bounds: str, tag: str = "") -> ElsewhereRow | None:
+def external_indexes(package: str, bounds: str, tag: str = "") -> ExternalIndexRow | None:
     """Where a package lies whose releases within `bounds` (PEP 440) have no wheels on PyPI.
 
     None where PyPI may have one. `tag` is the build tag that is asked for.
@@ -366,7 +366,7 @@ def elsewhere(package: str, bounds: str, tag: str = "") -> ElsewhereRow | None:
     return None if "{tag}" in row.url and not tag else row
 
 
-def known_index(address: str) -> bool:
+def is_known_index(address: str) -> bool:
     """Whether an address is that of an index of the table."""
     patterns = (
         re.escape(row["url"].rstrip("/")).replace(r"\{tag\}", "[a-z0-9]+")
@@ -395,34 +395,34 @@ def _covers(versions: str, bounds: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScannedWheel:
+class WheelScan:
     """A wheel that was scanned: `contents.source` is its file name, `source` says when and how."""
 
     package: str
     version: str
     file: str
     sha256: str
-    contents: Contents
+    contents: ScanResult
     source: str
 
 
 @cache
-def scanned_wheels() -> tuple[ScannedWheel, ...]:
+def scanned_wheels() -> tuple[WheelScan, ...]:
     """All rows of scanned.toml, in its order."""
     return tuple(_wheel(row) for row in read_table("scanned").get("wheel", ()))
 
 
-def scanned_for_amd64() -> tuple[ScannedWheel, ...]:
+def scanned_for_amd64() -> tuple[WheelScan, ...]:
     """Those of which projects' pages speak."""
     return tuple(wheel for wheel in scanned_wheels() if not wheel.file.endswith("_aarch64.whl"))
 
 
-def parse_scanned(text: str) -> tuple[ScannedWheel, ...]:
+def parse_scanned(text: str) -> tuple[WheelScan, ...]:
     """The rows of such a text, in its order."""
     return tuple(_wheel(row) for row in tomllib.loads(text).get("wheel", ()))
 
 
-def scanned(sha256: str) -> Contents | None:
+def scanned(sha256: str) -> ScanResult | None:
     """What the wheel with this hash (64 hex digits) holds, None if it was never scanned.
 
     Libraries that a framework neither must load nor loads on demand may be left out.
@@ -431,18 +431,18 @@ def scanned(sha256: str) -> Contents | None:
 
 
 @cache
-def _by_hash() -> dict[str, Contents]:
+def _by_hash() -> dict[str, ScanResult]:
     return {wheel.sha256: wheel.contents for wheel in scanned_wheels()}
 
 
-def _wheel(row: dict[str, Any]) -> ScannedWheel:
-    contents = Contents(
+def _wheel(row: dict[str, Any]) -> WheelScan:
+    contents = ScanResult(
         source=row["file"],
         libraries=tuple(_library(one) for one in row.get("library", ())),
-        packages=(Package(name=row["package"], version=row["version"]),),
+        packages=(InstalledPackage(name=row["package"], version=row["version"]),),
         facts=tuple((one[0], one[1], one[2]) for one in row.get("facts", ())),
     )
-    return ScannedWheel(
+    return WheelScan(
         package=row["package"],
         version=row["version"],
         file=row["file"],
@@ -452,8 +452,8 @@ def _wheel(row: dict[str, Any]) -> ScannedWheel:
     )
 
 
-def _library(row: dict[str, Any]) -> Library:
-    return Library(
+def _library(row: dict[str, Any]) -> GpuLibrary:
+    return GpuLibrary(
         path=row["path"],
         size=row["size"],
         modules=tuple(_modules(text) for text in row["modules"]),
@@ -462,10 +462,10 @@ def _library(row: dict[str, Any]) -> Library:
     )
 
 
-def _modules(text: str) -> Modules:
+def _modules(text: str) -> ModuleCount:
     """`332 sm_50 compute_80/8.1`: how many modules hold code for exactly these targets."""
     count, *codes = text.split()
-    return Modules(count=int(count), codes=tuple(sorted(parse_code(code) for code in codes)))
+    return ModuleCount(count=int(count), codes=tuple(sorted(parse_code(code) for code in codes)))
 
 
 # --- What packages need to be built from source, where their own files do not say it: a table with sources

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from imagefactory.gpu.capability import Capability, Code, parse_capability, parse_code
+from imagefactory.gpu.capability import Capability, GpuCode, parse_capability, parse_code
 from imagefactory.gpu.knowledge.tables import covers, numbers, read_table
 
 
@@ -67,7 +67,7 @@ def ptx_cuda() -> dict[str, str]:
 
 
 @cache
-def cuda_targets() -> dict[str, tuple[Code, ...]]:
+def cuda_targets() -> dict[str, tuple[GpuCode, ...]]:
     """What each toolkit's compiler makes machine code for: `12.1` -> (sm_50, ..., sm_90, sm_90a)."""
     return {
         cuda: tuple(parse_code(f"sm_{target}") for target in row["targets"].split())
@@ -76,7 +76,7 @@ def cuda_targets() -> dict[str, tuple[Code, ...]]:
     }
 
 
-def targets_of(cuda: str) -> tuple[Code, ...]:
+def targets_of(cuda: str) -> tuple[GpuCode, ...]:
     """The targets of a toolkit, sorted; of all toolkits of a major for `12`; empty where no row says."""
     return tuple(
         sorted({code for known, codes in cuda_targets().items() if covers(cuda, known) for code in codes})

@@ -21,7 +21,15 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from imagefactory.errors import LockError, ToolError, UnreachableError, UsageError, extra_hint
-from imagefactory.http import Login, Patience, Web, on_loopback, redact, sends_openly, without_login
+from imagefactory.http import (
+    HttpSession,
+    Login,
+    RetryPolicy,
+    on_loopback,
+    redact,
+    sends_openly,
+    without_login,
+)
 from imagefactory.recipes.values import channel_address
 
 if TYPE_CHECKING:  # only solving needs it
@@ -34,7 +42,7 @@ Credential = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChannelSite:
+class ContainerChannels:
     """What a build in a container is told of channels.
 
     `text` is JSON, `{"mirrors": {beginning of true addresses: beginning to ask}, "auth": {host:
@@ -103,9 +111,9 @@ class ChannelAccess:
 
         return sign
 
-    def web(self, *, patience: Patience | None = None) -> Web:
+    def web(self, *, patience: RetryPolicy | None = None) -> HttpSession:
         """HTTP for fetching packages at their `address`."""
-        return Web(self, patience=patience)
+        return HttpSession(self, patience=patience)
 
     def gateway(self, cache: Path) -> Gateway:
         """What reads the channels' records; they are kept below `cache` and asked again when they changed.
@@ -187,7 +195,7 @@ class ChannelAccess:
             hint="run the same command again later, or set a mirror in the setting 'channels'",
         )
 
-    def site(self, urls: Sequence[str]) -> ChannelSite:
+    def site(self, urls: Sequence[str]) -> ContainerChannels:
         """What a container needs to fetch `urls` (true addresses) as this machine does.
 
         Raises UsageError for a channel that is a folder here: a container does not see it.
@@ -210,9 +218,9 @@ class ChannelAccess:
                 )
             hosts.add(placed.hostname or "")
         logins = {host: dict(self._credential(host)) for host in sorted(hosts) if self._credential(host)}
-        return ChannelSite(
+        return ContainerChannels(
             text=json.dumps({"mirrors": mirrors, "auth": logins}, sort_keys=True) + "\n",
-            hidden=tuple(sorted({word for login in logins.values() for word in _words(login)})),
+            hidden=tuple(sorted({word for login in logins.values() for word in _command_words(login)})),
             loopback=any(map(on_loopback, hosts)),
         )
 
@@ -295,7 +303,7 @@ def _is_credential(entry: Credential) -> bool:
     return any(isinstance(entry.get(key), str) for key in ("BearerToken", "CondaToken"))
 
 
-def _words(credential: Credential) -> set[str]:
+def _command_words(credential: Credential) -> set[str]:
     basic = credential.get("BasicHTTP")
     secrets = [basic["password"]] if basic else list(credential.values())
     return {word for secret in secrets for word in (secret, quote(secret, safe="")) if word}

@@ -21,17 +21,17 @@ from imagefactory.errors import UnsolvableError
 from imagefactory.gpu.builds import built_for
 from imagefactory.gpu.knowledge import cuda_drivers, pypi_names
 from imagefactory.gpu.knowledge.tables import covers
-from imagefactory.lock import Behind, asked_of
+from imagefactory.lock import OutdatedPackage, requirements_of
 from imagefactory.lock.conda.solver import (
-    CondaQuestion,
+    CondaRequest,
+    CondaSolver,
     NoSolutionError,
-    Solver,
     first_question,
     name_of,
     split_spec,
 )
-from imagefactory.lock.pypi.outdated import Release, far_newer, to_accept
-from imagefactory.model import LockedConda, Target
+from imagefactory.lock.pypi.outdated import PypiRelease, far_newer, to_accept
+from imagefactory.model import LockedCondaPackage, Target
 from imagefactory.recipes.values import channel_name
 
 if TYPE_CHECKING:
@@ -47,9 +47,9 @@ _LINES = 12
 """How much of the solver's account is shown."""
 
 
-async def explain(target: Target, solver: Solver, question: CondaQuestion, tree: str) -> UnsolvableError:
+async def explain(target: Target, solver: CondaSolver, question: CondaRequest, tree: str) -> UnsolvableError:
     """The error for a question without a solution; `tree` is the solver's account of it."""
-    asked = _Explanation(target, solver, replace(question, favoured=()))
+    asked = _ConflictExplanation(target, solver, replace(question, favoured=()))
     found = await asked.names() or await asked.versions()
     if not found:
         core = await asked.fewest()
@@ -65,10 +65,10 @@ def _misspelled(name: str, known: Iterable[str]) -> str:
     return next((one for one in difflib.get_close_matches(name, alike, n=1, cutoff=0.85)), "")
 
 
-class _Explanation:
+class _ConflictExplanation:
     """An unsolvable question, and one reason after the other why it could be that."""
 
-    def __init__(self, target: Target, solver: Solver, question: CondaQuestion) -> None:
+    def __init__(self, target: Target, solver: CondaSolver, question: CondaRequest) -> None:
         self._target = target
         self._solver = solver
         self._question = question
@@ -137,12 +137,12 @@ class _Explanation:
             )
         return None
 
-    async def fewest(self) -> CondaQuestion:
+    async def fewest(self) -> CondaRequest:
         """The fewest wishes of the question that have no solution: each is needed for that."""
         pins = {_pin(one): one for one in self._question.pinned}
         specs, constraints = list(self._question.specs), list(self._question.constraints)
 
-        def question() -> CondaQuestion:
+        def question() -> CondaRequest:
             pinned = tuple(record for text, record in pins.items() if text in specs)
             return replace(self._question, specs=tuple(specs), constraints=tuple(constraints), pinned=pinned)
 
@@ -160,7 +160,7 @@ class _Explanation:
         first = [text for text in own if split_spec(text)[1] not in ("python", self._target.framework)]
         return [*pins, *first, *(text for text in own if text not in first)]
 
-    async def machine(self, core: CondaQuestion) -> UnsolvableError | None:
+    async def machine(self, core: CondaRequest) -> UnsolvableError | None:
         """A virtual package that is missing or too old: what the machine would have to have."""
         given = {name: build if name == "__archspec" else value for name, value, build in core.virtual}
         for name, values in _ENOUGH.items():
@@ -170,7 +170,7 @@ class _Explanation:
         return None
 
     async def _needed(
-        self, core: CondaQuestion, name: str, has: str, solution: Sequence[RepoDataRecord]
+        self, core: CondaRequest, name: str, has: str, solution: Sequence[RepoDataRecord]
     ) -> UnsolvableError:
         """The least of a virtual package that solves the question, and who asks for it."""
         steps = list(_LEVELS)
@@ -206,7 +206,7 @@ class _Explanation:
             "or ask for a version that needs less",
         )
 
-    async def priority(self, core: CondaQuestion) -> UnsolvableError | None:
+    async def priority(self, core: CondaRequest) -> UnsolvableError | None:
         """What fits is in a channel that strict priority does not look into."""
         if not core.strict:
             return None
@@ -240,7 +240,7 @@ class _Explanation:
             hint=hint,
         )
 
-    async def python(self, core: CondaQuestion) -> UnsolvableError | None:
+    async def python(self, core: CondaRequest) -> UnsolvableError | None:
         """A Python that some package is not built for."""
         others = tuple(text for text in core.specs if text != self._python)
         if self._python not in core.specs or not others:
@@ -268,7 +268,7 @@ class _Explanation:
             f"({scope} with Python {_some(fitting, 9)})",
         )
 
-    async def conflict(self, core: CondaQuestion) -> UnsolvableError:
+    async def conflict(self, core: CondaRequest) -> UnsolvableError:
         """The fewest wishes that already contradict each other, and the solver's account of them alone."""
         try:
             await self._solver.solve(core)
@@ -314,7 +314,7 @@ class _Explanation:
         return [one for one in records if self._solver.channel(one) == first]
 
 
-def _with_virtual(question: CondaQuestion, name: str, value: str) -> CondaQuestion:
+def _with_virtual(question: CondaRequest, name: str, value: str) -> CondaRequest:
     row = (name, "1", value) if name == "__archspec" else (name, value, "0")
     others = tuple(one for one in question.virtual if one[0] != name)
     return replace(question, virtual=tuple(sorted((*others, row))))
@@ -375,14 +375,14 @@ _CUDA = ("cuda-version", "pytorch-cuda")
 
 
 async def find_behind_channels(
-    target: Target, conda: Sequence[LockedConda], solver: Solver
-) -> tuple[Behind, ...]:
+    target: Target, conda: Sequence[LockedCondaPackage], solver: CondaSolver
+) -> tuple[OutdatedPackage, ...]:
     """What the recipe names and is locked far behind its channels' newest release within the recipe's bounds.
 
     What the framework holds back, which the recipe pins on purpose, is no fault of the lock. Raises LockError
     for channels that cannot be read.
     """
-    requirements, constraints = asked_of(target, "conda")
+    requirements, constraints = requirements_of(target, "conda")
     if not requirements:
         return ()
     wishes = (*requirements, *constraints)
@@ -398,7 +398,7 @@ async def find_behind_channels(
         fitting = [
             record
             for record in by_name[name]
-            if all(solver.matches(record, text) for text in own) and _goes_with(record, python, solver)
+            if all(solver.matches(record, text) for text in own) and _fits_python(record, python, solver)
         ]
         version, known = locked[name].version, releases(fitting)
         newest = far_newer(version, known, SpecifierSet()) if _read(version) else None
@@ -408,11 +408,11 @@ async def find_behind_channels(
         if free and free > Version(version):
             continue
         found.append(
-            Behind(
+            OutdatedPackage(
                 name=name,
                 locked=version,
                 newest=str(newest),
-                reason=await _why(target, f"{name} =={newest}", solver),
+                reason=await _explain_pin(target, f"{name} =={newest}", solver),
                 accept=to_accept(name, version, known),
                 asked=True,
             )
@@ -420,7 +420,7 @@ async def find_behind_channels(
     return tuple(found)
 
 
-async def _without_framework(target: Target, name: str, solver: Solver) -> Version | None:
+async def _without_framework(target: Target, name: str, solver: CondaSolver) -> Version | None:
     """The version of a package that would come if the recipe asked for all but its framework and CUDA."""
     question = first_question(target)
     bare = tuple(text for text in question.specs if split_spec(text)[1] not in {target.framework, *_CUDA})
@@ -429,7 +429,7 @@ async def _without_framework(target: Target, name: str, solver: Solver) -> Versi
     return next((_read(str(record.version)) for record in solution if name_of(record) == name), None)
 
 
-async def _why(target: Target, pin: str, solver: Solver) -> str:
+async def _explain_pin(target: Target, pin: str, solver: CondaSolver) -> str:
     """Why there is no solution with `pin`."""
     question = first_question(target)
     question = replace(question, specs=(*question.specs, pin))
@@ -441,7 +441,7 @@ async def _why(target: Target, pin: str, solver: Solver) -> str:
     return "nothing forbids it"
 
 
-def releases(records: Iterable[RepoDataRecord]) -> tuple[Release, ...]:
+def releases(records: Iterable[RepoDataRecord]) -> tuple[PypiRelease, ...]:
     """The releases among records, the oldest first; each begins with its first build. No pre-releases, and
     none whose version only conda reads."""
     days: dict[Version, list[date]] = {}
@@ -450,11 +450,11 @@ def releases(records: Iterable[RepoDataRecord]) -> tuple[Release, ...]:
         if version and not version.is_prerelease:
             days.setdefault(version, []).extend([record.timestamp.date()] if record.timestamp else [])
     return tuple(
-        Release(version=version, uploaded=min(days[version], default=None)) for version in sorted(days)
+        PypiRelease(version=version, uploaded=min(days[version], default=None)) for version in sorted(days)
     )
 
 
-def _goes_with(record: RepoDataRecord, python: Iterable[RepoDataRecord], solver: Solver) -> bool:
+def _fits_python(record: RepoDataRecord, python: Iterable[RepoDataRecord], solver: CondaSolver) -> bool:
     """Whether a build is for the Python that was locked, or for any."""
     return all(
         solver.matches(own, text)
@@ -481,12 +481,12 @@ _BUILD_PYTHON = re.compile(r"python(?:_abi)? .*?(3\.[0-9]+)\.?(?:\*|,<3)")
 class CudaBuild:
     """A build for a CUDA version (`12.9`, or `12`) and one Python, which is empty for all."""
 
-    release: Release
+    release: PypiRelease
     cuda: str
     python: str
 
 
-async def cuda_builds(name: str, solver: Solver) -> tuple[CudaBuild, ...]:
+async def cuda_builds(name: str, solver: CondaSolver) -> tuple[CudaBuild, ...]:
     """Every build of a package for GPUs in a target's channels. Raises LockError where one cannot be read."""
     return parse_builds(await solver.records([name]))
 
@@ -506,7 +506,7 @@ def _python(record: RepoDataRecord) -> str:
     return next((one[1] for one in told if one), "")
 
 
-def offered_to(builds: Iterable[CudaBuild], pythons: Collection[str]) -> dict[str, tuple[Release, ...]]:
+def offered_to(builds: Iterable[CudaBuild], pythons: Collection[str]) -> dict[str, tuple[PypiRelease, ...]]:
     """The releases that have a build for each of these Pythons, the oldest first."""
     every = tuple(builds)
     return {python: tuple(one.release for one in every if one.python in ("", python)) for python in pythons}

@@ -12,8 +12,8 @@ from imagefactory.errors import LockError
 from imagefactory.gpu.builds import built_for, minor_version
 from imagefactory.lock.conda.solver import split_spec
 from imagefactory.lock.pypi import facts as wheel_facts
-from imagefactory.lock.pypi.facts import brings_cuda, cuda_runtimes
-from imagefactory.model import Lock, LockedConda, Target
+from imagefactory.lock.pypi.facts import cuda_only_wheels, cuda_runtimes
+from imagefactory.model import Lock, LockedCondaPackage, Target
 
 _CPU_ONLY = "cpuonly"
 _RUNTIMES = ("cuda-cudart", "cudatoolkit")
@@ -31,7 +31,7 @@ _PARTS = {
 """Framework -> packages with its machine code, whose build strings say what it was built for."""
 
 
-def cuda_packages(lock: Lock) -> tuple[LockedConda, ...]:
+def cuda_packages(lock: Lock) -> tuple[LockedCondaPackage, ...]:
     """The packages that tell by their own version which CUDA a lock brings: the runtime first."""
     packages = {package.name: package for package in lock.conda}
     runtimes = [packages[name] for name in _RUNTIMES if name in packages]
@@ -63,7 +63,7 @@ def check_facts(lock: Lock, target: Target) -> None:
     if python is None or not _agrees(target.python, python.version):
         raise LockError(
             "lock-recipe-mismatch",
-            f"{target.name}: the lock has {_shown(python) if python else 'no python'}, "
+            f"{target.name}: the lock has {_shown_versions(python) if python else 'no python'}, "
             f"the recipe asks for Python {target.python}",
             hint=f"imagefactory lock {target.name}",
         )
@@ -80,24 +80,27 @@ def check_facts(lock: Lock, target: Target) -> None:
     if not _agrees(target.version, framework.version):
         raise LockError(
             "framework-version-mismatch",
-            f"{target.name}: {_shown(framework)} was locked, the recipe asks for {target.version}",
+            f"{target.name}: {_shown_versions(framework)} was locked, the recipe asks for {target.version}",
             hint=f"make the packages at {target.where} agree with version {target.version}",
         )
     parts = (framework, *(packages[name] for name in _PARTS.get(framework.name, ()) if name in packages))
     _check_cuda(lock, target, parts)
 
 
-def _check_cuda(lock: Lock, target: Target, parts: tuple[LockedConda, ...]) -> None:
+def _check_cuda(lock: Lock, target: Target, parts: tuple[LockedCondaPackage, ...]) -> None:
     told = [(minor_version(package.version), package) for package in cuda_packages(lock)]
     built = [(word, part) for part in parts if (word := built_for(part.build))]
     if not target.gpu:
         for_gpus = [part for word, part in built if word != "cpu"]
         for_gpus += [package for _, package in told if package.name != "cuda-version"]
-        found = [*map(_shown, for_gpus), *(f"{one.name} {one.version}" for one in brings_cuda(lock))]
+        found = [
+            *map(_shown_versions, for_gpus),
+            *(f"{one.name} {one.version}" for one in cuda_only_wheels(lock)),
+        ]
         if found:
             raise LockError(
                 "gpu-package-unwanted",
-                f"{target.name}: {_shown(parts[0])} comes with {found[0]}, which is for GPUs, "
+                f"{target.name}: {_shown_versions(parts[0])} comes with {found[0]}, which is for GPUs, "
                 "and the recipe says cuda: [none]",
                 hint=f"remove what requires it at {target.where}, such as the constraint of a build "
                 f'"*cuda*", or add "{parts[-1].name} * *cpu*"',
@@ -113,7 +116,7 @@ def _check_cuda(lock: Lock, target: Target, parts: tuple[LockedConda, ...]) -> N
                 hint = f"remove {name} at {target.where}, or ask for another version of it"
             raise LockError(
                 "cpu-build-locked",
-                f"{target.name}: {_shown(part)} is a build for the CPU{who}: "
+                f"{target.name}: {_shown_versions(part)} is a build for the CPU{who}: "
                 "the image would silently compute without the GPU",
                 hint=hint,
             )
@@ -121,7 +124,7 @@ def _check_cuda(lock: Lock, target: Target, parts: tuple[LockedConda, ...]) -> N
     if not built and all(package.name == "cuda-version" for _, package in told):
         raise LockError(
             "cuda-missing",
-            f"{target.name}: {_shown(parts[0])} and its dependencies include no CUDA: "
+            f"{target.name}: {_shown_versions(parts[0])} and its dependencies include no CUDA: "
             "the image would silently compute on the CPU",
             hint=f"add a package with the CUDA libraries at {target.where}, such as "
             f'"cuda-cudart {target.cuda}.*"',
@@ -130,7 +133,7 @@ def _check_cuda(lock: Lock, target: Target, parts: tuple[LockedConda, ...]) -> N
     if len(runtimes) > 1:
         raise LockError(
             "cuda-runtime-conflict",
-            f"{target.name}: more than one CUDA runtime ({' and '.join(map(_shown, runtimes))})",
+            f"{target.name}: more than one CUDA runtime ({' and '.join(map(_shown_versions, runtimes))})",
             hint=f"constrain the packages at {target.where} to one of them",
         )
     if told and (wheels := cuda_runtimes(lock)):
@@ -138,7 +141,7 @@ def _check_cuda(lock: Lock, target: Target, parts: tuple[LockedConda, ...]) -> N
         raise LockError(
             "cuda-runtime-conflict",
             f"{target.name}: more than one CUDA runtime "
-            f"({_shown(told[0][1])} from conda and {brought} from PyPI)",
+            f"({_shown_versions(told[0][1])} from conda and {brought} from PyPI)",
             hint=f"get what needs {brought} from conda, or remove it from `pip` at {target.where}",
         )
     # A build for CUDA 12.0 runs with the libraries of 12.6: beside packages that tell, its major counts.
@@ -156,13 +159,14 @@ def _check_cuda(lock: Lock, target: Target, parts: tuple[LockedConda, ...]) -> N
         bound = f"{name} * {build}" if package in parts else f"{name} {target.cuda}.*"
         raise LockError(
             "cuda-version-mismatch",
-            f"{target.name}: {_shown(parts[0])} comes with CUDA {cuda} ({_shown(package)}), "
+            f"{target.name}: {_shown_versions(parts[0])} comes with CUDA {cuda} "
+            f"({_shown_versions(package)}), "
             f"the recipe asks for {target.cuda}",
             hint=f'write cuda: ["{cuda}"] at {target.where}, or add "{bound}" to the constraints there',
         )
 
 
-def _cpu_chain(lock: Lock, target: Target, part: LockedConda) -> tuple[str, ...]:
+def _cpu_chain(lock: Lock, target: Target, part: LockedCondaPackage) -> tuple[str, ...]:
     """From a package of the recipe down to what asks for a build for the CPU; empty where nothing does."""
     packages = {package.name: package for package in lock.conda}
     own = (*target.requirements, *target.constraints)
@@ -186,7 +190,7 @@ def _cpu_chain(lock: Lock, target: Target, part: LockedConda) -> tuple[str, ...]
     return ()
 
 
-def _shown(package: LockedConda) -> str:
+def _shown_versions(package: LockedCondaPackage) -> str:
     return f"{package.name} {package.version} {package.build}"
 
 

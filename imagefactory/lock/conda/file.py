@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 from imagefactory.errors import LockError
 from imagefactory.gpu.capability import MACHINES, SUBDIRS
-from imagefactory.model import Lock, LockedConda
+from imagefactory.model import Lock, LockedCondaPackage
 
 FORMAT = 1
 MAX_BYTES = 8 * 1024 * 1024
@@ -32,7 +32,7 @@ _BUILD = r"[A-Za-z0-9_][A-Za-z0-9._+]{0,127}"
 _FILE = r"[A-Za-z0-9_][A-Za-z0-9._+!%-]{0,250}\.(?:conda|tar\.bz2)"
 _SYSTEM = r"__[a-z0-9_]{1,30}=[A-Za-z0-9][A-Za-z0-9._]{0,30}"
 _KEY = "    imagefactory."
-_YAML_WORDS = frozenset(["y", "n", "yes", "no", "on", "off", "true", "false", "null"])
+_YAML_KEYWORDS = frozenset(["y", "n", "yes", "no", "on", "off", "true", "false", "null"])
 
 # --- match specs of dependencies -------------------------------------------------------------------
 
@@ -100,7 +100,7 @@ def format_conda_lock(lock: Lock, pip: str = "") -> str:
         f"# The conda packages of {lock.target}, in conda-lock's format, written by imagefactory.",
         f"# To make it anew: imagefactory lock {lock.target}",
         "# To install them elsewhere: micromamba create -n NAME -f THIS-FILE",
-        *(f"# {line}" for line in _told(lock, pip)),
+        *(f"# {line}" for line in _malformed_error(lock, pip)),
         f"version: {FORMAT}",
         "metadata:",
         "  content_hash:",
@@ -124,7 +124,7 @@ def platform_subdir(lock: Lock) -> str:
     return next(SUBDIRS[name] for name, machine in MACHINES.items() if lock.platform.endswith(f"_{machine}"))
 
 
-def _told(lock: Lock, pip: str) -> list[str]:
+def _malformed_error(lock: Lock, pip: str) -> list[str]:
     lines = [f"What comes from PyPI on top stands in {lock.target}.requirements.txt"] if pip else []
     bare = [package.name for package in lock.conda if not package.md5]
     if bare:
@@ -140,7 +140,7 @@ def _recipe(target: str) -> str:
     return f"recipes/{found[1] if found else target}.yaml"
 
 
-def _package_lines(package: LockedConda, subdir: str) -> list[str]:
+def _package_lines(package: LockedCondaPackage, subdir: str) -> list[str]:
     lines = [
         f"- name: {_scalar(package.name)}",
         f"  version: {_scalar(package.version)}",
@@ -164,7 +164,7 @@ def _package_lines(package: LockedConda, subdir: str) -> list[str]:
 def _scalar(text: str) -> str:
     """A text as YAML: bare where every YAML reads it as a text, else in single quotes."""
     bare = re.fullmatch(r"[A-Za-z_][A-Za-z0-9_./%+-]*(?:://[A-Za-z0-9_./%+:-]+)?", text)
-    if bare and text.lower() not in _YAML_WORDS and not text.endswith(":"):
+    if bare and text.lower() not in _YAML_KEYWORDS and not text.endswith(":"):
         return text
     return "'" + text.replace("'", "''") + "'"
 
@@ -192,7 +192,7 @@ def parse_conda_lock(text: str, file: str) -> Lock:
         zip(reader.lines, format_conda_lock(lock, pip_digest(text)).split("\n"), strict=False)
     ):
         if line != wanted:
-            raise reader.fault(f"expected {_shown(wanted)}, found {_shown(line)}", index)
+            raise reader.fault(f"expected {_printable(wanted)}, found {_printable(line)}", index)
     return lock
 
 
@@ -223,14 +223,14 @@ class _LockReader:
 
     def expect(self, line: str) -> None:
         if self.line != line:
-            raise self.fault(f"expected {_shown(line)}, found {_shown(self.line)}")
+            raise self.fault(f"expected {_printable(line)}, found {_printable(self.line)}")
         self.at += 1
 
     def value(self, start: str, pattern: str) -> str:
         """The value of a line that reads `start` and a scalar."""
         found = self.maybe(start, pattern)
         if found is None:
-            raise self.fault(f"expected '{start.strip()} ...', found {_shown(self.line)}")
+            raise self.fault(f"expected '{start.strip()} ...', found {_printable(self.line)}")
         return found
 
     def maybe(self, start: str, pattern: str) -> str | None:
@@ -242,7 +242,7 @@ class _LockReader:
             value = value[1:-1].replace("''", "'")
         if not re.fullmatch(pattern, value):
             place = f"after '{start.strip()}'" if start.strip() else "here"
-            raise self.fault(f"{_shown(value)} is not a valid value {place}")
+            raise self.fault(f"{_printable(value)} is not a valid value {place}")
         self.at += 1
         return value
 
@@ -283,7 +283,7 @@ def _read_lock(reader: _LockReader) -> Lock:
         raise reader.fault("the note has invisible characters")
     sizes = _read_sizes(reader)
     reader.expect("package:")
-    packages: list[LockedConda] = []
+    packages: list[LockedCondaPackage] = []
     while reader.at < len(reader.lines) - 1:
         _read_package(reader, packages, sizes, (subdir, tuple(channels)))
     if not packages:
@@ -317,7 +317,10 @@ def _read_sizes(reader: _LockReader) -> dict[str, int]:
 
 
 def _read_package(
-    reader: _LockReader, before: list[LockedConda], sizes: dict[str, int], place: tuple[str, tuple[str, ...]]
+    reader: _LockReader,
+    before: list[LockedCondaPackage],
+    sizes: dict[str, int],
+    place: tuple[str, tuple[str, ...]],
 ) -> None:
     """Takes one package and adds it to `before`."""
     platform, channels = place
@@ -358,7 +361,7 @@ def _read_package(
     if filename not in sizes:
         raise reader.fault(f"{filename} has no size in 'imagefactory.sizes'", at)
     before.append(
-        LockedConda(
+        LockedCondaPackage(
             name=name,
             version=version,
             build=build,
@@ -373,5 +376,5 @@ def _read_package(
     )
 
 
-def _shown(line: str) -> str:
+def _printable(line: str) -> str:
     return repr(line if len(line) <= 80 else line[:77] + "...") if line else "nothing"

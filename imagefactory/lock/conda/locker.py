@@ -23,15 +23,15 @@ from packaging.version import InvalidVersion, Version
 from imagefactory.errors import LockError, UnsolvableError
 from imagefactory.gpu.capability import MACHINES
 from imagefactory.gpu.knowledge import pypi_names
-from imagefactory.http import RefusedError, TransientError, redact
-from imagefactory.lock import Behind, LockRequest, asked_of
+from imagefactory.http import RejectedError, TransientError, redact
+from imagefactory.lock import LockRequest, OutdatedPackage, requirements_of
 from imagefactory.lock.conda.channels import ChannelAccess
 from imagefactory.lock.conda.explain import CudaBuild, cuda_builds, explain, find_behind_channels
 from imagefactory.lock.conda.solver import (
-    CondaQuestion,
+    CondaRequest,
+    CondaSolver,
     NoSolutionError,
     Rank,
-    Solver,
     first_question,
     name_of,
     rank,
@@ -41,12 +41,12 @@ from imagefactory.lock.conda.solver import (
 from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.files import check_facts
 from imagefactory.lock.pypi.no_wheel import NoWheelError
-from imagefactory.lock.pypi.outdated import find_behind
-from imagefactory.lock.pypi.question import Pins, WheelQuestion, check_exclude, origins_of
+from imagefactory.lock.pypi.outdated import find_outdated
+from imagefactory.lock.pypi.question import PinnedVersions, WheelRequest, check_exclude, origins_of
 from imagefactory.lock.pypi.unbuilt import require_wheels, without, write_stub
 from imagefactory.lock.pypi.uv import UvLocker
-from imagefactory.model import Lock, LockedConda, LockedWheel, Target
-from imagefactory.progress import Progress, Quiet
+from imagefactory.model import Lock, LockedCondaPackage, LockedWheel, Target
+from imagefactory.progress import Progress, QuietProgress
 
 if TYPE_CHECKING:
     from rattler import Gateway, RepoDataRecord
@@ -65,7 +65,7 @@ _NO_DISTRIBUTION = frozenset({"python", "python_abi", "cpython", "python-abi3", 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GivenPackage:
+class CondaDistribution:
     """A distribution that conda brings: `name` as PyPI has it, normalised, `version` as PEP 440 has it.
 
     `extras` are the Requires-Dist of its extras, known only where something asks for one.
@@ -73,7 +73,7 @@ class GivenPackage:
 
     name: str
     version: str
-    conda: LockedConda
+    conda: LockedCondaPackage
     extras: tuple[str, ...] = ()
     provides: tuple[str, ...] = ()
 
@@ -84,7 +84,7 @@ class GivenPackage:
 
 def lock_pip(
     request: LockRequest,
-    conda: tuple[LockedConda, ...],
+    conda: tuple[LockedCondaPackage, ...],
     locker: UvLocker,
     progress: Progress | None = None,
 ) -> tuple[LockedWheel, ...]:
@@ -95,35 +95,37 @@ def lock_pip(
     UnsolvableError where the pip part contradicts conda's packages or itself, LockError for a package
     without a fitting wheel, ToolError without uv.
     """
-    given = given_packages(conda)
-    _refuse_replaced(request, given)
-    if not asked_of(request.target, "pypi")[0]:
+    given = conda_distributions(conda)
+    _check_not_replaced(request, given)
+    if not requirements_of(request.target, "pypi")[0]:
         return request.under.wheels if request.under else ()
-    _refuse_contradictions(request, given)
-    progress = progress or Quiet()
+    _check_conda_conflicts(request, given)
+    progress = progress or QuietProgress()
     with _solved(request, given, locker, progress) as (question, pins):
         return locker.wheels(question, pins, progress)
 
 
-def behind_pip(request: LockRequest, lock: Lock, locker: UvLocker, progress: Progress) -> tuple[Behind, ...]:
+def outdated_pip(
+    request: LockRequest, lock: Lock, locker: UvLocker, progress: Progress
+) -> tuple[OutdatedPackage, ...]:
     """What of the wheels of `lock`, solved for `request`, is far behind its newest release.
 
     Raises like `lock_pip`.
     """
-    with _solved(request, given_packages(lock.conda), locker, Quiet()) as (question, _):
-        return find_behind(locker, question, lock.wheels, request.target.framework, progress)
+    with _solved(request, conda_distributions(lock.conda), locker, QuietProgress()) as (question, _):
+        return find_outdated(locker, question, lock.wheels, request.target.framework, progress)
 
 
 @contextmanager
 def _solved(
-    request: LockRequest, given: dict[str, GivenPackage], locker: UvLocker, progress: Progress
-) -> Iterator[tuple[WheelQuestion, Pins]]:
+    request: LockRequest, given: dict[str, CondaDistribution], locker: UvLocker, progress: Progress
+) -> Iterator[tuple[WheelRequest, PinnedVersions]]:
     """The question of the pip part and its solution, while the given packages are there as wheels.
 
     Both have what is known to be needed and is not declared.
     """
     target, previous, under = request.target, request.previous, request.under
-    requirements, constraints = asked_of(target, "pypi")
+    requirements, constraints = requirements_of(target, "pypi")
     glibc = dict(target.virtual).get("__glibc", request.base.glibc)
     platform = locker.platform(target, glibc)
     empty = Lock(
@@ -136,7 +138,7 @@ def _solved(
         origins=origins_of(target, under),
     )
     held = {wheel.name for wheel in previous.wheels} if previous else set()
-    question = WheelQuestion(
+    question = WheelRequest(
         lock=empty,
         requirements=requirements,
         constraints=constraints,
@@ -168,13 +170,13 @@ def _solved(
         yield question, pins
 
 
-def given_packages(conda: Iterable[LockedConda]) -> dict[str, GivenPackage]:
+def conda_distributions(conda: Iterable[LockedCondaPackage]) -> dict[str, CondaDistribution]:
     """The distributions that conda's packages bring, by normalised name.
 
     A package counts as a Python package if it depends on Python. Where two bring one name, the whole
     package (`matplotlib`) gives way to what it is made of (`matplotlib-base`).
     """
-    given: dict[str, GivenPackage] = {}
+    given: dict[str, CondaDistribution] = {}
     names = pypi_names()
     for package in sorted(conda, key=lambda one: (one.name in names, one.name)):
         needs = {spec.split()[0] for spec in package.depends if spec.strip()}
@@ -183,7 +185,7 @@ def given_packages(conda: Iterable[LockedConda]) -> dict[str, GivenPackage]:
         version = _public(package.version)
         for name in names.get(package.name, (package.name,)):
             normal = canonicalize_name(name)
-            given[normal] = GivenPackage(name=normal, version=version, conda=package)
+            given[normal] = CondaDistribution(name=normal, version=version, conda=package)
     return given
 
 
@@ -196,10 +198,10 @@ def _public(version: str) -> str:
         return numbers[0] if numbers else "0"
 
 
-def _refuse_contradictions(request: LockRequest, given: Mapping[str, GivenPackage]) -> None:
+def _check_conda_conflicts(request: LockRequest, given: Mapping[str, CondaDistribution]) -> None:
     """Raise UnsolvableError for what the recipe itself asks of PyPI and conda brings in another version."""
     target = request.target
-    for text in asked_of(target, "pypi")[0]:
+    for text in requirements_of(target, "pypi")[0]:
         asked = Requirement(text)
         name = canonicalize_name(asked.name)
         there = given.get(name)
@@ -207,14 +209,14 @@ def _refuse_contradictions(request: LockRequest, given: Mapping[str, GivenPackag
             spec = f"{there.conda.name} {asked.specifier}"
             raise UnsolvableError(
                 "pip-conda-conflict",
-                f"{target.name}: pip requires '{text}', and conda installs {_shown(there)}",
+                f"{target.name}: pip requires '{text}', and conda installs {_shown_packages(there)}",
                 hint=f"write '{spec}' in `packages`, so that conda installs another version, "
                 f"or remove '{text}' from `pip` at {target.where}",
                 tree=f"pip: {text}\nconda: {there.conda.filename}",
             )
 
 
-def _refuse_replaced(request: LockRequest, given: Mapping[str, GivenPackage]) -> None:
+def _check_not_replaced(request: LockRequest, given: Mapping[str, CondaDistribution]) -> None:
     """Raise UnsolvableError where conda brings what the target below has from PyPI."""
     under = request.under
     for wheel in under.wheels if under else ():
@@ -222,14 +224,16 @@ def _refuse_replaced(request: LockRequest, given: Mapping[str, GivenPackage]) ->
             raise UnsolvableError(
                 "parent-package-conflict",
                 f"{request.target.name}: conda would replace {wheel.name} {wheel.version}, which "
-                f"{under.target} has from PyPI, by {_shown(there)}",
+                f"{under.target} has from PyPI, by {_shown_packages(there)}",
                 hint=f"move what needs it from `packages` to `pip` at {request.target.where}, "
                 f"or write '{there.conda.name}' in `packages` of {under.target}",
                 tree=f"{under.target}: {wheel.filename}\nconda: {there.conda.filename}",
             )
 
 
-def _with_extras(package: GivenPackage, asked: Iterable[str], locker: UvLocker, empty: Lock) -> GivenPackage:
+def _with_extras(
+    package: CondaDistribution, asked: Iterable[str], locker: UvLocker, empty: Lock
+) -> CondaDistribution:
     """The package with what its extras need, as the index tells it of the same version."""
     try:
         metadata, _ = parse_email(locker.metadata(f"{package.name}=={package.version}", empty))
@@ -237,7 +241,8 @@ def _with_extras(package: GivenPackage, asked: Iterable[str], locker: UvLocker, 
         extras = ", ".join(sorted(asked))
         raise LockError(
             "package-extras-unknown",
-            f"{empty.target}: pip requires {package.name}[{extras}], conda installs {_shown(package)}, and "
+            f"{empty.target}: pip requires {package.name}[{extras}], conda installs "
+            f"{_shown_packages(package)}, and "
             f"the needs of '{extras}' are unknown: {error.message.removeprefix(f'{empty.target}: ')}",
             hint=f"constrain {package.conda.name} in `packages` to a version that the package index also has",
         ) from error
@@ -250,7 +255,7 @@ def _with_extras(package: GivenPackage, asked: Iterable[str], locker: UvLocker, 
     )
 
 
-def _write_stubs(folder: Path, given: Mapping[str, GivenPackage]) -> Path:
+def _write_stubs(folder: Path, given: Mapping[str, CondaDistribution]) -> Path:
     """One wheel a package, with metadata alone."""
     for one in given.values():
         lines = [f"Provides-Extra: {extra}" for extra in one.provides]
@@ -259,17 +264,17 @@ def _write_stubs(folder: Path, given: Mapping[str, GivenPackage]) -> Path:
     return folder
 
 
-def _shown(one: GivenPackage) -> str:
+def _shown_packages(one: CondaDistribution) -> str:
     return f"{one.conda.name} {one.conda.version}"
 
 
-def _explain(error: UnsolvableError, given: Mapping[str, GivenPackage], fix: str) -> UnsolvableError:
+def _explain(error: UnsolvableError, given: Mapping[str, CondaDistribution], fix: str) -> UnsolvableError:
     """uv's account with conda's packages called what they are, and what to write, which is `fix` if any."""
 
     def plain(text: str) -> str:
         def called(match: re.Match[str]) -> str:
             one = given.get(canonicalize_name(match[1]))
-            return f"conda's {_shown(one)}" if one else match[0]
+            return f"conda's {_shown_packages(one)}" if one else match[0]
 
         return re.sub(r"([A-Za-z0-9._-]+)==[^\s,]+?\+given", called, text)
 
@@ -316,7 +321,7 @@ class CondaLocker:
         """
         target, previous = request.target, request.previous
         decided = content_hash(target, request.base, request.under)
-        update = _known_updates(request)
+        update = _check_updates(request)
         unchanged = previous is not None and previous.content_hash == decided
         if previous and unchanged and not update.any and not request.update_all:
             kept = previous if previous.target == target.name else replace(previous, target=target.name)
@@ -343,25 +348,25 @@ class CondaLocker:
             virtual=target.virtual,
             note=previous.note if previous else "",
         )
-        if asked_of(target, "pypi")[0] or (request.under and request.under.wheels):
+        if requirements_of(target, "pypi")[0] or (request.under and request.under.wheels):
             lock = self._with_wheels(lock, replace(request, update=update.wheels), progress)
         check_facts(lock, target)
         return lock
 
-    def behind(self, request: LockRequest, lock: Lock, progress: Progress) -> tuple[Behind, ...]:
+    def behind(self, request: LockRequest, lock: Lock, progress: Progress) -> tuple[OutdatedPackage, ...]:
         """What the recipe names of conda's packages, and of the part from PyPI, that is far behind its newest
         release. Raises like `lock`."""
         found = self._behind_conda(request.target, lock, progress)
-        if not asked_of(request.target, "pypi")[0]:
+        if not requirements_of(request.target, "pypi")[0]:
             return found
         asked = replace(request, base=replace(request.base, glibc=_glibc(request)))
-        return (*found, *behind_pip(asked, lock, self._pip(), progress))
+        return (*found, *outdated_pip(asked, lock, self._pip(), progress))
 
-    def _behind_conda(self, target: Target, lock: Lock, progress: Progress) -> tuple[Behind, ...]:
-        asked, _ = asked_of(target, "conda")
+    def _behind_conda(self, target: Target, lock: Lock, progress: Progress) -> tuple[OutdatedPackage, ...]:
+        asked, _ = requirements_of(target, "conda")
         with progress.task("newest releases", total=len(asked), unit="packages") as task:
             found = run(
-                find_behind_channels(target, lock.conda, Solver(target, self._channels, self._gateway()))
+                find_behind_channels(target, lock.conda, CondaSolver(target, self._channels, self._gateway()))
             )
             task.advance(len(asked))
         return found
@@ -388,16 +393,16 @@ class CondaLocker:
 
     def _solve(
         self, request: LockRequest, update: tuple[str, ...], *, unchanged: bool
-    ) -> tuple[LockedConda, ...]:
-        solver = Solver(request.target, self._channels, self._gateway())
-        records = run(_Decision(request, solver).decide(update, unchanged=unchanged))
+    ) -> tuple[LockedCondaPackage, ...]:
+        solver = CondaSolver(request.target, self._channels, self._gateway())
+        records = run(_SolveLoop(request, solver).decide(update, unchanged=unchanged))
         solver.require_hashes(records)
         packages = sorted((solver.locked(record) for record in records), key=lambda one: one.name)
         return tuple(self._sized(package, request.target) for package in packages)
 
     def builds(self, target: Target) -> tuple[CudaBuild, ...]:
         """The builds for GPUs of a target's framework in its channels. Raises LockError, or ToolError."""
-        return run(cuda_builds(target.framework, Solver(target, self._channels, self._gateway())))
+        return run(cuda_builds(target.framework, CondaSolver(target, self._channels, self._gateway())))
 
     def _gateway(self) -> Gateway:
         if self._made is None:
@@ -409,13 +414,13 @@ class CondaLocker:
 
         return f"py-rattler {rattler.__version__}"
 
-    def _sized(self, package: LockedConda, target: Target) -> LockedConda:
+    def _sized(self, package: LockedCondaPackage, target: Target) -> LockedCondaPackage:
         if package.size:
             return package
         web = self._channels.web()
         try:
             return replace(package, size=web.size(self._channels.address(package.url)))
-        except (RefusedError, TransientError) as error:
+        except (RejectedError, TransientError) as error:
             raise LockError(
                 "channel-read-failed",
                 f"{target.name}: cannot read the size of {package.filename}: {redact(str(error))}",
@@ -426,7 +431,7 @@ class CondaLocker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Update:
+class _UpdateRequest:
     """The packages to update, by where they come from."""
 
     conda: tuple[str, ...]
@@ -437,7 +442,7 @@ class _Update:
         return bool(self.conda or self.wheels)
 
 
-def _known_updates(request: LockRequest) -> _Update:
+def _check_updates(request: LockRequest) -> _UpdateRequest:
     """The names to update. Raises LockError for one that the previous lock does not hold or may not move."""
     previous, target = request.previous, request.target
     conda = {package.name for package in previous.conda} if previous else set()
@@ -465,7 +470,7 @@ def _known_updates(request: LockRequest) -> _Update:
                 hint=f"imagefactory lock {target.on} --update {name}, then imagefactory lock {target.name}",
             )
         moving = {kind: moving[kind] | names[kind] for kind in moving}
-    return _Update(conda=tuple(sorted(moving["conda"])), wheels=tuple(sorted(moving["wheels"])))
+    return _UpdateRequest(conda=tuple(sorted(moving["conda"])), wheels=tuple(sorted(moving["wheels"])))
 
 
 def _glibc(request: LockRequest) -> str:
@@ -476,10 +481,10 @@ def _glibc(request: LockRequest) -> str:
 # --- what moves and what stays -------------------------------------------------------------------
 
 
-class _Decision:
+class _SolveLoop:
     """Asks the solver until it is known which records a target's lock holds."""
 
-    def __init__(self, request: LockRequest, solver: Solver) -> None:
+    def __init__(self, request: LockRequest, solver: CondaSolver) -> None:
         self._request = request
         self._solver = solver
         self._question = first_question(request.target)
@@ -516,7 +521,7 @@ class _Decision:
             self._question = await self._newest(name, old)
         return await self._settle()
 
-    def _refuse_gone(self, gone: Sequence[LockedConda], locked: str) -> None:
+    def _refuse_gone(self, gone: Sequence[LockedCondaPackage], locked: str) -> None:
         if gone:
             files = ", ".join(package.filename for package in gone)
             raise LockError(
@@ -525,7 +530,7 @@ class _Decision:
                 hint=f"imagefactory lock {locked} {' '.join(f'--update {one.name}' for one in gone)}",
             )
 
-    async def _newest(self, name: str, old: RepoDataRecord | None) -> CondaQuestion:
+    async def _newest(self, name: str, old: RepoDataRecord | None) -> CondaRequest:
         """The question with what makes `name` the newest that it can be.
 
         First only what it depends on may move with it; where that gives nothing newer, all others may that
@@ -535,11 +540,13 @@ class _Decision:
         if not any(name_of(record) == name for record in await self._solver.solution(question)):
             return question  # nothing needs it any more
         newer = [step for step in await self._steps(name) if old is None or step.rank > rank(old)]
-        widest = self._with_still(_below((need for step in newer for need in step.depends), favoured))
+        widest = self._with_still(
+            _dependency_closure((need for step in newer for need in step.depends), favoured)
+        )
         most = await self._reach(widest, name, old)
         for step in newer:
             if most and step.rank <= most:
-                free = _below(step.depends, favoured)
+                free = _dependency_closure(step.depends, favoured)
                 trial = self._with_still(free)
                 if await self._solver.solution(replace(trial, specs=(*trial.specs, step.spec))):
                     self._free |= free
@@ -554,12 +561,12 @@ class _Decision:
                 return replace(question, specs=(*question.specs, step.spec))
         return replace(question, favoured=(*favoured, old)) if old else question
 
-    def _with_still(self, free: set[str]) -> CondaQuestion:
+    def _with_still(self, free: set[str]) -> CondaRequest:
         """The question with all favoured records pinned but those of the names in `free`."""
         still = (record for record in self._question.favoured if name_of(record) not in free)
         return replace(self._question, pinned=(*self._question.pinned, *still))
 
-    async def _reach(self, question: CondaQuestion, name: str, old: RepoDataRecord | None) -> Rank | None:
+    async def _reach(self, question: CondaRequest, name: str, old: RepoDataRecord | None) -> Rank | None:
         """No version of `name` above this one has a solution; None where not one above `old` has."""
         best, last = None, old
         while True:
@@ -578,7 +585,7 @@ class _Decision:
             if last.track_features:  # conda puts these last, and there was nothing else above
                 return best
 
-    async def _steps(self, name: str) -> list[_Step]:
+    async def _steps(self, name: str) -> list[_VersionCandidate]:
         """The versions and build numbers that the recipe allows and the channels have, best first."""
         wishes = [
             text
@@ -590,7 +597,7 @@ class _Decision:
             if all(self._solver.matches(record, text) for text in wishes):
                 by_rank.setdefault(rank(record), []).append(record)
         return [
-            _Step(
+            _VersionCandidate(
                 spec=f'{name}[version="=={records[0].version}", build_number="{records[0].build_number}"]',
                 rank=order,
                 depends=frozenset(split_spec(text)[1] for record in records for text in record.depends),
@@ -612,7 +619,7 @@ class _Decision:
             result = await self._solver.solution(replace(question, pinned=pinned)) or result
         return result
 
-    async def _ask(self, question: CondaQuestion) -> list[RepoDataRecord]:
+    async def _ask(self, question: CondaRequest) -> list[RepoDataRecord]:
         """A solution. Raises UnsolvableError with what stands in its way."""
         try:
             return await self._solver.solve(question)
@@ -621,7 +628,7 @@ class _Decision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Step:
+class _VersionCandidate:
     """One version and build number of a package: what asks for it, and all that its builds depend on."""
 
     spec: str
@@ -629,7 +636,7 @@ class _Step:
     depends: frozenset[str]
 
 
-def _below(names: Iterable[str], records: Iterable[RepoDataRecord]) -> set[str]:
+def _dependency_closure(names: Iterable[str], records: Iterable[RepoDataRecord]) -> set[str]:
     """`names` and all that they depend on among `records`."""
     depends = {name_of(one): {split_spec(text)[1] for text in one.depends} for one in records}
     found, todo = set[str](), set(names)

@@ -29,9 +29,9 @@ from imagefactory.lock import LockRequest
 from imagefactory.lock.conda.channels import ChannelAccess
 from imagefactory.lock.conda.file import merge_depends
 from imagefactory.lock.conda.locker import CondaLocker
-from imagefactory.lock.conda.solver import CondaQuestion, Solver, first_question, run
+from imagefactory.lock.conda.solver import CondaRequest, CondaSolver, first_question, run
 from imagefactory.lock.pypi.uv import UvLocker
-from imagefactory.model import LockedConda, Target
+from imagefactory.model import LockedCondaPackage, Target
 
 _NO_SOLUTION = re.compile(
     r"UnsatisfiableError|PackagesNotFoundError|ResolvePackageNotFound|Could not solve|Cannot solve"
@@ -111,7 +111,7 @@ class CondaLockLocker(CondaLocker):
 
     def _solve(
         self, request: LockRequest, update: tuple[str, ...], *, unchanged: bool
-    ) -> tuple[LockedConda, ...]:
+    ) -> tuple[LockedCondaPackage, ...]:
         target, below = request.target, request.under.conda if request.under else ()
         previous = () if request.previous is None or request.update_all else request.previous.conda
         self._tool.name()  # what is not here is said before conda-lock looks for it in its own ways
@@ -131,16 +131,16 @@ class CondaLockLocker(CondaLocker):
             packages = self._ask(target, below)
         return tuple(self._sized(package, target) for package in packages)
 
-    def _ask(self, target: Target, pinned: Iterable[LockedConda]) -> list[LockedConda]:
+    def _ask(self, target: Target, pinned: Iterable[LockedCondaPackage]) -> list[LockedCondaPackage]:
         """The packages of a solution that holds `pinned` as far as they are needed."""
         question = first_question(target)
         fixed = {package.name: package for package in pinned}
         pins = [f"{package.name} =={package.version} {package.build}" for package in fixed.values()]
         answer = self._run(target, question, pins)
         names = sorted({_name(address) for address in answer})
-        solver = Solver(target, self._channels, self._channels.gateway(self._cache))
+        solver = CondaSolver(target, self._channels, self._channels.gateway(self._cache))
         known = {solver.true_address(record): record for record in run(solver.records(names))}
-        packages: dict[str, LockedConda] = {}
+        packages: dict[str, LockedCondaPackage] = {}
         for address, sha256 in answer.items():
             true = self._channels.true_address(address, target.channels)
             if true not in known:
@@ -167,10 +167,10 @@ class CondaLockLocker(CondaLocker):
             packages[package.name] = package
         return _needed(packages, [_named(spec) for spec in question.specs])
 
-    def _run(self, target: Target, question: CondaQuestion, pins: Iterable[str]) -> dict[str, str]:
+    def _run(self, target: Target, question: CondaRequest, pins: Iterable[str]) -> dict[str, str]:
         """Address -> sha256 (empty where it is not told) of what conda-lock locks for a question."""
         # conda's `create` has no bounds without an install: what is not needed of them is dropped after.
-        specs = _one_a_name([*question.specs, *question.constraints, *pins])
+        specs = _merge_specs([*question.specs, *question.constraints, *pins])
         subdir = SUBDIRS[target.platform]
         virtual = {name: f"{of} {build}" if build != "0" else of for name, of, build in question.virtual}
         written: dict[str, dict[str, Any]] = {
@@ -248,7 +248,7 @@ def _named(spec: str) -> str:
     return spec.rpartition("::")[2].split()[0]
 
 
-def _one_a_name(specs: Iterable[str]) -> list[str]:
+def _merge_specs(specs: Iterable[str]) -> list[str]:
     """Specs of the same package as one: conda-lock takes the last it reads of a name."""
     channels: dict[str, str] = {}
     bare = []
@@ -264,7 +264,7 @@ def _name(address: str) -> str:
     return address.rpartition("/")[2].rsplit("-", 2)[0]
 
 
-def _needed(packages: Mapping[str, LockedConda], wanted: Iterable[str]) -> list[LockedConda]:
+def _needed(packages: Mapping[str, LockedCondaPackage], wanted: Iterable[str]) -> list[LockedCondaPackage]:
     """What of `packages` is wanted or depended on, sorted by name."""
     needed: set[str] = set()
     more = list(wanted)

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from imagefactory.errors import LockError
 from imagefactory.gpu.capability import SUBDIRS
 from imagefactory.http import redact
-from imagefactory.lock import asked_of
+from imagefactory.lock import requirements_of
 from imagefactory.lock.conda.channels import ChannelAccess
 from imagefactory.lock.conda.file import merge_depends
-from imagefactory.model import LockedConda, Target
+from imagefactory.model import LockedCondaPackage, Target
 from imagefactory.recipes.values import channel_address
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class NoSolutionError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CondaQuestion:
+class CondaRequest:
     """What to solve. `specs` are wanted, `constraints` hold for what comes along: match specs as a recipe
     has them. `virtual` are (name, version, build). `favoured` are records to prefer, `pinned` records
     whose packages may come in no other form.
@@ -52,14 +52,14 @@ class CondaQuestion:
     pinned: tuple[RepoDataRecord, ...] = ()
 
 
-def first_question(target: Target) -> CondaQuestion:
+def first_question(target: Target) -> CondaRequest:
     """What a target asks of conda: its requirements, and the Python that it names.
 
     In order: the solver's picks depend on it, and a lock's content hash does not.
     """
     python = f"python {target.python}.*"
-    requirements, constraints = asked_of(target, "conda")
-    return CondaQuestion(
+    requirements, constraints = requirements_of(target, "conda")
+    return CondaRequest(
         specs=tuple(sorted({*requirements, python})),
         constraints=tuple(sorted(set(constraints))),
         virtual=virtual_packages(target.virtual),
@@ -95,7 +95,7 @@ def _end_gently() -> None:
     atexit.register(time.sleep, _LINGER)
 
 
-class Solver:
+class CondaSolver:
     """Answers questions about one target's channels."""
 
     def __init__(self, target: Target, channels: ChannelAccess, gateway: Gateway) -> None:
@@ -113,7 +113,7 @@ class Solver:
         self._sources = list(self._true)
         self._subdirs: list[Any] = [SUBDIRS[target.platform], "noarch"]
 
-    async def solve(self, question: CondaQuestion) -> list[RepoDataRecord]:
+    async def solve(self, question: CondaRequest) -> list[RepoDataRecord]:
         """The records of an environment, one a package. Raises NoSolutionError, and LockError for channels
         that cannot be read."""
         found = await self._solve(question, ())
@@ -121,7 +121,7 @@ class Solver:
             found = await self._solve(question, names)
         return found
 
-    async def _passed_over(self, question: CondaQuestion, solution: Sequence[RepoDataRecord]) -> list[str]:
+    async def _passed_over(self, question: CondaRequest, solution: Sequence[RepoDataRecord]) -> list[str]:
         """The names that came from a channel although one before it has them in other versions.
 
         rattler reads of what is asked for only the records that match; strict priority is about names.
@@ -135,7 +135,7 @@ class Solver:
         first = {name_of(record): self._place(record) for record in reversed(before)}
         return sorted(name for name in first if first[name] < later[name])
 
-    async def _solve(self, question: CondaQuestion, names: Sequence[str]) -> list[RepoDataRecord]:
+    async def _solve(self, question: CondaRequest, names: Sequence[str]) -> list[RepoDataRecord]:
         """`names` are read in all their versions."""
         rattler = self._rattler
         priority = rattler.ChannelPriority.Strict if question.strict else rattler.ChannelPriority.Disabled
@@ -161,14 +161,14 @@ class Solver:
         except rattler.exceptions.SolverError as error:
             raise NoSolutionError(self._with_true_addresses(str(error))) from error
 
-    async def solution(self, question: CondaQuestion) -> list[RepoDataRecord]:
+    async def solution(self, question: CondaRequest) -> list[RepoDataRecord]:
         """As `solve`, but nothing where there is no solution."""
         try:
             return await self.solve(question)
         except NoSolutionError:
             return []
 
-    async def find(self, packages: Iterable[LockedConda]) -> dict[str, RepoDataRecord]:
+    async def find(self, packages: Iterable[LockedCondaPackage]) -> dict[str, RepoDataRecord]:
         """The channels' records of locked packages, by true address; a changed file is not that package."""
         wanted = {package.url: package for package in packages}
         found = {}
@@ -216,7 +216,7 @@ class Solver:
         """Which of the channels, from 0, a record was found in."""
         return self._sources.index(record.channel.rstrip("/"))
 
-    def locked(self, record: RepoDataRecord) -> LockedConda:
+    def locked(self, record: RepoDataRecord) -> LockedCondaPackage:
         """A record as a lock has it; `size` is 0 where the channel does not tell one.
 
         Raises LockError for a record without a hash, and for a package that its channel has elsewhere
@@ -232,7 +232,7 @@ class Solver:
                 hint=f"write the channel of that address at {self._target.where}, "
                 f"and {channel} as its mirror in the setting 'channels'",
             )
-        return LockedConda(
+        return LockedCondaPackage(
             name=name_of(record),
             version=str(record.version),
             build=str(record.build),

@@ -21,7 +21,7 @@ from pathlib import Path
 from imagefactory.errors import DownloadError, LockError, ToolError
 from imagefactory.gpu.capability import architecture
 from imagefactory.lock.debian.lock import ALWAYS, base_content_hash
-from imagefactory.model import Base, BaseLock, DebianPackage
+from imagefactory.model import BaseLock, BaseSpec, DebianPackage
 from imagefactory.progress import Progress
 from imagefactory.trees import remove_tree
 
@@ -111,9 +111,9 @@ def choose_archives(setting: str, sources: Iterable[AptSource]) -> tuple[str, st
             "debian-archive-unknown", "this machine's apt sources have no Debian archive", hint=MIRROR_HINT
         )
     # Other archives carry Debian's suite names too: one that Debian's keyring signs, or whose path says so.
-    first = min(mains, key=lambda source: not _looks_official(source))
+    first = min(mains, key=lambda source: not _is_official(source))
     second = (
-        min(securities, key=lambda source: not _looks_official(source))
+        min(securities, key=lambda source: not _is_official(source))
         if securities
         else replace(first, uri=derive_security(first.uri))
     )
@@ -143,7 +143,7 @@ def _is_debian(source: AptSource) -> bool:
     )
 
 
-def _looks_official(source: AptSource) -> bool:
+def _is_official(source: AptSource) -> bool:
     return "debian-archive" in source.signed_by or bool(
         {"debian", "debian-security"} & set(source.uri.split("/")[3:])
     )
@@ -318,7 +318,7 @@ Dir::Etc::trustedparts "/dev/null";
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Archive:
+class AptArchive:
     """A suite's signed indexes, read: what it offers and how to get it.
 
     `released` is the newest Date of its Release files, seconds since 1970.
@@ -345,7 +345,7 @@ class Archive:
     def unknown(self, names: Iterable[str]) -> tuple[str, ...]:
         """The names that the indexes have no package for, real or virtual."""
         result = self._run("apt-get", "-qq", "--simulate", "install", "--", *names)
-        return parse_unknown(result.stderr) if result.returncode else ()
+        return parse_missing_packages(result.stderr) if result.returncode else ()
 
     def offered(self, names: Iterable[str]) -> dict[tuple[str, str], DebianPackage]:
         """All that the indexes offer under these names, by name and version. Unknown names are left out."""
@@ -421,7 +421,7 @@ def reach(mirror: DebianMirror, suites: Iterable[str], *, seconds: int) -> None:
 @contextmanager
 def open_archive(
     mirror: DebianMirror, suite: str, architecture: str, progress: Progress, *, fresh: bool = False
-) -> Iterator[Archive]:
+) -> Iterator[AptArchive]:
     """Read the indexes of `suite` for `architecture` (`arm64`) into a private apt root, removed at the end.
 
     `fresh`: no cache between here and the archive may answer.
@@ -473,7 +473,7 @@ def open_archive(
             parse_release_date(path.read_text(encoding="utf-8", errors="replace"))
             for path in sorted((root / "state/lists").glob("*Release"))
         ]
-        yield Archive(root=root, suite=suite, released=max(dates), environ=mirror.environ)
+        yield AptArchive(root=root, suite=suite, released=max(dates), environ=mirror.environ)
     finally:
         with suppress(OSError):
             remove_tree(root)
@@ -543,7 +543,7 @@ def error_lines(stderr: str) -> str:
     return "\n".join(errors or stderr.strip().splitlines()[-5:])
 
 
-def parse_unknown(stderr: str) -> tuple[str, ...]:
+def parse_missing_packages(stderr: str) -> tuple[str, ...]:
     """The names that `apt-get install` found no package for, in the order of its errors."""
     pattern = r"^E: (?:Unable to locate package (\S+)|Package '([^']+)' has no installation candidate)"
     return tuple(dict.fromkeys(one or other for one, other in re.findall(pattern, stderr, re.MULTILINE)))
@@ -585,7 +585,7 @@ def parse_release_date(text: str) -> int:
 
 
 def lock_base(
-    base: Base,
+    base: BaseSpec,
     previous: BaseLock | None,
     mirror: DebianMirror,
     progress: Progress,
@@ -607,7 +607,7 @@ def lock_base(
     return previous if previous is not None and current and previous.packages == fresh.packages else fresh
 
 
-def solve_base(base: Base, archive: Archive, content_hash: str) -> BaseLock:
+def solve_base(base: BaseSpec, archive: AptArchive, content_hash: str) -> BaseLock:
     """What the archive gives `base` now."""
     chosen = archive.solve(base.packages, str(base.where))
     offers = archive.offered([name for name, _ in chosen])

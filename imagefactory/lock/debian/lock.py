@@ -15,7 +15,7 @@ from pathlib import Path
 from imagefactory.errors import LockError, os_problem
 from imagefactory.fs import replace_text
 from imagefactory.gpu.capability import PLATFORMS, architecture
-from imagefactory.model import Base, BaseLock, DebianPackage
+from imagefactory.model import BaseLock, BaseSpec, DebianPackage
 
 FORMAT = "imagefactory-base-lock 1"
 
@@ -30,7 +30,7 @@ _HEX64 = re.compile(r"[0-9a-f]{64}")
 _SUITE = re.compile(r"[a-z][a-z0-9-]*")
 
 
-def base_content_hash(base: Base, below: BaseLock | None = None) -> str:
+def base_content_hash(base: BaseSpec, below: BaseLock | None = None) -> str:
     """Hash of all that decides a base's packages but the archive's state: `sha256:<64 hex>`.
 
     `below` is the lock of the base that it stands on: when that moves, what is above it must follow.

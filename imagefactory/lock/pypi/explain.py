@@ -15,13 +15,13 @@ from imagefactory.gpu.builds import rocm_of
 from imagefactory.http import redact
 from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.lock.pypi.no_wheel import NoWheelError, all_without_wheel
-from imagefactory.lock.pypi.question import Pins, WheelQuestion
+from imagefactory.lock.pypi.question import PinnedVersions, WheelRequest
 from imagefactory.lock.pypi.requirements import from_indexes
 from imagefactory.model import Lock, Target
 from imagefactory.recipes.values import package_of
 
 
-def _one_line(stderr: str) -> str:
+def _clean_message(stderr: str) -> str:
     """uv's complaint without its ornaments and without passwords."""
     lines = [re.sub(r"^[\s×│╰─▶├]*(error|cause|hint):\s*", "", line) for line in stderr.splitlines()]
     lines = [re.sub(r"^[\s×│╰─▶├]+", "", line).strip() for line in lines if not line.startswith("warning:")]
@@ -48,12 +48,12 @@ def _with_cuda(target: Target) -> str:
     return f" --cuda {target.cuda}" if target.gpu and not rocm_of(target.cuda) else ""
 
 
-def unreached(stderr: str, index: PackageIndex) -> UnreachableError:
+def unreachable_error(stderr: str, index: PackageIndex) -> UnreachableError:
     for name, url in index.named:
         if url.rstrip("/") in stderr:
             return UnreachableError(
                 "index-unreachable",
-                _one_line(stderr),
+                _clean_message(stderr),
                 hint=f"check the network, the address of the index '{name}' ({redact(url)}, setting indexes) "
                 "and its password in ~/.netrc, if it needs one",
             )
@@ -61,12 +61,12 @@ def unreached(stderr: str, index: PackageIndex) -> UnreachableError:
     hint = f"check the network and the package index: {where}"
     if "certificate" in stderr:
         hint = f"set `certificates` (imagefactory.toml) to a file with the CA of the package index: {where}"
-    return UnreachableError("index-unreachable", _one_line(stderr), hint=hint)
+    return UnreachableError("index-unreachable", _clean_message(stderr), hint=hint)
 
 
 def explain_failure(lock: Lock, stderr: str, index: PackageIndex) -> LockError:
     """uv's failure in one line and what to do about it. A `lock` with wheels was solved before."""
-    text = _one_line(stderr)
+    text = _clean_message(stderr)
     lacks = re.search(r"([A-Za-z0-9._-]+) was not found in the package registry", text)
     if lacks and (origin := from_indexes(lock.origins).get(canonicalize_name(lacks[1]))):
         # uv says the same of an index that requires a password.
@@ -92,7 +92,7 @@ def explain_failure(lock: Lock, stderr: str, index: PackageIndex) -> LockError:
         hint = "change the versions, packages or constraints of the recipe"
         tree = "\n".join(line for line in stderr.splitlines() if not line.startswith("warning:"))
         return UnsolvableError("no-solution", f"{lock.target}: {text}", hint=hint, tree=redact(tree).strip())
-    hint = unreached(stderr, index).hint
+    hint = unreachable_error(stderr, index).hint
     return UnreachableError("index-unreachable", f"{lock.target}: {text}", hint=hint)
 
 
@@ -105,22 +105,22 @@ _MOST = 16  # requirements that are taken away in turn, each with a question
 _LONGEST = 400  # characters of the reasons
 
 
-class Solver(Protocol):
+class ConflictSolver(Protocol):
     """What solves a question."""
 
-    def solve(self, question: WheelQuestion) -> Pins:
+    def solve(self, question: WheelRequest) -> PinnedVersions:
         """A solution. Raises LockError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conflict:
+class RequirementConflict:
     """Requirements (PEP 508) that have no solution together, and the solver's account of them alone."""
 
     texts: tuple[str, ...]
     account: str
 
 
-def find_conflict(solver: Solver, question: WheelQuestion, account: str) -> Conflict | None:
+def find_conflict(solver: ConflictSolver, question: WheelRequest, account: str) -> RequirementConflict | None:
     """Return the contradiction in a question without a solution, None where the solver finds none.
 
     `account` is what the solver said of it.
@@ -137,11 +137,11 @@ def find_conflict(solver: Solver, question: WheelQuestion, account: str) -> Conf
         rest = [one for one in texts if one != text]
         if rest and (less := _refusal(solver, _only(question, rest))):
             texts, told = rest, less
-    return Conflict(texts=tuple(texts), account=told)
+    return RequirementConflict(texts=tuple(texts), account=told)
 
 
 def find_fix(
-    solver: Solver, question: WheelQuestion, conflict: Conflict, keep: Iterable[str] = ()
+    solver: ConflictSolver, question: WheelRequest, conflict: RequirementConflict, keep: Iterable[str] = ()
 ) -> tuple[str, str]:
     """Return a requirement of the contradiction and what has a solution in its place, both empty for none.
 
@@ -172,7 +172,7 @@ def find_fix(
 
 
 def explain_conflict(
-    solver: Solver, question: WheelQuestion, error: UnsolvableError, keep: Iterable[str] = ()
+    solver: ConflictSolver, question: WheelRequest, error: UnsolvableError, keep: Iterable[str] = ()
 ) -> UnsolvableError:
     """The error with the contradiction in its message and a change that was tried as its hint.
 
@@ -193,7 +193,7 @@ def explain_conflict(
     )
 
 
-def _only(question: WheelQuestion, texts: Sequence[str]) -> WheelQuestion:
+def _only(question: WheelRequest, texts: Sequence[str]) -> WheelRequest:
     return replace(
         question,
         requirements=tuple(one for one in question.requirements if one in texts),
@@ -201,7 +201,7 @@ def _only(question: WheelQuestion, texts: Sequence[str]) -> WheelQuestion:
     )
 
 
-def _refusal(solver: Solver, question: WheelQuestion) -> str:
+def _refusal(solver: ConflictSolver, question: WheelRequest) -> str:
     """What the solver says where a question has no solution, empty where it has one or that is not known."""
     try:
         solver.solve(question)
@@ -215,7 +215,7 @@ def _bare(text: str) -> str:
     return f"{one.name}[{','.join(sorted(one.extras))}]" if one.extras else one.name
 
 
-def _because(conflict: Conflict) -> str:
+def _because(conflict: RequirementConflict) -> str:
     """What the account gives as reasons, without what it concludes."""
     flat = " ".join(re.sub(r"[×│╰─▶├]+", " ", conflict.account).split())
     reasons = re.findall(r"\b[Bb]ecause (.*?),? we can conclude that", flat)

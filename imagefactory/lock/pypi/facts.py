@@ -21,7 +21,7 @@ def cuda_runtimes(lock: Lock) -> tuple[LockedWheel, ...]:
     return found or tuple(wheel for wheel in lock.wheels if wheel.name == "cuda-toolkit")
 
 
-def brings_cuda(lock: Lock) -> tuple[LockedWheel, ...]:
+def cuda_only_wheels(lock: Lock) -> tuple[LockedWheel, ...]:
     """The wheels that are for NVIDIA's GPUs alone, by their names; nvidia-ml-py merely asks a driver."""
     pattern = re.compile(r"nvidia-(?!ml-py$).*|cuda-.*|.*-cu(da)?[0-9]+x?(-.*)?")
     return tuple(wheel for wheel in lock.wheels if pattern.fullmatch(wheel.name))
@@ -47,7 +47,7 @@ def cuda_majors(wheels: Iterable[LockedWheel]) -> dict[int, tuple[LockedWheel, .
     return found
 
 
-def refuse_two_cudas(target: str, wheels: Iterable[LockedWheel], via: Mapping[str, Collection[str]]) -> None:
+def check_single_cuda(target: str, wheels: Iterable[LockedWheel], via: Mapping[str, Collection[str]]) -> None:
     """Raise LockError where wheels bring libraries of two majors of CUDA. `via` says what requires each.
 
     A package that requires one library for each major loads the one that fits (nvidia-cutlass-dsl-libs-cu12
@@ -108,7 +108,7 @@ def check_facts(lock: Lock, target: Target) -> None:
         )
     rocm = rocm_of(target.cuda)
     if target.cuda == NO_CUDA or rocm:
-        if wheels := brings_cuda(lock):
+        if wheels := cuda_only_wheels(lock):
             raise LockError(
                 "gpu-package-unwanted",
                 f"{target.name}: {came} comes with {wheels[0].name} {wheels[0].version}, which is for "

@@ -25,16 +25,16 @@ import certifi
 from imagefactory.errors import UsageError, os_problem
 from imagefactory.fs import explain_full_disk, replace_bytes
 from imagefactory.http import (
+    HttpSession,
     Login,
-    RefusedError,
-    Web,
+    RejectedError,
     local_path,
     read_some,
     redact,
     sends_openly,
     without_login,
 )
-from imagefactory.settings.choices import Setting
+from imagefactory.settings.choices import SettingValue
 
 # What uv may see of the caller's environment: where its files are, which index, which certificates,
 # how to reach the network. Not here on purpose: UV_EXTRA_INDEX_URL, UV_FIND_LINKS, UV_CONSTRAINT,
@@ -96,7 +96,7 @@ class PackageIndex:
 
 
 def find_index(
-    setting: Setting, *, environ: Mapping[str, str], prefix: Path, etc: Path = Path("/etc")
+    setting: SettingValue, *, environ: Mapping[str, str], prefix: Path, etc: Path = Path("/etc")
 ) -> PackageIndex:
     """The index that `setting` (imagefactory.toml), uv's or pip's settings name, in this order.
 
@@ -294,13 +294,13 @@ class IndexFile:
     uploaded: str = ""
 
 
-def project_files(web: Web, page: str) -> tuple[IndexFile, ...]:
-    """All files that a project's page of the index lists. Raises TransientError, RefusedError."""
+def project_files(web: HttpSession, page: str) -> tuple[IndexFile, ...]:
+    """All files that a project's page of the index lists. Raises TransientError, RejectedError."""
     local = local_path(page)
     if local:
         path = local / "index.html" if local.is_dir() else local
         if not path.is_file():
-            raise RefusedError(f"{path} does not exist", status=404)
+            raise RejectedError(f"{path} does not exist", status=404)
         return _parse_html(path.read_text(encoding="utf-8"), local.as_uri() + "/")
 
     def ask() -> tuple[IndexFile, ...]:
@@ -328,7 +328,7 @@ def _parse_json(text: str, address: str) -> tuple[IndexFile, ...]:
             for row in json.loads(text)["files"]
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RefusedError(f"{redact(address)} is not a project's page (PEP 691): {error!r}") from error
+        raise RejectedError(f"{redact(address)} is not a project's page (PEP 691): {error!r}") from error
 
 
 def _parse_html(text: str, address: str) -> tuple[IndexFile, ...]:

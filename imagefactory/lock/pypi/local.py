@@ -85,7 +85,7 @@ def _read(lock: Lock, root: Path, path: str) -> LockedWheel:
         wheel = LockedWheel(
             name=name, version=str(version), filename=file.name, sha256=digest(file), size=file.stat().st_size
         )
-        said = wheel_says(file)
+        said = wheel_metadata(file)
     except OSError as error:
         raise LockError(*os_problem("read", f"{path} of {lock.target}", error), hint=hint) from error
     if said != (name, version):
@@ -104,7 +104,7 @@ def _read(lock: Lock, root: Path, path: str) -> LockedWheel:
     return wheel
 
 
-def wheel_says(file: Path) -> tuple[str, Version] | None:
+def wheel_metadata(file: Path) -> tuple[str, Version] | None:
     """The name and version that a wheel itself says; None where it says none."""
     try:
         with zipfile.ZipFile(file) as archive:

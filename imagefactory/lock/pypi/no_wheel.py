@@ -47,7 +47,7 @@ def without_wheel(stderr: str) -> str:
     return f"{name}=={version[1]}" if version else name
 
 
-def what_works(asked: str, files: Iterable[IndexFile], lock: Lock) -> str:
+def working_versions(asked: str, files: Iterable[IndexFile], lock: Lock) -> str:
     """What to do about `demo` or `demo==1.0` without a wheel, by the files of its project's page.
 
     No other version is advised: the solver would have taken it if the recipe allowed it.

@@ -26,9 +26,9 @@ from packaging.version import InvalidVersion, Version
 from imagefactory.errors import DownloadError, LockError
 from imagefactory.fs import replacing
 from imagefactory.http import (
-    RefusedError,
+    HttpSession,
+    RejectedError,
     TransientError,
-    Web,
     WebAccess,
     arriving,
     local_path,
@@ -37,13 +37,13 @@ from imagefactory.http import (
 )
 from imagefactory.lock.pypi.index import IndexFile
 from imagefactory.lock.pypi.local import digest
-from imagefactory.lock.pypi.no_wheel import what_works
+from imagefactory.lock.pypi.no_wheel import working_versions
 from imagefactory.lock.pypi.requirements import fitting_tags, from_indexes
 from imagefactory.model import Lock, LockedWheel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WheelOffer:
+class IndexWheel:
     """A file that the index offers for a pin."""
 
     filename: str
@@ -52,16 +52,16 @@ class WheelOffer:
     size: int | None
 
 
-def kept_wheels(previous: Lock | None, empty: Lock, update: tuple[str, ...]) -> dict[str, LockedWheel]:
+def reusable_wheels(previous: Lock | None, empty: Lock, update: tuple[str, ...]) -> dict[str, LockedWheel]:
     """The files of the previous lock that may stay as they are, by package."""
     if previous is None or (previous.python, previous.platform) != (empty.python, empty.platform):
         return {}
     return {wheel.name: wheel for wheel in previous.wheels if wheel.name not in update}
 
 
-def parse_pylock(text: str, path: Path, target: str) -> dict[str, tuple[WheelOffer, ...]]:
+def parse_pylock(text: str, path: Path, target: str) -> dict[str, tuple[IndexWheel, ...]]:
     """The files of a pylock.toml (PEP 751) that uv wrote at `path`."""
-    offers: dict[str, tuple[WheelOffer, ...]] = {}
+    offers: dict[str, tuple[IndexWheel, ...]] = {}
     for package in tomllib.loads(text).get("packages", []):
         name = canonicalize_name(package["name"])
         if "version" not in package or "archive" in package or "vcs" in package or "directory" in package:
@@ -75,15 +75,15 @@ def parse_pylock(text: str, path: Path, target: str) -> dict[str, tuple[WheelOff
             url = wheel.get("url") or (path.parent / wheel["path"]).as_uri()
             filename = wheel.get("name") or unquote(urlsplit(url).path.rpartition("/")[2])
             sha256 = wheel.get("hashes", {}).get("sha256", "").lower()
-            wheels.append(WheelOffer(filename=filename, url=url, sha256=sha256, size=wheel.get("size")))
+            wheels.append(IndexWheel(filename=filename, url=url, sha256=sha256, size=wheel.get("size")))
         offers[name] = tuple(wheels)
     return offers
 
 
-def best_offer(offers: Iterable[WheelOffer], lock: Lock) -> tuple[LockedWheel, WheelOffer] | None:
+def best_offer(offers: Iterable[IndexWheel], lock: Lock) -> tuple[LockedWheel, IndexWheel] | None:
     """The wheel an installer would take: the most specific tag, then the highest build number (PEP 427)."""
     rank = {tag: place for place, tag in enumerate(fitting_tags(lock.python, lock.platform))}
-    ranked: list[tuple[int, tuple[int, str], str, LockedWheel, WheelOffer]] = []
+    ranked: list[tuple[int, tuple[int, str], str, LockedWheel, IndexWheel]] = []
     for offer in offers:
         try:
             name, version, build, offered = parse_wheel_filename(offer.filename)
@@ -103,7 +103,7 @@ def best_offer(offers: Iterable[WheelOffer], lock: Lock) -> tuple[LockedWheel, W
 
 
 def choose(
-    offers: Mapping[str, tuple[WheelOffer, ...]],
+    offers: Mapping[str, tuple[IndexWheel, ...]],
     empty: Lock,
     kept: Mapping[str, LockedWheel],
     there: Callable[[str], tuple[IndexFile, ...]],
@@ -117,7 +117,7 @@ def choose(
     for name, offered in sorted(offers.items()):
         best = best_offer(offered, empty)
         if best is None:
-            other = what_works(name, there(name), empty)
+            other = working_versions(name, there(name), empty)
             raise LockError(
                 "wheel-not-found",
                 f"{empty.target}: '{name}' has no wheel for Python {empty.python} on {empty.platform}",
@@ -142,7 +142,7 @@ def choose(
     return tuple(wheels)
 
 
-def address_of(wheel: LockedWheel, offers: Iterable[WheelOffer], lock: Lock) -> str:
+def address_of(wheel: LockedWheel, offers: Iterable[IndexWheel], lock: Lock) -> str:
     """The URL of the locked file among `offers`, empty if it is not there."""
     for offer in offers:
         if offer.sha256 == wheel.sha256:
@@ -192,7 +192,7 @@ def fetch_sdist(source: WebAccess, file: IndexFile, folder: Path) -> Path:
     if path.is_file() and digest(path) == file.sha256:
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    web = Web(source)
+    web = HttpSession(source)
     try:
         with web.open(file.url) as response, replacing(path) as out:
             content, left = hashlib.sha256(), LARGEST
@@ -213,7 +213,7 @@ def fetch_sdist(source: WebAccess, file: IndexFile, folder: Path) -> Path:
                     f"expected sha256 {file.sha256}, found {content.hexdigest()}",
                     hint="try again",
                 )
-    except (RefusedError, TransientError) as error:
+    except (RejectedError, TransientError) as error:
         raise DownloadError(
             "download-failed", f"{file.filename}: {redact(str(error))}", hint="try again"
         ) from error
@@ -225,22 +225,22 @@ def fetch_sdist(source: WebAccess, file: IndexFile, folder: Path) -> Path:
 # --- METADATA of a wheel on an index: beside it (PEP 658), else out of it, of which little is fetched
 
 
-_WHOLE = 100_000_000  # bytes of a wheel that is fetched whole where its server knows no ranges
+_MAX_WHOLE_BYTES = 100_000_000  # bytes of a wheel that is fetched whole where its server knows no ranges
 _WINDOW = 1 << 16  # bytes asked at once; a wheel's directory is at its end
 
 
-def read_metadata(web: Web, url: str) -> str:
-    """METADATA of the wheel at `url`. Raises RefusedError, TransientError, OSError, BadZipFile, KeyError."""
+def read_metadata(web: HttpSession, url: str) -> str:
+    """METADATA of the wheel at `url`. Raises RejectedError, TransientError, OSError, BadZipFile, KeyError."""
     if path := local_path(url):
         return _inside(io.BytesIO(path.read_bytes()))
     try:
         return web.patience.retry(lambda: _fetch(web, f"{url}.metadata", {})).decode("utf-8")
-    except RefusedError:
+    except RejectedError:
         size = web.size(url)
     try:
-        return _inside(io.BufferedReader(_Remote(web, url, size), _WINDOW))
+        return _inside(io.BufferedReader(_RemoteFile(web, url, size), _WINDOW))
     except _NoRangesError:
-        if size > _WHOLE:
+        if size > _MAX_WHOLE_BYTES:
             raise
         return _inside(io.BytesIO(web.patience.retry(lambda: _fetch(web, url, {}))))
 
@@ -253,21 +253,21 @@ def _inside(wheel: Any) -> str:
         return archive.read(name).decode("utf-8")
 
 
-class _NoRangesError(RefusedError):
+class _NoRangesError(RejectedError):
     """A server that sends all of a file or nothing."""
 
 
-def _fetch(web: Web, url: str, headers: dict[str, str]) -> bytes:
+def _fetch(web: HttpSession, url: str, headers: dict[str, str]) -> bytes:
     with web.open(url, headers=headers) as response:
         if headers and response.status_code != 206:
             raise _NoRangesError(f"{redact(url)}: the server sends no part of a file")
-        return read_some(response.raw, _WHOLE)
+        return read_some(response.raw, _MAX_WHOLE_BYTES)
 
 
-class _Remote(io.RawIOBase):
+class _RemoteFile(io.RawIOBase):
     """A file on a server, read where it is asked for."""
 
-    def __init__(self, web: Web, url: str, size: int) -> None:
+    def __init__(self, web: HttpSession, url: str, size: int) -> None:
         self._web, self._url, self._size, self._at = web, url, size, 0
 
     def readable(self) -> bool:

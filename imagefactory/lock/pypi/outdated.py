@@ -26,9 +26,9 @@ from packaging.utils import (
 from packaging.version import InvalidVersion, Version
 
 from imagefactory.errors import LockError
-from imagefactory.lock import Behind
+from imagefactory.lock import OutdatedPackage
 from imagefactory.lock.pypi.index import IndexFile
-from imagefactory.lock.pypi.question import Pins, WheelQuestion
+from imagefactory.lock.pypi.question import PinnedVersions, WheelRequest
 from imagefactory.lock.pypi.requirements import fitting_set
 from imagefactory.model import Lock, LockedWheel
 from imagefactory.progress import Progress
@@ -53,14 +53,14 @@ _PYTHON = re.compile(r"depends on (Python[<>=!~][^ ,]*)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Release:
+class PypiRelease:
     """A release for everyone: no pre-release, not yanked. `uploaded` is its first day, None if not told."""
 
     version: Version
     uploaded: date | None
 
 
-def releases(name: str, files: Iterable[IndexFile], python: str) -> tuple[Release, ...]:
+def releases(name: str, files: Iterable[IndexFile], python: str) -> tuple[PypiRelease, ...]:
     """The releases among a project's files, the oldest first.
 
     One that begins only after `python` (`3.11`) is left out: the recipe chose that Python. One that ends
@@ -74,7 +74,7 @@ def releases(name: str, files: Iterable[IndexFile], python: str) -> tuple[Releas
     found = []
     for version in sorted(days):
         known = [day for day in days[version] if re.fullmatch(r"\d{4}-\d\d-\d\d", day)]
-        found.append(Release(version=version, uploaded=date.fromisoformat(min(known)) if known else None))
+        found.append(PypiRelease(version=version, uploaded=date.fromisoformat(min(known)) if known else None))
     return tuple(found)
 
 
@@ -129,7 +129,7 @@ def needs_with(needs: Iterable[str], extras: Collection[str], lock: Lock) -> Ite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
+class DependencyNeed:
     """What the locked package `by` requires of another one."""
 
     by: str
@@ -142,13 +142,13 @@ class Need:
 
 def needs_of(
     required: Mapping[str, Sequence[str]], via: Mapping[str, Collection[str]], lock: Lock
-) -> tuple[Need, ...]:
+) -> tuple[DependencyNeed, ...]:
     """Return what the packages of a lock require of one another.
 
     `required` is their Requires-Dist by name, `via` the packages that require each one: an extra counts only
     where the requirement is not among the plain ones.
     """
-    found = list[Need]()
+    found = list[DependencyNeed]()
     for by, texts in required.items():
         plain = list(needs_with(texts, (), lock))
         extras = set(re.findall(r"""extra\s*==\s*["']([^"']+)""", "\n".join(texts)))
@@ -157,11 +157,11 @@ def needs_of(
             needs = needs or [
                 one for one in needs_with(texts, extras, lock) if canonicalize_name(one.name) == name
             ]
-            found += [Need(by=by, name=name, bounds=need.specifier) for need in needs]
+            found += [DependencyNeed(by=by, name=name, bounds=need.specifier) for need in needs]
     return tuple(found)
 
 
-def far_newer(locked: str, known: Iterable[Release], bounds: SpecifierSet) -> Version | None:
+def far_newer(locked: str, known: Iterable[PypiRelease], bounds: SpecifierSet) -> Version | None:
     """The newest release within `bounds`, if what is locked is far behind it; None otherwise.
 
     Far is another major version, or more than a year and five releases.
@@ -212,7 +212,7 @@ def no_wheel(name: str, version: str, lock: Lock) -> str:
     return f"no wheel of {what} for Python {lock.python} on {lock.platform}"
 
 
-def to_accept(name: str, locked: str, known: Iterable[Release]) -> str:
+def to_accept(name: str, locked: str, known: Iterable[PypiRelease]) -> str:
     """The bound by which a recipe says that it wants no newer release than the locked one."""
     held = Version(locked)
     after = next((one.version for one in known if one.version > held), None)
@@ -220,7 +220,7 @@ def to_accept(name: str, locked: str, known: Iterable[Release]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
+class LockObstacle:
     """Why a release could not be locked: `reason` for a person, `by` what bounds it, empty for none.
 
     `build` is what lacks a wheel and could be built (`rouge-score==0.1.2`).
@@ -231,7 +231,7 @@ class Account:
     build: str = ""
 
 
-def read_account(text: str, pin: str, asked: Mapping[str, str], lock: Lock) -> Account:
+def read_account(text: str, pin: str, asked: Mapping[str, str], lock: Lock) -> LockObstacle:
     """uv's account of why the newest release, `pin` (`demo==2.0`), could not be locked, in short.
 
     `asked` says by package what the question wants (`the recipe asks for torch==2.3.*`).
@@ -240,28 +240,30 @@ def read_account(text: str, pin: str, asked: Mapping[str, str], lock: Lock) -> A
     flat = " ".join(re.sub(r"[×│╰─▶├]+", " ", text).split())
     flat = re.sub(r",(?=[<>=!~])", ";", flat)  # of bounds, unlike a comma between sentences
     needs = [
-        _Clause(of=canonicalize_name(m[1]), name=canonicalize_name(m[3]), bounds=_plain(m[4]))
+        _DependencyClause(of=canonicalize_name(m[1]), name=canonicalize_name(m[3]), bounds=_plain(m[4]))
         for m in _NEEDS.finditer(flat)
     ]
     if found := _NO_WHEEL.search(flat):
         lacking = canonicalize_name(found[1])
         bounds = next((need.bounds for need in needs if need.name == lacking), _plain(found[2] or ""))
-        return Account(reason=no_wheel(lacking, bounds.removeprefix("=="), lock), build=f"{lacking}{bounds}")
+        return LockObstacle(
+            reason=no_wheel(lacking, bounds.removeprefix("=="), lock), build=f"{lacking}{bounds}"
+        )
     others = (need for need in needs if need.name == name and need.of != name)
     if by := next((need for need in others if need.excludes(newest)), None):
-        return Account(reason=f"{by.of} needs {by}", by=by.of)
+        return LockObstacle(reason=f"{by.of} needs {by}", by=by.of)
     if found := _PYTHON.search(flat):
-        return Account(reason=f"it needs {_plain(found[1])}, the recipe has Python {lock.python}")
+        return LockObstacle(reason=f"it needs {_plain(found[1])}, the recipe has Python {lock.python}")
     for own in (need for need in needs if need.of == name):
         if own.name in asked:
-            return Account(reason=f"it needs {own}, {asked[own.name]}")
+            return LockObstacle(reason=f"it needs {own}, {asked[own.name]}")
         if other := next((need for need in needs if need.name == own.name and need.of != name), None):
-            return Account(reason=f"it needs {own}, {other.of} needs {other}", by=other.of)
-    return Account(reason=flat.rpartition("cause: ")[2].replace(";", ",")[:400])
+            return LockObstacle(reason=f"it needs {own}, {other.of} needs {other}", by=other.of)
+    return LockObstacle(reason=flat.rpartition("cause: ")[2].replace(";", ",")[:400])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Clause:
+class _DependencyClause:
     """`of` depends on `name` within `bounds`, as an account says it."""
 
     of: str
@@ -287,16 +289,16 @@ def _plain(bounds: str) -> str:
 _AT_ONCE = 4  # questions to the solver
 
 
-class Asker(Protocol):
+class VersionSource(Protocol):
     """The solver, and what its index has."""
 
-    def solve(self, question: WheelQuestion) -> Pins:
+    def solve(self, question: WheelRequest) -> PinnedVersions:
         """A solution. Raises LockError."""
 
     def listed(self, wheels: Sequence[LockedWheel], lock: Lock) -> dict[LockedWheel, tuple[IndexFile, ...]]:
         """The files on the page of each wheel's project. Raises LockError."""
 
-    def requirers(self, question: WheelQuestion, wheels: Sequence[LockedWheel]) -> dict[str, tuple[str, ...]]:
+    def requirers(self, question: WheelRequest, wheels: Sequence[LockedWheel]) -> dict[str, tuple[str, ...]]:
         """By each package of a solution those that require it. Raises LockError."""
 
     def required(
@@ -308,20 +310,22 @@ class Asker(Protocol):
         """METADATA of a release. Raises LockError."""
 
 
-def find_behind(
-    asker: Asker,
-    question: WheelQuestion,
+def find_outdated(
+    asker: VersionSource,
+    question: WheelRequest,
     wheels: Sequence[LockedWheel],
     framework: str,
     progress: Progress,
-) -> tuple[Behind, ...]:
+) -> tuple[OutdatedPackage, ...]:
     """What of `wheels`, a solution of `question`, is behind: far, or for want of a wheel of the newest.
 
     A newest release is one within the bounds of the recipe, of the framework, of the packages that the recipe
     names, and of the target below. What is `fixed` was judged when it was locked. An index that does not
     answer is noted: a lock is as good without this.
     """
-    look = _Look(asker=asker, question=question, wheels=tuple(wheels), framework=canonicalize_name(framework))
+    look = _SolutionCheck(
+        asker=asker, question=question, wheels=tuple(wheels), framework=canonicalize_name(framework)
+    )
     with progress.task("newest releases", total=len(look.chosen), unit="packages") as task:
         try:
             found, unknown = look.find()
@@ -334,18 +338,18 @@ def find_behind(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Late:
+class _OutdatedPin:
     wheel: LockedWheel
-    known: tuple[Release, ...]
+    known: tuple[PypiRelease, ...]
     newest: Version
 
 
 @dataclass(slots=True, kw_only=True)
-class _Look:
+class _SolutionCheck:
     """One solution, and what the index says of it."""
 
-    asker: Asker
-    question: WheelQuestion
+    asker: VersionSource
+    question: WheelRequest
     wheels: tuple[LockedWheel, ...]
     framework: str
 
@@ -358,7 +362,7 @@ class _Look:
         """What the recipe itself names."""
         return {canonicalize_name(Requirement(text).name) for text in self.question.requirements}
 
-    def find(self) -> tuple[tuple[Behind, ...], tuple[str, ...]]:
+    def find(self) -> tuple[tuple[OutdatedPackage, ...], tuple[str, ...]]:
         """What is behind, and of which packages that is not known. Raises LockError."""
         lock, own = self.question.lock, (*self.question.requirements, *self.question.constraints)
         listed = self.asker.listed(self.chosen, lock)
@@ -374,7 +378,7 @@ class _Look:
             return (), ()
         needs = self._needs(late, listed)
         named = {*self.names, self.framework, *(wheel.name for wheel in self.question.fixed)}
-        found, left = list[Behind](), list[_Late]()
+        found, left = list[OutdatedPackage](), list[_OutdatedPin]()
         for wheel in late:
             others = [need for need in needs if need.name == wheel.name and need.by != wheel.name]
             bounds = every = bounds_of(wheel.name, own)
@@ -384,19 +388,19 @@ class _Look:
             source = newest_source(wheel, listed.get(wheel, ()), every, lock)
             if source:
                 pin = f"{wheel.name}=={source}"
-                account = Account(
+                account = LockObstacle(
                     reason=f"{no_wheel(wheel.name, str(source), lock)}, only its source", build=pin
                 )
-                one = _Late(wheel=wheel, known=known[wheel.name], newest=source)
+                one = _OutdatedPin(wheel=wheel, known=known[wheel.name], newest=source)
                 found.append(self._told(one, account, stops=self._held(wheel.name) != wheel.version))
                 continue
             newest = far_newer(wheel.version, known[wheel.name], bounds)
             if not newest:
                 continue
-            one = _Late(wheel=wheel, known=known[wheel.name], newest=newest)
+            one = _OutdatedPin(wheel=wheel, known=known[wheel.name], newest=newest)
             if by := next((need for need in others if newest not in need.bounds), None):
                 if wheel.name in self.names:  # below, that is how packages go together, and no news
-                    found.append(self._told(one, Account(reason=str(by), by=by.by), stops=False))
+                    found.append(self._told(one, LockObstacle(reason=str(by), by=by.by), stops=False))
             else:
                 left.append(one)
         more, unknown = self._solved(left, known, needs)
@@ -404,7 +408,7 @@ class _Look:
 
     def _needs(
         self, late: Iterable[LockedWheel], listed: Mapping[LockedWheel, Sequence[IndexFile]]
-    ) -> tuple[Need, ...]:
+    ) -> tuple[DependencyNeed, ...]:
         """What the other packages require of those that are late."""
         via, lock = self.asker.requirers(self.question, self.wheels), self.question.lock
         via = {wheel.name: via.get(wheel.name, ()) for wheel in late}
@@ -415,15 +419,18 @@ class _Look:
         return needs_of(self.asker.required(wheels, pages, lock), via, lock)
 
     def _solved(
-        self, late: Sequence[_Late], known: Mapping[str, Sequence[Release]], needs: Sequence[Need]
-    ) -> tuple[list[Behind], tuple[str, ...]]:
+        self,
+        late: Sequence[_OutdatedPin],
+        known: Mapping[str, Sequence[PypiRelease]],
+        needs: Sequence[DependencyNeed],
+    ) -> tuple[list[OutdatedPackage], tuple[str, ...]]:
         """Those of which only the solver knows the reason: what the recipe names, else the rest.
 
         Where the lock is refused for what the recipe names, nobody waits for the solver's word on the rest.
         """
-        found, unknown = list[Behind](), list[str]()
+        found, unknown = list[OutdatedPackage](), list[str]()
 
-        def account(one: _Late) -> Account | LockError | None:
+        def account(one: _OutdatedPin) -> LockObstacle | LockError | None:
             try:
                 return self._account(one, known, needs)
             except LockError as error:
@@ -442,8 +449,8 @@ class _Look:
                 break
         return found, tuple(unknown)
 
-    def _told(self, one: _Late, account: Account, *, stops: bool) -> Behind:
-        return Behind(
+    def _told(self, one: _OutdatedPin, account: LockObstacle, *, stops: bool) -> OutdatedPackage:
+        return OutdatedPackage(
             name=one.wheel.name,
             locked=one.wheel.version,
             newest=str(one.newest),
@@ -459,8 +466,8 @@ class _Look:
         return next((wheel.version for wheel in before if wheel.name == name), "")
 
     def _account(
-        self, late: _Late, known: Mapping[str, Sequence[Release]], needs: Sequence[Need]
-    ) -> Account | None:
+        self, late: _OutdatedPin, known: Mapping[str, Sequence[PypiRelease]], needs: Sequence[DependencyNeed]
+    ) -> LockObstacle | None:
         """Why the newest release was not locked; None where the lock before holds what it was to keep."""
         question, name = self.question, late.wheel.name
         pin = f"{name}=={late.newest}"
@@ -481,13 +488,13 @@ class _Look:
             for wheel in self.wheels
             if wheel.name in with_it and Version(with_it[wheel.name]) < Version(wheel.version)
         ]
-        return Account(
+        return LockObstacle(
             reason=f"it goes with {' and '.join(older[:3])} only" if older else "nothing forbids it"
         )
 
     def _contradiction(
-        self, late: _Late, known: Mapping[str, Sequence[Release]], needs: Iterable[Need]
-    ) -> Account | None:
+        self, late: _OutdatedPin, known: Mapping[str, Sequence[PypiRelease]], needs: Iterable[DependencyNeed]
+    ) -> LockObstacle | None:
         """What the newest release requires and the recipe or a locked wheel excludes, by their metadata."""
         name, lock, asked = late.wheel.name, self.question.lock, self._asked()
         try:
@@ -511,7 +518,7 @@ class _Look:
             allowed = bounds_of(other, own)
             fitting = [v for v in there if v in allowed and need.specifier.contains(v, prereleases=True)]
             if other in asked and there and not fitting:
-                return Account(reason=f"it needs {need.name}{need.specifier}, {asked[other]}")
+                return LockObstacle(reason=f"it needs {need.name}{need.specifier}, {asked[other]}")
             for by in needs if there else ():
                 if (
                     by.name == other
@@ -519,7 +526,7 @@ class _Look:
                     and by.bounds
                     and not any(v in by.bounds for v in fitting)
                 ):
-                    return Account(reason=f"it needs {need.name}{need.specifier}, {by}", by=by.by)
+                    return LockObstacle(reason=f"it needs {need.name}{need.specifier}, {by}", by=by.by)
         return None
 
     def _asked(self) -> dict[str, str]:

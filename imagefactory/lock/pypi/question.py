@@ -15,7 +15,7 @@ from imagefactory.model import Lock, LockedWheel, Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WheelQuestion:
+class WheelRequest:
     """What uv is asked: the wheels of `lock`, which has none yet, for its Python and platform.
 
     The versions and files of `previous` are preferred, but for those named in `update`; with `update_all`
@@ -41,7 +41,7 @@ class WheelQuestion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pins:
+class PinnedVersions:
     """uv's solution: `lines` as `name==version`.
 
     `lacking` are extras that were requested (package, extra) and that the package's metadata does not have.
@@ -80,7 +80,7 @@ def check_exclude(request: LockRequest) -> tuple[str, ...]:
     return target.exclude
 
 
-def known_updates(request: LockRequest) -> tuple[str, ...]:
+def check_update_names(request: LockRequest) -> tuple[str, ...]:
     """The normalised names to update. Raises LockError for one that the target's lock cannot move."""
     target, under = request.target, request.under
     names = [wheel.name for wheel in request.previous.wheels] if request.previous else []

@@ -13,12 +13,12 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import InvalidVersion, Version
 
 from imagefactory.lock.pypi.index import IndexFile
-from imagefactory.lock.pypi.outdated import Release, releases
+from imagefactory.lock.pypi.outdated import PypiRelease, releases
 from imagefactory.lock.pypi.requirements import fitting_set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NewSeries:
+class FrameworkSeries:
     """A series (`2.16`) that no row has: its newest `release`, and the Pythons of the rows that it is for.
 
     `begun` is the day of its first release, None where the index tells none.
@@ -32,7 +32,7 @@ class NewSeries:
 
 def newer_series(
     name: str, files: Iterable[IndexFile], rows: Collection[str], pythons: Collection[str], platform: str
-) -> tuple[NewSeries, ...]:
+) -> tuple[FrameworkSeries, ...]:
     """`series_after` of the wheels for `pythons`. `platform` is a lock's (`manylinux_2_36_x86_64`)."""
     files, offered = tuple(files), {}
     for python in pythons:
@@ -42,7 +42,9 @@ def newer_series(
     return series_after(offered, rows)
 
 
-def series_after(offered: Mapping[str, Sequence[Release]], rows: Collection[str]) -> tuple[NewSeries, ...]:
+def series_after(
+    offered: Mapping[str, Sequence[PypiRelease]], rows: Collection[str]
+) -> tuple[FrameworkSeries, ...]:
     """Series newer than the newest of `rows` (`2.15`) among what is offered to each Python; the oldest first.
 
     A series has as many numbers as the newest row names.
@@ -61,7 +63,7 @@ def series_after(offered: Mapping[str, Sequence[Release]], rows: Collection[str]
         last = max(version for version, _, _ in group)
         told = {python for version, _, given in group if version == last for python in given}
         found.append(
-            NewSeries(
+            FrameworkSeries(
                 series=".".join(map(str, cut)),
                 release=last.public,
                 begun=min(days) if days else None,
@@ -71,7 +73,7 @@ def series_after(offered: Mapping[str, Sequence[Release]], rows: Collection[str]
     return tuple(found)
 
 
-def first_series_after(some: Iterable[Release], day: date) -> str:
+def first_series_after(some: Iterable[PypiRelease], day: date) -> str:
     """The oldest series (`2.1`) whose first release is of a later day; empty for none, or for all of them."""
     begun: dict[tuple[int, ...], date] = {}
     for one in some:
@@ -105,7 +107,7 @@ def newest_python(name: str, files: Iterable[IndexFile], platform: str) -> tuple
     )
 
 
-def python_after(offered: Mapping[str, Sequence[Release]]) -> tuple[str, str]:
+def python_after(offered: Mapping[str, Sequence[PypiRelease]]) -> tuple[str, str]:
     """(release, Python): the newest Python that the newest release is offered to; empty for no release."""
     best = max(
         ((some[-1].version, Version(python)) for python, some in offered.items() if some), default=None

@@ -59,7 +59,7 @@ _OPENERS: Mapping[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Project:
+class SourceProject:
     """What a source says of itself without running it.
 
     `requires` is what it is built with (PEP 518). `name` and `version` are empty where it names none.
@@ -79,7 +79,7 @@ class Project:
 
 
 @dataclass(slots=True)
-class _Contents:
+class _SourceFiles:
     """The files of a source that say what it is, by their path below its folder, and its languages."""
 
     texts: dict[str, bytes]
@@ -94,7 +94,7 @@ class _Contents:
         return self.text(f"{folders[0]}/{name}") if folders else None
 
 
-def read_project(source: Path) -> Project:
+def read_project(source: Path) -> SourceProject:
     """Return what a source archive or folder says of itself. Raises UsageError for anything else."""
     try:
         contents = _contents(source)
@@ -106,7 +106,7 @@ def read_project(source: Path) -> Project:
         if elsewhere := next((one for one in requires if one.url), None):
             raise ValueError(f"to be built it requires {elsewhere.name} from an address, not from the index")
         known = _read_metadata(contents, document)
-        return Project(
+        return SourceProject(
             requires=tuple(map(str, requires)),
             name=canonicalize_name(known.name, validate=True) if known.name else "",
             version=str(Version(known.version)) if known.version else "",
@@ -129,14 +129,14 @@ def read_project(source: Path) -> Project:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Metadata:
+class _SourceMetadata:
     name: str = ""
     version: str = ""
     dependencies: tuple[str, ...] | None = None
     python: str = ""
 
 
-def _read_metadata(contents: _Contents, document: Mapping[str, Any]) -> _Metadata:
+def _read_metadata(contents: _SourceFiles, document: Mapping[str, Any]) -> _SourceMetadata:
     """The core metadata as far as files say it: PKG-INFO, pyproject.toml, egg-info, setup.cfg, in this order.
 
     PKG-INFO is final from version 2.2 on, for each field that is not Dynamic; older ones of setuptools lack
@@ -163,7 +163,7 @@ def _read_metadata(contents: _Contents, document: Mapping[str, Any]) -> _Metadat
         if len(dependencies) > _MOST_DEPENDENCIES:
             raise ValueError(f"it requires {len(dependencies)} packages")
     version = info.get("version") or project.get("version", "") or options.get("version", "")
-    return _Metadata(
+    return _SourceMetadata(
         name=project.get("name", "") or info.get("name") or options.get("name", ""),
         version="" if version.startswith(("attr:", "file:")) else version,
         dependencies=dependencies,
@@ -171,7 +171,7 @@ def _read_metadata(contents: _Contents, document: Mapping[str, Any]) -> _Metadat
     )
 
 
-def _version_variable(contents: _Contents, requires: Iterable[Requirement]) -> str:
+def _version_variable(contents: _SourceFiles, requires: Iterable[Requirement]) -> str:
     names: list[str] = [canonicalize_name(one.name) for one in requires]
     if any("use_scm_version" in contents.text(name) for name in ("setup.py", "setup.cfg")):
         names.append("setuptools-scm")
@@ -181,10 +181,10 @@ def _version_variable(contents: _Contents, requires: Iterable[Requirement]) -> s
 def _with_extras(project: Mapping[str, Any]) -> Iterator[str]:
     for extra, wanted in project.get("optional-dependencies", {}).items():
         for one in wanted:
-            yield _under(one, f'extra == "{canonicalize_name(extra)}"')
+            yield _with_marker(one, f'extra == "{canonicalize_name(extra)}"')
 
 
-def _under(requirement: str, condition: str) -> str:
+def _with_marker(requirement: str, condition: str) -> str:
     """A requirement under one more marker."""
     plain, _, marker = requirement.partition(";")
     return (
@@ -205,7 +205,7 @@ def _egg_requires(text: str) -> Iterator[str]:
             f"({marker})" if marker else "",
             f'extra == "{canonicalize_name(extra)}"' if extra else "",
         ):
-            line = _under(line, condition) if condition else line
+            line = _with_marker(line, condition) if condition else line
         yield line
 
 
@@ -228,10 +228,10 @@ def _imports(text: str) -> frozenset[str]:
     return frozenset(re.findall(r"^[ \t]*(?:import|from)[ \t]+([A-Za-z_][A-Za-z0-9_]*)", text, re.MULTILINE))
 
 
-def _contents(source: Path) -> _Contents:
-    contents = _Contents({}, set())
+def _contents(source: Path) -> _SourceFiles:
+    contents = _SourceFiles({}, set())
     if source.is_dir():
-        _read_folder(source, contents)
+        _read_directory(source, contents)
         if not contents.texts.keys() & {PYPROJECT, "setup.py", "setup.cfg"}:
             raise ValueError(f"it has neither {PYPROJECT} nor setup.py")
         return contents
@@ -240,7 +240,7 @@ def _contents(source: Path) -> _Contents:
     return contents
 
 
-def _read_folder(source: Path, contents: _Contents) -> None:
+def _read_directory(source: Path, contents: _SourceFiles) -> None:
     root = source.resolve()
     for name in (PYPROJECT, "setup.py", "setup.cfg", "PKG-INFO"):
         if os.path.lexists(source / name):
@@ -252,37 +252,37 @@ def _read_folder(source: Path, contents: _Contents) -> None:
             _note_language(path, contents)
 
 
-def _note_language(path: str, contents: _Contents) -> None:
+def _note_language(path: str, contents: _SourceFiles) -> None:
     suffix = path.rpartition("/")[2].rpartition(".")[2].lower()
     kind = CODE.get(f".{suffix}") or CODE.get(path.rpartition("/")[2])
     if kind:
         contents.code.add(kind)
 
 
-def _read_zip(file: IO[bytes], contents: _Contents) -> None:
+def _read_zip(file: IO[bytes], contents: _SourceFiles) -> None:
     check_list(file)
     with zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
-            if not info.is_dir() and (inside := _below_top(info.filename)):
+            if not info.is_dir() and (inside := _path_in_archive(info.filename)):
                 _note_language(inside, contents)
-                if _speaks(inside):
+                if _is_metadata_file(inside):
                     with archive.open(info) as opened:
                         contents.texts.setdefault(inside, _short(opened, inside))
 
 
-def _read_tar(file: IO[bytes], contents: _Contents) -> None:
+def _read_tar(file: IO[bytes], contents: _SourceFiles) -> None:
     size, head = os.fstat(file.fileno()).st_size, file.read(6)
     file.seek(0)
     opener = next((opener for magic, opener in _OPENERS.items() if head.startswith(magic)), None)
-    plain = _Bounded(opener(file) if opener else file, min(INFLATED, max(_LEAST, RATIO * size)))
+    plain = _BoundedReader(opener(file) if opener else file, min(INFLATED, max(_LEAST, RATIO * size)))
     with tarfile.open(fileobj=cast("IO[bytes]", plain), mode="r|", tarinfo=CappedInfo) as tar:
         for _ in range(MEMBERS):
             member = tar.next()
             if member is None:
                 return
-            if member.isreg() and (inside := _below_top(member.name)):
+            if member.isreg() and (inside := _path_in_archive(member.name)):
                 _note_language(inside, contents)
-                if _speaks(inside) and (opened := tar.extractfile(member)):
+                if _is_metadata_file(inside) and (opened := tar.extractfile(member)):
                     contents.texts.setdefault(inside, _short(opened, inside))
             cast("Any", tar).members.clear()  # they are kept for going back, and that is not done here
     raise ValueError(f"it has more than {MEMBERS} members")
@@ -295,19 +295,19 @@ def _short(file: IO[bytes], name: str) -> bytes:
     return data
 
 
-def _below_top(name: str) -> str:
+def _path_in_archive(name: str) -> str:
     """The path below the one folder of an archive, empty for what is not in it."""
     return name.removeprefix("./").partition("/")[2]
 
 
-def _speaks(path: str) -> bool:
+def _is_metadata_file(path: str) -> bool:
     """Whether a file says what its package is."""
     if path in (PYPROJECT, "setup.py", "setup.cfg", "PKG-INFO"):
         return True
     return bool(_EGG_INFO.search(path)) and path.rpartition("/")[2] in ("PKG-INFO", "requires.txt")
 
 
-class _Bounded:
+class _BoundedReader:
     """A file that is read forwards, up to so many bytes."""
 
     def __init__(self, file: IO[bytes], most: int) -> None:

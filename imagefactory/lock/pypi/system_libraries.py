@@ -24,7 +24,7 @@ MOST_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lacking:
+class MissingLibraries:
     """One wheel, the libraries that it asks for in vain, and the packages of Debian that have them.
 
     `instead` is a project that does without, empty where none is known. Where no package has them, `base` is
@@ -61,7 +61,7 @@ def package_of_library(name: str) -> str:
 
 def find_lacking(
     wheels: Iterable[LockedWheel], base: Iterable[str], cached: Callable[[LockedWheel], Path | None]
-) -> tuple[Lacking, ...]:
+) -> tuple[MissingLibraries, ...]:
     """What of `wheels` asks for libraries that none of the packages of Debian named in `base` has.
 
     `cached` gives a wheel's file, None where it is not there.
@@ -80,7 +80,7 @@ def find_lacking(
         if missing:
             packages = tuple(dict.fromkeys(known[name] for name in missing))
             found.append(
-                Lacking(
+                MissingLibraries(
                     wheel=wheel,
                     libraries=tuple(missing),
                     packages=packages,
@@ -88,7 +88,7 @@ def find_lacking(
                 )
             )
         if other := sorted(name for name in wanted if name in elsewhere):
-            lacking = Lacking(
+            lacking = MissingLibraries(
                 wheel=wheel, libraries=tuple(other), packages=(), instead="", base=elsewhere[other[0]]
             )
             found.append(lacking)

@@ -37,13 +37,13 @@ from imagefactory.errors import (
 )
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.knowledge.packages import source_build
-from imagefactory.lock.pypi.facts import check_facts, refuse_two_cudas
+from imagefactory.lock.pypi.facts import check_facts, check_single_cuda
 from imagefactory.lock.pypi.index import IndexFile
 from imagefactory.lock.pypi.no_wheel import NoWheelError
 from imagefactory.lock.pypi.outdated import bounds_of
-from imagefactory.lock.pypi.question import Pins, WheelQuestion, versions_of
+from imagefactory.lock.pypi.question import PinnedVersions, WheelRequest, versions_of
 from imagefactory.lock.pypi.requirements import fitting_set
-from imagefactory.lock.pypi.sources import Project, read_project
+from imagefactory.lock.pypi.sources import SourceProject, read_project
 from imagefactory.model import Lock, LockedWheel, Target
 from imagefactory.progress import Progress
 from imagefactory.recipes.values import package_of
@@ -60,12 +60,12 @@ _ROUNDS = 10  # each one adds a need, and a need can bring packages that need mo
 class QuestionSolver(Protocol):
     """What solves a question."""
 
-    def solve(self, question: WheelQuestion) -> Pins:
+    def solve(self, question: WheelRequest) -> PinnedVersions:
         """A solution. Raises LockError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
+class CompanionNeed:
     """What the release `by` (`torch 2.2.2`) needs: `wants`, and with `add` even where nothing else does."""
 
     by: str
@@ -84,18 +84,22 @@ class Need:
 class NoCompanionError(UnsolvableError):
     """A companion has no release for a version of its framework, which `need` bounds to those that it has."""
 
-    def __init__(self, code: str, message: str, *, hint: str, conflict: tuple[str, ...], need: Need) -> None:
+    def __init__(
+        self, code: str, message: str, *, hint: str, conflict: tuple[str, ...], need: CompanionNeed
+    ) -> None:
         super().__init__(code, message, hint=hint, conflict=conflict)
         self.need = need
 
 
-def known_needs(versions: Mapping[str, str], python: str) -> tuple[Need, ...]:
+def companion_needs(versions: Mapping[str, str], python: str) -> tuple[CompanionNeed, ...]:
     """Return the needs of releases (name -> version) that bear on one another, for a Python (`3.11`).
 
     Raises NoCompanionError for a companion that has no release for the version of its framework.
     """
     found = [
-        Need(by=f"{row.package} {versions[row.package]}", wants=row.needs, add=row.add, source=row.source)
+        CompanionNeed(
+            by=f"{row.package} {versions[row.package]}", wants=row.needs, add=row.add, source=row.source
+        )
         for row in knowledge.bounds()
         if row.package in versions
         and row.python in ("", python)
@@ -111,16 +115,18 @@ def known_needs(versions: Mapping[str, str], python: str) -> tuple[Need, ...]:
             if not series:
                 raise _no_companion(f"{name} {versions[name]}", f"{framework} {version}")
             wants = Requirement(f"{name}=={series}.*")
-            found.append(Need(by=f"{framework} {version}", wants=wants, add=False, source="companions.toml"))
+            found.append(
+                CompanionNeed(by=f"{framework} {version}", wants=wants, add=False, source="companions.toml")
+            )
     return tuple(found)
 
 
-def with_needs(question: WheelQuestion, needs: Iterable[Need]) -> WheelQuestion:
+def with_needs(question: WheelRequest, needs: Iterable[CompanionNeed]) -> WheelRequest:
     """Return the question with needs as constraints, and as requirements where they are to be added.
 
     What the target below or conda brings is theirs, and is not bounded.
     """
-    brought = _brought(question)
+    brought = _parent_versions(question)
     asked = {package_of(text) for text in question.requirements}
     added, bounds = list(question.requirements), list(question.constraints)
     for need in needs:
@@ -140,17 +146,17 @@ def with_needs(question: WheelQuestion, needs: Iterable[Need]) -> WheelQuestion:
 
 
 def solve_companions(
-    solver: QuestionSolver, question: WheelQuestion
-) -> tuple[WheelQuestion, Pins, tuple[Need, ...]]:
+    solver: QuestionSolver, question: WheelRequest
+) -> tuple[WheelRequest, PinnedVersions, tuple[CompanionNeed, ...]]:
     """Solve a question, with a framework left open older where a companion has no release for a newer one.
 
     Return the question with that bound, its solution, and what was bounded. Raises NoCompanionError where
     that has no solution, and whatever the solver raises.
     """
-    brought, kept, pins = _brought(question), list[Need](), solver.solve(question)
+    brought, kept, pins = _parent_versions(question), list[CompanionNeed](), solver.solve(question)
     while True:
         try:
-            known_needs(brought | _versions(pins), question.lock.python)
+            companion_needs(brought | _versions(pins), question.lock.python)
         except NoCompanionError as error:
             bounded = with_needs(question, (error.need,))
             if bounded == question:  # brought by something else, or bounded before
@@ -167,27 +173,27 @@ def solve_companions(
             return question, pins, tuple(kept)
 
 
-def solve_known(
-    solver: QuestionSolver, question: WheelQuestion, progress: Progress
-) -> tuple[WheelQuestion, Pins]:
+def solve_with_companions(
+    solver: QuestionSolver, question: WheelRequest, progress: Progress
+) -> tuple[WheelRequest, PinnedVersions]:
     """Solve a question so that all known needs are met. Return the question with them, and its solution.
 
     Each need that changed the solution is noted. Raises UnsolvableError, naming the needs, where these
     leave no solution, and whatever the solver raises.
     """
-    brought = _brought(question)
+    brought = _parent_versions(question)
     given = {package_of(text) for text in question.given}
     question, pins, older = solve_companions(solver, question)
     kept = [*older]
     for _ in range(_ROUNDS):
         versions = brought | _versions(pins)
-        needs = known_needs(versions, question.lock.python)
+        needs = companion_needs(versions, question.lock.python)
         broken = [
             one
             for one in needs
             if one.wants.name not in brought
             and not (one.add and one.package in given)  # a channel's build has needs of its own
-            and not _is_met(one, versions)
+            and not _is_satisfied(one, versions)
         ]
         if not broken:
             for one in kept:
@@ -204,12 +210,12 @@ def solve_known(
             raise _contradicted(question, kept, error) from error
     raise LockError(
         "known-needs-unmet",
-        f"{question.lock.target}: no solution meets the known needs of its packages: {_told(kept)}",
+        f"{question.lock.target}: no solution meets the known needs of its packages: {_describe_needs(kept)}",
         hint="pin these packages",
     )
 
 
-def _brought(question: WheelQuestion) -> dict[str, str]:
+def _parent_versions(question: WheelRequest) -> dict[str, str]:
     """The versions of what the target below and conda bring."""
     given = (Requirement(text) for text in question.given)
     return {
@@ -218,7 +224,7 @@ def _brought(question: WheelQuestion) -> dict[str, str]:
     }
 
 
-def _versions(pins: Pins) -> dict[str, str]:
+def _versions(pins: PinnedVersions) -> dict[str, str]:
     pairs = (line.partition("==") for line in pins.lines)
     return {canonicalize_name(name): version for name, _, version in pairs}
 
@@ -237,14 +243,14 @@ def _is_other_build(version: str) -> bool:
     return bool(local) and not local.startswith("cu")
 
 
-def _is_met(need: Need, versions: Mapping[str, str]) -> bool:
+def _is_satisfied(need: CompanionNeed, versions: Mapping[str, str]) -> bool:
     version = versions.get(need.wants.name)
     if version is None:
         return not need.add
     return need.wants.specifier.contains(_public(version), prereleases=True)
 
 
-def _told(needs: Iterable[Need]) -> str:
+def _describe_needs(needs: Iterable[CompanionNeed]) -> str:
     return "; ".join(dict.fromkeys(map(str, needs)))
 
 
@@ -258,17 +264,19 @@ def _no_companion(companion: str, release: str) -> NoCompanionError:
         f"{name} has no release for {release}: its last is for {framework} {last}",
         hint=f"write version: {last} of {framework}, or remove {name} and what needs it",
         conflict=(name,),
-        need=Need(by=companion, wants=wants, add=False, source="companions.toml"),
+        need=CompanionNeed(by=companion, wants=wants, add=False, source="companions.toml"),
     )
 
 
-def _of_target(question: WheelQuestion, error: NoCompanionError) -> NoCompanionError:
+def _of_target(question: WheelRequest, error: NoCompanionError) -> NoCompanionError:
     error = copy(error)
     error.message = f"{question.lock.target}: {error.message}"
     return error
 
 
-def _contradicted(question: WheelQuestion, needs: Sequence[Need], error: LockError) -> UnsolvableError:
+def _contradicted(
+    question: WheelRequest, needs: Sequence[CompanionNeed], error: LockError
+) -> UnsolvableError:
     """The error of a question that had a solution before these needs were added."""
     added = {str(one.wants) for one in needs}
     own = [
@@ -278,7 +286,7 @@ def _contradicted(question: WheelQuestion, needs: Sequence[Need], error: LockErr
     ]
     against = [one for one in needs if any(package_of(text) == one.wants.name for text in own)] or needs
     own = [text for text in own if package_of(text) in {one.wants.name for one in against}]
-    message = f"{question.lock.target}: {_told(against)} (known, but not declared), and "
+    message = f"{question.lock.target}: {_describe_needs(against)} (known, but not declared), and "
     hint = error.hint
     if own:
         message += f"the recipe asks for {' and '.join(own)}"
@@ -299,7 +307,7 @@ def _contradicted(question: WheelQuestion, needs: Sequence[Need], error: LockErr
 
 ROUNDS = 100
 """Solutions that are tried at most; each but the last finds one more release without a wheel."""
-UNKNOWN = "0"
+UNKNOWN_VERSION = "0"
 """The version of a source that only its build says; nothing else may require it by a version then."""
 
 
@@ -310,7 +318,7 @@ class Solver(Protocol):
     def root(self) -> Path:
         """The folder that the paths of a question start from."""
 
-    def solve(self, question: WheelQuestion) -> Pins:
+    def solve(self, question: WheelRequest) -> PinnedVersions:
         """Return a solution. Raises LockError, and NoWheelError for packages without a wheel."""
 
     def project(self, name: str, lock: Lock) -> tuple[IndexFile, ...]:
@@ -321,7 +329,7 @@ class Solver(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unbuilt:
+class SourcePackage:
     """A package that is built from `source`: a file of the index, or an entry of the recipe.
 
     `project` is None for a source that is not here yet.
@@ -330,7 +338,7 @@ class Unbuilt:
     name: str
     version: str
     source: str
-    project: Project | None
+    project: SourceProject | None
 
     @property
     def code(self) -> frozenset[str]:
@@ -345,16 +353,16 @@ class Unbuilt:
 
 
 def require_wheels(
-    solver: Solver, question: WheelQuestion, target: Target, progress: Progress
-) -> tuple[WheelQuestion, Pins]:
+    solver: Solver, question: WheelRequest, target: Target, progress: Progress
+) -> tuple[WheelRequest, PinnedVersions]:
     """Solve a question so that all known needs are met, as `solve_known`.
 
     Raises UnbuiltError with all packages of the solution that have no wheel, and LockError where others have
     libraries of two majors of CUDA, or another CUDA than the target: nobody shall build in vain.
     """
     with tempfile.TemporaryDirectory(prefix="imagefactory-sources-") as folder:
-        search = _Search(solver, question, Path(folder))
-        question, pins = solve_known(search, question, progress)
+        search = _SourceSearch(solver, question, Path(folder))
+        question, pins = solve_with_companions(search, question, progress)
         unbuilt = search.unbuilt(pins)
     if not unbuilt:
         return question, pins
@@ -365,7 +373,7 @@ def require_wheels(
         LockedWheel(name=canonicalize_name(name), version=version, filename="", sha256="", size=0)
         for name, _, version in solved
     ]
-    refuse_two_cudas(target.name, wheels, pins.via)
+    check_single_cuda(target.name, wheels, pins.via)
     declared = all(one.project and one.project.dependencies is not None for one in unbuilt)
     if declared and canonicalize_name(target.framework) in {wheel.name for wheel in wheels} - built:
         check_facts(replace(question.lock, wheels=(*question.fixed, *wheels)), target)
@@ -373,17 +381,17 @@ def require_wheels(
 
 
 @dataclass(slots=True)
-class _Search:
+class _SourceSearch:
     """The rounds of one question, which grows. `folder` has a stub for each release in `stubs`."""
 
     solver: Solver
-    question: WheelQuestion
+    question: WheelRequest
     folder: Path
-    stubs: dict[tuple[str, str], Unbuilt] = field(default_factory=dict)
-    away: list[Unbuilt] = field(default_factory=list)
-    own: list[Unbuilt] | None = None
+    stubs: dict[tuple[str, str], SourcePackage] = field(default_factory=dict)
+    away: list[SourcePackage] = field(default_factory=list)
+    own: list[SourcePackage] | None = None
 
-    def solve(self, question: WheelQuestion) -> Pins:
+    def solve(self, question: WheelRequest) -> PinnedVersions:
         """A solution in which stubs stand for what has no wheel."""
         if not question.sources and not self.stubs:
             try:
@@ -412,22 +420,24 @@ class _Search:
             hint="constrain the packages without a wheel to one version each",
         )
 
-    def unbuilt(self, pins: Pins) -> tuple[Unbuilt, ...]:
+    def unbuilt(self, pins: PinnedVersions) -> tuple[SourcePackage, ...]:
         chosen = {
             (canonicalize_name(name), version) for name, _, version in (p.partition("==") for p in pins.lines)
         }
         return (*self.away, *(one for key, one in sorted(self.stubs.items()) if key in chosen))
 
-    def _own(self, entry: str) -> Unbuilt | None:
+    def _own(self, entry: str) -> SourcePackage | None:
         """A stub for a folder of the recipe; a repository is only noted, as nothing of it is here."""
         if not entry.startswith("."):
-            self.away.append(Unbuilt(name="", version="", source=entry, project=None))
+            self.away.append(SourcePackage(name="", version="", source=entry, project=None))
             return None
         project = read_own(self.solver.root, entry)
         if not project.name:
-            self.away.append(Unbuilt(name="", version="", source=entry, project=project))
+            self.away.append(SourcePackage(name="", version="", source=entry, project=project))
             return None
-        one = Unbuilt(name=project.name, version=project.version or UNKNOWN, source=entry, project=project)
+        one = SourcePackage(
+            name=project.name, version=project.version or UNKNOWN_VERSION, source=entry, project=project
+        )
         self._keep(one, project)
         return one
 
@@ -453,15 +463,17 @@ class _Search:
                 hint=f"ask for another version of {name}, or build a wheel and write ./wheels/NAME.whl",
             ) from error
         project = replace(project, python=file.python or project.python)
-        self._keep(Unbuilt(name=name, version=str(version), source=file.filename, project=project), project)
+        self._keep(
+            SourcePackage(name=name, version=str(version), source=file.filename, project=project), project
+        )
         return True
 
-    def _keep(self, one: Unbuilt, project: Project) -> None:
+    def _keep(self, one: SourcePackage, project: SourceProject) -> None:
         write_stub(self.folder / "stubs", one.name, one.version, _metadata_lines(project))
         self.stubs[one.name, one.version] = one
 
 
-def read_own(root: Path, entry: str) -> Project:
+def read_own(root: Path, entry: str) -> SourceProject:
     """What a folder below `root` says of itself. Raises UsageError for one that is not there or leads out."""
     folder = root / entry
     if not folder.is_dir():
@@ -525,7 +537,7 @@ def _bounds_in(name: str, account: str, written: SpecifierSet) -> list[Specifier
     return [every, *(written & one for one in each), written]
 
 
-def _metadata_lines(project: Project) -> list[str]:
+def _metadata_lines(project: SourceProject) -> list[str]:
     lines = [f"Requires-Dist: {need}" for need in project.dependencies or ()]
     extras = {
         extra for need in project.dependencies or () for extra in re.findall(r"extra == ['\"]([^'\"]+)", need)
@@ -548,7 +560,7 @@ def write_stub(folder: Path, name: str, version: str, lines: Sequence[str]) -> N
 
 
 @contextmanager
-def without(absent: Sequence[str], question: WheelQuestion) -> Iterator[WheelQuestion]:
+def without(absent: Sequence[str], question: WheelRequest) -> Iterator[WheelRequest]:
     """`question` without the pins `absent` in its answer: empty wheels stand for them while uv solves."""
     if not absent:
         yield question
@@ -569,7 +581,7 @@ def has_nvcc(target: Target) -> bool:
     return target.source == "pypi" and major.isdigit() and int(major) >= 13
 
 
-def needs_of(one: Unbuilt, target: Target) -> tuple[list[str], bool]:
+def needs_of(one: SourcePackage, target: Target) -> tuple[list[str], bool]:
     """What building a package needs, for a person, and whether this machine has all of it."""
     code, needs, possible = one.code, list[str](), True
     if one.project is None:
@@ -596,14 +608,14 @@ def needs_of(one: Unbuilt, target: Target) -> tuple[list[str], bool]:
 
 
 def list_unbuilt(
-    unbuilt: Sequence[Unbuilt], pins: tuple[str, ...], question: WheelQuestion, target: Target
+    unbuilt: Sequence[SourcePackage], pins: tuple[str, ...], question: WheelRequest, target: Target
 ) -> UnbuiltError:
     """The error that names all packages of a solution that have no wheel."""
     named = {canonicalize_name(Requirement(text).name) for text in question.requirements}
     rows, lines, impossible = list[dict[str, object]](), list[str](), list[str]()
     for one in unbuilt:
         needs, possible = needs_of(one, target)
-        version = "" if one.version == UNKNOWN else one.version
+        version = "" if one.version == UNKNOWN_VERSION else one.version
         label = f"{one.name} {version}".strip()
         if one.source in question.sources:  # the project's own code, or a repository
             label = f"{label} ({one.source})" if label else one.source

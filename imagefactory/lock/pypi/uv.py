@@ -20,37 +20,43 @@ from threading import Lock as ThreadLock
 from packaging.metadata import parse_email
 from packaging.utils import canonicalize_name
 
-from imagefactory.errors import LockError, ToolError, UnsolvableError, extra_hint, own_pip
+from imagefactory.errors import LockError, ToolError, UnsolvableError, extra_hint, own_pip_command
 from imagefactory.gpu.capability import MACHINES
-from imagefactory.http import RefusedError, TransientError, Web, redact
-from imagefactory.lock import Behind, LockRequest
+from imagefactory.http import HttpSession, RejectedError, TransientError, redact
+from imagefactory.lock import LockRequest, OutdatedPackage
 from imagefactory.lock.content_hash import content_hash
-from imagefactory.lock.pypi.explain import explain_conflict, explain_failure, explain_on, unreached
-from imagefactory.lock.pypi.facts import check_facts, refuse_two_cudas
+from imagefactory.lock.pypi.explain import explain_conflict, explain_failure, explain_on, unreachable_error
+from imagefactory.lock.pypi.facts import check_facts, check_single_cuda
 from imagefactory.lock.pypi.index import IndexFile, PackageIndex, project_files
 from imagefactory.lock.pypi.local import local_wheels
-from imagefactory.lock.pypi.no_wheel import NoWheelError, what_works, without_wheel
+from imagefactory.lock.pypi.no_wheel import NoWheelError, without_wheel, working_versions
 from imagefactory.lock.pypi.offers import (
-    WheelOffer,
+    IndexWheel,
     address_of,
     best_offer,
     choose,
     fetch_sdist,
-    kept_wheels,
     parse_pylock,
     read_metadata,
+    reusable_wheels,
 )
-from imagefactory.lock.pypi.outdated import find_behind
+from imagefactory.lock.pypi.outdated import find_outdated
 from imagefactory.lock.pypi.question import (
-    Pins,
-    WheelQuestion,
+    PinnedVersions,
+    WheelRequest,
     check_exclude,
-    known_updates,
+    check_update_names,
     origins_of,
     versions_of,
 )
 from imagefactory.lock.pypi.requirements import from_files, from_indexes
-from imagefactory.lock.pypi.unbuilt import known_needs, require_wheels, solve_companions, with_needs, without
+from imagefactory.lock.pypi.unbuilt import (
+    companion_needs,
+    require_wheels,
+    solve_companions,
+    with_needs,
+    without,
+)
 from imagefactory.model import Lock, LockedWheel, Target
 from imagefactory.progress import Progress
 from imagefactory.recipes.values import package_of
@@ -65,7 +71,7 @@ _PROJECT = "imagefactory-asked"
 _LOCAL = "factory.wheels"  # unlike any name of the settings
 
 
-def write_asked(folder: Path, wanted: Iterable[str], lock: Lock, index: PackageIndex) -> Path:
+def write_requirements(folder: Path, wanted: Iterable[str], lock: Lock, index: PackageIndex) -> Path:
     """Write the file in `folder` that requires `wanted` (PEP 508), those of `lock.origins` from there.
 
     Their order is kept: of two packages that compete, uv gives the newest release to the first one.
@@ -77,7 +83,7 @@ def write_asked(folder: Path, wanted: Iterable[str], lock: Lock, index: PackageI
     origins = [pair for pair in lock.origins if pair[0] in names]
     if not origins:
         path = folder / "asked.txt"
-        path.write_text(as_lines(lines))
+        path.write_text(requirement_lines(lines))
         return path
     path = folder / "pyproject.toml"
     named, files = from_indexes(tuple(origins)), from_files(tuple(origins))
@@ -101,7 +107,7 @@ def write_asked(folder: Path, wanted: Iterable[str], lock: Lock, index: PackageI
             f'[[tool.uv.index]]\nname = {json.dumps(_LOCAL)}\nurl = "{flat.as_uri()}"\nformat = "flat"'
             "\nexplicit = true"
         )
-    path.write_text(as_lines(text))
+    path.write_text(requirement_lines(text))
     return path
 
 
@@ -117,12 +123,12 @@ def read_via(solution: str) -> dict[str, tuple[str, ...]]:
     return {name: tuple(one for one in by if one not in ("via", _PROJECT)) for name, by in found.items()}
 
 
-def as_lines(entries: Iterable[str]) -> str:
+def requirement_lines(entries: Iterable[str]) -> str:
     """A line each."""
     return "".join(f"{entry}\n" for entry in entries)
 
 
-def in_plain_words(told: str) -> str:
+def plain_uv_message(told: str) -> str:
     """What uv says of the project as it says it of plain lines."""
     return told.replace(f"{_PROJECT} depends on", "you require")
 
@@ -155,7 +161,7 @@ class UvLocker:
         self._python = python
         self._platforms: list[tuple[str, str]] = []
         self._version, self._pages_at = "", ""
-        self._solved: dict[WheelQuestion, Pins | NoWheelError] = {}
+        self._solved: dict[WheelRequest, PinnedVersions | NoWheelError] = {}
 
     def require(self) -> str:
         """uv's version. Raises ToolError without uv."""
@@ -169,7 +175,7 @@ class UvLocker:
             raise ToolError(
                 "uv-not-working",
                 f"cannot start uv: {(done.stderr or done.stdout).strip()[:200]}",
-                hint=own_pip("install", "--force-reinstall uv"),
+                hint=own_pip_command("install", "--force-reinstall uv"),
             )
         return match[0]
 
@@ -186,7 +192,7 @@ class UvLocker:
         if (
             previous
             and previous.content_hash == decided
-            and not known_updates(request)
+            and not check_update_names(request)
             and not request.update_all
         ):
             kept = previous if previous.target == target.name else replace(previous, target=target.name)
@@ -209,20 +215,20 @@ class UvLocker:
         """The error of a request with what contradicts, and a hint that the solver has tried."""
         return self.explained(error, self._question(request), request.target)
 
-    def explained(self, error: LockError, question: WheelQuestion, target: Target) -> LockError:
+    def explained(self, error: LockError, question: WheelRequest, target: Target) -> LockError:
         """The error of a question with what contradicts, and a hint that the solver has tried."""
         if isinstance(error, NoWheelError):
             if (asked := without_wheel(error.account)) and (
                 files := self.project(asked.partition("==")[0], question.lock)
             ):
-                works = what_works(asked, files, question.lock)
+                works = working_versions(asked, files, question.lock)
                 error.hint = f"images contain only wheels, and {works}"
             return error
         if isinstance(error, UnsolvableError) and not error.conflict:
             return explain_conflict(self, question, error, (canonicalize_name(target.framework),))
         return error
 
-    def versions(self, request: LockRequest, progress: Progress, *, declared: bool = False) -> Pins:
+    def versions(self, request: LockRequest, progress: Progress, *, declared: bool = False) -> PinnedVersions:
         """The versions that a lock would have, without a look at their files. Raises like `lock`.
 
         With `declared` by what packages declare: of known needs only companions count, sources are not looked
@@ -236,7 +242,7 @@ class UvLocker:
         except UnsolvableError as error:
             raise explain_on(error, request.under, request.target) if request.under else error from error
 
-    def _question(self, request: LockRequest) -> WheelQuestion:
+    def _question(self, request: LockRequest) -> WheelRequest:
         target, under = request.target, request.under
         empty = Lock(
             target=target.name,
@@ -247,37 +253,39 @@ class UvLocker:
             wheels=(),
             origins=origins_of(target, under),
         )
-        return WheelQuestion(
+        return WheelRequest(
             lock=empty,
             requirements=target.requirements,
             constraints=target.constraints,
             previous=request.previous,
-            update=known_updates(request),
+            update=check_update_names(request),
             update_all=request.update_all,
             fixed=under.wheels if under else (),
             sources=target.sources,
             exclude=check_exclude(request),
         )
 
-    def behind(self, request: LockRequest, lock: Lock, progress: Progress) -> tuple[Behind, ...]:
+    def behind(self, request: LockRequest, lock: Lock, progress: Progress) -> tuple[OutdatedPackage, ...]:
         """What of a solution is far behind the newest release of the index. Raises like `lock`."""
-        question = with_needs(self._question(request), known_needs(versions_of(lock.wheels), lock.python))
-        return find_behind(self, question, lock.wheels, request.target.framework, progress)
+        question = with_needs(self._question(request), companion_needs(versions_of(lock.wheels), lock.python))
+        return find_outdated(self, question, lock.wheels, request.target.framework, progress)
 
-    def wheels(self, question: WheelQuestion, pins: Pins, progress: Progress) -> tuple[LockedWheel, ...]:
+    def wheels(
+        self, question: WheelRequest, pins: PinnedVersions, progress: Progress
+    ) -> tuple[LockedWheel, ...]:
         """The very wheels of a solution, sorted by name.
 
         A file of `question.previous` stays while its version does and the index has it. Raises LockError for
         a package without a fitting wheel.
         """
         offers = self.offers(pins.lines, question.lock)
-        kept = kept_wheels(question.previous, question.lock, question.update)
+        kept = reusable_wheels(question.previous, question.lock, question.update)
         chosen = choose(offers, question.lock, kept, lambda name: self.project(name, question.lock))
         chosen = self._sizes(chosen, offers, progress)
         fixed = {wheel.name for wheel in question.fixed}
         local = [one for one in local_wheels(question.lock, self._index.root) if one.name not in fixed]
         wheels = tuple(sorted((*question.fixed, *chosen, *local), key=lambda wheel: wheel.name))
-        refuse_two_cudas(question.lock.target, wheels, pins.via)
+        check_single_cuda(question.lock.target, wheels, pins.via)
         return wheels
 
     def addresses(self, lock: Lock) -> dict[str, str]:
@@ -298,7 +306,7 @@ class UvLocker:
                 missing.append(wheel)
         return urls | self._search(missing, lock)
 
-    def solve(self, question: WheelQuestion) -> Pins:
+    def solve(self, question: WheelRequest) -> PinnedVersions:
         """uv's solution without what is fixed or given. Raises UnsolvableError, or ToolError without uv.
 
         A question is asked once, but for one with folders, whose files may change.
@@ -316,24 +324,26 @@ class UvLocker:
             raise copy(known)
         return known
 
-    def _solve(self, question: WheelQuestion) -> Pins:
+    def _solve(self, question: WheelRequest) -> PinnedVersions:
         # A pin among the requirements also lets uv take a version that has been yanked since.
         fixed = tuple(f"{wheel.name}=={wheel.version}" for wheel in question.fixed)
         with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as folder:
             bounds, out = (Path(folder) / name for name in ("bounds.txt", "out.txt"))
             wanted = (*question.requirements, *fixed)
-            asked = write_asked(Path(folder), wanted, question.lock, self._index)
-            bounds.write_text(as_lines(dict.fromkeys((*question.constraints, *question.given))))
+            asked = write_requirements(Path(folder), wanted, question.lock, self._index)
+            bounds.write_text(requirement_lines(dict.fromkeys((*question.constraints, *question.given))))
             if (
                 question.previous and not question.update_all
             ):  # uv prefers the versions of the file it replaces
-                out.write_text(as_lines(f"{one.name}=={one.version}" for one in question.previous.wheels))
+                out.write_text(
+                    requirement_lines(f"{one.name}=={one.version}" for one in question.previous.wheels)
+                )
             more = [f"--upgrade-package={name}" for name in question.update]
             more += [f"--find-links={one}" for one in (question.stubs, question.sdists) if one]
             if question.exclude:  # a requirement that applies nowhere, in place of those of others
                 overrides = Path(folder) / "overrides.txt"
                 overrides.write_text(
-                    as_lines(f"{name}; sys_platform == 'never'" for name in question.exclude)
+                    requirement_lines(f"{name}; sys_platform == 'never'" for name in question.exclude)
                 )
                 more.append(f"--overrides={overrides}")
             arguments = [f"--constraints={bounds}", f"--output-file={out}", *more]
@@ -342,13 +352,13 @@ class UvLocker:
         pins = [line for line in solution.splitlines() if "==" in line and not line.startswith(" ")]
         elsewhere = {canonicalize_name(pin.partition("==")[0]) for pin in (*fixed, *question.given)}
         lacking = re.findall(r"The package `([^`=]+)==[^`]*` does not have an extra named `([^`]+)`", told)
-        return Pins(
+        return PinnedVersions(
             lines=tuple(pin for pin in pins if canonicalize_name(pin.partition("==")[0]) not in elsewhere),
             lacking=tuple(sorted({(canonicalize_name(name), extra) for name, extra in lacking})),
             via=read_via(solution),
         )
 
-    def requirers(self, question: WheelQuestion, wheels: Sequence[LockedWheel]) -> dict[str, tuple[str, ...]]:
+    def requirers(self, question: WheelRequest, wheels: Sequence[LockedWheel]) -> dict[str, tuple[str, ...]]:
         """By each package of a solution those that require it. Raises LockError."""
         pins = tuple(f"{wheel.name}=={wheel.version}" for wheel in wheels)
         return self.solve(replace(question, constraints=(*question.constraints, *pins))).via
@@ -365,10 +375,10 @@ class UvLocker:
                 "wheel-not-found",
                 f"{lock.target}: the index has no wheel of {pin} for this Python and platform",
             )
-        web = Web(self._index)
+        web = HttpSession(self._index)
         try:
             return read_metadata(web, best[1].url)
-        except (RefusedError, TransientError, OSError, zipfile.BadZipFile, KeyError) as error:
+        except (RejectedError, TransientError, OSError, zipfile.BadZipFile, KeyError) as error:
             raise LockError(
                 "index-read-failed",
                 f"{lock.target}: cannot read the metadata of {pin}: {redact(str(error))}",
@@ -386,16 +396,19 @@ class UvLocker:
             done = self._run(["pip", "compile", str(given), *options])
         # An index without that project has answered too.
         if done.returncode and "not found in the" not in done.stderr:
-            raise unreached(done.stderr, self._index)
+            raise unreachable_error(done.stderr, self._index)
 
-    def offers(self, pins: Iterable[str], lock: Lock) -> dict[str, tuple[WheelOffer, ...]]:
+    def offers(self, pins: Iterable[str], lock: Lock) -> dict[str, tuple[IndexWheel, ...]]:
         """For each pin (`name==version`) the fitting files that its index offers, by normalised name."""
         local = from_files(lock.origins)
         wanted = tuple(pin for pin in pins if package_of(pin) not in local)
         if not wanted:
             return {}
         with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as folder:
-            asked, out = write_asked(Path(folder), wanted, lock, self._index), Path(folder) / "pylock.toml"
+            asked, out = (
+                write_requirements(Path(folder), wanted, lock, self._index),
+                Path(folder) / "pylock.toml",
+            )
             self._compile(asked, ["--no-deps", "--format=pylock.toml", f"--output-file={out}"], lock)
             return parse_pylock(out.read_text(), out, lock.target)
 
@@ -416,7 +429,7 @@ class UvLocker:
             ]
         )
         if done.returncode != 0:
-            told = in_plain_words(done.stderr)
+            told = plain_uv_message(done.stderr)
             raise explain_failure(lock, told, self._index)
         return done
 
@@ -453,12 +466,12 @@ class UvLocker:
             self._pages_at = page_of(pip).removesuffix("pip/")
         pages = {name: self._pages_at and f"{self._pages_at}{name}/" for name in names}
         pages |= {name: page_of(replace(pip, name=name)) for name in names if name in own}
-        web = Web(self._index)
+        web = HttpSession(self._index)
 
         def read(page: str) -> tuple[IndexFile, ...]:
             try:
                 return project_files(web, page) if page else ()
-            except (RefusedError, TransientError):
+            except (RejectedError, TransientError):
                 return ()
 
         try:
@@ -518,19 +531,19 @@ class UvLocker:
             raise LockError(
                 "lock-platform-unsupported",
                 f"{target}: uv has no platform for glibc {glibc} on {machine}",
-                hint=own_pip("install", "--upgrade uv"),
+                hint=own_pip_command("install", "--upgrade uv"),
             )
         return max(fitting)
 
     def _sizes(
         self,
         wheels: tuple[LockedWheel, ...],
-        offers: Mapping[str, tuple[WheelOffer, ...]],
+        offers: Mapping[str, tuple[IndexWheel, ...]],
         progress: Progress,
     ) -> tuple[LockedWheel, ...]:
         """The wheels with their sizes: what the index said of them, else asked from the server."""
         known = {o.sha256: o for offered in offers.values() for o in offered}
-        web = Web(self._index)
+        web = HttpSession(self._index)
         try:
             with (
                 progress.task("sizes", total=len(wheels), unit="packages") as task,
@@ -543,7 +556,7 @@ class UvLocker:
                     return replace(wheel, size=size)
 
                 return tuple(pool.map(sized, wheels))
-        except (RefusedError, TransientError) as error:
+        except (RejectedError, TransientError) as error:
             raise LockError(
                 "index-read-failed",
                 f"cannot read the size of a wheel: {redact(str(error))}",
@@ -557,7 +570,7 @@ class UvLocker:
         urls, listed = {}, self.listed(missing, lock) if missing else {}
         for wheel in missing:
             offers = [
-                WheelOffer(filename=file.filename, url=file.url, sha256=file.sha256, size=None)
+                IndexWheel(filename=file.filename, url=file.url, sha256=file.sha256, size=None)
                 for file in listed.get(wheel, ())
             ]
             url = address_of(wheel, offers, lock)
@@ -576,12 +589,12 @@ class UvLocker:
 
         Raises LockError for a page that could not be read.
         """
-        web, pages = Web(self._index), self._pages(wheels, lock)
+        web, pages = HttpSession(self._index), self._pages(wheels, lock)
         try:
             with ThreadPoolExecutor(8) as pool:
                 files = pool.map(lambda page: project_files(web, page), pages.values())
                 return dict(zip(pages, files, strict=True))
-        except (RefusedError, TransientError) as error:
+        except (RejectedError, TransientError) as error:
             raise LockError(
                 "index-read-failed",
                 f"{lock.target}: cannot read the page of a project: {redact(str(error))}",
@@ -604,12 +617,12 @@ class UvLocker:
             for file in listed.get(wheel, ()):
                 if file.filename == wheel.filename:
                     urls[wheel.name] = file.url
-        web = Web(self._index)
+        web = HttpSession(self._index)
 
         def read(url: str) -> tuple[str, ...] | None:
             try:
                 return tuple(parse_email(read_metadata(web, url))[0].get("requires_dist", []))
-            except (RefusedError, TransientError, OSError, zipfile.BadZipFile, KeyError, UnicodeDecodeError):
+            except (RejectedError, TransientError, OSError, zipfile.BadZipFile, KeyError, UnicodeDecodeError):
                 return None
 
         try:
@@ -631,7 +644,7 @@ class UvLocker:
         text, plain = "", replace(lock, origins=())
         if pins:
             with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as folder:
-                asked = write_asked(Path(folder), pins, plain, self._index)
+                asked = write_requirements(Path(folder), pins, plain, self._index)
                 text = self._compile(
                     asked, ["--no-deps", "--no-annotate", "--emit-index-annotation"], plain
                 ).stdout

@@ -15,7 +15,7 @@ from contextlib import suppress
 from urllib.parse import urlencode
 
 from imagefactory.errors import RegistryError, StoreError
-from imagefactory.http import CHUNK, RefusedError, TransientError, arriving, read_count, read_some
+from imagefactory.http import CHUNK, RejectedError, TransientError, arriving, read_count, read_some
 from imagefactory.oci.manifests import (
     INDEX_TYPES,
     MALFORMED,
@@ -26,8 +26,8 @@ from imagefactory.oci.manifests import (
     media_type_of,
     read_json,
 )
-from imagefactory.oci.registry.session import SMALL, Ask, RegistrySession, Response, short_of
-from imagefactory.oci.store import Source, check_digest, check_wanted
+from imagefactory.oci.registry.session import SMALL, RegistryRequest, RegistrySession, Response, short_of
+from imagefactory.oci.store import Source, check_digest, check_tag_or_digest
 
 # --- Blobs, manifests and lists on their way out of a registry, checked by their digests
 
@@ -35,7 +35,7 @@ from imagefactory.oci.store import Source, check_digest, check_wanted
 _ACCEPT = ", ".join((*INDEX_TYPES, *MANIFEST_TYPES))
 
 
-class Download:
+class RegistryDownloader:
     """What a registry has, asked for through `session`."""
 
     def __init__(self, session: RegistrySession) -> None:
@@ -49,7 +49,7 @@ class Download:
 
     def holds(self, repository: str, descriptor: Descriptor) -> bool:
         """As `has`, asked once: raises the two errors of exchange.py."""
-        ask = Ask(
+        ask = RegistryRequest(
             method="HEAD",
             url=self.session.place(repository, f"blobs/{descriptor.digest}"),
             scope=self.session.scope(repository),
@@ -57,7 +57,7 @@ class Download:
         try:
             with self.session.answer(ask) as response:
                 length = read_count(response.headers.get("Content-Length", ""))
-        except RefusedError as error:
+        except RejectedError as error:
             if error.status == 404:
                 return False
             raise
@@ -82,24 +82,26 @@ class Download:
             finally:
                 reader.close()
             if sha256 and f"sha256:{sha256.hexdigest()}" != descriptor.digest:
-                raise RefusedError("the received bytes do not match the digest")
+                raise RejectedError("the received bytes do not match the digest")
 
     def manifest(self, repository: str, wanted: str) -> tuple[Descriptor, bytes] | None:
         """As Store has it."""
-        self.session.place(repository, check_wanted(wanted))
+        self.session.place(repository, check_tag_or_digest(wanted))
         with self.session.told(repository, f"fetching manifest {wanted}"):
             return self.session.retry(lambda: self.manifest_now(repository, wanted))
 
     def manifest_now(self, repository: str, wanted: str) -> tuple[Descriptor, bytes] | None:
         """As `manifest`, asked once: raises the two errors of exchange.py."""
         url = self.session.place(repository, f"manifests/{wanted}")
-        ask = Ask(method="GET", url=url, scope=self.session.scope(repository), headers={"Accept": _ACCEPT})
+        ask = RegistryRequest(
+            method="GET", url=url, scope=self.session.scope(repository), headers={"Accept": _ACCEPT}
+        )
         try:
             with self.session.answer(ask) as response:
                 data = read_some(response.raw, MANIFEST_LIMIT)
                 told = wanted if ":" in wanted else response.headers.get("Docker-Content-Digest", "")
                 header = response.headers.get("Content-Type", "").partition(";")[0].strip()
-        except RefusedError as error:
+        except RejectedError as error:
             if error.status == 404:
                 return None
             raise
@@ -113,11 +115,11 @@ class Download:
                 page = f"the response for {wanted} is a web page, not a manifest"
                 raise TransientError(page) from None
             if b'"fsLayers"' in data:
-                raise RefusedError(f"{wanted} is a manifest of Docker schema 1") from None
+                raise RejectedError(f"{wanted} is a manifest of Docker schema 1") from None
             raise TransientError(f"the response for {wanted} is not a manifest") from None
         # Docker and Podman go by the header, whatever the bytes say.
         if header in (*INDEX_TYPES, *MANIFEST_TYPES) and header != media_type:
-            raise RefusedError(f"the manifest {digest} has the type {media_type}, its header {header}")
+            raise RejectedError(f"the manifest {digest} has the type {media_type}, its header {header}")
         return Descriptor(media_type=media_type, digest=digest, size=len(data)), data
 
 
@@ -156,7 +158,7 @@ class _BlobReader:
             raise
         if len(data) > left:
             self.close()
-            raise RefusedError(f"it sent more than {self.descriptor.size} bytes")
+            raise RejectedError(f"it sent more than {self.descriptor.size} bytes")
         if left and not data:
             self.close()
             raise TransientError(f"it sent only {self.position} of {self.descriptor.size} bytes")
@@ -165,7 +167,9 @@ class _BlobReader:
 
     def _open(self) -> None:
         headers = {"Range": f"bytes={self.position}-"} if self.position else {}
-        ask = Ask(method="GET", url=self.place, scope=self.session.scope(self.repository), headers=headers)
+        ask = RegistryRequest(
+            method="GET", url=self.place, scope=self.session.scope(self.repository), headers=headers
+        )
         self.response = self.session.request(ask)
         self.chunks = arriving(self.response.raw)
         skip = self.position
@@ -191,15 +195,15 @@ def _skip(chunks: Iterable[bytes], count: int) -> Iterator[bytes]:
 
 _BINARY = "application/octet-stream"
 _PIECE = 4 << 20  # bytes; the most that GHCR takes in a request with a Content-Range
-_LOST = frozenset(
+_LOST_UPLOAD_CODES = frozenset(
     {"BLOB_UPLOAD_INVALID", "BLOB_UPLOAD_UNKNOWN", "DIGEST_INVALID", "RANGE_INVALID", "SIZE_INVALID"}
 )
 
 
-class Upload:
+class RegistryUploader:
     """What is brought into a registry through `session`, and looked for there by `download`."""
 
-    def __init__(self, session: RegistrySession, download: Download) -> None:
+    def __init__(self, session: RegistrySession, download: RegistryDownloader) -> None:
         self.session, self.download = session, download
 
     def write(self, repository: str, descriptor: Descriptor, source: Source) -> int:
@@ -231,9 +235,9 @@ class Upload:
 
         def ask() -> bool:
             try:
-                with self.session.answer(Ask(method="POST", url=url, scope=scope)) as response:
+                with self.session.answer(RegistryRequest(method="POST", url=url, scope=scope)) as response:
                     made, upload = response.status_code == 201, self.session.location(response)
-            except (RefusedError, TransientError) as error:
+            except (RejectedError, TransientError) as error:
                 if 400 <= error.status < 500 and error.status not in (408, 425, 429):
                     return False  # no such origin, or not for this account: writing may do
                 raise
@@ -255,17 +259,19 @@ class Upload:
         uploads = self.session.place(repository, "blobs/uploads/")
 
         def end() -> bool:
-            ask = Ask(method="PUT", url=f"{uploads}{uuid.uuid4()}?digest={digest_of(b'')}", scope=scope)
+            ask = RegistryRequest(
+                method="PUT", url=f"{uploads}{uuid.uuid4()}?digest={digest_of(b'')}", scope=scope
+            )
             try:
                 with self.session.answer(ask):
                     return False
-            except RefusedError as error:
+            except RejectedError as error:
                 if error.status in (401, 403) or error.code in ("DENIED", "UNAUTHORIZED", "NAME_UNKNOWN"):
                     raise
-                return error.code in _LOST
+                return error.code in _LOST_UPLOAD_CODES
 
         def begin() -> str:
-            with self.session.answer(Ask(method="POST", url=uploads, scope=scope)) as response:
+            with self.session.answer(RegistryRequest(method="POST", url=uploads, scope=scope)) as response:
                 return self.session.location(response)
 
         with self.session.told(repository, "asking whether images may be sent"):
@@ -275,14 +281,16 @@ class Upload:
     def forget(self, repository: str, upload: str) -> None:
         """Tells the registry that an upload ends here. A kindness: it sweeps what it is not told of."""
         if upload:
-            with suppress(TransientError, RefusedError, RegistryError):
-                ask = Ask(method="DELETE", url=upload, scope=self.session.scope(repository, "pull,push"))
+            with suppress(TransientError, RejectedError, RegistryError):
+                ask = RegistryRequest(
+                    method="DELETE", url=upload, scope=self.session.scope(repository, "pull,push")
+                )
                 with self.session.answer(ask):
                     pass
 
     def put(self, repository: str, data: bytes, media_type: str, tag: str = "") -> tuple[Descriptor, bool]:
         """Puts a manifest; gives what its tag or digest names then, and whether it lists it as a referrer."""
-        wanted = check_wanted(tag or digest_of(data))
+        wanted = check_tag_or_digest(tag or digest_of(data))
         put = _ManifestPut(self, repository, data, media_type)
         put.url = self.session.place(repository, f"manifests/{wanted}")
         put.tag = tag
@@ -290,7 +298,7 @@ class Upload:
             return self.session.retry(put.go), put.listed
 
 
-class _Body:
+class _BlobBody:
     """Bytes of a blob from an offset on, `size` of them, as requests sends them: with a Content-Length."""
 
     def __init__(self, upload: _BlobUpload, size: int) -> None:
@@ -321,7 +329,9 @@ class _Body:
 class _BlobUpload:
     """One blob on its way in: `go` until it returns. `offset` is what the registry has confirmed."""
 
-    def __init__(self, owner: Upload, repository: str, descriptor: Descriptor, source: Source) -> None:
+    def __init__(
+        self, owner: RegistryUploader, repository: str, descriptor: Descriptor, source: Source
+    ) -> None:
         self.owner, self.session, self.repository = owner, owner.session, repository
         self.descriptor, self.source = descriptor, source
         self.scope = self.session.scope(repository, "pull,push")
@@ -344,10 +354,10 @@ class _BlobUpload:
         self.broken = True
         try:
             self._send()
-        except RefusedError as error:
-            if error.status in (413, 416) and error.code not in _LOST and self._cut_smaller():
+        except RejectedError as error:
+            if error.status in (413, 416) and error.code not in _LOST_UPLOAD_CODES and self._cut_smaller():
                 raise TransientError(str(error), after=0.0) from None
-            if error.status not in (404, 416) and error.code not in _LOST:
+            if error.status not in (404, 416) and error.code not in _LOST_UPLOAD_CODES:
                 raise
             if error.code == "DIGEST_INVALID":
                 self._check_source()
@@ -361,14 +371,14 @@ class _BlobUpload:
 
     def _begin(self) -> None:
         url = self.session.place(self.repository, "blobs/uploads/")
-        with self.session.answer(Ask(method="POST", url=url, scope=self.scope)) as response:
+        with self.session.answer(RegistryRequest(method="POST", url=url, scope=self.scope)) as response:
             self._note(response)
             least = read_count(response.headers.get("OCI-Chunk-Min-Length", ""))
         if self.piece and least is not None:
             self.piece = max(self.piece, least)
         self.offset = 0
         if not self.url:
-            raise RefusedError("it returned no address for the upload")
+            raise RejectedError("it returned no address for the upload")
 
     def _note(self, response: Response) -> None:
         self.url = self.session.location(response) or self.url
@@ -377,7 +387,7 @@ class _BlobUpload:
         """Asks how much arrived. On any doubt the upload begins anew."""
         try:
             arrived = self._ask_arrived()
-        except RefusedError:
+        except RejectedError:
             self.url = ""
             return
         if not arrived:
@@ -386,8 +396,10 @@ class _BlobUpload:
         self.offset = arrived
 
     def _ask_arrived(self) -> int:
-        """The bytes that the registry has by its own word, 0 where that says nothing. Raises RefusedError."""
-        with self.session.answer(Ask(method="GET", url=self.url, scope=self.scope)) as response:
+        """The bytes that the registry has by its own word, 0 where that says nothing. Raises
+        RejectedError.
+        """
+        with self.session.answer(RegistryRequest(method="GET", url=self.url, scope=self.scope)) as response:
             self._note(response)
             end = _range_end(response.headers)
         # 0-0 may be one byte or none
@@ -402,7 +414,7 @@ class _BlobUpload:
     def _send(self) -> None:
         left = self.descriptor.size - self.offset
         if self.offset == 0 and ((left <= SMALL and not self.piece) or self.whole):
-            self._close(_Body(self, left) if left else None)
+            self._close(_BlobBody(self, left) if left else None)
             return
         while self.offset < self.descriptor.size:
             self._patch()
@@ -415,12 +427,12 @@ class _BlobUpload:
         headers = {"Content-Type": _BINARY}
         if size < self.descriptor.size:
             headers["Content-Range"] = f"{self.offset}-{end - 1}"
-        ask = Ask(
+        ask = RegistryRequest(
             method="PATCH",
             url=self.url,
             scope=self.scope,
             headers=headers,
-            body=lambda: _Body(self, size),
+            body=lambda: _BlobBody(self, size),
             patient=True,
         )
         with self.session.answer(ask) as response:
@@ -436,7 +448,7 @@ class _BlobUpload:
         self.doubted = True
         try:
             arrived = self._ask_arrived()
-        except RefusedError:
+        except RejectedError:
             arrived = 0
         if arrived and not self.offset < arrived <= end:
             self.whole = True
@@ -444,10 +456,10 @@ class _BlobUpload:
             raise TransientError(f"{arrived} of {end} bytes arrived")
         return arrived or end
 
-    def _close(self, body: _Body | None) -> None:
+    def _close(self, body: _BlobBody | None) -> None:
         self.closing = True
         query = urlencode({"digest": self.descriptor.digest})
-        ask = Ask(
+        ask = RegistryRequest(
             method="PUT",
             url=f"{self.url}{'&' if '?' in self.url else '?'}{query}",
             scope=self.scope,
@@ -458,7 +470,7 @@ class _BlobUpload:
         with self.session.answer(ask) as response:
             told = response.headers.get("Docker-Content-Digest", "")
         if told.startswith("sha256:") and told != self.descriptor.digest:
-            raise RefusedError(f"it stored another blob than was sent: {told[:80]}")
+            raise RejectedError(f"it stored another blob than was sent: {told[:80]}")
 
     def _check_source(self) -> None:
         sha256 = hashlib.sha256()
@@ -479,7 +491,7 @@ class _BlobUpload:
 class _ManifestPut:
     """One manifest on its way in: `go` until it returns. `listed`: the registry lists it as a referrer."""
 
-    def __init__(self, owner: Upload, repository: str, data: bytes, media_type: str) -> None:
+    def __init__(self, owner: RegistryUploader, repository: str, data: bytes, media_type: str) -> None:
         self.owner, self.repository, self.data, self.media_type = owner, repository, data, media_type
         self.digest = digest_of(data)
         self.url = self.tag = ""
@@ -492,7 +504,7 @@ class _ManifestPut:
             if manifest is not None and manifest[0].digest == self.digest:
                 return manifest[0]
         self.tried = True
-        ask = Ask(
+        ask = RegistryRequest(
             method="PUT",
             url=self.url,
             scope=session.scope(repository, "pull,push"),
@@ -504,13 +516,13 @@ class _ManifestPut:
             with session.answer(ask) as response:
                 told = response.headers.get("Docker-Content-Digest", "")
                 self.listed = bool(response.headers.get("OCI-Subject"))
-        except RefusedError as error:
+        except RejectedError as error:
             # docker-registry 2.8 says so too where another writer is writing the link of a layer anew.
             if error.code != "DIGEST_INVALID":
                 raise
             raise TransientError(str(error), status=error.status) from None
         if told.startswith("sha256:") and told != self.digest:
-            raise RefusedError(f"it stored another manifest than was sent: {told[:80]}")
+            raise RejectedError(f"it stored another manifest than was sent: {told[:80]}")
         manifest = download.manifest_now(repository, self.digest)
         if manifest is None or manifest[1] != self.data:
             raise TransientError("the registry accepted the manifest, but does not return it")

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from imagefactory.errors import RegistryError
-from imagefactory.http import RefusedError
+from imagefactory.http import RejectedError
 from imagefactory.oci.manifests import (
     INDEX_TYPE,
     MALFORMED,
@@ -26,25 +26,27 @@ from imagefactory.oci.manifests import (
     format_descriptor,
     parse_descriptor,
 )
-from imagefactory.oci.registry.blobs import Download, Upload
+from imagefactory.oci.registry.blobs import RegistryDownloader, RegistryUploader
 from imagefactory.oci.registry.session import (
     MOST_IN_TAG,
-    Ask,
-    ListReading,
+    ListReader,
     NoListError,
     RegistryOptions,
+    RegistryRequest,
     RegistrySession,
 )
-from imagefactory.oci.store import DIGEST, Source, check_digest, check_wanted
+from imagefactory.oci.store import DIGEST, Source, check_digest, check_tag_or_digest
 
 # --- What refers to a manifest of a registry: by its referrers API, else by the tag that stands in for it
 # Source: OCI distribution-spec 1.1, "Listing Referrers" and "Referrers Tag Schema".
 
 
-class Referrers:
+class ReferrersClient:
     """The lists of who refers to what, read and written through `session`."""
 
-    def __init__(self, session: RegistrySession, download: Download, upload: Upload) -> None:
+    def __init__(
+        self, session: RegistrySession, download: RegistryDownloader, upload: RegistryUploader
+    ) -> None:
         self.session, self.download, self.upload = session, download, upload
         self._attaching = threading.Lock()
 
@@ -111,7 +113,7 @@ class Referrers:
             return self.session.rows(repository, url, "manifests", keep)
         except NoListError:
             return None  # a page for people in the place of an API
-        except RefusedError as error:
+        except RejectedError as error:
             if error.status in (404, 405):
                 return None
             raise
@@ -130,19 +132,19 @@ class Referrers:
 
         Anyone who may push can write the tag that lists them.
         """
-        reading, wanted = ListReading(self.session.options.clock), dict.fromkeys(digests)
+        reading, wanted = ListReader(self.session.options.clock), dict.fromkeys(digests)
         with self.session.told(repository, "looking for what its list of referrers names"):
             if len(wanted) > MOST_IN_TAG:
-                raise RefusedError(f"{len(wanted):,} rows are more than the {MOST_IN_TAG:,} that are read")
+                raise RejectedError(f"{len(wanted):,} rows are more than the {MOST_IN_TAG:,} that are read")
             there = dict[str, str]()
             for digest in wanted:
                 reading.count()
                 if (found := self.download.manifest(repository, digest)) is not None:
-                    there[digest] = _kind_of(found[1])
+                    there[digest] = _artifact_type_of(found[1])
         return there
 
 
-def _kind_of(manifest: bytes) -> str:
+def _artifact_type_of(manifest: bytes) -> str:
     try:
         return artifact_type(json.loads(manifest))
     except MALFORMED:
@@ -168,7 +170,7 @@ _DELETES_OFF = "enable deletion there (docker-registry: REGISTRY_STORAGE_DELETE_
 _UNTAG_OFF = "delete the manifest, or point the tag to another image: it cannot delete a tag by its name"
 
 
-class Registry:
+class RegistryClient:
     """The registry at `host` (`registry.example.org`, `127.0.0.1:5000`); `docker.io` is Docker Hub.
 
     Safe to use from several threads. Every method raises RegistryError for a registry that refuses,
@@ -177,9 +179,9 @@ class Registry:
 
     def __init__(self, host: str, options: RegistryOptions | None = None) -> None:
         self.session = RegistrySession(host, options or RegistryOptions())
-        self._download = Download(self.session)
-        self._upload = Upload(self.session, self._download)
-        self._referrers = Referrers(self.session, self._download, self._upload)
+        self._download = RegistryDownloader(self.session)
+        self._upload = RegistryUploader(self.session, self._download)
+        self._referrers = ReferrersClient(self.session, self._download, self._upload)
 
     def __repr__(self) -> str:
         return f"Registry({self.host!r})"
@@ -207,7 +209,7 @@ class Registry:
 
     def check(self) -> None:
         """Asks whether this is a registry that takes the credentials (distribution-spec, end-1)."""
-        ask = Ask(method="GET", url=f"{self.session.root}/v2/", scope=())
+        ask = RegistryRequest(method="GET", url=f"{self.session.root}/v2/", scope=())
 
         def go() -> None:
             with self.session.answer(ask):
@@ -250,7 +252,7 @@ class Registry:
         registry has no referrers API, a manifest with a `subject` is entered in the tag `sha256-<hex>`;
         writers who do that at the same moment can lose entries (distribution-spec, "Referrers Tag Schema").
         """
-        check_wanted(tag or digest_of(data))
+        check_tag_or_digest(tag or digest_of(data))
         try:
             value = json.loads(data)
             subject = check_digest(str(value["subject"]["digest"])) if value.get("subject") else ""
@@ -283,10 +285,10 @@ class Registry:
 
     def untag(self, repository: str, tag: str) -> None:
         """As Store has it. RegistryError also for a registry that cannot remove a tag by its name."""
-        self._delete(repository, check_wanted(tag), hint=_UNTAG_OFF)
+        self._delete(repository, check_tag_or_digest(tag), hint=_UNTAG_OFF)
 
     def _delete(self, repository: str, wanted: str, *, hint: str) -> None:
-        ask = Ask(
+        ask = RegistryRequest(
             method="DELETE",
             url=self.session.place(repository, f"manifests/{wanted}"),
             scope=self.session.scope(repository, "delete"),
@@ -296,7 +298,7 @@ class Registry:
             try:
                 with self.session.answer(ask):
                     pass
-            except RefusedError as error:
+            except RejectedError as error:
                 if error.status == 404:
                     return
                 # docker-registry 2.8 takes a tag for a damaged digest; others say 405, some 400.

@@ -24,19 +24,19 @@ from imagefactory.errors import RegistryError, UsageError
 from imagefactory.http import (
     CHUNK,
     PUBLIC,
-    Patience,
-    RefusedError,
+    RejectedError,
+    RetryPolicy,
     TransientError,
     arriving,
     check_address,
     may_pass,
     open_session,
     reachable_from,
-    reached_by,
     reaching,
     read_some,
     reason_of,
     retry_after,
+    routed_host,
 )
 from imagefactory.oci.credentials import Credential, Credentials, anonymous
 from imagefactory.oci.manifests import MALFORMED, MANIFEST_LIMIT, Descriptor
@@ -47,7 +47,7 @@ from imagefactory.progress import QUIET, format_bytes, format_seconds
 # tells
 
 
-_PATIENCE = Patience(first_wait=0.5, longest_wait=30.0, read=60.0)
+_RETRY_POLICY = RetryPolicy(first_wait=0.5, longest_wait=30.0, read=60.0)
 SMALL = 1 << 20  # a blob of up to this size goes with the closing PUT: one request less
 
 
@@ -66,7 +66,7 @@ class RegistryOptions:
     certificates: Path | None = None
     plain_hosts: Collection[str] = ()
     loopback_plain: bool = True
-    patience: Patience = _PATIENCE
+    patience: RetryPolicy = _RETRY_POLICY
     piece: int = 0
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -82,7 +82,7 @@ def may_be_plain(host: str, options: RegistryOptions) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class RegistryRequest:
     """One request. `scope` is what a token must allow; `body` is made anew each time it is sent."""
 
     method: str
@@ -142,7 +142,7 @@ class _Token:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Challenge:
+class BearerChallenge:
     """What a Bearer challenge asks for."""
 
     realm: str
@@ -151,7 +151,7 @@ class Challenge:
     error: str
 
 
-def parse_challenge(header: str) -> Challenge | None:
+def parse_challenge(header: str) -> BearerChallenge | None:
     """The Bearer challenge of a WWW-Authenticate header (RFC 6750; docker's token specification)."""
     found = len(header) <= _LONGEST and re.search(
         r'(?i)\bBearer\s+((?:[a-z_]+\s*=\s*(?:"[^"]*"|[^\s,"]+)\s*(?:,\s*|$))+)', header
@@ -165,7 +165,7 @@ def parse_challenge(header: str) -> Challenge | None:
     realm = words.get("realm", "")
     if urlsplit(realm).scheme not in ("http", "https"):
         return None
-    return Challenge(
+    return BearerChallenge(
         realm=realm,
         service=words.get("service", ""),
         scope=tuple(words.get("scope", "").split()),
@@ -173,14 +173,19 @@ def parse_challenge(header: str) -> Challenge | None:
     )
 
 
-class Tokens:
+class TokenStore:
     """What one registry takes as proof of who asks: a password, or tokens that it gives for one.
 
     `fetch` asks, with an Authorization, and gives the body of a 200. Safe to use from several threads.
     """
 
     def __init__(
-        self, host: str, options: RegistryOptions, *, plain: bool, fetch: Callable[[Ask, str], bytes]
+        self,
+        host: str,
+        options: RegistryOptions,
+        *,
+        plain: bool,
+        fetch: Callable[[RegistryRequest, str], bytes],
     ) -> None:
         self._host, self._plain, self._fetch, self._options = host, plain, fetch, options
         self._credentials, self._clock, self._tell = options.credentials, options.clock, options.tell
@@ -189,7 +194,7 @@ class Tokens:
         self.secrets: set[str] = set()
         self._looked_up = False
         self._basic = False
-        self._challenge: Challenge | None = None
+        self._challenge: BearerChallenge | None = None
         self._tokens: dict[tuple[str, ...], _Token] = {}
         self._told: set[str] = set()
 
@@ -208,7 +213,7 @@ class Tokens:
     def renew(self, scope: tuple[str, ...], header: str, refused: str) -> str:
         """The Authorization to try after a 401 whose WWW-Authenticate is `header`, empty where there is none.
 
-        `refused` is what was tried. Raises RefusedError where a user is wanted, or a token is not given.
+        `refused` is what was tried. Raises RejectedError where a user is wanted, or a token is not given.
         """
         challenge = parse_challenge(header)
         with self._lock:
@@ -231,17 +236,17 @@ class Tokens:
                 held = self._tokens[scope] = self._fetch_token(challenge, wanted)
             return f"Bearer {held.value}"
 
-    def _fetch_token(self, challenge: Challenge, scope: tuple[str, ...]) -> _Token:
+    def _fetch_token(self, challenge: BearerChallenge, scope: tuple[str, ...]) -> _Token:
         """A token by the docker token specification; by OAuth2 where an identity token is kept."""
         realm = urlsplit(challenge.realm)
         own = realm.netloc == self._host or may_be_plain(realm.netloc, self._options)
         if realm.scheme != "https" and not (self._plain and own):
-            raise RefusedError(f"it requests a token from {host_of(challenge.realm)} without https")
+            raise RejectedError(f"it requests a token from {host_of(challenge.realm)} without https")
         credential = self._find()
         if credential:
             self._tell_of(host_of(challenge.realm), credential)
         fields = [("service", challenge.service), *(("scope", word) for word in scope)]
-        ask = Ask(
+        ask = RegistryRequest(
             method="GET",
             url=f"{challenge.realm}{'&' if '?' in challenge.realm else '?'}{urlencode(fields)}",
             scope=(),
@@ -250,7 +255,7 @@ class Tokens:
         if credential and not credential.user:
             form = {"grant_type": "refresh_token", "client_id": "imagefactory", "service": challenge.service}
             form |= {"scope": " ".join(scope), "refresh_token": credential.secret}
-            ask = Ask(
+            ask = RegistryRequest(
                 method="POST",
                 url=challenge.realm,
                 scope=(),
@@ -264,10 +269,10 @@ class Tokens:
             if not error.status:
                 raise
             raise TransientError(f"{where}: {error}", after=error.after, status=error.status) from None
-        except RefusedError as error:
+        except RejectedError as error:
             if not error.status:
                 raise
-            raise RefusedError(f"{where}: {error}", status=401 if error.status == 401 else 403) from None
+            raise RejectedError(f"{where}: {error}", status=401 if error.status == 401 else 403) from None
         try:
             value = json.loads(data)
             token = str(value.get("token") or value["access_token"])
@@ -298,7 +303,7 @@ class Tokens:
     def _login(self) -> Credential:
         found = self._find()
         if found is None or not found.user:
-            raise RefusedError("it requires a user and a password", status=401)
+            raise RejectedError("it requires a user and a password", status=401)
         return found
 
 
@@ -326,8 +331,8 @@ MOST_IN_TAG = 2000
 """The rows of a list in a tag `sha256-<hex>` that are looked for, one request each."""
 
 
-class ListReading:
-    """One list as it is read: counts, and raises RefusedError that names the limit it is beyond."""
+class ListReader:
+    """One list as it is read: counts, and raises RejectedError that names the limit it is beyond."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock, self._began = clock, clock()
@@ -336,13 +341,13 @@ class ListReading:
     def count(self, *, pages: int = 0, rows: int = 0, size: int = 0) -> None:
         self._pages, self._rows, self._size = self._pages + pages, self._rows + rows, self._size + size
         if self._pages > LIMITS.pages:
-            raise RefusedError(f"its list has more than {LIMITS.pages:,} pages")
+            raise RejectedError(f"its list has more than {LIMITS.pages:,} pages")
         if self._rows > LIMITS.rows:
-            raise RefusedError(f"its list has more than {LIMITS.rows:,} rows")
+            raise RejectedError(f"its list has more than {LIMITS.rows:,} rows")
         if self._size > LIMITS.size:
-            raise RefusedError(f"its list has more than {LIMITS.size:,} bytes")
+            raise RejectedError(f"its list has more than {LIMITS.size:,} bytes")
         if self._clock() - self._began > LIMITS.seconds:
-            raise RefusedError(f"its list took more than {LIMITS.seconds:.0f} seconds")
+            raise RejectedError(f"its list took more than {LIMITS.seconds:.0f} seconds")
 
 
 # ---
@@ -401,7 +406,7 @@ class RegistrySession:
         self._connections: WeakSet[requests.Session] = WeakSet()  # they end with their threads
         self._connecting = threading.Lock()
         self._networks: set[str] = set()  # from which it answered
-        self._tokens = Tokens(host, self.options, plain=plain, fetch=self._fetch)
+        self._tokens = TokenStore(host, self.options, plain=plain, fetch=self._fetch)
 
     @property
     def plain(self) -> bool:
@@ -457,7 +462,7 @@ class RegistrySession:
                 return call()
             except TransientError as error:
                 if (error.after or 0.0) > max(_TOO_LONG, patience.longest_wait):
-                    raise RefusedError(
+                    raise RejectedError(
                         f"{error}; it asks to wait {format_seconds(error.after or 0.0)}", status=error.status
                     ) from error
                 failures = 1 if progress() > seen else failures + 1
@@ -490,8 +495,8 @@ class RegistrySession:
             raise (error if error.status or telling is None else telling) from None
 
     @contextmanager
-    def answer(self, ask: Ask) -> Iterator[Response]:
-        """One request, its body not yet read. Raises TransientError or RefusedError, also from the body."""
+    def answer(self, ask: RegistryRequest) -> Iterator[Response]:
+        """One request, its body not yet read. Raises TransientError or RejectedError, also from the body."""
         with self.faults():
             response = self.request(ask)
             try:
@@ -501,7 +506,7 @@ class RegistrySession:
             finally:
                 response.close()
 
-    def request(self, ask: Ask) -> Response:
+    def request(self, ask: RegistryRequest) -> Response:
         """As `_answer`, for who closes the response and minds the faults of its body."""
         with self.faults():
             signed = self._tokens.authorization(ask.scope) if self.is_ours(ask.url) else ""
@@ -521,8 +526,8 @@ class RegistrySession:
                 raise self._error(response)
             return response
 
-    def _send(self, ask: Ask, authorization: str) -> Response:
-        """One request. Raises RefusedError for an address to which this registry may not send it."""
+    def _send(self, ask: RegistryRequest, authorization: str) -> Response:
+        """One request. Raises RejectedError for an address to which this registry may not send it."""
         check_address(ask.url)
         patience, ours = self.options.patience, self.is_ours(ask.url)
         if not ours:
@@ -533,7 +538,7 @@ class RegistrySession:
                 ask.url,
                 headers=dict(ask.headers),
                 data=ask.body() if callable(ask.body) else ask.body,
-                auth=_Signature(authorization),
+                auth=_AuthorizationHeader(authorization),
                 stream=True,
                 allow_redirects=ask.method in ("GET", "HEAD"),
                 timeout=(patience.connect, patience.commit if ask.patient else patience.read),
@@ -541,21 +546,21 @@ class RegistrySession:
                 verify=str(self.options.certificates or "") or True,
             )
         if ours:
-            self._networks.add(reached_by((response.history or [response])[0]))
+            self._networks.add(routed_host((response.history or [response])[0]))
         return response
 
-    def _check_elsewhere(self, ask: Ask) -> None:
+    def _check_elsewhere(self, ask: RegistryRequest) -> None:
         """What the registry names is asked by https unless it speaks http itself, and written to by https.
 
         One that is on no public network has its uploads on its own host: every other is somebody else's.
         """
         scheme, (host, reads) = urlsplit(ask.url).scheme, (host_of(ask.url), ask.method in ("GET", "HEAD"))
         if scheme != "https" and (scheme != "http" or not self.plain or not reads):
-            raise RefusedError(f"it redirects a {ask.method} request to {host} without https")
+            raise RejectedError(f"it redirects a {ask.method} request to {host} without https")
         if not reads and reachable_from(self._networks or {PUBLIC}) != {PUBLIC}:
-            raise RefusedError(f"it redirects a {ask.method} request to another host: {host}")
+            raise RejectedError(f"it redirects a {ask.method} request to another host: {host}")
 
-    def _fetch(self, ask: Ask, signed: str) -> bytes:
+    def _fetch(self, ask: RegistryRequest, signed: str) -> bytes:
         """The answer of who gives tokens."""
         with self.faults():
             response = self._send(ask, signed)
@@ -582,13 +587,13 @@ class RegistrySession:
         """Return what `keep` makes of the rows below `key`, on the page `url` and those that follow it.
 
         Rows of which `keep` makes None are dropped as they come. A 404 of tags is an empty list. Raises
-        NoListError where the first page has no such list, RefusedError for a list beyond what LIMITS says.
+        NoListError where the first page has no such list, RejectedError for a list beyond what LIMITS says.
         """
-        reading, found = ListReading(self.options.clock), list[T]()
+        reading, found = ListReader(self.options.clock), list[T]()
         seen: set[str] = set()
         while url:
             if url in seen:
-                raise RefusedError("the pages of its list form a loop")
+                raise RejectedError("the pages of its list form a loop")
             seen.add(url)
             reading.count(pages=1)
             page, url = self.retry(lambda url=url: self._page(repository, url, reading))  # type: ignore[misc]
@@ -596,7 +601,7 @@ class RegistrySession:
             if rows is None and isinstance(page, dict) and key in page:
                 rows = []  # null, as some registries write an empty list
             if not isinstance(rows, list):
-                raise NoListError if len(seen) == 1 else RefusedError("a page of its list is not a list")
+                raise NoListError if len(seen) == 1 else RejectedError("a page of its list is not a list")
             reading.count(rows=len(rows))
             for row in rows:
                 if (value := keep(row)) is not None:
@@ -604,17 +609,19 @@ class RegistrySession:
                     reading.count(rows=len(getattr(value, "annotations", ())))
         return found
 
-    def _page(self, repository: str, url: str, reading: ListReading) -> tuple[Any, str]:
+    def _page(self, repository: str, url: str, reading: ListReader) -> tuple[Any, str]:
         try:
-            with self.answer(Ask(method="GET", url=url, scope=self.scope(repository))) as response:
+            with self.answer(
+                RegistryRequest(method="GET", url=url, scope=self.scope(repository))
+            ) as response:
                 data = bytearray()
                 for part in arriving(response.raw):
                     data += part
                     reading.count(size=len(part))
                     if len(data) > MANIFEST_LIMIT:
-                        raise RefusedError(f"a page of its list is longer than {MANIFEST_LIMIT:,} bytes")
+                        raise RejectedError(f"a page of its list is longer than {MANIFEST_LIMIT:,} bytes")
                 following = self._following(response)
-        except RefusedError as error:
+        except RejectedError as error:
             if error.status == 404 and "/tags/list" in url:
                 return {"tags": []}, ""
             raise
@@ -627,14 +634,14 @@ class RegistrySession:
         """The page that comes next, empty for the last one."""
         header = response.headers.get("Link", "")
         if len(header) > _LONGEST_LINK:
-            raise RefusedError(f"its Link header is longer than {_LONGEST_LINK} characters")
+            raise RejectedError(f"its Link header is longer than {_LONGEST_LINK} characters")
         # An old Quay leaves out the < and > of RFC 8288.
         link = re.search(r'(?:<([^<>]+)>|^\s*([^<>;,\s]+))\s*;[^,]*\brel="?next\b', header)
         if link is None and re.search(r'\brel="?next\b', header):
-            raise RefusedError(f"its Link header has no address: {self._clean(header)[:200]}")
+            raise RejectedError(f"its Link header has no address: {self._clean(header)[:200]}")
         following = self.own(urljoin(response.url, link[1] or link[2])) if link else ""
         if following and not self.is_ours(following):
-            raise RefusedError(f"the next page of its list is on another host: {host_of(following)}")
+            raise RejectedError(f"the next page of its list is on another host: {host_of(following)}")
         return following
 
     # --- faults ----------------------------------------------------------------------------------
@@ -647,7 +654,7 @@ class RegistrySession:
         except (requests.exceptions.SSLError, urllib3.exceptions.SSLError) as error:
             text = self._clean(reason_of(error))
             if any(word in text for word in _TLS_FOR_GOOD):
-                raise RefusedError(text) from None
+                raise RejectedError(text) from None
             raise TransientError(text) from None  # cut off in the middle
         except (
             requests.exceptions.ConnectionError,
@@ -660,12 +667,12 @@ class RegistrySession:
         ) as error:
             raise TransientError(self._clean(reason_of(error))) from None
         except (requests.exceptions.RequestException, ValueError) as error:  # also an address that is none
-            raise RefusedError(self._clean(reason_of(error))) from None
+            raise RejectedError(self._clean(reason_of(error))) from None
 
-    def _error(self, response: Response) -> TransientError | RefusedError:
+    def _error(self, response: Response) -> TransientError | RejectedError:
         """What an answer that is no success says, in the registry's own words."""
         status, data = response.status_code, b""
-        with suppress(RefusedError, urllib3.exceptions.HTTPError, OSError):
+        with suppress(RejectedError, urllib3.exceptions.HTTPError, OSError):
             for part in arriving(response.raw):
                 data += part
                 if len(data) > CHUNK:
@@ -675,7 +682,7 @@ class RegistrySession:
         text = self._clean(f"{status} {code} {words}")
         if may_pass(status):
             return TransientError(text, after=retry_after(response.headers), status=status)
-        return RefusedError(text, status=status, code=code)
+        return RejectedError(text, status=status, code=code)
 
     def _clean(self, text: str) -> str:
         """One printable line of a fair length, without secrets and without the queries of addresses."""
@@ -690,7 +697,7 @@ class RegistrySession:
         """Turns the two errors of exchange.py into a RegistryError that says what, where and what to do."""
         try:
             yield
-        except (TransientError, RefusedError) as error:
+        except (TransientError, RejectedError) as error:
             message = f"{self.host}/{repository}: {doing}: {error}"
             hint = self._hint(error, repository)
             if error.status in (401, 403):
@@ -699,7 +706,7 @@ class RegistrySession:
                 raise RegistryError("registry-unavailable", message, hint=hint) from None
             raise RegistryError("registry-request-failed", message, hint=hint) from None
 
-    def _hint(self, error: TransientError | RefusedError, repository: str) -> str:
+    def _hint(self, error: TransientError | RejectedError, repository: str) -> str:
         status, text = error.status, str(error)
         if status == 401:
             found = self._tokens.credential
@@ -724,7 +731,7 @@ class RegistrySession:
         )
 
 
-class _Signature(requests.auth.AuthBase):
+class _AuthorizationHeader(requests.auth.AuthBase):
     """An Authorization header; being there at all, it keeps requests from looking into ~/.netrc."""
 
     def __init__(self, value: str) -> None:

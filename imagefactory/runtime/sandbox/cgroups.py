@@ -27,7 +27,7 @@ SLACK = 1 << 20  # bytes: the kernel counts in batches, so a v1 group has reache
 UNLIMITED = 1 << 60  # bytes: v1 says a number just below 2**63 where there is no limit
 
 
-class Folder(NamedTuple):
+class CgroupFolder(NamedTuple):
     """What is to be known of a group: may this process make groups in it, with which controllers.
 
     `top` is the root of the whole tree; `limited` has limits that a group next to it would not be under.
@@ -39,7 +39,7 @@ class Folder(NamedTuple):
     limited: bool = False
 
 
-class Parent(NamedTuple):
+class CgroupParent(NamedTuple):
     """The folders in which the group of a run is made: one for v2; `pids` is empty where v1 has none."""
 
     version: int
@@ -47,43 +47,43 @@ class Parent(NamedTuple):
     pids: str
 
 
-class Refusal(NamedTuple):
+class NoCgroup(NamedTuple):
     """Why there is no group for a run."""
 
     reason: str
 
 
-def find_parent(own: str, mounts: str, look: Callable[[str], Folder]) -> Parent | Refusal:
+def find_parent(own: str, mounts: str, look: Callable[[str], CgroupFolder]) -> CgroupParent | NoCgroup:
     """Decide from the texts of /proc/self/cgroup and /proc/self/mountinfo where a run's group may be made."""
     paths = own_groups(own, mounts)
     if "memory" in paths:
         memory, pids = paths["memory"], paths.get("pids", "")
         if not look(memory).writable:
-            return Refusal(f"no permission to create one in {memory}")
-        return Parent(1, memory, pids if pids and look(pids).writable else "")
+            return NoCgroup(f"no permission to create one in {memory}")
+        return CgroupParent(1, memory, pids if pids and look(pids).writable else "")
     if "" not in paths:
-        return Refusal("no cgroup file system is mounted")
+        return NoCgroup("no cgroup file system is mounted")
     folder, top = paths[""], look(paths[""])
     if not top.top:
         if top.limited:
-            return Refusal(f"{folder} has limits, which a cgroup next to it would escape")
+            return NoCgroup(f"{folder} has limits, which a cgroup next to it would escape")
         if folder in mount_points(mounts):
-            return Refusal(f"this container sees only {folder}, which holds other processes")
+            return NoCgroup(f"this container sees only {folder}, which holds other processes")
         folder = os.path.dirname(folder)
         top = look(folder)
     if not top.writable:
-        return Refusal(f"no permission to create one in {folder}")
+        return NoCgroup(f"no permission to create one in {folder}")
     if "memory" not in top.controllers:
-        return Refusal(f"{folder} does not count memory")
-    return Parent(2, folder, folder if "pids" in top.controllers else "")
+        return NoCgroup(f"{folder} does not count memory")
+    return CgroupParent(2, folder, folder if "pids" in top.controllers else "")
 
 
-def scope_helps(own: str, mounts: str, look: Callable[[str], Folder], uid: int) -> bool:
+def scope_helps(own: str, mounts: str, look: Callable[[str], CgroupFolder], uid: int) -> bool:
     """Decide whether systemd can start a user's run where a group may be made, in the user's own slice.
 
     From elsewhere (a batch job, a service) that would take the run out of what limits, counts and ends it.
     """
-    if not isinstance(find_parent(own, mounts, look), Refusal):
+    if not isinstance(find_parent(own, mounts, look), NoCgroup):
         return False
     paths = own_groups(own, mounts)
     slice_ = f"/user.slice/user-{uid}.slice/"
@@ -99,7 +99,7 @@ def memory_limit(own: str, mounts: str) -> int | None:
     for controller, name in (("memory", "memory.limit_in_bytes"), ("", "memory.max")):
         folder = paths.get(controller, "")
         while folder not in ("", "/"):
-            amount = first_word(f"{folder}/{name}")
+            amount = first_field(f"{folder}/{name}")
             if amount.isdecimal() and int(amount) < UNLIMITED:
                 found.append(int(amount))
             folder = "" if folder in points else os.path.dirname(folder)
@@ -140,19 +140,19 @@ def read_own() -> tuple[str, str]:
     return read_file("/proc/self/cgroup"), read_file("/proc/self/mountinfo")
 
 
-def look_at(folder: str) -> Folder:
+def look_at(folder: str) -> CgroupFolder:
     top = not os.path.exists(f"{folder}/cgroup.type")
     offered = "cgroup.controllers" if top else "cgroup.subtree_control"
     limits = (("memory.max", "max"), ("cpu.max", "max"), ("cpuset.cpus", ""))
-    return Folder(
+    return CgroupFolder(
         writable=os.access(folder, os.W_OK) and os.access(f"{folder}/cgroup.procs", os.W_OK),
         controllers=frozenset(read_setting(f"{folder}/{offered}").split()),
         top=top,
-        limited=any(first_word(f"{folder}/{name}", default=free) != free for name, free in limits),
+        limited=any(first_field(f"{folder}/{name}", default=free) != free for name, free in limits),
     )
 
 
-def first_word(path: str, *, default: str = "") -> str:
+def first_field(path: str, *, default: str = "") -> str:
     return next(iter(read_setting(path, default=default).split()), "")
 
 
@@ -170,7 +170,7 @@ class Group:
     That process waits until the one that made it closes `alive`, or is killed.
     """
 
-    def __init__(self, parent: Parent, *, memory: int | None, processes: int | None) -> None:
+    def __init__(self, parent: CgroupParent, *, memory: int | None, processes: int | None) -> None:
         self.version, self.bytes, self.processes = parent.version, memory, processes
         parents = [folder for folder in dict.fromkeys((parent.memory, parent.pids)) if folder]
         for folder in parents:

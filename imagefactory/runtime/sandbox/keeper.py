@@ -18,7 +18,7 @@ from typing import Any
 from .cgroups import (
     INTERVAL,
     Group,
-    Refusal,
+    NoCgroup,
     Watch,
     find_parent,
     let_children_run_as_others,
@@ -234,7 +234,7 @@ class Keeper:
             return
         try:
             parent = find_parent(*read_own(), look_at)
-            if isinstance(parent, Refusal):
+            if isinstance(parent, NoCgroup):
                 self.no_group = parent.reason
             else:
                 self.group = Group(parent, memory=memory, processes=processes)

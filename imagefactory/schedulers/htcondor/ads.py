@@ -42,11 +42,11 @@ ATTRIBUTE = r"[A-Za-z_][A-Za-z0-9_.]{0,99}"
 HOSTS = {"x86_64": "amd64", "aarch64": "arm64"}
 """What a machine's `Arch` says in small letters, in OCI's words."""
 CUDA = r"[0-9]{1,2}\.[0-9]{1,2}"
-WHOLE_GPUS = 'regexp(" mig ", DeviceName, "i") =!= true'
+WHOLE_GPU_EXPRESSION = 'regexp(" mig ", DeviceName, "i") =!= true'
 """Holds for what is no slice, by its name as CUDA tells it: `NVIDIA A100-SXM4-40GB MIG 1g.5gb`."""
 AMD = re.compile(r"\b(amd|radeon|instinct|gfx[0-9a-f]+)\b", re.IGNORECASE)
 _EXPRESSION = re.compile(r"/Expr\((.*)\)/", re.DOTALL)
-_WHOLE = {
+_WHOLE_MACHINE_ATTRIBUTES = {
     "Cpus": "TotalSlotCpus",
     "Memory": "TotalSlotMemory",
     "Disk": "TotalSlotDisk",
@@ -311,9 +311,12 @@ def _plain(row: Ad, ad: Ad) -> dict[str, str | int | float | bool]:
     """
     attributes: dict[str, str | int | float | bool] = {}
     for key, value in row.items():
-        if not is_told(str(key)):
+        if not is_inventory_attribute(str(key)):
             continue
-        if ad.get("partitionableslot") is True and (whole := ad.get(_WHOLE.get(key, "").lower())) is not None:
+        if (
+            ad.get("partitionableslot") is True
+            and (whole := ad.get(_WHOLE_MACHINE_ATTRIBUTES.get(key, "").lower())) is not None
+        ):
             value = whole
         if isinstance(value, bool) or _is_number(value) or _is_text(value):
             attributes[key] = value
@@ -321,7 +324,7 @@ def _plain(row: Ad, ad: Ad) -> dict[str, str | int | float | bool]:
 
 
 @lru_cache(maxsize=4096)  # every slot has the same few hundred names
-def is_told(name: str) -> bool:
+def is_inventory_attribute(name: str) -> bool:
     """Whether inventories have an attribute of that name, where a machine tells it as a plain value."""
     return bool(re.fullmatch(ATTRIBUTE, name, re.ASCII)) and not _UNTOLD.fullmatch(name)
 

@@ -25,27 +25,27 @@ from datetime import timedelta
 from pathlib import Path
 
 from imagefactory.errors import UsageError, os_problem
-from imagefactory.schedulers.faults import NODES, checked_name, node_folder, write_nodes
-from imagefactory.schedulers.htcondor.ads import WHOLE_GPUS
+from imagefactory.schedulers.faults import NODES, checked_name, node_directory, write_nodes
+from imagefactory.schedulers.htcondor.ads import WHOLE_GPU_EXPRESSION
 from imagefactory.schedulers.htcondor.node.post import (
-    FAULTS,
+    FAULT_FILES,
     JOB,
     LARGEST_LOG,
     MACHINES,
     MOST_SHADOWS,
     MOST_STARTS,
-    Places,
+    NodePlacement,
     bad_machines,
     format_job,
     parse_faults,
     read,
 )
-from imagefactory.schedulers.pool import TRANSFERS, ImageKind, JobLimits, Sweep, SweepNode
+from imagefactory.schedulers.pool import TRANSFERS, ImageKind, JobLimits, SweepNode, SweepSpec
 from imagefactory.schedulers.sites import find_site
 from imagefactory.settings.own_commands import machine_expressions
 from imagefactory.verify.kit.program import EXPECTATIONS, KIT, RESULT
 from imagefactory.verify.kits import CARRIED
-from imagefactory.verify.kits import HERE as KIT_FOLDER
+from imagefactory.verify.kits import KIT_PROGRAMS as KIT_FOLDER
 from imagefactory.verify.suite_files import read_suite
 
 DAG, COMMON, SUITE, INSIDE, POST = "sweep.dag", "sweep.sub", "suite.tar", "inside.py", "post.py"
@@ -107,14 +107,14 @@ def format_common(limits: JobLimits, lines: Sequence[str] = ()) -> str:
     return "".join(f"{line}\n" for line in (*_description(limits), *lines))
 
 
-def format_dag(sweep: Sweep) -> str:
+def format_dag(sweep: SweepSpec) -> str:
     """The text of sweep.dag. Raises UsageError for a value that could mean something else there."""
     names = [node.name for node in sweep.nodes]
     if len(set(names)) != len(names):
         raise UsageError(
             "node-name-duplicate", "two nodes of one sweep have the same name", hint="rename one"
         )
-    arch = _several_processors(sweep)
+    arch = _has_other_processors(sweep)
     text = "\n".join(_format_node(node, sweep.limits, arch=arch) for node in sweep.nodes)
     if not sweep.at_once:
         return text
@@ -184,12 +184,12 @@ def format_gpu(node: SweepNode) -> str:
     part = _checked(node.part, _PART, "slice of a GPU") if node.part else ""
     part = part.replace(".", "[.]").replace("+", "[+]")
     named = f'regexp("(^|[^0-9a-z.]){part}([^0-9a-z.,+-].*)?$", DeviceName, "i")'
-    whole = f" && {named if part else WHOLE_GPUS}"
+    whole = f" && {named if part else WHOLE_GPU_EXPRESSION}"
     floor = f" && DriverVersion >= {_checked(node.cuda, _CUDA, 'version of CUDA')}" if node.cuda else ""
     return f"Capability == {_checked(node.capability, _CAPABILITY, 'compute capability')}{floor}{whole}"
 
 
-def _several_processors(sweep: Sweep) -> bool:
+def _has_other_processors(sweep: SweepSpec) -> bool:
     """Whether jobs must say theirs: of others than the machine's that submits, HTCondor would match none."""
     return any(node.processor for node in sweep.nodes)
 
@@ -235,7 +235,7 @@ def _megabytes(size: int) -> int:
     return max(1, -(-size // (1 << 20)))
 
 
-def site_lines(sweep: Sweep, folder: Path) -> tuple[str, ...]:
+def site_lines(sweep: SweepSpec, folder: Path) -> tuple[str, ...]:
     """The site's own submit commands, and what the place of its images asks for. Pure.
 
     A job is as long as its suite may be, not as it could be held on to. A .sif that does not lie in the
@@ -244,7 +244,7 @@ def site_lines(sweep: Sweep, folder: Path) -> tuple[str, ...]:
     site = replace(find_site(sweep.site), own=sweep.own)
     longest = min(sweep.limits.run, timedelta(seconds=max(node.timeout for node in sweep.nodes)))
     needs = {need for node in sweep.nodes for need in site.requirements(node.image.address)}
-    needs |= {'(Arch == "$(processor)")'} if _several_processors(sweep) else set()
+    needs |= {'(Arch == "$(processor)")'} if _has_other_processors(sweep) else set()
     wanted, avoided = machine_expressions(sweep.patterns)
     needs |= {f'regexp("{wanted}", TARGET.Machine, "i")'} if wanted else set()
     needs |= {f'!regexp("{avoided}", TARGET.Machine, "i")'} if avoided else set()
@@ -259,7 +259,7 @@ def site_lines(sweep: Sweep, folder: Path) -> tuple[str, ...]:
 # --- files ---------------------------------------------------------------------------------------
 
 
-def check_folder(folder: Path) -> None:
+def check_dag_directory(folder: Path) -> None:
     """Raises UsageError for a folder that a DAG could not name, before anything is made for it."""
     if not re.fullmatch(_PATH, str(folder.resolve())):
         raise UsageError(
@@ -282,7 +282,7 @@ def make_suite_tar() -> bytes:
     return packed.getvalue()
 
 
-def write_sweep(folder: Path, sweep: Sweep, texts: Mapping[str, Mapping[str, bytes]]) -> None:
+def write_sweep(folder: Path, sweep: SweepSpec, texts: Mapping[str, Mapping[str, bytes]]) -> None:
     """Writes all of a sweep but sweep.json; sweep.dag is last, so with it the folder is whole.
 
     `texts` are per node kit.json and expectations.json. May be called again for a folder that is not whole.
@@ -301,7 +301,7 @@ def write_sweep(folder: Path, sweep: Sweep, texts: Mapping[str, Mapping[str, byt
         (folder / MACHINES).write_text(json.dumps(machines, indent=1) + "\n", encoding="ascii")
         (folder / COMMON).write_text(common, encoding="ascii")
         write_nodes(folder, sweep, texts)
-        faults = parse_faults(read(folder / FAULTS, LARGEST_LOG))
+        faults = parse_faults(read(folder / FAULT_FILES, LARGEST_LOG))
         jobs: dict[tuple[str, str, bool], str] = {}
         for node in sweep.nodes:
             place = node.row, node.first, node.only
@@ -309,8 +309,8 @@ def write_sweep(folder: Path, sweep: Sweep, texts: Mapping[str, Mapping[str, byt
                 first = by_driver[node.row, node.first] if node.first else ()
                 bad = bad_machines(faults, list(first if node.only else machines.get(node.row, ())))
                 good = [name for name in first if name not in bad]
-                jobs[place] = format_job(Places(node.row, good, node.only), bad)
-            (node_folder(folder, node.name) / JOB).write_text(jobs[place], encoding="ascii")
+                jobs[place] = format_job(NodePlacement(node.row, good, node.only), bad)
+            (node_directory(folder, node.name) / JOB).write_text(jobs[place], encoding="ascii")
         beside = folder / f".{DAG}-{os.getpid()}"
         beside.write_text(dag, encoding="ascii")
         beside.replace(folder / DAG)

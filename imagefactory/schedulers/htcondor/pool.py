@@ -16,11 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.errors import ToolError, UsageError
-from imagefactory.schedulers.faults import judged
+from imagefactory.schedulers.faults import with_outcome
 from imagefactory.schedulers.htcondor.ads import parse_ads, parse_status
-from imagefactory.schedulers.htcondor.dag import DAG, check_folder, write_sweep
-from imagefactory.schedulers.htcondor.results import JobAnswer, job_report, parse_job_run, read_node
-from imagefactory.schedulers.pool import Inventory, JobLimits, NodeFound, NodeResult, Pool, Sweep, SweepNode
+from imagefactory.schedulers.htcondor.dag import DAG, check_dag_directory, write_sweep
+from imagefactory.schedulers.htcondor.results import JobOutput, job_report, parse_job_run, read_node
+from imagefactory.schedulers.pool import (
+    Inventory,
+    JobLimits,
+    NodeResult,
+    NodeState,
+    Pool,
+    SweepNode,
+    SweepSpec,
+)
 from imagefactory.verify.kit.program import RUN
 from imagefactory.verify.outcome import clean
 from imagefactory.verify.report import GpuReport
@@ -29,7 +37,7 @@ GPU_SLOTS = "TotalGPUs > 0 && DynamicSlot =!= true"
 SCHEDULER_UNIVERSE = 7
 LEAVING = (3, 4)
 """JobStatus of what was removed and what is completed, while it is still in the queue."""
-FOLDER = r"/[A-Za-z0-9_./@%+=:,~-]{1,1000}"
+DIRECTORY_PATTERN = r"/[A-Za-z0-9_./@%+=:,~-]{1,1000}"
 """What may stand in an expression, a submit file and a DAG without being quoted."""
 TIMEOUT = 120.0
 """Seconds for one command. A schedd that is busy answers within its own timeouts, which are shorter."""
@@ -40,35 +48,35 @@ AWAY = (
 )
 
 
-class SweepFolder:
+class HTCondorSweepFiles:
     """The half of the pool that asks nobody: what its jobs read and write in a sweep's folder."""
 
     def run_limit(self, limits: JobLimits, timeout: float, own: Sequence[str]) -> timedelta:  # noqa: ARG002
         return limits.run
 
     def check_folder(self, folder: Path) -> None:
-        check_folder(folder)
+        check_dag_directory(folder)
 
-    def write(self, folder: Path, sweep: Sweep, texts: Mapping[str, Mapping[str, bytes]]) -> None:
+    def write(self, folder: Path, sweep: SweepSpec, texts: Mapping[str, Mapping[str, bytes]]) -> None:
         write_sweep(folder, sweep, texts)
 
     def is_whole(self, folder: Path) -> bool:
         return (folder / DAG).is_file()
 
-    def read_node(self, folder: Path, node: SweepNode, limits: JobLimits) -> NodeFound:
+    def read_node(self, folder: Path, node: SweepNode, limits: JobLimits) -> NodeState:
         return read_node(folder, node.name, limits)
 
     def read_result(self, folder: Path, node: SweepNode, limits: JobLimits) -> NodeResult:
-        return judged(folder, read_node(folder, node.name, limits), self.job_report)
+        return with_outcome(folder, read_node(folder, node.name, limits), self.job_report)
 
-    def job_report(self, kit: Mapping[str, Any], asked: Mapping[str, Any], found: NodeFound) -> GpuReport:
+    def job_report(self, kit: Mapping[str, Any], asked: Mapping[str, Any], found: NodeState) -> GpuReport:
         run = parse_job_run(found.run or b"", f"{found.result.node}/{RUN}")
-        answer = JobAnswer(run=run, report=found.report, attempt=found.result.attempts[-1])
+        answer = JobOutput(run=run, report=found.report, attempt=found.result.attempts[-1])
         return job_report(kit, asked, answer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HTCondor(SweepFolder):
+class HTCondor(HTCondorSweepFiles):
     """The pool of this machine's configuration. `environ` is what its commands see (CONDOR_CONFIG, PATH)."""
 
     environ: Mapping[str, str]
@@ -104,7 +112,7 @@ class HTCondor(SweepFolder):
                 hint="see imagefactory status, or stop it with imagefactory cancel",
             )
         name = ["-batch-name", f"imagefactory+{folder.name}"]  # what condor_q shows it as
-        argv = ["condor_submit_dag", *name, *_going_on(folder), DAG]
+        argv = ["condor_submit_dag", *name, *_resumed_dag(folder), DAG]
         said = self._run(argv, folder)
         match = re.search(r"submitted to cluster ([0-9]{1,10})", said)
         if not match:
@@ -214,7 +222,7 @@ def make_pool(environ: Mapping[str, str]) -> Pool:
 def _checked(folder: Path) -> Path:
     """The folder as DAGMan's job names it. Raises UsageError for a name that an expression cannot hold."""
     path = folder.resolve()
-    if not re.fullmatch(FOLDER, str(path), re.ASCII):
+    if not re.fullmatch(DIRECTORY_PATTERN, str(path), re.ASCII):
         raise UsageError(
             "sweep-folder-invalid",
             f"{clean(str(path))} cannot be the directory of a sweep in HTCondor",
@@ -223,7 +231,7 @@ def _checked(folder: Path) -> Path:
     return path
 
 
-def _going_on(folder: Path) -> list[str]:
+def _resumed_dag(folder: Path) -> list[str]:
     """The options that make condor_submit_dag go on with what lies there.
 
     A rescue DAG is taken without any. Where there is none, DAGMan ended without a word: the next one catches

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from imagefactory.errors import StatementError
-from imagefactory.model import Completed, Outcome
+from imagefactory.model import CommandResult, Outcome
 from imagefactory.progress import format_seconds
-from imagefactory.schedulers.faults import node_folder
+from imagefactory.schedulers.faults import node_directory
 from imagefactory.schedulers.htcondor.ads import read_gpu
 from imagefactory.schedulers.htcondor.dag import JOB_LOG
 from imagefactory.schedulers.htcondor.node.post import (
@@ -26,7 +26,7 @@ from imagefactory.schedulers.htcondor.node.post import (
     OWN_LIMITS,
     PULLED,
     TRY_AGAIN,
-    Event,
+    JobEvent,
     follow,
     is_result,
     machine_of,
@@ -35,15 +35,15 @@ from imagefactory.schedulers.htcondor.node.post import (
     split_events,
 )
 from imagefactory.schedulers.pool import (
-    TRIED_AGAIN,
-    Ending,
+    RETRIED_OUTCOMES,
     JobAttempt,
+    JobEnding,
     JobLimits,
-    NodeFound,
     NodeResult,
+    NodeState,
     PoolGpu,
 )
-from imagefactory.serialize import DIGEST, Digest, Fields, Fixed, Matching, parse_json
+from imagefactory.serialize import DIGEST, Constant, Digest, ObjectSchema, Pattern, parse_json
 from imagefactory.settings.choices import HTCONDOR
 from imagefactory.trust.verdict import missing_evidence
 from imagefactory.verify.evidence import parse_evidence
@@ -51,10 +51,10 @@ from imagefactory.verify.kit.program import KIT, RESULT, RUN, read_report
 from imagefactory.verify.kit.start import REPORT
 from imagefactory.verify.nonces import NONCE
 from imagefactory.verify.outcome import (
-    Brought,
     GpuRun,
     GpuSuiteReport,
-    ReportFault,
+    InvalidReportError,
+    RawResult,
     clean,
     outcome_of,
     parse_suite_report,
@@ -64,7 +64,7 @@ from imagefactory.verify.report import (
     GpuIdentity,
     GpuReport,
     Hardware,
-    Subject,
+    VerifiedImage,
     completed_of,
     digits_of,
     end_of,
@@ -102,24 +102,24 @@ def parse_attempts(
     Logs have local times, some without a year: `to_utc` takes a naive time to UTC, and no time is later than
     `latest` by more than a day.
     """
-    jobs: dict[str, list[Event]] = {}
+    jobs: dict[str, list[JobEvent]] = {}
     for event in split_events(data):
         jobs.setdefault(event.job, []).append(event)
     clock = _LogClock(latest, to_utc)
     return tuple(_attempt(job, events, clock) for job, events in list(jobs.items())[-MOST_JOBS:])
 
 
-def _attempt(job: str, events: list[Event], clock: _LogClock) -> JobAttempt:
+def _attempt(job: str, events: list[JobEvent], clock: _LogClock) -> JobAttempt:
     last = follow(events)
     starts = [event for event in events if event.number == EXECUTING]
     told = _attributes(starts[-1]) if starts else {}
     text = last.text
-    if last.ending == Ending.REMOVED and OWN_LIMITS in last.text:
+    if last.ending == JobEnding.REMOVED and OWN_LIMITS in last.text:
         why = last.trouble or last.step
         text = RAN_OUT if last.cut else f"{LIMITS_OVER}: {why}" if why else LIMITS_OVER
     return JobAttempt(
         job=job,
-        ending=Ending(last.ending) if last.ending else Ending.LOST,
+        ending=JobEnding(last.ending) if last.ending else JobEnding.LOST,
         code=last.code,
         text=clean(text),
         machine=machine_of(last, starts, last.text) if last.over and not starts else _machine(told),
@@ -136,7 +136,7 @@ def _attempt(job: str, events: list[Event], clock: _LogClock) -> JobAttempt:
 Value = str | float | bool | Mapping[str, str | float | bool]
 
 
-def _attributes(event: Event) -> dict[str, Value]:
+def _attributes(event: JobEvent) -> dict[str, Value]:
     """What the startd said of the slot, by names in small letters; what cannot be read is left out."""
     attributes: dict[str, Value] = {}
     for line in event.lines:
@@ -194,7 +194,7 @@ def _machine(told: Mapping[str, Value]) -> str:
     return name if isinstance(name, str) and _NAME.fullmatch(name) else ""
 
 
-def _slot(event: Event) -> str:
+def _slot(event: JobEvent) -> str:
     return next((match[1] for line in event.lines if (match := _SLOT.fullmatch(line))), "")
 
 
@@ -239,7 +239,7 @@ class _LogClock:
 # ---
 
 POSTED, ERR = "post.json", "err"
-LONGEST_WORDS = 300
+MAX_REASON = 300
 TRANSFER, RESOURCES, BAD_IMAGE, NO_CONTAINER, DURATION, EXECUTION = (12, 13), 34, 35, 45, 46, 47
 _JOB = re.compile(r"[0-9]{1,10}\.[0-9]{1,10}")
 _SIF = re.compile(r"\.sif\b")
@@ -249,7 +249,7 @@ CUT = "HTCondor kept no more of what apptainer said"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Posted:
+class PostScriptResult:
     """What the POST script said of the job `job`. `left`: DAGMan will try again; `again`: it should be."""
 
     job: str
@@ -269,7 +269,7 @@ class NodeFiles:
     report: bytes | None = None
     broken: bool = False
     err: str = ""
-    posted: Posted | None = None
+    posted: PostScriptResult | None = None
 
 
 # --- deciding ------------------------------------------------------------------------------------
@@ -290,11 +290,11 @@ def classify(
     last = attempts[-1]
     mine = posted if posted and posted.job == last.job else None
     if mine and last.ended is None:  # DAGMan saw its end, and the log did not
-        last = replace(last, ending=Ending.LOST)
-    outcome, reason = _word(last, files, limits)
+        last = replace(last, ending=JobEnding.LOST)
+    outcome, reason = _job_status(last, files, limits)
     if mine and mine.left and mine.why:
         reason = clean(mine.why)
-    if outcome in TRIED_AGAIN and (mine is None or mine.left):
+    if outcome in RETRIED_OUTCOMES and (mine is None or mine.left):
         if posted and given_up and posted.job not in [one.job for one in attempts]:
             return Outcome.INFRASTRUCTURE, clean(posted.why)  # the next job never came to be
         return None, f"to be tried again: {reason}"
@@ -304,34 +304,34 @@ def classify(
     return outcome, reason
 
 
-def _word(last: JobAttempt, files: NodeFiles, limits: JobLimits) -> tuple[Outcome | None, str]:
+def _job_status(last: JobAttempt, files: NodeFiles, limits: JobLimits) -> tuple[Outcome | None, str]:
     """The word for one job, whatever comes after it."""
     match last.ending:
-        case Ending.WAITING:
+        case JobEnding.WAITING:
             return None, f"waiting: {last.text}" if last.text else "waiting"
-        case Ending.RUNNING:
+        case JobEnding.RUNNING:
             return None, f"running on {last.machine}" if last.machine else "running"
-        case Ending.DISCONNECTED:
-            return None, f"disconnected from {last.machine or 'its machine'}: {last.text}"[:LONGEST_WORDS]
-        case Ending.HELD:
-            return _held(last, limits)
-        case Ending.REMOVED:
+        case JobEnding.DISCONNECTED:
+            return None, f"disconnected from {last.machine or 'its machine'}: {last.text}"[:MAX_REASON]
+        case JobEnding.HELD:
+            return _hold_reason(last, limits)
+        case JobEnding.REMOVED:
             return _removed(last, limits)
-        case Ending.KILLED:
-            return Outcome.INFRASTRUCTURE, f"killed by signal {last.code}{_said(files)}"
-        case Ending.LOST:
+        case JobEnding.KILLED:
+            return Outcome.INFRASTRUCTURE, f"killed by signal {last.code}{_last_lines(files)}"
+        case JobEnding.LOST:
             return Outcome.INFRASTRUCTURE, "its log does not tell how it ended"
     if last.code and _NOT_HAD.search(files.err):
         return Outcome.PULL_FAILED, _not_had(files.err, last.machine)
     if last.code:
-        return Outcome.INFRASTRUCTURE, f"the suite was not started: exit code {last.code}{_said(files)}"
+        return Outcome.INFRASTRUCTURE, f"the suite was not started: exit code {last.code}{_last_lines(files)}"
     if files.broken or files.run is None:
-        return Outcome.INFRASTRUCTURE, f"it brought back no result that can be read{_said(files)}"
+        return Outcome.INFRASTRUCTURE, f"it brought back no result that can be read{_last_lines(files)}"
     return None, "the suite has run"
 
 
-def _held(last: JobAttempt, limits: JobLimits) -> tuple[Outcome | None, str]:
-    text = _not_had(last.text, last.machine) if _NOT_HAD.search(last.text) else last.text[:LONGEST_WORDS]
+def _hold_reason(last: JobAttempt, limits: JobLimits) -> tuple[Outcome | None, str]:
+    text = _not_had(last.text, last.machine) if _NOT_HAD.search(last.text) else last.text[:MAX_REASON]
     told = f"held ({last.code}): {text}"
     if last.ended is None:
         return None, told
@@ -345,13 +345,13 @@ def _held(last: JobAttempt, limits: JobLimits) -> tuple[Outcome | None, str]:
     if last.code in TRY_AGAIN:
         return Outcome.INFRASTRUCTURE, told
     if last.code == RESOURCES:
-        return Outcome.HELD, f"held (34), it asked for too little memory or disk: {last.text}"[:LONGEST_WORDS]
+        return Outcome.HELD, f"held (34), it asked for too little memory or disk: {last.text}"[:MAX_REASON]
     return Outcome.HELD, told
 
 
 def _removed(last: JobAttempt, limits: JobLimits) -> tuple[Outcome | None, str]:
     if last.ended is None or not last.text.startswith(LIMITS_OVER):
-        return Outcome.NOT_TESTED, f"removed: {last.text}"[:LONGEST_WORDS]
+        return Outcome.NOT_TESTED, f"removed: {last.text}"[:MAX_REASON]
     if last.text == RAN_OUT:
         return Outcome.TIMEOUT, f"stopped after {_time(limits.run)}, its limit on the pool"
     if last.started is None and last.text == LIMITS_OVER:
@@ -360,7 +360,7 @@ def _removed(last: JobAttempt, limits: JobLimits) -> tuple[Outcome | None, str]:
     if _NOT_HAD.search(why):
         return Outcome.PULL_FAILED, _not_had(why, last.machine)
     word = Outcome.PULL_FAILED if PULLED.search(why) else Outcome.INFRASTRUCTURE
-    return word, f"it did not come to an end: {why}"[:LONGEST_WORDS]
+    return word, f"it did not come to an end: {why}"[:MAX_REASON]
 
 
 def _not_had(text: str, machine: str) -> str:
@@ -370,11 +370,11 @@ def _not_had(text: str, machine: str) -> str:
     address, words = _NOT_HAD.findall(text)[-1]
     _, twice, why = words.partition(f"{address}: ")
     why = why if twice else CUT if f" {address[:12]}" in words else words
-    return f"{machine or 'the machine'} could not pull {address}: {why or CUT}"[: 2 * LONGEST_WORDS]
+    return f"{machine or 'the machine'} could not pull {address}: {why or CUT}"[: 2 * MAX_REASON]
 
 
-def _said(files: NodeFiles) -> str:
-    return f": {files.err}"[:LONGEST_WORDS] if files.err else ""
+def _last_lines(files: NodeFiles) -> str:
+    return f": {files.err}"[:MAX_REASON] if files.err else ""
 
 
 def _time(time: timedelta) -> str:
@@ -384,17 +384,17 @@ def _time(time: timedelta) -> str:
 # --- reading -------------------------------------------------------------------------------------
 
 
-def read_node(folder: Path, name: str, limits: JobLimits) -> NodeFound:
+def read_node(folder: Path, name: str, limits: JobLimits) -> NodeState:
     """The state of a node of the sweep in `folder`. Raises UsageError for a name that is none."""
-    place = node_folder(folder, name)
+    place = node_directory(folder, name)
     attempts, files = _read_both(place)
     outcome, reason = classify(attempts, files, limits)
     result = NodeResult(node=name, outcome=outcome, reason=clean(reason), attempts=attempts)
     last, posted = attempts[-1] if attempts else None, files.posted
     settled = bool(last and posted and posted.job == last.job and not posted.again)
-    if outcome is None and last and last.ending is Ending.EXITED and not last.code and not files.broken:
-        return NodeFound(result=result, settled=settled, run=files.run, report=files.report)
-    return NodeFound(result=result, settled=settled)
+    if outcome is None and last and last.ending is JobEnding.EXITED and not last.code and not files.broken:
+        return NodeState(result=result, settled=settled, run=files.run, report=files.report)
+    return NodeState(result=result, settled=settled)
 
 
 def _read_both(place: Path) -> tuple[tuple[JobAttempt, ...], NodeFiles]:
@@ -438,7 +438,7 @@ def _read_attempt(place: Path, kit: bytes | None) -> NodeFiles:
     return NodeFiles(run=run, report=report, broken=broken, err=clean(lines[-1]) if lines else "")
 
 
-def parse_posted(data: bytes | None) -> Posted | None:
+def parse_posted(data: bytes | None) -> PostScriptResult | None:
     """post.json, None for anything but what the POST script writes."""
     row = parse_object(data)
     if row is None:
@@ -448,7 +448,7 @@ def parse_posted(data: bytes | None) -> Posted | None:
         return None
     if not isinstance(why, str):
         return None
-    return Posted(job=job if _JOB.fullmatch(job) else "", again=again, left=left, why=why)
+    return PostScriptResult(job=job if _JOB.fullmatch(job) else "", again=again, left=left, why=why)
 
 
 # --- What a job of a sweep says and whose GPU it met: the startd's word, and the suite must agree. Pure
@@ -468,11 +468,11 @@ _SHORT = re.compile(r"(?:GPU|MIG)-(?![0-9a-f]{2}223334)([0-9a-f]{8})")
 """A short name, but for those that condor_gpu_discovery makes up (verdicts/statement.py, is_simulated)."""
 
 
-_RUN = Fields(
-    format=Annotated[int, Fixed(FORMAT)],
-    nonce=Annotated[str, Matching(NONCE)],
+_RUN = ObjectSchema(
+    format=Annotated[int, Constant(FORMAT)],
+    nonce=Annotated[str, Pattern(NONCE)],
     suite=Digest,
-    image=Annotated[str, Matching(DIGEST, empty=True)],
+    image=Annotated[str, Pattern(DIGEST, empty=True)],
     started=datetime,
     ended=datetime,
     hardware=object,
@@ -482,7 +482,7 @@ _RUN = Fields(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobRun:
+class SuiteRun:
     """run.json of a job: how the suite's process went. `hardware` is what NVML and /proc said inside.
 
     It is None with the reason in `no_gpu` where nothing of a driver was to be seen there. `image` is the
@@ -494,12 +494,12 @@ class JobRun:
     image: str
     started: datetime
     ended: datetime
-    completed: Completed
+    completed: CommandResult
     hardware: Hardware | None
     no_gpu: str
 
 
-def parse_job_run(data: bytes, where: str) -> JobRun:
+def parse_job_run(data: bytes, where: str) -> SuiteRun:
     """Raises StatementError for anything but what inside.py writes."""
     try:
         document = parse_json(data)
@@ -514,10 +514,10 @@ def parse_job_run(data: bytes, where: str) -> JobRun:
     if seen is not None:
         seen = parse_evidence(seen, HTCONDOR, f"{where}: hardware")
     kept = {name: row[name] for name in ("nonce", "suite", "image", "started", "ended", "no_gpu")}
-    return JobRun(completed=completed_of(row), hardware=seen, **kept)
+    return SuiteRun(completed=completed_of(row), hardware=seen, **kept)
 
 
-def pool_hardware(attempt: JobAttempt, run: JobRun, met: GpuIdentity | None) -> Hardware | None:
+def pool_hardware(attempt: JobAttempt, run: SuiteRun, met: GpuIdentity | None) -> Hardware | None:
     """The startd's word on the GPU of a job's last start as evidence; None where it had none.
 
     A startd that tells a short name alone (`GPU-a0223334`) is taken at it: where the suite met a GPU of that
@@ -550,7 +550,7 @@ def pool_hardware(attempt: JobAttempt, run: JobRun, met: GpuIdentity | None) -> 
     )
 
 
-def disagreement(gpu: PoolGpu, run: JobRun, met: GpuSuiteReport) -> str:
+def disagreement(gpu: PoolGpu, run: SuiteRun, met: GpuSuiteReport) -> str:
     """Where the startd and the job speak of two GPUs or drivers, with both values; empty where they agree."""
     device, told = met.device, "the startd"
     if device is None:
@@ -588,15 +588,15 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobAnswer:
+class JobOutput:
     """What a job brought back: its files, and its last attempt. `report` is None where it wrote none."""
 
-    run: JobRun
+    run: SuiteRun
     report: bytes | None
     attempt: JobAttempt
 
 
-def job_report(kit: Mapping[str, Any], asked: Mapping[str, Any], answer: JobAnswer) -> GpuReport:
+def job_report(kit: Mapping[str, Any], asked: Mapping[str, Any], answer: JobOutput) -> GpuReport:
     """The report of a job: the suite's rules (verify/gpu_outcome), and the startd's GPU beside the suite's.
 
     `kit` and `asked` are kit.json and expectations.json, believed. A run is never `verified` where a word on
@@ -611,9 +611,9 @@ def job_report(kit: Mapping[str, Any], asked: Mapping[str, Any], answer: JobAnsw
             "run.json belongs to another node or suite",
             hint="submit the sweep again: its files were changed",
         )
-    met = _met(answer, asked)
+    met = _find_gpu(answer, asked)
     judged = GpuRun(
-        subject=Subject(**kit["subject"]),
+        subject=VerifiedImage(**kit["subject"]),
         suite=kit["suite"],
         asked=asked,
         waive=tuple(kit["waive"]),
@@ -623,7 +623,7 @@ def job_report(kit: Mapping[str, Any], asked: Mapping[str, Any], answer: JobAnsw
         ended=run.ended,
     )
     missing = "" if answer.report is not None else "it wrote no report that can be read"
-    brought = Brought(report=answer.report or b"", fault=missing, completed=run.completed, parsed=met)
+    brought = RawResult(report=answer.report or b"", fault=missing, completed=run.completed, parsed=met)
     report = outcome_of(judged, brought)
     why = _other_image(kit, run) or (disagreement(attempt.gpu, run, met) if attempt.gpu and met else "")
     if why:
@@ -637,7 +637,7 @@ def job_report(kit: Mapping[str, Any], asked: Mapping[str, Any], answer: JobAnsw
     return report
 
 
-def _other_image(kit: Mapping[str, Any], run: JobRun) -> str:
+def _other_image(kit: Mapping[str, Any], run: SuiteRun) -> str:
     """Whoever put the file there may have put another: of a .sif `config` is the sha256 of the file."""
     wanted = kit["subject"]["config"]
     if not run.image or not kit["sif"] or run.image == wanted:
@@ -645,8 +645,8 @@ def _other_image(kit: Mapping[str, Any], run: JobRun) -> str:
     return f"the job's .sif was {run.image}, the node's is {wanted}: put that file there"
 
 
-def _met(answer: JobAnswer, asked: Mapping[str, Any]) -> GpuSuiteReport | None:
+def _find_gpu(answer: JobOutput, asked: Mapping[str, Any]) -> GpuSuiteReport | None:
     try:
         return parse_suite_report(answer.report or b"", asked)
-    except ReportFault:
+    except InvalidReportError:
         return None

@@ -31,8 +31,8 @@ from typing import Annotated, Any
 from imagefactory.errors import StatementError, UsageError, os_problem
 from imagefactory.fs import replace_text
 from imagefactory.gpu.values import row_of
-from imagefactory.schedulers.faults import NODES, checked_name, node_folder, write_nodes
-from imagefactory.schedulers.htcondor.node.post import Fault, bad_machines
+from imagefactory.schedulers.faults import NODES, checked_name, node_directory, write_nodes
+from imagefactory.schedulers.htcondor.node.post import NodeFault, bad_machines
 from imagefactory.schedulers.pool import (
     MOST_NODES,
     ImageKind,
@@ -40,14 +40,14 @@ from imagefactory.schedulers.pool import (
     JobLimits,
     PoolGpu,
     PoolMachine,
-    Sweep,
+    SweepSpec,
 )
 from imagefactory.schedulers.sizes import MB
 from imagefactory.schedulers.slurm.nodes import FEATURES
-from imagefactory.serialize import Most, format_document, parse_document
-from imagefactory.settings.own_commands import TIME, is_chosen, time_of
+from imagefactory.serialize import MaxRows, format_document, parse_document
+from imagefactory.settings.own_commands import TIME, is_machine_selected, time_of
 from imagefactory.verify.kits import CARRIED, PROGRAM
-from imagefactory.verify.kits import HERE as KIT_FOLDER
+from imagefactory.verify.kits import KIT_PROGRAMS as KIT_FOLDER
 from imagefactory.verify.nonces import LIFETIME
 from imagefactory.verify.suite_files import read_suite, write_suite
 
@@ -57,11 +57,13 @@ from imagefactory.verify.suite_files import read_suite, write_suite
 
 
 _FEATURE = re.compile(r"[A-Za-z0-9_.+:-]+")
-Asked = tuple[tuple[str, ...], tuple[PoolGpu, ...]]
+OptionsAndGpus = tuple[tuple[str, ...], tuple[PoolGpu, ...]]
 """Options of sbatch, and the cluster's GPUs that they reach."""
 
 
-def ask_for(inventory: Inventory, fits: Callable[[PoolGpu], bool], count: int = 1) -> Asked | None:
+def request_gpu_count(
+    inventory: Inventory, fits: Callable[[PoolGpu], bool], count: int = 1
+) -> OptionsAndGpus | None:
     """What to ask for so that a job gets `count` GPUs that fit, and no others.
 
     By type where one is all there is, by features where some have just these nodes, else without the other
@@ -87,9 +89,9 @@ def ask_for(inventory: Inventory, fits: Callable[[PoolGpu], bool], count: int = 
     return (f"--gres=gpu:{count}", *narrow), tuple(gpu for machine in whole for gpu in machine.gpus)
 
 
-def ask_for_one(inventory: Inventory, fits: Callable[[PoolGpu], bool]) -> tuple[str, ...]:
+def request_any_gpu(inventory: Inventory, fits: Callable[[PoolGpu], bool]) -> tuple[str, ...]:
     """The same for one GPU, whichever: by the commonest type where nodes mix them. Empty for none."""
-    asked = ask_for(inventory, fits)
+    asked = request_gpu_count(inventory, fits)
     if asked is None or asked[0]:
         return asked[0] if asked else ()
     types = Counter(gpu.name for gpu in inventory.gpus if gpu.name and fits(gpu))
@@ -122,7 +124,7 @@ def _features_of(machine: PoolMachine) -> set[str]:
 FORMAT = 1
 JOBS, QUEUE, TASK, TASKS, IMAGE, LOG = "jobs.json", "queue.json", "task.sh", "tasks", "image", "log"
 OPTIONS = "options"
-HERE = Path(__file__).parent / "node"
+NODE_PROGRAMS = Path(__file__).parent / "node"
 NAME = "imagefactory"
 EXCLUDE = "--exclude="
 MOST_TASKS = 1000
@@ -132,7 +134,7 @@ FETCH = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class SlurmNodeJob:
     """What the job of a node asks for. `memory` is in MB, `seconds` how long it may run; `part`, `first` and
     `only` as the node has them."""
 
@@ -151,7 +153,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Jobs:
+class SlurmSweepJobs:
     """All of a sweep. `idle` is how many seconds a job may wait, `retries` how often one is tried again.
 
     `patterns` choose machines, `at_once` is how many jobs may be started at once, 0 for all.
@@ -159,13 +161,13 @@ class Jobs:
 
     idle: int
     retries: int
-    jobs: Annotated[tuple[Job, ...], Most(MOST_NODES)]
+    jobs: Annotated[tuple[SlurmNodeJob, ...], MaxRows(MOST_NODES)]
     patterns: tuple[str, ...] = ()
     at_once: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Submitted:
+class ArraySubmission:
     """What became of an array: `refused` is why there is none, and `unmatched` that no GPU would do."""
 
     job: str
@@ -176,7 +178,7 @@ class Submitted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class JobArray:
     """An array of jobs that ask alike, by `options` of sbatch; none where no GPU of the cluster fits.
 
     `machines` are those with a GPU that fits, and may be used, `excluded` those that may not; `busy`: none of
@@ -185,7 +187,7 @@ class Batch:
     """
 
     options: tuple[str, ...]
-    jobs: tuple[Job, ...]
+    jobs: tuple[SlurmNodeJob, ...]
     machines: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
     busy: bool = False
@@ -207,16 +209,16 @@ def run_limit(limits: JobLimits, timeout: float, own: timedelta | None = None) -
     return min(limits.run, own or timedelta(seconds=timeout) + FETCH)
 
 
-def jobs_of(sweep: Sweep) -> Jobs:
+def jobs_of(sweep: SweepSpec) -> SlurmSweepJobs:
     """A job is as long as the settings say, else as its suite may be and its image takes to come; never
     longer than the run limit.
     """
     limits, own = sweep.limits, time_of(sweep.own)
-    return Jobs(
+    return SlurmSweepJobs(
         idle=max(1, round(limits.idle.total_seconds())),
         retries=limits.retries,
         jobs=tuple(
-            Job(
+            SlurmNodeJob(
                 node=checked_name(node.name),
                 capability=node.capability,
                 memory=max(1, -(-node.memory // MB)),
@@ -234,19 +236,22 @@ def jobs_of(sweep: Sweep) -> Jobs:
 
 
 def batches_of(
-    jobs: Sequence[Job], inventory: Inventory, faults: Sequence[Fault] = (), patterns: Sequence[str] = ()
-) -> tuple[Batch, ...]:
+    jobs: Sequence[SlurmNodeJob],
+    inventory: Inventory,
+    faults: Sequence[NodeFault] = (),
+    patterns: Sequence[str] = (),
+) -> tuple[JobArray, ...]:
     """The arrays to submit: jobs that ask for the same GPUs and memory share one.
 
     Machines that the patterns do not choose get none, nor those with another driver than comes first; nor
     machines that failed two nodes of the sweep, by its `faults`, while others are left.
     """
-    kinds: dict[tuple[object, ...], Batch] = {}
-    groups: dict[tuple[Batch, int], list[Job]] = {}
+    kinds: dict[tuple[object, ...], JobArray] = {}
+    groups: dict[tuple[JobArray, int], list[SlurmNodeJob]] = {}
     for job in jobs:
         kind = (job.row, job.processor, job.first, job.only)
         if kind not in kinds:
-            kinds[kind] = _ask(job, inventory, faults, patterns)
+            kinds[kind] = _array_request(job, inventory, faults, patterns)
         groups.setdefault((kinds[kind], job.memory), []).append(job)
     return tuple(
         replace(batch, jobs=tuple(group[start : start + MOST_TASKS]))
@@ -255,14 +260,16 @@ def batches_of(
     )
 
 
-def _ask(job: Job, inventory: Inventory, faults: Sequence[Fault], patterns: Sequence[str]) -> Batch:
+def _array_request(
+    job: SlurmNodeJob, inventory: Inventory, faults: Sequence[NodeFault], patterns: Sequence[str]
+) -> JobArray:
     """A batch without jobs, that asks for what `job` needs.
 
     Slurm has no wishes: where a GPU with the driver that comes first is free now, jobs start on no other.
     What fails there is queued again for all of `machines`.
     """
     fitting = [one for one in inventory.machines if any(fits(job, gpu) for gpu in one.gpus)]
-    chosen = [one for one in fitting if is_chosen(one.name, patterns)]
+    chosen = [one for one in fitting if is_machine_selected(one.name, patterns)]
     oldest = [one for one in chosen if any(fits(job, gpu) and gpu.driver == job.first for gpu in one.gpus)]
     allowed = [one.name for one in (oldest if job.only else chosen)]
     known = {one.name for one in inventory.machines}  # sbatch refuses other names
@@ -273,7 +280,7 @@ def _ask(job: Job, inventory: Inventory, faults: Sequence[Fault], patterns: Sequ
 
     def ask(names: Sequence[str]) -> tuple[str, ...]:
         places = {id(gpu) for one in fitting if one.name in names for gpu in one.gpus}
-        return ask_for_one(inventory, lambda gpu: id(gpu) in places and fits(job, gpu))
+        return request_any_gpu(inventory, lambda gpu: id(gpu) in places and fits(job, gpu))
 
     options = ask(allowed)
     if _unexcluded(ask(first)) != _unexcluded(options):  # what is queued again asks for the same GPUs
@@ -282,10 +289,10 @@ def _ask(job: Job, inventory: Inventory, faults: Sequence[Fault], patterns: Sequ
     options = _without(options, [*others, *bad])
     never = [name for name in excluded(options) if name not in allowed]
     busy = not free & {*allowed}
-    return Batch(options=options, jobs=(), machines=tuple(allowed), excluded=tuple(never), busy=busy)
+    return JobArray(options=options, jobs=(), machines=tuple(allowed), excluded=tuple(never), busy=busy)
 
 
-def throttled(batches: Sequence[Batch], at_once: int) -> tuple[Batch, ...]:
+def throttled(batches: Sequence[JobArray], at_once: int) -> tuple[JobArray, ...]:
     """The batches with their share of the jobs at once; where there are more of them than that, some wait for
     others, those first whose GPUs are free. Pure.
     """
@@ -319,13 +326,17 @@ def excluded(options: Iterable[str]) -> tuple[str, ...]:
     )
 
 
-def fits(job: Job, gpu: PoolGpu) -> bool:
+def fits(job: SlurmNodeJob, gpu: PoolGpu) -> bool:
     """Whether a GPU will do, as far as the cluster tells: a machine that names no processor is any."""
     return gpu.row == job.row and gpu.host in ("", job.processor)
 
 
 def format_batch(
-    batch: Batch, number: int, jobs: Jobs, own: Sequence[str] = (), after: tuple[str, int] = ("", 0)
+    batch: JobArray,
+    number: int,
+    jobs: SlurmSweepJobs,
+    own: Sequence[str] = (),
+    after: tuple[str, int] = ("", 0),
 ) -> str:
     """The text of batch-N.sh, with `own` options of the settings. A part of a minute is a minute to Slurm.
 
@@ -356,7 +367,7 @@ def format_batch(
     return "\n".join(lines)
 
 
-def waiting(batch: Batch, jobs: Jobs) -> int:
+def waiting(batch: JobArray, jobs: SlurmSweepJobs) -> int:
     """Seconds after which a job that has not started cannot end in time any more: Slurm removes it then.
 
     Jobs that wait for others of the batch have their time too, as long as their nonces hold.
@@ -369,7 +380,7 @@ def waiting(batch: Batch, jobs: Jobs) -> int:
 # --- files -----------------------------------------------------------------------------------------
 
 
-def write_folder(folder: Path, sweep: Sweep, texts: Mapping[str, Mapping[str, bytes]]) -> None:
+def write_sweep_files(folder: Path, sweep: SweepSpec, texts: Mapping[str, Mapping[str, bytes]]) -> None:
     """Writes all of a sweep but sweep.json. May be called again for a folder that is not whole.
 
     Raises UsageError where the folder cannot be written.
@@ -379,13 +390,13 @@ def write_folder(folder: Path, sweep: Sweep, texts: Mapping[str, Mapping[str, by
         write_suite(folder / "suite", read_suite())
         write_suite(folder / "kit", {name: (KIT_FOLDER / name).read_bytes() for name in CARRIED})
         (folder / PROGRAM).write_bytes((KIT_FOLDER / PROGRAM).read_bytes())
-        (folder / TASK).write_bytes((HERE / TASK).read_bytes())
+        (folder / TASK).write_bytes((NODE_PROGRAMS / TASK).read_bytes())
         (folder / OPTIONS).write_text("".join(f"{one}\n" for one in sweep.own), encoding="ascii")
         write_nodes(folder, sweep, texts)
         for node in sweep.nodes:
             of_registry = node.image.kind in (ImageKind.DOCKER, ImageKind.ORAS)
             named = node.image.address.partition("://")[2] if of_registry else node.image.address
-            (node_folder(folder, node.name) / IMAGE).write_text(f"{named}\n", encoding="utf-8")
+            (node_directory(folder, node.name) / IMAGE).write_text(f"{named}\n", encoding="utf-8")
         write_row(folder / JOBS, jobs_of(sweep))
     except OSError as error:
         raise UsageError(
@@ -417,7 +428,7 @@ def read_row(path: Path, kind: Any, upgraded: Callable[[Any], Any] = lambda valu
         ) from error
 
 
-def read_jobs(folder: Path) -> Jobs:
+def read_jobs(folder: Path) -> SlurmSweepJobs:
     """jobs.json, with the fields that it lacks where an older version wrote it. Raises UsageError."""
 
     def upgraded(value: Any) -> Any:
@@ -430,8 +441,8 @@ def read_jobs(folder: Path) -> Jobs:
         except (KeyError, TypeError, AttributeError):
             return value
 
-    found = read_row(folder / JOBS, Jobs, upgraded)
-    assert isinstance(found, Jobs)
+    found = read_row(folder / JOBS, SlurmSweepJobs, upgraded)
+    assert isinstance(found, SlurmSweepJobs)
     return found
 
 
@@ -448,7 +459,7 @@ def next_number(folder: Path) -> int:
     return 1 + max((int(path.stem.partition("-")[2]) for path in folder.glob("batch-*.sh")), default=0)
 
 
-def note_tasks(folder: Path, number: int, batch: Batch) -> None:
+def note_tasks(folder: Path, number: int, batch: JobArray) -> None:
     """Tells each node which task of which array it is, before that array is submitted. Raises OSError."""
     for index, job in enumerate(batch.jobs):
         with (folder / NODES / job.node / TASKS).open("a", encoding="ascii") as file:

@@ -18,13 +18,13 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated
 
-from imagefactory.errors import FactoryError, StatementError, ToolError, UsageError, os_problem
+from imagefactory.errors import ImagefactoryError, StatementError, ToolError, UsageError, os_problem
 from imagefactory.fs import replace_text
 from imagefactory.gpu.knowledge.gpus import find_gpu
 from imagefactory.gpu.values import slice_of
 from imagefactory.schedulers.pool import Inventory, PoolGpu, PoolMachine
 from imagefactory.schedulers.sizes import MB
-from imagefactory.serialize import Most, format_document, parse_document
+from imagefactory.serialize import MaxRows, format_document, parse_document
 from imagefactory.verify.outcome import clean
 
 # --- Slurm's own commands, as the user runs them: scontrol, squeue, sbatch, scancel, srun
@@ -70,17 +70,17 @@ def run(
 
 FORMAT = 1
 AT_ONCE = 16
-LOOK = (
+PROBE_COMMAND = (
     'echo "$SLURMD_NODENAME" && exec nvidia-smi --id="$CUDA_VISIBLE_DEVICES" '
     "--query-gpu=compute_cap,memory.total,driver_version --format=csv,noheader,nounits"
 )
-_TOLD = re.compile(
+_PROBE_LINE = re.compile(
     r"([1-9][0-9]?\.[0-9]), ([0-9]{1,8}|\[[A-Za-z /]{1,30}\]), ([0-9]{3,4}(?:\.[0-9]{1,4}){1,2})"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class SlurmGpuType:
     """GPUs of a type, or those without one of a `node`."""
 
     type: str
@@ -91,7 +91,7 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class ProbedGpu:
     """What a GPU of that type said on that node. `memory` is in bytes, 0 where it does not tell it."""
 
     node: str
@@ -102,24 +102,24 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
-    known: Annotated[tuple[Known, ...], Most(100_000)]
+class GpuMemoryRange:
+    known: Annotated[tuple[ProbedGpu, ...], MaxRows(100_000)]
 
 
 # --- deciding --------------------------------------------------------------------------------------
 
 
-def kinds_of(inventory: Inventory) -> tuple[Kind, ...]:
+def gpu_types_of(inventory: Inventory) -> tuple[SlurmGpuType, ...]:
     """What is to be asked."""
     kinds = {
-        Kind(type=gpu.name, node="" if gpu.name else machine.name)
+        SlurmGpuType(type=gpu.name, node="" if gpu.name else machine.name)
         for machine in inventory.machines
         for gpu in machine.gpus
     }
     return tuple(sorted(kinds, key=lambda kind: (kind.type, kind.node)))
 
 
-def fill(inventory: Inventory, known: Sequence[Known]) -> Inventory:
+def fill(inventory: Inventory, known: Sequence[ProbedGpu]) -> Inventory:
     """An inventory with what is known of its GPUs; what a job found goes before what a type's name says."""
     by_node = {(one.node, one.type): one for one in known}
     by_type = {one.type: one for one in known if one.type}
@@ -141,10 +141,10 @@ def fill(inventory: Inventory, known: Sequence[Known]) -> Inventory:
     return replace(inventory, machines=machines)
 
 
-def parse_answer(text: str, kind: Kind) -> Known:
+def parse_answer(text: str, kind: SlurmGpuType) -> ProbedGpu:
     """Raises ToolError for what no nvidia-smi says."""
     lines = text.splitlines()
-    told = _TOLD.fullmatch(lines[1].strip()) if len(lines) == 2 else None
+    told = _PROBE_LINE.fullmatch(lines[1].strip()) if len(lines) == 2 else None
     if told is None:
         raise ToolError(
             "probe-output-invalid",
@@ -152,31 +152,35 @@ def parse_answer(text: str, kind: Kind) -> Known:
             hint="run nvidia-smi on that node with srun",
         )
     memory = int(told[2]) * MB if told[2].isdigit() else 0  # [N/A]: it has none of its own, as GB10
-    return Known(node=clean(lines[0]), type=kind.type, capability=told[1], memory=memory, driver=told[3])
+    return ProbedGpu(node=clean(lines[0]), type=kind.type, capability=told[1], memory=memory, driver=told[3])
 
 
 # --- acting ----------------------------------------------------------------------------------------
 
 
-def ask_all(
-    kinds: Sequence[Kind], environ: Mapping[str, str], wait: timedelta
-) -> tuple[tuple[Known, ...], tuple[tuple[Kind, FactoryError], ...]]:
+def probe_all(
+    kinds: Sequence[SlurmGpuType], environ: Mapping[str, str], wait: timedelta
+) -> tuple[tuple[ProbedGpu, ...], tuple[tuple[SlurmGpuType, ImagefactoryError], ...]]:
     """What a GPU of each kind says, and why others did not: each waits so long for one to be free."""
 
-    def ask(kind: Kind) -> Known | FactoryError:
+    def ask(kind: SlurmGpuType) -> ProbedGpu | ImagefactoryError:
         seconds = max(1, round(wait.total_seconds()))
         argv = ["srun", "--job-name=imagefactory-probe", f"--immediate={seconds}", "--time=5", "--mem=500M"]
         argv += ["--nodes=1", "--ntasks=1", f"--gres=gpu:{kind.type}:1" if kind.type else "--gres=gpu:1"]
         argv += [f"--nodelist={kind.node}"] if kind.node else []
         try:
-            return parse_answer(run([*argv, "sh", "-c", LOOK], environ, timeout=seconds + 5 * TIMEOUT), kind)
-        except FactoryError as error:
+            return parse_answer(
+                run([*argv, "sh", "-c", PROBE_COMMAND], environ, timeout=seconds + 5 * TIMEOUT), kind
+            )
+        except ImagefactoryError as error:
             return error
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         answers = list(pool.map(ask, kinds))
-    faults = [(kind, one) for kind, one in zip(kinds, answers, strict=True) if isinstance(one, FactoryError)]
-    return tuple(one for one in answers if isinstance(one, Known)), tuple(faults)
+    faults = [
+        (kind, one) for kind, one in zip(kinds, answers, strict=True) if isinstance(one, ImagefactoryError)
+    ]
+    return tuple(one for one in answers if isinstance(one, ProbedGpu)), tuple(faults)
 
 
 def place_of(environ: Mapping[str, str]) -> Path:
@@ -186,11 +190,13 @@ def place_of(environ: Mapping[str, str]) -> Path:
     return home / "imagefactory" / "slurm.json"
 
 
-def recall(environ: Mapping[str, str]) -> tuple[Known, ...]:
+def read_probed(environ: Mapping[str, str]) -> tuple[ProbedGpu, ...]:
     """What was found out before. Raises UsageError for a file that was changed."""
     path = place_of(environ)
     try:
-        memory: Memory = parse_document(json.loads(path.read_bytes()), Memory, FORMAT, str(path))
+        memory: GpuMemoryRange = parse_document(
+            json.loads(path.read_bytes()), GpuMemoryRange, FORMAT, str(path)
+        )
     except FileNotFoundError:
         return ()
     except OSError as error:
@@ -204,12 +210,12 @@ def recall(environ: Mapping[str, str]) -> tuple[Known, ...]:
     return memory.known
 
 
-def remember(environ: Mapping[str, str], found: Sequence[Known]) -> None:
+def write_probed(environ: Mapping[str, str], found: Sequence[ProbedGpu]) -> None:
     """Keeps what was found out, in place of what was known of the same node and type."""
-    known = {(one.node, one.type): one for one in (*recall(environ), *found)}
+    known = {(one.node, one.type): one for one in (*read_probed(environ), *found)}
     path = place_of(environ)
     text = json.dumps(
-        format_document(Memory(known=tuple(known[key] for key in sorted(known))), FORMAT), indent=1
+        format_document(GpuMemoryRange(known=tuple(known[key] for key in sorted(known))), FORMAT), indent=1
     )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -234,7 +240,7 @@ _AWAY = ("DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "FUTURE", "N
 _MOST = 1024
 
 
-def ask_inventory(environ: Mapping[str, str], now: datetime) -> Inventory:
+def query_inventory(environ: Mapping[str, str], now: datetime) -> Inventory:
     """The nodes with GPUs. Raises ToolError where scontrol is missing, fails or does not answer."""
     return parse_nodes(run(COMMAND, environ), now)
 

@@ -17,25 +17,25 @@ from typing import Any
 
 from imagefactory.errors import ToolError, UsageError, os_problem
 from imagefactory.model import Outcome
-from imagefactory.schedulers.faults import judged
-from imagefactory.schedulers.htcondor.node.post import FAULTS, LARGEST_LOG, parse_faults, read
+from imagefactory.schedulers.faults import with_outcome
+from imagefactory.schedulers.htcondor.node.post import FAULT_FILES, LARGEST_LOG, parse_faults, read
 from imagefactory.schedulers.pool import (
-    TRIED_AGAIN,
+    RETRIED_OUTCOMES,
     Inventory,
     JobLimits,
-    NodeFound,
     NodeResult,
+    NodeState,
     Pool,
-    Sweep,
     SweepNode,
+    SweepSpec,
 )
 from imagefactory.schedulers.slurm.batch import (
     JOBS,
     NAME,
     QUEUE,
-    Batch,
-    Jobs,
-    Submitted,
+    ArraySubmission,
+    JobArray,
+    SlurmSweepJobs,
     batches_of,
     format_batch,
     next_number,
@@ -46,18 +46,18 @@ from imagefactory.schedulers.slurm.batch import (
     run_limit,
     throttled,
     waiting,
-    write_folder,
     write_row,
+    write_sweep_files,
 )
-from imagefactory.schedulers.slurm.nodes import ask_inventory, fill, recall, run
+from imagefactory.schedulers.slurm.nodes import fill, query_inventory, read_probed, run
 from imagefactory.schedulers.slurm.results import (
     SQUEUE,
-    Queue,
-    folders_of,
+    QueueSnapshot,
     job_report,
     parse_queue,
     read_node,
     remember,
+    submit_directories,
 )
 from imagefactory.settings.own_commands import time_of
 from imagefactory.verify.outcome import clean
@@ -67,7 +67,7 @@ _JOB = re.compile(r"([0-9]{1,10})(?:;\S+)?")
 _VERSION = re.compile(r"slurm\S* ([0-9]{1,4}(?:\.[0-9]{1,4}){1,3})")
 
 
-class SweepFolder:
+class SlurmSweepFiles:
     """The half of the pool that asks nobody: what its jobs read and write in a sweep's folder."""
 
     def run_limit(self, limits: JobLimits, timeout: float, own: Sequence[str]) -> timedelta:
@@ -81,24 +81,24 @@ class SweepFolder:
                 hint="use another directory: --folder DIR",
             )
 
-    def write(self, folder: Path, sweep: Sweep, texts: Mapping[str, Mapping[str, bytes]]) -> None:
-        write_folder(folder, sweep, texts)
+    def write(self, folder: Path, sweep: SweepSpec, texts: Mapping[str, Mapping[str, bytes]]) -> None:
+        write_sweep_files(folder, sweep, texts)
 
     def is_whole(self, folder: Path) -> bool:
         return (folder / JOBS).is_file()
 
-    def read_node(self, folder: Path, node: SweepNode, limits: JobLimits) -> NodeFound:
+    def read_node(self, folder: Path, node: SweepNode, limits: JobLimits) -> NodeState:
         return read_node(folder, node.name, limits)
 
     def read_result(self, folder: Path, node: SweepNode, limits: JobLimits) -> NodeResult:
-        return judged(folder, read_node(folder, node.name, limits), job_report)
+        return with_outcome(folder, read_node(folder, node.name, limits), job_report)
 
-    def job_report(self, kit: Mapping[str, Any], asked: Mapping[str, Any], found: NodeFound) -> GpuReport:
+    def job_report(self, kit: Mapping[str, Any], asked: Mapping[str, Any], found: NodeState) -> GpuReport:
         return job_report(kit, asked, found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slurm(SweepFolder):
+class SlurmPool(SlurmSweepFiles):
     """The cluster of this machine's configuration. `environ` is what its commands see (SLURM_CONF, PATH)."""
 
     environ: Mapping[str, str]
@@ -117,7 +117,7 @@ class Slurm(SweepFolder):
 
     def inventory(self, now: datetime) -> Inventory:
         """The nodes with GPUs, with what their types and earlier probes tell of these. Raises ToolError."""
-        return fill(ask_inventory(self.environ, now), recall(self.environ))
+        return fill(query_inventory(self.environ, now), read_probed(self.environ))
 
     def submit(self, folder: Path) -> str:
         """Submits what of a sweep is to be run and not in the queue; the job of its last array.
@@ -129,7 +129,7 @@ class Slurm(SweepFolder):
         self.look(folder)
         jobs = read_jobs(folder)
         limits = JobLimits(idle=timedelta(seconds=jobs.idle), retries=jobs.retries)
-        left = [job for job in jobs.jobs if _left(read_node(folder, job.node, limits))]
+        left = [job for job in jobs.jobs if _needs_submission(read_node(folder, job.node, limits))]
         if not left:
             raise UsageError(
                 "sweep-running",
@@ -137,7 +137,7 @@ class Slurm(SweepFolder):
                 hint="see imagefactory status, or stop it with imagefactory cancel",
             )
         taken, fault = "", None
-        faults = parse_faults(read(folder / FAULTS, LARGEST_LOG))
+        faults = parse_faults(read(folder / FAULT_FILES, LARGEST_LOG))
         batches = batches_of(left, self.inventory(now), faults, jobs.patterns)
         lanes: dict[int, tuple[str, int]] = {}
         for number, batch in enumerate(throttled(batches, jobs.at_once), next_number(folder)):
@@ -157,7 +157,9 @@ class Slurm(SweepFolder):
             )
         return taken
 
-    def _submit(self, folder: Path, number: int, batch: Batch, jobs: Jobs, after: tuple[str, int]) -> str:
+    def _submit(
+        self, folder: Path, number: int, batch: JobArray, jobs: SlurmSweepJobs, after: tuple[str, int]
+    ) -> str:
         """The job of an array; empty where no GPU of the cluster would take it, which the folder says.
 
         `after` is the job that it waits for, empty for none, and for how many seconds it may wait in all.
@@ -168,7 +170,7 @@ class Slurm(SweepFolder):
         note_tasks(folder, number, batch)
         if not batch.options:
             why = f"this cluster tells of no GPU with capability {batch.jobs[0].row} that may be used"
-            write_row(row, Submitted(job="", at=now, until=until, refused=why, unmatched=True))
+            write_row(row, ArraySubmission(job="", at=now, until=until, refused=why, unmatched=True))
             return ""
         try:
             said = run(["sbatch", "--parsable", script.name], self.environ, folder).strip()
@@ -179,25 +181,25 @@ class Slurm(SweepFolder):
                     hint=f"see {folder}",
                 )
         except ToolError as error:
-            write_row(row, Submitted(job="", at=now, until=until, refused=clean(error.message)))
+            write_row(row, ArraySubmission(job="", at=now, until=until, refused=clean(error.message)))
             raise
-        write_row(row, Submitted(job=found[1], at=now, until=until))
+        write_row(row, ArraySubmission(job=found[1], at=now, until=until))
         return found[1]
 
     def running(self, folder: Path) -> bool:
         """Whether a job of that folder is in the queue, be it held or waiting."""
-        return str(folder.resolve()) in folders_of(self._queue(), NAME)
+        return str(folder.resolve()) in submit_directories(self._queue(), NAME)
 
     def driven(self) -> frozenset[Path]:
         """The folders of this user's sweeps that have a job in the queue."""
-        return frozenset(Path(folder) for folder in folders_of(self._queue(), NAME))
+        return frozenset(Path(folder) for folder in submit_directories(self._queue(), NAME))
 
     def look(self, folder: Path) -> None:
         """Keeps what the queue says of its jobs. Raises ToolError, UsageError for a folder that is none."""
         folder, asked = folder.resolve(), _now()
         told = parse_queue(self._queue("--states=all"), NAME, str(folder))
         try:
-            write_row(folder / QUEUE, remember(read_row(folder / QUEUE, Queue), told, asked))
+            write_row(folder / QUEUE, remember(read_row(folder / QUEUE, QueueSnapshot), told, asked))
         except OSError as error:
             raise UsageError(
                 *os_problem("write", folder / QUEUE, error),
@@ -208,7 +210,7 @@ class Slurm(SweepFolder):
         """Removes the jobs of that folder."""
         folder = folder.resolve()
         rows = (line.partition("|") for line in self._queue(columns=f"%F|{SQUEUE}").splitlines())
-        found = {job for job, _, row in rows if str(folder) in folders_of(row, NAME)}
+        found = {job for job, _, row in rows if str(folder) in submit_directories(row, NAME)}
         if found:
             run(["scancel", *sorted(found)], self.environ)
             self.look(folder)
@@ -220,12 +222,12 @@ class Slurm(SweepFolder):
 
 def make_pool(environ: Mapping[str, str]) -> Pool:
     """The row of POOLS."""
-    return Slurm(environ=environ)
+    return SlurmPool(environ=environ)
 
 
-def _left(found: NodeFound) -> bool:
+def _needs_submission(found: NodeState) -> bool:
     """Whether a node is to be submitted: neither done for good, nor waiting or running."""
-    if found.run is not None or found.result.outcome not in (None, Outcome.NOT_TESTED, *TRIED_AGAIN):
+    if found.run is not None or found.result.outcome not in (None, Outcome.NOT_TESTED, *RETRIED_OUTCOMES):
         return False
     return found.result.outcome is not None or not found.result.attempts
 

@@ -18,25 +18,25 @@ from typing import Annotated, Any
 from imagefactory.errors import StatementError
 from imagefactory.model import Outcome
 from imagefactory.progress import format_seconds
-from imagefactory.schedulers.faults import node_folder
+from imagefactory.schedulers.faults import node_directory
 from imagefactory.schedulers.pool import (
     MOST_NODES,
-    TRIED_AGAIN,
-    Ending,
+    RETRIED_OUTCOMES,
     JobAttempt,
+    JobEnding,
     JobLimits,
-    NodeFound,
     NodeResult,
+    NodeState,
     PoolGpu,
 )
-from imagefactory.schedulers.slurm.batch import LOG, QUEUE, Submitted, read_row, read_tasks
+from imagefactory.schedulers.slurm.batch import LOG, QUEUE, ArraySubmission, read_row, read_tasks
 from imagefactory.schedulers.slurm.nodes import capability_of
-from imagefactory.serialize import Most
+from imagefactory.serialize import MaxRows
 from imagefactory.settings.choices import SLURM
 from imagefactory.trust.verdict import missing_evidence
 from imagefactory.verify.kit.program import EVIDENCE, RESULT, RUN, read_report
 from imagefactory.verify.kit.start import EXIT_IMAGE, REPORT
-from imagefactory.verify.kits import Folder, outcome_of_folder, parse_run
+from imagefactory.verify.kits import ReturnedKit, parse_run, verify_returned_kit
 from imagefactory.verify.outcome import clean
 from imagefactory.verify.report import GpuReport
 
@@ -58,7 +58,7 @@ SQUEUE = "%K|%T|%r|%j|%Z"
 ANSWERS = (0, 2, 9)
 """Exit codes of a kit after which nothing is tried again."""
 
-_SAID = re.compile(r"imagefactory: (start|end) (.+)")
+_KIT_LINE = re.compile(r"imagefactory: (start|end) (.+)")
 _STEPD = r"slurmstepd\S*: error: "
 _ENDED = re.compile(rf"{_STEPD}\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+?(?: DUE TO (.+?))? \*\*\*")
 _MEMORY = re.compile(rf"{_STEPD}.*(?:oom.?kill|memory limit)", re.IGNORECASE)
@@ -67,7 +67,7 @@ _GPUS = re.compile(r"gpu(?::([A-Za-z][A-Za-z0-9_.+-]*))?(?::[0-9]+)?\(IDX:([0-9,
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class TaskRun:
     """One time that a task ran. `code` is its kit's exit code, None where it did not come to an end.
 
     `again`: it asked to be queued again. `why` is slurmstepd's word where that ended it.
@@ -84,7 +84,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class TaskState:
     """What squeue said of the task `index` of the array `batch`."""
 
     batch: int
@@ -94,28 +94,28 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Queue:
+class QueueSnapshot:
     """The tasks of a sweep that the queue knew when it was asked, and those that it had known to be over."""
 
     asked: datetime
-    tasks: Annotated[tuple[Told, ...], Most(8 * MOST_NODES)]
+    tasks: Annotated[tuple[TaskState, ...], MaxRows(8 * MOST_NODES)]
 
 
-def parse_log(data: bytes) -> tuple[Start, ...]:
+def parse_log(data: bytes) -> tuple[TaskRun, ...]:
     """The times that a task ran, the oldest first; what is no word of these is passed over.
 
     After an answer it is over, whatever Slurm starts again: a person queued it, or a node was away.
     """
-    found: list[Start] = []
+    found: list[TaskRun] = []
     for line in data.decode("utf-8", "replace").splitlines():
-        if said := _SAID.fullmatch(line):
+        if said := _KIT_LINE.fullmatch(line):
             words = said[2].split(" ")
             if found and found[-1].code in ANSWERS and not found[-1].again:
                 break
             if said[1] == "start" and len(words) == 4 and _is_number(words[1]) and _is_number(words[3]):
                 job, restart, machine, at = words
                 found.append(
-                    Start(job=clean(job), restart=int(restart), machine=clean(machine), started=_time(at))
+                    TaskRun(job=clean(job), restart=int(restart), machine=clean(machine), started=_time(at))
                 )
             elif said[1] == "end" and found and len(words) == 3 and all(map(_is_number, words[:2])):
                 found[-1] = replace(
@@ -171,7 +171,7 @@ def _numbers(text: str) -> Iterator[int]:
             yield from range(int(first), min(int(last or first), int(first) + 64) + 1)
 
 
-def parse_queue(text: str, name: str, folder: str) -> tuple[Told, ...]:
+def parse_queue(text: str, name: str, folder: str) -> tuple[TaskState, ...]:
     """The tasks of the arrays `<name>-N` that were submitted in `folder`, as squeue printed them."""
     found = []
     for line in text.splitlines():
@@ -181,33 +181,35 @@ def parse_queue(text: str, name: str, folder: str) -> tuple[Told, ...]:
         job, _, place = rest.partition("|")
         head, _, number = job.rpartition("-")
         if (head, place) == (name, folder) and _is_number(number) and _is_number(index):
-            found.append(Told(batch=int(number), index=int(index), state=clean(state), reason=clean(reason)))
+            found.append(
+                TaskState(batch=int(number), index=int(index), state=clean(state), reason=clean(reason))
+            )
     return tuple(found)
 
 
-def folders_of(text: str, name: str) -> frozenset[str]:
+def submit_directories(text: str, name: str) -> frozenset[str]:
     """The folders in which arrays of that name were submitted."""
     rows = (line.split("|", 4) for line in text.splitlines())
     return frozenset(row[4] for row in rows if len(row) == 5 and row[3].rpartition("-")[0] == name)
 
 
-def remember(before: Queue | None, told: tuple[Told, ...], asked: datetime) -> Queue:
+def remember(before: QueueSnapshot | None, told: tuple[TaskState, ...], asked: datetime) -> QueueSnapshot:
     """What the queue says now, and of tasks that it has forgotten how they were seen to end."""
     now = {(one.batch, one.index): one for one in told}
     old = {(one.batch, one.index): one for one in before.tasks} if before else {}
     kept = {key: one for key, one in old.items() if one.state not in ALIVE}
-    return Queue(asked=asked, tasks=tuple({**kept, **now}[key] for key in sorted({**kept, **now})))
+    return QueueSnapshot(asked=asked, tasks=tuple({**kept, **now}[key] for key in sorted({**kept, **now})))
 
 
 # ---
 
-LONGEST_WORDS = 300
+MAX_REASON = 300
 HAS_RUN = "the suite has run"
 _STATES = {"TIMEOUT": TIME_LIMIT, "OUT_OF_MEMORY": MEMORY, "CANCELLED": REMOVED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskFiles:
+class TaskOutput:
     """What the last time that a task ran left. `said` is the kit's last line."""
 
     run: bytes | None = None
@@ -217,18 +219,18 @@ class TaskFiles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class ArrayTask:
     """A node's last task: what became of its array, when it ran, what the queue said of it.
 
     `known` is whether the queue was asked since the task was last heard of. `submitted` is None where nobody
     knows whether its array came to be.
     """
 
-    submitted: Submitted | None
-    starts: tuple[Start, ...]
-    told: Told | None
+    submitted: ArraySubmission | None
+    starts: tuple[TaskRun, ...]
+    told: TaskState | None
     known: bool
-    files: TaskFiles = TaskFiles()
+    files: TaskOutput = TaskOutput()
 
     @property
     def alive(self) -> bool | None:
@@ -239,88 +241,88 @@ class Task:
 # --- deciding --------------------------------------------------------------------------------------
 
 
-def classify(task: Task, limits: JobLimits) -> tuple[Outcome | None, str, Ending]:
+def classify(task: ArrayTask, limits: JobLimits) -> tuple[Outcome | None, str, JobEnding]:
     """The word for a task, a line on why, and how its last run ended. The word is None while it waits or runs
     or is to be tried again, and for a run that is to be judged."""
     if not task.starts:
         return _not_started(task, limits)
-    outcome, reason, ending = _word(task, limits)
+    outcome, reason, ending = _task_status(task, limits)
     last = task.starts[-1]
-    again = last.again or (outcome in TRIED_AGAIN and last.code is None)
+    again = last.again or (outcome in RETRIED_OUTCOMES and last.code is None)
     if again and task.alive is not False:
         told = f"no usable GPU on {last.machine}" if reason == HAS_RUN else reason
         return None, f"to be tried again: {told}", ending
     return outcome, reason, ending
 
 
-def _not_started(task: Task, limits: JobLimits) -> tuple[Outcome | None, str, Ending]:
+def _not_started(task: ArrayTask, limits: JobLimits) -> tuple[Outcome | None, str, JobEnding]:
     submitted, told = task.submitted, task.told
     in_vain = f"no such GPU took it in {format_seconds(limits.idle.total_seconds())}"
     if submitted and submitted.refused:
         word = Outcome.NO_MATCH if submitted.unmatched else Outcome.INFRASTRUCTURE
-        return word, submitted.refused, Ending.REMOVED
+        return word, submitted.refused, JobEnding.REMOVED
     if task.alive or (submitted and task.alive is None):
         return (
             None,
             f"waiting: {told.reason}" if told and told.reason != "None" else "waiting",
-            Ending.WAITING,
+            JobEnding.WAITING,
         )
     if submitted is None:
-        return None, "not submitted yet", Ending.LOST
+        return None, "not submitted yet", JobEnding.LOST
     if told is None or told.state == "CANCELLED":
-        return Outcome.NOT_TESTED, "removed before it started", Ending.REMOVED
+        return Outcome.NOT_TESTED, "removed before it started", JobEnding.REMOVED
     if told.state == "DEADLINE":
-        return Outcome.NO_MATCH, in_vain, Ending.REMOVED
-    return Outcome.INFRASTRUCTURE, f"it did not start: {told.state} ({told.reason})", Ending.LOST
+        return Outcome.NO_MATCH, in_vain, JobEnding.REMOVED
+    return Outcome.INFRASTRUCTURE, f"it did not start: {told.state} ({told.reason})", JobEnding.LOST
 
 
-def _word(task: Task, limits: JobLimits) -> tuple[Outcome | None, str, Ending]:
+def _task_status(task: ArrayTask, limits: JobLimits) -> tuple[Outcome | None, str, JobEnding]:
     """The word for the last time that a task ran, whatever comes after it."""
     last, files = task.starts[-1], task.files
     if last.code is None:
         return _cut_off(task, limits)
-    said = f": {files.said}"[:LONGEST_WORDS] if files.said else ""
+    said = f": {files.said}"[:MAX_REASON] if files.said else ""
     if files.run is None and last.code == EXIT_IMAGE:
-        return Outcome.PULL_FAILED, f"{last.machine}{said}", Ending.EXITED
+        return Outcome.PULL_FAILED, f"{last.machine}{said}", JobEnding.EXITED
     if files.run is None:
         reason = f"the suite was not started: exit code {last.code}{said}"
-        return Outcome.INFRASTRUCTURE, reason, Ending.EXITED
+        return Outcome.INFRASTRUCTURE, reason, JobEnding.EXITED
     try:
         facts = parse_run(files.run, RUN)
     except StatementError:
-        return Outcome.INFRASTRUCTURE, f"it brought back no result that can be read{said}", Ending.EXITED
+        return Outcome.INFRASTRUCTURE, f"it brought back no result that can be read{said}", JobEnding.EXITED
     if facts["outcome"]:
-        return Outcome(facts["outcome"]), clean(facts["reason"]), Ending.EXITED
-    return None, HAS_RUN, Ending.EXITED
+        return Outcome(facts["outcome"]), clean(facts["reason"]), JobEnding.EXITED
+    return None, HAS_RUN, JobEnding.EXITED
 
 
-def _cut_off(task: Task, limits: JobLimits) -> tuple[Outcome | None, str, Ending]:
+def _cut_off(task: ArrayTask, limits: JobLimits) -> tuple[Outcome | None, str, JobEnding]:
     last = task.starts[-1]
     why = last.why or (_STATES.get(task.told.state, task.told.state) if task.told and not task.alive else "")
     where = f" on {last.machine}" if last.machine else ""
     if not why and task.alive is not False:
-        return None, f"running{where}", Ending.RUNNING
+        return None, f"running{where}", JobEnding.RUNNING
     if why == TIME_LIMIT:
         run = format_seconds(limits.run.total_seconds())
-        return Outcome.TIMEOUT, f"Slurm ended it{where}: its time was over ({run} at most)", Ending.KILLED
+        return Outcome.TIMEOUT, f"Slurm ended it{where}: its time was over ({run} at most)", JobEnding.KILLED
     if why == MEMORY:
-        return Outcome.HELD, f"it asked for too little memory{where}", Ending.KILLED
+        return Outcome.HELD, f"it asked for too little memory{where}", JobEnding.KILLED
     if why == REMOVED:
-        return Outcome.NOT_TESTED, f"removed while it ran{where}", Ending.REMOVED
+        return Outcome.NOT_TESTED, f"removed while it ran{where}", JobEnding.REMOVED
     if why:
-        return Outcome.INFRASTRUCTURE, f"Slurm ended it{where}: {why.lower()}", Ending.KILLED
-    return Outcome.INFRASTRUCTURE, f"it left the queue{where} without a word", Ending.LOST
+        return Outcome.INFRASTRUCTURE, f"Slurm ended it{where}: {why.lower()}", JobEnding.KILLED
+    return Outcome.INFRASTRUCTURE, f"it left the queue{where} without a word", JobEnding.LOST
 
 
 # --- reading ---------------------------------------------------------------------------------------
 
 
-def read_node(folder: Path, name: str, limits: JobLimits) -> NodeFound:
+def read_node(folder: Path, name: str, limits: JobLimits) -> NodeState:
     """The state of a node of the sweep in `folder`. Raises UsageError for a name that is none."""
-    place = node_folder(folder, name)
+    place = node_directory(folder, name)
     tasks = list(read_tasks(place))
     if not tasks:
-        return NodeFound(result=NodeResult(node=name, outcome=None, reason="not submitted yet"))
+        return NodeState(result=NodeResult(node=name, outcome=None, reason="not submitted yet"))
     attempts = [one for batch, index in tasks for one in _attempts(folder, place, batch, index)]
     task = _read_task(folder, place, *tasks[-1])
     outcome, reason, ending = classify(task, limits)
@@ -329,26 +331,26 @@ def read_node(folder: Path, name: str, limits: JobLimits) -> NodeFound:
     elif task.submitted and not task.submitted.refused:
         attempts.append(_waiting(task.submitted, tasks[-1][1], ending))
     result = NodeResult(node=name, outcome=outcome, reason=clean(reason), attempts=tuple(attempts))
-    settled = outcome not in (None, Outcome.NOT_TESTED, *TRIED_AGAIN)
+    settled = outcome not in (None, Outcome.NOT_TESTED, *RETRIED_OUTCOMES)
     if reason == HAS_RUN:
         files = task.files
-        return NodeFound(
+        return NodeState(
             result=result, settled=True, run=files.run, report=files.report, evidence=files.evidence
         )
-    return NodeFound(result=result, settled=settled)
+    return NodeState(result=result, settled=settled)
 
 
-def _read_task(folder: Path, place: Path, batch: int, index: int) -> Task:
+def _read_task(folder: Path, place: Path, batch: int, index: int) -> ArrayTask:
     queue = _queue(folder / QUEUE)
-    submitted = read_row(folder / f"batch-{batch}.json", Submitted)
+    submitted = read_row(folder / f"batch-{batch}.json", ArraySubmission)
     starts = parse_log(read_report(folder / LOG, f"{batch}-{index}") or b"")
     last = starts[-1] if starts else None
     heard = (last.ended or last.started) if last else submitted.at if submitted else None
-    files = _read_files(place / f"{batch}-{last.restart}") if last else TaskFiles()
+    files = _read_files(place / f"{batch}-{last.restart}") if last else TaskOutput()
     told = queue[1].get((batch, index)) if queue else None
     if submitted is None and queue and told and told.state in ALIVE:  # killed before sbatch's answer was kept
-        submitted = Submitted(job=f"{batch}", at=queue[0].asked, until=queue[0].asked)
-    return Task(
+        submitted = ArraySubmission(job=f"{batch}", at=queue[0].asked, until=queue[0].asked)
+    return ArrayTask(
         submitted=submitted,
         starts=starts,
         told=told,
@@ -357,10 +359,10 @@ def _read_task(folder: Path, place: Path, batch: int, index: int) -> Task:
     )
 
 
-def _read_files(place: Path) -> TaskFiles:
+def _read_files(place: Path) -> TaskOutput:
     lines = (read_report(place, "out") or b"").decode("utf-8", "replace").strip().splitlines()
     run, report, evidence = (read_report(place, f"{RESULT}/{name}") for name in (RUN, REPORT, EVIDENCE))
-    return TaskFiles(run=run, report=report, evidence=evidence, said=clean(lines[-1]) if lines else "")
+    return TaskOutput(run=run, report=report, evidence=evidence, said=clean(lines[-1]) if lines else "")
 
 
 def _attempts(folder: Path, place: Path, batch: int, index: int) -> Sequence[JobAttempt]:
@@ -370,11 +372,11 @@ def _attempts(folder: Path, place: Path, batch: int, index: int) -> Sequence[Job
     ]
 
 
-def _attempt(start: Start, record: bytes, index: int) -> JobAttempt:
+def _attempt(start: TaskRun, record: bytes, index: int) -> JobAttempt:
     node, gpu = parse_record(record, index)
     return JobAttempt(
         job=start.job,
-        ending=Ending.LOST if start.code is None else Ending.EXITED,
+        ending=JobEnding.LOST if start.code is None else JobEnding.EXITED,
         code=start.code or 0,
         text=start.why.lower(),
         machine=start.machine,
@@ -386,7 +388,7 @@ def _attempt(start: Start, record: bytes, index: int) -> JobAttempt:
     )
 
 
-def _waiting(submitted: Submitted, index: int, ending: Ending) -> JobAttempt:
+def _waiting(submitted: ArraySubmission, index: int, ending: JobEnding) -> JobAttempt:
     return JobAttempt(
         job=f"{submitted.job}_{index}",
         ending=ending,
@@ -401,10 +403,10 @@ def _waiting(submitted: Submitted, index: int, ending: Ending) -> JobAttempt:
     )
 
 
-Known = tuple[Queue, dict[tuple[int, int], Told]]
+TaskReports = tuple[QueueSnapshot, dict[tuple[int, int], TaskState]]
 
 
-def _queue(path: Path) -> Known | None:
+def _queue(path: Path) -> TaskReports | None:
     """What the queue said last: read once for all nodes of a sweep."""
     try:
         found = path.stat()
@@ -414,8 +416,8 @@ def _queue(path: Path) -> Known | None:
 
 
 @functools.lru_cache(maxsize=4)
-def _read_queue(path: Path, _stamp: tuple[int, int]) -> Known:
-    queue: Queue = read_row(path, Queue)
+def _read_queue(path: Path, _stamp: tuple[int, int]) -> TaskReports:
+    queue: QueueSnapshot = read_row(path, QueueSnapshot)
     return queue, {(one.batch, one.index): one for one in queue.tasks}
 
 
@@ -427,14 +429,14 @@ def _read_queue(path: Path, _stamp: tuple[int, int]) -> Known:
 # `infrastructure`: no word on the image.
 
 
-def job_report(kit: Mapping[str, Any], asked: Mapping[str, Any], found: NodeFound) -> GpuReport:
+def job_report(kit: Mapping[str, Any], asked: Mapping[str, Any], found: NodeState) -> GpuReport:
     """The report of a run that came back: a kit's rules, and slurmctld's word on the GPU beside the suite's.
 
     `kit` and `asked` are kit.json and expectations.json, believed. A run is never `verified` where a word on
     the GPU is missing. Raises StatementError for a run that is none, or of another kit or suite.
     """
     attempt = found.result.attempts[-1]
-    files = Folder(
+    files = ReturnedKit(
         kit=b"",
         expectations=json.dumps(asked).encode(),
         suite=kit["suite"],
@@ -442,7 +444,7 @@ def job_report(kit: Mapping[str, Any], asked: Mapping[str, Any], found: NodeFoun
         evidence=found.evidence,
         report=found.report,
     )
-    report = outcome_of_folder(files, kit, found.result.node, SLURM)
+    report = verify_returned_kit(files, kit, found.result.node, SLURM)
     if report.hardware is not None:
         report = replace(
             report, hardware=replace(report.hardware, notes=(*report.hardware.notes, *_notes(attempt)))

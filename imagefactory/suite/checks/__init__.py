@@ -1,4 +1,4 @@
-"""The table of checks: one function each, called with a Context, answering a Finding or a Failure."""
+"""The table of checks: one function each, called with a Context, answering a Finding or a CheckFailure."""
 
 from __future__ import annotations
 

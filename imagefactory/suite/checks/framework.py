@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 
 from .. import reference, table
-from ..context import Context, Failure, Finding
+from ..context import CheckFailure, Context, Finding
 
 
 def check_compute(context: Context) -> Finding:
@@ -38,7 +38,7 @@ def check_compute(context: Context) -> Finding:
                     f"{operation} in {kind} is off by {error:.2g} (at most {reference.TOLERANCES[kind]:.0e})"
                 )
     if wrong:
-        raise Failure("; ".join(wrong), outcome=table.WRONG_NUMBERS)
+        raise CheckFailure("; ".join(wrong), outcome=table.WRONG_NUMBERS)
     detail = f"{len(numbers)} computations agree with float64"
     return Finding(detail + (f"; not applicable: {', '.join(skipped)}" if skipped else ""), numbers)
 
@@ -49,7 +49,7 @@ def check_cuda(context: Context) -> Finding:
     maker, expected = ("ROCm", rocm) if rocm else ("CUDA", context.expected.cuda)
     version, detail = find_rocm(context) if rocm else context.framework.cuda_version(context)
     if not same_cuda(version, expected):
-        raise Failure(f"made for {maker} {version}, the recipe says {expected}")
+        raise CheckFailure(f"made for {maker} {version}, the recipe says {expected}")
     major, _, minor = version.partition(".")
     numbers = {"major": float(major)}
     if minor:
@@ -58,10 +58,10 @@ def check_cuda(context: Context) -> Finding:
 
 
 def find_rocm(context: Context) -> tuple[str, str]:
-    """What the framework's file knows of its build for ROCm. Raises Failure where it knows of none."""
+    """What the framework's file knows of its build for ROCm. Raises CheckFailure where it knows of none."""
     known = getattr(context.framework, "rocm_version", None)
     if known is None:
-        raise Failure(f"the suite knows no build of {context.expected.distribution} for ROCm")
+        raise CheckFailure(f"the suite knows no build of {context.expected.distribution} for ROCm")
     version, detail = known(context)
     return version, detail
 

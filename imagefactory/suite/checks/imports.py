@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from .. import conda, table
-from ..context import Context, Failure, Finding, same_release, same_version
+from ..context import CheckFailure, Context, Finding, same_release, same_version
 from .packages import SHOWN, more
 
 SECONDS = 300.0
@@ -161,7 +161,7 @@ def files_of(context: Context, name: str) -> list[str]:
         return sorted(conda.within(files, site))
     for distribution in importlib.metadata.distributions(name=name, path=[context.site]):
         return [str(file) for file in distribution.files or ()]
-    raise Failure(f"{name} is not installed")
+    raise CheckFailure(f"{name} is not installed")
 
 
 def modules_of(package: str, files: Iterable[str]) -> list[tuple[str, bool]]:
@@ -223,10 +223,10 @@ def check(context: Context) -> Finding:
     framework.prepare()
     locked = expected.locked
     if expected.distribution not in locked:
-        raise Failure(f"the lock holds no {expected.distribution}")
+        raise CheckFailure(f"the lock holds no {expected.distribution}")
     answers = import_named(context)
     if faults := faults_of(answers):
-        raise Failure("; ".join(faults[:SHOWN]) + more(faults))
+        raise CheckFailure("; ".join(faults[:SHOWN]) + more(faults))
     elsewhere = {answer.module for answer in answers if answer.state == NEEDS_GPU}
     pairs = framework.MODULES or tuple((expected.distribution, name) for name in find_modules(context))
     numbers, loaded = {}, {}
@@ -244,7 +244,7 @@ def check(context: Context) -> Finding:
             continue
         found, version = module.__version__, locked[distribution]
         if not agrees(found, version, built=distribution in expected.conda):
-            raise Failure(f"{module_name} says it is {found}, locked is {version}")
+            raise CheckFailure(f"{module_name} says it is {found}, locked is {version}")
         loaded[module_name] = f"{module_name} {found}"
     numbers |= {
         "named-modules": sum(answer.state == LOADS for answer in answers),
@@ -269,7 +269,7 @@ def find_modules(context: Context) -> tuple[str, ...]:
     if wanted in found:
         return (wanted,)
     if not found:
-        raise Failure(f"{name} brings no Python module: leave `import` out of the recipe's checks")
+        raise CheckFailure(f"{name} brings no Python module: leave `import` out of the recipe's checks")
     return tuple(found)
 
 

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from .. import elf, table
-from ..context import Context, Failure, Finding
+from ..context import CheckFailure, Context, Finding
 from .packages import SHOWN, more, shorten
 
 LIBRARY_NAME = re.compile(r"\.so(\.[0-9]+)*$")
@@ -146,7 +146,7 @@ def check(context: Context) -> Finding:
     opened, absent = find_opened_by_name(context, scan, system)
     faults += absent
     if faults:
-        raise Failure("; ".join(faults[:SHOWN]) + more(faults))
+        raise CheckFailure("; ".join(faults[:SHOWN]) + more(faults))
     kinds = ("resolved", "preloaded", "driver", "optional")
     return Finding(
         f"{len(scan.libraries)} libraries find what they need"

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .. import conda
-from ..context import Context, Failure, Finding, same_version
+from ..context import CheckFailure, Context, Finding, same_version
 
 HASHED_BYTES = 256 * 1024
 SHOWN = 8
@@ -64,7 +64,7 @@ def check(context: Context) -> Finding:
     if strays and not scripted:
         tally.faults.append(f"files that belong to no package: {shorten(strays)}")
     if tally.faults:
-        raise Failure("; ".join(tally.faults[:SHOWN]) + more(tally.faults))
+        raise CheckFailure("; ".join(tally.faults[:SHOWN]) + more(tally.faults))
     kinds = f" ({len(records)} of conda)" if records else ""
     there = f"{tally.files} files in place"
     over = f", {tally.overwritten} of them differ between packages" if tally.overwritten else ""

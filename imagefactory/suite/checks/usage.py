@@ -16,7 +16,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from ..context import Context, Failure, Finding
+from ..context import CheckFailure, Context, Finding
 
 STARTUP = 120
 
@@ -27,9 +27,9 @@ def check_jupyter(_: Context) -> Finding:
         try:
             said = _ask_kernel("print(6 * 7)")
         except ImportError as error:
-            raise Failure(f"{error.name} is not in the image") from error
+            raise CheckFailure(f"{error.name} is not in the image") from error
         if said.strip() != "42":
-            raise Failure(f"a kernel says {said[:200]!r} to print(6 * 7)")
+            raise CheckFailure(f"a kernel says {said[:200]!r} to print(6 * 7)")
         title = _look_at_page(scratch)
     return Finding(f"a kernel answers, and {title} is served")
 
@@ -74,21 +74,21 @@ def _look_at_page(scratch: str) -> str:
             server.wait()
         said.seek(0)
         last = said.read().decode(errors="replace").strip().splitlines()[-1:]
-    raise Failure(f"JupyterLab serves no page: {last[0][:200] if last else 'it says nothing'}")
+    raise CheckFailure(f"JupyterLab serves no page: {last[0][:200] if last else 'it says nothing'}")
 
 
 def check_unprivileged(context: Context) -> Finding:
     uid, wanted = os.getuid(), context.expected.uid
     if wanted is None:
-        raise Failure("this check has a run of its own, with a user")
+        raise CheckFailure("this check has a run of its own, with a user")
     if uid != wanted:
-        raise Failure(f"runs as uid {uid}, not as {wanted}")
+        raise CheckFailure(f"runs as uid {uid}, not as {wanted}")
     for folder in (context.prefix, context.site, "/usr", "/"):
         if os.access(folder, os.W_OK):
-            raise Failure(f"{folder} can be written, so the root is not read-only")
+            raise CheckFailure(f"{folder} can be written, so the root is not read-only")
     home = os.environ.get("HOME")
     if home is not None and os.access(home, os.W_OK):
-        raise Failure(f"HOME is {home} and can be written")
+        raise CheckFailure(f"HOME is {home} and can be written")
     with tempfile.TemporaryFile() as file:
         file.write(b"scratch")
     return Finding(f"uid {uid}, read-only root, no home, scratch in {tempfile.gettempdir()}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from ..context import Context, Failure
+from ..context import CheckFailure, Context
 
 MODULES = (("cupy-cuda12x", "cupy"),)
 
@@ -32,10 +32,10 @@ def cuda_version(context: Context) -> tuple[str, str]:  # noqa: ARG001
     """That of the toolkit CuPy was built with. NVRTC must be of the same major, and all libraries load."""
     number = importlib.import_module("cupy_backends.cuda.api.driver").get_build_version()  # 12090 is 12.9
     if not number:
-        raise Failure("cupy was built without CUDA: lock cupy-cuda12x")
+        raise CheckFailure("cupy was built without CUDA: lock cupy-cuda12x")
     major, minor = _nvrtc().getVersion()
     if major != number // 1000:
-        raise Failure(f"cupy was made for CUDA {number // 1000}, NVRTC is of {major}")
+        raise CheckFailure(f"cupy was made for CUDA {number // 1000}, NVRTC is of {major}")
     finder = importlib.import_module("cuda.pathfinder")
     for name in LIBRARIES:
         finder.load_nvidia_dynamic_lib(name)  # as CuPy does
@@ -52,6 +52,6 @@ def compilers(context: Context, scratch: str) -> tuple[str, dict[str, float]]:  
     finally:
         nvrtc.destroyProgram(program)
     if made[:4] != b"\x7fELF":
-        raise Failure("NVRTC made no GPU code")
+        raise CheckFailure("NVRTC made no GPU code")
     version = ".".join(map(str, nvrtc.getVersion()))
     return f"NVRTC {version}, kernel for sm_80 of {len(made)} bytes", {"cubin-bytes": len(made)}

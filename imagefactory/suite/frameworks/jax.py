@@ -10,7 +10,7 @@ import os
 import re
 from typing import Any
 
-from ..context import Context, Failure
+from ..context import CheckFailure, Context
 from . import ptxas
 
 MODULES = (("jax", "jax"), ("jaxlib", "jaxlib"))
@@ -29,7 +29,7 @@ def cuda_version(context: Context) -> tuple[str, str]:
     how = find_gpu_code(context)
     versions = importlib.import_module("jax._src.lib").cuda_versions
     if versions is None:
-        raise Failure(f"jaxlib does not find the CUDA kernels of its {how}: {_mend(context)}")
+        raise CheckFailure(f"jaxlib does not find the CUDA kernels of its {how}: {_mend(context)}")
     number = versions.cuda_runtime_build_version()  # 12030 is 12.3
     runtimes = [
         f"{package} {version}"
@@ -37,10 +37,10 @@ def cuda_version(context: Context) -> tuple[str, str]:
         if RUNTIME.fullmatch(package)
     ]
     if not runtimes:
-        raise Failure(f"the lock holds no nvidia-cuda-runtime: {_mend(context)}")
+        raise CheckFailure(f"the lock holds no nvidia-cuda-runtime: {_mend(context)}")
     wrong = [runtime for runtime in runtimes if runtime.split()[1].partition(".")[0] != str(number // 1000)]
     if wrong:
-        raise Failure(f"the {how} was made for CUDA {number // 1000}, locked is {', '.join(wrong)}")
+        raise CheckFailure(f"the {how} was made for CUDA {number // 1000}, locked is {', '.join(wrong)}")
     return f"{number // 1000}.{number % 1000 // 10}", f"{how}, {', '.join(runtimes)}"
 
 
@@ -53,11 +53,13 @@ def rocm_version(context: Context) -> tuple[str, str]:
     }
     if len(plugins) != 1:
         told = ", ".join(sorted(plugins.values())) or "none"
-        raise Failure(f"jax has one ROCm plugin or computes on the CPU, here it has {told}: {_mend(context)}")
+        raise CheckFailure(
+            f"jax has one ROCm plugin or computes on the CPU, here it has {told}: {_mend(context)}"
+        )
     (module_name, name), *_ = plugins.items()
     number = re.search(r"rocm([0-9])([0-9]?)$", name)
     if number is None:
-        raise Failure(f"the ROCm plugin {name} does not tell which ROCm it is for")
+        raise CheckFailure(f"the ROCm plugin {name} does not tell which ROCm it is for")
     load_all(module_name, name)
     return ".".join(filter(None, number.groups())), f"plugin {name}"
 
@@ -75,20 +77,22 @@ def find_gpu_code(context: Context) -> str:
     if not plugins and "jaxlib" in context.expected.conda:
         return "CUDA code of jaxlib"
     if not plugins:
-        raise Failure(f"jax has no CUDA plugin, so it is a build for the CPU: {_mend(context)}")
+        raise CheckFailure(f"jax has no CUDA plugin, so it is a build for the CPU: {_mend(context)}")
     if len(plugins) > 1:
-        raise Failure(f"jax has more than one CUDA plugin: {', '.join(sorted(plugins.values()))}")
+        raise CheckFailure(f"jax has more than one CUDA plugin: {', '.join(sorted(plugins.values()))}")
     (module_name, name), *_ = plugins.items()
     load_all(module_name, name)
     return f"plugin {name}"
 
 
 def load_all(module_name: str, name: str) -> None:
-    """Loads a plugin's libraries. Raises Failure where there are none, OSError where one does not load."""
+    """Loads a plugin's libraries. Raises CheckFailure where there are none, OSError where one does not
+    load.
+    """
     folder = os.path.dirname(str(importlib.import_module(module_name).__file__))
     libraries = glob.glob(os.path.join(folder, "*.so"))
     if not libraries:
-        raise Failure(f"the plugin {name} has no library in {folder}")
+        raise CheckFailure(f"the plugin {name} has no library in {folder}")
     for library in libraries:
         ctypes.CDLL(library)
 
@@ -109,7 +113,7 @@ def _list(array: Any) -> Any:
     """Refuses a result that came from elsewhere than the CPU."""
     platforms = {device.platform for device in array.devices()}
     if platforms != {"cpu"}:
-        raise Failure(f"computed on {', '.join(sorted(platforms))}, not on the CPU")
+        raise CheckFailure(f"computed on {', '.join(sorted(platforms))}, not on the CPU")
     return array.astype("float64").tolist()
 
 

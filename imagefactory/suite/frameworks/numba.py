@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ..context import Context, Failure
+from ..context import CheckFailure, Context
 
 MODULES = (("numba", "numba"), ("numba-cuda", "numba_cuda"), ("llvmlite", "llvmlite"))
 
@@ -23,12 +23,12 @@ def cuda_version(context: Context) -> tuple[str, str]:
     """
     major = context.expected.cuda.partition(".")[0]
     if "numba-cuda" not in context.expected.locked:
-        raise Failure(f"numba is locked without its CUDA target: lock numba-cuda[cu{major}]")
+        raise CheckFailure(f"numba is locked without its CUDA target: lock numba-cuda[cu{major}]")
     nvrtc, linker = (importlib.import_module(f"cuda.bindings.{name}") for name in ("nvrtc", "nvjitlink"))
     _, *compiled = nvrtc.nvrtcVersion()
     linked = linker.version()
     if linked[0] != compiled[0]:
-        raise Failure(f"NVRTC is of CUDA {compiled[0]}, nvJitLink of {linked[0]}")
+        raise CheckFailure(f"NVRTC is of CUDA {compiled[0]}, nvJitLink of {linked[0]}")
     version, other = (".".join(map(str, pair)) for pair in (compiled, linked))
     return version, f"NVRTC {version}, nvJitLink {other}"
 
@@ -161,7 +161,7 @@ def compilers(context: Context, scratch: str) -> tuple[str, dict[str, float]]:  
     finally:
         linker.destroy(handle)
     if made[:4] != b"\x7fELF":
-        raise Failure("nvJitLink made no GPU code of what NVVM made")
+        raise CheckFailure("nvJitLink made no GPU code of what NVVM made")
     version = ".".join(map(str, linker.version()))
     detail = f"NVVM and nvJitLink {version}, kernel for sm_80 of {len(made)} bytes"
     return detail, {"cubin-bytes": len(made)}

@@ -10,7 +10,7 @@ from typing import Any
 
 from .. import elf, onnx_model
 from ..checks.libraries import DRIVER_LIBRARIES
-from ..context import Context, Failure
+from ..context import CheckFailure, Context
 
 MODULES = (("onnxruntime-gpu", "onnxruntime"), ("onnxruntime", "onnxruntime"))
 PROVIDER = "CUDAExecutionProvider"
@@ -32,16 +32,16 @@ def cuda_version(context: Context) -> tuple[str, str]:
     """
     runtime = _onnxruntime()
     if PROVIDER not in runtime.get_available_providers():
-        raise Failure(
+        raise CheckFailure(
             f"onnxruntime has no {PROVIDER}: install onnxruntime-gpu, without onnxruntime beside it"
         )
     folder = os.path.join(os.path.dirname(runtime.__file__), "capi")
     library = os.path.join(folder, "libonnxruntime_providers_cuda.so")
     if not os.path.exists(library):
-        raise Failure(f"{PROVIDER} is named but its library is not there: {library}")
+        raise CheckFailure(f"{PROVIDER} is named but its library is not there: {library}")
     provider = elf.read_dynamic(library)
     if provider is None:
-        raise Failure(f"{library} is not a shared library")
+        raise CheckFailure(f"{library} is not a shared library")
     how = load_needed(runtime, provider)
     try:
         version = importlib.import_module("onnxruntime.capi.build_and_package_info").cuda_version
@@ -67,7 +67,7 @@ def load_needed(runtime: Any, provider: elf.Dynamic) -> str:
         return "CUDA libraries found by the loader"
     except OSError as error:
         if not hasattr(runtime, "preload_dlls"):
-            raise Failure(
+            raise CheckFailure(
                 f"the CUDA provider cannot load: {error}; lock the nvidia packages and name their folders "
                 "in LD_LIBRARY_PATH"
             ) from error
@@ -77,7 +77,7 @@ def load_needed(runtime: Any, provider: elf.Dynamic) -> str:
             try:
                 ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
             except OSError as error:
-                raise Failure(
+                raise CheckFailure(
                     f"the CUDA provider cannot load, even after preload_dlls(): {error}; install "
                     "onnxruntime-gpu[cuda,cudnn]"
                 ) from error
@@ -94,7 +94,7 @@ def load_provider(runtime: Any, library: str) -> None:
         reason = str(error)
     with open("/proc/self/maps", encoding="utf-8") as maps:
         if os.path.realpath(library) not in maps.read():
-            raise Failure(f"ONNX Runtime does not load {os.path.basename(library)}: {reason}")
+            raise CheckFailure(f"ONNX Runtime does not load {os.path.basename(library)}: {reason}")
 
 
 def _of_driver(name: str) -> bool:
@@ -106,14 +106,14 @@ def _runtime_version(provider: elf.Dynamic, context: Context) -> str:
         if name.startswith("libcudart.so."):
             major = name.removeprefix("libcudart.so.").partition(".")[0]
             return context.expected.packages.get(f"nvidia-cuda-runtime-cu{major}", major)
-    raise Failure("the CUDA provider names no libcudart, so its CUDA version is not known")
+    raise CheckFailure("the CUDA provider names no libcudart, so its CUDA version is not known")
 
 
 def _run(model: bytes, inputs: dict[str, object], kind: str) -> Any:
     runtime, numpy = _onnxruntime(), importlib.import_module("numpy")
     session = runtime.InferenceSession(model, providers=["CPUExecutionProvider"])
     if session.get_providers() != ["CPUExecutionProvider"]:
-        raise Failure(f"asked for the CPU, got {session.get_providers()}")
+        raise CheckFailure(f"asked for the CPU, got {session.get_providers()}")
     feed = {name: numpy.array(value, dtype=kind) for name, value in inputs.items()}
     return session.run(None, feed)[0].astype("float64").tolist()
 

@@ -10,7 +10,7 @@ import os
 import re
 import subprocess
 
-from ..context import Context, Failure
+from ..context import CheckFailure, Context
 
 SECONDS = 60.0
 # sm_75 is the oldest target that all of them read.
@@ -21,7 +21,7 @@ def compilers(context: Context, scratch: str) -> tuple[str, dict[str, float]]:
     """Of the nvidia-cuda-nvcc that is locked, or conda's cuda-nvcc."""
     programs = find_programs(context, "ptxas")
     if not programs:
-        raise Failure("nvidia-cuda-nvcc is locked but there is no nvidia/*/bin/ptxas, and no bin/ptxas")
+        raise CheckFailure("nvidia-cuda-nvcc is locked but there is no nvidia/*/bin/ptxas, and no bin/ptxas")
     versions = [try_ptxas(program, scratch) for program in programs]
     linkers = find_programs(context, "nvlink")
     versions += [f"nvlink {version_of(linker)}" for linker in linkers]
@@ -38,7 +38,7 @@ def find_programs(context: Context, name: str) -> list[str]:
 def try_ptxas(program: str, scratch: str) -> str:
     """Assembles a kernel for sm_80; answers a text such as `ptxas 12.1`.
 
-    Raises Failure for an assembler that cannot be started or makes nothing.
+    Raises CheckFailure for an assembler that cannot be started or makes nothing.
     """
     version = version_of(program)
     source = os.path.join(scratch, "nothing.ptx")
@@ -48,7 +48,7 @@ def try_ptxas(program: str, scratch: str) -> str:
     run([program, "-arch=sm_80", source, "-o", output])
     with open(output, "rb") as made:
         if made.read(4) != b"\x7fELF":
-            raise Failure(f"{program} made no GPU code")
+            raise CheckFailure(f"{program} made no GPU code")
     return f"ptxas {version}"
 
 
@@ -56,7 +56,7 @@ def version_of(program: str) -> str:
     text = run([program, "--version"])
     found = re.search(r"release (\d+\.\d+)", text)
     if found is None:
-        raise Failure(f"{program} --version says {text[:80]!r}")
+        raise CheckFailure(f"{program} --version says {text[:80]!r}")
     return found[1]
 
 
@@ -72,9 +72,9 @@ def run(command: list[str]) -> str:
             errors="replace",
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise Failure(f"{command[0]} cannot be started: {error}") from error
+        raise CheckFailure(f"{command[0]} cannot be started: {error}") from error
     if done.returncode != 0:
-        raise Failure(
+        raise CheckFailure(
             f"{' '.join(command[:3])} fails with {done.returncode}: {' '.join(done.stdout.split())[-300:]}"
         )
     return done.stdout

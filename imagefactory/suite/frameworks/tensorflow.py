@@ -6,7 +6,7 @@ import importlib
 import os
 from typing import Any
 
-from ..context import Context, Failure
+from ..context import CheckFailure, Context
 from . import ptxas
 
 MODULES = (
@@ -29,7 +29,7 @@ def _tensorflow() -> Any:
 def cuda_version(context: Context) -> tuple[str, str]:
     build = _tensorflow().sysconfig.get_build_info()
     if not build.get("is_cuda_build"):
-        raise Failure(
+        raise CheckFailure(
             f"tensorflow was built without CUDA: lock its build for CUDA {context.expected.cuda} "
             "(tensorflow[and-cuda], or conda's build string *cuda*)"
         )
@@ -40,7 +40,9 @@ def cuda_version(context: Context) -> tuple[str, str]:
 def rocm_version(context: Context) -> tuple[str, str]:
     build = _tensorflow().sysconfig.get_build_info()
     if not build.get("is_rocm_build"):
-        raise Failure(f"tensorflow was built without ROCm: lock its build for ROCm {context.expected.rocm}")
+        raise CheckFailure(
+            f"tensorflow was built without ROCm: lock its build for ROCm {context.expected.rocm}"
+        )
     return build["rocm_version"], ""
 
 

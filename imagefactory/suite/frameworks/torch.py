@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from ..context import Context, Failure
+from ..context import CheckFailure, Context
 from . import triton
 
 MODULES = (
@@ -31,19 +31,19 @@ def _torch() -> Any:
 def cuda_version(context: Context) -> tuple[str, str]:
     torch = _torch()
     if torch.version.cuda is None:
-        raise Failure(
+        raise CheckFailure(
             f"torch {torch.__version__} was built without CUDA: "
             f"lock the build for CUDA {context.expected.cuda}"
         )
     if not torch.backends.cuda.is_built():
-        raise Failure("torch names a CUDA version but was built without it")
+        raise CheckFailure("torch names a CUDA version but was built without it")
     return torch.version.cuda, f"code for {' '.join(torch._C._cuda_getArchFlags().split())}"
 
 
 def rocm_version(context: Context) -> tuple[str, str]:
     torch = _torch()
     if torch.version.hip is None:
-        raise Failure(
+        raise CheckFailure(
             f"torch {torch.__version__} was built without ROCm: "
             f"lock the build for ROCm {context.expected.rocm}"
         )

@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 from .. import table
-from ..context import Context, Failure
+from ..context import CheckFailure, Context
 from . import ptxas
 
 SECONDS = 300.0
@@ -23,14 +23,14 @@ SCRIPT = "triton_build.py"
 
 def compilers(context: Context, scratch: str) -> tuple[str, dict[str, float]]:
     if not context.expected.locked.keys() & set(table.TRITON):
-        raise Failure("the lock holds no triton, which torch.compile needs")
+        raise CheckFailure("the lock holds no triton, which torch.compile needs")
     if not os.access(LDCONFIG, os.X_OK):
-        raise Failure(f"there is no {LDCONFIG}, by which triton finds the driver")
+        raise CheckFailure(f"there is no {LDCONFIG}, by which triton finds the driver")
     patterns = ("backends/nvidia/bin/ptxas", "third_party/cuda/bin/ptxas")
     programs = [path for name in patterns for path in glob.glob(os.path.join(context.site, "triton", name))]
     programs += ptxas.find_programs(context, "ptxas")  # conda's Triton takes that of cuda-nvcc
     if not programs:
-        raise Failure("triton has no ptxas of its own in a place this suite knows, nor is there another")
+        raise CheckFailure("triton has no ptxas of its own in a place this suite knows, nor is there another")
     assembler = ptxas.try_ptxas(programs[0], scratch)
     script = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), SCRIPT)
     try:
@@ -43,11 +43,11 @@ def compilers(context: Context, scratch: str) -> tuple[str, dict[str, float]]:
             env={**os.environ, "TRITON_CACHE_DIR": scratch, "TRITON_LIBCUDA_PATH": scratch},
         )
     except subprocess.TimeoutExpired as error:
-        raise Failure(f"triton did not make a kernel in {SECONDS:.0f} s") from error
+        raise CheckFailure(f"triton did not make a kernel in {SECONDS:.0f} s") from error
     answer = os.path.join(scratch, "made.json")
     if done.returncode != 0 or not os.path.exists(answer):
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise Failure(f"triton cannot compile (exit code {done.returncode}): {reason}")
+        raise CheckFailure(f"triton cannot compile (exit code {done.returncode}): {reason}")
     with open(answer, encoding="utf-8") as file:
         made = json.load(file)
     kernel = f"kernel for sm_80 of {made['cubin']} bytes"

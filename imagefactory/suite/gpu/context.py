@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .. import table as frameworks
-from ..context import Expected, Failure, Finding
+from ..context import CheckFailure, Expected, Finding
 from . import table
 
 
-class Refusal(Failure):
-    """A Failure with what was found out before it: `numbers` for its row, `facts` for the report."""
+class Refusal(CheckFailure):
+    """A CheckFailure with what was found out before it: `numbers` for its row, `facts` for the report."""
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 
-from ..context import Failure, Finding
+from ..context import CheckFailure, Finding
 from . import table
 from .context import GpuContext
 from .frameworks.results import version_of
@@ -49,7 +49,7 @@ def read_version(name: str, path: str) -> str:
     number = ctypes.c_int()
     code = library.ncclGetVersion(ctypes.byref(number))
     if code != 0:
-        raise Failure(f"{path}: ncclGetVersion answers {code}")
+        raise CheckFailure(f"{path}: ncclGetVersion answers {code}")
     return version_of(name, number.value)
 
 
@@ -69,7 +69,7 @@ def judge_libraries(
     """Every copy and what the framework tells are the lock's version; what is locked must be loaded.
 
     A library that the framework has linked into itself is told and not locked. A rehearsal without a GPU
-    loads few of them: what is there must still agree. Raises Failure.
+    loads few of them: what is there must still agree. Raises CheckFailure.
     """
     locked = locked_versions(context.asked.expected.locked)
     faults, lines = [], []
@@ -91,23 +91,23 @@ def judge_libraries(
         elif name in locked and not context.asked.rehearsal:
             faults.append(f"{name} is locked ({' '.join(locked[name])}) and was not loaded")
     if faults:
-        raise Failure("; ".join(faults), outcome=table.LOAD_FAILED)
+        raise CheckFailure("; ".join(faults), outcome=table.LOAD_FAILED)
     if not lines and not context.asked.rehearsal:
-        raise Failure("neither cuDNN nor NCCL is loaded", outcome=table.LOAD_FAILED)
+        raise CheckFailure("neither cuDNN nor NCCL is loaded", outcome=table.LOAD_FAILED)
     return Finding(
         ", ".join(lines) or "none is loaded (rehearsed on the CPU)", {"libraries": float(len(lines))}
     )
 
 
 def find_nccl(context: GpuContext) -> str:
-    """The image's own libnccl, of a wheel or of conda. Raises Failure where it has none, or more."""
+    """The image's own libnccl, of a wheel or of conda. Raises CheckFailure where it has none, or more."""
     places = (
         os.path.join(context.site, "nvidia", "*", "lib", "libnccl.so.2"),
         os.path.join(context.prefix, "lib", "libnccl.so.2"),
     )
     found = sorted(path for place in places for path in glob.glob(place))
     if len(found) != 1:
-        raise Failure(
+        raise CheckFailure(
             f"the image has {len(found) or 'no'} libnccl.so.2{': ' if found else ''}{', '.join(found)}"
         )
     return found[0]

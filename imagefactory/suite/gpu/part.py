@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from .. import table as frameworks
-from ..context import Failure
+from ..context import CheckFailure
 from . import checks, table
 from .context import GpuContext, parse_asked
 
@@ -91,7 +91,7 @@ def run_check(
         finding = checks.find_check(name)(context)
         row = make_row(name, table.PASSED, finding.detail, numbers=finding.numbers)
         facts = getattr(finding, "facts", {})
-    except Failure as failure:
+    except CheckFailure as failure:
         numbers, facts = getattr(failure, "numbers", {}), getattr(failure, "facts", {})
         row = make_row(name, table.FAILED, failure.detail, outcome=failure.outcome, numbers=numbers)
     except SystemExit as error:

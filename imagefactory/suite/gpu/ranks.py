@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..context import Failure
+from ..context import CheckFailure
 from .frameworks import nccl, results
 from .part import write_json
 from .suite import LOOK_SECONDS, Ended, read_end, why_ended
@@ -33,7 +33,7 @@ Said = dict[str, Any]
 def run_ranks(job: Mapping[str, Any], count: int) -> list[Said]:
     """What each of `count` processes said of `job`, by rank.
 
-    Raises Failure for the first that ends badly: the others would wait for it, and are ended.
+    Raises CheckFailure for the first that ends badly: the others would wait for it, and are ended.
     """
     with contextlib.ExitStack() as held:
         folder = held.enter_context(tempfile.TemporaryDirectory(prefix="suite-"))
@@ -61,7 +61,7 @@ def run_ranks(job: Mapping[str, Any], count: int) -> list[Said]:
         code, seconds = processes[failed].returncode, time.monotonic() - began
         ended = Ended(128 - code if code < 0 else code, texts[failed], seconds, timed_out=False)
         outcome, reason = why_ended(ended)
-    raise Failure(f"process {failed} of {count}: {reason}", outcome=outcome)
+    raise CheckFailure(f"process {failed} of {count}: {reason}", outcome=outcome)
 
 
 def wait(processes: Sequence[subprocess.Popen[bytes]]) -> int | None:
@@ -97,8 +97,8 @@ def main(folder: str, rank: str) -> int:
         worker: Any = importlib.import_module(f"{__package__}.frameworks.{job['framework']}_ranks")
         write_json(place, worker.does(job, int(rank), folder))
     except Exception as error:  # whatever an image's package raises
-        detail = error.detail if isinstance(error, Failure) else f"{type(error).__name__}: {error}"
-        outcome = error.outcome if isinstance(error, Failure) else results.classify(error)
+        detail = error.detail if isinstance(error, CheckFailure) else f"{type(error).__name__}: {error}"
+        outcome = error.outcome if isinstance(error, CheckFailure) else results.classify(error)
         write_json(place, {"error": detail, "outcome": outcome})
         sys.stderr.flush()
         os._exit(1)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..context import Failure
+from ..context import CheckFailure
 
 # Of the largest output, in float32. Measured on the CPU models are off by at most 2e-6; cuDNN's fastest
 # convolutions (Winograd) lose a digit more. TF32 rounds each factor to 2^-11, 5e-4: it would be seen.
@@ -63,9 +63,9 @@ def off(found: list[Any] | None, expected: list[Any]) -> float:
 
 
 def agree(who: str, device: str, found: list[Any] | None, expected: list[Any], tolerance: float) -> float:
-    """How far it is off. Raises Failure beyond the tolerance, and where it was computed elsewhere."""
+    """How far it is off. Raises CheckFailure beyond the tolerance, and where it was computed elsewhere."""
     if found is None:
-        raise Failure(f"{who} did not compute on the {device}")
+        raise CheckFailure(f"{who} did not compute on the {device}")
     error = off(found, expected)
     if not error <= tolerance:
         detail = f"{who} on the {device} is off by {error:.2g} (at most {tolerance:.0e})"
@@ -73,7 +73,7 @@ def agree(who: str, device: str, found: list[Any] | None, expected: list[Any], t
     return error
 
 
-class Differs(Failure):
+class Differs(CheckFailure):
     """Not the same numbers; `error` is how far they are off."""
 
     def __init__(self, detail: str, error: float) -> None:
@@ -84,16 +84,16 @@ class Differs(Failure):
 def check_repeats(case: Case) -> tuple[list[Any], float]:
     """What the framework computes of what is held out, on the CPU, and how far a second time is off.
 
-    Raises Failure where that is beyond the tolerance.
+    Raises CheckFailure where that is beyond the tolerance.
     """
     once, again = (case.exporter.compute(case.network, case.held_out, "cpu") for _ in range(2))
     if once is None or again is None:
-        raise Failure(f"{case.exporter.NAME} did not compute on the cpu")
+        raise CheckFailure(f"{case.exporter.NAME} did not compute on the cpu")
     if any(not _finite(output) for output in once):
-        raise Failure("gives values that are no numbers")
+        raise CheckFailure("gives values that are no numbers")
     error = off(again, once)
     if not error <= case.tolerance:
-        raise Failure("draws random numbers, so there is nothing to compare: give it an override")
+        raise CheckFailure("draws random numbers, so there is nothing to compare: give it an override")
     return once, error
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..context import Failure
+from ..context import CheckFailure
 from .runtimes import Runtime
 
 NAME = "onnxruntime"
@@ -51,12 +51,13 @@ def open_session(
     """A session whose nodes all run by the runtime's providers. Profiling, to files that `profile` begins, is
     on until `prove` ends it.
 
-    Raises Failure where the provider is not in this build or cannot start: ONNX Runtime would go on with the
+    Raises CheckFailure where the provider is not in this build or cannot start: ONNX Runtime would go on
+    with the
     CPU. With `disable_cpu_ep_fallback` it refuses a model of which a node would run there.
     """
     module, provider = _onnxruntime(), runtime.providers[0]
     if provider not in module.get_available_providers():
-        raise Failure(
+        raise CheckFailure(
             f"onnxruntime {module.__version__} has no {provider}: install {runtime.brings[0]} alone"
         )
     options = module.SessionOptions()
@@ -72,7 +73,7 @@ def open_session(
     ]
     handle = module.InferenceSession(path, options, providers=wanted, enable_fallback=0)
     if handle.get_providers()[:1] != [provider]:
-        raise Failure(f"asked ONNX Runtime for {provider}, got {', '.join(handle.get_providers())}")
+        raise CheckFailure(f"asked ONNX Runtime for {provider}, got {', '.join(handle.get_providers())}")
     binding = handle.io_binding()
     for name, array in inputs.items():
         binding.bind_ortvalue_input(name, module.OrtValue.ortvalue_from_numpy(array, runtime.place, 0))
@@ -104,7 +105,7 @@ def call(session: OnnxRuntimeSession) -> None:
 def prove(session: OnnxRuntimeSession) -> int:
     """How many kernels ran, by ONNX Runtime's own profile of what `session` did; ends the profile.
 
-    Raises Failure where any ran on another provider than the session's, or none on its first.
+    Raises CheckFailure where any ran on another provider than the session's, or none on its first.
     """
     path = session.handle.end_profiling()
     with open(path, encoding="utf-8") as file:
@@ -114,7 +115,7 @@ def prove(session: OnnxRuntimeSession) -> int:
 
 
 def count_kernels(events: Iterable[Mapping[str, Any]], providers: tuple[str, ...]) -> int:
-    """Of the events of a profile. Raises Failure like `prove`."""
+    """Of the events of a profile. Raises CheckFailure like `prove`."""
     ran = [event for event in events if event.get("cat") == "Node" and "provider" in event.get("args", {})]
     elsewhere = sorted(
         {
@@ -124,7 +125,7 @@ def count_kernels(events: Iterable[Mapping[str, Any]], providers: tuple[str, ...
         }
     )
     if elsewhere:
-        raise Failure(f"not all ran on {providers[0]}: {', '.join(elsewhere[:5])}")
+        raise CheckFailure(f"not all ran on {providers[0]}: {', '.join(elsewhere[:5])}")
     if not any(event["args"]["provider"] == providers[0] for event in ran):
-        raise Failure(f"ONNX Runtime's profile names nothing that ran on {providers[0]}")
+        raise CheckFailure(f"ONNX Runtime's profile names nothing that ran on {providers[0]}")
     return len(ran)

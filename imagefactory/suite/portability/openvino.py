@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..context import Failure
+from ..context import CheckFailure
 from .runtimes import Runtime
 
 NAME = "openvino"
@@ -63,8 +63,10 @@ def caller(session: OpenVinoSession) -> Callable[[], None]:
 
 
 def prove(session: OpenVinoSession) -> int:
-    """How many kernels ran, by OpenVINO's own counters of the last pass. Raises Failure where none did."""
+    """How many kernels ran, by OpenVINO's own counters of the last pass. Raises CheckFailure where none
+    did.
+    """
     ran = [one for one in session.request.profiling_info if str(one.status).endswith("EXECUTED")]
     if not ran:
-        raise Failure("OpenVINO's counters name nothing that ran")
+        raise CheckFailure("OpenVINO's counters name nothing that ran")
     return len(ran)

@@ -76,7 +76,7 @@ def passed(row: Row) -> Row:
 
 
 def failed(row: Row, error: BaseException, outcome: str) -> Row:
-    """With what an exception says, on one line; a Failure's own words as they are."""
+    """With what an exception says, on one line; a CheckFailure's own words as they are."""
     own = getattr(error, "detail", "")
     words = own or f"{type(error).__name__}: {error}"
     off = getattr(error, "error", None)

@@ -75,7 +75,7 @@ def _bert(model: case.Model) -> Any:
     nn, width, heads = torch.nn, sizes["width"], sizes["heads"]
     head = width // heads
 
-    class Block(nn.Module):  # type: ignore[misc, name-defined]
+    class EncoderBlock(nn.Module):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
             self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
@@ -100,7 +100,7 @@ def _bert(model: case.Model) -> Any:
             self.words = nn.Embedding(sizes["words"], width)
             self.places = nn.Embedding(sizes["places"], width)
             self.norm, self.dropout = nn.LayerNorm(width), nn.Dropout(0.1)
-            self.blocks = nn.ModuleList(Block() for _ in range(sizes["depth"]))
+            self.blocks = nn.ModuleList(EncoderBlock() for _ in range(sizes["depth"]))
             length = model.sample[0].shape[1]
             self.register_buffer("order", torch.arange(length).unsqueeze(0), persistent=False)
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..context import Failure
+from ..context import CheckFailure
 from ..table import LOAD_FAILED, PASSED
 from . import rows
 from .case import agree, of_batch
@@ -56,7 +56,7 @@ def _in_turns(
         done += found
         if end and len(done) < len(names):
             row = rows.make_row(names[len(done)], name)
-            done.append(rows.failed(row, Failure(end), LOAD_FAILED))
+            done.append(rows.failed(row, CheckFailure(end), LOAD_FAILED))
     return done
 
 
@@ -146,13 +146,13 @@ def try_model(model: Mapping[str, Any], runtime: Runtime, asked: Mapping[str, An
 
 
 def _engine(runtime: Runtime) -> Any:
-    """The file of the runtime, which is there in this image. Raises Failure where it is not."""
+    """The file of the runtime, which is there in this image. Raises CheckFailure where it is not."""
     engine: Any = importlib.import_module(f".{runtime.module}", __package__)
     try:
         engine.version()
     except ImportError as error:
         missing = f"this image has no {runtime.module} ({error}): add {' or '.join(runtime.brings)}"
-        raise Failure(missing) from error
+        raise CheckFailure(missing) from error
     return engine
 
 

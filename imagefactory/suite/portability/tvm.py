@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..context import Failure
+from ..context import CheckFailure
 from .runtimes import Runtime
 
 NAME = "tvm"
@@ -73,9 +73,9 @@ def caller(session: TvmSession) -> Callable[[], None]:
 
 
 def prove(session: TvmSession) -> int:
-    """How many calls of compiled functions a pass makes. Raises Failure where it makes none."""
+    """How many calls of compiled functions a pass makes. Raises CheckFailure where it makes none."""
     if not session.kernels:
-        raise Failure("TVM made the model into nothing")
+        raise CheckFailure("TVM made the model into nothing")
     return session.kernels
 
 

@@ -21,11 +21,11 @@ from imagefactory.oci.candidates import (
     read_tagged,
     remove_candidate,
 )
-from imagefactory.oci.graph import Place
+from imagefactory.oci.graph import StoreRepository
 from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, canonical_json, format_descriptor
-from imagefactory.project import Factory
+from imagefactory.project import Project
 from imagefactory.trust.envelope import is_signed_by, parse_envelope
-from imagefactory.trust.keys import keys_folder, make_key
+from imagefactory.trust.keys import keys_directory, make_key
 from tests.made.command import Call, Said
 from tests.made.pushed import put_base, put_built
 from tests.made.registry import RegistryMadeHere, Ways, registry_made_here
@@ -47,7 +47,7 @@ def registry(request: pytest.FixtureRequest) -> Iterator[RegistryMadeHere]:
 
 @pytest.fixture
 def push(
-    factory: Factory, target: Target, registry: RegistryMadeHere, call: Call, monkeypatch: pytest.MonkeyPatch
+    factory: Project, target: Target, registry: RegistryMadeHere, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> Push:
     """A push of an image that the store knows to have made of the target's lock."""
     for name, value in factory.environ.items():
@@ -62,8 +62,8 @@ def push(
     return lambda *words: call("push", target.name, "--registry", registry.host, *words, root=root)
 
 
-def attached(factory: Factory, registry: RegistryMadeHere, digest: str) -> dict[str, bytes]:
-    place = Place(store=open_registry(factory, registry.host), repository="pytorch")
+def attached(factory: Project, registry: RegistryMadeHere, digest: str) -> dict[str, bytes]:
+    place = StoreRepository(store=open_registry(factory, registry.host), repository="pytorch")
     found: dict[str, bytes] = {}
     for kind in (CYCLONEDX_TYPE, SPDX_TYPE, PROVENANCE_TYPE):
         for referrer in place.store.referrers("pytorch", digest, kind):
@@ -77,13 +77,13 @@ def attached(factory: Factory, registry: RegistryMadeHere, digest: str) -> dict[
     return found
 
 
-def test_without_it_nothing_is_attached(push: Push, factory: Factory, registry: RegistryMadeHere) -> None:
+def test_without_it_nothing_is_attached(push: Push, factory: Project, registry: RegistryMadeHere) -> None:
     (row,) = push("--json").json()["results"]  # type: ignore[attr-defined]
     assert "attached" not in row
     assert attached(factory, registry, row["digest"]) == {}
 
 
-def test_both_bills_lie_beside_the_image(push: Push, factory: Factory, registry: RegistryMadeHere) -> None:
+def test_both_bills_lie_beside_the_image(push: Push, factory: Project, registry: RegistryMadeHere) -> None:
     said = push("--sbom")
     assert said.code == 0, said.err
     assert "provenance  none: no key (imagefactory keys new NAME)" in said.out
@@ -98,9 +98,9 @@ def test_both_bills_lie_beside_the_image(push: Push, factory: Factory, registry:
 
 
 def test_provenance_is_signed_and_names_what_went_in(
-    push: Push, factory: Factory, target: Target, registry: RegistryMadeHere
+    push: Push, factory: Project, target: Target, registry: RegistryMadeHere
 ) -> None:
-    key = make_key(keys_folder(factory.environ), "lab")
+    key = make_key(keys_directory(factory.environ), "lab")
     first, second = push("--sbom", "--json"), push("--sbom", "--json")
     assert first.json()["results"][0]["attached"] == second.json()["results"][0]["attached"]  # type: ignore[index]
     value: dict[str, Any] = first.json()
@@ -120,9 +120,9 @@ def test_provenance_is_signed_and_names_what_went_in(
 
 
 def test_an_image_that_was_not_made_here_has_no_provenance_of_here(
-    push: Push, factory: Factory, target: Target, registry: RegistryMadeHere
+    push: Push, factory: Project, target: Target, registry: RegistryMadeHere
 ) -> None:
-    make_key(keys_folder(factory.environ), "lab")
+    make_key(keys_directory(factory.environ), "lab")
     put_built(factory, target, tar(), record=False)
     said = push("--sbom")
     assert said.code == 0, said.err
@@ -131,7 +131,7 @@ def test_an_image_that_was_not_made_here_has_no_provenance_of_here(
 
 @pytest.mark.parametrize("registry", [False], ids=["fallback"], indirect=True)
 def test_bills_are_found_in_a_list_that_calls_them_something_else(
-    push: Push, factory: Factory, registry: RegistryMadeHere
+    push: Push, factory: Project, registry: RegistryMadeHere
 ) -> None:
     """GHCR's list says application/vnd.oci.empty.v1+json; what it has of strangers stays."""
     value: dict[str, Any] = push("--sbom", "--json").json()
@@ -150,7 +150,7 @@ def test_bills_are_found_in_a_list_that_calls_them_something_else(
     for one in index["manifests"]:
         one["artifactType"] = "application/vnd.oci.empty.v1+json"
     client.put_manifest("pytorch", canonical_json(index), INDEX_TYPE, tag)
-    make_key(keys_folder(factory.environ), "lab")  # so that one more is attached
+    make_key(keys_directory(factory.environ), "lab")  # so that one more is attached
     again: dict[str, Any] = push("--sbom", "--json").json()
     attached_now = again["results"][0]["attached"]
     assert attached_now.items() > row["attached"].items()
@@ -160,11 +160,11 @@ def test_bills_are_found_in_a_list_that_calls_them_something_else(
 
 
 def test_what_is_attached_goes_with_its_candidate(
-    push: Push, factory: Factory, registry: RegistryMadeHere
+    push: Push, factory: Project, registry: RegistryMadeHere
 ) -> None:
-    make_key(keys_folder(factory.environ), "lab")
+    make_key(keys_directory(factory.environ), "lab")
     value: dict[str, Any] = push("--sbom", "--json").json()
-    place = Place(store=open_registry(factory, registry.host), repository="pytorch")
+    place = StoreRepository(store=open_registry(factory, registry.host), repository="pytorch")
     plain = frozenset({"2.3-cu121"})
     (fate,) = plan_prune(read_tagged(place, plain, records=True), datetime.now(UTC) + timedelta(days=1))
     assert fate.remove

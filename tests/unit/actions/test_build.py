@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from imagefactory.actions.build import BuildOptions, build_target
-from imagefactory.actions.run import find_built, run_made
+from imagefactory.actions.run import find_built, run_artifact
 from imagefactory.model import RunSpec, Target
 from imagefactory.progress import QUIET
-from imagefactory.project import Factory
+from imagefactory.project import Project
 from imagefactory.settings.choices import ENGINES, EngineRow
 from tests.made import engine_of_one_row
 from tests.made.pushed import put_base
 
 
 def test_a_smoke_test_wants_the_store_looked_at(
-    factory: Factory, target: Target, monkeypatch: pytest.MonkeyPatch
+    factory: Project, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runners = engine_of_one_row.remember_runners(monkeypatch)
     module = engine_of_one_row.__name__
@@ -23,12 +23,12 @@ def test_a_smoke_test_wants_the_store_looked_at(
     put_base(factory, target, bytes(10240))  # an archive of nothing
     build_target(factory, target, BuildOptions(engine="one-layer"), QUIET)
     made = find_built(factory, target, "")
-    run_made(factory, made, RunSpec(argv=("true",)), "echo", QUIET)
+    run_artifact(factory, made, RunSpec(argv=("true",)), "echo", QUIET)
     assert [runner.checked for runner in runners] == [True, False]
 
 
 def test_what_comes_before_the_work_is_not_done_where_there_is_none(
-    factory: Factory, target: Target, monkeypatch: pytest.MonkeyPatch
+    factory: Project, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine_of_one_row.remember_runners(monkeypatch)
     module = engine_of_one_row.__name__

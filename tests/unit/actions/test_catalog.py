@@ -15,14 +15,14 @@ import zstandard
 from click.testing import CliRunner, Result
 
 from imagefactory.actions.catalog import (
-    CatalogueMaking,
+    CatalogRequest,
     ImageFacts,
-    catalogue_of,
+    build_catalog,
     facts_of,
     predicted_claims,
     unpacked_size,
 )
-from imagefactory.actions.read_catalog import read_catalogue
+from imagefactory.actions.read_catalog import read_catalog
 from imagefactory.actions.transfer import PushOptions, explain_no_candidate, push_target
 from imagefactory.build.base.image import write_index
 from imagefactory.cli import cli
@@ -34,12 +34,12 @@ from imagefactory.errors import (
     UsageError,
 )
 from imagefactory.gpu.knowledge import processors
-from imagefactory.gpu.values import Answer, Basis, Cell
+from imagefactory.gpu.values import Cell, ClaimBasis, Compatibility
 from imagefactory.lock.debian.lock import format_base_lock, read_base_lock
-from imagefactory.matrix.plan import Ruling
+from imagefactory.matrix.plan import CellRuling
 from imagefactory.model import Target
 from imagefactory.oci.candidates import APPROVAL_TYPE, REVOCATION_TYPE, plain_tag
-from imagefactory.oci.graph import EMPTY, EMPTY_BLOB, Place, artifact_of, read_manifest
+from imagefactory.oci.graph import EMPTY, EMPTY_BLOB, StoreRepository, artifact_of, read_manifest
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.maintenance import collect
 from imagefactory.oci.manifests import (
@@ -50,19 +50,19 @@ from imagefactory.oci.manifests import (
     digest_of,
     format_descriptor,
 )
-from imagefactory.oci.registry.client import Registry
-from imagefactory.oci.sif import SIF_TYPE, SifOrigin, keep_sif, sif_reference
-from imagefactory.progress import Quiet
-from imagefactory.project import Factory
-from imagefactory.settings.choices import Setting
-from imagefactory.settings.load import LEDGER_KEY, load_settings
-from imagefactory.trust.approval import Approvable, sign_approval
-from imagefactory.trust.attached import Statement, attach, read_subject
-from imagefactory.trust.catalog import LIFE, Catalogue, CataloguedImage, CatalogueSource, sign_catalogue
-from imagefactory.trust.catalog_package import CURRENT, pack
-from imagefactory.trust.judgement import Withdrawal, sign_revocation
+from imagefactory.oci.registry.client import RegistryClient
+from imagefactory.oci.sif import SIF_TYPE, SifOrigin, sif_reference, store_sif
+from imagefactory.progress import QuietProgress
+from imagefactory.project import Project
+from imagefactory.settings.choices import SettingValue
+from imagefactory.settings.load import NONCE_STORE_KEY, load_settings
+from imagefactory.trust.approval import ApprovalSubject, sign_approval
+from imagefactory.trust.attached import SignedStatement, attach, read_subject
+from imagefactory.trust.catalog import LIFE, Catalog, CatalogImage, CatalogSource, sign_catalog
+from imagefactory.trust.catalog_package import CURRENT, pack_artifact
+from imagefactory.trust.judgement import RevocationRequest, sign_revocation
 from imagefactory.trust.keys import SigningKey, make_key, read_signing_key
-from imagefactory.trust.offers import find_offer, make_artifact
+from imagefactory.trust.offers import build_artifact, find_offer
 from imagefactory.trust.policy import read_trust
 from tests.made.catalogue import PREDICTED
 from tests.made.factory import NAME
@@ -76,25 +76,25 @@ from tests.made.verdicts import LAB, NOW, STRANGER
 Files = Mapping[str, str]
 
 
-def made_of(factory: Factory, target: Target, registry: str = "", now: datetime = NOW) -> Catalogue:
-    making = CatalogueMaking(targets=(target,), now=now, registry=registry)
-    return catalogue_of(factory, making, Quiet()).catalogue
+def made_of(factory: Project, target: Target, registry: str = "", now: datetime = NOW) -> Catalog:
+    making = CatalogRequest(targets=(target,), now=now, registry=registry)
+    return build_catalog(factory, making, QuietProgress()).catalogue
 
 
-def the_image(catalogue: Catalogue) -> CataloguedImage:
+def the_image(catalogue: Catalog) -> CatalogImage:
     (image,) = catalogue.images
     return image
 
 
-def family(registry: RegistryMadeHere) -> Place:
-    return Place(store=Registry(registry.host), repository="pytorch")
+def family(registry: RegistryMadeHere) -> StoreRepository:
+    return StoreRepository(store=RegistryClient(registry.host), repository="pytorch")
 
 
 # --- made ----------------------------------------------------------------------------------------
 
 
 def test_a_candidate_with_its_verdict_is_offered(
-    factory: Factory,
+    factory: Project,
     target: Target,
     registry: RegistryMadeHere,
     pushed: str,
@@ -110,9 +110,9 @@ def test_a_candidate_with_its_verdict_is_offered(
     claims = dict(reversed(image.predicted))  # the weightiest of a capability comes first
     told = [claim.rule for capability, claim in image.predicted if capability == "6.1"]
     assert told == ["code", "known-bad:triton-before-volta"]
-    assert claims["8.0"].answer is Answer.YES
-    assert claims["3.5"].answer is Answer.NO
-    assert {claim.basis for claim in claims.values()} <= {Basis.PREDICTED, Basis.DOCUMENTED}
+    assert claims["8.0"].answer is Compatibility.YES
+    assert claims["3.5"].answer is Compatibility.NO
+    assert {claim.basis for claim in claims.values()} <= {ClaimBasis.PREDICTED, ClaimBasis.DOCUMENTED}
     offer = find_offer(catalogue, NAME, read_trust(factory.settings.files), NOW)
     assert [one.proves for one in offer.judged] == [True]
     bare = the_image(made_of(elsewhere(factory, tmp_path), target, registry.host))  # its store is empty
@@ -126,10 +126,10 @@ def test_the_driver_is_the_lowest_that_runs_machine_code(target: Target) -> None
     claims = [
         (one, replace(PREDICTED, answer=answer, driver=driver))
         for one, answer, driver in (
-            ("7.0", Answer.YES, "550.54.14"),  # packed with zstd: older ones cannot read it
-            ("8.0", Answer.YES, "555"),
-            ("9.0", Answer.PTX, "520"),
-            ("3.5", Answer.NO, "400"),
+            ("7.0", Compatibility.YES, "550.54.14"),  # packed with zstd: older ones cannot read it
+            ("8.0", Compatibility.YES, "555"),
+            ("9.0", Compatibility.PTX, "520"),
+            ("3.5", Compatibility.NO, "400"),
         )
     ]
     found = facts_of(target, None, claims)
@@ -138,17 +138,17 @@ def test_the_driver_is_the_lowest_that_runs_machine_code(target: Target) -> None
     assert (unknown.driver, unknown.minor_compat) == ("", False)
 
 
-def test_an_image_for_amd_has_no_driver_and_is_judged_on_processors(factory: Factory, target: Target) -> None:
+def test_an_image_for_amd_has_no_driver_and_is_judged_on_processors(factory: Project, target: Target) -> None:
     amd = replace(target, cuda="rocm7", capabilities=("gfx90a",))
     assert facts_of(amd, None, ()) == ImageFacts(version="2.3", runtime="", driver="", minor_compat=False)
     asked: list[str] = []
 
-    def weighed(cell: Cell, _: object) -> Ruling:
+    def weighed(cell: Cell, _: object) -> CellRuling:
         asked.append(str(cell.question.capability))
-        return Ruling(claim=None)
+        return CellRuling(claim=None)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("imagefactory.actions.catalogue_measures.weigh", weighed)
+        patch.setattr("imagefactory.actions.catalog.weigh_claims", weighed)
         predicted_claims(factory, amd, make_lock(), None)
     assert asked == [str(one) for one in processors()]
 
@@ -178,10 +178,10 @@ def test_the_unpacked_size_is_read_once_and_goes_with_its_layer(tmp_path: Path) 
     assert len(records) == 3
     records[0].write_text("no JSON")
     assert unpacked_size(layout, image) == 3 * len(content)
-    collect(layout, Quiet(), dry_run=False)
+    collect(layout, QuietProgress(), dry_run=False)
     assert len(list((layout.path / "sizes").iterdir())) == 3
     layout.untag("a:1")
-    collect(layout, Quiet(), dry_run=False)
+    collect(layout, QuietProgress(), dry_run=False)
     assert list((layout.path / "sizes").iterdir()) == []
 
 
@@ -198,22 +198,22 @@ def test_a_layer_that_cannot_be_read_has_no_known_size(tmp_path: Path) -> None:
 
 
 def test_what_is_not_there_is_left_out_and_said(
-    factory: Factory,
+    factory: Project,
     target: Target,
     registry: RegistryMadeHere,
 ) -> None:
-    making = CatalogueMaking(targets=(target,), now=NOW, registry=registry.host)
-    place = Place(store=Registry(registry.host), repository="pytorch")
-    made = catalogue_of(factory, making, Quiet())
+    making = CatalogRequest(targets=(target,), now=NOW, registry=registry.host)
+    place = StoreRepository(store=RegistryClient(registry.host), repository="pytorch")
+    made = build_catalog(factory, making, QuietProgress())
     assert made.catalogue.images == ()
     assert made.left_out == ((NAME, explain_no_candidate(factory, place)),)
     with pytest.raises(NothingSelectedError, match=NAME) as caught:
-        catalogue_of(factory, replace(making, named=True), Quiet())
+        build_catalog(factory, replace(making, named=True), QuietProgress())
     assert caught.value.code == "catalog-image-missing"
 
 
 def test_a_new_lock_takes_nothing_away_that_is_verified(
-    factory: Factory,
+    factory: Project,
     target: Target,
     registry: RegistryMadeHere,
     pushed: str,
@@ -239,7 +239,7 @@ def test_a_new_lock_takes_nothing_away_that_is_verified(
 
 
 def test_where_keys_must_approve_what_the_lock_gives_waits(
-    factory: Factory, target: Target, registry: RegistryMadeHere, pushed: str
+    factory: Project, target: Target, registry: RegistryMadeHere, pushed: str
 ) -> None:
     place, path = family(registry), factory.settings.root_path / "imagefactory.toml"
     verdict_on(factory, place, pushed)
@@ -253,9 +253,9 @@ def test_where_keys_must_approve_what_the_lock_gives_waits(
     manifest = read_manifest(place, subject.manifest).descriptor
 
     def approve(tag: str, *, key: SigningKey = LAB, index: str = pushed) -> None:
-        wanted = Approvable(subject=replace(subject, index=index), place=str(place), tag=tag)
+        wanted = ApprovalSubject(subject=replace(subject, index=index), place=str(place), tag=tag)
         envelope = sign_approval(wanted, key, NOW)
-        attach(place, Statement(kind=APPROVAL_TYPE, subject=manifest, envelope=envelope))
+        attach(place, SignedStatement(kind=APPROVAL_TYPE, subject=manifest, envelope=envelope))
 
     assert (offered(0), offered(1)) == ([pushed], [])
     approve("2.3-cu121", key=STRANGER)
@@ -267,15 +267,15 @@ def test_where_keys_must_approve_what_the_lock_gives_waits(
     assert (offered(1), offered(2)) == ([pushed], [])
 
 
-def _put_newer(factory: Factory, target: Target) -> str:
+def _put_newer(factory: Project, target: Target) -> str:
     from imagefactory.actions import build
     from imagefactory.actions import definition as define
     from imagefactory.build.assemble import AssembleEngine
-    from imagefactory.build.base.image import recall_base
+    from imagefactory.build.base.image import get_base
     from imagefactory.oci.layout import reference
 
     layout, definition = factory.layout, define.define_target(factory, target)
-    base = recall_base(layout, build._wanted_base(factory, definition.base, locked=False))
+    base = get_base(layout, build._base_request(factory, definition.base, locked=False))
     assert base is not None
     index = add_image(layout, reference(target), [b"newer"])
     engine = AssembleEngine(layout, layout.path, codec=factory.settings.codec.value, workers=1)
@@ -284,7 +284,7 @@ def _put_newer(factory: Factory, target: Target) -> str:
 
 
 def test_what_was_taken_back_is_not_in_it(
-    factory: Factory,
+    factory: Project,
     target: Target,
     registry: RegistryMadeHere,
     pushed: str,
@@ -292,53 +292,55 @@ def test_what_was_taken_back_is_not_in_it(
     place = family(registry)
     verdict_on(factory, place, pushed)
     subject = replace(read_subject(place, pushed), target=NAME)
-    back = sign_revocation(Withdrawal(subject=subject, why="a bad night"), LAB, NOW)
+    back = sign_revocation(RevocationRequest(subject=subject, why="a bad night"), LAB, NOW)
     manifest = read_manifest(place, subject.manifest).descriptor
-    attach(place, Statement(kind=REVOCATION_TYPE, subject=manifest, envelope=back))
+    attach(place, SignedStatement(kind=REVOCATION_TYPE, subject=manifest, envelope=back))
     image = the_image(made_of(factory, target, registry.host))
     assert image.envelopes == ()
     assert [data for _, data in image.revocations] == [back]
 
 
 def test_verdicts_of_the_store_count_and_expired_ones_do_not(
-    factory: Factory,
+    factory: Project,
     target: Target,
     registry: RegistryMadeHere,
     pushed: str,
 ) -> None:
     from imagefactory.oci.layout import LayoutStore
 
-    verdict_on(factory, Place(store=LayoutStore(factory.layout), repository=""), pushed)
+    verdict_on(factory, StoreRepository(store=LayoutStore(factory.layout), repository=""), pushed)
     assert len(the_image(made_of(factory, target, registry.host)).envelopes) == 1
     later = NOW + timedelta(days=91)
     assert the_image(made_of(factory, target, registry.host, later)).envelopes == ()
 
 
 def test_a_factory_without_a_registry_offers_its_store(
-    factory: Factory,
+    factory: Project,
     target: Target,
     pushed: str,
 ) -> None:
     image = the_image(made_of(factory, target))
     assert (image.reference, image.subject.index) == ("", pushed)
-    own = read_catalogue(factory.settings, factory.environ, NOW, NAME)
+    own = read_catalog(factory.settings, factory.environ, NOW, NAME)
     assert the_image(own).subject.index == pushed
     assert own.keyid == ""
-    site = Setting(value="registry.invalid/gpu", origin="/etc/xdg/imagefactory/imagefactory.toml")
+    site = SettingValue(value="registry.invalid/gpu", origin="/etc/xdg/imagefactory/imagefactory.toml")
     outer = replace(factory.settings, catalogue=site)
-    assert read_catalogue(outer, factory.environ, NOW, NAME) == own
-    mine = replace(factory.settings, catalogue=Setting(value="/no/file", origin="$IMAGEFACTORY_CATALOGUE"))
+    assert read_catalog(outer, factory.environ, NOW, NAME) == own
+    mine = replace(
+        factory.settings, catalogue=SettingValue(value="/no/file", origin="$IMAGEFACTORY_CATALOGUE")
+    )
     with pytest.raises(UsageError, match="/no/file"):
-        read_catalogue(mine, factory.environ, NOW, NAME)
+        read_catalog(mine, factory.environ, NOW, NAME)
     with pytest.raises(NothingSelectedError, match="pytorch"):
-        read_catalogue(factory.settings, factory.environ, NOW, "pytorch-2.3-cu12")
+        read_catalog(factory.settings, factory.environ, NOW, "pytorch-2.3-cu12")
 
 
 # --- published and read --------------------------------------------------------------------------
 
 
 @pytest.fixture
-def signer(factory: Factory, tmp_path: Path) -> Path:
+def signer(factory: Project, tmp_path: Path) -> Path:
     """The folder of settings of who runs the factory, with the one key there."""
     folder = tmp_path / "owner"
     make_key(folder / "imagefactory" / "keys", "site")
@@ -353,7 +355,7 @@ def trust_row(signer: Path) -> str:
     )
 
 
-def run(factory: Factory, signer: Path, registry: RegistryMadeHere, *more: str) -> Result:
+def run(factory: Project, signer: Path, registry: RegistryMadeHere, *more: str) -> Result:
     environ = {
         "XDG_CONFIG_HOME": str(signer),
         "XDG_CONFIG_DIRS": str(signer / "none"),
@@ -382,14 +384,14 @@ def as_researcher(folder: Path, text: str) -> tuple[Path, Mapping[str, str]]:
     return empty, environ
 
 
-def read_as(folder: Path, text: str, now: datetime | None = None) -> Catalogue:
+def read_as(folder: Path, text: str, now: datetime | None = None) -> Catalog:
     empty, environ = as_researcher(folder, text)
     settings = load_settings(directory=None, start=empty, environ=environ)
-    return read_catalogue(settings, environ, now or datetime.now(UTC))
+    return read_catalog(settings, environ, now or datetime.now(UTC))
 
 
 def test_what_a_factory_publishes_somebody_without_one_reads(
-    factory: Factory,
+    factory: Project,
     registry: RegistryMadeHere,
     pushed: str,
     signer: Path,
@@ -436,7 +438,7 @@ def test_what_a_factory_publishes_somebody_without_one_reads(
 
 
 def test_a_factory_reads_what_it_published_while_its_registry_is_down(
-    factory: Factory, registry: RegistryMadeHere, pushed: str, signer: Path, monkeypatch: pytest.MonkeyPatch
+    factory: Project, registry: RegistryMadeHere, pushed: str, signer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = factory.settings.root_path
     with (root / "imagefactory.toml").open("a") as file:
@@ -447,16 +449,16 @@ def test_a_factory_reads_what_it_published_while_its_registry_is_down(
     trust(root, environ)
     settings = load_settings(directory=root, start=root, environ=environ)
     now = datetime.now(UTC)
-    assert read_catalogue(settings, environ, now, NAME).source is CatalogueSource.MADE
+    assert read_catalog(settings, environ, now, NAME).source is CatalogSource.MADE
     registry.fault = lambda _: "403"
-    found = read_catalogue(settings, environ, now, NAME)
-    assert (found.source, the_image(found).subject.index) == (CatalogueSource.KEPT, pushed)
+    found = read_catalog(settings, environ, now, NAME)
+    assert (found.source, the_image(found).subject.index) == (CatalogSource.KEPT, pushed)
     with pytest.raises(RegistryError):
-        read_catalogue(settings, environ, now + LIFE, NAME)
+        read_catalog(settings, environ, now + LIFE, NAME)
 
 
 def test_a_file_is_written_and_nothing_pushed(
-    factory: Factory,
+    factory: Project,
     registry: RegistryMadeHere,
     pushed: str,
     signer: Path,
@@ -475,7 +477,7 @@ def test_a_file_is_written_and_nothing_pushed(
 
 
 def test_without_a_key_that_counts_nothing_is_written(
-    factory: Factory,
+    factory: Project,
     registry: RegistryMadeHere,
     pushed: str,
     signer: Path,
@@ -495,7 +497,7 @@ def test_without_a_key_that_counts_nothing_is_written(
 
 
 def test_sif_files_come_with_their_own_verdicts(
-    factory: Factory,
+    factory: Project,
     target: Target,
     registry: RegistryMadeHere,
     pushed: str,
@@ -508,11 +510,11 @@ def test_sif_files_come_with_their_own_verdicts(
     path = layout.path / "x.sif"
     path.write_bytes(b"a file")
     origin = SifOrigin(target=NAME, compression="fast", subject=manifest[0])
-    kept = keep_sif(layout, path, origin)
+    kept = store_sif(layout, path, origin)
     (sif,) = the_image(made_of(factory, target, registry.host)).sifs
     assert (sif.sha256, sif.size, sif.reference, sif.envelopes) == (kept.file.digest, 6, "", ())
     options = PushOptions(now=NOW, registry=registry.host, made=kept)
-    push_target(factory, target, options, Quiet())
+    push_target(factory, target, options, QuietProgress())
     verdict_on(factory, family(registry), kept.digest)
     catalogue = made_of(factory, target, registry.host)
     image = the_image(catalogue)
@@ -522,18 +524,18 @@ def test_sif_files_come_with_their_own_verdicts(
     assert not image.only_sif
     offer = find_offer(catalogue, NAME, read_trust(factory.settings.files), NOW)
     assert [[one.proves for one in each] for each in (offer.judged, offer.sifs[0].judged)] == [[True], [True]]
-    assert sign_catalogue(catalogue, LAB)
+    assert sign_catalog(catalogue, LAB)
 
 
 def test_what_others_pushed_is_offered_only_with_a_verdict(
-    factory: Factory, target: Target, registry: RegistryMadeHere, pushed: str, tmp_path: Path
+    factory: Project, target: Target, registry: RegistryMadeHere, pushed: str, tmp_path: Path
 ) -> None:
     """Anyone who may push can move a tag, and attach a .sif to an image."""
-    client, place = Registry(registry.host), family(registry)
+    client, place = RegistryClient(registry.host), family(registry)
     root = read_manifest(place, pushed)
     foreign = client.put_manifest("pytorch", root.data + b"\n", root.descriptor.media_type, plain_tag(target))
     bare = elsewhere(factory, tmp_path)  # a machine that does not know of either push
-    stranger = replace(bare, environ={**bare.environ, LEDGER_KEY: SHARED_KEY.upper()})
+    stranger = replace(bare, environ={**bare.environ, NONCE_STORE_KEY: SHARED_KEY.upper()})
     assert made_of(stranger, target, registry.host).images == ()
     verdict_on(factory, place, pushed)
     assert the_image(made_of(stranger, target, registry.host)).reference.endswith(foreign.digest)
@@ -547,21 +549,21 @@ def test_what_others_pushed_is_offered_only_with_a_verdict(
 
 
 def test_a_target_that_apptainer_built_is_its_sif(
-    factory: Factory, target: Target, registry: RegistryMadeHere
+    factory: Project, target: Target, registry: RegistryMadeHere
 ) -> None:
     layout = factory.layout
     path = layout.path / "x.sif"
     path.parent.mkdir(parents=True)
     path.write_bytes(b"a file")
-    kept = keep_sif(layout, path, SifOrigin(target=NAME, compression="fast"), tag=sif_reference(target))
-    pushed = push_target(factory, target, PushOptions(now=NOW, registry=registry.host), Quiet())
+    kept = store_sif(layout, path, SifOrigin(target=NAME, compression="fast"), tag=sif_reference(target))
+    pushed = push_target(factory, target, PushOptions(now=NOW, registry=registry.host), QuietProgress())
     assert pushed.reference.digest == kept.digest
     shelf = registry.repository("pytorch")
     shelf.tags["2.3-cu121"] = kept.digest  # as if it were promoted
     image = the_image(made_of(factory, target, registry.host))
     assert image.only_sif
     assert (image.size, image.unpacked, image.subject.config) == (6, 0, kept.file.digest)
-    assert sign_catalogue(made_of(factory, target, registry.host), LAB)
+    assert sign_catalog(made_of(factory, target, registry.host), LAB)
 
 
 def test_a_registry_that_has_none_says_who_makes_one(
@@ -576,7 +578,7 @@ def test_a_registry_that_has_none_says_who_makes_one(
 
 
 def test_another_artifact_there_is_no_catalogue(
-    factory: Factory,
+    factory: Project,
     registry: RegistryMadeHere,
     pushed: str,
     signer: Path,
@@ -591,13 +593,13 @@ def test_another_artifact_there_is_no_catalogue(
 
 
 def test_the_same_catalogue_is_the_same_artifact() -> None:
-    first, second = (make_artifact(b"{}", NOW) for _ in range(2))
+    first, second = (build_artifact(b"{}", NOW) for _ in range(2))
     assert first == second
-    assert first.blobs[1][1] == pack(b"{}")
+    assert first.blobs[1][1] == pack_artifact(b"{}")
 
 
 def test_nothing_to_catalogue_selects_nothing(
-    factory: Factory,
+    factory: Project,
     registry: RegistryMadeHere,
     signer: Path,
 ) -> None:
@@ -606,7 +608,7 @@ def test_nothing_to_catalogue_selects_nothing(
 
 
 def test_keys_trusted_by_a_site_judge_verdicts_too(
-    factory: Factory,
+    factory: Project,
     target: Target,
     registry: RegistryMadeHere,
     pushed: str,

@@ -14,11 +14,11 @@ import pytest
 from imagefactory.actions.centers import center_name, centers_of
 from imagefactory.errors import UsageError
 from imagefactory.settings.load import center_settings, load_settings
-from imagefactory.trust.catalog import LIFE, sign_catalogue
+from imagefactory.trust.catalog import LIFE, sign_catalog
 from imagefactory.trust.invitation import Invitation, format_invitation
 from imagefactory.trust.keys import PublicKey, SigningKey
-from imagefactory.trust.policy import Grant, read_trust
-from imagefactory.verify.report import Subject
+from imagefactory.trust.policy import TrustGrant, read_trust
+from imagefactory.verify.report import VerifiedImage
 from tests.made.catalogue import make_catalogue, make_image
 from tests.made.command import Call, json_of
 from tests.made.joined import NOW, envelope, join_site, person_at
@@ -30,9 +30,9 @@ COMMON, ONLY = "pytorch-2.5-cu124", "pytorch-2.7-cu128"
 REFERENCE = f"registry.example.org/second/pytorch@{digest('d')}"  # of ONLY
 
 
-def grant(key: SigningKey = STRANGER, until: datetime = NOW + 99 * DAY) -> Grant:
+def grant(key: SigningKey = STRANGER, until: datetime = NOW + 99 * DAY) -> TrustGrant:
     public = PublicKey(name=key.name, raw=key.public)
-    return Grant(key=public, since=(NOW - 9 * DAY).date(), until=until.date())
+    return TrustGrant(key=public, since=(NOW - 9 * DAY).date(), until=until.date())
 
 
 def invitation(tmp_path: Path, **changes: Any) -> str:
@@ -53,13 +53,13 @@ def publish_second(tmp_path: Path, key: SigningKey = STRANGER) -> None:
     common = replace(
         make_image(envelopes=vouched, sifs=()), target=COMMON, version="2.5.1", cuda="12.4", predicted=()
     )
-    subject = Subject(target=ONLY, index=digest("d"), manifest=digest("e"), config=digest("f"))
+    subject = VerifiedImage(target=ONLY, index=digest("d"), manifest=digest("e"), config=digest("f"))
     of_it = (envelope("9.0", "7", STRANGER, subject=subject), envelope("8.0", "8", LAB, subject=subject))
     only = replace(common, target=ONLY, version="2.7.0", cuda="12.8", subject=subject, envelopes=of_it)
     only = replace(only, reference=REFERENCE)
     made = NOW - timedelta(hours=1)
     catalogue = make_catalogue(common, only, made=made, expires=made + LIFE, suites=(SUITE,))
-    (tmp_path / "second.json").write_bytes(sign_catalogue(catalogue, key))
+    (tmp_path / "second.json").write_bytes(sign_catalog(catalogue, key))
 
 
 @pytest.fixture
@@ -169,7 +169,9 @@ def test_an_image_is_fetched_by_the_digest_of_its_center(
         asked.append(str(reference))
         raise UsageError("pool-refused", "refused")
 
-    monkeypatch.setattr(f"imagefactory.actions.{command}.pull_image", refuse)
+    monkeypatch.setattr(
+        f"imagefactory.actions.{'transfer' if command == 'pull' else command}.pull_image", refuse
+    )
     joined(command, f"second/{ONLY}", code=2)
     joined(command, ONLY, code=2)
     assert asked == [REFERENCE] * 2

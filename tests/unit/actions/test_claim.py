@@ -14,18 +14,25 @@ from pathlib import Path
 import pytest
 
 from imagefactory.actions import claim
-from imagefactory.actions.claim import SETTLE, Claiming, FoundClaims, claim_cells, read_claims, release_claim
-from imagefactory.actions.sweep import Prepared, claim_again, make_sweep
+from imagefactory.actions.claim import (
+    SETTLE,
+    ClaimRequest,
+    OtherClaims,
+    claim_cells,
+    read_claims,
+    release_claim,
+)
+from imagefactory.actions.sweep import SweepDraft, claim_again, make_sweep
 from imagefactory.actions.verdicts import signing_key
 from imagefactory.errors import NothingSelectedError, RegistryError, StatementError
 from imagefactory.gpu.capability import Capability
 from imagefactory.model import Outcome
 from imagefactory.oci.artifacts import put_bytes, put_manifest
-from imagefactory.oci.graph import Place
-from imagefactory.oci.registry.client import Registry
-from imagefactory.progress import Quiet
-from imagefactory.project import Factory
-from imagefactory.schedulers.cells import SweepAsk
+from imagefactory.oci.graph import StoreRepository
+from imagefactory.oci.registry.client import RegistryClient
+from imagefactory.progress import QuietProgress
+from imagefactory.project import Project
+from imagefactory.schedulers.cells import CellRequest
 from imagefactory.schedulers.claims import (
     CLAIMS,
     ClaimedCell,
@@ -36,11 +43,11 @@ from imagefactory.schedulers.claims import (
     sign_claims,
 )
 from imagefactory.schedulers.pool import JobLimits
-from imagefactory.settings.choices import Setting
-from imagefactory.settings.load import LEDGER_KEY
+from imagefactory.settings.choices import SettingValue
+from imagefactory.settings.load import NONCE_STORE_KEY
 from imagefactory.trust.keys import SigningKey
-from imagefactory.trust.offers import make_artifact
-from imagefactory.trust.policy import Trust, read_trust
+from imagefactory.trust.offers import build_artifact
+from imagefactory.trust.policy import TrustRules, read_trust
 from imagefactory.verify.nonces import LIFETIME
 from tests.made.command import run
 from tests.made.registry import Asked, Ways
@@ -64,21 +71,21 @@ STORE = "0123456789abcdef"
 CELL: ClaimedCell = ("sha256:" + "1" * 64, "8.0")
 
 
-def left(prepared: Prepared) -> dict[str, str]:
+def left(prepared: SweepDraft) -> dict[str, str]:
     return {one.capability: one.rule for one in prepared.plan.left_out if one.rule != "no-match"}
 
 
 @pytest.fixture
 def first(site: Site) -> Site:
     """Whose store pushed the image."""
-    factory = replace(site.factory, environ={**site.factory.environ, LEDGER_KEY: "k" * 64})
+    factory = replace(site.factory, environ={**site.factory.environ, NONCE_STORE_KEY: "k" * 64})
     return replace(site, factory=factory, clock=lambda: NOW)
 
 
 @pytest.fixture
 def second(first: Site, tmp_path: Path) -> Site:
     """The same registry, keys and pool, and a store of its own."""
-    store = Setting(value=str(tmp_path / "second"), origin="a test")
+    store = SettingValue(value=str(tmp_path / "second"), origin="a test")
     settings = replace(first.factory.settings, store=store)
     return replace(first, factory=replace(first.factory, settings=settings), pool=PoolMadeHere())
 
@@ -99,19 +106,19 @@ def test_what_one_store_queued_another_leaves_out_until_the_claim_ends(first: Si
         if one.rule == "claimed":
             assert ("'lab'" in one.reason, ends in one.reason, sweep.id in one.reason) == (True,) * 3
     with pytest.raises(NothingSelectedError):
-        make_sweep(second.factory, prepared, second.bench, Quiet())
-    allowed = second.prepares(asked=SweepAsk(allow=frozenset({"claimed"})))
+        make_sweep(second.factory, prepared, second.bench, QuietProgress())
+    allowed = second.prepares(asked=CellRequest(allow=frozenset({"claimed"})))
     assert (len(allowed.plan.cells), left(allowed)) == (2, {})
     over = later(second, timedelta(hours=54, minutes=11))
     assert len(over.makes().sweep.nodes) == 2
 
 
 def test_what_another_store_has_claimed_uses_no_budget(first: Site, second: Site) -> None:
-    first.makes(asked=SweepAsk(capabilities=(Capability(7, 0),)))
-    prepared = second.prepares(level="full", asked=SweepAsk(gpu_hours=1))
+    first.makes(asked=CellRequest(capabilities=(Capability(7, 0),)))
+    prepared = second.prepares(level="full", asked=CellRequest(gpu_hours=1))
     assert [cell.row for cell in prepared.plan.cells] == ["8.0"]
     assert left(prepared) == {"7.0": "claimed"}
-    asked = SweepAsk(gpu_hours=1, allow=frozenset({"claimed"}))
+    asked = CellRequest(gpu_hours=1, allow=frozenset({"claimed"}))
     alone = second.prepares(level="full", asked=asked)
     assert (len(alone.plan.cells), sorted(left(alone).values())) == (1, ["budget"])
 
@@ -119,7 +126,7 @@ def test_what_another_store_has_claimed_uses_no_budget(first: Site, second: Site
 def test_a_claim_of_a_gpu_is_none_of_its_slices(first: Site, second: Site) -> None:
     slices = pool_gpu("8.0", mig=True, name="NVIDIA A100-SXM4-40GB MIG 1g.5gb")
     first.pool.gpus = second.pool.gpus = inventory(pool_gpu("8.0"), slices)
-    asked = SweepAsk(mig=True)
+    asked = CellRequest(mig=True)
     first.makes()
     prepared = second.prepares(asked=asked)
     assert ([cell.row for cell in prepared.plan.cells], left(prepared)) == (
@@ -181,7 +188,7 @@ def test_a_canceled_sweep_is_free_and_claimed_again_when_it_goes_on(
     assert run("cancel", made.sweep.id) == 0
     assert left(second.prepares()) == {}
     assert len(first.registry.find("catalogue").tags) == (0 if untag else 1)
-    claim_again(first.factory, made.folder, first.registry.host, first.bench, Quiet())
+    claim_again(first.factory, made.folder, first.registry.host, first.bench, QuietProgress())
     assert left(second.prepares()) == CLAIMED
 
 
@@ -191,7 +198,7 @@ def test_a_plan_asks_once_whatever_its_cells(first: Site, second: Site) -> None:
         site.prepares()
         return sum("/v2/catalogue/" in one.path for one in site.registry.log[before:])
 
-    first.makes(asked=SweepAsk(allow=frozenset({"claimed"})))
+    first.makes(asked=CellRequest(allow=frozenset({"claimed"})))
     assert asked(first) == 1
     assert asked(second) == 3
 
@@ -207,15 +214,15 @@ def test_of_two_at_once_the_earlier_has_a_cell(
     first.makes()  # the image is there, and nothing is claimed any more
     site = later(second, timedelta(seconds=-1 if earlier else 1))
     for row in claim_rows(first.factory):
-        release_claim(first.factory, row.sweep, (), NOW, Quiet())
+        release_claim(first.factory, row.sweep, (), NOW, QuietProgress())
     prepared, (one, *_) = site.prepares(), first.prepares().plan.cells
     cells = frozenset((one.stage.image, capability) for capability in ("7.0", "8.0"))
     assert left(prepared) == {}
-    won = claim_cells(first.factory, claiming(first, cells), Quiet())
+    won = claim_cells(first.factory, claiming(first, cells), QuietProgress())
     assert (won.lost, won.notes) == ({}, ())
-    own, looks = claim._read_others, iter([FoundClaims()])
+    own, looks = claim._read_others, iter([OtherClaims()])
     monkeypatch.setattr(claim, "_read_others", lambda *args: next(looks, None) or own(*args))
-    lost = claim_cells(site.factory, claiming(site, cells), Quiet())
+    lost = claim_cells(site.factory, claiming(site, cells), QuietProgress())
     assert set(lost.lost) == (set() if earlier else cells)
     seen = {
         cell
@@ -225,14 +232,14 @@ def test_of_two_at_once_the_earlier_has_a_cell(
     assert seen == (cells if earlier else set())
 
 
-def claim_rows(factory: Factory) -> tuple[SweepClaim, ...]:
+def claim_rows(factory: Project) -> tuple[SweepClaim, ...]:
     path = factory.layout.path / "journal/claims.json"
     return tuple(row for one in claim.parse_own(path.read_bytes(), "claims").places for row in one.sweeps)
 
 
-def claiming(site: Site, cells: frozenset[ClaimedCell], sweep: str = OTHER_ID) -> Claiming:
+def claiming(site: Site, cells: frozenset[ClaimedCell], sweep: str = OTHER_ID) -> ClaimRequest:
     bench = site.bench
-    return Claiming(
+    return ClaimRequest(
         sweep=sweep,
         registry=site.registry.host,
         cells=cells,
@@ -244,13 +251,13 @@ def claiming(site: Site, cells: frozenset[ClaimedCell], sweep: str = OTHER_ID) -
 
 
 def test_a_cell_that_is_claimed_while_images_are_built_is_left_out(first: Site, second: Site) -> None:
-    allow = SweepAsk(allow=frozenset({"claimed"}))
+    allow = CellRequest(allow=frozenset({"claimed"}))
     first.makes(asked=allow)
-    release_claim(first.factory, claim_rows(first.factory)[0].sweep, (), NOW, Quiet())
+    release_claim(first.factory, claim_rows(first.factory)[0].sweep, (), NOW, QuietProgress())
     prepared = second.prepares()
     one = first.prepares().plan.cells[0]
-    claim_cells(first.factory, claiming(first, frozenset({(one.stage.image, "7.0")})), Quiet())
-    made = make_sweep(second.factory, prepared, second.bench, Quiet())
+    claim_cells(first.factory, claiming(first, frozenset({(one.stage.image, "7.0")})), QuietProgress())
+    made = make_sweep(second.factory, prepared, second.bench, QuietProgress())
     assert [node.name for node in made.sweep.nodes] == [A100]
     assert [one.capability for one in made.sweep.left_out if one.rule == "claimed"] == ["7.0"]
 
@@ -261,12 +268,12 @@ def test_nobody_looks_before_a_slow_put_is_over(first: Site) -> None:
     times = iter([NOW, NOW, NOW + SETTLE, NOW + SETTLE, *[NOW + 1.25 * SETTLE] * 9])
     waited: list[float] = []
     asked = replace(claiming(first, frozenset({CELL})), clock=lambda: next(times), pause=waited.append)
-    assert claim_cells(first.factory, asked, Quiet()).notes == ()
+    assert claim_cells(first.factory, asked, QuietProgress()).notes == ()
     assert claim_rows(first.factory)[0].made == NOW + SETTLE
     assert waited == [pytest.approx(0.75 * SETTLE.total_seconds())]
     ticks = iter(range(99))
     slow = replace(asked, clock=lambda: NOW + next(ticks) * SETTLE)
-    assert len(claim_cells(first.factory, slow, Quiet()).notes) == 1
+    assert len(claim_cells(first.factory, slow, QuietProgress()).notes) == 1
 
 
 # --- whose claims count --------------------------------------------------------------------------
@@ -284,8 +291,8 @@ def claims_of(
 
 
 def put_claims(site: Site, data: bytes, tag: str = f"claims-{STORE}") -> None:
-    place = Place(store=Registry(site.registry.host), repository="catalogue")
-    artifact = make_artifact(data, NOW, CLAIMS)
+    place = StoreRepository(store=RegistryClient(site.registry.host), repository="catalogue")
+    artifact = build_artifact(data, NOW, CLAIMS)
     for blob, content in artifact.blobs:
         put_bytes(place, blob, content)
     put_manifest(place, artifact.manifest, tag)
@@ -328,7 +335,7 @@ def test_a_claim_of_a_retired_key_counts_no_more(site: Site) -> None:
     data, trust = sign_claims(claims_of(), lab(site)), read_trust(site.factory.settings.files)
     assert [one.by for one in open_claims(data, STORE, trust, NOW)] == ["lab"]
     assert open_claims(data, STORE, trust, NOW + timedelta(hours=1)) == ()
-    retired = Trust(keys=(replace(trust.keys[0], until=NOW + timedelta(minutes=1)),))
+    retired = TrustRules(keys=(replace(trust.keys[0], until=NOW + timedelta(minutes=1)),))
     with pytest.raises(StatementError):
         open_claims(data, STORE, retired, NOW + timedelta(minutes=2))
 
@@ -381,8 +388,8 @@ def test_without_a_key_a_sweep_is_queued_and_not_claimed(first: Site, second: Si
 def test_a_sweep_that_could_not_be_written_claims_nothing(
     first: Site, second: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first.makes(asked=SweepAsk(allow=frozenset({"claimed"})))
-    release_claim(first.factory, claim_rows(first.factory)[0].sweep, (), NOW, Quiet())
+    first.makes(asked=CellRequest(allow=frozenset({"claimed"})))
+    release_claim(first.factory, claim_rows(first.factory)[0].sweep, (), NOW, QuietProgress())
 
     def fail(*_: object) -> None:
         raise RegistryError("registry-full", "the disk is full")

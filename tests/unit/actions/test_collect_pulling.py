@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from imagefactory.actions.collect import PullAsker
+from imagefactory.actions.collect import AnonymousPullCheck
 from imagefactory.errors import RegistryError
 from imagefactory.model import Outcome
 from imagefactory.oci.manifests import (
@@ -19,11 +19,17 @@ from imagefactory.oci.manifests import (
     digest_of,
     format_descriptor,
 )
-from imagefactory.oci.registry.client import Registry
-from imagefactory.project import Factory
-from imagefactory.schedulers.htcondor.results import CUT, NodeFiles, Posted, classify, parse_attempts
+from imagefactory.oci.registry.client import RegistryClient
+from imagefactory.project import Project
+from imagefactory.schedulers.htcondor.results import (
+    CUT,
+    NodeFiles,
+    PostScriptResult,
+    classify,
+    parse_attempts,
+)
 from imagefactory.schedulers.pool import ImageKind, JobLimits, SweepNode
-from imagefactory.trust.attached import MOST_REFUSED
+from imagefactory.trust.attached import MAX_REJECTED
 from tests.made.pool import aborted, executing, failed_start, held, node, submitted, terminated
 from tests.made.registry import RegistryMadeHere, Ways, registry_made_here
 
@@ -44,7 +50,7 @@ def said(address: str, why: str) -> str:
 def words(log: str, err: str = "") -> tuple[Outcome | None, str]:
     now = datetime.now(UTC)
     found = parse_attempts((submitted() + log).encode(), now, lambda naive: naive.replace(tzinfo=UTC))
-    posted = Posted(job="12.0", again=True, left=False, why="")
+    posted = PostScriptResult(job="12.0", again=True, left=False, why="")
     return classify(found, NodeFiles(broken=True, err=err, posted=posted), JobLimits())
 
 
@@ -90,7 +96,7 @@ def test_a_pool_that_does_not_try_images_before_tells_it_whole() -> None:
 
 def put(host: str) -> str:
     """A manifest in `gpu/tiny`; its digest."""
-    registry, config = Registry(host), b"{}"
+    registry, config = RegistryClient(host), b"{}"
     one = Descriptor(media_type=CONFIG_TYPE, digest=digest_of(config), size=len(config))
     registry.write("gpu/tiny", one, lambda offset: iter((config[offset:],)))
     parts = {"schemaVersion": 2, "mediaType": MANIFEST_TYPE, "config": format_descriptor(one), "layers": []}
@@ -104,46 +110,46 @@ def of(host: str, digest: str, kind: ImageKind = ImageKind.DOCKER) -> SweepNode:
 
 @pytest.mark.parametrize("kind", [ImageKind.DOCKER, ImageKind.ORAS])
 def test_what_is_there_is_the_machines_own_fault(
-    factory: Factory,
+    factory: Project,
     registry: RegistryMadeHere,
     kind: ImageKind,
 ) -> None:
     mine = of(registry.host, put(registry.host), kind)
-    told = PullAsker(factory).explain(mine)
+    told = AnonymousPullCheck(factory).explain(mine)
     assert told.startswith(f"asked from here, {registry.host} has it: ")
     assert f"`apptainer pull {mine.image.address}`" in told
 
 
-def test_what_is_gone_is_told(factory: Factory, registry: RegistryMadeHere) -> None:
-    told = PullAsker(factory).explain(of(registry.host, f"sha256:{'d' * 64}"))
+def test_what_is_gone_is_told(factory: Project, registry: RegistryMadeHere) -> None:
+    told = AnonymousPullCheck(factory).explain(of(registry.host, f"sha256:{'d' * 64}"))
     assert told == f"{registry.host} has no such image any more: a new sweep sends it again"
 
 
-def test_it_asks_as_a_job_would_without_a_password(factory: Factory) -> None:
+def test_it_asks_as_a_job_would_without_a_password(factory: Project) -> None:
     with registry_made_here(Ways(auth="basic")) as made:
-        told = PullAsker(factory).explain(of(made.host, f"sha256:{'d' * 64}"))
+        told = AnonymousPullCheck(factory).explain(of(made.host, f"sha256:{'d' * 64}"))
     assert re.match(r"asked from here, without a password: .* 401 ", told), told
 
 
 def test_each_is_asked_once_and_a_registry_that_refuses_not_for_all(
-    factory: Factory,
+    factory: Project,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[str] = []
 
-    def refuse(_: Registry, repository: str, wanted: str) -> None:
+    def refuse(_: RegistryClient, repository: str, wanted: str) -> None:
         asked.append(wanted)
         raise RegistryError("registry-unreachable", "it is down")
 
-    monkeypatch.setattr(Registry, "manifest", refuse)
-    asker = PullAsker(factory)
+    monkeypatch.setattr(RegistryClient, "manifest", refuse)
+    asker = AnonymousPullCheck(factory)
     digests = [f"sha256:{number:064x}" for number in range(9)]
     told = {asker.explain(of("127.0.0.1:1", digest)) for digest in [*digests, *digests]}
     assert told == {"asked from here, without a password: it is down"}
-    assert asked == digests[:MOST_REFUSED]
+    assert asked == digests[:MAX_REJECTED]
 
 
-def test_a_file_has_no_registry(factory: Factory) -> None:
+def test_a_file_has_no_registry(factory: Project) -> None:
     one = node()
     file = replace(one, image=replace(one.image, kind=ImageKind.SIF, address="/shared/tiny.sif"))
-    assert PullAsker(factory).explain(file) == ""
+    assert AnonymousPullCheck(factory).explain(file) == ""

@@ -6,18 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from imagefactory.actions.definition import define_target, hold_to_layer_lock, layers_state, promised_image
+from imagefactory.actions.definition import define_target, layers_state, promised_image, verify_layer_lock
 from imagefactory.actions.locked import orphans
-from imagefactory.actions.transfer import PushOptions, made_from, push_target
+from imagefactory.actions.transfer import PushOptions, inputs_digest, push_target
 from imagefactory.errors import EXIT_LOCK, EXIT_OK, EXIT_STALE, BuildError, LockError
 from imagefactory.lock.layers import layers_path, write_layer_lock
 from imagefactory.model import Target
-from imagefactory.oci.candidates import MADE_FROM, read_records
-from imagefactory.oci.graph import Place
+from imagefactory.oci.candidates import INPUTS_LABEL, read_records
+from imagefactory.oci.graph import StoreRepository
 from imagefactory.oci.manifests import Image
-from imagefactory.oci.registry.client import Registry
+from imagefactory.oci.registry.client import RegistryClient
 from imagefactory.progress import QUIET
-from imagefactory.project import Factory, read_factory
+from imagefactory.project import Project, load_project
 from tests.made.command import run, say
 from tests.made.layer_locks import BYTES, LAYERS, MADE_WITH, TITLES, put_layer_lock
 from tests.made.registry import RegistryMadeHere
@@ -27,7 +27,7 @@ OPTIONS = PushOptions(now=NOW)
 
 
 @pytest.fixture
-def promised(factory: Factory, target: Target) -> Image:
+def promised(factory: Project, target: Target) -> Image:
     """The image that a layer lock tells of a target which nobody has built here."""
     put_layer_lock(factory, target)
     image = promised_image(factory, target)
@@ -35,7 +35,7 @@ def promised(factory: Factory, target: Target) -> Image:
     return image
 
 
-def push(factory: Factory, target: Target, registry: RegistryMadeHere) -> str:
+def push(factory: Project, target: Target, registry: RegistryMadeHere) -> str:
     return push_target(factory, target, replace(OPTIONS, registry=registry.host), QUIET).reference.digest
 
 
@@ -47,7 +47,7 @@ def fill(registry: RegistryMadeHere, repository: str, titles: tuple[str, ...] = 
 
 
 def test_a_machine_that_made_nothing_pushes_three_documents(
-    factory: Factory, target: Target, promised: Image, registry: RegistryMadeHere
+    factory: Project, target: Target, promised: Image, registry: RegistryMadeHere
 ) -> None:
     fill(registry, "pytorch")
     assert push(factory, target, registry) == promised.digest
@@ -57,15 +57,17 @@ def test_a_machine_that_made_nothing_pushes_three_documents(
     assert promised.config in there.blobs
     assert registry.bytes_in < 20_000 < sum(map(len, BYTES.values()))
     assert registry.count["PUT upload"] == 2  # the config, and the empty blob of the record
-    records = read_records(Place(store=Registry(registry.host), repository="pytorch"), promised.digest)
-    assert [row[MADE_FROM] for row in records] == [made_from(factory, target)]
+    records = read_records(
+        StoreRepository(store=RegistryClient(registry.host), repository="pytorch"), promised.digest
+    )
+    assert [row[INPUTS_LABEL] for row in records] == [inputs_digest(factory, target)]
     registry.log.clear()
     assert push(factory, target, registry) == promised.digest
     assert [str(one) for one in registry.log] == ["GET manifest"] * 2
 
 
 def test_where_the_image_is_there_already_nothing_else_is_asked(
-    factory: Factory, target: Target, promised: Image, registry: RegistryMadeHere
+    factory: Project, target: Target, promised: Image, registry: RegistryMadeHere
 ) -> None:
     fill(registry, "pytorch")
     push(factory, target, registry)
@@ -76,21 +78,21 @@ def test_where_the_image_is_there_already_nothing_else_is_asked(
 
 
 def test_layers_of_another_familys_repository_are_mounted(
-    factory: Factory, target: Target, promised: Image, registry: RegistryMadeHere
+    factory: Project, target: Target, promised: Image, registry: RegistryMadeHere
 ) -> None:
     root = factory.settings.root_path
     (root / "recipes" / "other.yaml").write_text(
         (root / "recipes" / "pytorch.yaml").read_text().replace("family: pytorch", "family: other", 1)
     )
     fill(registry, "other")
-    both = read_factory(factory.settings, factory.environ)
+    both = load_project(factory.settings, factory.environ)
     assert push(both, target, registry) == promised.digest
     assert set(BYTES) <= registry.find("pytorch").blobs
     assert registry.bytes_in < 20_000
 
 
 def test_layers_that_no_repository_has_are_told_and_nothing_is_tagged(
-    factory: Factory, target: Target, promised: Image, registry: RegistryMadeHere
+    factory: Project, target: Target, promised: Image, registry: RegistryMadeHere
 ) -> None:
     fill(registry, "pytorch", ("debian-12", "bucket 0"))
     with pytest.raises(BuildError) as caught:
@@ -102,7 +104,7 @@ def test_layers_that_no_repository_has_are_told_and_nothing_is_tagged(
 
 
 def test_what_has_no_layer_lock_or_a_stale_one_is_not_built(
-    factory: Factory, target: Target, registry: RegistryMadeHere
+    factory: Project, target: Target, registry: RegistryMadeHere
 ) -> None:
     assert layers_state(factory, target) == ""
     lock = put_layer_lock(factory, target)
@@ -119,13 +121,13 @@ def test_what_has_no_layer_lock_or_a_stale_one_is_not_built(
         push(factory, target, registry)
 
 
-def test_what_is_made_is_held_to_the_layer_lock(factory: Factory, target: Target, promised: Image) -> None:
+def test_what_is_made_is_held_to_the_layer_lock(factory: Project, target: Target, promised: Image) -> None:
     definition = define_target(factory, target)
-    hold_to_layer_lock(factory, definition, promised, MADE_WITH)
+    verify_layer_lock(factory, definition, promised, MADE_WITH)
     another = replace(LAYERS[2], diff_id=f"sha256:{'3' * 64}")
     wrong = replace(promised, layers=(*LAYERS[:2], another, LAYERS[3]))
     with pytest.raises(LockError, match=r"layers.txt:10: 'torch 2.3.1' .* sha256:33") as caught:
-        hold_to_layer_lock(factory, definition, wrong, MADE_WITH)
+        verify_layer_lock(factory, definition, wrong, MADE_WITH)
     assert caught.value.code == "layer-lock-mismatch"
     assert f"imagefactory lock --check --deep {target.name}" in caught.value.hint
 
@@ -139,17 +141,17 @@ def test_what_is_made_is_held_to_the_layer_lock(factory: Factory, target: Target
     ],
 )
 def test_what_another_lock_or_tool_made_is_told_and_not_held_to(
-    factory: Factory, target: Target, promised: Image, changes: dict[str, str], words: str
+    factory: Project, target: Target, promised: Image, changes: dict[str, str], words: str
 ) -> None:
     write_layer_lock(factory.lock_folder, replace(put_layer_lock(factory, target), **changes))  # type: ignore[arg-type]
     told: list[str] = []
     other = replace(promised, layers=LAYERS[:1])
-    hold_to_layer_lock(replace(factory, tell=told.append), define_target(factory, target), other, MADE_WITH)
+    verify_layer_lock(replace(factory, tell=told.append), define_target(factory, target), other, MADE_WITH)
     assert words in told[0]
 
 
 def test_a_check_of_locks_tells_of_stale_layer_locks(
-    factory: Factory, target: Target, promised: Image, capsys: pytest.CaptureFixture[str]
+    factory: Project, target: Target, promised: Image, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = str(factory.settings.root_path)
     assert run("-C", root, "lock", "--check", target.name) == EXIT_OK
@@ -166,14 +168,14 @@ def test_a_check_of_locks_tells_of_stale_layer_locks(
 
 
 def test_the_digest_is_shown_before_anything_is_built(
-    factory: Factory, target: Target, promised: Image, capsys: pytest.CaptureFixture[str]
+    factory: Project, target: Target, promised: Image, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = str(factory.settings.root_path)
     assert run("-C", root, "show", target.name) == EXIT_OK
     assert promised.digest in capsys.readouterr().out
 
 
-def test_a_layer_lock_of_no_target_is_an_orphan(factory: Factory, target: Target, promised: Image) -> None:
+def test_a_layer_lock_of_no_target_is_an_orphan(factory: Project, target: Target, promised: Image) -> None:
     path = layers_path(factory.lock_folder, target.name)
     assert path not in orphans(factory)
     gone = path.rename(layers_path(factory.lock_folder, "pytorch-0.9-cu80"))

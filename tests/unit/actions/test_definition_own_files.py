@@ -9,7 +9,7 @@ import pytest
 
 from imagefactory.actions.definition import find_own_files
 from imagefactory.errors import Diagnostic, RecipeError
-from imagefactory.model import FilesWanted, Where
+from imagefactory.model import FilesSpec, SourceLocation
 
 
 @pytest.fixture
@@ -23,9 +23,9 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-def wanted(*patterns: str, folder: str = "/app") -> list[FilesWanted]:
-    where = Where(file="recipes/mine.yaml", line=5, column=9)
-    return [FilesWanted(folder=folder, pattern=pattern, where=where) for pattern in patterns]
+def wanted(*patterns: str, folder: str = "/app") -> list[FilesSpec]:
+    where = SourceLocation(file="recipes/mine.yaml", line=5, column=9)
+    return [FilesSpec(folder=folder, pattern=pattern, where=where) for pattern in patterns]
 
 
 def fault(root: Path, *patterns: str, folder: str = "/app") -> Diagnostic:

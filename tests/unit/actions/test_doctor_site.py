@@ -16,21 +16,21 @@ from imagefactory.actions import doctor_site
 from imagefactory.actions.doctor import examine_for
 from imagefactory.actions.doctor_site import examine_site
 from imagefactory.doctor.facts import Diagnosis
-from imagefactory.doctor.use import works
-from imagefactory.extras.nightly.nights import keep_reserve, nights_folder, write_night
+from imagefactory.doctor.use import is_working
+from imagefactory.extras.nightly.nights import allocate_reserve, nightly_directory, write_nightly
 from imagefactory.extras.nightly.units import NAME, format_units
-from imagefactory.http import Patience
-from imagefactory.oci.graph import Place
-from imagefactory.oci.registry.client import Registry
-from imagefactory.project import Factory
+from imagefactory.http import RetryPolicy
+from imagefactory.oci.graph import StoreRepository
+from imagefactory.oci.registry.client import RegistryClient
+from imagefactory.project import Project
 from imagefactory.schedulers.pool import Inventory, PoolGpu, PoolMachine
 from imagefactory.settings.load import load_settings
 from imagefactory.trust.audit import AuditEntry, append_audit
-from imagefactory.trust.catalog import LIFE, sign_catalogue
+from imagefactory.trust.catalog import LIFE, sign_catalog
 from imagefactory.trust.invitation import Invitation, format_invitation
-from imagefactory.trust.keys import PublicKey, SigningKey, keys_folder, make_key, read_signing_key
-from imagefactory.trust.offers import publish_catalogue, publish_invitation, write_catalogue
-from imagefactory.trust.policy import Grant, format_row
+from imagefactory.trust.keys import PublicKey, SigningKey, keys_directory, make_key, read_signing_key
+from imagefactory.trust.offers import publish_catalog, publish_invitation, write_catalog
+from imagefactory.trust.policy import TrustGrant, format_row
 from tests.made.catalogue import make_catalogue
 from tests.made.command import json_of, say
 from tests.made.night import night_report
@@ -50,7 +50,7 @@ NAMES = (
 class Center:
     """A project, the machine that it is on, and its registry."""
 
-    factory: Factory
+    factory: Project
     registry: RegistryMadeHere
     machine: Path
 
@@ -68,13 +68,13 @@ class Center:
         return {**self.factory.environ, "HOME": home, "PATH": str(self.machine / "bin")}
 
     @property
-    def place(self) -> Place:
-        return Place(store=Registry(self.registry.host), repository="gpu/catalogue")
+    def place(self) -> StoreRepository:
+        return StoreRepository(store=RegistryClient(self.registry.host), repository="gpu/catalogue")
 
     def write(self, text: str = "", until: datetime = NOW + 300 * DAY, key: SigningKey | None = None) -> None:
         """The project's settings, with the key `lab` trusted until then, or another."""
         own = key or self.key
-        grant = Grant(
+        grant = TrustGrant(
             key=PublicKey(name=own.name, raw=own.public), since=(NOW - 60 * DAY).date(), until=until.date()
         )
         settings = f'registry = "{self.registry.host}/gpu"\nsite = "chtc"\n{text}\n'
@@ -82,19 +82,19 @@ class Center:
 
     @property
     def key(self) -> SigningKey:
-        folder = keys_folder(self.environ)
+        folder = keys_directory(self.environ)
         if not (folder / "lab.pem").exists():
             make_key(folder, "lab")
         return read_signing_key(folder / "lab.pem")
 
     def publish(self, made: datetime = NOW - DAY, key: SigningKey | None = None) -> bytes:
-        envelope = sign_catalogue(make_catalogue(made=made, expires=made + LIFE), key or self.key)
-        publish_catalogue(self.place, envelope, made)
+        envelope = sign_catalog(make_catalogue(made=made, expires=made + LIFE), key or self.key)
+        publish_catalog(self.place, envelope, made)
         return envelope
 
     def invite(self, key: SigningKey | None = None) -> None:
         own = key or self.key
-        grant = Grant(
+        grant = TrustGrant(
             key=PublicKey(name=own.name, raw=own.public), since=NOW.date(), until=(NOW + 9 * DAY).date()
         )
         invited = Invitation(catalogue=f"{self.registry.host}/gpu", site="chtc", sif_folder="", keys=(grant,))
@@ -115,9 +115,9 @@ class Center:
             (folder / pwd.getpwuid(os.geteuid()).pw_name).touch()
 
     def night(self, ended: datetime = NOW - timedelta(hours=9), **changes: object) -> None:
-        folder = nights_folder(self.factory.settings) / "20261127"
+        folder = nightly_directory(self.factory.settings) / "20261127"
         folder.mkdir(parents=True, exist_ok=True)
-        write_night(folder / "night.json", night_report(ended=ended, started=ended - DAY / 8, **changes))
+        write_nightly(folder / "night.json", night_report(ended=ended, started=ended - DAY / 8, **changes))
 
     def look(self, now: datetime = NOW) -> tuple[Diagnosis, ...]:
         settings = load_settings(directory=self.root, start=self.root, environ=self.environ, strict=False)
@@ -128,7 +128,7 @@ class Center:
 
 
 @pytest.fixture
-def bare(factory: Factory, registry: RegistryMadeHere, tmp_path: Path) -> Center:
+def bare(factory: Project, registry: RegistryMadeHere, tmp_path: Path) -> Center:
     (tmp_path / "bin").mkdir()
     return Center(factory, registry, tmp_path)
 
@@ -139,12 +139,12 @@ def center(bare: Center) -> Center:
     store = bare.factory.settings.store_path
     bare.factory.layout.make()
     envelope = bare.publish()
-    write_catalogue(bare.machine / "mirror.json", envelope)
+    write_catalog(bare.machine / "mirror.json", envelope)
     bare.write(f'catalogue-mirrors = "{bare.machine}/mirror.json"\n')
     bare.invite()
     bare.install("--mail", "mail -s night me")
     bare.night(broken=())
-    keep_reserve(bare.factory.settings)
+    allocate_reserve(bare.factory.settings)
     append_audit(store, [AuditEntry(action="publish", what="catalogue")], NOW)
     return bare
 
@@ -160,7 +160,7 @@ def test_a_site_with_all_of_it(center: Center) -> None:
         "push",
     }  # of this machine
     assert states["push"] == "warning"  # anyone may
-    assert works(found)
+    assert is_working(found)
     assert not center.registry.shelves.uploads  # nothing is left there
     assert center.registry.count["POST upload"] == begun
 
@@ -173,7 +173,7 @@ def test_a_fresh_project(bare: Center) -> None:
         "registry", "signing key", "trusted keys", "catalogue", "invitation", "nightly run", "last night"
     }  # fmt: skip
     assert all(one.remedy for one in found if one.state != "ok")
-    assert not works(found)
+    assert not is_working(found)
     assert not bare.registry.log
 
 
@@ -187,7 +187,7 @@ def test_an_account_that_may_not_push(center: Center, status: str) -> None:
 def test_a_registry_that_hangs_is_given_up_and_asked_nothing_more(
     center: Center, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor_site, "HURRY", Patience(attempts=1, connect=0.2, read=0.2))
+    monkeypatch.setattr(doctor_site, "HURRY", RetryPolicy(attempts=1, connect=0.2, read=0.2))
     asked: list[Asked] = []
 
     def hang(one: Asked) -> str:
@@ -233,7 +233,7 @@ def test_a_catalogue_that_another_key_signed(center: Center) -> None:
 
 def test_a_second_facilitator_need_not_sign_the_catalogue(center: Center) -> None:
     key = PublicKey(name="other", raw=STRANGER.public)
-    center.write(format_row(Grant(key=key, since=NOW.date() - DAY, until=NOW.date() + 90 * DAY)))
+    center.write(format_row(TrustGrant(key=key, since=NOW.date() - DAY, until=NOW.date() + 90 * DAY)))
     center.publish(NOW - DAY / 2, STRANGER)
     center.invite(STRANGER)
     states = center.states()
@@ -242,8 +242,8 @@ def test_a_second_facilitator_need_not_sign_the_catalogue(center: Center) -> Non
 
 def test_a_catalogue_in_a_file(bare: Center) -> None:
     key, made = bare.key, NOW - DAY
-    envelope = sign_catalogue(make_catalogue(made=made, expires=made + LIFE), key)
-    write_catalogue(bare.machine / "catalogue.json", envelope)
+    envelope = sign_catalog(make_catalogue(made=made, expires=made + LIFE), key)
+    write_catalog(bare.machine / "catalogue.json", envelope)
     bare.write(f'catalogue = "{bare.machine}/catalogue.json"')
     text = (bare.root / "imagefactory.toml").read_text().partition("\n")[2]  # without the registry
     write_settings(bare.root, text, bare.environ)
@@ -256,9 +256,9 @@ def test_mirrors(center: Center, fault: str) -> None:
     path = center.machine / "mirror.json"
     if fault == "older":
         made = NOW - 3 * DAY
-        envelope = sign_catalogue(make_catalogue(made=made, expires=made + LIFE), center.key)
+        envelope = sign_catalog(make_catalogue(made=made, expires=made + LIFE), center.key)
         path.unlink()
-        write_catalogue(path, envelope)
+        write_catalog(path, envelope)
     elif fault == "gone":
         path.unlink()
     else:
@@ -377,7 +377,7 @@ def test_a_pool_s_account(bare: Center, monkeypatch: pytest.MonkeyPatch) -> None
         ("slurm", "", "sbatch-options", "warning"),
         ("slurm", 'sbatch-options = "--account=a"', "sbatch-options", "ok"),
     ):
-        monkeypatch.setattr(doctor_site, "pool_here", lambda _, name=batch: name)
+        monkeypatch.setattr(doctor_site, "local_pool", lambda _, name=batch: name)
         bare.write()
         lines = [
             line
@@ -401,7 +401,7 @@ def test_the_command(
     assert said.code == (0 if told["good"] else 6)
 
 
-def test_a_registry_with_a_login(factory: Factory, tmp_path: Path) -> None:
+def test_a_registry_with_a_login(factory: Project, tmp_path: Path) -> None:
     with registry_made_here(Ways(auth="basic")) as registry:
         (tmp_path / "bin").mkdir()
         center = Center(factory, registry, tmp_path)

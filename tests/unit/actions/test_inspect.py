@@ -15,13 +15,13 @@ from imagefactory import errors
 from imagefactory.actions import inspect
 from imagefactory.actions.inspect import wheel_platform
 from imagefactory.gpu.amd import NO_RUNTIME, predict_amd
-from imagefactory.gpu.capability import Capability, Code, CodeKind
+from imagefactory.gpu.capability import Capability, CodeKind, GpuCode
 from imagefactory.gpu.predict import predict_all
-from imagefactory.gpu.values import Answer, Contents, Library, Modules, Package
+from imagefactory.gpu.values import Compatibility, GpuLibrary, InstalledPackage, ModuleCount, ScanResult
 from imagefactory.model import LockedWheel
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.sif import SifOrigin, keep_sif
-from imagefactory.progress import Quiet
+from imagefactory.oci.sif import SifOrigin, store_sif
+from imagefactory.progress import QuietProgress
 from imagefactory.scan.layers import LayerScan, format_scan
 from imagefactory.views.inspect import Inspection, format_inspection, library_versions
 from tests.made.command import Call
@@ -53,7 +53,7 @@ LAYERS = [
 @pytest.fixture
 def layout(tmp_path: Path) -> Layout:
     layout = Layout(tmp_path / "store")
-    with layout.in_use(Quiet()):
+    with layout.in_use(QuietProgress()):
         add_image(layout, "pytorch:2.3-cu121", LAYERS)
     return layout
 
@@ -311,16 +311,16 @@ def test_an_image_of_a_registry_is_read_through_and_remembered(
 
 
 def _push(layout: Layout, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from imagefactory.oci.graph import Place, read_graph
+    from imagefactory.oci.graph import StoreRepository, read_graph
     from imagefactory.oci.layout import LayoutStore
-    from imagefactory.oci.registry.client import Registry
+    from imagefactory.oci.registry.client import RegistryClient
     from imagefactory.oci.registry.session import RegistryOptions
-    from imagefactory.oci.transfer import Sending, send
+    from imagefactory.oci.transfer import TransferRequest, send
 
-    place = Place(store=LayoutStore(layout), repository="pytorch")
+    place = StoreRepository(store=LayoutStore(layout), repository="pytorch")
     graph = read_graph(place, "2.3-cu121")
-    store = Registry(host, RegistryOptions(plain_hosts=(host,)))
-    send(place, store, Sending(graph=graph, repository="pytorch", tags=("2.3",)), Quiet())
+    store = RegistryClient(host, RegistryOptions(plain_hosts=(host,)))
+    send(place, store, TransferRequest(graph=graph, repository="pytorch", tags=("2.3",)), QuietProgress())
 
 
 def _blobs_read(registry: RegistryMadeHere) -> int:
@@ -333,9 +333,9 @@ def test_a_sif_is_told_by_the_image_it_was_made_from(call: Call, layout: Layout,
     subject = layout.manifest(image.manifest)
     assert subject is not None
     (layout.tmp / "made.sif").write_bytes(sif())
-    with layout.in_use(Quiet()):
+    with layout.in_use(QuietProgress()):
         origin = SifOrigin(target="pytorch-2.3-cu121", compression="fast", subject=subject[0])
-        keep_sif(layout, layout.tmp / "made.sif", origin)
+        store_sif(layout, layout.tmp / "made.sif", origin)
     copy = tmp_path / "here" / "any.sif"
     copy.write_bytes(sif())
     said = call("any.sif")
@@ -382,7 +382,9 @@ def test_packages_of_the_cache_are_scanned_once(tmp_path: Path, monkeypatch: pyt
 def test_little_known_decides_nothing() -> None:
     """A cache with numpy alone must not make a target one for the CPU."""
     torch = LockedWheel(name="torch", version="2.3.1", filename="t.whl", sha256="0" * 64, size=700_000_000)
-    nothing = Contents(source="x", libraries=(), packages=(Package(name="torch", version="2.3.1"),))
+    nothing = ScanResult(
+        source="x", libraries=(), packages=(InstalledPackage(name="torch", version="2.3.1"),)
+    )
     assert not inspect._answers(nothing, [torch])
     assert inspect._answers(nothing, [])
 
@@ -390,27 +392,27 @@ def test_little_known_decides_nothing() -> None:
 # --- drawing ---------------------------------------------------------------------------------------
 
 
-def answer_of(contents: Contents, target: str) -> tuple[Answer, str]:
+def answer_of(contents: ScanResult, target: str) -> tuple[Compatibility, str]:
     predicted = predict_amd(contents, target)
     return predicted.answer, predicted.reason
 
 
-def amd(path: str, *processors: str) -> Library:
-    codes = tuple(Code(CodeKind.AMD, None, processor=one) for one in processors)
-    return Library(path=path, size=1, modules=(Modules(codes=codes, count=3),))
+def amd(path: str, *processors: str) -> GpuLibrary:
+    codes = tuple(GpuCode(CodeKind.AMD, None, processor=one) for one in processors)
+    return GpuLibrary(path=path, size=1, modules=(ModuleCount(codes=codes, count=3),))
 
 
 def test_files_for_one_gpu_of_amd_lack_nothing() -> None:
     """rocBLAS has hundreds, each for one processor, and loads those that fit."""
     objects = (amd("rocblas/library/x_gfx90a.co", "gfx90a"), amd("rocblas/library/x_gfx942.hsaco", "gfx942"))
-    contents = Contents(source="x", libraries=(amd("lib/a.so", "gfx90a", "gfx942"), *objects))
+    contents = ScanResult(source="x", libraries=(amd("lib/a.so", "gfx90a", "gfx942"), *objects))
     assert answer_of(contents, "gfx90a") == (
-        Answer.YES,
+        Compatibility.YES,
         f"all 2 libraries with code for AMD's GPUs have it for gfx90a{NO_RUNTIME}",
     )
-    alone = Contents(source="x", libraries=objects)
-    assert answer_of(alone, "gfx942") == (Answer.YES, "1 of its 2 code objects is for gfx942")
-    assert answer_of(alone, "gfx1100") == (Answer.NO, "no code for gfx1100, only for gfx90a, gfx942")
+    alone = ScanResult(source="x", libraries=objects)
+    assert answer_of(alone, "gfx942") == (Compatibility.YES, "1 of its 2 code objects is for gfx942")
+    assert answer_of(alone, "gfx1100") == (Compatibility.NO, "no code for gfx1100, only for gfx90a, gfx942")
     text = format_inspection(
         Inspection(name="x", how="scan", digest="", contents=contents, predictions=predict_all(contents))
     )
@@ -419,7 +421,7 @@ def test_files_for_one_gpu_of_amd_lack_nothing() -> None:
 
 
 def test_amd_has_a_table_of_its_own() -> None:
-    contents = Contents(
+    contents = ScanResult(
         source="x", libraries=(amd("lib/a.so", "gfx90a:xnack-", "gfx942"), amd("lib/b.so", "gfx942"))
     )
     text = format_inspection(
@@ -430,17 +432,17 @@ def test_amd_has_a_table_of_its_own() -> None:
     told = Inspection(name="x", how="scan", digest="", contents=whole, predictions=())
     assert "ROCm" not in format_inspection(told)
     assert ["LIBRARY", "gfx90a", "gfx942"] in [line.split() for line in text.splitlines()]
-    assert answer_of(contents, "gfx942")[0] is Answer.YES
-    assert answer_of(contents, "gfx90a:xnack-")[0] is Answer.PARTLY
-    assert answer_of(contents, "gfx1100")[0] is Answer.NO
+    assert answer_of(contents, "gfx942")[0] is Compatibility.YES
+    assert answer_of(contents, "gfx90a:xnack-")[0] is Compatibility.PARTLY
+    assert answer_of(contents, "gfx1100")[0] is Compatibility.NO
 
 
 def test_versions_come_from_packages_then_from_names() -> None:
     packages = (
-        Package(name="libcublas", version="12.4.5.8"),
-        Package(name="nvidia-cudnn-cu12", version="9.1.0.70"),
+        InstalledPackage(name="libcublas", version="12.4.5.8"),
+        InstalledPackage(name="nvidia-cudnn-cu12", version="9.1.0.70"),
     )
-    contents = Contents(
+    contents = ScanResult(
         source="x",
         libraries=(),
         packages=packages,
@@ -450,12 +452,12 @@ def test_versions_come_from_packages_then_from_names() -> None:
 
 
 def test_files_of_one_name_are_told_apart() -> None:
-    one = Modules(codes=(Code(CodeKind.SASS, Capability(8, 0)),), count=1)
-    contents = Contents(
+    one = ModuleCount(codes=(GpuCode(CodeKind.SASS, Capability(8, 0)),), count=1)
+    contents = ScanResult(
         source="x",
         libraries=(
-            Library(path="a/lib/x.so", size=1, modules=(one,)),
-            Library(path="b/lib/x.so", size=1, modules=(one,), damage="at 0x40: cut"),
+            GpuLibrary(path="a/lib/x.so", size=1, modules=(one,)),
+            GpuLibrary(path="b/lib/x.so", size=1, modules=(one,), damage="at 0x40: cut"),
         ),
     )
     text = format_inspection(

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.oci.graph import Place
-from imagefactory.oci.registry.client import Registry
-from imagefactory.trust.catalog import LIFE, sign_catalogue
+from imagefactory.oci.graph import StoreRepository
+from imagefactory.oci.registry.client import RegistryClient
+from imagefactory.trust.catalog import LIFE, sign_catalog
 from imagefactory.trust.invitation import fingerprint
 from imagefactory.trust.keys import PublicKey
-from imagefactory.trust.offers import publish_catalogue
-from imagefactory.trust.policy import Grant, format_row
+from imagefactory.trust.offers import publish_catalog
+from imagefactory.trust.policy import TrustGrant, format_row
 from tests.made.catalogue import make_catalogue
 from tests.made.command import Said, json_of, say
 from tests.made.registry import RegistryMadeHere
@@ -29,7 +29,7 @@ NOW = datetime.now(UTC).replace(microsecond=0)
 def row(raw: bytes) -> str:
     today = NOW.date()
     since, until = today - timedelta(days=9), today + timedelta(days=99)
-    return format_row(Grant(key=PublicKey(name="lab", raw=raw), since=since, until=until))
+    return format_row(TrustGrant(key=PublicKey(name="lab", raw=raw), since=since, until=until))
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,10 @@ class Site:
     def join(self, *arguments: str, answer: str | None = None, code: int = 0) -> Said:
         """As a person in an empty folder; at a terminal where there is an answer."""
         if answer is not None:
-            self.monkeypatch.setattr("imagefactory.cli.join.at_terminal", lambda: True)
+            self.monkeypatch.setattr("imagefactory.cli.join.is_terminal", lambda: True)
             self.monkeypatch.setattr("sys.stdin", io.StringIO(answer))
         else:
-            self.monkeypatch.setattr("imagefactory.cli.join.at_terminal", lambda: False)
+            self.monkeypatch.setattr("imagefactory.cli.join.is_terminal", lambda: False)
         return self._say("join", *arguments, code=code)
 
     def _say(self, *arguments: str, code: int) -> Said:
@@ -92,8 +92,8 @@ def site(
 def test_a_file_is_joined_once(site: Site) -> None:
     made = datetime.now(UTC) - timedelta(minutes=1)
     catalogue = make_catalogue(made=made.replace(microsecond=0), expires=made.replace(microsecond=0) + LIFE)
-    place = Place(store=Registry(site.registry.host), repository="gpu/catalogue")
-    publish_catalogue(place, sign_catalogue(catalogue, LAB), catalogue.made)
+    place = StoreRepository(store=RegistryClient(site.registry.host), repository="gpu/catalogue")
+    publish_catalog(place, sign_catalog(catalogue, LAB), catalogue.made)
     file = str(site.folder / "invitation.toml")
     said = site.invite()
     assert fingerprint(LAB.keyid) in said.out

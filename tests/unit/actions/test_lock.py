@@ -16,16 +16,16 @@ import pytest
 import yaml
 
 from imagefactory.actions import lock as stages_lock
-from imagefactory.actions.lock import Relock, has_wheels, solve_target
+from imagefactory.actions.lock import LockResult, has_wheels, solve_target
 from imagefactory.errors import UnsolvableError
-from imagefactory.lock import Behind, LockRequest
+from imagefactory.lock import LockRequest, OutdatedPackage
 from imagefactory.lock.conda import by_conda_lock
 from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.files import WHEELS, format_lock_files, read_lock, write_lock
 from imagefactory.lock.pypi.index import IndexFile
-from imagefactory.lock.pypi.question import Pins
+from imagefactory.lock.pypi.question import PinnedVersions
 from imagefactory.model import Lock, LockedWheel
-from imagefactory.progress import Progress, Quiet
+from imagefactory.progress import Progress, QuietProgress
 from imagefactory.views.images import format_relock
 from tests.made.conda_lock import LOCK, TARGET
 from tests.made.place import Place, make_place
@@ -118,7 +118,7 @@ def test_packages_that_come_from_elsewhere_are_told() -> None:
     after = replace(
         LOCK, conda=tuple(one for one in LOCK.conda if one.name != "pip"), wheels=(wheel,), note="tried"
     )
-    lines = format_relock(Relock(target=TARGET, before=LOCK, after=after)).splitlines()
+    lines = format_relock(LockResult(target=TARGET, before=LOCK, after=after)).splitlines()
     assert lines[1:] == ["  + pip 25.0", "  - pip 24.0 (pyhd8ed1ab_0)", "  note: tried"]
 
 
@@ -398,12 +398,12 @@ class OldLocker:
     """Solves to one lock, of which `behind` is far behind."""
 
     lock_made: Lock
-    found: Behind
+    found: OutdatedPackage
 
     def lock(self, request: LockRequest, progress: Progress) -> Lock:
         return self.lock_made
 
-    def behind(self, request: LockRequest, lock: Lock, progress: Progress) -> tuple[Behind, ...]:
+    def behind(self, request: LockRequest, lock: Lock, progress: Progress) -> tuple[OutdatedPackage, ...]:
         return (self.found,)
 
 
@@ -442,7 +442,7 @@ def test_an_old_release_of_what_the_recipe_names_stops_its_lock(
     assert made
     for path in place.factory.lock_folder.glob("tiny-*"):
         path.unlink()
-    old = Behind(
+    old = OutdatedPackage(
         name="demo", locked="0.9", newest="1.3", reason="no wheel of demo", accept="demo<1", asked=True
     )
     said = "demo 0.9, where 1.3 is the newest: no wheel of demo"
@@ -465,7 +465,7 @@ def test_an_old_release_of_what_the_recipe_names_stops_its_lock(
     code, out, _ = place.call("lock", "tiny-*", "--json")
     assert (code, json.loads(out)["results"][0]["behind"]) == (0, [asdict(below)])
     assert format_relock(
-        Relock(target=place.factory.targets[0], before=None, after=made, behind=(below,))
+        LockResult(target=place.factory.targets[0], before=None, after=made, behind=(below,))
     ) == (f"tiny-2.3-cu121: locked 4 packages, 4.0 kB\n  ! {said}")
 
 
@@ -537,10 +537,12 @@ def test_a_solve_writes_nothing_and_names_extras_that_are_not_there(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Solver:
-        def versions(self, *_: object, declared: bool) -> Pins:
-            return Pins(lines=("einops==0.8.0",), lacking=() if declared else (("einops", "nothing"),))
+        def versions(self, *_: object, declared: bool) -> PinnedVersions:
+            return PinnedVersions(
+                lines=("einops==0.8.0",), lacking=() if declared else (("einops", "nothing"),)
+            )
 
-    class Notes(Quiet):
+    class Notes(QuietProgress):
         def note(self, text: str) -> None:
             noted.append(text)
 

@@ -17,7 +17,7 @@ from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.files import write_lock
 from imagefactory.model import Lock, Target
 from imagefactory.progress import QUIET
-from imagefactory.project import Factory, read_factory
+from imagefactory.project import Project, load_project
 from imagefactory.settings.load import load_settings
 from tests.made.wheels import locked, make_wheel
 
@@ -38,15 +38,15 @@ def wheel(root: Path) -> Path:
 
 
 @pytest.fixture
-def made(root: Path, wheel: Path) -> tuple[Factory, Target]:
+def made(root: Path, wheel: Path) -> tuple[Project, Target]:
     settings = load_settings(directory=root, start=root, environ={"HOME": str(root)})
-    factory = read_factory(settings, {})
+    factory = load_project(settings, {})
     (target,) = (one for one in factory.targets if one.family == "lab")
     write_lock(factory.lock_folder, lock_of(factory, target, wheel))
     return factory, target
 
 
-def lock_of(factory: Factory, target: Target, wheel: Path) -> Lock:
+def lock_of(factory: Project, target: Target, wheel: Path) -> Lock:
     below = factory.target_below(target)
     assert below
     under = require_lock(factory, below)
@@ -57,7 +57,7 @@ def lock_of(factory: Factory, target: Target, wheel: Path) -> Lock:
     )
 
 
-def test_it_is_rendered_with_a_copy(made: tuple[Factory, Target], wheel: Path, root: Path) -> None:
+def test_it_is_rendered_with_a_copy(made: tuple[Project, Target], wheel: Path, root: Path) -> None:
     factory, target = made
     assert lock_state(factory, target) == "ok"
     assert write_definition(factory, target)
@@ -67,7 +67,7 @@ def test_it_is_rendered_with_a_copy(made: tuple[Factory, Target], wheel: Path, r
 
 
 def test_a_changed_file_makes_the_lock_stale_and_is_locked_anew(
-    made: tuple[Factory, Target], wheel: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+    made: tuple[Project, Target], wheel: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     factory, target = made
     before = require_lock(factory, target)
@@ -94,13 +94,13 @@ def test_a_changed_file_makes_the_lock_stale_and_is_locked_anew(
     assert caught.value.code == "lock-outdated"
 
 
-def test_a_copy_of_the_locks_to_watch_has_the_wheels(made: tuple[Factory, Target]) -> None:
+def test_a_copy_of_the_locks_to_watch_has_the_wheels(made: tuple[Project, Target]) -> None:
     factory, target = made
     with _copied(factory) as copy:
         assert lock_state(copy, target) == "ok"
 
 
-def test_a_target_with_sources_is_to_build(made: tuple[Factory, Target]) -> None:
+def test_a_target_with_sources_is_to_build(made: tuple[Project, Target]) -> None:
     factory, locked_target = made
     target = replace(locked_target, sources=("./src/lab",))
     assert lock_state(factory, target) == TO_BUILD

@@ -11,7 +11,7 @@ import pytest
 
 from imagefactory.actions import lock as stages_lock
 from imagefactory.errors import UnsolvableError
-from imagefactory.lock import Behind, LockRequest
+from imagefactory.lock import LockRequest, OutdatedPackage
 from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.files import read_lock
 from imagefactory.model import Lock
@@ -43,7 +43,7 @@ class Locker:
         decided = content_hash(target, request.base, request.under)
         return replace(held, target=target.name, content_hash=decided, wheels=wheels)
 
-    def behind(self, request: LockRequest, lock: Lock, progress: Progress) -> tuple[Behind, ...]:
+    def behind(self, request: LockRequest, lock: Lock, progress: Progress) -> tuple[OutdatedPackage, ...]:
         return ()
 
 

@@ -16,7 +16,7 @@ import yaml
 
 from imagefactory import __version__, errors
 from imagefactory.actions import new_project
-from imagefactory.actions.new_project import SOURCE, Source, find_source
+from imagefactory.actions.new_project import SOURCE, ImagefactorySource, find_source
 from imagefactory.errors import UsageError
 from imagefactory.settings.load import SHIPPED
 from tests.made.command import Call
@@ -36,7 +36,9 @@ GITLAB = [".gitlab-ci.yml", ".gitlab/README.md"]
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder, and an imagefactory whose commit is known."""
-    monkeypatch.setattr(new_project, "find_source", lambda package: Source(url=URL, commit=COMMIT))
+    monkeypatch.setattr(
+        new_project, "find_source", lambda package: ImagefactorySource(url=URL, commit=COMMIT)
+    )
     folder = tmp_path / "here"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -155,7 +157,7 @@ def test_release_records_where_a_release_comes_from(tmp_path: Path) -> None:
     }
     command = ["bash", "-e", "-c", scripts[at]]
     subprocess.run(command, cwd=package.parent, env=environ, check=True)
-    assert find_source(package) == Source(url=URL, commit=COMMIT)
+    assert find_source(package) == ImagefactorySource(url=URL, commit=COMMIT)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +179,7 @@ def test_an_address_of_a_repository_is_read_without_passwords(tmp_path: Path, ur
     package = package_of(tmp_path)
     (package / SOURCE).write_text(json.dumps({"url": url, "commit": COMMIT}))
     if found:
-        assert find_source(package) == Source(url=found, commit=COMMIT)
+        assert find_source(package) == ImagefactorySource(url=found, commit=COMMIT)
     else:
         with pytest.raises(UsageError) as caught:
             find_source(package)
@@ -203,7 +205,9 @@ def test_a_clone_is_pinned_to_a_commit_that_its_origin_has(tmp_path: Path) -> No
         find_source(package)
     assert caught.value.code == "commit-not-pushed"
     git("update-ref", "refs/remotes/origin/main", "HEAD")
-    assert find_source(package) == Source(url="https://github.com/lab/tool", commit=git("rev-parse", "HEAD"))
+    assert find_source(package) == ImagefactorySource(
+        url="https://github.com/lab/tool", commit=git("rev-parse", "HEAD")
+    )
     git("commit", "-q", "--allow-empty", "-m", "two")
     with pytest.raises(UsageError, match=git("rev-parse", "HEAD")[:12]) as caught:
         find_source(package)
@@ -228,7 +232,7 @@ def test_pip_records_what_it_installed_from_a_repository(
 
     monkeypatch.setattr(new_project, "distribution", lambda name: Installed())
     if commit:
-        assert find_source(package_of(tmp_path)) == Source(url=URL, commit=commit)
+        assert find_source(package_of(tmp_path)) == ImagefactorySource(url=URL, commit=commit)
     else:
         with pytest.raises(UsageError):
             find_source(package_of(tmp_path))
@@ -249,7 +253,7 @@ def no_distribution(name: str) -> None:
 
 
 def test_github_cannot_call_what_gitlab_has(call: Call, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mirror = Source(url="https://gitlab.example.org/a/b/tool", commit=COMMIT)
+    mirror = ImagefactorySource(url="https://gitlab.example.org/a/b/tool", commit=COMMIT)
     monkeypatch.setattr(new_project, "find_source", lambda package: mirror)
     assert call("init", "--github", root=None).code == errors.EXIT_USAGE
     assert list(here.iterdir()) == []
@@ -446,7 +450,9 @@ def test_gitlab_sets_up_the_commit_that_is_pinned(
     script = f"git init -q && git add . && {GIT} commit -q -m one && git rev-parse HEAD"
     done = subprocess.run(["bash", "-ec", script], cwd=origin, capture_output=True, text=True, check=True)
     monkeypatch.setattr(
-        new_project, "find_source", lambda package: Source(url=str(origin), commit=done.stdout.strip())
+        new_project,
+        "find_source",
+        lambda package: ImagefactorySource(url=str(origin), commit=done.stdout.strip()),
     )
     call("init", "--gitlab", root=None)
     (origin / "setup.sh").write_text("exit 1\n")
@@ -466,5 +472,5 @@ GIT = "git -c user.name=a -c user.email=a@example.org"
 
 
 def test_what_ships_is_what_is_written() -> None:
-    wanted = {name for row in new_project.NIGHTS.values() for name in row.values()}
+    wanted = {name for row in new_project.NIGHTLY_FILES.values() for name in row.values()}
     assert {path.name for path in (SHIPPED / "nights").iterdir()} == wanted

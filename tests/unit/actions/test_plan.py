@@ -10,36 +10,36 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.actions.plan import Asking, read_stages
+from imagefactory.actions.plan import PlanLookup, read_stages
 from imagefactory.actions.transfer import PushOptions, explain_no_candidate, push_target
 from imagefactory.build.base import image as base_image
 from imagefactory.gpu.capability import Capability
-from imagefactory.gpu.values import Package
+from imagefactory.gpu.values import InstalledPackage
 from imagefactory.lock.debian.lock import read_base_lock
 from imagefactory.matrix.plan import CellState, PlanGpu, PlanInput, TargetStatus, make_plan
 from imagefactory.model import Target
 from imagefactory.oci.artifacts import put_artifact
 from imagefactory.oci.candidates import (
     CREATED,
-    MADE_FROM,
+    INPUTS_LABEL,
     PUSHED_TYPE,
     RECORD_MAC,
     REVOCATION_TYPE,
     read_pushed,
     read_records,
 )
-from imagefactory.oci.graph import Place, make_artifact, read_manifest
+from imagefactory.oci.graph import StoreRepository, make_artifact, read_manifest
 from imagefactory.oci.layout import Layout, LayoutStore, reference
-from imagefactory.oci.registry.client import Registry
-from imagefactory.progress import Quiet
-from imagefactory.project import Factory
+from imagefactory.oci.registry.client import RegistryClient
+from imagefactory.progress import QuietProgress
+from imagefactory.project import Project
 from imagefactory.scan.findings import FileFinding
 from imagefactory.scan.layers import RECORDS, LayerScan, format_scan
-from imagefactory.settings.load import LEDGER_KEY
-from imagefactory.trust.attached import Statement, attach, read_subject
-from imagefactory.trust.judgement import Withdrawal, sign_revocation
-from imagefactory.trust.verdict import Standing
-from imagefactory.verify.kits import program_sum
+from imagefactory.settings.load import NONCE_STORE_KEY
+from imagefactory.trust.attached import SignedStatement, attach, read_subject
+from imagefactory.trust.judgement import RevocationRequest, sign_revocation
+from imagefactory.trust.verdict import VerdictStatus
+from imagefactory.verify.kits import program_checksum
 from tests.made.command import Call
 from tests.made.factory import NAME
 from tests.made.layout import add_image
@@ -49,26 +49,26 @@ from tests.made.trusted import trust
 from tests.made.verdicts import LAB, NOW
 
 
-def stage(factory: Factory, target: Target, registry: str = "") -> TargetStatus:
-    (found,) = read_stages(factory, [target], Asking(now=NOW, registry=registry))
+def stage(factory: Project, target: Target, registry: str = "") -> TargetStatus:
+    (found,) = read_stages(factory, [target], PlanLookup(now=NOW, registry=registry))
     return found
 
 
-def test_an_empty_store_is_looked_at_and_not_made(factory: Factory, target: Target) -> None:
+def test_an_empty_store_is_looked_at_and_not_made(factory: Project, target: Target) -> None:
     found = stage(factory, target)
     assert (found.missing, found.block, found.image) == ("not in the store", "", "")
     assert found.lock is not None
     assert not factory.layout.path.exists()
 
 
-def test_the_image_of_the_lock_and_the_base_is_unchanged(factory: Factory, target: Target) -> None:
+def test_the_image_of_the_lock_and_the_base_is_unchanged(factory: Project, target: Target) -> None:
     put_base(factory, target)
     digest = put_built(factory, target)
     found = stage(factory, target)
     assert (found.missing, found.image) == ("", digest)
 
 
-def test_what_was_scanned_of_the_image_is_the_evidence(factory: Factory, target: Target) -> None:
+def test_what_was_scanned_of_the_image_is_the_evidence(factory: Project, target: Target) -> None:
     put_base(factory, target)
     put_built(factory, target)
     layout = factory.layout
@@ -76,7 +76,7 @@ def test_what_was_scanned_of_the_image_is_the_evidence(factory: Factory, target:
     image = layout.image(reference(target))
     assert image is not None
     (layer,) = image.layers
-    package = Package(name="torch", version="2.3.1")
+    package = InstalledPackage(name="torch", version="2.3.1")
     scan = LayerScan(found=(FileFinding(path="torch-2.3.1.dist-info", package=package),))
     layout.record(RECORDS, layout.blob_path(layer.descriptor.digest).name, format_scan(scan))
     contents = stage(factory, target).evidence.contents
@@ -85,14 +85,14 @@ def test_what_was_scanned_of_the_image_is_the_evidence(factory: Factory, target:
 
 
 def test_an_image_of_something_else_under_the_targets_name_is_built_anew(
-    factory: Factory, target: Target
+    factory: Project, target: Target
 ) -> None:
     put_base(factory, target)
     add_image(factory.layout, reference(target), [b"another"])
     assert stage(factory, target).missing == "the image in the store is not what assemble makes of the lock"
 
 
-def test_a_lost_layer_is_built_anew(factory: Factory, target: Target) -> None:
+def test_a_lost_layer_is_built_anew(factory: Project, target: Target) -> None:
     put_base(factory, target)
     put_built(factory, target)
     layout = factory.layout
@@ -100,7 +100,7 @@ def test_a_lost_layer_is_built_anew(factory: Factory, target: Target) -> None:
     assert stage(factory, target).missing
 
 
-def test_a_base_that_moved_on_changes_its_images(factory: Factory, target: Target) -> None:
+def test_a_base_that_moved_on_changes_its_images(factory: Project, target: Target) -> None:
     put_base(factory, target)
     put_built(factory, target)
     path = factory.base_lock_path(factory.base_of(target))
@@ -111,7 +111,7 @@ def test_a_base_that_moved_on_changes_its_images(factory: Factory, target: Targe
     assert stage(factory, target).missing == "the image in the store is not what assemble makes of the lock"
 
 
-def test_a_base_that_was_made_anew_changes_its_images(factory: Factory, target: Target) -> None:
+def test_a_base_that_was_made_anew_changes_its_images(factory: Project, target: Target) -> None:
     put_base(factory, target)
     put_built(factory, target)
     put_base(factory, target, b"another")
@@ -119,7 +119,7 @@ def test_a_base_that_was_made_anew_changes_its_images(factory: Factory, target: 
 
 
 def test_a_light_install_says_that_it_cannot_compare(
-    factory: Factory, target: Target, monkeypatch: pytest.MonkeyPatch
+    factory: Project, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_image(factory.layout, reference(target), [b"pulled"])
 
@@ -132,14 +132,14 @@ def test_a_light_install_says_that_it_cannot_compare(
     assert not found.block
 
 
-def test_a_base_without_a_lock_blocks(factory: Factory, target: Target) -> None:
+def test_a_base_without_a_lock_blocks(factory: Project, target: Target) -> None:
     factory.base_lock_path(factory.base_of(target)).unlink()
     found = stage(factory, target)
     assert found.block == f"the lock of base {target.base}: none"
     assert found.hint == f"imagefactory lock base:{target.base}"
 
 
-def test_a_stale_lock_blocks(factory: Factory, target: Target) -> None:
+def test_a_stale_lock_blocks(factory: Project, target: Target) -> None:
     stale = replace(target, requirements=(*target.requirements, "six"))
     found = stage(factory, stale)
     assert "is outdated" in found.block
@@ -147,7 +147,7 @@ def test_a_stale_lock_blocks(factory: Factory, target: Target) -> None:
     assert found.hint == f"imagefactory lock {NAME}"
 
 
-def test_layouts_of_others_are_not_touched(factory: Factory, target: Target) -> None:
+def test_layouts_of_others_are_not_touched(factory: Project, target: Target) -> None:
     put_base(factory, target)
     before = sorted(factory.layout.path.rglob("*"))
     stage(factory, target)
@@ -158,7 +158,7 @@ def test_layouts_of_others_are_not_touched(factory: Factory, target: Target) -> 
 
 
 def test_an_empty_store_finds_the_candidate_of_its_lock_in_the_registry(
-    factory: Factory, target: Target, registry: RegistryMadeHere, pushed: str, tmp_path: Path
+    factory: Project, target: Target, registry: RegistryMadeHere, pushed: str, tmp_path: Path
 ) -> None:
     bare = elsewhere(factory, tmp_path)
     assert stage(bare, target).missing == "not in the store"
@@ -167,18 +167,21 @@ def test_an_empty_store_finds_the_candidate_of_its_lock_in_the_registry(
     assert found.reference == f"{registry.host}/pytorch@{pushed}"
     assert not bare.layout.path.exists()
     for key in ("", SHARED_KEY.upper()):  # anyone who may push can write a record
-        other = replace(bare, environ={**bare.environ, LEDGER_KEY: key})
+        other = replace(bare, environ={**bare.environ, NONCE_STORE_KEY: key})
         assert stage(other, target, registry.host).missing
     assert stage(factory, target, registry.host).image == pushed  # this store knows what it pushed
 
 
 def test_a_push_with_the_key_makes_an_earlier_one_count_elsewhere(
-    factory: Factory, target: Target, registry: RegistryMadeHere, tmp_path: Path
+    factory: Project, target: Target, registry: RegistryMadeHere, tmp_path: Path
 ) -> None:
     put_base(factory, target)
     index = put_built(factory, target)
-    other, place = elsewhere(factory, tmp_path), Place(store=Registry(registry.host), repository="pytorch")
-    push_target(factory, target, PushOptions(now=NOW, registry=registry.host), Quiet())
+    other, place = (
+        elsewhere(factory, tmp_path),
+        StoreRepository(store=RegistryClient(registry.host), repository="pytorch"),
+    )
+    push_target(factory, target, PushOptions(now=NOW, registry=registry.host), QuietProgress())
     assert stage(other, target, registry.host).missing
     counts = []
     for _ in range(2):
@@ -189,11 +192,11 @@ def test_a_push_with_the_key_makes_an_earlier_one_count_elsewhere(
 
 
 def test_a_record_that_speaks_of_another_image_counts_for_nothing(
-    factory: Factory, target: Target, registry: RegistryMadeHere, pushed: str, tmp_path: Path
+    factory: Project, target: Target, registry: RegistryMadeHere, pushed: str, tmp_path: Path
 ) -> None:
     """The MAC of a true record is public."""
     put_base(factory, target)
-    place = Place(store=Registry(registry.host), repository="pytorch")
+    place = StoreRepository(store=RegistryClient(registry.host), repository="pytorch")
     forged = add_image(factory.layout, reference(target), [b"made by someone else"])
     index = push(factory, target, registry)
     assert index == forged.digest != pushed
@@ -202,11 +205,11 @@ def test_a_record_that_speaks_of_another_image_counts_for_nothing(
         put_artifact(place, make_artifact(PUSHED_TYPE, forged, {**row, **change}))
     assert stage(elsewhere(factory, tmp_path), target, registry.host).image == pushed
     assert len(read_records(place, index)) == 3
-    assert all(MADE_FROM not in one for one in read_records(place, index, key=SHARED_KEY))
+    assert all(INPUTS_LABEL not in one for one in read_records(place, index, key=SHARED_KEY))
 
 
 def test_a_registry_without_that_candidate_has_it_built(
-    factory: Factory, target: Target, registry: RegistryMadeHere, pushed: str
+    factory: Project, target: Target, registry: RegistryMadeHere, pushed: str
 ) -> None:
     path = factory.base_lock_path(factory.base_of(target))
     lock = read_base_lock(path)
@@ -215,25 +218,27 @@ def test_a_registry_without_that_candidate_has_it_built(
     first = replace(lock.packages[0], sha256="0" * 64)
     path.write_text(base_image.format_base_lock(replace(lock, packages=(first, *lock.packages[1:]))))
     missing = stage(factory, target, registry.host).missing
-    place = Place(store=Registry(registry.host), repository="pytorch")
+    place = StoreRepository(store=RegistryClient(registry.host), repository="pytorch")
     assert missing == explain_no_candidate(factory, place)
-    assert LEDGER_KEY in missing
-    assert LEDGER_KEY not in explain_no_candidate(replace(factory, environ={LEDGER_KEY: "k" * 64}), place)
+    assert NONCE_STORE_KEY in missing
+    assert NONCE_STORE_KEY not in explain_no_candidate(
+        replace(factory, environ={NONCE_STORE_KEY: "k" * 64}), place
+    )
 
 
 def test_an_image_that_is_not_of_the_lock_says_of_none(
-    factory: Factory, target: Target, registry: RegistryMadeHere
+    factory: Project, target: Target, registry: RegistryMadeHere
 ) -> None:
     put_base(factory, target)
     add_image(factory.layout, reference(target), [b"another"])
     index = push(factory, target, registry)
-    place = Place(store=Registry(registry.host), repository="pytorch")
+    place = StoreRepository(store=RegistryClient(registry.host), repository="pytorch")
     assert [sorted(row) for row in read_records(place, index)] == [[RECORD_MAC, CREATED]]
     assert stage(factory, target, registry.host).missing
 
 
 def test_a_candidate_that_was_there_before_says_what_it_is_of_and_grows_no_younger(
-    factory: Factory, target: Target, registry: RegistryMadeHere
+    factory: Project, target: Target, registry: RegistryMadeHere
 ) -> None:
     put_base(factory, target)
     name = reference(target)
@@ -243,7 +248,7 @@ def test_a_candidate_that_was_there_before_says_what_it_is_of_and_grows_no_young
     assert put_built(factory, target) == descriptor.digest == index
     for _ in range(2):
         assert push(factory, target, registry, NOW + timedelta(days=30)) == index
-    place = Place(store=Registry(registry.host), repository="pytorch")
+    place = StoreRepository(store=RegistryClient(registry.host), repository="pytorch")
     records = read_records(place, index)
     assert len(records) == 2
     assert read_pushed(records) == NOW
@@ -251,13 +256,13 @@ def test_a_candidate_that_was_there_before_says_what_it_is_of_and_grows_no_young
 
 
 def test_a_verdict_there_leaves_nothing_to_do_until_it_expires(
-    factory: Factory, target: Target, registry: RegistryMadeHere, pushed: str, tmp_path: Path
+    factory: Project, target: Target, registry: RegistryMadeHere, pushed: str, tmp_path: Path
 ) -> None:
     bare = elsewhere(factory, tmp_path)
-    verdict_on(factory, Place(store=Registry(registry.host), repository="pytorch"), pushed)
+    verdict_on(factory, StoreRepository(store=RegistryClient(registry.host), repository="pytorch"), pushed)
 
     def state(now: datetime, driver: str = "") -> CellState:
-        found = read_stages(bare, [target], Asking(now=now, registry=registry.host))
+        found = read_stages(bare, [target], PlanLookup(now=now, registry=registry.host))
         a100 = PlanGpu(capability=Capability(8, 0), driver=driver)
         return make_plan(PlanInput(stages=found, devices=(a100,))).targets[0].state
 
@@ -268,7 +273,7 @@ def test_a_verdict_there_leaves_nothing_to_do_until_it_expires(
 
 
 def test_a_plan_asks_the_registry_of_the_settings_beside_the_store(
-    call: Call, factory: Factory, target: Target, registry: RegistryMadeHere, pushed: str, tmp_path: Path
+    call: Call, factory: Project, target: Target, registry: RegistryMadeHere, pushed: str, tmp_path: Path
 ) -> None:
     toml = factory.settings.root_path / "imagefactory.toml"
     toml.write_text(f'registry = "{registry.host}"\n{toml.read_text()}')
@@ -294,27 +299,27 @@ def test_a_plan_asks_the_registry_of_the_settings_beside_the_store(
 
 
 def test_what_the_store_or_the_registry_knows_to_be_revoked_is(
-    factory: Factory, target: Target, registry: RegistryMadeHere, pushed: str
+    factory: Project, target: Target, registry: RegistryMadeHere, pushed: str
 ) -> None:
-    asking = Asking(now=NOW, also=registry.host)
-    there = Place(store=Registry(registry.host), repository="pytorch")
-    here = Place(store=LayoutStore(factory.layout), repository="")
+    asking = PlanLookup(now=NOW, also=registry.host)
+    there = StoreRepository(store=RegistryClient(registry.host), repository="pytorch")
+    here = StoreRepository(store=LayoutStore(factory.layout), repository="")
     for place in (there, here):
         verdict_on(factory, place, pushed)
     (found,) = read_stages(factory, [target], asking)
-    assert [one.standing for one in found.verdicts] == [Standing.GOOD]
+    assert [one.standing for one in found.verdicts] == [VerdictStatus.GOOD]
     subject = replace(read_subject(here, pushed), target=NAME)
-    back = sign_revocation(Withdrawal(subject=subject, why="a bad night"), LAB, NOW)
+    back = sign_revocation(RevocationRequest(subject=subject, why="a bad night"), LAB, NOW)
     manifest = read_manifest(here, subject.manifest).descriptor
-    attach(here, Statement(kind=REVOCATION_TYPE, subject=manifest, envelope=back))
+    attach(here, SignedStatement(kind=REVOCATION_TYPE, subject=manifest, envelope=back))
     (found,) = read_stages(factory, [target], asking)
-    assert [one.standing for one in found.verdicts] == [Standing.REVOKED]
+    assert [one.standing for one in found.verdicts] == [VerdictStatus.REVOKED]
 
 
 def test_a_verdict_that_nobody_trusts_changes_nothing(
-    factory: Factory, target: Target, registry: RegistryMadeHere, pushed: str
+    factory: Project, target: Target, registry: RegistryMadeHere, pushed: str
 ) -> None:
-    verdict_on(factory, Place(store=Registry(registry.host), repository="pytorch"), pushed)
+    verdict_on(factory, StoreRepository(store=RegistryClient(registry.host), repository="pytorch"), pushed)
     assert stage(factory, target, registry.host).verdicts[0].proves
     (factory.settings.root_path / "imagefactory.toml").write_text("")
     assert stage(factory, target, registry.host).verdicts == ()
@@ -322,7 +327,7 @@ def test_a_verdict_that_nobody_trusts_changes_nothing(
 
 def test_plan_inspect_and_compat_show_what_was_verified_in_the_image_of_the_store(
     call: Call,
-    factory: Factory,
+    factory: Project,
     target: Target,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -331,10 +336,10 @@ def test_plan_inspect_and_compat_show_what_was_verified_in_the_image_of_the_stor
     image = layout.image(reference(target))
     assert image is not None
     (layer,) = image.layers
-    package = Package(name="torch", version="2.3.1")
+    package = InstalledPackage(name="torch", version="2.3.1")
     scan = LayerScan(found=(FileFinding(path="torch-2.3.1.dist-info", package=package),))
     layout.record(RECORDS, layout.blob_path(layer.descriptor.digest).name, format_scan(scan))
-    verdict_on(factory, Place(store=LayoutStore(layout), repository=""), index, datetime.now(UTC))
+    verdict_on(factory, StoreRepository(store=LayoutStore(layout), repository=""), index, datetime.now(UTC))
     monkeypatch.setenv("IMAGEFACTORY_STORE", str(layout.path))
     trust(factory.settings.root_path)
     proof = "passed the quick suite on A GPU of the tests, driver 550.54.15"
@@ -361,7 +366,7 @@ def test_plan_inspect_and_compat_show_what_was_verified_in_the_image_of_the_stor
 
 def test_the_jobs_of_a_registrys_plan_name_kits_runners_and_candidates(
     call: Call,
-    factory: Factory,
+    factory: Project,
     target: Target,
     registry: RegistryMadeHere,
     pushed: str,
@@ -369,7 +374,7 @@ def test_the_jobs_of_a_registrys_plan_name_kits_runners_and_candidates(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("IMAGEFACTORY_STORE", str(tmp_path / "empty"))
-    monkeypatch.setenv(LEDGER_KEY, SHARED_KEY)
+    monkeypatch.setenv(NONCE_STORE_KEY, SHARED_KEY)
     gpus = tmp_path / "gpus.yaml"
     gpus.write_text('- {name: A100, driver: "535.54.03"}\n- capability: "7.0"\n')
     said = call(
@@ -384,7 +389,7 @@ def test_the_jobs_of_a_registrys_plan_name_kits_runners_and_candidates(
     )
     *lines, program = said.out.splitlines()
     matrix, targets = (json.loads(line.partition("=")[2])["include"] for line in lines)
-    assert program == f"program={program_sum()}"
+    assert program == f"program={program_checksum()}"
     assert [(job["kit"], job["runner"], job["state"]) for job in matrix] == [
         ("sm80-a100-535.54.03", "sm80", "verify"),
         ("sm70", "sm70", "verify"),

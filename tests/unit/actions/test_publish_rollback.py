@@ -8,34 +8,34 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.actions.catalog import CatalogueMaking
+from imagefactory.actions.catalog import CatalogRequest
 from imagefactory.actions.publish import (
     PREVIOUS,
-    CatalogueChange,
-    EarlierCatalogue,
-    Publishing,
-    RolledBack,
+    CatalogChange,
+    CatalogRevision,
+    PublishRequest,
+    RollbackPlan,
     current_place,
     find_earlier,
-    make_catalogue,
+    prepare_catalog,
     publish,
     publishing_key,
     read_current,
     roll_back,
 )
-from imagefactory.actions.read_catalog import KeptCatalogue
+from imagefactory.actions.read_catalog import CachedCatalog
 from imagefactory.errors import CheckFailedError, NothingSelectedError, StatementError, UsageError
 from imagefactory.oci.candidates import APPROVAL_TYPE, REVOCATION_TYPE
-from imagefactory.oci.graph import Place, read_manifest
-from imagefactory.oci.registry.client import Registry
+from imagefactory.oci.graph import StoreRepository, read_manifest
+from imagefactory.oci.registry.client import RegistryClient
 from imagefactory.serialize import format_value
-from imagefactory.trust.approval import Approvable, sign_approval
-from imagefactory.trust.attached import Statement, attach, read_subject
+from imagefactory.trust.approval import ApprovalSubject, sign_approval
+from imagefactory.trust.attached import SignedStatement, attach, read_subject
 from imagefactory.trust.audit import read_audit
-from imagefactory.trust.catalog import Catalogue, sign_catalogue
+from imagefactory.trust.catalog import Catalog, sign_catalog
 from imagefactory.trust.catalog_package import CURRENT
-from imagefactory.trust.offers import publish_catalogue
-from imagefactory.trust.policy import Trust, read_trust
+from imagefactory.trust.offers import publish_catalog
+from imagefactory.trust.policy import TrustRules, read_trust
 from tests.made.command import json_of
 from tests.made.signing import QUIET, Bench
 from tests.made.trusted import write_settings
@@ -46,40 +46,42 @@ NOW = datetime.now(UTC).replace(microsecond=0)
 HOUR = timedelta(hours=1)
 
 
-def asked_at(bench: Bench, now: datetime) -> Publishing:
+def asked_at(bench: Bench, now: datetime) -> PublishRequest:
     factory, host = bench.factory, bench.registry.host
     trust = read_trust(factory.settings.files)
     before = read_current(current_place(factory, host), trust, now)
-    return Publishing(making=CatalogueMaking(targets=factory.targets, now=now, registry=host), before=before)
+    return PublishRequest(
+        making=CatalogRequest(targets=factory.targets, now=now, registry=host), before=before
+    )
 
 
 def publishes(bench: Bench, now: datetime) -> str:
     """The digest of what is there, published at that time."""
     asked = asked_at(bench, now)
-    made = make_catalogue(bench.factory, asked, QUIET)
+    made = prepare_catalog(bench.factory, asked, QUIET)
     publish(bench.factory, made.catalogue, publishing_key(bench.factory, now), asked)
     return bench.registry.find("catalogue").tags[CURRENT]
 
 
-def finds(bench: Bench, wanted: str, now: datetime = NOW, trust: Trust | None = None) -> EarlierCatalogue:
+def finds(bench: Bench, wanted: str, now: datetime = NOW, trust: TrustRules | None = None) -> CatalogRevision:
     known = trust or read_trust(bench.factory.settings.files)
     return find_earlier(bench.factory, asked_at(bench, now), wanted, known)
 
 
-def rolls_back(bench: Bench, wanted: str = PREVIOUS, now: datetime = NOW) -> RolledBack:
+def rolls_back(bench: Bench, wanted: str = PREVIOUS, now: datetime = NOW) -> RollbackPlan:
     asked = asked_at(bench, now)
     earlier = find_earlier(bench.factory, asked, wanted, read_trust(bench.factory.settings.files))
     return roll_back(bench.factory, asked, earlier, QUIET)
 
 
-def current_of(bench: Bench, now: datetime) -> Catalogue:
+def current_of(bench: Bench, now: datetime) -> Catalog:
     found = asked_at(bench, now).before
     assert found is not None
     assert found.catalogue is not None
     return found.catalogue
 
 
-def images(catalogue: Catalogue) -> dict[str, tuple[str, int]]:
+def images(catalogue: Catalog) -> dict[str, tuple[str, int]]:
     return {one.target: (one.subject.index, len(one.envelopes)) for one in catalogue.images}
 
 
@@ -100,7 +102,7 @@ def test_the_previous_one_is_signed_again_with_a_newer_time(bench: Bench, two: t
     first, second = two
     back = rolls_back(bench)
     assert images(back.made.catalogue) == {TARGET: (first, 1)}
-    change = CatalogueChange(target=TARGET, now=second, then=first, verdicts_now=1, verdicts_then=1)
+    change = CatalogChange(target=TARGET, now=second, then=first, verdicts_now=1, verdicts_then=1)
     assert back.changes == (change,)
     assert back.earlier.catalogue.made == NOW - 3 * HOUR
     said = json_of(
@@ -121,7 +123,7 @@ def test_the_previous_one_is_signed_again_with_a_newer_time(bench: Bench, two: t
 
 def test_readers_take_it_and_not_the_old_bytes(bench: Bench, two: tuple[str, str], tmp_path: Path) -> None:
     """Whoever controls the registry can move the tag, and not sign."""
-    kept = KeptCatalogue(cache=tmp_path / "reader", where="the registry")
+    kept = CachedCatalog(cache=tmp_path / "reader", where="the registry")
     kept.write(b"", current_of(bench, NOW).made)
     with pytest.raises(StatementError):
         kept.refuse_older(finds(bench, PREVIOUS).catalogue.made)
@@ -140,7 +142,7 @@ def test_what_was_revoked_since_stays_revoked(bench: Bench, two: tuple[str, str]
     where = f"{bench.registry.host}/one@{first}"
     bench.call("revoke", where, "--why", "wrong sums")
     if hidden:
-        client, manifest = Registry(bench.registry.host), bench.manifest(first)
+        client, manifest = RegistryClient(bench.registry.host), bench.manifest(first)
         for one in client.referrers("one", manifest, REVOCATION_TYPE):
             client.delete_manifest("one", one.digest)
         assert client.referrers("one", manifest, REVOCATION_TYPE) == ()
@@ -164,7 +166,7 @@ def test_what_the_current_one_says_was_revoked_stays_in_the_list(bench: Bench, t
 
 def test_an_image_that_is_gone_is_left_out(bench: Bench, two: tuple[str, str]) -> None:
     earlier = finds(bench, PREVIOUS)
-    Registry(bench.registry.host).delete_manifest("one", two[0])
+    RegistryClient(bench.registry.host).delete_manifest("one", two[0])
     with pytest.raises(NothingSelectedError) as caught:
         rolls_back(bench, earlier.digest)
     assert caught.value.code == "catalog-nothing-valid"
@@ -177,12 +179,12 @@ def test_what_too_few_keys_approved_does_not_come_back(bench: Bench, two: tuple[
     write_settings(path.parent, path.read_text() + policy, bench.factory.environ)
     with pytest.raises(NothingSelectedError, match=f"{TARGET}: too few keys approved {two[0]}"):
         rolls_back(bench)
-    place = Place(store=Registry(bench.registry.host), repository="one")
+    place = StoreRepository(store=RegistryClient(bench.registry.host), repository="one")
     subject = replace(read_subject(place, two[0]), target=TARGET)
-    wanted = Approvable(subject=subject, place=str(place), tag="12.1-cu121")
+    wanted = ApprovalSubject(subject=subject, place=str(place), tag="12.1-cu121")
     envelope = sign_approval(wanted, publishing_key(bench.factory, NOW), NOW)
     manifest = read_manifest(place, subject.manifest).descriptor
-    attach(place, Statement(kind=APPROVAL_TYPE, subject=manifest, envelope=envelope))
+    attach(place, SignedStatement(kind=APPROVAL_TYPE, subject=manifest, envelope=envelope))
     assert images(rolls_back(bench).made.catalogue) == {TARGET: (two[0], 1)}
 
 
@@ -201,7 +203,7 @@ def test_one_of_a_retired_key_is_not_taken(bench: Bench, two: tuple[str, str]) -
     """Whoever has the old key can write any date."""
     digest = finds(bench, PREVIOUS).digest
     (key,) = read_trust(bench.factory.settings.files).keys
-    retired = Trust(keys=(replace(key, until=NOW - HOUR),))
+    retired = TrustRules(keys=(replace(key, until=NOW - HOUR),))
     with pytest.raises(StatementError) as unusable:
         finds(bench, digest, trust=retired)
     assert unusable.value.code == "catalog-rejected"
@@ -217,7 +219,7 @@ def test_what_others_put_there_is_not_the_previous_one(bench: Bench, two: tuple[
     repository = bench.registry.find("catalogue")
     current = repository.tags[CURRENT]
     stranger = replace(oldest.catalogue, made=NOW - 2.5 * HOUR, images=())
-    publish_catalogue(place, sign_catalogue(stranger, STRANGER), stranger.made)
+    publish_catalog(place, sign_catalog(stranger, STRANGER), stranger.made)
     publishes(bench, NOW - HOUR)  # the previous of this one is that of two hours ago
     repository.tags[f"{NOW:%Y%m%d}-{oldest.digest.removeprefix('sha256:')[:12]}"] = oldest.digest
     repository.tags[f"{NOW:%Y%m%d}-{'0' * 12}"] = oldest.digest

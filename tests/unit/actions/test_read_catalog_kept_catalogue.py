@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.actions.read_catalog import MOST, KeptCatalogue, place_name, read_catalogue
-from imagefactory.errors import FactoryError, RegistryError, StatementError, UsageError
+from imagefactory.actions.read_catalog import MOST, CachedCatalog, place_name, read_catalog
+from imagefactory.errors import ImagefactoryError, RegistryError, StatementError, UsageError
 from imagefactory.http import HURRIED
-from imagefactory.oci.graph import Place
-from imagefactory.oci.registry.client import Registry
+from imagefactory.oci.graph import StoreRepository
+from imagefactory.oci.registry.client import RegistryClient
 from imagefactory.serialize import format_time
 from imagefactory.settings.load import load_settings
-from imagefactory.trust.catalog import LIFE, Catalogue, CatalogueSource, sign_catalogue
-from imagefactory.trust.catalog_package import pack
+from imagefactory.trust.catalog import LIFE, Catalog, CatalogSource, sign_catalog
+from imagefactory.trust.catalog_package import pack_artifact
 from imagefactory.trust.keys import SigningKey
-from imagefactory.trust.offers import publish_catalogue
+from imagefactory.trust.offers import publish_catalog
 from tests.made.catalogue import make_catalogue
 from tests.made.registry import RegistryMadeHere, registry_made_here
 from tests.made.trusted import write_settings
@@ -29,13 +29,13 @@ from tests.made.verdicts import LAB, LAB_ROW, NOW, STRANGER
 MADE = NOW - timedelta(days=3)
 
 
-def of(made: datetime) -> Catalogue:
+def of(made: datetime) -> Catalog:
     return make_catalogue(made=made, expires=made + LIFE)
 
 
-def publish(registry: RegistryMadeHere, catalogue: Catalogue, key: SigningKey = LAB) -> None:
-    place = Place(store=Registry(registry.host), repository="gpu/catalogue")
-    publish_catalogue(place, sign_catalogue(catalogue, key), catalogue.made)
+def publish(registry: RegistryMadeHere, catalogue: Catalog, key: SigningKey = LAB) -> None:
+    place = StoreRepository(store=RegistryClient(registry.host), repository="gpu/catalogue")
+    publish_catalog(place, sign_catalog(catalogue, key), catalogue.made)
 
 
 @dataclass(frozen=True)
@@ -45,19 +45,19 @@ class Reader:
     folder: Path
     registry: RegistryMadeHere
 
-    def read(self, now: datetime = NOW, more: str = "", **environ: str) -> Catalogue:
+    def read(self, now: datetime = NOW, more: str = "", **environ: str) -> Catalog:
         known = {"HOME": str(self.folder / "home"), "XDG_CONFIG_DIRS": str(self.folder / "none"), **environ}
         write_settings(self.folder, f'catalogue = "{self.place}"\n{more}\n{LAB_ROW}', known)
         settings = load_settings(directory=self.folder, start=self.folder, environ=known)
-        return read_catalogue(settings, known, now)
+        return read_catalog(settings, known, now)
 
     @property
     def place(self) -> str:
         return f"{self.registry.host}/gpu"
 
     @property
-    def kept(self) -> KeptCatalogue:
-        return KeptCatalogue(
+    def kept(self) -> CachedCatalog:
+        return CachedCatalog(
             cache=self.folder / "home/.cache/imagefactory", where=f"{self.place}/catalogue:current"
         )
 
@@ -80,16 +80,16 @@ def mirror() -> Iterator[RegistryMadeHere]:
 
 def test_the_kept_copy_is_used_while_the_registry_is_down(reader: Reader) -> None:
     current = reader.read()
-    assert (current, current.source, current.notes) == (of(MADE), CatalogueSource.PLACE, ())
+    assert (current, current.source, current.notes) == (of(MADE), CatalogSource.PLACE, ())
     reader.stop()
     kept = reader.read()
-    assert (kept, kept.source) == (current, CatalogueSource.KEPT)
+    assert (kept, kept.source) == (current, CatalogSource.KEPT)
     assert any("3 days old" in note and "2026-12-19" in note for note in kept.notes)
     with pytest.raises(RegistryError, match="expired"):
         reader.read(MADE + LIFE)
     reader.registry.fault = None
     publish(reader.registry, of(NOW))
-    assert reader.read().source is CatalogueSource.PLACE
+    assert reader.read().source is CatalogSource.PLACE
     reader.stop()
     assert reader.read() == of(NOW)
 
@@ -101,7 +101,7 @@ def test_a_registry_that_never_answers_is_asked_once(reader: Reader, monkeypatch
     hurried = replace(HURRIED, read=0.05, span=0.04)
     monkeypatch.setattr("imagefactory.actions.read_catalog.HURRIED", hurried)
     reader.registry.fault = lambda _: "hang"
-    assert reader.read().source is CatalogueSource.KEPT
+    assert reader.read().source is CatalogSource.KEPT
     assert len(reader.registry.log) == asked + 1
     assert (HURRIED.read <= 5, HURRIED.connect <= 5, HURRIED.span < HURRIED.read) == (True,) * 3
 
@@ -109,7 +109,7 @@ def test_a_registry_that_never_answers_is_asked_once(reader: Reader, monkeypatch
 def test_a_lost_registry_that_answers_is_no_other_case(reader: Reader) -> None:
     reader.read()
     reader.registry.shelves.repositories.clear()
-    assert reader.read().source is CatalogueSource.KEPT
+    assert reader.read().source is CatalogSource.KEPT
 
 
 def test_without_a_copy_a_registry_that_is_down_fails(reader: Reader) -> None:
@@ -123,9 +123,9 @@ def test_without_a_copy_a_registry_that_is_down_fails(reader: Reader) -> None:
     [
         (lambda data: data[:-9], "corrupt"),
         (lambda _: b"", "403"),
-        (lambda _: sign_catalogue(of(NOW), STRANGER), "wrong-key"),
-        (lambda _: edited(sign_catalogue(of(NOW), LAB)), "edited"),
-        (lambda _: pack(sign_catalogue(of(MADE - timedelta(seconds=1)), LAB)), format_time(MADE)),
+        (lambda _: sign_catalog(of(NOW), STRANGER), "wrong-key"),
+        (lambda _: edited(sign_catalog(of(NOW), LAB)), "edited"),
+        (lambda _: pack_artifact(sign_catalog(of(MADE - timedelta(seconds=1)), LAB)), format_time(MADE)),
     ],
 )
 def test_a_copy_is_verified_each_time(reader: Reader, change: Callable[[bytes], bytes], word: str) -> None:
@@ -159,14 +159,14 @@ def test_mirrors_come_before_the_copy_and_cannot_bring_an_older_one(
 ) -> None:
     more = f'catalogue-mirrors = "/no/such/file,{mirror.host}/gpu"'
     publish(mirror, of(MADE - timedelta(days=1)))
-    assert reader.read(more=more).source is CatalogueSource.PLACE
+    assert reader.read(more=more).source is CatalogSource.PLACE
     reader.stop()
-    assert reader.read(more=more).source is CatalogueSource.KEPT
+    assert reader.read(more=more).source is CatalogSource.KEPT
     publish(mirror, of(NOW), STRANGER)
-    assert reader.read(more=more).source is CatalogueSource.KEPT
+    assert reader.read(more=more).source is CatalogSource.KEPT
     publish(mirror, of(NOW))
     found = reader.read(more=more)
-    assert (found, found.source) == (of(NOW), CatalogueSource.MIRROR)
+    assert (found, found.source) == (of(NOW), CatalogSource.MIRROR)
     mirror.fault = lambda _: "503"
     assert reader.read(more=more) == of(NOW)
     reader.registry.fault = None
@@ -181,7 +181,7 @@ def test_mirrors_are_of_the_catalog_beside_them(reader: Reader, mirror: Registry
     with pytest.raises(UsageError):
         reader.read(more=more, IMAGEFACTORY_CATALOGUE="/no/catalogue")
     both = {"IMAGEFACTORY_CATALOGUE": "/no/catalogue", "IMAGEFACTORY_CATALOGUE_MIRRORS": f"{mirror.host}/gpu"}
-    assert reader.read(**both).source is CatalogueSource.MIRROR
+    assert reader.read(**both).source is CatalogSource.MIRROR
 
 
 def test_readers_are_warned_a_week_before_it_expires(reader: Reader) -> None:
@@ -195,12 +195,12 @@ def test_readers_are_warned_a_week_before_it_expires(reader: Reader) -> None:
 
 def test_a_file_has_a_copy_too(tmp_path: Path, reader: Reader) -> None:
     path = tmp_path / "shared.json"
-    path.write_bytes(sign_catalogue(of(MADE), LAB))
+    path.write_bytes(sign_catalog(of(MADE), LAB))
     place = {"IMAGEFACTORY_CATALOGUE": str(path)}
-    assert reader.read(**place).source is CatalogueSource.PLACE
+    assert reader.read(**place).source is CatalogSource.PLACE
     path.unlink()
     found = reader.read(**place)
-    assert (found, found.source) == (of(MADE), CatalogueSource.KEPT)
+    assert (found, found.source) == (of(MADE), CatalogSource.KEPT)
 
 
 def test_a_copy_that_can_only_be_read_is_used(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,16 +210,16 @@ def test_a_copy_that_can_only_be_read_is_used(reader: Reader, monkeypatch: pytes
     def refuse(*_: object) -> None:
         raise PermissionError
 
-    monkeypatch.setattr("imagefactory.actions.kept_catalogue.os.utime", refuse)
-    assert reader.read().source is CatalogueSource.KEPT
+    monkeypatch.setattr("imagefactory.actions.read_catalog.os.utime", refuse)
+    assert reader.read().source is CatalogSource.KEPT
 
 
 def test_the_cache_keeps_the_newest_of_a_few_places(tmp_path: Path) -> None:
-    kept = [KeptCatalogue(cache=tmp_path, where=place_name(f"/{number}")) for number in range(MOST + 2)]
+    kept = [CachedCatalog(cache=tmp_path, where=place_name(f"/{number}")) for number in range(MOST + 2)]
     for one in kept:
         one.write(b"catalog", MADE)
     assert len(list((tmp_path / "catalogues").iterdir())) == MOST
     assert kept[-1].read() == b"catalog"
     for one in kept:
-        with pytest.raises(FactoryError):
+        with pytest.raises(ImagefactoryError):
             one.refuse_older(MADE - timedelta(seconds=1))

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from imagefactory.access import Access
-from imagefactory.actions.run import fetch_offered, own_start, run_made
+from imagefactory.actions.run import fetch_offered, own_start, run_artifact
 from imagefactory.errors import NothingSelectedError
-from imagefactory.model import RunSpec, Start
-from imagefactory.oci.graph import Place
+from imagefactory.model import ContainerStart, RunSpec
+from imagefactory.oci.graph import StoreRepository
 from imagefactory.oci.manifests import Image
-from imagefactory.oci.registry.client import Registry
-from imagefactory.progress import Quiet
-from imagefactory.settings.choices import Setting
+from imagefactory.oci.registry.client import RegistryClient
+from imagefactory.progress import QuietProgress
+from imagefactory.settings.choices import SettingValue
 from imagefactory.trust.attached import read_subject
 from tests.made.catalogue import make_image
 from tests.made.engine_of_one_row import remember_runners
@@ -32,12 +32,18 @@ def test_it_is_fetched_once_and_started(
     """By somebody with a store of his own, and no factory."""
     runners = remember_runners(monkeypatch)
     digest = bench.push(b"a", 22)
-    subject = read_subject(Place(store=Registry(bench.registry.host), repository="one"), digest)
+    subject = read_subject(
+        StoreRepository(store=RegistryClient(bench.registry.host), repository="one"), digest
+    )
     image = make_image(reference=f"{bench.registry.host}/one@{digest}", subject=subject, sifs=())
-    settings = replace(bench.factory.settings, store=Setting(value=str(tmp_path / "own"), origin="default"))
+    settings = replace(
+        bench.factory.settings, store=SettingValue(value=str(tmp_path / "own"), origin="default")
+    )
     access = Access(settings=settings, environ={})
     for _ in range(2):
-        done = run_made(access, fetch_offered(access, image, Quiet()), SPEC, "echo", Quiet())
+        done = run_artifact(
+            access, fetch_offered(access, image, QuietProgress()), SPEC, "echo", QuietProgress()
+        )
         assert done.stdout == f"{subject.manifest} echo it runs"
         bench.registry.find("one").manifests.clear()  # a second fetch would fail
     assert len(runners) == 2
@@ -47,36 +53,36 @@ def test_it_is_fetched_once_and_started(
 def test_what_no_registry_has_is_told(bench: Bench) -> None:
     image = make_image(reference="")
     with pytest.raises(NothingSelectedError, match=r"\.sif") as caught:
-        fetch_offered(bench.factory, image, Quiet())
+        fetch_offered(bench.factory, image, QuietProgress())
     assert caught.value.code == "image-not-pullable"
     assert "imagefactory find" in caught.value.hint
     sif = replace(image.sifs[0], reference=f"registry.example.org/gpu/pytorch@{image.sifs[0].subject.index}")
     with pytest.raises(NothingSelectedError) as caught:
-        fetch_offered(bench.factory, replace(image, sifs=(sif,)), Quiet())
+        fetch_offered(bench.factory, replace(image, sifs=(sif,)), QuietProgress())
     assert "apptainer exec --nv oras://registry.example.org/gpu/pytorch@sha256:" in caught.value.hint
 
 
 @pytest.mark.parametrize(
     ("start", "own"),
     [
-        (Start(entrypoint=INIT, command=("python",), workdir="/"), Start()),
+        (ContainerStart(entrypoint=INIT, command=("python",), workdir="/"), ContainerStart()),
         (
-            Start(
+            ContainerStart(
                 entrypoint=(*INIT, "start.sh"),
                 command=("python", "train.py"),
                 workdir="/app",
                 user="1000:100",
             ),
-            Start(command=("start.sh", "python", "train.py"), workdir="/app", user="1000"),
+            ContainerStart(command=("start.sh", "python", "train.py"), workdir="/app", user="1000"),
         ),
-        (Start(command=("train",), user="somebody"), Start(command=("train",))),
-        (Start(), Start()),
+        (ContainerStart(command=("train",), user="somebody"), ContainerStart(command=("train",))),
+        (ContainerStart(), ContainerStart()),
     ],
 )
-def test_a_container_starts_as_its_image_says(start: Start, own: Start) -> None:
+def test_a_container_starts_as_its_image_says(start: ContainerStart, own: ContainerStart) -> None:
     image = Image(
         name="a", digest="d", manifest="m", config="c", size=0, layers=(), environment=(), start=start
     )
     assert own_start(image, None) == own
-    target = make_target(start=Start(entrypoint=("a",), command=("b",), workdir="/c"))
-    assert own_start(image, target) == Start(command=("a", "b"), workdir="/c")
+    target = make_target(start=ContainerStart(entrypoint=("a",), command=("b",), workdir="/c"))
+    assert own_start(image, target) == ContainerStart(command=("a", "b"), workdir="/c")

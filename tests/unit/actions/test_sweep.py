@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from imagefactory.actions import verdicts
-from imagefactory.actions.collect import CollectedSweep, collect_sweep
+from imagefactory.actions.collect import SweepResult, collect_sweep
 from imagefactory.actions.store import collect_sweeps
 from imagefactory.actions.sweep import (
-    SweepBench,
+    SweepDependencies,
     SweepOptions,
     find_sweeps,
     make_sweep,
@@ -27,16 +27,16 @@ from imagefactory.actions.sweep import (
     read_submitted,
     submit_sweep,
 )
-from imagefactory.actions.sweep_images import choose_kind
+from imagefactory.actions.sweep_images import choose_image_type
 from imagefactory.actions.verdicts import (
     ANY,
-    Attacher,
-    NodeDraft,
-    Sealed,
+    PendingNode,
+    SignedNode,
+    VerdictAttacher,
     find_in,
-    ledger,
     local_place,
-    read_court,
+    nonce_store,
+    read_verification_policy,
     registry_of,
 )
 from imagefactory.actions.verify import CollectOptions
@@ -50,20 +50,20 @@ from imagefactory.errors import (
     UsageError,
 )
 from imagefactory.model import Outcome
-from imagefactory.oci.graph import Place
+from imagefactory.oci.graph import StoreRepository
 from imagefactory.oci.layout import LayoutStore
-from imagefactory.progress import Quiet
-from imagefactory.project import Factory
-from imagefactory.schedulers.cells import SweepAsk
+from imagefactory.progress import QuietProgress
+from imagefactory.project import Project
+from imagefactory.schedulers.cells import CellRequest
 from imagefactory.schedulers.pool import ImageKind, JobLimits, NodeResult, PoolMachine
 from imagefactory.schedulers.sweep_file import CollectedNode, read_collected, read_sweep, write_collected
-from imagefactory.settings.choices import HTCONDOR, Setting
-from imagefactory.settings.load import LEDGER_KEY
+from imagefactory.settings.choices import HTCONDOR, SettingValue
+from imagefactory.settings.load import NONCE_STORE_KEY
 from imagefactory.trust import attached
-from imagefactory.trust.attached import MOST_REFUSED, Statement, put_statement
-from imagefactory.trust.verdict import Standing
-from imagefactory.verify.nonces import NonceLedger
-from imagefactory.verify.report import Subject
+from imagefactory.trust.attached import MAX_REJECTED, SignedStatement, put_statement
+from imagefactory.trust.verdict import VerdictStatus
+from imagefactory.verify.nonces import NonceStore
+from imagefactory.verify.report import VerifiedImage
 from tests.made.command import run
 from tests.made.factory import NAME
 from tests.made.sweep import (
@@ -82,7 +82,7 @@ from tests.made.sweep import (
 from tests.made.sweep_site import A100, V100, Site, failed, kept_sif
 
 
-def words(done: CollectedSweep) -> dict[str, str]:
+def words(done: SweepResult) -> dict[str, str]:
     return {one.result.node: str(one.result.outcome) for one in done.nodes}
 
 
@@ -108,7 +108,7 @@ def test_a_sweep_is_a_folder_that_asks_each_image_once_a_capability(site: Site) 
     assert made.folder == site.factory.layout.path / "sweeps" / sweep.id
     assert len({node.nonce for node in sweep.nodes}) == 2
     for node in sweep.nodes:
-        assert ledger(site.factory).look(node.nonce).run.subject == image.subject
+        assert nonce_store(site.factory).look(node.nonce).run.subject == image.subject
     dag = (made.folder / "sweep.dag").read_text()
     assert re.findall(r"^JOB (\S+)", dag, re.MULTILINE) == [V100, A100]
     assert f'image="{image.address}"' in dag
@@ -118,7 +118,7 @@ def test_a_sweep_is_a_folder_that_asks_each_image_once_a_capability(site: Site) 
 def test_what_the_settings_add_goes_with_the_sweep(site: Site) -> None:
     with pytest.raises(UsageError, match="accounting_group"):
         site.makes(site="igwn")
-    own = Setting(value="accounting_group = igwn.dev", origin="default")
+    own = SettingValue(value="accounting_group = igwn.dev", origin="default")
     tagged = replace(
         site, factory=replace(site.factory, settings=replace(site.factory.settings, submit_commands=own))
     )
@@ -143,8 +143,10 @@ def test_a_sweep_comes_back_as_verdicts_that_can_be_relied_on(site: Site) -> Non
     assert done.nodes[0].attached == (str(site.factory.layout.path), f"{site.registry.host}/pytorch")
     place = registry_of(site.factory, "pytorch", site.registry.host)
     subject = done.sweep.nodes[0].image.subject
-    judged = find_in(site.factory, place, subject, read_court(site.factory, datetime.now(UTC))).judged
-    assert [(one.standing, one.proves) for one in judged] == [(Standing.GOOD, True)] * 2
+    judged = find_in(
+        site.factory, place, subject, read_verification_policy(site.factory, datetime.now(UTC))
+    ).judged
+    assert [(one.standing, one.proves) for one in judged] == [(VerdictStatus.GOOD, True)] * 2
     hardware = [one.verdict.report.hardware for one in judged if one.verdict]
     assert {one.kind for one in hardware if one} == {HTCONDOR}
     assert {one.driver for one in hardware if one} == {"550.90.07"}
@@ -165,17 +167,19 @@ def test_a_kill_between_signing_and_attaching_signs_nothing_twice(
     folder = site.makes().folder
     site.pool.play(folder)
     with monkeypatch.context() as patched:
-        patched.setattr(Attacher, "attach_all", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr(VerdictAttacher, "attach_all", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             site.collects(folder)
-    spent = {node.nonce: ledger(site.factory).look(node.nonce).result for node in read_sweep(folder).nodes}
+    spent = {
+        node.nonce: nonce_store(site.factory).look(node.nonce).result for node in read_sweep(folder).nodes
+    }
     assert all(spent.values())
     done = site.collects(folder)
     assert [len(one.attached) for one in done.nodes] == [2, 2]
     assert {one.why.partition(" on ")[0] for one in done.nodes} == {"signed"}
     for nonce, result in spent.items():
-        assert ledger(site.factory).look(nonce).result == result
-        assert ledger(site.factory).unsettled(nonce) == b""
+        assert nonce_store(site.factory).look(nonce).result == result
+        assert nonce_store(site.factory).unsettled(nonce) == b""
 
 
 @pytest.mark.parametrize("step", ["_spend", "settle_all"])
@@ -185,7 +189,7 @@ def test_a_kill_while_spending_or_settling_signs_nothing_twice(
     """The second of two nodes is not spent yet; or all is attached, and the ledger does not know that."""
     folder = site.makes().folder
     site.pool.play(folder)
-    own, calls = getattr(NonceLedger, step), iter((True, False) if step == "_spend" else (False,))
+    own, calls = getattr(NonceStore, step), iter((True, False) if step == "_spend" else (False,))
 
     def kill(*args: Any, **more: Any) -> object:
         if not next(calls):
@@ -193,19 +197,22 @@ def test_a_kill_while_spending_or_settling_signs_nothing_twice(
         return own(*args, **more)
 
     with monkeypatch.context() as patched:
-        patched.setattr(NonceLedger, step, kill)
+        patched.setattr(NonceStore, step, kill)
         with pytest.raises(KeyboardInterrupt):
             site.collects(folder)
     done = site.collects(folder)
     assert [len(one.attached) for one in done.nodes] == [2, 2]
     (image,) = {node.image.subject for node in read_sweep(folder).nodes}
-    place, court = local_place(site.factory, ANY), read_court(site.factory, datetime.now(UTC))
+    place, court = local_place(site.factory, ANY), read_verification_policy(site.factory, datetime.now(UTC))
     judged = find_in(site.factory, place, image, court).judged
     assert sorted(one.verdict.report.nonce for one in judged if one.verdict) == sorted(
         node.nonce for node in read_sweep(folder).nodes
     )
-    assert [ledger(site.factory).unsettled(node.nonce) for node in read_sweep(folder).nodes] == [b"", b""]
-    assert [one.name for one in ledger(site.factory).folder.iterdir()] == ["spent"]
+    assert [nonce_store(site.factory).unsettled(node.nonce) for node in read_sweep(folder).nodes] == [
+        b"",
+        b"",
+    ]
+    assert [one.name for one in nonce_store(site.factory).folder.iterdir()] == ["spent"]
 
 
 def test_what_a_registry_did_not_take_is_attached_by_the_next_call(
@@ -214,7 +221,7 @@ def test_what_a_registry_did_not_take_is_attached_by_the_next_call(
     folder = site.makes().folder
     site.pool.play(folder)
 
-    def put(place: Place, statement: Statement) -> str:
+    def put(place: StoreRepository, statement: SignedStatement) -> str:
         if not isinstance(place.store, LayoutStore):
             raise RegistryError("registry-unreachable", "the registry is down")
         return put_statement(place, statement)
@@ -232,23 +239,23 @@ def test_a_registry_that_is_down_is_not_asked_for_every_image(
 ) -> None:
     (node, *_), asked = read_sweep(site.makes().folder).nodes, []
 
-    def refuse(_: Factory, own: Subject, where: object) -> None:
+    def refuse(_: Project, own: VerifiedImage, where: object) -> None:
         asked.append(own.manifest)
         raise RegistryError("registry-unreachable", "it is down")
 
     monkeypatch.setattr(verdicts, "places_of", refuse)
     found = NodeResult(node=node.name, outcome=None, reason="", attempts=())
     one = CollectedNode(result=found, target=NAME, capability="8.0", nonce=node.nonce)
-    sealed = Sealed(keyid="", expires=datetime.now(UTC), envelopes=(b"", b""))
+    sealed = SignedNode(keyid="", expires=datetime.now(UTC), envelopes=(b"", b""))
     drafts = []
     for number in [*range(9), 0, 0]:
         own = replace(node.image.subject, manifest=f"sha256:{number:064x}")
         drafts.append(
-            NodeDraft(node=replace(node, image=replace(node.image, subject=own)), one=one, signed=sealed)
+            PendingNode(node=replace(node, image=replace(node.image, subject=own)), one=one, signed=sealed)
         )
-    done = Attacher(site.factory, "", Quiet()).attach_all(drafts)
+    done = VerdictAttacher(site.factory, "", QuietProgress()).attach_all(drafts)
     assert [str(draft.fault) for draft in done] == ["it is down"] * 11
-    assert asked == [f"sha256:{number:064x}" for number in range(MOST_REFUSED)]
+    assert asked == [f"sha256:{number:064x}" for number in range(MAX_REJECTED)]
     assert {draft.one.attached for draft in done} == {()}
 
 
@@ -256,7 +263,7 @@ def test_without_a_key_a_result_waits_for_one(site: Site) -> None:
     folder = site.makes().folder
     site.pool.play(folder)
     keyless = replace(site.factory, environ={**site.factory.environ, "HOME": "/nowhere"})
-    done = collect_sweep(keyless, folder, CollectOptions(), datetime.now(UTC), Quiet())
+    done = collect_sweep(keyless, folder, CollectOptions(), datetime.now(UTC), QuietProgress())
     assert words(done) == {V100: "verified", A100: "verified"}
     assert {one.why for one in done.nodes} == {"unsigned: no key (imagefactory keys new NAME)"}
     assert all(one.keyid for one in site.collects(folder).nodes)
@@ -284,7 +291,7 @@ def test_a_job_that_met_no_gpu_cannot_become_a_verdict(site: Site) -> None:
     play(folder, A100, report=report, run={"returncode": 1, **NOTHING_SEEN})
     one = site.collects(folder).nodes[1]
     assert (one.result.outcome, one.keyid, one.attached) == (Outcome.NO_GPU, "", ())
-    assert ledger(site.factory).look(one.nonce).spent is None
+    assert nonce_store(site.factory).look(one.nonce).spent is None
 
 
 @pytest.mark.parametrize(
@@ -363,7 +370,7 @@ def test_a_second_sweep_leaves_out_what_the_first_has_proven(site: Site) -> None
         ("7.0", "verified")
     ]
     assert len(find_sweeps(site.factory.settings)) == 2
-    again = site.makes(asked=SweepAsk(allow=frozenset({"verified"}))).sweep
+    again = site.makes(asked=CellRequest(allow=frozenset({"verified"}))).sweep
     assert [node.name for node in again.nodes] == [V100, A100]
 
 
@@ -416,7 +423,7 @@ def test_a_damaged_nonce_stops_its_own_node_alone(site: Site) -> None:
     folder = site.makes().folder
     site.pool.play(folder)
     (nonce,) = (node.nonce for node in read_sweep(folder).nodes if node.name == V100)
-    (ledger(site.factory).folder / f"{nonce}.json").write_text("{")
+    (nonce_store(site.factory).folder / f"{nonce}.json").write_text("{")
     done = site.collects(folder)
     assert words(done) == {V100: "not-tested", A100: "verified"}
     assert [name for name, _ in done.faults] == [V100]
@@ -449,13 +456,13 @@ def test_a_folder_in_use_is_left_alone(site: Site, tmp_path: Path) -> None:
 def test_a_first_sweep_makes_the_store_that_collects_it(site: Site, tmp_path: Path) -> None:
     """The image is in the registry only, and the store is a directory that does not exist yet."""
     site = replace(
-        site, factory=replace(site.factory, environ={**site.factory.environ, LEDGER_KEY: "k" * 64})
+        site, factory=replace(site.factory, environ={**site.factory.environ, NONCE_STORE_KEY: "k" * 64})
     )
     site.makes()
-    fresh = Setting(value=str(tmp_path / "fresh"), origin="test")
+    fresh = SettingValue(value=str(tmp_path / "fresh"), origin="test")
     settings = replace(site.factory.settings, store=fresh)
     site = replace(site, factory=replace(site.factory, settings=settings))
-    made = site.makes(asked=SweepAsk(allow=frozenset({"claimed"})))
+    made = site.makes(asked=CellRequest(allow=frozenset({"claimed"})))
     assert site.factory.layout.founded()
     site.pool.play(made.folder)
     done = site.collects(made.folder)
@@ -487,7 +494,7 @@ def test_a_sweep_is_not_made_in_a_directory_of_others(site: Site, tmp_path: Path
     site.makes()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("mine")
-    mine = Setting(value=str(tmp_path / "mine"), origin="test")
+    mine = SettingValue(value=str(tmp_path / "mine"), origin="test")
     settings = replace(site.factory.settings, store=mine)
     with pytest.raises(StoreError, match=r"thesis\.tex"):
         replace(site, factory=replace(site.factory, settings=settings)).makes()
@@ -508,7 +515,7 @@ def test_one_image_that_cannot_be_had_leaves_its_siblings_alone(site: Site) -> N
     lock = site.factory.lock_folder / f"{NAME}.requirements.txt"
     (site.factory.lock_folder / f"{other.name}.requirements.txt").write_text(lock.read_text())
     options = SweepOptions(level="quick", registry=site.registry.host)
-    bench = SweepBench(
+    bench = SweepDependencies(
         clock=lambda: datetime.now(UTC),
         random=os.urandom,
         pools=site.opens,
@@ -519,7 +526,7 @@ def test_one_image_that_cannot_be_had_leaves_its_siblings_alone(site: Site) -> N
     lost = replace(prepared.plan.cells[0].stage, target=other)
     cells = (replace(prepared.plan.cells[0], stage=lost), *prepared.plan.cells)
     made = make_sweep(
-        site.factory, replace(prepared, plan=replace(prepared.plan, cells=cells)), bench, Quiet()
+        site.factory, replace(prepared, plan=replace(prepared.plan, cells=cells)), bench, QuietProgress()
     )
     assert [node.name for node in made.sweep.nodes] == [V100, A100]
     assert [(name, type(error)) for name, error in made.faults] == [(other.name, BuildError)]
@@ -555,8 +562,8 @@ def test_settings_choose_what_jobs_pull_and_not_what_was_made(
     site: Site, folder: str, registry: str, asked: str, kind: ImageKind
 ) -> None:
     kept_sif(site)
-    settings = replace(site.factory.settings, sif_folder=Setting(value=folder, origin="a test"))
-    assert choose_kind(replace(site.factory, settings=settings), asked, registry) is kind
+    settings = replace(site.factory.settings, sif_folder=SettingValue(value=folder, origin="a test"))
+    assert choose_image_type(replace(site.factory, settings=settings), asked, registry) is kind
 
 
 def test_a_sif_may_lie_in_the_registry(site: Site) -> None:
@@ -572,12 +579,12 @@ def test_a_sif_may_lie_in_the_registry(site: Site) -> None:
     places = (str(site.factory.layout.path), f"{site.registry.host}/pytorch")
     assert [node.attached for node in done.nodes] == [places] * 2
     sent = writes(site)
-    site.makes(image="oras", asked=SweepAsk(allow=frozenset({"verified"})))
+    site.makes(image="oras", asked=CellRequest(allow=frozenset({"verified"})))
     assert writes(site) == sent
 
 
 def sharing(site: Site, folder: str) -> Site:
-    settings = replace(site.factory.settings, sif_folder=Setting(value=folder, origin="a test"))
+    settings = replace(site.factory.settings, sif_folder=SettingValue(value=folder, origin="a test"))
     return replace(site, factory=replace(site.factory, settings=settings))
 
 
@@ -642,7 +649,7 @@ def test_slices_of_gpus_are_asked_for_where_they_count(site: Site) -> None:
     """Beside whole GPUs of the same capability, as rows of their own."""
     slice_of = pool_gpu("8.0", name="NVIDIA Test GPU MIG 1g.5gb", mig=True)
     site.pool.gpus = inventory(slice_of, pool_gpu("7.0"), pool_gpu("8.0"))
-    sweep = site.makes(asked=SweepAsk(mig=True)).sweep
+    sweep = site.makes(asked=CellRequest(mig=True)).sweep
     parts = {V100: "", A100: "", f"{A100}-1g_5gb": "1g.5gb"}
     assert {node.name: node.part for node in sweep.nodes} == parts
     machines = {one.capability: one.machines for one in sweep.machines}
@@ -767,7 +774,7 @@ def test_a_machine_that_failed_jobs_gets_none_of_the_next_sweep(
         met = {"device": None, "cuda": ""} if outcome == "no-gpu" else {}
         play(first, node, report={**said, **met}, run={"returncode": 1, **(NOTHING_SEEN if met else {})})
     later = datetime.now(UTC) + timedelta(days=days)
-    asked = SweepAsk(allow=frozenset({"uncollected", allow}), machines=chosen)
+    asked = CellRequest(allow=frozenset({"uncollected", allow}), machines=chosen)
     made = replace(site, clock=lambda: later).makes(asked=asked)
     told = [line for line in made.notes if line.startswith("bad.pool.test gets no job: it failed 2")]
     assert len(told) == (1 if excluded else 0)
@@ -808,7 +815,7 @@ def test_what_only_a_bad_machine_could_verify_waits_until_that_is_forgotten(
         ("7.0", "bad-machine"),
         ("8.0", "bad-machine"),
     }
-    assert len(site.prepares(asked=SweepAsk(allow=frozenset({"bad-machine"}))).plan.cells) == 2
+    assert len(site.prepares(asked=CellRequest(allow=frozenset({"bad-machine"}))).plan.cells) == 2
     later = datetime.now(UTC) + timedelta(days=8)
     assert len(replace(site, clock=lambda: later).prepares().plan.cells) == 2
 

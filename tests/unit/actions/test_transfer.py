@@ -14,9 +14,9 @@ from imagefactory.oci.candidates import PUSHED_TYPE
 from imagefactory.oci.layout import reference
 from imagefactory.oci.manifests import Image
 from imagefactory.progress import QUIET
-from imagefactory.project import Factory
+from imagefactory.project import Project
 from imagefactory.verify import smoke
-from imagefactory.verify.report import Trial
+from imagefactory.verify.report import SmokeTest
 from imagefactory.verify.smoke import write_record
 from imagefactory.verify.suite_files import required_checks, suite_digest
 from tests.made.command import run
@@ -27,16 +27,16 @@ from tests.made.verdicts import NOW
 REPOSITORY = "pytorch"
 
 
-def image_of(factory: Factory, target: Target) -> Image:
+def image_of(factory: Project, target: Target) -> Image:
     image = factory.layout.image(reference(target))
     assert image is not None
     return image
 
 
-def keep_pass(factory: Factory, target: Target, image: Image) -> None:
+def keep_pass(factory: Project, target: Target, image: Image) -> None:
     """The record of a smoke test that this image passed under unshare."""
     definition = define_target(factory, target)
-    trial = Trial(image=image, definition=definition, nonce="5eed", runner="unshare")
+    trial = SmokeTest(image=image, definition=definition, nonce="5eed", runner="unshare")
     passed = CheckState.PASSED
     report = Report(
         target=target.name,
@@ -56,7 +56,7 @@ def keep_pass(factory: Factory, target: Target, image: Image) -> None:
 
 
 def test_an_unchanged_build_and_push_is_one_process_and_one_round_trip(
-    factory: Factory,
+    factory: Project,
     target: Target,
     pushed: str,
     registry: RegistryMadeHere,
@@ -81,7 +81,7 @@ def test_an_unchanged_build_and_push_is_one_process_and_one_round_trip(
 
 
 def test_a_registry_that_was_emptied_gets_all_again(
-    factory: Factory, target: Target, pushed: str, registry: RegistryMadeHere
+    factory: Project, target: Target, pushed: str, registry: RegistryMadeHere
 ) -> None:
     before = registry.find(REPOSITORY)
     registry.shelves.repositories, registry.shelves.blobs = {}, {}
@@ -92,7 +92,7 @@ def test_a_registry_that_was_emptied_gets_all_again(
 
 
 def test_a_manifest_that_a_collection_took_from_below_an_index_comes_again(
-    factory: Factory, target: Target, pushed: str, registry: RegistryMadeHere
+    factory: Project, target: Target, pushed: str, registry: RegistryMadeHere
 ) -> None:
     """Registries that collect what has no tag take it with the blobs it names."""
     there, manifest = registry.find(REPOSITORY), image_of(factory, target).manifest
@@ -104,7 +104,7 @@ def test_a_manifest_that_a_collection_took_from_below_an_index_comes_again(
 
 
 def test_another_registry_at_the_same_place_is_found_out_by_its_candidate(
-    factory: Factory, target: Target, pushed: str, registry: RegistryMadeHere
+    factory: Project, target: Target, pushed: str, registry: RegistryMadeHere
 ) -> None:
     there = registry.find(REPOSITORY)
     there.tags.clear()
@@ -113,7 +113,7 @@ def test_another_registry_at_the_same_place_is_found_out_by_its_candidate(
 
 
 def test_what_one_path_of_a_registry_has_another_gets(
-    factory: Factory, target: Target, pushed: str, registry: RegistryMadeHere
+    factory: Project, target: Target, pushed: str, registry: RegistryMadeHere
 ) -> None:
     options = PushOptions(now=NOW, registry=f"{registry.host}/site")
     assert push_target(with_ledger_key(factory), target, options, QUIET).reference.digest == pushed
@@ -121,7 +121,7 @@ def test_what_one_path_of_a_registry_has_another_gets(
 
 
 def test_what_it_is_made_of_is_told_once_more_where_that_changed(
-    factory: Factory,
+    factory: Project,
     target: Target,
     pushed: str,
     registry: RegistryMadeHere,
@@ -134,7 +134,7 @@ def test_what_it_is_made_of_is_told_once_more_where_that_changed(
         return sum(PUSHED_TYPE.encode() in data for _, data in rows)
 
     assert (push(factory, target, registry), records()) == (pushed, 1)
-    monkeypatch.setattr(pushing, "made_from", lambda *_: f"sha256:{'5' * 64}")
+    monkeypatch.setattr(pushing, "inputs_digest", lambda *_: f"sha256:{'5' * 64}")
     assert (push(factory, target, registry), records()) == (pushed, 2)
     registry.log.clear()
     assert push(factory, target, registry) == pushed

@@ -8,11 +8,11 @@ from datetime import timedelta
 
 import pytest
 
-from imagefactory.actions.images import Promoting
+from imagefactory.actions.images import PromotionRequest
 from imagefactory.actions.promote import promote
 from imagefactory.actions.transfer import (
-    Pushed,
     PushOptions,
+    PushResult,
     on_other_platforms,
     plain_name,
     pull_image,
@@ -20,12 +20,12 @@ from imagefactory.actions.transfer import (
 )
 from imagefactory.gpu.capability import architecture
 from imagefactory.model import Target
-from imagefactory.oci.graph import Place
+from imagefactory.oci.graph import StoreRepository
 from imagefactory.oci.layout import reference
-from imagefactory.oci.registry.client import Registry
+from imagefactory.oci.registry.client import RegistryClient
 from imagefactory.oci.store import parse_reference
 from imagefactory.progress import QUIET
-from imagefactory.project import Factory
+from imagefactory.project import Project
 from tests.made.layout import add_image
 from tests.made.registry import RegistryMadeHere
 from tests.made.verdicts import NOW
@@ -34,26 +34,26 @@ PLAIN, ARM = "2.3-cu121", "2.3-cu121-arm64"
 
 
 @pytest.fixture
-def both(factory: Factory, target: Target) -> tuple[Factory, Target, Target]:
+def both(factory: Project, target: Target) -> tuple[Project, Target, Target]:
     """A target of CPUs, whose tags no verdict moves, for amd64 and for arm64."""
     amd = replace(target, capabilities=())
     arm = replace(amd, name=f"{amd.name}-arm64", platform="linux/arm64")
     return replace(factory, targets=(amd, arm)), amd, arm
 
 
-def push(factory: Factory, target: Target, registry: RegistryMadeHere, minute: int, *tags: str) -> Pushed:
+def push(factory: Project, target: Target, registry: RegistryMadeHere, minute: int, *tags: str) -> PushResult:
     options = PushOptions(now=NOW + timedelta(minutes=minute), registry=registry.host, tags=tags)
     return push_target(factory, target, options, QUIET)
 
 
-def put(factory: Factory, target: Target, layer: bytes) -> str:
+def put(factory: Project, target: Target, layer: bytes) -> str:
     return add_image(
         factory.layout, reference(target), [layer], architecture=architecture(target.platform)
     ).digest
 
 
 def test_targets_that_differ_by_platform_alone_are_one(
-    both: tuple[Factory, Target, Target],
+    both: tuple[Project, Target, Target],
 ) -> None:
     _, amd, arm = both
     other = replace(amd, name="pytorch-2.5-cu124")
@@ -65,7 +65,7 @@ def test_targets_that_differ_by_platform_alone_are_one(
 
 
 def test_a_push_joins_what_the_store_has_for_both(
-    both: tuple[Factory, Target, Target], registry: RegistryMadeHere
+    both: tuple[Project, Target, Target], registry: RegistryMadeHere
 ) -> None:
     factory, amd, arm = both
     first = put(factory, amd, b"amd")
@@ -90,7 +90,7 @@ def test_a_push_joins_what_the_store_has_for_both(
 
 
 def test_a_pull_brings_the_platform_that_was_asked_for(
-    both: tuple[Factory, Target, Target], registry: RegistryMadeHere
+    both: tuple[Project, Target, Target], registry: RegistryMadeHere
 ) -> None:
     factory, amd, arm = both
     put(factory, amd, b"amd")
@@ -105,17 +105,17 @@ def test_a_pull_brings_the_platform_that_was_asked_for(
 
 
 def test_the_tag_for_both_waits_for_the_tag_of_the_other(
-    both: tuple[Factory, Target, Target], registry: RegistryMadeHere
+    both: tuple[Project, Target, Target], registry: RegistryMadeHere
 ) -> None:
     factory, amd, arm = both
     first, second = put(factory, amd, b"amd"), put(factory, arm, b"arm")
     push(factory, amd, registry, 0)
     joined = push(factory, arm, registry, 1).joined
     assert joined is not None
-    place = Place(store=Registry(registry.host), repository="pytorch")
+    place = StoreRepository(store=RegistryClient(registry.host), repository="pytorch")
 
     def tags(target: Target) -> dict[str, str]:
-        promote(factory, Promoting(target=target, place=place, now=NOW), QUIET)
+        promote(factory, PromotionRequest(target=target, place=place, now=NOW), QUIET)
         return {
             name: digest for name, digest in registry.find("pytorch").tags.items() if name in (PLAIN, ARM)
         }

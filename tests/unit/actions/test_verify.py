@@ -15,12 +15,12 @@ import pytest
 
 from imagefactory.actions import resolve, verdicts, verify, workflow
 from imagefactory.actions.transfer import PushOptions, push_target
-from imagefactory.actions.verdicts import find_in, local_place, read_court, registry_of
-from imagefactory.actions.verify import KitPlace, write_kit
+from imagefactory.actions.verdicts import find_in, local_place, read_verification_policy, registry_of
+from imagefactory.actions.verify import KitDestination, write_kit
 from imagefactory.cli import verify as verify_command
 from imagefactory.errors import (
     BuildError,
-    FactoryError,
+    ImagefactoryError,
     NoGpuError,
     NothingSelectedError,
     StaleError,
@@ -28,16 +28,16 @@ from imagefactory.errors import (
 )
 from imagefactory.model import Outcome, Target
 from imagefactory.oci.layout import reference
-from imagefactory.oci.manifests import CONFIG_TYPE, Image, Sif, canonical_json, digest_of
-from imagefactory.oci.sif import SifOrigin, keep_sif
-from imagefactory.progress import Quiet
-from imagefactory.project import Factory
-from imagefactory.settings.choices import Setting
+from imagefactory.oci.manifests import CONFIG_TYPE, Image, SifArtifact, canonical_json, digest_of
+from imagefactory.oci.sif import SifOrigin, store_sif
+from imagefactory.progress import QuietProgress
+from imagefactory.project import Project
+from imagefactory.settings.choices import SettingValue
 from imagefactory.settings.load import Settings
 from imagefactory.suite import table as frameworks
-from imagefactory.trust.keys import keys_folder, make_key
-from imagefactory.trust.policy import Grant, add_key
-from imagefactory.trust.verdict import Standing
+from imagefactory.trust.keys import keys_directory, make_key
+from imagefactory.trust.policy import TrustGrant, add_key
+from imagefactory.trust.verdict import VerdictStatus
 from imagefactory.verify.nonces import NonceError
 from imagefactory.verify.report import Hardware
 from tests.made.command import Call, say
@@ -64,44 +64,44 @@ class MadeUp:
         return self.hardware
 
 
-def make_bench(runner: ScriptedRunner | None = None, **changes: Any) -> verify.VerifyBench:
+def make_bench(runner: ScriptedRunner | None = None, **changes: Any) -> verify.VerifyDependencies:
     clock: Callable[[], datetime] = iter(NOW + timedelta(seconds=n) for n in range(1000)).__next__
-    return verify.VerifyBench(
+    return verify.VerifyDependencies(
         **{"evidence": MadeUp(), "clock": clock, "runner": runner or well_behaved(), **changes}
     )
 
 
-def run(factory: Factory, name: str = NAME, bench: Any = None, **options: Any) -> workflow.Verified:
+def run(factory: Project, name: str = NAME, bench: Any = None, **options: Any) -> workflow.VerifyResult:
     chosen = verify.VerifyOptions(**{"level": "quick", "runner": "unshare", **options})
-    return workflow.prove_image(factory, name, chosen, bench or make_bench(), Quiet())
+    return workflow.verify_and_attach(factory, name, chosen, bench or make_bench(), QuietProgress())
 
 
 # --- which image ---------------------------------------------------------------------------------
 
 
-def test_every_name_of_an_image_means_it(factory: Factory, target: Target) -> None:
+def test_every_name_of_an_image_means_it(factory: Project, target: Target) -> None:
     digest = put_image(factory, target)
     image = factory.layout.image(reference(target))
     assert image is not None
     for name in (NAME, reference(target), digest, f"{NAME}@{digest}", f"{reference(target)}@{digest}"):
-        chosen = resolve.choose_image(factory, name, "", Quiet())
+        chosen = resolve.resolve_image(factory, name, "", QuietProgress())
         assert isinstance(chosen.made, Image)
         assert (chosen.subject.index, chosen.subject.manifest) == (digest, image.manifest)
         assert (chosen.subject.config, chosen.subject.target) == (image.config, NAME)
         assert chosen.definition.target == target
         assert chosen.where is None
-    alone = resolve.choose_image(factory, image.manifest, "", Quiet())
+    alone = resolve.resolve_image(factory, image.manifest, "", QuietProgress())
     assert (alone.subject.index, alone.subject.manifest) == (image.manifest, image.manifest)
 
 
-def test_an_image_for_cpus_has_nothing_to_verify(factory: Factory, target: Target) -> None:
+def test_an_image_for_cpus_has_nothing_to_verify(factory: Project, target: Target) -> None:
     digest = put_image(factory, target)
     cpu = replace(target, cuda="none", capabilities=())
     cpus = replace(factory, targets=(cpu,))
     no_gpu = make_bench(evidence=MadeUp(None))
     for name in (NAME, f"{NAME}@{digest}"):
         with pytest.raises(UsageError) as caught:
-            resolve.choose_image(cpus, name, "", Quiet())
+            resolve.resolve_image(cpus, name, "", QuietProgress())
         assert caught.value.code == "target-without-gpu"
         assert f"imagefactory build {NAME}" in caught.value.hint
     with pytest.raises(UsageError) as caught:
@@ -122,29 +122,31 @@ def test_an_image_for_cpus_has_nothing_to_verify(factory: Factory, target: Targe
         (f"{NAME}@sha256:12", UsageError, "is not a sha256 digest"),
     ],
 )
-def test_names_that_mean_no_image(factory: Factory, name: str, kind: type[FactoryError], words: str) -> None:
+def test_names_that_mean_no_image(
+    factory: Project, name: str, kind: type[ImagefactoryError], words: str
+) -> None:
     with pytest.raises(kind, match=words):
-        resolve.choose_image(factory, name, "", Quiet())
+        resolve.resolve_image(factory, name, "", QuietProgress())
 
 
-def test_an_image_of_another_lock_is_refused(factory: Factory, target: Target) -> None:
+def test_an_image_of_another_lock_is_refused(factory: Project, target: Target) -> None:
     put_image(factory, target, **{"imagefactory.lock": "sha256:" + "0" * 64})
     with pytest.raises(StaleError, match="built from another lock") as error:
-        resolve.choose_image(factory, NAME, "", Quiet())
+        resolve.resolve_image(factory, NAME, "", QuietProgress())
     assert f"imagefactory build {NAME}" in error.value.hint
 
 
-def test_a_strangers_image_is_refused(factory: Factory, target: Target) -> None:
+def test_a_strangers_image_is_refused(factory: Project, target: Target) -> None:
     put_image(factory, target, **{"imagefactory.target": "mxnet-1.0-cu92"})
     with pytest.raises(UsageError, match=r"'mxnet-1\.0-cu92'") as caught:
-        resolve.choose_image(factory, NAME, "", Quiet())
+        resolve.resolve_image(factory, NAME, "", QuietProgress())
     assert caught.value.code == "image-target-unknown"
 
 
-def test_an_image_that_names_no_lock_is_refused(factory: Factory, target: Target) -> None:
+def test_an_image_that_names_no_lock_is_refused(factory: Project, target: Target) -> None:
     put_image(factory, target, **{"imagefactory.lock": None})
     with pytest.raises(StaleError, match="built from another lock"):
-        resolve.choose_image(factory, NAME, "", Quiet())
+        resolve.resolve_image(factory, NAME, "", QuietProgress())
 
 
 @pytest.mark.parametrize(
@@ -158,7 +160,7 @@ def test_an_image_that_names_no_lock_is_refused(factory: Factory, target: Target
         {"config": {"Labels": {"imagefactory.target": "\x1b[2J\u202e"}}},
     ],
 )
-def test_a_config_that_a_stranger_wrote(factory: Factory, target: Target, config: Any) -> None:
+def test_a_config_that_a_stranger_wrote(factory: Project, target: Target, config: Any) -> None:
     put_image(factory, target)
     image = factory.layout.image(reference(target))
     assert image is not None
@@ -170,22 +172,22 @@ def test_a_config_that_a_stranger_wrote(factory: Factory, target: Target, config
     assert raised.value.message.isprintable()
 
 
-def test_a_digest_of_another_target_is_not_this_one(factory: Factory, target: Target) -> None:
+def test_a_digest_of_another_target_is_not_this_one(factory: Project, target: Target) -> None:
     digest = put_image(factory, target)
     other = next(one.name for one in factory.targets if one.name != NAME)
     with pytest.raises(UsageError, match=f"is an image of {NAME}"):
-        resolve.choose_image(factory, f"{other}@{digest}", "", Quiet())
+        resolve.resolve_image(factory, f"{other}@{digest}", "", QuietProgress())
 
 
-def test_a_sif_is_what_its_file_is(factory: Factory, target: Target, tmp_path: Path) -> None:
+def test_a_sif_is_what_its_file_is(factory: Project, target: Target, tmp_path: Path) -> None:
     layout = factory.layout
-    with layout.in_use(Quiet()):
+    with layout.in_use(QuietProgress()):
         (layout.tmp / "x.sif").parent.mkdir(parents=True, exist_ok=True)
         (layout.tmp / "x.sif").write_bytes(b"sif")
         origin = SifOrigin(target=NAME, compression="fast")
-        sif = keep_sif(layout, layout.tmp / "x.sif", origin, tag=f"{reference(target)}.sif")
-    chosen = resolve.choose_image(factory, NAME, "", Quiet())
-    assert isinstance(chosen.made, Sif)
+        sif = store_sif(layout, layout.tmp / "x.sif", origin, tag=f"{reference(target)}.sif")
+    chosen = resolve.resolve_image(factory, NAME, "", QuietProgress())
+    assert isinstance(chosen.made, SifArtifact)
     assert (chosen.subject.manifest, chosen.subject.config) == (sif.digest, digest_of(b"sif"))
     assert verify.runner_name(factory, chosen.made, "") == "apptainer"
     with pytest.raises(UsageError, match="unshare") as caught:
@@ -196,7 +198,7 @@ def test_a_sif_is_what_its_file_is(factory: Factory, target: Target, tmp_path: P
 # --- from the run to the verdict -----------------------------------------------------------------
 
 
-def test_without_a_gpu_nothing_is_looked_for(factory: Factory) -> None:
+def test_without_a_gpu_nothing_is_looked_for(factory: Project) -> None:
     bench = make_bench(ScriptedRunner(write=never), evidence=MadeUp(None))
     for name in (NAME, "127.0.0.1:1/pytorch:2.3"):  # neither built nor a registry that answers
         with pytest.raises(NoGpuError, match="no GPU"):
@@ -204,7 +206,7 @@ def test_without_a_gpu_nothing_is_looked_for(factory: Factory) -> None:
     assert not factory.layout.path.exists()
 
 
-def test_without_a_key_it_stays_a_report(factory: Factory, target: Target) -> None:
+def test_without_a_key_it_stays_a_report(factory: Project, target: Target) -> None:
     put_image(factory, target)
     done = run(factory)
     assert done.report.outcome is Outcome.VERIFIED
@@ -216,47 +218,47 @@ def test_without_a_key_it_stays_a_report(factory: Factory, target: Target) -> No
 
 
 def test_a_verdict_wants_the_store_looked_at(
-    factory: Factory, target: Target, monkeypatch: pytest.MonkeyPatch
+    factory: Project, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_image(factory, target)
     runners = remember_runners(monkeypatch)
-    run(factory, bench=verify.VerifyBench(evidence=MadeUp()), runner="echo")
+    run(factory, bench=verify.VerifyDependencies(evidence=MadeUp()), runner="echo")
     assert [runner.checked for runner in runners] == [True]
 
 
-def test_a_verdict_of_a_throwaway_key_counts_nowhere(factory: Factory, target: Target) -> None:
+def test_a_verdict_of_a_throwaway_key_counts_nowhere(factory: Project, target: Target) -> None:
     put_image(factory, target)
-    key = make_key(keys_folder(factory.environ), "throwaway")
+    key = make_key(keys_directory(factory.environ), "throwaway")
     done = run(factory)
     assert done.signed.signed is not None
     assert done.signed.signed.verdict.keyid == key.keyid
     assert done.attached == (str(factory.layout.path),)
-    court = read_court(factory, NOW + timedelta(hours=1))
+    court = read_verification_policy(factory, NOW + timedelta(hours=1))
     found = find_in(factory, local_place(factory, "any"), done.chosen.subject, court)
     (judged,) = found.judged
-    assert (judged.standing, judged.proves) == (Standing.WRONG_KEY, False)
+    assert (judged.standing, judged.proves) == (VerdictStatus.WRONG_KEY, False)
 
 
-def test_a_nonce_is_spent_once(factory: Factory, target: Target) -> None:
+def test_a_nonce_is_spent_once(factory: Project, target: Target) -> None:
     put_image(factory, target)
-    make_key(keys_folder(factory.environ), "throwaway")
+    make_key(keys_directory(factory.environ), "throwaway")
     done = run(factory)
     with pytest.raises(NonceError, check=lambda error: error.code == "nonce-replayed"):
         verdicts.sign_report(factory, done.report, verdicts.signing_key(factory, NOW), NOW)
 
 
-def test_a_report_that_this_machine_did_not_make_is_not_signed(factory: Factory, target: Target) -> None:
+def test_a_report_that_this_machine_did_not_make_is_not_signed(factory: Project, target: Target) -> None:
     put_image(factory, target)
-    make_key(keys_folder(factory.environ), "throwaway")
+    make_key(keys_directory(factory.environ), "throwaway")
     done = run(factory)
     key = verdicts.signing_key(factory, NOW)
     with pytest.raises(NonceError, check=lambda error: error.code == "nonce-unknown"):
         verdicts.sign_report(factory, replace(done.report, nonce="f" * 32), key, NOW + timedelta(hours=1))
 
 
-def test_what_no_gpu_said_is_not_signed(factory: Factory, target: Target) -> None:
+def test_what_no_gpu_said_is_not_signed(factory: Project, target: Target) -> None:
     put_image(factory, target)
-    make_key(keys_folder(factory.environ), "throwaway")
+    make_key(keys_directory(factory.environ), "throwaway")
     stranger = well_behaved(
         lambda report: report["device"].update(uuid="GPU-" + HOST.known[0][4:].replace("0", "9"))
     )
@@ -268,18 +270,18 @@ def test_what_no_gpu_said_is_not_signed(factory: Factory, target: Target) -> Non
     assert (other.report.outcome, other.signed.signed) == (Outcome.WRONG_GPU, None)
 
 
-def test_evidence_that_is_not_whole_is_not_signed(factory: Factory, target: Target) -> None:
+def test_evidence_that_is_not_whole_is_not_signed(factory: Project, target: Target) -> None:
     put_image(factory, target)
-    make_key(keys_folder(factory.environ), "throwaway")
+    make_key(keys_directory(factory.environ), "throwaway")
     done = run(factory, bench=make_bench(evidence=MadeUp(replace(HOST, known=()))))
     assert done.report.outcome is Outcome.VERIFIED
     assert done.signed.signed is None
     assert "which the driver itself does not tell" in done.signed.why
 
 
-def test_the_answer_of_a_failed_run_is_signed_too(factory: Factory, target: Target) -> None:
+def test_the_answer_of_a_failed_run_is_signed_too(factory: Project, target: Target) -> None:
     put_image(factory, target)
-    make_key(keys_folder(factory.environ), "throwaway")
+    make_key(keys_directory(factory.environ), "throwaway")
 
     def change(report: dict[str, Any]) -> None:
         next(row for row in report["checks"] if row["name"] == "matmul").update(
@@ -291,14 +293,14 @@ def test_the_answer_of_a_failed_run_is_signed_too(factory: Factory, target: Targ
     assert done.signed.signed is not None
 
 
-def test_promotion_needs_a_key_before_it_needs_ten_minutes(factory: Factory, target: Target) -> None:
+def test_promotion_needs_a_key_before_it_needs_ten_minutes(factory: Project, target: Target) -> None:
     put_image(factory, target)
     with pytest.raises(UsageError) as caught:
         run(factory, promote=True, bench=make_bench(ScriptedRunner(write=never)))
     assert caught.value.code == "promote-key-missing"
 
 
-def test_the_caller_says_which_gpus_are_its_own(factory: Factory, target: Target) -> None:
+def test_the_caller_says_which_gpus_are_its_own(factory: Project, target: Target) -> None:
     put_image(factory, target)
     environ = {**factory.environ, "CUDA_VISIBLE_DEVICES": "0"}
     seen = []
@@ -315,12 +317,12 @@ def test_the_caller_says_which_gpus_are_its_own(factory: Factory, target: Target
 # --- registries ----------------------------------------------------------------------------------
 
 
-def test_an_image_of_a_registry(factory: Factory, target: Target, tmp_path: Path) -> None:
+def test_an_image_of_a_registry(factory: Project, target: Target, tmp_path: Path) -> None:
     """Pulled by digest under a name of its own, verified, and its verdict is there for the next one."""
     digest = put_image(factory, target)
-    make_key(keys_folder(factory.environ), "throwaway")
+    make_key(keys_directory(factory.environ), "throwaway")
     with registry_made_here() as made:
-        push_target(factory, target, PushOptions(now=NOW, registry=made.host), Quiet())
+        push_target(factory, target, PushOptions(now=NOW, registry=made.host), QuietProgress())
         other = replace(factory, settings=_with_store(factory, tmp_path / "other"))
         for name in (f"{made.host}/pytorch@{digest}", f"{made.host}/pytorch:2.3-cu121-{digest[7:19]}"):
             done = run(other, name)
@@ -329,24 +331,24 @@ def test_an_image_of_a_registry(factory: Factory, target: Target, tmp_path: Path
             assert done.attached == (f"{tmp_path}/other", f"{made.host}/pytorch")
         assert reference(target) not in other.layout.tags()
         place = registry_of(other, "pytorch", made.host)
-        court = read_court(other, NOW + timedelta(hours=1))
+        court = read_verification_policy(other, NOW + timedelta(hours=1))
         assert len(find_in(other, place, done.chosen.subject, court).judged) == 2
 
 
-def test_the_registry_must_have_what_is_verified_for_it(factory: Factory, target: Target) -> None:
+def test_the_registry_must_have_what_is_verified_for_it(factory: Project, target: Target) -> None:
     put_image(factory, target)
     with registry_made_here() as made, pytest.raises(UsageError, match="has no image sha256:"):
         run(factory, registry=made.host, bench=make_bench(ScriptedRunner(write=never)))
 
 
-def test_a_promoted_verdict_needs_a_trusted_key(factory: Factory, target: Target) -> None:
+def test_a_promoted_verdict_needs_a_trusted_key(factory: Project, target: Target) -> None:
     """Nobody trusts the throwaway key, so no tag follows it; trusted, the tag of the capability does."""
     put_image(factory, target)
-    key = make_key(keys_folder(factory.environ), "throwaway")
+    key = make_key(keys_directory(factory.environ), "throwaway")
     done = run(factory, promote=True)
     assert done.promotion is not None
     assert not any(fate.moved for fate in done.promotion.fates)
-    grant = Grant(key=key, since=NOW.date(), until=(NOW + timedelta(days=9)).date())
+    grant = TrustGrant(key=key, since=NOW.date(), until=(NOW + timedelta(days=9)).date())
     settings = factory.settings.root_path / "imagefactory.toml"
     settings.write_text(add_key("", grant, settings.name))
     again = run(factory, promote=True)
@@ -355,24 +357,26 @@ def test_a_promoted_verdict_needs_a_trusted_key(factory: Factory, target: Target
     assert factory.layout.tags()["pytorch:2.3-cu121-sm80"].digest == done.chosen.subject.index
 
 
-def _with_store(factory: Factory, path: Path) -> Settings:
-    return replace(factory.settings, store=Setting(value=str(path), origin="default"))
+def _with_store(factory: Project, path: Path) -> Settings:
+    return replace(factory.settings, store=SettingValue(value=str(path), origin="default"))
 
 
 # --- the command ---------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def call(factory: Factory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
+def call(factory: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
     """The command line on the factory; the machine's GPU is what `bench` says."""
     for name, value in factory.environ.items():
         monkeypatch.setenv(name, value)
     for name in ("XDG_CONFIG_HOME", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
 
-    def command(*arguments: str, code: int, bench: verify.VerifyBench | None = None) -> tuple[str, str]:
+    def command(
+        *arguments: str, code: int, bench: verify.VerifyDependencies | None = None
+    ) -> tuple[str, str]:
         if bench is not None:
-            monkeypatch.setattr(verify_command, "bench", lambda: bench)
+            monkeypatch.setattr(verify_command, "verify_dependencies", lambda: bench)
         said = say(capsys, "-C", factory.settings.root.value, *arguments)
         assert said.code == code, said
         return said.out, said.err
@@ -380,7 +384,7 @@ def call(factory: Factory, capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     return command
 
 
-def test_the_command_shows_what_ran(call: Call, factory: Factory, target: Target, tmp_path: Path) -> None:
+def test_the_command_shows_what_ran(call: Call, factory: Project, target: Target, tmp_path: Path) -> None:
     digest = put_image(factory, target)
     report = tmp_path / "report.json"
     out, err = call("verify", NAME, "--suite", "quick", "-o", str(report), code=0, bench=make_bench())
@@ -392,7 +396,7 @@ def test_the_command_shows_what_ran(call: Call, factory: Factory, target: Target
     assert json.loads(report.read_text())["subject"]["index"] == digest
 
 
-def test_the_command_as_json(call: Call, factory: Factory, target: Target) -> None:
+def test_the_command_as_json(call: Call, factory: Project, target: Target) -> None:
     put_image(factory, target)
     call("keys", "new", "throwaway", code=0)
     out, _ = call("verify", NAME, "--suite", "quick", "--json", code=0, bench=make_bench())
@@ -404,7 +408,7 @@ def test_the_command_as_json(call: Call, factory: Factory, target: Target) -> No
     assert result["expires"].startswith("2026-04-02")
 
 
-def test_the_command_without_a_gpu(call: Call, factory: Factory) -> None:
+def test_the_command_without_a_gpu(call: Call, factory: Project) -> None:
     out, err = call("verify", NAME, "--json", code=9, bench=make_bench(evidence=MadeUp(None)))
     document = json.loads(out)
     assert [row["outcome"] for row in document["results"]] == ["no-gpu"]
@@ -412,7 +416,7 @@ def test_the_command_without_a_gpu(call: Call, factory: Factory) -> None:
     assert f"{NAME}: no-gpu: no GPU" in err
 
 
-def test_this_machines_own_answer(call: Call, factory: Factory) -> None:
+def test_this_machines_own_answer(call: Call, factory: Project) -> None:
     """Where there is no GPU the command says so; where there is one, that nothing is built."""
     here = Path("/proc/driver/nvidia/version").exists()
     _, err = call("verify", NAME, code=7 if here else 9)
@@ -420,7 +424,7 @@ def test_this_machines_own_answer(call: Call, factory: Factory) -> None:
 
 
 def test_where_the_report_goes_is_looked_at_before_the_run(
-    call: Call, factory: Factory, target: Target, tmp_path: Path
+    call: Call, factory: Project, target: Target, tmp_path: Path
 ) -> None:
     put_image(factory, target)
     (tmp_path / "file").write_text("")
@@ -429,14 +433,14 @@ def test_where_the_report_goes_is_looked_at_before_the_run(
     assert "--output" in err
 
 
-def test_a_failure_has_its_word_and_its_exit_code(call: Call, factory: Factory, target: Target) -> None:
+def test_a_failure_has_its_word_and_its_exit_code(call: Call, factory: Project, target: Target) -> None:
     put_image(factory, target)
     out, err = call("verify", NAME, "--capability", "sm_90", code=9, bench=make_bench())
     assert "outcome   wrong-gpu: asked for a GPU of capability 9.0" in out
     assert f"error: {NAME}: wrong-gpu" in err
 
 
-def test_a_promotion_that_cannot_be_is_a_failure(call: Call, factory: Factory, target: Target) -> None:
+def test_a_promotion_that_cannot_be_is_a_failure(call: Call, factory: Project, target: Target) -> None:
     """The suite passed, but the host does not know the GPU in all of its ways: nothing is signed or moved."""
     put_image(factory, target)
     call("keys", "new", "throwaway", code=0)
@@ -461,20 +465,22 @@ def test_options_that_do_not_go_together(call: Call, arguments: tuple[str, ...],
 
 
 def test_no_kit_is_written_for_gpus_that_it_cannot_start(
-    factory: Factory, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    factory: Project, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_image(factory, target)
-    chosen = resolve.choose_image(factory, NAME, "", Quiet())
+    chosen = resolve.resolve_image(factory, NAME, "", QuietProgress())
     definition = replace(chosen.definition, target=replace(target, cuda="rocm7"))
     amd = replace(chosen, definition=definition)
-    monkeypatch.setattr("imagefactory.actions.kits.choose_image", lambda *_: amd)
+    monkeypatch.setattr("imagefactory.actions.verify.resolve_image", lambda *_: amd)
     with pytest.raises(UsageError) as caught:
-        write_kit(factory, NAME, verify.VerifyOptions(), KitPlace(folder=tmp_path / "kit"), Quiet())
+        write_kit(
+            factory, NAME, verify.VerifyOptions(), KitDestination(folder=tmp_path / "kit"), QuietProgress()
+        )
     assert caught.value.code == "amd-not-supported"
     assert not (tmp_path / "kit").exists()
 
 
-def test_a_kit_is_written_without_a_gpu(call: Call, factory: Factory, target: Target, tmp_path: Path) -> None:
+def test_a_kit_is_written_without_a_gpu(call: Call, factory: Project, target: Target, tmp_path: Path) -> None:
     digest = put_image(factory, target)
     out, _ = call(
         "verify", NAME, "--kit", str(tmp_path / "kit"), "--ledger", str(tmp_path / "ledger"), code=0
@@ -498,7 +504,7 @@ def test_a_kit_is_written_without_a_gpu(call: Call, factory: Factory, target: Ta
 # --- several GPUs --------------------------------------------------------------------------------
 
 
-def test_several_gpus_by_the_command(call: Call, factory: Factory, target: Target) -> None:
+def test_several_gpus_by_the_command(call: Call, factory: Project, target: Target) -> None:
     put_image(factory, target)
     call("keys", "new", "throwaway", code=0)
     call("keys", "trust", "throwaway", code=0)
@@ -515,7 +521,7 @@ def test_several_gpus_by_the_command(call: Call, factory: Factory, target: Targe
 
 
 def test_what_fails_on_several_ends_as_what_fails_on_one(
-    call: Call, factory: Factory, target: Target
+    call: Call, factory: Project, target: Target
 ) -> None:
     def apart(report: dict[str, Any]) -> None:
         report["checks"][-2].update(state="failed", outcome="wrong-numbers", detail="wrong sums")
@@ -526,7 +532,7 @@ def test_what_fails_on_several_ends_as_what_fails_on_one(
     assert f"error: {NAME}: apart: all-reduce: wrong-numbers: wrong sums" in err
 
 
-def test_several_gpus_are_not_there(call: Call, factory: Factory, target: Target) -> None:
+def test_several_gpus_are_not_there(call: Call, factory: Project, target: Target) -> None:
     put_image(factory, target)
     never_run = make_bench(ScriptedRunner(write=never))
     out, _ = call("verify", NAME, "--suite", "several", code=9, bench=never_run)
@@ -546,15 +552,17 @@ def test_what_goes_with_one_gpu_alone(call: Call, options: tuple[str, ...], said
 
 
 def test_an_image_that_several_gpus_cannot_be_asked_of(
-    factory: Factory, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    factory: Project, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before its nonce is issued, here or in a kit."""
     put_image(factory, target)
     monkeypatch.delitem(frameworks.FRAMEWORKS, target.framework)
     options = verify.VerifyOptions(level="several", runner="unshare")
     with pytest.raises(UsageError, check=lambda error: error.code == "suite-not-applicable"):
-        workflow.prove_image(factory, NAME, options, make_bench(ScriptedRunner(write=never)), Quiet())
+        workflow.verify_and_attach(
+            factory, NAME, options, make_bench(ScriptedRunner(write=never)), QuietProgress()
+        )
     with pytest.raises(UsageError, check=lambda error: error.code == "suite-not-applicable"):
-        write_kit(factory, NAME, options, KitPlace(folder=tmp_path / "kit"), Quiet())
+        write_kit(factory, NAME, options, KitDestination(folder=tmp_path / "kit"), QuietProgress())
     assert not (factory.layout.path / "nonces").exists()
     assert not (tmp_path / "kit").exists()

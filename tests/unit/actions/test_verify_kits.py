@@ -18,11 +18,11 @@ import pytest
 from imagefactory import cli
 from imagefactory.actions import promote, verdicts, verify
 from imagefactory.actions.transfer import PushOptions, push_target
-from imagefactory.actions.verdicts import find_in, ledger, read_court, registry_of
+from imagefactory.actions.verdicts import find_in, nonce_store, read_verification_policy, registry_of
 from imagefactory.actions.verify import (
-    CollectedKit,
     CollectOptions,
-    KitPlace,
+    KitDestination,
+    KitResult,
     VerifyOptions,
     collect,
     write_kit,
@@ -31,13 +31,13 @@ from imagefactory.errors import EXIT_REGISTRY, CheckFailedError, NoGpuError, Reg
 from imagefactory.model import Outcome, Target
 from imagefactory.oci.layout import reference
 from imagefactory.oci.manifests import Image
-from imagefactory.progress import Quiet
-from imagefactory.project import Factory
-from imagefactory.trust.keys import PublicKey, keys_folder, make_key
-from imagefactory.trust.policy import Grant, add_key
-from imagefactory.trust.verdict import Judged, Standing
-from imagefactory.verify.nonces import NonceError, NonceLedger
-from imagefactory.verify.report import SEEN_BY_KIT, SEEN_IN_ACTIONS
+from imagefactory.progress import QuietProgress
+from imagefactory.project import Project
+from imagefactory.trust.keys import PublicKey, keys_directory, make_key
+from imagefactory.trust.policy import TrustGrant, add_key
+from imagefactory.trust.verdict import VerdictStatus, VerificationResult
+from imagefactory.verify.nonces import NonceError, NonceStore
+from imagefactory.verify.report import EVIDENCE_ACTIONS, EVIDENCE_KIT
 from tests.made.factory import NAME, put_image
 from tests.made.kit import Bench, answer, docker, suite_report
 from tests.made.registry import RegistryMadeHere, registry_made_here
@@ -51,7 +51,7 @@ TAG = "2.3-cu121-sm80"
 class Site:
     """A factory with a pushed image, a trusted key and a registry; the kit of that image, and its machine."""
 
-    factory: Factory
+    factory: Project
     target: Target
     image: Image
     registry: RegistryMadeHere
@@ -64,35 +64,38 @@ class Site:
         docker(self.bench, run, Id=self.image.config)
         self.bench.run()
 
-    def collects(self, **options: Any) -> CollectedKit:
+    def collects(self, **options: Any) -> KitResult:
         now = datetime.now(UTC)
-        return collect(self.factory, self.bench.kit, CollectOptions(**options), now, Quiet())
+        return collect(self.factory, self.bench.kit, CollectOptions(**options), now, QuietProgress())
 
-    def judged(self, elsewhere: Factory | None = None) -> tuple[Judged, ...]:
+    def judged(self, elsewhere: Project | None = None) -> tuple[VerificationResult, ...]:
         """The verdicts that the registry has, as this factory judges them."""
         site = elsewhere or self.factory
-        place, court = registry_of(site, "pytorch", self.registry.host), read_court(site, datetime.now(UTC))
+        place, court = (
+            registry_of(site, "pytorch", self.registry.host),
+            read_verification_policy(site, datetime.now(UTC)),
+        )
         subject = self.bench.issued.run.subject
         return find_in(site, place, subject, court).judged
 
 
 @pytest.fixture
-def site(factory: Factory, target: Target, tmp_path: Path) -> Iterator[Site]:
+def site(factory: Project, target: Target, tmp_path: Path) -> Iterator[Site]:
     put_image(factory, target)
     image = factory.layout.image(reference(target))
     assert image is not None
-    key = make_key(keys_folder(factory.environ), "lab")
+    key = make_key(keys_directory(factory.environ), "lab")
     today = datetime.now(UTC).date()
-    grant = Grant(key=key, since=today - timedelta(days=1), until=today + timedelta(days=9))
+    grant = TrustGrant(key=key, since=today - timedelta(days=1), until=today + timedelta(days=9))
     write_settings(factory.settings.root_path, add_key("", grant, "imagefactory.toml"), factory.environ)
     with registry_made_here() as made:
-        push_target(factory, target, PushOptions(now=datetime.now(UTC), registry=made.host), Quiet())
+        push_target(factory, target, PushOptions(now=datetime.now(UTC), registry=made.host), QuietProgress())
         options = VerifyOptions(level="quick", registry=made.host)
-        written = write_kit(factory, NAME, options, KitPlace(folder=tmp_path / "kit"), Quiet())
+        written = write_kit(factory, NAME, options, KitDestination(folder=tmp_path / "kit"), QuietProgress())
         (tmp_path / "bin").mkdir()
         bench = Bench(
-            ledger=ledger(factory),
-            issued=ledger(factory).look(written.nonce),
+            ledger=nonce_store(factory),
+            issued=nonce_store(factory).look(written.nonce),
             kit=tmp_path / "kit",
             places=make_host(tmp_path / "host"),
             programs=tmp_path / "bin",
@@ -100,7 +103,7 @@ def site(factory: Factory, target: Target, tmp_path: Path) -> Iterator[Site]:
         yield Site(factory=factory, target=target, image=image, registry=made, bench=bench, key=key)
 
 
-def other_factory(site: Site, tmp_path: Path) -> Factory:
+def other_factory(site: Site, tmp_path: Path) -> Project:
     """The same recipes and trust with an empty store, as a job of CI has them."""
     store = replace(site.factory.settings.store, value=str(tmp_path / "fresh"))
     return replace(site.factory, settings=replace(site.factory.settings, store=store))
@@ -115,12 +118,12 @@ def test_a_kit_becomes_a_verdict_that_can_be_relied_on(site: Site) -> None:
     assert (done.passed, done.again) == (True, False)
     assert done.attached == (str(site.factory.layout.path), f"{site.registry.host}/pytorch")
     (judged,) = site.judged()
-    assert (judged.standing, judged.proves) == (Standing.GOOD, True)
+    assert (judged.standing, judged.proves) == (VerdictStatus.GOOD, True)
     assert judged.verdict is not None
     assert judged.verdict.keyid == site.key.keyid
     hardware = judged.verdict.report.hardware
     assert hardware is not None
-    assert hardware.kind == SEEN_BY_KIT
+    assert hardware.kind == EVIDENCE_KIT
     assert done.promotion is not None
     assert [fate.tag for fate in done.promotion.fates if fate.moved] == [TAG]
     place = registry_of(site.factory, "pytorch", site.registry.host)
@@ -147,7 +150,7 @@ def test_a_run_that_says_no_is_signed_too_and_proves_nothing(site: Site) -> None
     done = site.collects(promote=True)
     assert (done.passed, done.report.outcome) == (False, Outcome.WRONG_NUMBERS)
     (judged,) = site.judged()
-    assert (judged.standing, judged.proves) == (Standing.GOOD, False)
+    assert (judged.standing, judged.proves) == (VerdictStatus.GOOD, False)
     assert done.promotion is not None
     assert not any(fate.moved for fate in done.promotion.fates)
 
@@ -171,7 +174,7 @@ def test_without_a_gpu_there_nothing_is_signed_here(site: Site) -> None:
 
 def test_without_a_key_nothing_is_spent(site: Site) -> None:
     site.runs()
-    for path in keys_folder(site.factory.environ).iterdir():
+    for path in keys_directory(site.factory.environ).iterdir():
         path.rename(path.with_suffix(".away"))
     with pytest.raises(UsageError) as caught:
         site.collects()
@@ -185,7 +188,7 @@ def test_a_policy_may_refuse_kits(site: Site) -> None:
     site.runs()
     done = site.collects(promote=True)
     (judged,) = site.judged()
-    assert judged.standing is Standing.EVIDENCE_REFUSED
+    assert judged.standing is VerdictStatus.EVIDENCE_REFUSED
     assert done.promotion is not None
     assert not any(fate.moved for fate in done.promotion.fates)
 
@@ -198,9 +201,9 @@ def test_a_job_without_a_store_signs_by_a_ledger_that_travelled(site: Site, tmp_
     fresh = other_factory(site, tmp_path)
     now = datetime.now(UTC)
     with pytest.raises(NonceError, check=lambda error: error.code == "nonce-unknown"):
-        collect(fresh, site.bench.kit, CollectOptions(), now, Quiet())
+        collect(fresh, site.bench.kit, CollectOptions(), now, QuietProgress())
     options = CollectOptions(ledger=site.bench.ledger.folder, registry=site.registry.host, promote=True)
-    done = collect(fresh, site.bench.kit, options, now, Quiet())
+    done = collect(fresh, site.bench.kit, options, now, QuietProgress())
     assert done.attached == (f"{site.registry.host}/pytorch",)
     assert [judged.proves for judged in site.judged(fresh)] == [True]
 
@@ -213,7 +216,7 @@ def test_a_copy_of_a_ledger_makes_nobody_sign_a_second_time(site: Site, tmp_path
         copy = tmp_path / f"ledger-{number}"
         shutil.copytree(site.bench.ledger.folder, copy)
         options = CollectOptions(ledger=copy, registry=site.registry.host, promote=True)
-        done = collect(fresh, site.bench.kit, options, now, Quiet())
+        done = collect(fresh, site.bench.kit, options, now, QuietProgress())
         assert (done.passed, done.again) == (True, number > 0)
         assert done.attached == (f"{site.registry.host}/pytorch",)
         assert done.promotion is not None
@@ -226,13 +229,13 @@ def test_a_nonce_gives_no_second_verdict_whatever_is_kept_of_the_first(site: Sit
     site.runs()
     fresh, now = other_factory(site, tmp_path), datetime.now(UTC)
 
-    def collect_with(name: str, spent: Path | None) -> CollectedKit:
+    def collect_with(name: str, spent: Path | None) -> KitResult:
         copy = tmp_path / name
         shutil.copytree(tmp_path / "issued", copy)
         if spent:
             shutil.copytree(spent, copy / "spent", dirs_exist_ok=True)
         options = CollectOptions(ledger=copy, registry=site.registry.host)
-        return collect(fresh, site.bench.kit, options, now, Quiet())
+        return collect(fresh, site.bench.kit, options, now, QuietProgress())
 
     shutil.copytree(site.bench.ledger.folder, tmp_path / "issued")
     assert not collect_with("first", None).again
@@ -262,10 +265,10 @@ def test_a_ledger_of_another_run_is_refused(site: Site, tmp_path: Path) -> None:
         "IMAGEFACTORY_LEDGER_KEY": "k" * 32,
     }
     here, now = replace(site.factory, environ=job), datetime.now(UTC)
-    place = KitPlace(folder=tmp_path / "ours", ledger=tmp_path / "ledger")
+    place = KitDestination(folder=tmp_path / "ours", ledger=tmp_path / "ledger")
     options = VerifyOptions(level="quick", registry=site.registry.host)
-    written = write_kit(here, NAME, options, place, Quiet())
-    issued = ledger(here, place.ledger).look(written.nonce)
+    written = write_kit(here, NAME, options, place, QuietProgress())
+    issued = nonce_store(here, place.ledger).look(written.nonce)
     bench = replace(site.bench, kit=place.folder, issued=issued)
     replace(site, bench=bench).runs()
     bench.run(**{name: value for name, value in job.items() if name.startswith("GITHUB_")})
@@ -277,19 +280,19 @@ def test_a_ledger_of_another_run_is_refused(site: Site, tmp_path: Path) -> None:
         {"GITHUB_ACTIONS": ""},
     ):
         with pytest.raises(NonceError, check=lambda error: error.code == "nonce-other-run"):
-            collect(replace(here, environ=job | change), place.folder, wanted, now, Quiet())
-    assert collect(here, place.folder, wanted, now, Quiet()).passed
-    again = collect(here, place.folder, wanted, now, Quiet())
+            collect(replace(here, environ=job | change), place.folder, wanted, now, QuietProgress())
+    assert collect(here, place.folder, wanted, now, QuietProgress()).passed
+    again = collect(here, place.folder, wanted, now, QuietProgress())
     assert again.again
     assert again.report.hardware is not None
-    assert again.report.hardware.kind == SEEN_IN_ACTIONS
+    assert again.report.hardware.kind == EVIDENCE_ACTIONS
 
 
 def test_a_key_that_can_be_guessed_is_refused(site: Site, tmp_path: Path) -> None:
     """Whoever can read an entry can try keys until its MAC fits."""
     environ = {**site.factory.environ, "IMAGEFACTORY_LEDGER_KEY": "secret"}
     with pytest.raises(UsageError, match="IMAGEFACTORY_LEDGER_KEY"):
-        ledger(replace(site.factory, environ=environ), tmp_path)
+        nonce_store(replace(site.factory, environ=environ), tmp_path)
 
 
 def test_what_was_signed_arrives_when_the_registry_is_back(
@@ -349,7 +352,9 @@ def test_an_image_in_no_registry_is_attached_to_in_the_store(
     site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = VerifyOptions(level="quick")
-    written = write_kit(site.factory, NAME, options, KitPlace(folder=tmp_path / "local"), Quiet())
+    written = write_kit(
+        site.factory, NAME, options, KitDestination(folder=tmp_path / "local"), QuietProgress()
+    )
     assert written.reference == ""
     bench = replace(site.bench, kit=tmp_path / "local", issued=site.bench.ledger.look(written.nonce))
     docker(bench, {"report": suite_report(target=NAME)}, Id=site.image.config)
@@ -415,7 +420,7 @@ def test_the_command_shows_checks_and_says_who_saw_the_gpu(
     site.runs()
     capsys.readouterr()
     assert (
-        command("collect", str(site.bench.kit), "--ledger", str(NonceLedger(site.bench.ledger.folder).folder))
+        command("collect", str(site.bench.kit), "--ledger", str(NonceStore(site.bench.ledger.folder).folder))
         == 0
     )
     told = capsys.readouterr().out
@@ -427,7 +432,7 @@ def test_the_command_shows_checks_and_says_who_saw_the_gpu(
 def test_a_tag_that_stays_fails_the_command_but_not_the_verdict(
     site: Site, command: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stays = promote.Promotion(
+    stays = promote.PromotionResult(
         target=NAME,
         place="there",
         fates=(),

@@ -11,8 +11,8 @@ import pytest
 
 from imagefactory.build.base.make import read_facts, write_difference
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.manifests import Layer
-from imagefactory.progress import Quiet
+from imagefactory.oci.manifests import OciLayer
+from imagefactory.progress import QuietProgress
 
 PLAIN = "application/vnd.oci.image.layer.v1.tar"
 BELOW = {
@@ -52,11 +52,11 @@ def tar(entries: dict[str, str], *, mtime: int = 1, owners: tuple[str, ...] = ()
 def difference(tmp_path: Path, whole: dict[str, str], owners: tuple[str, ...] = ()) -> dict[str, str]:
     layout = Layout(tmp_path / "store")
     data = tar(BELOW)
-    layer = Layer(
+    layer = OciLayer(
         descriptor=layout.add(data, PLAIN), diff_id=f"sha256:{hashlib.sha256(data).hexdigest()}", title="b"
     )
     (tmp_path / "whole.tar").write_bytes(tar(whole, mtime=9, owners=owners))
-    facts = read_facts(layout, (layer,), Quiet())
+    facts = read_facts(layout, (layer,), QuietProgress())
     made = write_difference(tmp_path / "whole.tar", facts, tmp_path / "out.tar")
     written = made.path.read_bytes()
     assert (made.sha256, made.size) == (hashlib.sha256(written).hexdigest(), len(written))

@@ -21,7 +21,7 @@ import pytest
 
 from imagefactory.build import layer_plan, layers
 from imagefactory.build.assemble import AssembleEngine
-from imagefactory.build.base.image import BaseImage, ComingBase, _tag, as_coming
+from imagefactory.build.base.image import BuiltBase, PendingBase, _tag, as_pending_base
 from imagefactory.build.base.look import base_key
 from imagefactory.build.layer_lock import image_of, lock_layers
 from imagefactory.build.layer_plan import (
@@ -34,17 +34,17 @@ from imagefactory.build.layer_plan import (
     wheel_part,
 )
 from imagefactory.build.layers import BaseCompiler
-from imagefactory.build.protocol import Supplies
-from imagefactory.build.wheel_layer import Prefix
+from imagefactory.build.protocol import BuildInputs
+from imagefactory.build.wheel_layer import InstallPrefix
 from imagefactory.errors import BuildError, DownloadError
-from imagefactory.lock.download import Arrivals
+from imagefactory.lock.download import PendingDownloads
 from imagefactory.lock.layers import format_layer_lock, parse_layer_lock, wrong_entries
-from imagefactory.model import BaseLock, Definition, LockedWheel
+from imagefactory.model import BaseLock, BuildSpec, LockedWheel
 from imagefactory.oci.layers import codec
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.manifests import Image, Layer
-from imagefactory.oci.unpack import Unpacked
-from imagefactory.progress import Lines, Quiet, Task
+from imagefactory.oci.manifests import Image, OciLayer
+from imagefactory.oci.unpack import UnpackedLayers
+from imagefactory.progress import LineProgress, ProgressTask, QuietProgress
 from tests.made.compiled import compile_here
 from tests.made.supplies import supplies
 from tests.made.values import make_base, make_lock, make_target
@@ -59,7 +59,7 @@ def bench(tmp_path: Path) -> LayerInputs:
         store=tmp_path / "store",
         segments=tmp_path / "segments",
         codec="zstd",
-        place=Prefix(prefix="/opt/env", python=PYTHON),
+        place=InstallPrefix(prefix="/opt/env", python=PYTHON),
         epoch=1,
         compiler="p",
     )
@@ -144,7 +144,7 @@ def test_all_that_decides_the_bytes_is_in_the_key(tmp_path: Path, field: str) ->
         "codec": "gzip",
         "epoch": 2,
         "compiler": "q",
-        "place": Prefix(prefix="/opt/other", python=PYTHON),
+        "place": InstallPrefix(prefix="/opt/other", python=PYTHON),
     }
     wheels = {wheel_of("a", 1): Path("/a")}
     one, other = bench(tmp_path), replace(bench(tmp_path), **{field: others[field]})  # type: ignore[arg-type]
@@ -159,23 +159,23 @@ def compile_with_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
     compile_here(monkeypatch, PYTHON)
 
 
-def definition(wheels: Mapping[LockedWheel, Path], label: str = "x") -> Definition:
+def definition(wheels: Mapping[LockedWheel, Path], label: str = "x") -> BuildSpec:
     target = make_target(name="demo-1.0-cu12", framework="demo", version="1.0", cuda="12", python=PYTHON)
     lock = make_lock(target=target.name, python=PYTHON, wheels=tuple(wheels))
     environment, labels = (("PATH", "/opt/env/bin"),), (("imagefactory.target", label),)
-    return Definition(
+    return BuildSpec(
         target=target, base=BASE, lock=lock, prefix="/opt/env", environment=environment, labels=labels
     )
 
 
-def base_layer(layout: Layout) -> BaseImage:
+def base_layer(layout: Layout) -> BuiltBase:
     blob = layout.add(bytes(1024), "application/vnd.oci.image.layer.v1.tar")
-    layer = Layer(descriptor=blob, diff_id=blob.digest, title="debian-12")
+    layer = OciLayer(descriptor=blob, diff_id=blob.digest, title="debian-12")
     image = Image(
         name="base:debian-12", digest=blob.digest, manifest=blob.digest, config=blob.digest, size=1024,
         layers=(layer,), environment=(),
     )  # fmt: skip
-    return BaseImage(image=image, folders=(layout.path,), identity="p", epoch=1, published=True)
+    return BuiltBase(image=image, folders=(layout.path,), identity="p", epoch=1, published=True)
 
 
 def wheels_in(folder: Path, changed: str = "") -> dict[LockedWheel, Path]:
@@ -194,17 +194,17 @@ def build(store: Path, wheels: Mapping[LockedWheel, Path], label: str = "x") -> 
     engine = AssembleEngine(layout, store.parent / "cache", codec="zstd", workers=1)
     wanted, base = definition(wheels, label), base_layer(layout)
     found = engine.find(wanted, base)  # as every build begins
-    return found or engine.build(wanted, supplies(base, lambda: wheels), Quiet())
+    return found or engine.build(wanted, supplies(base, lambda: wheels), QuietProgress())
 
 
 def test_an_image_is_known_by_its_layers_before_they_are_made(tmp_path: Path) -> None:
     layout, wheels = Layout(tmp_path / "store"), wheels_in(tmp_path / "w")
     blob = layout.add(bytes(1024), codec("zstd").media_type)
-    below = Layer(descriptor=blob, diff_id=blob.digest, title=BASE.name)
+    below = OciLayer(descriptor=blob, diff_id=blob.digest, title=BASE.name)
     lock = BaseLock(
         base=BASE.name, suite="bookworm", content_hash=f"sha256:{'0' * 64}", source_date_epoch=77, packages=()
     )
-    base = BaseImage(
+    base = BuiltBase(
         image=_tag(layout, BASE, (below,), 77),
         folders=(layout.path,),
         identity=base_key(lock),
@@ -213,7 +213,7 @@ def test_an_image_is_known_by_its_layers_before_they_are_made(tmp_path: Path) ->
     )
     engine = AssembleEngine(layout, tmp_path / "cache", codec="zstd", workers=1)
     wanted = definition(wheels)
-    image = engine.build(wanted, supplies(base, lambda: wheels), Quiet())
+    image = engine.build(wanted, supplies(base, lambda: wheels), QuietProgress())
     written = format_layer_lock(lock_layers(wanted, (lock,), image, engine.made_with(wanted)))
     known = parse_layer_lock(written, "f")
     assert wrong_entries(known, image.layers, "f") == ()
@@ -304,7 +304,7 @@ def test_another_file_under_a_wheels_name_is_never_built_in(tmp_path: Path, work
         return wheels
 
     assert wheels.keys() == fetched.keys()
-    made = engine.build(definition(wheels), supplies(base_layer(layout), packages), Lines(told))
+    made = engine.build(definition(wheels), supplies(base_layer(layout), packages), LineProgress(told))
     assert made.digest == first.digest
     assert f"{changed.name} has sha256 {locked(other).sha256}, locked is " in told.getvalue()
 
@@ -321,7 +321,7 @@ def test_a_wheel_that_stays_another_one_leaves_nothing_behind(tmp_path: Path) ->
     layout = Layout(tmp_path / "store")
     engine = AssembleEngine(layout, tmp_path / "cache", codec="zstd", workers=1)
     with pytest.raises(BuildError, match=bad.name):
-        engine.build(definition(wheels), supplies(base_layer(layout), Bad(wheels)), Quiet())
+        engine.build(definition(wheels), supplies(base_layer(layout), Bad(wheels)), QuietProgress())
     layout = Layout(tmp_path / "store")
     assert layout.tags() == {}
     assert list(layout.tmp.iterdir()) == []
@@ -352,7 +352,7 @@ def test_a_kept_segment_that_rotted_is_made_again(tmp_path: Path) -> None:
     engine = AssembleEngine(layout, tmp_path / "one" / "cache", codec="zstd", workers=1)
     wheels = wheels_in(tmp_path / "w")
     assert (
-        engine.build(definition(wheels), supplies(base_layer(layout), lambda: wheels), Quiet()).digest
+        engine.build(definition(wheels), supplies(base_layer(layout), lambda: wheels), QuietProgress()).digest
         == first.digest
     )
 
@@ -403,7 +403,7 @@ def test_of_two_wheels_with_one_file_one_is_kept_whatever_its_layer(
         wheels[locked(path)] = path
     told: list[str] = []
 
-    class Watcher(Quiet):
+    class Watcher(QuietProgress):
         def note(self, text: str) -> None:
             told.append(text)
 
@@ -441,7 +441,7 @@ def test_a_wheel_cannot_replace_the_environments_own_files(tmp_path: Path) -> No
         assert caught.value.code == "file-conflict"
 
 
-def build_in_parallel(tmp_path: Path, progress: Quiet) -> Image:
+def build_in_parallel(tmp_path: Path, progress: QuietProgress) -> Image:
     layout, wheels = Layout(tmp_path / "store"), wheels_in(tmp_path / "w")
     engine = AssembleEngine(layout, tmp_path / "cache", codec="zstd", workers=2)
     return engine.build(definition(wheels), supplies(base_layer(layout), lambda: wheels), progress)
@@ -449,7 +449,7 @@ def build_in_parallel(tmp_path: Path, progress: Quiet) -> Image:
 
 def test_workers_make_the_same_image(tmp_path: Path) -> None:
     one = build(tmp_path / "alone" / "store", wheels_in(tmp_path / "w"))
-    assert build_in_parallel(tmp_path, Quiet()).digest == one.digest
+    assert build_in_parallel(tmp_path, QuietProgress()).digest == one.digest
 
 
 def test_nothing_a_worker_started_outlives_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -467,14 +467,14 @@ def test_nothing_a_worker_started_outlives_the_build(tmp_path: Path, monkeypatch
         return BaseCompiler(start, PYTHON)
 
     monkeypatch.setattr(layers, "new_compiler", new_compiler)
-    build_in_parallel(tmp_path, Quiet())
+    build_in_parallel(tmp_path, QuietProgress())
     assert {path.suffix for path in ended.iterdir()} == {".ended"}
 
 
 def test_a_watcher_that_fails_stops_no_worker(tmp_path: Path) -> None:
-    class Gone(Quiet):
+    class Gone(QuietProgress):
         @contextmanager
-        def task(self, title: str, *, total: int = 0, unit: str = "bytes") -> Iterator[Task]:
+        def task(self, title: str, *, total: int = 0, unit: str = "bytes") -> Iterator[ProgressTask]:
             class Broken:
                 def advance(self, amount: int) -> None:
                     raise BrokenPipeError
@@ -490,23 +490,23 @@ def test_a_watcher_that_fails_stops_no_worker(tmp_path: Path) -> None:
 def test_a_failure_ends_what_waits_and_is_what_is_said(tmp_path: Path) -> None:
     """All wait: some for packages that will not come, the others for the base, which fails."""
     layout, wheels = Layout(tmp_path / "store"), wheels_in(tmp_path / "w")
-    arrivals, before = Arrivals(wheels.items()), set(threading.enumerate())
+    arrivals, before = PendingDownloads(wheels.items()), set(threading.enumerate())
     for wheel in list(wheels)[::2]:
         arrivals.tell(wheel)
 
     @contextmanager
-    def packages() -> Iterator[Arrivals]:
+    def packages() -> Iterator[PendingDownloads]:
         yield arrivals
 
-    def fail() -> BaseImage:
+    def fail() -> BuiltBase:
         arrivals.fail(DownloadError("test-problem", "no such wheel"))
         raise BuildError("test-problem", "no base")
 
-    coming = replace(as_coming(base_layer(layout)), make=fail, made=None)
+    coming = replace(as_pending_base(base_layer(layout)), make=fail, made=None)
     engine = AssembleEngine(layout, tmp_path / "cache", codec="zstd", workers=1)
-    told = Supplies(base=lambda: coming, packages=packages, unpacked=None)
+    told = BuildInputs(base=lambda: coming, packages=packages, unpacked=None)
     with pytest.raises(BuildError, match="no base"):
-        engine.build(definition(wheels), told, Quiet())
+        engine.build(definition(wheels), told, QuietProgress())
     assert arrivals.stop.is_set()
     assert set(threading.enumerate()) <= before
 
@@ -514,9 +514,9 @@ def test_a_failure_ends_what_waits_and_is_what_is_said(tmp_path: Path) -> None:
 def test_an_interrupt_before_the_base_is_begun_leaves_nothing_waiting_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waiting, wait = threading.Event(), layers.Work._await_base
+    waiting, wait = threading.Event(), layers.BuildWorkers._await_base
 
-    def told(work: layers.Work) -> None:
+    def told(work: layers.BuildWorkers) -> None:
         waiting.set()
         wait(work)
 
@@ -525,11 +525,11 @@ def test_an_interrupt_before_the_base_is_begun_leaves_nothing_waiting_for_it(
         assert waiting.wait(60)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(layers.Work, "_await_base", told)
-    monkeypatch.setattr(layers, "in_working_order", interrupted)
+    monkeypatch.setattr(layers.BuildWorkers, "_await_base", told)
+    monkeypatch.setattr(layers, "in_build_order", interrupted)
     before = set(threading.enumerate())
     with pytest.raises(KeyboardInterrupt):
-        build_in_parallel(tmp_path, Quiet())
+        build_in_parallel(tmp_path, QuietProgress())
     assert set(threading.enumerate()) <= before
 
 
@@ -541,24 +541,24 @@ def test_layers_are_made_while_the_base_is_and_the_packages_come(
     layout, wheels = Layout(tmp_path / "store"), wheels_in(tmp_path / "w")
     bare = make_wheel(tmp_path / "w", "bare", {"bare/data": b"no code"})
     wheels[locked(bare)] = bare
-    arrivals, fetching, laid = Arrivals(wheels.items()), threading.Event(), threading.Event()
+    arrivals, fetching, laid = PendingDownloads(wheels.items()), threading.Event(), threading.Event()
     arrivals.tell(locked(bare))
 
     @contextmanager
-    def packages() -> Iterator[Arrivals]:
+    def packages() -> Iterator[PendingDownloads]:
         fetching.set()
         yield arrivals
 
-    def begin() -> ComingBase:
+    def begin() -> PendingBase:
         assert fetching.is_set(), "the base's packages were fetched alone"
-        return replace(as_coming(base_layer(layout)), make=make, made=None)
+        return replace(as_pending_base(base_layer(layout)), make=make, made=None)
 
-    class Telling(Unpacked):
-        def unpack(self, layers: Sequence[Layer], *rest: Any, **more: Any) -> tuple[Path, ...]:
+    class Telling(UnpackedLayers):
+        def unpack(self, layers: Sequence[OciLayer], *rest: Any, **more: Any) -> tuple[Path, ...]:
             laid.set()
             return super().unpack(layers, *rest, **more)
 
-    def make() -> BaseImage:
+    def make() -> BuiltBase:
         assert laid.wait(60), "the layer that needs no base was not made before it"
         for wheel in wheels:
             if wheel != locked(bare):
@@ -566,8 +566,8 @@ def test_layers_are_made_while_the_base_is_and_the_packages_come(
         return base_layer(layout)
 
     engine = AssembleEngine(layout, tmp_path / "cache", codec="zstd", workers=1)
-    told = Supplies(base=begin, packages=packages, unpacked=Telling(tmp_path / "unpacked"))
-    made = engine.build(definition(wheels), told, Quiet())
+    told = BuildInputs(base=begin, packages=packages, unpacked=Telling(tmp_path / "unpacked"))
+    made = engine.build(definition(wheels), told, QuietProgress())
     assert made.digest == build(tmp_path / "other" / "store", wheels).digest
 
 
@@ -583,17 +583,19 @@ def test_a_layer_laid_out_while_it_is_made_is_what_unpacking_gives(
     program = make_wheel(tmp_path / "w", "tool", files)
     wheels[locked(program)] = program
     monkeypatch.setattr(layer_plan, "OWN_LAYER_BYTES", program.stat().st_size)
-    unpacked, again = Unpacked(tmp_path / "unpacked"), Unpacked(tmp_path / "again")
+    unpacked, again = UnpackedLayers(tmp_path / "unpacked"), UnpackedLayers(tmp_path / "again")
     engine = AssembleEngine(layout, tmp_path / "cache", codec="zstd", workers=2)
-    image = engine.build(definition(wheels), supplies(base_layer(layout), lambda: wheels, unpacked), Quiet())
+    image = engine.build(
+        definition(wheels), supplies(base_layer(layout), lambda: wheels, unpacked), QuietProgress()
+    )
     layers = image.layers[2:]  # without base and environment
-    again.unpack(layers, layout.blob_path, Quiet())
+    again.unpack(layers, layout.blob_path, QuietProgress())
     assert {"tool", "bucket"} <= {layer.title.partition(" ")[0] for layer in layers}
     for layer in layers:
         one, other = (seen(each.path(layer.diff_id)) for each in (unpacked, again))
         assert one == other
         assert one
-    assert unpacked.check_all(Quiet(), mend=False) == ()
+    assert unpacked.check_all(QuietProgress(), mend=False) == ()
     assert sorted(p.name for p in unpacked.folder.iterdir()) == sorted(p.name for p in again.folder.iterdir())
 
 
@@ -610,9 +612,9 @@ def seen(folder: Path) -> list[tuple[object, ...]]:
 def test_the_bar_counts_only_the_layers_that_are_made(tmp_path: Path, workers: int) -> None:
     counted: list[list[int]] = []
 
-    class Counting(Quiet):
+    class Counting(QuietProgress):
         @contextmanager
-        def task(self, title: str, *, total: int = 0, unit: str = "bytes") -> Iterator[Task]:
+        def task(self, title: str, *, total: int = 0, unit: str = "bytes") -> Iterator[ProgressTask]:
             row = [total, 0]
             counted.append(row)
 

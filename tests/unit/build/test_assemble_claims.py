@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from imagefactory.build.assemble import describe_lost, settle_claims
+from imagefactory.build.assemble import describe_path_conflicts, settle_claims
 from imagefactory.build.definition import define, rank_wheels
 from imagefactory.errors import BuildError
 from imagefactory.model import LockedWheel
@@ -48,7 +48,7 @@ def test_who_brings_the_kept_content_too_loses_nothing() -> None:
 
 def test_each_pair_is_told_with_the_number_of_files() -> None:
     rows = [(each, f"sha256={each}", path) for each in (A, B) for path in ("s/f", "s/g", "s/h")]
-    (line,) = describe_lost(settle_claims(rows, RANKS), RANKS)
+    (line,) = describe_path_conflicts(settle_claims(rows, RANKS), RANKS)
     assert line.startswith("b and a both bring /s/f and 2 more files")
     assert "exclude: [a]" in line
 
@@ -56,7 +56,7 @@ def test_each_pair_is_told_with_the_number_of_files() -> None:
 def test_what_the_recipe_names_itself_cannot_be_excluded_as_advice() -> None:
     ranks = {A: (0, False, "a"), B: (0, False, "b")}
     rows = [(each, f"sha256={each}", "s/f") for each in (A, B)]
-    (line,) = describe_lost(settle_claims(rows, ranks), ranks)
+    (line,) = describe_path_conflicts(settle_claims(rows, ranks), ranks)
     assert "exclude" not in line
 
 

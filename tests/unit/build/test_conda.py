@@ -18,7 +18,7 @@ from imagefactory.build.render import instructions, render_apptainer, render_doc
 from imagefactory.build.steps import copies, explicit_lists, steps
 from imagefactory.errors import LockError, RecipeError
 from imagefactory.lock.files import lock_digest
-from imagefactory.model import Base, Definition, Lock, LockedConda, LockedWheel, Target
+from imagefactory.model import BaseSpec, BuildSpec, Lock, LockedCondaPackage, LockedWheel, Target
 from tests.made.diagnostics import reports
 from tests.made.rendered import HOSTILE_TEXT, NAMES, SECTIONS, body, may_stand, parsed, section_names
 from tests.made.values import hexed, make_base, make_conda, make_lock, make_target
@@ -30,7 +30,7 @@ SYSTEM = (("__archspec", "x86_64"), ("__cuda", "12.1"), ("__glibc", "2.36"))
 
 def package(
     name: str, version: str = "1.0", *, build: str = "h1_0", depends: tuple[str, ...] = ()
-) -> LockedConda:
+) -> LockedCondaPackage:
     return make_conda(f"{name} {version} {build}", *depends)
 
 
@@ -52,7 +52,7 @@ def conda_target(**changes: object) -> Target:
     return make_target(**{**fields, **changes})
 
 
-def conda_lock(*packages: LockedConda, wheels: tuple[LockedWheel, ...] = (), target: str = "") -> Lock:
+def conda_lock(*packages: LockedCondaPackage, wheels: tuple[LockedWheel, ...] = (), target: str = "") -> Lock:
     return make_lock(
         target=target or "pytorch-conda-2.3-cu121",
         solver="py-rattler 0.28.0" + (", uv 0.9.1" if wheels else ""),
@@ -64,16 +64,16 @@ def conda_lock(*packages: LockedConda, wheels: tuple[LockedWheel, ...] = (), tar
 
 
 @pytest.fixture
-def definition() -> Definition:
+def definition() -> BuildSpec:
     return define(conda_target(), make_base(), conda_lock())
 
 
 @pytest.fixture
-def mixed() -> Definition:
+def mixed() -> BuildSpec:
     return define(conda_target(pip=("idna",)), make_base(), conda_lock(wheels=(WHEEL,)))
 
 
-def on_top(*more: LockedConda, wheels: tuple[LockedWheel, ...] = ()) -> Definition:
+def on_top(*more: LockedCondaPackage, wheels: tuple[LockedWheel, ...] = ()) -> BuildSpec:
     """A target built on another, with `more` packages and `wheels` above it."""
     below = conda_lock(target="pytorch-conda-2.3-cu121")
     lock = conda_lock(
@@ -86,7 +86,7 @@ def on_top(*more: LockedConda, wheels: tuple[LockedWheel, ...] = ()) -> Definiti
 # --- define ----------------------------------------------------------------------------------------
 
 
-def test_environment_and_labels(definition: Definition) -> None:
+def test_environment_and_labels(definition: BuildSpec) -> None:
     environment, labels = dict(definition.environment), dict(definition.labels)
     assert environment["CONDA_PREFIX"] == "/opt/env"
     assert "VIRTUAL_ENV" not in environment
@@ -140,7 +140,7 @@ def test_a_package_moved_below_is_named() -> None:
 # --- the files -------------------------------------------------------------------------------------
 
 
-def test_folder_holds_all_that_it_installs(definition: Definition, mixed: Definition) -> None:
+def test_folder_holds_all_that_it_installs(definition: BuildSpec, mixed: BuildSpec) -> None:
     files = render(definition)
     assert list(files) == [
         "Dockerfile", "apptainer.def", "conda-lock.yml", "explicit.txt", "install.py", "rattler.txt",
@@ -155,7 +155,7 @@ def test_folder_holds_all_that_it_installs(definition: Definition, mixed: Defini
         assert {name for name, _ in copies(made)} <= set(render(made))
 
 
-def test_what_a_lock_does_not_need_any_more_goes(tmp_path: Path, mixed: Definition) -> None:
+def test_what_a_lock_does_not_need_any_more_goes(tmp_path: Path, mixed: BuildSpec) -> None:
     definition = define(conda_target(), make_base(), conda_lock())
     write_definitions(tmp_path, render(mixed))
     write_definitions(tmp_path, {**render(mixed), "explicit-2.txt": ""})
@@ -173,13 +173,13 @@ def test_the_linkers_requirements_are_those_of_this_project() -> None:
     assert (Path(folders.__file__).parent / "rattler.txt").read_text() == found[0]
 
 
-def test_the_dockerfile_is_what_the_model_says(definition: Definition, mixed: Definition) -> None:
+def test_the_dockerfile_is_what_the_model_says(definition: BuildSpec, mixed: BuildSpec) -> None:
     for made in (definition, mixed, on_top(package("numba")), on_top(wheels=(WHEEL,))):
         assert parsed(render_dockerfile(made)) == instructions(made)
         assert section_names(render_apptainer(made)) == SECTIONS
 
 
-def test_shell_parts_are_shell(mixed: Definition) -> None:
+def test_shell_parts_are_shell(mixed: BuildSpec) -> None:
     scripts = [body(render_apptainer(mixed), name) for name in ("post", "environment", "runscript")]
     runs = [each.value for each in instructions(mixed) if each.keyword == "RUN"]
     assert len(runs) == 8
@@ -188,7 +188,7 @@ def test_shell_parts_are_shell(mixed: Definition) -> None:
         assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_both_files_run_the_same_commands(mixed: Definition) -> None:
+def test_both_files_run_the_same_commands(mixed: BuildSpec) -> None:
     post = " ".join(body(render_apptainer(mixed), "post").replace("\\\n", " ").split())
     for each in instructions(mixed):
         if each.keyword == "RUN":
@@ -196,7 +196,7 @@ def test_both_files_run_the_same_commands(mixed: Definition) -> None:
                 assert command in post
 
 
-def test_each_step_sees_the_secrets_that_it_needs(mixed: Definition) -> None:
+def test_each_step_sees_the_secrets_that_it_needs(mixed: BuildSpec) -> None:
     assert [step.secrets for step in steps(mixed) if step.built] == [
         ("pip.conf", "ca.pem"),
         ("channels.json", "ca.pem"),
@@ -266,7 +266,7 @@ BASES = [make_base(), make_base(suite="", packages=(), image=f"x.org/y@sha256:{'
 
 
 @pytest.mark.parametrize("base", BASES)
-def test_a_base_without_a_fit_python_is_refused_before_anything_is_built(base: Base) -> None:
+def test_a_base_without_a_fit_python_is_refused_before_anything_is_built(base: BaseSpec) -> None:
     text = render_dockerfile(define(conda_target(), base, conda_lock()))
     (check,) = [
         line for line in text.split("\n\n") if "import sys, ensurepip, venv" in line and "RUN" in line

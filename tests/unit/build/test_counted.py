@@ -16,15 +16,15 @@ import pytest
 from imagefactory.build import layer_plan, wheel_layer
 from imagefactory.build import layers as layer_work
 from imagefactory.build.assemble import AssembleEngine
-from imagefactory.build.base.image import BaseImage
+from imagefactory.build.base.image import BuiltBase
 from imagefactory.build.layers import BaseCompiler
-from imagefactory.build.wheel_layer import Member
-from imagefactory.model import Definition, LockedWheel
+from imagefactory.build.wheel_layer import WheelMember
+from imagefactory.model import BuildSpec, LockedWheel
 from imagefactory.oci import layers, unpack
-from imagefactory.oci.layers import Codec, Compressor, codec
+from imagefactory.oci.layers import Compressor, LayerCodec, codec
 from imagefactory.oci.layout import BlobWriter, Layout
-from imagefactory.oci.manifests import Image, Layer
-from imagefactory.oci.unpack import Unpacked
+from imagefactory.oci.manifests import Image, OciLayer
+from imagefactory.oci.unpack import UnpackedLayers
 from imagefactory.progress import QUIET
 from tests.made.compiled import compile_here
 from tests.made.supplies import supplies
@@ -43,14 +43,14 @@ class Counts(Counter[str]):
 def counts(monkeypatch: pytest.MonkeyPatch) -> Counts:
     compile_here(monkeypatch, PYTHON)
     counts, plain = Counts(), codec("zstd")
-    hold, chunks, write = wheel_layer.open_held, Member.chunks, BlobWriter.write
+    hold, chunks, write = wheel_layer.open_verified, WheelMember.chunks, BlobWriter.write
     unpack_layer, new_compiler = unpack.unpack_layer, layer_work.new_compiler
 
     def counted_hold(wheel: Path, sha256: str) -> AbstractContextManager[IO[bytes]]:
         counts["hashed"] += 1
         return hold(wheel, sha256)
 
-    def counted_chunks(self: Member) -> Iterator[bytes]:
+    def counted_chunks(self: WheelMember) -> Iterator[bytes]:
         counts[f"read {self.info.filename}"] += 1
         return chunks(self)
 
@@ -65,14 +65,14 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counts:
         def flush(self) -> bytes:
             return self.inner.flush()
 
-    def packing() -> Codec:
+    def packing() -> LayerCodec:
         return replace(plain, compressor=lambda: Packing(plain.compressor()))
 
     def counted_write(self: BlobWriter, data: bytes) -> None:
         counts["written"] += len(data)
         write(self, data)
 
-    def counted_unpack(layer: Layer, *rest: Any) -> Mapping[int, str]:
+    def counted_unpack(layer: OciLayer, *rest: Any) -> Mapping[int, str]:
         counts[f"unpacked {layer.title}"] += 1
         return unpack_layer(layer, *rest)
 
@@ -80,8 +80,8 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counts:
         counts["compilers"] += 1
         return new_compiler(*given)
 
-    monkeypatch.setattr(wheel_layer, "open_held", counted_hold)
-    monkeypatch.setattr(Member, "chunks", counted_chunks)
+    monkeypatch.setattr(wheel_layer, "open_verified", counted_hold)
+    monkeypatch.setattr(WheelMember, "chunks", counted_chunks)
     monkeypatch.setitem(layers.CODECS, "zstd", packing)
     monkeypatch.setattr(BlobWriter, "write", counted_write)
     monkeypatch.setattr(unpack, "unpack_layer", counted_unpack)
@@ -104,16 +104,16 @@ def build(root: Path, given: Mapping[LockedWheel, Path]) -> Image:
     target = make_target(name="demo-1.0-cu12", framework="demo", version="1.0", cuda="12", python=PYTHON)
     lock = make_lock(target=target.name, python=PYTHON, wheels=tuple(given))
     base, layout = make_base(python=PYTHON), Layout(root / "store")
-    definition = Definition(target=target, base=base, lock=lock, prefix="/opt/env", environment=(), labels=())
+    definition = BuildSpec(target=target, base=base, lock=lock, prefix="/opt/env", environment=(), labels=())
     blob = layout.add(bytes(1024), "application/vnd.oci.image.layer.v1.tar")
-    layer = Layer(descriptor=blob, diff_id=blob.digest, title="base")
+    layer = OciLayer(descriptor=blob, diff_id=blob.digest, title="base")
     image = Image(
         name="base:b", digest=blob.digest, manifest=blob.digest, config=blob.digest, size=1024,
         layers=(layer,), environment=(),
     )  # fmt: skip
-    made = BaseImage(image=image, folders=(layout.path,), identity="b", epoch=1, published=True)
+    made = BuiltBase(image=image, folders=(layout.path,), identity="b", epoch=1, published=True)
     engine = AssembleEngine(layout, root / "cache", codec="zstd", workers=2)
-    unpacked = Unpacked(root / "store" / "unpacked")
+    unpacked = UnpackedLayers(root / "store" / "unpacked")
     found = engine.find(definition, made)  # as every build begins
     return found or engine.build(definition, supplies(made, lambda: given, unpacked), QUIET)
 

@@ -10,7 +10,7 @@ from dockerfile_parse import DockerfileParser
 from imagefactory.build.definition import define, pyvenv_cfg, venv_links
 from imagefactory.build.render import instructions, render_apptainer, render_dockerfile
 from imagefactory.errors import RecipeError
-from imagefactory.model import Definition
+from imagefactory.model import BuildSpec
 from tests.made.diagnostics import reports
 from tests.made.values import make_base, make_lock, make_target
 
@@ -18,7 +18,7 @@ DIGEST = "sha256:" + "0a" * 32
 PLACE = f"docker.io/nvidia/cuda@{DIGEST}"
 
 
-def pulled(**changes: object) -> Definition:
+def pulled(**changes: object) -> BuildSpec:
     base = make_base(
         suite="", packages=(), image=f"docker.io/nvidia/cuda:12@{DIGEST}", public=PLACE, **changes
     )

@@ -7,16 +7,16 @@ import pytest
 from imagefactory.build.docker import (
     LONGEST_LINE,
     TAIL_LINES,
-    Build,
     BuildEventKind,
-    Transcript,
+    BuildLog,
+    BuildxRequest,
     clean,
     command,
     parse_line,
     pip_note,
 )
 
-BUILD = Build(
+BUILD = BuildxRequest(
     context="context",
     base="imagefactory/base:0123456789ab",
     tag="imagefactory/build:abc",
@@ -79,8 +79,8 @@ ERROR: failed to solve: process "/bin/sh -c echo one; exit 3" did not complete s
 """
 
 
-def read(text: str) -> Transcript:
-    transcript = Transcript()
+def read(text: str) -> BuildLog:
+    transcript = BuildLog()
     for line in text.split("\n"):  # not splitlines: a line may hold a carriage return
         transcript.feed(line)
     return transcript
@@ -138,7 +138,7 @@ def test_clean_shows_what_a_terminal_would() -> None:
 
 
 def test_steps_are_counted_as_the_stages_show_themselves() -> None:
-    transcript = Transcript()
+    transcript = BuildLog()
     seen = []
     for line in GOOD.splitlines():
         transcript.feed(line)

@@ -20,8 +20,8 @@ from imagefactory.errors import LockError, RecipeError, UsageError
 from imagefactory.gpu.drivers import driver_floor
 from imagefactory.lock.files import read_lock
 from imagefactory.lock.pypi.requirements import parse_lock
-from imagefactory.model import Base, Definition, Lock, OwnFile, Start, Target
-from imagefactory.recipes.expand import expand_sound
+from imagefactory.model import BaseSpec, BuildSpec, ContainerStart, Lock, OwnFile, Target
+from imagefactory.recipes.expand import expand_lenient
 from imagefactory.recipes.read import read_bases, read_recipes
 from imagefactory.recipes.values import named_packages
 from imagefactory.suite import table
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
-def definition() -> Definition:
+def definition() -> BuildSpec:
     return define(make_target(), make_base(), make_lock())
 
 
@@ -51,10 +51,10 @@ def test_both_texts_say_which_indexes_pip_must_know() -> None:
 # --- the committed files ---------------------------------------------------------------------------
 
 
-def committed() -> dict[str, Definition]:
-    bases, targets, _ = expand_sound(read_recipes(ROOT / "recipes"), read_bases(ROOT / "recipes"), {})
+def committed() -> dict[str, BuildSpec]:
+    bases, targets, _ = expand_lenient(read_recipes(ROOT / "recipes"), read_bases(ROOT / "recipes"), {})
     by_name = {base.name: base for base in bases}
-    made: dict[str, Definition] = {}
+    made: dict[str, BuildSpec] = {}
     for target in sorted(targets, key=lambda target: target.on != ""):
         lock = read_lock(ROOT / "lockfiles", target)
         assert lock, target.name
@@ -75,11 +75,11 @@ def test_definitions_are_what_the_recipes_give() -> None:
     assert check_definitions(ROOT / "definitions", files) == ()
 
 
-def test_hadolint_finds_nothing(tmp_path: Path, definition: Definition) -> None:
+def test_hadolint_finds_nothing(tmp_path: Path, definition: BuildSpec) -> None:
     own = OwnFile(
         path="/app/train.py", source=tmp_path / "train.py", sha256="0" * 64, size=1, executable=False
     )
-    start = Start(entrypoint=("python", "$x"), command=("it's",), workdir="/app", user="1000:1000")
+    start = ContainerStart(entrypoint=("python", "$x"), command=("it's",), workdir="/app", user="1000:1000")
     pulled = make_base(
         suite="", packages=(), image=f"x.org/y:1@sha256:{'0' * 64}", interpreter="/opt/a b/python"
     )
@@ -120,7 +120,7 @@ def test_driver_floor_is_the_major_version(cuda: str, floor: str) -> None:
     assert driver_floor(cuda) == floor
 
 
-def test_environment_and_labels(definition: Definition) -> None:
+def test_environment_and_labels(definition: BuildSpec) -> None:
     assert definition.environment == (
         (
             "PATH",
@@ -150,7 +150,7 @@ def test_lock_label_follows_the_wheels() -> None:
     assert dict(one.labels)["imagefactory.lock"] != dict(two.labels)["imagefactory.lock"]
 
 
-def test_venv_files(definition: Definition) -> None:
+def test_venv_files(definition: BuildSpec) -> None:
     assert "home = /usr/bin\ninclude-system-site-packages = false\n" in pyvenv_cfg(definition)
     assert dict(venv_links(definition)) == {
         "/opt/env/bin/python": "/usr/bin/python3.11",
@@ -174,7 +174,7 @@ def test_venv_files(definition: Definition) -> None:
         (make_target(cuda="12.x"), make_base(), make_lock(), "value-invalid"),
     ],
 )
-def test_what_does_not_fit_is_refused(target: Target, base: Base, lock: Lock, code: str) -> None:
+def test_what_does_not_fit_is_refused(target: Target, base: BaseSpec, lock: Lock, code: str) -> None:
     with pytest.raises((LockError, RecipeError)) as caught:
         define(target, base, lock)
     error = caught.value
@@ -184,7 +184,7 @@ def test_what_does_not_fit_is_refused(target: Target, base: Base, lock: Lock, co
 # --- the files -------------------------------------------------------------------------------------
 
 
-def test_definition_file_has_these_sections_alone(definition: Definition) -> None:
+def test_definition_file_has_these_sections_alone(definition: BuildSpec) -> None:
     text = render_apptainer(definition)
     header, found = sections(text)
     assert header == {"bootstrap": "docker", "from": "docker.io/library/debian:12-slim"}
@@ -193,16 +193,16 @@ def test_definition_file_has_these_sections_alone(definition: Definition) -> Non
     assert tuple(labels) == definition.labels
 
 
-def test_nothing_is_left_for_apptainer_to_fill_in(definition: Definition) -> None:
+def test_nothing_is_left_for_apptainer_to_fill_in(definition: BuildSpec) -> None:
     assert "{{" not in render_apptainer(definition)
 
 
-def test_an_engines_own_base_stands_in_the_header(definition: Definition) -> None:
+def test_an_engines_own_base_stands_in_the_header(definition: BuildSpec) -> None:
     header, _ = sections(render_apptainer(definition, bootstrap="oci", place="base:latest"))
     assert header == {"bootstrap": "oci", "from": "base:latest"}
 
 
-def test_environment_section_means_the_environment(definition: Definition) -> None:
+def test_environment_section_means_the_environment(definition: BuildSpec) -> None:
     hostile = 'it\'s $HOME `id` "x" \\t #no % [[ 7*7 ]]'
     changed = replace(definition, environment=(*definition.environment, ("ODD", hostile)))
     script = body(render_apptainer(changed), "environment") + "\nexec env -0"
@@ -214,7 +214,7 @@ def test_environment_section_means_the_environment(definition: Definition) -> No
     assert "HOME" not in seen
 
 
-def test_shell_parts_are_shell(definition: Definition) -> None:
+def test_shell_parts_are_shell(definition: BuildSpec) -> None:
     text = render_apptainer(definition)
     scripts = [body(text, name) for name in ("post", "environment", "runscript")]
     scripts += [each.value for each in instructions(definition) if each.keyword == "RUN"]
@@ -224,7 +224,7 @@ def test_shell_parts_are_shell(definition: Definition) -> None:
         assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_settings_of_the_machine_come_as_secrets_to_pip_alone(definition: Definition) -> None:
+def test_settings_of_the_machine_come_as_secrets_to_pip_alone(definition: BuildSpec) -> None:
     """No ARG but the base: what an ARG holds stays in the history and in the cache."""
     found = instructions(definition)
     assert [each.value for each in found if each.keyword == "ARG"] == [f"BASE={definition.base.public}"]
@@ -238,7 +238,7 @@ def test_settings_of_the_machine_come_as_secrets_to_pip_alone(definition: Defini
     assert not [each for each in found if each is not pip and ("PIP_" in each.value or "secret" in str(each))]
 
 
-def test_both_files_run_the_same_commands(definition: Definition) -> None:
+def test_both_files_run_the_same_commands(definition: BuildSpec) -> None:
     post = " ".join(body(render_apptainer(definition), "post").replace("\\\n", " ").split())
     for each in instructions(definition):
         if each.keyword == "RUN":
@@ -246,13 +246,13 @@ def test_both_files_run_the_same_commands(definition: Definition) -> None:
                 assert command in post
 
 
-def test_dockerfile_begins_with_a_comment_that_is_no_directive(definition: Definition) -> None:
+def test_dockerfile_begins_with_a_comment_that_is_no_directive(definition: BuildSpec) -> None:
     tricky = replace(definition, target=replace(definition.target, description="escape=`"))
     first = render_dockerfile(tricky).splitlines()[0]
     assert not re.match(r"#\s*[A-Za-z][A-Za-z0-9]*\s*=", first)
 
 
-def test_folder_holds_the_lock_it_installs(definition: Definition) -> None:
+def test_folder_holds_the_lock_it_installs(definition: BuildSpec) -> None:
     files = render(definition)
     assert list(files) == ["Dockerfile", "apptainer.def", "requirements.txt"]
     assert parse_lock(files["requirements.txt"], "requirements.txt") == definition.lock
@@ -275,7 +275,7 @@ HOSTILE = [
 @pytest.mark.parametrize("text", HOSTILE)
 @pytest.mark.parametrize("render_one", [render_dockerfile, render_apptainer])
 @pytest.mark.parametrize("field", ["environment", "labels", "description"])
-def test_hostile_values_raise(text: str, render_one, field: str, definition: Definition) -> None:
+def test_hostile_values_raise(text: str, render_one, field: str, definition: BuildSpec) -> None:
     if field == "description":
         changed = replace(definition, target=replace(definition.target, description=text))
     else:
@@ -286,7 +286,7 @@ def test_hostile_values_raise(text: str, render_one, field: str, definition: Def
 
 
 @pytest.mark.parametrize("name", ["A B", "A=B", "1A", "A\n", "", "A-B", "Ä"])
-def test_hostile_names_raise(name: str, definition: Definition) -> None:
+def test_hostile_names_raise(name: str, definition: BuildSpec) -> None:
     changed = replace(definition, environment=((name, "x"),))
     for render_one in (render_dockerfile, render_apptainer):
         with pytest.raises(UsageError) as caught:
@@ -294,14 +294,14 @@ def test_hostile_names_raise(name: str, definition: Definition) -> None:
         assert caught.value.code == "value-not-quotable"
 
 
-def test_label_without_quotes_keeps_its_blanks_or_is_refused(definition: Definition) -> None:
+def test_label_without_quotes_keeps_its_blanks_or_is_refused(definition: BuildSpec) -> None:
     with pytest.raises(UsageError) as caught:
         render_apptainer(replace(definition, labels=(("key", " x"),)))
     assert caught.value.code == "value-not-quotable"
 
 
 @pytest.mark.parametrize("public", ["debian:12 AS x", "debian:12\nRUN id", "$(id)", "", "-x"])
-def test_hostile_base_raises(public: str, definition: Definition) -> None:
+def test_hostile_base_raises(public: str, definition: BuildSpec) -> None:
     changed = replace(definition, base=replace(definition.base, public=public))
     for render_one in (render_dockerfile, render_apptainer):
         with pytest.raises(UsageError) as caught:
@@ -410,7 +410,7 @@ def test_unwritable_folder_is_an_error_with_a_hint(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def with_wheel(tmp_path: Path) -> Definition:
+def with_wheel(tmp_path: Path) -> BuildSpec:
     file = tmp_path / "idna-3.7-py3-none-any.whl"
     file.write_bytes(b"wheel")
     lock = make_lock(origins=(("idna", f"./wheels/{file.name}"),))
@@ -418,7 +418,7 @@ def with_wheel(tmp_path: Path) -> Definition:
     return replace(define(make_target(), make_base(), lock), local=(local,))
 
 
-def test_a_wheel_of_the_factory_is_copied_and_installed(with_wheel: Definition, tmp_path: Path) -> None:
+def test_a_wheel_of_the_factory_is_copied_and_installed(with_wheel: BuildSpec, tmp_path: Path) -> None:
     text, folder = render_dockerfile(with_wheel), tmp_path / "definitions"
     assert parsed(text) == instructions(with_wheel)
     assert "COPY requirements.txt wheels/idna-3.7-py3-none-any.whl /opt/install/\n" in text
@@ -434,7 +434,7 @@ def test_a_wheel_of_the_factory_is_copied_and_installed(with_wheel: Definition, 
     assert not any((folder / "wheels").iterdir())
 
 
-def test_a_wheel_that_is_too_large_to_be_copied_is_said(with_wheel: Definition) -> None:
+def test_a_wheel_that_is_too_large_to_be_copied_is_said(with_wheel: BuildSpec) -> None:
     wheels = (replace(with_wheel.lock.wheels[0], size=50_000_001), *with_wheel.lock.wheels[1:])
     large = replace(
         with_wheel,
@@ -451,18 +451,20 @@ def test_a_wheel_that_is_too_large_to_be_copied_is_said(with_wheel: Definition) 
 
 
 @pytest.fixture
-def with_own(tmp_path: Path) -> Definition:
+def with_own(tmp_path: Path) -> BuildSpec:
     files = []
     for path in ("/app/train.py", "/opt/mine/start.sh"):
         source = tmp_path / path.rpartition("/")[2]
         source.write_text(path)
         executable = path.endswith(".sh")
         files.append(OwnFile(path=path, source=source, sha256="1" * 64, size=1, executable=executable))
-    start = Start(entrypoint=("/opt/mine/start.sh",), command=("python", "a b.py"), workdir="/app", user="7")
+    start = ContainerStart(
+        entrypoint=("/opt/mine/start.sh",), command=("python", "a b.py"), workdir="/app", user="7"
+    )
     return define(make_target(start=start), make_base(), make_lock(), (), tuple(files))
 
 
-def test_own_files_and_start_in_both_languages(with_own: Definition) -> None:
+def test_own_files_and_start_in_both_languages(with_own: BuildSpec) -> None:
     text = render_dockerfile(with_own)
     assert parsed(text) == instructions(with_own)
     assert text.endswith(
@@ -475,7 +477,7 @@ def test_own_files_and_start_in_both_languages(with_own: Definition) -> None:
     assert "    test $# -gt 0 || set -- python 'a b.py'; exec /opt/mine/start.sh \"$@\"\n" in definition
 
 
-def test_own_files_are_written_checked_and_cleared(with_own: Definition, tmp_path: Path) -> None:
+def test_own_files_are_written_checked_and_cleared(with_own: BuildSpec, tmp_path: Path) -> None:
     folder, texts = tmp_path / "definitions", render(with_own)
     write_definitions(folder, texts, copied_files(with_own))
     assert check_definitions(folder, texts, copied_files(with_own)) == ()

@@ -14,8 +14,8 @@ import zstandard
 from imagefactory.build.definition import define
 from imagefactory.build.layer_lock import lay_own_files, own_title
 from imagefactory.errors import BuildError
-from imagefactory.model import Definition, OwnFile
-from imagefactory.oci.layers import Segment, codec
+from imagefactory.model import BuildSpec, OwnFile
+from imagefactory.oci.layers import TarSegment, codec
 from tests.made.values import make_base, make_lock, make_target
 
 
@@ -26,16 +26,16 @@ def own(folder: Path, path: str, *, executable: bool = False) -> OwnFile:
     return OwnFile(path=path, source=source, sha256=digest, size=len(path), executable=executable)
 
 
-def with_files(*files: OwnFile, workdir: str = "") -> Definition:
+def with_files(*files: OwnFile, workdir: str = "") -> BuildSpec:
     target = make_target()
     target = replace(target, start=replace(target.start, workdir=workdir))
     return define(target, make_base(), make_lock(), (), files)
 
 
-def laid(definition: Definition) -> list[tuple[str, str, int, int]]:
+def laid(definition: BuildSpec) -> list[tuple[str, str, int, int]]:
     """Name, kind, mode and owner of the layer's entries, in their order."""
     sink = io.BytesIO()
-    segment = Segment(codec("zstd"), sink, hashlib.sha256(), epoch=7)
+    segment = TarSegment(codec("zstd"), sink, hashlib.sha256(), epoch=7)
     lay_own_files(definition, segment)
     segment.raw(bytes(1024))
     segment.close()

@@ -12,7 +12,7 @@ import pytest
 from imagefactory.build.definition import define, rank_wheels
 from imagefactory.build.steps import INPUT, PIP, REQUIREMENTS, steps
 from imagefactory.lock.files import format_lock_files
-from imagefactory.model import Definition, LockedWheel
+from imagefactory.model import BuildSpec, LockedWheel
 from tests.made.values import make_base, make_lock, make_target
 
 PROGRAM = """\
@@ -30,12 +30,12 @@ def wheel(name: str) -> LockedWheel:
     return LockedWheel(name=name, version="1", filename=filename, sha256="a" * 64, size=1)
 
 
-def alone(*named: str) -> Definition:
+def alone(*named: str) -> BuildSpec:
     wheels = tuple(map(wheel, ("a", "b", "b-b", "c", "d", "e", "torch", "z")))
     return define(make_target(framework="torch", requirements=named), make_base(), make_lock(wheels=wheels))
 
 
-def above(*named: str) -> Definition:
+def above(*named: str) -> BuildSpec:
     whole, below = alone(*named), tuple(map(wheel, ("b", "d", "torch")))
     return replace(
         whole,
@@ -45,7 +45,7 @@ def above(*named: str) -> Definition:
     )
 
 
-def of_pip(definition: Definition) -> Iterator[str]:
+def of_pip(definition: BuildSpec) -> Iterator[str]:
     """The commands of the step that runs pip, from the first filter on."""
     (step,) = (one for one in steps(definition) if any("pip --python" in text for text in one.commands))
     yield from (text for text in step.commands if text.startswith((f"{PIP}/bin/pip ", "grep")))
@@ -61,7 +61,7 @@ def of_pip(definition: Definition) -> Iterator[str]:
         above("a", "b-b", "c", "e", "z"),
     ],
 )
-def test_wheels_are_installed_by_falling_rank(definition: Definition, tmp_path: Path) -> None:
+def test_wheels_are_installed_by_falling_rank(definition: BuildSpec, tmp_path: Path) -> None:
     installed, program = tmp_path / "installed", tmp_path / "pip/bin/pip"
     program.parent.mkdir(parents=True)
     program.write_text(PROGRAM)

@@ -13,7 +13,7 @@ from imagefactory.build import secrets
 from imagefactory.build.conda_install import Failure
 from imagefactory.build.secrets import BuildSecrets, find_secrets, linker_failure
 from imagefactory.errors import UsageError
-from imagefactory.lock.conda.channels import ChannelAccess, ChannelSite
+from imagefactory.lock.conda.channels import ChannelAccess, ContainerChannels
 from imagefactory.lock.pypi.index import PackageIndex
 
 PLAIN = PackageIndex(url="", origin="uv's default", certificates="", proxy="", environment=())
@@ -169,7 +169,7 @@ def test_channels_stand_in_a_file_of_their_own(tmp_path: Path) -> None:
 
 
 def test_channels_are_asked_through_this_machines_proxies() -> None:
-    build_secrets = ChannelSite(text='{"mirrors": {}, "auth": {}}', hidden=(), loopback=False)
+    build_secrets = ContainerChannels(text='{"mirrors": {}, "auth": {}}', hidden=(), loopback=False)
     environ = {"HTTPS_PROXY": "http://ada:pr0xy@127.0.0.1:3128", "no_proxy": "near.example.org"}
     secrets = find_secrets(PLAIN, environ, build_secrets)
     assert json.loads(secrets.channels)["proxies"] == {

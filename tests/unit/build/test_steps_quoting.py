@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from imagefactory.build.definition import define
 from imagefactory.build.render import instructions, render_apptainer, render_dockerfile
 from imagefactory.errors import RecipeError, UsageError
-from imagefactory.model import Definition, Lock, LockedWheel, Target
+from imagefactory.model import BuildSpec, Lock, LockedWheel, Target
 from imagefactory.recipes.expand import expand
 from imagefactory.recipes.recipe import parse_recipe
 from tests.made.rendered import BITS, HOSTILE_TEXT, NAMES, SECTIONS, may_stand, parsed, section_names
@@ -40,7 +40,7 @@ KIND_TEXT = st.text(
 
 def make_definition(
     environment: list[tuple[str, str]], labels: list[tuple[str, str]], description: str
-) -> Definition:
+) -> BuildSpec:
     target = make_target(description=description)
     made = define(target, make_base(), lock_for(target))
     return replace(

@@ -22,13 +22,20 @@ from pathlib import Path
 import pytest
 
 from imagefactory.build.layers import BaseCompiler
-from imagefactory.build.wheel_layer import SHORT_TEXT, TEXT, Compiler, LaidFile, Prefix, lay_wheel
+from imagefactory.build.wheel_layer import (
+    SHORT_TEXT,
+    TEXT,
+    BytecodeCompiler,
+    InstalledFile,
+    InstallPrefix,
+    lay_wheel,
+)
 from imagefactory.errors import BuildError
-from imagefactory.oci.layers import END_OF_ARCHIVE, SPLICE, Segment, codec
+from imagefactory.oci.layers import END_OF_ARCHIVE, SPLICE, TarSegment, codec
 from tests.made.wheels import add_nested, add_packed, locked, make_wheel
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
-PLACE = Prefix(prefix="/opt/env", python=PYTHON)
+PLACE = InstallPrefix(prefix="/opt/env", python=PYTHON)
 SITE = f"opt/env/lib/python{PYTHON}/site-packages"
 
 
@@ -59,9 +66,9 @@ class Sink:
 
 def lay(
     path: Path, compiler: BaseCompiler, tmp_path: Path, name: str = "zstd"
-) -> tuple[tarfile.TarFile, tuple[LaidFile, ...], str]:
+) -> tuple[tarfile.TarFile, tuple[InstalledFile, ...], str]:
     sink, plain = Sink(), hashlib.sha256()
-    segment = Segment(codec(name), sink, plain, epoch=1)
+    segment = TarSegment(codec(name), sink, plain, epoch=1)
     with compiler.wheel() as open_compiler:
         laid = lay_wheel(
             path, PLACE, segment, open_compiler, sha256=locked(path).sha256, report=lambda _: None
@@ -303,11 +310,11 @@ def test_a_large_file_is_not_held_in_memory(
     compiler: BaseCompiler, tmp_path: Path, path: str, target: str
 ) -> None:
     wheel, plain = bomb(tmp_path, path), hashlib.sha256()
-    segment = Segment(codec("zstd"), Sink(), plain, epoch=1)
+    segment = TarSegment(codec("zstd"), Sink(), plain, epoch=1)
     with little_memory(), compiler.wheel() as opened:
         laid = lay_wheel(wheel, PLACE, segment, opened, sha256=locked(wheel).sha256, report=lambda _: None)
     digest = base64.urlsafe_b64encode(hashlib.sha256(LARGE).digest()).rstrip(b"=").decode()
-    assert LaidFile(path=target, content=f"sha256={digest}") in laid
+    assert InstalledFile(path=target, content=f"sha256={digest}") in laid
 
 
 @pytest.mark.parametrize(
@@ -498,7 +505,7 @@ def test_a_compiler_that_dies_is_an_error(tmp_path: Path) -> None:
             ["printf", "%-16s", f"cpython-{PYTHON.replace('.', '')}"], stdin=-1, stdout=-1
         )
 
-    dying: Compiler = BaseCompiler(start, PYTHON)
+    dying: BytecodeCompiler = BaseCompiler(start, PYTHON)
     with pytest.raises(BuildError) as caught:
         dying.compile("/x.py", b"")
     assert caught.value.code == "bytecode-failed"
@@ -517,7 +524,7 @@ def test_after_a_bad_wheel_the_next_one_compiles(compiler: BaseCompiler, tmp_pat
 def test_every_byte_of_a_wheel_is_reported_at_most_twice(compiler: BaseCompiler, tmp_path: Path) -> None:
     """Progress counts what is read; .py files are read once more to be compiled."""
     wheel, seen = make_wheel(tmp_path, "demo", {"demo/d.bin": bytes(10_000_000)}), []
-    segment = Segment(codec("zstd"), Sink(), hashlib.sha256(), epoch=1)
+    segment = TarSegment(codec("zstd"), Sink(), hashlib.sha256(), epoch=1)
     with compiler.wheel() as open_compiler:
         lay_wheel(wheel, PLACE, segment, open_compiler, sha256=locked(wheel).sha256, report=seen.append)
     assert 0.8 * wheel.stat().st_size < sum(seen) <= wheel.stat().st_size

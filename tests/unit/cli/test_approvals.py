@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from imagefactory.actions.images import Promoting
+from imagefactory.actions.images import PromotionRequest
 from imagefactory.actions.promote import promote
 from imagefactory.errors import EXIT_CHECK, EXIT_NOTHING_SELECTED
 from imagefactory.extras.nightly.night import waiting_tags
 from imagefactory.oci.candidates import APPROVAL_TYPE
-from imagefactory.oci.graph import Place
-from imagefactory.oci.registry.client import Registry
-from imagefactory.trust.approval import Approvable, parse_approval, sign_approval
-from imagefactory.trust.attached import Statement, put_statement, read_statements, read_subject
+from imagefactory.oci.graph import StoreRepository
+from imagefactory.oci.registry.client import RegistryClient
+from imagefactory.trust.approval import ApprovalSubject, parse_approval, sign_approval
+from imagefactory.trust.attached import SignedStatement, put_statement, read_statements, read_subject
 from imagefactory.trust.envelope import parse_envelope
-from imagefactory.trust.keys import keys_folder, read_signing_key
+from imagefactory.trust.keys import keys_directory, read_signing_key
 from tests.made.command import Said, json_of
 from tests.made.signing import QUIET, Bench
 from tests.made.trusted import write_settings
@@ -44,8 +44,8 @@ class Team:
         return {row["tag"]: row for row in result["tags"]}
 
     @property
-    def place(self) -> Place:
-        return Place(store=Registry(self.bench.registry.host), repository="one")
+    def place(self) -> StoreRepository:
+        return StoreRepository(store=RegistryClient(self.bench.registry.host), repository="one")
 
     def approvals(self, image: str) -> list[tuple[str, str]]:
         """The tags and digests of all approvals that are attached to an image, as they say."""
@@ -72,7 +72,7 @@ def team(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Team:
     write_settings(root, f'registry = "{bench.registry.host}"\n{text}')
     team.call("mia", "keys", "new", "mia")
     yesterday = f"{datetime.now(UTC) - timedelta(days=1):%Y-%m-%d}"
-    public = keys_folder({"XDG_CONFIG_HOME": str(bench.folder / "mia")}) / "mia.pub"
+    public = keys_directory({"XDG_CONFIG_HOME": str(bench.folder / "mia")}) / "mia.pub"
     team.call("lab", "keys", "trust", str(public), "--since", yesterday)
     team.write("promotion-signatures = 2")
     return team
@@ -112,7 +112,7 @@ def test_a_dry_run_approves_nothing(team: Team) -> None:
 
 def test_who_has_no_key_approves_nothing_and_completes_what_others_approved(team: Team) -> None:
     image = verified(team)
-    for path in keys_folder({"XDG_CONFIG_HOME": str(team.bench.folder / "mia")}).iterdir():
+    for path in keys_directory({"XDG_CONFIG_HOME": str(team.bench.folder / "mia")}).iterdir():
         path.rename(team.bench.folder / path.name)
     assert team.promote("mia", code=EXIT_CHECK)[PLAIN]["missing"] == 2
     assert team.approvals(image) == []
@@ -127,13 +127,13 @@ def attach(
 ) -> None:
     """As who may push, and has a key, does: attach an approval without a look at anything."""
     environ = {"XDG_CONFIG_HOME": str(team.bench.folder / ("config" if who == "lab" else who))}
-    key = read_signing_key((keys_folder(environ) if folder is None else team.bench.folder) / f"{who}.pem")
+    key = read_signing_key((keys_directory(environ) if folder is None else team.bench.folder) / f"{who}.pem")
     subject = read_subject(team.place, image)
-    wanted = Approvable(subject=subject, place=changes.get("place", str(team.place)), tag=tag)
+    wanted = ApprovalSubject(subject=subject, place=changes.get("place", str(team.place)), tag=tag)
     envelope = sign_approval(wanted, key, changes.get("now", datetime.now(UTC)))
     there = team.place.store.manifest("one", team.bench.manifest(to or image))
     assert there
-    put_statement(team.place, Statement(kind=APPROVAL_TYPE, subject=there[0], envelope=envelope))
+    put_statement(team.place, SignedStatement(kind=APPROVAL_TYPE, subject=there[0], envelope=envelope))
 
 
 def test_no_approval_serves_again(team: Team) -> None:
@@ -181,7 +181,9 @@ def test_a_tag_goes_back_to_what_was_approved_long_ago(team: Team) -> None:
     later = datetime.now(UTC) + timedelta(days=30)
 
     def promoted() -> str:
-        wanted = Promoting(target=team.bench.factory.targets[0], place=team.place, now=later, approve=False)
+        wanted = PromotionRequest(
+            target=team.bench.factory.targets[0], place=team.place, now=later, approve=False
+        )
         promote(team.bench.factory, wanted, QUIET)
         return team.bench.tags.get(PLAIN, "")
 
@@ -211,7 +213,9 @@ def test_a_revocation_ends_approvals(team: Team) -> None:
     assert team.bench.tags == {}
     after = datetime.now(UTC) + timedelta(seconds=2)
     team.bench.verify(image, now=after)
-    wanted = Promoting(target=team.bench.factory.targets[0], place=team.place, now=after, approve=False)
+    wanted = PromotionRequest(
+        target=team.bench.factory.targets[0], place=team.place, now=after, approve=False
+    )
     fates = {fate.tag: fate for fate in promote(team.bench.factory, wanted, QUIET).fates}
     assert (fates[PLAIN].approved, fates[PLAIN].missing, fates[PLAIN].wanted) == ((), 2, image)
     for who in ("lab", "mia"):
@@ -231,7 +235,7 @@ def test_a_tag_that_nobody_approved_is_told(team: Team) -> None:
     assert (row["after"], row["missing"], row["moved"]) == (image, 2, False)
     assert team.promote("lab", code=EXIT_CHECK)[PLAIN]["missing"] == 1
     assert team.promote("mia")[PLAIN]["missing"] == 0
-    later = Promoting(
+    later = PromotionRequest(
         target=team.bench.factory.targets[0], place=team.place, now=datetime.now(UTC) + timedelta(days=30)
     )
     fates = {fate.tag: fate for fate in promote(team.bench.factory, later, QUIET).fates}

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from imagefactory import errors
 from imagefactory.cli import cli
-from imagefactory.cli.arguments import Group, leaves
+from imagefactory.cli.arguments import CommandGroup, leaf_commands
 from tests.made.command import Call
 
 SILENT = {"run": "its output is the command's", "completion": "it prints a script for a shell"}
@@ -58,7 +58,7 @@ def test_help_shows_each_command_on_one_whole_line_of_80_columns(words: tuple[st
     text = CliRunner().invoke(cli, [*words, "--help"], terminal_width=80).output
     assert max(map(len, text.splitlines())) <= 80
     group = cli.commands[words[0]] if words else cli
-    assert isinstance(group, Group)
+    assert isinstance(group, CommandGroup)
     for name, command in group.commands.items():
         line = next(line for line in text.splitlines() if line.split()[:1] == [name])
         first = (command.help or "").split("\n\n")[0].replace("\n", " ").partition(". ")[0]
@@ -77,7 +77,7 @@ def test_every_command_can_be_quiet_and_answers_in_json() -> None:
         assert {"-q", "--quiet"} <= set(spelt), name
         assert len(spelt) == len(set(spelt)), name
         assert ("--json" in spelt) == (name not in SILENT), name
-    assert list(ALL.values()) == list(leaves(cli))
+    assert list(ALL.values()) == list(leaf_commands(cli))
 
 
 def test_an_option_means_the_same_in_every_command() -> None:
@@ -105,7 +105,7 @@ def test_every_command_ends_with_the_next_one() -> None:
     for name, command in ALL.items():
         assert command.callback is not None
         module = sys.modules[inspect.unwrap(command.callback).__module__]
-        told = "say_next(" in inspect.getsource(module)
+        told = "print_next_command(" in inspect.getsource(module)
         assert told or name.split()[-1] in LAST, name
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from imagefactory import cli, errors
-from imagefactory.errors import FactoryError, UsageError
+from imagefactory.errors import ImagefactoryError, UsageError
 from imagefactory.oci.layout import Layout
 from imagefactory.recipes.values import SMOKE_CHECKS
 from imagefactory.suite.table import CHECKS
@@ -311,7 +311,7 @@ os._exit = lambda code: time.sleep(0.1) or end(code)  # threads get their turn
 spoken = set()
 def talk():
     while True:
-        progress.Lines(sys.stderr).note("  one: 6 blobs")
+        progress.LineProgress(sys.stderr).note("  one: 6 blobs")
         spoken.add(threading.get_ident())
 @cli.cli.command("stop")  # click makes an Abort of what it raises
 def stop():
@@ -357,8 +357,8 @@ def test_interrupted_twice_is_told_once() -> None:
     program = """
 import os, signal
 from imagefactory import cli
-write = cli.write
-cli.write = lambda *told: os.kill(os.getpid(), signal.SIGINT) or write(*told)
+write = cli.write_terminal
+cli.write_terminal = lambda *told: os.kill(os.getpid(), signal.SIGINT) or write(*told)
 @cli.cli.command("stop")
 def stop():
     os.kill(os.getpid(), signal.SIGINT)
@@ -416,16 +416,16 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(cli.targets, "say", broken)
+    monkeypatch.setattr(cli.recipes, "print_result", broken)
     with pytest.raises(ZeroDivisionError):
         cli.main(["-C", str(ROOT), "list"])
 
 
 def test_every_error_has_an_exit_code_of_its_kind() -> None:
-    def kinds(kind: type[FactoryError]) -> list[type[FactoryError]]:
+    def kinds(kind: type[ImagefactoryError]) -> list[type[ImagefactoryError]]:
         return [kind, *(below for child in kind.__subclasses__() for below in kinds(child))]
 
-    for kind in kinds(FactoryError)[1:]:
+    for kind in kinds(ImagefactoryError)[1:]:
         assert kind.exit_code not in (errors.EXIT_OK, errors.EXIT_BUG), kind
 
 

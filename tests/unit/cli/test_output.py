@@ -10,21 +10,21 @@ import click
 import pytest
 
 from imagefactory.cli.output import (
-    Failures,
-    collecting,
-    complain,
+    TargetFailures,
+    colorize,
     confirm,
-    paint,
-    say,
-    say_document,
-    say_json,
-    write,
+    exit_with_first_failure,
+    print_errors,
+    print_json,
+    print_json_document,
+    print_result,
+    write_terminal,
 )
 from imagefactory.errors import (
     EXIT_BUILD,
     EXIT_LOCK,
     BuildError,
-    FactoryError,
+    ImagefactoryError,
     LockError,
     UnsolvableError,
     UsageError,
@@ -34,7 +34,7 @@ from imagefactory.errors import (
 def test_what_the_system_refused_is_told_and_the_next_has_its_turn(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    failures = Failures()
+    failures = TargetFailures()
     with failures.of("pytorch"):
         raise PermissionError(13, "Permission denied", "/store")
     with failures.of("jax"):
@@ -50,15 +50,15 @@ def test_what_the_system_refused_is_told_and_the_next_has_its_turn(
 
 
 def test_a_bug_is_no_targets_failure() -> None:
-    failures = Failures()
+    failures = TargetFailures()
     with pytest.raises(TypeError), failures.of("pytorch"):
         raise TypeError
     assert failures.errors == []
 
 
 def test_the_exit_code_is_the_earliest_failed_stages() -> None:
-    def run(*errors: FactoryError) -> None:
-        with collecting() as failures:
+    def run(*errors: ImagefactoryError) -> None:
+        with exit_with_first_failure() as failures:
             for error in errors:
                 failures.add(error)
 
@@ -69,7 +69,7 @@ def test_the_exit_code_is_the_earliest_failed_stages() -> None:
 
 
 def test_a_solvers_account_goes_into_the_document() -> None:
-    failures = Failures()
+    failures = TargetFailures()
     with failures.of("jax"):
         raise UnsolvableError("no-solution", "no solution", hint="ask for less", tree="a needs b")
     assert failures.as_json() == [
@@ -90,7 +90,7 @@ def painted(text: str, *, terminal: bool, monkeypatch: pytest.MonkeyPatch, **env
         monkeypatch.delenv(name, raising=False)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    return paint(text, 1)
+    return colorize(text, 1)
 
 
 def test_a_terminal_shows_answers_in_colour_and_nobody_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +112,7 @@ STEERS = re.compile(r"[^\n\t -~]")  # all that is hostile is beyond plain ASCII
 
 @pytest.mark.parametrize("stream", [1, 2])
 def test_nothing_that_is_printed_steers_a_terminal(capsys: pytest.CaptureFixture[str], stream: int) -> None:
-    write(stream, f"one\ttwo\n{HOSTILE}\r\nthree")
+    write_terminal(stream, f"one\ttwo\n{HOSTILE}\r\nthree")
     said = capsys.readouterr()
     text = said.out if stream == 1 else said.err
     assert not STEERS.search(text)
@@ -121,23 +121,23 @@ def test_nothing_that_is_printed_steers_a_terminal(capsys: pytest.CaptureFixture
 
 
 def test_errors_hints_and_results_are_printed_so(capsys: pytest.CaptureFixture[str]) -> None:
-    say(HOSTILE)
-    complain(UsageError("test-problem", HOSTILE, hint=HOSTILE), HOSTILE)
+    print_result(HOSTILE)
+    print_errors(UsageError("test-problem", HOSTILE, hint=HOSTILE), HOSTILE)
     assert not STEERS.search("".join(capsys.readouterr()))
 
 
 def test_what_people_write_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     for text in ("Müller · 5 µs → ok", "日本語", "عربي", "a\tb\n\nc", "🚀"):
-        write(1, text)
+        write_terminal(1, text)
         assert capsys.readouterr().out == f"{text}\n"
 
 
 def test_a_document_keeps_its_values_and_steers_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    say_json("x", {"name": HOSTILE})
+    print_json("x", {"name": HOSTILE})
     said = capsys.readouterr().out
     assert json.loads(said)["name"] == HOSTILE
     assert not STEERS.search(said)
-    say_document(json.dumps({"name": HOSTILE}, ensure_ascii=False))
+    print_json_document(json.dumps({"name": HOSTILE}, ensure_ascii=False))
     said = capsys.readouterr().out
     assert json.loads(said)["name"] == HOSTILE.encode("utf-16", "surrogatepass").decode(
         "utf-16", "surrogatepass"
@@ -153,7 +153,7 @@ def test_colours_are_the_only_escapes(
     monkeypatch.setattr("click.utils.should_strip_ansi", lambda *_: False)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    write(2, f"error: {HOSTILE}")
+    write_terminal(2, f"error: {HOSTILE}")
     said = capsys.readouterr().err
     assert set(re.findall(r"\x1b\[\d+m", said)) == {"\x1b[31m", "\x1b[0m"}
     assert not STEERS.search(re.sub(r"\x1b\[\d+m", "", said))
@@ -169,7 +169,7 @@ def test_a_question_is_printed_so(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_on_github_no_text_is_a_command_of_the_job(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(1, "a\n::add-mask::b")
+    write_terminal(1, "a\n::add-mask::b")
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    write(1, "a\n ::add-mask::b")
+    write_terminal(1, "a\n ::add-mask::b")
     assert capsys.readouterr().out == "a\n::add-mask::b\na\n : :add-mask::b\n"

@@ -14,7 +14,14 @@ from click.testing import CliRunner, Result
 from imagefactory.cli import cli
 from imagefactory.errors import UsageError
 from imagefactory.gpu.capability import parse_capability
-from imagefactory.matrix.plan import CellState, Plan, PlanGpu, PlannedCell, PlannedTarget, Ruling
+from imagefactory.matrix.plan import (
+    CellRuling,
+    CellState,
+    PlanGpu,
+    PlannedCell,
+    PlannedTarget,
+    VerificationPlan,
+)
 from imagefactory.views.plan import format_kits, format_matrix
 from tests.made.trusted import write_settings
 from tests.made.values import make_target
@@ -134,7 +141,7 @@ def test_a_plan_for_gpus_of_both_makers(run: Run, tmp_path: Path) -> None:
 
 def test_no_kit_is_asked_for_of_what_no_kit_starts() -> None:
     device = PlanGpu(capability=parse_capability("gfx90a"), name="MI250X")
-    cell = PlannedCell(device=device, state=CellState.VERIFY, ruling=Ruling(claim=None), required=True)
+    cell = PlannedCell(device=device, state=CellState.VERIFY, ruling=CellRuling(claim=None), required=True)
     planned = PlannedTarget(
         target=make_target(name="jax-0.10.2-rocm7", cuda="rocm7"),
         state=CellState.VERIFY,
@@ -144,14 +151,14 @@ def test_no_kit_is_asked_for_of_what_no_kit_starts() -> None:
         reference="",
         cells=(cell,),
     )
-    plan = Plan(targets=(planned,), on_gpus=True)
+    plan = VerificationPlan(targets=(planned,), on_gpus=True)
     assert format_kits(plan) == 'targets={"include":[]}'
     assert format_matrix(plan, kits=True) == 'matrix={"include":[]}'  # else a job would wait for such a kit
     assert '"capability":"gfx90a"' in format_matrix(plan)
     build = replace(planned, state=CellState.BUILD, cells=(replace(cell, state=CellState.BUILD),))
-    assert '"kits":""' in format_kits(Plan(targets=(build,), on_gpus=True))
+    assert '"kits":""' in format_kits(VerificationPlan(targets=(build,), on_gpus=True))
     cuda = replace(planned, target=make_target())
-    assert '"kits":"gfx90a/gfx90a-mi250x"' in format_kits(Plan(targets=(cuda,), on_gpus=True))
+    assert '"kits":"gfx90a/gfx90a-mi250x"' in format_kits(VerificationPlan(targets=(cuda,), on_gpus=True))
 
 
 def test_a_row_is_added_to_those_for_cuda(run: Run) -> None:

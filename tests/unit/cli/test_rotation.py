@@ -17,16 +17,16 @@ import pytest
 from imagefactory.actions.publish import read_current
 from imagefactory.actions.verdicts import attach_signed
 from imagefactory.errors import StatementError, UsageError
-from imagefactory.oci.graph import Place
-from imagefactory.oci.registry.client import Registry
-from imagefactory.oci.store import Reference
-from imagefactory.trust.catalog import LIFE, Catalogue, open_catalogue, sign_catalogue
-from imagefactory.trust.catalog_package import INVITATION, parse_layer, unpack
+from imagefactory.oci.graph import StoreRepository
+from imagefactory.oci.registry.client import RegistryClient
+from imagefactory.oci.store import ImageReference
+from imagefactory.trust.catalog import LIFE, Catalog, sign_catalog, verify_catalog
+from imagefactory.trust.catalog_package import INVITATION, parse_layer, unpack_artifact
 from imagefactory.trust.invitation import parse_invitation
-from imagefactory.trust.keys import SigningKey, keys_folder, read_signing_key
-from imagefactory.trust.offers import judge_offer, publish_catalogue
-from imagefactory.trust.policy import Trust, parse_trust
-from imagefactory.trust.verdict import Standing
+from imagefactory.trust.keys import SigningKey, keys_directory, read_signing_key
+from imagefactory.trust.offers import publish_catalog, verify_offer
+from imagefactory.trust.policy import TrustRules, parse_trust
+from imagefactory.trust.verdict import VerdictStatus
 from tests.made.command import json_of
 from tests.made.signing import QUIET, Bench
 from tests.made.trusted import write_settings
@@ -54,11 +54,11 @@ def invite(bench: Bench) -> None:
 
 
 def key_named(bench: Bench, name: str) -> SigningKey:
-    return read_signing_key(keys_folder(bench.factory.environ) / f"{name}.pem")
+    return read_signing_key(keys_directory(bench.factory.environ) / f"{name}.pem")
 
 
-def place_of(bench: Bench, repository: str = "one") -> Place:
-    return Place(store=Registry(bench.registry.host), repository=repository)
+def place_of(bench: Bench, repository: str = "one") -> StoreRepository:
+    return StoreRepository(store=RegistryClient(bench.registry.host), repository=repository)
 
 
 def published(bench: Bench, tag: str = "current") -> bytes:
@@ -67,28 +67,28 @@ def published(bench: Bench, tag: str = "current") -> bytes:
     assert found
     kind = {"kind": INVITATION} if tag == "invitation" else {}
     layer = parse_layer(found[1], "x", **kind)
-    return unpack(b"".join(place.store.read("catalogue", layer)), "x")
+    return unpack_artifact(b"".join(place.store.read("catalogue", layer)), "x")
 
 
-def invited(bench: Bench) -> Trust:
+def invited(bench: Bench) -> TrustRules:
     """The trust of a person who joins now."""
     data = published(bench, "invitation")
     parse_invitation(data, "x")
     return parse_trust(data.decode(), "x")
 
 
-def seen(bench: Bench, trust: Trust) -> Catalogue:
-    return open_catalogue(published(bench), trust, datetime.now(UTC))
+def seen(bench: Bench, trust: TrustRules) -> Catalog:
+    return verify_catalog(published(bench), trust, datetime.now(UTC))
 
 
-def standings(bench: Bench, trust: Trust) -> list[tuple[str, str]]:
+def standings(bench: Bench, trust: TrustRules) -> list[tuple[str, str]]:
     """What a reader makes of the verdicts in the catalogue, with the names of their keys."""
     catalogue = seen(bench, trust)
     names = {key.keyid: key.name for key in trust.keys}
     return [
         (judged.standing.value, names[judged.verdict.keyid])
         for image in catalogue.images
-        for judged in judge_offer(catalogue, image, trust, datetime.now(UTC)).judged
+        for judged in verify_offer(catalogue, image, trust, datetime.now(UTC)).judged
         if judged.verdict
     ]
 
@@ -108,7 +108,7 @@ def forge(bench: Bench, key: SigningKey, capability: str, when: datetime) -> Non
     """As who has the key's file, and may push, does."""
     image = bench.tags["12.1-cu121"]
     signed = bench.sign(place_of(bench), image, capability, now=when.replace(microsecond=0), key=key)
-    where = Reference(registry=bench.registry.host, repository="one", digest=image)
+    where = ImageReference(registry=bench.registry.host, repository="one", digest=image)
     attach_signed(bench.factory, signed, where, QUIET)
 
 
@@ -209,8 +209,8 @@ def test_a_retired_key_gains_nothing_by_dating_back(site: Bench) -> None:
     assert here(site)["9.0"] == "key-retired"
     # A catalogue of the past, in the place of the present one.
     made = (datetime.now(UTC) - 3 * MINUTE).replace(microsecond=0)
-    back = sign_catalogue(replace(former, made=made, expires=made + LIFE), lab)
-    publish_catalogue(place_of(site, "catalogue"), back, made)
+    back = sign_catalog(replace(former, made=made, expires=made + LIFE), lab)
+    publish_catalog(place_of(site, "catalogue"), back, made)
     with pytest.raises(StatementError, match="key-retired"):
         seen(site, trust)
     site.call("catalogue")  # the site puts its own there again, and takes nothing of it over
@@ -248,18 +248,18 @@ def test_of_a_stolen_key_nothing_counts_and_an_invitation_says_so(site: Bench) -
 
 
 def test_a_retired_key_takes_back_nothing_of_its_successor(site: Bench) -> None:
-    from imagefactory.actions.verdicts import Attaching, attach_to
+    from imagefactory.actions.verdicts import StatementRequest, attach_to
     from imagefactory.oci.candidates import REVOCATION_TYPE
     from imagefactory.trust.attached import read_subject
-    from imagefactory.trust.judgement import Withdrawal, sign_revocation
+    from imagefactory.trust.judgement import RevocationRequest, sign_revocation
 
     lab = key_named(site, "lab")
     rotate(site)
     new = site.verify(site.tags["12.1-cu121"], "9.0", now=datetime.now(UTC) + MINUTE)
     subject = read_subject(place_of(site), site.tags["12.1-cu121"])
-    withdrawal = Withdrawal(subject=subject, why="mine again", verdicts=(new,))
+    withdrawal = RevocationRequest(subject=subject, why="mine again", verdicts=(new,))
     envelope = sign_revocation(withdrawal, lab, datetime.now(UTC) - 3 * MINUTE)
-    attaching = Attaching(subject=subject, kind=REVOCATION_TYPE, envelope=envelope, until=None)
+    attaching = StatementRequest(subject=subject, kind=REVOCATION_TYPE, envelope=envelope, until=None)
     attach_to(site.factory, place_of(site), attaching, QUIET)
     assert here(site)["9.0"] == "good"
 
@@ -286,7 +286,7 @@ def test_another_key_s_catalogue_is_not_replaced_in_silence(
     unreadable = site.folder / "a directory.json"
     unreadable.mkdir()  # root reads every file
     with pytest.raises(UsageError, match="cannot read"):  # it is not taken for nothing
-        read_current(unreadable, Trust(), datetime.now(UTC))
+        read_current(unreadable, TrustRules(), datetime.now(UTC))
     site.call("catalogue", "--yes-everybody-must-join-again")
     assert published(site) != first
     site.call("catalogue")  # its own
@@ -314,15 +314,15 @@ def test_a_revocation_reaches_who_reads_the_catalogue(site: Bench) -> None:
 
 
 def test_a_revocation_whose_catalogue_cannot_be_signed_says_what_to_run(site: Bench) -> None:
-    publish_catalogue(place_of(site, "catalogue"), foreign(site), datetime.now(UTC))
+    publish_catalog(place_of(site, "catalogue"), foreign(site), datetime.now(UTC))
     said = site.call("revoke", TARGET, "--why", "wrong sums", code=9)
     assert said.error_codes == ("publish-incomplete",)
     assert "imagefactory catalogue" in said.err
-    assert here(site) == {"8.0": Standing.REVOKED.value}
+    assert here(site) == {"8.0": VerdictStatus.REVOKED.value}
 
 
 def foreign(bench: Bench) -> bytes:
     """The catalogue, signed by a key that nobody here trusts."""
     from tests.made.verdicts import STRANGER
 
-    return sign_catalogue(seen(bench, invited(bench)), STRANGER)
+    return sign_catalog(seen(bench, invited(bench)), STRANGER)

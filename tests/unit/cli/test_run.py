@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from imagefactory.actions import run
-from imagefactory.model import Completed, Mount, RunSpec, Start
+from imagefactory.model import CommandResult, ContainerStart, Mount, RunSpec
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import Image
-from imagefactory.runtime.here import HERE
+from imagefactory.runtime.here import WORKDIR
 from tests.made.command import Call
 from tests.made.emulated import TOLD
 from tests.made.layout import add_image
@@ -33,11 +33,11 @@ def test_a_run_that_reached_a_limit(
 ) -> None:
     asked: list[RunSpec] = []
 
-    def end(_: object, __: object, spec: RunSpec, *___: object) -> Completed:
+    def end(_: object, __: object, spec: RunSpec, *___: object) -> CommandResult:
         asked.append(spec)
-        return Completed(returncode=137, stdout="", stderr="", seconds=2.0, **ended)  # type: ignore[arg-type]
+        return CommandResult(returncode=137, stdout="", stderr="", seconds=2.0, **ended)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(run, "run_made", end)
+    monkeypatch.setattr(run, "run_artifact", end)
     add_image(Layout(tmp_path / "store"), "pytorch:2.3-cu121", [b"one"])
     limits = ["--limit", "time=2s,memory=1K", "--limit", "files=none"]
     result = call("run", *limits, "pytorch-2.3-cu121", "--", "true")
@@ -58,11 +58,11 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Image, RunSpec]]:
     """What would have run, and in which image."""
     asked: list[tuple[Image, RunSpec]] = []
 
-    def end(_: object, image: Image, spec: RunSpec, *__: object) -> Completed:
+    def end(_: object, image: Image, spec: RunSpec, *__: object) -> CommandResult:
         asked.append((image, spec))
-        return Completed(returncode=3, stdout="", stderr="", seconds=0.0)
+        return CommandResult(returncode=3, stdout="", stderr="", seconds=0.0)
 
-    monkeypatch.setattr(run, "run_made", end)
+    monkeypatch.setattr(run, "run_artifact", end)
     return asked
 
 
@@ -138,12 +138,14 @@ def test_without_a_command_the_recipes_own_starts_in_the_folder_here(
 ) -> None:
     """A folder of the recipe's own goes before; a user whom no sandbox has is told."""
     add_image(Layout(tmp_path / "store"), "pytorch:2.3-cu121", [b"one"])
-    for start in (Start(command=("jupyter", "lab"), user="1000"), Start(command=("a",))):
+    for start in (ContainerStart(command=("jupyter", "lab"), user="1000"), ContainerStart(command=("a",))):
         monkeypatch.setattr(run, "own_start", lambda *_, said=start: said)
         assert call("run", "pytorch-2.3-cu121").code == 3
         spec = ran[-1][1]
-        assert (spec.argv, spec.workdir, spec.uid) == (start.command, HERE, int(start.user or 0))
-    monkeypatch.setattr(run, "own_start", lambda *_: Start(command=("a",), workdir="/app", user="100000"))
+        assert (spec.argv, spec.workdir, spec.uid) == (start.command, WORKDIR, int(start.user or 0))
+    monkeypatch.setattr(
+        run, "own_start", lambda *_: ContainerStart(command=("a",), workdir="/app", user="100000")
+    )
     assert call("run", "--user", "7", "pytorch-2.3-cu121").code == 3
     assert (ran[-1][1].workdir, ran[-1][1].uid) == ("/app", 7)
     said = call("run", "pytorch-2.3-cu121")
@@ -154,12 +156,12 @@ def test_without_a_command_the_recipes_own_starts_in_the_folder_here(
 def test_a_gpu_that_is_not_there_is_shown_and_what_it_told_is_said(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def end(_: object, __: object, spec: RunSpec, *___: object) -> Completed:
+    def end(_: object, __: object, spec: RunSpec, *___: object) -> CommandResult:
         told = next(mount.source for mount in spec.mounts if mount.writable)
         (told / "7.json").write_text(json.dumps(TOLD))
-        return Completed(returncode=4, stdout="", stderr="", seconds=2.0)
+        return CommandResult(returncode=4, stdout="", stderr="", seconds=2.0)
 
-    monkeypatch.setattr(run, "run_made", end)
+    monkeypatch.setattr(run, "run_artifact", end)
     add_image(Layout(tmp_path / "store"), "pytorch:2.3-cu121", [b"one"])
     summary = tmp_path / "told.json"
     said = call("run", "--emulate", "A100", "--summary", str(summary), "pytorch:2.3-cu121", "--", "python")
@@ -175,14 +177,14 @@ def test_what_the_full_suite_recorded_of_this_image_counts_for_more_than_a_data_
 ) -> None:
     asked: list[Any] = []
 
-    def end(_: object, __: object, spec: RunSpec, *___: object) -> Completed:
+    def end(_: object, __: object, spec: RunSpec, *___: object) -> CommandResult:
         shown = next(mount.source for mount in spec.mounts if mount.target.endswith("/emulate"))
         asked.append(json.loads((shown / "asked.json").read_text())["profile"])
         told = next(mount.source for mount in spec.mounts if mount.writable)
         (told / "7.json").write_text(json.dumps({**TOLD, "basis": asked[-1]["basis"]}))
-        return Completed(returncode=0, stdout="", stderr="", seconds=2.0)
+        return CommandResult(returncode=0, stdout="", stderr="", seconds=2.0)
 
-    monkeypatch.setattr(run, "run_made", end)
+    monkeypatch.setattr(run, "run_artifact", end)
     digest, gpu = bench.push(b"a", 22), ("7.5", "Tesla T4")
     words = ("run", "--emulate", "T4", "one-12.1-cu121", "--", "python")
     before = bench.call(*words)

@@ -10,7 +10,7 @@ import click
 import pytest
 
 from imagefactory import cli
-from imagefactory.settings.load import ENVIRONMENT_PREFIX, FOLDERS, Settings
+from imagefactory.settings.load import DIRECTORY_SETTINGS, ENVIRONMENT_PREFIX, Settings
 from tests.made.command import say
 
 ROOT = Path(__file__).parents[3]
@@ -74,7 +74,7 @@ def test_what_is_given_to_a_command(quiet: None, capsys: pytest.CaptureFixture[s
 def test_what_a_setting_holds(
     name: str, quiet: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for address in ADDRESSES[: 1 if name in FOLDERS else None]:  # a folder may have any name
+    for address in ADDRESSES[: 1 if name in DIRECTORY_SETTINGS else None]:  # a folder may have any name
         monkeypatch.setenv(ENVIRONMENT_PREFIX + name.upper(), address)
         for command in (("list",), ("settings",), ("settings", "--json"), ("store", "list", "--json")):
             assert SECRET not in str(say(capsys, *command)), (command, address)

@@ -16,7 +16,7 @@ from imagefactory import errors
 from imagefactory.cli.store import parse_age
 from imagefactory.errors import UsageError
 from imagefactory.oci.candidates import PUSHED_TYPE
-from imagefactory.oci.graph import Graph, Place, read_graph
+from imagefactory.oci.graph import ManifestGraph, StoreRepository, read_graph
 from imagefactory.oci.layout import (
     Layout,
     LayoutStore,
@@ -26,14 +26,14 @@ from imagefactory.oci.manifests import (
     INDEX_TYPE,
     MANIFEST_TYPE,
     Descriptor,
-    Sif,
+    SifArtifact,
     canonical_json,
     digest_of,
     format_descriptor,
 )
-from imagefactory.oci.registry.client import Registry
-from imagefactory.oci.sif import SifOrigin, keep_sif
-from imagefactory.progress import Quiet
+from imagefactory.oci.registry.client import RegistryClient
+from imagefactory.oci.sif import SifOrigin, store_sif
+from imagefactory.progress import QuietProgress
 from tests.made.command import Call, json_of
 from tests.made.families import candidate_of, put_index, stored_image
 from tests.made.registry import PASSWORD, USER, RegistryMadeHere, Ways, registry_made_here
@@ -48,7 +48,7 @@ def call(call_families: Call) -> Call:
 
 
 @pytest.fixture
-def graph(tmp_path: Path) -> Graph:
+def graph(tmp_path: Path) -> ManifestGraph:
     return stored_image(tmp_path / "store", "one", [b"a" * 5000, b"b" * 100])
 
 
@@ -61,7 +61,7 @@ def push(call: Call, registry: RegistryMadeHere, *arguments: str, path: str = "/
 
 
 def test_push_writes_the_candidate_and_says_what_the_registry_confirmed(
-    call: Call, registry: RegistryMadeHere, graph: Graph
+    call: Call, registry: RegistryMadeHere, graph: ManifestGraph
 ) -> None:
     (row,) = push(call, registry, "one-12.1-cu121", "--tag", "nightly")
     digest, tag = graph.root.descriptor.digest, candidate_of(graph)
@@ -76,7 +76,7 @@ def test_push_writes_the_candidate_and_says_what_the_registry_confirmed(
     assert "12.1-cu121" not in there.tags
 
 
-def test_push_again_sends_nothing(call: Call, registry: RegistryMadeHere, graph: Graph) -> None:
+def test_push_again_sends_nothing(call: Call, registry: RegistryMadeHere, graph: ManifestGraph) -> None:
     push(call, registry, "one-12.1-cu121")
     registry.log.clear()
     before = registry.bytes_in
@@ -87,7 +87,7 @@ def test_push_again_sends_nothing(call: Call, registry: RegistryMadeHere, graph:
 
 
 def test_push_again_heals_a_candidate_whose_platform_was_deleted(
-    call: Call, registry: RegistryMadeHere, graph: Graph
+    call: Call, registry: RegistryMadeHere, graph: ManifestGraph
 ) -> None:
     push(call, registry, "one-12.1-cu121", path="")
     child = graph.manifests[0].descriptor.digest
@@ -98,7 +98,7 @@ def test_push_again_heals_a_candidate_whose_platform_was_deleted(
     assert pulled(call, row["reference"])["digest"] == row["digest"]
 
 
-def test_push_speaks_to_a_person_too(call: Call, registry: RegistryMadeHere, graph: Graph) -> None:
+def test_push_speaks_to_a_person_too(call: Call, registry: RegistryMadeHere, graph: ManifestGraph) -> None:
     said = call("push", "--registry", registry.host, "one-12.1-cu121")
     assert f"{registry.host}/one:{candidate_of(graph)}" in said.out
     assert "confirmed by the registry" in said.out
@@ -107,7 +107,7 @@ def test_push_speaks_to_a_person_too(call: Call, registry: RegistryMadeHere, gra
 
 
 def test_what_is_not_built_is_said_and_its_siblings_are_pushed(
-    call: Call, registry: RegistryMadeHere, graph: Graph
+    call: Call, registry: RegistryMadeHere, graph: ManifestGraph
 ) -> None:
     said = call("push", "--json", "--registry", registry.host, "one-*", "two-*", code=errors.EXIT_BUILD)
     value = json_of(said, "push")
@@ -116,14 +116,14 @@ def test_what_is_not_built_is_said_and_its_siblings_are_pushed(
     assert "imagefactory build two-12.1-cu121" in said.err
 
 
-def test_without_a_registry_push_says_what_to_set(call: Call, graph: Graph) -> None:
+def test_without_a_registry_push_says_what_to_set(call: Call, graph: ManifestGraph) -> None:
     said = call("push", "one-12.1-cu121", code=errors.EXIT_USAGE)
     assert "--registry" in said.err
     assert "registry =" in said.err
 
 
 def test_the_registry_of_the_settings_is_used(
-    call: Call, registry: RegistryMadeHere, graph: Graph, monkeypatch: pytest.MonkeyPatch
+    call: Call, registry: RegistryMadeHere, graph: ManifestGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("IMAGEFACTORY_REGISTRY", f"{registry.host}/a/b")
     call("push", "one-12.1-cu121")
@@ -144,7 +144,7 @@ def test_the_registry_of_the_settings_is_used(
     ],
 )
 def test_push_sets_no_tag_that_is_not_its_to_set(
-    call: Call, registry: RegistryMadeHere, graph: Graph, tag: str, why: str
+    call: Call, registry: RegistryMadeHere, graph: ManifestGraph, tag: str, why: str
 ) -> None:
     said = call("push", "--registry", registry.host, "--tag", tag, "one-12.1-cu121", code=errors.EXIT_USAGE)
     assert why in said.err
@@ -158,7 +158,7 @@ def test_one_tag_for_two_targets_of_a_family_is_refused(call: Call, registry: Re
 
 
 def test_a_second_family_takes_shared_layers_from_the_first(
-    call: Call, registry: RegistryMadeHere, tmp_path: Path, graph: Graph
+    call: Call, registry: RegistryMadeHere, tmp_path: Path, graph: ManifestGraph
 ) -> None:
     stored_image(tmp_path / "store", "two", [b"a" * 5000, b"c" * 100])
     first, second = push(call, registry, "one-12.1-cu121", "two-12.1-cu121")
@@ -167,7 +167,7 @@ def test_a_second_family_takes_shared_layers_from_the_first(
 
 
 def test_a_registry_that_refuses_ends_with_8_and_no_tag(
-    call: Call, registry: RegistryMadeHere, graph: Graph
+    call: Call, registry: RegistryMadeHere, graph: ManifestGraph
 ) -> None:
     registry.fault = lambda asked: "403" if str(asked) == "PUT manifest" else None
     said = call("push", "--json", "--registry", registry.host, "one-12.1-cu121", code=errors.EXIT_REGISTRY)
@@ -179,7 +179,7 @@ def test_a_registry_that_refuses_ends_with_8_and_no_tag(
 
 
 def test_a_candidate_of_the_same_name_and_another_digest_is_not_overwritten(
-    call: Call, registry: RegistryMadeHere, tmp_path: Path, graph: Graph
+    call: Call, registry: RegistryMadeHere, tmp_path: Path, graph: ManifestGraph
 ) -> None:
     stored_image(tmp_path / "store", "two", [b"other"])
     (row,) = push(call, registry, "two-12.1-cu121", path="")
@@ -193,7 +193,7 @@ def test_a_candidate_of_the_same_name_and_another_digest_is_not_overwritten(
 
 @pytest.mark.parametrize("auth", ["basic", "token"])
 def test_credentials_are_dockers_own_and_are_never_shown(
-    call: Call, tmp_path: Path, graph: Graph, auth: str
+    call: Call, tmp_path: Path, graph: ManifestGraph, auth: str
 ) -> None:
     with registry_made_here(Ways(auth=auth)) as registry:
         said = call("push", "--registry", registry.host, "one-12.1-cu121", code=errors.EXIT_REGISTRY)
@@ -236,7 +236,7 @@ def pulled(call: Call, *arguments: str) -> Any:
 
 
 def test_pull_by_reference_gives_the_same_digest(
-    call: Call, registry: RegistryMadeHere, graph: Graph, tmp_path: Path
+    call: Call, registry: RegistryMadeHere, graph: ManifestGraph, tmp_path: Path
 ) -> None:
     push(call, registry, "one-12.1-cu121", path="")
     reference = f"{registry.host}/one:{candidate_of(graph)}"
@@ -252,11 +252,11 @@ def test_pull_by_reference_gives_the_same_digest(
 
 
 def test_pull_asks_for_room_before_the_first_byte(
-    call: Call, registry: RegistryMadeHere, graph: Graph, tmp_path: Path
+    call: Call, registry: RegistryMadeHere, graph: ManifestGraph, tmp_path: Path
 ) -> None:
     """A manifest may say what it likes of a size."""
     push(call, registry, "one-12.1-cu121", path="")
-    client = Registry(registry.host)
+    client = RegistryClient(registry.host)
     value = json.loads(image_manifest(client, "vast", b"one"))
     value["layers"][0]["size"] = 10**13
     repository = registry.find("vast")
@@ -269,7 +269,7 @@ def test_pull_asks_for_room_before_the_first_byte(
 
 
 def test_pull_brings_a_layer_anew_that_changed_here(
-    call: Call, registry: RegistryMadeHere, graph: Graph, tmp_path: Path
+    call: Call, registry: RegistryMadeHere, graph: ManifestGraph, tmp_path: Path
 ) -> None:
     push(call, registry, "one-12.1-cu121", path="")
     reference = f"{registry.host}/one:{candidate_of(graph)}"
@@ -285,7 +285,7 @@ def test_pull_brings_a_layer_anew_that_changed_here(
 def test_an_image_without_a_config_gets_no_name_here(
     registry: RegistryMadeHere, call: Call, config: bytes
 ) -> None:
-    client = Registry(registry.host)
+    client = RegistryClient(registry.host)
     client.put_manifest("odd", odd_image(client, "odd", config), MANIFEST_TYPE, "1")
     said = call("pull", f"{registry.host}/odd:1", store="fresh", code=errors.EXIT_REGISTRY)
     assert "config of sha256:" in said.err
@@ -295,7 +295,7 @@ def test_an_image_without_a_config_gets_no_name_here(
 
 @pytest.mark.parametrize("form", ["{target}@{digest}", "{target}:{tag}", "{target}:{tag}@{digest}"])
 def test_pull_of_a_target_becomes_the_stores_image_of_it(
-    call: Call, registry: RegistryMadeHere, graph: Graph, tmp_path: Path, form: str
+    call: Call, registry: RegistryMadeHere, graph: ManifestGraph, tmp_path: Path, form: str
 ) -> None:
     push(call, registry, "one-12.1-cu121")
     digest = graph.root.descriptor.digest
@@ -320,7 +320,7 @@ def test_pull_of_a_target_becomes_the_stores_image_of_it(
     ],
 )
 def test_what_cannot_be_pulled_is_said(
-    call: Call, registry: RegistryMadeHere, graph: Graph, name: str, code: int, said: str
+    call: Call, registry: RegistryMadeHere, graph: ManifestGraph, name: str, code: int, said: str
 ) -> None:
     push(call, registry, "one-12.1-cu121")
     options = [] if "/" in name else ["--registry", f"{registry.host}/site"]
@@ -331,17 +331,17 @@ def test_of_several_platforms_one_is_pulled_and_it_is_said(
     call: Call, registry: RegistryMadeHere, tmp_path: Path
 ) -> None:
     store = LayoutStore(Layout(tmp_path / "both"))
-    with store.layout.in_use(Quiet()):
+    with store.layout.in_use(QuietProgress()):
         put_index(store, "both", [b"shared"], ["arm64", "amd64"], "1")
-    whole = read_graph(Place(store=store, repository="both"), "1")
-    there = Registry(registry.host)
-    from imagefactory.oci.transfer import Sending, send
+    whole = read_graph(StoreRepository(store=store, repository="both"), "1")
+    there = RegistryClient(registry.host)
+    from imagefactory.oci.transfer import TransferRequest, send
 
     send(
-        Place(store=store, repository="both"),
+        StoreRepository(store=store, repository="both"),
         there,
-        Sending(graph=whole, repository="both", tags=("1",)),
-        Quiet(),
+        TransferRequest(graph=whole, repository="both", tags=("1",)),
+        QuietProgress(),
     )
     value = pulled(call, f"{registry.host}/both:1")
     assert not value["whole"]
@@ -356,7 +356,7 @@ def test_an_image_that_an_index_does_not_place_is_not_taken_for_another_processo
     call: Call, registry: RegistryMadeHere, monkeypatch: pytest.MonkeyPatch, first: str, code: int
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    client = Registry(registry.host)
+    client = RegistryClient(registry.host)
     rows = []
     for processor in (first, "arm64" if first == "amd64" else "amd64"):
         layer = put_blob(client, "both", processor.encode())
@@ -376,11 +376,11 @@ def test_an_image_that_an_index_does_not_place_is_not_taken_for_another_processo
 def test_bytes_that_are_not_what_the_digest_says_are_never_kept(
     call: Call,
     registry: RegistryMadeHere,
-    graph: Graph,
+    graph: ManifestGraph,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("imagefactory.oci.registry.session.Patience.wait", lambda *_: 0.0)
+    monkeypatch.setattr("imagefactory.oci.registry.session.RetryPolicy.wait", lambda *_: 0.0)
     push(call, registry, "one-12.1-cu121", path="")
     layer = graph.blobs[1].digest
     registry.shelves.blobs[layer] = b"x" * len(registry.shelves.blobs[layer])
@@ -394,7 +394,9 @@ def test_bytes_that_are_not_what_the_digest_says_are_never_kept(
 # --- copy ----------------------------------------------------------------------------------------
 
 
-def test_copy_within_a_registry_sends_nothing(call: Call, registry: RegistryMadeHere, graph: Graph) -> None:
+def test_copy_within_a_registry_sends_nothing(
+    call: Call, registry: RegistryMadeHere, graph: ManifestGraph
+) -> None:
     push(call, registry, "one-12.1-cu121", path="")
     source = f"{registry.host}/one:{candidate_of(graph)}"
     said = call("copy", "--json", source, f"{registry.host}/elsewhere/one:kept")
@@ -405,7 +407,7 @@ def test_copy_within_a_registry_sends_nothing(call: Call, registry: RegistryMade
 
 
 def test_copy_to_another_registry_brings_all_and_referrers_on_demand(
-    call: Call, registry: RegistryMadeHere, graph: Graph
+    call: Call, registry: RegistryMadeHere, graph: ManifestGraph
 ) -> None:
     push(call, registry, "one-12.1-cu121", path="")
     source = f"{registry.host}/one@{graph.root.descriptor.digest}"
@@ -413,24 +415,24 @@ def test_copy_to_another_registry_brings_all_and_referrers_on_demand(
     with registry_made_here(Ways(referrers=False)) as other:
         call("copy", source, f"{other.host}/one:kept")
         assert other.find("one").tags == {"kept": digest}
-        assert Registry(other.host).referrers("one", digest) == ()
+        assert RegistryClient(other.host).referrers("one", digest) == ()
         said = call("copy", "--referrers", source, f"{other.host}/one:kept")
         assert digest in said.out
-        (record,) = Registry(other.host).referrers("one", digest)
-        assert Registry(other.host).referrers("one", digest, PUSHED_TYPE) == (record,)
+        (record,) = RegistryClient(other.host).referrers("one", digest)
+        assert RegistryClient(other.host).referrers("one", digest, PUSHED_TYPE) == (record,)
 
 
 @pytest.mark.parametrize(
     ("destination", "code"), [("{host}/x@sha256:" + "0" * 64, errors.EXIT_USAGE), ("x:1", errors.EXIT_USAGE)]
 )
 def test_copy_needs_a_place_with_a_tag(
-    call: Call, registry: RegistryMadeHere, graph: Graph, destination: str, code: int
+    call: Call, registry: RegistryMadeHere, graph: ManifestGraph, destination: str, code: int
 ) -> None:
     call("copy", f"{registry.host}/one:1", destination.format(host=registry.host), code=code)
 
 
 def test_copy_overwrites_no_candidate(
-    call: Call, registry: RegistryMadeHere, tmp_path: Path, graph: Graph
+    call: Call, registry: RegistryMadeHere, tmp_path: Path, graph: ManifestGraph
 ) -> None:
     stored_image(tmp_path / "store", "two", [b"other"])
     first, second = push(call, registry, "one-12.1-cu121", "two-12.1-cu121", path="")
@@ -447,7 +449,7 @@ def test_copy_overwrites_no_candidate(
 # --- registry list, registry prune ---------------------------------------------------------------
 
 
-def test_list_shows_candidates_and_tags(call: Call, registry: RegistryMadeHere, graph: Graph) -> None:
+def test_list_shows_candidates_and_tags(call: Call, registry: RegistryMadeHere, graph: ManifestGraph) -> None:
     push(call, registry, "one-12.1-cu121", "--tag", "nightly")
     said = call("registry", "list", "--registry", f"{registry.host}/site")
     rows = [re.split(r"  +", line) for line in said.out.splitlines()]
@@ -470,7 +472,9 @@ def prune(call: Call, registry: RegistryMadeHere, *arguments: str) -> dict[str, 
 
 
 @pytest.mark.parametrize("referrers", [True, False])
-def test_prune_removes_old_candidates_and_their_records(call: Call, graph: Graph, referrers: bool) -> None:
+def test_prune_removes_old_candidates_and_their_records(
+    call: Call, graph: ManifestGraph, referrers: bool
+) -> None:
     with registry_made_here(Ways(referrers=referrers, untag=False)) as registry:
         push(call, registry, "one-12.1-cu121", path="")
         tag = candidate_of(graph)
@@ -486,7 +490,7 @@ def test_prune_removes_old_candidates_and_their_records(call: Call, graph: Graph
 
 @pytest.mark.parametrize("kept_by", ["tag", "no record"])
 def test_prune_keeps_what_is_needed_and_says_why(
-    call: Call, registry: RegistryMadeHere, graph: Graph, kept_by: str
+    call: Call, registry: RegistryMadeHere, graph: ManifestGraph, kept_by: str
 ) -> None:
     push(call, registry, "one-12.1-cu121", path="")
     there, digest = registry.find("one"), graph.root.descriptor.digest
@@ -504,7 +508,7 @@ def test_prune_keeps_what_is_needed_and_says_why(
 
 
 def test_one_broken_tag_hides_no_other_and_is_pruned(
-    call: Call, registry: RegistryMadeHere, graph: Graph, tmp_path: Path
+    call: Call, registry: RegistryMadeHere, graph: ManifestGraph, tmp_path: Path
 ) -> None:
     push(call, registry, "one-12.1-cu121", path="")
     stored_image(tmp_path / "store", "one", [b"newer"])
@@ -526,13 +530,13 @@ def test_one_broken_tag_hides_no_other_and_is_pruned(
 # --- the store: .sif files beside images ---------------------------------------------------------
 
 
-def stored_sif(path: Path, subject: Descriptor, data: bytes, tag: str = "") -> Sif:
+def stored_sif(path: Path, subject: Descriptor, data: bytes, tag: str = "") -> SifArtifact:
     """A .sif as a conversion would have left it: kept by its image, without a tag."""
     layout = Layout(path)
     (path / "made.sif").write_bytes(data)
-    with layout.in_use(Quiet()):
+    with layout.in_use(QuietProgress()):
         origin = SifOrigin(target="one-12.1-cu121", compression="fast", subject=subject)
-        return keep_sif(layout, path / "made.sif", origin, tag=tag)
+        return store_sif(layout, path / "made.sif", origin, tag=tag)
 
 
 def listed(call: Call, code: int = 0) -> Any:
@@ -540,7 +544,7 @@ def listed(call: Call, code: int = 0) -> Any:
 
 
 def test_a_sif_kept_by_its_image_is_removed_by_the_name_that_list_shows(
-    call: Call, graph: Graph, tmp_path: Path
+    call: Call, graph: ManifestGraph, tmp_path: Path
 ) -> None:
     subject = graph.manifests[0].descriptor
     one, two = (stored_sif(tmp_path / "store", subject, data) for data in (b"one", b"two"))
@@ -558,7 +562,7 @@ def test_a_sif_kept_by_its_image_is_removed_by_the_name_that_list_shows(
     assert [row["name"] for row in listed(call)["images"]] == ["one:12.1-cu121"]
 
 
-def test_every_tag_of_a_sif_is_shown(call: Call, graph: Graph, tmp_path: Path) -> None:
+def test_every_tag_of_a_sif_is_shown(call: Call, graph: ManifestGraph, tmp_path: Path) -> None:
     subject = graph.manifests[0].descriptor
     names = {"one:a.sif", "one:b.sif"}
     for name in sorted(names):
@@ -572,7 +576,7 @@ def test_every_tag_of_a_sif_is_shown(call: Call, graph: Graph, tmp_path: Path) -
     assert listed(call)["sifs"] == []
 
 
-def test_a_damaged_sif_is_told_and_hides_nothing(call: Call, graph: Graph, tmp_path: Path) -> None:
+def test_a_damaged_sif_is_told_and_hides_nothing(call: Call, graph: ManifestGraph, tmp_path: Path) -> None:
     subject = graph.manifests[0].descriptor
     lost, whole, other = (
         stored_sif(tmp_path / "store", subject, data) for data in (b"one", b"two", b"three")
@@ -595,7 +599,7 @@ def test_a_damaged_sif_is_told_and_hides_nothing(call: Call, graph: Graph, tmp_p
 
 
 def test_a_damaged_image_is_a_failure_and_the_others_are_listed(
-    call: Call, graph: Graph, tmp_path: Path
+    call: Call, graph: ManifestGraph, tmp_path: Path
 ) -> None:
     stored_image(tmp_path / "store", "two", [b"whole"])
     Layout(tmp_path / "store").blob_path(graph.blobs[1].digest).unlink()
@@ -607,7 +611,7 @@ def test_a_damaged_image_is_a_failure_and_the_others_are_listed(
 
 
 def test_an_index_without_platforms_is_listed_and_hurts_nothing(
-    call: Call, graph: Graph, tmp_path: Path
+    call: Call, graph: ManifestGraph, tmp_path: Path
 ) -> None:
     layout = Layout(tmp_path / "store")
     rows = [format_descriptor(one.descriptor) for one in (graph.manifests[0], graph.manifests[0])]

@@ -24,7 +24,7 @@ from imagefactory.errors import UsageError
 from imagefactory.model import Outcome
 from imagefactory.oci.artifacts import WITHDRAWN, put_artifact
 from imagefactory.oci.candidates import VERDICT_TYPE, candidate_tag, pushed_record
-from imagefactory.oci.graph import EMPTY, EMPTY_BLOB, Place
+from imagefactory.oci.graph import EMPTY, EMPTY_BLOB, StoreRepository
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import (
     INDEX_TYPE,
@@ -34,10 +34,10 @@ from imagefactory.oci.manifests import (
     digest_of,
     format_descriptor,
 )
-from imagefactory.oci.registry.client import Registry
-from imagefactory.oci.store import Reference
-from imagefactory.trust.attached import Statement, put_statement, read_subject, read_verdicts
-from imagefactory.trust.tags import PromotionRule, TagCandidate, TagFate, decide_tags
+from imagefactory.oci.registry.client import RegistryClient
+from imagefactory.oci.store import ImageReference
+from imagefactory.trust.attached import SignedStatement, put_statement, read_subject, read_verdicts
+from imagefactory.trust.tags import PromotionRule, TagCandidate, TagDecision, decide_tags
 from tests.made.command import json_of
 from tests.made.signing import QUIET, Bench
 from tests.made.trusted import write_settings
@@ -71,7 +71,7 @@ def test_verdicts_are_found_in_a_list_that_calls_them_something_else(bench: Benc
     empty = "application/vnd.oci.empty.v1+json"
     first = bench.push(b"a", 1)
     bench.verify(first)
-    client, subject = Registry(bench.registry.host), bench.manifest(first)
+    client, subject = RegistryClient(bench.registry.host), bench.manifest(first)
     tag = subject.replace(":", "-")
 
     def spoil(*more: dict[str, object]) -> set[str]:
@@ -137,7 +137,7 @@ def test_what_is_no_image_stops_nobody(bench: Bench) -> None:
     """Whoever may push can tag anything as a candidate."""
     first = bench.push(b"a", 1)
     bench.verify(first)
-    client, host = Registry(bench.registry.host), bench.registry.host
+    client, host = RegistryClient(bench.registry.host), bench.registry.host
     there = client.manifest("one", bench.manifest(first))
     assert there
     plain = format_descriptor(there[0])
@@ -241,14 +241,14 @@ def test_without_a_trusted_key_nothing_counts(bench: Bench) -> None:
 def test_what_is_no_verdict_is_shown_as_malformed(bench: Bench) -> None:
     first = bench.push(b"a", 1)
     from imagefactory.oci.graph import make_artifact
-    from imagefactory.trust.attached import Statement
+    from imagefactory.trust.attached import SignedStatement
 
-    client = Registry(bench.registry.host)
+    client = RegistryClient(bench.registry.host)
     there = client.manifest("one", bench.manifest(first))
     assert there is not None
     for artifact in (
         make_artifact(VERDICT_TYPE, there[0], {}),
-        Statement(kind=VERDICT_TYPE, subject=there[0], envelope=b"PASSED").artifact,
+        SignedStatement(kind=VERDICT_TYPE, subject=there[0], envelope=b"PASSED").artifact,
     ):
         for blob, data in artifact.blobs:
             client.write("one", blob, lambda offset, data=data: iter((data[offset:],)))  # type: ignore[misc]
@@ -331,10 +331,10 @@ def test_reconcile_mends_a_list_that_lost_rows(bench: Bench) -> None:
         value = json.loads(data)
         value["manifests"] = [row for row in value["manifests"] if row["digest"] != made[0]]
         lost = json.dumps(value).encode()
-        Registry(host).put_manifest("one", lost, INDEX_TYPE, tag)
+        RegistryClient(host).put_manifest("one", lost, INDEX_TYPE, tag)
     else:
         del there.manifests[made[0]]
-    client = Registry(host)
+    client = RegistryClient(host)
     assert made[0] not in {one.digest for one in client.referrers("one", manifest)}
     said = json_of(bench.call("reconcile", "--registry", host, "--json"), "reconcile")
     (row,) = [row for row in said["repositories"] if row["place"].endswith("/one")]
@@ -415,7 +415,7 @@ def test_another_promoter_at_the_same_tags(bench: Bench, monkeypatch: pytest.Mon
 
     def decide(
         rule: PromotionRule, candidates: Sequence[TagCandidate], tags: Mapping[str, str]
-    ) -> tuple[TagFate, ...]:
+    ) -> tuple[TagDecision, ...]:
         fates = decide_tags(rule, candidates, tags)
         decided.append(dict(tags))
         there = bench.registry.find("one").tags
@@ -439,8 +439,8 @@ def test_the_config_of_a_verified_image_with_other_layers_is_another_image(bench
     """Anyone who may push can make it a candidate, say when it was pushed, and copy the verdict to it."""
     first, host = bench.push(b"a", 1), bench.registry.host
     bench.verify(first)
-    client = Registry(host)
-    place = Place(store=client, repository="one")
+    client = RegistryClient(host)
+    place = StoreRepository(store=client, repository="one")
     there = client.manifest("one", bench.manifest(first))
     assert there is not None
     value = json.loads(there[1])
@@ -458,7 +458,7 @@ def test_the_config_of_a_verified_image_with_other_layers_is_another_image(bench
     assert read_subject(place, forged.digest).config == read_subject(place, first).config
     put_artifact(place, pushed_record(forged, datetime(2026, 11, 9, tzinfo=UTC)))
     (copied,) = read_verdicts(place, bench.manifest(first))
-    put_statement(place, Statement(kind=VERDICT_TYPE, subject=forged, envelope=copied.envelope))
+    put_statement(place, SignedStatement(kind=VERDICT_TYPE, subject=forged, envelope=copied.envelope))
 
     (image,) = json_of(bench.call("verdicts", f"{host}/one@{forged.digest}", "--json"), "verdicts")["images"]
     assert [(one["standing"], one["proves"]) for one in image["verdicts"]] == [("other-subject", False)]
@@ -470,7 +470,7 @@ def test_a_revoked_verdict_stays_so_in_another_artifact(bench: Bench) -> None:
     """One more annotation makes another artifact of the same envelope."""
     first, host = bench.push(b"a", 1), bench.registry.host
     verdict = bench.verify(first, now=datetime.now(UTC) - timedelta(minutes=5))
-    name, client = f"{host}/one@{first}", Registry(host)
+    name, client = f"{host}/one@{first}", RegistryClient(host)
     bench.call("revoke", name, "--why", "no", "--verdict", verdict[7:19])
     (artifact,) = bench.artifacts(first)
     there = client.manifest("one", artifact)
@@ -503,7 +503,7 @@ def test_a_revoked_verdict_stays_so_in_another_artifact(bench: Bench) -> None:
 )
 def test_an_index_with_a_verified_image_and_another_gets_no_tag(bench: Bench, more: dict[str, Any]) -> None:
     """Which of the two a tool takes is its own business: containerd, podman and apptainer differ."""
-    first, host, client = bench.push(b"a", 1), bench.registry.host, Registry(bench.registry.host)
+    first, host, client = bench.push(b"a", 1), bench.registry.host, RegistryClient(bench.registry.host)
     other = bench.push(b"b", 2)
     bench.verify(first)
     entries = []
@@ -514,7 +514,8 @@ def test_an_index_with_a_verified_image_and_another_gets_no_tag(bench: Bench, mo
     data = canonical_json({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": entries})
     forged = client.put_manifest("one", data, INDEX_TYPE, f"12.1-cu121-{digest_of(data)[7:19]}")
     put_artifact(
-        Place(store=client, repository="one"), pushed_record(forged, datetime(2026, 11, 9, tzinfo=UTC))
+        StoreRepository(store=client, repository="one"),
+        pushed_record(forged, datetime(2026, 11, 9, tzinfo=UTC)),
     )
     assert forged.digest[7:19] in bench.call("promote", "one-12.1-cu121", "--registry", host).err
     assert bench.tags == {"12.1-cu121": first, "12.1-cu121-sm80": first}
@@ -522,8 +523,8 @@ def test_an_index_with_a_verified_image_and_another_gets_no_tag(bench: Bench, mo
 
 def test_what_was_verified_as_another_target_moves_no_tag(bench: Bench) -> None:
     first = bench.push(b"a", 1)
-    place = Place(store=Registry(bench.registry.host), repository="one")
-    where = Reference(registry=bench.registry.host, repository="one", digest=first)
+    place = StoreRepository(store=RegistryClient(bench.registry.host), repository="one")
+    where = ImageReference(registry=bench.registry.host, repository="one", digest=first)
     subject = replace(read_subject(place, first), target="one-12.4-cu124")
     attach_signed(bench.factory, bench.sign(place, first, subject=subject), where, QUIET)
     assert "not-tested" in str(bench.promote(code=9))
@@ -532,9 +533,9 @@ def test_what_was_verified_as_another_target_moves_no_tag(bench: Bench) -> None:
 
 def test_a_foreign_registry_takes_nothing_for_another_image(bench: Bench) -> None:
     first, second = bench.push(b"a", 1), bench.push(b"b", 2)
-    place = Place(store=Registry(bench.registry.host), repository="one")
+    place = StoreRepository(store=RegistryClient(bench.registry.host), repository="one")
     signed = bench.sign(place, first)
-    where = Reference(registry=bench.registry.host, repository="one", digest=second)
+    where = ImageReference(registry=bench.registry.host, repository="one", digest=second)
     with pytest.raises(UsageError) as caught:
         attach_signed(bench.factory, signed, where, QUIET)
     assert caught.value.code == "verdict-other-image"

@@ -12,13 +12,21 @@ import pytest
 
 from imagefactory.access import Access
 from imagefactory.doctor import look
-from imagefactory.doctor.facts import MODULES, Diagnosis, Disk, Health, MachineFacts, Probe, SandboxAttempt
-from imagefactory.doctor.judge import can_build, decide, explain_refusal
+from imagefactory.doctor.facts import (
+    MODULES,
+    Diagnosis,
+    Disk,
+    Health,
+    MachineFacts,
+    ProbeResult,
+    SandboxAttempt,
+)
+from imagefactory.doctor.judge import can_build, diagnose, explain_refusal
 from imagefactory.doctor.look import (
-    _ask_conda,
-    examine,
-    find_lost_gpus,
-    gather,
+    _check_conda,
+    examine_machine,
+    find_unusable_gpus,
+    gather_machine_facts,
     has_subordinate_ids,
 )
 from imagefactory.errors import ToolError
@@ -44,12 +52,12 @@ HEALTHY = MachineFacts(
     gpu_nodes=("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm"), driver="550.90.07",
     driver_libraries=("libcuda.so.1",),
     probes=(
-        Probe(name="docker", found="docker 26.1.5, buildx 0.13.1"),
-        Probe(name="apptainer", found="apptainer 1.4.5"),
-        Probe(name="conda", found="py-rattler 0.28.0"),
-        Probe(name="package index", found="uv's default answers"),
-        Probe(name="debian mirror", found="bookworm found there"),
-        Probe(name="registry", found="registry.example.org answers without credentials"),
+        ProbeResult(name="docker", found="docker 26.1.5, buildx 0.13.1"),
+        ProbeResult(name="apptainer", found="apptainer 1.4.5"),
+        ProbeResult(name="conda", found="py-rattler 0.28.0"),
+        ProbeResult(name="package index", found="uv's default answers"),
+        ProbeResult(name="debian mirror", found="bookworm found there"),
+        ProbeResult(name="registry", found="registry.example.org answers without credentials"),
     ),
 )  # fmt: skip
 
@@ -64,12 +72,12 @@ def refusing(*names: str, **changes: object) -> MachineFacts:
 
 
 def bad(facts: MachineFacts) -> list[Diagnosis]:
-    return [finding for finding in decide(facts) if finding.state is not Health.OK]
+    return [finding for finding in diagnose(facts) if finding.state is not Health.OK]
 
 
 def test_healthy_machine() -> None:
     assert bad(HEALTHY) == []
-    assert can_build(decide(HEALTHY))
+    assert can_build(diagnose(HEALTHY))
 
 
 @pytest.mark.parametrize(("change", "remedy"), [
@@ -100,7 +108,7 @@ def test_why_user_namespaces_are_denied(change: dict[str, object], remedy: str) 
     ],
 )
 def test_what_counts_a_run_is_said(attempt: SandboxAttempt, detail: str) -> None:
-    findings = decide(replace(HEALTHY, sandbox=attempt))
+    findings = diagnose(replace(HEALTHY, sandbox=attempt))
     (limits,) = (finding for finding in findings if finding.name == "limits")
     assert limits.detail.endswith(detail)
     assert limits.state is Health.OK
@@ -117,7 +125,7 @@ def test_overlay_denied_is_its_own_finding() -> None:
         refusal="this machine refuses a mount that the sandbox needs (overlay: Invalid argument)"
     )
     findings = {
-        finding.name: finding for finding in decide(replace(HEALTHY, sandbox=refusal, kernel="5.4.0"))
+        finding.name: finding for finding in diagnose(replace(HEALTHY, sandbox=refusal, kernel="5.4.0"))
     }
     assert findings["user namespaces"].state is Health.OK
     assert findings["overlay"].state is Health.DENIED
@@ -127,7 +135,8 @@ def test_overlay_denied_is_its_own_finding() -> None:
 @pytest.mark.parametrize(("change", "name", "state", "remedy"), [
     ({"python": (3, 10, 4)}, "python", Health.MISSING, "3.11"),
     ({"machine": "riscv64"}, "platform", Health.MISSING, "x86_64 or aarch64"),
-    ({"emulated": (Probe(name="linux/arm64", refusal="no", remedy="apt-get install qemu-user-static"),)},
+    ({"emulated": (ProbeResult(name="linux/arm64", refusal="no",
+    remedy="apt-get install qemu-user-static"),)},
      "linux/arm64", Health.WARNING, "qemu-user-static"),
     ({"libc": ("", "")}, "platform", Health.WARNING, "glibc"),
     ({"tools": (("uv", "/u"),)}, "mmdebstrap", Health.MISSING, "apt-get install mmdebstrap"),
@@ -169,11 +178,11 @@ AMD = AmdGpus(
 )
 def test_gpus_of_amd(change: dict[str, object], state: Health, told: str, remedy: str) -> None:
     facts = replace(HEALTHY, gpu_nodes=(), amd=replace(AMD, **change))  # type: ignore[arg-type]
-    (line,) = [one for one in decide(facts) if one.name == "GPU"]
+    (line,) = [one for one in diagnose(facts) if one.name == "GPU"]
     assert line.state is state
     assert told in line.detail
     assert remedy in line.remedy
-    assert len([one for one in decide(replace(HEALTHY, amd=AMD)) if one.name == "GPU"]) == 2
+    assert len([one for one in diagnose(replace(HEALTHY, amd=AMD)) if one.name == "GPU"]) == 2
 
 
 def test_what_a_build_imports_is_looked_for() -> None:
@@ -185,9 +194,9 @@ def test_what_a_build_imports_is_looked_for() -> None:
 
 
 def test_what_a_build_needs() -> None:
-    assert can_build(decide(replace(HEALTHY, gpu_nodes=(), cores=1)))
-    assert not can_build(decide(replace(HEALTHY, keyrings=())))
-    assert not can_build(decide(replace(HEALTHY, sandbox=REFUSED)))
+    assert can_build(diagnose(replace(HEALTHY, gpu_nodes=(), cores=1)))
+    assert not can_build(diagnose(replace(HEALTHY, keyrings=())))
+    assert not can_build(diagnose(replace(HEALTHY, sandbox=REFUSED)))
 
 
 def test_disks() -> None:
@@ -205,7 +214,7 @@ def test_a_configured_mirror_needs_no_apt() -> None:
     mirror = "http://ann:hunter2@mirror.example/debian"
     facts = replace(HEALTHY, apt_sources=(), debian_mirror=mirror)
     assert bad(facts) == []
-    assert not any("hunter2" in finding.detail for finding in decide(facts))
+    assert not any("hunter2" in finding.detail for finding in diagnose(facts))
 
 
 @pytest.mark.parametrize("engine", ["docker", "apptainer"])
@@ -223,10 +232,10 @@ def test_an_engine_is_needed_where_it_is_the_configured_one(engine: str) -> None
 
 def test_a_sandbox_is_needed_by_the_unshare_runner_and_by_assemble() -> None:
     refused = replace(HEALTHY, sandbox=REFUSED)
-    assert not can_build(decide(replace(refused, engine="docker", runner="unshare")))
-    assert not can_build(decide(replace(refused, engine="assemble", runner="docker")))
+    assert not can_build(diagnose(replace(refused, engine="docker", runner="unshare")))
+    assert not can_build(diagnose(replace(refused, engine="assemble", runner="docker")))
     by_docker = replace(refused, engine="docker", runner="docker")
-    assert can_build(decide(by_docker))
+    assert can_build(diagnose(by_docker))
     (finding,) = bad(by_docker)
     assert (finding.state, finding.needed_for) == (Health.DENIED, "unshare")
 
@@ -250,7 +259,7 @@ def test_what_conda_works_with_is_told(tmp_path: Path) -> None:
     def ask(**more: str) -> str:
         environ = {"PATH": "/usr/bin", "HOME": str(tmp_path), **more}
         settings = load_settings(directory=tmp_path, start=tmp_path, environ=environ)
-        return _ask_conda(Access(settings=settings, environ=environ))
+        return _check_conda(Access(settings=settings, environ=environ))
 
     assert re.fullmatch(r"py-rattler [0-9.]+", ask())
     elsewhere = ask(IMAGEFACTORY_CHANNELS="conda-forge=http://127.0.0.1:1/forge")
@@ -277,13 +286,15 @@ def test_this_machine_can_be_looked_at(tmp_path: Path) -> None:
         "IMAGEFACTORY_REGISTRY": "127.0.0.1:1/images",
         "DOCKER_HOST": f"unix://{tmp_path}/docker.sock",
     }
-    facts = gather(load_settings(directory=tmp_path, start=tmp_path, environ=environ), environ=environ)
+    facts = gather_machine_facts(
+        load_settings(directory=tmp_path, start=tmp_path, environ=environ), environ=environ
+    )
     assert facts.cores >= 1
     assert facts.disks[0].path == str(tmp_path / "new/store")
     assert facts.disks[0].origin == "$IMAGEFACTORY_STORE"
     assert facts.disks[0].writable
     assert not (tmp_path / "new").exists()
-    findings = decide(facts)
+    findings = diagnose(facts)
     names = [finding.name for finding in findings]
     assert len(names) == len(set(names))
     unreached = {finding.name: finding for finding in findings if finding.name in REACHED}
@@ -303,7 +314,7 @@ def test_a_nonsensical_mirror_is_not_ok(tmp_path: Path) -> None:
         "DOCKER_HOST": f"unix://{tmp_path}/docker.sock",
     }
     settings = load_settings(directory=tmp_path, start=tmp_path, environ=environ)
-    findings = {finding.name: finding for finding in examine(settings, environ=environ)}
+    findings = {finding.name: finding for finding in examine_machine(settings, environ=environ)}
     assert findings["debian mirror"].state is Health.DENIED
     assert "'nonsense' is not an address" in findings["debian mirror"].detail
     assert "registry" not in findings
@@ -316,21 +327,21 @@ def test_a_nonsensical_mirror_is_not_ok(tmp_path: Path) -> None:
 def test_a_limit_of_zero_is_seen_in_proc(limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the names of the kernel's documentation (admin-guide/sysctl/user), where one of them is 0."""
     monkeypatch.setattr(look, "try_sandbox", lambda _: REFUSED)
-    monkeypatch.setattr(look, "ask_all", lambda access, names: ())
+    monkeypatch.setattr(look, "check_services", lambda access, names: ())
     files = {"self/status": "CapEff:\t0\nSeccomp:\t0\n", f"sys/{limit.replace('.', '/')}": "0\n"}
     for name, text in files.items():
         path = tmp_path / "proc" / name
         path.parent.mkdir(parents=True)
         path.write_text(text)
     settings = load_settings(directory=tmp_path, start=tmp_path, environ={"HOME": str(tmp_path)})
-    facts = gather(settings, environ={}, root=tmp_path)
+    facts = gather_machine_facts(settings, environ={}, root=tmp_path)
     assert explain_refusal(facts) == (f"{limit} is 0", f"sysctl -w {limit}=15000")
 
 
 def test_a_lost_gpu_is_found_with_its_index(tmp_path: Path) -> None:
-    (one,) = find_lost_gpus(make_host(tmp_path / "a", Told(count=2, lost=1)))
+    (one,) = find_unusable_gpus(make_host(tmp_path / "a", Told(count=2, lost=1)))
     assert one.startswith("GPU 1: ")
-    (alone,) = find_lost_gpus(make_host(tmp_path / "b", Told(lost=0)))
+    (alone,) = find_unusable_gpus(make_host(tmp_path / "b", Told(lost=0)))
     assert alone.startswith("GPU 0: ")
-    assert find_lost_gpus(make_host(tmp_path / "c")) == ()
-    assert find_lost_gpus(make_host(tmp_path / "d", Told(count=0))) == ()
+    assert find_unusable_gpus(make_host(tmp_path / "c")) == ()
+    assert find_unusable_gpus(make_host(tmp_path / "d", Told(count=0))) == ()

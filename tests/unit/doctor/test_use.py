@@ -7,22 +7,30 @@ from datetime import timedelta
 
 import pytest
 
-from imagefactory.doctor.facts import Diagnosis, Health, Probe
-from imagefactory.doctor.use import JOIN, NEW_KEY, Believed, UseFacts, judge_submit, judge_verify, works
+from imagefactory.doctor.facts import Diagnosis, Health, ProbeResult
+from imagefactory.doctor.use import (
+    JOIN,
+    NEW_KEY,
+    TrustedKeyName,
+    UsageFacts,
+    diagnose_submit,
+    diagnose_verify,
+    is_working,
+)
 from tests.made.verdicts import NOW
 
 DAY = timedelta(days=1)
-KEY = Believed(name="lab", since=NOW - DAY, until=NOW + 99 * DAY)
-WELL = UseFacts(
+KEY = TrustedKeyName(name="lab", since=NOW - DAY, until=NOW + 99 * DAY)
+WELL = UsageFacts(
     now=NOW,
     keys=(KEY,),
-    catalogue=Probe(name="catalogue", found="registry.example.org/gpu, made today"),
+    catalogue=ProbeResult(name="catalogue", found="registry.example.org/gpu, made today"),
     images=9,
     verified=7,
     site="chtc",
     site_origin="/etc/xdg/imagefactory/imagefactory.toml",
-    pool=Probe(name="pool", found="HTCondor 23.9"),
-    factory=Probe(name="factory", found="/home/you/factory"),
+    pool=ProbeResult(name="pool", found="HTCondor 23.9"),
+    factory=ProbeResult(name="factory", found="/home/you/factory"),
     signers=("lab",),
 )
 GPU = Diagnosis(name="GPU", state=Health.WARNING, detail="none here", needed_for="gpu")
@@ -35,16 +43,16 @@ def told(found: tuple[Diagnosis, ...], name: str) -> Diagnosis:
 
 def test_who_has_a_factory_is_sent_to_a_key_and_not_to_an_invitation() -> None:
     bare = replace(WELL, keys=())
-    assert told(judge_verify(bare, ()), "trust").remedy == NEW_KEY
-    assert told(judge_submit(replace(bare, own=True)), "trust").remedy == NEW_KEY
-    assert told(judge_submit(bare), "trust").remedy == JOIN
+    assert told(diagnose_verify(bare, ()), "trust").remedy == NEW_KEY
+    assert told(diagnose_submit(replace(bare, own=True)), "trust").remedy == NEW_KEY
+    assert told(diagnose_submit(bare), "trust").remedy == JOIN
 
 
 def test_all_is_well() -> None:
-    found = judge_submit(WELL)
+    found = diagnose_submit(WELL)
     assert [one.name for one in found] == ["catalogue", "images", "key lab", "site", "pool"]
     assert {one.state for one in found} == {Health.OK}
-    assert works(found)
+    assert is_working(found)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +60,7 @@ def test_all_is_well() -> None:
     [
         ({"catalogue": None}, "catalogue", Health.MISSING, "imagefactory join ADDRESS|FILE"),
         (
-            {"catalogue": Probe(name="catalogue", refusal="expired", remedy="ask for a new one")},
+            {"catalogue": ProbeResult(name="catalogue", refusal="expired", remedy="ask for a new one")},
             "catalogue", Health.DENIED, "ask for a new one",
         ),
         ({"verified": 0}, "images", Health.WARNING, "imagefactory find"),
@@ -62,31 +70,32 @@ def test_all_is_well() -> None:
         ({"keys": (replace(KEY, since=NOW + DAY),)}, "key lab", Health.WARNING, ""),
         ({"site_origin": "default"}, "site", Health.WARNING, "site = "),
         ({"pool": None}, "pool", Health.WARNING, "access point"),
-        ({"pool": Probe(name="pool", refusal="no answer", remedy="wait")}, "pool", Health.WARNING, "wait"),
+        ({"pool": ProbeResult(name="pool", refusal="no answer", remedy="wait")}, "pool",
+        Health.WARNING, "wait"),
         ({"reader": False, "mend": "pip"}, "submit --check", Health.WARNING, "pip"),
     ],
 )  # fmt: skip
 def test_what_is_lacking_for_submitting(
     changes: dict[str, object], name: str, state: Health, remedy: str
 ) -> None:
-    found = judge_submit(replace(WELL, **changes))  # type: ignore[arg-type]
+    found = diagnose_submit(replace(WELL, **changes))  # type: ignore[arg-type]
     assert told(found, name).state is state
     assert remedy in told(found, name).remedy
-    assert works(found) is (state is Health.WARNING)
+    assert is_working(found) is (state is Health.WARNING)
 
 
 def test_verifying_needs_a_machine_or_a_pool() -> None:
-    found = judge_verify(WELL, (GPU, SANDBOX))
+    found = diagnose_verify(WELL, (GPU, SANDBOX))
     assert [one.name for one in found] == ["factory", "key lab", "signing", "pool"]
-    assert works(found)
-    alone = judge_verify(replace(WELL, pool=None), (GPU, SANDBOX))
+    assert is_working(found)
+    alone = diagnose_verify(replace(WELL, pool=None), (GPU, SANDBOX))
     assert [one.name for one in alone][-2:] == ["GPU", "overlay"]
-    assert not works(alone)
+    assert not is_working(alone)
 
 
 def test_verifying_needs_a_factory_and_says_without_a_key_that_nothing_is_signed() -> None:
-    none = Probe(name="factory", refusal="is no factory", remedy="imagefactory init")
-    found = judge_verify(replace(WELL, factory=none, signers=()), ())
+    none = ProbeResult(name="factory", refusal="is no factory", remedy="imagefactory init")
+    found = diagnose_verify(replace(WELL, factory=none, signers=()), ())
     assert told(found, "factory").state is Health.MISSING
     assert told(found, "signing").state is Health.WARNING
     assert "keys new" in told(found, "signing").remedy
@@ -94,5 +103,5 @@ def test_verifying_needs_a_factory_and_says_without_a_key_that_nothing_is_signed
 
 def test_a_retired_key_beside_a_valid_one_lacks_nothing() -> None:
     keys = (replace(KEY, until=NOW), replace(KEY, name="lab-2"))
-    found = {one.name: one.state for one in judge_submit(replace(WELL, keys=keys))}
+    found = {one.name: one.state for one in diagnose_submit(replace(WELL, keys=keys))}
     assert (found["key lab"], found["key lab-2"]) == (Health.OK, Health.OK)

@@ -7,17 +7,27 @@ from dataclasses import replace
 import pytest
 
 from imagefactory.gpu.capability import Capability, parse_capability, parse_code
-from imagefactory.gpu.cells import CellEvidence, answer_cell, ask, beside
+from imagefactory.gpu.cells import CellEvidence, answer_cell, cell_query, predict_other_processor
 from imagefactory.gpu.predict import predict
-from imagefactory.gpu.values import Answer, Basis, Cell, Claim, Contents, Library, Modules, Package, Question
+from imagefactory.gpu.values import (
+    Cell,
+    CellClaim,
+    CellQuery,
+    ClaimBasis,
+    Compatibility,
+    GpuLibrary,
+    InstalledPackage,
+    ModuleCount,
+    ScanResult,
+)
 from imagefactory.model import LockedWheel
 from tests.made.values import make_conda, make_lock, make_target
 
 
-def asked(text: str, capability: str, driver: str = "") -> Question:
+def asked(text: str, capability: str, driver: str = "") -> CellQuery:
     """`torch 2.3 12.1` on a capability."""
     framework, version, cuda = text.split()
-    return Question(
+    return CellQuery(
         framework=framework,
         version=version,
         cuda=cuda,
@@ -26,30 +36,30 @@ def asked(text: str, capability: str, driver: str = "") -> Question:
     )
 
 
-def rules(cell: Cell, basis: Basis = Basis.DOCUMENTED) -> list[str]:
+def rules(cell: Cell, basis: ClaimBasis = ClaimBasis.DOCUMENTED) -> list[str]:
     return [claim.rule for claim in cell.claims if claim.basis is basis]
 
 
-def only_documented(question: Question) -> Claim:
+def only_documented(question: CellQuery) -> CellClaim:
     """What a page says of its code, whatever faults are known."""
     claims = answer_cell(question).claims
-    return next(one for one in claims if one.basis is Basis.DOCUMENTED and "known-bad" not in one.rule)
+    return next(one for one in claims if one.basis is ClaimBasis.DOCUMENTED and "known-bad" not in one.rule)
 
 
 @pytest.mark.parametrize(
     ("what", "capability", "answer", "rule", "said"),
     [
-        ("torch 2.3 12.1", "7.0", Answer.YES, "documented", "7.0 is documented"),
-        ("torch 2.3 12.1", "8.9", Answer.YES, "documented", "sm_86 is documented and runs on 8.9"),
-        ("torch 2.3 12.1", "10.0", Answer.NO, "not-documented", "none of it runs on 10.0"),
-        ("torch 2.3.1 12.1", "12.0", Answer.NO, "not-documented", "none of it runs on 12.0"),
-        ("torch 2.15 13.2", "12.1", Answer.YES, "documented", "sm_120 is documented and runs on 12.1"),
-        ("torch 2.15 13.2", "7.0", Answer.NO, "toolkit-dropped", "compiles for 7.5 and newer"),
-        ("torch 2.3 12.6", "7.0", Answer.NO, "cuda-not-offered", "is built for CUDA"),
-        ("torch 2.3 12.1", "3.7", Answer.NO, "toolkit-dropped", "compiles for 5.0 and newer"),
+        ("torch 2.3 12.1", "7.0", Compatibility.YES, "documented", "7.0 is documented"),
+        ("torch 2.3 12.1", "8.9", Compatibility.YES, "documented", "sm_86 is documented and runs on 8.9"),
+        ("torch 2.3 12.1", "10.0", Compatibility.NO, "not-documented", "none of it runs on 10.0"),
+        ("torch 2.3.1 12.1", "12.0", Compatibility.NO, "not-documented", "none of it runs on 12.0"),
+        ("torch 2.15 13.2", "12.1", Compatibility.YES, "documented", "sm_120 is documented and runs on 12.1"),
+        ("torch 2.15 13.2", "7.0", Compatibility.NO, "toolkit-dropped", "compiles for 7.5 and newer"),
+        ("torch 2.3 12.6", "7.0", Compatibility.NO, "cuda-not-offered", "is built for CUDA"),
+        ("torch 2.3 12.1", "3.7", Compatibility.NO, "toolkit-dropped", "compiles for 5.0 and newer"),
     ],
 )
-def test_what_is_documented(what: str, capability: str, answer: Answer, rule: str, said: str) -> None:
+def test_what_is_documented(what: str, capability: str, answer: Compatibility, rule: str, said: str) -> None:
     claim = only_documented(asked(what, capability))
     assert (claim.answer, claim.rule) == (answer, rule)
     assert said in claim.reason
@@ -67,38 +77,42 @@ def test_a_framework_that_takes_the_machines_cuda_may_have_another_minor_version
 @pytest.mark.parametrize(
     ("platform", "host", "answer"),
     [
-        ("amd64", "arm64", Answer.NO), ("arm64", "amd64", Answer.NO), ("", "arm64", Answer.UNKNOWN),
-        ("amd64", "amd64", Answer.YES), ("amd64", "", Answer.YES), ("", "amd64", Answer.YES),
-        ("", "", Answer.YES),
+        ("amd64", "arm64", Compatibility.NO), ("arm64", "amd64", Compatibility.NO), ("", "arm64",
+        Compatibility.UNKNOWN),
+        ("amd64", "amd64", Compatibility.YES), ("amd64", "", Compatibility.YES), ("", "amd64",
+        Compatibility.YES),
+        ("", "", Compatibility.YES),
     ],
 )  # fmt: skip
 def test_an_image_runs_beside_the_processor_that_it_is_built_for(
-    platform: str, host: str, answer: Answer
+    platform: str, host: str, answer: Compatibility
 ) -> None:
     question = replace(asked("torch 2.15 13.2", "9.0"), platform=platform, host=host)
-    made_up = Claim(basis=Basis.VERIFIED, answer=Answer.YES, rule="suite", reason="", source="")
+    made_up = CellClaim(
+        basis=ClaimBasis.VERIFIED, answer=Compatibility.YES, rule="suite", reason="", source=""
+    )
     evidence = CellEvidence(verified={question.capability: made_up})
     cell = answer_cell(question, evidence)
     assert cell.answer is answer
-    assert (cell.claims[0].rule == "architecture") is (answer is not Answer.YES)
+    assert (cell.claims[0].rule == "architecture") is (answer is not Compatibility.YES)
 
 
 def test_the_question_of_a_target_names_its_processor() -> None:
-    assert ask(make_target(), None, Capability(9, 0)).platform == "amd64"
+    assert cell_query(make_target(), None, Capability(9, 0)).platform == "amd64"
 
 
 def test_what_pages_list_is_of_builds_for_amd64() -> None:
     listed = asked("torch 2.9 12.8", "9.0")
-    assert answer_cell(replace(listed, platform="amd64")).answer is Answer.YES
+    assert answer_cell(replace(listed, platform="amd64")).answer is Compatibility.YES
     assert answer_cell(replace(listed, platform="arm64")).claims == ()
 
 
 def test_a_prediction_says_which_processor_must_stand_beside_the_gpu() -> None:
-    found = predict(Contents(source="x", libraries=()), Capability(9, 0), "")
-    assert beside(found, "amd64", "") is found
-    assert beside(found, "arm64", "").reason == f"{found.reason}, beside an arm64 processor"
-    assert beside(found, "arm64", "arm64") is found
-    assert beside(found, "amd64", "arm64").answer is Answer.NO
+    found = predict(ScanResult(source="x", libraries=()), Capability(9, 0), "")
+    assert predict_other_processor(found, "amd64", "") is found
+    assert predict_other_processor(found, "arm64", "").reason == f"{found.reason}, beside an arm64 processor"
+    assert predict_other_processor(found, "arm64", "arm64") is found
+    assert predict_other_processor(found, "amd64", "arm64").answer is Compatibility.NO
 
 
 def test_before_cuda_11_each_version_needs_its_own_driver() -> None:
@@ -106,20 +120,20 @@ def test_before_cuda_11_each_version_needs_its_own_driver() -> None:
     old, new = (
         only_documented(asked("torch 1.5 10.2", "6.0", driver)) for driver in ("410.104", "440.33.01")
     )
-    assert (old.rule, old.driver, new.answer) == ("driver-floor", "440.33", Answer.YES)
-    assert only_documented(asked("torch 1.12 11.3", "6.0", "450.51.06")).answer is Answer.YES
+    assert (old.rule, old.driver, new.answer) == ("driver-floor", "440.33", Compatibility.YES)
+    assert only_documented(asked("torch 1.12 11.3", "6.0", "450.51.06")).answer is Compatibility.YES
 
 
 def test_a_driver_that_does_not_know_the_gpu_outweighs_all_else() -> None:
     """590 dropped Volta: what was verified there with an older driver is about another machine."""
-    verified = Claim(
-        basis=Basis.VERIFIED, answer=Answer.YES, rule="suite", reason="passed", source="a verdict"
+    verified = CellClaim(
+        basis=ClaimBasis.VERIFIED, answer=Compatibility.YES, rule="suite", reason="passed", source="a verdict"
     )
     evidence = CellEvidence(verified={Capability(7, 0): verified})
     cell = answer_cell(asked("torch 2.3 12.1", "7.0", "595.45.04"), evidence)
-    assert (cell.answer, rules(cell)) == (Answer.NO, ["driver-gpu"])
+    assert (cell.answer, rules(cell)) == (Compatibility.NO, ["driver-gpu"])
     assert "580 was the last" in cell.claims[0].reason
-    assert answer_cell(asked("torch 2.3 12.1", "7.0", "580.95.05"), evidence).answer is Answer.YES
+    assert answer_cell(asked("torch 2.3 12.1", "7.0", "580.95.05"), evidence).answer is Compatibility.YES
 
 
 def test_an_integrated_gpu_is_not_reached_from_its_neighbour() -> None:
@@ -130,20 +144,20 @@ def test_an_integrated_gpu_is_not_reached_from_its_neighbour() -> None:
 @pytest.mark.parametrize(
     ("driver", "answer"),
     [
-        ("", Answer.YES),
-        ("525", Answer.YES),
-        ("525.60.13", Answer.YES),
-        ("535.54.03", Answer.YES),
-        ("520.61.05", Answer.NO),
-        ("470", Answer.NO),
+        ("", Compatibility.YES),
+        ("525", Compatibility.YES),
+        ("525.60.13", Compatibility.YES),
+        ("535.54.03", Compatibility.YES),
+        ("520.61.05", Compatibility.NO),
+        ("470", Compatibility.NO),
     ],
 )
-def test_the_driver_of_a_documented_cell(driver: str, answer: Answer) -> None:
+def test_the_driver_of_a_documented_cell(driver: str, answer: Compatibility) -> None:
     """Machine code needs the floor of CUDA 12, not the driver that came with 12.1."""
     claim = only_documented(asked("torch 2.3 12.1", "7.0", driver))
     assert claim.answer is answer
     assert claim.driver.startswith("525")
-    assert (claim.rule == "driver-floor") is (answer is Answer.NO)
+    assert (claim.rule == "driver-floor") is (answer is Compatibility.NO)
 
 
 @pytest.mark.parametrize(
@@ -153,9 +167,9 @@ def test_the_driver_of_a_documented_cell(driver: str, answer: Answer) -> None:
 def test_documented_ptx_needs_the_driver_of_its_cuda(what: str, driver: str) -> None:
     """Of CUDA 12 any may be meant, so only drivers before all of it are known to be too old."""
     claim = only_documented(asked(what, "11.0"))
-    assert (claim.answer, claim.driver) == (Answer.PTX, driver)
+    assert (claim.answer, claim.driver) == (Compatibility.PTX, driver)
     assert only_documented(asked(what, "11.0", "520")).rule == "driver-floor"
-    assert only_documented(asked(what, "11.0", "580")).answer is Answer.PTX
+    assert only_documented(asked(what, "11.0", "580")).answer is Compatibility.PTX
 
 
 def test_a_fault_of_a_patch_release_needs_a_whole_version() -> None:
@@ -170,20 +184,24 @@ def test_a_fault_of_a_patch_release_needs_a_whole_version() -> None:
         "known-bad:xla-tensorflow-before-blackwell",
         "documented",
     ]
-    assert cell.answer is Answer.PARTLY
+    assert cell.answer is Compatibility.PARTLY
     assert cell.claims[0].source
 
 
 @pytest.mark.parametrize(
     ("capability", "packages", "answer"),
     [
-        ("8.0", {"torch": "2.9.1", "nvidia-cudnn-cu12": "9.10.2.21"}, Answer.YES),  # slow
-        ("7.0", {"nvidia-cudnn-cu12": "9.20.0"}, Answer.PARTLY),  # some calls fail
-        ("8.0", {"torch": "2.8.0", "nvidia-cudnn-cu12": "9.10.2.21"}, Answer.PARTLY),  # wrong on any GPU
-        ("10.0", {"nvidia-cublas-cu12": "12.8.4.1"}, Answer.PARTLY),  # frameworks only warn of it
+        ("8.0", {"torch": "2.9.1", "nvidia-cudnn-cu12": "9.10.2.21"}, Compatibility.YES),  # slow
+        ("7.0", {"nvidia-cudnn-cu12": "9.20.0"}, Compatibility.PARTLY),  # some calls fail
+        (
+            "8.0",
+            {"torch": "2.8.0", "nvidia-cudnn-cu12": "9.10.2.21"},
+            Compatibility.PARTLY,
+        ),  # wrong on any GPU
+        ("10.0", {"nvidia-cublas-cu12": "12.8.4.1"}, Compatibility.PARTLY),  # frameworks only warn of it
     ],
 )
-def test_how_bad_a_known_fault_is(capability: str, packages: dict[str, str], answer: Answer) -> None:
+def test_how_bad_a_known_fault_is(capability: str, packages: dict[str, str], answer: Compatibility) -> None:
     question = replace(asked("torch 2.9 12.8", capability), packages=tuple(packages.items()))
     assert [claim.answer for claim in answer_cell(question).warnings] == [answer]
 
@@ -200,21 +218,26 @@ def test_how_bad_a_known_fault_is(capability: str, packages: dict[str, str], ans
 def test_a_fault_that_stops_all_is_the_answer(what: str, capability: str, rule: str) -> None:
     cell = answer_cell(asked(what, capability))
     assert cell.claims[0].rule == rule
-    assert (cell.answer is Answer.NO) == rule.startswith("known-bad")
+    assert (cell.answer is Compatibility.NO) == rule.startswith("known-bad")
     assert cell.warnings == ()
 
 
 @pytest.mark.parametrize(
     ("what", "capability", "answer", "said"),
     [
-        ("cupy-cuda12x 13.6.0 12.6", "12.0", Answer.NO, "CUDA 12.6 makes none for 12.0"),
-        ("cupy-cuda12x 13.6.0 12.8", "12.0", Answer.YES, "CUDA 12.8 makes its code for 12.0 where it runs"),
-        ("cupy-cuda11x 13.6.0 11.7", "8.9", Answer.YES, "makes its code for 8.9"),  # sm_86 runs there
-        ("flashinfer-python 0.2.5 12.8", "7.0", Answer.NO, "documented for 7.5 and newer"),
+        ("cupy-cuda12x 13.6.0 12.6", "12.0", Compatibility.NO, "CUDA 12.6 makes none for 12.0"),
+        (
+            "cupy-cuda12x 13.6.0 12.8",
+            "12.0",
+            Compatibility.YES,
+            "CUDA 12.8 makes its code for 12.0 where it runs",
+        ),
+        ("cupy-cuda11x 13.6.0 11.7", "8.9", Compatibility.YES, "makes its code for 8.9"),  # sm_86 runs there
+        ("flashinfer-python 0.2.5 12.8", "7.0", Compatibility.NO, "documented for 7.5 and newer"),
     ],
 )
 def test_what_makes_its_code_where_it_runs_goes_by_the_cuda_that_is_there(
-    what: str, capability: str, answer: Answer, said: str
+    what: str, capability: str, answer: Compatibility, said: str
 ) -> None:
     claim = only_documented(asked(what, capability))
     assert claim.answer is answer
@@ -223,7 +246,7 @@ def test_what_makes_its_code_where_it_runs_goes_by_the_cuda_that_is_there(
 
 def test_what_no_table_knows_is_unknown() -> None:
     cell = answer_cell(asked("nosuch 13.1 12.1", "8.0"))
-    assert (cell.claims, cell.answer) == ((), Answer.UNKNOWN)
+    assert (cell.claims, cell.answer) == ((), Compatibility.UNKNOWN)
 
 
 def test_a_lock_proves_what_is_offered() -> None:
@@ -233,7 +256,7 @@ def test_a_lock_proves_what_is_offered() -> None:
 
 def test_what_cannot_be_solved_says_why() -> None:
     cell = answer_cell(asked("torch 2.3 12.1", "8.0"), CellEvidence(unsolvable="numpy 2 is not to be had"))
-    assert (cell.answer, cell.claims[0].rule) == (Answer.NO, "unsolvable")
+    assert (cell.answer, cell.claims[0].rule) == (Compatibility.NO, "unsolvable")
     assert "numpy 2" in cell.claims[0].reason
     assert rules(cell) == ["unsolvable", "documented"]
 
@@ -241,13 +264,13 @@ def test_what_cannot_be_solved_says_why() -> None:
 # --- scans ---------------------------------------------------------------------------------------
 
 
-def contents(*codes: str) -> Contents:
+def contents(*codes: str) -> ScanResult:
     """An image with PyTorch whose one library has code for these targets."""
-    modules = Modules(codes=tuple(sorted(map(parse_code, codes))), count=300)
-    return Contents(
+    modules = ModuleCount(codes=tuple(sorted(map(parse_code, codes))), count=300)
+    return ScanResult(
         source="an image",
-        libraries=(Library(path="torch/lib/libtorch_cuda.so", size=10**9, modules=(modules,)),),
-        packages=(Package(name="torch", version="2.3.1"),),
+        libraries=(GpuLibrary(path="torch/lib/libtorch_cuda.so", size=10**9, modules=(modules,)),),
+        packages=(InstalledPackage(name="torch", version="2.3.1"),),
         facts=(("torch", "cuda", "12.1"), ("torch", "version", "2.3.1")),
     )
 
@@ -255,15 +278,19 @@ def contents(*codes: str) -> Contents:
 def test_a_scan_outweighs_the_documents() -> None:
     question = asked("torch 2.3 12.1", "7.0")
     cell = answer_cell(question, CellEvidence(contents=contents("sm_80", "sm_90")))
-    assert [claim.basis for claim in cell.claims] == [Basis.PREDICTED, Basis.DOCUMENTED]
-    assert [claim.answer for claim in cell.claims] == [Answer.NO, Answer.YES]
-    assert cell.answer is Answer.NO
+    assert [claim.basis for claim in cell.claims] == [ClaimBasis.PREDICTED, ClaimBasis.DOCUMENTED]
+    assert [claim.answer for claim in cell.claims] == [Compatibility.NO, Compatibility.YES]
+    assert cell.answer is Compatibility.NO
     assert (cell.claims[0].rule, cell.claims[0].source) == ("no-code", "scan of an image")
 
 
 def test_a_scan_that_finds_the_code() -> None:
     cell = answer_cell(asked("torch 2.3 12.1", "8.9"), CellEvidence(contents=contents("sm_80", "sm_90")))
-    assert (cell.answer, cell.claims[0].basis, cell.claims[0].rule) == (Answer.YES, Basis.PREDICTED, "code")
+    assert (cell.answer, cell.claims[0].basis, cell.claims[0].rule) == (
+        Compatibility.YES,
+        ClaimBasis.PREDICTED,
+        "code",
+    )
     assert cell.claims[0].driver
 
 
@@ -271,7 +298,7 @@ def test_a_scan_that_finds_ptx() -> None:
     cell = answer_cell(
         asked("torch 2.3 12.1", "10.0"), CellEvidence(contents=contents("sm_80", "sm_90", "compute_90/8.1"))
     )
-    assert (cell.answer, cell.claims[0].rule) == (Answer.PTX, "ptx")
+    assert (cell.answer, cell.claims[0].rule) == (Compatibility.PTX, "ptx")
     assert cell.claims[0].driver == "570"  # the GPU's first; PTX 8.1 alone would do with 530.30.02
 
 
@@ -285,7 +312,7 @@ def test_the_driver_of_a_predicted_cell(driver: str, rule: str) -> None:
     cell = answer_cell(
         asked("torch 2.3 12.1", "8.0", driver), CellEvidence(contents=contents("sm_80", "sm_90"))
     )
-    assert cell.claims[0].basis is Basis.PREDICTED
+    assert cell.claims[0].basis is ClaimBasis.PREDICTED
     assert cell.claims[0].rule == rule
 
 
@@ -299,18 +326,22 @@ def test_no_code_is_not_told_as_a_driver_that_is_too_old() -> None:
 def test_a_build_for_the_cpu_is_told() -> None:
     bare = replace(contents(), libraries=(), facts=(("torch", "version", "2.3.1+cpu"),))
     cell = answer_cell(asked("torch 2.3 12.1", "8.0"), CellEvidence(contents=bare))
-    assert (cell.answer, cell.claims[0].rule) == (Answer.NO, "no-gpu-code")
+    assert (cell.answer, cell.claims[0].rule) == (Compatibility.NO, "no-gpu-code")
     assert "install" in cell.claims[0].reason
 
 
 def test_verified_is_said_of_its_capability_alone() -> None:
-    claim = Claim(
-        basis=Basis.VERIFIED, answer=Answer.YES, rule="suite", reason="the suite passed", source="a record"
+    claim = CellClaim(
+        basis=ClaimBasis.VERIFIED,
+        answer=Compatibility.YES,
+        rule="suite",
+        reason="the suite passed",
+        source="a record",
     )
     evidence = CellEvidence(verified={Capability(8, 0): claim})
     assert answer_cell(asked("torch 2.3 12.1", "8.0"), evidence).claims[0] is claim
     others = answer_cell(asked("torch 2.3 12.1", "8.6"), evidence).claims
-    assert Basis.VERIFIED not in [one.basis for one in others]
+    assert ClaimBasis.VERIFIED not in [one.basis for one in others]
 
 
 # --- questions of targets --------------------------------------------------------------------------
@@ -322,8 +353,8 @@ EIGHT = Capability(8, 0)
 def test_a_question_holds_what_the_lock_holds() -> None:
     wheel = LockedWheel(name="torch", version="2.3.1", filename="t.whl", sha256="ab" * 32, size=1)
     lock = make_lock(wheels=(wheel,))
-    question = ask(TARGET, lock, EIGHT, "535")
-    assert question == Question(
+    question = cell_query(TARGET, lock, EIGHT, "535")
+    assert question == CellQuery(
         framework="torch",
         version="2.3",
         cuda="12.1",
@@ -333,7 +364,7 @@ def test_a_question_holds_what_the_lock_holds() -> None:
         packages=(("torch", "2.3.1"),),
         wheels=("ab" * 32,),
     )
-    assert ask(TARGET, None, EIGHT).packages == ()
+    assert cell_query(TARGET, None, EIGHT).packages == ()
 
 
 @pytest.mark.parametrize("channel", ["pytorch", "conda-forge"])
@@ -344,34 +375,36 @@ def test_a_channel_has_builds_of_its_own(channel: str) -> None:
     )
     package = make_conda("pytorch 2.3.1 cuda121", channel=address)
     lock = make_lock(wheels=(), conda=(package,))
-    assert ask(conda, lock, EIGHT).framework == f"{channel}::pytorch"
-    assert ask(conda, None, EIGHT).framework == f"{channel}::pytorch"
+    assert cell_query(conda, lock, EIGHT).framework == f"{channel}::pytorch"
+    assert cell_query(conda, None, EIGHT).framework == f"{channel}::pytorch"
 
 
 def test_nothing_of_one_maker_runs_on_the_others_gpus() -> None:
     gfx = parse_capability("gfx90a")
     jax = make_target(name="jax-0.10.2-rocm7", framework="jax", version="0.10.2", cuda="rocm7")
     for question, told in (
-        (ask(jax, None, Capability(9, 0)), "it is built for ROCm 7, and 9.0 is NVIDIA's"),
-        (ask(make_target(), None, gfx), "it is built for CUDA 12.1, and gfx90a is AMD's"),
+        (cell_query(jax, None, Capability(9, 0)), "it is built for ROCm 7, and 9.0 is NVIDIA's"),
+        (cell_query(make_target(), None, gfx), "it is built for CUDA 12.1, and gfx90a is AMD's"),
     ):
         (claim,) = answer_cell(question).claims
-        assert (claim.answer, claim.rule, claim.reason) == (Answer.NO, "maker", told)
-    unknown = answer_cell(ask(jax, None, gfx))
-    assert (unknown.answer, unknown.claims) == (Answer.UNKNOWN, ())
+        assert (claim.answer, claim.rule, claim.reason) == (Compatibility.NO, "maker", told)
+    unknown = answer_cell(cell_query(jax, None, gfx))
+    assert (unknown.answer, unknown.claims) == (Compatibility.UNKNOWN, ())
 
 
 def test_code_for_amd_is_predicted_by_its_own_rules() -> None:
     gfx = [parse_capability(one) for one in ("gfx90a", "gfx1100")]
     jax = make_target(name="jax-0.10.2-rocm7", framework="jax", version="0.10.2", cuda="rocm7")
     codes = tuple(map(parse_code, ("gfx90a", "gfx942")))
-    plugin = Library(
-        path="jax_plugins/xla_rocm7/xla_rocm_plugin.so", size=1, modules=(Modules(codes=codes, count=3),)
+    plugin = GpuLibrary(
+        path="jax_plugins/xla_rocm7/xla_rocm_plugin.so", size=1, modules=(ModuleCount(codes=codes, count=3),)
     )
-    held = Contents(source="scan", libraries=(plugin,), packages=(Package(name="jax", version="0.10.2"),))
-    cells = [answer_cell(ask(jax, None, one, "535"), CellEvidence(contents=held)) for one in gfx]
+    held = ScanResult(
+        source="scan", libraries=(plugin,), packages=(InstalledPackage(name="jax", version="0.10.2"),)
+    )
+    cells = [answer_cell(cell_query(jax, None, one, "535"), CellEvidence(contents=held)) for one in gfx]
     assert "535" not in cells[0].claims[0].reason  # NVIDIA's
     assert [(cell.answer, cell.claims[0].basis, cell.claims[0].rule) for cell in cells] == [
-        (Answer.YES, Basis.PREDICTED, "code"),
-        (Answer.NO, Basis.PREDICTED, "no-code"),
+        (Compatibility.YES, ClaimBasis.PREDICTED, "code"),
+        (Compatibility.NO, ClaimBasis.PREDICTED, "no-code"),
     ]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from imagefactory.errors import UsageError
-from imagefactory.gpu.knowledge import find_data_sheet, find_gpu, gpus
+from imagefactory.gpu.knowledge import data_sheets, find_data_sheet, find_gpu
 
 
 def test_each_row_is_of_a_gpu_that_is_known_by_its_own_name_and_its_drivers() -> None:
-    sheets = gpus()
+    sheets = data_sheets()
     assert len({sheet.name for sheet in sheets}) == len(sheets) > 20
     for sheet in sheets:
         assert find_gpu(sheet.device).capability == sheet.capability
@@ -19,7 +19,7 @@ def test_each_row_is_of_a_gpu_that_is_known_by_its_own_name_and_its_drivers() ->
 
 def test_numbers_are_of_the_right_size() -> None:
     """A thousand times too much or too little is the likeliest mistake of a table."""
-    for sheet in gpus():
+    for sheet in data_sheets():
         assert 8 << 30 < sheet.memory < 200 << 30
         assert 250e9 < sheet.bandwidth < 10e12
         assert sheet.link in (16e9, 32e9, 64e9)
@@ -35,7 +35,7 @@ def test_numbers_are_of_the_right_size() -> None:
 
 
 def test_memory_that_is_seen_is_less_than_what_is_sold() -> None:
-    for sheet in gpus():
+    for sheet in data_sheets():
         sold = find_gpu(sheet.gpu).memory
         assert not sold or any(0.9 < sheet.memory / (size * 1e9) < 1.08 for size in sold), sheet.name
 

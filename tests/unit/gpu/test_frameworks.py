@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from imagefactory.gpu.frameworks import (
-    Role,
+    LibraryRole,
     cpu_only,
     cuda_of,
     find_framework,
@@ -15,7 +15,7 @@ from imagefactory.gpu.frameworks import (
 )
 from imagefactory.gpu.knowledge import families
 from imagefactory.gpu.predict import predict_all
-from imagefactory.gpu.values import Answer, Contents, Library
+from imagefactory.gpu.values import Compatibility, GpuLibrary, ScanResult
 from tests.made.contents import contents, library, tensorflow_2_18, torch_2_3
 
 MAGMA = "linear algebra that MAGMA computes (LU, LDL)"
@@ -38,36 +38,36 @@ def test_every_family_of_the_recipes_is_known() -> None:
 @pytest.mark.parametrize(
     ("path", "framework", "role", "what"),
     [
-        ("torch/lib/libtorch_cuda.so", "torch", Role.GATES, ""),
-        ("opt/env/lib/libtorch_cuda.so", "torch", Role.GATES, ""),  # as conda-forge has it
-        ("torch/lib/libtorch_cuda_linalg.so", "torch", Role.ON_DEMAND, MAGMA),
-        ("torch/lib/libcusparseLt-f80c68d1.so.0", "torch", Role.REPORT, ""),
-        (PREFIX + "nvidia/cublas/lib/libcublasLt.so.12", "torch", Role.REPORT, ""),
-        (PREFIX + "nvidia/nvshmem/lib/nvshmem_bootstrap.so", "torch", Role.REPORT, ""),
-        (PREFIX + "tensorrt_libs/libnvinfer_builder_resource_sm75.so.10", "torch", Role.REPORT, ""),
-        (PREFIX + "torchvision/_C.so", "torch", Role.OTHER, ""),
-        (PREFIX + "tensorflow/libtensorflow_cc.so.2", "tensorflow", Role.GATES, ""),
-        (PREFIX + "tensorflow/libtensorflow_cc.so.2", "torch", Role.ON_DEMAND, "tensorflow"),
-        (PREFIX + "jax_plugins/xla_cuda12/xla_cuda_plugin.so", "jax", Role.GATES, ""),
-        (PREFIX + "jaxlib/xla_extension.so", "jax", Role.GATES, ""),
-        (PREFIX + "notjaxlib/xla_extension.so", "jax", Role.OTHER, ""),
-        ("onnxruntime/capi/libonnxruntime_providers_cuda.so", "onnxruntime-gpu", Role.GATES, ""),
-        ("usr/lib/libcudadevrt.a", "torch", Role.REPORT, ""),
+        ("torch/lib/libtorch_cuda.so", "torch", LibraryRole.GATES, ""),
+        ("opt/env/lib/libtorch_cuda.so", "torch", LibraryRole.GATES, ""),  # as conda-forge has it
+        ("torch/lib/libtorch_cuda_linalg.so", "torch", LibraryRole.ON_DEMAND, MAGMA),
+        ("torch/lib/libcusparseLt-f80c68d1.so.0", "torch", LibraryRole.REPORT, ""),
+        (PREFIX + "nvidia/cublas/lib/libcublasLt.so.12", "torch", LibraryRole.REPORT, ""),
+        (PREFIX + "nvidia/nvshmem/lib/nvshmem_bootstrap.so", "torch", LibraryRole.REPORT, ""),
+        (PREFIX + "tensorrt_libs/libnvinfer_builder_resource_sm75.so.10", "torch", LibraryRole.REPORT, ""),
+        (PREFIX + "torchvision/_C.so", "torch", LibraryRole.OTHER, ""),
+        (PREFIX + "tensorflow/libtensorflow_cc.so.2", "tensorflow", LibraryRole.GATES, ""),
+        (PREFIX + "tensorflow/libtensorflow_cc.so.2", "torch", LibraryRole.ON_DEMAND, "tensorflow"),
+        (PREFIX + "jax_plugins/xla_cuda12/xla_cuda_plugin.so", "jax", LibraryRole.GATES, ""),
+        (PREFIX + "jaxlib/xla_extension.so", "jax", LibraryRole.GATES, ""),
+        (PREFIX + "notjaxlib/xla_extension.so", "jax", LibraryRole.OTHER, ""),
+        ("onnxruntime/capi/libonnxruntime_providers_cuda.so", "onnxruntime-gpu", LibraryRole.GATES, ""),
+        ("usr/lib/libcudadevrt.a", "torch", LibraryRole.REPORT, ""),
     ],
 )
-def test_roles(path: str, framework: str, role: Role, what: str) -> None:
+def test_roles(path: str, framework: str, role: LibraryRole, what: str) -> None:
     assert role_of(path, named(framework)) == (role, what)  # type: ignore[arg-type]
 
 
 def test_custom_calls_of_jax() -> None:
     role, what = role_of("jax_cuda12_plugin/_solver.so", named("jax"))  # type: ignore[arg-type]
-    assert role is Role.ON_DEMAND
+    assert role is LibraryRole.ON_DEMAND
     assert "solvers" in what
 
 
 def test_without_a_framework_nothing_gates() -> None:
-    assert role_of("lib/libcudnn_ops.so.9", None) == (Role.REPORT, "")
-    assert role_of("lib/mine.so", None) == (Role.OTHER, "")
+    assert role_of("lib/libcudnn_ops.so.9", None) == (LibraryRole.REPORT, "")
+    assert role_of("lib/mine.so", None) == (LibraryRole.OTHER, "")
 
 
 def test_libraries_find_a_framework_before_packages_do() -> None:
@@ -116,14 +116,14 @@ GPU = library("torch/lib/libtorch_cuda.so", "1 sm_80")
         (contents(packages=["numpy==2.0"]), ""),
     ],
 )
-def test_cuda(place: Contents, cuda: str) -> None:
+def test_cuda(place: ScanResult, cuda: str) -> None:
     assert cuda_of(place) == cuda
 
 
 def test_cuda_by_file_names() -> None:
-    place = Contents(source="", libraries=(), toolkit=("libcudart.so.12", "libcudart.so.12.1.105"))
+    place = ScanResult(source="", libraries=(), toolkit=("libcudart.so.12", "libcudart.so.12.1.105"))
     assert cuda_of(place) == "12.1"
-    mangled = Contents(source="", libraries=(), toolkit=("libcudart-e409450e.so.11.0",))
+    mangled = ScanResult(source="", libraries=(), toolkit=("libcudart-e409450e.so.11.0",))
     assert cuda_of(mangled) == "11.0"
 
 
@@ -186,7 +186,7 @@ def test_cuda_by_file_names() -> None:
 def test_builds_for_the_cpu(packages: list[str], facts: list[str], sentence: str) -> None:
     place = contents(packages=packages, facts=facts)
     assert cpu_only(place) == sentence
-    assert {(one.answer, one.reason) for one in predict_all(place)} == {(Answer.NO, sentence)}
+    assert {(one.answer, one.reason) for one in predict_all(place)} == {(Compatibility.NO, sentence)}
 
 
 AMD = library("torch/lib/libtorch_hip.so", "1 gfx90a")
@@ -205,10 +205,10 @@ AMD = library("torch/lib/libtorch_hip.so", "1 gfx90a")
         contents(packages=["jax-cuda12-plugin==0.10.2"]),
     ],
 )
-def test_all_else_is_none(place: Contents) -> None:
+def test_all_else_is_none(place: ScanResult) -> None:
     assert cpu_only(place) == ""
 
 
 def test_a_damaged_library_makes_no_cpu_build() -> None:
-    broken = Library(path="torch/lib/libtorch_cuda.so", size=9, modules=(), damage="at 0x0: cut")
+    broken = GpuLibrary(path="torch/lib/libtorch_cuda.so", size=9, modules=(), damage="at 0x0: cut")
     assert cpu_only(contents(broken, packages=["torch==2.9.1"])) == ""

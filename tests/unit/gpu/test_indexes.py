@@ -30,7 +30,7 @@ from imagefactory.gpu import knowledge
 def test_a_package_is_elsewhere_where_pypi_has_none_of_its_releases(
     package: str, bounds: str, tag: str, name: str | None
 ) -> None:
-    row = knowledge.elsewhere(package, bounds, tag)
+    row = knowledge.external_indexes(package, bounds, tag)
     assert (row.with_tag(tag)[0] if row else None) == name
 
 
@@ -45,4 +45,4 @@ def test_a_package_is_elsewhere_where_pypi_has_none_of_its_releases(
     ],
 )
 def test_the_addresses_of_the_table(address: str, known: bool) -> None:
-    assert knowledge.known_index(address) == known
+    assert knowledge.is_known_index(address) == known

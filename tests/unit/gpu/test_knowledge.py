@@ -191,7 +191,7 @@ def test_any_text_is_a_gpu_or_a_usage_error(name: str) -> None:
 
 
 @pytest.mark.parametrize("gpu", knowledge.gpus(), ids=lambda gpu: gpu.name)
-def test_every_known_name_finds_itself(gpu: knowledge.Gpu) -> None:
+def test_every_known_name_finds_itself(gpu: knowledge.GpuModel) -> None:
     for name in (gpu.name, f"NVIDIA {gpu.name}", gpu.name.lower(), gpu.name.replace(" ", "-")):
         assert knowledge.find_gpu(name) == gpu
 

@@ -11,18 +11,18 @@ import pytest
 from imagefactory.actions import scan_wheels
 from imagefactory.errors import UsageError
 from imagefactory.gpu import contradictions, knowledge
-from imagefactory.gpu.capability import Capability, Code, CodeKind, parse_code
+from imagefactory.gpu.capability import Capability, CodeKind, GpuCode, parse_code
 from imagefactory.gpu.knowledge.packages import parse_bound, parse_scanned
 from imagefactory.gpu.knowledge.tables import covers, numbers
-from imagefactory.gpu.values import Answer, Contents, Library, Modules
-from imagefactory.progress import Quiet
+from imagefactory.gpu.values import Compatibility, GpuLibrary, ModuleCount, ScanResult
+from imagefactory.progress import QuietProgress
 from imagefactory.versions import natural
 
 ROOT = Path(knowledge.__file__).parents[3]
 FRAMEWORKS = ("torch", "tensorflow", "jax", "onnxruntime-gpu")
 
 
-def codes(text: str) -> tuple[Code, ...]:
+def codes(text: str) -> tuple[GpuCode, ...]:
     return tuple(sorted(parse_code(word) for word in text.split()))
 
 
@@ -130,16 +130,16 @@ def test_floors_of_minor_version_compatibility() -> None:
 
 
 def test_targets_of_toolkits() -> None:
-    assert Code(CodeKind.SASS, Capability(7, 0)) in knowledge.targets_of("12.8")
-    assert Code(CodeKind.SASS, Capability(7, 0)) not in knowledge.targets_of("13.0")
-    assert Code(CodeKind.SASS, Capability(10, 0), suffix="f") in knowledge.targets_of("12")
+    assert GpuCode(CodeKind.SASS, Capability(7, 0)) in knowledge.targets_of("12.8")
+    assert GpuCode(CodeKind.SASS, Capability(7, 0)) not in knowledge.targets_of("13.0")
+    assert GpuCode(CodeKind.SASS, Capability(10, 0), suffix="f") in knowledge.targets_of("12")
     assert knowledge.targets_of("14.0") == ()
 
 
 # --- scans ---------------------------------------------------------------------------------------
 
 
-def modules_of(version: str, library: str) -> tuple[Modules, ...]:
+def modules_of(version: str, library: str) -> tuple[ModuleCount, ...]:
     wheel = next(
         one for one in knowledge.scanned_wheels() if (one.package, one.version) == ("torch", version)
     )
@@ -188,14 +188,14 @@ def test_a_wheel_becomes_a_row(tmp_path: Path) -> None:
             "torch/version.py",
             "# What this build is of.\n__version__ = '9.9+cu139'\ncuda: Optional[str] = '13.9'\n",
         )
-    row = scan_wheels.scan_one(file, "2026-11", Quiet())
+    row = scan_wheels.scan_wheel_row(file, "2026-11", QuietProgress())
     assert (row.package, row.version, row.contents.source) == ("torch", "9.9", file.name)
     (library,) = (
         row.contents.libraries
     )  # cuBLASLt chooses among its own code: it says nothing of the framework
     assert (library.path, library.modules) == (
         "torch/lib/libtorch_cuda.so",
-        (Modules(codes=codes("sm_86"), count=1),),
+        (ModuleCount(codes=codes("sm_86"), count=1),),
     )
     assert ("torch", "cuda", "13.9") in row.contents.facts
     (again,) = parse_scanned(scan_wheels.format_wheel(row))
@@ -204,8 +204,8 @@ def test_a_wheel_becomes_a_row(tmp_path: Path) -> None:
 
 
 def test_a_name_that_toml_would_read_otherwise_is_refused() -> None:
-    contents = Contents(source="x", libraries=(Library(path='a"b.so', size=1, modules=()),))
-    wheel = knowledge.ScannedWheel(
+    contents = ScanResult(source="x", libraries=(GpuLibrary(path='a"b.so', size=1, modules=()),))
+    wheel = knowledge.WheelScan(
         package="torch", version="1", file="x.whl", sha256="0" * 64, contents=contents, source="measured"
     )
     with pytest.raises(UsageError) as caught:
@@ -217,13 +217,13 @@ def test_a_name_that_toml_would_read_otherwise_is_refused() -> None:
 
 
 @pytest.fixture(scope="module")
-def differences() -> tuple[contradictions.Difference, ...]:
+def differences() -> tuple[contradictions.CapabilityDifference, ...]:
     return contradictions.find_differences()
 
 
 @pytest.mark.parametrize("version", ["2.11.0", "2.12.1", "2.13.0", "2.14.1"])
 def test_turing_lacks_linear_algebra_though_documented(
-    version: str, differences: tuple[contradictions.Difference, ...]
+    version: str, differences: tuple[contradictions.CapabilityDifference, ...]
 ) -> None:
     found = [
         one
@@ -231,20 +231,22 @@ def test_turing_lacks_linear_algebra_though_documented(
         if (one.framework, one.version) == ("torch", version) and Capability(7, 5) in one.capabilities
     ]
     (hole,) = found
-    assert (hole.documented, hole.found) == (Answer.YES, Answer.PARTLY)
+    assert (hole.documented, hole.found) == (Compatibility.YES, Compatibility.PARTLY)
     assert "libtorch_cuda_linalg.so" in hole.reason
     assert hole.documented_source.startswith("documented: ")
     assert hole.scanned_source.startswith("measured ")
 
 
 def test_what_is_documented_and_missing_comes_first(
-    differences: tuple[contradictions.Difference, ...],
+    differences: tuple[contradictions.CapabilityDifference, ...],
 ) -> None:
-    more = [one.documented is Answer.NO for one in differences]
+    more = [one.documented is Compatibility.NO for one in differences]
     assert more == sorted(more)
 
 
-def test_documented_ptx_that_is_not_there(differences: tuple[contradictions.Difference, ...]) -> None:
+def test_documented_ptx_that_is_not_there(
+    differences: tuple[contradictions.CapabilityDifference, ...],
+) -> None:
     missing = {(one.framework, one.version): one.reason for one in differences if not one.capabilities}
     assert "compute_120 is not in libtorch_cuda.so" in missing["torch", "2.12.1"]
     assert ("torch", "2.9.1") not in missing  # none is documented for CUDA 12.8

@@ -6,8 +6,8 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from imagefactory.gpu.capability import parse_capability
-from imagefactory.gpu.known_bad import ANSWERS, components, known_bad, rules, versions_in, versions_of
-from imagefactory.gpu.values import Contents
+from imagefactory.gpu.known_bad import ANSWERS, components, matching_rules, rules, versions_in, versions_of
+from imagefactory.gpu.values import ScanResult
 from tests.made.contents import contents
 
 
@@ -59,9 +59,9 @@ from tests.made.contents import contents
 )
 def test_rules(rule: str, versions: dict[str, str], fits: str, fits_not: str) -> None:
     for capability in fits.split():
-        assert rule in [one.id for one in known_bad(versions, parse_capability(capability))]
+        assert rule in [one.id for one in matching_rules(versions, parse_capability(capability))]
     for capability in fits_not.split():
-        assert rule not in [one.id for one in known_bad(versions, parse_capability(capability))]
+        assert rule not in [one.id for one in matching_rules(versions, parse_capability(capability))]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_rules_of_some_drivers_alone(
     """Without a driver none fits, since another one may be chosen."""
 
     def found(driver: str) -> list[str]:
-        return [one.id for one in known_bad(versions, parse_capability(capability), driver)]
+        return [one.id for one in matching_rules(versions, parse_capability(capability), driver)]
 
     assert all(rule in found(driver) for driver in fits.split())
     assert all(rule not in found(driver) for driver in ["", *fits_not.split()])
@@ -111,7 +111,7 @@ def test_the_table_is_sound() -> None:
 
 
 def test_the_sentence_names_what_was_found() -> None:
-    (found,) = known_bad({"cublas": "12.8.4.1"}, parse_capability("10.0"))
+    (found,) = matching_rules({"cublas": "12.8.4.1"}, parse_capability("10.0"))
     assert found.id == "cublas-tensor-memory"
     assert str(found).startswith("cuBLAS 12.8.4.1 frees tensor memory")
     assert str(found).count("wrong") == 1  # the effect is told once
@@ -123,14 +123,14 @@ def test_versions_of_locks_and_scans() -> None:
     assert versions_of(lock) == {"cublas": "12.8.4.1", "triton": "3.5.1"}
     conda = contents(packages=["libcublas==12.9.1.4=h9ab20c4_0", "cudnn==9.10.1.4=h0fdc2d1_0"])
     assert versions_in(conda) == {"cublas": "12.9.1.4", "cudnn": "9.10.1.4"}
-    files = Contents(
+    files = ScanResult(
         source="", libraries=(), toolkit=("libcublas.so.12", "libcublas.so.12.8.4.1", "libnccl.so.2.26.2")
     )
     assert versions_in(files) == {"cublas": "12.8.4.1", "nccl": "2.26.2"}
-    both = Contents(source="", libraries=(), packages=conda.packages, toolkit=("libcublas.so.11.1.1",))
+    both = ScanResult(source="", libraries=(), packages=conda.packages, toolkit=("libcublas.so.11.1.1",))
     assert versions_in(both)["cublas"] == "12.9.1.4"
 
 
 def test_odd_versions_fit_no_rule() -> None:
-    assert known_bad({"cublas": "12.8_custom", "triton": "?"}, parse_capability("10.0")) == ()
-    assert known_bad({}, parse_capability("10.0")) == ()
+    assert matching_rules({"cublas": "12.8_custom", "triton": "?"}, parse_capability("10.0")) == ()
+    assert matching_rules({}, parse_capability("10.0")) == ()

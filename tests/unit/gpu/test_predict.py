@@ -16,7 +16,7 @@ from imagefactory.gpu.amd import (
     lacks_runtime,
     predict_amd,
 )
-from imagefactory.gpu.capability import Capability, Code, CodeKind, parse_capability, parse_code
+from imagefactory.gpu.capability import Capability, CodeKind, GpuCode, parse_capability, parse_code
 from imagefactory.gpu.contradictions import contradictions, documented_answer
 from imagefactory.gpu.drivers import (
     cuda_floor,
@@ -27,7 +27,8 @@ from imagefactory.gpu.drivers import (
     ptx_floor,
     read_driver,
 )
-from imagefactory.gpu.knowledge import Documented, capabilities
+from imagefactory.gpu.knowledge import capabilities
+from imagefactory.gpu.knowledge.packages import DocumentedSupport
 from imagefactory.gpu.predict import (
     generic_modules,
     predict,
@@ -38,7 +39,7 @@ from imagefactory.gpu.predict import (
     usual_codes,
     with_driver,
 )
-from imagefactory.gpu.values import Answer, Contents, Modules, Prediction, Reach
+from imagefactory.gpu.values import Compatibility, ModuleCount, Prediction, ScanResult, SupportLevel
 from imagefactory.verify.gpu_run import predict_coverage
 from tests.made.contents import (
     contents,
@@ -52,7 +53,7 @@ from tests.made.contents import (
 EVERY = sorted({*capabilities(), Capability(8, 8), Capability(10, 7), Capability(10, 1)})
 
 
-def where(code: str, way: Reach) -> str:
+def where(code: str, way: SupportLevel) -> str:
     return " ".join(str(one) for one in EVERY if runs(parse_code(code), one) is way)
 
 
@@ -90,8 +91,8 @@ def where(code: str, way: Reach) -> str:
     ],
 )
 def test_machine_code(code: str, expected: str) -> None:
-    assert where(code, Reach.NATIVE) == expected
-    assert where(code, Reach.PTX) == ""
+    assert where(code, SupportLevel.NATIVE) == expected
+    assert where(code, SupportLevel.PTX) == ""
 
 
 @pytest.mark.parametrize(
@@ -106,12 +107,12 @@ def test_machine_code(code: str, expected: str) -> None:
     ],
 )
 def test_ptx(code: str, expected: str) -> None:
-    assert where(code, Reach.PTX) == expected
-    assert where(code, Reach.NATIVE) == ""
+    assert where(code, SupportLevel.PTX) == expected
+    assert where(code, SupportLevel.NATIVE) == ""
 
 
 CODES = st.builds(
-    Code,
+    GpuCode,
     kind=st.sampled_from([CodeKind.SASS, CodeKind.PTX, CodeKind.LTO]),
     architecture=st.sampled_from(EVERY),
     suffix=st.sampled_from(["", "a", "f"]),
@@ -120,10 +121,10 @@ CODES = st.builds(
 
 
 @given(CODES)
-def test_a_suffix_only_narrows(code: Code) -> None:
+def test_a_suffix_only_narrows(code: GpuCode) -> None:
     plain = replace(code, suffix="")
     for capability in EVERY:
-        if runs(code, capability) is not Reach.NONE:
+        if runs(code, capability) is not SupportLevel.NONE:
             assert runs(plain, capability) is runs(code, capability)
             assert code.architecture is not None
             if code.suffix == "a":
@@ -131,19 +132,21 @@ def test_a_suffix_only_narrows(code: Code) -> None:
 
 
 MODULES = st.builds(
-    Modules, codes=st.lists(CODES, min_size=1, max_size=6, unique=True).map(tuple), count=st.integers(1, 9)
+    ModuleCount,
+    codes=st.lists(CODES, min_size=1, max_size=6, unique=True).map(tuple),
+    count=st.integers(1, 9),
 )
 
 
 @given(st.lists(MODULES, min_size=1, max_size=6))
-def test_counts_add_up(modules: list[Modules]) -> None:
+def test_counts_add_up(modules: list[ModuleCount]) -> None:
     one = replace(library("a.so"), modules=tuple(modules))
     for capability in EVERY:
         found = reach(one, capability)
         assert found.native + found.ptx + found.without == sum(part.count for part in generic_modules(one))
         assert bool(found.isa) == bool(found.ptx)
-        assert (found.reach is Reach.NONE) == (found.native + found.ptx == 0)
-        assert (found.reach is Reach.PARTIAL) == bool(found.without and found.native + found.ptx)
+        assert (found.reach is SupportLevel.NONE) == (found.native + found.ptx == 0)
+        assert (found.reach is SupportLevel.PARTIAL) == bool(found.without and found.native + found.ptx)
 
 
 # --- R9 ------------------------------------------------------------------------------------------
@@ -152,8 +155,8 @@ def test_counts_add_up(modules: list[Modules]) -> None:
 def test_modules_for_single_gpus_say_nothing() -> None:
     one = library("a.so", "10 sm_70 sm_80", "90 sm_80", "5 compute_86/7.2", "3 sm_90a", "2 sm_90a sm_100a")
     assert [part.count for part in generic_modules(one)] == [10]
-    assert reach(one, Capability(7, 0)).reach is Reach.NATIVE
-    assert reach(one, Capability(9, 0)).reach is Reach.NONE
+    assert reach(one, Capability(7, 0)).reach is SupportLevel.NATIVE
+    assert reach(one, Capability(9, 0)).reach is SupportLevel.NONE
 
 
 @pytest.mark.parametrize("more", ["", " compute_120/9.0"])
@@ -163,17 +166,17 @@ def test_modules_without_an_old_gpu_are_told_whatever_else_they_hold(more: str) 
         "a.so", f"222 sm_75 sm_80 sm_90a sm_120a{more}", f"48 sm_80 sm_90a sm_120a{more}", "18 sm_90a"
     )
     found = reach(one, Capability(7, 5))
-    assert (found.reach, found.native, found.without) == (Reach.PARTIAL, 222, 48)
-    assert reach(one, Capability(9, 0)).reach is Reach.NATIVE
+    assert (found.reach, found.native, found.without) == (SupportLevel.PARTIAL, 222, 48)
+    assert reach(one, Capability(9, 0)).reach is SupportLevel.NATIVE
 
 
 def test_what_was_linked_is_linked_anew_from_its_ptx() -> None:
     """Of separately compiled code the linked module has no PTX, its objects do: all of it is needed."""
     one = library("a.so", "1 sm_80 sm_90", "100 compute_90/8.3", "16 compute_90/8.1")
     newer = reach(one, Capability(12, 0))
-    assert (newer.reach, newer.ptx, newer.without, newer.isa) == (Reach.PTX, 1, 0, "8.3")
-    assert reach(one, Capability(9, 0)).reach is Reach.NATIVE
-    assert reach(one, Capability(7, 0)).reach is Reach.NONE
+    assert (newer.reach, newer.ptx, newer.without, newer.isa) == (SupportLevel.PTX, 1, 0, "8.3")
+    assert reach(one, Capability(9, 0)).reach is SupportLevel.NATIVE
+    assert reach(one, Capability(7, 0)).reach is SupportLevel.NONE
     sentence = predict(contents(one), Capability(12, 0)).reason
     assert sentence.endswith("(compute_90, ISA 8.3)")
 
@@ -188,7 +191,7 @@ def test_what_was_linked_is_linked_anew_from_its_ptx() -> None:
     ],
 )
 def test_ptx_of_other_modules_helps_none_else(modules: tuple[str, ...]) -> None:
-    assert reach(library("a.so", *modules), Capability(12, 0)).reach is Reach.NONE
+    assert reach(library("a.so", *modules), Capability(12, 0)).reach is SupportLevel.NONE
 
 
 def test_few_modules_for_more_gpus_do_not_speak_for_a_build_for_one() -> None:
@@ -196,7 +199,7 @@ def test_few_modules_for_more_gpus_do_not_speak_for_a_build_for_one() -> None:
     one = library("torch/lib/libtorch_cuda.so", "440 sm_90", "3 sm_80 sm_90")
     assert reach(one, Capability(8, 0)).without == 440
     assert reach(one, Capability(9, 0)).native == 443
-    assert predict(contents(one, packages=["torch==2.9.1"]), Capability(8, 0)).answer is Answer.NO
+    assert predict(contents(one, packages=["torch==2.9.1"]), Capability(8, 0)).answer is Compatibility.NO
     several = library("a.so", "94 sm_80", "73 sm_70", "82 sm_70 sm_80")
     assert [part.count for part in generic_modules(several)] == [82]
 
@@ -226,13 +229,13 @@ def test_a_build_for_one_gpu_speaks_with_all_modules() -> None:
     one = library("a.so", "440 sm_90", "3 sm_90 sm_90a sm_100a")
     assert reach(one, Capability(9, 0)).native == 443
     assert reach(one, Capability(10, 0)).without == 440
-    assert reach(one, Capability(10, 0)).reach is Reach.PARTIAL  # the three that have 100a
+    assert reach(one, Capability(10, 0)).reach is SupportLevel.PARTIAL  # the three that have 100a
 
 
 def test_the_oldest_ptx_that_serves_counts_and_the_newest_of_all_modules() -> None:
     one = library("a.so", "1 sm_70 sm_80 compute_70/7.0 compute_80/8.3", "1 sm_70 sm_80 compute_80/7.4")
     found = reach(one, Capability(9, 0))
-    assert (found.reach, found.ptx, found.isa) == (Reach.PTX, 2, "7.4")
+    assert (found.reach, found.ptx, found.isa) == (SupportLevel.PTX, 2, "7.4")
 
 
 def test_isa_versions_are_no_text() -> None:
@@ -366,11 +369,11 @@ def test_a_floor_that_is_not_known_is_said() -> None:
 # --- places --------------------------------------------------------------------------------------
 
 
-def answers(place: Contents) -> dict[str, str]:
+def answers(place: ScanResult) -> dict[str, str]:
     return {str(one.capability): str(one.answer) for one in predict_all(place)}
 
 
-def ask(place: Contents, capability: str) -> Prediction:
+def ask(place: ScanResult, capability: str) -> Prediction:
     return predict(place, parse_capability(capability))
 
 
@@ -389,20 +392,25 @@ def test_torch_2_3() -> None:
 @pytest.mark.parametrize(
     ("runtime", "capability", "answer", "reason"),
     [
-        ("-cu12==12.6.77", (9, 0), Answer.YES, "NVVM of CUDA 12.6 makes code for sm_90 where it runs"),
-        ("-cu12==12.6.77", (12, 0), Answer.NO, "NVVM of CUDA 12.6 makes no code for 12.0"),
-        ("==13.1.80", (7, 0), Answer.NO, "NVVM of CUDA 13.1 makes no code for 7.0"),
+        ("-cu12==12.6.77", (9, 0), Compatibility.YES, "NVVM of CUDA 12.6 makes code for sm_90 where it runs"),
+        ("-cu12==12.6.77", (12, 0), Compatibility.NO, "NVVM of CUDA 12.6 makes no code for 12.0"),
+        ("==13.1.80", (7, 0), Compatibility.NO, "NVVM of CUDA 13.1 makes no code for 7.0"),
         (
             "-of-others==1",
             (9, 0),
-            Answer.UNKNOWN,
+            Compatibility.UNKNOWN,
             "numba makes its code where it runs, and its CUDA is not known",
         ),
-        ("==99.1", (9, 0), Answer.UNKNOWN, "numba makes its code where it runs, and CUDA 99.1 is not known"),
+        (
+            "==99.1",
+            (9, 0),
+            Compatibility.UNKNOWN,
+            "numba makes its code where it runs, and CUDA 99.1 is not known",
+        ),
     ],
 )
 def test_what_makes_all_its_code_where_it_runs(
-    runtime: str, capability: tuple[int, int], answer: Answer, reason: str
+    runtime: str, capability: tuple[int, int], answer: Compatibility, reason: str
 ) -> None:
     made = contents(packages=["numba==0.68.1", f"nvidia-cuda-runtime{runtime}"])
     found = predict(made, Capability(*capability))
@@ -410,24 +418,24 @@ def test_what_makes_all_its_code_where_it_runs(
     # The suite then expects machine code, and no PTX.
     coverage = predict_coverage(made)[str(Capability(*capability))]
     assert (coverage.native, coverage.ptx, coverage.runs) == (
-        answer is Answer.YES,
+        answer is Compatibility.YES,
         False,
-        answer is Answer.YES,
+        answer is Compatibility.YES,
     )
 
 
 def test_the_turing_hole() -> None:
     """The project documents 7.5, and libtorch_cuda_linalg.so has no code for it."""
     one = ask(torch_2_12(), "7.5")
-    assert one.answer is Answer.PARTLY
+    assert one.answer is Compatibility.PARTLY
     assert one.reason == (
         "torch 2.12.1 runs on 7.5, all but linear algebra that MAGMA computes (LU, LDL): "
         "libtorch_cuda_linalg.so has no code for it"
     )
     hole = next(part for part in one.libraries if part.path.endswith("linalg.so"))
-    assert (hole.reach, hole.native, hole.without, hole.gates) == (Reach.NONE, 0, 65, False)
-    assert ask(torch_2_12(), "8.0").answer is Answer.YES
-    assert ask(torch_2_12(), "7.0").answer is Answer.NO
+    assert (hole.reach, hole.native, hole.without, hole.gates) == (SupportLevel.NONE, 0, 65, False)
+    assert ask(torch_2_12(), "8.0").answer is Compatibility.YES
+    assert ask(torch_2_12(), "7.0").answer is Compatibility.NO
     lines = contradictions(torch_2_12())
     assert lines[0].startswith("7.5: documented (pytorch/pytorch")
     assert "; found: torch 2.12.1 runs on 7.5, all but linear algebra" in lines[0]
@@ -474,7 +482,7 @@ def test_documents_are_those_of_the_build(package: str, version: str, page: str)
 
 
 def test_what_a_project_says_of_a_capability() -> None:
-    row = Documented(
+    row = DocumentedSupport(
         framework="torch",
         version="2.3",
         cuda="12.1",
@@ -486,10 +494,10 @@ def test_what_a_project_says_of_a_capability() -> None:
     )
     said = {str(one): documented_answer(row, one) for one in EVERY}
     assert (said["6.1"], said["7.5"], said["8.0"], said["12.0"]) == (
-        Answer.NO,
-        Answer.YES,
-        Answer.NO,
-        Answer.PTX,
+        Compatibility.NO,
+        Compatibility.YES,
+        Compatibility.NO,
+        Compatibility.PTX,
     )
 
 
@@ -502,21 +510,21 @@ def test_a_runtime_of_another_cuda_is_told() -> None:
 
 
 def test_torch_1_13_counts_what_has_no_code() -> None:
-    assert ask(torch_1_13(), "7.5").answer is Answer.YES
-    assert ask(torch_1_13(), "9.0").answer is Answer.NO  # the modules of PTX alone say nothing
+    assert ask(torch_1_13(), "7.5").answer is Compatibility.YES
+    assert ask(torch_1_13(), "9.0").answer is Compatibility.NO  # the modules of PTX alone say nothing
     one = ask(torch_1_13(), "5.0")
-    assert one.answer is Answer.PARTLY
+    assert one.answer is Compatibility.PARTLY
     assert one.reason == (
         "torch 1.13.1 starts on 5.0, but 2 of 82 modules of libtorch_cuda_cpp.so have no code for it"
     )
     most = ask(torch_1_13(), "3.5")
-    assert most.answer is Answer.NO
+    assert most.answer is Compatibility.NO
     assert most.reason == "67 of 82 modules of libtorch_cuda_cpp.so have no code for 3.5"
 
 
 def test_tensorflow_through_ptx() -> None:
     one = ask(tensorflow_2_18(), "9.0")
-    assert one.answer is Answer.PTX
+    assert one.answer is Compatibility.PTX
     assert one.reason == (
         "libtensorflow_cc.so.2 has no machine code for 9.0 in 1149 of 1428 modules: "
         "the driver compiles their PTX (compute_90, ISA 8.3)"
@@ -524,9 +532,9 @@ def test_tensorflow_through_ptx() -> None:
     assert one.driver == "545.23.06"
     assert ask(tensorflow_2_18(), "8.9").driver == "525"
     newer = predict_code(tensorflow_2_18(), Capability(12, 0))
-    assert newer.answer is Answer.PTX  # its one linked module is linked anew
+    assert newer.answer is Compatibility.PTX  # its one linked module is linked anew
     known = ask(tensorflow_2_18(), "12.0")
-    assert (known.answer, known.driver) == (Answer.PARTLY, newer.driver)
+    assert (known.answer, known.driver) == (Compatibility.PARTLY, newer.driver)
     assert known.reason.startswith("XLA of TensorFlow 2.18.1 makes code for 9.0 at most")
     assert "in 1428 of 1428 modules: the driver compiles their PTX" in newer.reason
 
@@ -535,7 +543,7 @@ def test_drivers_turn_a_yes_into_a_no() -> None:
     one = ask(tensorflow_2_18(), "9.0")
     assert with_driver(one, "550") == one
     old = with_driver(one, "535.54.03")
-    assert old.answer is Answer.NO
+    assert old.answer is Compatibility.NO
     assert old.reason == (
         "driver 535.54.03 is older than 545.23.06, the first that compiles PTX of ISA 8.3 (CUDA 12.3)"
     )
@@ -551,27 +559,27 @@ def test_a_library_for_older_drivers_leaves_it_open_whether_they_do() -> None:
     assert predict(place, parse_capability("9.0")).driver == "545.23.06"
     assert "libcuda.so 550.54.14 is here" in predict(place, parse_capability("9.0")).driver_reason
     old = predict(place, parse_capability("9.0"), "535.54.03")
-    assert old.answer is Answer.UNKNOWN
+    assert old.answer is Compatibility.UNKNOWN
     assert "which data-center GPUs alone take" in old.reason
-    assert predict(place, parse_capability("9.0"), "550").answer is Answer.PTX
-    assert predict(place, parse_capability("9.0"), "470").answer is Answer.NO  # it knows no such GPU
+    assert predict(place, parse_capability("9.0"), "550").answer is Compatibility.PTX
+    assert predict(place, parse_capability("9.0"), "470").answer is Compatibility.NO  # it knows no such GPU
     too_old = replace(place, toolkit=("libcuda.so.530.30.02",))
-    assert predict(too_old, parse_capability("9.0"), "535.54.03").answer is Answer.NO
+    assert predict(too_old, parse_capability("9.0"), "535.54.03").answer is Compatibility.NO
 
 
 def test_a_library_that_names_its_drivers_says_where_it_works() -> None:
     note = ("driver", "libcuda.so.550.54.14", "CUDA 12.4 for drivers 470,535,545")
     place = replace(tensorflow_2_18(), toolkit=("libcuda.so.550.54.14",), facts=(note,))
     data_center, mixed = parse_capability("9.0"), parse_capability("8.6")
-    assert predict(place, data_center, "535.54.03").answer is Answer.PTX
+    assert predict(place, data_center, "535.54.03").answer is Compatibility.PTX
     assert "forward compatibility" in predict(place, data_center, "535.54.03").reason
     assert predict(place, data_center, "535.54.03").warnings == ()  # the library that comes first compiles
-    assert predict(place, data_center, "525.60.13").answer is Answer.NO
-    assert predict(place, mixed, "470.57.02").answer is Answer.UNKNOWN
-    assert predict(place, mixed, "470.57.02", gpu="A40").answer is Answer.UNKNOWN
-    assert predict(place, mixed, "470.57.02", gpu="RTX 3090 (8.6)").answer is Answer.NO
+    assert predict(place, data_center, "525.60.13").answer is Compatibility.NO
+    assert predict(place, mixed, "470.57.02").answer is Compatibility.UNKNOWN
+    assert predict(place, mixed, "470.57.02", gpu="A40").answer is Compatibility.UNKNOWN
+    assert predict(place, mixed, "470.57.02", gpu="RTX 3090 (8.6)").answer is Compatibility.NO
     newer = predict(place, data_center, "595.10")
-    assert newer.answer is Answer.PTX
+    assert newer.answer is Compatibility.PTX
     assert any("803" in warning for warning in newer.warnings)
 
 
@@ -583,13 +591,15 @@ def test_the_drivers_own_libraries_in_an_image_are_told() -> None:
         (warning, *_) = predict(place, parse_capability("9.0"), driver).warnings
         assert names[1] in warning
         assert ("not 595.10" in warning) == (driver == "595.10")
-    assert predict(place, parse_capability("9.0"), "535.54.03").answer is Answer.NO  # not for older ones
+    assert (
+        predict(place, parse_capability("9.0"), "535.54.03").answer is Compatibility.NO
+    )  # not for older ones
 
 
 def test_what_compiles_at_run_time_may_be_too_new_for_the_driver() -> None:
     place = replace(torch_2_3(), facts=(("torch", "cuda", "12.4"),))
     old = predict(place, parse_capability("8.0"), "535.54.03")
-    assert old.answer is Answer.YES
+    assert old.answer is Compatibility.YES
     assert any("PTX of CUDA 12.4" in warning for warning in old.warnings)
     assert predict(place, parse_capability("8.0"), "550.54.14").warnings == ()
 
@@ -597,7 +607,7 @@ def test_what_compiles_at_run_time_may_be_too_new_for_the_driver() -> None:
 def test_of_an_unknown_cuda_nothing_is_said_of_what_it_compiles() -> None:
     place = replace(torch_2_3(), facts=(), packages=(), toolkit=())
     told = predict(place, parse_capability("8.0"), "580.95.05")
-    assert (told.answer, told.warnings) == (Answer.YES, ())
+    assert (told.answer, told.warnings) == (Compatibility.YES, ())
 
 
 def test_of_a_library_for_each_cuda_the_one_of_its_own_counts() -> None:
@@ -606,7 +616,7 @@ def test_of_a_library_for_each_cuda_the_one_of_its_own_counts() -> None:
     own = library("bitsandbytes/libbitsandbytes_cuda121.so", "9 sm_60 sm_80 sm_90")
     torch = torch_2_3()
     both = replace(torch, libraries=(*torch.libraries, old, own))
-    assert predict(both, parse_capability("9.0")).answer is Answer.YES
+    assert predict(both, parse_capability("9.0")).answer is Compatibility.YES
     alone = replace(torch, libraries=(*torch.libraries, old))
     assert "all but bitsandbytes" in predict(alone, parse_capability("9.0")).reason
 
@@ -615,7 +625,7 @@ def test_modules_that_some_functions_alone_use_are_told_as_these() -> None:
     name = "onnxruntime/capi/libonnxruntime_providers_cuda.so"
     place = contents(library(name, "217 sm_75 sm_80 sm_90a", "91 sm_80 sm_86 sm_90a"))
     found = predict(place, parse_capability("7.5"))
-    assert found.answer is Answer.PARTLY
+    assert found.answer is Compatibility.PARTLY
     assert "runs on 7.5, all but attention by FlashAttention: 91 of 308 modules" in found.reason
     other = contents(library(name, "217 sm_75 sm_80 sm_90a", "91 sm_61 sm_86 sm_90a"))
     assert "starts on 7.5" in predict(other, parse_capability("7.5")).reason
@@ -623,9 +633,9 @@ def test_modules_that_some_functions_alone_use_are_told_as_these() -> None:
 
 def test_a_driver_that_cannot_be_judged_is_said() -> None:
     one = ask(contents(library("lib/a.so", "1 sm_70 sm_80")), "8.0")
-    assert (one.answer, one.driver) == (Answer.YES, "")
+    assert (one.answer, one.driver) == (Compatibility.YES, "")
     asked = with_driver(one, "535")
-    assert asked.answer is Answer.YES
+    assert asked.answer is Compatibility.YES
     assert (
         "whether driver 535 will do is not known: which CUDA it was built with is not known" in asked.reason
     )
@@ -634,21 +644,23 @@ def test_a_driver_that_cannot_be_judged_is_said() -> None:
 @pytest.mark.parametrize(
     ("extra", "answer", "words"),
     [
-        (library("torchvision/_C.so", "3 sm_80 sm_90"), Answer.PARTLY, "all but torchvision: _C.so has no"),
-        (library("opt/env/lib/python3.11/site-packages/flash_attn/x.so", "3 sm_80"), Answer.PARTLY,
+        (library("torchvision/_C.so", "3 sm_80 sm_90"), Compatibility.PARTLY,
+        "all but torchvision: _C.so has no"),
+        (library("opt/env/lib/python3.11/site-packages/flash_attn/x.so", "3 sm_80"), Compatibility.PARTLY,
          "all but flash_attn: x.so has no code for it"),
-        (library("opt/env/lib/libmagma.so", "3 sm_80 sm_90"), Answer.PARTLY, "all but linear algebra"),
-        (library("usr/local/cuda/extras/libsomething.so", "3 sm_80 sm_90"), Answer.YES, ""),
-        (library("nvidia/cudnn/lib/libcudnn_ops.so.9", "3 sm_80 sm_90"), Answer.YES, ""),
-        (library("opt/lib/libcublasLt.so.12", "3 sm_80"), Answer.YES, ""),
-        (library("lib/libcudadevrt.a", "3 sm_80"), Answer.YES, ""),
-        (library("bitsandbytes/librocm.so", "3 gfx90a"), Answer.YES, ""),
-        (library("torchvision/_D.so", "3 sm_70 sm_80", damage="at 0x40: cut"), Answer.PARTLY, "is damaged"),
-        (library("onnxruntime/capi/libonnxruntime_providers_cuda.so", "3 sm_80 sm_90"), Answer.PARTLY,
+        (library("opt/env/lib/libmagma.so", "3 sm_80 sm_90"), Compatibility.PARTLY, "all but linear algebra"),
+        (library("usr/local/cuda/extras/libsomething.so", "3 sm_80 sm_90"), Compatibility.YES, ""),
+        (library("nvidia/cudnn/lib/libcudnn_ops.so.9", "3 sm_80 sm_90"), Compatibility.YES, ""),
+        (library("opt/lib/libcublasLt.so.12", "3 sm_80"), Compatibility.YES, ""),
+        (library("lib/libcudadevrt.a", "3 sm_80"), Compatibility.YES, ""),
+        (library("bitsandbytes/librocm.so", "3 gfx90a"), Compatibility.YES, ""),
+        (library("torchvision/_D.so", "3 sm_70 sm_80", damage="at 0x40: cut"), Compatibility.PARTLY,
+        "is damaged"),
+        (library("onnxruntime/capi/libonnxruntime_providers_cuda.so", "3 sm_80 sm_90"), Compatibility.PARTLY,
          "all but onnxruntime-gpu"),
     ],
 )  # fmt: skip
-def test_what_other_libraries_count_for(extra: object, answer: Answer, words: str) -> None:
+def test_what_other_libraries_count_for(extra: object, answer: Compatibility, words: str) -> None:
     place = torch_2_3()
     one = ask(replace(place, libraries=(*place.libraries, extra)), "7.5")  # type: ignore[arg-type]
     assert one.answer is answer
@@ -661,19 +673,19 @@ def test_a_damaged_library_gives_no_answer() -> None:
         packages=["torch==2.3.1"],
     )
     one = ask(place, "8.0")
-    assert one.answer is Answer.UNKNOWN
+    assert one.answer is Compatibility.UNKNOWN
     assert one.reason == "libtorch_cuda.so is damaged: at 0x1a40: cut short"
 
 
 def test_without_a_framework_every_library_counts() -> None:
     one, other = library("a.so", "2 sm_70 sm_80"), library("b.so", "3 sm_80 sm_90")
-    assert ask(contents(one, other), "8.0").answer is Answer.YES
+    assert ask(contents(one, other), "8.0").answer is Compatibility.YES
     some = ask(contents(one, other), "9.0")
-    assert some.answer is Answer.PARTLY
+    assert some.answer is Compatibility.PARTLY
     assert some.reason == "1 of 2 libraries lack code for 9.0: a.so has no code for it"
-    assert ask(contents(one, other), "6.0").answer is Answer.NO
-    assert ask(contents(one, library("libcublas.so.12", "1 sm_80")), "7.0").answer is Answer.YES
-    assert ask(contents(library("libcublas.so.12", "1 sm_70 sm_80")), "7.0").answer is Answer.YES
+    assert ask(contents(one, other), "6.0").answer is Compatibility.NO
+    assert ask(contents(one, library("libcublas.so.12", "1 sm_80")), "7.0").answer is Compatibility.YES
+    assert ask(contents(library("libcublas.so.12", "1 sm_70 sm_80")), "7.0").answer is Compatibility.YES
     assert ask(contents(library("a.so", "5 lto_80")), "8.0").reason == (
         "a.so holds LTO-IR alone, which only a linker can use"
     )
@@ -684,24 +696,24 @@ def test_without_a_framework_the_library_with_the_most_modules_decides() -> None
     paddle = library("paddle/base/libpaddle.so", "666 sm_70 sm_80 sm_90", "7 sm_70 sm_80 sm_90 sm_120")
     place = contents(paddle, library("paddle/libs/libextra.so", "9 sm_80 sm_120"))
     one = ask(place, "12.0")
-    assert (one.answer, one.driver) == (Answer.NO, "")
+    assert (one.answer, one.driver) == (Compatibility.NO, "")
     assert one.reason == "666 of 673 modules of libpaddle.so have no code for 12.0"
-    assert ask(place, "9.0").answer is Answer.PARTLY
-    assert ask(place, "8.0").answer is Answer.YES
+    assert ask(place, "9.0").answer is Compatibility.PARTLY
+    assert ask(place, "8.0").answer is Compatibility.YES
     # cuBLASLt has more kernels for some GPUs than for others, and chooses among them.
     chooses = contents(library("nvidia/cublas/lib/libcublasLt.so.12", "9 sm_80 sm_90", "1 sm_70 sm_90"))
     assert ask(chooses, "7.0").reason == "libcublasLt.so.12 has sm_70 code, in 1 of 10 modules"
-    assert ask(chooses, "7.0").answer is Answer.YES
-    assert ask(chooses, "12.0").answer is Answer.NO
+    assert ask(chooses, "7.0").answer is Compatibility.YES
+    assert ask(chooses, "12.0").answer is Compatibility.NO
 
 
 def test_nothing_and_amd() -> None:
-    assert ask(contents(), "8.0").answer is Answer.UNKNOWN
+    assert ask(contents(), "8.0").answer is Compatibility.UNKNOWN
     rocm = contents(
         library("torch/lib/libtorch_hip.so", "9 gfx90a gfx942"), packages=["torch==2.9.1+rocm6.4"]
     )
     one = ask(rocm, "8.0")
-    assert one.answer is Answer.NO
+    assert one.answer is Compatibility.NO
     assert one.reason == "its GPU code is AMD's (gfx90a, gfx942)"
     assert amd_targets(rocm) == ("gfx90a", "gfx942")
 
@@ -712,7 +724,7 @@ def test_known_faults_are_warnings() -> None:
         packages=["torch==2.9.1", "nvidia-cublas-cu12==12.8.4.1"],
         facts=["torch.cuda=12.8"],
     )
-    assert ask(place, "10.0").answer is Answer.YES
+    assert ask(place, "10.0").answer is Compatibility.YES
     assert any("cuBLAS 12.8.4.1" in text for text in ask(place, "10.0").warnings)
     assert ask(place, "9.0").warnings == ()
 
@@ -752,7 +764,7 @@ def test_nothing_runs_where_what_must_load_has_no_code() -> None:
     )
     found = {one: predict_amd(jax, one) for one in ("gfx90a", "gfx942", "gfx1100")}
     assert {one: told.answer for one, told in found.items()} == {
-        "gfx90a": Answer.YES, "gfx942": Answer.PARTLY, "gfx1100": Answer.NO,
+        "gfx90a": Compatibility.YES, "gfx942": Compatibility.PARTLY, "gfx1100": Compatibility.NO,
     }  # fmt: skip
     missing = "; ROCm's own libraries are not in it, and must be where it runs"
     assert found["gfx942"].reason == f"1 of 2 libraries lack code for gfx942: _prng.so{missing}"
@@ -775,7 +787,7 @@ def test_code_objects_of_a_folder_are_one_library() -> None:
         library("opt/rocm/lib/rocblas/library/Kernels_gfx90a.hsaco", "1 gfx90a"),
         library("opt/rocm/lib/rocblas/library/Kernels_gfx942.hsaco", "1 gfx942"),
     )
-    assert predict_amd(rocblas, "gfx90a").answer is Answer.YES
+    assert predict_amd(rocblas, "gfx90a").answer is Compatibility.YES
     assert not lacks_runtime(rocblas)  # RCCL is ROCm's
     assert lacks_runtime(contents(library("a.so", "1 gfx90a")))
     assert not lacks_runtime(contents(library("a.so", "1 sm_80")))

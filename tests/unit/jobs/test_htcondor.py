@@ -10,15 +10,15 @@ from random import Random
 
 import pytest
 
-from imagefactory.cli.submit import KINDS
+from imagefactory.cli.submit import IMAGE_TYPES
 from imagefactory.errors import NothingSelectedError, UsageError
 from imagefactory.gpu.capability import parse_capability
-from imagefactory.gpu.values import Answer, Basis, Claim
+from imagefactory.gpu.values import CellClaim, ClaimBasis, Compatibility
 from imagefactory.jobs.htcondor import (
     ROWS_MOST,
     RUN,
-    SubmitRun,
-    SubmittedImage,
+    JobImageSpec,
+    SubmitCommand,
     check_columns,
     format_arguments,
     format_gpu_request,
@@ -28,7 +28,7 @@ from imagefactory.jobs.htcondor import (
 from imagefactory.jobs.make import gathering
 from imagefactory.jobs.offer import GpuClass, choose_form, forms_of
 from imagefactory.model import Outcome
-from imagefactory.schedulers.htcondor.ads import WHOLE_GPUS
+from imagefactory.schedulers.htcondor.ads import WHOLE_GPU_EXPRESSION
 from imagefactory.schedulers.pool import ImageKind
 from imagefactory.schedulers.sites import SITES, find_site
 from imagefactory.schedulers.sizes import (
@@ -45,7 +45,7 @@ from tests.made.offers import IMAGE, NOW, SIF, digest, failed, gpu_class, offer,
 from tests.services.tier import many
 
 GENERIC = find_site("generic")
-RUNS = SubmitRun(name="train", executable="train.sh")
+RUNS = SubmitCommand(name="train", executable="train.sh")
 WHOLE = f"""\
 # pytorch-2.3-cu121, manifest {digest("b")}
 # Made by imagefactory on 2026-11-22. The GPUs below are those, and no others, on which
@@ -88,12 +88,10 @@ queue
 """
 
 
-def taken(*capabilities: str, basis: Basis = Basis.VERIFIED) -> SubmittedImage:
+def taken(*capabilities: str, basis: ClaimBasis = ClaimBasis.VERIFIED) -> JobImageSpec:
     (form,) = forms_of(offer(verdict("8.0")), "")
     classes = tuple(gpu_class(one, basis=basis) for one in capabilities or ("8.0",))
-    return SubmittedImage(
-        target=IMAGE.target, platform=IMAGE.platform, form=form, classes=classes, judged=NOW
-    )
+    return JobImageSpec(target=IMAGE.target, platform=IMAGE.platform, form=form, classes=classes, judged=NOW)
 
 
 def commands(text: str) -> dict[str, str]:
@@ -160,16 +158,18 @@ def test_gpus_are_matched_exactly(classes: Sequence[tuple[str, str]], lines: lis
 def test_slices_of_gpus_are_left_out_unless_asked_for() -> None:
     """A verdict on a whole GPU is none on a slice of one (MIG)."""
     one, hole, floors = [gpu_class("8.0")], [gpu_class("7.0"), gpu_class("8.0")], [gpu_class("7.0", "")]
-    assert format_gpu_request(one)[-1] == f"require_gpus = {WHOLE_GPUS}"
+    assert format_gpu_request(one)[-1] == f"require_gpus = {WHOLE_GPU_EXPRESSION}"
     (line,) = format_gpu_request(hole)
-    assert line == f"require_gpus = member(Capability, {{7.0, 8.0}}) && DriverVersion >= 12.4 && {WHOLE_GPUS}"
+    assert line == (
+        f"require_gpus = member(Capability, {{7.0, 8.0}}) && DriverVersion >= 12.4 && {WHOLE_GPU_EXPRESSION}"
+    )
     (line,) = format_gpu_request([*floors, *one])
     assert line == (
         "require_gpus = ((Capability == 7.0) || (Capability == 8.0 && DriverVersion >= 12.4))"
-        f" && {WHOLE_GPUS}"
+        f" && {WHOLE_GPU_EXPRESSION}"
     )
     text = format_submit(taken("8.0"), replace(RUNS, mig=True), GENERIC)
-    assert WHOLE_GPUS not in text
+    assert WHOLE_GPU_EXPRESSION not in text
     assert "# WARNING: slices of these GPUs (MIG) match too, of which no verdict speaks." in text
     assert "WARNING" not in format_submit(taken("8.0"), RUNS, GENERIC)
 
@@ -196,7 +196,7 @@ def test_memory_of_a_gpu_joins_either_form() -> None:
         " && GlobalMemoryMb >= 16384"
     )
     assert format_gpu_request(classes, 16 * GB, slices=True) == (wanted,)
-    assert format_gpu_request(classes, 16 * GB) == (f"{wanted} && {WHOLE_GPUS}",)
+    assert format_gpu_request(classes, 16 * GB) == (f"{wanted} && {WHOLE_GPU_EXPRESSION}",)
 
 
 @pytest.mark.parametrize("capabilities", [("8.0",), ("7.0", "8.0"), ("8.0", "8.6"), ("7.5", "8.9", "9.0")])
@@ -209,7 +209,7 @@ def test_neither_form_cancels_what_the_other_says(capabilities: tuple[str, ...])
 
 def test_what_is_predicted_alone_is_said_so() -> None:
     proven, both = taken("8.0"), taken("8.0")
-    both = replace(both, classes=(*both.classes, gpu_class("8.6", "12.1", basis=Basis.PREDICTED)))
+    both = replace(both, classes=(*both.classes, gpu_class("8.6", "12.1", basis=ClaimBasis.PREDICTED)))
     assert "WARNING" not in format_submit(proven, RUNS, GENERIC)
     text = format_submit(both, RUNS, GENERIC)
     assert "# WARNING: no verdict says that it runs on 8.6; its code alone predicts so." in text
@@ -218,13 +218,17 @@ def test_what_is_predicted_alone_is_said_so() -> None:
 
 
 def test_what_is_said_of_several_capabilities_is_said_once() -> None:
-    def coded(capability: str, faults: tuple[Claim, ...] = ()) -> GpuClass:
-        made = gpu_class(capability, "12.1", basis=Basis.PREDICTED)
+    def coded(capability: str, faults: tuple[CellClaim, ...] = ()) -> GpuClass:
+        made = gpu_class(capability, "12.1", basis=ClaimBasis.PREDICTED)
         reason = f"libtorch_cuda.so has {made.capability.sm} code"
         return replace(made, claim=replace(made.claim, reason=reason), faults=faults)
 
-    fault = Claim(
-        basis=Basis.DOCUMENTED, answer=Answer.PARTLY, rule="known-bad:x", reason="no Triton", source="s"
+    fault = CellClaim(
+        basis=ClaimBasis.DOCUMENTED,
+        answer=Compatibility.PARTLY,
+        rule="known-bad:x",
+        reason="no Triton",
+        source="s",
     )
     some = (coded("7.0"), coded("7.5", (fault,)), coded("8.0", (fault,)), coded("9.0"))
     form = taken().form
@@ -515,7 +519,7 @@ def test_jobs_too_long_for_a_site(site: str, hours: int) -> None:
 def test_sites_are_one_list() -> None:
     names = sorted(site.name for site in SITES)
     assert sorted(SETTING_SITES) == names
-    assert sorted(KINDS) == sorted(ImageKind)
+    assert sorted(IMAGE_TYPES) == sorted(ImageKind)
     assert all(site.kinds and site.source for site in SITES)
     with pytest.raises(UsageError) as caught:
         find_site("nowhere")

@@ -17,7 +17,7 @@ import yaml
 
 from imagefactory.errors import UsageError
 from imagefactory.gpu.capability import parse_capability
-from imagefactory.jobs.htcondor import SubmitRun, SubmittedImage
+from imagefactory.jobs.htcondor import JobImageSpec, SubmitCommand
 from imagefactory.jobs.kubernetes import FILES_MOST, format_manifest, node_terms
 from imagefactory.jobs.make import first_trial, read_files
 from imagefactory.jobs.offer import GpuClass, choose_form, forms_of
@@ -28,15 +28,15 @@ from tests.made.offers import IMAGE, NOW, REFERENCE, gpu_class, offer
 SCHEMA = jsonschema.Draft202012Validator(
     json.loads((Path(__file__).parents[2] / "data/kubernetes_job.json").read_text())
 )
-RUN = SubmitRun(name="train", executable="code/train.sh")
+RUN = SubmitCommand(name="train", executable="code/train.sh")
 SWEEP = replace(RUN, columns=("run", "lr", "name"), arguments=("$(run)", "x$(LR)", "$(name)"))
 FILES = {"train.sh": b"#!/bin/sh\necho hi\n"}
 MI300 = GpuClass(capability=parse_capability("gfx90a"), cuda="", claim=gpu_class("8.0").claim)
 
 
-def taken(*classes: GpuClass) -> SubmittedImage:
+def taken(*classes: GpuClass) -> JobImageSpec:
     form = choose_form(forms_of(offer(), ""), find_site("kubernetes"), None)
-    return SubmittedImage(
+    return JobImageSpec(
         target=IMAGE.target,
         platform=IMAGE.platform,
         form=form,
@@ -52,7 +52,9 @@ def documents(text: str) -> list[dict[str, Any]]:
     return found
 
 
-def job(run: SubmitRun = RUN, *classes: GpuClass, rows: Any = (), files: Mapping[str, bytes] = FILES) -> Any:
+def job(
+    run: SubmitCommand = RUN, *classes: GpuClass, rows: Any = (), files: Mapping[str, bytes] = FILES
+) -> Any:
     return documents(format_manifest(taken(*classes), run, rows, files))[-1]["spec"]
 
 
@@ -88,7 +90,7 @@ def test_a_job_is_what_the_api_takes() -> None:
 
 
 def test_without_a_program_the_image_says_what_it_sees() -> None:
-    run = first_trial(SubmitRun(name="pytorch-2.3-cu121", executable=""), "torch")
+    run = first_trial(SubmitCommand(name="pytorch-2.3-cu121", executable=""), "torch")
     (made,) = documents(format_manifest(taken(), run, (), {}))
     assert made["metadata"]["name"] == "pytorch-2-3-cu121"
     command = made["spec"]["template"]["spec"]["containers"][0]["command"]

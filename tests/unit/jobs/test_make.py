@@ -12,17 +12,24 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import CheckFailedError, NothingSelectedError, UsageError
-from imagefactory.jobs.htcondor import SubmitRun
-from imagefactory.jobs.make import SubmitAsk, SubmitMade, check_files, make_submit, summary, write_made
+from imagefactory.jobs.htcondor import SubmitCommand
+from imagefactory.jobs.make import (
+    SubmitFiles,
+    SubmitRequest,
+    check_files,
+    make_submit,
+    summary,
+    write_submit_files,
+)
 from imagefactory.model import Outcome
 from imagefactory.oci.manifests import digest_of
-from imagefactory.progress import Quiet
+from imagefactory.progress import QuietProgress
 from imagefactory.schedulers.inventory import write_inventory
 from imagefactory.schedulers.pool import ImageKind, Inventory, PoolGpu, PoolMachine
 from imagefactory.schedulers.sites import find_site
-from imagefactory.trust.catalog import ASK_CENTER, LIFE, Catalogue, sign_catalogue
+from imagefactory.trust.catalog import CENTER_HINT, LIFE, Catalog, sign_catalog
 from imagefactory.trust.envelope import parse_envelope
-from imagefactory.trust.policy import Policy, Trust
+from imagefactory.trust.policy import AcceptancePolicy, TrustRules
 from imagefactory.trust.verdict import sign
 from imagefactory.verify.report import Hardware
 from tests.made.catalogue import SIF_SUBJECT, make_catalogue, make_image, signed
@@ -41,21 +48,21 @@ from tests.made.verdicts import (
 )
 
 NAME = "pytorch-2.3-cu121"
-WANTED = SubmitAsk(
+WANTED = SubmitRequest(
     target=NAME,
     site=find_site("generic"),
     kind=None,
     folder="",
-    run=SubmitRun(name="train", executable="train.sh"),
+    run=SubmitCommand(name="train", executable="train.sh"),
 )
 
 
-def make(catalogue: Catalogue | None = None, trust: Trust = TRUST, **changes: object) -> SubmitMade:
+def make(catalogue: Catalog | None = None, trust: TrustRules = TRUST, **changes: object) -> SubmitFiles:
     wanted = replace(WANTED, **changes)  # type: ignore[arg-type]
     return make_submit(catalogue or make_catalogue(), wanted, trust, NOW)
 
 
-def lines(made: SubmitMade) -> list[str]:
+def lines(made: SubmitFiles) -> list[str]:
     return made.text.splitlines()
 
 
@@ -100,7 +107,7 @@ def test_predictions_are_taken_only_where_somebody_accepts_them() -> None:
     assert "# WARNING: no verdict says that it runs on 7.0; its code alone predicts so." in lines(made)
 
 
-def for_cpus(**changes: object) -> Catalogue:
+def for_cpus(**changes: object) -> Catalog:
     image = make_image(
         **{
             "cuda": "none",
@@ -144,7 +151,7 @@ def test_kubernetes_gives_gpus_of_amd_and_the_job_looks_at_them() -> None:
 
 
 def test_a_first_trial_on_cpus_asks_for_no_gpu_either() -> None:
-    made = make(for_cpus(framework="tensorflow-cpu"), run=SubmitRun(name="", executable=""))
+    made = make(for_cpus(framework="tensorflow-cpu"), run=SubmitCommand(name="", executable=""))
     assert "import tensorflow; print(tensorflow.__name__, tensorflow.__version__)" in made.text
 
 
@@ -160,7 +167,7 @@ def test_what_asks_for_gpus_is_refused_on_cpus(changes: dict[str, object], optio
     assert option in caught.value.message
 
 
-def without_verdicts(**changes: object) -> Catalogue:
+def without_verdicts(**changes: object) -> Catalog:
     image = make_image(envelopes=(), **changes)
     return make_catalogue(replace(image, sifs=()))
 
@@ -181,7 +188,7 @@ def test_without_a_verdict_nothing_is_made_and_the_prediction_is_named() -> None
     assert "gpus_maximum_capability = 7.0" in lines(made)
 
 
-def in_the_store_alone(sif: bool) -> Catalogue:
+def in_the_store_alone(sif: bool) -> Catalog:
     image = make_image(envelopes=(), reference="")
     sifs = tuple(replace(one, reference="", envelopes=()) for one in image.sifs) if sif else ()
     return make_catalogue(replace(image, sifs=sifs))
@@ -221,19 +228,19 @@ def test_nothing_is_accepted_where_nothing_is_predicted() -> None:
 
 def test_verdicts_of_strangers_count_for_nothing() -> None:
     with pytest.raises(CheckFailedError) as caught:
-        make(trust=Trust(keys=(), policy=Policy()))
+        make(trust=TrustRules(keys=(), policy=AcceptancePolicy()))
     assert caught.value.code == "not-verified"
     assert "you trust no key" in caught.value.message
     assert "a verdict is wrong-key" in caught.value.message
     assert "imagefactory join" in caught.value.hint
     with pytest.raises(CheckFailedError) as caught:
-        make(trust=Trust(keys=(), policy=Policy()), own=True)
+        make(trust=TrustRules(keys=(), policy=AcceptancePolicy()), own=True)
     assert "imagefactory keys trust FILE.pub" in caught.value.hint
     another = replace(TRUST.keys[0], name="another", keyid=STRANGER.keyid, public=STRANGER.public)
     with pytest.raises(CheckFailedError) as caught:  # he believes whoever signed the catalogue, and no more
-        make(trust=Trust(keys=(another,)))
+        make(trust=TrustRules(keys=(another,)))
     assert "a verdict is wrong-key" in caught.value.message
-    assert ASK_CENTER in caught.value.hint
+    assert CENTER_HINT in caught.value.hint
 
 
 def test_an_expired_verdict_is_said_to_be_one() -> None:
@@ -275,7 +282,9 @@ def test_a_name_that_is_not_there() -> None:
     ("framework", "said"), [("torch", "torch.cuda.get_device_name()"), ("other", "sys.version")]
 )
 def test_without_a_program_of_ones_own_the_framework_is_tried(framework: str, said: str) -> None:
-    made = make(make_catalogue(make_image(framework=framework)), run=SubmitRun(name="train", executable=""))
+    made = make(
+        make_catalogue(make_image(framework=framework)), run=SubmitCommand(name="train", executable="")
+    )
     assert "executable = /opt/env/bin/python" in lines(made)
     assert "transfer_executable = false" in lines(made)
     assert any(line.startswith("arguments = ") and said in line for line in lines(made))
@@ -295,13 +304,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_files_are_written_once(here: Path) -> None:
     made = make()
-    assert write_made(made, force=False) == ("train.sub",)
+    assert write_submit_files(made, force=False) == ("train.sub",)
     assert (here / "train.sub").read_text() == made.text
     with pytest.raises(UsageError) as caught:
-        write_made(made, force=False)
+        write_submit_files(made, force=False)
     assert caught.value.code == "file-exists"
     assert "train.sub" in caught.value.message
-    assert write_made(make(predicted=True), force=True) == ("train.sub",)
+    assert write_submit_files(make(predicted=True), force=True) == ("train.sub",)
     assert "WARNING" in (here / "train.sub").read_text()
     assert sorted(path.name for path in here.iterdir()) == ["train.sh", "train.sub"]
 
@@ -309,7 +318,7 @@ def test_files_are_written_once(here: Path) -> None:
 def test_a_sweep_is_a_dag_and_a_folder_for_each_run(here: Path) -> None:
     run = replace(WANTED.run, columns=("run", "lr"), arguments=("--lr", "$(lr)"))
     made = make(run=run, rows=(("0.1",), ("0.2",)))
-    assert write_made(made, force=False) == ("train.sub", "train.dag")
+    assert write_submit_files(made, force=False) == ("train.sub", "train.dag")
     assert sorted(path.name for path in here.iterdir()) == [
         "run-1",
         "run-2",
@@ -322,7 +331,7 @@ def test_a_sweep_is_a_dag_and_a_folder_for_each_run(here: Path) -> None:
         (here / path).unlink()
     (here / "run-2" / "model.pt").write_text("precious")
     with pytest.raises(UsageError) as caught:
-        write_made(made, force=False)
+        write_submit_files(made, force=False)
     assert caught.value.code == "file-exists"
     assert "run-2" in caught.value.message
     assert "another directory" in caught.value.hint
@@ -333,20 +342,20 @@ def test_what_an_earlier_sweep_left_is_not_gone_on_with(here: Path) -> None:
     (here / "train.dag.rescue001").write_text("DONE run-1\n")
     run = replace(WANTED.run, columns=("run",))
     with pytest.raises(UsageError) as caught:
-        write_made(make(run=run, rows=((), ())), force=True)
+        write_submit_files(make(run=run, rows=((), ())), force=True)
     assert caught.value.code == "sweep-rescue-exists"
     assert "train.dag.rescue001" in caught.value.message
     assert not (here / "train.dag").exists()
-    assert write_made(make(), force=False) == ("train.sub",)
+    assert write_submit_files(make(), force=False) == ("train.sub",)
 
 
 def test_a_link_is_not_written_through(here: Path) -> None:
     (here / "train.sub").symlink_to(here / "elsewhere")
     with pytest.raises(UsageError) as caught:
-        write_made(make(), force=False)
+        write_submit_files(make(), force=False)
     assert caught.value.code == "file-exists"
     assert "train.sub" in caught.value.message
-    write_made(make(), force=True)
+    write_submit_files(make(), force=True)
     assert not (here / "elsewhere").exists()
 
 
@@ -365,7 +374,7 @@ def test_programs_that_no_machine_starts(here: Path, program: bytes | None, code
     else:
         (here / "train.sh").write_bytes(program)
     with pytest.raises(UsageError) as caught:
-        check_files(make(), Quiet())
+        check_files(make(), QuietProgress())
     assert caught.value.code == code
     assert "train.sh" in caught.value.message
     assert hint in caught.value.hint
@@ -374,14 +383,14 @@ def test_programs_that_no_machine_starts(here: Path, program: bytes | None, code
 def test_inputs_must_be_here(here: Path) -> None:
     made = make(run=replace(WANTED.run, inputs=("data.csv", "osdf:///site/x")))
     with pytest.raises(UsageError) as caught:
-        check_files(made, Quiet())
+        check_files(made, QuietProgress())
     assert caught.value.code == "input-not-found"
     assert "data.csv" in caught.value.message
     (here / "data.csv").touch()
-    check_files(made, Quiet())
+    check_files(made, QuietProgress())
 
 
-def sif_image(data: bytes) -> Catalogue:
+def sif_image(data: bytes) -> Catalog:
     """A catalogue whose .sif is a file of these bytes."""
     sha256 = f"sha256:{hashlib.sha256(data).hexdigest()}"
     subject = replace(SIF_SUBJECT, config=sha256)
@@ -396,20 +405,20 @@ def test_a_sif_is_the_one_that_was_verified(here: Path) -> None:
     made = make(catalogue)
     name = made.taken.form.image.address
     with pytest.raises(UsageError) as caught:
-        check_files(made, Quiet())
+        check_files(made, QuietProgress())
     assert caught.value.code == "sif-missing"
     assert name in caught.value.message
     assert caught.value.hint.endswith(name)
     assert replace(made, own=True).fetch == f"imagefactory export {NAME} --format sif"
     (here / name).write_bytes(b"another")
     with pytest.raises(UsageError) as caught:
-        check_files(made, Quiet())
+        check_files(made, QuietProgress())
     assert caught.value.code == "sif-mismatch"
     assert name in caught.value.message
     (here / name).write_bytes(b"the file")
-    check_files(made, Quiet())
+    check_files(made, QuietProgress())
     check_files(
-        make(catalogue, folder="/nowhere/on/this/machine"), Quiet()
+        make(catalogue, folder="/nowhere/on/this/machine"), QuietProgress()
     )  # machines of the pool may see it
 
 
@@ -446,7 +455,7 @@ def call(
         made=now - hour, expires=now - hour + LIFE, suites=(SUITE,),
     )  # fmt: skip
     path = tmp_path / "catalogue"
-    path.write_bytes(sign_catalogue(catalogue, LAB))
+    path.write_bytes(sign_catalog(catalogue, LAB))
     config = tmp_path / "config" / "imagefactory"
     config.mkdir(parents=True)
     (config / "imagefactory.toml").write_text(
@@ -540,7 +549,7 @@ def test_a_sweep_from_the_command_line(call: Call, here: Path) -> None:
     (here / "values.csv").write_text("lr,seed\n0.1,1\n0.2,2\n")
     said = call(NAME, "--executable", "train.sh", "--dag", "values.csv", "-o", "train.sub", "--json").json()
     assert said["files"] == ["train.sub", "train.dag"]
-    assert said["format"] == "imagefactory.jobs/1"
+    assert said["format"] == "imagefactory.submit/1"
     assert 'VARS run-2 run="2" value_lr="0.2" value_seed="2"' in (here / "train.dag").read_text()
     assert "arguments = \"--lr '$(value_lr)' --seed '$(value_seed)'\"" in (here / "train.sub").read_text()
     call(NAME, "--executable", "train.sh", "--dag", "2", "-o", "many.sub")

@@ -10,11 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagefactory.extras.lint.image import read_image
-from imagefactory.extras.lint.reach import find_reach, read_asked
+from imagefactory.extras.lint.reach import find_reach, read_request
 from imagefactory.extras.lint.reader import parse_submit_file
-from imagefactory.jobs.htcondor import SubmitRun, SubmittedImage, format_submit
-from imagefactory.jobs.make import SubmitMade, wish_of
-from imagefactory.jobs.offer import Wish, by_class, find_places, format_places, forms_of, look
+from imagefactory.jobs.htcondor import JobImageSpec, SubmitCommand, format_submit
+from imagefactory.jobs.make import SubmitFiles, resource_request
+from imagefactory.jobs.offer import (
+    ResourceRequest,
+    by_class,
+    find_places,
+    format_places,
+    forms_of,
+    index_machines,
+)
 from imagefactory.schedulers.pool import Inventory, PoolGpu, PoolMachine
 from imagefactory.schedulers.sites import find_site
 from imagefactory.schedulers.sizes import GB, MB
@@ -41,7 +48,9 @@ def inventory(*machines: PoolMachine, taken: datetime = NOW) -> Inventory:
 
 def told(*machines: PoolMachine, now: datetime = NOW, taken: datetime = NOW, **wish: Any) -> str:
     there = inventory(*machines, taken=taken)
-    found = find_places(by_class([gpu_class("8.0"), gpu_class("9.0", "12.8")]), Wish(**wish), look(there))
+    found = find_places(
+        by_class([gpu_class("8.0"), gpu_class("9.0", "12.8")]), ResourceRequest(**wish), index_machines(there)
+    )
     return format_places(found, there, now)
 
 
@@ -118,15 +127,17 @@ def test_it_is_what_the_check_of_the_written_file_finds(
     site, there = find_site("generic"), inventory(*machines)
     classes = (gpu_class("8.0"), gpu_class("8.6", "12.0"), gpu_class("9.0", "12.8"))
     form = forms_of(offer(verdict("8.0")), "")[0]
-    run = SubmitRun(name="a", executable="a.sh", gpus=gpus, gpu_memory=memory, cpus=cpus)
-    taken = SubmittedImage(target="a", platform="linux/amd64", form=form, classes=classes, judged=NOW)
+    run = SubmitCommand(name="a", executable="a.sh", gpus=gpus, gpu_memory=memory, cpus=cpus)
+    taken = JobImageSpec(target="a", platform="linux/amd64", form=form, classes=classes, judged=NOW)
     text = format_submit(taken, run, site)
     (jobs,) = parse_submit_file(text, "a.sub").jobs
     image = read_image(jobs)
     assert image is not None
-    reach = find_reach(read_asked(jobs, (image.needs,)), there)
+    reach = find_reach(read_request(jobs, (image.needs,)), there)
     found = find_places(
-        by_class(classes), wish_of(SubmitMade(taken=taken, run=run, text=text), site), look(there)
+        by_class(classes),
+        resource_request(SubmitFiles(taken=taken, run=run, text=text), site),
+        index_machines(there),
     )
     assert [place.gpu for place in found] == [place.gpu for place in reach.reached]
     assert not any(place.unsure for place in found)

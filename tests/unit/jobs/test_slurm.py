@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import CheckFailedError, UsageError
-from imagefactory.jobs.htcondor import SubmitRun, SubmittedImage
+from imagefactory.jobs.htcondor import JobImageSpec, SubmitCommand
 from imagefactory.jobs.offer import choose_form, forms_of
 from imagefactory.jobs.slurm import NO_GPU, SlurmRequest, format_reach, format_sbatch, request_gpus
 from imagefactory.schedulers.pool import ImageKind, Inventory
@@ -21,18 +21,16 @@ from imagefactory.schedulers.sizes import GB
 from imagefactory.schedulers.slurm.nodes import parse_nodes
 from tests.made.offers import IMAGE, NOW, gpu_class, offer
 
-RUNS = SubmitRun(name="train", executable="train.sh")
+RUNS = SubmitCommand(name="train", executable="train.sh")
 SLURM = find_site("slurm")
 UUID, MIG = "GPU-11111111-2222-3333-4444-555555555555", "MIG-89c850dc-38e3-57df-85c7-690c186b68e9"
 ANY = SlurmRequest(lines=("--gres=gpu:1",), gpus=(), total=0, known=False)
 
 
-def taken(*capabilities: str, kind: ImageKind = ImageKind.DOCKER, cuda: str = "12.4") -> SubmittedImage:
+def taken(*capabilities: str, kind: ImageKind = ImageKind.DOCKER, cuda: str = "12.4") -> JobImageSpec:
     form = choose_form(forms_of(offer(of_sif=()), ""), SLURM, kind)
     classes = tuple(gpu_class(one, cuda) for one in capabilities or ("8.0",))
-    return SubmittedImage(
-        target=IMAGE.target, platform=IMAGE.platform, form=form, classes=classes, judged=NOW
-    )
+    return JobImageSpec(target=IMAGE.target, platform=IMAGE.platform, form=form, classes=classes, judged=NOW)
 
 
 def cluster(*nodes: str) -> Inventory:

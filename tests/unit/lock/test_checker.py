@@ -17,7 +17,7 @@ from rattler import Version as RattlerVersion
 from rattler.package import BuildString, PackageName
 from rattler.version import VersionWithSource
 
-from imagefactory.model import Lock, LockedConda, Target
+from imagefactory.model import Lock, LockedCondaPackage, Target
 from tests.made.conda_lock import LOCK, PYTORCH, TARGET
 from tests.made.lock_checker import Record, check_lock, compare, moved, parse_spec, read_records
 from tests.made.values import FORGE
@@ -112,7 +112,7 @@ def records_of(lock: Lock) -> dict[str, Record]:
     }
 
 
-def packaged(name: str) -> LockedConda:
+def packaged(name: str) -> LockedCondaPackage:
     return next(one for one in LOCK.conda if one.name == name)
 
 

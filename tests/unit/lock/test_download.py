@@ -24,16 +24,16 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import DownloadError
-from imagefactory.http import Patience, Web
+from imagefactory.http import HttpSession, RetryPolicy
 from imagefactory.lock.download import PackageCache
 from imagefactory.lock.pypi.index import PackageIndex
-from imagefactory.model import LockedConda, LockedWheel
-from imagefactory.progress import Quiet, Task
+from imagefactory.model import LockedCondaPackage, LockedWheel
+from imagefactory.progress import ProgressTask, QuietProgress
 from tests.services.children import LIMIT, child, wait_for
 
 Wanted = tuple[LockedWheel, ...]
 INDEX = PackageIndex(url="", origin="test", certificates="", proxy="", environment=())
-QUICK = Patience(attempts=4, first_wait=0.01, longest_wait=0.05, connect=60, read=60, threads=4)
+QUICK = RetryPolicy(attempts=4, first_wait=0.01, longest_wait=0.05, connect=60, read=60, threads=4)
 
 
 @dataclass
@@ -138,13 +138,15 @@ def server() -> Iterator[Faults]:
     http.server_close()
 
 
-class Counted(Quiet):
+class Counted(QuietProgress):
     """Progress that remembers what it was told."""
 
     def __init__(self) -> None:
         self.total, self.done = -1, 0
 
-    def task(self, title: str, *, total: int = 0, unit: str = "bytes") -> AbstractContextManager[Task]:
+    def task(
+        self, title: str, *, total: int = 0, unit: str = "bytes"
+    ) -> AbstractContextManager[ProgressTask]:
         self.total = total
         outer = self
 
@@ -206,13 +208,13 @@ def test_fetches_in_the_locks_order_and_then_needs_no_network(server: Faults, ca
     digest = wanted[0].sha256
     assert paths[wanted[0]] == cache.folder / "wheels" / digest[:2] / digest / "pack0-1.0-py3-none-any.whl"
     server.requests.clear()
-    assert cache.fetch(wanted, never, Quiet()) == paths
+    assert cache.fetch(wanted, never, QuietProgress()) == paths
     assert server.requests == []
 
 
 def test_asks_only_for_what_is_missing(server: Faults, cache: PackageCache) -> None:
     wanted = offer(server, 1000, 2000, 3000)
-    cache.fetch(wanted, locate(server), Quiet())
+    cache.fetch(wanted, locate(server), QuietProgress())
     cache.path(wanted[1]).unlink()
     asked: list[str] = []
 
@@ -230,7 +232,7 @@ def test_asks_only_for_what_is_missing(server: Faults, cache: PackageCache) -> N
 def test_a_busy_server_is_asked_again(server: Faults, cache: PackageCache, status: str) -> None:
     wanted = offer(server, 5000)
     server.next["pack0-1.0-py3-none-any.whl"] = [status, status]
-    assert whole(server, cache.fetch(wanted, locate(server), Quiet()))
+    assert whole(server, cache.fetch(wanted, locate(server), QuietProgress()))
     assert len(server.requests) == 3
 
 
@@ -254,7 +256,7 @@ def test_a_torn_download_goes_on_where_it_was(server: Faults, cache: PackageCach
 def test_more_tears_than_attempts_while_bytes_keep_coming(server: Faults, cache: PackageCache) -> None:
     wanted = offer(server, 64 << 16)
     server.next[wanted[0].filename] = ["close"] * 6  # QUICK.attempts is 4
-    assert whole(server, cache.fetch(wanted, locate(server), Quiet()))
+    assert whole(server, cache.fetch(wanted, locate(server), QuietProgress()))
 
 
 @pytest.mark.parametrize("fault", ["ignore-range", "wrong-range"])
@@ -275,7 +277,7 @@ def test_a_part_of_other_bytes_is_thrown_away(server: Faults, cache: PackageCach
     path.parent.mkdir(parents=True)
     part = path.with_name(path.name + ".part")
     part.write_bytes(b"something else" * 1000)
-    assert whole(server, cache.fetch(wanted, locate(server), Quiet()))
+    assert whole(server, cache.fetch(wanted, locate(server), QuietProgress()))
     assert [asked for _, asked in server.requests] == ["bytes=14000-", ""]
     assert not part.exists()
 
@@ -287,14 +289,14 @@ def test_a_part_as_long_as_the_file_or_longer(server: Faults, cache: PackageCach
     path.parent.mkdir(parents=True)
     data = server.files[wanted[0].filename]
     path.with_name(path.name + ".part").write_bytes(data + b"x" * (length - len(data)))
-    assert whole(server, cache.fetch(wanted, locate(server), Quiet()))
+    assert whole(server, cache.fetch(wanted, locate(server), QuietProgress()))
     assert len(server.requests) == length - 300_000  # a whole part needs no request at all
 
 
 def test_wrong_bytes_once_are_mended(server: Faults, cache: PackageCache) -> None:
     wanted = offer(server, 300_000)
     server.next[wanted[0].filename] = ["wrong-bytes"]
-    assert whole(server, cache.fetch(wanted, locate(server), Quiet()))
+    assert whole(server, cache.fetch(wanted, locate(server), QuietProgress()))
 
 
 def test_wrong_bytes_again_are_refused_and_not_kept(server: Faults, cache: PackageCache) -> None:
@@ -302,7 +304,7 @@ def test_wrong_bytes_again_are_refused_and_not_kept(server: Faults, cache: Packa
     wheel = wanted[0]
     server.next[wheel.filename] = ["wrong-bytes"] * 9
     with pytest.raises(DownloadError) as caught:
-        cache.fetch(wanted, locate(server), Quiet())
+        cache.fetch(wanted, locate(server), QuietProgress())
     assert caught.value.code == "hash-mismatch"
     got = hashlib.sha256(bytes(300_000)).hexdigest()
     assert "pack0 1.0" in caught.value.message
@@ -316,7 +318,7 @@ def test_a_file_of_another_length_is_refused(server: Faults, cache: PackageCache
     wanted = offer(server, 300_000)
     server.next[wanted[0].filename] = ["short"]
     with pytest.raises(DownloadError) as caught:
-        cache.fetch(wanted, locate(server), Quiet())
+        cache.fetch(wanted, locate(server), QuietProgress())
     assert caught.value.code == "download-rejected"
     assert "150000 bytes" in caught.value.message
     assert "300000" in caught.value.message
@@ -328,7 +330,9 @@ def test_a_missing_file_is_said_at_once_without_credentials(server: Faults, cach
     server.files.clear()
     secret = server.url.replace("://", "://bob:hunter2@")
     with pytest.raises(DownloadError) as caught:
-        cache.fetch(wanted, lambda wanted: {wanted[0].filename: f"{secret}/x.whl?sig=canary"}, Quiet())
+        cache.fetch(
+            wanted, lambda wanted: {wanted[0].filename: f"{secret}/x.whl?sig=canary"}, QuietProgress()
+        )
     assert caught.value.code == "download-rejected"
     assert "404" in caught.value.message
     assert "--update pack0" in caught.value.hint
@@ -344,7 +348,7 @@ def test_a_server_that_stays_broken_is_given_up_and_what_came_is_kept(
     name = wanted[0].filename
     server.next[name] = ["close"] + ["503"] * 20
     with pytest.raises(DownloadError) as caught:
-        cache.fetch(wanted, locate(server), Quiet())
+        cache.fetch(wanted, locate(server), QuietProgress())
     assert caught.value.code == "download-failed"
     assert "503" in caught.value.message
     assert "4 times in a row" in caught.value.message
@@ -360,7 +364,7 @@ def test_a_silent_server_is_asked_again(server: Faults, cache: PackageCache) -> 
     wanted = offer(server, 1000)
     server.next[wanted[0].filename] = ["stall"]
     impatient = PackageCache(cache.folder, INDEX, patience=replace(QUICK, attempts=99, read=0.5))
-    assert whole(server, impatient.fetch(wanted, locate(server), Quiet()))
+    assert whole(server, impatient.fetch(wanted, locate(server), QuietProgress()))
     assert len(server.requests) > 1
 
 
@@ -371,18 +375,18 @@ def test_one_failure_stops_the_others_and_keeps_their_parts(server: Faults, tmp_
     server.next[wanted[1].filename] = ["404"]
     server.go_on.set()
     with pytest.raises(DownloadError) as caught:
-        cache.fetch(wanted, locate(server), Quiet())
+        cache.fetch(wanted, locate(server), QuietProgress())
     assert caught.value.code == "download-rejected"
     assert "404" in caught.value.message
     assert not cache.path(wanted[0]).exists()  # the slow one was not waited for
-    assert whole(server, cache.fetch(wanted, locate(server), Quiet()))
+    assert whole(server, cache.fetch(wanted, locate(server), QuietProgress()))
 
 
 def test_a_disk_too_small_is_said_before_the_first_byte(server: Faults, cache: PackageCache) -> None:
     wanted = offer(server, 1000)
     huge = (replace(wanted[0], size=900_000_000_000_000),)
     with pytest.raises(DownloadError) as caught:
-        cache.fetch(huge, never, Quiet())
+        cache.fetch(huge, never, QuietProgress())
     assert caught.value.code == "cache-full"
     assert "900000000000000 bytes" in caught.value.message
     assert str(cache.folder) in caught.value.message
@@ -398,7 +402,7 @@ def test_a_disk_that_fills_up(server: Faults, cache: PackageCache, monkeypatch: 
 
     monkeypatch.setattr(os, "fdatasync", fill)
     with pytest.raises(DownloadError) as caught:
-        cache.fetch(wanted, locate(server), Quiet())
+        cache.fetch(wanted, locate(server), QuietProgress())
     assert caught.value.code == "cache-full"
     assert "3000000 bytes" in caught.value.message
     assert isinstance(caught.value.__cause__, OSError)
@@ -414,26 +418,26 @@ def test_a_link_in_the_cache_is_not_written_through(
     path.parent.mkdir(parents=True)
     path.with_name(path.name + ".part").symlink_to(mine)
     with pytest.raises(DownloadError):
-        cache.fetch(wanted, locate(server), Quiet())
+        cache.fetch(wanted, locate(server), QuietProgress())
     assert mine.read_text() == "mine" * 5000
 
 
 def test_a_cache_that_is_no_folder(server: Faults, tmp_path: Path) -> None:
     (tmp_path / "wheels").write_text("a file")
     with pytest.raises(DownloadError) as caught:
-        PackageCache(tmp_path, INDEX).fetch(offer(server, 10), never, Quiet())
+        PackageCache(tmp_path, INDEX).fetch(offer(server, 10), never, QuietProgress())
     assert caught.value.code == "cannot-write-file"
     assert "wheels" in caught.value.message
 
 
 def test_verify_finds_rot_and_a_wrong_size_is_found_without(server: Faults, cache: PackageCache) -> None:
     wanted = offer(server, 5000)
-    path = cache.fetch(wanted, locate(server), Quiet())[wanted[0]]
+    path = cache.fetch(wanted, locate(server), QuietProgress())[wanted[0]]
     path.write_bytes(bytes(5000))
     assert cache.missing(wanted) == ()
-    assert whole(server, cache.fetch(wanted, locate(server), Quiet(), verify=True))
+    assert whole(server, cache.fetch(wanted, locate(server), QuietProgress(), verify=True))
     path.write_bytes(bytes(4999))
-    assert whole(server, cache.fetch(wanted, locate(server), Quiet()))
+    assert whole(server, cache.fetch(wanted, locate(server), QuietProgress()))
 
 
 def test_a_file_url_is_read_and_checked(server: Faults, cache: PackageCache, tmp_path: Path) -> None:
@@ -442,7 +446,7 @@ def test_a_file_url_is_read_and_checked(server: Faults, cache: PackageCache, tmp
     (tmp_path / "with space").mkdir()
     (tmp_path / "with space" / name).write_bytes(server.files[name])
     where = {name: (tmp_path / "with space" / name).as_uri()}
-    assert whole(server, cache.fetch(wanted, lambda wanted: where, Quiet()))
+    assert whole(server, cache.fetch(wanted, lambda wanted: where, QuietProgress()))
     assert server.requests == []
 
 
@@ -452,14 +456,14 @@ from pathlib import Path
 from imagefactory.lock.download import PackageCache
 from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.model import LockedWheel
-from imagefactory.progress import Quiet
-from imagefactory.http import Patience
+from imagefactory.progress import QuietProgress
+from imagefactory.http import RetryPolicy
 
 folder, url, rows = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 wanted = tuple(LockedWheel(**row) for row in rows)
 index = PackageIndex(url="", origin="", certificates="", proxy="", environment=())
-cache = PackageCache(Path(folder), index, patience=Patience(first_wait=0.01, read=5))
-cache.fetch(wanted, lambda wanted: {w.filename: f"{url}/{w.filename}" for w in wanted}, Quiet())
+cache = PackageCache(Path(folder), index, patience=RetryPolicy(first_wait=0.01, read=5))
+cache.fetch(wanted, lambda wanted: {w.filename: f"{url}/{w.filename}" for w in wanted}, QuietProgress())
 """
 
 
@@ -509,7 +513,7 @@ def test_two_processes_fetch_each_file_once(server: Faults, cache: PackageCache)
             _, complaint = process.communicate(timeout=LIMIT)
             assert process.returncode == 0, complaint.decode()
     assert sorted(name for name, _ in server.requests) == [wheel.filename for wheel in wanted]
-    assert whole(server, cache.fetch(wanted, never, Quiet()))
+    assert whole(server, cache.fetch(wanted, never, QuietProgress()))
     left = {path.name for path in cache.folder.rglob("*") if path.is_file()}
     assert left == {".lock", *(wheel.filename for wheel in wanted)}
 
@@ -519,7 +523,7 @@ def test_a_part_that_another_process_finishes_between_two_looks(
 ) -> None:
     """Another build's `.part` becomes the file at any moment, and is then no longer there to be measured."""
     wanted = offer(server, 3000, 2000)
-    paths = cache.fetch(wanted, lambda missing: locate(server)(missing), Quiet())
+    paths = cache.fetch(wanted, lambda missing: locate(server)(missing), QuietProgress())
     found = Path.exists
 
     def finished(path: Path, **more: bool) -> bool:
@@ -531,7 +535,7 @@ def test_a_part_that_another_process_finishes_between_two_looks(
     for path in paths.values():
         path.rename(path.with_name(path.name + ".part"))
     monkeypatch.setattr(Path, "exists", finished)
-    assert whole(server, cache.fetch(wanted, locate(server), Quiet()))
+    assert whole(server, cache.fetch(wanted, locate(server), QuietProgress()))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -542,12 +546,12 @@ def test_many_faults_in_any_order(server: Faults, cache: PackageCache, seed: int
     words = ["503", "429", "reset", "close", "ignore-range", "wrong-range", "500", ""]
     for wheel in wanted:
         server.next[wheel.filename] = [rng.choice(words) for _ in range(3)]
-    assert whole(server, cache.fetch(wanted, locate(server), Quiet()))
+    assert whole(server, cache.fetch(wanted, locate(server), QuietProgress()))
     assert not list(cache.folder.rglob("*.part"))
 
 
 def test_retry_after_is_capped_and_waits_grow() -> None:
-    patience = Patience(first_wait=1.0, longest_wait=30.0)
+    patience = RetryPolicy(first_wait=1.0, longest_wait=30.0)
     assert patience.wait(1, 3600.0) == 30.0
     assert patience.wait(1, 5.0) == 5.0
     assert 0.5 <= patience.wait(1, None) <= 1.0
@@ -563,7 +567,7 @@ def test_credentials_go_to_the_indexs_own_host_alone(server: Faults) -> None:
         proxy="",
         environment=(),
     )
-    web = Web(index)
+    web = HttpSession(index)
     assert web._source.login(f"{server.url}/files/x.whl") == ("bob", "p@ss")
     assert web._source.login("http://127.0.0.2:80/files/x.whl") is None
     assert web._source.login(server.url.replace("http:", "https:") + "/x.whl") is None
@@ -572,7 +576,7 @@ def test_credentials_go_to_the_indexs_own_host_alone(server: Faults) -> None:
 
 def test_the_process_holds_no_lock_afterwards(server: Faults, cache: PackageCache) -> None:
     wanted = offer(server, 10)
-    cache.fetch(wanted, locate(server), Quiet())
+    cache.fetch(wanted, locate(server), QuietProgress())
     with (cache.path(wanted[0]).parent / ".lock").open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -580,19 +584,19 @@ def test_the_process_holds_no_lock_afterwards(server: Faults, cache: PackageCach
 def test_condas_archives_lie_beside_the_wheels(server: Faults, cache: PackageCache) -> None:
     """By their own address and name; a channel that wants a login is told of as such."""
     wheel = offer(server, 5000)[0]
-    package = LockedConda(
+    package = LockedCondaPackage(
         name="tiny", version="1.0", build="0", subdir="noarch", url="https://channel/noarch/tiny-1.0-0.conda",
         filename="tiny-1.0-0.conda", sha256=wheel.sha256, md5="", size=wheel.size, depends=(),
     )  # fmt: skip
     where = {package.filename: f"{server.url}/{wheel.filename}"}
     server.next[wheel.filename] = ["401"]
     with pytest.raises(DownloadError) as caught:
-        cache.fetch((package,), lambda _: where, Quiet())
+        cache.fetch((package,), lambda _: where, QuietProgress())
     assert caught.value.code == "download-rejected"
     assert "tiny 1.0: " in caught.value.message
     assert "401" in caught.value.message
     assert "credentials.json" in caught.value.hint
-    paths = cache.fetch((package,), lambda _: where, Quiet())
+    paths = cache.fetch((package,), lambda _: where, QuietProgress())
     assert paths[package] == cache.folder / "conda" / wheel.sha256[:2] / wheel.sha256 / package.filename
     assert paths[package].read_bytes() == server.files[wheel.filename]
     assert cache.missing((wheel, package)) == (wheel,)

@@ -18,7 +18,7 @@ from imagefactory.lock.conda.facts import cuda_version
 from imagefactory.lock.conda.file import MAX_BYTES, format_conda_lock, merge_depends, parse_conda_lock
 from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.files import (
-    Unsolvable,
+    UnsolvableTarget,
     check_facts,
     explicit,
     format_lock_files,
@@ -531,7 +531,7 @@ def test_what_a_build_string_says(build: str, word: str) -> None:
 
 # --- what cannot be solved -----------------------------------------------------------------------
 
-WHY = Unsolvable(
+WHY = UnsolvableTarget(
     target=TARGET.name,
     content_hash=LOCK.content_hash,
     reason="pytorch 2.3.* needs numpy >=1.19\n└─ pytorch\n   └─ numpy\n\nnumpy <1.0 was asked",

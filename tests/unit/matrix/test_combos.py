@@ -13,7 +13,7 @@ import pytest
 from imagefactory.extras.site.tables import (
     HEADER,
     INVALID_HEADER,
-    Tables,
+    TableData,
     format_invalid,
     format_markdown,
     format_ranges,
@@ -22,29 +22,33 @@ from imagefactory.extras.site.tables import (
     tables_json,
 )
 from imagefactory.gpu.capability import Capability
-from imagefactory.gpu.values import Answer, Basis, Claim
+from imagefactory.gpu.values import CellClaim, ClaimBasis, Compatibility
 from imagefactory.matrix.combos import (
-    Combo,
+    ComboCell,
     ComboEntry,
     ComboState,
-    Told,
+    SweepNodeState,
     columns,
     make_combos,
     make_ranges,
     neighbours,
     unite,
 )
-from imagefactory.matrix.plan import Ruling
+from imagefactory.matrix.plan import CellRuling
 from imagefactory.model import Outcome
 from imagefactory.trust.claims import REFUSALS
-from imagefactory.trust.verdict import Standing
+from imagefactory.trust.verdict import VerdictStatus
 from tests.made.claims import NOW, judged
 
 VOLTA, AMPERE, HOPPER = Capability(7, 0), Capability(8, 0), Capability(9, 0)
-NO = Claim(
-    basis=Basis.PREDICTED, answer=Answer.NO, rule="no-code", reason="only sm_50 | sm_80", source="scan"
+NO = CellClaim(
+    basis=ClaimBasis.PREDICTED,
+    answer=Compatibility.NO,
+    rule="no-code",
+    reason="only sm_50 | sm_80",
+    source="scan",
 )
-YES = replace(NO, answer=Answer.YES, rule="code", reason="has sm_80 code")
+YES = replace(NO, answer=Compatibility.YES, rule="code", reason="has sm_80 code")
 
 
 def entry(version: str = "2.3", cuda: str = "12.1", **changes: object) -> ComboEntry:
@@ -59,8 +63,8 @@ def entry(version: str = "2.3", cuda: str = "12.1", **changes: object) -> ComboE
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
-def told(outcome: Outcome, days: int = 0, **changes: object) -> Told:
-    made = Told(
+def told(outcome: Outcome, days: int = 0, **changes: object) -> SweepNodeState:
+    made = SweepNodeState(
         target="pytorch-2.3-cu121",
         capability=AMPERE,
         outcome=outcome,
@@ -72,7 +76,7 @@ def told(outcome: Outcome, days: int = 0, **changes: object) -> Told:
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
-def one(made: ComboEntry, *sweeps: Told) -> Combo:
+def one(made: ComboEntry, *sweeps: SweepNodeState) -> ComboCell:
     (combo,) = make_combos([made], sweeps, [AMPERE])
     return combo
 
@@ -94,8 +98,8 @@ def test_a_good_verdict_makes_it_valid_for_its_capability_alone() -> None:
     assert "passed the full suite" in combos[0].reason
 
 
-@pytest.mark.parametrize("standing", [one for one in Standing if one is not Standing.GOOD])
-def test_no_verdict_that_cannot_be_relied_on_counts(standing: Standing) -> None:
+@pytest.mark.parametrize("standing", [one for one in VerdictStatus if one is not VerdictStatus.GOOD])
+def test_no_verdict_that_cannot_be_relied_on_counts(standing: VerdictStatus) -> None:
     combo = one(entry(judged=((judged(standing=standing),),)), told(Outcome.VERIFIED))
     assert combo.state is ComboState.NOT_TESTED
     assert standing.value in combo.reason
@@ -148,19 +152,19 @@ def test_a_removed_job_is_not_tested() -> None:
 
 
 def test_what_is_foretold_is_called_so() -> None:
-    rulings: Mapping[Capability, Ruling] = {AMPERE: Ruling(claim=NO, against=(NO,))}
+    rulings: Mapping[Capability, CellRuling] = {AMPERE: CellRuling(claim=NO, against=(NO,))}
     combo = one(entry(rulings=rulings))
     assert (combo.state, combo.cause, combo.basis) == (ComboState.RULED_OUT, "no-code", "predicted")
     assert rows(format_invalid([combo]))[1][-1] == "no-code (predicted)"
-    unsolvable = replace(NO, rule="unsolvable", basis=Basis.DOCUMENTED)
-    combo = one(entry(rulings={AMPERE: Ruling(claim=unsolvable, against=(unsolvable,))}, block="no lock"))
+    unsolvable = replace(NO, rule="unsolvable", basis=ClaimBasis.DOCUMENTED)
+    combo = one(entry(rulings={AMPERE: CellRuling(claim=unsolvable, against=(unsolvable,))}, block="no lock"))
     assert rows(format_invalid([combo]))[1][-1] == "unsolvable"
-    combo = one(entry(rulings={AMPERE: Ruling(claim=YES)}))
+    combo = one(entry(rulings={AMPERE: CellRuling(claim=YES)}))
     assert (combo.state, combo.basis) == (ComboState.NOT_TESTED, "predicted")
 
 
 def test_a_verdict_weighs_more_than_what_is_foretold() -> None:
-    rulings = {AMPERE: Ruling(claim=NO, against=(NO,))}
+    rulings = {AMPERE: CellRuling(claim=NO, against=(NO,))}
     assert one(entry(rulings=rulings, judged=((judged(),),))).state is ComboState.VALID
 
 
@@ -229,7 +233,7 @@ def test_a_fault_of_a_machine_is_no_invalid_combination(word: Outcome) -> None:
     combos = make_combos([entry()], [told(word)], [AMPERE])
     assert [(found.state, found.cause) for found in combos] == [(ComboState.UNDECIDED, word)]
     assert format_invalid(combos) == f"{INVALID_HEADER}\n"
-    page = format_markdown(Tables(made=NOW, place="here", combos=combos, ranges=make_ranges(combos)))
+    page = format_markdown(TableData(made=NOW, place="here", combos=combos, ranges=make_ranges(combos)))
     undecided = page.partition("## Undecided")[2].partition("## ")[0]
     assert f"| {word} |" in undecided
 
@@ -254,19 +258,19 @@ def test_lines_are_sorted_by_number() -> None:
 def test_markdown_keeps_strangers_text_in_its_cell() -> None:
     reason = "a | b\n<script>`x`[y](z)"
     combos = make_combos([entry()], [told(Outcome.HELD, reason=reason)], [AMPERE])
-    text = format_markdown(Tables(made=NOW, place="here", combos=combos, ranges=make_ranges(combos)))
+    text = format_markdown(TableData(made=NOW, place="here", combos=combos, ranges=make_ranges(combos)))
     (line,) = [line for line in text.splitlines() if "script" in line]
     assert "a \\| b &lt;script&gt;\\`x\\`\\[y\\](z)" in line
 
 
 def test_summary_and_json_count_states() -> None:
     combos = make_combos([entry(judged=((judged(),),))], (), [AMPERE, HOPPER])
-    tables = Tables(made=NOW, place="here", combos=combos, ranges=make_ranges(combos))
+    tables = TableData(made=NOW, place="here", combos=combos, ranges=make_ranges(combos))
     assert format_summary(tables).endswith("2 combinations in here: 1 valid, 1 not-tested")
     told = tables_json(tables)
     assert told["counts"] == {"valid": 1, "failed": 0, "ruled-out": 0, "undecided": 0, "not-tested": 1}
     assert "No key is trusted here" in format_summary(replace(tables, trusted=False))
-    nothing = Tables(made=NOW, place="here", combos=(), ranges=())
+    nothing = TableData(made=NOW, place="here", combos=(), ranges=())
     assert format_summary(nothing) == "0 combinations in here: nothing"
     assert "None." in format_markdown(nothing)
 

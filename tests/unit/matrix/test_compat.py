@@ -19,8 +19,16 @@ from hypothesis import strategies as st
 from imagefactory import __version__, errors
 from imagefactory.gpu.capability import parse_capability, parse_code
 from imagefactory.gpu.cells import CellEvidence
-from imagefactory.gpu.contradictions import Difference
-from imagefactory.gpu.values import Answer, Basis, Contents, Library, Modules, Package, Question
+from imagefactory.gpu.contradictions import CapabilityDifference
+from imagefactory.gpu.values import (
+    CellQuery,
+    ClaimBasis,
+    Compatibility,
+    GpuLibrary,
+    InstalledPackage,
+    ModuleCount,
+    ScanResult,
+)
 from imagefactory.matrix.compat import (
     ANY,
     RUNS,
@@ -48,7 +56,7 @@ from imagefactory.views.compat import (
     format_rows,
     letters,
 )
-from imagefactory.views.text import Sources
+from imagefactory.views.text import Footnotes
 from tests.made.command import Call
 from tests.made.layout import add_image
 
@@ -99,13 +107,13 @@ def test_one_release_is_answered_recipe_or_not(call: Call) -> None:
     assert call("pytorch", "--cuda", "12.4").code == errors.EXIT_USAGE
 
 
-def contents_of(source: str, version: str, *codes: str, cuda: str = "12.1") -> Contents:
+def contents_of(source: str, version: str, *codes: str, cuda: str = "12.1") -> ScanResult:
     """PyTorch with one library, which has code for these targets."""
-    modules = Modules(codes=tuple(sorted(map(parse_code, codes))), count=9)
-    return Contents(
+    modules = ModuleCount(codes=tuple(sorted(map(parse_code, codes))), count=9)
+    return ScanResult(
         source=source,
-        libraries=(Library(path="torch/lib/libtorch_cuda.so", size=1, modules=(modules,)),),
-        packages=(Package(name="torch", version=version),),
+        libraries=(GpuLibrary(path="torch/lib/libtorch_cuda.so", size=1, modules=(modules,)),),
+        packages=(InstalledPackage(name="torch", version=version),),
         facts=(("torch", "cuda", cuda),),
     )
 
@@ -113,7 +121,7 @@ def contents_of(source: str, version: str, *codes: str, cuda: str = "12.1") -> C
 def candidate(name: str, version: str, *codes: str, cuda: str = "12.1") -> CoverCandidate:
     """A target whose image was scanned."""
     contents = contents_of(f"{name}'s image", version, *codes, cuda=cuda)
-    question = Question(framework="torch", version=version, cuda=cuda, capability=ANY)
+    question = CellQuery(framework="torch", version=version, cuda=cuda, capability=ANY)
     return CoverCandidate(
         name=name, group="pytorch", question=question, evidence=CellEvidence(contents=contents)
     )
@@ -188,7 +196,7 @@ def test_machine_code_beats_ptx_and_then_the_newest_wins() -> None:
 
 def documented(name: str, version: str, cuda: str) -> CoverCandidate:
     """Of conda's pytorch channel: what its build scripts list is known, and nothing was scanned."""
-    question = Question(framework="pytorch::pytorch", version=version, cuda=cuda, capability=ANY)
+    question = CellQuery(framework="pytorch::pytorch", version=version, cuda=cuda, capability=ANY)
     return CoverCandidate(name=name, group="pytorch", question=question)
 
 
@@ -196,7 +204,7 @@ def test_ptx_that_is_only_documented_serves_where_nothing_better_does() -> None:
     """CUDA 11.7's list ends in PTX, which would run on every newer GPU: one image is not better than two."""
     old, new = documented("old", "1.13", "11.7"), candidate("new", "2.9", "sm_120")
     asked = [gpu("7.0"), gpu("12.0")]
-    assert [cell.answer for cell in rows([old], asked)[0].cells] == [Answer.YES, Answer.PTX]
+    assert [cell.answer for cell in rows([old], asked)[0].cells] == [Compatibility.YES, Compatibility.PTX]
     both = cover("pytorch", [old, new], asked)
     assert [(one.candidate.name, len(one.serves)) for one in both.images] == [("new", 1), ("old", 1)]
     (alone,) = cover("pytorch", [old], asked).images
@@ -231,7 +239,7 @@ def faulty(name: str, version: str, *codes: str, packages: tuple[tuple[str, str]
     made = candidate(name, version, *codes)
     contents = made.evidence.contents
     assert contents is not None
-    more = tuple(Package(name=package, version=number) for package, number in packages)
+    more = tuple(InstalledPackage(name=package, version=number) for package, number in packages)
     held = replace(contents, packages=(*contents.packages, *more))
     return replace(made, evidence=CellEvidence(contents=held))
 
@@ -251,9 +259,9 @@ def test_what_fails_in_some_calls_serves_where_nothing_else_does() -> None:
 def test_what_may_compute_wrongly_serves_before_ptx_that_is_only_documented() -> None:
     """cuBLAS 12.8 to 13.1 on 10.0, of which frameworks warn: a B200 is not sent to images of CUDA 11."""
     warned = faulty("new", "2.9", "sm_80", "sm_100", packages=(("nvidia-cublas-cu12", "12.8.4.1"),))
-    asked = Question(framework="conda-forge::pytorch", version="2.7", cuda="12.6", capability=ANY)
+    asked = CellQuery(framework="conda-forge::pytorch", version="2.7", cuda="12.6", capability=ANY)
     paged = CoverCandidate(name="paged", group="pytorch", question=asked)
-    assert rows([paged], [gpu("10.0")])[0].cells[0].answer is Answer.PTX
+    assert rows([paged], [gpu("10.0")])[0].cells[0].answer is Compatibility.PTX
     found = cover("pytorch", [paged, warned], [gpu("10.0")])
     assert [one.candidate.name for one in found.images] == ["new"]
     assert "! cuBLAS 12.8.4.1" in format_covers([found])
@@ -336,17 +344,17 @@ def test_columns_are_cards() -> None:
 
 
 def test_a_source_has_one_number() -> None:
-    sources = Sources()
+    sources = Footnotes()
     assert sources.mark(["a", "b", "a"]) == "[1][2]"
     assert sources.mark(["b", ""]) == "[2]"
     assert sources.lines() == ["[1] a", "[2] b"]
 
 
 def test_every_answer_and_basis_has_a_letter_of_its_own() -> None:
-    assert set(LETTERS) == set(Answer)
-    assert len(set(LETTERS.values())) == len(Answer)
-    assert len({basis.value[0] for basis in Basis}) == len(Basis)
-    assert all(basis.value in " ".join(LEGEND) for basis in Basis)
+    assert set(LETTERS) == set(Compatibility)
+    assert len(set(LETTERS.values())) == len(Compatibility)
+    assert len({basis.value[0] for basis in ClaimBasis}) == len(ClaimBasis)
+    assert all(basis.value in " ".join(LEGEND) for basis in ClaimBasis)
 
 
 def test_a_table_of_one_gpu() -> None:
@@ -404,13 +412,13 @@ def test_a_capability_that_no_gpu_has_is_said() -> None:
 
 
 def test_differences_name_both_sources() -> None:
-    difference = Difference(
+    difference = CapabilityDifference(
         framework="torch",
         version="2.12.1",
         cuda="13.0",
         capabilities=(parse_capability("7.5"),),
-        documented=Answer.YES,
-        found=Answer.PARTLY,
+        documented=Compatibility.YES,
+        found=Compatibility.PARTLY,
         reason="all but linear algebra",
         wheels=("torch.whl",),
         documented_source="a page",
@@ -490,7 +498,9 @@ def test_an_image_that_was_scanned_speaks_for_its_target(call: Call, tmp_path: P
         (library,) = contents_of("an image", version, *codes).libraries
         found = (
             FileFinding(path=library.path, library=library),
-            FileFinding(path="torch.dist-info/METADATA", package=Package(name="torch", version=version)),
+            FileFinding(
+                path="torch.dist-info/METADATA", package=InstalledPackage(name="torch", version=version)
+            ),
         )
         layers = add_image(layout, "pytorch:2.3-cu121", [version.encode(), " ".join(codes).encode()])
         image = layout.load("", layers)

@@ -20,22 +20,22 @@ from imagefactory.errors import RecipeError, UsageError
 from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.cells import CellEvidence, answer_cell
 from imagefactory.gpu.knowledge import capabilities, families
-from imagefactory.gpu.values import Answer, Basis, Cell, Claim, Question
+from imagefactory.gpu.values import Cell, CellClaim, CellQuery, ClaimBasis, Compatibility
 from imagefactory.matrix.plan import (
     GPU_NOT_LISTED,
     NO_MATCH,
     PRUNING,
     Answerer,
     CellState,
-    Plan,
     PlanGpu,
     PlanInput,
     TargetStatus,
+    VerificationPlan,
     check_rules,
     make_plan,
-    weigh,
+    weigh_claims,
 )
-from imagefactory.matrix.rows import MAX_ROWS, RowsInput, RuledRow, SpaceRow, parse_rows, rule_rows
+from imagefactory.matrix.rows import MAX_ROWS, RowRuling, RowsQuery, VersionSpaceRow, parse_rows, rule_rows
 from imagefactory.views.plan import format_kits, format_matrix, format_plan, format_rows
 from tests.made.claims import BUILT, TARGET, claim
 from tests.made.command import Call
@@ -46,15 +46,15 @@ A100 = PlanGpu(capability=Capability(8, 0), name="A100")
 L40 = PlanGpu(capability=Capability(8, 9), name="L40")
 
 
-CODE = claim("code", Answer.YES)
+CODE = claim("code", Compatibility.YES)
 
 
 def judging(
-    known: dict[str, Sequence[Claim]], warnings: dict[str, Sequence[Claim]] | None = None
+    known: dict[str, Sequence[CellClaim]], warnings: dict[str, Sequence[CellClaim]] | None = None
 ) -> Answerer:
     """A judge with claims and warnings by capability."""
 
-    def answer(question: Question, evidence: CellEvidence) -> Cell:
+    def answer(question: CellQuery, evidence: CellEvidence) -> Cell:
         key = str(question.capability)
         claims = (*evidence.verified.values(), *known.get(key, ()))
         return Cell(question=question, claims=claims, warnings=tuple((warnings or {}).get(key, ())))
@@ -62,12 +62,12 @@ def judging(
     return answer
 
 
-def planned(stage: TargetStatus, judge: Answerer, *devices: PlanGpu, allow: str = "") -> Plan:
+def planned(stage: TargetStatus, judge: Answerer, *devices: PlanGpu, allow: str = "") -> VerificationPlan:
     allowed = frozenset(allow.split())
     return make_plan(PlanInput(stages=(stage,), devices=devices, allow=allowed, answer=judge))
 
 
-def states(plan: Plan) -> dict[str, CellState]:
+def states(plan: VerificationPlan) -> dict[str, CellState]:
     return {str(cell.device.capability): cell.state for cell in plan.cells}
 
 
@@ -97,7 +97,7 @@ def test_an_image_that_is_what_the_lock_gives_is_not_built() -> None:
 
 
 def test_what_is_verified_in_the_very_image_is_unchanged_and_elsewhere_it_is_not() -> None:
-    passed = claim("suite", Answer.YES, Basis.VERIFIED)
+    passed = claim("suite", Compatibility.YES, ClaimBasis.VERIFIED)
     evidence = CellEvidence(verified={Capability(8, 0): passed})
     there = TargetStatus(target=TARGET, missing="", image=BUILT, evidence=evidence)
     assert states(planned(there, judging({}), A100))["8.0"] is CellState.UNCHANGED
@@ -147,9 +147,9 @@ def test_a_gpu_beyond_the_recipe_is_planned_and_said_so() -> None:
 
 
 def test_the_question_carries_driver_and_capability() -> None:
-    asked: list[Question] = []
+    asked: list[CellQuery] = []
 
-    def listen(question: Question, _: CellEvidence) -> Cell:
+    def listen(question: CellQuery, _: CellEvidence) -> Cell:
         asked.append(question)
         return Cell(question=question, claims=())
 
@@ -161,9 +161,9 @@ def test_the_question_carries_driver_and_capability() -> None:
 
 def test_a_listed_gpu_stands_beside_no_arm_processor_unless_somebody_says_so() -> None:
     arm = replace(TARGET, platform="linux/arm64", capabilities=("9.0",))
-    asked: list[Question] = []
+    asked: list[CellQuery] = []
 
-    def listen(question: Question, _: CellEvidence) -> Cell:
+    def listen(question: CellQuery, _: CellEvidence) -> Cell:
         asked.append(question)
         return Cell(question=question, claims=())
 
@@ -182,8 +182,8 @@ def test_a_listed_gpu_stands_beside_no_arm_processor_unless_somebody_says_so() -
 
 # --- pruning and allowing ------------------------------------------------------------------------
 
-NO, DOCUMENTED_NO = claim("no-code"), claim("not-documented", basis=Basis.DOCUMENTED)
-OLD, BAD = claim("driver-floor"), claim("known-bad:cublas-blackwell", basis=Basis.DOCUMENTED)
+NO, DOCUMENTED_NO = claim("no-code"), claim("not-documented", basis=ClaimBasis.DOCUMENTED)
+OLD, BAD = claim("driver-floor"), claim("known-bad:cublas-blackwell", basis=ClaimBasis.DOCUMENTED)
 
 
 @pytest.mark.parametrize(
@@ -193,8 +193,8 @@ OLD, BAD = claim("driver-floor"), claim("known-bad:cublas-blackwell", basis=Basi
         ([NO], [], "", "no-code", []),
         ([NO], [], "no-code", None, ["no-code"]),
         ([NO], [], "partly", "no-code", []),
-        ([claim("partly", Answer.PARTLY)], [], "", "partly", []),
-        ([claim("through", Answer.PTX)], [], "", None, []),
+        ([claim("partly", Compatibility.PARTLY)], [], "", "partly", []),
+        ([claim("through", Compatibility.PTX)], [], "", None, []),
         # A scan outweighs a page; what weighs the same must all be allowed.
         ([CODE, DOCUMENTED_NO], [], "", None, []),
         ([NO, DOCUMENTED_NO], [], "no-code", None, ["no-code"]),
@@ -209,11 +209,11 @@ OLD, BAD = claim("driver-floor"), claim("known-bad:cublas-blackwell", basis=Basi
     ],
 )
 def test_what_prunes_and_what_is_allowed(
-    claims: list[Claim], warnings: list[Claim], allow: str, rule: str | None, allowed: list[str]
+    claims: list[CellClaim], warnings: list[CellClaim], allow: str, rule: str | None, allowed: list[str]
 ) -> None:
-    question = Question(framework="torch", version="2.3", cuda="12.1", capability=Capability(8, 0))
+    question = CellQuery(framework="torch", version="2.3", cuda="12.1", capability=Capability(8, 0))
     cell = Cell(question=question, claims=tuple(claims), warnings=tuple(warnings))
-    ruling = weigh(cell, frozenset(allow.split()))
+    ruling = weigh_claims(cell, frozenset(allow.split()))
     assert ruling.pruned is (rule is not None)
     assert rule in (None, ruling.claim.rule if ruling.claim else "")
     assert [claim.rule for claim in ruling.allowed] == allowed
@@ -232,7 +232,7 @@ def test_an_override_is_shown_and_one_that_changes_nothing_too() -> None:
 
 
 def test_what_runs_in_part_is_tested_where_the_recipe_asks_for_it() -> None:
-    part = claim("partly", Answer.PARTLY)
+    part = claim("partly", Compatibility.PARTLY)
     plan = planned(TargetStatus(target=TARGET), judging({"8.0": [part], "8.9": [part]}), A100, L40)
     assert states(plan) == {"8.0": CellState.BUILD, "8.9": CellState.PRUNED}
     text = format_plan(plan)
@@ -253,11 +253,11 @@ def test_what_runs_in_part_is_tested_where_the_recipe_asks_for_it() -> None:
     ],
 )
 def test_what_a_known_fault_prunes(rule: str, prunes: bool) -> None:
-    fault = claim(f"known-bad:{rule}", basis=Basis.DOCUMENTED)
-    question = Question(framework="torch", version="2.3", cuda="12.1", capability=Capability(8, 0))
+    fault = claim(f"known-bad:{rule}", basis=ClaimBasis.DOCUMENTED)
+    question = CellQuery(framework="torch", version="2.3", cuda="12.1", capability=Capability(8, 0))
     cell = Cell(question=question, claims=(CODE,), warnings=(fault,))
     for required in (True, False):
-        ruling = weigh(cell, frozenset(), required=required)
+        ruling = weigh_claims(cell, frozenset(), required=required)
         assert ruling.pruned is prunes
         assert ruling.warnings == (() if prunes else (fault,))
 
@@ -346,7 +346,7 @@ def test_a_plan_fits_the_terminal(width: int | None) -> None:
 HEADER = "framework,framework_version,cuda,capability,outcome\n"
 
 
-def rows(text: str) -> tuple[SpaceRow, ...]:
+def rows(text: str) -> tuple[VersionSpaceRow, ...]:
     return parse_rows(text, "space.csv", families())
 
 
@@ -413,7 +413,7 @@ def test_a_fault_of_a_row_is_told_with_file_and_line(text: str, code: str, told:
 
 @given(st.text(st.characters(codec="utf-8"), max_size=200), st.booleans())
 def test_any_text_is_read_or_refused(text: str, headed: bool) -> None:
-    found: list[SpaceRow] = []
+    found: list[VersionSpaceRow] = []
     faults: list[str] = []
     try:
         found = list(rows(HEADER + text if headed else text))
@@ -435,7 +435,7 @@ def test_all_faults_are_told_up_to_a_number_and_rows_are_bounded() -> None:
 
 def test_rows_meet_the_listed_gpus_of_their_capability_and_their_drivers() -> None:
     (first, second) = rows(HEADER + "torch,2.3,12.1,7.0,\ntorch,2.3,12.1,9.0,\n")
-    judged = rule_rows(RowsInput(rows=(first, second), devices=(V100, A100), answer=judging({})))
+    judged = rule_rows(RowsQuery(rows=(first, second), devices=(V100, A100), answer=judging({})))
     assert [(str(one.row.device), one.ruling.pruned) for one in judged] == [
         ("V100 (7.0, driver 535)", False),
         ("9.0", True),
@@ -443,18 +443,18 @@ def test_rows_meet_the_listed_gpus_of_their_capability_and_their_drivers() -> No
     assert judged[1].ruling.claim is not None
     assert judged[1].ruling.claim.rule == "gpu-not-listed"
     allowed = rule_rows(
-        RowsInput(rows=(second,), devices=(V100,), allow=frozenset({"gpu-not-listed"}), answer=judging({}))
+        RowsQuery(rows=(second,), devices=(V100,), allow=frozenset({"gpu-not-listed"}), answer=judging({}))
     )
     assert not allowed[0].ruling.pruned
     own = replace(first, device=replace(first.device, driver="470"))
     assert (
-        rule_rows(RowsInput(rows=(own,), devices=(V100,), answer=judging({})))[0].row.device.driver == "470"
+        rule_rows(RowsQuery(rows=(own,), devices=(V100,), answer=judging({})))[0].row.device.driver == "470"
     )
 
 
 def in_a_pool(text: str, *devices: PlanGpu, **how: bool) -> list[tuple[bool, str]]:
     """Whether each row is pruned in a pool of such GPUs, and why."""
-    given = RowsInput(
+    given = RowsQuery(
         rows=rows(HEADER + text), devices=devices, answer=judging({}), pool="the inventory", **how
     )
     return [(one.ruling.pruned, one.ruling.reason) for one in rule_rows(given)]
@@ -500,7 +500,7 @@ def test_recorded_outcomes_stand_for_a_solver_where_they_are_asked_to() -> None:
         True,
         "recorded as 'Environment Resolution Failure', not solved here",
     )
-    given = RowsInput(rows=rows(HEADER + text), answer=judging({}), recorded=True)
+    given = RowsQuery(rows=rows(HEADER + text), answer=judging({}), recorded=True)
     assert "unsolvable: recorded as" in format_rows(rule_rows(given), ())  # no page documents that
     allowed = replace(given, allow=frozenset({"unsolvable"}))
     assert not any(one.ruling.pruned for one in rule_rows(allowed))
@@ -508,7 +508,7 @@ def test_recorded_outcomes_stand_for_a_solver_where_they_are_asked_to() -> None:
 
 def test_a_table_of_rows_says_why_and_what_became_of_them() -> None:
     found = rows(HEADER + "pytorch,2.3,12.1,7.0,valid\npytorch,2.3,12.1,8.0,\n")
-    text = format_rows(rule_rows(RowsInput(rows=found, answer=judging({"8.0": [NO]}))), ("partly",))
+    text = format_rows(rule_rows(RowsQuery(rows=found, answer=judging({"8.0": [NO]}))), ("partly",))
     assert "OUTCOME" in text
     assert "no-code, predicted: because of no-code [1]" in text
     assert (
@@ -525,15 +525,17 @@ def read_table(name: str) -> list[dict[str, str]]:
     return list(csv.DictReader(line for line in lines if not line.startswith("#")))
 
 
-def judged_space(framework: str, versions: Sequence[tuple[str, str]]) -> dict[tuple[str, str, str], RuledRow]:
+def judged_space(
+    framework: str, versions: Sequence[tuple[str, str]]
+) -> dict[tuple[str, str, str], RowRuling]:
     """Every (version, CUDA) on every known capability, judged by what the tree knows."""
     lines = [f"{framework},{v},{cuda},{one}," for v, cuda in versions for one in capabilities()]
-    judged = rule_rows(RowsInput(rows=rows(HEADER + "\n".join(lines))))
+    judged = rule_rows(RowsQuery(rows=rows(HEADER + "\n".join(lines))))
     assert len(judged) == len(lines) > 0
     return {(one.row.version, one.row.cuda, str(one.row.device.capability)): one for one in judged}
 
 
-def assert_explained(judged: RuledRow) -> None:
+def assert_explained(judged: RowRuling) -> None:
     """A row is accepted on a ground or pruned by a rule, with a reason and a source; or nothing is known."""
     claim = judged.ruling.claim
     if claim is None:
@@ -574,12 +576,12 @@ def test_pytorchs_tables_are_accepted_or_pruned_row_by_row() -> None:
             assert claim is None or claim.rule != "cuda-not-offered", where
             if claim is None:
                 pytest.fail(f"{where}: documented, and nothing is known")
-            elif claim.basis is Basis.DOCUMENTED and not claim.rule.startswith("known-bad:"):
+            elif claim.basis is ClaimBasis.DOCUMENTED and not claim.rule.startswith("known-bad:"):
                 assert one.ruling.pruned is not runs_on(capability, row["targets"]), where
     # Documented and scanned differ where the project's own pages do not hold: Turing in 2.11 to 2.14.
     hole = judged["2.12", "13.0", "7.5"].ruling
     assert hole.claim is not None
-    assert (hole.pruned, hole.claim.rule, hole.claim.basis) == (True, "partly", Basis.PREDICTED)
+    assert (hole.pruned, hole.claim.rule, hole.claim.basis) == (True, "partly", ClaimBasis.PREDICTED)
 
 
 def test_cogs_tensorflow_table_is_accepted_or_pruned_row_by_row() -> None:
@@ -601,9 +603,9 @@ def test_cogs_tensorflow_table_is_accepted_or_pruned_row_by_row() -> None:
         assert "cuda-not-offered" in rules, (version, cuda)
 
 
-def question_of(one: RuledRow) -> Question:
+def question_of(one: RowRuling) -> CellQuery:
     row = one.row
-    return Question(
+    return CellQuery(
         framework=row.framework, version=row.version, cuda=row.cuda, capability=row.device.capability
     )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from imagefactory import cli
-from imagefactory.errors import FactoryError
+from imagefactory.errors import ImagefactoryError
 from imagefactory.settings.load import load_settings
 
 ROOT = Path(__file__).parents[3]
@@ -51,7 +51,7 @@ ROOT = Path(__file__).parents[3]
     ],
 )
 def test_commands(words: str, message: str, hint: str) -> None:
-    with pytest.raises(FactoryError) as caught:
+    with pytest.raises(ImagefactoryError) as caught:
         cli.cli.main(args=["-C", str(ROOT), *words.split()], standalone_mode=False)
     assert (caught.value.message, caught.value.hint) == (message, hint)
 
@@ -71,7 +71,7 @@ def test_commands(words: str, message: str, hint: str) -> None:
 def test_settings(tmp_path: Path, text: str, message: str, hint: str) -> None:
     file = tmp_path / "imagefactory.toml"
     file.write_text(text)
-    with pytest.raises(FactoryError) as caught:
+    with pytest.raises(ImagefactoryError) as caught:
         load_settings(directory=tmp_path, start=tmp_path, environ={"HOME": str(tmp_path / "home")})
     expected = (message.format(file=file), hint.format(root=tmp_path))
     assert (caught.value.message, caught.value.hint) == expected

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.errors import FactoryError
+from imagefactory.errors import ImagefactoryError
 from imagefactory.lock import LockRequest
 from imagefactory.lock.conda.channels import find_channels
 from imagefactory.lock.conda.locker import CondaLocker
@@ -16,12 +16,12 @@ from imagefactory.lock.download import PackageCache
 from imagefactory.lock.files import check_facts
 from imagefactory.lock.pypi.explain import explain_failure
 from imagefactory.lock.pypi.index import PackageIndex
-from imagefactory.lock.pypi.offers import WheelOffer, address_of
-from imagefactory.lock.pypi.question import WheelQuestion, known_updates
+from imagefactory.lock.pypi.offers import IndexWheel, address_of
+from imagefactory.lock.pypi.question import WheelRequest, check_update_names
 from imagefactory.lock.pypi.requirements import parse_lock, read_lock
-from imagefactory.lock.pypi.unbuilt import Unbuilt, list_unbuilt
+from imagefactory.lock.pypi.unbuilt import SourcePackage, list_unbuilt
 from imagefactory.model import LockedWheel
-from imagefactory.progress import Quiet
+from imagefactory.progress import QuietProgress
 from tests.made.solving import BASE, no_pip, target
 from tests.made.values import make_lock, make_target
 from tests.services.channels import record, write_channel
@@ -51,12 +51,12 @@ def other_cuda(_: Path) -> None:
 
 
 def misspelled(_: Path) -> None:
-    known_updates(LockRequest(target=TARGET, base=BASE, previous=LOCK, update=("troch",)))
+    check_update_names(LockRequest(target=TARGET, base=BASE, previous=LOCK, update=("troch",)))
 
 
 def sources(_: Path) -> None:
-    unbuilt = (Unbuilt(name="flat", version="1.0", source="flat-1.0.tar.gz", project=None),)
-    raise list_unbuilt(unbuilt, (), WheelQuestion(lock=LOCK, requirements=("flat",)), TARGET)
+    unbuilt = (SourcePackage(name="flat", version="1.0", source="flat-1.0.tar.gz", project=None),)
+    raise list_unbuilt(unbuilt, (), WheelRequest(lock=LOCK, requirements=("flat",)), TARGET)
 
 
 def uv(account: str) -> Callable[[Path], None]:
@@ -67,7 +67,7 @@ def uv(account: str) -> Callable[[Path], None]:
 
 
 def changed(_: Path) -> None:
-    offer = WheelOffer(filename=IDNA.filename, url="https://index.example/idna", sha256="4" * 64, size=1)
+    offer = IndexWheel(filename=IDNA.filename, url="https://index.example/idna", sha256="4" * 64, size=1)
     address_of(IDNA, (offer,), LOCK)
 
 
@@ -75,7 +75,7 @@ def wrong_bytes(folder: Path) -> None:
     file = folder / IDNA.filename
     file.write_bytes(bytes(3))
     PackageCache(folder, INDEX).fetch(
-        (replace(IDNA, size=3),), lambda _: {IDNA.filename: file.as_uri()}, Quiet()
+        (replace(IDNA, size=3),), lambda _: {IDNA.filename: file.as_uri()}, QuietProgress()
     )
 
 
@@ -90,7 +90,7 @@ def conda(*requirements: str) -> Callable[[Path], None]:
         )
         channels = find_channels(f"conda-forge={folder / 'forge'}", {}, "")
         request = LockRequest(target=target("tiny 1.*", *requirements), base=BASE)
-        CondaLocker(channels, folder / "cache", no_pip).lock(request, Quiet())
+        CondaLocker(channels, folder / "cache", no_pip).lock(request, QuietProgress())
 
     return solve
 
@@ -188,7 +188,7 @@ def conda(*requirements: str) -> Callable[[Path], None]:
     ],
 )
 def test_message(tmp_path: Path, cause: Callable[[Path], object], code: str, message: str, hint: str) -> None:
-    with pytest.raises(FactoryError) as caught:
+    with pytest.raises(ImagefactoryError) as caught:
         cause(tmp_path)
     error = caught.value
     assert (error.code, error.message, error.hint) == (code, message.replace("TMP", str(tmp_path)), hint)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.errors import FactoryError
+from imagefactory.errors import ImagefactoryError
 from imagefactory.fs import no_space
-from imagefactory.http import RefusedError
+from imagefactory.http import RejectedError
 from imagefactory.model import Mount, RunSpec
 from imagefactory.oci.candidates import check_tag
 from imagefactory.oci.layout import Layout
@@ -28,10 +28,10 @@ REBUILD = "build or pull it again: imagefactory build TARGET builds what is miss
 def denied() -> None:
     session = RegistrySession("registry.example.org", RegistryOptions())
     with session.told("site/pytorch", "listing its tags"):
-        raise RefusedError("403 DENIED", status=403)
+        raise RejectedError("403 DENIED", status=403)
 
 
-def returned(error: FactoryError) -> None:
+def returned(error: ImagefactoryError) -> None:
     raise error
 
 
@@ -120,6 +120,6 @@ def returned(error: FactoryError) -> None:
     ],
 )
 def test_messages(call: Callable[[], object], code: str, message: str, hint: str) -> None:
-    with pytest.raises(FactoryError) as caught:
+    with pytest.raises(ImagefactoryError) as caught:
         call()
     assert (caught.value.code, caught.value.message, caught.value.hint) == (code, message, hint)

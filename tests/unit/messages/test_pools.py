@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.errors import FactoryError
+from imagefactory.errors import ImagefactoryError
 from imagefactory.extras.lint.reader import parse_submit_file
-from imagefactory.jobs.htcondor import SubmitRun, SubmittedImage, format_submit
+from imagefactory.jobs.htcondor import JobImageSpec, SubmitCommand, format_submit
 from imagefactory.jobs.offer import choose_form, forms_of
 from imagefactory.jobs.slurm import request_gpus
 from imagefactory.matrix.plan import check_rules
@@ -27,13 +27,13 @@ from imagefactory.schedulers.sweep_file import read_sweep
 from tests.made.offers import NOW, gpu_class, offer
 
 GENERIC = find_site("generic")
-RUN = SubmitRun(name="train", executable="train.sh")
+RUN = SubmitCommand(name="train", executable="train.sh")
 CLASSES = (gpu_class("8.0", "12.4"),)
 
 
-def image() -> SubmittedImage:
+def image() -> JobImageSpec:
     form = choose_form(forms_of(offer(), ""), GENERIC, None)
-    return SubmittedImage(target="a", platform="", form=form, classes=CLASSES, judged=NOW)
+    return JobImageSpec(target="a", platform="", form=form, classes=CLASSES, judged=NOW)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def image() -> SubmittedImage:
     ],
 )
 def test_messages(fails: Callable[[], object], message: str, hint: str) -> None:
-    with pytest.raises(FactoryError) as caught:
+    with pytest.raises(ImagefactoryError) as caught:
         fails()
     assert (caught.value.message, caught.value.hint) == (message, hint)
     assert caught.value.code

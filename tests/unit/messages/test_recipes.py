@@ -7,8 +7,8 @@ import pytest
 from imagefactory.build.assemble import settle_claims
 from imagefactory.build.base.pulled import check_carried
 from imagefactory.build.definition import define
-from imagefactory.errors import FactoryError, RecipeError
-from imagefactory.model import Completed
+from imagefactory.errors import ImagefactoryError, RecipeError
+from imagefactory.model import CommandResult
 from imagefactory.recipes.bases import parse_bases
 from imagefactory.recipes.expand import expand_all, select
 from imagefactory.recipes.recipe import parse_recipe
@@ -74,21 +74,21 @@ def test_problem_of_a_recipe(old: str, new: str, message: str) -> None:
 
 
 def test_unknown_target() -> None:
-    with pytest.raises(FactoryError) as caught:
+    with pytest.raises(ImagefactoryError) as caught:
         select([make_target()], ["pytorch-2.3-cu118"])
     assert caught.value.message == "no target 'pytorch-2.3-cu118'"
     assert caught.value.hint == "of pytorch-2.3 there is pytorch-2.3-cu121"
 
 
 def test_outdated_lock() -> None:
-    with pytest.raises(FactoryError) as caught:
+    with pytest.raises(ImagefactoryError) as caught:
         define(make_target(), make_base(), make_lock(wheels=()))
     assert caught.value.message == "the lock of pytorch-2.3-cu121 has no torch"
     assert caught.value.hint == "run imagefactory lock pytorch-2.3-cu121"
 
 
 def test_packages_with_one_file() -> None:
-    with pytest.raises(FactoryError) as caught:
+    with pytest.raises(ImagefactoryError) as caught:
         settle_claims([("a.whl", "sha256=x", "s/x"), ("b.whl", "sha256=y", "s/x/f")], {})
     assert caught.value.message == "/s/x is a file in a.whl and a directory in b.whl"
     assert caught.value.hint == "remove one of the two packages from the recipe, or choose another version"
@@ -96,8 +96,8 @@ def test_packages_with_one_file() -> None:
 
 def test_base_image_with_another_python() -> None:
     base = make_base(image="docker.io/x/y@sha256:0", interpreter="/usr/bin/python3.11")
-    probed = Completed(returncode=0, stdout="3.12\nglibc 2.36\n", stderr="", seconds=0.1)
-    with pytest.raises(FactoryError) as caught:
+    probed = CommandResult(returncode=0, stdout="3.12\nglibc 2.36\n", stderr="", seconds=0.1)
+    with pytest.raises(ImagefactoryError) as caught:
         check_carried(base, probed)
     assert caught.value.message == (
         "recipes/pytorch.yaml:7:5: docker.io/x/y@sha256:0 has Python 3.12 at /usr/bin/python3.11, not 3.11"

@@ -9,75 +9,75 @@ from pathlib import Path
 import pytest
 
 from imagefactory.actions.build import BuildOptions, check_build
-from imagefactory.actions.centers import Center, split_name
+from imagefactory.actions.centers import JoinedCenter, split_name
 from imagefactory.actions.inspect import inspect_place
 from imagefactory.actions.join import invitation_of
 from imagefactory.actions.lock import LockOptions, lock_target
 from imagefactory.actions.locked import require_lock
 from imagefactory.actions.new_project import plan_addition
-from imagefactory.actions.resolve import choose_image, refuse_cpu
-from imagefactory.actions.transfer import Copying, copy_image
-from imagefactory.errors import FactoryError
-from imagefactory.extras.wheels.build import refuse_amd
+from imagefactory.actions.resolve import check_not_cpu, resolve_image
+from imagefactory.actions.transfer import CopyRequest, copy_image
+from imagefactory.errors import ImagefactoryError
+from imagefactory.extras.wheels.build import check_not_amd
 from imagefactory.model import Target
-from imagefactory.oci.store import Reference
+from imagefactory.oci.store import ImageReference
 from imagefactory.progress import QUIET
-from imagefactory.project import Factory
-from imagefactory.settings.load import Setting
+from imagefactory.project import Project
+from imagefactory.settings.choices import SettingValue
 from imagefactory.trust.policy import read_trust
 from tests.made.factory import NAME
 from tests.made.verdicts import NOW
 
-Action = Callable[[Factory, Target, Path], object]
+Action = Callable[[Project, Target, Path], object]
 
 
-def unlocked(factory: Factory, target: Target, tmp_path: Path) -> object:
+def unlocked(factory: Project, target: Target, tmp_path: Path) -> object:
     (factory.lock_folder / f"{NAME}.requirements.txt").unlink()
     return require_lock(factory, target)
 
 
-def outdated(factory: Factory, target: Target, tmp_path: Path) -> object:
+def outdated(factory: Project, target: Target, tmp_path: Path) -> object:
     return require_lock(factory, replace(target, requirements=("six",)))
 
 
-def unbuilt_source(factory: Factory, target: Target, tmp_path: Path) -> object:
+def unbuilt_source(factory: Project, target: Target, tmp_path: Path) -> object:
     return require_lock(factory, replace(target, sources=("./src/lab",)))
 
 
-def joined(factory: Factory, target: Target, tmp_path: Path) -> object:
-    center = Center(name="chtc", settings=factory.settings, trust=read_trust(()))
+def joined(factory: Project, target: Target, tmp_path: Path) -> object:
+    center = JoinedCenter(name="chtc", settings=factory.settings, trust=read_trust(()))
     return split_name(f"lab/{NAME}", [center])
 
 
-def invited(factory: Factory, target: Target, tmp_path: Path) -> object:
-    registry = Setting(value="registry.example.org", origin="test")
+def invited(factory: Project, target: Target, tmp_path: Path) -> object:
+    registry = SettingValue(value="registry.example.org", origin="test")
     return invitation_of(replace(factory.settings, registry=registry), "", NOW)
 
 
-def copied(factory: Factory, target: Target, tmp_path: Path) -> object:
-    place = Reference(registry="registry.example.org", repository="gpu/pytorch", tag="2.3")
-    copying = Copying(now=NOW, source=place, destination=replace(place, tag=""))
+def copied(factory: Project, target: Target, tmp_path: Path) -> object:
+    place = ImageReference(registry="registry.example.org", repository="gpu/pytorch", tag="2.3")
+    copying = CopyRequest(now=NOW, source=place, destination=replace(place, tag=""))
     return copy_image(factory, copying, QUIET)
 
 
 GOLDEN: tuple[tuple[Action, str, str], ...] = (
     (
-        lambda factory, target, _: choose_image(factory, target.name, "", QUIET),
+        lambda factory, target, _: resolve_image(factory, target.name, "", QUIET),
         f"{NAME} is not built",
         f"imagefactory build {NAME}, or name an image in a registry: HOST/NAME@sha256:...",
     ),
     (
-        lambda factory, target, _: choose_image(factory, "pytorch:9", "", QUIET),
+        lambda factory, target, _: resolve_image(factory, "pytorch:9", "", QUIET),
         "no image 'pytorch:9' in {tmp}/store",
         "imagefactory store list",
     ),
     (
-        lambda factory, target, _: refuse_cpu(replace(target, cuda="none", capabilities=())),
+        lambda factory, target, _: check_not_cpu(replace(target, cuda="none", capabilities=())),
         f"{NAME} is only for CPUs, so the GPU suite cannot verify it",
         f"its smoke test is its only check: imagefactory build {NAME}",
     ),
     (
-        lambda factory, target, _: refuse_amd(replace(target, cuda="rocm7")),
+        lambda factory, target, _: check_not_amd(replace(target, cuda="rocm7")),
         f"{NAME} is for AMD GPUs: imagefactory has no compiler for them",
         "compile it where ROCm is installed, and name the wheel in the recipe: ./wheels/NAME.whl",
     ),
@@ -128,9 +128,9 @@ GOLDEN: tuple[tuple[Action, str, str], ...] = (
 
 @pytest.mark.parametrize(("action", "message", "hint"), GOLDEN, ids=[row[1] for row in GOLDEN])
 def test_words(
-    factory: Factory, target: Target, tmp_path: Path, action: Action, message: str, hint: str
+    factory: Project, target: Target, tmp_path: Path, action: Action, message: str, hint: str
 ) -> None:
-    with pytest.raises(FactoryError) as caught:
+    with pytest.raises(ImagefactoryError) as caught:
         action(factory, target, tmp_path)
     assert caught.value.message == message.replace("{tmp}", str(tmp_path))
     assert caught.value.hint == hint

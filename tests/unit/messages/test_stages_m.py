@@ -14,11 +14,11 @@ from imagefactory.actions.plan import read_rows
 from imagefactory.actions.run import find_built, find_stored, offered_reference
 from imagefactory.actions.sweep import check_limits, find_sweep
 from imagefactory.actions.verify import check_output
-from imagefactory.errors import FactoryError
-from imagefactory.extras.nightly.nights import read_address, read_kept_plan
+from imagefactory.errors import ImagefactoryError
+from imagefactory.extras.nightly.nights import read_address, read_saved_plan
 from imagefactory.extras.site.action import write_report
-from imagefactory.model import FilesWanted, Where
-from imagefactory.project import recipes_folder, require_own
+from imagefactory.model import FilesSpec, SourceLocation
+from imagefactory.project import recipes_directory, require_own_project
 from imagefactory.schedulers.pool import JobLimits
 from imagefactory.settings.load import load_settings
 from tests.made.catalogue import make_image
@@ -31,8 +31,8 @@ def access(path: Path) -> Access:
 
 
 def own_files(path: Path) -> None:
-    where = Where(file="recipes/lab.yaml", line=5, column=9)
-    find_own_files(path, [FilesWanted(folder="/app", pattern="*.py", where=where)])
+    where = SourceLocation(file="recipes/lab.yaml", line=5, column=9)
+    find_own_files(path, [FilesSpec(folder="/app", pattern="*.py", where=where)])
 
 
 @pytest.mark.parametrize(
@@ -45,13 +45,13 @@ def own_files(path: Path) -> None:
             'pass --registry HOST[:PORT][/PATH], or set registry = "..." in imagefactory.toml',
         ),
         (
-            lambda path: require_own(access(path).settings, "lock"),
+            lambda path: require_own_project(access(path).settings, "lock"),
             "project-not-found",
             "lock writes into a project, and there is no imagefactory.toml here or in a parent directory",
             "create one: imagefactory init (--with pytorch,jax adds recipes)",
         ),
         (
-            lambda path: recipes_folder(load_settings(directory=path, start=path, environ={"HOME": "/"})),
+            lambda path: recipes_directory(load_settings(directory=path, start=path, environ={"HOME": "/"})),
             "project-not-found",
             "PATH is not a project: it has no recipes/bases.yaml",
             "create one: imagefactory init PATH",
@@ -105,7 +105,7 @@ def own_files(path: Path) -> None:
             "pass a CSV file",
         ),
         (
-            lambda path: read_kept_plan(path / "file"),
+            lambda path: read_saved_plan(path / "file"),
             "night-file-not-json",
             "PATH/file is not JSON",
             "pass a file that `plan --keep FILE` wrote",
@@ -128,7 +128,7 @@ def test_the_message_and_its_hint(
     tmp_path: Path, raises: Callable[[Path], object], code: str, message: str, hint: str
 ) -> None:
     (tmp_path / "file").write_text("{")
-    with pytest.raises(FactoryError) as caught:
+    with pytest.raises(ImagefactoryError) as caught:
         raises(tmp_path)
     error = caught.value
     texts = (error.message.replace(str(tmp_path), "PATH"), error.hint.replace(str(tmp_path), "PATH"))

@@ -9,22 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.errors import FactoryError
+from imagefactory.errors import ImagefactoryError
 from imagefactory.gpu.knowledge import find_gpu
-from imagefactory.trust.catalog import open_catalogue, sign_catalogue
-from imagefactory.trust.catalog_package import catalogue_place
+from imagefactory.trust.catalog import sign_catalog, verify_catalog
+from imagefactory.trust.catalog_package import catalog_repository
 from imagefactory.trust.keys import find_key, read_signing_key
 from imagefactory.trust.policy import named_key, parse_trust, read_text
 from imagefactory.trust.verdict import sign
-from imagefactory.verify.kits import read_folder, read_nonce
-from imagefactory.verify.nonces import LIFETIME, AskedRun, NonceLedger, check_open, check_run
-from imagefactory.verify.report import Subject
+from imagefactory.verify.kits import read_nonce, read_returned_kit
+from imagefactory.verify.nonces import LIFETIME, NonceStore, NonceSubject, check_open, check_run
+from imagefactory.verify.report import VerifiedImage
 from tests.made.catalogue import make_catalogue
 from tests.made.verdicts import LAB, NOW, TRUST, whole_report
 
 NONCE = "0" * 32
-RUN = AskedRun(
-    subject=Subject(target="t", index="sha256:1", manifest="sha256:2", config="sha256:3"),
+RUN = NonceSubject(
+    subject=VerifiedImage(target="t", index="sha256:1", manifest="sha256:2", config="sha256:3"),
     suite="sha256:4",
     level="quick",
 )
@@ -39,27 +39,27 @@ def exposed_key(folder: Path) -> None:
 def kit_without_result(folder: Path) -> None:
     for name in ("kit.json", "expectations.json"):
         (folder / name).write_text("{}")
-    read_folder(folder)
+    read_returned_kit(folder)
 
 
 def spent_nonce(folder: Path) -> None:
-    ledger = NonceLedger(folder)
+    ledger = NonceStore(folder)
     ledger.issue(NONCE, RUN, NOW)
     ledger.spend(NONCE, RUN, result="sha256:5", now=datetime(2026, 11, 22, 3, tzinfo=UTC))
     ledger.check(NONCE, RUN, NOW)
 
 
 def expired_nonce(folder: Path) -> None:
-    check_open(replace(NonceLedger(folder).issue(NONCE, RUN, NOW), expires=NOW), NOW + LIFETIME)
+    check_open(replace(NonceStore(folder).issue(NONCE, RUN, NOW), expires=NOW), NOW + LIFETIME)
 
 
 def nonce_of_a_pool(folder: Path) -> None:
-    check_run(NonceLedger(folder).issue(NONCE, replace(RUN, pool="slurm"), NOW), RUN)
+    check_run(NonceStore(folder).issue(NONCE, replace(RUN, pool="slurm"), NOW), RUN)
 
 
 def expired_catalog(_: Path) -> None:
     catalog = make_catalogue()
-    open_catalogue(sign_catalogue(catalog, LAB), TRUST, catalog.expires)
+    verify_catalog(sign_catalog(catalog, LAB), TRUST, catalog.expires)
 
 
 MESSAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
@@ -99,7 +99,7 @@ MESSAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
         "run it on the machine with the GPU: python3 {folder}/run.py",
     ),
     "nonce-unknown": (
-        lambda folder: NonceLedger(folder).look(NONCE),
+        lambda folder: NonceStore(folder).look(NONCE),
         f"the nonce {NONCE} was not issued by {{folder}}",
         "collect it where its kit was created, or pass that ledger: --ledger DIR",
     ),
@@ -129,7 +129,7 @@ MESSAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
         "ask the maintainers of the project for a new one (they run imagefactory catalogue)",
     ),
     "no-catalog-set": (
-        lambda _: catalogue_place(""),
+        lambda _: catalog_repository(""),
         "no catalog is set, and this directory is not a project",
         "ask your center for its invitation, then run imagefactory join ADDRESS|FILE; or select a project: "
         "-C DIR",
@@ -145,7 +145,7 @@ MESSAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
 @pytest.mark.parametrize("code", MESSAGES)
 def test_a_message_states_the_problem_and_one_fix(tmp_path: Path, code: str) -> None:
     fail, message, hint = MESSAGES[code]
-    with pytest.raises(FactoryError) as caught:
+    with pytest.raises(ImagefactoryError) as caught:
         fail(tmp_path)
     error = caught.value
     assert (error.code, error.message, error.hint) == (

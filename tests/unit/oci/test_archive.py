@@ -19,7 +19,7 @@ import pytest
 import zstandard
 
 from imagefactory.errors import StoreError, UsageError
-from imagefactory.oci.archive import FORMATS, Taking, export, stream_docker, take_docker
+from imagefactory.oci.archive import FORMATS, ImageImport, export, stream_docker, take_docker
 from imagefactory.oci.layers import codec
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import (
@@ -30,7 +30,7 @@ from imagefactory.oci.manifests import (
     Image,
     canonical_json,
 )
-from imagefactory.progress import Quiet
+from imagefactory.progress import QuietProgress
 
 NAME = "pytorch:2.3-cu121"
 
@@ -111,7 +111,7 @@ def contents(path: Path) -> dict[str, bytes]:
 def test_oci_archive_is_a_layout_with_this_image_alone(layout: Layout, tmp_path: Path) -> None:
     image = make_image(layout)
     out = tmp_path / "image.tar"
-    export(layout, image, out, kind="oci-archive", progress=Quiet())
+    export(layout, image, out, kind="oci-archive", progress=QuietProgress())
     files = contents(out)
     assert json.loads(files["oci-layout"]) == {"imageLayoutVersion": "1.0.0"}
     (entry,) = json.loads(files["index.json"])["manifests"]
@@ -133,7 +133,7 @@ def test_oci_archive_is_a_layout_with_this_image_alone(layout: Layout, tmp_path:
 def test_docker_archive_holds_plain_layers_by_diff_id(layout: Layout, tmp_path: Path) -> None:
     image = make_image(layout)
     out = tmp_path / "image.tar"
-    export(layout, image, out, kind="docker-archive", progress=Quiet())
+    export(layout, image, out, kind="docker-archive", progress=QuietProgress())
     files = contents(out)
     (entry,) = json.loads(files["manifest.json"])
     assert entry["RepoTags"] == ["pytorch:2.3-cu121"]
@@ -147,7 +147,7 @@ def test_same_image_same_bytes(kind: str, layout: Layout, tmp_path: Path) -> Non
     image = make_image(layout)
     one, two = tmp_path / "one.tar", tmp_path / "two.tar"
     for out in (one, two):
-        export(layout, image, out, kind=kind, progress=Quiet())
+        export(layout, image, out, kind=kind, progress=QuietProgress())
     assert one.read_bytes() == two.read_bytes()
     assert one.stat().st_size % 10240 == 0
     assert one.stat().st_mode & 0o777 == 0o644
@@ -173,7 +173,7 @@ def test_harmed_layer_is_refused_and_the_old_file_stays(kind, harm, which, layou
     out.write_text("the file of yesterday")
     harm(layout.blob_path(image.layers[which].descriptor.digest))
     with pytest.raises(StoreError) as caught:
-        export(layout, image, out, kind=kind, progress=Quiet())
+        export(layout, image, out, kind=kind, progress=QuietProgress())
     assert caught.value.code in ("store-corrupt", "blob-missing")
     assert "imagefactory build" in caught.value.hint
     assert out.read_text() == "the file of yesterday"
@@ -184,7 +184,7 @@ def test_config_that_names_other_layers_is_refused(layout: Layout, tmp_path: Pat
     image = make_image(layout)
     wrong = replace(image, layers=image.layers[::-1])
     with pytest.raises(StoreError) as caught:
-        export(layout, wrong, tmp_path / "image.tar", kind="docker-archive", progress=Quiet())
+        export(layout, wrong, tmp_path / "image.tar", kind="docker-archive", progress=QuietProgress())
     assert caught.value.code == "store-corrupt"
 
 
@@ -204,7 +204,7 @@ def test_full_disk_leaves_nothing(layout: Layout, tmp_path: Path) -> None:
     out = tmp_path / "out" / "image.tar"
     out.parent.mkdir()
     with no_file_larger_than(100_000), pytest.raises(StoreError) as caught:
-        export(layout, image, out, kind="docker-archive", progress=Quiet())
+        export(layout, image, out, kind="docker-archive", progress=QuietProgress())
     assert caught.value.code == "disk-full"
     assert caught.value.hint
     assert list(out.parent.iterdir()) == []
@@ -213,14 +213,14 @@ def test_full_disk_leaves_nothing(layout: Layout, tmp_path: Path) -> None:
 def test_refusals_say_what_to_write(layout: Layout, tmp_path: Path) -> None:
     image = make_image(layout)
     with pytest.raises(UsageError, match="zip") as caught:
-        export(layout, image, tmp_path / "image.zip", kind="zip", progress=Quiet())
+        export(layout, image, tmp_path / "image.zip", kind="zip", progress=QuietProgress())
     assert caught.value.code == "option-invalid"
     assert "docker-archive" in caught.value.hint
     with pytest.raises(UsageError) as caught:
-        export(layout, image, tmp_path / "no" / "image.tar", kind="oci-archive", progress=Quiet())
+        export(layout, image, tmp_path / "no" / "image.tar", kind="oci-archive", progress=QuietProgress())
     assert caught.value.code == "directory-not-found"
     with pytest.raises(UsageError) as caught:
-        export(layout, image, tmp_path, kind="oci-archive", progress=Quiet())
+        export(layout, image, tmp_path, kind="oci-archive", progress=QuietProgress())
     assert caught.value.code == "output-not-file"
 
 
@@ -229,7 +229,7 @@ def test_name_that_cannot_be_loaded_is_refused(name: str, layout: Layout, tmp_pa
     image = replace(make_image(layout), name=name)
     for kind in FORMATS:
         with pytest.raises(UsageError) as caught:
-            export(layout, image, tmp_path / "image.tar", kind=kind, progress=Quiet())
+            export(layout, image, tmp_path / "image.tar", kind=kind, progress=QuietProgress())
         assert caught.value.code == "image-name-invalid"
 
 
@@ -323,8 +323,8 @@ def containerd_saved() -> bytes:
     })  # fmt: skip
 
 
-def taking(**changes: object) -> Taking:
-    return replace(Taking(codec=codec("zstd"), known={}, report=lambda _: None), **changes)  # type: ignore[arg-type]
+def taking(**changes: object) -> ImageImport:
+    return replace(ImageImport(codec=codec("zstd"), known={}, report=lambda _: None), **changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("saved", [new_saved, old_saved, containerd_saved])

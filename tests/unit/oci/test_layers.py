@@ -17,7 +17,7 @@ import pytest
 
 from imagefactory.errors import BuildError, StoreError, UsageError
 from imagefactory.oci.inflate import GZIP, inflate
-from imagefactory.oci.layers import END_OF_ARCHIVE, SPLICE, Deflated, Segment, codec
+from imagefactory.oci.layers import END_OF_ARCHIVE, SPLICE, DeflateStream, TarSegment, codec
 from imagefactory.oci.tree import DEEPEST
 
 EPOCH = 1_700_000_000
@@ -35,10 +35,10 @@ def make(name: str, files: dict[str, bytes]) -> tuple[bytes, str]:
     """Two segments and an end, as buckets have them."""
     sink, plain = Sink(), hashlib.sha256()
     for path, data in files.items():
-        segment = Segment(codec(name), sink, plain, epoch=EPOCH)
+        segment = TarSegment(codec(name), sink, plain, epoch=EPOCH)
         segment.file(path, [data[:10], data[10:]], size=len(data), executable=path.endswith(".sh"))
         segment.close()
-    last = Segment(codec(name), sink, plain, epoch=EPOCH)
+    last = TarSegment(codec(name), sink, plain, epoch=EPOCH)
     last.link("opt/env/lib64", "lib")
     last.raw(END_OF_ARCHIVE)
     last.close()
@@ -87,9 +87,9 @@ def deflate(data: bytes) -> bytes:
 def put_deflated(name: str, data: bytes) -> tuple[bytes, str]:
     """A layer with `data` between two small files."""
     sink, plain, packed = Sink(), hashlib.sha256(), deflate(data)
-    segment = Segment(codec(name), sink, plain, epoch=EPOCH)
+    segment = TarSegment(codec(name), sink, plain, epoch=EPOCH)
     segment.file("opt/a", [b"a"], size=1, executable=False)
-    halves = Deflated(
+    halves = DeflateStream(
         size=len(packed), crc=zlib.crc32(data), chunks=lambda: iter([packed[:999], packed[999:]])
     )
     segment.file("opt/b", [data], size=len(data), executable=True, deflated=halves)
@@ -119,15 +119,15 @@ def test_the_size_of_a_spliced_member_is_told_modulo_4_gib() -> None:
         def update(self, data: bytes) -> None: ...
 
     sink = Sink()
-    segment = Segment(codec("gzip"), sink, cast("hashlib._Hash", Unhashed()), epoch=EPOCH)
+    segment = TarSegment(codec("gzip"), sink, cast("hashlib._Hash", Unhashed()), epoch=EPOCH)
     chunks = itertools.chain(itertools.repeat(bytes(1 << 20), 4096), [b"12345"])
-    deflated = Deflated(size=SPLICE, crc=7, chunks=lambda: iter([b"packed"]))
+    deflated = DeflateStream(size=SPLICE, crc=7, chunks=lambda: iter([b"packed"]))
     segment.file("a", chunks, size=(1 << 32) + 5, executable=False, deflated=deflated)
     assert sink.data.endswith(b"packed\x07\0\0\0\x05\0\0\0")
 
 
 def test_a_file_of_another_size_than_announced_is_refused() -> None:
-    segment = Segment(codec("zstd"), Sink(), hashlib.sha256(), epoch=EPOCH)
+    segment = TarSegment(codec("zstd"), Sink(), hashlib.sha256(), epoch=EPOCH)
     with pytest.raises(StoreError, match=r"a: .*4.*3") as caught:
         segment.file("a", [b"abc"], size=4, executable=False)
     assert caught.value.code == "file-size-mismatch"
@@ -143,7 +143,7 @@ def test_a_file_of_another_size_than_announced_is_refused() -> None:
     ],
 )
 def test_what_could_not_be_unpacked_is_not_packed(path: str, why: str) -> None:
-    segment = Segment(codec("zstd"), Sink(), hashlib.sha256(), epoch=EPOCH)
+    segment = TarSegment(codec("zstd"), Sink(), hashlib.sha256(), epoch=EPOCH)
     for put in (
         lambda: segment.file(path, [], size=0, executable=False),
         lambda: segment.link(path, "b"),
@@ -157,7 +157,7 @@ def test_what_could_not_be_unpacked_is_not_packed(path: str, why: str) -> None:
 
 @pytest.mark.parametrize("name", ["a" * 255, "ü" * 127 + "a", "\udcff" * 255, ".wh." + "a" * 255])
 def test_the_longest_names_are_packed(name: str) -> None:
-    segment = Segment(codec("zstd"), Sink(), hashlib.sha256(), epoch=EPOCH)
+    segment = TarSegment(codec("zstd"), Sink(), hashlib.sha256(), epoch=EPOCH)
     segment.file("a/" * (DEEPEST - 1) + name, [], size=0, executable=False)
     assert len(segment.files) == 1
 

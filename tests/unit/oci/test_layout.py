@@ -17,12 +17,12 @@ from imagefactory.oci.manifests import (
     INDEX_TYPE,
     MANIFEST_TYPE,
     Descriptor,
-    Layer,
+    OciLayer,
     canonical_json,
     digest_of,
     format_descriptor,
 )
-from imagefactory.progress import Quiet
+from imagefactory.progress import QuietProgress
 from tests.made.layout import LAYER_TYPE, add_image
 from tests.made.store_contract import CONFIGS_THAT_ARE_NONE, artifact, blob, image_manifest, odd_image
 
@@ -45,7 +45,7 @@ def test_an_image_is_found_by_its_tag(layout: Layout) -> None:
 
 def test_a_store_not_made_yet_is_empty_and_stays_unmade(layout: Layout) -> None:
     assert layout.tags() == {}
-    assert collect(layout, Quiet()).blobs == 0
+    assert collect(layout, QuietProgress()).blobs == 0
     assert not layout.path.exists()
 
 
@@ -91,15 +91,15 @@ def test_collect_keeps_what_tags_need_and_removes_the_rest(layout: Layout) -> No
     add_image(layout, "a:1", [b"one", b"shared"])
     add_image(layout, "b:1", [b"two", b"shared"])
     one = layout.add(b"one", LAYER_TYPE)
-    layout.record_layer("k1", Layer(descriptor=one, diff_id=one.digest, title="one"))
+    layout.record_layer("k1", OciLayer(descriptor=one, diff_id=one.digest, title="one"))
     (layout.path / "layers" / "k1.files").write_text("x")
     (layout.path / "unpacked" / one.digest[7:]).mkdir(parents=True)
     (layout.tmp / "left-by-a-kill").write_bytes(b"x" * 100)
     add_image(layout, "a:1", [b"new", b"shared"])
 
-    planned = collect(layout, Quiet(), dry_run=True)
+    planned = collect(layout, QuietProgress(), dry_run=True)
     assert layout.has(one)
-    done = collect(layout, Quiet())
+    done = collect(layout, QuietProgress())
     assert planned == done
     assert done.blobs == 4  # the old image's index, manifest, config and its layer
     assert done.unpacked == 1
@@ -108,7 +108,7 @@ def test_collect_keeps_what_tags_need_and_removes_the_rest(layout: Layout) -> No
     assert list(layout.tmp.iterdir()) == []
     assert layout.image("a:1") is not None
     assert layout.image("b:1") is not None
-    assert collect(layout, Quiet()).bytes == 0
+    assert collect(layout, QuietProgress()).bytes == 0
 
 
 def _tag_many(path: str, worker: int) -> None:
@@ -133,7 +133,7 @@ def test_collect_waits_for_a_build(layout: Layout) -> None:
     blob = layout.add(b"on its way into an image", LAYER_TYPE)
     told: list[str] = []
 
-    class Watcher(Quiet):
+    class Watcher(QuietProgress):
         def note(self, text: str) -> None:
             told.append(text)
             os.write(ask, b"x")
@@ -142,7 +142,7 @@ def test_collect_waits_for_a_build(layout: Layout) -> None:
     ready, begun = os.pipe()
     child = os.fork()
     if child == 0:  # a build: holds the store until the collector says that it waits
-        with Layout(layout.path).in_use(Quiet()):
+        with Layout(layout.path).in_use(QuietProgress()):
             os.write(begun, b"x")
             os.read(answer, 1)
             held = Layout(layout.path).has(blob)
@@ -155,16 +155,16 @@ def test_collect_waits_for_a_build(layout: Layout) -> None:
 
 def test_a_record_that_cannot_be_read_counts_as_none(layout: Layout) -> None:
     one = layout.add(b"one", LAYER_TYPE)
-    layout.record_layer("k", Layer(descriptor=one, diff_id=one.digest, title="one"))
+    layout.record_layer("k", OciLayer(descriptor=one, diff_id=one.digest, title="one"))
     assert layout.recall_layer("k") is not None
     (layout.path / "layers" / "k.json").write_text("{")
     assert layout.recall_layer("k") is None
 
 
 def test_a_build_killed_before_its_first_tag_leaves_a_store_that_is_collected(layout: Layout) -> None:
-    with layout.in_use(Quiet()):
+    with layout.in_use(QuietProgress()):
         left = layout.add(b"half of an image", LAYER_TYPE)
-    assert collect(layout, Quiet()).blobs == 1
+    assert collect(layout, QuietProgress()).blobs == 1
     assert not layout.has(left)
     assert layout.tags() == {}
 
@@ -172,11 +172,11 @@ def test_a_build_killed_before_its_first_tag_leaves_a_store_that_is_collected(la
 def test_a_folder_with_files_of_others_does_not_become_a_store(tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
     (tmp_path / "tmp" / "thesis.tex").write_text("mine")
-    with pytest.raises(StoreError) as caught, Layout(tmp_path).in_use(Quiet()):
+    with pytest.raises(StoreError) as caught, Layout(tmp_path).in_use(QuietProgress()):
         pass
     assert caught.value.code == "store-invalid"
     with pytest.raises(StoreError) as caught:
-        collect(Layout(tmp_path), Quiet())
+        collect(Layout(tmp_path), QuietProgress())
     assert caught.value.code == "store-invalid"
     assert (tmp_path / "tmp" / "thesis.tex").read_text() == "mine"
 
@@ -191,10 +191,10 @@ def test_what_was_written_before_the_store_was_made_belongs_to_it(tmp_path: Path
     kept.write_text("{}")
     layout = Layout(tmp_path)
     assert not layout.founded()
-    with layout.in_use(Quiet()):
+    with layout.in_use(QuietProgress()):
         add_image(layout, "a:1", [b"one"])
     assert layout.founded()
-    collect(layout, Quiet())
+    collect(layout, QuietProgress())
     assert list(layout.tags()) == ["a:1"]
     assert kept.read_text() == "{}"
 
@@ -210,14 +210,14 @@ def test_a_file_of_others_beside_such_parts_is_refused(tmp_path: Path) -> None:
 
 def test_an_index_that_is_there_is_kept(tmp_path: Path) -> None:
     (tmp_path / "index.json").write_text('{"mine": true}')
-    with Layout(tmp_path).in_use(Quiet()):
+    with Layout(tmp_path).in_use(QuietProgress()):
         pass
     assert (tmp_path / "index.json").read_text() == '{"mine": true}'
 
 
 def test_using_a_store_keeps_its_tags(layout: Layout) -> None:
     add_image(layout, "a:1", [b"one"])
-    with layout.in_use(Quiet()):
+    with layout.in_use(QuietProgress()):
         assert list(layout.tags()) == ["a:1"]
 
 
@@ -250,7 +250,7 @@ def test_a_tag_may_name_a_plain_manifest(layout: Layout, store: LayoutStore) -> 
     assert image is not None
     assert image.digest == image.manifest == row.digest
     assert image.environment == ()
-    collect(layout, Quiet())
+    collect(layout, QuietProgress())
     assert layout.image("a:1") == image
 
 
@@ -271,7 +271,7 @@ def test_dockers_own_types_are_images(layout: Layout, store: LayoutStore) -> Non
     image = layout.image("a:1")
     assert image is not None
     assert image.manifest == row.digest
-    assert collect(layout, Quiet()).blobs == 0
+    assert collect(layout, QuietProgress()).blobs == 0
 
 
 def test_of_several_platforms_the_usual_one_is_taken(layout: Layout, store: LayoutStore) -> None:
@@ -291,12 +291,12 @@ def test_of_an_index_all_that_is_here_is_kept(layout: Layout, store: LayoutStore
     arm = put_image(store, b"arm")
     absent = Descriptor(media_type=MANIFEST_TYPE, digest=digest_of(b"never came"), size=10)
     put_index(store, "1", linux_arm64=arm, linux_amd64=amd, linux_s390x=absent)
-    assert collect(layout, Quiet()).blobs == 0
+    assert collect(layout, QuietProgress()).blobs == 0
     layout.blob_path(digest_of(b"arm")).unlink()
     layout.add(b"loose", LAYER_TYPE)
     for unpacked in (b"arm", b"nobody's"):
         (layout.path / "unpacked" / digest_of(unpacked)[7:]).mkdir(parents=True)
-    done = collect(layout, Quiet())
+    done = collect(layout, QuietProgress())
     ((name, error),) = done.damaged
     assert (name, done.blobs, done.unpacked) == ("a:1", 1, 1)
     assert error.code == "image-incomplete"
@@ -319,13 +319,13 @@ def test_nothing_is_removed_where_nobody_knows_what_an_image_names(
             continue  # another platform's, which never came
         fault(layout.blob_path(descriptor.digest))
         with pytest.raises(StoreError, match="a:1: blob") as caught:
-            collect(layout, Quiet())
+            collect(layout, QuietProgress())
         assert caught.value.code == "image-incomplete"
         assert "store rm a:1" in caught.value.hint
         assert layout.has(loose)
         assert layout.has(blob(b"one"))
         layout.add(before, MANIFEST_TYPE)
-    assert collect(layout, Quiet()).blobs == 1
+    assert collect(layout, QuietProgress()).blobs == 1
 
 
 def test_a_damaged_blob_that_cannot_be_removed_is_said(
@@ -352,7 +352,7 @@ def test_an_image_without_a_config_stops_no_other(layout: Layout, store: LayoutS
         layout.image("a:bad")
     assert caught.value.code == "store-corrupt"
     layout.add(b"loose", LAYER_TYPE)
-    done = collect(layout, Quiet())
+    done = collect(layout, QuietProgress())
     assert ([name for name, _ in done.damaged], done.blobs) == (
         ["a:bad"],
         2,
@@ -369,7 +369,7 @@ def flip(path: Path) -> None:
 
 def test_a_blob_that_changed_is_removed_where_it_is_read(layout: Layout, store: LayoutStore) -> None:
     """Its size is right: who looks for what to make again would take it for whole."""
-    layer = Layer(descriptor=layout.add(b"one", LAYER_TYPE), diff_id=digest_of(b"one"), title="")
+    layer = OciLayer(descriptor=layout.add(b"one", LAYER_TYPE), diff_id=digest_of(b"one"), title="")
     layout.record_layer("ab", layer)
     whole = layout.add(b"two", LAYER_TYPE)
     flip(layout.blob_path(layer.descriptor.digest))
@@ -392,7 +392,7 @@ def test_an_artifact_is_kept_and_is_no_image(layout: Layout, store: LayoutStore)
     with pytest.raises(StoreError) as caught:
         layout.image("a:1.sif")
     assert caught.value.code == "not-an-image"
-    collect(layout, Quiet())
+    collect(layout, QuietProgress())
     assert store.has("a", blob(b"squashed"))
     assert store.manifest("a", "1.sif") is not None
     assert not store.has("a", subject)  # what it was made from is not what it needs
@@ -410,8 +410,8 @@ def test_what_refers_to_a_kept_image_is_kept(layout: Layout, store: LayoutStore)
     lost = artifact(store, "a", dropped, "application/vnd.verdict", "lost")
     store.put_manifest("a", lost, MANIFEST_TYPE)
 
-    planned = collect(layout, Quiet(), dry_run=True)
-    done = collect(layout, Quiet())
+    planned = collect(layout, QuietProgress(), dry_run=True)
+    done = collect(layout, QuietProgress())
     assert planned == done
     assert done.blobs == 5  # the untagged image: manifest, config, layer; its verdict: manifest and blob
     assert done.records == 1
@@ -420,9 +420,9 @@ def test_what_refers_to_a_kept_image_is_kept(layout: Layout, store: LayoutStore)
     assert store.has("a", blob(b"signature"))
     assert store.referrers("a", dropped.digest) == ()
     assert not store.has("a", blob(b"lost"))
-    assert collect(layout, Quiet()).bytes == 0
+    assert collect(layout, QuietProgress()).bytes == 0
     layout.untag("a:1")
-    collect(layout, Quiet())
+    collect(layout, QuietProgress())
     assert list((layout.path / "blobs" / "sha256").iterdir()) == []
     assert not list((layout.path / "referrers").rglob("*.json"))
 
@@ -442,15 +442,15 @@ def test_a_damaged_referrer_goes_and_all_else_stays(layout: Layout, store: Layou
     path = paths.get(damage.split()[0], layout.blob_path(digest_of(b"squashed")))
     path.unlink() if "lost" in damage else path.write_bytes(b"x" * (sif.size if " " in damage else 3))
 
-    planned = collect(layout, Quiet(), dry_run=True)
-    assert collect(layout, Quiet()) == planned
+    planned = collect(layout, QuietProgress(), dry_run=True)
+    assert collect(layout, QuietProgress()) == planned
     assert not record.exists()
     for gone in (b"squashed", data, signature, b"signature"):
         assert not layout.blob_path(digest_of(gone)).exists()
     assert [row.digest for row in store.referrers("a", kept.digest)] == [digest_of(verdict)]
     assert store.has("a", blob(b"verdict"))
     assert layout.image("a:1") is not None
-    assert collect(layout, Quiet()).bytes == 0
+    assert collect(layout, QuietProgress()).bytes == 0
 
 
 def test_a_referrer_that_names_its_subject_ends_the_walk(layout: Layout, store: LayoutStore) -> None:
@@ -462,7 +462,7 @@ def test_a_referrer_that_names_its_subject_ends_the_walk(layout: Layout, store: 
         "subject": format_descriptor(row),
     }
     index = store.put_manifest("a", canonical_json(value), INDEX_TYPE)
-    assert collect(layout, Quiet()).blobs == 0
+    assert collect(layout, QuietProgress()).blobs == 0
     assert store.manifest("a", index.digest) is not None
 
 
@@ -475,7 +475,7 @@ def test_what_is_unreferred_is_kept_no_more(layout: Layout, store: LayoutStore) 
     layout.unrefer(row.digest, one.digest)
     layout.unrefer(row.digest, one.digest)  # it is gone already: nothing happens
     assert [each.digest for each in store.referrers("a", row.digest)] == [two.digest]
-    assert collect(layout, Quiet()).blobs == 2
+    assert collect(layout, QuietProgress()).blobs == 2
     with pytest.raises(StoreError) as caught:
         layout.unrefer(row.digest, "../../index")
     assert caught.value.code == "digest-invalid"

@@ -10,10 +10,10 @@ import pytest
 
 from imagefactory.errors import StoreError
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.maintenance import Checked, check
-from imagefactory.oci.manifests import Layer, digest_of
-from imagefactory.oci.unpack import Unpacked
-from imagefactory.progress import Quiet
+from imagefactory.oci.maintenance import StoreCheck, check
+from imagefactory.oci.manifests import OciLayer, digest_of
+from imagefactory.oci.unpack import UnpackedLayers
+from imagefactory.progress import QuietProgress
 from tests.made.filled_store import covered, fill
 from tests.made.layout import LAYER_TYPE
 from tests.made.scanned import tar
@@ -28,11 +28,11 @@ def layout(tmp_path: Path) -> Layout:
     return layout
 
 
-def look(layout: Layout, *, mend: bool = False) -> Checked:
-    return check(layout, Quiet(), mend=mend)
+def look(layout: Layout, *, mend: bool = False) -> StoreCheck:
+    return check(layout, QuietProgress(), mend=mend)
 
 
-def places(done: Checked) -> set[str]:
+def places(done: StoreCheck) -> set[str]:
     return {fault.place for fault in done.faults}
 
 
@@ -116,16 +116,16 @@ def test_a_record_of_another_subject_goes(layout: Layout) -> None:
 
 def test_what_changed_in_an_unpacked_layer_is_named_and_goes(layout: Layout) -> None:
     data = tar(("a/b", b"hello"))
-    layer = Layer(descriptor=layout.add(data, LAYER_TYPE), diff_id=digest_of(data), title="")
-    unpacked = Unpacked(layout.path / "unpacked")
-    (folder,) = unpacked.unpack([layer], layout.blob_path, Quiet())
+    layer = OciLayer(descriptor=layout.add(data, LAYER_TYPE), diff_id=digest_of(data), title="")
+    unpacked = UnpackedLayers(layout.path / "unpacked")
+    (folder,) = unpacked.unpack([layer], layout.blob_path, QuietProgress())
     assert look(layout).faults == ()
     (folder / "a/b").write_bytes(b"hullo")
     assert places(look(layout)) == {f"unpacked/{folder.name}"}
     (fault,) = look(layout, mend=True).faults
     assert fault.mended
     assert not folder.exists()
-    unpacked.unpack([layer], layout.blob_path, Quiet())
+    unpacked.unpack([layer], layout.blob_path, QuietProgress())
     assert look(layout).faults == ()
 
 
@@ -136,11 +136,11 @@ def test_a_damaged_index_hides_no_other_fault(layout: Layout) -> None:
 
 
 def test_another_folder_is_no_store(tmp_path: Path) -> None:
-    assert check(Layout(tmp_path / "not made yet"), Quiet(), mend=True).blobs == 0
-    assert check(Layout(tmp_path), Quiet(), mend=True).blobs == 0
+    assert check(Layout(tmp_path / "not made yet"), QuietProgress(), mend=True).blobs == 0
+    assert check(Layout(tmp_path), QuietProgress(), mend=True).blobs == 0
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "thesis.tex").write_text("mine")
     with pytest.raises(StoreError) as caught:
-        check(Layout(tmp_path), Quiet(), mend=True)
+        check(Layout(tmp_path), QuietProgress(), mend=True)
     assert caught.value.code == "store-invalid"
     assert (tmp_path / "thesis.tex").read_text() == "mine"

@@ -13,8 +13,8 @@ import pytest
 from imagefactory import fs
 from imagefactory.errors import EXIT_BUILD
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.maintenance import Freed, collect
-from imagefactory.progress import Quiet
+from imagefactory.oci.maintenance import CollectResult, collect
+from imagefactory.progress import QuietProgress
 from imagefactory.runtime.sandbox.keeper import make_scratch
 from imagefactory.trees import alone_in, remove_tree
 from tests.made.command import Call
@@ -65,10 +65,10 @@ def test_what_cannot_be_removed_is_named_and_all_else_goes(
         for path in (layout.path / "blobs/sha256").iterdir()
         if path.read_bytes() in (b"loose", b"another")
     )
-    planned = collect(layout, Quiet(), dry_run=True)
+    planned = collect(layout, QuietProgress(), dry_run=True)
     assert (planned.blobs, planned.unpacked, planned.stuck) == (2, 3, ())
     refuse(monkeypatch, blob.name, PART, LOOSE, "left")
-    done = collect(layout, Quiet())
+    done = collect(layout, QuietProgress())
     assert (done.blobs, done.unpacked) == (1, 1)
     assert sorted(path for path, _ in done.stuck) == sorted(
         map(str, (blob, layout.tmp / "left", *((layout.path / "unpacked" / name) for name in (PART, LOOSE))))
@@ -78,16 +78,16 @@ def test_what_cannot_be_removed_is_named_and_all_else_goes(
         assert path in error.message
     assert [path.name for path in layout.tmp.iterdir()] == ["left"]
     monkeypatch.undo()
-    again = collect(layout, Quiet())
+    again = collect(layout, QuietProgress())
     assert (again.blobs, again.unpacked, again.stuck) == (1, 2, ())
-    assert collect(layout, Quiet()) == Freed(blobs=0, unpacked=0, records=0, bytes=0)
+    assert collect(layout, QuietProgress()) == CollectResult(blobs=0, unpacked=0, records=0, bytes=0)
     assert layout.image("a:1") is not None
 
 
 def test_scratch_of_killed_sandboxes_goes_and_that_of_living_ones_stays(
     layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    collect(layout, Quiet())
+    collect(layout, QuietProgress())
     scratch = layout.path / "run"
     living, lock, _ = make_scratch(str(scratch))
     for name in ("dead", "immutable"):
@@ -95,8 +95,8 @@ def test_scratch_of_killed_sandboxes_goes_and_that_of_living_ones_stays(
         (scratch / name / "file").write_bytes(b"12345")
     (scratch / "stray").touch()
     refuse(monkeypatch, "immutable")
-    assert collect(layout, Quiet(), dry_run=True).bytes == 10
-    done = collect(layout, Quiet())
+    assert collect(layout, QuietProgress(), dry_run=True).bytes == 10
+    done = collect(layout, QuietProgress())
     assert done.bytes == 5
     assert sorted(path for path, _ in done.stuck) == [f"{scratch}/{name}" for name in ("immutable", "stray")]
     assert sorted(path.name for path in scratch.iterdir()) == sorted(
@@ -113,7 +113,7 @@ def test_a_sandbox_that_begins_is_waited_for(layout: Layout) -> None:
     with ThreadPoolExecutor() as pool:
         with alone_in(scratch):
             (scratch / "new").mkdir()
-            collecting = pool.submit(collect, layout, Quiet())
+            collecting = pool.submit(collect, layout, QuietProgress())
             waiting = f":{scratch.stat().st_ino} "
             while not any("->" in line and waiting in line for line in LOCKS.read_text().splitlines()):
                 assert not collecting.done()
@@ -122,7 +122,7 @@ def test_a_sandbox_that_begins_is_waited_for(layout: Layout) -> None:
         collecting.result()
     assert (scratch / "new").is_dir()
     os.close(lock)
-    collect(layout, Quiet())
+    collect(layout, QuietProgress())
     assert not (scratch / "new").exists()
 
 

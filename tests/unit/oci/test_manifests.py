@@ -7,8 +7,8 @@ import json
 import pytest
 
 from imagefactory.errors import NoPlatformError, RegistryError
-from imagefactory.http import Patience
-from imagefactory.oci.graph import Manifest, Place, parse_parts, read_manifest
+from imagefactory.http import RetryPolicy
+from imagefactory.oci.graph import Manifest, StoreRepository, parse_parts, read_manifest
 from imagefactory.oci.manifests import (
     ATTESTATION,
     INDEX_TYPE,
@@ -20,7 +20,7 @@ from imagefactory.oci.manifests import (
     parse_config,
     read_json,
 )
-from imagefactory.oci.registry.client import Registry
+from imagefactory.oci.registry.client import RegistryClient
 from imagefactory.oci.registry.session import RegistryOptions
 from tests.made.registry import RegistryMadeHere, Repository
 from tests.made.service import service
@@ -96,7 +96,7 @@ def test_a_manifest_is_what_it_says_where_the_header_says_nothing(header: str) -
     """Of registries that are plain files, or behind such a proxy: without the header of the digest too."""
     data = json.dumps(image()).encode()
     with service(lambda _: (200, {"Content-Type": header} if header else {}, data)) as served:
-        found = read_manifest(Place(store=Registry(served.address), repository="a"), "1")
+        found = read_manifest(StoreRepository(store=RegistryClient(served.address), repository="a"), "1")
     assert (found.descriptor.media_type, found.descriptor.digest) == (MANIFEST_TYPE, digest_of(data))
 
 
@@ -113,9 +113,9 @@ def test_a_manifest_is_what_it_says_where_the_header_says_nothing(header: str) -
     ],
 )
 def test_what_is_no_manifest_is_said_by_what_it_is(data: bytes, code: str, named: str, hint: str) -> None:
-    options = RegistryOptions(patience=Patience(attempts=1))
+    options = RegistryOptions(patience=RetryPolicy(attempts=1))
     with service(lambda _: (200, {}, data)) as served, pytest.raises(RegistryError, match=named) as raised:
-        read_manifest(Place(store=Registry(served.address, options), repository="a"), "1")
+        read_manifest(StoreRepository(store=RegistryClient(served.address, options), repository="a"), "1")
     assert raised.value.code == code
     assert hint in raised.value.hint
 
@@ -162,7 +162,12 @@ def test_a_registry_that_calls_an_image_an_index_is_not_believed(
     there = registry.shelves.repositories.setdefault("one", Repository())
     there.manifests[digest_of(data)] = (INDEX_TYPE, data)
     with pytest.raises(RegistryError, match="header") as caught:
-        read_manifest(Place(store=Registry(registry.host), repository="one"), digest_of(data))
+        read_manifest(StoreRepository(store=RegistryClient(registry.host), repository="one"), digest_of(data))
     assert caught.value.code == "registry-request-failed"
     there.manifests[digest_of(data)] = (MANIFEST_TYPE, data)
-    assert read_manifest(Place(store=Registry(registry.host), repository="one"), digest_of(data)).data == data
+    assert (
+        read_manifest(
+            StoreRepository(store=RegistryClient(registry.host), repository="one"), digest_of(data)
+        ).data
+        == data
+    )

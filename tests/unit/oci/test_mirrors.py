@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from imagefactory.errors import UsageError
-from imagefactory.oci.mirrors import resolve
+from imagefactory.oci.mirrors import resolve_mirror
 from imagefactory.oci.store import parse_reference
 
 DIGEST = "sha256:" + "ab" * 32
@@ -29,17 +29,17 @@ MIRRORS = (
 )
 def test_the_longest_prefix_of_whole_parts_wins(asked: str, fetched: str) -> None:
     reference = parse_reference(f"{asked}:12@{DIGEST}")
-    found = resolve(reference, MIRRORS)
+    found = resolve_mirror(reference, MIRRORS)
     assert str(found) == f"{fetched}:12@{DIGEST}"
-    assert resolve(reference, ()) == reference
+    assert resolve_mirror(reference, ()) == reference
 
 
 def test_a_whole_name_may_be_mapped() -> None:
     reference = parse_reference(f"docker.io/library/python@{DIGEST}")
-    found = resolve(reference, (("docker.io/library/python", "registry.example/site/python"),))
+    found = resolve_mirror(reference, (("docker.io/library/python", "registry.example/site/python"),))
     assert str(found) == f"registry.example/site/python@{DIGEST}"
     with pytest.raises(UsageError) as caught:
-        resolve(reference, (("docker.io/library/python", "registry.example"),))
+        resolve_mirror(reference, (("docker.io/library/python", "registry.example"),))
     assert caught.value.code == "mirror-invalid"
 
 
@@ -48,5 +48,5 @@ def test_a_whole_name_may_be_mapped() -> None:
 def test_docker_hub_has_one_name(host: str, name: str) -> None:
     wanted = parse_reference(f"{host}/{name}:12")
     whole, official = (("docker.io", "m.example.org/hub"),), (("docker.io/library", "m.example.org/l"),)
-    assert str(resolve(wanted, whole)) == "m.example.org/hub/library/debian:12"
-    assert str(resolve(wanted, official)) == "m.example.org/l/debian:12"
+    assert str(resolve_mirror(wanted, whole)) == "m.example.org/hub/library/debian:12"
+    assert str(resolve_mirror(wanted, official)) == "m.example.org/l/debian:12"

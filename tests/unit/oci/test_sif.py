@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.build.apptainer import lend_layout
-from imagefactory.errors import BuildError, FactoryError, StoreError, ToolError, UsageError
+from imagefactory.build.apptainer import share_layout
+from imagefactory.errors import BuildError, ImagefactoryError, StoreError, ToolError, UsageError
 from imagefactory.model import Mount, RunSpec
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.maintenance import collect
-from imagefactory.oci.manifests import MANIFEST_TYPE, Descriptor, Sif, canonical_json
+from imagefactory.oci.manifests import MANIFEST_TYPE, Descriptor, SifArtifact, canonical_json
 from imagefactory.oci.sif import (
     SIF_CONFIG_TYPE,
     SIF_TYPE,
@@ -29,19 +29,19 @@ from imagefactory.oci.sif import (
     find_sif,
     format_sif_manifest,
     is_sif_manifest,
-    keep_sif,
-    kept_sifs,
     load_sif,
     sif_name,
     sifs_of,
+    store_sif,
+    stored_sifs,
 )
-from imagefactory.progress import Quiet
-from imagefactory.runtime.apptainer import ApptainerCaller, ApptainerRunner, explain, plan
+from imagefactory.progress import QuietProgress
+from imagefactory.runtime.apptainer import ApptainerRunner, CallerIdentity, explain, plan
 from imagefactory.runtime.apptainer_command import (
     CAPABILITIES,
     ApptainerCommand,
     ApptainerMachine,
-    SifOrder,
+    SifRequest,
     clean,
     explain_missing,
     lacking_capabilities,
@@ -55,11 +55,13 @@ TARGET = "pytorch-2.3-cu121"
 # --- in the store ----------------------------------------------------------------------------------
 
 
-def kept(layout: Layout, tmp_path: Path, origin: SifOrigin, *, tag: str = "", data: bytes = SIF) -> Sif:
+def kept(
+    layout: Layout, tmp_path: Path, origin: SifOrigin, *, tag: str = "", data: bytes = SIF
+) -> SifArtifact:
     path = tmp_path / "made.sif"
     path.write_bytes(data)
-    with layout.in_use(Quiet()):
-        return keep_sif(layout, path, origin, tag=tag)
+    with layout.in_use(QuietProgress()):
+        return store_sif(layout, path, origin, tag=tag)
 
 
 def subject_in(layout: Layout) -> Descriptor:
@@ -73,7 +75,7 @@ def test_a_built_one_is_found_by_its_tag(tmp_path: Path) -> None:
     layout = Layout(tmp_path / "store")
     sif = kept(layout, tmp_path, SifOrigin(target=TARGET, compression="fast"), tag="pytorch:2.3-cu121.sif")
     digest = f"sha256:{hashlib.sha256(SIF).hexdigest()}"
-    assert sif == Sif(
+    assert sif == SifArtifact(
         name=f"{TARGET}-{digest[7:19]}.sif",
         digest=layout.tags()["pytorch:2.3-cu121.sif"].digest,
         file=Descriptor(media_type=SIF_TYPE, digest=digest, size=len(SIF)),
@@ -89,30 +91,30 @@ def test_a_built_one_is_found_by_its_tag(tmp_path: Path) -> None:
 
 def test_a_converted_one_is_kept_by_its_subject(tmp_path: Path) -> None:
     layout = Layout(tmp_path / "store")
-    with layout.in_use(Quiet()):
+    with layout.in_use(QuietProgress()):
         subject = subject_in(layout)
     layout.tag("pytorch:2.3-cu121", subject)
     origin = SifOrigin(target=TARGET, compression="small", subject=subject)
     sif = kept(layout, tmp_path, origin)
     assert sif.made_from == subject.digest
     assert sifs_of(layout, subject.digest) == (sif,)
-    collect(layout, Quiet())
+    collect(layout, QuietProgress())
     assert sifs_of(layout, subject.digest) == (sif,)
     layout.untag("pytorch:2.3-cu121")
-    collect(layout, Quiet())
+    collect(layout, QuietProgress())
     assert sifs_of(layout, subject.digest) == ()
     assert not sif.path.exists()
 
 
 def test_a_damaged_one_has_its_name_still_and_hides_no_other(tmp_path: Path) -> None:
     layout = Layout(tmp_path / "store")
-    with layout.in_use(Quiet()):
+    with layout.in_use(QuietProgress()):
         subject = subject_in(layout)
     layout.tag("pytorch:2.3-cu121", subject)
     origin = SifOrigin(target=TARGET, compression="small", subject=subject)
     lost, whole = (kept(layout, tmp_path, origin, data=SIF + more) for more in (b"1", b"2"))
     lost.path.unlink()
-    found = {one.name: one for one in kept_sifs(layout, subject.digest)}
+    found = {one.name: one for one in stored_sifs(layout, subject.digest)}
     assert found.keys() == {lost.name, whole.name}
     assert found[whole.name].found == whole
     error = found[lost.name].found
@@ -121,8 +123,8 @@ def test_a_damaged_one_has_its_name_still_and_hides_no_other(tmp_path: Path) -> 
     assert "store gc" in error.hint
     assert (found[lost.name].subject, found[lost.name].digest) == (subject.digest, lost.digest)
     assert sifs_of(layout, subject.digest) == (whole,)
-    collect(layout, Quiet())
-    assert [one.found for one in kept_sifs(layout, subject.digest)] == [whole]
+    collect(layout, QuietProgress())
+    assert [one.found for one in stored_sifs(layout, subject.digest)] == [whole]
 
 
 def test_the_manifest_is_what_apptainer_pulls() -> None:
@@ -162,7 +164,7 @@ def test_the_manifest_is_what_apptainer_pulls() -> None:
 def test_one_that_apptainer_itself_pushed_is_one_too(tmp_path: Path) -> None:
     """Its push writes no artifactType and no annotations of ours."""
     layout = Layout(tmp_path / "store")
-    with layout.in_use(Quiet()):
+    with layout.in_use(QuietProgress()):
         file, config = layout.add(SIF, SIF_TYPE), layout.add(b"{}", SIF_CONFIG_TYPE)
         rows = [
             {"mediaType": each.media_type, "digest": each.digest, "size": each.size}
@@ -178,7 +180,7 @@ def test_one_that_apptainer_itself_pushed_is_one_too(tmp_path: Path) -> None:
 
 def test_what_is_not_there_whole_is_said(tmp_path: Path) -> None:
     layout = Layout(tmp_path / "store")
-    with layout.in_use(Quiet()):
+    with layout.in_use(QuietProgress()):
         other = subject_in(layout)
     with pytest.raises(StoreError) as caught:
         load_sif(layout, "sha256:" + "0" * 64)
@@ -197,15 +199,15 @@ def test_a_copy_is_whole_or_not_there(tmp_path: Path) -> None:
     sif = kept(Layout(tmp_path / "store"), tmp_path, SifOrigin(target=TARGET, compression="fast"))
     out = tmp_path / "out"
     out.mkdir()
-    copy_sif(sif, out / "a.sif", Quiet())
+    copy_sif(sif, out / "a.sif", QuietProgress())
     assert (out / "a.sif").read_bytes() == SIF
     assert (out / "a.sif").stat().st_mode & 0o777 == 0o755
     sif.path.write_bytes(SIF[:-1] + b"!")
     with pytest.raises(StoreError) as caught:
-        copy_sif(sif, out / "a.sif", Quiet())
+        copy_sif(sif, out / "a.sif", QuietProgress())
     assert caught.value.code == "store-corrupt"
     with pytest.raises(UsageError) as raised:
-        copy_sif(sif, tmp_path / "nowhere" / "a.sif", Quiet())
+        copy_sif(sif, tmp_path / "nowhere" / "a.sif", QuietProgress())
     assert raised.value.code == "cannot-write-file"
     assert [path.name for path in out.iterdir()] == ["a.sif"]
     assert (out / "a.sif").read_bytes() == SIF
@@ -213,14 +215,14 @@ def test_a_copy_is_whole_or_not_there(tmp_path: Path) -> None:
 
 def test_a_lent_layout_names_one_image_and_copies_nothing(tmp_path: Path) -> None:
     layout = Layout(tmp_path / "store")
-    with layout.in_use(Quiet()):
+    with layout.in_use(QuietProgress()):
         subject = subject_in(layout)
-    assert lend_layout(layout, subject.digest, tmp_path / "lent") == subject
+    assert share_layout(layout, subject.digest, tmp_path / "lent") == subject
     index = json.loads((tmp_path / "lent/index.json").read_bytes())
     assert [entry["digest"] for entry in index["manifests"]] == [subject.digest]
     assert (tmp_path / "lent/blobs/sha256" / subject.digest[7:]).samefile(layout.blob_path(subject.digest))
     with pytest.raises(StoreError, match="0" * 64):
-        lend_layout(layout, "sha256:" + "0" * 64, tmp_path / "other")
+        share_layout(layout, "sha256:" + "0" * 64, tmp_path / "other")
 
 
 # --- what is believed ------------------------------------------------------------------------------
@@ -262,7 +264,7 @@ def test_no_lie_is_believed(tmp_path: Path, name: str) -> None:
     output.parent.mkdir()
     output.write_bytes(b"of an earlier time")
     with pytest.raises(BuildError) as caught:
-        command.build(SifOrder(folder=tmp_path, spec="oci:image", output=output), lambda _: None)
+        command.build(SifRequest(folder=tmp_path, spec="oci:image", output=output), lambda _: None)
     assert caught.value.code == "apptainer-build-failed"
     assert why in caught.value.message
     assert [path.read_bytes() for path in output.parent.iterdir()] == [b"of an earlier time"]
@@ -280,7 +282,7 @@ def test_the_truth_is_believed(tmp_path: Path) -> None:
         "SECRET": "canary",
         "HOME": "/h",
     }
-    order = SifOrder(
+    order = SifRequest(
         folder=tmp_path,
         spec="x.def",
         output=tmp_path / "x.sif",
@@ -302,7 +304,9 @@ def test_much_on_both_streams_ends(tmp_path: Path) -> None:
     much = r"head -c 300000 /dev/zero | tr '\000' x; echo"
     script = f"{LIST_OK}({much}) >&2; {much}; echo last\n{WRITE}"
     lines: list[str] = []
-    liar(tmp_path, script).build(SifOrder(folder=tmp_path, spec="x", output=tmp_path / "x.sif"), lines.append)
+    liar(tmp_path, script).build(
+        SifRequest(folder=tmp_path, spec="x", output=tmp_path / "x.sif"), lines.append
+    )
     assert "".join(lines) == "x" * 600_000 + "last"  # a line without end is told in parts
 
 
@@ -351,7 +355,7 @@ def test_nothing_is_missing() -> None:
 def test_no_apptainer_and_another_program_of_that_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("imagefactory.runtime.apptainer_command.SYSTEM_FOLDERS", "")
+    monkeypatch.setattr("imagefactory.runtime.apptainer_command.SYSTEM_PATH", "")
     with pytest.raises(ToolError, match="apptainer") as missing:
         ApptainerCommand({"PATH": str(tmp_path)}).require(building=False)
     assert missing.value.code == "tool-missing"
@@ -385,11 +389,11 @@ def test_lines_are_fit_for_a_terminal() -> None:
 
 # --- how a command is started ----------------------------------------------------------------------
 
-ROOT = ApptainerCaller(uid=0, gid=0, unshare="/usr/bin/unshare")
-USER = ApptainerCaller(uid=1000, gid=1000, unshare="/usr/bin/unshare")
+ROOT = CallerIdentity(uid=0, gid=0, unshare="/usr/bin/unshare")
+USER = CallerIdentity(uid=1000, gid=1000, unshare="/usr/bin/unshare")
 
 
-def options(spec: RunSpec, caller: ApptainerCaller) -> tuple[list[str], list[str]]:
+def options(spec: RunSpec, caller: CallerIdentity) -> tuple[list[str], list[str]]:
     """What stands before apptainer, and its options."""
     argv = plan("/usr/bin/apptainer", "/store/x.sif", spec, caller, started=5).argv
     at, end = argv.index("/usr/bin/apptainer"), argv.index("/store/x.sif")
@@ -431,7 +435,7 @@ UNSHARE = "/usr/bin/unshare"
     ],
 )
 def test_plan(
-    caller: ApptainerCaller, changes: dict[str, object], before: list[str], after: list[str]
+    caller: CallerIdentity, changes: dict[str, object], before: list[str], after: list[str]
 ) -> None:
     spec = RunSpec(argv=("python", "-c", "1"), **changes)  # type: ignore[arg-type]
     assert options(spec, caller) == (before, [*ALWAYS, *after])
@@ -486,7 +490,7 @@ def test_specs_that_cannot_be(spec: RunSpec) -> None:
     with pytest.raises(UsageError):
         plan("apptainer", "x.sif", spec, ROOT, started=3)
     with pytest.raises(UsageError):
-        ApptainerRunner(ApptainerCommand({}), pytest.fail).run(Sif, spec)  # type: ignore[arg-type]
+        ApptainerRunner(ApptainerCommand({}), pytest.fail).run(SifArtifact, spec)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -514,7 +518,7 @@ def test_specs_that_cannot_be(spec: RunSpec) -> None:
         ("", ToolError, "command-not-started", "255"),
     ],
 )
-def test_why_it_was_never_started(said: str, kind: type[FactoryError], code: str, named: str) -> None:
+def test_why_it_was_never_started(said: str, kind: type[ImagefactoryError], code: str, named: str) -> None:
     error = explain(said, 255, RunSpec(argv=("true",), workdir="/x"))
     assert (type(error), error.code) == (kind, code)
     assert named in error.message

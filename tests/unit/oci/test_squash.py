@@ -14,20 +14,20 @@ import pytest
 
 from imagefactory.errors import StoreError
 from imagefactory.oci.maintenance import collect
-from imagefactory.oci.manifests import Layer
-from imagefactory.oci.sif import SifOrigin, keep_sif
+from imagefactory.oci.manifests import OciLayer
+from imagefactory.oci.sif import SifOrigin, store_sif
 from imagefactory.oci.squash_layers import (
     SQUASHED,
-    ChangedError,
     LayerIndex,
     LayerPacker,
-    Packers,
-    Squeeze,
+    PackerPool,
+    SquashCompression,
+    StoredSifChangedError,
     format_index,
     parse_index,
 )
-from imagefactory.oci.squashfs import File, Folder, Link, Owned
-from imagefactory.progress import Quiet
+from imagefactory.oci.squashfs import InodeAttributes, SquashDirectory, SquashFile, SquashSymlink
+from imagefactory.progress import QuietProgress
 from tests.made.layer_store import Entry, LayerStore, file, folder, link, make_tar
 from tests.made.squashfs import MOMENT, Squashed, SquashReader, count_packed
 
@@ -38,16 +38,16 @@ TEXT = b"what is said again and again " * 1000
 class Ground:
     """Layers of few entries, and the store that squashes them."""
 
-    def __init__(self, path: Path, squeeze: Squeeze | None = None, workers: int = 2) -> None:
+    def __init__(self, path: Path, squeeze: SquashCompression | None = None, workers: int = 2) -> None:
         path.mkdir(exist_ok=True)
         self.layers = LayerStore(path)
         self.squashed = Squashed(path, squeeze, workers) if squeeze else Squashed(path, workers=workers)
 
-    def layer(self, *entries: Entry, codec: str = "") -> Layer:
+    def layer(self, *entries: Entry, codec: str = "") -> OciLayer:
         made = self.layers.add(make_tar(*entries), codec)
         return self.squashed.add(made, self.layers.blob_path(made.descriptor.digest))
 
-    def image(self, *layers: Layer) -> SquashReader:
+    def image(self, *layers: OciLayer) -> SquashReader:
         return SquashReader(self.squashed.write(*layers))
 
 
@@ -171,20 +171,20 @@ def test_a_layer_twice(ground: Ground) -> None:
 
 def test_what_apptainer_adds(ground: Ground) -> None:
     """Its files replace files; the image keeps its folders, and what is of another kind than apptainer's."""
-    low = Owned(mode=0o700, uid=0, gid=0, mtime=1)
-    new = Owned(mode=0o755, uid=0, gid=0, mtime=2)
+    low = InodeAttributes(mode=0o700, uid=0, gid=0, mtime=1)
+    new = InodeAttributes(mode=0o755, uid=0, gid=0, mtime=2)
 
-    def tree() -> Folder:
-        return Folder(owned=new, entries={"x": File(owned=new, size=0)})
+    def tree() -> SquashDirectory:
+        return SquashDirectory(owned=new, entries={"x": SquashFile(owned=new, size=0)})
 
     dress = LayerIndex(
-        root=Folder(
+        root=SquashDirectory(
             owned=new,
             entries={
-                "file": File(owned=new, size=0),
-                "link": Link(owned=new, target="new"),
-                "kept link": File(owned=new, size=0),
-                "kept file": Link(owned=new, target="new"),
+                "file": SquashFile(owned=new, size=0),
+                "link": SquashSymlink(owned=new, target="new"),
+                "kept link": SquashFile(owned=new, size=0),
+                "kept file": SquashSymlink(owned=new, target="new"),
                 "folder": tree(),
                 "added": tree(),
                 "no folder": tree(),
@@ -241,7 +241,7 @@ def test_another_content_than_the_diff_id_says(ground: Ground) -> None:
 # --- the same bytes, made once -----------------------------------------------------------------------
 
 
-def image_layers(ground: Ground, package: bytes) -> list[Layer]:
+def image_layers(ground: Ground, package: bytes) -> list[OciLayer]:
     base = ground.layer(*(file(f"base/{n}", TEXT[n:] + NOISE) for n in range(20)), file("base/tiny"))
     large = ground.layer(file("large", NOISE * 300), link("hard", "large", tarfile.LNKTYPE), codec="+zstd")
     return [base, large, ground.layer(file("package", package), file("base/.wh.tiny", b""))]
@@ -250,7 +250,7 @@ def image_layers(ground: Ground, package: bytes) -> list[Layer]:
 def test_the_same_bytes_whoever_is_ready_first(tmp_path: Path) -> None:
     made = set()
     for workers in (1, 2, 7):
-        ground = Ground(tmp_path / str(workers), Squeeze(level=1, block=16384), workers)
+        ground = Ground(tmp_path / str(workers), SquashCompression(level=1, block=16384), workers)
         made.add(ground.squashed.write(*image_layers(ground, b"1")))
     assert len(made) == 1
 
@@ -271,7 +271,7 @@ def test_a_changed_layer_alone_is_packed(ground: Ground, packed: list[int]) -> N
 def test_layers_are_not_packed_for_another_squeeze(ground: Ground, packed: list[int]) -> None:
     layer = ground.layer(file("a"))
     ground.squashed.write(layer)
-    ground.squashed.store.squeeze = Squeeze(level=2, block=4096)
+    ground.squashed.store.squeeze = SquashCompression(level=2, block=4096)
     ground.squashed.write(layer)
     assert packed == [1, 1]
 
@@ -292,7 +292,7 @@ def test_what_changed_on_disk_gets_into_nothing(ground: Ground, packed: list[int
     data[len(data) // 2] ^= 1
     blob.write_bytes(data[: len(data) // 2] if cut else data)
     packed.clear()
-    with pytest.raises(ChangedError) as caught:
+    with pytest.raises(StoredSifChangedError) as caught:
         ground.squashed.write(*layers)
     assert packed == []
     ground.squashed.store.forget(layers[caught.value.place])
@@ -322,15 +322,15 @@ def test_a_record_that_says_nothing_is_made_anew(ground: Ground, packed: list[in
 
 def test_records_go_with_their_sif(ground: Ground) -> None:
     layout = ground.squashed.layout
-    with layout.in_use(Quiet()):
+    with layout.in_use(QuietProgress()):
         ground.squashed.write(ground.layer(file("a")))
         made = ground.squashed.path / "made.sif"
         made.write_bytes(kept(ground).read_bytes())
-        keep_sif(layout, made, SifOrigin(target="a", compression="fast"), tag="a:1.sif")
-    collect(layout, Quiet())
+        store_sif(layout, made, SifOrigin(target="a", compression="fast"), tag="a:1.sif")
+    collect(layout, QuietProgress())
     assert len([*(layout.path / SQUASHED).iterdir()]) == 1
     layout.untag("a:1.sif")
-    collect(layout, Quiet())
+    collect(layout, QuietProgress())
     assert [*(layout.path / SQUASHED).iterdir()] == []
 
 
@@ -342,14 +342,14 @@ def test_an_index_survives_its_record(ground: Ground) -> None:
 
 
 def test_a_failure_ends_the_other_layers(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
-    pack, reached = Packers._pack, threading.Event()
+    pack, reached = PackerPool._pack, threading.Event()
 
-    def wait(self: Packers, piece: bytes) -> object:
+    def wait(self: PackerPool, piece: bytes) -> object:
         reached.set()
         assert self.stopped.wait(60), "nobody stopped it"
         return pack(self, piece)
 
-    monkeypatch.setattr(Packers, "_pack", wait)
+    monkeypatch.setattr(PackerPool, "_pack", wait)
     monkeypatch.setattr(LayerPacker, "whiteout", lambda *_: reached.wait(60))
     large, bad = ground.layer(file("large", NOISE * 1000)), ground.layer(file(".wh.a", b""), file("../bad"))
     with pytest.raises(StoreError, match="leaves") as caught:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.http import Patience
+from imagefactory.http import RetryPolicy
 from imagefactory.oci.credentials import Credential
 from imagefactory.oci.layout import Layout, LayoutStore
-from imagefactory.oci.registry.client import Registry
+from imagefactory.oci.registry.client import RegistryClient
 from imagefactory.oci.registry.session import RegistryOptions
 from imagefactory.oci.store import Store
 from tests.made.registry import PASSWORD, USER, Ways, registry_made_here
@@ -42,7 +42,7 @@ WAYS = {
 def options(**more: object) -> RegistryOptions:
     return RegistryOptions(
         credentials=lambda host: Credential(user=USER, secret=PASSWORD, origin="the test"),
-        patience=Patience(first_wait=0.001, longest_wait=0.01, connect=60, read=60, commit=60),
+        patience=RetryPolicy(first_wait=0.001, longest_wait=0.01, connect=60, read=60, commit=60),
         **more,  # type: ignore[arg-type]
     )
 
@@ -52,7 +52,7 @@ class TestRegistry(StoreContract):
     @classmethod
     def store(cls, request: pytest.FixtureRequest) -> Iterator[Store]:
         with registry_made_here(request.param) as server:
-            registry = Registry(server.host, options())
+            registry = RegistryClient(server.host, options())
             yield registry
             registry.close()
 
@@ -64,4 +64,4 @@ class TestRegistryInPieces(StoreContract):
     @classmethod
     def store(cls) -> Iterator[Store]:
         with registry_made_here(Ways(auth="token")) as server:
-            yield Registry(server.host, options(piece=700_000))
+            yield RegistryClient(server.host, options(piece=700_000))

@@ -15,10 +15,10 @@ import pytest
 import zstandard
 
 from imagefactory.errors import StoreError
-from imagefactory.extras.sbom.look import Layers
+from imagefactory.extras.sbom.look import LayerStack
 from imagefactory.oci import tar_stream
-from imagefactory.oci.inflate import DamagedError, plain_layer
-from imagefactory.oci.manifests import Layer
+from imagefactory.oci.inflate import CorruptDataError, plain_layer
+from imagefactory.oci.manifests import OciLayer
 from imagefactory.oci.tar_stream import EntryError, TarStream, entries
 from tests.made.layer_store import Entry, LayerStore, file, folder, link, make_tar
 from tests.made.layer_trees import (
@@ -38,7 +38,7 @@ def store(tmp_path: Path) -> LayerStore:
     return LayerStore(tmp_path)
 
 
-def read_by_all(store: LayerStore, *layers: Layer) -> dict[str, bytes]:
+def read_by_all(store: LayerStore, *layers: OciLayer) -> dict[str, bytes]:
     tree = unpacked_tree(store, layers)
     assert squashed_tree(store, layers) == tree
     assert walked_tree(store, layers) == tree
@@ -47,17 +47,17 @@ def read_by_all(store: LayerStore, *layers: Layer) -> dict[str, bytes]:
     return {os.fsdecode(path): what for path, what in tree.items()}
 
 
-def refused_by_all(store: LayerStore, layer: Layer) -> None:
+def refused_by_all(store: LayerStore, layer: OciLayer) -> None:
     with pytest.raises(StoreError):
         unpacked_tree(store, [layer])
     with pytest.raises(StoreError):
         squashed_tree(store, [layer])
-    with pytest.raises(DamagedError) as told:
+    with pytest.raises(CorruptDataError) as told:
         scanned_names(store, layer)
     assert not re.search(r"\w\(\)|^\W*$|<.* at 0x", str(told.value))  # words, not what Python says
     data = store.blob_path(layer.descriptor.digest).read_bytes()
-    with pytest.raises(DamagedError):
-        Layers().add(plain_layer(layer.descriptor.media_type, iter([data])))
+    with pytest.raises(CorruptDataError):
+        LayerStack().add(plain_layer(layer.descriptor.media_type, iter([data])))
     assert store.leftovers() == []
 
 
@@ -336,7 +336,7 @@ def test_names_and_headers_without_end_cost_nothing(monkeypatch: pytest.MonkeyPa
     info.type, info.size = tarfile.GNUTYPE_LONGNAME, 1
     assert list(entries(TarStream(iter([(info.tobuf() + bytes(512)) * 5000])))) == []
     monkeypatch.setattr(tar_stream, "NAMES_LIMIT", 20)
-    with pytest.raises(DamagedError, match="names"):
+    with pytest.raises(CorruptDataError, match="names"):
         list(entries(TarStream(iter([make_tar(file("0123456789"), file("abcdefghij"))]))))
 
 

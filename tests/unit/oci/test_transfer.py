@@ -15,22 +15,22 @@ from imagefactory.errors import RegistryError, UsageError
 from imagefactory.oci.candidates import (
     PUSHED_TYPE,
     VERDICT_TYPE,
-    Fate,
-    Tagged,
+    PruneDecision,
+    TagTarget,
     check_tag,
-    kind_of,
     plan_prune,
     pushed_record,
     read_pushed,
     read_tagged,
     remove_candidate,
+    tag_type,
 )
 from imagefactory.oci.graph import (
     EMPTY,
     MOST_DEPTH,
-    Graph,
     Manifest,
-    Place,
+    ManifestGraph,
+    StoreRepository,
     choose_platform,
     make_artifact,
     platforms_in,
@@ -48,11 +48,11 @@ from imagefactory.oci.manifests import (
     format_descriptor,
 )
 from imagefactory.oci.store import Source
-from imagefactory.oci.transfer import Brake, Sending, origins_from, remember, send
-from imagefactory.progress import Quiet
+from imagefactory.oci.transfer import CancelToken, TransferRequest, origins_from, remember_transfer, send
+from imagefactory.progress import QuietProgress
 
 LAYER = "application/vnd.oci.image.layer.v1.tar+zstd"
-QUIET = Quiet()
+QUIET = QuietProgress()
 STUCK = 300
 """Seconds after which something that is waited for does not come."""
 
@@ -183,16 +183,16 @@ def image(store: Shelf, repository: str, layers: list[bytes], tag: str = "1") ->
 
 
 @pytest.fixture
-def source() -> Place:
+def source() -> StoreRepository:
     store = Shelf("here")
     image(store, "mine", [b"a" * 5000, b"b" * 20, b"c" * 3000])
-    return Place(store=store, repository="mine")
+    return StoreRepository(store=store, repository="mine")
 
 
 # --- reading -------------------------------------------------------------------------------------
 
 
-def test_a_graph_is_children_first_and_every_blob_once(source: Place) -> None:
+def test_a_graph_is_children_first_and_every_blob_once(source: StoreRepository) -> None:
     store = source.store
     assert isinstance(store, Shelf)
     two = [
@@ -211,7 +211,7 @@ def platform(architecture: str) -> dict[str, str]:
     return {"os": "linux", "architecture": architecture}
 
 
-def test_referrers_and_theirs_come_after_their_subject(source: Place) -> None:
+def test_referrers_and_theirs_come_after_their_subject(source: StoreRepository) -> None:
     store = source.store
     assert isinstance(store, Shelf)
     root = read_graph(source, "1").root.descriptor
@@ -228,12 +228,12 @@ def test_referrers_and_theirs_come_after_their_subject(source: Place) -> None:
         signature.manifest.descriptor,
     ]
     there = Shelf("there")
-    sent = send(source, there, Sending(graph=graph, repository="yours", tags=("1",)), QUIET)
+    sent = send(source, there, TransferRequest(graph=graph, repository="yours", tags=("1",)), QUIET)
     assert sent.digest == root.digest
     assert [d.digest for d in there.referrers("yours", root.digest)] == [verdict.manifest.descriptor.digest]
 
 
-def test_what_is_not_there_is_said(source: Place) -> None:
+def test_what_is_not_there_is_said(source: StoreRepository) -> None:
     with pytest.raises(RegistryError, match=r"here/mine .*2") as caught:
         read_graph(source, "2")
     assert caught.value.code == "manifest-not-found"
@@ -263,7 +263,7 @@ def test_what_is_not_there_is_said(source: Place) -> None:
     ],
 )
 def test_what_is_no_image_is_refused(
-    source: Place, media_type: str, data: bytes, code: str, named: str
+    source: StoreRepository, media_type: str, data: bytes, code: str, named: str
 ) -> None:
     store = source.store
     assert isinstance(store, Shelf)
@@ -274,7 +274,7 @@ def test_what_is_no_image_is_refused(
     assert caught.value.code == code
 
 
-def test_manifests_that_nest_without_end_are_refused(source: Place) -> None:
+def test_manifests_that_nest_without_end_are_refused(source: StoreRepository) -> None:
     store = source.store
     assert isinstance(store, Shelf)
     inner = image(store, "mine", [b"x"])
@@ -286,7 +286,7 @@ def test_manifests_that_nest_without_end_are_refused(source: Place) -> None:
     assert caught.value.code == "manifest-invalid"
 
 
-def test_manifests_nest_as_deep_as_is_allowed(source: Place) -> None:
+def test_manifests_nest_as_deep_as_is_allowed(source: StoreRepository) -> None:
     store = source.store
     assert isinstance(store, Shelf)
     tower = [manifest(store, "mine", [b"x"])]
@@ -365,21 +365,23 @@ def test_without_a_platform_it_is_the_only_image_and_of_several_that_for_amd64()
 # --- sending -------------------------------------------------------------------------------------
 
 
-def test_everything_comes_over_and_the_destination_confirms_it(source: Place) -> None:
+def test_everything_comes_over_and_the_destination_confirms_it(source: StoreRepository) -> None:
     there = Shelf("there")
     graph = read_graph(source, "1")
-    sent = send(source, there, Sending(graph=graph, repository="yours", candidate="c", tags=("t",)), QUIET)
+    sent = send(
+        source, there, TransferRequest(graph=graph, repository="yours", candidate="c", tags=("t",)), QUIET
+    )
     assert (sent.digest, sent.tags) == (graph.root.descriptor.digest, (("t", graph.root.descriptor.digest),))
     assert (sent.sent, sent.mounted, sent.present) == (4, 0, 0)
     assert sent.bytes_sent == graph.size
-    assert read_graph(Place(store=there, repository="yours"), "c").blobs == graph.blobs
+    assert read_graph(StoreRepository(store=there, repository="yours"), "c").blobs == graph.blobs
     assert there.did("ask")[0] == max(graph.blobs, key=lambda b: b.size).digest
     assert there.did("put")[-2:] == ["c", "t"]
 
 
-def test_a_candidate_that_is_there_whole_sends_nothing(source: Place) -> None:
+def test_a_candidate_that_is_there_whole_sends_nothing(source: StoreRepository) -> None:
     there = Shelf("there")
-    sending = Sending(graph=read_graph(source, "1"), repository="yours", candidate="c")
+    sending = TransferRequest(graph=read_graph(source, "1"), repository="yours", candidate="c")
     send(source, there, sending, QUIET)
     there.diary.clear()
     again = send(source, there, sending, QUIET)
@@ -389,9 +391,9 @@ def test_a_candidate_that_is_there_whole_sends_nothing(source: Place) -> None:
 
 
 @pytest.mark.parametrize("lost", ["manifest", "blob"])
-def test_a_candidate_that_lost_a_part_gets_it_again(source: Place, lost: str) -> None:
+def test_a_candidate_that_lost_a_part_gets_it_again(source: StoreRepository, lost: str) -> None:
     there = Shelf("there")
-    sending = Sending(graph=read_graph(source, "1"), repository="yours", candidate="c")
+    sending = TransferRequest(graph=read_graph(source, "1"), repository="yours", candidate="c")
     send(source, there, sending, QUIET)
     if lost == "manifest":
         there.delete_manifest("yours", sending.graph.manifests[0].descriptor.digest)
@@ -399,21 +401,26 @@ def test_a_candidate_that_lost_a_part_gets_it_again(source: Place, lost: str) ->
         del there.blobs["yours", sending.graph.blobs[1].digest]
     again = send(source, there, sending, QUIET)
     assert (again.sent, again.present) == ((0, 4) if lost == "manifest" else (1, 3))
-    assert read_graph(Place(store=there, repository="yours"), "c") == sending.graph
+    assert read_graph(StoreRepository(store=there, repository="yours"), "c") == sending.graph
 
 
-def test_a_candidate_with_another_digest_is_never_overwritten(source: Place) -> None:
+def test_a_candidate_with_another_digest_is_never_overwritten(source: StoreRepository) -> None:
     there = Shelf("there")
     other = image(there, "yours", [b"other"], tag="c")
     with pytest.raises(RegistryError) as caught:
-        send(source, there, Sending(graph=read_graph(source, "1"), repository="yours", candidate="c"), QUIET)
+        send(
+            source,
+            there,
+            TransferRequest(graph=read_graph(source, "1"), repository="yours", candidate="c"),
+            QUIET,
+        )
     assert caught.value.code == "candidate-conflict"
     assert other.digest in caught.value.message
     assert there.pointers["yours", "c"] == other.digest
     assert not there.did("write")
 
 
-def test_what_the_destination_does_not_confirm_is_an_error(source: Place) -> None:
+def test_what_the_destination_does_not_confirm_is_an_error(source: StoreRepository) -> None:
     class Contested(Shelf):
         def put_manifest(self, repository: str, data: bytes, media_type: str, tag: str = "") -> Descriptor:
             super().put_manifest(repository, data, media_type, tag)
@@ -421,13 +428,13 @@ def test_what_the_destination_does_not_confirm_is_an_error(source: Place) -> Non
 
     there = Contested("there")
     other = Descriptor(media_type=INDEX_TYPE, digest=digest_of(b"other"), size=5)
-    sending = Sending(graph=read_graph(source, "1"), repository="yours", candidate="c")
+    sending = TransferRequest(graph=read_graph(source, "1"), repository="yours", candidate="c")
     with pytest.raises(RegistryError, match=f"{other.digest}$") as caught:
         send(source, there, sending, QUIET)
     assert caught.value.code == "push-overwritten"
 
 
-def test_what_arrived_before_is_asked_for_in_one_round_trip(source: Place) -> None:
+def test_what_arrived_before_is_asked_for_in_one_round_trip(source: StoreRepository) -> None:
     """All questions are out before the first answer comes, and no blob is asked for."""
     asked = threading.Barrier(2)
 
@@ -437,7 +444,7 @@ def test_what_arrived_before_is_asked_for_in_one_round_trip(source: Place) -> No
             return super().manifest(repository, wanted)
 
     there, graph = Shelf("there"), read_graph(source, "1")
-    sending = Sending(graph=graph, repository="r", candidate="c")
+    sending = TransferRequest(graph=graph, repository="r", candidate="c")
     send(source, there, sending, QUIET)
     slow = Slow("there")
     slow.documents, slow.pointers = there.documents, there.pointers
@@ -447,7 +454,7 @@ def test_what_arrived_before_is_asked_for_in_one_round_trip(source: Place) -> No
     assert {word for word, _ in slow.diary} == {"manifest"}
 
 
-def test_a_further_tag_that_another_writer_moved_is_reported(source: Place) -> None:
+def test_a_further_tag_that_another_writer_moved_is_reported(source: StoreRepository) -> None:
     class Contested(Shelf):
         def put_manifest(self, repository: str, data: bytes, media_type: str, tag: str = "") -> Descriptor:
             made = super().put_manifest(repository, data, media_type, tag)
@@ -455,25 +462,25 @@ def test_a_further_tag_that_another_writer_moved_is_reported(source: Place) -> N
 
     there = Contested("there")
     other = image(there, "yours", [b"other"], tag="o")
-    sending = Sending(graph=read_graph(source, "1"), repository="yours", candidate="c", tags=("t",))
+    sending = TransferRequest(graph=read_graph(source, "1"), repository="yours", candidate="c", tags=("t",))
     assert send(source, there, sending, QUIET).tags == (("t", other.digest),)
 
 
-def test_what_another_repository_has_is_mounted(source: Place) -> None:
+def test_what_another_repository_has_is_mounted(source: StoreRepository) -> None:
     there = Shelf("there")
     graph = read_graph(source, "1")
-    first = send(source, there, Sending(graph=graph, repository="first", candidate="c"), QUIET)
-    origins = origins_from(remember({}, "first", graph), ())
-    sending = Sending(graph=graph, repository="second", candidate="c", origins=origins)
+    first = send(source, there, TransferRequest(graph=graph, repository="first", candidate="c"), QUIET)
+    origins = origins_from(remember_transfer({}, "first", graph), ())
+    sending = TransferRequest(graph=graph, repository="second", candidate="c", origins=origins)
     second = send(source, there, sending, QUIET)
     assert (second.mounted, second.sent, second.bytes_sent) == (first.sent, 0, 0)
 
 
-def test_a_wrong_memory_costs_nothing_but_a_question(source: Place) -> None:
+def test_a_wrong_memory_costs_nothing_but_a_question(source: StoreRepository) -> None:
     there = Shelf("there")
     graph = read_graph(source, "1")
-    memory = {**remember({}, "gone", graph), "sha256:x": 7}
-    sending = Sending(graph=graph, repository="r", candidate="c", origins=origins_from(memory, ()))
+    memory = {**remember_transfer({}, "gone", graph), "sha256:x": 7}
+    sending = TransferRequest(graph=graph, repository="r", candidate="c", origins=origins_from(memory, ()))
     assert send(source, there, sending, QUIET).sent == 4
     assert not there.did("mount")
 
@@ -506,7 +513,7 @@ def test_one_failed_blob_ends_the_others_and_keeps_what_was_sent() -> None:
                 kept.set()
             return cost
 
-    class Told(Brake):
+    class Told(CancelToken):
         def pull(self) -> None:
             super().pull()
             stopped.set()
@@ -514,8 +521,8 @@ def test_one_failed_blob_ends_the_others_and_keeps_what_was_sent() -> None:
     here, there = Here("here"), There("there")
     image(here, "mine", layers)
     there.broken = {broken}
-    source = Place(store=here, repository="mine")
-    sending = Sending(graph=read_graph(source, "1"), repository="yours", candidate="c", brake=Told())
+    source = StoreRepository(store=here, repository="mine")
+    sending = TransferRequest(graph=read_graph(source, "1"), repository="yours", candidate="c", brake=Told())
     with pytest.raises(RegistryError) as caught:
         send(source, there, sending, QUIET)
     assert caught.value.code == "store-broken"
@@ -530,11 +537,11 @@ def test_one_failed_blob_ends_the_others_and_keeps_what_was_sent() -> None:
     assert (sent.sent, sent.present) == (6, 1)
 
 
-def test_the_record_is_there_before_the_tag(source: Place) -> None:
+def test_the_record_is_there_before_the_tag(source: StoreRepository) -> None:
     there = Shelf("there")
     graph = read_graph(source, "1")
     record = pushed_record(graph.root.descriptor, datetime(2026, 1, 2, tzinfo=UTC))
-    send(source, there, Sending(graph=graph, repository="r", candidate="c", attach=(record,)), QUIET)
+    send(source, there, TransferRequest(graph=graph, repository="r", candidate="c", attach=(record,)), QUIET)
     puts = there.did("put")
     assert puts.index(record.manifest.descriptor.digest) < puts.index("c")
     assert [d.digest for d in there.referrers("r", graph.root.descriptor.digest, PUSHED_TYPE)] == [
@@ -542,13 +549,13 @@ def test_the_record_is_there_before_the_tag(source: Place) -> None:
     ]
 
 
-def test_progress_tells_every_byte_once(source: Place) -> None:
+def test_progress_tells_every_byte_once(source: StoreRepository) -> None:
     class Restless(Shelf):
         def write(self, repository: str, descriptor: Descriptor, source: Source) -> int:
             next(source(0))  # lost, and begun again
             return super().write(repository, descriptor, source)
 
-    class Counting(Quiet):
+    class Counting(QuietProgress):
         done = 0
 
         def advance(self, amount: int) -> None:
@@ -565,7 +572,12 @@ def test_progress_tells_every_byte_once(source: Place) -> None:
 
     counting = Counting()
     graph = read_graph(source, "1")
-    send(source, Restless("there"), Sending(graph=graph, repository="r", candidate="c", workers=1), counting)
+    send(
+        source,
+        Restless("there"),
+        TransferRequest(graph=graph, repository="r", candidate="c", workers=1),
+        counting,
+    )
     assert counting.done == counting.total == graph.size
 
 
@@ -589,7 +601,7 @@ PLAIN = {"2.3-cu121", "2.3-cu121-py313"}
     ],
 )
 def test_tags_have_kinds_and_push_may_set_only_others(tag: str, kind: str) -> None:
-    assert kind_of(tag, PLAIN) == kind
+    assert tag_type(tag, PLAIN) == kind
     if kind == "other":
         check_tag(tag, PLAIN)
     else:
@@ -610,7 +622,7 @@ OLD, NEW = NOW - timedelta(days=40), NOW - timedelta(days=2)
 BEFORE = NOW - timedelta(days=30)
 
 
-def candidate(number: int, **more: object) -> Tagged:
+def candidate(number: int, **more: object) -> TagTarget:
     digest = digest_of(str(number).encode())
     name = digest[7:19]
     base: dict[str, object] = {
@@ -622,15 +634,15 @@ def candidate(number: int, **more: object) -> Tagged:
         "size": 1,
         "pushed": OLD,
     }
-    return Tagged(**{**base, **more})  # type: ignore[arg-type]
+    return TagTarget(**{**base, **more})  # type: ignore[arg-type]
 
 
-def pointer(to: Tagged, *, kind: str = "target", **more: object) -> Tagged:
+def pointer(to: TagTarget, *, kind: str = "target", **more: object) -> TagTarget:
     base: dict[str, object] = {"tag": "2.3-cu121", "kind": kind, "digest": to.digest, "parts": to.parts}
-    return Tagged(**{**base, "names": to.names, "size": 1, **more})  # type: ignore[arg-type]
+    return TagTarget(**{**base, "names": to.names, "size": 1, **more})  # type: ignore[arg-type]
 
 
-def fate(one: Tagged, *others: Tagged) -> tuple[bool, str]:
+def fate(one: TagTarget, *others: TagTarget) -> tuple[bool, str]:
     found = next(f for f in plan_prune((one, *others), BEFORE) if f.candidate == one)
     return found.remove, found.why
 
@@ -652,7 +664,9 @@ def test_an_old_candidate_that_nothing_needs_goes() -> None:
         (candidate(1, tag="2.3-cu121-0123456789ab"), (), "somebody else's"),
     ],
 )
-def test_a_candidate_is_kept_and_it_is_said_why(one: Tagged, others: tuple[Tagged, ...], why: str) -> None:
+def test_a_candidate_is_kept_and_it_is_said_why(
+    one: TagTarget, others: tuple[TagTarget, ...], why: str
+) -> None:
     remove, said = fate(one, *others)
     assert not remove
     assert why in said
@@ -670,15 +684,15 @@ def test_the_latest_record_counts_and_nonsense_does_not() -> None:
     assert read_pushed([{created: "soon"}]) is None
 
 
-def test_a_candidate_is_read_with_its_record_and_its_verdicts(source: Place) -> None:
+def test_a_candidate_is_read_with_its_record_and_its_verdicts(source: StoreRepository) -> None:
     there = Shelf("there")
     graph = read_graph(source, "1")
     digest = graph.root.descriptor.digest
     record = pushed_record(graph.root.descriptor, OLD)
     tag = f"2.3-cu121-{digest[7:19]}"
-    sending = Sending(graph=graph, repository="r", candidate=tag, tags=("x",), attach=(record,))
+    sending = TransferRequest(graph=graph, repository="r", candidate=tag, tags=("x",), attach=(record,))
     send(source, there, sending, QUIET)
-    place = Place(store=there, repository="r")
+    place = StoreRepository(store=there, repository="r")
     one, other = read_tagged(place, PLAIN, records=True)
     assert (one.tag, one.kind, one.pushed, one.verdicts) == (tag, "candidate", OLD, 0)
     assert (other.tag, other.kind, other.digest) == ("x", "other", digest)
@@ -701,7 +715,7 @@ def test_a_tag_whose_platform_was_deleted_is_read_and_may_go() -> None:
     blob(there, "r", EMPTY)
     there.put_manifest("r", record.manifest.data, MANIFEST_TYPE)
     image(there, "r", [b"whole"], "nightly")
-    place = Place(store=there, repository="r")
+    place = StoreRepository(store=there, repository="r")
     whole = read_tagged(place, PLAIN, records=True)
     there.delete_manifest("r", rows[0].digest)
 
@@ -719,7 +733,7 @@ def test_a_tag_whose_platform_was_deleted_is_read_and_may_go() -> None:
     assert rows[1].digest not in {digest for _, digest in there.documents}
 
 
-def test_a_registry_that_refuses_a_part_is_not_one_that_lacks_it(source: Place) -> None:
+def test_a_registry_that_refuses_a_part_is_not_one_that_lacks_it(source: StoreRepository) -> None:
     class Refusing(Shelf):
         def manifest(self, repository: str, wanted: str) -> tuple[Descriptor, bytes] | None:
             if wanted == child:
@@ -729,14 +743,14 @@ def test_a_registry_that_refuses_a_part_is_not_one_that_lacks_it(source: Place) 
     there = Refusing("there")
     graph = read_graph(source, "1")
     child = ""
-    send(source, there, Sending(graph=graph, repository="r", tags=("x",)), QUIET)
+    send(source, there, TransferRequest(graph=graph, repository="r", tags=("x",)), QUIET)
     child = graph.manifests[0].descriptor.digest
     with pytest.raises(RegistryError, match="403") as caught:
-        read_tagged(Place(store=there, repository="r"), PLAIN)
+        read_tagged(StoreRepository(store=there, repository="r"), PLAIN)
     assert caught.value.code == "registry-access-denied"
 
 
-def test_indexes_that_share_their_parts_are_read_once(source: Place) -> None:
+def test_indexes_that_share_their_parts_are_read_once(source: StoreRepository) -> None:
     store = source.store
     assert isinstance(store, Shelf)
     inner = [format_descriptor(image(store, "mine", [b"x"]))] * 2
@@ -768,11 +782,13 @@ def test_a_candidate_may_be_named_after_what_docker_keeps() -> None:
         there.pointers = {("r", tag): to.digest}
         blob(there, "r", EMPTY)
         there.put_manifest("r", pushed_record(to, OLD).manifest.data, MANIFEST_TYPE)
-        (fate_,) = plan_prune(read_tagged(Place(store=there, repository="r"), PLAIN, records=True), BEFORE)
+        (fate_,) = plan_prune(
+            read_tagged(StoreRepository(store=there, repository="r"), PLAIN, records=True), BEFORE
+        )
         ours = tag in (*list(tags)[:1], list(tags)[2])
         assert (fate_.remove, "somebody else's" in fate_.why) == (ours, not ours)
     there.pointers = {("r", "x"): image(there, "r", [b"layer"]).digest}
-    (one,) = read_tagged(Place(store=there, repository="r"), PLAIN)
+    (one,) = read_tagged(StoreRepository(store=there, repository="r"), PLAIN)
     assert one.names == (one.digest[7:19], row.digest[7:19], config[7:19])
 
 
@@ -780,7 +796,7 @@ def test_a_removed_candidate_takes_its_record_and_what_only_it_had() -> None:
     here, there = Shelf("here"), Shelf("there")
     for tag, layers in (("1", [b"shared", b"one"]), ("2", [b"shared", b"two"])):
         image(here, "mine", layers, tag)
-    source = Place(store=here, repository="mine")
+    source = StoreRepository(store=here, repository="mine")
     digests = []
     for tag in ("1", "2"):
         graph = read_graph(source, tag)
@@ -788,9 +804,9 @@ def test_a_removed_candidate_takes_its_record_and_what_only_it_had() -> None:
         record = pushed_record(graph.root.descriptor, OLD)
         name = f"2.3-cu121-{digests[-1][7:19]}"
         more = ("2.3-cu121",) if tag == "2" else ()
-        sending = Sending(graph=graph, repository="r", candidate=name, tags=more, attach=(record,))
+        sending = TransferRequest(graph=graph, repository="r", candidate=name, tags=more, attach=(record,))
         send(source, there, sending, QUIET)
-    place = Place(store=there, repository="r")
+    place = StoreRepository(store=there, repository="r")
     before = set(there.documents)
     fates = plan_prune(read_tagged(place, PLAIN, records=True), BEFORE)
     (gone,) = [fate for fate in fates if fate.remove]
@@ -804,12 +820,12 @@ def test_a_removed_candidate_takes_its_record_and_what_only_it_had() -> None:
 def test_a_tag_set_since_the_plan_keeps_the_candidate() -> None:
     there = Shelf("there")
     root = image(there, "r", [b"x"], "c")
-    place = Place(store=there, repository="r")
+    place = StoreRepository(store=there, repository="r")
     there.pointers["r", name := f"2.3-cu121-{root.digest[7:19]}"] = root.digest
     there.untag("r", "c")
     (one,) = read_tagged(place, PLAIN)
     there.pointers["r", "nightly"] = root.digest
-    fate_ = Fate(candidate=one, remove=True, why="")
+    fate_ = PruneDecision(candidate=one, remove=True, why="")
     assert remove_candidate(there, "r", fate_) == "nightly"
     assert there.tags("r") == (name, "nightly")
 
@@ -821,12 +837,12 @@ def test_a_part_that_another_tag_needs_stays() -> None:
     assert (gone.candidate, gone.parts) == (one, ())
 
 
-def test_reading_a_manifest_needs_one_question(source: Place) -> None:
+def test_reading_a_manifest_needs_one_question(source: StoreRepository) -> None:
     assert isinstance(source.store, Shelf)
     source.store.diary.clear()
     found = read_manifest(source, "1")
     assert source.store.diary == [("manifest", "1")]
-    assert isinstance(Graph(root=found, manifests=(found,), blobs=()).size, int)
+    assert isinstance(ManifestGraph(root=found, manifests=(found,), blobs=()).size, int)
 
 
 def test_an_artifact_is_a_manifest_that_points_to_its_subject() -> None:

@@ -17,10 +17,10 @@ import pytest
 from imagefactory.errors import StoreError
 from imagefactory.fs import Removal
 from imagefactory.oci import unpack
-from imagefactory.oci.manifests import Descriptor, Layer
+from imagefactory.oci.manifests import Descriptor, OciLayer
 from imagefactory.oci.tree import OPAQUE_ATTRIBUTE, entry_parts
-from imagefactory.oci.unpack import Unpacked
-from imagefactory.progress import Quiet
+from imagefactory.oci.unpack import UnpackedLayers
+from imagefactory.progress import QuietProgress
 from imagefactory.trees import remove_tree
 from tests.made.deep import MakeDeep
 from tests.made.layer_store import TAR, Entry, LayerStore, digest, file, folder, link, make_tar
@@ -147,7 +147,7 @@ def test_refused_whiteout_says_what_to_do(store: LayerStore, monkeypatch: pytest
 
 def test_wrong_content_is_refused(store: LayerStore) -> None:
     layer = store.add(make_tar(file("a")))
-    wrong = Layer(descriptor=layer.descriptor, diff_id=digest(b"other"), title="w")
+    wrong = OciLayer(descriptor=layer.descriptor, diff_id=digest(b"other"), title="w")
     with pytest.raises(StoreError, match="sha256:") as caught:
         store.unpack(wrong)
     assert caught.value.code == "layer-corrupt"
@@ -208,7 +208,7 @@ def test_unknown_codec_and_missing_blob(store: LayerStore) -> None:
     layer = store.add(make_tar(file("a")))
     strange = Descriptor(media_type=TAR + "+xz", digest=layer.descriptor.digest, size=1)
     with pytest.raises(StoreError, match=r"\+xz") as caught:
-        store.unpack(Layer(descriptor=strange, diff_id=layer.diff_id, title=""))
+        store.unpack(OciLayer(descriptor=strange, diff_id=layer.diff_id, title=""))
     assert caught.value.code == "layer-type-unsupported"
     store.blob_path(layer.descriptor.digest).unlink()
     with pytest.raises(StoreError) as caught:
@@ -233,8 +233,10 @@ def test_full_disk_names_folder_and_bytes(store: LayerStore, monkeypatch: pytest
     assert store.leftovers() == []
 
 
-def unpack_in_child(path: Path, layer: Layer, results: multiprocessing.Queue[str]) -> None:
-    found = Unpacked(path / "unpacked").unpack([layer], lambda blob: path / "blobs" / blob, Quiet())
+def unpack_in_child(path: Path, layer: OciLayer, results: multiprocessing.Queue[str]) -> None:
+    found = UnpackedLayers(path / "unpacked").unpack(
+        [layer], lambda blob: path / "blobs" / blob, QuietProgress()
+    )
     results.put(str(found[0]))
 
 

@@ -16,12 +16,12 @@ from typing import IO
 import pytest
 
 from imagefactory.errors import StoreError
-from imagefactory.fs import Removal, seal
+from imagefactory.fs import Removal, add_checksum
 from imagefactory.oci import unpack
-from imagefactory.oci.manifests import Layer
+from imagefactory.oci.manifests import OciLayer
 from imagefactory.oci.tree import OPAQUE_ATTRIBUTE
-from imagefactory.oci.unpack import record, what_changed
-from imagefactory.progress import QUIET, Quiet
+from imagefactory.oci.unpack import find_tree_changes, record_tree
+from imagefactory.progress import QUIET, QuietProgress
 from tests.made.layer_store import LayerStore, file, folder, link, make_tar
 
 
@@ -31,7 +31,7 @@ def store(tmp_path: Path) -> LayerStore:
 
 
 @pytest.fixture
-def layer(store: LayerStore) -> Layer:
+def layer(store: LayerStore) -> OciLayer:
     return store.add(
         make_tar(
             folder("a", mode=0o555),
@@ -47,7 +47,7 @@ def layer(store: LayerStore) -> Layer:
     )
 
 
-def test_what_nobody_changed_stays(store: LayerStore, layer: Layer) -> None:
+def test_what_nobody_changed_stays(store: LayerStore, layer: OciLayer) -> None:
     (found,) = store.unpack(layer)
     before = found.stat().st_ino
     store.unpacked.drop_changed([layer], store.progress)
@@ -108,7 +108,7 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("kind", CHANGES)
-def test_what_changed_is_named_and_made_anew(store: LayerStore, layer: Layer, kind: str) -> None:
+def test_what_changed_is_named_and_made_anew(store: LayerStore, layer: OciLayer, kind: str) -> None:
     change, words = CHANGES[kind]
     (root,) = store.unpack(layer)
     change(root)
@@ -124,16 +124,18 @@ def test_what_changed_is_named_and_made_anew(store: LayerStore, layer: Layer, ki
 
 def test_a_disk_that_changes_bytes_is_found_by_reading_them(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"hello")
-    recorded = record(tmp_path, {(tmp_path / "a").stat().st_ino: "0" * 64})
-    assert what_changed(tmp_path, recorded, every_byte=False) == ""
-    assert what_changed(tmp_path, recorded, every_byte=True) == "'a' has another content than in the layer"
+    recorded = record_tree(tmp_path, {(tmp_path / "a").stat().st_ino: "0" * 64})
+    assert find_tree_changes(tmp_path, recorded, every_byte=False) == ""
+    assert (
+        find_tree_changes(tmp_path, recorded, every_byte=True) == "'a' has another content than in the layer"
+    )
 
 
-def test_all_bytes_are_read_when_all_is_checked(store: LayerStore, layer: Layer) -> None:
+def test_all_bytes_are_read_when_all_is_checked(store: LayerStore, layer: OciLayer) -> None:
     (root,) = store.unpack(layer)
     sums = store.unpacked.folder / ".sums" / root.name
     digests = {path.lstat().st_ino: "0" * 64 for path in root.rglob("*")}
-    sums.write_bytes(seal(sums, record(root, digests)))
+    sums.write_bytes(add_checksum(sums, record_tree(root, digests)))
     assert [name for name, _ in store.unpacked.check_all(QUIET, mend=False)] == [root.name]
     store.unpacked.drop_changed([layer], store.progress)
     assert root.is_dir()
@@ -153,7 +155,7 @@ def test_a_copy_of_a_tree_and_of_its_files_is_as_good(store: LayerStore, tmp_pat
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"{}")])
 def test_without_a_whole_record_it_is_made_anew_once(
-    store: LayerStore, layer: Layer, damage: Callable[[Path], object]
+    store: LayerStore, layer: OciLayer, damage: Callable[[Path], object]
 ) -> None:
     (root,) = store.unpack(layer)
     damage(store.unpacked.folder / ".sums" / root.name)
@@ -165,14 +167,14 @@ def test_without_a_whole_record_it_is_made_anew_once(
     assert root.is_dir()
 
 
-def test_what_a_sandbox_uses_is_waited_for(store: LayerStore, layer: Layer) -> None:
+def test_what_a_sandbox_uses_is_waited_for(store: LayerStore, layer: OciLayer) -> None:
     (root,) = store.unpack(layer)
     used = os.open(root, os.O_RDONLY)
     fcntl.flock(used, fcntl.LOCK_SH)
     (root / "d").unlink()
     seen = []
 
-    class Ends(Quiet):
+    class Ends(QuietProgress):
         def note(self, text: str) -> None:
             if "waiting" in text:
                 lock = store.unpacked.folder / ".locks" / root.name
@@ -187,7 +189,7 @@ def test_what_a_sandbox_uses_is_waited_for(store: LayerStore, layer: Layer) -> N
     assert not root.exists()
 
 
-def test_mending_takes_what_changed_alone(store: LayerStore, layer: Layer) -> None:
+def test_mending_takes_what_changed_alone(store: LayerStore, layer: OciLayer) -> None:
     other = store.add(make_tar(file("x")))
     changed, kept = store.unpack(layer, other)
     (changed / "d").unlink()
@@ -195,7 +197,7 @@ def test_mending_takes_what_changed_alone(store: LayerStore, layer: Layer) -> No
     assert store.leftovers() == [kept.name]
 
 
-def test_a_record_goes_with_its_layer(store: LayerStore, layer: Layer) -> None:
+def test_a_record_goes_with_its_layer(store: LayerStore, layer: OciLayer) -> None:
     kept, gone, lost = store.unpack(layer, store.add(make_tar(file("x"))), store.add(make_tar(file("y"))))
     shutil.rmtree(lost)
     records = store.unpacked.folder / ".sums"
@@ -205,7 +207,7 @@ def test_a_record_goes_with_its_layer(store: LayerStore, layer: Layer) -> None:
     assert [path.name for path in records.iterdir()] == [kept.name]
 
 
-def test_what_is_left_of_writing_a_record_goes(store: LayerStore, layer: Layer) -> None:
+def test_what_is_left_of_writing_a_record_goes(store: LayerStore, layer: OciLayer) -> None:
     (root,) = store.unpack(layer)
     left = store.unpacked.folder / ".sums" / f".{root.name}.abc"
     left.write_bytes(b"half")
@@ -214,7 +216,9 @@ def test_what_is_left_of_writing_a_record_goes(store: LayerStore, layer: Layer) 
     assert [path.name for path in (store.unpacked.folder / ".locks").iterdir()] == [root.name]
 
 
-def test_no_layer_without_a_record(store: LayerStore, layer: Layer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_layer_without_a_record(
+    store: LayerStore, layer: OciLayer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(path: Path) -> Iterator[IO[bytes]]:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
@@ -227,7 +231,7 @@ def test_no_layer_without_a_record(store: LayerStore, layer: Layer, monkeypatch:
 
 
 def test_what_its_mode_hides_from_an_ordinary_user_is_not_read(
-    store: LayerStore, layer: Layer, monkeypatch: pytest.MonkeyPatch
+    store: LayerStore, layer: OciLayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (root,) = store.unpack(layer)
     digests = {path.stat().st_ino: "0" * 64 for path in root.rglob("*") if path.name == "closed"}
@@ -235,6 +239,6 @@ def test_what_its_mode_hides_from_an_ordinary_user_is_not_read(
         path.stat().st_ino: "" for path in root.rglob("*") if path.is_file() and path.name != "closed"
     }
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    recorded = record(root, digests)
+    recorded = record_tree(root, digests)
     assert "shut/" not in json.loads(recorded)
-    assert what_changed(root, recorded, every_byte=True) == ""
+    assert find_tree_changes(root, recorded, every_byte=True) == ""

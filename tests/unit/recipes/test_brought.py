@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from imagefactory.cli import main
 from imagefactory.errors import RecipeError, UsageError
-from imagefactory.extras.importers.draft import DraftAsk, draft
-from imagefactory.extras.importers.environments import Reading, parse_wish
+from imagefactory.extras.importers.draft import DraftRequest, draft
+from imagefactory.extras.importers.environments import ReadOptions, parse_environment_file
 from imagefactory.recipes.read import read_bases
 
 FOLDER = Path(__file__).parents[3] / "recipes"
@@ -607,8 +607,8 @@ def test_near_valid_files_make_drafts_or_errors(case: Case, edits: list[tuple[fl
         at = int(position * len(text))
         text = text[:at] + piece + text[at + length :]
     try:
-        wish = parse_wish(text, case.file, Reading(pythons=("3.11", "3.13")))
-        told = draft(wish, DraftAsk(family="lab"), read_bases(FOLDER)).told
+        wish = parse_environment_file(text, case.file, ReadOptions(pythons=("3.11", "3.13")))
+        told = draft(wish, DraftRequest(family="lab"), read_bases(FOLDER)).told
     except (RecipeError, UsageError) as error:
         told = (error.message,)
     for line in told:

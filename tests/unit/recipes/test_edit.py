@@ -8,7 +8,7 @@ import pytest
 
 from imagefactory.errors import UsageError
 from imagefactory.recipes.bases import all_bases
-from imagefactory.recipes.edit import Addition, add_row
+from imagefactory.recipes.edit import RecipeAddition, add_row
 from imagefactory.recipes.expand import expand
 from imagefactory.recipes.read import read_bases
 from imagefactory.recipes.recipe import parse_recipe
@@ -34,7 +34,7 @@ constraints: [numpy<3]
 """
 
 
-def add(family: str, version: str, cuda: str = "") -> Addition:
+def add(family: str, version: str, cuda: str = "") -> RecipeAddition:
     text = (FOLDER / f"{family}.yaml").read_text()
     return add_row(text, parse_recipe(text, f"recipes/{family}.yaml"), version, cuda)
 

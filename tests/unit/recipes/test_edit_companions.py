@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from imagefactory.gpu import knowledge
-from imagefactory.recipes.edit import left_out
+from imagefactory.recipes.edit import omitted_companions
 from tests.made.values import make_target
 
 PROMISE = "PyTorch with torchvision and torchaudio where they exist"
@@ -20,7 +20,7 @@ def told(**more: Any) -> str:
         "description": PROMISE,
         "requirements": ("torch==2.6.*",),
     }
-    return left_out(make_target(**given | more))
+    return omitted_companions(make_target(**given | more))
 
 
 def test_a_row_without_what_its_family_promises_is_told() -> None:

@@ -12,13 +12,13 @@ import yaml
 
 from imagefactory.errors import Diagnostic, NothingSelectedError, RecipeError, UsageError
 from imagefactory.gpu import knowledge
-from imagefactory.model import Base, Target, Where
+from imagefactory.model import BaseSpec, SourceLocation, Target
 from imagefactory.recipes import edit, values
 from imagefactory.recipes.bases import all_bases, parse_bases
-from imagefactory.recipes.expand import expand, expand_all, expand_sound, select
+from imagefactory.recipes.expand import expand, expand_all, expand_lenient, select
 from imagefactory.recipes.read import read_bases, read_recipes
 from imagefactory.recipes.recipe import parse_recipe
-from imagefactory.recipes.values import MAX_FAULTS
+from imagefactory.recipes.values import MAX_PROBLEMS
 from imagefactory.recipes.yaml_tree import MAX_BYTES, MAX_NODES
 from imagefactory.suite.gpu import table as gpu_table
 from tests.made.diagnostics import reports
@@ -67,7 +67,7 @@ def faults_of(text: str) -> tuple[Diagnostic, ...]:
     return caught.value.diagnostics
 
 
-def bases() -> tuple[Base, ...]:
+def bases() -> tuple[BaseSpec, ...]:
     return parse_bases(BASES, "recipes/bases.yaml")
 
 
@@ -97,7 +97,7 @@ def test_targets_of_a_recipe() -> None:
         requirements=("torch==2.3.*", "numpy", "torch-vision==0.18.*"),
         constraints=("scipy<2,>=1",),
         environment=(("OMP_NUM_THREADS", "1"),),
-        where=Where(file=FILE, line=15, column=5),
+        where=SourceLocation(file=FILE, line=15, column=5),
     )
     assert second.name == "pytorch-2.9-cu128-py313"
     assert second.capabilities == ("10.0",)
@@ -115,14 +115,14 @@ def test_a_platform_that_is_not_the_familys_is_in_the_name() -> None:
 
 def test_a_base_for_another_platform_has_a_name_of_its_own() -> None:
     recipe = parse_recipe(edited("platform: linux/amd64", "platform: linux/arm64"), FILE)
-    made, targets, faults = expand_sound([recipe], bases(), {})
+    made, targets, faults = expand_lenient([recipe], bases(), {})
     assert targets[0].name == "pytorch-2.3-cu121"
     assert faults == ()
     by_name = {base.name: base for base in made}
     assert replace(by_name["debian-12"], name="debian-12-arm64", platform="linux/arm64") in made
     assert by_name[targets[0].base].platform == "linux/arm64"
     taken = replace(bases()[0], name="debian-12-arm64")
-    said = expand_sound([recipe], (*bases(), taken), {})[2]
+    said = expand_lenient([recipe], (*bases(), taken), {})[2]
     assert reports(said, "duplicate-base linux/arm64 'debian-12-arm64'")
 
 
@@ -289,7 +289,7 @@ def test_a_familys_values_are_judged_even_when_every_row_overrides_them() -> Non
 
 def test_a_flood_of_faults_is_cut() -> None:
     told = faults_of(RECIPE + "".join(f"k{number}: x\n" for number in range(90)))
-    assert len(told) == MAX_FAULTS + 1
+    assert len(told) == MAX_PROBLEMS + 1
     assert (told[-1].location, told[-1].code) == (FILE, "more-problems")
     assert "40" in told[-1].message
 
@@ -327,14 +327,14 @@ def test_two_families_cannot_make_one_target() -> None:
 
 
 def test_bases() -> None:
-    assert bases()[1] == Base(
+    assert bases()[1] == BaseSpec(
         name="debian-13",
         suite="trixie",
         python="3.13",
         glibc="2.41",
         packages=("python3", "gcc"),
         public="a.b/c:13",
-        where=Where(file="recipes/bases.yaml", line=3, column=5),
+        where=SourceLocation(file="recipes/bases.yaml", line=3, column=5),
     )
 
 
@@ -376,14 +376,14 @@ def own_base(reference: str, beside: str = '\nglibc: "2.36"') -> str:
 
 def test_a_base_by_digest() -> None:
     (base,) = parse_bases(PULLED, "recipes/bases.yaml")
-    assert base == Base(
+    assert base == BaseSpec(
         name="cuda-devel",
         suite="",
         python="3.11",
         glibc="2.36",
         packages=(),
         public=IMAGE.replace(":12.4-devel", ""),
-        where=Where(file="recipes/bases.yaml", line=2, column=5),
+        where=SourceLocation(file="recipes/bases.yaml", line=2, column=5),
         image=IMAGE,
     )
     assert base.python_path == "/usr/bin/python3.11"
@@ -396,14 +396,14 @@ def test_a_recipe_may_name_an_image_itself() -> None:
     first, second = expand(recipe, bases())
     assert (first.base, second.base) == ("cuda-0a1b2c3d0a1b", "debian-13")
     *_, own = all_bases(bases(), [recipe])
-    assert own == Base(
+    assert own == BaseSpec(
         name="cuda-0a1b2c3d0a1b",
         suite="",
         python="3.11",
         glibc="2.36",
         packages=(),
         public=IMAGE.replace(":12.4-devel", ""),
-        where=Where(file=FILE, line=6, column=7),
+        where=SourceLocation(file=FILE, line=6, column=7),
         image=IMAGE,
     )
     assert len(all_bases(bases(), [recipe, recipe])) == 3
@@ -419,7 +419,7 @@ def test_a_row_may_name_an_image_itself() -> None:
     assert (first.base, second.base) == ("debian-12", "cuda-0a1b2c3d0a1b")
     *_, own = all_bases(bases(), [recipe])
     assert (own.python, own.glibc, own.python_path) == ("3.13", "2.31", "/opt/python/bin/python3.13")
-    assert own.where == Where(file=FILE, line=21, column=11)
+    assert own.where == SourceLocation(file=FILE, line=21, column=11)
 
 
 def test_rows_inherit_the_python_that_the_familys_image_carries() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from imagefactory.extras.importers.spec import Wish
-from imagefactory.model import Where
-from imagefactory.recipes.own_code import git_of_archive, recipe_path, take_folder, take_git
+from imagefactory.extras.importers.spec import EnvironmentSpec
+from imagefactory.model import SourceLocation
+from imagefactory.recipes.own_code import git_of_archive, recipe_path, take_directory, take_git
 
-HERE = Where(file="requirements.txt", line=1, column=1)
+HERE = SourceLocation(file="requirements.txt", line=1, column=1)
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -31,11 +31,11 @@ def test_paths_as_recipes_write_them(place: str | None, name: str, expected: str
 
 
 def test_a_folder_is_a_source_or_a_loss() -> None:
-    wish = Wish(file="x")
-    assert take_folder(wish, ".", "lab", HERE)
-    assert take_folder(wish, ".", "./lab", HERE)
+    wish = EnvironmentSpec(file="x")
+    assert take_directory(wish, ".", "lab", HERE)
+    assert take_directory(wish, ".", "./lab", HERE)
     assert (wish.sources, wish.left, len(wish.notes)) == (["./lab"], [], 1)
-    assert not take_folder(wish, None, "lab", HERE)
+    assert not take_directory(wish, None, "lab", HERE)
     assert "imagefactory init" in wish.left[0]
 
 
@@ -47,13 +47,13 @@ def test_a_folder_is_a_source_or_a_loss() -> None:
     ],
 )  # fmt: skip
 def test_a_commit_is_a_source(address: str, source: str) -> None:
-    wish = Wish(file="x")
+    wish = EnvironmentSpec(file="x")
     take_git(wish, address, HERE)
     assert (wish.sources, wish.left) == ([source], [])
 
 
 def test_a_subdirectory_is_part_of_it() -> None:
-    wish = Wish(file="x")
+    wish = EnvironmentSpec(file="x")
     take_git(wish, f"https://git.example.org/lab/ops@{COMMIT}", HERE, folder="python/ops")
     assert wish.sources == [f"git+https://git.example.org/lab/ops@{COMMIT}#subdirectory=python/ops"]
 
@@ -71,7 +71,7 @@ def test_a_subdirectory_is_part_of_it() -> None:
     ],
 )  # fmt: skip
 def test_other_revisions_are_lost_with_a_way(address: str, hint: str) -> None:
-    wish = Wish(file="x")
+    wish = EnvironmentSpec(file="x")
     take_git(wish, address, HERE)
     assert wish.sources == []
     assert hint in wish.left[0]
@@ -79,7 +79,7 @@ def test_other_revisions_are_lost_with_a_way(address: str, hint: str) -> None:
 
 
 def test_an_extra_of_a_repository_is_told() -> None:
-    wish = Wish(file="x")
+    wish = EnvironmentSpec(file="x")
     take_git(wish, f"https://git.example.org/lab/ops@{COMMIT}", HERE, extras="fast")
     assert (len(wish.sources), len(wish.left)) == (1, 1)
 

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from rattler import MatchSpec
 
 from imagefactory.errors import RecipeError
-from imagefactory.model import Base, Target
+from imagefactory.model import BaseSpec, Target
 from imagefactory.oci.store import parse_reference
 from imagefactory.recipes import edit, values
 from imagefactory.recipes import values as match_spec
@@ -194,7 +194,7 @@ def assert_clean(target: Target) -> None:
     for name, text in target.environment:
         assert re.fullmatch(r"[A-Z][A-Z0-9_]*", name, re.ASCII)
         assert re.fullmatch(r"[A-Za-z0-9_./:=,+@%-]*", text, re.ASCII)
-        assert name not in values.OWNED_VARIABLES
+        assert name not in values.RESERVED_VARIABLES
     conda = target.source == "conda"
     requirement, constraint = REQUIREMENTS[target.source]
     for texts, pattern in ((target.requirements, requirement), (target.constraints, constraint)):
@@ -236,7 +236,7 @@ def assert_match_spec(text: str) -> None:
     assert (read.channel.base_url.rstrip("/") if read.channel else "") == spec.channel
 
 
-def assert_clean_base(base: Base) -> None:
+def assert_clean_base(base: BaseSpec) -> None:
     assert re.fullmatch(r"[a-z0-9-]+-[0-9a-f]{12}", base.name, re.ASCII)
     for reference in (base.image, base.public):
         parsed = parse_reference(reference)  # what fetches it agrees

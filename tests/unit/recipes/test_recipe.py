@@ -10,7 +10,7 @@ import pytest
 
 from imagefactory.errors import Diagnostic, RecipeError
 from imagefactory.gpu import knowledge
-from imagefactory.model import Base, Target, Where
+from imagefactory.model import BaseSpec, SourceLocation, Target
 from imagefactory.recipes import values
 from imagefactory.recipes.bases import all_bases, parse_bases
 from imagefactory.recipes.expand import expand_all
@@ -110,7 +110,7 @@ bases:
 IMAGE = "docker.io/nvidia/cuda@sha256:" + "0a" * 32
 
 
-def bases() -> tuple[Base, ...]:
+def bases() -> tuple[BaseSpec, ...]:
     return parse_bases(BASES, "recipes/bases.yaml")
 
 
@@ -151,7 +151,7 @@ def test_targets_of_a_conda_recipe() -> None:
         requirements=("pytorch 2.3.*", "numpy", "pytorch-cuda 12.1.*", "conda-forge::scipy 1.11.*"),
         constraints=("pytorch * *cuda*", "mkl <2024.1", "python ==3.12.4"),
         environment=(),
-        where=Where(file=FILE, line=14, column=5),
+        where=SourceLocation(file=FILE, line=14, column=5),
         channels=(
             "https://conda.anaconda.org/pytorch",
             "https://conda.anaconda.org/nvidia/label/cuda-12.1.0",
@@ -316,7 +316,7 @@ def test_on_a_conda_target() -> None:
         requirements=(*below.requirements, "pandas 2.2.*", "conda-forge::xarray"),
         constraints=(*below.constraints, "dask * py*"),
         pip=("einops>=0.7", "rich"),
-        where=Where(file=FILE, line=1, column=1),
+        where=SourceLocation(file=FILE, line=1, column=1),
         on="stack-2.3-cu121",
     )
 

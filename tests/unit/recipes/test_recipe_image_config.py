@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from imagefactory.errors import RecipeError
-from imagefactory.model import FilesWanted, Start, Where
+from imagefactory.model import ContainerStart, FilesSpec, SourceLocation
 from imagefactory.recipes.expand import expand_all
 from imagefactory.recipes.recipe import parse_recipe
 from tests.made.diagnostics import reports
@@ -36,7 +36,7 @@ user: "1000:100"
 entrypoint: [start.sh]
 command: [python, train.py, --lr, "0.1", --lr, "0.1"]
 """
-START = Start(
+START = ContainerStart(
     entrypoint=("start.sh",),
     command=("python", "train.py", "--lr", "0.1", "--lr", "0.1"),
     workdir="/app",
@@ -48,7 +48,9 @@ def test_own_files_and_start_of_a_family() -> None:
     (target,) = expand_all([parse_recipe(RECIPE + OWN, FILE)], [make_base()])
     first = RECIPE.count("\n") + 1
     assert target.files == tuple(
-        FilesWanted(folder=folder, pattern=pattern, where=Where(file=FILE, line=first + line, column=column))
+        FilesSpec(
+            folder=folder, pattern=pattern, where=SourceLocation(file=FILE, line=first + line, column=column)
+        )
         for folder, pattern, line, column in (
             ("/app", "train.py", 1, 10),
             ("/app", "src/**/*.py", 1, 20),
@@ -66,7 +68,9 @@ def test_own_files_and_start_of_a_family() -> None:
         ("entrypoint: [sh]\n", replace(START, entrypoint=("sh",), command=())),
     ],
 )
-def test_what_is_built_on_a_target_starts_as_that_one_where_it_says_nothing(own: str, start: Start) -> None:
+def test_what_is_built_on_a_target_starts_as_that_one_where_it_says_nothing(
+    own: str, start: ContainerStart
+) -> None:
     above = f"family: mine\ndescription: More\non: pytorch-2.3-cu121\nfiles: {{/app: [more.py]}}\n{own}"
     recipes = [parse_recipe(RECIPE + OWN, FILE), parse_recipe(above, "recipes/mine.yaml")]
     targets = expand_all(recipes, [make_base()])

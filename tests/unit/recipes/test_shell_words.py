@@ -9,21 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagefactory.errors import RecipeError
-from imagefactory.model import Where
+from imagefactory.model import SourceLocation
 from imagefactory.recipes.shell_words import (
     MOST_COMMANDS,
-    Command,
+    RunCommand,
     ShellCommand,
     read_commands,
     read_shell,
-    split_words,
+    split_shell_words,
 )
 from tests.made.diagnostics import reports
 
-START = Where(file="f", line=3, column=5)
+START = SourceLocation(file="f", line=3, column=5)
 
 
-def commands(text: str, *, joined: bool = False, **variables: str) -> list[Command]:
+def commands(text: str, *, joined: bool = False, **variables: str) -> list[RunCommand]:
     return list(read_commands(text, START, variables, joined=joined))
 
 
@@ -126,7 +126,7 @@ def test_what_is_no_script_is_refused_with_its_place(text: str, said: str) -> No
 
 
 def test_a_dockerfile_s_words_have_no_operators() -> None:
-    found = split_words("A=1;b C='d & e' \\\n F=$A", START, {"A": "x y"})
+    found = split_shell_words("A=1;b C='d & e' \\\n F=$A", START, {"A": "x y"})
     assert [word.text for word in found] == ["A=1;b", "C=d & e", "F=x y"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from imagefactory.errors import RecipeError
-from imagefactory.recipes.expand import expand_sound
+from imagefactory.recipes.expand import expand_lenient
 from imagefactory.recipes.recipe import parse_recipe
 from tests.made.diagnostics import reports
 from tests.made.values import make_base
@@ -33,7 +33,7 @@ def test_its_targets_stand_on_a_base_of_their_own() -> None:
         parse_recipe(RECIPE + "system: [ffmpeg, python3]\n", "recipes/pytorch.yaml"),
         parse_recipe(ABOVE + "system: [jq]\n", "recipes/mine.yaml"),
     ]
-    bases, targets, faults = expand_sound(recipes, [make_base()], {})
+    bases, targets, faults = expand_lenient(recipes, [make_base()], {})
     assert faults == ()
     assert {target.name: target.base for target in targets} == {
         "mine-2.3-cu121": "debian-12-pytorch-mine",
@@ -54,17 +54,17 @@ def test_its_targets_stand_on_a_base_of_their_own() -> None:
 
 def test_without_any_it_is_the_base_itself() -> None:
     recipes = [parse_recipe(RECIPE, "recipes/pytorch.yaml"), parse_recipe(ABOVE, "recipes/mine.yaml")]
-    bases, targets, _ = expand_sound(recipes, [make_base()], {})
+    bases, targets, _ = expand_lenient(recipes, [make_base()], {})
     assert [base.name for base in bases] == ["debian-12"]
     assert {target.base for target in targets} == {"debian-12"}
 
 
 def test_a_base_of_that_name_and_an_image_of_a_registry_are_told() -> None:
     recipe = parse_recipe(RECIPE + "system: [ffmpeg]\n", "recipes/pytorch.yaml")
-    _, _, faults = expand_sound([recipe], [make_base(), make_base(name="debian-12-pytorch")], {})
+    _, _, faults = expand_lenient([recipe], [make_base(), make_base(name="debian-12-pytorch")], {})
     assert reports(faults[:1], "recipes/pytorch.yaml:14:9 duplicate-base 'debian-12-pytorch'")
     image = f"docker.io/library/python@sha256:{'1' * 64}"
-    _, _, faults = expand_sound([recipe], [make_base(image=image, packages=())], {})
+    _, _, faults = expand_lenient([recipe], [make_base(image=image, packages=())], {})
     assert reports(faults[:1], "14:9 base-not-debian debian-12")
 
 

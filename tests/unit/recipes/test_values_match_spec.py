@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rattler import MatchSpec
 
 from imagefactory.recipes import values
-from imagefactory.recipes.values import Spec, channel_address, channel_name, normal_spec, parse_spec
+from imagefactory.recipes.values import CondaSpec, channel_address, channel_name, normal_spec, parse_spec
 
 SPELLINGS = [
     ("numpy", "numpy"),
@@ -113,7 +113,7 @@ def test_refused(text: str) -> None:
 
 
 def test_taken_apart() -> None:
-    assert parse_spec("nvidia/label/cuda-12.1.0::Cuda-NVCC >=12,<13 h*_0") == Spec(
+    assert parse_spec("nvidia/label/cuda-12.1.0::Cuda-NVCC >=12,<13 h*_0") == CondaSpec(
         name="cuda-nvcc",
         version="<13,>=12",
         build="h*_0",

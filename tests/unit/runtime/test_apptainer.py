@@ -8,10 +8,10 @@ import pytest
 
 from imagefactory.errors import UsageError
 from imagefactory.model import RunSpec
-from imagefactory.runtime.apptainer import ApptainerCaller, gpu_options, plan
+from imagefactory.runtime.apptainer import CallerIdentity, gpu_options, plan
 from imagefactory.runtime.devices import GpuDevices
 
-CALLER = ApptainerCaller(uid=0, gid=0, unshare="")
+CALLER = CallerIdentity(uid=0, gid=0, unshare="")
 
 
 def test_limits_that_are_asked_for_are_apptainers_own() -> None:

@@ -16,7 +16,7 @@ from tests.made.programs import Program, calls
 
 @pytest.fixture
 def command(programs: Path, monkeypatch: pytest.MonkeyPatch) -> ApptainerCommand:
-    monkeypatch.setattr(apptainer_command, "SYSTEM_FOLDERS", str(programs))
+    monkeypatch.setattr(apptainer_command, "SYSTEM_PATH", str(programs))
     return ApptainerCommand({"PATH": str(programs)})
 
 
@@ -55,7 +55,7 @@ def test_a_line_without_end_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     program.write_text("import sys\nfor _ in range(64): sys.stdout.write('x' * (1 << 16))\nsys.exit(1)\n")
     monkeypatch.setattr(apptainer_command, "CHILD", program)
     failed = partial(BuildError, "apptainer-build-failed")
-    work = apptainer_command._Work(
+    work = apptainer_command._SpythonCall(
         made=tmp_path / "made", folder=tmp_path, program="", environment={}, fail=failed
     )
     lines: list[str] = []

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.errors import BuildError, FactoryError, ToolError
-from imagefactory.runtime.build_sandbox import explain_failure, prepare_folder
-from imagefactory.runtime.limits import Limits
+from imagefactory.errors import BuildError, ImagefactoryError, ToolError
+from imagefactory.runtime.build_sandbox import explain_failure, prepare_directory
+from imagefactory.runtime.limits import RunLimits
 from imagefactory.runtime.sandbox import syscalls
 
-LIMITS = Limits(processes=4096, memory=1 << 30, files=9, reserve=5 << 30)
+LIMITS = RunLimits(processes=4096, memory=1 << 30, files=9, reserve=5 << 30)
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ LIMITS = Limits(processes=4096, memory=1 << 30, files=9, reserve=5 << 30)
         ({"step": "helper", "errno": 0, "detail": "it was killed"}, ToolError, "it was killed"),
     ],
 )
-def test_what_a_failure_becomes(report: dict[str, object], kind: type[FactoryError], word: str) -> None:
+def test_what_a_failure_becomes(report: dict[str, object], kind: type[ImagefactoryError], word: str) -> None:
     error = explain_failure(report, LIMITS)
     assert isinstance(error, kind)
     assert word in error.message
@@ -35,7 +35,7 @@ def test_what_a_failure_becomes(report: dict[str, object], kind: type[FactoryErr
 def test_a_builds_folder_is_closed_to_others_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
-        prepare_folder(tmp_path)
+        prepare_directory(tmp_path)
     finally:
         os.umask(before)
     modes = {path.name: path.stat().st_mode & 0o7777 for path in tmp_path.iterdir()}

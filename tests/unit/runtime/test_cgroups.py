@@ -10,10 +10,10 @@ import pytest
 
 from imagefactory.runtime.sandbox import cgroups
 from imagefactory.runtime.sandbox.cgroups import (
-    Folder,
+    CgroupFolder,
+    CgroupParent,
     Group,
-    Parent,
-    Refusal,
+    NoCgroup,
     Watch,
     find_parent,
     let_children_run_as_others,
@@ -46,8 +46,8 @@ DOCKER_V1 = """\
 902 890 0:33 /docker/6f0c /sys/fs/cgroup/pids ro,relatime - cgroup cgroup rw,pids
 """
 BOTH = frozenset({"memory", "pids"})
-OPEN = Folder(writable=True, controllers=BOTH)
-CLOSED = Folder(controllers=BOTH)
+OPEN = CgroupFolder(writable=True, controllers=BOTH)
+CLOSED = CgroupFolder(controllers=BOTH)
 ROOT = "/sys/fs/cgroup"
 USER = f"{ROOT}/user.slice/user-1000.slice"
 APP = f"{USER}/user@1000.service/app.slice"
@@ -56,22 +56,23 @@ SSH = "0::/user.slice/user-1000.slice/session-3.scope\n"
 SLURM = "0::/system.slice/slurmstepd.scope/job_71/step_batch/user/task_0\n"
 CONDOR = "0::/system.slice/condor.service/condor_execute_slot1_1@node\n"
 V1 = "12:pids:/user.slice\n8:memory:/user.slice/session-3.scope\n4:cpu,cpuacct:/\n1:name=systemd:/x\n0::/x\n"
-LIMITED = Folder(writable=True, limited=True)
+LIMITED = CgroupFolder(writable=True, limited=True)
 V1_GROUPS = (f"{ROOT}/memory/user.slice/session-3.scope", f"{ROOT}/pids/user.slice")
 
 
 @pytest.mark.parametrize(("own", "mounts", "folders", "expected"), [
     # Debian 12, a user's terminal: next to it, as the user's own systemd does.
-    (TERMINAL, V2, {f"{APP}/vte-spawn-8a.scope": OPEN, APP: OPEN}, Parent(2, APP, APP)),
+    (TERMINAL, V2, {f"{APP}/vte-spawn-8a.scope": OPEN, APP: OPEN}, CgroupParent(2, APP, APP)),
     # The same by ssh: the session is the machine's.
     (SSH, V2, {USER: CLOSED, f"{USER}/session-3.scope": CLOSED}, None),
     # Root by ssh.
-    (SSH, V2, {USER: OPEN, f"{USER}/session-3.scope": OPEN}, Parent(2, USER, USER)),
-    (SSH, V2, {USER: Folder(writable=True, controllers=frozenset({"memory"}))}, Parent(2, USER, "")),
-    (SSH, V2, {USER: Folder(writable=True, controllers=frozenset({"pids"}))}, None),
+    (SSH, V2, {USER: OPEN, f"{USER}/session-3.scope": OPEN}, CgroupParent(2, USER, USER)),
+    (SSH, V2, {USER: CgroupFolder(writable=True, controllers=frozenset({"memory"}))}, CgroupParent(2,
+    USER, "")),
+    (SSH, V2, {USER: CgroupFolder(writable=True, controllers=frozenset({"pids"}))}, None),
     # Root without systemd: the top holds processes and groups.
-    ("0::/\n", V2, {ROOT: OPEN._replace(top=True)}, Parent(2, ROOT, ROOT)),
-    ("0::/sshd\n", V2, {f"{ROOT}/sshd": OPEN, ROOT: OPEN._replace(top=True)}, Parent(2, ROOT, ROOT)),
+    ("0::/\n", V2, {ROOT: OPEN._replace(top=True)}, CgroupParent(2, ROOT, ROOT)),
+    ("0::/sshd\n", V2, {f"{ROOT}/sshd": OPEN, ROOT: OPEN._replace(top=True)}, CgroupParent(2, ROOT, ROOT)),
     # Docker: read-only. With --privileged it can be written, and holds the container's processes.
     ("0::/\n", DOCKER_V2, {ROOT: CLOSED}, None),
     ("0::/\n", V2, {ROOT: OPEN}, None),
@@ -80,20 +81,20 @@ V1_GROUPS = (f"{ROOT}/memory/user.slice/session-3.scope", f"{ROOT}/pids/user.sli
     (SLURM, V2, {f"{ROOT}/system.slice/slurmstepd.scope/job_71/step_batch/user": CLOSED}, None),
     (CONDOR, V2, {f"{ROOT}{CONDOR[3:-1]}": LIMITED, f"{ROOT}/system.slice/condor.service": OPEN}, None),
     # v1, alone or beside v2: below, where only root may.
-    (V1, HYBRID, dict.fromkeys(V1_GROUPS, OPEN), Parent(1, *V1_GROUPS)),
-    (V1, HYBRID, {V1_GROUPS[0]: OPEN}, Parent(1, V1_GROUPS[0], "")),
+    (V1, HYBRID, dict.fromkeys(V1_GROUPS, OPEN), CgroupParent(1, *V1_GROUPS)),
+    (V1, HYBRID, {V1_GROUPS[0]: OPEN}, CgroupParent(1, V1_GROUPS[0], "")),
     (V1, HYBRID, {}, None),
     ("8:memory:/docker/6f0c\n", DOCKER_V1, {f"{ROOT}/memory": CLOSED}, None),
-    ("8:memory:/docker/6f0c\n", DOCKER_V1, {f"{ROOT}/memory": OPEN}, Parent(1, f"{ROOT}/memory", "")),
+    ("8:memory:/docker/6f0c\n", DOCKER_V1, {f"{ROOT}/memory": OPEN}, CgroupParent(1, f"{ROOT}/memory", "")),
     # Not mounted, and no groups at all.
     (SSH, "", {}, None), ("", V2, {}, None),
 ])  # fmt: skip
 def test_where_a_group_may_be_made(
-    own: str, mounts: str, folders: dict[str, Folder], expected: Parent | None
+    own: str, mounts: str, folders: dict[str, CgroupFolder], expected: CgroupParent | None
 ) -> None:
-    found = find_parent(own, mounts, lambda path: folders.get(path, Folder()))
-    assert (found if isinstance(found, Parent) else None) == expected
-    assert isinstance(found, Parent) or found.reason
+    found = find_parent(own, mounts, lambda path: folders.get(path, CgroupFolder()))
+    assert (found if isinstance(found, CgroupParent) else None) == expected
+    assert isinstance(found, CgroupParent) or found.reason
 
 
 @pytest.mark.parametrize(("own", "folders", "helps"), [
@@ -105,9 +106,11 @@ def test_where_a_group_may_be_made(
     (SLURM, {f"{USER}/user@1000.service": OPEN}, False),
     (CONDOR, {f"{USER}/user@1000.service": OPEN}, False),
 ])  # fmt: skip
-def test_whether_systemd_can_bring_a_run_there(own: str, folders: dict[str, Folder], helps: bool) -> None:
+def test_whether_systemd_can_bring_a_run_there(
+    own: str, folders: dict[str, CgroupFolder], helps: bool
+) -> None:
     """Never out of a batch job, or away from limits."""
-    assert scope_helps(own, V2, lambda path: folders.get(path, Folder()), 1000) == helps
+    assert scope_helps(own, V2, lambda path: folders.get(path, CgroupFolder()), 1000) == helps
 
 
 def test_v1_is_where_it_is_and_v2_beside_it_has_no_memory() -> None:
@@ -116,7 +119,7 @@ def test_v1_is_where_it_is_and_v2_beside_it_has_no_memory() -> None:
         "pids": V1_GROUPS[1], "memory": V1_GROUPS[0], "cpu": f"{ROOT}/cpu,cpuacct",
         "cpuacct": f"{ROOT}/cpu,cpuacct", "name=systemd": f"{ROOT}/systemd/x", "": f"{ROOT}/unified/x",
     }  # fmt: skip
-    assert not scope_helps(V1, HYBRID, lambda _: Folder(), 1000)
+    assert not scope_helps(V1, HYBRID, lambda _: CgroupFolder(), 1000)
 
 
 def test_names_with_spaces_and_colons() -> None:
@@ -140,13 +143,13 @@ def test_the_memory_that_groups_above_allow(
 
 
 def test_a_look_at_folders(tmp_path: Path) -> None:
-    assert look_at(str(tmp_path)) == Folder(top=True)
+    assert look_at(str(tmp_path)) == CgroupFolder(top=True)
     for name, text in (("cgroup.procs", ""), ("cgroup.controllers", "cpu memory pids"),
                        ("cgroup.subtree_control", "memory")):  # fmt: skip
         (tmp_path / name).write_text(text)
-    assert look_at(str(tmp_path)) == Folder(True, frozenset({"cpu", "memory", "pids"}), top=True)
+    assert look_at(str(tmp_path)) == CgroupFolder(True, frozenset({"cpu", "memory", "pids"}), top=True)
     (tmp_path / "cgroup.type").write_text("domain")
-    assert look_at(str(tmp_path)) == Folder(True, frozenset({"memory"}))
+    assert look_at(str(tmp_path)) == CgroupFolder(True, frozenset({"memory"}))
     for name, free, bound in (("memory.max", "max", "9"), ("cpu.max", "max 100000", "5 100000"),
                               ("cpuset.cpus", "", "0-3")):  # fmt: skip
         (tmp_path / name).write_text(f"{free}\n")
@@ -205,8 +208,8 @@ def test_only_groups_of_processes_that_are_gone_are_removed(
 
 
 def test_refusals_have_a_reason() -> None:
-    found = find_parent("", "", lambda _: Folder())
-    assert isinstance(found, Refusal)
+    found = find_parent("", "", lambda _: CgroupFolder())
+    assert isinstance(found, NoCgroup)
 
 
 NONE = {"processes": None, "memory": None, "scratch": None, "reserve": None, "reserve_files": None}

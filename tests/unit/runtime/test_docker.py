@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from imagefactory.build.docker import parse_version
-from imagefactory.errors import FactoryError, ToolError, UsageError
+from imagefactory.errors import ImagefactoryError, ToolError, UsageError
 from imagefactory.model import Mount, RunSpec
 from imagefactory.runtime import docker
 from imagefactory.runtime.devices import AmdGpus
@@ -177,7 +177,7 @@ def test_command_that_cannot_be_started_is_a_result(said: str, code: int) -> Non
     ],
 )
 def test_refusals_of_the_daemon_are_errors(
-    said: str, error: type[FactoryError], code: str, hint: str
+    said: str, error: type[ImagefactoryError], code: str, hint: str
 ) -> None:
     with pytest.raises(error) as caught:
         not_started(said)

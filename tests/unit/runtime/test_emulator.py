@@ -87,9 +87,9 @@ def test_files_are_told_as_debians_package_tells_them() -> None:
 def test_what_proves_something_of_a_gpu_is_not_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(emulator.platform, "machine", lambda: "x86_64")
     for processor in ("amd64", ""):
-        emulator.refuse_emulated("demo", processor)
+        emulator.check_not_emulated("demo", processor)
     with pytest.raises(ToolError, match=r"demo .* aarch64, .* x86_64") as caught:
-        emulator.refuse_emulated("demo", "arm64")
+        emulator.check_not_emulated("demo", "arm64")
     assert caught.value.code == "emulation-not-verified"
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from imagefactory.model import Mount
-from imagefactory.runtime.here import private_places, show_folder
+from imagefactory.runtime.here import mount_current_directory, private_directories
 
 OWN = (Path("/data/store"), Path("/home/me/cache/imagefactory"))
-PRIVATE = private_places([Path("/home/me")], own=OWN, runtime=[Path("/srv/runtime/me")])
+PRIVATE = private_directories([Path("/home/me")], own=OWN, runtime=[Path("/srv/runtime/me")])
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ PRIVATE = private_places([Path("/home/me")], own=OWN, runtime=[Path("/srv/runtim
     ],
 )
 def test_a_folder_of_work_is_shown_at_one_place_and_to_read(folder: str) -> None:
-    mount, told = show_folder(Path(folder), readable=True, private=PRIVATE)
+    mount, told = mount_current_directory(Path(folder), readable=True, private=PRIVATE)
     assert mount == Mount(source=Path(folder), target="/work")
     assert "read-only" in told
 
@@ -62,7 +62,7 @@ def test_a_folder_of_work_is_shown_at_one_place_and_to_read(folder: str) -> None
     ],
 )
 def test_private_places_and_what_holds_them_are_not_shown(folder: str, why: str) -> None:
-    mount, told = show_folder(Path(folder), readable=True, private=PRIVATE)
+    mount, told = mount_current_directory(Path(folder), readable=True, private=PRIVATE)
     assert mount is None
     assert why in told
 
@@ -71,18 +71,20 @@ def test_private_places_and_what_holds_them_are_not_shown(folder: str, why: str)
     ("folder", "shown"), [("/root", False), ("/root/project", True), ("/root/.ssh", False), ("/etc", False)]
 )
 def test_a_home_among_the_systems_folders_is_like_other_homes(folder: str, shown: bool) -> None:
-    private = private_places([Path("/root")], own=(), runtime=())
-    assert (show_folder(Path(folder), readable=True, private=private)[0] is not None) == shown
+    private = private_directories([Path("/root")], own=(), runtime=())
+    assert (mount_current_directory(Path(folder), readable=True, private=private)[0] is not None) == shown
 
 
 def test_where_another_disk_is_mounted_is_not_shown() -> None:
     """The kernel makes no overlay of it for who is not root."""
-    mount, told = show_folder(Path("/data/a"), readable=True, private=PRIVATE, mounted=["/data/a/disk"])
+    mount, told = mount_current_directory(
+        Path("/data/a"), readable=True, private=PRIVATE, mounted=["/data/a/disk"]
+    )
     assert mount is None
     assert "/data/a/disk" in told
 
 
 def test_what_is_closed_to_its_caller_is_not_shown() -> None:
-    mount, told = show_folder(Path("/home/me/secret"), readable=False, private=PRIVATE)
+    mount, told = mount_current_directory(Path("/home/me/secret"), readable=False, private=PRIVATE)
     assert mount is None
     assert "cannot be read by you" in told

@@ -11,17 +11,19 @@ from imagefactory.errors import UsageError
 from imagefactory.model import RunSpec
 from imagefactory.runtime import limits
 from imagefactory.runtime.limits import (
-    Limits,
-    Room,
+    MachineCapacity,
+    RunLimits,
+    check_limits_supported,
     decide_limits,
     format_amount,
+    limit_message,
     parse_limits,
-    read_room,
-    refuse_limits,
-    say_over,
+    read_capacity,
 )
 
-ROOM = Room(memory=100 << 30, processors=8, disk=1 << 40, free=1 << 38, files=1 << 26, free_files=1 << 25)
+ROOM = MachineCapacity(
+    memory=100 << 30, processors=8, disk=1 << 40, free=1 << 38, files=1 << 26, free_files=1 << 25
+)
 
 
 def test_written_with_units_commas_and_repeated() -> None:
@@ -42,7 +44,7 @@ def test_what_cannot_be(text: str) -> None:
 
 def test_by_itself_a_run_leaves_the_machine_usable() -> None:
     made = decide_limits({}, ROOM)
-    assert made == Limits(
+    assert made == RunLimits(
         processes=4096, memory=(100 << 30) // 10 * 9, files=65536,
         scratch=(1 << 38) - (5 << 30), reserve=5 << 30, reserve_files=100_000,
     )  # fmt: skip
@@ -76,33 +78,33 @@ def test_shown_as_it_is_written(name: str, amount: int | None, text: str) -> Non
 
 
 def test_what_ended_a_run_is_said_with_what_to_do() -> None:
-    said, hint = say_over("memory", Limits(memory=256 << 20))
+    said, hint = limit_message("memory", RunLimits(memory=256 << 20))
     assert said.endswith("memory=256M")
     assert "--limit memory=" in hint
-    said, hint = say_over("reserve", Limits(scratch=1, reserve=5 << 30))
+    said, hint = limit_message("reserve", RunLimits(scratch=1, reserve=5 << 30))
     assert "less than 5G" in said
     assert "scratch=none" in hint
-    assert "500" in say_over("reserve_files", Limits(scratch=1, reserve_files=500))[0]
-    assert say_over("machine", Limits(memory=1)) != say_over("memory", Limits(memory=1))
+    assert "500" in limit_message("reserve_files", RunLimits(scratch=1, reserve_files=500))[0]
+    assert limit_message("machine", RunLimits(memory=1)) != limit_message("memory", RunLimits(memory=1))
 
 
 def test_a_runner_that_does_not_hold_a_limit_says_so() -> None:
     spec = RunSpec(argv=("true",), limits=(("scratch", 1), ("files", None)))
     with pytest.raises(UsageError, match=r"docker .*scratch") as caught:
-        refuse_limits(spec, "docker", ("scratch",))
+        check_limits_supported(spec, "docker", ("scratch",))
     assert caught.value.code == "option-conflict"
-    refuse_limits(spec, "x", ("files",))
+    check_limits_supported(spec, "x", ("files",))
 
 
 def test_a_batch_jobs_memory_is_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = read_room(tmp_path).memory
+    whole = read_capacity(tmp_path).memory
     monkeypatch.setattr(limits, "memory_limit", lambda *_: 1 << 20)
-    assert read_room(tmp_path).memory == 1 << 20
+    assert read_capacity(tmp_path).memory == 1 << 20
     monkeypatch.setattr(limits, "memory_limit", lambda *_: whole * 2)
-    assert read_room(tmp_path).memory >= whole
+    assert read_capacity(tmp_path).memory >= whole
 
 
 def test_room_of_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
-    room = read_room(tmp_path / "not" / "yet")
+    room = read_capacity(tmp_path / "not" / "yet")
     assert min(room.memory, room.processors, room.disk, room.free) > 0
     assert room.free <= room.disk

@@ -32,22 +32,22 @@ from imagefactory.runtime.devices import (
 from imagefactory.runtime.emulator import Emulator
 from imagefactory.runtime.sandbox import keeper, syscalls
 from imagefactory.runtime.unshare import (
-    Caller,
-    Sandbox,
+    SandboxCaller,
     SandboxPaths,
     SandboxPlan,
+    SandboxProcess,
     UnshareRunner,
     explain,
     identity_map,
     plan,
-    signals_left_to_the_command,
+    signals_to_command,
 )
 from tests.made.deep import MakeDeep
 from tests.made.layer_store import LayerStore, file, make_tar
 
 ALL = (1 << 41) - 1
 FULL = "         0          0 4294967295\n"
-ROOT = Caller(pid=9, uid=0, gid=0, capabilities=ALL, uid_map=FULL, gid_map=FULL, machine="x86_64")
+ROOT = SandboxCaller(pid=9, uid=0, gid=0, capabilities=ALL, uid_map=FULL, gid_map=FULL, machine="x86_64")
 USER = replace(ROOT, uid=1000, gid=1001, capabilities=0)
 PLACE = SandboxPaths(
     lower=(Path("/s/a"), Path("/s/b")),
@@ -61,7 +61,7 @@ GPUS = GpuDevices(
 
 
 def decided(
-    spec: RunSpec, caller: Caller = ROOT, *, gpus: GpuDevices | None = None, tty: bool = False
+    spec: RunSpec, caller: SandboxCaller = ROOT, *, gpus: GpuDevices | None = None, tty: bool = False
 ) -> SandboxPlan:
     return plan(PLACE, spec, caller, gpus=gpus, tty=tty)
 
@@ -114,7 +114,7 @@ def test_what_cannot_be_removed_is_told_and_stops_no_run(
 
 
 def test_the_helper_tells_what_was_left_before_it_tells_how_it_went() -> None:
-    sandbox = Sandbox.__new__(Sandbox)
+    sandbox = SandboxProcess.__new__(SandboxProcess)
     sandbox.left = []
     sandbox.status = io.StringIO('{"event": "left", "text": "/a: busy"}\n{"event": "started"}\n')
     assert sandbox._event() == {"event": "started"}
@@ -128,7 +128,7 @@ def test_as_root_of_a_namespace_its_own_ranges() -> None:
 @pytest.mark.parametrize(
     "caller", [USER, replace(ROOT, capabilities=0), replace(ROOT, capabilities=ALL & ~0x80)]
 )
-def test_without_powers_over_ids_the_uid_stands_for_the_caller(caller: Caller) -> None:
+def test_without_powers_over_ids_the_uid_stands_for_the_caller(caller: SandboxCaller) -> None:
     made = decided(RunSpec(argv=("true",), uid=65534), caller)
     assert made.uid_map == f"65534 {caller.uid} 1\n"
     assert made.gid_map == f"65534 {caller.gid} 1\n"
@@ -415,9 +415,9 @@ def test_driver_version(text: str, version: str) -> None:
     assert parse_driver_version(text) == version
 
 
-def printing(script: str) -> Sandbox:
+def printing(script: str) -> SandboxProcess:
     """A sandbox whose helper, a shell here, is the command."""
-    sandbox = Sandbox.__new__(Sandbox)
+    sandbox = SandboxProcess.__new__(SandboxProcess)
     pipe = subprocess.PIPE
     sandbox.process = subprocess.Popen(["sh", "-c", script], stdout=pipe, stderr=pipe)
     return sandbox
@@ -436,7 +436,7 @@ def test_what_a_command_prints_is_kept_up_to_a_limit(
 
 
 def test_output_that_nobody_asked_for_is_empty() -> None:
-    sandbox = Sandbox.__new__(Sandbox)
+    sandbox = SandboxProcess.__new__(SandboxProcess)
     sandbox.process = subprocess.Popen(["true"])
     with sandbox.process:
         assert sandbox.collect() == ("", "")
@@ -444,11 +444,11 @@ def test_output_that_nobody_asked_for_is_empty() -> None:
 
 def test_an_interactive_command_has_the_interrupt_to_itself() -> None:
     before = signal.getsignal(signal.SIGINT)
-    with signals_left_to_the_command(interactive=True):
+    with signals_to_command(interactive=True):
         signal.raise_signal(signal.SIGINT)  # nothing happens here
         assert signal.getsignal(signal.SIGINT) is not before
     assert signal.getsignal(signal.SIGINT) is before
-    with pytest.raises(KeyboardInterrupt), signals_left_to_the_command(interactive=False):
+    with pytest.raises(KeyboardInterrupt), signals_to_command(interactive=False):
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
 
@@ -457,7 +457,7 @@ def test_where_no_signal_arrives_a_command_runs_all_the_same() -> None:
     ran = []
 
     def run() -> None:
-        with signals_left_to_the_command(interactive=True):
+        with signals_to_command(interactive=True):
             ran.append(True)
 
     thread = threading.Thread(target=run)
@@ -493,7 +493,7 @@ class Helper:
 @pytest.fixture
 def helpers(monkeypatch: pytest.MonkeyPatch) -> list[Helper]:
     monkeypatch.setattr(Helper, "made", [])
-    monkeypatch.setattr(unshare, "Sandbox", Helper)
+    monkeypatch.setattr(unshare, "SandboxProcess", Helper)
     return Helper.made
 
 

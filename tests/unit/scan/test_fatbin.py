@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from imagefactory.errors import ToolError, UsageError, extra_hint
 from imagefactory.gpu.capability import parse_code
-from imagefactory.gpu.values import Library
+from imagefactory.gpu.values import GpuLibrary
 from imagefactory.scan import fatbin, streams
 from imagefactory.scan import fatbin as elf
 from imagefactory.scan import fatbin as offload
@@ -105,7 +105,7 @@ def compressed(plain: bytes, *, version: int = 3, method: int = 1, payload: byte
     )
 
 
-def streamed(data: bytes, chunk: int) -> Library | None:
+def streamed(data: bytes, chunk: int) -> GpuLibrary | None:
     reader = CodeReader("lib", len(data))
     for at in range(0, len(data), chunk):
         reader.feed(data[at : at + chunk])
@@ -114,7 +114,7 @@ def streamed(data: bytes, chunk: int) -> Library | None:
 
 @pytest.fixture
 def filed(tmp_path: Path) -> Scan:
-    def scan(data: bytes) -> Library | None:
+    def scan(data: bytes) -> GpuLibrary | None:
         path = tmp_path / "lib"
         path.write_bytes(data)
         return scan_file(path, "lib")
@@ -122,7 +122,7 @@ def filed(tmp_path: Path) -> Scan:
     return scan
 
 
-def modules(library: Library | None) -> dict[tuple[str, ...], int]:
+def modules(library: GpuLibrary | None) -> dict[tuple[str, ...], int]:
     assert library is not None
     return {tuple(map(str, one.codes)): one.count for one in library.modules}
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from imagefactory.gpu.capability import parse_code
-from imagefactory.gpu.values import Library, Modules
+from imagefactory.gpu.values import GpuLibrary, ModuleCount
 from imagefactory.scan.findings import FileFinding, format_contents
 
 
-def library(path: str, code: str, **changes: str) -> Library:
-    return Library(
+def library(path: str, code: str, **changes: str) -> GpuLibrary:
+    return GpuLibrary(
         path=path,
         size=10,
-        modules=(Modules(codes=(parse_code(code),), count=1),),
+        modules=(ModuleCount(codes=(parse_code(code),), count=1),),
         compressions=("none",),
         damage=changes.get("damage", ""),
     )
 
 
-def libraries(*some: Library) -> dict[str, Library]:
+def libraries(*some: GpuLibrary) -> dict[str, GpuLibrary]:
     found = format_contents("x", (FileFinding(path=one.path, library=one) for one in some)).libraries
     assert [one.path for one in found] == sorted(one.path for one in found)
     return {one.path: one for one in found}

@@ -18,24 +18,24 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import StoreError, ToolError, UsageError
-from imagefactory.gpu.values import Contents, Package
+from imagefactory.gpu.values import InstalledPackage, ScanResult
 from imagefactory.oci import inflate as inflate_module
 from imagefactory.oci import tar_stream
-from imagefactory.oci.inflate import GZIP, DamagedError, inflate
+from imagefactory.oci.inflate import GZIP, CorruptDataError, inflate
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.maintenance import collect
-from imagefactory.oci.manifests import Layer
+from imagefactory.oci.manifests import OciLayer
 from imagefactory.oci.sif import is_sif, read_partition
-from imagefactory.progress import Quiet
+from imagefactory.progress import QuietProgress
 from imagefactory.scan import files, layers, zip
 from imagefactory.scan import layers as records
-from imagefactory.scan.files import scan_folder, scan_path, scan_wheel
+from imagefactory.scan.files import scan_directory, scan_path, scan_wheel
 from imagefactory.scan.findings import parse_facts, read_name
 from imagefactory.scan.layers import (
     LayerScan,
-    ScanShelf,
+    ScanCache,
     format_scan,
-    layout_shelf,
+    layout_scan_cache,
     merge_layers,
     parse_scan,
     scan_image,
@@ -50,7 +50,7 @@ from tests.made.wheels import add_nested, make_wheel
 TORCH = library(("sm_70", "sm_80", "compute_90/8.0"), ("sm_70", "sm_80", "compute_90/8.0"), ("sm_80",))
 
 
-def modules(contents: Contents) -> dict[str, list[str]]:
+def modules(contents: ScanResult) -> dict[str, list[str]]:
     """`{path: ["2 sm_70 sm_80", ...]}` of the libraries."""
     return {
         one.path: [" ".join((str(each.count), *map(str, each.codes))) for each in one.modules]
@@ -67,22 +67,22 @@ TORCH_MODULES = ["2 compute_90/8.0 sm_70 sm_80", "1 sm_80"]
 @pytest.mark.parametrize(
     ("path", "package"),
     [
-        ("torch-2.3.1+cu121.dist-info/METADATA", Package(name="torch", version="2.3.1+cu121")),
+        ("torch-2.3.1+cu121.dist-info/METADATA", InstalledPackage(name="torch", version="2.3.1+cu121")),
         (
             "a/site-packages/Jax_Cuda12.Plugin-0.4.dist-info/METADATA",
-            Package(name="jax-cuda12-plugin", version="0.4"),
+            InstalledPackage(name="jax-cuda12-plugin", version="0.4"),
         ),
         (
             "usr/lib/python3/dist-packages/six-1.16.0.dist-info/METADATA",
-            Package(name="six", version="1.16.0"),
+            InstalledPackage(name="six", version="1.16.0"),
         ),
         (
             "opt/env/conda-meta/pytorch-2.3.1-py3.11_cuda12.1_0.json",
-            Package(name="pytorch", version="2.3.1", build="py3.11_cuda12.1_0"),
+            InstalledPackage(name="pytorch", version="2.3.1", build="py3.11_cuda12.1_0"),
         ),
         (
             "conda-meta/ca-certificates-2024.2.2-h_0.json",
-            Package(name="ca-certificates", version="2024.2.2", build="h_0"),
+            InstalledPackage(name="ca-certificates", version="2024.2.2", build="h_0"),
         ),
         ("a/site-packages/setuptools/_vendor/wheel-0.43.dist-info/METADATA", None),
         ("a/site-packages/six-1.16.0.dist-info/RECORD", None),
@@ -91,7 +91,9 @@ TORCH_MODULES = ["2 compute_90/8.0 sm_70 sm_80", "1 sm_80"]
         ("a/other/x-1-2.json", None),
     ],
 )
-def test_packages_are_read_off_the_names_of_their_records(path: str, package: Package | None) -> None:
+def test_packages_are_read_off_the_names_of_their_records(
+    path: str, package: InstalledPackage | None
+) -> None:
     assert read_name(path).package == package
 
 
@@ -163,14 +165,14 @@ def torch_wheel(folder: Path) -> Path:
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_wheel_tells_its_libraries_packages_and_facts(tmp_path: Path, workers: int) -> None:
-    found = scan_wheel(torch_wheel(tmp_path), Quiet(), workers=workers)
+    found = scan_wheel(torch_wheel(tmp_path), QuietProgress(), workers=workers)
     assert found.source == "torch-2.3.1-py3-none-any.whl"
     assert modules(found) == {
         "torch/extra.so": ["1 sm_90a"],
         "torch/lib/libtorch_cuda.so": TORCH_MODULES,
     }
     assert found.libraries[1].size == len(TORCH)
-    assert found.packages == (Package(name="torch", version="2.3.1"),)
+    assert found.packages == (InstalledPackage(name="torch", version="2.3.1"),)
     assert ("torch", "cuda", "12.1") in found.facts
     assert found.toolkit == ("libcudart-e409450e.so.11.0",)
 
@@ -179,19 +181,19 @@ def test_a_wheel_tells_the_same_without_isal(tmp_path: Path, monkeypatch: pytest
     import zlib
 
     path = torch_wheel(tmp_path)
-    before = scan_wheel(path, Quiet())
+    before = scan_wheel(path, QuietProgress())
     monkeypatch.setattr(inflate_module, "inflater", lambda: (zlib.decompressobj, (zlib.error,)))
-    assert scan_wheel(path, Quiet()) == before
+    assert scan_wheel(path, QuietProgress()) == before
 
 
 def test_no_zip_is_no_wheel(tmp_path: Path) -> None:
     path = tmp_path / "x-1-py3-none-any.whl"
     path.write_bytes(b"no")
     with pytest.raises(UsageError, match=r"wheel: .*zip") as caught:
-        scan_wheel(path, Quiet())
+        scan_wheel(path, QuietProgress())
     assert caught.value.code == "scan-archive-invalid"
     with pytest.raises(UsageError, match=r"y\.whl") as caught:
-        scan_wheel(tmp_path / "y.whl", Quiet())
+        scan_wheel(tmp_path / "y.whl", QuietProgress())
     assert caught.value.code == "cannot-read-file"
 
 
@@ -201,11 +203,11 @@ def test_a_cut_or_changed_wheel_is_said(tmp_path: Path) -> None:
     at = data.index(b"torch/lib/libtorch_cuda.so") + 40
     path.write_bytes(data[:at] + bytes(40) + data[at + 40 :])
     with pytest.raises(UsageError, match=r"libtorch_cuda\.so: ") as caught:
-        scan_wheel(path, Quiet())
+        scan_wheel(path, QuietProgress())
     assert caught.value.code == "scan-archive-invalid"
     path.write_bytes(data[: len(data) // 2])
     with pytest.raises(UsageError, match="zip") as caught:
-        scan_wheel(path, Quiet())
+        scan_wheel(path, QuietProgress())
     assert caught.value.code == "scan-archive-invalid"
 
 
@@ -219,7 +221,7 @@ def test_a_member_that_holds_more_than_it_says_is_refused(tmp_path: Path) -> Non
         data[at : at + 4] = lie
     path.write_bytes(data)
     with pytest.raises(UsageError, match="1000 bytes") as caught:
-        scan_wheel(path, Quiet())
+        scan_wheel(path, QuietProgress())
     assert caught.value.code == "scan-archive-invalid"
 
 
@@ -228,7 +230,7 @@ def test_members_that_share_bytes_are_refused(tmp_path: Path) -> None:
     path = torch_wheel(tmp_path)
     add_nested(path)
     with pytest.raises(UsageError, match="overlaps") as caught:
-        scan_wheel(path, Quiet())
+        scan_wheel(path, QuietProgress())
     assert caught.value.code == "scan-archive-invalid"
 
 
@@ -237,11 +239,11 @@ def test_a_bomb_and_an_endless_list_are_refused(tmp_path: Path, monkeypatch: pyt
     with monkeypatch.context() as patch:
         patch.setattr(zip, "PLAIN", 1000)
         with pytest.raises(UsageError, match="1000 bytes") as caught:
-            scan_wheel(path, Quiet())
+            scan_wheel(path, QuietProgress())
         assert caught.value.code == "scan-archive-invalid"
     monkeypatch.setattr(zip, "MEMBERS", 3)
     with pytest.raises(UsageError, match=r"\d+ members") as caught:
-        scan_wheel(path, Quiet())
+        scan_wheel(path, QuietProgress())
     assert caught.value.code == "scan-archive-invalid"
 
 
@@ -264,7 +266,7 @@ def test_an_endless_list_is_not_hidden(hidden: str, tmp_path: Path, monkeypatch:
     path.write_bytes(data)
     monkeypatch.setattr(zip, "MEMBERS", 3)
     with pytest.raises(UsageError, match=r"\d+ members") as caught:
-        scan_wheel(path, Quiet())
+        scan_wheel(path, QuietProgress())
     assert caught.value.code == "scan-archive-invalid"
 
 
@@ -273,7 +275,7 @@ def test_other_packings_are_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_BZIP2) as archive:
         archive.writestr("x.so", TORCH)
     with pytest.raises(UsageError, match="method 12") as caught:
-        scan_wheel(path, Quiet())
+        scan_wheel(path, QuietProgress())
     assert caught.value.code == "scan-archive-invalid"
 
 
@@ -306,9 +308,11 @@ def test_a_conda_package_tells_what_it_installs(tmp_path: Path, ending: str) -> 
         (f"{site}/torch/version.py", VERSION),
         ("info/test/x.so", TORCH),
     )
-    found = scan_path(conda_package(tmp_path, f"pytorch-2.3.1-py3.11_cuda12.1_0{ending}", data), Quiet())
+    found = scan_path(
+        conda_package(tmp_path, f"pytorch-2.3.1-py3.11_cuda12.1_0{ending}", data), QuietProgress()
+    )
     assert modules(found) == {f"{site}/torch/lib/libtorch_cuda.so": TORCH_MODULES}
-    assert found.packages == (Package(name="pytorch", version="2.3.1", build="py3.11_cuda12.1_0"),)
+    assert found.packages == (InstalledPackage(name="pytorch", version="2.3.1", build="py3.11_cuda12.1_0"),)
     assert found.facts[0] == ("torch", "cuda", "12.1")
 
 
@@ -317,11 +321,11 @@ def test_a_damaged_conda_package_is_said(tmp_path: Path, ending: str) -> None:
     path = conda_package(tmp_path, f"x-1-0{ending}", tar(("a.so", TORCH)))
     path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(UsageError, match="conda package") as caught:
-        scan_path(path, Quiet())
+        scan_path(path, QuietProgress())
     assert caught.value.code == "scan-archive-invalid"
     path.write_bytes(b"other bytes")
     with pytest.raises(UsageError, match="conda package") as caught:
-        scan_path(path, Quiet())
+        scan_path(path, QuietProgress())
     assert caught.value.code == "scan-archive-invalid"
 
 
@@ -350,9 +354,9 @@ def test_a_folder_tells_what_is_below_it_once(environment: Path) -> None:
     (environment / "out").symlink_to("/usr")
     (site / "torch/lib/libcudart.so.12").symlink_to("libcudart.so.12.1.105")
     os.mkfifo(environment / "pipe.so")
-    found = scan_folder(environment, Quiet(), workers=2)
+    found = scan_directory(environment, QuietProgress(), workers=2)
     assert modules(found) == {"lib/python3.11/site-packages/torch/lib/libtorch_cuda.so": TORCH_MODULES}
-    assert found.packages == (Package(name="torch", version="2.3.1"),)
+    assert found.packages == (InstalledPackage(name="torch", version="2.3.1"),)
     assert found.facts[0] == ("torch", "cuda", "12.1")
     assert found.toolkit == ("libcudart.so.12",)
 
@@ -363,7 +367,7 @@ def test_the_progress_of_a_folder_ends_at_its_total(
 ) -> None:
     """Whatever amounts small files are told in."""
 
-    class Told(Quiet):
+    class Told(QuietProgress):
         total = done = 0
 
         def task(self, title: str, *, total: int = 0, unit: str = "bytes"):  # type: ignore[no-untyped-def]
@@ -375,21 +379,21 @@ def test_the_progress_of_a_folder_ends_at_its_total(
 
     monkeypatch.setattr(files, "CHUNK", chunk)
     told = Told()
-    scan_folder(environment, told)
+    scan_directory(environment, told)
     size = sum(path.stat().st_size for path in environment.rglob("*") if path.is_file())
     assert (told.total, told.done) == (size, size)
 
 
 def test_a_folder_may_be_the_framework_itself(environment: Path) -> None:
-    found = scan_path(environment / "lib/python3.11/site-packages/torch", Quiet())
+    found = scan_path(environment / "lib/python3.11/site-packages/torch", QuietProgress())
     assert found.facts[0] == ("torch", "cuda", "12.1")
     assert list(modules(found)) == ["lib/libtorch_cuda.so"]
 
 
 def test_one_library_tells_its_own(environment: Path) -> None:
     path = environment / "lib/python3.11/site-packages/torch/lib/libtorch_cuda.so"
-    assert modules(scan_path(path, Quiet())) == {"libtorch_cuda.so": TORCH_MODULES}
-    assert scan_path(path.parents[1] / "version.py", Quiet()).libraries == ()
+    assert modules(scan_path(path, QuietProgress())) == {"libtorch_cuda.so": TORCH_MODULES}
+    assert scan_path(path.parents[1] / "version.py", QuietProgress()).libraries == ()
 
 
 @pytest.mark.parametrize("name", [b"lib\xff.so", b"lib\x1b.so", b"lib\n.so", "lib\u202e.so".encode()])
@@ -397,8 +401,8 @@ def test_names_that_cannot_be_shown_are_shown_as_they_can(tmp_path: Path, name: 
     """A line end or an escape in a name would be obeyed by a terminal, or by a log that is read."""
     path = tmp_path / os.fsdecode(name)
     path.write_bytes(TORCH)
-    assert list(modules(scan_folder(tmp_path, Quiet()))) == ["lib�.so"]
-    assert list(modules(scan_path(path, Quiet()))) == ["lib�.so"]
+    assert list(modules(scan_directory(tmp_path, QuietProgress()))) == ["lib�.so"]
+    assert list(modules(scan_path(path, QuietProgress()))) == ["lib�.so"]
     assert paths([scan_layer(iter([tar((os.fsdecode(name), TORCH))]))]) == ["lib�.so"]
     assert parse_facts("torch/version.py", "cuda = '12\x1b[2J'") == (("torch", "cuda", "12�[2J"),)
 
@@ -413,7 +417,7 @@ def test_an_archive_is_not_said_to_hold_nothing(tmp_path: Path, ending: str) -> 
         with tarfile.open(path, f"w:{ending[4:]}") as packed_tar:
             packed_tar.addfile(tarfile.TarInfo("a.so"))
     with pytest.raises(UsageError) as caught:
-        scan_path(path, Quiet())
+        scan_path(path, QuietProgress())
     assert caught.value.code == "scan-archive-unsupported"
 
 
@@ -423,7 +427,7 @@ def test_what_cannot_be_read_is_said(environment: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(UsageError, match="env: ") as caught:
-        scan_folder(environment, Quiet())
+        scan_directory(environment, QuietProgress())
     assert caught.value.code == "cannot-read-file"
 
 
@@ -494,7 +498,7 @@ def test_a_name_that_is_replaced_leaves_the_file_to_the_others(monkeypatch: pyte
     assert [one.path for one in found.found if one.library] == ["c.so"]
     assert (found.links, found.plain) == ((), ("a.so", "b.so"))
     monkeypatch.setattr(layers, "RENAMED_LIMIT", 2)
-    with pytest.raises(DamagedError, match="change their names"):
+    with pytest.raises(CorruptDataError, match="change their names"):
         scan_layer(iter([data]))
 
 
@@ -515,7 +519,7 @@ def test_the_drivers_libraries_say_what_they_are_for(tmp_path: Path) -> None:
     for name, content in ((compat, data), (own, b"\x7fELF" + bytes(99))):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(content)
-    assert list(scan_folder(tmp_path, Quiet()).facts) == wanted
+    assert list(scan_directory(tmp_path, QuietProgress()).facts) == wanted
 
 
 def test_a_path_twice_in_a_layer_is_its_last() -> None:
@@ -571,7 +575,7 @@ def test_large_sizes_and_wrong_checksums() -> None:
     large.size = 9 << 33  # more than octal digits can say
     header = large.tobuf(tarfile.GNU_FORMAT)
     assert tar_stream._parse_header(header) == ("x", tarfile.REGTYPE, 9 << 33)
-    with pytest.raises(DamagedError, match=r"broken header at byte 0: bad checksum"):
+    with pytest.raises(CorruptDataError, match=r"broken header at byte 0: bad checksum"):
         scan_layer(iter([header[:10] + b"y" + header[11:]]))
 
 
@@ -587,17 +591,17 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_layer_is_refused_with_its_fault(name: str) -> None:
-    with pytest.raises(DamagedError, match=r"header|ends at byte|leaves"):
+    with pytest.raises(CorruptDataError, match=r"header|ends at byte|leaves"):
         scan_layer(pieces(HOSTILE[name], 1 << 20))
 
 
 def test_sparse_files_and_endless_names_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     info = tarfile.TarInfo("x")
     info.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.name": "y"}
-    with pytest.raises(DamagedError, match="sparse"):
+    with pytest.raises(CorruptDataError, match="sparse"):
         scan_layer(iter([info.tobuf(tarfile.PAX_FORMAT)]))
     monkeypatch.setattr(tar_stream, "NAMES_LIMIT", 20)
-    with pytest.raises(DamagedError, match="names of its files"):
+    with pytest.raises(CorruptDataError, match="names of its files"):
         scan_layer(iter([tar(("0123456789", b""), ("abcdefghij", b""))]))
 
 
@@ -627,12 +631,12 @@ def layout(tmp_path: Path) -> Layout:
     return Layout(tmp_path / "store")
 
 
-def counting(shelf: ScanShelf, read: list[str]) -> ScanShelf:
-    def told(layer: Layer) -> Iterator[bytes]:
+def counting(shelf: ScanCache, read: list[str]) -> ScanCache:
+    def told(layer: OciLayer) -> Iterator[bytes]:
         read.append(layer.descriptor.digest)
         return shelf.read(layer)
 
-    return ScanShelf(layout=shelf.layout, read=told, workers=shelf.workers)
+    return ScanCache(layout=shelf.layout, read=told, workers=shelf.workers)
 
 
 def test_a_layer_that_images_share_is_read_once(layout: Layout) -> None:
@@ -641,16 +645,16 @@ def test_a_layer_that_images_share_is_read_once(layout: Layout) -> None:
     add_image(layout, "a:1", [base, torch])
     add_image(layout, "b:1", [base, torch, cpu])
     read: list[str] = []
-    shelf = counting(layout_shelf(layout, 2), read)
+    shelf = counting(layout_scan_cache(layout, 2), read)
     one, two = layout.image("a:1"), layout.image("b:1")
     assert one is not None
     assert two is not None
-    found = scan_image("a:1", one.layers, shelf, Quiet())
+    found = scan_image("a:1", one.layers, shelf, QuietProgress())
     assert modules(found) == {"opt/torch.so": TORCH_MODULES}
     assert len(read) == 2
-    assert scan_image("a:1", one.layers, shelf, Quiet()) == found
+    assert scan_image("a:1", one.layers, shelf, QuietProgress()) == found
     assert len(read) == 2
-    assert scan_image("b:1", two.layers, shelf, Quiet()).libraries == ()
+    assert scan_image("b:1", two.layers, shelf, QuietProgress()).libraries == ()
     assert len(read) == 3
 
 
@@ -659,10 +663,10 @@ def test_another_scanner_reads_anew(layout: Layout, monkeypatch: pytest.MonkeyPa
     image = layout.image("a:1")
     assert image is not None
     read: list[str] = []
-    shelf = counting(layout_shelf(layout, 1), read)
-    scan_image("a:1", image.layers, shelf, Quiet())
+    shelf = counting(layout_scan_cache(layout, 1), read)
+    scan_image("a:1", image.layers, shelf, QuietProgress())
     monkeypatch.setattr(records, "SCANNER", records.SCANNER + 1)
-    scan_image("a:1", image.layers, shelf, Quiet())
+    scan_image("a:1", image.layers, shelf, QuietProgress())
     assert len(read) == 2
 
 
@@ -683,14 +687,14 @@ def packed(kind: str, data: bytes) -> tuple[str, bytes]:
 
 def shelved(
     layout: Layout, kind: str, data: bytes, *, diff_id: str = "", cut: int = 0
-) -> tuple[Layer, ScanShelf]:
+) -> tuple[OciLayer, ScanCache]:
     """A layer and where it is read from; its blob has lost `cut` bytes at its end."""
     from imagefactory.oci.manifests import digest_of
 
     media_type, blob = packed(kind, data)
     descriptor = layout.add(blob, media_type)
     os.truncate(layout.blob_path(descriptor.digest), len(blob) - cut)
-    return Layer(descriptor=descriptor, diff_id=diff_id or digest_of(data), title="x"), layout_shelf(
+    return OciLayer(descriptor=descriptor, diff_id=diff_id or digest_of(data), title="x"), layout_scan_cache(
         layout, 1
     )
 
@@ -698,14 +702,14 @@ def shelved(
 @pytest.mark.parametrize("kind", ["tar", "gzip", "zstd"])
 def test_layers_of_every_packing_tell_the_same(layout: Layout, kind: str) -> None:
     layer, shelf = shelved(layout, kind, GOOD)
-    assert modules(scan_image("x", [layer], shelf, Quiet())) == {"opt/a.so": TORCH_MODULES}
+    assert modules(scan_image("x", [layer], shelf, QuietProgress())) == {"opt/a.so": TORCH_MODULES}
 
 
 @pytest.mark.parametrize("kind", ["tar", "gzip", "zstd"])
 def test_a_cut_layer_is_said_and_not_kept(layout: Layout, kind: str) -> None:
     layer, shelf = shelved(layout, kind, GOOD, cut=30)
     with pytest.raises(StoreError, match=r"layer x .*\d+ bytes, not \d+") as caught:
-        scan_image("x", [layer], shelf, Quiet())
+        scan_image("x", [layer], shelf, QuietProgress())
     assert caught.value.code == "layer-corrupt"
     assert not (layout.path / "scans").exists()
 
@@ -713,11 +717,11 @@ def test_a_cut_layer_is_said_and_not_kept(layout: Layout, kind: str) -> None:
 def test_what_an_image_claims_of_its_layers_says_nothing_of_anothers(layout: Layout) -> None:
     """A stranger's manifest may name any diff_id: what is kept goes by the digest of the bytes."""
     honest, shelf = shelved(layout, "tar", GOOD)
-    scan_image("x", [honest], shelf, Quiet())
+    scan_image("x", [honest], shelf, QuietProgress())
     empty = tar(("opt/a.so", bytes(99)))
     forged, _ = shelved(layout, "tar", empty, diff_id=honest.diff_id)
-    assert scan_image("y", [forged], shelf, Quiet()).libraries == ()
-    assert modules(scan_image("x", [honest], shelf, Quiet())) == {"opt/a.so": TORCH_MODULES}
+    assert scan_image("y", [forged], shelf, QuietProgress()).libraries == ()
+    assert modules(scan_image("x", [honest], shelf, QuietProgress())) == {"opt/a.so": TORCH_MODULES}
 
 
 @pytest.mark.parametrize("kind", ["gzip", "zstd"])
@@ -727,7 +731,7 @@ def test_a_layer_called_by_another_packing_is_what_its_bytes_are(layout: Layout,
         layer.descriptor.media_type
     }:
         called = replace(layer, descriptor=replace(layer.descriptor, media_type=media_type))
-        assert modules(scan_image("x", [called], shelf, Quiet())) == {"opt/a.so": TORCH_MODULES}
+        assert modules(scan_image("x", [called], shelf, QuietProgress())) == {"opt/a.so": TORCH_MODULES}
         shutil.rmtree(layout.path / "scans")
 
 
@@ -735,23 +739,23 @@ def test_a_layer_without_end_is_refused(layout: Layout, monkeypatch: pytest.Monk
     monkeypatch.setattr(layers, "PLAIN", 2000)
     layer, shelf = shelved(layout, "gzip", GOOD)
     with pytest.raises(StoreError, match="2000 bytes") as caught:
-        scan_image("x", [layer], shelf, Quiet())
+        scan_image("x", [layer], shelf, QuietProgress())
     assert caught.value.code == "layer-corrupt"
 
 
 def test_scans_live_as_long_as_an_image_needs_them(layout: Layout) -> None:
-    with layout.in_use(Quiet()):
+    with layout.in_use(QuietProgress()):
         add_image(layout, "a:1", [GOOD])
         add_image(layout, "b:1", [tar(("b.so", TORCH))])
         for name in ("a:1", "b:1"):
             image = layout.image(name)
             assert image is not None
-            scan_image(name, image.layers, layout_shelf(layout, 1), Quiet())
+            scan_image(name, image.layers, layout_scan_cache(layout, 1), QuietProgress())
     assert len(list((layout.path / "scans").iterdir())) == 2
     layout.untag("b:1")
-    collect(layout, Quiet(), dry_run=True)
+    collect(layout, QuietProgress(), dry_run=True)
     assert len(list((layout.path / "scans").iterdir())) == 2
-    assert collect(layout, Quiet()).records >= 1
+    assert collect(layout, QuietProgress()).records >= 1
     image = layout.image("a:1")
     assert image is not None
     (kept,) = (layout.path / "scans").iterdir()
@@ -775,10 +779,10 @@ def test_a_bomb_comes_in_small_pieces(make: Callable[[], object], monkeypatch: p
     assert sum(map(len, inflate([bomb, bytes(9), bomb[:5], bomb[5:], bytes(9)], GZIP))) == 100 << 20
     assert sum(map(len, inflate([bomb[10:-8], b""]))) == 50 << 20
     for broken in ([bomb[:5]], [bomb[:-1]], [bomb, bomb[:9000]], [bomb, b"garbage behind"]):
-        with pytest.raises(DamagedError):
+        with pytest.raises(CorruptDataError):
             list(inflate(broken, GZIP))
     for broken in ([], [bomb[10:-9]], [b"\xff" * 99], [bomb[10:-8], b"behind"], [bomb[10:-8] + b"\0"]):
-        with pytest.raises(DamagedError):
+        with pytest.raises(CorruptDataError):
             list(inflate(broken))
 
 
@@ -819,14 +823,20 @@ def test_a_sif_needs_unsquashfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     path = tmp_path / "x.sif"
     path.write_bytes(sif())
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ToolError, match="unsquashfs") as caught, unpacked_sif(path, tmp_path / "s", Quiet()):
+    with (
+        pytest.raises(ToolError, match="unsquashfs") as caught,
+        unpacked_sif(path, tmp_path / "s", QuietProgress()),
+    ):
         pass
     assert caught.value.code == "tool-missing"
     assert "squashfs-tools" in caught.value.hint
     (tmp_path / "unsquashfs").write_text("#!/bin/sh\necho FATAL ERROR: no room >&2\nexit 1\n")
     (tmp_path / "unsquashfs").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    with pytest.raises(ToolError, match="no room") as caught, unpacked_sif(path, tmp_path / "s", Quiet()):
+    with (
+        pytest.raises(ToolError, match="no room") as caught,
+        unpacked_sif(path, tmp_path / "s", QuietProgress()),
+    ):
         pass
     assert caught.value.code == "sif-unpack-failed"
     assert list((tmp_path / "s").iterdir()) == []

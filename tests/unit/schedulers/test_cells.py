@@ -10,11 +10,11 @@ import pytest
 from imagefactory.errors import NothingSelectedError, UsageError
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.cells import CellEvidence, answer_cell
-from imagefactory.gpu.values import Answer, Cell, Question
+from imagefactory.gpu.values import Cell, CellQuery, Compatibility
 from imagefactory.matrix.plan import Answerer, TargetStatus
 from imagefactory.model import Outcome
 from imagefactory.schedulers.cells import (
-    SweepAsk,
+    CellRequest,
     SweepPlan,
     check_allowed,
     choose_tuple,
@@ -25,7 +25,7 @@ from imagefactory.schedulers.cells import (
     within_budget,
 )
 from imagefactory.schedulers.pool import Inventory
-from imagefactory.trust.verdict import Judged, Standing, Verdict
+from imagefactory.trust.verdict import Verdict, VerdictStatus, VerificationResult
 from tests.made.claims import TARGET, claim
 from tests.made.sweep import inventory, pool_gpu
 from tests.made.verdicts import DAY, HOST, MADE_UP, NOW, whole_report
@@ -33,8 +33,8 @@ from tests.made.verdicts import DAY, HOST, MADE_UP, NOW, whole_report
 STAGE = TargetStatus(target=TARGET, missing="", image="sha256:" + "a" * 64)
 
 
-def known(answers: dict[str, Answer], rule: str = "no-code") -> Answerer:
-    def judge(question: Question, _: CellEvidence) -> Cell:
+def known(answers: dict[str, Compatibility], rule: str = "no-code") -> Answerer:
+    def judge(question: CellQuery, _: CellEvidence) -> Cell:
         answer = answers.get(str(question.capability))
         return Cell(question=question, claims=(claim(rule, answer),) if answer else ())
 
@@ -42,7 +42,7 @@ def known(answers: dict[str, Answer], rule: str = "no-code") -> Answerer:
 
 
 def plan(*stages: TargetStatus, gpus: Inventory | None = None, **asked: Any) -> SweepPlan:
-    return plan_sweep(stages or (STAGE,), gpus or inventory(), SweepAsk(**{"answer": known({}), **asked}))
+    return plan_sweep(stages or (STAGE,), gpus or inventory(), CellRequest(**{"answer": known({}), **asked}))
 
 
 def queued(made: SweepPlan) -> list[tuple[str, str, str]]:
@@ -53,12 +53,12 @@ def left(made: SweepPlan) -> list[tuple[str, str]]:
     return [(one.capability, one.rule) for one in made.left_out]
 
 
-def verdict(capability: str = "8.0", driver: str = "550.54.15", **changes: Any) -> Judged:
+def verdict(capability: str = "8.0", driver: str = "550.54.15", **changes: Any) -> VerificationResult:
     report = whole_report(
         device=replace(MADE_UP, capability=capability), hardware=replace(HOST, driver=driver), **changes
     )
     made = Verdict(report=report, issued=NOW, expires=NOW + 9 * DAY, keyid="k")
-    return Judged(digest="sha256:" + "e" * 64, standing=Standing.GOOD, why="", verdict=made)
+    return VerificationResult(digest="sha256:" + "e" * 64, standing=VerdictStatus.GOOD, why="", verdict=made)
 
 
 def test_an_image_for_cpus_is_left_out_of_a_sweep() -> None:
@@ -103,7 +103,7 @@ def test_gpus_beside_another_processor_are_no_place_for_an_image() -> None:
 
 
 def test_what_is_known_to_fail_is_left_out_under_its_rule_and_comes_back_by_it() -> None:
-    judge = known({"7.0": Answer.NO, "8.0": Answer.YES})
+    judge = known({"7.0": Compatibility.NO, "8.0": Compatibility.YES})
     made = plan(answer=judge)
     assert queued(made) == [(TARGET.name, "8.0", "12.0")]
     assert left(made) == [("7.0", "no-code")]
@@ -196,7 +196,7 @@ def test_a_verdict_on_the_oldest_driver_there_is_enough() -> None:
     """Of a newer one the older GPUs are left, and only they are asked for."""
     gpus = inventory(pool_gpu("8.0"), pool_gpu("8.0", driver="535.54.03", cuda="12.2"))
 
-    def first(*verdicts: Judged, **asked: Any) -> list[tuple[str, bool, int]]:
+    def first(*verdicts: VerificationResult, **asked: Any) -> list[tuple[str, bool, int]]:
         made = plan(replace(STAGE, verdicts=verdicts), gpus=gpus, **asked)
         return [(cell.first, cell.only, cell.gpus) for cell in made.cells]
 
@@ -231,7 +231,9 @@ def test_bad_machines_do_not_come_first_and_the_next_driver_does() -> None:
 def test_what_is_over_the_budget_waits_and_the_oldest_verdict_comes_first() -> None:
     """A run of an image before says how long it takes; without one the suite's own time does."""
     lapsed = [
-        replace(found, standing=Standing.EXPIRED, verdict=replace(found.verdict, issued=NOW - days * DAY))
+        replace(
+            found, standing=VerdictStatus.EXPIRED, verdict=replace(found.verdict, issued=NOW - days * DAY)
+        )
         for found, days in ((verdict("7.0"), 100), (verdict("8.0"), 200))
         if found.verdict
     ]
@@ -242,7 +244,7 @@ def test_what_is_over_the_budget_waits_and_the_oldest_verdict_comes_first() -> N
     made = plan(*stages, gpu_hours=1)
 
     def kept(seconds: float, **asked: Any) -> list[tuple[str, str]]:
-        cut = within_budget(made, SweepAsk(**{"gpu_hours": 1, **asked}), seconds, NOW.date())
+        cut = within_budget(made, CellRequest(**{"gpu_hours": 1, **asked}), seconds, NOW.date())
         assert len(cut.cells) + len(cut.left_out) == 4
         assert {one.rule for one in cut.left_out} <= {"budget"}
         return [(cell.stage.target.name, str(cell.capability)) for cell in cut.cells]
@@ -253,10 +255,10 @@ def test_what_is_over_the_budget_waits_and_the_oldest_verdict_comes_first() -> N
     assert len(kept(4000, allow=frozenset({"budget"}))) == 4
     assert len(kept(4000, gpu_hours=0)) == 4
     only = replace(made, cells=tuple(cell for cell in made.cells if not cell.stage.verdicts))
-    cut = within_budget(only, SweepAsk(gpu_hours=1), 9000, NOW.date())
+    cut = within_budget(only, CellRequest(gpu_hours=1), 9000, NOW.date())
     assert len(cut.cells) == 1  # one at least, or it would never be its turn
     long = replace(made, cells=made.cells[2:])
-    cut = within_budget(long, SweepAsk(gpu_hours=1), 9000, NOW.date())
+    cut = within_budget(long, CellRequest(gpu_hours=1), 9000, NOW.date())
     assert len(cut.cells) == 2
 
 
@@ -266,10 +268,10 @@ def test_what_is_over_the_budget_waits_and_the_oldest_verdict_comes_first() -> N
         verdict(driver="560.28.03"),  # newer than any driver of the pool
         verdict("8.6"),  # 8.6 says nothing of 8.0
         verdict(outcome=Outcome.TIMEOUT),
-        replace(verdict(), standing=Standing.EXPIRED),
+        replace(verdict(), standing=VerdictStatus.EXPIRED),
     ],
 )
-def test_a_verdict_that_does_not_hold_there_proves_nothing(judged: Judged) -> None:
+def test_a_verdict_that_does_not_hold_there_proves_nothing(judged: VerificationResult) -> None:
     made = plan(replace(STAGE, verdicts=(judged,)), capabilities=(Capability(8, 0),))
     assert queued(made) == [(TARGET.name, "8.0", "12.0")]
 

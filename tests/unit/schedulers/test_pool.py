@@ -12,7 +12,7 @@ import pytest
 
 from imagefactory.actions.collect import collect_sweep
 from imagefactory.actions.sweep import (
-    SweepBench,
+    SweepDependencies,
     SweepOptions,
     make_sweep,
     prepare_sweep,
@@ -22,7 +22,7 @@ from imagefactory.actions.sweep import (
 from imagefactory.actions.verify import CollectOptions
 from imagefactory.errors import UsageError
 from imagefactory.model import Outcome
-from imagefactory.progress import Quiet
+from imagefactory.progress import QuietProgress
 from imagefactory.schedulers.pool import open_pool
 from imagefactory.schedulers.sweep_file import SWEEP, read_pool, read_sweep
 from imagefactory.settings.choices import HTCONDOR, POOLS, PoolRow
@@ -37,12 +37,12 @@ def row(monkeypatch: pytest.MonkeyPatch) -> str:
     return "one-row"
 
 
-def bench_of(site: Site) -> SweepBench:
+def bench_of(site: Site) -> SweepDependencies:
     pools = partial(open_pool, environ=site.factory.environ)
-    return SweepBench(clock=lambda: datetime.now(UTC), random=os.urandom, pools=pools)
+    return SweepDependencies(clock=lambda: datetime.now(UTC), random=os.urandom, pools=pools)
 
 
-def left_out(site: Site, options: SweepOptions, bench: SweepBench) -> dict[str, str]:
+def left_out(site: Site, options: SweepOptions, bench: SweepDependencies) -> dict[str, str]:
     gpus = bench.pools(options.pool).inventory(bench.clock())
     plan = prepare_sweep(site.factory, (site.target,), gpus, options, bench).plan
     return {cell.capability: cell.rule for cell in plan.left_out}
@@ -56,7 +56,10 @@ def test_a_pool_of_one_row_takes_a_sweep_to_its_verdicts(site: Site, row: str) -
         prepare_sweep(site.factory, (site.target,), gpus, SweepOptions(pool=row, folder=Path("/a b")), bench)
     options = SweepOptions(pool=row, level="quick", registry=site.registry.host)
     made = make_sweep(
-        site.factory, prepare_sweep(site.factory, (site.target,), gpus, options, bench), bench, Quiet()
+        site.factory,
+        prepare_sweep(site.factory, (site.target,), gpus, options, bench),
+        bench,
+        QuietProgress(),
     )
     folder = made.folder
     assert read_sweep(folder) == made.sweep
@@ -67,7 +70,7 @@ def test_a_pool_of_one_row_takes_a_sweep_to_its_verdicts(site: Site, row: str) -
     pool_of_one_row.run_jobs(folder)
     assert read_status(folder, bench.pools).settled
     assert left_out(site, options, bench)["8.0"] == "uncollected"
-    done = collect_sweep(site.factory, folder, CollectOptions(), datetime.now(UTC), Quiet())
+    done = collect_sweep(site.factory, folder, CollectOptions(), datetime.now(UTC), QuietProgress())
     (one,) = done.nodes
     assert (one.result.outcome, len(one.attached)) == (Outcome.VERIFIED, 2)
     assert not done.faults
@@ -95,7 +98,7 @@ def test_a_sweep_of_a_pool_that_is_not_known_here_is_passed_over_and_said(
     bench = bench_of(site)
     options = SweepOptions(pool=row, level="quick", registry=site.registry.host)
     prepared = prepare_sweep(site.factory, (site.target,), site.pool.gpus, options, bench)
-    folder = make_sweep(site.factory, prepared, bench, Quiet()).folder
+    folder = make_sweep(site.factory, prepared, bench, QuietProgress()).folder
     monkeypatch.delitem(POOLS, row)
     with pytest.raises(UsageError) as caught:
         read_status(folder, bench.pools)

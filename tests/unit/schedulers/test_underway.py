@@ -18,35 +18,35 @@ import pytest
 from imagefactory.actions import collect
 from imagefactory.actions.collect import collect_sweep
 from imagefactory.actions.sweep import (
-    Prepared,
-    SweepBench,
+    SweepDependencies,
+    SweepDraft,
     SweepOptions,
     find_sweeps,
     prepare_sweep,
     read_status,
 )
-from imagefactory.actions.verdicts import ledger
+from imagefactory.actions.verdicts import nonce_store
 from imagefactory.actions.verify import CollectOptions
 from imagefactory.errors import CheckFailedError, ToolError, UsageError
 from imagefactory.gpu.capability import Capability
 from imagefactory.matrix.plan import TargetStatus
 from imagefactory.model import Outcome
-from imagefactory.progress import Quiet
+from imagefactory.progress import QuietProgress
 from imagefactory.schedulers import underway
-from imagefactory.schedulers.cells import QueuedCell, SweepAsk, SweepPlan, check_allowed
+from imagefactory.schedulers.cells import CellRequest, QueuedCell, SweepPlan, check_allowed
 from imagefactory.schedulers.htcondor.pool import HTCondor
 from imagefactory.schedulers.htcondor.results import LIMITS_OVER
-from imagefactory.schedulers.pool import LeftOut, NodeResult
+from imagefactory.schedulers.pool import NodeResult, SkippedCell
 from imagefactory.schedulers.sweep_file import (
-    GONE,
     NO_KEY,
     UNSIGNED,
+    VERDICT_MISSING,
     CollectedNode,
     read_collected,
     read_sweep,
     write_sweep_file,
 )
-from imagefactory.schedulers.underway import InHand, SweepSeen, leave_out_underway, state_of
+from imagefactory.schedulers.underway import NodeProgress, RunningSweep, leave_out_underway, state_of
 from imagefactory.verify.nonces import LIFETIME
 from tests.made.claims import TARGET
 from tests.made.command import run
@@ -74,9 +74,9 @@ NOBODY: frozenset[str] = frozenset()
 # --- deciding --------------------------------------------------------------------------------------
 
 
-def seen(name: str = "20261122-120000-aaaa", **changes: Any) -> SweepSeen:
+def seen(name: str = "20261122-120000-aaaa", **changes: Any) -> RunningSweep:
     given = {"name": name, "folder": Path("/s", name), "made": NOON, "driven": True, "cells": {}, **changes}
-    return SweepSeen(**given)
+    return RunningSweep(**given)
 
 
 def plan(*capabilities: str) -> SweepPlan:
@@ -98,10 +98,10 @@ def queued(made: SweepPlan) -> list[str]:
 
 
 def test_what_a_sweep_has_queued_is_left_out_and_says_where() -> None:
-    made = leave_out_underway(plan(), [seen(cells={EIGHT: InHand.OPEN})], NOBODY)
+    made = leave_out_underway(plan(), [seen(cells={EIGHT: NodeProgress.OPEN})], NOBODY)
     assert queued(made) == ["7.0"]
     assert made.left_out == (
-        LeftOut(
+        SkippedCell(
             target=TARGET.name,
             capability="8.0",
             rule="queued",
@@ -114,15 +114,17 @@ def test_what_a_sweep_has_queued_is_left_out_and_says_where() -> None:
 
 def test_machines_with_an_older_driver_that_take_no_job_are_not_asked_each_night() -> None:
     cells = [replace(cell, only=str(cell.capability) == "8.0") for cell in plan().cells]
-    unmatched = [seen(driven=False, cells={SEVEN: InHand.UNMATCHED, EIGHT: InHand.UNMATCHED})]
+    unmatched = [seen(driven=False, cells={SEVEN: NodeProgress.UNMATCHED, EIGHT: NodeProgress.UNMATCHED})]
     made = leave_out_underway(SweepPlan(cells=tuple(cells), left_out=()), unmatched, NOBODY)
     assert (queued(made), made.notes) == (["7.0"], ())
     assert [(one.capability, one.rule) for one in made.left_out] == [("8.0", "verified")]
 
 
 @pytest.mark.parametrize("driven", [True, False, None])
-@pytest.mark.parametrize("state", [InHand.ENDED, InHand.NOT_SIGNED, InHand.NOT_ATTACHED])
-def test_a_result_that_came_back_holds_whoever_drives_its_sweep(state: InHand, driven: bool | None) -> None:
+@pytest.mark.parametrize("state", [NodeProgress.ENDED, NodeProgress.NOT_SIGNED, NodeProgress.NOT_ATTACHED])
+def test_a_result_that_came_back_holds_whoever_drives_its_sweep(
+    state: NodeProgress, driven: bool | None
+) -> None:
     made = leave_out_underway(plan(), [seen(driven=driven, cells={EIGHT: state})], NOBODY)
     assert (queued(made), made.notes) == (["7.0"], ())
     (left,) = made.left_out
@@ -131,7 +133,7 @@ def test_a_result_that_came_back_holds_whoever_drives_its_sweep(state: InHand, d
 
 
 def test_each_rule_can_be_allowed() -> None:
-    both = [seen(cells={SEVEN: InHand.ENDED, EIGHT: InHand.OPEN})]
+    both = [seen(cells={SEVEN: NodeProgress.ENDED, EIGHT: NodeProgress.OPEN})]
     assert queued(leave_out_underway(plan(), both, check_allowed(["queued"]))) == ["8.0"]
     assert queued(leave_out_underway(plan(), both, check_allowed(["uncollected"]))) == ["7.0"]
     made = leave_out_underway(plan(), both, check_allowed(["queued", "uncollected"]))
@@ -139,7 +141,7 @@ def test_each_rule_can_be_allowed() -> None:
 
 
 def test_a_sweep_that_stopped_gives_its_cells_back_and_is_named() -> None:
-    made = leave_out_underway(plan(), [seen(driven=False, cells={EIGHT: InHand.OPEN})], NOBODY)
+    made = leave_out_underway(plan(), [seen(driven=False, cells={EIGHT: NodeProgress.OPEN})], NOBODY)
     assert queued(made) == ["7.0", "8.0"]
     (note,) = made.notes
     assert note.startswith("1 of these cells is queued anew: sweep 20261122-120000-aaaa stopped")
@@ -147,7 +149,9 @@ def test_a_sweep_that_stopped_gives_its_cells_back_and_is_named() -> None:
 
 
 def test_what_nobody_knows_is_queued_and_said() -> None:
-    doubt = seen(driven=None, why="condor_q failed", cells={SEVEN: InHand.OPEN, EIGHT: InHand.OPEN})
+    doubt = seen(
+        driven=None, why="condor_q failed", cells={SEVEN: NodeProgress.OPEN, EIGHT: NodeProgress.OPEN}
+    )
     made = leave_out_underway(plan(), [doubt], NOBODY)
     assert queued(made) == ["7.0", "8.0"]
     assert made.notes == (
@@ -158,11 +162,11 @@ def test_what_nobody_knows_is_queued_and_said() -> None:
 
 
 def test_of_several_sweeps_the_newest_that_is_certain_tells() -> None:
-    old = seen("20261120-120000-aaaa", made=NOON - timedelta(days=2), cells={EIGHT: InHand.OPEN})
-    middle = seen("20261121-120000-aaaa", made=NOON - timedelta(days=1), cells={EIGHT: InHand.ENDED})
-    stopped = seen(driven=False, cells={SEVEN: InHand.OPEN, EIGHT: InHand.OPEN})
+    old = seen("20261120-120000-aaaa", made=NOON - timedelta(days=2), cells={EIGHT: NodeProgress.OPEN})
+    middle = seen("20261121-120000-aaaa", made=NOON - timedelta(days=1), cells={EIGHT: NodeProgress.ENDED})
+    stopped = seen(driven=False, cells={SEVEN: NodeProgress.OPEN, EIGHT: NodeProgress.OPEN})
     before = seen("20261119-120000-aaaa", made=NOON - timedelta(days=3), driven=False,
-                  cells={SEVEN: InHand.OPEN})  # fmt: skip
+                  cells={SEVEN: NodeProgress.OPEN})  # fmt: skip
     made = leave_out_underway(plan(), [old, stopped, before, middle], NOBODY)
     assert [one.reason.partition(",")[0] for one in made.left_out] == ["ended in sweep 20261121-120000-aaaa"]
     assert [note.partition(" stopped")[0] for note in made.notes] == [
@@ -180,20 +184,20 @@ def known(outcome: Outcome | None, why: str = "", **changes: Any) -> CollectedNo
 @pytest.mark.parametrize(
     ("outcome", "collected", "state"),
     [
-        (Outcome.VERIFIED, None, InHand.ENDED),
-        (Outcome.WRONG_NUMBERS, None, InHand.ENDED),
-        (Outcome.VERIFIED, known(None), InHand.ENDED),  # collected while it ran
+        (Outcome.VERIFIED, None, NodeProgress.ENDED),
+        (Outcome.WRONG_NUMBERS, None, NodeProgress.ENDED),
+        (Outcome.VERIFIED, known(None), NodeProgress.ENDED),  # collected while it ran
         (Outcome.NO_GPU, None, None),  # nothing would be signed
         (Outcome.INFRASTRUCTURE, None, None),
-        (Outcome.VERIFIED, known(Outcome.VERIFIED, NO_KEY), InHand.NOT_SIGNED),
-        (Outcome.VERIFIED, known(Outcome.VERIFIED, "signed by 'lab'"), InHand.NOT_ATTACHED),
+        (Outcome.VERIFIED, known(Outcome.VERIFIED, NO_KEY), NodeProgress.NOT_SIGNED),
+        (Outcome.VERIFIED, known(Outcome.VERIFIED, "signed by 'lab'"), NodeProgress.NOT_ATTACHED),
         (Outcome.VERIFIED, known(Outcome.VERIFIED, f"{UNSIGNED}it tells no driver"), None),
         (Outcome.VERIFIED, known(Outcome.NOT_TESTED, ""), None),  # what was asked was edited
-        (Outcome.VERIFIED, known(Outcome.VERIFIED, f"signed on a day, {GONE}"), None),
+        (Outcome.VERIFIED, known(Outcome.VERIFIED, f"signed on a day, {VERDICT_MISSING}"), None),
     ],
 )
 def test_a_result_holds_its_cell_while_collect_can_make_a_verdict_of_it(
-    outcome: Outcome, collected: CollectedNode | None, state: InHand | None
+    outcome: Outcome, collected: CollectedNode | None, state: NodeProgress | None
 ) -> None:
     assert state_of(outcome, collected) is state
 
@@ -201,17 +205,17 @@ def test_a_result_holds_its_cell_while_collect_can_make_a_verdict_of_it(
 # --- read ------------------------------------------------------------------------------------------
 
 
-def prepares(site: Site, **changes: Any) -> Prepared:
+def prepares(site: Site, **changes: Any) -> SweepDraft:
     given = {"pools": site.opens, "user": os.geteuid(), **changes}
-    asked, image = given.pop("asked", SweepAsk()), given.pop("image", "")
+    asked, image = given.pop("asked", CellRequest()), given.pop("image", "")
     options = SweepOptions(level="quick", registry=site.registry.host, image=image, asked=asked)
-    bench = SweepBench(
+    bench = SweepDependencies(
         **{"clock": lambda: datetime.now(UTC), "random": os.urandom, **given}  # type: ignore[arg-type]
     )
     return prepare_sweep(site.factory, (site.target,), site.pool.gpus, options, bench)
 
 
-def left(made: Prepared) -> dict[str, str]:
+def left(made: SweepDraft) -> dict[str, str]:
     return {one.capability: one.rule for one in made.plan.left_out if one.rule != "no-match"}
 
 
@@ -227,7 +231,7 @@ def test_two_sweeps_before_a_collect_queue_no_cell_twice(site: Site) -> None:
     assert (left(made), made.plan.notes) == ({"7.0": "uncollected", "8.0": "uncollected"}, ())
     site.collects(folder)
     assert left(prepares(site)) == {"7.0": "verified", "8.0": "verified"}
-    again = prepares(site, asked=SweepAsk(allow=frozenset({"verified"})))
+    again = prepares(site, asked=CellRequest(allow=frozenset({"verified"})))
     assert (queued(again.plan), again.plan.notes) == (["7.0", "8.0"], ())
 
 
@@ -260,7 +264,7 @@ def test_a_job_for_an_older_driver_alone_that_no_machine_took_is_remembered(site
         json.dumps({"job": "12.0", "again": False, "left": False, "why": "", "format": 1, "return": -1002})
     )
     assert left(prepares(site)) == {"8.0": "verified"}
-    (cell,) = prepares(site, asked=SweepAsk(allow=frozenset({"verified"}))).plan.cells
+    (cell,) = prepares(site, asked=CellRequest(allow=frozenset({"verified"}))).plan.cells
     assert not cell.only
 
 
@@ -308,7 +312,7 @@ def test_what_waits_for_a_key_is_not_run_again(site: Site) -> None:
     folder = site.makes().folder
     site.pool.play(folder)
     keyless = replace(site.factory, environ={**site.factory.environ, "HOME": "/nowhere"})
-    collect_sweep(keyless, folder, CollectOptions(), datetime.now(UTC), Quiet())
+    collect_sweep(keyless, folder, CollectOptions(), datetime.now(UTC), QuietProgress())
     reasons = {one.reason for one in prepares(site).plan.left_out if one.rule == "uncollected"}
     assert reasons == {f"ended in sweep {folder.name}, not signed: imagefactory collect {folder.name}"}
 
@@ -349,7 +353,7 @@ def test_the_queue_is_asked_once_and_only_where_a_sweep_may_have_something(
     for one in find_sweeps(site.factory.settings):
         site.pool.play(one)
         site.collects(one)
-    prepares(site, asked=SweepAsk(allow=frozenset({"verified"})))
+    prepares(site, asked=CellRequest(allow=frozenset({"verified"})))
     assert asked == [1]
 
 
@@ -380,10 +384,10 @@ def test_a_damaged_memory_of_what_was_collected_stops_nothing(site: Site) -> Non
     site.pool.play(folder)
     site.collects(folder)
     (folder / "collected.json").write_text("{")
-    made = prepares(site, asked=SweepAsk(allow=frozenset({"verified"})))
+    made = prepares(site, asked=CellRequest(allow=frozenset({"verified"})))
     assert left(made) == {"7.0": "uncollected", "8.0": "uncollected"}
     site.collects(folder)
-    assert len(prepares(site, asked=SweepAsk(allow=frozenset({"verified"}))).plan.cells) == 2
+    assert len(prepares(site, asked=CellRequest(allow=frozenset({"verified"}))).plan.cells) == 2
 
 
 def test_of_another_users_sweep_nothing_is_guessed(site: Site) -> None:
@@ -535,7 +539,7 @@ def test_collecting_again_finds_what_was_signed_and_signs_nothing(
     if damage is not None:
         (forgotten / "collected.json").write_text(damage)
     nonces = [node.nonce for node in read_sweep(forgotten).nodes]
-    before = [ledger(site.factory).look(nonce) for nonce in nonces]
+    before = [nonce_store(site.factory).look(nonce) for nonce in nonces]
     monkeypatch.setattr(collect, "sign", lambda *_, **__: pytest.fail("it is signed a second time"))
     done = site.collects(forgotten, promote=True)
     place = (str(site.factory.layout.path), f"{site.registry.host}/pytorch")
@@ -545,7 +549,7 @@ def test_collecting_again_finds_what_was_signed_and_signs_nothing(
     assert done.faults == ()
     assert [one.target for one in done.promotions] == [NAME]
     assert read_collected(forgotten) == done.nodes
-    assert [ledger(site.factory).look(nonce) for nonce in nonces] == before
+    assert [nonce_store(site.factory).look(nonce) for nonce in nonces] == before
     assert site.collects(forgotten).nodes == done.nodes
 
 
@@ -562,7 +566,7 @@ def test_a_verdict_that_is_gone_everywhere_is_said_and_never_signed_again(site: 
     (folder / "collected.json").unlink()
     done = site.collects(folder)
     assert [(one.attached, one.keyid) for one in done.nodes] == [((), "")] * 2
-    assert all(one.why.startswith("signed on ") and one.why.endswith(GONE) for one in done.nodes)
+    assert all(one.why.startswith("signed on ") and one.why.endswith(VERDICT_MISSING) for one in done.nodes)
     assert [type(fault) for _, fault in done.faults] == [CheckFailedError] * 2
     assert f"imagefactory verify {NAME} --pool POOL" in done.faults[0][1].hint
     made = prepares(site, image="sif")
@@ -576,9 +580,9 @@ def test_a_verdict_of_nobodys_key_is_not_taken_for_what_was_signed(
 ) -> None:
     stranger = replace(site.factory, environ={**site.factory.environ, "HOME": str(tmp_path / "nobody")})
     (site.factory.settings.root_path / "imagefactory.toml").write_text("")
-    done = collect_sweep(stranger, forgotten, CollectOptions(), datetime.now(UTC), Quiet())
+    done = collect_sweep(stranger, forgotten, CollectOptions(), datetime.now(UTC), QuietProgress())
     assert {one.attached for one in done.nodes} == {()}
-    assert all(one.why.endswith(GONE) for one in done.nodes)
+    assert all(one.why.endswith(VERDICT_MISSING) for one in done.nodes)
 
 
 def test_a_disk_that_is_full_when_the_memory_is_written_loses_nothing(

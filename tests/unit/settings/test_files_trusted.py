@@ -227,7 +227,7 @@ def test_a_person_at_a_terminal_is_asked_once(
         questions.append(text)
         return answer
 
-    monkeypatch.setattr("imagefactory.cli.output.at_terminal", lambda: True)
+    monkeypatch.setattr("imagefactory.cli.output.is_terminal", lambda: True)
     monkeypatch.setattr("click.confirm", confirm)
     (clone / "imagefactory.toml").write_text('codec = "gzip"\nregistry = "registry.example/gpu"\n')
     first = say(capsys, "-C", str(clone), "keys", "show")

@@ -25,7 +25,7 @@ from imagefactory.settings.choices import ENGINES, RUNNERS
 from imagefactory.settings.load import SHIPPED, Settings, load_settings
 from imagefactory.trust.keys import SigningKey
 from imagefactory.trust.policy import read_trust
-from imagefactory.verify.report import SEEN_HERE
+from imagefactory.verify.report import EVIDENCE_LOCAL
 from tests.made.trusted import trust, write_settings
 from tests.made.verdicts import LAB, STRANGER
 
@@ -386,7 +386,7 @@ def test_without_files_the_defaults_say_so(tmp_path: Path, site_folders: str) ->
     bare = load_settings(directory=tmp_path, start=tmp_path, environ=ENVIRON)
     assert [str(path) for path in bare.files[1:]] == [
         "/home/someone/.config/imagefactory/imagefactory.toml",
-        f"{files.SITE_FOLDERS}/imagefactory/imagefactory.toml",
+        f"{files.SITE_CONFIG_DIRS}/imagefactory/imagefactory.toml",
     ]
     assert site_folders == "/etc/xdg"
 
@@ -476,8 +476,8 @@ def test_the_nearest_policy_counts_whole(tmp_path: Path) -> None:
         site="[policy]\nexpires-days = 7\n" + row(LAB, "lab"),
     )
     trust = read_trust(loaded.files)
-    assert (trust.policy.evidence, trust.policy.days) == ((SEEN_HERE,), 90)
-    assert trust.keys[0].evidence == (SEEN_HERE,)
+    assert (trust.policy.evidence, trust.policy.days) == ((EVIDENCE_LOCAL,), 90)
+    assert trust.keys[0].evidence == (EVIDENCE_LOCAL,)
     only = read_trust(loaded.files[2:])
     assert only.policy.days == 7
 

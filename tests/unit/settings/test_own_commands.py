@@ -11,10 +11,10 @@ import pytest
 from imagefactory.errors import UsageError
 from imagefactory.schedulers.htcondor.dag import format_common, site_lines
 from imagefactory.schedulers.sites import check_needs, find_site, own_of
-from imagefactory.schedulers.slurm.batch import Batch, format_batch, jobs_of
+from imagefactory.schedulers.slurm.batch import JobArray, format_batch, jobs_of
 from imagefactory.settings.load import Settings, load_settings
 from imagefactory.settings.own_commands import (
-    is_chosen,
+    is_machine_selected,
     parse_commands,
     parse_machines,
     parse_options,
@@ -62,7 +62,7 @@ def test_machines_are_chosen_by_name(tmp_path: Path, patterns: str, machines: li
     """HTCondor's expression is the one that Python reads; its dot is a letter of names."""
     names = ("gpu01.x.org", "gpu07.x.org", "glidein_7@gpu1.y", "big")
     asked = parse_machines(patterns)
-    assert [name for name in names if is_chosen(name, asked)] == machines
+    assert [name for name in names if is_machine_selected(name, asked)] == machines
     lines = site_lines(replace(dag(node()), patterns=asked), tmp_path)
     assert sum("TARGET.Machine" in line for line in lines) == bool(asked)
 
@@ -114,7 +114,7 @@ def test_an_array_gets_the_options_of_sbatch_and_is_as_long_as_they_say(tmp_path
     assert own == ("--account=gpu-tests", "--partition=gpu", "--qos=low", "--time=2:00:00")
     jobs = jobs_of(replace(sweep(sweep_node()), own=own))
     assert jobs.jobs[0].seconds == 7200
-    text = format_batch(Batch(options=("--gres=gpu:1",), jobs=jobs.jobs), 1, jobs, own)
+    text = format_batch(JobArray(options=("--gres=gpu:1",), jobs=jobs.jobs), 1, jobs, own)
     given = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")]
     assert {"--account=gpu-tests", "--partition=gpu", "--qos=low", "--time=120"} <= set(given)
     assert sum(one.startswith("--time") for one in given) == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import UsageError
-from imagefactory.settings.files import JUDGED_ELSEWHERE, TABLES, UntrustedProjectError
+from imagefactory.settings.files import CHECKED_ELSEWHERE, TABLES, UntrustedProjectError
 from imagefactory.settings.load import load_settings
 from imagefactory.settings.sources import MEANINGS, REASONS, find_restricted, key_ids, may_be_set
 from tests.made.trusted import write_settings
@@ -33,7 +33,7 @@ def value_of(name: str) -> str:
 
 
 def test_every_setting_has_a_class_and_a_meaning() -> None:
-    assert REASONS.keys() == names() | set(JUDGED_ELSEWHERE)
+    assert REASONS.keys() == names() | set(CHECKED_ELSEWHERE)
     assert MEANINGS.keys() == names()
     assert {name for name, reason in REASONS.items() if not reason} == FREE
     assert not may_be_set("a-setting-of-next-year", trusted=False)
@@ -60,7 +60,7 @@ def test_only_a_trusted_project_gives_what_is_restricted(tmp_path: Path, name: s
     shown = load_settings(directory=root, start=root, environ=environ, strict=False)
     assert [one.name for one in shown.untrusted] == [name]
     assert root / "imagefactory.toml" not in shown.files
-    if name not in JUDGED_ELSEWHERE:
+    if name not in CHECKED_ELSEWHERE:
         assert dict(shown.rows())[name].origin == "default"
 
 

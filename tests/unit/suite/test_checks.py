@@ -17,7 +17,7 @@ import pytest
 from imagefactory.suite import elf, onnx_model, reference, table
 from imagefactory.suite.checks import framework as framework_checks
 from imagefactory.suite.checks import imports, libraries, packages, usage
-from imagefactory.suite.context import Failure, parse_expected, same_version
+from imagefactory.suite.context import CheckFailure, parse_expected, same_version
 from tests.made.environment import add_package, fake_program, library, make_context
 
 # --- versions ------------------------------------------------------------------------------------
@@ -86,14 +86,14 @@ def test_byte_code_that_a_wheel_carries_may_have_been_compiled_anew(tmp_path: Pa
     context = make_context(tmp_path, packages={"pkg": "1.0"})
     packages.check(context)
     (tmp_path / code).unlink()
-    with pytest.raises(Failure, match="__pycache__"):
+    with pytest.raises(CheckFailure, match="__pycache__"):
         packages.check(context)
 
 
 def test_missing_wrong_and_surplus_packages(tmp_path: Path) -> None:
     add_package(tmp_path, "wrong", "1.0", {})
     add_package(tmp_path, "surplus", "3.0", {})
-    with pytest.raises(Failure) as caught:
+    with pytest.raises(CheckFailure) as caught:
         packages.check(make_context(tmp_path, packages={"wrong": "1.1", "missing": "2.0"}))
     assert "missing 2.0" in caught.value.detail
     assert "wrong is 1.0" in caught.value.detail
@@ -103,7 +103,7 @@ def test_missing_wrong_and_surplus_packages(tmp_path: Path) -> None:
 def test_one_package_in_two_versions(tmp_path: Path) -> None:
     add_package(tmp_path, "twice", "1.0", {})
     add_package(tmp_path, "twice", "1.1", {})
-    with pytest.raises(Failure, match="twice"):
+    with pytest.raises(CheckFailure, match="twice"):
         packages.check(make_context(tmp_path, packages={"twice": "1.0"}))
 
 
@@ -126,7 +126,7 @@ def test_damaged_packages(tmp_path: Path, damage: Any, words: str) -> None:
     context = make_context(tmp_path, packages={"pkg": "1.0"})
     packages.check(context)
     damage(tmp_path)
-    with pytest.raises(Failure, match=words):
+    with pytest.raises(CheckFailure, match=words):
         packages.check(context)
 
 
@@ -139,18 +139,18 @@ def test_a_file_of_several_wheels_is_as_one_of_them_says(tmp_path: Path) -> None
         finding = packages.check(context)
         assert (finding.numbers["overwritten-files"], finding.numbers["files"]) == (1, 6)
     (tmp_path / "cv2/__init__.py").write_bytes(b"x = 333\n")
-    with pytest.raises(Failure, match=r"__init__\.py has 8"):
+    with pytest.raises(CheckFailure, match=r"__init__\.py has 8"):
         packages.check(context)
 
 
 def test_another_python_than_the_locks(tmp_path: Path) -> None:
     add_package(tmp_path, "pkg", "1.0", {})
-    with pytest.raises(Failure, match=r" 3\.7$"):
+    with pytest.raises(CheckFailure, match=r" 3\.7$"):
         packages.check(make_context(tmp_path, packages={"pkg": "1.0"}, python="3.7"))
 
 
 def test_an_empty_lock_proves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(Failure, match="names no package"):
+    with pytest.raises(CheckFailure, match="names no package"):
         packages.check(make_context(tmp_path))
 
 
@@ -176,7 +176,7 @@ def test_an_absent_library_is_named_with_its_user(tmp_path: Path) -> None:
     needed = library(tmp_path / "libgone.so.3")
     library(tmp_path / "pkg/ext.so", needed)
     needed.unlink()
-    with pytest.raises(Failure, match=r"libgone.so.3 .*pkg/ext.so"):
+    with pytest.raises(CheckFailure, match=r"libgone.so.3 .*pkg/ext.so"):
         libraries.check(make_context(tmp_path))
 
 
@@ -194,14 +194,14 @@ def test_an_optional_library_is_excused_for_its_owner_alone(tmp_path: Path) -> N
     assert libraries.check(make_context(tmp_path)).numbers["optional"] == 1
     (tmp_path / "other").mkdir()
     (tmp_path / "torchaudio/lib/sox.so").rename(tmp_path / "other/sox.so")
-    with pytest.raises(Failure, match=r"libsox.so.99"):
+    with pytest.raises(CheckFailure, match=r"libsox.so.99"):
         libraries.check(make_context(tmp_path))
 
 
 def test_a_damaged_library_fails(tmp_path: Path) -> None:
     path = library(tmp_path / "ext.so")
     path.write_bytes(path.read_bytes()[:64])
-    with pytest.raises(Failure, match=r"ext.so"):
+    with pytest.raises(CheckFailure, match=r"ext.so"):
         libraries.check(make_context(tmp_path))
 
 
@@ -211,7 +211,7 @@ def test_libraries_of_the_system_and_of_the_path_variable(
     needed = library(tmp_path / "elsewhere/libe.so.1")
     library(tmp_path / "site/ext.so", needed)
     context = make_context(tmp_path / "site")
-    with pytest.raises(Failure, match=r"libe.so.1"):
+    with pytest.raises(CheckFailure, match=r"libe.so.1"):
         libraries.check(context)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path / "elsewhere"))
     assert libraries.check(context).numbers["resolved"] == 2
@@ -231,12 +231,12 @@ def test_libraries_opened_by_name_must_be_within_reach(tmp_path: Path) -> None:
     context = make_context(tmp_path, framework="jax")
     assert libraries.check(context).numbers["opened-by-name"] == len(names)
     (tmp_path / "nvidia/all/lib/libcudnn.so.1").unlink()
-    with pytest.raises(Failure, match="libcudnn"):
+    with pytest.raises(CheckFailure, match="libcudnn"):
         libraries.check(context)
 
 
 def test_a_jax_without_its_plugin_fails(tmp_path: Path) -> None:
-    with pytest.raises(Failure, match="so no GPU library would be opened"):
+    with pytest.raises(CheckFailure, match="so no GPU library would be opened"):
         libraries.check(make_context(tmp_path, framework="jax"))
 
 
@@ -286,7 +286,7 @@ class Builds:
 def test_a_build_for_rocm_must_be_the_recipes(tmp_path: Path, built: str, asked: str, told: str) -> None:
     context = make_context(tmp_path, Builds(built), framework="jax", cuda=asked)
     if told:
-        with pytest.raises(Failure, match=told):
+        with pytest.raises(CheckFailure, match=told):
             framework_checks.check_cuda(context)
     else:
         assert framework_checks.check_cuda(context).detail == f"ROCm {built} (its plugin)"
@@ -295,7 +295,7 @@ def test_a_build_for_rocm_must_be_the_recipes(tmp_path: Path, built: str, asked:
 def test_a_framework_whose_rocm_nobody_knows_fails(tmp_path: Path) -> None:
     numba = importlib.import_module("imagefactory.suite.frameworks.numba")
     context = make_context(tmp_path, numba, framework="numba", distribution="numba", cuda="rocm7")
-    with pytest.raises(Failure, match="numba"):
+    with pytest.raises(CheckFailure, match="numba"):
         framework_checks.check_cuda(context)
 
 
@@ -321,7 +321,7 @@ def test_the_rocm_of_jax_is_its_plugins(
     monkeypatch.setattr(jax, "load_all", lambda *names: loaded.append(names))
     context = make_context(tmp_path, jax, framework="jax", cuda="rocm7")
     if told:
-        with pytest.raises(Failure, match=told):
+        with pytest.raises(CheckFailure, match=told):
             jax.rocm_version(context)
     else:
         assert jax.rocm_version(context) == ("7", "plugin xla_rocm7")
@@ -363,9 +363,9 @@ def test_import_compares_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     importlib.invalidate_caches()
     good = make_context(tmp_path, framework(), packages={"torch": "1.13.1"})
     assert imports.check(good).detail == "imagefactory_fake_framework 1.13.1+cu117"
-    with pytest.raises(Failure, match=r"1\.13\.1\+cu117.*1\.13\.0"):
+    with pytest.raises(CheckFailure, match=r"1\.13\.1\+cu117.*1\.13\.0"):
         imports.check(make_context(tmp_path, framework(), packages={"torch": "1.13.0"}))
-    with pytest.raises(Failure, match="torch"):
+    with pytest.raises(CheckFailure, match="torch"):
         imports.check(make_context(tmp_path, framework(), packages={"numpy": "1.26.4"}))
 
 
@@ -374,7 +374,7 @@ def test_another_cuda_than_the_recipes_fails(tmp_path: Path) -> None:
         "major": 11,
         "minor": 7,
     }
-    with pytest.raises(Failure, match=r"CUDA 11\.7.* 12"):
+    with pytest.raises(CheckFailure, match=r"CUDA 11\.7.* 12"):
         framework_checks.check_cuda(make_context(tmp_path, framework(), cuda="12"))
 
 
@@ -394,14 +394,14 @@ def test_each_wrong_operation_is_found(tmp_path: Path, operation: str) -> None:
         values[largest] *= 1.05
         return values
 
-    with pytest.raises(Failure, match=f"^{operation} ") as caught:
+    with pytest.raises(CheckFailure, match=f"^{operation} ") as caught:
         framework_checks.check_compute(make_context(tmp_path, framework(**{operation: wrong})))
     assert caught.value.outcome == table.WRONG_NUMBERS
 
 
 @pytest.mark.parametrize("result", [math.nan, math.inf, []])
 def test_no_number_is_a_wrong_number(tmp_path: Path, result: Any) -> None:
-    with pytest.raises(Failure, match="total in float64"):
+    with pytest.raises(CheckFailure, match="total in float64"):
         framework_checks.check_compute(make_context(tmp_path, framework(total=lambda values, kind: result)))
 
 
@@ -499,24 +499,24 @@ def test_what_cannot_apply_stands_in_the_tables() -> None:
 def test_an_assembler_must_start_and_make_gpu_code(tmp_path: Path) -> None:
     jax = importlib.import_module("imagefactory.suite.frameworks.jax")
     context, program = make_context(tmp_path), tmp_path / "nvidia/cuda_nvcc/bin/ptxas"
-    with pytest.raises(Failure, match=r"nvidia/\*/bin/ptxas"):
+    with pytest.raises(CheckFailure, match=r"nvidia/\*/bin/ptxas"):
         jax.compilers(context, str(tmp_path))
     fake_program(program, 'echo release 12.9; [ "$1" = --version ] || printf "\\177ELF" > "$4"')
     assert jax.compilers(context, str(tmp_path))[0] == "ptxas 12.9"
     fake_program(program, 'echo release 12.9; [ "$1" = --version ] || : > "$4"')
-    with pytest.raises(Failure, match="made no GPU code"):
+    with pytest.raises(CheckFailure, match="made no GPU code"):
         jax.compilers(context, str(tmp_path))
     fake_program(program, "echo broken; exit 3")
-    with pytest.raises(Failure, match="3: broken"):
+    with pytest.raises(CheckFailure, match="3: broken"):
         jax.compilers(context, str(tmp_path))
     program.chmod(0o644)
-    with pytest.raises(Failure, match="cannot be started"):
+    with pytest.raises(CheckFailure, match="cannot be started"):
         jax.compilers(context, str(tmp_path))
 
 
 def test_a_torch_without_triton_fails(tmp_path: Path) -> None:
     torch = importlib.import_module("imagefactory.suite.frameworks.torch")
-    with pytest.raises(Failure, match="triton"):
+    with pytest.raises(CheckFailure, match="triton"):
         torch.compilers(make_context(tmp_path, packages={"torch": "2.3.1"}), str(tmp_path))
 
 
@@ -524,11 +524,11 @@ def test_a_triton_that_cannot_start_is_said_with_its_reason(tmp_path: Path) -> N
     """As triton 2.3 without setuptools; here there is no triton for the interpreter at all."""
     torch = importlib.import_module("imagefactory.suite.frameworks.torch")
     context = make_context(tmp_path, packages={"torch": "2.3.1", "triton": "2.3.1"})
-    with pytest.raises(Failure, match="ptxas"):
+    with pytest.raises(CheckFailure, match="ptxas"):
         torch.compilers(context, str(tmp_path))
     program = tmp_path / "triton/backends/nvidia/bin/ptxas"
     fake_program(program, 'echo release 12.9; [ "$1" = --version ] || printf "\\177ELF" > "$4"')
-    with pytest.raises(Failure, match=r" 1.*ModuleNotFoundError: No module named .triton"):
+    with pytest.raises(CheckFailure, match=r" 1.*ModuleNotFoundError: No module named .triton"):
         torch.compilers(context, str(tmp_path))
 
 
@@ -580,10 +580,10 @@ def test_an_ordinary_user_on_a_read_only_root(monkeypatch: pytest.MonkeyPatch, t
 def test_a_run_that_is_not_what_was_asked_for_proves_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, facts: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(Failure, match=words):
+    with pytest.raises(CheckFailure, match=words):
         ask_unprivileged(monkeypatch, tmp_path, **facts)
 
 
 def test_the_check_does_not_pass_in_the_run_as_root(tmp_path: Path) -> None:
-    with pytest.raises(Failure, match="a run of its own"):
+    with pytest.raises(CheckFailure, match="a run of its own"):
         usage.check_unprivileged(make_context(tmp_path))

@@ -19,7 +19,7 @@ import pytest
 from imagefactory.errors import UsageError
 from imagefactory.suite import conda, table
 from imagefactory.suite.checks import imports, libraries, packages
-from imagefactory.suite.context import Context, Failure, same_release
+from imagefactory.suite.context import CheckFailure, Context, same_release
 from imagefactory.suite.frameworks import jax as jax_file
 from imagefactory.suite.frameworks import other, ptxas
 from imagefactory.suite.frameworks import torch as torch_file
@@ -106,10 +106,10 @@ def test_wheels_on_top_are_told_from_condas_packages(environment: Environment) -
     add_package(environment.site, "wheel-on-top", "2.0", {"top.py": b"", "../../../bin/top": b"#!"})
     context = environment.context(packages={"wheel-on-top": "2.0"})
     assert packages.check(context).numbers["packages"] == 3
-    with pytest.raises(Failure, match=r"wheel-on-top 2\.0"):
+    with pytest.raises(CheckFailure, match=r"wheel-on-top 2\.0"):
         packages.check(environment.context())
     (environment.site / "top.py").write_bytes(b"changed")
-    with pytest.raises(Failure, match=r"top\.py .*7.*0"):
+    with pytest.raises(CheckFailure, match=r"top\.py .*7.*0"):
         packages.check(context)
 
 
@@ -135,7 +135,7 @@ def test_a_file_with_the_prefix_written_into_it(environment: Environment) -> Non
     rewritten(environment, b"home=/opt/env\n", b"home=/opt/env\n")
     packages.check(environment.context())
     rewritten(environment, b"home=/opt/elsewhere\n", b"home=/opt/env\n")
-    with pytest.raises(Failure, match="libtiny: share/tiny/data"):
+    with pytest.raises(CheckFailure, match="libtiny: share/tiny/data"):
         packages.check(environment.context())
 
 
@@ -166,13 +166,13 @@ def test_damaged_environments(
 ) -> None:
     packages.check(environment.context())
     damage(environment)
-    with pytest.raises(Failure) as caught:
+    with pytest.raises(CheckFailure) as caught:
         packages.check(environment.context())
     assert words in caught.value.detail
 
 
 def test_an_environment_of_wheels_may_hold_no_conda_packages(environment: Environment) -> None:
-    with pytest.raises(Failure, match=r"tiny 1\.0"):
+    with pytest.raises(CheckFailure, match=r"tiny 1\.0"):
         packages.check(environment.context(conda={}))
 
 
@@ -180,7 +180,7 @@ def test_a_path_of_two_packages_is_as_one_of_them_says(environment: Environment)
     environment.add("other", {"share/tiny/data": b"theirs"})
     assert packages.check(environment.context()).numbers["files"] == 5
     (environment.prefix / "share/tiny/data").write_bytes(b"nobody's")
-    with pytest.raises(Failure, match="share/tiny/data has 8"):
+    with pytest.raises(CheckFailure, match="share/tiny/data has 8"):
         packages.check(environment.context())
 
 
@@ -204,11 +204,11 @@ def test_a_package_is_imported_by_its_name_else_as_what_it_brings(environment: E
     assert find(environment, "tiny") == ("tiny",)
     environment.add("scikit-tiny", {f"{SITE}/sktiny/__init__.py": b"", f"{SITE}/_sk.py": b""})
     assert find(environment, "scikit-tiny") == ("sktiny",)
-    with pytest.raises(Failure, match="libtiny"):
+    with pytest.raises(CheckFailure, match="libtiny"):
         find(environment, "libtiny")
     add_package(environment.site, "Wheel-Two", "1.0", {"one.py": b"", "two/__init__.py": b""})
     assert find(environment, "wheel-two", packages={"wheel-two": "1.0"}) == ("one", "two")
-    with pytest.raises(Failure, match="gone"):
+    with pytest.raises(CheckFailure, match="gone"):
         find(environment, "gone", packages={"gone": "1.0"})
 
 
@@ -218,7 +218,7 @@ def test_any_package_is_imported(environment: Environment, monkeypatch: pytest.M
     monkeypatch.syspath_prepend(environment.site)
     importlib.invalidate_caches()
     assert imports.check(environment.context(distribution=name)).detail == f"{name} of {name} 1.0"
-    with pytest.raises(Failure, match="tiny2"):
+    with pytest.raises(CheckFailure, match="tiny2"):
         imports.check(environment.context(distribution="tiny2"))
     (environment.site / f"{name}2.py").write_bytes(b"import nothing_of_this_name\n")
     environment.record(f"{name}2", [{"_path": f"{SITE}/{name}2.py"}])
@@ -242,9 +242,9 @@ def test_condas_builds_may_call_themselves_something_more(
 
     conda_lock = {"pytorch": "2.4.0 cuda120_py311h1_302"}
     assert check(distribution="pytorch", conda=conda_lock) == "imagefactory_conda_torch 2.4.0.post302"
-    with pytest.raises(Failure, match=r"2\.4\.0\.post302.*2\.4\.1"):
+    with pytest.raises(CheckFailure, match=r"2\.4\.0\.post302.*2\.4\.1"):
         check(distribution="pytorch", conda={"pytorch": "2.4.1 cuda120_py311h1_302"})
-    with pytest.raises(Failure, match=r"2\.4\.0$"):
+    with pytest.raises(CheckFailure, match=r"2\.4\.0$"):
         check(distribution="torch", packages={"torch": "2.4.0"})
 
 
@@ -266,7 +266,7 @@ def test_libraries_anywhere_in_the_environment_find_each_other(environment: Envi
     numbers = libraries.check(environment.context()).numbers
     assert (numbers["libraries"], numbers["preloaded"]) == (2, 0)
     needed.unlink()
-    with pytest.raises(Failure, match=rf"libcudart\.so\.12 .*{SITE}/tiny/_C\.so"):
+    with pytest.raises(CheckFailure, match=rf"libcudart\.so\.12 .*{SITE}/tiny/_C\.so"):
         libraries.check(environment.context())
 
 
@@ -279,9 +279,9 @@ def test_condas_jaxlib_opens_gpu_libraries_itself(environment: Environment) -> N
     context = environment.context(framework="jax")
     assert libraries.check(context).numbers["opened-by-name"] == len(names)
     (environment.prefix / "lib/libcudnn.so.1").unlink()
-    with pytest.raises(Failure, match=rf"libcudnn .*{SITE}/jaxlib/xla_ext"):
+    with pytest.raises(CheckFailure, match=rf"libcudnn .*{SITE}/jaxlib/xla_ext"):
         libraries.check(context)
-    with pytest.raises(Failure, match="so no GPU library would be opened"):
+    with pytest.raises(CheckFailure, match="so no GPU library would be opened"):
         libraries.check(environment.context(framework="jax", conda={}))
 
 
@@ -308,7 +308,7 @@ def test_the_graphics_drivers_libraries_may_be_absent_of_condas_packages_alone(
     small = libraries.System(folders=(), cached=frozenset({"libc.so.6"}))  # this machine may have one
     monkeypatch.setattr(libraries, "read_system", lambda *_: small)
     assert libraries.check(environment.context()).numbers["driver"] == 1
-    with pytest.raises(Failure, match=r"libGL\.so\.1"):
+    with pytest.raises(CheckFailure, match=r"libGL\.so\.1"):
         libraries.check(environment.context(conda={}))
 
 
@@ -341,10 +341,10 @@ def test_condas_jaxlib_says_its_cuda(environment: Environment, monkeypatch: pyte
         return jax_file.cuda_version(environment.context(jax_file, cuda="12.6", conda={**locked, **changes}))
 
     assert ask() == ("12.6", "CUDA code of jaxlib, cuda-cudart 12.6.77")
-    with pytest.raises(Failure, match=r"CUDA 12.*cuda-cudart 11\.8"):
+    with pytest.raises(CheckFailure, match=r"CUDA 12.*cuda-cudart 11\.8"):
         ask(**{"cuda-cudart": "11.8.89 0"})
     library_of_jax.cuda_versions = None
-    with pytest.raises(Failure, match=r"12\.6 .*\*cuda\*"):
+    with pytest.raises(CheckFailure, match=r"12\.6 .*\*cuda\*"):
         ask()
 
 
@@ -353,7 +353,7 @@ def test_condas_triton_counts(environment: Environment) -> None:
     assert not table.check_not_applicable("torch", "compiler", {"pytorch": "2.3.1"})
     assert not table.check_not_applicable("torch", "compiler", {"pytorch": "1.13.1", "torchtriton": "2.0"})
     context = environment.context(torch_file, conda={"pytorch": "2.3.1 x", "torchtriton": "2.3.1 py311"})
-    with pytest.raises(Failure, match="ptxas"):
+    with pytest.raises(CheckFailure, match="ptxas"):
         torch_file.compilers(context, str(environment.prefix))
 
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from imagefactory.suite.checks import imports
-from imagefactory.suite.context import Failure
+from imagefactory.suite.context import CheckFailure
 from tests.made.environment import add_package, make_context
 
 EXTENSION = f"cpython-{sys.version_info.major}{sys.version_info.minor}-x86_64-linux-gnu.so"
@@ -199,6 +199,6 @@ def test_the_check_tells_what_needs_a_gpu_and_names_each_fault(
     add_package(site, "fbad", "1.0", {"fbad.py": b"import nothing_of_this_name\n"})
     packages = dict.fromkeys([*texts, "fbad"], "1.0")
     expected = replace(context.expected, packages=packages, named=(*packages,))
-    with pytest.raises(Failure) as caught:
+    with pytest.raises(CheckFailure) as caught:
         imports.check(replace(context, expected=expected))
     assert caught.value.detail == "fbad of fbad: ModuleNotFoundError: No module named 'nothing_of_this_name'"

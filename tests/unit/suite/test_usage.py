@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from imagefactory.suite.checks import usage
-from imagefactory.suite.context import Failure
+from imagefactory.suite.context import CheckFailure
 
 MANAGER = """\
 class Manager:
@@ -74,5 +74,5 @@ def test_what_does_not_work_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, server: str, told: str
 ) -> None:
     put(tmp_path, monkeypatch, says=says, server=server)
-    with pytest.raises(Failure, match=told):
+    with pytest.raises(CheckFailure, match=told):
         usage.check_jupyter(None)  # type: ignore[arg-type]

@@ -14,16 +14,16 @@ from imagefactory.serialize import format_time
 from imagefactory.trust.approval import (
     APPROVAL,
     LIFE,
-    Approvable,
+    ApprovalSubject,
     format_approval,
-    judge_approvals,
     others,
     parse_approval,
     sign_approval,
+    verify_approvals,
 )
 from imagefactory.trust.keys import SigningKey
-from imagefactory.trust.policy import MOST_SIGNATURES, Trust, TrustedKey, parse_trust
-from imagefactory.trust.tags import TagFate, approve_tag
+from imagefactory.trust.policy import MOST_SIGNATURES, TrustedKey, TrustRules, parse_trust
+from imagefactory.trust.tags import TagDecision, approve_tag
 from imagefactory.trust.verdict import SKEW
 from tests.made.verdicts import (
     DAY,
@@ -41,16 +41,16 @@ from tests.made.verdicts import (
 
 MIA = make_signing_key("mia")
 MIA_TRUSTED = replace(LAB_TRUSTED, name="mia", keyid=MIA.keyid, public=MIA.public)
-TEAM = Trust(keys=(LAB_TRUSTED, MIA_TRUSTED))
-WANTED = Approvable(subject=SUBJECT, place="registry.example.org/gpu/pytorch", tag="2.3-cu121")
+TEAM = TrustRules(keys=(LAB_TRUSTED, MIA_TRUSTED))
+WANTED = ApprovalSubject(subject=SUBJECT, place="registry.example.org/gpu/pytorch", tag="2.3-cu121")
 
 
-def approval(key: SigningKey = LAB, *, wanted: Approvable = WANTED, now: datetime = NOW) -> bytes:
+def approval(key: SigningKey = LAB, *, wanted: ApprovalSubject = WANTED, now: datetime = NOW) -> bytes:
     return sign_approval(wanted, key, now)
 
 
-def names(*envelopes: bytes, trust: Trust = TEAM, now: datetime = NOW) -> tuple[str, ...]:
-    return judge_approvals(envelopes, WANTED, trust, now).by(now)
+def names(*envelopes: bytes, trust: TrustRules = TEAM, now: datetime = NOW) -> tuple[str, ...]:
+    return verify_approvals(envelopes, WANTED, trust, now).by(now)
 
 
 def test_an_approval_is_read_as_it_was_written() -> None:
@@ -74,7 +74,7 @@ def test_what_one_key_signs_counts_once() -> None:
         replace(WANTED, subject=replace(SUBJECT, manifest=digest("1"))),
     ],
 )
-def test_an_approval_of_something_else_is_none(other: Approvable) -> None:
+def test_an_approval_of_something_else_is_none(other: ApprovalSubject) -> None:
     assert names(approval(wanted=other), approval(MIA)) == ("mia",)
 
 
@@ -92,9 +92,9 @@ def test_an_approval_ends() -> None:
     assert names(first, now=NOW + LIFE - SKEW) == ("lab",)
     # What was moved in their time stays approved; what never was together is not.
     later = NOW + 10 * LIFE
-    together = judge_approvals((first, approval(MIA, now=NOW + DAY)), WANTED, TEAM, later)
+    together = verify_approvals((first, approval(MIA, now=NOW + DAY)), WANTED, TEAM, later)
     assert (together.by(later), together.best()) == ((), ("lab", "mia"))
-    apart = judge_approvals((first, approval(MIA, now=NOW + LIFE + SKEW + SKEW)), WANTED, TEAM, later)
+    apart = verify_approvals((first, approval(MIA, now=NOW + LIFE + SKEW + SKEW)), WANTED, TEAM, later)
     assert len(apart.best()) == 1
 
 
@@ -104,10 +104,10 @@ def test_of_a_retired_key_what_was_recorded_counts() -> None:
     recorded = replace(retired, signed=frozenset({digest_of(format_approval(WANTED, NOW - DAY))}))
 
     def of(key: TrustedKey) -> tuple[str, ...]:
-        return names(data, trust=Trust(keys=(key, MIA_TRUSTED)), now=NOW + DAY)
+        return names(data, trust=TrustRules(keys=(key, MIA_TRUSTED)), now=NOW + DAY)
 
     assert (of(retired), of(recorded)) == ((), ("lab",))
-    assert others(Trust(keys=(retired, MIA_TRUSTED)), (), NOW + DAY) == ("mia",)
+    assert others(TrustRules(keys=(retired, MIA_TRUSTED)), (), NOW + DAY) == ("mia",)
 
 
 def test_any_other_bytes_are_refused() -> None:
@@ -131,7 +131,7 @@ def test_any_other_bytes_are_refused() -> None:
 
 # --- what becomes of a tag ---------------------------------------------------------------------------
 
-FATE = TagFate(tag="t", before=digest("1"), after=digest("2"), proven=True, why="verified")
+FATE = TagDecision(tag="t", before=digest("1"), after=digest("2"), proven=True, why="verified")
 
 
 def test_a_tag_waits_for_enough_keys() -> None:

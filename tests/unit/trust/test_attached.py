@@ -14,39 +14,39 @@ import pytest
 
 from imagefactory.errors import RegistryError, StatementError, StoreError
 from imagefactory.oci.candidates import REVOCATION_TYPE, TEST_RESULT_TYPE, VERDICT_TYPE
-from imagefactory.oci.graph import Place
+from imagefactory.oci.graph import StoreRepository
 from imagefactory.oci.layout import Layout, LayoutStore
 from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, Descriptor, digest_of
-from imagefactory.oci.registry.client import Registry
+from imagefactory.oci.registry.client import RegistryClient
 from imagefactory.oci.store import Store
-from imagefactory.progress import Quiet
+from imagefactory.progress import QuietProgress
 from imagefactory.trust import attached
 from imagefactory.trust.attached import (
-    MOST_REFUSED,
-    Journal,
-    Rows,
-    Statement,
+    MAX_REJECTED,
+    AttachJournal,
+    JournalRows,
+    SignedStatement,
     attach,
     format_row,
-    known_statements,
     parse_row,
     put_all,
     put_statement,
     read_revocations,
     read_verdicts,
-    reconcile,
+    repair_referrers,
+    stored_statements,
 )
 from imagefactory.trust.envelope import LARGEST, format_json
 from imagefactory.trust.judgement import (
-    Withdrawal,
+    RevocationRequest,
     format_revocation,
-    judge_revocations,
-    judge_verdicts,
     sign_revocation,
+    verify_revocations,
+    verify_verdicts,
 )
-from imagefactory.trust.policy import Trust
-from imagefactory.trust.verdict import Standing, sign
-from imagefactory.verify.report import Subject
+from imagefactory.trust.policy import TrustRules
+from imagefactory.trust.verdict import VerdictStatus, sign
+from imagefactory.verify.report import VerifiedImage
 from tests.made.registry import RegistryMadeHere, Ways, registry_made_here
 from tests.made.store_contract import image_manifest
 from tests.made.verdicts import (
@@ -64,7 +64,7 @@ from tests.made.verdicts import (
     with_payload,
 )
 
-QUIET = Quiet()
+QUIET = QuietProgress()
 SIGNED = sign(whole_report(), LAB, now=NOW, days=90)
 
 
@@ -75,29 +75,29 @@ def registry() -> Iterator[RegistryMadeHere]:
 
 
 @pytest.fixture(params=["layout", "registry"])
-def place(request: pytest.FixtureRequest, registry: RegistryMadeHere, tmp_path: Path) -> Place:
+def place(request: pytest.FixtureRequest, registry: RegistryMadeHere, tmp_path: Path) -> StoreRepository:
     layout = Layout(tmp_path / "store")
-    store: Store = LayoutStore(layout) if request.param == "layout" else Registry(registry.host)
-    return Place(store=store, repository="one")
+    store: Store = LayoutStore(layout) if request.param == "layout" else RegistryClient(registry.host)
+    return StoreRepository(store=store, repository="one")
 
 
-def put_image(place: Place, content: bytes = b"content") -> Descriptor:
+def put_image(place: StoreRepository, content: bytes = b"content") -> Descriptor:
     data = image_manifest(place.store, place.repository, content)
     return place.store.put_manifest(place.repository, data, MANIFEST_TYPE)
 
 
-def verdict_of(subject: Descriptor, envelope: bytes = SIGNED.envelope) -> Statement:
-    return Statement(kind=VERDICT_TYPE, subject=subject, envelope=envelope, until=NOW + 90 * DAY)
+def verdict_of(subject: Descriptor, envelope: bytes = SIGNED.envelope) -> SignedStatement:
+    return SignedStatement(kind=VERDICT_TYPE, subject=subject, envelope=envelope, until=NOW + 90 * DAY)
 
 
 # --- attaching and reading -----------------------------------------------------------------------
 
 
-def test_what_is_attached_is_read_back(place: Place) -> None:
+def test_what_is_attached_is_read_back(place: StoreRepository) -> None:
     image = put_image(place)
     made = attach(place, verdict_of(image))
     assert attach(place, verdict_of(image)) == made
-    attach(place, Statement(kind=TEST_RESULT_TYPE, subject=image, envelope=SIGNED.test_result))
+    attach(place, SignedStatement(kind=TEST_RESULT_TYPE, subject=image, envelope=SIGNED.test_result))
     (found,) = read_verdicts(place, image.digest)
     assert (found.digest, found.envelope, found.fault) == (made, SIGNED.envelope, "")
     assert read_revocations(place, image.digest) == ()
@@ -109,7 +109,7 @@ def test_what_is_attached_is_read_back(place: Place) -> None:
     assert len(value["layers"]) == 1
 
 
-def test_a_verdict_needs_its_image(place: Place) -> None:
+def test_a_verdict_needs_its_image(place: StoreRepository) -> None:
     put_image(place)
     missing = Descriptor(media_type=MANIFEST_TYPE, digest=digest("0"), size=7)
     with pytest.raises(RegistryError) as refused:
@@ -119,7 +119,7 @@ def test_a_verdict_needs_its_image(place: Place) -> None:
 
 
 @pytest.mark.parametrize("what", ["no layer", "two layers", "a large one"])
-def test_what_is_no_statement_is_told_and_hides_no_other(place: Place, what: str) -> None:
+def test_what_is_no_statement_is_told_and_hides_no_other(place: StoreRepository, what: str) -> None:
     image = put_image(place)
     good = attach(place, verdict_of(image))
     artifact = verdict_of(image, b"x" * (LARGEST + 1) if what == "a large one" else b"{}").artifact
@@ -147,7 +147,10 @@ def test_a_row_comes_back_as_it_was() -> None:
 
 
 def test_a_row_of_another_version_is_no_damage(tmp_path: Path, registry: RegistryMadeHere) -> None:
-    place, journal = Place(store=Registry(registry.host), repository="a/b"), Journal(tmp_path)
+    place, journal = (
+        StoreRepository(store=RegistryClient(registry.host), repository="a/b"),
+        AttachJournal(tmp_path),
+    )
     image = Descriptor(media_type=MANIFEST_TYPE, digest=digest("1"), size=7)
     journal.append(place, verdict_of(image))
     path = next((tmp_path / "journal").rglob("*.jsonl"))
@@ -159,7 +162,10 @@ def test_a_row_of_another_version_is_no_damage(tmp_path: Path, registry: Registr
 
 
 def test_a_line_that_a_kill_cut_costs_no_other(tmp_path: Path, registry: RegistryMadeHere) -> None:
-    place, journal = Place(store=Registry(registry.host), repository="a/b"), Journal(tmp_path)
+    place, journal = (
+        StoreRepository(store=RegistryClient(registry.host), repository="a/b"),
+        AttachJournal(tmp_path),
+    )
     images = [Descriptor(media_type=MANIFEST_TYPE, digest=digest(letter), size=7) for letter in "123"]
     journal.append(place, verdict_of(images[0]))
     path = next((tmp_path / "journal").rglob("*.jsonl"))
@@ -173,12 +179,12 @@ def test_a_line_that_a_kill_cut_costs_no_other(tmp_path: Path, registry: Registr
     assert journal.places() == ((registry.host, "a/b"),)
 
 
-def many(subject: Descriptor, count: int) -> tuple[Statement, ...]:
+def many(subject: Descriptor, count: int) -> tuple[SignedStatement, ...]:
     return tuple(verdict_of(subject, b"envelope %d" % number) for number in range(count))
 
 
 @pytest.mark.parametrize("workers", [1, 4])
-def test_many_are_put_and_all_are_listed(place: Place, workers: int) -> None:
+def test_many_are_put_and_all_are_listed(place: StoreRepository, workers: int) -> None:
     image = put_image(place)
     statements = many(image, 9)
     assert put_all(place, statements, workers=workers) == (None,) * 9
@@ -188,7 +194,7 @@ def test_many_are_put_and_all_are_listed(place: Place, workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [1, 4])
 def test_one_that_is_not_taken_stops_no_other(registry: RegistryMadeHere, workers: int) -> None:
-    place = Place(store=Registry(registry.host), repository="one")
+    place = StoreRepository(store=RegistryClient(registry.host), repository="one")
     image = put_image(place)
     statements = many(image, 9)
     refused = statements[4].artifact.manifest.descriptor.digest
@@ -201,17 +207,19 @@ def test_one_that_is_not_taken_stops_no_other(registry: RegistryMadeHere, worker
 @pytest.mark.parametrize("workers", [1, 4])
 def test_a_registry_that_takes_nothing_is_left_alone(registry: RegistryMadeHere, workers: int) -> None:
     """What 2,000 jobs brought back would wait for it 2,000 times."""
-    place = Place(store=Registry(registry.host), repository="one")
+    place = StoreRepository(store=RegistryClient(registry.host), repository="one")
     image = put_image(place)
     registry.fault = lambda asked: "403" if asked.method == "POST" else None
     before = len(registry.log)
     faults = put_all(place, many(image, 40), workers=workers)
     assert [type(fault) for fault in faults] == [RegistryError] * 40
     asked = sum(one.method == "POST" for one in registry.log[before:])
-    assert 0 < asked < MOST_REFUSED + workers
+    assert 0 < asked < MAX_REJECTED + workers
 
 
-def test_a_list_that_somebody_fills_hides_no_verdict(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_that_somebody_fills_hides_no_verdict(
+    place: StoreRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(attached, "MOST", 4)
     image = put_image(place)
     put_all(place, many(image, 4), workers=1)
@@ -220,11 +228,13 @@ def test_a_list_that_somebody_fills_hides_no_verdict(place: Place, monkeypatch: 
     *read, more = read_verdicts(place, image.digest)
     assert (len(read), more.digest, more.envelope) == (4, "", b"")
     assert more.fault.startswith("3 more that ")
-    (shown,) = judge_verdicts({more.digest: more.envelope}, SUBJECT, COURT)
+    (shown,) = verify_verdicts({more.digest: more.envelope}, SUBJECT, COURT)
     assert not shown.proves
 
 
-def test_a_revocation_is_not_hidden_by_others(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_revocation_is_not_hidden_by_others(
+    place: StoreRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One that nobody reads would not count."""
     monkeypatch.setattr(attached, "MOST", 4)
     image = put_image(place)
@@ -239,60 +249,70 @@ def test_a_revocation_is_not_hidden_by_others(place: Place, monkeypatch: pytest.
 def test_many_stand_in_the_journal_and_a_cut_line_costs_no_other(
     tmp_path: Path, registry: RegistryMadeHere
 ) -> None:
-    place, journal = Place(store=Registry(registry.host), repository="one"), Journal(tmp_path)
+    place, journal = (
+        StoreRepository(store=RegistryClient(registry.host), repository="one"),
+        AttachJournal(tmp_path),
+    )
     image = put_image(place)
     first, *others = many(image, 5)
     journal.append(place, first)
     path = next(journal.path.glob("**/*.jsonl"))
     path.write_bytes(path.read_bytes() + format_row(others[0])[:40])
     journal.append(place, *others)
-    assert journal.read(place) == Rows(statements=(first, *others), damaged=1)
+    assert journal.read(place) == JournalRows(statements=(first, *others), damaged=1)
 
 
 def test_it_stands_in_the_journal_before_the_registry_is_asked_to_take_it(
     tmp_path: Path, registry: RegistryMadeHere
 ) -> None:
-    place, journal = Place(store=Registry(registry.host), repository="one"), Journal(tmp_path)
+    place, journal = (
+        StoreRepository(store=RegistryClient(registry.host), repository="one"),
+        AttachJournal(tmp_path),
+    )
     image = put_image(place)
     registry.fault = lambda asked: "403" if asked.method in ("PUT", "POST", "PATCH") else None
     with pytest.raises(RegistryError):
         attach(place, verdict_of(image), journal)
     registry.fault = None
     assert read_verdicts(place, image.digest) == ()
-    done = reconcile(place, journal, (), NOW)
+    done = repair_referrers(place, journal, (), NOW)
     assert len(done.mended) == 1
     (found,) = read_verdicts(place, image.digest)
     assert found.envelope == SIGNED.envelope
-    assert reconcile(place, journal, (), NOW).listed == 1
+    assert repair_referrers(place, journal, (), NOW).listed == 1
 
 
 def test_what_nobody_needs_leaves_the_journal(tmp_path: Path, registry: RegistryMadeHere) -> None:
-    place, journal = Place(store=Registry(registry.host), repository="one"), Journal(tmp_path)
+    place, journal = (
+        StoreRepository(store=RegistryClient(registry.host), repository="one"),
+        AttachJournal(tmp_path),
+    )
     images = [put_image(place, content) for content in (b"1", b"2", b"3")]
     for image in images:
         attach(place, verdict_of(image), journal)
     attach(place, replace(verdict_of(images[0], b"late"), until=NOW), journal)
     del registry.find("one").manifests[images[1].digest]
-    done = reconcile(place, journal, (), NOW)
+    done = repair_referrers(place, journal, (), NOW)
     assert (done.listed, done.mended, done.gone, done.expired) == (2, (), 1, 1)
     kept = journal.read(place)
     assert [one.subject.digest for one in kept.statements] == [images[0].digest, images[2].digest]
-    assert reconcile(place, journal, (), NOW + 100 * DAY).expired == 2
+    assert repair_referrers(place, journal, (), NOW + 100 * DAY).expired == 2
     assert journal.places() == ()
 
 
 def test_the_store_here_knows_what_a_journal_lost(tmp_path: Path, registry: RegistryMadeHere) -> None:
     layout = Layout(tmp_path / "store")
     here, there = (
-        Place(store=store, repository="one") for store in (LayoutStore(layout), Registry(registry.host))
+        StoreRepository(store=store, repository="one")
+        for store in (LayoutStore(layout), RegistryClient(registry.host))
     )
     image = put_image(there)
     assert put_image(here) == image
     attach(here, verdict_of(image))
     attach(here, verdict_of(put_image(here, b"only here")))
-    known = known_statements(layout)
+    known = stored_statements(layout)
     assert len(known) == 2
-    done = reconcile(there, Journal(tmp_path / "store"), known, NOW)
+    done = repair_referrers(there, AttachJournal(tmp_path / "store"), known, NOW)
     assert len(done.mended) == 1
     assert [one.envelope for one in read_verdicts(there, image.digest)] == [SIGNED.envelope]
 
@@ -300,24 +320,27 @@ def test_the_store_here_knows_what_a_journal_lost(tmp_path: Path, registry: Regi
 def test_writers_that_never_end_are_told(
     tmp_path: Path, registry: RegistryMadeHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = Registry(registry.host)
-    place, journal = Place(store=client, repository="one"), Journal(tmp_path)
+    client = RegistryClient(registry.host)
+    place, journal = StoreRepository(store=client, repository="one"), AttachJournal(tmp_path)
     image = put_image(place)
     attach(place, verdict_of(image), journal)
     monkeypatch.setattr(client, "referrers", lambda *_: ())
     with pytest.raises(RegistryError) as caught:
-        reconcile(place, journal, (), NOW)
+        repair_referrers(place, journal, (), NOW)
     assert caught.value.code == "referrers-contended"
 
 
 def test_promoters_of_one_store_take_turns(tmp_path: Path, registry: RegistryMadeHere) -> None:
     """Without the lock of the journal, writers at once lose rows of the list; with it none does."""
-    place, journal = Place(store=Registry(registry.host), repository="one"), Journal(tmp_path)
+    place, journal = (
+        StoreRepository(store=RegistryClient(registry.host), repository="one"),
+        AttachJournal(tmp_path),
+    )
     image = put_image(place)
     envelopes = [f"envelope {number}".encode() for number in range(12)]
 
     def go(envelope: bytes) -> None:
-        mine = Place(store=Registry(registry.host), repository="one")
+        mine = StoreRepository(store=RegistryClient(registry.host), repository="one")
         with journal.alone(QUIET):
             attach(mine, verdict_of(image, envelope), journal)
 
@@ -327,12 +350,12 @@ def test_promoters_of_one_store_take_turns(tmp_path: Path, registry: RegistryMad
     for thread in threads:
         thread.join()
     assert sorted(one.envelope for one in read_verdicts(place, image.digest)) == sorted(envelopes)
-    assert reconcile(place, journal, (), NOW).listed == 12
+    assert repair_referrers(place, journal, (), NOW).listed == 12
 
 
 def test_a_list_that_lost_rows_is_mended(tmp_path: Path, registry: RegistryMadeHere) -> None:
-    client = Registry(registry.host)
-    place, journal = Place(store=client, repository="one"), Journal(tmp_path)
+    client = RegistryClient(registry.host)
+    place, journal = StoreRepository(store=client, repository="one"), AttachJournal(tmp_path)
     image = put_image(place)
     for number in range(5):
         attach(place, verdict_of(image, f"envelope {number}".encode()), journal)
@@ -340,55 +363,55 @@ def test_a_list_that_lost_rows_is_mended(tmp_path: Path, registry: RegistryMadeH
     stale = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": []}
     client.put_manifest("one", json.dumps(stale).encode(), INDEX_TYPE, tag)
     assert read_verdicts(place, image.digest) == ()
-    assert len(reconcile(place, journal, (), NOW).mended) == 5
+    assert len(repair_referrers(place, journal, (), NOW).mended) == 5
     assert len(read_verdicts(place, image.digest)) == 5
 
 
 # --- revocations ---------------------------------------------------------------------------------
 
-WITHDRAWAL = Withdrawal(subject=SUBJECT, why="wrong sums", capability="8.0")
+WITHDRAWAL = RevocationRequest(subject=SUBJECT, why="wrong sums", capability="8.0")
 LATER = NOW + timedelta(minutes=1)
 
 
-def heeded(envelope: bytes, subject: Subject = SUBJECT, **court: Any) -> bool:
+def heeded(envelope: bytes, subject: VerifiedImage = SUBJECT, **court: Any) -> bool:
     asked = replace(COURT, **{"now": LATER, **court})
-    return bool(judge_revocations({digest("9"): envelope}, subject, asked).heeded)
+    return bool(verify_revocations({digest("9"): envelope}, subject, asked).heeded)
 
 
-def standing(*revocations: bytes, envelope: bytes = SIGNED.envelope, **court: Any) -> Standing:
+def standing(*revocations: bytes, envelope: bytes = SIGNED.envelope, **court: Any) -> VerdictStatus:
     asked = replace(COURT, **{"now": LATER, **court})
     found = {digest_of(one): one for one in revocations}
-    known = judge_revocations(found, SUBJECT, asked).heeded
-    (one,) = judge_verdicts({digest("8"): envelope}, SUBJECT, replace(asked, revocations=known))
+    known = verify_revocations(found, SUBJECT, asked).heeded
+    (one,) = verify_verdicts({digest("8"): envelope}, SUBJECT, replace(asked, revocations=known))
     return one.standing
 
 
 def test_a_revocation_takes_back_what_was_signed_before_it() -> None:
-    assert standing(sign_revocation(WITHDRAWAL, LAB, LATER)) is Standing.REVOKED
-    assert standing(sign_revocation(WITHDRAWAL, LAB, NOW - timedelta(minutes=1))) is Standing.GOOD
-    assert standing(sign_revocation(replace(WITHDRAWAL, capability=""), LAB, LATER)) is Standing.REVOKED
-    assert standing(sign_revocation(replace(WITHDRAWAL, capability="9.0"), LAB, LATER)) is Standing.GOOD
+    assert standing(sign_revocation(WITHDRAWAL, LAB, LATER)) is VerdictStatus.REVOKED
+    assert standing(sign_revocation(WITHDRAWAL, LAB, NOW - timedelta(minutes=1))) is VerdictStatus.GOOD
+    assert standing(sign_revocation(replace(WITHDRAWAL, capability=""), LAB, LATER)) is VerdictStatus.REVOKED
+    assert standing(sign_revocation(replace(WITHDRAWAL, capability="9.0"), LAB, LATER)) is VerdictStatus.GOOD
     one = replace(WITHDRAWAL, verdicts=(SIGNED.verdict.digest,))
-    assert standing(sign_revocation(one, LAB, LATER)) is Standing.REVOKED
+    assert standing(sign_revocation(one, LAB, LATER)) is VerdictStatus.REVOKED
     other = replace(WITHDRAWAL, verdicts=(digest("8"),))  # the artifact's, which anyone can make anew
-    assert standing(sign_revocation(other, LAB, LATER)) is Standing.GOOD
+    assert standing(sign_revocation(other, LAB, LATER)) is VerdictStatus.GOOD
 
 
 def test_a_later_run_verifies_again() -> None:
     again = sign(whole_report(nonce="f" * 32), LAB, now=LATER + timedelta(seconds=1), days=90)
     revocation = sign_revocation(WITHDRAWAL, LAB, LATER)
-    assert standing(revocation, envelope=again.envelope, now=LATER + DAY) is Standing.GOOD
+    assert standing(revocation, envelope=again.envelope, now=LATER + DAY) is VerdictStatus.GOOD
 
 
 def test_a_revocation_outlives_what_it_takes_back() -> None:
     revocation = sign_revocation(WITHDRAWAL, LAB, LATER)
-    assert standing(revocation, now=NOW + 80 * DAY) is Standing.REVOKED
+    assert standing(revocation, now=NOW + 80 * DAY) is VerdictStatus.REVOKED
 
 
 def test_a_revocation_of_the_second_in_which_its_key_was_retired_counts() -> None:
     def counts(when: datetime, **changes: datetime) -> bool:
         key = replace(LAB_TRUSTED, **changes)
-        return heeded(sign_revocation(WITHDRAWAL, LAB, when), trust=Trust(keys=(key,)), now=LATER + DAY)
+        return heeded(sign_revocation(WITHDRAWAL, LAB, when), trust=TrustRules(keys=(key,)), now=LATER + DAY)
 
     assert counts(LATER, until=LATER)
     assert not counts(LATER, until=LATER - timedelta(seconds=1))
@@ -445,7 +468,7 @@ def test_a_reason_is_one_printable_line(why: str) -> None:
 
 def test_the_same_revocation_gives_the_same_bytes() -> None:
     assert format_revocation(WITHDRAWAL, LATER) == format_revocation(WITHDRAWAL, LATER)
-    statement = Statement(
+    statement = SignedStatement(
         kind=REVOCATION_TYPE,
         subject=Descriptor(media_type=MANIFEST_TYPE, digest=digest("1"), size=7),
         envelope=sign_revocation(WITHDRAWAL, LAB, LATER),

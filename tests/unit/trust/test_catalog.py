@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from imagefactory.actions.read_catalog import read_catalogue
+from imagefactory.actions.read_catalog import read_catalog
 from imagefactory.errors import (
     NothingSelectedError,
     RegistryError,
@@ -29,19 +29,19 @@ from imagefactory.settings.load import load_settings
 from imagefactory.trust.catalog import (
     FORM,
     LIFE,
-    Catalogue,
-    format_catalogue,
-    open_catalogue,
-    parse_catalogue,
-    sign_catalogue,
+    Catalog,
+    format_catalog,
+    parse_catalog,
+    sign_catalog,
+    verify_catalog,
 )
-from imagefactory.trust.catalog_package import catalogue_place, pack, parse_layer, unpack
+from imagefactory.trust.catalog_package import catalog_repository, pack_artifact, parse_layer, unpack_artifact
 from imagefactory.trust.claims import verified_claims
-from imagefactory.trust.envelope import MOST_VALUES, format_json, parse_envelope, seal
-from imagefactory.trust.judgement import Withdrawal, sign_revocation
-from imagefactory.trust.offers import find_offer, make_artifact
-from imagefactory.trust.policy import Trust
-from imagefactory.trust.verdict import Standing
+from imagefactory.trust.envelope import MOST_VALUES, format_json, parse_envelope, sign_envelope
+from imagefactory.trust.judgement import RevocationRequest, sign_revocation
+from imagefactory.trust.offers import build_artifact, find_offer
+from imagefactory.trust.policy import TrustRules
+from imagefactory.trust.verdict import VerdictStatus
 from tests.made.catalogue import PREDICTED, SIF_SUBJECT, make_catalogue, make_image, signed
 from tests.made.trusted import write_settings
 from tests.made.verdicts import (
@@ -64,13 +64,13 @@ TARGET = SUBJECT.target
 
 @pytest.fixture(scope="module")
 def envelope() -> bytes:
-    return sign_catalogue(make_catalogue(), LAB)
+    return sign_catalog(make_catalogue(), LAB)
 
 
 def test_an_image_for_cpus_is_read_as_one() -> None:
     image = make_image(cuda="none", required=(), predicted=(), runtime="", driver="", envelopes=())
-    data = sign_catalogue(make_catalogue(image), LAB)
-    (read,) = open_catalogue(data, TRUST, NOW).images
+    data = sign_catalog(make_catalogue(image), LAB)
+    (read,) = verify_catalog(data, TRUST, NOW).images
     assert (read, read.gpu) == (image, False)
 
 
@@ -79,7 +79,7 @@ def test_an_image_for_amd_is_read_as_one() -> None:
     image = make_image(
         cuda="rocm7", required=("gfx90a",), predicted=predicted, runtime="", driver="", envelopes=()
     )
-    (read,) = open_catalogue(sign_catalogue(make_catalogue(image), LAB), TRUST, NOW).images
+    (read,) = verify_catalog(sign_catalog(make_catalogue(image), LAB), TRUST, NOW).images
     assert (read, read.gpu) == (image, True)
 
 
@@ -87,23 +87,23 @@ def test_an_image_for_amd_is_read_as_one() -> None:
 
 
 def test_what_is_read_is_what_was_signed(envelope: bytes) -> None:
-    assert open_catalogue(envelope, TRUST, NOW) == make_catalogue()
-    assert sign_catalogue(make_catalogue(), LAB) == envelope
+    assert verify_catalog(envelope, TRUST, NOW) == make_catalogue()
+    assert sign_catalog(make_catalogue(), LAB) == envelope
 
 
 @pytest.mark.parametrize(
     ("trust", "now", "word"),
     [
-        (Trust(), NOW, "wrong-key"),
+        (TrustRules(), NOW, "wrong-key"),
         (replace(TRUST, keys=(replace(LAB_TRUSTED, until=NOW - DAY),)), NOW, "key-retired"),
         (replace(TRUST, keys=(replace(LAB_TRUSTED, since=NOW),)), NOW, "wrong-key"),
         (TRUST, NOW + LIFE, "expired"),
         (TRUST, NOW - DAY, "not-yet"),
     ],
 )
-def test_what_does_not_hold_is_refused(envelope: bytes, trust: Trust, now: Any, word: str) -> None:
+def test_what_does_not_hold_is_refused(envelope: bytes, trust: TrustRules, now: Any, word: str) -> None:
     with pytest.raises(StatementError) as caught:
-        open_catalogue(envelope, trust, now, "/a/file")
+        verify_catalog(envelope, trust, now, "/a/file")
     assert caught.value.code == "catalog-rejected"
     assert "/a/file" in caught.value.message
     assert f" {word}, " in caught.value.message
@@ -112,19 +112,19 @@ def test_what_does_not_hold_is_refused(envelope: bytes, trust: Trust, now: Any, 
 
 
 def test_a_forged_one_is_refused(envelope: bytes) -> None:
-    other = format_catalogue(make_catalogue(make_image(size=1)))
+    other = format_catalog(make_catalogue(make_image(size=1)))
     for forged, word in (
         (with_payload(envelope, other), "edited"),
         (format_json({**json.loads(envelope), "signatures": []}), "unsigned"),
-        (seal(other, STRANGER, FORM), "wrong-key"),
-        (seal(other, LAB), "malformed"),  # as an in-toto statement
-        (seal(b"{}", LAB, FORM), "malformed"),
+        (sign_envelope(other, STRANGER, FORM), "wrong-key"),
+        (sign_envelope(other, LAB), "malformed"),  # as an in-toto statement
+        (sign_envelope(b"{}", LAB, FORM), "malformed"),
         (signed(whole_report(), "1")[1], "malformed"),
         (envelope[:-1], "malformed"),
         (b"", "malformed"),
     ):
         with pytest.raises(StatementError) as caught:
-            open_catalogue(forged, TRUST, NOW)
+            verify_catalog(forged, TRUST, NOW)
         assert caught.value.code == "catalog-rejected"
         assert f" {word}, " in caught.value.message
 
@@ -137,7 +137,7 @@ def test_a_catalogue_is_no_verdict(envelope: bytes) -> None:
 
 
 def _changed(change: Any) -> bytes:
-    value = json.loads(format_catalogue(make_catalogue()))
+    value = json.loads(format_catalog(make_catalogue()))
     change(value)
     return format_json(value)
 
@@ -177,19 +177,19 @@ def _changed(change: Any) -> bytes:
 )
 def test_what_the_formatter_does_not_write_is_refused(change: Any) -> None:
     with pytest.raises(StatementError):
-        parse_catalogue(_changed(change), "x", LAB.keyid)
+        parse_catalog(_changed(change), "x", LAB.keyid)
 
 
 def test_bytes_changed_anywhere_end_in_a_refusal(envelope: bytes) -> None:
     chance = random.Random(7)
     for _ in range(many(100, 3000)):
-        data = bytearray(pack(envelope) if chance.random() < 0.5 else envelope)
+        data = bytearray(pack_artifact(envelope) if chance.random() < 0.5 else envelope)
         for _ in range(chance.randint(1, 4)):
             data[chance.randrange(len(data))] = chance.randrange(256)
         if chance.random() < 0.3:
             del data[chance.randrange(len(data)) :]
         try:
-            read = open_catalogue(unpack(bytes(data), "x"), TRUST, NOW)
+            read = verify_catalog(unpack_artifact(bytes(data), "x"), TRUST, NOW)
         except StatementError:
             continue
         assert read == make_catalogue()  # a change that gzip's header does not mind
@@ -197,9 +197,9 @@ def test_bytes_changed_anywhere_end_in_a_refusal(envelope: bytes) -> None:
 
 def test_nothing_is_signed_that_nobody_would_read() -> None:
     with pytest.raises(StatementError):
-        sign_catalogue(make_catalogue(make_image(version="a b")), LAB)
+        sign_catalog(make_catalogue(make_image(version="a b")), LAB)
     with pytest.raises(StatementError):
-        sign_catalogue(make_catalogue(make_image(), make_image()), LAB)
+        sign_catalog(make_catalogue(make_image(), make_image()), LAB)
 
 
 # --- offers --------------------------------------------------------------------------------------
@@ -211,27 +211,27 @@ def test_an_offer_has_its_verdicts_judged_by_the_reader() -> None:
     assert judged.proves
     assert judged.digest == digest("1")
     assert set(verified_claims(offer.judged)) == {Capability(8, 0)}
-    assert [one.judged[0].standing for one in offer.sifs] == [Standing.GOOD]
+    assert [one.judged[0].standing for one in offer.sifs] == [VerdictStatus.GOOD]
 
 
 def test_a_catalogue_makes_no_verdict_good() -> None:
     """Its signature stands for what it lists; each verdict stands on its own."""
     cases = (
-        (replace(TRUST, keys=()), NOW, Standing.WRONG_KEY),
-        (TRUST, NOW + 40 * DAY, Standing.EXPIRED),
-        (replace(TRUST, policy=replace(TRUST.policy, evidence=())), NOW, Standing.EVIDENCE_REFUSED),
+        (replace(TRUST, keys=()), NOW, VerdictStatus.WRONG_KEY),
+        (TRUST, NOW + 40 * DAY, VerdictStatus.EXPIRED),
+        (replace(TRUST, policy=replace(TRUST.policy, evidence=())), NOW, VerdictStatus.EVIDENCE_REFUSED),
     )
     for trust, now, standing in cases:
         (judged,) = find_offer(make_catalogue(), TARGET, trust, now).judged
         assert judged.standing is standing
     other = make_image(subject=replace(SUBJECT, manifest=digest("e"), config=digest("f")))
     (judged,) = find_offer(make_catalogue(other), TARGET, TRUST, NOW).judged
-    assert judged.standing is Standing.OTHER_SUBJECT
+    assert judged.standing is VerdictStatus.OTHER_SUBJECT
 
 
 def test_the_suites_of_the_catalogue_count() -> None:
     (judged,) = find_offer(make_catalogue(suites=()), TARGET, TRUST, NOW).judged
-    assert judged.standing is Standing.OTHER_SUITE
+    assert judged.standing is VerdictStatus.OTHER_SUITE
 
 
 def test_a_verdict_on_an_image_says_nothing_of_its_sif() -> None:
@@ -239,16 +239,18 @@ def test_a_verdict_on_an_image_says_nothing_of_its_sif() -> None:
     (sif,) = image.sifs
     swapped = replace(image, envelopes=sif.envelopes, sifs=(replace(sif, envelopes=image.envelopes),))
     offer = find_offer(make_catalogue(swapped), TARGET, TRUST, NOW)
-    assert [one.standing for one in (*offer.judged, *offer.sifs[0].judged)] == [Standing.OTHER_SUBJECT] * 2
+    assert [one.standing for one in (*offer.judged, *offer.sifs[0].judged)] == [
+        VerdictStatus.OTHER_SUBJECT
+    ] * 2
 
 
 def test_what_was_taken_back_is_not_offered() -> None:
-    withdrawal = Withdrawal(subject=SUBJECT, why="it was a bad night")
+    withdrawal = RevocationRequest(subject=SUBJECT, why="it was a bad night")
     back = sign_revocation(withdrawal, LAB, NOW + timedelta(minutes=1))
     image = make_image(revocations=((digest("3"), back),))
     offer = find_offer(make_catalogue(image), TARGET, TRUST, NOW + timedelta(minutes=2))
-    assert [one.standing for one in offer.judged] == [Standing.REVOKED]
-    assert [one.standing for one in offer.sifs[0].judged] == [Standing.GOOD]
+    assert [one.standing for one in offer.judged] == [VerdictStatus.REVOKED]
+    assert [one.standing for one in offer.sifs[0].judged] == [VerdictStatus.GOOD]
     forged = make_image(revocations=((digest("3"), sign_revocation(withdrawal, STRANGER, NOW)),))
     assert [one.proves for one in find_offer(make_catalogue(forged), TARGET, TRUST, NOW).judged] == [True]
 
@@ -257,7 +259,7 @@ def test_a_nonce_counts_once() -> None:
     report = whole_report(outcome=Outcome.WRONG_NUMBERS, reason="a number is off")
     image = make_image(envelopes=(signed(whole_report(), "1"), signed(report, "2")))
     standings = [one.standing for one in find_offer(make_catalogue(image), TARGET, TRUST, NOW).judged]
-    assert sorted(standings) == [Standing.GOOD, Standing.REPLAYED]
+    assert sorted(standings) == [VerdictStatus.GOOD, VerdictStatus.REPLAYED]
 
 
 @pytest.mark.parametrize(
@@ -296,7 +298,7 @@ def test_an_image_that_is_a_sif_says_so() -> None:
 # --- from a file ---------------------------------------------------------------------------------
 
 
-def _read(folder: Path, place: str = "./catalogue.json", more: str = "") -> Catalogue:
+def _read(folder: Path, place: str = "./catalogue.json", more: str = "") -> Catalog:
     text = (
         f'catalogue = "{place}"\n[[trust]]\nname = "lab"\nkeyid = "{LAB.keyid}"\n'
         f'public = "{payload_key()}"\nfrom = 2026-10-01\nuntil = 2027-10-01\n{more}'
@@ -304,7 +306,7 @@ def _read(folder: Path, place: str = "./catalogue.json", more: str = "") -> Cata
     environ = {"HOME": str(folder / "home"), "XDG_CONFIG_DIRS": str(folder / "site")}
     write_settings(folder, text, environ)
     settings = load_settings(directory=folder, start=folder, environ=environ)
-    return read_catalogue(settings, environ, NOW)
+    return read_catalog(settings, environ, NOW)
 
 
 def payload_key() -> str:
@@ -312,10 +314,10 @@ def payload_key() -> str:
 
 
 def test_a_file_is_read_packed_or_not(tmp_path: Path, envelope: bytes) -> None:
-    for data in (envelope, pack(envelope)):
+    for data in (envelope, pack_artifact(envelope)):
         (tmp_path / "catalogue.json").write_bytes(data)
         assert _read(tmp_path) == make_catalogue()
-    assert pack(envelope) == pack(envelope)
+    assert pack_artifact(envelope) == pack_artifact(envelope)
 
 
 def test_an_older_one_does_not_come_back(tmp_path: Path) -> None:
@@ -324,9 +326,9 @@ def test_an_older_one_does_not_come_back(tmp_path: Path) -> None:
     old = make_catalogue()
     new = replace(old, made=old.made + timedelta(seconds=1))
     for one in (old, new, new):
-        path.write_bytes(sign_catalogue(one, LAB))
+        path.write_bytes(sign_catalog(one, LAB))
         assert _read(tmp_path) == one
-    path.write_bytes(sign_catalogue(old, LAB))
+    path.write_bytes(sign_catalog(old, LAB))
     with pytest.raises(StatementError) as caught:
         _read(tmp_path)
     (seen,) = (cache / "catalogues-seen").iterdir()
@@ -346,8 +348,8 @@ def test_an_older_one_does_not_come_back(tmp_path: Path) -> None:
     ("data", "code"),
     [
         (b"\x1f\x8b nothing", "catalog-corrupt"),
-        (pack(b"0" * 200_000), "catalog-too-large"),
-        (pack(b"{}")[:-9], "catalog-corrupt"),
+        (pack_artifact(b"0" * 200_000), "catalog-too-large"),
+        (pack_artifact(b"{}")[:-9], "catalog-corrupt"),
         (b"", "catalog-rejected"),
     ],
 )
@@ -373,7 +375,7 @@ def test_without_any_the_hint_says_where_to_name_one(tmp_path: Path) -> None:
     environ = {"HOME": str(tmp_path), "XDG_CONFIG_DIRS": str(tmp_path)}
     settings = load_settings(directory=tmp_path, start=tmp_path, environ=environ)
     with pytest.raises(UsageError) as caught:
-        read_catalogue(settings, environ, NOW)
+        read_catalog(settings, environ, NOW)
     assert caught.value.code == "no-catalog-set"
     assert "imagefactory join ADDRESS|FILE" in caught.value.hint
 
@@ -389,7 +391,7 @@ def test_without_any_the_hint_says_where_to_name_one(tmp_path: Path) -> None:
     ],
 )
 def test_a_place_names_the_catalogue_in_it(text: str, reference: str) -> None:
-    assert str(catalogue_place(text)) == reference
+    assert str(catalog_repository(text)) == reference
 
 
 @pytest.mark.parametrize(
@@ -409,8 +411,8 @@ def test_a_manifest_that_is_none_of_a_catalogue_is_refused(
     envelope: bytes, field: str, value: object
 ) -> None:
     """A layer's digest names a file of the cache, and its size what is fetched."""
-    manifest = json.loads(make_artifact(envelope, NOW).manifest.data)
-    assert parse_layer(json.dumps(manifest).encode(), "x").size == len(pack(envelope))
+    manifest = json.loads(build_artifact(envelope, NOW).manifest.data)
+    assert parse_layer(json.dumps(manifest).encode(), "x").size == len(pack_artifact(envelope))
     manifest["layers"][0][field] = value
     with pytest.raises(RegistryError) as caught:
         parse_layer(json.dumps(manifest).encode(), "x")
@@ -425,7 +427,7 @@ def test_payload_is_json_that_others_can_read(envelope: bytes) -> None:
 
 def test_a_light_install_reads_it(tmp_path: Path, envelope: bytes) -> None:
     """Without a compiled library, and from a file without anything that asks a network."""
-    (tmp_path / "catalogue.json").write_bytes(pack(envelope))
+    (tmp_path / "catalogue.json").write_bytes(pack_artifact(envelope))
     _read(tmp_path)  # writes the settings
     program = f"""
 import sys
@@ -434,13 +436,13 @@ for name in ("cryptography", "tomlkit", "requests", "tenacity", "rich", "jinja2"
 from datetime import datetime
 from pathlib import Path
 from imagefactory.trust.offers import find_offer
-from imagefactory.actions.read_catalog import read_catalogue
+from imagefactory.actions.read_catalog import read_catalog
 from imagefactory.settings.load import load_settings
 from imagefactory.trust.policy import read_trust
 environ = {{"HOME": {str(tmp_path / "home")!r}, "XDG_CONFIG_DIRS": "/nowhere"}}
 settings = load_settings(directory=None, start=Path.cwd(), environ=environ)
 now = datetime.fromisoformat({NOW.isoformat()!r})
-offer = find_offer(read_catalogue(settings, environ, now), {TARGET!r}, read_trust(settings.files), now)
+offer = find_offer(read_catalog(settings, environ, now), {TARGET!r}, read_trust(settings.files), now)
 print(*[one.standing for one in offer.judged])
 """
     done = subprocess.run(
@@ -453,14 +455,14 @@ print(*[one.standing for one in offer.judged])
 
 _CHILD = """
 import resource, sys
-from imagefactory.trust.catalog import open_catalogue
-from imagefactory.trust.catalog_package import unpack
+from imagefactory.trust.catalog import verify_catalog
+from imagefactory.trust.catalog_package import unpack_artifact
 from imagefactory.errors import StatementError
 from tests.made.verdicts import NOW, TRUST
 def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 before = peak()
 try:
-    open_catalogue(unpack(open(sys.argv[1], "rb").read(), "x"), TRUST, NOW)
+    verify_catalog(unpack_artifact(open(sys.argv[1], "rb").read(), "x"), TRUST, NOW)
 except StatementError as error:
     print(error.message.partition(": ")[2].partition(",")[0], peak() - before)
 """
@@ -491,11 +493,13 @@ def _nested(size: int) -> bytes:
             id="nested in the envelope",
         ),
         pytest.param(lambda: _unsigned(_nested(66_000_000)), "unsigned", 250, id="unsigned"),
-        pytest.param(lambda: pack(_unsigned(_nested(66_000_000))), "unsigned", 300, id="packed"),
+        pytest.param(lambda: pack_artifact(_unsigned(_nested(66_000_000))), "unsigned", 300, id="packed"),
         pytest.param(lambda: _unsigned(_nested(66_000_000), LAB.keyid), "edited", 300, id="forged"),
-        pytest.param(lambda: seal(_nested(66_000_000), LAB, FORM), "malformed", 300, id="signed"),
+        pytest.param(lambda: sign_envelope(_nested(66_000_000), LAB, FORM), "malformed", 300, id="signed"),
         pytest.param(
-            lambda: seal(b"[" + b'{"a":0},' * 1_330_000 + b'"' + b"x" * 50_000_000 + b'"]', LAB, FORM),
+            lambda: sign_envelope(
+                b"[" + b'{"a":0},' * 1_330_000 + b'"' + b"x" * 50_000_000 + b'"]', LAB, FORM
+            ),
             "malformed",
             750,
             id="signed with as many values as may be",
@@ -517,7 +521,7 @@ def test_a_large_catalogue_takes_little_memory(
 def test_the_largest_catalogue_has_few_values_for_what_may_be() -> None:
     """5,000 images with two verdicts each, where 12 claims are predicted of each."""
     image = make_image(sifs=(), predicted=(("7.0", PREDICTED),) * 12, envelopes=make_image().envelopes * 2)
-    payload = format_catalogue(make_catalogue(*(image for _ in range(10))))
+    payload = format_catalog(make_catalogue(*(image for _ in range(10))))
     values = sum(payload.count(mark) for mark in (b",", b":", b"[", b"{"))
     assert values * 500 < MOST_VALUES / 2
 

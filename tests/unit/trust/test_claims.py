@@ -8,17 +8,17 @@ from datetime import timedelta
 import pytest
 
 from imagefactory.gpu.capability import Capability
-from imagefactory.gpu.values import Answer, Basis, Question
+from imagefactory.gpu.values import CellQuery, ClaimBasis, Compatibility
 from imagefactory.matrix.compat import CompatGpu, CoverCandidate, cell, cover, serves
 from imagefactory.matrix.plan import PRUNING, CellState, PlanGpu, PlanInput, TargetStatus, make_plan
 from imagefactory.model import Outcome
-from imagefactory.trust.claims import REFUSALS, last_proofs, to_renew, verified_claims
-from imagefactory.trust.verdict import Judged, Standing
+from imagefactory.trust.claims import REFUSALS, last_verdicts, to_renew, verified_claims
+from imagefactory.trust.verdict import VerdictStatus, VerificationResult
 from imagefactory.views.compat import letters
 from tests.made.claims import BUILT, NOW, TARGET, judged
 
 AMPERE, ADA = Capability(8, 0), Capability(8, 9)
-QUESTION = Question(framework="torch", version="2.3", cuda="12.1", capability=AMPERE)
+QUESTION = CellQuery(framework="torch", version="2.3", cuda="12.1", capability=AMPERE)
 
 
 # --- what speaks ---------------------------------------------------------------------------------
@@ -27,32 +27,36 @@ QUESTION = Question(framework="torch", version="2.3", cuda="12.1", capability=AM
 def test_a_good_verdict_is_a_claim_with_its_gpu_its_driver_and_its_source() -> None:
     ((capability, claim),) = verified_claims([judged()]).items()
     assert capability == AMPERE
-    assert (claim.basis, claim.answer, claim.rule) == (Basis.VERIFIED, Answer.YES, "suite")
+    assert (claim.basis, claim.answer, claim.rule) == (ClaimBasis.VERIFIED, Compatibility.YES, "suite")
     assert claim.driver == "535.54.03"
     assert claim.reason == "passed the full suite on NVIDIA A100-SXM4-40GB, driver 535.54.03, 2026-11-22"
     assert claim.source == f"verdict sha256:{0:064x} of key {'k' * 12}"
 
 
 def test_the_last_proof_is_the_newest_one_that_holds_or_has_expired() -> None:
-    expired = judged(days=100, standing=Standing.EXPIRED)
-    (proof,) = last_proofs([expired, judged(days=120)]).values()
+    expired = judged(days=100, standing=VerdictStatus.EXPIRED)
+    (proof,) = last_verdicts([expired, judged(days=120)]).values()
     assert expired.verdict is not None
     assert proof == (NOW - timedelta(days=100), expired.verdict.expires)
-    others = [judged(standing=one) for one in Standing if one not in (Standing.GOOD, Standing.EXPIRED)]
-    unread = Judged(digest=BUILT, standing=Standing.EXPIRED, why="", verdict=None)
-    assert last_proofs([*others, judged(Outcome.WRONG_NUMBERS), unread]) == {}
+    others = [
+        judged(standing=one)
+        for one in VerdictStatus
+        if one not in (VerdictStatus.GOOD, VerdictStatus.EXPIRED)
+    ]
+    unread = VerificationResult(digest=BUILT, standing=VerdictStatus.EXPIRED, why="", verdict=None)
+    assert last_verdicts([*others, judged(Outcome.WRONG_NUMBERS), unread]) == {}
     there = TargetStatus(target=TARGET, missing="", image=BUILT, verdicts=(expired,))
     (cell,) = make_plan(PlanInput(stages=(there,), devices=(PlanGpu(capability=AMPERE),))).cells
     assert (cell.state, cell.proven) == (CellState.VERIFY, NOW - timedelta(days=100))
 
 
 @pytest.mark.parametrize(("outcome", "left", "standing"), [
-    (Outcome.VERIFIED, timedelta(days=10), Standing.GOOD),
-    (Outcome.VERIFIED, timedelta(days=8), Standing.EXPIRED),
-    (Outcome.WRONG_NUMBERS, timedelta(days=8), Standing.GOOD),  # tried again only when it has expired
+    (Outcome.VERIFIED, timedelta(days=10), VerdictStatus.GOOD),
+    (Outcome.VERIFIED, timedelta(days=8), VerdictStatus.EXPIRED),
+    (Outcome.WRONG_NUMBERS, timedelta(days=8), VerdictStatus.GOOD),  # tried again only when it has expired
 ])  # fmt: skip
 def test_a_verdict_is_renewed_in_the_last_tenth_of_its_time(
-    outcome: Outcome, left: timedelta, standing: Standing
+    outcome: Outcome, left: timedelta, standing: VerdictStatus
 ) -> None:
     one = judged(outcome)
     assert one.verdict is not None
@@ -61,19 +65,19 @@ def test_a_verdict_is_renewed_in_the_last_tenth_of_its_time(
     assert found.standing is standing
 
 
-@pytest.mark.parametrize("standing", [one for one in Standing if one is not Standing.GOOD])
-def test_what_cannot_be_relied_on_says_nothing(standing: Standing) -> None:
+@pytest.mark.parametrize("standing", [one for one in VerdictStatus if one is not VerdictStatus.GOOD])
+def test_what_cannot_be_relied_on_says_nothing(standing: VerdictStatus) -> None:
     assert verified_claims([judged(standing=standing)]) == {}
-    assert verified_claims([Judged(digest=BUILT, standing=standing, why="", verdict=None)]) == {}
+    assert verified_claims([VerificationResult(digest=BUILT, standing=standing, why="", verdict=None)]) == {}
 
 
 @pytest.mark.parametrize("outcome", Outcome)
 def test_every_outcome_says_yes_or_no_or_nothing(outcome: Outcome) -> None:
     found = verified_claims([judged(outcome)], "535.54.03")
     if outcome is Outcome.VERIFIED:
-        assert found[AMPERE].answer is Answer.YES
+        assert found[AMPERE].answer is Compatibility.YES
     elif outcome in REFUSALS:
-        assert (found[AMPERE].answer, found[AMPERE].rule) == (Answer.NO, outcome.value)
+        assert (found[AMPERE].answer, found[AMPERE].rule) == (Compatibility.NO, outcome.value)
         assert f"the reason of {outcome}" in found[AMPERE].reason
         assert outcome.value in PRUNING
     else:
@@ -82,7 +86,7 @@ def test_every_outcome_says_yes_or_no_or_nothing(outcome: Outcome) -> None:
 
 @pytest.mark.parametrize("outcome", [Outcome.TOGETHER, Outcome.APART])
 def test_what_several_gpus_say_is_no_claim_about_one(outcome: Outcome) -> None:
-    assert last_proofs([judged(outcome)]) == {}
+    assert last_verdicts([judged(outcome)]) == {}
     assert states(judged(outcome), driver="535") is states(driver="535") is CellState.VERIFY
     assert states(judged(days=1), judged(outcome), driver="535") is CellState.UNCHANGED
     assert outcome not in PRUNING
@@ -120,9 +124,9 @@ def test_a_driver_that_was_too_old_says_so_of_older_ones(asked: str, holds: bool
 
 def test_the_nearest_driver_speaks_before_the_newest_verdict() -> None:
     mixed = [judged(driver="535.54.03"), judged(Outcome.WRONG_NUMBERS, driver="550.54.15", days=3)]
-    assert verified_claims(mixed, "560")[AMPERE].answer is Answer.NO
-    assert verified_claims(mixed, "545")[AMPERE].answer is Answer.YES
-    assert verified_claims(mixed)[AMPERE].answer is Answer.YES
+    assert verified_claims(mixed, "560")[AMPERE].answer is Compatibility.NO
+    assert verified_claims(mixed, "545")[AMPERE].answer is Compatibility.YES
+    assert verified_claims(mixed)[AMPERE].answer is Compatibility.YES
     later = [judged(days=3), judged(Outcome.NO_KERNEL)]
     assert verified_claims(later)[AMPERE].rule == verified_claims(later, "550")[AMPERE].rule == "no-kernel"
 
@@ -134,7 +138,7 @@ def test_a_driver_that_is_no_version_is_not_compared() -> None:
 # --- in plans and tables -------------------------------------------------------------------------
 
 
-def states(*verdicts: Judged, driver: str = "", allow: str = "", missing: str = "") -> CellState:
+def states(*verdicts: VerificationResult, driver: str = "", allow: str = "", missing: str = "") -> CellState:
     stage = TargetStatus(target=TARGET, missing=missing, image=BUILT, verdicts=verdicts)
     given = PlanInput(
         stages=(stage,),
@@ -148,7 +152,7 @@ def test_what_is_proven_is_unchanged_until_its_image_is_another() -> None:
     assert states(judged()) is CellState.UNCHANGED
     assert states(judged(), driver="525") is CellState.VERIFY
     assert states(judged(capability="8.6")) is CellState.VERIFY
-    assert states(judged(standing=Standing.EXPIRED)) is CellState.VERIFY
+    assert states(judged(standing=VerdictStatus.EXPIRED)) is CellState.VERIFY
     assert states(judged(), missing="its lock is new") is CellState.BUILD
 
 

@@ -19,8 +19,15 @@ from jsonschema import Draft202012Validator
 
 from imagefactory.errors import StatementError
 from imagefactory.trust.envelope import format_json, parse_envelope
-from imagefactory.trust.judgement import judge_verdict
-from imagefactory.trust.verdict import Judged, Standing, format_statement, format_verdict, parse_verdict, sign
+from imagefactory.trust.judgement import verify_verdict
+from imagefactory.trust.verdict import (
+    VerdictStatus,
+    VerificationResult,
+    format_statement,
+    format_verdict,
+    parse_verdict,
+    sign,
+)
 from tests.made.verdicts import (
     COURT,
     LAB,
@@ -55,8 +62,8 @@ VALIDATOR = Draft202012Validator(SCHEMA)
 Path = tuple[str | int, ...]
 
 
-def judge(data: bytes) -> Judged:
-    return judge_verdict(data, digest("9"), SUBJECT, COURT)
+def judge(data: bytes) -> VerificationResult:
+    return verify_verdict(data, digest("9"), SUBJECT, COURT)
 
 
 def test_the_original_is_good() -> None:
@@ -144,7 +151,7 @@ def test_no_field_can_be_changed_under_a_signature() -> None:
         if document == STATEMENT:  # an empty list that stays one
             continue
         judged = judge(with_payload(SIGNED.envelope, format_json(document)))
-        assert judged.standing in (Standing.EDITED, Standing.MALFORMED), (path, number, judged)
+        assert judged.standing in (VerdictStatus.EDITED, VerdictStatus.MALFORMED), (path, number, judged)
 
 
 def test_no_byte_of_an_envelope_can_be_changed() -> None:
@@ -154,10 +161,10 @@ def test_no_byte_of_an_envelope_can_be_changed() -> None:
             edited = bytearray(data)
             edited[position] ^= bit
             judged = judge(bytes(edited))
-            assert judged.standing is not Standing.GOOD, (position, bit)
+            assert judged.standing is not VerdictStatus.GOOD, (position, bit)
     for end in range(0, len(data), 97):
-        assert judge(data[:end]).standing is Standing.MALFORMED
-        assert judge(data[:end] + data[end + 1 :]).standing is not Standing.GOOD
+        assert judge(data[:end]).standing is VerdictStatus.MALFORMED
+        assert judge(data[:end] + data[end + 1 :]).standing is not VerdictStatus.GOOD
 
 
 def _signature(**changes: Any) -> bytes:
@@ -292,10 +299,10 @@ def test_no_other_envelope_is_taken(name: str) -> None:
     assert ENVELOPES[name] != SIGNED.envelope
     judged = judge(ENVELOPES[name])
     assert judged.standing in (
-        Standing.MALFORMED,
-        Standing.UNSIGNED,
-        Standing.EDITED,
-        Standing.WRONG_KEY,
+        VerdictStatus.MALFORMED,
+        VerdictStatus.UNSIGNED,
+        VerdictStatus.EDITED,
+        VerdictStatus.WRONG_KEY,
     )
     assert not judged.proves
     assert judged.why.isprintable()
@@ -313,13 +320,13 @@ def _claiming(envelope: bytes, keyid: str) -> bytes:
 
 def test_a_stranger_s_signature_is_none() -> None:
     own = sign(whole_report(), STRANGER, now=NOW, days=90).envelope
-    assert judge(own).standing is Standing.WRONG_KEY
-    assert judge(_claiming(own, LAB.keyid)).standing is Standing.EDITED
+    assert judge(own).standing is VerdictStatus.WRONG_KEY
+    assert judge(_claiming(own, LAB.keyid)).standing is VerdictStatus.EDITED
     both = replace(COURT, trust=BOTH)
-    assert judge_verdict(own, "", SUBJECT, both).proves  # the control: it is only trust that lacks
-    assert judge_verdict(_claiming(own, LAB.keyid), "", SUBJECT, both).standing is Standing.EDITED
+    assert verify_verdict(own, "", SUBJECT, both).proves  # the control: it is only trust that lacks
+    assert verify_verdict(_claiming(own, LAB.keyid), "", SUBJECT, both).standing is VerdictStatus.EDITED
     swapped = _claiming(SIGNED.envelope, STRANGER.keyid)
-    assert judge_verdict(swapped, "", SUBJECT, both).standing is Standing.EDITED
+    assert verify_verdict(swapped, "", SUBJECT, both).standing is VerdictStatus.EDITED
 
 
 @pytest.mark.parametrize(
@@ -336,7 +343,7 @@ def test_a_stranger_s_signature_is_none() -> None:
     ],
 )
 def test_what_a_trusted_key_signed_for_another_purpose_is_no_verdict(make: Callable[[], bytes]) -> None:
-    assert judge(make()).standing is Standing.MALFORMED
+    assert judge(make()).standing is VerdictStatus.MALFORMED
 
 
 # --- a trusted key that signs what it should not ------------------------------------------------------
@@ -350,8 +357,8 @@ def test_what_is_no_verdict_stays_none_when_a_trusted_key_signs_it() -> None:
         if document == STATEMENT:
             continue
         judged = judge(sealed(format_json(document)))
-        refused += judged.standing is not Standing.GOOD
-        if judged.standing is Standing.GOOD:
+        refused += judged.standing is not VerdictStatus.GOOD
+        if judged.standing is VerdictStatus.GOOD:
             assert judged.verdict is not None
             assert format_verdict(judged.verdict) == format_json(document), (path, number)
             assert VALIDATOR.is_valid(document), (path, number)
@@ -387,7 +394,7 @@ def test_a_statement_that_contradicts_itself_is_malformed(name: str) -> None:
     document = STATEMENT
     for path, value in CONTRADICTIONS[name]:
         document = with_value(document, path, value)
-    assert judge(sealed(format_json(document))).standing is Standing.MALFORMED
+    assert judge(sealed(format_json(document))).standing is VerdictStatus.MALFORMED
 
 
 # --- the schema says the same ------------------------------------------------------------------------

@@ -14,19 +14,21 @@ from hypothesis import strategies as st
 from imagefactory.errors import UsageError
 from imagefactory.trust.invitation import (
     Invitation,
+    create_invitation,
     fingerprint,
     format_invitation,
     invitation_place,
-    invite_with,
-    join,
+    join_center,
     parse_invitation,
 )
 from imagefactory.trust.keys import PublicKey
-from imagefactory.trust.policy import Grant, format_row, parse_trust
+from imagefactory.trust.policy import TrustGrant, format_row, parse_trust
 from tests.made.verdicts import LAB, NOW, STRANGER, TRUST
 
-LAB_KEY = Grant(key=PublicKey(name="lab", raw=LAB.public), since=date(2026, 1, 1), until=date(2027, 1, 1))
-OTHER_KEY = Grant(
+LAB_KEY = TrustGrant(
+    key=PublicKey(name="lab", raw=LAB.public), since=date(2026, 1, 1), until=date(2027, 1, 1)
+)
+OTHER_KEY = TrustGrant(
     key=PublicKey(name="lab", raw=STRANGER.public), since=date(2026, 1, 1), until=date(2027, 1, 1)
 )
 INVITATION = Invitation(
@@ -36,7 +38,7 @@ TEXT = format_invitation(INVITATION)
 
 
 def joined(text: str, invitation: Invitation = INVITATION, *others: dict[str, Any]) -> Any:
-    return join(text, invitation, others, "settings.toml", NOW)
+    return join_center(text, invitation, others, "settings.toml", NOW)
 
 
 def test_what_is_written_is_read() -> None:
@@ -50,16 +52,16 @@ def test_what_is_written_is_read() -> None:
 def test_the_keys_are_those_that_are_believed_there() -> None:
     (key,) = TRUST.keys
     retired = replace(key, name="old", keyid=STRANGER.keyid, public=STRANGER.public, until=NOW)
-    first, second = invite_with(replace(TRUST, keys=(retired, key)), NOW)
+    first, second = create_invitation(replace(TRUST, keys=(retired, key)), NOW)
     assert (first.key.keyid, first.until) == (STRANGER.keyid, NOW)
     assert (second.key.name, second.key.keyid) == (key.name, key.keyid)
-    assert invite_with(replace(TRUST, keys=(retired,)), NOW) == ()
+    assert create_invitation(replace(TRUST, keys=(retired,)), NOW) == ()
 
 
 def test_a_rotation_is_told_loudly_and_retires_the_old_key() -> None:
     before = joined("").text
     retired = replace(LAB_KEY, until=NOW)
-    new = Grant(key=PublicKey(name="lab-2", raw=STRANGER.public), since=NOW, until=date(2027, 11, 1))
+    new = TrustGrant(key=PublicKey(name="lab-2", raw=STRANGER.public), since=NOW, until=date(2027, 11, 1))
     made = joined(before, replace(INVITATION, keys=(retired, new)))
     assert (made.changed, made.fresh, made.before) == (True, (new,), (("lab", LAB.keyid),))
     trust = parse_trust(made.text, "x")

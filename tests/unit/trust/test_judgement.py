@@ -15,11 +15,11 @@ import pytest
 
 from imagefactory.model import CheckState, Outcome
 from imagefactory.trust.envelope import format_json
-from imagefactory.trust.judgement import Court, ending, expires, judge_verdict, judge_verdicts
+from imagefactory.trust.judgement import VerificationPolicy, ending, expires, verify_verdict, verify_verdicts
 from imagefactory.trust.keys import PublicKey
-from imagefactory.trust.policy import Grant, Policy, Trust, add_key
-from imagefactory.trust.verdict import Judged, Revocation, Standing, format_verdict, sign
-from imagefactory.verify.report import SEEN_BY_KIT, Subject
+from imagefactory.trust.policy import AcceptancePolicy, TrustGrant, TrustRules, add_key
+from imagefactory.trust.verdict import Revocation, VerdictStatus, VerificationResult, format_verdict, sign
+from imagefactory.verify.report import EVIDENCE_KIT, VerifiedImage
 from tests.made.verdicts import (
     COURT,
     DAY,
@@ -43,17 +43,19 @@ MINE = digest("9")
 SIGNED = sign(whole_report(), LAB, now=NOW, days=90)
 
 
-def judge(data: bytes = SIGNED.envelope, subject: Subject = SUBJECT, **court: Any) -> Judged:
-    return judge_verdict(data, MINE, subject, replace(COURT, **court))
+def judge(
+    data: bytes = SIGNED.envelope, subject: VerifiedImage = SUBJECT, **court: Any
+) -> VerificationResult:
+    return verify_verdict(data, MINE, subject, replace(COURT, **court))
 
 
-def trusting(**changes: Any) -> Trust:
-    return Trust(keys=(replace(LAB_TRUSTED, **changes),))
+def trusting(**changes: Any) -> TrustRules:
+    return TrustRules(keys=(replace(LAB_TRUSTED, **changes),))
 
 
 def test_a_good_one_proves() -> None:
     judged = judge()
-    assert (judged.standing, judged.digest, judged.proves) == (Standing.GOOD, MINE, True)
+    assert (judged.standing, judged.digest, judged.proves) == (VerdictStatus.GOOD, MINE, True)
     assert judged.verdict == SIGNED.verdict
     assert "lab" in judged.why
 
@@ -74,8 +76,8 @@ def test_times_at_the_ends_of_the_calendar(issued: str, until: str) -> None:
     payload = format_json(statement)
     unsigned = format_json({**json.loads(with_payload(SIGNED.envelope, payload)), "signatures": []})
     told = [judge(data) for data in (sealed(payload), with_payload(SIGNED.envelope, payload), unsigned)]
-    signed = Standing.KEY_RETIRED if issued > "2026" else Standing.WRONG_KEY
-    assert [one.standing for one in told] == [signed, Standing.EDITED, Standing.UNSIGNED]
+    signed = VerdictStatus.KEY_RETIRED if issued > "2026" else VerdictStatus.WRONG_KEY
+    assert [one.standing for one in told] == [signed, VerdictStatus.EDITED, VerdictStatus.UNSIGNED]
     for one in told:
         assert one.verdict is not None
         assert expires(one.verdict, TRUST) == one.verdict.expires
@@ -87,7 +89,7 @@ def test_what_says_no_is_good_and_proves_nothing() -> None:
         outcome=Outcome.NO_KERNEL, checks=(*checks[:-1], replace(checks[-1], state=CheckState.FAILED))
     )
     judged = judge(sign(report, LAB, now=NOW, days=90).envelope)
-    assert judged.standing is Standing.GOOD
+    assert judged.standing is VerdictStatus.GOOD
     assert not judged.proves
 
 
@@ -99,73 +101,73 @@ REVOKED = Revocation(
     why="wrong results in training",
     keyid=LAB.keyid,
 )
-WORDS: dict[str, tuple[dict[str, Any], Standing, str]] = {
-    "no key is trusted": ({"trust": Trust()}, Standing.WRONG_KEY, "no trusted key"),
+WORDS: dict[str, tuple[dict[str, Any], VerdictStatus, str]] = {
+    "no key is trusted": ({"trust": TrustRules()}, VerdictStatus.WRONG_KEY, "no trusted key"),
     "another key is trusted": (
         {"trust": trusting(keyid=STRANGER.keyid, public=STRANGER.public)},
-        Standing.WRONG_KEY,
+        VerdictStatus.WRONG_KEY,
         "no trusted key",
     ),
     "another key under its id": (
         {"trust": trusting(public=STRANGER.public)},
-        Standing.EDITED,
+        VerdictStatus.EDITED,
         "'lab' signed",
     ),
-    "the key was not yet trusted": ({"trust": trusting(since=NOW + DAY)}, Standing.WRONG_KEY, "from"),
+    "the key was not yet trusted": ({"trust": trusting(since=NOW + DAY)}, VerdictStatus.WRONG_KEY, "from"),
     "the key was retired": (
         {"trust": trusting(until=NOW)},
-        Standing.KEY_RETIRED,
+        VerdictStatus.KEY_RETIRED,
         "until 2026-11-22T03:00:00Z",
     ),
     "the key was retired later, and nothing was recorded": (
         {"trust": trusting(until=NOW + DAY), "now": NOW + DAY},
-        Standing.KEY_RETIRED,
+        VerdictStatus.KEY_RETIRED,
         "is missing",
     ),
     "the key was retired later, and the record lacks it": (
         {"trust": trusting(until=NOW + DAY, signed=frozenset({digest("5")})), "now": NOW + DAY},
-        Standing.KEY_RETIRED,
+        VerdictStatus.KEY_RETIRED,
         "does not have this",
     ),
     "of another time, in the list of a trusted key": (
         {"trust": trusting(until=NOW), "vouched": True},
-        Standing.KEY_RETIRED,
+        VerdictStatus.KEY_RETIRED,
         "until 2026-11-22T03:00:00Z",
     ),
     "another subject": (
-        {"subject": Subject(target="", index=SUBJECT.index, manifest=digest("1"), config=digest("2"))},
-        Standing.OTHER_SUBJECT,
+        {"subject": VerifiedImage(target="", index=SUBJECT.index, manifest=digest("1"), config=digest("2"))},
+        VerdictStatus.OTHER_SUBJECT,
         SUBJECT.manifest,
     ),
-    "another suite": ({"suite": digest("8")}, Standing.OTHER_SUITE, "sha256:ddd"),
+    "another suite": ({"suite": digest("8")}, VerdictStatus.OTHER_SUITE, "sha256:ddd"),
     "the key takes other evidence": (
-        {"trust": trusting(evidence=(SEEN_BY_KIT,))},
-        Standing.EVIDENCE_REFUSED,
+        {"trust": trusting(evidence=(EVIDENCE_KIT,))},
+        VerdictStatus.EVIDENCE_REFUSED,
         "'lab' takes no evidence of kind 'local'",
     ),
     "the policy takes other evidence": (
-        {"trust": Trust(keys=(LAB_TRUSTED,), policy=Policy(evidence=(SEEN_BY_KIT,)))},
-        Standing.EVIDENCE_REFUSED,
+        {"trust": TrustRules(keys=(LAB_TRUSTED,), policy=AcceptancePolicy(evidence=(EVIDENCE_KIT,)))},
+        VerdictStatus.EVIDENCE_REFUSED,
         "the policy takes no evidence of kind 'local'",
     ),
-    "revoked": ({"revocations": (REVOKED,)}, Standing.REVOKED, "wrong results in training"),
+    "revoked": ({"revocations": (REVOKED,)}, VerdictStatus.REVOKED, "wrong results in training"),
     "revoked by name, whatever the clocks say": (
         {"revocations": (replace(REVOKED, verdicts=(SIGNED.verdict.digest,), before=NOW - DAY),)},
-        Standing.REVOKED,
+        VerdictStatus.REVOKED,
         "wrong results in training",
     ),
     "revoked by name": (
         {"revocations": (replace(REVOKED, verdicts=(SIGNED.verdict.digest,), capability="8.0"),)},
-        Standing.REVOKED,
+        VerdictStatus.REVOKED,
         "wrong",
     ),
-    "expired": ({"now": NOW + 90 * DAY}, Standing.EXPIRED, "held until 2027-02-20T03:00:00Z"),
+    "expired": ({"now": NOW + 90 * DAY}, VerdictStatus.EXPIRED, "held until 2027-02-20T03:00:00Z"),
     "expired by policy": (
-        {"now": NOW + 7 * DAY, "trust": Trust(keys=(LAB_TRUSTED,), policy=Policy(days=7))},
-        Standing.EXPIRED,
+        {"now": NOW + 7 * DAY, "trust": TrustRules(keys=(LAB_TRUSTED,), policy=AcceptancePolicy(days=7))},
+        VerdictStatus.EXPIRED,
         "held until 2026-11-29",
     ),
-    "from the future": ({"now": NOW - timedelta(minutes=6)}, Standing.NOT_YET, "still to come"),
+    "from the future": ({"now": NOW - timedelta(minutes=6)}, VerdictStatus.NOT_YET, "still to come"),
 }
 
 
@@ -197,7 +199,7 @@ STILL_GOOD: dict[str, dict[str, Any]] = {
     "not yet retired": {"trust": trusting(until=NOW + 11 * DAY), "now": NOW + 10 * DAY},
     "an older suite that counts": {
         "suite": digest("8"),
-        "trust": Trust(keys=(LAB_TRUSTED,), policy=Policy(suites=(SUITE,))),
+        "trust": TrustRules(keys=(LAB_TRUSTED,), policy=AcceptancePolicy(suites=(SUITE,))),
     },
     "the manifest alone": {"subject": replace(SUBJECT, config=digest("1"), target="")},
     "another was revoked": {"revocations": (replace(REVOKED, verdicts=(digest("7"),)),)},
@@ -215,7 +217,7 @@ def test_what_does_not_concern_it_leaves_it_good(name: str) -> None:
 def test_an_equal_config_proves_nothing() -> None:
     """Podman and apptainer unpack layers that do not match the config's diff IDs."""
     other = replace(SUBJECT, manifest=digest("1"))
-    assert judge(SIGNED.envelope, other).standing is Standing.OTHER_SUBJECT
+    assert judge(SIGNED.envelope, other).standing is VerdictStatus.OTHER_SUBJECT
 
 
 def test_evidence_is_judged_again() -> None:
@@ -228,13 +230,13 @@ def test_evidence_is_judged_again() -> None:
         {"device": replace(MADE_UP, capability="9.0")},
     ):
         verdict = replace(SIGNED.verdict, report=whole_report(**changes))
-        assert judge(sealed(format_verdict(verdict))).standing is Standing.EVIDENCE_REFUSED
+        assert judge(sealed(format_verdict(verdict))).standing is VerdictStatus.EVIDENCE_REFUSED
 
 
 def test_nobody_signed_it() -> None:
     data = format_json({**json.loads(SIGNED.envelope), "signatures": []})
     judged = judge(data)
-    assert judged.standing is Standing.UNSIGNED
+    assert judged.standing is VerdictStatus.UNSIGNED
     assert judged.verdict is not None
 
 
@@ -247,11 +249,11 @@ def test_a_nonce_counts_once() -> None:
         digest("1"): other,
         digest("4"): SIGNED.envelope,
     }
-    judged = judge_verdicts(found, SUBJECT, replace(COURT, now=NOW + 2 * DAY))
+    judged = verify_verdicts(found, SUBJECT, replace(COURT, now=NOW + 2 * DAY))
     assert [(one.digest[-1], one.standing) for one in judged] == [
-        ("1", Standing.GOOD),
-        ("2", Standing.GOOD),  # attached twice, one row
-        ("3", Standing.REPLAYED),
+        ("1", VerdictStatus.GOOD),
+        ("2", VerdictStatus.GOOD),  # attached twice, one row
+        ("3", VerdictStatus.REPLAYED),
     ]
     assert SIGNED.verdict.digest in judged[-1].why
 
@@ -259,24 +261,24 @@ def test_a_nonce_counts_once() -> None:
 def test_what_cannot_be_trusted_uses_up_no_nonce() -> None:
     """A stranger who attaches an earlier statement with the same nonce takes nothing away."""
     forged = sign(whole_report(), STRANGER, now=NOW - timedelta(seconds=30), days=90).envelope
-    judged = judge_verdicts({digest("1"): forged, digest("2"): SIGNED.envelope}, SUBJECT, COURT)
-    assert [one.standing for one in judged] == [Standing.WRONG_KEY, Standing.GOOD]
+    judged = verify_verdicts({digest("1"): forged, digest("2"): SIGNED.envelope}, SUBJECT, COURT)
+    assert [one.standing for one in judged] == [VerdictStatus.WRONG_KEY, VerdictStatus.GOOD]
 
 
 def test_it_ends_by_its_own_word_or_by_the_policy_whichever_is_earlier() -> None:
     verdict = SIGNED.verdict
     assert expires(verdict, TRUST) == NOW + 90 * DAY
-    assert expires(verdict, replace(TRUST, policy=Policy(days=30))) == NOW + 30 * DAY
-    assert expires(verdict, replace(TRUST, policy=Policy(days=300))) == NOW + 90 * DAY
+    assert expires(verdict, replace(TRUST, policy=AcceptancePolicy(days=30))) == NOW + 30 * DAY
+    assert expires(verdict, replace(TRUST, policy=AcceptancePolicy(days=300))) == NOW + 90 * DAY
 
 
 def test_what_ends_soon_is_told_by_capability_unless_a_later_verdict_holds_on() -> None:
-    old = Judged(digest="", standing=Standing.GOOD, why="", verdict=SIGNED.verdict)
+    old = VerificationResult(digest="", standing=VerdictStatus.GOOD, why="", verdict=SIGNED.verdict)
     new = replace(old, verdict=replace(SIGNED.verdict, issued=NOW + 60 * DAY, expires=NOW + 150 * DAY))
     assert ending([old], TRUST, NOW + 89 * DAY) == ()
     assert ending([old], TRUST, NOW + 90 * DAY) == (("8.0", NOW + 90 * DAY),)
     assert ending([old, new], TRUST, NOW + 90 * DAY) == ()
-    assert ending([replace(old, standing=Standing.EXPIRED)], TRUST, NOW + 90 * DAY) == ()
+    assert ending([replace(old, standing=VerdictStatus.EXPIRED)], TRUST, NOW + 90 * DAY) == ()
 
 
 def test_without_a_compiled_library_it_is_judged_the_same(tmp_path: Path) -> None:
@@ -298,14 +300,14 @@ for name in ("cryptography", "tomlkit", "requests", "tenacity", "rich", "jinja2"
     sys.modules[name] = None
 from datetime import datetime
 from pathlib import Path
-from imagefactory.trust.judgement import Court, judge_verdict
-from imagefactory.verify.report import SEEN_BY_KIT, Subject
+from imagefactory.trust.judgement import VerificationPolicy, verify_verdict
+from imagefactory.verify.report import EVIDENCE_KIT, VerifiedImage
 from imagefactory.trust.policy import read_trust
 trust = read_trust((Path("imagefactory.toml"),))
-court = Court(trust=trust, suite={SUITE!r}, now=datetime.fromisoformat({NOW.isoformat()!r}))
-subject = Subject(target="", index="", manifest={SUBJECT.manifest!r}, config={SUBJECT.config!r})
+court = VerificationPolicy(trust=trust, suite={SUITE!r}, now=datetime.fromisoformat({NOW.isoformat()!r}))
+subject = VerifiedImage(target="", index="", manifest={SUBJECT.manifest!r}, config={SUBJECT.config!r})
 for name in ("good", "edited", "respelt"):
-    print(judge_verdict(Path(name).read_bytes(), "", subject, court).standing)
+    print(verify_verdict(Path(name).read_bytes(), "", subject, court).standing)
 """
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, check=True, capture_output=True, text=True, timeout=60
@@ -314,10 +316,14 @@ for name in ("good", "edited", "respelt"):
 
 
 def _toml() -> str:
-    grant = Grant(key=PublicKey(name="lab", raw=LAB.public), since=date(2026, 1, 1), until=date(2027, 1, 1))
+    grant = TrustGrant(
+        key=PublicKey(name="lab", raw=LAB.public), since=date(2026, 1, 1), until=date(2027, 1, 1)
+    )
     return add_key("", grant, "imagefactory.toml")
 
 
 def test_court_takes_the_present_suite_and_the_policy_s() -> None:
-    court = Court(trust=Trust(policy=Policy(suites=(digest("1"),))), suite=SUITE, now=NOW)
+    court = VerificationPolicy(
+        trust=TrustRules(policy=AcceptancePolicy(suites=(digest("1"),))), suite=SUITE, now=NOW
+    )
     assert court.suites == (SUITE, digest("1"))

@@ -24,14 +24,14 @@ from cryptography.hazmat.primitives.serialization import (
 
 from imagefactory.actions.promote import next_name, write_record
 from imagefactory.cli import cli
-from imagefactory.errors import EXIT_USAGE, FactoryError, StatementError, UsageError
+from imagefactory.errors import EXIT_USAGE, ImagefactoryError, StatementError, UsageError
 from imagefactory.settings.choices import HTCONDOR, SLURM
 from imagefactory.settings.load import load_settings
 from imagefactory.trust.keys import (
     PublicKey,
     find_key,
     format_public,
-    keys_folder,
+    keys_directory,
     make_key,
     own_keys,
     parse_public,
@@ -40,16 +40,16 @@ from imagefactory.trust.keys import (
 )
 from imagefactory.trust.policy import (
     RECORDS,
-    Grant,
-    Policy,
-    Trust,
+    AcceptancePolicy,
+    TrustGrant,
+    TrustRules,
     add_key,
     format_record,
     parse_trust,
     read_trust,
     retire_key,
 )
-from imagefactory.verify.report import SEEN_BY_KIT, SEEN_HERE, SEEN_IN_ACTIONS
+from imagefactory.verify.report import EVIDENCE_ACTIONS, EVIDENCE_KIT, EVIDENCE_LOCAL
 from tests.made.full_disk import full_disk
 from tests.made.trusted import write_settings
 from tests.made.verdicts import DAY, LAB, NOW, STRANGER
@@ -62,7 +62,7 @@ public = "TU5PUA=="
 from = 2026-01-01
 until = 2027-01-01
 """
-GRANT = Grant(key=PublicKey(name="lab", raw=LAB.public), since=date(2026, 1, 1), until=date(2027, 1, 1))
+GRANT = TrustGrant(key=PublicKey(name="lab", raw=LAB.public), since=date(2026, 1, 1), until=date(2027, 1, 1))
 DIGEST, OTHER = "sha256:" + "1" * 64, "sha256:" + "2" * 64
 TOML = add_key("", GRANT, "x")
 
@@ -164,7 +164,7 @@ def test_only_ed25519_without_a_password_signs(tmp_path: Path) -> None:
 
 def test_which_key_signs(tmp_path: Path) -> None:
     environ = {"XDG_CONFIG_HOME": str(tmp_path)}
-    folder = keys_folder(environ)
+    folder = keys_directory(environ)
     assert folder == tmp_path / "imagefactory" / "keys"
     assert find_key("", environ) is None
     make_key(folder, "lab")
@@ -185,7 +185,7 @@ def test_which_key_signs(tmp_path: Path) -> None:
 
 def test_the_newest_trusted_key_signs(tmp_path: Path) -> None:
     environ = {"XDG_CONFIG_HOME": str(tmp_path)}
-    folder = keys_folder(environ)
+    folder = keys_directory(environ)
     old, new, later, _ = (make_key(folder, name).keyid for name in ("old", "new", "later", "unknown"))
     first, second = NOW - 30 * DAY, NOW - DAY
     times = {old: (first, NOW + DAY), new: (second, NOW + DAY), later: (NOW + DAY, NOW + 9 * DAY)}
@@ -261,10 +261,10 @@ def test_no_other_file_is_a_public_key(tmp_path: Path) -> None:
 
 
 def test_without_rows_nothing_is_trusted(tmp_path: Path) -> None:
-    assert read_trust((tmp_path / "imagefactory.toml",)) == Trust() == parse_trust("", "x")
-    assert Trust().key(LAB.keyid) is None
-    assert Policy() == Policy(
-        evidence=(SEEN_HERE, SEEN_BY_KIT, HTCONDOR, SLURM, SEEN_IN_ACTIONS),
+    assert read_trust((tmp_path / "imagefactory.toml",)) == TrustRules() == parse_trust("", "x")
+    assert TrustRules().key(LAB.keyid) is None
+    assert AcceptancePolicy() == AcceptancePolicy(
+        evidence=(EVIDENCE_LOCAL, EVIDENCE_KIT, HTCONDOR, SLURM, EVIDENCE_ACTIONS),
         days=90,
         suites=(),
     )
@@ -279,7 +279,7 @@ def test_a_row_is_a_key_with_a_period() -> None:
     key = trust.key(LAB.keyid)
     assert key is not None
     assert (key.since, key.until) == (datetime(2026, 1, 1, tzinfo=UTC), datetime(2027, 1, 1, tzinfo=UTC))
-    assert key.evidence == trust.policy.evidence == (SEEN_BY_KIT,)
+    assert key.evidence == trust.policy.evidence == (EVIDENCE_KIT,)
     assert trust.policy.days == 7
     leap = parse_trust("[policy]\nexpires-days = 366\n", "x")  # a whole year, whichever
     assert leap.policy.days == 366
@@ -339,16 +339,16 @@ expires-days = 30  # we are careful
 def test_edits_leave_everything_else_as_a_person_wrote_it() -> None:
     one = add_key(WRITTEN, GRANT, "x")
     assert one.startswith(WRITTEN)
-    second = Grant(
+    second = TrustGrant(
         key=PublicKey(name="ci", raw=STRANGER.public),
         since=date(2026, 1, 1),
         until=date(2026, 2, 1),
-        evidence=(SEEN_IN_ACTIONS,),
+        evidence=(EVIDENCE_ACTIONS,),
     )
     two = add_key(one, second, "x")
     assert two.startswith(one)
     assert [key.name for key in parse_trust(two, "x").keys] == ["lab", "ci"]
-    assert parse_trust(two, "x").keys[1].evidence == (SEEN_IN_ACTIONS,)
+    assert parse_trust(two, "x").keys[1].evidence == (EVIDENCE_ACTIONS,)
     moment = datetime(2026, 11, 22, 3, 0, tzinfo=UTC)
     retired = retire_key(two, "lab", moment, "x")
     assert retired == two.replace("until = 2027-01-01", "until = 2026-11-22T03:00:00Z")
@@ -359,7 +359,7 @@ def test_edits_leave_everything_else_as_a_person_wrote_it() -> None:
 def test_edits_that_make_no_sense_are_refused() -> None:
     for grant in (
         GRANT,
-        Grant(key=PublicKey(name="two", raw=LAB.public), since=GRANT.since, until=GRANT.until),
+        TrustGrant(key=PublicKey(name="two", raw=LAB.public), since=GRANT.since, until=GRANT.until),
     ):
         with pytest.raises(UsageError) as caught:
             add_key(TOML, grant, "x")
@@ -385,7 +385,7 @@ def _call(tmp_path: Path, *arguments: str, code: int = 0) -> str:
     result = CliRunner().invoke(cli, ["-C", str(tmp_path), "keys", *arguments], env=environ)
     if code:
         assert getattr(result.exception, "exit_code", result.exit_code) == code, result.output
-        assert isinstance(result.exception, FactoryError)
+        assert isinstance(result.exception, ImagefactoryError)
         return result.exception.code
     assert result.exception is None, result.output
     return result.output
@@ -489,7 +489,9 @@ def test_a_person_without_a_factory_trusts_keys_in_a_file_of_his_own(tmp_path: P
 def test_no_nearer_file_prolongs_a_key_that_another_one_ends(tmp_path: Path) -> None:
     """A person joined before the site's own file retired the key."""
     own, site = (tmp_path / name / "imagefactory.toml" for name in ("own", "site"))
-    grant = Grant(key=PublicKey(name="lab", raw=LAB.public), since=date(2026, 1, 1), until=date(2027, 1, 1))
+    grant = TrustGrant(
+        key=PublicKey(name="lab", raw=LAB.public), since=date(2026, 1, 1), until=date(2027, 1, 1)
+    )
     text = add_key("", grant, "x")
     for path in (own, site):
         path.parent.mkdir()

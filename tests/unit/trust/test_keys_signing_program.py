@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from imagefactory.actions.publish import current_place, read_current
 from imagefactory.errors import EXIT_USAGE, StatementError, ToolError, UsageError
-from imagefactory.trust.envelope import is_signed_by, parse_envelope, seal
+from imagefactory.trust.envelope import is_signed_by, parse_envelope, sign_envelope
 from imagefactory.trust.keys import (
     PublicKey,
     SigningProgram,
@@ -32,7 +32,7 @@ from imagefactory.trust.keys import (
     find_key,
     format_command,
     format_public,
-    keys_folder,
+    keys_directory,
     own_keys,
     parse_command,
     parse_public,
@@ -213,15 +213,15 @@ def test_a_command_is_kept_word_by_word(tmp_path: Path) -> None:
 
 
 def test_a_recorded_program_is_a_key_of_its_user(made: Make, tmp_path: Path) -> None:
-    folder, public = keys_folder({"XDG_CONFIG_HOME": str(tmp_path)}), PublicKey(name="x", raw=LAB.public)
+    folder, public = keys_directory({"XDG_CONFIG_HOME": str(tmp_path)}), PublicKey(name="x", raw=LAB.public)
     key = record_program(folder, "lab", made(signer("lab")), public, os.environ)
     assert (key.name, key.keyid) == ("lab", LAB.keyid)
     assert own_keys(folder) == (key,)
     path = find_key("", {"XDG_CONFIG_HOME": str(tmp_path)})
     assert path == find_key("lab", {"XDG_CONFIG_HOME": str(tmp_path)}) == folder / "lab.command"
     assert path.stat().st_mode & 0o777 == 0o600
-    sealed = seal(b"{}", read_signing_key(path))
-    assert sealed == seal(b"{}", LAB)
+    sealed = sign_envelope(b"{}", read_signing_key(path))
+    assert sealed == sign_envelope(b"{}", LAB)
     assert is_signed_by(parse_envelope(sealed, "x"), LAB.keyid, LAB.public)
     path.chmod(0o622)
     with pytest.raises(StatementError):
@@ -256,7 +256,7 @@ def test_a_path_never_names_a_program(made: Make, tmp_path: Path) -> None:
 
 
 def test_two_that_sign_under_one_name_are_a_fault(made: Make, tmp_path: Path) -> None:
-    folder = keys_folder({"XDG_CONFIG_HOME": str(tmp_path)})
+    folder = keys_directory({"XDG_CONFIG_HOME": str(tmp_path)})
     record_program(folder, "lab", made(signer("lab")), PublicKey(name="x", raw=LAB.public), os.environ)
     with pytest.raises(UsageError):
         record_program(folder, "lab", made(signer("lab")), PublicKey(name="x", raw=LAB.public), os.environ)
@@ -310,7 +310,7 @@ def test_everything_that_signs_does_so_by_a_program(bench: Bench, made: Make) ->
     assert current.catalogue
     assert current.catalogue.images
     assert current.keyid == STRANGER.keyid
-    assert (keys_folder(bench.factory.environ) / "other.command").exists()
+    assert (keys_directory(bench.factory.environ) / "other.command").exists()
     bench.call("revoke", "one-12.1-cu121", "--why", "a test")
     assert "12.1-cu121" not in bench.tags
     acts = [row["action"] for row in json_of(bench.call("keys", "log", "--json"), "log")["acts"]]
@@ -318,7 +318,7 @@ def test_everything_that_signs_does_so_by_a_program(bench: Bench, made: Make) ->
     bench.call("keys", "rotate", code=EXIT_USAGE)  # its successor would be a file
     stranger = str(bench.folder / "stranger.public")
     bench.call("keys", "rotate", "--command", "true", "--public", stranger, code=EXIT_USAGE)  # the same key
-    assert len(own_keys(keys_folder(bench.factory.environ))) == 2
+    assert len(own_keys(keys_directory(bench.factory.environ))) == 2
     add_program(bench, made, "third", "lab", command="rotate")
     assert bench.call("catalogue").code == 0
 
@@ -326,7 +326,7 @@ def test_everything_that_signs_does_so_by_a_program(bench: Bench, made: Make) ->
 def test_command_and_public_belong_together(bench: Bench) -> None:
     for words in (("--command", "true"), ("--public", "x.pub")):
         bench.call("keys", "new", "third", *words, code=EXIT_USAGE)
-    assert not list(keys_folder(bench.factory.environ).glob("third*"))
+    assert not list(keys_directory(bench.factory.environ).glob("third*"))
 
 
 @pytest.fixture
@@ -360,7 +360,7 @@ def test_the_example_signs_by_ssh_agent(bench: Bench, tmp_path: Path) -> None:
     private.unlink()
     said = json_of(bench.call(*words), "key")
     assert (said["name"], said["private"]) == ("ssh", None)
-    sealed = seal(b"{}" + b" " * (1 << 17), read_signing_key(Path(said["command"])))
+    sealed = sign_envelope(b"{}" + b" " * (1 << 17), read_signing_key(Path(said["command"])))
     raw = key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
     assert json.loads(sealed)["signatures"][0]["keyid"] == said["keyid"]
     assert is_signed_by(parse_envelope(sealed, "x"), said["keyid"], raw)

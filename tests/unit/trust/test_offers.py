@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-from imagefactory.trust.offers import ages_of, judge_offer
-from imagefactory.trust.policy import Policy, Trust
+from imagefactory.trust.offers import verdict_ages_of, verify_offer
+from imagefactory.trust.policy import AcceptancePolicy, TrustRules
 from tests.made.catalogue import make_catalogue, make_image
 from tests.made.verdicts import LAB_TRUSTED, NOW, TRUST
 
@@ -16,14 +16,14 @@ def test_the_oldest_proof_of_any_form_and_how_many_lapse_soon() -> None:
     catalogue = make_catalogue()
     later = NOW + timedelta(days=20)
     for now, lapsing in ((NOW, 0), (later, 2), (NOW + timedelta(days=31), 0)):
-        offer = judge_offer(replace(catalogue, expires=now), make_image(), TRUST, now)
-        ages = ages_of([offer], now)
+        offer = verify_offer(replace(catalogue, expires=now), make_image(), TRUST, now)
+        ages = verdict_ages_of([offer], now)
         assert ages.lapsing == lapsing
         assert ages.oldest == (NOW if now <= later else None)
 
 
 def test_what_nobody_trusts_has_no_age() -> None:
-    nobody = Trust(keys=(), policy=Policy())
+    nobody = TrustRules(keys=(), policy=AcceptancePolicy())
     assert LAB_TRUSTED not in nobody.keys
-    offer = judge_offer(make_catalogue(), make_image(), nobody, NOW)
-    assert ages_of([offer], NOW).oldest is None
+    offer = verify_offer(make_catalogue(), make_image(), nobody, NOW)
+    assert verdict_ages_of([offer], NOW).oldest is None

@@ -9,18 +9,18 @@ from datetime import timedelta
 import pytest
 
 from imagefactory.model import Outcome
-from imagefactory.trust.claims import last_proofs, verified_claims
+from imagefactory.trust.claims import last_verdicts, verified_claims
 from imagefactory.trust.tags import (
+    CapabilityStatus,
     PromotionRule,
-    Stand,
     TagCandidate,
-    TagFate,
+    TagDecision,
+    capability_status,
     decide_tags,
     newest_first,
     pointer,
-    stand,
 )
-from imagefactory.trust.verdict import Judged, Standing, Verdict
+from imagefactory.trust.verdict import Verdict, VerdictStatus, VerificationResult
 from tests.made.verdicts import DAY, HOST, LAB, MADE_UP, NOW, digest, together_report, whole_report
 from tests.services.tier import many
 
@@ -31,12 +31,12 @@ A, B, C = digest("1"), digest("2"), digest("3")
 
 def judged(
     capability: str,
-    standing: Standing = Standing.GOOD,
+    standing: VerdictStatus = VerdictStatus.GOOD,
     outcome: Outcome = Outcome.VERIFIED,
     *,
     driver: str = "550.54.15",
     minutes: int = 0,
-) -> Judged:
+) -> VerificationResult:
     report = whole_report(
         device=replace(MADE_UP, capability=capability),
         hardware=replace(HOST, driver=driver),
@@ -44,15 +44,17 @@ def judged(
         ended=NOW + timedelta(minutes=minutes),
     )
     verdict = Verdict(report=report, issued=NOW, expires=NOW + 90 * DAY, keyid=LAB.keyid)
-    return Judged(digest=digest("f"), standing=standing, why="", verdict=verdict)
+    return VerificationResult(digest=digest("f"), standing=standing, why="", verdict=verdict)
 
 
-def candidate(where: str, day: int | None, *found: Judged) -> TagCandidate:
+def candidate(where: str, day: int | None, *found: VerificationResult) -> TagCandidate:
     pushed = None if day is None else NOW + day * DAY
     return TagCandidate(name=f"{PLAIN}-{where[7:19]}", digest=where, pushed=pushed, judged=found)
 
 
-def fates(tags: dict[str, str], *candidates: TagCandidate, rule: PromotionRule = RULE) -> dict[str, TagFate]:
+def fates(
+    tags: dict[str, str], *candidates: TagCandidate, rule: PromotionRule = RULE
+) -> dict[str, TagDecision]:
     return {fate.tag: fate for fate in decide_tags(rule, candidates, tags)}
 
 
@@ -69,30 +71,35 @@ def test_a_verdict_on_a_slice_moves_no_tag_and_none_on_a_whole_gpu_speaks_of_it(
     assert whole.verdict
     report = replace(whole.verdict.report, device=replace(MADE_UP, capability="9.0", name="H100 MIG 1g.10gb"))
     part = replace(whole, verdict=replace(whole.verdict, report=report))
-    assert stand([part], "9.0")[0] is Stand.OPEN
+    assert capability_status([part], "9.0")[0] is CapabilityStatus.OPEN
     assert after({}, candidate(A, 1, part)) == {}
     for found, claimed in ((part, "1g.10gb"), (whole, "")):
         parts = [one for one in ("", "1g.10gb", "3g.40gb") if verified_claims([found], part=one)]
-        assert parts == [one for one in ("", "1g.10gb", "3g.40gb") if last_proofs([found], one)] == [claimed]
+        assert (
+            parts == [one for one in ("", "1g.10gb", "3g.40gb") if last_verdicts([found], one)] == [claimed]
+        )
 
 
-def of_several(outcome: Outcome) -> Judged:
+def of_several(outcome: Outcome) -> VerificationResult:
     verdict = Verdict(
         report=together_report(outcome=outcome, ended=NOW + DAY),
         issued=NOW,
         expires=NOW + 90 * DAY,
         keyid=LAB.keyid,
     )
-    return Judged(digest=digest("e"), standing=Standing.GOOD, why="", verdict=verdict)
+    return VerificationResult(digest=digest("e"), standing=VerdictStatus.GOOD, why="", verdict=verdict)
 
 
 @pytest.mark.parametrize("outcome", [Outcome.TOGETHER, Outcome.APART])
 def test_what_several_gpus_say_moves_and_holds_up_no_tag(outcome: Outcome) -> None:
     assert not of_several(outcome).proves
-    assert stand([of_several(outcome)], "8.0") == (Stand.OPEN, "not-tested")
-    assert stand([judged("8.0"), of_several(outcome)], "8.0") == (Stand.PROVEN, "verified")
+    assert capability_status([of_several(outcome)], "8.0") == (CapabilityStatus.OPEN, "not-tested")
+    assert capability_status([judged("8.0"), of_several(outcome)], "8.0") == (
+        CapabilityStatus.PROVEN,
+        "verified",
+    )
     no = judged("8.0", outcome=Outcome.WRONG_NUMBERS)
-    assert stand([no, of_several(outcome)], "8.0") == (Stand.DENIED, "wrong-numbers")
+    assert capability_status([no, of_several(outcome)], "8.0") == (CapabilityStatus.DENIED, "wrong-numbers")
     assert after({}, candidate(A, 1, of_several(outcome))) == {}
 
 
@@ -130,7 +137,12 @@ def test_the_newest_wins_in_whatever_order_they_come() -> None:
 def test_a_tag_never_goes_to_an_older_one() -> None:
     old, new = candidate(A, 1, *BOTH), candidate(B, 2)
     assert after({PLAIN: B}, old, new)[PLAIN] == B
-    for standing in (Standing.EXPIRED, Standing.OTHER_SUITE, Standing.KEY_RETIRED, Standing.EVIDENCE_REFUSED):
+    for standing in (
+        VerdictStatus.EXPIRED,
+        VerdictStatus.OTHER_SUITE,
+        VerdictStatus.KEY_RETIRED,
+        VerdictStatus.EVIDENCE_REFUSED,
+    ):
         late = candidate(B, 2, judged("8.0", standing), judged("9.0", standing))
         found = fates({PLAIN: B, SM80: B}, old, late)
         assert not found[PLAIN].moved
@@ -152,15 +164,15 @@ def test_what_a_stranger_tagged_is_replaced() -> None:
 @pytest.mark.parametrize(
     "speaks",
     [
-        judged("9.0", Standing.REVOKED),
+        judged("9.0", VerdictStatus.REVOKED),
         judged("9.0", outcome=Outcome.WRONG_NUMBERS, minutes=5),
         judged("9.0", outcome=Outcome.NO_KERNEL, minutes=5),
         judged("9.0", outcome=Outcome.LOAD_FAILED, minutes=5),
     ],
     ids=["revoked", "wrong-numbers", "no-kernel", "load-failed"],
 )
-def test_what_is_taken_back_moves_tags_back(speaks: Judged) -> None:
-    passed = () if speaks.standing is Standing.REVOKED else (judged("9.0"),)
+def test_what_is_taken_back_moves_tags_back(speaks: VerificationResult) -> None:
+    passed = () if speaks.standing is VerdictStatus.REVOKED else (judged("9.0"),)
     found = (judged("8.0"), *passed, speaks)
     old, new = candidate(A, 1, *BOTH), candidate(B, 2, *found)
     tags = {PLAIN: B, SM80: B, SM90: B}
@@ -172,28 +184,31 @@ def test_what_is_taken_back_moves_tags_back(speaks: Judged) -> None:
 
 def test_a_later_pass_outweighs_a_denial_and_an_older_driver_denies_nothing() -> None:
     denial = judged("8.0", outcome=Outcome.WRONG_NUMBERS, minutes=5)
-    assert stand([judged("8.0"), denial], "8.0") == (Stand.DENIED, "wrong-numbers")
-    assert stand([judged("8.0"), denial, judged("8.0", minutes=9)], "8.0")[0] is Stand.PROVEN
+    assert capability_status([judged("8.0"), denial], "8.0") == (CapabilityStatus.DENIED, "wrong-numbers")
+    assert (
+        capability_status([judged("8.0"), denial, judged("8.0", minutes=9)], "8.0")[0]
+        is CapabilityStatus.PROVEN
+    )
     old = judged("8.0", outcome=Outcome.NO_KERNEL, driver="470.82", minutes=5)
-    assert stand([judged("8.0"), old], "8.0")[0] is Stand.PROVEN
+    assert capability_status([judged("8.0"), old], "8.0")[0] is CapabilityStatus.PROVEN
 
 
 @pytest.mark.parametrize("outcome", [Outcome.DRIVER_TOO_OLD, Outcome.TIMEOUT])
 def test_what_speaks_of_the_machine_denies_nothing(outcome: Outcome) -> None:
     late = judged("8.0", outcome=outcome, minutes=5)
-    assert stand([judged("8.0"), late], "8.0")[0] is Stand.PROVEN
-    assert stand([late], "8.0") == (Stand.OPEN, outcome.value)
+    assert capability_status([judged("8.0"), late], "8.0")[0] is CapabilityStatus.PROVEN
+    assert capability_status([late], "8.0") == (CapabilityStatus.OPEN, outcome.value)
 
 
-@pytest.mark.parametrize("standing", [one for one in Standing if one is not Standing.GOOD])
-def test_only_what_can_be_relied_on_proves_or_denies(standing: Standing) -> None:
+@pytest.mark.parametrize("standing", [one for one in VerdictStatus if one is not VerdictStatus.GOOD])
+def test_only_what_can_be_relied_on_proves_or_denies(standing: VerdictStatus) -> None:
     assert after({}, candidate(A, 1, judged("8.0", standing), judged("9.0", standing))) == {}
     denial = judged("8.0", standing, Outcome.WRONG_NUMBERS, minutes=5)
-    assert stand([judged("8.0"), denial], "8.0")[0] is Stand.PROVEN
+    assert capability_status([judged("8.0"), denial], "8.0")[0] is CapabilityStatus.PROVEN
 
 
 def test_a_malformed_one_is_no_reason_to_fall_over() -> None:
-    broken = Judged(digest=digest("e"), standing=Standing.MALFORMED, why="", verdict=None)
+    broken = VerificationResult(digest=digest("e"), standing=VerdictStatus.MALFORMED, why="", verdict=None)
     assert after({}, candidate(A, 1, broken, *BOTH))[PLAIN] == A
 
 
@@ -213,7 +228,13 @@ HISTORIES = many(1000, 4000)
 def test_whatever_happens_what_must_hold_holds() -> None:
     """Random histories: nothing moves to what is not proven, and back only from what was taken back."""
     rng, digests = random.Random(4711), [digest(letter) for letter in "12345"]
-    words = [Standing.GOOD, Standing.GOOD, Standing.EXPIRED, Standing.REVOKED, Standing.WRONG_KEY]
+    words = [
+        VerdictStatus.GOOD,
+        VerdictStatus.GOOD,
+        VerdictStatus.EXPIRED,
+        VerdictStatus.REVOKED,
+        VerdictStatus.WRONG_KEY,
+    ]
     outcomes = [Outcome.VERIFIED, Outcome.VERIFIED, Outcome.WRONG_NUMBERS, Outcome.TIMEOUT]
     moves = back = 0
     for _ in range(HISTORIES):
@@ -241,15 +262,18 @@ def test_whatever_happens_what_must_hold_holds() -> None:
         for fate in found:
             needs = {PLAIN: ("8.0", "9.0"), SM80: ("8.0",), SM90: ("9.0",)}[fate.tag]
             stands = {
-                where: [stand(one.judged, need)[0] for need in needs] for where, one in by_digest.items()
+                where: [capability_status(one.judged, need)[0] for need in needs]
+                for where, one in by_digest.items()
             }
-            proven = fate.after in stands and set(stands[fate.after]) == {Stand.PROVEN}
+            proven = fate.after in stands and set(stands[fate.after]) == {CapabilityStatus.PROVEN}
             assert fate.proven is proven
             assert fate.before == tags.get(fate.tag, "")
             if not fate.moved:
                 continue
             moves += 1
-            taken = bool({Stand.REVOKED, Stand.DENIED} & set(stands.get(fate.before, [])))
+            taken = bool(
+                {CapabilityStatus.REVOKED, CapabilityStatus.DENIED} & set(stands.get(fate.before, []))
+            )
             assert proven or (not fate.after and taken)
             if fate.before in order and fate.after and order.index(fate.after) > order.index(fate.before):
                 back += 1

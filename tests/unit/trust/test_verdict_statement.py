@@ -23,10 +23,10 @@ from imagefactory.trust.verdict import (
     VERDICT,
     format_statement,
     format_verdict,
+    jittered_expiry,
     parse_predicate,
     parse_verdict,
     sign,
-    spread,
 )
 from tests.made.verdicts import (
     HOST,
@@ -215,10 +215,10 @@ def test_what_one_night_proved_does_not_lapse_in_one() -> None:
     report = whole_report()
     assert report.device
     gpus = [replace(report, device=replace(report.device, capability=f"{n}.0")) for n in range(200)]
-    days = [spread(one, 90) for one in gpus]
+    days = [jittered_expiry(one, 90) for one in gpus]
     assert set(days) == set(range(75, 91))
-    assert days == [spread(one, 90) for one in gpus]
-    assert {spread(one, 5) for one in gpus} == {5}
+    assert days == [jittered_expiry(one, 90) for one in gpus]
+    assert {jittered_expiry(one, 5) for one in gpus} == {5}
 
 
 def test_nothing_of_the_private_key_is_in_what_is_signed() -> None:

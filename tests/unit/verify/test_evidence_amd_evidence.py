@@ -9,9 +9,9 @@ import pytest
 
 from imagefactory.errors import NoGpuError
 from imagefactory.verify.evidence import AmdPlaces, LocalEvidence, read_amd
-from imagefactory.verify.gpu_run import choose_gpus, seen_gpus, visible_gpus
+from imagefactory.verify.gpu_run import assigned_gpus, choose_gpus, visible_gpus
 from imagefactory.verify.kit.hardware import Places, lost_gpus
-from imagefactory.verify.report import SEEN_HERE
+from imagefactory.verify.report import EVIDENCE_LOCAL
 from tests.made.amd import MINOR, UNIQUE, make_amd_machine
 from tests.made.verdicts import HOST
 
@@ -31,7 +31,11 @@ def test_the_kernel_tells_all_of_it(places: AmdPlaces) -> None:
     (gpu,) = found.gpus
     assert (gpu.name, gpu.capability, gpu.uuid) == ("AMD Instinct MI250X", "gfx90a", UUID)
     assert (gpu.memory, found.known, found.nodes) == (64 << 30, (UUID,), (f"/dev/dri/renderD{MINOR}",))
-    assert (found.kind, found.driver, found.notes) == (SEEN_HERE, "6.8.0", (("amdgpu", "the kernel's own"),))
+    assert (found.kind, found.driver, found.notes) == (
+        EVIDENCE_LOCAL,
+        "6.8.0",
+        (("amdgpu", "the kernel's own"),),
+    )
     assert found.gpu_of(UUID) == gpu
 
 
@@ -85,6 +89,6 @@ def test_each_image_gets_the_gpus_it_is_for(places: AmdPlaces) -> None:
     assert visible_gpus(both, chosen, {}) == (("ROCR_VISIBLE_DEVICES", UUID),)
     given = {"ROCR_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": ""}
     assert visible_gpus(both, chosen, given) == (("ROCR_VISIBLE_DEVICES", "0"),)
-    assert seen_gpus(both, {"ROCR_VISIBLE_DEVICES": ""}, amd=True) is None
+    assert assigned_gpus(both, {"ROCR_VISIBLE_DEVICES": ""}, amd=True) is None
     assert choose_gpus(both.gpus, "gfx942", amd=True) == ()
     assert choose_gpus(amd.gpus, "") == ()  # of NVIDIA's it has none

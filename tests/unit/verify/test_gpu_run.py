@@ -19,20 +19,20 @@ from typing import Any
 import pytest
 
 from imagefactory.errors import NoGpuError, StatementError, ToolError, UsageError
-from imagefactory.gpu.capability import Capability, Code, CodeKind
-from imagefactory.gpu.values import Contents, Library, Modules
-from imagefactory.model import Completed, Outcome, RunSpec
+from imagefactory.gpu.capability import Capability, CodeKind, GpuCode
+from imagefactory.gpu.values import GpuLibrary, ModuleCount, ScanResult
+from imagefactory.model import CommandResult, Outcome, RunSpec
 from imagefactory.oci.manifests import Image
 from imagefactory.suite.gpu import table
 from imagefactory.suite.gpu.context import Predicted, parse_asked
 from imagefactory.verify.evidence import LocalEvidence, parse_evidence
 from imagefactory.verify.gpu_run import (
-    GpuAsk,
+    GpuRequest,
     GpuTrial,
-    ask_gpu,
+    assigned_gpus,
     choose_gpus,
+    gpu_expectations,
     predict_coverage,
-    seen_gpus,
     timeout_of,
     verify_gpu,
     visible_gpus,
@@ -41,12 +41,12 @@ from imagefactory.verify.kit.program import choose_gpus as choose_by_kit
 from imagefactory.verify.kit.program import seen_gpus as seen_by_kit
 from imagefactory.verify.kit.start import Stop
 from imagefactory.verify.report import (
-    SEEN_BY_KIT,
-    SEEN_HERE,
+    EVIDENCE_KIT,
+    EVIDENCE_LOCAL,
     GpuIdentity,
     GpuReport,
     Hardware,
-    Subject,
+    VerifiedImage,
     format_gpu_report,
     parse_gpu_report,
 )
@@ -81,11 +81,11 @@ def clock() -> Callable[[], datetime]:
 def gpu_trial(*, hardware: Hardware | None = HOST, **ask: Any) -> GpuTrial:
     return GpuTrial(
         made=make_trial().image,
-        subject=Subject(
+        subject=VerifiedImage(
             target="pytorch-1.13-cu117", index=digest("a"), manifest=digest("b"), config=digest("c")
         ),
         definition=make_definition(),
-        ask=GpuAsk(**{"nonce": NONCE, "predicted": {}, "level": "quick", **ask}),
+        ask=GpuRequest(**{"nonce": NONCE, "predicted": {}, "level": "quick", **ask}),
         runner="unshare",
         hardware=hardware,
     )
@@ -96,8 +96,8 @@ def gpu_trial(*, hardware: Hardware | None = HOST, **ask: Any) -> GpuTrial:
 
 def test_what_is_asked_is_what_the_suite_reads() -> None:
     predicted = {"8.0": Predicted(native=True, ptx=False, runs=True, reason="sm_80 code")}
-    ask = GpuAsk(nonce=NONCE, level="quick", capability="8.0", predicted=predicted)
-    asked = parse_asked(json.dumps(ask_gpu(make_definition(), ask)))
+    ask = GpuRequest(nonce=NONCE, level="quick", capability="8.0", predicted=predicted)
+    asked = parse_asked(json.dumps(gpu_expectations(make_definition(), ask)))
     assert (asked.level, asked.capability, asked.driver, asked.rehearsal) == ("quick", "8.0", "11.0", False)
     assert asked.predicted == predicted
     assert asked.expected.nonce == NONCE
@@ -109,7 +109,7 @@ def test_what_the_runner_is_asked_for() -> None:
     seen: list[tuple[RunSpec, dict[str, int]]] = []
 
     class Runner(ScriptedRunner):
-        def run(self, image: Image, spec: RunSpec) -> Completed:
+        def run(self, image: Image, spec: RunSpec) -> CommandResult:
             modes = {mount.target: mount.source.stat().st_mode & 0o777 for mount in spec.mounts}
             seen.append((spec, modes))
             return super().run(image, spec)
@@ -161,7 +161,7 @@ LOST = (("lost-gpu-1", "GPU is lost"),)
 def test_which_gpu_the_image_gets_to_see(
     host: Hardware, capability: str, environ: dict[str, str], inside: str
 ) -> None:
-    seen = seen_gpus(host, environ)
+    seen = assigned_gpus(host, environ)
     assert seen is not None
     gpus = choose_gpus(seen, capability)
     assert visible_gpus(host, gpus, environ) == (((CUDA, inside),) if inside else ())
@@ -254,9 +254,9 @@ def test_without_several_gpus_nothing_is_started() -> None:
 )
 def test_other_frameworks_are_not_asked_of_several(framework: str, why: str) -> None:
     definition = make_definition(framework=framework)
-    ask = GpuAsk(nonce=NONCE, level="several", predicted={})
+    ask = GpuRequest(nonce=NONCE, level="several", predicted={})
     with pytest.raises(UsageError) as caught:
-        ask_gpu(definition, ask)
+        gpu_expectations(definition, ask)
     assert caught.value.code == "suite-not-applicable"
     assert why in caught.value.message
     assert "--suite full" in caught.value.hint
@@ -310,7 +310,7 @@ def test_an_image_that_leaves_deep_folders_is_judged_like_any(
 
 def test_a_runner_that_cannot_start_it_is_not_the_images_fault() -> None:
     class Refused(ScriptedRunner):
-        def run(self, image: Image, spec: RunSpec) -> Completed:
+        def run(self, image: Image, spec: RunSpec) -> CommandResult:
             raise ToolError(
                 "test-problem", "no usable GPU: /dev/nvidia-uvm is missing", hint="nvidia-modprobe -c 0 -u"
             )
@@ -326,7 +326,7 @@ def test_a_runner_that_cannot_start_it_is_not_the_images_fault() -> None:
 def test_evidence_of_a_made_up_machine(tmp_path: Path) -> None:
     part = "MIG-22222222-2222-3333-4444-555555555555"
     hardware = LocalEvidence(places=make_host(tmp_path, Told(mig=part))).read()
-    assert hardware.kind == SEEN_HERE
+    assert hardware.kind == EVIDENCE_LOCAL
     assert (hardware.driver, hardware.nodes) == ("550.90.07", ("/dev/nvidia3",))
     (gpu,) = hardware.gpus
     assert hardware.known == (gpu.uuid,)
@@ -362,9 +362,9 @@ def test_evidence_that_no_driver_gave(change: dict[str, Any]) -> None:
         "nodes": ["/dev/nvidia0"],
         "notes": {"nvml-driver": "550.90.07"},
     }
-    assert parse_evidence(good, SEEN_BY_KIT, "x").kind == SEEN_BY_KIT
+    assert parse_evidence(good, EVIDENCE_KIT, "x").kind == EVIDENCE_KIT
     with pytest.raises(StatementError) as caught:
-        parse_evidence({**good, **change}, SEEN_BY_KIT, "x")
+        parse_evidence({**good, **change}, EVIDENCE_KIT, "x")
     assert caught.value.code == "document-invalid"
 
 
@@ -387,13 +387,13 @@ class OnStandIn:
     def require(self) -> str:
         return "1"
 
-    def run(self, image: Image, spec: RunSpec) -> Completed:
+    def run(self, image: Image, spec: RunSpec) -> CommandResult:
         places = {PREFIX: Path(sys.prefix), **{mount.target: mount.source for mount in spec.mounts}}
         argv = [ProcessRunner._place(argument, places) for argument in spec.argv]
         told = {"LD_LIBRARY_PATH": str(self.library), libcuda.VARIABLE: self.lies, **dict(spec.environment)}
         done = subprocess.run(argv, capture_output=True, text=True, env={"PATH": os.environ["PATH"], **told})
         code = done.returncode if done.returncode >= 0 else 128 - done.returncode
-        return Completed(returncode=code, stdout=done.stdout, stderr=done.stderr, seconds=0.1)
+        return CommandResult(returncode=code, stdout=done.stdout, stderr=done.stderr, seconds=0.1)
 
 
 def run_driver(host: Hardware, runner: Any, **ask: Any) -> GpuReport:
@@ -445,19 +445,19 @@ def test_an_image_without_a_driver_inside(tmp_path: Path, host: Hardware) -> Non
 # --- predictions and the table -------------------------------------------------------------------
 
 
-def make_contents(*codes: Code) -> Contents:
-    modules = (Modules(codes=tuple(sorted(codes)), count=10),)
-    return Contents(
-        source="x", libraries=(Library(path="torch/lib/libtorch_cuda.so", size=1, modules=modules),)
+def make_contents(*codes: GpuCode) -> ScanResult:
+    modules = (ModuleCount(codes=tuple(sorted(codes)), count=10),)
+    return ScanResult(
+        source="x", libraries=(GpuLibrary(path="torch/lib/libtorch_cuda.so", size=1, modules=modules),)
     )
 
 
-def sass(major: int, minor: int) -> Code:
-    return Code(CodeKind.SASS, Capability(major, minor))
+def sass(major: int, minor: int) -> GpuCode:
+    return GpuCode(CodeKind.SASS, Capability(major, minor))
 
 
-def ptx(major: int, minor: int) -> Code:
-    return Code(CodeKind.PTX, Capability(major, minor), isa="8.0")
+def ptx(major: int, minor: int) -> GpuCode:
+    return GpuCode(CodeKind.PTX, Capability(major, minor), isa="8.0")
 
 
 def test_what_a_scan_lets_one_expect() -> None:

@@ -14,43 +14,43 @@ import pytest
 
 from imagefactory.errors import StoreError, UsageError
 from imagefactory.verify.nonces import (
-    KEPT,
     LIFETIME,
-    AskedRun,
+    RETENTION,
     NonceError,
-    NonceLedger,
-    Spending,
+    NonceStore,
+    NonceSubject,
+    NonceUse,
     ci_run_of,
     format_nonce,
 )
-from imagefactory.verify.report import Subject
+from imagefactory.verify.report import VerifiedImage
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 NONCE = format_nonce(bytes(range(16)))
 RESULT = f"sha256:{'d' * 64}"
-SUBJECT = Subject(
+SUBJECT = VerifiedImage(
     target="pytorch-2.3-cu121",
     index=f"sha256:{'a' * 64}",
     manifest=f"sha256:{'b' * 64}",
     config=f"sha256:{'c' * 64}",
 )
-RUN = AskedRun(subject=SUBJECT, suite=f"sha256:{'e' * 64}", level="quick", kit=f"sha256:{'f' * 64}")
+RUN = NonceSubject(subject=SUBJECT, suite=f"sha256:{'e' * 64}", level="quick", kit=f"sha256:{'f' * 64}")
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> NonceLedger:
-    made = NonceLedger(tmp_path / "nonces")
+def ledger(tmp_path: Path) -> NonceStore:
+    made = NonceStore(tmp_path / "nonces")
     made.issue(NONCE, RUN, NOW)
     return made
 
 
-def refused(ledger: NonceLedger, run: AskedRun = RUN, *, nonce: str = NONCE, now: datetime = NOW) -> str:
+def refused(ledger: NonceStore, run: NonceSubject = RUN, *, nonce: str = NONCE, now: datetime = NOW) -> str:
     with pytest.raises(NonceError) as raised:
         ledger.spend(nonce, run, result=RESULT, now=now)
     return raised.value.code
 
 
-def test_a_nonce_is_spent_once(ledger: NonceLedger) -> None:
+def test_a_nonce_is_spent_once(ledger: NonceStore) -> None:
     later = NOW + timedelta(days=13)
     spent = ledger.spend(NONCE, RUN, result=RESULT, now=later)
     assert (spent.spent, spent.result, spent.issued) == (later, RESULT, NOW)
@@ -58,16 +58,16 @@ def test_a_nonce_is_spent_once(ledger: NonceLedger) -> None:
     assert ledger.look(NONCE) == spent
 
 
-def test_what_was_signed_waits_until_it_has_arrived(ledger: NonceLedger) -> None:
+def test_what_was_signed_waits_until_it_has_arrived(ledger: NonceStore) -> None:
     assert ledger.unsettled(NONCE) == b""
     ledger.spend(NONCE, RUN, result=RESULT, now=NOW, signed=b"a verdict")
-    assert NonceLedger(ledger.folder).unsettled(NONCE) == b"a verdict"
+    assert NonceStore(ledger.folder).unsettled(NONCE) == b"a verdict"
     ledger.settle(NONCE)
     assert ledger.unsettled(NONCE) == b""
     assert refused(ledger) == "nonce-replayed"
 
 
-def test_what_a_loser_signed_is_never_taken_up(ledger: NonceLedger) -> None:
+def test_what_a_loser_signed_is_never_taken_up(ledger: NonceStore) -> None:
     ledger.spend(NONCE, RUN, result=RESULT, now=NOW, signed=b"the winner's")
     with pytest.raises(NonceError) as caught:
         ledger.spend(NONCE, RUN, result=f"sha256:{'9' * 64}", now=NOW, signed=b"the loser's")
@@ -77,14 +77,14 @@ def test_what_a_loser_signed_is_never_taken_up(ledger: NonceLedger) -> None:
 
 
 @pytest.mark.parametrize("signed", [b"\n}\n", b"{\n}\n\n}\n", bytes(range(256))])
-def test_whatever_was_signed_ends_no_entry(ledger: NonceLedger, signed: bytes) -> None:
+def test_whatever_was_signed_ends_no_entry(ledger: NonceStore, signed: bytes) -> None:
     spent = ledger.spend(NONCE, RUN, result=RESULT, now=NOW, signed=signed)
     assert ledger.unsettled(NONCE) == signed
     ledger.settle(NONCE)
     assert (ledger.look(NONCE), ledger.unsettled(NONCE)) == (spent, b"")
 
 
-def test_what_is_left_of_something_signed_counts_as_nothing(ledger: NonceLedger) -> None:
+def test_what_is_left_of_something_signed_counts_as_nothing(ledger: NonceStore) -> None:
     """Another process cuts it off while this one reads, or a disk lost its end."""
     spent = ledger.spend(NONCE, RUN, result=RESULT, now=NOW, signed=b"a verdict")
     path = ledger.folder / "spent" / f"{NONCE}.json"
@@ -96,11 +96,11 @@ def test_what_is_left_of_something_signed_counts_as_nothing(ledger: NonceLedger)
     assert ledger.unsettled(NONCE) == b"a verdict"
 
 
-def spendings(*nonces: str) -> list[Spending]:
-    return [Spending(nonce=one, run=RUN, result=RESULT, signed=one.encode()) for one in nonces]
+def spendings(*nonces: str) -> list[NonceUse]:
+    return [NonceUse(nonce=one, run=RUN, result=RESULT, signed=one.encode()) for one in nonces]
 
 
-def test_many_are_spent_at_once_and_one_that_cannot_be_stops_nobody(ledger: NonceLedger) -> None:
+def test_many_are_spent_at_once_and_one_that_cannot_be_stops_nobody(ledger: NonceStore) -> None:
     first, second, unknown = "1" * 32, "2" * 32, "3" * 32
     ledger.issue_all({first: RUN, second: RUN}, NOW)
     ledger.spend(NONCE, RUN, result=RESULT, now=NOW, signed=b"earlier")
@@ -123,7 +123,7 @@ def test_many_are_spent_at_once_and_one_that_cannot_be_stops_nobody(ledger: Nonc
 
 
 def test_a_kill_while_many_are_spent_leaves_each_spent_or_not(
-    ledger: NonceLedger, monkeypatch: pytest.MonkeyPatch
+    ledger: NonceStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nonces = [str(number) * 32 for number in range(1, 5)]
     ledger.issue_all(dict.fromkeys(nonces, RUN), NOW)
@@ -138,7 +138,7 @@ def test_a_kill_while_many_are_spent_leaves_each_spent_or_not(
         patched.setattr(os, "link", kill)
         with pytest.raises(KeyboardInterrupt):
             ledger.spend_all(spendings(*nonces), NOW)
-    left = NonceLedger(ledger.folder)
+    left = NonceStore(ledger.folder)
     assert [left.unsettled(one) for one in nonces] == [nonces[0].encode(), nonces[1].encode(), b"", b""]
     refusals = left.spend_all(spendings(*nonces), NOW)
     assert {nonce: error.code for nonce, error in refusals.items()} == dict.fromkeys(
@@ -147,7 +147,7 @@ def test_a_kill_while_many_are_spent_leaves_each_spent_or_not(
     assert [left.unsettled(one) for one in nonces] == [one.encode() for one in nonces]
 
 
-def test_only_what_is_spent_is_settled(ledger: NonceLedger, tmp_path: Path) -> None:
+def test_only_what_is_spent_is_settled(ledger: NonceStore, tmp_path: Path) -> None:
     (tmp_path / "mine.json").write_text("mine\n}\nmine")
     ledger.settle_all({NONCE, "0" * 32, "../../mine", ""})
     assert (tmp_path / "mine.json").read_text() == "mine\n}\nmine"
@@ -155,10 +155,10 @@ def test_only_what_is_spent_is_settled(ledger: NonceLedger, tmp_path: Path) -> N
     ledger.spend(NONCE, RUN, result=RESULT, now=NOW)
 
 
-def test_one_of_many_at_once_spends_it(ledger: NonceLedger) -> None:
+def test_one_of_many_at_once_spends_it(ledger: NonceStore) -> None:
     def spend(_: int) -> str:
         try:
-            NonceLedger(ledger.folder).spend(NONCE, RUN, result=RESULT, now=NOW)
+            NonceStore(ledger.folder).spend(NONCE, RUN, result=RESULT, now=NOW)
         except NonceError as error:
             return error.code
         return "spent"
@@ -168,7 +168,7 @@ def test_one_of_many_at_once_spends_it(ledger: NonceLedger) -> None:
     assert sorted(words) == ["nonce-replayed"] * 23 + ["spent"]
 
 
-def test_a_spent_nonce_stays_spent_when_its_file_is_put_back(ledger: NonceLedger) -> None:
+def test_a_spent_nonce_stays_spent_when_its_file_is_put_back(ledger: NonceStore) -> None:
     path = ledger.folder / f"{NONCE}.json"
     before = path.read_bytes()
     ledger.spend(NONCE, RUN, result=RESULT, now=NOW)
@@ -179,12 +179,12 @@ def test_a_spent_nonce_stays_spent_when_its_file_is_put_back(ledger: NonceLedger
     assert caught.value.code == "nonce-exists"
 
 
-def test_a_nonce_expires(ledger: NonceLedger) -> None:
+def test_a_nonce_expires(ledger: NonceStore) -> None:
     assert refused(ledger, now=NOW + LIFETIME) == "nonce-expired"
 
 
 @pytest.mark.parametrize("nonce", ["0" * 32, "", "../../etc/passwd", NONCE.upper(), NONCE + "\n"])
-def test_a_nonce_of_somebody_else_is_unknown(ledger: NonceLedger, nonce: str) -> None:
+def test_a_nonce_of_somebody_else_is_unknown(ledger: NonceStore, nonce: str) -> None:
     assert refused(ledger, nonce=nonce) == "nonce-unknown"
 
 
@@ -201,14 +201,14 @@ def test_a_nonce_of_somebody_else_is_unknown(ledger: NonceLedger, nonce: str) ->
     ],
 )
 def test_a_nonce_is_for_one_image_suite_and_kit(
-    ledger: NonceLedger, change: Callable[[AskedRun], AskedRun], code: str
+    ledger: NonceStore, change: Callable[[NonceSubject], NonceSubject], code: str
 ) -> None:
     assert refused(ledger, change(RUN)) == code
     ledger.spend(NONCE, RUN, result=RESULT, now=NOW)  # and a refusal spends nothing
 
 
 @pytest.mark.parametrize("change", [{"format": 2}, {"nonce": "0" * 32}, {"spent": "now"}, {"level": "all"}])
-def test_a_damaged_entry_is_refused(ledger: NonceLedger, change: dict[str, object]) -> None:
+def test_a_damaged_entry_is_refused(ledger: NonceStore, change: dict[str, object]) -> None:
     path = ledger.folder / f"{NONCE}.json"
     path.write_text(json.dumps({**json.loads(path.read_bytes()), **change}))
     with pytest.raises(StoreError) as caught:
@@ -222,11 +222,11 @@ def test_a_damaged_entry_is_refused(ledger: NonceLedger, change: dict[str, objec
     assert NONCE in caught.value.message
 
 
-def test_old_entries_are_forgotten_and_stay_refused(ledger: NonceLedger) -> None:
+def test_old_entries_are_forgotten_and_stay_refused(ledger: NonceStore) -> None:
     ledger.spend(NONCE, RUN, result=RESULT, now=NOW, signed=b"never arrived")
     for name in (".nonce-killed", "mine.txt"):
         (ledger.folder / name).write_text("")
-    much_later = datetime.now(UTC) + LIFETIME + KEPT + timedelta(days=1)
+    much_later = datetime.now(UTC) + LIFETIME + RETENTION + timedelta(days=1)
     ledger.issue("1" * 32, RUN, much_later)
     assert refused(ledger, now=much_later) == "nonce-unknown"
     left = {path.name for path in ledger.folder.rglob("*") if path.is_file()}
@@ -236,7 +236,7 @@ def test_old_entries_are_forgotten_and_stay_refused(ledger: NonceLedger) -> None
 def test_a_ledger_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError) as caught:
-        NonceLedger(tmp_path / "file" / "nonces").issue(NONCE, RUN, NOW)
+        NonceStore(tmp_path / "file" / "nonces").issue(NONCE, RUN, NOW)
     assert caught.value.code == "cannot-write-file"
 
 
@@ -245,14 +245,14 @@ CI_RUN = "lab/images/7/1"
 
 
 @pytest.fixture
-def keyed(tmp_path: Path) -> NonceLedger:
-    made = NonceLedger(tmp_path / "keyed", KEY, ci_run=CI_RUN)
+def keyed(tmp_path: Path) -> NonceStore:
+    made = NonceStore(tmp_path / "keyed", KEY, ci_run=CI_RUN)
     made.issue(NONCE, RUN, NOW)
     return made
 
 
-def test_a_ledger_with_a_key_is_spent_by_who_has_it(keyed: NonceLedger) -> None:
-    again = NonceLedger(keyed.folder, KEY, ci_run=CI_RUN)
+def test_a_ledger_with_a_key_is_spent_by_who_has_it(keyed: NonceStore) -> None:
+    again = NonceStore(keyed.folder, KEY, ci_run=CI_RUN)
     again.spend(NONCE, RUN, result=RESULT, now=NOW, signed=b"a verdict")
     assert (again.look(NONCE).result, again.unsettled(NONCE)) == (RESULT, b"a verdict")
     again.settle(NONCE)
@@ -262,7 +262,7 @@ def test_a_ledger_with_a_key_is_spent_by_who_has_it(keyed: NonceLedger) -> None:
 @pytest.mark.parametrize(
     "change", ["subject", "level", "kit", "pool", "expires", "ci_run", "mac", "no mac", "other key"]
 )
-def test_what_somebody_else_wrote_into_a_ledger_is_refused(keyed: NonceLedger, change: str) -> None:
+def test_what_somebody_else_wrote_into_a_ledger_is_refused(keyed: NonceStore, change: str) -> None:
     path = keyed.folder / f"{NONCE}.json"
     value = json.loads(path.read_text())
     if change == "subject":
@@ -271,7 +271,7 @@ def test_what_somebody_else_wrote_into_a_ledger_is_refused(keyed: NonceLedger, c
         del value["mac"]
     elif change == "other key":
         path.unlink()
-        NonceLedger(keyed.folder, "another key", ci_run=CI_RUN).issue(NONCE, RUN, NOW)
+        NonceStore(keyed.folder, "another key", ci_run=CI_RUN).issue(NONCE, RUN, NOW)
         value = json.loads(path.read_text())
     else:
         value[change] = {"level": "full", "expires": "2100-01-01T00:00:00+00:00", "ci_run": CI_RUN[:-1]}.get(
@@ -284,9 +284,9 @@ def test_what_somebody_else_wrote_into_a_ledger_is_refused(keyed: NonceLedger, c
     assert NONCE in caught.value.message
 
 
-def test_a_key_that_is_forgotten_is_told(keyed: NonceLedger) -> None:
+def test_a_key_that_is_forgotten_is_told(keyed: NonceStore) -> None:
     with pytest.raises(StoreError) as raised:
-        NonceLedger(keyed.folder).look(NONCE)
+        NonceStore(keyed.folder).look(NONCE)
     assert raised.value.code == "ledger-key-missing"
     assert "IMAGEFACTORY_LEDGER_KEY" in (raised.value.hint or "")
 
@@ -298,9 +298,9 @@ def test_a_key_that_is_forgotten_is_told(keyed: NonceLedger) -> None:
 def test_a_ledger_counts_in_the_attempt_of_the_run_that_issued_it(
     tmp_path: Path, ci_run: str, key: str
 ) -> None:
-    mine = NonceLedger(tmp_path / "mine", key, ci_run=CI_RUN)
+    mine = NonceStore(tmp_path / "mine", key, ci_run=CI_RUN)
     mine.issue(NONCE, RUN, NOW)
-    other = NonceLedger(mine.folder, key, ci_run=ci_run)
+    other = NonceStore(mine.folder, key, ci_run=ci_run)
     assert refused(other) == "nonce-other-run"
     mine.spend(NONCE, RUN, result=RESULT, now=NOW, signed=b"a verdict")
     for look in (other.look, other.unsettled):
@@ -309,12 +309,12 @@ def test_a_ledger_counts_in_the_attempt_of_the_run_that_issued_it(
         assert raised.value.code == "nonce-other-run"
 
 
-def test_an_entry_that_spends_is_no_entry_that_issues(keyed: NonceLedger, tmp_path: Path) -> None:
+def test_an_entry_that_spends_is_no_entry_that_issues(keyed: NonceStore, tmp_path: Path) -> None:
     """Both are signed with the key, and everybody can read both."""
     issued = (keyed.folder / f"{NONCE}.json").read_bytes()
     keyed.spend(NONCE, RUN, result=RESULT, now=NOW)
     spent = (keyed.folder / "spent" / f"{NONCE}.json").read_bytes()
-    again = NonceLedger(tmp_path / "again", KEY, ci_run=CI_RUN)
+    again = NonceStore(tmp_path / "again", KEY, ci_run=CI_RUN)
     (again.folder / "spent").mkdir(parents=True)
     for path, data in ((f"{NONCE}.json", spent), (f"spent/{NONCE}.json", issued)):
         (again.folder / path).write_bytes(data)

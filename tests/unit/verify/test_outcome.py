@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from imagefactory.model import CheckState, Completed, Outcome
+from imagefactory.model import CheckState, CommandResult, Outcome
 from imagefactory.suite.gpu import table
-from imagefactory.verify.outcome import MEASURED, Brought, GpuRun, not_started, outcome_of
+from imagefactory.verify.outcome import MEASURED, GpuRun, RawResult, not_started, outcome_of
 from imagefactory.verify.report import GpuReport, format_gpu_report, parse_gpu_report
 from tests.made.gpu_run import DEVICE, make_run, whole
 from tests.made.verdicts import HOST, HOST_OF_TWO, MADE_UP, SUITE
 
 UUID = MADE_UP.uuid
 PART = "MIG-aaaaaaaa-89ab-cdef-0123-456789abcdef"
-GOOD = Completed(returncode=0, stdout="PASSED\n", stderr="", seconds=1.0)
+GOOD = CommandResult(returncode=0, stdout="PASSED\n", stderr="", seconds=1.0)
 Change = Callable[[dict[str, Any]], object]
 
 
@@ -29,12 +29,12 @@ def row(document: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def judge(
-    change: Change = lambda report: None, run: GpuRun | None = None, completed: Completed = GOOD
+    change: Change = lambda report: None, run: GpuRun | None = None, completed: CommandResult = GOOD
 ) -> GpuReport:
     run = run or make_run()
     document = whole(run)
     change(document)
-    report = outcome_of(run, Brought(report=json.dumps(document).encode(), fault="", completed=completed))
+    report = outcome_of(run, RawResult(report=json.dumps(document).encode(), fault="", completed=completed))
     # Whatever an image writes, what becomes of it can be written and read again.
     assert parse_gpu_report(json.loads(json.dumps(format_gpu_report(report))), "here") == report
     assert [check.name for check in report.checks] == list(table.checks_of(run.asked["level"]))
@@ -104,14 +104,14 @@ def test_reports_that_are_not_believed(change: Change, words: str) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"PASSED", b"[1]", b"null", b"\xff\xfe", b"[" * 100_000, b'{"a": 1}'])
 def test_junk_instead_of_a_report(data: bytes) -> None:
-    report = outcome_of(make_run(), Brought(report=data, fault="", completed=GOOD))
+    report = outcome_of(make_run(), RawResult(report=data, fault="", completed=GOOD))
     assert report.outcome is Outcome.LOAD_FAILED
     assert "PASSED" in report.reason
 
 
 def test_no_report_at_all_after_a_time_out() -> None:
     completed = replace(GOOD, timed_out=True, returncode=137)
-    report = outcome_of(make_run(), Brought(report=b"", fault="it wrote no report", completed=completed))
+    report = outcome_of(make_run(), RawResult(report=b"", fault="it wrote no report", completed=completed))
     assert report.outcome is Outcome.TIMEOUT
     assert set(states(report).values()) == {CheckState.FAILED}
 
@@ -280,7 +280,7 @@ def test_an_instance_of_a_gpu_is_its_gpu() -> None:
 
 
 def judge_several(
-    change: Change = lambda report: None, completed: Completed = GOOD, **changes: Any
+    change: Change = lambda report: None, completed: CommandResult = GOOD, **changes: Any
 ) -> GpuReport:
     run = replace(make_run(level="several", **changes), hardware=HOST_OF_TWO, waive=("all-reduce",))
     return judge(change, run, completed)

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from imagefactory.errors import ToolError, UsageError
-from imagefactory.fs import seal, unseal
-from imagefactory.model import CheckState, Completed, Outcome, Report, RunSpec
+from imagefactory.fs import add_checksum, check_checksum
+from imagefactory.model import CheckState, CommandResult, Outcome, Report, RunSpec
 from imagefactory.oci.manifests import Image
-from imagefactory.progress import Quiet
+from imagefactory.progress import QuietProgress
 from imagefactory.verify import report, smoke, suite_files
 from imagefactory.verify import smoke as smoke_record
 from tests.made.trial import PLAIN_CHECKS, VERSION, ProcessRunner, ScriptedRunner, make_definition, make_trial
@@ -86,11 +86,11 @@ def scripted(
     return runner
 
 
-def run(trial: report.Trial, runner: Any, records: Path) -> Report:
+def run(trial: report.SmokeTest, runner: Any, records: Path) -> Report:
     with TemporaryDirectory() as folder:
         scratch = Path(folder)
-        return smoke.recall_smoke(trial, records) or smoke.smoke(
-            trial, runner, Quiet(), records=records, scratch=scratch
+        return smoke.get_smoke_report(trial, records) or smoke.smoke(
+            trial, runner, QuietProgress(), records=records, scratch=scratch
         )
 
 
@@ -344,7 +344,7 @@ def test_control_characters_of_an_image_reach_nobody(tmp_path: Path) -> None:
 
 def test_a_runner_that_cannot_run_is_not_the_images_fault(tmp_path: Path) -> None:
     class Refused(ScriptedRunner):
-        def run(self, image: Image, spec: RunSpec) -> Completed:
+        def run(self, image: Image, spec: RunSpec) -> CommandResult:
             raise ToolError(
                 "test-problem", "user namespaces are denied", hint="sysctl kernel.unprivileged_userns_clone=1"
             )
@@ -433,7 +433,7 @@ def test_recipes_the_suite_cannot_serve(changes: dict[str, Any], code: str, valu
 @pytest.mark.parametrize(
     "other", [make_trial(digest="d"), make_trial(cuda="11.8"), make_trial(checks=("packages",))]
 )
-def test_a_record_holds_for_one_image_and_one_expectation(tmp_path: Path, other: report.Trial) -> None:
+def test_a_record_holds_for_one_image_and_one_expectation(tmp_path: Path, other: report.SmokeTest) -> None:
     runner = scripted()
     run(make_trial(), runner, tmp_path)
     assert not run(other, runner, tmp_path).from_record
@@ -462,11 +462,11 @@ def test_a_record_of_a_failure_or_another_image_is_not_taken(tmp_path: Path) -> 
     runner = scripted()
     run(make_trial(), runner, tmp_path)
     (record,) = tmp_path.glob("*.json")
-    good = json.loads(unseal(record) or b"")
+    good = json.loads(check_checksum(record) or b"")
     assert run(make_trial(), runner, tmp_path).from_record
     for key, value in (("passed", False), ("image", "sha256:" + "9" * 64), ("suite", "x"), ("checks", [])):
         changed = json.dumps({**good, "report": {**good["report"], key: value}})
-        record.write_bytes(seal(record, changed.encode()))
+        record.write_bytes(add_checksum(record, changed.encode()))
         assert not run(make_trial(), runner, tmp_path).from_record
 
 

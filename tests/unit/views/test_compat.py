@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from imagefactory.gpu.values import Answer
+from imagefactory.gpu.values import Compatibility
 from imagefactory.views.compat import LEGEND, LETTERS
 
 
 def test_every_letter_is_explained_and_stands_for_one_answer() -> None:
     explained = {entry.split()[0] for entry in LEGEND[0].split(", ")}
     assert sorted(LETTERS.values()) == sorted(explained)
-    assert set(LETTERS) == set(Answer)
+    assert set(LETTERS) == set(Compatibility)

@@ -12,28 +12,28 @@ from xml.etree import ElementTree
 
 import pytest
 
-from imagefactory.extras.site.action import PublicAct, Reported, read_acts
-from imagefactory.extras.site.charts import Measure, column_chart, format_number, row_chart
+from imagefactory.extras.site.action import PublicAct, ReportContents, read_acts
+from imagefactory.extras.site.charts import ChartMeasure, column_chart, format_number, row_chart
 from imagefactory.extras.site.images import ReportLayer, ReportPackage
 from imagefactory.extras.site.matrix import (
-    WORDS,
+    STATUSES,
     check_names,
     effects_on,
     file_name,
     latency_chart,
+    matrix_gpus,
     matrix_rows,
     runs_of,
-    shown_gpus,
-    word_of,
+    status_of,
 )
-from imagefactory.extras.site.pages import SHOWN_ACTS, format_badge, format_picture, make_site
+from imagefactory.extras.site.pages import MAX_ACTS, format_badge, format_picture, make_site
 from imagefactory.gpu.capability import parse_capability
-from imagefactory.gpu.values import Answer, Basis, Claim
-from imagefactory.lock.files import Move
-from imagefactory.matrix.combos import REPORTED, Combo, ComboState
+from imagefactory.gpu.values import CellClaim, ClaimBasis, Compatibility
+from imagefactory.lock.files import VersionChange
+from imagefactory.matrix.combos import REPORTED, ComboCell, ComboState
 from imagefactory.model import CheckState, Outcome
 from imagefactory.trust.audit import AuditEntry, append_audit, read_audit
-from imagefactory.trust.verdict import Standing
+from imagefactory.trust.verdict import VerdictStatus
 from tests.made.catalogue import make_image
 from tests.made.report import catalogue_report, many_images, with_contents
 from tests.made.verdicts import LAB
@@ -45,12 +45,12 @@ HOSTILE = (
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Reported:
+def report(tmp_path_factory: pytest.TempPathFactory) -> ReportContents:
     return with_contents(catalogue_report(tmp_path_factory.mktemp("report"), many_images(COUNT)), packages=5)
 
 
 @pytest.fixture(scope="module")
-def site(report: Reported) -> dict[str, str]:
+def site(report: ReportContents) -> dict[str, str]:
     return dict(make_site(report))
 
 
@@ -80,8 +80,8 @@ class Page(HTMLParser):
                     yield str(attributes[name])
 
 
-def combo(state: ComboState, cause: str = "", basis: str = "verified") -> Combo:
-    return Combo(
+def combo(state: ComboState, cause: str = "", basis: str = "verified") -> ComboCell:
+    return ComboCell(
         target="t",
         framework="pytorch",
         version="2.3",
@@ -95,37 +95,41 @@ def combo(state: ComboState, cause: str = "", basis: str = "verified") -> Combo:
     )
 
 
-def claim(answer: Answer, basis: Basis = Basis.PREDICTED) -> Claim:
-    return Claim(basis=basis, answer=answer, rule="code", reason="sm_80", source="a scan")
+def claim(answer: Compatibility, basis: ClaimBasis = ClaimBasis.PREDICTED) -> CellClaim:
+    return CellClaim(basis=basis, answer=answer, rule="code", reason="sm_80", source="a scan")
 
 
 # --- words ---------------------------------------------------------------------------------------
 
 
 def test_every_outcome_has_a_word_of_its_own_and_no_two_look_alike() -> None:
-    assert {str(outcome) for outcome in Outcome} <= set(WORDS)
+    assert {str(outcome) for outcome in Outcome} <= set(STATUSES)
     for part in ("code", "symbol", "says"):
-        assert len({getattr(word, part) for word in WORDS.values()}) == len(WORDS)
+        assert len({getattr(word, part) for word in STATUSES.values()}) == len(STATUSES)
 
 
 @pytest.mark.parametrize(
     ("found", "known", "word"),
     [
         (combo(ComboState.VALID), None, "verified"),
-        (combo(ComboState.FAILED, "wrong-numbers"), claim(Answer.YES), "wrong-numbers"),
-        (combo(ComboState.UNDECIDED, "held", REPORTED), claim(Answer.YES), "held"),
-        (combo(ComboState.RULED_OUT, "no-code", "predicted"), claim(Answer.NO), "predicted-no"),
+        (combo(ComboState.FAILED, "wrong-numbers"), claim(Compatibility.YES), "wrong-numbers"),
+        (combo(ComboState.UNDECIDED, "held", REPORTED), claim(Compatibility.YES), "held"),
+        (combo(ComboState.RULED_OUT, "no-code", "predicted"), claim(Compatibility.NO), "predicted-no"),
         (combo(ComboState.RULED_OUT, "not-documented", "documented"), None, "documented-no"),
         (combo(ComboState.RULED_OUT, "unsolvable", "documented"), None, "unsolvable"),
-        (combo(ComboState.NOT_TESTED, "not-tested", ""), claim(Answer.PTX), "predicted"),
-        (combo(ComboState.NOT_TESTED, "not-tested", ""), claim(Answer.PARTLY), "predicted-partly"),
-        (combo(ComboState.NOT_TESTED, "not-tested", ""), claim(Answer.YES, Basis.DOCUMENTED), "documented"),
-        (combo(ComboState.NOT_TESTED, "not-tested", ""), claim(Answer.UNKNOWN), "not-tested"),
+        (combo(ComboState.NOT_TESTED, "not-tested", ""), claim(Compatibility.PTX), "predicted"),
+        (combo(ComboState.NOT_TESTED, "not-tested", ""), claim(Compatibility.PARTLY), "predicted-partly"),
+        (
+            combo(ComboState.NOT_TESTED, "not-tested", ""),
+            claim(Compatibility.YES, ClaimBasis.DOCUMENTED),
+            "documented",
+        ),
+        (combo(ComboState.NOT_TESTED, "not-tested", ""), claim(Compatibility.UNKNOWN), "not-tested"),
         (combo(ComboState.NOT_TESTED, "not-tested", ""), None, "not-tested"),
     ],
 )
-def test_what_nobody_ran_is_never_shown_as_run(found: Combo, known: Claim | None, word: str) -> None:
-    said = word_of(found, known)
+def test_what_nobody_ran_is_never_shown_as_run(found: ComboCell, known: CellClaim | None, word: str) -> None:
+    said = status_of(found, known)
     assert said.word == word
     assert (said.kind in ("good", "bad", "open")) == (
         found.basis in ("verified", "reported") or word == "unsolvable"
@@ -135,7 +139,7 @@ def test_what_nobody_ran_is_never_shown_as_run(found: Combo, known: Claim | None
 # --- pages ---------------------------------------------------------------------------------------
 
 
-def test_there_is_a_page_for_each_image_and_gpu(report: Reported, site: dict[str, str]) -> None:
+def test_there_is_a_page_for_each_image_and_gpu(report: ReportContents, site: dict[str, str]) -> None:
     images = {f"images/{image.target}.{kind}" for image in report.images for kind in ("html", "svg")}
     gpus = {f"gpus/{capability}.html" for capability in report.capabilities}
     assert set(site) == {"index.html", "style.css", "matrix.svg"} | images | gpus
@@ -159,16 +163,16 @@ def _straight(path: Path) -> list[str]:
     return found
 
 
-def test_the_matrix_says_each_word_in_letters(report: Reported, site: dict[str, str]) -> None:
+def test_the_matrix_says_each_word_in_letters(report: ReportContents, site: dict[str, str]) -> None:
     cells = re.findall(r"<td class=([a-z]+)>([a-z-]+)", site["index.html"])
     assert len(cells) == COUNT * len(report.capabilities)
-    assert all(WORDS[word].code == code for code, word in cells)
+    assert all(STATUSES[word].code == code for code, word in cells)
     verified = sum(one.state is ComboState.VALID for image in report.images for one in image.combos)
     assert sum(word == "verified" for _, word in cells) == verified > 0
     assert f'<b>verified</b> <span class="c">{verified}</span>' in site["index.html"]
 
 
-def test_a_page_of_an_image_tells_all_of_it(report: Reported, site: dict[str, str]) -> None:
+def test_a_page_of_an_image_tells_all_of_it(report: ReportContents, site: dict[str, str]) -> None:
     image = next(one for one in report.images if one.target == "pytorch-2.0-cu121")
     said = Page(site[f"images/{image.target}.html"]).text
     assert image.image is not None
@@ -181,14 +185,14 @@ def test_a_page_of_an_image_tells_all_of_it(report: Reported, site: dict[str, st
         assert part in said, part
 
 
-def test_a_failure_stands_beside_what_was_predicted(report: Reported, site: dict[str, str]) -> None:
+def test_a_failure_stands_beside_what_was_predicted(report: ReportContents, site: dict[str, str]) -> None:
     image = next(one for one in report.images if any(cell.state is ComboState.FAILED for cell in one.combos))
     said = Page(site[f"images/{image.target}.html"]).text
     assert "Other than predicted: predicted to run, and it did not" in said
     assert "matmul is off by 0.3" in said
 
 
-def test_a_page_of_a_gpu_names_images_by_what_is_known(report: Reported, site: dict[str, str]) -> None:
+def test_a_page_of_a_gpu_names_images_by_what_is_known(report: ReportContents, site: dict[str, str]) -> None:
     text = site["gpus/8.0.html"]
     headings = re.findall(r"<h2 id=\"(\w+)\">", text)
     assert headings[0] == "good"
@@ -203,17 +207,17 @@ def test_a_page_of_a_gpu_names_images_by_what_is_known(report: Reported, site: d
     assert set(re.findall(r'images/([^"]+)\.html', good)) == names
 
 
-def test_what_was_revoked_or_expired_is_told_as_such(report: Reported) -> None:
+def test_what_was_revoked_or_expired_is_told_as_such(report: ReportContents) -> None:
     image = next(one for one in report.images if one.history)
     subject, judged = image.history[0]
-    taken = replace(judged, standing=Standing.REVOKED, why="taken back: it was the wrong machine")
+    taken = replace(judged, standing=VerdictStatus.REVOKED, why="taken back: it was the wrong machine")
     changed = replace(report, images=(replace(image, history=((subject, taken),)),))
     said = Page(dict(make_site(changed))[f"images/{image.target}.html"]).text
     assert "taken back: it was the wrong machine" in said
     assert runs_of(changed.images[0]) == ()
 
 
-def test_an_image_that_nobody_built_is_told_as_such(report: Reported) -> None:
+def test_an_image_that_nobody_built_is_told_as_such(report: ReportContents) -> None:
     image = replace(
         report.images[0],
         offer=None,
@@ -231,7 +235,7 @@ def test_an_image_that_nobody_built_is_told_as_such(report: Reported) -> None:
 # --- strangers' text -----------------------------------------------------------------------------
 
 
-def test_no_strangers_text_becomes_markup(report: Reported, site: dict[str, str]) -> None:
+def test_no_strangers_text_becomes_markup(report: ReportContents, site: dict[str, str]) -> None:
     """Names, reasons and verdicts' fields come from others; so do names of files."""
     plain = report.images[0]
     subject, judged = plain.history[0]
@@ -267,7 +271,7 @@ def test_no_strangers_text_becomes_markup(report: Reported, site: dict[str, str]
             for one in plain.combos
         ),
         history=((subject, replace(judged, verdict=verdict, why=HOSTILE)),),
-        moves=(Move(name=HOSTILE, before=HOSTILE, after=HOSTILE),),
+        moves=(VersionChange(name=HOSTILE, before=HOSTILE, after=HOSTILE),),
         layers=(ReportLayer(title=HOSTILE, digest=HOSTILE, size=1),),
         packages=(ReportPackage(name=HOSTILE, version=HOSTILE, build=HOSTILE),),
         commands=(HOSTILE,),
@@ -294,7 +298,7 @@ def test_no_strangers_text_becomes_markup(report: Reported, site: dict[str, str]
 
 
 def test_the_log_is_a_page_and_lines_without_users_machines_and_paths(
-    report: Reported, tmp_path: Path
+    report: ReportContents, tmp_path: Path
 ) -> None:
     assert "log.html" not in dict(make_site(report))
     append_audit(
@@ -325,14 +329,14 @@ def test_the_log_is_a_page_and_lines_without_users_machines_and_paths(
     test_every_link_leads_to_a_page_of_the_site_and_none_out_of_it(made)
 
 
-def test_the_page_of_the_log_has_the_newest(report: Reported) -> None:
+def test_the_page_of_the_log_has_the_newest(report: ReportContents) -> None:
     acts = tuple(
         PublicAct(time=str(number), action="sign", what="", where="", key="", why="")
-        for number in range(SHOWN_ACTS + 5)
+        for number in range(MAX_ACTS + 5)
     )
     made = dict(make_site(replace(report, acts=acts)))
     times = re.findall("<tr><td>([0-9]+)</td>", made["log.html"])
-    assert times == [str(number) for number in range(SHOWN_ACTS + 4, 4, -1)]
+    assert times == [str(number) for number in range(MAX_ACTS + 4, 4, -1)]
     assert len(made["log.jsonl"].splitlines()) == len(acts)
 
 
@@ -340,13 +344,15 @@ def test_the_page_of_the_log_has_the_newest(report: Reported) -> None:
 
 
 def test_bars_grow_with_what_they_measure() -> None:
-    chart = row_chart("x", [Measure(label="a", value=1.0), Measure(label="b", value=4.0, upper=8.0)])
+    chart = row_chart(
+        "x", [ChartMeasure(label="a", value=1.0), ChartMeasure(label="b", value=4.0, upper=8.0)]
+    )
     first, second = chart.bars
     assert second.width == pytest.approx(4 * first.width, rel=0.02)
     assert second.reach == pytest.approx(2 * second.width, rel=0.02)
     assert chart.says == "x: a 1 s; b 4 s"
     assert chart.height >= second.y + second.height
-    high = column_chart("x", [Measure(label="a", value=0.0), Measure(label="b", value=2.0)])
+    high = column_chart("x", [ChartMeasure(label="a", value=0.0), ChartMeasure(label="b", value=2.0)])
     assert [bar.y + bar.height for bar in high.bars] == [60.0, 60.0]
     assert row_chart("x", []).bars == ()
 
@@ -366,7 +372,7 @@ def test_numbers_are_short(number: float, text: str) -> None:
     assert format_number(number) == text
 
 
-def test_latencies_are_drawn_with_their_95th_percentile(report: Reported) -> None:
+def test_latencies_are_drawn_with_their_95th_percentile(report: ReportContents) -> None:
     run = runs_of(report.images[0])[0]
     chart = latency_chart(run)
     assert chart is not None
@@ -375,7 +381,9 @@ def test_latencies_are_drawn_with_their_95th_percentile(report: Reported) -> Non
     assert check_names([run])[0] == "driver"
 
 
-def test_the_same_check_across_versions_is_of_one_framework_and_gpu_in_their_order(report: Reported) -> None:
+def test_the_same_check_across_versions_is_of_one_framework_and_gpu_in_their_order(
+    report: ReportContents,
+) -> None:
     rows = [(image, runs_of(image)) for image in reversed(report.images)]
     effects = effects_on(rows, "8.0")
     assert {(one.framework, one.gpu) for one in effects} == {("jax", "Made A100")}
@@ -393,7 +401,7 @@ def test_the_same_check_across_versions_is_of_one_framework_and_gpu_in_their_ord
 # --- pictures ------------------------------------------------------------------------------------
 
 
-def test_a_badge_says_where_it_is_verified_and_nothing_else(report: Reported) -> None:
+def test_a_badge_says_where_it_is_verified_and_nothing_else(report: ReportContents) -> None:
     image = next(one for one in report.images if one.target == "pytorch-2.0-cu121")
     where = ", ".join(one.capability.sm for one in image.combos if one.state is ComboState.VALID)
     assert f"<title>pytorch-2.0-cu121: verified on {where}</title>" in format_badge(image)
@@ -405,8 +413,8 @@ def test_a_badge_says_where_it_is_verified_and_nothing_else(report: Reported) ->
     assert ": wrong-numbers on sm_80</title>" in format_badge(failed)
 
 
-def test_the_picture_has_a_symbol_for_each_cell(report: Reported) -> None:
-    root = ElementTree.fromstring(format_picture(matrix_rows(report), shown_gpus(report)))
+def test_the_picture_has_a_symbol_for_each_cell(report: ReportContents) -> None:
+    root = ElementTree.fromstring(format_picture(matrix_rows(report), matrix_gpus(report)))
     texts = [element.text for element in root.iter() if element.get("class") == "y"]
     words = [word for row in matrix_rows(report) for word in row.words]
     assert texts[: len(words)] == [word.symbol for word in words]
@@ -431,7 +439,9 @@ def test_an_image_for_cpus_stands_in_the_matrix_and_on_no_gpus_page(tmp_path: Pa
 
 
 def test_an_image_for_amd_is_predicted_on_processors(tmp_path: Path) -> None:
-    claim = Claim(basis=Basis.PREDICTED, answer=Answer.YES, rule="code", reason="it has code", source="scan")
+    claim = CellClaim(
+        basis=ClaimBasis.PREDICTED, answer=Compatibility.YES, rule="code", reason="it has code", source="scan"
+    )
     amd = make_image(target="jax-0.10.2-rocm7", family="jax", framework="jax", cuda="rocm7", runtime="")
     amd = replace(amd, predicted=(("gfx90a", claim),), required=("gfx90a",), envelopes=(), sifs=(), driver="")
     report = catalogue_report(tmp_path, (*many_images(2), amd))

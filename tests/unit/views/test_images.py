@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from imagefactory.actions.build import Built
+from imagefactory.actions.build import BuildResult
 from imagefactory.model import CheckResult, CheckState, Outcome, Report
 from imagefactory.oci.manifests import Image
 from imagefactory.views.images import format_built, smoke_line
@@ -52,7 +52,7 @@ def lines(**changes: Any) -> dict[str, str]:
         "report": report(),
         "seconds": (("base", 1.25), ("layers", 30.0)),
     }
-    told = format_built(Built(**{**given, **changes}), "/store").splitlines()[1:]
+    told = format_built(BuildResult(**{**given, **changes}), "/store").splitlines()[1:]
     return {line[:13].strip(): line[13:].strip() for line in told}
 
 
@@ -101,7 +101,7 @@ def test_a_failure_shows_a_line_for_each_fault_and_every_check() -> None:
     )
     told = report(passed=False, failure=Outcome.LOAD_FAILED, checks=checks)
     text = format_built(
-        Built(
+        BuildResult(
             target=make_target(),
             image=IMAGE,
             fresh=True,
@@ -121,7 +121,9 @@ def test_a_failure_shows_a_line_for_each_fault_and_every_check() -> None:
 
 
 def test_a_build_says_which_digest_is_for_what() -> None:
-    built = Built(target=make_target(), image=IMAGE, fresh=True, published_base=True, report=None, seconds=())
+    built = BuildResult(
+        target=make_target(), image=IMAGE, fresh=True, published_base=True, report=None, seconds=()
+    )
     told = [line.strip() for line in format_built(built, "/store").splitlines()]
     for name, digest in (("digest", DIGEST), ("manifest", MANIFEST), ("config", "sha256:" + "c" * 64)):
         at = next(at for at, line in enumerate(told) if line.split() == [name, digest])

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from imagefactory.actions.transfer import CopiedImage, Pushed
-from imagefactory.oci.store import Reference
-from imagefactory.oci.transfer import Sent
+from imagefactory.actions.transfer import CopyResult, PushResult
+from imagefactory.oci.store import ImageReference
+from imagefactory.oci.transfer import TransferResult
 from imagefactory.views.images import format_copied, format_pushed
 from tests.made.values import make_target
 
 OURS, THEIRS = "sha256:" + "a" * 64, "sha256:" + "b" * 64
-PLACE = Reference(registry="box.example", repository="images/pytorch", tag="2.3-aaaa", digest=OURS)
-SENT = Sent(
+PLACE = ImageReference(registry="box.example", repository="images/pytorch", tag="2.3-aaaa", digest=OURS)
+SENT = TransferResult(
     repository=PLACE.repository,
     candidate=PLACE.tag,
     digest=OURS,
@@ -26,7 +26,7 @@ SENT = Sent(
 
 
 def test_a_tag_that_another_moved_meanwhile_is_said() -> None:
-    pushed = Pushed(target=make_target(), manifest=OURS, reference=PLACE, sent=SENT)
+    pushed = PushResult(target=make_target(), manifest=OURS, reference=PLACE, sent=SENT)
     lines = [line.split(None, 1)[1] for line in format_pushed(pushed).splitlines() if "tag " in line]
     assert lines == [
         "2.3",
@@ -36,7 +36,7 @@ def test_a_tag_that_another_moved_meanwhile_is_said() -> None:
 
 
 def test_of_a_copy_only_the_tags_that_are_elsewhere_are_told() -> None:
-    copied = CopiedImage(source=replace(PLACE, registry="old.example"), destination=PLACE, sent=SENT)
+    copied = CopyResult(source=replace(PLACE, registry="old.example"), destination=PLACE, sent=SENT)
     text = format_copied(copied)
     assert text.count("moved by another") == 2
     assert f"latest now points to {THEIRS}" in text
@@ -45,7 +45,7 @@ def test_of_a_copy_only_the_tags_that_are_elsewhere_are_told() -> None:
 
 def test_what_a_push_cost() -> None:
     def cost(**changes: int) -> str:
-        pushed = Pushed(
+        pushed = PushResult(
             target=make_target(), manifest=OURS, reference=PLACE, sent=replace(SENT, tags=(), **changes)
         )
         return next(line for line in format_pushed(pushed).splitlines() if line.strip().startswith("sent"))

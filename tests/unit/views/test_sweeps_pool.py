@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from imagefactory.schedulers.pool import Inventory, PoolGpu, PoolMachine
-from imagefactory.views.sweeps import format_machines, format_pool, kinds_of, pool_summary
+from imagefactory.views.sweeps import format_machines, format_pool, gpu_groups, pool_summary
 from tests.made.pool import MADE
 
 
@@ -64,7 +64,7 @@ def test_a_kind_counts_its_machines_once_and_all_its_gpus() -> None:
 def test_a_gpu_that_htcondor_simulates_is_marked() -> None:
     made_up = gpu(uuid="GPU-a8223334-4445-5667-899a-abbccddeeff0")
     inventory = pool((made_up, gpu()))
-    assert {kind.simulated: kind.gpus for kind in kinds_of(inventory)} == {True: 1, False: 1}
+    assert {kind.simulated: kind.gpus for kind in gpu_groups(inventory)} == {True: 1, False: 1}
     assert "NVIDIA A100 (simulated)" in format_pool(inventory)
     assert "1 x NVIDIA A100 (simulated) (8.0)" in format_machines(inventory)
 

@@ -379,7 +379,7 @@ MIXED = frozenset(
 )
 
 
-class Known:
+class OperationInfo:
     """What there is to know of an operation, looked up once."""
 
     __slots__ = ("composite", "empty", "handler", "mutable", "name", "short", "waits")
@@ -404,7 +404,7 @@ class Dispatch:
     def __init__(self, machine: Machine) -> None:
         self.machine, self.torch = machine, machine.torch
         self.tensor = machine.torch.Tensor
-        self.known: dict[Any, Known] = {}
+        self.known: dict[Any, OperationInfo] = {}
         self.whole = Whole(machine)
         self.by_name = {**handlers(machine, self.whole), **attention_handlers(machine)}
         self.by_name["aten::_to_copy"] = self._to_copy
@@ -438,10 +438,10 @@ class Dispatch:
             # Of a core: in what time it waited for one, the clock leaves out as a whole.
             self.machine.hide(time.thread_time() - began + self.passing)
 
-    def _known(self, func: Any) -> Known:
+    def _known(self, func: Any) -> OperationInfo:
         known = self.known.get(func)
         if known is None:
-            known = self.known[func] = Known(self.torch, func, self.by_name)
+            known = self.known[func] = OperationInfo(self.torch, func, self.by_name)
         return known
 
     def _own(self, args: tuple[Any, ...]) -> bool:
@@ -508,7 +508,7 @@ class Dispatch:
             self.whole.follow(func, known.short, args, whole, out, mutable=known.mutable)
         return out
 
-    def _call(self, func: Any, known: Known, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call(self, func: Any, known: OperationInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             return func(*args, **kwargs)
         except NotImplementedError as error:
@@ -519,7 +519,7 @@ class Dispatch:
                 "it cannot be emulated"
             ) from error
 
-    def _refuse_mixed(self, known: Known, args: tuple[Any, ...]) -> None:
+    def _refuse_mixed(self, known: OperationInfo, args: tuple[Any, ...]) -> None:
         """As a GPU does: what it computes with must lie in it, but for single numbers."""
         if known.name in MIXED:
             return
@@ -533,7 +533,7 @@ class Dispatch:
                 )
 
     def _charge(
-        self, known: Known, args: tuple[Any, ...], held: list[tuple[Any, Held]], out: Any, index: int
+        self, known: OperationInfo, args: tuple[Any, ...], held: list[tuple[Any, Held]], out: Any, index: int
     ) -> None:
         machine = self.machine
         outs = [

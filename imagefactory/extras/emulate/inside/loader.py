@@ -56,7 +56,7 @@ ENTRIES = 4096
 _ENTRY = struct.Struct("dd")  # seconds, seconds of a processor
 
 
-class Fetches:
+class FetchTimes:
     """How long each batch of each worker took, in memory that their processes share with this one."""
 
     def __init__(self, workers: int) -> None:
@@ -110,7 +110,7 @@ class Seen:
     steps: int = 0
     step_times: list[float] = field(default_factory=list)
     running: Loader | None = None
-    fetches: Fetches = field(default_factory=lambda: Fetches(1))
+    fetches: FetchTimes = field(default_factory=lambda: FetchTimes(1))
 
 
 MOST = 100_000
@@ -146,7 +146,7 @@ def _watch_starts(machine: Machine, data: Any, seen: Seen) -> None:
     made, reset = kind.__init__, many._reset
 
     def start(self: Any, loader: Any) -> None:
-        seen.fetches = self._emulated_fetches = Fetches(max(1, loader.num_workers))
+        seen.fetches = self._emulated_fetches = FetchTimes(max(1, loader.num_workers))
         made(self, loader)
         found = seen.loaders.get(id(loader))
         if found is None:
@@ -202,7 +202,7 @@ def _arrive(iterator: Any, machine: Machine, loader: Loader, asked: float) -> No
 
     `asked` is when it was asked for. Of workers that share no memory nothing is known.
     """
-    fetches: Fetches = iterator._emulated_fetches
+    fetches: FetchTimes = iterator._emulated_fetches
     pipeline: Pipeline | None = getattr(iterator, "_emulated_pipeline", None)
     seconds, processor = fetches.following(pipeline.worker if pipeline else 0)
     loader.made, loader.processor = loader.made + seconds, loader.processor + processor

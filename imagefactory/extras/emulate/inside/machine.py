@@ -259,7 +259,7 @@ class Held:
         self.index, self.size, self.address, self.reference = index, size, address, reference
 
 
-class Place(threading.local):
+class ThreadContext(threading.local):
     """Where a thread is: `inside` of what is here, or in a region of torch's own device `meta`."""
 
     inside = False
@@ -287,7 +287,7 @@ class Machine:
         self.tell: Callable[[], None] = lambda: None
         self.tell_at = 0.0
         self.entered = self.ended = False
-        self.place = Place()
+        self.place = ThreadContext()
         self._context = importlib.import_module("torch.utils._device").DeviceContext
         self._address = FIRST_ADDRESS
         base = torch._C.TensorBase

@@ -30,15 +30,15 @@ REPORT = "report.json"
 LARGEST_FILE = 1 << 20
 LONGEST_LINE = 4000
 LOG_SECONDS = 60.0
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 OTHERS_FIRST = 3600
-FAULTS_OF_ONE = 2
-MOVED = ("out", "err", "result", "post.json")
-FAULTS, MACHINES, JOB = "faults", "machines.json", "job.sub"
-MACHINE_WORDS = ("no-gpu", "wrong-gpu")
+MAX_FAULTS = 2
+ATTEMPT_FILES = ("out", "err", "result", "post.json")
+FAULT_FILES, MACHINES, JOB = "faults", "machines.json", "job.sub"
+MACHINE_OUTCOMES = ("no-gpu", "wrong-gpu")
 
 SUBMITTED, EXECUTING, EVICTED, TERMINATED = 0, 1, 4, 5
-SHADOW_EXCEPTION, ABORTED, HELD, RELEASED = 7, 9, 12, 13
+SHADOW_EXCEPTION, ABORTED, HOLD_CODES, RELEASED = 7, 9, 12, 13
 SUSPENDED, UNSUSPENDED = 10, 11
 DISCONNECTED, RECONNECTED = 22, 23
 REMOTE_ERROR, RECONNECT_FAILED, TRANSFERRING = 21, 24, 40
@@ -69,7 +69,7 @@ PULLED = re.compile(r"(?:docker|oras|osdf|library)://|could not open image")
 """Words of apptainer on an image that it cannot have; where no container starts at all it has others."""
 
 
-class Event:
+class JobEvent:
     """One event: its number, `12.0` of the job, the time as it stands there, its first line, the others."""
 
     __slots__ = ("job", "lines", "number", "text", "time")
@@ -80,9 +80,9 @@ class Event:
 
 
 def split_events(data):
-    # type: (bytes) -> list[Event]
+    # type: (bytes) -> list[JobEvent]
     """The events of a log in their order. One that is not ended by `...` is still being written: left out."""
-    found, block = [], []  # type: list[Event], list[str]
+    found, block = [], []  # type: list[JobEvent], list[str]
     for line in data.decode("utf-8", "replace").split("\n"):
         if line.rstrip("\r") != "...":
             block.append(line)
@@ -92,7 +92,7 @@ def split_events(data):
             if match:
                 job = f"{int(match.group(2))}.{int(match.group(3))}"
                 rest = [clean(one) for one in block[at + 1 :]]
-                found.append(Event(int(match.group(1)), job, match.group(4), clean(match.group(5)), rest))
+                found.append(JobEvent(int(match.group(1)), job, match.group(4), clean(match.group(5)), rest))
                 break
         block = []
     return found
@@ -107,7 +107,7 @@ def clean(text):
     return line.rstrip()
 
 
-class Last:
+class JobState:
     """How a job stands, by its events. `ending` is a word of Ending; `started` counts its starts.
 
     `step` is what else was done with it last, a transfer or a suspension. `cut`: removed while it ran.
@@ -121,11 +121,11 @@ class Last:
 
 
 def follow(events):
-    # type: (list[Event]) -> Last
+    # type: (list[JobEvent]) -> JobState
     """The state of one job after its events: as DAGMan has it, its first end is its end, told twice or not,
     and its submission may be told late.
     """
-    last = Last()
+    last = JobState()
     for event in events:
         if last.over:
             break
@@ -147,7 +147,7 @@ def follow(events):
             last.step = event.text
         elif event.number == UNSUSPENDED:
             last.step = ""
-        elif event.number == HELD:
+        elif event.number == HOLD_CODES:
             last.ending, last.code, last.text = ("held", *reason_of(event))
         elif event.number == RELEASED:
             last.ending, last.code, last.text = "waiting", 0, ""
@@ -163,7 +163,7 @@ def follow(events):
 
 
 def reason_of(event):
-    # type: (Event) -> tuple[int, str]
+    # type: (JobEvent) -> tuple[int, str]
     """The code and the words of a hold or a removal."""
     code, words = 0, []
     for line in event.lines:
@@ -176,7 +176,7 @@ def reason_of(event):
 
 
 def ended_of(event):
-    # type: (Event) -> tuple[str, int]
+    # type: (JobEvent) -> tuple[str, int]
     for line in event.lines:
         code, signal = _EXIT.match(line), _SIGNAL.match(line)
         if code:
@@ -187,7 +187,7 @@ def ended_of(event):
 
 
 def trouble_of(event):
-    # type: (Event) -> str
+    # type: (JobEvent) -> str
     """What an eviction or an error says of why, less the usage that stands around it."""
     words = []
     for line in event.lines:
@@ -216,7 +216,7 @@ def parse_object(data):
 
 
 def machine_of(last, events, text):
-    # type: (Last, list[Event], str) -> str
+    # type: (JobState, list[JobEvent], str) -> str
     """The machine that failed a job: the slot that `text` names, or that of its last start.
 
     Of `slot1_1@glidein_7@gpu01` it is the last part. Empty where none is named, and for a job that was
@@ -233,14 +233,14 @@ def machine_of(last, events, text):
 
 
 def is_pull(last, why):
-    # type: (Last, str) -> bool
+    # type: (JobState, str) -> bool
     """Whether the image could not be had: the registry may be as much at fault as the machine."""
     if PULLED.search(why) or (last.ending == "held" and last.code == 35):
         return True
     return last.ending == "held" and last.code in (12, 13) and ".sif" in why and "No space" not in why
 
 
-def word_of(report, capability):
+def machine_outcome(report, capability):
     # type: (dict[str, object] | None, str) -> str
     """Why a report speaks of the machine, not of the image: it met no GPU, or another one than was asked for.
 
@@ -251,13 +251,13 @@ def word_of(report, capability):
         return "wrong-gpu: it met capability {}".format(device.get("capability"))
     for row in checks if isinstance(checks, list) else []:
         if isinstance(row, dict) and row.get("state") == "failed":
-            if row.get("outcome") in MACHINE_WORDS:
+            if row.get("outcome") in MACHINE_OUTCOMES:
                 return "{}: {}".format(row["outcome"], row.get("detail"))
             return ""
     return ""
 
 
-class Fault:
+class NodeFault:
     """A node's job that failed on a machine: when, in seconds since 1970, and why."""
 
     __slots__ = ("at", "job", "machine", "node", "why")
@@ -268,32 +268,32 @@ class Fault:
 
 
 def parse_faults(data):
-    # type: (bytes | None) -> list[Fault]
+    # type: (bytes | None) -> list[NodeFault]
     """The lines of `faults`: machine, node, job, time and reason, with tabs between, each job's once. Other
     lines are skipped.
     """
-    found = {}  # type: dict[tuple[str, ...], Fault]
+    found = {}  # type: dict[tuple[str, ...], NodeFault]
     for line in (data or b"").decode("utf-8", "replace").split("\n"):
         parts = [clean(part) for part in line.split("\t", 4)]
         if len(parts) == 5 and parts[0] and parts[3].isdecimal():
             machine, node, job, at, why = parts
-            found.setdefault((machine, node, job), Fault(machine, node, job, int(at[:12]), why))
+            found.setdefault((machine, node, job), NodeFault(machine, node, job, int(at[:12]), why))
     return list(found.values())
 
 
 def bad_machines(faults, machines):
-    # type: (list[Fault], list[str]) -> list[str]
+    # type: (list[NodeFault], list[str]) -> list[str]
     """The machines on which two nodes failed, also those that came after `machines` were listed. None where
     all of `machines` are such: no machine is to blame then.
     """
     nodes = {}  # type: dict[str, set[str]]
     for fault in faults:
         nodes.setdefault(fault.machine, set()).add(fault.node)
-    bad = [name for name in nodes if len(nodes[name]) >= FAULTS_OF_ONE]
+    bad = [name for name in nodes if len(nodes[name]) >= MAX_FAULTS]
     return bad if set(machines) - set(bad) else []
 
 
-class Places:
+class NodePlacement:
     """Where a node may run: `row` is its key in machines.json. On `first` before others, or there `only`."""
 
     __slots__ = ("first", "only", "row")
@@ -304,9 +304,9 @@ class Places:
 
 
 def read_places(data):
-    # type: (bytes | None) -> Places
+    # type: (bytes | None) -> NodePlacement
     """What `format_job` wrote of them."""
-    found, lines = Places(), (data or b"").decode("ascii", "replace").split("\n")
+    found, lines = NodePlacement(), (data or b"").decode("ascii", "replace").split("\n")
     for line in lines:
         if line.startswith("# "):
             found.row = line[2:]
@@ -317,7 +317,7 @@ def read_places(data):
 
 
 def format_job(places, avoided=(), tried=()):
-    # type: (Places, list[str] | tuple[str, ...], list[str] | tuple[str, ...]) -> str
+    # type: (NodePlacement, list[str] | tuple[str, ...], list[str] | tuple[str, ...]) -> str
     """The submit file of a node: never on `avoided`, and on `tried` after OTHERS_FIRST seconds alone."""
     late = f"time() - QDate > {OTHERS_FIRST}"
     needs = [f"!member(TARGET.Machine, {_listed(avoided)})"] if avoided else []
@@ -335,7 +335,7 @@ def _listed(names):
 
 
 def decide(last, returned, whole):
-    # type: (Last, int, bool) -> tuple[bool, str]
+    # type: (JobState, int, bool) -> tuple[bool, str]
     """Whether to try again, and why. `whole`: its result files are there and can be read."""
     if returned == SUBMIT_FAILED and not last.ending:
         return True, "condor_submit did not take it"
@@ -359,7 +359,7 @@ def decide(last, returned, whole):
 
 
 def read_log(path, job):
-    # type: (Path, str) -> tuple[Last, list[Event]]
+    # type: (Path, str) -> tuple[JobState, list[JobEvent]]
     """How the job stands, and its events, once its log says that it is over: DAGMan reads another log."""
     until = time.monotonic() + LOG_SECONDS
     while True:
@@ -367,7 +367,7 @@ def read_log(path, job):
         last = follow(events)
         if last.over or not events or time.monotonic() > until:
             return last, events
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
 def read(path, largest):
@@ -385,7 +385,7 @@ def read(path, largest):
     return data if len(data) <= largest else None
 
 
-def is_whole(folder):
+def is_valid_run(folder):
     # type: (Path) -> bool
     """run.json is this node's; report.json is missing (the suite wrote none) or a JSON object."""
     kit = parse_object(read(folder / "kit.json", LARGEST_FILE)) or {}
@@ -394,7 +394,7 @@ def is_whole(folder):
     return said and is_result(read(folder / "result" / "run.json", LARGEST_FILE), str(kit.get("nonce", "")))
 
 
-def keep(folder, job):
+def archive_attempt(folder, job):
     # type: (Path, str) -> None
     """Moves what an attempt left into a folder of its own, so that none is read for another's.
 
@@ -408,19 +408,19 @@ def keep(folder, job):
         return
     place = folder / f"attempt-{number}"
     place.mkdir()
-    for name in MOVED:
+    for name in ATTEMPT_FILES:
         if os.path.lexists(str(folder / name)):
             (folder / name).rename(place / name)
 
 
-def known_machines(row):
+def machines_of_row(row):
     # type: (str) -> list[str]
     """The machines of that row, a capability or a slice's, by the inventory of the sweep."""
     names = (parse_object(read(Path(MACHINES), LARGEST_LOG)) or {}).get(row)
     return [str(name) for name in names] if isinstance(names, list) else []
 
 
-def tried_machines(folder):
+def attempted_machines(folder):
     # type: (Path) -> list[str]
     """The machines of a node's earlier attempts."""
     posts = sorted(folder.glob("attempt-*/post.json"))
@@ -428,18 +428,18 @@ def tried_machines(folder):
     return [str(row["machine"]) for row in rows if row.get("machine")]
 
 
-def note_fault(machine, node, job, why):
+def append_fault(machine, node, job, why):
     # type: (str, str, str, str) -> None
     """Adds a line in one write, so that scripts which run at once keep theirs apart."""
     line = "\t".join((machine, node, job, str(int(time.time())), clean(why)[:500] or "-")) + "\n"
-    handle = os.open(FAULTS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    handle = os.open(FAULT_FILES, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         os.write(handle, line.encode("utf-8"))
     finally:
         os.close(handle)
 
 
-def write_beside(path, text):
+def replace_file(path, text):
     # type: (Path, str) -> None
     beside = path.with_name("." + path.name)
     beside.write_text(text, encoding="utf-8")
@@ -455,31 +455,31 @@ def main(arguments):
     folder = Path("nodes", node)
     folder.mkdir(parents=True, exist_ok=True)
     last, events = read_log(folder / "job.log", job)
-    again, why = decide(last, returned, is_whole(folder))
+    again, why = decide(last, returned, is_valid_run(folder))
     kit = parse_object(read(folder / "kit.json", LARGEST_FILE)) or {}
     capability = str(kit.get("capability"))
     report = parse_object(read(folder / "result" / REPORT, LARGEST_FILE))
-    word = "" if again else word_of(report, capability)
+    word = "" if again else machine_outcome(report, capability)
     machine = machine_of(last, events, why)
     if machine and (word or again) and not is_pull(last, why):
-        note_fault(machine, node, job, word or why)
+        append_fault(machine, node, job, word or why)
     places = read_places(read(folder / JOB, LARGEST_FILE))
-    machines = places.first if places.only else known_machines(places.row or capability)
-    bad = bad_machines(parse_faults(read(Path(FAULTS), LARGEST_LOG)), machines)
-    tried = [*tried_machines(folder), machine] if machine else tried_machines(folder)
+    machines = places.first if places.only else machines_of_row(places.row or capability)
+    bad = bad_machines(parse_faults(read(Path(FAULT_FILES), LARGEST_LOG)), machines)
+    tried = [*attempted_machines(folder), machine] if machine else attempted_machines(folder)
     others = [name for name in machines if name not in tried and name not in bad]
     if word and others and arguments[3] != arguments[4]:
         again, why = True, word
     left = again and arguments[3] != arguments[4]
     row = {"format": FORMAT, "job": job, "return": returned, "again": again, "left": left, "why": why}
     row["machine"] = machine
-    write_beside(folder / "post.json", json.dumps(row, indent=1, sort_keys=True) + "\n")
+    replace_file(folder / "post.json", json.dumps(row, indent=1, sort_keys=True) + "\n")
     if again:
-        keep(folder, job)
+        archive_attempt(folder, job)
         soft = sorted(name for name in set(tried) if name not in bad) if others else []
         if not places.only:  # what failed there is tried elsewhere, be the driver newer
             places.first = [name for name in places.first if name not in tried and name not in bad]
-        write_beside(folder / JOB, format_job(places, bad, soft))
+        replace_file(folder / JOB, format_job(places, bad, soft))
     return 1 if again else 0
 
 

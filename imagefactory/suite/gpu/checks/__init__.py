@@ -1,4 +1,4 @@
-"""The GPU checks: one file a tier, each `check_<name>(context) -> Finding`, or a Failure.
+"""The GPU checks: one file a tier, each `check_<name>(context) -> Finding`, or a CheckFailure.
 
 Files are loaded when a part needs them, so that a fault in one cannot keep another from being looked at.
 """

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ...context import Failure, Finding
+from ...context import CheckFailure, Finding
 from .. import driver, kernels, table
 from ..context import Discovery, GpuContext, Refusal
 from ..driver import Device, Driver, DriverError
@@ -86,7 +86,7 @@ def check_device(context: GpuContext) -> Finding:
     with driver_words():
         devices = start(context).devices()
     if not devices:
-        raise Failure("the driver counts no GPU", outcome=table.NO_GPU)
+        raise CheckFailure("the driver counts no GPU", outcome=table.NO_GPU)
     device = choose(devices, wanted)
     alike = [each.uuid for each in devices if each.capability == device.capability]
     facts = {"device": describe(device), "visible": len(devices), "alike": alike}
@@ -117,7 +117,7 @@ def check_vector_add(context: GpuContext) -> Finding:
         found = combine(library, vectors, library.sources.add)
     wrong = kernels.compare(found, vectors.total())
     if wrong:
-        raise Failure(wrong, outcome=table.WRONG_NUMBERS)
+        raise CheckFailure(wrong, outcome=table.WRONG_NUMBERS)
     how = f"{library.language} that {library.compiled_by} compiled"
     return Finding(f"{COUNT} sums by {how}, all exact", {"elements": COUNT})
 
@@ -169,7 +169,7 @@ def check_driver_controls(context: GpuContext) -> Finding:
         if not kernels.compare(whole[:at] + bytes((whole[at] ^ 1,)) + whole[at + 1 :], total):
             unseen.append(f"a wrong bit in byte {at} passed")
     if unseen:
-        raise Failure("; ".join(unseen), outcome=table.WRONG_NUMBERS)
+        raise CheckFailure("; ".join(unseen), outcome=table.WRONG_NUMBERS)
     return Finding("what was made wrong on purpose was seen", {"controls": 8})
 
 
@@ -178,32 +178,38 @@ def check_driver_controls(context: GpuContext) -> Finding:
 
 @contextlib.contextmanager
 def driver_words() -> Iterator[None]:
-    """Turns an answer of the driver into a Failure with the tables' word for it."""
+    """Turns an answer of the driver into a CheckFailure with the tables' word for it."""
     try:
         yield
     except DriverError as error:
         hint = f" ({HINTS[error.code]})" if error.code in HINTS and error.call.startswith("cu") else ""
-        raise Failure(f"{error}{hint}", outcome=WORDS.get(error.code, table.LOAD_FAILED)) from error
+        raise CheckFailure(f"{error}{hint}", outcome=WORDS.get(error.code, table.LOAD_FAILED)) from error
 
 
 def start(context: GpuContext) -> Driver:
-    """libcuda or HIP, started. Raises Failure where there is none, DriverError where it does not start."""
+    """libcuda or HIP, started. Raises CheckFailure where there is none, DriverError where it does not
+    start.
+    """
     if context.asked.expected.rocm:
         try:
             library: Driver = Hip()
         except OSError as error:
-            raise Failure(f"the image's ROCm is not there: {error}", outcome=table.LOAD_FAILED) from error
+            raise CheckFailure(
+                f"the image's ROCm is not there: {error}", outcome=table.LOAD_FAILED
+            ) from error
     else:
         try:
             library = Driver()
         except OSError as error:
-            raise Failure(f"no driver was given to the container: {error}", outcome=table.NO_GPU) from error
+            raise CheckFailure(
+                f"no driver was given to the container: {error}", outcome=table.NO_GPU
+            ) from error
     try:
         library.begin()
     except DriverError as error:
         own = brought_libcuda(mapped_files(), error.code)
         if own:
-            raise Failure(f"{error}; {own}", outcome=table.LOAD_FAILED) from error
+            raise CheckFailure(f"{error}; {own}", outcome=table.LOAD_FAILED) from error
         raise
     return library
 
@@ -242,7 +248,7 @@ def opened(context: GpuContext) -> Iterator[Driver]:
     library = start(context)
     found = [device for device in library.devices() if device.uuid == context.device["uuid"]]
     if not found:
-        raise Failure(f"{context.device['uuid']} is gone", outcome=table.INFRASTRUCTURE)
+        raise CheckFailure(f"{context.device['uuid']} is gone", outcome=table.INFRASTRUCTURE)
     with library.context(found[0]):
         yield library
 

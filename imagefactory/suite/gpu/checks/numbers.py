@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...context import Failure, Finding
+from ...context import CheckFailure, Finding
 from .. import reference, table, tolerances
 from ..context import GpuContext, Refusal
 from ..driver import Driver, DriverError
@@ -112,7 +112,7 @@ class Ledger:
         return [kind for kind in kinds if kind not in told]
 
     def finding(self, what: str) -> Finding:
-        """Raises a Failure with the numbers where something was wrong."""
+        """Raises a CheckFailure with the numbers where something was wrong."""
         if self.wrong:
             raise Refusal("; ".join(self.wrong), outcome=table.WRONG_NUMBERS, numbers=self.numbers)
         out = f"; left out: {', '.join(self.left_out)}" if self.left_out else ""
@@ -276,7 +276,7 @@ def check_numbers_controls(context: GpuContext) -> Finding:
         if _taken(framework, place, framework.on_cpu(left, "float32"), kind):
             holes.append(f"a result of {name} is taken")
     if holes:
-        raise Failure("; ".join(holes), outcome=table.WRONG_NUMBERS)
+        raise CheckFailure("; ".join(holes), outcome=table.WRONG_NUMBERS)
     return Finding("8 wrong results are refused: values, shape, type, place", {"controls": 8.0})
 
 
@@ -301,7 +301,7 @@ def _spoil(good: Any, left: Any, right: Any) -> Mapping[str, Any]:
 def _taken(framework: Any, context: GpuContext, array: Any, kind: str) -> bool:
     try:
         framework.fetch(context, array, kind)
-    except Failure:
+    except CheckFailure:
         return False
     return True
 

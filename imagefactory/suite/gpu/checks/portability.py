@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ...context import Failure, Finding
+from ...context import CheckFailure, Finding
 from ...portability import case, onnxruntime, rows
 from ...portability.runtimes import RUNTIMES
 from ..context import GpuContext, Refusal
@@ -70,7 +70,7 @@ def try_models(chosen: Iterable[case.Model], bench: Bench) -> Finding:
         try:
             for name, value in try_model(model, bench):
                 numbers[f"{model.name}-{name}"] = value
-        except Failure as failure:
+        except CheckFailure as failure:
             faults.setdefault(failure.detail, []).append(model.name)
             outcomes.append(failure.outcome)
         except Exception as error:
@@ -89,7 +89,9 @@ def try_models(chosen: Iterable[case.Model], bench: Bench) -> Finding:
 
 
 def try_model(model: case.Model, bench: Bench) -> Iterator[tuple[str, float]]:
-    """The numbers of one model as they come. Raises Failure at what differs or came from another device."""
+    """The numbers of one model as they come. Raises CheckFailure at what differs or came from another
+    device.
+    """
     exporter, maker = bench.exporter, bench.maker
     sample = case.make_sample(model)
     made = case.Case(model.name, exporter, maker.build(model), sample, sample, batched=False)
@@ -116,7 +118,7 @@ def try_model(model: case.Model, bench: Bench) -> Iterator[tuple[str, float]]:
 
 
 def agree(engine: str, found: list[Any] | None, expected: list[Any]) -> Iterator[tuple[str, float]]:
-    """How far `found` is off. Raises Failure beyond the tolerance, once that number is given."""
+    """How far `found` is off. Raises CheckFailure beyond the tolerance, once that number is given."""
     device, _, name = engine.partition("-")
     if found is not None:
         yield f"{engine}-error", case.off(found, expected)
@@ -129,7 +131,7 @@ def clock(engine: str, call: Callable[[], None]) -> Iterator[tuple[str, float]]:
 
 
 def check_told_apart(wrong: list[Any] | None, expected: list[Any]) -> None:
-    """Raises Failure where a wrong weight would pass."""
+    """Raises CheckFailure where a wrong weight would pass."""
     error = case.off(wrong, expected)
     if error <= case.TOLERANCE:
-        raise Failure(f"a wrong weight is not told apart: it changes the output by {error:.2g} alone")
+        raise CheckFailure(f"a wrong weight is not told apart: it changes the output by {error:.2g} alone")

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from ...context import Failure, Finding
+from ...context import CheckFailure, Finding
 from ..context import GpuContext
 
 # Kind -> torch's type. tf32 and bf16 are computed by tensor cores from capability 8.0 on.
@@ -360,7 +360,7 @@ def check_profile(context: GpuContext) -> Finding:
     kinds = ("fp32",) if rehearsal else ("fp32", AMP)
     numbers.update(record_steps(device, kinds, few=rehearsal))
     if wrong := sorted(name for name, value in numbers.items() if value <= 0 and name != "launch"):
-        raise Failure(f"{', '.join(wrong)} took no time at all")
+        raise CheckFailure(f"{', '.join(wrong)} took no time at all")
     numbers.update(rates.room())
     return Finding(describe(numbers), {with_unit(name): value for name, value in numbers.items()})
 

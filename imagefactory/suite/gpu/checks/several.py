@@ -9,7 +9,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...context import Failure, Finding
+from ...context import CheckFailure, Finding
 from .. import ranks, reference, table, tolerances
 from ..context import GpuContext, Refusal
 from ..reference import Want
@@ -36,7 +36,7 @@ def check_gpus(context: GpuContext) -> Finding:
     capabilities = sorted({device.capability for device in devices})
     if len(uuids) != count or len(capabilities) != 1:
         text = f"torch counts {count} GPUs, the driver {len(uuids)} of capability {', '.join(capabilities)}"
-        raise Failure(text, outcome=table.LOAD_FAILED)
+        raise CheckFailure(text, outcome=table.LOAD_FAILED)
     return Finding(f"{count} of capability {capabilities[0]}: {', '.join(uuids)}", {"gpus": count})
 
 
@@ -138,8 +138,10 @@ def job_of(context: GpuContext, what: str) -> dict[str, Any]:
 
 
 def count_gpus(context: GpuContext) -> int:
-    """How many the framework sees. Raises Failure for fewer than two: what is asked about is not there."""
+    """How many the framework sees. Raises CheckFailure for fewer than two: what is asked about is not
+    there.
+    """
     count: int = worker(context).count(context)
     if count < 2:
-        raise Failure(f"several GPUs were asked for, this job sees {count}", outcome=table.WRONG_GPU)
+        raise CheckFailure(f"several GPUs were asked for, this job sees {count}", outcome=table.WRONG_GPU)
     return count

@@ -4,7 +4,8 @@ Results are taken by `fetch`, which refuses one that is not on the GPU or not of
 a check that ran on the CPU has failed. Only in a rehearsal the CPU is the place.
 - `prepare(context)`: the environment, before the first import.
 - `classify(error)`: the word of the tables for an exception.
-- `probe(context)`: a few small operations with known answers, as a Finding; a Failure says which was wrong.
+- `probe(context)`: a few small operations with known answers, as a Finding; a CheckFailure says which was
+wrong.
 - `on_cpu(values, kind)`: an array on the CPU, which `fetch` must refuse outside of a rehearsal.
 - `fetch(context, array, kind)`.
 - `KINDS`: of `matmul`; `CPU_LACKS`: those that its CPU does not have, for a rehearsal.

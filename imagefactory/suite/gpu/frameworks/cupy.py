@@ -7,7 +7,7 @@ import importlib
 import time
 from typing import Any
 
-from ...context import Failure, Finding
+from ...context import CheckFailure, Finding
 from .. import reference, table
 from ..context import GpuContext
 from ..reference import convolve
@@ -67,9 +67,9 @@ def on_cpu(values: Any, kind: str) -> Any:
 def fetch(context: GpuContext, array: Any, kind: str) -> Any:
     there = hasattr(array, "__cuda_array_interface__")
     if there is context.asked.rehearsal:
-        raise Failure(f"cupy computed on {'a GPU' if there else 'the CPU'}", outcome=table.LOAD_FAILED)
+        raise CheckFailure(f"cupy computed on {'a GPU' if there else 'the CPU'}", outcome=table.LOAD_FAILED)
     if array.dtype != kind:
-        raise Failure(f"cupy computed in {array.dtype}, not in {kind}", outcome=table.WRONG_NUMBERS)
+        raise CheckFailure(f"cupy computed in {array.dtype}, not in {kind}", outcome=table.WRONG_NUMBERS)
     return (array.get() if there else array).astype("float64")
 
 

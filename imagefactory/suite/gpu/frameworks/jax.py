@@ -8,7 +8,7 @@ import os
 import time
 from typing import Any
 
-from ...context import Failure, Finding
+from ...context import CheckFailure, Finding
 from .. import reference, table
 from ..context import GpuContext
 from . import nccl, results
@@ -42,11 +42,11 @@ def _jax() -> Any:
 
 
 def _device(context: GpuContext) -> Any:
-    """Where jax computes. Raises Failure where that is not the place asked for."""
+    """Where jax computes. Raises CheckFailure where that is not the place asked for."""
     device = _jax().devices()[0]
     if device.platform not in _platforms(context):
         text = f"jax computes on {device.platform}: it sees no GPU"
-        raise Failure(text, outcome=table.NO_GPU)
+        raise CheckFailure(text, outcome=table.NO_GPU)
     return device
 
 
@@ -72,9 +72,9 @@ def on_cpu(values: Any, kind: str) -> Any:
 def fetch(context: GpuContext, array: Any, kind: str) -> Any:
     platforms = {device.platform for device in array.devices()}
     if not platforms or not platforms <= set(_platforms(context)):
-        raise Failure(f"jax computed on {', '.join(sorted(platforms))}", outcome=table.LOAD_FAILED)
+        raise CheckFailure(f"jax computed on {', '.join(sorted(platforms))}", outcome=table.LOAD_FAILED)
     if str(array.dtype) != _type(kind):
-        raise Failure(f"jax computed in {array.dtype}, not in {kind}", outcome=table.WRONG_NUMBERS)
+        raise CheckFailure(f"jax computed in {array.dtype}, not in {kind}", outcome=table.WRONG_NUMBERS)
     return reference.numpy.asarray(array).astype("float64")
 
 

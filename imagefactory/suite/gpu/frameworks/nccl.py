@@ -6,7 +6,7 @@ import ctypes
 import os
 from typing import Any
 
-from ...context import Failure
+from ...context import CheckFailure
 from .. import reference
 from ..context import GpuContext
 from ..driver import Driver
@@ -21,7 +21,8 @@ MEETING = {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
 def all_reduce(context: GpuContext, values: Any, driver: Driver | None = None) -> tuple[Any, str]:
     """The sum over one rank, as float64, and a line about the library. `values` are made float32.
 
-    A rehearsal loads the library and asks its version, and answers what was put in. Raises Failure for an
+    A rehearsal loads the library and asks its version, and answers what was put in. Raises CheckFailure
+    for an
     answer of NCCL that is not success, DriverError for one of the driver.
     """
     path = find_nccl(context)
@@ -59,4 +60,4 @@ def _call(library: Any, name: str, *arguments: Any) -> None:
     if code != 0:
         library.ncclGetErrorString.restype = ctypes.c_char_p
         said = library.ncclGetErrorString(ctypes.c_int(code))
-        raise Failure(f"{name}: {said.decode('utf-8', 'replace') if said else code}")
+        raise CheckFailure(f"{name}: {said.decode('utf-8', 'replace') if said else code}")

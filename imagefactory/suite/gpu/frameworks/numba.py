@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ...context import Failure, Finding
+from ...context import CheckFailure, Finding
 from .. import reference, table
 from ..context import GpuContext
 from ..reference import convolve
@@ -192,9 +192,9 @@ def on_cpu(values: Any, kind: str) -> Any:
 def fetch(context: GpuContext, array: Any, kind: str) -> Any:
     there = hasattr(array, "__cuda_array_interface__")
     if there is context.asked.rehearsal:
-        raise Failure(f"numba computed on {'a GPU' if there else 'the CPU'}", outcome=table.LOAD_FAILED)
+        raise CheckFailure(f"numba computed on {'a GPU' if there else 'the CPU'}", outcome=table.LOAD_FAILED)
     if array.dtype != kind:
-        raise Failure(f"numba computed in {array.dtype}, not in {kind}", outcome=table.WRONG_NUMBERS)
+        raise CheckFailure(f"numba computed in {array.dtype}, not in {kind}", outcome=table.WRONG_NUMBERS)
     return (array.copy_to_host() if there else array).astype("float64")
 
 

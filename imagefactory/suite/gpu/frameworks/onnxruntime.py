@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...context import Failure, Finding
+from ...context import CheckFailure, Finding
 from ...onnx_model import TYPES, Node, write_model
 from .. import reference, table
 from ..context import GpuContext
@@ -96,7 +96,7 @@ def _start(context: GpuContext, job: _Job, profile: str) -> Any:
     session.disable_fallback()
     if session.get_providers()[0] != provider:
         # It says why on stderr alone and goes on with the CPU.
-        raise Failure(f"onnxruntime opened {session.get_providers()}, not {provider}")
+        raise CheckFailure(f"onnxruntime opened {session.get_providers()}, not {provider}")
     return session
 
 
@@ -111,15 +111,15 @@ def _judge_profile(events: Sequence[Mapping[str, Any]], job: _Job, provider: str
         {f"{row['op_name']} by {row['provider']}" for row in rows if row["provider"] != provider}
     )
     if elsewhere:
-        raise Failure(f"onnxruntime ran {', '.join(elsewhere)}, not by {provider}")
+        raise CheckFailure(f"onnxruntime ran {', '.join(elsewhere)}, not by {provider}")
     missing = {node.operator for node in job.nodes} - {row["op_name"] for row in rows}
     if missing:
-        raise Failure(f"onnxruntime's profile does not show {', '.join(sorted(missing))}")
+        raise CheckFailure(f"onnxruntime's profile does not show {', '.join(sorted(missing))}")
     for row in rows:
         took = {kind for shapes in row["input_type_shape"] for kind in shapes}
         if row["op_name"] != "Cast" and job.kind in HALVES and took != {job.kind}:
             text = f"onnxruntime ran {row['op_name']} on {', '.join(sorted(took))}, not on {job.kind}"
-            raise Failure(text, outcome=table.WRONG_NUMBERS)
+            raise CheckFailure(text, outcome=table.WRONG_NUMBERS)
 
 
 def on_cpu(values: Any, kind: str) -> Any:
@@ -128,10 +128,10 @@ def on_cpu(values: Any, kind: str) -> Any:
 
 def fetch(context: GpuContext, array: Any, kind: str) -> Any:
     if array.device_name().lower() != _device(context):
-        raise Failure(f"onnxruntime's result is on {array.device_name()}", outcome=table.LOAD_FAILED)
+        raise CheckFailure(f"onnxruntime's result is on {array.device_name()}", outcome=table.LOAD_FAILED)
     names = {"float32": "tensor(float)", "float64": "tensor(double)"}
     if array.data_type() != names[kind]:
-        raise Failure(f"onnxruntime's result is a {array.data_type()}", outcome=table.WRONG_NUMBERS)
+        raise CheckFailure(f"onnxruntime's result is a {array.data_type()}", outcome=table.WRONG_NUMBERS)
     return array.numpy().astype("float64")
 
 
@@ -209,7 +209,7 @@ def transfer(context: GpuContext, values: Any) -> Transfer:
     back = there.numpy()
     ended = time.perf_counter()
     if there.device_name().lower() != _device(context):
-        raise Failure(f"onnxruntime copied to {there.device_name()}")
+        raise CheckFailure(f"onnxruntime copied to {there.device_name()}")
     return Transfer(back=back, up=between - began, down=ended - between, pinned=False)
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from ...context import Failure, Finding
+from ...context import CheckFailure, Finding
 from .. import reference, table, tolerances
 from ..context import GpuContext
 
@@ -17,7 +17,7 @@ def run_probe(context: GpuContext) -> Finding:
     """Where machine code is passed over, the framework's own kernels alone.
 
     NVIDIA's libraries bring PTX for few capabilities or none, so cuBLAS and cuDNN would fail where the
-    framework itself runs. Raises Failure for a wrong answer and whatever the framework raises.
+    framework itself runs. Raises CheckFailure for a wrong answer and whatever the framework raises.
     """
     framework = context.framework
     left, right = reference.numbers(1, (64, 96), "float32"), reference.numbers(2, (96, 32), "float32")
@@ -48,5 +48,7 @@ def run_probe(context: GpuContext) -> Finding:
     for name, (run, want, bound) in tries.items():
         off = reference.error(run(), want)
         if not off <= bound:
-            raise Failure(f"{name} is off by {off:.2g} (at most {bound:.2g})", outcome=table.WRONG_NUMBERS)
+            raise CheckFailure(
+                f"{name} is off by {off:.2g} (at most {bound:.2g})", outcome=table.WRONG_NUMBERS
+            )
     return Finding(f"{', '.join(tries)} run and agree with float64", {"operations": len(tries)})

@@ -8,7 +8,7 @@ import os
 import time
 from typing import Any
 
-from ...context import Failure, Finding
+from ...context import CheckFailure, Finding
 from .. import reference, table
 from ..context import GpuContext
 from . import nccl, results
@@ -67,9 +67,9 @@ def fetch(context: GpuContext, array: Any, kind: str) -> Any:
     """`device` is where it was computed, `backing_device` where it lies."""
     places, wanted = {array.device, array.backing_device}, _device(context)
     if not all(place.endswith(f"device:{wanted}") for place in places):
-        raise Failure(f"tensorflow computed on {', '.join(sorted(places))}", outcome=table.LOAD_FAILED)
+        raise CheckFailure(f"tensorflow computed on {', '.join(sorted(places))}", outcome=table.LOAD_FAILED)
     if array.dtype.name != _type(kind):
-        raise Failure(
+        raise CheckFailure(
             f"tensorflow computed in {array.dtype.name}, not in {kind}", outcome=table.WRONG_NUMBERS
         )
     return array.numpy().astype("float64")

@@ -11,7 +11,7 @@ import tempfile
 import time
 from typing import Any
 
-from ...context import Failure, Finding
+from ...context import CheckFailure, Finding
 from .. import reference, table
 from ..context import GpuContext
 from ..libraries import mapped_files
@@ -62,9 +62,9 @@ def on_cpu(values: Any, kind: str) -> Any:
 def fetch(context: GpuContext, array: Any, kind: str) -> Any:
     place, wanted = array.device.type, _device(context)
     if place != wanted:
-        raise Failure(f"torch computed on {place}, not on {wanted}", outcome=table.LOAD_FAILED)
+        raise CheckFailure(f"torch computed on {place}, not on {wanted}", outcome=table.LOAD_FAILED)
     if array.dtype != _type(kind):
-        raise Failure(f"torch computed in {array.dtype}, not in {kind}", outcome=table.WRONG_NUMBERS)
+        raise CheckFailure(f"torch computed in {array.dtype}, not in {kind}", outcome=table.WRONG_NUMBERS)
     return array.detach().cpu().double().numpy()
 
 
@@ -151,7 +151,7 @@ def transfer(context: GpuContext, values: Any) -> Transfer:
     _wait(context)
     ended = time.perf_counter()
     if there.device.type != _device(context):
-        raise Failure(f"torch copied to {there.device}")
+        raise CheckFailure(f"torch copied to {there.device}")
     return Transfer(back=back.numpy(), up=between - began, down=ended - between, pinned=here.is_pinned())
 
 
@@ -254,5 +254,5 @@ def compile(context: GpuContext, inputs: Any, weights: Any) -> tuple[dict[str, A
 
     compiled = run(torch.compile(rows, backend=count, fullgraph=True))
     if not graphs:
-        raise Failure("torch.compile compiled nothing")
+        raise CheckFailure("torch.compile compiled nothing")
     return eager, compiled, f"torch.compile with {backend}, {len(graphs)} graph"

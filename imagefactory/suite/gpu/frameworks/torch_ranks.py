@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ...context import Failure
+from ...context import CheckFailure
 from .. import reference, table
 
 REPEATS = 5
@@ -68,7 +68,7 @@ def device_of(torch: Any, job: Job, rank: int) -> Any:
 
 def fetch(tensor: Any, device: Any) -> Any:
     if tensor.device != device:
-        raise Failure(f"torch computed on {tensor.device}, not on {device}", outcome=table.LOAD_FAILED)
+        raise CheckFailure(f"torch computed on {tensor.device}, not on {device}", outcome=table.LOAD_FAILED)
     return tensor.detach().cpu().numpy()
 
 

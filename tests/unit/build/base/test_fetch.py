@@ -17,7 +17,7 @@ from imagefactory.errors import BuildError, DownloadError
 from imagefactory.lock.debian.archive import DebianMirror, StaleIndexError
 from imagefactory.lock.debian.lock import downloaded_filename, format_package
 from imagefactory.model import BaseLock, DebianPackage
-from imagefactory.progress import Quiet
+from imagefactory.progress import QuietProgress
 from tests.made.values import make_base
 
 CONTENT = b"a deb"
@@ -85,8 +85,8 @@ def put_file(mirror: DebianMirror) -> Path:
     return path
 
 
-def fetch_locked(mirror: DebianMirror) -> fetch.FetchedBase:
-    return fetch.fetch_base(BASE, LOCK, mirror, Quiet(), locked=True)
+def fetch_locked(mirror: DebianMirror) -> fetch.BaseArchives:
+    return fetch.fetch_base(BASE, LOCK, mirror, QuietProgress(), locked=True)
 
 
 def test_a_cached_file_that_no_signed_index_offers_does_not_count(

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from imagefactory.build.base import image
-from imagefactory.build.base.fetch import FetchedBase
-from imagefactory.build.base.image import BaseWanted, begin_base, find_base, room_of_base
+from imagefactory.build.base.fetch import BaseArchives
+from imagefactory.build.base.image import BaseRequest, begin_base_build, find_base, space_for_base
 from imagefactory.build.base.make import BaseTar
 from imagefactory.lock.debian.archive import find_mirror
-from imagefactory.model import Base, BaseLock, DebianPackage
+from imagefactory.model import BaseLock, BaseSpec, DebianPackage
 from imagefactory.oci.layout import Layout
-from imagefactory.progress import Quiet
+from imagefactory.progress import QuietProgress
 from tests.made.values import make_base
 
 LOCK = BaseLock(
@@ -37,8 +37,8 @@ LOCK = BaseLock(
 
 def test_a_base_takes_its_tree_its_tar_and_its_layer() -> None:
     scratch, store = Path("/scratch"), Path("/store")
-    assert room_of_base(LOCK, scratch, store) == {scratch: 250_000_000, store: 330_000_000}
-    assert room_of_base(LOCK, store, store) == {store: 580_000_000}
+    assert space_for_base(LOCK, scratch, store) == {scratch: 250_000_000, store: 330_000_000}
+    assert space_for_base(LOCK, store, store) == {store: 580_000_000}
 
 
 def test_of_two_at_once_one_makes_it_and_the_other_takes_it(
@@ -46,7 +46,7 @@ def test_of_two_at_once_one_makes_it_and_the_other_takes_it(
 ) -> None:
     """The first makes it until the second has come to the lock."""
     came: list[str] = []
-    made: list[FetchedBase] = []
+    made: list[BaseArchives] = []
     second = threading.Event()
     locked = Layout.locked
 
@@ -58,7 +58,7 @@ def test_of_two_at_once_one_makes_it_and_the_other_takes_it(
         with locked(layout, name):
             yield
 
-    def build(fetched: FetchedBase, out: Path, progress: Quiet, *, environ: object) -> BaseTar:
+    def build(fetched: BaseArchives, out: Path, progress: QuietProgress, *, environ: object) -> BaseTar:
         made.append(fetched)
         assert second.wait(60)
         file = io.BytesIO()
@@ -67,11 +67,13 @@ def test_of_two_at_once_one_makes_it_and_the_other_takes_it(
         sha256 = hashlib.sha256(file.getvalue()).hexdigest()
         return BaseTar(path=out, sha256=sha256, size=len(file.getvalue()))
 
-    def fetch(base: Base, lock: BaseLock, mirror: object, progress: Quiet, *, locked: bool) -> FetchedBase:
-        return FetchedBase(base=base, lock=lock, debs=(), moved=())
+    def fetch(
+        base: BaseSpec, lock: BaseLock, mirror: object, progress: QuietProgress, *, locked: bool
+    ) -> BaseArchives:
+        return BaseArchives(base=base, lock=lock, debs=(), moved=())
 
     mirror = find_mirror("http://127.0.0.1:1/debian", tmp_path, {}, etc_apt=tmp_path)
-    order = BaseWanted(
+    order = BaseRequest(
         base=make_base(),
         lock=LOCK,
         codec="zstd",
@@ -81,15 +83,15 @@ def test_of_two_at_once_one_makes_it_and_the_other_takes_it(
     )
     monkeypatch.setattr(image, "build_base", build)
     monkeypatch.setattr(image, "fetch_base", fetch)
-    monkeypatch.setattr(image, "insist_on_room", lambda *_: None)
+    monkeypatch.setattr(image, "require_space", lambda *_: None)
     layout = Layout(tmp_path / "store")
     layout.make()
-    coming = [begin_base(layout, order, Quiet()) for _ in range(2)]
+    coming = [begin_base_build(layout, order, QuietProgress()) for _ in range(2)]
     monkeypatch.setattr(Layout, "locked", counted)
     with ThreadPoolExecutor(2) as pool:
         first, other = pool.map(lambda one: one.get(), coming)
     assert first.image == other.image
     assert len(made) == 1
-    found = find_base(layout, order, Quiet())
+    found = find_base(layout, order, QuietProgress())
     assert found
     assert found.image == first.image

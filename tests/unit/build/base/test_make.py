@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.build.base.fetch import FetchedBase
+from imagefactory.build.base.fetch import BaseArchives
 from imagefactory.build.base.make import _write_repository
 from imagefactory.errors import BuildError
 from imagefactory.model import BaseLock, DebianPackage
-from imagefactory.runtime.build_sandbox import INPUT, prepare_folder
+from imagefactory.runtime.build_sandbox import INPUT, prepare_directory
 from tests.made.programs import Program
 from tests.made.values import make_base
 
@@ -26,7 +26,7 @@ def narrow_umask() -> Iterator[None]:
 
 
 @pytest.fixture
-def fetched(tmp_path: Path) -> FetchedBase:
+def fetched(tmp_path: Path) -> BaseArchives:
     deb = tmp_path / "hello_1.0_amd64.deb"
     deb.write_bytes(b"a deb")
     deb.chmod(0o644)
@@ -37,13 +37,13 @@ def fetched(tmp_path: Path) -> FetchedBase:
     lock = BaseLock(
         base=base.name, suite=base.suite, content_hash="", source_date_epoch=0, packages=(package,)
     )
-    return FetchedBase(base=base, lock=lock, debs=(deb,), moved=())
+    return BaseArchives(base=base, lock=lock, debs=(deb,), moved=())
 
 
 @pytest.mark.usefixtures("narrow_umask")
 @pytest.mark.parametrize("linked", [True, False])
 def test_another_user_can_read_the_repository_whatever_the_umask(
-    linked: bool, fetched: FetchedBase, tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
+    linked: bool, fetched: BaseArchives, tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """mmdebstrap runs with other ids; the cache may be on another file system."""
 
@@ -54,7 +54,7 @@ def test_another_user_can_read_the_repository_whatever_the_umask(
         monkeypatch.setattr(Path, "hardlink_to", refuse)
     program("dpkg-deb", "Package: hello\nVersion: 1.0")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    prepare_folder(tmp_path)
+    prepare_directory(tmp_path)
     repository = tmp_path / INPUT
     _write_repository(fetched, repository)
     made = [repository, *repository.iterdir()]
@@ -71,11 +71,11 @@ def test_another_user_can_read_the_repository_whatever_the_umask(
 
 
 def test_what_dpkg_cannot_read_is_said(
-    fetched: FetchedBase, tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
+    fetched: BaseArchives, tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program("dpkg-deb", fails="not a Debian format archive\n", code=2)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    prepare_folder(tmp_path)
+    prepare_directory(tmp_path)
     with pytest.raises(BuildError, match=r"hello_1\.0_amd64\.deb.* not a Debian format") as caught:
         _write_repository(fetched, tmp_path / INPUT)
     assert caught.value.code == "deb-invalid"

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.build.base.image import BaseImage
+from imagefactory.build.base.image import BuiltBase
 from imagefactory.build.base.pulled import (
     LAYER_TYPES,
     NEWEST,
     OLDEST,
-    PullWanted,
+    BasePullRequest,
     check_carried,
     ensure_pulled_base,
     parse_created,
@@ -23,8 +23,8 @@ from imagefactory.build.base.pulled import (
 from imagefactory.build.definition import define
 from imagefactory.build.layer_lock import format_config, inherited, merge_environment
 from imagefactory.errors import BuildError, RegistryError
-from imagefactory.http import Patience
-from imagefactory.model import Completed, Where
+from imagefactory.http import RetryPolicy
+from imagefactory.model import CommandResult, SourceLocation
 from imagefactory.oci.graph import Manifest
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import (
@@ -36,9 +36,9 @@ from imagefactory.oci.manifests import (
     canonical_json,
     digest_of,
 )
-from imagefactory.oci.registry.client import Registry
+from imagefactory.oci.registry.client import RegistryClient
 from imagefactory.oci.registry.session import RegistryOptions
-from imagefactory.progress import Quiet
+from imagefactory.progress import QuietProgress
 from tests.made.values import make_base, make_lock, make_target
 
 DIGEST = "sha256:" + "0a" * 32
@@ -47,7 +47,7 @@ BASE = make_base(
     suite="",
     packages=(),
     public=f"docker.io/nvidia/cuda@{DIGEST}",
-    where=Where(file="recipes/pytorch.yaml", line=6, column=7),
+    where=SourceLocation(file="recipes/pytorch.yaml", line=6, column=7),
     image=f"docker.io/nvidia/cuda:12@{DIGEST}",
 )
 
@@ -73,8 +73,8 @@ def test_the_clock_of_an_image(created: object, epoch: int) -> None:
     assert parse_created(created) == epoch
 
 
-def said(stdout: str, returncode: int = 0, stderr: str = "") -> Completed:
-    return Completed(returncode=returncode, stdout=stdout, stderr=stderr, seconds=0.1)
+def said(stdout: str, returncode: int = 0, stderr: str = "") -> CommandResult:
+    return CommandResult(returncode=returncode, stdout=stdout, stderr=stderr, seconds=0.1)
 
 
 @pytest.mark.parametrize("libc", ["glibc 2.36", "glibc 2.41", "glibc 2.36.9000", "glibc 3.0"])
@@ -105,7 +105,9 @@ def test_an_image_of_which_no_python_is_said() -> None:
         (said("3.11\nanother C library than glibc\n"), "base-without-glibc", "another C library", "glibc"),
     ],
 )  # fmt: skip
-def test_an_image_that_is_not_as_the_recipe_says(probed: Completed, code: str, named: str, hint: str) -> None:
+def test_an_image_that_is_not_as_the_recipe_says(
+    probed: CommandResult, code: str, named: str, hint: str
+) -> None:
     with pytest.raises(BuildError) as caught:
         check_carried(BASE, probed)
     assert caught.value.message.startswith(f"recipes/pytorch.yaml:6:7: {BASE.image} ")
@@ -156,13 +158,15 @@ def test_dockers_layers_have_a_name_of_the_specification_and_can_be_unpacked() -
 
 
 def test_a_registry_that_is_not_there_is_named_with_the_mirror(tmp_path: Path) -> None:
-    def open_registry(host: str) -> Registry:
-        return Registry(host, RegistryOptions(patience=Patience(attempts=1)))
+    def open_registry(host: str) -> RegistryClient:
+        return RegistryClient(host, RegistryOptions(patience=RetryPolicy(attempts=1)))
 
     layout = Layout(tmp_path / "store")
-    wanted = PullWanted(base=BASE, mirrors=(("docker.io", "127.0.0.1:1/hub"),), open_registry=open_registry)
-    with layout.in_use(Quiet()), pytest.raises(RegistryError) as caught:
-        ensure_pulled_base(layout, wanted, Quiet())
+    wanted = BasePullRequest(
+        base=BASE, mirrors=(("docker.io", "127.0.0.1:1/hub"),), open_registry=open_registry
+    )
+    with layout.in_use(QuietProgress()), pytest.raises(RegistryError) as caught:
+        ensure_pulled_base(layout, wanted, QuietProgress())
     assert caught.value.code == "mirror-failed"
     assert caught.value.message.startswith(f"recipes/pytorch.yaml:6:7: {BASE.image}: ")
     assert "127.0.0.1:1/hub/nvidia/cuda" in caught.value.message
@@ -173,11 +177,11 @@ def test_a_registry_that_is_not_there_is_named_with_the_mirror(tmp_path: Path) -
 # --- what is built on it ---------------------------------------------------------------------------
 
 
-def base_image(*environment: tuple[str, str]) -> BaseImage:
+def base_image(*environment: tuple[str, str]) -> BuiltBase:
     image = Image(
         name="base:x", digest=DIGEST, manifest=DIGEST, config=DIGEST, size=0, layers=(), environment=environment
     )  # fmt: skip
-    return BaseImage(image=image, folders=(), identity="x", epoch=0, published=True)
+    return BuiltBase(image=image, folders=(), identity="x", epoch=0, published=True)
 
 
 def test_the_bases_variables_stand_below_ours() -> None:

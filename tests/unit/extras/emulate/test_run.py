@@ -13,18 +13,18 @@ from imagefactory.errors import StatementError, UsageError
 from imagefactory.extras.emulate import run
 from imagefactory.extras.emulate.inside.roofline import copying, parse_profile, seconds
 from imagefactory.extras.emulate.run import (
+    EMULATION_DIRECTORIES,
     INSIDE,
-    TOLD,
-    asked_of,
     emulating,
-    keep_told,
-    read_told,
+    emulation_request,
+    read_emulation_summaries,
     recorded_profile,
+    write_emulation_summary,
 )
 from imagefactory.extras.emulate.summary import LONGEST
-from imagefactory.gpu.knowledge import find_data_sheet, gpus
+from imagefactory.gpu.knowledge import data_sheets, find_data_sheet
 from imagefactory.model import Mount, RunSpec
-from imagefactory.trust.verdict import Judged, Standing, Verdict
+from imagefactory.trust.verdict import Verdict, VerdictStatus, VerificationResult
 from tests.made.emulated import TOLD as ROW
 from tests.made.report import gpu_report
 from tests.made.signing import Bench
@@ -39,7 +39,7 @@ SPEC = RunSpec(
 def test_the_program_is_shown_to_read_and_a_folder_to_write(tmp_path: Path) -> None:
     with emulating(SHEET, 2, SPEC, scratch=tmp_path) as (spec, told):
         own, shown, out = spec.mounts
-        assert (own.target, shown.target, out.target) == ("/x", INSIDE, TOLD)
+        assert (own.target, shown.target, out.target) == ("/x", INSIDE, EMULATION_DIRECTORIES)
         assert (shown.writable, out.writable, out.scratch, out.source) == (False, True, True, told)
         assert told.stat().st_mode & 0o777 == 0o777
         names = {path.relative_to(shown.source).as_posix() for path in shown.source.rglob("*")}
@@ -49,7 +49,7 @@ def test_the_program_is_shown_to_read_and_a_folder_to_write(tmp_path: Path) -> N
         environment = dict(spec.environment)
         assert environment == {"A": "1", "PYTHONPATH": INSIDE, "IMAGEFACTORY_EMULATE": f"{INSIDE}/asked.json"}
         asked = json.loads((shown.source / "asked.json").read_text())
-        assert (asked["folder"], asked["gpus"]) == (TOLD, 2)
+        assert (asked["folder"], asked["gpus"]) == (EMULATION_DIRECTORIES, 2)
     assert not told.exists()
 
 
@@ -67,8 +67,8 @@ def test_real_gpus_and_one_that_is_not_there_are_refused(tmp_path: Path) -> None
 
 
 def test_every_data_sheet_is_a_profile_inside() -> None:
-    for sheet in gpus():
-        profile = parse_profile(json.loads(json.dumps(asked_of(sheet, 1)["profile"])))
+    for sheet in data_sheets():
+        profile = parse_profile(json.loads(json.dumps(emulation_request(sheet, 1)["profile"])))
         assert (profile.device, profile.memory, profile.basis) == (sheet.device, sheet.memory, "estimated")
         assert profile.capability == (sheet.capability.major, sheet.capability.minor)
         assert seconds(profile, "product", "fp16", sheet.flops["fp16"], 0.0) == pytest.approx(1.0)
@@ -79,16 +79,16 @@ def test_each_process_tells_and_the_one_that_did_most_is_kept(tmp_path: Path) ->
     (tmp_path / "7.json").write_text(json.dumps(ROW))
     (tmp_path / "9.json").write_text(json.dumps({**ROW, "operations": 5}))
     (tmp_path / "9.part").write_text("{")
-    runs = read_told(tmp_path)
+    runs = read_emulation_summaries(tmp_path)
     assert [run.operations for run in runs] == [41440, 5]
-    keep_told(tmp_path, runs, tmp_path / "out")
+    write_emulation_summary(tmp_path, runs, tmp_path / "out")
     assert json.loads((tmp_path / "out").read_text()) == ROW
 
 
 def test_what_an_image_wrote_itself_is_refused(tmp_path: Path) -> None:
     (tmp_path / "7.json").write_text(json.dumps({**ROW, "basis": "verified"}))
     with pytest.raises(StatementError, match=r"7\.json: basis"):
-        read_told(tmp_path)
+        read_emulation_summaries(tmp_path)
 
 
 def fill_with_names(folder: Path) -> None:
@@ -115,14 +115,14 @@ def test_what_is_not_a_short_regular_file_is_refused_at_once(
     (tmp_path / "other").write_text(json.dumps(ROW))
     fill(tmp_path)
     with pytest.raises(StatementError):
-        read_told(tmp_path)
+        read_emulation_summaries(tmp_path)
     with pytest.raises(StatementError):
-        keep_told(tmp_path, (), tmp_path / "out")
+        write_emulation_summary(tmp_path, (), tmp_path / "out")
 
 
 def test_of_nothing_there_is_no_summary(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
-        keep_told(tmp_path, (), tmp_path / "out")
+        write_emulation_summary(tmp_path, (), tmp_path / "out")
     assert caught.value.code == "gpu-not-used"
 
 
@@ -133,7 +133,7 @@ def test_what_a_catalogue_offers_counts_too(bench: Bench) -> None:
     assert made is not None
     report = gpu_report(SUBJECT, ("7.5", SHEET.device), 0)
     verdict = Verdict(report=report, issued=NOW, expires=NOW + DAY, keyid=LAB.keyid)
-    offered = Judged(digest="sha256:1", standing=Standing.GOOD, why="", verdict=verdict)
+    offered = VerificationResult(digest="sha256:1", standing=VerdictStatus.GOOD, why="", verdict=verdict)
     assert recorded_profile(factory, made, SHEET, NOW) is None
     found = recorded_profile(factory, made, SHEET, NOW, (offered,))
     assert found is not None

@@ -9,7 +9,7 @@ import pytest
 
 from imagefactory.extras.emulate.run import find_recorded, recorded_curves
 from imagefactory.model import CheckState
-from imagefactory.trust.verdict import Judged, Standing, Verdict
+from imagefactory.trust.verdict import Verdict, VerdictStatus, VerificationResult
 from imagefactory.verify.report import FULL
 from tests.made.report import gpu_report
 from tests.made.verdicts import DAY, LAB, NOW, SUBJECT, together_report
@@ -19,8 +19,8 @@ REPORT = gpu_report(SUBJECT, ("7.5", NAME), 0)
 VERDICT = Verdict(report=REPORT, issued=NOW, expires=NOW + 60 * DAY, keyid=LAB.keyid)
 
 
-def judged(verdict: Verdict = VERDICT, standing: Standing = Standing.GOOD) -> Judged:
-    return Judged(digest="sha256:1", standing=standing, why="", verdict=verdict)
+def judged(verdict: Verdict = VERDICT, standing: VerdictStatus = VerdictStatus.GOOD) -> VerificationResult:
+    return VerificationResult(digest="sha256:1", standing=standing, why="", verdict=verdict)
 
 
 def with_profile(state: CheckState = CheckState.PASSED, without: str = "") -> Verdict:
@@ -71,14 +71,14 @@ def test_several_of_them_tell_what_they_send_each_other() -> None:
     ("one", "device"),
     [
         (judged(), "NVIDIA A100-SXM4-40GB"),
-        (judged(standing=Standing.REVOKED), NAME),
-        (judged(standing=Standing.UNSIGNED), NAME),
+        (judged(standing=VerdictStatus.REVOKED), NAME),
+        (judged(standing=VerdictStatus.UNSIGNED), NAME),
         (judged(with_profile(CheckState.FAILED)), NAME),
         (judged(with_profile(without="launch-s")), NAME),
         (judged(replace(VERDICT, report=replace(REPORT, checks=()))), NAME),
     ],
 )
-def test_what_says_nothing_of_such_a_gpu(one: Judged, device: str) -> None:
+def test_what_says_nothing_of_such_a_gpu(one: VerificationResult, device: str) -> None:
     assert find_recorded([one], device) is None
 
 

@@ -11,10 +11,10 @@ import pytest
 
 from imagefactory.errors import RecipeError, UsageError
 from imagefactory.extras.importers.build_context import open_context, parse_ignore_rules
-from imagefactory.extras.importers.environments import Reading, read_wish
-from imagefactory.extras.importers.spec import Wish
+from imagefactory.extras.importers.environments import ReadOptions, read_environment_file
+from imagefactory.extras.importers.spec import EnvironmentSpec
 
-READING = Reading(pythons=("3.11",))
+READING = ReadOptions(pythons=("3.11",))
 INSTALLS = "FROM python:3.11\nCOPY . /app\nRUN pip install -r /app/requirements.txt\n"
 
 
@@ -39,8 +39,10 @@ def repository(tmp_path: Path) -> Path:
     )
 
 
-def read(path: Path, context: Path | None = None, project: Path | None = None) -> Wish:
-    return read_wish(path, replace(READING, build_context=context, root=project, reserved=("recipes",)))
+def read(path: Path, context: Path | None = None, project: Path | None = None) -> EnvironmentSpec:
+    return read_environment_file(
+        path, replace(READING, build_context=context, root=project, reserved=("recipes",))
+    )
 
 
 def test_the_context_is_the_root_of_the_work_tree(repository: Path) -> None:

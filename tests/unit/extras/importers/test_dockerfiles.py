@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from imagefactory.errors import RecipeError, UsageError
 from imagefactory.extras.importers.container import read_base_image
-from imagefactory.extras.importers.environments import Reading, parse_wish
-from imagefactory.extras.importers.spec import Wish
+from imagefactory.extras.importers.environments import ReadOptions, parse_environment_file
+from imagefactory.extras.importers.spec import EnvironmentSpec
 from tests.made.diagnostics import reports
 
 FILES = {
@@ -26,11 +26,11 @@ FILES = {
 }
 
 
-def read(text: str, file: str = "Dockerfile", files: Mapping[str, str] = FILES) -> Wish:
-    return parse_wish(text, file, Reading(pythons=("3.11", "3.13"), beside=files.get))
+def read(text: str, file: str = "Dockerfile", files: Mapping[str, str] = FILES) -> EnvironmentSpec:
+    return parse_environment_file(text, file, ReadOptions(pythons=("3.11", "3.13"), beside=files.get))
 
 
-def run(*lines: str, base: str = "python:3.11") -> Wish:
+def run(*lines: str, base: str = "python:3.11") -> EnvironmentSpec:
     """What is read of a Dockerfile with such lines; what is told of the base image is left out."""
     wish = read("\n".join([f"FROM {base}", *lines]) + "\n")
     wish.left = [line for line in wish.left if "the base image '" not in line]
@@ -591,8 +591,8 @@ def test_build_arguments_that_a_person_gives_count_before_the_files_own() -> Non
         "RUN pip install a==$V b==$W\n"
     )
 
-    def build(**values: str) -> Wish:
-        return parse_wish(text, "Dockerfile", Reading(pythons=("3.11",), build_args=values))
+    def build(**values: str) -> EnvironmentSpec:
+        return parse_environment_file(text, "Dockerfile", ReadOptions(pythons=("3.11",), build_args=values))
 
     wish = build(PY="3.12", V="2.0", W="3", GO="2")
     assert (wish.python, wish.pip, wish.left) == ("3.12", ["a==2.0", "b==3"], [])

@@ -8,8 +8,8 @@ from hypothesis import given as given_any
 from hypothesis import strategies as st
 
 from imagefactory.errors import RecipeError, UsageError
-from imagefactory.extras.importers.environments import Reading, parse_wish
-from imagefactory.extras.importers.spec import Wish
+from imagefactory.extras.importers.environments import ReadOptions, parse_environment_file
+from imagefactory.extras.importers.spec import EnvironmentSpec
 from tests.made.diagnostics import reports
 
 FILES = {"requirements.txt": "transformers\n", "env/environment.yml": "dependencies: [scipy]\n"}
@@ -69,8 +69,8 @@ EOF
 """
 
 
-def read(text: str, file: str = "train.def") -> Wish:
-    return parse_wish(text, file, Reading(pythons=("3.11", "3.13"), beside=FILES.get))
+def read(text: str, file: str = "train.def") -> EnvironmentSpec:
+    return parse_environment_file(text, file, ReadOptions(pythons=("3.11", "3.13"), beside=FILES.get))
 
 
 def places(told: list[str]) -> list[str]:
@@ -162,8 +162,8 @@ From: python:{{ PY }}
 """
 
 
-def given(text: str, **values: str) -> Wish:
-    return parse_wish(text, "t.def", Reading(pythons=("3.11",), build_args=values))
+def given(text: str, **values: str) -> EnvironmentSpec:
+    return parse_environment_file(text, "t.def", ReadOptions(pythons=("3.11",), build_args=values))
 
 
 def test_build_arguments_are_filled_in_also_within_others() -> None:

@@ -15,8 +15,20 @@ from hypothesis import strategies as st
 
 from imagefactory.cli import main
 from imagefactory.errors import RecipeError, UsageError
-from imagefactory.extras.importers.draft import FRAMEWORKS, Draft, DraftAsk, check_draft, draft, draft_on
-from imagefactory.extras.importers.environments import LIMITS, Reading, parse_wish, read_wish
+from imagefactory.extras.importers.draft import (
+    FRAMEWORKS,
+    DraftRequest,
+    RecipeDraft,
+    check_draft,
+    draft,
+    draft_on,
+)
+from imagefactory.extras.importers.environments import (
+    LIMITS,
+    ReadOptions,
+    parse_environment_file,
+    read_environment_file,
+)
 from imagefactory.extras.importers.locks import build_variant
 from imagefactory.gpu import knowledge
 from imagefactory.model import Target
@@ -27,9 +39,9 @@ from imagefactory.recipes.recipe import parse_recipe
 from imagefactory.suite import table
 from tests.made.diagnostics import reports
 
-FOLDER = Path(__file__).parents[3] / "recipes"
+FOLDER = Path(__file__).parents[4] / "recipes"
 BASES = read_bases(FOLDER)
-READING = Reading(pythons=("3.11", "3.13"))
+READING = ReadOptions(pythons=("3.11", "3.13"))
 
 ENVIRONMENT = """\
 name: proteins   # as people write them
@@ -164,9 +176,9 @@ matrix:
 """
 
 
-def drafted(text: str, file: str, asked: DraftAsk | None = None) -> tuple[Draft, Target]:
+def drafted(text: str, file: str, asked: DraftRequest | None = None) -> tuple[RecipeDraft, Target]:
     """The draft and the target that its text makes."""
-    made = draft(parse_wish(text, file, READING), asked or DraftAsk(family="lab"), BASES)
+    made = draft(parse_environment_file(text, file, READING), asked or DraftRequest(family="lab"), BASES)
     (target,) = check_draft(made.text, "lab", [], BASES)
     return made, target
 
@@ -179,9 +191,9 @@ def target_named(name: str) -> Target:
     return select(expand_all(others(), BASES), [name])[0]
 
 
-def added(text: str, file: str, on: str) -> tuple[Draft, Target]:
+def added(text: str, file: str, on: str) -> tuple[RecipeDraft, Target]:
     below = target_named(on)
-    made = draft_on(parse_wish(text, file, Reading(pythons=(below.python,))), "lab", below)
+    made = draft_on(parse_environment_file(text, file, ReadOptions(pythons=(below.python,))), "lab", below)
     (target,) = check_draft(made.text, "lab", others(), BASES)
     return made, target
 
@@ -212,7 +224,7 @@ def lines_of(told: Sequence[str]) -> list[int]:
 
 def test_nothing_of_an_environment_goes_unsaid() -> None:
     """What conda reads otherwise is a note; what is not in the recipe is a loss."""
-    wish = parse_wish(ENVIRONMENT, "environment.yml", READING)
+    wish = parse_environment_file(ENVIRONMENT, "environment.yml", READING)
     of_pip = range(22, 31)
     assert [line for line in lines_of(wish.notes) if line not in of_pip] == [6, 17]
     assert [line for line in lines_of(wish.left) if line not in of_pip] == [16, 18, 19, 34]
@@ -242,7 +254,7 @@ def test_conda_forge_is_asked_where_conda_asks_its_defaults_and_takes_no_channel
     assert target.channels == tuple(f"https://conda.anaconda.org/{name}" for name in expected)
     changed = {*expected} != {*re.findall(r"[a-z-]+", channels)} - {"nodefaults"}
     assert any("conda-forge" in told for told in made.told) == changed
-    assert parse_wish(text, "environment.yml", READING).left == []
+    assert parse_environment_file(text, "environment.yml", READING).left == []
 
 
 def test_a_build_for_cpus_is_not_made_one_for_gpus() -> None:
@@ -251,7 +263,7 @@ def test_a_build_for_cpus_is_not_made_one_for_gpus() -> None:
         drafted(text, "environment.yml")
     assert caught.value.code == "framework-conflict"
     assert "CUDA" in caught.value.message
-    _, target = drafted(text, "environment.yml", DraftAsk(family="lab", cuda="12.1"))
+    _, target = drafted(text, "environment.yml", DraftRequest(family="lab", cuda="12.1"))
     assert "cpuonly" not in target.requirements
 
 
@@ -266,7 +278,7 @@ def test_a_build_for_cpus_is_not_made_one_for_gpus() -> None:
 )
 def test_a_cuda_that_the_person_says_chooses_builds(channels: str, framework: str, expected: str) -> None:
     text = f"channels: [{channels}]\ndependencies: [{framework}, numpy]\n"
-    _, target = drafted(text, "environment.yml", DraftAsk(family="lab", cuda="11.8"))
+    _, target = drafted(text, "environment.yml", DraftRequest(family="lab", cuda="11.8"))
     assert expected in target.requirements
     assert any(re.search(r" \* \*cuda\*$", one) for one in target.constraints)
 
@@ -332,7 +344,7 @@ def test_the_cuda_that_is_proposed_is_one_that_the_version_was_released_for() ->
 
 
 def test_the_person_may_say_it() -> None:
-    asked = DraftAsk(family="lab", framework="NumPy", version="2.0", cuda="12.4")
+    asked = DraftRequest(family="lab", framework="NumPy", version="2.0", cuda="12.4")
     made, target = drafted("dependencies: [numpy, 'python >=3.9,<3.11']\n", "environment.yml", asked)
     assert (target.name, target.framework, target.python) == ("lab-2.0-cu124", "numpy", "3.10")
     assert target.checks == table.OTHER_CHECKS
@@ -343,7 +355,7 @@ def test_the_person_may_say_it() -> None:
 
 def test_what_the_person_says_wrong_is_a_fault_before_anything_is_written() -> None:
     with pytest.raises(RecipeError) as caught:
-        drafted("dependencies: [pytorch=2.5]\n", "environment.yml", DraftAsk(family="lab", cuda="99.1"))
+        drafted("dependencies: [pytorch=2.5]\n", "environment.yml", DraftRequest(family="lab", cuda="99.1"))
     assert reports(caught.value.diagnostics, "driver-unknown 99.1")
     assert "--print" in caught.value.hint
 
@@ -411,7 +423,7 @@ def test_a_pixi_lock_becomes_a_recipe() -> None:
     assert target.requirements == ("conda-forge::pytorch 2.5.1.*", "conda-forge::tzdata ==2024b")
     assert target.constraints == ("conda-forge::pytorch * cuda126_*", "python ==3.12.7")
     assert (target.python, target.pip) == ("3.12", ("einops==0.8.0",))
-    wish = parse_wish(PIXI_6, "pixi.lock", READING)
+    wish = parse_environment_file(PIXI_6, "pixi.lock", READING)
     assert lines_of(wish.left) == [14, 16]
     assert wish.notes == []
 
@@ -419,7 +431,7 @@ def test_a_pixi_lock_becomes_a_recipe() -> None:
 def test_other_indexes_of_a_pixi_lock_are_told() -> None:
     other = "https://wheels.example.org/whl/cu126"
     text = PIXI_6.replace("    packages:\n", f"    - {other}\n    packages:\n", 1)
-    wish = parse_wish(text, "pixi.lock", READING)
+    wish = parse_environment_file(text, "pixi.lock", READING)
     assert [one for one in (*wish.left, *wish.notes) if other in one]
 
 
@@ -434,7 +446,7 @@ def test_a_conda_lock_becomes_a_recipe() -> None:
     assert target.requirements == ("tensorflow 2.17.0.*",)
     assert target.constraints == ("tensorflow * cuda126*", "python ==3.11.9")
     assert target.pip == ("rich==13.7.1",)
-    wish = parse_wish(CONDA_LOCK, "conda-lock.yml", READING)
+    wish = parse_environment_file(CONDA_LOCK, "conda-lock.yml", READING)
     assert (lines_of(wish.left), lines_of(wish.notes)) == ([6], [10])
     assert "secret" not in made.text
 
@@ -442,7 +454,7 @@ def test_a_conda_lock_becomes_a_recipe() -> None:
 def test_a_lock_by_way_of_a_mirror_asks_the_channels_that_it_names() -> None:
     """`01-ai/Yi conda-lock.yml`: the heading says conda-forge, the addresses are those of a mirror."""
     text = CONDA_LOCK.replace("https://conda.anaconda.org/", "https://mirror.example.org/anaconda/cloud/")
-    wish = parse_wish(text, "conda-lock.yml", READING)
+    wish = parse_environment_file(text, "conda-lock.yml", READING)
     assert wish.channels == ["conda-forge"]
     assert any("https://mirror.example.org/anaconda/cloud/conda-forge" in one for one in wish.notes)
 
@@ -456,8 +468,8 @@ GLIBC = """
 
 
 def test_virtual_packages_and_files_of_one_machine_bring_no_channel() -> None:
-    wish = parse_wish(CONDA_LOCK.rstrip("\n") + GLIBC, "conda-lock.yml", READING)
-    before = parse_wish(CONDA_LOCK, "conda-lock.yml", READING)
+    wish = parse_environment_file(CONDA_LOCK.rstrip("\n") + GLIBC, "conda-lock.yml", READING)
+    before = parse_environment_file(CONDA_LOCK, "conda-lock.yml", READING)
     assert (wish.channels, wish.conda) == (before.channels, before.conda)
     told = set(wish.left) - set(before.left)
     assert ["mylib" in one for one in told] == [True]
@@ -466,7 +478,7 @@ def test_virtual_packages_and_files_of_one_machine_bring_no_channel() -> None:
         "@EXPLICIT\nhttps://conda.anaconda.org/conda-forge/noarch/einops-0.8.0-pyhd8ed1ab_0.conda#sha256:00\n"
         "file:///srv/pkgs/linux-64/mylib-1.0-0.tar.bz2\nfile:///x/linux-64/__glibc-2.17-0.tar.bz2\n"
     )
-    wish = parse_wish(listed, "lock.txt", READING)
+    wish = parse_environment_file(listed, "lock.txt", READING)
     assert (wish.channels, wish.conda) == (["conda-forge"], ["einops ==0.8.0"])
     assert (lines_of(wish.left), lines_of(wish.notes)) == ([3], [4])
 
@@ -520,7 +532,7 @@ own = { path = "." }
 
 
 def test_nothing_of_a_pixi_manifest_goes_unsaid() -> None:
-    wish = parse_wish(PIXI, "pixi.toml", READING)
+    wish = parse_environment_file(PIXI, "pixi.toml", READING)
     assert wish.channels == ["pytorch", "conda-forge", "https://repo.example.org/own"]
     assert wish.conda == ["pytorch 2.3.*", "numpy <2"]
     assert wish.conda_bounds == ["scipy <1.14"]
@@ -552,7 +564,7 @@ FAULTS = [
 def test_what_cannot_be_read(text: str, file: str, old: str, new: str, expected: str) -> None:
     assert old in text
     with pytest.raises(RecipeError) as caught:
-        parse_wish(text.replace(old, new), file, READING)
+        parse_environment_file(text.replace(old, new), file, READING)
     assert reports(caught.value.diagnostics, expected), caught.value
     assert caught.value.diagnostics[0].location.startswith(f"{file}:")
 
@@ -560,16 +572,16 @@ def test_what_cannot_be_read(text: str, file: str, old: str, new: str, expected:
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     path = tmp_path / "environment.yml"
     with pytest.raises(UsageError, match=str(path)) as caught:
-        read_wish(path, READING)
+        read_environment_file(path, READING)
     assert caught.value.code == "cannot-read-file"
     path.write_bytes(b"\xff\xff")
     with pytest.raises(UsageError, match="UTF-8") as caught:
-        read_wish(path, READING)
+        read_environment_file(path, READING)
     assert caught.value.code == "encoding-invalid"
     with path.open("wb") as file:
         file.truncate(LIMITS.size + 1)
     with pytest.raises(RecipeError) as large:
-        read_wish(path, READING)
+        read_environment_file(path, READING)
     assert reports(large.value.diagnostics, "file-too-large")
 
 
@@ -656,11 +668,11 @@ def test_near_valid_files_make_recipes_or_errors(
         at = int(position * len(text))
         text = text[:at] + piece + text[at + length :]
     for asked in (
-        DraftAsk(family="lab"),
-        DraftAsk(family="lab", framework="numpy", version="1.0", cuda="12.4"),
+        DraftRequest(family="lab"),
+        DraftRequest(family="lab", framework="numpy", version="1.0", cuda="12.4"),
     ):
         try:
-            made = draft(parse_wish(text, file, READING), asked, BASES)
+            made = draft(parse_environment_file(text, file, READING), asked, BASES)
             check_draft(made.text, "lab", [], BASES)
         except (RecipeError, UsageError):
             continue

@@ -8,10 +8,10 @@ import pytest
 
 from imagefactory.actions.definition import find_own_files as find_in_project
 from imagefactory.extras.importers.build_context import open_context
-from imagefactory.extras.importers.environments import Reading, read_wish
+from imagefactory.extras.importers.environments import ReadOptions, read_environment_file
 from imagefactory.extras.importers.image_parts import find_own_files
-from imagefactory.extras.importers.spec import Wish
-from imagefactory.model import FilesWanted, Where
+from imagefactory.extras.importers.spec import EnvironmentSpec
+from imagefactory.model import FilesSpec, SourceLocation
 
 NAMES = (
     *(
@@ -35,17 +35,17 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def read(root: Path, *lines: str, project: Path | None = None, ignore: str = "") -> Wish:
+def read(root: Path, *lines: str, project: Path | None = None, ignore: str = "") -> EnvironmentSpec:
     (root / ".dockerignore").write_text(ignore)
     (root / "Dockerfile").write_text("\n".join(["FROM python:3.11", *lines]) + "\n")
-    reading = Reading(pythons=("3.11",), root=project or root, reserved=("recipes",))
-    return read_wish(root / "Dockerfile", reading)
+    reading = ReadOptions(pythons=("3.11",), root=project or root, reserved=("recipes",))
+    return read_environment_file(root / "Dockerfile", reading)
 
 
-def inside(root: Path, wish: Wish) -> dict[str, str]:
+def inside(root: Path, wish: EnvironmentSpec) -> dict[str, str]:
     """What an image of the recipe has: paths inside, and the files of the project that lie there."""
-    where = Where(file="r.yaml", line=1, column=1)
-    wanted = [FilesWanted(folder=one, pattern=pattern, where=where) for one, pattern in wish.parts.files]
+    where = SourceLocation(file="r.yaml", line=1, column=1)
+    wanted = [FilesSpec(folder=one, pattern=pattern, where=where) for one, pattern in wish.parts.files]
     return {file.path: str(file.source.relative_to(root)) for file in find_in_project(root, wanted)}
 
 

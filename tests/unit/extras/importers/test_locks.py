@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from imagefactory.errors import RecipeError
-from imagefactory.extras.importers.environments import Reading, parse_wish
-from imagefactory.extras.importers.spec import Wish
+from imagefactory.extras.importers.environments import ReadOptions, parse_environment_file
+from imagefactory.extras.importers.spec import EnvironmentSpec
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 INDEX = 'source = { registry = "https://index.example.org/simple" }\n'
@@ -49,10 +49,10 @@ UV = (
 
 def read(
     text: str, file: str, *, extras: tuple[str, ...] = (), groups: tuple[str, ...] = (), **beside: str
-) -> Wish:
+) -> EnvironmentSpec:
     files = {name.replace("_toml", ".toml"): one for name, one in beside.items()}
-    reading = Reading(pythons=("3.11",), beside=files.get, place=".", extras=extras, groups=groups)
-    return parse_wish(text, file, reading)
+    reading = ReadOptions(pythons=("3.11",), beside=files.get, place=".", extras=extras, groups=groups)
+    return parse_environment_file(text, file, reading)
 
 
 def test_a_workspace_of_uv() -> None:

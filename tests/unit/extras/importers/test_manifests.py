@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import pytest
 
 from imagefactory.errors import RecipeError
-from imagefactory.extras.importers.environments import Reading, parse_wish
-from imagefactory.extras.importers.spec import Wish
+from imagefactory.extras.importers.environments import ReadOptions, parse_environment_file
+from imagefactory.extras.importers.spec import EnvironmentSpec
 from tests.made.diagnostics import reports
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -56,9 +56,11 @@ def read(
     extras: tuple[str, ...] = (),
     groups: tuple[str, ...] = (),
     place: str | None = ".",
-) -> Wish:
-    reading = Reading(pythons=("3.11", "3.13"), beside=files.get, place=place, extras=extras, groups=groups)
-    return parse_wish(files[file], file, reading)
+) -> EnvironmentSpec:
+    reading = ReadOptions(
+        pythons=("3.11", "3.13"), beside=files.get, place=place, extras=extras, groups=groups
+    )
+    return parse_environment_file(files[file], file, reading)
 
 
 # --- extras and groups ---------------------------------------------------------------------------

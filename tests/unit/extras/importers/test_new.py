@@ -9,18 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.errors import (
-    FactoryError,
-    UnbuiltError,
-    UnreachableError,
-    UnsolvableError,
-    UsageError,
-)
-from imagefactory.extras.importers.draft import Choice
-from imagefactory.extras.importers.new import NewRequest, Plan, plan_recipe
-from imagefactory.model import Base, Lock, Target
-from imagefactory.progress import Quiet
-from imagefactory.project import read_factory
+from imagefactory.errors import ImagefactoryError, UnbuiltError, UnreachableError, UnsolvableError, UsageError
+from imagefactory.extras.importers.draft import ImageChoice
+from imagefactory.extras.importers.new import NewRequest, RecipePlan, plan_recipe
+from imagefactory.model import BaseSpec, Lock, Target
+from imagefactory.progress import QuietProgress
+from imagefactory.project import load_project
 from imagefactory.settings.load import load_settings
 from tests.made.small_index import PYTHONS, Release, SmallIndex
 
@@ -58,22 +52,22 @@ class Bench:
     root: Path
     index: SmallIndex
 
-    def plan(self, text: str, *, file: str = "requirements.txt", **asked: str) -> Plan:
+    def plan(self, text: str, *, file: str = "requirements.txt", **asked: str) -> RecipePlan:
         path = self.root / file
         path.write_text(text)
-        factory = read_factory(load_settings(directory=self.root, start=self.root, environ={}), os.environ)
+        factory = load_project(load_settings(directory=self.root, start=self.root, environ={}), os.environ)
         request = NewRequest(family="lab", file=path, **asked)  # type: ignore[arg-type]
-        return plan_recipe(factory, request, self.index, Quiet())
+        return plan_recipe(factory, request, self.index, QuietProgress())
 
-    def choice(self, text: str, **asked: str) -> Choice:
+    def choice(self, text: str, **asked: str) -> ImageChoice:
         plan = self.plan(text, **asked)
         plan.check()
         assert not plan.unsolved
         assert plan.draft.choice
         return plan.draft.choice
 
-    def stop(self, text: str, **asked: str) -> FactoryError:
-        with pytest.raises(FactoryError) as stopped:
+    def stop(self, text: str, **asked: str) -> ImagefactoryError:
+        with pytest.raises(ImagefactoryError) as stopped:
             self.plan(text, **asked)
         return stopped.value
 
@@ -113,7 +107,7 @@ def test_what_the_file_leaves_open_is_solved(bench: Bench, text: str, chosen: tu
     (bench.root / "bounds.txt").write_text("torch<2.4\n")
     framework, version, cuda, python = chosen
     found = bench.choice(text)
-    assert found == Choice(framework=framework, version=version, cuda=cuda, python=python)
+    assert found == ImageChoice(framework=framework, version=version, cuda=cuda, python=python)
 
 
 def test_an_index_of_builds_says_which_cuda(bench: Bench) -> None:
@@ -144,7 +138,7 @@ def test_an_older_release_is_chosen_where_the_newest_does_not_lock(bench: Bench)
     """What a version of the framework is known to need comes to the question with that version."""
 
     class Strict(SmallIndex):
-        def solve(self, target: Target, base: Base, under: Lock | None) -> dict[str, str]:
+        def solve(self, target: Target, base: BaseSpec, under: Lock | None) -> dict[str, str]:
             if target.version == "2.15.0":
                 raise UnsolvableError("companion-missing", "no torchaudio goes with it")
             return dict(SmallIndex.solve(self, target, base, under))
@@ -158,7 +152,7 @@ def test_a_python_with_all_wheels_comes_before_one_to_build_for(bench: Bench) ->
     """What is known to be needed, and not declared, may have no wheel."""
 
     class Needing(SmallIndex):
-        def solve(self, target: Target, base: Base, under: Lock | None) -> dict[str, str]:
+        def solve(self, target: Target, base: BaseSpec, under: Lock | None) -> dict[str, str]:
             if target.python not in pythons:
                 rows = ({"name": "numpy", "version": "1.26.4", "source": "x"},)
                 raise UnbuiltError("wheel-missing", "no wheel", packages=rows, pins=("torch==2.15.0",))
@@ -357,7 +351,7 @@ def test_packages_without_wheels_stop_no_recipe(bench: Bench) -> None:
     plan = bench.plan("torch==2.1.2\nsourced\nfilterpy==1.4.5\n")
     plan.check()
     assert sorted(plan.without_wheel) == ["filterpy", "sourced"]
-    assert plan.draft.choice == Choice(framework="torch", version="2.1.2", cuda="12.1", python="3.11")
+    assert plan.draft.choice == ImageChoice(framework="torch", version="2.1.2", cuda="12.1", python="3.11")
     assert plan.draft.lost == ()
 
 
@@ -369,10 +363,10 @@ def test_what_stands_against_packages_without_wheels(bench: Bench) -> None:
 
 def test_an_index_that_cannot_be_reached(bench: Bench) -> None:
     class Down(SmallIndex):
-        def solve(self, target: Target, base: Base, under: Lock | None) -> dict[str, str]:
+        def solve(self, target: Target, base: BaseSpec, under: Lock | None) -> dict[str, str]:
             raise UnreachableError("index-unreachable", "no network")
 
-        def declared(self, target: Target, base: Base) -> dict[str, str]:
+        def declared(self, target: Target, base: BaseSpec) -> dict[str, str]:
             raise UnreachableError("index-unreachable", "no network")
 
     down = Bench(bench.root, Down({}))

@@ -9,15 +9,19 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import UsageError
-from imagefactory.extras.importers.environments import Reading, parse_wish, read_wish
-from imagefactory.extras.importers.spec import Wish
+from imagefactory.extras.importers.environments import (
+    ReadOptions,
+    parse_environment_file,
+    read_environment_file,
+)
+from imagefactory.extras.importers.spec import EnvironmentSpec
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-def read(text: str, *, file: str = "requirements.txt", **beside: str) -> Wish:
+def read(text: str, *, file: str = "requirements.txt", **beside: str) -> EnvironmentSpec:
     files = {name.replace("__", "/").replace("_txt", ".txt"): one for name, one in beside.items()}
-    return parse_wish(text, file, Reading(pythons=("3.11",), beside=files.get, place="."))
+    return parse_environment_file(text, file, ReadOptions(pythons=("3.11",), beside=files.get, place="."))
 
 
 @pytest.mark.parametrize(
@@ -133,12 +137,14 @@ def test_the_order_is_the_file_s() -> None:
 def test_python_of_a_project_narrows_the_file_s() -> None:
     files = {"setup.py": "setup(python_requires='>=3.12', install_requires=['a'])"}
     text = "dependencies: [python=3.10, pip, {pip: ['-e .']}]\n"
-    wish = parse_wish(text, "environment.yml", Reading(pythons=("3.11",), beside=files.get, place="."))
+    wish = parse_environment_file(
+        text, "environment.yml", ReadOptions(pythons=("3.11",), beside=files.get, place=".")
+    )
     assert (wish.python, len(wish.left)) == ("3.10.*", 1)
-    fits = parse_wish(
+    fits = parse_environment_file(
         text.replace("3.10", "3.12"),
         "environment.yml",
-        Reading(pythons=("3.11",), beside=files.get, place="."),
+        ReadOptions(pythons=("3.11",), beside=files.get, place="."),
     )
     assert (fits.python, fits.left) == ("3.12.*", [])
 
@@ -151,7 +157,7 @@ def test_encodings_of_other_systems(tmp_path: Path, mark: bytes) -> None:
     codec = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le"}.get(mark, "utf-16-be")
     path = tmp_path / "requirements.txt"
     path.write_bytes(mark + "torch==2.5.1\r\nnumpy\r\n".encode(codec))
-    assert read_wish(path, Reading(pythons=("3.11",))).pip == ["torch==2.5.1", "numpy"]
+    assert read_environment_file(path, ReadOptions(pythons=("3.11",))).pip == ["torch==2.5.1", "numpy"]
 
 
 def test_a_comment_ends_a_continued_line_as_for_pip() -> None:
@@ -199,7 +205,7 @@ def test_files_are_named_by_file_too() -> None:
 def test_a_file_may_say_its_encoding(tmp_path: Path, data: bytes, found: list[str]) -> None:
     path = tmp_path / "requirements.txt"
     path.write_bytes(data)
-    assert read_wish(path, Reading(pythons=("3.11",))).pip == found
+    assert read_environment_file(path, ReadOptions(pythons=("3.11",))).pip == found
 
 
 @pytest.mark.parametrize(
@@ -216,7 +222,7 @@ def test_an_encoding_that_cannot_be_read_is_named(tmp_path: Path, data: bytes, n
     path = tmp_path / "requirements.txt"
     path.write_bytes(data)
     with pytest.raises(UsageError, match=named):
-        read_wish(path, Reading(pythons=("3.11",)))
+        read_environment_file(path, ReadOptions(pythons=("3.11",)))
 
 
 def test_files_above_are_read_up_to_the_work_tree(tmp_path: Path) -> None:
@@ -228,9 +234,9 @@ def test_files_above_are_read_up_to_the_work_tree(tmp_path: Path) -> None:
     (tmp_path / "repo" / "gpu").mkdir()
     path = tmp_path / "repo" / "gpu" / "requirements.txt"
     path.write_text("-r '../base file.txt'\n-r ../../secret.txt\n-r ../link.txt\nnumpy\n")
-    wish = read_wish(path, Reading(pythons=("3.11",)))
+    wish = read_environment_file(path, ReadOptions(pythons=("3.11",)))
     assert (wish.pip, len(wish.left)) == (["torch==2.5.1", "numpy"], 2)
     (tmp_path / "repo" / ".git").rmdir()
-    assert read_wish(path, Reading(pythons=("3.11",))).pip == ["numpy"]
-    project = read_wish(path, Reading(pythons=("3.11",), root=tmp_path / "repo"))
+    assert read_environment_file(path, ReadOptions(pythons=("3.11",))).pip == ["numpy"]
+    project = read_environment_file(path, ReadOptions(pythons=("3.11",), root=tmp_path / "repo"))
     assert project.pip == ["torch==2.5.1", "numpy"]

@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 
 from imagefactory.extras.importers.setup_files import FITTING, add_needs, find_imports
-from imagefactory.extras.importers.spec import Wish
+from imagefactory.extras.importers.spec import EnvironmentSpec
 
 
-def wish_of(tmp_path: Path, code: str, pip: tuple[str, ...] = (), python: str = "", **other: object) -> Wish:
+def wish_of(
+    tmp_path: Path, code: str, pip: tuple[str, ...] = (), python: str = "", **other: object
+) -> EnvironmentSpec:
     (tmp_path / "tool").mkdir()
     (tmp_path / "tool/main.py").write_text(code)
-    wish = Wish("requirements.txt", pip=list(pip), python=python, **other)  # type: ignore[arg-type]
+    wish = EnvironmentSpec("requirements.txt", pip=list(pip), python=python, **other)  # type: ignore[arg-type]
     add_needs(wish, tmp_path)
     return wish
 

@@ -12,19 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagefactory.extras.lint.batch_check import check_batch
-from imagefactory.extras.lint.batch_job import capability_of, parse_features, read_batch_asked
+from imagefactory.extras.lint.batch_job import capability_of, parse_features, read_batch_request
 from imagefactory.extras.lint.batch_reader import parse_batch
-from imagefactory.extras.lint.findings import Checked, Severity, Surroundings
+from imagefactory.extras.lint.findings import CheckContext, Severity, SubmitCheckResult
 from imagefactory.extras.lint.view import check_json, format_check
-from imagefactory.gpu.values import Answer
-from imagefactory.jobs.htcondor import SubmitRun, SubmittedImage
-from imagefactory.jobs.offer import choose_form, forms_of, proven_grounds
+from imagefactory.gpu.values import Compatibility
+from imagefactory.jobs.htcondor import JobImageSpec, SubmitCommand
+from imagefactory.jobs.offer import choose_form, forms_of, verified_evidence
 from imagefactory.jobs.slurm import NO_GPU, format_sbatch, request_gpus
 from imagefactory.model import Outcome
 from imagefactory.schedulers.pool import ImageKind, Inventory
 from imagefactory.schedulers.sites import find_site
 from imagefactory.schedulers.slurm.nodes import parse_nodes
-from imagefactory.trust.catalog import CataloguedImage, Offer
+from imagefactory.trust.catalog import CatalogImage, ImageOffer
 from tests.made.offers import IMAGE, NOW, REFERENCE, SIF, catalogue_of, failed, offer, prediction, verdict
 
 SLURM = find_site("slurm")
@@ -49,13 +49,17 @@ CLUSTER = cluster(A, H, V, OLD)
 
 
 def check(
-    text: str, *, offered: Offer | None = VERIFIED, inventory: Inventory | None = CLUSTER, digest: str = ""
-) -> Checked:
-    def judge(image: CataloguedImage) -> Offer:
+    text: str,
+    *,
+    offered: ImageOffer | None = VERIFIED,
+    inventory: Inventory | None = CLUSTER,
+    digest: str = "",
+) -> SubmitCheckResult:
+    def judge(image: CatalogImage) -> ImageOffer:
         assert offered is not None
         return offered
 
-    around = Surroundings(
+    around = CheckContext(
         site=SLURM,
         inventory=inventory,
         catalogue=catalogue_of(offered.image) if offered else None,
@@ -65,12 +69,12 @@ def check(
     return check_batch(parse_batch(text, "a.sbatch"), around)
 
 
-def rules(checked: Checked, severity: Severity | None = None) -> list[tuple[str, int, int]]:
+def rules(checked: SubmitCheckResult, severity: Severity | None = None) -> list[tuple[str, int, int]]:
     found = [one for one in checked.all_findings if severity in (None, one.severity)]
     return [(one.rule, one.line, one.column) for one in found]
 
 
-def told(checked: Checked, rule: str) -> str:
+def told(checked: SubmitCheckResult, rule: str) -> str:
     (found,) = [one for one in checked.all_findings if one.rule == rule]
     return f"{found.message} -> {found.hint}"
 
@@ -79,19 +83,17 @@ def told(checked: Checked, rule: str) -> str:
 
 
 def written(
-    run: SubmitRun, offered: Offer, inventory: Inventory | None, rows: Sequence[Sequence[str]] = (),
+    run: SubmitCommand, offered: ImageOffer, inventory: Inventory | None, rows: Sequence[Sequence[str]] = (),
     kind: ImageKind = ImageKind.DOCKER,
 ) -> str:  # fmt: skip
     form = choose_form(forms_of(offered, ""), SLURM, kind)
-    classes = proven_grounds(offered.judged).classes if offered.image.gpu else ()
-    taken = SubmittedImage(
-        target=IMAGE.target, platform=IMAGE.platform, form=form, classes=classes, judged=NOW
-    )
+    classes = verified_evidence(offered.judged).classes if offered.image.gpu else ()
+    taken = JobImageSpec(target=IMAGE.target, platform=IMAGE.platform, form=form, classes=classes, judged=NOW)
     request = request_gpus(taken, run, inventory) if run.gpus else NO_GPU
     return format_sbatch(taken, run, request, rows)
 
 
-RUN = SubmitRun(name="train", executable="train.sh")
+RUN = SubmitCommand(name="train", executable="train.sh")
 SWEEP = replace(RUN, columns=("run", "lr"), arguments=("--lr", "$(lr)"))
 
 
@@ -107,7 +109,7 @@ SWEEP = replace(RUN, columns=("run", "lr"), arguments=("--lr", "$(lr)"))
     ],
 )  # fmt: skip
 def test_what_is_written_stands_its_own_check(
-    nodes: Sequence[str], run: SubmitRun, rows: Sequence[Sequence[str]], kind: ImageKind, known: bool
+    nodes: Sequence[str], run: SubmitCommand, rows: Sequence[Sequence[str]], kind: ImageKind, known: bool
 ) -> None:
     """Where the cluster was asked, and where any GPU is asked for and the script looks at what it got."""
     offered = offer(verdict("8.0"), verdict("9.0"), of_sif=(verdict("8.0"), verdict("9.0")))
@@ -184,7 +186,7 @@ def test_a_type_that_the_cluster_has_not() -> None:
 )  # fmt: skip
 def test_without_a_cluster_names_tell_which_gpus_are_asked_for(option: str, rule: str, said: str) -> None:
     offered = offer(
-        verdict("8.0"), failed("6.0", Outcome.NO_KERNEL), predicted=(("8.9", prediction(Answer.YES)),)
+        verdict("8.0"), failed("6.0", Outcome.NO_KERNEL), predicted=(("8.9", prediction(Compatibility.YES)),)
     )
     checked = check(f"{HEAD}#SBATCH {option}\n{START}", offered=offered, inventory=None)
     assert [one for one, *_ in rules(checked)] == [rule]
@@ -256,7 +258,7 @@ def test_features_that_are_none(text: str) -> None:
     ],
 )
 def test_what_is_asked_for(options: str, wanted: dict[str, Any]) -> None:
-    asked = read_batch_asked(parse_batch(f"#!/bin/sh\n#SBATCH {options}\n", "a.sbatch"))
+    asked = read_batch_request(parse_batch(f"#!/bin/sh\n#SBATCH {options}\n", "a.sbatch"))
     assert {name: getattr(asked, name) for name in wanted} == wanted
     assert not asked.faults
 

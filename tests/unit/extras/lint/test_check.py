@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from imagefactory.errors import UsageError
 from imagefactory.extras.lint.check import check_submit_file
 from imagefactory.extras.lint.classads import MAX_EXPRESSION, literal, make_ad, parse_expression
-from imagefactory.extras.lint.findings import Checked, Severity, Surroundings
+from imagefactory.extras.lint.findings import CheckContext, Severity, SubmitCheckResult
 from imagefactory.extras.lint.reader import parse_submit_file
 from imagefactory.extras.lint.view import check_json, format_check
-from imagefactory.gpu.values import Answer
-from imagefactory.jobs.htcondor import SubmitRun, SubmittedImage, format_submit
+from imagefactory.gpu.values import Compatibility
+from imagefactory.jobs.htcondor import JobImageSpec, SubmitCommand, format_submit
 from imagefactory.jobs.offer import choose_form, expected_grounds, forms_of
 from imagefactory.model import Outcome
 from imagefactory.schedulers.htcondor.ads import parse_ads
@@ -29,7 +29,7 @@ from imagefactory.schedulers.pool import ImageKind, Inventory
 from imagefactory.schedulers.sites import SITES, Site, find_site
 from imagefactory.schedulers.sizes import GB
 from imagefactory.serialize import plain
-from imagefactory.trust.catalog import CataloguedImage, Offer
+from imagefactory.trust.catalog import CatalogImage, ImageOffer
 from imagefactory.trust.verdict import RevokedCell
 from tests.made.ads import A100, H100, MIG_SLICE, V100, gpu, slot
 from tests.made.offers import (
@@ -70,23 +70,25 @@ RUNS = "executable = run.sh\nrequest_gpus = 1\n"
 CHTC = '+WantGPULab = true\n+GPUJobLength = "short"\n'
 
 
-def check(text: str, *, offered: Offer | None = None, site: str = "generic", **more: Any) -> Checked:
-    def judge(image: CataloguedImage) -> Offer:
+def check(
+    text: str, *, offered: ImageOffer | None = None, site: str = "generic", **more: Any
+) -> SubmitCheckResult:
+    def judge(image: CatalogImage) -> ImageOffer:
         assert offered is not None
         assert image == offered.image
         return offered
 
     given = {"inventory": POOL, "catalogue": catalogue_of(offered.image) if offered else None, **more}
     return check_submit_file(
-        parse_submit_file(text, "a.sub"), Surroundings(site=find_site(site), offer=judge, **given)
+        parse_submit_file(text, "a.sub"), CheckContext(site=find_site(site), offer=judge, **given)
     )
 
 
-def found(checked: Checked, severity: str = "wrong") -> set[tuple[str, int]]:
+def found(checked: SubmitCheckResult, severity: str = "wrong") -> set[tuple[str, int]]:
     return {(one.rule, one.line) for one in checked.all_findings if one.severity == severity}
 
 
-def gpus(checked: Checked) -> dict[str, int]:
+def gpus(checked: SubmitCheckResult) -> dict[str, int]:
     (jobs,) = checked.jobs
     return {one.capability: one.gpus for one in jobs.reached}
 
@@ -536,10 +538,12 @@ def test_what_submit_writes_is_right_and_reaches_what_is_proven(site: Site, kind
     offered = offer(*proofs, of_sif=proofs)
     places = {ImageKind.SIF: "/staging/images", ImageKind.OSDF: "osdf:///chtc/staging/images"}
     form = choose_form(forms_of(offered, places.get(kind, "")), site, kind)
-    taken = SubmittedImage(
+    taken = JobImageSpec(
         target=IMAGE.target, platform=IMAGE.platform, form=form, classes=form.grounds.classes, judged=NOW
     )
-    text = format_submit(taken, SubmitRun(name="train", executable="train.sh", memory=GB, disk=14 * GB), site)
+    text = format_submit(
+        taken, SubmitCommand(name="train", executable="train.sh", memory=GB, disk=14 * GB), site
+    )
     pool = [{**ad, "Arch": "X86_64", "TotalSlotDisk": 10**9, "Disk": 10**9} for ad in MACHINES]
     checked = check(text, offered=offered, site=site.name, inventory=parse_ads(pool, NOW))
     # the tag of a person's group is nothing that can be known here: a comment in the file tells of it
@@ -569,7 +573,7 @@ def test_a_tag_of_a_catalogued_repository_is_told_its_digest() -> None:
 
 
 def test_a_prediction_of_no_is_a_refusal() -> None:
-    offered = offer(verdict("8.0"), predicted=(("9.0", prediction(Answer.NO)),))
+    offered = offer(verdict("8.0"), predicted=(("9.0", prediction(Compatibility.NO)),))
     text = f"{RUNS}container_image = {DOCKER}\nrequire_gpus = Capability > 7.0\nqueue"
     assert found(check(text, offered=offered)) == {("refused", 3)}
 
@@ -647,7 +651,7 @@ def test_names_and_values_of_expressions() -> None:
 
 def test_an_image_for_cpus_is_proven_on_no_gpu_and_should_get_none() -> None:
     cpu = replace(IMAGE, target="jax-0.10.2-cpu", cuda="none", required=(), runtime="", driver="")
-    offered = Offer(image=cpu, judged=())
+    offered = ImageOffer(image=cpu, judged=())
     text = f"container_image = {DOCKER}\nexecutable = run.sh\nrequest_memory = 8GB\nrequest_disk = 20GB\n"
     plain = check(text + "queue\n", offered=offered)
     assert found(plain) == set()

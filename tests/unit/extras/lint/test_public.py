@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 
 from imagefactory.extras.lint.check import check_submit_file, fix_text, format_diff
-from imagefactory.extras.lint.findings import Checked, Severity, Surroundings
+from imagefactory.extras.lint.findings import CheckContext, Severity, SubmitCheckResult
 from imagefactory.extras.lint.reader import parse_submit_file
 from imagefactory.schedulers.sites import find_site
 
@@ -18,8 +18,8 @@ HEAD = "executable = run.sh\nrequest_gpus = 1\n"
 LEFT_OUT = {"missing", "no-image", "tag", "name", "site"}
 
 
-def check(text: str, site: str = "generic", digest: str = "") -> Checked:
-    around = Surroundings(
+def check(text: str, site: str = "generic", digest: str = "") -> SubmitCheckResult:
+    around = CheckContext(
         site=find_site(site),
         inventory=None,
         catalogue=None,

@@ -17,13 +17,13 @@ from imagefactory.extras.lint.reader import (
     MAX_QUEUES,
     MAX_SETTINGS,
     MAX_VALUE,
-    Jobs,
+    QueueStatement,
     parse_submit_file,
     read_submit_file,
 )
 
 
-def jobs_of(text: str) -> Jobs:
+def jobs_of(text: str) -> QueueStatement:
     (only,) = parse_submit_file(text, "a.sub").jobs
     return only
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from imagefactory.access import Access
 from imagefactory.actions.images import stored_image
-from imagefactory.extras.modules.command import Module, _write_wrappers, programs_of
+from imagefactory.extras.modules.command import EnvironmentModule, _write_wrappers, programs_of
 from imagefactory.oci.layout import Layout
-from imagefactory.progress import Quiet
+from imagefactory.progress import QuietProgress
 from imagefactory.settings.load import load_settings
 from tests.made.command import Call
 from tests.made.layout import add_image
@@ -38,19 +38,23 @@ def test_the_programs_of_an_image_are_those_of_all_its_layers(tmp_path: Path) ->
         environ={},
     )
     layout = Layout(access.settings.store_path)
-    with layout.in_use(Quiet()):
+    with layout.in_use(QuietProgress()):
         add_image(layout, "pytorch:2.3-cu121", LAYERS)
         image = stored_image(access, TARGET)
         assert image
-        assert programs_of(access, image, scripts=False, progress=Quiet()) == ("ninja", "python", "torchrun")
-        assert programs_of(access, image, scripts=True, progress=Quiet()) == ("python", "torchrun")
+        assert programs_of(access, image, scripts=False, progress=QuietProgress()) == (
+            "ninja",
+            "python",
+            "torchrun",
+        )
+        assert programs_of(access, image, scripts=True, progress=QuietProgress()) == ("python", "torchrun")
 
 
 def test_wrappers_take_the_place_of_earlier_ones_whole(tmp_path: Path) -> None:
-    module = Module(target=TARGET, folder=tmp_path, image="a-1.sif", programs=("python", "old"))
+    module = EnvironmentModule(target=TARGET, folder=tmp_path, image="a-1.sif", programs=("python", "old"))
     _write_wrappers(module)
     (tmp_path / "wrappers/.a-1.new/bin").mkdir(parents=True)  # what a kill left
-    _write_wrappers(Module(target=TARGET, folder=tmp_path, image="a-1.sif", programs=("python",)))
+    _write_wrappers(EnvironmentModule(target=TARGET, folder=tmp_path, image="a-1.sif", programs=("python",)))
     assert {path.name for path in (tmp_path / "wrappers").iterdir()} == {"a-1"}
     assert [path.name for path in (tmp_path / "wrappers/a-1/bin").iterdir()] == ["python"]
     assert (tmp_path / "wrappers/a-1/bin/python").resolve() == tmp_path / "wrappers/a-1/run"

@@ -9,14 +9,21 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import UsageError
-from imagefactory.extras.modules.command import Module, format_modulefile, format_wrapper, is_program
+from imagefactory.extras.modules.command import (
+    EnvironmentModule,
+    format_modulefile,
+    format_wrapper,
+    is_program,
+)
 from tests.made.values import make_target
 
 SIF = "pytorch-2.3-cu121-0123456789ab.sif"
 
 
-def module(folder: Path = Path("/software/gpu"), **target: object) -> Module:
-    return Module(target=make_target(**target), folder=folder, image=SIF, programs=("python", "torchrun"))
+def module(folder: Path = Path("/software/gpu"), **target: object) -> EnvironmentModule:
+    return EnvironmentModule(
+        target=make_target(**target), folder=folder, image=SIF, programs=("python", "torchrun")
+    )
 
 
 def test_the_modulefile_is_tcl_that_names_what_is_there() -> None:
@@ -39,7 +46,7 @@ def test_a_folder_that_tcl_would_read_otherwise_is_refused(folder: str) -> None:
     assert caught.value.code == "option-invalid"
 
 
-def started(tmp_path: Path, made: Module, *words: str) -> list[str]:
+def started(tmp_path: Path, made: EnvironmentModule, *words: str) -> list[str]:
     """What a wrapper gives to apptainer."""
     place = tmp_path / "soft ware" / made.wrappers
     (place / "bin").mkdir(parents=True)

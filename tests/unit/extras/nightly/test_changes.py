@@ -8,34 +8,41 @@ from datetime import timedelta
 from imagefactory.extras.nightly.changes import (
     OFF,
     QUIET,
-    KeptPlan,
-    NightReport,
-    NightRow,
-    NightTold,
+    NightlyReport,
+    NightlyRow,
+    NightlySteps,
+    SavedPlan,
     compare,
     dormant,
     is_news,
-    keep_plan,
+    save_plan,
     unbuilt,
 )
 from imagefactory.gpu.capability import Capability
-from imagefactory.gpu.values import Answer, Basis, Claim
-from imagefactory.matrix.plan import CellState, Plan, PlanGpu, PlannedCell, PlannedTarget, Ruling
+from imagefactory.gpu.values import CellClaim, ClaimBasis, Compatibility
+from imagefactory.matrix.plan import (
+    CellRuling,
+    CellState,
+    PlanGpu,
+    PlannedCell,
+    PlannedTarget,
+    VerificationPlan,
+)
 from imagefactory.serialize import format_value, parse_value
-from imagefactory.trust.claims import ProofAges
+from imagefactory.trust.claims import VerdictAges
 from tests.made.night import DAY, NIGHT, kept_cell, kept_plan, kept_target, night_report, proven_cell
 from tests.made.values import make_target
 
-TOLD = NightTold(started=NIGHT, ended=NIGHT + DAY / 4, place="r.example/gpu")
+TOLD = NightlySteps(started=NIGHT, ended=NIGHT + DAY / 4, place="r.example/gpu")
 BUILD, VERIFY, UNCHANGED = CellState.BUILD, CellState.VERIFY, CellState.UNCHANGED
 OTHER = "sha256:" + "b" * 64
 
 
-def told(rows: tuple[NightRow, ...]) -> list[tuple[str, str]]:
+def told(rows: tuple[NightlyRow, ...]) -> list[tuple[str, str]]:
     return [(row.what, row.on) for row in rows]
 
 
-def changed(before: KeptPlan, after: KeptPlan, *failures: NightRow) -> NightReport:
+def changed(before: SavedPlan, after: SavedPlan, *failures: NightlyRow) -> NightlyReport:
     return compare(before, after, replace(TOLD, failures=failures))
 
 
@@ -77,7 +84,7 @@ def test_where_no_gpu_is_listed_nothing_is_called_proven() -> None:
 
 
 def test_a_failure_tells_why_and_is_told_once() -> None:
-    failed = NightRow(what="a", why="no space left", code=7)
+    failed = NightlyRow(what="a", why="no space left", code=7)
     plan = kept_plan(kept_target("a", state=BUILD, image="", reason="nothing there"))
     night = changed(plan, plan, failed)
     assert (night.broken, night.due, night.code) == ((failed,), (), 7)
@@ -98,7 +105,7 @@ def test_what_cannot_be_built_and_what_a_verdict_refused_is_broken() -> None:
     assert night.code == 5
     # What the recipe does not ask for is news once; what it asks for is broken until it is mended.
     assert told(changed(after, after).broken) == [("a", "8.0"), ("b", "")]
-    signed = NightRow(what="a", on="8.0", why="no-kernel: said the sweep", code=9)
+    signed = NightlyRow(what="a", on="8.0", why="no-kernel: said the sweep", code=9)
     assert told(changed(after, after, signed).broken) == [("a", "8.0"), ("b", "")]
 
 
@@ -140,16 +147,21 @@ def test_a_schedule_that_will_be_switched_off_is_told_in_time() -> None:
 
 
 def test_a_plan_is_kept_in_words_and_read_back() -> None:
-    refused = Claim(
-        basis=Basis.VERIFIED, answer=Answer.NO, rule="no-kernel", reason="on\na GPU", source="x", driver=""
+    refused = CellClaim(
+        basis=ClaimBasis.VERIFIED,
+        answer=Compatibility.NO,
+        rule="no-kernel",
+        reason="on\na GPU",
+        source="x",
+        driver="",
     )
-    hoped = replace(refused, basis=Basis.PREDICTED)
+    hoped = replace(refused, basis=ClaimBasis.PREDICTED)
     device = PlanGpu(capability=Capability(9, 0, "gfx90a"), name="MI250X")
     cells = tuple(
         PlannedCell(
             device=device,
             state=CellState.PRUNED,
-            ruling=Ruling(claim=claim, against=(claim,)),
+            ruling=CellRuling(claim=claim, against=(claim,)),
             required=True,
             proven=NIGHT,
             until=NIGHT + timedelta(days=80),
@@ -165,20 +177,20 @@ def test_a_plan_is_kept_in_words_and_read_back() -> None:
         reference="",
         cells=cells,
     )
-    asked = KeptPlan(made=NIGHT, registry="", names=("a*",), devices=(device,))
-    kept = keep_plan(Plan(targets=(one,), on_gpus=True), asked)
+    asked = SavedPlan(made=NIGHT, registry="", names=("a*",), devices=(device,))
+    kept = save_plan(VerificationPlan(targets=(one,), on_gpus=True), asked)
     assert kept.targets[0].reason == "a lock that is stale"
     assert [cell.refused for cell in kept.targets[0].cells] == ["no-kernel: on a GPU", ""]
-    assert parse_value(format_value(kept), KeptPlan, "x") == kept
+    assert parse_value(format_value(kept), SavedPlan, "x") == kept
     night = night_report()
-    assert parse_value(format_value(night), NightReport, "x") == night
+    assert parse_value(format_value(night), NightlyReport, "x") == night
 
 
 def test_one_cause_is_one_row_with_all_machines() -> None:
-    row = NightRow(what="a", on="8.0", why="no-gpu: none", hint="its logs: /1", code=9, machines=("gpu07",))
+    row = NightlyRow(what="a", on="8.0", why="no-gpu: none", hint="its logs: /1", code=9, machines=("gpu07",))
     rows = [
         row,
-        NightRow(what="b", why="it cannot be built", code=7),
+        NightlyRow(what="b", why="it cannot be built", code=7),
         replace(row, on="9.0", machines=("gpu08",), hint="its logs: /2"),
         *(replace(row, what=name) for name in "cdef"),
     ]
@@ -191,6 +203,6 @@ def test_one_cause_is_one_row_with_all_machines() -> None:
 
 def test_ages_are_the_catalogs_where_there_is_one() -> None:
     """The plan's own speak of the machines that are there tonight alone."""
-    ages = ProofAges(oldest=NIGHT - 80 * DAY, lapsing=3)
-    assert compare(kept_plan(), kept_plan(), TOLD).ages == ProofAges(oldest=None, lapsing=0)
+    ages = VerdictAges(oldest=NIGHT - 80 * DAY, lapsing=3)
+    assert compare(kept_plan(), kept_plan(), TOLD).ages == VerdictAges(oldest=None, lapsing=0)
     assert compare(kept_plan(), kept_plan(), replace(TOLD, ages=ages)).ages == ages

@@ -6,10 +6,17 @@ import json
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 
-from imagefactory.extras.nightly.changes import oldest_drivers, tonight
+from imagefactory.extras.nightly.changes import cells_for_night, oldest_drivers
 from imagefactory.gpu.capability import Capability
-from imagefactory.gpu.values import Answer, Basis, Claim
-from imagefactory.matrix.plan import CellState, Plan, PlanGpu, PlannedCell, PlannedTarget, Ruling
+from imagefactory.gpu.values import CellClaim, ClaimBasis, Compatibility
+from imagefactory.matrix.plan import (
+    CellRuling,
+    CellState,
+    PlanGpu,
+    PlannedCell,
+    PlannedTarget,
+    VerificationPlan,
+)
 from imagefactory.views.plan import format_kits, format_matrix, summary
 from tests.made.values import make_target
 
@@ -23,7 +30,7 @@ def cell(minor: int, days: int | None = None, state: CellState = CellState.VERIF
     return PlannedCell(
         device=PlanGpu(capability=Capability(8, minor)),
         state=state,
-        ruling=Ruling(claim=None),
+        ruling=CellRuling(claim=None),
         required=True,
         proven=None if days is None else NOW - timedelta(days=days),
     )
@@ -36,20 +43,20 @@ def target(
     return PlannedTarget(target=made, state=state, reason="", hint="", image="", reference="", cells=cells)
 
 
-def chosen(plan: Plan) -> list[str]:
+def chosen(plan: VerificationPlan) -> list[str]:
     return [f"{one.target.name} {cell.device.capability}" for one in plan.targets for cell in one.cells]
 
 
 def test_a_plan_that_fits_stays_whole() -> None:
-    plan = Plan(targets=(target("a", *(cell(0, state=state) for state in STATES)),), on_gpus=True)
-    assert tonight(plan, 1, DAY) == (plan, 0)
+    plan = VerificationPlan(targets=(target("a", *(cell(0, state=state) for state in STATES)),), on_gpus=True)
+    assert cells_for_night(plan, 1, DAY) == (plan, 0)
 
 
 def test_the_oldest_proof_comes_first_and_none_comes_last() -> None:
     cells = (cell(0), cell(1, days=91), cell(2, days=120), cell(3, days=5, state=CellState.UNCHANGED))
-    plan = Plan(targets=(target("a", *cells), target("b", cell(0, days=100))), on_gpus=True)
+    plan = VerificationPlan(targets=(target("a", *cells), target("b", cell(0, days=100))), on_gpus=True)
     for most, names in ((1, ["a 8.2"]), (2, ["a 8.2", "b 8.0"]), (3, ["a 8.1", "a 8.2", "b 8.0"])):
-        now, waiting = tonight(plan, most, DAY)
+        now, waiting = cells_for_night(plan, most, DAY)
         assert (sorted(chosen(now)), waiting) == (sorted(names), 4 - most)
 
 
@@ -58,11 +65,11 @@ def test_of_each_row_the_oldest_driver_that_the_image_takes_stays() -> None:
 
     def on(driver: str, state: CellState = CellState.VERIFY, part: str = "", no: str = "") -> PlannedCell:
         device = PlanGpu(capability=Capability(8, 0), driver=driver, part=part)
-        claim = Claim(basis=Basis.VERIFIED, answer=Answer.NO, rule=no, reason="", source="")
-        return replace(cell(0, state=state), device=device, ruling=Ruling(claim=claim if no else None))
+        claim = CellClaim(basis=ClaimBasis.VERIFIED, answer=Compatibility.NO, rule=no, reason="", source="")
+        return replace(cell(0, state=state), device=device, ruling=CellRuling(claim=claim if no else None))
 
     def kept(*cells: PlannedCell) -> list[str]:
-        made = oldest_drivers(Plan(targets=(target("a", *cells),), on_gpus=True))
+        made = oldest_drivers(VerificationPlan(targets=(target("a", *cells),), on_gpus=True))
         return [f"{one.device.driver} {one.device.part}".strip() for one in made.cells]
 
     pruned = CellState.PRUNED
@@ -75,12 +82,14 @@ def test_of_each_row_the_oldest_driver_that_the_image_takes_stays() -> None:
 
 def test_nothing_that_was_never_proven_waits_for_ever() -> None:
     """Whatever the runner of some of them does: on enough days each has had its turn."""
-    plan = Plan(targets=tuple(target(f"t{n}", cell(0), cell(1)) for n in range(300)), on_gpus=True)
+    plan = VerificationPlan(
+        targets=tuple(target(f"t{n}", cell(0), cell(1)) for n in range(300)), on_gpus=True
+    )
     seen: set[str] = set()
     for day in range(30):
-        now, waiting = tonight(plan, 256, DAY + timedelta(days=day))
+        now, waiting = cells_for_night(plan, 256, DAY + timedelta(days=day))
         assert (len(chosen(now)), waiting) == (256, 344)
-        assert now == tonight(plan, 256, DAY + timedelta(days=day))[0]
+        assert now == cells_for_night(plan, 256, DAY + timedelta(days=day))[0]
         seen |= set(chosen(now))
     assert len(seen) == 600
 
@@ -88,8 +97,10 @@ def test_nothing_that_was_never_proven_waits_for_ever() -> None:
 def test_both_matrices_hold_what_was_chosen() -> None:
     cpu = target("cpu", state=CellState.BUILD, gpu=False)
     lapsed = replace(target("late", cell(0, days=99)), image="sha256:" + "0" * 64)
-    plan = Plan(targets=(cpu, lapsed, *(target(f"t{n}", cell(0)) for n in range(9))), on_gpus=True)
-    now, waiting = tonight(plan, 4, DAY)
+    plan = VerificationPlan(
+        targets=(cpu, lapsed, *(target(f"t{n}", cell(0)) for n in range(9))), on_gpus=True
+    )
+    now, waiting = cells_for_night(plan, 4, DAY)
     jobs = json.loads(format_matrix(now, kits=True).partition("=")[2])["include"]
     kits = json.loads(format_kits(now).partition("=")[2])["include"]
     assert len(jobs) + sum(not kit["kits"] for kit in kits) == 4
@@ -99,8 +110,10 @@ def test_both_matrices_hold_what_was_chosen() -> None:
 
 
 def test_where_no_gpu_is_listed_whole_targets_wait() -> None:
-    plan = Plan(targets=tuple(target(f"t{n}", cell(0), cell(1), state=CellState.BUILD) for n in range(3)))
-    now, waiting = tonight(plan, 2, DAY)
+    plan = VerificationPlan(
+        targets=tuple(target(f"t{n}", cell(0), cell(1), state=CellState.BUILD) for n in range(3))
+    )
+    now, waiting = cells_for_night(plan, 2, DAY)
     assert (len(now.targets), waiting) == (2, 1)
     assert all(len(one.cells) == 2 for one in now.targets)
 
@@ -109,11 +122,15 @@ def test_what_no_kit_starts_takes_no_place_on_a_gpu() -> None:
     """AMD's GPUs: such an image is a job to build, and none to verify."""
     amd = make_target(name="amd", cuda="rocm7", capabilities=("gfx90a",))
     waits = replace(target("amd", cell(0), cell(1)), target=amd)
-    plan = Plan(targets=(waits, target("a", cell(0, days=99))), on_gpus=True)
-    assert tonight(plan, 1, DAY, kits=True) == (plan, 0)
-    assert tonight(plan, 1, DAY)[1] == 2
+    plan = VerificationPlan(targets=(waits, target("a", cell(0, days=99))), on_gpus=True)
+    assert cells_for_night(plan, 1, DAY, kits=True) == (plan, 0)
+    assert cells_for_night(plan, 1, DAY)[1] == 2
     built = replace(waits, state=CellState.BUILD)
-    now, waiting = tonight(Plan(targets=(built, *plan.targets[1:]), on_gpus=True), 1, DAY, kits=True)
+    now, waiting = cells_for_night(
+        VerificationPlan(targets=(built, *plan.targets[1:]), on_gpus=True), 1, DAY, kits=True
+    )
     assert (chosen(now), waiting) == (["a 8.0"], 1)
-    kits = json.loads(format_kits(Plan(targets=(built,), on_gpus=True)).partition("=")[2])["include"]
+    kits = json.loads(format_kits(VerificationPlan(targets=(built,), on_gpus=True)).partition("=")[2])[
+        "include"
+    ]
     assert [(kit["gpu"], kit["kits"]) for kit in kits] == [("amd", "")]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from imagefactory.extras.nightly import command
-from imagefactory.extras.nightly.nights import read_night
+from imagefactory.extras.nightly.nights import read_nightly
 from imagefactory.model import Target
-from imagefactory.project import Factory
+from imagefactory.project import Project
 from tests.made.command import Call, json_of
 from tests.made.factory import NAME
 from tests.made.pushed import push, put_base, put_built
@@ -107,7 +107,7 @@ def test_a_mail_that_cannot_be_sent_is_told(capfd: pytest.CaptureFixture[str]) -
     assert "--mail ended with exit code 3" in said.err
 
 
-def test_a_night_that_cannot_be_is_mailed_too(call: Call, factory: Factory, tmp_path: Path) -> None:
+def test_a_night_that_cannot_be_is_mailed_too(call: Call, factory: Project, tmp_path: Path) -> None:
     mail = tmp_path / "mail"
     root = factory.settings.root_path
     assert call("night", "--mail", f"cat > {mail}", root=root).code == 2
@@ -115,7 +115,7 @@ def test_a_night_that_cannot_be_is_mailed_too(call: Call, factory: Factory, tmp_
 
 
 def test_what_changed_since_a_plan_is_told_whoever_did_it(
-    call: Call, factory: Factory, target: Target, registry: RegistryMadeHere, tmp_path: Path
+    call: Call, factory: Project, target: Target, registry: RegistryMadeHere, tmp_path: Path
 ) -> None:
     root, kept = factory.settings.root_path, tmp_path / "plan.json"
     (tmp_path / "gpus.yaml").write_text('- capability: "8.0"\n')
@@ -132,7 +132,7 @@ def test_what_changed_since_a_plan_is_told_whoever_did_it(
     told = json_of(call(*since, "--json", root=root), "night")
     assert [row["what"] for row in told["built"]] == [NAME]
     assert [(row["what"], row["on"]) for row in told["due"]] == [(NAME, "8.0")]
-    assert read_night(Path(told["folder"]) / "night.json").broken == ()
+    assert read_nightly(Path(told["folder"]) / "night.json").broken == ()
     assert f"built\n  {NAME}" in call(*since, root=root).out
     assert call("plan", "--tuples", "x.csv", "--keep", "y", root=root).code == 2
 

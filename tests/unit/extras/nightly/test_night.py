@@ -16,35 +16,41 @@ from typing import Any
 
 import pytest
 
-from imagefactory.actions.read_catalog import keep_published
+from imagefactory.actions.read_catalog import cache_published
 from imagefactory.actions.sweep import find_sweeps
 from imagefactory.errors import NoGpuError, RegistryError, ToolError, UsageError
 from imagefactory.extras.nightly import night
-from imagefactory.extras.nightly.changes import KeptPlan, NightReport, is_news
-from imagefactory.extras.nightly.night import EXPIRY, NIGHTS, NightAsk, last_commit, run_night
+from imagefactory.extras.nightly.changes import NightlyReport, SavedPlan, is_news
+from imagefactory.extras.nightly.night import (
+    EXPIRY,
+    NIGHTLY_DIRECTORY,
+    NightlyRequest,
+    last_commit,
+    run_nightly,
+)
 from imagefactory.extras.nightly.nights import (
-    KEPT,
-    NIGHT,
+    MAX_RUNS,
+    NIGHTLY_FILE,
     RESERVE,
-    NightBench,
+    NightlyDependencies,
+    allocate_reserve,
+    create_nightly,
     has_reserve,
-    keep_reserve,
     killed_before,
-    last_night,
-    new_night,
-    nights_folder,
-    one_night,
-    read_kept_plan,
-    write_night,
+    last_nightly,
+    nightly_directory,
+    nightly_lock,
+    read_saved_plan,
+    write_nightly,
 )
 from imagefactory.gpu.capability import Capability
 from imagefactory.model import Outcome
-from imagefactory.progress import Quiet
-from imagefactory.project import read_sound
-from imagefactory.schedulers.cells import SweepAsk
+from imagefactory.progress import QuietProgress
+from imagefactory.project import load_lenient
+from imagefactory.schedulers.cells import CellRequest
 from imagefactory.schedulers.sweep_file import read_sweep
-from imagefactory.settings.choices import Setting
-from imagefactory.trust.catalog import LIFE, sign_catalogue
+from imagefactory.settings.choices import SettingValue
+from imagefactory.trust.catalog import LIFE, sign_catalog
 from imagefactory.verify.report import Hardware
 from tests.made.catalogue import make_catalogue
 from tests.made.command import run
@@ -93,23 +99,23 @@ class Nights:
     count: int = 0
     said: dict[str, str] = field(default_factory=dict)
 
-    def run(self, **ask: object) -> NightReport:
+    def run(self, **ask: object) -> NightlyReport:
         self.steps.clear()
         self.count += 1
         settings = replace(
-            self.site.factory.settings, registry=Setting(value=self.site.registry.host, origin="test")
+            self.site.factory.settings, registry=SettingValue(value=self.site.registry.host, origin="test")
         )
         factory = replace(self.site.factory, settings=settings)
-        bench = NightBench(
+        bench = NightlyDependencies(
             clock=lambda: datetime.now(UTC),
             pause=self.pause,
             pools=self.site.opens,
             evidence=ask.pop("evidence", NoGpuHere()),  # type: ignore[arg-type]
             run=self.step,
         )
-        folder = new_night(settings, f"20261125-0217{self.count:02}-1")
-        asked = NightAsk(names=(NAME,), **{"pool": "htcondor", **ask})  # type: ignore[arg-type]
-        return run_night(factory, asked, bench, folder, Quiet())
+        folder = create_nightly(settings, f"20261125-0217{self.count:02}-1")
+        asked = NightlyRequest(names=(NAME,), **{"pool": "htcondor", **ask})  # type: ignore[arg-type]
+        return run_nightly(factory, asked, bench, folder, QuietProgress())
 
     def step(self, words: Sequence[str]) -> tuple[int, str]:
         """In this process; what would be built is there, and is pushed."""
@@ -157,7 +163,7 @@ def test_a_night_on_a_pool_goes_all_the_way_and_the_next_has_nothing_to_do(night
     assert nights.commands == ["promote", "reconcile", "catalogue", "store"]
     assert (second.built, second.proven, second.broken, second.due) == ((), (), (), ())
     assert not is_news(second, first)
-    assert last_night(nights.site.factory.settings) == second
+    assert last_nightly(nights.site.factory.settings) == second
 
 
 def test_a_night_approves_by_its_one_key_and_says_what_waits(nights: Nights) -> None:
@@ -181,10 +187,10 @@ def test_a_night_warns_once_a_week_before_the_last_signed_catalog_expires(nights
     nights.crashes = ("catalogue",)
     write_settings(settings.root_path, LAB_ROW, nights.site.factory.environ)
 
-    def night(left: timedelta) -> tuple[NightReport, list[str]]:
+    def night(left: timedelta) -> tuple[NightlyReport, list[str]]:
         made = now + left - LIFE
         catalog = make_catalogue(made=made, expires=made + LIFE)
-        keep_published(settings, nights.site.registry.host, sign_catalogue(catalog, LAB), made)
+        cache_published(settings, nights.site.registry.host, sign_catalog(catalog, LAB), made)
         done = nights.run()
         return done, [row.why for row in done.broken if row.what == EXPIRY]
 
@@ -202,7 +208,7 @@ def test_where_jobs_run_sif_files_their_verdicts_count(
     kept_sif(site)
     (tmp_path / "shared").mkdir()
     monkeypatch.setenv("IMAGEFACTORY_SIF_FOLDER", str(tmp_path / "shared"))
-    folder = Setting(value=str(tmp_path / "shared"), origin="test")
+    folder = SettingValue(value=str(tmp_path / "shared"), origin="test")
     settings = replace(site.factory.settings, sif_folder=folder)
     nights.site = replace(site, factory=replace(site.factory, settings=settings))
     first = nights.run()
@@ -236,14 +242,14 @@ def test_a_night_that_was_killed_goes_on_with_the_sweep_that_it_made(nights: Nig
 def test_what_another_store_has_queued_is_noted_and_nothing_is_broken(nights: Nights, tmp_path: Path) -> None:
     site = nights.site
     shutil.copytree(site.factory.layout.path, tmp_path / "other")
-    store = Setting(value=str(tmp_path / "other"), origin="test")
+    store = SettingValue(value=str(tmp_path / "other"), origin="test")
     settings = replace(site.factory.settings, store=store)
     other = replace(site, factory=replace(site.factory, settings=settings), pool=PoolMadeHere())
-    part = other.makes(asked=SweepAsk(capabilities=(Capability(8, 0),)))
+    part = other.makes(asked=CellRequest(capabilities=(Capability(8, 0),)))
     first = nights.run(wait=timedelta(0))
     assert len(site.pool.submitted) == 1
     assert [part.sweep.id in note for note in first.notes if "claimed" in note] == [True]
-    whole = replace(other, pool=PoolMadeHere()).makes(asked=SweepAsk(allow=frozenset({"claimed"})))
+    whole = replace(other, pool=PoolMadeHere()).makes(asked=CellRequest(allow=frozenset({"claimed"})))
     assert len(whole.sweep.nodes) == 2
     site.pool.at_work = False  # ours is gone without an answer
     second = nights.run(wait=timedelta(0))
@@ -284,7 +290,9 @@ def test_machines_that_are_avoided_are_named_and_get_no_job(
     nights: Nights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("IMAGEFACTORY_SWEEP_MACHINES", "!gpu1")
-    settings = replace(nights.site.factory.settings, sweep_machines=Setting(value="!gpu1", origin="test"))
+    settings = replace(
+        nights.site.factory.settings, sweep_machines=SettingValue(value="!gpu1", origin="test")
+    )
     nights.site = replace(nights.site, factory=replace(nights.site.factory, settings=settings))
     done = nights.run()
     assert [(row.what, row.on) for row in done.proven] == [(NAME, "7.0")]
@@ -408,11 +416,11 @@ def test_a_full_disk_is_told_and_gets_the_reserve(nights: Nights, monkeypatch: p
     settings, free = nights.site.factory.settings, shutil.disk_usage("/")
     assert nights.run().broken == ()
     assert not has_reserve(settings)
-    keep_reserve(settings)
+    allocate_reserve(settings)
     assert has_reserve(settings)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: free._replace(free=RESERVE - 1))
     done = nights.run()
-    assert [(row.what, row.code) for row in done.broken] == [(NIGHTS, 7)]
+    assert [(row.what, row.code) for row in done.broken] == [(NIGHTLY_DIRECTORY, 7)]
     assert nights.commands == ["promote", "reconcile", "catalogue", "store"]
     assert not has_reserve(settings)
 
@@ -421,16 +429,16 @@ def test_a_night_without_room_for_its_folder_takes_a_temporary_one(
     nights: Nights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = nights.site.factory.settings
-    new_night(settings, "20261125-021700-1")
+    create_nightly(settings, "20261125-021700-1")
     mkdir = Path.mkdir
 
     def full(path: Path, *rest: Any, **more: Any) -> None:
-        if path.parent == nights_folder(settings):
+        if path.parent == nightly_directory(settings):
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
         mkdir(path, *rest, **more)
 
     monkeypatch.setattr(Path, "mkdir", full)
-    folder = new_night(settings, "20261126-021700-1")
+    folder = create_nightly(settings, "20261126-021700-1")
     assert folder.is_dir()
     assert folder.parent == Path(tempfile.gettempdir())
     folder.rmdir()
@@ -444,7 +452,7 @@ def test_a_recipe_with_faults_keeps_nothing_else_from_being_published(nights: Ni
     recipe = nights.site.factory.settings.root_path / "recipes" / "pytorch.yaml"
     other = recipe.with_name("other.yaml")
     other.write_text("family: other\nnonsense: 1\n")
-    factory = read_sound(nights.site.factory.settings, nights.site.factory.environ)
+    factory = load_lenient(nights.site.factory.settings, nights.site.factory.environ)
     assert factory.faults
     nights.site = replace(nights.site, factory=factory)
     second = nights.run()
@@ -486,8 +494,8 @@ def test_without_the_registry_one_cause_is_told_and_the_catalogue_tried(
     def away(*_: object, hurried: bool = False) -> None:
         raise RegistryError("registry-unreachable", "no answer", hint="is it running?")
 
-    for module in ("plan", "night"):
-        monkeypatch.setattr(f"imagefactory.actions.{module}.open_answering", away)
+    for module in ("actions.plan", "extras.nightly.night"):
+        monkeypatch.setattr(f"imagefactory.{module}.open_answering", away)
     done = nights.run()
     assert [(row.what, row.code) for row in done.broken] == [("plan", 8), ("catalogue", 3)]
     assert nights.commands == ["catalogue", "store"]
@@ -501,7 +509,7 @@ def test_a_pool_that_falls_silent_is_not_waited_for_for_ever(
         raise ToolError("pool-unreachable", "no schedd")
 
     monkeypatch.setattr(nights.site.pool, "running", running)
-    monkeypatch.setattr(night, "PATIENCE", 2)
+    monkeypatch.setattr(night, "QUEUE_WAIT_SECONDS", 2)
     nights.pause = lambda _: None
     done = nights.run()
     assert ("pool", "no schedd") in [(row.what, row.why) for row in done.broken]
@@ -522,7 +530,7 @@ def test_without_a_pool_this_machines_gpu_is_asked_or_none(nights: Nights) -> No
 
 
 def test_without_a_registry_there_is_no_night(site: Site) -> None:
-    bench = NightBench(
+    bench = NightlyDependencies(
         clock=lambda: datetime.now(UTC),
         pause=lambda _: None,
         pools=site.opens,
@@ -530,7 +538,7 @@ def test_without_a_registry_there_is_no_night(site: Site) -> None:
         run=lambda _: (0, ""),
     )
     with pytest.raises(UsageError) as caught:
-        run_night(site.factory, NightAsk(), bench, Path("/nowhere"), Quiet())
+        run_nightly(site.factory, NightlyRequest(), bench, Path("/nowhere"), QuietProgress())
     assert caught.value.code == "no-registry-set"
 
 
@@ -539,10 +547,10 @@ def test_without_a_registry_there_is_no_night(site: Site) -> None:
 
 def test_one_night_at_a_time(site: Site) -> None:
     settings = site.factory.settings
-    with one_night(settings), pytest.raises(UsageError) as caught, one_night(settings):
+    with nightly_lock(settings), pytest.raises(UsageError) as caught, nightly_lock(settings):
         pass
     assert caught.value.code == "night-in-progress"
-    with one_night(settings):
+    with nightly_lock(settings):
         pass
 
 
@@ -552,9 +560,9 @@ def test_old_nights_go_with_the_sweeps_that_they_made(nights: Nights) -> None:
     (sweep,) = find_sweeps(settings)
     other = sweep.with_name("20261124-000000-aaaa")  # which somebody made by hand
     shutil.copytree(sweep, other)
-    for number in range(KEPT):
-        new_night(settings, f"20261126-{number:06}-1")
-    assert len([one for one in (settings.store_path / "nights").iterdir() if one.is_dir()]) == KEPT
+    for number in range(MAX_RUNS):
+        create_nightly(settings, f"20261126-{number:06}-1")
+    assert len([one for one in (settings.store_path / "nights").iterdir() if one.is_dir()]) == MAX_RUNS
     assert find_sweeps(settings) == (other,)
     assert not sweep.exists()
 
@@ -564,23 +572,23 @@ def test_what_is_kept_is_read_back_and_nothing_else_is(nights: Nights, tmp_path:
     (folder,) = (
         path.parent for path in (nights.site.factory.settings.store_path / "nights").glob("*/night.json")
     )
-    plan = read_kept_plan(folder / "before.json")
-    assert isinstance(plan, KeptPlan)
+    plan = read_saved_plan(folder / "before.json")
+    assert isinstance(plan, SavedPlan)
     assert plan.names == (NAME,)
     (tmp_path / "x").write_text("{")
     for path, code in (
-        (folder / NIGHT, "night-file-invalid"),
+        (folder / NIGHTLY_FILE, "night-file-invalid"),
         (tmp_path / "x", "night-file-not-json"),
         (tmp_path / "none", "cannot-read-file"),
     ):
         with pytest.raises(UsageError) as caught:
-            read_kept_plan(path)
+            read_saved_plan(path)
         assert (caught.value.code, str(path) in caught.value.message) == (code, True)
-    write_night(tmp_path / NIGHT, done)
-    row = json.loads((tmp_path / NIGHT).read_text())
+    write_nightly(tmp_path / NIGHTLY_FILE, done)
+    row = json.loads((tmp_path / NIGHTLY_FILE).read_text())
     assert row["format"] == "imagefactory.night-kept/1"
-    (folder / NIGHT).write_text("{}")
-    assert last_night(nights.site.factory.settings) is None
+    (folder / NIGHTLY_FILE).write_text("{}")
+    assert last_nightly(nights.site.factory.settings) is None
 
 
 def test_the_last_commit_is_told_where_there_is_a_repository(tmp_path: Path) -> None:

@@ -15,22 +15,22 @@ from typing import Any
 import pytest
 
 from imagefactory.access import Access
-from imagefactory.actions.read_catalog import keep_published, kept_expiry
+from imagefactory.actions.read_catalog import cache_published, cached_expiry
 from imagefactory.errors import CheckFailedError, UsageError
-from imagefactory.extras.nightly.changes import NightReport, NightRow
+from imagefactory.extras.nightly.changes import NightlyReport, NightlyRow
 from imagefactory.extras.nightly.nights import post_json, read_address
 from imagefactory.extras.nightly.view import format_metrics
-from imagefactory.http import Patience
-from imagefactory.project import Factory
+from imagefactory.http import RetryPolicy
+from imagefactory.project import Project
 from imagefactory.settings.load import load_settings
-from imagefactory.trust.catalog import LIFE, sign_catalogue
-from imagefactory.trust.claims import ProofAges
+from imagefactory.trust.catalog import LIFE, sign_catalog
+from imagefactory.trust.claims import VerdictAges
 from tests.made.catalogue import make_catalogue
 from tests.made.command import Call
 from tests.made.trusted import write_settings
 from tests.made.verdicts import LAB, LAB_ROW
 
-PATIENCE = Patience(attempts=2, first_wait=0.0)
+PATIENCE = RetryPolicy(attempts=2, first_wait=0.0)
 SAMPLE = re.compile(r'([a-z_]+)\{registry="([^"]*)"(?:,kind="([a-z]+)")?\} (-?[0-9]+)')
 
 
@@ -114,7 +114,7 @@ def test_any_other_is_refused_and_not_repeated(given: str, tmp_path: Path) -> No
     assert "://" not in given or "s3cret" not in caught.value.message + caught.value.hint
 
 
-def test_a_night_that_cannot_be_is_posted_too(call: Call, factory: Factory, taker: Taker) -> None:
+def test_a_night_that_cannot_be_is_posted_too(call: Call, factory: Project, taker: Taker) -> None:
     root = factory.settings.root_path
     assert call("night", "--webhook", taker.url, root=root).code == 2
     ((_, _, body),) = taker.got
@@ -123,15 +123,15 @@ def test_a_night_that_cannot_be_is_posted_too(call: Call, factory: Factory, take
 
 def test_metrics_are_gauges_with_help_and_type() -> None:
     start = datetime(2026, 11, 26, 2, 17, tzinfo=UTC)
-    night = NightReport(
+    night = NightlyReport(
         started=start,
         ended=start + timedelta(hours=1),
         place='reg.example.org/g"pu',
         built=(),
-        proven=(NightRow(what="a"), NightRow(what="b")),
-        broken=(NightRow(what="c", code=7),),
+        proven=(NightlyRow(what="a"), NightlyRow(what="b")),
+        broken=(NightlyRow(what="c", code=7),),
         due=(),
-        ages=ProofAges(oldest=start, lapsing=3),
+        ages=VerdictAges(oldest=start, lapsing=3),
     )
     text = format_metrics(night, start + LIFE)
     found = {}
@@ -164,7 +164,7 @@ def test_the_expiry_is_that_of_the_newest_signed_catalog(tmp_path: Path) -> None
     environ = {"HOME": str(tmp_path / "home"), "XDG_CONFIG_DIRS": str(tmp_path / "none")}
     write_settings(tmp_path, f'registry = "reg.example.org/gpu"\n{LAB_ROW}', environ)
     settings = load_settings(directory=tmp_path, start=tmp_path, environ=environ)
-    assert kept_expiry(settings) is None
+    assert cached_expiry(settings) is None
     catalog = make_catalogue()
-    keep_published(settings, "reg.example.org/gpu", sign_catalogue(catalog, LAB), catalog.made)
-    assert kept_expiry(settings) == catalog.expires  # long ago or not
+    cache_published(settings, "reg.example.org/gpu", sign_catalog(catalog, LAB), catalog.made)
+    assert cached_expiry(settings) == catalog.expires  # long ago or not

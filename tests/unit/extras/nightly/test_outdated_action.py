@@ -17,17 +17,17 @@ from packaging.version import Version
 from imagefactory.actions import lock as stages_lock
 from imagefactory.errors import UnsolvableError
 from imagefactory.extras.nightly import outdated as stages_watch
-from imagefactory.lock import Behind, LockRequest
+from imagefactory.lock import LockRequest, OutdatedPackage
 from imagefactory.lock.conda.explain import CudaBuild
 from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.files import read_lock
 from imagefactory.lock.pypi.index import IndexFile
-from imagefactory.lock.pypi.outdated import Release
+from imagefactory.lock.pypi.outdated import PypiRelease
 from imagefactory.model import Lock, LockedWheel
 from imagefactory.progress import Progress
 from tests.made.command import Said, json_of, say
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 PAGE = ("2.15.0-cp311-cp311", "2.16.0-cp311-cp311", "2.16.0-cp313-cp313", "2.16.0-cp314-cp314")
 
 
@@ -68,7 +68,7 @@ class Index:
         decided = content_hash(request.target, request.base, request.under)
         return replace(held, target=target.name, content_hash=decided, wheels=wheels)
 
-    def behind(self, request: LockRequest, lock: Lock, progress: Progress) -> tuple[Behind, ...]:
+    def behind(self, request: LockRequest, lock: Lock, progress: Progress) -> tuple[OutdatedPackage, ...]:
         return ()
 
     def listed(self, wheels: Sequence[LockedWheel], lock: Lock) -> dict[LockedWheel, tuple[IndexFile, ...]]:
@@ -180,7 +180,7 @@ def test_what_cannot_be_solved_is_told_and_hides_nothing_else(ask: Ask, root: Pa
 
 def build(version: str, cuda: str, python: str) -> CudaBuild:
     day = date(2026, 6, 1)
-    return CudaBuild(release=Release(version=Version(version), uploaded=day), cuda=cuda, python=python)
+    return CudaBuild(release=PypiRelease(version=Version(version), uploaded=day), cuda=cuda, python=python)
 
 
 def test_of_a_conda_family_releases_cudas_and_pythons_are_told(

@@ -6,39 +6,39 @@ from dataclasses import replace
 from datetime import date
 
 from imagefactory.extras.nightly.outdated import (
-    Expiring,
+    ExpiringVerdict,
     NewCuda,
     NewLock,
     NewPython,
-    News,
-    Unit,
+    UnitNews,
+    UpdateUnit,
     commit_message,
     format_news,
     github_lines,
 )
-from imagefactory.lock.files import Move
+from imagefactory.lock.files import VersionChange
 from imagefactory.model import BaseLock
 from tests.made.values import make_base, make_lock, make_target
 
 TARGET = make_target()
-UNIT = Unit(name="pytorch", targets=(TARGET,))
+UNIT = UpdateUnit(name="pytorch", targets=(TARGET,))
 LIBC = BaseLock(base="debian-12", suite="bookworm", content_hash="", source_date_epoch=1, packages=())
 
 
 def locked(name: str, *names: str) -> NewLock:
-    moves = tuple(Move(name=one, before="1", after="2") for one in names)
+    moves = tuple(VersionChange(name=one, before="1", after="2") for one in names)
     return NewLock(name=name, moves=moves, target=TARGET, lock=make_lock())
 
 
 def test_nothing_new_is_one_line_and_no_message() -> None:
-    news = News(unit=UNIT)
+    news = UnitNews(unit=UNIT)
     assert not news
     assert (format_news(news), commit_message(news)) == ("pytorch: nothing new", "")
 
 
 def test_the_same_moves_are_told_once_and_long_lists_are_cut() -> None:
     many = [f"p{n:02}" for n in range(14)]
-    news = News(unit=UNIT, locks=(locked("a", "idna"), locked("b", "idna"), locked("c", *many)))
+    news = UnitNews(unit=UNIT, locks=(locked("a", "idna"), locked("b", "idna"), locked("c", *many)))
     text = format_news(news, 80)
     assert text.count("idna 1 -> 2") == 1
     assert "1 package moves in 2 locks (a, b)" in text
@@ -53,9 +53,9 @@ def test_the_same_moves_are_told_once_and_long_lists_are_cut() -> None:
 
 def test_lines_fit_the_terminal() -> None:
     python = NewPython(release="2.16.0", python="3.14", base="debian-14")
-    ending = Expiring(target="pytorch-2.3-cu121", capability="8.0", day=date(2026, 12, 1))
+    ending = ExpiringVerdict(target="pytorch-2.3-cu121", capability="8.0", day=date(2026, 12, 1))
     names = tuple(locked(f"pytorch-2.{n}-cu121", "idna") for n in range(9))
-    text = format_news(News(unit=UNIT, python=python, expiring=(ending,), locks=names), 80)
+    text = format_news(UnitNews(unit=UNIT, python=python, expiring=(ending,), locks=names), 80)
     assert max(map(len, text.split("\n"))) <= 80
     assert "debian-14 carries it" in " ".join(text.split())
     assert "pytorch-2.3-cu121 on 8.0 holds until 2026-12-01 only" in text
@@ -64,7 +64,7 @@ def test_lines_fit_the_terminal() -> None:
 
 def test_a_new_cuda_is_told_with_what_makes_its_row() -> None:
     found = NewCuda(series="2.3", cuda="13", command="imagefactory add pytorch 2.3 --cuda 13")
-    news = News(
+    news = UnitNews(
         unit=UNIT, cudas=(found, replace(found, cuda="13.9", command="")), locks=(locked("a", "idna"),)
     )
     text = format_news(news, 110)
@@ -77,17 +77,17 @@ def test_a_new_cuda_is_told_with_what_makes_its_row() -> None:
 
 
 def test_of_conda_it_is_builds_and_no_base_carries_the_python() -> None:
-    unit = Unit(name="pytorch-conda", targets=(replace(TARGET, source="conda"),))
-    text = format_news(News(unit=unit, python=NewPython(release="2.12", python="3.14", base="")), 110)
+    unit = UpdateUnit(name="pytorch-conda", targets=(replace(TARGET, source="conda"),))
+    text = format_news(UnitNews(unit=unit, python=NewPython(release="2.12", python="3.14", base="")), 110)
     assert text.endswith("has builds for Python 3.14, which no row uses")
 
 
 def test_a_base_is_a_job_with_a_branch_that_git_takes() -> None:
-    move = Move(name="libc6", before="2.36-9", after="2.36-10")
+    move = VersionChange(name="libc6", before="2.36-9", after="2.36-10")
     lock = NewLock(name="base:debian-12", moves=(move,), target=None, lock=LIBC)
-    news = News(unit=Unit(name="base:debian-12", base=make_base()), locks=(lock,))
+    news = UnitNews(unit=UpdateUnit(name="base:debian-12", base=make_base()), locks=(lock,))
     assert (
-        github_lines([news, News(unit=UNIT)])
+        github_lines([news, UnitNews(unit=UNIT)])
         == 'families={"include":[{"family":"base:debian-12","branch":"relock/base-debian-12"}]}'
     )
     assert commit_message(news).startswith("Lock the base debian-12 anew: libc6\n\n")
@@ -96,6 +96,6 @@ def test_a_base_is_a_job_with_a_branch_that_git_takes() -> None:
 
 
 def test_a_lock_of_the_same_packages_is_said_to_be_that() -> None:
-    news = replace(News(unit=UNIT), locks=(locked("a"),))
+    news = replace(UnitNews(unit=UNIT), locks=(locked("a"),))
     assert "the same packages, written anew in a" in format_news(news)
     assert commit_message(news).startswith("Lock pytorch anew: 0 packages move") is False

@@ -12,7 +12,7 @@ import pytest
 
 from imagefactory.errors import UsageError
 from imagefactory.extras.nightly.units import enabling, format_units
-from imagefactory.settings.load import LEDGER_KEY
+from imagefactory.settings.load import NONCE_STORE_KEY
 
 COMMAND = (
     "/opt/py 3/python",
@@ -28,7 +28,7 @@ ENVIRON = {
     "IMAGEFACTORY_STORE": "/big disk/$x",
     "SBATCH_ACCOUNT": "gpu-tests",
     "SLURM_CONF": "/etc/slurm.conf",
-    LEDGER_KEY: "secret",
+    NONCE_STORE_KEY: "secret",
     "HOME": "/home/me",
 }
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from imagefactory.extras.nightly.changes import NightRow
-from imagefactory.extras.nightly.view import MOST, format_issue, format_night
+from imagefactory.extras.nightly.changes import NightlyRow
+from imagefactory.extras.nightly.view import MOST, format_issue, format_nightly
 from imagefactory.extras.site.pages import make_site
-from imagefactory.trust.claims import ProofAges
+from imagefactory.trust.claims import VerdictAges
 from imagefactory.views.verdicts import format_ages
 from tests.made.night import NIGHT, night_report
 from tests.made.report import catalogue_report, many_images
@@ -17,7 +17,7 @@ HOSTILE = "</li><script>alert(1)</script> @somebody #1 `x` ``y`` [a](http://b)"
 
 
 def test_a_mail_says_first_what_needs_somebody() -> None:
-    assert format_night(night_report()).splitlines() == [
+    assert format_nightly(night_report()).splitlines() == [
         "night of 2026-11-25 02:17 UTC, 3 h 12 min: 1 built, 1 verified, 1 broken, 1 due",
         "r.example/gpu: oldest verdict of 2026-09-06; 3 expire within 14 days",
         "",
@@ -37,21 +37,21 @@ def test_a_mail_says_first_what_needs_somebody() -> None:
 
 
 def test_a_row_names_its_machines() -> None:
-    row = NightRow(what="a", on="8.0", why="no-gpu: none", code=9, machines=("gpu07", "gpu08"))
-    for text in (format_night(night_report(broken=(row,))), format_issue(night_report(broken=(row,)))):
+    row = NightlyRow(what="a", on="8.0", why="no-gpu: none", code=9, machines=("gpu07", "gpu08"))
+    for text in (format_nightly(night_report(broken=(row,))), format_issue(night_report(broken=(row,)))):
         assert "no-gpu: none (gpu07, gpu08)" in text
 
 
 def test_a_mail_has_80_columns_and_an_end() -> None:
-    long = NightRow(what="torch-2.3-cu121", on="8.0", why="word " * 60, hint="try " * 30, code=9)
-    lines = format_night(night_report(broken=(long,) * (MOST + 5))).splitlines()
+    long = NightlyRow(what="torch-2.3-cu121", on="8.0", why="word " * 60, hint="try " * 30, code=9)
+    lines = format_nightly(night_report(broken=(long,) * (MOST + 5))).splitlines()
     assert max(map(len, lines)) <= 80
     assert "  and 5 more" in lines
 
 
 def test_ages_are_told_in_a_line() -> None:
-    assert format_ages(ProofAges(oldest=None, lapsing=0)) == "no valid verdict"
-    assert format_ages(ProofAges(oldest=NIGHT, lapsing=1)).endswith("; 1 expires within 14 days")
+    assert format_ages(VerdictAges(oldest=None, lapsing=0)) == "no valid verdict"
+    assert format_ages(VerdictAges(oldest=NIGHT, lapsing=1)).endswith("; 1 expires within 14 days")
 
 
 def test_an_issue_is_there_as_long_as_something_is_broken() -> None:
@@ -65,7 +65,7 @@ def test_an_issue_is_there_as_long_as_something_is_broken() -> None:
 
 
 def test_words_of_an_error_are_no_markup_of_an_issue() -> None:
-    row = NightRow(what="a", why=HOSTILE, code=7)
+    row = NightlyRow(what="a", why=HOSTILE, code=7)
     (line,) = (one for one in format_issue(night_report(broken=(row,))).splitlines() if "script" in one)
     assert line == f"  - ``` {HOSTILE} ```"
 
@@ -74,7 +74,7 @@ def test_the_site_has_the_last_night_and_links_it_where_there_was_one(tmp_path: 
     report = catalogue_report(tmp_path, many_images(2))
     assert "oldest verdict of 20" in dict(make_site(report))["index.html"]
     assert not [name for name, text in make_site(report) if name == "night.html" or "night.html" in text]
-    row = NightRow(what="a", why=HOSTILE, code=7)
+    row = NightlyRow(what="a", why=HOSTILE, code=7)
     site = dict(make_site(replace(report, night=night_report(broken=(row,)))))
     assert "<b>a</b>: &lt;/li&gt;&lt;script&gt;" in site["night.html"]
     assert 'href="night.html"' in site["index.html"]

@@ -16,26 +16,26 @@ import pytest
 
 from imagefactory.actions.transfer import PushOptions, push_target
 from imagefactory.actions.verdicts import local_place
-from imagefactory.actions.verify import VerifyBench
+from imagefactory.actions.verify import VerifyDependencies
 from imagefactory.errors import BuildError, NoGpuError, NothingSelectedError, UsageError
 from imagefactory.extras.portability import action
 from imagefactory.extras.portability.action import (
-    FoundPortable,
     PortabilityOptions,
-    Ported,
+    PortabilityResult,
+    PortableStatements,
     port_models,
     read_portable,
-    shown_models,
+    resolve_models,
     write_models,
 )
-from imagefactory.model import Completed, RunSpec, Target
+from imagefactory.model import CommandResult, RunSpec, Target
 from imagefactory.oci.candidates import MODELS_TYPE, PORTABLE_TYPE
 from imagefactory.oci.manifests import Image
-from imagefactory.progress import Quiet
-from imagefactory.project import Factory
-from imagefactory.trust.keys import keys_folder, make_key
-from imagefactory.trust.policy import Grant, add_key
-from imagefactory.trust.verdict import Standing
+from imagefactory.progress import QuietProgress
+from imagefactory.project import Project
+from imagefactory.trust.keys import keys_directory, make_key
+from imagefactory.trust.policy import TrustGrant, add_key
+from imagefactory.trust.verdict import VerdictStatus
 from imagefactory.verify.report import Hardware
 from tests.made.factory import NAME, put_image
 from tests.made.portable import EXPORT, MODEL, ROW, TRIED
@@ -55,7 +55,7 @@ class Programs:
     def require(self) -> str:
         return "1"
 
-    def run(self, image: Image, spec: RunSpec) -> Completed:
+    def run(self, image: Image, spec: RunSpec) -> CommandResult:
         self.specs.append(spec)
         mounts = {mount.target: mount.source for mount in spec.mounts}
         asked = json.loads((mounts["/imagefactory/expect"] / "asked.json").read_text())
@@ -76,7 +76,7 @@ class Programs:
             document = {**TRIED, "rows": rows}
         name = "export.json" if program == "export" else "try.json"
         (folder / name).write_text(json.dumps({**document, "nonce": asked["nonce"]}))
-        return Completed(returncode=0, stdout="", stderr="", seconds=0.1)
+        return CommandResult(returncode=0, stdout="", stderr="", seconds=0.1)
 
 
 @dataclass
@@ -92,7 +92,7 @@ class Machine:
 @pytest.fixture(autouse=True)
 def _brought(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lock of these tests holds no runtime; that one must is tried where it is decided."""
-    monkeypatch.setattr(action, "refuse_lacking", lambda name, definition: None)
+    monkeypatch.setattr(action, "check_has_runtime", lambda name, definition: None)
 
 
 @pytest.fixture
@@ -104,10 +104,10 @@ def models(tmp_path: Path) -> Path:
 
 
 def port(
-    factory: Factory, models: Path, *to: str, inside: Programs | None = None, gpu: bool = False, **more: Any
-) -> Ported:
+    factory: Project, models: Path, *to: str, inside: Programs | None = None, gpu: bool = False, **more: Any
+) -> PortabilityResult:
     clock: Callable[[], datetime] = iter(NOW + timedelta(seconds=n) for n in range(1000)).__next__
-    bench = VerifyBench(
+    bench = VerifyDependencies(
         evidence=Machine(HOST if gpu else None),
         clock=clock,
         runner=inside or Programs(),  # type: ignore[arg-type]
@@ -120,21 +120,21 @@ def port(
         runner="unshare",
         **more,
     )
-    return port_models(factory, NAME, options, bench, Quiet())
+    return port_models(factory, NAME, options, bench, QuietProgress())
 
 
-def trust_own_key(factory: Factory) -> None:
-    key = make_key(keys_folder(factory.environ), "throwaway")
-    grant = Grant(key=key, since=NOW.date(), until=(NOW + timedelta(days=9)).date())
+def trust_own_key(factory: Project) -> None:
+    key = make_key(keys_directory(factory.environ), "throwaway")
+    grant = TrustGrant(key=key, since=NOW.date(), until=(NOW + timedelta(days=9)).date())
     settings = factory.settings.root_path / "imagefactory.toml"
     settings.write_text(add_key("", grant, settings.name))
 
 
-def found(factory: Factory, registry: str = "") -> FoundPortable:
-    return read_portable(factory, NAME, registry, NOW + timedelta(hours=1), Quiet())
+def found(factory: Project, registry: str = "") -> PortableStatements:
+    return read_portable(factory, NAME, registry, NOW + timedelta(hours=1), QuietProgress())
 
 
-def test_without_a_key_it_stays_a_report(factory: Factory, target: Target, models: Path) -> None:
+def test_without_a_key_it_stays_a_report(factory: Project, target: Target, models: Path) -> None:
     put_image(factory, target)
     done = port(factory, models)
     assert done.report.portable
@@ -148,14 +148,17 @@ def test_without_a_key_it_stays_a_report(factory: Factory, target: Target, model
 
 
 def test_what_holds_is_signed_and_its_files_come_back(
-    factory: Factory, target: Target, models: Path, tmp_path: Path
+    factory: Project, target: Target, models: Path, tmp_path: Path
 ) -> None:
     put_image(factory, target)
     trust_own_key(factory)
     done = port(factory, models)
     assert (done.why, done.attached) == ("signed by 'throwaway'", (str(factory.layout.path),))
     (judged,) = found(factory).judged
-    assert (judged.standing, judged.statement and judged.statement.report) == (Standing.GOOD, done.report)
+    assert (judged.standing, judged.statement and judged.statement.report) == (
+        VerdictStatus.GOOD,
+        done.report,
+    )
     (path,) = write_models(found(factory), tmp_path / "again")
     assert (path.name, path.read_bytes()) == ("net.onnx", b"the model")
     port(factory, models)  # of the same models: a second statement, and no second copy
@@ -165,14 +168,14 @@ def test_what_holds_is_signed_and_its_files_come_back(
 
 
 def test_it_goes_to_a_registry_that_has_the_image(
-    factory: Factory, target: Target, models: Path, tmp_path: Path
+    factory: Project, target: Target, models: Path, tmp_path: Path
 ) -> None:
     put_image(factory, target)
     trust_own_key(factory)
     with registry_made_here() as registry:
         with pytest.raises(UsageError, match="has no image sha256:"):
             port(factory, models, registry=registry.host)
-        push_target(factory, target, PushOptions(registry=registry.host, now=NOW), Quiet())
+        push_target(factory, target, PushOptions(registry=registry.host, now=NOW), QuietProgress())
         done = port(factory, models, registry=registry.host)
         assert done.attached == (str(factory.layout.path), f"{registry.host}/{target.family}")
         there = found(factory, registry.host)
@@ -184,11 +187,11 @@ def test_it_goes_to_a_registry_that_has_the_image(
             assert there.place.store.referrers(there.place.repository, there.manifest, kind)
 
 
-def test_a_statement_of_a_stranger_gives_no_files(factory: Factory, target: Target, models: Path) -> None:
+def test_a_statement_of_a_stranger_gives_no_files(factory: Project, target: Target, models: Path) -> None:
     put_image(factory, target)
-    make_key(keys_folder(factory.environ), "throwaway")
+    make_key(keys_directory(factory.environ), "throwaway")
     assert port(factory, models).attached
-    assert [one.standing for one in found(factory).judged] == [Standing.WRONG_KEY]
+    assert [one.standing for one in found(factory).judged] == [VerdictStatus.WRONG_KEY]
     with pytest.raises(NothingSelectedError, match="wrong-key") as caught:
         write_models(found(factory), models.parent)
     assert caught.value.code == "portability-not-verified"
@@ -203,10 +206,10 @@ def test_a_statement_of_a_stranger_gives_no_files(factory: Factory, target: Targ
     ],
 )
 def test_what_differs_anywhere_is_not_signed(
-    factory: Factory, target: Target, models: Path, wrong: str, rows: dict[tuple[str, str], str]
+    factory: Project, target: Target, models: Path, wrong: str, rows: dict[tuple[str, str], str]
 ) -> None:
     put_image(factory, target)
-    make_key(keys_folder(factory.environ), "throwaway")
+    make_key(keys_directory(factory.environ), "throwaway")
     done = port(factory, models, inside=Programs(wrong))
     assert not done.report.portable
     assert done.why == "unsigned: not every model computed the same"
@@ -215,7 +218,7 @@ def test_what_differs_anywhere_is_not_signed(
     assert found(factory).judged == ()
 
 
-def test_a_runtime_in_another_image_is_its_own_run(factory: Factory, target: Target, models: Path) -> None:
+def test_a_runtime_in_another_image_is_its_own_run(factory: Project, target: Target, models: Path) -> None:
     digest = put_image(factory, target)
     inside = Programs()
     done = port(factory, models, "onnxruntime-cpu", f"openvino-cpu@{digest}", "tvm-cpu", inside=inside)
@@ -225,7 +228,7 @@ def test_a_runtime_in_another_image_is_its_own_run(factory: Factory, target: Tar
     assert all(one.subject.index == digest for one in done.report.served)
 
 
-def test_a_gpu_is_shown_where_a_runtime_needs_it(factory: Factory, target: Target, models: Path) -> None:
+def test_a_gpu_is_shown_where_a_runtime_needs_it(factory: Project, target: Target, models: Path) -> None:
     digest = put_image(factory, target)
     inside = Programs()
     done = port(factory, models, "onnxruntime-cuda", f"tvm-cpu@{digest}", inside=inside, gpu=True)
@@ -246,14 +249,14 @@ def test_a_gpu_is_shown_where_a_runtime_needs_it(factory: Factory, target: Targe
     ],
 )
 def test_runtimes_that_cannot_be(
-    factory: Factory, target: Target, models: Path, to: tuple[str, ...], kind: type[Exception], said: str
+    factory: Project, target: Target, models: Path, to: tuple[str, ...], kind: type[Exception], said: str
 ) -> None:
     put_image(factory, target)
     with pytest.raises(kind, match=said):
         port(factory, models, *to, inside=Programs())
 
 
-def test_models_that_cannot_be_shown(factory: Factory, tmp_path: Path) -> None:
+def test_models_that_cannot_be_shown(factory: Project, tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir(exist_ok=True)
     (home / "models.py").touch()
@@ -263,5 +266,5 @@ def test_models_that_cannot_be_shown(factory: Factory, tmp_path: Path) -> None:
         (tmp_path, "models-file-invalid"),
     ):
         with pytest.raises(UsageError) as caught:
-            shown_models(factory, path)
+            resolve_models(factory, path)
         assert caught.value.code == code

@@ -9,11 +9,11 @@ from datetime import timedelta
 import pytest
 
 from imagefactory.errors import StatementError
-from imagefactory.extras.portability.report import PORTABLE, judge_portable, parse_statement, sign_portable
+from imagefactory.extras.portability.report import PORTABLE, parse_statement, sign_portable, verify_portable
 from imagefactory.model import CheckState
 from imagefactory.trust.envelope import parse_envelope
-from imagefactory.trust.verdict import VERDICT, Standing, parse_verdict, sign
-from imagefactory.verify.report import Subject
+from imagefactory.trust.verdict import VERDICT, VerdictStatus, parse_verdict, sign
+from imagefactory.verify.report import VerifiedImage
 from tests.made.portable import make_portable, make_row
 from tests.made.verdicts import (
     DAY,
@@ -96,39 +96,41 @@ def test_what_this_program_would_not_have_written_is_refused(change: object, val
         parse_statement(payload, "x")
     assert caught.value.code == "document-invalid"
     assert value in caught.value.message
-    judged = judge_portable(sealed(payload), digest("9"), SUBJECT, TRUST, NOW)
-    assert (judged.standing, judged.statement) == (Standing.MALFORMED, None)
+    judged = verify_portable(sealed(payload), digest("9"), SUBJECT, TRUST, NOW)
+    assert (judged.standing, judged.statement) == (VerdictStatus.MALFORMED, None)
 
 
-OTHER = Subject(target="other", index=digest("4"), manifest=digest("5"), config=digest("6"))
+OTHER = VerifiedImage(target="other", index=digest("4"), manifest=digest("5"), config=digest("6"))
 
 
 @pytest.mark.parametrize(
     ("envelope", "subject", "when", "standing"),
     [
-        (SIGNED.envelope, SUBJECT, NOW, Standing.GOOD),
-        (SIGNED.envelope, replace(OTHER, config=SUBJECT.config), NOW, Standing.OTHER_SUBJECT),
-        (SIGNED.envelope, OTHER, NOW, Standing.OTHER_SUBJECT),
-        (SIGNED.envelope, SUBJECT, NOW + 90 * DAY, Standing.EXPIRED),
-        (SIGNED.envelope, SUBJECT, NOW - DAY, Standing.NOT_YET),
+        (SIGNED.envelope, SUBJECT, NOW, VerdictStatus.GOOD),
+        (SIGNED.envelope, replace(OTHER, config=SUBJECT.config), NOW, VerdictStatus.OTHER_SUBJECT),
+        (SIGNED.envelope, OTHER, NOW, VerdictStatus.OTHER_SUBJECT),
+        (SIGNED.envelope, SUBJECT, NOW + 90 * DAY, VerdictStatus.EXPIRED),
+        (SIGNED.envelope, SUBJECT, NOW - DAY, VerdictStatus.NOT_YET),
         (
             sign_portable(make_portable(), STRANGER, now=NOW, days=9).envelope,
             SUBJECT,
             NOW,
-            Standing.WRONG_KEY,
+            VerdictStatus.WRONG_KEY,
         ),
         (
             sign_portable(make_portable(), LAB, now=NOW + 301 * DAY, days=9).envelope,
             SUBJECT,
             NOW + 301 * DAY,
-            Standing.KEY_RETIRED,
+            VerdictStatus.KEY_RETIRED,
         ),
-        (with_payload(SIGNED.envelope, b"{}"), SUBJECT, NOW, Standing.EDITED),
-        (b"{}", SUBJECT, NOW, Standing.MALFORMED),
+        (with_payload(SIGNED.envelope, b"{}"), SUBJECT, NOW, VerdictStatus.EDITED),
+        (b"{}", SUBJECT, NOW, VerdictStatus.MALFORMED),
     ],
 )
-def test_what_one_is_worth(envelope: bytes, subject: Subject, when: object, standing: Standing) -> None:
-    judged = judge_portable(envelope, digest("9"), subject, TRUST, when)  # type: ignore[arg-type]
+def test_what_one_is_worth(
+    envelope: bytes, subject: VerifiedImage, when: object, standing: VerdictStatus
+) -> None:
+    judged = verify_portable(envelope, digest("9"), subject, TRUST, when)  # type: ignore[arg-type]
     assert judged.standing is standing, judged.why
     assert judged.digest == digest("9")
     assert judged.why

@@ -13,26 +13,26 @@ import pytest
 
 from imagefactory.errors import CheckFailedError, LimitError, UsageError
 from imagefactory.extras.portability.run import (
-    Exported,
-    Shop,
+    ExportedModels,
+    RuntimeImage,
+    check_has_runtime,
     export_models,
     parse_runtime,
-    refuse_lacking,
     try_models,
 )
-from imagefactory.model import CheckState, Completed, LockedWheel
+from imagefactory.model import CheckState, CommandResult, LockedWheel
 from imagefactory.verify.suite_files import REPORT_MOUNT
 from tests.made.portable import EXPORT, MODEL, NONCE, ROW, TRIED, Inside, model_files
 from tests.made.trial import make_definition, make_trial
 from tests.made.values import make_lock
 
 
-def shop(inside: Inside, **changes: Any) -> Shop:
+def shop(inside: Inside, **changes: Any) -> RuntimeImage:
     given = {"made": make_trial().image, "definition": make_definition(), "runner": inside, "gpus": False}
-    return Shop(**{**given, **changes})
+    return RuntimeImage(**{**given, **changes})
 
 
-def export(tmp_path: Path, inside: Inside, **changes: Any) -> Exported:
+def export(tmp_path: Path, inside: Inside, **changes: Any) -> ExportedModels:
     models = tmp_path / "mine" / "models.py"
     models.parent.mkdir(exist_ok=True)
     models.touch()
@@ -129,7 +129,7 @@ def test_a_model_that_failed_has_no_file(tmp_path: Path) -> None:
 
 
 def test_a_run_that_met_a_limit_says_so(tmp_path: Path) -> None:
-    ended = Completed(
+    ended = CommandResult(
         returncode=137, stdout="", stderr="", seconds=1.0, over=("no memory is left", "take more")
     )
     with pytest.raises(LimitError) as caught:
@@ -139,7 +139,7 @@ def test_a_run_that_met_a_limit_says_so(tmp_path: Path) -> None:
 
 
 def test_a_run_that_never_ends_says_so(tmp_path: Path) -> None:
-    ended = Completed(returncode=137, stdout="", stderr="", seconds=1.0, timed_out=True)
+    ended = CommandResult(returncode=137, stdout="", stderr="", seconds=1.0, timed_out=True)
     with pytest.raises(CheckFailedError) as caught:
         export(tmp_path, Inside("export.json", {**EXPORT, "running": "net"}, completed=ended))
     assert caught.value.code == "model-run-failed"
@@ -175,7 +175,7 @@ def test_a_runtime_and_its_image() -> None:
 
 def test_a_runtime_that_a_lock_does_not_bring() -> None:
     with pytest.raises(UsageError) as caught:
-        refuse_lacking("openvino-cpu", make_definition())
+        check_has_runtime("openvino-cpu", make_definition())
     assert caught.value.code == "runtime-not-locked"
     assert "openvino-cpu" in caught.value.message
     assert caught.value.hint.endswith("imagefactory new FAMILY --on pytorch-1.13-cu117")
@@ -184,7 +184,7 @@ def test_a_runtime_that_a_lock_does_not_bring() -> None:
 def test_a_runtime_that_any_of_its_builds_brings() -> None:
     wheel = LockedWheel(name="onnxruntime-gpu", version="1", filename="o.whl", sha256="0" * 64, size=1)
     definition = replace(make_definition(), lock=make_lock(wheels=(wheel,)))
-    refuse_lacking("onnxruntime-cpu", definition)
-    refuse_lacking("onnxruntime-cuda", definition)
+    check_has_runtime("onnxruntime-cpu", definition)
+    check_has_runtime("onnxruntime-cuda", definition)
     with pytest.raises(UsageError):
-        refuse_lacking("onnxruntime-migraphx", definition)
+        check_has_runtime("onnxruntime-migraphx", definition)

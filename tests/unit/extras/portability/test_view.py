@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import re
 
-from imagefactory.extras.portability.report import JudgedPortable, sign_portable
-from imagefactory.extras.portability.view import format_page, format_portability, format_statements, word_of
+from imagefactory.extras.portability.report import PortableResult, sign_portable
+from imagefactory.extras.portability.view import (
+    format_page,
+    format_portability,
+    format_statements,
+    status_of_check,
+)
 from imagefactory.model import CheckState
-from imagefactory.trust.verdict import Standing
+from imagefactory.trust.verdict import VerdictStatus
 from tests.made.portable import make_portable, make_row
 from tests.made.verdicts import LAB, MADE_UP, NOW, SUBJECT, digest
 
@@ -40,7 +45,7 @@ def test_a_row_for_each_model_and_runtime_in_80_columns() -> None:
     ]
     assert rows[0][-2:] == ["0.5/0.75", "2/2.5"]
     assert len(rows) == 6
-    assert word_of(make_portable()) == "portable"
+    assert status_of_check(make_portable()) == "portable"
 
 
 def test_what_differs_is_told_below() -> None:
@@ -48,7 +53,7 @@ def test_what_differs_is_told_below() -> None:
     assert re.search(r"openvino-cpu +1\.31\.1 +DIFFERS +5\.0e-01 +1e-04", text)
     assert re.search(r"openvino-cpu +1\.31\.1 +FAILED", text)
     assert text.splitlines()[-2:] == [f"net by openvino-cpu: {WRONG}", "vae by openvino-cpu: <it> died"]
-    assert word_of(DIFFERS) == "not portable"
+    assert status_of_check(DIFFERS) == "not portable"
 
 
 def test_the_gpu_stands_with_its_driver() -> None:
@@ -69,8 +74,12 @@ def test_the_page_needs_no_other_file_and_escapes_what_it_shows() -> None:
 def test_statements_are_told_with_what_they_are_worth() -> None:
     made = sign_portable(make_portable(), LAB, now=NOW, days=90).statement
     judged = (
-        JudgedPortable(digest=digest("9"), standing=Standing.GOOD, why="signed by 'lab'", statement=made),
-        JudgedPortable(digest=digest("8"), standing=Standing.MALFORMED, why="it is no JSON", statement=None),
+        PortableResult(
+            digest=digest("9"), standing=VerdictStatus.GOOD, why="signed by 'lab'", statement=made
+        ),
+        PortableResult(
+            digest=digest("8"), standing=VerdictStatus.MALFORMED, why="it is no JSON", statement=None
+        ),
     )
     text = format_statements(judged, SUBJECT.manifest)
     assert "net, vae by onnxruntime-cpu, openvino-cpu; signed by 'lab'" in text

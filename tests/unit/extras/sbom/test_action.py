@@ -12,15 +12,15 @@ from imagefactory import errors
 from imagefactory.actions.locked import read_target_lock
 from imagefactory.lock.files import lock_digest
 from imagefactory.oci.layout import Layout
-from imagefactory.progress import Quiet
-from imagefactory.project import read_factory
+from imagefactory.progress import QuietProgress
+from imagefactory.project import load_project
 from imagefactory.settings.load import load_settings
 from tests.made.command import Call
 from tests.made.layout import add_image
 from tests.made.registry import Ways, registry_made_here
 from tests.made.scanned import tar
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 TARGET, IMAGE = "pytorch-2.3-cu121", "pytorch:2.3-cu121"
 SITE = "opt/env/lib/python3.11/site-packages"
 ZLIB = b"""Package: zlib1g
@@ -45,7 +45,7 @@ LAYERS = [
 def put(tmp_path: Path, *, lock: str = "") -> Layout:
     layout = Layout(tmp_path / "store")
     labels = {"imagefactory.target": TARGET, "imagefactory.lock": lock} if lock else {}
-    with layout.in_use(Quiet()):
+    with layout.in_use(QuietProgress()):
         add_image(layout, IMAGE, LAYERS, **labels)
     return layout
 
@@ -53,7 +53,7 @@ def put(tmp_path: Path, *, lock: str = "") -> Layout:
 @pytest.fixture(scope="module")
 def digest() -> str:
     """Of the target's committed lock."""
-    factory = read_factory(load_settings(directory=ROOT, start=ROOT, environ={}), {})
+    factory = load_project(load_settings(directory=ROOT, start=ROOT, environ={}), {})
     target = next(one for one in factory.targets if one.name == TARGET)
     lock = read_target_lock(factory, target)
     assert lock
@@ -102,7 +102,7 @@ def test_an_image_is_told_by_what_is_in_it_with_the_hashes_of_its_lock(
 
 def test_a_system_whose_packages_are_not_read_is_told(call: Call, tmp_path: Path) -> None:
     layout = Layout(tmp_path / "store")
-    with layout.in_use(Quiet()):
+    with layout.in_use(QuietProgress()):
         add_image(layout, IMAGE, LAYERS[1:])
     said = call("sbom", IMAGE)
     assert f"{IMAGE} has no package list of dpkg" in said.err

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from imagefactory.extras.sbom.bill import Bill, Component, Kind, Licence, check_licences, is_allowed
+from imagefactory.extras.sbom.bill import (
+    BillComponent,
+    BillOfMaterials,
+    ComponentLicense,
+    PackageType,
+    check_licenses,
+    is_allowed,
+)
 
-MIT, GNU = Licence(text="MIT", spdx=True), Licence(text="GPL-3.0-only", spdx=True)
-BSD = Licence(text="BSD License", spdx=False)
+MIT, GNU = ComponentLicense(text="MIT", spdx=True), ComponentLicense(text="GPL-3.0-only", spdx=True)
+BSD = ComponentLicense(text="BSD License", spdx=False)
 
 
 @pytest.mark.parametrize(
@@ -26,23 +33,29 @@ BSD = Licence(text="BSD License", spdx=False)
     ],
 )
 def test_an_expression_is_allowed_by_its_parts(text: str, allowed: str, fits: bool) -> None:
-    assert is_allowed(Licence(text=text, spdx=True), allowed.split()) is fits
+    assert is_allowed(ComponentLicense(text=text, spdx=True), allowed.split()) is fits
 
 
 def test_a_name_is_allowed_whole() -> None:
     assert is_allowed(BSD, ["bsd license"])
     assert is_allowed(BSD, ["BSD*"])
-    assert not is_allowed(Licence(text="MIT OR ours", spdx=False), ["MIT"])
+    assert not is_allowed(ComponentLicense(text="MIT OR ours", spdx=False), ["MIT"])
 
 
 def test_each_package_that_is_not_allowed_or_says_none_is_named() -> None:
     parts = [
-        Component(
-            kind=Kind.PYPI, name=name, version="1", licences=licences, why="" if licences else "no record"
+        BillComponent(
+            kind=PackageType.PYPI,
+            name=name,
+            version="1",
+            licences=licences,
+            why="" if licences else "no record",
         )
         for name, licences in (("a", (MIT,)), ("b", (MIT, GNU, BSD)), ("c", ()))
     ]
-    check = check_licences(Bill(name="x", digest="", created=None, components=tuple(parts)), ["MIT"])
+    check = check_licenses(
+        BillOfMaterials(name="x", digest="", created=None, components=tuple(parts)), ["MIT"]
+    )
     assert check.counted == ((MIT, 2, True), (BSD, 1, False), (GNU, 1, False))
     assert check.refused == ((parts[1], (GNU, BSD)),)
     assert check.unknown == (parts[2],)
@@ -53,5 +66,5 @@ def test_each_package_that_is_not_allowed_or_says_none_is_named() -> None:
         (parts[2:], "noassertion", True),
         (parts, "MIT NOASSERTION", False),
     ):
-        bill = Bill(name="x", digest="", created=None, components=tuple(held))
-        assert check_licences(bill, allowed.split()).holds is holds
+        bill = BillOfMaterials(name="x", digest="", created=None, components=tuple(held))
+        assert check_licenses(bill, allowed.split()).holds is holds

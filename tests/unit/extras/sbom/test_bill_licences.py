@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from imagefactory.extras.sbom.bill import Licence, copyright_licences, metadata_licences, read_licence
+from imagefactory.extras.sbom.bill import (
+    ComponentLicense,
+    copyright_licenses,
+    metadata_licenses,
+    read_license,
+)
 
 DEP5 = "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\n"
 
@@ -12,22 +17,22 @@ DEP5 = "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.
 @pytest.mark.parametrize(
     ("text", "read"),
     [
-        ("mit", Licence(text="MIT", spdx=True)),
-        ("Apache-2.0 and (BSD-3-Clause)", Licence(text="Apache-2.0 AND BSD-3-Clause", spdx=True)),
-        ("Apache  2.0", Licence(text="Apache 2.0", spdx=False)),
-        ("MIT OR ours", Licence(text="MIT OR ours", spdx=False)),
-        ("LicenseRef-NVIDIA", Licence(text="LicenseRef-NVIDIA", spdx=False)),
-        ("(MIT", Licence(text="(MIT", spdx=False)),
-        ("AND", Licence(text="AND", spdx=False)),
-        ("( ) AND", Licence(text="( ) AND", spdx=False)),
-        ("( OR ISC", Licence(text="( OR ISC", spdx=False)),
+        ("mit", ComponentLicense(text="MIT", spdx=True)),
+        ("Apache-2.0 and (BSD-3-Clause)", ComponentLicense(text="Apache-2.0 AND BSD-3-Clause", spdx=True)),
+        ("Apache  2.0", ComponentLicense(text="Apache 2.0", spdx=False)),
+        ("MIT OR ours", ComponentLicense(text="MIT OR ours", spdx=False)),
+        ("LicenseRef-NVIDIA", ComponentLicense(text="LicenseRef-NVIDIA", spdx=False)),
+        ("(MIT", ComponentLicense(text="(MIT", spdx=False)),
+        ("AND", ComponentLicense(text="AND", spdx=False)),
+        ("( ) AND", ComponentLicense(text="( ) AND", spdx=False)),
+        ("( OR ISC", ComponentLicense(text="( OR ISC", spdx=False)),
         ("UNKNOWN", None),
         ("", None),
         ("Permission is hereby granted, " * 9, None),
     ],
 )
-def test_an_expression_is_read_and_any_other_name_is_kept(text: str, read: Licence | None) -> None:
-    assert read_licence(text) == read
+def test_an_expression_is_read_and_any_other_name_is_kept(text: str, read: ComponentLicense | None) -> None:
+    assert read_license(text) == read
 
 
 @pytest.mark.parametrize(
@@ -51,7 +56,7 @@ def test_an_expression_is_read_and_any_other_name_is_kept(text: str, read: Licen
 )  # fmt: skip
 def test_of_metadata_the_most_exact_field_counts(fields: tuple[str, ...], texts: list[str], why: str) -> None:
     metadata = "\n".join(["Metadata-Version: 2.4", "Name: x", "Version: 1", *fields, "", "Text"])
-    licences, reason = metadata_licences(metadata.encode())
+    licences, reason = metadata_licenses(metadata.encode())
     assert ([one.text for one in licences], reason) == (texts, why)
 
 
@@ -69,7 +74,7 @@ def test_of_metadata_the_most_exact_field_counts(fields: tuple[str, ...], texts:
     ],
 )
 def test_debians_short_names_become_spdx_where_they_are_defined_alike(short: str, text: str) -> None:
-    licences, why = copyright_licences(
+    licences, why = copyright_licenses(
         f"{DEP5}\nFiles: *\nCopyright: x\nLicense: {short}\n the text\n .\n more\n"
     )
     assert ([one.text for one in licences], why) == ([text], "")
@@ -78,7 +83,7 @@ def test_debians_short_names_become_spdx_where_they_are_defined_alike(short: str
 def test_every_licence_of_a_copyright_file_is_told_once() -> None:
     files = "Files: *\nLicense: ISC\n\nFiles: b\nLicense: GPL-2+\n"
     text = f"{DEP5}\n{files}\nLicense: GPL-2+\n On Debian systems...\n"
-    assert [one.text for one in copyright_licences(text)[0]] == ["GPL-2.0-or-later", "ISC"]
-    assert copyright_licences(DEP5) == ((), "its copyright file names no licence")
+    assert [one.text for one in copyright_licenses(text)[0]] == ["GPL-2.0-or-later", "ISC"]
+    assert copyright_licenses(DEP5) == ((), "its copyright file names no licence")
     for prose in ("", "This package was debianized by ...\nLicense: MIT\n"):
-        assert copyright_licences(prose) == ((), "its copyright file is prose")
+        assert copyright_licenses(prose) == ((), "its copyright file is prose")

@@ -13,9 +13,14 @@ from cyclonedx.validation.json import JsonStrictValidator
 from spdx_tools.spdx.parser.parse_anything import parse_file
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 
-from imagefactory.extras.sbom.bill import Bill, Component, Kind, Licence
+from imagefactory.extras.sbom.bill import BillComponent, BillOfMaterials, ComponentLicense, PackageType
 from imagefactory.extras.sbom.formats import format_cyclonedx, format_spdx
-from imagefactory.extras.sbom.look import NOT_AT_HAND, lock_bill, told_by, untold
+from imagefactory.extras.sbom.look import (
+    NOT_AVAILABLE,
+    components_without_license,
+    lock_bill,
+    with_image_licenses,
+)
 from imagefactory.model import BaseLock, DebianPackage
 from tests.made.values import make_base, make_conda, make_lock
 
@@ -30,24 +35,29 @@ BASE = BaseLock(
     ),
 )
 NAMED = (
-    Licence(text="BSD License", spdx=False),
-    Licence(text="GPL-2.0-or-later OR MIT", spdx=True),
-    Licence(text="MIT", spdx=True),
-    Licence(text="BSD-License", spdx=False),
+    ComponentLicense(text="BSD License", spdx=False),
+    ComponentLicense(text="GPL-2.0-or-later OR MIT", spdx=True),
+    ComponentLicense(text="MIT", spdx=True),
+    ComponentLicense(text="BSD-License", spdx=False),
 )
 
 
 @pytest.fixture
-def bill() -> Bill:
+def bill() -> BillOfMaterials:
     lock = make_lock(conda=(make_conda("libblas 3.9 h1_0"),))
     known = {"2" * 64: (NAMED, ""), "1" * 64: ((NAMED[1],), "")}
     return lock_bill(lock, make_base(), BASE, known)
 
 
-def test_what_a_wheel_carries_is_below_it_in_both_documents(bill: Bill, tmp_path: Path) -> None:
+def test_what_a_wheel_carries_is_below_it_in_both_documents(bill: BillOfMaterials, tmp_path: Path) -> None:
     torch = next(one for one in bill.components if one.name == "torch")
-    gomp = Component(
-        kind=Kind.RPM, name="libgomp", version="8.5.0", namespace="almalinux", why="-", within=(torch.key,)
+    gomp = BillComponent(
+        kind=PackageType.RPM,
+        name="libgomp",
+        version="8.5.0",
+        namespace="almalinux",
+        why="-",
+        within=(torch.key,),
     )
     lock = make_lock(conda=(make_conda("libblas 3.9 h1_0"),))
     whole = lock_bill(lock, make_base(), BASE, {}, [gomp, gomp])
@@ -63,37 +73,37 @@ def test_what_a_wheel_carries_is_below_it_in_both_documents(bill: Bill, tmp_path
     assert sum("torch" in one.spdx_element_id for one in document.relationships) == 1
 
 
-def test_a_bill_has_every_package_of_the_locks(bill: Bill) -> None:
+def test_a_bill_has_every_package_of_the_locks(bill: BillOfMaterials) -> None:
     told = {one.purl.to_string(): (one.sha256[:1], one.why) for one in bill.components}
-    conda = next(one for one in bill.components if one.kind is Kind.CONDA)
+    conda = next(one for one in bill.components if one.kind is PackageType.CONDA)
     assert told == {
-        "pkg:deb/debian/base-files@12.4%2Bdeb12u5?arch=amd64&distro=debian-12": ("a", NOT_AT_HAND),
-        "pkg:deb/debian/libstdc%2B%2B6@12.2.0-14?arch=amd64&distro=debian-12": ("b", NOT_AT_HAND),
+        "pkg:deb/debian/base-files@12.4%2Bdeb12u5?arch=amd64&distro=debian-12": ("a", NOT_AVAILABLE),
+        "pkg:deb/debian/libstdc%2B%2B6@12.2.0-14?arch=amd64&distro=debian-12": ("b", NOT_AVAILABLE),
         "pkg:pypi/idna@3.7?file_name=idna-3.7-py3-none-any.whl": ("2", ""),
         "pkg:pypi/torch@2.3.1?file_name=torch-2.3.1-cp311-cp311-manylinux1_x86_64.whl": ("1", ""),
         "pkg:conda/libblas@3.9?build=h1_0&channel=conda-forge&subdir=linux-64&type=conda": (
             conda.sha256[0],
-            NOT_AT_HAND,
+            NOT_AVAILABLE,
         ),
     }  # fmt: skip
     seen = replace(bill.components[1], licences=NAMED[:1], why="", source=("gcc", "12"))
-    after = told_by(bill, [seen, Component(kind=Kind.DEB, name="other", version="1")])
+    after = with_image_licenses(bill, [seen, BillComponent(kind=PackageType.DEB, name="other", version="1")])
     assert len(after.components) == len(bill.components)
-    assert untold(after)
+    assert components_without_license(after)
     assert seen in after.components
 
 
 def test_a_base_that_is_pulled_is_one_component() -> None:
     image = f"registry.example.org/nvidia/cuda:12@sha256:{'c' * 64}"
     bill = lock_bill(make_lock(), make_base(image=image), None, {})
-    (base,) = (one for one in bill.components if one.kind is Kind.OCI)
+    (base,) = (one for one in bill.components if one.kind is PackageType.OCI)
     assert base.purl.to_string() == (
         f"pkg:oci/cuda@sha256:{'c' * 64}?repository_url=registry.example.org/nvidia/cuda"
     )
     assert bill.created is None
 
 
-def test_cyclonedx_is_valid_and_says_what_is_not_known(bill: Bill) -> None:
+def test_cyclonedx_is_valid_and_says_what_is_not_known(bill: BillOfMaterials) -> None:
     text = format_cyclonedx(bill)
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
     value: dict[str, Any] = json.loads(text)
@@ -108,7 +118,7 @@ def test_cyclonedx_is_valid_and_says_what_is_not_known(bill: Bill) -> None:
     assert parts["base-files"]["hashes"] == [{"alg": "SHA-256", "content": "a" * 64}]
 
 
-def test_spdx_is_valid_and_says_what_is_not_known(bill: Bill, tmp_path: Path) -> None:
+def test_spdx_is_valid_and_says_what_is_not_known(bill: BillOfMaterials, tmp_path: Path) -> None:
     path = tmp_path / "bill.spdx.json"
     path.write_text(format_spdx(bill))
     assert [one.validation_message for one in validate_full_spdx_document(parse_file(str(path)))] == []
@@ -124,7 +134,9 @@ def test_spdx_is_valid_and_says_what_is_not_known(bill: Bill, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("write", [format_cyclonedx, format_spdx])
-def test_the_same_bill_gives_the_same_bytes_and_another_one_another_number(write: Any, bill: Bill) -> None:
+def test_the_same_bill_gives_the_same_bytes_and_another_one_another_number(
+    write: Any, bill: BillOfMaterials
+) -> None:
     assert write(bill) == write(replace(bill, components=tuple(bill.components)))
     serial = bill.serial
     other = replace(bill, components=(replace(bill.components[0], version="9"), *bill.components[1:]))

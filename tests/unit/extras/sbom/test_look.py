@@ -11,8 +11,8 @@ import pytest
 import zstandard
 
 from imagefactory.errors import StoreError, UsageError
-from imagefactory.extras.sbom.look import Layers, package_carried, package_licences
-from imagefactory.oci.inflate import DamagedError
+from imagefactory.extras.sbom.look import LayerStack, package_carried, package_licenses
+from imagefactory.oci.inflate import CorruptDataError
 from tests.made.scanned import Entry, tar
 from tests.made.values import make_conda
 from tests.made.wheels import locked, make_wheel
@@ -55,7 +55,7 @@ def wheel(name: str, version: str, licence: str = "MIT") -> Entry:
 
 
 def seen(*layers: tuple[Entry, ...]) -> dict[str, list[str]]:
-    them = Layers()
+    them = LayerStack()
     for layer in layers:
         them.add(iter([tar(*layer)]))
     return {one.purl.to_string(): [licence.text for licence in one.licences] for one in them.components()}
@@ -66,7 +66,7 @@ def test_debians_packages_are_dpkgs_with_the_licences_beside_them() -> None:
         "pkg:deb/debian/libz1@1:1.2%2Bb1?arch=amd64&distro=debian-12": ["ISC"],
         "pkg:deb/debian/doc@2?arch=all&distro=debian-12": ["ISC"],
     }
-    them = Layers()
+    them = LayerStack()
     them.add(iter([tar(*BASE[:2], ("usr/share/doc/libz1", b"->doc"), ("usr/share/doc/doc", b"->libz1"))]))
     doc, libz = them.components()
     assert (libz.source, doc.source) == (("zlib", "1:1.2"), ("doc", "2"))
@@ -137,8 +137,8 @@ def test_a_layer_that_is_damaged_says_so() -> None:
         seen((("var/lib/dpkg/status", b"Package: x\nStatus: install ok installed\n"),))
     assert caught.value.code == "package-record-invalid"
     assert "var/lib/dpkg/status" in caught.value.message
-    with pytest.raises(DamagedError):
-        Layers().add(iter([tar(*BASE)[:1000]]))
+    with pytest.raises(CorruptDataError):
+        LayerStack().add(iter([tar(*BASE)[:1000]]))
 
 
 def test_names_that_a_terminal_would_act_on_are_told_without_that() -> None:
@@ -151,23 +151,23 @@ def test_names_that_a_terminal_would_act_on_are_told_without_that() -> None:
 
 def test_packages_of_the_cache_tell_theirs(tmp_path: Path) -> None:
     path = make_wheel(tmp_path, "pkg", {})
-    assert package_licences(locked(path), path) == ((), "its record names no licence")
+    assert package_licenses(locked(path), path) == ((), "its record names no licence")
     archive = tmp_path / "x-1-0.conda"
     inside = tar(("info/files", b"a"), ("info/index.json", b'{"license": "bsd-3-clause"}'))
     with zipfile.ZipFile(archive, "w") as zipped:
         zipped.writestr("info-x-1-0.tar.zst", zstandard.compress(inside))
         zipped.writestr("pkg-x-1-0.tar.zst", zstandard.compress(tar()))
-    licences, why = package_licences(make_conda("x 1 0"), archive)
+    licences, why = package_licenses(make_conda("x 1 0"), archive)
     assert ([one.text for one in licences], why) == (["BSD-3-Clause"], "")
     older = tmp_path / "x-1-0.tar.bz2"
     older.write_bytes(bz2.compress(inside))
-    assert package_licences(make_conda("x 1 0"), older) == (licences, "")
+    assert package_licenses(make_conda("x 1 0"), older) == (licences, "")
     older.write_bytes(bz2.compress(tar(("info/files", b"a"))))
     with pytest.raises(UsageError, match=r"it has no info/index\.json"):
-        package_licences(make_conda("x 1 0"), older)
+        package_licenses(make_conda("x 1 0"), older)
     archive.write_bytes(b"no zip")
     with pytest.raises(UsageError):
-        package_licences(make_conda("x 1 0"), archive)
+        package_licenses(make_conda("x 1 0"), archive)
 
 
 GOMP = {
@@ -191,7 +191,7 @@ def test_libraries_that_a_wheel_carries_are_named_once_below_it(tmp_path: Path) 
     (found, again), faults = package_carried(locked(path), path)
     assert (found.purl.to_string(), found.within) == (GOMP["purl"], (("pypi", "demo", "1.0"),))
     assert (faults, again.key) == ((), found.key)
-    them = Layers()
+    them = LayerStack()
     entries = (
         (f"{SITE}/demo-1.0.dist-info/METADATA", metadata("demo", "1.0")),
         (f"{SITE}/{SBOM}", document(SELF, GOMP, {"name": "no address"}, {**GOMP, "purl": "pkg:npm/x@1"})),
@@ -219,7 +219,7 @@ def test_what_a_wheel_says_wrongly_of_its_libraries_is_told_and_hurts_nothing(
     path = make_wheel(tmp_path, "demo", {SBOM: data})
     found, faults = package_carried(locked(path), path)
     assert (found, len(faults)) == ((), 1)
-    them = Layers()
+    them = LayerStack()
     them.add(
         iter(
             [tar((f"{SITE}/demo-1.0.dist-info/METADATA", metadata("demo", "1.0")), (f"{SITE}/{SBOM}", data))]

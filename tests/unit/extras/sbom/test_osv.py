@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from imagefactory.errors import UsageError
-from imagefactory.extras.sbom.bill import Bill, Component, Kind
+from imagefactory.extras.sbom.bill import BillComponent, BillOfMaterials, PackageType
 from imagefactory.extras.sbom.osv import VulnerabilityCheck, check_vulnerabilities, read_records
 
-PYPI = Component(kind=Kind.PYPI, name="torch", version="2.3.1+cu121")
-DEB = Component(
-    kind=Kind.DEB,
+PYPI = BillComponent(kind=PackageType.PYPI, name="torch", version="2.3.1+cu121")
+DEB = BillComponent(
+    kind=PackageType.DEB,
     name="libssl3",
     version="3.0.11-1~deb12u2+b1",
     namespace="debian",
@@ -31,8 +31,10 @@ def record(package: str, *events: str, ecosystem: str = "PyPI", **more: Any) -> 
     return {"id": "OSV-1", "affected": [affected | more.pop("affected", {})], **more}
 
 
-def check(*records: dict[str, Any], parts: tuple[Component, ...] = (PYPI, DEB)) -> VulnerabilityCheck:
-    return check_vulnerabilities(Bill(name="x", digest="", created=None, components=parts), records)
+def check(*records: dict[str, Any], parts: tuple[BillComponent, ...] = (PYPI, DEB)) -> VulnerabilityCheck:
+    return check_vulnerabilities(
+        BillOfMaterials(name="x", digest="", created=None, components=parts), records
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,12 +95,12 @@ def test_what_is_not_checked_is_counted() -> None:
     parts = (
         PYPI,
         DEB,
-        Component(kind=Kind.PYPI, name="old", version="2004d"),
-        Component(kind=Kind.DEB, name="x", version="1", namespace="debian", release="12"),
-        Component(kind=Kind.DEB, name="y", version="1", namespace="debian", source=("y", "1")),
-        Component(kind=Kind.CONDA, name="numpy", version="1"),
-        Component(kind=Kind.CONDA, name="blas", version="1"),
-        Component(kind=Kind.OCI, name="cuda", version="sha256:1"),
+        BillComponent(kind=PackageType.PYPI, name="old", version="2004d"),
+        BillComponent(kind=PackageType.DEB, name="x", version="1", namespace="debian", release="12"),
+        BillComponent(kind=PackageType.DEB, name="y", version="1", namespace="debian", source=("y", "1")),
+        BillComponent(kind=PackageType.CONDA, name="numpy", version="1"),
+        BillComponent(kind=PackageType.CONDA, name="blas", version="1"),
+        BillComponent(kind=PackageType.OCI, name="cuda", version="sha256:1"),
     )
     told = check(record("other", "introduced 0"), parts=parts)
     assert told.checked == (("PyPI", 1),)

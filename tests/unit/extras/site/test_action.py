@@ -11,10 +11,10 @@ from imagefactory.actions.locked import require_lock
 from imagefactory.errors import UsageError
 from imagefactory.extras.site.action import read_report, write_report
 from imagefactory.extras.site.images import ReportImage
-from imagefactory.extras.site.tables import TablesAsked
+from imagefactory.extras.site.tables import TableRequest
 from imagefactory.oci.manifests import digest_of
-from imagefactory.progress import Quiet
-from imagefactory.project import Factory
+from imagefactory.progress import QuietProgress
+from imagefactory.project import Project
 from imagefactory.recipes.expand import select
 from imagefactory.trust.audit import NAME as NAME_OF_LOG
 from imagefactory.trust.audit import AuditEntry, append_audit
@@ -22,13 +22,13 @@ from tests.made.factory import NAME, put_image
 from tests.made.full_disk import full_disk
 
 
-def read(factory: Factory) -> ReportImage:
-    asked = TablesAsked(now=datetime(2026, 11, 22, tzinfo=UTC))
-    (image,) = read_report(factory, select(factory.targets, (NAME,)), asked, Quiet()).images
+def read(factory: Project) -> ReportImage:
+    asked = TableRequest(now=datetime(2026, 11, 22, tzinfo=UTC))
+    (image,) = read_report(factory, select(factory.targets, (NAME,)), asked, QuietProgress()).images
     return image
 
 
-def test_an_image_that_says_it_is_of_the_lock_has_its_packages(factory: Factory) -> None:
+def test_an_image_that_says_it_is_of_the_lock_has_its_packages(factory: Project) -> None:
     (target,) = select(factory.targets, (NAME,))
     digest = put_image(factory, target)
     image = read(factory)
@@ -44,7 +44,7 @@ def test_an_image_that_says_it_is_of_the_lock_has_its_packages(factory: Factory)
 
 
 @pytest.mark.parametrize("told", [digest_of(b"another"), None, "\x00"])
-def test_one_of_another_lock_borrows_nothing_from_the_present_one(factory: Factory, told: str | None) -> None:
+def test_one_of_another_lock_borrows_nothing_from_the_present_one(factory: Project, told: str | None) -> None:
     (target,) = select(factory.targets, (NAME,))
     put_image(factory, target, **{"imagefactory.lock": told})
     image = read(factory)
@@ -52,20 +52,20 @@ def test_one_of_another_lock_borrows_nothing_from_the_present_one(factory: Facto
     assert (image.packages, image.moves, image.since, dict(image.predicted)) == ((), (), "", {})
 
 
-def test_the_log_of_the_store_is_told_and_one_that_cannot_be_read_too(factory: Factory) -> None:
-    asked = TablesAsked(now=datetime(2026, 11, 22, tzinfo=UTC))
+def test_the_log_of_the_store_is_told_and_one_that_cannot_be_read_too(factory: Project) -> None:
+    asked = TableRequest(now=datetime(2026, 11, 22, tzinfo=UTC))
     store = factory.settings.store_path
     append_audit(store, [AuditEntry(action="revoke", what="sha256:1", why="wrong")], asked.now)
-    report = read_report(factory, (), asked, Quiet())
+    report = read_report(factory, (), asked, QuietProgress())
     assert [(act.action, act.what, act.why) for act in report.acts] == [("revoke", "sha256:1", "wrong")]
     path = store / "journal" / NAME_OF_LOG
     path.unlink()
     path.mkdir()
-    other = read_report(factory, (), asked, Quiet())
+    other = read_report(factory, (), asked, QuietProgress())
     assert (other.acts, len(other.notes)) == ((), len(report.notes) + 1)
 
 
-def test_without_an_image_the_lock_is_shown(factory: Factory) -> None:
+def test_without_an_image_the_lock_is_shown(factory: Project) -> None:
     image = read(factory)
     assert image.image is None
     assert image.packages

@@ -12,13 +12,13 @@ import pytest
 
 from imagefactory.actions.verdicts import attach_signed, local_place
 from imagefactory.extras.site.action import read_report
-from imagefactory.extras.site.tables import TablesAsked
+from imagefactory.extras.site.tables import TableRequest
 from imagefactory.trust.attached import read_subject
 from tests.made.command import Call, json_of
 from tests.made.signing import QUIET, Bench
 from tests.made.trusted import write_settings
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 TARGET = "one-12.1-cu121"
 
 
@@ -61,7 +61,7 @@ def test_layers_that_an_older_image_had_are_told_from_new_ones(bench: Bench) -> 
     report = read_report(
         bench.factory,
         bench.factory.targets[:1],
-        TablesAsked(now=datetime.now(UTC), registry=bench.registry.host),
+        TableRequest(now=datetime.now(UTC), registry=bench.registry.host),
         QUIET,
     )
     (image,) = report.images
@@ -75,7 +75,7 @@ def test_verdicts_of_older_images_are_history_and_prove_nothing_of_the_new(bench
     old = bench.push(b"a", 1)
     bench.verify(old, "8.0")
     bench.push(b"b", 2)
-    asked = TablesAsked(now=datetime.now(UTC), registry=bench.registry.host)
+    asked = TableRequest(now=datetime.now(UTC), registry=bench.registry.host)
     (image,) = read_report(bench.factory, bench.factory.targets[:1], asked, QUIET).images
     assert image.image is not None
     assert image.image.subject.index == old  # it alone is verified
@@ -86,7 +86,7 @@ def test_what_lies_in_store_and_registry_is_told_once(bench: Bench) -> None:
     bench.verify(bench.push(b"a", 1))
     root = bench.folder / "root"
     write_settings(root, f'registry = "{bench.registry.host}"\n{(root / "imagefactory.toml").read_text()}')
-    asked = TablesAsked(now=datetime.now(UTC))
+    asked = TableRequest(now=datetime.now(UTC))
     (here,) = read_report(bench.factory, bench.factory.targets[:1], asked, QUIET).images
     digests = [judged.digest for _, judged in here.history]
     assert len(digests) == len(set(digests)) == 1
@@ -120,7 +120,7 @@ def test_a_badge_and_a_picture_are_files_of_their_own(bench: Bench, tmp_path: Pa
     badge, picture = tmp_path / "badge.svg", tmp_path / "matrix.svg"
     said = bench.call("report", TARGET, "--badge", str(badge), "--svg", str(picture), "--json")
     assert json_of(said, "report") == {
-        "format": "imagefactory.views/1",
+        "format": "imagefactory.report/1",
         "images": 1,
         "files": [str(badge), str(picture)],
     }

@@ -16,28 +16,28 @@ import pytest
 
 from imagefactory.actions.verdicts import attach_signed, local_place
 from imagefactory.errors import NothingSelectedError
-from imagefactory.extras.site.tables import HEADER, Tables, TablesAsked, read_catalogued, survey
+from imagefactory.extras.site.tables import HEADER, TableData, TableRequest, read_catalogued, survey
 from imagefactory.matrix.combos import ComboState
 from imagefactory.model import Outcome
 from imagefactory.schedulers.inventory import write_inventory
 from imagefactory.schedulers.pool import (
     ImageKind,
     Inventory,
-    LeftOut,
     NodeResult,
     PoolGpu,
     PoolImage,
     PoolMachine,
-    Sweep,
+    SkippedCell,
     SweepNode,
+    SweepSpec,
 )
 from imagefactory.schedulers.sweep_file import CollectedNode, write_collected, write_sweep_file
-from imagefactory.settings.choices import Setting
+from imagefactory.settings.choices import SettingValue
 from imagefactory.settings.load import load_settings
 from imagefactory.trust.attached import read_subject
-from imagefactory.trust.catalog import CataloguedImage, sign_catalogue
+from imagefactory.trust.catalog import CatalogImage, sign_catalog
 from imagefactory.trust.policy import TrustedKey
-from imagefactory.verify.report import Subject
+from imagefactory.verify.report import VerifiedImage
 from tests.made.catalogue import make_catalogue, make_image, signed
 from tests.made.command import json_of
 from tests.made.signing import QUIET, Bench
@@ -54,7 +54,7 @@ def tables(bench: Bench, *arguments: str, code: int = 0) -> dict[str, dict[str, 
     return {row["capability"]: row for row in json_of(said, "tables")["combos"]}
 
 
-def collected(folder: Path, subject: Subject, outcome: Outcome) -> None:
+def collected(folder: Path, subject: VerifiedImage, outcome: Outcome) -> None:
     """What a `collect` would have left: one node of the target on 9.0, and one cell that was left out."""
     image = PoolImage(kind=ImageKind.SIF, address="/images/one.sif", subject=subject, size=1, unpacked=1)
     node = SweepNode(
@@ -69,9 +69,11 @@ def collected(folder: Path, subject: Subject, outcome: Outcome) -> None:
         timeout=60,
         python="/usr/bin/python3",
     )
-    left_out = LeftOut(target=TARGET, capability="12.0", rule="no-match", reason="no GPU of the pool has it")
+    left_out = SkippedCell(
+        target=TARGET, capability="12.0", rule="no-match", reason="no GPU of the pool has it"
+    )
     made = datetime(2026, 11, 22, tzinfo=UTC)
-    sweep = Sweep(
+    sweep = SweepSpec(
         id=folder.name, made=made, level="full", site="generic", nodes=(node,), left_out=(left_out,)
     )
     result = NodeResult(node=node.name, outcome=outcome, reason="held: 34, asked for too little memory")
@@ -80,7 +82,7 @@ def collected(folder: Path, subject: Subject, outcome: Outcome) -> None:
     write_collected(folder, [CollectedNode(result=result, target=TARGET, capability="9.0", nonce=node.nonce)])
 
 
-def sign_here(bench: Bench, content: bytes) -> Subject:
+def sign_here(bench: Bench, content: bytes) -> VerifiedImage:
     """An image in the store that is verified for 8.0."""
     digest = bench.build(content).root.descriptor.digest
     place = local_place(bench.factory, "one")
@@ -119,9 +121,9 @@ def test_the_registry_of_the_settings_is_asked_as_one_that_is_named(site: Site, 
     """The image of the present lock, which decides what is predicted of it, may lie there alone."""
     image = site.makes().sweep.nodes[0].image.subject.index
     place = "" if named else site.registry.host
-    setting = Setting(value=place, origin="default")
+    setting = SettingValue(value=place, origin="default")
     factory = replace(site.factory, settings=replace(site.factory.settings, registry=setting))
-    asked = TablesAsked(now=datetime.now(UTC), registry=site.registry.host if named else "")
+    asked = TableRequest(now=datetime.now(UTC), registry=site.registry.host if named else "")
     ((one,),) = survey(factory, [site.target], asked, QUIET)[1:]
     assert one.stage.reference == f"{site.registry.host}/pytorch@{image}"
 
@@ -142,7 +144,9 @@ def test_what_sweeps_told_stands_beside_it(bench: Bench) -> None:
 
 def test_a_sweep_of_another_image_says_nothing(bench: Bench, tmp_path: Path) -> None:
     sign_here(bench, b"a")
-    other = Subject(target=TARGET, **dict.fromkeys(("index", "manifest", "config"), "sha256:" + "f" * 64))
+    other = VerifiedImage(
+        target=TARGET, **dict.fromkeys(("index", "manifest", "config"), "sha256:" + "f" * 64)
+    )
     folder = tmp_path / "elsewhere"
     collected(folder, other, Outcome.NO_KERNEL)
     assert tables(bench, "--sweep", str(folder))["9.0"]["state"] == "not-tested"
@@ -214,17 +218,17 @@ def test_columns_can_be_asked_for(bench: Bench, tmp_path: Path) -> None:
 # --- outside of a factory ------------------------------------------------------------------------
 
 
-def catalogued(tmp_path: Path, *names: str, image: CataloguedImage) -> Tables:
+def catalogued(tmp_path: Path, *names: str, image: CatalogImage) -> TableData:
     """The tables of a signed catalogue in a file, by a person who trusts its key and has no factory."""
     config = tmp_path / "config" / "imagefactory"
     config.mkdir(parents=True)
     path = tmp_path / "catalogue.json"
-    path.write_bytes(sign_catalogue(make_catalogue(image), LAB))
+    path.write_bytes(sign_catalog(make_catalogue(image), LAB))
     row = format_key_row(LAB_TRUSTED)
     (config / "imagefactory.toml").write_text(f'catalogue = "{path}"\n{row}')
     environ = {"XDG_CONFIG_HOME": str(tmp_path / "config"), "HOME": str(tmp_path), "XDG_CONFIG_DIRS": "/none"}
     settings = load_settings(directory=None, start=tmp_path, environ=environ)
-    return read_catalogued(settings, environ, names, TablesAsked(now=NOW))
+    return read_catalogued(settings, environ, names, TableRequest(now=NOW))
 
 
 def format_key_row(key: TrustedKey) -> str:

@@ -13,20 +13,20 @@ from typing import Any
 
 import pytest
 
-from imagefactory.errors import EXIT_LIMIT, BuildError, FactoryError, LimitError, UsageError
+from imagefactory.errors import EXIT_LIMIT, BuildError, ImagefactoryError, LimitError, UsageError
 from imagefactory.extras.wheels import build as compiling
-from imagefactory.extras.wheels.build import CompileAsk, Compiled, compile_wheel
+from imagefactory.extras.wheels.build import CompileRequest, CompileResult, compile_wheel
 from imagefactory.lock.pypi.sources import DEFAULT_REQUIRES
 from imagefactory.lock.pypi.unbuilt import has_nvcc
-from imagefactory.model import Completed, RunSpec, Target
+from imagefactory.model import CommandResult, RunSpec, Target
 from imagefactory.oci.manifests import Image
-from imagefactory.progress import Quiet
-from imagefactory.project import Factory
+from imagefactory.progress import QuietProgress
+from imagefactory.project import Project
 from tests.made.factory import put_image
 from tests.made.git_tree import GitTree
 from tests.made.wheels import add_nested, locked, make_wheel
 
-FAILED = Completed(returncode=1, stdout="compiling", stderr="error: no such header", seconds=1.0)
+FAILED = CommandResult(returncode=1, stdout="compiling", stderr="error: no such header", seconds=1.0)
 WHEEL = "ops-1.0-py3-none-any.whl"
 
 
@@ -55,7 +55,7 @@ class Compiler:
     def prepare(self, image: Image, *, checked: bool) -> Image:
         return image
 
-    def run(self, image: Image, spec: RunSpec) -> Completed:
+    def run(self, image: Image, spec: RunSpec) -> CommandResult:
         source, tools, out = (mount.source for mount in spec.mounts)
         if spec.argv[2].startswith("requires"):
             self.asked.append(spec)
@@ -72,7 +72,7 @@ class Compiler:
 
 
 @pytest.fixture
-def compiler(factory: Factory, target: Target, monkeypatch: pytest.MonkeyPatch) -> Compiler:
+def compiler(factory: Project, target: Target, monkeypatch: pytest.MonkeyPatch) -> Compiler:
     made = Compiler()
     put_image(factory, target)
     monkeypatch.setattr(compiling, "make_runner", lambda *_: made)
@@ -90,14 +90,14 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
-def compiled(factory: Factory, target: Target, source: Path | str, **more: Any) -> Compiled:
+def compiled(factory: Project, target: Target, source: Path | str, **more: Any) -> CompileResult:
     folder = factory.settings.root_path / "wheels"
-    asked = CompileAsk(source=str(source), target=target, folder=folder, **more)
-    return compile_wheel(factory, asked, Quiet())
+    asked = CompileRequest(source=str(source), target=target, folder=folder, **more)
+    return compile_wheel(factory, asked, QuietProgress())
 
 
 def test_a_folder_is_compiled_once_for_its_source_and_capabilities(
-    factory: Factory, target: Target, compiler: Compiler, source: Path
+    factory: Project, target: Target, compiler: Compiler, source: Path
 ) -> None:
     first = compiled(factory, target, source)
     assert (first.made, first.wheel.parent) == (True, factory.settings.root_path / "wheels")
@@ -114,7 +114,7 @@ def test_a_folder_is_compiled_once_for_its_source_and_capabilities(
     record = json.loads(first.wheel.with_name(f"{first.wheel.name}.json").read_text())
     assert record["target"] == target.name
     assert record["source"].startswith("ops/ sha256:")
-    assert compiled(factory, target, source) == Compiled(wheel=first.wheel, made=False)
+    assert compiled(factory, target, source) == CompileResult(wheel=first.wheel, made=False)
     assert compiled(factory, target, source, capabilities=("8.0",)).made
     (source / "ops.cu").write_text("another kernel")
     assert compiled(factory, target, source, capabilities=("8.0",)).made
@@ -125,7 +125,7 @@ def test_a_folder_is_compiled_once_for_its_source_and_capabilities(
 
 
 def test_an_archive_is_shown_alone(
-    factory: Factory, target: Target, compiler: Compiler, tmp_path: Path
+    factory: Project, target: Target, compiler: Compiler, tmp_path: Path
 ) -> None:
     (tmp_path / "beside").write_text("secret")
     archive = tmp_path / "ops-1.0.zip"
@@ -189,7 +189,7 @@ def linked_member(wheel: Path) -> None:
     ],
 )
 def test_only_a_sound_wheel_is_taken(
-    factory: Factory,
+    factory: Project,
     target: Target,
     compiler: Compiler,
     source: Path,
@@ -205,7 +205,7 @@ def test_only_a_sound_wheel_is_taken(
 
 
 def test_a_wheel_of_another_package_is_not_taken(
-    factory: Factory, target: Target, compiler: Compiler, source: Path
+    factory: Project, target: Target, compiler: Compiler, source: Path
 ) -> None:
     (source / "pyproject.toml").write_text('[project]\nname = "other"\n')
     with pytest.raises(BuildError, match=f"other, .* {WHEEL}") as caught:
@@ -218,7 +218,7 @@ def test_a_wheel_of_another_package_is_not_taken(
     [{"over": ("it reached the limit memory=1G", "more")}, {"timed_out": True}],
 )
 def test_a_limit_that_is_reached_is_told(
-    factory: Factory, target: Target, compiler: Compiler, source: Path, completed: dict[str, Any]
+    factory: Project, target: Target, compiler: Compiler, source: Path, completed: dict[str, Any]
 ) -> None:
     compiler.completed, compiler.code = completed, 137
     with pytest.raises(LimitError) as caught:
@@ -228,7 +228,7 @@ def test_a_limit_that_is_reached_is_told(
 
 
 def test_a_source_is_held_to_the_scratch_limit(
-    factory: Factory, target: Target, compiler: Compiler, source: Path
+    factory: Project, target: Target, compiler: Compiler, source: Path
 ) -> None:
     archive = source.with_name("ops.zip")
     shutil.make_archive(str(archive.with_suffix("")), "zip", source)
@@ -239,7 +239,7 @@ def test_a_source_is_held_to_the_scratch_limit(
 
 
 def test_links_into_the_wheels_folder_are_not_followed(
-    factory: Factory, target: Target, compiler: Compiler, source: Path, tmp_path: Path
+    factory: Project, target: Target, compiler: Compiler, source: Path, tmp_path: Path
 ) -> None:
     """A project may come with them: in place of the wheel, its record, and other records."""
     wheels = factory.settings.root_path / "wheels"
@@ -254,7 +254,7 @@ def test_links_into_the_wheels_folder_are_not_followed(
     made = compiled(factory, target, source)
     assert (made.made, made.wheel) == (True, wheels / WHEEL)
     assert secret.read_text() == "as it was"
-    assert compiled(factory, target, source) == Compiled(wheel=made.wheel, made=False)
+    assert compiled(factory, target, source) == CompileResult(wheel=made.wheel, made=False)
 
 
 def test_tools_are_unpacked_as_they_were_locked(tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ def test_a_repository_takes_no_more_of_the_disk_than_is_free_for_it(
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not here")
 def test_what_a_repository_links_to_outside_stops_it(
-    factory: Factory, target: Target, compiler: Compiler, source: Path, tmp_path: Path
+    factory: Project, target: Target, compiler: Compiler, source: Path, tmp_path: Path
 ) -> None:
     shutil.rmtree(source / ".git")
     git = GitTree(source)
@@ -309,12 +309,12 @@ def test_what_a_repository_links_to_outside_stops_it(
             assert compiled(factory, target, text).made
             assert sorted(compiler.seen[0]) == ["ops.cu", "setup.py"]
         else:
-            with pytest.raises(FactoryError, match=expected):
+            with pytest.raises(ImagefactoryError, match=expected):
                 compiled(factory, target, text)
 
 
 def test_a_compiler_that_fails_says_its_last_words(
-    factory: Factory, target: Target, compiler: Compiler, source: Path
+    factory: Project, target: Target, compiler: Compiler, source: Path
 ) -> None:
     compiler.code = 1
     with pytest.raises(BuildError, match="error: no such header") as caught:
@@ -322,13 +322,13 @@ def test_a_compiler_that_fails_says_its_last_words(
     assert caught.value.code == "compile-failed"
     assert ("nvcc" in caught.value.hint, "12.1" in caught.value.hint) == (True, True)
     assert not (factory.settings.root_path / "wheels").exists()
-    newer = CompileAsk(source="ops", target=replace(target, cuda="13.2"), folder=source)
+    newer = CompileRequest(source="ops", target=replace(target, cuda="13.2"), folder=source)
     with pytest.raises(BuildError) as caught:
-        compiling._refuse_failed(newer, FAILED)
+        compiling._check_compilers(newer, FAILED)
     assert "system:" in caught.value.hint
 
 
-def test_a_target_without_cuda_has_no_compiler_of_it(factory: Factory, target: Target, source: Path) -> None:
+def test_a_target_without_cuda_has_no_compiler_of_it(factory: Project, target: Target, source: Path) -> None:
     known = {cuda: has_nvcc(replace(target, cuda=cuda)) for cuda in ("12.1", "13", "none")}
     assert known == {"12.1": False, "13": True, "none": False}
     amd = replace(target, cuda="rocm7", capabilities=("gfx90a",))
@@ -337,7 +337,7 @@ def test_a_target_without_cuda_has_no_compiler_of_it(factory: Factory, target: T
     assert caught.value.code == "amd-not-supported"
 
 
-def test_a_target_that_is_not_built(factory: Factory, target: Target, source: Path) -> None:
+def test_a_target_that_is_not_built(factory: Project, target: Target, source: Path) -> None:
     with pytest.raises(BuildError) as caught:
         compiled(factory, target, source)
     assert caught.value.code == "image-not-built"
@@ -355,7 +355,7 @@ def test_a_target_that_is_not_built(factory: Factory, target: Target, source: Pa
     ],
 )
 def test_a_source_that_is_none(
-    factory: Factory, target: Target, compiler: Compiler, text: str, code: str
+    factory: Project, target: Target, compiler: Compiler, text: str, code: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
         compiled(factory, target, text)
@@ -401,7 +401,7 @@ def test_without_a_compilers_error_the_end_is_shown() -> None:
 
 
 def test_what_its_backend_asks_for_is_there_and_recorded(
-    factory: Factory, target: Target, compiler: Compiler, source: Path, monkeypatch: pytest.MonkeyPatch
+    factory: Project, target: Target, compiler: Compiler, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """setup_requires of seqeval: without setuptools-scm it would say to be 0.0.0."""
     wanted: list[tuple[str, ...]] = []
@@ -419,7 +419,7 @@ def test_what_its_backend_asks_for_is_there_and_recorded(
     "requires", ["", "{}", '["a b"]', '["a @ file:///etc"]', str(["a"] * 1000), "[" * 9999]
 )
 def test_what_an_untrusted_backend_asks_for_is_read_strictly(
-    factory: Factory, target: Target, compiler: Compiler, source: Path, requires: str
+    factory: Project, target: Target, compiler: Compiler, source: Path, requires: str
 ) -> None:
     compiler.requires = requires.replace("'", '"')
     with pytest.raises(BuildError):
@@ -439,7 +439,7 @@ def test_what_an_untrusted_backend_asks_for_is_read_strictly(
     ],
 )
 def test_the_targets_packages_are_shown_to_what_names_or_imports_one(
-    factory: Factory,
+    factory: Project,
     target: Target,
     compiler: Compiler,
     source: Path,
@@ -456,11 +456,11 @@ def test_the_targets_packages_are_shown_to_what_names_or_imports_one(
 
 
 def test_they_are_shown_where_a_module_is_missed(
-    factory: Factory, target: Target, compiler: Compiler, source: Path, monkeypatch: pytest.MonkeyPatch
+    factory: Project, target: Target, compiler: Compiler, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = Compiler.run
 
-    def missing(self: Compiler, image: Image, spec: RunSpec) -> Completed:
+    def missing(self: Compiler, image: Image, spec: RunSpec) -> CommandResult:
         if spec.argv[2] == "requires-isolated":
             return replace(FAILED, stderr="ModuleNotFoundError: No module named 'torch'")
         return run(self, image, spec)
@@ -472,7 +472,7 @@ def test_they_are_shown_where_a_module_is_missed(
 
 
 def test_pkg_resources_comes_with_the_last_setuptools_that_has_it(
-    factory: Factory, target: Target, compiler: Compiler, source: Path, monkeypatch: pytest.MonkeyPatch
+    factory: Project, target: Target, compiler: Compiler, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted: list[tuple[str, ...]] = []
     monkeypatch.setattr(compiling, "_tools", lambda *given, **_: wanted.append(tuple(given[3])) or {})
@@ -483,7 +483,7 @@ def test_pkg_resources_comes_with_the_last_setuptools_that_has_it(
 
 @pytest.mark.parametrize(("version", "taken"), [("1.0", True), ("1.0.0", True), ("1.2.2", False)])
 def test_a_wheel_of_another_version_is_not_taken(
-    factory: Factory, target: Target, compiler: Compiler, source: Path, version: str, taken: bool
+    factory: Project, target: Target, compiler: Compiler, source: Path, version: str, taken: bool
 ) -> None:
     (source / "pyproject.toml").write_text(f'[project]\nname = "ops"\nversion = "{version}"\n')
     if taken:
@@ -509,7 +509,7 @@ SCM = '[build-system]\nrequires = ["setuptools>=64", "setuptools_scm>=8"]\n[proj
     ],
 )
 def test_a_build_that_would_ask_git_is_given_the_version(
-    factory: Factory,
+    factory: Project,
     target: Target,
     compiler: Compiler,
     source: Path,
@@ -537,7 +537,7 @@ def test_a_build_that_would_ask_git_is_given_the_version(
 
 @pytest.mark.parametrize(("pyproject", "told"), [(f'{SCM}dynamic = ["version"]', True), ("", False)])
 def test_a_build_without_a_version_in_git_says_what_to_write(
-    factory: Factory, target: Target, compiler: Compiler, source: Path, pyproject: str, told: bool
+    factory: Project, target: Target, compiler: Compiler, source: Path, pyproject: str, told: bool
 ) -> None:
     (source / "pyproject.toml").write_text(pyproject)
     compiler.code = 1
@@ -547,7 +547,7 @@ def test_a_build_without_a_version_in_git_says_what_to_write(
 
 
 def test_a_known_package_is_compiled_and_does_not_look_for_a_wheel(
-    factory: Factory, target: Target, compiler: Compiler, source: Path
+    factory: Project, target: Target, compiler: Compiler, source: Path
 ) -> None:
     (source / "pyproject.toml").write_text('[project]\nname = "flash-attn"\nversion = "1.0"\n')
     compiler.leave = lambda out: make_wheel(out, "flash_attn", {})
@@ -556,7 +556,7 @@ def test_a_known_package_is_compiled_and_does_not_look_for_a_wheel(
 
 
 def test_a_projects_root_is_built_without_what_imagefactory_has_there(
-    factory: Factory, target: Target, compiler: Compiler
+    factory: Project, target: Target, compiler: Compiler
 ) -> None:
     root = factory.settings.root_path
     (root / "setup.py").write_text("setup()")
@@ -564,11 +564,11 @@ def test_a_projects_root_is_built_without_what_imagefactory_has_there(
     (root / "wheels" / "a.whl").write_text("another")
     first = compiled(factory, target, root)
     assert set(compiler.seen[0]) == {"setup.py"}
-    assert compiled(factory, target, root) == Compiled(wheel=first.wheel, made=False)
+    assert compiled(factory, target, root) == CompileResult(wheel=first.wheel, made=False)
 
 
 def test_another_targets_wheel_of_the_same_name_stays(
-    factory: Factory, target: Target, compiler: Compiler, source: Path
+    factory: Project, target: Target, compiler: Compiler, source: Path
 ) -> None:
     """An extension is built for one torch: the same name has other bytes for another target."""
     wheels = factory.settings.root_path / "wheels"
@@ -576,7 +576,7 @@ def test_another_targets_wheel_of_the_same_name_stays(
     (wheels / WHEEL).write_bytes(b"another target's")
     made = compiled(factory, target, source, taken=frozenset({WHEEL}))
     assert (made.wheel, (wheels / WHEEL).read_bytes()) == (wheels / target.name / WHEEL, b"another target's")
-    assert compiled(factory, target, source, taken=frozenset({WHEEL})) == Compiled(
+    assert compiled(factory, target, source, taken=frozenset({WHEEL})) == CompileResult(
         wheel=made.wheel, made=False
     )
     shutil.rmtree(wheels / target.name)

@@ -13,13 +13,13 @@ from imagefactory.actions import lock as stages_lock
 from imagefactory.actions.lock import LockOptions
 from imagefactory.errors import UnbuiltError
 from imagefactory.extras.wheels import lock
-from imagefactory.extras.wheels.lock import BuiltWheel, build_and_lock, in_order, with_wheel
+from imagefactory.extras.wheels.lock import ProjectWheel, build_and_lock, in_order, with_wheel
 from imagefactory.lock import LockRequest
 from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.files import read_lock
 from imagefactory.model import Lock, Target
 from imagefactory.progress import QUIET
-from imagefactory.project import read_factory
+from imagefactory.project import load_project
 from imagefactory.settings.load import load_settings
 from tests.made.values import make_target
 from tests.made.wheels import locked, make_wheel
@@ -47,7 +47,7 @@ def test_packages_that_require_each_other_are_built_all_the_same() -> None:
 
 
 def test_a_target_with_a_wheel_asks_for_it_and_keeps_extras() -> None:
-    wheel = BuiltWheel(
+    wheel = ProjectWheel(
         name="ops", version="1.2", path="./wheels/ops-1.2-py3-none-any.whl", source="./src/ops"
     )
     target = make_target(requirements=("torch==2.3.*", "Ops>=1", "ops[gpu]"), sources=("./src/ops", "./lab"))
@@ -96,19 +96,19 @@ def test_the_solution_that_lacks_no_wheel_is_the_lock(root: Path, monkeypatch: p
     make_wheel(folder, "more", {})
     solver = Solver(folder)
 
-    def build(*_: object) -> tuple[BuiltWheel, bool]:
+    def build(*_: object) -> tuple[ProjectWheel, bool]:
         made = make_wheel(folder, "ops", {})
         path = f"./wheels/{made.name}"
-        return BuiltWheel(name="ops", version="1.0", path=path, source="./src/ops"), True
+        return ProjectWheel(name="ops", version="1.0", path=path, source="./src/ops"), True
 
     monkeypatch.setattr(stages_lock, "target_locker", lambda *_: solver)
     monkeypatch.setattr(lock, "_build_image", lambda *_: None)
     monkeypatch.setattr(lock, "_build_wheel", build)
     environ: Mapping[str, str] = {"HOME": str(root), "IMAGEFACTORY_STORE": str(root / "store")}
-    factory = read_factory(load_settings(directory=root, start=root, environ=environ), environ)
+    factory = load_project(load_settings(directory=root, start=root, environ=environ), environ)
     (target,) = (one for one in factory.targets if one.family == "lab")
     done = build_and_lock(factory, target, LockOptions(), QUIET)
-    (written,) = (one for one in read_factory(factory.settings, environ).targets if one.family == "lab")
+    (written,) = (one for one in load_project(factory.settings, environ).targets if one.family == "lab")
     assert [one.requirements for one in solver.solved[1:]] == [written.requirements]
     assert solver.compared == [done.relock.after]
     assert read_lock(root / "lockfiles", written) == done.relock.after

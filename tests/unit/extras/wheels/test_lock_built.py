@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from imagefactory.errors import UsageError
-from imagefactory.extras.wheels.lock import BuiltWheel, write_wheels
+from imagefactory.extras.wheels.lock import ProjectWheel, write_wheels
 from imagefactory.model import Target
 from imagefactory.recipes.expand import expand_all
 from imagefactory.recipes.recipe import parse_recipe
@@ -28,9 +28,9 @@ def targets(text: str) -> tuple[Target, ...]:
     return expand_all([parse_recipe(text, "recipes/lab.yaml")], [make_base()])
 
 
-def wheel(name: str, source: str, tag: str = "py3-none-any") -> BuiltWheel:
+def wheel(name: str, source: str, tag: str = "py3-none-any") -> ProjectWheel:
     path = f"./wheels/{name.replace('-', '_')}-1.0-{tag}.whl"
-    return BuiltWheel(name=name, version="1.0", path=path, source=source)
+    return ProjectWheel(name=name, version="1.0", path=path, source=source)
 
 
 WHEELS = (

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import LockError, ToolError, UsageError, extra_hint
-from imagefactory.http import Patience, RefusedError, redact, without_login
+from imagefactory.http import RejectedError, RetryPolicy, redact, without_login
 from imagefactory.lock.conda.channels import ChannelAccess, find_channels
-from imagefactory.lock.conda.solver import Solver, first_question, name_of, run
+from imagefactory.lock.conda.solver import CondaSolver, first_question, name_of, run
 from imagefactory.recipes.values import CHANNEL_ROOT, channel_address
 from imagefactory.settings.load import load_settings
 from tests.made.solving import target
@@ -29,7 +29,7 @@ from tests.services.channels import (
 )
 
 FORGE = f"{CHANNEL_ROOT}/conda-forge"
-QUICK = Patience(attempts=2, first_wait=0.01, longest_wait=0.02)
+QUICK = RetryPolicy(attempts=2, first_wait=0.01, longest_wait=0.02)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def server(folder: Path) -> Iterator[ChannelServer]:
 def solve(channels: ChannelAccess, cache: Path, *names: str) -> dict[str, str]:
     """Name -> true address of what the solver finds."""
     asked = target("numpy", channels=tuple(map(channel_address, names or ("conda-forge",))))
-    solver = Solver(asked, channels, channels.gateway(cache))
+    solver = CondaSolver(asked, channels, channels.gateway(cache))
     return {name_of(one): solver.true_address(one) for one in run(solver.solve(first_question(asked)))}
 
 
@@ -207,7 +207,7 @@ def test_a_private_channel(
         assert "401" in caught.value.message
         assert "127.0.0.1" in caught.value.hint
         web = stranger.web(patience=QUICK)
-        with pytest.raises(RefusedError, match="401"):
+        with pytest.raises(RejectedError, match="401"):
             web.size(stranger.address(f"{FORGE}/noarch/x.conda"))
         web.close()
 
@@ -232,7 +232,7 @@ def test_credentials_of_this_machine_are_not_asked(
         assert caught.value.code == "channel-access-denied"
         assert "401" in caught.value.message
         web = stranger.web(patience=QUICK)
-        with pytest.raises(RefusedError, match="401"):
+        with pytest.raises(RejectedError, match="401"):
             web.size(f"{server.url}/conda-forge/noarch/repodata.json")
         web.close()
 

@@ -18,7 +18,7 @@ from imagefactory.lock.conda.locker import CondaLocker
 from imagefactory.lock.conda.solver import virtual_packages
 from imagefactory.lock.content_hash import content_hash
 from imagefactory.model import Lock, Target
-from imagefactory.progress import Quiet
+from imagefactory.progress import QuietProgress
 from imagefactory.recipes.values import CHANNEL_ROOT
 from tests.made.solving import BASE, SYSTEM, no_pip, pins, target
 from tests.services.channels import record, write_channel
@@ -50,7 +50,7 @@ class Site:
 
     def lock(self, asked: Target, previous: Lock | None = None, *update: str, **more: Any) -> Lock:
         request = LockRequest(target=asked, base=BASE, previous=previous, update=update, **more)
-        return self.locker.lock(request, Quiet())
+        return self.locker.lock(request, QuietProgress())
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_addresses_that_are_written_in_other_ways(tmp_path: Path) -> None:
     setting = f"https://Conda.Example:443={site.folder},lab={site.folder}/lab"
     locker = CondaLocker(find_channels(setting, {}, ""), tmp_path / "cache", no_pip)
     request = LockRequest(target=target("tiny", "extra", channels=channels), base=BASE)
-    urls = {one.name: one.url for one in locker.lock(request, Quiet()).conda}
+    urls = {one.name: one.url for one in locker.lock(request, QuietProgress()).conda}
     assert urls["python"] == "https://Conda.Example:443/conda-forge/linux-64/python-3.11.9-0.conda"
     assert urls["extra"] == f"{CHANNEL_ROOT}/lab/linux-64/extra-1-0.conda"
 

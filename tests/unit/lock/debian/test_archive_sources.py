@@ -39,8 +39,8 @@ from imagefactory.lock.debian.lock import (
     read_base_lock,
     write_base_lock,
 )
-from imagefactory.model import Base, BaseLock, DebianPackage
-from imagefactory.progress import Quiet
+from imagefactory.model import BaseLock, BaseSpec, DebianPackage
+from imagefactory.progress import QuietProgress
 from imagefactory.recipes.read import read_bases
 from imagefactory.runtime.build_sandbox import IdMaps
 from tests.made.trusted import write_settings
@@ -133,15 +133,15 @@ def test_a_lock_that_is_not_stale_asks_nobody() -> None:
         debs=Path("/nonexistent"),
         environ=(("PATH", "/nonexistent"),),
     )
-    assert lock_base(BASE, LOCK, nowhere, Quiet()) is LOCK
+    assert lock_base(BASE, LOCK, nowhere, QuietProgress()) is LOCK
     with pytest.raises(ToolError) as caught:
-        lock_base(replace(BASE, packages=("vim",)), LOCK, nowhere, Quiet())
+        lock_base(replace(BASE, packages=("vim",)), LOCK, nowhere, QuietProgress())
     assert caught.value.code == "tool-missing"
     assert "apt-get" in caught.value.message
 
 
 @pytest.mark.parametrize("base", read_bases(TREE / "recipes"), ids=lambda base: str(base.name))
-def test_the_committed_locks_are_those_of_the_recipes(base: Base) -> None:
+def test_the_committed_locks_are_those_of_the_recipes(base: BaseSpec) -> None:
     lock = read_base_lock(TREE / f"lockfiles/bases/{base.name}.lock")
     assert lock is not None
     assert (lock.base, lock.suite, lock.content_hash) == (base.name, base.suite, base_content_hash(base))
@@ -304,7 +304,7 @@ def test_what_apt_says() -> None:
         "E: Unable to locate package libfoo1.2\nE: Couldn't find any package by glob 'libfoo1.2'\n"
         "E: Package 'netcat' has no installation candidate\nE: Unable to locate package python-opengl\n"
     )
-    assert archive.parse_unknown(lacking) == ("libfoo1.2", "netcat", "python-opengl")
+    assert archive.parse_missing_packages(lacking) == ("libfoo1.2", "netcat", "python-opengl")
     assert archive.error_lines("W: slow\nE: Failed to fetch x\n   Hash Sum mismatch\n") == (
         "E: Failed to fetch x\n   Hash Sum mismatch"
     )
@@ -321,8 +321,8 @@ def test_moved_packages_are_named_old_and_new() -> None:
         "python3 1.0-1 -> (gone)",
         "zip (not there) -> 1.0-1",
     ]
-    assert "not the published one" in fetch.describe_moved(BASE, moved)[0]
-    assert fetch.describe_moved(BASE, ()) == []
+    assert "not the published one" in fetch.describe_missing_debs(BASE, moved)[0]
+    assert fetch.describe_missing_debs(BASE, ()) == []
 
 
 def test_a_deb_is_verified_to_the_byte(tmp_path: Path) -> None:
@@ -364,7 +364,7 @@ def test_a_deb_is_verified_to_the_byte(tmp_path: Path) -> None:
     ],
 )
 def test_left_out(path: str) -> None:
-    assert not look.is_kept(path, is_folder=False)
+    assert not look.is_included(path, is_folder=False)
 
 
 @pytest.mark.parametrize(
@@ -386,7 +386,7 @@ def test_left_out(path: str) -> None:
     ],
 )
 def test_kept(path: str) -> None:
-    assert look.is_kept(path, is_folder=path in ("usr/share/man", "usr/share/doc/gcc", "var/log", "tmp"))
+    assert look.is_included(path, is_folder=path in ("usr/share/man", "usr/share/doc/gcc", "var/log", "tmp"))
 
 
 def dpkg_excludes(path: str) -> bool:
@@ -432,10 +432,10 @@ def test_local_time_of_a_base_is_utc() -> None:
 
 def test_what_apptainer_mounts_over_stays_in_a_base() -> None:
     for path in ("dev", "home", "mnt", "opt", "proc", "root", "run", "srv", "sys", "tmp", "var/tmp"):
-        assert look.is_kept(path, is_folder=True), path
+        assert look.is_included(path, is_folder=True), path
     fixed = look.fixed_files(BASE)
     for path in ("etc/group", "etc/hosts", "etc/localtime", "etc/passwd", "etc/resolv.conf"):
-        assert path in fixed or look.is_kept(path, is_folder=False), path
+        assert path in fixed or look.is_included(path, is_folder=False), path
 
 
 def test_the_key_follows_the_lock() -> None:
@@ -565,8 +565,8 @@ TREE_ENTRIES = (
 )
 
 
-def fetched() -> fetch.FetchedBase:
-    return fetch.FetchedBase(base=BASE, lock=LOCK, debs=(), moved=())
+def fetched() -> fetch.BaseArchives:
+    return fetch.BaseArchives(base=BASE, lock=LOCK, debs=(), moved=())
 
 
 def test_a_layer_is_what_was_made_less_what_a_host_leaks(tmp_path: Path) -> None:
@@ -695,11 +695,11 @@ def test_an_archive_that_limits_an_address_is_asked_again(
     (tmp_path / "apt-get").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(archive, "PAUSES", (0.0, 0.01, 0.02))
-    made = archive.Archive(
+    made = archive.AptArchive(
         root=tmp_path, suite="s", released=1, environ=(("PATH", f"{tmp_path}:/usr/bin:/bin"),)
     )
     with pytest.raises(raised) if raised else nullcontext():
-        made.download((), tmp_path, Quiet())
+        made.download((), tmp_path, QuietProgress())
     assert len((tmp_path / "runs").read_text().splitlines()) == runs
 
 
@@ -718,7 +718,7 @@ def test_an_archive_that_has_expired_says_what_takes_one_that_is_frozen(tmp_path
         debs=tmp_path,
         environ=(("PATH", f"{tmp_path}:/usr/bin:/bin"), ("TMPDIR", str(tmp_path))),
     )
-    with pytest.raises(LockError) as raised, archive.open_archive(mirror, "s", "amd64", Quiet()):
+    with pytest.raises(LockError) as raised, archive.open_archive(mirror, "s", "amd64", QuietProgress()):
         pass
     assert raised.value.code == "archive-read-failed"
     assert "is expired" in raised.value.message

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from imagefactory.errors import LockError, UnsolvableError
 from imagefactory.lock.pypi.explain import explain_conflict, find_conflict, find_fix
-from imagefactory.lock.pypi.question import Pins, WheelQuestion
+from imagefactory.lock.pypi.question import PinnedVersions, WheelRequest
 from tests.made.values import make_lock
 
 TORCH, VISION, EXTRA = "torch==2.6.*", "torchvision==0.15.2", "extra"
@@ -18,9 +18,9 @@ class Solver:
 
     pairs: tuple[frozenset[str], ...]
     versions: str = "torchvision==0.21.0 torch==2.6.0"
-    asked: list[WheelQuestion] = field(default_factory=list)
+    asked: list[WheelRequest] = field(default_factory=list)
 
-    def solve(self, question: WheelQuestion) -> Pins:
+    def solve(self, question: WheelRequest) -> PinnedVersions:
         self.asked.append(question)
         texts = {*question.requirements, *question.constraints}
         for pair in self.pairs:
@@ -28,14 +28,14 @@ class Solver:
                 told = "Because torchvision==0.15.2 depends on torch==2.0.1 and you require torch==2.6.*, we "
                 told += f"can conclude that your requirements are unsatisfiable, not {EXTRA}"
                 raise UnsolvableError("no-solution", "t: No solution found", tree=told, hint="old")
-        return Pins(lines=tuple(self.versions.split()))
+        return PinnedVersions(lines=tuple(self.versions.split()))
 
 
-def ask(*requirements: str, constraints: tuple[str, ...] = ()) -> WheelQuestion:
-    return WheelQuestion(lock=make_lock(wheels=()), requirements=requirements, constraints=constraints)
+def ask(*requirements: str, constraints: tuple[str, ...] = ()) -> WheelRequest:
+    return WheelRequest(lock=make_lock(wheels=()), requirements=requirements, constraints=constraints)
 
 
-def error_of(solver: Solver, question: WheelQuestion) -> UnsolvableError:
+def error_of(solver: Solver, question: WheelRequest) -> UnsolvableError:
     try:
         solver.solve(question)
     except UnsolvableError as error:
@@ -73,7 +73,7 @@ def test_constraints_count_and_a_change_that_has_no_solution_is_not_advised() ->
 
 def test_what_the_solver_cannot_narrow_stays_as_it_was() -> None:
     class Away(Solver):
-        def solve(self, question: WheelQuestion) -> Pins:
+        def solve(self, question: WheelRequest) -> PinnedVersions:
             raise LockError("index-read-failed", "the index is away")
 
     error = UnsolvableError("no-solution", "t: No solution found", tree="torch torchvision")

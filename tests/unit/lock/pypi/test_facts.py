@@ -8,7 +8,7 @@ import pytest
 
 from imagefactory.errors import LockError
 from imagefactory.gpu import knowledge
-from imagefactory.lock.pypi.facts import cuda_majors, refuse_two_cudas
+from imagefactory.lock.pypi.facts import check_single_cuda, cuda_majors
 from imagefactory.lock.pypi.requirements import read_lock
 from imagefactory.model import LockedWheel
 
@@ -47,7 +47,7 @@ def test_two_majors_are_refused_with_what_brings_each() -> None:
     }
     some = wheels("nvidia-cublas-cu12==12.4 nvidia-cudnn-cu12==9.1 nvidia-nccl-cu13==2.28 torch==2.6.0")
     with pytest.raises(LockError) as caught:
-        refuse_two_cudas("t", some, via)
+        check_single_cuda("t", some, via)
     assert caught.value.code == "cuda-runtime-conflict"
     for value in (
         "CUDA 12 (nvidia-cublas-cu12 12.4",
@@ -56,7 +56,7 @@ def test_two_majors_are_refused_with_what_brings_each() -> None:
         "by other)",
     ):
         assert value in caught.value.message
-    refuse_two_cudas("t", some[:2], via)
+    check_single_cuda("t", some[:2], via)
 
 
 def test_one_library_for_each_major_is_one_library() -> None:
@@ -65,11 +65,11 @@ def test_one_library_for_each_major_is_one_library() -> None:
         "nvidia-dsl-libs-cu12": ("nvidia-dsl",),
         "nvidia-dsl-libs-cu13": ("nvidia-dsl", "nvidia-dsl-libs-cu12"),
     }
-    refuse_two_cudas("t", some, via)
+    check_single_cuda("t", some, via)
     with pytest.raises(LockError):
-        refuse_two_cudas("t", some, {"nvidia-dsl-libs-cu12": ("one",), "nvidia-dsl-libs-cu13": ("other",)})
+        check_single_cuda("t", some, {"nvidia-dsl-libs-cu12": ("one",), "nvidia-dsl-libs-cu13": ("other",)})
 
 
 def test_no_shipped_lock_has_two() -> None:
     for path in sorted((ROOT / "lockfiles").glob("*.requirements.txt")):
-        refuse_two_cudas(path.name, read_lock(path).wheels, {})
+        check_single_cuda(path.name, read_lock(path).wheels, {})

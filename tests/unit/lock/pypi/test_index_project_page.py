@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.http import RefusedError, Web
+from imagefactory.http import HttpSession, RejectedError
 from imagefactory.lock.pypi.index import IndexFile, PackageIndex, _parse_json, project_files
 
 PAGE = """<!DOCTYPE html><html><body>
@@ -18,7 +18,7 @@ PAGE = """<!DOCTYPE html><html><body>
 def test_a_page_of_html(tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text(PAGE)
     index = PackageIndex(url="", origin="", certificates="", proxy="", environment=())
-    web = Web(index)
+    web = HttpSession(index)
     first, second = project_files(web, tmp_path.as_uri())
     web.close()
     assert (first.filename, first.sha256, first.python, first.yanked) == (
@@ -43,5 +43,5 @@ def test_a_page_of_json() -> None:
         uploaded="2026-11-23",
     )
     assert (bare.yanked, bare.python, bare.uploaded) == (False, "", "")
-    with pytest.raises(RefusedError, match="PEP 691"):
+    with pytest.raises(RejectedError, match="PEP 691"):
         _parse_json("{}", "https://i.example/simple/demo/")

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from imagefactory.lock.pypi.explain import explain_failure, unreached
+from imagefactory.lock.pypi.explain import explain_failure, unreachable_error
 from imagefactory.lock.pypi.index import IndexFile, PackageIndex
-from imagefactory.lock.pypi.no_wheel import NoWheelError, what_works, without_wheel
+from imagefactory.lock.pypi.no_wheel import NoWheelError, without_wheel, working_versions
 from imagefactory.model import Lock
 
 LOCK = Lock(
@@ -81,18 +81,18 @@ def test_the_project_is_the_one_that_uv_names(text: str, name: str) -> None:
     ],
 )
 def test_what_works_is_named(there: tuple[IndexFile, ...], said: str) -> None:
-    assert said in what_works("demo", there, LOCK)
+    assert said in working_versions("demo", there, LOCK)
 
 
 def test_a_version_that_the_recipe_does_not_allow_is_not_advised() -> None:
     """deepspeed 0.17.5 of a public requirements.txt has no wheel, and a development release has one."""
     there = files(*(f"lit-{one}-py3-none-any.whl" for one in ("15.0.7", "17.0.1", "18.1.0")))
-    assert "15.0.7" not in what_works("lit==16.0.6", there, LOCK)
+    assert "15.0.7" not in working_versions("lit==16.0.6", there, LOCK)
 
 
 def test_a_yanked_file_is_no_way_out() -> None:
     there = replace(files("demo-1.0-py3-none-any.whl")[0], yanked=True)
-    assert "no wheel of demo" in what_works("demo", (there,), LOCK)
+    assert "no wheel of demo" in working_versions("demo", (there,), LOCK)
 
 
 def test_the_error_holds_all_names_and_the_account() -> None:
@@ -104,7 +104,7 @@ def test_the_error_holds_all_names_and_the_account() -> None:
 
 
 def test_a_certificate_of_an_unknown_authority_is_not_blamed_on_the_network() -> None:
-    told = unreached("client error (Connect) invalid peer certificate: UnknownIssuer", INDEX)
+    told = unreachable_error("client error (Connect) invalid peer certificate: UnknownIssuer", INDEX)
     assert told.code == "index-unreachable"
     assert "`certificates`" in told.hint
-    assert "`certificates`" not in unreached("connection refused", INDEX).hint
+    assert "`certificates`" not in unreachable_error("connection refused", INDEX).hint

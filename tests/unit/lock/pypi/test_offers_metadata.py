@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from imagefactory.http import Patience, RefusedError
+from imagefactory.http import RejectedError, RetryPolicy
 from imagefactory.lock.pypi import offers
 from imagefactory.lock.pypi.offers import read_metadata
 
@@ -37,7 +37,7 @@ class Server:
     ranges: bool = True
     data: bytes = field(default_factory=wheel)
     sent: int = 0
-    patience: Patience = field(default_factory=Patience)
+    patience: RetryPolicy = field(default_factory=RetryPolicy)
 
     def size(self, url: str) -> int:
         return len(self.data)
@@ -45,7 +45,7 @@ class Server:
     @contextmanager
     def open(self, url: str, *, headers: Mapping[str, str]) -> Iterator[Any]:
         if url.endswith(".metadata") and not self.beside:
-            raise RefusedError("404", status=404)
+            raise RejectedError("404", status=404)
         body, status = (TEXT.encode(), 200) if url.endswith(".metadata") else (self.data, 200)
         if self.ranges and (found := re.fullmatch(r"bytes=(\d+)-(\d+)", headers.get("Range", ""))):
             body, status = self.data[int(found[1]) : int(found[2]) + 1], 206
@@ -69,10 +69,10 @@ def test_no_more_is_fetched_than_must_be(server: Any, most: int) -> None:
 
 
 def test_a_big_wheel_is_never_fetched_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offers, "_WHOLE", 1000)
+    monkeypatch.setattr(offers, "_MAX_WHOLE_BYTES", 1000)
     server: Any = Server(ranges=False)
-    with pytest.raises(RefusedError, match="sends no part"):
+    with pytest.raises(RejectedError, match="sends no part"):
         read_metadata(server, URL)
     server = Server()
-    monkeypatch.setattr(offers, "_WHOLE", 100_000)
+    monkeypatch.setattr(offers, "_MAX_WHOLE_BYTES", 100_000)
     assert read_metadata(server, URL) == TEXT

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from imagefactory.errors import LockError, UnsolvableError
-from imagefactory.lock import Behind
+from imagefactory.lock import OutdatedPackage
 from imagefactory.lock.pypi.index import IndexFile
-from imagefactory.lock.pypi.outdated import find_behind
-from imagefactory.lock.pypi.question import Pins, WheelQuestion
+from imagefactory.lock.pypi.outdated import find_outdated
+from imagefactory.lock.pypi.question import PinnedVersions, WheelRequest
 from imagefactory.model import Lock, LockedWheel
-from imagefactory.progress import Progress, Quiet
+from imagefactory.progress import Progress, QuietProgress
 from imagefactory.recipes.values import package_of
 
 LOCK = Lock(
@@ -38,13 +38,13 @@ class Asker:
     sources: tuple[str, ...] = ()
     asked: list[str] = field(default_factory=list)
 
-    def solve(self, question: WheelQuestion) -> Pins:
+    def solve(self, question: WheelRequest) -> PinnedVersions:
         pin = question.constraints[-1]
         self.asked.append(pin)
         answer = self.accounts[pin]
         if isinstance(answer, Exception):
             raise answer
-        return Pins(lines=tuple(answer.split()), lacking=())
+        return PinnedVersions(lines=tuple(answer.split()), lacking=())
 
     def listed(self, wheels: Sequence[LockedWheel], lock: Lock) -> dict[LockedWheel, tuple[IndexFile, ...]]:
         return {
@@ -67,7 +67,7 @@ class Asker:
         assert {*wheels} <= {*listed}
         return {wheel.name: self.needs[wheel.name] for wheel in wheels}
 
-    def requirers(self, question: WheelQuestion, wheels: Sequence[LockedWheel]) -> dict[str, tuple[str, ...]]:
+    def requirers(self, question: WheelRequest, wheels: Sequence[LockedWheel]) -> dict[str, tuple[str, ...]]:
         pairs = [
             (package_of(need), by) for by, needs in self.needs.items() for need in needs if "=" not in by
         ]
@@ -80,7 +80,7 @@ class Asker:
         return f"Metadata-Version: 2.1\nName: torch\nVersion: 2\n{needs}"
 
 
-class Notes(Quiet):
+class Notes(QuietProgress):
     def __init__(self) -> None:
         self.told: list[str] = []
 
@@ -90,11 +90,11 @@ class Notes(Quiet):
 
 def ask(
     asker: Asker, *requirements: str, locked: str, progress: Progress | None = None, **more: object
-) -> list[Behind]:
+) -> list[OutdatedPackage]:
     given = {"lock": LOCK, "requirements": requirements, **more}
-    question = WheelQuestion(**given)  # type: ignore[arg-type]
+    question = WheelRequest(**given)  # type: ignore[arg-type]
     wheels = [wheel(pin) for pin in locked.split()]
-    return list(find_behind(asker, question, wheels, "torch", progress or Quiet()))
+    return list(find_outdated(asker, question, wheels, "torch", progress or QuietProgress()))
 
 
 def refused(text: str) -> UnsolvableError:

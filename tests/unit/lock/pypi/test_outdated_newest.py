@@ -10,7 +10,7 @@ from packaging.specifiers import SpecifierSet
 
 from imagefactory.lock.pypi.index import IndexFile
 from imagefactory.lock.pypi.outdated import (
-    Release,
+    PypiRelease,
     bounds_of,
     far_newer,
     needs_of,
@@ -38,7 +38,7 @@ def file(version: str, day: str = "", *, python: str = "", yanked: bool = False)
     return IndexFile(filename=name, url="", sha256="", python=python, uploaded=day, yanked=yanked)
 
 
-def known(*versions: str, python: str = "3.11") -> tuple[Release, ...]:
+def known(*versions: str, python: str = "3.11") -> tuple[PypiRelease, ...]:
     """Releases of the first of each year from 2020 on."""
     return releases("demo", [file(v, f"{2020 + n}-01-01") for n, v in enumerate(versions)], python)
 

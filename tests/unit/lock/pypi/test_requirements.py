@@ -19,8 +19,8 @@ from imagefactory.lock.files import write_lock
 from imagefactory.lock.pypi.facts import check_facts, cuda_version, rocm_builds
 from imagefactory.lock.pypi.index import PackageIndex, find_index
 from imagefactory.lock.pypi.requirements import fitting_tags, format_lock, parse_lock, read_lock
-from imagefactory.model import Base, Lock, LockedWheel, Target, Where
-from imagefactory.settings.choices import Setting
+from imagefactory.model import BaseSpec, Lock, LockedWheel, SourceLocation, Target
+from imagefactory.settings.choices import SettingValue
 from tests.made.values import make_base, make_lock, make_target
 
 BASE = make_base()
@@ -240,7 +240,7 @@ def test_tags_are_those_of_an_installer() -> None:
 # --- staleness and facts -------------------------------------------------------------------------
 
 
-def hashed(target: Target, base: Base = BASE) -> str:
+def hashed(target: Target, base: BaseSpec = BASE) -> str:
     return content_hash(target, base, None)
 
 
@@ -266,7 +266,7 @@ def test_what_decides_the_solution_makes_a_lock_stale(changed: dict[str, object]
         {"name": "x", "description": "x", "checks": ("x",), "environment": (("A", "b"),)},
         {"capabilities": ()},
         {"requirements": ("numpy", "torch==2.3.1")},
-        {"where": Where(file="x", line=1, column=1)},
+        {"where": SourceLocation(file="x", line=1, column=1)},
     ],
 )
 def test_what_changes_no_package_does_not(changed: dict[str, object]) -> None:
@@ -354,10 +354,10 @@ def test_facts_that_do_not(
 
 # --- which index ---------------------------------------------------------------------------------
 
-UNSET = Setting(value="", origin="default")
+UNSET = SettingValue(value="", origin="default")
 
 
-def index_of(tmp_path: Path, environ: dict[str, str], setting: Setting = UNSET) -> PackageIndex:
+def index_of(tmp_path: Path, environ: dict[str, str], setting: SettingValue = UNSET) -> PackageIndex:
     home = {"HOME": str(tmp_path), "PATH": "/usr/bin"}
     return find_index(setting, environ=home | environ, prefix=tmp_path / "prefix", etc=tmp_path / "etc")
 
@@ -385,7 +385,7 @@ def test_the_first_that_names_an_index_wins(tmp_path: Path) -> None:
     index = index_of(tmp_path, {"UV_INDEX_URL": "http://uvenv.invalid/simple"})
     assert index.url == dict(index.environment)["UV_DEFAULT_INDEX"] == "http://uvenv.invalid/simple"
 
-    ours = Setting(value="http://ours.invalid/simple", origin="$IMAGEFACTORY_INDEX")
+    ours = SettingValue(value="http://ours.invalid/simple", origin="$IMAGEFACTORY_INDEX")
     index = index_of(tmp_path, {"UV_INDEX_URL": "http://uvenv.invalid/simple"}, ours)
     assert dict(index.environment)["UV_DEFAULT_INDEX"] == index.url == ours.value
     assert "UV_INDEX_URL" not in dict(index.environment)

@@ -9,7 +9,7 @@ import pytest
 from packaging.version import Version
 
 from imagefactory.lock.pypi.index import IndexFile
-from imagefactory.lock.pypi.outdated import Release
+from imagefactory.lock.pypi.outdated import PypiRelease
 from imagefactory.lock.pypi.series import cuda_of, first_series_after, newer_series, newest_python
 
 PLATFORM = "manylinux_2_36_x86_64"
@@ -103,8 +103,8 @@ def test_the_cuda_that_a_wheel_pins(needs: list[str], cuda: str) -> None:
 
 def test_the_first_series_that_began_after_a_day() -> None:
     days = {"2.0.0": "2023-03-15", "2.0.1": "2023-05-08", "2.1.0": "2023-10-04", "2.2.0": "2024-01-30"}
-    some = [Release(version=Version(one), uploaded=date.fromisoformat(day)) for one, day in days.items()]
-    untold = Release(version=Version("2.1.5"), uploaded=None)
+    some = [PypiRelease(version=Version(one), uploaded=date.fromisoformat(day)) for one, day in days.items()]
+    untold = PypiRelease(version=Version("2.1.5"), uploaded=None)
     assert first_series_after([*some, untold], date(2023, 9, 30)) == "2.1"
     assert first_series_after(some, date(2023, 10, 4)) == "2.2"
     assert first_series_after(some, date(2024, 2, 1)) == ""

@@ -15,9 +15,9 @@ from packaging.specifiers import SpecifierSet
 from imagefactory.errors import LockError, UnbuiltError, UsageError
 from imagefactory.lock.pypi.index import IndexFile
 from imagefactory.lock.pypi.no_wheel import NoWheelError
-from imagefactory.lock.pypi.question import Pins, WheelQuestion
+from imagefactory.lock.pypi.question import PinnedVersions, WheelRequest
 from imagefactory.lock.pypi.unbuilt import _bounds_in, require_wheels, sdists_of, without
-from imagefactory.progress import Quiet
+from imagefactory.progress import QuietProgress
 from tests.made.values import make_lock, make_target
 
 LOCK = make_lock(python="3.11", platform="manylinux_2_36_x86_64", wheels=())
@@ -33,11 +33,11 @@ class Solver:
     """In place of uv: `answer` sees the stubs that there are, by file name."""
 
     root: Path
-    answer: Callable[[set[str]], Pins]
+    answer: Callable[[set[str]], PinnedVersions]
     files: dict[str, tuple[IndexFile, ...]] = field(default_factory=dict)
     contents: dict[str, dict[str, str]] = field(default_factory=dict)
 
-    def solve(self, question: WheelQuestion) -> Pins:
+    def solve(self, question: WheelRequest) -> PinnedVersions:
         stubs = {path.name for path in question.sdists.iterdir()} if question.sdists else set()
         return self.answer(stubs)
 
@@ -58,16 +58,16 @@ def lacks(*names: str, account: str = "") -> NoWheelError:
     return NoWheelError("no-usable-wheel", "has no usable wheels", hint="", names=names, account=account)
 
 
-def pins(*lines: str) -> Pins:
-    return Pins(lines=lines, lacking=())
+def pins(*lines: str) -> PinnedVersions:
+    return PinnedVersions(lines=lines, lacking=())
 
 
-def question(*requirements: str, sources: tuple[str, ...] = ()) -> WheelQuestion:
-    return WheelQuestion(lock=LOCK, requirements=requirements, sources=sources)
+def question(*requirements: str, sources: tuple[str, ...] = ()) -> WheelRequest:
+    return WheelRequest(lock=LOCK, requirements=requirements, sources=sources)
 
 
 def test_the_list_is_whole_though_the_solver_names_one_at_a_time(tmp_path: Path) -> None:
-    def answer(stubs: set[str]) -> Pins:
+    def answer(stubs: set[str]) -> PinnedVersions:
         if not stubs:
             raise lacks("first")
         if len(stubs) == 1:
@@ -85,7 +85,7 @@ def test_the_list_is_whole_though_the_solver_names_one_at_a_time(tmp_path: Path)
     }
     solver = Solver(tmp_path, answer, files, contents)
     with pytest.raises(UnbuiltError) as caught:
-        require_wheels(solver, question("first<3", "numpy"), TARGET, Quiet())
+        require_wheels(solver, question("first<3", "numpy"), TARGET, QuietProgress())
     first, second = caught.value.packages
     assert (first["name"], first["version"], first["source"], first["named"]) == (
         *("first", "1.5", "first-1.5.tar.gz", True),
@@ -98,14 +98,14 @@ def test_the_list_is_whole_though_the_solver_names_one_at_a_time(tmp_path: Path)
 
 
 def test_nothing_is_built_for_a_lock_of_two_cudas(tmp_path: Path) -> None:
-    def answer(stubs: set[str]) -> Pins:
+    def answer(stubs: set[str]) -> PinnedVersions:
         if not stubs:
             raise lacks("first")
         return pins("first==1.0", "cupy-cuda111==12.3.0", "nvidia-cublas-cu12==12.4")
 
     solver = Solver(tmp_path, answer, {"first": (file("first-1.0.tar.gz"),)})
     with pytest.raises(LockError) as caught:
-        require_wheels(solver, question("first"), TARGET, Quiet())
+        require_wheels(solver, question("first"), TARGET, QuietProgress())
     assert not isinstance(caught.value, UnbuiltError)
     assert caught.value.code == "cuda-runtime-conflict"
     assert "CUDA 11" in caught.value.message
@@ -116,14 +116,16 @@ def test_nothing_is_built_for_a_lock_without_cuda(tmp_path: Path) -> None:
     framework = f"{TARGET.framework}=={TARGET.version}"
 
     def code(*came: str) -> str:
-        def answer(stubs: set[str]) -> Pins:
+        def answer(stubs: set[str]) -> PinnedVersions:
             if not stubs:
                 raise lacks("first")
             return pins("first==1.0", framework, *came)
 
         files, contents = {"first": (file("first-1.0.tar.gz"),)}, {"first-1.0.tar.gz": {"PKG-INFO": text}}
         with pytest.raises(LockError) as caught:
-            require_wheels(Solver(tmp_path, answer, files, contents), question("first"), TARGET, Quiet())
+            require_wheels(
+                Solver(tmp_path, answer, files, contents), question("first"), TARGET, QuietProgress()
+            )
         assert isinstance(caught.value, UnbuiltError) == (came == ("nvidia-cuda-runtime-cu12==12.1.105",))
         return caught.value.code
 
@@ -133,19 +135,19 @@ def test_nothing_is_built_for_a_lock_without_cuda(tmp_path: Path) -> None:
 
 
 def test_what_has_no_sdist_either_is_the_solvers_own_error(tmp_path: Path) -> None:
-    def answer(_: set[str]) -> Pins:
+    def answer(_: set[str]) -> PinnedVersions:
         raise lacks("first")
 
     with pytest.raises(NoWheelError):
-        require_wheels(Solver(tmp_path, answer), question("first"), TARGET, Quiet())
+        require_wheels(Solver(tmp_path, answer), question("first"), TARGET, QuietProgress())
     found = {"first": (file("first-1.0.tar.gz"), file("first-2.0.tar.gz"))}
     with pytest.raises(NoWheelError):  # after each of its releases
-        require_wheels(Solver(tmp_path, answer, found), question("first"), TARGET, Quiet())
+        require_wheels(Solver(tmp_path, answer, found), question("first"), TARGET, QuietProgress())
 
 
 def test_a_solution_without_a_stub_is_a_solution(tmp_path: Path) -> None:
     solver = Solver(tmp_path, lambda _: pins("a==1"))
-    assert require_wheels(solver, question("a"), TARGET, Quiet()) == (question("a"), pins("a==1"))
+    assert require_wheels(solver, question("a"), TARGET, QuietProgress()) == (question("a"), pins("a==1"))
 
 
 def test_folders_and_repositories_are_in_the_list(tmp_path: Path) -> None:
@@ -155,13 +157,13 @@ def test_folders_and_repositories_are_in_the_list(tmp_path: Path) -> None:
     git = f"git+https://git.example.org/lab/ops@{'0' * 40}"
     seen: list[set[str]] = []
 
-    def answer(stubs: set[str]) -> Pins:
+    def answer(stubs: set[str]) -> PinnedVersions:
         seen.append(stubs)
         return pins("a==1", "lab==0.3")
 
     asked = question(sources=("./src/lab", git))
     with pytest.raises(UnbuiltError) as caught:
-        require_wheels(Solver(tmp_path, answer), asked, TARGET, Quiet())
+        require_wheels(Solver(tmp_path, answer), asked, TARGET, QuietProgress())
     assert seen == [{"lab-0.3-py3-none-any.whl"}]
     assert [(row["name"], row["source"]) for row in caught.value.packages] == [
         ("", git),
@@ -176,7 +178,9 @@ def test_a_source_outside_or_that_is_not_there_stops_it(
 ) -> None:
     make(tmp_path / "lab")
     with pytest.raises(UsageError):
-        require_wheels(Solver(tmp_path, lambda _: pins()), question(sources=("./lab",)), TARGET, Quiet())
+        require_wheels(
+            Solver(tmp_path, lambda _: pins()), question(sources=("./lab",)), TARGET, QuietProgress()
+        )
 
 
 @pytest.mark.parametrize(
@@ -199,7 +203,7 @@ def test_a_source_outside_or_that_is_not_there_stops_it(
 def test_what_each_needs_is_said_and_nothing_impossible_is_advised(
     tmp_path: Path, name: str, contents: dict[str, str], cuda: str, possible: bool, needs: str
 ) -> None:
-    def answer(stubs: set[str]) -> Pins:
+    def answer(stubs: set[str]) -> PinnedVersions:
         if not stubs:
             raise lacks(name)
         return pins(f"{name}==1.0")
@@ -208,7 +212,7 @@ def test_what_each_needs_is_said_and_nothing_impossible_is_advised(
     solver = Solver(tmp_path, answer, {name: (file(sdist),)}, {sdist: contents})
     target = replace(TARGET, cuda=cuda, capabilities=() if cuda == "none" else TARGET.capabilities)
     with pytest.raises(UnbuiltError) as caught:
-        require_wheels(solver, question(name), target, Quiet())
+        require_wheels(solver, question(name), target, QuietProgress())
     (row,) = caught.value.packages
     assert row["possible"] is possible
     assert needs in " ".join(row["needs"])  # type: ignore[arg-type]
@@ -216,7 +220,7 @@ def test_what_each_needs_is_said_and_nothing_impossible_is_advised(
 
 
 def test_a_source_that_cannot_be_read_is_told(tmp_path: Path) -> None:
-    def answer(_: set[str]) -> Pins:
+    def answer(_: set[str]) -> PinnedVersions:
         raise lacks("ops")
 
     contents = {"ops-1.0.tar.gz": {"pyproject.toml": "[build-system"}}
@@ -225,7 +229,7 @@ def test_a_source_that_cannot_be_read_is_told(tmp_path: Path) -> None:
             Solver(tmp_path, answer, {"ops": (file("ops-1.0.tar.gz"),)}, contents),
             question("ops"),
             TARGET,
-            Quiet(),
+            QuietProgress(),
         )
     assert caught.value.code == "package-source-unusable"
 

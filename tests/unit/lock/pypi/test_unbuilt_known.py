@@ -10,11 +10,16 @@ import pytest
 
 from imagefactory.errors import UnsolvableError
 from imagefactory.gpu import knowledge
-from imagefactory.lock.pypi.question import Pins, WheelQuestion
+from imagefactory.lock.pypi.question import PinnedVersions, WheelRequest
 from imagefactory.lock.pypi.requirements import read_lock
-from imagefactory.lock.pypi.unbuilt import NoCompanionError, known_needs, solve_companions, solve_known
+from imagefactory.lock.pypi.unbuilt import (
+    NoCompanionError,
+    companion_needs,
+    solve_companions,
+    solve_with_companions,
+)
 from imagefactory.model import LockedWheel
-from imagefactory.progress import Quiet
+from imagefactory.progress import QuietProgress
 from tests.made.values import make_lock
 
 ROOT = Path(knowledge.__file__).parents[3]
@@ -25,16 +30,16 @@ class Solver:
     """Answers by `answer`, a function of the constraints and requirements."""
 
     answer: Callable[[tuple[str, ...]], str]
-    asked: list[WheelQuestion] = field(default_factory=list)
+    asked: list[WheelRequest] = field(default_factory=list)
 
-    def solve(self, question: WheelQuestion) -> Pins:
+    def solve(self, question: WheelRequest) -> PinnedVersions:
         self.asked.append(question)
-        return Pins(
+        return PinnedVersions(
             lines=tuple(self.answer((*question.requirements, *question.constraints)).split()), lacking=()
         )
 
 
-class Notes(Quiet):
+class Notes(QuietProgress):
     def __init__(self) -> None:
         self.told: list[str] = []
 
@@ -42,8 +47,8 @@ class Notes(Quiet):
         self.told.append(text)
 
 
-def ask(*requirements: str, **more: object) -> WheelQuestion:
-    return WheelQuestion(lock=make_lock(wheels=()), requirements=requirements, **more)  # type: ignore[arg-type]
+def ask(*requirements: str, **more: object) -> WheelRequest:
+    return WheelRequest(lock=make_lock(wheels=()), requirements=requirements, **more)  # type: ignore[arg-type]
 
 
 def fixed(pin: str) -> LockedWheel:
@@ -67,7 +72,7 @@ def fixed(pin: str) -> LockedWheel:
     ],
 )
 def test_needs_go_by_the_very_versions(versions: str, needs: set[str]) -> None:
-    found = known_needs(dict(pin.split("==") for pin in versions.split()), "3.11")  # type: ignore[misc]
+    found = companion_needs(dict(pin.split("==") for pin in versions.split()), "3.11")  # type: ignore[misc]
     assert {str(one.wants) for one in found} == needs
     assert all(one.source for one in found)
 
@@ -83,7 +88,7 @@ def test_needs_go_by_the_very_versions(versions: str, needs: set[str]) -> None:
     ],
 )
 def test_a_need_can_be_of_one_python(version: str, python: str, needs: set[str]) -> None:
-    assert {str(one.wants) for one in known_needs({"torch": version}, python)} == needs
+    assert {str(one.wants) for one in companion_needs({"torch": version}, python)} == needs
 
 
 def test_the_shipped_locks_meet_every_need() -> None:
@@ -91,7 +96,7 @@ def test_the_shipped_locks_meet_every_need() -> None:
     assert locks
     for lock in locks:
         versions = {wheel.name: wheel.version for wheel in lock.wheels}
-        for need in known_needs(versions, lock.python):
+        for need in companion_needs(versions, lock.python):
             assert need.wants.name in versions, (lock.target, need)
             assert need.wants.specifier.contains(versions[need.wants.name]), (lock.target, need)
 
@@ -103,12 +108,12 @@ def test_a_companion_and_a_bound_are_kept_and_told() -> None:
         return f"torch==2.6.0 triton==3.2.0 torchaudio=={audio}{tools}"
 
     solver, notes = Solver(answer), Notes()
-    question, pins = solve_known(solver, ask("torch==2.6.*", "torchaudio"), notes)
+    question, pins = solve_with_companions(solver, ask("torch==2.6.*", "torchaudio"), notes)
     assert pins.lines == ("torch==2.6.0", "triton==3.2.0", "torchaudio==2.6.0", "setuptools==80.0")
     assert question.requirements == ("torch==2.6.*", "torchaudio", "setuptools")
     assert question.constraints == ("torchaudio==2.6.*",)
     assert len(notes.told) == 2
-    assert solve_known(solver, question, notes) == (question, pins)
+    assert solve_with_companions(solver, question, notes) == (question, pins)
     assert len(notes.told) == 2  # which changes nothing, so nothing is told
 
 
@@ -120,22 +125,22 @@ def test_what_is_below_or_of_conda_decides_and_is_not_bounded() -> None:
         return f"torchaudio=={'2.6.0' if 'torchaudio==2.6.*' in asked else '2.11.0'}{tools}"
 
     below = (fixed("torch==2.6.0"), fixed("torchvision==0.20.0"), fixed("triton==3.2.0"))
-    question, pins = solve_known(Solver(answer), ask("torchaudio", fixed=below), Quiet())
+    question, pins = solve_with_companions(Solver(answer), ask("torchaudio", fixed=below), QuietProgress())
     assert pins.lines == ("torchaudio==2.6.0", "setuptools==80.0")
     assert question.constraints == ("torchaudio==2.6.*",)  # not the torchvision below, which is as it is
     assert question.requirements == ("torchaudio", "setuptools")
     given = ("torch==2.6.0+given", "torchvision==0.20.0+given")
-    question, pins = solve_known(Solver(answer), ask("torchaudio", given=given), Quiet())
+    question, pins = solve_with_companions(Solver(answer), ask("torchaudio", given=given), QuietProgress())
     assert (pins.lines, question.constraints) == (("torchaudio==2.6.0",), ("torchaudio==2.6.*",))
     plain = ask("numpy", given=("torch==2.5.1+given",))
-    question, _ = solve_known(Solver(lambda _: "numpy==2.1.0"), plain, Quiet())
+    question, _ = solve_with_companions(Solver(lambda _: "numpy==2.1.0"), plain, QuietProgress())
     assert question.requirements == ("numpy",)  # conda's torch names its Triton itself
 
 
 def test_a_companion_without_a_release_for_the_framework_stops() -> None:
     solver = Solver(lambda _: "torch==2.15.0 torchaudio==2.11.0")
     with pytest.raises(UnsolvableError) as caught:
-        solve_known(solver, ask("torch==2.15.*", "torchaudio"), Quiet())
+        solve_with_companions(solver, ask("torch==2.15.*", "torchaudio"), QuietProgress())
     assert caught.value.code == "companion-not-released"
     assert caught.value.message.startswith("pytorch-2.3-cu121: torchaudio ")
     assert "torch 2.15.0" in caught.value.message
@@ -147,7 +152,7 @@ def test_an_open_framework_is_as_old_as_its_companions_need_it() -> None:
         return f"torch=={'2.11.0' if 'torch<2.12' in asked else '2.15.0'} torchaudio==2.11.0"
 
     notes = Notes()
-    question, pins = solve_known(Solver(answer), ask("torchaudio"), notes)
+    question, pins = solve_with_companions(Solver(answer), ask("torchaudio"), notes)
     assert (pins.lines, question.constraints) == (("torch==2.11.0", "torchaudio==2.11.0"), ("torch<2.12",))
     assert len(notes.told) == 1
     assert solve_companions(Solver(answer), ask("torchaudio"))[:2] == (question, pins)
@@ -158,9 +163,9 @@ def test_an_open_framework_is_as_old_as_its_companions_need_it() -> None:
         return answer(asked)
 
     with pytest.raises(NoCompanionError):
-        solve_known(Solver(pinned), ask("torch==2.15.*", "torchaudio"), notes)
+        solve_with_companions(Solver(pinned), ask("torch==2.15.*", "torchaudio"), notes)
     with pytest.raises(NoCompanionError):
-        solve_known(Solver(answer), ask("torchaudio", fixed=(fixed("torch==2.15.0"),)), notes)
+        solve_with_companions(Solver(answer), ask("torchaudio", fixed=(fixed("torch==2.15.0"),)), notes)
 
 
 def test_a_recipe_that_asks_for_the_contrary_has_no_solution() -> None:
@@ -170,7 +175,7 @@ def test_a_recipe_that_asks_for_the_contrary_has_no_solution() -> None:
         return "torch==2.2.2 numpy==2.1.0"
 
     with pytest.raises(UnsolvableError) as caught:
-        solve_known(Solver(answer), ask("torch==2.2.*", "numpy==2.1.0"), Quiet())
+        solve_with_companions(Solver(answer), ask("torch==2.2.*", "numpy==2.1.0"), QuietProgress())
     assert caught.value.code == "requirements-conflict"
     for word in ("torch 2.2.2", "numpy<2", "numpy==2.1.0"):
         assert word in caught.value.message

@@ -10,7 +10,7 @@ import pytest
 
 from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.lock.pypi.no_wheel import NoWheelError
-from imagefactory.lock.pypi.question import Pins, WheelQuestion
+from imagefactory.lock.pypi.question import PinnedVersions, WheelRequest
 from imagefactory.lock.pypi.uv import UvLocker
 from tests.made.values import make_lock
 
@@ -19,19 +19,21 @@ class Counting(UvLocker):
     def __init__(self) -> None:
         index = PackageIndex(url="", origin="", certificates="", proxy="", environment=())
         super().__init__(index, python=Path(sys.executable))
-        self.asked: list[WheelQuestion] = []
+        self.asked: list[WheelRequest] = []
 
-    def _solve(self, question: WheelQuestion) -> Pins:
+    def _solve(self, question: WheelRequest) -> PinnedVersions:
         self.asked.append(question)
         if "sourced" in question.requirements:
             raise NoWheelError("no-usable-wheel", "no wheel", hint="", names=("sourced",), account="why")
-        return Pins(lines=("demo==1.0",))
+        return PinnedVersions(lines=("demo==1.0",))
 
 
 def test_a_question_is_asked_once(tmp_path: Path) -> None:
-    uv, question = Counting(), WheelQuestion(lock=make_lock(wheels=()), requirements=("demo",))
+    uv, question = Counting(), WheelRequest(lock=make_lock(wheels=()), requirements=("demo",))
     assert (
-        uv.solve(question) == uv.solve(replace(question, sources=("./demo",))) == Pins(lines=("demo==1.0",))
+        uv.solve(question)
+        == uv.solve(replace(question, sources=("./demo",)))
+        == PinnedVersions(lines=("demo==1.0",))
     )
     assert len(uv.asked) == 1
     uv.solve(replace(question, constraints=("demo<2",)))

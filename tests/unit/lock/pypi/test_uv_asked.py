@@ -10,7 +10,7 @@ import pytest
 
 from imagefactory.errors import UsageError
 from imagefactory.lock.pypi.index import PackageIndex
-from imagefactory.lock.pypi.uv import in_plain_words, read_via, write_asked
+from imagefactory.lock.pypi.uv import plain_uv_message, read_via, write_requirements
 from tests.made.values import make_lock
 from tests.made.wheels import make_wheel
 
@@ -21,12 +21,14 @@ INDEX = PackageIndex(url="", origin="", certificates="", proxy="", environment=(
 def test_without_named_indexes_lines_are_asked_in_their_order(tmp_path: Path) -> None:
     """uv prefers what is named first, so another order would lock other versions."""
     lock = make_lock(origins=(("numpy", "lab"),))  # which is not asked for now
-    path = write_asked(tmp_path, ["torch==2.3.*", "idna", "Zip", "torch==2.3.*", "anyio"], lock, INDEX)
+    path = write_requirements(tmp_path, ["torch==2.3.*", "idna", "Zip", "torch==2.3.*", "anyio"], lock, INDEX)
     assert (path.name, path.read_text()) == ("asked.txt", "torch==2.3.*\nidna\nZip\nanyio\n")
 
 
 def test_what_a_named_index_brings_comes_from_it_alone(tmp_path: Path) -> None:
-    path = write_asked(tmp_path, ["Torch[x]==2.3.*", "idna"], make_lock(origins=(("torch", "lab"),)), INDEX)
+    path = write_requirements(
+        tmp_path, ["Torch[x]==2.3.*", "idna"], make_lock(origins=(("torch", "lab"),)), INDEX
+    )
     written = tomllib.loads(path.read_text())
     assert path.suffix == ".toml"
     assert written["project"]["dependencies"] == ["Torch[x]==2.3.*", "idna"]
@@ -34,7 +36,7 @@ def test_what_a_named_index_brings_comes_from_it_alone(tmp_path: Path) -> None:
     lab = {"name": "lab", "url": "https://lab.example.org/simple", "explicit": True}
     assert written["tool"]["uv"]["index"] == [lab]
     told = "Because imagefactory-asked depends on torch==2.3.*, we can conclude"
-    assert in_plain_words(told) == "Because you require torch==2.3.*, we can conclude"
+    assert plain_uv_message(told) == "Because you require torch==2.3.*, we can conclude"
 
 
 def test_who_requires_a_package() -> None:
@@ -48,7 +50,7 @@ def test_wheels_of_the_factory_are_shown_as_an_index_of_their_own(tmp_path: Path
     (tmp_path / "root/wheels").mkdir(parents=True)
     file = make_wheel(tmp_path / "root/wheels", "mylib", {})
     lock = make_lock(origins=(("mylib", f"./wheels/{file.name}"),))
-    path = write_asked(tmp_path, ["mylib==1.0", "idna"], lock, replace(INDEX, root=tmp_path / "root"))
+    path = write_requirements(tmp_path, ["mylib==1.0", "idna"], lock, replace(INDEX, root=tmp_path / "root"))
     (index,) = tomllib.loads(path.read_text())["tool"]["uv"]["index"]
     assert (index["format"], index["explicit"]) == ("flat", True)
     assert index["url"] == (tmp_path / "wheels").as_uri()
@@ -57,7 +59,7 @@ def test_wheels_of_the_factory_are_shown_as_an_index_of_their_own(tmp_path: Path
 
 def test_an_index_without_an_address_says_where_to_write_it(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
-        write_asked(tmp_path, ["torch"], make_lock(origins=(("torch", "cu128"),)), INDEX)
+        write_requirements(tmp_path, ["torch"], make_lock(origins=(("torch", "cu128"),)), INDEX)
     assert caught.value.code == "index-unknown"
     assert all(value in caught.value.message for value in ("pytorch-2.3-cu121", "torch", "'cu128'"))
     assert caught.value.hint == 'write below [indexes] in imagefactory.toml: cu128 = "https://..."'

@@ -9,9 +9,10 @@ import pytest
 import requests
 
 from imagefactory.errors import RegistryError
+from imagefactory.http import RetryPolicy
 from imagefactory.oci.manifests import Descriptor, digest_of
-from imagefactory.oci.registry.client import Registry
-from imagefactory.oci.registry.session import Patience, RegistryOptions
+from imagefactory.oci.registry.client import RegistryClient
+from imagefactory.oci.registry.session import RegistryOptions
 from tests.made.registry import Asked, Ways, registry_made_here
 
 
@@ -29,13 +30,13 @@ def test_a_registry_may_take_long_where_it_hashes_a_blob(piece: int, monkeypatch
     data = b"a blob"
     blob = Descriptor(media_type="application/octet-stream", digest=digest_of(data), size=len(data))
     with registry_made_here() as server:
-        options = RegistryOptions(patience=Patience(read=7.0, commit=77.0), piece=piece)
-        Registry(server.host, options).write("a/b", blob, lambda start: iter([data[start:]]))
+        options = RegistryOptions(patience=RetryPolicy(read=7.0, commit=77.0), piece=piece)
+        RegistryClient(server.host, options).write("a/b", blob, lambda start: iter([data[start:]]))
     assert waits - {("HEAD", 7.0), ("PATCH", 77.0)} == {("POST", 7.0), ("PUT", 77.0)}
     assert (("PATCH", 77.0) in waits) == bool(piece)
 
 
-QUICK = Patience(first_wait=0.0005, longest_wait=0.01, connect=60, read=60, commit=60)
+QUICK = RetryPolicy(first_wait=0.0005, longest_wait=0.01, connect=60, read=60, commit=60)
 DATA = random.Random(6).randbytes(9 << 20)
 BLOB = Descriptor(media_type="application/octet-stream", digest=digest_of(DATA), size=len(DATA))
 
@@ -71,7 +72,7 @@ def break_once(after: int):  # type: ignore[no-untyped-def]
 )
 def test_registries_that_count_otherwise_get_the_blob(ways: Ways, after: int, most: int) -> None:
     with registry_made_here(ways, fault=break_once(after) if after >= 0 else None) as server:
-        Registry(server.host, RegistryOptions(patience=QUICK)).write("a/b", BLOB, source)
+        RegistryClient(server.host, RegistryOptions(patience=QUICK)).write("a/b", BLOB, source)
         assert server.shelves.blobs == {BLOB.digest: DATA}
         assert server.bytes_in <= most + (1 << 20)
         ranged = [asked for asked in server.log if "content-range" in asked.headers]
@@ -83,14 +84,14 @@ def test_a_range_may_be_of_the_last_piece_alone(page: bool) -> None:
     """As Zot and Aliyun count (regclient 961 and 627)."""
     with registry_made_here(Ways(told_range="0-4194303", upload_page=page)) as server:
         options = RegistryOptions(patience=QUICK, piece=4 << 20)
-        assert Registry(server.host, options).write("a/b", BLOB, source) == len(DATA)
+        assert RegistryClient(server.host, options).write("a/b", BLOB, source) == len(DATA)
         assert server.shelves.blobs == {BLOB.digest: DATA}
 
 
 def test_a_registry_that_loses_what_it_takes_is_no_endless_push() -> None:
     with registry_made_here(Ways(most=1)) as server:
         with pytest.raises(RegistryError, match="416") as caught:
-            Registry(server.host, RegistryOptions(patience=QUICK)).write("a/b", BLOB, source)
+            RegistryClient(server.host, RegistryOptions(patience=QUICK)).write("a/b", BLOB, source)
         assert caught.value.code == "registry-unavailable"
         assert server.count["PATCH upload"] <= 2 * QUICK.attempts
 
@@ -100,7 +101,7 @@ def test_a_registry_that_asks_to_wait_a_day_is_not_waited_for() -> None:
     with registry_made_here(fault=lambda asked: "429:86400" if asked.method == "PATCH" else None) as server:
         options = RegistryOptions(patience=QUICK, sleep=slept.append)
         with pytest.raises(RegistryError, match="24h00m") as caught:
-            Registry(server.host, options).write("a/b", BLOB, source)
+            RegistryClient(server.host, options).write("a/b", BLOB, source)
         assert caught.value.code == "registry-request-failed"
     assert slept == []
 
@@ -113,8 +114,8 @@ def test_an_upload_that_is_lost_to_a_limit_begins_anew_after_the_wait() -> None:
         return next(asked_to_wait, None) if asked.method == "PATCH" else None
 
     with registry_made_here(Ways(upload_page=False), fault=fault) as server:
-        options = RegistryOptions(patience=Patience(first_wait=0.01), sleep=slept.append)
-        Registry(server.host, options).write("a/b", BLOB, source)
+        options = RegistryOptions(patience=RetryPolicy(first_wait=0.01), sleep=slept.append)
+        RegistryClient(server.host, options).write("a/b", BLOB, source)
         assert server.shelves.blobs == {BLOB.digest: DATA}
         assert server.count["POST upload"] == 2
     assert slept == [3.0]

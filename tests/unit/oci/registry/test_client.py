@@ -17,10 +17,10 @@ from urllib.parse import urljoin
 import pytest
 
 from imagefactory.errors import EXIT_REGISTRY, RegistryError, StoreError, UsageError
-from imagefactory.http import Patience
+from imagefactory.http import RetryPolicy
 from imagefactory.oci.credentials import Credential, anonymous
 from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, Descriptor, canonical_json, digest_of
-from imagefactory.oci.registry.client import Registry
+from imagefactory.oci.registry.client import RegistryClient
 from imagefactory.oci.registry.session import RegistryOptions, parse_challenge
 from tests.made.registry import (
     PASSWORD,
@@ -35,7 +35,7 @@ from tests.made.service import make_certificate
 from tests.made.store_contract import artifact, blob, image_manifest, noise, put_blob, source
 from tests.services.tier import many
 
-QUICK = Patience(first_wait=0.0005, longest_wait=0.01, connect=60, read=60, commit=60)
+QUICK = RetryPolicy(first_wait=0.0005, longest_wait=0.01, connect=60, read=60, commit=60)
 LARGE = noise(2_500_000, seed=1)
 KNOWN = Credential(user=USER, secret=PASSWORD, origin="the test")
 
@@ -57,12 +57,12 @@ def server(request: pytest.FixtureRequest) -> Iterator[RegistryMadeHere]:
         yield made
 
 
-def client(server: RegistryMadeHere, patience: Patience = QUICK, **more: object) -> Registry:
+def client(server: RegistryMadeHere, patience: RetryPolicy = QUICK, **more: object) -> RegistryClient:
     options = {"credentials": lambda host: KNOWN, "patience": patience, "random": Random(1)} | more
-    return Registry(server.host, RegistryOptions(**options))  # type: ignore[arg-type]
+    return RegistryClient(server.host, RegistryOptions(**options))  # type: ignore[arg-type]
 
 
-def push(registry: Registry, seed: int = 0) -> dict[str, bytes]:
+def push(registry: RegistryClient, seed: int = 0) -> dict[str, bytes]:
     """A small image with a large layer, and something that refers to it; gives its blobs and manifests."""
     large, small = LARGE[: 1_500_000 + seed], f"small {seed}".encode()
     manifest = image_manifest(registry, "a/b", large, small)
@@ -199,7 +199,7 @@ def test_who_may_push_is_asked_without_a_trace(
 def test_a_fault_that_stays_is_given_up(server: RegistryMadeHere) -> None:
     server.fault = lambda asked: "503" if asked.kind == "manifest" else None
     slept: list[float] = []
-    registry = client(server, Patience(attempts=4, first_wait=1.0, longest_wait=3.0), sleep=slept.append)
+    registry = client(server, RetryPolicy(attempts=4, first_wait=1.0, longest_wait=3.0), sleep=slept.append)
     with pytest.raises(RegistryError, match=r"a/b: .*1\.0: 503 UNAVAILABLE") as caught:
         registry.manifest("a/b", "1.0")
     assert caught.value.code == "registry-unavailable"
@@ -212,7 +212,7 @@ def test_a_fault_that_stays_is_given_up(server: RegistryMadeHere) -> None:
 @pytest.mark.parametrize("kind", ["HEAD blob", "GET referrers", "GET tags", "GET blob", "POST upload"])
 def test_every_request_is_given_up_after_as_many_attempts(server: RegistryMadeHere, kind: str) -> None:
     server.fault = lambda asked: "503" if str(asked) == kind else None
-    registry, large = client(server, Patience(attempts=3, first_wait=0.001)), blob(LARGE)
+    registry, large = client(server, RetryPolicy(attempts=3, first_wait=0.001)), blob(LARGE)
     calls = {
         "HEAD blob": lambda: registry.has("a/b", large),
         "GET referrers": lambda: registry.referrers("a/b", large.digest),
@@ -227,7 +227,7 @@ def test_every_request_is_given_up_after_as_many_attempts(server: RegistryMadeHe
 
 
 def test_waits_are_jittered_and_capped() -> None:
-    patience, dice = Patience(first_wait=1.0, longest_wait=10.0), Random(3)
+    patience, dice = RetryPolicy(first_wait=1.0, longest_wait=10.0), Random(3)
     for failures in range(1, 12):
         waits = {patience.wait(failures, None, dice) for _ in range(50)}
         assert len(waits) > 1 or waits == {10.0}
@@ -240,7 +240,7 @@ def test_waits_are_jittered_and_capped() -> None:
 def test_a_registry_says_how_long_to_wait(server: RegistryMadeHere, status: str) -> None:
     server.fault = Script({"GET tags": [f"{status}:3", f"{status}:7200"]})
     slept: list[float] = []
-    client(server, sleep=slept.append, patience=Patience(first_wait=0.1, longest_wait=20.0)).tags("a/b")
+    client(server, sleep=slept.append, patience=RetryPolicy(first_wait=0.1, longest_wait=20.0)).tags("a/b")
     assert slept == [3.0, 20.0]
 
 
@@ -248,7 +248,7 @@ def test_a_date_to_wait_for(server: RegistryMadeHere) -> None:
     when = format_datetime(datetime.now(UTC) + timedelta(hours=2), usegmt=True)
     server.fault = Script({"GET tags": [f"503:{when}"]})
     slept: list[float] = []
-    client(server, sleep=slept.append, patience=Patience(first_wait=0.1, longest_wait=9000.0)).tags("a/b")
+    client(server, sleep=slept.append, patience=RetryPolicy(first_wait=0.1, longest_wait=9000.0)).tags("a/b")
     assert 3600.0 <= slept[0] <= 7200.0
 
 
@@ -359,7 +359,9 @@ def test_a_broken_reply_goes_on_where_it_broke(server: RegistryMadeHere) -> None
 def test_faults_begin_anew_with_every_byte_that_came(server: RegistryMadeHere) -> None:
     put_blob(client(server), "a/b", LARGE)
     server.fault = Script({"GET blob": ["cut"] * 12})
-    assert b"".join(client(server, Patience(attempts=2, first_wait=0.001)).read("a/b", blob(LARGE))) == LARGE
+    assert (
+        b"".join(client(server, RetryPolicy(attempts=2, first_wait=0.001)).read("a/b", blob(LARGE))) == LARGE
+    )
 
 
 def test_a_small_blob_that_came_wrong_is_fetched_again(server: RegistryMadeHere) -> None:
@@ -632,7 +634,9 @@ def test_no_secret_comes_out(
     caplog.set_level(logging.DEBUG)
     told = [repr(credential)]
     with registry_made_here(Ways(auth=kind)) as server:
-        registry = client(server, Patience(attempts=2, first_wait=0.001), credentials=lambda host: credential)
+        registry = client(
+            server, RetryPolicy(attempts=2, first_wait=0.001), credentials=lambda host: credential
+        )
         server.fault = (
             None
             if fault == "wrong password"
@@ -722,7 +726,9 @@ def test_nobody_listens() -> None:
         held.bind(("127.0.0.1", 0))
         host = f"127.0.0.1:{held.getsockname()[1]}"
         with pytest.raises(RegistryError, match="refused") as caught:
-            Registry(host, RegistryOptions(patience=Patience(attempts=2, first_wait=0.001))).tags("a/b")
+            RegistryClient(host, RegistryOptions(patience=RetryPolicy(attempts=2, first_wait=0.001))).tags(
+                "a/b"
+            )
         assert caught.value.code == "registry-unavailable"
     assert caught.value.hint == f"check that a registry runs at {host}"
 
@@ -730,7 +736,7 @@ def test_nobody_listens() -> None:
 def test_a_registry_that_never_answers_is_given_up(server: RegistryMadeHere) -> None:
     server.fault = lambda asked: "hang"
     with pytest.raises(RegistryError, match="timed out") as caught:
-        client(server, Patience(attempts=2, first_wait=0.001, read=0.1)).tags("a/b")
+        client(server, RetryPolicy(attempts=2, first_wait=0.001, read=0.1)).tags("a/b")
     assert caught.value.code == "registry-unavailable"
 
 
@@ -753,7 +759,7 @@ def test_a_server_that_is_no_registry(server: RegistryMadeHere) -> None:
     ],
 )
 def test_where_a_registry_is_asked(host: str, options: RegistryOptions, address: str) -> None:
-    assert Registry(host, options).session.place("debian", "tags") == address
+    assert RegistryClient(host, options).session.place("debian", "tags") == address
 
 
 @pytest.mark.parametrize(
@@ -770,7 +776,7 @@ def test_where_a_registry_is_asked(host: str, options: RegistryOptions, address:
     ],
 )
 def test_an_upload_elsewhere_gets_no_credential(place: str, address: str, ours: bool) -> None:
-    session = Registry("r.example.org").session
+    session = RegistryClient("r.example.org").session
     assert session.own(urljoin("https://r.example.org/v2/a/blobs/uploads/", place)) == address
     assert session.is_ours(address) is ours
 
@@ -778,4 +784,4 @@ def test_an_upload_elsewhere_gets_no_credential(place: str, address: str, ours: 
 @pytest.mark.parametrize("host", ["", "a b", "https://a.example", "user:secret@host", "a/b", "host:port"])
 def test_what_is_no_host_is_refused(host: str) -> None:
     with pytest.raises(UsageError):
-        Registry(host)
+        RegistryClient(host)

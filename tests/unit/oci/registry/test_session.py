@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagefactory.errors import EXIT_REGISTRY, RegistryError
-from imagefactory.http import PRIVATE, PUBLIC, Patience, RefusedError
+from imagefactory.http import PRIVATE, PUBLIC, RejectedError, RetryPolicy
 from imagefactory.oci.credentials import Credential
-from imagefactory.oci.registry.client import Registry
-from imagefactory.oci.registry.session import Ask, RegistryOptions, parse_challenge
+from imagefactory.oci.registry.client import RegistryClient
+from imagefactory.oci.registry.session import RegistryOptions, RegistryRequest, parse_challenge
 from tests.made.service import Answer, Request, Service, make_certificate, service
 from tests.made.store_contract import blob, source
 
-SESSION = Registry("box.example").session
+SESSION = RegistryClient("box.example").session
 
 
 @pytest.mark.parametrize(
@@ -64,9 +64,9 @@ def as_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("imagefactory.http.network_of", lambda at: PUBLIC if at == "127.0.0.1" else PRIVATE)
 
 
-def client(served: Service, **options: object) -> Registry:
-    patience = Patience(attempts=2, first_wait=0.001)
-    return Registry(served.address, RegistryOptions(patience=patience, **options))  # type: ignore[arg-type]
+def client(served: Service, **options: object) -> RegistryClient:
+    patience = RetryPolicy(attempts=2, first_wait=0.001)
+    return RegistryClient(served.address, RegistryOptions(patience=patience, **options))  # type: ignore[arg-type]
 
 
 def names(location: str) -> Callable[[Request], Answer]:
@@ -168,11 +168,11 @@ def test_nothing_that_a_registry_names_leads_out_of_https_or_inside(
 @pytest.mark.usefixtures("as_networks")
 def test_a_name_of_its_own_that_leads_inside_later_is_no_way_in(certificate: tuple[Path, Path]) -> None:
     """One that answered from the public network stays there, whatever address it has the next time."""
-    session = Registry("box.example").session
+    session = RegistryClient("box.example").session
     session._networks |= {PRIVATE, PUBLIC}
     with service(host="127.0.0.2", tls=certificate) as inside:
-        ask = Ask(method="GET", url=f"https://{inside.address}/", scope=())
-        with pytest.raises(RefusedError), session.answer(ask):
+        ask = RegistryRequest(method="GET", url=f"https://{inside.address}/", scope=())
+        with pytest.raises(RejectedError), session.answer(ask):
             pass
         assert inside.log == []
 
@@ -235,9 +235,9 @@ def test_an_address_that_reads_as_two_hosts_gets_no_password(trick: str) -> None
 )
 def test_no_header_is_a_bug_or_an_hours_work(link: str) -> None:
     """http.client takes 100 of 64 KiB, which arrive as one."""
-    session = Registry("box.example").session
+    session = RegistryClient("box.example").session
     response = requests.Response()
     response.url, response.headers["Link"] = "https://box.example/v2/a/tags/list", link
-    with pytest.raises((RefusedError, ValueError)):
+    with pytest.raises((RejectedError, ValueError)):
         session._following(response)
     assert parse_challenge("Bearer " + "a=b " * 1_000_000) is None

@@ -13,21 +13,21 @@ from dataclasses import replace
 import pytest
 
 from imagefactory.errors import EXIT_REGISTRY, RegistryError
-from imagefactory.http import Patience
+from imagefactory.http import RetryPolicy
 from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_LIMIT, MANIFEST_TYPE
 from imagefactory.oci.registry import session
-from imagefactory.oci.registry.client import Registry
+from imagefactory.oci.registry.client import RegistryClient
 from imagefactory.oci.registry.session import RegistryOptions
 from tests.made.registry import Ways, registry_made_here
 from tests.made.service import Answer, Request, Service, service
 from tests.made.store_contract import artifact, image_manifest
 
 DIGEST = f"sha256:{'a' * 64}"
-PATIENCE = Patience(attempts=2, first_wait=0.001)
+PATIENCE = RetryPolicy(attempts=2, first_wait=0.001)
 
 
-def open_at(served: Service, **options: object) -> Registry:
-    return Registry(served.address, RegistryOptions(patience=PATIENCE, **options))  # type: ignore[arg-type]
+def open_at(served: Service, **options: object) -> RegistryClient:
+    return RegistryClient(served.address, RegistryOptions(patience=PATIENCE, **options))  # type: ignore[arg-type]
 
 
 @contextmanager
@@ -75,7 +75,7 @@ def test_a_list_beyond_a_limit_is_an_error_and_never_cut(
 @pytest.mark.parametrize("server", [Ways(page=1)])
 def test_a_list_that_fits_exactly_is_read(monkeypatch: pytest.MonkeyPatch, server: Ways) -> None:
     with registry_made_here(server) as made, limited(monkeypatch, pages=3, rows=3):
-        registry = Registry(made.host, RegistryOptions(patience=PATIENCE))
+        registry = RegistryClient(made.host, RegistryOptions(patience=PATIENCE))
         data = image_manifest(registry, "a/b", b"one")
         for tag in ("1", "2", "3"):
             registry.put_manifest("a/b", data, MANIFEST_TYPE, tag)
@@ -155,7 +155,7 @@ def test_a_list_in_a_tag_is_not_looked_up_without_end(monkeypatch: pytest.Monkey
 def test_the_manifests_say_what_a_tag_lists_not_the_tag() -> None:
     """GHCR has no referrers API, and its fallback lists call what cosign attached an empty config."""
     with registry_made_here(Ways(referrers=False)) as made:
-        registry = Registry(made.host, RegistryOptions(patience=PATIENCE))
+        registry = RegistryClient(made.host, RegistryOptions(patience=PATIENCE))
         subject = registry.put_manifest("a/b", image_manifest(registry, "a/b", b"one"), MANIFEST_TYPE, "1")
         kinds = ("application/vnd.ours", "application/vnd.theirs")
         for kind in kinds:
@@ -201,8 +201,8 @@ def test_a_link_without_brackets_is_followed_and_no_other_is_passed_by() -> None
 _CHILD = """
 import resource, sys
 from imagefactory.errors import RegistryError
-from imagefactory.oci.registry.client import Registry
-registry = Registry(sys.argv[1])
+from imagefactory.oci.registry.client import RegistryClient
+registry = RegistryClient(sys.argv[1])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
     print(len(registry.referrers("a", "sha256:" + "a" * 64, sys.argv[2])))

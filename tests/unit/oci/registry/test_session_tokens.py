@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from imagefactory.http import RefusedError
+from imagefactory.http import RejectedError
 from imagefactory.oci.credentials import Credential, anonymous
-from imagefactory.oci.registry.session import Ask, RegistryOptions, Tokens
+from imagefactory.oci.registry.session import RegistryOptions, RegistryRequest, TokenStore
 
 KNOWN = Credential(user="ann", secret="s3cret", origin="config.json")
 
@@ -21,9 +21,9 @@ class Talk:
             plain_hosts=plain,
             tell=lambda text: self.lines.append(f"said: {text}"),
         )
-        self.tokens = Tokens(host, options, plain=bool(plain), fetch=self.fetch)
+        self.tokens = TokenStore(host, options, plain=bool(plain), fetch=self.fetch)
 
-    def fetch(self, ask: Ask, signed: str) -> bytes:
+    def fetch(self, ask: RegistryRequest, signed: str) -> bytes:
         self.lines.append(f"asked: {ask.url.partition('?')[0]} {'with' if signed or ask.body else 'without'}")
         return b'{"token": "t"}'
 
@@ -95,6 +95,6 @@ def test_without_encryption_a_password_goes_only_where_the_user_said(realm: str,
         talk.renew(realm)
         assert talk.lines[-1].endswith(" with")
         return
-    with pytest.raises(RefusedError):
+    with pytest.raises(RejectedError):
         talk.renew(realm)
     assert talk.lines == []

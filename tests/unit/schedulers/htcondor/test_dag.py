@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from imagefactory.errors import UsageError
-from imagefactory.schedulers.faults import node_folder
+from imagefactory.schedulers.faults import node_directory
 from imagefactory.schedulers.htcondor.dag import (
     format_common,
     format_dag,
@@ -24,7 +24,7 @@ from imagefactory.schedulers.htcondor.dag import (
     write_sweep,
 )
 from imagefactory.schedulers.htcondor.node.post import read_places
-from imagefactory.schedulers.pool import CapableMachines, ImageKind
+from imagefactory.schedulers.pool import ImageKind, MachinesByCapability
 from imagefactory.verify.suite_files import digest_of, suite_digest
 from tests.made.pool import DOCKER, node, sweep
 
@@ -97,7 +97,7 @@ def test_the_dag_runs_so_many_at_once() -> None:
 
 def test_the_machines_with_the_oldest_driver_come_first(tmp_path: Path) -> None:
     rows = (("8.0", "", ("gpu1", "gpu2")), ("8.0", "535.54.03", ("gpu2",)))
-    machines = tuple(CapableMachines(capability=row, driver=old, machines=on) for row, old, on in rows)
+    machines = tuple(MachinesByCapability(capability=row, driver=old, machines=on) for row, old, on in rows)
     nodes = (node("a", first="535.54.03"), node("b", first="535.54.03", only=True))
     texts = {"kit.json": b"{}", "expectations.json": b"{}"}
     write_sweep(tmp_path / "s", replace(sweep(*nodes), machines=machines), {"a": texts, "b": texts})
@@ -109,7 +109,7 @@ def test_the_machines_with_the_oldest_driver_come_first(tmp_path: Path) -> None:
 
 def test_a_machine_that_was_bad_before_comes_neither_first_nor_later(tmp_path: Path) -> None:
     rows = (("8.0", "", ("gpu1", "gpu2", "gpu3")), ("8.0", "535.54.03", ("gpu2", "gpu3")))
-    machines = tuple(CapableMachines(capability=row, driver=old, machines=on) for row, old, on in rows)
+    machines = tuple(MachinesByCapability(capability=row, driver=old, machines=on) for row, old, on in rows)
     nodes = (node("a", first="535.54.03"), node("b", first="535.54.03", only=True), node("c"))
     texts = {name: {"kit.json": b"{}", "expectations.json": b"{}"} for name in "abc"}
     made = replace(sweep(*nodes), machines=machines)
@@ -256,5 +256,5 @@ def test_a_folder_that_cannot_be_written_is_said_so(tmp_path: Path) -> None:
 
 def test_a_node_cannot_leave_its_sweep(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
-        node_folder(tmp_path, "../other")
+        node_directory(tmp_path, "../other")
     assert caught.value.code == "node-name-invalid"

@@ -24,9 +24,9 @@ import pytest
 from imagefactory.model import Outcome
 from imagefactory.schedulers.htcondor import dag, results
 from imagefactory.schedulers.htcondor.node import inside, post
-from imagefactory.schedulers.htcondor.pool import SweepFolder
+from imagefactory.schedulers.htcondor.pool import HTCondorSweepFiles
 from imagefactory.schedulers.htcondor.results import read_node
-from imagefactory.schedulers.pool import CapableMachines, Ending, JobLimits
+from imagefactory.schedulers.pool import JobEnding, JobLimits, MachinesByCapability
 from imagefactory.verify.kits import format_kit
 from imagefactory.verify.suite_files import suite_digest
 from tests.made.kit import ASKED, NONCE, ORDER
@@ -243,7 +243,7 @@ NO_GPU = {"name": "device", "state": "failed", "outcome": "no-gpu", "detail": "c
 @pytest.fixture
 def two(tmp_path: Path) -> Path:
     """A sweep of two nodes, on a pool of two machines."""
-    machines = (CapableMachines(capability="8.0", machines=(HERE, THERE)),)
+    machines = (MachinesByCapability(capability="8.0", machines=(HERE, THERE)),)
     made = replace(sweep(node(), node("other")), machines=machines)
     dag.write_sweep(tmp_path / "two", made, dict.fromkeys((NODE, "other"), texts()))
     return tmp_path / "two"
@@ -301,7 +301,7 @@ def test_where_the_oldest_drivers_machine_fails_another_will_do_or_none(
 ) -> None:
     """One that is there for that driver alone has no other machine to go to: its word is the answer."""
     rows = (("8.0", "", (HERE, THERE)), ("8.0", "535", (HERE,)))
-    machines = tuple(CapableMachines(capability=row, driver=old, machines=on) for row, old, on in rows)
+    machines = tuple(MachinesByCapability(capability=row, driver=old, machines=on) for row, old, on in rows)
     made = replace(sweep(node(first="535", only=only)), machines=machines)
     dag.write_sweep(tmp_path / "two", made, {NODE: texts()})
     folder = tmp_path / "two"
@@ -488,7 +488,7 @@ def test_a_job_whose_end_the_log_does_not_tell_is_lost(folder: Path, monkeypatch
     monkeypatch.setattr(post, "LOG_SECONDS", 0.0)
     assert after(folder, submitted() + executing(), 0, (2, 2)) == 1
     found = read_node(folder, NODE, JobLimits()).result
-    assert found.attempts[-1].ending is Ending.RUNNING
+    assert found.attempts[-1].ending is JobEnding.RUNNING
     assert found.outcome is Outcome.INFRASTRUCTURE
 
 
@@ -527,7 +527,7 @@ def test_what_ends_while_it_is_read_is_told_of_one_moment(
 def test_a_result_that_answers_nothing_is_no_word_on_the_image(folder: Path) -> None:
     brings(folder)
     after(folder, WHOLE, 0)
-    found = SweepFolder().read_result(folder, node(), JobLimits())
+    found = HTCondorSweepFiles().read_result(folder, node(), JobLimits())
     assert found.outcome is Outcome.INFRASTRUCTURE
 
 
@@ -536,6 +536,6 @@ def test_a_run_without_a_gpu_is_told_as_the_suite_tells_it(folder: Path) -> None
     run_inside(job)
     (job / "result").rename(folder / "nodes" / NODE / "result")
     assert after(folder, WHOLE, 0) == 0
-    found = SweepFolder().read_result(folder, node(), JobLimits())
+    found = HTCondorSweepFiles().read_result(folder, node(), JobLimits())
     assert found.outcome is not Outcome.VERIFIED
     assert found.outcome is not None

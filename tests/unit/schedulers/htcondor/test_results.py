@@ -11,8 +11,8 @@ import pytest
 
 from imagefactory.model import Outcome
 from imagefactory.schedulers.htcondor.node.post import ARRIVED, decide, follow, split_events
-from imagefactory.schedulers.htcondor.results import NodeFiles, Posted, classify, parse_attempts
-from imagefactory.schedulers.pool import Ending, JobAttempt, JobLimits
+from imagefactory.schedulers.htcondor.results import NodeFiles, PostScriptResult, classify, parse_attempts
+from imagefactory.schedulers.pool import JobAttempt, JobEnding, JobLimits
 from tests.made.pool import (
     GPU,
     UUID,
@@ -43,7 +43,7 @@ def attempts(log: str | bytes, latest: datetime = LATEST) -> tuple[JobAttempt, .
 
 def test_a_job_that_ended_tells_whose_gpu_it_had() -> None:
     (one,) = attempts(submitted() + executing() + terminated())
-    assert (one.job, one.ending, one.code) == ("12.0", Ending.EXITED, 0)
+    assert (one.job, one.ending, one.code) == ("12.0", JobEnding.EXITED, 0)
     assert (one.machine, one.slot) == ("gpu01.example.org", "slot1_1@a100")
     assert one.gpu is not None
     assert (one.gpu.id, one.gpu.uuid, one.gpu.capability) == ("GPU-a1b2c3d4", f"GPU-{UUID}", "8.0")
@@ -77,28 +77,28 @@ def test_what_is_no_one_gpu_is_none(log: str) -> None:
 @pytest.mark.parametrize(
     ("log", "ending", "code"),
     [
-        (submitted(), Ending.WAITING, 0),
-        (submitted() + executing(), Ending.RUNNING, 0),
-        (submitted() + executing() + evicted("gone"), Ending.WAITING, 0),
-        (submitted() + executing() + disconnected(), Ending.DISCONNECTED, 0),
-        (submitted() + executing() + disconnected() + event(23, "Job reconnected"), Ending.RUNNING, 0),
-        (submitted() + executing() + disconnected() + event(24, "Failed"), Ending.WAITING, 0),
-        (submitted() + executing() + disconnected() + executing(), Ending.RUNNING, 0),
-        (submitted() + executing() + terminated(255), Ending.EXITED, 255),
-        (submitted() + executing() + terminated(signal=9), Ending.KILLED, 9),
-        (submitted() + held(13, MISSING), Ending.HELD, 13),
-        (submitted() + held(13, MISSING) + aborted(), Ending.HELD, 13),
-        (submitted() + held(1, "by me") + event(13, "Job was released."), Ending.WAITING, 0),
-        (submitted() + aborted(), Ending.REMOVED, 0),
-        (submitted() + executing() + event(5, "Job terminated.", "(3) What"), Ending.LOST, 0),
-        (executing() + event(40, "Finished transferring input files"), Ending.RUNNING, 0),
-        (executing() + submitted(), Ending.RUNNING, 0),  # told late
-        (submitted() + executing() + terminated(0) + terminated(0), Ending.EXITED, 0),
-        (submitted() + executing() + terminated(0) + aborted("via condor_rm"), Ending.EXITED, 0),
-        (submitted() + executing() + aborted("via condor_rm") + evicted("gone"), Ending.REMOVED, 0),
+        (submitted(), JobEnding.WAITING, 0),
+        (submitted() + executing(), JobEnding.RUNNING, 0),
+        (submitted() + executing() + evicted("gone"), JobEnding.WAITING, 0),
+        (submitted() + executing() + disconnected(), JobEnding.DISCONNECTED, 0),
+        (submitted() + executing() + disconnected() + event(23, "Job reconnected"), JobEnding.RUNNING, 0),
+        (submitted() + executing() + disconnected() + event(24, "Failed"), JobEnding.WAITING, 0),
+        (submitted() + executing() + disconnected() + executing(), JobEnding.RUNNING, 0),
+        (submitted() + executing() + terminated(255), JobEnding.EXITED, 255),
+        (submitted() + executing() + terminated(signal=9), JobEnding.KILLED, 9),
+        (submitted() + held(13, MISSING), JobEnding.HELD, 13),
+        (submitted() + held(13, MISSING) + aborted(), JobEnding.HELD, 13),
+        (submitted() + held(1, "by me") + event(13, "Job was released."), JobEnding.WAITING, 0),
+        (submitted() + aborted(), JobEnding.REMOVED, 0),
+        (submitted() + executing() + event(5, "Job terminated.", "(3) What"), JobEnding.LOST, 0),
+        (executing() + event(40, "Finished transferring input files"), JobEnding.RUNNING, 0),
+        (executing() + submitted(), JobEnding.RUNNING, 0),  # told late
+        (submitted() + executing() + terminated(0) + terminated(0), JobEnding.EXITED, 0),
+        (submitted() + executing() + terminated(0) + aborted("via condor_rm"), JobEnding.EXITED, 0),
+        (submitted() + executing() + aborted("via condor_rm") + evicted("gone"), JobEnding.REMOVED, 0),
     ],
 )
-def test_how_a_job_stands(log: str, ending: Ending, code: int) -> None:
+def test_how_a_job_stands(log: str, ending: JobEnding, code: int) -> None:
     (one,) = attempts(log)
     assert (one.ending, one.code) == (ending, code)
 
@@ -149,7 +149,7 @@ def test_what_is_no_event_is_passed_over() -> None:
 
 def test_an_event_that_is_still_being_written_is_not_read() -> None:
     (one,) = attempts(WHOLE[:-10])
-    assert one.ending is Ending.RUNNING
+    assert one.ending is JobEnding.RUNNING
 
 
 def test_words_of_a_job_are_no_events() -> None:
@@ -239,18 +239,18 @@ def test_the_word_for_each_way_of_ending(log: str, files: NodeFiles, outcome: Ou
     again = outcome in (Outcome.INFRASTRUCTURE, Outcome.PULL_FAILED)
     last = follow(split_events((submitted() + log).encode()))
     assert decide(last, 0, not files.broken and files.run is not None)[0] is again
-    posted = Posted(job="12.0", again=again, left=False, why="")
+    posted = PostScriptResult(job="12.0", again=again, left=False, why="")
     word, reason = classify(found, with_post(files, posted), LIMITS)
     assert word is outcome
     assert re.search(words, reason), reason
     if again:
-        left = Posted(job="12.0", again=True, left=True, why="")
+        left = PostScriptResult(job="12.0", again=True, left=True, why="")
         word, reason = classify(found, with_post(files, left), LIMITS)
         assert word is None
         assert reason.startswith("to be tried again")
 
 
-def with_post(files: NodeFiles, posted: Posted | None) -> NodeFiles:
+def with_post(files: NodeFiles, posted: PostScriptResult | None) -> NodeFiles:
     return replace(files, posted=posted)
 
 
@@ -276,7 +276,7 @@ def test_a_run_that_ended_is_to_be_judged() -> None:
 
 
 def test_a_job_that_was_never_taken_by_the_pool() -> None:
-    posted = Posted(job="", again=True, left=False, why="condor_submit did not take it")
+    posted = PostScriptResult(job="", again=True, left=False, why="condor_submit did not take it")
     assert classify((), NodeFiles(posted=posted), LIMITS) == (
         Outcome.INFRASTRUCTURE,
         "condor_submit did not take it",

@@ -10,8 +10,8 @@ import pytest
 
 from imagefactory.errors import StatementError
 from imagefactory.model import Outcome
-from imagefactory.schedulers.htcondor.results import JobAnswer, job_report, parse_job_run
-from imagefactory.schedulers.pool import Ending, JobAttempt, PoolGpu
+from imagefactory.schedulers.htcondor.results import JobOutput, job_report, parse_job_run
+from imagefactory.schedulers.pool import JobAttempt, JobEnding, PoolGpu
 from imagefactory.settings.choices import HTCONDOR
 from imagefactory.trust.verdict import is_simulated, missing_evidence, sign
 from imagefactory.verify.report import GpuReport
@@ -61,7 +61,7 @@ def judged(
 ) -> GpuReport:
     attempt = JobAttempt(
         job="12.0",
-        ending=Ending.EXITED,
+        ending=JobEnding.EXITED,
         code=0,
         text="",
         machine="gpu.pool.test",
@@ -73,7 +73,7 @@ def judged(
     )
     told = json.dumps(suite_report(QUESTION, **(report or {}))).encode()
     run_ = parse_job_run(run_json(**(run or {})), "run.json")
-    return job_report(KIT, QUESTION, JobAnswer(run=run_, report=told, attempt=attempt))
+    return job_report(KIT, QUESTION, JobOutput(run=run_, report=told, attempt=attempt))
 
 
 def device(**changes: Any) -> dict[str, Any]:

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from imagefactory.errors import UsageError
-from imagefactory.schedulers.htcondor.node.post import Fault
+from imagefactory.schedulers.htcondor.node.post import NodeFault
 from imagefactory.schedulers.slurm.batch import (
     JOBS,
-    Batch,
-    Job,
-    Jobs,
+    JobArray,
+    SlurmNodeJob,
+    SlurmSweepJobs,
     batches_of,
     excluded,
     fits,
@@ -31,7 +31,7 @@ from imagefactory.schedulers.slurm.batch import (
     run_limit,
     throttled,
     waiting,
-    write_folder,
+    write_sweep_files,
 )
 from imagefactory.schedulers.slurm.nodes import parse_nodes
 from imagefactory.verify.kit.program import EXPECTATIONS, KIT, suite_digest
@@ -44,7 +44,7 @@ from tests.made.sweep import pool_gpu
 CLUSTER = parse_nodes("\n".join([node("a1"), node("v1", gres="gpu:v100:1", used="gpu:0")]), NOW)
 
 
-def job(name: str = "tiny", **changes: Any) -> Job:
+def job(name: str = "tiny", **changes: Any) -> SlurmNodeJob:
     row: dict[str, Any] = {
         "node": name,
         "capability": "8.0",
@@ -54,7 +54,7 @@ def job(name: str = "tiny", **changes: Any) -> Job:
         "processor": "amd64",
         **changes,
     }
-    return Job(**row)
+    return SlurmNodeJob(**row)
 
 
 def test_a_job_runs_as_long_as_its_suite_and_image_take_and_no_longer_than_its_limit() -> None:
@@ -81,11 +81,11 @@ def test_jobs_that_ask_alike_are_one_array() -> None:
 def test_a_machine_that_failed_two_nodes_gets_no_more_of_them() -> None:
     cluster = parse_nodes("\n".join([node("a1"), node("a2")]), NOW)
     (batch,) = batches_of([job("a")], cluster)
-    faults = [Fault("a1", name, "1", 7, "no GPU") for name in ("x", "y")]
+    faults = [NodeFault("a1", name, "1", 7, "no GPU") for name in ("x", "y")]
     (without,) = batches_of([job("a")], cluster, faults)
     assert without.options == (*batch.options, "--exclude=a1")
     assert without.machines == batch.machines == ("a1", "a2")
-    every = [*faults, *(Fault("a2", name, "1", 7, "no GPU") for name in ("x", "y"))]
+    every = [*faults, *(NodeFault("a2", name, "1", 7, "no GPU") for name in ("x", "y"))]
     assert batches_of([job("a")], cluster, every)[0].options == batch.options
 
 
@@ -102,7 +102,7 @@ def test_machines_that_are_avoided_get_no_job() -> None:
         ),
     )
 
-    def starts(made: Job, *patterns: str) -> tuple[str, tuple[str, ...]]:
+    def starts(made: SlurmNodeJob, *patterns: str) -> tuple[str, tuple[str, ...]]:
         """Where its jobs start, and where what failed there may go."""
         (batch,) = batches_of([made], cluster, patterns=patterns)
         assert {*batch.machines, *batch.excluded} == {"a1", "a2", "b1"}
@@ -116,7 +116,7 @@ def test_machines_that_are_avoided_get_no_job() -> None:
     assert starts(job(first="470.57.02")) == ("a1 a2 b1", every)  # all are busy there
     assert starts(job(first="470.57.02", only=True)) == ("b1", ("b1",))
     assert batches_of([job(first="470.57.02", only=True)], cluster, patterns=("!b1",))[0].options == ()
-    faults = [Fault(on, name, "1", 7, "no GPU") for on in ("a2", "of-old") for name in ("x", "y")]
+    faults = [NodeFault(on, name, "1", 7, "no GPU") for on in ("a2", "of-old") for name in ("x", "y")]
     (batch,) = batches_of([job(first="535.54.03")], cluster, faults)
     assert (excluded(batch.options), batch.machines) == (("a2",), every)  # sbatch knows no of-old
     (batch,) = batches_of([job()], cluster, faults, ("!a2",))
@@ -136,7 +136,7 @@ def test_machines_that_are_avoided_get_no_job() -> None:
 def test_no_more_jobs_are_at_work_than_were_asked_for(
     sizes: tuple[int, ...], at_once: int, shares: list[tuple[int, int]]
 ) -> None:
-    batches = [Batch(options=(), jobs=(job(),) * size) for size in sizes]
+    batches = [JobArray(options=(), jobs=(job(),) * size) for size in sizes]
     assert [(one.share, one.lane) for one in throttled(batches, at_once)] == shares
 
 
@@ -164,8 +164,8 @@ def test_which_gpus_will_do(wanted: dict[str, Any], gpu: dict[str, Any], will: b
 
 
 def test_the_script_names_its_nodes(tmp_path: Path) -> None:
-    batch = Batch(options=("--gres=gpu:a100:1",), jobs=(job("one"), job("two")), machines=("gpu1", "gpu2"))
-    jobs = Jobs(idle=600, retries=2, jobs=batch.jobs)
+    batch = JobArray(options=("--gres=gpu:a100:1",), jobs=(job("one"), job("two")), machines=("gpu1", "gpu2"))
+    jobs = SlurmSweepJobs(idle=600, retries=2, jobs=batch.jobs)
     text = format_batch(batch, 7, jobs)
     options = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")]
     assert {"--array=0-1", "--time=2", "--mem=100M", "--gres=gpu:a100:1", "--output=log/7-%a"} <= {*options}
@@ -189,8 +189,8 @@ def test_the_folder_is_whole_with_its_last_file(tmp_path: Path) -> None:
     digest = f"127.0.0.1:5000/tiny@{SUBJECT.index}"
     made = sweep(sweep_node(), sweep_node("tiny-sm90", f"docker://{digest}", capability="9.0"))
     texts = {one.name: {KIT: b"{}", EXPECTATIONS: b"[]"} for one in made.nodes}
-    write_folder(tmp_path, made, texts)
-    write_folder(tmp_path, made, texts)
+    write_sweep_files(tmp_path, made, texts)
+    write_sweep_files(tmp_path, made, texts)
     assert (tmp_path / "nodes/tiny-sm80/image").read_text() == "/shared/tiny.sif\n"
     assert (tmp_path / "nodes/tiny-sm90/image").read_text() == f"{digest}\n"
     assert (tmp_path / "nodes/tiny-sm90" / EXPECTATIONS).read_bytes() == b"[]"
@@ -206,7 +206,7 @@ def test_the_folder_is_whole_with_its_last_file(tmp_path: Path) -> None:
     (tmp_path / JOBS).write_text(json.dumps(older))
     assert read_jobs(tmp_path) == jobs_of(made)
     with pytest.raises(UsageError) as caught:
-        write_folder(tmp_path / "nodes/tiny-sm80/image", made, texts)
+        write_sweep_files(tmp_path / "nodes/tiny-sm80/image", made, texts)
     assert caught.value.code == "cannot-write-file"
     assert "image" in caught.value.message
 
@@ -215,19 +215,19 @@ def test_each_node_knows_which_tasks_it_was(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / "nodes" / name).mkdir(parents=True)
     assert next_number(tmp_path) == 1
-    note_tasks(tmp_path, 1, Batch(options=(), jobs=(job("one"), job("two"))))
+    note_tasks(tmp_path, 1, JobArray(options=(), jobs=(job("one"), job("two"))))
     (tmp_path / "batch-1.sh").touch()
     (tmp_path / "batch-10.sh").touch()
-    note_tasks(tmp_path, next_number(tmp_path), Batch(options=(), jobs=(job("two"),)))
+    note_tasks(tmp_path, next_number(tmp_path), JobArray(options=(), jobs=(job("two"),)))
     assert list(read_tasks(tmp_path / "nodes/two")) == [(1, 1), (11, 0)]
     assert list(read_tasks(tmp_path / "nodes/none")) == []
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
-    assert read_row(tmp_path / JOBS, Jobs) is None
+    assert read_row(tmp_path / JOBS, SlurmSweepJobs) is None
     for text in ("{", "[]", json.dumps({"format": 1, "idle": "x"})):
         (tmp_path / JOBS).write_text(text)
         with pytest.raises(UsageError) as caught:
-            read_row(tmp_path / JOBS, Jobs)
+            read_row(tmp_path / JOBS, SlurmSweepJobs)
         assert caught.value.code == "sweep-file-invalid"
         assert "jobs.json" in caught.value.message

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from imagefactory.schedulers.pool import Inventory, PoolGpu
-from imagefactory.schedulers.slurm.batch import ask_for, ask_for_one
+from imagefactory.schedulers.slurm.batch import request_any_gpu, request_gpu_count
 from imagefactory.schedulers.slurm.nodes import parse_nodes
 from tests.made.slurm import NOW, node
 
@@ -32,13 +32,13 @@ A100, V100 = ("a1", "gpu:a100:4", "zen,fast"), ("v1", "gpu:v100:2", "skylake")
     ],
 )
 def test_one_gpu(rows: list[tuple[str, str, str]], wanted: tuple[str, ...], options: tuple[str, ...]) -> None:
-    assert ask_for_one(cluster(*rows), lambda gpu: gpu.capability in wanted) == options
+    assert request_any_gpu(cluster(*rows), lambda gpu: gpu.capability in wanted) == options
 
 
 def test_where_nodes_mix_them_the_commonest_type_is_asked_for() -> None:
     mixed = cluster(("a1", "gpu:a100:1,gpu:h100:2,gpu:v100:1", "x"))
-    assert ask_for(mixed, lambda gpu: gpu.capability in ("8.0", "9.0")) == ((), ())
-    assert ask_for_one(mixed, lambda gpu: gpu.capability in ("8.0", "9.0")) == ("--gres=gpu:h100:1",)
+    assert request_gpu_count(mixed, lambda gpu: gpu.capability in ("8.0", "9.0")) == ((), ())
+    assert request_any_gpu(mixed, lambda gpu: gpu.capability in ("8.0", "9.0")) == ("--gres=gpu:h100:1",)
 
 
 def test_without_a_type_nodes_are_told_apart() -> None:
@@ -50,7 +50,7 @@ def test_without_a_type_nodes_are_told_apart() -> None:
             replace(machine, gpus=tuple(known(gpu) for gpu in machine.gpus)) for machine in unknown.machines
         ),
     )
-    assert ask_for_one(told, lambda gpu: gpu.capability == "8.0") == ("--gres=gpu:1", "--constraint=zen")
+    assert request_any_gpu(told, lambda gpu: gpu.capability == "8.0") == ("--gres=gpu:1", "--constraint=zen")
 
 
 def known(gpu: PoolGpu) -> PoolGpu:
@@ -58,7 +58,7 @@ def known(gpu: PoolGpu) -> PoolGpu:
 
 
 def test_several_gpus_of_one_node() -> None:
-    found = ask_for(cluster(A100, V100), lambda gpu: gpu.capability == "7.0", 2)
+    found = request_gpu_count(cluster(A100, V100), lambda gpu: gpu.capability == "7.0", 2)
     assert found is not None
     assert (found[0], len(found[1])) == (("--gres=gpu:v100:2",), 2)
-    assert ask_for(cluster(A100, V100), lambda gpu: gpu.capability == "7.0", 3) is None
+    assert request_gpu_count(cluster(A100, V100), lambda gpu: gpu.capability == "7.0", 3) is None

@@ -9,16 +9,16 @@ import pytest
 
 from imagefactory.errors import ToolError, UsageError
 from imagefactory.schedulers.slurm.nodes import (
-    Kind,
-    Known,
-    ask_all,
+    ProbedGpu,
+    SlurmGpuType,
     fill,
-    kinds_of,
+    gpu_types_of,
     parse_answer,
     parse_nodes,
     place_of,
-    recall,
-    remember,
+    probe_all,
+    read_probed,
+    write_probed,
 )
 from tests.made.programs import Program, calls
 from tests.made.slurm import NOW, node
@@ -32,12 +32,16 @@ CLUSTER = parse_nodes(
     ]),
     NOW,
 )  # fmt: skip
-OURS = Known(node="o2", type="ours", capability="8.9", memory=48 << 30, driver="550.54.15")
-PLAIN = Known(node="p1", type="", capability="7.5", memory=16 << 30, driver="535.54.03")
+OURS = ProbedGpu(node="o2", type="ours", capability="8.9", memory=48 << 30, driver="550.54.15")
+PLAIN = ProbedGpu(node="p1", type="", capability="7.5", memory=16 << 30, driver="535.54.03")
 
 
 def test_a_type_is_asked_once_and_gpus_without_one_in_each_node() -> None:
-    assert [str(kind) for kind in kinds_of(CLUSTER)] == ["the GPUs of p1", "type a100_1g.5gb", "type ours"]
+    assert [str(kind) for kind in gpu_types_of(CLUSTER)] == [
+        "the GPUs of p1",
+        "type a100_1g.5gb",
+        "type ours",
+    ]
 
 
 def test_what_one_said_holds_for_its_type_and_its_driver_for_its_node() -> None:
@@ -56,9 +60,9 @@ def test_what_one_said_holds_for_its_type_and_its_driver_for_its_node() -> None:
 
 
 def test_an_answer_is_read_strictly() -> None:
-    assert parse_answer("o2\n8.9, 49152, 550.54.15\n", Kind(type="ours")) == OURS
+    assert parse_answer("o2\n8.9, 49152, 550.54.15\n", SlurmGpuType(type="ours")) == OURS
     for memory in ("[N/A]", "[Not Supported]"):  # GB10 has the machine's
-        found = parse_answer(f"g1\n12.1, {memory}, 580.95.05\n", Kind(type="gb10"))
+        found = parse_answer(f"g1\n12.1, {memory}, 580.95.05\n", SlurmGpuType(type="gb10"))
         assert (found.capability, found.memory) == ("12.1", 0)
     for text in (
         "",
@@ -69,12 +73,12 @@ def test_an_answer_is_read_strictly() -> None:
         "a\nb\nc\n",
     ):
         with pytest.raises(ToolError) as caught:
-            parse_answer(text, Kind(type="ours"))
+            parse_answer(text, SlurmGpuType(type="ours"))
         assert caught.value.code == "probe-output-invalid"
 
 
 def test_a_gpu_without_memory_of_its_own_has_the_machines() -> None:
-    shared = Known(node="o2", type="ours", capability="12.1", memory=0, driver="580.95.05")
+    shared = ProbedGpu(node="o2", type="ours", capability="12.1", memory=0, driver="580.95.05")
     found = {machine.name: machine for machine in fill(CLUSTER, (shared,)).machines}
     memory = found["o2"].attributes["memory"]
     assert memory
@@ -86,7 +90,9 @@ def test_each_kind_is_asked_by_a_job_that_waits_no_longer(
 ) -> None:
     environ = {"PATH": str(programs)}
     program("srun", "o2\n8.9, 49152, 550.54.15\n")
-    found, faults = ask_all((Kind(type="ours"), Kind(type="", node="p1")), environ, timedelta(minutes=5))
+    found, faults = probe_all(
+        (SlurmGpuType(type="ours"), SlurmGpuType(type="", node="p1")), environ, timedelta(minutes=5)
+    )
     assert (found[0], len(found), faults) == (OURS, 2, ())
     asked = sorted(call[2:] for call in calls(tmp_path))
     assert {"--immediate=300", "--gres=gpu:ours:1"} <= {*asked[1]}
@@ -94,26 +100,26 @@ def test_each_kind_is_asked_by_a_job_that_waits_no_longer(
     program(
         "srun", fails="srun: error: Unable to allocate resources: Immediate execution impossible\n", code=1
     )
-    found, faults = ask_all((Kind(type="ours"),), environ, timedelta(minutes=5))
+    found, faults = probe_all((SlurmGpuType(type="ours"),), environ, timedelta(minutes=5))
     assert found == ()
     assert "Immediate execution impossible" in faults[0][1].message
 
 
 def test_it_is_remembered_by_the_user(tmp_path: Path) -> None:
     environ = {"HOME": str(tmp_path), "XDG_STATE_HOME": "relative"}
-    assert recall(environ) == ()
-    remember(environ, (OURS, PLAIN))
-    newer = Known(node="o2", type="ours", capability="8.9", memory=48 << 30, driver="560.35.03")
-    remember(environ, (newer,))
-    assert set(recall(environ)) == {newer, PLAIN}
+    assert read_probed(environ) == ()
+    write_probed(environ, (OURS, PLAIN))
+    newer = ProbedGpu(node="o2", type="ours", capability="8.9", memory=48 << 30, driver="560.35.03")
+    write_probed(environ, (newer,))
+    assert set(read_probed(environ)) == {newer, PLAIN}
     assert place_of({"HOME": "/h", "XDG_STATE_HOME": "/s"}) == Path("/s/imagefactory/slurm.json")
     place_of(environ).write_text("{}")
     with pytest.raises(UsageError) as caught:
-        recall(environ)
+        read_probed(environ)
     assert caught.value.code == "probe-file-invalid"
     assert "slurm.json" in caught.value.message
     (tmp_path / "file").touch()
     with pytest.raises(UsageError) as caught:
-        remember({"HOME": str(tmp_path / "file")}, (OURS,))
+        write_probed({"HOME": str(tmp_path / "file")}, (OURS,))
     assert caught.value.code == "cannot-read-file"
     assert "slurm.json" in caught.value.message

@@ -8,7 +8,7 @@ import pytest
 
 from imagefactory.errors import ToolError
 from imagefactory.schedulers.inventory import read_inventory, write_inventory
-from imagefactory.schedulers.slurm.nodes import FEATURES, ask_inventory, parse_nodes
+from imagefactory.schedulers.slurm.nodes import FEATURES, parse_nodes, query_inventory
 from tests.made.slurm import NOW, node
 
 
@@ -71,7 +71,7 @@ def test_what_a_person_wrote_as_a_reason_is_no_field() -> None:
 def test_scontrol_that_is_missing_or_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ToolError) as caught:
-        ask_inventory({"PATH": str(tmp_path)}, NOW)
+        query_inventory({"PATH": str(tmp_path)}, NOW)
     assert caught.value.code == "tool-missing"
     assert "scontrol" in caught.value.message
     program = tmp_path / "scontrol"
@@ -80,12 +80,12 @@ def test_scontrol_that_is_missing_or_fails_is_told(tmp_path: Path, monkeypatch: 
     )
     program.chmod(0o755)
     with pytest.raises(ToolError) as caught:
-        ask_inventory({"PATH": str(tmp_path)}, NOW)
+        query_inventory({"PATH": str(tmp_path)}, NOW)
     assert caught.value.code == "slurm-command-failed"
     assert "Unable to contact slurm controller" in caught.value.message
     program.write_text(f'#!/bin/sh\necho "$*" > {tmp_path}/asked\ncat <<X\n{node()}\nX\n')
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    found = ask_inventory({"PATH": f"{tmp_path}:/bin:/usr/bin"}, NOW)
+    found = query_inventory({"PATH": f"{tmp_path}:/bin:/usr/bin"}, NOW)
     assert len(found.gpus) == 2
     assert (tmp_path / "asked").read_text() == "show node --detail --oneliner\n"
 

@@ -10,8 +10,8 @@ import pytest
 
 from imagefactory.errors import ToolError, UsageError
 from imagefactory.model import Outcome
-from imagefactory.schedulers.pool import JobLimits, Sweep, SweepNode, open_pool
-from imagefactory.schedulers.slurm.pool import Slurm
+from imagefactory.schedulers.pool import JobLimits, SweepNode, SweepSpec, open_pool
+from imagefactory.schedulers.slurm.pool import SlurmPool
 from imagefactory.settings.choices import SLURM
 from imagefactory.verify.kit.program import EXPECTATIONS, KIT
 from tests.made.programs import Program, calls
@@ -23,32 +23,32 @@ LIMITS = JobLimits(retries=1)
 
 
 @pytest.fixture
-def slurm(programs: Path, program: Program) -> Slurm:
+def slurm(programs: Path, program: Program) -> SlurmPool:
     program("scontrol", f"{node('a1')}\n{node('v1', gres='gpu:v100:1', used='gpu:0')}\n")
     program("squeue")
     program("sbatch", "12\n")
-    return Slurm(environ={"PATH": f"{programs}:{os.defpath}"})
+    return SlurmPool(environ={"PATH": f"{programs}:{os.defpath}"})
 
 
 @pytest.fixture
-def made(slurm: Slurm, tmp_path: Path) -> Path:
+def made(slurm: SlurmPool, tmp_path: Path) -> Path:
     folder = tmp_path / "sweep"
-    whole: Sweep = sweep(*NODES, retries=1, idle=timedelta(hours=1))
+    whole: SweepSpec = sweep(*NODES, retries=1, idle=timedelta(hours=1))
     slurm.write(folder, whole, {one.name: {KIT: b"{}", EXPECTATIONS: b"{}"} for one in NODES})
     assert slurm.is_whole(folder)
     return folder
 
 
-def state(slurm: Slurm, folder: Path, one: SweepNode) -> tuple[Outcome | None, str]:
+def state(slurm: SlurmPool, folder: Path, one: SweepNode) -> tuple[Outcome | None, str]:
     result = slurm.read_result(folder, one, LIMITS)
     return result.outcome, result.reason
 
 
 def test_it_is_a_row_of_the_table(programs: Path) -> None:
-    assert isinstance(open_pool(SLURM, {"PATH": str(programs)}), Slurm)
+    assert isinstance(open_pool(SLURM, {"PATH": str(programs)}), SlurmPool)
 
 
-def test_the_version_is_told(slurm: Slurm, program: Program) -> None:
+def test_the_version_is_told(slurm: SlurmPool, program: Program) -> None:
     program("sbatch", "slurm-wlm 24.11.5\n")
     assert slurm.require() == "24.11.5"
     program("sbatch", "slurm 22.05.8\n")
@@ -61,7 +61,7 @@ def test_the_version_is_told(slurm: Slurm, program: Program) -> None:
 
 
 def test_a_sweep_is_submitted_once_and_what_no_gpu_takes_is_said(
-    slurm: Slurm, made: Path, tmp_path: Path, program: Program
+    slurm: SlurmPool, made: Path, tmp_path: Path, program: Program
 ) -> None:
     assert slurm.submit(made) == "12"
     asked = [call[1:] for call in calls(tmp_path) if call[1] == "sbatch"]
@@ -82,7 +82,9 @@ def test_a_sweep_is_submitted_once_and_what_no_gpu_takes_is_said(
     assert slurm.driven() == {made}
 
 
-def test_a_cluster_without_such_a_gpu_is_given_nothing(slurm: Slurm, made: Path, program: Program) -> None:
+def test_a_cluster_without_such_a_gpu_is_given_nothing(
+    slurm: SlurmPool, made: Path, program: Program
+) -> None:
     program("scontrol", f"{node('q1', gres='gpu:ours:1', used='gpu:0')}\n")
     with pytest.raises(ToolError) as none:
         slurm.submit(made)
@@ -92,7 +94,7 @@ def test_a_cluster_without_such_a_gpu_is_given_nothing(slurm: Slurm, made: Path,
 
 
 def test_what_left_the_queue_without_a_run_is_submitted_again(
-    slurm: Slurm, made: Path, program: Program
+    slurm: SlurmPool, made: Path, program: Program
 ) -> None:
     slurm.submit(made)
     slurm.look(made)
@@ -104,7 +106,7 @@ def test_what_left_the_queue_without_a_run_is_submitted_again(
     assert state(slurm, made, NODES[0]) == (None, "waiting")
 
 
-def test_a_killed_submission_is_gone_on_with(slurm: Slurm, made: Path, program: Program) -> None:
+def test_a_killed_submission_is_gone_on_with(slurm: SlurmPool, made: Path, program: Program) -> None:
     """Killed between sbatch and the note of it: the queue tells."""
     slurm.submit(made)
     (made / "batch-1.json").unlink()
@@ -120,7 +122,7 @@ def test_a_killed_submission_is_gone_on_with(slurm: Slurm, made: Path, program: 
 
 
 def test_one_that_sbatch_refuses_says_why_and_can_be_gone_on_with(
-    slurm: Slurm, made: Path, program: Program
+    slurm: SlurmPool, made: Path, program: Program
 ) -> None:
     program("sbatch", fails="sbatch: error: Invalid account or account/partition combination\n", code=1)
     with pytest.raises(ToolError) as caught:
@@ -135,7 +137,7 @@ def test_one_that_sbatch_refuses_says_why_and_can_be_gone_on_with(
 
 
 def test_cancel_removes_the_arrays_of_its_folder(
-    slurm: Slurm, made: Path, program: Program, tmp_path: Path
+    slurm: SlurmPool, made: Path, program: Program, tmp_path: Path
 ) -> None:
     slurm.submit(made)
     program("scancel")
@@ -147,7 +149,7 @@ def test_cancel_removes_the_arrays_of_its_folder(
     assert [call[1:] for call in calls(tmp_path) if call[1] == "scancel"] == [["scancel", "12"]]
 
 
-def test_a_folder_that_no_queue_could_show(slurm: Slurm, tmp_path: Path) -> None:
+def test_a_folder_that_no_queue_could_show(slurm: SlurmPool, tmp_path: Path) -> None:
     slurm.check_folder(tmp_path / "a b|c")
     with pytest.raises(UsageError) as caught:
         slurm.check_folder(tmp_path / "a\nb")
@@ -158,5 +160,5 @@ def test_a_folder_that_no_queue_could_show(slurm: Slurm, tmp_path: Path) -> None
     assert "queue.json" in caught.value.message
 
 
-def test_the_nodes_are_the_clusters(slurm: Slurm) -> None:
+def test_the_nodes_are_the_clusters(slurm: SlurmPool) -> None:
     assert [machine.name for machine in slurm.inventory(NOW).machines] == ["a1", "v1"]

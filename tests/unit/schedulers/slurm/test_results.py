@@ -11,15 +11,15 @@ import pytest
 
 from imagefactory.errors import UsageError
 from imagefactory.model import Outcome
-from imagefactory.schedulers.pool import Ending, JobLimits
-from imagefactory.schedulers.slurm.batch import LOG, QUEUE, TASKS, Submitted, write_row
+from imagefactory.schedulers.pool import JobEnding, JobLimits
+from imagefactory.schedulers.slurm.batch import LOG, QUEUE, TASKS, ArraySubmission, write_row
 from imagefactory.schedulers.slurm.results import (
     HAS_RUN,
-    Queue,
-    Start,
-    Task,
-    TaskFiles,
-    Told,
+    ArrayTask,
+    QueueSnapshot,
+    TaskOutput,
+    TaskRun,
+    TaskState,
     classify,
     read_node,
 )
@@ -27,27 +27,27 @@ from tests.made.slurm import run_json
 
 NOW = datetime(2026, 11, 25, 22, 40, tzinfo=UTC)
 LIMITS = JobLimits(idle=timedelta(hours=24), run=timedelta(hours=2), retries=1)
-SUBMITTED = Submitted(job="12", at=NOW, until=NOW + timedelta(days=1))
-RAN = TaskFiles(run=run_json())
+SUBMITTED = ArraySubmission(job="12", at=NOW, until=NOW + timedelta(days=1))
+RAN = TaskOutput(run=run_json())
 
 
-def told(state: str, reason: str = "None") -> Told:
-    return Told(batch=1, index=3, state=state, reason=reason)
+def told(state: str, reason: str = "None") -> TaskState:
+    return TaskState(batch=1, index=3, state=state, reason=reason)
 
 
-def start(**changes: Any) -> Start:
+def start(**changes: Any) -> TaskRun:
     row: dict[str, Any] = {"job": "12_3", "restart": 0, "machine": "h1", "started": NOW, **changes}
-    return Start(**row)
+    return TaskRun(**row)
 
 
-def word(**changes: Any) -> tuple[Outcome | None, str, Ending]:
+def word(**changes: Any) -> tuple[Outcome | None, str, JobEnding]:
     row: dict[str, Any] = {"submitted": SUBMITTED, "starts": (), "told": None, "known": True, **changes}
-    return classify(Task(**row), LIMITS)
+    return classify(ArrayTask(**row), LIMITS)
 
 
 OVER = "Slurm ended it on h1: its time was over (2h00m at most)"
-REFUSED = Submitted(job="", at=NOW, until=NOW, refused="sbatch cannot do it: no such account")
-UNMATCHED = Submitted(job="", at=NOW, until=NOW, refused="no GPU", unmatched=True)
+REFUSED = ArraySubmission(job="", at=NOW, until=NOW, refused="sbatch cannot do it: no such account")
+UNMATCHED = ArraySubmission(job="", at=NOW, until=NOW, refused="no GPU", unmatched=True)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_task_that_did_not_come_to_its_end(
     assert word(starts=(start(**last),), **queue)[:2] == (outcome, reason)
 
 
-STOPPED = TaskFiles(run=run_json(outcome="pull-failed", reason="no such manifest"))
+STOPPED = TaskOutput(run=run_json(outcome="pull-failed", reason="no such manifest"))
 
 
 @pytest.mark.parametrize(
@@ -111,25 +111,25 @@ STOPPED = TaskFiles(run=run_json(outcome="pull-failed", reason="no such manifest
         ({"code": 9}, RAN, None, HAS_RUN),
         ({"code": 9, "again": True}, RAN, None, HAS_RUN),  # and its job was removed meanwhile
         ({"code": 8}, STOPPED, Outcome.PULL_FAILED, "no such manifest"),
-        ({"code": 8}, TaskFiles(said="it does not see x"), Outcome.PULL_FAILED, "h1: it does not see x"),
+        ({"code": 8}, TaskOutput(said="it does not see x"), Outcome.PULL_FAILED, "h1: it does not see x"),
         (
             {"code": 6},
-            TaskFiles(said="no apptainer"),
+            TaskOutput(said="no apptainer"),
             Outcome.INFRASTRUCTURE,
             "the suite was not started: exit code 6: no apptainer",
         ),
         (
             {"code": 0},
-            TaskFiles(run=b"{{{"),
+            TaskOutput(run=b"{{{"),
             Outcome.INFRASTRUCTURE,
             "it brought back no result that can be read",
         ),
     ],
 )
 def test_a_task_that_has_ended(
-    last: dict[str, Any], files: TaskFiles, outcome: Outcome | None, reason: str
+    last: dict[str, Any], files: TaskOutput, outcome: Outcome | None, reason: str
 ) -> None:
-    assert word(starts=(start(ended=NOW, **last),), files=files) == (outcome, reason, Ending.EXITED)
+    assert word(starts=(start(ended=NOW, **last),), files=files) == (outcome, reason, JobEnding.EXITED)
 
 
 def test_what_asked_to_be_tried_again_has_its_word_once_the_queue_has_lost_it() -> None:
@@ -196,17 +196,17 @@ def test_the_last_array_of_a_sweep_that_was_gone_on_with_counts(sweep: Path) -> 
     ran(sweep, batch=2)
     waits = read_node(sweep, "tiny", LIMITS).result
     assert (waits.outcome, waits.reason) == (None, "waiting")
-    assert [one.ending for one in waits.attempts] == [Ending.EXITED, Ending.WAITING]
-    write_row(sweep / QUEUE, Queue(asked=NOW + timedelta(seconds=1), tasks=()))
+    assert [one.ending for one in waits.attempts] == [JobEnding.EXITED, JobEnding.WAITING]
+    write_row(sweep / QUEUE, QueueSnapshot(asked=NOW + timedelta(seconds=1), tasks=()))
     gone = read_node(sweep, "tiny", LIMITS)
     assert (gone.result.outcome, gone.settled) == (Outcome.NOT_TESTED, False)
 
 
 def test_a_queue_that_was_asked_before_says_nothing(sweep: Path) -> None:
     ran(sweep, f"start 12_3 0 h1 {AT + 60}")
-    write_row(sweep / QUEUE, Queue(asked=NOW, tasks=()))
+    write_row(sweep / QUEUE, QueueSnapshot(asked=NOW, tasks=()))
     assert read_node(sweep, "tiny", LIMITS).result.reason == "running on h1"
-    write_row(sweep / QUEUE, Queue(asked=NOW + timedelta(minutes=2), tasks=()))
+    write_row(sweep / QUEUE, QueueSnapshot(asked=NOW + timedelta(minutes=2), tasks=()))
     assert read_node(sweep, "tiny", LIMITS).result.outcome is Outcome.INFRASTRUCTURE
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from imagefactory.errors import StatementError
 from imagefactory.model import Outcome
-from imagefactory.schedulers.pool import Ending, JobAttempt, NodeFound, NodeResult, PoolGpu
+from imagefactory.schedulers.pool import JobAttempt, JobEnding, NodeResult, NodeState, PoolGpu
 from imagefactory.schedulers.slurm.results import job_report
 from imagefactory.settings.choices import SLURM
 from imagefactory.trust.verdict import sign
@@ -30,7 +30,7 @@ GIVEN = pool_gpu(id="a1/0", uuid="", name="a100", driver="", cuda="", memory=0)
 def judged(gpu: PoolGpu | None = GIVEN, slot: str = "a1", **changes: Any) -> GpuReport:
     attempt = JobAttempt(
         job="12_3",
-        ending=Ending.EXITED,
+        ending=JobEnding.EXITED,
         code=0,
         text="",
         machine="a1",
@@ -40,7 +40,7 @@ def judged(gpu: PoolGpu | None = GIVEN, slot: str = "a1", **changes: Any) -> Gpu
         started=NOW,
         ended=NOW,
     )
-    found = NodeFound(
+    found = NodeState(
         result=NodeResult(node="tiny", outcome=None, reason="", attempts=(attempt,)),
         run=run_json(),
         report=json.dumps(suite_report(QUESTION)).encode(),

@@ -10,13 +10,13 @@ from imagefactory.schedulers.slurm.results import (
     MEMORY,
     REMOVED,
     TIME_LIMIT,
-    Queue,
-    Told,
-    folders_of,
+    QueueSnapshot,
+    TaskState,
     parse_log,
     parse_queue,
     parse_record,
     remember,
+    submit_directories,
 )
 
 NOW = datetime(2026, 11, 25, 22, 40, tzinfo=UTC)
@@ -98,20 +98,20 @@ SQUEUE = (
 
 def test_the_queue_knows_sweeps_by_folder_and_name() -> None:
     assert parse_queue(SQUEUE, "imagefactory", "/s/one") == (
-        Told(batch=1, index=0, state="RUNNING", reason="None"),
-        Told(batch=1, index=1, state="PENDING", reason="Resources"),
+        TaskState(batch=1, index=0, state="RUNNING", reason="None"),
+        TaskState(batch=1, index=1, state="PENDING", reason="Resources"),
     )
     assert [one.batch for one in parse_queue(SQUEUE, "imagefactory", "/s/two|odd")] == [2]
-    assert folders_of(SQUEUE, "imagefactory") == {"/s/one", "/s/two|odd"}
+    assert submit_directories(SQUEUE, "imagefactory") == {"/s/one", "/s/two|odd"}
 
 
 def test_how_a_task_ended_is_remembered_when_slurm_has_forgotten_it() -> None:
     over, waits = (
-        Told(batch=1, index=0, state="TIMEOUT", reason=""),
-        Told(batch=1, index=1, state="PENDING", reason=""),
+        TaskState(batch=1, index=0, state="TIMEOUT", reason=""),
+        TaskState(batch=1, index=1, state="PENDING", reason=""),
     )
-    before = Queue(asked=NOW, tasks=(over, waits))
+    before = QueueSnapshot(asked=NOW, tasks=(over, waits))
     assert remember(before, (), NOW).tasks == (over,)
-    again = Told(batch=1, index=0, state="PENDING", reason="BeginTime")
+    again = TaskState(batch=1, index=0, state="PENDING", reason="BeginTime")
     assert remember(before, (again,), NOW).tasks == (again,)
     assert remember(None, (waits,), NOW).tasks == (waits,)

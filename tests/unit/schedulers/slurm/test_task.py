@@ -14,7 +14,7 @@ import pytest
 from imagefactory.model import Outcome
 from imagefactory.schedulers.htcondor.node.post import parse_faults
 from imagefactory.schedulers.pool import JobLimits
-from imagefactory.schedulers.slurm.batch import HERE, Submitted, write_row
+from imagefactory.schedulers.slurm.batch import NODE_PROGRAMS, ArraySubmission, write_row
 from imagefactory.schedulers.slurm.results import parse_log, read_node
 from tests.made.slurm import run_json
 
@@ -86,7 +86,7 @@ def folder(tmp_path: Path) -> Folder:
     for name, text in (("scontrol", SCONTROL), ("python3", PYTHON)):
         (tmp_path / "bin" / name).write_text(text)
         (tmp_path / "bin" / name).chmod(0o755)
-    (tmp_path / "task.sh").write_bytes((HERE / "task.sh").read_bytes())
+    (tmp_path / "task.sh").write_bytes((NODE_PROGRAMS / "task.sh").read_bytes())
     (tmp_path / "run.py").write_text("")
     for node in ("tiny", "other"):
         for name, text in (("image", "docker://x"), ("kit.json", "{}"), ("expectations.json", "{}")):
@@ -110,9 +110,9 @@ def test_a_gpu_that_is_not_there_is_looked_for_on_another_machine(folder: Folder
     assert read_node(folder.path, "tiny", JobLimits()).run is not None
 
 
-def _submitted() -> Submitted:
+def _submitted() -> ArraySubmission:
     (start, *_) = parse_log(b"imagefactory: start 77_0 0 h1 1764110000")
-    return Submitted(job="77", at=start.started, until=start.started + timedelta(days=1))
+    return ArraySubmission(job="77", at=start.started, until=start.started + timedelta(days=1))
 
 
 @pytest.mark.parametrize("machines", ["h1", ""])

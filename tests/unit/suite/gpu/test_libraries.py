@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from imagefactory.suite.context import Expected, Failure
+from imagefactory.suite.context import CheckFailure, Expected
 from imagefactory.suite.gpu import libraries, table, tolerances
 from imagefactory.suite.gpu.checks import numbers
 from imagefactory.suite.gpu.context import Asked, GpuContext
 from imagefactory.suite.gpu.driver import Driver, DriverError
 from imagefactory.suite.gpu.frameworks import results
-from imagefactory.verify.suite_files import SUITE_FOLDER
+from imagefactory.verify.suite_files import SUITE_DIRECTORY
 from tests.services.libcuda import build_libcuda
 
 CUDNN, NCCL = "/site/nvidia/cudnn/lib/libcudnn.so.9", "/site/nvidia/nccl/lib/libnccl.so.2"
@@ -164,14 +164,14 @@ def test_libraries_as_locked(locked: dict[str, str], loaded: Any, told: dict[str
 def test_libraries_that_are_not_the_locks(
     locked: dict[str, str], loaded: Any, told: dict[str, str], words_of_it: str
 ) -> None:
-    with pytest.raises(Failure, match=words_of_it):
+    with pytest.raises(CheckFailure, match=words_of_it):
         libraries.judge_libraries(make_context(locked), loaded, told)
 
 
 def test_a_rehearsal_loads_few_libraries_and_those_must_agree() -> None:
     context = make_context(LOCKED, rehearsal=True)
     assert "rehearsed" in libraries.judge_libraries(context, {}, {}).detail
-    with pytest.raises(Failure, match="is loaded"):
+    with pytest.raises(CheckFailure, match="is loaded"):
         libraries.judge_libraries(context, {"cudnn": {CUDNN: "9.9.9"}}, {})
 
 
@@ -186,14 +186,14 @@ def test_libraries_are_asked_for_their_version(tmp_path: Path) -> None:
 
 def test_there_is_one_nccl(tmp_path: Path) -> None:
     context = make_context({}, str(tmp_path))
-    with pytest.raises(Failure, match=r" no libnccl.so.2$"):
+    with pytest.raises(CheckFailure, match=r" no libnccl.so.2$"):
         libraries.find_nccl(context)
     for name in ("nvidia/nccl/lib", "nvidia/cu13/lib"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "libnccl.so.2").write_text("")
         if name == "nvidia/nccl/lib":
             assert libraries.find_nccl(context) == f"{tmp_path}/nvidia/nccl/lib/libnccl.so.2"
-    with pytest.raises(Failure, match=r"2 libnccl.so.2: /"):
+    with pytest.raises(CheckFailure, match=r"2 libnccl.so.2: /"):
         libraries.find_nccl(context)
 
 
@@ -248,7 +248,7 @@ def names_of(path: Path) -> set[str]:
 @pytest.mark.parametrize("framework", ["torch", "tensorflow", "jax", "onnxruntime", "numba", "cupy"])
 def test_the_same_names_in_each_file(framework: str) -> None:
     """Those of the room's docstring; one may lack what the tables say does not apply to it."""
-    folder = SUITE_FOLDER / "gpu/frameworks"
+    folder = SUITE_DIRECTORY / "gpu/frameworks"
     document = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
     wanted = set(re.findall(r"`(\w+)\(context|`(classify|on_cpu)\(|`(KINDS|CPU_LACKS)`", document))
     names = {name for group in wanted for name in group if name}

@@ -22,7 +22,7 @@ from imagefactory.model import Target
 from imagefactory.recipes.expand import expand_all
 from imagefactory.recipes.read import read_bases, read_recipes
 from imagefactory.suite import table as frameworks
-from imagefactory.suite.context import Failure
+from imagefactory.suite.context import CheckFailure
 from imagefactory.suite.gpu import table
 from imagefactory.suite.gpu.checks import portability
 from imagefactory.suite.gpu.context import Refusal
@@ -144,7 +144,7 @@ def test_every_runtime_has_its_names(name: str) -> None:
     ],
 )
 def test_what_differs_fails(found: Any, outcome: str, said: str) -> None:
-    with pytest.raises(Failure) as caught:
+    with pytest.raises(CheckFailure) as caught:
         list(portability.agree("gpu-onnxruntime", found, [array(1.0, 2.0, 3.0, 4.0)]))
     assert caught.value.outcome == outcome
     assert said in caught.value.detail
@@ -156,7 +156,7 @@ def test_what_agrees_says_how_far_it_is_off() -> None:
 
 
 def test_the_smallest_wrong_weight_that_the_controls_make_is_beyond_the_tolerance() -> None:
-    with pytest.raises(Failure, match="is not told apart"):
+    with pytest.raises(CheckFailure, match="is not told apart"):
         portability.check_told_apart([array(1.0, 4.0001)], [array(1.0, 4.0)])
     portability.check_told_apart([array(1.0, 4.04)], [array(1.0, 4.0)])
 
@@ -301,7 +301,7 @@ def test_a_model_gives_errors_and_latencies_of_both_on_both() -> None:
     ids=["wrong-export", "framework-elsewhere", "runtime-elsewhere", "kernel-elsewhere", "drawn", "blind"],
 )
 def test_what_must_fail_fails(bench: portability.Bench, outcome: str, said: str) -> None:
-    with pytest.raises(Failure) as caught:
+    with pytest.raises(CheckFailure) as caught:
         list(portability.try_model(MODEL, bench))
     assert caught.value.outcome == outcome
     assert said in caught.value.detail
@@ -351,7 +351,7 @@ def test_all_that_agrees_is_one_line() -> None:
     ],
 )
 def test_a_profile_that_proves_nothing(events: list[dict[str, Any]], said: str) -> None:
-    with pytest.raises(Failure, match=said):
+    with pytest.raises(CheckFailure, match=said):
         onnxruntime.count_kernels(events, (CUDA,))
 
 
@@ -360,7 +360,7 @@ def test_a_profile_that_proves_it() -> None:
     assert onnxruntime.count_kernels(events, (CUDA,)) == 2
     first = ("TensorrtExecutionProvider", CUDA)
     assert onnxruntime.count_kernels([*events, kernel(first[0])], first) == 3
-    with pytest.raises(Failure, match="Tensorrt"):
+    with pytest.raises(CheckFailure, match="Tensorrt"):
         onnxruntime.count_kernels(events, first)
 
 
@@ -391,7 +391,7 @@ class FakeOnnxRuntime:
 
 def opened(monkeypatch: pytest.MonkeyPatch, fake: FakeOnnxRuntime) -> str:
     monkeypatch.setattr(onnxruntime, "_onnxruntime", lambda: fake)
-    with pytest.raises(Failure) as caught:
+    with pytest.raises(CheckFailure) as caught:
         onnxruntime.open_session("model.onnx", {}, RUNTIMES["onnxruntime-cuda"], 2, "profile")
     return caught.value.detail
 

@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-from imagefactory.suite.context import Failure
+from imagefactory.suite.context import CheckFailure
 from imagefactory.suite.gpu import ranks
 from imagefactory.suite.gpu.suite import Job, run_job
-from imagefactory.verify.suite_files import SUITE_FOLDER
+from imagefactory.verify.suite_files import SUITE_DIRECTORY
 from tests.services.children import wait_for
 
 # What each process does is by its rank. Whoever waits, waits for one that never comes.
 FAKE = """
 import os, signal, sys, time
-from ...context import Failure
+from ...context import CheckFailure
 
 def does(job, rank, folder):
     open(os.path.join(job["seen"], str(os.getpid())), "w").close()
@@ -40,7 +40,7 @@ def does(job, rank, folder):
     if word == "raise":
         raise RuntimeError("CUDA error: no kernel image is available")
     if word == "refuse":
-        raise Failure("it is elsewhere", outcome="wrong-numbers")
+        raise CheckFailure("it is elsewhere", outcome="wrong-numbers")
     return {"rank": rank, "group": os.getpgid(0), "meets": os.environ["NCCL_SOCKET_IFNAME"]}
 """
 
@@ -57,7 +57,7 @@ def is_running(pid: str) -> bool:
 def suite(tmp_path: Path) -> Path:
     """With a framework whose processes do what their words say. Their ids are the names in `seen`."""
     suite = tmp_path / "suite"
-    shutil.copytree(SUITE_FOLDER, suite, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(SUITE_DIRECTORY, suite, ignore=shutil.ignore_patterns("__pycache__"))
     (suite / "gpu/frameworks/fake_ranks.py").write_text(FAKE)
     (tmp_path / "seen").mkdir()
     return suite
@@ -91,7 +91,7 @@ def test_each_says_its_own_and_belongs_to_the_part(run: Callable[..., list[dict[
 def test_one_that_fails_ends_those_that_wait_for_it(
     run: Callable[..., list[dict[str, Any]]], tmp_path: Path, word: str, outcome: str, said: str
 ) -> None:
-    with pytest.raises(Failure) as caught:
+    with pytest.raises(CheckFailure) as caught:
         run("wait", word)
     assert caught.value.outcome == outcome
     assert caught.value.detail.startswith(said)
@@ -116,7 +116,7 @@ def test_those_that_wait_for_ever_end_with_the_parts_time(
     job = Job(
         part="several",
         command=command,
-        environment={"TMPDIR": str(tmp_path), "PYTHONPATH": str(SUITE_FOLDER.parents[1])},
+        environment={"TMPDIR": str(tmp_path), "PYTHONPATH": str(SUITE_DIRECTORY.parents[1])},
         report=str(tmp_path / "report"),
         seconds=60.0,
     )

@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 import pytest
 
-from imagefactory.suite.context import Failure
+from imagefactory.suite.context import CheckFailure
 from imagefactory.suite.portability import case
 from imagefactory.suite.portability.case import (
     ALEXNET,
@@ -56,7 +56,7 @@ def test_what_differs_keeps_its_number() -> None:
     with pytest.raises(case.Differs, match=r"tvm .*cpu .*0\.5 .*1e-04") as caught:
         agree("tvm", "cpu", [array(1.5)], [array(1.0)], 1e-4)
     assert (caught.value.error, caught.value.outcome) == (0.5, "wrong-numbers")
-    with pytest.raises(Failure, match="cuda"):
+    with pytest.raises(CheckFailure, match="cuda"):
         agree("torch", "cuda", None, [array(1.0)], 1e-4)
 
 
@@ -69,7 +69,7 @@ def test_what_differs_keeps_its_number() -> None:
     ],
 )
 def test_a_model_that_cannot_be_compared(answers: list[Any], said: str) -> None:
-    with pytest.raises(Failure, match=said):
+    with pytest.raises(CheckFailure, match=said):
         check_repeats(made(answers))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy
 import pytest
 
-from imagefactory.suite.context import Failure
+from imagefactory.suite.context import CheckFailure
 from imagefactory.suite.portability import exporting
 from imagefactory.suite.portability.case import TOLERANCE
 
@@ -85,7 +85,7 @@ def test_a_model_with_all_it_may_have(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_gives_no_models(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(Failure) as caught:
+    with pytest.raises(CheckFailure) as caught:
         read(tmp_path, text)
     assert said in caught.value.detail
 
@@ -114,7 +114,7 @@ def test_a_file_that_gives_no_models(tmp_path: Path, text: str, said: str) -> No
     ],
 )
 def test_a_model_that_is_none(tmp_path: Path, change: str, said: str) -> None:
-    with pytest.raises(Failure) as caught:
+    with pytest.raises(CheckFailure) as caught:
         of(tmp_path, change)
     assert caught.value.detail.startswith("models.py: models()[0]")
     assert said in caught.value.detail

@@ -20,7 +20,7 @@ import pytest
 from imagefactory.suite.portability import exporting, rows, trying
 from imagefactory.suite.portability.case import Case
 from imagefactory.suite.portability.runtimes import RUNTIMES, Runtime
-from imagefactory.verify.suite_files import SUITE_FOLDER
+from imagefactory.verify.suite_files import SUITE_DIRECTORY
 
 NONCE = "5eed"
 INPUTS = {"x": numpy.arange(6.0, dtype="float32").reshape(3, 2)}
@@ -116,7 +116,7 @@ def test_what_cannot_be_exported_is_told_once(tmp_path: Path, monkeypatch: pytes
 
 
 def start(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    entry = SUITE_FOLDER / "portable.py"
+    entry = SUITE_DIRECTORY / "portable.py"
     return subprocess.run(
         [sys.executable, "-I", "-B", entry, *words], capture_output=True, text=True, timeout=300
     )

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from imagefactory.extras.emulate.inside.loader import ENTRIES, Fetches, Pipeline
+from imagefactory.extras.emulate.inside.loader import ENTRIES, FetchTimes, Pipeline
 from imagefactory.extras.emulate.inside.machine import kept_waiting
 
 
@@ -65,7 +65,7 @@ def test_batches_come_in_turn() -> None:
 
 
 def test_what_a_worker_says_is_read_in_another_process() -> None:
-    fetches = Fetches(2)
+    fetches = FetchTimes(2)
     child = os.fork()
     if child == 0:
         fetches.add(1, 0.5, 0.25)
@@ -77,7 +77,7 @@ def test_what_a_worker_says_is_read_in_another_process() -> None:
 
 
 def test_more_batches_than_there_are_entries_come_round_again() -> None:
-    fetches = Fetches(1)
+    fetches = FetchTimes(1)
     for number in range(ENTRIES + 3):
         fetches.add(0, float(number), 0.0)
         assert fetches.following(0) == (float(number), 0.0)

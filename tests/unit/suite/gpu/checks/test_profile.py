@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from imagefactory.suite.context import Failure
+from imagefactory.suite.context import CheckFailure
 from imagefactory.suite.gpu.checks import profile
 
 MEASURED = {
@@ -50,7 +50,7 @@ def test_numbers_name_their_units_and_the_fastest_is_told(monkeypatch: pytest.Mo
 
 
 def test_what_took_no_time_was_not_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(Failure, match=r"up-pinned-4096 took no time at all"):
+    with pytest.raises(CheckFailure, match=r"up-pinned-4096 took no time at all"):
         check(monkeypatch, copies={"up-pinned-4096": 0.0})
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from imagefactory.suite.context import Failure
+from imagefactory.suite.context import CheckFailure
 from imagefactory.suite.gpu import ranks, reference, table
 from imagefactory.suite.gpu.checks import several
 from imagefactory.suite.gpu.context import GpuContext, Refusal, parse_asked
@@ -78,7 +78,7 @@ def test_framework_and_driver_count_the_same_gpus(
         assert finding.numbers == {"gpus": 2}
         assert finding.detail == f"2 of capability 8.0: {A}, {B}"
         return
-    with pytest.raises(Failure) as caught:
+    with pytest.raises(CheckFailure) as caught:
         several.check_gpus(make_context())
     assert caught.value.outcome == outcome
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from imagefactory.extras.wheels.builder import link_libraries, link_tree
+from imagefactory.extras.wheels.wheel_builder import link_libraries, link_tree
 
 
 def test_wheels_of_two_places_become_one_folder(tmp_path: Path) -> None:
