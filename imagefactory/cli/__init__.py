@@ -1,6 +1,6 @@
 """The command line: parse arguments, print results, set the exit code. Only this package prints or exits.
 
-One file a command; targets.py has list, show and new, output.py what all share.
+One file a group of commands; output.py has what all share. Commands of extras are rows, loaded by name.
 
 Every command imports what it needs when it runs, so that `--help` and `list` start fast.
 """
@@ -19,6 +19,8 @@ import traceback
 import types
 import warnings
 from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -42,21 +44,6 @@ from imagefactory.cli import (
     verdicts,
     verify,
 )
-from imagefactory.cli import build as lock
-from imagefactory.cli import build as render
-from imagefactory.cli import catalog as find
-from imagefactory.cli import compat as inspect
-from imagefactory.cli import machine as completion
-from imagefactory.cli import machine as settings
-from imagefactory.cli import recipes as add
-from imagefactory.cli import recipes as init
-from imagefactory.cli import store as registry
-from imagefactory.cli import transfer as copy
-from imagefactory.cli import transfer as export
-from imagefactory.cli import transfer as pull
-from imagefactory.cli import verdicts as promote
-from imagefactory.cli import verdicts as reconcile
-from imagefactory.cli import verdicts as revoke
 from imagefactory.cli.arguments import CommandGroup
 from imagefactory.cli.output import (
     CommandContext,
@@ -78,17 +65,10 @@ from imagefactory.errors import (
     own_pip_command,
     without_logins,
 )
-from imagefactory.extras.modules import command as module
-from imagefactory.extras.nightly import command as night
-from imagefactory.extras.nightly import outdated
-from imagefactory.extras.portability import command as portability
-from imagefactory.extras.sbom import command as sbom
-from imagefactory.extras.site import command as report
-from imagefactory.extras.site import command as tables
-from imagefactory.extras.wheels import command
 from imagefactory.progress import STYLES, silence_progress
 
 WAKER, WAKINGS = "signals", 3
+EXTRAS = "imagefactory.extras"
 MODULES = {
     **dict.fromkeys(("installer", "isal", "jinja2", "rich", "uv", "zstandard"), "build"),
     "classad2": "condor",
@@ -138,36 +118,44 @@ def cli(ctx: click.Context, directory: Path | None, style: str) -> None:
     ctx.obj = CommandContext(directory, style)
 
 
+def extra_command(row: str) -> list[click.Command]:
+    """Return the command of an extra (`sbom.command:sbom`); none if the folder of the extra was deleted."""
+    module, name = row.split(":")
+    if find_spec(f"{EXTRAS}.{module.partition('.')[0]}") is None:
+        return []
+    return [getattr(import_module(f"{EXTRAS}.{module}"), name)]
+
+
 cli.shelve(
     {
         "Build": (
             recipes.list_targets,
             recipes.show,
-            init.init,
+            recipes.init,
             recipes.new,
-            add.add,
-            outdated.watch,
-            lock.lock,
-            render.render,
+            recipes.add,
+            *extra_command("nightly.outdated:watch"),
+            build.lock,
+            build.render,
             build.build,
-            command.compile_,
-            export.export,
+            *extra_command("wheels.command:compile_"),
+            transfer.export,
         ),
         "Publish": (
             transfer.push,
-            copy.copy_,
-            promote.promote,
-            revoke.revoke,
+            transfer.copy_,
+            verdicts.promote,
+            verdicts.revoke,
             catalog.catalogue,
-            night.night,
+            *extra_command("nightly.command:night"),
             join.invite,
-            module.module,
-            tables.tables,
-            report.report,
+            *extra_command("modules.command:module"),
+            *extra_command("site.command:tables"),
+            *extra_command("site.command:report"),
         ),
         "Verify": (
             verify.verify,
-            portability.portability,
+            *extra_command("portability.command:portability"),
             plan.plan,
             sweeps.status,
             sweeps.collect,
@@ -175,25 +163,25 @@ cli.shelve(
             keys.keys,
         ),
         "Use": (
-            find.find,
+            catalog.find,
             join.join,
             join.site,
             run.run,
             submit.submit,
             pool.pool,
             compat.compat,
-            inspect.inspect,
-            sbom.sbom,
+            compat.inspect,
+            *extra_command("sbom.command:sbom"),
             verdicts.verdicts,
-            pull.pull,
+            transfer.pull,
         ),
         "Look after": (
             machine.doctor,
-            settings.settings,
+            machine.settings,
             store.store,
-            registry.registry,
-            reconcile.reconcile,
-            completion.completion,
+            store.registry,
+            verdicts.reconcile,
+            machine.completion,
         ),
     }
 )
