@@ -33,7 +33,6 @@ from imagefactory.errors import (
     UsageError,
     os_problem,
 )
-from imagefactory.extras.importers.framework_row import within
 from imagefactory.fs import explain_full_disk, replace_text, shared_use, temporary_directory
 from imagefactory.gpu.capability import architecture
 from imagefactory.lock import Locker, LockRequest, OutdatedPackage, files
@@ -64,7 +63,7 @@ from imagefactory.progress import Progress
 from imagefactory.project import Project, recipes_directory
 from imagefactory.recipes.expand import requirement_places
 from imagefactory.recipes.read import read_each
-from imagefactory.recipes.values import channel_name
+from imagefactory.recipes.values import channel_name, within
 from imagefactory.serialize import format_value, parse_value
 from imagefactory.settings.choices import SOLVERS
 

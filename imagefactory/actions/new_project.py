@@ -15,7 +15,6 @@ from imagefactory import __version__
 from imagefactory.actions.definition import write_definition
 from imagefactory.actions.lock import LockOptions, LockResult, lock_target
 from imagefactory.errors import DISTRIBUTION, LockError, NothingSelectedError, UsageError, os_problem
-from imagefactory.extras.importers.draft import check_draft
 from imagefactory.fs import replace_text
 from imagefactory.lock.files import UNSOLVABLE, lock_names
 from imagefactory.lock.git import git_output
@@ -24,7 +23,7 @@ from imagefactory.model import Target
 from imagefactory.progress import Progress
 from imagefactory.project import Project, load_lenient, load_project, recipes_directory
 from imagefactory.recipes.bases import BASES_FILE
-from imagefactory.recipes.edit import RecipeAddition, add_row
+from imagefactory.recipes.edit import RecipeAddition, add_row, check_draft
 from imagefactory.recipes.expand import select_single
 from imagefactory.recipes.read import read_bases, read_each, read_file
 from imagefactory.recipes.recipe import parse_recipe

@@ -29,14 +29,21 @@ from imagefactory.actions.verdicts import (
     writing,
 )
 from imagefactory.errors import CheckFailedError, ImagefactoryError, RegistryError, UsageError, os_problem
-from imagefactory.extras.site.tables import sifs_of
 from imagefactory.fs import replacing
 from imagefactory.model import Target
 from imagefactory.oci.artifacts import WITHDRAWN, withdraw_tag
-from imagefactory.oci.candidates import APPROVAL_TYPE, PORTABLE_TYPE, REVOCATION_TYPE, VERDICT_TYPE, plain_tag
+from imagefactory.oci.candidates import (
+    APPROVAL_TYPE,
+    CANDIDATE,
+    PORTABLE_TYPE,
+    REVOCATION_TYPE,
+    VERDICT_TYPE,
+    plain_tag,
+)
 from imagefactory.oci.graph import StoreRepository, read_manifest
 from imagefactory.oci.layout import LayoutStore
 from imagefactory.oci.manifests import digest_of
+from imagefactory.oci.sif import SIF_TYPE
 from imagefactory.progress import Progress
 from imagefactory.project import Project
 from imagefactory.trust.approval import Approvals, ApprovalSubject, others, sign_approval, verify_approvals
@@ -420,3 +427,19 @@ def next_name(name: str, taken: set[str]) -> str:
     while (new := f"{base}-{number + 1}") in taken:
         number += 1
     return new
+
+
+def sifs_of(place: StoreRepository, target: Target, found: Sequence[VerdictSet]) -> list[str]:
+    """The .sif files that were made of these images, and those that have tags of the target."""
+    store, plain = place.store, plain_tag(target)
+    made = [
+        one.digest
+        for image in found
+        for one in store.referrers(place.repository, image.subject.manifest, SIF_TYPE)
+    ]
+    for tag in store.tags(place.repository):
+        match = CANDIDATE.fullmatch(tag)
+        if tag == f"{plain}.sif" or (match and match["plain"] == plain and match["suffix"]):
+            there = store.manifest(place.repository, tag)
+            made += [there[0].digest] if there else []
+    return list(dict.fromkeys(made))

@@ -7,12 +7,14 @@ known to fail is pruned under the name of a rule, with its reason and source, an
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 
 from imagefactory.errors import UsageError
+from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.cells import CellEvidence, answer_cell, cell_query
 from imagefactory.gpu.knowledge.toolkits import native_driver
@@ -360,3 +362,14 @@ def check_rules(rules: Sequence[str]) -> frozenset[str]:
             meant = f"did you mean '{near}'?" if near else f"rules: {', '.join(PRUNING)}"
             raise UsageError("rule-unknown", f"--allow {rule[:60]}: unknown rule", hint=meant)
     return frozenset(rules)
+
+
+def starts_by_kit(target: Target) -> bool:
+    """Whether a kit can start its image: it is for GPUs, and not for AMD's."""
+    return target.gpu and not rocm_of(target.cuda)
+
+
+def turn_of(proven: datetime | None, told: str) -> tuple[object, ...]:
+    """What cells are sorted by: the oldest proof first, then what was never proven, by a sum of `told`."""
+    never = datetime.max.replace(tzinfo=UTC)
+    return proven is None, proven or never, hashlib.sha256(told.encode()).digest()

@@ -7,20 +7,20 @@ from the knowledge tables: CUDA, extras, companions, and the capabilities that t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from imagefactory.errors import UsageError
-from imagefactory.extras.importers.draft import RecipeDraft, quoted
-from imagefactory.extras.importers.framework_row import FRAMEWORKS
+from imagefactory.errors import RecipeError, UsageError
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.model import NO_CUDA, BaseSpec, Target
 from imagefactory.recipes.bases import BASES_FILE
+from imagefactory.recipes.expand import expand_all
 from imagefactory.recipes.family import Recipe, RecipeRow
-from imagefactory.recipes.values import RULES, canonical, default_checks
+from imagefactory.recipes.recipe import parse_recipe
+from imagefactory.recipes.values import RULES, canonical, default_checks, quoted
 from imagefactory.recipes.yaml_tree import YamlNode, parse_tree, show
 from imagefactory.versions import natural
 
@@ -408,3 +408,54 @@ def omitted_companions(target: Target) -> str:
         f"{target.where}: {target.framework} {target.version} without {names}, which the description of "
         f"'{target.family}' promises (write packages: [{write}])"
     )
+
+
+# A framework's name on conda's channels -> on PyPI. The first that a file names is its framework.
+FRAMEWORKS = {
+    "pytorch-gpu": "torch",
+    "pytorch": "torch",
+    "tensorflow-gpu": "tensorflow",
+    "tensorflow": "tensorflow",
+    "jaxlib": "jax",
+}
+
+
+def check_draft(
+    text: str, family: str, recipes: Iterable[Recipe], bases: Sequence[BaseSpec]
+) -> tuple[Target, ...]:
+    """The targets that a draft would add. Raises RecipeError where it does not expand among `recipes`."""
+    try:
+        recipe = parse_recipe(text, f"recipes/{family}.yaml")
+        made = expand_all([*recipes, recipe], bases)
+    except RecipeError as error:
+        raise RecipeError(
+            error.diagnostics,
+            hint="change the options, or save the output of --print as a recipe and fix it",
+        ) from error
+    return tuple(target for target in made if target.family == recipe.family)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageChoice:
+    """What an image is for: all of it is written into the recipe."""
+
+    framework: str
+    version: str
+    cuda: str
+    python: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecipeDraft:
+    """A recipe's text. `lost` is what the file asks for and the recipe does not keep, `notes` is what else a
+    person must know of it; both are lines. `choice` is None for a recipe that no file decided."""
+
+    text: str
+    notes: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    choice: ImageChoice | None = None
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """All that is written into the recipe's head."""
+        return (*self.lost, *self.notes)

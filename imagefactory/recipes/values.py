@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
 from imagefactory.errors import Diagnostic, RecipeError
 from imagefactory.gpu.capability import PLATFORMS
 from imagefactory.model import NO_CUDA, SourceLocation, Target
@@ -676,3 +678,24 @@ def _written_out(text: str) -> str:
 
 def _example(required: Mapping[str, str], known: Sequence[str]) -> str:
     return next(iter(required.values()), f"{known[0]}: and its value")
+
+
+def within(bounds: str, version: str) -> bool:
+    """Whether bounds allow one release."""
+    return _within(bounds, (version,))
+
+
+def _within(bounds: str, releases: Sequence[str]) -> bool:
+    try:
+        parts = (part if not part[:1].isdigit() else f"=={part}" for part in bounds.split(","))
+        allowed = SpecifierSet(",".join(parts))
+    except InvalidSpecifier:
+        return False
+    return any(allowed.contains(one, prereleases=True) for one in releases)
+
+
+def quoted(text: str) -> str:
+    """A value of a list as YAML keeps it text; no rule allows a quote or a backslash."""
+    words = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
+    plain = re.fullmatch(r"[a-z_][a-z0-9_./-]*( ?[=<>!~][A-Za-z0-9.*=<>!~_]*)?", text)
+    return text if plain and text not in words else f'"{text}"'

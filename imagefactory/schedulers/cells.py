@@ -39,7 +39,6 @@ from dataclasses import dataclass, replace
 from datetime import date
 
 from imagefactory.errors import NothingSelectedError, UsageError
-from imagefactory.extras.nightly.changes import turn_of
 from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.cells import answer_cell
@@ -59,6 +58,7 @@ from imagefactory.matrix.plan import (
     check_rules,
     few,
     make_plan,
+    turn_of,
 )
 from imagefactory.model import Target
 from imagefactory.schedulers.pool import Inventory, PoolGpu, PoolImage, PoolMachine, SkippedCell

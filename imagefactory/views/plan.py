@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from imagefactory.extras.nightly.changes import starts_by_kit
 from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.values import Compatibility
 from imagefactory.matrix.plan import (
@@ -21,6 +20,7 @@ from imagefactory.matrix.plan import (
     PlannedCell,
     PlannedTarget,
     VerificationPlan,
+    starts_by_kit,
 )
 from imagefactory.matrix.rows import RowRuling
 from imagefactory.views.text import Footnotes, fold, format_table, wrap

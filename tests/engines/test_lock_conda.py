@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from imagefactory.errors import LockError, UnsolvableError
-from imagefactory.extras.importers.draft import DraftRequest, check_draft, draft
+from imagefactory.extras.importers.draft import DraftRequest, draft
 from imagefactory.extras.importers.environments import ReadOptions, parse_environment_file
 from imagefactory.lock import LockRequest
 from imagefactory.lock.conda.channels import find_channels
@@ -26,6 +26,7 @@ from imagefactory.lock.conda.solver import CondaSolver, first_question, name_of,
 from imagefactory.lock.files import format_lock_files, read_lock, write_lock
 from imagefactory.model import Lock, Target
 from imagefactory.progress import QuietProgress
+from imagefactory.recipes.edit import check_draft
 from imagefactory.recipes.read import read_bases
 from imagefactory.recipes.values import CHANNEL_ROOT, channel_address
 from tests.made.lock_checker import Record, check_lock, moved, read_records

@@ -12,11 +12,12 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from imagefactory.errors import Diagnostic, RecipeError, UsageError
 from imagefactory.extras.importers.build_context import BuildContext, context_option
-from imagefactory.extras.importers.framework_row import FRAMEWORKS, pypi_name
+from imagefactory.extras.importers.framework_row import pypi_name
 from imagefactory.extras.importers.image_parts import PATHS, add_copied_files, add_variable, add_workdir
 from imagefactory.extras.importers.pip_lines import ReferencedFiles
 from imagefactory.extras.importers.spec import EnvironmentSpec, take_channel
 from imagefactory.model import SourceLocation
+from imagefactory.recipes.edit import FRAMEWORKS
 from imagefactory.recipes.shell_words import MOST_CHARACTERS, RunWord, split_shell_words
 from imagefactory.recipes.values import parse_spec
 from imagefactory.recipes.yaml_tree import YamlLimits, recipe_problem, show, too_large

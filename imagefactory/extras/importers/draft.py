@@ -9,28 +9,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from packaging.requirements import Requirement
 
-from imagefactory.errors import RecipeError, UsageError
+from imagefactory.errors import UsageError
 from imagefactory.extras.importers.framework_row import (
-    FRAMEWORKS,
     FrameworkRow,
     bounds_in,
     find_framework,
     fits_python,
     pypi_name,
     series_within,
-    within,
 )
 from imagefactory.extras.importers.spec import INSTEAD, EnvironmentSpec, minor_python
 from imagefactory.gpu import knowledge
 from imagefactory.model import BaseSpec, Target
-from imagefactory.recipes.expand import expand_all
-from imagefactory.recipes.family import Recipe
-from imagefactory.recipes.recipe import parse_recipe
+from imagefactory.recipes.edit import FRAMEWORKS, ImageChoice, RecipeDraft
 from imagefactory.recipes.values import (
     RULES,
     canonical,
@@ -39,6 +35,8 @@ from imagefactory.recipes.values import (
     default_checks,
     is_source,
     parse_spec,
+    quoted,
+    within,
 )
 from imagefactory.recipes.yaml_tree import show
 from imagefactory.suite import table
@@ -133,32 +131,6 @@ class DraftRequest:
     source: str = ""
     python: str = ""
     indexes: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageChoice:
-    """What an image is for: all of it is written into the recipe."""
-
-    framework: str
-    version: str
-    cuda: str
-    python: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecipeDraft:
-    """A recipe's text. `lost` is what the file asks for and the recipe does not keep, `notes` is what else a
-    person must know of it; both are lines. `choice` is None for a recipe that no file decided."""
-
-    text: str
-    notes: tuple[str, ...] = ()
-    lost: tuple[str, ...] = ()
-    choice: ImageChoice | None = None
-
-    @property
-    def told(self) -> tuple[str, ...]:
-        """All that is written into the recipe's head."""
-        return (*self.lost, *self.notes)
 
 
 @dataclass(slots=True)
@@ -334,21 +306,6 @@ def target_conflicts(wish: EnvironmentSpec, target: Target, versions: Mapping[st
         if not allowed:
             found.append(f"{text}, and {own} {name} {version}")
     return tuple(found)
-
-
-def check_draft(
-    text: str, family: str, recipes: Iterable[Recipe], bases: Sequence[BaseSpec]
-) -> tuple[Target, ...]:
-    """The targets that a draft would add. Raises RecipeError where it does not expand among `recipes`."""
-    try:
-        recipe = parse_recipe(text, f"recipes/{family}.yaml")
-        made = expand_all([*recipes, recipe], bases)
-    except RecipeError as error:
-        raise RecipeError(
-            error.diagnostics,
-            hint="change the options, or save the output of --print as a recipe and fix it",
-        ) from error
-    return tuple(target for target in made if target.family == recipe.family)
 
 
 # --- its Python ---------------------------------------------------------------------------------
@@ -579,10 +536,3 @@ def _parts(wish: EnvironmentSpec) -> str:
         if words := getattr(parts, key):
             lines.append(f"{key}: [{', '.join(json.dumps(word) for word in words)}]\n")
     return "".join(lines)
-
-
-def quoted(text: str) -> str:
-    """A value of a list as YAML keeps it text; no rule allows a quote or a backslash."""
-    words = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
-    plain = re.fullmatch(r"[a-z_][a-z0-9_./-]*( ?[=<>!~][A-Za-z0-9.*=<>!~_]*)?", text)
-    return text if plain and text not in words else f'"{text}"'

@@ -6,24 +6,15 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
-
 from imagefactory.errors import UsageError
 from imagefactory.extras.importers.spec import CPU_ONLY, EnvironmentSpec, minor_python
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.builds import built_for
 from imagefactory.gpu.knowledge.tables import covers
-from imagefactory.recipes.values import RULES, CondaSpec, canonical, parse_spec
+from imagefactory.recipes.edit import FRAMEWORKS
+from imagefactory.recipes.values import RULES, CondaSpec, _within, canonical, parse_spec
 from imagefactory.versions import natural
 
-# A framework's name on conda's channels -> on PyPI. The first that a file names is its framework.
-FRAMEWORKS = {
-    "pytorch-gpu": "torch",
-    "pytorch": "torch",
-    "tensorflow-gpu": "tensorflow",
-    "tensorflow": "tensorflow",
-    "jaxlib": "jax",
-}
 # Packages whose version is that of CUDA, the surest first.
 _CUDA_PACKAGES = (
     "pytorch-cuda",
@@ -430,20 +421,6 @@ def series_within(bounds: str, version: str) -> bool:
 def _releases(version: str) -> tuple[str, ...]:
     """A release as it is; of a series some that it may have."""
     return (version,) if version.count(".") > 1 else tuple(f"{version}.{n}" for n in (*range(10), 99))
-
-
-def within(bounds: str, version: str) -> bool:
-    """Whether bounds allow one release."""
-    return _within(bounds, (version,))
-
-
-def _within(bounds: str, releases: Sequence[str]) -> bool:
-    try:
-        parts = (part if not part[:1].isdigit() else f"=={part}" for part in bounds.split(","))
-        allowed = SpecifierSet(",".join(parts))
-    except InvalidSpecifier:
-        return False
-    return any(allowed.contains(one, prereleases=True) for one in releases)
 
 
 def _release(bounds: str) -> str:

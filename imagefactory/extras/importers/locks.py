@@ -21,6 +21,7 @@ from imagefactory.extras.importers.manifests import (
     parse_project,
     read_project_directory,
 )
+from imagefactory.extras.importers.own_code import take_directory, take_git
 from imagefactory.extras.importers.pip_lines import ReferencedFiles, is_mirror, take_index, take_pip_line
 from imagefactory.extras.importers.spec import (
     PLATFORM,
@@ -31,7 +32,6 @@ from imagefactory.extras.importers.spec import (
     text_of,
 )
 from imagefactory.model import SourceLocation
-from imagefactory.recipes.own_code import take_directory, take_git
 from imagefactory.recipes.values import RULES, canonical, channel_address, channel_name, parse_spec
 from imagefactory.recipes.yaml_tree import YamlNode, first_place, recipe_problem, show
 
@@ -63,6 +63,11 @@ class _UvLock:
         for key in self.rows:
             if key[0] == name and version in ("", key[1]) and source in ("", key[2]):
                 yield key
+
+
+def _names(names: Iterable[str]) -> str:
+    """Return names of a file that a stranger wrote as one printable line."""
+    return show(", ".join(names), limit=4000)[1:-1]
 
 
 def read_uv_lock(root: YamlNode, file: str, asked: ProjectReadOptions) -> EnvironmentSpec:
@@ -487,7 +492,7 @@ def read_pixi_lock(root: YamlNode, file: str, environment: str, beside: Referenc
             root.where,
             "environment-unknown",
             f"has no environment {show(wanted)}",
-            f"--environment {' or '.join(names) or 'NAME'}",
+            f"--environment {show(' or '.join(names), limit=4000)[1:-1] or 'NAME'}",
         )
     wish = EnvironmentSpec(file=file, locked=True)
     if channels := chosen.get("channels"):
@@ -502,7 +507,7 @@ def read_pixi_lock(root: YamlNode, file: str, environment: str, beside: Referenc
     names_of_it = [PLATFORM, *(text_of(one, "name") for one in kinds)]
     of_platform = next((packages.get(name) for name in names_of_it if packages and packages.get(name)), None)
     if of_platform is None:
-        there = ", ".join(packages.keys) if packages else "nothing"
+        there = _names(packages.keys) if packages else "nothing"
         raise recipe_problem(
             chosen.where,
             "platform-missing",
@@ -571,7 +576,7 @@ def read_conda_lock(root: YamlNode, file: str) -> EnvironmentSpec:
     fitting = [row for row in rows if text_of(row, "platform") == PLATFORM]
     real = [row for row in fitting if not text_of(row, "name").startswith("__")]
     if not fitting:
-        there = ", ".join(sorted({text_of(row, "platform") for row in rows})) or "nothing"
+        there = _names(sorted({text_of(row, "platform") for row in rows})) or "nothing"
         raise recipe_problem(
             root.where,
             "platform-missing",
@@ -600,7 +605,7 @@ def read_conda_lock(root: YamlNode, file: str) -> EnvironmentSpec:
     _name_channels(wish)
     for category, names in others.items():
         what = f"optional, not taken: the packages of category {show(category)}"
-        names_ = show(", ".join(names), limit=4000)[1:-1]
+        names_ = _names(names)
         wish.note(packages.where if packages else root.where, f"{what}: {names_}")
     return wish
 
@@ -628,9 +633,9 @@ def _channels(wish: EnvironmentSpec, heading: YamlNode | None, rows: list[YamlNo
             mirrors[channel] = None
     where = heading.where if heading else rows[0].where
     if mirrors:
-        wish.note(where, f"the channels of the heading are asked, and not their mirrors {', '.join(mirrors)}")
+        wish.note(where, f"the channels of the heading are asked, and not their mirrors {_names(mirrors)}")
     if headed and (more := wish.channels[len(headed) :]):
-        wish.note(where, f"packages come from {', '.join(more)} too, which the heading does not name")
+        wish.note(where, f"packages come from {_names(more)} too, which the heading does not name")
     return headed
 
 
@@ -675,7 +680,7 @@ def read_explicit(text: str, file: str) -> EnvironmentSpec:
         raise recipe_problem(
             first_place(file),
             "platform-missing",
-            f"has packages for {', '.join(others)}",
+            f"has packages for {_names(others)}",
             f"pass a list for {PLATFORM}",
         )
     if not wish.conda and not wish.python:

@@ -19,6 +19,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from imagefactory.errors import RecipeError
 from imagefactory.extras.importers.framework_row import first_framework, pypi_name
+from imagefactory.extras.importers.own_code import take_directory, take_git
 from imagefactory.extras.importers.pip_lines import (
     ReferencedFiles,
     marker_matches,
@@ -36,7 +37,6 @@ from imagefactory.extras.importers.spec import (
     text_of,
 )
 from imagefactory.model import SourceLocation
-from imagefactory.recipes.own_code import take_directory, take_git
 from imagefactory.recipes.values import RULES, canonical, package_of
 from imagefactory.recipes.yaml_tree import YamlLimits, YamlNode, first_place, recipe_problem, show, too_large
 

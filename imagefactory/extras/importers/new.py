@@ -38,11 +38,8 @@ from imagefactory.errors import (
 )
 from imagefactory.extras.importers.draft import (
     DraftRequest,
-    ImageChoice,
     IndexRows,
-    RecipeDraft,
     base_for,
-    check_draft,
     draft,
     draft_on,
     index_rows,
@@ -51,14 +48,12 @@ from imagefactory.extras.importers.draft import (
 )
 from imagefactory.extras.importers.environments import ReadOptions, read_environment_file
 from imagefactory.extras.importers.framework_row import (
-    FRAMEWORKS,
     FrameworkRow,
     exact_pins,
     find_framework,
     first_framework,
     named_framework,
     pypi_name,
-    within,
 )
 from imagefactory.extras.importers.image_parts import lose_debian
 from imagefactory.extras.importers.setup_files import add_needs
@@ -72,9 +67,10 @@ from imagefactory.model import BaseSpec, Lock, SourceLocation, Target
 from imagefactory.progress import Progress
 from imagefactory.project import PROJECT_DIRECTORIES, Project
 from imagefactory.recipes.bases import all_bases
+from imagefactory.recipes.edit import FRAMEWORKS, ImageChoice, RecipeDraft, check_draft
 from imagefactory.recipes.expand import select_single
 from imagefactory.recipes.read import read_bases, read_recipes
-from imagefactory.recipes.values import RULES, is_source
+from imagefactory.recipes.values import RULES, is_source, within
 from imagefactory.settings.files import FILE_NAME
 from imagefactory.versions import natural
 

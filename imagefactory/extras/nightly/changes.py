@@ -8,17 +8,23 @@ night that was killed and run again, or that others helped, is told as it is.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime
+from datetime import date, datetime
 from typing import Annotated
 
 from imagefactory.errors import EXIT_BUILD, EXIT_CHECK, EXIT_LOCK
-from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.values import ClaimBasis, Compatibility, row_of
-from imagefactory.matrix.plan import CellState, PlanGpu, PlannedCell, PlannedTarget, VerificationPlan
-from imagefactory.model import Outcome, Target
+from imagefactory.matrix.plan import (
+    CellState,
+    PlanGpu,
+    PlannedCell,
+    PlannedTarget,
+    VerificationPlan,
+    starts_by_kit,
+    turn_of,
+)
+from imagefactory.model import Outcome
 from imagefactory.serialize import LONGEST_TEXT, MaxRows, printable_line
 from imagefactory.trust.claims import VerdictAges, verdict_ages
 from imagefactory.versions import natural
@@ -306,17 +312,6 @@ def dormant(last_commit: datetime, now: datetime) -> str:
 _DUE = (CellState.BUILD, CellState.VERIFY)
 _Job = tuple[PlannedTarget, PlannedCell | None]
 """A cell to build or to verify, None for a whole target: one for CPUs, or where no GPU is listed."""
-
-
-def starts_by_kit(target: Target) -> bool:
-    """Whether a kit can start its image: it is for GPUs, and not for AMD's."""
-    return target.gpu and not rocm_of(target.cuda)
-
-
-def turn_of(proven: datetime | None, told: str) -> tuple[object, ...]:
-    """What cells are sorted by: the oldest proof first, then what was never proven, by a sum of `told`."""
-    never = datetime.max.replace(tzinfo=UTC)
-    return proven is None, proven or never, hashlib.sha256(told.encode()).digest()
 
 
 def oldest_drivers(plan: VerificationPlan) -> VerificationPlan:

@@ -44,7 +44,6 @@ from imagefactory.extras.nightly.changes import (
     compare,
     oldest_drivers,
     save_plan,
-    starts_by_kit,
     unbuilt,
 )
 from imagefactory.extras.nightly.nights import (
@@ -72,6 +71,7 @@ from imagefactory.matrix.plan import (
     TargetStatus,
     VerificationPlan,
     make_plan,
+    starts_by_kit,
 )
 from imagefactory.model import Outcome, Target
 from imagefactory.progress import Progress

@@ -20,6 +20,7 @@ from imagefactory.actions.centers import JoinedCenter, only_center
 from imagefactory.actions.images import PromotionRequest, list_verdicts
 from imagefactory.actions.locked import read_unsolvable_reason
 from imagefactory.actions.plan import PlanLookup, read_stages
+from imagefactory.actions.promote import sifs_of
 from imagefactory.actions.read_catalog import read_catalog
 from imagefactory.actions.verdicts import find_in, local_place, read_verification_policy, registry_of
 from imagefactory.errors import LockError, StaleError, UsageError
@@ -43,9 +44,7 @@ from imagefactory.matrix.combos import (
 )
 from imagefactory.matrix.plan import CellRuling, PlanGpu, PlanInput, TargetStatus, make_plan
 from imagefactory.model import Outcome, Target
-from imagefactory.oci.candidates import CANDIDATE, plain_tag
 from imagefactory.oci.graph import StoreRepository
-from imagefactory.oci.sif import SIF_TYPE
 from imagefactory.progress import Progress
 from imagefactory.project import Project
 from imagefactory.schedulers.cells import NO_MATCH
@@ -192,22 +191,6 @@ def _entry(surveyed: TargetSurvey) -> ComboEntry:
         block=stage.block or ("" if artifacts else stage.missing),
         revoked=tuple(row for _, found in (*surveyed.images[:1], *surveyed.sifs) for row in found.revoked),
     )
-
-
-def sifs_of(place: StoreRepository, target: Target, found: Sequence[VerdictSet]) -> list[str]:
-    """The .sif files that were made of these images, and those that have tags of the target."""
-    store, plain = place.store, plain_tag(target)
-    made = [
-        one.digest
-        for image in found
-        for one in store.referrers(place.repository, image.subject.manifest, SIF_TYPE)
-    ]
-    for tag in store.tags(place.repository):
-        match = CANDIDATE.fullmatch(tag)
-        if tag == f"{plain}.sif" or (match and match["plain"] == plain and match["suffix"]):
-            there = store.manifest(place.repository, tag)
-            made += [there[0].digest] if there else []
-    return list(dict.fromkeys(made))
 
 
 def _with_rulings(

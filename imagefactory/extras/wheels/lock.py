@@ -26,7 +26,6 @@ from imagefactory.actions.lock import (
 from imagefactory.actions.locked import parent_lock, parent_locks
 from imagefactory.build.definition import define
 from imagefactory.errors import BuildError, LockError, RecipeError, UnbuiltError, UsageError, os_problem
-from imagefactory.extras.importers.draft import check_draft
 from imagefactory.extras.wheels.build import BuildImage, CompileRequest, check_not_amd, compile_in
 from imagefactory.fs import replace_text
 from imagefactory.lock import LockRequest
@@ -37,6 +36,7 @@ from imagefactory.oci.layout import reference
 from imagefactory.oci.manifests import Image
 from imagefactory.progress import Progress
 from imagefactory.project import Project, load_lenient, recipes_directory
+from imagefactory.recipes.edit import check_draft
 from imagefactory.recipes.read import read_each, read_file
 from imagefactory.recipes.values import is_source, package_of
 from imagefactory.recipes.yaml_tree import YamlNode, parse_tree

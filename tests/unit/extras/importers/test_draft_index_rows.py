@@ -7,8 +7,9 @@ import re
 import pytest
 
 from imagefactory.errors import UsageError
-from imagefactory.extras.importers.draft import DraftRequest, check_draft, draft, index_rows
+from imagefactory.extras.importers.draft import DraftRequest, draft, index_rows
 from imagefactory.extras.importers.environments import ReadOptions, parse_environment_file
+from imagefactory.recipes.edit import check_draft
 from imagefactory.recipes.read import read_bases
 from imagefactory.settings.load import SHIPPED
 

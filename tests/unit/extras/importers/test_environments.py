@@ -15,14 +15,7 @@ from hypothesis import strategies as st
 
 from imagefactory.cli import main
 from imagefactory.errors import RecipeError, UsageError
-from imagefactory.extras.importers.draft import (
-    FRAMEWORKS,
-    DraftRequest,
-    RecipeDraft,
-    check_draft,
-    draft,
-    draft_on,
-)
+from imagefactory.extras.importers.draft import FRAMEWORKS, DraftRequest, draft, draft_on
 from imagefactory.extras.importers.environments import (
     LIMITS,
     ReadOptions,
@@ -32,6 +25,7 @@ from imagefactory.extras.importers.environments import (
 from imagefactory.extras.importers.locks import build_variant
 from imagefactory.gpu import knowledge
 from imagefactory.model import Target
+from imagefactory.recipes.edit import RecipeDraft, check_draft
 from imagefactory.recipes.expand import expand_all, select
 from imagefactory.recipes.family import Recipe
 from imagefactory.recipes.read import read_bases, read_recipes

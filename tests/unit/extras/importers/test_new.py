@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import ImagefactoryError, UnbuiltError, UnreachableError, UnsolvableError, UsageError
-from imagefactory.extras.importers.draft import ImageChoice
 from imagefactory.extras.importers.new import NewRequest, RecipePlan, plan_recipe
 from imagefactory.model import BaseSpec, Lock, Target
 from imagefactory.progress import QuietProgress
 from imagefactory.project import load_project
+from imagefactory.recipes.edit import ImageChoice
 from imagefactory.settings.load import load_settings
 from tests.made.small_index import PYTHONS, Release, SmallIndex
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from imagefactory.extras.importers.own_code import git_of_archive, recipe_path, take_directory, take_git
 from imagefactory.extras.importers.spec import EnvironmentSpec
 from imagefactory.model import SourceLocation
-from imagefactory.recipes.own_code import git_of_archive, recipe_path, take_directory, take_git
 
 HERE = SourceLocation(file="requirements.txt", line=1, column=1)
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
