@@ -134,7 +134,7 @@ cli.shelve(
             recipes.init,
             recipes.new,
             recipes.add,
-            *extra_command("nightly.outdated:watch"),
+            *extra_command("nightly.command:watch"),
             build.lock,
             build.render,
             build.build,

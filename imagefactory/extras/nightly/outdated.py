@@ -1,4 +1,4 @@
-"""imagefactory watch."""
+"""What is outdated: newer releases, CUDA, Python, locks and verdicts; and the change that updates them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import tempfile
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime
+from datetime import date, datetime
 from pathlib import Path
 
-import click
 from packaging.metadata import RawMetadata, parse_email
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -23,16 +22,6 @@ from imagefactory.actions.lock import LockOptions, conda_locker, lock_base, lock
 from imagefactory.actions.locked import lock_state, orphans, read_target_lock
 from imagefactory.actions.new_project import RowAddition, make_addition, plan_addition
 from imagefactory.actions.verdicts import VerdictReader
-from imagefactory.cli.output import (
-    CommandContext,
-    exit_with_first_failure,
-    json_option,
-    print_json,
-    print_next_command,
-    print_result,
-    terminal_width,
-)
-from imagefactory.cli.output import write_terminal as print_to
 from imagefactory.errors import ImagefactoryError, LockError, NothingSelectedError, ToolError, UsageError
 from imagefactory.fs import replace_text
 from imagefactory.gpu.builds import rocm_of
@@ -597,79 +586,3 @@ def _row(factory: Project, added: RowAddition, progress: Progress) -> tuple[Path
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         raise
     return (added.path, *(factory.definition_folder(one) for one in added.targets if one.name in made))
-
-
-# ---
-
-
-@click.command()
-@click.argument("names", metavar="[FAMILY|base:BASE]...", nargs=-1)
-@click.option(
-    "--write",
-    is_flag=True,
-    help="Write the changed locks, a row for each release, and the definitions of both; print a commit "
-    "message for each family.",
-)
-@click.option(
-    "--github",
-    is_flag=True,
-    help='Print families={"include":[...]}, a line for $GITHUB_OUTPUT: a job for each family and base '
-    "in which --write changes something. The rest goes to stderr.",
-)
-@json_option
-@click.pass_obj
-def watch(call: CommandContext, names: tuple[str, ...], write: bool, github: bool, as_json: bool) -> None:
-    """Say what is newer outside than in recipes and locks. Default: all families and bases.
-
-    \b
-      release   a series of the framework with wheels or builds for a Python of the family's rows
-      cuda      a CUDA that the newest row's series has builds for, and no row of it
-      python    a Python that the newest release has wheels or builds for and no row uses
-      lock      what moves where a lock is solved anew
-      base      the same of a base's packages: Debian's security updates
-      verdict   of an image in the store, that expires within 14 days
-
-    What is built on a family is watched and moves with it. Nothing is changed without --write, which writes
-    no row of a conda family and none for another CUDA; nothing is ever committed or pushed.
-
-    Exit code 0 whether or not there is news.
-    """
-    from imagefactory.project import require_own_project
-
-    if github and (as_json or write):
-        other = "--json" if as_json else "--write"
-        raise UsageError(
-            "option-conflict", f"--github and {other} both write to stdout", hint="remove one of them"
-        )
-    if write:
-        require_own_project(call.settings, "watch --write")
-    factory, now = call.sound_factory, datetime.now(UTC)
-    every, rows = [], []
-    plain = not (github or as_json or write)
-    with exit_with_first_failure(factory) as failures:
-        units = find_units(factory, names)
-        for unit in units:
-            with failures.of(unit.name):
-                news = watch_unit(factory, unit, now, call.progress)
-                every.append(news)
-                for fault in news.faults:
-                    failures.add(fault)
-                print_result(format_news(news, terminal_width()), unless=not plain)
-                written = write_news(factory, news, call.progress) if write else WatchChanges(paths=())
-                for fault in written.faults:
-                    failures.add(fault)
-                root, message = factory.settings.root_path, commit_message(news, written.rows, written.notes)
-                files = [str(path.relative_to(root)) for path in written.paths]
-                rows.append(news_json(news) | {"message": message, "written": files})
-                if not plain and not as_json:
-                    print_to(2, format_news(news))
-                if written.paths:
-                    title = [f"--- {news.unit.name}"] if len(units) > 1 else []
-                    print_result("\n".join([*title, message]), unless=as_json)
-        if as_json:
-            print_json("watch", {"news": rows, "errors": failures.as_json()})
-        if github:
-            print_result(github_lines(every))
-    moved = [news.unit.name for news in every if news.locks]
-    if plain and moved:
-        print_next_command("watch", *moved, "--write")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,9 +18,11 @@ from imagefactory.cli.output import (
     terminal_width,
 )
 from imagefactory.errors import EXIT_BILL, UsageError
-from imagefactory.extras.sbom.bill import BillOfMaterials, ComponentLicense, LicenseCheck
-from imagefactory.extras.sbom.osv import Vulnerability, VulnerabilityCheck
 from imagefactory.views.text import format_table
+
+if TYPE_CHECKING:
+    from imagefactory.extras.sbom.bill import BillOfMaterials, ComponentLicense, LicenseCheck
+    from imagefactory.extras.sbom.osv import Vulnerability, VulnerabilityCheck
 
 # --- What a bill of materials holds and what checks say of it, for people and as JSON. Pure
 
@@ -159,8 +162,8 @@ def sbom(
     from itertools import chain
 
     from imagefactory.extras.sbom.action import bill_of
-    from imagefactory.extras.sbom.bill import check_licenses
     from imagefactory.extras.sbom.formats import format_cyclonedx, format_spdx
+    from imagefactory.extras.sbom.licenses import check_licenses
     from imagefactory.extras.sbom.osv import check_vulnerabilities, read_records
     from imagefactory.fs import replace_text
 

@@ -34,13 +34,8 @@ from spdx_tools.spdx.model import (
 from spdx_tools.spdx.writer.json.json_writer import write_document_to_stream
 
 from imagefactory import __version__
-from imagefactory.extras.sbom.bill import (
-    LICENSING,
-    BillComponent,
-    BillOfMaterials,
-    ComponentLicense,
-    PackageType,
-)
+from imagefactory.extras.sbom.bill import BillComponent, BillOfMaterials, ComponentLicense, PackageType
+from imagefactory.extras.sbom.licenses import LICENSING
 
 _DOCUMENT, _ROOT = "SPDXRef-DOCUMENT", "SPDXRef-image"
 

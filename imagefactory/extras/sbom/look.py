@@ -21,17 +21,19 @@ from packaging.utils import canonicalize_name
 
 from imagefactory.errors import StoreError
 from imagefactory.extras.sbom.bill import (
-    NO_FIELD,
     BillComponent,
     BillOfMaterials,
     ComponentLicense,
     PackageType,
-    copyright_licenses,
     merge_carried,
+    sorted_components,
+)
+from imagefactory.extras.sbom.licenses import (
+    NO_FIELD,
+    copyright_licenses,
     metadata_licenses,
     plain,
     read_license,
-    sorted_components,
     unique,
 )
 from imagefactory.lock.debian.archive import parse_stanzas

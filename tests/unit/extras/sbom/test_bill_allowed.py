@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from imagefactory.extras.sbom.bill import (
-    BillComponent,
-    BillOfMaterials,
-    ComponentLicense,
-    PackageType,
-    check_licenses,
-    is_allowed,
-)
+from imagefactory.extras.sbom.bill import BillComponent, BillOfMaterials, ComponentLicense, PackageType
+from imagefactory.extras.sbom.licenses import check_licenses, is_allowed
 
 MIT, GNU = ComponentLicense(text="MIT", spdx=True), ComponentLicense(text="GPL-3.0-only", spdx=True)
 BSD = ComponentLicense(text="BSD License", spdx=False)

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from imagefactory.extras.sbom.bill import (
-    ComponentLicense,
-    copyright_licenses,
-    metadata_licenses,
-    read_license,
-)
+from imagefactory.extras.sbom.bill import ComponentLicense
+from imagefactory.extras.sbom.licenses import copyright_licenses, metadata_licenses, read_license
 
 DEP5 = "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\n"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from imagefactory.access import Access
 from imagefactory.actions.images import stored_image
-from imagefactory.extras.modules.command import EnvironmentModule, _write_wrappers, programs_of
+from imagefactory.extras.modules.action import EnvironmentModule, _write_wrappers, programs_of
 from imagefactory.oci.layout import Layout
 from imagefactory.progress import QuietProgress
 from imagefactory.settings.load import load_settings

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import UsageError
-from imagefactory.extras.modules.command import (
+from imagefactory.extras.modules.action import (
     EnvironmentModule,
     format_modulefile,
     format_wrapper,

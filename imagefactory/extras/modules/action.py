@@ -1,0 +1,203 @@
+"""An image of the store as an environment module: a modulefile, and a wrapper for each program."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from imagefactory.access import Access
+from imagefactory.actions.images import stored_image
+from imagefactory.actions.transfer import SifExport, export_sif
+from imagefactory.build.definition import PREFIX
+from imagefactory.errors import BuildError, UsageError, os_problem
+from imagefactory.fs import replacing
+from imagefactory.gpu.builds import platform_of, rocm_of
+from imagefactory.model import Target
+from imagefactory.oci.inflate import CorruptDataError, plain_layer
+from imagefactory.oci.layout import LayoutStore, reference
+from imagefactory.oci.manifests import Image
+from imagefactory.oci.tar_stream import DIRECTORY, FILE, HIDDEN, REMOVED, TarStream, entries, layer_error
+from imagefactory.oci.tree import OPAQUE, WHITEOUT
+from imagefactory.progress import Progress
+from imagefactory.project import Project
+from imagefactory.scan.layers import bounded
+from imagefactory.trees import remove_tree
+
+# --- An image as a site's software module: a modulefile, and a wrapper for each of the image's programs.
+# Pure
+#     FOLDER/modulefiles/FAMILY/VERSION      Tcl, which Lmod and Environment Modules read alike
+#     FOLDER/images/TARGET-<12 digits>.sif
+#     FOLDER/wrappers/TARGET-<12 digits>/run, and bin/NAME, a link to it for each program
+# A wrapper starts the program of its own name in the image, which it finds from where it lies itself.
+
+
+_PROGRAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,100}")
+_SAFE = re.compile(r"[A-Za-z0-9/._+@:,=-]+")
+_ELF, _SCRIPT, _PYTHON = b"\x7fELF", b"#!", b"#!/opt/env/bin/python"
+HEAD = len(_PYTHON)
+"""How many bytes of a file tell whether it is a program."""
+
+
+def is_program(name: str, head: bytes, *, scripts: bool) -> bool:
+    """Whether a file of the environment's bin that begins so gets a wrapper.
+
+    Python does, and what is a program; with `scripts` alone what Python runs: an environment of conda has
+    programs of the system too (`clear`, `xz`), and nobody wants those from there.
+    """
+    if not _PROGRAM.fullmatch(name):
+        return False
+    if name.startswith("python") or head.startswith(_PYTHON):
+        return True
+    return not scripts and head.startswith((_ELF, _SCRIPT))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentModule:
+    """What a module is made of: `folder` is where it lies, `image` the name of the .sif there."""
+
+    target: Target
+    folder: Path
+    image: str
+    programs: tuple[str, ...]
+
+    @property
+    def modulefile(self) -> PurePosixPath:
+        """Its path below the folder."""
+        family, _, version = reference(self.target).partition(":")
+        return PurePosixPath("modulefiles", family, version)
+
+    @property
+    def wrappers(self) -> PurePosixPath:
+        """The folder of the wrappers, below the folder."""
+        return PurePosixPath("wrappers", self.image.removesuffix(".sif"))
+
+
+def format_modulefile(module: EnvironmentModule) -> str:
+    """Raises UsageError for a folder whose path Tcl could read as something else."""
+    folder = str(module.folder)
+    if not _SAFE.fullmatch(folder):
+        raise UsageError(
+            "option-invalid",
+            f"a modulefile cannot have the directory {folder[:100]!r}",
+            hint="use only letters, digits and . _ + - /, such as -o /software/imagefactory",
+        )
+    target = module.target
+    what = f"{target.family} {target.version}, {platform_of(target.cuda)}, Python {target.python}"
+    lines = [
+        "#%Module1.0",
+        f"# {target.name}, written by `imagefactory module`: change nothing here, write it anew.",
+        f"set folder {folder}",
+        f"module-whatis {{{what}: the image {module.image}}}",
+        "proc ModulesHelp { } {",
+        f"    puts stderr {{{what}.}}",
+        f"    puts stderr {{python, and what else was installed with it, run in the image {module.image}.}}",
+        "    puts stderr {Folders beside the current one: export APPTAINER_BIND=/data,/scratch}",
+        "}",
+        f"conflict {target.family}",
+        f"prepend-path PATH $folder/{module.wrappers}/bin",
+        f"setenv IMAGEFACTORY_IMAGE $folder/images/{module.image}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def format_wrapper(module: EnvironmentModule) -> str:
+    """The program that all names link to."""
+    target = module.target
+    gpu = "--rocm" if rocm_of(target.cuda) else "--nv"
+    device = "/dev/kfd" if rocm_of(target.cuda) else "/dev/nvidiactl"
+    shown = f"gpu=\nif [ -e {device} ]; then gpu={gpu}; fi\n" if target.gpu else "gpu=\n"
+    return (
+        "#!/bin/sh\n"
+        f"# Runs the program of this name in the image of {target.name}. Written by `imagefactory module`.\n"
+        'here=$(dirname "$(readlink -f "$0")")\n'
+        'command -v apptainer >/dev/null || { echo "${0##*/}: there is no apptainer here" >&2; exit 127; }\n'
+        f"{shown}"
+        "# shellcheck disable=SC2086 # no word or one\n"
+        f'exec apptainer exec $gpu --env PYTHONNOUSERSITE=1 "$here/../../images/{module.image}" \\\n'
+        f'    "{PREFIX}/bin/${{0##*/}}" "$@"\n'
+    )
+
+
+# --- An image of the store as a module of a site's software
+
+
+BIN = f"{PREFIX.removeprefix('/')}/bin/"
+
+
+def write_module(factory: Project, target: Target, folder: Path, progress: Progress) -> EnvironmentModule:
+    """Writes image, wrappers and modulefile, in this order: what a user finds is whole at any moment.
+
+    Raises BuildError for an image that is not in the store, UsageError for a folder that cannot be written
+    or named.
+    """
+    folder = folder.absolute()
+    image = stored_image(factory, target)
+    if image is None:
+        raise BuildError(
+            "image-not-built", f"{target.name} is not built", hint=f"run imagefactory build {target.name}"
+        )
+    try:
+        (folder / "images").mkdir(parents=True, exist_ok=True)
+        sif, made = export_sif(factory, target, SifExport(output=folder / "images/.new.sif"), progress)
+        with progress.stage(f"{target.name}: the image's programs"):
+            programs = programs_of(factory, image, scripts=target.source == "conda", progress=progress)
+        module = EnvironmentModule(target=target, folder=folder, image=sif.name, programs=programs)
+        text = format_modulefile(module)
+        made.replace(folder / "images" / sif.name)
+        _write_wrappers(module)
+        path = folder / module.modulefile
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as file:
+            file.write(text.encode())
+    except OSError as error:
+        raise UsageError(
+            *os_problem("write", error.filename or folder, error), hint="choose another directory: -o DIR"
+        ) from error
+    return module
+
+
+def _write_wrappers(module: EnvironmentModule) -> None:
+    """Beside, and then in the place of those that are there."""
+    place = module.folder / module.wrappers
+    fresh = place.with_name(f".{place.name}.new")
+    if fresh.exists():
+        remove_tree(fresh)
+    (fresh / "bin").mkdir(parents=True)
+    (fresh / "run").write_text(format_wrapper(module))
+    (fresh / "run").chmod(0o755)
+    for name in module.programs:
+        (fresh / "bin" / name).symlink_to("../run")
+    if place.exists():
+        remove_tree(place)
+    fresh.rename(place)
+
+
+def programs_of(access: Access, image: Image, *, scripts: bool, progress: Progress) -> tuple[str, ...]:
+    """The names of programs in the environment's bin, by the image's layers; see `is_program`."""
+    found: set[str] = set()
+    with progress.task("read layers", total=sum(one.descriptor.size for one in image.layers)) as task:
+        for layer in image.layers:
+            chunks: Iterator[bytes] = LayoutStore(access.layout).read("", layer.descriptor)
+            try:
+                _add(found, bounded(plain_layer(layer.descriptor.media_type, chunks)), scripts=scripts)
+            except CorruptDataError as error:
+                raise layer_error(layer.descriptor.digest, error) from error
+            task.advance(layer.descriptor.size)
+    return tuple(sorted(found))
+
+
+def _add(found: set[str], chunks: Iterator[bytes], *, scripts: bool) -> None:
+    stream = TarStream(chunks)
+    for entry in entries(stream):
+        name = entry.path.removeprefix(BIN)
+        if entry.path.startswith(BIN) and "/" not in name and entry.kind != DIRECTORY:
+            head = entry.read(HEAD) if entry.kind == FILE else b""
+            if entry.kind == HIDDEN and name == OPAQUE:
+                found.clear()
+            elif entry.kind in (HIDDEN, REMOVED):
+                found.discard(name.removeprefix(WHITEOUT))
+            elif is_program(name, head, scripts=scripts):
+                found.add(name)
+    stream.drain()
