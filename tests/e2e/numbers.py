@@ -18,7 +18,7 @@ runpy.run_path("/suite/smoke.py")["load_suite"]("/suite")
 package = "imagefactory_suite"
 exporter = importlib.import_module(package + ".portability.torch")
 maker = importlib.import_module(package + ".portability.torch_models")
-models = importlib.import_module(package + ".portability.models")
+models = importlib.import_module(package + ".portability.case")
 models.MODELS = tuple(model for model in models.MODELS if model.name == "variational")
 export = exporter.export
 exporter.export = lambda network, *rest, **asked: export(maker.damaged(network), *rest, **asked)

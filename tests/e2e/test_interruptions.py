@@ -171,7 +171,7 @@ def test_killed_at_any_moment_and_run_again(tiny: Factory, wanted: str, scratch:
 
 @pytest.mark.parametrize(
     ("moment", "program"),
-    [(INSTALLING, "mmdebstrap"), (SEGMENT, "/runners/sandbox ")],
+    [(INSTALLING, "mmdebstrap"), (SEGMENT, "/runtime/sandbox ")],
     ids=["base", "layers"],
 )
 def test_no_process_outlives_a_killed_build(
