@@ -87,7 +87,7 @@ def test_built_alone_it_gives_the_same_image(lab: Factory, above: dict[str, Any]
 
 def test_what_is_below_is_updated_there(lab: Factory, above: dict[str, Any]) -> None:
     refused = lab.run("lock", ABOVE, "--update", "idna", code=5)
-    assert f"'idna' from {BELOW}" in refused.stderr
+    assert f"the 'idna' of {BELOW}" in refused.stderr
     assert f"imagefactory lock {BELOW} --update idna" in refused.stderr
 
 
