@@ -85,9 +85,6 @@ def format_provenance(one: Provenance) -> bytes:
     )
 
 
-# ---
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttestResult:
     """Digests of what was attached, by type; `provenance` says who signed it, or why it is not there."""

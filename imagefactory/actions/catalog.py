@@ -165,9 +165,6 @@ def _plain_size(layout: Layout, layer: OciLayer) -> int:
     return size
 
 
-# ---
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogRequest:
     """What a catalogue is made of, and when. `registry` (`host[/path]`) is empty for the setting's; where

@@ -65,7 +65,7 @@ from imagefactory.verify.suite_files import digest_of, suite_digest
 
 # --- Why a machine could not pull an image, as far as this one can tell: it asks the registry as a job
 # would
-# HTCondor keeps too little of what apptainer says on the machine (pools/htcondor/classify.py), and what
+# HTCondor keeps too little of what apptainer says on the machine (schedulers/htcondor/results.py), and what
 # stands
 # behind it is mostly one of three: the image is gone, the registry refuses or is down, or that machine
 # alone is
@@ -118,9 +118,6 @@ class AnonymousPullCheck:
             f"asked from here, {where.registry} has it: on that machine `apptainer pull {address}` tells "
             "more (the registry's CA, the way there)"
         )
-
-
-# ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

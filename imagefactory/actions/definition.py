@@ -90,9 +90,6 @@ def _file_problem(one: FilesSpec, code: str, problem: str, fix: str) -> RecipeEr
     return RecipeError([Diagnostic(code, str(one.where), f"'{one.pattern}' in 'files' {problem}", fix)])
 
 
-# ---
-
-
 def define_target(factory: Project, target: Target) -> BuildSpec:
     """What an image of the target is made of. Raises LockError where it is not locked, StaleError."""
     lock, under = require_lock(factory, target), parent_locks(factory, target)

@@ -385,9 +385,6 @@ def _with_cached_scan(
     return replace(known, image=contents, verdicts=verdicts)
 
 
-# ---
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindRequest:
     """What is looked for, for jobs that ask `wish`, on the pool of an inventory where there is one."""

@@ -238,8 +238,6 @@ def _layers(place: StoreRepository, manifest: Manifest) -> tuple[ImageConfig, tu
     )
 
 
-# ---
-
 LARGE = 1 << 20  # bytes; the GPU code of a framework is in no package smaller than that
 
 

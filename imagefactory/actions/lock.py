@@ -91,9 +91,6 @@ def lacking_libraries(
     )
 
 
-# ---
-
-
 def parents_first(factory: Project, targets: Sequence[Target]) -> tuple[Target, ...]:
     """`targets` in an order in which each can be locked: after the one that it is built on."""
 

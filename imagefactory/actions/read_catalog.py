@@ -1,6 +1,6 @@
 """Where a catalogue is read: a file, the registry, or the factory itself, made there at once.
 
-How it lies in a registry is said in catalogue/package.py, what a reader keeps of it in kept_catalogue.py.
+trust/catalog_package.py has its form in a registry; the cached copy of a reader is below.
 What is kept is looked at as strictly as what comes: its digest, its signature, its time. One request asks
 which one is current. Whoever can move that tag cannot bring back an older one, without what was revoked
 since, for who saw the newer one.
@@ -112,9 +112,6 @@ class CachedCatalog:
         files = [path for path in self.path.parent.iterdir() if path.is_file()]
         for path in sorted(files, key=lambda path: -path.stat().st_mtime_ns)[MOST:]:
             remove_inside(self.path.parent, path)
-
-
-# ---
 
 
 def read_catalog(

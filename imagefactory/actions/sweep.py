@@ -220,8 +220,6 @@ def predict_stage(
     return predict_coverage(contents) if contents is not None else {}
 
 
-# ---
-
 JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """What a pool calls a job: `12.0`, `123456`."""
 SUBMITTED = "submitted.json"

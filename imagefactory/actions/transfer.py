@@ -132,8 +132,6 @@ def _missing_platform_error(image: Image) -> NoReturn:
     )
 
 
-# ---
-
 NO_TIME = datetime.min.replace(tzinfo=UTC)
 
 

@@ -96,7 +96,7 @@ from imagefactory.runtime.unshare import UnshareRunner
 # --- Which packages claim one path of an image: settled and told, or rejected. Pure
 # Of two wheels with different files at one path one is kept, as pip does, which overwrites what it installed
 # before. pip goes by names, the first name last; here the packages that a recipe names come first, because a
-# person chose those. `render/define.py` has the ranks, by which the other engines run pip in parts.
+# person chose those. `definition.py` has the ranks, by which the other engines run pip in parts.
 
 
 HISTORY = "conda-meta/history"
@@ -204,9 +204,6 @@ def own_files(definition: BuildSpec) -> Iterator[tuple[str, str, str]]:
     yield "the environment", "", f"{definition.prefix}/pyvenv.cfg".lstrip("/")
     for path, _ in venv_links(definition):
         yield "the environment", "", path.lstrip("/")
-
-
-# ---
 
 
 def make_engine(access: Access) -> AssembleEngine:

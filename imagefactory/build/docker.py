@@ -246,8 +246,6 @@ def count(names: Iterable[str]) -> str:
     return f"{number} package{'' if number == 1 else 's'}"
 
 
-# ---
-
 OLDEST_DOCKER = (23, 0)
 """Its BuildKit (0.11) is the first that takes SOURCE_DATE_EPOCH."""
 OLDEST_BUILDX = (0, 10)

@@ -150,9 +150,6 @@ def _read(file: OwnFile) -> Iterator[bytes]:
         )
 
 
-# ---
-
-
 def lock_layers(definition: BuildSpec, bases: Sequence[BaseLock], image: Image, made_with: str) -> LayerLock:
     """The layer lock of an image that was made here, on bases of those locks, the lowest first."""
     return LayerLock(

@@ -217,9 +217,6 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
     return pipe
 
 
-# ---
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackageSupply:
     """What is still under way while layers are made.

@@ -1,6 +1,6 @@
 """The maker of .sif files from images: apptainer's container around a squashfs of our own.
 
-Layers become a squashfs without being unpacked (oci/squash_layer.py), each packed once for all images. What
+Layers become a squashfs without being unpacked (oci/squash_layers.py), each packed once for all images. What
 apptainer adds to an image depends on the image's config alone, so apptainer builds a .sif of an empty image
 with that config: its files are laid over the layers, and its container put around them. The same image,
 apptainer and zstd give the same file, as every time in it is the image's own.

@@ -156,8 +156,6 @@ def require_quotable(value: object) -> QuotedText:
     return value
 
 
-# ---
-
 REQUIREMENTS = "/opt/requirements.txt"
 """Where the lock lies while it is installed. Not under /tmp: apptainer hides that while it builds."""
 

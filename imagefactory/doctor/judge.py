@@ -88,8 +88,6 @@ def diagnose_processor(facts: MachineFacts) -> Iterator[Diagnosis]:
         yield probe.judge(Health.WARNING, use=probe.name, note=note)
 
 
-# ---
-
 OLDEST_PYTHON = (3, 11)
 OLDEST_KERNEL = (5, 12)
 # A PyTorch with CUDA: 2.8 GB of wheels in the cache; 2.5 GB of layers and 5 GB unpacked in the store.

@@ -153,8 +153,6 @@ def _check_registry(access: Access) -> str:
     return f"{place} answers {kept}"
 
 
-# ---
-
 SYSCTLS = (
     "kernel/unprivileged_userns_clone",
     "kernel/apparmor_restrict_unprivileged_userns",

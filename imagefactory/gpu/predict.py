@@ -232,8 +232,6 @@ def _majors(modules: ModuleCount, *, extras: bool) -> set[int]:
     return {renamed(code.architecture).major for code in counted if code.architecture}
 
 
-# ---
-
 _SYSTEM = ("usr/", "opt/", "lib/", "lib64/", "home/", "root/")
 _DRIVER = re.compile(r"libcuda\.so\.([0-9.]+)")
 _GEFORCE = re.compile(r"(?:GeForce|GTX|TITAN|RTX [2-9]0[5-9]0)\b")

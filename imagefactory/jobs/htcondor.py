@@ -79,8 +79,6 @@ def _group(classes: Sequence[GpuClass], cuda: str) -> str:
     return f"{which} && DriverVersion >= {cuda}" if cuda else which
 
 
-# ---
-
 RUN, ROWS_MOST = "run", 10_000
 CHECKPOINTED = 85
 """The exit code by which a program says that it saved its checkpoint, and wants to be started again."""

@@ -1,8 +1,8 @@
 """From a target's name to a submit file in this folder: what is offered, what of it is proven, what to write.
 
-    Catalogue + trust -> Offer -> Form -> text, for write.py: FILE.sub (and FILE.dag with run-1/, run-2/, ...)
+    Catalogue + trust -> Offer -> Form -> text, written as FILE.sub (and FILE.dag with run-1/, ...)
 
-Pure: nothing is submitted or written. Raises ImagefactoryError alone.
+Nothing is submitted. Only the writer at the end touches files. Raises only ImagefactoryError.
 """
 
 from __future__ import annotations
@@ -102,9 +102,6 @@ def gathering(run: SubmitCommand, runs: int, *, sent: bool) -> SubmitCommand:
         memory=run.memory,
         disk=run.disk,
     )
-
-
-# ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

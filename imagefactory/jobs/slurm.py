@@ -101,8 +101,6 @@ def no_macro(word: str, columns: Sequence[str]) -> UsageError:
     )
 
 
-# ---
-
 SUFFIX = ".sbatch"
 INDEX = "SLURM_ARRAY_TASK_ID"
 NOTICE = 120

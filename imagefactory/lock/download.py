@@ -74,8 +74,6 @@ class PendingDownloads:
         return self.paths
 
 
-# ---
-
 CHUNK = 1 << 20
 _SPARE = 16 << 20  # bytes left free on the disk, for the folders and lock files around the packages
 _POLL_SECONDS = 0.1  # seconds between looks at a file that another process holds

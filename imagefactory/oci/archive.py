@@ -1,7 +1,7 @@
 """One image of the layout as one file that other tools load. Same image, same bytes of the file.
 
 `oci-archive` is an image layout (OCI image-spec, image-layout.md) in a tar: the very blobs, so every
-digest stays. `docker-archive` is docker_archive.py's.
+digest stays. `docker-archive` has its own writer below.
 """
 
 from __future__ import annotations
@@ -313,8 +313,6 @@ def _take_layer(layout: Layout, file: IO[bytes], taking: ImageImport) -> OciLaye
         descriptor = blob.commit(taking.codec.media_type)
     return OciLayer(descriptor=descriptor, diff_id=f"sha256:{plain.hexdigest()}", title="")
 
-
-# ---
 
 FORMATS = ("oci-archive", "docker-archive")
 """Tar files end on a multiple of this many bytes."""

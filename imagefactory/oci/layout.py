@@ -2,15 +2,15 @@
 
     oci-layout, index.json, blobs/sha256/<hex>   as the OCI image-layout specification has them
     layers/<key>.json, images/<key>.json         what a layer or image made from <key> turned out to be
-    squashed/<key>.json                          in which .sif a layer's blocks lie (oci/squash_store.py)
+    squashed/<key>.json                          in which .sif a layer's blocks lie (oci/squash_layers.py)
     referrers/<subject hex>/<hex>.json           which manifests name another as their subject
     unpacked/<diff id>/                          layers ready to run, and what they were like (oci/unpack.py)
     run/                                         what running sandboxes write (runners/unshare.py)
     pushed/<host>.json                           which repository there has which blob (oci/transfer.py)
     checks/                                      passed smoke tests (verify/smoke.py)
     journal/<host>/<repository>.jsonl            what was attached to a registry (verdicts/attached.py)
-    scans/<diff id>.json                         what a layer holds for GPUs (scan/records.py)
-    sizes/<digest>.json                          what a layer has unpacked (stages/catalogue_measures.py)
+    scans/<diff id>.json                         what a layer holds for GPUs (scan/layers.py)
+    sizes/<digest>.json                          what a layer has unpacked (actions/catalog.py)
     bases/                                       locks of bases whose published packages are gone
     nonces/, sweeps/, nights/, reports/          what is verified, here and on pools (stages/)
     locks/, tmp/                                 who works here, and what is half done
@@ -118,9 +118,6 @@ class BlobWriter:
             self._file.close()  # writes what is buffered, so a full disk speaks here too
         finally:
             self.path.unlink(missing_ok=True)
-
-
-# ---
 
 
 def referrer_record(descriptor: Descriptor, manifest: Mapping[str, Any]) -> bytes:

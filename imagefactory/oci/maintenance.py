@@ -154,8 +154,6 @@ class ReachableDigests:
         return self.layout.read(descriptor)
 
 
-# ---
-
 CHECKSUMMED_DIRECTORIES = ("layers", "images", "checks", "scans", "sizes", "pushed", "bases", SQUASHED)
 """Folders of records that carry their sum."""
 FIX_HINT = "run imagefactory store check --fix"

@@ -81,8 +81,6 @@ class SifArtifact:
         return self.file.digest
 
 
-# ---
-
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"

@@ -1,7 +1,7 @@
 """One layer as a squashfs has it: its files' blocks in a row, and an index of its entries.
 
 The row depends on the layer and on `Squeeze` alone, not on what lies before it: an image's squashfs is the
-rows of its layers, and tables over them (squash_tree.py). The packing is done by other threads, in pieces of
+rows of its layers, and tables over them (below). The packing is done by other threads, in pieces of
 about a megabyte; the blocks are written in the order of the tar whoever is ready first.
 """
 

@@ -1,6 +1,6 @@
 """What every store of images offers, and how what is in it is named.
 
-Two stores: an image layout on disk (layout_store.py over layout.py) and a registry (registry/client.py). One
+Two stores: an image layout on disk (layout.py) and a registry (registry/client.py). One
 suite of contract tests runs over both. All that is kept (images, .sif files, verdicts) is manifests
 and the blobs they name, so one piece of code (transfer.py) moves anything from any store to any other.
 

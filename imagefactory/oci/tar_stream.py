@@ -56,8 +56,6 @@ class CappedInfo(tarfile.TarInfo):
         raise tarfile.ReadError(f"{self.name[:200]!a} is stored as a sparse file")
 
 
-# ---
-
 BLOCK = 512
 NAMES_LIMIT = 64 << 20  # characters; what the names of one layer may take together
 SPARSE_LIMIT = 16 << 30  # bytes; what the sparse files of one layer may unpack to

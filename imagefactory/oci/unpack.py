@@ -2,7 +2,7 @@
 
 `<store>/unpacked/<hex of diff_id>/` holds the content of one layer as overlay wants it: the whiteouts
 of the OCI image specification become overlay's own (character device 0/0, `user.overlay.opaque`).
-`<store>/unpacked/.sums/<hex>` says what it was like (unpacked_sum.py), and comes before it.
+`<store>/unpacked/.sums/<hex>` says what it was like (below), and comes before it.
 """
 
 from __future__ import annotations
@@ -326,9 +326,6 @@ def _marks(opened: int, name: str) -> str:
         raise
     marks = sorted(mark for mark in names if mark.startswith(_MARKS))
     return "".join(f" {mark}={os.getxattr(path, mark, follow_symlinks=False).hex()}" for mark in marks)
-
-
-# ---
 
 
 class UnpackedLayers:

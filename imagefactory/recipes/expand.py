@@ -301,8 +301,6 @@ def _check_index_used(reader: NodeReader, node: YamlNode | None, asked: Collecti
             )
 
 
-# ---
-
 PYTHON_CHANNEL = "conda-forge"
 """Where Python comes from when a base has none of the version that a recipe of PyPI's packages names."""
 

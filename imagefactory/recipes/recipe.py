@@ -227,8 +227,6 @@ def check_cpu_row(reader: NodeReader, row: Mapping[str, YamlNode]) -> None:
         reader.fault(where, "gpu-only-key", f"'{key}' is for GPUs, and cuda: [none] is for CPUs", "remove it")
 
 
-# ---
-
 # Key -> an example of the line, told when it is missing.
 _FAMILY_REQUIRED = {
     "family": "family: pytorch",

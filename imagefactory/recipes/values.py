@@ -131,8 +131,6 @@ def _bound(bound: str) -> str:
     return f"{'!=' if operator == '!=' else ''}{version.rstrip('*').rstrip('.')}.*"
 
 
-# ---
-
 # The checks of the CPU-level smoke test (suite), in the order in which they run.
 SMOKE_CHECKS = table.CHECKS
 # Those of them that have no meaning where nothing is for GPUs: `compiler` tries what makes code for GPUs.

@@ -78,8 +78,6 @@ def processor_of(version: int) -> str:
     return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
 
 
-# ---
-
 # Where they appear inside a sandbox: `libraries` and `programs` below it.
 DRIVER_DIRECTORY = "/usr/local/nvidia-driver"
 LIBRARIES = (

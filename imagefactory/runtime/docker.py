@@ -133,8 +133,6 @@ def explain(said: str) -> ImagefactoryError:
     )
 
 
-# ---
-
 OUTPUT_LIMIT = 16 << 20
 """Bytes kept of each stream; a stranger's image may print without end."""
 MOST_PROCESSES = 32768

@@ -265,8 +265,6 @@ def read_caller(proc: Path = Path("/proc/self")) -> SandboxCaller:
     )
 
 
-# ---
-
 SANDBOX = Path(__file__).with_name("sandbox")
 BUS = ("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")  # by which systemd-run finds the user's own systemd
 OUTPUT_LIMIT = 16 << 20  # bytes kept of each stream; a stranger's image may print without end

@@ -362,8 +362,6 @@ def _inflated(payload: bytes) -> bytes:
         return b""
 
 
-# ---
-
 MAX_ENTRIES = 1 << 18  # headers read of one file, those in concatenations and AMD's targets among them
 MAX_MODULES = 1 << 17
 MAX_SIGNATURES = 1 << 14  # different sets of targets

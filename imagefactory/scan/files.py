@@ -130,8 +130,6 @@ def _bunzip(chunks: Iterator[bytes]) -> Iterator[bytes]:
         raise CorruptDataError("it ends in the middle of the data")
 
 
-# ---
-
 _PACKED = (
     b"PK\x03\x04",
     b"\x1f\x8b",

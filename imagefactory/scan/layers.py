@@ -161,8 +161,6 @@ def _parse_modules(text: str) -> ModuleCount:
     return ModuleCount(codes=tuple(map(parse_code, codes)), count=int(count))
 
 
-# ---
-
 RENAMED_LIMIT = 1_000_000  # names of files of one layer that are told anew as others are replaced
 
 

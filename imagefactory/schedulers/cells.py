@@ -22,7 +22,7 @@ underway.py then leaves out what another sweep has in hand:
     queued       a sweep that is still driven has a job for that very image there
     uncollected  such a job has ended, and `collect` can make a verdict of it
 
-and claimed.py what other stores have:
+and claims.py what other stores have:
 
     claimed      another store has queued that very image there, as it says in the registry
 

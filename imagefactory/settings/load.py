@@ -238,8 +238,6 @@ def _check_certificates(setting: SettingValue) -> None:
         ) from error
 
 
-# ---
-
 ENVIRONMENT_PREFIX = "IMAGEFACTORY_"
 NONCE_STORE_KEY = "IMAGEFACTORY_LEDGER_KEY"
 """A secret text, so no setting, which files hold and `settings` shows: the key of a ledger that travels."""

@@ -1,7 +1,7 @@
 """Who may give each setting: a project that is not trusted, or only the user, the site and the environment.
 
 A project's folder may come from anyone. The user trusts one with `imagefactory settings --trust`
-(settings/trusted.py).
+(settings/files.py).
 """
 
 from __future__ import annotations

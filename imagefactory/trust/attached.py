@@ -3,7 +3,7 @@
 A statement is an OCI artifact: its one layer is the envelope, its subject the platform manifest. Registries
 without the referrers API keep a list of them that two writers at once can overwrite. So whatever is attached
 to a registry is written to the journal of the store first, one at a time writes from one store, and
-reconcile.py enters again what a list has lost.
+The functions below enter again what a list has lost.
 
     <store>/journal/lock                            who attaches or moves tags holds it
     <store>/journal/<host>/<repository>.jsonl       a row each, appended before it is put

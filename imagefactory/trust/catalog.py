@@ -173,8 +173,6 @@ class ImageOffer:
     sifs: tuple[SifOffer, ...] = ()
 
 
-# ---
-
 FORMAT = 1
 CATALOG_TYPE = "application/vnd.imagefactory.catalogue+json"
 LARGEST = 96 << 20

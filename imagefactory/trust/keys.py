@@ -2,7 +2,7 @@
 
 `$XDG_CONFIG_HOME/imagefactory/keys/NAME.pem` is the private key, `NAME.pub` next to it the public one, which
 may be given to anybody. Instead of NAME.pem there may be NAME.command: the program that signs
-(signing_program.py). Making a key and signing need `cryptography`; reading a public one does not.
+(below). Making a key and signing need `cryptography`; reading a public one does not.
 """
 
 from __future__ import annotations
@@ -236,8 +236,6 @@ def _read_signature(output: bytes) -> bytes:
     except binascii.Error:
         return b""
 
-
-# ---
 
 FILE, PROGRAM = ".pem", ".command"
 """What signs with the key NAME: the file NAME.pem has it, or NAME.command names a program."""

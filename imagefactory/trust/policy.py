@@ -15,7 +15,7 @@
     promotion-signatures = 2   # keys that must approve before a tag of a registry moves (approval.py)
 
 The rows of all files count: the user's, the site's, and the project's where the user trusts it
-(settings/trusted.py). Where two of them have the same key or name, the nearest file's row does, until the
+(settings/files.py). Where two of them have the same key or name, the nearest file's row does, until the
 earliest end that any of them names; of policies the nearest counts alone.
 
 Who holds a key also writes the dates of what it signs. So after `until` a date alone proves nothing: only the

@@ -144,8 +144,6 @@ def _text(path: Path) -> str:
         return ""
 
 
-# ---
-
 _EVIDENCE = ObjectSchema(
     format=Annotated[int, Constant(FORMAT)],
     driver=Version,

@@ -161,8 +161,6 @@ def parse_smoke_report(data: bytes, nonce: str) -> SmokeReport:
     return SmokeReport(running=found["running"], rows=tuple(map(clean_check, found["checks"])))
 
 
-# ---
-
 MOST_NUMBERS = 256
 MEASURED = (
     *("vector-add", "matmul", "reduction", "convolution", "transfers"),

@@ -94,7 +94,7 @@ class Hardware:
 
     `gpus` are those of NVML, `known` the UUIDs below /proc/driver/nvidia, `nodes` the device nodes
     (`/dev/nvidia0`); `driver` is the kernel module's version. `notes` are further (name, text) pairs. Of
-    AMD's the kernel tells all of it (amd_evidence.py).
+    AMD's the kernel tells all of it (evidence.py).
     """
 
     kind: EvidenceKind
@@ -188,8 +188,6 @@ class SmokeTest:
     runner: str = "unshare"
     timeout: float = TIMEOUT_SECONDS
 
-
-# ---
 
 FORMAT = 1
 

@@ -113,9 +113,6 @@ def format_report(report: Report) -> dict[str, Any]:
     }
 
 
-# ---
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmokeOutcome:
     """The checks of one run of the suite and, if one failed, the word for why."""

@@ -111,8 +111,6 @@ def _outcome(report: GpuReport, width: int) -> str:
     return format_fields(folded, indent="")
 
 
-# ---
-
 _HEADER = (
     "OUTCOME", "VALID", "CAPABILITY", "GPU", "DRIVER", "SUITE", "CHECKS", "SIGNED BY", "EVIDENCE",
     "ISSUED", "EXPIRES", "VERDICT",

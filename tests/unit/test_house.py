@@ -245,6 +245,22 @@ def test_a_class_name_has_one_owner() -> None:
     assert {name: paths for name, paths in owners.items() if len(paths) > 1} == {}
 
 
+def test_paths_of_the_package_that_a_text_names_are_there() -> None:
+    """A file that moved leaves no sentence behind that leads nowhere."""
+    found = [
+        f"{named(path)}:{number}: {room}/{file}"
+        for path in FILES
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        for room, file in re.findall(r"(?<![\w./-])([a-z_]+)/((?:[a-z_]+/)*[a-z_]+\.py)\b", line)
+        if (HOUSE / room).is_dir() and not (HOUSE / room / file).exists()
+    ]
+    assert found == []
+    old = re.compile(
+        r"(?<![\w./-])(stages|engines|runners|pools|verdicts|catalogue|submit|sweeps|render)/\w+\.py"
+    )
+    assert [named(path) for path in FILES if old.search(path.read_text())] == []
+
+
 # Participles and function words that name a value: the field's terms say what it is.
 VAGUE = "made asked told wanted said kept held given found taken left done shown wish one many"
 MOST_FILES, MOST_VAGUE, MOST_VAGUE_DEFINITIONS = 443, 2869, 59

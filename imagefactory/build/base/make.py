@@ -319,8 +319,6 @@ def _fixed(fixed: Mapping[str, bytes], epoch: int) -> Iterator[tuple[tarfile.Tar
             yield entry, io.BytesIO(content)
 
 
-# ---
-
 _LOG_TAIL, _LINE = 30, 4096  # lines that are kept, and their bytes: scripts print what they like
 _SCRATCH = "imagefactory-base-"
 

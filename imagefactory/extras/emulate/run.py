@@ -122,8 +122,6 @@ def recorded_curves(numbers: Mapping[str, float]) -> dict[str, tuple[tuple[float
     return {what: tuple(sorted(points)) for what, points in found.items()}
 
 
-# ---
-
 SOURCE = Path(inside.__file__).parent
 PACKAGE, START = "imagefactory_emulate", "sitecustomize.py"
 """What the room is called inside, and the file of it that Python finds by itself."""

@@ -167,8 +167,6 @@ def _system_python(repository: str, tag: str) -> str:
     return _PYTHONS.get(found[1], "") if found else ""
 
 
-# ---
-
 LIMITS = YamlLimits(size=256 * 1024)
 _MAX_LOOKUPS = 400
 """At files beside, for all names that commands write."""

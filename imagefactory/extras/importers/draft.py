@@ -107,8 +107,6 @@ def _tag(wish: EnvironmentSpec, package: str) -> str:
     return next((one[1] for one in found if one), "")
 
 
-# ---
-
 _NEWEST_PYTHON, _OLDEST_PYTHON = 14, 9
 # What wheels of a framework bring themselves, by the names of conda's packages.
 _PROVIDED_PACKAGES = re.compile(

@@ -1,7 +1,7 @@
 """Environments that people have already, read into what recipes can say of them.
 
 `environment.yml` here; pip_lines.py reads requirements files, manifests.py what projects want,
-dockerfiles.py and definitions.py what containers are built from, foreign_locks.py and python_locks.py what
+dockerfiles.py what containers are built from, locks.py what
 other tools locked. All of them are data from strangers, read within
 caps and through the same allow-lists as recipes.
 """

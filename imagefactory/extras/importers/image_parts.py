@@ -155,8 +155,6 @@ class _ContextWalk:
         return whole, parts
 
 
-# ---
-
 SHELL = ("/bin/sh", "-c")
 _LONG = 400
 _PYTHON = re.compile(

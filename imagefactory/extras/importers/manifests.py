@@ -159,8 +159,6 @@ class _TomlLocations:
         return range(line, end)
 
 
-# ---
-
 _TARGETS = ("unix", "linux", PLATFORM)
 _LIMITS = YamlLimits(size=4 * 1024 * 1024, nodes=100_000, depth=12)
 _LISTS_NOTHING = (

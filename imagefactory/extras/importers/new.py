@@ -1,7 +1,7 @@
 """The stage from a file that people have to a recipe that was solved.
 
 What the file leaves open (framework, version, CUDA, Python) comes from the answer of the solver. Recipes and
-hints are solved before a person sees them. recipes/draft.py writes the text.
+hints are solved before a person sees them. draft.py writes the text.
 """
 
 from __future__ import annotations

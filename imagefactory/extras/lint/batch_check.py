@@ -341,8 +341,6 @@ RULES: tuple[Callable[[BatchCase], Iterator[SubmitFinding]], ...] = (
 )
 
 
-# ---
-
 SITE = " --site slurm"
 _FEW = 6
 

@@ -74,8 +74,6 @@ def advice(
     return replace(wrong(line, rule, message, hint, edits=edits, column=column), severity=Severity.ADVICE)
 
 
-# ---
-
 VERIFIED, PREDICTED, UNTESTED, UNUSABLE = "verified", "predicted", "not-tested", "refused"
 REVOKED = "revoked"
 

@@ -209,8 +209,6 @@ def _bound(key: str, text: str, own: Mapping[str, Plain]) -> int | float | None:
     return found if isinstance(found, int | float) and not isinstance(found, bool) else None
 
 
-# ---
-
 _UNTOLD = GPU_ATTRIBUTES[8:]
 _OF_THE_SUBMITTER = (
     "Owner", "User", "OsUser", "NTDomain", "SubmitterGroup", "AcctGroup", "AcctGroupUser", "AccountingGroup",

@@ -227,8 +227,6 @@ def _macro_at(text: str, start: int) -> tuple[str, str | None, int] | None:
     return None
 
 
-# ---
-
 Lists = Callable[[str], str | None]
 """The text of a file that a `queue` takes its items from, None where it cannot be had."""
 

@@ -271,8 +271,6 @@ def _gpu_names(jobs: QueueStatement, key: str) -> tuple[str, ...]:
         return ()
 
 
-# ---
-
 _LOOKED_AT = (
     "universe", "container_image", "docker_image", "requirements", "require_gpus", *BOUNDS, "request_gpus",
     "request_cpus", "request_memory", "request_disk",

@@ -193,8 +193,6 @@ def _unproven(told: Mapping[str, Any]) -> Iterator[NightlyRow]:
             )
 
 
-# ---
-
 EXPIRY = "catalog expiry"
 NIGHTLY_DIRECTORY = "nights"
 """What a failure is about where a night cannot be kept."""

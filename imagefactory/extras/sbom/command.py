@@ -99,8 +99,6 @@ def _fixed(one: Vulnerability) -> str:
     return one.fixed or "-" if one.decided else "undecided"
 
 
-# ---
-
 LICENSE_CHECKS, VULNERABILITIES = "licences", "vulnerabilities"
 
 

@@ -175,8 +175,6 @@ def check_registry_has_targets(registry: str) -> None:
     )
 
 
-# ---
-
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 

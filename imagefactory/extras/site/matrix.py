@@ -265,8 +265,6 @@ STYLED: Mapping[str, object] = {"words": tuple(STATUSES.values()), "kinds": _cod
 """What the style of pages is made with."""
 
 
-# ---
-
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,150}")
 
 

@@ -185,8 +185,6 @@ def _lines(rows: Sequence[ImageMatrixRow]) -> tuple[list[PictureLine], int]:
     return lines, y
 
 
-# ---
-
 if TYPE_CHECKING:
     pass
 

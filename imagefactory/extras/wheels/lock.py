@@ -236,8 +236,6 @@ class _RecipeText:
         return text
 
 
-# ---
-
 ROUNDS = 20
 """Solutions at most: a wheel may require what its source did not say."""
 

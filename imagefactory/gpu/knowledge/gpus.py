@@ -75,8 +75,6 @@ def newest_rocm() -> int:
     return int(read_table("amd")["rocm"]["newest_major"])
 
 
-# ---
-
 _MAX_SUGGESTIONS = 6
 # Words that say how a board is built, sold or shared: "with Max-Q Design", "Server Edition", "480GB".
 _IGNORED_WORDS = re.compile(

@@ -182,7 +182,7 @@ def pypi_names() -> dict[str, tuple[str, ...]]:
 
 # --- What projects document: the GPU code that a build is made of, and which CUDA came with which version
 # `documented.toml` and `releases.toml` hold what a page or a build script of the project says. Whether it is
-# so, a scan says (scans.py), and in the end a run on such a GPU.
+# so, a scan says (`scanned` below), and in the end a run on such a GPU.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

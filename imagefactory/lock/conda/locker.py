@@ -296,9 +296,6 @@ def _explain(error: UnsolvableError, given: Mapping[str, CondaDistribution], fix
     )
 
 
-# ---
-
-
 class CondaLocker:
     """Solves conda packages with py-rattler; what comes from PyPI on top of them with `pip()`.
 

@@ -246,8 +246,6 @@ def search_path(environ: Mapping[str, str]) -> str:
     return ":".join([*(f for f in folders if f), *(f for f in system if f not in folders)])
 
 
-# ---
-
 PAUSES = (5.0, 20.0, 60.0)
 """Seconds before each new try at an archive that limits how much one address may fetch. 429 and 503 apt
 itself waits for, as long as Retry-After says; of 509, which snapshot.debian.org sends, it knows nothing."""

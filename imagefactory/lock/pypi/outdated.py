@@ -284,8 +284,6 @@ def _plain(bounds: str) -> str:
     return bounds.rstrip(",.;").replace(";", ",")
 
 
-# ---
-
 _AT_ONCE = 4  # questions to the solver
 
 

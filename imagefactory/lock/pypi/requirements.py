@@ -56,8 +56,6 @@ def fitting_set(python: str, platform: str) -> frozenset[tags.Tag]:
     return frozenset(fitting_tags(python, platform))
 
 
-# ---
-
 FORMAT = 1
 
 

@@ -303,8 +303,6 @@ def _contradicted(
     )
 
 
-# ---
-
 ROUNDS = 100
 """Solutions that are tried at most; each but the last finds one more release without a wheel."""
 UNKNOWN_VERSION = "0"

@@ -133,8 +133,6 @@ def plain_uv_message(told: str) -> str:
     return told.replace(f"{_PROJECT} depends on", "you require")
 
 
-# ---
-
 # What a machine's uv settings may not decide. Its index, certificates and caches it may.
 _SOLVE = (
     "--only-binary=:all:",

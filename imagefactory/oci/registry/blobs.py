@@ -191,8 +191,6 @@ def _skip(chunks: Iterable[bytes], count: int) -> Iterator[bytes]:
         count = 0
 
 
-# ---
-
 _BINARY = "application/octet-stream"
 _PIECE = 4 << 20  # bytes; the most that GHCR takes in a request with a Content-Range
 _LOST_UPLOAD_CODES = frozenset(

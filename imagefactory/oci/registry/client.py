@@ -164,8 +164,6 @@ def _descriptor(row: Any) -> Descriptor | None:
     return found if DIGEST.fullmatch(found.digest) else None
 
 
-# ---
-
 _DELETES_OFF = "enable deletion there (docker-registry: REGISTRY_STORAGE_DELETE_ENABLED=true)"
 _UNTAG_OFF = "delete the manifest, or point the tag to another image: it cannot delete a tag by its name"
 

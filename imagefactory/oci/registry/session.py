@@ -350,8 +350,6 @@ class ListReader:
             raise RejectedError(f"its list took more than {LIMITS.seconds:.0f} seconds")
 
 
-# ---
-
 T = TypeVar("T")
 Response = requests.Response
 

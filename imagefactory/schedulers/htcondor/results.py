@@ -236,8 +236,6 @@ class _LogClock:
                 return self._latest
 
 
-# ---
-
 POSTED, ERR = "post.json", "err"
 MAX_REASON = 300
 TRANSFER, RESOURCES, BAD_IMAGE, NO_CONTAINER, DURATION, EXECUTION = (12, 13), 34, 35, 45, 46, 47

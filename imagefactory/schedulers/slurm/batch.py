@@ -119,8 +119,6 @@ def _features_of(machine: PoolMachine) -> set[str]:
     return {name for name in told if _FEATURE.fullmatch(name)}
 
 
-# ---
-
 FORMAT = 1
 JOBS, QUEUE, TASK, TASKS, IMAGE, LOG = "jobs.json", "queue.json", "task.sh", "tasks", "image", "log"
 OPTIONS = "options"

@@ -66,8 +66,6 @@ def run(
     return said
 
 
-# ---
-
 FORMAT = 1
 AT_ONCE = 16
 PROBE_COMMAND = (

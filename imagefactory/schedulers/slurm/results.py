@@ -201,8 +201,6 @@ def remember(before: QueueSnapshot | None, told: tuple[TaskState, ...], asked: d
     return QueueSnapshot(asked=asked, tasks=tuple({**kept, **now}[key] for key in sorted({**kept, **now})))
 
 
-# ---
-
 MAX_REASON = 300
 HAS_RUN = "the suite has run"
 _STATES = {"TIMEOUT": TIME_LIMIT, "OUT_OF_MEMORY": MEMORY, "CANCELLED": REMOVED}
