@@ -323,7 +323,7 @@ class RunSpec:
     """One command inside an image.
 
     `environment` is added to the image's own; nothing of the host's comes in. `timeout` is seconds,
-    None for no limit. `limits` are asked for by name (runners/limits.py), None to lift one; the others are
+    None for no limit. `limits` are asked for by name (runtime/limits.py), None to lift one; the others are
     the runner's. `capture` collects stdout and stderr; without it they are the caller's.
     """
 

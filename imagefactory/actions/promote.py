@@ -1,6 +1,6 @@
 """Tags that follow verdicts.
 
-verdicts/tags.py decides, here it is done. One at a time moves tags from one store; where another store's
+trust/tags.py decides, here it is done. One at a time moves tags from one store; where another store's
 promoter was at a tag meanwhile, all is read and decided anew. Where the policy requires approvals
 (`promotion-signatures`), a promotion to a registry adds this user's own, and moves what enough keys approved.
 """

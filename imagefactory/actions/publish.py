@@ -305,7 +305,7 @@ def publish_again(
 
 # --- An earlier catalogue put back: what it offered, signed again now, without what has stopped to count
 # since
-#     find_earlier() -> roll_back() -> publish() (stages/publish.py)
+#     find_earlier() -> roll_back() -> publish() (actions/publish.py)
 # Every catalogue stays in the registry under a tag of its own, `<YYYYMMDD>-<12 hex>`. The old bytes would be
 # refused by whoever has seen a newer one, and a registry could bring them back by itself, so its content
 # gets

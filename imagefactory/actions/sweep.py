@@ -2,7 +2,7 @@
 
     targets + inventory -> prepare_sweep -> make_sweep (images, nonces, files) -> submit -> status -> collect
 
-All that a sweep is lies in its folder, so any process may go on with it; stages/collect.py makes verdicts
+All that a sweep is lies in its folder, so any process may go on with it; actions/collect.py makes verdicts
 of what came back.
 """
 

@@ -1,7 +1,7 @@
 """What the machine that builds tells a build of itself: its package index, proxy, certificates, channels.
 
 They reach a build as secrets (docker) or a bound folder (apptainer), under the names that
-render/steps.py gives them, and stay in no layer. The index's address may hold a password: it stands in
+build/steps.py gives them, and stay in no layer. The index's address may hold a password: it stands in
 `pip_conf` and nowhere else, as what channels ask for stands in `channels`, and `hide` takes it out of
 whatever a build prints.
 """

@@ -73,7 +73,7 @@ def verified_evidence(
     """What verdicts that can be relied on say of one image, and what was taken back of it.
 
     A class begins at the lowest driver from which on every verdict says verified: a pass holds for its
-    driver and newer ones until a newer one fails (verdicts/claims.py).
+    driver and newer ones until a newer one fails (trust/claims.py).
     """
     cudas = _cudas(judged)
     classes, refused = [], []

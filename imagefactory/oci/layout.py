@@ -5,10 +5,10 @@
     squashed/<key>.json                          in which .sif a layer's blocks lie (oci/squash_layers.py)
     referrers/<subject hex>/<hex>.json           which manifests name another as their subject
     unpacked/<diff id>/                          layers ready to run, and what they were like (oci/unpack.py)
-    run/                                         what running sandboxes write (runners/unshare.py)
+    run/                                         what running sandboxes write (runtime/unshare.py)
     pushed/<host>.json                           which repository there has which blob (oci/transfer.py)
     checks/                                      passed smoke tests (verify/smoke.py)
-    journal/<host>/<repository>.jsonl            what was attached to a registry (verdicts/attached.py)
+    journal/<host>/<repository>.jsonl            what was attached to a registry (trust/attached.py)
     scans/<diff id>.json                         what a layer holds for GPUs (scan/layers.py)
     sizes/<digest>.json                          what a layer has unpacked (actions/catalog.py)
     bases/                                       locks of bases whose published packages are gone

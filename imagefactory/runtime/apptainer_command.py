@@ -48,7 +48,7 @@ INSTALL_HINT = (
     "https://apptainer.org/docs/admin/latest/installation.html"
 )
 SQUASHFS = "-comp zstd -Xcompression-level 1"
-"""How apptainer's own builds pack: as fast as .sif files of images are (engines/sif_maker.py)."""
+"""How apptainer's own builds pack: as fast as .sif files of images are (build/sif.py)."""
 
 Line = Callable[[str], None]
 

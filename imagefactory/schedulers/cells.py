@@ -26,7 +26,7 @@ and claims.py what other stores have:
 
     claimed      another store has queued that very image there, as it says in the registry
 
-Of machines first (pools/faults.py), and then of cells that only these could run:
+Of machines first (schedulers/faults.py), and then of cells that only these could run:
 
     bad-machine  a machine that failed jobs of the last days, while another one answered them
 """

@@ -28,7 +28,7 @@ FILE_NAME = "imagefactory.toml"
 CENTERS = "centers"
 """The folder beside the user's file with a file for each center that was joined beside the first."""
 CHECKED_ELSEWHERE = ("policy", "trust")
-"""Tables of imagefactory.toml that verdicts/trust.py reads."""
+"""Tables of imagefactory.toml that trust/policy.py reads."""
 TABLES = {
     "mirrors": '"docker.io" = "registry.example.org/hub"',
     "indexes": 'pytorch-cu128 = "https://packages.example.org/cu128/simple"',

@@ -3,7 +3,7 @@
     python -m imagefactory.build.conda.link --explicit FILE.. --prefix DIR --as /opt/env
         --packages FOLDER --cache FOLDER
 
-It is `render/conda_install.py`'s linking behind a guard. That one runs in a build stage of a container; here
+It is `build/conda_install.py`'s linking behind a guard. That one runs in a build stage of a container; here
 packages are linked on this machine, and a hostile one must neither read nor write a file of it. A line "+" is
 printed for each package unpacked and each one linked, and at the end what conda_install.py prints.
 """

@@ -1,7 +1,7 @@
 """From what an environment asks for to the text of a recipe that parses and expands.
 
 Pure. A recipe must say which framework, version, CUDA and Python it is for. Where the file leaves them open,
-the solver or the person decides (stages/new.py). Each request of the file that the recipe does not keep is a
+the solver or the person decides (new.py). Each request of the file that the recipe does not keep is a
 loss; each decision that the file leaves open is a note.
 """
 

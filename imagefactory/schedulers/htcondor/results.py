@@ -463,7 +463,7 @@ FORMAT = 1
 LONGEST_RUN = 14 * 86400.0
 _CUDA = re.compile(r"[0-9]{1,3}\.[0-9]{1,2}")
 _SHORT = re.compile(r"(?:GPU|MIG)-(?![0-9a-f]{2}223334)([0-9a-f]{8})")
-"""A short name, but for those that condor_gpu_discovery makes up (verdicts/statement.py, is_simulated)."""
+"""A short name, but for those that condor_gpu_discovery makes up (trust/verdict.py, is_simulated)."""
 
 
 _RUN = ObjectSchema(
