@@ -1,1 +1,345 @@
-../../trees.py
+"""Folders that an untrusted program filled: read, walked and removed by descriptors, a few at a time.
+
+Only this file opens what an image, a package's build or a job left in a folder. No link is followed, a FIFO
+or a device is never opened, and the caller names the most that it takes. Neither the longest path nor
+recursion nor the number of open files is a limit here. Kits and the sandbox carry this file, as links to it,
+so it uses only the standard library, and Python 3.9.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+from array import array
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, NoReturn, Union
+
+Place = Union[str, "os.PathLike[str]"]
+CHUNK = 1 << 20
+_FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+class TreeLimits(NamedTuple):
+    """The most that a walk takes: entries in all, and levels of folders."""
+
+    entries: int
+    depth: int
+
+
+def read_file(folder: Place, path: str, most: int) -> bytes:
+    """Return the bytes of the regular file `path` below `folder`, at most `most`.
+
+    Raises OSError, which names `path`: for a link anywhere on the way, for anything but a regular file, and
+    for a file with more bytes than that.
+    """
+    with open_file(folder, path, most) as fd:
+        return b"".join(read_chunks(fd, path, most))
+
+
+@contextlib.contextmanager
+def open_file(folder: Place, path: str, most: int) -> Iterator[int]:
+    """Open what `read_file` reads, for `read_chunks`. `folder` itself may be a link: the caller named it."""
+    *parents, name = path.split("/")
+    if not {"", ".", ".."}.isdisjoint((*parents, name)):
+        raise OSError(errno.EINVAL, "not a path inside the directory", printable(path))
+    here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            for parent in parents:
+                above, here = here, os.open(parent, os.O_RDONLY | _FOLDER, dir_fd=here)
+                os.close(above)
+            _check_regular(os.stat(name, dir_fd=here, follow_symlinks=False), path, most)
+            fd = os.open(name, _FILE, dir_fd=here)
+        finally:
+            os.close(here)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise OSError(
+                error.errno, "a link or file is where a directory must be", printable(path)
+            ) from None
+        raise OSError(error.errno, error.strerror, printable(path)) from None
+    try:
+        _check_regular(os.fstat(fd), path, most)  # it may have been replaced since
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def read_chunks(fd: int, path: str, most: int) -> Iterator[bytes]:
+    """Yield the bytes of a file that may grow meanwhile. Raises OSError for more than `most`."""
+    remaining = most
+    while data := os.read(fd, min(CHUNK, remaining + 1)):
+        remaining -= len(data)
+        if remaining < 0:
+            raise _too_large(path, most)
+        yield data
+
+
+def list_names(folder: Place, most: int) -> list[str]:
+    """Return the names in `folder`, sorted. Raises OSError for more than `most`, and where it is a link."""
+    fd = os.open(folder, os.O_RDONLY | _FOLDER)
+    try:
+        names = list[str]()
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                if len(names) == most:
+                    raise OSError(errno.EFBIG, f"more than {most} entries", printable(str(folder)))
+                names.append(entry.name)
+        return sorted(names)
+    finally:
+        os.close(fd)
+
+
+def printable(text: str) -> str:
+    """A name from an untrusted folder as one short line that steers no terminal."""
+    return "".join(character if character.isprintable() else "?" for character in text[:200])
+
+
+def _check_regular(state: os.stat_result, path: str, most: int) -> None:
+    if not stat.S_ISREG(state.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", printable(path))
+    if state.st_size > most:
+        raise _too_large(path, most)
+
+
+def _too_large(path: str, most: int) -> OSError:
+    return OSError(errno.EFBIG, f"more than {most} bytes", printable(path))
+
+
+def remove_tree(path: Place) -> None:
+    """Removes what is at `path`, whatever the modes in it; nothing there is fine.
+
+    No link is followed, and what is mounted inside is not entered. Goes past what cannot be removed, and then
+    raises the OSError of the first such thing, which names it.
+    """
+    try:
+        here = _Cursor(path, unlock=True)
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        os.unlink(path)
+        return
+    with here:
+        removal = _Removal(here)
+        while True:
+            name = removal.next_folder()
+            if name:
+                try:
+                    here.down(name)
+                except OSError as error:
+                    removal.keep(name, error)
+            elif here.above:
+                removal.emptied = here.identity()
+                here.up()
+            else:
+                break
+    if removal.first:
+        raise removal.first
+    os.rmdir(path)
+
+
+def walk_tree(
+    folder: Place,
+    refused: Callable[[OSError], None] | None = None,
+    *,
+    limits: TreeLimits | None = None,
+    skip: Callable[[str], bool] = lambda _: False,
+) -> Iterator[tuple[str, os.stat_result]]:
+    """The path inside `folder` and the state of each entry, a folder before what is in it.
+
+    No link is followed, and names that `skip` takes are passed over. `refused` hears of what cannot be read;
+    without it that raises OSError, as `limits` do that are reached.
+    """
+    for count, (parents, name, state) in enumerate(_walk(folder, refused or _raise, skip)):
+        if limits and (count >= limits.entries or len(parents) > limits.depth):
+            what = f"more than {limits.entries} entries" if count >= limits.entries else ""
+            what = what or f"more than {limits.depth} folders inside each other"
+            raise OSError(errno.EFBIG, what, printable(str(folder)))
+        yield "/".join((*parents, name)), state
+
+
+def _walk(
+    folder: Place, hear: Callable[[OSError], None], skip: Callable[[str], bool] = lambda _: False
+) -> Iterator[tuple[list[str], str, os.stat_result]]:
+    """Each entry with the names of the folders above it: a path is longer than its name for each level."""
+    try:
+        here = _Cursor(folder, unlock=False)
+    except OSError as error:
+        hear(error)
+        return
+    parents, waiting = list[str](), [list[str]()]
+    with here:
+        while True:
+            with os.scandir(here.fd) as entries:
+                for entry in entries:
+                    if skip(entry.name):
+                        continue
+                    state = entry.stat(follow_symlinks=False)
+                    if stat.S_ISDIR(state.st_mode):
+                        waiting[-1].append(entry.name)
+                    yield parents, entry.name, state
+            while True:
+                if waiting[-1]:
+                    name = waiting[-1].pop()
+                    try:
+                        here.down(name)
+                    except OSError as error:
+                        hear(error)
+                        continue
+                    parents.append(name)
+                    waiting.append([])
+                    break
+                waiting.pop()
+                if not waiting:
+                    return
+                here.up()
+                parents.pop()
+
+
+def tree_bytes(path: Place) -> int:
+    """The sizes of the files and links at `path`, summed; what cannot be read counts nothing."""
+    state = os.lstat(path)
+    if not stat.S_ISDIR(state.st_mode):
+        return state.st_size
+    states = (state for *_, state in _walk(path, lambda _: None))
+    return sum(state.st_size for state in states if not stat.S_ISDIR(state.st_mode))
+
+
+@contextlib.contextmanager
+def alone_in(folder: Place) -> Iterator[None]:
+    """Waits for others who are making folders in `folder`, or looking for those that nobody holds."""
+    gate = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(gate)
+
+
+def folders_unheld(parent: Place, refused: Callable[[OSError], None], prefix: str = "") -> Iterator[str]:
+    """The folders in `parent` on which no living process has a lock, each locked until the next is asked for.
+
+    Only those whose name begins with `prefix`. `refused` hears of what cannot be opened. To be used
+    `alone_in(parent)`.
+    """
+    for name in os.listdir(parent):
+        if not name.startswith(prefix):
+            continue
+        path = os.path.join(parent, name)
+        try:
+            fd = os.open(path, os.O_RDONLY | _FOLDER)
+        except FileNotFoundError:  # whoever held it has just removed it
+            continue
+        except OSError as error:
+            refused(error)
+            continue
+        try:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                yield path
+        finally:
+            os.close(fd)
+
+
+class _Cursor:
+    """One open folder, moved down by name and up by `..`, which must be where it came from.
+
+    `above` has the device and inode of each folder on the way. `unlock` opens folders to their owner.
+    """
+
+    def __init__(self, top: Place, *, unlock: bool) -> None:
+        self.top, self.unlock = str(top), unlock
+        self.above = array("Q")
+        self.fd = self._open(self.top, None)
+
+    def __enter__(self) -> _Cursor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.fd)
+
+    def identity(self) -> tuple[int, int]:
+        state = os.fstat(self.fd)
+        return state.st_dev, state.st_ino
+
+    def down(self, name: str) -> None:
+        below = self._open(name, self.fd)
+        self.above.extend(self.identity())
+        os.close(self.fd)
+        self.fd = below
+
+    def up(self) -> None:
+        below, self.fd = self.fd, os.open("..", os.O_RDONLY | _FOLDER, dir_fd=self.fd)
+        os.close(below)
+        inode, device = self.above.pop(), self.above.pop()
+        if self.identity() != (device, inode):
+            raise OSError(errno.ESTALE, "a directory in it was moved meanwhile", self.top)
+
+    def _open(self, name: str, parent: int | None) -> int:
+        try:
+            fd = os.open(name, os.O_RDONLY | _FOLDER, dir_fd=parent)
+        except PermissionError:
+            if not self.unlock:
+                raise
+            # A closed folder can be looked at, and there is no other way to change its mode than by name.
+            closed = os.open(name, os.O_PATH | _FOLDER, dir_fd=parent)
+            try:
+                os.chmod(f"/proc/self/fd/{closed}", 0o700)
+                return os.open(".", os.O_RDONLY | _FOLDER, dir_fd=closed)
+            finally:
+                os.close(closed)
+        if self.unlock and os.fstat(fd).st_mode & 0o700 != 0o700:
+            with contextlib.suppress(OSError):  # what it hinders fails in words of its own
+                os.fchmod(fd, 0o700)
+        return fd
+
+
+class _Removal:
+    """What stays where, and why the first of it does; `emptied` is the folder that was left last."""
+
+    def __init__(self, here: _Cursor) -> None:
+        self.here = here
+        self.left: set[tuple[tuple[int, int], str]] = set()
+        self.first: OSError | None = None
+        self.emptied = (0, 0)
+
+    def keep(self, name: str, error: OSError) -> None:
+        self.left.add((self.here.identity(), name))
+        between = "/.../" if self.here.above else "/"
+        self.first = self.first or OSError(error.errno, error.strerror, f"{self.here.top}{between}{name}")
+
+    def next_folder(self) -> str:
+        """Removes what goes at once; gives a folder that is not empty, "" where none is left to try."""
+        here, changed = self.here, True
+        identity = here.identity()
+        while changed:  # what readdir(3) says of a folder that changes meanwhile is not all
+            changed = False
+            with os.scandir(here.fd) as entries:
+                for entry in entries:
+                    if (identity, entry.name) in self.left:
+                        continue
+                    changed = True
+                    # rmdir before any look inside: it refuses mount points, which are not to be entered.
+                    remove = os.rmdir if entry.is_dir(follow_symlinks=False) else os.unlink
+                    try:
+                        remove(entry.name, dir_fd=here.fd)
+                    except FileNotFoundError:
+                        continue
+                    except OSError as error:
+                        full = error.errno in (errno.ENOTEMPTY, errno.EEXIST)
+                        if full and not self._was_emptied(entry.name):
+                            return entry.name
+                        self.keep(entry.name, error)
+        return ""
+
+    def _was_emptied(self, name: str) -> bool:
+        state = os.stat(name, dir_fd=self.here.fd, follow_symlinks=False)
+        return (state.st_dev, state.st_ino) == self.emptied
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error
