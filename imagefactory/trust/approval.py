@@ -119,7 +119,7 @@ def verify_approvals(
     now: datetime,
     revoked: Iterable[RevokedCell] = (),
 ) -> Approvals:
-    """Of these envelopes the approvals of `tag_subject` by keys that are trusted for the time they were issued.
+    """Return the approvals of `tag_subject` whose key was trusted when they were issued.
 
     What a retired key signed counts if it was recorded on that day, as a verdict does.
     """

@@ -245,7 +245,7 @@ def _fields(level: str) -> ObjectSchema:
 
 
 def parse_suite_report(data: bytes, expectations: Mapping[str, Any]) -> GpuSuiteReport:
-    """Raises InvalidReportError for anything but a report of this suite's format that answers `expectations`."""
+    """Parse a report that answers `expectations`. Raises InvalidReportError for any other."""
     report = parse_fields(data, _fields(expectations["level"]))
     if report["nonce"] != expectations["nonce"]:
         raise InvalidReportError("its report does not bring back the nonce of this run")
