@@ -12,7 +12,7 @@ from imagefactory.gpu import knowledge
 from imagefactory.gpu.builds import built_for
 from imagefactory.gpu.knowledge.tables import covers
 from imagefactory.recipes.edit import FRAMEWORKS
-from imagefactory.recipes.values import RULES, CondaSpec, _within, canonical, parse_spec
+from imagefactory.recipes.values import RULES, CondaSpec, canonical, parse_spec, within
 from imagefactory.versions import natural
 
 # Packages whose version is that of CUDA, the surest first.
@@ -405,7 +405,7 @@ def fits_python(python: str, bounds: str) -> bool:
     """Whether some patch version of a Python is within conda's bounds."""
     if not bounds or minor_python(bounds):
         return minor_python(bounds) in ("", python)
-    return _within(bounds, (f"{python}.5",))
+    return within(bounds, f"{python}.5")
 
 
 def bounds_in(requirement: str) -> str:
