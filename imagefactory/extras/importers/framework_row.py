@@ -74,7 +74,7 @@ class FrameworkRow:
         """Whether a row of that version stays within the file's bounds, whatever release is locked."""
         if not self.bounds or (version == self.version and version.count(".") > 1):
             return True
-        return all(_within(self.bounds, (one,)) for one in _releases(version))
+        return all(within(self.bounds, release) for release in _releases(version))
 
     def known(self) -> tuple[str, ...]:
         """The versions in the knowledge table that the file's bounds allow, the oldest first."""
@@ -415,7 +415,7 @@ def bounds_in(requirement: str) -> str:
 
 def series_within(bounds: str, version: str) -> bool:
     """Whether bounds allow some release of a version or series (`2.3`)."""
-    return not bounds or _within(bounds, _releases(version))
+    return not bounds or any(within(bounds, release) for release in _releases(version))
 
 
 def _releases(version: str) -> tuple[str, ...]:
