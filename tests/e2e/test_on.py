@@ -1,4 +1,4 @@
-"""A target on another, from PyPI: `imagefactory recipe import mylab --extends TARGET` keeps the layers below."""
+"""A target on another, from PyPI: `recipe import mylab --extends TARGET` keeps the layers below."""
 
 from __future__ import annotations
 
