@@ -162,7 +162,7 @@ def _build(events: Iterator[Any], file: str, limits: YamlLimits) -> YamlNode:
                 what = f"is nested more than {limits.depth} deep"
                 raise recipe_problem(where, "nesting-too-deep", what, "nest it less deeply")
     if root is None:
-        write = "create a recipe: imagefactory new FAMILY"
+        write = "create a recipe: imagefactory recipe new FAMILY"
         raise recipe_problem(first_place(file), "empty-file", "is empty", write)
     return root
 
