@@ -88,7 +88,7 @@ def offered_reference(offered: CatalogImage, *, sif: bool = False) -> ImageRefer
             f"{offered.target} is {'only a .sif' if offered.sifs else 'in no registry'}",
             hint=f"run apptainer exec --nv oras://{found} COMMAND"
             if found
-            else "see others with imagefactory find",
+            else "see others with imagefactory search",
         )
     return parse_reference(offered.reference)
 

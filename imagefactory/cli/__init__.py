@@ -85,15 +85,15 @@ EPILOG = f"Exit codes: {'; '.join(f'{code} {words}' for code, words in EXIT_CODE
 )
 @click.pass_context
 def cli(ctx: click.Context, directory: Path | None, style: str) -> None:
-    """Make GPU container images that are locked, reproducible and tried inside.
+    """Build GPU container images that are locked, reproducible and verified.
 
     \b
     Start here:
-      imagefactory list                      what can be built
-      imagefactory build pytorch-2.3-cu121   build it, try it, say where it is
+      imagefactory list                          the images that you can build
+      imagefactory build pytorch-2.3-cu121       build an image, and test it on the CPU
       imagefactory run pytorch-2.3-cu121 -- python
-      imagefactory submit pytorch-2.3-cu121  a submit file, for proven GPUs
-      imagefactory doctor                    what this machine has and lacks
+      imagefactory job write pytorch-2.3-cu121   a job for GPUs where it is verified
+      imagefactory doctor                        check this machine, and suggest fixes
     """
     ctx.obj = CommandContext(directory, style)
 
@@ -118,7 +118,16 @@ def help_(ctx: click.Context, words: tuple[str, ...]) -> None:
     print_result(context.get_help())
 
 
-GROUPS: dict[str, str] = {}
+GROUPS = {
+    "image": "Manage images in the store and in a registry.",
+    "job": "Write and check job files for HTCondor, Slurm and Kubernetes.",
+    "key": "Create and trust the keys that sign verdicts.",
+    "model": "Check that trained models compute the same in other runtimes.",
+    "recipe": "Create recipes and keep them up to date.",
+    "site": "Join a site, or publish the images of your own.",
+    "sweep": "Verify images on a pool, in many jobs.",
+    "verdict": "Show, revoke and synchronize verdicts.",
+}
 """What each group of commands is for."""
 COMMANDS = {
     "Start": {
@@ -128,12 +137,14 @@ COMMANDS = {
         "completion": "cli.machine:completion",
     },
     "Use images": {
-        "find": "cli.catalog:find",
+        "search": "cli.search:search",
         "run": "cli.run:run",
-        "submit": "cli.submit:submit",
+        "emulate": "extras.emulate.command:emulate",
         "compat": "cli.compat:compat",
         "inspect": "cli.compat:inspect",
-        "pool": "cli.pool:pool",
+        "gpus": "cli.gpus:gpus",
+        "job write": "cli.job:write",
+        "job check": "extras.lint.command:check",
     },
     "Build images": {
         "list": "cli.recipes:list_targets",

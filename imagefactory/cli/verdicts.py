@@ -98,7 +98,7 @@ def verdicts(
     if capability and not any(is_capability_verified(image.judged, capability) for image in images):
         hint = f"imagefactory verify {name} --capability {capability}"
         if not is_project(call.settings):
-            hint = "ask whoever made the image to verify it there; what is verified: imagefactory find"
+            hint = "ask whoever made the image to verify it there; what is verified: imagefactory search"
         raise CheckFailedError("not-verified", f"{name} is not verified for {capability}", hint=hint)
 
 

@@ -13,16 +13,10 @@ from imagefactory.access import Access
 from imagefactory.actions.verdicts import VerdictReader
 from imagefactory.errors import UsageError, os_problem
 from imagefactory.extras.emulate import inside
-from imagefactory.extras.emulate.summary import (
-    ESTIMATED,
-    LONGEST,
-    RECORDED,
-    EmulatedRun,
-    main_run,
-    parse_emulated,
-)
+from imagefactory.extras.emulate.summary import main_run
 from imagefactory.fs import locked_temporary_directory, replacing
 from imagefactory.gpu.knowledge import DataSheet
+from imagefactory.jobs.resources import ESTIMATED, LONGEST, RECORDED, EmulatedRun, parse_emulated
 from imagefactory.model import CheckState, Mount, RunSpec
 from imagefactory.oci.manifests import Image, SifArtifact
 from imagefactory.serialize import invalid_value_error
@@ -154,13 +148,8 @@ def emulating(
 ) -> Iterator[tuple[RunSpec, Path]]:
     """The run as it sees `count` of such GPUs, and the folder in which its processes tell what they did.
 
-    That folder is below `scratch`. Times are those of `recorded`, without it those of the data sheet. Raises
-    UsageError where real GPUs were asked for as well.
+    That folder is below `scratch`. Times are those of `recorded`, without it those of the data sheet.
     """
-    if spec.gpus:
-        raise UsageError(
-            "option-conflict", "--emulate runs without a GPU, --nv with one", hint="use only one of them"
-        )
     asked = json.dumps(emulation_request(sheet, count, recorded)).encode()
     with locked_temporary_directory("emulate-", scratch) as folder:
         shown, told = folder / "shown", folder / "told"
@@ -252,17 +241,17 @@ def _read(folder: Path) -> Iterator[tuple[bytes, EmulatedRun]]:
 
 
 def write_emulation_summary(folder: Path, runs: tuple[EmulatedRun, ...], output: Path) -> None:
-    """Writes what the main process told to a file, for `submit --emulated`."""
+    """Writes what the main process told to a file, for `job write --resources-from`."""
     main = main_run(runs)
     text = next((text for text, run in _read(folder) if run == main), None)
     if text is None:
         raise UsageError(
-            "gpu-not-used", "the run used no GPU, so there is no summary to write", hint="omit --summary"
+            "gpu-not-used", "the run used no GPU, so there is no summary to write", hint="omit --output"
         )
     try:
         with replacing(output) as file:
             file.write(text + b"\n")
     except OSError as error:
         raise UsageError(
-            *os_problem("write", output, error), hint="--summary must name a file that you may write to"
+            *os_problem("write", output, error), hint="pass a file that you may write: --output FILE"
         ) from error

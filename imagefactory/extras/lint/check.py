@@ -175,7 +175,7 @@ def _reach_findings(case: _QueueCheck) -> Iterator[SubmitFinding]:
     elif not reach.reached:
         why = join_causes(reach.causes.items())
         text = f"none of {len(reach.places)} GPUs matches, so the jobs never start: {why}"
-        yield wrong(case.jobs.line, "no-match", text, "list the GPUs of the pool: imagefactory pool")
+        yield wrong(case.jobs.line, "no-match", text, "list the GPUs of the pool: imagefactory gpus")
 
 
 def _unheard(case: _QueueCheck, inventory: Inventory) -> Iterator[SubmitFinding]:
