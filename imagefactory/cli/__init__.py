@@ -89,11 +89,11 @@ def cli(ctx: click.Context, directory: Path | None, style: str) -> None:
 
     \b
     Start here:
-      imagefactory list                          the images that you can build
-      imagefactory build pytorch-2.3-cu121       build an image, and test it on the CPU
+      imagefactory list                         the images that you can build
+      imagefactory build pytorch-2.3-cu121      build an image, and test it
       imagefactory run pytorch-2.3-cu121 -- python
-      imagefactory job write pytorch-2.3-cu121   a job for GPUs where it is verified
-      imagefactory doctor                        check this machine, and suggest fixes
+      imagefactory job write pytorch-2.3-cu121  a job for its verified GPUs
+      imagefactory doctor                       what this machine lacks
     """
     ctx.obj = CommandContext(directory, style)
 
