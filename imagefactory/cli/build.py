@@ -74,8 +74,7 @@ def build(
     """
     from imagefactory.access import registry_place
     from imagefactory.actions.build import BuildOptions
-    from imagefactory.actions.transfer import PushOptions, check_push
-    from imagefactory.actions.workflow import MakeOptions, make_image
+    from imagefactory.actions.transfer import PushOptions, check_push, make_image
     from imagefactory.views.images import format_built, format_pushed
 
     factory, progress = call.sound_factory, call.progress
@@ -108,10 +107,9 @@ def build(
                 text = f"{built.target.name}: {message}"
                 failures.add(CheckFailedError("smoke-test-failed", text, hint=built.report.hint or hint))
 
-        request = MakeOptions(build=options, push=push, built=tell)
         for target in chosen:
             with failures.of(target.name):
-                pushed = make_image(factory, target, request, progress)
+                pushed = make_image(factory, target, options, push, tell, progress)
                 if pushed is not None:
                     print_result(format_pushed(pushed), unless=as_json)
                     results[-1]["pushed"] = pushed_json(pushed)

@@ -153,7 +153,8 @@ def prepare_run(
 ) -> PreparedRun:
     """Find or download the image, and check the options. Raises UsageError."""
     from imagefactory.actions.centers import names_center, read_offer
-    from imagefactory.actions.run import fetch_offered, find_built, find_stored, mounted_directory, own_start
+    from imagefactory.actions.images import find_stored
+    from imagefactory.actions.run import fetch_offered, find_built, mounted_directory, own_start
     from imagefactory.model import RunSpec
     from imagefactory.project import uses_catalog
     from imagefactory.recipes.expand import select_single

@@ -194,7 +194,6 @@ def pull(
     from imagefactory.actions.centers import read_offer
     from imagefactory.actions.run import offered_reference
     from imagefactory.actions.transfer import (
-        SifPullRequest,
         local_name,
         pull_image,
         pull_sif,
@@ -224,8 +223,7 @@ def pull(
         target, where = target_reference(factory, name, place)
         own, file, platform = reference(target), target.name, target.platform
     if kind == "sif":
-        to = SifPullRequest(name=own, target=file, output=output, platform=platform)
-        sif = pull_sif(access, where, to, call.progress)
+        sif = pull_sif(access, where, own, file, call.progress, output=output, platform=platform)
         if as_json:
             from imagefactory.serialize import fields_of
 
@@ -290,17 +288,18 @@ def copy_(call: CommandContext, source: str, destination: str, referrers: bool, 
     Nothing lies on this machine in between. Within one registry nothing is sent at all. The tag you
     name is moved, whatever it is: copying is how a person promotes by hand.
     """
-    from imagefactory.actions.transfer import CopyRequest, copy_image
+    from imagefactory.actions.transfer import copy_image
     from imagefactory.oci.store import parse_reference
     from imagefactory.views.images import format_copied
 
-    copying = CopyRequest(
-        source=parse_reference(source),
-        destination=parse_reference(destination),
+    copied = copy_image(
+        call.access,
+        parse_reference(source),
+        parse_reference(destination),
+        datetime.now(UTC),
+        call.progress,
         referrers=referrers,
-        now=datetime.now(UTC),
     )
-    copied = copy_image(call.access, copying, call.progress)
     if as_json:
         where = copied.destination
         value = {"source": str(copied.source), "destination": str(where), "digest": where.digest}
@@ -378,13 +377,13 @@ def export(
 
 
 def _export_sif(call: CommandContext, name: str, options: tuple[str, Path | None], *, as_json: bool) -> None:
-    from imagefactory.actions.transfer import SifExport, export_sif
+    from imagefactory.actions.transfer import export_sif
     from imagefactory.recipes.expand import select_single
 
     factory = call.factory
     target = select_single(factory.targets, name)
     compression, output = options
-    sif, path = export_sif(factory, target, SifExport(compression=compression, output=output), call.progress)
+    sif, path = export_sif(factory, target, call.progress, compression=compression, output=output)
     if as_json:
         artifact = {**artifact_json(sif), "path": str(path)}
         return print_json("export", {"target": target.name, "kind": "sif", **artifact})

@@ -137,8 +137,8 @@ def _pool(facts: UsageFacts) -> Diagnosis:
 
 def _reader(facts: UsageFacts) -> Iterator[Diagnosis]:
     if not facts.reader:
-        said = "HTCondor's own reader is not installed: only submit --check needs it"
-        yield _line("submit --check", Health.WARNING, said, facts.mend)
+        said = "HTCondor's own reader is not installed: only job check needs it"
+        yield _line("job check", Health.WARNING, said, facts.mend)
 
 
 def _signer(facts: UsageFacts) -> Diagnosis:

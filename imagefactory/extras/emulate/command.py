@@ -54,8 +54,8 @@ def emulate(
     imagefactory emulate A100 --gpus 2 -o emulated.json pytorch-2.3-cu121 -- python train.py
     imagefactory job write pytorch-2.3-cu121 --executable train.py --resources-from emulated.json
     """
+    from imagefactory.actions.images import scratch_directory
     from imagefactory.actions.run import fitting_runner, run_artifact
-    from imagefactory.actions.runner import scratch_directory
     from imagefactory.extras.emulate.run import (
         emulating,
         read_emulation_summaries,

@@ -41,6 +41,7 @@ from imagefactory.extras.lint.findings import (
     SubmitCheckResult,
     SubmitFinding,
     advice,
+    join_causes,
     wrong,
 )
 from imagefactory.extras.lint.image import (
@@ -50,7 +51,6 @@ from imagefactory.extras.lint.image import (
     find_catalog_image,
     grounds_of,
     image_status_on,
-    join_causes,
     moving,
     narrow,
     no_use,

@@ -23,6 +23,7 @@ from imagefactory.extras.lint.findings import (
     SubmitCheckResult,
     SubmitFinding,
     advice,
+    join_causes,
     wrong,
 )
 from imagefactory.extras.lint.image import (
@@ -33,7 +34,6 @@ from imagefactory.extras.lint.image import (
     find_catalog_image,
     grounds_of,
     image_findings,
-    join_causes,
     narrow,
     no_use,
     nowhere,

@@ -65,9 +65,8 @@ def check(
     from imagefactory.extras.lint.batch_check import check_batch
     from imagefactory.extras.lint.batch_reader import is_batch, parse_batch
     from imagefactory.extras.lint.check import check_submit_file, fix_text, format_diff, with_secrets
-    from imagefactory.extras.lint.findings import CheckContext, SubmitCheckResult
+    from imagefactory.extras.lint.findings import CheckContext, SubmitCheckResult, check_json, format_check
     from imagefactory.extras.lint.reader import parse_submit_file, read_neighbor_lists, read_text
-    from imagefactory.extras.lint.view import check_json, format_check
     from imagefactory.schedulers.sites import find_site
     from imagefactory.trust.offers import verify_offer
     from imagefactory.views.catalog import centers_json, source_json

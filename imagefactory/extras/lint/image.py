@@ -322,7 +322,7 @@ def image_status_on(gpu: PoolGpu, grounds: ImageEvidence | None) -> tuple[str, s
     gpu_class = next((one for one in grounds.classes if one.capability == capability), None)
     if gpu_class is None:
         if revoked := grounds.revoked_on(capability):
-            return REVOKED, revoked.said
+            return REVOKED, revoked.summary
         return (UNUSABLE, refused) if refused else (UNTESTED, "the image has no verdict for it")
     if gpu.mig:
         return UNTESTED, "a slice of a GPU (MIG) is a class of its own"
@@ -345,7 +345,7 @@ def catalog_findings(
     target, revoked = find_revoked(catalogue.images, image.digest, image.hexes)
     if revoked and known is None:
         for row in revoked[:_FEW]:
-            text = f"the verdicts of this image of {target} {row.where} were {row.said}"
+            text = f"the verdicts of this image of {target} {row.where} were {row.summary}"
             hint = f"use another image: imagefactory job write {target}{site}"
             yield wrong(at.line, REVOKED, text, hint, column=at.column)
     elif known is None:
@@ -364,7 +364,7 @@ def nowhere(known: KnownImage, grounds: ImageEvidence, at: FileLocation) -> Subm
     text = f"{known.image.target} is not verified on any GPU"
     if grounds.revoked:
         row = grounds.revoked[0]
-        text = f"{text}: its verdicts {row.where} were {row.said}"
+        text = f"{text}: its verdicts {row.where} were {row.summary}"
         return wrong(at.line, REVOKED, text, "choose another image: imagefactory search", column=at.column)
     return wrong(
         at.line, "unverified", text, "choose a verified image: imagefactory search", column=at.column
@@ -373,7 +373,7 @@ def nowhere(known: KnownImage, grounds: ImageEvidence, at: FileLocation) -> Subm
 
 def revoked_on(known: KnownImage, row: RevokedCell, at: FileLocation) -> SubmitFinding:
     """An image whose verdicts on GPUs that the jobs take were taken back."""
-    text = f"{known.image.target} {row.where}, which these jobs take, was {row.said}"
+    text = f"{known.image.target} {row.where}, which these jobs take, was {row.summary}"
     hint = f"write a file that matches only verified GPUs: imagefactory job write {known.image.target}"
     return wrong(at.line, REVOKED, text, hint, column=at.column)
 
@@ -420,9 +420,3 @@ def narrow(
         text = f"it is also verified on {gpus} ({kinds}), which these jobs exclude"
         hint = f"write a file that includes them: imagefactory job write {known.image.target}{site}"
         yield advice(at.line, "narrow", text, hint, column=at.column)
-
-
-def join_causes(causes: Iterable[tuple[str, int]]) -> str:
-    """What keeps jobs from GPUs in a line, with how many where there are several causes."""
-    every = tuple(causes)
-    return "; ".join(cause if len(every) == 1 else f"{cause} ({count})" for cause, count in every)

@@ -72,7 +72,7 @@ def test_all_is_well() -> None:
         ({"pool": None}, "pool", Health.WARNING, "access point"),
         ({"pool": ProbeResult(name="pool", refusal="no answer", remedy="wait")}, "pool",
         Health.WARNING, "wait"),
-        ({"reader": False, "mend": "pip"}, "submit --check", Health.WARNING, "pip"),
+        ({"reader": False, "mend": "pip"}, "job check", Health.WARNING, "pip"),
     ],
 )  # fmt: skip
 def test_what_is_lacking_for_submitting(

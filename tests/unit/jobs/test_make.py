@@ -223,7 +223,7 @@ def test_nothing_is_accepted_where_nothing_is_predicted() -> None:
         make(without_verdicts(predicted=()), predicted=True)
     assert caught.value.code == "not-verified"
     assert "no GPU is predicted to run it" in caught.value.message
-    assert "--accept" not in caught.value.hint
+    assert "--allow-unverified" not in caught.value.hint
 
 
 def test_verdicts_of_strangers_count_for_nothing() -> None:

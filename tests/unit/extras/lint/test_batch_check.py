@@ -14,8 +14,13 @@ from hypothesis import strategies as st
 from imagefactory.extras.lint.batch_check import check_batch
 from imagefactory.extras.lint.batch_job import capability_of, parse_features, read_batch_request
 from imagefactory.extras.lint.batch_reader import parse_batch
-from imagefactory.extras.lint.findings import CheckContext, Severity, SubmitCheckResult
-from imagefactory.extras.lint.view import check_json, format_check
+from imagefactory.extras.lint.findings import (
+    CheckContext,
+    Severity,
+    SubmitCheckResult,
+    check_json,
+    format_check,
+)
 from imagefactory.gpu.values import Compatibility
 from imagefactory.jobs.htcondor import JobImageSpec, SubmitCommand
 from imagefactory.jobs.offer import choose_form, forms_of, verified_evidence
