@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from imagefactory.extras.emulate.summary import stall_share
+from imagefactory.extras.emulate.run import stall_share
 from imagefactory.jobs.resources import parse_emulated
 
 ROOT = Path(__file__).parents[1]

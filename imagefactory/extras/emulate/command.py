@@ -57,12 +57,14 @@ def emulate(
     from imagefactory.actions.images import scratch_directory
     from imagefactory.actions.run import fitting_runner, run_artifact
     from imagefactory.extras.emulate.run import (
+        NONE,
         emulating,
+        format_emulated,
+        main_run,
         read_emulation_summaries,
         recorded_profile,
         write_emulation_summary,
     )
-    from imagefactory.extras.emulate.summary import NONE, format_emulated, main_run
     from imagefactory.gpu.knowledge import find_data_sheet
 
     call: CommandContext = ctx.obj
