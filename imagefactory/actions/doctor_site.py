@@ -33,8 +33,8 @@ from imagefactory.extras.nightly.units import NAME, enabling
 from imagefactory.http import RetryPolicy
 from imagefactory.oci.credentials import find_credentials
 from imagefactory.oci.graph import StoreRepository
-from imagefactory.oci.mirrors import split_place
 from imagefactory.oci.registry.client import RegistryClient
+from imagefactory.oci.store import split_place
 from imagefactory.progress import format_bytes
 from imagefactory.project import recipes_directory
 from imagefactory.schedulers.pool import local_pool, open_pool

@@ -18,9 +18,8 @@ from imagefactory.lock.files import lock_digest
 from imagefactory.model import BuildSpec, Target
 from imagefactory.oci.graph import StoreRepository, read_manifest
 from imagefactory.oci.manifests import Descriptor, Image, SifArtifact
-from imagefactory.oci.mirrors import resolve_mirror
 from imagefactory.oci.sif import TARGET
-from imagefactory.oci.store import DIGEST, ImageReference, check_digest, parse_reference
+from imagefactory.oci.store import DIGEST, ImageReference, check_digest, parse_reference, resolve_mirror
 from imagefactory.progress import Progress
 from imagefactory.project import Project
 from imagefactory.recipes.expand import select_single
@@ -133,7 +132,7 @@ def _from_registry(
     """Pulled under a name of its own, made of the digest: what a target's tag points to here stays."""
     asked = resolve_mirror(wanted, access.settings.mirror_map)
     place = StoreRepository(store=open_registry(access, asked.registry), repository=asked.repository)
-    digest = read_manifest(place, asked.wanted).descriptor.digest
+    digest = read_manifest(place, asked.tag_or_digest).descriptor.digest
     fixed = replace(wanted, tag="", digest=digest)
     found = access.layout.manifest(digest)
     if found is not None:

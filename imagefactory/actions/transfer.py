@@ -57,9 +57,8 @@ from imagefactory.oci.manifests import (
     format_descriptor,
     hash_key,
 )
-from imagefactory.oci.mirrors import resolve_mirror
 from imagefactory.oci.sif import COMPRESSION, SIF_TYPE, copy_sif, is_sif_manifest, load_sif
-from imagefactory.oci.store import ImageReference, parse_reference
+from imagefactory.oci.store import ImageReference, parse_reference, resolve_mirror
 from imagefactory.oci.transfer import (
     BlobNotFoundError,
     CancelToken,
@@ -422,7 +421,7 @@ def pull_image(
         source = StoreRepository(
             store=open_registry(access, asked.registry, brake), repository=asked.repository
         )
-        root = read_manifest(source, asked.wanted)
+        root = read_manifest(source, asked.tag_or_digest)
         choice = choose_platform(root, platform)
         graph = read_graph(source, choice.digest)
         unnamed = not choice.whole and lacks_platform(root, choice.digest)
@@ -499,7 +498,9 @@ def pull_sif(
     asked = resolve_mirror(reference, access.settings.mirror_map)
     source = StoreRepository(store=open_registry(access, asked.registry), repository=asked.repository)
     platform = options.platform or this_platform()
-    digest = _sif_in_registry(source, choose_platform(read_manifest(source, asked.wanted), platform).digest)
+    digest = _sif_in_registry(
+        source, choose_platform(read_manifest(source, asked.tag_or_digest), platform).digest
+    )
     repository, _, tag = options.name.rpartition(":")
     if digest:
         with access.layout.in_use(progress), progress.stage(f"pull the .sif of {asked}"):
@@ -596,7 +597,7 @@ def copy_image(access: Access, copying: CopyRequest, progress: Progress) -> Copy
         registry = open_registry(access, asked.registry, brake)
         place = StoreRepository(store=registry, repository=asked.repository)
         same = asked.registry == destination.registry
-        graph = read_graph(place, asked.wanted, referrers=copying.referrers)
+        graph = read_graph(place, asked.tag_or_digest, referrers=copying.referrers)
         immutable = CANDIDATE.fullmatch(destination.tag) is not None
         record = pushed_record(graph.root.descriptor, copying.now, key=read_nonce_store_key(access.environ))
         sending = TransferRequest(
