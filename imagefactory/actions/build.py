@@ -27,8 +27,8 @@ from imagefactory.access import (
     uv_locker,
 )
 from imagefactory.actions.definition import define_target, verify_layer_lock
+from imagefactory.actions.images import make_runner, scratch_directory
 from imagefactory.actions.locked import required_base_hash
-from imagefactory.actions.runner import make_runner, scratch_directory
 from imagefactory.build.base.image import (
     BaseRequest,
     BuiltBase,

@@ -315,7 +315,7 @@ def _not_verified(
     poor = [judgement for judgement in judged if judgement.standing is not VerdictStatus.GOOD]
     said += [f"a verdict is {judgement.standing.value}: {judgement.why}" for judgement in poor[:5]]
     said += [f"not {capability}: {why}" for capability, why in form.grounds.refused]
-    said += [f"not {row.where}: {row.said}" for row in form.grounds.revoked if not row.capability]
+    said += [f"not {row.where}: {row.summary}" for row in form.grounds.revoked if not row.capability]
     guessed = [str(gpu_class.capability) for gpu_class in hoped.classes]
     against = [
         str(capability) for capability, _ in hoped.refused if (capability, _) not in form.grounds.refused

@@ -99,7 +99,7 @@ def verified_evidence(
     left = tuple(row for row in revoked if row.capability not in spoken)
     for capability in dict.fromkeys(parse_capability(row.capability) for row in left if row.capability):
         if capability not in {one for one, _ in refused}:
-            said = next(row.said for row in left if row.capability == str(capability))
+            said = next(row.summary for row in left if row.capability == str(capability))
             refused.append((capability, said))
     return ImageEvidence(classes=tuple(classes), refused=tuple(refused), revoked=left)
 
@@ -129,7 +129,7 @@ def with_predictions(
             ]
             continue
         if revoked := grounds.revoked_on(capability):
-            refused.append((capability, revoked.said))
+            refused.append((capability, revoked.summary))
             continue
         borne = faults if faulty else ()
         against = next((claim for claim in claims if claim.answer not in _RUNS and claim not in borne), None)
