@@ -278,7 +278,7 @@ def _not_verified(
     said += [f"predicted or documented not to run on {', '.join(against)}"] if against else []
     strangers = not trust.keys or any(judgement.standing is VerdictStatus.WRONG_KEY for judgement in poor)
     if ask.own:
-        hint = f"verify it: imagefactory verify {name} --pool htcondor"
+        hint = f"verify it: imagefactory sweep start {name}"
         if strangers:
             hint = (
                 "compare the fingerprint of the key with its owner, then run imagefactory keys trust FILE.pub"

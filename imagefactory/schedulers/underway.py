@@ -6,7 +6,7 @@ A cell is the very image on a capability: the same target made of another lock i
 certain holds a cell back. Of a sweep that cannot be read, that is another user's or that nobody can ask the
 queue about nothing is guessed: the cell is queued, and a note says so. A sweep that nothing drives any more
 (cancelled, never submitted, its DAGMan gone) gives its cells back, but for results that came; the note says
-how it would be gone on with instead. Sweeps outside of the store (`--folder`) are not known, nor such as are
+how it would be gone on with instead. Sweeps outside of the store (`--dir`) are not known, nor such as are
 older than their nonces: what they bring back can be signed no more.
 """
 
@@ -120,10 +120,10 @@ def _blocking_rule(seen: RunningSweep, state: NodeProgress) -> tuple[str, str] |
     if state is NodeProgress.UNMATCHED:
         return VERIFIED, f"on a newer driver; no machine with an older one took its job in sweep {seen.name}"
     if state is not NodeProgress.OPEN:
-        return UNCOLLECTED, f"ended in sweep {seen.name}, {state}: imagefactory collect {seen.name}"
+        return UNCOLLECTED, f"ended in sweep {seen.name}, {state}: imagefactory sweep collect {seen.name}"
     if seen.driven:
         since = f"since {seen.made.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
-        return QUEUED, f"queued in sweep {seen.name}, {since}: imagefactory status {seen.name}"
+        return QUEUED, f"queued in sweep {seen.name}, {since}: imagefactory sweep status {seen.name}"
     return None
 
 
@@ -131,7 +131,7 @@ def _queue_note(seen: RunningSweep, count: int) -> str:
     cells = f"{count} of these cells {'is' if count == 1 else 'are'}"
     if seen.driven is None:
         return f"{cells} queued, though sweep {seen.name} may have the same in hand: {seen.why}"
-    again = f"imagefactory verify --pool {seen.pool} --folder {seen.folder}"
+    again = f"imagefactory sweep start --scheduler {seen.pool} --dir {seen.folder}"
     return (
         f"{cells} queued anew: sweep {seen.name} stopped without an answer; to go on with it instead: {again}"
     )
@@ -258,7 +258,7 @@ def _candidate(
 def _collected(folder: Path, wanted: NodeFilter) -> Mapping[str, CollectedNode]:
     try:
         return {one.nonce: one for one in read_collected(folder, wanted)}
-    except UsageError:  # it can be lost: `collect` writes it anew
+    except UsageError:  # it can be lost: `sweep collect` writes it anew
         return {}
 
 
