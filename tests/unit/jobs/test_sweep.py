@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import UsageError
-from imagefactory.jobs.make import LARGEST_ROWS, parse_rows, read_rows
+from imagefactory.jobs.sweep import LARGEST_ROWS, parse_rows, read_rows
 
 
 def test_rows_of_a_file_of_values(tmp_path: Path) -> None:
