@@ -20,6 +20,7 @@ from imagefactory.actions.verdicts import (
     ANY,
     StatementRequest,
     attach_to,
+    check_key_trusted,
     find_in,
     local_place,
     read_verification_policy,
@@ -113,7 +114,7 @@ def promote(access: Access, promoting: PromotionRequest, progress: Progress) -> 
             read, tags = read_candidates(access, promoting, court, progress)
             fates = decide_tags(rule, [one.candidate for one in read], tags)
             if court.trust.policy.signatures and journal:
-                images = {one.candidate.digest: one.found for one in read}
+                images = {one.candidate.digest: one.verdicts for one in read}
                 approver = _Approver(
                     access=access, promoting=promoting, court=court, journal=journal, images=images
                 )
@@ -284,14 +285,7 @@ def revoke(access: Access, revoking: RevokeRequest, key: SigningKey, progress: P
     Raises CheckFailedError where this factory would not heed that key, and where nothing would be taken back.
     """
     place, court = revoking.place, read_verification_policy(access, revoking.now)
-    trusted = court.trust.key(key.keyid)
-    late = (None, "it is not trusted") if trusted is None else out_of_period(trusted, revoking.now)
-    if late:
-        raise CheckFailedError(
-            "signer-not-trusted",
-            f"signatures of the key '{key.name}' are not valid here: {late[1]}",
-            hint=f"run imagefactory keys trust {key.name}, or set IMAGEFACTORY_SIGNING_KEY to another key",
-        )
+    check_key_trusted(key, court.trust, revoking.now)
     subject = read_subject(place, revoking.wanted)
     judged = find_in(access, place, subject, court).judged
     good = [judgement for judgement in judged if judgement.standing is VerdictStatus.GOOD]

@@ -28,7 +28,14 @@ from imagefactory.actions.catalog import (
     stored_revocations,
 )
 from imagefactory.actions.read_catalog import cache_published, with_former_families
-from imagefactory.actions.verdicts import ANY, local_place, place_of, read_verification_policy, signing_key
+from imagefactory.actions.verdicts import (
+    ANY,
+    check_key_trusted,
+    local_place,
+    place_of,
+    read_verification_policy,
+    signing_key,
+)
 from imagefactory.errors import (
     CheckFailedError,
     NothingSelectedError,
@@ -264,14 +271,7 @@ def publishing_key(factory: Project, now: datetime) -> SigningKey:
             "no key to sign the catalog",
             hint="create one: imagefactory keys new NAME; or set IMAGEFACTORY_SIGNING_KEY",
         )
-    trusted = read_trust(factory.settings.files).key(key.keyid)
-    late = (None, "it is not trusted") if trusted is None else out_of_period(trusted, now)
-    if late:
-        raise CheckFailedError(
-            "signer-not-trusted",
-            f"signatures of the key '{key.name}' are not valid here: {late[1]}",
-            hint=f"run imagefactory keys trust {key.name}, or set IMAGEFACTORY_SIGNING_KEY to another key",
-        )
+    check_key_trusted(key, read_trust(factory.settings.files), now)
     return key
 
 

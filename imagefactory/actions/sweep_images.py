@@ -19,9 +19,8 @@ from pathlib import Path
 from imagefactory.actions.build import BuildOptions, build_target, find_built
 from imagefactory.actions.images import ensure_sif, stored_image, stored_sif
 from imagefactory.actions.plan import PlanLookup, read_stages
-from imagefactory.actions.resolve import subject_of
 from imagefactory.actions.transfer import PushOptions, push_target
-from imagefactory.actions.verdicts import VerdictReader, place_of
+from imagefactory.actions.verdicts import VerdictReader, place_of, subject_of
 from imagefactory.errors import CheckFailedError, UsageError, os_problem
 from imagefactory.matrix.plan import TargetStatus
 from imagefactory.model import Target

@@ -229,17 +229,17 @@ class AssembleEngine:
         except (KeyError, TypeError, ValueError, StoreError):
             return None  # what is missing or damaged is made again
 
-    def build(self, definition: BuildSpec, supplies: BuildInputs, progress: Progress) -> Image:
+    def build(self, definition: BuildSpec, inputs: BuildInputs, progress: Progress) -> Image:
         """The image of `definition` in the layout, tagged. Raises BuildError or StoreError.
 
         The caller holds the layout's `in_use`.
         """
         with progress.stage(f"{definition.target.name}: assemble"):
             try:
-                image = self._assemble(definition, supplies, progress)
+                image = self._assemble(definition, inputs, progress)
             except PackageMismatchError as error:  # what an earlier build left in the cache has changed since
                 progress.note(f"  {error.message}; it is fetched or unpacked again")
-                image = self._assemble(definition, supplies, progress)
+                image = self._assemble(definition, inputs, progress)
         self.tag(definition, image)
         return image
 
@@ -254,20 +254,20 @@ class AssembleEngine:
             elif record_name(package) == name:
                 remove_from_extracted(self.cache, package)
 
-    def _assemble(self, definition: BuildSpec, supplies: BuildInputs, progress: Progress) -> Image:
-        with supplies.packages() as arrivals:
+    def _assemble(self, definition: BuildSpec, inputs: BuildInputs, progress: Progress) -> Image:
+        with inputs.packages() as arrivals:
             try:
-                return self._lay(definition, supplies, arrivals, progress)
+                return self._lay(definition, inputs, arrivals, progress)
             except PackageMismatchError as error:
                 self._forget(error.name, arrivals.paths)
                 raise
 
     def _lay(
-        self, definition: BuildSpec, supplies: BuildInputs, arrivals: PendingDownloads, progress: Progress
+        self, definition: BuildSpec, inputs: BuildInputs, arrivals: PendingDownloads, progress: Progress
     ) -> Image:
         groups = group_packages(definition)
-        with self._linked(definition, groups, supplies, arrivals, progress) as prefix:
-            coming = supplies.base()
+        with self._linked(definition, groups, inputs, arrivals, progress) as prefix:
+            coming = inputs.base()
             bench = self._bench(definition, coming, prefix)
 
             def part(package: LockedPackage) -> LayerPackage:
@@ -281,7 +281,7 @@ class AssembleEngine:
                 package=arrivals.wait,
                 base=lambda: coming.get().folders,
                 stop=arrivals.stop,
-                unpacked=supplies.unpacked,
+                unpacked=inputs.unpacked,
             )
             plans = plan_layers(parts)
             made = build_layers(plans, bench, supply, progress, workers=self.workers)
@@ -312,7 +312,7 @@ class AssembleEngine:
         self,
         definition: BuildSpec,
         groups: Sequence[Sequence[LockedPackage]],
-        supplies: BuildInputs,
+        inputs: BuildInputs,
         arrivals: PendingDownloads,
         progress: Progress,
     ) -> Iterator[LinkedPrefix | None]:
@@ -320,7 +320,7 @@ class AssembleEngine:
         if not definition.lock.conda:
             yield None
             return
-        supplies.base().get()
+        inputs.base().get()
         files = arrivals.wait_for_all()  # who owns a path of several is known when all are there
         staging = LinkPlan(
             archives={package: files[package] for package in definition.lock.conda},
@@ -403,10 +403,10 @@ class AssembleEngine:
     def made_with(self, definition: BuildSpec) -> str:
         return build_tools_hash(definition.lock, self.codec)
 
-    def tag(self, definition: BuildSpec, made: Image | SifArtifact) -> None:
-        """Points the target's tag at `made`."""
-        size = self.layout.blob_path(made.digest).stat().st_size
-        descriptor = Descriptor(media_type=INDEX_TYPE, digest=made.digest, size=size)
+    def tag(self, definition: BuildSpec, image: Image | SifArtifact) -> None:
+        """Point the target's tag at the image."""
+        size = self.layout.blob_path(image.digest).stat().st_size
+        descriptor = Descriptor(media_type=INDEX_TYPE, digest=image.digest, size=size)
         self.layout.tag(reference(definition.target), descriptor)
 
     def require(self) -> str:

@@ -331,13 +331,13 @@ class DockerEngine:
         except (KeyError, TypeError, ValueError, StoreError):
             return None  # what is missing or damaged is made again
 
-    def build(self, definition: BuildSpec, supplies: BuildInputs, progress: Progress) -> Image:
+    def build(self, definition: BuildSpec, inputs: BuildInputs, progress: Progress) -> Image:
         """The image of `definition` in the layout and in the daemon, tagged in both.
 
         Packages come from the index inside the build. Raises BuildError with the last lines of the step that
         failed. The caller holds the layout's `in_use`.
         """
-        base = supplies.base().get()
+        base = inputs.base().get()
         image = self.find(definition, base)
         if image is None:
             require_image_space(self.layout.path, definition)
@@ -363,14 +363,14 @@ class DockerEngine:
     def made_with(self, definition: BuildSpec) -> str:  # noqa: ARG002
         return ""
 
-    def tag(self, definition: BuildSpec, made: Image | SifArtifact) -> None:
-        """Points the target's tag at `made`, in the store and, where the daemon still has it, there too."""
+    def tag(self, definition: BuildSpec, image: Image | SifArtifact) -> None:
+        """Point the target's tag at the image, in the store and, where the daemon has it, there too."""
         name = reference(definition.target)
-        self.layout.tag(name, _descriptor(self.layout, made))
-        if isinstance(made, Image):
-            held = self.daemon.holds(made, name)
-            if held:
-                self.daemon.tag(held, name)
+        self.layout.tag(name, _descriptor(self.layout, image))
+        if isinstance(image, Image):
+            tagged = self.daemon.holds(image, name)
+            if tagged:
+                self.daemon.tag(tagged, name)
             elif self.daemon.inspect(name):  # another image's: `docker run` must not take it for this one
                 self.daemon.untag(name)
 

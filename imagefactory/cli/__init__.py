@@ -1,8 +1,8 @@
 """The command line: parse arguments, print results, set the exit code. Only this package prints or exits.
 
-One file a group of commands; output.py has what all share. Commands of extras are rows, loaded by name.
+One file for a group of commands; output.py has what all share. Commands are rows, loaded by name.
 
-Every command imports what it needs when it runs, so that `--help` and `list` start fast.
+Every command imports what it needs when it runs, so that it starts fast.
 """
 
 from __future__ import annotations
@@ -19,31 +19,11 @@ import traceback
 import types
 import warnings
 from collections.abc import Sequence
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 import click
 
 from imagefactory import __version__
-from imagefactory.cli import (
-    build,
-    catalog,
-    compat,
-    join,
-    keys,
-    machine,
-    plan,
-    pool,
-    recipes,
-    run,
-    store,
-    submit,
-    sweeps,
-    transfer,
-    verdicts,
-    verify,
-)
 from imagefactory.cli.arguments import CommandGroup
 from imagefactory.cli.output import (
     CommandContext,
@@ -51,6 +31,7 @@ from imagefactory.cli.output import (
     explain,
     print_errors,
     print_json,
+    print_result,
     write_terminal,
 )
 from imagefactory.errors import (
@@ -68,7 +49,6 @@ from imagefactory.errors import (
 from imagefactory.progress import STYLES, silence_progress
 
 WAKER, WAKINGS = "signals", 3
-EXTRAS = "imagefactory.extras"
 MODULES = {
     **dict.fromkeys(("installer", "isal", "jinja2", "rich", "uv", "zstandard"), "build"),
     "classad2": "condor",
@@ -86,10 +66,10 @@ EPILOG = f"Exit codes: {'; '.join(f'{code} {words}' for code, words in EXIT_CODE
 
 
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]}, epilog=EPILOG)
-@click.version_option(__version__, message="imagefactory %(version)s")
+@click.version_option(__version__, "-V", "--version", message="imagefactory %(version)s")
 @click.option(
     "-C",
-    "directory",
+    "--directory",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     metavar="DIR",
     help="The factory's folder (recipes/, lockfiles/). Default: the nearest imagefactory.toml upwards, "
@@ -118,73 +98,88 @@ def cli(ctx: click.Context, directory: Path | None, style: str) -> None:
     ctx.obj = CommandContext(directory, style)
 
 
-def extra_command(row: str) -> list[click.Command]:
-    """Return the command of an extra (`sbom.command:sbom`); none if the folder of the extra was deleted."""
-    module, name = row.split(":")
-    if find_spec(f"{EXTRAS}.{module.partition('.')[0]}") is None:
-        return []
-    return [getattr(import_module(f"{EXTRAS}.{module}"), name)]
+@click.command("help", hidden=True)
+@click.argument("words", metavar="[COMMAND]...", nargs=-1)
+@click.pass_context
+def help_(ctx: click.Context, words: tuple[str, ...]) -> None:
+    """Show the help of a command."""
+    context = ctx.find_root()
+    for word in words:
+        group = context.command
+        if not isinstance(group, click.Group):
+            raise UsageError(
+                "command-unknown",
+                f"`{context.command_path}` has no commands",
+                hint=f"imagefactory help {' '.join(words[: words.index(word)])}",
+            )
+        command = group.resolve_command(context, [word])[1]
+        assert command is not None
+        context = click.Context(command, parent=context, info_name=word)
+    print_result(context.get_help())
 
 
-cli.shelve(
-    {
-        "Build": (
-            recipes.list_targets,
-            recipes.show,
-            recipes.init,
-            recipes.new,
-            recipes.add,
-            *extra_command("nightly.command:watch"),
-            build.lock,
-            build.render,
-            build.build,
-            *extra_command("wheels.command:compile_"),
-            transfer.export,
-        ),
-        "Publish": (
-            transfer.push,
-            transfer.copy_,
-            verdicts.promote,
-            verdicts.revoke,
-            catalog.catalogue,
-            *extra_command("nightly.command:night"),
-            join.invite,
-            *extra_command("modules.command:module"),
-            *extra_command("site.command:tables"),
-            *extra_command("site.command:report"),
-        ),
-        "Verify": (
-            verify.verify,
-            *extra_command("portability.command:portability"),
-            plan.plan,
-            sweeps.status,
-            sweeps.collect,
-            sweeps.cancel,
-            keys.keys,
-        ),
-        "Use": (
-            catalog.find,
-            join.join,
-            join.site,
-            run.run,
-            submit.submit,
-            pool.pool,
-            compat.compat,
-            compat.inspect,
-            *extra_command("sbom.command:sbom"),
-            verdicts.verdicts,
-            transfer.pull,
-        ),
-        "Look after": (
-            machine.doctor,
-            machine.settings,
-            store.store,
-            store.registry,
-            verdicts.reconcile,
-            machine.completion,
-        ),
-    }
-)
+GROUPS: dict[str, str] = {}
+"""What each group of commands is for."""
+COMMANDS = {
+    "Start": {
+        "init": "cli.recipes:init",
+        "doctor": "cli.machine:doctor",
+        "settings": "cli.machine:settings",
+        "completion": "cli.machine:completion",
+    },
+    "Use images": {
+        "find": "cli.catalog:find",
+        "run": "cli.run:run",
+        "submit": "cli.submit:submit",
+        "compat": "cli.compat:compat",
+        "inspect": "cli.compat:inspect",
+        "pool": "cli.pool:pool",
+    },
+    "Build images": {
+        "list": "cli.recipes:list_targets",
+        "show": "cli.recipes:show",
+        "lock": "cli.build:lock",
+        "render": "cli.build:render",
+        "build": "cli.build:build",
+        "push": "cli.transfer:push",
+        "pull": "cli.transfer:pull",
+        "new": "cli.recipes:new",
+        "add": "cli.recipes:add",
+        "watch": "extras.nightly.command:watch",
+        "compile": "extras.wheels.command:compile_",
+        "store": "cli.store:store",
+        "registry": "cli.store:registry",
+        "export": "cli.transfer:export",
+        "copy": "cli.transfer:copy_",
+        "promote": "cli.verdicts:promote",
+        "module": "extras.modules.command:module",
+        "sbom": "extras.sbom.command:sbom",
+    },
+    "Verify": {
+        "plan": "cli.plan:plan",
+        "verify": "cli.verify:verify",
+        "status": "cli.sweeps:status",
+        "collect": "cli.sweeps:collect",
+        "cancel": "cli.sweeps:cancel",
+        "verdicts": "cli.verdicts:verdicts",
+        "revoke": "cli.verdicts:revoke",
+        "reconcile": "cli.verdicts:reconcile",
+        "portability": "extras.portability.command:portability",
+        "tables": "extras.site.command:tables",
+        "report": "extras.site.command:report",
+    },
+    "Run a site": {
+        "join": "cli.join:join",
+        "site": "cli.join:site",
+        "invite": "cli.join:invite",
+        "catalogue": "cli.catalog:catalogue",
+        "night": "extras.nightly.command:night",
+        "keys": "cli.keys:keys",
+    },
+}
+"""The commands by section and path, each with its module and function. Modules are imported when they run."""
+cli.add_command(help_)
+cli.add_rows(COMMANDS, GROUPS)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

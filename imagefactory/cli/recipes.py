@@ -434,7 +434,7 @@ def add(call: CommandContext, family: str, version: str, cuda: str, only_print: 
         require_own_project(call.settings, "add")
     factory = call.sound_factory
     added = plan_addition(factory, family, version, cuda)
-    for line in added.addition.told:
+    for line in added.addition.notes:
         call.progress.note(f"note: {line}")
     print_result(added.addition.row, unless=as_json)
     names = []
@@ -445,7 +445,7 @@ def add(call: CommandContext, family: str, version: str, cuda: str, only_print: 
 
         names = list(make_addition(factory, added, call.progress, tell))
     if as_json:
-        document = {"path": str(added.path), "row": added.addition.row, "notes": list(added.addition.told)}
+        document = {"path": str(added.path), "row": added.addition.row, "notes": list(added.addition.notes)}
         print_json("added", {**document, "targets": names})
     for name in names:
         print_next_command("build", name)

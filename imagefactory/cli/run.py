@@ -112,10 +112,10 @@ def run(
     Changes to the image's files are thrown away. The exit code is the command's own.
     """
     from imagefactory.actions.centers import names_center, read_offer
+    from imagefactory.actions.images import find_stored
     from imagefactory.actions.run import (
         fetch_offered,
         find_built,
-        find_stored,
         mounted_directory,
         own_start,
         run_artifact,
@@ -209,8 +209,8 @@ def _emulated(
 
     `offered` are verdicts of the image from a catalog, `device` is a GPU and how many.
     """
+    from imagefactory.actions.images import scratch_directory
     from imagefactory.actions.run import fitting_runner, run_artifact
-    from imagefactory.actions.runner import scratch_directory
     from imagefactory.extras.emulate.run import (
         emulating,
         read_emulation_summaries,

@@ -77,9 +77,9 @@ def verdicts(
     VALID is yes for a verdict that counts, whatever its outcome is, or says why it does not count. Whose
     signatures count, the [[trust]] rows of imagefactory.toml say. A tag alone proves nothing.
     """
-    from imagefactory.actions.images import is_capability_verified
     from imagefactory.project import is_project
     from imagefactory.trust.policy import read_trust
+    from imagefactory.trust.tags import CapabilityStatus, capability_status
     from imagefactory.views.verdicts import format_verdicts
 
     images, trust = _find(call, name, place, datetime.now(UTC))
@@ -95,7 +95,8 @@ def verdicts(
             )
         elif is_project(call.settings) and not any(image.judged for image in images):
             print_next_command("verify", name)
-    if capability and not any(is_capability_verified(image.judged, capability) for image in images):
+    states = [capability_status(image.judged, capability)[0] for image in images]
+    if capability and CapabilityStatus.PROVEN not in states:
         hint = f"imagefactory verify {name} --capability {capability}"
         if not is_project(call.settings):
             hint = "ask whoever made the image to verify it there; what is verified: imagefactory find"

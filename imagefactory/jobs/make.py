@@ -128,7 +128,7 @@ def _not_verified(
         reasons = [f"{name}: you trust no key, so no verdict counts"]
     reasons += [f"a verdict is {row.standing.value}: {row.why}" for row in poor[:5]]
     reasons += [f"not {capability}: {why}" for capability, why in form.grounds.refused]
-    reasons += [f"not {row.where}: {row.said}" for row in form.grounds.revoked if not row.capability]
+    reasons += [f"not {row.where}: {row.summary}" for row in form.grounds.revoked if not row.capability]
     predicted = ", ".join(str(gpu_class.capability) for gpu_class in expected.classes)
     denied = ", ".join(str(row[0]) for row in expected.refused if row not in form.grounds.refused)
     reasons.append(f"predicted to run on {predicted}" if predicted else "no GPU is predicted to run it")

@@ -102,7 +102,7 @@ def verified_evidence(
     reasons: dict[str, str] = {}
     for row in rows:
         if row.capability:
-            reasons.setdefault(row.capability, row.said)
+            reasons.setdefault(row.capability, row.summary)
     refused += [
         (parse_capability(text), reason)
         for text, reason in reasons.items()
@@ -134,7 +134,7 @@ def expected_grounds(grounds: ImageEvidence, image: CatalogImage, *, faulty: boo
             ]
             continue
         if revoked := grounds.revoked_on(capability):
-            refused.append((capability, revoked.said))
+            refused.append((capability, revoked.summary))
             continue
         accepted = faults if faulty else ()
         denial = next((row for row in claims if row.answer not in _RUNS and row not in accepted), None)

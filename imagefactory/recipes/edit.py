@@ -34,7 +34,7 @@ class RecipeAddition:
 
     text: str
     row: str
-    told: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 def add_row(text: str, recipe: Recipe, version: str, cuda: str = "") -> RecipeAddition:
@@ -82,11 +82,11 @@ def add_row(text: str, recipe: Recipe, version: str, cuda: str = "") -> RecipeAd
     row = [f'{begun[1]}- version: "{version}"', *(f"{begun[1]}  {field}" for field in fields)]
     end = _end(lines, before, nodes, len(begun[1]))
     new = "\n".join([*lines[:end], "", *row, *lines[end:]])
-    told = [f"as in the row of {near.version} ({near.where}): look whether its bounds hold here"]
-    told += _without(recipe, node, version, near.python)
-    if left := [key for key in node.keys if key not in _COPIED_KEYS]:
-        told.append(f"not taken over from there: {', '.join(left)}")
-    return RecipeAddition(text=new, row="\n".join(row), told=tuple(told))
+    notes = [f"as in the row of {near.version} ({near.where}): look whether its bounds hold here"]
+    notes += _without(recipe, node, version, near.python)
+    if skipped := [key for key in node.keys if key not in _COPIED_KEYS]:
+        notes.append(f"not taken over from there: {', '.join(skipped)}")
+    return RecipeAddition(text=new, row="\n".join(row), notes=tuple(notes))
 
 
 def _for_cuda(row: RecipeRow) -> bool:
@@ -161,10 +161,10 @@ def _fields(
 
 def _packages(recipe: Recipe, node: YamlNode, version: str, python: str) -> tuple[str, ...]:
     """The nearest row's, the framework's companions in the series that goes with `version`."""
-    known = {one.package: one for one in knowledge.companions(recipe.framework, version, python)}
+    known = {row.package: row for row in knowledge.companions(recipe.framework, version, python)}
     ours = knowledge.companion_names(recipe.framework)
-    wanted = _requested(recipe, node)
-    beside = [f"{name}=={one.series}.*" for name, one in known.items() if name in wanted]
+    requested = _requested(recipe, node)
+    beside = [f"{name}=={row.series}.*" for name, row in known.items() if name in requested]
     others = (text for text in _texts(node, "packages") if _package_name(text) not in ours)
     return (*beside, *others)
 
@@ -183,7 +183,7 @@ def _without(recipe: Recipe, node: YamlNode, version: str, python: str) -> Itera
     """Yield a message for each requested companion that the new row cannot have."""
     framework = recipe.framework
     series = knowledge.companions_for(framework, version)
-    available = {one.package for one in knowledge.companions(framework, version, python)}
+    available = {row.package for row in knowledge.companions(framework, version, python)}
     for name in sorted(knowledge.companion_names(framework) & _requested(recipe, node) - available):
         if series.get(name):
             why = f"{name} {series[name]} has no wheels for Python {python}"
@@ -198,11 +198,11 @@ def _constraints(recipe: Recipe, node: YamlNode, version: str) -> tuple[str, ...
     """The nearest row's, without what its version is known to need: a solve adds that for each version."""
     releases = (version,) if version.count(".") > 1 else tuple(f"{version}.{n}" for n in range(10))
     known = {
-        str(one.needs)
-        for one in knowledge.bounds()
-        if one.package == recipe.framework
-        and not one.python
-        and any(release in one.versions for release in releases)
+        str(bound.needs)
+        for bound in knowledge.bounds()
+        if bound.package == recipe.framework
+        and not bound.python
+        and any(release in bound.versions for release in releases)
     }
     return tuple(text for text in _texts(node, "constraints") if text.replace(" ", "") not in known)
 
@@ -214,22 +214,22 @@ def _capabilities(recipe: Recipe, near: tuple[str, ...], version: str, cuda: str
     archs = [code.architecture for code in codes if code.architecture]
     if not archs:
         return near
-    wanted = [(text, parse_capability(text)) for text in near]
+    parsed = [(text, parse_capability(text)) for text in near]
     return tuple(
         text
-        for text, one in wanted
-        if any(arch.major == one.major and arch.minor <= one.minor for arch in archs)
+        for text, capability in parsed
+        if any(arch.major == capability.major and arch.minor <= capability.minor for arch in archs)
     )
 
 
 def _texts(node: YamlNode, key: str) -> tuple[str, ...]:
-    found = node.get(key)
-    return tuple(item.text for item in found.items) if found else ()
+    values = node.get(key)
+    return tuple(item.text for item in values.items) if values else ()
 
 
 def _end(lines: list[str], node: YamlNode, nodes: list[YamlNode], indent: int) -> int:
     """How many lines stand up to the end of a row: comments above the next one are that one's."""
-    after = [one.where.line - 1 for one in nodes if one.where.line > node.where.line]
+    after = [row.where.line - 1 for row in nodes if row.where.line > node.where.line]
     end = min(after, default=len(lines))
     for index in range(node.where.line, end):
         line = lines[index]
@@ -265,9 +265,9 @@ def scaffold(
     if source == "conda":
         return RecipeDraft(text=_conda_scaffold(family, framework, bases))
     there = FRAMEWORKS.get(framework, framework)
-    told = f"{framework} is what conda calls it: PyPI's is --framework {there}, conda's is --source conda"
+    note = f"{framework} is what conda calls it: PyPI's is --framework {there}, conda's is --source conda"
     text = _pypi_scaffold(family, framework, bases)
-    return RecipeDraft(text=text, notes=() if there == framework else (told,))
+    return RecipeDraft(text=text, notes=() if there == framework else (note,))
 
 
 def _conda_scaffold(family: str, framework: str, bases: Sequence[BaseSpec]) -> str:
@@ -394,15 +394,15 @@ def omitted_companions(target: Target) -> str:
     named = {canonical(re.split(r"[ \[<>=!~]", text, maxsplit=1)[0]) for text in target.requirements}
     promised = {canonical(word) for word in re.findall(r"[A-Za-z0-9_-]+", target.description)}
     missing = [
-        one
-        for one in knowledge.companions(target.framework, target.version, target.python)
-        if one.package in promised - named
+        row
+        for row in knowledge.companions(target.framework, target.version, target.python)
+        if row.package in promised - named
     ]
     if target.source != "pypi" or not missing:
         return ""
     names, write = (
-        " and ".join(one.package for one in missing),
-        ", ".join(f"{one.package}=={one.series}.*" for one in missing),
+        " and ".join(row.package for row in missing),
+        ", ".join(f"{row.package}=={row.series}.*" for row in missing),
     )
     return (
         f"{target.where}: {target.framework} {target.version} without {names}, which the description of "
@@ -426,13 +426,13 @@ def check_draft(
     """The targets that a draft would add. Raises RecipeError where it does not expand among `recipes`."""
     try:
         recipe = parse_recipe(text, f"recipes/{family}.yaml")
-        made = expand_all([*recipes, recipe], bases)
+        targets = expand_all([*recipes, recipe], bases)
     except RecipeError as error:
         raise RecipeError(
             error.diagnostics,
             hint="change the options, or save the output of --print as a recipe and fix it",
         ) from error
-    return tuple(target for target in made if target.family == recipe.family)
+    return tuple(target for target in targets if target.family == recipe.family)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -456,6 +456,6 @@ class RecipeDraft:
     choice: ImageChoice | None = None
 
     @property
-    def told(self) -> tuple[str, ...]:
+    def messages(self) -> tuple[str, ...]:
         """All that is written into the recipe's head."""
         return (*self.lost, *self.notes)

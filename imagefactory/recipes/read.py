@@ -20,7 +20,7 @@ def read_recipes(folder: Path) -> tuple[Recipe, ...]:
     """
     recipes, faults = read_each(folder)
     if faults:
-        raise RecipeError([fault for told in faults.values() for fault in told])
+        raise RecipeError([fault for diagnostics in faults.values() for fault in diagnostics])
     return recipes
 
 

@@ -78,16 +78,16 @@ def read_labels(reader: NodeReader, node: YamlNode | None) -> tuple[tuple[str, s
 
 
 def read_files(reader: NodeReader, node: YamlNode | None) -> tuple[FilesSpec, ...]:
-    found = []
+    files = []
     for folder, key, value in reader.pairs(node, "files"):
         reader.text(key, "files", "folder")
         patterns = reader.texts(value, folder, "pattern", empty=False)
-        found += [
+        files += [
             FilesSpec(folder=folder, pattern=item.text, where=item.where)
             for item in value.items
             if item.text in patterns
         ]
-    return tuple(found)
+    return tuple(files)
 
 
 def read_start(reader: NodeReader, fields: Mapping[str, YamlNode]) -> ContainerStart:
@@ -186,7 +186,9 @@ def _processors(node: YamlNode) -> list[str]:
 
 def _nearest(text: str) -> str:
     """Those that are sold and differ in the last digit alone."""
-    return " or ".join(str(one) for one in knowledge.processors() if str(one)[:-1] == text[:-1])
+    return " or ".join(
+        str(processor) for processor in knowledge.processors() if str(processor)[:-1] == text[:-1]
+    )
 
 
 # --- A row for CUDA has capabilities; a row for CPUs, with cuda: [none], has nothing that speaks of GPUs
@@ -324,8 +326,8 @@ def _family_type(root: YamlNode) -> str:
 
 def _family_required(kind: str, *, on: bool) -> Mapping[str, str]:
     if kind == "on":
-        wanted = {key: _FAMILY_REQUIRED[key] for key in ("family", "description")}
-        return wanted | ({} if on else {"matrix": "matrix: and its rows, each with - on:"})
+        required = {key: _FAMILY_REQUIRED[key] for key in ("family", "description")}
+        return required | ({} if on else {"matrix": "matrix: and its rows, each with - on:"})
     return _FAMILY_REQUIRED | (_CHANNELS if kind == "conda" else {})
 
 
@@ -405,8 +407,8 @@ class _CommonFields:
 
 
 def _common(reader: NodeReader, fields: Mapping[str, YamlNode], kind: str) -> _CommonFields:
-    def requirements(key: str, rule: str, kept: str = kind) -> tuple[str, ...]:
-        return tuple(normal_requirement(text, kept) for text in reader.texts(fields.get(key), key, rule))
+    def requirements(key: str, rule: str, spelling: str = kind) -> tuple[str, ...]:
+        return tuple(normal_requirement(text, spelling) for text in reader.texts(fields.get(key), key, rule))
 
     package, constraint = REQUIREMENT_RULES.get(kind, ("added package", "added package"))
     capabilities = reader.texts(fields.get("capabilities"), "capabilities", "capability", empty=False)
@@ -431,9 +433,9 @@ def _common(reader: NodeReader, fields: Mapping[str, YamlNode], kind: str) -> _C
 
 def _virtual(reader: NodeReader, node: YamlNode | None) -> tuple[tuple[str, str], ...]:
     """What the packages may count on of the machine, as far as it is written."""
-    found = reader.mapping(node, _VIRTUAL, {}) if node else {}
+    values = reader.mapping(node, _VIRTUAL, {}) if node else {}
     rules = {"cuda": "driver", "glibc": "glibc", "archspec": "archspec"}
-    return tuple((key, reader.text(found[key], key, rules[key])) for key in _VIRTUAL if key in found)
+    return tuple((key, reader.text(values[key], key, rules[key])) for key in _VIRTUAL if key in values)
 
 
 def _row(
@@ -461,7 +463,7 @@ def _row(
     without = (CUDA_CHECK,) if rocms else () if gpu else GPU_CHECKS
     counted_on = dict(common.virtual) | dict(own.virtual)
     keys = ("base", "python", "extras", "system", "framework")
-    places = {key: found.where for key in keys if (found := row.get(key) or fields.get(key))}
+    places = {key: value.where for key in keys if (value := row.get(key) or fields.get(key))}
     for virtual in (fields.get("virtual"), row.get("virtual")):
         places |= {f"virtual.{key.text}": value.where for key, value in (virtual.pairs if virtual else ())}
     for key in ("cuda", "rocm"):
@@ -544,11 +546,11 @@ def _requirement_places(*sections: Mapping[str, YamlNode]) -> dict[str, SourceLo
     """Return where each requirement of a row is written first, `packages.0` in the family or the row."""
     places: dict[str, SourceLocation] = {}
     for key in ("packages", "constraints", "pip", "exclude"):
-        found: dict[str, SourceLocation] = {}
+        first: dict[str, SourceLocation] = {}
         for section in sections:
             for item in section[key].items if key in section else ():
-                found.setdefault(item.text, item.where)
-        places |= {f"{key}.{index}": where for index, where in enumerate(found.values())}
+                first.setdefault(item.text, item.where)
+        places |= {f"{key}.{index}": where for index, where in enumerate(first.values())}
     return places
 
 

@@ -118,8 +118,8 @@ def _version(plain: str, exact: str, bounds: str) -> str:
     alone = plain or exact
     if alone and not alone.endswith("*") and "," not in alone:
         alone = f"=={alone}"
-    found = {_bound(bound.strip()) for bound in (bounds or alone).split(",")}
-    return ",".join(sorted(found - {"", "*"}))
+    parts = {_bound(bound.strip()) for bound in (bounds or alone).split(",")}
+    return ",".join(sorted(parts - {"", "*"}))
 
 
 def _bound(bound: str) -> str:
@@ -377,9 +377,9 @@ def _normal_pypi(requirement: str) -> str:
     name = re.split(r"[ \[<>=!~]", requirement, maxsplit=1)[0]
     extras = requirement.partition("[")[2].partition("]")[0]
     bounds = requirement[len(name) :].rpartition("]")[2].replace(" ", "")
-    wanted = ",".join(sorted({canonical(extra.strip()) for extra in extras.split(",") if extra}))
+    names = ",".join(sorted({canonical(extra.strip()) for extra in extras.split(",") if extra}))
     limits = ",".join(sorted(set(bounds.split(","))))
-    return f"{canonical(name)}{f'[{wanted}]' if wanted else ''}{limits}"
+    return f"{canonical(name)}{f'[{names}]' if names else ''}{limits}"
 
 
 def default_checks(framework: str) -> tuple[str, ...]:
@@ -449,8 +449,8 @@ def rule_hint(text: str, rule: str) -> str:
             return "write it without user or token: put them into netrc or ~/.rattler/credentials.json"
         if text.startswith("http://"):
             return "write https://, and set a mirror without it in 'channels'"
-        if found := re.fullmatch(r"(.+)/(linux-64|noarch)/?", text):
-            return f'write it without the platform: "{found[1]}"'
+        if match := re.fullmatch(r"(.+)/(linux-64|noarch)/?", text):
+            return f'write it without the platform: "{match[1]}"'
     elif rule in ("package", "added package", "match spec", "constraint") and re.match(r"[<>=!~]", text):
         return 'put a package with several bounds in quotes: "numpy>=1,<2"'
     return f"write {RULES[rule].write}"
@@ -475,8 +475,8 @@ def package_of(requirement: str) -> str:
 
 def named_packages(target: Target) -> frozenset[str]:
     """Return the names of what a target's recipe asks for from PyPI, and those of the targets below it."""
-    asked = target.pip if target.source == "conda" else (*target.requirements, *target.pip)
-    return frozenset(map(package_of, asked))
+    requirements = target.pip if target.source == "conda" else (*target.requirements, *target.pip)
+    return frozenset(map(package_of, requirements))
 
 
 def canonical(name: str) -> str:
@@ -617,7 +617,7 @@ class NodeReader:
         """A reference to an image by digest; docker's short names and floating tags are faults."""
         if node is None or node.kind != "text" or node.made or RULES["image"].allows(node.text):
             return self.text(node, key, "image")
-        full, shown = _written_out(node.text), show(node.text, limit=160)
+        full, quoted = _written_out(node.text), show(node.text, limit=160)
         digest = node.text.partition("@")[2]
         if not full or full == node.text:
             return self.text(node, key, "image")
@@ -625,14 +625,14 @@ class NodeReader:
             self.fault(
                 node.where,
                 "image-short-name",
-                f"'{key}' {shown} is a short name without a registry",
+                f"'{key}' {quoted} is a short name without a registry",
                 f"write {full}",
             )
         else:
             self.fault(
                 node.where,
                 "image-not-pinned",
-                f"'{key}' {shown} has no digest, so it can change",
+                f"'{key}' {quoted} has no digest, so it can change",
                 f"write {full}; `skopeo inspect docker://{full.partition('@')[0]}` prints the digest",
             )
         return ""
@@ -668,10 +668,10 @@ def _written_out(text: str) -> str:
         host, rest = "docker.io", place
     if host == "docker.io" and "/" not in rest:
         rest = f"library/{rest}"
-    found = f"{host}/{rest}@{digest or 'sha256:' + 64 * '0'}"
-    if not RULES["image"].allows(found):
+    image = f"{host}/{rest}@{digest or 'sha256:' + 64 * '0'}"
+    if not RULES["image"].allows(image):
         return ""
-    return found if digest else found.replace(64 * "0", "<64 hex digits>")
+    return image if digest else image.replace(64 * "0", "<64 hex digits>")
 
 
 def _example(required: Mapping[str, str], known: Sequence[str]) -> str:
@@ -689,7 +689,7 @@ def _within(bounds: str, releases: Sequence[str]) -> bool:
         allowed = SpecifierSet(",".join(parts))
     except InvalidSpecifier:
         return False
-    return any(allowed.contains(one, prereleases=True) for one in releases)
+    return any(allowed.contains(release, prereleases=True) for release in releases)
 
 
 def quoted(text: str) -> str:

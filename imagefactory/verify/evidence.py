@@ -70,11 +70,11 @@ def read_amd(places: AmdPlaces = LOCAL_AMD_PLACES) -> Hardware | None:
     nodes: list[str] = []
     lost: list[tuple[str, str]] = []
     for folder in sorted(path.parent for path in (places.sys / NODES).glob("*/properties")):
-        told = _properties(folder)
-        if not told.get("gfx_target_version"):
+        properties = _properties(folder)
+        if not properties.get("gfx_target_version"):
             continue
         try:
-            gpu, node = _read_gpu(places, folder, told)
+            gpu, node = _read_gpu(places, folder, properties)
         except NoGpuError as error:
             lost.append((f"{LOST}{len(gpus) + len(lost)}", error.message.removeprefix(UNUSABLE)))
             continue
@@ -93,12 +93,12 @@ def read_amd(places: AmdPlaces = LOCAL_AMD_PLACES) -> Hardware | None:
     )
 
 
-def _read_gpu(places: AmdPlaces, folder: Path, told: Mapping[str, int]) -> tuple[GpuIdentity, str]:
+def _read_gpu(places: AmdPlaces, folder: Path, properties: Mapping[str, int]) -> tuple[GpuIdentity, str]:
     """One GPU and its render node. Raises NoGpuError where the ways do not agree."""
-    number = told.get("drm_render_minor", 0)
-    uuid = f"GPU-{told.get('unique_id', 0):016x}"
+    number = properties.get("drm_render_minor", 0)
+    uuid = f"GPU-{properties.get('unique_id', 0):016x}"
     device = places.sys / f"class/drm/renderD{number}/device"
-    if not told.get("unique_id") or _text(device / "unique_id") != uuid.removeprefix("GPU-"):
+    if not properties.get("unique_id") or _text(device / "unique_id") != uuid.removeprefix("GPU-"):
         raise NoGpuError(
             "gpu-not-visible",
             f"{UNUSABLE}the kernel reports no consistent id of {device.parent.name}",
@@ -109,7 +109,7 @@ def _read_gpu(places: AmdPlaces, folder: Path, told: Mapping[str, int]) -> tuple
         raise NoGpuError(
             "gpu-not-visible", f"{UNUSABLE}{node} is not a render node of the driver", hint=AMD_HINT
         )
-    processor = processor_of(told["gfx_target_version"])
+    processor = processor_of(properties["gfx_target_version"])
     name = clean(_text(device / "product_name")) or f"AMD {processor}"
     memory = _memory(folder) or read_memory(str(places.proc))  # a processor's own graphics share its memory
     return GpuIdentity(name=name, capability=processor, uuid=uuid, memory=memory), f"/dev/dri/{node.name}"
@@ -128,13 +128,13 @@ def _memory(folder: Path) -> int:
 
 
 def _is_render_node(path: Path, number: int, proc: Path) -> bool:
-    found = _MAJOR.search(_text(proc / "devices").partition("Block devices:")[0])
+    major = _MAJOR.search(_text(proc / "devices").partition("Block devices:")[0])
     try:
         facts = path.stat()
     except OSError:
         return False
-    wanted = (int(found[1]) if found else -1, number)
-    return stat.S_ISCHR(facts.st_mode) and (os.major(facts.st_rdev), os.minor(facts.st_rdev)) == wanted
+    device = (int(major[1]) if major else -1, number)
+    return stat.S_ISCHR(facts.st_mode) and (os.major(facts.st_rdev), os.minor(facts.st_rdev)) == device
 
 
 def _text(path: Path) -> str:
@@ -164,14 +164,14 @@ class LocalEvidence:
     def read(self) -> Hardware:
         """Raises NoGpuError where there is none to be seen, StatementError for what no driver would say."""
         try:
-            found = read_hardware(self.places)
+            hardware = read_hardware(self.places)
         except NoGpu as error:
             if other := read_amd(self.amd):
                 return other
             raise NoGpuError(
                 "gpu-not-visible", f"{error}, and the kernel reports no AMD GPU", hint=HINT
             ) from error
-        return parse_evidence(found, EVIDENCE_LOCAL, "this machine's GPUs")
+        return parse_evidence(hardware, EVIDENCE_LOCAL, "this machine's GPUs")
 
 
 def parse_evidence(value: object, kind: str, where: str) -> Hardware:

@@ -162,15 +162,15 @@ def verify_gpu(trial: GpuTrial, runner: Runner, clock: Callable[[], datetime], *
         seen = assigned_gpus(trial.hardware, trial.ask.environ, amd=amd)
         lost = unusable_gpus_note(trial.hardware)
         if seen is None:
-            given = trial.ask.environ[VISIBLE_AMD if amd else VISIBLE][:200]
-            reason = f"{VISIBLE_AMD if amd else VISIBLE}={given!a} names no GPU of this machine{lost}"
+            value = trial.ask.environ[VISIBLE_AMD if amd else VISIBLE][:200]
+            reason = f"{VISIBLE_AMD if amd else VISIBLE}={value!a} names no GPU of this machine{lost}"
             uuids = [gpu.uuid for gpu in trial.hardware.gpus]
             notes = dict(trial.hardware.notes)
-            broken = names_lost(given, uuids, trial.hardware.known, notes)
+            broken = names_lost(value, uuids, trial.hardware.known, notes)
             return not_started(run, Outcome.INFRASTRUCTURE if broken else Outcome.NO_GPU, reason)
         gpus = choose_gpus(seen, trial.ask.capability, amd=amd, several=several)
         if not gpus:
-            there = ", ".join(f"{one.name} ({one.capability})" for one in seen)
+            there = ", ".join(f"{device.name} ({device.capability})" for device in seen)
             kind = f" of capability {trial.ask.capability}" if trial.ask.capability else ""
             kind = kind or (" of one capability" if several else f" of {'AMD' if amd else 'NVIDIA'}'s")
             reason = (
@@ -199,10 +199,10 @@ def assigned_gpus(
     hardware: Hardware, environ: Mapping[str, str], *, amd: bool = False
 ) -> tuple[GpuIdentity, ...] | None:
     """The GPUs that a batch system gave to this job, all where it says nothing; None where it gave none."""
-    found = _assigned_by_scheduler(hardware, environ, amd=amd)
-    if found is None:
+    assigned = _assigned_by_scheduler(hardware, environ, amd=amd)
+    if assigned is None:
         return hardware.gpus
-    uuids = [one.uuid for one in found]
+    uuids = [seen.uuid for seen in assigned]
     return tuple(gpu for gpu in hardware.gpus if gpu.uuid in uuids or "" in uuids) or None
 
 
@@ -210,12 +210,12 @@ def _assigned_by_scheduler(
     hardware: Hardware, environ: Mapping[str, str], *, amd: bool
 ) -> list[SeenGpu] | None:
     """What the batch system's word names, None where there is none."""
-    given = environ.get(VISIBLE_AMD if amd else VISIBLE)
+    value = environ.get(VISIBLE_AMD if amd else VISIBLE)
     its = _its(hardware.gpus, amd=amd)
     ordered = amd or environ.get("CUDA_DEVICE_ORDER") == PCI_ORDER or len({gpu.name for gpu in its}) == 1
-    if given is None:
+    if value is None:
         return None
-    return read_visible(given, [gpu.uuid for gpu in its], dict(hardware.notes), ordered=ordered)
+    return read_visible(value, [gpu.uuid for gpu in its], dict(hardware.notes), ordered=ordered)
 
 
 def _its(gpus: Sequence[GpuIdentity], *, amd: bool) -> list[GpuIdentity]:
@@ -231,7 +231,7 @@ def choose_gpus(
     """
     its = _its(seen, amd=amd)
     for gpu in its:
-        alike = tuple(one for one in its if one.capability == gpu.capability)
+        alike = tuple(other for other in its if other.capability == gpu.capability)
         if capability in ("", gpu.capability) and (len(alike) > 1 or not several):
             return alike if several else (gpu,)
     return ()
@@ -243,12 +243,14 @@ def visible_gpus(
     """What the image's environment says of GPUs: the batch system's word, else `gpus` of more."""
     amd = gpus[0].capability.startswith("gfx")
     name = VISIBLE_AMD if amd else VISIBLE
-    if found := _assigned_by_scheduler(hardware, environ, amd=amd):
+    if assigned := _assigned_by_scheduler(hardware, environ, amd=amd):
         pci = not amd and environ.get("CUDA_DEVICE_ORDER") == PCI_ORDER
         sliced = {uuid for note, uuid in hardware.notes if note.startswith("MIG-")}
         # inside, CUDA may count in another order
-        plain = [pci and one.entry.isdigit() and one.uuid not in sliced for one in found]
-        entries = [one.uuid if by_uuid else one.entry for by_uuid, one in zip(plain, found, strict=True)]
+        plain = [pci and seen.entry.isdigit() and seen.uuid not in sliced for seen in assigned]
+        entries = [
+            seen.uuid if by_uuid else seen.entry for by_uuid, seen in zip(plain, assigned, strict=True)
+        ]
         return ((name, ",".join(entries)),)
     more = len(hardware.gpus) > len(gpus) or lost_gpus(dict(hardware.notes))
     return ((name, ",".join(gpu.uuid for gpu in gpus)),) if more else ()
@@ -262,11 +264,13 @@ def unusable_gpus_note(hardware: Hardware) -> str:
     )
 
 
-def _prepare(folder: Path, files: Mapping[str, bytes], asked: Mapping[str, Any], trial: GpuTrial) -> RunSpec:
+def _prepare(
+    folder: Path, files: Mapping[str, bytes], expectations: Mapping[str, Any], trial: GpuTrial
+) -> RunSpec:
     """Writes suite and expectations and makes the report's folder; answers the run."""
     suite, expect, report = (folder / name for name in ("suite", "expect", "report"))
     write_suite(suite, files)
-    write_suite(expect, {EXPECTATIONS_NAME: json.dumps(asked, indent=1, sort_keys=True).encode()})
+    write_suite(expect, {EXPECTATIONS_NAME: json.dumps(expectations, indent=1, sort_keys=True).encode()})
     report.mkdir()
     # The image's user writes here, whoever that is on the host; the folder above is closed to others.
     report.chmod(0o777)
@@ -293,7 +297,10 @@ RUNS = (Compatibility.YES, Compatibility.PTX, Compatibility.PARTLY)
 
 def predict_coverage(contents: ScanResult, more: Iterable[Capability] = ()) -> dict[str, Predicted]:
     """By capability (`8.0`): all that are known, and `more`."""
-    return {str(one): _predict_capability(contents, one) for one in sorted({*capabilities(), *more})}
+    return {
+        str(capability): _predict_capability(contents, capability)
+        for capability in sorted({*capabilities(), *more})
+    }
 
 
 def _predict_capability(contents: ScanResult, capability: Capability) -> Predicted:
@@ -314,5 +321,5 @@ def _compiles(library: GpuLibrary, capability: Capability) -> bool:
     """Whether the driver could compile all of a library there: each module that counts holds PTX for it."""
     modules = generic_modules(library)
     return bool(modules) and all(
-        any(runs(code, capability) is SupportLevel.PTX for code in one.codes) for one in modules
+        any(runs(code, capability) is SupportLevel.PTX for code in module.codes) for module in modules
     )

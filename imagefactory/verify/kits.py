@@ -143,8 +143,8 @@ def collect_kit(
         )
     # From here on kit.json and expectations.json are as this ledger's owner wrote them.
     kit = json.loads(files.kit)
-    told = parse_run(files.run, f"{where}/{RESULT}/{RUN}")["actions"] or {}
-    kind = EVIDENCE_ACTIONS if _same_run(told, environ) else EVIDENCE_KIT
+    actions = parse_run(files.run, f"{where}/{RESULT}/{RUN}")["actions"] or {}
+    kind = EVIDENCE_ACTIONS if _same_run(actions, environ) else EVIDENCE_KIT
     report = verify_returned_kit(files, kit, where, kind)
     return KitReport(report=report, run=run, reference=kit["reference"])
 
@@ -184,11 +184,11 @@ def verify_returned_kit(files: ReturnedKit, kit: Mapping[str, Any], where: str, 
             f"{where}/{RESULT}/{EVIDENCE}", "it is missing, so there is no evidence of a GPU"
         )
     evidence = parse_evidence(_json(files.evidence, f"{where}/{EVIDENCE}"), kind, f"{where}/{EVIDENCE}")
-    asked = json.loads(files.expectations)
+    expectations = json.loads(files.expectations)
     judged = GpuRun(
         subject=VerifiedImage(**kit["subject"]),
         suite=kit["suite"],
-        asked=asked,
+        asked=expectations,
         waive=tuple(kit["waive"]),
         runner=facts["runner"],
         hardware=_with_job(evidence, facts["actions"]),
@@ -207,11 +207,11 @@ def _stopped(outcome: Outcome, reason: str) -> CheckFailedError:
     return CheckFailedError("kit-not-started", message, hint=hint)
 
 
-def _same_run(told: Mapping[str, str], environ: Mapping[str, str]) -> bool:
+def _same_run(actions: Mapping[str, str], environ: Mapping[str, str]) -> bool:
     """Whether the kit ran in the attempt of the run of GitHub that `environ` names: the one that collects, or
     the one whose artifacts these are. Elsewhere anybody can write such names."""
     here = environ.get("GITHUB_ACTIONS") == "true"
-    return here and all(environ.get(name) and told.get(name) == environ[name] for name in CI_RUN)
+    return here and all(environ.get(name) and actions.get(name) == environ[name] for name in CI_RUN)
 
 
 def _with_job(hardware: Hardware, actions: Mapping[str, str] | None) -> Hardware:

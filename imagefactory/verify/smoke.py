@@ -51,9 +51,9 @@ from imagefactory.verify.suite_files import (
 RECORD_FORMAT = REPORT_FORMAT = 1
 
 
-def record_name(image: str, suite: str, asked: Mapping[str, Any]) -> str:
+def record_name(image: str, suite: str, request: Mapping[str, Any]) -> str:
     """File name of a record: it changes with the image's digest, the suite and what is expected."""
-    expected = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+    expected = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
     return f"{image.removeprefix('sha256:')}.{suite.removeprefix('sha256:')[:32]}.{expected[:32]}.json"
 
 
@@ -61,13 +61,13 @@ def read_record(path: Path, trial: SmokeTest, suite: str) -> Report | None:
     """The pass that was kept; None when there is none or what is there is not one of this image and suite."""
     try:
         document = json.loads(check_checksum(path) or b"null")
-        kept = document["report"]
+        report = document["report"]
         whole = (
             document["format"] == RECORD_FORMAT
-            and kept["image"] == trial.image.digest
-            and kept["suite"] == suite
-            and kept["passed"] is True
-            and {row["name"] for row in kept["checks"]} == set(required_checks(trial.definition))
+            and report["image"] == trial.image.digest
+            and report["suite"] == suite
+            and report["passed"] is True
+            and {row["name"] for row in report["checks"]} == set(required_checks(trial.definition))
         )
         if not whole:
             return None
@@ -79,7 +79,7 @@ def read_record(path: Path, trial: SmokeTest, suite: str) -> Report | None:
             passed=True,
             failure=None,
             gpu=Outcome.NOT_TESTED,
-            checks=parse_value(kept["checks"], tuple[CheckResult, ...], "record"),
+            checks=parse_value(report["checks"], tuple[CheckResult, ...], "record"),
             from_record=True,
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, StatementError):
@@ -129,11 +129,11 @@ def smoke(trial: SmokeTest, runner: Runner, progress: Progress, *, records: Path
     A check that fails, a time-out, an image that breaks the rules and a runner that could not start
     it are all results. Raises UsageError for a recipe whose checks the suite does not have.
     """
-    files, asked = read_suite(), expectations(trial.definition)
+    files, request = read_suite(), expectations(trial.definition)
     suite = digest_of(files)
     with locked_temporary_directory("smoke-", scratch) as folder:
         write_suite(folder / "suite", files)
-        verdicts = _run_all(_SmokeDirectory(trial=trial, folder=folder, asked=asked), runner, progress)
+        verdicts = _run_all(_SmokeDirectory(trial=trial, folder=folder, asked=request), runner, progress)
     report = Report(
         target=trial.definition.target.name,
         image=trial.image.digest,
@@ -162,8 +162,8 @@ def get_smoke_report(trial: SmokeTest, records: Path) -> Report | None:
 
 
 def _record_of(trial: SmokeTest, records: Path, suite: str) -> Path:
-    asked = {**expectations(trial.definition), "runner": trial.runner}
-    return records / record_name(trial.image.digest, suite, asked)
+    request = {**expectations(trial.definition), "runner": trial.runner}
+    return records / record_name(trial.image.digest, suite, request)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,13 +211,13 @@ def _run_all(bench: _SmokeDirectory, runner: Runner, progress: Progress) -> Smok
 def _run(bench: _SmokeDirectory, runner: Runner, way: _RunMode) -> SmokeOutcome:
     """One run of the suite, judged."""
     trial, nonce = bench.trial, f"{bench.trial.nonce}-{way.name}"
-    asked = {
+    request = {
         **bench.asked,
         "checks": list(way.checks),
         "nonce": nonce,
         "uid": way.uid if way.strict else None,
     }
-    report = _prepare(bench.folder, way.name, asked)
+    report = _prepare(bench.folder, way.name, request)
     try:
         completed = runner.run(trial.image, _spec(bench, way))
     except ImagefactoryError as error:
@@ -235,11 +235,11 @@ def _run(bench: _SmokeDirectory, runner: Runner, way: _RunMode) -> SmokeOutcome:
     return smoke_outcome(smoke_report, way.checks, completed, bench.asked)
 
 
-def _prepare(folder: Path, name: str, asked: Mapping[str, Any]) -> Path:
+def _prepare(folder: Path, name: str, request: Mapping[str, Any]) -> Path:
     """Writes the expectations and makes the report's folder; answers where the report will be."""
     expect, report = folder / f"{name}-expect", folder / f"{name}-report"
     expect.mkdir()
-    (expect / EXPECTATIONS_NAME).write_text(json.dumps(asked, indent=1, sort_keys=True), encoding="utf-8")
+    (expect / EXPECTATIONS_NAME).write_text(json.dumps(request, indent=1, sort_keys=True), encoding="utf-8")
     (expect / EXPECTATIONS_NAME).chmod(0o644)
     expect.chmod(0o755)
     report.mkdir()
@@ -282,7 +282,7 @@ def _nothing_ran(names: Sequence[str], state: CheckState, reason: str, failure: 
 
 
 def smoke_outcome(
-    report: SmokeReport, names: Sequence[str], completed: CommandResult, asked: Mapping[str, Any]
+    report: SmokeReport, names: Sequence[str], completed: CommandResult, request: Mapping[str, Any]
 ) -> SmokeOutcome:
     """Every check that was asked for, once and in order: passed only if the run as a whole says so too."""
     rows: dict[str, SuiteCheck] = {}
@@ -291,8 +291,11 @@ def smoke_outcome(
             fault = f"its report has the check '{row.result.name}' without need"
             return _nothing_ran(names, CheckState.FAILED, fault, Outcome.LOAD_FAILED)
         rows[row.result.name] = row
-    framework = table.FRAMEWORKS.get(asked["framework"], table.OTHER)
-    locked = {**{name: text.partition(" ")[0] for name, text in asked["conda"].items()}, **asked["packages"]}
+    framework = table.FRAMEWORKS.get(request["framework"], table.OTHER)
+    locked = {
+        **{name: text.partition(" ")[0] for name, text in request["conda"].items()},
+        **request["packages"],
+    }
     failure: Outcome | None = None
     results = []
     for name in names:

@@ -214,7 +214,7 @@ def format_matches(finding: FindResult, width: int | None = None) -> str:
         lines.append(f"and {len(usable) - MOST} more: say it with more words")
     for one in finding.found[:MOST]:
         lines += [
-            f"{one.findable.name} {row.where}: {row.said}" for row in one.findable.revoked[:MOST_REVOKED]
+            f"{one.findable.name} {row.where}: {row.summary}" for row in one.findable.revoked[:MOST_REVOKED]
         ]
     for_cpus = [one.findable for one in finding.found if not one.findable.gpu]
     lines += [f"{one.name} needs no GPU: imagefactory {shlex.join(_use(one))}" for one in for_cpus[:MOST]]

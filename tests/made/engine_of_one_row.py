@@ -41,8 +41,8 @@ class OneLayer:
     def made_with(self, definition: BuildSpec) -> str:
         return ""
 
-    def tag(self, definition: BuildSpec, made: Image | SifArtifact) -> None:
-        assert isinstance(made, Image)
+    def tag(self, definition: BuildSpec, image: Image | SifArtifact) -> None:
+        assert isinstance(image, Image)
 
 
 @dataclass

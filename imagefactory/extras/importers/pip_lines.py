@@ -14,8 +14,14 @@ from packaging.markers import InvalidMarker, Marker
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
-from imagefactory.extras.importers.own_code import git_of_archive, recipe_path, take_git
-from imagefactory.extras.importers.spec import PLATFORM, EnvironmentSpec, take_match_spec
+from imagefactory.extras.importers.spec import (
+    PLATFORM,
+    EnvironmentSpec,
+    git_of_archive,
+    recipe_path,
+    take_git,
+    take_match_spec,
+)
 from imagefactory.gpu import knowledge
 from imagefactory.model import SourceLocation
 from imagefactory.recipes.values import RULES, canonical, parse_spec, without_secrets

@@ -322,7 +322,7 @@ def image_status_on(gpu: PoolGpu, grounds: ImageEvidence | None) -> tuple[str, s
     gpu_class = next((one for one in grounds.classes if one.capability == capability), None)
     if gpu_class is None:
         if revoked := grounds.revoked_on(capability):
-            return REVOKED, revoked.said
+            return REVOKED, revoked.summary
         return (UNUSABLE, refused) if refused else (UNTESTED, "the image has no verdict for it")
     if gpu.mig:
         return UNTESTED, "a slice of a GPU (MIG) is a class of its own"
@@ -345,7 +345,7 @@ def catalog_findings(
     target, revoked = find_revoked(catalogue.images, image.digest, image.hexes)
     if revoked and known is None:
         for row in revoked[:_FEW]:
-            text = f"the verdicts of this image of {target} {row.where} were {row.said}"
+            text = f"the verdicts of this image of {target} {row.where} were {row.summary}"
             hint = f"use another image: imagefactory submit {target}{site}"
             yield wrong(at.line, REVOKED, text, hint, column=at.column)
     elif known is None:
@@ -364,14 +364,14 @@ def nowhere(known: KnownImage, grounds: ImageEvidence, at: FileLocation) -> Subm
     text = f"{known.image.target} is not verified on any GPU"
     if grounds.revoked:
         row = grounds.revoked[0]
-        text = f"{text}: its verdicts {row.where} were {row.said}"
+        text = f"{text}: its verdicts {row.where} were {row.summary}"
         return wrong(at.line, REVOKED, text, "choose another image: imagefactory find", column=at.column)
     return wrong(at.line, "unverified", text, "choose a verified image: imagefactory find", column=at.column)
 
 
 def revoked_on(known: KnownImage, row: RevokedCell, at: FileLocation) -> SubmitFinding:
     """An image whose verdicts on GPUs that the jobs take were taken back."""
-    text = f"{known.image.target} {row.where}, which these jobs take, was {row.said}"
+    text = f"{known.image.target} {row.where}, which these jobs take, was {row.summary}"
     hint = f"write a file that matches only verified GPUs: imagefactory submit {known.image.target}"
     return wrong(at.line, REVOKED, text, hint, column=at.column)
 

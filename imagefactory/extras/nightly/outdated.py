@@ -551,7 +551,7 @@ def write_news(factory: Project, news: UnitNews, progress: Progress) -> WatchCha
                 added = plan_addition(factory, news.unit.name, release.found.series, release.cuda)
                 paths += _row(factory, added, progress)
                 rows.append(release)
-                notes += (f"{release.found.series}: {line}" for line in added.addition.told)
+                notes += (f"{release.found.series}: {line}" for line in added.addition.notes)
             except ImagefactoryError as error:
                 faults.append(error)
     return WatchChanges(

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.access import Access
+from imagefactory.actions.images import make_runner, scratch_directory
 from imagefactory.actions.resolve import ResolvedImage, resolve_image
 from imagefactory.actions.run import mounted_directory
-from imagefactory.actions.runner import make_runner, scratch_directory
 from imagefactory.actions.verdicts import (
     ANY,
     StatementRequest,

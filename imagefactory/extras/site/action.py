@@ -14,11 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from imagefactory.actions.centers import only_center
 from imagefactory.errors import CheckFailedError, NothingSelectedError, UsageError
-from imagefactory.extras.nightly.changes import NightlyReport
-from imagefactory.extras.nightly.nights import last_nightly
 from imagefactory.extras.site.images import ReportImage, ReportSubmit, describe, describe_offer
 from imagefactory.extras.site.tables import TableData, TableRequest, survey, survey_catalog
 from imagefactory.fs import replace_text
@@ -29,6 +28,7 @@ from imagefactory.jobs.spec import JobRequest
 from imagefactory.lock.files import former_locks
 from imagefactory.matrix.combos import ComboCell
 from imagefactory.model import Target
+from imagefactory.plugins import load_extra
 from imagefactory.progress import Progress
 from imagefactory.project import Project
 from imagefactory.schedulers.pool import ImageKind
@@ -66,7 +66,7 @@ class PublicAct:
 class ReportContents:
     """All that a report shows. `keys` are names of trusted keys by id; `trusted`: whether there is any.
 
-    `night` is what the last one of this store said, None where there was none. `acts` are of the store's log,
+    `night` are the values of its page, None if there was no nightly run. `acts` are of the store's log,
     the oldest first.
     """
 
@@ -77,7 +77,7 @@ class ReportContents:
     keys: Mapping[str, str]
     trusted: bool = True
     notes: tuple[str, ...] = ()
-    night: NightlyReport | None = None
+    night: Mapping[str, Any] | None = None
     acts: tuple[PublicAct, ...] = ()
 
 
@@ -90,7 +90,8 @@ def read_report(
     images = [describe(factory, one, former.get(one.stage.target.name)) for one in surveyed]
     trust = read_trust(factory.settings.files)
     reported = _reported(tables, images, factory.settings, trust)
-    reported = replace(reported, night=last_nightly(factory.settings))
+    if last_page := load_extra("nightly.view:last_page"):
+        reported = replace(reported, night=last_page(factory.settings))
     try:
         return replace(reported, acts=read_acts(factory.settings.store_path, reported.keys))
     except OSError as error:

@@ -16,9 +16,9 @@ from urllib.parse import unquote
 
 from imagefactory.errors import LockError
 from imagefactory.gpu.capability import MACHINES, SUBDIRS
+from imagefactory.lock.content_hash import FORMAT
 from imagefactory.model import Lock, LockedCondaPackage
 
-FORMAT = 1
 MAX_BYTES = 8 * 1024 * 1024
 MAX_PACKAGES = 5_000
 

@@ -38,7 +38,6 @@ from imagefactory.lock.conda.solver import (
     run,
     split_spec,
 )
-from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.files import check_facts
 from imagefactory.lock.pypi.no_wheel import NoWheelError
 from imagefactory.lock.pypi.outdated import find_outdated
@@ -309,33 +308,27 @@ class CondaLocker:
         self._made: Gateway | None = None
 
     def lock(self, request: LockRequest, progress: Progress) -> Lock:
-        """The lock of a target.
+        """Solve the lock of a target; all that can stay of the previous one stays.
 
-        While the previous lock's content hash holds and no update is asked it is returned as it is and
-        nothing is solved. Otherwise all of it stays that can. Raises UnsolvableError if there is no
-        solution, LockError for channels that cannot be read, for records without a hash and for a
-        solution that is not what the target names, ToolError without py-rattler.
+        Raises UnsolvableError if there is no solution, LockError for channels that cannot be read, for
+        records without a hash and for a solution that is not what the target names, ToolError without
+        py-rattler.
         """
         target, previous = request.target, request.previous
-        decided = content_hash(target, request.base, request.under)
         update = _check_updates(request)
-        unchanged = previous is not None and previous.content_hash == decided
-        if previous and unchanged and not update.any and not request.update_all:
-            kept = previous if previous.target == target.name else replace(previous, target=target.name)
-            check_facts(kept, target)
-            return kept
+        unchanged = previous is not None and previous.content_hash == request.content_hash
         conda = previous.conda if previous else ()
         if not unchanged or update.conda or request.update_all:
             with progress.task("solving", unit="packages") as task:
                 moving = () if request.update_all else update.conda
                 conda = self._solve(request, moving, unchanged=unchanged)
                 task.advance(len(conda))
-            # A channel may mend what it says of a package; what is below stays as it was locked.
+            # A channel may correct its record of a package; what the parent has stays as it was locked.
             below = {package.url: package for package in (request.under.conda if request.under else ())}
             conda = tuple(below.get(package.url, package) for package in conda)
         lock = Lock(
             target=target.name,
-            content_hash=decided,
+            content_hash=request.content_hash,
             python=target.python,
             platform=f"manylinux_{_glibc(request).replace('.', '_')}_{MACHINES[target.platform]}",
             solver=self._solver_name(),
@@ -433,10 +426,6 @@ class _UpdateRequest:
 
     conda: tuple[str, ...]
     wheels: tuple[str, ...]
-
-    @property
-    def any(self) -> bool:
-        return bool(self.conda or self.wheels)
 
 
 def _check_updates(request: LockRequest) -> _UpdateRequest:

@@ -18,6 +18,7 @@ from packaging.version import InvalidVersion, Version
 
 from imagefactory.errors import LockError, os_problem
 from imagefactory.gpu.capability import MACHINES
+from imagefactory.lock.content_hash import FORMAT
 from imagefactory.model import Lock, LockedWheel
 from imagefactory.recipes.values import RULES
 
@@ -54,9 +55,6 @@ def fitting_tags(python: str, platform: str) -> tuple[tags.Tag, ...]:
 def fitting_set(python: str, platform: str) -> frozenset[tags.Tag]:
     """`fitting_tags` to look in: a wheel has a tag or few, and there are hundreds that fit."""
     return frozenset(fitting_tags(python, platform))
-
-
-FORMAT = 1
 
 
 _HEADER = (  # in the file's order; each value is refused unless it matches in full

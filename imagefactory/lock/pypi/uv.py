@@ -24,7 +24,6 @@ from imagefactory.errors import LockError, ToolError, UnsolvableError, extra_hin
 from imagefactory.gpu.capability import MACHINES
 from imagefactory.http import HttpSession, RejectedError, TransientError, redact
 from imagefactory.lock import LockRequest, OutdatedPackage
-from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.pypi.explain import explain_conflict, explain_failure, explain_on, unreachable_error
 from imagefactory.lock.pypi.facts import check_facts, check_single_cuda
 from imagefactory.lock.pypi.index import IndexFile, PackageIndex, project_files
@@ -178,34 +177,22 @@ class UvLocker:
         return match[0]
 
     def lock(self, request: LockRequest, progress: Progress) -> Lock:
-        """The lock of a target.
+        """Solve the lock of a target.
 
-        While the previous lock's content hash holds and no update is asked it is returned as it is and
-        nothing is solved. Otherwise previous pins are preferences: only what must move moves. A target that
-        is built on another keeps every wheel of that one's lock. Raises UnsolvableError if there is no
-        solution, LockError if it is not what the target names, ToolError without uv.
+        Previous pins are preferences: only what must move moves. Every wheel of the parent stays. Raises
+        UnsolvableError if there is no solution, LockError if it is not what the target names, ToolError
+        without uv.
         """
-        target, previous, under = request.target, request.previous, request.under
-        decided = content_hash(target, request.base, under)
-        if (
-            previous
-            and previous.content_hash == decided
-            and not check_update_names(request)
-            and not request.update_all
-        ):
-            kept = previous if previous.target == target.name else replace(previous, target=target.name)
-            check_facts(kept, target)
-            return kept
-        question = self._question(request)
+        target, under, question = request.target, request.under, self._question(request)
         try:
-            with without(request.absent, question) as asked:
-                known, pins = require_wheels(self, asked, target, progress)
-            lock = replace(known.lock, wheels=self.wheels(known, pins, progress))
+            with without(request.absent, question) as reduced:
+                complete, pins = require_wheels(self, reduced, target, progress)
+            lock = replace(complete.lock, wheels=self.wheels(complete, pins, progress))
         except (UnsolvableError, NoWheelError) as error:
-            told = self.explained(error, question, target)
-            raise (
-                explain_on(told, under, target) if under and isinstance(told, UnsolvableError) else told
-            ) from error
+            reason = self.explained(error, question, target)
+            if under and isinstance(reason, UnsolvableError):
+                reason = explain_on(reason, under, target)
+            raise reason from error
         check_facts(lock, target)
         return lock
 
@@ -244,7 +231,7 @@ class UvLocker:
         target, under = request.target, request.under
         empty = Lock(
             target=target.name,
-            content_hash=content_hash(target, request.base, under),
+            content_hash=request.content_hash,
             python=target.python,
             platform=under.platform if under else self.platform(target, request.base.glibc),
             solver=f"uv {self.require()}",

@@ -118,15 +118,15 @@ def parse_major(text: str) -> int:
 
 def find_known(places: Places) -> list[str]:
     """The UUIDs that the kernel module tells, sorted. One that is still unknown there reads `GPU-????...`."""
-    found = set()
+    uuids = set()
     for path in Path(places.proc, "driver/nvidia/gpus").glob("*/information"):
         try:
             facts = parse_information(_read(path))
         except OSError:
             continue
         if UUID.fullmatch(facts.get("GPU UUID", "")):
-            found.add(facts["GPU UUID"])
-    return sorted(found)
+            uuids.add(facts["GPU UUID"])
+    return sorted(uuids)
 
 
 def find_nodes(places: Places) -> list[str]:
@@ -135,7 +135,7 @@ def find_nodes(places: Places) -> list[str]:
         major = parse_major(_read(Path(places.proc, "devices")))
     except OSError:
         return []
-    found = []
+    devices = []
     for path in Path(places.dev).glob("nvidia*"):
         match = re.fullmatch(r"nvidia([0-9]+)", path.name)
         if not match:
@@ -146,8 +146,8 @@ def find_nodes(places: Places) -> list[str]:
             continue
         numbers = (os.major(facts.st_rdev), os.minor(facts.st_rdev))
         if stat.S_ISCHR(facts.st_mode) and numbers == (major, int(match[1])):
-            found.append((int(match[1]), f"/dev/{path.name}"))
-    return [path for _, path in sorted(found)]
+            devices.append((int(match[1]), f"/dev/{path.name}"))
+    return [path for _, path in sorted(devices)]
 
 
 def read_memory(proc: str) -> int:
@@ -243,12 +243,12 @@ def _mig(nvml: Any, device: ctypes.c_void_p) -> list[str]:
         _call(nvml, "nvmlDeviceGetMaxMigDeviceCount", device, ctypes.byref(count))
     except AttributeError:  # NVML of a driver older than 450
         return []
-    found = []
+    uuids = []
     for index in range(count.value):
         part = ctypes.c_void_p()
         if not nvml.nvmlDeviceGetMigDeviceHandleByIndex(device, ctypes.c_uint(index), ctypes.byref(part)):
-            found.append(_text(nvml, "nvmlDeviceGetUUID", part))
-    return [uuid for uuid in found if UUID.fullmatch(uuid)]
+            uuids.append(_text(nvml, "nvmlDeviceGetUUID", part))
+    return [uuid for uuid in uuids if UUID.fullmatch(uuid)]
 
 
 def _text(nvml: Any, function: str, *arguments: Any) -> str:
@@ -266,19 +266,19 @@ def _call(nvml: Any, function: str, *arguments: Any) -> None:
 
 def _refusal(nvml: Any, function: str, code: int) -> NoGpu:
     nvml.nvmlErrorString.restype = ctypes.c_char_p
-    said = (nvml.nvmlErrorString(code) or b"").decode("utf-8", "replace")
+    message = (nvml.nvmlErrorString(code) or b"").decode("utf-8", "replace")
     if code == VERSION_MISMATCH:
-        return LostGpu(f"{UNUSABLE}{function} of NVML answers {code} ({said}){_loaded()}")
-    return NoGpu(f"{UNUSABLE}{function} of NVML answers {code} ({said})")
+        return LostGpu(f"{UNUSABLE}{function} of NVML answers {code} ({message}){_loaded()}")
+    return NoGpu(f"{UNUSABLE}{function} of NVML answers {code} ({message})")
 
 
 def _loaded() -> str:
     """Which NVML was loaded, where its name tells its driver, and what to do: an image may bring one."""
     try:
-        found = sorted(set(NVML.findall(_read(Path("/proc/self/maps"), 1 << 22))))
+        libraries = sorted(set(NVML.findall(_read(Path("/proc/self/maps"), 1 << 22))))
     except OSError:
-        found = []
-    of = f" by {', '.join(found)}" if found else ""
+        libraries = []
+    of = f" by {', '.join(libraries)}" if libraries else ""
     return f"{of}; reload the module or restart the machine, or remove an NVML that an image brings"
 
 
@@ -287,8 +287,8 @@ def _loaded() -> str:
 
 def lost_gpus(notes: Mapping[str, str]) -> dict[int, str]:
     """GPUs that cannot be used, by NVML's index, and why."""
-    found = {name[len(LOST) :]: text for name, text in notes.items() if name.startswith(LOST)}
-    return {int(index): text for index, text in found.items() if index.isdecimal() and len(index) < 4}
+    lost = {name[len(LOST) :]: text for name, text in notes.items() if name.startswith(LOST)}
+    return {int(index): text for index, text in lost.items() if index.isdecimal() and len(index) < 4}
 
 
 def names_lost(text: str, uuids: Sequence[str], known: Sequence[str], notes: Mapping[str, str]) -> bool:
@@ -296,7 +296,7 @@ def names_lost(text: str, uuids: Sequence[str], known: Sequence[str], notes: Map
     first, lost = text.split(",")[0].strip(), lost_gpus(notes)
     if number := re.match(r"\+?([0-9]{1,4})(?![0-9])", first):
         return int(number[1]) in lost
-    others = [one for one in known if one not in uuids and one.startswith(first)]
+    others = [uuid for uuid in known if uuid not in uuids and uuid.startswith(first)]
     return bool(lost and first.startswith("GPU-") and others)
 
 
@@ -324,27 +324,27 @@ def read_visible(
     by_index = ["" if index in lost else next(rest, "") for index in range(len(uuids) + len(lost))]
     names = {uuid: uuid for uuid in uuids}
     names.update({name: uuid for name, uuid in notes.items() if name.startswith("MIG-")})
-    found: list[SeenGpu] = []
+    gpus: list[SeenGpu] = []
     for entry in map(str.strip, text.split(",")):
         number = re.match(r"\+?([0-9]{1,4})(?![0-9])", entry)
         old = re.fullmatch(r"MIG-(GPU-[0-9a-f-]{36})/[0-9]+/[0-9]+", entry)
         fitting = [name for name in names if entry.startswith(("GPU-", "MIG-")) and name.startswith(entry)]
         if number and int(number[1]) < len(by_index):
             index = int(number[1])
-            one = SeenGpu(str(index), by_index[index] if ordered else "")
+            gpu = SeenGpu(str(index), by_index[index] if ordered else "")
         elif old:
-            one = SeenGpu(entry, names.get(old[1], ""))
+            gpu = SeenGpu(entry, names.get(old[1], ""))
         elif fitting:
-            one = SeenGpu(fitting[0], names[fitting[0]])
+            gpu = SeenGpu(fitting[0], names[fitting[0]])
         else:
             break
-        if len(fitting) > 1 or one.entry in [before.entry for before in found]:
+        if len(fitting) > 1 or gpu.entry in [before.entry for before in gpus]:
             return []
-        other = bool(found) and _form(found[0].entry) != _form(one.entry)
-        if other or not (one.uuid or (number and not ordered)):
+        other = bool(gpus) and _form(gpus[0].entry) != _form(gpu.entry)
+        if other or not (gpu.uuid or (number and not ordered)):
             break
-        found.append(one)
-    return found[:1] if found and _form(found[0].entry) == "MIG-" else found
+        gpus.append(gpu)
+    return gpus[:1] if gpus and _form(gpus[0].entry) == "MIG-" else gpus
 
 
 def _form(entry: str) -> str:

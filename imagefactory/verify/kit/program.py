@@ -52,11 +52,11 @@ def read_kit(folder: Path) -> Kit:
         if row["format"] != FORMAT:
             raise ValueError(f"format {row['format']}, this program reads {FORMAT}")
         kit = Kit(folder, *(row[name] for name in Kit._fields[1:]))
-        found = suite_digest(folder / "suite")
+        digest = suite_digest(folder / "suite")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise Stop(f"{folder} is no kit: {error}", EXIT_USAGE) from error
-    if found != kit.suite:
-        raise Stop(f"the suite of this kit was changed: it is {found}, and was {kit.suite}", EXIT_USAGE)
+    if digest != kit.suite:
+        raise Stop(f"the suite of this kit was changed: it is {digest}, and was {kit.suite}", EXIT_USAGE)
     return kit
 
 
@@ -79,22 +79,22 @@ def seen_gpus(
     """The GPUs that a batch system gave to this job, and CUDA_VISIBLE_DEVICES inside, empty where it says
     nothing. Raises Stop where it gave none.
     """
-    given, gpus = environ.get(VISIBLE), hardware["gpus"]
-    if given is None:
+    value, gpus = environ.get(VISIBLE), hardware["gpus"]
+    if value is None:
         return gpus, ""
     pci = environ.get("CUDA_DEVICE_ORDER") == PCI_ORDER
     ordered = pci or len({gpu["name"] for gpu in gpus}) == 1
-    found = read_visible(given, [gpu["uuid"] for gpu in gpus], hardware["notes"], ordered=ordered)
-    if not found:
+    seen = read_visible(value, [gpu["uuid"] for gpu in gpus], hardware["notes"], ordered=ordered)
+    if not seen:
         uuids = [gpu["uuid"] for gpu in gpus]
-        broken = names_lost(given, uuids, hardware["known"], hardware["notes"])
-        text = f"{VISIBLE}={given[:200]!a} names no GPU of this machine{told_lost(hardware)}"
+        broken = names_lost(value, uuids, hardware["known"], hardware["notes"])
+        text = f"{VISIBLE}={value[:200]!a} names no GPU of this machine{lost_note(hardware)}"
         raise Stop(text, EXIT_CHECK, "infrastructure" if broken else "no-gpu")
     sliced = {uuid for name, uuid in hardware["notes"].items() if name.startswith("MIG-")}
     # inside, CUDA may count in another order
-    plain = [pci and one.entry.isdigit() and one.uuid not in sliced for one in found]
-    entries = [one.uuid if by_uuid else one.entry for by_uuid, one in zip(plain, found)]  # noqa: B905 - Python 3.9
-    uuids = [one.uuid for one in found]
+    plain = [pci and device.entry.isdigit() and device.uuid not in sliced for device in seen]
+    entries = [device.uuid if by_uuid else device.entry for by_uuid, device in zip(plain, seen)]  # noqa: B905 - Python 3.9
+    uuids = [device.uuid for device in seen]
     mine = [gpu for gpu in gpus if gpu["uuid"] in uuids or "" in uuids]
     return mine, ",".join(entries)
 
@@ -107,17 +107,17 @@ def choose_gpus(
     Of the level `several` all of the first capability that two of them have.
     """
     for gpu in gpus:
-        alike = [one for one in gpus if one["capability"] == gpu["capability"]]
+        alike = [other for other in gpus if other["capability"] == gpu["capability"]]
         if capability in ("", gpu["capability"]) and (level != SEVERAL or len(alike) > 1):
             return alike if level == SEVERAL else [gpu]
     there = ", ".join(f"{gpu['name']} ({gpu['capability']})" for gpu in gpus)
     kind = f"capability {capability}" if capability else "one capability"
     number = "several GPUs" if level == SEVERAL else "a GPU"
-    text = f"this kit is for {number} of {kind}, this machine has {there}{told_lost(hardware)}"
+    text = f"this kit is for {number} of {kind}, this machine has {there}{lost_note(hardware)}"
     raise Stop(text, EXIT_CHECK, "wrong-gpu")
 
 
-def told_lost(hardware: Mapping[str, Any]) -> str:
+def lost_note(hardware: Mapping[str, Any]) -> str:
     """What to add where GPUs are told: those that cannot be used."""
     return "".join(
         f"; GPU {index} cannot be used: {why}" for index, why in lost_gpus(hardware["notes"]).items()
@@ -239,7 +239,7 @@ def _try(job: KitJob, facts: dict[str, Any]) -> int:
         returncode=ended.returncode,
         timed_out=ended.timed_out,
         seconds=ended.seconds,
-        said=list(ended.said)[-MOST_SAID:],
+        said=list(ended.lines)[-MOST_SAID:],
     )
     _write(work / RESULT / EVIDENCE, seen)
     data = read_report(work, f"report/{REPORT}")
@@ -289,7 +289,7 @@ def now() -> str:
 def _work(folder: Path) -> Iterator[Path]:
     """A folder in the kit's, where docker and apptainer can look too; it goes away, also when told to end."""
 
-    def told(number: int, _: object) -> None:
+    def stop(number: int, _: object) -> None:
         sys.exit(128 + number)
 
     with open_file(folder, KIT, LARGEST_REPORT) as alone:
@@ -303,7 +303,7 @@ def _work(folder: Path) -> Iterator[Path]:
             for name in list_names(folder.resolve(), MOST_NAMES):
                 if name.startswith(".work-"):  # of a run that was killed
                     _remove(folder / name)
-        before = {number: signal.signal(number, told) for number in (signal.SIGTERM, signal.SIGHUP)}
+        before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
         work = Path(tempfile.mkdtemp(prefix=".work-", dir=folder))
         work.chmod(0o755)
         try:

@@ -39,18 +39,18 @@ class Stop(Exception):
 
 
 class EndedProcess(NamedTuple):
-    """How the run inside ended. `said` are its last lines."""
+    """How the run inside ended. `lines` are its last output."""
 
     returncode: int
     timed_out: bool
     seconds: float
-    said: Sequence[str]
+    lines: Sequence[str]
 
 
 def follow(argv: Sequence[str], environ: Mapping[str, str], timeout: float) -> EndedProcess:
     """Runs a command, shows its lines as printable ones, and ends it and all below it when time is over."""
     began, timed_out = time.monotonic(), False
-    said: deque[str] = deque(maxlen=40)
+    lines: deque[str] = deque(maxlen=40)
     process = subprocess.Popen(
         argv,
         env=dict(environ),
@@ -61,15 +61,15 @@ def follow(argv: Sequence[str], environ: Mapping[str, str], timeout: float) -> E
     )
 
     def show() -> None:
-        shown = 0
+        count = 0
         assert process.stdout is not None
         while line := process.stdout.readline(LARGEST_LINE * 4):
             text = clean(line)
             if not text:
                 continue
-            said.append(text)
-            shown += 1
-            if shown <= MOST_LINES:
+            lines.append(text)
+            count += 1
+            if count <= MOST_LINES:
                 say(text)
 
     reader = threading.Thread(target=show, daemon=True)
@@ -83,7 +83,7 @@ def follow(argv: Sequence[str], environ: Mapping[str, str], timeout: float) -> E
         end_group(process)
     reader.join(10)
     code = process.returncode if process.returncode >= 0 else 128 - process.returncode
-    return EndedProcess(code, timed_out, round(time.monotonic() - began, 3), tuple(said))
+    return EndedProcess(code, timed_out, round(time.monotonic() - began, 3), tuple(lines))
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
@@ -99,25 +99,29 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def ask(argv: Sequence[str], environ: Mapping[str, str]) -> str:
-    done = subprocess.run(
+    process = subprocess.run(
         argv, env=dict(environ), capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
     )
-    if done.returncode:
-        raise Stop(f"`{' '.join(argv)}` says: {clean((done.stderr or done.stdout).encode())}", EXIT_TOOL)
-    return done.stdout
+    if process.returncode:
+        raise Stop(
+            f"`{' '.join(argv)}` says: {clean((process.stderr or process.stdout).encode())}", EXIT_TOOL
+        )
+    return process.stdout
 
 
 def must(argv: Sequence[str], environ: Mapping[str, str]) -> None:
-    done = subprocess.run(argv, env=dict(environ), capture_output=True, check=False, stdin=subprocess.DEVNULL)
-    if done.returncode:
-        lines = [text for line in (done.stderr or done.stdout).splitlines() if (text := clean(line))]
-        said = lines[-1] if lines else f"it ended with {done.returncode}"
-        raise Stop(f"the image cannot be pulled: {said}{_login(said)}", EXIT_IMAGE, "pull-failed")
+    process = subprocess.run(
+        argv, env=dict(environ), capture_output=True, check=False, stdin=subprocess.DEVNULL
+    )
+    if process.returncode:
+        lines = [text for line in (process.stderr or process.stdout).splitlines() if (text := clean(line))]
+        message = lines[-1] if lines else f"it ended with {process.returncode}"
+        raise Stop(f"the image cannot be pulled: {message}{_login(message)}", EXIT_IMAGE, "pull-failed")
 
 
-def _login(said: str) -> str:
+def _login(message: str) -> str:
     """What mends a pull that a registry refuses to strangers."""
-    if not re.search(r"\b(40[13]|denied|unauthorized|forbidden|authentication)\b", said, re.IGNORECASE):
+    if not re.search(r"\b(40[13]|denied|unauthorized|forbidden|authentication)\b", message, re.IGNORECASE):
         return ""
     return (
         " (make the repository public, as a new one of ghcr.io is not, or let this machine log in with a "
@@ -127,14 +131,18 @@ def _login(said: str) -> str:
 
 def clean(line: bytes) -> str:
     """One printable line: nothing of a stranger steers a terminal."""
-    text = "".join(one if one.isprintable() else " " for one in line.decode("utf-8", "replace"))
+    text = "".join(
+        character if character.isprintable() else " " for character in line.decode("utf-8", "replace")
+    )
     return " ".join(text.split())[:LARGEST_LINE]
 
 
 def say(text: str) -> None:
     """The one place that prints: nothing in a text steers a terminal."""
-    shown = "".join(one if one.isprintable() or one in "\n\t" else "?" for one in text)
-    print(shown, file=sys.stderr, flush=True)
+    printable = "".join(
+        character if character.isprintable() or character in "\n\t" else "?" for character in text
+    )
+    print(printable, file=sys.stderr, flush=True)
 
 
 RUNNERS = ("docker", "apptainer")
@@ -336,8 +344,8 @@ class Docker:
                 stdin=subprocess.DEVNULL,
             )
         if ended.returncode in (125, 126, 127) and not (work / "report" / REPORT).exists():
-            said = ended.said[-1] if ended.said else "no word"
-            raise Stop(f"docker did not start it: {said}", EXIT_TOOL, "infrastructure")
+            message = ended.lines[-1] if ended.lines else "no word"
+            raise Stop(f"docker did not start it: {message}", EXIT_TOOL, "infrastructure")
         return ended
 
     def clear(self) -> None:
@@ -345,33 +353,33 @@ class Docker:
         if not self.pulled or self.keep or self._inspect(self.pulled) is None:
             return
         argv = ["docker", "image", "rm", "--", self.pulled]
-        done = subprocess.run(
+        process = subprocess.run(
             argv, env=self.environ, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
         )
-        if done.returncode:
-            said = clean(done.stderr.encode()) or f"it ended with {done.returncode}"
-            say(f"left: {self.pulled}: {said}")
+        if process.returncode:
+            message = clean(process.stderr.encode()) or f"it ended with {process.returncode}"
+            say(f"left: {self.pulled}: {message}")
 
     def _insist_on_room(self) -> None:
         """Where docker's daemon is on this machine and says where it keeps its images."""
         argv = ["docker", "info", "--format", "{{.DockerRootDir}}"]
-        done = subprocess.run(
+        process = subprocess.run(
             argv, env=self.environ, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
         )
-        root = Path(done.stdout.strip() or "/nowhere")
+        root = Path(process.stdout.strip() or "/nowhere")
         here = self.environ.get("DOCKER_HOST", "unix:").startswith("unix:")
-        if done.returncode == 0 and here and root.is_dir():
+        if process.returncode == 0 and here and root.is_dir():
             insist_on_room(root, self.kit.size * UNPACKED, "move docker's data-root")
 
     def _inspect(self, image: str) -> Mapping[str, Any] | None:
         argv = ["docker", "image", "inspect", "--format", "{{json .}}", "--", image]
-        done = subprocess.run(
+        process = subprocess.run(
             argv, env=self.environ, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
         )
-        if done.returncode:
+        if process.returncode:
             return None
-        found: Mapping[str, Any] = json.loads(done.stdout)
-        return found
+        result: Mapping[str, Any] = json.loads(process.stdout)
+        return result
 
 
 # --- apptainer -----------------------------------------------------------------------------------
@@ -390,11 +398,11 @@ class Apptainer:
     def require(self) -> None:
         """Raises Stop where apptainer is missing."""
         path = self.environ.get("PATH")
-        found = next((name for name in ("apptainer", "singularity") if shutil.which(name, path=path)), "")
-        said = ask([found, "--version"], self.environ) if found else ""
-        if "apptainer version" not in said:
+        program = next((name for name in ("apptainer", "singularity") if shutil.which(name, path=path)), "")
+        output = ask([program, "--version"], self.environ) if program else ""
+        if "apptainer version" not in output:
             raise Stop("there is no apptainer here", EXIT_TOOL)
-        self.program, self.version = found, said.split()[-1]
+        self.program, self.version = program, output.split()[-1]
 
     def fetch(self, named: str, work: Path) -> str:
         """The .sif file that runs. Raises Stop for one that cannot be had, or is another."""
@@ -452,12 +460,12 @@ class Apptainer:
         argv = apptainer_argv(self.kit, self.program, image, work, os.geteuid())
         ended = follow(argv, {**self.environ, **inside}, self.kit.timeout)
         if ended.returncode == 255 and not (work / "report" / REPORT).exists():
-            said = ended.said[-1] if ended.said else "no word"
-            raise Stop(f"apptainer did not start it: {said}", EXIT_TOOL, "infrastructure")
+            message = ended.lines[-1] if ended.lines else "no word"
+            raise Stop(f"apptainer did not start it: {message}", EXIT_TOOL, "infrastructure")
         return ended
 
 
-def choose_runner(wanted: str, kit: Kit, environ: Mapping[str, str], *, keep: bool) -> Docker | Apptainer:
+def choose_runner(name: str, kit: Kit, environ: Mapping[str, str], *, keep: bool) -> Docker | Apptainer:
     """The one that was asked for, or the first that works here. Raises Stop where none does.
 
     With `keep` what it pulls stays on the machine.
@@ -468,7 +476,7 @@ def choose_runner(wanted: str, kit: Kit, environ: Mapping[str, str], *, keep: bo
     ]
     reasons = []
     for runner in runners:
-        if wanted in ("", runner.name):
+        if name in ("", runner.name):
             try:
                 runner.require()
             except Stop as stop:

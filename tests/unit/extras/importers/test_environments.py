@@ -225,9 +225,9 @@ def test_nothing_of_an_environment_goes_unsaid() -> None:
     told = lines_of([*wish.notes, *wish.left])
     assert sorted(line for line in told if line in of_pip) == [23, 24, 25, 26, 27, 28]
     made, _ = drafted(ENVIRONMENT, "environment.yml")
-    assert sorted(made.told[:-1]) == sorted((*wish.notes, *wish.left))
-    assert made.told[-1].startswith("torch==2.3.1 of PyPI: the framework comes from conda")
-    assert all(f"#   {told}\n" in made.text for told in made.told)
+    assert sorted(made.messages[:-1]) == sorted((*wish.notes, *wish.left))
+    assert made.messages[-1].startswith("torch==2.3.1 of PyPI: the framework comes from conda")
+    assert all(f"#   {told}\n" in made.text for told in made.messages)
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_conda_forge_is_asked_where_conda_asks_its_defaults_and_takes_no_channel
     made, target = drafted(text, "environment.yml")
     assert target.channels == tuple(f"https://conda.anaconda.org/{name}" for name in expected)
     changed = {*expected} != {*re.findall(r"[a-z-]+", channels)} - {"nodefaults"}
-    assert any("conda-forge" in told for told in made.told) == changed
+    assert any("conda-forge" in told for told in made.messages) == changed
     assert parse_environment_file(text, "environment.yml", READING).left == []
 
 
@@ -311,7 +311,7 @@ def test_version_and_cuda_as_the_file_says_them(dependencies: str, version: str,
     text = f"channels: [conda-forge]\ndependencies: [python=3.11, {dependencies}]\n"
     made, target = drafted(text, "environment.yml")
     assert (target.version, target.cuda) == (version, cuda)
-    assert made.told == ()
+    assert made.messages == ()
 
 
 @pytest.mark.parametrize(
@@ -342,9 +342,9 @@ def test_the_person_may_say_it() -> None:
     made, target = drafted("dependencies: [numpy, 'python >=3.9,<3.11']\n", "environment.yml", asked)
     assert (target.name, target.framework, target.python) == ("lab-2.0-cu124", "numpy", "3.10")
     assert target.checks == table.OTHER_CHECKS
-    assert len(made.told) == 2
-    assert "Python 3.10" in made.told[0]
-    assert "conda-forge" in made.told[1]
+    assert len(made.messages) == 2
+    assert "Python 3.10" in made.messages[0]
+    assert "conda-forge" in made.messages[1]
 
 
 def test_what_the_person_says_wrong_is_a_fault_before_anything_is_written() -> None:
@@ -365,7 +365,7 @@ def test_no_part_of_a_pin_goes_unsaid() -> None:
         "dependencies: [pytorch=2.3, 'pytorch <2.4', pytorch-cuda=12.1]\n", "environment.yml"
     )
     assert target.version == "2.3"
-    assert "pytorch <2.4: the row's version says it" in two.told
+    assert "pytorch <2.4: the row's version says it" in two.messages
 
 
 # --- requirements.txt ----------------------------------------------------------------------------
@@ -375,7 +375,7 @@ def test_requirements_become_a_recipe() -> None:
     made, target = drafted(REQUIREMENTS, "requirements.txt")
     assert (target.name, target.source) == ("lab-2.3.1-cu121", "pypi")
     assert target.requirements == ("torch==2.3.1.*", "numpy<2,>=1.26")
-    assert sorted(told.partition(" (")[0] for told in made.told) == [
+    assert sorted(told.partition(" (")[0] for told in made.messages) == [
         "Python 3.11 was written: requirements.txt leaves it open",
         "requirements.txt:10:1: 'tomli==2.0.1 ; python_version < \"3.11\"' is not for Python 3.11 on linux-64",
         "requirements.txt:2:1: '--index-url https://index.example.org/simple' is not taken over",
@@ -403,7 +403,7 @@ def test_the_other_half_of_our_own_lock_is_told() -> None:
         f"- {{name: pytorch, version: 2.3.1, manager: conda, platform: linux-64, url: {channel}/linux-64/{build}.conda}}\n"
     )
     made, _ = drafted(text, "lab-2.3-cu121.conda-lock.yml")
-    assert made.told[0] == (
+    assert made.messages[0] == (
         "lab-2.3-cu121.conda-lock.yml:7:23: packages from PyPI are in 'lab-2.3-cu121.requirements.txt' "
         "(add those packages under pip)"
     )
@@ -586,7 +586,7 @@ def test_requirements_on_a_target_of_pypi() -> None:
     made, target = added(REQUIREMENTS, "requirements.txt", "pytorch-2.3-cu121")
     assert (target.name, target.on) == ("lab-2.3-cu121", "pytorch-2.3-cu121")
     assert target.requirements[-1] == "numpy<2,>=1.26"
-    assert made.told[-1] == "torch==2.3.1: pytorch-2.3-cu121 brings torch 2.3"
+    assert made.messages[-1] == "torch==2.3.1: pytorch-2.3-cu121 brings torch 2.3"
 
 
 def test_an_environment_on_a_target_of_conda() -> None:
@@ -617,7 +617,7 @@ def test_nothing_yet_on_a_target() -> None:
     made = draft_on(None, "lab", below)
     (target,) = check_draft(made.text, "lab", others(), BASES)
     assert target.requirements == below.requirements
-    assert made.told == ()
+    assert made.messages == ()
 
 
 # --- agreement with other tables -----------------------------------------------------------------
@@ -670,7 +670,7 @@ def test_near_valid_files_make_recipes_or_errors(
             check_draft(made.text, "lab", [], BASES)
         except (RecipeError, UsageError):
             continue
-        for told in made.told:
+        for told in made.messages:
             assert told.isascii()
             assert told.isprintable()
 
