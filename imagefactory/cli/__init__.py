@@ -118,7 +118,9 @@ def help_(ctx: click.Context, words: tuple[str, ...]) -> None:
     print_result(context.get_help())
 
 
-GROUPS: dict[str, str] = {}
+GROUPS = {
+    "recipe": "Write recipes and keep them up to date.",
+}
 """What each group of commands is for."""
 COMMANDS = {
     "Start": {
@@ -143,10 +145,12 @@ COMMANDS = {
         "build": "cli.build:build",
         "push": "cli.transfer:push",
         "pull": "cli.transfer:pull",
-        "new": "cli.recipes:new",
-        "add": "cli.recipes:add",
-        "watch": "extras.nightly.command:watch",
-        "compile": "extras.wheels.command:compile_",
+        "recipe new": "cli.recipes:new",
+        "recipe import": "extras.importers.command:import_recipe",
+        "recipe add-version": "cli.recipes:add_version",
+        "recipe outdated": "extras.nightly.command:outdated",
+        "recipe update": "extras.nightly.command:update",
+        "recipe build-wheel": "extras.wheels.command:build_wheel",
         "store": "cli.store:store",
         "registry": "cli.store:registry",
         "export": "cli.transfer:export",

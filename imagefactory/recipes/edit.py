@@ -270,6 +270,20 @@ def scaffold(
     return RecipeDraft(text=text, notes=() if there == framework else (note,))
 
 
+def scaffold_on(family: str, target: Target) -> RecipeDraft:
+    """Return a recipe that adds packages, none yet, to a target."""
+    text = (
+        "# yaml-language-server: $schema=recipe.schema.json\n"
+        f"family: {family}\ndescription: more on {target.name}\n"
+        f"on: {target.name}    # its framework, CUDA, Python, base and packages, each as locked\n\n"
+        "packages: []\n"
+    )
+    choice = ImageChoice(
+        framework=target.framework, version=target.version, cuda=target.cuda, python=target.python
+    )
+    return RecipeDraft(text=text, choice=choice)
+
+
 def _conda_scaffold(family: str, framework: str, bases: Sequence[BaseSpec]) -> str:
     if not bases:
         raise UsageError(
@@ -430,7 +444,7 @@ def check_draft(
     except RecipeError as error:
         raise RecipeError(
             error.diagnostics,
-            hint="change the options, or save the output of --print as a recipe and fix it",
+            hint="change the options, or save the output of --dry-run as a recipe and fix it",
         ) from error
     return tuple(target for target in targets if target.family == recipe.family)
 

@@ -33,7 +33,8 @@ def read_each(folder: Path) -> tuple[tuple[Recipe, ...], dict[str, tuple[Diagnos
         raise UsageError(
             "project-not-found",
             f"no recipes in {show(str(folder), limit=200)}",
-            hint="pass the project's directory with -C DIR, or create a recipe: imagefactory new FAMILY",
+            hint="pass the project's directory with -C DIR, or create a recipe: imagefactory recipe new "
+            "FAMILY",
         )
     recipes: list[Recipe] = []
     faults: dict[str, tuple[Diagnostic, ...]] = {}

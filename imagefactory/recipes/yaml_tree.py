@@ -180,7 +180,7 @@ def _build(events: Iterator[Any], file: str, limits: YamlLimits) -> YamlNode:
                 )
     if root is None:
         raise recipe_problem(
-            first_place(file), "empty-file", "is empty", "create a recipe: imagefactory new FAMILY"
+            first_place(file), "empty-file", "is empty", "create a recipe: imagefactory recipe new FAMILY"
         )
     return root
 

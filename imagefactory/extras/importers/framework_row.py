@@ -328,7 +328,7 @@ def find_framework(wish: EnvironmentSpec, named: str, source: str) -> tuple[str,
         raise UsageError(
             "framework-missing",
             f"{wish.file} has no framework that the smoke test knows",
-            hint="choose its main package with --framework NAME, or build it --on TARGET",
+            hint="choose its main package with --framework NAME, or extend a target: --extends TARGET",
         )
     return found
 

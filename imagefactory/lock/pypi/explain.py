@@ -31,7 +31,7 @@ def _clean_message(stderr: str) -> str:
 
 def explain_on(error: UnsolvableError, under: Lock, target: Target) -> UnsolvableError:
     """An update only moves what is below to newer releases; for an older one there is a recipe of its own."""
-    own = f"imagefactory new NAME --from FILE --framework {target.framework}={target.version}"
+    own = f"imagefactory recipe import NAME FILE --framework {target.framework}={target.version}"
     fix = f"{error.hint}; or: " if error.conflict else ""
     return UnsolvableError(
         error.code,
