@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from imagefactory.actions.centers import CenterCatalogs, JoinedCenter
     from imagefactory.extras.emulate.summary import ResourceAdvice
     from imagefactory.jobs.offer import AvailableGpu
-    from imagefactory.jobs.spec import JobRequest, JobSpec
+    from imagefactory.jobs.spec import JobParameters, JobSpec
     from imagefactory.schedulers.pool import Inventory
     from imagefactory.trust.catalog import CatalogImage, ImageOffer
 
@@ -265,10 +265,10 @@ def submit(
     return None
 
 
-def _job_request(center: JoinedCenter, name: str, options: JobOptions) -> JobRequest:
+def _job_request(center: JoinedCenter, name: str, options: JobOptions) -> JobParameters:
     """Return the options as values. Raises UsageError for invalid ones."""
     from imagefactory.jobs.make import read_files
-    from imagefactory.jobs.spec import JobRequest
+    from imagefactory.jobs.spec import JobParameters
     from imagefactory.jobs.sweep import read_rows
     from imagefactory.project import is_project
     from imagefactory.schedulers.pool import ImageKind
@@ -297,7 +297,7 @@ def _job_request(center: JoinedCenter, name: str, options: JobOptions) -> JobReq
         "--inventory does not apply to Kubernetes: a Job chooses nodes by their labels",
         "remove --inventory",
     )
-    request = JobRequest(
+    request = JobParameters(
         target=name,
         site=site,
         kind=ImageKind(options.kind) if options.kind else None,

@@ -1,6 +1,6 @@
 """From an offered image to a job, and its files in this directory. Nothing is submitted.
 
-    offer + JobRequest -> resolve_job() -> JobSpec -> write_job() -> texts by file name -> save_files()
+    offer + JobParameters -> resolve_job() -> JobSpec -> write_job() -> texts by file name -> save_files()
 
 Only the functions of the second half touch files. Raises only ImagefactoryError.
 """
@@ -22,7 +22,7 @@ from imagefactory.jobs.htcondor import write_htcondor
 from imagefactory.jobs.kubernetes import FILES_MOST, write_kubernetes
 from imagefactory.jobs.offer import ImageEvidence, ImageForm, choose_form, expected_grounds, forms_of
 from imagefactory.jobs.slurm import write_slurm
-from imagefactory.jobs.spec import JobRequest, JobSpec, run_directory
+from imagefactory.jobs.spec import JobParameters, JobSpec, run_directory
 from imagefactory.progress import Progress
 from imagefactory.schedulers.pool import ImageKind
 from imagefactory.settings.choices import KUBERNETES, SLURM
@@ -43,7 +43,7 @@ _PLAIN = "import sys; print(sys.version)"
 _CHUNK = 1 << 20
 
 
-def resolve_job(offer: ImageOffer, request: JobRequest, trust: TrustRules, now: datetime) -> JobSpec:
+def resolve_job(offer: ImageOffer, request: JobParameters, trust: TrustRules, now: datetime) -> JobSpec:
     """Return the job that is requested, in the best form of an offered image. Pure.
 
     An image for CPUs needs no verdict. Raises NothingSelectedError for a form that is not offered,
@@ -79,7 +79,7 @@ def resolve_job(offer: ImageOffer, request: JobRequest, trust: TrustRules, now: 
     fetch = f"ask the maintainer of the catalog for {Path(form.image.address).name}"
     if request.own:
         fetch = f"imagefactory export {image.target} --format sif"
-    values = {row.name: getattr(request, row.name) for row in fields(JobRequest)}
+    values = {row.name: getattr(request, row.name) for row in fields(JobParameters)}
     return JobSpec(
         **{**values, "name": request.name or image.target, "target": image.target},
         platform=image.platform,
@@ -92,7 +92,7 @@ def resolve_job(offer: ImageOffer, request: JobRequest, trust: TrustRules, now: 
     )
 
 
-def _without_gpus(request: JobRequest, target: str) -> JobRequest:
+def _without_gpus(request: JobParameters, target: str) -> JobParameters:
     for option, value in (
         ("--gpus", request.gpus > 1),
         ("--gpu-memory", request.gpu_memory),
@@ -117,7 +117,7 @@ def _first_trial(framework: str, gpus: int) -> str:
 
 
 def _not_verified(
-    offer: ImageOffer, form: ImageForm, expected: ImageEvidence, trust: TrustRules, request: JobRequest
+    offer: ImageOffer, form: ImageForm, expected: ImageEvidence, trust: TrustRules, request: JobParameters
 ) -> CheckFailedError:
     """Return why there is no job, what is predicted, and what this person can do."""
     name = f"{request.prefix}{offer.image.target}"
@@ -196,7 +196,7 @@ class CatalogLine:
 
 
 def list_offers(
-    catalogue: Catalog, request: JobRequest, trust: TrustRules, now: datetime
+    catalogue: Catalog, request: JobParameters, trust: TrustRules, now: datetime
 ) -> tuple[CatalogLine, ...]:
     """Return all images that a catalog offers for a site. Raises NothingSelectedError if there is none."""
     lines = [_catalog_line(verify_offer(catalogue, image, trust, now), request) for image in catalogue.images]
@@ -211,7 +211,7 @@ def list_offers(
     return tuple(line for line in lines if line)
 
 
-def _catalog_line(offer: ImageOffer, request: JobRequest) -> CatalogLine | None:
+def _catalog_line(offer: ImageOffer, request: JobParameters) -> CatalogLine | None:
     image: CatalogImage = offer.image
     forms = forms_of(offer, request.sif_folder)
     try:
@@ -291,7 +291,7 @@ def _check_sif(path: Path, spec: JobSpec, progress: Progress) -> None:
         raise UsageError("sif-mismatch", f"{path} is not the offered file", hint=f"rm {path}; {spec.fetch}")
 
 
-def read_files(request: JobRequest) -> Mapping[str, bytes]:
+def read_files(request: JobParameters) -> Mapping[str, bytes]:
     """Return the program and its inputs by name, for a Job that carries them. Raises UsageError."""
     paths = [("--executable", request.executable)] if request.executable and not request.in_image else []
     files: dict[str, bytes] = {}

@@ -1,6 +1,6 @@
 """One job for a batch system: its image, the GPUs it may get, and what it runs. Pure.
 
-    JobRequest (what a person asks for) + an offered image -> JobSpec, checked once -> the writer of a batch
+    JobParameters (what a person asks for) + an offered image -> JobSpec, checked once -> the writer of a batch
     system
 
 Files for batch systems are full of macros (`$(...)`), and the end of a line begins another command. So every
@@ -46,7 +46,7 @@ _VALUE = re.compile(r"[A-Za-z0-9_.,:;/=+@%# -]{0,1000}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobRequest:
+class JobParameters:
     """The job that a person asks for. Sizes are bytes; 0 and empty values leave the choice to imagefactory.
 
     `kind` is None for the best form of the image. `sif_folder` is the directory of .sif files. `predicted`
@@ -94,7 +94,7 @@ class JobRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobSpec(JobRequest):
+class JobSpec(JobParameters):
     """A job whose values may be written. Raises UsageError for a value that could mean something else there.
 
     The job may run on `classes` of GPUs and not on the `excluded` ones. `multi_gpu` are the capabilities on

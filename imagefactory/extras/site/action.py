@@ -24,7 +24,7 @@ from imagefactory.fs import replace_text
 from imagefactory.gpu.capability import Capability
 from imagefactory.jobs.make import resolve_job, write_job
 from imagefactory.jobs.offer import forms_of
-from imagefactory.jobs.spec import JobRequest
+from imagefactory.jobs.spec import JobParameters
 from imagefactory.lock.files import former_locks
 from imagefactory.matrix.combos import ComboCell
 from imagefactory.model import Target
@@ -163,7 +163,7 @@ def _submit(image: ReportImage, trust: TrustRules, settings: Settings, now: date
     offer = image.offer
     if offer is None:
         return ReportSubmit(why=image.block)
-    request = JobRequest(
+    request = JobParameters(
         target=image.target,
         site=site_of(settings.site.value, settings),
         sif_folder=settings.sif_folder.value,

@@ -20,7 +20,7 @@ from imagefactory.gpu.capability import parse_capability
 from imagefactory.jobs.kubernetes import FILES_MOST, node_terms, write_kubernetes
 from imagefactory.jobs.make import read_files, resolve_job
 from imagefactory.jobs.offer import GpuClass
-from imagefactory.jobs.spec import JobRequest
+from imagefactory.jobs.spec import JobParameters
 from imagefactory.schedulers.sites import find_site
 from imagefactory.schedulers.sizes import GB
 from tests.made.offers import IMAGE, NOW, REFERENCE, gpu_class, job_spec, offer, verdict
@@ -84,7 +84,7 @@ def test_a_job_is_what_the_api_takes() -> None:
 
 
 def test_without_a_program_the_image_says_what_it_sees() -> None:
-    request = JobRequest(target=IMAGE.target, site=find_site("kubernetes"))
+    request = JobParameters(target=IMAGE.target, site=find_site("kubernetes"))
     (text,) = write_kubernetes(resolve_job(offer(verdict("8.0")), request, TRUST, NOW)).values()
     (job,) = documents(text)
     assert job["metadata"]["name"] == "pytorch-2-3-cu121"
@@ -246,7 +246,7 @@ def test_files_are_read_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "code").mkdir()
     (tmp_path / "code/train.sh").write_bytes(b"a")
     (tmp_path / "train.sh").write_bytes(b"b")
-    request = JobRequest(target="", site=find_site("kubernetes"), executable="code/train.sh")
+    request = JobParameters(target="", site=find_site("kubernetes"), executable="code/train.sh")
     assert read_files(request) == {"train.sh": b"a"}
     for inputs, code, message in (
         (("train.sh",), "file-name-duplicate", "train.sh"),

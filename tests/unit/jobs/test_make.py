@@ -14,7 +14,7 @@ import pytest
 
 from imagefactory.errors import CheckFailedError, NothingSelectedError, UsageError
 from imagefactory.jobs.make import check_files, resolve_job, save_files, summary, write_job
-from imagefactory.jobs.spec import JobRequest, JobSpec
+from imagefactory.jobs.spec import JobParameters, JobSpec
 from imagefactory.model import Outcome
 from imagefactory.oci.manifests import digest_of
 from imagefactory.progress import QuietProgress
@@ -49,7 +49,7 @@ def resolve(
     catalogue: Catalog | None = None, trust: TrustRules = TRUST, now: datetime = NOW, **changes: Any
 ) -> JobSpec:
     fields = {"target": NAME, "site": find_site("generic"), "name": "train", "executable": "train.sh"}
-    request = JobRequest(**{**fields, **changes})
+    request = JobParameters(**{**fields, **changes})
     offer = find_offer(catalogue or make_catalogue(), request.target, trust, now)
     return resolve_job(offer, request, trust, now)
 
