@@ -16,8 +16,7 @@ from imagefactory.access import Access, open_registry
 from imagefactory.actions.centers import center_name
 from imagefactory.errors import CheckFailedError, NothingSelectedError, RegistryError, UsageError, os_problem
 from imagefactory.oci.graph import StoreRepository
-from imagefactory.oci.mirrors import resolve_mirror
-from imagefactory.oci.store import ImageReference
+from imagefactory.oci.store import ImageReference, resolve_mirror
 from imagefactory.settings.files import center_directory, center_files, read_document, user_file
 from imagefactory.settings.load import CENTER, Settings
 from imagefactory.trust.catalog_package import INVITATION, parse_layer, unpack_artifact
@@ -98,7 +97,7 @@ def _read_file(path: Path) -> bytes:
 def _fetch(settings: Settings, environ: Mapping[str, str], reference: ImageReference) -> bytes:
     access, asked = Access(settings=settings, environ=environ), resolve_mirror(reference, settings.mirror_map)
     place = StoreRepository(store=open_registry(access, asked.registry), repository=asked.repository)
-    manifest = place.store.manifest(place.repository, asked.wanted)
+    manifest = place.store.manifest(place.repository, asked.tag_or_digest)
     if manifest is None:
         raise RegistryError(
             "invitation-not-found",

@@ -26,8 +26,7 @@ from imagefactory.errors import ImagefactoryError, RegistryError, StatementError
 from imagefactory.fs import remove_inside, replace_bytes, replace_text
 from imagefactory.http import HURRIED, RetryPolicy
 from imagefactory.oci.graph import StoreRepository
-from imagefactory.oci.mirrors import resolve_mirror
-from imagefactory.oci.store import ImageReference
+from imagefactory.oci.store import ImageReference, resolve_mirror
 from imagefactory.progress import QuietProgress
 from imagefactory.project import Project, is_project, load_project
 from imagefactory.recipes.expand import select_single
@@ -318,7 +317,7 @@ def _read_registry(
     asked = resolve_mirror(reference, access.settings.mirror_map)
     store = open_registry(access, asked.registry, patience=patience)
     place = StoreRepository(store=store, repository=asked.repository)
-    manifest = place.store.manifest(place.repository, asked.wanted)
+    manifest = place.store.manifest(place.repository, asked.tag_or_digest)
     if manifest is None:
         raise RegistryError(
             "catalog-not-found",

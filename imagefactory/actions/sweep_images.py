@@ -147,7 +147,7 @@ def _in_registry(factory: Project, target: Target, reference: str) -> PoolImage:
     """Of an image that this machine may have never seen: its registry tells what it is and how large."""
     where = parse_reference(reference)
     place = place_of(factory, where)
-    subject = replace(read_subject(place, where.wanted), target=target.name)
+    subject = replace(read_subject(place, where.tag_or_digest), target=target.name)
     size = _size(place, subject.manifest)
     return PoolImage(
         kind=ImageKind.DOCKER,

@@ -46,6 +46,7 @@ from imagefactory.errors import (
     own_pip_command,
     without_logins,
 )
+from imagefactory.logs import LOG_VARIABLE, start_logging, stop_logging
 from imagefactory.progress import STYLES, silence_progress
 
 WAKER, WAKINGS = "signals", 3
@@ -83,8 +84,9 @@ EPILOG = f"Exit codes: {'; '.join(f'{code} {words}' for code, words in EXIT_CODE
     show_default=True,
     help="How progress is shown on stderr.",
 )
+@click.option("-v", "--verbose", is_flag=True, help="Print commands and requests to stderr, with times.")
 @click.pass_context
-def cli(ctx: click.Context, directory: Path | None, style: str) -> None:
+def cli(ctx: click.Context, directory: Path | None, style: str, verbose: bool) -> None:
     """Make GPU container images that are locked, reproducible and tried inside.
 
     \b
@@ -96,6 +98,8 @@ def cli(ctx: click.Context, directory: Path | None, style: str) -> None:
       imagefactory doctor                    what this machine has and lacks
     """
     ctx.obj = CommandContext(directory, style)
+    start_logging(verbose=verbose, file=os.environ.get(LOG_VARIABLE, ""))
+    ctx.call_on_close(stop_logging)
 
 
 @click.command("help", hidden=True)

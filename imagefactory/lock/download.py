@@ -280,36 +280,33 @@ class _Transfer:
 
     def _download(self) -> str:
         """The whole file in `part`; returns its sha256. Gives up after so many failures without progress."""
-        failures, most = 0, self._part_size()
-        while True:
-            try:
-                return self._continue()
-            except RejectedError as error:
-                gone = f"imagefactory lock TARGET --update {self.package.name}"
-                denied = "set the user and password of the index (in its URL or in ~/.netrc)"
-                if isinstance(self.package, LockedCondaPackage):
-                    denied = "write a login for the channel's host in ~/.netrc or ~/.rattler/credentials.json"
-                other = "check the index, proxy and certificates: imagefactory doctor"
-                hints = {401: denied, 403: denied, 404: gone, 410: gone}
-                raise DownloadError(
-                    "download-rejected",
-                    f"{self._title()}: {error}",
-                    hint=hints.get(error.status, other),
-                ) from error
-            except TransientError as error:
-                failures = 1 if self._part_size() > most else failures + 1
-                most = max(most, self._part_size())
-                if failures >= self.patience.attempts:
-                    raise DownloadError(
-                        "download-failed",
-                        f"{self._title()}: {error} ({failures} times in a row)",
-                        hint="run the same command again later: the download continues",
-                    ) from error
-                if self.arrivals.stop.wait(self.patience.wait(failures, error.after)):
-                    raise _DownloadCancelledError from error
+        try:
+            return self.patience.retry(
+                self._continue, progress=self._part_size, sleep=self.arrivals.stop.wait
+            )
+        except RejectedError as error:
+            gone = f"imagefactory lock TARGET --update {self.package.name}"
+            denied = "set the user and password of the index (in its URL or in ~/.netrc)"
+            if isinstance(self.package, LockedCondaPackage):
+                denied = "write a login for the channel's host in ~/.netrc or ~/.rattler/credentials.json"
+            other = "check the index, proxy and certificates: imagefactory doctor"
+            hints = {401: denied, 403: denied, 404: gone, 410: gone}
+            raise DownloadError(
+                "download-rejected",
+                f"{self._title()}: {error}",
+                hint=hints.get(error.status, other),
+            ) from error
+        except TransientError as error:
+            raise DownloadError(
+                "download-failed",
+                f"{self._title()}: {error}",
+                hint="run the same command again later: the download continues",
+            ) from error
 
     def _continue(self) -> str:
         """Go on from the bytes in `part`, once; returns the sha256 of the whole."""
+        if self.arrivals.stop.is_set():
+            raise _DownloadCancelledError
         size, digest = self.package.size, hashlib.sha256()
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(self.part, flags, 0o644), "ab") as file:

@@ -33,8 +33,7 @@ from imagefactory.oci.manifests import (
     format_descriptor,
     images_of,
 )
-from imagefactory.oci.mirrors import Mirrors, resolve_mirror
-from imagefactory.oci.store import ImageReference, Store, parse_reference
+from imagefactory.oci.store import ImageReference, Mirrors, Store, parse_reference, resolve_mirror
 from imagefactory.oci.transfer import TransferRequest, send
 from imagefactory.oci.unpack import UnpackedLayers
 from imagefactory.progress import Progress

@@ -28,6 +28,7 @@ from imagefactory.http import (
     HttpSession,
     Login,
     RejectedError,
+    Response,
     local_path,
     read_some,
     redact,
@@ -295,7 +296,7 @@ class IndexFile:
 
 
 def project_files(web: HttpSession, page: str) -> tuple[IndexFile, ...]:
-    """All files that a project's page of the index lists. Raises TransientError, RejectedError."""
+    """All files that a project's page of the index lists. Raises HttpError."""
     local = local_path(page)
     if local:
         path = local / "index.html" if local.is_dir() else local
@@ -303,15 +304,12 @@ def project_files(web: HttpSession, page: str) -> tuple[IndexFile, ...]:
             raise RejectedError(f"{path} does not exist", status=404)
         return _parse_html(path.read_text(encoding="utf-8"), local.as_uri() + "/")
 
-    def ask() -> tuple[IndexFile, ...]:
-        with web.open(page, headers={"Accept": _SIMPLE}) as response:
-            text, kind = (
-                read_some(response.raw, _MOST).decode("utf-8"),
-                response.headers.get("Content-Type", ""),
-            )
-            return (_parse_json if "json" in kind else _parse_html)(text, response.url)
+    def parse(response: Response) -> tuple[IndexFile, ...]:
+        text = read_some(response.raw, _MOST).decode("utf-8")
+        is_json = "json" in response.headers.get("Content-Type", "")
+        return (_parse_json if is_json else _parse_html)(text, response.url)
 
-    return web.patience.retry(ask)
+    return web.request(page, parse, headers={"Accept": _SIMPLE})
 
 
 def _parse_json(text: str, address: str) -> tuple[IndexFile, ...]:

@@ -26,9 +26,10 @@ from packaging.version import InvalidVersion, Version
 from imagefactory.errors import DownloadError, LockError
 from imagefactory.fs import replacing
 from imagefactory.http import (
+    HttpError,
     HttpSession,
     RejectedError,
-    TransientError,
+    Response,
     WebAccess,
     arriving,
     local_path,
@@ -213,7 +214,7 @@ def fetch_sdist(source: WebAccess, file: IndexFile, folder: Path) -> Path:
                     f"expected sha256 {file.sha256}, found {content.hexdigest()}",
                     hint="try again",
                 )
-    except (RejectedError, TransientError) as error:
+    except HttpError as error:
         raise DownloadError(
             "download-failed", f"{file.filename}: {redact(str(error))}", hint="try again"
         ) from error
@@ -230,11 +231,11 @@ _WINDOW = 1 << 16  # bytes asked at once; a wheel's directory is at its end
 
 
 def read_metadata(web: HttpSession, url: str) -> str:
-    """METADATA of the wheel at `url`. Raises RejectedError, TransientError, OSError, BadZipFile, KeyError."""
+    """METADATA of the wheel at `url`. Raises HttpError, OSError, BadZipFile, KeyError."""
     if path := local_path(url):
         return _inside(io.BytesIO(path.read_bytes()))
     try:
-        return web.patience.retry(lambda: _fetch(web, f"{url}.metadata", {})).decode("utf-8")
+        return web.request(f"{url}.metadata", _whole).decode("utf-8")
     except RejectedError:
         size = web.size(url)
     try:
@@ -242,7 +243,7 @@ def read_metadata(web: HttpSession, url: str) -> str:
     except _NoRangesError:
         if size > _MAX_WHOLE_BYTES:
             raise
-        return _inside(io.BytesIO(web.patience.retry(lambda: _fetch(web, url, {}))))
+        return _inside(io.BytesIO(web.request(url, _whole)))
 
 
 def _inside(wheel: Any) -> str:
@@ -257,11 +258,14 @@ class _NoRangesError(RejectedError):
     """A server that sends all of a file or nothing."""
 
 
-def _fetch(web: HttpSession, url: str, headers: dict[str, str]) -> bytes:
-    with web.open(url, headers=headers) as response:
-        if headers and response.status_code != 206:
-            raise _NoRangesError(f"{redact(url)}: the server sends no part of a file")
-        return read_some(response.raw, _MAX_WHOLE_BYTES)
+def _whole(response: Response) -> bytes:
+    return read_some(response.raw, _MAX_WHOLE_BYTES)
+
+
+def _part(response: Response) -> bytes:
+    if response.status_code != 206:
+        raise _NoRangesError(f"{redact(response.url)}: the server sends no part of a file")
+    return read_some(response.raw, _MAX_WHOLE_BYTES)
 
 
 class _RemoteFile(io.RawIOBase):
@@ -287,8 +291,7 @@ class _RemoteFile(io.RawIOBase):
         end = min(self._at + len(into), self._size)
         if end <= self._at:
             return 0
-        asked = {"Range": f"bytes={self._at}-{end - 1}"}
-        came = self._web.patience.retry(lambda: _fetch(self._web, self._url, asked))
-        into[: len(came)] = came
-        self._at += len(came)
-        return len(came)
+        data = self._web.request(self._url, _part, headers={"Range": f"bytes={self._at}-{end - 1}"})
+        into[: len(data)] = data
+        self._at += len(data)
+        return len(data)
