@@ -53,7 +53,6 @@ from imagefactory.schedulers.cells import (
     plan_sweep,
     within_budget,
 )
-from imagefactory.schedulers.claims import cell_of, leave_out_claimed, skipped_by_claim
 from imagefactory.schedulers.faults import (
     REMEMBERED,
     MachineFaults,
@@ -96,8 +95,11 @@ from imagefactory.schedulers.sweep_file import (
 from imagefactory.schedulers.underway import (
     Images,
     SweepLookup,
+    cell_of,
+    leave_out_claimed,
     leave_out_underway,
     read_underway,
+    skipped_by_claim,
     will_still_run,
 )
 from imagefactory.serialize import format_time

@@ -1,7 +1,6 @@
 """One job for a batch system: its image, the GPUs it may get, and what it runs. Pure.
 
-    JobParameters (what a person asks for) + an offered image -> JobSpec, checked once -> the writer of a batch
-    system
+    JobParameters (what a person asks for) + an offered image -> JobSpec, checked once -> a writer
 
 Files for batch systems are full of macros (`$(...)`), and the end of a line begins another command. So every
 value passes an allow-list by full match before a JobSpec exists. Source: HTCondor's manual, condor_submit(1),
