@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
 
 from imagefactory.build.definition import PREFIX
-from imagefactory.errors import CheckFailedError, NothingSelectedError, UsageError, os_problem
+from imagefactory.errors import CheckFailedError, UsageError, os_problem
 from imagefactory.fs import replace_all
 from imagefactory.gpu.builds import rocm_of
 from imagefactory.jobs.htcondor import write_htcondor
@@ -27,9 +27,8 @@ from imagefactory.progress import Progress
 from imagefactory.schedulers.pool import ImageKind
 from imagefactory.settings.choices import KUBERNETES, SLURM
 from imagefactory.suite import table
-from imagefactory.trust.catalog import CENTER_HINT, Catalog, CatalogImage, ImageOffer
+from imagefactory.trust.catalog import CENTER_HINT, ImageOffer
 from imagefactory.trust.claims import multi_gpu_capabilities
-from imagefactory.trust.offers import verify_offer
 from imagefactory.trust.policy import TrustRules
 from imagefactory.trust.verdict import VerdictStatus
 
@@ -96,7 +95,7 @@ def _without_gpus(request: JobParameters, target: str) -> JobParameters:
     for option, value in (
         ("--gpus", request.gpus > 1),
         ("--gpu-memory", request.gpu_memory),
-        ("--mig", request.mig),
+        ("--allow-mig", request.mig),
     ):
         if value:
             raise UsageError(
@@ -142,10 +141,10 @@ def _not_verified(
         hint = f"{CENTER_HINT}; then run imagefactory join ADDRESS|FILE and compare them"
     else:
         hint = (
-            f"choose another image (imagefactory find {offer.image.family}) or ask your center to verify it"
+            f"choose another image (imagefactory search {offer.image.family}) or ask your center to verify it"
         )
     if predicted:
-        hint += f"; or accept the risk: imagefactory submit {name} --accept predicted"
+        hint += f"; or accept the risk: imagefactory job write {name} --allow-unverified"
     return CheckFailedError("not-verified", "; ".join(reasons), hint=hint)
 
 
@@ -180,61 +179,12 @@ def summary(spec: JobSpec) -> Mapping[str, object]:
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CatalogLine:
-    """An image of a catalog, in the form `kind` of all `kinds`.
-
-    It is `verified` and `predicted` on capabilities (`8.0`). Without `gpu` it is for CPUs.
-    """
-
-    target: str
-    gpu: bool
-    kind: str
-    kinds: tuple[str, ...]
-    verified: tuple[str, ...]
-    predicted: tuple[str, ...]
-
-
-def list_offers(
-    catalogue: Catalog, request: JobParameters, trust: TrustRules, now: datetime
-) -> tuple[CatalogLine, ...]:
-    """Return all images that a catalog offers for a site. Raises NothingSelectedError if there is none."""
-    lines = [_catalog_line(verify_offer(catalogue, image, trust, now), request) for image in catalogue.images]
-    if not any(lines):
-        raise NothingSelectedError(
-            "no-image-offered",
-            f"no image that a job at site {request.site.name} can use",
-            hint="run imagefactory export TARGET --format sif, or imagefactory push TARGET"
-            if request.own
-            else "ask your center to publish images for its jobs, or choose another site with --site",
-        )
-    return tuple(line for line in lines if line)
-
-
-def _catalog_line(offer: ImageOffer, request: JobParameters) -> CatalogLine | None:
-    image: CatalogImage = offer.image
-    forms = forms_of(offer, request.sif_folder)
-    try:
-        form = choose_form(forms, request.site, request.kind)
-    except NothingSelectedError:
-        return None
-    expected = expected_grounds(form.grounds, image)
-    return CatalogLine(
-        target=image.target,
-        gpu=image.gpu,
-        kind=form.image.kind.value,
-        kinds=tuple(dict.fromkeys(row.image.kind.value for row in forms)),
-        verified=tuple(str(row.capability) for row in form.grounds.classes),
-        predicted=tuple(str(row.capability) for row in expected.classes if not row.verified),
-    )
-
-
 # --- files
 
 
 def check_files(spec: JobSpec, progress: Progress) -> None:
     """Check the files that a job transfers. Raises UsageError for one that is missing or wrong."""
-    for option, program in (("--executable", spec.executable), ("--gather", spec.gather)):
+    for option, program in (("--executable", spec.executable), ("--finalize", spec.gather)):
         if program and not spec.in_image:
             _check_program(option, Path(program), runs_here=spec.site.batch == SLURM)
     for path in spec.inputs:
@@ -320,8 +270,12 @@ def read_files(request: JobParameters) -> Mapping[str, bytes]:
     return files
 
 
-def save_files(spec: JobSpec, files: Mapping[str, str], *, force: bool) -> None:
-    """Write the files of a job into this directory. Raises UsageError if they exist, unless `force`."""
+def save_files(spec: JobSpec, files: Mapping[str, str], folder: Path, *, force: bool) -> tuple[str, ...]:
+    """Write the files of a job into `folder`, and the directories of its runs here. Return the paths of the
+    files.
+
+    Raises UsageError if they exist, unless `force`.
+    """
     dag = f"{spec.name}.dag"
     if dag in files and (rescues := sorted(Path().glob(f"{dag}.rescue*"))):
         raise UsageError(
@@ -329,21 +283,23 @@ def save_files(spec: JobSpec, files: Mapping[str, str], *, force: bool) -> None:
             f"{rescues[0]} exists: DAGMan would continue that sweep and skip its finished runs",
             hint=f"rm {rescues[0]}, or use another name: -o NAME.sub",
         )
-    directories = [run_directory(number + 1) for number in range(len(spec.rows))] if dag in files else []
+    texts = {str(folder / name): text for name, text in files.items()}
+    runs = [run_directory(number + 1) for number in range(len(spec.rows))] if dag in files else []
     if not force:
-        existing = [path for path in files if os.path.lexists(path)]
-        existing += [path for path in directories if os.path.lexists(path) and not _is_empty(Path(path))]
+        existing = [path for path in texts if os.path.lexists(path)]
+        existing += [run for run in runs if os.path.lexists(run) and not _is_empty(Path(run))]
         if existing:
-            suffix = Path(next(iter(files))).suffix
-            another = "change to another directory" if existing[0] in directories else f"-o NAME{suffix}"
+            another = f"-o NAME{Path(next(iter(files))).suffix}"
             raise UsageError(
                 "file-exists",
                 f"{existing[0]} already exists",
-                hint=f"use --force to overwrite it, or {another}",
+                hint="use --force to overwrite it, or "
+                + ("change to another directory" if existing[0] in runs else f"another name: {another}"),
             )
-    for path in directories:
-        Path(path).mkdir(exist_ok=True)
-    replace_all({Path(path): text.encode("ascii") for path, text in files.items()})
+    for run in runs:
+        Path(run).mkdir(exist_ok=True)
+    replace_all({Path(path): text.encode("ascii") for path, text in texts.items()})
+    return tuple(texts)
 
 
 def _is_empty(folder: Path) -> bool:

@@ -262,7 +262,7 @@ def choose_form(
         raise UsageError(
             "image-type-unsupported",
             f"the documentation of {site.title} does not list images of type '{kind}'",
-            hint=f"use --image {' or '.join(site.kinds)}",
+            hint=f"use --image-format {' or '.join(site.kinds)}",
         )
     kinds = site.kinds if kind is None else (kind,)
     fitting = [form for name in kinds for form in forms if form.image.kind is name]
@@ -285,7 +285,7 @@ def choose_form(
     raise NothingSelectedError(
         "image-type-not-offered",
         f"no image of type {' or '.join(kinds)}, only {offered}",
-        hint="use another --image; a .sif in the OSDF requires the setting sif-folder = osdf:///...",
+        hint="use another --image-format; a .sif in the OSDF requires the setting sif-folder = osdf:///...",
     )
 
 

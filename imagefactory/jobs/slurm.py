@@ -109,7 +109,7 @@ def request_gpus(spec: JobSpec) -> tuple[tuple[str, ...], tuple[PoolGpu, ...]]:
         raise CheckFailedError(
             "no-matching-gpu",
             f"the image is verified on {', '.join(sorted(names))}, but this cluster has {', '.join(types)}",
-            hint="choose another image (imagefactory find); "
+            hint="choose another image (imagefactory search); "
             "ask the site for the capability of types with (?)",
         )
     if not request[0]:

@@ -244,7 +244,7 @@ def _check_htcondor(spec: JobSpec) -> None:
 
 
 def _check_slurm(spec: JobSpec) -> None:
-    for option, value in (("--input", spec.inputs), ("--result", spec.outputs), ("--disk", spec.disk)):
+    for option, value in (("--input", spec.inputs), ("--output-file", spec.outputs), ("--disk", spec.disk)):
         if value:
             raise UsageError(
                 "option-conflict",
@@ -262,9 +262,9 @@ def _check_slurm(spec: JobSpec) -> None:
 
 def _check_kubernetes(spec: JobSpec) -> None:
     for option, value in (
-        ("--result", spec.outputs),
+        ("--output-file", spec.outputs),
         ("--checkpoint", spec.checkpoint),
-        ("--gather", spec.gather),
+        ("--finalize", spec.gather),
     ):
         if value:
             raise UsageError(
@@ -292,7 +292,9 @@ def _unknown_macro(word: str, macros: Sequence[str]) -> UsageError:
     return UsageError(
         "macro-unknown",
         f"unknown macro in '{word[:80]}'",
-        hint=f"use one of {known}, or remove the '$'" if known else "macros require a sweep: --dag N|FILE",
+        hint=f"use one of {known}, or remove the '$'"
+        if known
+        else "macros require a sweep: --runs N or --params FILE",
     )
 
 

@@ -1,4 +1,4 @@
-"""The runs of a sweep: read from a count or a CSV file, and filled in by a shell."""
+"""The runs of a sweep: a count, or the lines of a CSV file, and filled in by a shell."""
 
 from __future__ import annotations
 
@@ -13,33 +13,35 @@ from imagefactory.jobs.spec import MACRO, ROWS_MOST, RUN, JobSpec
 
 LARGEST_ROWS = 1 << 20
 _WIDTH = 100
-_HINT = "pass a number of runs or a CSV file of values: --dag N|FILE"
+_HINT = "pass a CSV file of values: --params FILE"
 
 Rows = tuple[tuple[str, ...], ...]
 
 
-def read_rows(text: str) -> tuple[tuple[str, ...], Rows]:
-    """Return the columns and rows of `--dag`: a count, or the name of a CSV file whose first row names
-    columns.
+def number_runs(count: int | None) -> tuple[tuple[str, ...], Rows]:
+    """Return the columns and rows of a sweep without values, none for None. Raises UsageError."""
+    if count is None:
+        return (), ()
+    if not 0 < count <= ROWS_MOST:
+        raise UsageError(
+            "sweep-size-invalid",
+            f"a sweep has 1 to {ROWS_MOST:,} runs, not {count:,}",
+            hint="create several sweeps",
+        )
+    return (RUN,), ((),) * count
+
+
+def read_rows(path: Path) -> tuple[tuple[str, ...], Rows]:
+    """Return the columns and rows of a CSV file whose first row names columns.
 
     The first column is `run`, which rows do not have. Raises UsageError, which names the line.
     """
-    if text.isascii() and text.isdigit() and len(text) <= 9:
-        count = int(text)
-        if not 0 < count <= ROWS_MOST:
-            raise UsageError(
-                "sweep-size-invalid",
-                f"a sweep has 1 to {ROWS_MOST:,} runs, not {count:,}",
-                hint="create several sweeps",
-            )
-        return (RUN,), ((),) * count
-    path = Path(text)
     try:
         with path.open("rb") as file:
             data = file.read(LARGEST_ROWS + 1)
         content = data.decode("utf-8-sig")  # spreadsheets write a byte order mark
     except OSError as error:
-        raise UsageError(*os_problem("read", text[:80], error), hint=_HINT) from error
+        raise UsageError(*os_problem("read", path, error), hint=_HINT) from error
     except UnicodeDecodeError as error:
         raise UsageError("sweep-values-invalid", f"{path} is not UTF-8 text", hint=_HINT) from error
     if len(data) > LARGEST_ROWS:

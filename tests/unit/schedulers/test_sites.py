@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.cli.submit import IMAGE_TYPES
+from imagefactory.cli.job import IMAGE_TYPES
 from imagefactory.errors import StatementError, UsageError
 from imagefactory.schedulers import sites
 from imagefactory.schedulers.pool import ImageKind
