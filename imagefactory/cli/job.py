@@ -246,8 +246,7 @@ def write(
 def _job_parameters(center: JoinedCenter, name: str, options: JobOptions) -> JobParameters:
     """Return the options as values. Raises UsageError for invalid ones."""
     from imagefactory.jobs.make import read_files
-    from imagefactory.jobs.spec import JobParameters
-    from imagefactory.jobs.sweep import number_runs, read_rows
+    from imagefactory.jobs.spec import JobParameters, number_runs, read_rows
     from imagefactory.project import is_project
     from imagefactory.schedulers.pool import ImageKind
     from imagefactory.schedulers.sites import site_of

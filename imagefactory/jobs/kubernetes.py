@@ -18,8 +18,7 @@ import yaml
 from imagefactory.errors import UsageError
 from imagefactory.gpu.capability import Capability
 from imagefactory.jobs.offer import GpuClass
-from imagefactory.jobs.spec import JobSpec, header
-from imagefactory.jobs.sweep import format_run_argument, value_arrays
+from imagefactory.jobs.spec import JobSpec, format_run_argument, header, value_arrays
 from imagefactory.schedulers.sizes import MB
 
 SUFFIX = ".yaml"

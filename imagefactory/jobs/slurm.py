@@ -13,8 +13,14 @@ from datetime import timedelta
 
 from imagefactory.errors import CheckFailedError, UsageError
 from imagefactory.jobs.offer import ResourceRequest, fits
-from imagefactory.jobs.spec import CHECKPOINTED, JobSpec, gather_job, header
-from imagefactory.jobs.sweep import format_run_argument, value_arrays
+from imagefactory.jobs.spec import (
+    CHECKPOINTED,
+    JobSpec,
+    format_run_argument,
+    gather_job,
+    header,
+    value_arrays,
+)
 from imagefactory.schedulers.pool import PoolGpu
 from imagefactory.schedulers.sizes import MB
 from imagefactory.schedulers.slurm.batch import request_gpu_count

@@ -9,12 +9,16 @@ value passes an allow-list by full match before a JobSpec exists. Source: HTCond
 
 from __future__ import annotations
 
+import csv
+import io
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from pathlib import Path
 
-from imagefactory.errors import UsageError
+from imagefactory.errors import UsageError, os_problem
 from imagefactory.gpu.capability import Capability
 from imagefactory.jobs.offer import GpuClass, ResourceRequest, is_range
 from imagefactory.schedulers.pool import MACHINE_HAS, ImageKind, Inventory, PoolImage
@@ -41,6 +45,10 @@ _INPUT = re.compile(rf"{_PATH.pattern}|(?:osdf|file|https?|s3|pelican)://[A-Za-z
 _PRINTABLE = re.compile(r"[\x20-\x7e]{0,4000}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
 _COLUMN = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,60}")
+LARGEST_ROWS = 1 << 20
+_ROWS_HINT = "pass a CSV file of values: --params FILE"
+_WIDTH = 100
+Rows = tuple[tuple[str, ...], ...]
 _VALUE = re.compile(r"[A-Za-z0-9_.,:;/=+@%# -]{0,1000}")
 
 
@@ -85,7 +93,7 @@ class JobParameters:
     mig: bool = False
     time: timedelta | None = None
     columns: tuple[str, ...] = ()
-    rows: tuple[tuple[str, ...], ...] = ()
+    rows: Rows = ()
     checkpoint: str = ""
     gather: str = ""
     inventory: Inventory | None = None
@@ -366,3 +374,93 @@ def _group_reasons(rows: Iterable[tuple[Capability, str]]) -> Iterator[tuple[str
 def _comment_line(text: str) -> str:
     """Return one line of ASCII that cannot end the comment, as a backslash at its end would."""
     return "".join(char if " " <= char <= "~" and char != "\\" else "?" for char in text)[:500]
+
+
+# --- the runs of a sweep
+
+
+def number_runs(count: int | None) -> tuple[tuple[str, ...], Rows]:
+    """Return the columns and rows of a sweep without values, none for None. Raises UsageError."""
+    if count is None:
+        return (), ()
+    if not 0 < count <= ROWS_MOST:
+        raise UsageError(
+            "sweep-size-invalid",
+            f"a sweep has 1 to {ROWS_MOST:,} runs, not {count:,}",
+            hint="create several sweeps",
+        )
+    return (RUN,), ((),) * count
+
+
+def read_rows(path: Path) -> tuple[tuple[str, ...], Rows]:
+    """Return the columns and rows of a CSV file whose first row names columns.
+
+    The first column is `run`, which rows do not have. Raises UsageError, which names the line.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(LARGEST_ROWS + 1)
+        content = data.decode("utf-8-sig")  # spreadsheets write a byte order mark
+    except OSError as error:
+        raise UsageError(*os_problem("read", path, error), hint=_ROWS_HINT) from error
+    except UnicodeDecodeError as error:
+        raise UsageError("sweep-values-invalid", f"{path} is not UTF-8 text", hint=_ROWS_HINT) from error
+    if len(data) > LARGEST_ROWS:
+        raise UsageError(
+            "sweep-size-invalid", f"{path} has more than {LARGEST_ROWS:,} bytes", hint="create several sweeps"
+        )
+    return parse_rows(content, path.name)
+
+
+def parse_rows(text: str, where: str) -> tuple[tuple[str, ...], Rows]:
+    """Return the columns and rows of a CSV file without its empty lines. Raises UsageError."""
+    reader = csv.reader(io.StringIO(text), strict=True)
+    rows: list[tuple[str, ...]] = []
+    try:
+        for row in reader:
+            cells = tuple(cell.strip() for cell in row)
+            if not any(cells):
+                continue
+            rows.append(cells)
+            if len(cells) != len(rows[0]):
+                raise UsageError(
+                    "sweep-values-invalid",
+                    f"{where}:{reader.line_num}: {len(cells)} values for {len(rows[0])} columns",
+                    hint=f"write one value for each of {', '.join(rows[0])}",
+                )
+    except csv.Error as error:
+        raise UsageError(
+            "sweep-values-invalid", f"{where}:{reader.line_num}: {error}", hint="separate values by commas"
+        ) from error
+    if len(rows) < 2:
+        raise UsageError(
+            "sweep-values-invalid",
+            f"{where} has no values",
+            hint="write column names in the first line (lr,seed), then one line per run",
+        )
+    return (RUN, *rows[0]), tuple(rows[1:])
+
+
+def value_arrays(spec: JobSpec) -> Iterator[str]:
+    """Yield a shell array of the values of each column. Runs count from 1, so the first element is unused."""
+    for column, name in enumerate(spec.columns[1:]):
+        lines = ["   "]
+        for row in spec.rows:
+            word = shlex.quote(row[column])
+            if len(lines[-1]) + len(word) + 1 > _WIDTH and lines[-1].strip():
+                lines.append("   ")
+            lines[-1] += f" {word}"
+        yield "\n".join([f"value_{name}=(none", *lines, ")"])
+
+
+def format_run_argument(word: str, spec: JobSpec, index: str) -> str:
+    """Return an argument in which a shell fills in `$(run)` and columns; its variable `index` counts runs."""
+    names = {name.lower(): name for name in spec.columns}
+    parts, start = [], 0
+    for macro in MACRO.finditer(word):
+        name = names[macro[1].lower()]
+        parts.append(shlex.quote(word[start : macro.start()]) if macro.start() > start else "")
+        parts.append(f'"${index}"' if name == RUN else f'"${{value_{name}[{index}]}}"')
+        start = macro.end()
+    rest = word[start:]
+    return "".join([*parts, shlex.quote(rest) if rest or not parts else ""])
