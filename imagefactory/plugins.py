@@ -11,7 +11,8 @@ EXTRAS = "imagefactory.extras"
 
 def has_extra(name: str) -> bool:
     """Return whether the folder of an extra exists."""
-    return find_spec(f"{EXTRAS}.{name}") is not None
+    spec = find_spec(f"{EXTRAS}.{name}")
+    return spec is not None and spec.has_location  # a directory without files is no extra
 
 
 def load_extra(row: str) -> Any:

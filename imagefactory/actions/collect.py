@@ -278,7 +278,7 @@ class AnonymousPullCheck:
         )
         registry = RegistryClient(where.registry, options)
         try:
-            manifest = registry.manifest(where.repository, where.wanted)
+            manifest = registry.manifest(where.repository, where.tag_or_digest)
         except ImagefactoryError as error:
             self._failures.append(f"asked from here, without a password: {error.message}")
             return self._failures[-1]

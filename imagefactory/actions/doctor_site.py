@@ -26,8 +26,8 @@ from imagefactory.errors import ImagefactoryError
 from imagefactory.http import RetryPolicy
 from imagefactory.oci.credentials import find_credentials
 from imagefactory.oci.graph import StoreRepository
-from imagefactory.oci.mirrors import split_place
 from imagefactory.oci.registry.client import RegistryClient
+from imagefactory.oci.store import split_place
 from imagefactory.plugins import load_extra
 from imagefactory.progress import format_bytes
 from imagefactory.project import recipes_directory
@@ -179,7 +179,7 @@ class _SiteCheck:
         gpus, known = len(inventory.gpus), len(inventory.known)
         said = f"{POOLS[name].title} {version}, {inventory.pool}: {gpus} GPUs"
         if not known:
-            yield warn("pool", f"{said}, {known} of a known capability", "imagefactory pool")
+            yield warn("pool", f"{said}, {known} of a known capability", "imagefactory gpus")
         else:
             yield good("pool", said)
         yield self._batch(name)

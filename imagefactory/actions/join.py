@@ -16,7 +16,7 @@ from imagefactory.access import Access, open_registry
 from imagefactory.actions.centers import center_name
 from imagefactory.actions.read_catalog import read_limited
 from imagefactory.errors import CheckFailedError, NothingSelectedError, RegistryError, UsageError, os_problem
-from imagefactory.oci.mirrors import resolve_mirror
+from imagefactory.oci.store import resolve_mirror
 from imagefactory.settings.files import center_directory, center_files, read_document, user_file
 from imagefactory.settings.load import CENTER, Settings
 from imagefactory.trust.catalog_package import INVITATION, parse_layer, unpack_artifact
@@ -84,7 +84,7 @@ def read_invitation(settings: Settings, environ: Mapping[str, str], where: str) 
     reference = invitation_place(where)
     mirror = resolve_mirror(reference, settings.mirror_map)
     store = open_registry(Access(settings=settings, environ=environ), mirror.registry)
-    manifest = store.manifest(mirror.repository, mirror.wanted)
+    manifest = store.manifest(mirror.repository, mirror.tag_or_digest)
     if manifest is None:
         raise RegistryError(
             "invitation-not-found",

@@ -24,8 +24,7 @@ from imagefactory.actions.catalog import CatalogRequest, CatalogResult, build_ca
 from imagefactory.errors import ImagefactoryError, RegistryError, StatementError, UsageError, os_problem
 from imagefactory.fs import remove_inside, replace_bytes, replace_text
 from imagefactory.http import HURRIED, RetryPolicy
-from imagefactory.oci.mirrors import resolve_mirror
-from imagefactory.oci.store import ImageReference
+from imagefactory.oci.store import ImageReference, resolve_mirror
 from imagefactory.progress import QuietProgress
 from imagefactory.project import Project, is_project, load_project
 from imagefactory.recipes.expand import select_single
@@ -293,7 +292,7 @@ def _read_registry(
     """Return the bytes of the layer: those that are `cached` if they are the same."""
     mirror = resolve_mirror(reference, access.settings.mirror_map)
     store = open_registry(access, mirror.registry, patience=patience)
-    manifest = store.manifest(mirror.repository, mirror.wanted)
+    manifest = store.manifest(mirror.repository, mirror.tag_or_digest)
     if manifest is None:
         raise RegistryError(
             "catalog-not-found",

@@ -26,9 +26,8 @@ from imagefactory.lock.files import lock_digest
 from imagefactory.model import BuildSpec, Target
 from imagefactory.oci.graph import StoreRepository, read_manifest
 from imagefactory.oci.manifests import Descriptor, Image, SifArtifact
-from imagefactory.oci.mirrors import resolve_mirror
 from imagefactory.oci.sif import TARGET
-from imagefactory.oci.store import DIGEST, ImageReference, check_digest, parse_reference
+from imagefactory.oci.store import DIGEST, ImageReference, check_digest, parse_reference, resolve_mirror
 from imagefactory.progress import Progress
 from imagefactory.project import Project
 from imagefactory.recipes.expand import select_single
@@ -115,7 +114,7 @@ def _from_registry(
     """Pull an image under a name made of its digest, so the tag of a target stays where it is."""
     mirror = resolve_mirror(reference, access.settings.mirror_map)
     place = StoreRepository(store=open_registry(access, mirror.registry), repository=mirror.repository)
-    digest = read_manifest(place, mirror.wanted).descriptor.digest
+    digest = read_manifest(place, mirror.tag_or_digest).descriptor.digest
     pinned = replace(reference, tag="", digest=digest)
     manifest = access.layout.manifest(digest)
     if manifest is not None:

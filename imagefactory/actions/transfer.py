@@ -63,9 +63,8 @@ from imagefactory.oci.manifests import (
     format_descriptor,
     hash_key,
 )
-from imagefactory.oci.mirrors import resolve_mirror
 from imagefactory.oci.sif import COMPRESSION, SIF_TYPE, copy_sif, is_sif_manifest, load_sif
-from imagefactory.oci.store import ImageReference, parse_reference
+from imagefactory.oci.store import ImageReference, parse_reference, resolve_mirror
 from imagefactory.oci.transfer import (
     BlobNotFoundError,
     CancelToken,
@@ -404,7 +403,7 @@ def pull_image(
         brake = CancelToken()
         store = open_registry(access, mirror.registry, brake)
         source = StoreRepository(store=store, repository=mirror.repository)
-        root = read_manifest(source, mirror.wanted)
+        root = read_manifest(source, mirror.tag_or_digest)
         choice = choose_platform(root, platform)
         graph = read_graph(source, choice.digest)
         unnamed = not choice.whole and lacks_platform(root, choice.digest)
@@ -473,7 +472,9 @@ def pull_sif(
     mirror = resolve_mirror(reference, access.settings.mirror_map)
     source = StoreRepository(store=open_registry(access, mirror.registry), repository=mirror.repository)
     platform = platform or this_platform()
-    digest = _sif_in_registry(source, choose_platform(read_manifest(source, mirror.wanted), platform).digest)
+    digest = _sif_in_registry(
+        source, choose_platform(read_manifest(source, mirror.tag_or_digest), platform).digest
+    )
     repository, _, tag = name.rpartition(":")
     if not digest:
         pull_image(access, reference, name, progress, platform=platform)
@@ -563,7 +564,7 @@ def copy_image(
         registry = open_registry(access, mirror.registry, brake)
         place = StoreRepository(store=registry, repository=mirror.repository)
         same = mirror.registry == destination.registry
-        graph = read_graph(place, mirror.wanted, referrers=referrers)
+        graph = read_graph(place, mirror.tag_or_digest, referrers=referrers)
         immutable = CANDIDATE.fullmatch(destination.tag) is not None
         record = pushed_record(graph.root.descriptor, now, key=read_nonce_store_key(access.environ))
         sending = TransferRequest(

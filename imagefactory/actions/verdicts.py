@@ -208,7 +208,7 @@ def places_of(
         places.append((local_place(access, ANY), own))
     if where is not None:
         place = place_of(access, where)
-        subject = read_subject(place, where.wanted)
+        subject = read_subject(place, where.tag_or_digest)
         if own.manifest != subject.manifest:
             raise UsageError(
                 "verdict-other-image",

@@ -46,6 +46,7 @@ from imagefactory.errors import (
     own_pip_command,
     without_logins,
 )
+from imagefactory.logs import LOG_VARIABLE, start_logging, stop_logging
 from imagefactory.progress import STYLES, silence_progress
 
 WAKER, WAKINGS = "signals", 3
@@ -83,19 +84,22 @@ EPILOG = f"Exit codes: {'; '.join(f'{code} {words}' for code, words in EXIT_CODE
     show_default=True,
     help="How progress is shown on stderr.",
 )
+@click.option("-v", "--verbose", is_flag=True, help="Print commands and requests to stderr, with times.")
 @click.pass_context
-def cli(ctx: click.Context, directory: Path | None, style: str) -> None:
-    """Make GPU container images that are locked, reproducible and tried inside.
+def cli(ctx: click.Context, directory: Path | None, style: str, verbose: bool) -> None:
+    """Build GPU container images that are locked, reproducible and verified.
 
     \b
     Start here:
-      imagefactory list                      what can be built
-      imagefactory build pytorch-2.3-cu121   build it, try it, say where it is
+      imagefactory list                         the images that you can build
+      imagefactory build pytorch-2.3-cu121      build an image, and test it
       imagefactory run pytorch-2.3-cu121 -- python
-      imagefactory submit pytorch-2.3-cu121  a submit file, for proven GPUs
-      imagefactory doctor                    what this machine has and lacks
+      imagefactory job write pytorch-2.3-cu121  a job for its verified GPUs
+      imagefactory doctor                       what this machine lacks
     """
     ctx.obj = CommandContext(directory, style)
+    start_logging(verbose=verbose, file=os.environ.get(LOG_VARIABLE, ""))
+    ctx.call_on_close(stop_logging)
 
 
 @click.command("help", hidden=True)
@@ -118,7 +122,16 @@ def help_(ctx: click.Context, words: tuple[str, ...]) -> None:
     print_result(context.get_help())
 
 
-GROUPS: dict[str, str] = {}
+GROUPS = {
+    "image": "Manage images in the store and in a registry.",
+    "job": "Write and check job files for HTCondor, Slurm and Kubernetes.",
+    "key": "Create and trust the keys that sign verdicts.",
+    "model": "Check that trained models compute the same in other runtimes.",
+    "recipe": "Write recipes and keep them up to date.",
+    "site": "Join a site, or publish the images of your own.",
+    "sweep": "Verify images on a pool, in many jobs.",
+    "verdict": "Show, revoke and synchronize verdicts.",
+}
 """What each group of commands is for."""
 COMMANDS = {
     "Start": {
@@ -128,12 +141,14 @@ COMMANDS = {
         "completion": "cli.machine:completion",
     },
     "Use images": {
-        "find": "cli.catalog:find",
+        "search": "cli.search:search",
         "run": "cli.run:run",
-        "submit": "cli.submit:submit",
+        "emulate": "extras.emulate.command:emulate",
         "compat": "cli.compat:compat",
         "inspect": "cli.compat:inspect",
-        "pool": "cli.pool:pool",
+        "gpus": "cli.gpus:gpus",
+        "job write": "cli.job:write",
+        "job check": "extras.lint.command:check",
     },
     "Build images": {
         "list": "cli.recipes:list_targets",
@@ -143,10 +158,12 @@ COMMANDS = {
         "build": "cli.build:build",
         "push": "cli.transfer:push",
         "pull": "cli.transfer:pull",
-        "new": "cli.recipes:new",
-        "add": "cli.recipes:add",
-        "watch": "extras.nightly.command:watch",
-        "compile": "extras.wheels.command:compile_",
+        "recipe new": "cli.recipes:new",
+        "recipe import": "extras.importers.command:import_recipe",
+        "recipe add-version": "cli.recipes:add_version",
+        "recipe outdated": "extras.nightly.command:outdated",
+        "recipe update": "extras.nightly.command:update",
+        "recipe build-wheel": "extras.wheels.command:build_wheel",
         "store": "cli.store:store",
         "registry": "cli.store:registry",
         "export": "cli.transfer:export",

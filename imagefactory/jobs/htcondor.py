@@ -112,7 +112,7 @@ class SubmitCommand:
     which `$(Process)`, `$(Cluster)` and columns of a sweep, `$(lr)`, are filled in. `inputs` are files and
     addresses, `outputs` files that come back (all new ones where none is named). Sizes are bytes, 0 for what
     the rules of sizes.py give; `gpu_memory` is what each GPU must have. With `mig` slices of GPUs do too.
-    A job of no `gpus` runs on CPUs alone. `columns` are of a sweep, the first is `run`; empty for one job.
+    A job of no `pool` runs on CPUs alone. `columns` are of a sweep, the first is `run`; empty for one job.
     `checkpoint` is what a job that leaves with CHECKPOINTED has saved, and is started again with. `gather` is
     the program that runs once when all runs of a sweep are done.
     """

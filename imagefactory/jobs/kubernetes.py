@@ -65,9 +65,9 @@ def format_manifest(
     Raises UsageError for what cannot stand there or cannot be done.
     """
     for option, given in (
-        ("--result", run.outputs),
+        ("--output-file", run.outputs),
         ("--checkpoint", run.checkpoint),
-        ("--gather", run.gather),
+        ("--finalize", run.gather),
     ):
         if given:
             raise UsageError(

@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 
 from imagefactory.build.definition import PREFIX
-from imagefactory.errors import CheckFailedError, NothingSelectedError, UsageError, os_problem
+from imagefactory.errors import CheckFailedError, UsageError, os_problem
 from imagefactory.fs import replace_all
 from imagefactory.gpu.builds import rocm_of
 from imagefactory.jobs import slurm
@@ -49,7 +49,7 @@ from imagefactory.settings.choices import KUBERNETES, SLURM
 from imagefactory.suite import table
 from imagefactory.trust.catalog import CENTER_HINT, Catalog, ImageOffer
 from imagefactory.trust.claims import multi_gpu_capabilities
-from imagefactory.trust.offers import find_offer, verify_offer
+from imagefactory.trust.offers import find_offer
 from imagefactory.trust.policy import TrustRules
 from imagefactory.trust.verdict import VerdictStatus, VerificationResult
 
@@ -77,7 +77,11 @@ def first_trial(run: SubmitCommand, framework: str) -> SubmitCommand:
 
 def without_gpus(run: SubmitCommand, target: str) -> SubmitCommand:
     """The run on CPUs. Raises UsageError for one that asks for more than the one GPU that is usual."""
-    for option, asked in (("--gpus", run.gpus > 1), ("--gpu-memory", run.gpu_memory), ("--mig", run.mig)):
+    for option, asked in (
+        ("--gpus", run.gpus > 1),
+        ("--gpu-memory", run.gpu_memory),
+        ("--allow-mig", run.mig),
+    ):
         if asked:
             raise UsageError(
                 "option-conflict",
@@ -249,56 +253,6 @@ def resource_request(made: SubmitFiles, site: Site) -> ResourceRequest:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CatalogLine:
-    """One line of what a catalogue offers: capabilities (`8.0`) on which it is verified, and is predicted to
-    run, and the kinds of image there are; `kind` is the one that those are verified of. Without `gpu` it is
-    for CPUs alone."""
-
-    target: str
-    gpu: bool
-    kind: str
-    kinds: tuple[str, ...]
-    verified: tuple[str, ...]
-    predicted: tuple[str, ...]
-
-
-def list_offers(
-    catalogue: Catalog, ask: SubmitRequest, trust: TrustRules, now: datetime
-) -> tuple[CatalogLine, ...]:
-    """All that a catalogue offers for a site, as `make_submit` would take it; no target is asked for.
-
-    Raises NothingSelectedError where that is nothing.
-    """
-    rows = []
-    for image in catalogue.images:
-        forms = forms_of(verify_offer(catalogue, image, trust, now), ask.folder)
-        try:
-            form = choose_form(forms, ask.site, ask.kind)
-        except NothingSelectedError:
-            continue
-        hoped = expected_grounds(form.grounds, image)
-        rows.append(
-            CatalogLine(
-                target=image.target,
-                gpu=image.gpu,
-                kind=form.image.kind.value,
-                kinds=tuple(dict.fromkeys(one.image.kind.value for one in forms)),
-                verified=tuple(str(one.capability) for one in form.grounds.classes),
-                predicted=tuple(str(one.capability) for one in hoped.classes if not one.proven),
-            )
-        )
-    if not rows:
-        raise NothingSelectedError(
-            "no-image-offered",
-            f"no image that a job at site {ask.site.name} can use",
-            hint="run imagefactory export TARGET --format sif, or imagefactory push TARGET"
-            if ask.own
-            else "ask your center to publish images for its jobs, or choose another site with --site",
-        )
-    return tuple(rows)
-
-
 # --- deciding --------------------------------------------------------------------------------------
 
 
@@ -331,12 +285,12 @@ def _not_verified(
             )
     else:
         hint = (
-            f"choose another image (imagefactory find {offer.image.family}) or ask your center to verify it"
+            f"choose another image (imagefactory search {offer.image.family}) or ask your center to verify it"
         )
         if strangers:
             hint = f"{CENTER_HINT}; then run imagefactory join ADDRESS|FILE and compare them"
     if guessed:
-        hint += f"; or accept the risk: imagefactory submit {name} --accept predicted"
+        hint += f"; or accept the risk: imagefactory job write {name} --allow-unverified"
     return CheckFailedError("not-verified", "; ".join(said), hint=hint)
 
 
@@ -377,30 +331,33 @@ def summary(made: SubmitFiles) -> Mapping[str, object]:
 
 
 LARGEST_ROWS = 1 << 20
-_WRITE = "pass a number of runs or a CSV file of values: --dag N|FILE"
+_WRITE = "pass a CSV file of values: --params FILE"
 
 
-def read_rows(text: str) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """`--dag`: a count, or the name of a CSV file whose first row names columns. As (columns, rows).
+def number_runs(count: int | None) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """Return (columns, rows) of a sweep without values; none for None. Raises UsageError."""
+    if count is None:
+        return (), ()
+    if not 0 < count <= ROWS_MOST:
+        raise UsageError(
+            "sweep-size-invalid",
+            f"a sweep has 1 to {ROWS_MOST:,} runs, not {count:,}",
+            hint="create several sweeps",
+        )
+    return (RUN,), ((),) * count
+
+
+def read_rows(path: Path) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """Return (columns, rows) of a CSV file whose first row names the columns.
 
     The first column is `run`, which no row has. Raises UsageError, naming the line.
     """
-    if text.isascii() and text.isdigit() and len(text) <= 9:
-        count = int(text)
-        if not 0 < count <= ROWS_MOST:
-            raise UsageError(
-                "sweep-size-invalid",
-                f"a sweep has 1 to {ROWS_MOST:,} runs, not {count:,}",
-                hint="create several sweeps",
-            )
-        return (RUN,), ((),) * count
-    path = Path(text)
     try:
         with path.open("rb") as file:
             data = file.read(LARGEST_ROWS + 1)
         said = data.decode("utf-8-sig")  # spreadsheets write a mark in front
     except OSError as error:
-        raise UsageError(*os_problem("read", text[:80], error), hint=_WRITE) from error
+        raise UsageError(*os_problem("read", path, error), hint=_WRITE) from error
     except UnicodeDecodeError as error:
         raise UsageError("sweep-values-invalid", f"{path} is not UTF-8 text", hint=_WRITE) from error
     if len(data) > LARGEST_ROWS:
@@ -451,7 +408,7 @@ _CHUNK = 1 << 20
 
 def check_files(made: SubmitFiles, progress: Progress) -> None:
     """Looks whether what the job takes along is there, and is what it must be. Raises UsageError."""
-    for option, program in (("--executable", made.run.executable), ("--gather", made.run.gather)):
+    for option, program in (("--executable", made.run.executable), ("--finalize", made.run.gather)):
         if program and not made.run.in_image:
             _check_program(option, Path(program), runs_here=made.request is not None)
     for path in made.run.inputs:
@@ -495,8 +452,11 @@ def read_files(run: SubmitCommand) -> Mapping[str, bytes]:
     return files
 
 
-def write_submit_files(made: SubmitFiles, *, force: bool) -> tuple[str, ...]:
-    """Writes the files into the current folder; their names. Raises UsageError where they are here."""
+def write_submit_files(made: SubmitFiles, folder: Path, *, force: bool) -> tuple[str, ...]:
+    """Write the files into `folder`, and the runs' directories here. Return the files' paths.
+
+    Raises UsageError if they exist.
+    """
     name = made.run.name
     if made.dag and (rescues := sorted(Path().glob(f"{name}.dag.rescue*"))):
         raise UsageError(
@@ -504,12 +464,13 @@ def write_submit_files(made: SubmitFiles, *, force: bool) -> tuple[str, ...]:
             f"{rescues[0]} exists: DAGMan would continue that sweep and skip its finished runs",
             hint=f"rm {rescues[0]}, or use another name: -o NAME.sub",
         )
-    texts = {made.file: made.text} | ({made.gather_file: made.gather} if made.gather else {})
-    texts |= {f"{name}.dag": made.dag} if made.dag else {}
+    files = {made.file: made.text} | ({made.gather_file: made.gather} if made.gather else {})
+    files |= {f"{name}.dag": made.dag} if made.dag else {}
+    texts = {str(folder / file): text for file, text in files.items()}
     folders = [run_directory(number) for number in range(1, made.dag.count("\nVARS ") + 1)]
     if not force:
         there = [path for path in texts if os.path.lexists(path)]
-        there += [folder for folder in folders if os.path.lexists(folder) and not _is_empty(Path(folder))]
+        there += [run for run in folders if os.path.lexists(run) and not _is_empty(Path(run))]
         if there:
             raise UsageError(
                 "file-exists",
@@ -521,8 +482,8 @@ def write_submit_files(made: SubmitFiles, *, force: bool) -> tuple[str, ...]:
                     else "or another name: -o NAME" + Path(made.file).suffix
                 ),
             )
-    for folder in folders:
-        Path(folder).mkdir(exist_ok=True)
+    for run in folders:
+        Path(run).mkdir(exist_ok=True)
     replace_all({Path(path): text.encode("ascii") for path, text in texts.items()})
     return tuple(texts)
 

@@ -255,7 +255,7 @@ def choose_form(
         raise UsageError(
             "image-type-unsupported",
             f"the documentation of {site.title} does not list images of type '{kind}'",
-            hint=f"use --image {' or '.join(site.kinds)}",
+            hint=f"use --image-format {' or '.join(site.kinds)}",
         )
     kinds = site.kinds if kind is None else (kind,)
     fitting = [form for one in kinds for form in forms if form.image.kind is one]
@@ -282,7 +282,7 @@ def choose_form(
     raise NothingSelectedError(
         "image-type-not-offered",
         f"no image of type {' or '.join(kinds)}, only {there}",
-        hint="use another --image; a .sif in the OSDF requires the setting sif-folder = osdf:///...",
+        hint="use another --image-format; a .sif in the OSDF requires the setting sif-folder = osdf:///...",
     )
 
 
@@ -352,7 +352,7 @@ _HOSTS = {"linux/amd64": "amd64", "linux/arm64": "arm64"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceRequest:
-    """What one job asks for: `gpus` of one machine at once, each with `gpu_memory`.
+    """What one job asks for: `pool` of one machine at once, each with `gpu_memory`.
 
     Sizes are bytes, 0 for any. With `mig` slices of GPUs will do. `needs` are attributes that must be true of
     a machine.

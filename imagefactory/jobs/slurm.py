@@ -97,7 +97,7 @@ def no_macro(word: str, columns: Sequence[str]) -> UsageError:
     return UsageError(
         "macro-unknown",
         f"unknown macro in '{word[:80]}'",
-        hint=f"use one of {known}" if known else "macros require a sweep: --dag N|FILE",
+        hint=f"use one of {known}" if known else "macros require a sweep: --runs N or --params FILE",
     )
 
 
@@ -220,7 +220,7 @@ def _none_fits(inventory: Inventory, right: Collection[str]) -> CheckFailedError
     return CheckFailedError(
         "no-matching-gpu",
         f"the image is verified on {', '.join(sorted(right))}, but this cluster has {', '.join(kinds)}",
-        hint="choose another image (imagefactory find); ask the site for the capability of types with (?)",
+        hint="choose another image (imagefactory search); ask the site for the capability of types with (?)",
     )
 
 
@@ -238,7 +238,7 @@ def format_sbatch(
 
     Raises UsageError for what cannot stand there.
     """
-    for option, given in (("--input", run.inputs), ("--result", run.outputs), ("--disk", run.disk)):
+    for option, given in (("--input", run.inputs), ("--output-file", run.outputs), ("--disk", run.disk)):
         if given:
             raise UsageError(
                 "option-conflict",

@@ -20,7 +20,7 @@ from imagefactory.recipes.bases import BASES_FILE
 from imagefactory.recipes.expand import expand_all
 from imagefactory.recipes.family import Recipe, RecipeRow
 from imagefactory.recipes.recipe import parse_recipe
-from imagefactory.recipes.values import RULES, canonical, default_checks, quoted
+from imagefactory.recipes.values import RULES, canonical, default_checks, package_of, quoted
 from imagefactory.recipes.yaml_tree import YamlNode, parse_tree, show
 from imagefactory.versions import natural
 
@@ -165,18 +165,14 @@ def _packages(recipe: Recipe, node: YamlNode, version: str, python: str) -> tupl
     ours = knowledge.companion_names(recipe.framework)
     requested = _requested(recipe, node)
     beside = [f"{name}=={row.series}.*" for name, row in known.items() if name in requested]
-    others = (text for text in _texts(node, "packages") if _package_name(text) not in ours)
+    others = (text for text in _texts(node, "packages") if package_of(text) not in ours)
     return (*beside, *others)
 
 
 def _requested(recipe: Recipe, node: YamlNode) -> frozenset[str]:
     """Return the packages of the nearest row, and the words of the family's description."""
     words = re.findall(r"[A-Za-z0-9_-]+", recipe.description)
-    return frozenset([*map(canonical, words), *map(_package_name, _texts(node, "packages"))])
-
-
-def _package_name(text: str) -> str:
-    return canonical(re.split(r"[ \[<>=!~]", text, maxsplit=1)[0])
+    return frozenset([*map(canonical, words), *map(package_of, _texts(node, "packages"))])
 
 
 def _without(recipe: Recipe, node: YamlNode, version: str, python: str) -> Iterator[str]:
@@ -270,11 +266,24 @@ def scaffold(
     return RecipeDraft(text=text, notes=() if there == framework else (note,))
 
 
+def scaffold_on(family: str, target: Target) -> RecipeDraft:
+    """Return a recipe that adds packages, none yet, to a target."""
+    text = (
+        "# yaml-language-server: $schema=recipe.schema.json\n"
+        f"family: {family}\ndescription: more on {target.name}\n"
+        f"on: {target.name}    # its framework, CUDA, Python, base and packages, each as locked\n\n"
+        "packages: []\n"
+    )
+    choice = ImageChoice(
+        framework=target.framework, version=target.version, cuda=target.cuda, python=target.python
+    )
+    return RecipeDraft(text=text, choice=choice)
+
+
 def _conda_scaffold(family: str, framework: str, bases: Sequence[BaseSpec]) -> str:
     if not bases:
-        raise UsageError(
-            "no-base", "there is no base in the project", hint=f"add one to recipes/{BASES_FILE}"
-        )
+        what = "there is no base in the project"
+        raise UsageError("no-base", what, hint=f"add one to recipes/{BASES_FILE}")
     base = next((base for base in bases if base.python), bases[0])
     return _CONDA_SCAFFOLD.format(
         family=family,
@@ -286,25 +295,21 @@ def _conda_scaffold(family: str, framework: str, bases: Sequence[BaseSpec]) -> s
 
 
 def _pypi_scaffold(family: str, framework: str, bases: Sequence[BaseSpec]) -> str:
-    bases = [base for base in bases if base.python]
-    if not bases:
-        raise UsageError(
-            "no-base", "no base in the project has a Python", hint=f"add one to recipes/{BASES_FILE}"
-        )
-    fits = [
-        (natural(wheel.version), natural(wheel.cuda), wheel, base)
+    base = next((base for base in bases if base.python), None)
+    if base is None:
+        what = "no base in the project has a Python"
+        raise UsageError("no-base", what, hint=f"add one to recipes/{BASES_FILE}")
+    wheels = [
+        wheel
         for wheel in knowledge.cuda_wheels()
-        for base in bases[:1]
         if wheel.package == framework and natural(base.python) >= natural(wheel.python)
     ]
-    if fits:
-        *_, wheel, base = max(fits, key=lambda fit: fit[:2])
-        version, cuda, extras = wheel.version, wheel.cuda, wheel.extras
-        known = f"  # {wheel.source}\n"
-    else:
-        version, cuda, extras, base = "1.0", "12", (), bases[0]
-        known = "  # nothing is known about this framework yet: look up its versions and their CUDA\n"
-    extras_line = f"    extras: [{', '.join(extras)}]\n" if extras else ""
+    version, cuda, extras_line = "1.0", "12", ""
+    known = "  # nothing is known about this framework yet: look up its versions and their CUDA\n"
+    if wheels:
+        wheel = max(wheels, key=lambda wheel: (natural(wheel.version), natural(wheel.cuda)))
+        version, cuda, known = wheel.version, wheel.cuda, f"  # {wheel.source}\n"
+        extras_line = f"    extras: [{', '.join(wheel.extras)}]\n" if wheel.extras else ""
     return _SCAFFOLD.format(
         family=family,
         framework=framework,
@@ -391,7 +396,7 @@ def omitted_companions(target: Target) -> str:
 
     Only those count that the description of its recipe names.
     """
-    named = {canonical(re.split(r"[ \[<>=!~]", text, maxsplit=1)[0]) for text in target.requirements}
+    named = set(map(package_of, target.requirements))
     promised = {canonical(word) for word in re.findall(r"[A-Za-z0-9_-]+", target.description)}
     missing = [
         row
@@ -400,10 +405,8 @@ def omitted_companions(target: Target) -> str:
     ]
     if target.source != "pypi" or not missing:
         return ""
-    names, write = (
-        " and ".join(row.package for row in missing),
-        ", ".join(f"{row.package}=={row.series}.*" for row in missing),
-    )
+    names = " and ".join(row.package for row in missing)
+    write = ", ".join(f"{row.package}=={row.series}.*" for row in missing)
     return (
         f"{target.where}: {target.framework} {target.version} without {names}, which the description of "
         f"'{target.family}' promises (write packages: [{write}])"
@@ -430,7 +433,7 @@ def check_draft(
     except RecipeError as error:
         raise RecipeError(
             error.diagnostics,
-            hint="change the options, or save the output of --print as a recipe and fix it",
+            hint="change the options, or save the output of --dry-run as a recipe and fix it",
         ) from error
     return tuple(target for target in targets if target.family == recipe.family)
 

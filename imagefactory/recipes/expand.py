@@ -429,33 +429,21 @@ def _target(recipe: Recipe, row: RecipeRow, cuda: str, platform: str) -> Target:
     name = f"{recipe.family}-{row.version}-{built_for.replace('.', '')}"
     if row.python != recipe.python:
         name += f"-py{row.python.replace('.', '')}"
+    own = {
+        "description": row.description or recipe.description,
+        "labels": tuple((dict(recipe.labels) | dict(row.labels)).items()),
+    }
     return Target(
+        **row.shared() | own,
         name=with_suffix(name, platform, recipe.platform),
         family=recipe.family,
-        description=row.description or recipe.description,
         source=recipe.source,
-        framework=row.framework,
-        version=row.version,
         cuda=cuda,
-        python=row.python,
-        base=row.base,
         platform=platform,
-        capabilities=row.capabilities,
-        checks=row.checks,
         requirements=(_framework_requirement(recipe, row), *row.packages),
-        constraints=row.constraints,
-        environment=row.environment,
-        where=row.where,
-        channels=row.channels,
-        priority=row.priority,
-        pip=row.pip,
-        waive=row.waive,
-        labels=tuple((dict(recipe.labels) | dict(row.labels)).items()),
         files=recipe.files,
         start=recipe.start,
-        origins=row.origins,
         sources=tuple(text for _, text in row.sources),
-        exclude=row.exclude,
     )
 
 

@@ -1,4 +1,4 @@
-"""Which targets a word asks for, and what to say where it asks for none: of recipes and catalogues. Pure.
+"""Which targets a word selects, and what to suggest if it selects none. For recipes and catalogs. Pure.
 
     pytorch-2.3-cu121       the name
     pytorch                 a family: all of it

@@ -234,9 +234,8 @@ class _ShellReader:
         if self.loose:
             return [RunWord("".join(piece.text for piece in pieces), where, pieces=pieces)]
         if sum(len(piece.text) if piece.known else 1 for piece in pieces) > MOST_CHARACTERS:
-            raise recipe_problem(
-                where, "word-too-long", f"has a word of more than {MOST_CHARACTERS} characters", "split it"
-            )
+            what = f"has a word of more than {MOST_CHARACTERS} characters"
+            raise recipe_problem(where, "word-too-long", what, "split it")
         if not all(piece.known for piece in pieces):
             return [RunWord(self.text[start : self.at], where, known=False)]
         parts = [""]
@@ -298,9 +297,8 @@ class _ShellReader:
                 self.at = match.end()
                 yield _Piece(match[0])
         if not self.loose:
-            raise recipe_problem(
-                self.place(start), "quote-unclosed", f"a quote ({quote}) is not closed", "close it"
-            )
+            what = f"a quote ({quote}) is not closed"
+            raise recipe_problem(self.place(start), "quote-unclosed", what, "close it")
 
     def _expansion(self, *, splits: bool = False) -> _Piece:
         """Return the value of `$...` or of a command in backticks; its text where it has none."""
@@ -313,12 +311,8 @@ class _ShellReader:
             value = self.variables.get(name)
             self._expanded += len(value or "")
             if self._expanded > _MOST_EXPANDED:
-                raise recipe_problem(
-                    self.place(self.at),
-                    "variables-too-long",
-                    "has variables that grow too long",
-                    "write their values",
-                )
+                what = "has variables that grow too long"
+                raise recipe_problem(self.place(self.at), "variables-too-long", what, "write their values")
             if usual and (usual == "+") == bool(value):
                 value = _VARIABLE.sub(lambda match: self.variables.get(match[1] or match[2], "$"), match[4])
                 return _Piece(value, "$" not in value, splits=splits)
@@ -343,9 +337,8 @@ class _ShellReader:
                 return match.end()
         if self.loose:
             return len(self.text)
-        raise recipe_problem(
-            self.place(at), "bracket-unclosed", f"a bracket ({opened}) is not closed", "close it"
-        )
+        what = f"a bracket ({opened}) is not closed"
+        raise recipe_problem(self.place(at), "bracket-unclosed", what, "close it")
 
 
 _BRACKETS = {
@@ -368,9 +361,8 @@ class _RunScript:
         while reader.skip() or begun >= 0:
             count += 1
             if count > MOST_COMMANDS:
-                raise recipe_problem(
-                    reader.first, "too-many-commands", f"has more than {MOST_COMMANDS} commands", "split it"
-                )
+                what = f"has more than {MOST_COMMANDS} commands"
+                raise recipe_problem(reader.first, "too-many-commands", what, "split it")
             start, inside = reader.at, self._conditional()
             command, operator = self._simple()
             self._open_and_close(command, operator)
@@ -457,12 +449,8 @@ class _RunScript:
                 if reader.at >= len(reader.text):
                     if reader.loose:
                         break
-                    raise recipe_problem(
-                        command.where,
-                        "heredoc-unclosed",
-                        f"a here-document (<<{ascii(end)[1:-1]}) does not end",
-                        "end it",
-                    )
+                    what = f"a here-document (<<{ascii(end)[1:-1]}) does not end"
+                    raise recipe_problem(command.where, "heredoc-unclosed", what, "end it")
                 line = self._line()
                 if (line.lstrip("\t") if tabs else line) == end:
                     break

@@ -240,7 +240,7 @@ def choose_gpus(
 def visible_gpus(
     hardware: Hardware, gpus: tuple[GpuIdentity, ...], environ: Mapping[str, str]
 ) -> tuple[tuple[str, str], ...]:
-    """What the image's environment says of GPUs: the batch system's word, else `gpus` of more."""
+    """What the image's environment says of GPUs: the batch system's word, else `pool` of more."""
     amd = gpus[0].capability.startswith("gfx")
     name = VISIBLE_AMD if amd else VISIBLE
     if assigned := _assigned_by_scheduler(hardware, environ, amd=amd):

@@ -40,7 +40,9 @@ _IGNORED_OPTIONS = {
     "--trusted-host": "certificates are a setting of this machine",
 }
 _WHEEL_DIRECTORY_HINT = "put those wheels into the project and write their paths under packages: ./wheels/..."
-_BUILT = "build it with your options and write the wheel under packages: `imagefactory compile --help`"
+_BUILT = (
+    "build it with your options and write the wheel under packages: `imagefactory recipe build-wheel --help`"
+)
 # Options of which something is lost, with what to do; of indexes it is `_INDEX`.
 _LOST_OPTIONS = {
     "--pre": "write a bound such as >=2.0.0rc1 where a release before the release is meant",

@@ -23,6 +23,7 @@ from imagefactory.extras.lint.findings import (
     SubmitCheckResult,
     SubmitFinding,
     advice,
+    join_causes,
     wrong,
 )
 from imagefactory.extras.lint.image import (
@@ -33,7 +34,6 @@ from imagefactory.extras.lint.image import (
     find_catalog_image,
     grounds_of,
     image_findings,
-    join_causes,
     narrow,
     no_use,
     nowhere,
@@ -175,7 +175,7 @@ def _reach_findings(case: _QueueCheck) -> Iterator[SubmitFinding]:
     elif not reach.reached:
         why = join_causes(reach.causes.items())
         text = f"none of {len(reach.places)} GPUs matches, so the jobs never start: {why}"
-        yield wrong(case.jobs.line, "no-match", text, "list the GPUs of the pool: imagefactory pool")
+        yield wrong(case.jobs.line, "no-match", text, "list the GPUs of the pool: imagefactory gpus")
 
 
 def _unheard(case: _QueueCheck, inventory: Inventory) -> Iterator[SubmitFinding]:

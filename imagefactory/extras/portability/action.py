@@ -354,7 +354,7 @@ def read_portable(
     place, subject = local_place(factory, ANY), chosen.subject
     if chosen.where is not None:
         place = place_of(factory, chosen.where)
-        subject = read_subject(place, chosen.where.wanted)
+        subject = read_subject(place, chosen.where.tag_or_digest)
     trust = read_trust(factory.settings.files)
     judged = [
         verify_portable(one.envelope, one.digest, subject, trust, now)

@@ -159,7 +159,7 @@ def _by_target(tables: TableData) -> dict[str, tuple[ComboCell, ...]]:
 
 
 def _submit(image: ReportImage, trust: TrustRules, settings: Settings, now: datetime) -> ReportSubmit:
-    """What `imagefactory submit` would write; on predictions alone where nothing is proven."""
+    """What `imagefactory job write` would write; on predictions alone where nothing is proven."""
     offer = image.offer
     if offer is None:
         return ReportSubmit(why=image.block)

@@ -65,7 +65,7 @@ MACHINE = Places()
 def read_hardware(places: Places = MACHINE) -> dict[str, Any]:
     """The host's GPUs as plain JSON values.
 
-    `driver`: the kernel module's version. `gpus`: what NVML tells, each `name`, `capability` (`8.0`), `uuid`
+    `driver`: the kernel module's version. `pool`: what NVML tells, each `name`, `capability` (`8.0`), `uuid`
     (`GPU-...`) and `memory` in bytes. `known`: the UUIDs below /proc/driver/nvidia/gpus. `nodes`: the paths
     of character devices that are the driver's. `notes`: further facts, name -> text: of each MIG instance
     `MIG-...` -> the UUID of the GPU that it is a part of, `nvml-driver`, and of each GPU that cannot be used

@@ -102,7 +102,7 @@ def seen_gpus(
 def choose_gpus(
     hardware: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]], capability: str, level: str
 ) -> Sequence[Mapping[str, Any]]:
-    """The first of `gpus` of this capability, the first at all where none is asked for. Raises Stop.
+    """The first of `pool` of this capability, the first at all where none is asked for. Raises Stop.
 
     Of the level `several` all of the first capability that two of them have.
     """

@@ -271,11 +271,10 @@ def _put_newer(factory: Project, target: Target) -> str:
     from imagefactory.actions import build
     from imagefactory.actions import definition as define
     from imagefactory.build.assemble import AssembleEngine
-    from imagefactory.build.base.image import get_base
     from imagefactory.oci.layout import reference
 
     layout, definition = factory.layout, define.define_target(factory, target)
-    base = get_base(layout, build._base_request(factory, definition.base, locked=False))
+    base = build.base_request(factory, definition.base).stored(layout)
     assert base is not None
     index = add_image(layout, reference(target), [b"newer"])
     engine = AssembleEngine(layout, layout.path, codec=factory.settings.codec.value, workers=1)

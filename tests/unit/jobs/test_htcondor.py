@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from imagefactory.cli.submit import IMAGE_TYPES
+from imagefactory.cli.job import IMAGE_TYPES
 from imagefactory.errors import NothingSelectedError, UsageError
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.values import CellClaim, ClaimBasis, Compatibility

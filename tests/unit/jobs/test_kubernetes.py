@@ -229,9 +229,9 @@ def test_on_amd_a_processor_that_is_not_proven_stops_the_job(tmp_path: Path, ver
 @pytest.mark.parametrize(
     ("changes", "rows", "files", "code", "said"),
     [
-        ({"outputs": ("model.pt",)}, (), FILES, "option-conflict", "--result"),
+        ({"outputs": ("model.pt",)}, (), FILES, "option-conflict", "--output-file"),
         ({"checkpoint": "last.pt"}, (), FILES, "option-conflict", "--checkpoint"),
-        ({"gather": "gather.py"}, (), FILES, "option-conflict", "--gather"),
+        ({"gather": "gather.py"}, (), FILES, "option-conflict", "--finalize"),
         ({"name": "a" * 60}, (), FILES, "job-name-invalid", "1 to 52 letters"),
         ({"name": "a b"}, (), FILES, "submit-value-invalid", "'a b'"),
         ({"executable": "a;b"}, (), FILES, "submit-value-invalid", "'a;b'"),

@@ -157,7 +157,7 @@ def test_a_first_trial_on_cpus_asks_for_no_gpu_either() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "option"),
-    [({"gpus": 2}, "--gpus"), ({"gpu_memory": 1}, "--gpu-memory"), ({"mig": True}, "--mig")],
+    [({"gpus": 2}, "--gpus"), ({"gpu_memory": 1}, "--gpu-memory"), ({"mig": True}, "--allow-mig")],
 )
 def test_what_asks_for_gpus_is_refused_on_cpus(changes: dict[str, object], option: str) -> None:
     run = replace(WANTED.run, **changes)  # type: ignore[arg-type]
@@ -179,7 +179,7 @@ def test_without_a_verdict_nothing_is_made_and_the_prediction_is_named() -> None
     assert caught.value.code == "not-verified"
     for words in ("pytorch-2.3-cu121 (docker)", "predicted to run on 7.0;", "not to run on 3.5"):
         assert words in caught.value.message
-    assert "imagefactory submit pytorch-2.3-cu121 --accept predicted" in caught.value.hint
+    assert "imagefactory job write pytorch-2.3-cu121 --allow-unverified" in caught.value.hint
     assert "your center" in caught.value.hint
     with pytest.raises(CheckFailedError) as caught:
         make(without_verdicts(), own=True)
@@ -223,7 +223,7 @@ def test_nothing_is_accepted_where_nothing_is_predicted() -> None:
         make(without_verdicts(predicted=()), predicted=True)
     assert caught.value.code == "not-verified"
     assert "no GPU is predicted to run it" in caught.value.message
-    assert "--accept" not in caught.value.hint
+    assert "--allow-unverified" not in caught.value.hint
 
 
 def test_verdicts_of_strangers_count_for_nothing() -> None:
@@ -304,13 +304,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_files_are_written_once(here: Path) -> None:
     made = make()
-    assert write_submit_files(made, force=False) == ("train.sub",)
+    assert write_submit_files(made, Path(), force=False) == ("train.sub",)
     assert (here / "train.sub").read_text() == made.text
     with pytest.raises(UsageError) as caught:
-        write_submit_files(made, force=False)
+        write_submit_files(made, Path(), force=False)
     assert caught.value.code == "file-exists"
     assert "train.sub" in caught.value.message
-    assert write_submit_files(make(predicted=True), force=True) == ("train.sub",)
+    assert write_submit_files(make(predicted=True), Path(), force=True) == ("train.sub",)
     assert "WARNING" in (here / "train.sub").read_text()
     assert sorted(path.name for path in here.iterdir()) == ["train.sh", "train.sub"]
 
@@ -318,7 +318,7 @@ def test_files_are_written_once(here: Path) -> None:
 def test_a_sweep_is_a_dag_and_a_folder_for_each_run(here: Path) -> None:
     run = replace(WANTED.run, columns=("run", "lr"), arguments=("--lr", "$(lr)"))
     made = make(run=run, rows=(("0.1",), ("0.2",)))
-    assert write_submit_files(made, force=False) == ("train.sub", "train.dag")
+    assert write_submit_files(made, Path(), force=False) == ("train.sub", "train.dag")
     assert sorted(path.name for path in here.iterdir()) == [
         "run-1",
         "run-2",
@@ -331,7 +331,7 @@ def test_a_sweep_is_a_dag_and_a_folder_for_each_run(here: Path) -> None:
         (here / path).unlink()
     (here / "run-2" / "model.pt").write_text("precious")
     with pytest.raises(UsageError) as caught:
-        write_submit_files(made, force=False)
+        write_submit_files(made, Path(), force=False)
     assert caught.value.code == "file-exists"
     assert "run-2" in caught.value.message
     assert "another directory" in caught.value.hint
@@ -342,20 +342,20 @@ def test_what_an_earlier_sweep_left_is_not_gone_on_with(here: Path) -> None:
     (here / "train.dag.rescue001").write_text("DONE run-1\n")
     run = replace(WANTED.run, columns=("run",))
     with pytest.raises(UsageError) as caught:
-        write_submit_files(make(run=run, rows=((), ())), force=True)
+        write_submit_files(make(run=run, rows=((), ())), Path(), force=True)
     assert caught.value.code == "sweep-rescue-exists"
     assert "train.dag.rescue001" in caught.value.message
     assert not (here / "train.dag").exists()
-    assert write_submit_files(make(), force=False) == ("train.sub",)
+    assert write_submit_files(make(), Path(), force=False) == ("train.sub",)
 
 
 def test_a_link_is_not_written_through(here: Path) -> None:
     (here / "train.sub").symlink_to(here / "elsewhere")
     with pytest.raises(UsageError) as caught:
-        write_submit_files(make(), force=False)
+        write_submit_files(make(), Path(), force=False)
     assert caught.value.code == "file-exists"
     assert "train.sub" in caught.value.message
-    write_submit_files(make(), force=True)
+    write_submit_files(make(), Path(), force=True)
     assert not (here / "elsewhere").exists()
 
 
@@ -468,8 +468,8 @@ def call(
     monkeypatch.setenv("XDG_CONFIG_DIRS", str(tmp_path / "nothing"))
     monkeypatch.setenv("IMAGEFACTORY_STORE", str(tmp_path / "store"))
 
-    def run(*arguments: str, code: int = 0) -> Said:
-        said = say(capsys, "submit", *arguments)
+    def run(*arguments: str, code: int = 0, command: str = "write") -> Said:
+        said = say(capsys, "job", command, *arguments)
         assert said.code == code, said
         return said
 
@@ -526,7 +526,17 @@ def test_it_ends_with_how_many_gpus_it_reaches(
 
 
 def test_programs_of_the_image_and_one_that_gathers(call: Call, here: Path) -> None:
-    asked = (NAME, "-o", "a.sub", "--dag", "2", "--executable", "/app/train.py", "--gather", "/app/gather.py")
+    asked = (
+        NAME,
+        "-o",
+        "a.sub",
+        "--runs",
+        "2",
+        "--executable",
+        "/app/train.py",
+        "--finalize",
+        "/app/gather.py",
+    )
     said = call(*asked, "--in-image", "--checkpoint", "last.pt", "--json").json()
     assert said["files"] == ["a.sub", "a-gather.sub", "a.dag"]
     for name, program in (("a.sub", "/app/train.py"), ("a-gather.sub", "/app/gather.py")):
@@ -547,12 +557,17 @@ def test_programs_of_the_image_and_one_that_gathers(call: Call, here: Path) -> N
 
 def test_a_sweep_from_the_command_line(call: Call, here: Path) -> None:
     (here / "values.csv").write_text("lr,seed\n0.1,1\n0.2,2\n")
-    said = call(NAME, "--executable", "train.sh", "--dag", "values.csv", "-o", "train.sub", "--json").json()
+    said = call(
+        NAME, "--executable", "train.sh", "--params", "values.csv", "-o", "train.sub", "--json"
+    ).json()
     assert said["files"] == ["train.sub", "train.dag"]
-    assert said["format"] == "imagefactory.submit/1"
+    assert said["format"] == "imagefactory.job/1"
     assert 'VARS run-2 run="2" value_lr="0.2" value_seed="2"' in (here / "train.dag").read_text()
     assert "arguments = \"--lr '$(value_lr)' --seed '$(value_seed)'\"" in (here / "train.sub").read_text()
-    call(NAME, "--executable", "train.sh", "--dag", "2", "-o", "many.sub")
+    call(NAME, "--executable", "train.sh", "--runs", "2", "-o", "many.sub")
+    (here / "jobs").mkdir()
+    said = call(NAME, "--executable", "train.sh", "-o", "jobs/one.sub")
+    assert said.err.splitlines()[-1] == "next: condor_submit jobs/one.sub"
     assert "arguments = \"'$(run)'\"" in (here / "many.sub").read_text()
 
 
@@ -560,17 +575,18 @@ def test_no_verdict_is_exit_9_and_writes_nothing(call: Call, here: Path) -> None
     said = call("pytorch-2.4-cu124", code=9)
     assert said.error_codes == ("not-verified",)
     assert "predicted to run on 7.0" in " ".join(said.err.split())
-    assert "--accept predicted" in said.err
+    assert "--allow-unverified" in said.err
     assert [path.name for path in here.iterdir()] == ["train.sh"]
-    call("pytorch-2.4-cu124", "--accept", "predicted")
+    call("pytorch-2.4-cu124", "--allow-unverified")
     assert "# WARNING" in (here / "pytorch-2.4-cu124.sub").read_text()
 
 
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ((), "imagefactory find"),
-        ((NAME, "-o", "../x.sub"), "-o ../x.sub"),
+        ((), "TARGET"),
+        ((NAME, "--executable", "train.sh", "--runs", "2", "-o", "a/x.sub"), "-o x.sub"),
+        ((NAME, "--executable", "train.sh", "--runs", "2", "--params", "a.csv"), "--params"),
         ((NAME, "-o", "x"), "-o train.sub"),
         ((NAME, "--arguments", "'"), "--arguments"),
         ((NAME, "--arguments", "x"), "--executable train.sh"),
@@ -580,12 +596,12 @@ def test_no_verdict_is_exit_9_and_writes_nothing(call: Call, here: Path) -> None
         ((NAME, "--memory", "lots"), "size-invalid"),
         ((NAME, "--disk", "1GB"), "disk-too-small"),
         ((NAME, "--time", "8d"), "job-too-long"),
-        ((NAME, "--image", "osdf"), "image-type-not-offered"),
-        ((NAME, "--dag", "no.csv"), "cannot-read-file"),
+        ((NAME, "--image-format", "osdf"), "image-type-not-offered"),
+        ((NAME, "--params", "no.csv"), "cannot-read-file"),
         ((NAME, "--checkpoint", "last.pt"), "--executable train.sh"),
-        ((NAME, "--executable", "train.sh", "--gather", "train.sh"), "--dag N"),
+        ((NAME, "--executable", "train.sh", "--finalize", "train.sh"), "--runs N"),
         ((NAME, "--executable", "train.sh", "--in-image"), "--executable /app/train.py"),
-        ((NAME, "--executable", "train.sh", "--dag", "2", "--gather", "no.sh"), "cannot-read-file"),
+        ((NAME, "--executable", "train.sh", "--runs", "2", "--finalize", "no.sh"), "cannot-read-file"),
     ],
 )
 def test_what_cannot_be_done_is_said_and_nothing_written(
@@ -601,26 +617,6 @@ def test_a_catalogue_that_somebody_changed(call: Call, tmp_path: Path) -> None:
     path = tmp_path / "catalogue"
     path.write_bytes(path.read_bytes().replace(b"sig", b"gis", 1))
     call(NAME, code=9)
-
-
-def test_what_there_is(call: Call) -> None:
-    lines = [line.split() for line in call("--list").out.splitlines()]
-    assert lines == [
-        ["TARGET", "VERIFIED", "ON", "PREDICTED", "ON", "IMAGE"],
-        [NAME, "7.0", "8.0", "-", "docker"],
-        ["pytorch-2.4-cu124", "-", "7.0", "docker"],
-    ]
-    offers = call("--list", "--json").json()["offers"]
-    assert isinstance(offers, list)
-    assert offers[0] == {
-        "target": NAME,
-        "gpu": True,
-        "kind": "docker",
-        "kinds": ["docker"],
-        "verified": ["7.0", "8.0"],
-        "predicted": [],
-    }
-    assert "--list" in call(NAME, "--list", code=2).err
 
 
 # --- looking at a file -----------------------------------------------------------------------------
@@ -668,8 +664,10 @@ def inventory(tmp_path: Path) -> str:
 def test_what_is_written_stands_its_own_check(call: Call, inventory: str) -> None:
     for site in ("chtc", "ospool", "generic"):
         call(NAME, "--executable", "train.sh", "--site", site, "--force")
-        found = call("--check", f"{NAME}.sub", "--inventory", inventory, "--site", site, "--json").json()
-        assert found["format"] == "imagefactory.check/1"
+        found = call(
+            f"{NAME}.sub", "--inventory", inventory, "--site", site, "--json", command="check"
+        ).json()
+        assert found["format"] == "imagefactory.job-check/1"
         assert found["findings"] == []
         assert found["wrong"] is False
         (queue,) = found["queues"]  # type: ignore[misc]
@@ -681,12 +679,10 @@ def test_a_file_that_is_wrong_is_exit_9(call: Call, here: Path, inventory: str) 
     text = (here / f"{NAME}.sub").read_text()
     wide = "\n".join(line for line in text.splitlines() if not line.startswith("require_gpus"))
     (here / "wide.sub").write_text(wide + "\n")
-    said = call("--check", "wide.sub", "--inventory", inventory, code=9)
+    said = call("wide.sub", "--inventory", inventory, code=9, command="check")
     assert "wide.sub:" in said.out
     assert "4 of 4 GPUs" in said.out
     assert said.err == ""
-    call("--check", "wide.sub", NAME, code=2)
-    call("--check", "wide.sub", "--executable", "train.sh", code=2)
 
 
 def test_without_a_pool_the_rest_is_checked(
@@ -694,6 +690,6 @@ def test_without_a_pool_the_rest_is_checked(
 ) -> None:
     call(NAME, "--executable", "train.sh")
     monkeypatch.setenv("PATH", str(tmp_path))
-    said = call("--check", f"{NAME}.sub")
+    said = call(f"{NAME}.sub", command="check")
     assert "condor_status" in said.err
     assert "nothing is wrong" in said.out

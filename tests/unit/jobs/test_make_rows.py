@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import UsageError
-from imagefactory.jobs.make import LARGEST_ROWS, parse_rows, read_rows
+from imagefactory.jobs.make import LARGEST_ROWS, number_runs, parse_rows, read_rows
 
 
 def test_rows_of_a_file_of_values(tmp_path: Path) -> None:
     path = tmp_path / "values.csv"
     path.write_text("lr, name\n0.1, a b\n\n0.01,c\n")
-    assert read_rows(str(path)) == (("run", "lr", "name"), (("0.1", "a b"), ("0.01", "c")))
-    assert read_rows("3") == (("run",), ((), (), ()))
+    assert read_rows(path) == (("run", "lr", "name"), (("0.1", "a b"), ("0.01", "c")))
+    assert number_runs(3) == (("run",), ((), (), ()))
     path.write_text("lr\r\n0.1\r\n", encoding="utf-8-sig", newline="")  # as spreadsheets write it
-    assert read_rows(str(path)) == (("run", "lr"), (("0.1",),))
+    assert read_rows(path) == (("run", "lr"), (("0.1",),))
 
 
 @pytest.mark.parametrize(
@@ -38,13 +38,13 @@ def test_files_of_values_that_are_none(text: str, message: str) -> None:
 def test_what_cannot_be_a_sweep(tmp_path: Path) -> None:
     (tmp_path / "big").write_bytes(b"lr\n" + b"1\n" * LARGEST_ROWS)
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    for text, code in (
-        ("0", "sweep-size-invalid"),
-        ("10001", "sweep-size-invalid"),
-        (str(tmp_path / "none"), "cannot-read-file"),
-        (str(tmp_path / "big"), "sweep-size-invalid"),
-        (str(tmp_path / "binary"), "sweep-values-invalid"),
+    for source, code in (
+        (0, "sweep-size-invalid"),
+        (10001, "sweep-size-invalid"),
+        (tmp_path / "none", "cannot-read-file"),
+        (tmp_path / "big", "sweep-size-invalid"),
+        (tmp_path / "binary", "sweep-values-invalid"),
     ):
         with pytest.raises(UsageError) as caught:
-            read_rows(text)
+            number_runs(source) if isinstance(source, int) else read_rows(source)
         assert caught.value.code == code

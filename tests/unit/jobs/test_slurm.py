@@ -266,7 +266,7 @@ def test_amounts_are_as_sbatch_takes_them() -> None:
     ("changes", "rows", "code", "said"),
     [
         ({"inputs": ("data.csv",)}, (), "option-conflict", "--input"),
-        ({"outputs": ("model.pt",)}, (), "option-conflict", "--result"),
+        ({"outputs": ("model.pt",)}, (), "option-conflict", "--output-file"),
         ({"disk": GB}, (), "option-conflict", "--disk"),
         ({"name": "a b"}, (), "submit-value-invalid", "'a b'"),
         ({"executable": "a;b"}, (), "submit-value-invalid", "'a;b'"),

@@ -84,7 +84,7 @@ def image() -> JobImageSpec:
         (
             lambda: parse_submit_file("#!/bin/sh\n", "a.sub"),
             "a.sub:1: this is a script, not a submit file",
-            "a batch script for Slurm has #SBATCH lines: imagefactory submit TARGET --site slurm writes one",
+            "imagefactory job write TARGET --site slurm writes a batch script, which has #SBATCH lines",
         ),
         (
             lambda: check_allowed(["no-match"]),

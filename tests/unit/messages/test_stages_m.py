@@ -73,7 +73,7 @@ def own_files(path: Path) -> None:
             lambda _: offered_reference(make_image(target="lab-1.0-cu121", reference="", sifs=())),
             "image-not-pullable",
             "lab-1.0-cu121 is in no registry",
-            "see others with imagefactory find",
+            "see others with imagefactory search",
         ),
         (
             lambda path: find_sweep(access(path).settings, "20261122-061500-1f3a"),

@@ -14,8 +14,13 @@ from hypothesis import strategies as st
 from imagefactory.extras.lint.batch_check import check_batch
 from imagefactory.extras.lint.batch_job import capability_of, parse_features, read_batch_request
 from imagefactory.extras.lint.batch_reader import parse_batch
-from imagefactory.extras.lint.findings import CheckContext, Severity, SubmitCheckResult
-from imagefactory.extras.lint.view import check_json, format_check
+from imagefactory.extras.lint.findings import (
+    CheckContext,
+    Severity,
+    SubmitCheckResult,
+    check_json,
+    format_check,
+)
 from imagefactory.gpu.values import Compatibility
 from imagefactory.jobs.htcondor import JobImageSpec, SubmitCommand
 from imagefactory.jobs.offer import choose_form, forms_of, verified_evidence
@@ -315,7 +320,7 @@ STORED = f"docker://{REFERENCE}"
         (GPU + "conda activate torch\n" + START, ("environment", 4, 1), "its own Python"),
         (GPU + "source venv/bin/activate\n" + START, ("environment", 4, 1), "its own Python"),
         (GPU + START.replace(SITE, ""), ("user-site", 4, 1), "exec --env PYTHONNOUSERSITE=1"),
-        (GPU + "python train.py\n", ("no-image", 1, 0), "submit TARGET --site slurm"),
+        (GPU + "python train.py\n", ("no-image", 1, 0), "job write TARGET --site slurm"),
         (GPU + "run() {\n  $APPTAINER exec apptainer.sif\n}\n", ("unread", 5, 0), "exec --nv IMAGE"),
         (GPU + "for i in a b; do\n" + START.replace(STORED, "$i") + "done\n", ("unread", 5, 46), "set the"),
         (GPU.replace("16G", "16") + START, ("unit", 2, 9), "--mem=16G"),

@@ -17,9 +17,14 @@ from hypothesis import strategies as st
 from imagefactory.errors import UsageError
 from imagefactory.extras.lint.check import check_submit_file
 from imagefactory.extras.lint.classads import MAX_EXPRESSION, literal, make_ad, parse_expression
-from imagefactory.extras.lint.findings import CheckContext, Severity, SubmitCheckResult
+from imagefactory.extras.lint.findings import (
+    CheckContext,
+    Severity,
+    SubmitCheckResult,
+    check_json,
+    format_check,
+)
 from imagefactory.extras.lint.reader import parse_submit_file
-from imagefactory.extras.lint.view import check_json, format_check
 from imagefactory.gpu.values import Compatibility
 from imagefactory.jobs.htcondor import JobImageSpec, SubmitCommand, format_submit
 from imagefactory.jobs.offer import choose_form, expected_grounds, forms_of
