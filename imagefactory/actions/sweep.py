@@ -649,7 +649,5 @@ def find_sweep(settings: Settings, name: str) -> Path:
     raise NothingSelectedError(
         "sweep-unknown",
         f"no sweep {name[:200]!r}",
-        hint=f"the latest are {', '.join(ids[-5:])}"
-        if ids
-        else "start one: imagefactory sweep start TARGET",
+        hint=f"the latest are {', '.join(ids[-5:])}" if ids else "start one: imagefactory sweep start TARGET",
     )
