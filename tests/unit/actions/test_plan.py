@@ -18,7 +18,6 @@ from imagefactory.gpu.values import InstalledPackage
 from imagefactory.lock.debian.lock import read_base_lock
 from imagefactory.matrix.plan import CellState, PlanGpu, PlanInput, TargetStatus, make_plan
 from imagefactory.model import Target
-from imagefactory.oci.artifacts import put_artifact
 from imagefactory.oci.candidates import (
     CREATED,
     INPUTS_LABEL,
@@ -28,7 +27,7 @@ from imagefactory.oci.candidates import (
     read_pushed,
     read_records,
 )
-from imagefactory.oci.graph import StoreRepository, make_artifact, read_manifest
+from imagefactory.oci.graph import StoreRepository, make_artifact, put_artifact, read_manifest
 from imagefactory.oci.layout import Layout, LayoutStore, reference
 from imagefactory.oci.registry.client import RegistryClient
 from imagefactory.progress import QuietProgress
