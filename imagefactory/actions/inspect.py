@@ -375,11 +375,11 @@ def _scan_cached(path: Path, workers: int) -> ScanResult:
     with contextlib.suppress(ValueError):
         known = parse_scan(json.loads(check_checksum(kept) or b"{}"))
     if known is None:
-        known = LayerScan(found=find_in(path, QuietProgress(), workers=workers))
+        known = LayerScan(findings=find_in(path, QuietProgress(), workers=workers))
         # Only a memory: the cache may be one that others fill.
         with contextlib.suppress(OSError), replacing(kept) as file:
             file.write(add_checksum(kept, json.dumps(format_scan(known)).encode()))
-    return format_contents(path.name, known.found)
+    return format_contents(path.name, known.findings)
 
 
 def join_contents(source: str, lock: Lock, parts: Iterable[ScanResult]) -> ScanResult:

@@ -206,7 +206,7 @@ class Layout:
         return data
 
     def manifest(self, digest: str) -> tuple[Descriptor, bytes] | None:
-        """Return the manifest or index of `digest`, None if it is missing. Raises StoreError for other blobs."""
+        """Return the manifest or index of `digest`, None if missing. Raises StoreError for other blobs."""
         try:
             size = self.blob_path(digest).stat().st_size
         except FileNotFoundError:

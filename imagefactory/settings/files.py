@@ -56,7 +56,7 @@ def own_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
     A folder of XDG_CONFIG_DIRS that is not absolute is left out, as that specification says.
     """
     folders = (environ.get("XDG_CONFIG_DIRS") or SITE_CONFIG_DIRS).split(":")
-    sites = (Path(one) / "imagefactory" / FILE_NAME for one in folders if one.startswith("/"))
+    sites = (Path(folder) / "imagefactory" / FILE_NAME for folder in folders if folder.startswith("/"))
     return tuple(dict.fromkeys((user_file(environ), *sites)))
 
 
@@ -172,7 +172,7 @@ class UntrustedProjectError(UsageError):
         self.file, self.content, self.settings = file, content, settings
         first, *others = settings
         place = f"{file}:{first.line}" if first.line else str(file)
-        names = ", ".join(f"'{one.name}'" for one in others)
+        names = ", ".join(f"'{setting.name}'" for setting in others)
         more = f"; also {names}" if others else ""
         super().__init__(
             "project-not-trusted",

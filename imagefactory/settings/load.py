@@ -391,9 +391,9 @@ def load_settings(
     have put there, as in /tmp. Raises UntrustedProjectError for a project that sets what only a trusted one
     may (settings/sources.py); where not `strict` that is left out, and is in `untrusted`.
     """
-    found = directory or find_root(start)
-    root = found.absolute() if found else SHIPPED
-    here = root if found else start.absolute()
+    project_root = directory or find_root(start)
+    root = project_root.absolute() if project_root else SHIPPED
+    here = root if project_root else start.absolute()
     home = Path(environ.get("HOME") or "/")
     project, files = root / FILE_NAME, files_of(root, environ)
     documents = {path: read_document(path) for path in own_files(environ)}
@@ -435,7 +435,7 @@ def load_settings(
         variable, folder = ENVIRONMENT_PREFIX + key.upper(), here
         nearest = next((path for path in files if key in written[path]), None)
         if key == "root":
-            origin = str(root / FILE_NAME) if found else "comes with imagefactory"
+            origin = str(root / FILE_NAME) if project_root else "comes with imagefactory"
             values[key] = SettingValue(value=str(root), origin="-C" if directory else origin)
         elif environ.get(variable):
             values[key] = SettingValue(value=environ[variable], origin=f"${variable}")
@@ -502,17 +502,17 @@ def center_settings(settings: Settings, path: Path) -> Settings:
     unset["site"] = SettingValue(value=SITES[0], origin="default")
     own = {key: getattr(settings, key) for key in ("submit_commands", "sbatch_options")}
     named = {key: getattr(settings, key) for key in ("site", "sif_folder", *own)}
-    named = {key: one for key, one in named.items() if one.origin.startswith("$")}
+    named = {key: setting for key, setting in named.items() if setting.origin.startswith("$")}
     center = SettingValue(value=path.stem, origin=str(path))
-    found = replace(
+    result = replace(
         settings,
         **{**unset, **own, **values, **named, "center": center},
         files=(path,),
         limits=settings.files,
         centers=(),
     )
-    check_values({name: getattr(found, name) for name in _names()})
-    return found
+    check_values({name: getattr(result, name) for name in _names()})
+    return result
 
 
 def _names() -> tuple[str, ...]:

@@ -71,14 +71,14 @@ def find_restricted(
     `[[trust]]` rows of keys that the user or the site knows (`known_keys`, key IDs) are no reason to ask: of
     those the user's own rows count.
     """
-    found = [
+    settings = [
         RestrictedSetting(name=name, value=_shorten(value), line=_line_of(name, text))
         for name, value in document.items()
         if name in REASONS
         and not may_be_set(name, trusted=False)
         and not (name == "trust" and set(key_ids(document)) <= set(known_keys))
     ]
-    return tuple(sorted(found, key=lambda one: one.line))
+    return tuple(sorted(settings, key=lambda setting: setting.line))
 
 
 def key_ids(document: Mapping[str, Any]) -> tuple[str, ...]:

@@ -76,7 +76,7 @@ def test_what_was_scanned_of_the_image_is_the_evidence(factory: Project, target:
     assert image is not None
     (layer,) = image.layers
     package = InstalledPackage(name="torch", version="2.3.1")
-    scan = LayerScan(found=(FileFinding(path="torch-2.3.1.dist-info", package=package),))
+    scan = LayerScan(findings=(FileFinding(path="torch-2.3.1.dist-info", package=package),))
     layout.record(RECORDS, layout.blob_path(layer.descriptor.digest).name, format_scan(scan))
     contents = stage(factory, target).evidence.contents
     assert contents is not None
@@ -336,7 +336,7 @@ def test_plan_inspect_and_compat_show_what_was_verified_in_the_image_of_the_stor
     assert image is not None
     (layer,) = image.layers
     package = InstalledPackage(name="torch", version="2.3.1")
-    scan = LayerScan(found=(FileFinding(path="torch-2.3.1.dist-info", package=package),))
+    scan = LayerScan(findings=(FileFinding(path="torch-2.3.1.dist-info", package=package),))
     layout.record(RECORDS, layout.blob_path(layer.descriptor.digest).name, format_scan(scan))
     verdict_on(factory, StoreRepository(store=LayoutStore(layout), repository=""), index, datetime.now(UTC))
     monkeypatch.setenv("IMAGEFACTORY_STORE", str(layout.path))
