@@ -1,5 +1,4 @@
-"""What settings add to the jobs of sweeps and of `submit`: submit commands, and options of sbatch; and what
-they limit sweeps to. Pure.
+"""Settings for the jobs of sweeps and of `submit`: submit commands, options of sbatch, limits of sweeps.
 
     submit-commands    lines of an HTCondor submit file: accounting_group = ..., priority = ..., +WantX = true
     sbatch-options     words of sbatch: --account=... --partition=... --qos=... --time=...
@@ -7,8 +6,8 @@ they limit sweeps to. Pure.
     sweep-gpu-hours    GPU hours of a sweep
     sweep-jobs         jobs of a sweep at once
 
-What imagefactory writes itself cannot be written here. Sources: HTCondor's manual, condor_submit(1); Slurm's
-manual, sbatch(1).
+Commands and options that imagefactory writes itself are errors. Sources: HTCondor's manual, condor_submit(1);
+Slurm's manual, sbatch(1).
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _TIME = re.compile(r"(?:(?P<days>[0-9]+)-)?(?P<rest>[0-9]+(?::[0-9]+){0,2})")
 
 
 def parse_commands(text: str) -> tuple[str, ...]:
-    """The lines of `submit-commands`, as `NAME = VALUE`. Raises UsageError for what cannot be one of them."""
+    """Return the lines of `submit-commands`, as `NAME = VALUE`. Raises UsageError."""
     commands: dict[str, str] = {}
     for line in filter(None, map(str.strip, text.splitlines())):
         match = _COMMAND.fullmatch(line)
@@ -59,7 +58,7 @@ def parse_commands(text: str) -> tuple[str, ...]:
 
 
 def parse_options(text: str) -> tuple[str, ...]:
-    """The words of `sbatch-options`. Raises UsageError for what cannot be one of them."""
+    """Return the words of `sbatch-options`. Raises UsageError."""
     options: dict[str, str] = {}
     for word in text.split():
         match = _OPTION.fullmatch(word)
@@ -90,7 +89,7 @@ def _check(name: str, own: Collection[str], names: Collection[str]) -> None:
 
 
 def split_requirements(commands: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The commands without `requirements`, and the expression of that."""
+    """Return the commands without `requirements`, and its expressions."""
     rest, needs = [], []
     for line in commands:
         name, _, value = line.partition(" = ")
@@ -102,12 +101,12 @@ def split_requirements(commands: Iterable[str]) -> tuple[tuple[str, ...], tuple[
 
 
 def names_of(commands: Iterable[str]) -> frozenset[str]:
-    """The commands' names in small letters."""
+    """Return the commands' names in lower case."""
     return frozenset(line.partition(" = ")[0].lower() for line in commands)
 
 
 def parse_machines(text: str) -> tuple[str, ...]:
-    """The patterns of `sweep-machines`. Raises UsageError for what cannot be one of them."""
+    """Return the patterns of `sweep-machines`. Raises UsageError."""
     patterns = tuple(dict.fromkeys(text.replace(",", " ").split()))
     for pattern in patterns:
         if not _MACHINE.fullmatch(pattern):
@@ -126,8 +125,9 @@ def parse_machines(text: str) -> tuple[str, ...]:
 
 
 def machine_expressions(patterns: Iterable[str]) -> tuple[str, str]:
-    """What a machine's name must match, and what it must not, as regular expressions that Python and
-    HTCondor's ClassAds read alike; empty for any. A name matches by its first labels too: `gpu07`.
+    """Return two regular expressions, for names that are included and excluded; empty for any.
+
+    Python and HTCondor's ClassAds read them alike. A name matches by its first labels too: `gpu07`.
     """
     every = tuple(patterns)
 
@@ -142,7 +142,7 @@ def machine_expressions(patterns: Iterable[str]) -> tuple[str, str]:
 
 
 def is_machine_selected(machine: str, patterns: Iterable[str]) -> bool:
-    """Whether jobs may run on a machine; of `glidein_7@gpu01` the last part is its name."""
+    """Return whether jobs may run on a machine; the name of `glidein_7@gpu01` is its last part."""
     name = machine.rpartition("@")[2]
     included, avoided = machine_expressions(patterns)
     if avoided and re.search(avoided, name, re.IGNORECASE):
@@ -151,7 +151,7 @@ def is_machine_selected(machine: str, patterns: Iterable[str]) -> bool:
 
 
 def parse_limit(text: str) -> int:
-    """The number of `sweep-gpu-hours` and `sweep-jobs`, 0 for none. Raises UsageError."""
+    """Return the number of `sweep-gpu-hours` or `sweep-jobs`, 0 for none. Raises UsageError."""
     if text and not re.fullmatch(r"[1-9][0-9]{0,6}", text):
         raise UsageError(
             "limit-invalid", f"'{text[:80]}' is not a whole number from 1", hint="leave it empty for no limit"
@@ -160,13 +160,13 @@ def parse_limit(text: str) -> int:
 
 
 def time_of(options: Iterable[str]) -> timedelta | None:
-    """The time that options of sbatch name; None where they name none that is more than nothing."""
+    """Return the time limit in options of sbatch; None for none or zero."""
     text = next((option.partition("=")[2] for option in options if option.startswith(f"{TIME}=")), "")
     return parse_time(text) or None
 
 
 def parse_time(text: str) -> timedelta | None:
-    """A time as sbatch takes it: minutes, minutes:seconds, hours:minutes:seconds, days-hours and so on."""
+    """Return a time as sbatch reads it: minutes, minutes:seconds, hours:minutes:seconds, days-hours, ..."""
     match = _TIME.fullmatch(text.strip())
     if match is None:
         return None
