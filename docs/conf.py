@@ -157,6 +157,11 @@ def commands(group: click.Group = cli, name: str = "imagefactory", level: int = 
     )
 
 
+def global_options() -> str:
+    records = (option.get_help_record(click.Context(cli)) for option in cli.params)
+    return table(("option", "what it does"), ((f"`{row[0]}`", text(row[1])) for row in records if row))
+
+
 def command_text(command: click.Command, name: str, level: int) -> str:
     context = click.Context(command, info_name=name)
     parts = [f"{'#' * level} {name}", help_text(command.help or "")]
@@ -353,7 +358,7 @@ def kept() -> str:
     rows = (
         (
             f"`{inventory.FORMAT}`",
-            "`pool -o`, or by hand: [the GPUs of a pool](../facilitators.md#the-pool)",
+            "`gpus -o`, or by hand: [the GPUs of a pool](../facilitators.md#the-pool)",
         ),
         (f"`{nights.PLAN_FORMAT}`", "`plan --keep`: what `night --kept` compares with"),
         (f"`{nights.NIGHTLY_FORMAT}`", "`night.json` in `<store>/nights`"),
@@ -378,6 +383,7 @@ def kept() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "commands": commands,
+    "options": global_options,
     "recipe-keys": recipe_keys,
     "settings": settings,
     "exit-codes": exit_codes,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from imagefactory.errors import UsageError
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.mirrors import split_place
+from imagefactory.oci.store import split_place
 from imagefactory.progress import QUIET
 from imagefactory.settings.load import Settings
 

@@ -1,11 +1,12 @@
-"""HTTP that survives faults, and what of an address nobody may see.
+"""HTTP for package indexes, channels, archives and registries: retries, limits, and where requests may go.
 
-No address is known here: whoever asks brings it, and says how the web is reached (`WebAccess`).
+Callers bring the address, and the certificates, proxy and login of its source (`WebAccess`).
 """
 
 from __future__ import annotations
 
 import ipaddress
+import logging
 import math
 import re
 import socket
@@ -15,9 +16,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from functools import partial
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from imagefactory.errors import without_logins
@@ -26,61 +28,66 @@ if TYPE_CHECKING:  # every command redacts, and few need HTTP: they do not wait 
     import requests
     import tenacity
     import urllib3
-
+    from requests.adapters import HTTPAdapter
 
 T = TypeVar("T")
 Login: TypeAlias = "tuple[str, str] | Callable[[requests.PreparedRequest], requests.PreparedRequest] | None"
-"""A user and password, or what adds them to a request; None for no answer."""
-
-
-CHUNK = 1 << 16  # what a connection that breaks may cost: what came of a chunk is lost
+"""A user and password, or a function that adds them to a request; None leaves it to ~/.netrc."""
+Response: TypeAlias = "requests.Response"
+CHUNK = 1 << 16  # bytes lost at most when a connection breaks
 _SLOWEST, _SLOW_SECONDS = 1000, 60.0  # as git's http.lowSpeedLimit and curl's --speed-limit are used
+_LONGEST_RETRY_AFTER = 43200.0  # seconds
+_REJECTED_TOKENS = 3
+_LASTING_TLS_ERRORS = (
+    "CERTIFICATE_VERIFY_FAILED",
+    "WRONG_VERSION_NUMBER",
+    "RECORD_LAYER_FAILURE",
+    "HTTP_REQUEST",
+)
 _DICE = Random()  # noqa: S311
 _TOKEN = re.compile(r"(://[^\s/]+/t/)[^\s/]+")  # as conda writes one into a channel's address
 _QUERY = re.compile(r"(/[^\s?#)]*)[?#][^\s)]*")
+_LOG = logging.getLogger("imagefactory.http")
 
 
 def redact(text: str) -> str:
-    """`text` without the passwords, tokens and queries of the URLs in it, fit for a message or a log."""
+    """Return `text` without the passwords, tokens and queries of its URLs, for messages and logs."""
     return _TOKEN.sub(r"\1****", _QUERY.sub(r"\1", without_logins(text)))
 
 
-class TransientError(Exception):
-    """A fault that may be gone the next time; `after` is the server's Retry-After in seconds, or None.
+class HttpError(Exception):
+    """A request that failed. `status` is the HTTP status, 0 without a response.
 
-    `status` is HTTP's, 0 if there was no answer at all.
+    `after` is the server's Retry-After in seconds, `code` a registry's error code (`MANIFEST_UNKNOWN`).
     """
 
-    def __init__(self, message: str, *, after: float | None = None, status: int = 0) -> None:
+    def __init__(self, message: str, *, status: int = 0, after: float | None = None, code: str = "") -> None:
         super().__init__(message)
-        self.after, self.status = after, status
+        self.status, self.after, self.code = status, after, code
 
 
-class RejectedError(Exception):
-    """An answer that asking again will not change. `status` is HTTP's, 0 if there was none at all.
+class TransientError(HttpError):
+    """A fault that a later attempt may not meet."""
 
-    `code` is what a registry calls it (`MANIFEST_UNKNOWN`).
-    """
 
-    def __init__(self, message: str, *, status: int = 0, code: str = "") -> None:
-        super().__init__(message)
-        self.status, self.code = status, code
+class RejectedError(HttpError):
+    """A response that another attempt would not change."""
 
 
 def may_pass(status: int) -> bool:
-    """Whether the same request may be answered another time."""
+    """Return whether a later attempt may get another status."""
     return status in (408, 425, 429) or (status >= 500 and status != 501)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How long faults are borne.
+    """How often and how long requests are retried.
 
-    `attempts` in a row may fail without one new byte. The wait between them begins at about `first_wait`
-    seconds, doubles, is jittered and never longer than `longest_wait`, which also caps Retry-After.
-    `connect`, `read` and `commit` are time-outs in seconds; a registry may hash a whole blob before it
-    answers the request that ends its upload. `threads` is how many transfers run at once. After `span`
-    seconds no other attempt begins.
+    After `attempts` failures in a row without a new byte the last error is raised. The wait between attempts
+    begins at about `first_wait` seconds, doubles, is jittered, and `longest_wait` limits it and Retry-After.
+    `connect`, `read` and `commit` are timeouts in seconds; a registry may hash a whole blob before it answers
+    the request that ends its upload. `threads` transfers run at once. No attempt begins more than `span`
+    seconds after the first.
     """
 
     attempts: int = 6
@@ -93,50 +100,87 @@ class RetryPolicy:
     span: float = math.inf
 
     def wait(self, failures: int, after: float | None, dice: Random = _DICE) -> float:
-        """Seconds to wait after the `failures`-th failure in a row (from 1)."""
+        """Return the seconds to wait after the `failures`-th failure in a row (from 1)."""
         backoff = self.first_wait * 2.0 ** (failures - 1) * dice.uniform(0.5, 1.0)
         return min(max(backoff, after or 0.0), self.longest_wait)
 
-    def retry(self, call: Callable[[], T], *, stop: threading.Event | None = None) -> T:
-        """`call()` until it raises no TransientError; the last one comes through. `stop` ends a wait."""
+    def retry(
+        self,
+        call: Callable[[], T],
+        *,
+        progress: Callable[[], int] = lambda: 0,
+        sleep: Callable[[float], Any] = time.sleep,
+        dice: Random = _DICE,
+    ) -> T:
+        """Return `call()`, called again while it raises TransientError.
+
+        Failures are counted from 1 again whenever `progress` (bytes) grew. Raises RejectedError if the server
+        asks to wait longer than 12 hours.
+        """
         import tenacity
+
+        failures = rejected_tokens = 0
+        most = progress()
+        last_response: TransientError | None = None
+
+        def attempt() -> T:
+            nonlocal failures, rejected_tokens, most, last_response
+            try:
+                return call()
+            except TransientError as error:
+                if (error.after or 0.0) > max(_LONGEST_RETRY_AFTER, self.longest_wait):
+                    text = f"{error}; it asks to wait {(error.after or 0.0) / 3600:.0f} hours"
+                    raise RejectedError(text, status=error.status) from error
+                failures = 1 if progress() > most else failures + 1
+                # A new token that is rejected again and again is rarely a fault, mostly a missing permission.
+                rejected_tokens = min(rejected_tokens + 1, failures) if error.status == 401 else 0
+                most = max(most, progress())
+                last_response = error if error.status else last_response
+                raise
 
         def wait(state: tenacity.RetryCallState) -> float:
             error = state.outcome.exception() if state.outcome else None
-            return self.wait(state.attempt_number, getattr(error, "after", None))
+            return self.wait(failures, getattr(error, "after", None), dice)
+
+        def stop(state: tenacity.RetryCallState) -> bool:
+            late = (state.seconds_since_start or 0.0) >= self.span
+            return failures >= self.attempts or rejected_tokens >= _REJECTED_TOKENS or late
 
         retrying = tenacity.Retrying(
-            stop=tenacity.stop_after_attempt(self.attempts) | tenacity.stop_after_delay(self.span),
+            stop=stop,
             wait=wait,
             retry=tenacity.retry_if_exception_type(TransientError),
-            sleep=tenacity.sleep_using_event(stop or threading.Event()),
+            sleep=sleep,
             reraise=True,
         )
-        return retrying(call)
+        try:
+            return retrying(attempt)
+        except TransientError as error:
+            # A server that hangs up on a long body gave the reason only when its response came through.
+            raise (error if error.status or last_response is None else last_response) from None
 
 
 HURRIED = RetryPolicy(attempts=2, first_wait=0.5, longest_wait=1.0, connect=3.0, read=4.0, span=2.0)
-"""How long a server is waited for where there is something else to go by: one that accepts and never answers
-costs 4 seconds, and one that hangs up is asked once more."""
+"""For a server that has an alternative: one that never answers costs 4 seconds."""
 
 
 class WebAccess(Protocol):
-    """Where packages come from, as HTTP needs to know it: a package index, or conda's channels."""
+    """A source of packages as HTTP needs it: a package index, or conda channels."""
 
     @property
     def certificates(self) -> str:
-        """A file or folder of CA certificates, empty for those of the libraries."""
+        """A file or directory of CA certificates, empty for those of the libraries."""
 
     @property
     def proxy(self) -> str:
-        """A URL, empty for what the environment says."""
+        """A URL, empty for the proxy of the environment."""
 
     def login(self, url: str) -> Login:
-        """What a request for `url` authenticates itself with; None leaves it to the user's netrc."""
+        """Return the login of a request for `url`."""
 
 
 class HttpSession:
-    """One HTTP session with the certificates, the proxy and the credentials of a source of packages.
+    """One HTTP session with the certificates, the proxy and the logins of a source of packages.
 
     Nothing is decoded: bytes come as they are stored.
     """
@@ -148,80 +192,132 @@ class HttpSession:
         if source.proxy:
             self._session.proxies = {"http": source.proxy, "https": source.proxy}
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         self._session.close()
+
+    def request(
+        self, url: str, read: Callable[[Response], T], *, method: str = "GET",
+        headers: Mapping[str, str] | None = None, data: bytes = b"",
+    ) -> T:  # fmt: skip
+        """Return `read(response)` of a request that succeeds, with retries. Raises HttpError."""
+
+        def once() -> T:
+            with self.open(url, method=method, headers=headers, data=data) as response:
+                return read(response)
+
+        return self.patience.retry(once)
 
     @contextmanager
     def open(
         self, url: str, *, method: str = "GET", headers: Mapping[str, str] | None = None, data: bytes = b""
-    ) -> Iterator[requests.Response]:
-        """One request, its body not yet read. Raises TransientError or RejectedError, also from the body.
+    ) -> Iterator[Response]:
+        """Send one request, its body not yet read. Raises HttpError, also while the body is read.
 
-        A request that only reads follows redirects; to any other one a redirect is a refusal.
+        GET and HEAD follow redirects; for other methods a redirect is a RejectedError.
         """
-        import requests
-        import urllib3
-
-        shown, reads = redact(url), method in ("GET", "HEAD")
-        check_address(url)
-        try:
-            with self._session.request(
+        shown = redact(url)
+        with (
+            translate_faults(lambda text: f"{shown}: {text}"),
+            send_request(
+                self._session,
                 method,
                 url,
-                headers=dict(headers or {}),
+                headers=headers or {},
                 data=data,
                 auth=self._source.login(url),
-                stream=True,
-                allow_redirects=reads,
                 timeout=(self.patience.connect, self.patience.read),
-                # Given with each request: a session's own `verify` loses against REQUESTS_CA_BUNDLE.
-                verify=self._source.certificates or True,
-            ) as response:
-                status = response.status_code
-                if may_pass(status):
-                    after = retry_after(response.headers)
-                    raise TransientError(f"{shown} answered {status}", after=after, status=status)
-                if status >= (400 if reads else 300):
-                    raise RejectedError(f"{shown} answered {status}", status=status)
-                yield response
-        except (requests.exceptions.SSLError, urllib3.exceptions.SSLError) as error:
-            text = f"{shown}: {reason_of(error)}"
-            if "CERTIFICATE_VERIFY_FAILED" in text:
-                raise RejectedError(text) from error
-            raise TransientError(text) from error  # cut off in the middle
-        except (
-            requests.exceptions.ConnectionError,
-            requests.exceptions.Timeout,
-            requests.exceptions.ChunkedEncodingError,
-            requests.exceptions.ContentDecodingError,
-            urllib3.exceptions.HTTPError,
-        ) as error:
-            raise TransientError(f"{shown}: {reason_of(error)}") from error
-        except requests.exceptions.RequestException as error:  # not a URL, too many redirects
-            raise RejectedError(f"{shown}: {reason_of(error)}") from error
+                certificates=self._source.certificates,
+            ) as response,
+        ):
+            status = response.status_code
+            if may_pass(status):
+                after = retry_after(response.headers)
+                raise TransientError(f"{shown} answered {status}", after=after, status=status)
+            if status >= (400 if method in ("GET", "HEAD") else 300):
+                raise RejectedError(f"{shown} answered {status}", status=status)
+            yield response
 
     def size(self, url: str) -> int:
-        """Bytes of the file at `url`, asked without fetching it."""
-        local = local_path(url)
-        if local:
+        """Return the bytes of the file at `url`, without fetching it."""
+        if local := local_path(url):
             if not local.is_file():
                 raise RejectedError(f"{local} does not exist", status=404)
             return local.stat().st_size
+        size = self.request(
+            url, lambda response: read_count(response.headers.get("Content-Length", "")), method="HEAD"
+        )
+        if size is None:  # some servers give only the size of what they send
+            size = self.request(
+                url,
+                lambda response: read_count(response.headers.get("Content-Range", "").rpartition("/")[2]),
+                headers={"Range": "bytes=0-0"},
+            )
+        if size is None:
+            raise RejectedError(f"{redact(url)}: the server does not send the size of the file")
+        return size
 
-        def ask() -> int:
-            with self.open(url, method="HEAD") as response:
-                length = read_count(response.headers.get("Content-Length", ""))
-            if length is None:  # some servers tell only the size of what they send
-                with self.open(url, headers={"Range": "bytes=0-0"}) as response:
-                    length = read_count(response.headers.get("Content-Range", "").rpartition("/")[2])
-            if length is None:
-                raise RejectedError(f"{redact(url)}: the server does not send the size of the file")
-            return length
 
-        return self.patience.retry(ask)
+def send_request(
+    session: requests.Session,
+    method: str,
+    url: str,
+    *,
+    headers: Mapping[str, str],
+    data: Iterable[bytes] | bytes,
+    auth: Any,
+    timeout: tuple[float, float],
+    certificates: str,
+) -> requests.Response:
+    """Send one request; only GET and HEAD follow redirects. The response's body is not yet read."""
+    check_address(url)
+    return session.request(
+        method,
+        url,
+        headers=dict(headers),
+        data=data,
+        auth=auth,
+        stream=True,
+        allow_redirects=method in ("GET", "HEAD"),
+        timeout=timeout,
+        # Set for each request: a session's own `verify` loses against REQUESTS_CA_BUNDLE.
+        verify=certificates or True,
+    )
 
 
-# --- where a request may go ----------------------------------------------------------------------
+@contextmanager
+def translate_faults(clean: Callable[[str], str]) -> Iterator[None]:
+    """Raise TransientError or RejectedError for errors of requests and urllib3; `clean` makes the text."""
+    import requests
+    import urllib3
+
+    try:
+        yield
+    except (requests.exceptions.SSLError, urllib3.exceptions.SSLError) as error:
+        text = clean(reason_of(error))
+        if any(word in text for word in _LASTING_TLS_ERRORS):
+            raise RejectedError(text) from None
+        raise TransientError(text) from None  # cut off in the middle
+    except (
+        requests.exceptions.ConnectionError,
+        requests.exceptions.Timeout,
+        requests.exceptions.ChunkedEncodingError,
+        requests.exceptions.ContentDecodingError,
+        urllib3.exceptions.HTTPError,
+        ConnectionError,
+        TimeoutError,
+    ) as error:
+        raise TransientError(clean(reason_of(error))) from None
+    except (requests.exceptions.RequestException, ValueError) as error:  # not a URL, too many redirects
+        raise RejectedError(clean(reason_of(error))) from None
+
+
+# --- where a request may go ---
 
 PUBLIC, PRIVATE, LOOPBACK, RESERVED = "public", "private", "loopback", "reserved"
 _NAT64 = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("64:ff9b:1::/48"))
@@ -229,10 +325,10 @@ _SHARED = ipaddress.ip_network("100.64.0.0/10")  # RFC 6598: behind a carrier's 
 
 
 def network_of(address: str) -> str:
-    """Return the kind of network of an IP address: PUBLIC, PRIVATE, LOOPBACK or RESERVED.
+    """Return the network of an IP address: PUBLIC, PRIVATE, LOOPBACK or RESERVED.
 
-    RESERVED are those where no registry or index is: link-local (the metadata services of clouds),
-    multicast, unspecified and future use. An IPv4 address inside an IPv6 one counts as itself.
+    RESERVED addresses never have a registry or index: link-local (the metadata services of clouds),
+    multicast, unspecified and future use. An IPv4 address inside an IPv6 address counts as itself.
     """
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
@@ -261,10 +357,8 @@ def network_of_name(host: str) -> str:
     name = host.strip("[]").rstrip(".").lower()
     if name == "localhost" or name.endswith(".localhost"):
         return LOOPBACK
-    try:
+    with suppress(ValueError):
         return network_of(name)
-    except ValueError:
-        pass
     try:
         return network_of(socket.inet_ntoa(socket.inet_aton(name)))  # 127.1, 0x7f000001, 2130706433
     except (OSError, UnicodeError):
@@ -274,7 +368,7 @@ def network_of_name(host: str) -> str:
 def check_address(url: str) -> None:
     """Raise RejectedError for an address that two parsers read as two hosts, as `https://a\\@b/` is.
 
-    A credential is held back by what one of them reads, and the other one connects.
+    One parser decides whether a credential is sent, the other connects.
     """
     from urllib3.util import parse_url
 
@@ -288,10 +382,7 @@ def check_address(url: str) -> None:
 
 
 class _RequestReach(threading.local):
-    """What the request that this thread sends may reach, and what its last connection reached.
-
-    `networks` is None for an address that the user named: anything.
-    """
+    """The networks that the current request of this thread may reach (None: any), and the one it reached."""
 
     networks: frozenset[str] | None = None
     reached: str = PUBLIC
@@ -308,7 +399,7 @@ _REACH = _RequestReach()
 
 @contextmanager
 def reaching(networks: frozenset[str] | None) -> Iterator[None]:
-    """Limit the requests of this thread to these networks; None sets no limit.
+    """Limit the requests of this thread to these networks; None, for an address of the user, sets no limit.
 
     Raises RejectedError, before a byte is sent, for a host with an address on another network.
     """
@@ -323,21 +414,21 @@ def reaching(networks: frozenset[str] | None) -> Iterator[None]:
 def reachable_from(networks: Iterable[str]) -> frozenset[str]:
     """Return the networks that a server on one of these may send a client to: its own, and PUBLIC.
 
-    One that is anywhere on PUBLIC sends to PUBLIC only.
+    A server with an address on PUBLIC sends to PUBLIC only.
     """
     own = frozenset(networks) - {RESERVED}
     return frozenset({PUBLIC}) if PUBLIC in own else own | {PUBLIC}
 
 
 def routed_host(response: requests.Response) -> str:
-    """Return the network of the server that gave this answer."""
+    """Return the network of the server that sent this response."""
     return str(getattr(response, "network", PUBLIC))
 
 
 class _DeadlineConnection:
-    """A connection that waits for the head of an answer a minute longer than for its first byte.
+    """A connection that waits for a whole head at most a minute longer than for its first byte.
 
-    A header now and then keeps every time-out away.
+    A server that sends a header now and then passes every other timeout.
     """
 
     sock: socket.socket
@@ -348,7 +439,7 @@ class _DeadlineConnection:
 
         def cut(sock: socket.socket = self.sock) -> None:
             late.set()
-            with suppress(OSError):  # of a TLS connection too: whoever reads finds its end
+            with suppress(OSError):  # a TLS connection too: its reader finds the end
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
         timer = threading.Timer((self.timeout or 0.0) + _SLOW_SECONDS, cut)
@@ -364,10 +455,9 @@ class _DeadlineConnection:
 
 
 class _AddressCheckedConnection(_DeadlineConnection):
-    """A direct connection that goes only where the request may: every address of the name is checked.
+    """A direct connection for which every address of the name is checked before it connects to one of them.
 
-    It connects to an address that was checked, so a name server that answers otherwise the next time gains
-    nothing.
+    So a name server that gives another address the next time gains nothing.
     """
 
     host: str
@@ -402,18 +492,18 @@ class _AddressCheckedConnection(_DeadlineConnection):
         raise failure
 
     def request(self, *arguments: Any, **options: Any) -> None:
-        if self.sock is not None:  # a connection of the pool may have been opened for another request
+        if self.sock is not None:  # a pooled connection may have been opened for another request
             _REACH.check(self.network, self._dns_host)
         super().request(*arguments, **options)  # type: ignore[misc]
         _REACH.reached = self.network
 
 
 def open_session(*, threads: int = 10, netrc: bool = True) -> requests.Session:
-    """Return a session whose connections are timely, and which follows a redirect only where it may go.
+    """Return a session that limits waits and follows a redirect only where it may go.
 
     No redirect leads from https to http, to RESERVED networks, or from one network to another that is not
-    PUBLIC. A credential stays with its host. `threads` is how many connections to one host; without `netrc`
-    nothing is read from ~/.netrc.
+    PUBLIC. A credential stays with its host. `threads` is the number of connections to one host; without
+    `netrc` nothing is read from ~/.netrc.
     """
     from http.cookiejar import DefaultCookiePolicy
 
@@ -432,58 +522,61 @@ def open_session(*, threads: int = 10, netrc: bool = True) -> requests.Session:
         def rebuild_auth(
             self, prepared_request: requests.PreparedRequest, response: requests.Response
         ) -> None:
-            came, goes = response.request.url or "", prepared_request.url or ""
-            if came.startswith("https:") and not goes.startswith("https:"):
-                raise RejectedError(f"it redirects from https to {redact(goes)}")
-            check_address(goes)
+            origin, target = response.request.url or "", prepared_request.url or ""
+            if origin.startswith("https:") and not target.startswith("https:"):
+                raise RejectedError(f"it redirects from https to {redact(target)}")
+            check_address(target)
             prepared_request.headers.pop("Cookie", None)
             _REACH.networks = reachable_from({routed_host(response)})
             if netrc:
                 super().rebuild_auth(prepared_request, response)  # type: ignore[no-untyped-call]
-            elif self.should_strip_auth(came, goes):  # type: ignore[no-untyped-call]
+            elif self.should_strip_auth(origin, target):  # type: ignore[no-untyped-call]
                 prepared_request.headers.pop("Authorization", None)
-            # requests itself asks netrc again for each host that it is led to.
-            before, after = urlsplit(came), urlsplit(goes)
+            # requests reads netrc again for each host of a redirect.
+            before, after = urlsplit(origin), urlsplit(target)
             if after.scheme != "https" and (before.scheme, before.netloc) != (after.scheme, after.netloc):
                 prepared_request.headers.pop("Authorization", None)
 
         def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
-            with reaching(_REACH.networks):  # what a redirect narrows ends with its request
+            with reaching(_REACH.networks):  # a redirect's limit ends with its request
                 return super().send(request, **options)
 
     session = Session()
     session.headers.update({"Accept-Encoding": "identity", "User-Agent": "imagefactory"})
-    session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=()))  # nobody sets any here
-    mount_with_deadline(session, threads=threads)
+    session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=()))
+    for scheme in ("http", "https"):
+        session.mount(f"{scheme}://", _checking_adapter(threads))
     return session
 
 
-def mount_with_deadline(session: requests.Session, *, threads: int = 10) -> None:
-    """Lets answers that never begin be no wait without end, and checks where connections go.
+def _checking_adapter(threads: int) -> HTTPAdapter:
+    """Return an adapter with deadlines that checks where connections go, and logs requests.
 
-    `threads` is how many connections to one host. Where a proxy is used, it looks names up: then only
-    addresses and this machine's own names are checked.
+    A proxy looks names up itself: then only IP addresses and this machine's own names are checked.
     """
     from requests.adapters import HTTPAdapter
     from requests.utils import select_proxy
     from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
-    direct: dict[str, type] = {}
-    proxied: dict[str, type] = {}
-    for scheme, kind in (("http", HTTPConnectionPool), ("https", HTTPSConnectionPool)):
-        for pools, own in ((direct, _AddressCheckedConnection), (proxied, _DeadlineConnection)):
-            connection = type(f"{own.__name__}Connection", (own, kind.ConnectionCls), {})
-            pools[scheme] = type(f"{own.__name__}Pool", (kind,), {"ConnectionCls": connection})
+    def pools(own: type) -> dict[str, type]:
+        return {
+            scheme: type(
+                f"{own.__name__}Pool",
+                (pool,),
+                {"ConnectionCls": type(f"{own.__name__}Connection", (own, pool.ConnectionCls), {})},
+            )
+            for scheme, pool in (("http", HTTPConnectionPool), ("https", HTTPSConnectionPool))
+        }
 
     class Adapter(HTTPAdapter):
         def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
             super().init_poolmanager(*arguments, **options)
-            self.poolmanager.pool_classes_by_scheme = direct
+            self.poolmanager.pool_classes_by_scheme = pools(_AddressCheckedConnection)
 
         def proxy_manager_for(self, proxy: str, **options: Any) -> Any:
             manager = super().proxy_manager_for(proxy, **options)
-            if not proxy.lower().startswith("socks"):  # that has connections of its own
-                manager.pool_classes_by_scheme = proxied
+            if not proxy.lower().startswith("socks"):  # that has its own connections
+                manager.pool_classes_by_scheme = pools(_DeadlineConnection)
             return manager
 
         def send(self, request: requests.PreparedRequest, *arguments: Any, **options: Any) -> Any:
@@ -492,59 +585,79 @@ def mount_with_deadline(session: requests.Session, *, threads: int = 10) -> None
                 host = urlsplit(request.url or "").hostname or ""
                 _REACH.reached = network_of_name(host)
                 _REACH.check(_REACH.reached, host)
-            response = super().send(request, *arguments, **options)
+            began = time.monotonic()
+            try:
+                response = super().send(request, *arguments, **options)
+            except Exception as error:
+                _log_request(request, reason_of(error), began)
+                raise
             response.network = _REACH.reached  # type: ignore[attr-defined]
+            if _LOG.isEnabledFor(logging.DEBUG):
+                response.close = partial(_close_and_log, response, began)  # type: ignore[method-assign]
             return response
 
-    for scheme in direct:
-        session.mount(f"{scheme}://", Adapter(pool_maxsize=threads))
+    return Adapter(pool_maxsize=threads)
+
+
+def _close_and_log(response: requests.Response, began: float) -> None:
+    with suppress(AttributeError):  # the second close
+        del response.close
+        size = getattr(response.raw, "_fp_bytes_read", 0)
+        _log_request(response.request, f"{response.status_code}, {size} bytes received", began)
+    response.close()
+
+
+def _log_request(request: requests.PreparedRequest, outcome: str, began: float) -> None:
+    size = request.headers.get("Content-Length") or "0"
+    sent = "" if size == "0" else f"{size} bytes sent, "
+    seconds = time.monotonic() - began
+    _LOG.debug("%s %s: %s%s, %.3f s", request.method, redact(request.url or ""), sent, outcome, seconds)
 
 
 def arriving(body: urllib3.BaseHTTPResponse, clock: Callable[[], float] = time.monotonic) -> Iterator[bytes]:
-    """The bytes of an answer as they come, up to 64 KiB at once, nothing decoded.
+    """Yield the bytes of a body as they come, up to 64 KiB at once, nothing decoded.
 
-    Raises RejectedError where a minute of waiting brings less than 1,000 bytes a second: a byte now and
-    then keeps every time-out away, and would be waited for without end.
+    Raises RejectedError if a minute of waiting brings less than 1,000 bytes a second: a server that sends a
+    byte now and then passes every timeout.
     """
-    waited, came = 0.0, 0
+    seconds, size = 0.0, 0
     while True:
         began = clock()
         data = body.read1(CHUNK, decode_content=False)
-        waited, came = waited + clock() - began, came + len(data)
+        seconds, size = seconds + clock() - began, size + len(data)
         if not data:
             return
-        if waited >= _SLOW_SECONDS:
-            if came < waited * _SLOWEST:
-                raise RejectedError(f"it sent only {came} bytes in {waited:.0f} seconds")
-            waited, came = 0.0, 0
+        if seconds >= _SLOW_SECONDS:
+            if size < seconds * _SLOWEST:
+                raise RejectedError(f"it sent only {size} bytes in {seconds:.0f} seconds")
+            seconds, size = 0.0, 0
         yield data
 
 
 def read_some(body: urllib3.BaseHTTPResponse, limit: int) -> bytes:
-    """A whole answer of at most `limit` bytes. Raises RejectedError for a longer or endless one."""
-    parts, size = [], 0
-    for data in arriving(body):
-        parts.append(data)
-        size += len(data)
-        if size > limit:
+    """Return a whole body of at most `limit` bytes. Raises RejectedError for a longer or endless one."""
+    data = bytearray()
+    for part in arriving(body):
+        data += part
+        if len(data) > limit:
             raise RejectedError(f"the response is longer than {limit:,} bytes")
-    return b"".join(parts)
+    return bytes(data)
 
 
 def on_loopback(host: str) -> bool:
-    """Whether a host name is this machine itself, which a container reaches in its network alone."""
+    """Return whether a host name is this machine itself, which a container reaches only in its network."""
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def without_login(request: requests.PreparedRequest) -> requests.PreparedRequest:
-    """A `Login` that adds nothing, and keeps a netrc from being asked."""
+    """Return the request unchanged: a `Login` that keeps requests from reading netrc."""
     return request
 
 
 def sends_openly(url: str, known: Iterable[str] = ()) -> bool:
     """Return whether others could read a password that goes to `url`.
 
-    Not with TLS, nor on this machine. Where `known` begins with its scheme, host and port, the user named it.
+    False with TLS, on this machine, and for a scheme, host and port of `known`: the user named it.
     """
     parts = urlsplit(url)
     host = parts.hostname or ""
@@ -553,23 +666,22 @@ def sends_openly(url: str, known: Iterable[str] = ()) -> bool:
             return False
     if parts.scheme == "https" or host == "localhost":
         return False
-    return (parts.scheme, parts.hostname, parts.port) not in (
-        (one.scheme, one.hostname, one.port) for one in map(urlsplit, known)
-    )
+    origins = {(origin.scheme, origin.hostname, origin.port) for origin in map(urlsplit, known)}
+    return (parts.scheme, parts.hostname, parts.port) not in origins
 
 
 def local_path(url: str) -> Path | None:
-    """The path of a `file:` URL, None for any other."""
+    """Return the path of a `file:` URL, None for any other."""
     parts = urlsplit(url)
     return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
 
 def reason_of(error: BaseException) -> str:
-    """The innermost reason of a requests error, in words; the outer ones repeat it with addresses."""
+    """Return the innermost reason of a requests error; the outer ones repeat it with addresses."""
     while True:
         inner = getattr(error, "reason", None)
         if not isinstance(inner, BaseException):
-            inner = next((word for word in reversed(error.args) if isinstance(word, BaseException)), None)
+            inner = next((item for item in reversed(error.args) if isinstance(item, BaseException)), None)
         if inner is None:
             text = str(error) or type(error).__name__
             return re.sub(r"^<?\S+ object at 0x\w+>?: |^\S+\(host=.*?\): ", "", redact(text))
@@ -577,17 +689,17 @@ def reason_of(error: BaseException) -> str:
 
 
 def read_count(text: str) -> int | None:
-    """The number that a header gives, None for what is none; `²` is a digit too that int() does not take."""
+    """Return the number in a header, None for another text; `²` is a digit too that int() rejects."""
     return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds of a Retry-After header. A date counts from the same answer's Date, so no clock is needed."""
+    """Return the seconds of Retry-After. A date counts from the response's Date, so no clock is needed."""
     value = headers.get("Retry-After", "").strip()
     if (seconds := read_count(value)) is not None:
         return float(seconds)
     try:
-        asked, now = parsedate_to_datetime(value), parsedate_to_datetime(headers.get("Date", ""))
-        return max((asked - now).total_seconds(), 0.0)
+        date, now = parsedate_to_datetime(value), parsedate_to_datetime(headers.get("Date", ""))
+        return max((date - now).total_seconds(), 0.0)
     except (TypeError, ValueError):
         return None

@@ -6,10 +6,10 @@ sizes are bytes; versions are strings, never numbers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from imagefactory.serialize import LARGEST_NUMBER, Name, NumberRange, PairsAsObject
 
@@ -63,80 +63,84 @@ class OwnFile:
     executable: bool
 
 
-# --- recipes and targets -------------------------------------------------------------------------
-
 NO_CUDA = "none"
 """The `cuda` of what computes on CPUs alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """One image to make: `pytorch-2.3-cu121`.
+class EnvironmentValues:
+    """What a row of a recipe and its targets both have.
 
-    `cuda` is `12.1`, `12` where the framework binds only the major version, `rocm7` (gpu/builds.py) for AMD's
-    GPUs, or NO_CUDA: then there are no `capabilities` and `waive`.
-    `requirements` and `constraints` are PEP 508 strings where `source` is `pypi` and conda's match specs
-    (`pytorch 2.3.*`) where it is `conda`, the framework's own requirement first.
+    `framework` is the distribution's name in the source. `capabilities` are empty for CPUs. `constraints` are
+    PEP 508 strings, or conda match specs where the source is `conda`. `waive` are checks of the GPU suite
+    that need not run for the image to be verified; none may fail.
 
-    Of conda's packages: `channels` are addresses, the first asked first, `priority` is `strict` or
-    `disabled`; `virtual` is what they may count on of the machine, as conda's virtual packages say it, sorted
-    (`("__cuda", "12.1"), ("__glibc", "2.36")`); `pip` are PEP 508 strings of what comes from PyPI on top. A
-    target of `pypi` has channels where its Python is conda's, for want of one in the base.
+    `origins` are (normalised name, name of an index or path of a wheel) of packages that do not come from the
+    machine's own package index, sorted. Paths begin with `./` at the project's root. `exclude` are normalised
+    names of PyPI packages that are not installed although another package requires them.
 
-    `on` names the target that this one adds packages to, empty for none: it has that target's framework,
-    source, channels, virtual packages and requirements, and keeps every package of its lock.
-
-    `waive` are checks of the GPU suite that need not run for the image to be verified; none may fail.
-
-    `origins` are (normalised name, name of an index or path of a wheel) of what does not come from the
-    machine's own package index, sorted; paths go from the factory's root on and begin with `./`. `sources`
-    are folders (`./src/lab`) and repositories (`git+https://...@COMMIT`) that have no wheel yet: a target
-    with some has no lock.
-
-    `exclude` are normalised names of packages from PyPI that are left out although another one requires them.
+    Of conda: `channels` are addresses in their order, `priority` is `strict` or `disabled`, `virtual` are
+    properties of the machine that packages may rely on, `pip` are PEP 508 strings of what comes from PyPI.
     """
 
-    name: str
-    family: str
-    description: str
-    source: str
-    framework: str
-    version: str
-    cuda: str
-    python: str
-    base: str
-    platform: str
-    capabilities: tuple[str, ...]
-    checks: tuple[str, ...]
-    requirements: tuple[str, ...]
-    constraints: tuple[str, ...]
-    environment: tuple[tuple[str, str], ...]
     where: SourceLocation
+    framework: str = ""
+    version: str = ""
+    python: str = ""
+    base: str = ""
+    description: str = ""
+    labels: tuple[tuple[str, str], ...] = ()
+    capabilities: tuple[str, ...] = ()
+    checks: tuple[str, ...] = ()
+    waive: tuple[str, ...] = ()
+    constraints: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
     channels: tuple[str, ...] = ()
     priority: str = "strict"
     virtual: tuple[tuple[str, str], ...] = ()
     pip: tuple[str, ...] = ()
+    origins: tuple[tuple[str, str], ...] = ()
+    exclude: tuple[str, ...] = ()
+
+    def shared(self) -> dict[str, Any]:
+        """Return these values by name, to copy them between a row and a target."""
+        return {field.name: getattr(self, field.name) for field in fields(EnvironmentValues)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target(EnvironmentValues):
+    """One image to build: `pytorch-2.3-cu121`.
+
+    `cuda` is `12.1`, `12` where the framework binds only the major version, `rocm7` (gpu/builds.py) for AMD
+    GPUs, or NO_CUDA. `requirements` are like `constraints`, the framework's own first. `virtual` are conda's
+    virtual packages, sorted (`("__cuda", "12.1"), ("__glibc", "2.36")`). A `pypi` target has channels only
+    if its base has no fitting Python, which then comes from conda.
+
+    `on` names the target that this one adds packages to, empty for none. It has the source and requirements
+    of that target and keeps every package of its lock. `sources` are folders (`./src/lab`) and repositories
+    (`git+https://...@COMMIT`) that have no wheel yet: a target with some has no lock.
+    """
+
+    name: str
+    family: str
+    source: str
+    cuda: str
+    platform: str
+    requirements: tuple[str, ...]
     on: str = ""
-    waive: tuple[str, ...] = ()
-    labels: tuple[tuple[str, str], ...] = ()
     files: tuple[FilesSpec, ...] = ()
     start: ContainerStart = ContainerStart()
-    origins: tuple[tuple[str, str], ...] = ()
     sources: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
 
     @property
     def gpu(self) -> bool:
-        """Whether it is for GPUs, not for CPUs alone."""
+        """Whether it is for GPUs."""
         return self.cuda != NO_CUDA
 
     @property
     def conda(self) -> bool:
-        """Whether packages of conda are in it."""
+        """Whether it has conda packages."""
         return bool(self.channels)
-
-
-# --- bases ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,9 +193,6 @@ class BaseLock:
     content_hash: str
     source_date_epoch: int
     packages: tuple[DebianPackage, ...]
-
-
-# --- locks ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,9 +299,6 @@ class BuildSpec:
     def site_packages(self) -> str:
         """Absolute path of the environment's packages inside the image."""
         return f"{self.prefix}/lib/python{self.target.python}/site-packages"
-
-
-# --- running and reporting -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""A factory: the recipes of a root, expanded, with this call's access to what they need."""
+"""A project: the recipes of a directory, expanded, and the access of this call to what they need."""
 
 from __future__ import annotations
 
@@ -17,28 +17,31 @@ from imagefactory.recipes.read import read_bases, read_each
 from imagefactory.settings.load import Settings
 
 PROJECT_DIRECTORIES = ("recipes", "lockfiles", "definitions", "wheels")
-"""The folders of a project that commands read and write."""
+"""The directories of a project that commands read and write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Project(Access):
-    """The recipes of a root, expanded, and this call's access to what they need."""
+    """The expanded recipes of a directory, and the access of this call to what they need."""
 
     bases: tuple[BaseSpec, ...]
     targets: tuple[Target, ...]
     faults: tuple[Diagnostic, ...] = ()
-    """Of recipes whose targets are therefore not among `targets`."""
+    """Of recipes whose targets are therefore not in `targets`."""
+
+    def target(self, name: str) -> Target | None:
+        return next((target for target in self.targets if target.name == name), None)
+
+    def target_below(self, target: Target) -> Target | None:
+        """Return the target that this one is built on."""
+        return self.target(target.on)
 
     def base_of(self, target: Target) -> BaseSpec:
         return next(base for base in self.bases if base.name == target.base)
 
     def base_below(self, base: BaseSpec) -> BaseSpec | None:
-        """The base that this one adds packages to."""
-        return next((one for one in self.bases if one.name == base.on), None)
-
-    def target_below(self, target: Target) -> Target | None:
-        """The target that this one is built on."""
-        return next((one for one in self.targets if one.name == target.on), None)
+        """Return the base to which this one adds packages."""
+        return next((parent for parent in self.bases if parent.name == base.on), None)
 
     @property
     def lock_folder(self) -> Path:
@@ -52,22 +55,22 @@ class Project(Access):
 
 
 def is_project(settings: Settings) -> bool:
-    """Whether the root has recipes, and not those that come with this program."""
+    """Return whether the root has recipes of its own, not the bundled ones."""
     return not settings.shipped and (settings.root_path / "recipes" / BASES_FILE).exists()
 
 
 def has_catalog(settings: Settings) -> bool:
-    """Whether a catalogue is named for who has no factory."""
+    """Return whether the settings name a catalog."""
     return bool(settings.catalogue.value or settings.registry.value or settings.centers)
 
 
 def uses_catalog(settings: Settings) -> bool:
-    """Whether the catalogue answers: there is no factory, `-C` names none, and the catalogue is known."""
+    """Return whether the catalog answers: there is no project, `-C` names none, and a catalog is set."""
     return settings.root.origin != "-C" and not is_project(settings) and has_catalog(settings)
 
 
 def require_own_project(settings: Settings, what: str) -> None:
-    """Raises UsageError where `what` would write among the recipes that come with this program."""
+    """Raise UsageError if `what` would write into the bundled recipes."""
     if settings.shipped:
         raise UsageError(
             "project-not-found",
@@ -77,44 +80,42 @@ def require_own_project(settings: Settings, what: str) -> None:
 
 
 def recipes_directory(settings: Settings) -> Path:
-    """The folder of recipes. Raises UsageError where the root is no factory."""
-    folder = settings.root_path / "recipes"
+    """Return the directory of the recipes. Raises UsageError if the root is not a project."""
     if not settings.shipped and not is_project(settings):
         raise UsageError(
             "project-not-found",
             f"{settings.root_path} is not a project: it has no recipes/{BASES_FILE}",
             hint=f"create one: imagefactory init {shlex.quote(str(settings.root_path))}",
         )
-    return folder
+    return settings.root_path / "recipes"
 
 
 def load_project(
     settings: Settings, environ: Mapping[str, str], tell: Callable[[str], object] = QUIET.note
 ) -> Project:
-    """All recipes and bases below the root. Raises RecipeError with every fault of every file."""
-    factory = load_lenient(settings, environ, tell)
-    if factory.faults:
-        raise RecipeError(factory.faults)
-    return factory
+    """Return all recipes and bases of the root. Raises RecipeError with every fault of every file."""
+    project = load_lenient(settings, environ, tell)
+    if project.faults:
+        raise RecipeError(project.faults)
+    return project
 
 
 def load_lenient(
     settings: Settings, environ: Mapping[str, str], tell: Callable[[str], object] = QUIET.note
 ) -> Project:
-    """The recipes without a fault, and the faults of the others. Raises RecipeError for bases.yaml's own."""
+    """Return the valid recipes, and the faults of the others. Raises RecipeError for faults of bases.yaml."""
     folder = recipes_directory(settings)
     if not settings.shipped:
         _check_no_outside_links(settings.root_path)
     recipes, faults = read_each(folder)
-    bases, targets, told = expand_lenient(recipes, read_bases(folder), faults)
-    return Project(settings=settings, environ=environ, tell=tell, bases=bases, targets=targets, faults=told)
+    bases, targets, faults_of_all = expand_lenient(recipes, read_bases(folder), faults)
+    return Project(
+        settings=settings, environ=environ, tell=tell, bases=bases, targets=targets, faults=faults_of_all
+    )
 
 
 def _check_no_outside_links(root: Path) -> None:
-    """Raise UsageError for a folder or file of the project that leads out of it.
-
-    Commands read, write and remove there; a clone may bring such links along.
-    """
+    """Raise UsageError for links that leave the project: a clone may bring them, and commands write there."""
     top = root.resolve()
     for folder in (root / name for name in (*PROJECT_DIRECTORIES, "lockfiles/bases")):
         entries = folder.iterdir() if folder.is_dir() else ()

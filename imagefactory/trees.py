@@ -71,10 +71,10 @@ def open_file(folder: Place, path: str, most: int) -> Iterator[int]:
 
 def read_chunks(fd: int, path: str, most: int) -> Iterator[bytes]:
     """Yield the bytes of a file that may grow meanwhile. Raises OSError for more than `most`."""
-    left = most
-    while data := os.read(fd, min(CHUNK, left + 1)):
-        left -= len(data)
-        if left < 0:
+    remaining = most
+    while data := os.read(fd, min(CHUNK, remaining + 1)):
+        remaining -= len(data)
+        if remaining < 0:
             raise _too_large(path, most)
         yield data
 
@@ -96,7 +96,7 @@ def list_names(folder: Place, most: int) -> list[str]:
 
 def printable(text: str) -> str:
     """A name from an untrusted folder as one short line that steers no terminal."""
-    return "".join(one if one.isprintable() else "?" for one in text[:200])
+    return "".join(character if character.isprintable() else "?" for character in text[:200])
 
 
 def _check_regular(state: os.stat_result, path: str, most: int) -> None:
@@ -205,8 +205,8 @@ def tree_bytes(path: Place) -> int:
     state = os.lstat(path)
     if not stat.S_ISDIR(state.st_mode):
         return state.st_size
-    found = (state for *_, state in _walk(path, lambda _: None))
-    return sum(state.st_size for state in found if not stat.S_ISDIR(state.st_mode))
+    states = (state for *_, state in _walk(path, lambda _: None))
+    return sum(state.st_size for state in states if not stat.S_ISDIR(state.st_mode))
 
 
 @contextlib.contextmanager
@@ -314,15 +314,15 @@ class _Removal:
 
     def next_folder(self) -> str:
         """Removes what goes at once; gives a folder that is not empty, "" where none is left to try."""
-        here, found = self.here, True
+        here, changed = self.here, True
         identity = here.identity()
-        while found:  # what readdir(3) says of a folder that changes meanwhile is not all
-            found = False
+        while changed:  # what readdir(3) says of a folder that changes meanwhile is not all
+            changed = False
             with os.scandir(here.fd) as entries:
                 for entry in entries:
                     if (identity, entry.name) in self.left:
                         continue
-                    found = True
+                    changed = True
                     # rmdir before any look inside: it refuses mount points, which are not to be entered.
                     remove = os.rmdir if entry.is_dir(follow_symlinks=False) else os.unlink
                     try:

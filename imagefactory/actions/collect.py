@@ -1,128 +1,108 @@
-"""From a sweep that came back to verdicts: each node judged once, signed once, attached where its image lies.
+"""From a sweep that came back to verdicts: each node is verified, signed once and attached to its image.
 
     what a job left -> NodeState -> its report -> sign, spend the nonce -> attach -> collected.json
 
-A node that is still at work is left for the next call. What was signed and could not be attached is attached
-by the next call; nothing is signed a second time. collected.json may be lost: what was signed and attached is
-then found where the images lie, by the nonces.
+The next call takes up nodes that still run, and signed verdicts that could not be attached. Nothing is signed
+a second time. If collected.json is lost, the verdicts are found at their images by the nonces.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from imagefactory.access import package_index
+from imagefactory.access import package_index, registry_place, repository_of
 from imagefactory.actions.claim import release_claim
 from imagefactory.actions.images import PromotionRequest
 from imagefactory.actions.promote import PromotionResult, promote
 from imagefactory.actions.verdicts import (
-    PendingNode,
-    SignedNode,
-    VerdictAttacher,
-    find_target,
-    local_place,
+    StatementRequest,
+    attach_all,
     nonce_store,
     place_of,
-    reference_of,
+    places_of,
+    read_signed,
     signing_key,
+    subject_name,
+    verdict_statements,
 )
 from imagefactory.actions.verify import CollectOptions, format_signed, parse_signed
-from imagefactory.errors import ImagefactoryError, StatementError, ToolError, UsageError, os_problem
+from imagefactory.errors import (
+    CheckFailedError,
+    ImagefactoryError,
+    RegistryError,
+    StatementError,
+    ToolError,
+    UsageError,
+    os_problem,
+)
 from imagefactory.http import RetryPolicy
-from imagefactory.model import Outcome
+from imagefactory.model import Outcome, Target
+from imagefactory.oci.graph import StoreRepository
 from imagefactory.oci.registry.client import RegistryClient
 from imagefactory.oci.registry.session import RegistryOptions
 from imagefactory.oci.store import ImageReference, parse_reference
 from imagefactory.progress import Progress
 from imagefactory.project import Project
-from imagefactory.schedulers.claims import cell_of
 from imagefactory.schedulers.faults import MachineFaults, node_directory, read_failed_machines
-from imagefactory.schedulers.pool import NodeResult, NodeState, Pool, SweepNode, SweepSpec, open_pool
+from imagefactory.schedulers.pool import ImageKind, Pool, SweepNode, SweepSpec, open_pool
 from imagefactory.schedulers.sweep_file import (
     NO_KEY,
     UNSIGNED,
+    VERDICT_MISSING,
     CollectedNode,
     read_collected,
     read_sweep,
     write_collected,
 )
-from imagefactory.schedulers.underway import state_of
+from imagefactory.schedulers.underway import cell_of, state_of
 from imagefactory.trees import read_file
 from imagefactory.trust.attached import MAX_REJECTED
 from imagefactory.trust.keys import SigningKey
 from imagefactory.trust.policy import read_trust
-from imagefactory.trust.verdict import SIGNABLE, SignedVerdict, jittered_expiry, sign
+from imagefactory.trust.verdict import SIGNABLE, SignedVerdict, Verdict, jittered_expiry, sign
 from imagefactory.verify.kit.program import EXPECTATIONS, KIT, LARGEST_REPORT
 from imagefactory.verify.nonces import IssuedNonce, NonceError, NonceStore, NonceUse, check_open, check_run
-from imagefactory.verify.report import GpuReport
+from imagefactory.verify.report import GpuReport, VerifiedImage
 from imagefactory.verify.suite_files import digest_of, suite_digest
 
-# --- Why a machine could not pull an image, as far as this one can tell: it asks the registry as a job
-# would
-# HTCondor keeps too little of what apptainer says on the machine (schedulers/htcondor/results.py), and what
-# stands
-# behind it is mostly one of three: the image is gone, the registry refuses or is down, or that machine
-# alone is
-# wrong.
-
-
 SECONDS = 15.0
+Places = tuple[tuple[StoreRepository, VerifiedImage], ...]
 
 
-class AnonymousPullCheck:
-    """Asks for each image once, without a password, as no job has one; after MOST_REFUSED refusals in a row
-    for no other.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignedNode:
+    """What attaching needs of a verdict: a sweep has thousands, so their contents are not kept."""
+
+    keyid: str
+    expires: datetime
+    envelopes: tuple[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingNode:
+    """A node in progress: `spending` comes before `signed` is attached; `fault` ends it.
+
+    `lost`: it was signed and attached before, and nothing here records where.
     """
 
-    def __init__(self, factory: Project) -> None:
-        self.factory = factory
-        self._told: dict[str, str] = {}
-        self._refused: list[str] = []
-
-    def explain(self, node: SweepNode) -> str:
-        """A line on the image of a node; empty for a file."""
-        reference = reference_of(node)
-        if not reference:
-            return ""
-        if reference not in self._told:
-            if len(self._refused) >= MAX_REJECTED:
-                return self._refused[-1]
-            self._told[reference] = self._ask(parse_reference(reference), node.image.address)
-        return self._told[reference]
-
-    def _ask(self, where: ImageReference, address: str) -> str:
-        trusted = package_index(self.factory).certificates
-        options = RegistryOptions(
-            certificates=Path(trusted) if trusted else None,
-            plain_hosts=self.factory.settings.plain_hosts,
-            patience=RetryPolicy(attempts=1, connect=SECONDS, read=SECONDS),
-        )
-        registry = RegistryClient(where.registry, options)
-        try:
-            manifest = registry.manifest(where.repository, where.wanted)
-        except ImagefactoryError as error:
-            self._refused.append(f"asked from here, without a password: {error.message}")
-            return self._refused[-1]
-        finally:
-            registry.close()
-        self._refused.clear()
-        if manifest is None:
-            return f"{where.registry} has no such image any more: a new sweep sends it again"
-        return (
-            f"asked from here, {where.registry} has it: on that machine `apptainer pull {address}` tells "
-            "more (the registry's CA, the way there)"
-        )
+    node: SweepNode
+    one: CollectedNode
+    signed: SignedNode | None = None
+    spending: NonceUse | None = None
+    fault: ImagefactoryError | None = None
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepResult:
-    """All nodes of a sweep, and what went wrong beside them (a registry that is down, tags not moved).
+    """All nodes of a sweep, and the errors besides them (a registry that is down, tags not moved).
 
     `machines` are those that failed jobs.
     """
@@ -136,26 +116,31 @@ class SweepResult:
 
     @property
     def waiting(self) -> int:
-        """Nodes that have no outcome yet."""
-        return sum(one.result.outcome is None for one in self.nodes)
+        """The number of nodes without an outcome."""
+        return sum(node.result.outcome is None for node in self.nodes)
 
     @property
     def verified(self) -> bool:
-        return all(one.result.outcome is Outcome.VERIFIED for one in self.nodes)
+        return all(node.result.outcome is Outcome.VERIFIED for node in self.nodes)
 
 
 def collect_sweep(
     factory: Project, folder: Path, options: CollectOptions, now: datetime, progress: Progress
 ) -> SweepResult:
-    """Judges, signs and attaches what came back so far. Raises UsageError for a folder that is no sweep.
+    """Verify, sign and attach what came back so far. Raises UsageError for a directory that is not a sweep.
 
-    A node whose verdict cannot be attached is among the faults; its siblings go on.
+    A node whose verdict cannot be attached is among the faults; the others continue.
     """
     sweep = read_sweep(folder)
-    earlier = {known.result.node: known for known in _read_earlier(folder)}
+    earlier: tuple[CollectedNode, ...] = ()
+    with suppress(UsageError):  # corrupt or lost: everything is collected again
+        earlier = read_collected(folder)
     trust = read_trust(factory.settings.files)
-    pool = open_pool(sweep.pool, factory.environ)
-    silent = _read_queue(pool, folder)
+    pool, silent = open_pool(sweep.pool, factory.environ), None
+    try:
+        pool.look(folder)
+    except ToolError as error:  # without the queue a finished job may count as not done
+        silent = error
     signer = NodeSigner(
         factory=factory,
         folder=folder,
@@ -168,47 +153,53 @@ def collect_sweep(
         suite=suite_digest(),
     )
     attacher = VerdictAttacher(factory, options.registry, progress)
-    earlier = {name: known for name, known in earlier.items() if known.attached}
+    attached = {(row.result.node, row.nonce): row for row in earlier if row.attached}
+    drafts: list[PendingNode] = []
     with progress.task("judging", total=len(sweep.nodes), unit="nodes") as task:
-        drafts: list[PendingNode] = []
         for node in sweep.nodes:
-            known = earlier.get(node.name)
-            again = known is None or known.nonce != node.nonce
-            drafts.append(
-                _draft(node, sweep, signer) if again or not known else PendingNode(node=node, one=known)
-            )
+            known = attached.get((node.name, node.nonce))
+            drafts.append(PendingNode(node=node, one=known) if known else signer.draft(node, sweep))
             task.advance(1)
-    drafts = _explained(drafts, factory, progress)
+    drafts = _explain_pulls(drafts, factory, progress)
     spending = [draft.spending for draft in drafts if draft.spending]
     refused = signer.ledger.spend_all(spending, now) if spending else {}
-    drafts = [_spent_nonces(draft, refused.get(draft.node.nonce)) for draft in drafts]
+    drafts = [
+        replace(draft, one=replace(draft.one, why=f"{UNSIGNED}{fault.message}"), signed=None, fault=fault)
+        if (fault := refused.get(draft.node.nonce))
+        else draft
+        for draft in drafts
+    ]
     with progress.stage(f"attaching {sum(draft.signed is not None for draft in drafts)} verdicts"):
         drafts = attacher.attach_all(drafts)
     if any(draft.lost for draft in drafts):
         own = {signer.key.keyid: signer.key.public} if signer.key else {}
+        keys = {key.keyid: key.public for key in trust.keys} | own
         with progress.stage("looking for verdicts that were attached before"):
-            drafts = attacher.find_again(drafts, {key.keyid: key.public for key in trust.keys} | own)
+            drafts = [attacher.find_again(draft, keys) if draft.lost else draft for draft in drafts]
     nodes = [draft.one for draft in drafts]
     faults = [(draft.node.name, draft.fault) for draft in drafts if draft.fault]
     if silent and any(node.result.outcome is None for node in nodes):
         faults.append((sweep.id, silent))
     write_collected(folder, nodes)
     signer.ledger.settle_all({node.nonce for node in nodes if node.attached})
-    # What others may take up: all that has an end, and no verdict of it is still to arrive.
-    open_ones = {
+    # Other stores may take up all that has an outcome and no verdict that still has to arrive.
+    unfinished = {
         node.nonce
         for node in nodes
         if node.result.outcome is None
         or (not node.attached and state_of(node.result.outcome, node) is not None)
     }
-    left = [cell_of(node) for node in sweep.nodes if node.nonce in open_ones]
-    release_claim(factory, sweep.id, left, now, progress)
+    claimed = [cell_of(node) for node in sweep.nodes if node.nonce in unfinished]
+    release_claim(factory, sweep.id, claimed, now, progress)
     promotions: list[PromotionResult] = []
     if options.promote:
-        attached = {node.target for node in nodes if node.attached}
-        for node in {node.target: node for node in sweep.nodes if node.target in attached}.values():
+        names = {node.target for node in nodes if node.attached}
+        for node in {node.target: node for node in sweep.nodes if node.target in names}.values():
             try:
-                promotions.append(_promote(factory, node, attacher, now))
+                target = _target_of(factory, node)
+                place = place_of(factory, attacher.where(node), target.family)
+                request = PromotionRequest(target=target, place=place, now=now)
+                promotions.append(promote(factory, request, progress))
             except ImagefactoryError as error:
                 faults.append((node.target, error))
     return SweepResult(
@@ -221,90 +212,92 @@ def collect_sweep(
     )
 
 
-def _read_queue(pool: Pool, folder: Path) -> ToolError | None:
-    """Why the queue did not tell how its jobs are: without it one that is over may count as not done."""
-    try:
-        pool.look(folder)
-    except ToolError as error:
-        return error
-    return None
-
-
-def _read_earlier(folder: Path) -> tuple[CollectedNode, ...]:
-    """What an earlier call found; nothing where that is damaged or lost, as all of it is made anew."""
-    try:
-        return read_collected(folder)
-    except UsageError:
-        return ()
-
-
-def _draft(node: SweepNode, sweep: SweepSpec, signer: NodeSigner) -> PendingNode:
-    """What became of a node, judged, and signed where that can be; nothing is spent yet."""
-    state = signer.pool.read_node(signer.folder, node, sweep.limits)
-    collected = CollectedNode(
-        result=state.result, target=node.target, capability=node.capability, nonce=node.nonce
-    )
-    if state.run is None or not state.result.attempts:
-        return PendingNode(node=node, one=collected)
-    try:
-        known = signer.ledger.look(node.nonce)
-        report = signer.pool.job_report(*signer.asked(node, known), state)
-    except StatementError as error:
-        return PendingNode(
-            node=node,
-            one=replace(collected, result=_verified_nodes(state, Outcome.INFRASTRUCTURE, error.message)),
+def _target_of(factory: Project, node: SweepNode) -> Target:
+    target = factory.target(node.target)
+    if target is None:
+        raise UsageError(
+            "target-not-in-project",
+            f"this project has no target '{node.target}'",
+            hint="collect the sweep in the project that created it (-C DIR)",
         )
-    except ImagefactoryError as error:
-        collected = replace(collected, result=_verified_nodes(state, Outcome.NOT_TESTED, error.message))
-        return PendingNode(node=node, one=collected, fault=None if isinstance(error, NonceError) else error)
-    collected = replace(
-        collected,
-        result=_verified_nodes(state, report.outcome, report.reason),
-        gpu=report.device.name if report.device else "",
-        driver=report.hardware.driver if report.device and report.hardware else "",
-    )
-    try:
-        signed, spending, why = signer.sign(report, node, known)
-    except ImagefactoryError as error:
-        return PendingNode(node=node, one=replace(collected, why=f"{UNSIGNED}{error.message}"), fault=error)
-    lost = known.spent is not None and signed is None
-    return PendingNode(
-        node=node, one=replace(collected, why=why), signed=signed, spending=spending, lost=lost
-    )
+    return target
 
 
-def _explained(drafts: list[PendingNode], factory: Project, progress: Progress) -> list[PendingNode]:
-    """Those whose image was not pulled, with what its registry says of it now."""
+def _reference_of(node: SweepNode) -> str:
+    """Return where the image of a node is in a registry (HOST/NAME@sha256:...); empty for a file."""
+    if node.image.kind in (ImageKind.DOCKER, ImageKind.ORAS):
+        return node.image.address.partition("://")[2]
+    return ""
+
+
+# --- Why a machine could not pull an image: this machine asks the registry as a job would
+# HTCondor keeps too little of the output of Apptainer (schedulers/htcondor/results.py). Mostly it is one of
+# three: the image is gone, the registry rejects or is down, or only that machine has a problem.
+
+
+def _explain_pulls(drafts: list[PendingNode], factory: Project, progress: Progress) -> list[PendingNode]:
     count = sum(draft.one.result.outcome is Outcome.PULL_FAILED for draft in drafts)
     if not count:
         return drafts
-    asker = AnonymousPullCheck(factory)
+    check = AnonymousPullCheck(factory)
     with progress.stage(f"asking for the images of {count} nodes that could not be pulled"):
         return [
-            replace(draft, one=replace(draft.one, why=asker.explain(draft.node)))
+            replace(draft, one=replace(draft.one, why=check.explain(draft.node)))
             if draft.one.result.outcome is Outcome.PULL_FAILED
             else draft
             for draft in drafts
         ]
 
 
-def _spent_nonces(draft: PendingNode, refused: NonceError | None) -> PendingNode:
-    if refused is None:
-        return draft
-    collected = replace(draft.one, why=f"{UNSIGNED}{refused.message}")
-    return replace(draft, one=collected, signed=None, fault=refused)
+class AnonymousPullCheck:
+    """Requests each image once, without a password, as jobs do; none after MAX_REJECTED failures in a row."""
+
+    def __init__(self, factory: Project) -> None:
+        self.factory = factory
+        self._answers: dict[str, str] = {}
+        self._failures: list[str] = []
+
+    def explain(self, node: SweepNode) -> str:
+        """Return a line on the image of a node; empty for a file."""
+        reference = _reference_of(node)
+        if not reference:
+            return ""
+        if reference not in self._answers:
+            if len(self._failures) >= MAX_REJECTED:
+                return self._failures[-1]
+            self._answers[reference] = self._request(parse_reference(reference), node.image.address)
+        return self._answers[reference]
+
+    def _request(self, where: ImageReference, address: str) -> str:
+        certificates = package_index(self.factory).certificates
+        options = RegistryOptions(
+            certificates=Path(certificates) if certificates else None,
+            plain_hosts=self.factory.settings.plain_hosts,
+            patience=RetryPolicy(attempts=1, connect=SECONDS, read=SECONDS),
+        )
+        registry = RegistryClient(where.registry, options)
+        try:
+            manifest = registry.manifest(where.repository, where.tag_or_digest)
+        except ImagefactoryError as error:
+            self._failures.append(f"asked from here, without a password: {error.message}")
+            return self._failures[-1]
+        finally:
+            registry.close()
+        self._failures.clear()
+        if manifest is None:
+            return f"{where.registry} has no such image any more: a new sweep sends it again"
+        return (
+            f"asked from here, {where.registry} has it: on that machine `apptainer pull {address}` tells "
+            "more (the registry's CA, the way there)"
+        )
 
 
-def _verified_nodes(state: NodeState, outcome: Outcome, reason: str) -> NodeResult:
-    return replace(state.result, outcome=outcome, reason=reason)
-
-
-# --- signing ---------------------------------------------------------------------------------------
+# --- Signing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSigner:
-    """Who signs the nodes of the sweep in `folder`; `key` is None where this machine holds none."""
+    """Signs the nodes of the sweep in `folder`; `key` is None if this machine has none."""
 
     factory: Project
     folder: Path
@@ -316,10 +309,42 @@ class NodeSigner:
     now: datetime
     suite: str
 
-    def asked(self, node: SweepNode, known: IssuedNonce) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """kit.json and expectations.json, as the ledger's owner wrote them; `known` is what the ledger says.
+    def draft(self, node: SweepNode, sweep: SweepSpec) -> PendingNode:
+        """Return the result of a node, verified and, if possible, signed; nothing is spent."""
+        state = self.pool.read_node(self.folder, node, sweep.limits)
+        row = CollectedNode(
+            result=state.result, target=node.target, capability=node.capability, nonce=node.nonce
+        )
+        if state.run is None or not state.result.attempts:
+            return PendingNode(node=node, one=row)
 
-        Raises NonceError where they were changed, or are of another suite or pool.
+        def judged(outcome: Outcome, reason: str) -> CollectedNode:
+            return replace(row, result=replace(state.result, outcome=outcome, reason=reason))
+
+        try:
+            known = self.ledger.look(node.nonce)
+            report = self.pool.job_report(*self._requested(node, known), state)
+        except StatementError as error:
+            return PendingNode(node=node, one=judged(Outcome.INFRASTRUCTURE, error.message))
+        except ImagefactoryError as error:
+            fault = None if isinstance(error, NonceError) else error
+            return PendingNode(node=node, one=judged(Outcome.NOT_TESTED, error.message), fault=fault)
+        row = replace(
+            judged(report.outcome, report.reason),
+            gpu=report.device.name if report.device else "",
+            driver=report.hardware.driver if report.device and report.hardware else "",
+        )
+        try:
+            signed, spending, why = self._sign(report, node, known)
+        except ImagefactoryError as error:
+            return PendingNode(node=node, one=replace(row, why=f"{UNSIGNED}{error.message}"), fault=error)
+        lost = known.spent is not None and signed is None
+        return PendingNode(node=node, one=replace(row, why=why), signed=signed, spending=spending, lost=lost)
+
+    def _requested(self, node: SweepNode, known: IssuedNonce) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """Return kit.json and expectations.json as they were written; `known` is the entry of the nonce.
+
+        Raises NonceError if they were changed, or are of another suite or pool.
         """
         place = node_directory(self.folder, node.name)
         try:
@@ -332,12 +357,12 @@ class NodeSigner:
         check_run(known, run)
         return json.loads(texts[KIT]), json.loads(texts[EXPECTATIONS])
 
-    def sign(
+    def _sign(
         self, report: GpuReport, node: SweepNode, known: IssuedNonce
     ) -> tuple[SignedNode | None, NonceUse | None, str]:
-        """The verdict, what is to be spent on it, and a line; no verdict where the report stays one.
+        """Return the verdict (None if the report is not signed), what to spend on it, and a line.
 
-        One that was signed before and did not arrive needs nothing spent. Raises NonceError, StoreError.
+        A verdict that was signed before and did not arrive spends nothing. Raises NonceError, StoreError.
         """
         if known.spent is not None:
             data = self.ledger.unsettled(node.nonce)
@@ -352,7 +377,7 @@ class NodeSigner:
             signed = sign(report, self.key, now=self.now, days=jittered_expiry(report, self.days))
         except StatementError as error:
             return None, None, f"{UNSIGNED}{error.message}"
-        data = format_signed(signed, reference_of(node))
+        data = format_signed(signed, _reference_of(node))
         result = f"sha256:{hashlib.sha256(data).hexdigest()}"
         spending = NonceUse(nonce=node.nonce, run=known.run, result=result, signed=data)
         return _signed_node(signed), spending, f"signed by '{self.key.name}'"
@@ -365,8 +390,93 @@ def _signed_node(signed: SignedVerdict) -> SignedNode:
     )
 
 
-def _promote(factory: Project, node: SweepNode, attacher: VerdictAttacher, now: datetime) -> PromotionResult:
-    """Lets the tags of a node's target follow its verdicts."""
-    target, where = find_target(factory, node.target), attacher.where(node)
-    place = place_of(factory, where) if where else local_place(factory, target.family)
-    return promote(factory, PromotionRequest(target=target, place=place, now=now), attacher.progress)
+# --- Attaching: each image is looked up once, and all verdicts of a place are attached at once
+
+
+class VerdictAttacher:
+    """Attaches verdicts to the store and to `registry` (host[/path]), by default that of the image."""
+
+    def __init__(self, factory: Project, registry: str, progress: Progress) -> None:
+        self.factory, self.registry, self.progress = factory, registry, progress
+        self._places: dict[str, Places | ImagefactoryError] = {}
+        self._down: list[RegistryError] = []
+        self._signed: dict[tuple[str, str], Mapping[str, Verdict]] = {}
+
+    def attach_all(self, drafts: Sequence[PendingNode]) -> list[PendingNode]:
+        """Return each draft with the places that have its verdict now, or with its error."""
+        drafts = list(drafts)
+        waiting: dict[str, list[tuple[int, StatementRequest]]] = {}
+        repositories: dict[str, StoreRepository] = {}
+        for number, draft in enumerate(drafts):
+            if draft.signed is None:
+                continue
+            try:
+                places = self.places(draft)
+            except ImagefactoryError as error:
+                drafts[number] = replace(draft, fault=error)
+                continue
+            names = tuple(subject_name(place) for place, _ in places)
+            drafts[number] = replace(draft, one=replace(draft.one, keyid=draft.signed.keyid, attached=names))
+            for name, (place, subject) in zip(names, places, strict=True):
+                repositories[name] = place
+                statements = verdict_statements(draft.signed.envelopes, draft.signed.expires, subject)
+                waiting.setdefault(name, []).extend((number, statement) for statement in statements)
+        for name, rows in waiting.items():
+            batch = [statement for _, statement in rows]
+            faults = attach_all(self.factory, repositories[name], batch, self.progress)
+            for (number, _), fault in zip(rows, faults, strict=True):
+                if fault:
+                    row = replace(drafts[number].one, keyid="", attached=())
+                    drafts[number] = replace(drafts[number], one=row, fault=fault)
+        return drafts
+
+    def find_again(self, draft: PendingNode, keys: Mapping[str, bytes]) -> PendingNode:
+        """Return a lost draft with the places that have its verdict, signed by one of `keys` (by their ids).
+
+        A verdict that is nowhere is a fault: its nonce is spent, so nothing is signed in its place.
+        """
+        keyids = {}
+        try:
+            for place, subject in self.places(draft):
+                key = (str(place), subject.manifest)
+                if key not in self._signed:
+                    self._signed[key] = read_signed(place, subject.manifest, keys)
+                if verdict := self._signed[key].get(draft.node.nonce):
+                    keyids[subject_name(place)] = verdict.keyid
+        except ImagefactoryError as error:
+            return replace(draft, fault=error)
+        if not keyids:
+            why = f"{draft.one.why}, {VERDICT_MISSING}"
+            hint = f"imagefactory verify {draft.node.target} --pool POOL: a nonce is never signed twice"
+            fault = CheckFailedError("verdict-lost", f"{draft.node.name}: {why}", hint=hint)
+            return replace(draft, one=replace(draft.one, why=why), fault=fault)
+        keyid = next(iter(keyids.values()))
+        return replace(draft, one=replace(draft.one, keyid=keyid, attached=tuple(keyids)))
+
+    def places(self, draft: PendingNode) -> Places:
+        """Return where a verdict goes. Raises UsageError and RegistryError.
+
+        After MAX_REJECTED images in a row that a registry did not show, no other is requested.
+        """
+        own = draft.node.image.subject
+        if own.manifest not in self._places:
+            if len(self._down) >= MAX_REJECTED:
+                raise self._down[-1]
+            try:
+                self._places[own.manifest] = places_of(self.factory, own, self.where(draft.node))
+                self._down.clear()
+            except ImagefactoryError as error:
+                self._places[own.manifest] = error
+                self._down += [error] if isinstance(error, RegistryError) else []
+        places = self._places[own.manifest]
+        if isinstance(places, ImagefactoryError):
+            raise places
+        return places
+
+    def where(self, node: SweepNode) -> ImageReference | None:
+        if not self.registry:
+            reference = _reference_of(node)
+            return parse_reference(reference) if reference else None
+        host, path = registry_place(self.factory, self.registry)
+        repository = repository_of(path, _target_of(self.factory, node).family)
+        return ImageReference(registry=host, repository=repository, digest=node.image.subject.index)

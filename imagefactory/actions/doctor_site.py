@@ -7,12 +7,8 @@ Nothing is changed, nothing is left in the registry, and nothing is started but 
 from __future__ import annotations
 
 import os
-import pwd
-import re
-import shlex
 import shutil
 import stat
-import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,7 +16,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from imagefactory.access import Access, open_registry
-from imagefactory.actions.new_project import NIGHTLY_FILES
 from imagefactory.actions.publish import read_current
 from imagefactory.actions.sweep import WRITTEN
 from imagefactory.actions.verdicts import signing_key
@@ -28,13 +23,12 @@ from imagefactory.doctor.facts import Diagnosis, Health
 from imagefactory.doctor.judge import STORE_BYTES
 from imagefactory.doctor.use import NEW_KEY
 from imagefactory.errors import ImagefactoryError
-from imagefactory.extras.nightly.nights import LOG, has_reserve, last_nightly, nightly_directory
-from imagefactory.extras.nightly.units import NAME, enabling
 from imagefactory.http import RetryPolicy
 from imagefactory.oci.credentials import find_credentials
 from imagefactory.oci.graph import StoreRepository
-from imagefactory.oci.mirrors import split_place
 from imagefactory.oci.registry.client import RegistryClient
+from imagefactory.oci.store import split_place
+from imagefactory.plugins import load_extra
 from imagefactory.progress import format_bytes
 from imagefactory.project import recipes_directory
 from imagefactory.schedulers.pool import local_pool, open_pool
@@ -50,23 +44,6 @@ from imagefactory.trust.policy import TrustRules, read_trust
 
 HURRY = RetryPolicy(attempts=1, connect=5, read=10)
 KEY_SOON, CATALOG_EXPIRY_WARNING = timedelta(days=30), timedelta(days=7)
-NIGHTLY_OVERDUE = timedelta(days=2)
-"""So old may the last nightly run be, or the catalogue that it signs."""
-CRON_SECONDS = 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NightlyEntry:
-    """What starts the nightly run. `words` are those of its command, none where a CI service runs it.
-
-    `lacking` says why it will not start, `remedy` what mends that; both are empty where it will.
-    """
-
-    where: str
-    words: tuple[str, ...] = ()
-    ci: bool = False
-    lacking: str = ""
-    remedy: str = ""
 
 
 def examine_site(
@@ -74,6 +51,7 @@ def examine_site(
 ) -> tuple[Diagnosis, ...]:
     """What of a site is set up, a line each; `root` is where this machine's files are found."""
     access = Access(settings=settings, environ=environ)
+    examine_nightly = load_extra("nightly.units:examine_nightly")
     site = _SiteCheck(access=access, trust=read_trust(settings.files), now=now, root=root)
     with ThreadPoolExecutor(2) as threads:  # each may be slow
         asked, pool = threads.submit(site.registry), threads.submit(lambda: tuple(site.pool()))
@@ -88,7 +66,7 @@ def examine_site(
             *registry.published,
             *site.audit(),
             *site.mirrors(registry.made),
-            *site.nightly(registry.made),
+            *(examine_nightly(access, registry.made, now, root) if examine_nightly else ()),
         )
 
 
@@ -117,12 +95,12 @@ class _SiteCheck:
     def project(self) -> Iterator[Diagnosis]:
         if self.settings.shipped:
             said = "none here or above: these are the recipes that come with imagefactory"
-            yield _missing("project", said, "imagefactory init DIR")
+            yield missing("project", said, "imagefactory init DIR")
             return
         try:
-            yield _ok("project", str(recipes_directory(self.settings).parent))
+            yield good("project", str(recipes_directory(self.settings).parent))
         except ImagefactoryError as error:
-            yield _missing("project", error.message, error.hint)
+            yield missing("project", error.message, error.hint)
 
     def store(self) -> Iterator[Diagnosis]:
         path = self.settings.store_path
@@ -130,24 +108,24 @@ class _SiteCheck:
         free = shutil.disk_usage(there).free
         said = f"{path} ({self.settings.store.origin}): {format_bytes(free)} free"
         if not os.access(there, os.W_OK):
-            yield _broken("store", f"{said}, not writable", 'store = "DIR" in imagefactory.toml')
+            yield broken("store", f"{said}, not writable", 'store = "DIR" in imagefactory.toml')
         elif free < STORE_BYTES:
-            yield _soon("store", f"{said}, less than an image takes", "imagefactory store gc")
+            yield warn("store", f"{said}, less than an image takes", "imagefactory store gc")
         else:
-            yield _ok("store", said if (path / "oci-layout").exists() else f"{said}; nothing is in it yet")
+            yield good("store", said if (path / "oci-layout").exists() else f"{said}; nothing is in it yet")
 
     def audit(self) -> Iterator[Diagnosis]:
         try:
             rows = list(read_audit(self.settings.store_path))
         except OSError as error:
-            yield _broken("log", f"cannot be read: {error.strerror}", "check the permissions of the store")
+            yield broken("log", f"cannot be read: {error.strerror}", "check the permissions of the store")
             return
         said = (
             f"{len(rows)} entr{'y' if len(rows) == 1 else 'ies'}, the last of {rows[-1].get('time', '')}"
             if rows
             else "nothing is in it yet"
         )
-        yield _ok("log", said)
+        yield good("log", said)
 
     # --- keys --------------------------------------------------------------------------------------
 
@@ -155,23 +133,23 @@ class _SiteCheck:
         try:
             key = signing_key(self.access, self.now)
         except ImagefactoryError as error:
-            yield _broken("signing key", error.message, error.hint)
+            yield broken("signing key", error.message, error.hint)
             return
         if key is None:
-            yield _missing("signing key", "none on this machine", NEW_KEY)
+            yield missing("signing key", "none on this machine", NEW_KEY)
             return
         trusted = self.trust.key(key.keyid)
         if trusted is None:
             remedy = f"imagefactory keys trust {key.name}"
-            yield _missing("signing key", f"'{key.name}' is not trusted in this project", remedy)
+            yield missing("signing key", f"'{key.name}' is not trusted in this project", remedy)
         elif self.now < trusted.since:
             said = f"'{key.name}' is trusted from {trusted.since:%Y-%m-%d} on"
-            yield _broken("signing key", said, "set its `from` in imagefactory.toml")
+            yield broken("signing key", said, "set its `from` in imagefactory.toml")
         elif trusted.until - self.now < KEY_SOON:
             said = f"'{key.name}' signs until {trusted.until:%Y-%m-%d}, which is soon"
-            yield _soon("signing key", said, "imagefactory keys rotate")
+            yield warn("signing key", said, "imagefactory keys rotate")
         else:
-            yield _ok("signing key", f"'{key.name}', until {trusted.until:%Y-%m-%d}")
+            yield good("signing key", f"'{key.name}', until {trusted.until:%Y-%m-%d}")
 
     def trusted(self) -> Iterator[Diagnosis]:
         keys = self.trust.keys
@@ -179,9 +157,9 @@ class _SiteCheck:
         others = [key.name for key in keys if key.name not in valid]
         said = f"{', '.join(valid)}" + (f"; not now: {', '.join(others)}" if others else "")
         if valid:
-            yield _ok("trusted keys", said)
+            yield good("trusted keys", said)
         else:
-            yield _missing("trusted keys", said.lstrip("; ") or "none, so no verdict counts", NEW_KEY)
+            yield missing("trusted keys", said.lstrip("; ") or "none, so no verdict counts", NEW_KEY)
 
     # --- the pool ------------------------------------------------------------------------------------
 
@@ -190,28 +168,28 @@ class _SiteCheck:
         name = local_pool(self.access.environ)
         if not name:
             remedy = "log in to the access point of your pool, or verify on a machine with a GPU"
-            yield _soon("pool", "no commands of HTCondor or Slurm here", remedy)
+            yield warn("pool", "no commands of HTCondor or Slurm here", remedy)
             return
         try:
             pool = open_pool(name, self.access.environ)
             version, inventory = pool.require(), pool.inventory(self.now)
         except ImagefactoryError as error:
-            yield _broken("pool", error.message, error.hint)
+            yield broken("pool", error.message, error.hint)
             return
         gpus, known = len(inventory.gpus), len(inventory.known)
         said = f"{POOLS[name].title} {version}, {inventory.pool}: {gpus} GPUs"
         if not known:
-            yield _soon("pool", f"{said}, {known} of a known capability", "imagefactory pool")
+            yield warn("pool", f"{said}, {known} of a known capability", "imagefactory gpus")
         else:
-            yield _ok("pool", said)
+            yield good("pool", said)
         yield self._batch(name)
 
     def _site_name(self) -> Diagnosis:
         site = self.settings.site
         if site.origin == "default":
             remedy = f'site = "..." in imagefactory.toml: {", ".join(SITES)}'
-            return _soon("site", "not set: files follow no site's own rules", remedy)
-        return _ok("site", f"{site.value} ({site.origin})")
+            return warn("site", "not set: files follow no site's own rules", remedy)
+        return good("site", f"{site.value} ({site.origin})")
 
     def _batch(self, pool: str) -> Diagnosis:
         """What the pool asks of each job."""
@@ -221,14 +199,14 @@ class _SiteCheck:
             if pool == HTCONDOR and site.batch == HTCONDOR:
                 check_needs(site, WRITTEN | names_of(site.own))
         except ImagefactoryError as error:
-            return _missing(key, error.message, error.hint)
+            return missing(key, error.message, error.hint)
         value = self.settings.sbatch_options if pool == SLURM else self.settings.submit_commands
         if value.value:
-            return _ok(key, f"{'; '.join(value.value.split(chr(10)))} ({value.origin})".lstrip("; "))
+            return good(key, f"{'; '.join(value.value.split(chr(10)))} ({value.origin})".lstrip("; "))
         if pool == SLURM and not self.access.environ.get("SBATCH_ACCOUNT"):
             remedy = 'sbatch-options = "--account=... --partition=..." in imagefactory.toml'
-            return _soon(key, "none: jobs run on your default account and partition", remedy)
-        return _ok(key, "none are set, and none are known to be needed")
+            return warn(key, "none: jobs run on your default account and partition", remedy)
+        return good(key, "none are set, and none are known to be needed")
 
     # --- the registry --------------------------------------------------------------------------------
 
@@ -236,10 +214,10 @@ class _SiteCheck:
         settings = self.settings
         if not settings.registry.value:
             remedy = 'registry = "HOST/PATH" in imagefactory.toml'
-            none = (_missing("registry", "none is set, so nothing is pushed and no night runs", remedy),)
+            none = (missing("registry", "none is set, so nothing is pushed and no night runs", remedy),)
             if settings.catalogue.value.startswith("/"):
                 return self._published(Path(settings.catalogue.value), none)
-            return _RegistryCheck(lines=none, published=tuple(_unasked(_missing, "no registry is set")))
+            return _RegistryCheck(lines=none, published=tuple(_unasked(missing, "no registry is set")))
         place = settings.registry.value
         host, path = split_place(place)
         store = open_registry(self.access, host, patience=HURRY)
@@ -249,14 +227,14 @@ class _SiteCheck:
             store.check()
             said = f"with the login of {login.origin or 'a helper'}" if login else "without a login"
             answers = (
-                _ok("registry", f"{place} answers {said}"),
+                good("registry", f"{place} answers {said}"),
                 _push(store, repository, login=login is not None),
             )
             return self._published(StoreRepository(store=store, repository=repository), answers)
         except ImagefactoryError as error:
-            line = _broken("registry", error.message, error.hint)
+            line = broken("registry", error.message, error.hint)
             return _RegistryCheck(
-                lines=(line,), published=tuple(_unasked(_soon, "the registry does not answer"))
+                lines=(line,), published=tuple(_unasked(warn, "the registry does not answer"))
             )
         finally:
             store.close()
@@ -265,27 +243,27 @@ class _SiteCheck:
         try:
             current = read_current(where, self.trust, self.now)
         except ImagefactoryError as error:
-            line = _broken("catalogue", error.message, error.hint)
+            line = broken("catalogue", error.message, error.hint)
             return _RegistryCheck(lines=lines, published=(line, self._invitation(where)))
         made = None
         if current is None:
-            line = _missing("catalogue", f"none at {where}", "imagefactory catalogue")
+            line = missing("catalogue", f"none at {where}", "imagefactory catalogue")
         elif current.catalogue is None:
             whose = f"a key that is not trusted now ({current.keyid[:16]})" if current.keyid else "nobody"
             said = f"{current.where} is signed by {whose}, so your readers reject it"
-            line = _broken("catalogue", said, "imagefactory catalogue")
+            line = broken("catalogue", said, "imagefactory catalogue")
         else:
             made, expires = current.catalogue.made, current.catalogue.expires
             name = next((key.name for key in self.trust.keys if key.keyid == current.keyid), "")
             said = f"{current.where}, signed by '{name}' on {made:%Y-%m-%d}, valid until {expires:%Y-%m-%d}"
             if expires <= self.now:
-                line = _broken("catalogue", f"{said}: it expired", "imagefactory catalogue")
+                line = broken("catalogue", f"{said}: it expired", "imagefactory catalogue")
             elif expires - self.now < CATALOG_EXPIRY_WARNING:
-                line = _soon("catalogue", f"{said}, which is soon", "imagefactory catalogue")
+                line = warn("catalogue", f"{said}, which is soon", "imagefactory catalogue")
             elif (own := self._own_key()) and own.keyid != current.keyid:  # of two facilitators one signs it
-                line = _ok("catalogue", f"{said}; the key here, '{own.name}', cannot sign it")
+                line = good("catalogue", f"{said}; the key here, '{own.name}', cannot sign it")
             else:
-                line = _ok("catalogue", said)
+                line = good("catalogue", said)
         return _RegistryCheck(lines=lines, published=(line, self._invitation(where)), made=made)
 
     def _own_key(self) -> SigningKey | None:
@@ -301,32 +279,32 @@ class _SiteCheck:
             if isinstance(where, StoreRepository):
                 found = where.store.manifest(where.repository, TAG)
                 if found is None:
-                    return _missing("invitation", f"none at {where}:{TAG}", push)
+                    return missing("invitation", f"none at {where}:{TAG}", push)
                 name = f"{where}:{TAG}"
                 layer = parse_layer(found[1], name, INVITATION)
                 data = unpack_artifact(b"".join(where.store.read(where.repository, layer)), name)
             else:
                 path, push = self.settings.root_path / "invitation.toml", "imagefactory invite"
-                name, data = str(path), _read(path).encode()
+                name, data = str(path), read_small(path).encode()
                 if not data:
-                    return _missing("invitation", f"there is no {path}", push)
+                    return missing("invitation", f"there is no {path}", push)
             invited = parse_invitation(data, name)
         except ImagefactoryError as error:
-            return _broken("invitation", error.message, push)
+            return broken("invitation", error.message, push)
         trusted = {key.keyid for key in self.trust.keys if key.since <= self.now < key.until}
         named = {grant.key.keyid for grant in invited.keys}
         if not trusted & named:
-            return _broken("invitation", f"{name} names no key that is trusted here now", push)
+            return broken("invitation", f"{name} names no key that is trusted here now", push)
         own = self._own_key()
         if own and own.keyid not in named:
-            return _soon("invitation", f"{name} does not name '{own.name}', which signs now", push)
-        return _ok("invitation", f"{name}, for {invited.catalogue}")
+            return warn("invitation", f"{name} does not name '{own.name}', which signs now", push)
+        return good("invitation", f"{name}, for {invited.catalogue}")
 
     def mirrors(self, made: datetime | None) -> Iterator[Diagnosis]:
         mirrors = listed(self.settings.catalogue_mirrors.value)
         if not mirrors:
             said = "none: while the registry is down, readers have only the copies that they keep"
-            yield _soon("mirrors", said, 'catalogue-mirrors = "HOST/PATH" in imagefactory.toml')
+            yield warn("mirrors", said, 'catalogue-mirrors = "HOST/PATH" in imagefactory.toml')
             return
         with ThreadPoolExecutor(len(mirrors)) as threads:
             yield from threads.map(lambda mirror: self._mirror(mirror, made), mirrors)
@@ -341,120 +319,13 @@ class _SiteCheck:
                 where = StoreRepository(store=store, repository=reference.repository)
             current = read_current(where, self.trust, self.now)
         except ImagefactoryError as error:
-            return _broken("mirrors", f"{mirror}: {error.message}", error.hint)
+            return broken("mirrors", f"{mirror}: {error.message}", error.hint)
         if current is None or current.catalogue is None:
-            return _broken("mirrors", f"{mirror} has no catalogue that a trusted key signed", copy)
+            return broken("mirrors", f"{mirror} has no catalogue that a trusted key signed", copy)
         if made and current.catalogue.made < made:
             said = f"{mirror} has an older catalogue, of {current.catalogue.made:%Y-%m-%d %H:%M} UTC"
-            return _soon("mirrors", said, copy)
-        return _ok("mirrors", mirror)
-
-    # --- nights --------------------------------------------------------------------------------------
-
-    def nightly(self, made: datetime | None) -> Iterator[Diagnosis]:
-        found = tuple(self._callers())
-        if not found:
-            yield _missing("nightly run", "nothing starts one for this project", self._install())
-        for one in found:
-            if one.lacking:
-                yield _broken("nightly run", f"{one.where}: {one.lacking}", one.remedy)
-            else:
-                yield _ok("nightly run", one.where)
-        yield self._last_night(made, ci=any(one.ci for one in found))
-        if found and not any(one.ci for one in found):
-            yield self._messages(found)
-        if has_reserve(self.settings):
-            yield _ok("disk reserve", f"in {nightly_directory(self.settings)}")
-        elif not any(one.ci for one in found):
-            said = "no room on the disk is kept for the end of a night: the first night takes it"
-            yield _soon("disk reserve", said, self._night())
-
-    def _last_night(self, made: datetime | None, *, ci: bool) -> Diagnosis:
-        night, folder = last_nightly(self.settings), nightly_directory(self.settings)
-        if night is None and ci:
-            if made is None:
-                return _missing("last night", "it signed no catalogue yet", "start the workflow once")
-            said = f"the catalogue of {made:%Y-%m-%d %H:%M} UTC is the last trace of one"
-            if self.now - made > NIGHTLY_OVERDUE:
-                return _soon("last night", said, "look at the workflow's runs")
-            return _ok("last night", said)
-        if night is None:
-            return _missing("last night", f"none came to its end in {folder}", self._night())
-        age = self.now - night.ended
-        hours = int(age.total_seconds() // 3600)
-        said = f"ended {f'{hours} hours' if age < NIGHTLY_OVERDUE else f'{age.days} days'} ago"
-        if night.code:
-            first = next(row for row in night.broken if row.code == night.code)
-            said += f", with exit code {night.code}: {first.what}: {first.why}"
-            return _soon("last night", said, f"read the newest {LOG} in {folder}")
-        return _soon("last night", said, self._night()) if age > NIGHTLY_OVERDUE else _ok("last night", said)
-
-    def _messages(self, found: tuple[NightlyEntry, ...]) -> Diagnosis:
-        options = ("--mail", "--webhook", "--metrics", "--html")
-        used = [name for name in options if any(name in one.words for one in found)]
-        if {"--mail", "--webhook", "--metrics"} & set(used):
-            return _ok("messages", ", ".join(used))
-        said = "a night that fails tells nobody: no --mail, --webhook or --metrics"
-        return _soon("messages", said, self._install())
-
-    def _install(self) -> str:
-        return (
-            f"{self._night()} --mail 'mail -s night YOU' --install ~/.config/systemd/user; or in CI: "
-            "imagefactory init --github, or --gitlab"
-        )
-
-    def _night(self) -> str:
-        pool = local_pool(self.access.environ)
-        return f"imagefactory night --pool {pool}" if pool else "imagefactory night"
-
-    def _callers(self) -> Iterator[NightlyEntry]:
-        yield from self._units()
-        yield from self._cron()
-        for service, files in NIGHTLY_FILES.items():
-            path = self.settings.root_path / next(iter(files))
-            if "imagefactory" in _read(path):
-                yield NightlyEntry(where=f"{service}: {path}", ci=True)
-
-    def _units(self) -> Iterator[NightlyEntry]:
-        environ = self.access.environ
-        own = environ.get("XDG_CONFIG_HOME", "")
-        home = Path(own) if own.startswith("/") else Path("/", environ.get("HOME", "")) / ".config"
-        system = self.root / "etc/systemd"
-        for folder in (home / "systemd/user", system / "user", system / "system"):
-            lines = _read(folder / f"{NAME}.service").splitlines()
-            root = str(self.settings.root_path.absolute()).replace("%", "%%")
-            if f"WorkingDirectory={root}" not in lines or not (folder / f"{NAME}.timer").is_file():
-                continue
-            command = next((line for line in lines if line.startswith("ExecStart=")), "")
-            one = NightlyEntry(
-                where=str(folder / f"{NAME}.timer"), words=_command_words(command.partition("=")[2])
-            )
-            enable, linger = enabling()
-            wants = folder / "timers.target.wants" / f"{NAME}.timer"
-            if not (wants.is_symlink() or wants.exists()):
-                yield _halted(one, "the timer is not enabled", enable)
-            elif folder == home / "systemd/user" and not self._lingers():
-                yield _halted(one, "it runs only while you are logged in", linger)
-            else:
-                yield one
-
-    def _lingers(self) -> bool:
-        try:
-            return (self.root / "var/lib/systemd/linger" / pwd.getpwuid(os.geteuid()).pw_name).exists()
-        except (KeyError, OSError):
-            return False
-
-    def _cron(self) -> Iterator[NightlyEntry]:
-        """Lines for `imagefactory night` that name this project."""
-        texts = {"crontab -l": _crontab(self.access.environ)}
-        folder = self.root / "etc/cron.d"
-        texts |= {str(path): _read(path) for path in (sorted(folder.iterdir()) if folder.is_dir() else ())}
-        root = str(self.settings.root_path.absolute())
-        for where, text in texts.items():
-            for line in text.splitlines():
-                ours = re.search(r"\bimagefactory\b.*\bnight\b", line) and root in line
-                if ours and not line.lstrip().startswith("#"):
-                    yield NightlyEntry(where=f"cron: {where}", words=_command_words(line))
+            return warn("mirrors", said, copy)
+        return good("mirrors", mirror)
 
 
 def _push(store: RegistryClient, repository: str, *, login: bool) -> Diagnosis:
@@ -462,10 +333,10 @@ def _push(store: RegistryClient, repository: str, *, login: bool) -> Diagnosis:
     try:
         store.check_push(repository)
     except ImagefactoryError as error:
-        return _broken("push", error.message, f"docker login {store.host}, with an account that may push")
+        return broken("push", error.message, f"docker login {store.host}, with an account that may push")
     if login:
-        return _ok("push", f"allowed to {place}")
-    return _soon("push", f"allowed to {place}, for anyone", "let the registry ask for a login")
+        return good("push", f"allowed to {place}")
+    return warn("push", f"allowed to {place}, for anyone", "let the registry ask for a login")
 
 
 def _unasked(say: Callable[[str, str, str], Diagnosis], why: str) -> Iterator[Diagnosis]:
@@ -473,18 +344,7 @@ def _unasked(say: Callable[[str, str, str], Diagnosis], why: str) -> Iterator[Di
         yield say(name, f"not known: {why}", "see registry")
 
 
-def _halted(one: NightlyEntry, lacking: str, remedy: str) -> NightlyEntry:
-    return NightlyEntry(where=one.where, words=one.words, lacking=lacking, remedy=remedy)
-
-
-def _command_words(text: str) -> tuple[str, ...]:
-    try:
-        return tuple(shlex.split(text))
-    except ValueError:
-        return tuple(text.split())
-
-
-def _read(path: Path) -> str:
+def read_small(path: Path) -> str:
     """The text of a small file, empty where there is none that can be read. A clone may bring a pipe."""
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
@@ -495,37 +355,19 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _crontab(environ: Mapping[str, str]) -> str:
-    program = shutil.which("crontab", path=environ.get("PATH"))
-    if program is None:
-        return ""
-    try:
-        done = subprocess.run(
-            (program, "-l"),
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=CRON_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else ""
-
-
-def _ok(name: str, detail: str) -> Diagnosis:
+def good(name: str, detail: str) -> Diagnosis:
     return Diagnosis(name=name, state=Health.OK, detail=detail, needed_for="site")
 
 
-def _soon(name: str, detail: str, remedy: str) -> Diagnosis:
+def warn(name: str, detail: str, remedy: str) -> Diagnosis:
     """What works without it, or still."""
     return Diagnosis(name=name, state=Health.WARNING, detail=detail, remedy=remedy, needed_for="site")
 
 
-def _missing(name: str, detail: str, remedy: str) -> Diagnosis:
+def missing(name: str, detail: str, remedy: str) -> Diagnosis:
     """What is not set up."""
     return Diagnosis(name=name, state=Health.MISSING, detail=detail, remedy=remedy, needed_for="site")
 
 
-def _broken(name: str, detail: str, remedy: str) -> Diagnosis:
+def broken(name: str, detail: str, remedy: str) -> Diagnosis:
     return Diagnosis(name=name, state=Health.DENIED, detail=detail, remedy=remedy, needed_for="site")

@@ -1,17 +1,21 @@
-"""What the tags of a target may point to, each with the verdicts about it, and what they point to now."""
+"""The image or .sif of a target in the store, and what its tags may point to, with the verdicts."""
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
+from importlib import import_module
+from pathlib import Path
 
 from imagefactory.access import Access, registry_place, repository_of
 from imagefactory.actions.verdicts import ANY, VerdictReader, find_in, local_place, read_verification_policy
 from imagefactory.build.sif import SifBuilder
-from imagefactory.errors import NoImageError, NothingSelectedError, RegistryError, StoreError
+from imagefactory.errors import BuildError, NoImageError, NothingSelectedError, RegistryError, StoreError
+from imagefactory.fs import user_temporary_directory
 from imagefactory.gpu.capability import architecture
 from imagefactory.model import Target
 from imagefactory.oci.artifacts import WITHDRAWN
@@ -19,30 +23,153 @@ from imagefactory.oci.candidates import CANDIDATE, CAPABILITY, plain_tag, read_p
 from imagefactory.oci.graph import Manifest, StoreRepository, parse_parts, platforms_in, read_manifest
 from imagefactory.oci.layout import LayoutStore, reference
 from imagefactory.oci.manifests import Descriptor, Image, SifArtifact, images_of
-from imagefactory.oci.sif import find_sif as find
-from imagefactory.oci.sif import is_sif_manifest, load_sif, sif_reference
+from imagefactory.oci.sif import find_sif, is_sif_manifest, load_sif, sif_reference
+from imagefactory.oci.store import DIGEST, check_digest
 from imagefactory.oci.transfer import WORKERS, was_transferred
 from imagefactory.progress import Progress
 from imagefactory.project import Project
 from imagefactory.runtime.apptainer_command import ApptainerCommand
+from imagefactory.runtime.protocol import Runner, RunnerSupport
+from imagefactory.settings.choices import RUNNERS
 from imagefactory.settings.load import read_nonce_store_key
 from imagefactory.trust.attached import read_subject
 from imagefactory.trust.judgement import VerdictSet, VerificationPolicy, find_verdicts
-from imagefactory.trust.tags import CapabilityStatus, TagCandidate, capability_status, newest_first
+from imagefactory.trust.tags import TagCandidate, newest_first
 from imagefactory.trust.verdict import ImageProgress, VerificationResult
 from imagefactory.versions import natural
 
+# --- In the store: the image of a target, the .sif made of it or built by Apptainer, and who runs it
 
-def is_capability_verified(judged: Sequence[VerificationResult], capability: str) -> bool:
-    """Whether an image with these verdicts is verified for a capability (`8.0`)."""
-    return capability_status(judged, capability)[0] is CapabilityStatus.PROVEN
+
+def stored_image(access: Access, target: Target) -> Image | None:
+    """Return the image that the tag of the target points to in the store."""
+    return access.layout.image(reference(target))
+
+
+def stored_sif(access: Access, target: Target) -> SifArtifact | None:
+    """Return the .sif that Apptainer built from the definition of the target."""
+    return find_sif(access.layout, sif_reference(target))
+
+
+def load_artifact(access: Access, name: str, descriptor: Descriptor) -> Image | SifArtifact:
+    """Return the image or .sif of the store with this manifest."""
+    layout = access.layout
+    if is_sif_manifest(json.loads(layout.read(descriptor))):
+        return load_sif(layout, descriptor.digest)
+    return layout.load(name, descriptor)
+
+
+def find_stored(access: Access, name: str) -> Image | SifArtifact | None:
+    """Return the stored image or .sif of a tag or digest (also `NAME@sha256:...`), None for a plain name.
+
+    Raises NothingSelectedError for a tag or digest that the store lacks.
+    """
+    layout = access.layout
+    _, at, digest = name.rpartition("@")
+    if at or DIGEST.fullmatch(name):
+        what, near = digest or name, []
+        manifest = layout.manifest(check_digest(what))
+        if manifest is not None:
+            return load_artifact(access, name, manifest[0])
+    else:
+        tags = layout.tags()
+        if name in tags:
+            return load_artifact(access, name, tags[name])
+        if ":" not in name and "/" not in name:
+            return None
+        what, near = f"'{name}'", difflib.get_close_matches(name, tags, n=1)
+    hint = f"run imagefactory pull {name}" if "/" in name else "see imagefactory store list"
+    raise NothingSelectedError(
+        "image-not-found",
+        f"no image {what} in {layout.path}",
+        hint=f"did you mean {near[0]}?" if near else hint,
+    )
+
+
+def require_image(access: Access, name: str) -> Image:
+    """Return the image of a tag that was just written. Raises BuildError if another process removed it."""
+    image = access.layout.image(name)
+    if image is None:
+        raise image_removed_error(name)
+    return image
+
+
+def image_removed_error(name: str) -> BuildError:
+    return BuildError(
+        "image-removed", f"another process removed {name} from the store", hint="run the command again"
+    )
+
+
+def not_built_error(target: Target, more: str = "") -> BuildError:
+    return BuildError(
+        "image-not-built", f"{target.name} is not built", hint=f"run imagefactory build {target.name}{more}"
+    )
+
+
+def ensure_sif(
+    access: Access, image: Image, target: str, progress: Progress, *, compression: str
+) -> SifArtifact:
+    """Return the .sif of a stored image, made if it is not stored. The caller holds the layout's `in_use`."""
+    maker = SifBuilder(access.layout, ApptainerCommand(access.environ), workers=access.settings.worker_count)
+    return maker.make(image, target, compression, progress)
+
+
+def scratch_directory(access: Access, runner: str) -> Path:
+    """Return the directory for what a run writes: for `unshare` on the disk of the store, which has limits.
+
+    Docker and Apptainer may work as root, which a store on NFS rejects: they get a temporary directory.
+    """
+    return access.layout.scratch if runner == "unshare" else user_temporary_directory()
+
+
+def make_runner(access: Access, name: str, target: str, progress: Progress) -> Runner:
+    """Return the runner of a row of RUNNERS. A .sif that it makes is named after `target`."""
+    support = RunnerSupport(
+        layout=access.layout,
+        environ=access.environ,
+        progress=progress,
+        workers=access.settings.worker_count,
+        ensure_sif=lambda image: ensure_sif(access, image, target, progress, compression="fast"),
+    )
+    runner: Runner = import_module(RUNNERS[name].module).make_runner(support)
+    return runner
+
+
+def find_marks(access: Access, targets: Iterable[Target], now: datetime) -> dict[str, ImageProgress]:
+    """Return how far the image of each target is, by what the store knows. A corrupt image is only built."""
+    tags, reader = access.layout.tags(), VerdictReader(access, now)
+    pushes, path = {}, ""
+    if access.settings.registry.value:
+        host, path = registry_place(access, "")
+        pushes = access.layout.recall("pushed", host) or {}
+
+    def marks(target: Target) -> ImageProgress:
+        name = reference(target)
+        if name not in tags:
+            return ImageProgress(built=f"{name}.sif" in tags)
+        try:
+            image = access.layout.load(name, tags[name])
+            capabilities = {
+                result.verdict.report.device.row
+                for result in reader.stored(image)
+                if result.proves and result.verdict and result.verdict.report.device
+            }
+        except StoreError:
+            return ImageProgress(built=True)
+        pushed = was_transferred(pushes, repository_of(path, target.family), image.digest)
+        return ImageProgress(built=True, pushed=pushed, verified=tuple(sorted(capabilities, key=natural)))
+
+    return {target.name: marks(target) for target in targets}
+
+
+# --- What the tags of a target may point to, with the verdicts, and what they point to now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromotionRequest:
-    """Whose tags follow the verdicts, where, and when. With `dry_run` none moves.
+    """The tags of `target` in `place` follow the verdicts. With `dry_run` no tag moves.
 
-    Without `approve` the key that signs here approves nothing, where the policy requires approvals.
+    Without `approve` the local key approves nothing if the policy requires approvals.
     """
 
     target: Target
@@ -53,25 +180,15 @@ class PromotionRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _TagRoot:
-    """What a tag may point to. `built` is true where the store's own tag of the target points to it."""
-
-    digest: str
-    name: str
-    built: bool
-    tags: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _ImageVerdicts:
     candidate: TagCandidate
-    found: VerdictSet
+    verdicts: VerdictSet
 
 
 def read_candidates(
     access: Access, promoting: PromotionRequest, court: VerificationPolicy, progress: Progress
 ) -> tuple[tuple[_ImageVerdicts, ...], dict[str, str]]:
-    """All that the target's tags may point to, and what they point to now."""
+    """Return all that the tags of the target may point to, and the digest of each tag now."""
     place, plain = promoting.place, plain_tag(promoting.target)
     names = [tag for tag in place.store.tags(place.repository) if belongs(tag, plain)]
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="candidates") as pool:
@@ -82,26 +199,29 @@ def read_candidates(
             if manifest and manifest[0].digest != WITHDRAWN.descriptor.digest
         }
         tags = {name: digest for name, digest in digests.items() if not CANDIDATE.fullmatch(name)}
-        named = _untagged(access, promoting.target, court) if isinstance(place.store, LayoutStore) else {}
+        roots = _untagged(access, promoting.target, court) if isinstance(place.store, LayoutStore) else {}
         for name in sorted(digests, key=lambda name: (name not in tags, name == plain)):  # the best name last
-            named[digests[name]] = name
-        roots = [
-            _TagRoot(
-                digest=digest,
-                name=name,
-                built=tags.get(plain) == digest,
-                tags=tuple(tag for tag, there in digests.items() if there == digest),
+            roots[digests[name]] = name
+        rows = list(
+            pool.map(
+                lambda root: _read_candidate(
+                    access, promoting, court, *root, built=tags.get(plain) == root[0]
+                ),
+                roots.items(),
             )
-            for digest, name in named.items()
-        ]
-        read = list(pool.map(lambda root: _read_candidate(access, promoting, court, root), roots))
-    for note in (one for one in read if isinstance(one, str)):
-        progress.note(note)
-    return tuple(one for one in read if isinstance(one, _ImageVerdicts)), tags
+        )
+    images = []
+    for row in rows:
+        if isinstance(row, str):
+            progress.note(row)
+        else:
+            tags_of = tuple(tag for tag, digest in digests.items() if digest == row.candidate.digest)
+            images.append(replace(row, verdicts=replace(row.verdicts, tags=tags_of)))
+    return tuple(images), tags
 
 
 def belongs(tag: str, plain: str) -> bool:
-    """Whether a tag is the target's: its own, one of a capability, or a candidate's that is no .sif."""
+    """Return whether a tag is of the target: its own, of a capability, or of a candidate that is no .sif."""
     if tag == plain:
         return True
     match = CAPABILITY.fullmatch(tag) or CANDIDATE.fullmatch(tag)
@@ -109,53 +229,61 @@ def belongs(tag: str, plain: str) -> bool:
 
 
 def _read_candidate(
-    access: Access, promoting: PromotionRequest, court: VerificationPolicy, root: _TagRoot
+    access: Access,
+    promoting: PromotionRequest,
+    court: VerificationPolicy,
+    digest: str,
+    name: str,
+    *,
+    built: bool,
 ) -> _ImageVerdicts | str:
-    """The candidate of a root, or what to say of one whose parts are gone or that is no image."""
+    """Return a candidate with its verdicts, or why it is skipped.
+
+    `built`: the tag of the target in the local store points to it.
+    """
     place, target = promoting.place, promoting.target
     try:
-        subject = read_subject(place, root.digest, target.platform)
+        subject = read_subject(place, digest, target.platform)
     except NoImageError as error:
-        return f"{root.name} in {place} is skipped: {error.message}"
+        return f"{name} in {place} is skipped: {error.message}"
     except RegistryError:
-        children, _ = parse_parts(read_manifest(place, root.digest))
+        children, _ = parse_parts(read_manifest(place, digest))
         if all(place.store.manifest(place.repository, child.digest) for child in children):
             raise
-        return f"{root.name} in {place} is skipped: it is not complete"
-    index = read_manifest(place, root.digest)
-    others = [one for one in platforms_in(index) if one[0] != target.platform]
+        return f"{name} in {place} is skipped: it is not complete"
+    index = read_manifest(place, digest)
+    others = [row for row in platforms_in(index) if row[0] != target.platform]
     parse_parts(index)  # well-formed from here on
-    images = images_of(json.loads(index.data).get("manifests") or ())
-    if len(images) > 1 + len(others):
-        return f"{root.name} in {place} is skipped: it has images for platforms without a target"
+    if len(images_of(json.loads(index.data).get("manifests") or ())) > 1 + len(others):
+        return f"{name} in {place} is skipped: it has images for platforms without a target"
     for platform, manifest in others:
         tag = f"{plain_tag(target)}-{architecture(platform)}"
-        there = place.store.manifest(place.repository, tag)
-        parts = parse_parts(Manifest(descriptor=there[0], data=there[1]))[0] if there else ()
+        tagged = place.store.manifest(place.repository, tag)
+        parts = parse_parts(Manifest(descriptor=tagged[0], data=tagged[1]))[0] if tagged else ()
         if manifest not in {part.digest for part in parts}:
-            return f"{root.name} in {place} is skipped: its image for {platform} is not the one of {tag}"
-    image = find_in(access, place, subject, court)
-    # What was verified as another target moves none of this one's tags, whoever calls it a candidate of it.
-    judged = tuple(one for one in image.judged if _target_of(one) in ("", promoting.target.name))
+            return f"{name} in {place} is skipped: its image for {platform} is not the one of {tag}"
+    verdicts = find_in(access, place, subject, court)
+    # A verdict for another target moves no tag of this one, whoever tags the image as a candidate of it.
+    judged = tuple(row for row in verdicts.judged if _target_of(row) in ("", target.name))
     if isinstance(place.store, LayoutStore):
-        # The store tells no times: what was built last is the newest, others are as old as their last run.
-        times = [one.verdict.report.ended for one in judged if one.verdict]
-        pushed = promoting.now if root.built else max(times, default=None)
+        # The store has no times: what was built last is the newest, others are as old as their last run.
+        times = [row.verdict.report.ended for row in judged if row.verdict]
+        pushed = promoting.now if built else max(times, default=None)
     else:
-        pushed = read_pushed(read_records(place, root.digest, key=read_nonce_store_key(access.environ)))
+        pushed = read_pushed(read_records(place, digest, key=read_nonce_store_key(access.environ)))
     candidate = TagCandidate(
-        name=root.name,
-        digest=root.digest,
+        name=name,
+        digest=digest,
         pushed=pushed,
         judged=judged,
         platforms=1 + len(others),
-        own=is_own(access, place, root.digest),
+        own=is_own(access, place, digest),
     )
-    return _ImageVerdicts(candidate=candidate, found=replace(image, tags=root.tags))
+    return _ImageVerdicts(candidate=candidate, verdicts=verdicts)
 
 
 def is_own(access: Access, place: StoreRepository, digest: str) -> bool:
-    """Whether this store pushed it, or a record with the MAC of IMAGEFACTORY_LEDGER_KEY says so."""
+    """Return whether this store pushed it, or a record with the MAC of IMAGEFACTORY_LEDGER_KEY says so."""
     if isinstance(place.store, LayoutStore):
         return True
     if was_transferred(access.layout.recall("pushed", place.store.name) or {}, place.repository, digest):
@@ -169,31 +297,31 @@ def _target_of(judged: VerificationResult) -> str:
 
 
 def _untagged(access: Access, target: Target, court: VerificationPolicy) -> dict[str, str]:
-    """Images of the target that the store keeps for their verdicts, by digest; what a person calls them."""
+    """Return names for the images of the target that the store keeps for their verdicts, by digest."""
     layout, place, names = access.layout, local_place(access, ANY), {}
     for digest in layout.subjects():
         if layout.manifest(digest) is None:
             continue
         try:
-            found_here = find_verdicts(place, read_subject(place, digest), court)
+            judged = find_verdicts(place, read_subject(place, digest), court).judged
         except NoImageError:
             continue
-        for one in found_here.judged:
-            subject = one.verdict.report.subject if one.verdict else None
-            if one.proves and subject and (subject.target, subject.manifest) == (target.name, digest):
+        for row in judged:
+            subject = row.verdict.report.subject if row.verdict else None
+            if row.proves and subject and (subject.target, subject.manifest) == (target.name, digest):
                 root = digest if layout.manifest(subject.index) is None else subject.index
                 names[root] = f"{target.name}@{root[:19]}"
     return names
 
 
 def target_at(factory: Project, place: StoreRepository, digest: str) -> Target:
-    """The target whose candidate or tag is `digest` in that repository. Raises NothingSelectedError."""
+    """Return the target with a tag that points to `digest` in the repository. Raises NothingSelectedError."""
     family = place.repository.rpartition("/")[2]
-    for target in (one for one in factory.targets if one.family == family):
+    for target in (target for target in factory.targets if target.family == family):
         for tag in place.store.tags(place.repository):
             if belongs(tag, plain_tag(target)):
-                there = place.store.manifest(place.repository, tag)
-                if there and there[0].digest == digest:
+                manifest = place.store.manifest(place.repository, tag)
+                if manifest and manifest[0].digest == digest:
                     return target
     raise NothingSelectedError(
         "image-not-tagged",
@@ -202,67 +330,8 @@ def target_at(factory: Project, place: StoreRepository, digest: str) -> Target:
     )
 
 
-def list_verdicts(access: Access, wanted: PromotionRequest, progress: Progress) -> tuple[VerdictSet, ...]:
-    """The verdicts about all images of a target in a place, the newest image first."""
-    read, _ = read_candidates(access, wanted, read_verification_policy(access, wanted.now), progress)
-    order = newest_first([one.candidate for one in read])
-    return tuple(sorted((one.found for one in read), key=lambda one: order.index(one.subject.index)))
-
-
-# --- What the store has of a target: its image, and the .sif that is made of it or that apptainer built
-
-
-def stored_image(access: Access, target: Target) -> Image | None:
-    """The image the target's tag points to in the store, or None."""
-    return access.layout.image(reference(target))
-
-
-def stored_sif(access: Access, target: Target) -> SifArtifact | None:
-    """The .sif that apptainer built from the target's definition, or None."""
-    return find(access.layout, sif_reference(target))
-
-
-def load_artifact(access: Access, name: str, descriptor: Descriptor) -> Image | SifArtifact:
-    """The image or .sif of the store behind a manifest."""
-    layout = access.layout
-    if is_sif_manifest(json.loads(layout.read(descriptor))):
-        return load_sif(layout, descriptor.digest)
-    return layout.load(name, descriptor)
-
-
-def ensure_sif(
-    access: Access, image: Image, target: str, progress: Progress, *, compression: str
-) -> SifArtifact:
-    """The kept .sif of an image of the store, made if need be. The caller holds the layout's `in_use`."""
-    maker = SifBuilder(access.layout, ApptainerCommand(access.environ), workers=access.settings.worker_count)
-    return maker.make(image, target, compression, progress)
-
-
-# --- How far the images of targets are, by what the store knows: for lists, no registry is asked
-
-
-def find_marks(access: Access, targets: Iterable[Target], now: datetime) -> dict[str, ImageProgress]:
-    """The marks of targets by name. An image that is damaged has none but that it is there."""
-    tags, judge = access.layout.tags(), VerdictReader(access, now)
-    sent, path = {}, ""
-    if access.settings.registry.value:
-        host, path = registry_place(access, "")
-        sent = access.layout.recall("pushed", host) or {}
-
-    def marks(target: Target) -> ImageProgress:
-        name = reference(target)
-        if name not in tags:
-            return ImageProgress(built=f"{name}.sif" in tags)
-        try:
-            image = access.layout.load(name, tags[name])
-            proven = {
-                one.verdict.report.device.row
-                for one in judge.stored(image)
-                if one.proves and one.verdict and one.verdict.report.device
-            }
-        except StoreError:
-            return ImageProgress(built=True)
-        pushed = was_transferred(sent, repository_of(path, target.family), image.digest)
-        return ImageProgress(built=True, pushed=pushed, verified=tuple(sorted(proven, key=natural)))
-
-    return {target.name: marks(target) for target in targets}
+def list_verdicts(access: Access, request: PromotionRequest, progress: Progress) -> tuple[VerdictSet, ...]:
+    """Return the verdicts on all images of a target in a place, the newest image first."""
+    images, _ = read_candidates(access, request, read_verification_policy(access, request.now), progress)
+    order = newest_first([image.candidate for image in images])
+    return tuple(sorted((image.verdicts for image in images), key=lambda row: order.index(row.subject.index)))

@@ -51,9 +51,8 @@ from imagefactory.oci.manifests import (
     SifArtifact,
     images_of,
 )
-from imagefactory.oci.mirrors import resolve_mirror
 from imagefactory.oci.sif import is_sif, is_sif_manifest, load_sif, sifs_of
-from imagefactory.oci.store import DIGEST, ImageReference, parse_reference
+from imagefactory.oci.store import DIGEST, ImageReference, parse_reference, resolve_mirror
 from imagefactory.progress import Progress, QuietProgress
 from imagefactory.project import Project
 from imagefactory.recipes.expand import select_single
@@ -168,7 +167,7 @@ def scan_stored(access: Access, image: Image, progress: Progress) -> InspectResu
 def inspect_registry(access: Access, reference: ImageReference, progress: Progress) -> InspectResult:
     """An image of a registry: of its layers those not known are read through, none is kept."""
     asked, place = find_place(access, str(reference))
-    found = image_at(place, asked.wanted)
+    found = image_at(place, asked.tag_or_digest)
     with access.layout.in_use(progress):
         shelf = ScanCache(
             layout=access.layout,

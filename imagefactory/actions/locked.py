@@ -1,13 +1,14 @@
-"""What is locked, and whether it still is what the recipes ask: nothing is solved or written here."""
+"""What is locked, and whether it is what the recipes require. Nothing is solved or written here."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from imagefactory.errors import LockError, NothingSelectedError, StaleError
+from imagefactory.errors import ImagefactoryError, LockError, NothingSelectedError, StaleError
 from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.debian.lock import base_content_hash, read_base_lock
 from imagefactory.lock.files import (
@@ -26,181 +27,251 @@ from imagefactory.lock.layers import LAYERS
 from imagefactory.lock.pypi.local import changed_wheel
 from imagefactory.model import BaseLock, BaseSpec, Lock, Outcome, Target
 from imagefactory.project import Project
-from imagefactory.recipes.values import named_packages
 
 TO_BUILD = "to build"
 """The state of a target whose recipe names sources that have no wheel yet."""
 
 
-def read_target_lock(factory: Project, target: Target) -> Lock | None:
-    """The committed lock of a target, or None. Raises LockError when it is malformed."""
-    return read_lock(factory.lock_folder, target)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockedBase:
+    """A base and its committed lock.
 
-
-def require_lock(factory: Project, target: Target) -> Lock:
-    """The committed lock.
-
-    Raises LockError when there is none or it does not hold the framework and CUDA that the target
-    names, StaleError when the recipe has moved on or the lock of the target that it is built on has, and
-    for a target whose recipe names sources that have no wheel yet.
+    `flaw` is why the lock cannot be read, `content_hash` what it must have.
     """
-    lock, hint = read_target_lock(factory, target), f"imagefactory lock {target.name}"
-    if target.sources:
-        raise StaleError(
-            "source-not-built",
-            f"{target.name} has sources without a wheel: {', '.join(target.sources)}",
-            hint=f"{hint} --build",
-        )
-    wanted = required_content_hash(factory, target)
-    if lock is not None and lock.content_hash == wanted:
-        check_facts(lock, target)
-        if changed := changed_wheel(lock, factory.settings.root_path):
-            raise StaleError("lock-outdated", f"the lock of {target.name} is outdated: {changed}", hint=hint)
-        return lock
-    if why := read_unsolvable_reason(factory, target):
-        raise LockError(
-            "target-unsolvable",
-            f"{target.name} is unsolvable: {why.reason}",
-            hint=why.hint or f"{hint} --explain",
-        )
-    if lock is None:
-        path = lock_path(factory.lock_folder, target)
-        raise LockError("lock-missing", f"{target.name} has no lock ({path})", hint=hint)
-    what = f"the recipe or the lock of {target.on}" if target.on else "the recipe"
-    raise StaleError("lock-outdated", f"the lock of {target.name} is outdated: {what} has changed", hint=hint)
+
+    base: BaseSpec
+    parent: LockedBase | None
+    lock: BaseLock | None
+    content_hash: str
+    flaw: LockError | None
+
+    @property
+    def state(self) -> str:
+        """`ok`, `stale`, `none` or `malformed`. A pulled base is locked by its digest."""
+        if self.base.image:
+            return "ok"
+        if self.lock is None:
+            return "malformed" if self.flaw else "none"
+        return "ok" if self.lock.content_hash == self.content_hash else "stale"
+
+    @property
+    def locks(self) -> tuple[BaseLock, ...]:
+        """The locks from the lowest parent to this base, none where one is missing or the base is pulled.
+
+        Raises LockError for a malformed one.
+        """
+        if self.flaw:
+            raise self.flaw
+        parents = self.parent.locks if self.parent else ()
+        return () if self.lock is None or (self.parent and not parents) else (*parents, self.lock)
+
+    def require(self, path: Path) -> BaseLock:
+        """Return the current lock. Raises LockError without one, StaleError for an outdated one."""
+        hint = f"imagefactory lock base:{self.base.name}"
+        if self.flaw:
+            raise self.flaw
+        if self.lock is None:
+            raise LockError("lock-missing", f"base {self.base.name} has no lock ({path})", hint=hint)
+        if self.base.on and self.state != "ok":
+            what = f"the recipe or the lock of base {self.base.on} has changed"
+            raise StaleError("lock-outdated", f"{path} is outdated: {what}", hint=hint)
+        return self.lock
 
 
-def required_content_hash(factory: Project, target: Target) -> str:
-    """The content hash that the target's lock must have. Raises LockError as `lock_below` does."""
-    return content_hash(target, factory.base_of(target), parent_lock(factory, target))
-
-
-def parent_lock(factory: Project, target: Target) -> Lock | None:
-    """The lock of the target that this one is built on, as `require_lock` gives it; None for no target."""
-    below = factory.target_below(target)
-    return require_lock(factory, below) if below else None
-
-
-def parent_locks(factory: Project, target: Target) -> tuple[Lock, ...]:
-    """The locks of all targets that this one is built on, the lowest first."""
-    below = factory.target_below(target)
-    return (*parent_locks(factory, below), require_lock(factory, below)) if below else ()
-
-
-def parent_requirements(factory: Project, target: Target) -> tuple[frozenset[str], ...]:
-    """The packages from PyPI that the recipe of each target below names, in the order of `locks_below`."""
-    below = factory.target_below(target)
-    return (*parent_requirements(factory, below), named_packages(below)) if below else ()
-
-
-def lock_state(factory: Project, target: Target) -> str:
-    """`ok`, `stale`, `none`, `malformed`, `to build` while its recipe names sources without a wheel, or
-    `unsolvable` where that is what locking said, for tables."""
-    if target.sources:
-        return TO_BUILD
+def locked_base(project: Project, base: BaseSpec) -> LockedBase:
+    """Read a base's lock and those of its parents."""
+    below = project.base_below(base)
+    parent = locked_base(project, below) if below else None
+    lock, flaw = None, None
     try:
-        lock = read_target_lock(factory, target)
-    except LockError:
-        return "malformed"
-    try:
-        if lock is not None and lock.content_hash == required_content_hash(factory, target):
-            base = factory.base_of(target)
-            if base.on and (state := base_state(factory, base)) != "ok":
-                return state
-            if changed_wheel(lock, factory.settings.root_path):
-                return "stale"
-            return "ok" if _is_current(lock, target, parent_lock(factory, target)) else "malformed"
-        if read_unsolvable_reason(factory, target) is not None:
+        lock = None if base.image else read_base_lock(project.base_lock_path(base))
+    except LockError as error:
+        flaw = error
+    required = "" if base.image else base_content_hash(base, parent.lock if parent else None)
+    return LockedBase(base=base, parent=parent, lock=lock, content_hash=required, flaw=flaw)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockedTarget:
+    """A target with all that decides its packages, and its committed lock.
+
+    `content_hash` is the one that the lock must have, empty where the parent is not locked. `flaw` is why a
+    lock of that hash does not count: it is malformed, not what locking writes, or a local wheel has changed.
+    """
+
+    target: Target
+    base: LockedBase
+    parent: LockedTarget | None
+    lock: Lock | None
+    content_hash: str
+    flaw: ImagefactoryError | None
+    unsolvable: UnsolvableTarget | None
+
+    @property
+    def parents(self) -> tuple[LockedTarget, ...]:
+        """The targets that this one is built on, the lowest first."""
+        return (*self.parent.parents, self.parent) if self.parent else ()
+
+    @property
+    def current(self) -> bool:
+        """Whether the lock is what locking the target now would keep."""
+        return self.lock is not None and self.lock.content_hash == self.content_hash and not self.flaw
+
+    @property
+    def state(self) -> str:
+        """`ok`, `stale`, `none`, `malformed`, `unsolvable` or TO_BUILD, for tables."""
+        if self.target.sources:
+            return TO_BUILD
+        if self.flaw:
+            return "stale" if isinstance(self.flaw, StaleError) else "malformed"
+        if self.current:
+            return self.base.state if self.base.base.on else "ok"
+        if self.unsolvable:
             return Outcome.UNSOLVABLE.value
-    except (LockError, StaleError):
-        pass  # of the target below, which has a row of its own
-    return "none" if lock is None else "stale"
+        return "none" if self.lock is None else "stale"
+
+    def problem(self, folder: Path) -> ImagefactoryError | None:
+        """Return why the target cannot be built, None where its lock is current."""
+        name, hint = self.target.name, f"imagefactory lock {self.target.name}"
+        if self.target.sources:
+            sources = ", ".join(self.target.sources)
+            return StaleError(
+                "source-not-built", f"{name} has sources without a wheel: {sources}", hint=f"{hint} --build"
+            )
+        if self.flaw or self.current:
+            return self.flaw
+        if self.parent and (problem := self.parent.problem(folder)):
+            return problem
+        if self.unsolvable:
+            reason, fix = self.unsolvable.reason, self.unsolvable.hint or f"{hint} --explain"
+            return LockError("target-unsolvable", f"{name} is unsolvable: {reason}", hint=fix)
+        if self.lock is None:
+            path = lock_path(folder, self.target)
+            return LockError("lock-missing", f"{name} has no lock ({path})", hint=hint)
+        what = f"the recipe or the lock of {self.target.on}" if self.target.on else "the recipe"
+        return StaleError("lock-outdated", f"the lock of {name} is outdated: {what} has changed", hint=hint)
+
+    def require(self, folder: Path) -> Lock:
+        """Return the current lock. Raises the `problem` where there is one."""
+        if problem := self.problem(folder):
+            raise problem
+        assert self.lock is not None
+        return self.lock
 
 
-def _is_current(lock: Lock, target: Target, under: Lock | None) -> bool:
-    """Whether a lock of the right content hash is what locking writes, and not changed since."""
+def locked_target(project: Project, target: Target) -> LockedTarget:
+    """Read a target's lock, those of its parents and that of its base, each once."""
+    folder, below = project.lock_folder, project.target_below(target)
+    base, parent = project.base_of(target), locked_target(project, below) if below else None
+    under = parent.lock if parent else None
+    required = ""
+    if parent is None or parent.problem(folder) is None:
+        required = content_hash(target, base, under)
+    lock, unsolvable = None, None
+    flaw: ImagefactoryError | None = None
     try:
-        check_facts(lock, target)
-        check_unchanged_packages(lock, under)
+        lock = read_lock(folder, target)
+        if lock and lock.content_hash == required:
+            check_facts(lock, target)
+            check_unchanged_packages(lock, under)
+            if changed := changed_wheel(lock, project.settings.root_path):
+                hint = f"imagefactory lock {target.name}"
+                problem = f"the lock of {target.name} is outdated: {changed}"
+                flaw = StaleError("lock-outdated", problem, hint=hint)
+    except LockError as error:
+        flaw = error
+    try:
+        record = read_unsolvable(folder, target)
+        unsolvable = record if record and record.content_hash == required else None
     except LockError:
-        return False
-    return True
+        pass  # locking writes the record again
+    return LockedTarget(
+        target=target,
+        base=locked_base(project, base),
+        parent=parent,
+        lock=lock,
+        content_hash=required,
+        flaw=flaw,
+        unsolvable=unsolvable,
+    )
 
 
-def read_unsolvable_reason(factory: Project, target: Target) -> UnsolvableTarget | None:
-    """Why the target has no solution, as it was found when it was last locked; None where that is not known.
+def require_locked(project: Project, target: Target) -> LockedTarget:
+    """Return a target whose lock is current.
 
-    What was found for another recipe does not count, nor does a record that is malformed: locking makes
-    it anew. Raises LockError as `lock_below` does.
+    Raises LockError when there is none or it does not have the framework and CUDA that the target names,
+    StaleError when the recipe or the lock of the parent has changed, and for sources without a wheel.
     """
-    try:
-        why = read_unsolvable(factory.lock_folder, target)
-    except LockError:
-        return None
-    return why if why is not None and why.content_hash == required_content_hash(factory, target) else None
+    locked = locked_target(project, target)
+    locked.require(project.lock_folder)
+    return locked
 
 
-def base_state(factory: Project, base: BaseSpec) -> str:
-    """The same words for a base's lock. A base that is pulled is locked by its digest."""
-    if base.image:
-        return "ok"
-    try:
-        lock = read_base_lock(factory.base_lock_path(base))
-    except LockError:
-        return "malformed"
-    if lock is None:
-        return "none"
-    return "ok" if lock.content_hash == required_base_hash(factory, base) else "stale"
+def require_lock(project: Project, target: Target) -> Lock:
+    """Return the current lock of a target. Raises like `require_locked`."""
+    return locked_target(project, target).require(project.lock_folder)
 
 
-def required_base_hash(factory: Project, base: BaseSpec) -> str:
-    """The content hash that a base's lock must have. Raises LockError for a malformed one below."""
-    below = factory.base_below(base)
-    return base_content_hash(base, read_base_lock(factory.base_lock_path(below)) if below else None)
+def read_target_lock(project: Project, target: Target) -> Lock | None:
+    """Return the committed lock of a target, or None. Raises LockError when it is malformed."""
+    return read_lock(project.lock_folder, target)
 
 
-def base_locks(factory: Project, base: BaseSpec) -> tuple[BaseLock, ...]:
-    """The locks of the bases that this one stands on, the lowest first, and its own.
+def lock_state(project: Project, target: Target) -> str:
+    """Return the state of a target's lock, for tables."""
+    return locked_target(project, target).state
 
-    None where one of them is missing, and for a base that is pulled. Raises LockError for a malformed one.
+
+def read_unsolvable_reason(project: Project, target: Target) -> UnsolvableTarget | None:
+    """Return why the target has no solution, by the record of its last lock; None where that is not known.
+
+    Records of another recipe and malformed ones do not count.
     """
-    below, lock = factory.base_below(base), read_base_lock(factory.base_lock_path(base))
-    lower = base_locks(factory, below) if below else ()
-    return () if lock is None or (below and not lower) else (*lower, lock)
+    return locked_target(project, target).unsolvable
 
 
-def orphans(factory: Project) -> tuple[Path, ...]:
-    """Locks and definitions of targets and bases that no recipe makes any more.
+def base_state(project: Project, base: BaseSpec) -> str:
+    """Return the state of a base's lock, for tables."""
+    return locked_base(project, base).state
+
+
+def base_locks(project: Project, base: BaseSpec) -> tuple[BaseLock, ...]:
+    """Return the locks from the lowest parent to `base`, as `LockedBase.locks`."""
+    return locked_base(project, base).locks
+
+
+def orphans(project: Project) -> tuple[Path, ...]:
+    """Return the locks and definitions of targets and bases that no recipe has.
 
     None while recipes have faults: theirs are not known.
     """
-    if factory.faults:
+    if project.faults:
         return ()
-    root, folder = factory.settings.root_path, factory.lock_folder
-    names = {target.name for target in factory.targets}
-    files = {f"{name}.{kind}" for name in names for kind in (UNSOLVABLE, LAYERS)}
-    for target in factory.targets:
+    root, folder = project.settings.root_path, project.lock_folder
+    names = {target.name for target in project.targets}
+    files = {f"{name}.{suffix}" for name in names for suffix in (UNSOLVABLE, LAYERS)}
+    for target in project.targets:
         files.update(lock_names(target.name, conda=target.conda))
-    bases = {base.name for base in factory.bases if not base.image}
-    kinds = (CONDA, WHEELS, UNSOLVABLE, LAYERS)
-    left = [p for kind in kinds for p in folder.glob(f"*.{kind}") if p.name not in files]
-    left += [p for p in (folder / "bases").glob("*.lock") if p.stem not in bases]
-    left += [p for p in (root / "definitions").glob("*") if p.is_dir() and p.name not in names]
-    return tuple(sorted(left))
+    bases = {base.name for base in project.bases if not base.image}
+    suffixes = (CONDA, WHEELS, UNSOLVABLE, LAYERS)
+    paths = [p for suffix in suffixes for p in folder.glob(f"*.{suffix}") if p.name not in files]
+    paths += [p for p in (folder / "bases").glob("*.lock") if p.stem not in bases]
+    paths += [p for p in (root / "definitions").glob("*") if p.is_dir() and p.name not in names]
+    return tuple(sorted(paths))
 
 
-def holding(factory: Project, targets: Sequence[Target], packages: Sequence[str]) -> tuple[Target, ...]:
-    """The targets whose locks hold all of `packages`, and not from a target that they are built on.
+def holding(project: Project, targets: Sequence[Target], packages: Sequence[str]) -> tuple[Target, ...]:
+    """Return the targets whose own locks have all of `packages`, not from a parent.
 
-    Raises NothingSelectedError when none does.
+    Raises NothingSelectedError when there is none.
     """
     normal_names = {canonicalize_name(package) for package in packages}
 
     def names(target: Target | None) -> set[str]:
-        lock = read_target_lock(factory, target) if target else None
+        lock = read_target_lock(project, target) if target else None
         return {canonicalize_name(package.name) for package in lock.packages} if lock else set()
 
-    chosen = tuple(t for t in targets if normal_names <= names(t) - names(factory.target_below(t)))
+    chosen = tuple(t for t in targets if normal_names <= names(t) - names(project.target_below(t)))
     if not chosen:
         raise NothingSelectedError(
             "lock-without-package", f"no lock has {' and '.join(packages)}", hint="imagefactory show TARGET"

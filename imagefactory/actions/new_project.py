@@ -296,7 +296,7 @@ def plan_addition(factory: Project, family: str, version: str, cuda: str) -> Row
         raise NothingSelectedError(
             "family-unknown",
             f"this project has no family '{family}'",
-            hint=f"did you mean '{near}'?" if near else f"imagefactory new {family}",
+            hint=f"did you mean '{near}'?" if near else f"imagefactory recipe new {family}",
         )
     path = folder / f"{family}.yaml"
     text, file = read_file(path)

@@ -1,4 +1,4 @@
-"""A command inside what was built, by the runner that fits; first brought to where that starts it."""
+"""Run a command in an image, by the runner that fits."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from imagefactory.access import Access
-from imagefactory.actions.images import load_artifact, stored_image, stored_sif
-from imagefactory.actions.runner import make_runner
+from imagefactory.actions.images import (
+    make_runner,
+    not_built_error,
+    require_image,
+    stored_image,
+    stored_sif,
+)
 from imagefactory.actions.transfer import local_name, pull_image
 from imagefactory.build.definition import INIT
-from imagefactory.errors import BuildError, NothingSelectedError
+from imagefactory.errors import NothingSelectedError
 from imagefactory.model import PLAIN_START, CommandResult, ContainerStart, Mount, RunSpec, Target
 from imagefactory.oci.manifests import Image, SifArtifact
-from imagefactory.oci.store import DIGEST, ImageReference, check_digest, parse_reference
+from imagefactory.oci.store import ImageReference, parse_reference
 from imagefactory.progress import Progress
 from imagefactory.runtime.emulator import emulation
 from imagefactory.runtime.here import mount_current_directory, private_directories
@@ -27,98 +32,62 @@ from imagefactory.trust.catalog import CatalogImage
 from imagefactory.trust.keys import keys_directory
 
 
-def find_stored(access: Access, name: str) -> Image | SifArtifact | None:
-    """The image or .sif of the store by its tag or digest (`NAME@sha256:...` too); None for a plain name.
-
-    Raises NothingSelectedError for a tag or digest that the store lacks.
-    """
-    layout = access.layout
-    _, at, digest = name.rpartition("@")
-    if at or DIGEST.fullmatch(name):
-        found = layout.manifest(check_digest(digest or name))
-        if found is None:
-            raise NothingSelectedError(
-                "image-not-found",
-                f"no image {digest or name} in {layout.path}",
-                hint=_missing_image_error(name),
-            )
-        return load_artifact(access, name, found[0])
-    tags = layout.tags()
-    if name in tags:
-        return load_artifact(access, name, tags[name])
-    if ":" in name or "/" in name:
-        raise NothingSelectedError(
-            "image-not-found", f"no image '{name}' in {layout.path}", hint=_missing_image_error(name)
-        )
-    return None
-
-
-def _missing_image_error(name: str) -> str:
-    return f"run imagefactory pull {name}" if "/" in name else "see imagefactory store list"
-
-
 def find_built(access: Access, target: Target, runner: str) -> Image | SifArtifact:
-    """What was built of a target, for `runner`, which is empty for the setting, or for what fits.
+    """Return the image of a target, or the .sif that Apptainer built if there is no image or both fit it.
 
-    That is its image, or the .sif that apptainer built where there is no image or the setting `engine` is
-    apptainer. Raises BuildError when nothing is built.
+    `runner` is empty for the setting, or for the one that fits. Raises BuildError if nothing is built.
     """
-    choice, settings = runner or access.settings.runner.value, access.settings
-    made: Image | SifArtifact | None = stored_image(access, target)
-    if made is None or (settings.engine.value == "apptainer" and choice in ("", "apptainer")):
-        made = stored_sif(access, target) or made
-    if made is None:
-        raise BuildError(
-            "image-not-built", f"{target.name} is not built", hint=f"run imagefactory build {target.name}"
-        )
-    return made
+    settings = access.settings
+    artifact: Image | SifArtifact | None = stored_image(access, target)
+    apptainer = (runner or settings.runner.value) in ("", "apptainer")
+    if artifact is None or (settings.engine.value == "apptainer" and apptainer):
+        artifact = stored_sif(access, target) or artifact
+    if artifact is None:
+        raise not_built_error(target)
+    return artifact
 
 
 def offered_reference(offered: CatalogImage, *, sif: bool = False) -> ImageReference:
-    """Where the image of a catalogue lies; with `sif` its own .sif counts where there is no image.
+    """Return where the image of a catalog is; with `sif` that of its own .sif if there is no image.
 
-    Raises NothingSelectedError where no registry has it.
+    Raises NothingSelectedError if no registry has it.
     """
-    found = next((one.reference for one in offered.sifs if one.reference), "")
-    if offered.only_sif or not offered.reference:
-        if sif and found:
-            return parse_reference(found)
-        raise NothingSelectedError(
-            "image-not-pullable",
-            f"{offered.target} is {'only a .sif' if offered.sifs else 'in no registry'}",
-            hint=f"run apptainer exec --nv oras://{found} COMMAND"
-            if found
-            else "see others with imagefactory find",
-        )
-    return parse_reference(offered.reference)
+    if offered.reference and not offered.only_sif:
+        return parse_reference(offered.reference)
+    reference = next((row.reference for row in offered.sifs if row.reference), "")
+    if sif and reference:
+        return parse_reference(reference)
+    raise NothingSelectedError(
+        "image-not-pullable",
+        f"{offered.target} is {'only a .sif' if offered.sifs else 'in no registry'}",
+        hint=f"run apptainer exec --nv oras://{reference} COMMAND"
+        if reference
+        else "see others with imagefactory search",
+    )
 
 
 def fetch_offered(access: Access, offered: CatalogImage, progress: Progress) -> Image:
-    """The image of a catalogue, by its digest; pulled where the store has it not yet.
+    """Return the image of a catalog, pulled by its digest if the store lacks it.
 
-    Raises NothingSelectedError where no registry has it, and as `pull_image` does.
+    Raises NothingSelectedError if no registry has it, and what `pull_image` raises.
     """
     reference = offered_reference(offered)
     name = local_name(access, reference)
-    made = access.layout.image(name)
-    if made is None or made.manifest != offered.subject.manifest:
-        pull_image(access, reference, name, progress, platform=offered.platform)
-        made = access.layout.image(name)
-    if made is None:
-        raise BuildError(
-            "image-removed", f"another process removed {name} from the store", hint="run the command again"
-        )
-    return made
+    image = access.layout.image(name)
+    if image is not None and image.manifest == offered.subject.manifest:
+        return image
+    pull_image(access, reference, name, progress, platform=offered.platform)
+    return require_image(access, name)
 
 
-def own_start(made: Image | SifArtifact, target: Target | None) -> ContainerStart:
-    """How a container starts as its recipe says it, or its image: `command` is whole, with the entry point.
+def own_start(artifact: Image | SifArtifact, target: Target | None) -> ContainerStart:
+    """Return how a container starts by its recipe, or its image. `command` contains the entry point.
 
-    Empty where none says it: of the `python` that images start without a word of theirs. `user` is a number.
+    It is empty if neither sets it, also for the default `python`. `user` is a number.
     """
-    start = target.start if target else made.start if isinstance(made, Image) else ContainerStart()
-    own = start.entrypoint[len(INIT) :] if start.entrypoint[: len(INIT)] == INIT else start.entrypoint
-    command = (*own, *start.command)
+    start = target.start if target else artifact.start if isinstance(artifact, Image) else ContainerStart()
+    entrypoint = start.entrypoint[len(INIT) :] if start.entrypoint[: len(INIT)] == INIT else start.entrypoint
+    command = (*entrypoint, *start.command)
     user = start.user.partition(":")[0]
     return replace(
         start,
@@ -129,29 +98,31 @@ def own_start(made: Image | SifArtifact, target: Target | None) -> ContainerStar
     )
 
 
-def fitting_runner(access: Access, made: Image | SifArtifact, runner: str) -> str:
-    """The runner that is asked for, else the setting's, else what fits."""
-    fits = ENGINES[access.settings.engine.value].runner if isinstance(made, Image) else "apptainer"
+def fitting_runner(access: Access, artifact: Image | SifArtifact, runner: str) -> str:
+    """Return the requested runner, else the one of the setting, else the one that fits."""
+    fits = ENGINES[access.settings.engine.value].runner if isinstance(artifact, Image) else "apptainer"
     return runner or access.settings.runner.value or fits
 
 
 def run_artifact(
-    access: Access, made: Image | SifArtifact, spec: RunSpec, runner: str, progress: Progress
+    access: Access, artifact: Image | SifArtifact, spec: RunSpec, runner: str, progress: Progress
 ) -> CommandResult:
-    """Runs a command in what the store has; `runner` is empty for the setting, or for what fits."""
-    name = fitting_runner(access, made, runner)
-    if isinstance(made, Image) and (how := emulation(made.architecture, own=RUNNERS[name].brings_emulator)):
-        progress.note(f"{made.name}: {how}")
+    """Run a command in an image or .sif of the store."""
+    name = fitting_runner(access, artifact, runner)
+    if isinstance(artifact, Image) and (
+        how := emulation(artifact.architecture, own=RUNNERS[name].brings_emulator)
+    ):
+        progress.note(f"{artifact.name}: {how}")
     with access.layout.in_use(progress):
-        file = re.sub(r"[^A-Za-z0-9._-]+", "-", made.name.rpartition("/")[2])
-        chosen = make_runner(access, name, file, progress)
-        chosen.require()
-        made = chosen.prepare(made, checked=False)
-    return chosen.run(made, spec)
+        file = re.sub(r"[^A-Za-z0-9._-]+", "-", artifact.name.rpartition("/")[2])
+        program = make_runner(access, name, file, progress)
+        program.require()
+        artifact = program.prepare(artifact, checked=False)
+    return program.run(artifact, spec)
 
 
 def mounted_directory(access: Access, folder: Path) -> tuple[Mount | None, str]:
-    """What a command is shown of a folder that its caller has not mounted, and what is told of it."""
+    """Return what a command sees of a directory that its caller has not mounted, and a note on it."""
     account = ""
     with contextlib.suppress(KeyError):  # containers start users that have no account
         account = pwd.getpwuid(os.getuid()).pw_dir

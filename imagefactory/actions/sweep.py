@@ -53,7 +53,6 @@ from imagefactory.schedulers.cells import (
     plan_sweep,
     within_budget,
 )
-from imagefactory.schedulers.claims import cell_of, leave_out_claimed, skipped_by_claim
 from imagefactory.schedulers.faults import (
     REMEMBERED,
     MachineFaults,
@@ -96,8 +95,11 @@ from imagefactory.schedulers.sweep_file import (
 from imagefactory.schedulers.underway import (
     Images,
     SweepLookup,
+    cell_of,
+    leave_out_claimed,
     leave_out_underway,
     read_underway,
+    skipped_by_claim,
     will_still_run,
 )
 from imagefactory.serialize import format_time
@@ -105,11 +107,11 @@ from imagefactory.settings.choices import HTCONDOR, POOLS
 from imagefactory.settings.load import Settings
 from imagefactory.settings.own_commands import names_of
 from imagefactory.suite.gpu.context import Predicted
-from imagefactory.verify.gpu_run import GpuRequest, gpu_expectations, predict_coverage, suite_argv, timeout_of
+from imagefactory.verify.gpu_run import GpuRequest, gpu_expectations, predict_coverage, timeout_of
 from imagefactory.verify.kit.program import EXPECTATIONS, FORMAT, KIT
 from imagefactory.verify.nonces import LIFETIME, NONCE_BYTES, NonceSubject, format_nonce
 from imagefactory.verify.report import FULL
-from imagefactory.verify.suite_files import digest_of, suite_digest
+from imagefactory.verify.suite_files import digest_of, suite_argv, suite_digest
 
 # --- The nodes of a sweep: for each cell a job, a fresh nonce, and the files that say what is asked
 

@@ -19,9 +19,8 @@ from pathlib import Path
 from imagefactory.actions.build import BuildOptions, build_target, find_built
 from imagefactory.actions.images import ensure_sif, stored_image, stored_sif
 from imagefactory.actions.plan import PlanLookup, read_stages
-from imagefactory.actions.resolve import subject_of
 from imagefactory.actions.transfer import PushOptions, push_target
-from imagefactory.actions.verdicts import VerdictReader, place_of
+from imagefactory.actions.verdicts import VerdictReader, place_of, subject_of
 from imagefactory.errors import CheckFailedError, UsageError, os_problem
 from imagefactory.matrix.plan import TargetStatus
 from imagefactory.model import Target
@@ -68,8 +67,8 @@ def choose_image_type(factory: Project, asked: str, registry: str) -> ImageKind:
     if kind in (ImageKind.DOCKER, ImageKind.ORAS) and not registry:
         raise UsageError(
             "no-registry-set",
-            f"--image {kind} needs a registry, and none is set",
-            hint="pass --registry HOST[/PATH], or --image sif",
+            f"--image-format {kind} needs a registry, and none is set",
+            hint="pass --registry HOST[/PATH], or --image-format sif",
         )
     return kind
 
@@ -137,8 +136,8 @@ def _push(factory: Project, target: Target, place: ImageDelivery, progress: Prog
     if isinstance(made, SifArtifact):
         raise UsageError(
             "image-only-sif",
-            f"Apptainer built {target.name} as a .sif, so --image docker has no image of it",
-            hint="pass --image oras or --image sif",
+            f"Apptainer built {target.name} as a .sif, so --image-format docker has no image of it",
+            hint="pass --image-format oras or --image-format sif",
         )
     options = PushOptions(now=place.now, registry=place.registry, made=made)
     return str(replace(push_target(factory, target, options, progress).reference, tag=""))
@@ -148,7 +147,7 @@ def _in_registry(factory: Project, target: Target, reference: str) -> PoolImage:
     """Of an image that this machine may have never seen: its registry tells what it is and how large."""
     where = parse_reference(reference)
     place = place_of(factory, where)
-    subject = replace(read_subject(place, where.wanted), target=target.name)
+    subject = replace(read_subject(place, where.tag_or_digest), target=target.name)
     size = _size(place, subject.manifest)
     return PoolImage(
         kind=ImageKind.DOCKER,

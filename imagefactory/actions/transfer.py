@@ -1,22 +1,28 @@
-"""From the store to a registry.
+"""Images between the store, registries and .sif files.
 
-Every push writes a candidate first, a tag named after its content that never moves.
+Every push first writes a candidate, a tag named after its content that never moves.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NoReturn
 
 from imagefactory.access import Access, open_registry, registry_place, repository_of
-from imagefactory.actions.build import find_built
-from imagefactory.actions.definition import promised_image, render_target
-from imagefactory.actions.images import ensure_sif, stored_image, stored_sif
+from imagefactory.actions.build import BuildOptions, BuildResult, build_image, check_build, find_built
+from imagefactory.actions.definition import define_target, promised_image, render_target
+from imagefactory.actions.images import (
+    ensure_sif,
+    image_removed_error,
+    not_built_error,
+    require_image,
+    stored_image,
+    stored_sif,
+)
 from imagefactory.actions.locked import base_locks
 from imagefactory.errors import BuildError, LockError, RegistryError, StaleError, StoreError, UsageError
 from imagefactory.fs import require_space
@@ -46,7 +52,7 @@ from imagefactory.oci.graph import (
     read_graph,
     read_manifest,
 )
-from imagefactory.oci.layout import Layout, LayoutStore
+from imagefactory.oci.layout import LayoutStore
 from imagefactory.oci.manifests import (
     INDEX_TYPE,
     MANIFEST_TYPES,
@@ -57,9 +63,8 @@ from imagefactory.oci.manifests import (
     format_descriptor,
     hash_key,
 )
-from imagefactory.oci.mirrors import resolve_mirror
 from imagefactory.oci.sif import COMPRESSION, SIF_TYPE, copy_sif, is_sif_manifest, load_sif
-from imagefactory.oci.store import ImageReference, parse_reference
+from imagefactory.oci.store import ImageReference, parse_reference, resolve_mirror
 from imagefactory.oci.transfer import (
     BlobNotFoundError,
     CancelToken,
@@ -77,71 +82,13 @@ from imagefactory.project import Project
 from imagefactory.recipes.expand import select_single
 from imagefactory.settings.load import NONCE_STORE_KEY, read_nonce_store_key
 
-# --- One index of the images of a target for several platforms, so that a tag gives each machine its own
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JoinedIndex:
-    """An index of the store, of images for `platforms`; `target` is the one that names no platform."""
-
-    target: Target
-    digest: str
-    platforms: tuple[str, ...]
-
-
-def on_other_platforms(targets: Iterable[Target], target: Target) -> tuple[Target, ...]:
-    """The targets that differ from this one by their platform alone, and itself: the plain name first."""
-    plain = plain_name(target)
-    same = [one for one in targets if plain_name(one) == plain and one.family == target.family]
-    return tuple(sorted(same, key=lambda one: (one.name != plain, PLATFORMS.index(one.platform))))
-
-
-def plain_name(target: Target) -> str:
-    """Its name without a platform."""
-    return target.name.removesuffix(f"-{architecture(target.platform)}")
-
-
-def join_platforms(
-    access: Access, targets: Iterable[Target], image: Image, target: Target
-) -> JoinedIndex | None:
-    """The index of `image` and what the store has of the same target for others; None for nothing else."""
-    same = on_other_platforms(targets, target)
-    images = {one: image if one == target else stored_image(access, one) for one in same}
-    found = [(one.platform, there) for one, there in images.items() if there]
-    if len(found) < 2:
-        return None
-    layout, entries, said = access.layout, [], list[set[tuple[str, str]]]()
-    for platform, there in sorted(found):
-        descriptor, data = layout.manifest(there.manifest) or _missing_platform_error(there)
-        system, _, processor = platform.partition("/")
-        entry = {"platform": {"architecture": processor, "os": system}}
-        entries.append({**format_descriptor(descriptor), **entry})
-        said.append(set((json.loads(data).get("annotations") or {}).items()))
-    value = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": entries}
-    if agreed := dict(set.intersection(*said)):
-        value["annotations"] = agreed
-    index = layout.add(canonical_json(value), INDEX_TYPE)
-    return JoinedIndex(
-        target=same[0], digest=index.digest, platforms=tuple(sorted(name for name, _ in found))
-    )
-
-
-def _missing_platform_error(image: Image) -> NoReturn:
-    raise BuildError(
-        "image-removed", f"another process removed {image.name} from the store", hint="run the command again"
-    )
-
-
-NO_TIME = datetime.min.replace(tzinfo=UTC)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushOptions:
-    """`registry` is `host[:port][/path]`, empty for the setting. `tags` are set after the candidate's own.
+    """`registry` is `host[:port][/path]`, empty for the setting. `tags` are set after that of the candidate.
 
-    `now` is the time the record of a first push carries. With `sif` the target's .sif is pushed, made of
-    its image in that compression (`fast`, `small`) if it is not there yet. `made` is what is pushed where a
-    build just made it, whatever the target's tag points to.
+    With `sif` a .sif in that compression (`fast`, `small`) is pushed, made of the image if need be. `made` is
+    what a build has just made, whatever the tag of the target points to.
     """
 
     now: datetime
@@ -153,7 +100,7 @@ class PushOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlatformIndexPush:
-    """The index of a target's images for several platforms, a candidate that has the further tags."""
+    """The index of the images of a target for several platforms, a candidate that has the further tags."""
 
     platforms: tuple[str, ...]
     reference: ImageReference
@@ -162,10 +109,10 @@ class PlatformIndexPush:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushResult:
-    """One push. `reference` has the candidate's tag and the digest that the registry confirmed.
+    """One push. `reference` has the tag of the candidate and the digest that the registry confirmed.
 
-    `manifest` is the platform manifest's digest, or a .sif's own; `file` is the .sif's name. `joined` is the
-    index of this one and of what the store has for other platforms, None where that is nothing.
+    `manifest` is the digest of the platform manifest or of the .sif; `file` is the name of the .sif. `joined`
+    is the index of this image and those of the store for other platforms.
     """
 
     target: Target
@@ -177,110 +124,128 @@ class PushResult:
 
 
 def check_push(access: Access, options: PushOptions) -> None:
-    """Before the work, not after it: raises UsageError for no registry, RegistryError for one that fails.
-
-    A push of what is made asks the registry first, and needs no such question.
-    """
+    """Raise UsageError for no registry, RegistryError for one that fails, before the work starts."""
     host, _ = registry_place(access, options.registry)
     open_registry(access, host).check()
 
 
 def push_target(factory: Project, target: Target, options: PushOptions, progress: Progress) -> PushResult:
-    """What was built, as an immutable candidate in the registry, then its further tags.
+    """Push what was built as an immutable candidate, then set its further tags.
 
-    A target that apptainer alone has built is its .sif. One that is not built is what its layer lock says, of
-    layers that the registry has. Raises BuildError when nothing is built and the registry lacks layers,
-    UsageError for a tag that only promotion moves, RegistryError when the registry fails.
+    A target that only Apptainer has built is pushed as its .sif. One that is not built is pushed by its layer
+    lock if the registry has the layers. Raises BuildError if it lacks them, UsageError for a tag that only
+    promotion moves, RegistryError.
     """
+    promised: Image | None = None
     with factory.layout.in_use(progress):
-        made = options.made or stored_image(factory, target)
-        image = made if isinstance(made, Image) else None
-        sif = (
-            made if isinstance(made, SifArtifact) else _sif_to_push(factory, target, image, options, progress)
-        )
-        unmade: Image | None = None
-        if image is None and sif is None and not options.sif:
-            image = unmade = promised_image(factory, target, factory.layout)
-        if sif is not None:
-            candidate = candidate_tag(target, sif.file.digest, ".sif")
-            root = PushRoot(target=target, digest=sif.digest, candidate=candidate)
-        elif image is not None:
-            candidate = candidate_tag(target, image.digest)
-            root = PushRoot(target=target, digest=image.digest, candidate=candidate, unmade=unmade)
+        artifact = options.made or stored_image(factory, target)
+        if artifact is None:
+            artifact = stored_sif(factory, target)
+            if artifact is None and not options.sif:
+                artifact = promised = promised_image(factory, target, factory.layout)
+        elif options.sif and isinstance(artifact, Image):
+            artifact = ensure_sif(factory, artifact, target.name, progress, compression=options.sif)
+        if artifact is None:
+            raise not_built_error(target)
+        platforms: tuple[str, ...] = ()
+        index, plain = "", target
+        if isinstance(artifact, SifArtifact):
+            manifest, file, candidate = artifact.digest, artifact.name, artifact.file.digest
         else:
-            raise BuildError(
-                "image-not-built", f"{target.name} is not built", hint=f"run imagefactory build {target.name}"
-            )
-        joined = join_platforms(factory, factory.targets, image, target) if image and not unmade else None
-        plain = replace(options, tags=()) if joined else options
-        reference, sent = _push(factory, root, plain, progress)
-        both = _push_joined(factory, joined, options, progress) if joined else None
-    manifest = sif.digest if sif is not None else image.manifest if image is not None else ""
-    file = sif.name if sif is not None else ""
+            manifest, file, candidate = artifact.manifest, "", artifact.digest
+            if promised is None:
+                platforms, index, plain = _join_platforms(factory, artifact, target)
+        reference, sent = _push(
+            factory,
+            target,
+            artifact.digest,
+            candidate_tag(target, candidate, ".sif" if file else ""),
+            replace(options, tags=()) if index else options,
+            progress,
+            promised=promised,
+        )
+        joined = None
+        if index:
+            where, sent_index = _push(factory, plain, index, candidate_tag(plain, index), options, progress)
+            joined = PlatformIndexPush(platforms=platforms, reference=where, sent=sent_index)
     return PushResult(
-        target=target, manifest=manifest, reference=reference, sent=sent, file=file, joined=both
+        target=target, manifest=manifest, reference=reference, sent=sent, file=file, joined=joined
     )
 
 
-def _push_joined(
-    factory: Project, joined: JoinedIndex, options: PushOptions, progress: Progress
-) -> PlatformIndexPush:
-    """The index of several platforms as a candidate of the target without a platform in its name."""
-    candidate = candidate_tag(joined.target, joined.digest)
-    root = PushRoot(target=joined.target, digest=joined.digest, candidate=candidate)
-    reference, sent = _push(factory, root, options, progress)
-    return PlatformIndexPush(platforms=joined.platforms, reference=reference, sent=sent)
+def on_other_platforms(targets: Iterable[Target], target: Target) -> tuple[Target, ...]:
+    """Return the targets that differ only by their platform, also `target`, the plain name first."""
+    plain = plain_name(target)
+    same = [row for row in targets if plain_name(row) == plain and row.family == target.family]
+    return tuple(sorted(same, key=lambda row: (row.name != plain, PLATFORMS.index(row.platform))))
 
 
-def _sif_to_push(
-    access: Access, target: Target, image: Image | None, options: PushOptions, progress: Progress
-) -> SifArtifact | None:
-    if image is None:
-        return stored_sif(access, target)
-    if not options.sif:
-        return None
-    return ensure_sif(access, image, target.name, progress, compression=options.sif)
+def plain_name(target: Target) -> str:
+    """Return the name of a target without its platform."""
+    return target.name.removesuffix(f"-{architecture(target.platform)}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PushRoot:
-    """What is pushed for a target: a manifest or index of the store, and the candidate's tag for it.
+def _join_platforms(factory: Project, image: Image, target: Target) -> tuple[tuple[str, ...], str, Target]:
+    """Store an index of `image` and the stored images of the same target for other platforms.
 
-    `unmade` is an image whose layers only its layer lock knows.
+    Return the platforms, the digest of the index (empty if there is only one image), and the plain target.
     """
-
-    target: Target
-    digest: str
-    candidate: str
-    unmade: Image | None = None
+    same = on_other_platforms(factory.targets, target)
+    images = {row.platform: image if row == target else stored_image(factory, row) for row in same}
+    layout, entries, platforms = factory.layout, [], []
+    annotations: list[set[tuple[str, str]]] = []
+    for platform, stored in sorted(images.items()):
+        if stored is None:
+            continue
+        manifest = layout.manifest(stored.manifest)
+        if manifest is None:
+            raise image_removed_error(stored.name)
+        system, _, processor = platform.partition("/")
+        entry = {"platform": {"architecture": processor, "os": system}}
+        platforms.append(platform)
+        entries.append({**format_descriptor(manifest[0]), **entry})
+        annotations.append(set((json.loads(manifest[1]).get("annotations") or {}).items()))
+    if len(entries) < 2:
+        return (), "", target
+    value = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": entries}
+    if common := dict(set.intersection(*annotations)):
+        value["annotations"] = common
+    return tuple(platforms), layout.add(canonical_json(value), INDEX_TYPE).digest, same[0]
 
 
 def _push(
-    factory: Project, root: PushRoot, options: PushOptions, progress: Progress
+    factory: Project,
+    target: Target,
+    digest: str,
+    candidate: str,
+    options: PushOptions,
+    progress: Progress,
+    *,
+    promised: Image | None = None,
 ) -> tuple[ImageReference, TransferResult]:
-    """The whole graph of `root`, with the record of when it was first pushed."""
+    """Push a manifest with all below it, with the record of when it was first pushed.
+
+    `promised` is the image if only its layer lock knows the layers.
+    """
     host, path = registry_place(factory, options.registry)
     for tag in options.tags:
         check_tag(tag, {plain_tag(other) for other in factory.targets})
-    layout, family = factory.layout, root.target.family
-    repository, source = (
-        repository_of(path, family),
-        StoreRepository(store=LayoutStore(layout), repository=family),
-    )
-    made = inputs_digest(factory, root.target, "" if root.unmade else root.digest)
-    layers, key = root.unmade.layers if root.unmade else (), read_nonce_store_key(factory.environ)
-    lacks = {one.descriptor.digest: one.title for one in layers if not layout.has(one.descriptor)}
-    with progress.stage(f"{root.target.name}: push to {host}/{repository}:{root.candidate}"):
-        graph = read_graph(source, root.digest)
+    layout, repository = factory.layout, repository_of(path, target.family)
+    source = StoreRepository(store=LayoutStore(layout), repository=target.family)
+    inputs = inputs_digest(factory, target, "" if promised else digest)
+    layers, key = promised.layers if promised else (), read_nonce_store_key(factory.environ)
+    lacks = {row.descriptor.digest: row.title for row in layers if not layout.has(row.descriptor)}
+    with progress.stage(f"{target.name}: push to {host}/{repository}:{candidate}"):
+        graph = read_graph(source, digest)
         memory = layout.recall("pushed", host) or {}
         known = roots_seen_with(memory, repository, graph)
         families = [repository_of(path, name) for name in sorted({t.family for t in factory.targets})]
         sending = TransferRequest(
             graph=graph,
             repository=repository,
-            candidate=root.candidate,
+            candidate=candidate,
             tags=options.tags,
-            attach=(pushed_record(graph.root.descriptor, options.now, made, key=key),),
+            attach=(pushed_record(graph.root.descriptor, options.now, inputs, key=key),),
             origins=origins_from(memory, families, lacks),
             known=known is not None or bool(lacks),
             lacks=lacks,
@@ -289,30 +254,48 @@ def _push(
         try:
             sent = send(source, registry, sending, progress)
         except BlobNotFoundError as error:
-            titles = ", ".join(title for digest, title in lacks.items() if digest in error.digests)
+            titles = ", ".join(title for layer, title in lacks.items() if layer in error.digests)
             raise BuildError(
                 "image-not-built",
-                f"{root.target.name} is not built, and {host} lacks layers of it: {titles}",
-                hint=f"run imagefactory build {root.target.name}, then push again",
+                f"{target.name} is not built, and {host} lacks layers of it: {titles}",
+                hint=f"run imagefactory build {target.name}, then push again",
             ) from error
         # What was pushed without this key does not count for other stores.
-        mark = {f"{repository}@{graph.root.descriptor.digest} key": hash_key("mac", made, key)} if key else {}
-        if known != made or not mark.items() <= memory.items():
+        root = graph.root.descriptor
+        mark = {f"{repository}@{root.digest} key": hash_key("mac", inputs, key)} if key else {}
+        if known != inputs or not mark.items() <= memory.items():
             place = StoreRepository(store=registry, repository=repository)
             if not lacks:
-                _annotate_inputs(place, graph.root.descriptor, (options.now, made, key))
-            # Read again: another push may have learned something meanwhile.
+                _annotate_inputs(place, root, options.now, inputs, key)
+            # Read again: another push may have changed it.
             memory = layout.recall("pushed", host) or {}
-            layout.record("pushed", host, remember_transfer(memory, repository, graph, made) | mark)
-    where = ImageReference(registry=host, repository=repository, tag=root.candidate, digest=sent.digest)
+            layout.record("pushed", host, remember_transfer(memory, repository, graph, inputs) | mark)
+    where = ImageReference(registry=host, repository=repository, tag=candidate, digest=sent.digest)
     return where, sent
 
 
-def inputs_digest(factory: Project, target: Target, digest: str = "") -> str:
-    """The digest of all that decides a target's image: its definition, its base's lock, engine and codec.
+def make_image(
+    factory: Project,
+    target: Target,
+    options: BuildOptions,
+    push: PushOptions | None,
+    report: Callable[[BuildResult], None],
+    progress: Progress,
+) -> PushResult | None:
+    """Build and test the image of a lock, call `report`, and push it if it passed and `push` is set."""
+    check_build(options)
+    built = build_image(factory, define_target(factory, target), options, progress)
+    report(built)
+    if push is None or not built.passed:
+        return None
+    return push_target(factory, target, replace(push, made=built.image), progress)
 
-    With `digest` it is that image's, and empty where the store does not know it for what those give. Raises
-    LockError and StaleError without it, as `define_target` does.
+
+def inputs_digest(factory: Project, target: Target, digest: str = "") -> str:
+    """Return the digest of all inputs of an image: its definition, the lock of its base, engine and codec.
+
+    With `digest` it is that of this image, empty if the store does not know the image as built from them.
+    Otherwise raises LockError and StaleError as `define_target` does.
     """
     settings = factory.settings
     try:
@@ -332,45 +315,43 @@ def inputs_digest(factory: Project, target: Target, digest: str = "") -> str:
 
 
 def _annotate_inputs(
-    place: StoreRepository, candidate: Descriptor, record: tuple[datetime, str, str]
+    place: StoreRepository, candidate: Descriptor, now: datetime, inputs: str, key: str
 ) -> None:
-    """Lets a candidate that was there already say what it is made of, without making it any younger."""
-    now, made, key = record
-    if not made:
+    """Add the inputs to the record of a candidate that was pushed before, and keep its time."""
+    if not inputs:
         return
     records = read_records(place, candidate.digest, key=key)
-    if all(row.get(INPUTS_LABEL) != made for row in records):
-        put_artifact(place, pushed_record(candidate, read_pushed(records) or now, made, key=key))
+    if all(row.get(INPUTS_LABEL) != inputs for row in records):
+        put_artifact(place, pushed_record(candidate, read_pushed(records) or now, inputs, key=key))
 
 
 def explain_no_candidate(factory: Project, place: StoreRepository) -> str:
     """Return why `find_candidate` found none; without the key, pushes of other stores do not count."""
-    said = f"{place} has no image of what the lock gives"
+    reason = f"{place} has no image of what the lock gives"
     if read_nonce_store_key(factory.environ):
-        return said
+        return reason
     return (
-        f"{said} that this store pushed ({NONCE_STORE_KEY} is not set, so pushes of other stores "
+        f"{reason} that this store pushed ({NONCE_STORE_KEY} is not set, so pushes of other stores "
         f"do not count)"
     )
 
 
 def find_candidate(factory: Project, target: Target, place: StoreRepository) -> Descriptor | None:
-    """The candidate in a registry of what the present lock gives, None where nobody trusted says so.
+    """Return the candidate of the present lock in a registry.
 
-    Trusted are this store's memory of its pushes, and records with the MAC of IMAGEFACTORY_LEDGER_KEY.
-    Raises LockError and StaleError as `define_target` does.
+    Only the local record of pushes counts, and records with the MAC of IMAGEFACTORY_LEDGER_KEY. Raises
+    LockError and StaleError as `define_target` does.
     """
-    made = inputs_digest(factory, target)
+    inputs = inputs_digest(factory, target)
     memory = factory.layout.recall("pushed", place.store.name) or {}
-    sent = (
-        place.store.manifest(place.repository, one) for one in digests_sent_as(memory, place.repository, made)
-    )
-    there = [one[0] for one in sent if one is not None]
-    if len(there) == 1:
-        return there[0]
-    if there:  # an engine that does not give the same bytes twice
-        return max(there, key=lambda one: read_pushed(read_records(place, one.digest)) or NO_TIME)
-    return find_by_inputs(place, plain_tag(target), made, read_nonce_store_key(factory.environ))
+    digests = digests_sent_as(memory, place.repository, inputs)
+    manifests = [place.store.manifest(place.repository, digest) for digest in digests]
+    if present := [manifest[0] for manifest in manifests if manifest]:
+        if len(present) == 1:
+            return present[0]
+        oldest = datetime.min.replace(tzinfo=UTC)  # several: an engine that is not reproducible
+        return max(present, key=lambda row: read_pushed(read_records(place, row.digest)) or oldest)
+    return find_by_inputs(place, plain_tag(target), inputs, read_nonce_store_key(factory.environ))
 
 
 # --- From a registry into the store, or into a .sif file
@@ -378,8 +359,10 @@ def find_candidate(factory: Project, target: Target, place: StoreRepository) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullResult:
-    """One pull: `name` is its tag in the store. Of an index with several platforms
-    one manifest was kept, that for `alone`, so that `digest` is not the index's; else it is empty.
+    """One pull: `name` is its tag in the store.
+
+    If only the manifest of one platform of an index was pulled, that is `alone`, and `digest` is not that of
+    the index.
     """
 
     name: str
@@ -390,12 +373,12 @@ class PullResult:
 
     @property
     def whole(self) -> bool:
-        """Whether it is the very index that was asked for."""
+        """Whether it is the very index that was requested."""
         return not self.alone
 
 
 def target_reference(factory: Project, text: str, registry: str = "") -> tuple[Target, ImageReference]:
-    """`TARGET[:TAG][@sha256:...]` as a reference to the registry; without either, the target's own tag."""
+    """Return `TARGET[:TAG][@sha256:...]` as a reference to the registry, by default with the target's tag."""
     rest, at, digest = text.partition("@")
     name, colon, tag = rest.partition(":")
     target = select_single(factory.targets, name)
@@ -409,66 +392,59 @@ def target_reference(factory: Project, text: str, registry: str = "") -> tuple[T
 def pull_image(
     access: Access, reference: ImageReference, name: str, progress: Progress, *, platform: str = ""
 ) -> PullResult:
-    """Brings an image into the store under the tag `name` (`repository:tag`), checked by its digests.
+    """Pull an image into the store under the tag `name` (`repository:tag`), checked by its digests.
 
-    `platform` is this machine's where it is empty. Raises RegistryError when the registry has no such image,
-    or none for it.
+    `platform` is by default that of this machine. Raises RegistryError if the registry has no such image.
     """
     platform = platform or this_platform()
-    layout, asked = access.layout, resolve_mirror(reference, access.settings.mirror_map)
+    layout, mirror = access.layout, resolve_mirror(reference, access.settings.mirror_map)
     repository, _, tag = name.rpartition(":")
-    with layout.in_use(progress), progress.stage(f"pull {asked}"):
+    with layout.in_use(progress), progress.stage(f"pull {mirror}"):
         brake = CancelToken()
-        source = StoreRepository(
-            store=open_registry(access, asked.registry, brake), repository=asked.repository
-        )
-        root = read_manifest(source, asked.wanted)
+        store = open_registry(access, mirror.registry, brake)
+        source = StoreRepository(store=store, repository=mirror.repository)
+        root = read_manifest(source, mirror.tag_or_digest)
         choice = choose_platform(root, platform)
         graph = read_graph(source, choice.digest)
         unnamed = not choice.whole and lacks_platform(root, choice.digest)
-        _require_image(source, graph, asked, platform if unnamed else "")
-        _require_space(layout, graph, asked)
+        _check_image(source, graph, mirror, platform if unnamed else "")
+        # Before the first byte: what the disk cannot hold is not fetched.
+        missing = sum(blob.size for blob in graph.blobs if not layout.has(blob))
+        require_space({layout.path: missing}, str(mirror))
         sending = TransferRequest(graph=graph, repository=repository, tags=(tag,), brake=brake)
         sent = send(source, LayoutStore(layout, every_byte=True), sending, progress)
-    whole = "" if choice.whole else platform
-    return PullResult(name=name, reference=reference, digest=sent.digest, alone=whole, sent=sent)
+    alone = "" if choice.whole else platform
+    return PullResult(name=name, reference=reference, digest=sent.digest, alone=alone, sent=sent)
 
 
-def _require_image(
-    source: StoreRepository, graph: ManifestGraph, asked: ImageReference, platform: str
+def _check_image(
+    source: StoreRepository, graph: ManifestGraph, reference: ImageReference, platform: str
 ) -> None:
-    """Raises RegistryError for a .sif or another artifact, which must not become a target's image.
+    """Raise RegistryError for an artifact, such as a .sif, which must not become the image of a target.
 
-    Also for an image whose config is malformed: it must not get a name here. And for one of an index that
-    does not say what it is for, where its config says that it is not for `platform`.
+    Also for a malformed config: such an image must not get a name here. And if the index does not name
+    platforms, for a config that is not for `platform`.
     """
-    manifests = [one for one in graph.manifests if one.descriptor.media_type in MANIFEST_TYPES]
-    configs = [read_config(source, one) for one in manifests]
+    manifests = [row for row in graph.manifests if row.descriptor.media_type in MANIFEST_TYPES]
+    configs = [read_config(source, manifest) for manifest in manifests]
     if not any(configs):
         raise RegistryError(
             "artifact-not-image",
-            f"{asked} is an artifact, not an image",
+            f"{reference} is an artifact, not an image",
             hint="if it is a .sif, add --format sif",
         )
-    others = [one.architecture for one in configs if one and one.architecture != architecture(platform)]
+    others = [row.architecture for row in configs if row and row.architecture != architecture(platform)]
     if platform and others:
-        first = others[0][:40]
         raise RegistryError(
             "platform-ambiguous",
-            f"{asked} does not say which image is for {platform}, and the first is for {first!r}",
+            f"{reference} does not say which image is for {platform}; the first is for {others[0][:40]!r}",
             hint="pull by the digest of the image's manifest: HOST/NAME@sha256:...",
         )
 
 
-def _require_space(layout: Layout, graph: ManifestGraph, asked: ImageReference) -> None:
-    """Raises StoreError before the first byte comes of what the disk cannot hold."""
-    missing = sum(blob.size for blob in graph.blobs if not layout.has(blob))
-    require_space({layout.path: missing}, str(asked))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SifPullResult:
-    """A .sif that was pulled. `how` says in a few words where it came from."""
+    """A pulled .sif. `how` says in a few words where it came from."""
 
     reference: ImageReference
     path: Path
@@ -477,78 +453,70 @@ class SifPullResult:
     how: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SifPullRequest:
-    """`name` is the store's tag for what comes, `target` names the file; without `output` it names itself."""
-
-    name: str
-    target: str
-    output: Path | None = None
-    platform: str = ""
-
-
 def pull_sif(
-    access: Access, reference: ImageReference, options: SifPullRequest, progress: Progress
+    access: Access,
+    reference: ImageReference,
+    name: str,
+    file: str,
+    progress: Progress,
+    *,
+    output: Path | None = None,
+    platform: str = "",
 ) -> SifPullResult:
-    """A .sif file of an image or .sif in a registry.
+    """Write the .sif file of an image or .sif in a registry to `output`, by default named after `file`.
 
-    Where the registry holds a .sif, itself or made from that image, it is taken as it is; else the image
-    is pulled into the store and made into one here. Raises RegistryError and ToolError.
+    `name` is the tag in the store. If the registry has a .sif, of itself or of that image, that is pulled;
+    otherwise the image is pulled and converted. Raises RegistryError and ToolError.
     """
-    check_output(options.output or Path("image.sif"))
-    asked = resolve_mirror(reference, access.settings.mirror_map)
-    source = StoreRepository(store=open_registry(access, asked.registry), repository=asked.repository)
-    platform = options.platform or this_platform()
-    digest = _sif_in_registry(source, choose_platform(read_manifest(source, asked.wanted), platform).digest)
-    repository, _, tag = options.name.rpartition(":")
-    if digest:
-        with access.layout.in_use(progress), progress.stage(f"pull the .sif of {asked}"):
-            graph = read_graph(source, digest)
-            # One of an image is kept by that image; `T.sif` is what apptainer built here of a definition.
-            alone = not json.loads(graph.root.data).get("subject")
-            tags = (f"{tag.removesuffix('.sif')}.sif",) if alone else (f"{tag}-{digest[7:19]}.sif",)
-            sending = TransferRequest(graph=graph, repository=repository, tags=tags)
-            send(source, LayoutStore(access.layout, every_byte=True), sending, progress)
-            sif, how = load_sif(access.layout, digest), "the registry's own"
-            copy_sif(sif, output := options.output or Path(sif.name), progress)
-    else:
-        pull_image(access, reference, options.name, progress, platform=platform)
-        with access.layout.in_use(progress):
-            image = access.layout.image(options.name)
-            if image is None:
-                raise BuildError(
-                    "image-removed",
-                    f"another process removed {options.name} from the store",
-                    hint="run the command again",
-                )
-            sif = ensure_sif(access, image, options.target, progress, compression="fast")
+    check_output(output or Path("image.sif"))
+    mirror = resolve_mirror(reference, access.settings.mirror_map)
+    source = StoreRepository(store=open_registry(access, mirror.registry), repository=mirror.repository)
+    platform = platform or this_platform()
+    digest = _sif_in_registry(
+        source, choose_platform(read_manifest(source, mirror.tag_or_digest), platform).digest
+    )
+    repository, _, tag = name.rpartition(":")
+    if not digest:
+        pull_image(access, reference, name, progress, platform=platform)
+    with access.layout.in_use(progress):
+        if digest:
+            with progress.stage(f"pull the .sif of {mirror}"):
+                graph = read_graph(source, digest)
+                # The .sif of an image is kept with that image; `T.sif` is what Apptainer built here.
+                alone = not json.loads(graph.root.data).get("subject")
+                tags = (f"{tag.removesuffix('.sif')}.sif",) if alone else (f"{tag}-{digest[7:19]}.sif",)
+                sending = TransferRequest(graph=graph, repository=repository, tags=tags)
+                send(source, LayoutStore(access.layout, every_byte=True), sending, progress)
+                sif, how = load_sif(access.layout, digest), "the registry's own"
+        else:
+            sif = ensure_sif(access, require_image(access, name), file, progress, compression="fast")
             how = "made here of the image: the registry has no .sif of it"
-            copy_sif(sif, output := options.output or Path(sif.name), progress)
+        copy_sif(sif, output := output or Path(sif.name), progress)
     return SifPullResult(
         reference=reference, path=output, sha256=sif.file.digest, size=sif.file.size, how=how
     )
 
 
 def _sif_in_registry(source: StoreRepository, digest: str) -> str:
-    """The manifest of the .sif that `digest` is or that was made from it, empty for none."""
+    """Return the manifest of the .sif that `digest` is or that was made from it, empty for none."""
     manifest = read_manifest(source, digest)
     if is_sif_manifest(json.loads(manifest.data)):
         return digest
     children, _ = parse_parts(manifest)
     for subject in (*(child.digest for child in children), digest):
-        found = source.store.referrers(source.repository, subject, SIF_TYPE)
-        if found:
-            fast = [one for one in found if dict(one.annotations).get(COMPRESSION) == "fast"]
-            return min(one.digest for one in fast or found)
+        sifs = source.store.referrers(source.repository, subject, SIF_TYPE)
+        if sifs:
+            fast = [row for row in sifs if dict(row.annotations).get(COMPRESSION) == "fast"]
+            return min(row.digest for row in fast or sifs)
     return ""
 
 
 def local_name(access: Access, reference: ImageReference) -> str:
-    """The store's tag for what is pulled by a full reference: `repository:tag`.
+    """Return the tag in the store for what is pulled by a full reference: `repository:tag`.
 
-    From the site's own registry that is the target's own tag, as for what is built here. What comes from
-    elsewhere carries where it is from (`docker.io/library/debian`): a stranger's image never takes the
-    place of a target's. What was asked for by digest alone carries the first 12 hex digits of it.
+    From the site's own registry it is that of the target, as for a built image. From elsewhere it begins with
+    the host (`docker.io/library/debian`), so an untrusted image never replaces that of a target. A reference
+    by digest gives the first 12 hex digits.
     """
     host = re.sub(r"[^a-z0-9]+", ".", reference.registry.lower()).strip(".")
     repository = f"{host}/{reference.repository}"
@@ -559,17 +527,7 @@ def local_name(access: Access, reference: ImageReference) -> str:
     return f"{repository}:{reference.tag or reference.digest.removeprefix('sha256:')[:12]}"
 
 
-# --- From registry to registry; nothing lies on this machine in between
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CopyRequest:
-    """What to copy where, and when. With `referrers`, verdicts and other artifacts of the image come too."""
-
-    now: datetime
-    source: ImageReference
-    destination: ImageReference
-    referrers: bool = False
+# --- From registry to registry, without a copy on this machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -581,73 +539,69 @@ class CopyResult:
     sent: TransferResult
 
 
-def copy_image(access: Access, copying: CopyRequest, progress: Progress) -> CopyResult:
-    """From registry to registry; blobs stream through, within one registry they are mounted."""
-    source, destination = copying.source, copying.destination
+def copy_image(
+    access: Access,
+    source: ImageReference,
+    destination: ImageReference,
+    now: datetime,
+    progress: Progress,
+    *,
+    referrers: bool = False,
+) -> CopyResult:
+    """Copy an image, with `referrers` also its verdicts and other artifacts.
+
+    Blobs stream through this machine; within one registry they are mounted.
+    """
     if not destination.tag or destination.digest:
         raise UsageError(
             "reference-invalid",
             f"the destination '{destination}' must have a tag, and no digest",
             hint="use HOST/NAME:TAG; the digest is copied with the image",
         )
-    asked = resolve_mirror(source, access.settings.mirror_map)
-    with progress.stage(f"copy {asked} to {destination}"):
+    mirror = resolve_mirror(source, access.settings.mirror_map)
+    with progress.stage(f"copy {mirror} to {destination}"):
         brake = CancelToken()
-        registry = open_registry(access, asked.registry, brake)
-        place = StoreRepository(store=registry, repository=asked.repository)
-        same = asked.registry == destination.registry
-        graph = read_graph(place, asked.wanted, referrers=copying.referrers)
+        registry = open_registry(access, mirror.registry, brake)
+        place = StoreRepository(store=registry, repository=mirror.repository)
+        same = mirror.registry == destination.registry
+        graph = read_graph(place, mirror.tag_or_digest, referrers=referrers)
         immutable = CANDIDATE.fullmatch(destination.tag) is not None
-        record = pushed_record(graph.root.descriptor, copying.now, key=read_nonce_store_key(access.environ))
+        record = pushed_record(graph.root.descriptor, now, key=read_nonce_store_key(access.environ))
         sending = TransferRequest(
             graph=graph,
             repository=destination.repository,
             candidate=destination.tag if immutable else "",
             tags=() if immutable else (destination.tag,),
-            # A candidate's age counts from when it came to this registry.
+            # The age of a candidate counts from when it came to this registry.
             attach=(record,) if immutable else (),
-            origins=(lambda _: (asked.repository,)) if same else no_origins,
+            origins=(lambda _: (mirror.repository,)) if same else no_origins,
             brake=brake,
         )
-        target = registry if same else open_registry(access, destination.registry, brake)
-        sent = send(place, target, sending, progress)
+        store = registry if same else open_registry(access, destination.registry, brake)
+        sent = send(place, store, sending, progress)
     return CopyResult(source=source, destination=replace(destination, digest=sent.digest), sent=sent)
 
 
-# --- From the store to one file that other programs read
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SifExport:
-    """`compression` is empty for that of the .sif at hand, else `fast`; `output` is None for its own name."""
-
-    compression: str = ""
-    output: Path | None = None
-
-
 def export_sif(
-    access: Access, target: Target, options: SifExport, progress: Progress
+    access: Access, target: Target, progress: Progress, *, compression: str = "", output: Path | None = None
 ) -> tuple[SifArtifact, Path]:
-    """Writes the target's .sif, of its image or as apptainer built it, beside and renamed; gives where.
+    """Write the .sif of a target, of its image or as Apptainer built it. Return it and its path.
 
-    Raises BuildError when there is neither, UsageError for a compression that a built one has not.
+    `compression` is by default `fast`, or that of the built .sif. Raises BuildError if nothing is built,
+    UsageError for another compression than that of a built .sif.
     """
     with access.layout.in_use(progress):
-        image = stored_image(access, target)
-        sif = stored_sif(access, target) if image is None else None
+        image, sif = stored_image(access, target), None
         if image is not None:
-            compression = options.compression or "fast"
-            sif = ensure_sif(access, image, target.name, progress, compression=compression)
-        if sif is None:
-            raise BuildError(
-                "image-not-built", f"{target.name} is not built", hint=f"imagefactory build {target.name}"
-            )
-        if options.compression not in ("", sif.compression):
+            sif = ensure_sif(access, image, target.name, progress, compression=compression or "fast")
+        elif (sif := stored_sif(access, target)) is None:
+            raise not_built_error(target)
+        if compression not in ("", sif.compression):
             raise UsageError(
                 "compression-fixed",
                 f"Apptainer built the .sif of {target.name} with compression '{sif.compression}'",
                 hint=f"omit --compression, or run imagefactory build {target.name} --engine assemble",
             )
-        output = options.output or Path(sif.name)
+        output = output or Path(sif.name)
         copy_sif(sif, output, progress)
     return sif, output

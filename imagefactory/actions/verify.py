@@ -1,4 +1,6 @@
-"""The GPU suite in an image on this machine, and the report of it.
+"""The GPU suite in an image on this machine, or by a kit on another one, to a signed and attached verdict.
+
+    name -> resolve -> preflight (GPU, key, suite) -> run -> report -> sign -> attach -> tags
 
 Without a GPU nothing is fetched, unpacked or started.
 """
@@ -14,18 +16,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from imagefactory.access import Access, open_registry, registry_place, repository_of
-from imagefactory.actions.images import PromotionRequest
+from imagefactory.actions.images import PromotionRequest, make_runner, scratch_directory
 from imagefactory.actions.inspect import inspect_artifact
 from imagefactory.actions.promote import PromotionResult, promote
-from imagefactory.actions.resolve import ResolvedImage, resolve_image
-from imagefactory.actions.runner import make_runner, scratch_directory
+from imagefactory.actions.resolve import ResolvedImage, check_name, resolve_image
 from imagefactory.actions.verdicts import (
+    SignedReport,
     attach_signed,
-    local_place,
     nonce_store,
     place_of,
     places_of,
     read_signed,
+    sign_report,
     signing_key,
     subject_name,
 )
@@ -44,7 +46,6 @@ from imagefactory.runtime.protocol import Runner
 from imagefactory.settings.choices import ENGINES
 from imagefactory.suite.gpu.context import Predicted
 from imagefactory.trust.envelope import parse_envelope
-from imagefactory.trust.keys import SigningKey
 from imagefactory.trust.policy import read_trust
 from imagefactory.trust.verdict import (
     PASSES,
@@ -62,7 +63,6 @@ from imagefactory.verify.gpu_run import (
     check_level,
     gpu_expectations,
     predict_coverage,
-    suite_argv,
     timeout_of,
     unusable_gpus_note,
     verify_gpu,
@@ -77,7 +77,7 @@ from imagefactory.verify.nonces import (
     format_nonce,
 )
 from imagefactory.verify.report import FULL, Evidence, GpuReport, Hardware, VerifiedImage, format_gpu_report
-from imagefactory.verify.suite_files import digest_of, suite_digest
+from imagefactory.verify.suite_files import digest_of, suite_argv, suite_digest
 
 _LOCAL_EVIDENCE = LocalEvidence()
 
@@ -88,7 +88,7 @@ def utc_now() -> datetime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyDependencies:
-    """What a verification needs of this machine. `runner` is None for the one that is asked for by name."""
+    """What a verification needs of this machine. `runner` is None for the one that is requested by name."""
 
     evidence: Evidence = _LOCAL_EVIDENCE
     clock: Callable[[], datetime] = utc_now
@@ -98,10 +98,10 @@ class VerifyDependencies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyOptions:
-    """`runner` is empty for the setting, or for what fits. `capability` must be that of the GPU, if given.
+    """`runner` is empty for the setting, or for the one that fits. A GPU must have the `capability`.
 
-    The verdict goes to the store and, with `registry` (`host[/path]`), there too. `output` is where the
-    report goes, None for the store's own place.
+    The verdict goes to the store and, with `registry` (`host[/path]`), there too. The report goes to
+    `output`, None for a file in the store.
     """
 
     level: str = FULL
@@ -112,77 +112,122 @@ class VerifyOptions:
     output: Path | None = None
 
 
-def predicted_of(
-    access: Access, chosen: ResolvedImage, hardware: Hardware | None, progress: Progress
-) -> dict[str, Predicted]:
-    """What a scan of the image lets one expect, by capability."""
-    contents = inspect_artifact(access, chosen.made, progress).contents
-    here = [parse_capability(gpu.capability) for gpu in hardware.gpus] if hardware else []
-    return predict_coverage(contents, here)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyResult:
+    """One verification. `attached` are the places that have the verdict."""
+
+    chosen: ResolvedImage
+    report: GpuReport
+    path: Path
+    signed: SignedReport
+    attached: tuple[str, ...] = ()
+    promotion: PromotionResult | None = None
+
+    @property
+    def passed(self) -> bool:
+        return self.report.outcome in PASSES
+
+
+def verify_and_attach(
+    factory: Project, name: str, options: VerifyOptions, bench: VerifyDependencies, progress: Progress
+) -> VerifyResult:
+    """Verify the image of a name. Raises NoGpuError before anything is fetched if this machine has no GPU."""
+    check_name(factory, name)
+    hardware = bench.evidence.read()
+    key = signing_key(factory, bench.clock())
+    if options.promote and key is None:
+        raise UsageError(
+            "promote-key-missing",
+            "--promote needs a signed verdict, and there is no signing key",
+            hint="create one: imagefactory keys new NAME",
+        )
+    if options.output:
+        check_output(options.output)
+    image = resolve_image(factory, name, options.registry, progress)
+    report = verify_image(factory, image, hardware, options, bench, progress)
+    path = write_unsigned_report(factory, report, options.output)
+    signed = sign_report(factory, report, key, bench.clock())
+    attached: tuple[str, ...] = ()
+    promotion: PromotionResult | None = None
+    if signed.signed is not None:
+        attached = attach_signed(factory, signed.signed, image.where, progress)
+        if options.promote:
+            promotion = _promote(factory, image.definition.target, image.where, bench.clock(), progress)
+    return VerifyResult(
+        chosen=image, report=report, path=path, signed=signed, attached=attached, promotion=promotion
+    )
 
 
 def verify_image(
     access: Access,
-    chosen: ResolvedImage,
+    image: ResolvedImage,
+    hardware: Hardware,
     options: VerifyOptions,
     bench: VerifyDependencies,
     progress: Progress,
 ) -> GpuReport:
-    """Runs the GPU suite in the image on this machine.
+    """Run the GPU suite in the image on this machine, whose GPUs are `hardware`.
 
-    Raises NoGpuError where the machine shows no GPU, ToolError for an image of another processor, UsageError
-    for a level that it cannot be asked, before anything is started. The nonce is issued here and spent by
-    `sign_report`.
+    Raises ToolError for an image of another processor, UsageError for a level that does not apply to it,
+    before anything is started. The nonce is issued here, and `sign_report` spends it.
     """
-    check_level(chosen.definition, options.level)
-    if isinstance(chosen.made, Image):
-        check_not_emulated(chosen.made.name, chosen.made.architecture)
-    hardware = bench.evidence.read()
-    if lost := unusable_gpus_note(hardware):
-        progress.note(lost.removeprefix("; "))
-    name = runner_name(access, chosen.made, options.runner)
+    target, artifact = image.definition.target, image.made
+    check_level(image.definition, options.level)
+    if isinstance(artifact, Image):
+        check_not_emulated(artifact.name, artifact.architecture)
+    if note := unusable_gpus_note(hardware):
+        progress.note(note.removeprefix("; "))
+    name = runner_name(access, artifact, options.runner)
     nonce = format_nonce(bench.random(NONCE_BYTES))
-    run = NonceSubject(subject=chosen.subject, suite=suite_digest(), level=options.level)
+    run = NonceSubject(subject=image.subject, suite=suite_digest(), level=options.level)
     with access.layout.in_use(progress):
         nonce_store(access).issue(nonce, run, bench.clock())
-        ask = GpuRequest(
+        request = GpuRequest(
             nonce=nonce,
             level=options.level,
             capability=options.capability,
-            predicted=predicted_of(access, chosen, hardware, progress),
+            predicted=_predicted(access, artifact, hardware, progress),
             environ=access.environ,
         )
-        runner, made = bench.runner, chosen.made
+        runner = bench.runner
         if runner is None:
-            runner = make_runner(access, name, chosen.definition.target.name, progress)
+            runner = make_runner(access, name, target.name, progress)
             runner.require()
-            made = runner.prepare(made, checked=True)
+            artifact = runner.prepare(artifact, checked=True)
         trial = GpuTrial(
-            made=made,
-            subject=chosen.subject,
-            definition=chosen.definition,
-            ask=ask,
+            made=artifact,
+            subject=image.subject,
+            definition=image.definition,
+            ask=request,
             runner=name,
             hardware=hardware,
         )
-        with progress.stage(f"{chosen.definition.target.name}: GPU suite ({options.level}), by {name}"):
+        with progress.stage(f"{target.name}: GPU suite ({options.level}), by {name}"):
             return verify_gpu(trial, runner, bench.clock, scratch=scratch_directory(access, name))
 
 
-def runner_name(access: Access, made: Image | SifArtifact, asked: str) -> str:
-    """The runner that was asked for, else the setting's, else what fits."""
-    wanted = asked or access.settings.runner.value
-    if isinstance(made, SifArtifact):
-        if wanted not in ("", "apptainer"):
+def _predicted(
+    access: Access, artifact: Image | SifArtifact, hardware: Hardware | None, progress: Progress
+) -> dict[str, Predicted]:
+    """Return the predictions by a scan of the image, by capability."""
+    gpus = [parse_capability(gpu.capability) for gpu in hardware.gpus] if hardware else []
+    return predict_coverage(inspect_artifact(access, artifact, progress).contents, gpus)
+
+
+def runner_name(access: Access, artifact: Image | SifArtifact, requested: str) -> str:
+    """Return the requested runner, else the one of the setting, else the one that fits."""
+    name = requested or access.settings.runner.value
+    if isinstance(artifact, SifArtifact):
+        if name not in ("", "apptainer"):
             raise UsageError(
-                "runner-no-sif", f"{wanted} cannot start .sif files", hint="pass --runner apptainer"
+                "runner-no-sif", f"{name} cannot start .sif files", hint="pass --runner apptainer"
             )
         return "apptainer"
-    return wanted or ENGINES[access.settings.engine.value].runner
+    return name or ENGINES[access.settings.engine.value].runner
 
 
 def check_output(path: Path) -> None:
-    """Raises UsageError where no report can be written: before minutes of work, not after."""
+    """Raise UsageError if no report can be written: before minutes of work, not after."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):
@@ -194,29 +239,100 @@ def check_output(path: Path) -> None:
 
 
 def write_unsigned_report(access: Access, report: GpuReport, output: Path | None) -> Path:
-    """Writes the unsigned report beside and renames it; without `output` into the store, by its nonce."""
+    """Write the unsigned report to `output`, or into the store by its nonce. Return the path."""
     path = output or access.layout.path / "reports" / f"{report.nonce}.json"
-    data = json.dumps(format_gpu_report(report), indent=1) + "\n"
     with explain_full_disk(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(path, data)
+        replace_text(path, json.dumps(format_gpu_report(report), indent=1) + "\n")
     return path
 
 
-# --- Kits: written for a machine that has a GPU and no factory; what came back made into a verdict and
-# attached
-#     write_kit ... verify.kit_collect -> sign, spend the nonce -> attach_signed, promote
-# The nonce is spent before anything is attached, and what was signed is kept with it until it has arrived.
-# So a
-# call that was killed or met a registry that was down is simply made again; it signs nothing a second time.
+def _promote(
+    factory: Project, target: Target, where: ImageReference | None, now: datetime, progress: Progress
+) -> PromotionResult:
+    place = place_of(factory, where, target.family)
+    return promote(factory, PromotionRequest(target=target, place=place, now=now), progress)
+
+
+# --- Kits, for a machine with a GPU and without imagefactory
+# The nonce is spent before anything is attached, and the signed verdict is stored with it until it arrived.
+# A call that was killed or met a registry that was down can be repeated: it signs nothing a second time.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KitDestination:
+    """The directory of a kit, and that of its nonce: None for the store."""
+
+    folder: Path
+    ledger: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KitFiles:
+    """A kit: its nonce, its image, where that can be pulled, and until when it can be collected."""
+
+    subject: VerifiedImage
+    reference: str
+    nonce: str
+    ledger: Path
+    expires: datetime
+
+
+def write_kit(
+    factory: Project, name: str, options: VerifyOptions, place: KitDestination, progress: Progress
+) -> KitFiles:
+    """Write a kit for the image of a name, with the level, capability and registry of the options.
+
+    Raises UsageError if the directory is not empty.
+    """
+    image = resolve_image(factory, name, options.registry, progress)
+    definition, where = image.definition, image.where
+    if rocm_of(definition.target.cuda):
+        raise UsageError(
+            "amd-not-supported",
+            f"{definition.target.name} is for AMD GPUs, and kits support only NVIDIA GPUs",
+            hint="run imagefactory verify on the machine itself",
+        )
+    check_level(definition, options.level)
+    with factory.layout.in_use(progress):
+        predicted = _predicted(factory, image.made, None, progress)
+    request = GpuRequest(
+        nonce=format_nonce(os.urandom(NONCE_BYTES)),
+        level=options.level,
+        capability=options.capability,
+        predicted=predicted,
+    )
+    kit = KitRequest(
+        subject=image.subject,
+        made=image.made,
+        asked=gpu_expectations(definition, request),
+        argv=suite_argv(definition),
+        waive=definition.target.waive,
+        timeout=timeout_of(options.level),
+        reference=str(where) if where else "",
+        plain_http=open_registry(factory, where.registry).plain if where else False,
+        sifs=tuple(
+            row.found.file.digest
+            for row in stored_sifs(factory.layout, image.subject.manifest)
+            if isinstance(row.found, SifArtifact)
+        ),
+    )
+    nonces = nonce_store(factory, place.ledger)
+    issued = make_kit(place.folder, kit, nonces, utc_now())
+    return KitFiles(
+        subject=image.subject,
+        reference=kit.reference,
+        nonce=request.nonce,
+        ledger=nonces.folder,
+        expires=issued.expires,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectOptions:
-    """`ledger` is the folder that issued the nonces, None for the store's.
+    """`ledger` is the directory that issued the nonces, None for the store. With `promote` tags follow.
 
-    `registry` (`host[/path]`) is where verdicts go beside the store; empty for where the kit's image was to
-    be pulled from. With `promote` tags follow.
+    Verdicts go to the store and to `registry` (`host[/path]`), empty for the registry of the kit's image.
     """
 
     ledger: Path | None = None
@@ -226,7 +342,7 @@ class CollectOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KitResult:
-    """A kit's verdict, where it is attached now, and what became of tags. `again`: it was signed before."""
+    """The verdict of a kit, and the places that have it. `again`: it was signed before."""
 
     verdict: Verdict
     attached: tuple[str, ...]
@@ -245,73 +361,77 @@ class KitResult:
 def collect(
     factory: Project, folder: Path, options: CollectOptions, now: datetime, progress: Progress
 ) -> KitResult:
-    """All of it, for one kit. Raises as `collect_kit` does, and UsageError where no key signs here.
+    """Sign and attach what a kit brought back. Raises as `collect_kit`, and UsageError without a key.
 
-    CheckFailedError where the run says nothing of the image (`infrastructure`, `not-tested`), StatementError
-    where the host's evidence does not show the GPU that the suite met: then nothing is spent.
+    Raises CheckFailedError if the run says nothing of the image (`infrastructure`, `not-tested`),
+    StatementError if the evidence of the host lacks the GPU of the suite: then nothing is spent.
     """
-    kept = nonce_store(factory, options.ledger)
-    made = known = unsettled(kept, folder)
-    if made is None:
-        travels = options.ledger is not None
-        collected = collect_kit(folder, kept, now, factory.environ, again=travels)
-        where = _image_source(factory, collected.report, collected.reference, options.registry)
-        if travels and (before := _signed_before(factory, collected.report, where, now)):
+    nonces = nonce_store(factory, options.ledger)
+    signed = earlier = unsettled(nonces, folder)
+    if signed is None:
+        copied = options.ledger is not None
+        kit = collect_kit(folder, nonces, now, factory.environ, again=copied)
+        where = _image_source(factory, kit.report, kit.reference, options.registry)
+        if copied and (before := _signed_before(factory, kit.report, where, now)):
             verdict, attached = before
-            moved = _promote(factory, verdict.report, where, now, progress) if options.promote else None
-            return KitResult(verdict=verdict, attached=attached, again=True, promotion=moved)
-        check_open(kept.look(collected.report.nonce), now)
+            promotion = _promote_kit(factory, verdict.report, where, options, now, progress)
+            return KitResult(verdict=verdict, attached=attached, again=True, promotion=promotion)
+        check_open(nonces.look(kit.report.nonce), now)
         with factory.layout.in_use(progress):
-            write_unsigned_report(factory, collected.report, None)
-        made = sign_kit(factory, collected, kept, now)
-    signed, reference = made
-    report = signed.verdict.report
-    where = _image_source(factory, report, reference, options.registry)
-    attached = attach_signed(factory, signed, where, progress)
-    moved = _promote(factory, report, where, now, progress) if options.promote else None
-    kept.settle(report.nonce)  # last: where tags could not be moved, the same call can be made again
-    return KitResult(verdict=signed.verdict, attached=attached, again=known is not None, promotion=moved)
+            write_unsigned_report(factory, kit.report, None)
+        signed = _sign_kit(factory, kit, nonces, now)
+    verdict = signed[0].verdict
+    where = _image_source(factory, verdict.report, signed[1], options.registry)
+    attached = attach_signed(factory, signed[0], where, progress)
+    promotion = _promote_kit(factory, verdict.report, where, options, now, progress)
+    nonces.settle(verdict.report.nonce)  # last: if tags could not be moved, the same call can be repeated
+    return KitResult(verdict=verdict, attached=attached, again=earlier is not None, promotion=promotion)
 
 
-def _promote(
-    factory: Project, report: GpuReport, where: ImageReference | None, now: datetime, progress: Progress
-) -> PromotionResult:
-    target = _target(factory, report, "so its tags cannot be moved")
-    place = place_of(factory, where) if where else local_place(factory, target.family)
-    return promote(factory, PromotionRequest(target=target, place=place, now=now), progress)
+def _promote_kit(
+    factory: Project,
+    report: GpuReport,
+    where: ImageReference | None,
+    options: CollectOptions,
+    now: datetime,
+    progress: Progress,
+) -> PromotionResult | None:
+    if not options.promote:
+        return None
+    return _promote(factory, _target(factory, report, "so its tags cannot be moved"), where, now, progress)
 
 
 def _signed_before(
     factory: Project, report: GpuReport, where: ImageReference | None, now: datetime
 ) -> tuple[Verdict, tuple[str, ...]] | None:
-    """The verdict of this very run that lies by its image already, and the places that have it.
+    """Return the verdict of this run that is attached already, and the places that have it.
 
-    A ledger that is named may be a copy, as jobs of CI get one each time: it does not always know what became
-    of its nonces. Raises NonceError (replayed) if the verdict is of another result.
+    A named nonce directory may be a copy, as in CI jobs: it does not always know what is spent. Raises
+    NonceError (replayed) if the verdict is of another result.
     """
     key = signing_key(factory, now)
     keys = {key.keyid: key.public} if key else {}
-    keys |= {one.keyid: one.public for one in read_trust(factory.settings.files).keys}
-    there: dict[str, Verdict] = {}
+    keys |= {trusted.keyid: trusted.public for trusted in read_trust(factory.settings.files).keys}
+    verdicts: dict[str, Verdict] = {}
     for place, subject in places_of(factory, report.subject, where):
         if verdict := read_signed(place, subject.manifest, keys).get(report.nonce):
-            there[subject_name(place)] = verdict
+            verdicts[subject_name(place)] = verdict
             if _result_of(verdict.report) != _result_of(report):
                 raise NonceError(
                     "nonce-replayed",
                     f"the nonce {report.nonce} was spent on another result",
                     hint="one kit gives one verdict: make a new one",
                 )
-    return (next(iter(there.values())), tuple(there)) if there else None
+    return (next(iter(verdicts.values())), tuple(verdicts)) if verdicts else None
 
 
 def _result_of(report: GpuReport) -> GpuReport:
-    """What the machine brought back, without what this imagefactory made of it."""
+    """Return the report without what this imagefactory derived from it."""
     return replace(report, outcome=Outcome.NOT_TESTED, reason="", contradictions=())
 
 
 def unsettled(ledger: NonceStore, folder: Path) -> tuple[SignedVerdict, str] | None:
-    """What an earlier call signed for this kit and could not attach, and the kit's reference; mostly None."""
+    """Return the verdict that an earlier call signed and could not attach, and the reference of the kit."""
     try:
         data = ledger.unsettled(read_nonce(folder))
     except NonceError:
@@ -319,22 +439,27 @@ def unsettled(ledger: NonceStore, folder: Path) -> tuple[SignedVerdict, str] | N
     return parse_signed(data) if data else None
 
 
-def sign_kit(
-    access: Access, collected: KitReport, ledger: NonceStore, now: datetime
-) -> tuple[SignedVerdict, str]:
-    """Signs what a kit brought back, and spends its nonce on that; gives the kit's reference too."""
-    report = collected.report
+def _sign_kit(access: Access, kit: KitReport, ledger: NonceStore, now: datetime) -> tuple[SignedVerdict, str]:
+    """Sign the report of a kit and spend its nonce. Return the verdict and the reference of the kit."""
+    report = kit.report
     if not signable(report):
         raise CheckFailedError(
             "kit-not-signable",
             f"{report.outcome}: {report.reason}",
             hint="nothing was signed; run the kit again, on that machine or another",
         )
+    key = signing_key(access, now)
+    if key is None:
+        raise UsageError(
+            "kit-key-missing",
+            "no signing key on this machine, so the kit's result cannot be signed",
+            hint="imagefactory keys new NAME, or set IMAGEFACTORY_SIGNING_KEY to the file of a key",
+        )
     days = read_trust(access.settings.files).policy.days
-    signed = sign(report, _key(access, now), now=now, days=jittered_expiry(report, days))
-    data = format_signed(signed, collected.reference)
-    ledger.spend(report.nonce, collected.run, result=digest_of({"signed": data}), now=now, signed=data)
-    return signed, collected.reference
+    signed = sign(report, key, now=now, days=jittered_expiry(report, days))
+    data = format_signed(signed, kit.reference)
+    ledger.spend(report.nonce, kit.run, result=digest_of({"signed": data}), now=now, signed=data)
+    return signed, kit.reference
 
 
 def format_signed(signed: SignedVerdict, reference: str) -> bytes:
@@ -356,21 +481,10 @@ def parse_signed(data: bytes) -> tuple[SignedVerdict, str]:
     return signed, str(texts["reference"])
 
 
-def _key(access: Access, now: datetime) -> SigningKey:
-    key = signing_key(access, now)
-    if key is None:
-        raise UsageError(
-            "kit-key-missing",
-            "no signing key on this machine, so the kit's result cannot be signed",
-            hint="imagefactory keys new NAME, or set IMAGEFACTORY_SIGNING_KEY to the file of a key",
-        )
-    return key
-
-
 def _image_source(
     factory: Project, report: GpuReport, reference: str, registry: str
 ) -> ImageReference | None:
-    """Where the image lies beside the store: the registry that is named, else that of the kit."""
+    """Return where the image is besides the store: in the named registry, else in that of the kit."""
     if not registry:
         return parse_reference(reference) if reference else None
     target = _target(factory, report, "so its repository is not known")
@@ -381,77 +495,11 @@ def _image_source(
 
 
 def _target(factory: Project, report: GpuReport, why: str) -> Target:
-    name = report.subject.target
-    target = next((one for one in factory.targets if one.name == name), None)
+    target = factory.target(report.subject.target)
     if target is None:
         raise UsageError(
             "target-not-in-project",
-            f"this project has no target '{name}', {why}",
+            f"this project has no target '{report.subject.target}', {why}",
             hint="collect it in the project that created the kit (-C DIR), or omit --registry and --promote",
         )
     return target
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KitDestination:
-    """Where a kit is written, and the ledger that remembers its nonce: None for the store's."""
-
-    folder: Path
-    ledger: Path | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KitFiles:
-    """A kit: its nonce, for which image, where that can be pulled, and until when it can be collected."""
-
-    subject: VerifiedImage
-    reference: str
-    nonce: str
-    ledger: Path
-    expires: datetime
-
-
-def write_kit(
-    factory: Project, name: str, options: VerifyOptions, place: KitDestination, progress: Progress
-) -> KitFiles:
-    """Writes a kit for the image that `name` means. Nothing is run, so this machine needs no GPU.
-
-    Of the options, those of what is asked count. Raises UsageError where the folder holds something.
-    """
-    chosen = resolve_image(factory, name, options.registry, progress)
-    definition, where = chosen.definition, chosen.where
-    if rocm_of(definition.target.cuda):
-        raise UsageError(
-            "amd-not-supported",
-            f"{definition.target.name} is for AMD GPUs, and kits support only NVIDIA GPUs",
-            hint="run imagefactory verify on the machine itself",
-        )
-    check_level(definition, options.level)
-    with factory.layout.in_use(progress):
-        predicted = predicted_of(factory, chosen, None, progress)
-    nonce = format_nonce(os.urandom(NONCE_BYTES))
-    ask = GpuRequest(nonce=nonce, level=options.level, capability=options.capability, predicted=predicted)
-    order = KitRequest(
-        subject=chosen.subject,
-        made=chosen.made,
-        asked=gpu_expectations(definition, ask),
-        argv=suite_argv(definition),
-        waive=definition.target.waive,
-        timeout=timeout_of(options.level),
-        reference=str(where) if where else "",
-        plain_http=open_registry(factory, where.registry).plain if where else False,
-        sifs=tuple(
-            kept.found.file.digest
-            for kept in stored_sifs(factory.layout, chosen.subject.manifest)
-            if isinstance(kept.found, SifArtifact)
-        ),
-    )
-    kept = nonce_store(factory, place.ledger)
-    issued = make_kit(place.folder, order, kept, utc_now())
-    return KitFiles(
-        subject=chosen.subject,
-        reference=order.reference,
-        nonce=nonce,
-        ledger=kept.folder,
-        expires=issued.expires,
-    )

@@ -69,12 +69,12 @@ class ApptainerEngine:
         """The .sif of exactly this definition on this base, if the store holds it whole."""
         return get_cached_sif(self.layout, self._key(definition, base))
 
-    def build(self, definition: BuildSpec, supplies: BuildInputs, progress: Progress) -> SifArtifact:
+    def build(self, definition: BuildSpec, inputs: BuildInputs, progress: Progress) -> SifArtifact:
         """Builds, keeps and tags the .sif. The packages are fetched inside, each with the lock's hash.
 
         Raises BuildError with apptainer's last lines, StoreError. The caller holds the layout's `in_use`.
         """
-        target, base = definition.target, supplies.base().get()
+        target, base = definition.target, inputs.base().get()
         require_image_space(self.layout.path, definition)
         secrets = self.secrets(definition.lock)
         with scratch(self.layout) as folder, progress.stage(f"{target.name}: apptainer build"):
@@ -95,11 +95,11 @@ class ApptainerEngine:
             try:
                 self.command.build(order, _progress_reporter(progress))
             except BuildError as error:
-                if told := linker_failure(error.message):
+                if problem := linker_failure(error.message):
                     raise BuildError(
                         "apptainer-build-failed",
-                        f"{target.name}: apptainer build failed: {told[0]}",
-                        hint=told[1],
+                        f"{target.name}: apptainer build failed: {problem[0]}",
+                        hint=problem[1],
                     ) from error
                 raise
             origin = SifOrigin(target=target.name, compression="fast")
@@ -107,13 +107,13 @@ class ApptainerEngine:
         record_sif(self.layout, self._key(definition, base), sif)
         return sif
 
-    def made_with(self, definition: BuildSpec) -> str:  # noqa: ARG002
+    def toolchain(self, definition: BuildSpec) -> str:  # noqa: ARG002
         return ""
 
-    def tag(self, definition: BuildSpec, made: Image | SifArtifact) -> None:
-        """Points `<family>:<tag>.sif` at `made`."""
-        size = self.layout.blob_path(made.digest).stat().st_size
-        descriptor = Descriptor(media_type=MANIFEST_TYPE, digest=made.digest, size=size)
+    def tag(self, definition: BuildSpec, image: Image | SifArtifact) -> None:
+        """Point `<family>:<tag>.sif` at the image."""
+        size = self.layout.blob_path(image.digest).stat().st_size
+        descriptor = Descriptor(media_type=MANIFEST_TYPE, digest=image.digest, size=size)
         self.layout.tag(sif_reference(definition.target), descriptor)
 
     def _key(self, definition: BuildSpec, base: BuiltBase) -> str:

@@ -1,4 +1,4 @@
-"""What every engine offers: an image of the store from a definition and its packages."""
+"""The protocol of engines: an image of the store from a definition and its packages."""
 
 from __future__ import annotations
 
@@ -17,22 +17,25 @@ from imagefactory.oci.unpack import UnpackedLayers
 from imagefactory.progress import Progress
 
 LEAST_LAYER, LEAST_UNPACKED = 0.8, 1.3
-"""What a byte of a package becomes in a layer and unpacked, at least: of torch 2.3 and what it needs every
-wheel above 20 MB is 1.3 to 2.7 times as large when it is unpacked."""
+"""The least bytes, in a layer and unpacked, of a byte of a package: with torch 2.3 and its dependencies,
+every wheel above 20 MB is 1.3 to 2.7 times as large unpacked."""
 
 
 def require_image_space(store: Path, definition: BuildSpec) -> None:
-    """For engines that fetch inside the build: raises StoreError where the store cannot hold the image."""
+    """Raise StoreError where the store has no space for the image.
+
+    For engines that fetch inside the build.
+    """
     packed = sum(package.size for package in definition.lock.packages)
     require_space({store: round(LEAST_LAYER * packed)}, f"the image of {definition.target.name}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildInputs:
-    """What an image is made of, while it is under way.
+    """The inputs of a build, which may still be arriving.
 
-    `packages` fetches the locked packages into the cache, for engines that take them from there. `base`
-    fetches its own, once, and can be made then. `unpacked` gets each layer as files too, if it is wanted.
+    `packages` fetches the locked packages into the cache, for engines that use it. `base` fetches those of
+    the base, once. `unpacked` gets each layer as files too, None for no such copy.
     """
 
     base: Callable[[], PendingBase]
@@ -41,19 +44,20 @@ class BuildInputs:
 
 
 class Engine(Protocol):
-    """The module of each has a `make_engine` that takes an Access; its row stands in settings/choices.py."""
+    """Its module has a `make_engine` that takes an Access; its row is in settings/choices.py."""
 
     def require(self) -> str:
-        """The engine's version. Raises ToolError, with what mends it, when it cannot work here."""
+        """Return the engine's version. Raises ToolError when it cannot work here."""
 
     def find(self, definition: BuildSpec, base: BuiltBase) -> Image | SifArtifact | None:
-        """What this engine made of exactly this definition on this base, if the store holds it whole."""
+        """Return the image that this engine built of this definition on this base, if the store has all of
+        it."""
 
-    def build(self, definition: BuildSpec, supplies: BuildInputs, progress: Progress) -> Image | SifArtifact:
-        """Makes and tags the image. Raises BuildError; nothing half-done stays in the store."""
+    def build(self, definition: BuildSpec, inputs: BuildInputs, progress: Progress) -> Image | SifArtifact:
+        """Build and tag the image. Raises BuildError; nothing incomplete stays in the store."""
 
-    def made_with(self, definition: BuildSpec) -> str:
-        """What beside lock and base decides layers' bytes; empty for one that makes others each time."""
+    def toolchain(self, definition: BuildSpec) -> str:
+        """Return what else decides the bytes of layers; empty for an engine that does not reproduce them."""
 
-    def tag(self, definition: BuildSpec, made: Image | SifArtifact) -> None:
-        """Points the target's tag at what was made."""
+    def tag(self, definition: BuildSpec, image: Image | SifArtifact) -> None:
+        """Point the target's tag at the image."""

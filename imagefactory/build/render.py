@@ -176,7 +176,7 @@ def instructions(definition: BuildSpec) -> tuple[DockerfileInstruction, ...]:
 
 def _of_start(definition: BuildSpec) -> tuple[DockerfileInstruction, ...]:
     start, started = definition.start, entrypoint(definition)
-    wanted = {
+    values = {
         "COPY": f"{OWN}/ /" if definition.files else "",
         "WORKDIR": "" if start.workdir == "/" else start.workdir,
         "USER": start.user,
@@ -184,7 +184,7 @@ def _of_start(definition: BuildSpec) -> tuple[DockerfileInstruction, ...]:
         "CMD": json.dumps(start.command),
     }
     return tuple(
-        DockerfileInstruction(keyword=keyword, value=value) for keyword, value in wanted.items() if value
+        DockerfileInstruction(keyword=keyword, value=value) for keyword, value in values.items() if value
     )
 
 
@@ -214,7 +214,7 @@ def _variables(definition: BuildSpec) -> tuple[tuple[str, str], ...]:
 def render_dockerfile(definition: BuildSpec) -> str:
     """The text of the Dockerfile. Raises UsageError for a value that it cannot hold."""
     target = definition.target
-    made = steps(definition)
+    rows = steps(definition)
     return fill(
         "Dockerfile.jinja",
         target=target,
@@ -235,7 +235,7 @@ def render_dockerfile(definition: BuildSpec) -> str:
         own=f"{OWN}/" if definition.files else "",
         conda=bool(definition.lock.conda),
         copied=_copied(definition),
-        prepare=[step for step in made if not step.built],
-        make=[step for step in made if step.built],
+        prepare=[step for step in rows if not step.built],
+        make=[step for step in rows if step.built],
         site=SITE,
     )

@@ -1,8 +1,8 @@
 """The command line: parse arguments, print results, set the exit code. Only this package prints or exits.
 
-One file a group of commands; output.py has what all share. Commands of extras are rows, loaded by name.
+One file for a group of commands; output.py has what all share. Commands are rows, loaded by name.
 
-Every command imports what it needs when it runs, so that `--help` and `list` start fast.
+Every command imports what it needs when it runs, so that it starts fast.
 """
 
 from __future__ import annotations
@@ -19,31 +19,11 @@ import traceback
 import types
 import warnings
 from collections.abc import Sequence
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 import click
 
 from imagefactory import __version__
-from imagefactory.cli import (
-    build,
-    catalog,
-    compat,
-    join,
-    keys,
-    machine,
-    plan,
-    pool,
-    recipes,
-    run,
-    store,
-    submit,
-    sweeps,
-    transfer,
-    verdicts,
-    verify,
-)
 from imagefactory.cli.arguments import CommandGroup
 from imagefactory.cli.output import (
     CommandContext,
@@ -51,6 +31,7 @@ from imagefactory.cli.output import (
     explain,
     print_errors,
     print_json,
+    print_result,
     write_terminal,
 )
 from imagefactory.errors import (
@@ -65,10 +46,10 @@ from imagefactory.errors import (
     own_pip_command,
     without_logins,
 )
+from imagefactory.logs import LOG_VARIABLE, start_logging, stop_logging
 from imagefactory.progress import STYLES, silence_progress
 
 WAKER, WAKINGS = "signals", 3
-EXTRAS = "imagefactory.extras"
 MODULES = {
     **dict.fromkeys(("installer", "isal", "jinja2", "rich", "uv", "zstandard"), "build"),
     "classad2": "condor",
@@ -86,10 +67,10 @@ EPILOG = f"Exit codes: {'; '.join(f'{code} {words}' for code, words in EXIT_CODE
 
 
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]}, epilog=EPILOG)
-@click.version_option(__version__, message="imagefactory %(version)s")
+@click.version_option(__version__, "-V", "--version", message="imagefactory %(version)s")
 @click.option(
     "-C",
-    "directory",
+    "--directory",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     metavar="DIR",
     help="The factory's folder (recipes/, lockfiles/). Default: the nearest imagefactory.toml upwards, "
@@ -103,88 +84,119 @@ EPILOG = f"Exit codes: {'; '.join(f'{code} {words}' for code, words in EXIT_CODE
     show_default=True,
     help="How progress is shown on stderr.",
 )
+@click.option("-v", "--verbose", is_flag=True, help="Print commands and requests to stderr, with times.")
 @click.pass_context
-def cli(ctx: click.Context, directory: Path | None, style: str) -> None:
-    """Make GPU container images that are locked, reproducible and tried inside.
+def cli(ctx: click.Context, directory: Path | None, style: str, verbose: bool) -> None:
+    """Build GPU container images that are locked, reproducible and verified.
 
     \b
     Start here:
-      imagefactory list                      what can be built
-      imagefactory build pytorch-2.3-cu121   build it, try it, say where it is
+      imagefactory list                         the images that you can build
+      imagefactory build pytorch-2.3-cu121      build an image, and test it
       imagefactory run pytorch-2.3-cu121 -- python
-      imagefactory submit pytorch-2.3-cu121  a submit file, for proven GPUs
-      imagefactory doctor                    what this machine has and lacks
+      imagefactory job write pytorch-2.3-cu121  a job for its verified GPUs
+      imagefactory doctor                       what this machine lacks
     """
     ctx.obj = CommandContext(directory, style)
+    start_logging(verbose=verbose, file=os.environ.get(LOG_VARIABLE, ""))
+    ctx.call_on_close(stop_logging)
 
 
-def extra_command(row: str) -> list[click.Command]:
-    """Return the command of an extra (`sbom.command:sbom`); none if the folder of the extra was deleted."""
-    module, name = row.split(":")
-    if find_spec(f"{EXTRAS}.{module.partition('.')[0]}") is None:
-        return []
-    return [getattr(import_module(f"{EXTRAS}.{module}"), name)]
+@click.command("help", hidden=True)
+@click.argument("words", metavar="[COMMAND]...", nargs=-1)
+@click.pass_context
+def help_(ctx: click.Context, words: tuple[str, ...]) -> None:
+    """Show the help of a command."""
+    context = ctx.find_root()
+    for word in words:
+        group = context.command
+        if not isinstance(group, click.Group):
+            raise UsageError(
+                "command-unknown",
+                f"`{context.command_path}` has no commands",
+                hint=f"imagefactory help {' '.join(words[: words.index(word)])}",
+            )
+        command = group.resolve_command(context, [word])[1]
+        assert command is not None
+        context = click.Context(command, parent=context, info_name=word)
+    print_result(context.get_help())
 
 
-cli.shelve(
-    {
-        "Build": (
-            recipes.list_targets,
-            recipes.show,
-            recipes.init,
-            recipes.new,
-            recipes.add,
-            *extra_command("nightly.command:watch"),
-            build.lock,
-            build.render,
-            build.build,
-            *extra_command("wheels.command:compile_"),
-            transfer.export,
-        ),
-        "Publish": (
-            transfer.push,
-            transfer.copy_,
-            verdicts.promote,
-            verdicts.revoke,
-            catalog.catalogue,
-            *extra_command("nightly.command:night"),
-            join.invite,
-            *extra_command("modules.command:module"),
-            *extra_command("site.command:tables"),
-            *extra_command("site.command:report"),
-        ),
-        "Verify": (
-            verify.verify,
-            *extra_command("portability.command:portability"),
-            plan.plan,
-            sweeps.status,
-            sweeps.collect,
-            sweeps.cancel,
-            keys.keys,
-        ),
-        "Use": (
-            catalog.find,
-            join.join,
-            join.site,
-            run.run,
-            submit.submit,
-            pool.pool,
-            compat.compat,
-            compat.inspect,
-            *extra_command("sbom.command:sbom"),
-            verdicts.verdicts,
-            transfer.pull,
-        ),
-        "Look after": (
-            machine.doctor,
-            machine.settings,
-            store.store,
-            store.registry,
-            verdicts.reconcile,
-            machine.completion,
-        ),
-    }
-)
+GROUPS = {
+    "image": "Manage images in the store and in a registry.",
+    "job": "Write and check job files for HTCondor, Slurm and Kubernetes.",
+    "key": "Create and trust the keys that sign verdicts.",
+    "model": "Check that trained models compute the same in other runtimes.",
+    "recipe": "Write recipes and keep them up to date.",
+    "site": "Join a site, or publish the images of your own.",
+    "sweep": "Verify images on a pool, in many jobs.",
+    "verdict": "Show, revoke and synchronize verdicts.",
+}
+"""What each group of commands is for."""
+COMMANDS = {
+    "Start": {
+        "init": "cli.recipes:init",
+        "doctor": "cli.machine:doctor",
+        "settings": "cli.machine:settings",
+        "completion": "cli.machine:completion",
+    },
+    "Use images": {
+        "search": "cli.search:search",
+        "run": "cli.run:run",
+        "emulate": "extras.emulate.command:emulate",
+        "compat": "cli.compat:compat",
+        "inspect": "cli.compat:inspect",
+        "gpus": "cli.gpus:gpus",
+        "job write": "cli.job:write",
+        "job check": "extras.lint.command:check",
+    },
+    "Build images": {
+        "list": "cli.recipes:list_targets",
+        "show": "cli.recipes:show",
+        "lock": "cli.build:lock",
+        "render": "cli.build:render",
+        "build": "cli.build:build",
+        "push": "cli.transfer:push",
+        "pull": "cli.transfer:pull",
+        "recipe new": "cli.recipes:new",
+        "recipe import": "extras.importers.command:import_recipe",
+        "recipe add-version": "cli.recipes:add_version",
+        "recipe outdated": "extras.nightly.command:outdated",
+        "recipe update": "extras.nightly.command:update",
+        "recipe build-wheel": "extras.wheels.command:build_wheel",
+        "store": "cli.store:store",
+        "registry": "cli.store:registry",
+        "export": "cli.transfer:export",
+        "copy": "cli.transfer:copy_",
+        "promote": "cli.verdicts:promote",
+        "module": "extras.modules.command:module",
+        "sbom": "extras.sbom.command:sbom",
+    },
+    "Verify": {
+        "plan": "cli.plan:plan",
+        "verify": "cli.verify:verify",
+        "status": "cli.sweeps:status",
+        "collect": "cli.sweeps:collect",
+        "cancel": "cli.sweeps:cancel",
+        "verdicts": "cli.verdicts:verdicts",
+        "revoke": "cli.verdicts:revoke",
+        "reconcile": "cli.verdicts:reconcile",
+        "portability": "extras.portability.command:portability",
+        "tables": "extras.site.command:tables",
+        "report": "extras.site.command:report",
+    },
+    "Run a site": {
+        "join": "cli.join:join",
+        "site": "cli.join:site",
+        "invite": "cli.join:invite",
+        "catalogue": "cli.catalog:catalogue",
+        "night": "extras.nightly.command:night",
+        "keys": "cli.keys:keys",
+    },
+}
+"""The commands by section and path, each with its module and function. Modules are imported when they run."""
+cli.add_command(help_)
+cli.add_rows(COMMANDS, GROUPS)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

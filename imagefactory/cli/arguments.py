@@ -1,15 +1,19 @@
-"""Durations as people write them for an option."""
+"""Durations as options, and groups of commands."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.util import find_spec
 
 import click
 
 from imagefactory.cli.output import CommandContext
+from imagefactory.errors import UsageError
 
 _TIME = re.compile(r"([0-9]{1,6})([smhdw])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -27,38 +31,150 @@ class DurationType(click.ParamType[timedelta]):
         return timedelta(seconds=int(match[1]) * _UNITS[match[2]])
 
 
-# --- How `--help` shows commands: grouped by purpose, one whole line each
+# --- Groups of commands, whose modules are imported when a command runs or shows its help
+
+
+HABITS = {
+    "images": "image list",
+    "info": "show",
+    "inspect": "compat",
+    "ls": "list",
+    "login": "join",
+    "rm": "image remove",
+    "submit": "job write",
+    "update": "lock",
+    "version": "--version",
+}
+"""What people type out of habit, and what does it here."""
+CUTOFF = 0.8
+"""How similar a word and a command must be; at the default of difflib, 0.6, `version` is near to `verify`."""
 
 
 class CommandGroup(click.Group):
-    """A group of commands whose help has headings and whole lines."""
+    """A group of commands whose help has sections and whole lines."""
 
-    _shelves: Mapping[str, tuple[click.Command, ...]] | None = None
+    _loaded: MutableMapping[str, click.Command]
+    _sections: dict[str, str]  # by command
+    _places: dict[str, str]  # by command: its module and function
 
-    def shelve(self, shelves: Mapping[str, tuple[click.Command, ...]]) -> None:
-        """Add the commands by the heading of each. All of them get `-q`."""
-        self._shelves = shelves
-        for commands in shelves.values():
-            for command in commands:
-                self.add_command(command)
-        for command in leaf_commands(self):
-            command.params.append(_hidden_options())
+    def add_rows(self, rows: Mapping[str, Mapping[str, str]], groups: Mapping[str, str]) -> None:
+        """Add commands by section and path: `sweep start` is the command `start` of the group `sweep`.
+
+        Each row names a module and a function. Rows of an extra whose directory was deleted are skipped.
+        `groups` has the help of each group.
+        """
+        for section, paths in rows.items():
+            for path, place in paths.items():
+                name, _, below = path.partition(" ")
+                if not _is_present(place):
+                    continue
+                self._sections.setdefault(name, section)
+                if not below:
+                    self._places[name] = place
+                    continue
+                group = self._loaded.setdefault(name, CommandGroup(name, help=groups[name]))
+                assert isinstance(group, CommandGroup)
+                group.add_rows({"Commands": {below: place}}, groups)
+
+    @property
+    def commands(self) -> dict[str, click.Command]:
+        """All commands that the help shows, imported."""
+        loaded = ((name, self._load(name)) for name in self._names())
+        return {name: command for name, command in loaded if command and not command.hidden}
+
+    @commands.setter
+    def commands(self, commands: MutableMapping[str, click.Command]) -> None:
+        self._loaded, self._sections, self._places = commands, {}, {}
+
+    def _names(self) -> list[str]:
+        return list(dict.fromkeys((*self._sections, *self._loaded)))
+
+    def _load(self, name: str) -> click.Command | None:
+        if name in self._places and name not in self._loaded:
+            module, function = self._places[name].split(":")
+            command = getattr(import_module(f"imagefactory.{module}"), function)
+            for leaf in leaf_commands(command):
+                leaf.params.append(_quiet_option())
+            command.name = name
+            self._loaded[name] = command
+        return self._loaded.get(name)
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        self._loaded[name or cmd.name or ""] = cmd
+
+    def list_commands(self, _: click.Context) -> list[str]:
+        return self._names()
+
+    def get_command(self, _: click.Context, cmd_name: str) -> click.Command | None:
+        return self._load(cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if self._load(args[0]) or args[0].startswith("-") or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        root = ctx.find_root().command
+        paths = root.paths() if isinstance(root, CommandGroup) else []
+        own = ctx.command_path.partition(" ")[2]
+        near = _similar(args[0], [path for path in paths if own and path.startswith(f"{own} ")])
+        near = near or _similar(args[0], paths)
+        program = ctx.find_root().info_name
+        hint = " or ".join(f"`{program} {path}`" for path in near)
+        raise UsageError(
+            "command-unknown",
+            f"'{args[0]}' is not a command of {ctx.command_path}",
+            hint=f"did you mean {hint}?" if near else f"`{ctx.command_path} --help` lists the commands",
+        )
+
+    def paths(self) -> list[str]:
+        """Return all commands as a person types them."""
+        below = {
+            name: group.paths() for name, group in self._loaded.items() if isinstance(group, CommandGroup)
+        }
+        return [
+            path
+            for name in self._names()
+            for path in (name, *(f"{name} {rest}" for rest in below.get(name, ())))
+        ]
 
     def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
-        width = max(map(len, self.commands))
-        for title, commands in (self._shelves or {"Commands": tuple(self.commands.values())}).items():
+        commands = self.commands
+        width = max(map(len, commands))
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name, command in commands.items():
+            rows = sections.setdefault(self._sections.get(name, "Commands"), [])
+            rows.append((name.ljust(width), first_line(command)))
+        for title, rows in sections.items():
             with formatter.section(title):
-                rows = [((command.name or "").ljust(width), first_line(command)) for command in commands]
                 formatter.write_dl(rows)
 
 
-def leaf_commands(group: click.Group) -> Iterator[click.Command]:
-    """Return the commands of a group and its subgroups, without the groups themselves."""
-    for command in group.commands.values():
-        if isinstance(command, click.Group):
-            yield from leaf_commands(command)
-        else:
-            yield command
+def _is_present(place: str) -> bool:
+    """Return whether a row's module exists: an extra may be deleted. A directory without files is none."""
+    if not place.startswith("extras."):
+        return True
+    spec = find_spec(f"imagefactory.{'.'.join(place.split('.')[:2])}")
+    return spec is not None and spec.has_location
+
+
+def _similar(word: str, paths: Sequence[str]) -> list[str]:
+    """Return the commands that a word may stand for: by habit, by its last word, or misspelled."""
+    if word in HABITS and HABITS[word] in (*paths, "--version"):
+        return [HABITS[word]]
+    last = [path for path in paths if path.split()[-1] == word]
+    if last:
+        return last
+    near = get_close_matches(word, {part for path in paths for part in path.split()}, cutoff=CUTOFF)
+    return [path for part in near for path in paths if path.split()[-1] == part]
+
+
+def leaf_commands(command: click.Command) -> Iterator[click.Command]:
+    """Return the commands of a group and its subgroups, without the groups; of a command, itself."""
+    if not isinstance(command, click.Group):
+        yield command
+        return
+    for child in command.commands.values():
+        yield from leaf_commands(child)
 
 
 def first_line(command: click.Command) -> str:
@@ -67,7 +183,7 @@ def first_line(command: click.Command) -> str:
     return paragraph.partition(". ")[0].rstrip(".")
 
 
-def _hidden_options() -> click.Option:
+def _quiet_option() -> click.Option:
     def hush(ctx: click.Context, _: click.Parameter, value: bool) -> None:
         if value and isinstance(ctx.obj, CommandContext):
             ctx.obj = replace(ctx.obj, progress_style="quiet")

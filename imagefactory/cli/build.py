@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -18,7 +17,9 @@ from imagefactory.cli.output import (
     choose_targets,
     confirm,
     exit_with_first_failure,
+    is_terminal,
     json_option,
+    only_with,
     print_json,
     print_next_command,
     print_result,
@@ -32,12 +33,12 @@ from imagefactory.cli.transfer import pushed_json
 from imagefactory.errors import CheckFailedError, StaleError, UnbuiltError, UnsolvableError, UsageError
 from imagefactory.gpu.capability import AMD64
 from imagefactory.model import Outcome
+from imagefactory.plugins import load_extra
 from imagefactory.settings.choices import ENGINES
 
 if TYPE_CHECKING:
     from imagefactory.actions.build import BuildResult
     from imagefactory.actions.lock import LockOptions, LockResult
-    from imagefactory.extras.wheels.lock import ProjectWheel
     from imagefactory.model import BaseSpec, Target
     from imagefactory.project import Project
 
@@ -73,8 +74,7 @@ def build(
     """
     from imagefactory.access import registry_place
     from imagefactory.actions.build import BuildOptions
-    from imagefactory.actions.transfer import PushOptions, check_push
-    from imagefactory.actions.workflow import MakeOptions, make_image
+    from imagefactory.actions.transfer import PushOptions, check_push, make_image
     from imagefactory.views.images import format_built, format_pushed
 
     factory, progress = call.sound_factory, call.progress
@@ -107,10 +107,9 @@ def build(
                 text = f"{built.target.name}: {message}"
                 failures.add(CheckFailedError("smoke-test-failed", text, hint=built.report.hint or hint))
 
-        request = MakeOptions(build=options, push=push, built=tell)
         for target in chosen:
             with failures.of(target.name):
-                pushed = make_image(factory, target, request, progress)
+                pushed = make_image(factory, target, options, push, tell, progress)
                 if pushed is not None:
                     print_result(format_pushed(pushed), unless=as_json)
                     results[-1]["pushed"] = pushed_json(pushed)
@@ -160,7 +159,10 @@ def _or_qemu(built: BuildResult) -> str:
 @click.option(
     "--deep", is_flag=True, help="Build, and lock the layers too; with --check, make each anew and compare."
 )
-@click.option("--build", is_flag=True, help="Build what has no wheel, and name the wheels in the recipe.")
+@only_with(
+    "wheels",
+    click.option("--build", is_flag=True, help="Build packages without a wheel, and add them to the recipe."),
+)
 @click.option("--note", metavar="TEXT", help="One line that the lock of a conda target keeps ('' for none).")
 @click.option(
     "--render",
@@ -179,11 +181,11 @@ def lock(
     update: tuple[str, ...],
     update_all: bool,
     deep: bool,
-    build: bool,
     note: str | None,
     render: str | None,
     explain: bool,
     as_json: bool,
+    build: bool = False,
 ) -> None:
     """Solve and write the locks of targets and of bases. Default: all of both.
 
@@ -272,7 +274,7 @@ def lock(
                         "changed": relock.before != relock.after,
                         "behind": [asdict(package) for package in relock.behind],
                         "left_out": lacking,
-                        "built": [asdict(wheel) for wheel in wheels],
+                        "built": wheels,
                         **({"layers_changed": relayered} if deep else {}),
                     }
                 )
@@ -306,24 +308,27 @@ def _lock(
     *,
     build: bool,
     as_json: bool,
-) -> tuple[LockResult, list[ProjectWheel]]:
-    """Lock a target. Build packages without a wheel with --build, or if a person confirms it."""
-    from imagefactory.actions.lock import lock_target
-    from imagefactory.extras.wheels.lock import build_and_lock
+) -> tuple[LockResult, list[dict[str, object]]]:
+    """Lock a target, and build packages without a wheel with --build, or if a person confirms it.
 
+    Returns the lock and the built wheels as JSON.
+    """
+    from imagefactory.actions.lock import lock_target
+
+    build_and_lock = load_extra("wheels.lock:build_and_lock")
     if not build:
         try:
             return lock_target(factory, target, options, call.progress), []
         except UnbuiltError as error:
             possible = all(row["possible"] for row in error.packages)
-            if as_json or not possible or not (sys.stdin.isatty() and sys.stderr.isatty()):
+            if as_json or not possible or not build_and_lock or not is_terminal():
                 raise
             if not confirm(f"{error.message}\nBuild them now?"):
                 raise
     result = build_and_lock(
         factory, target, options, call.progress, lambda line: print_result(line, unless=as_json)
     )
-    return result.relock, [wheel for wheel, _ in result.wheels]
+    return result.relock, [asdict(wheel) for wheel, _ in result.wheels]
 
 
 def _render(call: CommandContext, names: tuple[str, ...], kind: str) -> None:

@@ -142,7 +142,7 @@ def join(call: CommandContext, where: str, name: str, yes: bool, as_json: bool) 
 
     invitation = read_invitation(call.settings, os.environ, where)
     user = find_joining(call.settings, os.environ, invitation, datetime.now(UTC), name)
-    if user.joining.told:
+    if user.joining.changes:
         write_terminal(
             2, _displayed_settings(invitation, user)
         )  # a dialogue: who is asked must see it, with --json too
@@ -155,18 +155,18 @@ def join(call: CommandContext, where: str, name: str, yes: bool, as_json: bool) 
             "file": str(user.path),
             "joined_as": user.center,
             "beside": list(user.beside),
-            "changed": list(user.joining.told),
+            "changed": list(user.joining.changes),
             **invitation.settings,
             "keys": keys,
         }
         return print_json("join", {**value, "catalogue_works": not note.startswith("note")})
     print_result(
-        f"wrote {user.path}" if user.joining.told else f"nothing to do: {user.path} says all of it already"
+        f"wrote {user.path}" if user.joining.changes else f"nothing to do: {user.path} says all of it already"
     )
     print_result(note)
     if user.beside:
         print_result(f"its images are {user.center}/NAME; you joined {', '.join(user.beside)} too")
-    return print_next_command("find")
+    return print_next_command("search")
 
 
 def _displayed_settings(invitation: Invitation, user: UserFile) -> str:
@@ -195,7 +195,7 @@ def _displayed_settings(invitation: Invitation, user: UserFile) -> str:
         lines += [f"    {fingerprint(grant.key.keyid)}"]
     if joining.fresh:
         lines.append("Compare these digits with what your center tells, on its pages or in person.")
-    lines += [f"It changes {user.path}:", *(f"  {line}" for line in joining.told)]
+    lines += [f"It changes {user.path}:", *(f"  {line}" for line in joining.changes)]
     return "\n".join(lines)
 
 

@@ -28,6 +28,7 @@ from imagefactory.errors import (
     printable,
     without_logins,
 )
+from imagefactory.plugins import has_extra
 from imagefactory.progress import Progress, choose_progress, without_commands
 from imagefactory.settings.choices import RUNNERS
 
@@ -280,6 +281,13 @@ def restricted_lines(settings: Iterable[RestrictedSetting]) -> Iterator[str]:
     for setting in settings:
         value = printable_value(without_secrets(setting.value))
         yield f"{setting.line or '-'}: {setting.name} = {value}  ({setting.reason})"
+
+
+def only_with(
+    extra: str, option: Callable[[Callable[P, None]], Callable[P, None]]
+) -> Callable[[Callable[P, None]], Callable[P, None]]:
+    """Return the option that needs an extra, or nothing if that extra was deleted."""
+    return option if has_extra(extra) else lambda command: command
 
 
 def json_option(command: Callable[P, None]) -> Callable[P, None]:

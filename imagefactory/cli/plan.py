@@ -38,7 +38,7 @@ def _complete_rules(_: click.Context, __: click.Parameter, incomplete: str) -> l
     type=click.Path(path_type=Path),
     metavar="FILE",
     help='The GPUs to plan for: a list of {name: V100, driver: "535.129.03"} or capability: "7.0", or '
-    "those of a pool, as `imagefactory pool -o FILE` wrote them.",
+    "those of a pool, as `imagefactory gpus -o FILE` wrote them.",
 )
 @click.option(
     "--machine",

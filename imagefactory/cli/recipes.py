@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +24,7 @@ from imagefactory.cli.output import (
     print_json,
     print_next_command,
     print_result,
+    reject_conflict,
     target_json,
     targets_argument,
     terminal_width,
@@ -33,7 +33,7 @@ from imagefactory.errors import NothingSelectedError, UsageError, os_problem, wi
 
 if TYPE_CHECKING:
     from imagefactory.actions.lock import LockResult
-    from imagefactory.extras.importers.new import NewRequest, RecipePlan
+    from imagefactory.recipes.edit import RecipeDraft
 
 
 @click.command("list")
@@ -80,7 +80,7 @@ def list_targets(call: CommandContext, names: tuple[str, ...], as_json: bool) ->
     return (
         print_next_command("show", chosen[0].name)
         if chosen
-        else print_next_command("new", "pytorch", "--framework", "torch")
+        else print_next_command("recipe", "new", "pytorch", "--framework", "torch")
     )
 
 
@@ -165,174 +165,109 @@ def show(call: CommandContext, name: str, as_json: bool) -> None:
 
 @click.command()
 @click.argument("family")
+@click.option("--framework", default="", metavar="NAME", help="The framework's package, e.g. torch.")
 @click.option(
-    "--framework", default="", metavar="NAME[=VERSION]", help="The framework's package, e.g. torch."
-)
-@click.option("--cuda", default="", metavar="VERSION", help="The CUDA version, where FILE does not say it.")
-@click.option(
-    "--source",
-    "kind",
-    type=click.Choice(("pypi", "conda")),
-    help="Where its packages come from.  [default: what FILE says, or pypi]",
+    "--source", type=click.Choice(("pypi", "conda")), help="Where packages come from.  [default: pypi]"
 )
 @click.option(
-    "--from",
-    "source",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Take over an environment.yml, requirements.txt, pyproject.toml, setup.py, pixi.toml, "
-    "Dockerfile, apptainer's definition, list of addresses (@EXPLICIT), a pylock.toml, or a lock of "
-    "conda-lock, pixi, uv or Poetry.",
-)
-@click.option(
-    "--context",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="The build context of a Dockerfile.  [default: the root of its git work tree]",
-)
-@click.option(
-    "--build-arg",
-    "build_args",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Set an ARG of a Dockerfile, or {{ NAME }} of apptainer's definition (repeatable).",
-)
-@click.option("--environment", default="", metavar="NAME", help="The environment of pixi's that is meant.")
-@click.option(
-    "--extra",
-    "extras",
-    multiple=True,
-    metavar="NAME",
-    help="Take an extra of a pyproject.toml, setup.py or lock too (repeatable).",
-)
-@click.option(
-    "--group",
-    "groups",
-    multiple=True,
-    metavar="NAME",
-    help="Take a group of a pyproject.toml or lock too (repeatable).",
-)
-@click.option(
-    "--on",
+    "--extends",
     default="",
     metavar="TARGET",
     shell_complete=complete_targets,
-    help="Add packages to TARGET, all of it as locked. A shipped family is copied first.",
+    help="Add packages to TARGET, all of it as locked. A bundled family is copied first.",
 )
-@click.option("--partial", is_flag=True, help="Write the recipe without what it cannot keep of FILE.")
-@click.option("--print", "only_print", is_flag=True, help="Print the recipe instead of writing it.")
+@click.option("--dry-run", is_flag=True, help="Print the recipe instead of writing it.")
 @json_option
 @click.pass_obj
 def new(
     call: CommandContext,
-    /,
-    *,
     family: str,
     framework: str,
-    cuda: str,
-    kind: str | None,
-    source: Path | None,
-    context: Path | None,
-    build_args: tuple[str, ...],
-    environment: str,
-    extras: tuple[str, ...],
-    groups: tuple[str, ...],
-    on: str,
-    partial: bool,
-    only_print: bool,
+    source: str | None,
+    extends: str,
+    dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Write a recipe: a new one, or from an environment that exists.
+    """Write a new recipe to start from.
 
-    It becomes recipes/FAMILY.yaml. The solver chooses what FILE leaves open. What a recipe cannot keep of
-    FILE stops the command, unless --partial is given."""
-    from imagefactory.extras.importers.new import NewRequest
-    from imagefactory.fs import create_bytes
+    It becomes recipes/FAMILY.yaml. `imagefactory recipe import` writes one from a file that you have."""
+    from imagefactory.recipes.bases import all_bases
+    from imagefactory.recipes.edit import check_draft, check_name, scaffold, scaffold_on
+    from imagefactory.recipes.expand import select_single
+    from imagefactory.recipes.read import read_bases, read_recipes
+
+    path = new_recipe_path(call, family, dry_run=dry_run)
+    for option, text in (("--framework", framework), ("--source", source)):
+        reject_conflict(
+            text and extends, f"{option} does not apply here", f"remove it: it comes from {extends}"
+        )
+    folder = call.settings.root_path / "recipes"
+    if extends and not call.settings.shipped:
+        copy_family(call, extends, dry_run=dry_run)
+    if extends:
+        check_name(family, "family")
+        draft = scaffold_on(family, select_single(call.factory.targets, extends))
+    else:
+        draft = scaffold(family, read_bases(folder), framework=framework, source=source or "pypi")
+    for line in draft.notes:
+        call.progress.note(f"note: {line}")
+    if dry_run and not as_json:
+        print_result(draft.text.rstrip("\n"))
+    if extends:
+        others = [recipe for recipe in read_recipes(folder) if recipe.family != family]
+        check_draft(draft.text, family, others, all_bases(read_bases(folder), others))
+    value = recipe_json(family, "" if dry_run else str(path), draft)
+    if dry_run:
+        return print_json("recipe", {**value, "errors": []}) if as_json else None
+    write_recipe(path, value, as_json=as_json)
+    return print_next_command("lock", family)
+
+
+def new_recipe_path(call: CommandContext, family: str, *, dry_run: bool) -> Path:
+    """Return the file of a new recipe. Raises UsageError if it exists, or if this is not a project."""
     from imagefactory.project import recipes_directory, require_own_project
 
-    if not only_print:
-        require_own_project(call.settings, "new")
+    if not dry_run:
+        require_own_project(call.settings, "recipe new")
     path = recipes_directory(call.settings) / f"{family}.yaml"
-    exists = UsageError("recipe-exists", f"{path} already exists", hint="edit it, or choose another family")
-    if path.exists() and not only_print:
-        raise exists
-    if on and not call.settings.shipped:
-        _copy_family(call, on, only_print=only_print)
-    name, _, version = framework.partition("=")
-    request = NewRequest(
-        family=family,
-        file=source,
-        on=on,
-        framework=name,
-        version=version,
-        cuda=cuda,
-        source=kind or "",
-        environment=environment,
-        extras=extras,
-        groups=groups,
-        context=context,
-    )
-    plan = _plan(call, request, build_args, partial=partial)
-    drafted = plan.draft
-    for line in drafted.notes:
-        call.progress.note(f"note: {line}")
-    stopped = bool(drafted.lost) and not partial
-    for line in () if stopped else drafted.lost:
-        call.progress.note(f"lost: {line}")
-    if only_print and not as_json:
-        print_result(drafted.text.rstrip("\n"))
-    plan.check()
-    value = {
+    if path.exists() and not dry_run:
+        raise _recipe_exists(path)
+    return path
+
+
+def _recipe_exists(path: Path) -> UsageError:
+    return UsageError("recipe-exists", f"{path} already exists", hint="edit it, or choose another family")
+
+
+def recipe_json(family: str, path: str, draft: RecipeDraft, why: Sequence[str] = ()) -> dict[str, object]:
+    """Return a new recipe as JSON; `why` are the reasons for what an import chose."""
+    return {
         "family": family,
-        "path": "" if only_print or stopped else str(path),
-        "recipe": drafted.text,
-        "chosen": {**asdict(drafted.choice), "why": list(plan.why)} if drafted.choice else None,
-        "notes": list(drafted.notes),
-        "lost": list(drafted.lost),
-        "unsolved": plan.unsolved,
-        "without_wheel": list(plan.without_wheel),
+        "path": path,
+        "recipe": draft.text,
+        "chosen": {**asdict(draft.choice), "why": list(why)} if draft.choice else None,
+        "notes": list(draft.notes),
+        "lost": list(draft.lost),
+        "unsolved": "",
+        "without_wheel": [],
     }
-    if only_print or stopped:
-        with exit_with_first_failure() as failures:
-            if stopped:
-                failures.add(_print_losses(source.name if source else family, drafted.lost))
-            if as_json:
-                print_json("recipe", {**value, "errors": failures.as_json()})
-        return None
+
+
+def write_recipe(path: Path, value: dict[str, object], *, as_json: bool) -> None:
+    """Write a new recipe and print its path, or its JSON. Raises UsageError."""
+    from imagefactory.fs import create_bytes
+
     try:
-        if not create_bytes(path, drafted.text.encode()):
-            raise exists
+        if not create_bytes(path, str(value["recipe"]).encode()):
+            raise _recipe_exists(path)
     except OSError as error:
         raise UsageError(*os_problem("write", path, error), hint="check its permissions") from error
     if as_json:
         return print_json("recipe", {**value, "errors": []})
-    print_result(f"wrote {path}: look it over before it is locked")
-    return print_next_command("lock", family, *(("--build",) if plan.without_wheel else ()))
+    return print_result(f"wrote {path}: check it before you lock it")
 
 
-def _build_args(texts: Sequence[str]) -> dict[str, str]:
-    """Return values by name; the last of one name wins, as in docker. Raises UsageError."""
-    values = dict(text.partition("=")[::2] for text in texts)
-    for text in texts:
-        if not re.fullmatch(r"[A-Za-z_]\w*=[^\x00-\x1f\x7f]*", text, re.ASCII):
-            raise UsageError(
-                "option-invalid",
-                f"--build-arg {text!a} is not NAME=VALUE",
-                hint="write, for example, VERSION=2.3.1",
-            )
-    return values
-
-
-def _print_losses(file: str, lost: Sequence[str]) -> UsageError:
-    lines = "".join(f"\n  {line}" for line in lost)
-    return UsageError(
-        "import-incomplete",
-        f"a recipe cannot contain all of {file}:{lines}",
-        hint="change the file as the brackets say, or write the recipe without these: --partial",
-    )
-
-
-def _copy_family(call: CommandContext, on: str, *, only_print: bool) -> None:
+def copy_family(call: CommandContext, on: str, *, dry_run: bool) -> None:
     """Copy the family of a shipped target into the project if it is missing.
 
     Raises UsageError if nothing may be written.
@@ -347,76 +282,33 @@ def _copy_family(call: CommandContext, on: str, *, only_print: bool) -> None:
         shipped = find_shipped(on, call.settings, os.environ)
     if shipped is None:
         return
-    if only_print:
+    if dry_run:
         root = shlex.quote(str(call.settings.root_path))
         raise UsageError(
             "family-not-in-project",
             f"{shipped.name} comes with imagefactory, but this project does not have it",
             hint=f"copy its family first: imagefactory init {root} --with {shipped.family}",
         )
-    brought = create_project(call.settings.root_path, (shipped.family,), call.settings, os.environ)
-    families = " and ".join(brought.families)
+    copied = create_project(call.settings.root_path, (shipped.family,), call.settings, os.environ)
+    families = " and ".join(copied.families)
     call.progress.note(
         f"note: copied {families} into this project, with its locks, since {shipped.name} is of it"
     )
 
 
-def _plan(
-    call: CommandContext, request: NewRequest, build_args: tuple[str, ...], *, partial: bool
-) -> RecipePlan:
-    """Return the recipe to write. Only --from and --on need the other recipes. Raises UsageError."""
-    from imagefactory.extras.importers.new import IndexSolver, RecipePlan, plan_recipe
-    from imagefactory.recipes.edit import check_name, scaffold
-    from imagefactory.recipes.read import read_bases
-
-    source, on, framework, version = request.file, request.on, request.framework, request.version
-    for option, value, needs in (
-        ("--cuda", request.cuda, source and not on),
-        ("--framework NAME=VERSION", version, source and not on),
-        ("--environment", request.environment, source),
-        ("--context", request.context, source),
-        ("--build-arg", build_args, source),
-        ("--extra", request.extras, source),
-        ("--group", request.groups, source),
-        ("--partial", partial, source),
-        ("--framework", framework, not on),
-        ("--source", request.source, not on),
-    ):
-        if value and not needs:
-            inherited = on or option == "--source"
-            hint = f"remove it: it comes from {on}" if inherited else "add --from FILE; see --help"
-            raise UsageError("option-conflict", f"{option} does not apply here", hint=hint)
-    if not source and not on:
-        bases = read_bases(call.settings.root_path / "recipes")
-        drafted = scaffold(request.family, bases, framework=framework, source=request.source or "pypi")
-        return RecipePlan(draft=drafted, check=lambda: None)
-    check_name(request.family, "family")
-    if request.cuda == "none":
-        raise UsageError(
-            "option-invalid",
-            "--cuda none: new recipes are for GPUs",
-            hint="afterwards add a row with cuda: [none]",
-        )
-    version = version.lstrip("=")
-    for value, rule in ((framework, "framework"), (version, "version"), (request.cuda, "cuda")):
-        if value:
-            check_name(value, rule)
-    factory = call.factory
-    request = replace(request, version=version, build_args=_build_args(build_args))
-    return plan_recipe(factory, request, IndexSolver(factory=factory, progress=call.progress), call.progress)
-
-
-# --- imagefactory add
+# --- imagefactory recipe add-version
 
 
 @click.command()
 @click.argument("family")
 @click.argument("version")
 @click.option("--cuda", default="", metavar="VERSION", help="Where the version comes with more than one.")
-@click.option("--print", "only_print", is_flag=True, help="Print the row instead of writing it.")
+@click.option("--dry-run", is_flag=True, help="Print the row instead of writing it.")
 @json_option
 @click.pass_obj
-def add(call: CommandContext, family: str, version: str, cuda: str, only_print: bool, as_json: bool) -> None:
+def add_version(
+    call: CommandContext, family: str, version: str, cuda: str, dry_run: bool, as_json: bool
+) -> None:
     """Add a version to a family's recipe, lock it and render it.
 
     Its CUDA, extras, companions and capabilities come from what is known of the framework, its bounds from
@@ -430,22 +322,22 @@ def add(call: CommandContext, family: str, version: str, cuda: str, only_print: 
     for value, rule in ((family, "family"), (version, "version"), (cuda, "cuda")):
         if value:
             check_name(value, rule)
-    if not only_print:
-        require_own_project(call.settings, "add")
+    if not dry_run:
+        require_own_project(call.settings, "recipe add-version")
     factory = call.sound_factory
     added = plan_addition(factory, family, version, cuda)
-    for line in added.addition.told:
+    for line in added.addition.notes:
         call.progress.note(f"note: {line}")
     print_result(added.addition.row, unless=as_json)
     names = []
-    if not only_print:
+    if not dry_run:
 
         def tell(relock: LockResult) -> None:
             print_result(format_relock(relock), unless=as_json)
 
         names = list(make_addition(factory, added, call.progress, tell))
     if as_json:
-        document = {"path": str(added.path), "row": added.addition.row, "notes": list(added.addition.told)}
+        document = {"path": str(added.path), "row": added.addition.row, "notes": list(added.addition.notes)}
         print_json("added", {**document, "targets": names})
     for name in names:
         print_next_command("build", name)
@@ -491,7 +383,9 @@ def init(
     nights = nightly_files(services, root)
     tree = create_project(root, family_names, call.settings, os.environ, nights)
     after = (
-        f"imagefactory build {tree.target}" if tree.target else "imagefactory new pytorch --framework torch"
+        f"imagefactory build {tree.target}"
+        if tree.target
+        else "imagefactory recipe new pytorch --framework torch"
     )
     if root.absolute() != Path.cwd():
         after = f"cd {shlex.quote(str(root))} && {after}"

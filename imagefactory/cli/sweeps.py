@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ParamSpec
 import click
 
 from imagefactory.cli.arguments import DurationType
+from imagefactory.cli.gpus import find_inventory, inventory_option
 from imagefactory.cli.output import (
     CommandContext,
     capability_of,
@@ -26,7 +27,6 @@ from imagefactory.cli.output import (
     reject_conflict,
     terminal_width,
 )
-from imagefactory.cli.pool import find_inventory, inventory_option
 from imagefactory.errors import CheckFailedError, ToolError, UsageError
 from imagefactory.model import Outcome
 from imagefactory.settings.choices import POOLS, SITES, SLURM

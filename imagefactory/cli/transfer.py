@@ -15,6 +15,7 @@ from imagefactory.cli.output import (
     complete_targets,
     exit_with_first_failure,
     json_option,
+    only_with,
     print_catalog_notes,
     print_json,
     print_next_command,
@@ -24,16 +25,12 @@ from imagefactory.cli.output import (
     targets_argument,
 )
 from imagefactory.errors import BuildError, UsageError
+from imagefactory.plugins import load_extra
 from imagefactory.progress import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from imagefactory.actions.attest import AttestResult
     from imagefactory.actions.transfer import PlatformIndexPush, PullResult, PushResult
     from imagefactory.oci.transfer import TransferResult
-    from imagefactory.progress import Progress
-    from imagefactory.project import Project
 
 
 @click.command()
@@ -51,7 +48,10 @@ if TYPE_CHECKING:
 @click.option(
     "--compression", type=click.Choice(["fast", "small"]), help="Of a .sif made for this.  [default: fast]"
 )
-@click.option("--sbom", is_flag=True, help="Attach its bills of materials and, with a key, its provenance.")
+@only_with(
+    "sbom",
+    click.option("--sbom", is_flag=True, help="Attach bills of materials and, with a key, the provenance."),
+)
 @json_option
 @click.pass_obj
 def push(
@@ -63,8 +63,8 @@ def push(
     tags: tuple[str, ...],
     kind: str,
     compression: str | None,
-    sbom: bool,
     as_json: bool,
+    sbom: bool = False,
 ) -> None:
     """Push images to a registry, each under a tag that never moves.
 
@@ -77,7 +77,7 @@ def push(
     """
     from imagefactory.actions.transfer import PushOptions, check_push, plain_name, push_target
     from imagefactory.recipes.expand import select
-    from imagefactory.views.images import format_attested, format_pushed
+    from imagefactory.views.images import format_pushed
 
     factory = call.factory
     chosen = select(factory.targets, names)
@@ -99,7 +99,7 @@ def push(
     push_options = PushOptions(registry=place, tags=tags, now=datetime.now(UTC), sif=sif)
     if len(chosen) > 1 or sif:
         check_push(factory, push_options)
-    attest = _attester(factory) if sbom else None
+    attest = load_extra("sbom.attest:attester")(factory, push_options.now) if sbom else None
     results: list[dict[str, object]] = []
     with exit_with_first_failure() as failures:
         for target in chosen:
@@ -110,7 +110,7 @@ def push(
                 if attest:
                     attested = attest(pushed, call.progress)
                     results[-1]["attached"] = dict(attested.artifacts)
-                    print_result(format_attested(attested), unless=as_json)
+                    print_result(attested.text, unless=as_json)
         if as_json:
             print_json("push", {"results": results, "errors": failures.as_json()})
     if kind != "sif":
@@ -120,15 +120,6 @@ def push(
             print_next_command("verify", *(pushed_ones if len(pushed_ones) == 1 else names))
         else:
             print_next_command("promote", *names)
-
-
-def _attester(factory: Project) -> Callable[[PushResult, Progress], AttestResult]:
-    """Return a function that attests an image. Raises now for a missing extra or an unreadable key."""
-    from imagefactory.actions.attest import attest
-    from imagefactory.actions.verdicts import signing_key
-
-    key = signing_key(factory, datetime.now(UTC))
-    return lambda pushed, progress: attest(factory, pushed, key, progress)
 
 
 def pushed_json(pushed: PushResult) -> dict[str, object]:
@@ -203,7 +194,6 @@ def pull(
     from imagefactory.actions.centers import read_offer
     from imagefactory.actions.run import offered_reference
     from imagefactory.actions.transfer import (
-        SifPullRequest,
         local_name,
         pull_image,
         pull_sif,
@@ -233,8 +223,7 @@ def pull(
         target, where = target_reference(factory, name, place)
         own, file, platform = reference(target), target.name, target.platform
     if kind == "sif":
-        to = SifPullRequest(name=own, target=file, output=output, platform=platform)
-        sif = pull_sif(access, where, to, call.progress)
+        sif = pull_sif(access, where, own, file, call.progress, output=output, platform=platform)
         if as_json:
             from imagefactory.serialize import fields_of
 
@@ -299,17 +288,18 @@ def copy_(call: CommandContext, source: str, destination: str, referrers: bool, 
     Nothing lies on this machine in between. Within one registry nothing is sent at all. The tag you
     name is moved, whatever it is: copying is how a person promotes by hand.
     """
-    from imagefactory.actions.transfer import CopyRequest, copy_image
+    from imagefactory.actions.transfer import copy_image
     from imagefactory.oci.store import parse_reference
     from imagefactory.views.images import format_copied
 
-    copying = CopyRequest(
-        source=parse_reference(source),
-        destination=parse_reference(destination),
+    copied = copy_image(
+        call.access,
+        parse_reference(source),
+        parse_reference(destination),
+        datetime.now(UTC),
+        call.progress,
         referrers=referrers,
-        now=datetime.now(UTC),
     )
-    copied = copy_image(call.access, copying, call.progress)
     if as_json:
         where = copied.destination
         value = {"source": str(copied.source), "destination": str(where), "digest": where.digest}
@@ -387,13 +377,13 @@ def export(
 
 
 def _export_sif(call: CommandContext, name: str, options: tuple[str, Path | None], *, as_json: bool) -> None:
-    from imagefactory.actions.transfer import SifExport, export_sif
+    from imagefactory.actions.transfer import export_sif
     from imagefactory.recipes.expand import select_single
 
     factory = call.factory
     target = select_single(factory.targets, name)
     compression, output = options
-    sif, path = export_sif(factory, target, SifExport(compression=compression, output=output), call.progress)
+    sif, path = export_sif(factory, target, call.progress, compression=compression, output=output)
     if as_json:
         artifact = {**artifact_json(sif), "path": str(path)}
         return print_json("export", {"target": target.name, "kind": "sif", **artifact})

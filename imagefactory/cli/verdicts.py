@@ -77,9 +77,9 @@ def verdicts(
     VALID is yes for a verdict that counts, whatever its outcome is, or says why it does not count. Whose
     signatures count, the [[trust]] rows of imagefactory.toml say. A tag alone proves nothing.
     """
-    from imagefactory.actions.images import is_capability_verified
     from imagefactory.project import is_project
     from imagefactory.trust.policy import read_trust
+    from imagefactory.trust.tags import CapabilityStatus, capability_status
     from imagefactory.views.verdicts import format_verdicts
 
     images, trust = _find(call, name, place, datetime.now(UTC))
@@ -95,10 +95,11 @@ def verdicts(
             )
         elif is_project(call.settings) and not any(image.judged for image in images):
             print_next_command("verify", name)
-    if capability and not any(is_capability_verified(image.judged, capability) for image in images):
+    states = [capability_status(image.judged, capability)[0] for image in images]
+    if capability and CapabilityStatus.PROVEN not in states:
         hint = f"imagefactory verify {name} --capability {capability}"
         if not is_project(call.settings):
-            hint = "ask whoever made the image to verify it there; what is verified: imagefactory find"
+            hint = "ask whoever made the image to verify it there; what is verified: imagefactory search"
         raise CheckFailedError("not-verified", f"{name} is not verified for {capability}", hint=hint)
 
 
@@ -126,11 +127,11 @@ def _find(
         check_registry_option(name, registry)
         where = parse_reference(name)
         access = call.access
-        return (verdicts_of(access, place_of(access, where), where.wanted, now),), None
+        return (verdicts_of(access, place_of(access, where), where.tag_or_digest, now),), None
     factory = call.factory
     if ":" in name or "@" in name:
         _, where = target_reference(factory, name, registry)
-        return (verdicts_of(factory, place_of(factory, where), where.wanted, now),), None
+        return (verdicts_of(factory, place_of(factory, where), where.tag_or_digest, now),), None
     target = select_single(factory.targets, name)
     places: list[StoreRepository] = []
     if not registry:
@@ -257,7 +258,7 @@ def _targets(
         check_registry_option(name, registry)
         where = parse_reference(name)
         place = place_of(factory, where)
-        digest = read_manifest(place, where.wanted).descriptor.digest
+        digest = read_manifest(place, where.tag_or_digest).descriptor.digest
         targets.append((target_at(factory, place, digest), place, digest))
     plain = [name for name in names if "/" not in name]
     chosen = choose_targets(factory, tuple(plain)) if plain else ()
@@ -459,11 +460,11 @@ def _resolve_image(
         check_registry_option(name, registry)
         where = parse_reference(name)
         place = place_of(factory, where)
-        digest = read_manifest(place, where.wanted).descriptor.digest
+        digest = read_manifest(place, where.tag_or_digest).descriptor.digest
         return place, digest, target_at(factory, place, digest)
     if ":" in name or "@" in name:
         target, where = target_reference(factory, name, registry)
-        return place_of(factory, where), where.wanted, target
+        return place_of(factory, where), where.tag_or_digest, target
     target = select_single(factory.targets, name)
     plain = plain_tag(target)
     return (

@@ -27,8 +27,7 @@ from imagefactory.settings.choices import POOLS
 from imagefactory.verify.report import FULL, LEVELS, MULTI_GPU_LEVELS
 
 if TYPE_CHECKING:
-    from imagefactory.actions.verify import KitDestination, KitFiles, VerifyDependencies
-    from imagefactory.actions.workflow import VerifyResult
+    from imagefactory.actions.verify import KitDestination, KitFiles, VerifyDependencies, VerifyResult
 
 
 @click.command()
@@ -117,8 +116,7 @@ def verify(
     --allow takes. The sweep goes on by itself: `status`, `collect` and `cancel` take its id. With --wait
     the exit code is that of `collect`.
     """
-    from imagefactory.actions.verify import KitDestination, VerifyOptions, write_kit
-    from imagefactory.actions.workflow import verify_and_attach
+    from imagefactory.actions.verify import KitDestination, VerifyOptions, verify_and_attach, write_kit
 
     sweep = SweepRequest(
         pool=pool or "", level=level, registry=registry, promote=promote, newest=newest, mig=mig,

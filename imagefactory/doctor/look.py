@@ -27,7 +27,7 @@ from imagefactory.http import RetryPolicy, redact
 from imagefactory.lock.conda.own_tool import find_tool
 from imagefactory.lock.debian.archive import reach, read_sources
 from imagefactory.oci.credentials import find_credentials
-from imagefactory.oci.mirrors import split_place
+from imagefactory.oci.store import split_place
 from imagefactory.recipes.read import read_bases
 from imagefactory.runtime.apptainer_command import ApptainerCommand
 from imagefactory.runtime.devices import (

@@ -34,17 +34,19 @@ def amd_runs(code: GpuCode, target: str) -> bool:
     if code.kind is not CodeKind.AMD:
         return False
     processor, features = _parse(code.processor)
-    asked, settings = _parse(target)
-    if asked != processor and asked not in generic_processors().get(processor, frozenset()):
+    required, settings = _parse(target)
+    if required != processor and required not in generic_processors().get(processor, frozenset()):
         return False
     return all(settings.get(name, on) == on for name, on in features.items())
 
 
 def amd_reach(library: GpuLibrary, target: str) -> tuple[int, int]:
     """How many of a library's modules with code for AMD's GPUs run on that target, and how many there are."""
-    modules = [one for one in library.modules if any(code.kind is CodeKind.AMD for code in one.codes)]
-    fitting = [one for one in modules if any(amd_runs(code, target) for code in one.codes)]
-    return sum(one.count for one in fitting), sum(one.count for one in modules)
+    modules = [
+        module for module in library.modules if any(code.kind is CodeKind.AMD for code in module.codes)
+    ]
+    fitting = [module for module in modules if any(amd_runs(code, target) for code in module.codes)]
+    return sum(module.count for module in fitting), sum(module.count for module in modules)
 
 
 def amd_targets(contents: ScanResult) -> tuple[str, ...]:
@@ -59,7 +61,7 @@ def amd_capabilities(contents: ScanResult) -> tuple[Capability, ...]:
     None where it has no code for them.
     """
     named = {target.partition(":")[0] for target in amd_targets(contents)}
-    plain = {one for name in named for one in generic_processors().get(name, {name})}
+    plain = {processor for name in named for processor in generic_processors().get(name, {name})}
     known = processors() if named else ()
     return tuple(sorted({*map(parse_capability, plain), *known}))
 
@@ -122,7 +124,7 @@ def _parts(contents: ScanResult, target: str) -> Iterator[_AmdLibrary]:
         gates = role_of(library.path, framework)[0] is LibraryRole.GATES
         yield _AmdLibrary(path=library.path, fitting=fitting, total=total, gates=gates)
     for folder, files in folders.items():
-        fits = any(amd_reach(one, target)[0] for one in files)
+        fits = any(amd_reach(library, target)[0] for library in files)
         yield _AmdLibrary(path=f"{folder}/", fitting=int(fits), total=1, gates=False)
 
 
@@ -151,7 +153,7 @@ def _answer(contents: ScanResult, parts: list[_AmdLibrary], target: str) -> tupl
 
 def _objects_alone(contents: ScanResult, target: str, only: str) -> tuple[Compatibility, str]:
     files = list(filter(is_amd, contents.libraries))
-    fitting = sum(amd_reach(one, target)[0] > 0 for one in files)
+    fitting = sum(amd_reach(library, target)[0] > 0 for library in files)
     if not fitting:
         return Compatibility.NO, f"no code for {target}, {only}"
     some = f"{fitting} of its {len(files)} code objects" if len(files) > 1 else "its one code object"

@@ -54,12 +54,12 @@ class Capability:
 
 def parse_capability(text: str) -> Capability:
     """`8.6`, `86`, `sm_86`, `compute_86` or `gfx90a`. Raises ValueError for all else, such as `sm_90a`."""
-    if found := _PROCESSOR.fullmatch(text.strip()):
-        return Capability(int(found[1]), int(found[2], 16), found[0])
-    found = _CAPABILITY.fullmatch(text.strip())
-    if not found:
+    if match := _PROCESSOR.fullmatch(text.strip()):
+        return Capability(int(match[1]), int(match[2], 16), match[0])
+    match = _CAPABILITY.fullmatch(text.strip())
+    if not match:
         raise ValueError(f"'{text[:40]}' is not a compute capability (write 8.6, or gfx90a for an AMD GPU)")
-    major, minor = (found[1], found[2]) if found[1] else (found[3], found[4])
+    major, minor = (match[1], match[2]) if match[1] else (match[3], match[4])
     return Capability(int(major), int(minor))
 
 
@@ -96,11 +96,11 @@ def parse_code(text: str) -> GpuCode:
     """What `str(code)` wrote. Raises ValueError."""
     if _AMD.fullmatch(text):
         return GpuCode(CodeKind.AMD, None, processor=text)
-    found = _CODE.fullmatch(text)
-    if not found or (found[5] and found[1] != "compute"):
+    match = _CODE.fullmatch(text)
+    if not match or (match[5] and match[1] != "compute"):
         raise ValueError(f"'{text[:40]}' is not GPU code (write sm_86, compute_80/8.1 or gfx90a)")
-    architecture = Capability(int(found[2]), int(found[3]))
-    return GpuCode(CodeKind(found[1]), architecture, suffix=found[4], isa=found[5] or "")
+    architecture = Capability(int(match[2]), int(match[3]))
+    return GpuCode(CodeKind(match[1]), architecture, suffix=match[4], isa=match[5] or "")
 
 
 # --- The platforms that images are made for, and what kernels, wheels and conda call them

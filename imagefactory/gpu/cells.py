@@ -244,7 +244,7 @@ def _offer(question: CellQuery) -> Iterator[CellClaim]:
         return  # nobody says that it does not run with these libraries
     known = {row.cuda: row.source for row in rows}
     known |= {row.cuda: row.source for row in knowledge.offered(name, version)}
-    if known and not any(covers(one, cuda) or covers(cuda, one) for one in known):
+    if known and not any(covers(version, cuda) or covers(cuda, version) for version in known):
         offers = " and ".join(sorted(known, key=natural))
         reason = f"{name} {version} is built for CUDA {offers}, not for {cuda}"
         yield _no("cuda-not-offered", reason, next(iter(known.values())))
@@ -260,24 +260,26 @@ def _toolkit(question: CellQuery) -> Iterator[CellClaim]:
 
 def _listed(question: CellQuery, row: DocumentedSupport) -> CellClaim:
     """What a documented list of targets means for a capability, by the rules for code of such targets."""
-    asked = question.capability
-    if row.minimum and asked < row.minimum:
+    capability = question.capability
+    if row.minimum and capability < row.minimum:
         return _no("not-documented", f"documented for {row.minimum} and newer", row.source)
     if row.made_there:
-        if _serving(row.codes, asked, SupportLevel.NATIVE):
+        if _serving(row.codes, capability, SupportLevel.NATIVE):
             return _yes(
-                Compatibility.YES, f"CUDA {row.cuda} makes its code for {asked} where it runs", row.source
+                Compatibility.YES,
+                f"CUDA {row.cuda} makes its code for {capability} where it runs",
+                row.source,
             )
-        reason = f"its code is made where it runs, and CUDA {row.cuda} makes none for {asked}"
+        reason = f"its code is made where it runs, and CUDA {row.cuda} makes none for {capability}"
         return _no("not-documented", reason, row.source)
-    if code := _serving(row.codes, asked, SupportLevel.NATIVE):
-        exact = code.architecture == asked
-        reason = f"{asked} is documented" if exact else f"{code} is documented and runs on {asked}"
+    if code := _serving(row.codes, capability, SupportLevel.NATIVE):
+        exact = code.architecture == capability
+        reason = f"{capability} is documented" if exact else f"{code} is documented and runs on {capability}"
         return _yes(Compatibility.YES, reason, row.source)
-    if code := _serving(row.codes, asked, SupportLevel.PTX):
+    if code := _serving(row.codes, capability, SupportLevel.PTX):
         return _yes(Compatibility.PTX, f"{code} is documented, for the driver to compile", row.source)
     listed = " ".join(map(str, row.codes))
-    return _no("not-documented", f"documented for {listed}: none of it runs on {asked}", row.source)
+    return _no("not-documented", f"documented for {listed}: none of it runs on {capability}", row.source)
 
 
 def _serving(codes: Sequence[GpuCode], capability: Capability, how: SupportLevel) -> GpuCode | None:

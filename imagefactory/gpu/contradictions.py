@@ -48,12 +48,12 @@ def contradictions(contents: ScanResult) -> tuple[str, ...]:
 
 def _named(contents: ScanResult, framework: Framework) -> tuple[str, str] | None:
     """Under which name and version documents speak of this build, None for builds of which none does."""
-    for one, told in conda_builds(contents, framework):
-        if _PYTORCH_CHANNEL.match(one.build):
-            return "pytorch::pytorch", one.version
-        if told != "cpu":
-            known = _CONDA_FORGE.get(framework.name) if one.build.startswith("cuda") else None
-            return (known, one.version) if known else None
+    for build, cuda in conda_builds(contents, framework):
+        if _PYTORCH_CHANNEL.match(build.build):
+            return "pytorch::pytorch", build.version
+        if cuda != "cpu":
+            known = _CONDA_FORGE.get(framework.name) if build.build.startswith("cuda") else None
+            return (known, build.version) if known else None
     package = find_package(contents, framework)
     if package is None or package.build:
         return None
@@ -61,17 +61,19 @@ def _named(contents: ScanResult, framework: Framework) -> tuple[str, str] | None
 
 
 def _of_documents(contents: ScanResult, framework: Framework, row: DocumentedSupport) -> list[str]:
-    gates = [one for one in contents.libraries if role_of(one.path, framework)[0] is LibraryRole.GATES]
+    gates = [
+        library for library in contents.libraries if role_of(library.path, framework)[0] is LibraryRole.GATES
+    ]
     if not gates:
         return []
     less: dict[str, list[Prediction]] = {}
     more = []
     for capability in capabilities():
-        said, found = documented_answer(row, capability), predict_code(contents, capability)
-        if said in _GOOD and found.answer in (Compatibility.NO, Compatibility.PARTLY):
-            less.setdefault(found.reason.replace(f" {capability}", ""), []).append(found)
-        elif said is Compatibility.NO and found.answer in _GOOD:
-            more.append(found)
+        documented, prediction = documented_answer(row, capability), predict_code(contents, capability)
+        if documented in _GOOD and prediction.answer in (Compatibility.NO, Compatibility.PARTLY):
+            less.setdefault(prediction.reason.replace(f" {capability}", ""), []).append(prediction)
+        elif documented is Compatibility.NO and prediction.answer in _GOOD:
+            more.append(prediction)
     lines = [f"{_listed(some)}: documented ({_page(row)}); found: {some[0].reason}" for some in less.values()]
     if more:
         lines.append(f"{_listed(more)}: not documented ({_page(row)}); found: {more[0].reason}")
@@ -118,7 +120,7 @@ def missing_ptx(row: DocumentedSupport, gates: Sequence[GpuLibrary]) -> str:
 
 
 def _listed(some: list[Prediction]) -> str:
-    return ", ".join(str(one.capability) for one in some)
+    return ", ".join(str(prediction.capability) for prediction in some)
 
 
 def _page(row: DocumentedSupport) -> str:
@@ -154,12 +156,17 @@ class CapabilityDifference:
 
 def find_differences() -> tuple[CapabilityDifference, ...]:
     """All differences: first what is documented and not there; by framework, the newest version first."""
-    found = [one for wheels in builds(scanned_for_amd64()) for one in _of_build(wheels)]
-    return tuple(sorted(found, key=_order))
+    differences = [difference for wheels in builds(scanned_for_amd64()) for difference in _of_build(wheels)]
+    return tuple(sorted(differences, key=_order))
 
 
-def _order(one: CapabilityDifference) -> tuple[bool, str, list[int], str]:
-    return one.documented is Compatibility.NO, one.framework, [-n for n in numbers(one.version)], one.cuda
+def _order(difference: CapabilityDifference) -> tuple[bool, str, list[int], str]:
+    return (
+        difference.documented is Compatibility.NO,
+        difference.framework,
+        [-n for n in numbers(difference.version)],
+        difference.cuda,
+    )
 
 
 def builds(wheels: Iterable[WheelScan]) -> Iterator[tuple[WheelScan, ...]]:
@@ -168,7 +175,7 @@ def builds(wheels: Iterable[WheelScan]) -> Iterator[tuple[WheelScan, ...]]:
     Of builds that differ in Python alone, which hold the same GPU code, the first by file name speaks.
     """
     groups: dict[tuple[str, str, str], list[WheelScan]] = {}
-    for wheel in sorted(wheels, key=lambda one: one.file):
+    for wheel in sorted(wheels, key=lambda wheel: wheel.file):
         part = groups.setdefault((*_family(wheel.package), wheel.version), [])
         if all(wheel.package != other.package for other in part):
             part.append(wheel)
@@ -194,14 +201,14 @@ def _of_build(wheels: tuple[WheelScan, ...]) -> Iterator[CapabilityDifference]:
         return
 
     def difference(
-        said: Compatibility, answer: Compatibility, cases: list[tuple[Capability, str]], reason: str
+        claimed: Compatibility, answer: Compatibility, cases: list[tuple[Capability, str]], reason: str
     ) -> CapabilityDifference:
         return CapabilityDifference(
             framework=framework.name,
             version=version,
             cuda=row.cuda,
             capabilities=tuple(capability for capability, _ in cases),
-            documented=said,
+            documented=claimed,
             found=answer,
             reason=reason,
             wheels=tuple(wheel.file for wheel in wheels),
@@ -211,12 +218,14 @@ def _of_build(wheels: tuple[WheelScan, ...]) -> Iterator[CapabilityDifference]:
 
     alike: dict[tuple[Compatibility, Compatibility], list[tuple[Capability, str]]] = {}
     for capability in capabilities():
-        said, prediction = documented_answer(row, capability), predict_code(contents, capability)
-        if prediction.answer is not said:
-            alike.setdefault((said, prediction.answer), []).append((capability, prediction.reason))
-    for (said, answer), cases in alike.items():
-        yield difference(said, answer, cases, cases[0][1])
-    gates = [one for one in contents.libraries if role_of(one.path, framework)[0] is LibraryRole.GATES]
+        claimed, prediction = documented_answer(row, capability), predict_code(contents, capability)
+        if prediction.answer is not claimed:
+            alike.setdefault((claimed, prediction.answer), []).append((capability, prediction.reason))
+    for (claimed, answer), cases in alike.items():
+        yield difference(claimed, answer, cases, cases[0][1])
+    gates = [
+        library for library in contents.libraries if role_of(library.path, framework)[0] is LibraryRole.GATES
+    ]
     if missing := missing_ptx(row, gates):
         yield difference(Compatibility.PTX, Compatibility.NO, [], missing)
 
@@ -224,7 +233,9 @@ def _of_build(wheels: tuple[WheelScan, ...]) -> Iterator[CapabilityDifference]:
 def merge_contents(wheels: tuple[WheelScan, ...]) -> ScanResult:
     """What several wheels hold, as one place."""
     parts = [wheel.contents for wheel in wheels]
-    libraries = sorted((one for part in parts for one in part.libraries), key=lambda one: one.path)
+    libraries = sorted(
+        (library for part in parts for library in part.libraries), key=lambda library: library.path
+    )
     return replace(
         parts[0],
         libraries=tuple(libraries),

@@ -42,19 +42,21 @@ def read_driver(text: str) -> str:
     Raises ValueError, with what to write, for what is no driver for Linux: a CUDA version (`12.2`), a driver
     for Windows (`551.23`, `31.0.15.5123`), a number that no driver has (`0`, `999`).
     """
-    shown = f"'{text.strip()[:40]}'"
+    quoted = f"'{text.strip()[:40]}'"
     written = _WRITTEN.fullmatch(text.strip().lower())
     if not written:
-        raise ValueError(f"{shown} is not a driver version (write 535 or 535.54.03)")
+        raise ValueError(f"{quoted} is not a driver version (write 535 or 535.54.03)")
     version = written[1]
     branch, parts = numbers(version)[0], version.count(".") + 1
     if first := cuda_drivers().get(version):
-        raise ValueError(f"{shown} is a CUDA version; its first driver is {first} (write the driver version)")
+        raise ValueError(
+            f"{quoted} is a CUDA version; its first driver is {first} (write the driver version)"
+        )
     if parts == 4 or (parts == 2 and branch > _LAST_ODD and branch % 5):
-        raise ValueError(f"{shown} is a Windows driver (write a Linux driver, such as 535.54.03)")
+        raise ValueError(f"{quoted} is a Windows driver (write a Linux driver, such as 535.54.03)")
     newest = max(map(numbers, cuda_drivers().values()))[0]
     if not _OLDEST <= branch <= newest + _BEYOND:
-        raise ValueError(f"{shown} is not a known driver: they range from {_OLDEST} to {newest}")
+        raise ValueError(f"{quoted} is not a known driver: they range from {_OLDEST} to {newest}")
     return version
 
 
@@ -77,8 +79,8 @@ def older(driver: str, needed: str) -> bool:
     return any(ours < theirs for ours, theirs in _until_differing(parse_driver(driver), parse_driver(needed)))
 
 
-def _until_differing(one: tuple[int, ...], other: tuple[int, ...]) -> Iterable[tuple[int, int]]:
-    for ours, theirs in zip(one, other, strict=False):
+def _until_differing(version: tuple[int, ...], other: tuple[int, ...]) -> Iterable[tuple[int, int]]:
+    for ours, theirs in zip(version, other, strict=False):
         yield ours, theirs
         if ours != theirs:
             return
@@ -157,10 +159,10 @@ def minimum_driver(
     CUDA's own may be unknown beside others: they tell of what it was built with, or are needed with any.
     """
     floors = [cuda_floor(cuda)]
-    for library, one in libraries:
+    for library, code in libraries:
         compressed = compression_floor(library)
         floors += [compressed] if compressed else []
-        floors += [ptx_floor(one.isa)] if one.isa else []
+        floors += [ptx_floor(code.isa)] if code.isa else []
     known = [floor for floor in floors if floor.driver]
     unknown = next((floor for floor in floors[1:] if not floor.driver), None)
     if unknown or not known:
@@ -181,9 +183,9 @@ def driver_floor(cuda: str) -> str:
     with NVIDIA's cuda-compat package, is none here: the images carry no such package. Before 11
     each minor version needs its own driver.
     """
-    found = re.fullmatch(r"(\d+)(?:\.(\d+))?", cuda)
-    if not found:
+    match = re.fullmatch(r"(\d+)(?:\.(\d+))?", cuda)
+    if not match:
         what = f"cuda '{cuda}' is not a version"
         raise RecipeError([Diagnostic("value-invalid", "", what, "write 12.1, or 12")])
-    major, minor = int(found[1]), int(found[2] or 0)
+    major, minor = int(match[1]), int(match[2] or 0)
     return f"{major}.{0 if major >= 11 else minor}"

@@ -66,13 +66,13 @@ def frameworks() -> tuple[Framework, ...]:
             must_load=tuple(row["must_load"]),
             on_demand=tuple(
                 OptionalLibraries(
-                    library=one["library"],
-                    what=one["what"],
-                    begins=parse_capability(one["begins"]) if "begins" in one else None,
-                    source=one["source"],
+                    library=part["library"],
+                    what=part["what"],
+                    begins=parse_capability(part["begins"]) if "begins" in part else None,
+                    source=part["source"],
                 )
-                for one in tables["on_demand"]
-                if one["framework"] == row["name"]
+                for part in tables["on_demand"]
+                if part["framework"] == row["name"]
             ),
             runtime=row["runtime"],
             pip=row["pip"],
@@ -86,9 +86,9 @@ def frameworks() -> tuple[Framework, ...]:
 def find_framework(contents: ScanResult) -> Framework | None:
     """The framework that a place is for: the first with its libraries there, else with its package."""
     for framework in frameworks():
-        if any(matches(one.path, framework.must_load) for one in contents.libraries):
+        if any(matches(library.path, framework.must_load) for library in contents.libraries):
             return framework
-    return next((one for one in frameworks() if find_package(contents, one)), None)
+    return next((framework for framework in frameworks() if find_package(contents, framework)), None)
 
 
 def find_package(contents: ScanResult, framework: Framework) -> InstalledPackage | None:
@@ -96,9 +96,11 @@ def find_package(contents: ScanResult, framework: Framework) -> InstalledPackage
 
     Of conda's record and the Python package within it, the record is taken: it tells the build.
     """
-    found = [one for name in framework.packages for one in contents.packages if one.name == name]
-    if found:
-        return next((one for one in found if one.build), found[0])
+    packages = [
+        package for name in framework.packages for package in contents.packages if package.name == name
+    ]
+    if packages:
+        return next((package for package in packages if package.build), packages[0])
     version = _facts(contents, framework).get("version", "")
     return InstalledPackage(name=framework.name, version=version) if version else None
 
@@ -111,9 +113,9 @@ def role_of(path: str, framework: Framework | None) -> tuple[LibraryRole, str]:
     if framework is not None:
         if matches(path, framework.must_load):
             return LibraryRole.GATES, ""
-        for one in framework.on_demand:
-            if one.begins is None and matches(path, (one.library,)):
-                return LibraryRole.ON_DEMAND, one.what
+        for row in framework.on_demand:
+            if row.begins is None and matches(path, (row.library,)):
+                return LibraryRole.ON_DEMAND, row.what
     for row in read_table("frameworks")["report"]:
         if matches(path, tuple(row["library"])):
             return LibraryRole.REPORT, ""
@@ -128,8 +130,8 @@ def role_of(path: str, framework: Framework | None) -> tuple[LibraryRole, str]:
 def variant_of(path: str) -> str:
     """The CUDA (`124`) of a library of which a place holds one for each, empty for any other library."""
     for row in read_table("frameworks")["variant"]:
-        if found := re.fullmatch(row["library"], path.rpartition("/")[2]):
-            return found[1]
+        if match := re.fullmatch(row["library"], path.rpartition("/")[2]):
+            return match[1]
     return ""
 
 
@@ -152,16 +154,16 @@ def cuda_of(contents: ScanResult) -> str:
     framework = find_framework(contents)
     if framework is not None:
         facts = _facts(contents, framework)
-        told = facts.get("cuda") or facts.get("cuda_version") or ""
-        if not told:
-            told = next((cuda for _, cuda in conda_builds(contents, framework) if cuda != "cpu"), "")
-        if _VERSION.match(told):
-            return _minor(told)
-    runtimes = [one for one in contents.packages if _RUNTIME.fullmatch(one.name)]
+        version = facts.get("cuda") or facts.get("cuda_version") or ""
+        if not version:
+            version = next((cuda for _, cuda in conda_builds(contents, framework) if cuda != "cpu"), "")
+        if _VERSION.match(version):
+            return _minor(version)
+    runtimes = [package for package in contents.packages if _RUNTIME.fullmatch(package.name)]
     if runtimes:
-        return _minor(max(runtimes, key=lambda one: len(one.name)).version)
-    majors = [found[1] for one in contents.packages if (found := _PLUGIN.fullmatch(one.name))]
-    files = [found[1] for one in contents.toolkit if (found := _CUDART.fullmatch(one))]
+        return _minor(max(runtimes, key=lambda package: len(package.name)).version)
+    majors = [match[1] for package in contents.packages if (match := _PLUGIN.fullmatch(package.name))]
+    files = [match[1] for package in contents.toolkit if (match := _CUDART.fullmatch(package))]
     if files or majors:
         return _minor(max(files, key=len)) if files else majors[0]
     return _major_of_ptx(contents)
@@ -196,8 +198,8 @@ def cpu_only(contents: ScanResult) -> str:
             f"{package.name} {package.version} was built for CUDA {_minor(built)}, but its libraries with "
             "code for GPUs are not here: install it anew"
         )
-    told = [one for one, cuda in conda_builds(contents, framework) if cuda == "cpu"]
-    package = told[0] if told else package
+    cpu_builds = [build for build, cuda in conda_builds(contents, framework) if cuda == "cpu"]
+    package = cpu_builds[0] if cpu_builds else package
     version = package.version.partition("+")[0]
     build = f" (build {package.build})" if package.build else ""
     plugin = not package.build and framework.name == "jax"
@@ -210,10 +212,10 @@ def cpu_only(contents: ScanResult) -> str:
 
 def conda_builds(contents: ScanResult, framework: Framework) -> list[tuple[InstalledPackage, str]]:
     """Conda's packages of a framework whose build string tells what for: with a CUDA version, or `cpu`."""
-    some = [one for one in contents.packages if one.build and one.name in framework.packages]
+    some = [package for package in contents.packages if package.build and package.name in framework.packages]
     if not some:
         return []
-    return [(one, told) for one in some if (told := built_for(one.build))]
+    return [(package, cuda) for package in some if (cuda := built_for(package.build))]
 
 
 def _instead(framework: Framework, version: str, *, conda: bool) -> str:
@@ -224,8 +226,8 @@ def _instead(framework: Framework, version: str, *, conda: bool) -> str:
     if not wheels:
         return f'"{framework.pip.format(version=version)}"'
     named = [
-        f'"{one.package}{f"[{one.extras[0]}]" if one.extras else ""}=={version}" (CUDA {one.cuda})'
-        for one in wheels
+        f'"{wheel.package}{f"[{wheel.extras[0]}]" if wheel.extras else ""}=={version}" (CUDA {wheel.cuda})'
+        for wheel in wheels
     ]
     return " or ".join(named)
 
@@ -239,10 +241,10 @@ _CUDART = re.compile(r"libcudart(?:-[0-9a-f]{8})?\.so\.([0-9.]+)")
 def _has_gpu_code(contents: ScanResult, framework: Framework) -> list[str]:
     """Libraries that must load and are there, or hold code for AMD's GPUs."""
     return [
-        one.path
-        for one in contents.libraries
-        if matches(one.path, framework.must_load)
-        or any(code.kind is CodeKind.AMD for modules in one.modules for code in modules.codes)
+        library.path
+        for library in contents.libraries
+        if matches(library.path, framework.must_load)
+        or any(code.kind is CodeKind.AMD for modules in library.modules for code in modules.codes)
     ]
 
 

@@ -97,21 +97,21 @@ def versions_of(packages: Iterable[tuple[str, str]]) -> dict[str, str]:
     Of two packages for one component the first that known_bad.toml names counts.
     """
     known = dict(packages)
-    found = {}
+    names = {}
     for component in components():
-        name = next((one for one in component.packages if one in known), None)
+        name = next((package for package in component.packages if package in known), None)
         if name is not None:
-            found[component.name] = known[name]
-    return found
+            names[component.name] = known[name]
+    return names
 
 
 def versions_in(contents: ScanResult) -> dict[str, str]:
     """Component -> version, of what a scan found: packages first, then names of files."""
-    installed = versions_of((one.name, one.version) for one in contents.packages)
+    installed = versions_of((package.name, package.version) for package in contents.packages)
     for component in components():
         if component.files and component.name not in installed:
             names = [re.fullmatch(component.files, name) for name in contents.toolkit]
-            versions = [one[1] for one in names if one]
+            versions = [package[1] for package in names if package]
             if versions:
                 installed[component.name] = max(versions, key=len)
     return installed
@@ -139,7 +139,7 @@ def worst_answer(faults: Iterable[KnownBadMatch]) -> KnownBadMatch | None:
 
 
 def _rule_applies(rule: KnownBadRule, capability: str, driver: str) -> bool:
-    there = not rule.capabilities or any(_within(capability, one) for one in rule.capabilities)
+    there = not rule.capabilities or any(_within(capability, limit) for limit in rule.capabilities)
     return there and (not rule.drivers or (bool(driver) and _within(driver, rule.drivers)))
 
 

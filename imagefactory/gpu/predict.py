@@ -189,21 +189,21 @@ def usual_codes(library: GpuLibrary) -> tuple[GpuCode, ...]:
     """The targets of at least half of the generic modules, sorted; of all modules where none is so usual."""
     counts: dict[GpuCode, int] = {}
     modules = generic_modules(library)
-    for one in modules:
-        for code in one.codes:
-            counts[code] = counts.get(code, 0) + one.count
-    half = sum(one.count for one in modules) / 2
+    for module in modules:
+        for code in module.codes:
+            counts[code] = counts.get(code, 0) + module.count
+    half = sum(module.count for module in modules) / 2
     return tuple(sorted(code for code in counts if counts[code] >= half) or sorted(counts))
 
 
 def _objects(library: GpuLibrary) -> dict[Capability, str]:
     """The targets of modules of plain PTX alone, each with the newest version of its instruction set."""
-    found: dict[Capability, str] = {}
+    isas: dict[Capability, str] = {}
     for modules in library.modules:
         code = modules.codes[0] if len(modules.codes) == 1 else None
         if code and code.architecture and code.kind is CodeKind.PTX and not code.suffix:
-            found[code.architecture] = max(found.get(code.architecture, "0"), code.isa, key=numbers)
-    return found
+            isas[code.architecture] = max(isas.get(code.architecture, "0"), code.isa, key=numbers)
+    return isas
 
 
 def _jit_linked_ptx(modules: ModuleCount, objects: dict[Capability, str], capability: Capability) -> str:
@@ -277,7 +277,7 @@ def predict(contents: ScanResult, capability: Capability, driver: str = "", *, g
         reason=str(fault),
         driver="" if none else bare.driver,
         driver_reason="" if none else bare.driver_reason,
-        warnings=tuple(one for one in bare.warnings if one != str(fault)),
+        warnings=tuple(warning for warning in bare.warnings if warning != str(fault)),
     )
 
 
@@ -317,15 +317,17 @@ def run_time_ptx(cuda: str, driver: str) -> str:
 
 def _own_libraries(contents: ScanResult) -> list[tuple[str, str]]:
     """The driver's libraries that lie in the image as its own: name and driver."""
-    found = [(key, value) for name, key, value in contents.facts if name == DRIVER_FACT]
-    return [(name, name.partition(".so.")[2]) for name, value in found if value == OWN]
+    drivers = [(key, value) for name, key, value in contents.facts if name == DRIVER_FACT]
+    return [(name, name.partition(".so.")[2]) for name, value in drivers if value == OWN]
 
 
 def _compat_libraries(contents: ScanResult) -> list[str]:
     """Drivers of which the image has a libcuda for forward compatibility, the newest first."""
     own = {name for name, _ in _own_libraries(contents)}
-    found = [match[1] for name in contents.toolkit if name not in own and (match := _DRIVER.fullmatch(name))]
-    return sorted((one for one in found if "." in one), key=numbers, reverse=True)
+    versions = [
+        match[1] for name in contents.toolkit if name not in own and (match := _DRIVER.fullmatch(name))
+    ]
+    return sorted((version for version in versions if "." in version), key=numbers, reverse=True)
 
 
 def _branches(contents: ScanResult, version: str) -> tuple[str, ...]:
@@ -342,15 +344,15 @@ def _forward(bare: Prediction, contents: ScanResult, driver: str, gpu: str) -> P
     Source: NVIDIA, CUDA Compatibility, forward compatibility: data-center GPUs alone take such a library, and
     with drivers of some branches; others end with error 804.
     """
-    found = _compat_libraries(contents)
-    if not found or not bare.driver:
+    versions = _compat_libraries(contents)
+    if not versions or not bare.driver:
         return None
-    newest = found[0]
-    told = f"libcuda.so {newest} is here for older drivers, which data-center GPUs alone take"
+    newest = versions[0]
+    note = f"libcuda.so {newest} is here for older drivers, which data-center GPUs alone take"
     if older(newest, bare.driver):
         return None
     if not driver:
-        return replace(bare, driver_reason=f"{bare.driver_reason}; {told}")
+        return replace(bare, driver_reason=f"{bare.driver_reason}; {note}")
     if not older(driver, bare.driver) or gpu_refusal(bare.capability, driver)[0]:
         return None
     why = f"driver {driver} is older than {bare.driver}, {bare.driver_reason}"
@@ -359,13 +361,13 @@ def _forward(bare: Prediction, contents: ScanResult, driver: str, gpu: str) -> P
         reason = f"{why}, and libcuda.so {newest} is for drivers {', '.join(branches)}"
         return replace(bare, answer=Compatibility.NO, reason=reason)
     if _GEFORCE.match(gpu):
-        return replace(bare, answer=Compatibility.NO, reason=f"{why}; {told}, and {gpu} is none")
+        return replace(bare, answer=Compatibility.NO, reason=f"{why}; {note}, and {gpu} is none")
     if branches and (bare.capability.major, bare.capability.minor) in _DATA_CENTER:
         how = (
             f"with driver {driver} by forward compatibility: libcuda.so {newest} must come first in the path"
         )
         return replace(bare, reason=f"{bare.reason}; {how}")
-    reason = f"{why}, but {told}"
+    reason = f"{why}, but {note}"
     return replace(bare, answer=Compatibility.UNKNOWN, reason=reason, driver="", driver_reason="")
 
 
@@ -524,12 +526,12 @@ def _alone(library: GpuLibrary, framework: Framework, capability: Capability) ->
         for modules in generic_modules(library)
         if all(runs(code, capability) is SupportLevel.NONE for code in modules.codes)
     ]
-    for one in framework.on_demand:
-        begins = one.begins
-        if begins is not None and matches(library.path, (one.library,)):
+    for row in framework.on_demand:
+        begins = row.begins
+        if begins is not None and matches(library.path, (row.library,)):
             oldest = [min(code.architecture or begins for code in modules.codes) for modules in lacking]
             if all(begins <= architecture for architecture in oldest):
-                return one.what
+                return row.what
     return ""
 
 
@@ -599,8 +601,8 @@ def _no_code(part: _LibraryPrediction, capability: Capability) -> str:
     if codes and all(code.kind is CodeKind.LTO for code in codes):
         return f"{_name(part.library.path)} holds LTO-IR alone, which only a linker can use"
     if not codes:
-        found = f": {part.library.unread}" if part.library.unread else ""
-        return f"{_name(part.library.path)} holds no code that a scan can read{found}"
+        unread = f": {part.library.unread}" if part.library.unread else ""
+        return f"{_name(part.library.path)} holds no code that a scan can read{unread}"
     usual = " ".join(map(str, usual_codes(part.library)))
     ptx = "" if any(code.kind is CodeKind.PTX for code in codes) else " and no PTX"
     return f"{_name(part.library.path)} has no code for {capability}, only {usual}{ptx}"
@@ -615,8 +617,8 @@ def _have(count: int) -> str:
     return "has" if count == 1 else "have"
 
 
-def _total(one: LibrarySupport) -> int:
-    return one.native + one.ptx + one.without
+def _total(support: LibrarySupport) -> int:
+    return support.native + support.ptx + support.without
 
 
 def _lacking(parts: list[_LibraryPrediction]) -> str:
@@ -625,15 +627,15 @@ def _lacking(parts: list[_LibraryPrediction]) -> str:
     none = [_name(part.library.path) for part in whole if part.reach.reach is SupportLevel.NONE]
     some = [_some_code(part) for part in whole if part.reach.reach is SupportLevel.PARTIAL]
     names = f"{_join(none[:3])}{', ...' if len(none) > 3 else ''}"
-    shown = [f"{names} {_have(len(none))} no code for it"] if none else []
-    return "; ".join([*shown, *some[:2], *damaged[:1]])
+    sentences = [f"{names} {_have(len(none))} no code for it"] if none else []
+    return "; ".join([*sentences, *some[:2], *damaged[:1]])
 
 
 def _serving(library: GpuLibrary, capability: Capability, way: SupportLevel) -> str:
     """The code that serves a capability in most of the modules; of several in one the newest."""
     best: dict[str, int] = {}
     generic = generic_modules(library)
-    if all(runs(code, capability) is not way for one in generic for code in one.codes):
+    if all(runs(code, capability) is not way for module in generic for code in module.codes):
         generic = library.modules  # the objects of a linked module
     for modules in generic:
         fitting = [code for code in modules.codes if runs(code, capability) is way]

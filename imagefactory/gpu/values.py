@@ -24,8 +24,8 @@ def slice_of(name: str) -> str:
 
     Sources: NVIDIA, MIG User Guide, "MIG Device Names"; NVIDIA, Virtual GPU Software User Guide.
     """
-    found = PROFILE.search(name[:200].lower())
-    return found[0] if found else "mig" if re.search(r"\bmig\b", name[:200].lower()) else ""
+    match = PROFILE.search(name[:200].lower())
+    return match[0] if match else "mig" if re.search(r"\bmig\b", name[:200].lower()) else ""
 
 
 def row_of(capability: object, part: str) -> str:

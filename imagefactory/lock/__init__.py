@@ -1,27 +1,28 @@
-"""Locking: from a target to the exact packages of its image, and where they are found again.
+"""Locking: from a target to the exact packages of its image, and to their addresses.
 
-files.py knows the files of a lock whatever source its packages come from, content_hash.py what makes one
-stale. pypi/ locks wheels with uv, conda/ conda's packages with py-rattler, debian/ the packages of a base
-with apt. download.py fetches what is locked.
+files.py reads and writes the files of a lock, content_hash.py says what makes one stale. pypi/ locks wheels
+with uv, conda/ conda packages with py-rattler, debian/ the packages of a base with apt. download.py fetches
+locked packages.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
+from imagefactory.lock.content_hash import content_hash
 from imagefactory.model import BaseSpec, Lock, Target
 from imagefactory.progress import Progress
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LockRequest:
-    """What to lock.
+    """What to solve.
 
-    `previous` is the lock as it stands, if there is one. While nothing that decides it has changed it
-    is kept; `update` names packages that may move all the same, `update_all` lets every one move. `under`
-    is the lock of the target that this one is built on, of which every package stays. `absent` are pins
-    (`name==version`) of wheels that others may require and that are left out.
+    `previous` is the present lock: its packages are preferred, except those that `update` names; with
+    `update_all` all may move. `under` is the lock of the parent target, whose packages all stay. `absent` are
+    pins (`name==version`) of wheels that others may require and that are omitted.
     """
 
     target: Target
@@ -32,9 +33,14 @@ class LockRequest:
     under: Lock | None = None
     absent: tuple[str, ...] = ()
 
+    @cached_property
+    def content_hash(self) -> str:
+        """The content hash of the solution's lock."""
+        return content_hash(self.target, self.base, self.under)
+
 
 def requirements_of(target: Target, source: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Requirements and constraints of what `target` has from `source`, but for conda's Python."""
+    """Return the target's requirements and constraints for packages of `source`, without conda's Python."""
     if source == target.source:
         return target.requirements, target.constraints
     return (target.pip, ()) if source == "pypi" else ((), ())
@@ -42,11 +48,10 @@ def requirements_of(target: Target, source: str) -> tuple[tuple[str, ...], tuple
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutdatedPackage:
-    """A package locked behind the newest release that the recipe's own bounds allow, and why.
+    """A package locked at an older release than the newest that the recipe's own bounds allow, and why.
 
-    With `asked` the recipe names it and the lock is refused; `accept` is the bound that the recipe then
-    writes to want no newer one. `build` is the requirement that has no wheel and could be built, empty for
-    none.
+    With `asked` the recipe names it and the lock is rejected; `accept` is the bound that accepts the old
+    release in the recipe. `build` is the requirement that has no wheel and could be built, empty for none.
     """
 
     name: str
@@ -62,13 +67,13 @@ class OutdatedPackage:
 
 
 class Locker(Protocol):
-    """One source of packages."""
+    """The solver of one source of packages."""
 
     def lock(self, request: LockRequest, progress: Progress) -> Lock:
-        """The solved environment of a target. Raises LockError, or ToolError without its solver."""
+        """Solve the environment of a target. Raises LockError, or ToolError without its solver."""
 
     def behind(self, request: LockRequest, lock: Lock, progress: Progress) -> tuple[OutdatedPackage, ...]:
-        """What of a solution for `request` is far behind what its source has. Raises like `lock`."""
+        """Return the outdated packages of a solution for `request`. Raises like `lock`."""
 
     def addresses(self, lock: Lock) -> dict[str, str]:
-        """Where each locked file is now: file name -> URL. Raises LockError for a file that is gone."""
+        """Return the present URL of each locked file, by file name. Raises LockError for a missing file."""

@@ -116,9 +116,9 @@ class PackageCache:
         DownloadError for a file that cannot be had with the locked size and hash and for a full disk; what
         has come until then is kept and the next call goes on from there.
         """
-        wanted = tuple(packages)
-        paths = {package: self.path(package) for package in wanted}
-        missing = self.missing(wanted, verify=verify)
+        requested = tuple(packages)
+        paths = {package: self.path(package) for package in requested}
+        missing = self.missing(requested, verify=verify)
         arrivals = arrivals or PendingDownloads(paths.items())
         for package in paths.keys() - set(missing):
             arrivals.tell(package)
@@ -194,13 +194,13 @@ class PackageCache:
                 ]
                 futures = [pool.submit(transfer.run) for transfer in transfers]
                 try:
-                    done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+                    finished, _ = wait(futures, return_when=FIRST_EXCEPTION)
                 finally:  # an error or an interrupt: the other transfers end at their next chunk
                     if any(not future.done() or future.exception() for future in futures):
                         arrivals.stop.set()
                     for future in futures:
                         future.cancel()
-                errors = [future.exception() for future in futures if future in done]
+                errors = [future.exception() for future in futures if future in finished]
                 failed = [
                     error for error in errors if error and not isinstance(error, _DownloadCancelledError)
                 ]
@@ -280,36 +280,33 @@ class _Transfer:
 
     def _download(self) -> str:
         """The whole file in `part`; returns its sha256. Gives up after so many failures without progress."""
-        failures, most = 0, self._part_size()
-        while True:
-            try:
-                return self._continue()
-            except RejectedError as error:
-                gone = f"imagefactory lock TARGET --update {self.package.name}"
-                denied = "set the user and password of the index (in its URL or in ~/.netrc)"
-                if isinstance(self.package, LockedCondaPackage):
-                    denied = "write a login for the channel's host in ~/.netrc or ~/.rattler/credentials.json"
-                other = "check the index, proxy and certificates: imagefactory doctor"
-                hints = {401: denied, 403: denied, 404: gone, 410: gone}
-                raise DownloadError(
-                    "download-rejected",
-                    f"{self._title()}: {error}",
-                    hint=hints.get(error.status, other),
-                ) from error
-            except TransientError as error:
-                failures = 1 if self._part_size() > most else failures + 1
-                most = max(most, self._part_size())
-                if failures >= self.patience.attempts:
-                    raise DownloadError(
-                        "download-failed",
-                        f"{self._title()}: {error} ({failures} times in a row)",
-                        hint="run the same command again later: the download continues",
-                    ) from error
-                if self.arrivals.stop.wait(self.patience.wait(failures, error.after)):
-                    raise _DownloadCancelledError from error
+        try:
+            return self.patience.retry(
+                self._continue, progress=self._part_size, sleep=self.arrivals.stop.wait
+            )
+        except RejectedError as error:
+            gone = f"imagefactory lock TARGET --update {self.package.name}"
+            denied = "set the user and password of the index (in its URL or in ~/.netrc)"
+            if isinstance(self.package, LockedCondaPackage):
+                denied = "write a login for the channel's host in ~/.netrc or ~/.rattler/credentials.json"
+            other = "check the index, proxy and certificates: imagefactory doctor"
+            hints = {401: denied, 403: denied, 404: gone, 410: gone}
+            raise DownloadError(
+                "download-rejected",
+                f"{self._title()}: {error}",
+                hint=hints.get(error.status, other),
+            ) from error
+        except TransientError as error:
+            raise DownloadError(
+                "download-failed",
+                f"{self._title()}: {error}",
+                hint="run the same command again later: the download continues",
+            ) from error
 
     def _continue(self) -> str:
         """Go on from the bytes in `part`, once; returns the sha256 of the whole."""
+        if self.arrivals.stop.is_set():
+            raise _DownloadCancelledError
         size, digest = self.package.size, hashlib.sha256()
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(self.part, flags, 0o644), "ab") as file:
@@ -369,10 +366,12 @@ class _Transfer:
             with self.web.open(self.url, headers=headers) as response:
                 start, whole = 0, read_count(response.headers.get("Content-Length", ""))
                 if response.status_code == 206:
-                    told = response.headers.get("Content-Range", "")
-                    if told != f"bytes {position}-{size - 1}/{size}":
+                    content_range = response.headers.get("Content-Range", "")
+                    if content_range != f"bytes {position}-{size - 1}/{size}":
                         self.part.unlink(missing_ok=True)
-                        raise TransientError(f"{redact(self.url)} answered with the wrong range '{told}'")
+                        raise TransientError(
+                            f"{redact(self.url)} answered with the wrong range '{content_range}'"
+                        )
                     start = position
                 elif whole not in (None, size):
                     raise RejectedError(f"{redact(self.url)} has {whole} bytes, the lock says {size}")

@@ -127,18 +127,18 @@ class ComboCell:
 
 
 def columns(
-    entries: Iterable[ComboEntry], told: Iterable[SweepNodeState] = (), asked: Iterable[Capability] = ()
+    entries: Iterable[ComboEntry], nodes: Iterable[SweepNodeState] = (), requested: Iterable[Capability] = ()
 ) -> tuple[Capability, ...]:
     """The capabilities of a table: asked about, required by a recipe, tried, or spoken of by a verdict."""
-    found = {*asked, *(one.capability for one in told)}
+    capabilities = {*requested, *(node.capability for node in nodes)}
     for entry in entries:
-        found |= {*entry.required, *_capabilities(entry.judged)}
-        found |= {parse_capability(row.capability) for row in entry.revoked if row.capability}
-    return tuple(sorted(found))
+        capabilities |= {*entry.required, *_capabilities(entry.judged)}
+        capabilities |= {parse_capability(row.capability) for row in entry.revoked if row.capability}
+    return tuple(sorted(capabilities))
 
 
 def make_combos(
-    entries: Iterable[ComboEntry], told: Iterable[SweepNodeState], capabilities: Sequence[Capability]
+    entries: Iterable[ComboEntry], nodes: Iterable[SweepNodeState], capabilities: Sequence[Capability]
 ) -> tuple[ComboCell, ...]:
     """Every entry on every capability.
 
@@ -147,12 +147,12 @@ def make_combos(
     `not-tested`) does not replace the outcome of an earlier job: its machine may only be away.
     """
     tried: dict[tuple[str, Capability], list[SweepNodeState]] = {}
-    for one in sorted(told, key=lambda one: (one.outcome not in _NO_JOB, one.made), reverse=True):
-        tried.setdefault((one.target, one.capability), []).append(one)
+    for node in sorted(nodes, key=lambda row: (row.outcome not in _NO_JOB, row.made), reverse=True):
+        tried.setdefault((node.target, node.capability), []).append(node)
     combos = []
     for entry in entries:
         for capability in capabilities:
-            of_it = (one for one in tried.get((entry.target, capability), ()) if one.concerns(entry))
+            of_it = (node for node in tried.get((entry.target, capability), ()) if node.concerns(entry))
             combos.append(_combo(entry, capability, next(of_it, None)))
     return tuple(combos)
 
@@ -163,15 +163,15 @@ def _capabilities(judged: Iterable[tuple[VerificationResult, ...]]) -> set[Capab
 
 
 def _signed(judged: Iterable[tuple[VerificationResult, ...]]) -> Iterator[tuple[Capability, Verdict]]:
-    for one in chain.from_iterable(judged):
-        device = one.verdict.report.device if one.verdict else None
-        if one.standing is VerdictStatus.GOOD and one.verdict and device and not device.part:
+    for judgement in chain.from_iterable(judged):
+        device = judgement.verdict.report.device if judgement.verdict else None
+        if judgement.standing is VerdictStatus.GOOD and judgement.verdict and device and not device.part:
             with contextlib.suppress(ValueError):  # a capability that is none says nothing of any
-                yield parse_capability(device.capability), one.verdict
+                yield parse_capability(device.capability), judgement.verdict
 
 
-def _combo(entry: ComboEntry, capability: Capability, told: SweepNodeState | None) -> ComboCell:
-    state, cause, basis, reason, source, driver = _combo_facts(entry, capability, told)
+def _combo(entry: ComboEntry, capability: Capability, node: SweepNodeState | None) -> ComboCell:
+    state, cause, basis, reason, source, driver = _combo_facts(entry, capability, node)
     return ComboCell(
         target=entry.target,
         framework=family_label(entry.framework),
@@ -190,8 +190,8 @@ def _combo(entry: ComboEntry, capability: Capability, told: SweepNodeState | Non
 _ComboFacts = tuple[ComboState, str, str, str, str, str]
 
 
-def _combo_facts(entry: ComboEntry, capability: Capability, told: SweepNodeState | None) -> _ComboFacts:
-    claims = [found for one in entry.judged if (found := verified_claims(one).get(capability))]
+def _combo_facts(entry: ComboEntry, capability: Capability, node: SweepNodeState | None) -> _ComboFacts:
+    claims = [claim for judgement in entry.judged if (claim := verified_claims(judgement).get(capability))]
     for claim in claims:
         if claim.answer is Compatibility.YES:
             return ComboState.VALID, "", VERIFIED, claim.reason, claim.source, claim.driver
@@ -203,12 +203,12 @@ def _combo_facts(entry: ComboEntry, capability: Capability, told: SweepNodeState
     for row in entry.revoked:
         if row.capability in ("", str(capability)):
             source = f"revocation of key {row.keyid[:12]}"
-            return ComboState.FAILED, REVOKED, VERIFIED, row.said, source, ""
-    if told is not None and told.outcome is Outcome.VERIFIED:
+            return ComboState.FAILED, REVOKED, VERIFIED, row.summary, source, ""
+    if node is not None and node.outcome is Outcome.VERIFIED:
         why = f"a run said verified, and no verdict of it counts: {_invalid_reason(entry, capability)}"
-        return ComboState.NOT_TESTED, Outcome.NOT_TESTED, "", why, told.source, ""
-    if told is not None and told.outcome is not Outcome.NOT_TESTED:
-        return _state(told.outcome), told.outcome, REPORTED, told.reason, told.source, ""
+        return ComboState.NOT_TESTED, Outcome.NOT_TESTED, "", why, node.source, ""
+    if node is not None and node.outcome is not Outcome.NOT_TESTED:
+        return _state(node.outcome), node.outcome, REPORTED, node.reason, node.source, ""
     ruling = entry.rulings.get(capability)
     if ruling is not None and ruling.pruned and ruling.claim is not None:
         by = ruling.claim
@@ -230,10 +230,10 @@ def _newest_other_outcome(
     judged: Iterable[tuple[VerificationResult, ...]], capability: Capability
 ) -> _ComboFacts | None:
     """The newest signed word that is no claim about the image itself (`timeout`, an old driver)."""
-    found = [verdict for where, verdict in _signed(judged) if where == capability]
-    if not found:
+    verdicts = [verdict for where, verdict in _signed(judged) if where == capability]
+    if not verdicts:
         return None
-    newest = max(found, key=lambda verdict: (verdict.issued, verdict.digest))
+    newest = max(verdicts, key=lambda verdict: (verdict.issued, verdict.digest))
     report = newest.report
     driver = report.hardware.driver if report.hardware else ""
     reason = f"driver {driver}, {report.ended:%Y-%m-%d}: {report.reason}"
@@ -244,12 +244,12 @@ def _newest_other_outcome(
 def _invalid_reason(entry: ComboEntry, capability: Capability) -> str:
     """Why the verdicts there are do not count."""
     words = {
-        one.standing.value
-        for one in chain.from_iterable(entry.judged)
-        if one.standing is not VerdictStatus.GOOD
-        and one.verdict
-        and one.verdict.report.device
-        and one.verdict.report.device.row == str(capability)
+        judgement.standing.value
+        for judgement in chain.from_iterable(entry.judged)
+        if judgement.standing is not VerdictStatus.GOOD
+        and judgement.verdict
+        and judgement.verdict.report.device
+        and judgement.verdict.report.device.row == str(capability)
     }
     return ", ".join(sorted(words)) or "there is none"
 
@@ -271,7 +271,7 @@ def unite(combos: Iterable[ComboCell]) -> tuple[ComboCell, ...]:
     It is valid where any of them is. A verdict that says no weighs more than a target that was not tested,
     and that more than what became of another one in a sweep, or what is foretold of it.
     """
-    ordered = sorted(combos, key=lambda one: (order(one), _rank(one), one.target))
+    ordered = sorted(combos, key=lambda cell: (order(cell), _rank(cell), cell.target))
     return tuple(next(alike) for _, alike in groupby(ordered, key=order))
 
 
@@ -321,10 +321,10 @@ def make_ranges(combos: Iterable[ComboCell]) -> tuple[VersionRange, ...]:
     A version is valid where it is with any CUDA, else in the state that leaves the most open.
     """
     groups = groupby(
-        sorted(unite(combos), key=lambda one: (one.framework, one.capability, natural(one.version))),
-        key=lambda one: (one.framework, one.capability),
+        sorted(unite(combos), key=lambda cell: (cell.framework, cell.capability, natural(cell.version))),
+        key=lambda cell: (cell.framework, cell.capability),
     )
-    return tuple(found for (_, _), some in groups for found in _ranges(list(some)))
+    return tuple(row for (_, _), some in groups for row in _ranges(list(some)))
 
 
 _MOST_OPEN = (
@@ -352,11 +352,11 @@ def _ranges(combos: Sequence[ComboCell]) -> Iterator[VersionRange]:
             state=run[0][1],
         )
 
-    for version, some in groupby(combos, key=lambda one: one.version):
+    for version, some in groupby(combos, key=lambda cell: cell.version):
         alike = list(some)
-        states = {one.state for one in alike}
-        state = next(one for one in _MOST_OPEN if one in states)
-        cuda = tuple(one.cuda for one in alike if one.state is state)
+        states = {combo.state for combo in alike}
+        state = next(combo for combo in _MOST_OPEN if combo in states)
+        cuda = tuple(combo.cuda for combo in alike if combo.state is state)
         if run and not (run[-1][1] is state and neighbours(framework, run[-1][0], version)):
             yield close()
             run = []
@@ -370,15 +370,15 @@ def neighbours(framework: str, lower: str, upper: str) -> bool:
     if minor_of(lower) == minor_of(upper):
         return True  # 2.3 and 2.3.1: patches of the same
     releases = knowledge.releases(knowledge.families().get(framework, framework))
-    minors = {minor_of(one.version) for one in releases}
+    minors = {minor_of(minor.version) for minor in releases}
     if minor_of(lower) in minors and minor_of(upper) in minors:
-        return not any(minor_of(lower) < one < minor_of(upper) for one in minors)
+        return not any(minor_of(lower) < minor < minor_of(upper) for minor in minors)
     (major, minor), (other, next_minor) = minor_of(lower), minor_of(upper)
     return major == other and next_minor == minor + 1
 
 
 def minor_of(version: str) -> tuple[int, int]:
     """`(2, 3)` of `2.3.1`; what is not written counts as 0."""
-    numbers = [int(one) for one in re.findall(r"[0-9]+", version, re.ASCII)[:2]]
+    numbers = [int(digits) for digits in re.findall(r"[0-9]+", version, re.ASCII)[:2]]
     first, second, *_ = [*numbers, 0, 0]
     return first, second

@@ -53,9 +53,9 @@ class CoverCandidate:
 
     @property
     def title(self) -> str:
-        asked = self.question
-        made_for = platform_of(asked.cuda) if asked.cuda else "CUDA not known"
-        return self.name or f"{asked.framework} {asked.version}, {made_for}"
+        question = self.question
+        made_for = platform_of(question.cuda) if question.cuda else "CUDA not known"
+        return self.name or f"{question.framework} {question.version}, {made_for}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +73,11 @@ class CompatGpu:
 
     @property
     def title(self) -> str:
-        told = "" if self.name == str(self.capability) else f"{self.name}, "
+        name = "" if self.name == str(self.capability) else f"{self.name}, "
         kind = "processor" if self.capability.processor else "compute capability"
         beside = f", beside {self.host}" if self.host else ""
         driver = f", driver {self.driver}" if self.driver else ""
-        return f"{told}{kind} {self.capability}{beside}{driver}"
+        return f"{name}{kind} {self.capability}{beside}{driver}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,21 +90,21 @@ class CompatRow:
 
 def rows(candidates: Iterable[CoverCandidate], gpus: Sequence[CompatGpu]) -> tuple[CompatRow, ...]:
     """Every candidate judged on every GPU, in the order given."""
-    asked = {(gpu.capability, gpu.driver, gpu.host): gpu for gpu in gpus}
-    made = []
-    for one in candidates:
-        cells = {key: cell(one, gpu) for key, gpu in asked.items()}
-        found = tuple(cells[gpu.capability, gpu.driver, gpu.host] for gpu in gpus)
-        made.append(CompatRow(candidate=one, cells=found))
-    return tuple(made)
+    distinct = {(gpu.capability, gpu.driver, gpu.host): gpu for gpu in gpus}
+    rows = []
+    for candidate in candidates:
+        cells = {key: cell(candidate, gpu) for key, gpu in distinct.items()}
+        row = tuple(cells[gpu.capability, gpu.driver, gpu.host] for gpu in gpus)
+        rows.append(CompatRow(candidate=candidate, cells=row))
+    return tuple(rows)
 
 
 def cell(candidate: CoverCandidate, gpu: CompatGpu) -> Cell:
     question = replace(candidate.question, capability=gpu.capability, driver=gpu.driver, host=gpu.host)
     claims = {**candidate.evidence.verified, **verified_claims(candidate.verdicts, gpu.driver)}
-    made = answer_cell(question, replace(candidate.evidence, verified=claims))
-    newer = run_time_claim(made, candidate.evidence)
-    return replace(made, warnings=(*made.warnings, newer)) if newer else made
+    answer = answer_cell(question, replace(candidate.evidence, verified=claims))
+    newer = run_time_claim(answer, candidate.evidence)
+    return replace(answer, warnings=(*answer.warnings, newer)) if newer else answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,9 +139,9 @@ def candidate_of(target: Target, known: TargetEvidence) -> CoverCandidate:
 
 def _has_locked_packages(image: ScanResult, question: CellQuery) -> bool:
     """Whether an image has the locked version of every package of the lock that it names."""
-    held = {one.name: one.version for one in image.packages}
-    both = [(name, version) for name, version in question.packages if name in held]
-    return bool(both) and all(held[name] == version for name, version in both)
+    installed = {package.name: package.version for package in image.packages}
+    both = [(name, version) for name, version in question.packages if name in installed]
+    return bool(both) and all(installed[name] == version for name, version in both)
 
 
 def releases(framework: str) -> tuple[CoverCandidate, ...]:
@@ -162,17 +162,17 @@ def exact_releases(text: str, cuda: str = "") -> tuple[CoverCandidate, ...]:
 
     Of a version that is not known there is one, with no CUDA. Raises UsageError for what names no version.
     """
-    found = _RELEASE.fullmatch(text.strip())
-    if not found:
+    match = _RELEASE.fullmatch(text.strip())
+    if not match:
         raise UsageError(
             "release-invalid", f"'{text[:60]}' has no version", hint="write torch==2.6, or torch==2.6.0+cu124"
         )
-    framework, version, local = canonicalize_name(found[1]), found[2], found[3] or ""
-    told = f"{local[:-1]}.{local[-1]}" if local else ""
-    if cuda and told and cuda != told:
+    framework, version, local = canonicalize_name(match[1]), match[2], match[3] or ""
+    local_cuda = f"{local[:-1]}.{local[-1]}" if local else ""
+    if cuda and local_cuda and cuda != local_cuda:
         raise UsageError(
             "option-conflict",
-            f"{text} is a build for CUDA {told}, not for {cuda}",
+            f"{text} is a build for CUDA {local_cuda}, not for {cuda}",
             hint="remove one of the CUDA versions",
         )
     known = {row.cuda for row in knowledge.releases(framework) if _overlap(row.version, version)}
@@ -181,22 +181,27 @@ def exact_releases(text: str, cuda: str = "") -> tuple[CoverCandidate, ...]:
         CoverCandidate(
             name="",
             group=framework,
-            question=CellQuery(framework=framework, version=version, cuda=one, capability=ANY),
+            question=CellQuery(framework=framework, version=version, cuda=version_cuda, capability=ANY),
         )
-        for one in ({cuda or told} if cuda or told else known or {""})
+        for version_cuda in ({cuda or local_cuda} if cuda or local_cuda else known or {""})
     )
 
 
-def _overlap(one: str, other: str) -> bool:
-    return covers(one, other) or covers(other, one)
+def _overlap(first: str, other: str) -> bool:
+    return covers(first, other) or covers(other, first)
 
 
 def with_releases(candidates: Iterable[CoverCandidate], framework: str) -> tuple[CoverCandidate, ...]:
     """Candidates and all versions x CUDA of their framework that none of them is, the newest first."""
     own = tuple(candidates)
-    made = {(one.question.framework, one.question.version, one.question.cuda) for one in own}
+    built = {
+        (candidate.question.framework, candidate.question.version, candidate.question.cuda)
+        for candidate in own
+    }
     more = (
-        one for one in releases(framework) if (framework, one.question.version, one.question.cuda) not in made
+        candidate
+        for candidate in releases(framework)
+        if (framework, candidate.question.version, candidate.question.cuda) not in built
     )
     return newest_first((*own, *more))
 
@@ -205,9 +210,14 @@ def columns(*, amd: bool = False) -> tuple[CompatGpu, ...]:
     """The capabilities of GPUs that are cards of their own, with any driver. Tables leave out what is
     soldered beside an ARM processor (rule R2 names them): no image of x86-64 runs there. With `amd` the
     processors of those that AMD sells."""
-    cuda = (one for one in knowledge.capabilities() if one not in INTEGRATED and one >= OLDEST)
+    cuda = (
+        capability
+        for capability in knowledge.capabilities()
+        if capability not in INTEGRATED and capability >= OLDEST
+    )
     return tuple(
-        CompatGpu(name=str(one), capability=one) for one in (knowledge.processors() if amd else cuda)
+        CompatGpu(name=str(capability), capability=capability)
+        for capability in (knowledge.processors() if amd else cuda)
     )
 
 
@@ -216,7 +226,7 @@ def newest_first(candidates: Iterable[CoverCandidate]) -> tuple[CoverCandidate, 
     return tuple(
         sorted(
             candidates,
-            key=lambda one: (natural(one.question.version), natural(one.question.cuda)),
+            key=lambda candidate: (natural(candidate.question.version), natural(candidate.question.cuda)),
             reverse=True,
         )
     )
@@ -237,8 +247,8 @@ def serves(cell: Cell) -> bool:
 def by_group(candidates: Iterable[CoverCandidate]) -> tuple[tuple[str, tuple[CoverCandidate, ...]], ...]:
     """Candidates by the group of which one alone is wanted, in the order of its first."""
     groups: dict[str, list[CoverCandidate]] = {}
-    for one in candidates:
-        groups.setdefault(one.group, []).append(one)
+    for candidate in candidates:
+        groups.setdefault(candidate.group, []).append(candidate)
     return tuple((group, tuple(some)) for group, some in groups.items())
 
 
@@ -281,20 +291,21 @@ def cover(group: str, candidates: Sequence[CoverCandidate], gpus: Sequence[Compa
     table = rows(newest_first(candidates), gpus)
     best = [min((_rank(row.cells[index]) for row in table), default=_NOT) for index in range(len(gpus))]
     graded = [
-        {i: _grade(one) for i, one in enumerate(row.cells) if _rank(one) == best[i] < _NOT} for row in table
+        {i: _grade(cell) for i, cell in enumerate(row.cells) if _rank(cell) == best[i] < _NOT}
+        for row in table
     ]
     chosen = fewest(graded)
-    given: dict[int, list[tuple[CompatGpu, Cell]]] = {index: [] for index in chosen}
+    cells: dict[int, list[tuple[CompatGpu, Cell]]] = {index: [] for index in chosen}
     for number, gpu in enumerate(gpus):
         able = [index for index in chosen if number in graded[index]]
         if able:
             first = min(able, key=lambda index: (graded[index][number], index))
-            given[first].append((gpu, table[first].cells[number]))
+            cells[first].append((gpu, table[first].cells[number]))
     served = frozenset[int]().union(*graded)
     return Cover(
         group=group,
         images=tuple(
-            CoverChoice(candidate=table[index].candidate, serves=tuple(given[index])) for index in chosen
+            CoverChoice(candidate=table[index].candidate, serves=tuple(cells[index])) for index in chosen
         ),
         unserved=tuple(_unserved(table, i, gpu) for i, gpu in enumerate(gpus) if i not in served),
     )
@@ -314,8 +325,10 @@ def fewest(graded: Sequence[Mapping[int, Grade]]) -> tuple[int, ...]:
     ]
     union = frozenset[int]().union(*graded)
     holders = {frozenset(index for index in useful if element in graded[index]) for element in union}
-    needed = sorted(sorted(one) for one in holders if not any(other < one for other in holders))
-    sets = [frozenset(i for i, one in enumerate(needed) if index in one) for index in range(len(graded))]
+    needed = sorted(sorted(holder) for holder in holders if not any(other < holder for other in holders))
+    sets = [
+        frozenset(i for i, holder in enumerate(needed) if index in holder) for index in range(len(graded))
+    ]
     elements = frozenset(range(len(needed)))
     for size in range(len(useful) + 1):
         if covers := _of_size(sets, useful, elements, size):
@@ -323,12 +336,12 @@ def fewest(graded: Sequence[Mapping[int, Grade]]) -> tuple[int, ...]:
     return ()
 
 
-def _replaces(one: Mapping[int, Grade], other: Mapping[int, Grade]) -> bool:
-    return all(element in one and one[element] <= grade for element, grade in other.items())
+def _replaces(grades: Mapping[int, Grade], other: Mapping[int, Grade]) -> bool:
+    return all(element in grades and grades[element] <= grade for element, grade in other.items())
 
 
 def _cost(chosen: Sequence[Mapping[int, Grade]], union: Iterable[int]) -> Grade:
-    grades = [min(one[element] for one in chosen if element in one) for element in union]
+    grades = [min(grades_of[element] for grades_of in chosen if element in grades_of) for element in union]
     return sum(first for first, _ in grades), sum(second for _, second in grades)
 
 
@@ -343,8 +356,8 @@ def _of_size(
         if not missing:
             covers.add(chosen)
             return
-        left = size - len(chosen)
-        if left * max(len(sets[index] & missing) for index in useful) < len(missing):
+        free = size - len(chosen)
+        if free * max(len(sets[index] & missing) for index in useful) < len(missing):
             return
         rarest = min(missing, key=lambda element: (sum(element in sets[index] for index in useful), element))
         for index in useful:

@@ -160,18 +160,18 @@ def _text(node: YamlNode, key: str, pattern: str, reader: NodeReader) -> str:
 
 def _host(node: YamlNode, only: str, reader: NodeReader) -> str:
     """The architecture that a file says; `only` is the one of a GPU that comes with no other."""
-    told = _ARCHITECTURES.get(node.text, "") if node.kind == "text" else ""
-    if not told:
-        said = show(node.text) if node.kind == "text" else node.called
-        reader.fault(node.where, "value-invalid", f"'arch' cannot be {said}", "write amd64 or arm64")
-    elif only and told != only:
+    architecture = _ARCHITECTURES.get(node.text, "") if node.kind == "text" else ""
+    if not architecture:
+        value = show(node.text) if node.kind == "text" else node.called
+        reader.fault(node.where, "value-invalid", f"'arch' cannot be {value}", "write amd64 or arm64")
+    elif only and architecture != only:
         reader.fault(
             node.where,
             "arch-mismatch",
             f"that GPU comes with {only} alone",
             f"write arch: {only}, or leave it out",
         )
-    return told
+    return architecture
 
 
 def _driver(node: YamlNode, reader: NodeReader) -> str:
@@ -192,11 +192,11 @@ def _capability(node: YamlNode, reader: NodeReader) -> Capability | None:
     try:
         return parse_capability(node.text)
     except ValueError:
-        said = show(node.text) if node.kind == "text" else node.called
+        value = show(node.text) if node.kind == "text" else node.called
         reader.fault(
             node.where,
             "value-invalid",
-            f"'capability' cannot be {said}",
+            f"'capability' cannot be {value}",
             "write 8.6, as nvidia-smi's compute_cap shows, or gfx90a",
         )
     return None
@@ -205,11 +205,11 @@ def _capability(node: YamlNode, reader: NodeReader) -> Capability | None:
 def _count(node: YamlNode, reader: NodeReader) -> int:
     if node.kind == "text" and re.fullmatch(r"[1-9][0-9]{0,6}", node.text) and int(node.text) <= MAX_COUNT:
         return int(node.text)
-    said = show(node.text) if node.kind == "text" else node.called
+    value = show(node.text) if node.kind == "text" else node.called
     reader.fault(
         node.where,
         "value-invalid",
-        f"'count' cannot be {said}",
+        f"'count' cannot be {value}",
         f"write a whole number from 1 to {MAX_COUNT}",
     )
     return 1

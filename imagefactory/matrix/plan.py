@@ -210,28 +210,28 @@ class VerificationPlan:
         return tuple(cell for target in self.targets for cell in target.cells)
 
 
-def make_plan(given: PlanInput) -> VerificationPlan:
+def make_plan(inputs: PlanInput) -> VerificationPlan:
     """Every target with every cell of its own, each planned or said why not."""
-    targets = tuple(_plan_target(stage, given) for stage in given.stages)
-    unused = unused_rules(given.allow, (cell.ruling for target in targets for cell in target.cells))
-    return VerificationPlan(targets=targets, on_gpus=bool(given.devices), unused=unused)
+    targets = tuple(_plan_target(stage, inputs) for stage in inputs.stages)
+    unused = unused_rules(inputs.allow, (cell.ruling for target in targets for cell in target.cells))
+    return VerificationPlan(targets=targets, on_gpus=bool(inputs.devices), unused=unused)
 
 
-def _plan_target(stage: TargetStatus, given: PlanInput) -> PlannedTarget:
+def _plan_target(stage: TargetStatus, inputs: PlanInput) -> PlannedTarget:
     """A target for CPUs alone has no cell: it is to build, or there."""
     required = tuple(parse_capability(text) for text in stage.target.capabilities)
-    devices = given.devices or tuple(PlanGpu(capability=capability) for capability in required)
+    devices = inputs.devices or tuple(PlanGpu(capability=capability) for capability in required)
     cells = []
     for device in devices if stage.target.gpu else ():
-        asked = cell_query(stage.target, stage.lock, device.capability, device.oldest_driver)
-        unsaid = "amd64" if given.on_machines and given.devices and asked.platform == "arm64" else ""
-        question = replace(asked, host=device.host or unsaid)
+        query = cell_query(stage.target, stage.lock, device.capability, device.oldest_driver)
+        unsaid = "amd64" if inputs.on_machines and inputs.devices and query.platform == "arm64" else ""
+        question = replace(query, host=device.host or unsaid)
         is_required = device.capability in required and not device.part
         known = {} if device.part else stage.evidence.verified
         known = {**known, **verified_claims(stage.verdicts, device.oldest_driver, device.part)}
         evidence = replace(stage.evidence, verified=known)
-        ruling = weigh_claims(given.answer(question, evidence), given.allow, required=is_required)
-        if reason := given.avoided.get(device, ""):
+        ruling = weigh_claims(inputs.answer(question, evidence), inputs.allow, required=is_required)
+        if reason := inputs.avoided.get(device, ""):
             claim = CellClaim(
                 basis=ClaimBasis.DOCUMENTED,
                 answer=Compatibility.NO,
@@ -240,7 +240,7 @@ def _plan_target(stage: TargetStatus, given: PlanInput) -> PlannedTarget:
                 source=AVOIDED_BY,
             )
             ruling = replace(ruling, claim=claim, against=(claim, *ruling.against))
-        state = _cell_state(stage, ruling, verifying=bool(given.devices))
+        state = _cell_state(stage, ruling, verifying=bool(inputs.devices))
         proofs = last_verdicts(stage.verdicts, device.part)
         proven, until = proofs.get(device.capability, (None, None))
         cells.append(
@@ -307,17 +307,17 @@ def weigh_claims(cell: Cell, allow: frozenset[str], *, required: bool = False) -
     faults prune where nothing runs or results are wrong, unless on every GPU alike; others are warnings. A
     cell comes back when all that prunes it is allowed.
     """
-    said = [claim for claim in cell.claims if claim.basis is cell.claims[0].basis]
-    part = tuple(claim for claim in said if claim.answer is Compatibility.PARTLY)
-    against = [claim for claim in said if claim.answer is Compatibility.NO]
+    strongest = [claim for claim in cell.claims if claim.basis is cell.claims[0].basis]
+    part = tuple(claim for claim in strongest if claim.answer is Compatibility.PARTLY)
+    against = [claim for claim in strongest if claim.answer is Compatibility.NO]
     against += [] if required else part
     against += [claim for claim in cell.warnings if _is_grave(claim)]
     allowed = tuple(claim for claim in against if _is_allowed(claim.rule, allow))
-    left = tuple(claim for claim in against if claim not in allowed)
+    blocking = tuple(claim for claim in against if claim not in allowed)
     first = next((claim for claim in cell.claims if claim.answer is not Compatibility.UNKNOWN), None)
     return CellRuling(
-        claim=left[0] if left else first,
-        against=left,
+        claim=blocking[0] if blocking else first,
+        against=blocking,
         allowed=allowed,
         warnings=tuple(claim for claim in (*part, *cell.warnings) if claim not in against),
     )
@@ -339,7 +339,7 @@ def unused_rules(allow: frozenset[str], rulings: Iterable[CellRuling]) -> tuple[
     """The rules of `allow` that would have pruned nothing."""
     met = {claim.rule for ruling in rulings for claim in ruling.allowed}
     return tuple(
-        sorted(rule for rule in allow if not any(_is_allowed(one, frozenset({rule})) for one in met))
+        sorted(rule for rule in allow if not any(_is_allowed(claim, frozenset({rule})) for claim in met))
     )
 
 
@@ -369,7 +369,7 @@ def starts_by_kit(target: Target) -> bool:
     return target.gpu and not rocm_of(target.cuda)
 
 
-def turn_of(proven: datetime | None, told: str) -> tuple[object, ...]:
-    """What cells are sorted by: the oldest proof first, then what was never proven, by a sum of `told`."""
+def turn_of(proven: datetime | None, seed: str) -> tuple[object, ...]:
+    """What cells are sorted by: the oldest proof first, then what was never proven, by a hash of `seed`."""
     never = datetime.max.replace(tzinfo=UTC)
-    return proven is None, proven or never, hashlib.sha256(told.encode()).digest()
+    return proven is None, proven or never, hashlib.sha256(seed.encode()).digest()

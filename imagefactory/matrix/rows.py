@@ -187,61 +187,61 @@ class RowsQuery:
     recorded: bool = False
 
 
-def rule_rows(given: RowsQuery) -> tuple[RowRuling, ...]:
+def rule_rows(query: RowsQuery) -> tuple[RowRuling, ...]:
     """Each row, accepted or pruned; with a person's GPUs once for each of its capability, and its driver.
 
     In a pool once, by the newest driver on which it is not pruned. A row that names a driver keeps it.
     """
     judged: list[RowRuling] = []
-    for row in given.rows:
-        fitting = [device for device in given.devices if device.capability == row.device.capability]
-        if given.pool:
+    for row in query.rows:
+        fitting = [device for device in query.devices if device.capability == row.device.capability]
+        if query.pool:
             fitting.sort(key=lambda device: natural(device.cuda or device.driver), reverse=True)
-        every = [_rule_row(row, device, given) for device in fitting or (None,)]
-        judged += [min(every, key=lambda one: one.ruling.pruned)] if given.pool else every
+        every = [_rule_row(row, device, query) for device in fitting or (None,)]
+        judged += [min(every, key=lambda ruling: ruling.ruling.pruned)] if query.pool else every
     return tuple(judged)
 
 
-def _rule_row(row: VersionSpaceRow, listed: PlanGpu | None, given: RowsQuery) -> RowRuling:
+def _rule_row(row: VersionSpaceRow, listed: PlanGpu | None, query: RowsQuery) -> RowRuling:
     """A row on one kind of GPU, None where none that is listed has its capability."""
     own, device = row.device.driver, listed or row.device
-    asked = replace(row, device=replace(device, driver=own, cuda="") if own else device)
+    ruled = replace(row, device=replace(device, driver=own, cuda="") if own else device)
     question = CellQuery(
         framework=row.framework,
         version=row.version,
         cuda=row.cuda,
         capability=device.capability,
-        driver=asked.device.oldest_driver,
+        driver=ruled.device.oldest_driver,
     )
-    cell = given.answer(question, CellEvidence())
-    against = (*_recorded(row, given), *_unmatched(row, listed, given))
+    cell = query.answer(question, CellEvidence())
+    against = (*_recorded(row, query), *_unmatched(row, listed, query))
     cell = replace(cell, warnings=(*against, *cell.warnings))
-    return RowRuling(row=asked, ruling=weigh_claims(cell, given.allow))
+    return RowRuling(row=ruled, ruling=weigh_claims(cell, query.allow))
 
 
-def _recorded(row: VersionSpaceRow, given: RowsQuery) -> Iterator[CellClaim]:
-    if given.recorded and row.outcome.lower() in UNSOLVED:
+def _recorded(row: VersionSpaceRow, query: RowsQuery) -> Iterator[CellClaim]:
+    if query.recorded and row.outcome.lower() in UNSOLVED:
         reason = f"recorded as '{row.outcome}', not solved here"
         yield _against(UNSOLVABLE, reason, f"the rows of {row.where.rpartition(':')[0]}")
 
 
-def _unmatched(row: VersionSpaceRow, listed: PlanGpu | None, given: RowsQuery) -> Iterator[CellClaim]:
+def _unmatched(row: VersionSpaceRow, listed: PlanGpu | None, query: RowsQuery) -> Iterator[CellClaim]:
     """Why a listed GPU is none for the row, or all of them where none has its capability."""
     capability = row.device.capability
-    if given.devices and listed is None:
-        if given.pool:
-            yield _against(NO_MATCH, f"no GPU there has capability {capability}", given.pool)
+    if query.devices and listed is None:
+        if query.pool:
+            yield _against(NO_MATCH, f"no GPU there has capability {capability}", query.pool)
         else:
             reason = f"none of the listed GPUs has capability {capability}"
             yield _against(GPU_NOT_LISTED, reason, "the list of GPUs")
-    elif given.pool and listed is not None and not row.device.driver:
-        needed = row.cuda if given.strict else driver_floor(row.cuda)
+    elif query.pool and listed is not None and not row.device.driver:
+        needed = row.cuda if query.strict else driver_floor(row.cuda)
         if not _driver_supports(listed, needed):
             most = f"take CUDA {listed.cuda} at most" if listed.cuda else f"are {listed.driver} at most"
             yield _against(
                 NO_MATCH,
                 f"the drivers of GPUs with {capability} {most}, and CUDA {needed} is needed",
-                given.pool,
+                query.pool,
             )
 
 

@@ -1,18 +1,18 @@
-"""What every store of images offers, and how what is in it is named.
+"""The protocol of stores of images, and the names of what is in them: references, places and mirrors.
 
-Two stores: an image layout on disk (layout.py) and a registry (registry/client.py). One
-suite of contract tests runs over both. All that is kept (images, .sif files, verdicts) is manifests
-and the blobs they name, so one piece of code (transfer.py) moves anything from any store to any other.
+There are two stores: an image layout on disk (layout.py) and a registry (registry/client.py). One suite of
+contract tests runs over both. Images, .sif files and verdicts are all manifests and blobs, so transfer.py
+moves anything from any store to any other.
 
-Digests are `sha256:<64 hex>`, sizes bytes. A repository is a path such as `pytorch` or
-`site/pytorch`; a store on disk keeps one pool of blobs for all repositories.
+Digests are `sha256:<64 hex>`, sizes bytes. A repository is a path such as `pytorch` or `site/pytorch`;
+a store on disk keeps one pool of blobs for all repositories.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from imagefactory.errors import UsageError
@@ -23,16 +23,19 @@ REPOSITORY = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(
 TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 HOST = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9a-fA-F:]+\])(?::[0-9]{1,5})?")
+_WITH_PORT = re.compile(r"(.+:[0-9]{1,5}):(.*)", re.DOTALL)
 
 Source = Callable[[int], Iterator[bytes]]
 """The bytes of a blob from an offset on. Called again with another offset when a transfer resumes."""
+Mirrors = tuple[tuple[str, str], ...]
+"""Pairs of `host[/prefix]` of references and the `host[:port][/path]` to use instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageReference:
-    """Where an image lies: `host/repository:tag@digest`; `registry` is empty for the store on disk.
+    """`host/repository:tag@digest`; `registry` is empty for the store on disk.
 
-    At least one of `tag` and `digest` is set; a digest, where there is one, decides.
+    At least one of `tag` and `digest` is set. If there is a digest, it decides.
     """
 
     registry: str
@@ -41,8 +44,8 @@ class ImageReference:
     digest: str = ""
 
     @property
-    def wanted(self) -> str:
-        """What a store is asked for: the digest, else the tag."""
+    def tag_or_digest(self) -> str:
+        """The digest, else the tag."""
         return self.digest or self.tag
 
     def __str__(self) -> str:
@@ -51,10 +54,9 @@ class ImageReference:
 
 
 def parse_reference(text: str) -> ImageReference:
-    """`host[:port]/repository[:tag][@sha256:...]`, the host written out (docker.io, 127.0.0.1:5000).
+    """Return the reference `host[:port]/repository[:tag][@sha256:...]`; the host is required.
 
-    Raises UsageError for what is no such reference, for one without a host and for one that names
-    neither a tag nor a digest.
+    Raises UsageError for another text, and for one without a host, or without both tag and digest.
     """
     rest, at, digest = text.rpartition("@") if "@" in text else (text, "", "")
     if "@" in rest or (at and "/" in digest):
@@ -64,7 +66,7 @@ def parse_reference(text: str) -> ImageReference:
             hint="write HOST/NAME:TAG, and log in with docker login HOST",
         )
     host, slash, path = rest.partition("/")
-    if not slash or not HOST.fullmatch(host) or not ("." in host or ":" in host or host == "localhost"):
+    if not slash or not _is_host(host):
         raise UsageError(
             "reference-incomplete",
             f"'{text}' has no registry host",
@@ -88,8 +90,12 @@ def parse_reference(text: str) -> ImageReference:
     return ImageReference(registry=host, repository=repository, tag=tag, digest=digest)
 
 
+def _is_host(text: str) -> bool:
+    return HOST.fullmatch(text) is not None and ("." in text or ":" in text or text == "localhost")
+
+
 def check_repository(text: str) -> str:
-    """`text`, or UsageError where it is no repository."""
+    """Return `text`. Raises UsageError if it is not a repository."""
     if not REPOSITORY.fullmatch(text):
         raise UsageError(
             "reference-invalid",
@@ -100,17 +106,82 @@ def check_repository(text: str) -> str:
 
 
 def check_digest(text: str) -> str:
-    """`text`, or UsageError where it is no digest."""
+    """Return `text`. Raises UsageError if it is not a digest."""
     if not DIGEST.fullmatch(text):
         raise UsageError("reference-invalid", f"{text[:160]!r} is not a sha256 digest")
     return text
 
 
 def check_tag_or_digest(text: str) -> str:
-    """`text`, or UsageError where it is neither a tag nor a digest."""
+    """Return `text`. Raises UsageError if it is neither a tag nor a digest."""
     if not (DIGEST.fullmatch(text) or TAG.fullmatch(text)):
         raise UsageError("reference-invalid", f"{text[:160]!r} is neither a tag nor a digest")
     return text
+
+
+def split_place(text: str) -> tuple[str, str]:
+    """Return (host, path) of `host[:port][/path]`; the path may be empty.
+
+    Raises UsageError for another text; the message does not repeat a user or password.
+    """
+    host, slash, path = text.partition("/")
+    if "@" in text:
+        raise UsageError(
+            "reference-has-login",
+            "an address of a registry must not contain a user, password or digest",
+            hint="write only host[:port][/path], and log in with docker login",
+        )
+    if not _is_host(host) or (slash and not REPOSITORY.fullmatch(path)):
+        raise UsageError(
+            "reference-invalid",
+            f"'{text}' is not the address of a registry",
+            hint="write host[:port][/path], such as registry.example.org/images (no https://, no tag)",
+        )
+    return host, path
+
+
+def split_tagged(text: str) -> tuple[str, str]:
+    """Return (place, tag) of `host[:port][/path][:tag]`; the tag may be empty, and the place is not checked.
+
+    A number directly after a host is its port. Raises UsageError for an invalid tag.
+    """
+    head, slash, last = text.rpartition("/")
+    name, colon, tag = last.partition(":")
+    if not slash:  # HOST, HOST:PORT or HOST:PORT:TAG
+        port = _WITH_PORT.fullmatch(last)
+        name, colon, tag = (port[1], ":", port[2]) if port else (last, "", "")
+    if colon and not TAG.fullmatch(tag):
+        raise UsageError(
+            "reference-invalid", "the text after the last ':' is not a tag", hint="write HOST/PATH:TAG"
+        )
+    return f"{head}{slash}{name}", tag
+
+
+def resolve_mirror(reference: ImageReference, mirrors: Mirrors) -> ImageReference:
+    """Return where to fetch `reference`: the mirror of the longest prefix of its name, else itself.
+
+    Only the address changes: bytes are still checked against the digest. Docker Hub's images match under one
+    name, `docker.io/library/debian`. Raises UsageError for a mirror without an image name.
+    """
+    host, repository = reference.registry, reference.repository
+    if host in ("index.docker.io", "registry-1.docker.io"):
+        host = "docker.io"
+    if host == "docker.io" and "/" not in repository:
+        repository = f"library/{repository}"
+    name = f"{host}/{repository}"
+    matches = [pair for pair in mirrors if f"{name}/".startswith(f"{pair[0]}/")]
+    if not matches:
+        return reference
+    prefix, place = max(matches, key=lambda pair: len(pair[0]))
+    host, path = split_place(place)
+    repository = "/".join(filter(None, (path, name.removeprefix(prefix).strip("/"))))
+    if not repository:
+        raise UsageError(
+            "mirror-invalid",
+            f"mirrors: '{prefix}' is a whole image, and its mirror {place} has no image name",
+            hint=f"write its name there: {place}/NAME",
+        )
+    return replace(reference, registry=host, repository=repository)
 
 
 class Store(Protocol):
@@ -118,41 +189,41 @@ class Store(Protocol):
 
     @property
     def name(self) -> str:
-        """What a person calls it: a host, or a folder."""
+        """A host or a directory, for messages."""
 
     def has(self, repository: str, descriptor: Descriptor) -> bool:
-        """Whether `repository` holds this blob in its size."""
+        """Return whether `repository` has this blob in its size."""
 
     def read(self, repository: str, descriptor: Descriptor, offset: int = 0) -> Iterator[bytes]:
-        """The blob's bytes from `offset` on, in chunks.
+        """Yield the blob's bytes from `offset` on.
 
-        Ends only when exactly `descriptor.size - offset` bytes came and, from offset 0, when they are
-        what the digest says; raises otherwise, also in the middle.
+        Ends only after exactly `descriptor.size - offset` bytes, which from offset 0 have the digest; raises
+        otherwise, also in the middle.
         """
 
     def write(self, repository: str, descriptor: Descriptor, source: Source) -> int:
-        """Puts a blob from `source`; gives the bytes that were sent for it (0 when it was there).
+        """Put a blob from `source`; return the bytes that were sent (0 if the store had it).
 
-        The blob is there, whole and with its digest, when this returns; a partial one is never visible.
+        The blob is whole and has its digest when this returns; a partial one is never visible.
         """
 
     def mount(self, repository: str, descriptor: Descriptor, origin: str) -> bool:
-        """Makes a blob of the repository `origin` one of `repository` too, if the store can; says whether."""
+        """Add a blob of the repository `origin` to `repository`; return whether the store could."""
 
-    def manifest(self, repository: str, wanted: str) -> tuple[Descriptor, bytes] | None:
-        """The manifest of a tag or digest, checked against its digest, or None when there is none."""
+    def manifest(self, repository: str, reference: str) -> tuple[Descriptor, bytes] | None:
+        """Return the manifest of a tag or digest, checked against its digest, or None."""
 
     def put_manifest(self, repository: str, data: bytes, media_type: str, tag: str = "") -> Descriptor:
-        """Puts a manifest whose blobs are there; the descriptor carries the digest the store confirmed.
+        """Put a manifest whose blobs the store has; return the digest that the store confirmed.
 
         A manifest with a `subject` becomes one of the subject's referrers.
         """
 
     def tags(self, repository: str) -> tuple[str, ...]:
-        """The repository's tags, sorted; none for a repository that does not exist."""
+        """Return the repository's tags, sorted; none if it does not exist."""
 
     def untag(self, repository: str, tag: str) -> None:
-        """Removes a tag; nothing happens when there is none."""
+        """Remove a tag; no error if there is none."""
 
     def referrers(self, repository: str, digest: str, artifact_type: str = "") -> tuple[Descriptor, ...]:
-        """The manifests whose subject is `digest`, those of one artifact type where that is asked for."""
+        """Return the manifests whose subject is `digest`, all or those of one artifact type."""

@@ -38,12 +38,8 @@ def parse_bases(text: str, file: str) -> tuple[BaseSpec, ...]:
         base = _base(reader, node)
         for other in bases:
             if base.name and other.name == base.name:
-                reader.fault(
-                    node.where,
-                    "duplicate-base",
-                    f"base '{base.name}' is also at {other.where}",
-                    "remove one of them",
-                )
+                what = f"base '{base.name}' is also at {other.where}"
+                reader.fault(node.where, "duplicate-base", what, "remove one of them")
         bases.append(base)
     reader.finish()
     return tuple(bases)
@@ -104,15 +100,12 @@ def without_tag(image: str) -> str:
     return f"{host}{slash}{path.partition(':')[0]}{at}{digest}"
 
 
-# --- What stands at `base` in a recipe: a name of bases.yaml, or an image and what is said beside it
-
-
 BASE_ONLY_KEYS = ("glibc", "interpreter")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseName:
-    """What stands at `base`: the name of a row of bases.yaml, or an image and what is said beside it."""
+    """The value of `base`: the name of a row of bases.yaml, or an image and the keys next to it."""
 
     name: str
     image: str = ""
@@ -138,34 +131,21 @@ class BaseName:
 
 
 def read_base(reader: NodeReader, fields: Mapping[str, YamlNode]) -> BaseName:
-    """`base` with what stands beside it: a name, or a reference to an image with its glibc."""
+    """Return `base` with the keys next to it: a name, or a reference to an image with its glibc."""
     node = fields.get("base")
     beside = {key: fields[key] for key in BASE_ONLY_KEYS if key in fields}
     if node is None or node.kind != "text" or node.made or not re.search("[/:@]", node.text):
         for key, value in beside.items():
-            reader.fault(
-                value.where,
-                "key-without-base",
-                f"'{key}' requires a 'base' with an image digest",
-                "remove it: bases.yaml has it for its bases",
-            )
+            what = f"'{key}' requires a 'base' with an image digest"
+            reader.fault(value.where, "key-without-base", what, "remove it: bases.yaml has it for its bases")
         return BaseName(name=reader.text(node, "base", "base"))
     if "glibc" not in beside:
-        reader.fault(
-            node.where,
-            "missing-key",
-            "'glibc' is missing: no image is pulled to lock, so the recipe says which C library it carries",
-            'write glibc: "2.36" next to it, as `ldd --version` prints inside the image',
-        )
+        what = "'glibc' is missing: no image is pulled to lock, so the recipe says which C library it has"
+        write = 'write glibc: "2.36" next to it, as `ldd --version` prints inside the image'
+        reader.fault(node.where, "missing-key", what, write)
     image = reader.image(node, "base")
     glibc, interpreter = (reader.text(beside.get(key), key, key) for key in BASE_ONLY_KEYS)
-    return BaseName(
-        name=_image_name(image), image=image, glibc=glibc, interpreter=interpreter, where=node.where
-    )
-
-
-def _image_name(image: str) -> str:
-    """The name of a base that only a reference names: its last part and 12 digits of its digest."""
     place, _, digest = image.partition("@sha256:")
-    last = place.rpartition("/")[2].partition(":")[0]
-    return f"{re.sub('[^a-z0-9]+', '-', last)}-{digest[:12]}" if image else ""
+    last = re.sub("[^a-z0-9]+", "-", place.rpartition("/")[2].partition(":")[0])
+    name = f"{last}-{digest[:12]}" if image else ""
+    return BaseName(name=name, image=image, glibc=glibc, interpreter=interpreter, where=node.where)

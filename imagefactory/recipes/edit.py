@@ -20,7 +20,7 @@ from imagefactory.recipes.bases import BASES_FILE
 from imagefactory.recipes.expand import expand_all
 from imagefactory.recipes.family import Recipe, RecipeRow
 from imagefactory.recipes.recipe import parse_recipe
-from imagefactory.recipes.values import RULES, canonical, default_checks, quoted
+from imagefactory.recipes.values import RULES, canonical, default_checks, package_of, quoted
 from imagefactory.recipes.yaml_tree import YamlNode, parse_tree, show
 from imagefactory.versions import natural
 
@@ -34,7 +34,7 @@ class RecipeAddition:
 
     text: str
     row: str
-    told: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 def add_row(text: str, recipe: Recipe, version: str, cuda: str = "") -> RecipeAddition:
@@ -82,11 +82,11 @@ def add_row(text: str, recipe: Recipe, version: str, cuda: str = "") -> RecipeAd
     row = [f'{begun[1]}- version: "{version}"', *(f"{begun[1]}  {field}" for field in fields)]
     end = _end(lines, before, nodes, len(begun[1]))
     new = "\n".join([*lines[:end], "", *row, *lines[end:]])
-    told = [f"as in the row of {near.version} ({near.where}): look whether its bounds hold here"]
-    told += _without(recipe, node, version, near.python)
-    if left := [key for key in node.keys if key not in _COPIED_KEYS]:
-        told.append(f"not taken over from there: {', '.join(left)}")
-    return RecipeAddition(text=new, row="\n".join(row), told=tuple(told))
+    notes = [f"as in the row of {near.version} ({near.where}): look whether its bounds hold here"]
+    notes += _without(recipe, node, version, near.python)
+    if skipped := [key for key in node.keys if key not in _COPIED_KEYS]:
+        notes.append(f"not taken over from there: {', '.join(skipped)}")
+    return RecipeAddition(text=new, row="\n".join(row), notes=tuple(notes))
 
 
 def _for_cuda(row: RecipeRow) -> bool:
@@ -161,29 +161,25 @@ def _fields(
 
 def _packages(recipe: Recipe, node: YamlNode, version: str, python: str) -> tuple[str, ...]:
     """The nearest row's, the framework's companions in the series that goes with `version`."""
-    known = {one.package: one for one in knowledge.companions(recipe.framework, version, python)}
+    known = {row.package: row for row in knowledge.companions(recipe.framework, version, python)}
     ours = knowledge.companion_names(recipe.framework)
-    wanted = _requested(recipe, node)
-    beside = [f"{name}=={one.series}.*" for name, one in known.items() if name in wanted]
-    others = (text for text in _texts(node, "packages") if _package_name(text) not in ours)
+    requested = _requested(recipe, node)
+    beside = [f"{name}=={row.series}.*" for name, row in known.items() if name in requested]
+    others = (text for text in _texts(node, "packages") if package_of(text) not in ours)
     return (*beside, *others)
 
 
 def _requested(recipe: Recipe, node: YamlNode) -> frozenset[str]:
     """Return the packages of the nearest row, and the words of the family's description."""
     words = re.findall(r"[A-Za-z0-9_-]+", recipe.description)
-    return frozenset([*map(canonical, words), *map(_package_name, _texts(node, "packages"))])
-
-
-def _package_name(text: str) -> str:
-    return canonical(re.split(r"[ \[<>=!~]", text, maxsplit=1)[0])
+    return frozenset([*map(canonical, words), *map(package_of, _texts(node, "packages"))])
 
 
 def _without(recipe: Recipe, node: YamlNode, version: str, python: str) -> Iterator[str]:
     """Yield a message for each requested companion that the new row cannot have."""
     framework = recipe.framework
     series = knowledge.companions_for(framework, version)
-    available = {one.package for one in knowledge.companions(framework, version, python)}
+    available = {row.package for row in knowledge.companions(framework, version, python)}
     for name in sorted(knowledge.companion_names(framework) & _requested(recipe, node) - available):
         if series.get(name):
             why = f"{name} {series[name]} has no wheels for Python {python}"
@@ -198,11 +194,11 @@ def _constraints(recipe: Recipe, node: YamlNode, version: str) -> tuple[str, ...
     """The nearest row's, without what its version is known to need: a solve adds that for each version."""
     releases = (version,) if version.count(".") > 1 else tuple(f"{version}.{n}" for n in range(10))
     known = {
-        str(one.needs)
-        for one in knowledge.bounds()
-        if one.package == recipe.framework
-        and not one.python
-        and any(release in one.versions for release in releases)
+        str(bound.needs)
+        for bound in knowledge.bounds()
+        if bound.package == recipe.framework
+        and not bound.python
+        and any(release in bound.versions for release in releases)
     }
     return tuple(text for text in _texts(node, "constraints") if text.replace(" ", "") not in known)
 
@@ -214,22 +210,22 @@ def _capabilities(recipe: Recipe, near: tuple[str, ...], version: str, cuda: str
     archs = [code.architecture for code in codes if code.architecture]
     if not archs:
         return near
-    wanted = [(text, parse_capability(text)) for text in near]
+    parsed = [(text, parse_capability(text)) for text in near]
     return tuple(
         text
-        for text, one in wanted
-        if any(arch.major == one.major and arch.minor <= one.minor for arch in archs)
+        for text, capability in parsed
+        if any(arch.major == capability.major and arch.minor <= capability.minor for arch in archs)
     )
 
 
 def _texts(node: YamlNode, key: str) -> tuple[str, ...]:
-    found = node.get(key)
-    return tuple(item.text for item in found.items) if found else ()
+    values = node.get(key)
+    return tuple(item.text for item in values.items) if values else ()
 
 
 def _end(lines: list[str], node: YamlNode, nodes: list[YamlNode], indent: int) -> int:
     """How many lines stand up to the end of a row: comments above the next one are that one's."""
-    after = [one.where.line - 1 for one in nodes if one.where.line > node.where.line]
+    after = [row.where.line - 1 for row in nodes if row.where.line > node.where.line]
     end = min(after, default=len(lines))
     for index in range(node.where.line, end):
         line = lines[index]
@@ -265,16 +261,29 @@ def scaffold(
     if source == "conda":
         return RecipeDraft(text=_conda_scaffold(family, framework, bases))
     there = FRAMEWORKS.get(framework, framework)
-    told = f"{framework} is what conda calls it: PyPI's is --framework {there}, conda's is --source conda"
+    note = f"{framework} is what conda calls it: PyPI's is --framework {there}, conda's is --source conda"
     text = _pypi_scaffold(family, framework, bases)
-    return RecipeDraft(text=text, notes=() if there == framework else (told,))
+    return RecipeDraft(text=text, notes=() if there == framework else (note,))
+
+
+def scaffold_on(family: str, target: Target) -> RecipeDraft:
+    """Return a recipe that adds packages, none yet, to a target."""
+    text = (
+        "# yaml-language-server: $schema=recipe.schema.json\n"
+        f"family: {family}\ndescription: more on {target.name}\n"
+        f"on: {target.name}    # its framework, CUDA, Python, base and packages, each as locked\n\n"
+        "packages: []\n"
+    )
+    choice = ImageChoice(
+        framework=target.framework, version=target.version, cuda=target.cuda, python=target.python
+    )
+    return RecipeDraft(text=text, choice=choice)
 
 
 def _conda_scaffold(family: str, framework: str, bases: Sequence[BaseSpec]) -> str:
     if not bases:
-        raise UsageError(
-            "no-base", "there is no base in the project", hint=f"add one to recipes/{BASES_FILE}"
-        )
+        what = "there is no base in the project"
+        raise UsageError("no-base", what, hint=f"add one to recipes/{BASES_FILE}")
     base = next((base for base in bases if base.python), bases[0])
     return _CONDA_SCAFFOLD.format(
         family=family,
@@ -286,25 +295,21 @@ def _conda_scaffold(family: str, framework: str, bases: Sequence[BaseSpec]) -> s
 
 
 def _pypi_scaffold(family: str, framework: str, bases: Sequence[BaseSpec]) -> str:
-    bases = [base for base in bases if base.python]
-    if not bases:
-        raise UsageError(
-            "no-base", "no base in the project has a Python", hint=f"add one to recipes/{BASES_FILE}"
-        )
-    fits = [
-        (natural(wheel.version), natural(wheel.cuda), wheel, base)
+    base = next((base for base in bases if base.python), None)
+    if base is None:
+        what = "no base in the project has a Python"
+        raise UsageError("no-base", what, hint=f"add one to recipes/{BASES_FILE}")
+    wheels = [
+        wheel
         for wheel in knowledge.cuda_wheels()
-        for base in bases[:1]
         if wheel.package == framework and natural(base.python) >= natural(wheel.python)
     ]
-    if fits:
-        *_, wheel, base = max(fits, key=lambda fit: fit[:2])
-        version, cuda, extras = wheel.version, wheel.cuda, wheel.extras
-        known = f"  # {wheel.source}\n"
-    else:
-        version, cuda, extras, base = "1.0", "12", (), bases[0]
-        known = "  # nothing is known about this framework yet: look up its versions and their CUDA\n"
-    extras_line = f"    extras: [{', '.join(extras)}]\n" if extras else ""
+    version, cuda, extras_line = "1.0", "12", ""
+    known = "  # nothing is known about this framework yet: look up its versions and their CUDA\n"
+    if wheels:
+        wheel = max(wheels, key=lambda wheel: (natural(wheel.version), natural(wheel.cuda)))
+        version, cuda, known = wheel.version, wheel.cuda, f"  # {wheel.source}\n"
+        extras_line = f"    extras: [{', '.join(wheel.extras)}]\n" if wheel.extras else ""
     return _SCAFFOLD.format(
         family=family,
         framework=framework,
@@ -391,19 +396,17 @@ def omitted_companions(target: Target) -> str:
 
     Only those count that the description of its recipe names.
     """
-    named = {canonical(re.split(r"[ \[<>=!~]", text, maxsplit=1)[0]) for text in target.requirements}
+    named = set(map(package_of, target.requirements))
     promised = {canonical(word) for word in re.findall(r"[A-Za-z0-9_-]+", target.description)}
     missing = [
-        one
-        for one in knowledge.companions(target.framework, target.version, target.python)
-        if one.package in promised - named
+        row
+        for row in knowledge.companions(target.framework, target.version, target.python)
+        if row.package in promised - named
     ]
     if target.source != "pypi" or not missing:
         return ""
-    names, write = (
-        " and ".join(one.package for one in missing),
-        ", ".join(f"{one.package}=={one.series}.*" for one in missing),
-    )
+    names = " and ".join(row.package for row in missing)
+    write = ", ".join(f"{row.package}=={row.series}.*" for row in missing)
     return (
         f"{target.where}: {target.framework} {target.version} without {names}, which the description of "
         f"'{target.family}' promises (write packages: [{write}])"
@@ -426,13 +429,13 @@ def check_draft(
     """The targets that a draft would add. Raises RecipeError where it does not expand among `recipes`."""
     try:
         recipe = parse_recipe(text, f"recipes/{family}.yaml")
-        made = expand_all([*recipes, recipe], bases)
+        targets = expand_all([*recipes, recipe], bases)
     except RecipeError as error:
         raise RecipeError(
             error.diagnostics,
-            hint="change the options, or save the output of --print as a recipe and fix it",
+            hint="change the options, or save the output of --dry-run as a recipe and fix it",
         ) from error
-    return tuple(target for target in made if target.family == recipe.family)
+    return tuple(target for target in targets if target.family == recipe.family)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -456,6 +459,6 @@ class RecipeDraft:
     choice: ImageChoice | None = None
 
     @property
-    def told(self) -> tuple[str, ...]:
+    def messages(self) -> tuple[str, ...]:
         """All that is written into the recipe's head."""
         return (*self.lost, *self.notes)

@@ -53,12 +53,12 @@ def _at(row: RecipeRow, key: str, code: str, what: str, write: str) -> Diagnosti
 
 def requirement_places(recipes: Iterable[Recipe], target: Target) -> dict[str, SourceLocation]:
     """Return where the row of a target has each of its own requirements and constraints."""
-    found: dict[str, SourceLocation] = {}
+    places: dict[str, SourceLocation] = {}
     for row in (row for recipe in recipes for row in recipe.matrix if row.where == target.where):
         for key in ("packages", "constraints", "pip"):
             for index, text in enumerate(getattr(row, key)):
-                found.setdefault(text, place_of(row, f"{key}.{index}"))
-    return found
+                places.setdefault(text, place_of(row, f"{key}.{index}"))
+    return places
 
 
 def addition_problems(row: RecipeRow, under: Target) -> Iterator[Diagnostic]:
@@ -193,30 +193,31 @@ def _cpu_problems(row: RecipeRow, name: str, gpu_extras: set[str], whose: str) -
 
 def read_origins(reader: NodeReader, node: YamlNode | None) -> tuple[tuple[str, str], ...]:
     """(normalised name, name of an index), as they are written."""
-    found: dict[str, str] = {}
+    indexes: dict[str, str] = {}
     for name, key, value in reader.pairs(node, "index"):
         if not reader.text(key, "index", "framework"):
             continue
-        if canonical(name) in found:
+        if canonical(name) in indexes:
             reader.fault(key.where, "duplicate-key", f"duplicate {show(name)}", "remove one of them")
-        found[canonical(name)] = reader.text(value, name, "index name")
-    return tuple(found.items())
+        indexes[canonical(name)] = reader.text(value, name, "index name")
+    return tuple(indexes.items())
 
 
 def with_origins(
     reader: NodeReader, root: YamlNode, kind: str, framework: str, matrix: Sequence[RecipeRow]
 ) -> list[RecipeRow]:
     """The rows of a recipe, each with the origins of what it asks for; what no row asks for is a fault."""
-    asked = [_pypi_requirements(row, kind, framework) for row in matrix]
-    _check_index_used(reader, root.get("index"), frozenset().union(*asked), kind)
-    nodes = rows.items if (rows := root.get("matrix")) and rows.kind == "list" else []
-    for node, own in zip(nodes, asked, strict=False):
+    required = [_pypi_requirements(row, kind, framework) for row in matrix]
+    _check_index_used(reader, root.get("index"), frozenset().union(*required), kind)
+    section = root.get("matrix")
+    nodes = section.items if section and section.kind == "list" else []
+    for node, own in zip(nodes, required, strict=False):
         _check_index_used(reader, node.get("index"), own, kind)
-    made = []
-    for row, own, node in zip_longest(matrix, asked, nodes[: len(matrix)]):
+    rows = []
+    for row, own, node in zip_longest(matrix, required, nodes[: len(matrix)]):
         named = {name: index for name, index in row.origins if name in own}
         files = _files(reader, [section for section in (node, root) if section], row, named)
-        made.append(
+        rows.append(
             replace(
                 row,
                 packages=tuple(dict.fromkeys(map(_exact, _without_sources(row.packages)))),
@@ -225,7 +226,7 @@ def with_origins(
                 origins=tuple(sorted((named | files).items())),
             )
         )
-    return made
+    return rows
 
 
 def origin_problems(row: RecipeRow, under: Target) -> Iterator[Diagnostic]:
@@ -257,17 +258,19 @@ def _files(
     reader: NodeReader, sections: Sequence[YamlNode], row: RecipeRow, named: Mapping[str, str]
 ) -> dict[str, str]:
     """The wheels of the factory that a row names, by package."""
-    found: dict[str, str] = {}
-    for text in (one for one in (*row.packages, *row.pip) if one.startswith("./") and not is_source(one)):
+    wheels: dict[str, str] = {}
+    for text in (
+        entry for entry in (*row.packages, *row.pip) if entry.startswith("./") and not is_source(entry)
+    ):
         name = package_of(text)
-        if name in named or name in found:
+        if name in named or name in wheels:
             where = _item(sections, text) or row.where
-            other = found.get(name) or f"the index '{named[name]}'"
+            other = wheels.get(name) or f"the index '{named[name]}'"
             reader.fault(
                 where, "origin-conflict", f"'{name}' already comes from {other}", "take it from one of them"
             )
-        found[name] = text
-    return found
+        wheels[name] = text
+    return wheels
 
 
 def _item(sections: Sequence[YamlNode], text: str) -> SourceLocation | None:
@@ -289,10 +292,12 @@ def _pypi_requirements(row: RecipeRow, kind: str, framework: str) -> frozenset[s
     return frozenset({*map(package_of, own), *((framework,) if kind == "pypi" else ())})
 
 
-def _check_index_used(reader: NodeReader, node: YamlNode | None, asked: Collection[str], kind: str) -> None:
+def _check_index_used(
+    reader: NodeReader, node: YamlNode | None, required: Collection[str], kind: str
+) -> None:
     """No index of a name is asked for what packages need: uv asks it for what is asked by name alone."""
     for key, _ in node.pairs if node and node.kind == "map" else ():
-        if key.kind == "text" and canonical(key.text) not in asked:
+        if key.kind == "text" and canonical(key.text) not in required:
             reader.fault(
                 key.where,
                 "index-unused",
@@ -332,10 +337,10 @@ def expand_lenient(
     `faults` are those of files that could not be read, by family. What is built on a target of a recipe with
     faults waits for it, which is told as a fault of its own.
     """
-    sound, told = list(recipes), dict(faults)
+    sound, faulty = list(recipes), dict(faults)
     while True:
-        families = [*told, *(recipe.family for recipe in sound)]
-        waiting = {r.family: held for r in sound if (held := tuple(_waits(r, families, told)))}
+        families = [*faulty, *(recipe.family for recipe in sound)]
+        waiting = {r.family: problems for r in sound if (problems := tuple(_waits(r, families, faulty)))}
         try:
             if not waiting:
                 whole = {base.name: base for base in all_bases(bases, sound)}
@@ -343,7 +348,7 @@ def expand_lenient(
                 return (
                     tuple(whole.values()),
                     targets,
-                    tuple(f for family in sorted(told) for f in told[family]),
+                    tuple(f for family in sorted(faulty) for f in faulty[family]),
                 )
         except RecipeError as error:
             for recipe in sound:
@@ -353,14 +358,14 @@ def expand_lenient(
                     waiting[recipe.family] = own
             if not waiting:
                 raise
-        told |= waiting
-        sound = [recipe for recipe in sound if recipe.family not in told]
+        faulty |= waiting
+        sound = [recipe for recipe in sound if recipe.family not in faulty]
 
 
-def _waits(recipe: Recipe, families: Sequence[str], told: Mapping[str, object]) -> Iterator[Diagnostic]:
+def _waits(recipe: Recipe, families: Sequence[str], faulty: Mapping[str, object]) -> Iterator[Diagnostic]:
     for row in recipe.matrix:
         owners = [family for family in families if row.on.startswith(f"{family}-")]
-        if owners and (owner := max(owners, key=len)) in told:
+        if owners and (owner := max(owners, key=len)) in faulty:
             what = f"the recipe of '{row.on}' has problems"
             yield Diagnostic("parent-invalid", str(place_of(row, "on")), what, f"fix {owner}.yaml")
 
@@ -424,33 +429,21 @@ def _target(recipe: Recipe, row: RecipeRow, cuda: str, platform: str) -> Target:
     name = f"{recipe.family}-{row.version}-{built_for.replace('.', '')}"
     if row.python != recipe.python:
         name += f"-py{row.python.replace('.', '')}"
+    own = {
+        "description": row.description or recipe.description,
+        "labels": tuple((dict(recipe.labels) | dict(row.labels)).items()),
+    }
     return Target(
+        **row.shared() | own,
         name=with_suffix(name, platform, recipe.platform),
         family=recipe.family,
-        description=row.description or recipe.description,
         source=recipe.source,
-        framework=row.framework,
-        version=row.version,
         cuda=cuda,
-        python=row.python,
-        base=row.base,
         platform=platform,
-        capabilities=row.capabilities,
-        checks=row.checks,
         requirements=(_framework_requirement(recipe, row), *row.packages),
-        constraints=row.constraints,
-        environment=row.environment,
-        where=row.where,
-        channels=row.channels,
-        priority=row.priority,
-        pip=row.pip,
-        waive=row.waive,
-        labels=tuple((dict(recipe.labels) | dict(row.labels)).items()),
         files=recipe.files,
         start=recipe.start,
-        origins=row.origins,
         sources=tuple(text for _, text in row.sources),
-        exclude=row.exclude,
     )
 
 
@@ -461,11 +454,11 @@ def _on_platform(
     if base is None or target.platform == base.platform:
         return target
     below = bases.get(base.name, base)
-    made = replace(below, name=with_suffix(below.name, target.platform), platform=target.platform)
-    if (other := bases.setdefault(made.name, made)) != made:
-        what = f"its base '{made.name}' for {made.platform} is already defined at {other.where}"
+    base = replace(below, name=with_suffix(below.name, target.platform), platform=target.platform)
+    if (other := bases.setdefault(base.name, base)) != base:
+        what = f"its base '{base.name}' for {base.platform} is already defined at {other.where}"
         faults.append(Diagnostic("duplicate-base", str(target.where), what, "rename one of them"))
-    return replace(target, base=made.name)
+    return replace(target, base=base.name)
 
 
 def _on_system(
@@ -481,8 +474,8 @@ def _on_system(
         faults.append(Diagnostic("base-not-debian", str(place_of(row, "system")), what, write))
     packages = tuple(dict.fromkeys((*below.packages, *recipe.system)))
     where, name = place_of(row, "system"), f"{below.name}-{recipe.family}"
-    made = replace(below, name=name, packages=packages, where=where, on=below.name)
-    if (other := bases.setdefault(name, made)) != made:
+    base = replace(below, name=name, packages=packages, where=where, on=below.name)
+    if (other := bases.setdefault(name, base)) != base:
         what = f"its base '{name}' is already defined at {other.where}"
         faults.append(Diagnostic("duplicate-base", str(where), what, "rename one of them"))
     return replace(target, base=name)
@@ -505,10 +498,10 @@ def _all_virtual(target: Target, row: RecipeRow, glibc: str) -> tuple[tuple[str,
     """Conda's virtual packages: what is written, else the oldest machine that the target is for."""
     if not target.conda:
         return ()
-    found = {"glibc": glibc, "archspec": MACHINES[target.platform]} | dict(row.virtual)
+    virtual = {"glibc": glibc, "archspec": MACHINES[target.platform]} | dict(row.virtual)
     if target.source == "conda" and target.gpu:  # without a driver conda has no package __cuda
-        found = {"cuda": target.cuda} | found
-    return tuple(sorted((f"__{key}", value) for key, value in found.items()))
+        virtual = {"cuda": target.cuda} | virtual
+    return tuple(sorted((f"__{key}", value) for key, value in virtual.items()))
 
 
 def _build_on(
@@ -518,19 +511,21 @@ def _build_on(
     faults: list[Diagnostic],
 ) -> None:
     """Appends the targets that are built on others, which may be built on others in their turn."""
-    made = {target.name: target for target in targets}
-    while ready := [pair for pair in waiting if pair[1].on in made]:
-        waiting = [pair for pair in waiting if pair[1].on not in made]
+    expanded = {target.name: target for target in targets}
+    while ready := [pair for pair in waiting if pair[1].on in expanded]:
+        waiting = [pair for pair in waiting if pair[1].on not in expanded]
         for recipe, row in ready:
-            faults += [*addition_problems(row, made[row.on]), *origin_problems(row, made[row.on])]
-            target = _on_system(_target_on(recipe, row, made[row.on]), recipe, row, bases, faults)
+            faults += [*addition_problems(row, expanded[row.on]), *origin_problems(row, expanded[row.on])]
+            target = _on_system(_target_on(recipe, row, expanded[row.on]), recipe, row, bases, faults)
             faults += exclude_problems(row, target)
             targets.append(target)
-            made.setdefault(target.name, target)
+            expanded.setdefault(target.name, target)
     for recipe, row in waiting:
         chain = _waits_for(recipe, row, waiting)
         if not chain:
-            others = {name: one.family for name, one in made.items() if one.family != recipe.family}
+            others = {
+                name: target.family for name, target in expanded.items() if target.family != recipe.family
+            }
             hint = suggest(row.on, others) or "choose a target that has a source"
             what = f"no target '{row.on}'"
             faults.append(Diagnostic("parent-unknown", str(place_of(row, "on")), what, hint))
@@ -548,10 +543,10 @@ def _waits_for(recipe: Recipe, row: RecipeRow, waiting: Sequence[tuple[Recipe, R
         below = [pair for pair in waiting if row.on.startswith(f"{pair[0].family}-")]
         if not below:
             return chain
-        found, row = max(below, key=lambda pair: len(pair[0].family))
-        again = found.family in chain
-        chain.append(found.family)
-        if again or found.family == recipe.family:
+        parent, row = max(below, key=lambda pair: len(pair[0].family))
+        again = parent.family in chain
+        chain.append(parent.family)
+        if again or parent.family == recipe.family:
             return chain
 
 

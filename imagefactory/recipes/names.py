@@ -1,4 +1,4 @@
-"""Which targets a word asks for, and what to say where it asks for none: of recipes and catalogues. Pure.
+"""Which targets a word selects, and what to suggest if it selects none. For recipes and catalogs. Pure.
 
     pytorch-2.3-cu121       the name
     pytorch                 a family: all of it
@@ -39,14 +39,14 @@ def choose_names(words: Sequence[str], known: KnownNames, lacking: str = "no tar
 
 def choose_name(word: str, known: KnownNames, lacking: str = "no target") -> str:
     """As `choose_names`, of one word. Raises UsageError where it fits several."""
-    found = choose_names((word,), known, lacking)
-    if len(found) > 1:
+    names = choose_names((word,), known, lacking)
+    if len(names) > 1:
         raise UsageError(
             "target-ambiguous",
-            f"{show(word)} matches {len(found)} targets, expected one",
-            hint=f"choose one of {few(found)}",
+            f"{show(word)} matches {len(names)} targets, expected one",
+            hint=f"choose one of {few(names)}",
         )
-    return found[0]
+    return names[0]
 
 
 def suggest(word: str, known: KnownNames) -> str:
@@ -87,16 +87,16 @@ def _fitting(word: str, known: KnownNames) -> tuple[str, ...]:
 
 
 def _prefixed(word: str, known: KnownNames, lacking: str) -> str:
-    found = _common_prefix(word, known)
-    if not found:
+    names = _common_prefix(word, known)
+    if not names:
         raise NothingSelectedError("target-unknown", f"{lacking} {show(word)}", hint=suggest(word, known))
-    if len(found) > 1:
+    if len(names) > 1:
         raise UsageError(
             "target-ambiguous",
-            f"{show(word)} matches {len(found)} targets",
-            hint=f"choose one of {few(found)}, or all with '{word}*' (in quotes)",
+            f"{show(word)} matches {len(names)} targets",
+            hint=f"choose one of {few(names)}, or all with '{word}*' (in quotes)",
         )
-    return found[0]
+    return names[0]
 
 
 def _common_prefix(word: str, known: KnownNames) -> tuple[str, ...]:
@@ -104,12 +104,12 @@ def _common_prefix(word: str, known: KnownNames) -> tuple[str, ...]:
     if not word:
         return ()
     whole = [name for name in known if name.startswith(f"{word}-")]
-    found = whole or [
+    names = whole or [
         name
         for name in known
         if name.startswith(word) and not (word[-1].isdigit() and name[len(word)].isdigit())
     ]
-    shortest = min(found, key=len, default="")
-    if found and all(name == shortest or name.startswith(f"{shortest}-") for name in found):
+    shortest = min(names, key=len, default="")
+    if names and all(name == shortest or name.startswith(f"{shortest}-") for name in names):
         return (shortest,)
-    return tuple(found)
+    return tuple(names)

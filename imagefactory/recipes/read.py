@@ -10,7 +10,7 @@ from imagefactory.model import BaseSpec, SourceLocation
 from imagefactory.recipes.bases import BASES_FILE, parse_bases
 from imagefactory.recipes.family import Recipe
 from imagefactory.recipes.recipe import parse_recipe
-from imagefactory.recipes.yaml_tree import MAX_BYTES, recipe_problem, show, too_large
+from imagefactory.recipes.yaml_tree import MAX_BYTES, first_place, recipe_problem, show, too_large
 
 
 def read_recipes(folder: Path) -> tuple[Recipe, ...]:
@@ -20,7 +20,7 @@ def read_recipes(folder: Path) -> tuple[Recipe, ...]:
     """
     recipes, faults = read_each(folder)
     if faults:
-        raise RecipeError([fault for told in faults.values() for fault in told])
+        raise RecipeError([fault for diagnostics in faults.values() for fault in diagnostics])
     return recipes
 
 
@@ -33,7 +33,8 @@ def read_each(folder: Path) -> tuple[tuple[Recipe, ...], dict[str, tuple[Diagnos
         raise UsageError(
             "project-not-found",
             f"no recipes in {show(str(folder), limit=200)}",
-            hint="pass the project's directory with -C DIR, or create a recipe: imagefactory new FAMILY",
+            hint="pass the project's directory with -C DIR, or create a recipe: imagefactory recipe new "
+            "FAMILY",
         )
     recipes: list[Recipe] = []
     faults: dict[str, tuple[Diagnostic, ...]] = {}
@@ -62,30 +63,21 @@ def read_bases(folder: Path) -> tuple[BaseSpec, ...]:
 def read_file(path: Path) -> tuple[str, str]:
     """The file's text and how errors name the file (`recipes/pytorch.yaml`)."""
     file = f"{path.parent.name}/{show(path.name)[1:-1]}"
-    start = SourceLocation(file=file, line=1, column=1)
+    start = first_place(file)
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*\.yaml", path.name, re.ASCII):
-        raise recipe_problem(
-            start,
-            "file-name-invalid",
-            "a recipe's file name may have only letters, digits and . _ -",
-            "rename it to FAMILY.yaml",
-        )
+        what = "a recipe's file name may have only letters, digits and . _ -"
+        raise recipe_problem(start, "file-name-invalid", what, "rename it to FAMILY.yaml")
     try:
         if path.resolve().parent != path.parent.resolve():
-            raise recipe_problem(
-                start, "link-not-allowed", "is a link out of its directory", "put the file itself here"
-            )
+            what = "is a link out of its directory"
+            raise recipe_problem(start, "link-not-allowed", what, "put the file itself here")
         if path.exists() and not path.is_file():
             raise recipe_problem(start, "not-a-file", "is not a file", "put a file here")
         with path.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
     except OSError as error:
-        raise recipe_problem(
-            start,
-            "file-not-readable",
-            f"cannot read it: {(error.strerror or str(error)).lower()}",
-            "put a readable file here",
-        ) from error
+        what = f"cannot read it: {(error.strerror or str(error)).lower()}"
+        raise recipe_problem(start, "file-not-readable", what, "put a readable file here") from error
     if len(data) > MAX_BYTES:
         raise too_large(file)
     try:

@@ -1,13 +1,14 @@
-"""YAML -> Recipe; every fault says file:line:column, what is wrong and what to write.
+"""YAML -> Recipe. Each fault has file:line:column, what is wrong and what to write.
 
-Recipes are data from strangers: yaml_tree.py reads the text within caps and keeps the place of every
-value, and here each value passes an allow-list by full match. All faults of a file are told at once.
+Recipes are untrusted data: yaml_tree.py reads the text within caps and keeps the place of every value, and
+each value passes an allow-list by full match. All faults of a file are reported at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
@@ -39,59 +40,63 @@ from imagefactory.recipes.values import (
 from imagefactory.recipes.yaml_tree import YamlNode, parse_tree
 from imagefactory.versions import natural
 
-# --- What a recipe says of its images' config: variables, labels, own files, and how a container starts
-
+# --- The config of an image: variables, labels, own files, and how a container starts
 
 START_KEYS = ("workdir", "user", "entrypoint", "command")
 
 
 def read_environment(reader: NodeReader, node: YamlNode | None) -> tuple[tuple[str, str], ...]:
-    values = {}
-    for name, key, value in reader.pairs(node, "environment"):
-        if not reader.text(key, "environment", "variable"):
-            continue
-        if name in RESERVED_VARIABLES or name.startswith(RESERVED_PREFIX):
-            reader.fault(
-                key.where, "name-reserved", f"'{name}' is set by imagefactory in every image", "remove it"
-            )
-        values[name] = reader.text(value, name, "value")
-    return tuple(values.items())
+    def reserved(name: str) -> bool:
+        return name in RESERVED_VARIABLES or name.startswith(RESERVED_PREFIX)
+
+    settings = _read_settings(reader, node, ("environment", "variable", "value"), reserved)
+    return tuple((name, value) for name, value, _ in settings)
 
 
 def read_labels(reader: NodeReader, node: YamlNode | None) -> tuple[tuple[str, str], ...]:
     values = {}
-    for name, key, value in reader.pairs(node, "labels"):
-        if not reader.text(key, "labels", "label"):
-            continue
-        if RESERVED_LABELS.fullmatch(name):
-            reader.fault(
-                key.where, "name-reserved", f"'{name}' is set by imagefactory in every image", "remove it"
-            )
-        values[name] = reader.text(value, name, "label value")
-        if name == "org.opencontainers.image.licenses" and values[name]:
+    rules = ("labels", "label", "label value")
+    for name, value, where in _read_settings(
+        reader, node, rules, lambda n: bool(RESERVED_LABELS.fullmatch(n))
+    ):
+        values[name] = value
+        if name == "org.opencontainers.image.licenses" and value:
             try:
-                canonicalize_license_expression(values[name])
+                canonicalize_license_expression(value)
             except InvalidLicenseExpression as error:
                 write = 'write an SPDX expression, such as "BSD-3-Clause AND LicenseRef-NVIDIA-Proprietary"'
-                reader.fault(value.where, "value-invalid", str(error), write)
+                reader.fault(where, "value-invalid", str(error), write)
     return tuple(values.items())
 
 
+def _read_settings(
+    reader: NodeReader, node: YamlNode | None, rules: tuple[str, str, str], reserved: Callable[[str], bool]
+) -> Iterator[tuple[str, str, SourceLocation]]:
+    """Yield name, value and the value's place. `rules` are the section, and the rules of name and value."""
+    section, name_rule, value_rule = rules
+    for name, key, value in reader.pairs(node, section):
+        if reader.text(key, section, name_rule):
+            if reserved(name):
+                what = f"'{name}' is set by imagefactory in every image"
+                reader.fault(key.where, "name-reserved", what, "remove it")
+            yield name, reader.text(value, name, value_rule), value.where
+
+
 def read_files(reader: NodeReader, node: YamlNode | None) -> tuple[FilesSpec, ...]:
-    found = []
+    files = []
     for folder, key, value in reader.pairs(node, "files"):
         reader.text(key, "files", "folder")
         patterns = reader.texts(value, folder, "pattern", empty=False)
-        found += [
+        files += [
             FilesSpec(folder=folder, pattern=item.text, where=item.where)
             for item in value.items
             if item.text in patterns
         ]
-    return tuple(found)
+    return tuple(files)
 
 
 def read_start(reader: NodeReader, fields: Mapping[str, YamlNode]) -> ContainerStart:
-    """How a container starts, as far as it is written. A word may stand in a command twice."""
+    """Return how a container starts, as far as it is written. A command may repeat a word."""
 
     def words(key: str) -> tuple[str, ...]:
         items = reader.items(fields.get(key), key, f"{key}: [python, train.py]")
@@ -105,114 +110,84 @@ def read_start(reader: NodeReader, fields: Mapping[str, YamlNode]) -> ContainerS
     )
 
 
-# --- Rows for AMD's GPUs, with rocm in place of cuda: their capabilities are processors, and only theirs
-# are
-
+# --- Rows by GPU: capabilities are AMD processors where `rocm` replaces `cuda`; CPU rows have none
 
 CUDA_CHECK = "compiler"
-"""The check of the smoke test that has no meaning without CUDA: it tries what makes code for it."""
+"""The check of the smoke test that has no meaning without CUDA: it compiles code for it."""
 
 
 def check_rocm_row(
     reader: NodeReader, node: YamlNode, row: Mapping[str, YamlNode], family: Mapping[str, YamlNode]
 ) -> None:
-    """Tells the reader what is wrong with the keys of `row`, which stands at `node`."""
-    rocm, newest = row["rocm"], knowledge.newest_rocm()
+    newest = knowledge.newest_rocm()
     if cuda := row.get("cuda"):
         write = "write a separate row for AMD GPUs, with only rocm"
         reader.fault(cuda.where, "mixed-row", "'cuda' and 'rocm' are in one row", write)
-    for item in rocm.items:
+    for item in row["rocm"].items:
         if RULES["rocm"].allows(item.text) and int(item.text.partition(".")[0]) > newest:
             write = f"write a version of ROCm {newest} or older"
             reader.fault(item.where, "rocm-unknown", f"unknown ROCm version {item.text}", write)
     for item in row["checks"].items if "checks" in row else ():
         if item.text == CUDA_CHECK:
-            reader.fault(
-                item.where,
-                "check-not-applicable",
-                f"'{CUDA_CHECK}' checks the CUDA compiler",
-                "remove it",
-            )
+            what = f"'{CUDA_CHECK}' checks the CUDA compiler"
+            reader.fault(item.where, "check-not-applicable", what, "remove it")
     capabilities = row.get("capabilities") or family.get("capabilities")
-    if capabilities is None or ("capabilities" not in row and not any(_processors(capabilities))):
+    amd = capabilities is not None and any(item.text.startswith("gfx") for item in capabilities.items)
+    if capabilities is None or ("capabilities" not in row and not amd):
         what = "'capabilities' with AMD processors is missing in the row"
         write = "write capabilities: [gfx90a, gfx942] with those that the image must support"
         reader.fault(node.where, "capabilities-missing", what, write)
 
 
 def check_processors(reader: NodeReader, capabilities: YamlNode | None, *, rocm: bool) -> None:
-    """Tells the reader which `capabilities` are not those of the row's GPUs, and which no GPU has."""
+    """Report `capabilities` that are not those of the row's GPUs, and AMD processors that are not known."""
     for item in capabilities.items if capabilities else ():
         if not RULES["capability"].allows(item.text):
             continue
         amd = item.text.startswith("gfx")
         if amd and not rocm:
+            what = f"'{item.text}' is an AMD processor, and the row is for CUDA"
             write = "write a separate row for AMD GPUs, with rocm instead of cuda"
-            reader.fault(
-                item.where,
-                "capability-mismatch",
-                f"'{item.text}' is an AMD processor, and the row is for CUDA",
-                write,
-            )
+            reader.fault(item.where, "capability-mismatch", what, write)
         elif rocm and not amd:
-            write = "write its processor, such as gfx90a"
-            reader.fault(
-                item.where,
-                "capability-mismatch",
-                f"'{item.text}' is not an AMD processor, and the row is for ROCm",
-                write,
-            )
+            what = f"'{item.text}' is not an AMD processor, and the row is for ROCm"
+            reader.fault(item.where, "capability-mismatch", what, "write its processor, such as gfx90a")
         elif amd and item.text not in knowledge.all_processors():
-            near = _nearest(item.text)
+            near = " or ".join(
+                str(processor)
+                for processor in knowledge.processors()
+                if str(processor)[:-1] == item.text[:-1]
+            )
             write = f"did you mean {near}?" if near else "`rocminfo` prints the processor of a GPU"
             reader.fault(item.where, "capability-unknown", f"unknown AMD processor '{item.text}'", write)
 
 
 def in_order(capabilities: Sequence[str]) -> tuple[str, ...]:
-    """By their numbers, gfx908 before gfx90a; what is none, which is told elsewhere, in natural order."""
-    return tuple(sorted(capabilities, key=_order))
+    """Return them by number, gfx908 before gfx90a; invalid ones, a fault elsewhere, in natural order."""
 
+    def order(text: str) -> tuple[object, ...]:
+        try:
+            return 0, parse_capability(text), ()
+        except ValueError:
+            return 1, Capability(0, 0), natural(text)
 
-def _order(text: str) -> tuple[object, ...]:
-    try:
-        return 0, parse_capability(text), ()
-    except ValueError:
-        return 1, Capability(0, 0), natural(text)
-
-
-def _processors(node: YamlNode) -> list[str]:
-    return [item.text for item in node.items if item.text.startswith("gfx")]
-
-
-def _nearest(text: str) -> str:
-    """Those that are sold and differ in the last digit alone."""
-    return " or ".join(str(one) for one in knowledge.processors() if str(one)[:-1] == text[:-1])
-
-
-# --- A row for CUDA has capabilities; a row for CPUs, with cuda: [none], has nothing that speaks of GPUs
+    return tuple(sorted(capabilities, key=order))
 
 
 def check_gpu_row(
     reader: NodeReader, node: YamlNode, row: Mapping[str, YamlNode], family: Mapping[str, YamlNode]
 ) -> None:
-    """Tells the reader what is wrong with the keys of `row`, which stands at `node`."""
     if "capabilities" not in row and "capabilities" not in family:
+        what = "'capabilities' is missing in the row and in the family"
         write = 'write capabilities: ["8.0"] with those that the image must support'
-        reader.fault(
-            node.where,
-            "capabilities-missing",
-            "'capabilities' is missing in the row and in the family",
-            write,
-        )
+        reader.fault(node.where, "capabilities-missing", what, write)
     if named := row.get("framework"):
         what = "'framework' in a row requires cuda: [none] or rocm"
-        reader.fault(
-            named.where, "framework-in-gpu-row", what, "remove it: CUDA rows use the family's framework"
-        )
+        write = "remove it: CUDA rows use the family's framework"
+        reader.fault(named.where, "framework-in-gpu-row", what, write)
 
 
 def check_cpu_row(reader: NodeReader, row: Mapping[str, YamlNode]) -> None:
-    """Tells the reader what is wrong with the keys of a row for CPUs."""
     versions = row["cuda"].items
     for item in versions:
         if item.text == NO_CUDA and len(versions) > 1:
@@ -227,7 +202,9 @@ def check_cpu_row(reader: NodeReader, row: Mapping[str, YamlNode]) -> None:
         reader.fault(where, "gpu-only-key", f"'{key}' is for GPUs, and cuda: [none] is for CPUs", "remove it")
 
 
-# Key -> an example of the line, told when it is missing.
+# --- The file
+
+# Key -> an example of the line, for the message that it is missing.
 _FAMILY_REQUIRED = {
     "family": "family: pytorch",
     "description": "description: what the image is for",
@@ -238,31 +215,25 @@ _FAMILY_REQUIRED = {
     "python": 'python: "3.11"',
     "matrix": "matrix: and its rows",
 }
-_CHANNELS = {"channels": "channels: [conda-forge]"}
-_ON = {"on": "on: pytorch-2.3-cu121"}
 _ROW_REQUIRED = {"version": 'version: "2.3"', "cuda": 'cuda: ["12.1"]'}
-_VIRTUAL = ("cuda", "glibc", "archspec")
+_VIRTUAL = {"cuda": "driver", "glibc": "glibc", "archspec": "archspec"}
 _OF_CONDA = ("channels", "channel-priority", "virtual", "pip")
-_OVERRIDABLE = (
-    *("capabilities", "checks", "waive", "packages", "constraints", "environment", "index", "exclude"),
-    *_OF_CONDA,
-)
+_LISTS = ("capabilities", "checks", "waive", "packages", "constraints", "environment", "index", "exclude")
+_OVERRIDABLE = (*_LISTS, *_OF_CONDA)
 _OF_FAMILIES = ("labels", "system", "files", *START_KEYS)
 _FAMILY_KEYS = (*_FAMILY_REQUIRED, "on", *_OF_FAMILIES, *BASE_ONLY_KEYS, *_OVERRIDABLE)
 _OWN = ("framework", "description", "labels", "extras", "python", "base")
 _ROW_KEYS = (*_ROW_REQUIRED, "rocm", "on", *_OWN, *BASE_ONLY_KEYS, "platforms", *_OVERRIDABLE)
-# What is built on a target says these alone; all else is that target's.
-_KEYS_WITH_ON = ("family", "description", "matrix", "on", "pip", *_OF_FAMILIES, *_OVERRIDABLE[:8])
-
-
-# --- parsing -------------------------------------------------------------------------------------
+# A family that is built on a target has only these keys; the target brings the rest.
+_KEYS_WITH_ON = ("family", "description", "matrix", "on", "pip", *_OF_FAMILIES, *_LISTS)
+_NOT_WITH_ON = {*_FAMILY_KEYS, *_ROW_KEYS} - {*_KEYS_WITH_ON}
 
 
 def parse_recipe(text: str, file: str) -> Recipe:
-    """One family from the text of its YAML file; `file` is how errors name it.
+    """Return one family from the text of its YAML file; `file` is how errors name it.
 
-    What needs other files (the base, the target that it is built on, what the source offers) is judged
-    by `expand`. Raises RecipeError with all faults of the file.
+    `expand` checks what needs other files: the base, the target that it is built on, what the source offers.
+    Raises RecipeError with all faults of the file.
     """
     reader = NodeReader(file)
     root = parse_tree(text, file)
@@ -276,25 +247,26 @@ def parse_recipe(text: str, file: str) -> Recipe:
     }
     labels = read_labels(reader, fields.get("labels"))
     system = reader.texts(fields.get("system"), "system", "debian package", empty=False)
-    files, start = read_files(reader, fields.get("files")), read_start(reader, fields)
     framework = _framework(kind, texts.get("framework", ""))
     family = _FamilyDefaults(
+        fields=fields,
         texts=texts,
         base=BaseName(name="") if kind == "on" else read_base(reader, fields),
-        common=_common(reader, fields, kind),
+        common=_common(reader, fields, kind, root.where),
         kind=kind,
         framework=framework,
     )
     if kind == "on" and "on" in fields:
-        matrix = [_row_on(reader, fields, family, root)]
+        matrix = [_row_on(reader, family, root)]
     else:
         rows = reader.items(fields.get("matrix"), "matrix", "rows, each starting with - version:")
         make_row = _row_on if kind == "on" else _row
-        matrix = [make_row(reader, fields, family, row) for row in rows]
+        matrix = [make_row(reader, family, row) for row in rows]
         own = [(framework, family.common.channels), *((row.framework, row.channels) for row in matrix)]
         for section, (named, channels) in zip((root, *rows), own, strict=True):
             _check_fit(reader, section, RequirementContext(kind=kind, framework=named, channels=channels))
     matrix = with_origins(reader, root, kind, framework, matrix)
+    files, start = read_files(reader, fields.get("files")), read_start(reader, fields)
     reader.finish()
     return Recipe(
         family=texts["family"],
@@ -314,7 +286,7 @@ def parse_recipe(text: str, file: str) -> Recipe:
 
 
 def _family_type(root: YamlNode) -> str:
-    """`pypi`, `conda`, or `on` for a family that is built on targets; empty where the text says none."""
+    """Return `pypi`, `conda`, `on` for a family that is built on targets, or "" where the text says none."""
     source = root.get("source")
     rows = root.get("matrix")
     if "on" in root.keys or (source is None and rows and any("on" in row.keys for row in rows.items)):
@@ -324,96 +296,69 @@ def _family_type(root: YamlNode) -> str:
 
 def _family_required(kind: str, *, on: bool) -> Mapping[str, str]:
     if kind == "on":
-        wanted = {key: _FAMILY_REQUIRED[key] for key in ("family", "description")}
-        return wanted | ({} if on else {"matrix": "matrix: and its rows, each with - on:"})
-    return _FAMILY_REQUIRED | (_CHANNELS if kind == "conda" else {})
+        required = {key: _FAMILY_REQUIRED[key] for key in ("family", "description")}
+        return required | ({} if on else {"matrix": "matrix: and its rows, each with - on:"})
+    return _FAMILY_REQUIRED | ({"channels": "channels: [conda-forge]"} if kind == "conda" else {})
 
 
 def _framework(kind: str, name: str) -> str:
-    """The framework's name in its source's normal form."""
     return name.lower() if kind == "conda" else canonical(name)
 
 
 def _check_misplaced_keys(reader: NodeReader, section: YamlNode, kind: str) -> None:
-    """Keys that exist, but not beside this source."""
+    """Report keys that exist, but not with this source."""
     for key, value in section.pairs if section.kind == "map" else ():
-        name = key.text
-        if kind == "on" and name in {*_FAMILY_KEYS, *_ROW_KEYS} - {*_KEYS_WITH_ON}:
-            reader.fault(
-                key.where, "key-not-with-on", f"'{name}' comes from the target that 'on' names", "remove it"
-            )
+        name, code = key.text, "key-not-for-source"
+        if kind == "on" and name in _NOT_WITH_ON:
+            code, what = "key-not-with-on", f"'{name}' comes from the target that 'on' names"
+            write = "remove it"
         elif kind == "on" and name == "matrix" and "on" in section.keys:
-            reader.fault(
-                key.where,
-                "key-not-with-on",
-                "'matrix' and 'on' cannot both be in a family",
-                "remove one of them",
-            )
+            code, what = "key-not-with-on", "'matrix' and 'on' cannot both be in a family"
+            write = "remove one of them"
         elif kind == "pypi" and name in _OF_CONDA:
+            what = f"'{name}' requires source: conda"
             write = "write these under 'packages'" if name == "pip" else "remove it, or write source: conda"
-            reader.fault(key.where, "key-not-for-source", f"'{name}' requires source: conda", write)
         elif kind == "conda" and name == "rocm":
-            reader.fault(
-                key.where,
-                "key-not-for-source",
-                "'rocm' requires source: pypi",
-                "remove it: conda rows are for CUDA or CPUs",
-            )
+            what, write = "'rocm' requires source: pypi", "remove it: conda rows are for CUDA or CPUs"
         elif kind == "conda" and name == "extras" and value.kind == "list":
-            reader.fault(
-                key.where,
-                "key-not-for-source",
-                "'extras' requires source: pypi, because conda packages have none",
-                "remove it, and choose a build with a constraint such as 'jaxlib * *cuda12*'",
-            )
+            what = "'extras' requires source: pypi, because conda packages have none"
+            write = "remove it, and choose a build with a constraint such as 'jaxlib * *cuda12*'"
         elif kind != "on" and name == "on":
-            reader.fault(
-                key.where,
-                "on-with-source",
-                "'on' cannot be in a family that has a source",
-                "create a separate family with 'on' instead of 'source'",
-            )
+            code, what = "on-with-source", "'on' cannot be in a family that has a source"
+            write = "create a separate family with 'on' instead of 'source'"
+        else:
+            continue
+        reader.fault(key.where, code, what, write)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _FamilyDefaults:
-    """The family's values that rows fall back on: its texts by key, its base, and its lists."""
+    """The family's values that rows fall back on: its nodes and texts by key, its base, and its lists."""
 
+    fields: Mapping[str, YamlNode]
     texts: Mapping[str, str]
     base: BaseName
-    common: _CommonFields
+    common: RecipeRow
     kind: str
     framework: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _CommonFields:
-    """What a family and a row can both say."""
+def _common(
+    reader: NodeReader, fields: Mapping[str, YamlNode], kind: str, where: SourceLocation
+) -> RecipeRow:
+    """Return the values that a family and a row can both set."""
 
-    capabilities: tuple[str, ...]
-    checks: tuple[str, ...]
-    waive: tuple[str, ...]
-    packages: tuple[str, ...]
-    constraints: tuple[str, ...]
-    environment: tuple[tuple[str, str], ...]
-    channels: tuple[str, ...]
-    priority: str
-    virtual: tuple[tuple[str, str], ...]
-    pip: tuple[str, ...]
-    origins: tuple[tuple[str, str], ...]
-    exclude: tuple[str, ...]
-
-
-def _common(reader: NodeReader, fields: Mapping[str, YamlNode], kind: str) -> _CommonFields:
-    def requirements(key: str, rule: str, kept: str = kind) -> tuple[str, ...]:
-        return tuple(normal_requirement(text, kept) for text in reader.texts(fields.get(key), key, rule))
+    def requirements(key: str, rule: str, spelling: str = kind) -> tuple[str, ...]:
+        return tuple(normal_requirement(text, spelling) for text in reader.texts(fields.get(key), key, rule))
 
     package, constraint = REQUIREMENT_RULES.get(kind, ("added package", "added package"))
     capabilities = reader.texts(fields.get("capabilities"), "capabilities", "capability", empty=False)
     checks = reader.texts(fields.get("checks"), "checks", "check", empty=False)
     waived = reader.texts(fields.get("waive"), "waive", "waived")
     channels = reader.texts(fields.get("channels"), "channels", "channel", empty=False)
-    return _CommonFields(
+    virtual = reader.mapping(fields["virtual"], tuple(_VIRTUAL), {}) if "virtual" in fields else {}
+    return RecipeRow(
+        where=where,
         capabilities=in_order(capabilities),
         checks=tuple(check for check in SMOKE_CHECKS if check in checks),
         waive=tuple(check for check in WAIVABLE if check in waived),
@@ -422,28 +367,44 @@ def _common(reader: NodeReader, fields: Mapping[str, YamlNode], kind: str) -> _C
         environment=read_environment(reader, fields.get("environment")),
         channels=tuple(dict.fromkeys(map(channel_address, channels))),
         priority=reader.text(fields.get("channel-priority"), "channel-priority", "channel-priority"),
-        virtual=_virtual(reader, fields.get("virtual")),
+        virtual=tuple(
+            (key, reader.text(virtual[key], key, rule)) for key, rule in _VIRTUAL.items() if key in virtual
+        ),
         pip=requirements("pip", "package", "pypi"),
         origins=read_origins(reader, fields.get("index")),
         exclude=tuple(map(canonical, reader.texts(fields.get("exclude"), "exclude", "excluded package"))),
     )
 
 
-def _virtual(reader: NodeReader, node: YamlNode | None) -> tuple[tuple[str, str], ...]:
-    """What the packages may count on of the machine, as far as it is written."""
-    found = reader.mapping(node, _VIRTUAL, {}) if node else {}
-    rules = {"cuda": "driver", "glibc": "glibc", "archspec": "archspec"}
-    return tuple((key, reader.text(found[key], key, rules[key])) for key in _VIRTUAL if key in found)
+def _merge(reader: NodeReader, common: RecipeRow, own: RecipeRow, row: Mapping[str, YamlNode]) -> RecipeRow:
+    """Return a row's values: some add to the family's, `row` sets the others anew."""
+    joined: dict[str, Any] = {
+        key: tuple(dict.fromkeys((*getattr(common, key), *getattr(own, key))))
+        for key in ("packages", "constraints", "pip", "exclude")
+    }
+    replaced: dict[str, Any] = {
+        key: getattr(own if key in row else common, key) for key in ("capabilities", "environment", "waive")
+    }
+    return replace(
+        own,
+        **joined,
+        **replaced,
+        checks=own.checks or common.checks,
+        origins=tuple((dict(common.origins) | dict(own.origins)).items()),
+        channels=own.channels or common.channels,
+        priority=own.priority or common.priority or "strict",
+        virtual=tuple((dict(common.virtual) | dict(own.virtual)).items()),
+        description=reader.text(row.get("description"), "description", "description"),
+        labels=read_labels(reader, row.get("labels")),
+    )
 
 
-def _row(
-    reader: NodeReader, fields: Mapping[str, YamlNode], family: _FamilyDefaults, node: YamlNode
-) -> RecipeRow:
-    """One row of the matrix, completed by the family's values (added to packages, constraints and pip)."""
+def _row(reader: NodeReader, family: _FamilyDefaults, node: YamlNode) -> RecipeRow:
+    """Return one row of the matrix, completed by the family's values."""
+    fields = family.fields
     in_place = {"version": _ROW_REQUIRED["version"]} if "rocm" in node.keys else _ROW_REQUIRED
     row = reader.mapping(node, _ROW_KEYS, in_place)
     _check_misplaced_keys(reader, node, family.kind)
-    own, common = _common(reader, row, family.kind), family.common
     cudas = reader.texts(row.get("cuda"), "cuda", "cuda", empty=False)
     rocms = reader.texts(row.get("rocm"), "rocm", "rocm", empty=False)
     gpu = "rocm" in row or NO_CUDA not in cudas
@@ -455,15 +416,16 @@ def _row(
         check_cpu_row(reader, row)
     if gpu:
         check_processors(reader, row.get("capabilities") or fields.get("capabilities"), rocm="rocm" in row)
+    merged = _merge(reader, family.common, _common(reader, row, family.kind, node.where), row)
     framework = _framework(family.kind, reader.text(row.get("framework"), "framework", "framework"))
     framework = framework or family.framework
-    checks = own.checks or common.checks or default_checks(framework)
+    checks = merged.checks or default_checks(framework)
     without = (CUDA_CHECK,) if rocms else () if gpu else GPU_CHECKS
-    counted_on = dict(common.virtual) | dict(own.virtual)
     keys = ("base", "python", "extras", "system", "framework")
-    places = {key: found.where for key in keys if (found := row.get(key) or fields.get(key))}
-    for virtual in (fields.get("virtual"), row.get("virtual")):
-        places |= {f"virtual.{key.text}": value.where for key, value in (virtual.pairs if virtual else ())}
+    places = {key: value.where for key in keys if (value := row.get(key) or fields.get(key))}
+    for section in (fields, row):
+        virtual = section["virtual"].pairs if "virtual" in section else ()
+        places |= {f"virtual.{key.text}": value.where for key, value in virtual}
     for key in ("cuda", "rocm"):
         places |= {f"{key}.{n}": item.where for n, item in enumerate(row[key].items if key in row else ())}
     places |= _requirement_places(fields, row)
@@ -471,7 +433,8 @@ def _row(
     written = read_base(reader, row)
     python = reader.text(row.get("python"), "python", "python") or family.texts["python"]
     base, carried = (written, python) if "base" in row else (family.base, family.texts["python"])
-    return RecipeRow(
+    return replace(
+        merged,
         version=reader.text(row.get("version"), "version", "version"),
         cuda=() if rocms else cudas,
         rocm=rocms,
@@ -479,64 +442,41 @@ def _row(
         python=python,
         base=base.name,
         platforms=platforms or (family.texts["platform"],),
-        capabilities=(own if "capabilities" in row else common).capabilities if gpu else (),
+        capabilities=merged.capabilities if gpu else (),
+        waive=merged.waive if gpu else (),
         checks=tuple(check for check in checks if check not in without),
-        packages=tuple(dict.fromkeys((*common.packages, *own.packages))),
-        constraints=tuple(dict.fromkeys((*common.constraints, *own.constraints))),
-        environment=(own if "environment" in row else common).environment,
-        where=node.where,
+        virtual=tuple(pair for pair in merged.virtual if gpu or pair[0] != "cuda"),
         framework=framework,
-        description=reader.text(row.get("description"), "description", "description"),
-        labels=read_labels(reader, row.get("labels")),
-        # Which Python an image carries is nothing to an environment that brings its own.
+        # A conda environment brings its own Python, so the image's does not matter.
         own_base=base.own("" if family.kind == "conda" else carried),
         places=tuple(places.items()),
-        channels=own.channels or common.channels,
-        priority=own.priority or common.priority or "strict",
-        virtual=tuple(pair for pair in counted_on.items() if gpu or pair[0] != "cuda"),
-        pip=tuple(dict.fromkeys((*common.pip, *own.pip))),
-        waive=(own if "waive" in row else common).waive if gpu else (),
-        origins=tuple((dict(common.origins) | dict(own.origins)).items()),
-        exclude=tuple(dict.fromkeys((*common.exclude, *own.exclude))),
     )
 
 
-def _row_on(
-    reader: NodeReader, fields: Mapping[str, YamlNode], family: _FamilyDefaults, node: YamlNode
-) -> RecipeRow:
-    """What a family, or one of its rows, adds to another target. Only `expand` knows what fits there."""
-    itself = family.common if "on" in fields else None
-    row = fields if itself else reader.mapping(node, _ROW_KEYS, _ON)
-    if not itself:
+def _row_on(reader: NodeReader, family: _FamilyDefaults, node: YamlNode) -> RecipeRow:
+    """Return what a family, or a row of it, adds to another target. Only `expand` knows what fits there."""
+    fields = family.fields
+    if "on" in fields:
+        row, own = fields, family.common
+    else:
+        row = reader.mapping(node, _ROW_KEYS, {"on": "on: pytorch-2.3-cu121"})
         _check_misplaced_keys(reader, node, "on")
-    own, common = itself or _common(reader, row, "on"), family.common
+        own = _common(reader, row, "on", node.where)
     sections = (("on", row), ("system", fields))
     places = {key: section[key].where for key, section in sections if key in section}
     places |= _requirement_places(fields, row)
     for section in (fields, row):
         checks = section["checks"].items if "checks" in section else ()
         places |= {f"checks.{item.text}": item.where for item in checks}
-    return RecipeRow(
-        version="",
-        cuda=(),
-        extras=(),
-        python="",
-        base="",
-        platforms=(),
-        capabilities=(own if "capabilities" in row else common).capabilities,
-        checks=own.checks or common.checks,
-        packages=tuple(dict.fromkeys((*common.packages, *own.packages))),
-        constraints=tuple(dict.fromkeys((*common.constraints, *own.constraints))),
-        environment=(own if "environment" in row else common).environment,
+    merged = _merge(reader, family.common, own, row)
+    return replace(
+        merged,
         where=node.where,
-        description=reader.text(row.get("description"), "description", "description"),
-        labels=read_labels(reader, row.get("labels")),
+        channels=(),
+        priority="strict",
+        virtual=(),
         places=tuple(places.items()),
-        pip=tuple(dict.fromkeys((*common.pip, *own.pip))),
         on=reader.text(row.get("on"), "on", "on"),
-        waive=(own if "waive" in row else common).waive,
-        origins=tuple((dict(common.origins) | dict(own.origins)).items()),
-        exclude=tuple(dict.fromkeys((*common.exclude, *own.exclude))),
     )
 
 
@@ -544,16 +484,16 @@ def _requirement_places(*sections: Mapping[str, YamlNode]) -> dict[str, SourceLo
     """Return where each requirement of a row is written first, `packages.0` in the family or the row."""
     places: dict[str, SourceLocation] = {}
     for key in ("packages", "constraints", "pip", "exclude"):
-        found: dict[str, SourceLocation] = {}
+        first: dict[str, SourceLocation] = {}
         for section in sections:
             for item in section[key].items if key in section else ():
-                found.setdefault(item.text, item.where)
-        places |= {f"{key}.{index}": where for index, where in enumerate(found.values())}
+                first.setdefault(item.text, item.where)
+        places |= {f"{key}.{index}": where for index, where in enumerate(first.values())}
     return places
 
 
 def _check_fit(reader: NodeReader, node: YamlNode, source: RequirementContext) -> None:
-    """Faults that only source and framework show; what is built `on` a target waits for `expand`."""
+    """Report faults that only source and framework show; `expand` checks what is built `on` a target."""
     for key, value in node.pairs if source.kind in SOURCES else ():
         for item in value.items:
             fault = None

@@ -131,11 +131,11 @@ def read_shell(text: str) -> Shell:
     """
     start = SourceLocation(file="", line=1, column=1)
     reader = _ShellReader(text.replace("\r\n", "\n"), start, {}, ends=_ENDS, loose=True)
-    found = list(_RunScript(reader).all_words())
-    values = _constants(found)
+    all_words = list(_RunScript(reader).all_words())
+    values = _constants(all_words)
     commands: list[ShellCommand] = []
     sets: dict[str, RunWord] = {}
-    for raw in found:
+    for raw in all_words:
         words = [_fill(word, values) for word in raw]
         count = 0
         while count < len(words) and (_ASSIGNED.match(words[count].text) or words[count].text in _BEFORE):
@@ -150,8 +150,8 @@ def read_shell(text: str) -> Shell:
 
 
 def _assignments(words: Sequence[RunWord]) -> dict[str, RunWord]:
-    found = ((word, _ASSIGNED.match(word.text)) for word in words)
-    return {match[1]: word.after(match.end()) for word, match in found if match}
+    matches = ((word, _ASSIGNED.match(word.text)) for word in words)
+    return {match[1]: word.after(match.end()) for word, match in matches if match}
 
 
 def _constants(commands: Sequence[Sequence[RunWord]]) -> Mapping[str, str]:
@@ -208,7 +208,7 @@ class _ShellReader:
         self._expanded = 0
         special = ends + "\\'\"$`" + ("*?[" if loose else "")
         self._plain = re.compile(f"[^{re.escape(special)}]+")
-        self._starts = [0, *(found.end() for found in re.finditer("\n", text))]
+        self._starts = [0, *(match.end() for match in re.finditer("\n", text))]
 
     def place(self, at: int) -> SourceLocation:
         row = bisect_right(self._starts, at) - 1
@@ -222,8 +222,8 @@ class _ShellReader:
     def skip(self) -> bool:
         """Pass blanks (line ends among them only where words alone are read) and continued lines."""
         blanks = r"(?:[ \t]|\\\n)*" if self.shell else r"(?:[ \t\n]|\\\n)*"
-        found = re.compile(blanks).match(self.text, self.at)
-        self.at = found.end() if found else self.at
+        match = re.compile(blanks).match(self.text, self.at)
+        self.at = match.end() if match else self.at
         return self.at < len(self.text)
 
     def words(self) -> list[RunWord]:
@@ -234,9 +234,8 @@ class _ShellReader:
         if self.loose:
             return [RunWord("".join(piece.text for piece in pieces), where, pieces=pieces)]
         if sum(len(piece.text) if piece.known else 1 for piece in pieces) > MOST_CHARACTERS:
-            raise recipe_problem(
-                where, "word-too-long", f"has a word of more than {MOST_CHARACTERS} characters", "split it"
-            )
+            what = f"has a word of more than {MOST_CHARACTERS} characters"
+            raise recipe_problem(where, "word-too-long", what, "split it")
         if not all(piece.known for piece in pieces):
             return [RunWord(self.text[start : self.at], where, known=False)]
         parts = [""]
@@ -268,10 +267,10 @@ class _ShellReader:
                 self.at += 1
                 yield _Piece(char, known=False)
             else:
-                found = self._plain.match(self.text, at)
-                assert found
-                self.at = found.end()
-                yield _Piece(found[0])
+                match = self._plain.match(self.text, at)
+                assert match
+                self.at = match.end()
+                yield _Piece(match[0])
 
     def _quoted(self, quote: str) -> Iterator[_Piece]:
         start = self.at
@@ -293,34 +292,29 @@ class _ShellReader:
                 yield _Piece(self.text[self.at + 1].strip("\n"))
                 self.at += 2
             else:
-                found = _INSIDE.match(self.text, self.at)
-                assert found
-                self.at = found.end()
-                yield _Piece(found[0])
+                match = _INSIDE.match(self.text, self.at)
+                assert match
+                self.at = match.end()
+                yield _Piece(match[0])
         if not self.loose:
-            raise recipe_problem(
-                self.place(start), "quote-unclosed", f"a quote ({quote}) is not closed", "close it"
-            )
+            what = f"a quote ({quote}) is not closed"
+            raise recipe_problem(self.place(start), "quote-unclosed", what, "close it")
 
     def _expansion(self, *, splits: bool = False) -> _Piece:
         """Return the value of `$...` or of a command in backticks; its text where it has none."""
         start = self.at
-        if found := _VARIABLE.match(self.text, start):
-            self.at = found.end()
-            name, usual = found[1] or found[2], found[3]
+        if match := _VARIABLE.match(self.text, start):
+            self.at = match.end()
+            name, usual = match[1] or match[2], match[3]
             if self.loose:
-                return _Piece(found[0], known=False, name="" if usual else name)
+                return _Piece(match[0], known=False, name="" if usual else name)
             value = self.variables.get(name)
             self._expanded += len(value or "")
             if self._expanded > _MOST_EXPANDED:
-                raise recipe_problem(
-                    self.place(self.at),
-                    "variables-too-long",
-                    "has variables that grow too long",
-                    "write their values",
-                )
+                what = "has variables that grow too long"
+                raise recipe_problem(self.place(self.at), "variables-too-long", what, "write their values")
             if usual and (usual == "+") == bool(value):
-                value = _VARIABLE.sub(lambda one: self.variables.get(one[1] or one[2], "$"), found[4])
+                value = _VARIABLE.sub(lambda match: self.variables.get(match[1] or match[2], "$"), match[4])
                 return _Piece(value, "$" not in value, splits=splits)
             return _Piece(value or "", value is not None, splits=splits)
         opened, known = self.text[start : start + 2], False
@@ -337,15 +331,14 @@ class _ShellReader:
     def close(self, at: int) -> int:
         """Return the place behind the bracket that closes the one at `at`."""
         opened, depth = self.text[at], 0
-        for found in _BRACKETS[opened].finditer(self.text, at):
-            depth += {opened: 1, ")": -1, "}": -1}.get(found[0], 0)
+        for match in _BRACKETS[opened].finditer(self.text, at):
+            depth += {opened: 1, ")": -1, "}": -1}.get(match[0], 0)
             if depth == 0:
-                return found.end()
+                return match.end()
         if self.loose:
             return len(self.text)
-        raise recipe_problem(
-            self.place(at), "bracket-unclosed", f"a bracket ({opened}) is not closed", "close it"
-        )
+        what = f"a bracket ({opened}) is not closed"
+        raise recipe_problem(self.place(at), "bracket-unclosed", what, "close it")
 
 
 _BRACKETS = {
@@ -368,9 +361,8 @@ class _RunScript:
         while reader.skip() or begun >= 0:
             count += 1
             if count > MOST_COMMANDS:
-                raise recipe_problem(
-                    reader.first, "too-many-commands", f"has more than {MOST_COMMANDS} commands", "split it"
-                )
+                what = f"has more than {MOST_COMMANDS} commands"
+                raise recipe_problem(reader.first, "too-many-commands", what, "split it")
             start, inside = reader.at, self._conditional()
             command, operator = self._simple()
             self._open_and_close(command, operator)
@@ -413,14 +405,14 @@ class _RunScript:
         while reader.skip():
             if reader.text[reader.at] == "#":
                 self._comment()
-            elif found := _REDIRECT.match(reader.text, reader.at):
+            elif match := _REDIRECT.match(reader.text, reader.at):
                 joined = reader.at > start and not reader.text[reader.at - 1].isspace()
-                reader.at = found.end()
-                self._redirect(command, found[0], joined=joined)
-            elif found := _OPERATOR.match(reader.text, reader.at):
+                reader.at = match.end()
+                self._redirect(command, match[0], joined=joined)
+            elif match := _OPERATOR.match(reader.text, reader.at):
                 command.text = self._source(start)
-                reader.at = found.end()
-                operator = found[0]
+                reader.at = match.end()
+                operator = match[0]
                 break
             else:
                 command.words += reader.words()
@@ -431,8 +423,8 @@ class _RunScript:
 
     def _comment(self) -> None:
         line = r"(?:\\\n|[^\n])*" if self.reader.joined else r"[^\n]*"
-        found = re.compile(line).match(self.reader.text, self.reader.at)
-        self.reader.at = found.end() if found else self.reader.at
+        match = re.compile(line).match(self.reader.text, self.reader.at)
+        self.reader.at = match.end() if match else self.reader.at
 
     def _redirect(self, command: RunCommand, operator: str, *, joined: bool) -> None:
         reader = self.reader
@@ -457,12 +449,8 @@ class _RunScript:
                 if reader.at >= len(reader.text):
                     if reader.loose:
                         break
-                    raise recipe_problem(
-                        command.where,
-                        "heredoc-unclosed",
-                        f"a here-document (<<{ascii(end)[1:-1]}) does not end",
-                        "end it",
-                    )
+                    what = f"a here-document (<<{ascii(end)[1:-1]}) does not end"
+                    raise recipe_problem(command.where, "heredoc-unclosed", what, "end it")
                 line = self._line()
                 if (line.lstrip("\t") if tabs else line) == end:
                     break

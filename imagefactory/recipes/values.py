@@ -1,7 +1,4 @@
-"""What each kind of value in a recipe may be.
-
-Recipes are data from strangers: every value passes an allow-list by full match.
-"""
+"""The allowed form of each value in a recipe. Recipes are untrusted: each value must fully match a rule."""
 
 from __future__ import annotations
 
@@ -19,18 +16,18 @@ from imagefactory.suite import table
 from imagefactory.suite.gpu import table as gpu_table
 from imagefactory.versions import nearest
 
-# --- Conda's match specs as recipes may write them, and the one spelling in which they are kept
-# A subset of conda's grammar: `[channel::]name [bounds [build]]`. What conda reads in a way that surprises
-# (`>=1.*`, `==1.26.*`, which drop the star), alternatives (`|`), brackets (`[version=...]`) and regular
-# expressions (`^...$`) are left out. Rules: the match spec of conda's documentation; the spelling is that
-# of rattler, so that what a solver says of a package reads as the recipe does.
+# --- Conda match specs, and their one spelling
+# A subset of conda's grammar: `[channel::]name [bounds [build]]`. Not allowed are forms in which conda drops
+# the star (`>=1.*`, `==1.26.*`), alternatives (`|`), brackets (`[version=...]`) and regular expressions
+# (`^...$`). Rules: the match spec of conda's documentation. The spelling is rattler's, so that a solver's
+# messages read as the recipe does.
 #     numpy            numpy              numpy=1.26       numpy 1.26.*
 #     numpy<2          numpy <2           numpy==1.26.4    numpy ==1.26.4
 #     numpy 1.26.4     numpy ==1.26.4     numpy=1.26=py_0  numpy ==1.26 py_0
 #     jaxlib=*=*cuda*  jaxlib * *cuda*    numpy >=1, <2    numpy <2,>=1
 
 
-# Where a channel that is only named lies.
+# Where a channel without an address is.
 CHANNEL_ROOT = "https://conda.anaconda.org"
 
 _SEGMENT = r"[A-Za-z0-9][A-Za-z0-9._-]*"
@@ -76,12 +73,8 @@ class CondaSpec:
 
     def __str__(self) -> str:
         version = self.version or ("*" if self.build else "")
-        parts = [
-            f"{channel_name(self.channel)}::{self.name}" if self.channel else self.name,
-            version,
-            self.build,
-        ]
-        return " ".join(part for part in parts if part)
+        name = f"{channel_name(self.channel)}::{self.name}" if self.channel else self.name
+        return " ".join(filter(None, (name, version, self.build)))
 
 
 def parse_spec(text: str) -> CondaSpec:
@@ -99,11 +92,6 @@ def parse_spec(text: str) -> CondaSpec:
     )
 
 
-def normal_spec(text: str) -> str:
-    """The one spelling of a match spec. Raises ValueError as parse_spec does."""
-    return str(parse_spec(text))
-
-
 def channel_address(channel: str) -> str:
     """A channel's full address without a slash at its end; a bare name lies at CHANNEL_ROOT."""
     return (channel if "://" in channel else f"{CHANNEL_ROOT}/{channel}").rstrip("/")
@@ -118,8 +106,8 @@ def _version(plain: str, exact: str, bounds: str) -> str:
     alone = plain or exact
     if alone and not alone.endswith("*") and "," not in alone:
         alone = f"=={alone}"
-    found = {_bound(bound.strip()) for bound in (bounds or alone).split(",")}
-    return ",".join(sorted(found - {"", "*"}))
+    parts = {_bound(bound.strip()) for bound in (bounds or alone).split(",")}
+    return ",".join(sorted(parts - {"", "*"}))
 
 
 def _bound(bound: str) -> str:
@@ -154,7 +142,7 @@ RESERVED_LABELS = re.compile(
 )
 
 
-# --- what may be written -------------------------------------------------------------------------
+# --- The rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,7 +336,9 @@ RULES: Mapping[str, ValueRule] = {
     ),
 }
 
-# --- requirements ---------------------------------------------------------------------------------
+# --- Requirements
+
+_NAME_END = re.compile(r"[ \[<>=!~]")
 
 # Which rules judge packages and constraints, and how they are kept; what is added to a target that only
 # `expand` knows is kept as it stands.
@@ -367,19 +357,21 @@ class RequirementContext:
 
 def normal_requirement(requirement: str, kind: str) -> str:
     """A requirement that RULES allows, in its source's one form."""
-    return {"pypi": _normal_pypi, "conda": normal_spec}.get(kind, str)(requirement)
+    if kind == "conda":
+        return str(parse_spec(requirement))
+    return _normal_pypi(requirement) if kind == "pypi" else requirement
 
 
 def _normal_pypi(requirement: str) -> str:
-    """Name as PEP 503 has it, no spaces, sorted bounds; the path of a wheel and a source as they are."""
+    """Return a normalised name with sorted bounds and no spaces; wheels' paths and sources stay."""
     if requirement.startswith((".", "git+")):
         return requirement
-    name = re.split(r"[ \[<>=!~]", requirement, maxsplit=1)[0]
+    name = _NAME_END.split(requirement, maxsplit=1)[0]
     extras = requirement.partition("[")[2].partition("]")[0]
     bounds = requirement[len(name) :].rpartition("]")[2].replace(" ", "")
-    wanted = ",".join(sorted({canonical(extra.strip()) for extra in extras.split(",") if extra}))
+    names = ",".join(sorted({canonical(extra.strip()) for extra in extras.split(",") if extra}))
     limits = ",".join(sorted(set(bounds.split(","))))
-    return f"{canonical(name)}{f'[{wanted}]' if wanted else ''}{limits}"
+    return f"{canonical(name)}{f'[{names}]' if names else ''}{limits}"
 
 
 def default_checks(framework: str) -> tuple[str, ...]:
@@ -417,24 +409,19 @@ def requirement_problem(text: str, key: str, source: RequirementContext) -> tupl
     if spec is None:
         return None
     if name == "python" and key == "packages":
-        return (
-            "python-listed",
-            "'python' cannot be in 'packages': every environment has it",
-            "remove it, and write python: next to base:",
-        )
+        what = "'python' cannot be in 'packages': every environment has it"
+        return "python-listed", what, "remove it, and write python: next to base:"
     if key == "constraints" and not (spec.version or spec.build or spec.channel):
         write = f"write bounds, such as '{name} <2', or move it to 'packages'"
         return "constraint-empty", f"'{name}' has no bounds", write
     if spec.channel and source.channels and spec.channel not in source.channels:
         known = ", ".join(map(channel_name, source.channels))
+        what, write = f"{show(text)} names a channel that is not in 'channels'", f"name one of {known}"
         if source.on:
             what = f"{show(text)} names a channel that {source.on} does not have"
-            return "channel-unknown", what, f"name one of {known}"
-        return (
-            "channel-unknown",
-            f"{show(text)} names a channel that is not in 'channels'",
-            f"add {channel_name(spec.channel)} there, or name one of {known}",
-        )
+        else:
+            write = f"add {channel_name(spec.channel)} there, or {write}"
+        return "channel-unknown", what, write
     return None
 
 
@@ -449,8 +436,8 @@ def rule_hint(text: str, rule: str) -> str:
             return "write it without user or token: put them into netrc or ~/.rattler/credentials.json"
         if text.startswith("http://"):
             return "write https://, and set a mirror without it in 'channels'"
-        if found := re.fullmatch(r"(.+)/(linux-64|noarch)/?", text):
-            return f'write it without the platform: "{found[1]}"'
+        if match := re.fullmatch(r"(.+)/(linux-64|noarch)/?", text):
+            return f'write it without the platform: "{match[1]}"'
     elif rule in ("package", "added package", "match spec", "constraint") and re.match(r"[<>=!~]", text):
         return 'put a package with several bounds in quotes: "numpy>=1,<2"'
     return f"write {RULES[rule].write}"
@@ -470,13 +457,13 @@ def package_of(requirement: str) -> str:
     """The normalised name of the distribution that a requirement asks for, or that a wheel holds."""
     if requirement.startswith("./"):
         return canonical(requirement.rpartition("/")[2].partition("-")[0])
-    return canonical(re.split(r"[ \[<>=!~]", requirement, maxsplit=1)[0])
+    return canonical(_NAME_END.split(requirement, maxsplit=1)[0])
 
 
 def named_packages(target: Target) -> frozenset[str]:
     """Return the names of what a target's recipe asks for from PyPI, and those of the targets below it."""
-    asked = target.pip if target.source == "conda" else (*target.requirements, *target.pip)
-    return frozenset(map(package_of, asked))
+    requirements = target.pip if target.source == "conda" else (*target.requirements, *target.pip)
+    return frozenset(map(package_of, requirements))
 
 
 def canonical(name: str) -> str:
@@ -514,12 +501,9 @@ class NodeReader:
     ) -> dict[str, YamlNode]:
         """Key -> value; unknown, repeated and missing keys are faults."""
         if node.kind != "map":
-            self.fault(
-                node.where,
-                "not-a-mapping",
-                f"expected keys and values, found {node.called}",
-                f"write {_example(required, known)}",
-            )
+            write = f"write {next(iter(required.values()), f'{known[0]}: and its value')}"
+            what = f"expected keys and values, found {node.called}"
+            self.fault(node.where, "not-a-mapping", what, write)
             return {}
         values: dict[str, YamlNode] = {}
         for name, key, value in self.pairs(node, "keys"):
@@ -539,31 +523,19 @@ class NodeReader:
         if node is None:
             return
         if node.kind != "map":
-            self.fault(
-                node.where,
-                "not-a-mapping",
-                f"'{key}' must have names and values, not {node.called}",
-                'write NAME: "value"',
-            )
+            what = f"'{key}' must have names and values, not {node.called}"
+            self.fault(node.where, "not-a-mapping", what, 'write NAME: "value"')
             return
         seen: dict[str, SourceLocation] = {}
         for name, value in node.pairs:
             if name.kind != "text":
                 self.fault(name.where, "key-not-text", f"a key cannot be {name.called}", "write a word")
             elif name.text in seen:
-                self.fault(
-                    name.where,
-                    "duplicate-key",
-                    f"{show(name.text)} is already set at {seen[name.text]}",
-                    "remove one of them",
-                )
+                what = f"{show(name.text)} is already set at {seen[name.text]}"
+                self.fault(name.where, "duplicate-key", what, "remove one of them")
             elif name.text == "<<":
-                self.fault(
-                    name.where,
-                    "yaml-unsupported",
-                    "merge keys (<<) are not supported",
-                    "write the values out",
-                )
+                what = "merge keys (<<) are not supported"
+                self.fault(name.where, "yaml-unsupported", what, "write the values out")
             else:
                 seen[name.text] = name.where
                 yield name.text, name, value
@@ -573,9 +545,8 @@ class NodeReader:
         if node is None:
             return []
         if node.kind != "list":
-            self.fault(
-                node.where, "not-a-list", f"'{key}' must be a list, not {node.called}", f"write {write}"
-            )
+            what = f"'{key}' must be a list, not {node.called}"
+            self.fault(node.where, "not-a-list", what, f"write {write}")
         elif not node.items:
             self.fault(node.where, "empty-list", f"'{key}' is empty", f"write {write}")
         return node.items
@@ -586,29 +557,20 @@ class NodeReader:
             return ""
         allowed = RULES[rule]
         if node.kind != "text" or node.made == "nothing":
-            self.fault(
-                node.where, "not-text", f"'{key}' must be text, not {node.called}", f"write {allowed.write}"
-            )
+            what = f"'{key}' must be text, not {node.called}"
+            self.fault(node.where, "not-text", what, f"write {allowed.write}")
         elif node.made:
             quoted = f'"{node.text}"' if allowed.allows(node.text) else allowed.write
-            self.fault(
-                node.where,
-                "quotes-missing",
-                f"'{key}' must be text, but YAML reads {show(node.text)} as {node.made}",
-                f"write it in quotes: {quoted}",
-            )
+            what = f"'{key}' must be text, but YAML reads {show(node.text)} as {node.made}"
+            self.fault(node.where, "quotes-missing", what, f"write it in quotes: {quoted}")
         elif not allowed.allows(node.text):
             named = rule in ("check", "waived")
             near = nearest(node.text, allowed.pattern.replace("\\", "").split("|")) if named else ""
             write = f"did you mean '{near}'?" if near else rule_hint(node.text, rule)
             size = len(node.text)
             long = f" of {size} characters (limit {allowed.limit})" if size > max(allowed.limit, 20) else ""
-            self.fault(
-                node.where,
-                "value-invalid",
-                f"'{key}' has the invalid value {show(without_secrets(node.text))}{long}",
-                write,
-            )
+            what = f"'{key}' has the invalid value {show(without_secrets(node.text))}{long}"
+            self.fault(node.where, "value-invalid", what, write)
         else:
             return node.text
         return ""
@@ -617,24 +579,17 @@ class NodeReader:
         """A reference to an image by digest; docker's short names and floating tags are faults."""
         if node is None or node.kind != "text" or node.made or RULES["image"].allows(node.text):
             return self.text(node, key, "image")
-        full, shown = _written_out(node.text), show(node.text, limit=160)
+        full, quoted = _written_out(node.text), show(node.text, limit=160)
         digest = node.text.partition("@")[2]
         if not full or full == node.text:
             return self.text(node, key, "image")
         if digest:
-            self.fault(
-                node.where,
-                "image-short-name",
-                f"'{key}' {shown} is a short name without a registry",
-                f"write {full}",
-            )
+            what = f"'{key}' {quoted} is a short name without a registry"
+            self.fault(node.where, "image-short-name", what, f"write {full}")
         else:
-            self.fault(
-                node.where,
-                "image-not-pinned",
-                f"'{key}' {shown} has no digest, so it can change",
-                f"write {full}; `skopeo inspect docker://{full.partition('@')[0]}` prints the digest",
-            )
+            write = f"write {full}; `skopeo inspect docker://{full.partition('@')[0]}` prints the digest"
+            what = f"'{key}' {quoted} has no digest, so it can change"
+            self.fault(node.where, "image-not-pinned", what, write)
         return ""
 
     def texts(self, node: YamlNode | None, key: str, rule: str, *, empty: bool = True) -> tuple[str, ...]:
@@ -648,12 +603,8 @@ class NodeReader:
         for item in node.items:
             text = self.text(item, key, rule)
             if text and (first := seen.setdefault(text, item.where)) is not item.where:
-                self.fault(
-                    item.where,
-                    "duplicate-value",
-                    f"duplicate {show(text)} in '{key}', first at {first}",
-                    "remove one",
-                )
+                what = f"duplicate {show(text)} in '{key}', first at {first}"
+                self.fault(item.where, "duplicate-value", what, "remove one")
         return tuple(seen)
 
 
@@ -668,28 +619,19 @@ def _written_out(text: str) -> str:
         host, rest = "docker.io", place
     if host == "docker.io" and "/" not in rest:
         rest = f"library/{rest}"
-    found = f"{host}/{rest}@{digest or 'sha256:' + 64 * '0'}"
-    if not RULES["image"].allows(found):
+    image = f"{host}/{rest}@{digest or 'sha256:' + 64 * '0'}"
+    if not RULES["image"].allows(image):
         return ""
-    return found if digest else found.replace(64 * "0", "<64 hex digits>")
-
-
-def _example(required: Mapping[str, str], known: Sequence[str]) -> str:
-    return next(iter(required.values()), f"{known[0]}: and its value")
+    return image if digest else image.replace(64 * "0", "<64 hex digits>")
 
 
 def within(bounds: str, version: str) -> bool:
-    """Whether bounds allow one release."""
-    return _within(bounds, (version,))
-
-
-def _within(bounds: str, releases: Sequence[str]) -> bool:
+    """Return whether bounds allow a release."""
     try:
         parts = (part if not part[:1].isdigit() else f"=={part}" for part in bounds.split(","))
-        allowed = SpecifierSet(",".join(parts))
+        return bool(SpecifierSet(",".join(parts)).contains(version, prereleases=True))
     except InvalidSpecifier:
         return False
-    return any(allowed.contains(one, prereleases=True) for one in releases)
 
 
 def quoted(text: str) -> str:

@@ -1,8 +1,8 @@
 """YAML text -> a plain tree in which every value keeps its place.
 
-The text is capped in size and searched for characters that cannot be seen before it is parsed. The
-tree is built from the parser's events, within caps on depth and number of values: no objects are made,
-and tags, anchors, aliases, directives and further documents are refused.
+The text is capped in size and checked for invisible characters before it is parsed. The tree is built from
+the parser's events, within caps on depth and number of values: no objects are made, and tags, anchors,
+aliases, directives and further documents are rejected.
 """
 
 from __future__ import annotations
@@ -81,21 +81,18 @@ def parse_tree(text: str, file: str, limits: YamlLimits = RECIPE) -> YamlNode:
         return _build(_events(text, fast=True), file, limits)
     except (yaml.YAMLError, ValueError) as fast_error:
         error: Exception = fast_error
-    try:  # the pure parser's words, so that errors do not depend on how PyYAML was installed
+    try:  # the pure parser's message, so that errors do not depend on how PyYAML was installed
         _build(_events(text, fast=False), file, limits)
     except (yaml.YAMLError, ValueError) as pure_error:
         error = pure_error
     mark = getattr(error, "problem_mark", None)
-    where = (
-        SourceLocation(file=file, line=mark.line + 1, column=mark.column + 1) if mark else first_place(file)
-    )
+    where = _place_of(file, mark) if mark else first_place(file)
     problem = getattr(error, "problem", None) or "a value that YAML does not have"
-    mend = "fix the line"
+    write = "fix the line"
     if "mapping values are not allowed" in problem:
-        mend += "; put text with a colon and a space in quotes"
-    raise recipe_problem(
-        where, "yaml-invalid", f"is not valid YAML: {show(problem, limit=120)[1:-1]}", mend
-    ) from error
+        write += "; put text with a colon and a space in quotes"
+    what = f"is not valid YAML: {show(problem, limit=120)[1:-1]}"
+    raise recipe_problem(where, "yaml-invalid", what, write) from error
 
 
 def _events(text: str, *, fast: bool) -> Iterator[Any]:
@@ -115,12 +112,8 @@ def _check_characters(text: str, file: str, limits: YamlLimits) -> None:
             where = SourceLocation(
                 file=file, line=text.count("\n", 0, match.start()) + 1, column=match.start() - line_start + 1
             )
-            raise recipe_problem(
-                where,
-                "hidden-character",
-                f"contains the invisible character {character!a}",
-                "remove it",
-            )
+            what = f"contains the invisible character {character!a}"
+            raise recipe_problem(where, "hidden-character", what, "remove it")
 
 
 def _build(events: Iterator[Any], file: str, limits: YamlLimits) -> YamlNode:
@@ -129,21 +122,15 @@ def _build(events: Iterator[Any], file: str, limits: YamlLimits) -> YamlNode:
     root: YamlNode | None = None
     count = documents = 0
     for event in events:
-        mark = event.start_mark
-        where = SourceLocation(file=file, line=mark.line + 1, column=mark.column + 1)
+        where = _place_of(file, event.start_mark)
         if isinstance(event, yaml.DocumentStartEvent):
             documents += 1
             if documents > 1:
-                raise recipe_problem(
-                    where, "yaml-unsupported", "a second document starts here", "keep one document per file"
-                )
+                what = "a second document starts here"
+                raise recipe_problem(where, "yaml-unsupported", what, "keep one document per file")
             if event.version or event.tags:
-                raise recipe_problem(
-                    first_place(file),
-                    "yaml-unsupported",
-                    "directives (%YAML, %TAG) are not supported",
-                    "remove the line",
-                )
+                what = "directives (%YAML, %TAG) are not supported"
+                raise recipe_problem(first_place(file), "yaml-unsupported", what, "remove the line")
             continue
         if isinstance(event, yaml.CollectionEndEvent):
             open_nodes.pop()
@@ -172,31 +159,21 @@ def _build(events: Iterator[Any], file: str, limits: YamlLimits) -> YamlNode:
             open_nodes.append(node)
             keys.append(None)
             if len(open_nodes) > limits.depth:
-                raise recipe_problem(
-                    where,
-                    "nesting-too-deep",
-                    f"is nested more than {limits.depth} deep",
-                    "nest it less deeply",
-                )
+                what = f"is nested more than {limits.depth} deep"
+                raise recipe_problem(where, "nesting-too-deep", what, "nest it less deeply")
     if root is None:
-        raise recipe_problem(
-            first_place(file), "empty-file", "is empty", "create a recipe: imagefactory new FAMILY"
-        )
+        write = "create a recipe: imagefactory recipe new FAMILY"
+        raise recipe_problem(first_place(file), "empty-file", "is empty", write)
     return root
 
 
 def _check_no_references(event: Any, where: SourceLocation) -> None:
     if isinstance(event, yaml.AliasEvent) or event.anchor:
-        raise recipe_problem(
-            where, "yaml-unsupported", "anchors and aliases (&, *) are not supported", "repeat the value"
-        )
+        what = "anchors and aliases (&, *) are not supported"
+        raise recipe_problem(where, "yaml-unsupported", what, "repeat the value")
     if event.tag is not None:
-        raise recipe_problem(
-            where,
-            "yaml-unsupported",
-            f"the tag {show(event.tag)} is not supported",
-            "remove it; put text in quotes",
-        )
+        what = f"the tag {show(event.tag)} is not supported"
+        raise recipe_problem(where, "yaml-unsupported", what, "remove it; put text in quotes")
 
 
 def _scalar_type(event: Any) -> str:
@@ -207,14 +184,17 @@ def _scalar_type(event: Any) -> str:
     return "" if tag == "str" else _SCALAR_TYPES.get(tag, f"a {tag}")
 
 
+def _place_of(file: str, mark: Any) -> SourceLocation:
+    return SourceLocation(file=file, line=mark.line + 1, column=mark.column + 1)
+
+
 def first_place(file: str) -> SourceLocation:
     return SourceLocation(file=file, line=1, column=1)
 
 
 def too_large(file: str, limits: YamlLimits = RECIPE) -> RecipeError:
-    return recipe_problem(
-        first_place(file), "file-too-large", f"is larger than {limits.size // 1024} kB", "split it"
-    )
+    what = f"is larger than {limits.size // 1024} kB"
+    return recipe_problem(first_place(file), "file-too-large", what, "split it")
 
 
 def recipe_problem(where: SourceLocation, code: str, what: str, write: str) -> RecipeError:

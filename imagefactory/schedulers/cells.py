@@ -72,7 +72,7 @@ NO_GPU, NEWEST, BLOCKED, NO_MATCH, VERIFIED = "no-gpu", "newest", "blocked", "no
 QUEUED, UNCOLLECTED, CLAIMED = "queued", "uncollected", "claimed"
 MIG, BUDGET, BAD_MACHINE = "mig", "budget", "bad-machine"
 CAPACITY_HINT = (
-    "imagefactory pool shows the machines; jobs ask for memory and disk by the size of their image"
+    "imagefactory gpus shows the machines; jobs ask for memory and disk by the size of their image"
 )
 """What the tuples of CHTC's gpu-compatibility-testing call frameworks."""
 
@@ -97,7 +97,7 @@ class CellRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuedCell:
-    """An image to verify on a capability, where `gpus` GPUs fit.
+    """An image to verify on a capability, where `pool` GPUs fit.
 
     `cuda` is the CUDA that the GPU's driver must take at least, empty where no GPU there tells what it takes.
     `part` is the slice (MIG) that these are, empty for whole GPUs. `first` is the oldest driver, empty where

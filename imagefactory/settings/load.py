@@ -16,7 +16,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from imagefactory.errors import UsageError
-from imagefactory.oci.mirrors import Mirrors, split_place, split_tagged
+from imagefactory.logs import LOG_VARIABLE
+from imagefactory.oci.store import Mirrors, split_place, split_tagged
 from imagefactory.recipes.values import RULES, channel_address
 from imagefactory.settings.choices import ENGINES, RUNNERS, SITES, SOLVERS, SettingValue, listed
 from imagefactory.settings.files import (
@@ -535,7 +536,7 @@ def _is_path(key: str, text: str) -> bool:
 def _check_known_settings(environ: Mapping[str, str]) -> None:
     known = [ENVIRONMENT_PREFIX + name.upper() for name in _names() if name != "root"]
     for name in sorted(environ):
-        if name.startswith(ENVIRONMENT_PREFIX) and name not in (*known, NONCE_STORE_KEY):
+        if name.startswith(ENVIRONMENT_PREFIX) and name not in (*known, NONCE_STORE_KEY, LOG_VARIABLE):
             raise UsageError(
                 "setting-unknown",
                 f"the variable {name} is not a setting",

@@ -1,5 +1,6 @@
-"""What settings add to the jobs of sweeps and of `submit`: submit commands, and options of sbatch; and what
-they limit sweeps to. Pure.
+"""What settings add to the jobs of sweeps and of `job write`: submit commands and options of sbatch.
+
+They limit sweeps too. Pure.
 
     submit-commands    lines of an HTCondor submit file: accounting_group = ..., priority = ..., +WantX = true
     sbatch-options     words of sbatch: --account=... --partition=... --qos=... --time=...

@@ -168,12 +168,12 @@ MEANINGS = {
     ),
     "submit-commands": (
         "none",
-        "lines of submit files, for the HTCondor jobs of sweeps and `submit`: `accounting_group = ...`, "
+        "lines of submit files, for the HTCondor jobs of sweeps and `job write`: `accounting_group = ...`, "
         "`priority = ...`, `nice_user = true`, `+NAME = ...`",
     ),
     "sbatch-options": (
         "none",
-        "options of sbatch, for the Slurm jobs of sweeps and `submit`: "
+        "options of sbatch, for the Slurm jobs of sweeps and `job write`: "
         "`--account=... --partition=... --qos=... --time=...`",
     ),
     "sweep-machines": (

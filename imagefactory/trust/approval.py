@@ -58,17 +58,17 @@ class Approval:
     expires: datetime
 
 
-def sign_approval(wanted: ApprovalSubject, key: SigningKey, now: datetime) -> bytes:
+def sign_approval(subject: ApprovalSubject, key: SigningKey, now: datetime) -> bytes:
     """The envelope of an approval. Raises StatementError, and ToolError for a program that does not sign."""
-    payload = format_approval(wanted, now.replace(microsecond=0))
+    payload = format_approval(subject, now.replace(microsecond=0))
     parse_approval(payload, "the approval to sign")
     return sign_envelope(payload, key)
 
 
-def format_approval(wanted: ApprovalSubject, issued: datetime) -> bytes:
+def format_approval(subject: ApprovalSubject, issued: datetime) -> bytes:
     """The statement's bytes."""
     times = {"issued": format_time(issued), "expires": format_time(issued + LIFE)}
-    return format_statement(wanted.subject, APPROVAL, {**times, **format_document(wanted, FORMAT)})
+    return format_statement(subject.subject, APPROVAL, {**times, **format_document(subject, FORMAT)})
 
 
 def parse_approval(payload: bytes, where: str) -> tuple[ApprovalSubject, datetime]:
@@ -76,14 +76,14 @@ def parse_approval(payload: bytes, where: str) -> tuple[ApprovalSubject, datetim
     row = dict(parse_predicate(payload, where, APPROVAL))
     row.pop("expires", None)
     issued = parse_value(row.pop("issued", None), datetime, f"{where}: issued")
-    wanted: ApprovalSubject = parse_document(row, ApprovalSubject, FORMAT, where)
+    subject: ApprovalSubject = parse_document(row, ApprovalSubject, FORMAT, where)
     try:
-        same = format_approval(wanted, issued) == payload
+        same = format_approval(subject, issued) == payload
     except OverflowError:  # at the end of the calendar
         same = False
     if not same:
         raise invalid_value_error(where, "its times or subjects do not match, or it is not in canonical form")
-    return wanted, issued
+    return subject, issued
 
 
 # --- which of them count -------------------------------------------------------------------------
@@ -97,7 +97,11 @@ class Approvals:
 
     def by(self, now: datetime) -> tuple[str, ...]:
         """The names of the keys whose approval counts at `now`, each once."""
-        keys = {one.keyid: one.name for one in self.valid if one.issued - now <= SKEW and now < one.expires}
+        keys = {
+            grant.keyid: grant.name
+            for grant in self.valid
+            if grant.issued - now <= SKEW and now < grant.expires
+        }
         return tuple(sorted(keys.values()))
 
     def best(self) -> tuple[str, ...]:
@@ -105,26 +109,27 @@ class Approvals:
 
         A tag that was moved in that time stays approved: an approval that expires moves nothing.
         """
-        return max((self.by(one.issued) for one in self.valid), key=len, default=())
+        return max((self.by(grant.issued) for grant in self.valid), key=len, default=())
 
 
 def verify_approvals(
     envelopes: Iterable[bytes],
-    wanted: ApprovalSubject,
+    tag_subject: ApprovalSubject,
     trust: TrustRules,
     now: datetime,
     revoked: Iterable[RevokedCell] = (),
 ) -> Approvals:
-    """Of these envelopes the approvals of `wanted` by keys that are trusted for the time they were issued.
+    """Return the approvals of `tag_subject` whose key was trusted when they were issued.
 
     What a retired key signed counts if it was recorded on that day, as a verdict does.
     """
     return Approvals(
         valid=tuple(
             approval
-            for one, approval in read_approvals(envelopes, trust, now, revoked)
-            if (one.subject.index, one.subject.manifest) == (wanted.subject.index, wanted.subject.manifest)
-            and (one.place, one.tag) == (wanted.place, wanted.tag)
+            for subject, approval in read_approvals(envelopes, trust, now, revoked)
+            if (subject.subject.index, subject.subject.manifest)
+            == (tag_subject.subject.index, tag_subject.subject.manifest)
+            and (subject.place, subject.tag) == (tag_subject.place, tag_subject.tag)
         )
     )
 
@@ -133,13 +138,13 @@ def read_approvals(
     envelopes: Iterable[bytes], trust: TrustRules, now: datetime, revoked: Iterable[RevokedCell] = ()
 ) -> tuple[tuple[ApprovalSubject, Approval], ...]:
     """The approvals that count, whatever they are for, each with what it approves."""
-    found, ended = [], max((row.when for row in revoked), default=None)
+    approvals, ended = [], max((row.when for row in revoked), default=None)
     for data in envelopes:
         opened = verify_envelope(data, trust)
         if opened.envelope is None or opened.key is None or opened.standing is not VerdictStatus.GOOD:
             continue
         try:
-            wanted, issued = parse_approval(opened.envelope.payload, "statement")
+            subject, issued = parse_approval(opened.envelope.payload, "statement")
         except StatementError:  # of another kind, or of another version
             continue
         key, digest = opened.key, digest_of(opened.envelope.payload)
@@ -148,8 +153,8 @@ def read_approvals(
         if ended and issued <= ended:
             continue
         approval = Approval(name=key.name, keyid=key.keyid, issued=issued, expires=issued + LIFE)
-        found.append((wanted, approval))
-    return tuple(found)
+        approvals.append((subject, approval))
+    return tuple(approvals)
 
 
 def others(trust: TrustRules, names: Iterable[str], now: datetime) -> tuple[str, ...]:

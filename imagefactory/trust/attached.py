@@ -155,7 +155,7 @@ class AttachJournal:
                     file.seek(-1, os.SEEK_END)
                     if file.read(1) != b"\n":
                         file.write(b"\n")  # a kill cut the last one
-                file.writelines(format_row(one) + b"\n" for one in statements)
+                file.writelines(format_row(statement) + b"\n" for statement in statements)
                 file.flush()
                 os.fsync(file.fileno())
 
@@ -166,7 +166,9 @@ class AttachJournal:
     def read_all(self) -> tuple[SignedStatement, ...]:
         """Every statement that was attached to any registry from here."""
         return tuple(
-            one for path in sorted(self.path.glob("*/**/*.jsonl")) for one in self._read(path).statements
+            statement
+            for path in sorted(self.path.glob("*/**/*.jsonl"))
+            for statement in self._read(path).statements
         )
 
     def damaged(self) -> tuple[tuple[Path, int], ...]:
@@ -192,7 +194,7 @@ class AttachJournal:
     def keep(self, place: StoreRepository, statements: Iterable[SignedStatement]) -> None:
         """Writes the journal of `place` anew with these alone, by renaming. The caller is alone."""
         path = self._file(place)
-        rows = b"".join(format_row(one) + b"\n" for one in statements)
+        rows = b"".join(format_row(statement) + b"\n" for statement in statements)
         if not rows:
             remove_inside(self.path, path)
             return
@@ -201,8 +203,10 @@ class AttachJournal:
 
     def places(self) -> tuple[tuple[str, str], ...]:
         """(host, repository) of all that was attached to."""
-        found = (path.relative_to(self.path) for path in self.path.glob("*/**/*.jsonl"))
-        return tuple(sorted((one.parts[0], "/".join(one.parts[1:]).removesuffix(".jsonl")) for one in found))
+        paths = (path.relative_to(self.path) for path in self.path.glob("*/**/*.jsonl"))
+        return tuple(
+            sorted((path.parts[0], "/".join(path.parts[1:]).removesuffix(".jsonl")) for path in paths)
+        )
 
     def _file(self, place: StoreRepository) -> Path:
         return self.path / place.store.name / f"{place.repository}.jsonl"
@@ -317,8 +321,8 @@ def read_statements(place: StoreRepository, subject: str, kind: str) -> tuple[At
     digests = tuple(
         dict.fromkeys(referrer.digest for referrer in place.store.referrers(place.repository, subject, kind))
     )
-    left = len(digests) - MOST
-    if left > 0 and kind == REVOCATION_TYPE:
+    excess = len(digests) - MOST
+    if excess > 0 and kind == REVOCATION_TYPE:
         raise RegistryError(
             "revocations-too-many",
             f"{place} lists {len(digests)} revocations of {subject}, the limit is {MOST}",
@@ -327,9 +331,9 @@ def read_statements(place: StoreRepository, subject: str, kind: str) -> tuple[At
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="statements") as pool:
         read = pool.map(lambda digest: _read_statement(place, digest, kind), sorted(digests[-MOST:]))
         statements = tuple(statement for statement in read if statement is not None)
-    if left <= 0:
+    if excess <= 0:
         return statements
-    fault = f"{left} more that {place} lists first were not read: the list has more than {MOST}"
+    fault = f"{excess} more that {place} lists first were not read: the list has more than {MOST}"
     return (*statements, AttachedStatement(digest="", kind=kind, envelope=b"", fault=fault))
 
 
@@ -410,14 +414,14 @@ def repair_referrers(
         )
     there = {subject for subject in by_subject if place.store.manifest(place.repository, subject)}
     mended = [digest for subject in sorted(there) for digest in _relist(place, subject, by_subject[subject])]
-    kept = [statement for statement in current if statement.subject.digest in there]
-    if len(kept) < len(rows.statements) or rows.damaged:
-        journal.keep(place, kept)
+    live = [statement for statement in current if statement.subject.digest in there]
+    if len(live) < len(rows.statements) or rows.damaged:
+        journal.keep(place, live)
     return RepairResult(
         place=str(place),
         listed=sum(len(by_subject[subject]) for subject in there) - len(mended),
         mended=tuple(mended),
-        gone=len(current) - len(kept),
+        gone=len(current) - len(live),
         expired=len(expired),
         damaged=rows.damaged,
     )
@@ -427,7 +431,7 @@ def _relist(place: StoreRepository, subject: str, statements: dict[str, SignedSt
     """The digests that were not listed, and are now."""
     first: list[str] = []
     for _ in range(TRIES):
-        listed = {one.digest for one in place.store.referrers(place.repository, subject)}
+        listed = {row.digest for row in place.store.referrers(place.repository, subject)}
         missing = [digest for digest in statements if digest not in listed]
         if not missing:
             return first
@@ -444,12 +448,12 @@ def _relist(place: StoreRepository, subject: str, statements: dict[str, SignedSt
 def stored_statements(layout: Layout) -> tuple[SignedStatement, ...]:
     """The statements of the store on disk, whatever they speak of; those that are not whole are left out."""
     store = LayoutStore(layout)
-    found = []
+    statements = []
     for subject in layout.subjects():
         for descriptor, kind in layout.referrers(subject):
             if kind in STATEMENT_TYPES:
-                found.append(_read_known(store, descriptor))
-    return tuple(one for one in found if one is not None)
+                statements.append(_read_known(store, descriptor))
+    return tuple(statement for statement in statements if statement is not None)
 
 
 def _read_known(store: LayoutStore, descriptor: Descriptor) -> SignedStatement | None:
@@ -463,14 +467,14 @@ def _read_known(store: LayoutStore, descriptor: Descriptor) -> SignedStatement |
         envelope = b"".join(store.read("", layer))
     except (*MALFORMED, StoreError):
         return None
-    made = SignedStatement(kind=artifact_type(value), subject=subject, envelope=envelope)
-    return made if made.artifact.manifest.descriptor.digest == descriptor.digest else None
+    statement = SignedStatement(kind=artifact_type(value), subject=subject, envelope=envelope)
+    return statement if statement.artifact.manifest.descriptor.digest == descriptor.digest else None
 
 
 # --- What verdicts on an image of a place speak of
 
 
-def read_subject(place: StoreRepository, wanted: str, platform: str = "") -> VerifiedImage:
+def read_subject(place: StoreRepository, digest: str, platform: str = "") -> VerifiedImage:
     """What verdicts on an image speak of: its manifest for `platform` and its config; of a .sif its file.
 
     Without a platform the only one, of several linux/amd64.
@@ -478,7 +482,7 @@ def read_subject(place: StoreRepository, wanted: str, platform: str = "") -> Ver
     Raises RegistryError or StoreError where `place` has no such image, NoImageError for what is not one, or
     is an index of which other tools may take another image.
     """
-    root = read_manifest(place, wanted)
+    root = read_manifest(place, digest)
     with _an_image(root):
         check_unambiguous(root)
         chosen = choose_platform(root, platform).digest

@@ -44,14 +44,14 @@ def append_audit(store: Path, entries: Iterable[AuditEntry], now: datetime) -> N
         canonical_json(
             {
                 **who,
-                "action": one.action,
-                "what": printable_line(one.what),
-                "where": printable_line(one.where),
-                "key": one.key,
-                "why": printable_line(one.why),
+                "action": event.action,
+                "what": printable_line(event.what),
+                "where": printable_line(event.where),
+                "key": event.key,
+                "why": printable_line(event.why),
             }
         )
-        for one in entries
+        for event in entries
     ]
     if not lines:
         return

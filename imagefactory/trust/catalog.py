@@ -350,7 +350,9 @@ def _format_image(image: CatalogImage) -> dict[str, Any]:
             {"capability": capability, **format_value(claim)} for capability, claim in image.predicted
         ],
         "sifs": [{"sha256": sif.sha256, **_format_place(sif)} for sif in image.sifs],
-        "revoked": [{**format_value(one), "subject": _format_subject(one.subject)} for one in image.revoked],
+        "revoked": [
+            {**format_value(cell), "subject": _format_subject(cell.subject)} for cell in image.revoked
+        ],
     }
 
 
@@ -409,8 +411,8 @@ def _parse_image(value: object, where: str) -> CatalogImage:
             "predicted": tuple(_parse_claim(claim, f"{at}: predicted") for claim in row["predicted"]),
             "sifs": tuple(_parse_sif(sif, f"{at}: sifs", row["target"]) for sif in row["sifs"]),
             "revoked": tuple(
-                RevokedCell(**{**one, "subject": VerifiedImage(target=row["target"], **one["subject"])})
-                for one in row["revoked"]
+                RevokedCell(**{**cell, "subject": VerifiedImage(target=row["target"], **cell["subject"])})
+                for cell in row["revoked"]
             ),
             "envelopes": _parse_envelopes(row["envelopes"], f"{at}: envelopes"),
             "revocations": _parse_envelopes(row["revocations"], f"{at}: revocations"),
@@ -436,11 +438,13 @@ def _parse_sif(row: Mapping[str, Any], where: str, target: str) -> CatalogSif:
 def _parse_claim(row: Mapping[str, Any], where: str) -> tuple[str, CellClaim]:
     if row["basis"] is ClaimBasis.VERIFIED:
         raise invalid_value_error(f"{where}.basis", "a catalog verifies nothing, verdicts do")
-    return row["capability"], CellClaim(**{name: one for name, one in row.items() if name != "capability"})
+    return row["capability"], CellClaim(
+        **{name: value for name, value in row.items() if name != "capability"}
+    )
 
 
 def _parse_envelopes(value: tuple[tuple[str, object], ...], where: str) -> Envelopes:
-    return tuple((parse_value(digest, Digest, where), format_json(one)) for digest, one in value)
+    return tuple((parse_value(digest, Digest, where), format_json(document)) for digest, document in value)
 
 
 def _image_reference(value: str, where: str, subject: VerifiedImage) -> str:
@@ -448,9 +452,9 @@ def _image_reference(value: str, where: str, subject: VerifiedImage) -> str:
     if value == "":
         return ""
     try:
-        found = parse_reference(value)
+        reference = parse_reference(value)
     except UsageError:
-        found = None
-    if found is None or found.tag or found.digest != subject.index:
+        reference = None
+    if reference is None or reference.tag or reference.digest != subject.index:
         raise invalid_value_error(where, "it is not HOST/NAME@sha256:... of its subject")
-    return str(found)
+    return str(reference)

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from imagefactory.errors import RegistryError, StatementError, UsageError
 from imagefactory.oci.inflate import GZIP, CorruptDataError, inflate
 from imagefactory.oci.manifests import Descriptor, artifact_type, parse_descriptor
-from imagefactory.oci.mirrors import split_place, split_tagged
-from imagefactory.oci.store import ImageReference
+from imagefactory.oci.store import ImageReference, split_place, split_tagged
 from imagefactory.serialize import DIGEST
 from imagefactory.trust.catalog import LARGEST
 

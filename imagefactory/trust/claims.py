@@ -39,9 +39,13 @@ def verified_claims(
     without a driver the newest verdict, where a driver that was too old says nothing of others.
     """
     by_capability: dict[Capability, Verdict] = {}
-    for one in judged:
-        verdict = one.verdict
-        if verdict is None or one.standing is not VerdictStatus.GOOD or not _covers_driver(verdict, driver):
+    for judgement in judged:
+        verdict = judgement.verdict
+        if (
+            verdict is None
+            or judgement.standing is not VerdictStatus.GOOD
+            or not _covers_driver(verdict, driver)
+        ):
             continue
         if not _is_of(verdict, part):
             continue
@@ -56,13 +60,17 @@ def verified_claims(
 
 def multi_gpu_capabilities(judged: Iterable[VerificationResult], count: int) -> tuple[str, ...]:
     """The capabilities of which so many GPUs at least worked together, by verdicts that can be relied on."""
-    reports = (one.verdict.report for one in judged if one.verdict and one.standing is VerdictStatus.GOOD)
-    found = {
+    reports = (
+        judgement.verdict.report
+        for judgement in judged
+        if judgement.verdict and judgement.standing is VerdictStatus.GOOD
+    )
+    capabilities = {
         report.device.capability
         for report in reports
         if report.outcome is Outcome.TOGETHER and report.device and report.gpus >= count
     }
-    return tuple(sorted(found, key=parse_capability))
+    return tuple(sorted(capabilities, key=parse_capability))
 
 
 VerifiedPeriod = tuple[datetime, datetime]
@@ -73,15 +81,15 @@ def last_verdicts(
     judged: Iterable[VerificationResult], part: str = ""
 ) -> Mapping[Capability, VerifiedPeriod]:
     """When one image was last verified on each capability, by verdicts that hold or have expired."""
-    found: dict[Capability, VerifiedPeriod] = {}
-    for one in judged:
-        if one.verdict is None or one.standing not in (VerdictStatus.GOOD, VerdictStatus.EXPIRED):
+    periods: dict[Capability, VerifiedPeriod] = {}
+    for judgement in judged:
+        if judgement.verdict is None or judgement.standing not in (VerdictStatus.GOOD, VerdictStatus.EXPIRED):
             continue
-        capability = _capability(one.verdict) if _is_of(one.verdict, part) else None
-        if capability is not None and one.verdict.report.outcome is Outcome.VERIFIED:
-            proof = one.verdict.issued, one.verdict.expires
-            found[capability] = max(proof, found.get(capability, proof))
-    return found
+        capability = _capability(judgement.verdict) if _is_of(judgement.verdict, part) else None
+        if capability is not None and judgement.verdict.report.outcome is Outcome.VERIFIED:
+            proof = judgement.verdict.issued, judgement.verdict.expires
+            periods[capability] = max(proof, periods.get(capability, proof))
+    return periods
 
 
 def to_renew(judged: Iterable[VerificationResult], now: datetime) -> tuple[VerificationResult, ...]:
@@ -90,10 +98,12 @@ def to_renew(judged: Iterable[VerificationResult], now: datetime) -> tuple[Verif
     Plans use it: a cell is verified again while its verdict is still valid, so readers see no gap.
     """
     return tuple(
-        replace(one, standing=VerdictStatus.EXPIRED)
-        if one.proves and one.verdict and one.verdict.expires - now < _life(one.verdict) / RENEWED
-        else one
-        for one in judged
+        replace(judgement, standing=VerdictStatus.EXPIRED)
+        if judgement.proves
+        and judgement.verdict
+        and judgement.verdict.expires - now < _life(judgement.verdict) / RENEWED
+        else judgement
+        for judgement in judged
     )
 
 
@@ -156,12 +166,12 @@ def _claim(verdict: Verdict) -> CellClaim:
     gpu = report.device.name if report.device else ""
     passed = report.outcome is Outcome.VERIFIED
     where = f"on {gpu}, driver {driver}, {report.ended:%Y-%m-%d}"
-    said = f"passed the {report.level} suite {where}" if passed else f"{where}: {report.reason}"
+    reason = f"passed the {report.level} suite {where}" if passed else f"{where}: {report.reason}"
     return CellClaim(
         basis=ClaimBasis.VERIFIED,
         answer=Compatibility.YES if passed else Compatibility.NO,
         rule=SUITE if passed else report.outcome.value,
-        reason=said,
+        reason=reason,
         source=f"verdict {verdict.digest} of key {verdict.keyid[:12]}",
         driver=driver if passed else "",
     )

@@ -134,7 +134,7 @@ def parse_invitation(data: bytes, where: str) -> Invitation:
             f"{where}: unknown key {unknown[0][:40]!r}",
             hint="upgrade imagefactory to the version of your center, or a newer one",
         )
-    found = Invitation(
+    invitation = Invitation(
         catalogue=_text(document, "catalogue", where),
         site=_text(document, "site", where) or SITES[0],
         sif_folder=_text(document, "sif-folder", where),
@@ -142,20 +142,20 @@ def parse_invitation(data: bytes, where: str) -> Invitation:
         mirrors=_text(document, "catalogue-mirrors", where),
         center=_text(document, "center", where),
     )
-    for place in (found.catalogue, *listed(found.mirrors)):
+    for place in (invitation.catalogue, *listed(invitation.mirrors)):
         if not _PATH.fullmatch(place):
             catalog_repository(place)
-    if found.site not in SITES:
+    if invitation.site not in SITES:
         raise UsageError("site-unknown", f"{where}: unknown site", hint=f"known sites: {', '.join(SITES)}")
-    if found.center and not CENTER.fullmatch(found.center):
+    if invitation.center and not CENTER.fullmatch(invitation.center):
         raise UsageError("invitation-invalid", f"{where}: the name of the center is not valid", hint=hint)
-    if found.sif_folder and not SIF_DIRECTORY.fullmatch(found.sif_folder):
+    if invitation.sif_folder and not SIF_DIRECTORY.fullmatch(invitation.sif_folder):
         raise UsageError(
             "invitation-invalid", f"{where}: sif-folder is not a directory for .sif files", hint=hint
         )
-    if not found.keys:
+    if not invitation.keys:
         raise UsageError("invitation-without-keys", f"{where}: it has no key to trust", hint=hint)
-    return found
+    return invitation
 
 
 def _text(document: Mapping[str, Any], name: str, where: str) -> str:
@@ -174,7 +174,7 @@ def _text(document: Mapping[str, Any], name: str, where: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InvitationSettings:
-    """What accepting an invitation writes: `text` is the whole file, `told` its changes, a line each.
+    """What accepting an invitation writes: `text` is the whole file, `changes` its changes, a line each.
 
     `fresh` are keys that nobody believed here so far. `before` are those (name, id) that were believed in
     their stead: under the same name, or for the same catalogue and no longer now. Where both are there its
@@ -182,7 +182,7 @@ class InvitationSettings:
     """
 
     text: str
-    told: tuple[str, ...]
+    changes: tuple[str, ...]
     fresh: tuple[TrustGrant, ...]
     before: tuple[tuple[str, str], ...]
 
@@ -209,14 +209,14 @@ def join_center(
     own = tomllib.loads(text)
     known: dict[str, Any] = {key: value for other in reversed((own, *others)) for key, value in other.items()}
     sheet = _TomlText(text)
-    told: list[str] = []
+    changes: list[str] = []
     fresh: list[TrustGrant] = []
-    wanted = dict(own)
+    expected = dict(own)
     for name, value in invitation.settings.items():
         if known.get(name) != value:
-            told.append(f"{name} = {value}" + (f"  (was {known[name]})" if name in known else ""))
+            changes.append(f"{name} = {value}" + (f"  (was {known[name]})" if name in known else ""))
             sheet.put(name, json.dumps(value))
-            wanted[name] = value
+            expected[name] = value
     mine = [dict(row) for row in own.get("trust", [])]
     rows = [*mine, *(dict(row) for other in others for row in other.get("trust", []))]
     before = _existing_text(
@@ -229,7 +229,7 @@ def join_center(
         if same and (same.get("from"), same.get("until")) == (grant.since, grant.until):
             continue
         fresh += [] if same else [grant]
-        told.append(f"key {grant.key.name}, from {grant.since} until {grant.until}")
+        changes.append(f"key {grant.key.name}, from {grant.since} until {grant.until}")
         values = {key: value for key, value in row_values(grant).items() if key != "evidence"}
         at = next((n for n, row in enumerate(mine) if row is (same or named)), None)
         if at is None:
@@ -238,19 +238,19 @@ def join_center(
         else:
             sheet.put_row(at, values)
             mine[at].update(tomllib.loads("\n".join(f"{key} = {value}" for key, value in values.items())))
-    made = sheet.text
+    text = sheet.text
     if mine:
-        wanted["trust"] = mine
-    if _load_invitation(made) != wanted:
+        expected["trust"] = mine
+    if _load_invitation(text) != expected:
         lines = [f"{name} = {json.dumps(value)}" for name, value in invitation.settings.items()]
         lines += [line for grant in invitation.keys for line in format_row(grant).splitlines()]
         raise UsageError(
             "settings-not-editable",
             f"imagefactory cannot edit {where} safely",
             hint="add these lines to it, the first ones above all tables:\n"
-            + "\n".join(f"    {one}" for one in lines),
+            + "\n".join(f"    {line}" for line in lines),
         )
-    return InvitationSettings(text=made, told=tuple(told), fresh=tuple(fresh), before=tuple(before))
+    return InvitationSettings(text=text, changes=tuple(changes), fresh=tuple(fresh), before=tuple(before))
 
 
 def _existing_text(
@@ -258,8 +258,8 @@ def _existing_text(
 ) -> list[tuple[str, str]]:
     """The keys that are believed in the stead of those of an invitation."""
     believed = {row["keyid"] for row in rows}
-    ends = {one.key.keyid: first_moment(one.until) for one in invitation.keys}
-    names = {one.key.name for one in invitation.keys if one.key.keyid not in believed}
+    ends = {grant.key.keyid: first_moment(grant.until) for grant in invitation.keys}
+    names = {grant.key.name for grant in invitation.keys if grant.key.keyid not in believed}
     others = [
         row for row in rows if row["keyid"] not in ends or ends[row["keyid"]] < first_moment(row["until"])
     ]
@@ -271,7 +271,9 @@ def check_not_retired(
 ) -> None:
     """Nobody signs an invitation, so none makes a retired key valid again. Raises UsageError."""
     for row in rows:
-        grant = next((one for one in invitation.keys if one.key.keyid == row["keyid"]), None)
+        grant = next(
+            (candidate for candidate in invitation.keys if candidate.key.keyid == row["keyid"]), None
+        )
         if (
             grant
             and first_moment(row["until"]) <= now
@@ -305,8 +307,8 @@ class _TomlText:
         """Above all tables: in the place of the line that has it, else below the last one there."""
         end = next((n for n, line in enumerate(self.lines) if _HEADER.match(line)), len(self.lines))
         if not self._put(range(end), name, value):
-            said = (n for n in range(end) if self.lines[n].strip() and not self.lines[n].startswith("#"))
-            self.lines.insert(max(said, default=-1) + 1, f"{name} = {value}")
+            numbers = (n for n in range(end) if self.lines[n].strip() and not self.lines[n].startswith("#"))
+            self.lines.insert(max(numbers, default=-1) + 1, f"{name} = {value}")
 
     def put_row(self, number: int, values: Mapping[str, str]) -> None:
         """In that row of [[trust]]."""
@@ -324,7 +326,7 @@ class _TomlText:
     def _put(self, where: range, name: str, value: str) -> bool:
         line = re.compile(rf"(\s*{re.escape(name)}\s*=\s*)(\"[^\"]*\"|'[^']*'|[^\s#]+)(.*)")
         for number in where:
-            if found := line.fullmatch(self.lines[number]):
-                self.lines[number] = f"{found[1]}{value}{found[3]}"
+            if match := line.fullmatch(self.lines[number]):
+                self.lines[number] = f"{match[1]}{value}{match[3]}"
                 return True
         return False

@@ -152,7 +152,7 @@ def verify_verdict(
     standing, why = opened.standing, opened.why
     if opened.key is not None:
         standing, why = _verify(verdict, opened.key, subject, court) or (standing, why)
-    revoked = next((one for one in court.revocations if one.covers(verdict)), None)
+    revoked = next((revocation for revocation in court.revocations if revocation.covers(verdict)), None)
     by = revoked if standing is VerdictStatus.REVOKED else None
     return VerificationResult(digest=digest, standing=standing, why=why, verdict=verdict, revocation=by)
 
@@ -193,9 +193,9 @@ def ending(
 ) -> tuple[tuple[str, datetime], ...]:
     """(capability, when) of what is proven now and not after `until`: the last of its verdicts decides."""
     last: dict[str, datetime] = {}
-    for one in judged:
-        if one.proves and one.verdict and (device := one.verdict.report.device):
-            end = expires(one.verdict, trust)
+    for judgement in judged:
+        if judgement.proves and judgement.verdict and (device := judgement.verdict.report.device):
+            end = expires(judgement.verdict, trust)
             last[device.row] = max(end, last.get(device.row, end))
     return tuple((capability, end) for capability, end in sorted(last.items()) if end <= until)
 
@@ -224,7 +224,7 @@ def _verify(
     if kind not in court.trust.policy.evidence or kind not in key.evidence:
         whose = f"'{key.name}'" if kind in court.trust.policy.evidence else "the policy"
         return VerdictStatus.EVIDENCE_REFUSED, f"{whose} takes no evidence of kind '{kind}'"
-    revoked = next((one for one in court.revocations if one.covers(verdict)), None)
+    revoked = next((revocation for revocation in court.revocations if revocation.covers(verdict)), None)
     if revoked:
         return VerdictStatus.REVOKED, revoked.why
     if verdict.issued - court.now > SKEW:
@@ -373,10 +373,13 @@ def revoked_cells(
     """The rows of verdicts on one image that were taken back, each GPU's capability once."""
     rows = (
         cell_of(
-            one.revocation, subject, device.capability if (device := one.verdict.report.device) else "", trust
+            judgement.revocation,
+            subject,
+            device.capability if (device := judgement.verdict.report.device) else "",
+            trust,
         )
-        for one in judged
-        if one.standing is VerdictStatus.REVOKED and one.revocation and one.verdict
+        for judgement in judged
+        if judgement.standing is VerdictStatus.REVOKED and judgement.revocation and judgement.verdict
     )
     return tuple(dict.fromkeys(rows))
 
@@ -385,9 +388,11 @@ def merge_revoked(*sources: Iterable[RevokedCell]) -> tuple[RevokedCell, ...]:
     """The rows of several sources, the newest first; one of any GPU only if no row has its GPUs."""
     rows = dict.fromkeys(row for source in sources for row in source)
     exact = {(row.subject.manifest, row.keyid, row.when) for row in rows if row.capability}
-    kept = [row for row in rows if row.capability or (row.subject.manifest, row.keyid, row.when) not in exact]
+    general = [
+        row for row in rows if row.capability or (row.subject.manifest, row.keyid, row.when) not in exact
+    ]
     return tuple(
-        sorted(kept, key=lambda row: (row.when, row.subject.manifest, row.capability), reverse=True)[:MOST]
+        sorted(general, key=lambda row: (row.when, row.subject.manifest, row.capability), reverse=True)[:MOST]
     )
 
 
@@ -441,17 +446,19 @@ def find_verdicts(
     judged = verify_verdicts(
         envelopes, subject, replace(court, revocations=court.revocations + revoked.heeded)
     )
-    told = tuple(replace(judgement, why=faults.get(judgement.digest, judgement.why)) for judgement in judged)
+    explained = tuple(
+        replace(judgement, why=faults.get(judgement.digest, judgement.why)) for judgement in judged
+    )
     return VerdictSet(
         place=str(place),
         subject=subject,
-        judged=told,
+        judged=explained,
         ignored=revoked.ignored,
         envelopes=envelopes,
         revocations=revocations,
-        revoked=revoked_cells(told, subject, court.trust),
+        revoked=revoked_cells(explained, subject, court.trust),
     )
 
 
 def _envelopes(attached: Sequence[AttachedStatement]) -> Mapping[str, bytes]:
-    return {one.digest: one.envelope for one in attached}
+    return {statement.digest: statement.envelope for statement in attached}

@@ -69,14 +69,14 @@ def find_command(text: str, environ: Mapping[str, str]) -> tuple[str, ...]:
             f"--command is not a valid command: {reason}",
             hint="write --command 'PROGRAM ARGUMENT ...'",
         ) from error
-    found = shutil.which(program, path=environ.get("PATH", os.defpath))
-    if found is None:
+    path = shutil.which(program, path=environ.get("PATH", os.defpath))
+    if path is None:
         raise UsageError(
             "signing-program-missing",
             f"--command: '{printable_value(program)}' is neither an executable file nor a program on PATH",
             hint="write its absolute path",
         )
-    return (str(Path(found).absolute()), *arguments)
+    return (str(Path(path).absolute()), *arguments)
 
 
 def format_command(command: tuple[str, ...]) -> bytes:
@@ -133,10 +133,12 @@ class SigningProgram:
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-        code, output, told = self._run(data, monotonic() + seconds, seconds)
+        code, output, message = self._run(data, monotonic() + seconds, seconds)
         if code:
             ended = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
-            lines = told.decode("utf-8", "replace").strip().splitlines() or ["it printed no reason to stderr"]
+            lines = message.decode("utf-8", "replace").strip().splitlines() or [
+                "it printed no reason to stderr"
+            ]
             problem = self._problem(f"{ended}: {printable_value(printable_line(lines[-1]))}")
             raise ToolError("signing-program-failed", problem, hint=self._try)
         signature = _read_signature(output)
@@ -159,17 +161,17 @@ class SigningProgram:
     def _run(self, data: bytes, end: float, seconds: float) -> tuple[int, bytes, bytes]:
         """Start the program; return its exit code, what it printed, and the beginning of its stderr."""
         try:
-            with tempfile.TemporaryFile() as given:  # no pipe that it may leave unread
-                given.write(data)
-                given.seek(0)
+            with tempfile.TemporaryFile() as stdin:  # no pipe that it may leave unread
+                stdin.write(data)
+                stdin.seek(0)
                 process = subprocess.Popen(
-                    self._command, stdin=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/"
+                    self._command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/"
                 )
         except OSError as error:
             problem = self._problem(f"cannot be started: {error.strerror}")
             raise ToolError("signing-program-failed", problem, hint=self._try) from error
         try:
-            output, told = self._read(process, end, seconds)
+            output, message = self._read(process, end, seconds)
             code = process.wait(max(0.0, end - monotonic()))
         except subprocess.TimeoutExpired:
             raise self._late(seconds) from None
@@ -179,7 +181,7 @@ class SigningProgram:
             for pipe in (process.stdout, process.stderr):
                 if pipe:
                     pipe.close()
-        return code, output, told
+        return code, output, message
 
     def _read(self, process: subprocess.Popen[bytes], end: float, seconds: float) -> tuple[bytes, bytes]:
         read: dict[IO[bytes] | None, bytes] = {process.stdout: b"", process.stderr: b""}
@@ -344,16 +346,16 @@ def record_program(
 def _write_key(path: Path, data: bytes, raw: bytes) -> PublicKey:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     _check_unique(path)
-    made = False
+    created = False
     try:
         with replacing(path.with_suffix(".pub"), durable=True) as file:
             file.write(format_public(raw))
             file.flush()
-            made = create_bytes(path, data, mode=0o600)
-            if not made:
-                raise _name_taken_error(path)
+            created = create_bytes(path, data, mode=0o600)
+            if not created:
+                raise _name_exists_error(path)
     except OSError:
-        if made:  # one without its public half is of no use, and nobody has seen it
+        if created:  # one without its public half is of no use, and nobody has seen it
             path.unlink()
         raise
     return PublicKey(name=path.stem, raw=raw)
@@ -362,10 +364,10 @@ def _write_key(path: Path, data: bytes, raw: bytes) -> PublicKey:
 def _check_unique(path: Path) -> None:
     for other in (path.with_suffix(suffix) for suffix in (FILE, PROGRAM)):
         if os.path.lexists(other):
-            raise _name_taken_error(other)
+            raise _name_exists_error(other)
 
 
-def _name_taken_error(path: Path) -> UsageError:
+def _name_exists_error(path: Path) -> UsageError:
     return UsageError(
         "key-exists", f"the key '{path.stem}' already exists: {path}", hint="choose another name"
     )
@@ -424,16 +426,16 @@ def find_key(
 
 def _signers(folder: Path) -> dict[str, Path]:
     """What signs with the keys of this folder, by the keys' names. Raises UsageError for two of one name."""
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for path in sorted(path for suffix in (FILE, PROGRAM) for path in folder.glob(f"*{suffix}")):
-        if path.stem in found:
+        if path.stem in paths:
             raise UsageError(
                 "key-duplicate",
-                f"{found[path.stem]} and {path} have the same name",
+                f"{paths[path.stem]} and {path} have the same name",
                 hint="delete the one that does not sign",
             )
-        found[path.stem] = path
-    return found
+        paths[path.stem] = path
+    return paths
 
 
 def read_signing_key(path: Path) -> SigningKey:

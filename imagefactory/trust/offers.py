@@ -47,8 +47,8 @@ def find_offer(catalogue: Catalog, name: str, trust: TrustRules, now: datetime) 
 
 def find_image(catalogue: Catalog, name: str) -> CatalogImage:
     """Raises NothingSelectedError where the catalogue has no such target, UsageError where it has several."""
-    wanted = choose_name(name, _find_catalog_image(catalogue), LACKING)
-    return next(image for image in catalogue.images if image.target == wanted)
+    target = choose_name(name, _find_catalog_image(catalogue), LACKING)
+    return next(image for image in catalogue.images if image.target == target)
 
 
 def select_images(catalogue: Catalog, names: Sequence[str]) -> tuple[CatalogImage, ...]:
@@ -101,7 +101,7 @@ def verify_offer(catalogue: Catalog, image: CatalogImage, trust: TrustRules, now
 
 def verdict_ages_of(offers: Iterable[ImageOffer], now: datetime) -> VerdictAges:
     """How old it is what can be relied on of images in any of their forms."""
-    forms = [form for offer in offers for form in (offer.judged, *(one.judged for one in offer.sifs))]
+    forms = [form for offer in offers for form in (offer.judged, *(sif.judged for sif in offer.sifs))]
     proofs = (proof for judged in forms for proof in last_verdicts(judged).values())
     return verdict_ages(proofs, now)
 
@@ -116,7 +116,9 @@ def _verify_statements(
 # --- A signed catalogue on its way to its readers: an artifact of the registry, or a file
 
 
-def build_artifact(content: bytes, made: datetime, kind: ArtifactFormat = CATALOG_ARTIFACT) -> LocalArtifact:
+def build_artifact(
+    content: bytes, created: datetime, kind: ArtifactFormat = CATALOG_ARTIFACT
+) -> LocalArtifact:
     """Its manifest and blobs (image-spec 1.1, an artifact without a subject). Pure.
 
     Raises StatementError for one that nobody would read.
@@ -137,7 +139,7 @@ def build_artifact(content: bytes, made: datetime, kind: ArtifactFormat = CATALO
             "artifactType": kind.artifact_type,
             "config": format_descriptor(empty),
             "layers": [format_descriptor(layer)],
-            "annotations": {CREATED: made.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")},
+            "annotations": {CREATED: created.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")},
         }
     )
     descriptor = Descriptor(media_type=MANIFEST_TYPE, digest=digest_of(data), size=len(data))
@@ -146,15 +148,15 @@ def build_artifact(content: bytes, made: datetime, kind: ArtifactFormat = CATALO
     )
 
 
-def publish_catalog(place: StoreRepository, envelope: bytes, made: datetime) -> tuple[ImageReference, ...]:
+def publish_catalog(place: StoreRepository, envelope: bytes, created: datetime) -> tuple[ImageReference, ...]:
     """Puts it under a tag of its own, then lets `current` point to it; gives both.
 
     Raises RegistryError, also where another wrote `current` meanwhile.
     """
-    artifact = build_artifact(envelope, made)
+    artifact = build_artifact(envelope, created)
     put_artifact(place, artifact)
     digest = artifact.manifest.descriptor.digest
-    own = f"{made.astimezone(UTC):%Y%m%d}-{digest.removeprefix('sha256:')[:12]}"
+    own = f"{created.astimezone(UTC):%Y%m%d}-{digest.removeprefix('sha256:')[:12]}"
     references = []
     for tag in (own, CURRENT):
         put = place.store.put_manifest(place.repository, artifact.manifest.data, MANIFEST_TYPE, tag)
@@ -171,9 +173,9 @@ def publish_catalog(place: StoreRepository, envelope: bytes, made: datetime) -> 
     return tuple(references)
 
 
-def publish_invitation(place: StoreRepository, text: str, made: datetime) -> ImageReference:
+def publish_invitation(place: StoreRepository, text: str, created: datetime) -> ImageReference:
     """Puts it beside the catalogue, in the place of an earlier one. Raises RegistryError."""
-    artifact = build_artifact(text.encode(), made, INVITATION)
+    artifact = build_artifact(text.encode(), created, INVITATION)
     put_artifact(place, artifact)
     put = place.store.put_manifest(place.repository, artifact.manifest.data, MANIFEST_TYPE, TAG)
     return ImageReference(registry=place.store.name, repository=place.repository, tag=TAG, digest=put.digest)

@@ -108,7 +108,7 @@ def read_trust(files: Sequence[Path], limits: Sequence[Path] = ()) -> TrustRules
     """
     documents = [(read_document(path), str(path)) for path in files]
     others = [(read_document(path), str(path)) for path in limits]
-    nearest = next((one for one in (*documents, *others) if "policy" in one[0]), ({}, ""))
+    nearest = next((document for document in (*documents, *others) if "policy" in document[0]), ({}, ""))
     policy = _parse_policy(nearest[0].get("policy", {}), f"{nearest[1]}: [policy]")
     keys: list[TrustedKey] = []
     for number, (document, where) in enumerate((*documents, *others)):

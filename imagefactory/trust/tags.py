@@ -140,7 +140,7 @@ def _ended(verdict: Verdict) -> datetime:
 
 
 def _denies(denial: Verdict, verdict: Verdict) -> bool:
-    theirs, ours = (one.report.hardware.driver if one.report.hardware else "" for one in (denial, verdict))
+    theirs, ours = (row.report.hardware.driver if row.report.hardware else "" for row in (denial, verdict))
     try:
         on_older = older(theirs, ours)
     except ValueError:  # a driver that no rule can compare: what was seen last counts
@@ -156,12 +156,16 @@ def decide_tags(
     `tags` are what the target's tags point to now, by tag; what they point to should be among `candidates`.
     """
     newest = _newest_first(candidates)
-    spoken = {capability_of(one.verdict) for each in newest for one in each.judged if one.verdict} - {""}
-    asked = sorted({*rule.capabilities, *spoken}, key=parse_capability)
-    wanted: list[tuple[str, tuple[str, ...]]] = [(pointer(rule.plain, one), (one,)) for one in asked]
+    spoken = {
+        capability_of(judgement.verdict) for each in newest for judgement in each.judged if judgement.verdict
+    } - {""}
+    capabilities = sorted({*rule.capabilities, *spoken}, key=parse_capability)
+    tags_and_needs: list[tuple[str, tuple[str, ...]]] = [
+        (pointer(rule.plain, judgement), (judgement,)) for judgement in capabilities
+    ]
     if not rule.pointers_only:
-        wanted.append((rule.plain, rule.capabilities))
-    return tuple(_decide(tag, needs, newest, tags.get(tag, "")) for tag, needs in wanted)
+        tags_and_needs.append((rule.plain, rule.capabilities))
+    return tuple(_decide(tag, needs, newest, tags.get(tag, "")) for tag, needs in tags_and_needs)
 
 
 def approve_tag(fate: TagDecision, needed: int, approved: Sequence[str], other: Sequence[str]) -> TagDecision:
@@ -174,8 +178,8 @@ def approve_tag(fate: TagDecision, needed: int, approved: Sequence[str], other: 
     by = f"approved by {', '.join(approved) or 'nobody'}"
     if not missing:
         return replace(fate, approved=tuple(approved), why=f"{fate.why}; {by}", wanted=fate.after)
-    left = f"{missing} more {'key' if missing == 1 else 'keys'} must approve"
-    left += (
+    missing_keys = f"{missing} more {'key' if missing == 1 else 'keys'} must approve"
+    missing_keys += (
         f": {', '.join(other)}" if len(other) >= missing else f", but only {len(other)} others are trusted"
     )
     return replace(
@@ -185,24 +189,28 @@ def approve_tag(fate: TagDecision, needed: int, approved: Sequence[str], other: 
         approved=tuple(approved),
         missing=missing,
         wanted=fate.after,
-        why=f"{fate.why}; {by}, {left}",
+        why=f"{fate.why}; {by}, {missing_keys}",
     )
 
 
 def newest_first(candidates: Sequence[TagCandidate]) -> tuple[str, ...]:
     """The candidates' digests, those of an unknown time last."""
-    return tuple(one.digest for one in _newest_first(candidates))
+    return tuple(candidate.digest for candidate in _newest_first(candidates))
 
 
 def _newest_first(candidates: Sequence[TagCandidate]) -> list[TagCandidate]:
-    return sorted(candidates, key=lambda one: (one.pushed or _NO_TIME, one.platforms, one.name), reverse=True)
+    return sorted(
+        candidates,
+        key=lambda candidate: (candidate.pushed or _NO_TIME, candidate.platforms, candidate.name),
+        reverse=True,
+    )
 
 
 def _decide(tag: str, needs: Sequence[str], newest: Sequence[TagCandidate], before: str) -> TagDecision:
     if not needs:  # no verdict tells ours from those of others
         newest = [candidate for candidate in newest if candidate.own] or newest
     at = next((i for i, candidate in enumerate(newest) if candidate.digest == before), None)
-    taken = "" if at is None else _withdrawal_reason(newest[at], needs)
+    withdrawal = "" if at is None else _withdrawal_reason(newest[at], needs)
     for i, candidate in enumerate(newest):
         if any(capability_status(candidate.judged, need)[0] is not CapabilityStatus.PROVEN for need in needs):
             continue
@@ -211,15 +219,15 @@ def _decide(tag: str, needs: Sequence[str], newest: Sequence[TagCandidate], befo
         why = f"{candidate.name} is verified for {_list(needs)}"
         if not needs:
             why = f"{candidate.name} is the newest, and no GPU is required"
-        if at is not None and i > at and not taken:
+        if at is not None and i > at and not withdrawal:
             break
-        if taken:
-            why = f"{newest[at or 0].name} is {taken}; {why}"
+        if withdrawal:
+            why = f"{newest[at or 0].name} is {withdrawal}; {why}"
         return TagDecision(
-            tag=tag, before=before, after=candidate.digest, proven=True, why=why, withdrawn=bool(taken)
+            tag=tag, before=before, after=candidate.digest, proven=True, why=why, withdrawn=bool(withdrawal)
         )
-    if taken:
-        why = f"{newest[at or 0].name} is {taken}, and no other candidate is verified for {_list(needs)}"
+    if withdrawal:
+        why = f"{newest[at or 0].name} is {withdrawal}, and no other candidate is verified for {_list(needs)}"
         return TagDecision(tag=tag, before=before, after="", proven=False, why=why, withdrawn=True)
     return TagDecision(
         tag=tag, before=before, after=before, proven=False, why=_missing_reason(newest, at, needs)

@@ -90,7 +90,7 @@ class RevokedCell:
     why: str
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         """Who took it back, when and why."""
         return f"revoked by {self.by} on {self.when:%Y-%m-%d}: {self.why}"
 
@@ -206,8 +206,8 @@ class SignedVerdict:
 
 def jittered_expiry(report: GpuReport, days: int) -> int:
     """Up to a sixth fewer than `days`, by image and GPU: what one night proved need not lapse in one."""
-    told = f"{report.subject.manifest} {report.device.capability if report.device else ''}"
-    return days - int(hashlib.sha256(told.encode()).hexdigest(), 16) % (days // 6 + 1)
+    seed = f"{report.subject.manifest} {report.device.capability if report.device else ''}"
+    return days - int(hashlib.sha256(seed.encode()).hexdigest(), 16) % (days // 6 + 1)
 
 
 def sign(report: GpuReport, key: SigningKey, *, now: datetime, days: int) -> SignedVerdict:

@@ -132,25 +132,25 @@ class NonceStore:
 
     def issue_all(self, runs: Mapping[str, NonceSubject], now: datetime) -> tuple[IssuedNonce, ...]:
         """As `issue`, for many: what expired long ago is looked for once, and the disk is waited for once."""
-        given = [
-            IssuedNonce(nonce=one, run=run, issued=now, expires=now + LIFETIME, ci_run=self.ci_run)
-            for one, run in runs.items()
+        nonces = [
+            IssuedNonce(nonce=nonce, run=run, issued=now, expires=now + LIFETIME, ci_run=self.ci_run)
+            for nonce, run in runs.items()
         ]
         with _nonce_error(self.folder):
             (self.folder / SPENT_DIRECTORY).mkdir(parents=True, exist_ok=True)
             self._forget(now)
-            for issued in given:
+            for issued in nonces:
                 nonce, data = issued.nonce, _format(issued, self.key)
                 put = (
-                    _create if len(given) == 1 else _put_new
+                    _create if len(nonces) == 1 else _put_new
                 )  # of many, nobody knows the nonces before all are
                 if self._spent(nonce).exists() or not put(self._path(nonce), data):
                     raise StoreError(
                         "nonce-exists", f"the nonce {nonce} was already issued", hint="run it again"
                     )
-            if len(given) > 1:
+            if len(nonces) > 1:
                 os.sync()
-        return tuple(given)
+        return tuple(nonces)
 
     def look(self, nonce: str) -> IssuedNonce:
         """What is known of a nonce. Raises NonceError (unknown) for one that was not issued here."""
@@ -199,11 +199,11 @@ class NonceStore:
         Nothing is spent for certain before this returns, so nothing is attached before.
         """
         refused: dict[str, NonceError] = {}
-        for one in spending:
+        for spent in spending:
             try:
-                self._spend(one, now, flush=False)
+                self._spend(spent, now, flush=False)
             except NonceError as error:
-                refused[one.nonce] = error
+                refused[spent.nonce] = error
         os.sync()
         return refused
 
@@ -269,7 +269,7 @@ def check_open(known: IssuedNonce, now: datetime) -> None:
 
 def check_run(known: IssuedNonce, run: NonceSubject) -> None:
     """Raises NonceError for a nonce that is not for `run`: its image, suite, pool or kit."""
-    images = [(one.index, one.manifest, one.config) for one in (run.subject, known.run.subject)]
+    images = [(image.index, image.manifest, image.config) for image in (run.subject, known.run.subject)]
     if images[0] != images[1]:
         raise NonceError(
             "nonce-other-subject",
@@ -386,14 +386,14 @@ def _mac(value: Mapping[str, object], key: bytes) -> str:
 
 
 def _check_mac(path: Path, data: Mapping[str, object], key: bytes) -> None:
-    told = data.get("mac")
-    if key and not (isinstance(told, str) and hmac.compare_digest(told.encode(), _mac(data, key).encode())):
+    mac = data.get("mac")
+    if key and not (isinstance(mac, str) and hmac.compare_digest(mac.encode(), _mac(data, key).encode())):
         raise StoreError(
             "ledger-key-mismatch",
             f"{path} was not written with the key in {NONCE_STORE_KEY}",
             hint=f"create a new kit with {NONCE_STORE_KEY} set; another program may have written this file",
         )
-    if told and not key:
+    if mac and not key:
         raise StoreError(
             "ledger-key-missing",
             f"{path} was written with a key",

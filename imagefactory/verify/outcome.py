@@ -155,10 +155,10 @@ _FIELDS = ObjectSchema(
 
 def parse_smoke_report(data: bytes, nonce: str) -> SmokeReport:
     """Raises InvalidReportError for anything but a report of this suite's format with this nonce."""
-    found = parse_fields(data, _FIELDS)
-    if found["nonce"] != nonce:
+    report = parse_fields(data, _FIELDS)
+    if report["nonce"] != nonce:
         raise InvalidReportError("its report does not bring back the nonce of this run")
-    return SmokeReport(running=found["running"], rows=tuple(map(clean_check, found["checks"])))
+    return SmokeReport(running=report["running"], rows=tuple(map(clean_check, report["checks"])))
 
 
 MOST_NUMBERS = 256
@@ -244,19 +244,19 @@ def _fields(level: str) -> ObjectSchema:
     )
 
 
-def parse_suite_report(data: bytes, asked: Mapping[str, Any]) -> GpuSuiteReport:
-    """Raises InvalidReportError for anything but a report of this suite's format that answers `asked`."""
-    found = parse_fields(data, _fields(asked["level"]))
-    if found["nonce"] != asked["nonce"]:
+def parse_suite_report(data: bytes, expectations: Mapping[str, Any]) -> GpuSuiteReport:
+    """Parse a report that answers `expectations`. Raises InvalidReportError for any other."""
+    report = parse_fields(data, _fields(expectations["level"]))
+    if report["nonce"] != expectations["nonce"]:
         raise InvalidReportError("its report does not bring back the nonce of this run")
     for key in ("target", "level", "rehearsal"):
-        if found[key] != asked[key] or type(found[key]) is not type(asked[key]):
+        if report[key] != expectations[key] or type(report[key]) is not type(expectations[key]):
             raise InvalidReportError(f"its report is of another {key}")
-    checks = tuple(map(clean_check, found["checks"]))
+    checks = tuple(map(clean_check, report["checks"]))
     if len({check.result.name for check in checks}) != len(checks):
         raise InvalidReportError("its report has a check twice")
-    device = found["device"] and GpuIdentity(**{**found["device"], "name": clean(found["device"]["name"])})
-    return GpuSuiteReport(cuda=found["cuda"], device=device, running=found["running"], rows=checks)
+    device = report["device"] and GpuIdentity(**{**report["device"], "name": clean(report["device"]["name"])})
+    return GpuSuiteReport(cuda=report["cuda"], device=device, running=report["running"], rows=checks)
 
 
 # --- judging -------------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ def outcome_of(run: GpuRun, brought: RawResult) -> GpuReport:
         report,
         device=suite_report.device,
         cuda=suite_report.cuda,
-        waived=tuple(one.name for one in checks if _waived(one, run)),
+        waived=tuple(check.name for check in checks if _waived(check, run)),
         contradictions=_contradictions(run, suite_report, judged),
     )
 
@@ -383,12 +383,12 @@ def _outcome(
     if failed:
         word = f"{failed[1]}: " if run.asked["level"] == MULTI_GPU_LEVELS else ""
         return failed[1], f"{failed[0].name}: {word}{failed[0].detail}"
-    left = [check for check, _ in judged if check.state is CheckState.NOT_RUN]
+    open_checks = [check for check, _ in judged if check.state is CheckState.NOT_RUN]
     if completed.timed_out:
         return Outcome.TIMEOUT, "no check says it failed, but it did not end in time"
-    if suite_report.running or completed.returncode not in ((0, 1) if left else (0,)):
+    if suite_report.running or completed.returncode not in ((0, 1) if open_checks else (0,)):
         return Outcome.LOAD_FAILED, f"no check says it failed, but {exit_summary(completed)}"
-    open_ones = [check for check in left if not _waived(check, run)]
+    open_ones = [check for check in open_checks if not _waived(check, run)]
     if rehearsal:
         return Outcome.NOT_TESTED, "a rehearsal on the CPU, which says nothing of a GPU"
     if suite_report.device is None:
@@ -432,9 +432,9 @@ def _with_host_name(device: GpuIdentity | None, hardware: Hardware | None) -> Gp
     """
     if device is None or hardware is None:
         return device
-    told = {digits_of(gpu.uuid): (gpu.uuid, gpu.name) for gpu in hardware.gpus}
-    told |= {digits_of(one): (one, device.name) for one, _ in hardware.notes if one.startswith("MIG-")}
-    uuid, name = told.get(digits_of(device.uuid), (device.uuid, device.name))
+    devices = {digits_of(gpu.uuid): (gpu.uuid, gpu.name) for gpu in hardware.gpus}
+    devices |= {digits_of(note): (note, device.name) for note, _ in hardware.notes if note.startswith("MIG-")}
+    uuid, name = devices.get(digits_of(device.uuid), (device.uuid, device.name))
     return replace(device, uuid=uuid, name=name)
 
 

@@ -28,10 +28,10 @@ def _table() -> dict[str, Any]:
 
 def find_hint(definition: BuildSpec, checks: Iterable[CheckResult]) -> str:
     """Return what to write in the recipe, empty where nothing is known of what the failed checks say."""
-    told = " ".join(check.detail for check in checks if check.state is CheckState.FAILED)
-    system = find_system(told)
-    packages = [text for text in find_packages(told) if may_add(text, definition)]
-    constraints = [text for text in ("numpy<2",) if _NUMPY_1 in told and may_add(text, definition)]
+    details = " ".join(check.detail for check in checks if check.state is CheckState.FAILED)
+    system = find_system(details)
+    packages = [text for text in find_packages(details) if may_add(text, definition)]
+    constraints = [text for text in ("numpy<2",) if _NUMPY_1 in details and may_add(text, definition)]
     lists = {
         "pip" if definition.target.source == "conda" else "packages": packages,
         "constraints": constraints,
@@ -39,32 +39,34 @@ def find_hint(definition: BuildSpec, checks: Iterable[CheckResult]) -> str:
     if not definition.base.image:
         lists = {"system": system, **lists}
     parts = [f"{key}: [{', '.join(names)}]" for key, names in lists.items() if names]
-    if unknown := find_unknown_modules(told):
+    if unknown := find_unknown_modules(details):
         parts.append(f"the packages that have the modules {', '.join(unknown)}")
-    wanted = [f"add {' and '.join(parts)} to the recipe, then lock and build again"] if parts else []
+    hints = [f"add {' and '.join(parts)} to the recipe, then lock and build again"] if parts else []
     if system and definition.base.image:
-        wanted.append(f"take a base that has {', '.join(system)}, Debian's names")
-    return "; ".join(wanted)
+        hints.append(f"take a base that has {', '.join(system)}, Debian's names")
+    return "; ".join(hints)
 
 
-def find_system(told: str) -> list[str]:
+def find_system(details: str) -> list[str]:
     """Return the packages of Debian that have what a text says is missing."""
-    names = (name for name in _LIBRARY.findall(told) if name not in DRIVER_LIBRARIES)
-    found = [package_of_library(name) for name in names]
-    found += [row["system"] for row in _table()["message"] if row["text"] in told]
-    return sorted({name for name in found if name})
+    names = (name for name in _LIBRARY.findall(details) if name not in DRIVER_LIBRARIES)
+    packages = [package_of_library(name) for name in names]
+    packages += [row["system"] for row in _table()["message"] if row["text"] in details]
+    return sorted({name for name in packages if name})
 
 
-def find_packages(told: str) -> list[str]:
+def find_packages(details: str) -> list[str]:
     """Return requirements that bring the modules which a text says are missing."""
     rows = _module_rows()
-    missing = {found for name in _MODULE.findall(told) for found in (name, name.partition(".")[0])}
+    missing = {module for name in _MODULE.findall(details) for module in (name, name.partition(".")[0])}
     return sorted({rows[name] for name in missing if name in rows})
 
 
-def find_unknown_modules(told: str) -> list[str]:
+def find_unknown_modules(details: str) -> list[str]:
     """Return missing top-level modules that no table knows. A module within a package is not one to add."""
-    return sorted({name for name in _MODULE.findall(told) if "." not in name and name not in _module_rows()})
+    return sorted(
+        {name for name in _MODULE.findall(details) if "." not in name and name not in _module_rows()}
+    )
 
 
 def _module_rows() -> dict[str, str]:

@@ -21,7 +21,6 @@ from imagefactory.trust.verdict import ImageProgress
 from imagefactory.views.text import CPUS, format_fields, format_table
 
 if TYPE_CHECKING:
-    from imagefactory.actions.attest import AttestResult
     from imagefactory.actions.store import PruneResult, RepositoryListing
     from imagefactory.actions.transfer import CopyResult, PullResult, PushResult, SifPullResult
 
@@ -120,11 +119,6 @@ def format_pushed(pushed: PushResult) -> str:
         what = f"{place}:{joined.reference.tag} ({', '.join(joined.platforms)})"
         fields += [("one index", what), ("digest", joined.reference.digest), *_tag_lines(joined.sent)]
     return f"{pushed.target.name}\n{format_fields(fields)}"
-
-
-def format_attested(attested: AttestResult) -> str:
-    fields = [("attached", kind) for kind, _ in attested.artifacts]
-    return format_fields([*fields, ("provenance", attested.provenance)])
 
 
 def format_pulled_sif(pulled: SifPullResult) -> str:

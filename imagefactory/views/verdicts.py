@@ -145,7 +145,7 @@ def _image(image: VerdictSet, keys: Mapping[str, str], width: int | None, *, num
         for judged in image.judged
         if judged.standing is not VerdictStatus.GOOD
     ]
-    lines += [f"{row.where}: {row.said}" for row in image.revoked]
+    lines += [f"{row.where}: {row.summary}" for row in image.revoked]
     lines += [f"not heeded: {why}" for why in image.ignored]
     if numbers:
         for judged in image.judged:

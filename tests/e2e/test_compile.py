@@ -41,7 +41,7 @@ def mine(base_store: Path, scratch: Path) -> Factory:
 
 
 def compiled(mine: Factory, source: Path) -> tuple[Path, bool]:
-    said = json.loads(mine.run("compile", "--json", str(source), "--in", TARGET).stdout)
+    said = json.loads(mine.run("recipe", "build-wheel", "--json", str(source), "--in", TARGET).stdout)
     return Path(said["wheel"]), said["made"]
 
 
@@ -64,7 +64,7 @@ def test_it_works_where_it_was_made_for_and_the_same_gives_the_same(mine: Factor
 def test_what_does_not_compile_says_where(mine: Factory, tmp_path: Path) -> None:
     (tmp_path / "setup.py").write_text(SETUP)
     (tmp_path / "ops.cc").write_text("int broken(\n")
-    done = mine.run("compile", str(tmp_path), "--in", TARGET, code=None)
+    done = mine.run("recipe", "build-wheel", str(tmp_path), "--in", TARGET, code=None)
     assert done.returncode != 0
     assert "ops.cc:1:" in done.stderr
     assert "if it needs nvcc: PyPI has it from CUDA 13 on" in " ".join(done.stderr.split())
@@ -92,7 +92,7 @@ def test_a_hostile_build_takes_nothing_and_leaves_nothing(
         f"{code}\nfrom setuptools import setup\nsetup(name='x', version='1.0')\n"
     )
     before = set((mine.root / "wheels").glob("*"))
-    mine.run("compile", str(tmp_path), "--in", TARGET, "--limit", limit, code=exit_code)
+    mine.run("recipe", "build-wheel", str(tmp_path), "--in", TARGET, "--limit", limit, code=exit_code)
     assert set((mine.root / "wheels").glob("*")) == before
     assert list((mine.store / "run").glob("compile-*")) == []
 
@@ -100,7 +100,7 @@ def test_a_hostile_build_takes_nothing_and_leaves_nothing(
 def test_a_link_out_of_a_folder_stops_it(mine: Factory, tmp_path: Path) -> None:
     (tmp_path / "setup.py").write_text(SETUP)
     (tmp_path / "key").symlink_to("/etc/passwd")
-    done = mine.run("compile", str(tmp_path), "--in", TARGET, code=EXIT_USAGE)
+    done = mine.run("recipe", "build-wheel", str(tmp_path), "--in", TARGET, code=EXIT_USAGE)
     assert "key" in done.stderr
 
 

@@ -1,4 +1,4 @@
-"""A target on another, from PyPI: `imagefactory new mylab --on TARGET`; the layers below are the same."""
+"""A target on another, from PyPI: `recipe import mylab --extends TARGET` keeps the layers below."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def lab(tiny_root: Path, base_store: Path, factory: Factory, scratch: Path) -> F
     shutil.copytree(tiny_root, root)
     here = Factory(store=copy_store(base_store, scratch / "on-store"), cache=factory.cache, root=root)
     (root / "requirements.txt").write_text(REQUIREMENTS)
-    here.run("new", "mylab", "--on", BELOW, "--from", str(root / "requirements.txt"))
+    here.run("recipe", "import", "mylab", "--extends", BELOW, str(root / "requirements.txt"))
     here.run("lock")
     return here
 

@@ -60,7 +60,7 @@ class Project:
         return done.returncode, document, done.stdout + done.stderr
 
     def new(self, file: str, *options: str) -> tuple[int, dict[str, Any], str]:
-        return self.run("new", "brought", "--from", str(self.root / file), *options)
+        return self.run("recipe", "import", "brought", str(self.root / file), *options)
 
     @property
     def recipe(self) -> str:
@@ -324,7 +324,7 @@ def test_the_target_below_is_held_against_the_bounds_of_the_file(
     code, _, said = project.run("lock", "lower-*")
     assert code == 0, said
     project.write(file, text)
-    code, _, said = project.new(file, "--on", "lower-2.6.0-cu124")
+    code, _, said = project.new(file, "--extends", "lower-2.6.0-cu124")
     assert (code, project.recipe) == (UsageError.exit_code, ""), said
 
 

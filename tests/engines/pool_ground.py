@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from imagefactory.actions.definition import define_target
-from imagefactory.actions.locked import required_content_hash
+from imagefactory.actions.locked import locked_target
 from imagefactory.build.assemble import AssembleEngine
 from imagefactory.build.base import image as base_image
 from imagefactory.build.base.image import BuiltBase, write_index
@@ -157,7 +157,7 @@ def lock(factory: Project, target: Target) -> None:
     )
     made = Lock(
         target=target.name,
-        content_hash=required_content_hash(factory, target),
+        content_hash=locked_target(factory, target).content_hash,
         python=target.python,
         platform="manylinux_2_36_x86_64",
         solver="uv 0.9.1",

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from imagefactory.actions.verdicts import find_in, local_place, read_verification_policy
-from imagefactory.actions.verify import VerifyDependencies, VerifyOptions
-from imagefactory.actions.workflow import VerifyResult, verify_and_attach
+from imagefactory.actions.verify import VerifyDependencies, VerifyOptions, VerifyResult, verify_and_attach
 from imagefactory.model import CheckState, Outcome
 from imagefactory.progress import QuietProgress
 from imagefactory.project import Project

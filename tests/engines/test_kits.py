@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.actions.transfer import PushOptions, SifExport, export_sif, push_target
+from imagefactory.actions.transfer import PushOptions, export_sif, push_target
 from imagefactory.actions.verdicts import find_in, read_verification_policy, registry_of
 from imagefactory.actions.verify import (
     CollectOptions,
@@ -214,8 +214,8 @@ def test_without_a_network_a_sif_of_the_store_stands_for_the_image(ground: Groun
     sif, path = export_sif(
         ground.factory,
         ground.factory.targets[0],
-        SifExport(output=ground.folder / "tiny.sif"),
         QuietProgress(),
+        output=ground.folder / "tiny.sif",
     )
     kit = ground.kit("offline")
     done = made_up(ground, kit, "--runner", "apptainer", "--image", str(path), programs=ground.programs())

@@ -89,7 +89,7 @@ def test_an_ordinary_user_sees_the_pool_as_it_is(pool: CondorPool) -> None:
     folder = pool.home / "looks"
     folder.mkdir()
     pool.own(folder)
-    table = pool.imagefactory("pool", "-o", "inventory.json", folder=folder).stdout
+    table = pool.imagefactory("gpus", "-o", "inventory.json", folder=folder).stdout
     assert re.search(r"^8\.0 .*A100-SXM4-40GB.* 1 +1 +1$", table, re.MULTILINE), table
     inventory = read_inventory(folder / "inventory.json")
     found = {machine.name: machine.gpus for machine in inventory.machines}
@@ -101,7 +101,7 @@ def test_an_ordinary_user_sees_the_pool_as_it_is(pool: CondorPool) -> None:
     }
     (device,) = found["standin.pool.test"]
     assert (device.name, device.driver, device.mig) == (libcuda.NAME, "550.54.15", False)
-    again = pool.imagefactory("pool", "--inventory", "inventory.json", folder=folder).stdout
+    again = pool.imagefactory("gpus", "--inventory", "inventory.json", folder=folder).stdout
     assert again.splitlines()[:6] == table.splitlines()[:6]
 
 
@@ -179,7 +179,7 @@ def test_a_black_hole_is_left_out_and_decides_no_cell(ground: PoolGround) -> Non
     """It takes both jobs, since its driver is said to be the oldest, and fails them."""
     tricks = ("no-kernel", "wrong-numbers")
     with ground.pool.black_hole() as hole:
-        ground.run("pool", "-o", "inventory.json")
+        ground.run("gpus", "-o", "inventory.json")
         path = ground.root / "inventory.json"
         document = json.loads(path.read_text())
         (machine,) = (one for one in document["machines"] if one["name"] == hole)
@@ -259,7 +259,16 @@ def test_what_failed_is_taken_up_again_and_nothing_else(sweeps: Sweeps) -> None:
 
 
 def planned(ground: PoolGround) -> dict[str, Any]:
-    asked = ("verify", ground.name("hang"), "--pool", "htcondor", "--image", "sif", "--capability", "9.0")
+    asked = (
+        "verify",
+        ground.name("hang"),
+        "--pool",
+        "htcondor",
+        "--image-format",
+        "sif",
+        "--capability",
+        "9.0",
+    )
     found = json.loads(ground.run(*asked, "--dry-run", "--json", err=False))
     assert isinstance(found, dict)
     return found

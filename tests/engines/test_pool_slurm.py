@@ -155,7 +155,7 @@ def test_what_no_node_tells_is_said_and_can_be_found_out(ground: PoolGround, in_
     told = ground.run("verify", ground.name("plain"), "--pool", SLURM, "--dry-run")
     assert "GPUs that tell no capability take no job: 1 of old" in told
     assert "tiny-1.0-cu121  8.0         2     any" in told
-    table = ground.run("pool", "--probe", "5s")
+    table = ground.run("gpus", "--probe", "5s")
     assert re.search(r"^7.5 +old .* 16 GiB +550\.54\.15 ", table, re.MULTILINE), table
     assert "note: type v100 did not answer: " in table  # another job has it
     told = ground.run("verify", ground.name("plain"), "--pool", SLURM, "--dry-run")

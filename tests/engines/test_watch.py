@@ -1,4 +1,4 @@
-"""`watch` against the package index this machine is set to (network)."""
+"""`recipe outdated` against the package index this machine is set to (network)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def test_a_family_whose_rows_are_old_is_told_the_releases_since(tmp_path: Path) 
     for cuda in ("cu12", "cu13"):
         lock = tmp_path / f"lockfiles/numba-0.68-{cuda}.requirements.txt"
         lock.rename(tmp_path / f"lockfiles/numba-0.66-{cuda}.requirements.txt")
-    command = [sys.executable, "-m", "imagefactory", "-C", tmp_path, "watch", "numba", "--json"]
+    command = [sys.executable, "-m", "imagefactory", "-C", tmp_path, "recipe", "outdated", "numba", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     (news,) = json.loads(done.stdout)["news"]
     assert [one["series"] for one in news["releases"]][:2] == ["0.67", "0.68"]
-    assert news["releases"][0]["command"] == "imagefactory add numba 0.67 --cuda 13"
+    assert news["releases"][0]["command"] == "imagefactory recipe add-version numba 0.67 --cuda 13"
     assert all(one["since"] > "2026" for one in news["releases"][:2])
     moved = {move["name"]: move["after"] for lock in news["locks"] for move in lock["moves"]}
     assert moved["numba"].startswith("0.66.")

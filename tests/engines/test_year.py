@@ -270,7 +270,7 @@ def cleo(center: Center, ada: Person, swept: Swept) -> Person:
     ada.run("invite", "--push")
     made = reader(center, ada, "cleo")
     made.run("join", registry(center), "--yes")
-    made.run("submit", name, "--executable", "train.sh", "-o", "good.sub")
+    made.run("job", "write", name, "--executable", "train.sh", "-o", "good.sub")
     return made
 
 
@@ -279,15 +279,15 @@ def registry(center: Center) -> str:
 
 
 def known(person: Person, **options: Any) -> dict[str, str]:
-    """What `find` says of the good image, by capability."""
+    """What `search` says of the good image, by capability."""
     name = person.ground.name("good")
-    (image,) = person.ask("find", name, **options)["images"]
+    (image,) = person.ask("search", name, **options)["images"]
     return {row["capability"]: row["known"] for row in image["gpus"]}
 
 
 def test_researchers_see_what_was_verified(cleo: Person) -> None:
     assert known(cleo)["9.0"] == "verified"
-    assert cleo.ask("submit", "--check", "good.sub")["wrong"] == 0
+    assert cleo.ask("job", "check", "good.sub")["wrong"] == 0
 
 
 # --- a new key ------------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ def test_who_joins_after_a_rotation_takes_the_old_verdicts(
     center: Center, ada: Person, cleo: Person, dora: Person
 ) -> None:
     assert known(dora)["9.0"] == "verified"
-    cleo.run("find", code=BAD)
+    cleo.run("search", code=BAD)
     cleo.run("join", registry(center), "--yes", code=BAD)  # the key has changed: her center must say so
     told = ada.ask("verify", ada.ground.name("good"), "--pool", SLURM, "--dry-run", "--capability", "9.0")
     assert [row["rule"] for row in told["left_out"]] == ["verified"]
@@ -328,16 +328,16 @@ def test_what_expires_is_verified_again_and_readers_are_warned(ada: Person, dora
     again = ("verify", ada.ground.name("good"), "--pool", SLURM, "--dry-run", "--capability", "9.0")
     told = ada.ask(*again, days=95)
     assert [row["capability"] for row in told["queued"]] == ["9.0"]
-    assert "this catalog expires on" in dora.run("find", days=25)[1]
-    dora.run("find", days=31, code=BAD)
+    assert "this catalog expires on" in dora.run("search", days=25)[1]
+    dora.run("search", days=31, code=BAD)
 
 
 def test_a_night_without_the_registry(center: Center, ada: Person, dora: Person) -> None:
     """It cannot sign, and the catalog expires soon. Researchers use the one that they have."""
     mail, name = ada.ground.root / "mail", ada.ground.name("good")
     with center.outage():
-        assert dora.ask("find", name)["catalogue_source"] == "kept"
-        dora.run("submit", name, "--executable", "train.sh", "-o", "kept.sub")
+        assert dora.ask("search", name)["catalogue_source"] == "kept"
+        dora.run("job", "write", name, "--executable", "train.sh", "-o", "kept.sub")
         told = ada.ask("night", name, "--mail", "cat >mail", code=NO_REGISTRY, days=25)
     assert [row["what"] for row in told["broken"]] == ["plan", "catalogue", "catalog expiry"]
     assert told["folder"] in mail.read_text()
@@ -355,14 +355,14 @@ def revoked(ada: Person, dora: Person) -> dict[str, Any]:
 def test_a_revocation_reaches_everybody(dora: Person, rotated: Any, revoked: dict[str, Any]) -> None:
     assert len(revoked["revoked"]) == 1
     name = dora.ground.name("good")
-    (image,) = dora.ask("find", name, code=BAD)["images"]
+    (image,) = dora.ask("search", name, code=BAD)["images"]
     (row,) = image["revoked"]
     assert (row["capability"], row["keyid"], row["why"]) == (
         "9.0", rotated["keyid"], "wrong sums on long rows"
     )  # fmt: skip
     assert image["gpus"] == []
-    dora.run("submit", name, "--executable", "train.sh", "-o", "again.sub", code=BAD)
-    checked = dora.ask("submit", "--check", "good.sub", code=BAD)
+    dora.run("job", "write", name, "--executable", "train.sh", "-o", "again.sub", code=BAD)
+    checked = dora.ask("job", "check", "good.sub", code=BAD)
     assert [one["rule"] for one in checked["findings"] if one["severity"] == "wrong"] == ["revoked"]
 
 

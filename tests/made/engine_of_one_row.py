@@ -38,11 +38,11 @@ class OneLayer:
         assert made is not None
         return made
 
-    def made_with(self, definition: BuildSpec) -> str:
+    def toolchain(self, definition: BuildSpec) -> str:
         return ""
 
-    def tag(self, definition: BuildSpec, made: Image | SifArtifact) -> None:
-        assert isinstance(made, Image)
+    def tag(self, definition: BuildSpec, image: Image | SifArtifact) -> None:
+        assert isinstance(image, Image)
 
 
 @dataclass

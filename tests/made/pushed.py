@@ -11,7 +11,6 @@ from imagefactory.actions import definition as define
 from imagefactory.actions.transfer import PushOptions, push_target
 from imagefactory.build.assemble import AssembleEngine
 from imagefactory.build.base import image
-from imagefactory.build.base.image import get_base
 from imagefactory.lock.debian.lock import read_base_lock
 from imagefactory.model import Target
 from imagefactory.oci.candidates import VERDICT_TYPE
@@ -52,8 +51,7 @@ def put_built(
 ) -> str:
     """An image of the target, recorded as the engine that makes one records it; its digest."""
     layout, definition = factory.layout, define.define_target(factory, target)
-    wanted = build._base_request(factory, definition.base, locked=False)
-    base = get_base(layout, wanted)
+    base = build.base_request(factory, definition.base).stored(layout)
     assert base is not None
     index = add_image(layout, reference(target), [layer], **labels)
     engine = AssembleEngine(layout, layout.path, codec=factory.settings.codec.value, workers=1)

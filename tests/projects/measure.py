@@ -5,9 +5,9 @@ files are read from GitHub, or from FACTORY_TEST_PROJECTS: another address, or a
 OWNER/REPO/COMMIT/PATH. A project whose files cannot be read is replaced by a small one of the same form,
 `shapes/NAME/`, and the output says so. An empty FACTORY_TEST_PROJECTS means stand-ins only.
 
-Steps: `new --from FILE`, with at most two hints obeyed; `lock`; then the lock is searched for what the file
-requires, by a reader of its own (requested.py). `--build` takes all of the project's code, builds what has no
-wheel and then the image, and imports in the image what the code imports (imported.py).
+Steps: `recipe import FILE`, with at most two hints obeyed; `lock`; then the lock is searched for what the
+file requires, by a reader of its own (requested.py). `--build` takes all of the project's code, builds what
+has no wheel and then the image, and imports in the image what the code imports (imported.py).
 Exit code 1 if a result differs from projects.toml.
 """
 
@@ -52,7 +52,8 @@ HOST = "https://raw.githubusercontent.com"
 ARCHIVES = "https://codeload.github.com"
 PROBE = HERE / "imported.py"
 _OPTION = re.compile(
-    r"--(framework|cuda|on|source|context|extra|group|environment)[ =]([A-Za-z0-9][^\s,;)`']*)|--(partial)\b"
+    r"--(framework|cuda|extends|source|context|extra|group|environment)[ "
+    r"=]([A-Za-z0-9][^\s,;)`']*)|--(partial)\b"
 )
 _PLACEHOLDER = re.compile(r"(^|=)[A-Z]{2,}$")
 
@@ -329,7 +330,9 @@ def _steps(project: Project, program: Path, folder: Path, result: Result, *, sol
     options = pairs(project.options)
     said = ""
     for tried in range(HINTS + 1):
-        done = call(program, folder, "new", project.name, "--from", project.file, *flat(options), seconds=600)
+        done = call(
+            program, folder, "recipe", "import", project.name, project.file, *flat(options), seconds=600
+        )
         said += done.said
         result.output += done.output
         if done.code == 0:
@@ -450,7 +453,7 @@ def row_of(project: Project) -> str:
 
 def table(projects: Sequence[Project]) -> str:
     head = [
-        "| project | area | repository | file | `new --from` | `lock` | `build`, import | why |",
+        "| project | area | repository | file | `recipe import` | `lock` | `build`, import | why |",
         "|---|---|---|---|---|---|---|---|",
     ]
     return "\n".join([BEGIN, *head, *map(row_of, projects), END])
@@ -509,7 +512,7 @@ def main(words: Sequence[str], environ: Mapping[str, str]) -> int:
     parser.add_argument("--program", type=Path, default=ROOT / ".venv/bin/imagefactory")
     parser.add_argument("--output", type=Path, help="write results.json and each project's output there")
     parser.add_argument("--jobs", "-n", type=int, default=2, help="projects at once; 1 with --build")
-    parser.add_argument("--no-lock", action="store_true", help="stop after `new --from`")
+    parser.add_argument("--no-lock", action="store_true", help="stop after `recipe import`")
     parser.add_argument("--build", action="store_true", help="build the images too, and import in them")
     parser.add_argument(
         "--write", action="store_true", help="write results into projects.toml and docs/projects.md"

@@ -11,7 +11,7 @@ import tarfile
 import pytest
 
 from imagefactory.actions.definition import define_target
-from imagefactory.actions.locked import required_content_hash
+from imagefactory.actions.locked import locked_target
 from imagefactory.build.base.image import write_index
 from imagefactory.lock.files import write_lock
 from imagefactory.model import Lock, LockedWheel
@@ -66,7 +66,7 @@ def factory(tmp_path_factory: pytest.TempPathFactory) -> Project:
     )
     lock = Lock(
         target=target.name,
-        content_hash=required_content_hash(made, target),
+        content_hash=locked_target(made, target).content_hash,
         python=target.python,
         platform="manylinux_2_36_x86_64",
         solver="uv 0.9.1",

@@ -26,7 +26,6 @@ from imagefactory.http import (
     RetryPolicy,
     arriving,
     check_address,
-    mount_with_deadline,
     network_of,
     network_of_name,
     open_session,
@@ -104,9 +103,8 @@ def test_headers_without_end_are_not_waited_for(
     monkeypatch.setattr("imagefactory.http._SLOW_SECONDS", 0.01)
     monkeypatch.setattr("http.client._MAXHEADERS", 1 << 20)
     cut = threading.Event()
-    with socket.create_server(("127.0.0.1", 0)) as server, requests.Session() as session:
+    with socket.create_server(("127.0.0.1", 0)) as server, open_session() as session:
         session.trust_env = False
-        mount_with_deadline(session)
 
         def serve() -> None:
             with server.accept()[0] as connection:

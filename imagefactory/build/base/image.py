@@ -1,4 +1,4 @@
-"""A base as an image of the store: found, or made from Debian's packages and kept under what made it."""
+"""A base as an image of the store: found, or built from Debian packages and recorded by its inputs."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ from imagefactory.oci.unpack import UnpackedLayers
 from imagefactory.progress import Progress
 
 ENVIRONMENT = (("PATH", SYSTEM_PATH),)
-"""The variables of a base of Debian's packages."""
+"""The variables of a base of Debian packages."""
 LEAST_UNPACKED, LEAST_LAYER = 2.5, 0.8
-"""What a byte of Debian's packages becomes unpacked and as a layer, at least: 119 MB of debian-12's are 350
-and 127."""
+"""The least bytes, unpacked and as a layer, of a byte of Debian packages: 119 MB of debian-12 are 350 and
+127."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltBase:
-    """A base in the store: its own image, and where its layers are unpacked, lowest first.
+    """A base in the store: its image, and the folders with its unpacked layers, lowest first.
 
-    `identity` names what decided it (the locked packages); `published` is false when the mirror no
-    longer had them and the suite's newer ones were taken. `epoch` is the clock of what is built on it,
-    seconds since 1970.
+    `identity` names what decided it (the locked packages). `published` is false when the mirror no longer had
+    them and newer packages of the suite were used. `epoch` is the clock of what is built on it, in seconds
+    since 1970.
     """
 
     image: Image
@@ -61,37 +61,37 @@ class BuiltBase:
 
 @dataclass(slots=True, kw_only=True)
 class PendingBase:
-    """A base of which all is known but its bytes: `environment` is its image's. `made` once it is there."""
+    """A base of which only the bytes may be missing. `environment` is that of its image."""
 
     identity: str
     epoch: int
     environment: tuple[tuple[str, str], ...]
     make: Callable[[], BuiltBase]
-    made: BuiltBase | None = None
+    built: BuiltBase | None = None
 
     def get(self) -> BuiltBase:
-        """The base, made if need be. For one thread."""
-        self.made = self.made or self.make()
-        return self.made
+        """Return the base, built if need be. For one thread."""
+        self.built = self.built or self.make()
+        return self.built
 
 
-def as_pending_base(made: BuiltBase) -> PendingBase:
-    """One that is there."""
+def as_pending_base(built: BuiltBase) -> PendingBase:
+    """Return a built base as a pending one."""
     return PendingBase(
-        identity=made.identity,
-        epoch=made.epoch,
-        environment=made.image.environment,
-        make=lambda: made,
-        made=made,
+        identity=built.identity,
+        epoch=built.epoch,
+        environment=built.image.environment,
+        make=lambda: built,
+        built=built,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseRequest:
-    """A base to find or make. `locked` stops where a locked package is gone from the mirror.
+    """A base to find or build. `locked` raises BuildError where the mirror lacks a locked package.
 
-    `mirror` is asked only when something has to be fetched; `environ` is the caller's environment. `below` is
-    the base that this one stands on.
+    `mirror` is called only when something has to be fetched; `environ` is the caller's environment. `below`
+    is the parent base. Callers of `find` and `begin` hold the layout's `in_use`.
     """
 
     base: BaseSpec
@@ -102,131 +102,124 @@ class BaseRequest:
     locked: bool
     below: BaseRequest | None = None
 
-
-def find_base(layout: Layout, order: BaseRequest, progress: Progress) -> BuiltBase | None:
-    """The base whose layer is in the store, unpacked, tagged `base:<name>`. None where it has to be made.
-
-    The caller holds `in_use`. Raises LockError for a lock of another base.
-    """
-    if order.lock.base != order.base.name:
-        raise LockError("lock-mismatch", f"the lock is of base {order.lock.base}, not {order.base.name}")
-    below = find_base(layout, order.below, progress) if order.below else None
-    if order.below and not below:
-        return None
-    with layout.locked(f"base-{order.base.name}"), explain_full_disk(layout.path):
-        for lock in (order.lock, *([] if order.locked else _read_memory(layout, order))):
-            layer = layout.recall_layer(_layer_key(lock, order.codec, below))
-            if layer is not None:
-                return _finish(layout, order, _BaseLayer(lock=lock, layer=layer, below=below), progress)
-    return None
-
-
-def begin_base_build(layout: Layout, order: BaseRequest, progress: Progress) -> PendingBase:
-    """A base that `find_base` did not find: its packages, fetched.
-
-    When the mirror no longer has the locked packages, the suite's newer ones are taken (and said), and what
-    they were is remembered, so that the next build takes the same. Raises BuildError with `locked`.
-    """
-    below = None
-    if order.below:
-        found = find_base(layout, order.below, progress)
-        below = as_pending_base(found) if found else begin_base_build(layout, order.below, progress)
-    with layout.locked(f"base-{order.base.name}"), explain_full_disk(layout.path):
-        with progress.stage(f"{order.base.name}: fetch {len(order.lock.packages)} packages of Debian"):
-            fetched = fetch_base(order.base, order.lock, order.mirror(), progress, locked=order.locked)
-        if not fetched.published:
-            layout.keep(_memory_path(layout, order), format_base_lock(fetched.lock).encode())
-    return PendingBase(
-        identity=below.identity if below else base_key(fetched.lock),
-        epoch=below.epoch if below else fetched.lock.source_date_epoch,
-        environment=ENVIRONMENT,
-        make=lambda: _make(layout, order, fetched, below, progress),
-    )
-
-
-def _make(
-    layout: Layout, order: BaseRequest, fetched: BaseArchives, coming: PendingBase | None, progress: Progress
-) -> BuiltBase:
-    below = coming.get() if coming else None
-    key = _layer_key(fetched.lock, order.codec, below)
-    with layout.locked(f"base-{order.base.name}"), explain_full_disk(layout.path):
-        layer = layout.recall_layer(key)  # another process may have made it
-        if layer is None:
-            layout.tmp.mkdir(parents=True, exist_ok=True)
-            scratch = Path(order.environ.get("TMPDIR") or tempfile.gettempdir())
-            room = space_for_base(fetched.lock, scratch, layout.path)
-            require_space(room, f"the base {order.base.name}")
-            with (
-                progress.stage(f"{order.base.name}: base from Debian's packages"),
-                tempfile.TemporaryDirectory(dir=layout.tmp, prefix="base-") as folder,
-            ):
-                made = build_base(fetched, Path(folder) / "base.tar", progress, environ=order.environ)
-                if below:
-                    facts = read_facts(layout, below.image.layers, progress)
-                    made = write_difference(made.path, facts, Path(folder) / "above.tar")
-                layer = _compress(layout, made, order)
-            layout.record_layer(key, layer)
-        return _finish(layout, order, _BaseLayer(lock=fetched.lock, layer=layer, below=below), progress)
-
-
-def space_for_base(lock: BaseLock, scratch: Path, store: Path) -> Mapping[Path, int]:
-    """The bytes that making a base takes, at least: a tree in `scratch`, a tar and a layer in the store."""
-    packed = sum(package.size for package in lock.packages)
-    room: dict[Path, int] = {scratch: round(LEAST_UNPACKED * packed)}
-    room[store] = room.get(store, 0) + round((LEAST_UNPACKED + LEAST_LAYER) * packed)
-    return room
-
-
-def get_base(layout: Layout, order: BaseRequest) -> BuiltBase | None:
-    """The base as `find_base` left it in the store, None where it would have to be made. Unpacks nothing."""
-    below = get_base(layout, order.below) if order.below else None
-    if order.below and not below:
-        return None
-    for lock in (order.lock, *([] if order.locked else _read_memory(layout, order))):
-        layer = layout.recall_layer(_layer_key(lock, order.codec, below))
-        if layer is None:
-            continue
-        laid = _BaseLayer(lock=lock, layer=layer, below=below)
-        image = layout.image(f"base:{order.base.name}")
-        if image is None or [one.diff_id for one in image.layers] != [one.diff_id for one in laid.layers]:
-            return None
-        return laid.base(image, (), order)
-    return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _BaseLayer:
-    """A base's layer, the lock that it was made of, and the base below."""
-
-    lock: BaseLock
-    layer: OciLayer
-    below: BuiltBase | None
-
     @property
-    def layers(self) -> tuple[OciLayer, ...]:
-        return (*(self.below.image.layers if self.below else ()), self.layer)
+    def locks(self) -> tuple[BaseLock, ...]:
+        """The locks from the lowest parent to this base."""
+        return (*(self.below.locks if self.below else ()), self.lock)
 
-    def base(self, image: Image, folders: tuple[Path, ...], order: BaseRequest) -> BuiltBase:
-        """What is built on a base that stands on another is made as on that one: layers are shared."""
+    def stored(self, layout: Layout) -> BuiltBase | None:
+        """Return the base as `find` left it in the store, None where that has work to do. Unpacks nothing."""
+        below = self.below.stored(layout) if self.below else None
+        known = self._known_layer(layout, below)
+        image = layout.image(f"base:{self.base.name}") if known else None
+        if known is None or image is None:
+            return None
+        lock, layer = known
+        layers = _stacked(below, layer)
+        same = [row.diff_id for row in image.layers] == [row.diff_id for row in layers]
+        return self._built(lock, below, image, ()) if same else None
+
+    def find(self, layout: Layout, progress: Progress) -> BuiltBase | None:
+        """Return the base whose layer is in the store, unpacked and tagged; None where it has to be built.
+
+        Raises LockError for a lock of another base.
+        """
+        if self.lock.base != self.base.name:
+            raise LockError("lock-mismatch", f"the lock is of base {self.lock.base}, not {self.base.name}")
+        below = self.below.find(layout, progress) if self.below else None
+        with layout.locked(f"base-{self.base.name}"), explain_full_disk(layout.path):
+            known = self._known_layer(layout, below)
+            return self._finish(layout, *known, below, progress) if known else None
+
+    def begin(self, layout: Layout, progress: Progress) -> PendingBase:
+        """Return the base, its packages fetched if `find` does not find it.
+
+        When the mirror no longer has the locked packages, the suite's newer ones are used (and reported), and
+        recorded, so that the next build uses the same. Raises BuildError with `locked`.
+        """
+        if built := self.find(layout, progress):
+            return as_pending_base(built)
+        below = self.below.begin(layout, progress) if self.below else None
+        with layout.locked(f"base-{self.base.name}"), explain_full_disk(layout.path):
+            with progress.stage(f"{self.base.name}: fetch {len(self.lock.packages)} packages of Debian"):
+                fetched = fetch_base(self.base, self.lock, self.mirror(), progress, locked=self.locked)
+            if not fetched.published:
+                layout.keep(_memory_path(layout, self.lock), format_base_lock(fetched.lock).encode())
+        return PendingBase(
+            identity=below.identity if below else base_key(fetched.lock),
+            epoch=below.epoch if below else fetched.lock.source_date_epoch,
+            environment=ENVIRONMENT,
+            make=lambda: self._make(layout, fetched, below.get() if below else None, progress),
+        )
+
+    def _make(
+        self, layout: Layout, fetched: BaseArchives, below: BuiltBase | None, progress: Progress
+    ) -> BuiltBase:
+        name, key = self.base.name, _layer_key(fetched.lock, self.codec, below)
+        with layout.locked(f"base-{name}"), explain_full_disk(layout.path):
+            layer = layout.recall_layer(key)  # another process may have built it
+            if layer is None:
+                layout.tmp.mkdir(parents=True, exist_ok=True)
+                scratch = Path(self.environ.get("TMPDIR") or tempfile.gettempdir())
+                require_space(space_for_base(fetched.lock, scratch, layout.path), f"the base {name}")
+                with (
+                    progress.stage(f"{name}: base from Debian's packages"),
+                    tempfile.TemporaryDirectory(dir=layout.tmp, prefix="base-") as folder,
+                ):
+                    tar = build_base(fetched, Path(folder) / "base.tar", progress, environ=self.environ)
+                    if below:
+                        facts = read_facts(layout, below.image.layers, progress)
+                        tar = write_difference(tar.path, facts, Path(folder) / "above.tar")
+                    layer = _compress(layout, tar, self)
+                layout.record_layer(key, layer)
+            return self._finish(layout, fetched.lock, layer, below, progress)
+
+    def _known_layer(self, layout: Layout, below: BuiltBase | None) -> tuple[BaseLock, OciLayer] | None:
+        """Return a layer of the store, and its lock: the committed one, or of newer packages used before."""
+        if self.below and not below:
+            return None
+        for lock in (self.lock, *([] if self.locked else _read_memory(layout, self.lock))):
+            if layer := layout.recall_layer(_layer_key(lock, self.codec, below)):
+                return lock, layer
+        return None
+
+    def _finish(
+        self, layout: Layout, lock: BaseLock, layer: OciLayer, below: BuiltBase | None, progress: Progress
+    ) -> BuiltBase:
+        layers = _stacked(below, layer)
+        folders = UnpackedLayers(layout.path / "unpacked").unpack(layers, layout.blob_path, progress)
+        if lock != self.lock:
+            warn_unpublished(self.base.name, progress)
+        image = _tag(layout, self.base, layers, below.epoch if below else lock.source_date_epoch)
+        return self._built(lock, below, image, tuple(folders))
+
+    def _built(
+        self, lock: BaseLock, below: BuiltBase | None, image: Image, folders: tuple[Path, ...]
+    ) -> BuiltBase:
+        # An image on this base is built like one on its parent, so that they share layers.
         return BuiltBase(
             image=image,
             folders=folders,
-            identity=self.below.identity if self.below else base_key(self.lock),
-            epoch=self.below.epoch if self.below else self.lock.source_date_epoch,
-            published=self.lock == order.lock and (not self.below or self.below.published),
+            identity=below.identity if below else base_key(lock),
+            epoch=below.epoch if below else lock.source_date_epoch,
+            published=lock == self.lock and (below is None or below.published),
         )
 
 
-def _finish(layout: Layout, order: BaseRequest, laid: _BaseLayer, progress: Progress) -> BuiltBase:
-    folders = UnpackedLayers(layout.path / "unpacked").unpack(laid.layers, layout.blob_path, progress)
-    if laid.lock != order.lock:
-        warn_unpublished(order.base.name, progress)
-    epoch = laid.below.epoch if laid.below else laid.lock.source_date_epoch
-    return laid.base(_tag(layout, order.base, laid.layers, epoch), tuple(folders), order)
+def space_for_base(lock: BaseLock, scratch: Path, store: Path) -> Mapping[Path, int]:
+    """Return the least bytes to build a base: a tree in `scratch`, a tar and a layer in the store."""
+    packed = sum(package.size for package in lock.packages)
+    space: dict[Path, int] = {scratch: round(LEAST_UNPACKED * packed)}
+    space[store] = space.get(store, 0) + round((LEAST_UNPACKED + LEAST_LAYER) * packed)
+    return space
+
+
+def _stacked(below: BuiltBase | None, layer: OciLayer) -> tuple[OciLayer, ...]:
+    return (*(below.image.layers if below else ()), layer)
 
 
 def warn_unpublished(name: str, progress: Progress) -> None:
-    """Says of a base what `published` says of it."""
+    """Report that a base is not `published`."""
     progress.note(
         f"{name}: made of newer packages than the locked ones, which Debian's mirror no longer has: "
         "the digest is not the published one (--locked stops instead)"
@@ -239,29 +232,29 @@ def _layer_key(lock: BaseLock, codec_name: str, below: BuiltBase | None) -> str:
     return hashlib.sha256(canonical_json(parts)).hexdigest()
 
 
-def _memory_path(layout: Layout, order: BaseRequest) -> Path:
-    return layout.path / "bases" / f"{base_key(order.lock).removeprefix('sha256:')}.lock"
+def _memory_path(layout: Layout, lock: BaseLock) -> Path:
+    return layout.path / "bases" / f"{base_key(lock).removeprefix('sha256:')}.lock"
 
 
-def _read_memory(layout: Layout, order: BaseRequest) -> tuple[BaseLock, ...]:
-    path = _memory_path(layout, order)
+def _read_memory(layout: Layout, lock: BaseLock) -> tuple[BaseLock, ...]:
+    path = _memory_path(layout, lock)
     text = check_checksum(path)
     return () if text is None else (parse_base_lock(text.decode(), str(path)),)
 
 
-def _compress(layout: Layout, made: BaseTar, order: BaseRequest) -> OciLayer:
-    packer = codec(order.codec)
-    with explain_full_disk(layout.path), BlobWriter(layout) as blob, made.path.open("rb") as file:
+def _compress(layout: Layout, tar: BaseTar, request: BaseRequest) -> OciLayer:
+    packer = codec(request.codec)
+    with explain_full_disk(layout.path), BlobWriter(layout) as blob, tar.path.open("rb") as file:
         compressor = packer.compressor()
         while data := file.read(CHUNK):
             blob.write(compressor.compress(data))
         blob.write(compressor.flush())
         descriptor = blob.commit(packer.media_type)
-    return OciLayer(descriptor=descriptor, diff_id=f"sha256:{made.sha256}", title=order.base.name)
+    return OciLayer(descriptor=descriptor, diff_id=f"sha256:{tar.sha256}", title=request.base.name)
 
 
 def _tag(layout: Layout, base: BaseSpec, layers: Sequence[OciLayer], epoch: int) -> Image:
-    """Makes the base's own image and tags it."""
+    """Write the base's own image and tag it."""
     index, tag = write_base(layout, layers, epoch, base.platform), f"base:{base.name}"
     known = layout.tags().get(tag)
     if known is None or known.digest != index.digest:
@@ -270,13 +263,13 @@ def _tag(layout: Layout, base: BaseSpec, layers: Sequence[OciLayer], epoch: int)
 
 
 class BlobSink(Protocol):
-    """Where small blobs are added: a Layout, or what only names them."""
+    """Where small blobs are added: a Layout, or what only computes their digests."""
 
     def add(self, data: bytes, media_type: str) -> Descriptor: ...
 
 
 def write_base(blobs: BlobSink, layers: Sequence[OciLayer], epoch: int, platform: str) -> Descriptor:
-    """Adds the config, manifest and index of a base's own image; gives the index's descriptor."""
+    """Add the config, manifest and index of a base's own image. Return the index's descriptor."""
     created = format_time(epoch)
     config = {
         "created": created,
@@ -302,7 +295,7 @@ def write_base(blobs: BlobSink, layers: Sequence[OciLayer], epoch: int, platform
 
 
 def write_index(blobs: BlobSink, manifest: Mapping[str, object], platform: str) -> Descriptor:
-    """Adds `manifest` and an image index of it alone; gives the index's descriptor."""
+    """Add `manifest` and an image index with only it. Return the index's descriptor."""
     os_name, architecture = platform.split("/")
     entry = {
         **format_descriptor(blobs.add(canonical_json(manifest), MANIFEST_TYPE)),
@@ -315,5 +308,5 @@ def write_index(blobs: BlobSink, manifest: Mapping[str, object], platform: str) 
 
 
 def format_time(epoch: int) -> str:
-    """Seconds since 1970 as OCI's configs write times."""
+    """Return seconds since 1970 as OCI configs write times."""
     return datetime.datetime.fromtimestamp(epoch, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

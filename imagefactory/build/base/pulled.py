@@ -1,7 +1,7 @@
-"""A base from a registry, by digest: pulled into the store once, tried inside, and kept.
+"""A base from a registry, by digest: pulled into the store once and tested.
 
-The recipe says what the image carries (its Python, its C library), because nothing is pulled to lock. Here
-that is held against the image itself, before anything is built on it.
+The recipe says what the image has (its Python, its C library), because locking pulls nothing. Here that is
+checked against the image itself, before anything is built on it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from imagefactory.build.base.image import BuiltBase
+from imagefactory.build.base.image import BuiltBase, PendingBase, as_pending_base
 from imagefactory.errors import BuildError, RegistryError, StoreError
 from imagefactory.fs import explain_full_disk
 from imagefactory.gpu.capability import architecture
-from imagefactory.model import BaseSpec, CommandResult, RunSpec
+from imagefactory.model import BaseLock, BaseSpec, CommandResult, RunSpec
 from imagefactory.oci.graph import Manifest, StoreRepository, choose_platform, read_graph, read_manifest
 from imagefactory.oci.layout import Layout, LayoutStore
 from imagefactory.oci.manifests import (
@@ -33,15 +33,14 @@ from imagefactory.oci.manifests import (
     format_descriptor,
     images_of,
 )
-from imagefactory.oci.mirrors import Mirrors, resolve_mirror
-from imagefactory.oci.store import ImageReference, Store, parse_reference
+from imagefactory.oci.store import ImageReference, Mirrors, Store, parse_reference, resolve_mirror
 from imagefactory.oci.transfer import TransferRequest, send
 from imagefactory.oci.unpack import UnpackedLayers
 from imagefactory.progress import Progress
 from imagefactory.runtime.unshare import UnshareRunner
 
 REPOSITORY = "base"
-# The same bytes under the image specification's names: what is built on a base is an OCI image.
+# The OCI names of the same bytes: what is built on a base is an OCI image.
 LAYER_TYPES = {
     "application/vnd.docker.image.rootfs.diff.tar": "application/vnd.oci.image.layer.v1.tar",
     "application/vnd.docker.image.rootfs.diff.tar.gzip": "application/vnd.oci.image.layer.v1.tar+gzip",
@@ -51,7 +50,7 @@ LAYER_TYPES = {
 }
 # 1980, the first year that wheels can write, to 2100: for images without a date or with a nonsensical one.
 OLDEST, NEWEST = 315_532_800, 4_102_444_800
-# Run by the image's own Python: its version, and the C library it runs on (confstr(3), glibc alone).
+# The image's own Python runs it: its version, and its C library (confstr(3), only with glibc).
 PROBE = """\
 import os, sys
 try:
@@ -60,7 +59,7 @@ except (ValueError, OSError):
     libc = None
 print("%d.%d" % sys.version_info[:2], libc or "another C library than glibc", sep="\\n")
 """
-# The same of an image of which no Python is said; the tool comes with the C library.
+# For an image whose recipe names no Python; the tool comes with the C library.
 PROBE_LIBC = ("getconf", "GNU_LIBC_VERSION")
 
 
@@ -72,53 +71,59 @@ class BasePullRequest:
     mirrors: Mirrors
     open_registry: Callable[[str], Store]
 
+    @property
+    def locks(self) -> tuple[BaseLock, ...]:
+        """None: a pulled base is locked by its digest."""
+        return ()
 
-def ensure_pulled_base(layout: Layout, order: BasePullRequest, progress: Progress) -> BuiltBase:
-    """The base in the store, unpacked and tagged `base:<name>`. The caller holds `in_use`.
+    def stored(self, layout: Layout) -> BuiltBase | None:
+        """Return the base as `find` left it in the store, None where it would be pulled."""
+        recorded = _get_pulled(layout, _key(self.base), self.base)
+        return _as_base(layout, self.base, recorded[1]) if recorded else None
 
-    Raises RegistryError when it cannot be had, BuildError naming the recipe's place when it is no
-    image for this platform or does not carry what the recipe says.
-    """
-    base = order.base
-    key = _key(base)
-    with layout.locked(f"base-{base.name}"), explain_full_disk(layout.path):
-        recalled = _get_pulled(layout, key, base)
-        if recalled is None:
-            with progress.stage(f"{base.name}: base from {base.image.partition('/')[0]}"):
-                index = _pull(layout, order, progress)
-                image = _load(layout, base, index)
-                UnpackedLayers(layout.path / "unpacked").unpack(image.layers, layout.blob_path, progress)
-                _try(layout, base, image)
-            layout.record("images", key, {"digest": index.digest, "size": index.size})
-        else:
-            index, image = recalled
-        folders = UnpackedLayers(layout.path / "unpacked").unpack(image.layers, layout.blob_path, progress)
-        tag = f"base:{base.name}"
-        known = layout.tags().get(tag)
-        if known is None or known.digest != index.digest:
-            layout.tag(tag, index)
-    return replace(_as_base(layout, base, image), folders=folders)
+    def find(self, layout: Layout, progress: Progress) -> BuiltBase:
+        """Return the base in the store, pulled if need be, unpacked and tagged `base:<name>`.
 
+        The caller holds `in_use`. Raises RegistryError when it cannot be pulled, BuildError with the place in
+        the recipe when it is not an image for this platform or does not have what the recipe says.
+        """
+        base, unpacked = self.base, UnpackedLayers(layout.path / "unpacked")
+        key = _key(base)
+        with layout.locked(f"base-{base.name}"), explain_full_disk(layout.path):
+            recorded = _get_pulled(layout, key, base)
+            if recorded is None:
+                with progress.stage(f"{base.name}: base from {base.image.partition('/')[0]}"):
+                    index = _pull(layout, self, progress)
+                    image = _load(layout, base, index)
+                    unpacked.unpack(image.layers, layout.blob_path, progress)
+                    _try(layout, base, image)
+                layout.record("images", key, {"digest": index.digest, "size": index.size})
+            else:
+                index, image = recorded
+            folders = unpacked.unpack(image.layers, layout.blob_path, progress)
+            tag = f"base:{base.name}"
+            tagged = layout.tags().get(tag)
+            if tagged is None or tagged.digest != index.digest:
+                layout.tag(tag, index)
+        return replace(_as_base(layout, base, image), folders=folders)
 
-def get_pulled_base(layout: Layout, base: BaseSpec) -> BuiltBase | None:
-    """The base as `ensure_pulled_base` left it in the store, None where that would pull it."""
-    recalled = _get_pulled(layout, _key(base), base)
-    return _as_base(layout, base, recalled[1]) if recalled else None
+    def begin(self, layout: Layout, progress: Progress) -> PendingBase:
+        """Return what `find` returns, as a pending base."""
+        return as_pending_base(self.find(layout, progress))
 
 
 def _as_base(layout: Layout, base: BaseSpec, image: Image) -> BuiltBase:
-    config = _config(layout, image)
     return BuiltBase(
         image=image,
         folders=(),
         identity=f"{image.manifest} {base.python_path}",
-        epoch=parse_created(config.get("created")),
+        epoch=parse_created(_config(layout, image).get("created")),
         published=True,
     )
 
 
 def parse_created(value: object) -> int:
-    """Seconds since 1970 of an image config's `created` (RFC 3339), between 1980 and 2100.
+    """Return an image config's `created` (RFC 3339) in seconds since 1970, between 1980 and 2100.
 
     Reproducible builders write no date, 1970 or the year 1: all of these read as 1980.
     """
@@ -134,17 +139,10 @@ def parse_created(value: object) -> int:
 
 
 def _key(base: BaseSpec) -> str:
-    """What the record of a base that was tried is kept under: all that was asked of it."""
-    asked = [
-        "pulled",
-        1,
-        base.image.partition("@")[2],
-        base.platform,
-        base.python,
-        base.glibc,
-        base.python_path,
-    ]
-    return hashlib.sha256(canonical_json(asked)).hexdigest()
+    """Return the key of the record of a tested base: all that the recipe says of it."""
+    digest = base.image.partition("@")[2]
+    parts = ["pulled", 1, digest, base.platform, base.python, base.glibc, base.python_path]
+    return hashlib.sha256(canonical_json(parts)).hexdigest()
 
 
 def _get_pulled(layout: Layout, key: str, base: BaseSpec) -> tuple[Descriptor, Image] | None:
@@ -158,24 +156,21 @@ def _get_pulled(layout: Layout, key: str, base: BaseSpec) -> tuple[Descriptor, I
         return None  # what is missing or damaged is pulled again
 
 
-# --- pulling -------------------------------------------------------------------------------------
-
-
-def _pull(layout: Layout, order: BasePullRequest, progress: Progress) -> Descriptor:
-    """Brings the platform's manifest and its blobs; gives an index of it alone, as the store keeps images."""
-    base = order.base
-    asked = parse_reference(base.image)
-    source = resolve_mirror(asked, order.mirrors)
+def _pull(layout: Layout, request: BasePullRequest, progress: Progress) -> Descriptor:
+    """Pull the platform's manifest and its blobs. Return an index with only it, as the store keeps images."""
+    base = request.base
+    original = parse_reference(base.image)
+    source = resolve_mirror(original, request.mirrors)
     try:
-        store = order.open_registry(source.registry)
+        store = request.open_registry(source.registry)
         place = StoreRepository(store=store, repository=source.repository)
-        root = read_manifest(place, asked.digest)
+        root = read_manifest(place, original.digest)
         chosen = platform_manifest(root, base.platform)
         _check_types(base, read_manifest(place, chosen))
         graph = read_graph(place, chosen)
         send(place, LayoutStore(layout), TransferRequest(graph=graph, repository=REPOSITORY), progress)
     except RegistryError as error:
-        raise _unpullable(base, (asked, source), error) from error
+        raise _unpullable(base, original, source, error) from error
     system, _, architecture = base.platform.partition("/")
     entry = {
         **format_descriptor(replace(graph.root.descriptor, annotations=())),
@@ -186,7 +181,7 @@ def _pull(layout: Layout, order: BasePullRequest, progress: Progress) -> Descrip
 
 
 def platform_manifest(root: Manifest, platform: str) -> str:
-    """The digest of the manifest for `platform` that a manifest or index leads to. Raises RegistryError."""
+    """Return the digest of the manifest for `platform` in a manifest or index. Raises RegistryError."""
     choice = choose_platform(root, platform)
     if not choice.whole or root.descriptor.media_type not in INDEX_TYPES:
         return choice.digest
@@ -195,12 +190,14 @@ def platform_manifest(root: Manifest, platform: str) -> str:
 
 
 def _check_types(base: BaseSpec, manifest: Manifest) -> None:
-    """Refuses what is no container image before its blobs are fetched."""
-    kind = manifest.descriptor.media_type
+    """Reject what is not a container image before its blobs are fetched."""
+    media_type = manifest.descriptor.media_type
     value: dict[str, Any] = json.loads(manifest.data)
     try:
-        types = [layer["mediaType"] for layer in value["layers"]] if kind in MANIFEST_TYPES else [kind]
-        config = value["config"]["mediaType"] if kind in MANIFEST_TYPES else ""
+        types, config = [media_type], ""
+        if media_type in MANIFEST_TYPES:
+            types = [layer["mediaType"] for layer in value["layers"]]
+            config = value["config"]["mediaType"]
     except (KeyError, TypeError) as error:
         raise BuildError(
             "base-image-malformed", f"{base.where}: {base.image} has a malformed manifest: {error!r}"
@@ -216,25 +213,21 @@ def _check_types(base: BaseSpec, manifest: Manifest) -> None:
 
 
 def _unpullable(
-    base: BaseSpec, places: tuple[ImageReference, ImageReference], error: RegistryError
+    base: BaseSpec, original: ImageReference, source: ImageReference, error: RegistryError
 ) -> RegistryError:
-    asked, source = places
-    if source == asked:
+    if source == original:
         return RegistryError(error.code, f"{base.where}: {base.image}: {error.message}", hint=error.hint)
     mirror = f"{source.registry}/{source.repository}"
     return RegistryError(
         "mirror-failed",
         f"{base.where}: {base.image}: its mirror {mirror} failed: {error.message}",
-        hint=f"check the mirror, or `mirrors` in imagefactory.toml: {asked.registry} itself is never used"
+        hint=f"check the mirror, or `mirrors` in imagefactory.toml: {original.registry} itself is never used"
         + (f"; {error.hint}" if error.hint else ""),
     )
 
 
-# --- what it carries -----------------------------------------------------------------------------
-
-
 def _load(layout: Layout, base: BaseSpec, index: Descriptor) -> Image:
-    """The image with its layers under the OCI names of their types, each titled with the base's name."""
+    """Return the image with OCI media types of its layers, each titled with the base's name."""
     image = layout.load(f"base:{base.name}", index)
     layers = tuple(
         replace(
@@ -256,7 +249,7 @@ def _config(layout: Layout, image: Image) -> Mapping[str, Any]:
 
 
 def _try(layout: Layout, base: BaseSpec, image: Image) -> None:
-    """Starts the image's Python. Raises BuildError for what is not as the recipe says."""
+    """Start the image's Python. Raises BuildError for what is not as the recipe says."""
     config = _config(layout, image)
     platform = f"{config.get('os')}/{config.get('architecture')}"
     if platform != base.platform:
@@ -271,7 +264,7 @@ def _try(layout: Layout, base: BaseSpec, image: Image) -> None:
 
 
 def check_carried(base: BaseSpec, probed: CommandResult) -> None:
-    """Holds what the probe printed against what the recipe says. Raises BuildError."""
+    """Check what the probe printed against the recipe. Raises BuildError for a difference."""
     lines = probed.stdout.splitlines()
     if not base.python and not probed.returncode and len(lines) == 1:
         lines = ["", *lines]
@@ -282,10 +275,10 @@ def check_carried(base: BaseSpec, probed: CommandResult) -> None:
             hint="use an image with glibc, or write its python: and interpreter:",
         )
     if probed.returncode or len(lines) != 2:
-        said = (probed.stderr.strip().splitlines() or [f"it ended with {probed.returncode}"])[-1]
+        problem = (probed.stderr.strip().splitlines() or [f"it ended with {probed.returncode}"])[-1]
         raise BuildError(
             "base-python-missing",
-            f"{base.where}: {base.image} has no Python that starts at {base.python_path}: {said}",
+            f"{base.where}: {base.image} has no Python that starts at {base.python_path}: {problem}",
             hint="write interpreter: with the path of its Python, or use another image",
         )
     python, libc = lines
@@ -303,10 +296,10 @@ def check_carried(base: BaseSpec, probed: CommandResult) -> None:
             hint="use an image with glibc: CUDA wheels require it",
         )
     if (int(match[1]), int(match[2])) < tuple(map(int, base.glibc.split("."))):
-        carried = f"{match[1]}.{match[2]}"
+        version = f"{match[1]}.{match[2]}"
         raise BuildError(
             "base-glibc-mismatch",
-            f"{base.where}: {base.image} has glibc {carried}, older than the {base.glibc} of its recipe, "
+            f"{base.where}: {base.image} has glibc {version}, older than the {base.glibc} of its recipe, "
             "so locked packages may not load",
-            hint=f'write glibc: "{carried}" and lock the targets on it again',
+            hint=f'write glibc: "{version}" and lock the targets on it again',
         )

@@ -224,13 +224,12 @@ def draft(
     return RecipeDraft(text="".join(parts), notes=tuple(lines.notes), lost=tuple(lines.lost), choice=choice)
 
 
-def draft_on(wish: EnvironmentSpec | None, family: str, target: Target) -> RecipeDraft:
-    """A recipe that adds what `wish` asks for to `target`; with no wish one to fill in.
+def draft_on(wish: EnvironmentSpec, family: str, target: Target) -> RecipeDraft:
+    """A recipe that adds what `wish` asks for to `target`.
 
     `target_conflicts` says before whether the target has what the file bounds.
     """
-    lines = _DraftNotes(wish.file, [*wish.notes], [*wish.left]) if wish else _DraftNotes("more")
-    wish = wish or EnvironmentSpec(file="more")
+    lines = _DraftNotes(wish.file, [*wish.notes], [*wish.left])
     conda = target.source == "conda"
     lists: dict[str, list[str]] = {"packages": [], "constraints": [], "pip": []}
     for text in wish.conda:

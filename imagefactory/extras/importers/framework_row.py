@@ -12,7 +12,7 @@ from imagefactory.gpu import knowledge
 from imagefactory.gpu.builds import built_for
 from imagefactory.gpu.knowledge.tables import covers
 from imagefactory.recipes.edit import FRAMEWORKS
-from imagefactory.recipes.values import RULES, CondaSpec, _within, canonical, parse_spec
+from imagefactory.recipes.values import RULES, CondaSpec, canonical, parse_spec, within
 from imagefactory.versions import natural
 
 # Packages whose version is that of CUDA, the surest first.
@@ -74,7 +74,7 @@ class FrameworkRow:
         """Whether a row of that version stays within the file's bounds, whatever release is locked."""
         if not self.bounds or (version == self.version and version.count(".") > 1):
             return True
-        return all(_within(self.bounds, (one,)) for one in _releases(version))
+        return all(within(self.bounds, release) for release in _releases(version))
 
     def known(self) -> tuple[str, ...]:
         """The versions in the knowledge table that the file's bounds allow, the oldest first."""
@@ -328,7 +328,7 @@ def find_framework(wish: EnvironmentSpec, named: str, source: str) -> tuple[str,
         raise UsageError(
             "framework-missing",
             f"{wish.file} has no framework that the smoke test knows",
-            hint="choose its main package with --framework NAME, or build it --on TARGET",
+            hint="choose its main package with --framework NAME, or extend a target: --extends TARGET",
         )
     return found
 
@@ -405,7 +405,7 @@ def fits_python(python: str, bounds: str) -> bool:
     """Whether some patch version of a Python is within conda's bounds."""
     if not bounds or minor_python(bounds):
         return minor_python(bounds) in ("", python)
-    return _within(bounds, (f"{python}.5",))
+    return within(bounds, f"{python}.5")
 
 
 def bounds_in(requirement: str) -> str:
@@ -415,7 +415,7 @@ def bounds_in(requirement: str) -> str:
 
 def series_within(bounds: str, version: str) -> bool:
     """Whether bounds allow some release of a version or series (`2.3`)."""
-    return not bounds or _within(bounds, _releases(version))
+    return not bounds or any(within(bounds, release) for release in _releases(version))
 
 
 def _releases(version: str) -> tuple[str, ...]:

@@ -375,7 +375,7 @@ class _Shell:
 
     def _not_beside(self, word: RunWord) -> None:
         why = self.container.why_not(join(self.folder, word.text))
-        do = "copy it there, or import it too: --from FILE"
+        do = "copy it there, or import it too: imagefactory recipe import FAMILY FILE"
         self.wish.leave(word.where, f"{show(word.text)} {why}", do)
 
     def _requirement(self, word: RunWord) -> None:
@@ -523,7 +523,7 @@ class _Shell:
                 command, [word for word in words[1:] if word.text not in ("--system", "--deploy")]
             )
         else:
-            do = "import what it locks: `pipenv requirements > requirements.txt`, and --from requirements.txt"
+            do = "import what it locks: `pipenv requirements > requirements.txt`, then import that file"
             self.wish.leave(command.where, f"{show(command.text, limit=120)}: its Pipfile is not read", do)
 
     def _sync(
@@ -545,7 +545,7 @@ class _Shell:
         )
         folder = folder.removesuffix("pixi.toml") or "."
         if unread and self._find(join(folder, unread), command.where):
-            do = "import what it locks: `pdm export -o requirements.txt`, and --from requirements.txt"
+            do = "import what it locks: `pdm export -o requirements.txt`, then import that file"
             self.wish.leave(command.where, f"{unread} is not read", do)
             return
         for number, file in enumerate(files):
@@ -560,7 +560,7 @@ class _Shell:
                     self.wish.leave(command.where, f"{show(command.text, limit=120)} takes all extras", do)
                 return
         why = self.container.why_not(join(self.folder, folder, files[-1]))
-        do = "import the project's lock or its pyproject.toml: --from FILE"
+        do = "import the project's lock or its pyproject.toml"
         self.wish.leave(command.where, f"{show(command.text, limit=120)}: {files[-1]} {why}", do)
 
     def _python(self, words: Sequence[RunWord]) -> None:

@@ -21,7 +21,6 @@ from imagefactory.extras.importers.manifests import (
     parse_project,
     read_project_directory,
 )
-from imagefactory.extras.importers.own_code import take_directory, take_git
 from imagefactory.extras.importers.pip_lines import ReferencedFiles, is_mirror, take_index, take_pip_line
 from imagefactory.extras.importers.spec import (
     PLATFORM,
@@ -29,6 +28,8 @@ from imagefactory.extras.importers.spec import (
     poetry_bounds,
     take_channel,
     take_channels,
+    take_directory,
+    take_git,
     text_of,
 )
 from imagefactory.model import SourceLocation

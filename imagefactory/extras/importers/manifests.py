@@ -19,7 +19,6 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from imagefactory.errors import RecipeError
 from imagefactory.extras.importers.framework_row import first_framework, pypi_name
-from imagefactory.extras.importers.own_code import take_directory, take_git
 from imagefactory.extras.importers.pip_lines import (
     ReferencedFiles,
     marker_matches,
@@ -33,6 +32,8 @@ from imagefactory.extras.importers.spec import (
     EnvironmentSpec,
     poetry_bounds,
     take_channels,
+    take_directory,
+    take_git,
     take_match_spec,
     text_of,
 )

@@ -81,11 +81,11 @@ _PAGES, _AGE = 40, timedelta(days=60)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NewRequest:
-    """What the person asks for; empty where FILE or the solver decides. `file` and `on` may both be given."""
+class RecipeRequest:
+    """The request of a person; empty where the file or the solver decides. `on` is the target to extend."""
 
     family: str
-    file: Path | None = None
+    file: Path
     on: str = ""
     framework: str = ""
     version: str = ""
@@ -190,7 +190,7 @@ class IndexSolver:
 
 
 def plan_recipe(
-    factory: Project, request: NewRequest, solver: RecipeSolver, progress: Progress
+    factory: Project, request: RecipeRequest, solver: RecipeSolver, progress: Progress
 ) -> RecipePlan:
     """A recipe for a file, for a target to build on, or both.
 
@@ -211,7 +211,7 @@ class _RecipePlanner:
     """Makes the plan of one request. Without `hints` it is a trial itself, and none of its own is solved."""
 
     def __init__(
-        self, factory: Project, request: NewRequest, solver: RecipeSolver, *, hints: bool = True
+        self, factory: Project, request: RecipeRequest, solver: RecipeSolver, *, hints: bool = True
     ) -> None:
         folder = factory.settings.root_path / "recipes"
         self._factory, self._request, self._solver = factory, request, solver
@@ -230,17 +230,15 @@ class _RecipePlanner:
     def on_target(self) -> RecipePlan:
         request = self._request
         below = select_single(self._factory.targets, request.on)
-        wish = self._read(below.python) if request.file else None
+        wish = self._read(below.python)
         drafted = draft_on(wish, request.family, below)
-        if wish is None:
-            return self._unsolved(drafted, "")
         lock, why = self._lock_of(below)
         versions = {wheel.name: wheel.version for wheel in lock.wheels} if lock else {}
         if conflicts := target_conflicts(wish, below, versions):
             raise UsageError(
                 "target-conflict",
                 f"{wish.file} asks for {'; and for '.join(conflicts)}",
-                hint=self._other_ways(wish) or "omit --on: a recipe of its own is solved then",
+                hint=self._other_ways(wish) or "omit --extends: a recipe of its own is solved then",
             )
         if lock is None:
             return self._unsolved(drafted, why)
@@ -611,7 +609,6 @@ class _RecipePlanner:
     def _read(self, python: str) -> EnvironmentSpec:
         """The file, its markers judged by that Python. Raises UsageError where nothing of it can be taken."""
         request = self._request
-        assert request.file is not None
         carried = tuple(base.python for base in self._bases if base.python) or ("3.12",)
         reading = ReadOptions(
             pythons=(python,) if python else carried,
@@ -634,7 +631,7 @@ class _RecipePlanner:
                 "no-packages-found",
                 f"{wish.file} names no package that a recipe can have",
                 hint="pass the file that lists the packages; add your own code with `files:` in a recipe "
-                f"on a target (imagefactory new {request.family} --on TARGET, docs/recipes.md)",
+                f"on a target (imagefactory recipe new {request.family} --extends TARGET, docs/recipes.md)",
             )
         add_needs(wish, self._factory.settings.root_path)
         return wish
@@ -687,10 +684,11 @@ class _RecipePlanner:
         """The targets that fit, or what a recipe of its own would be for. Empty where nothing was found."""
         if not self._hints:
             return ""
-        fitting = [f"--on {name}" for name in self._fitting(wish, source=source)]
+        fitting = [f"--extends {name}" for name in self._fitting(wish, source=source)]
         ways = [f"build it on a target that fits: {' or '.join(fitting)}"] if fitting else []
         request = self._request
-        given = [f"--{name}" for name in ("on", "framework", "cuda") if getattr(request, name)]
+        options = {"--extends": request.on, "--framework": request.framework, "--cuda": request.cuda}
+        given = [name for name, value in options.items() if value]
         below = next((one.framework for one in self._factory.targets if one.name == request.on), "")
         framework = request.framework or FRAMEWORKS.get(below, below)
         own = replace(request, on="", framework=framework, version="", cuda="")
@@ -709,7 +707,7 @@ class _RecipePlanner:
                 return f"--{kind} {name}"
         return ""
 
-    def _choice(self, request: NewRequest) -> ImageChoice | None:
+    def _choice(self, request: RecipeRequest) -> ImageChoice | None:
         """What the recipe of a request would be for, if it can be solved."""
         try:
             plan = _RecipePlanner(self._factory, request, self._solver, hints=False).of_its_own()
@@ -729,7 +727,7 @@ class _RecipePlanner:
                 ways.append(f"use the build on PyPI: --cuda {cuda}")
                 break
         if told != "cpu" and self._hints:
-            fitting = [f"--on {name}" for name in self._fitting(wish, cuda=told)]
+            fitting = [f"--extends {name}" for name in self._fitting(wish, cuda=told)]
             ways += [f"build on a target that has it: {' or '.join(fitting)}"] if fitting else []
             ways += [f"use that build: {index}, and run this command again"] if index else []
             conda = row.conda_name()

@@ -14,8 +14,14 @@ from packaging.markers import InvalidMarker, Marker
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
-from imagefactory.extras.importers.own_code import git_of_archive, recipe_path, take_git
-from imagefactory.extras.importers.spec import PLATFORM, EnvironmentSpec, take_match_spec
+from imagefactory.extras.importers.spec import (
+    PLATFORM,
+    EnvironmentSpec,
+    git_of_archive,
+    recipe_path,
+    take_git,
+    take_match_spec,
+)
 from imagefactory.gpu import knowledge
 from imagefactory.model import SourceLocation
 from imagefactory.recipes.values import RULES, canonical, parse_spec, without_secrets
@@ -34,7 +40,9 @@ _IGNORED_OPTIONS = {
     "--trusted-host": "certificates are a setting of this machine",
 }
 _WHEEL_DIRECTORY_HINT = "put those wheels into the project and write their paths under packages: ./wheels/..."
-_BUILT = "build it with your options and write the wheel under packages: `imagefactory compile --help`"
+_BUILT = (
+    "build it with your options and write the wheel under packages: `imagefactory recipe build-wheel --help`"
+)
 # Options of which something is lost, with what to do; of indexes it is `_INDEX`.
 _LOST_OPTIONS = {
     "--pre": "write a bound such as >=2.0.0rc1 where a release before the release is meant",

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from imagefactory.access import Access
 from imagefactory.actions.images import stored_image
-from imagefactory.actions.transfer import SifExport, export_sif
+from imagefactory.actions.transfer import export_sif
 from imagefactory.build.definition import PREFIX
 from imagefactory.errors import BuildError, UsageError, os_problem
 from imagefactory.fs import replacing
@@ -140,7 +140,7 @@ def write_module(factory: Project, target: Target, folder: Path, progress: Progr
         )
     try:
         (folder / "images").mkdir(parents=True, exist_ok=True)
-        sif, made = export_sif(factory, target, SifExport(output=folder / "images/.new.sif"), progress)
+        sif, made = export_sif(factory, target, progress, output=folder / "images/.new.sif")
         with progress.stage(f"{target.name}: the image's programs"):
             programs = programs_of(factory, image, scripts=target.source == "conda", progress=progress)
         module = EnvironmentModule(target=target, folder=folder, image=sif.name, programs=programs)

@@ -34,7 +34,7 @@ from imagefactory.cli.output import (
     write_terminal,
 )
 from imagefactory.cli.sweeps import find_pool
-from imagefactory.errors import ImagefactoryError, UsageError, printable, without_logins
+from imagefactory.errors import ImagefactoryError, printable, without_logins
 from imagefactory.settings.choices import POOLS
 
 if TYPE_CHECKING:
@@ -362,84 +362,109 @@ def nightly_json(report: NightlyReport, folder: Path) -> dict[str, object]:
     return {"folder": str(folder), "exit_code": report.code, **format_value(report)}
 
 
+_units_argument = click.argument("names", metavar="[FAMILY|base:BASE]...", nargs=-1)
+
+
 @click.command()
-@click.argument("names", metavar="[FAMILY|base:BASE]...", nargs=-1)
-@click.option(
-    "--write",
-    is_flag=True,
-    help="Write the changed locks, a row for each release, and the definitions of both; print a commit "
-    "message for each family.",
-)
+@_units_argument
 @click.option(
     "--github",
     is_flag=True,
     help='Print families={"include":[...]}, a line for $GITHUB_OUTPUT: a job for each family and base '
-    "in which --write changes something. The rest goes to stderr.",
+    "in which `recipe update` changes something. The rest goes to stderr.",
 )
 @json_option
 @click.pass_obj
-def watch(call: CommandContext, names: tuple[str, ...], write: bool, github: bool, as_json: bool) -> None:
-    """Say what is newer outside than in recipes and locks. Default: all families and bases.
+def outdated(call: CommandContext, names: tuple[str, ...], github: bool, as_json: bool) -> None:
+    """List what is newer than recipes and locks.
+
+    Without names, of all families and bases. Nothing is changed.
 
     \b
       release   a series of the framework with wheels or builds for a Python of the family's rows
       cuda      a CUDA that the newest row's series has builds for, and no row of it
       python    a Python that the newest release has wheels or builds for and no row uses
-      lock      what moves where a lock is solved anew
+      lock      what moves if a lock is solved again
       base      the same of a base's packages: Debian's security updates
-      verdict   of an image in the store, that expires within 14 days
+      verdict   a verdict of an image in the store that expires within 14 days
 
-    What is built on a family is watched and moves with it. Nothing is changed without --write, which writes
-    no row of a conda family and none for another CUDA; nothing is ever committed or pushed.
-
-    Exit code 0 whether or not there is news.
+    Targets built on a family are checked with it. Exit code 0 whether or not there is news.
     """
     from imagefactory.extras.nightly.outdated import (
-        WatchChanges,
         commit_message,
         find_units,
         format_news,
         github_lines,
         news_json,
         watch_unit,
+    )
+
+    reject_conflict(github and as_json, "--github and --json both write to stdout", "remove one of them")
+    plain = not (github or as_json)
+    seen, rows = [], []
+    factory, now = call.sound_factory, datetime.now(UTC)
+    with exit_with_first_failure(factory) as failures:
+        for unit in find_units(factory, names):
+            with failures.of(unit.name):
+                news = watch_unit(factory, unit, now, call.progress)
+                seen.append(news)
+                for fault in news.faults:
+                    failures.add(fault)
+                print_result(format_news(news, terminal_width()), unless=not plain)
+                rows.append(news_json(news) | {"message": commit_message(news), "written": []})
+                if github:
+                    write_terminal(2, format_news(news))
+        if as_json:
+            print_json("watch", {"news": rows, "errors": failures.as_json()})
+        if github:
+            print_result(github_lines(seen))
+    moved = [news.unit.name for news in seen if news.locks]
+    if plain and moved:
+        print_next_command("recipe", "update", *moved)
+
+
+@click.command()
+@_units_argument
+@json_option
+@click.pass_obj
+def update(call: CommandContext, names: tuple[str, ...], as_json: bool) -> None:
+    """Write newer releases and packages into recipes and locks.
+
+    Without names, of all families and bases. It writes the changed locks, a row for each release, and the
+    definitions of both, and prints a commit message for each family. It writes no row of a conda family and
+    none for another CUDA. Nothing is committed or pushed.
+
+    \b
+      imagefactory recipe update pytorch > message && git add -A && git commit -F message
+    """
+    from imagefactory.extras.nightly.outdated import (
+        commit_message,
+        find_units,
+        format_news,
+        news_json,
+        watch_unit,
         write_news,
     )
     from imagefactory.project import require_own_project
 
-    if github and (as_json or write):
-        other = "--json" if as_json else "--write"
-        raise UsageError(
-            "option-conflict", f"--github and {other} both write to stdout", hint="remove one of them"
-        )
-    if write:
-        require_own_project(call.settings, "watch --write")
+    require_own_project(call.settings, "recipe update")
     factory, now = call.sound_factory, datetime.now(UTC)
-    every, rows = [], []
-    plain = not (github or as_json or write)
+    root, rows = factory.settings.root_path, []
     with exit_with_first_failure(factory) as failures:
         units = find_units(factory, names)
         for unit in units:
             with failures.of(unit.name):
                 news = watch_unit(factory, unit, now, call.progress)
-                every.append(news)
-                for fault in news.faults:
+                written = write_news(factory, news, call.progress)
+                for fault in (*news.faults, *written.faults):
                     failures.add(fault)
-                print_result(format_news(news, terminal_width()), unless=not plain)
-                written = write_news(factory, news, call.progress) if write else WatchChanges(paths=())
-                for fault in written.faults:
-                    failures.add(fault)
-                root, message = factory.settings.root_path, commit_message(news, written.rows, written.notes)
+                message = commit_message(news, written.rows, written.notes)
                 files = [str(path.relative_to(root)) for path in written.paths]
                 rows.append(news_json(news) | {"message": message, "written": files})
-                if not plain and not as_json:
+                if not as_json:
                     write_terminal(2, format_news(news))
                 if written.paths:
-                    title = [f"--- {news.unit.name}"] if len(units) > 1 else []
+                    title = [f"--- {unit.name}"] if len(units) > 1 else []
                     print_result("\n".join([*title, message]), unless=as_json)
         if as_json:
             print_json("watch", {"news": rows, "errors": failures.as_json()})
-        if github:
-            print_result(github_lines(every))
-    moved = [news.unit.name for news in every if news.locks]
-    if plain and moved:
-        print_next_command("watch", *moved, "--write")

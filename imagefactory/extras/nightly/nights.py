@@ -34,11 +34,11 @@ from imagefactory.extras.nightly.changes import NightlyReport, NightlyRow, Saved
 from imagefactory.fs import entries_of, exclusive_lock, explain_full_disk, remove_inside, replace_text
 from imagefactory.http import (
     LOOPBACK,
+    HttpError,
     HttpSession,
     Login,
     RejectedError,
     RetryPolicy,
-    TransientError,
     check_address,
     network_of_name,
 )
@@ -333,23 +333,16 @@ def post_json(
     """Send the document, trying again what may pass. Raises CheckFailedError where nobody took it."""
     hook = _Webhook(certificates=package_index(access).certificates)
     host = urlsplit(url).netloc.rpartition("@")[2]
-    web = HttpSession(hook, patience=patience or RetryPolicy(attempts=3))
     headers, data = {"Content-Type": "application/json"}, json.dumps(value).encode()
-
-    def send() -> None:
-        with web.open(url, method="POST", headers=headers, data=data):
-            pass
-
     try:
-        web.patience.retry(send)
-    except (TransientError, RejectedError) as error:
+        with HttpSession(hook, patience=patience or RetryPolicy(attempts=3)) as web:
+            web.request(url, lambda _: None, method="POST", headers=headers, data=data)
+    except HttpError as error:
         raise CheckFailedError(
             "webhook-failed",
             f"{host} did not accept the report of the nightly run: {_without(url, str(error))}",
             hint="check the address of --webhook",
         ) from None
-    finally:
-        web.close()
 
 
 def _without(url: str, text: str) -> str:

@@ -201,7 +201,7 @@ def _new_cudas(targets: tuple[Target, ...], cudas: Collection[str]) -> tuple[New
         NewCuda(
             series=newest.version,
             cuda=cuda,
-            command=f"imagefactory add {newest.family} {newest.version} --cuda {cuda}"
+            command=f"imagefactory recipe add-version {newest.family} {newest.version} --cuda {cuda}"
             if newest.source == "pypi"
             else "",
         )
@@ -258,7 +258,7 @@ def _addable(
     factory: Project, locker: UvLocker, newest: Target, lock: Lock, one: FrameworkSeries
 ) -> NewRelease:
     """With the call of `add`: with the CUDA that a series' wheels pin, else that of the newest row."""
-    command, cuda = f"imagefactory add {newest.family} {one.series}", ""
+    command, cuda = f"imagefactory recipe add-version {newest.family} {one.series}", ""
     try:
         plan_addition(factory, newest.family, one.series, "")
     except UsageError:  # what it comes with is not known here yet
@@ -551,7 +551,7 @@ def write_news(factory: Project, news: UnitNews, progress: Progress) -> WatchCha
                 added = plan_addition(factory, news.unit.name, release.found.series, release.cuda)
                 paths += _row(factory, added, progress)
                 rows.append(release)
-                notes += (f"{release.found.series}: {line}" for line in added.addition.told)
+                notes += (f"{release.found.series}: {line}" for line in added.addition.notes)
             except ImagefactoryError as error:
                 faults.append(error)
     return WatchChanges(

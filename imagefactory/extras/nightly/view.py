@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from itertools import groupby
+from typing import Any
 
 from imagefactory.extras.nightly.changes import NightlyReport, NightlyRow
+from imagefactory.extras.nightly.nights import last_nightly
 from imagefactory.serialize import printable_line
+from imagefactory.settings.load import Settings
 from imagefactory.views.text import fold, wrap
 from imagefactory.views.verdicts import format_ages
 
@@ -45,6 +48,24 @@ def format_took(start: datetime, end: datetime) -> str:
     """`3 h 12 min`."""
     minutes = round((end - start).total_seconds() / 60)
     return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
+
+
+def last_page(settings: Settings) -> dict[str, Any] | None:
+    """Return the values of the last run's page, which a report loads by name; None if there was no run."""
+    night = last_nightly(settings)
+    return page_values(night) if night else None
+
+
+def page_values(night: NightlyReport) -> dict[str, Any]:
+    return {
+        "report": night,
+        "headline": headline(night),
+        "ages": format_ages(night.ages),
+        "took": format_took(night.started, night.ended),
+        "parts": [
+            (kind, title, [(title_of(row), row) for row in rows_of(night, kind)]) for kind, title in SECTIONS
+        ],
+    }
 
 
 def format_nightly(night: NightlyReport, width: int | None = WIDTH) -> str:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.access import Access
+from imagefactory.actions.images import make_runner, scratch_directory
 from imagefactory.actions.resolve import ResolvedImage, resolve_image
 from imagefactory.actions.run import mounted_directory
-from imagefactory.actions.runner import make_runner, scratch_directory
 from imagefactory.actions.verdicts import (
     ANY,
     StatementRequest,
@@ -354,7 +354,7 @@ def read_portable(
     place, subject = local_place(factory, ANY), chosen.subject
     if chosen.where is not None:
         place = place_of(factory, chosen.where)
-        subject = read_subject(place, chosen.where.wanted)
+        subject = read_subject(place, chosen.where.tag_or_digest)
     trust = read_trust(factory.settings.files)
     judged = [
         verify_portable(one.envelope, one.digest, subject, trust, now)

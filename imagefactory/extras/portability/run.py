@@ -107,7 +107,7 @@ def check_has_runtime(name: str, definition: BuildSpec) -> None:
             "runtime-not-locked",
             f"{target} has no {brings[0]}, which {name} requires",
             hint=f"pass an image that has it: {name}@TARGET; or add {brings[0]} on top of this one: "
-            f"imagefactory new FAMILY --on {target}",
+            f"imagefactory recipe new FAMILY --extends {target}",
         )
 
 

@@ -57,7 +57,7 @@ def bill_of(access: Access, recipes: Recipes, name: str, progress: Progress) -> 
     layout = access.layout
     if "/" in name:
         asked, place = find_place(access, name)
-        return image_bill(access, recipes, (name, place, asked.wanted), progress)
+        return image_bill(access, recipes, (name, place, asked.tag_or_digest), progress)
     tags = layout.tags()
     if name in tags or DIGEST.fullmatch(name):
         wanted = tags[name].digest if name in tags else name

@@ -14,21 +14,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from imagefactory.actions.centers import only_center
 from imagefactory.errors import CheckFailedError, NothingSelectedError, UsageError
-from imagefactory.extras.nightly.changes import NightlyReport
-from imagefactory.extras.nightly.nights import last_nightly
 from imagefactory.extras.site.images import ReportImage, ReportSubmit, describe, describe_offer
 from imagefactory.extras.site.tables import TableData, TableRequest, survey, survey_catalog
 from imagefactory.fs import replace_text
 from imagefactory.gpu.capability import Capability
-from imagefactory.jobs.htcondor import SubmitCommand
-from imagefactory.jobs.make import SubmitRequest, submit_offer
+from imagefactory.jobs.make import resolve_job, write_job
 from imagefactory.jobs.offer import forms_of
+from imagefactory.jobs.spec import JobParameters
 from imagefactory.lock.files import former_locks
 from imagefactory.matrix.combos import ComboCell
 from imagefactory.model import Target
+from imagefactory.plugins import load_extra
 from imagefactory.progress import Progress
 from imagefactory.project import Project
 from imagefactory.schedulers.pool import ImageKind
@@ -66,7 +66,7 @@ class PublicAct:
 class ReportContents:
     """All that a report shows. `keys` are names of trusted keys by id; `trusted`: whether there is any.
 
-    `night` is what the last one of this store said, None where there was none. `acts` are of the store's log,
+    `night` are the values of its page, None if there was no nightly run. `acts` are of the store's log,
     the oldest first.
     """
 
@@ -77,7 +77,7 @@ class ReportContents:
     keys: Mapping[str, str]
     trusted: bool = True
     notes: tuple[str, ...] = ()
-    night: NightlyReport | None = None
+    night: Mapping[str, Any] | None = None
     acts: tuple[PublicAct, ...] = ()
 
 
@@ -90,7 +90,8 @@ def read_report(
     images = [describe(factory, one, former.get(one.stage.target.name)) for one in surveyed]
     trust = read_trust(factory.settings.files)
     reported = _reported(tables, images, factory.settings, trust)
-    reported = replace(reported, night=last_nightly(factory.settings))
+    if last_page := load_extra("nightly.view:last_page"):
+        reported = replace(reported, night=last_page(factory.settings))
     try:
         return replace(reported, acts=read_acts(factory.settings.store_path, reported.keys))
     except OSError as error:
@@ -158,27 +159,24 @@ def _by_target(tables: TableData) -> dict[str, tuple[ComboCell, ...]]:
 
 
 def _submit(image: ReportImage, trust: TrustRules, settings: Settings, now: datetime) -> ReportSubmit:
-    """What `imagefactory submit` would write; on predictions alone where nothing is proven."""
+    """What `imagefactory job write` would write; on predictions alone where nothing is proven."""
     offer = image.offer
     if offer is None:
         return ReportSubmit(why=image.block)
-    ask = SubmitRequest(
+    request = JobParameters(
         target=image.target,
         site=site_of(settings.site.value, settings),
-        kind=None,
-        folder=settings.sif_folder.value,
-        run=SubmitCommand(name=image.target, executable=""),
+        sif_folder=settings.sif_folder.value,
     )
-    try:
-        return ReportSubmit(text=submit_offer(offer, ask, trust, now).text)
-    except CheckFailedError:
-        hoped = replace(ask, predicted=True)
-    except (NothingSelectedError, UsageError) as error:
-        return ReportSubmit(why=f"{error.message}: {error.hint}" if error.hint else error.message)
-    try:
-        return ReportSubmit(text=submit_offer(offer, hoped, trust, now).text, predicted=True)
-    except CheckFailedError as error:
-        return ReportSubmit(why=error.message)
+    for predicted in (False, True):
+        try:
+            job = resolve_job(offer, replace(request, predicted=predicted), trust, now)
+            return ReportSubmit(text=next(iter(write_job(job).values())), predicted=predicted)
+        except CheckFailedError as error:
+            why = error.message
+        except (NothingSelectedError, UsageError) as error:
+            return ReportSubmit(why=f"{error.message}: {error.hint}" if error.hint else error.message)
+    return ReportSubmit(why=why)
 
 
 def _commands(image: ReportImage, settings: Settings) -> tuple[str, ...]:

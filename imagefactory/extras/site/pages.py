@@ -19,8 +19,6 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from imagefactory.extras.nightly.changes import NightlyReport
-from imagefactory.extras.nightly.view import SECTIONS, format_took, headline, rows_of, title_of
 from imagefactory.extras.site.action import ReportContents
 from imagefactory.extras.site.charts import fill, policy
 from imagefactory.extras.site.images import ReportImage
@@ -53,27 +51,7 @@ from imagefactory.trust.verdict import Verdict
 from imagefactory.versions import natural
 from imagefactory.views.verdicts import format_ages, passed
 
-# --- The page of the last night in a report's site. Pure
-
-
 PAGE = "night.html"
-
-
-def format_page(night: NightlyReport, given: Mapping[str, Any]) -> str:
-    """`given` is what every page of the site has."""
-    return fill(
-        PAGE,
-        **given,
-        up="",
-        policy=policy(),
-        report=night,
-        headline=headline(night),
-        ages=format_ages(night.ages),
-        took=format_took(night.started, night.ended),
-        parts=[
-            (kind, title, [(title_of(row), row) for row in rows_of(night, kind)]) for kind, title in SECTIONS
-        ],
-    )
 
 
 # --- A badge of one image: on which capabilities it is verified, as a small SVG. Pure
@@ -245,7 +223,7 @@ def make_site(report: ReportContents) -> Iterator[tuple[str, str]]:
     yield "index.html", _index(report, rows, given)
     yield "matrix.svg", format_picture(rows, shown)
     if report.night:
-        yield PAGE, format_page(report.night, {**given, "here": "night"})
+        yield PAGE, fill(PAGE, **{**given, "here": "night"}, up="", policy=policy(), **report.night)
     if report.acts:
         acts, page = report.acts[: -MAX_ACTS - 1 : -1], {**given, "here": "log"}
         yield (

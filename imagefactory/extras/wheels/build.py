@@ -24,9 +24,8 @@ from packaging.version import InvalidVersion, Version
 
 from imagefactory import __version__
 from imagefactory.access import Access, package_index, uv_locker
-from imagefactory.actions.images import stored_image
+from imagefactory.actions.images import make_runner, stored_image
 from imagefactory.actions.locked import require_lock
-from imagefactory.actions.runner import make_runner
 from imagefactory.build.wheel_layer import check_wheel, unpack_wheel
 from imagefactory.errors import BuildError, DownloadError, LimitError, ToolError, UsageError, os_problem
 from imagefactory.extras.wheels.wheel_builder import ISOLATED

@@ -1,4 +1,4 @@
-"""imagefactory compile."""
+"""The command `recipe build-wheel`, which compiles a package inside the image of a target."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from imagefactory.cli.output import (
 )
 
 
-@click.command("compile")
+@click.command("build-wheel")
 @click.argument("source", metavar="PACKAGE|FOLDER|ARCHIVE|GIT")
 @click.option(
     "--in",
@@ -34,7 +34,8 @@ from imagefactory.cli.output import (
     help="Compile for this compute capability (8.0) alone; repeatable.  [default: the target's]",
 )
 @click.option(
-    "--folder",
+    "--dir",
+    "folder",
     type=click.Path(path_type=Path, file_okay=False),
     help="Where the wheel goes.  [default: wheels/ of the factory]",
 )
@@ -47,7 +48,7 @@ from imagefactory.cli.output import (
 )
 @json_option
 @click.pass_obj
-def compile_(
+def build_wheel(
     call: CommandContext,
     source: str,
     name: str,
@@ -56,12 +57,12 @@ def compile_(
     limits: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Compile a package that has no wheel, inside the image of a target.
+    """Build a wheel of a package in the image of a target.
 
     \b
-    imagefactory compile torch-scatter==2.1.2 --in pytorch-2.15-cu132
-    imagefactory compile ./mykernels --in pytorch-2.15-cu132 --capability 8.0
-    imagefactory compile git+https://git.example.org/lab/ops@COMMIT --in pytorch-2.15-cu132
+    imagefactory recipe build-wheel torch-scatter==2.1.2 --in pytorch-2.15-cu132
+    imagefactory recipe build-wheel ./mykernels --in pytorch-2.15-cu132 --capability 8.0
+    imagefactory recipe build-wheel git+https://git.example.org/lab/ops@COMMIT --in pytorch-2.15-cu132
 
     The target's Python, packages and compiler make it, without network; pip, setuptools, ninja and what the
     package builds with are shown beside, and from CUDA 13 on nvcc, from PyPI. Nothing of that ends in an
@@ -85,14 +86,14 @@ def compile_(
         raise UsageError(
             "project-not-found",
             "there is no project here whose wheels/ could store the wheel",
-            hint="pass --folder FOLDER",
+            hint="pass --dir DIR",
         )
     root = factory.settings.root_path
     if folder is None and not place.resolve().is_relative_to(root.resolve()):
         raise UsageError(
             "folder-outside-project",
             f"{place} is a link to a place outside the project",
-            hint="pass --folder FOLDER",
+            hint="pass --dir DIR",
         )
     bounds = parse_limits(limits)
     timeout = bounds.pop("time", TIMEOUT)

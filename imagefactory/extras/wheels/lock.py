@@ -23,7 +23,7 @@ from imagefactory.actions.lock import (
     solve_request,
     target_locker,
 )
-from imagefactory.actions.locked import parent_lock, parent_locks
+from imagefactory.actions.locked import require_locked
 from imagefactory.build.definition import define
 from imagefactory.errors import BuildError, LockError, RecipeError, UnbuiltError, UsageError, os_problem
 from imagefactory.extras.wheels.build import BuildImage, CompileRequest, check_not_amd, compile_in
@@ -371,15 +371,17 @@ def _build_image(
     absent = {str(row["name"]): str(row["version"]) for row in missing.packages if row["version"]}
     absent |= {name: one.version for name, (one, _) in built.items()}
     own = _build_target(target, missing.pins, absent)
-    base, under = factory.base_of(target), parent_lock(factory, target)
+    base, below = factory.base_of(target), factory.target_below(target)
+    parent = require_locked(factory, below) if below else None
+    parents = tuple(row.lock for row in (*parent.parents, parent) if row.lock) if parent else ()
     pins = tuple(f"{name}=={version}" for name, version in absent.items())
-    request = LockRequest(target=own, base=base, under=under, absent=pins)
+    request = LockRequest(target=own, base=base, under=parents[-1] if parents else None, absent=pins)
     try:
         lock = target_locker(factory, own).lock(request, progress)
     except LockError as error:
         error.message = error.message.replace(own.name, target.name)
         raise
-    definition = define(own, base, lock, parent_locks(factory, target))
+    definition = define(own, base, lock, parents)
     definition = replace(definition, local=local_files(lock, factory.settings.root_path))
     options = BuildOptions(smoke=False, held=False)
     with progress.stage(f"{target.name}: image to build in"):

@@ -26,9 +26,10 @@ from packaging.version import InvalidVersion, Version
 from imagefactory.errors import DownloadError, LockError
 from imagefactory.fs import replacing
 from imagefactory.http import (
+    HttpError,
     HttpSession,
     RejectedError,
-    TransientError,
+    Response,
     WebAccess,
     arriving,
     local_path,
@@ -98,14 +99,14 @@ def best_offer(offers: Iterable[IndexWheel], lock: Lock) -> tuple[LockedWheel, I
             ranked.append((-min(places), number, offer.filename, wheel, offer))
     if not ranked:
         return None
-    *_, wheel, offer = max(ranked, key=lambda one: one[:3])
+    *_, wheel, offer = max(ranked, key=lambda row: row[:3])
     return wheel, offer
 
 
 def choose(
     offers: Mapping[str, tuple[IndexWheel, ...]],
     empty: Lock,
-    kept: Mapping[str, LockedWheel],
+    reusable: Mapping[str, LockedWheel],
     there: Callable[[str], tuple[IndexFile, ...]],
 ) -> tuple[LockedWheel, ...]:
     """A wheel a package, sorted by name, without the size of those that are not `kept`.
@@ -124,9 +125,9 @@ def choose(
                 hint=f"images contain only wheels, and {other}",
             )
         wheel, offer = best
-        old = kept.get(name)
+        old = reusable.get(name)
         # The file locked before stays while it is offered, even if a better one came after it.
-        if old and old.version == wheel.version and any(one.sha256 == old.sha256 for one in offered):
+        if old and old.version == wheel.version and any(file.sha256 == old.sha256 for file in offered):
             wheels.append(old)
             continue
         if not offer.sha256:
@@ -168,22 +169,22 @@ LARGEST = 4 << 30  # bytes of a source distribution
 
 def choose_sdist(requirement: Requirement, files: Iterable[IndexFile]) -> tuple[IndexFile, Version]:
     """The newest source distribution that fits. Raises LockError where the index has none."""
-    found: dict[Version, IndexFile] = {}
+    sdists: dict[Version, IndexFile] = {}
     for file in files:
         try:
             _, version = parse_sdist_filename(file.filename)
         except InvalidSdistFilename:
             continue
         if not file.yanked and file.sha256:
-            found.setdefault(version, file)
-    if not (fitting := list(requirement.specifier.filter(found))):
+            sdists.setdefault(version, file)
+    if not (fitting := list(requirement.specifier.filter(sdists))):
         raise LockError(
             "sdist-not-found",
             f"the index has no source distribution of {requirement}",
             hint="write another version, a directory, or git+https://HOST/REPOSITORY@COMMIT",
         )
     version = max(fitting)
-    return found[version], version
+    return sdists[version], version
 
 
 def fetch_sdist(source: WebAccess, file: IndexFile, folder: Path) -> Path:
@@ -195,10 +196,10 @@ def fetch_sdist(source: WebAccess, file: IndexFile, folder: Path) -> Path:
     web = HttpSession(source)
     try:
         with web.open(file.url) as response, replacing(path) as out:
-            content, left = hashlib.sha256(), LARGEST
+            content, remaining = hashlib.sha256(), LARGEST
             for data in arriving(response.raw):
-                left -= len(data)
-                if left < 0:
+                remaining -= len(data)
+                if remaining < 0:
                     raise DownloadError(
                         "sdist-too-large",
                         f"{file.filename} has more than {LARGEST:,} bytes",
@@ -213,7 +214,7 @@ def fetch_sdist(source: WebAccess, file: IndexFile, folder: Path) -> Path:
                     f"expected sha256 {file.sha256}, found {content.hexdigest()}",
                     hint="try again",
                 )
-    except (RejectedError, TransientError) as error:
+    except HttpError as error:
         raise DownloadError(
             "download-failed", f"{file.filename}: {redact(str(error))}", hint="try again"
         ) from error
@@ -230,11 +231,11 @@ _WINDOW = 1 << 16  # bytes asked at once; a wheel's directory is at its end
 
 
 def read_metadata(web: HttpSession, url: str) -> str:
-    """METADATA of the wheel at `url`. Raises RejectedError, TransientError, OSError, BadZipFile, KeyError."""
+    """METADATA of the wheel at `url`. Raises HttpError, OSError, BadZipFile, KeyError."""
     if path := local_path(url):
         return _inside(io.BytesIO(path.read_bytes()))
     try:
-        return web.patience.retry(lambda: _fetch(web, f"{url}.metadata", {})).decode("utf-8")
+        return web.request(f"{url}.metadata", _whole).decode("utf-8")
     except RejectedError:
         size = web.size(url)
     try:
@@ -242,7 +243,7 @@ def read_metadata(web: HttpSession, url: str) -> str:
     except _NoRangesError:
         if size > _MAX_WHOLE_BYTES:
             raise
-        return _inside(io.BytesIO(web.patience.retry(lambda: _fetch(web, url, {}))))
+        return _inside(io.BytesIO(web.request(url, _whole)))
 
 
 def _inside(wheel: Any) -> str:
@@ -257,11 +258,14 @@ class _NoRangesError(RejectedError):
     """A server that sends all of a file or nothing."""
 
 
-def _fetch(web: HttpSession, url: str, headers: dict[str, str]) -> bytes:
-    with web.open(url, headers=headers) as response:
-        if headers and response.status_code != 206:
-            raise _NoRangesError(f"{redact(url)}: the server sends no part of a file")
-        return read_some(response.raw, _MAX_WHOLE_BYTES)
+def _whole(response: Response) -> bytes:
+    return read_some(response.raw, _MAX_WHOLE_BYTES)
+
+
+def _part(response: Response) -> bytes:
+    if response.status_code != 206:
+        raise _NoRangesError(f"{redact(response.url)}: the server sends no part of a file")
+    return read_some(response.raw, _MAX_WHOLE_BYTES)
 
 
 class _RemoteFile(io.RawIOBase):
@@ -287,8 +291,7 @@ class _RemoteFile(io.RawIOBase):
         end = min(self._at + len(into), self._size)
         if end <= self._at:
             return 0
-        asked = {"Range": f"bytes={self._at}-{end - 1}"}
-        came = self._web.patience.retry(lambda: _fetch(self._web, self._url, asked))
-        into[: len(came)] = came
-        self._at += len(came)
-        return len(came)
+        data = self._web.request(self._url, _part, headers={"Range": f"bytes={self._at}-{end - 1}"})
+        into[: len(data)] = data
+        self._at += len(data)
+        return len(data)

@@ -1,9 +1,8 @@
-"""Libraries of the system that wheels ask for and a base does not have, told before an image is built.
+"""System libraries that wheels need and a base does not have, reported before an image is built.
 
-What a wheel asks for is read from its own libraries where the file is in the cache, and else taken from the
-table beside this file, in which every row has its source. Only libraries that the table knows, by a
-package of Debian or by what else brings them, are told: whether a wheel finds those of other wheels, the
-smoke test says.
+The needs of a wheel are read from its own libraries if the file is in the cache, otherwise from the table
+next to this file, in which every row has its source. Only libraries of that table are reported: the smoke
+test checks whether a wheel finds those of other wheels.
 """
 
 from __future__ import annotations
@@ -20,15 +19,14 @@ from imagefactory.model import LockedWheel
 from imagefactory.suite import elf
 
 MOST_BYTES = 256 << 20
-"""Of a wheel, and of one library in it: what is larger is not read for this."""
+"""The largest wheel that is read for this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingLibraries:
-    """One wheel, the libraries that it asks for in vain, and the packages of Debian that have them.
+    """The missing libraries of a wheel, and the Debian packages that have them.
 
-    `instead` is a project that does without, empty where none is known. Where no package has them, `base` is
-    what brings them.
+    `instead` is a project that works without them, empty for none. `base` has them where no package does.
     """
 
     wheel: LockedWheel
@@ -37,16 +35,14 @@ class MissingLibraries:
     instead: str
     base: str = ""
 
-    def told(self, base: str) -> str:
-        """All of it in one line."""
-        asks = (
-            f"{self.wheel.name} {self.wheel.version} asks for {', '.join(self.libraries)}, which base {base}"
-        )
+    def message(self, base: str) -> str:
+        """Return the problem and its fix in one line."""
+        wheel, libraries = f"{self.wheel.name} {self.wheel.version}", ", ".join(self.libraries)
+        problem = f"{wheel} asks for {libraries}, which base {base} does not have"
         if self.base:
-            return f"{asks} does not have, nor has Debian: name {self.base} at base in the recipe"
-        does = "" if not self.instead else f"{self.instead} does without them; or "
-        names = ", ".join(self.packages)
-        return f"{asks} does not have: {does}write system: [{names}] in the recipe"
+            return f"{problem}, nor has Debian: name {self.base} at base in the recipe"
+        other = f"{self.instead} does without them; or " if self.instead else ""
+        return f"{problem}: {other}write system: [{', '.join(self.packages)}] in the recipe"
 
 
 @cache
@@ -55,55 +51,49 @@ def _table() -> dict[str, Any]:
 
 
 def package_of_library(name: str) -> str:
-    """Return the package of Debian that has a library, by its soname; empty where it is not known."""
+    """Return the Debian package of a library, by its soname; empty where it is unknown."""
     return str(_table()["library"].get(name) or _table()["other-library"].get(name, ""))
 
 
 def find_lacking(
     wheels: Iterable[LockedWheel], base: Iterable[str], cached: Callable[[LockedWheel], Path | None]
 ) -> tuple[MissingLibraries, ...]:
-    """What of `wheels` asks for libraries that none of the packages of Debian named in `base` has.
+    """Return what `wheels` need and the Debian packages named in `base` do not have.
 
-    `cached` gives a wheel's file, None where it is not there.
+    `cached` gives a wheel's file, None for one that is not in the cache.
     """
     known: dict[str, str] = _table()["library"]
     elsewhere: dict[str, str] = _table()["elsewhere"]
-    there = {name.removesuffix("t64") for name in base}
+    installed = {name.removesuffix("t64") for name in base}
     rows = {row["name"]: row for row in _table()["wheel"]}
-    found = []
+    lacking = []
     for wheel in wheels:
-        row = rows.get(wheel.name, {})
-        path = cached(wheel)
-        needed = read_needed(path) if path is not None else None
-        wanted = row.get("needs", ()) if needed is None else needed
-        missing = sorted(name for name in wanted if name in known and known[name] not in there)
-        if missing:
+        row, path = rows.get(wheel.name, {}), cached(wheel)
+        needed = read_needed(path) if path else None
+        names = sorted(row.get("needs", ()) if needed is None else needed)
+        if missing := tuple(name for name in names if name in known and known[name] not in installed):
             packages = tuple(dict.fromkeys(known[name] for name in missing))
-            found.append(
-                MissingLibraries(
-                    wheel=wheel,
-                    libraries=tuple(missing),
-                    packages=packages,
-                    instead=row.get("instead", ""),
-                )
+            instead = row.get("instead", "")
+            lacking.append(
+                MissingLibraries(wheel=wheel, libraries=missing, packages=packages, instead=instead)
             )
-        if other := sorted(name for name in wanted if name in elsewhere):
-            lacking = MissingLibraries(
-                wheel=wheel, libraries=tuple(other), packages=(), instead="", base=elsewhere[other[0]]
+        if other := tuple(name for name in names if name in elsewhere):
+            base_name = elsewhere[other[0]]
+            lacking.append(
+                MissingLibraries(wheel=wheel, libraries=other, packages=(), instead="", base=base_name)
             )
-            found.append(lacking)
-    return tuple(found)
+    return tuple(lacking)
 
 
 def read_needed(path: Path) -> frozenset[str] | None:
-    """The sonames that the libraries of a wheel ask for and that are not among them.
+    """Return the sonames that the libraries of a wheel need and that are not among them.
 
-    None for a file that is too large to be read for this, or no wheel.
+    None for a file that is too large, or not a wheel.
     """
     own, needed = set[str](), set[str]()
     try:
         with zipfile.ZipFile(path) as wheel:
-            if sum(one.file_size for one in wheel.infolist()) > MOST_BYTES:
+            if sum(entry.file_size for entry in wheel.infolist()) > MOST_BYTES:
                 return None
             for entry in wheel.infolist():
                 name = entry.filename.rpartition("/")[2]
@@ -123,5 +113,5 @@ def _dynamic(data: bytes) -> elf.Dynamic | None:
         return None
     try:
         return elf.parse_dynamic(data)
-    except elf.NotReadable:  # which the smoke test tells
+    except elf.NotReadable:  # which the smoke test reports
         return None

@@ -24,7 +24,6 @@ from imagefactory.errors import LockError, ToolError, UnsolvableError, extra_hin
 from imagefactory.gpu.capability import MACHINES
 from imagefactory.http import HttpSession, RejectedError, TransientError, redact
 from imagefactory.lock import LockRequest, OutdatedPackage
-from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.pypi.explain import explain_conflict, explain_failure, explain_on, unreachable_error
 from imagefactory.lock.pypi.facts import check_facts, check_single_cuda
 from imagefactory.lock.pypi.index import IndexFile, PackageIndex, project_files
@@ -71,14 +70,14 @@ _PROJECT = "imagefactory-asked"
 _LOCAL = "factory.wheels"  # unlike any name of the settings
 
 
-def write_requirements(folder: Path, wanted: Iterable[str], lock: Lock, index: PackageIndex) -> Path:
+def write_requirements(folder: Path, requirements: Iterable[str], lock: Lock, index: PackageIndex) -> Path:
     """Write the file in `folder` that requires `wanted` (PEP 508), those of `lock.origins` from there.
 
     Their order is kept: of two packages that compete, uv gives the newest release to the first one.
     Raises UsageError for an index whose address this machine does not know, LockError for a wheel as
     `local_wheels` does.
     """
-    lines = list(dict.fromkeys(wanted))
+    lines = list(dict.fromkeys(requirements))
     names = set(map(package_of, lines))
     origins = [pair for pair in lock.origins if pair[0] in names]
     if not origins:
@@ -87,7 +86,7 @@ def write_requirements(folder: Path, wanted: Iterable[str], lock: Lock, index: P
         return path
     path = folder / "pyproject.toml"
     named, files = from_indexes(tuple(origins)), from_files(tuple(origins))
-    addresses = {name: index.address(name, f"{lock.target}: {one}") for one, name in named.items()}
+    addresses = {name: index.address(name, f"{lock.target}: {package}") for package, name in named.items()}
     flat = folder / "wheels"
     for wheel in local_wheels(replace(lock, origins=tuple(files.items())), index.root):
         flat.mkdir(exist_ok=True)
@@ -97,8 +96,8 @@ def write_requirements(folder: Path, wanted: Iterable[str], lock: Lock, index: P
         # Else uv would look for one in the folders above, where anyone could have put it.
         "[tool.uv.workspace]\nmembers = []",
         "[tool.uv.sources]",
-        *(f"{one} = {{ index = {json.dumps(name)} }}" for one, name in named.items()),
-        *(f"{one} = {{ index = {json.dumps(_LOCAL)} }}" for one in files),
+        *(f"{package} = {{ index = {json.dumps(name)} }}" for package, name in named.items()),
+        *(f"{package} = {{ index = {json.dumps(_LOCAL)} }}" for package in files),
     ]
     for name, url in addresses.items():
         text.append(f"[[tool.uv.index]]\nname = {json.dumps(name)}\nurl = {json.dumps(url)}\nexplicit = true")
@@ -113,14 +112,16 @@ def write_requirements(folder: Path, wanted: Iterable[str], lock: Lock, index: P
 
 def read_via(solution: str) -> dict[str, tuple[str, ...]]:
     """Return the packages that require each one, by uv's comments in a file that it compiled."""
-    found: dict[str, tuple[str, ...]] = {}
+    requirers: dict[str, tuple[str, ...]] = {}
     name = ""
     for line in solution.splitlines():
         if "==" in line and not line.startswith(" "):
             name = package_of(line)
         elif by := re.fullmatch(r" +# +(?:via +)?([A-Za-z0-9][A-Za-z0-9._-]*)", line):
-            found[name] = (*found.get(name, ()), package_of(by[1]))
-    return {name: tuple(one for one in by if one not in ("via", _PROJECT)) for name, by in found.items()}
+            requirers[name] = (*requirers.get(name, ()), package_of(by[1]))
+    return {
+        name: tuple(other for other in by if other not in ("via", _PROJECT)) for name, by in requirers.items()
+    }
 
 
 def requirement_lines(entries: Iterable[str]) -> str:
@@ -128,9 +129,9 @@ def requirement_lines(entries: Iterable[str]) -> str:
     return "".join(f"{entry}\n" for entry in entries)
 
 
-def plain_uv_message(told: str) -> str:
+def plain_uv_message(message: str) -> str:
     """What uv says of the project as it says it of plain lines."""
-    return told.replace(f"{_PROJECT} depends on", "you require")
+    return message.replace(f"{_PROJECT} depends on", "you require")
 
 
 # What a machine's uv settings may not decide. Its index, certificates and caches it may.
@@ -167,45 +168,33 @@ class UvLocker:
         return self._version
 
     def _ask_version(self) -> str:
-        done = self._run(["--version"])
-        match = re.search(r"\d+\.\d+\.\d+\S*", done.stdout)
-        if done.returncode != 0 or not match:
+        result = self._run(["--version"])
+        match = re.search(r"\d+\.\d+\.\d+\S*", result.stdout)
+        if result.returncode != 0 or not match:
             raise ToolError(
                 "uv-not-working",
-                f"cannot start uv: {(done.stderr or done.stdout).strip()[:200]}",
+                f"cannot start uv: {(result.stderr or result.stdout).strip()[:200]}",
                 hint=own_pip_command("install", "--force-reinstall uv"),
             )
         return match[0]
 
     def lock(self, request: LockRequest, progress: Progress) -> Lock:
-        """The lock of a target.
+        """Solve the lock of a target.
 
-        While the previous lock's content hash holds and no update is asked it is returned as it is and
-        nothing is solved. Otherwise previous pins are preferences: only what must move moves. A target that
-        is built on another keeps every wheel of that one's lock. Raises UnsolvableError if there is no
-        solution, LockError if it is not what the target names, ToolError without uv.
+        Previous pins are preferences: only what must move moves. Every wheel of the parent stays. Raises
+        UnsolvableError if there is no solution, LockError if it is not what the target names, ToolError
+        without uv.
         """
-        target, previous, under = request.target, request.previous, request.under
-        decided = content_hash(target, request.base, under)
-        if (
-            previous
-            and previous.content_hash == decided
-            and not check_update_names(request)
-            and not request.update_all
-        ):
-            kept = previous if previous.target == target.name else replace(previous, target=target.name)
-            check_facts(kept, target)
-            return kept
-        question = self._question(request)
+        target, under, question = request.target, request.under, self._question(request)
         try:
-            with without(request.absent, question) as asked:
-                known, pins = require_wheels(self, asked, target, progress)
-            lock = replace(known.lock, wheels=self.wheels(known, pins, progress))
+            with without(request.absent, question) as reduced:
+                complete, pins = require_wheels(self, reduced, target, progress)
+            lock = replace(complete.lock, wheels=self.wheels(complete, pins, progress))
         except (UnsolvableError, NoWheelError) as error:
-            told = self.explained(error, question, target)
-            raise (
-                explain_on(told, under, target) if under and isinstance(told, UnsolvableError) else told
-            ) from error
+            reason = self.explained(error, question, target)
+            if under and isinstance(reason, UnsolvableError):
+                reason = explain_on(reason, under, target)
+            raise reason from error
         check_facts(lock, target)
         return lock
 
@@ -216,10 +205,10 @@ class UvLocker:
     def explained(self, error: LockError, question: WheelRequest, target: Target) -> LockError:
         """The error of a question with what contradicts, and a hint that the solver has tried."""
         if isinstance(error, NoWheelError):
-            if (asked := without_wheel(error.account)) and (
-                files := self.project(asked.partition("==")[0], question.lock)
+            if (pin := without_wheel(error.account)) and (
+                files := self.project(pin.partition("==")[0], question.lock)
             ):
-                works = working_versions(asked, files, question.lock)
+                works = working_versions(pin, files, question.lock)
                 error.hint = f"images contain only wheels, and {works}"
             return error
         if isinstance(error, UnsolvableError) and not error.conflict:
@@ -244,7 +233,7 @@ class UvLocker:
         target, under = request.target, request.under
         empty = Lock(
             target=target.name,
-            content_hash=content_hash(target, request.base, under),
+            content_hash=request.content_hash,
             python=target.python,
             platform=under.platform if under else self.platform(target, request.base.glibc),
             solver=f"uv {self.require()}",
@@ -277,11 +266,11 @@ class UvLocker:
         a package without a fitting wheel.
         """
         offers = self.offers(pins.lines, question.lock)
-        kept = reusable_wheels(question.previous, question.lock, question.update)
-        chosen = choose(offers, question.lock, kept, lambda name: self.project(name, question.lock))
+        reusable = reusable_wheels(question.previous, question.lock, question.update)
+        chosen = choose(offers, question.lock, reusable, lambda name: self.project(name, question.lock))
         chosen = self._sizes(chosen, offers, progress)
         fixed = {wheel.name for wheel in question.fixed}
-        local = [one for one in local_wheels(question.lock, self._index.root) if one.name not in fixed]
+        local = [wheel for wheel in local_wheels(question.lock, self._index.root) if wheel.name not in fixed]
         wheels = tuple(sorted((*question.fixed, *chosen, *local), key=lambda wheel: wheel.name))
         check_single_cuda(question.lock.target, wheels, pins.via)
         return wheels
@@ -327,17 +316,19 @@ class UvLocker:
         fixed = tuple(f"{wheel.name}=={wheel.version}" for wheel in question.fixed)
         with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as folder:
             bounds, out = (Path(folder) / name for name in ("bounds.txt", "out.txt"))
-            wanted = (*question.requirements, *fixed)
-            asked = write_requirements(Path(folder), wanted, question.lock, self._index)
+            needs = (*question.requirements, *fixed)
+            input_file = write_requirements(Path(folder), needs, question.lock, self._index)
             bounds.write_text(requirement_lines(dict.fromkeys((*question.constraints, *question.given))))
             if (
                 question.previous and not question.update_all
             ):  # uv prefers the versions of the file it replaces
                 out.write_text(
-                    requirement_lines(f"{one.name}=={one.version}" for one in question.previous.wheels)
+                    requirement_lines(
+                        f"{package.name}=={package.version}" for package in question.previous.wheels
+                    )
                 )
             more = [f"--upgrade-package={name}" for name in question.update]
-            more += [f"--find-links={one}" for one in (question.stubs, question.sdists) if one]
+            more += [f"--find-links={package}" for package in (question.stubs, question.sdists) if package]
             if question.exclude:  # a requirement that applies nowhere, in place of those of others
                 overrides = Path(folder) / "overrides.txt"
                 overrides.write_text(
@@ -345,11 +336,13 @@ class UvLocker:
                 )
                 more.append(f"--overrides={overrides}")
             arguments = [f"--constraints={bounds}", f"--output-file={out}", *more]
-            told = self._compile(asked, arguments, question.lock).stderr
+            messages = self._compile(input_file, arguments, question.lock).stderr
             solution = out.read_text()
         pins = [line for line in solution.splitlines() if "==" in line and not line.startswith(" ")]
         elsewhere = {canonicalize_name(pin.partition("==")[0]) for pin in (*fixed, *question.given)}
-        lacking = re.findall(r"The package `([^`=]+)==[^`]*` does not have an extra named `([^`]+)`", told)
+        lacking = re.findall(
+            r"The package `([^`=]+)==[^`]*` does not have an extra named `([^`]+)`", messages
+        )
         return PinnedVersions(
             lines=tuple(pin for pin in pins if canonicalize_name(pin.partition("==")[0]) not in elsewhere),
             lacking=tuple(sorted({(canonicalize_name(name), extra) for name, extra in lacking})),
@@ -388,48 +381,50 @@ class UvLocker:
     def reach(self) -> None:
         """Asks the index for one project, as a solve would. Raises LockError when it does not answer."""
         with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as folder:
-            given = Path(folder) / "asked.txt"
-            given.write_text("pip\n")
+            input_file = Path(folder) / "asked.txt"
+            input_file.write_text("pip\n")
             options = ["--no-deps", "--no-cache", "--quiet", f"--python={self._python}"]
-            done = self._run(["pip", "compile", str(given), *options])
+            result = self._run(["pip", "compile", str(input_file), *options])
         # An index without that project has answered too.
-        if done.returncode and "not found in the" not in done.stderr:
-            raise unreachable_error(done.stderr, self._index)
+        if result.returncode and "not found in the" not in result.stderr:
+            raise unreachable_error(result.stderr, self._index)
 
     def offers(self, pins: Iterable[str], lock: Lock) -> dict[str, tuple[IndexWheel, ...]]:
         """For each pin (`name==version`) the fitting files that its index offers, by normalised name."""
         local = from_files(lock.origins)
-        wanted = tuple(pin for pin in pins if package_of(pin) not in local)
-        if not wanted:
+        remote = tuple(pin for pin in pins if package_of(pin) not in local)
+        if not remote:
             return {}
         with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as folder:
-            asked, out = (
-                write_requirements(Path(folder), wanted, lock, self._index),
+            input_file, out = (
+                write_requirements(Path(folder), remote, lock, self._index),
                 Path(folder) / "pylock.toml",
             )
-            self._compile(asked, ["--no-deps", "--format=pylock.toml", f"--output-file={out}"], lock)
+            self._compile(input_file, ["--no-deps", "--format=pylock.toml", f"--output-file={out}"], lock)
             return parse_pylock(out.read_text(), out, lock.target)
 
-    def _compile(self, asked: Path, arguments: list[str], lock: Lock) -> subprocess.CompletedProcess[str]:
+    def _compile(
+        self, input_file: Path, arguments: list[str], lock: Lock
+    ) -> subprocess.CompletedProcess[str]:
         machine = next(machine for machine in MACHINES.values() if lock.platform.endswith(f"_{machine}"))
         glibc = lock.platform.removesuffix(f"_{machine}").removeprefix("manylinux_").replace("_", ".")
-        done = self._run(
+        result = self._run(
             [
                 "pip",
                 "compile",
-                str(asked),
+                str(input_file),
                 *arguments,
                 *_SOLVE,
-                *(("--no-sources",) if asked.suffix == ".txt" else ()),
+                *(("--no-sources",) if input_file.suffix == ".txt" else ()),
                 f"--python={self._python}",
                 f"--python-version={lock.python}",
                 f"--python-platform={machine}-manylinux_2_{self._minor(machine, glibc, lock.target)}",
             ]
         )
-        if done.returncode != 0:
-            told = plain_uv_message(done.stderr)
-            raise explain_failure(lock, told, self._index)
-        return done
+        if result.returncode != 0:
+            message = plain_uv_message(result.stderr)
+            raise explain_failure(lock, message, self._index)
+        return result
 
     def source(self, file: IndexFile, folder: Path) -> Path:
         """A source distribution of the index, in the cache or in `folder`. Raises DownloadError."""
@@ -521,8 +516,8 @@ class UvLocker:
     def _minor(self, machine: str, glibc: str, target: str) -> int:
         """The newest C library `2.<minor>` that uv has a platform for and `glibc` fulfils."""
         if not self._platforms:
-            told = self._run(["pip", "compile", "--help"]).stdout
-            self._platforms = re.findall(r"(\w+)-manylinux_2_(\d+)", told)
+            help_text = self._run(["pip", "compile", "--help"]).stdout
+            self._platforms = re.findall(r"(\w+)-manylinux_2_(\d+)", help_text)
         known = [int(minor) for name, minor in self._platforms if name == machine]
         fitting = [minor for minor in known if minor <= int(glibc.partition(".")[2])]
         if not fitting:
@@ -625,8 +620,8 @@ class UvLocker:
 
         try:
             with ThreadPoolExecutor(8) as pool:
-                found = zip(urls, pool.map(read, urls.values()), strict=True)
-                return {name: needs for name, needs in found if needs is not None}
+                pairs = zip(urls, pool.map(read, urls.values()), strict=True)
+                return {name: needs for name, needs in pairs if needs is not None}
         finally:
             web.close()
 
@@ -634,20 +629,20 @@ class UvLocker:
         """Each wheel's project page. uv knows which index each pin comes from, and tells in a comment."""
         own, local = from_indexes(lock.origins), from_files(lock.origins)
         indexes = {
-            one.name: self._index.address(own[one.name], f"{lock.target}: {one.name}")
-            for one in wheels
-            if one.name in own
+            wheel.name: self._index.address(own[wheel.name], f"{lock.target}: {wheel.name}")
+            for wheel in wheels
+            if wheel.name in own
         }
-        pins = [f"{one.name}=={one.version}" for one in wheels if one.name not in own | local]
+        pins = [f"{wheel.name}=={wheel.version}" for wheel in wheels if wheel.name not in own | local]
         text, plain = "", replace(lock, origins=())
         if pins:
             with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as folder:
-                asked = write_requirements(Path(folder), pins, plain, self._index)
+                input_file = write_requirements(Path(folder), pins, plain, self._index)
                 text = self._compile(
-                    asked, ["--no-deps", "--no-annotate", "--emit-index-annotation"], plain
+                    input_file, ["--no-deps", "--no-annotate", "--emit-index-annotation"], plain
                 ).stdout
-        told: list[tuple[str, str]] = re.findall(
+        matches: list[tuple[str, str]] = re.findall(
             r"^([A-Za-z0-9._-]+)==\S+.*\n\s*# from (\S+)", text, re.MULTILINE
         )
-        indexes |= {canonicalize_name(name): url.rstrip("/") for name, url in told}
+        indexes |= {canonicalize_name(name): url.rstrip("/") for name, url in matches}
         return {wheel: f"{indexes[wheel.name]}/{wheel.name}/" for wheel in wheels if wheel.name in indexes}

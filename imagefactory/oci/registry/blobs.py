@@ -1,8 +1,7 @@
-"""Blobs and manifests on their way into a registry, resumed where a connection breaks.
+"""Blobs and manifests of a registry: read and written, checked by digest, resumed where a connection breaks.
 
-Source: OCI distribution-spec 1.1 and docker/distribution's upload pages; what docker-registry 2.8 does where
-it differs (it answers `Range: 0-0` for no byte and for one, and drops an upload that broke in the middle of
-a request).
+Source: OCI distribution-spec 1.1 and docker/distribution's upload pages; docker-registry 2.8 where it differs
+(it answers `Range: 0-0` for no byte and for one, and drops an upload that broke in the middle of a request).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from contextlib import suppress
 from urllib.parse import urlencode
 
 from imagefactory.errors import RegistryError, StoreError
-from imagefactory.http import CHUNK, RejectedError, TransientError, arriving, read_count, read_some
+from imagefactory.http import CHUNK, HttpError, RejectedError, TransientError, arriving, read_count, read_some
 from imagefactory.oci.manifests import (
     INDEX_TYPES,
     MALFORMED,
@@ -29,33 +28,29 @@ from imagefactory.oci.manifests import (
 from imagefactory.oci.registry.session import SMALL, RegistryRequest, RegistrySession, Response, short_of
 from imagefactory.oci.store import Source, check_digest, check_tag_or_digest
 
-# --- Blobs, manifests and lists on their way out of a registry, checked by their digests
+_MANIFESTS = (*INDEX_TYPES, *MANIFEST_TYPES)
 
 
-_ACCEPT = ", ".join((*INDEX_TYPES, *MANIFEST_TYPES))
-
-
-class RegistryDownloader:
-    """What a registry has, asked for through `session`."""
+class RegistryReader:
+    """Blobs and manifests of a registry, as Store describes them."""
 
     def __init__(self, session: RegistrySession) -> None:
         self.session = session
 
     def has(self, repository: str, descriptor: Descriptor) -> bool:
-        """As Store has it."""
         check_digest(descriptor.digest)
-        with self.session.told(repository, f"asking for blob {short_of(descriptor)}"):
-            return self.session.retry(lambda: self.holds(repository, descriptor))
+        with self.session.reporting(repository, f"checking blob {short_of(descriptor)}"):
+            return self.session.retry(lambda: self.has_now(repository, descriptor))
 
-    def holds(self, repository: str, descriptor: Descriptor) -> bool:
-        """As `has`, asked once: raises the two errors of exchange.py."""
-        ask = RegistryRequest(
+    def has_now(self, repository: str, descriptor: Descriptor) -> bool:
+        """As `has`, without retries. Raises HttpError."""
+        request = RegistryRequest(
             method="HEAD",
-            url=self.session.place(repository, f"blobs/{descriptor.digest}"),
+            url=self.session.url(repository, f"blobs/{descriptor.digest}"),
             scope=self.session.scope(repository),
         )
         try:
-            with self.session.answer(ask) as response:
+            with self.session.answer(request) as response:
                 length = read_count(response.headers.get("Content-Length", ""))
         except RejectedError as error:
             if error.status == 404:
@@ -64,10 +59,10 @@ class RegistryDownloader:
         return length in (None, descriptor.size)
 
     def read(self, repository: str, descriptor: Descriptor, offset: int = 0) -> Iterator[bytes]:
-        """As Store has it; goes on where a connection breaks. A small blob is checked before it is given."""
+        """As Store; resumes where a connection breaks. A small blob is checked before its first byte."""
         check_digest(descriptor.digest)
         reader = _BlobReader(self.session, repository, descriptor)
-        with self.session.told(repository, f"fetching blob {short_of(descriptor)}"):
+        with self.session.reporting(repository, f"fetching blob {short_of(descriptor)}"):
             if offset == 0 and descriptor.size <= SMALL:
                 whole = self.session.retry(reader.whole)
                 yield from (whole[i : i + CHUNK] for i in range(0, len(whole), CHUNK))
@@ -84,52 +79,53 @@ class RegistryDownloader:
             if sha256 and f"sha256:{sha256.hexdigest()}" != descriptor.digest:
                 raise RejectedError("the received bytes do not match the digest")
 
-    def manifest(self, repository: str, wanted: str) -> tuple[Descriptor, bytes] | None:
-        """As Store has it."""
-        self.session.place(repository, check_tag_or_digest(wanted))
-        with self.session.told(repository, f"fetching manifest {wanted}"):
-            return self.session.retry(lambda: self.manifest_now(repository, wanted))
+    def manifest(self, repository: str, reference: str) -> tuple[Descriptor, bytes] | None:
+        self.session.url(repository, check_tag_or_digest(reference))
+        with self.session.reporting(repository, f"fetching manifest {reference}"):
+            return self.session.retry(lambda: self.manifest_now(repository, reference))
 
-    def manifest_now(self, repository: str, wanted: str) -> tuple[Descriptor, bytes] | None:
-        """As `manifest`, asked once: raises the two errors of exchange.py."""
-        url = self.session.place(repository, f"manifests/{wanted}")
-        ask = RegistryRequest(
-            method="GET", url=url, scope=self.session.scope(repository), headers={"Accept": _ACCEPT}
+    def manifest_now(self, repository: str, reference: str) -> tuple[Descriptor, bytes] | None:
+        """As `manifest`, without retries. Raises HttpError."""
+        request = RegistryRequest(
+            method="GET",
+            url=self.session.url(repository, f"manifests/{reference}"),
+            scope=self.session.scope(repository),
+            headers={"Accept": ", ".join(_MANIFESTS)},
         )
         try:
-            with self.session.answer(ask) as response:
+            with self.session.answer(request) as response:
                 data = read_some(response.raw, MANIFEST_LIMIT)
-                told = wanted if ":" in wanted else response.headers.get("Docker-Content-Digest", "")
+                expected = reference if ":" in reference else _digest_header(response)
                 header = response.headers.get("Content-Type", "").partition(";")[0].strip()
         except RejectedError as error:
             if error.status == 404:
                 return None
             raise
         digest = digest_of(data)
-        if told.startswith("sha256:") and told != digest:
-            raise TransientError(f"it sent the manifest {digest[:19]}, not {told[:19]}")
+        if expected.startswith("sha256:") and expected != digest:
+            raise TransientError(f"it sent the manifest {digest[:19]}, not {expected[:19]}")
         try:
             media_type = media_type_of(read_json(data))
         except MALFORMED:
             if data.lstrip()[:1] == b"<":
-                page = f"the response for {wanted} is a web page, not a manifest"
-                raise TransientError(page) from None
+                text = f"the response for {reference} is a web page, not a manifest"
+                raise TransientError(text) from None
             if b'"fsLayers"' in data:
-                raise RejectedError(f"{wanted} is a manifest of Docker schema 1") from None
-            raise TransientError(f"the response for {wanted} is not a manifest") from None
-        # Docker and Podman go by the header, whatever the bytes say.
-        if header in (*INDEX_TYPES, *MANIFEST_TYPES) and header != media_type:
+                raise RejectedError(f"{reference} is a manifest of Docker schema 1") from None
+            raise TransientError(f"the response for {reference} is not a manifest") from None
+        # Docker and Podman use the header, whatever the bytes say.
+        if header in _MANIFESTS and header != media_type:
             raise RejectedError(f"the manifest {digest} has the type {media_type}, its header {header}")
         return Descriptor(media_type=media_type, digest=digest, size=len(data)), data
 
 
 class _BlobReader:
-    """One blob on its way out; `next` gives the following bytes, b"" at the end."""
+    """One blob of a registry; `next` returns the following bytes, b"" at the end."""
 
     def __init__(self, session: RegistrySession, repository: str, descriptor: Descriptor) -> None:
-        self.session, self.repository = session, repository
-        self.place = session.place(repository, f"blobs/{descriptor.digest}")
-        self.descriptor, self.position = descriptor, 0
+        self.session, self.repository, self.descriptor = session, repository, descriptor
+        self.url = session.url(repository, f"blobs/{descriptor.digest}")
+        self.position = 0
         self.response: Response | None = None
         self.chunks: Iterator[bytes] = iter(())
 
@@ -147,19 +143,19 @@ class _BlobReader:
         return data
 
     def next(self) -> bytes:
-        left = self.descriptor.size - self.position
+        rest = self.descriptor.size - self.position
         try:
             with self.session.faults():
-                if left and self.response is None:
+                if rest and self.response is None:
                     self._open()
                 data = next(self.chunks, b"")
         except TransientError:
             self.close()
             raise
-        if len(data) > left:
+        if len(data) > rest:
             self.close()
             raise RejectedError(f"it sent more than {self.descriptor.size} bytes")
-        if left and not data:
+        if rest and not data:
             self.close()
             raise TransientError(f"it sent only {self.position} of {self.descriptor.size} bytes")
         self.position += len(data)
@@ -167,101 +163,93 @@ class _BlobReader:
 
     def _open(self) -> None:
         headers = {"Range": f"bytes={self.position}-"} if self.position else {}
-        ask = RegistryRequest(
-            method="GET", url=self.place, scope=self.session.scope(self.repository), headers=headers
-        )
-        self.response = self.session.request(ask)
+        scope = self.session.scope(self.repository)
+        request = RegistryRequest(method="GET", url=self.url, scope=scope, headers=headers)
+        self.response = self.session.send(request)
         self.chunks = arriving(self.response.raw)
-        skip = self.position
         if self.response.status_code == 206:
-            came = re.match(r"bytes (\d+)-", self.response.headers.get("Content-Range", ""))
-            if not came or int(came[1]) != self.position:
+            start = re.match(r"bytes (\d+)-", self.response.headers.get("Content-Range", ""))
+            if not start or int(start[1]) != self.position:
                 raise TransientError("it sent another range of bytes than requested")
-            skip = 0
-        if skip:
-            self.chunks = _skip(self.chunks, skip)
+        elif self.position:
+            self.chunks = _skip(self.chunks, self.position)
 
 
 def _skip(chunks: Iterable[bytes], count: int) -> Iterator[bytes]:
     for data in chunks:
-        if count >= len(data):
-            count -= len(data)
-            continue
-        yield data[count:]
-        count = 0
+        if count < len(data):
+            yield data[count:]
+        count = max(count - len(data), 0)
 
 
 _BINARY = "application/octet-stream"
-_PIECE = 4 << 20  # bytes; the most that GHCR takes in a request with a Content-Range
+_PIECE = 4 << 20  # bytes; the most that GHCR accepts in a request with a Content-Range
 _LOST_UPLOAD_CODES = frozenset(
     {"BLOB_UPLOAD_INVALID", "BLOB_UPLOAD_UNKNOWN", "DIGEST_INVALID", "RANGE_INVALID", "SIZE_INVALID"}
 )
 
 
-class RegistryUploader:
-    """What is brought into a registry through `session`, and looked for there by `download`."""
-
-    def __init__(self, session: RegistrySession, download: RegistryDownloader) -> None:
-        self.session, self.download = session, download
+class RegistryWriter(RegistryReader):
+    """Writes blobs and manifests to a registry, as Store describes it."""
 
     def write(self, repository: str, descriptor: Descriptor, source: Source) -> int:
-        """As Store has it. Raises StoreError where `source` does not give the blob of `descriptor`."""
+        """As Store. Raises StoreError if `source` does not return the blob of `descriptor`."""
         check_digest(descriptor.digest)
-        with self.session.told(repository, f"sending blob {short_of(descriptor)}"):
+        with self.session.reporting(repository, f"sending blob {short_of(descriptor)}"):
             try:
-                if self.session.retry(lambda: self.download.holds(repository, descriptor)):
+                if self.session.retry(lambda: self.has_now(repository, descriptor)):
                     return 0
             except TransientError as error:
-                # A blob whose entry was cut by a full disk answers 500 (docker-registry 2.8) until the blob
-                # is sent anew, and sending mends it.
+                # A blob whose entry was cut by a full disk answers 500 (docker-registry 2.8) until it is sent
+                # again.
                 if error.status < 500:
                     raise
             upload = _BlobUpload(self, repository, descriptor, source)
             try:
-                self.session.retry(upload.go, progress=lambda: upload.offset)
+                self.session.retry(upload.attempt, progress=lambda: upload.offset)
             except Exception:
                 upload.cancel()
                 raise
             return upload.sent
 
     def mount(self, repository: str, descriptor: Descriptor, origin: str) -> bool:
-        """As Store has it. A registry that may not or cannot mount says no; that is no error."""
+        """As Store. False too for a registry that denies or does not support it."""
         check_digest(descriptor.digest)
         query = urlencode({"mount": descriptor.digest, "from": self.session.path(origin)})
-        url = self.session.place(repository, f"blobs/uploads/?{query}")
-        scope = (*self.session.scope(repository, "pull,push"), *self.session.scope(origin))
+        request = RegistryRequest(
+            method="POST",
+            url=self.session.url(repository, f"blobs/uploads/?{query}"),
+            scope=(*self.session.scope(repository, "pull,push"), *self.session.scope(origin)),
+        )
 
-        def ask() -> bool:
+        def attempt() -> bool:
             try:
-                with self.session.answer(RegistryRequest(method="POST", url=url, scope=scope)) as response:
-                    made, upload = response.status_code == 201, self.session.location(response)
-            except (RejectedError, TransientError) as error:
+                with self.session.answer(request) as response:
+                    mounted, upload = response.status_code == 201, self.session.location(response)
+            except HttpError as error:
                 if 400 <= error.status < 500 and error.status not in (408, 425, 429):
-                    return False  # no such origin, or not for this account: writing may do
+                    return False  # no such origin, or not for this account: writing may succeed
                 raise
-            if not made:
-                self.forget(repository, upload)
-                return False
-            return self.download.holds(repository, descriptor)
+            if not mounted:
+                self.cancel_upload(repository, upload)
+            return mounted and self.has_now(repository, descriptor)
 
-        with self.session.told(repository, f"mounting blob {short_of(descriptor)} from {origin}"):
-            return self.session.retry(ask)
+        with self.session.reporting(repository, f"mounting blob {short_of(descriptor)} from {origin}"):
+            return self.session.retry(attempt)
 
-    def check(self, repository: str) -> None:
-        """Ask whether this account may send blobs there, by ending an upload that nobody began.
+    def check_push(self, repository: str) -> None:
+        """Raise RegistryError if this account may not send blobs there: end an upload that never began.
 
-        A registry looks at the account first. If its answer does not tell, an upload is begun and ended, of
+        A registry checks the account first. If its response does not tell, an upload is begun and ended, of
         which docker-registry 2.8 keeps an empty file for a week.
         """
         scope = self.session.scope(repository, "pull,push")
-        uploads = self.session.place(repository, "blobs/uploads/")
+        uploads = self.session.url(repository, "blobs/uploads/")
+        url = f"{uploads}{uuid.uuid4()}?digest={digest_of(b'')}"
 
         def end() -> bool:
-            ask = RegistryRequest(
-                method="PUT", url=f"{uploads}{uuid.uuid4()}?digest={digest_of(b'')}", scope=scope
-            )
             try:
-                with self.session.answer(ask):
+                with self.session.answer(RegistryRequest(method="PUT", url=url, scope=scope)):
                     return False
             except RejectedError as error:
                 if error.status in (401, 403) or error.code in ("DENIED", "UNAUTHORIZED", "NAME_UNKNOWN"):
@@ -272,28 +260,24 @@ class RegistryUploader:
             with self.session.answer(RegistryRequest(method="POST", url=uploads, scope=scope)) as response:
                 return self.session.location(response)
 
-        with self.session.told(repository, "asking whether images may be sent"):
+        with self.session.reporting(repository, "checking whether images may be pushed"):
             if not self.session.retry(end):
-                self.forget(repository, self.session.retry(begin))
+                self.cancel_upload(repository, self.session.retry(begin))
 
-    def forget(self, repository: str, upload: str) -> None:
-        """Tells the registry that an upload ends here. A kindness: it sweeps what it is not told of."""
+    def cancel_upload(self, repository: str, upload: str) -> None:
+        """Tell the registry that an upload ends; it removes others itself after a while."""
+        scope = self.session.scope(repository, "pull,push")
         if upload:
-            with suppress(TransientError, RejectedError, RegistryError):
-                ask = RegistryRequest(
-                    method="DELETE", url=upload, scope=self.session.scope(repository, "pull,push")
-                )
-                with self.session.answer(ask):
-                    pass
+            request = RegistryRequest(method="DELETE", url=upload, scope=scope)
+            with suppress(HttpError, RegistryError), self.session.answer(request):
+                pass
 
     def put(self, repository: str, data: bytes, media_type: str, tag: str = "") -> tuple[Descriptor, bool]:
-        """Puts a manifest; gives what its tag or digest names then, and whether it lists it as a referrer."""
-        wanted = check_tag_or_digest(tag or digest_of(data))
-        put = _ManifestPut(self, repository, data, media_type)
-        put.url = self.session.place(repository, f"manifests/{wanted}")
-        put.tag = tag
-        with self.session.told(repository, f"putting manifest {wanted}"):
-            return self.session.retry(put.go), put.listed
+        """Put a manifest; return what its tag or digest names then, and whether it is listed as referrer."""
+        name = check_tag_or_digest(tag or digest_of(data))
+        upload = _ManifestUpload(self, repository, data, media_type, tag)
+        with self.session.reporting(repository, f"putting manifest {name}"):
+            return self.session.retry(upload.attempt), upload.listed
 
 
 class _BlobBody:
@@ -306,42 +290,43 @@ class _BlobBody:
         return self.size
 
     def __iter__(self) -> Iterator[bytes]:
-        descriptor, left = self.upload.descriptor, self.size
+        descriptor, rest = self.upload.descriptor, self.size
         last = self.upload.offset + self.size == descriptor.size
         for data in self.upload.source(self.upload.offset):
-            if last and len(data) > left:
+            if last and len(data) > rest:
                 raise StoreError(
                     "blob-mismatch", f"blob {descriptor.digest} has more than its {descriptor.size} bytes"
                 )
-            part = data[:left]
-            left -= len(part)
+            part = data[:rest]
+            rest -= len(part)
             self.upload.sent += len(part)
             if part:
                 yield part
-            if not left and not last:
+            if not rest and not last:
                 return
-        if left:
-            raise StoreError("blob-mismatch", f"blob {descriptor.digest} ended {left} bytes too early")
+        if rest:
+            raise StoreError("blob-mismatch", f"blob {descriptor.digest} ended {rest} bytes too early")
 
 
 class _BlobUpload:
-    """One blob on its way in: `go` until it returns. `offset` is what the registry has confirmed."""
+    """One blob on its way in: call `attempt` until it returns. The registry has confirmed `offset` bytes."""
 
     def __init__(
-        self, owner: RegistryUploader, repository: str, descriptor: Descriptor, source: Source
+        self, writer: RegistryWriter, repository: str, descriptor: Descriptor, source: Source
     ) -> None:
-        self.owner, self.session, self.repository = owner, owner.session, repository
+        self.writer, self.session, self.repository = writer, writer.session, repository
         self.descriptor, self.source = descriptor, source
         self.scope = self.session.scope(repository, "pull,push")
         self.url = ""
         self.offset = self.sent = 0
         self.piece = self.session.options.piece
         self.broken = self.closing = False
-        self.doubted = self.whole = False  # its word on what arrived was wrong; so all goes in one request
+        # Its report of what arrived was wrong, so the next attempt sends all in one request.
+        self.doubted = self.whole = False
 
-    def go(self) -> None:
-        """Begins or goes on. Raises TransientError where it is to be called again."""
-        if self.closing:  # the end of the upload was asked for, and no answer came
+    def attempt(self) -> None:
+        """Begin or resume. Raises TransientError if it is to be called again."""
+        if self.closing:  # the end of the upload was requested, and no response came
             if self._arrived():
                 return
             self.closing = False
@@ -364,13 +349,17 @@ class _BlobUpload:
         if not self._arrived():
             raise TransientError("the registry accepted the blob, but does not have it")
 
+    def cancel(self) -> None:
+        self.writer.cancel_upload(self.repository, self.url)
+        self.url = ""
+
     def _arrived(self) -> bool:
-        return self.owner.download.holds(self.repository, self.descriptor)
+        return self.writer.has_now(self.repository, self.descriptor)
 
     def _begin(self) -> None:
-        url = self.session.place(self.repository, "blobs/uploads/")
+        url = self.session.url(self.repository, "blobs/uploads/")
         with self.session.answer(RegistryRequest(method="POST", url=url, scope=self.scope)) as response:
-            self._note(response)
+            self.url = self.session.location(response)
             least = read_count(response.headers.get("OCI-Chunk-Min-Length", ""))
         if self.piece and least is not None:
             self.piece = max(self.piece, least)
@@ -378,54 +367,49 @@ class _BlobUpload:
         if not self.url:
             raise RejectedError("it returned no address for the upload")
 
-    def _note(self, response: Response) -> None:
-        self.url = self.session.location(response) or self.url
-
     def _resume(self) -> None:
-        """Asks how much arrived. On any doubt the upload begins anew."""
+        """Query how much arrived. On any doubt the upload begins again."""
         try:
-            arrived = self._ask_arrived()
+            arrived = self._query_arrived()
         except RejectedError:
             self.url = ""
             return
-        if not arrived:
+        if arrived:
+            self.offset = arrived
+        else:
             self.cancel()
-            return
-        self.offset = arrived
 
-    def _ask_arrived(self) -> int:
-        """The bytes that the registry has by its own word, 0 where that says nothing. Raises
-        RejectedError.
-        """
+    def _query_arrived(self) -> int:
+        """Return the bytes that the registry reports, 0 for no usable report. Raises HttpError."""
         with self.session.answer(RegistryRequest(method="GET", url=self.url, scope=self.scope)) as response:
-            self._note(response)
+            self.url = self.session.location(response) or self.url
             end = _range_end(response.headers)
         # 0-0 may be one byte or none
         return 0 if end is None or end < 1 or end >= self.descriptor.size else end + 1
 
     def _cut_smaller(self) -> bool:
-        """Sends pieces from now on that every registry takes. False where they are no larger already."""
+        """Send pieces from now on that every registry accepts. False if they are no larger already."""
         smaller = not self.closing and (not self.piece or self.piece > _PIECE)
         self.piece = min(self.piece or _PIECE, _PIECE)
         return smaller
 
     def _send(self) -> None:
-        left = self.descriptor.size - self.offset
-        if self.offset == 0 and ((left <= SMALL and not self.piece) or self.whole):
-            self._close(_BlobBody(self, left) if left else None)
+        rest = self.descriptor.size - self.offset
+        if self.offset == 0 and ((rest <= SMALL and not self.piece) or self.whole):
+            self._close(_BlobBody(self, rest) if rest else None)
             return
         while self.offset < self.descriptor.size:
             self._patch()
         self._close(None)
 
     def _patch(self) -> None:
-        left = self.descriptor.size - self.offset
-        size = min(self.piece, left) if self.piece else left
+        rest = self.descriptor.size - self.offset
+        size = min(self.piece, rest) if self.piece else rest
         end = self.offset + size
         headers = {"Content-Type": _BINARY}
         if size < self.descriptor.size:
             headers["Content-Range"] = f"{self.offset}-{end - 1}"
-        ask = RegistryRequest(
+        request = RegistryRequest(
             method="PATCH",
             url=self.url,
             scope=self.scope,
@@ -433,19 +417,19 @@ class _BlobUpload:
             body=lambda: _BlobBody(self, size),
             patient=True,
         )
-        with self.session.answer(ask) as response:
-            self._note(response)
-            told = _range_end(response.headers)
-        self.offset = end if told in (None, end - 1) else self._judge(end)
+        with self.session.answer(request) as response:
+            self.url = self.session.location(response) or self.url
+            reported = _range_end(response.headers)
+        self.offset = end if reported in (None, end - 1) else self._check_arrived(end)
 
-    def _judge(self, end: int) -> int:
-        """How much arrived, where the answer to a request that took all does not say `end`.
+    def _check_arrived(self, end: int) -> int:
+        """Return how much arrived if the response to a request of all bytes does not report `end`.
 
-        ECR's answers do not count, and it has no page that does: then the digest at the end decides.
+        ECR's responses do not count, and it has no page that does: then the digest at the end decides.
         """
         self.doubted = True
         try:
-            arrived = self._ask_arrived()
+            arrived = self._query_arrived()
         except RejectedError:
             arrived = 0
         if arrived and not self.offset < arrived <= end:
@@ -457,7 +441,7 @@ class _BlobUpload:
     def _close(self, body: _BlobBody | None) -> None:
         self.closing = True
         query = urlencode({"digest": self.descriptor.digest})
-        ask = RegistryRequest(
+        request = RegistryRequest(
             method="PUT",
             url=f"{self.url}{'&' if '?' in self.url else '?'}{query}",
             scope=self.scope,
@@ -465,10 +449,10 @@ class _BlobUpload:
             body=(lambda: body) if body else b"",
             patient=True,
         )
-        with self.session.answer(ask) as response:
-            told = response.headers.get("Docker-Content-Digest", "")
-        if told.startswith("sha256:") and told != self.descriptor.digest:
-            raise RejectedError(f"it stored another blob than was sent: {told[:80]}")
+        with self.session.answer(request) as response:
+            stored = _digest_header(response)
+        if stored.startswith("sha256:") and stored != self.descriptor.digest:
+            raise RejectedError(f"it stored another blob than was sent: {stored[:80]}")
 
     def _check_source(self) -> None:
         sha256 = hashlib.sha256()
@@ -481,57 +465,59 @@ class _BlobUpload:
                 hint="run imagefactory build TARGET: it builds what is missing",
             )
 
-    def cancel(self) -> None:
-        self.owner.forget(self.repository, self.url)
-        self.url = ""
 
+class _ManifestUpload:
+    """One manifest on its way in: call `attempt` until it returns. `listed`: it is listed as a referrer."""
 
-class _ManifestPut:
-    """One manifest on its way in: `go` until it returns. `listed`: the registry lists it as a referrer."""
-
-    def __init__(self, owner: RegistryUploader, repository: str, data: bytes, media_type: str) -> None:
-        self.owner, self.repository, self.data, self.media_type = owner, repository, data, media_type
+    def __init__(
+        self, writer: RegistryWriter, repository: str, data: bytes, media_type: str, tag: str
+    ) -> None:
+        self.writer, self.repository, self.data, self.tag = writer, repository, data, tag
         self.digest = digest_of(data)
-        self.url = self.tag = ""
-        self.tried = self.listed = False
-
-    def go(self) -> Descriptor:
-        session, download, repository = self.owner.session, self.owner.download, self.repository
-        if self.tried:  # the last one may have arrived: then nothing is put again over what came later
-            manifest = download.manifest_now(repository, self.tag or self.digest)
-            if manifest is not None and manifest[0].digest == self.digest:
-                return manifest[0]
-        self.tried = True
-        ask = RegistryRequest(
+        session = writer.session
+        self.request = RegistryRequest(
             method="PUT",
-            url=self.url,
+            url=session.url(repository, f"manifests/{tag or self.digest}"),
             scope=session.scope(repository, "pull,push"),
-            headers={"Content-Type": self.media_type},
-            body=self.data,
+            headers={"Content-Type": media_type},
+            body=data,
             patient=True,
         )
+        self.sent = self.listed = False
+
+    def attempt(self) -> Descriptor:
+        writer, repository = self.writer, self.repository
+        if self.sent:  # the last one may have arrived: then nothing that came later is overwritten
+            manifest = writer.manifest_now(repository, self.tag or self.digest)
+            if manifest is not None and manifest[0].digest == self.digest:
+                return manifest[0]
+        self.sent = True
         try:
-            with session.answer(ask) as response:
-                told = response.headers.get("Docker-Content-Digest", "")
+            with writer.session.answer(self.request) as response:
+                stored = _digest_header(response)
                 self.listed = bool(response.headers.get("OCI-Subject"))
         except RejectedError as error:
-            # docker-registry 2.8 says so too where another writer is writing the link of a layer anew.
+            # docker-registry 2.8 says so too if another writer is writing the link of a layer.
             if error.code != "DIGEST_INVALID":
                 raise
             raise TransientError(str(error), status=error.status) from None
-        if told.startswith("sha256:") and told != self.digest:
-            raise RejectedError(f"it stored another manifest than was sent: {told[:80]}")
-        manifest = download.manifest_now(repository, self.digest)
+        if stored.startswith("sha256:") and stored != self.digest:
+            raise RejectedError(f"it stored another manifest than was sent: {stored[:80]}")
+        manifest = writer.manifest_now(repository, self.digest)
         if manifest is None or manifest[1] != self.data:
             raise TransientError("the registry accepted the manifest, but does not return it")
         if self.tag:
-            manifest = download.manifest_now(repository, self.tag)
+            manifest = writer.manifest_now(repository, self.tag)
             if manifest is None:
                 raise TransientError("the registry accepted the manifest, but does not have its tag")
         return manifest[0]
 
 
+def _digest_header(response: Response) -> str:
+    return response.headers.get("Docker-Content-Digest", "")
+
+
 def _range_end(headers: Mapping[str, str]) -> int | None:
-    """The last byte that an upload has, by its Range header (`0-1023`)."""
-    found = re.fullmatch(r"(?:bytes[= ])?0-(\d{1,18})", headers.get("Range", "").strip())
-    return int(found[1]) if found else None
+    """Return the last byte that an upload has, by its Range header (`0-1023`)."""
+    match = re.fullmatch(r"(?:bytes[= ])?0-(\d{1,18})", headers.get("Range", "").strip())
+    return int(match[1]) if match else None

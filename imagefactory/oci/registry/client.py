@@ -1,17 +1,18 @@
-"""A registry as a Store: a small client of the OCI distribution specification that bears faults.
+"""A registry as a Store: a small client of the OCI distribution specification that retries faults.
 
-What may be gone the next time (408, 429, 5xx, resets, time-outs, truncated replies, tokens that ran
-out, lost upload sessions) is tried again with jittered backoff; what a registry refuses is not. Nothing
-counts as done because a request got an answer: blobs and manifests are asked for again by digest.
+Faults that may pass (408, 425, 429, 5xx, resets, timeouts, truncated responses, expired tokens, lost upload
+sessions) are retried with jittered backoff; rejections are not. A response alone confirms nothing: blobs and
+manifests are queried again by digest.
 
-Sources: OCI distribution-spec 1.1; docker/distribution's token and upload pages.
+Sources: OCI distribution-spec 1.1, "Listing Referrers" and "Referrers Tag Schema" too; docker/distribution's
+token and upload pages.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from imagefactory.errors import RegistryError
@@ -26,7 +27,7 @@ from imagefactory.oci.manifests import (
     format_descriptor,
     parse_descriptor,
 )
-from imagefactory.oci.registry.blobs import RegistryDownloader, RegistryUploader
+from imagefactory.oci.registry.blobs import RegistryWriter
 from imagefactory.oci.registry.session import (
     MOST_IN_TAG,
     ListReader,
@@ -35,151 +36,22 @@ from imagefactory.oci.registry.session import (
     RegistryRequest,
     RegistrySession,
 )
-from imagefactory.oci.store import DIGEST, Source, check_digest, check_tag_or_digest
-
-# --- What refers to a manifest of a registry: by its referrers API, else by the tag that stands in for it
-# Source: OCI distribution-spec 1.1, "Listing Referrers" and "Referrers Tag Schema".
-
-
-class ReferrersClient:
-    """The lists of who refers to what, read and written through `session`."""
-
-    def __init__(
-        self, session: RegistrySession, download: RegistryDownloader, upload: RegistryUploader
-    ) -> None:
-        self.session, self.download, self.upload = session, download, upload
-        self._attaching = threading.Lock()
-
-    def of(self, repository: str, digest: str, artifact_type: str = "") -> tuple[Descriptor, ...]:
-        """As Store's `referrers`: by the referrers API, else from the tag `sha256-<hex>`.
-
-        Whoever may push writes rows: one that names no manifest is left out, and hides no other.
-        """
-        check_digest(digest)
-
-        def keep(row: Any) -> Descriptor | None:
-            return _descriptor(row) if artifact_type in ("", _type_of(row)) else None
-
-        with self.session.told(repository, f"listing what refers to {digest[:19]}"):
-            found = self._listed(repository, digest, keep)
-        if found is not None:  # the registry's own list leaves out what was deleted
-            return tuple(found)
-        # Anyone may write the tag, and GHCR enters what cosign attaches with a type that is not its own.
-        rows = [row for row in map(_descriptor, self._rows(repository, digest)) if row is not None]
-        there = self._present(repository, [row.digest for row in rows])
-        if artifact_type:
-            there = {one: kind for one, kind in there.items() if kind == artifact_type}
-        return tuple(row for row in rows if row.digest in there)
-
-    def attach(self, repository: str, value: Mapping[str, Any], descriptor: Descriptor) -> None:
-        """Enters a manifest in the tag `sha256-<hex>` of its subject, unless the registry itself lists it."""
-        subject = str(value["subject"]["digest"])
-        entry: dict[str, object] = {
-            **format_descriptor(descriptor),
-            "artifactType": artifact_type(value),
-            "annotations": value.get("annotations") or {},
-        }
-        with self.session.told(repository, f"listing what refers to {subject[:19]}"):
-            if self._listed(repository, subject, lambda _: None) is not None:
-                return
-        tag = subject.replace(":", "-")
-        patience, there = self.session.options.patience, set[str]()
-        with self._attaching:
-            for attempt in range(patience.attempts + 1):
-                rows = self._rows(repository, subject)
-                if any(row["digest"] == descriptor.digest for row in rows):
-                    return
-                if attempt:
-                    self.session.options.sleep(patience.wait(attempt, None, self.session.options.random))
-                    rows = self._rows(repository, subject)
-                # What was seen once is not asked for again: others write this list meanwhile.
-                listed = [str(row["digest"]) for row in rows]
-                there |= self._present(repository, [row for row in listed if row not in there]).keys()
-                kept = [row for row in rows if row["digest"] in there - {descriptor.digest}]
-                index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [*kept, entry]}
-                self.upload.put(repository, canonical_json(index), INDEX_TYPE, tag)
-        raise RegistryError(
-            "push-overwritten",
-            f"{self.session.host}/{repository}: other programs keep overwriting the list {tag}",
-            hint="run it again when no one else attaches to this image",
-        )
-
-    def _listed(
-        self, repository: str, digest: str, keep: Callable[[Any], Descriptor | None]
-    ) -> list[Descriptor] | None:
-        """What `keep` makes of the referrers API's list, None where there is no such API."""
-        url = self.session.place(repository, f"referrers/{digest}")
-        try:
-            return self.session.rows(repository, url, "manifests", keep)
-        except NoListError:
-            return None  # a page for people in the place of an API
-        except RejectedError as error:
-            if error.status in (404, 405):
-                return None
-            raise
-
-    def _rows(self, repository: str, digest: str) -> list[Mapping[str, Any]]:
-        """The tag `sha256-<hex>` as it stands: nobody takes a row out when its manifest is deleted."""
-        found = self.download.manifest(repository, digest.replace(":", "-"))
-        try:
-            rows = list(json.loads(found[1])["manifests"] or ()) if found else []
-        except MALFORMED as error:
-            raise self.session.no_sense(repository, "a list of referrers") from error
-        return [row for row in rows if _descriptor(row) is not None]
-
-    def _present(self, repository: str, digests: Sequence[str]) -> dict[str, str]:
-        """Those of these manifests that are there, each with its own type.
-
-        Anyone who may push can write the tag that lists them.
-        """
-        reading, wanted = ListReader(self.session.options.clock), dict.fromkeys(digests)
-        with self.session.told(repository, "looking for what its list of referrers names"):
-            if len(wanted) > MOST_IN_TAG:
-                raise RejectedError(f"{len(wanted):,} rows are more than the {MOST_IN_TAG:,} that are read")
-            there = dict[str, str]()
-            for digest in wanted:
-                reading.count()
-                if (found := self.download.manifest(repository, digest)) is not None:
-                    there[digest] = _artifact_type_of(found[1])
-        return there
-
-
-def _artifact_type_of(manifest: bytes) -> str:
-    try:
-        return artifact_type(json.loads(manifest))
-    except MALFORMED:
-        return ""
-
-
-def _type_of(row: Any) -> object:
-    return row.get("artifactType") if isinstance(row, dict) else None
-
-
-def _descriptor(row: Any) -> Descriptor | None:
-    """The descriptor of a row, None for one that names no manifest."""
-    try:
-        found = parse_descriptor(row)
-    except MALFORMED:
-        return None
-    return found if DIGEST.fullmatch(found.digest) else None
-
+from imagefactory.oci.store import DIGEST, check_digest, check_tag_or_digest
 
 _DELETES_OFF = "enable deletion there (docker-registry: REGISTRY_STORAGE_DELETE_ENABLED=true)"
 _UNTAG_OFF = "delete the manifest, or point the tag to another image: it cannot delete a tag by its name"
 
 
-class RegistryClient:
+class RegistryClient(RegistryWriter):
     """The registry at `host` (`registry.example.org`, `127.0.0.1:5000`); `docker.io` is Docker Hub.
 
-    Safe to use from several threads. Every method raises RegistryError for a registry that refuses,
-    cannot be reached or keeps failing, and UsageError for what is no repository, tag or digest.
+    Thread-safe. Every method raises RegistryError for a registry that rejects requests, cannot be reached or
+    keeps failing, and UsageError for an invalid repository, tag or digest.
     """
 
     def __init__(self, host: str, options: RegistryOptions | None = None) -> None:
-        self.session = RegistrySession(host, options or RegistryOptions())
-        self._download = RegistryDownloader(self.session)
-        self._upload = RegistryUploader(self.session, self._download)
-        self._referrers = ReferrersClient(self.session, self._download, self._upload)
+        super().__init__(RegistrySession(host, options or RegistryOptions()))
+        self._attaching = threading.Lock()
 
     def __repr__(self) -> str:
         return f"Registry({self.host!r})"
@@ -198,57 +70,34 @@ class RegistryClient:
 
     @property
     def plain(self) -> bool:
-        """Whether it is asked by http."""
+        """Whether requests use http."""
         return self.session.plain
 
     def close(self) -> None:
-        """Lets go of the connections; a later call opens new ones."""
+        """Close the connections; a later call opens new ones."""
         self.session.close()
 
     def check(self) -> None:
-        """Asks whether this is a registry that takes the credentials (distribution-spec, end-1)."""
-        ask = RegistryRequest(method="GET", url=f"{self.session.root}/v2/", scope=())
+        """Raise RegistryError unless a registry accepts the credentials (distribution-spec, end-1)."""
+        with self.session.reporting("v2", "checking whether a registry answers"):
+            self._send(RegistryRequest(method="GET", url=f"{self.session.root}/v2/"))
 
-        def go() -> None:
-            with self.session.answer(ask):
+    def _send(self, request: RegistryRequest) -> None:
+        def attempt() -> None:
+            with self.session.answer(request):
                 pass
 
-        with self.session.told("v2", "asking whether a registry is there"):
-            self.session.retry(go)
+        self.session.retry(attempt)
 
-    def check_push(self, repository: str) -> None:
-        """Ask whether this account may send blobs there. Nothing is sent."""
-        self._upload.check(repository)
-
-    # --- blobs -----------------------------------------------------------------------------------
-
-    def has(self, repository: str, descriptor: Descriptor) -> bool:
-        return self._download.has(repository, descriptor)
-
-    def read(self, repository: str, descriptor: Descriptor, offset: int = 0) -> Iterator[bytes]:
-        """As Store has it; goes on where a connection breaks. A small blob is checked before it is given."""
-        return self._download.read(repository, descriptor, offset)
-
-    def write(self, repository: str, descriptor: Descriptor, source: Source) -> int:
-        """As Store has it. Raises StoreError where `source` does not give the blob of `descriptor`."""
-        return self._upload.write(repository, descriptor, source)
-
-    def mount(self, repository: str, descriptor: Descriptor, origin: str) -> bool:
-        """As Store has it. A registry that may not or cannot mount says no; that is no error."""
-        return self._upload.mount(repository, descriptor, origin)
-
-    # --- manifests -------------------------------------------------------------------------------
-
-    def manifest(self, repository: str, wanted: str) -> tuple[Descriptor, bytes] | None:
-        return self._download.manifest(repository, wanted)
+    # --- manifests and tags
 
     def put_manifest(self, repository: str, data: bytes, media_type: str, tag: str = "") -> Descriptor:
-        """As Store has it, read back by digest and by tag.
+        """As Store, read back by digest and by tag.
 
-        With a `tag`, the descriptor is of what the tag names once ours was put: where another writer was
-        at the same tag just then, that may be theirs, and the caller decides what it means. Where the
-        registry has no referrers API, a manifest with a `subject` is entered in the tag `sha256-<hex>`;
-        writers who do that at the same moment can lose entries (distribution-spec, "Referrers Tag Schema").
+        With a `tag`, return the descriptor of the manifest that the tag names after ours was put. It may be
+        of another writer, and the caller decides what it means. If the registry has no referrers API, a
+        manifest with a `subject` is entered in the tag `sha256-<hex>`; writers who do that at the same moment
+        can lose entries (distribution-spec, "Referrers Tag Schema").
         """
         check_tag_or_digest(tag or digest_of(data))
         try:
@@ -258,59 +107,150 @@ class RegistryClient:
             raise RegistryError(
                 "manifest-invalid", f"{digest_of(data)} is not a manifest: {error}"
             ) from error
-        found, listed = self._upload.put(repository, data, media_type, tag)
+        stored, listed = self.put(repository, data, media_type, tag)
         if subject and not listed:
-            ours = Descriptor(media_type=media_type, digest=digest_of(data), size=len(data))
-            self._referrers.attach(repository, value, ours)
-        return found
+            descriptor = Descriptor(media_type=media_type, digest=digest_of(data), size=len(data))
+            self._attach(repository, value, descriptor)
+        return stored
 
     def delete_manifest(self, repository: str, digest: str) -> None:
-        """Removes a manifest and the tags that name it; nothing happens when there is none."""
+        """Delete a manifest and the tags that name it; no error if there is none."""
         self._delete(repository, check_digest(digest), hint=_DELETES_OFF)
 
-    # --- tags and referrers ----------------------------------------------------------------------
-
     def tags(self, repository: str) -> tuple[str, ...]:
-        url = self.session.place(repository, "tags/list?n=1000")
+        url = self.session.url(repository, "tags/list?n=1000")
         try:
-            with self.session.told(repository, "listing its tags"):
-                found = self.session.rows(
+            with self.session.reporting(repository, "listing its tags"):
+                tags = self.session.rows(
                     repository, url, "tags", lambda tag: tag if isinstance(tag, str) else None
                 )
         except NoListError:
-            raise self.session.no_sense(repository, "a list of tags") from None
-        return tuple(sorted(set(found)))
+            raise self.session.invalid_response(repository, "a list of tags") from None
+        return tuple(sorted(set(tags)))
 
     def untag(self, repository: str, tag: str) -> None:
-        """As Store has it. RegistryError also for a registry that cannot remove a tag by its name."""
+        """As Store. RegistryError too for a registry that cannot delete a tag by its name."""
         self._delete(repository, check_tag_or_digest(tag), hint=_UNTAG_OFF)
 
-    def _delete(self, repository: str, wanted: str, *, hint: str) -> None:
-        ask = RegistryRequest(
+    def _delete(self, repository: str, reference: str, *, hint: str) -> None:
+        request = RegistryRequest(
             method="DELETE",
-            url=self.session.place(repository, f"manifests/{wanted}"),
+            url=self.session.url(repository, f"manifests/{reference}"),
             scope=self.session.scope(repository, "delete"),
         )
-
-        def go() -> None:
+        with self.session.reporting(repository, f"deleting {reference}"):
             try:
-                with self.session.answer(ask):
-                    pass
+                self._send(request)
             except RejectedError as error:
-                if error.status == 404:
-                    return
-                # docker-registry 2.8 takes a tag for a damaged digest; others say 405, some 400.
+                # docker-registry 2.8 reads a tag as an invalid digest; others answer 405, some 400.
                 if error.status in (400, 405):
                     raise RegistryError(
                         "registry-delete-unsupported",
-                        f"{self.session.host}/{repository}: cannot delete {wanted}: {error}",
+                        f"{self.host}/{repository}: cannot delete {reference}: {error}",
                         hint=hint,
                     ) from error
-                raise
+                if error.status != 404:
+                    raise
 
-        with self.session.told(repository, f"removing {wanted}"):
-            self.session.retry(go)
+    # --- referrers
 
     def referrers(self, repository: str, digest: str, artifact_type: str = "") -> tuple[Descriptor, ...]:
-        """As Store has it: by the referrers API, else from the tag `sha256-<hex>`."""
-        return self._referrers.of(repository, digest, artifact_type)
+        """As Store: by the referrers API, else from the tag `sha256-<hex>`.
+
+        Anyone who may push writes rows: a row that names no manifest is dropped, and hides no other.
+        """
+        check_digest(digest)
+
+        def parse(row: Any) -> Descriptor | None:
+            row_type = row.get("artifactType") if isinstance(row, dict) else None
+            return _descriptor(row) if artifact_type in ("", row_type) else None
+
+        with self.session.reporting(repository, f"listing referrers of {digest[:19]}"):
+            listed = self._listed(repository, digest, parse)
+        if listed is not None:  # the registry's own list excludes deleted manifests
+            return tuple(listed)
+        # Anyone may write the tag, and GHCR enters attachments of cosign with a wrong type.
+        rows = [row for row in map(_descriptor, self._tag_rows(repository, digest)) if row is not None]
+        types = self._present(repository, [row.digest for row in rows])
+        return tuple(row for row in rows if row.digest in types and artifact_type in ("", types[row.digest]))
+
+    def _attach(self, repository: str, value: Mapping[str, Any], descriptor: Descriptor) -> None:
+        """Enter a manifest in the tag `sha256-<hex>` of its subject, unless the registry itself lists it."""
+        subject = str(value["subject"]["digest"])
+        entry: dict[str, object] = {
+            **format_descriptor(descriptor),
+            "artifactType": artifact_type(value),
+            "annotations": value.get("annotations") or {},
+        }
+        with self.session.reporting(repository, f"listing referrers of {subject[:19]}"):
+            if self._listed(repository, subject, lambda _: None) is not None:
+                return
+        tag = subject.replace(":", "-")
+        patience, present = self.options.patience, set[str]()
+        with self._attaching:
+            for attempt in range(patience.attempts + 1):
+                rows = self._tag_rows(repository, subject)
+                if any(row["digest"] == descriptor.digest for row in rows):
+                    return
+                if attempt:
+                    self.options.sleep(patience.wait(attempt, None, self.options.random))
+                    rows = self._tag_rows(repository, subject)
+                # Known manifests are not queried again: others write this list meanwhile.
+                digests = [str(row["digest"]) for row in rows]
+                present |= self._present(repository, [row for row in digests if row not in present]).keys()
+                others = [row for row in rows if row["digest"] in present - {descriptor.digest}]
+                index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [*others, entry]}
+                self.put(repository, canonical_json(index), INDEX_TYPE, tag)
+        raise RegistryError(
+            "push-overwritten",
+            f"{self.host}/{repository}: other programs keep overwriting the list {tag}",
+            hint="run it again when no one else attaches to this image",
+        )
+
+    def _listed(
+        self, repository: str, digest: str, parse: Callable[[Any], Descriptor | None]
+    ) -> list[Descriptor] | None:
+        """Return `parse` of the rows of the referrers API, None if there is no such API."""
+        url = self.session.url(repository, f"referrers/{digest}")
+        try:
+            return self.session.rows(repository, url, "manifests", parse)
+        except NoListError:
+            return None  # a web page in place of an API
+        except RejectedError as error:
+            if error.status in (404, 405):
+                return None
+            raise
+
+    def _tag_rows(self, repository: str, digest: str) -> list[Mapping[str, Any]]:
+        """Return the rows of the tag `sha256-<hex>`, those of deleted manifests too."""
+        manifest = self.manifest(repository, digest.replace(":", "-"))
+        try:
+            rows = list(json.loads(manifest[1])["manifests"] or ()) if manifest else []
+        except MALFORMED as error:
+            raise self.session.invalid_response(repository, "a list of referrers") from error
+        return [row for row in rows if _descriptor(row) is not None]
+
+    def _present(self, repository: str, digests: Sequence[str]) -> dict[str, str]:
+        """Return the artifact type of each of these manifests that exists; the tag may list others."""
+        reading, types = ListReader(self.options.clock), dict[str, str]()
+        with self.session.reporting(repository, "querying the manifests in its list of referrers"):
+            unique = dict.fromkeys(digests)
+            if len(unique) > MOST_IN_TAG:
+                raise RejectedError(f"{len(unique):,} rows are more than the {MOST_IN_TAG:,} that are read")
+            for digest in unique:
+                reading.count()
+                if (manifest := self.manifest(repository, digest)) is not None:
+                    try:
+                        types[digest] = artifact_type(json.loads(manifest[1]))
+                    except MALFORMED:
+                        types[digest] = ""
+        return types
+
+
+def _descriptor(row: Any) -> Descriptor | None:
+    """Return the descriptor of a row, None for a row that names no manifest."""
+    try:
+        descriptor = parse_descriptor(row)
+    except MALFORMED:
+        return None
+    return descriptor if DIGEST.fullmatch(descriptor.digest) else None

@@ -43,7 +43,7 @@ TIMEOUT = 120.0
 """Seconds for one command. A schedd that is busy answers within its own timeouts, which are shorter."""
 TAIL = 6
 AWAY = (
-    "run this on an access point of the pool, or use an inventory that was saved there: imagefactory pool "
+    "run this on an access point of the pool, or use an inventory that was saved there: imagefactory gpus "
     "-o FILE, then --inventory FILE"
 )
 

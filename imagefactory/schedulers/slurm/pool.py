@@ -153,7 +153,7 @@ class SlurmPool(SlurmSweepFiles):
             raise fault or ToolError(
                 "cluster-gpu-unknown",
                 "no GPU of this cluster is known to have a requested capability",
-                hint="query the GPUs with imagefactory pool --probe 5m, then create a new sweep",
+                hint="query the GPUs with imagefactory gpus --probe 5m, then create a new sweep",
             )
         return taken
 

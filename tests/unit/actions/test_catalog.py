@@ -140,7 +140,7 @@ def test_the_driver_is_the_lowest_that_runs_machine_code(target: Target) -> None
 
 def test_an_image_for_amd_has_no_driver_and_is_judged_on_processors(factory: Project, target: Target) -> None:
     amd = replace(target, cuda="rocm7", capabilities=("gfx90a",))
-    assert facts_of(amd, None, ()) == ImageFacts(version="2.3", runtime="", driver="", minor_compat=False)
+    assert facts_of(amd, None, ()) == ImageFacts(version="2.3")
     asked: list[str] = []
 
     def weighed(cell: Cell, _: object) -> CellRuling:
@@ -271,11 +271,10 @@ def _put_newer(factory: Project, target: Target) -> str:
     from imagefactory.actions import build
     from imagefactory.actions import definition as define
     from imagefactory.build.assemble import AssembleEngine
-    from imagefactory.build.base.image import get_base
     from imagefactory.oci.layout import reference
 
     layout, definition = factory.layout, define.define_target(factory, target)
-    base = get_base(layout, build._base_request(factory, definition.base, locked=False))
+    base = build.base_request(factory, definition.base).stored(layout)
     assert base is not None
     index = add_image(layout, reference(target), [b"newer"])
     engine = AssembleEngine(layout, layout.path, codec=factory.settings.codec.value, workers=1)

@@ -33,7 +33,8 @@ from imagefactory.oci.registry.client import RegistryClient
 from imagefactory.progress import QuietProgress
 from imagefactory.project import Project
 from imagefactory.schedulers.cells import CellRequest
-from imagefactory.schedulers.claims import (
+from imagefactory.schedulers.pool import JobLimits
+from imagefactory.schedulers.underway import (
     CLAIMS,
     ClaimedCell,
     StoreClaims,
@@ -42,7 +43,6 @@ from imagefactory.schedulers.claims import (
     open_claims,
     sign_claims,
 )
-from imagefactory.schedulers.pool import JobLimits
 from imagefactory.settings.choices import SettingValue
 from imagefactory.settings.load import NONCE_STORE_KEY
 from imagefactory.trust.keys import SigningKey

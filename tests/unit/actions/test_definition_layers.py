@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from imagefactory.actions.definition import define_target, layers_state, promised_image, verify_layer_lock
-from imagefactory.actions.locked import orphans
+from imagefactory.actions.locked import base_locks, orphans
 from imagefactory.actions.transfer import PushOptions, inputs_digest, push_target
 from imagefactory.errors import EXIT_LOCK, EXIT_OK, EXIT_STALE, BuildError, LockError
 from imagefactory.lock.layers import layers_path, write_layer_lock
@@ -123,11 +123,12 @@ def test_what_has_no_layer_lock_or_a_stale_one_is_not_built(
 
 def test_what_is_made_is_held_to_the_layer_lock(factory: Project, target: Target, promised: Image) -> None:
     definition = define_target(factory, target)
-    verify_layer_lock(factory, definition, promised, MADE_WITH)
+    bases = base_locks(factory, definition.base)
+    verify_layer_lock(factory, definition, promised, MADE_WITH, bases=bases)
     another = replace(LAYERS[2], diff_id=f"sha256:{'3' * 64}")
     wrong = replace(promised, layers=(*LAYERS[:2], another, LAYERS[3]))
     with pytest.raises(LockError, match=r"layers.txt:10: 'torch 2.3.1' .* sha256:33") as caught:
-        verify_layer_lock(factory, definition, wrong, MADE_WITH)
+        verify_layer_lock(factory, definition, wrong, MADE_WITH, bases=bases)
     assert caught.value.code == "layer-lock-mismatch"
     assert f"imagefactory lock --check --deep {target.name}" in caught.value.hint
 
@@ -135,7 +136,7 @@ def test_what_is_made_is_held_to_the_layer_lock(factory: Project, target: Target
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"made_with": "another codec"}, "is of layers by another codec: "),
+        ({"toolchain": "another codec"}, "is of layers by another codec: "),
         ({"lock": f"sha256:{'1' * 64}"}, "is outdated: the lock of pytorch-2.3-cu121 "),
         ({"base": f"sha256:{'1' * 64}"}, "is outdated: the base debian-12 "),
     ],
@@ -146,7 +147,9 @@ def test_what_another_lock_or_tool_made_is_told_and_not_held_to(
     write_layer_lock(factory.lock_folder, replace(put_layer_lock(factory, target), **changes))  # type: ignore[arg-type]
     told: list[str] = []
     other = replace(promised, layers=LAYERS[:1])
-    verify_layer_lock(replace(factory, tell=told.append), define_target(factory, target), other, MADE_WITH)
+    definition, told_project = define_target(factory, target), replace(factory, tell=told.append)
+    bases = base_locks(factory, definition.base)
+    verify_layer_lock(told_project, definition, other, MADE_WITH, bases=bases)
     assert words in told[0]
 
 

@@ -51,9 +51,9 @@ def test_what_comes_along_is_listed_and_its_locks_are_current(call: Call, here: 
         "lock --update torch",
         "render",
         "render --check",
-        "new lab",
-        "add pytorch 2.6",
-        "watch --write",
+        "recipe new lab",
+        "recipe add-version pytorch 2.6",
+        "recipe update",
     ],
 )
 def test_what_would_write_among_them_says_how_to_have_a_factory(call: Call, here: Path, words: str) -> None:
@@ -67,8 +67,8 @@ def test_what_would_write_among_them_says_how_to_have_a_factory(call: Call, here
 
 
 def test_what_only_prints_works_without_one(call: Call, here: Path) -> None:
-    assert 'version: "2.6"' in call("add", "pytorch", "2.6", "--print", root=None).out
-    assert "family: lab" in call("new", "lab", "--framework", "torch", "--print", root=None).out
+    assert 'version: "2.6"' in call("recipe", "add-version", "pytorch", "2.6", "--dry-run", root=None).out
+    assert "family: lab" in call("recipe", "new", "lab", "--framework", "torch", "--dry-run", root=None).out
     rendered = call("lock", "pytorch-conda-2.3-cu121", "--render", "explicit", root=None)
     assert rendered.out.startswith("# ")
     assert rendered.err.count("no imagefactory.toml") == 1
@@ -91,7 +91,7 @@ def test_trust_is_written_where_it_is_read_again(
 def test_an_empty_one_is_ready_for_a_recipe(call: Call, here: Path) -> None:
     made = call("init", "lab", root=None)
     assert made.code == 0
-    assert made.out.endswith("\nnext: cd lab && imagefactory new pytorch --framework torch\n")
+    assert made.out.endswith("\nnext: cd lab && imagefactory recipe new pytorch --framework torch\n")
     lab = here / "lab"
     assert files(lab) == {
         "imagefactory.toml",
@@ -99,7 +99,7 @@ def test_an_empty_one_is_ready_for_a_recipe(call: Call, here: Path) -> None:
         *("lockfiles/bases/debian-12.lock", "lockfiles/bases/debian-13.lock"),
     }
     assert call("list", root=lab).code == 0
-    assert call("new", "pytorch", "--framework", "torch", root=lab).code == 0
+    assert call("recipe", "new", "pytorch", "--framework", "torch", root=lab).code == 0
     assert "pytorch-" in call("list", root=lab).out
     checked = call("lock", "--check", "base:debian-12", "base:debian-13", root=lab)
     assert checked.code == 0
@@ -109,22 +109,25 @@ def test_an_empty_one_builds_on_what_comes_along(call: Call, here: Path) -> None
     call("init", "lab", root=None)
     lab = here / "lab"
     empty = files(lab)
-    printed = call("new", "mine", "--on", "pytorch-onnx-2.7-cu126", "--print", root=lab)
+    printed = call("recipe", "new", "mine", "--extends", "pytorch-onnx-2.7-cu126", "--dry-run", root=lab)
     assert (printed.code, files(lab)) == (errors.EXIT_USAGE, empty)
     assert f"imagefactory init {lab} --with pytorch-onnx" in printed.err
-    made = call("new", "mine", "--on", "pytorch-onnx-2.7", root=lab)
+    made = call("recipe", "new", "mine", "--extends", "pytorch-onnx-2.7", root=lab)
     assert made.code == 0
     listed = call("list", "--json", root=lab).json()["targets"]
     assert {one["family"] for one in listed} == {"mine", "pytorch", "pytorch-onnx"}
     assert {one["lock"] for one in listed if one["family"] != "mine"} == {"ok"}
-    assert call("new", "none", "--on", "pytorch-9.9-cu126", root=lab).code == errors.EXIT_NOTHING_SELECTED
+    assert (
+        call("recipe", "new", "none", "--extends", "pytorch-9.9-cu126", root=lab).code
+        == errors.EXIT_NOTHING_SELECTED
+    )
 
 
 def test_a_family_of_ones_own_is_not_replaced_by_the_one_that_comes_along(call: Call, here: Path) -> None:
     call("init", root=None)
-    call("new", "pytorch", "--framework", "torch", root=None)
+    call("recipe", "new", "pytorch", "--framework", "torch", root=None)
     before = {path: (here / path).read_bytes() for path in files(here)}
-    said = call("new", "mine", "--on", "pytorch-2.3-cu121", root=None)
+    said = call("recipe", "new", "mine", "--extends", "pytorch-2.3-cu121", root=None)
     assert said.code == errors.EXIT_NOTHING_SELECTED
     assert {path: (here / path).read_bytes() for path in files(here)} == before
 

@@ -64,7 +64,7 @@ def ask(root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
 
 
 def test_a_version_becomes_a_row_a_lock_and_a_definition(ask: Ask, root: Path) -> None:
-    code, _, told = ask("add", "pytorch", "2.6")
+    code, _, told = ask("recipe", "add-version", "pytorch", "2.6")
     assert code == 0
     assert told.endswith(" build pytorch-2.6-cu124\n")
     assert "note: as in the row of 2.5" in told
@@ -77,7 +77,7 @@ def test_a_version_becomes_a_row_a_lock_and_a_definition(ask: Ask, root: Path) -
 
 
 def test_a_row_can_be_looked_at_first(ask: Ask, root: Path) -> None:
-    code, out, _ = ask("add", "pytorch", "2.6", "--cuda", "12.4", "--print")
+    code, out, _ = ask("recipe", "add-version", "pytorch", "2.6", "--cuda", "12.4", "--dry-run")
     assert (code, out.splitlines()[0]) == (0, '  - version: "2.6"')
     assert (root / "recipes/pytorch.yaml").read_text() == (ROOT / "recipes/pytorch.yaml").read_text()
 
@@ -86,7 +86,7 @@ def test_a_row_can_be_looked_at_first(ask: Ask, root: Path) -> None:
     ("arguments", "code", "what"),
     [
         (("pytroch", "2.6"), 3, "'pytorch'"),
-        (("nothing-like-it", "2.6"), 3, "imagefactory new nothing-like-it"),
+        (("nothing-like-it", "2.6"), 3, "imagefactory recipe new nothing-like-it"),
         (("pytorch", "2.6", "--cuda", "12.1"), 2, "12.4"),
         (("pytorch", "2.*"), 2, "'2.*'"),
         (("pytorch", "2.5"), 2, "2.5"),
@@ -95,7 +95,7 @@ def test_a_row_can_be_looked_at_first(ask: Ask, root: Path) -> None:
 def test_what_is_refused_writes_nothing(
     ask: Ask, root: Path, arguments: tuple[str, ...], code: int, what: str
 ) -> None:
-    ended, _, told = ask("add", *arguments)
+    ended, _, told = ask("recipe", "add-version", *arguments)
     assert (ended, what in told) == (code, True), told
     assert (root / "recipes/pytorch.yaml").read_text() == (ROOT / "recipes/pytorch.yaml").read_text()
 
@@ -104,7 +104,7 @@ def test_a_row_that_cannot_be_locked_stays_and_is_named(
     ask: Ask, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stages_lock, "target_locker", lambda *_: Locker("", root))
-    code, _, told = ask("add", "pytorch", "2.6")
+    code, _, told = ask("recipe", "add-version", "pytorch", "2.6")
     assert code == 5
     assert f"{root}/recipes/pytorch.yaml" in told
     assert '"2.6"' in (root / "recipes/pytorch.yaml").read_text()

@@ -14,8 +14,14 @@ from typing import Any
 
 import pytest
 
-from imagefactory.actions import verdicts
-from imagefactory.actions.collect import SweepResult, collect_sweep
+from imagefactory.actions import collect
+from imagefactory.actions.collect import (
+    PendingNode,
+    SignedNode,
+    SweepResult,
+    VerdictAttacher,
+    collect_sweep,
+)
 from imagefactory.actions.store import collect_sweeps
 from imagefactory.actions.sweep import (
     SweepDependencies,
@@ -30,9 +36,6 @@ from imagefactory.actions.sweep import (
 from imagefactory.actions.sweep_images import choose_image_type
 from imagefactory.actions.verdicts import (
     ANY,
-    PendingNode,
-    SignedNode,
-    VerdictAttacher,
     find_in,
     local_place,
     nonce_store,
@@ -243,7 +246,7 @@ def test_a_registry_that_is_down_is_not_asked_for_every_image(
         asked.append(own.manifest)
         raise RegistryError("registry-unreachable", "it is down")
 
-    monkeypatch.setattr(verdicts, "places_of", refuse)
+    monkeypatch.setattr(collect, "places_of", refuse)
     found = NodeResult(node=node.name, outcome=None, reason="", attempts=())
     one = CollectedNode(result=found, target=NAME, capability="8.0", nonce=node.nonce)
     sealed = SignedNode(keyid="", expires=datetime.now(UTC), envelopes=(b"", b""))

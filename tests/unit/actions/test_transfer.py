@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import subprocess
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -139,3 +141,18 @@ def test_what_it_is_made_of_is_told_once_more_where_that_changed(
     registry.log.clear()
     assert push(factory, target, registry) == pushed
     assert [str(one) for one in registry.log] == ["GET manifest"] * 2
+
+
+@pytest.mark.parametrize(("passed", "push"), [(True, True), (False, True), (True, False)])
+def test_only_what_passed_is_pushed(monkeypatch: pytest.MonkeyPatch, passed: bool, push: bool) -> None:
+    events: list[Any] = []
+    built = SimpleNamespace(passed=passed, image="an image")
+    monkeypatch.setattr(pushing, "check_build", lambda options: events.append("checked"))
+    monkeypatch.setattr(pushing, "define_target", lambda factory, target: events.append("defined"))
+    monkeypatch.setattr(pushing, "build_image", lambda *arguments: built)
+    monkeypatch.setattr(pushing, "push_target", lambda _, target, options, progress: events.append(options))
+    options = PushOptions(registry="box.example/images", now=NOW) if push else None
+    pushing.make_image(None, None, None, options, events.append, QUIET)  # type: ignore[arg-type]
+    assert events[:3] == ["checked", "defined", built]
+    pushes = [(row.registry, row.made) for row in events[3:]]
+    assert pushes == ([("box.example/images", "an image")] if passed and push else [])

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from imagefactory.actions import resolve, verdicts, verify, workflow
+from imagefactory.actions import resolve, verdicts, verify
 from imagefactory.actions.transfer import PushOptions, push_target
 from imagefactory.actions.verdicts import find_in, local_place, read_verification_policy, registry_of
 from imagefactory.actions.verify import KitDestination, write_kit
@@ -30,6 +31,7 @@ from imagefactory.model import Outcome, Target
 from imagefactory.oci.layout import reference
 from imagefactory.oci.manifests import CONFIG_TYPE, Image, SifArtifact, canonical_json, digest_of
 from imagefactory.oci.sif import SifOrigin, store_sif
+from imagefactory.oci.store import ImageReference
 from imagefactory.progress import QuietProgress
 from imagefactory.project import Project
 from imagefactory.settings.choices import SettingValue
@@ -71,9 +73,9 @@ def make_bench(runner: ScriptedRunner | None = None, **changes: Any) -> verify.V
     )
 
 
-def run(factory: Project, name: str = NAME, bench: Any = None, **options: Any) -> workflow.VerifyResult:
+def run(factory: Project, name: str = NAME, bench: Any = None, **options: Any) -> verify.VerifyResult:
     chosen = verify.VerifyOptions(**{"level": "quick", "runner": "unshare", **options})
-    return workflow.verify_and_attach(factory, name, chosen, bench or make_bench(), QuietProgress())
+    return verify.verify_and_attach(factory, name, chosen, bench or make_bench(), QuietProgress())
 
 
 # --- which image ---------------------------------------------------------------------------------
@@ -559,10 +561,45 @@ def test_an_image_that_several_gpus_cannot_be_asked_of(
     monkeypatch.delitem(frameworks.FRAMEWORKS, target.framework)
     options = verify.VerifyOptions(level="several", runner="unshare")
     with pytest.raises(UsageError, check=lambda error: error.code == "suite-not-applicable"):
-        workflow.verify_and_attach(
+        verify.verify_and_attach(
             factory, NAME, options, make_bench(ScriptedRunner(write=never)), QuietProgress()
         )
     with pytest.raises(UsageError, check=lambda error: error.code == "suite-not-applicable"):
         write_kit(factory, NAME, options, KitDestination(folder=tmp_path / "kit"), QuietProgress())
     assert not (factory.layout.path / "nonces").exists()
     assert not (tmp_path / "kit").exists()
+
+
+def promoted(monkeypatch: pytest.MonkeyPatch, where: ImageReference | None) -> Any:
+    """Where tags are moved after a verdict on an image that was found there."""
+    chosen = SimpleNamespace(
+        where=where, definition=SimpleNamespace(target=SimpleNamespace(family="pytorch"))
+    )
+    stages = {
+        "check_name": None,
+        "signing_key": "a key",
+        "resolve_image": chosen,
+        "verify_image": "a report",
+        "write_unsigned_report": Path("report.json"),
+        "sign_report": SimpleNamespace(signed="signed"),
+        "attach_signed": ("there",),
+    }
+    for name, gives in stages.items():
+        monkeypatch.setattr(verify, name, lambda *_, gives=gives: gives)
+    monkeypatch.setattr(
+        verify,
+        "place_of",
+        lambda _, where, family: f"registry {where.registry}" if where else f"store {family}",
+    )
+    monkeypatch.setattr(verify, "promote", lambda factory, wanted, progress: wanted.place)
+    bench = SimpleNamespace(evidence=SimpleNamespace(read=lambda: None), clock=lambda: NOW)
+    options = verify.VerifyOptions(promote=True)
+    done = verify.verify_and_attach(None, "pytorch", options, bench, QuietProgress())  # type: ignore[arg-type]
+    assert done.attached == ("there",)
+    return done.promotion
+
+
+def test_tags_move_where_the_image_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    where = ImageReference(registry="box.example", repository="images/pytorch", tag="2.3")
+    assert promoted(monkeypatch, where) == "registry box.example"
+    assert promoted(monkeypatch, None) == "store pytorch"

@@ -214,7 +214,7 @@ def test_an_image_is_known_by_its_layers_before_they_are_made(tmp_path: Path) ->
     engine = AssembleEngine(layout, tmp_path / "cache", codec="zstd", workers=1)
     wanted = definition(wheels)
     image = engine.build(wanted, supplies(base, lambda: wheels), QuietProgress())
-    written = format_layer_lock(lock_layers(wanted, (lock,), image, engine.made_with(wanted)))
+    written = format_layer_lock(lock_layers(wanted, (lock,), image, engine.toolchain(wanted)))
     known = parse_layer_lock(written, "f")
     assert wrong_entries(known, image.layers, "f") == ()
     assert replace(image_of(known, wanted, (lock,)), layers=image.layers) == image
@@ -502,7 +502,7 @@ def test_a_failure_ends_what_waits_and_is_what_is_said(tmp_path: Path) -> None:
         arrivals.fail(DownloadError("test-problem", "no such wheel"))
         raise BuildError("test-problem", "no base")
 
-    coming = replace(as_pending_base(base_layer(layout)), make=fail, made=None)
+    coming = replace(as_pending_base(base_layer(layout)), make=fail, built=None)
     engine = AssembleEngine(layout, tmp_path / "cache", codec="zstd", workers=1)
     told = BuildInputs(base=lambda: coming, packages=packages, unpacked=None)
     with pytest.raises(BuildError, match="no base"):
@@ -551,7 +551,7 @@ def test_layers_are_made_while_the_base_is_and_the_packages_come(
 
     def begin() -> PendingBase:
         assert fetching.is_set(), "the base's packages were fetched alone"
-        return replace(as_pending_base(base_layer(layout)), make=make, made=None)
+        return replace(as_pending_base(base_layer(layout)), make=make, built=None)
 
     class Telling(UnpackedLayers):
         def unpack(self, layers: Sequence[OciLayer], *rest: Any, **more: Any) -> tuple[Path, ...]:

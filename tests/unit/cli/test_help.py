@@ -18,10 +18,15 @@ from imagefactory.cli import cli
 from imagefactory.cli.arguments import CommandGroup, leaf_commands
 from tests.made.command import Call
 
-SILENT = {"run": "its output is the command's", "completion": "it prints a script for a shell"}
+SILENT = {
+    "run": "its output is the command's",
+    "emulate": "the same",
+    "completion": "it prints a script for a shell",
+}
 """Commands without --json, and why."""
 LAST = {
     "completion": "a shell reads it",
+    "emulate": "its output is the command's",
     "export": "its report ends with the other program's command",
     "module": "its report ends with what a shell is told",
     "init": "its report ends with it: a folder may have to be entered first",
@@ -35,9 +40,10 @@ LAST = {
 }
 """Commands that name no next one, and why."""
 SHAPES = {
-    "--check": "lock, render: what the factory has; submit: the file that is named; sbom: which checks",
+    "--check": "lock, render: what the factory has; sbom: which checks",
     "--output": "where it is written: a file, a folder, or a name in this folder",
     "-o": "the same",
+    "--gpus": "how many; run: all",
 }
 """Options that take another shape in another command: one meaning all the same."""
 
@@ -68,7 +74,29 @@ def test_help_shows_each_command_on_one_whole_line_of_80_columns(words: tuple[st
 def test_help_has_a_heading_for_each_purpose() -> None:
     text = CliRunner().invoke(cli, ["--help"], terminal_width=80).output
     found = re.findall(r"^([A-Z][a-z ]+):$", text, re.MULTILINE)
-    assert found == ["Options", "Build", "Publish", "Verify", "Use", "Look after"]
+    assert found == ["Options", "Start", "Use images", "Build images", "Verify", "Run a site"]
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("biuld",), "did you mean `imagefactory build`?"),
+        (("store", "lst"), "did you mean `imagefactory store list`?"),
+        (("version",), "did you mean `imagefactory --version`?"),
+        (("ls",), "did you mean `imagefactory list`?"),
+        (("frobnicate",), "`imagefactory --help` lists the commands"),
+    ],
+)
+def test_an_unknown_command_has_a_suggestion(words: tuple[str, ...], hint: str, call: Call) -> None:
+    said = call(*words)
+    assert (said.code, said.error_codes) == (errors.EXIT_USAGE, ("command-unknown",))
+    assert f"hint: {hint}" in said.err
+
+
+def test_help_as_a_command_is_the_help_of_its_words(call: Call) -> None:
+    for words in ((), ("build",), ("store", "list")):
+        assert call("help", *words).out == call(*words, "--help").out
+    assert call("help", "build", "more").error_codes == ("command-unknown",)
 
 
 def test_every_command_can_be_quiet_and_answers_in_json() -> None:

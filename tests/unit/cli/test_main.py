@@ -130,8 +130,8 @@ def test_a_check_with_faults_is_one_document(call: Call, root: Path) -> None:
 
 
 def test_a_folder_without_recipes_is_no_factory(call: Call, tmp_path: Path) -> None:
-    for command in ("list", "new"):
-        said = call(command, *["lab"] * (command == "new"), root=tmp_path)
+    for words in (("list",), ("recipe", "new", "lab")):
+        said = call(*words, root=tmp_path)
         assert said.code == errors.EXIT_USAGE
         assert said.error_codes == ("project-not-found",)
 
@@ -171,13 +171,13 @@ def test_a_wrong_mount_is_refused(mount: str, code: str) -> None:
 
 
 def test_new_writes_a_recipe_that_reads(call: Call, root: Path) -> None:
-    said = call("new", "mylab-torch", "--framework", "torch", root=root)
+    said = call("recipe", "new", "mylab-torch", "--framework", "torch", root=root)
     assert said.code == 0
     assert "mylab-torch" in call("list", root=root).out
-    again = call("new", "mylab-torch", root=root)
+    again = call("recipe", "new", "mylab-torch", root=root)
     assert (again.code, again.error_codes) == (errors.EXIT_USAGE, ("recipe-exists",))
     assert "mylab-torch.yaml" in again.err
-    assert call("new", "../escape", root=root).code == errors.EXIT_USAGE
+    assert call("recipe", "new", "../escape", root=root).code == errors.EXIT_USAGE
     assert not (root / "escape.yaml").exists()
 
 
@@ -449,7 +449,7 @@ def test_light_commands_import_nothing_heavy() -> None:
     ("words", "code", "named"),
     [
         (("compat", "jax-0.10.2-cpu"), "target-without-gpu", "jax-0.10.2-cpu"),
-        (("new", "x", "--from", "y.yml", "--cuda", "none"), "option-invalid", "--cuda none"),
+        (("recipe", "import", "x", "y.yml", "--cuda", "none"), "option-invalid", "--cuda none"),
     ],
 )
 def test_what_asks_for_gpus_says_what_is_for_cpus(

@@ -114,7 +114,10 @@ def test_no_driver_counts_for_amd(run: Run, words: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize(
     ("words", "told"),
-    [(("compat", "--gpu", "MI999"), "'MI999'"), (("add", "jax", "0.9", "--cuda", "rocm7"), "rocm7")],
+    [
+        (("compat", "--gpu", "MI999"), "'MI999'"),
+        (("recipe", "add-version", "jax", "0.9", "--cuda", "rocm7"), "rocm7"),
+    ],
 )
 def test_what_makes_no_sense_is_told(run: Run, words: tuple[str, ...], told: str) -> None:
     said = run(*words)
@@ -162,7 +165,7 @@ def test_no_kit_is_asked_for_of_what_no_kit_starts() -> None:
 
 
 def test_a_row_is_added_to_those_for_cuda(run: Run) -> None:
-    said = run("add", "jax", "0.9", "--cuda", "12", "--print")
+    said = run("recipe", "add-version", "jax", "0.9", "--cuda", "12", "--dry-run")
     assert said.exit_code == 0, said.stderr
     assert "as in the row of 0.10.2" in said.stderr + said.stdout
     assert "gfx" not in said.stdout.split("as in the row")[0].split('"0.9"')[-1]

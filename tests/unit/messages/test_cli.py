@@ -38,8 +38,6 @@ ROOT = Path(__file__).parents[3]
             "--ledger requires --kit",
             "add --kit DIR or remove --ledger",
         ),
-        ("submit --fix", "--fix requires --check", "write --check FILE.sub --fix"),
-        ("submit", "no target is given", "list the available images: imagefactory find"),
         ("compat jax-0.10.2-cpu", "jax-0.10.2-cpu is for CPUs only", "remove jax-0.10.2-cpu"),
         ("new pytorch", f"{ROOT}/recipes/pytorch.yaml already exists", "edit it, or choose another family"),
         ("report", "no output is given", "add --html DIR, --svg FILE or --badge FILE"),

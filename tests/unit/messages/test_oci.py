@@ -27,7 +27,7 @@ REBUILD = "build or pull it again: imagefactory build TARGET builds what is miss
 
 def denied() -> None:
     session = RegistrySession("registry.example.org", RegistryOptions())
-    with session.told("site/pytorch", "listing its tags"):
+    with session.reporting("site/pytorch", "listing its tags"):
         raise RejectedError("403 DENIED", status=403)
 
 

@@ -16,7 +16,7 @@ from imagefactory.actions.lock import LockOptions, lock_target
 from imagefactory.actions.locked import require_lock
 from imagefactory.actions.new_project import plan_addition
 from imagefactory.actions.resolve import check_not_cpu, resolve_image
-from imagefactory.actions.transfer import CopyRequest, copy_image
+from imagefactory.actions.transfer import copy_image
 from imagefactory.errors import ImagefactoryError
 from imagefactory.extras.wheels.build import check_not_amd
 from imagefactory.model import Target
@@ -56,20 +56,19 @@ def invited(factory: Project, target: Target, tmp_path: Path) -> object:
 
 def copied(factory: Project, target: Target, tmp_path: Path) -> object:
     place = ImageReference(registry="registry.example.org", repository="gpu/pytorch", tag="2.3")
-    copying = CopyRequest(now=NOW, source=place, destination=replace(place, tag=""))
-    return copy_image(factory, copying, QUIET)
+    return copy_image(factory, place, replace(place, tag=""), NOW, QUIET)
 
 
 GOLDEN: tuple[tuple[Action, str, str], ...] = (
     (
         lambda factory, target, _: resolve_image(factory, target.name, "", QUIET),
         f"{NAME} is not built",
-        f"imagefactory build {NAME}, or name an image in a registry: HOST/NAME@sha256:...",
+        f"run imagefactory build {NAME}, or name an image in a registry: HOST/NAME@sha256:...",
     ),
     (
         lambda factory, target, _: resolve_image(factory, "pytorch:9", "", QUIET),
         "no image 'pytorch:9' in {tmp}/store",
-        "imagefactory store list",
+        "see imagefactory store list",
     ),
     (
         lambda factory, target, _: check_not_cpu(replace(target, cuda="none", capabilities=())),

@@ -10,8 +10,9 @@ import pytest
 
 from imagefactory.access import Access, registry_place
 from imagefactory.actions.definition import find_own_files
+from imagefactory.actions.images import find_stored
 from imagefactory.actions.plan import read_rows
-from imagefactory.actions.run import find_built, find_stored, offered_reference
+from imagefactory.actions.run import find_built, offered_reference
 from imagefactory.actions.sweep import check_limits, find_sweep
 from imagefactory.actions.verify import check_output
 from imagefactory.errors import ImagefactoryError
@@ -72,7 +73,7 @@ def own_files(path: Path) -> None:
             lambda _: offered_reference(make_image(target="lab-1.0-cu121", reference="", sifs=())),
             "image-not-pullable",
             "lab-1.0-cu121 is in no registry",
-            "see others with imagefactory find",
+            "see others with imagefactory search",
         ),
         (
             lambda path: find_sweep(access(path).settings, "20261122-061500-1f3a"),

@@ -1,4 +1,4 @@
-"""Files as people bring them, through the command: what `new --from` takes, what it says, where it stops.
+"""Files as people bring them, through the command: what `recipe import` takes, what it says, where it stops.
 
 Every text is written for these tests; `shape` names the public file that writes so,
 or says that none was looked up.
@@ -548,7 +548,7 @@ CONTAINERS = (
         shape="on a target",
         file="Dockerfile",
         text="FROM pytorch/pytorch:2.3.1-cuda12.1-cudnn8-runtime\nRUN pip install einops\n",
-        asked=("--on", "pytorch-2.3-cu121"),
+        asked=("--extends", "pytorch-2.3-cu121"),
         said=("on: pytorch-2.3-cu121", "pytorch-2.3-cu121 brings torch 2.3", "- einops"),
     ),
     Case(
@@ -582,7 +582,19 @@ def test_what_people_bring(case: Case, tmp_path: Path, capsys: pytest.CaptureFix
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     with pytest.raises(SystemExit) as ended:
-        main(["-C", str(tmp_path), "new", "lab", "--from", str(source), "--print", "--partial", *case.asked])
+        main(
+            [
+                "-C",
+                str(tmp_path),
+                "recipe",
+                "import",
+                "lab",
+                str(source),
+                "--dry-run",
+                "--partial",
+                *case.asked,
+            ]
+        )
     heard = capsys.readouterr()
     told = " ".join(f"{heard.out} {heard.err}".split())
     assert int(ended.value.code or 0) == case.code, told
@@ -608,7 +620,7 @@ def test_near_valid_files_make_drafts_or_errors(case: Case, edits: list[tuple[fl
         text = text[:at] + piece + text[at + length :]
     try:
         wish = parse_environment_file(text, case.file, ReadOptions(pythons=("3.11", "3.13")))
-        told = draft(wish, DraftRequest(family="lab"), read_bases(FOLDER)).told
+        told = draft(wish, DraftRequest(family="lab"), read_bases(FOLDER)).messages
     except (RecipeError, UsageError) as error:
         told = (error.message,)
     for line in told:

@@ -49,7 +49,7 @@ def test_the_row_stands_after_the_older_one_with_the_companions_of_its_version()
     before, after = (FOLDER / "pytorch.yaml").read_text(), addition.text
     assert after.replace(f"{addition.row}\n\n", "") == before
     assert after.index('version: "2.5"') < after.index('version: "2.6"') < after.index('version: "2.7"')
-    assert addition.told == (
+    assert addition.notes == (
         "as in the row of 2.5 (recipes/pytorch.yaml:37:5): look whether its bounds hold here",
     )
 
@@ -110,14 +110,14 @@ def test_what_a_version_is_known_to_need_is_not_repeated() -> None:
 )
 def test_a_companion_that_the_new_row_lacks_is_named(version: str, missing: list[str]) -> None:
     addition = add("pytorch", version, "13.0" if version == "9.9" else "")
-    assert [line.partition(";")[0] for line in addition.told if line.startswith("without")] == missing
+    assert [line.partition(";")[0] for line in addition.notes if line.startswith("without")] == missing
 
 
 def test_a_companion_without_wheels_for_the_python_of_the_row_is_named() -> None:
     text = SMALL.format(family="small").replace('"3.11"', '"3.14"')
     addition = add_row(text, parse_recipe(text, "recipes/small.yaml"), "2.6")
     assert "torchvision" not in addition.row
-    assert [line for line in addition.told if "torchvision 0.21 has no wheels for Python 3.14" in line]
+    assert [line for line in addition.notes if "torchvision 0.21 has no wheels for Python 3.14" in line]
 
 
 def test_a_form_of_its_own_is_kept() -> None:
@@ -128,7 +128,7 @@ def test_a_form_of_its_own_is_kept() -> None:
         '<3"]\n\n- version: "2.6"\n  cuda: ["12.4"]\n'
         '  packages: [torchvision==0.21.*, "lightning[extra]<3"]\n',
     )
-    assert addition.told[1] == "not taken over from there: environment"
+    assert addition.notes[1] == "not taken over from there: environment"
 
 
 @pytest.mark.parametrize(

@@ -670,10 +670,10 @@ def test_scaffold_of_conda_parses_and_expands(family: str, framework: str) -> No
 
 
 def test_scaffold_says_when_a_name_is_condas() -> None:
-    (told,) = edit.scaffold("lab", bases(), framework="pytorch").told
+    (told,) = edit.scaffold("lab", bases(), framework="pytorch").messages
     assert told == "pytorch is what conda calls it: PyPI's is --framework torch, conda's is --source conda"
-    assert edit.scaffold("lab", bases(), framework="tensorflow").told == ()
-    assert edit.scaffold("lab", bases(), framework="pytorch", source="conda").told == ()
+    assert edit.scaffold("lab", bases(), framework="tensorflow").messages == ()
+    assert edit.scaffold("lab", bases(), framework="pytorch", source="conda").messages == ()
 
 
 # --- packages left out ----------------------------------------------------------------------------

@@ -129,7 +129,7 @@ def test_a_new_file_is_what_a_person_would_write() -> None:
     assert (made.fresh, made.before, made.changed) == ((LAB_KEY,), (), False)
     assert parse_trust(made.text, "x").key(LAB.keyid)
     again = joined(made.text)
-    assert (again.text, again.told, again.fresh) == (made.text, (), ())
+    assert (again.text, again.changes, again.fresh) == (made.text, (), ())
 
 
 OWN = """\
@@ -163,7 +163,7 @@ def test_what_a_person_wrote_stays() -> None:
         'site = "generic" # for now'
     ]
     assert 'site = "chtc" # for now' in made.text
-    assert made.told == (
+    assert made.changes == (
         "catalogue = registry.example.org/gpu",
         "site = chtc  (was generic)",
         "sif-folder = /shared/gpu",
@@ -196,7 +196,7 @@ def test_another_key_under_the_same_name_is_told_and_takes_its_place() -> None:
 def test_what_the_site_says_for_everybody_is_not_written_again() -> None:
     site = tomllib.loads(joined("").text)
     made = joined("", INVITATION, site)
-    assert (made.text, made.told) == ("", ())
+    assert (made.text, made.changes) == ("", ())
     changed = joined("", replace(INVITATION, keys=(replace(LAB_KEY, key=OTHER_KEY.key),)), site)
     assert changed.before == (("lab", LAB.keyid),)
     assert parse_trust(changed.text, "x").key(STRANGER.keyid)

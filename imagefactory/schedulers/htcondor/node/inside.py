@@ -97,7 +97,7 @@ def run(folder: Path, environ: Mapping[str, str], program: Any) -> None:
         "returncode": ended.returncode,
         "timed_out": ended.timed_out,
         "seconds": ended.seconds,
-        "said": list(ended.said)[-program.MOST_SAID :],
+        "said": list(ended.lines)[-program.MOST_SAID :],
         "hardware": seen,
         "no_gpu": why,
     }

@@ -15,7 +15,7 @@ import pytest
 
 from imagefactory.build.base import image
 from imagefactory.build.base.fetch import BaseArchives
-from imagefactory.build.base.image import BaseRequest, begin_base_build, find_base, space_for_base
+from imagefactory.build.base.image import BaseRequest, space_for_base
 from imagefactory.build.base.make import BaseTar
 from imagefactory.lock.debian.archive import find_mirror
 from imagefactory.model import BaseLock, BaseSpec, DebianPackage
@@ -86,12 +86,12 @@ def test_of_two_at_once_one_makes_it_and_the_other_takes_it(
     monkeypatch.setattr(image, "require_space", lambda *_: None)
     layout = Layout(tmp_path / "store")
     layout.make()
-    coming = [begin_base_build(layout, order, QuietProgress()) for _ in range(2)]
+    coming = [order.begin(layout, QuietProgress()) for _ in range(2)]
     monkeypatch.setattr(Layout, "locked", counted)
     with ThreadPoolExecutor(2) as pool:
         first, other = pool.map(lambda one: one.get(), coming)
     assert first.image == other.image
     assert len(made) == 1
-    found = find_base(layout, order, QuietProgress())
+    found = order.find(layout, QuietProgress())
     assert found
     assert found.image == first.image

@@ -16,7 +16,6 @@ from imagefactory.build.base.pulled import (
     OLDEST,
     BasePullRequest,
     check_carried,
-    ensure_pulled_base,
     parse_created,
     platform_manifest,
 )
@@ -166,7 +165,7 @@ def test_a_registry_that_is_not_there_is_named_with_the_mirror(tmp_path: Path) -
         base=BASE, mirrors=(("docker.io", "127.0.0.1:1/hub"),), open_registry=open_registry
     )
     with layout.in_use(QuietProgress()), pytest.raises(RegistryError) as caught:
-        ensure_pulled_base(layout, wanted, QuietProgress())
+        wanted.find(layout, QuietProgress())
     assert caught.value.code == "mirror-failed"
     assert caught.value.message.startswith(f"recipes/pytorch.yaml:6:7: {BASE.image}: ")
     assert "127.0.0.1:1/hub/nvidia/cuda" in caught.value.message

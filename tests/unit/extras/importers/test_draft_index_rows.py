@@ -59,7 +59,7 @@ def test_what_the_hint_says_makes_the_recipe(source: str) -> None:
         )
     wish = parse_environment_file(text, source, READING)
     try:
-        told = "\n".join(draft(wish, DraftRequest(family="lab"), BASES).told)
+        told = "\n".join(draft(wish, DraftRequest(family="lab"), BASES).messages)
     except UsageError as error:
         told = f"{error.hint}\n{index_rows(wish, {}).missing}"
     settings = tuple(dict(re.findall(r'([a-z0-9-]+) = "([^"]+)"', told)).items())

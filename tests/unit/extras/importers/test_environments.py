@@ -25,7 +25,7 @@ from imagefactory.extras.importers.environments import (
 from imagefactory.extras.importers.locks import build_variant
 from imagefactory.gpu import knowledge
 from imagefactory.model import Target
-from imagefactory.recipes.edit import RecipeDraft, check_draft
+from imagefactory.recipes.edit import RecipeDraft, check_draft, scaffold_on
 from imagefactory.recipes.expand import expand_all, select
 from imagefactory.recipes.family import Recipe
 from imagefactory.recipes.read import read_bases, read_recipes
@@ -225,9 +225,9 @@ def test_nothing_of_an_environment_goes_unsaid() -> None:
     told = lines_of([*wish.notes, *wish.left])
     assert sorted(line for line in told if line in of_pip) == [23, 24, 25, 26, 27, 28]
     made, _ = drafted(ENVIRONMENT, "environment.yml")
-    assert sorted(made.told[:-1]) == sorted((*wish.notes, *wish.left))
-    assert made.told[-1].startswith("torch==2.3.1 of PyPI: the framework comes from conda")
-    assert all(f"#   {told}\n" in made.text for told in made.told)
+    assert sorted(made.messages[:-1]) == sorted((*wish.notes, *wish.left))
+    assert made.messages[-1].startswith("torch==2.3.1 of PyPI: the framework comes from conda")
+    assert all(f"#   {told}\n" in made.text for told in made.messages)
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_conda_forge_is_asked_where_conda_asks_its_defaults_and_takes_no_channel
     made, target = drafted(text, "environment.yml")
     assert target.channels == tuple(f"https://conda.anaconda.org/{name}" for name in expected)
     changed = {*expected} != {*re.findall(r"[a-z-]+", channels)} - {"nodefaults"}
-    assert any("conda-forge" in told for told in made.told) == changed
+    assert any("conda-forge" in told for told in made.messages) == changed
     assert parse_environment_file(text, "environment.yml", READING).left == []
 
 
@@ -311,7 +311,7 @@ def test_version_and_cuda_as_the_file_says_them(dependencies: str, version: str,
     text = f"channels: [conda-forge]\ndependencies: [python=3.11, {dependencies}]\n"
     made, target = drafted(text, "environment.yml")
     assert (target.version, target.cuda) == (version, cuda)
-    assert made.told == ()
+    assert made.messages == ()
 
 
 @pytest.mark.parametrize(
@@ -342,16 +342,16 @@ def test_the_person_may_say_it() -> None:
     made, target = drafted("dependencies: [numpy, 'python >=3.9,<3.11']\n", "environment.yml", asked)
     assert (target.name, target.framework, target.python) == ("lab-2.0-cu124", "numpy", "3.10")
     assert target.checks == table.OTHER_CHECKS
-    assert len(made.told) == 2
-    assert "Python 3.10" in made.told[0]
-    assert "conda-forge" in made.told[1]
+    assert len(made.messages) == 2
+    assert "Python 3.10" in made.messages[0]
+    assert "conda-forge" in made.messages[1]
 
 
 def test_what_the_person_says_wrong_is_a_fault_before_anything_is_written() -> None:
     with pytest.raises(RecipeError) as caught:
         drafted("dependencies: [pytorch=2.5]\n", "environment.yml", DraftRequest(family="lab", cuda="99.1"))
     assert reports(caught.value.diagnostics, "driver-unknown 99.1")
-    assert "--print" in caught.value.hint
+    assert "--dry-run" in caught.value.hint
 
 
 def test_no_part_of_a_pin_goes_unsaid() -> None:
@@ -365,7 +365,7 @@ def test_no_part_of_a_pin_goes_unsaid() -> None:
         "dependencies: [pytorch=2.3, 'pytorch <2.4', pytorch-cuda=12.1]\n", "environment.yml"
     )
     assert target.version == "2.3"
-    assert "pytorch <2.4: the row's version says it" in two.told
+    assert "pytorch <2.4: the row's version says it" in two.messages
 
 
 # --- requirements.txt ----------------------------------------------------------------------------
@@ -375,7 +375,7 @@ def test_requirements_become_a_recipe() -> None:
     made, target = drafted(REQUIREMENTS, "requirements.txt")
     assert (target.name, target.source) == ("lab-2.3.1-cu121", "pypi")
     assert target.requirements == ("torch==2.3.1.*", "numpy<2,>=1.26")
-    assert sorted(told.partition(" (")[0] for told in made.told) == [
+    assert sorted(told.partition(" (")[0] for told in made.messages) == [
         "Python 3.11 was written: requirements.txt leaves it open",
         "requirements.txt:10:1: 'tomli==2.0.1 ; python_version < \"3.11\"' is not for Python 3.11 on linux-64",
         "requirements.txt:2:1: '--index-url https://index.example.org/simple' is not taken over",
@@ -403,7 +403,7 @@ def test_the_other_half_of_our_own_lock_is_told() -> None:
         f"- {{name: pytorch, version: 2.3.1, manager: conda, platform: linux-64, url: {channel}/linux-64/{build}.conda}}\n"
     )
     made, _ = drafted(text, "lab-2.3-cu121.conda-lock.yml")
-    assert made.told[0] == (
+    assert made.messages[0] == (
         "lab-2.3-cu121.conda-lock.yml:7:23: packages from PyPI are in 'lab-2.3-cu121.requirements.txt' "
         "(add those packages under pip)"
     )
@@ -586,7 +586,7 @@ def test_requirements_on_a_target_of_pypi() -> None:
     made, target = added(REQUIREMENTS, "requirements.txt", "pytorch-2.3-cu121")
     assert (target.name, target.on) == ("lab-2.3-cu121", "pytorch-2.3-cu121")
     assert target.requirements[-1] == "numpy<2,>=1.26"
-    assert made.told[-1] == "torch==2.3.1: pytorch-2.3-cu121 brings torch 2.3"
+    assert made.messages[-1] == "torch==2.3.1: pytorch-2.3-cu121 brings torch 2.3"
 
 
 def test_an_environment_on_a_target_of_conda() -> None:
@@ -614,10 +614,10 @@ def test_an_environment_on_a_target_of_pypi() -> None:
 
 def test_nothing_yet_on_a_target() -> None:
     below = target_named("pytorch-2.3-cu121")
-    made = draft_on(None, "lab", below)
+    made = scaffold_on("lab", below)
     (target,) = check_draft(made.text, "lab", others(), BASES)
     assert target.requirements == below.requirements
-    assert made.told == ()
+    assert made.messages == ()
 
 
 # --- agreement with other tables -----------------------------------------------------------------
@@ -670,7 +670,7 @@ def test_near_valid_files_make_recipes_or_errors(
             check_draft(made.text, "lab", [], BASES)
         except (RecipeError, UsageError):
             continue
-        for told in made.told:
+        for told in made.messages:
             assert told.isascii()
             assert told.isprintable()
 
@@ -698,15 +698,15 @@ def call(factory: Path, *arguments: str) -> int:
 def test_new_from_a_file(factory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (factory / "environment.yml").write_text(ENVIRONMENT)
     source = str(factory / "environment.yml")
-    assert call(factory, "new", "lab", "--from", source) == 2
+    assert call(factory, "recipe", "import", "lab", source) == 2
     assert not (factory / "recipes" / "lab.yaml").exists()
-    assert call(factory, "new", "lab", "--from", source, "--print") == 2
+    assert call(factory, "recipe", "import", "lab", source, "--dry-run") == 2
     capsys.readouterr()
-    assert call(factory, "new", "lab", "--from", source, "--json") == 2
+    assert call(factory, "recipe", "import", "lab", source, "--json") == 2
     said = json.loads(capsys.readouterr().out)
     assert len(said["lost"]) > 5
     assert said["path"] == ""
-    assert call(factory, "new", "lab", "--from", source, "--partial") == 0
+    assert call(factory, "recipe", "import", "lab", source, "--partial") == 0
     told = capsys.readouterr()
     assert "environment.yml:6:5: " in told.err
     assert "wrote " in told.out
@@ -714,7 +714,7 @@ def test_new_from_a_file(factory: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert recipe.framework == "pytorch"
     assert call(factory, "list", "lab-*") == 0
     assert "lab-2.3.1-cu121" in capsys.readouterr().out
-    assert call(factory, "new", "lab", "--from", str(factory / "environment.yml")) == 2
+    assert call(factory, "recipe", "import", "lab", str(factory / "environment.yml")) == 2
     assert "lab.yaml" in capsys.readouterr().err
 
 
@@ -724,11 +724,11 @@ def test_new_writes_the_index_that_the_settings_have(
 ) -> None:
     (factory / "requirements.txt").write_text("torch==2.1.2+cu118\nnumpy<2\n")
     source = str(factory / "requirements.txt")
-    assert call(factory, "new", "lab", "--from", source) == 2
+    assert call(factory, "recipe", "import", "lab", source) == 2
     address = "https://download.pytorch.org/whl/cu118"
     assert f'pytorch-cu118 = "{address}"' in capsys.readouterr().err
     monkeypatch.setenv("IMAGEFACTORY_INDEXES", f"pytorch-cu118={address}")
-    assert call(factory, "new", "lab", "--from", source) == 0
+    assert call(factory, "recipe", "import", "lab", source) == 0
     recipe = parse_recipe((factory / "recipes" / "lab.yaml").read_text(), "recipes/lab.yaml")
     assert [(row.origins, row.cuda) for row in recipe.matrix] == [((("torch", "pytorch-cu118"),), ("11.8",))]
 
@@ -737,14 +737,16 @@ def test_new_writes_the_index_that_the_settings_have(
 def test_new_on_a_target(factory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (factory / "requirements.txt").write_text("einops\n")
     source = str(factory / "requirements.txt")
-    assert call(factory, "new", "lab", "--on", "pytorch-2.3-cu121", "--from", source, "--print") == 0
+    assert (
+        call(factory, "recipe", "import", "lab", "--extends", "pytorch-2.3-cu121", source, "--dry-run") == 0
+    )
     assert "on: pytorch-2.3-cu121" in capsys.readouterr().out
     assert not (factory / "recipes" / "lab.yaml").exists()
-    assert call(factory, "new", "lab", "--on", "pytorch-2.3-cu121") == 0
-    assert call(factory, "new", "lab2", "--on", "lab-2.3-cu121", "--from", source) == 0
+    assert call(factory, "recipe", "new", "lab", "--extends", "pytorch-2.3-cu121") == 0
+    assert call(factory, "recipe", "import", "lab2", "--extends", "lab-2.3-cu121", source) == 0
     capsys.readouterr()
     assert call(factory, "list", "lab2-2.3-cu121") == 0
-    assert call(factory, "new", "x", "--on", "pytorch-2.4-cu121") == 3
+    assert call(factory, "recipe", "new", "x", "--extends", "pytorch-2.4-cu121") == 3
     told = capsys.readouterr().err
     assert "hint: pytorch has pytorch-1.13-cu117, " in told
     assert "did you mean" not in told
@@ -754,32 +756,29 @@ def test_new_on_a_target(factory: Path, capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["X", "--on", "pytorch-2.3-cu121"], "'X' is not a name for a family"),
-        (["x", "--cuda", "12.1"], "--cuda"),
-        (["x", "--framework", "torch=2.3"], "--framework NAME=VERSION"),
-        (["x", "--environment", "cuda"], "--environment"),
+        (["new", "X", "--extends", "pytorch-2.3-cu121"], "'X' is not a name for a family"),
+        (["new", "x", "--framework", "torch=2.3"], "'torch=2-3' is not a name for a framework"),
         (
-            ["x", "--on", "pytorch-2.3-cu121", "--framework", "torch"],
+            ["new", "x", "--extends", "pytorch-2.3-cu121", "--framework", "torch"],
             "it comes from pytorch-2.3-cu121",
         ),
-        (["x", "--on", "pytorch-2.3-cu121", "--source", "conda"], "--source"),
-        (["x", "--from", "requirements.txt", "--environment", "gpu"], "has no environments to choose from"),
-        (["x", "--from", "environment.yml", "--environment", "gpu"], "has no environments to choose from"),
+        (["new", "x", "--extends", "pytorch-2.3-cu121", "--source", "conda"], "--source"),
+        (["import", "x", "requirements.txt", "--environment", "gpu"], "has no environments to choose from"),
+        (["import", "x", "environment.yml", "--environment", "gpu"], "has no environments to choose from"),
         (
-            ["x", "--from", "requirements.txt", "--framework", "torch>=2"],
+            ["import", "x", "requirements.txt", "--framework", "torch>=2"],
             "'torch>' is not a name for a framework",
         ),
         (
-            ["x", "--from", "requirements.txt", "--framework", "torch=2.*"],
+            ["import", "x", "requirements.txt", "--framework", "torch=2.*"],
             "version cannot be '2.*'",
         ),
-        (["x", "--from", "requirements.txt", "--cuda", "12.1.0"], "cuda cannot be '12.1.0'"),
-        (["x", "--build-arg", "A=1"], "--build-arg"),
-        (["x", "--from", "requirements.txt", "--build-arg", "A=1"], "--build-arg"),
-        (["x", "--from", "Dockerfile", "--build-arg", "A"], "'A' is not NAME=VALUE"),
-        (["x", "--from", "Dockerfile", "--build-arg", "A B=1"], "'A B=1' is not NAME=VALUE"),
-        (["x", "--from", "Dockerfile", "--build-arg", "B=1"], "'B'"),
-        (["x", "--from", "/nonexistent/environment.yml"], "cannot read /nonexistent/environment.yml: "),
+        (["import", "x", "requirements.txt", "--cuda", "12.1.0"], "cuda cannot be '12.1.0'"),
+        (["import", "x", "requirements.txt", "--build-arg", "A=1"], "--build-arg"),
+        (["import", "x", "Dockerfile", "--build-arg", "A"], "'A' is not NAME=VALUE"),
+        (["import", "x", "Dockerfile", "--build-arg", "A B=1"], "'A B=1' is not NAME=VALUE"),
+        (["import", "x", "Dockerfile", "--build-arg", "B=1"], "'B'"),
+        (["import", "x", "/nonexistent/environment.yml"], "cannot read /nonexistent/environment.yml: "),
     ],
 )
 def test_arguments_that_do_not_fit(
@@ -793,7 +792,7 @@ def test_arguments_that_do_not_fit(
     (factory / "environment.yml").write_text(ENVIRONMENT)
     (factory / "Dockerfile").write_text("FROM python:3.11\nARG A\nRUN pip install torch==$A\n")
     monkeypatch.chdir(factory)
-    assert call(factory, "new", *arguments) == 2
+    assert call(factory, "recipe", *arguments) == 2
     assert expected in capsys.readouterr().err
     assert not (factory / "recipes" / "x.yaml").exists()
 
@@ -801,10 +800,10 @@ def test_arguments_that_do_not_fit(
 @pytest.mark.usefixtures("offline")
 def test_print_shows_a_draft_with_faults(factory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (factory / "environment.yml").write_text("dependencies: [pytorch=2.5]\n")
-    asked = ("new", "lab", "--from", str(factory / "environment.yml"), "--cuda", "99.1")
+    asked = ("recipe", "import", "lab", str(factory / "environment.yml"), "--cuda", "99.1")
     assert call(factory, *asked) == 2
     assert "note: the channel conda-forge was written" in capsys.readouterr().err
-    assert call(factory, *asked, "--print") == 2
+    assert call(factory, *asked, "--dry-run") == 2
     told = capsys.readouterr()
     assert 'cuda: ["99.1"]' in told.out
     assert "CUDA 99.1" in told.err

@@ -352,7 +352,7 @@ def test_a_pixi_project_installs_itself() -> None:
 
 
 def test_a_src_layout_with_a_console_script() -> None:
-    """`pip install -e .[train]` of a requirements file and --from pyproject.toml bring the same."""
+    """`pip install -e .[train]` of a requirements file and pyproject.toml bring the same."""
     files = {
         "pyproject.toml": '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n'
         '[project]\nname = "speech"\nversion = "0.1"\nrequires-python = ">=3.10"\n'

@@ -1,4 +1,4 @@
-"""What `new --from` chooses, where it stops, and that each hint is solved before it is made."""
+"""What `recipe import` chooses, where it stops, and that each hint is solved before it is made."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import ImagefactoryError, UnbuiltError, UnreachableError, UnsolvableError, UsageError
-from imagefactory.extras.importers.new import NewRequest, RecipePlan, plan_recipe
+from imagefactory.extras.importers.new import RecipePlan, RecipeRequest, plan_recipe
 from imagefactory.model import BaseSpec, Lock, Target
 from imagefactory.progress import QuietProgress
 from imagefactory.project import load_project
@@ -56,7 +56,7 @@ class Bench:
         path = self.root / file
         path.write_text(text)
         factory = load_project(load_settings(directory=self.root, start=self.root, environ={}), os.environ)
-        request = NewRequest(family="lab", file=path, **asked)  # type: ignore[arg-type]
+        request = RecipeRequest(family="lab", file=path, **asked)  # type: ignore[arg-type]
         return plan_recipe(factory, request, self.index, QuietProgress())
 
     def choice(self, text: str, **asked: str) -> ImageChoice:
@@ -276,16 +276,16 @@ def test_a_target_against_the_bounds_of_the_file(bench: Bench, text: str) -> Non
     (bench.root / "bounds.txt").write_text("numpy>=2\n")
     error = bench.stop(text, on="pytorch-2.3-cu121")
     assert error.code == "target-conflict"
-    for name in re.findall(r"--on ([^ ;]+)", error.hint):
+    for name in re.findall(r"--extends ([^ ;]+)", error.hint):
         assert bench.plan(text, on=name).unsolved == ""
-    assert re.search(r"--on pytorch|--framework torch=2", error.hint)
+    assert re.search(r"--extends pytorch|--framework torch=2", error.hint)
 
 
 def test_a_python_that_the_target_does_not_have(bench: Bench) -> None:
     text = '[project]\nname = "x"\nrequires-python = ">=3.12"\ndependencies = ["einops"]\n'
     error = bench.stop(text, file="pyproject.toml", on="pytorch-2.9-cu128")
     assert (error.code, "Python" in error.message) == ("target-conflict", True)
-    names = re.findall(r"--on ([^ ;]+)", error.hint)
+    names = re.findall(r"--extends ([^ ;]+)", error.hint)
     assert names
     assert all(name.endswith("-py313") for name in names)
 
@@ -301,7 +301,7 @@ def test_a_target_that_fits(bench: Bench) -> None:
 def test_a_target_whose_packages_do_not_go_with_the_file(bench: Bench) -> None:
     error = bench.stop("old-tool\n", on="pytorch-2.15-cu132")
     assert isinstance(error, UnsolvableError)
-    assert "--on pytorch-2.3-cu121" in error.hint
+    assert "--extends pytorch-2.3-cu121" in error.hint
 
 
 def test_a_build_that_the_index_does_not_have(bench: Bench) -> None:
@@ -309,7 +309,7 @@ def test_a_build_that_the_index_does_not_have(bench: Bench) -> None:
     error = bench.stop("torch==2.2.1+cu118\neinops\n")
     assert error.code == "framework-conflict"
     assert "--cuda 12.1" in error.hint
-    assert "--on" not in error.hint  # a target of another torch
+    assert "--extends" not in error.hint  # a target of another torch
     assert bench.choice("torch==2.2.1+cu118\neinops\n", cuda="12.1").version == "2.2.1"
 
 

@@ -1,4 +1,4 @@
-"""`watch`: what is new of families, told and, only where that is asked for, written."""
+"""`recipe outdated` and `recipe update`: what is newer is listed by one and written by the other."""
 
 from __future__ import annotations
 
@@ -111,7 +111,10 @@ def index(root: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
 
 @pytest.fixture
 def ask(root: Path, index: Index, capsys: pytest.CaptureFixture[str]) -> Ask:
-    return lambda *arguments: say(capsys, "-C", str(root), "watch", "-q", *arguments)
+    def ask(*arguments: str, command: str = "outdated") -> Said:
+        return say(capsys, "-C", str(root), "recipe", command, "-q", *arguments)
+
+    return ask
 
 
 def texts(root: Path) -> dict[str, bytes]:
@@ -123,7 +126,7 @@ def test_what_is_new_is_told_and_nothing_changes(ask: Ask, root: Path) -> None:
     code, out, _ = ask("pytorch")
     assert code == 0
     assert "torch 2.16, since 2026-11-02, now 2.16.0, for Python 3.11 and 3.13" in out
-    assert "to have it: imagefactory add pytorch 2.16 --cuda 13.3" in out
+    assert "to have it: imagefactory recipe add-version pytorch 2.16 --cuda 13.3" in out
     assert "torch 2.16.0 has wheels for Python 3.14, which no row uses; no base carries it yet" in out
     assert f"filelock {HELD} -> 99" in out
     assert texts(root) == before
@@ -132,13 +135,13 @@ def test_what_is_new_is_told_and_nothing_changes(ask: Ask, root: Path) -> None:
 def test_what_is_written_is_whole_and_its_message_says_why(ask: Ask, root: Path) -> None:
     """A release that cannot be locked leaves no row behind, and the code says it."""
     before = texts(root)
-    code, out, told = ask("pytorch", "--write")
+    code, out, told = ask("pytorch", command="update")
     subject, blank, why = out.split("\n")[:3]
     assert (code, subject, blank) == (5, "Lock pytorch anew: filelock", "")
     assert "pytorch-2.16-cu133: nobody has it" in told
     assert why.startswith("A re-solve")
     assert f"  filelock {HELD} -> 99\n" in out
-    assert "    imagefactory add pytorch 2.16 --cuda 13.3\n" in out
+    assert "    imagefactory recipe add-version pytorch 2.16 --cuda 13.3\n" in out
     assert max(map(len, out.split("\n"))) <= 80
     assert "lock" in told
     after = texts(root)
@@ -147,12 +150,15 @@ def test_what_is_written_is_whole_and_its_message_says_why(ask: Ask, root: Path)
     assert {name.split("/")[0] for name in changed} == {"lockfiles", "definitions"}
     families = {name.split("/")[1].split("-2.")[0] for name in changed}
     assert families == {"pytorch", "pytorch-onnx", "workbench"}  # which is built on it, and would be stale
-    assert ask("pytorch-onnx", "--write")[:2] == (5, "")  # the same unit, and a second time nothing is left
+    assert ask("pytorch-onnx", command="update")[:2] == (
+        5,
+        "",
+    )  # the same unit, and a second time nothing is left
 
 
 def test_a_release_gets_its_row_lock_and_definition(ask: Ask, root: Path, index: Index) -> None:
     index.can, index.cuda, before = True, "13.2.0", texts(root)
-    code, out, _ = ask("pytorch", "--write")
+    code, out, _ = ask("pytorch", command="update")
     assert (code, out.split("\n")[0]) == (0, "Add 2.16 to pytorch, and lock it anew")
     assert "\n2.16: without torchvision:" in out
     assert "  torch 2.16, since 2026-11-02, now 2.16.0, for Python 3.11 and 3.13\n" in out
@@ -214,13 +220,13 @@ def test_a_cuda_of_the_newest_row_that_no_row_has_is_told(
     monkeypatch.setattr(Index, "metadata", lambda *_: said)
     out = ask("pytorch")[1]
     assert "torch 2.15 has builds for CUDA 14, which no row has" in out
-    assert "to have it: imagefactory add pytorch 2.15 --cuda 14" in out
+    assert "to have it: imagefactory recipe add-version pytorch 2.15 --cuda 14" in out
 
 
 def test_a_lock_stays_where_what_is_built_on_it_cannot_follow(ask: Ask, root: Path, index: Index) -> None:
     index.refused = "pytorch-onnx-2.5"
     before = texts(root)
-    assert ask("pytorch", "--write")[0] == 5
+    assert ask("pytorch", command="update")[0] == 5
     after = texts(root)
     changed = [name for name in before if before[name] != after[name] and name.startswith("lockfiles/")]
     assert not any("2.5-cu124" in name for name in changed)
@@ -240,7 +246,7 @@ def test_as_json_it_holds_the_message(ask: Any) -> None:
     said = ask("pytorch", "--json")
     assert said[2] == ""
     (news,) = json_of(said, "watch")["news"]
-    assert news["releases"][0]["command"] == "imagefactory add pytorch 2.16 --cuda 13.3"
+    assert news["releases"][0]["command"] == "imagefactory recipe add-version pytorch 2.16 --cuda 13.3"
     assert news["locks"][0]["moves"] == [{"name": "filelock", "before": HELD, "after": "99"}]
     assert news["message"].startswith("Lock pytorch anew")
     assert news["written"] == []
@@ -251,4 +257,4 @@ def test_a_name_that_is_no_family_is_refused(ask: Ask) -> None:
     said = ask("pytorhc")
     assert (said.code, said.error_codes) == (3, ("target-unknown",))
     assert "'pytorch'" in said.err
-    assert ask("pytorch", "--github", "--write")[0] == 2
+    assert ask("pytorch", "--github", "--json")[0] == 2

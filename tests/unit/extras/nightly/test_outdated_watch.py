@@ -63,16 +63,19 @@ def test_lines_fit_the_terminal() -> None:
 
 
 def test_a_new_cuda_is_told_with_what_makes_its_row() -> None:
-    found = NewCuda(series="2.3", cuda="13", command="imagefactory add pytorch 2.3 --cuda 13")
+    found = NewCuda(series="2.3", cuda="13", command="imagefactory recipe add-version pytorch 2.3 --cuda 13")
     news = UnitNews(
         unit=UNIT, cudas=(found, replace(found, cuda="13.9", command="")), locks=(locked("a", "idna"),)
     )
     text = format_news(news, 110)
     assert "cuda     torch 2.3 has builds for CUDA 13, which no row has\n" in text
-    assert "to have it: imagefactory add pytorch 2.3 --cuda 13\n" in text
+    assert "to have it: imagefactory recipe add-version pytorch 2.3 --cuda 13\n" in text
     assert "to have it: a row in recipes/pytorch.yaml" in text
     message = commit_message(news)
-    assert "has builds for CUDA 13, which no row has\n    imagefactory add pytorch 2.3 --cuda 13\n" in message
+    assert (
+        "has builds for CUDA 13, which no row has\n    imagefactory recipe add-version pytorch 2.3 --cuda "
+        "13\n" in message
+    )
     assert message.endswith("CUDA 13.9, which no row has")
 
 

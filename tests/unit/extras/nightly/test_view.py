@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from imagefactory.extras.nightly.changes import NightlyRow
-from imagefactory.extras.nightly.view import MOST, format_issue, format_nightly
+from imagefactory.extras.nightly.view import MOST, format_issue, format_nightly, page_values
 from imagefactory.extras.site.pages import make_site
 from imagefactory.trust.claims import VerdictAges
 from imagefactory.views.verdicts import format_ages
@@ -75,11 +75,11 @@ def test_the_site_has_the_last_night_and_links_it_where_there_was_one(tmp_path: 
     assert "oldest verdict of 20" in dict(make_site(report))["index.html"]
     assert not [name for name, text in make_site(report) if name == "night.html" or "night.html" in text]
     row = NightlyRow(what="a", why=HOSTILE, code=7)
-    site = dict(make_site(replace(report, night=night_report(broken=(row,)))))
+    site = dict(make_site(replace(report, night=page_values(night_report(broken=(row,))))))
     assert "<b>a</b>: &lt;/li&gt;&lt;script&gt;" in site["night.html"]
     assert 'href="night.html"' in site["index.html"]
     assert all('href="../night.html"' in text for name, text in site.items() if name.startswith("gpus/"))
-    quiet = replace(report, night=night_report(built=(), proven=(), broken=(), due=()))
+    quiet = replace(report, night=page_values(night_report(built=(), proven=(), broken=(), due=())))
     assert "Nothing was to be done." in dict(make_site(quiet))["night.html"]
 
 

@@ -178,7 +178,7 @@ def test_a_runtime_that_a_lock_does_not_bring() -> None:
         check_has_runtime("openvino-cpu", make_definition())
     assert caught.value.code == "runtime-not-locked"
     assert "openvino-cpu" in caught.value.message
-    assert caught.value.hint.endswith("imagefactory new FAMILY --on pytorch-1.13-cu117")
+    assert caught.value.hint.endswith("imagefactory recipe new FAMILY --extends pytorch-1.13-cu117")
 
 
 def test_a_runtime_that_any_of_its_builds_brings() -> None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import io
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from imagefactory.http import RejectedError, RetryPolicy
+from imagefactory.http import RejectedError
 from imagefactory.lock.pypi import offers
 from imagefactory.lock.pypi.offers import read_metadata
 
@@ -37,20 +36,20 @@ class Server:
     ranges: bool = True
     data: bytes = field(default_factory=wheel)
     sent: int = 0
-    patience: RetryPolicy = field(default_factory=RetryPolicy)
 
     def size(self, url: str) -> int:
         return len(self.data)
 
-    @contextmanager
-    def open(self, url: str, *, headers: Mapping[str, str]) -> Iterator[Any]:
+    def request(
+        self, url: str, read: Callable[[Any], bytes], *, headers: Mapping[str, str] | None = None
+    ) -> bytes:
         if url.endswith(".metadata") and not self.beside:
             raise RejectedError("404", status=404)
         body, status = (TEXT.encode(), 200) if url.endswith(".metadata") else (self.data, 200)
-        if self.ranges and (found := re.fullmatch(r"bytes=(\d+)-(\d+)", headers.get("Range", ""))):
+        if self.ranges and (found := re.fullmatch(r"bytes=(\d+)-(\d+)", (headers or {}).get("Range", ""))):
             body, status = self.data[int(found[1]) : int(found[2]) + 1], 206
         self.sent += len(body)
-        yield SimpleNamespace(status_code=status, raw=SimpleNamespace(data=body))
+        return read(SimpleNamespace(status_code=status, url=url, raw=SimpleNamespace(data=body)))
 
 
 @pytest.fixture(autouse=True)

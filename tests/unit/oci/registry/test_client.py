@@ -759,7 +759,7 @@ def test_a_server_that_is_no_registry(server: RegistryMadeHere) -> None:
     ],
 )
 def test_where_a_registry_is_asked(host: str, options: RegistryOptions, address: str) -> None:
-    assert RegistryClient(host, options).session.place("debian", "tags") == address
+    assert RegistryClient(host, options).session.url("debian", "tags") == address
 
 
 @pytest.mark.parametrize(
@@ -777,7 +777,7 @@ def test_where_a_registry_is_asked(host: str, options: RegistryOptions, address:
 )
 def test_an_upload_elsewhere_gets_no_credential(place: str, address: str, ours: bool) -> None:
     session = RegistryClient("r.example.org").session
-    assert session.own(urljoin("https://r.example.org/v2/a/blobs/uploads/", place)) == address
+    assert session._own(urljoin("https://r.example.org/v2/a/blobs/uploads/", place)) == address
     assert session.is_ours(address) is ours
 
 

@@ -40,8 +40,8 @@ def test_a_credential_for_another_host_is_told_before_it_goes_and_once(credentia
     talk.renew("https://tokens.example.net/t")
     talk.renew("https://tokens.example.net/t", "repository:b:pull")
     assert talk.lines == [
-        "said: registry.example.org:5000 has its tokens given by tokens.example.net: "
-        "the credentials from config.json go there",
+        "said: registry.example.org:5000 has its tokens issued by tokens.example.net: "
+        "the credentials from config.json are sent there",
         "asked: https://tokens.example.net/t with",
         "asked: https://tokens.example.net/t with",
     ]
@@ -74,7 +74,7 @@ def test_without_a_credential_nothing_is_given_away() -> None:
 def test_a_name_that_looks_like_a_known_one_is_told(realm: str) -> None:
     talk = Talk("docker.io", KNOWN)
     talk.renew(realm)
-    assert talk.lines[0].startswith("said: docker.io has its tokens given by ")
+    assert talk.lines[0].startswith("said: docker.io has its tokens issued by ")
 
 
 @pytest.mark.parametrize(

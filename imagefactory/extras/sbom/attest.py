@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 
 from imagefactory import __version__
 from imagefactory.access import open_registry
 from imagefactory.actions.locked import require_lock
 from imagefactory.actions.transfer import PushResult, inputs_digest
+from imagefactory.actions.verdicts import signing_key
 from imagefactory.extras.sbom.action import image_bill, target_bill
 from imagefactory.extras.sbom.bill import BillComponent, BillOfMaterials
 from imagefactory.extras.sbom.formats import format_cyclonedx, format_spdx
@@ -22,6 +25,7 @@ from imagefactory.project import Project
 from imagefactory.trust.envelope import format_json, sign_envelope
 from imagefactory.trust.keys import SigningKey
 from imagefactory.trust.verdict import STATEMENT
+from imagefactory.views.text import format_fields
 
 # --- Where an image comes from: SLSA provenance, as an in-toto statement in a signed envelope. Pure
 # It carries no time, so that the same image by the same key gives the same bytes.
@@ -91,6 +95,20 @@ class AttestResult:
 
     artifacts: tuple[tuple[str, str], ...]
     provenance: str
+
+    @property
+    def text(self) -> str:
+        fields = [("attached", kind) for kind, _ in self.artifacts]
+        return format_fields([*fields, ("provenance", self.provenance)])
+
+
+def attester(factory: Project, now: datetime) -> Callable[[PushResult, Progress], AttestResult]:
+    """Return a function that attests a pushed image: what `push --sbom` loads by name.
+
+    Raises StatementError now for a key that cannot be read.
+    """
+    key = signing_key(factory, now)
+    return lambda pushed, progress: attest(factory, pushed, key, progress)
 
 
 def attest(factory: Project, pushed: PushResult, key: SigningKey | None, progress: Progress) -> AttestResult:

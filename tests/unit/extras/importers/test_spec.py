@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from imagefactory.extras.importers.own_code import git_of_archive, recipe_path, take_directory, take_git
-from imagefactory.extras.importers.spec import EnvironmentSpec
+from imagefactory.extras.importers.spec import (
+    EnvironmentSpec,
+    git_of_archive,
+    recipe_path,
+    take_directory,
+    take_git,
+)
 from imagefactory.model import SourceLocation
 
 HERE = SourceLocation(file="requirements.txt", line=1, column=1)

@@ -1,0 +1,190 @@
+"""The command `recipe import`, which writes a recipe from a file of another tool."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from imagefactory.cli.output import (
+    CommandContext,
+    complete_targets,
+    exit_with_first_failure,
+    json_option,
+    print_json,
+    print_next_command,
+    print_result,
+    reject_conflict,
+)
+from imagefactory.cli.recipes import copy_family, new_recipe_path, recipe_json, write_recipe
+from imagefactory.errors import UsageError
+
+
+@click.command("import")
+@click.argument("family")
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@click.option(
+    "--framework",
+    "package",
+    default="",
+    metavar="NAME[=VERSION]",
+    help="The framework's package, e.g. torch.",
+)
+@click.option("--cuda", default="", metavar="VERSION", help="The CUDA version, if FILE does not say it.")
+@click.option(
+    "--source",
+    type=click.Choice(("pypi", "conda")),
+    help="Where packages come from.  [default: what FILE says, or pypi]",
+)
+@click.option(
+    "--context",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="The build context of a Dockerfile.  [default: the root of its git work tree]",
+)
+@click.option(
+    "--build-arg",
+    "build_args",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Set an ARG of a Dockerfile, or {{ NAME }} of an Apptainer definition (repeatable).",
+)
+@click.option("--environment", default="", metavar="NAME", help="Import this pixi environment.")
+@click.option(
+    "--extra",
+    "extras",
+    multiple=True,
+    metavar="NAME",
+    help="Import an extra of a pyproject.toml, setup.py or lock too (repeatable).",
+)
+@click.option(
+    "--group",
+    "groups",
+    multiple=True,
+    metavar="NAME",
+    help="Import a group of a pyproject.toml or lock too (repeatable).",
+)
+@click.option(
+    "--extends",
+    default="",
+    metavar="TARGET",
+    shell_complete=complete_targets,
+    help="Add the packages to TARGET, all of it as locked. A bundled family is copied first.",
+)
+@click.option("--partial", is_flag=True, help="Write the recipe without what it cannot keep of FILE.")
+@click.option("--dry-run", is_flag=True, help="Print the recipe instead of writing it.")
+@json_option
+@click.pass_obj
+def import_recipe(
+    call: CommandContext,
+    /,
+    *,
+    family: str,
+    file: Path,
+    package: str,
+    cuda: str,
+    source: str | None,
+    context: Path | None,
+    build_args: tuple[str, ...],
+    environment: str,
+    extras: tuple[str, ...],
+    groups: tuple[str, ...],
+    extends: str,
+    partial: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Write a recipe from an environment that exists.
+
+    \b
+    imagefactory recipe import myproject pyproject.toml
+    imagefactory recipe import mylab requirements.txt --extends pytorch-2.3-cu121
+
+    FILE is an environment.yml, requirements.txt, pyproject.toml, setup.py, pixi.toml, Dockerfile, Apptainer
+    definition, list of addresses (@EXPLICIT), pylock.toml, or a lock of conda-lock, pixi, uv or Poetry.
+
+    It becomes recipes/FAMILY.yaml. The solver chooses what FILE leaves open. If a recipe cannot keep a part
+    of FILE, the command stops, unless --partial is given.
+    """
+    from imagefactory.extras.importers.new import IndexSolver, RecipeRequest, plan_recipe
+    from imagefactory.recipes.edit import check_name
+
+    path = new_recipe_path(call, family, dry_run=dry_run)
+    if extends and not call.settings.shipped:
+        copy_family(call, extends, dry_run=dry_run)
+    framework, _, version = package.partition("=")
+    for option, text in (("--framework", framework), ("--cuda", cuda), ("--source", source)):
+        reject_conflict(
+            text and extends, f"{option} does not apply here", f"remove it: it comes from {extends}"
+        )
+    check_name(family, "family")
+    if cuda == "none":
+        raise UsageError(
+            "option-invalid",
+            "--cuda none: new recipes are for GPUs",
+            hint="afterwards add a row with cuda: [none]",
+        )
+    version = version.lstrip("=")
+    for text, rule in ((framework, "framework"), (version, "version"), (cuda, "cuda")):
+        if text:
+            check_name(text, rule)
+    request = RecipeRequest(
+        family=family,
+        file=file,
+        on=extends,
+        framework=framework,
+        version=version,
+        cuda=cuda,
+        source=source or "",
+        environment=environment,
+        extras=extras,
+        groups=groups,
+        context=context,
+        build_args=_build_args(build_args),
+    )
+    factory = call.factory
+    plan = plan_recipe(factory, request, IndexSolver(factory=factory, progress=call.progress), call.progress)
+    draft = plan.draft
+    for line in draft.notes:
+        call.progress.note(f"note: {line}")
+    stopped = bool(draft.lost) and not partial
+    for line in () if stopped else draft.lost:
+        call.progress.note(f"lost: {line}")
+    if dry_run and not as_json:
+        print_result(draft.text.rstrip("\n"))
+    plan.check()
+    value = recipe_json(family, "" if dry_run or stopped else str(path), draft, plan.why)
+    value |= {"unsolved": plan.unsolved, "without_wheel": list(plan.without_wheel)}
+    if not dry_run and not stopped:
+        write_recipe(path, value, as_json=as_json)
+        return print_next_command("lock", family, *(("--build",) if plan.without_wheel else ()))
+    with exit_with_first_failure() as failures:
+        if stopped:
+            failures.add(_incomplete(file.name, draft.lost))
+        if as_json:
+            print_json("recipe", {**value, "errors": failures.as_json()})
+    return None
+
+
+def _build_args(texts: Sequence[str]) -> dict[str, str]:
+    """Return values by name; the last of one name wins, as in docker. Raises UsageError."""
+    values = dict(text.partition("=")[::2] for text in texts)
+    for text in texts:
+        if not re.fullmatch(r"[A-Za-z_]\w*=[^\x00-\x1f\x7f]*", text, re.ASCII):
+            raise UsageError(
+                "option-invalid",
+                f"--build-arg {text!a} is not NAME=VALUE",
+                hint="write, for example, VERSION=2.3.1",
+            )
+    return values
+
+
+def _incomplete(file: str, lost: Sequence[str]) -> UsageError:
+    lines = "".join(f"\n  {line}" for line in lost)
+    return UsageError(
+        "import-incomplete",
+        f"a recipe cannot contain all of {file}:{lines}",
+        hint="change the file as the brackets say, or write the recipe without these: --partial",
+    )

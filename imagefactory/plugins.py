@@ -1,0 +1,23 @@
+"""Parts of the extras, loaded by name: the core imports no extra, and a deleted extra is simply not there."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+EXTRAS = "imagefactory.extras"
+
+
+def has_extra(name: str) -> bool:
+    """Return whether the folder of an extra exists."""
+    spec = find_spec(f"{EXTRAS}.{name}")
+    return spec is not None and spec.has_location  # a directory without files is no extra
+
+
+def load_extra(row: str) -> Any:
+    """Return a part of an extra by its row (`sbom.attest:attest`); None if the extra was deleted."""
+    module, name = row.split(":")
+    if not has_extra(module.partition(".")[0]):
+        return None
+    return getattr(import_module(f"{EXTRAS}.{module}"), name)
