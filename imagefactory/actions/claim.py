@@ -22,7 +22,8 @@ from imagefactory.http import HURRIED
 from imagefactory.oci.artifacts import put_bytes, put_manifest
 from imagefactory.oci.graph import StoreRepository
 from imagefactory.progress import Progress
-from imagefactory.schedulers.claims import (
+from imagefactory.schedulers.pool import TRANSFERS, JobLimits
+from imagefactory.schedulers.underway import (
     CLAIMS,
     LARGEST,
     TAG,
@@ -39,7 +40,6 @@ from imagefactory.schedulers.claims import (
     parse_own,
     sign_claims,
 )
-from imagefactory.schedulers.pool import TRANSFERS, JobLimits
 from imagefactory.trust.catalog_package import catalog_repository, parse_layer, unpack_artifact
 from imagefactory.trust.offers import build_artifact
 from imagefactory.trust.policy import TrustRules, read_trust

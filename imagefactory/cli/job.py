@@ -30,10 +30,9 @@ from imagefactory.settings.choices import HTCONDOR, KUBERNETES, SITES, SLURM
 
 if TYPE_CHECKING:
     from imagefactory.actions.centers import JoinedCenter
-    from imagefactory.jobs.htcondor import SubmitCommand
-    from imagefactory.jobs.make import SubmitFiles, SubmitRequest
     from imagefactory.jobs.offer import AvailableGpu
     from imagefactory.jobs.resources import ResourceAdvice
+    from imagefactory.jobs.spec import JobParameters, JobSpec
     from imagefactory.schedulers.pool import Inventory
 
 IMAGE_TYPES = ("docker", "oras", "sif", "osdf")
@@ -208,48 +207,50 @@ def write(
         allow_known_bad=allow_known_bad, allow_mig=allow_mig, output=output, inventory=inventory,
     )  # fmt: skip
     from imagefactory.actions.centers import centers_of, find_center_image, read_centers
-    from imagefactory.jobs.make import check_files, make_submit, resource_request, write_submit_files
+    from imagefactory.jobs.make import check_files, resolve_job, save_files, write_job
     from imagefactory.jobs.offer import by_class, find_places, format_places, index_machines
     from imagefactory.jobs.slurm import format_reach
+    from imagefactory.jobs.spec import resource_request
+    from imagefactory.trust.offers import find_offer
 
     now, centers = datetime.now(UTC), centers_of(call.settings)
-    # Faults of options are told before a registry is asked, where that need not say whose rules hold.
-    ask = _job_request(centers[0], name, options) if len(centers) == 1 else None
+    # Invalid options are reported before a registry is queried, unless that decides whose rules apply.
+    parameters = _job_parameters(centers[0], name, options) if len(centers) == 1 else None
     opened = read_centers(call.settings, os.environ, now, (name,), name)
     print_catalog_notes(opened.notes)
     entry, image = find_center_image(opened, name)
-    catalogue = entry.catalogue
-    ask = replace(ask or _job_request(entry.center, name, options), target=image.target)
-    job = make_submit(catalogue, ask, entry.center.trust, now)
+    catalogue, trust = entry.catalogue, entry.center.trust
+    parameters = parameters or _job_parameters(entry.center, name, options)
+    job = resolve_job(find_offer(catalogue, image.target, trust, now), parameters, trust, now)
+    texts = write_job(job)
     check_files(job, call.progress)
-    written = write_submit_files(job, output.parent if output else Path(), force=force)
-    has_pool = job.run.gpus and ask.site.batch == HTCONDOR
+    files = save_files(job, texts, output.parent if output else Path(), force=force)
+    has_pool = job.gpus and job.site.batch == HTCONDOR
     nodes = _available_pool(inventory, now) if has_pool else None
     places: tuple[AvailableGpu, ...] = ()
     if nodes:
-        places = find_places(
-            by_class(job.taken.classes), resource_request(job, ask.site), index_machines(nodes)
-        )
+        places = find_places(by_class(job.classes), resource_request(job), index_machines(nodes))
     if as_json:
         from imagefactory.jobs.make import summary
         from imagefactory.views.catalog import source_json
 
         known = _reach_json(places, nodes) if nodes else None
-        more = {"site": ask.site.name, "files": list(written), "reach": known, **source_json(catalogue)}
+        more = {"site": job.site.name, "files": list(files), "reach": known, **source_json(catalogue)}
         more |= entry.center.json_of(image.target)
         print_json("job", {**summary(job), **more})
     else:
         reach = format_places(places, nodes, now) if nodes else ""
-        _print_files(job, written, format_reach(job.request) if job.request else reach)
-    return
+        _print_files(job, files, format_reach(job) if job.site.batch == SLURM else reach)
 
 
-def _job_request(center: JoinedCenter, name: str, options: JobOptions) -> SubmitRequest:
+def _job_parameters(center: JoinedCenter, name: str, options: JobOptions) -> JobParameters:
     """Return the options as values. Raises UsageError for invalid ones."""
-    from imagefactory.jobs.make import SubmitRequest, number_runs, read_files, read_rows
+    from imagefactory.jobs.make import read_files
+    from imagefactory.jobs.spec import JobParameters, number_runs, read_rows
     from imagefactory.project import is_project
     from imagefactory.schedulers.pool import ImageKind
     from imagefactory.schedulers.sites import site_of
+    from imagefactory.schedulers.sizes import parse_size, parse_time
 
     reject_conflict(
         options.runs is not None and options.params,
@@ -259,33 +260,6 @@ def _job_request(center: JoinedCenter, name: str, options: JobOptions) -> Submit
     columns, rows = read_rows(options.params) if options.params else number_runs(options.runs)
     settings = center.settings
     site = site_of(options.site or settings.site.value, settings)
-    run = _run_of(options, site.batch)
-    reject_conflict(
-        site.batch == KUBERNETES and options.inventory,
-        "--inventory does not apply to Kubernetes: a Job chooses nodes by their labels",
-        "remove --inventory",
-    )
-    return SubmitRequest(
-        target=name,
-        site=site,
-        kind=ImageKind(options.image_format) if options.image_format else None,
-        folder=settings.sif_folder.value,
-        run=replace(run, columns=columns, arguments=_arguments(options.arguments, columns)),
-        rows=rows,
-        predicted=options.allow_unverified or options.allow_known_bad,
-        faulty=options.allow_known_bad,
-        own=is_project(settings),
-        prefix=center.prefix,
-        inventory=_available_cluster(options.inventory) if site.batch == SLURM else None,
-        files=read_files(run) if site.batch == KUBERNETES else {},
-    )
-
-
-def _run_of(options: JobOptions, batch: str) -> SubmitCommand:
-    """Return the job that the options describe for the batch system `batch`. Raises UsageError."""
-    from imagefactory.jobs.htcondor import SubmitCommand
-    from imagefactory.schedulers.sizes import parse_size, parse_time
-
     memory, disk, gpu_memory = (
         parse_size(text) if text else 0 for text in (options.memory, options.disk, options.gpu_memory)
     )
@@ -294,27 +268,46 @@ def _run_of(options: JobOptions, batch: str) -> SubmitCommand:
     time = parse_time(options.time) if options.time else None
     if options.resources:
         advice, source = _advice(options.resources), click.get_current_context().get_parameter_source
-        if batch != SLURM:  # which cannot be asked for a GPU's memory
+        if site.batch != SLURM:  # Slurm cannot select GPUs by memory
             gpu_memory = gpu_memory or advice.gpu_memory or 0
         time = time or advice.time
         gpus = advice.gpus if source("gpus") is click.core.ParameterSource.DEFAULT else gpus
         cpus = advice.cpus if source("cpus") is click.core.ParameterSource.DEFAULT else cpus
-    return SubmitCommand(
-        name=_file_name(options, SUFFIX[batch]),
+    file_name = _file_name(options, SUFFIX[site.batch])
+    reject_conflict(
+        site.batch == KUBERNETES and options.inventory,
+        "--inventory does not apply to Kubernetes: a Job chooses nodes by their labels",
+        "remove --inventory",
+    )
+    parameters = JobParameters(
+        target=name,
+        site=site,
+        kind=ImageKind(options.image_format) if options.image_format else None,
+        sif_folder=settings.sif_folder.value,
+        predicted=options.allow_unverified or options.allow_known_bad,
+        faulty=options.allow_known_bad,
+        own=is_project(settings),
+        prefix=center.prefix,
+        name=file_name,
         executable=options.executable,
         in_image=options.in_image,
-        checkpoint=options.checkpoint,
-        gather=options.finalize,
+        arguments=_arguments(options.arguments, columns),
         inputs=options.input,
         outputs=options.output_files,
         gpus=gpus,
         cpus=cpus,
-        time=time,
         memory=memory,
         disk=disk,
         gpu_memory=gpu_memory,
         mig=options.allow_mig,
+        time=time,
+        columns=columns,
+        rows=rows,
+        checkpoint=options.checkpoint,
+        gather=options.finalize,
+        inventory=_available_cluster(options.inventory) if site.batch == SLURM else None,
     )
+    return replace(parameters, files=read_files(parameters)) if site.batch == KUBERNETES else parameters
 
 
 def _check_programs(options: JobOptions) -> None:
@@ -393,35 +386,35 @@ def _arguments(text: str, columns: tuple[str, ...]) -> tuple[str, ...]:
         ) from error
 
 
-def _print_files(job: SubmitFiles, written: tuple[str, ...], reach: str) -> None:
-    image = job.taken.form.image
-    lines = [f"wrote {' and '.join(written)}", f"  image  {image.address}"]
-    for row in job.taken.classes:
+def _print_files(job: JobSpec, files: tuple[str, ...], reach: str) -> None:
+    lines = [f"wrote {' and '.join(files)}", f"  image  {job.image.address}"]
+    for row in job.classes:
         least = f" with drivers that take CUDA {row.cuda}" if row.cuda else ""
         lines.append(f"  GPUs   {row.capability}{least}: {row.claim.basis}, {row.claim.reason}")
-    if not job.run.gpus:
+    if not job.gpus:
         lines.append("  GPUs   none is asked for: the image is for CPUs alone, tried by its smoke test")
-    if job.run.gpus > 1:
-        where = f"verified on {', '.join(job.together)}" if job.together else "no verdict says so"
-        lines.append(f"  GPUs   {job.run.gpus} of a machine work together: {where}")
-    lines += [f"  not    {capability}: {why}" for capability, why in job.taken.form.grounds.refused]
-    if not all(row.proven for row in job.taken.classes):
+    if job.gpus > 1:
+        where = f"verified on {', '.join(job.multi_gpu)}" if job.multi_gpu else "no verdict says so"
+        lines.append(f"  GPUs   {job.gpus} of a machine work together: {where}")
+    lines += [f"  not    {capability}: {why}" for capability, why in job.excluded]
+    if not all(row.verified for row in job.classes):
         lines.append("  WARNING: some of it is predicted, not verified")
-    if job.run.mig:
+    if job.mig:
         lines.append("  WARNING: slices of GPUs (MIG) match too, of which no verdict speaks")
-    if job.dag and Path.cwd().is_relative_to("/tmp"):  # noqa: S108  # DAGMan's own rule
+    has_dag = files[-1].endswith(".dag")
+    if has_dag and Path.cwd().is_relative_to("/tmp"):  # noqa: S108  # DAGMan's own rule
         lines.append("  note   DAGMan refuses logs below /tmp: go on in a folder of your home")
-    if job.gather and job.request:
+    if job.gather and job.site.batch == SLURM:
         lines.append(
-            f"  then   sbatch --dependency=afterok:JOB {written[1]}, with the number of the first job as JOB"
+            f"  then   sbatch --dependency=afterok:JOB {files[1]}, with the number of the first job as JOB"
         )
     lines += [f"  {reach}"] if reach else []
     print_result("\n".join(lines))
-    if job.file.endswith(".yaml"):
-        print_next_command("create", "-f", written[-1], program="kubectl")
+    if job.site.batch == KUBERNETES:
+        print_next_command("create", "-f", files[0], program="kubectl")
         return
-    program = "sbatch" if job.request else "condor_submit_dag" if job.dag else "condor_submit"
-    print_next_command(written[-1 if job.dag else 0], program=program)
+    program = "sbatch" if job.site.batch == SLURM else "condor_submit_dag" if has_dag else "condor_submit"
+    print_next_command(files[-1 if has_dag else 0], program=program)
 
 
 def _available_pool(path: Path | None, now: datetime) -> Inventory | None:

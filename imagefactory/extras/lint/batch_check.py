@@ -484,13 +484,13 @@ def _by_names(case: BatchCase, known: KnownImage, grounds: ImageEvidence) -> Ite
         names, option = asked.alternatives, case.script.options["constraint"]
         at, written = option.at, option.written
     hint = f"write a script that requests only verified GPUs: imagefactory job write {target}{SITE}"
-    if not grounds.proven:
+    if not grounds.verified:
         yield nowhere(known, grounds, at)
     elif not names and probe_answer(case.script) is None:
-        proven = ", ".join(str(one.capability) for one in grounds.classes if one.proven)
+        proven = ", ".join(str(one.capability) for one in grounds.classes if one.verified)
         text = f"Slurm may assign any GPU of the cluster, but {target} is verified only on {proven}"
         yield advice(at.line, "any-gpu", text, hint, column=at.column)
-    for name in names if grounds.proven else ():
+    for name in names if grounds.verified else ():
         capability = capability_of(name)
         if not capability:
             text = f"no GPU is known by the name '{name[:40]}'"

@@ -16,7 +16,7 @@ from imagefactory.extras.lint.findings import FileLocation
 from imagefactory.extras.lint.image import JobImage, addressed, has_host, referred
 from imagefactory.extras.lint.reach import JobReachability, ReachableGpu
 from imagefactory.gpu.knowledge.gpus import find_gpu
-from imagefactory.jobs.slurm import CONSTRAINT_COMMENT
+from imagefactory.jobs.slurm import GPU_CHECK
 from imagefactory.model import SourceLocation
 from imagefactory.recipes.shell_words import RunWord, Shell, ShellCommand
 from imagefactory.schedulers.pool import ImageKind, Inventory, PoolGpu, PoolMachine
@@ -459,7 +459,7 @@ def as_pyxis(reference: str) -> str:
 
 _HOSTS = re.compile(r"(?P<start>[A-Za-z0-9_.-]*)\[(?P<numbers>[0-9,-]+)\](?P<end>[A-Za-z0-9_.-]*)")
 _MOST_HOSTS = 10_000
-_PROBE_LINE = re.compile(re.escape(CONSTRAINT_COMMENT % ("@@", "@@")).replace("@@", "(.*?)"), re.DOTALL)
+_PROBE_LINE = re.compile(re.escape(GPU_CHECK % ("@@", "@@")).replace("@@", "(.*?)"), re.DOTALL)
 _CASE = re.compile(r"^ *([0-9]+\.[0-9]+)\) needs=", re.MULTILINE)
 
 

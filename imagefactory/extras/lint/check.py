@@ -208,7 +208,7 @@ def _unverified(case: _QueueCheck, reached: Sequence[ReachableGpus]) -> Iterator
         return
     yield from unverified(case.known, reached, FileLocation(setting.line))
     if case.reach is None:
-        if case.grounds is not None and not case.grounds.proven:
+        if case.grounds is not None and not case.grounds.verified:
             yield nowhere(case.known, case.grounds, FileLocation(setting.line))
         elif case.grounds is not None:
             for row in _reached_revoked(case, case.grounds):

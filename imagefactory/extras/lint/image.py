@@ -330,7 +330,7 @@ def image_status_on(gpu: PoolGpu, grounds: ImageEvidence | None) -> tuple[str, s
         return UNTESTED, f"its driver is not known; the verdict applies from CUDA {gpu_class.cuda} on"
     if gpu_class.cuda and numbers(gpu.cuda) < numbers(gpu_class.cuda):
         return UNTESTED, f"its driver supports CUDA {gpu.cuda}; the verdict applies from {gpu_class.cuda} on"
-    return (VERIFIED if gpu_class.proven else PREDICTED), gpu_class.claim.reason
+    return (VERIFIED if gpu_class.verified else PREDICTED), gpu_class.claim.reason
 
 
 def catalog_findings(
