@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from imagefactory.extras.emulate.summary import parse_emulated, stall_share
+from imagefactory.extras.emulate.run import stall_share
+from imagefactory.jobs.resources import parse_emulated
 
 ROOT = Path(__file__).parents[1]
 GPUS = ("T4", "A100-SXM4-40GB")
@@ -34,8 +35,8 @@ Line = tuple[str, list[tuple[int, float]]]
 def measure(target: str, folder: Path, gpu: str, *words: str) -> float:
     """The share of a batch's time that such a training waits for it, in percent."""
     told = folder / "told.json"
-    command = [sys.executable, "-m", "imagefactory", "-C", str(ROOT), "run", "--emulate", gpu]
-    command += ["--summary", str(told), "--mount", f"{ROOT / 'benchmarks'}:/b", "--mount", f"{folder}:/d:rw"]
+    command = [sys.executable, "-m", "imagefactory", "-C", str(ROOT), "emulate", gpu]
+    command += ["--output", str(told), "--mount", f"{ROOT / 'benchmarks'}:/b", "--mount", f"{folder}:/d:rw"]
     command += ["--workdir", "/d", target, "--", "python", "/b/train_images.py", "/d/pictures", *words]
     subprocess.run(command, check=True, capture_output=True)
     loader = parse_emulated(told.read_text(), str(told)).loader

@@ -358,7 +358,7 @@ def kept() -> str:
     rows = (
         (
             f"`{inventory.FORMAT}`",
-            "`pool -o`, or by hand: [the GPUs of a pool](../facilitators.md#the-pool)",
+            "`gpus -o`, or by hand: [the GPUs of a pool](../facilitators.md#the-pool)",
         ),
         (f"`{nights.PLAN_FORMAT}`", "`plan --keep`: what `night --kept` compares with"),
         (f"`{nights.NIGHTLY_FORMAT}`", "`night.json` in `<store>/nights`"),

@@ -162,8 +162,8 @@ def build_image(
             engine.tag(definition, image)
         published = base().get().published
         if options.held and published and isinstance(image, Image):
-            made_with = engine.made_with(definition)
-            verify_layer_lock(project, definition, image, made_with, bases=request.locks)
+            toolchain = engine.toolchain(definition)
+            verify_layer_lock(project, definition, image, toolchain, bases=request.locks)
         report = None
         if options.smoke:
             records = layout.path / "checks"

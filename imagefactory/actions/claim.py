@@ -21,7 +21,8 @@ from imagefactory.fs import explain_full_disk, replace_bytes
 from imagefactory.http import HURRIED
 from imagefactory.oci.graph import StoreRepository, put_bytes, put_manifest
 from imagefactory.progress import Progress
-from imagefactory.schedulers.claims import (
+from imagefactory.schedulers.pool import TRANSFERS, JobLimits
+from imagefactory.schedulers.underway import (
     CLAIMS,
     LARGEST,
     TAG,
@@ -38,7 +39,6 @@ from imagefactory.schedulers.claims import (
     parse_own,
     sign_claims,
 )
-from imagefactory.schedulers.pool import TRANSFERS, JobLimits
 from imagefactory.trust.catalog_package import catalog_repository, parse_layer, unpack_artifact
 from imagefactory.trust.offers import build_artifact
 from imagefactory.trust.policy import TrustRules, read_trust

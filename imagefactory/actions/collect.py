@@ -50,7 +50,6 @@ from imagefactory.oci.registry.session import RegistryOptions
 from imagefactory.oci.store import ImageReference, parse_reference
 from imagefactory.progress import Progress
 from imagefactory.project import Project
-from imagefactory.schedulers.claims import cell_of
 from imagefactory.schedulers.faults import MachineFaults, node_directory, read_failed_machines
 from imagefactory.schedulers.pool import ImageKind, Pool, SweepNode, SweepSpec, open_pool
 from imagefactory.schedulers.sweep_file import (
@@ -62,7 +61,7 @@ from imagefactory.schedulers.sweep_file import (
     read_sweep,
     write_collected,
 )
-from imagefactory.schedulers.underway import state_of
+from imagefactory.schedulers.underway import cell_of, state_of
 from imagefactory.trees import read_file
 from imagefactory.trust.attached import MAX_REJECTED
 from imagefactory.trust.keys import SigningKey
@@ -448,7 +447,7 @@ class VerdictAttacher:
             return replace(draft, fault=error)
         if not keyids:
             why = f"{draft.one.why}, {VERDICT_MISSING}"
-            hint = f"imagefactory verify {draft.node.target} --pool POOL: a nonce is never signed twice"
+            hint = f"imagefactory sweep start {draft.node.target}: a nonce is never signed twice"
             fault = CheckFailedError("verdict-lost", f"{draft.node.name}: {why}", hint=hint)
             return replace(draft, one=replace(draft.one, why=why), fault=fault)
         keyid = next(iter(keyids.values()))

@@ -145,7 +145,7 @@ def promised_image(project: Project, target: Target, blobs: BlobSink | None = No
 
 
 def verify_layer_lock(
-    project: Project, definition: BuildSpec, image: Image, made_with: str, *, bases: tuple[BaseLock, ...]
+    project: Project, definition: BuildSpec, image: Image, toolchain: str, *, bases: tuple[BaseLock, ...]
 ) -> None:
     """Raise LockError where built layers differ from the layer lock.
 
@@ -153,14 +153,14 @@ def verify_layer_lock(
     """
     target = definition.target.name
     lock = read_layer_lock(project.lock_folder, target)
-    if lock is None or not bases or not made_with:
+    if lock is None or not bases or not toolchain:
         return
     path = layers_path(project.lock_folder, target)
     if moved := changed_inputs(lock, definition, bases):
         project.tell(f"{path} is outdated: {moved} (imagefactory lock --deep {target})")
-    elif lock.made_with != made_with:
+    elif lock.toolchain != toolchain:
         project.tell(
-            f"{path} is of layers by {lock.made_with}: layers by {made_with} are not checked against it"
+            f"{path} is of layers by {lock.toolchain}: layers by {toolchain} are not checked against it"
         )
     elif wrong := wrong_entries(lock, image.layers, str(path)):
         raise LockError(

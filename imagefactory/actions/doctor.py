@@ -145,7 +145,7 @@ def _check_catalog(center: JoinedCenter, environ: Mapping[str, str], now: dateti
         return _CatalogCheck(probe=ProbeResult(name="catalogue", refusal=error.message, remedy=error.hint))
     offers = [verify_offer(found, image, trust, now) for image in found.images]
     proven = sum(
-        any(verified_evidence(judged).proven for judged in (one.judged, *(sif.judged for sif in one.sifs)))
+        any(verified_evidence(judged).verified for judged in (one.judged, *(sif.judged for sif in one.sifs)))
         for one in offers
     )
     where = center.place or str(settings.root_path)

@@ -179,7 +179,7 @@ class _SiteCheck:
         gpus, known = len(inventory.gpus), len(inventory.known)
         said = f"{POOLS[name].title} {version}, {inventory.pool}: {gpus} GPUs"
         if not known:
-            yield warn("pool", f"{said}, {known} of a known capability", "imagefactory pool")
+            yield warn("pool", f"{said}, {known} of a known capability", "imagefactory gpus")
         else:
             yield good("pool", said)
         yield self._batch(name)

@@ -204,7 +204,7 @@ def offered_candidates(
 
 
 def _with_image(wish: ResourceRequest, image: CatalogImage, form: ImageForm, site: Site) -> ResourceRequest:
-    """As `submit` would ask for it without further options."""
+    """As `job write` would ask for it without further options."""
     taken = form.image
     sizes = (0, 0) if taken.address.startswith("/") else (taken.size, taken.unpacked)
     return ResourceRequest(
@@ -352,7 +352,7 @@ def _sorted(rows: Iterable[GpuMatch]) -> tuple[GpuMatch, ...]:
     )
 
 
-# --- Targets as `compat` and `find` judge them: by their locks, and what is known of their images
+# --- Targets as `compat` and `search` judge them: by their locks, and what is known of their images
 
 
 def read_candidates(factory: Project | None, targets: Sequence[Target]) -> list[CoverCandidate]:
@@ -387,12 +387,16 @@ def _with_cached_scan(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindRequest:
-    """What is looked for, for jobs that ask `wish`, on the pool of an inventory where there is one."""
+    """What to search, for jobs that request `wish`, on the pool of an inventory if there is one.
+
+    `site` is that of the jobs, empty for the setting.
+    """
 
     words: tuple[str, ...]
     wish: ResourceRequest
     inventory: Inventory | None
     now: datetime
+    site: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -453,7 +457,7 @@ def _verified_images(one: CenterCatalog, now: datetime) -> list[ImageOffer]:
 def _catalog_offers(
     center: JoinedCenter, offers: Sequence[ImageOffer], ask: FindRequest
 ) -> Iterator[FindCandidate]:
-    site, folder = find_site(center.settings.site.value), center.settings.sif_folder.value
+    site, folder = find_site(ask.site or center.settings.site.value), center.settings.sif_folder.value
     for offer in offers:
         one = offered_candidates(offer, site, folder, ask.wish)
         if one is not None:

@@ -516,8 +516,8 @@ def check_target_layers(project: Project, target: Target, progress: Progress) ->
         raise LockError("layer-lock-missing", f"{target.name} has no layer lock ({path})", hint=again)
     if moved := changed_inputs(lock, definition, bases):
         raise StaleError("layer-lock-outdated", f"{path} is outdated: {moved}", hint=again)
-    if lock.made_with != (here := _build_tools(project, definition)):
-        problem = f"{path} is of layers by {lock.made_with}, and this machine has {here}"
+    if lock.toolchain != (here := _build_tools(project, definition)):
+        problem = f"{path} is of layers by {lock.toolchain}, and this machine has {here}"
         raise StaleError("layer-lock-outdated", problem, hint=again)
     with _from_scratch(project, progress) as elsewhere:
         image = _build(elsewhere, definition, progress)
@@ -538,7 +538,7 @@ def _base_locks(project: Project, target: Target) -> tuple[BaseLock, ...]:
 
 
 def _build_tools(project: Project, definition: BuildSpec) -> str:
-    return make_engine(project, OPTIONS.engine).made_with(definition)
+    return make_engine(project, OPTIONS.engine).toolchain(definition)
 
 
 def _build(project: Project, definition: BuildSpec, progress: Progress) -> Image:

@@ -241,7 +241,7 @@ def inventory_devices(
         raise NothingSelectedError(
             "inventory-no-gpu",
             "no GPU to plan for in the inventory",
-            hint="see what it has: imagefactory pool --inventory FILE",
+            hint="see what it has: imagefactory gpus --inventory FILE",
         )
     kinds = sorted(
         names, key=lambda kind: (kind.capability, kind.part, natural(kind.oldest_driver), kind.host)

@@ -67,8 +67,8 @@ def choose_image_type(factory: Project, asked: str, registry: str) -> ImageKind:
     if kind in (ImageKind.DOCKER, ImageKind.ORAS) and not registry:
         raise UsageError(
             "no-registry-set",
-            f"--image {kind} needs a registry, and none is set",
-            hint="pass --registry HOST[/PATH], or --image sif",
+            f"--image-format {kind} needs a registry, and none is set",
+            hint="pass --registry HOST[/PATH], or --image-format sif",
         )
     return kind
 
@@ -136,8 +136,8 @@ def _push(factory: Project, target: Target, place: ImageDelivery, progress: Prog
     if isinstance(made, SifArtifact):
         raise UsageError(
             "image-only-sif",
-            f"Apptainer built {target.name} as a .sif, so --image docker has no image of it",
-            hint="pass --image oras or --image sif",
+            f"Apptainer built {target.name} as a .sif, so --image-format docker has no image of it",
+            hint="pass --image-format oras or --image-format sif",
         )
     options = PushOptions(now=place.now, registry=place.registry, made=made)
     return str(replace(push_target(factory, target, options, progress).reference, tag=""))

@@ -63,7 +63,6 @@ from imagefactory.verify.gpu_run import (
     check_level,
     gpu_expectations,
     predict_coverage,
-    suite_argv,
     timeout_of,
     unusable_gpus_note,
     verify_gpu,
@@ -78,7 +77,7 @@ from imagefactory.verify.nonces import (
     format_nonce,
 )
 from imagefactory.verify.report import FULL, Evidence, GpuReport, Hardware, VerifiedImage, format_gpu_report
-from imagefactory.verify.suite_files import digest_of, suite_digest
+from imagefactory.verify.suite_files import digest_of, suite_argv, suite_digest
 
 _LOCAL_EVIDENCE = LocalEvidence()
 

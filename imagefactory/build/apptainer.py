@@ -95,11 +95,11 @@ class ApptainerEngine:
             try:
                 self.command.build(order, _progress_reporter(progress))
             except BuildError as error:
-                if told := linker_failure(error.message):
+                if problem := linker_failure(error.message):
                     raise BuildError(
                         "apptainer-build-failed",
-                        f"{target.name}: apptainer build failed: {told[0]}",
-                        hint=told[1],
+                        f"{target.name}: apptainer build failed: {problem[0]}",
+                        hint=problem[1],
                     ) from error
                 raise
             origin = SifOrigin(target=target.name, compression="fast")
@@ -107,7 +107,7 @@ class ApptainerEngine:
         record_sif(self.layout, self._key(definition, base), sif)
         return sif
 
-    def made_with(self, definition: BuildSpec) -> str:  # noqa: ARG002
+    def toolchain(self, definition: BuildSpec) -> str:  # noqa: ARG002
         return ""
 
     def tag(self, definition: BuildSpec, image: Image | SifArtifact) -> None:

@@ -108,9 +108,9 @@ def describe_claims(claims: Iterable[PathClaim]) -> Iterator[str]:
     for claim in claims:
         if not claim.same:
             paths.setdefault((claim.kept, claim.lost), []).append(claim.path)
-    for (kept, lost), found in sorted(paths.items()):
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        yield f"{kept} and {lost} both bring {min(found)}{more}, not the same: that of {kept} is kept"
+    for (winner, lost), files in sorted(paths.items()):
+        more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+        yield f"{winner} and {lost} both bring {min(files)}{more}, not the same: that of {winner} is kept"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,13 +123,13 @@ class PathOwners:
     owners: Mapping[str, tuple[str, str]]
     lost: Mapping[tuple[str, str], frozenset[str]]
 
-    def left_out(self, package: str) -> frozenset[str]:
+    def excluded(self, package: str) -> frozenset[str]:
         """Return the paths that a package brings and that are another one's."""
         return frozenset(
             path for (_, loser), paths in self.lost.items() if loser == package for path in paths
         )
 
-    def kept(self) -> Iterator[tuple[str, str, str]]:
+    def image_files(self) -> Iterator[tuple[str, str, str]]:
         """Yield (package, content hash, path) of what is in the image."""
         for path, (package, content) in self.owners.items():
             yield package, content, path
@@ -162,9 +162,9 @@ def settle_claims(laid: Iterable[tuple[str, str, str]], ranks: Mapping[str, Rank
         owners[path] = min(other, (package, content), key=lambda claim: ranks[claim[0]])
     lost: dict[tuple[str, str], set[str]] = {}
     for path, claimed in rivals.items():
-        keeper, kept = owners[path]
+        keeper, winning = owners[path]
         for package, content in claimed:
-            if content != kept:
+            if content != winning:
                 lost.setdefault((keeper, package), set()).add(path)
     _check_directories(owners)
     return PathOwners(owners=owners, lost={pair: frozenset(paths) for pair, paths in lost.items()})
@@ -270,13 +270,13 @@ class AssembleEngine:
             coming = inputs.base()
             bench = self._bench(definition, coming, prefix)
 
-            def part(package: LockedPackage) -> LayerPackage:
+            def part_of(package: LockedPackage) -> LayerPackage:
                 if isinstance(package, LockedWheel):
                     return wheel_part(package, arrivals.paths[package], bench)
                 assert prefix is not None
                 return conda_part(package, prefix, bench)
 
-            parts = [{package: part(package) for package in group} for group in groups]
+            parts = [{package: part_of(package) for package in group} for group in groups]
             supply = PackageSupply(
                 package=arrivals.wait,
                 base=lambda: coming.get().folders,
@@ -284,7 +284,7 @@ class AssembleEngine:
                 unpacked=inputs.unpacked,
             )
             plans = plan_layers(parts)
-            made = build_layers(plans, bench, supply, progress, workers=self.workers)
+            results = build_layers(plans, bench, supply, progress, workers=self.workers)
             arrivals.wait_for_all()
             base = coming.get()
             ranks = rank_wheels(definition)
@@ -293,19 +293,21 @@ class AssembleEngine:
                 for line in describe_path_conflicts(settled, ranks):
                     progress.note(f"  {line}")
                 parts = [
-                    {package: one.without(settled.left_out(one.name)) for package, one in group.items()}
+                    {package: part.without(settled.excluded(part.name)) for package, part in group.items()}
                     for group in parts
                 ]
                 plans = plan_layers(parts)
-                made = build_layers(plans, bench, supply, progress, workers=self.workers)
+                results = build_layers(plans, bench, supply, progress, workers=self.workers)
             if prefix and prefix.scripts:
-                made.append(self._run_scripts(prefix, plans, settled, bench, base, progress))
+                results.append(self._run_scripts(prefix, plans, settled, bench, base, progress))
             if title := own_title(definition):
                 layer = self._layer(title, base.epoch, partial(lay_own_files, definition))
-                made.append(LayerResult(layer=layer, made=True))
-        written = sum(layer.layer.descriptor.size for layer in made if layer.made)
-        progress.note(f"  {sum(layer.made for layer in made)} of {len(made)} layers made, {written:,} bytes")
-        return self._write(definition, base, [layer.layer for layer in made])
+                results.append(LayerResult(layer=layer, made=True))
+        written = sum(layer.layer.descriptor.size for layer in results if layer.made)
+        progress.note(
+            f"  {sum(layer.made for layer in results)} of {len(results)} layers made, {written:,} bytes"
+        )
+        return self._write(definition, base, [layer.layer for layer in results])
 
     @contextmanager
     def _linked(
@@ -324,7 +326,9 @@ class AssembleEngine:
         files = arrivals.wait_for_all()  # who owns a path of several is known when all are there
         staging = LinkPlan(
             archives={package: files[package] for package in definition.lock.conda},
-            groups=[[one for one in group if isinstance(one, LockedCondaPackage)] for group in groups],
+            groups=[
+                [package for package in group if isinstance(package, LockedCondaPackage)] for group in groups
+            ],
             shown=definition.prefix,
             scratch=self.layout.tmp,
             cache=extracted_directory(self.cache),
@@ -349,13 +353,13 @@ class AssembleEngine:
         """
         names = ", ".join(script.name for script in prefix.scripts)
         linked = [part.key for plan in plans for part in plan.parts if part.linked]
-        given = (codec(bench.codec).identity, base.image.manifest, bench.compiler)
-        key = hash_key("scripts", *given, str(bench.environment), *linked)
+        inputs = (codec(bench.codec).identity, base.image.manifest, bench.compiler)
+        key = hash_key("scripts", *inputs, str(bench.environment), *linked)
         of_wheels = {part.name for plan in plans for part in plan.parts if not part.linked}
-        taken = [row for row in settled.kept() if row[0] in of_wheels]
+        rows = [row for row in settled.image_files() if row[0] in of_wheels]
         known = self.layout.recall_layer(key)
         if known is not None and check_checksum(segment_record_path(self.layout, key)) is not None:
-            settle_claims(chain(taken, read_segment_record_of(self.layout, key)), {})
+            settle_claims(chain(rows, read_segment_record_of(self.layout, key)), {})
             return LayerResult(layer=known, made=False)
         progress.note(f"  running the post-link scripts of {names} in the base")
         runner = UnshareRunner(self.layout)
@@ -395,12 +399,12 @@ class AssembleEngine:
             descriptor = blob.commit(packer.media_type)
         title = f"post-link scripts: {names}"
         self.layout.keep(segment_record_path(self.layout, key), format_segment_record(title, laid))
-        settle_claims(chain(taken, read_segment_record_of(self.layout, key)), {})
+        settle_claims(chain(rows, read_segment_record_of(self.layout, key)), {})
         layer = OciLayer(descriptor=descriptor, diff_id=f"sha256:{plain.hexdigest()}", title=title)
         self.layout.record_layer(key, layer)
         return LayerResult(layer=layer, made=True)
 
-    def made_with(self, definition: BuildSpec) -> str:
+    def toolchain(self, definition: BuildSpec) -> str:
         return build_tools_hash(definition.lock, self.codec)
 
     def tag(self, definition: BuildSpec, image: Image | SifArtifact) -> None:

@@ -147,7 +147,7 @@ def entrypoint(definition: BuildSpec) -> tuple[str, ...]:
 
 def files_digest(files: Iterable[OwnFile]) -> str:
     """`sha256:...` of what own files are inside: paths, content, and which may be executed."""
-    text = json.dumps([[one.path, one.sha256, one.executable] for one in files], separators=(",", ":"))
+    text = json.dumps([[file.path, file.sha256, file.executable] for file in files], separators=(",", ":"))
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -163,13 +163,13 @@ def new_places(definition: BuildSpec) -> tuple[str, ...]:
 
 def _defaults(target: Target, lock: Lock) -> dict[str, str]:
     """Variables that a recipe may set otherwise."""
-    made = {"PYTHONUNBUFFERED": "1"}
+    variables = {"PYTHONUNBUFFERED": "1"}
     if target.gpu and {"torch", "pytorch"} & {package.name for package in lock.packages}:
         # For extensions compiled in the image, where no GPU need be at hand to ask.
-        made["PYTORCH_ROCM_ARCH" if rocm_of(target.cuda) else "TORCH_CUDA_ARCH_LIST"] = ";".join(
+        variables["PYTORCH_ROCM_ARCH" if rocm_of(target.cuda) else "TORCH_CUDA_ARCH_LIST"] = ";".join(
             target.capabilities
         )
-    return made
+    return variables
 
 
 def framework_package(target: Target, lock: Lock) -> LockedPackage:
@@ -218,10 +218,10 @@ def interpreter(definition: BuildSpec) -> str:
 
 def _check_parent(target: Target, lock: Lock, under: tuple[Lock, ...]) -> None:
     if target.on != (under[-1].target if under else ""):
-        given = under[-1].target if under else "no target's"
+        owner = under[-1].target if under else "no target's"
         raise LockError(
             "lock-mismatch",
-            f"{target.name} is built on {target.on or 'no target'}, but got {given} lock",
+            f"{target.name} is built on {target.on or 'no target'}, but got {owner} lock",
         )
     packages = {package.name: package for package in lock.packages}
     for below in under:

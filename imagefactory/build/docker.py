@@ -128,11 +128,11 @@ def parse_line(line: str) -> BuildEvent:
     if not numbered:
         return BuildEvent(kind=BuildEventKind.OTHER, step=None, text=clean(line))
     step, rest = int(numbered[1]), numbered[2]
-    printed, done = _OUTPUT.fullmatch(rest), _STEP_DONE.fullmatch(rest)
+    printed, step_done = _OUTPUT.fullmatch(rest), _STEP_DONE.fullmatch(rest)
     if printed:
         return BuildEvent(kind=BuildEventKind.OUTPUT, step=step, text=clean(printed[2]))
-    if done:
-        return BuildEvent(kind=BuildEventKind.DONE, step=step, text="", seconds=float(done[1]))
+    if step_done:
+        return BuildEvent(kind=BuildEventKind.DONE, step=step, text="", seconds=float(step_done[1]))
     if rest == "CACHED":
         return BuildEvent(kind=BuildEventKind.CACHED, step=step, text="")
     if rest.startswith("ERROR: "):
@@ -290,24 +290,24 @@ class DockerEngine:
                 f"docker {facts.version} is too old: {_dotted(OLDEST_DOCKER)} is needed",
                 hint="install a newer docker, or build with `--engine assemble`",
             )
-        found = self._buildx()
+        buildx = self._buildx()
         self.secrets(None)  # an index that no build reaches is told of now
-        return f"docker {facts.version.partition('+')[0]}, buildx {found}"
+        return f"docker {facts.version.partition('+')[0]}, buildx {buildx}"
 
     def _buildx(self) -> str:
         if shutil.which("docker", path=self.daemon.environ.get("PATH")) is None:
             raise ToolError(
                 "tool-missing", "the docker command is not installed", hint="apt-get install docker-cli"
             )
-        asked = subprocess.run(
+        result = subprocess.run(
             ["docker", "buildx", "version"],
             capture_output=True,
             text=True,
             env=self._environment(),
             stdin=subprocess.DEVNULL,
         )
-        version = re.search(r"\bv?(\d+\.\d+(?:\.\d+)?)", asked.stdout)
-        if asked.returncode != 0 or version is None:
+        version = re.search(r"\bv?(\d+\.\d+(?:\.\d+)?)", result.stdout)
+        if result.returncode != 0 or version is None:
             raise ToolError(
                 "tool-missing",
                 "docker has no buildx plugin",
@@ -360,7 +360,7 @@ class DockerEngine:
         self.tag(definition, image)
         return image
 
-    def made_with(self, definition: BuildSpec) -> str:  # noqa: ARG002
+    def toolchain(self, definition: BuildSpec) -> str:  # noqa: ARG002
         return ""
 
     def tag(self, definition: BuildSpec, image: Image | SifArtifact) -> None:
@@ -377,29 +377,29 @@ class DockerEngine:
     # --- building --------------------------------------------------------------------------------
 
     def _build(self, job: _DockerBuild, secrets: BuildSecrets, progress: Progress) -> None:
-        given = [(PIP_CONF, f"env={PIP_CONF_VARIABLE}")]
+        secret_sources = [(PIP_CONF, f"env={PIP_CONF_VARIABLE}")]
         # The environment is for this user's eyes alone and leaves nothing behind after a kill.
         environment = {**self._environment(), PIP_CONF_VARIABLE: secrets.pip_conf}
         if secrets.channels:
-            given.append((CHANNELS, f"env={CHANNELS_VARIABLE}"))
+            secret_sources.append((CHANNELS, f"env={CHANNELS_VARIABLE}"))
             environment[CHANNELS_VARIABLE] = secrets.channels
         if secrets.loopback:
             progress.note("  the packages are on this machine's loopback: the build shares its network")
         with explain_full_disk(self.layout.path):
             self.layout.tmp.mkdir(parents=True, exist_ok=True)
-            made = tempfile.TemporaryDirectory(dir=self.layout.tmp, prefix="docker-")
-        with made as folder:
+            directory = tempfile.TemporaryDirectory(dir=self.layout.tmp, prefix="docker-")
+        with directory as folder:
             write_definitions(Path(folder, "context"), job.files, copied_files(job.definition))
             if secrets.certificates is not None:
                 Path(folder, CERTIFICATES).write_bytes(secrets.certificates)
-                given.append((CERTIFICATES, f"src={CERTIFICATES}"))
+                secret_sources.append((CERTIFICATES, f"src={CERTIFICATES}"))
             build = BuildxRequest(
                 context="context",
                 base=job.base_name,
                 tag=job.tag,
                 platform=job.definition.target.platform,
                 epoch=job.base.epoch,
-                secrets=tuple(given),
+                secrets=tuple(secret_sources),
                 host_network=secrets.loopback,
                 builder=self._context(),
             )
@@ -414,14 +414,14 @@ class DockerEngine:
 
     def _context(self) -> str:
         """The context the docker command speaks with, as the SDK does; `default` where DOCKER_HOST is set."""
-        asked = subprocess.run(
+        result = subprocess.run(
             ["docker", "context", "show"],
             capture_output=True,
             text=True,
             env=self._environment(),
             stdin=subprocess.DEVNULL,
         )
-        return asked.stdout.strip() or "default"
+        return result.stdout.strip() or "default"
 
     def _environment(self) -> dict[str, str]:
         """The caller's, without what would lead buildx away from the daemon that the SDK speaks with."""
@@ -451,35 +451,35 @@ class DockerEngine:
         diff_ids = [str(diff_id) for diff_id in built["RootFS"]["Layers"]]
         known = {layer.diff_id: layer for layer in job.base.image.layers}
         for diff_id in diff_ids:
-            kept = self.layout.recall_layer(_layer_key(diff_id, packer.identity))
-            if kept is not None and diff_id not in known:
-                known[diff_id] = kept
+            stored = self.layout.recall_layer(_layer_key(diff_id, packer.identity))
+            if stored is not None and diff_id not in known:
+                known[diff_id] = stored
         size = int(built["Size"])
         with (
             progress.task("layers out of docker", total=size) as task,
             self.daemon.saved(job.tag) as stream,
         ):
-            taken = take_docker(
+            imported = take_docker(
                 self.layout, stream, ImageImport(codec=packer, known=known, report=task.advance)
             )
-        if [layer.diff_id for layer in taken.layers] != diff_ids:
+        if [layer.diff_id for layer in imported.layers] != diff_ids:
             raise StoreError(
                 "docker-image-mismatch",
                 f"{definition.target.name}: docker saved a different image than it built",
             )
         base_layers = len(job.base.image.layers)
         layers = []
-        for number, layer in enumerate(taken.layers):
+        for number, layer in enumerate(imported.layers):
             titled = layer if number < base_layers else replace(layer, title=f"docker {number - base_layers}")
             if layer.diff_id not in known:
                 self.layout.record_layer(_layer_key(layer.diff_id, packer.identity), titled)
             layers.append(titled)
-        return self._write(job, taken, layers)
+        return self._write(job, imported, layers)
 
-    def _write(self, job: _DockerBuild, taken: ImportedImage, layers: Sequence[OciLayer]) -> Image:
+    def _write(self, job: _DockerBuild, imported: ImportedImage, layers: Sequence[OciLayer]) -> Image:
         definition = job.definition
         # The config's own bytes: its digest is the image's id in the daemon.
-        config = self.layout.add(taken.config, CONFIG_TYPE)
+        config = self.layout.add(imported.config, CONFIG_TYPE)
         manifest = {
             "schemaVersion": 2,
             "mediaType": MANIFEST_TYPE,
@@ -522,8 +522,8 @@ def _layer_key(diff_id: str, identity: str) -> str:
 
 def parse_version(text: str) -> tuple[int, ...]:
     """The numbers at the beginning of a version: (26, 1, 5) of `26.1.5+dfsg1`."""
-    found = re.match(r"v?(\d+(?:\.\d+)*)", text)
-    return tuple(int(part) for part in found[1].split(".")) if found else ()
+    match = re.match(r"v?(\d+(?:\.\d+)*)", text)
+    return tuple(int(part) for part in match[1].split(".")) if match else ()
 
 
 def _dotted(version: tuple[int, ...]) -> str:
@@ -560,15 +560,19 @@ def _started(
 
 def _watch(lines: Iterator[str], transcript: BuildLog, progress: Progress) -> None:
     """Tells `progress` what the build says. No total: one step of the file takes nearly all of the time."""
-    told: set[int | None] = set()
+    reported: set[int | None] = set()
     with progress.task("docker build", unit="steps") as task:
         for line in lines:
             before = transcript.finished
             event = transcript.feed(line)
             task.advance(transcript.finished - before)
             name = transcript.name(event.step)
-            if event.kind in (BuildEventKind.OUTPUT, BuildEventKind.DONE) and name and event.step not in told:
-                told.add(event.step)  # steps that BuildKit had in its cache are not worth a line
+            if (
+                event.kind in (BuildEventKind.OUTPUT, BuildEventKind.DONE)
+                and name
+                and event.step not in reported
+            ):
+                reported.add(event.step)  # steps that BuildKit had in its cache are not worth a line
                 if transcript.counts(event.step):
                     progress.note(f"  step {before + 1} of {transcript.total}, {name}")
             if event.kind is BuildEventKind.OUTPUT and (note := pip_note(event.text)):
@@ -579,10 +583,12 @@ def _watch(lines: Iterator[str], transcript: BuildLog, progress: Progress) -> No
 
 def _failed(target: str, transcript: BuildLog, code: int) -> BuildError:
     failure = transcript.failure()
-    if told := linker_failure("\n".join(failure.tail)):
-        return BuildError("docker-build-failed", f"{target}: docker build failed: {told[0]}", hint=told[1])
+    if problem := linker_failure("\n".join(failure.tail)):
+        return BuildError(
+            "docker-build-failed", f"{target}: docker build failed: {problem[0]}", hint=problem[1]
+        )
     where = f" at {failure.step}" if failure.step else ""
-    shown = "".join(f"\n  | {line}" for line in failure.tail)
+    lines = "".join(f"\n  | {line}" for line in failure.tail)
     text = " ".join((failure.reason, *failure.tail))
     if code < 0:
         return BuildError(
@@ -597,5 +603,5 @@ def _failed(target: str, transcript: BuildLog, code: int) -> BuildError:
     else:
         hint = f"build it manually: docker build definitions/{target}"
     return BuildError(
-        "docker-build-failed", f"{target}: docker build failed{where}: {failure.reason}{shown}", hint=hint
+        "docker-build-failed", f"{target}: docker build failed{where}: {failure.reason}{lines}", hint=hint
     )

@@ -43,7 +43,7 @@ def render(definition: BuildSpec) -> dict[str, str]:
 
 def copied_files(definition: BuildSpec, *, largest: int | None = None) -> dict[str, OwnFile]:
     """What is copied to a target's folder, by path there: own files, and wheels of up to `largest` bytes."""
-    wheels = (one for one in definition.local if largest is None or one.size <= largest)
+    wheels = (file for file in definition.local if largest is None or file.size <= largest)
     return {
         **{f"{OWN}{file.path}": file for file in definition.files},
         **{f"{WHEELS}/{wheel.path}": wheel for wheel in wheels},
@@ -85,8 +85,8 @@ def write_definitions(
             if mode and stat.S_IMODE(path.stat().st_mode) != mode:
                 path.chmod(mode)
             # What a kill left beside it earlier.
-            for left in path.parent.glob(f".{path.name}.????????"):
-                remove_inside(folder, left)
+            for leftover in path.parent.glob(f".{path.name}.????????"):
+                remove_inside(folder, leftover)
         except OSError as error:
             raise _unusable(path, error) from error
 
@@ -111,9 +111,9 @@ def check_definitions(
             if path.is_symlink():  # what it leads to is not to be shown
                 faults.append(f"{path}: stale\n  (it is a link)")
                 continue
-            (data, mode), held = _data(content), path.read_bytes()
-            if held != data:
-                faults.append(f"{path}: stale\n{_difference(_shown_path(held), _shown_path(data))}")
+            (data, mode), present = _data(content), path.read_bytes()
+            if present != data:
+                faults.append(f"{path}: stale\n{_difference(_text(present), _text(data))}")
             elif mode and (mode ^ path.stat().st_mode) & stat.S_IXUSR:
                 faults.append(f"{path}: stale\n  (only the right to execute it differs)")
     except OSError as error:
@@ -129,21 +129,21 @@ def _data(content: str | OwnFile) -> tuple[bytes, int]:
     return content.source.read_bytes(), 0o755 if content.executable else 0o644
 
 
-def _shown_path(data: bytes) -> str:
+def _text(data: bytes) -> str:
     return data.decode("utf-8", errors="replace")
 
 
-def _difference(held: str, wanted: str) -> str:
+def _difference(present: str, rendered: str) -> str:
     lines = list(
         difflib.unified_diff(
-            held.splitlines(), wanted.splitlines(), "as it is", "as rendered", n=1, lineterm=""
+            present.splitlines(), rendered.splitlines(), "as it is", "as rendered", n=1, lineterm=""
         )
     )
     if not lines:
         return "  (only line ends differ)"
     rest = len(lines) - DIFF_LINES
-    shown = [f"  {text}" for text in lines[:DIFF_LINES]]
-    return "\n".join([*shown, f"  ... and {rest} more lines"] if rest > 0 else shown)
+    lines_of = [f"  {text}" for text in lines[:DIFF_LINES]]
+    return "\n".join([*lines_of, f"  ... and {rest} more lines"] if rest > 0 else lines_of)
 
 
 def _place(folder: Path, name: str) -> Path:

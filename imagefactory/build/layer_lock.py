@@ -150,13 +150,13 @@ def _read(file: OwnFile) -> Iterator[bytes]:
         )
 
 
-def lock_layers(definition: BuildSpec, bases: Sequence[BaseLock], image: Image, made_with: str) -> LayerLock:
+def lock_layers(definition: BuildSpec, bases: Sequence[BaseLock], image: Image, toolchain: str) -> LayerLock:
     """The layer lock of an image that was made here, on bases of those locks, the lowest first."""
     return LayerLock(
         target=definition.target.name,
         lock=lock_digest(definition.lock),
         base=_bases_key(bases),
-        made_with=made_with,
+        toolchain=toolchain,
         layers=image.layers,
     )
 

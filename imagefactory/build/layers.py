@@ -102,15 +102,15 @@ class BaseCompiler:
             try:
                 tag = printable(self._read(self._process, 16).decode(errors="replace").strip())
             except BuildError:
-                said = self._complaints.text() if self._complaints else ""
+                complaint = self._complaints.text() if self._complaints else ""
                 raise BuildError(
                     "base-python-fails",
-                    f"{self._interpreter} does not run in the base{said}",
+                    f"{self._interpreter} does not run in the base{complaint}",
                     hint="choose another base, for example with a newer glibc",
                 ) from None
-            wanted = "cpython-" + self._python.replace(".", "")
-            if tag != wanted:
-                raise BuildError("base-python-mismatch", f"the base's Python is {tag}, expected {wanted}")
+            expected = "cpython-" + self._python.replace(".", "")
+            if tag != expected:
+                raise BuildError("base-python-mismatch", f"the base's Python is {tag}, expected {expected}")
         return self._process
 
     def _write(self, process: subprocess.Popen[bytes], data: bytes) -> None:
@@ -161,8 +161,8 @@ class CompilerPool:
     @contextmanager
     def package(self) -> Iterator[LazyCompiler]:
         """All sources of one package are compiled inside this."""
-        with ExitStack() as held:
-            yield LazyCompiler(lambda: held.enter_context(self._lent()))
+        with ExitStack() as lending:
+            yield LazyCompiler(lambda: lending.enter_context(self._lent()))
 
     @contextmanager
     def _lent(self) -> Iterator[BaseCompiler]:
@@ -202,12 +202,12 @@ KILLED = 128 + signal.SIGKILL
 def _exited_error(process: subprocess.Popen[bytes]) -> BuildError:
     with contextlib.suppress(subprocess.TimeoutExpired):  # it has closed its pipes and does not end
         process.wait(timeout=10)
-    said = "the base's Python ended while it compiled .py files"
+    problem = "the base's Python ended while it compiled .py files"
     if process.returncode != KILLED:
-        return BuildError("bytecode-failed", said)
+        return BuildError("bytecode-failed", problem)
     return BuildError(
         "bytecode-failed",
-        f"{said}: it was killed",
+        f"{problem}: it was killed",
         hint="it took more than a run may (`imagefactory doctor` says what), or the machine is out of memory",
     )
 
@@ -246,10 +246,10 @@ def build_layers(
     byte code is made by another process.
     """
     layout = Layout(bench.store)
-    found = {plan.key: made for plan in plans if (made := _find_layer(layout, plan))}
-    missing = [plan for plan in plans if plan.key not in found]
+    results = {plan.key: layer for plan in plans if (layer := _find_layer(layout, plan))}
+    missing = [plan for plan in plans if plan.key not in results]
     if not missing:
-        return [found[plan.key] for plan in plans]
+        return [results[plan.key] for plan in plans]
     with progress.task("making layers", total=sum(plan.size for plan in missing)) as task:
         work = BuildWorkers(bench, supply, task, workers)
         # A thread for each layer: most of them wait for packages or the base, and hold no slot meanwhile.
@@ -259,7 +259,7 @@ def build_layers(
             work.base.set_result(supply.base())
             for future in as_completed(futures):
                 if not isinstance(future.exception(), _CancelledError):  # who stopped it says why
-                    found[futures[future]] = future.result()
+                    results[futures[future]] = future.result()
             work.compilers.close()  # before the threads that started them end: so would they
         except BaseException:
             supply.stop.set()
@@ -269,7 +269,7 @@ def build_layers(
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
             work.compilers.close()
-    return [found[plan.key] for plan in plans]
+    return [results[plan.key] for plan in plans]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,13 +315,13 @@ class BuildWorkers:
             if not part.linked:
                 self.supply.package(part.path)
         with self.layout.locked(f"layer-{plan.key}"), self.slots:
-            found = _find_layer(self.layout, plan)
-            if found:
+            stored = _find_layer(self.layout, plan)
+            if stored:
                 self.report(plan.size)
-            made = found or self._make(plan)
+            result = stored or self._make(plan)
             if self.supply.unpacked:  # those that are there already are left
-                self.supply.unpacked.unpack([made.layer], self.layout.blob_path, QUIET, workers=1)
-            return made
+                self.supply.unpacked.unpack([result.layer], self.layout.blob_path, QUIET, workers=1)
+            return result
 
     def _make(self, plan: LayerPlan) -> LayerResult:
         packer, plain = codec(self.bench.codec), hashlib.sha256()
@@ -360,25 +360,25 @@ def _find_layer(layout: Layout, plan: LayerPlan) -> LayerResult | None:
 def _shared_segments(work: BuildWorkers, plan: LayerPlan, blob: BlobWriter, plain: hashlib._Hash) -> bytes:
     """Folders first, each once, then the packages' segments; a file of several comes with the first."""
     packer = codec(work.bench.codec)
-    kept: list[_CachedSegment] = []
+    segments: list[_CachedSegment] = []
     files: set[str] = set()
     for part in plan.parts:
         segment = _segment(work, part, frozenset())
         if doubled := files & set(segment.files):
             segment = replace(_segment(work, part, frozenset(doubled)), laid=segment.laid)
         files |= set(segment.files)
-        kept.append(segment)
+        segments.append(segment)
     above = TarSegment(packer, blob, plain, epoch=work.bench.epoch)
-    for folder in sorted({folder for segment in kept for folder in segment.folders}):
+    for folder in sorted({folder for segment in segments for folder in segment.folders}):
         above.folder(folder)
     above.close()
-    for segment in kept:
+    for segment in segments:
         with segment.path.open("rb") as file:
             while data := file.read(CHUNK):
                 blob.write(data)
         for data in packer.decompress(segment.path):
             plain.update(data)
-    return b"".join(segment.laid for segment in kept)
+    return b"".join(segment.laid for segment in segments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -415,8 +415,8 @@ def _segment(work: BuildWorkers, part: LayerPackage, skip: frozenset[str]) -> _C
         try:
             with os.fdopen(handle, "w+b") as file:
                 order = _SegmentRequest(sink=file, plain=hashlib.sha256(), bare=True, skip=skip)
-                segment, found = _lay(work, part, order)
-                laid = format_segment_record(part.name, found)
+                segment, installed = _lay(work, part, order)
+                laid = format_segment_record(part.name, installed)
                 file.seek(0)
                 digest = hashlib.file_digest(file, "sha256").hexdigest().encode()
             beside = Path(name + ".files")
@@ -446,12 +446,12 @@ def _lay(
     work: BuildWorkers, part: LayerPackage, order: _SegmentRequest
 ) -> tuple[TarSegment, tuple[InstalledFile, ...]]:
     """Writes one package, reporting its bytes as they are read: `part.size` in all, once."""
-    bench, left = work.bench, 0 if order.skip else part.size
+    bench, remaining = work.bench, 0 if order.skip else part.size
 
     def report(count: int) -> None:
-        nonlocal left
-        count = min(count, left)
-        left -= count
+        nonlocal remaining
+        count = min(count, remaining)
+        remaining -= count
         work.report(count)
 
     segment = TarSegment(
@@ -467,7 +467,7 @@ def _lay(
     with work.compilers.package() as compiler:
         laid = lay(part.path, bench.place, segment, compiler, report=report)
     segment.close()
-    work.report(left)
+    work.report(remaining)
     return segment, laid
 
 
@@ -487,8 +487,8 @@ def new_compiler(bench: LayerInputs, base: tuple[Path, ...]) -> BaseCompiler:
     def start(argv: tuple[str, ...]) -> subprocess.Popen[bytes]:
         # A fixed hash seed: the order of sets would reach the bytes of .pyc files.
         environment = (*bench.environment, ("PYTHONHASHSEED", "0"))
-        shown = bench.place.prefix
-        mounts = () if bench.linked is None else (Mount(source=bench.linked, target=shown, bind=True),)
+        prefix = bench.place.prefix
+        mounts = () if bench.linked is None else (Mount(source=bench.linked, target=prefix, bind=True),)
         spec = RunSpec(argv=argv, environment=environment, read_only=True, mounts=mounts)
         pipe = subprocess.PIPE
         return runner.start(base, spec, stdin=pipe, stdout=pipe, stderr=pipe, processor=bench.processor)

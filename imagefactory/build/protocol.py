@@ -56,7 +56,7 @@ class Engine(Protocol):
     def build(self, definition: BuildSpec, inputs: BuildInputs, progress: Progress) -> Image | SifArtifact:
         """Build and tag the image. Raises BuildError; nothing incomplete stays in the store."""
 
-    def made_with(self, definition: BuildSpec) -> str:
+    def toolchain(self, definition: BuildSpec) -> str:
         """Return what else decides the bytes of layers; empty for an engine that does not reproduce them."""
 
     def tag(self, definition: BuildSpec, image: Image | SifArtifact) -> None:

@@ -33,7 +33,7 @@ def write(data: bytes) -> None:
         view = view[os.write(1, view) :]
 
 
-def compile_one(path: str, source: bytes) -> bytes:
+def compile_source(path: str, source: bytes) -> bytes:
     try:
         code = _bootstrap_external.SourceFileLoader("<wheel>", path).source_to_code(source, path)
     except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError, SystemError):
@@ -44,7 +44,7 @@ def compile_one(path: str, source: bytes) -> bytes:
 def serve_wheel() -> None:
     while read(1) == b"F":
         path = read_block().decode("utf-8", "surrogateescape")
-        pyc = compile_one(path, read_block())
+        pyc = compile_source(path, read_block())
         write(len(pyc).to_bytes(4, "big") + pyc)
 
 

@@ -75,10 +75,12 @@ def build_secrets_of(access: Access, lock: Lock | None) -> BuildSecrets:
     site = conda_channels(access).site(channels) if channels else None
     index = package_index(access)
     named = from_indexes(lock.origins) if lock else {}
-    asked = (
-        {name: index.address(name, f"{lock.target}: {one}") for one, name in named.items()} if lock else {}
+    addresses = (
+        {name: index.address(name, f"{lock.target}: {package}") for package, name in named.items()}
+        if lock
+        else {}
     )
-    return find_secrets(replace(index, named=tuple(asked.items())), access.environ, site)
+    return find_secrets(replace(index, named=tuple(addresses.items())), access.environ, site)
 
 
 def find_secrets(
@@ -97,7 +99,9 @@ def find_secrets(
                 f"the package index {address} ({origin}) is a directory, which a container cannot read",
                 hint="build with `--engine assemble`, or serve it: `python3 -m http.server --bind 127.0.0.1`",
             )
-    (url, hidden), *others = (_with_login(one, environ) for one in (index.url, *dict(index.named).values()))
+    (url, hidden), *others = (
+        _with_login(address, environ) for address in (index.url, *dict(index.named).values())
+    )
     more = tuple(address for address, _ in others)
     proxy = _proxy(index, url)
     lines = ["[global]"]
@@ -107,7 +111,7 @@ def find_secrets(
         lines.append(f"extra-index-url = {' '.join(more)}")
     if proxy:
         lines.append(f"proxy = {proxy}")
-    trusted = tuple(dict.fromkeys(host for one in (url, *more) for host in _trusted(index, one)))
+    trusted = tuple(dict.fromkeys(host for address in (url, *more) for host in _trusted(index, address)))
     if trusted:
         lines.append(f"trusted-host = {' '.join(trusted)}")
     if not all(line.isprintable() for line in lines):
@@ -115,9 +119,9 @@ def find_secrets(
             "index-invalid", f"the package index ({index.origin}) or its proxy has a control character"
         )
     proxies = _proxies(environ) if channels else {}
-    asked = (url, proxy, *more, *(value for name, value in proxies.items() if name != "no_proxy"))
-    hosts = {urlsplit(address).hostname or "" for address in asked if address}
-    words = {word for address in asked[1:] for word in _passwords(address)}
+    addresses = (url, proxy, *more, *(value for name, value in proxies.items() if name != "no_proxy"))
+    hosts = {urlsplit(address).hostname or "" for address in addresses if address}
+    words = {word for address in addresses[1:] for word in _passwords(address)}
     words |= {*hidden, *(channels.hidden if channels else ())}
     return BuildSecrets(
         pip_conf="\n".join([*lines, ""]),
@@ -146,10 +150,10 @@ def linker_failure(text: str) -> tuple[str, str] | None:
 
     Its one line of JSON may have lost its end: logs cut long lines.
     """
-    found = re.search(r'\{"error": "([a-z]+)", "message": "((?:[^"\\]|\\u[0-9a-f]{4}|\\[^u])*)', text)
-    if not found:
+    match = re.search(r'\{"error": "([a-z]+)", "message": "((?:[^"\\]|\\u[0-9a-f]{4}|\\[^u])*)', text)
+    if not match:
         return None
-    return json.loads(f'"{found[2]}"'), _HINTS.get(found[1], "see what the error says")
+    return json.loads(f'"{match[2]}"'), _HINTS.get(match[1], "see what the error says")
 
 
 def _with_login(url: str, environ: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
@@ -168,8 +172,8 @@ def _with_login(url: str, environ: Mapping[str, str]) -> tuple[str, tuple[str, .
     if not login:
         return url, ()
     user, password = quote(login[0], safe=""), quote(login[2] or "", safe="")
-    made = parts._replace(netloc=f"{user}:{password}@{parts.netloc}").geturl()
-    return made, _passwords(made)
+    address = parts._replace(netloc=f"{user}:{password}@{parts.netloc}").geturl()
+    return address, _passwords(address)
 
 
 def _passwords(url: str) -> tuple[str, ...]:
@@ -180,12 +184,12 @@ def _passwords(url: str) -> tuple[str, ...]:
 
 
 def _proxy(index: PackageIndex, url: str) -> str:
-    given = {name.lower(): value for name, value in index.environment if value}
+    variables = {name.lower(): value for name, value in index.environment if value}
     scheme = urlsplit(url).scheme or "https"
-    proxy = index.proxy or given.get(f"{scheme}_proxy") or given.get("all_proxy") or ""
+    proxy = index.proxy or variables.get(f"{scheme}_proxy") or variables.get("all_proxy") or ""
     host = urlsplit(url).hostname or ""
     # pip asks its own `proxy` for every host, so what is to be reached without it is decided here.
-    around = [name.strip().lstrip(".") for name in given.get("no_proxy", "").split(",")]
+    around = [name.strip().lstrip(".") for name in variables.get("no_proxy", "").split(",")]
     direct = any(name == "*" or (name and f".{host}".endswith(f".{name}")) for name in around)
     return "" if direct or on_loopback(host) else proxy
 

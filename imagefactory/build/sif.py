@@ -97,7 +97,7 @@ class SifBuilder:
             raise StoreError(
                 "manifest-missing", f"{image.manifest} is not in {self.layout.path}", hint=REBUILD
             )
-        made = folder / "made.sif"
+        output = folder / "made.sif"
         while True:
             dress = self._dress(image, squeeze, folder)
             rows = [*store.rows(layers, folder, progress), dress.row]
@@ -106,15 +106,15 @@ class SifBuilder:
             size = SUPERBLOCK + sum(row.size for row in rows) + len(tables)
             try:
                 with progress.task("write the .sif", total=sum(row.size for row in rows)) as task:
-                    digest, rows = store.write(made, dress.container(size) + superblock, rows, tables, task)
+                    digest, rows = store.write(output, dress.container(size) + superblock, rows, tables, task)
             except StoredSifChangedError as error:
-                made.unlink()
+                output.unlink()
                 progress.note(
                     f"  a .sif of the store changed on disk: {layers[error.place].title} is packed again"
                 )
                 store.forget(layers[error.place])
                 continue
-            sif = store_sif(self.layout, made, replace(origin, subject=subject[0]), digest=digest)
+            sif = store_sif(self.layout, output, replace(origin, subject=subject[0]), digest=digest)
             for layer, row in zip(layers, rows, strict=False):
                 store.remember(layer, sif.file.digest, row)
             return sif
@@ -151,11 +151,11 @@ class SifBuilder:
             LayerPacker(out, packers) as packer,
         ):
             _pack_directory(root, packer, change, moment)
-        made = output.read_bytes()
+        empty_sif = output.read_bytes()
 
         def container(size: int) -> bytes:
             try:
-                return for_processor(around(made, change, size, moment), image.architecture)
+                return for_processor(around(empty_sif, change, size, moment), image.architecture)
             except ValueError as error:
                 hint = "install apptainer 1.4, whose files are known here"
                 raise BuildError(

@@ -145,12 +145,12 @@ class WheelMember:
         return DeflateStream(size=self.info.compress_size, crc=self.info.CRC, chunks=chunks)
 
     def _packed(self, report: Callable[[int], None]) -> Iterator[bytes]:
-        left = self.info.compress_size
-        while left:
-            data = self._archive.read(min(READ, left))
+        remaining = self.info.compress_size
+        while remaining:
+            data = self._archive.read(min(READ, remaining))
             if not data:
                 raise BuildError("wheel-invalid", f"{self.info.filename} is cut off")
-            left -= len(data)
+            remaining -= len(data)
             report(len(data))
             yield data
 
@@ -216,8 +216,8 @@ class WheelSource(WheelFile):
             return
         section, text = "", self.read_dist_info("entry_points.txt")
         for number, line in enumerate(text.splitlines(), 1):
-            if found := re.match(r"\[([^]]*)\]", line.strip()):
-                section = found[1].strip()
+            if heading := re.match(r"\[([^]]*)\]", line.strip()):
+                section = heading[1].strip()
             elif (
                 section in ("console_scripts", "gui_scripts")
                 and _PROGRAM.match(line)
@@ -283,8 +283,8 @@ class LayerDestination(WheelDestination):
         self.sources: list[tuple[str, WheelMember]] = []
 
     def write_script(self, name: str, module: str, attr: str, section: str) -> RecordEntry:
-        made = Script(name, module, attr, section)  # type: ignore[arg-type]
-        filename, data = made.generate(f"{self.place.prefix}/bin/python", "posix")
+        script = Script(name, module, attr, section)  # type: ignore[arg-type]
+        filename, data = script.generate(f"{self.place.prefix}/bin/python", "posix")
         return self._put(Scheme("scripts"), filename, data, executable=True)
 
     def write_file(
@@ -386,9 +386,9 @@ def open_verified(wheel: Path, sha256: str) -> Iterator[IO[bytes]]:
     except FileNotFoundError as error:  # another build has found it altered and fetches it anew
         raise _altered(wheel, "is not there") from error
     with file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != sha256:
-            raise _altered(wheel, f"has sha256 {found}, locked is {sha256}")
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != sha256:
+            raise _altered(wheel, f"has sha256 {digest}, locked is {sha256}")
         yield file
 
 
@@ -423,8 +423,8 @@ def check_wheel(wheel: Path, sha256: str) -> None:
     """Raises as `lay_wheel`, and BuildError for a file that is not what the wheel's RECORD says."""
     with _naming_wheel(wheel):
         for member, _ in _members(wheel, sha256):
-            name, (_, told, _) = member.info.filename, member.record
-            kind, _, value = told.partition("=")
+            name, (_, recorded, _) = member.info.filename, member.record
+            kind, _, value = recorded.partition("=")
             if name.endswith((".dist-info/RECORD", ".dist-info/RECORD.jws", ".dist-info/RECORD.p7s")):
                 kind = "sha256"  # it has no row of its own
             elif kind not in ("sha256", "sha384", "sha512"):

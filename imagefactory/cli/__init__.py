@@ -87,15 +87,15 @@ EPILOG = f"Exit codes: {'; '.join(f'{code} {words}' for code, words in EXIT_CODE
 @click.option("-v", "--verbose", is_flag=True, help="Print commands and requests to stderr, with times.")
 @click.pass_context
 def cli(ctx: click.Context, directory: Path | None, style: str, verbose: bool) -> None:
-    """Make GPU container images that are locked, reproducible and tried inside.
+    """Build GPU container images that are locked, reproducible and verified.
 
     \b
     Start here:
-      imagefactory list                      what can be built
-      imagefactory build pytorch-2.3-cu121   build it, try it, say where it is
+      imagefactory list                         the images that you can build
+      imagefactory build pytorch-2.3-cu121      build an image, and test it
       imagefactory run pytorch-2.3-cu121 -- python
-      imagefactory submit pytorch-2.3-cu121  a submit file, for proven GPUs
-      imagefactory doctor                    what this machine has and lacks
+      imagefactory job write pytorch-2.3-cu121  a job for its verified GPUs
+      imagefactory doctor                       what this machine lacks
     """
     ctx.obj = CommandContext(directory, style)
     start_logging(verbose=verbose, file=os.environ.get(LOG_VARIABLE, ""))
@@ -123,7 +123,14 @@ def help_(ctx: click.Context, words: tuple[str, ...]) -> None:
 
 
 GROUPS = {
+    "image": "Manage images in the store and in a registry.",
+    "job": "Write and check job files for HTCondor, Slurm and Kubernetes.",
+    "key": "Create and trust the keys that sign verdicts.",
+    "model": "Check that trained models compute the same in other runtimes.",
     "recipe": "Write recipes and keep them up to date.",
+    "site": "Join a site, or publish the images of your own.",
+    "sweep": "Verify images on a pool, in many jobs.",
+    "verdict": "Show, revoke and synchronize verdicts.",
 }
 """What each group of commands is for."""
 COMMANDS = {
@@ -134,12 +141,14 @@ COMMANDS = {
         "completion": "cli.machine:completion",
     },
     "Use images": {
-        "find": "cli.catalog:find",
+        "search": "cli.search:search",
         "run": "cli.run:run",
-        "submit": "cli.submit:submit",
+        "emulate": "extras.emulate.command:emulate",
         "compat": "cli.compat:compat",
         "inspect": "cli.compat:inspect",
-        "pool": "cli.pool:pool",
+        "gpus": "cli.gpus:gpus",
+        "job write": "cli.job:write",
+        "job check": "extras.lint.command:check",
     },
     "Build images": {
         "list": "cli.recipes:list_targets",
@@ -166,9 +175,11 @@ COMMANDS = {
     "Verify": {
         "plan": "cli.plan:plan",
         "verify": "cli.verify:verify",
-        "status": "cli.sweeps:status",
-        "collect": "cli.sweeps:collect",
-        "cancel": "cli.sweeps:cancel",
+        "sweep start": "cli.sweeps:start",
+        "sweep list": "cli.sweeps:list_",
+        "sweep status": "cli.sweeps:status",
+        "sweep collect": "cli.sweeps:collect",
+        "sweep cancel": "cli.sweeps:cancel",
         "verdicts": "cli.verdicts:verdicts",
         "revoke": "cli.verdicts:revoke",
         "reconcile": "cli.verdicts:reconcile",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,18 +14,14 @@ from imagefactory.cli.output import (
     choose_targets,
     exit_with_first_failure,
     json_option,
-    print_catalog_notes,
     print_json,
     print_next_command,
     print_result,
     registry_option,
     targets_argument,
-    terminal_width,
     write_terminal,
 )
-from imagefactory.cli.pool import find_inventory, inventory_option
-from imagefactory.errors import EXIT_CHECK, ImagefactoryError, NothingSelectedError, UsageError
-from imagefactory.settings.choices import HTCONDOR
+from imagefactory.errors import NothingSelectedError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,7 +29,6 @@ if TYPE_CHECKING:
     from imagefactory.actions.catalog import CatalogResult
     from imagefactory.actions.publish import RollbackPlan
     from imagefactory.project import Project
-    from imagefactory.schedulers.pool import Inventory
     from imagefactory.trust.catalog import CatalogImage
     from imagefactory.trust.verdict import VerificationResult
 
@@ -83,7 +77,7 @@ def catalogue(
     imagefactory catalogue --output catalogue.json  a file, for a folder that everybody reads
 
     It says which image each target is, what is predicted of it, and carries its verdicts. Whoever trusts the
-    key that signed it uses `imagefactory find` and `imagefactory submit` anywhere: write an invitation
+    key that signed it uses `imagefactory search` and `imagefactory job write` anywhere: write an invitation
     (`imagefactory invite`), or the site's own settings in /etc/xdg/imagefactory/imagefactory.toml.
 
     It holds for 30 days: make it anew after each promotion, and each night. Of a family whose recipe has
@@ -94,7 +88,6 @@ def catalogue(
     """
     from imagefactory.actions.catalog import CatalogRequest
     from imagefactory.actions.publish import (
-        PublishRequest,
         check_signer,
         current_place,
         find_earlier,
@@ -123,13 +116,12 @@ def catalogue(
         check_signer(before, key, trust, now)
     with exit_with_first_failure(factory) as failures:
         targets = choose_targets(factory, names)
-        making = CatalogRequest(targets=targets, now=now, registry=place, named=bool(names))
-        request = PublishRequest(making=making, output=output, before=before)
+        request = CatalogRequest(targets=targets, now=now, registry=place, named=bool(names))
         back: RollbackPlan | None = None
         if rollback is not None:
-            back = roll_back(factory, request, find_earlier(factory, request, rollback, trust), call.progress)
-            request = replace(request, rollback=back.why)
-        draft = back.made if back else prepare_catalog(factory, request, call.progress)
+            earlier = find_earlier(factory, request, rollback, before, trust)
+            back = roll_back(factory, now, before, earlier, call.progress)
+        draft = back.made if back else prepare_catalog(factory, request, before, call.progress)
         if not draft.catalogue.images:
             if draft.waiting:
                 raise NothingSelectedError(
@@ -144,7 +136,9 @@ def catalogue(
             )
         written: tuple[str, ...] = ()
         if key:
-            signed, written = publish(factory, draft.catalogue, key, request)
+            signed, written = publish(
+                factory, draft.catalogue, key, place, output=output, rollback=back.why if back else ""
+            )
             draft = replace(draft, catalogue=signed)
             if output is None:
                 _note_other_repository(factory, str(current_place(factory, place)))
@@ -184,7 +178,7 @@ def catalogue(
                 "remove the cause: the next night, or `imagefactory catalogue`, makes it of what is there"
             )
     if written:
-        return print_next_command("submit", "--list")
+        return print_next_command("search")
     return (
         print_next_command("catalogue", "--rollback", back.earlier.digest)
         if back
@@ -247,77 +241,3 @@ def _as_json(
         "kept": list(draft.kept),
         "waiting": list(draft.waiting),
     }
-
-
-# --- The find command, which searches images by what they can do
-
-
-@click.command()
-@click.argument("words", metavar="[WORD]...", nargs=-1)
-@click.option("--gpus", type=click.IntRange(1, 16), default=1, show_default=True, help="GPUs of one job.")
-@click.option(
-    "--gpu-memory", "--memory", "memory", default="", metavar="SIZE", help="What each GPU must have: 40GB."
-)
-@inventory_option
-@json_option
-@click.pass_obj
-def find(
-    call: CommandContext,
-    words: tuple[str, ...],
-    gpus: int,
-    memory: str,
-    inventory: Path | None,
-    as_json: bool,
-) -> None:
-    """Find an image for what you want to run, on this pool's GPUs.
-
-    It is told on which GPUs it runs, how many of them are free, and how well that is known.
-
-    \b
-    imagefactory find pytorch
-    imagefactory find pytorch 2.5 --gpus 2 --memory 40GB
-    imagefactory find cu124
-
-    A WORD is a framework, a version, a CUDA (cu124), cpu for what needs no GPU, or the beginning of a name.
-    verified: the suite ran in that very image on such a GPU. predicted: a scan of its GPU code says so.
-    documented: a page says so. Images are those of this factory, else of the catalogue that you joined;
-    without either nothing is verified. GPUs are those of the pool, where it can be asked, or of --inventory.
-
-    Exit code 3 where there is no such image, 9 where it needs a GPU and runs on none that you may have, or
-    nothing is known of it there.
-    """
-    from imagefactory.actions.find import FindRequest, find_images
-    from imagefactory.jobs.offer import ResourceRequest
-    from imagefactory.schedulers.sizes import parse_size
-    from imagefactory.views.catalog import format_matches, matches_json, next_command
-
-    now = datetime.now(UTC)
-    resources = ResourceRequest(gpus=gpus, gpu_memory=parse_size(memory) if memory else 0)
-    pool = _pool(inventory, now)
-    if pool is None and (gpus > 1 or memory):
-        write_terminal(2, "note: no pool is known here, so --gpus and --memory leave nothing out")
-    ask = FindRequest(words=words, wish=resources, inventory=pool, now=now)
-    result = find_images(call.settings, os.environ, lambda: call.factory_if_any, ask)
-    print_catalog_notes(result.notes)
-    if as_json:
-        print_json("find", matches_json(result))
-    else:
-        print_result(format_matches(result, terminal_width()))
-        print_next_command(*next_command(result))
-    if not any(row.gpus or not row.findable.gpu for row in result.found):
-        raise click.exceptions.Exit(EXIT_CHECK)
-
-
-def _pool(path: Path | None, now: datetime) -> Inventory | None:
-    """Return the pool, None if there is none or if it does not answer; a note reports the latter."""
-    from imagefactory.schedulers.pool import local_pool
-
-    if path is not None:
-        return find_inventory(path, now)
-    if local_pool(os.environ) != HTCONDOR:
-        return None
-    try:
-        return find_inventory(None, now)
-    except ImagefactoryError as error:
-        write_terminal(2, f"note: the pool is not known: {error.message}")
-        return None

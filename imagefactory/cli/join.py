@@ -166,7 +166,7 @@ def join(call: CommandContext, where: str, name: str, yes: bool, as_json: bool) 
     print_result(note)
     if user.beside:
         print_result(f"its images are {user.center}/NAME; you joined {', '.join(user.beside)} too")
-    return print_next_command("find")
+    return print_next_command("search")
 
 
 def _displayed_settings(invitation: Invitation, user: UserFile) -> str:

@@ -1,12 +1,13 @@
-"""imagefactory run."""
+"""The run command, and what commands share that run something inside an image."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn, ParamSpec
 
 import click
 
@@ -14,10 +15,7 @@ from imagefactory.cli.output import (
     CommandContext,
     complete_targets,
     print_catalog_notes,
-    reject_conflict,
     runner_option,
-    terminal_width,
-    write_terminal,
 )
 from imagefactory.errors import LimitError, UsageError
 
@@ -26,56 +24,82 @@ if TYPE_CHECKING:
     from imagefactory.oci.manifests import Image, SifArtifact
     from imagefactory.trust.verdict import VerificationResult
 
+P = ParamSpec("P")
 HIGHEST_USER = 65534
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedRun:
+    """An image and a command. `offered` are verdicts of the image from a catalog."""
+
+    artifact: Image | SifArtifact
+    offered: Sequence[VerificationResult]
+    spec: RunSpec
+    runner: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """The options of `run_options`, as written."""
+
+    runner: str | None
+    network: bool
+    read_only: bool
+    user: int | None
+    variables: tuple[str, ...]
+    mounts: tuple[str, ...]
+    limits: tuple[str, ...]
+    workdir: str
+
+
+def run_options(command: Callable[P, None]) -> Callable[P, None]:
+    """Add the image, the command and the options of the sandbox: the fields of RunOptions."""
+    options = (
+        click.argument("name", metavar="TARGET|IMAGE", shell_complete=complete_targets),
+        click.argument("command", nargs=-1, type=click.UNPROCESSED),
+        runner_option,
+        click.option("--network", is_flag=True, help="Allow access to the network (off by default)."),
+        click.option("--read-only", is_flag=True, help="Make all read-only inside, except /tmp."),
+        click.option(
+            "--user", type=click.IntRange(0, HIGHEST_USER), help="The user inside.  [default: the image's]"
+        ),
+        click.option(
+            "-e", "--env", "variables", multiple=True, metavar="NAME=VALUE", help="Set a variable inside."
+        ),
+        click.option(
+            "-v",
+            "--mount",
+            "mounts",
+            multiple=True,
+            metavar="SOURCE:TARGET[:rw|:bind]",
+            help="Mount a directory of this machine, read-only unless :rw. "
+            "Sockets and named pipes in it answer only with :rw or :bind.",
+        ),
+        click.option(
+            "--limit",
+            "limits",
+            multiple=True,
+            metavar="NAME=AMOUNT",
+            help="processes=4096, memory=16G, files=65536, scratch=50G or time=2h, with commas or repeated; "
+            "NAME=none removes one. `doctor` shows the defaults.",
+        ),
+        click.option(
+            "-w", "--workdir", default="", metavar="DIR", help="Start the command in this directory."
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 @click.command(context_settings={"allow_interspersed_args": False})
-@click.argument("name", metavar="TARGET|IMAGE", shell_complete=complete_targets)
-@click.argument("command", nargs=-1, type=click.UNPROCESSED)
-@runner_option
-@click.option("--network", is_flag=True, help="Let the command reach the network (off by default).")
-@click.option("--nv", is_flag=True, help="Show the machine's GPUs and driver inside; fails without one.")
-@click.option(
-    "--emulate",
-    default="",
-    metavar="GPU",
-    help="Let torch see this GPU on a machine without one, A100 or T4, and tell what a training needs of it.",
-)
+@run_options
 @click.option(
     "--gpus",
-    type=click.IntRange(1, 16),
-    default=1,
-    show_default=True,
-    help="With --emulate: so many of them.",
+    type=click.Choice(["all"]),
+    help="Show the GPUs and the driver of this machine inside. Fails without a GPU.",
 )
-@click.option(
-    "--summary",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="With --emulate: write what it tells to a file too, for `submit --emulated`.",
-)
-@click.option("--read-only", is_flag=True, help="Nothing but /tmp can be written inside.")
-@click.option(
-    "--user", "uid", type=click.IntRange(0, HIGHEST_USER), help="The user inside; else the image's."
-)
-@click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="Set a variable inside.")
-@click.option(
-    "--mount",
-    "mounts",
-    multiple=True,
-    metavar="SOURCE:TARGET[:rw|:bind]",
-    help="Show a folder of this machine inside, read-only unless :rw. "
-    "Sockets and named pipes in it answer only with :rw or :bind.",
-)
-@click.option(
-    "--limit",
-    "limits",
-    multiple=True,
-    metavar="NAME=AMOUNT",
-    help="processes=4096, memory=16G, files=65536, scratch=50G or time=2h, with commas or repeated; "
-    "NAME=none lifts one. `doctor` shows what holds without.",
-)
-@click.option("--workdir", default="", metavar="DIR", help="The folder inside in which the command starts.")
+@click.option("--nv", is_flag=True, help="The same, as in Apptainer.")
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -85,41 +109,52 @@ def run(
     command: tuple[str, ...],
     runner: str | None,
     network: bool,
-    nv: bool,
-    emulate: str,
-    gpus: int,
-    summary: Path | None,
     read_only: bool,
-    uid: int | None,
+    user: int | None,
     variables: tuple[str, ...],
     mounts: tuple[str, ...],
     limits: tuple[str, ...],
     workdir: str,
+    gpus: str | None,
+    nv: bool,
 ) -> None:
-    """Run a command inside an image of the store.
+    """Run a command inside an image.
 
     \b
     imagefactory run pytorch-2.3-cu121 -- python train.py
-    imagefactory run --mount .:/work:rw --workdir /work pytorch-2.3-cu121 -- bash
+    imagefactory run --gpus all pytorch-2.3-cu121 -- python train.py
+    imagefactory run -v .:/work:rw -w /work pytorch-2.3-cu121 -- bash
     imagefactory run pytorch:2.3-cu121 -- python      a tag or digest of the store
-    imagefactory run --emulate A100 pytorch-2.3-cu121 -- python train.py
 
-    Without --mount and --workdir the command starts in /work, which is the folder here, read-only. Your home,
-    hidden folders, the store, the system's folders (/run, /etc, /tmp itself, ...) and what holds one of them
-    are not shown; it starts in / then, as it does with --mount alone.
-    Without a factory TARGET is an image of the catalogue that you joined, fetched once by its digest.
-    Without COMMAND it is the image's own, in its own folder, or bash where the recipe names none.
-    Changes to the image's files are thrown away. The exit code is the command's own.
+    Without --mount and --workdir the command starts in /work, which is this directory, read-only. Your home,
+    hidden directories, the store, the directories of the system (/run, /etc, /tmp and so on) and their
+    parents are not mounted. Then the command starts in /, as it does with only --mount.
+    Without a project TARGET is an image of the catalog that you joined, downloaded once by its digest.
+    Without COMMAND the image's own command runs in its own directory, or bash if the recipe sets none.
+    Changes to the image's files are discarded. The exit code is that of the command.
     """
+    from imagefactory.actions.run import run_artifact
+
+    call: CommandContext = ctx.obj
+    options = RunOptions(
+        runner=runner, network=network, read_only=read_only, user=user, variables=variables, mounts=mounts,
+        limits=limits, workdir=workdir,
+    )  # fmt: skip
+    prepared = prepare_run(ctx, name, command, options, gpus=nv or gpus is not None)
+    exit_as(
+        ctx,
+        run_artifact(call.access, prepared.artifact, prepared.spec, prepared.runner, call.progress),
+        prepared,
+    )
+
+
+def prepare_run(
+    ctx: click.Context, name: str, command: tuple[str, ...], options: RunOptions, *, gpus: bool
+) -> PreparedRun:
+    """Find or download the image, and check the options. Raises UsageError."""
     from imagefactory.actions.centers import names_center, read_offer
     from imagefactory.actions.images import find_stored
-    from imagefactory.actions.run import (
-        fetch_offered,
-        find_built,
-        mounted_directory,
-        own_start,
-        run_artifact,
-    )
+    from imagefactory.actions.run import fetch_offered, find_built, mounted_directory, own_start
     from imagefactory.model import RunSpec
     from imagefactory.project import uses_catalog
     from imagefactory.recipes.expand import select_single
@@ -127,7 +162,7 @@ def run(
     from imagefactory.runtime.limits import parse_limits
 
     call: CommandContext = ctx.obj
-    access, runner = call.access, runner or ""
+    access, runner = call.access, options.runner or ""
     of_center = uses_catalog(call.settings) and names_center(name, call.settings)
     artifact, target = None if of_center else find_stored(access, name), None
     offered: Sequence[VerificationResult] = ()
@@ -146,13 +181,13 @@ def run(
         raise UsageError(
             "option-misplaced",
             f"{command[0]} is after the target, where imagefactory expects the command to run",
-            hint=f"imagefactory run {command[0]} {name} -- COMMAND",
+            hint=f"{ctx.command_path} {command[0]} {name} -- COMMAND",
         )
-    bounds = parse_limits(limits)
+    bounds = parse_limits(options.limits)
     time = bounds.pop("time", None)
-    folders = tuple(_mount(text) for text in mounts)
+    mounts, workdir = tuple(_mount(text) for text in options.mounts), options.workdir
     start = own_start(artifact, target)
-    uid = int(start.user or 0) if uid is None else uid
+    uid = int(start.user or 0) if options.user is None else options.user
     if uid > HIGHEST_USER:
         raise UsageError(
             "user-not-supported",
@@ -164,83 +199,32 @@ def run(
     if not mounts and not workdir:
         here, note = mounted_directory(access, Path.cwd())
         call.progress.note(note)
-        folders, workdir = ((here,), WORKDIR) if here else ((), "")
+        mounts, workdir = ((here,), WORKDIR) if here else ((), "")
     spec = RunSpec(
         argv=argv or ("bash",),
-        environment=tuple(_variable(text) for text in variables),
+        environment=tuple(_variable(text) for text in options.variables),
         workdir=workdir or "/",
         uid=uid,
-        read_only=read_only,
-        network=network,
-        gpus=nv,
-        mounts=folders,
+        read_only=options.read_only,
+        network=options.network,
+        gpus=gpus,
+        mounts=mounts,
         timeout=time,
         limits=tuple(bounds.items()),
         capture=False,
     )
-    reject_conflict(
-        (summary or gpus > 1) and not emulate, "--summary and --gpus require --emulate", "add --emulate GPU"
-    )
-    if emulate:
-        device = (emulate, gpus)
-        completed = _emulated(call, artifact, offered, spec, device, summary=summary, runner=runner)
-    else:
-        completed = run_artifact(access, artifact, spec, runner, call.progress)
+    return PreparedRun(artifact=artifact, offered=offered, spec=spec, runner=runner)
+
+
+def exit_as(ctx: click.Context, completed: CommandResult, prepared: PreparedRun) -> NoReturn:
+    """Exit with the command's own code. Raises LimitError if a limit ended it."""
     message, hint = completed.over
     if completed.timed_out:
-        message = f"the run was stopped: it reached the limit time={time}s"
+        message = f"the run was stopped: it reached the limit time={prepared.spec.timeout}s"
         hint = "increase `--limit time=...`"
     if message:
         raise LimitError("limit-reached", message, hint=hint)
     ctx.exit(completed.returncode)
-
-
-def _emulated(
-    call: CommandContext,
-    artifact: Image | SifArtifact,
-    offered: Sequence[VerificationResult],
-    spec: RunSpec,
-    device: tuple[str, int],
-    *,
-    summary: Path | None,
-    runner: str,
-) -> CommandResult:
-    """Run with an emulated GPU, and print a summary to stderr: stdout is the command's.
-
-    `offered` are verdicts of the image from a catalog, `device` is a GPU and how many.
-    """
-    from imagefactory.actions.images import scratch_directory
-    from imagefactory.actions.run import fitting_runner, run_artifact
-    from imagefactory.extras.emulate.run import (
-        emulating,
-        read_emulation_summaries,
-        recorded_profile,
-        write_emulation_summary,
-    )
-    from imagefactory.extras.emulate.summary import NONE, format_emulated, main_run
-    from imagefactory.gpu.knowledge import find_data_sheet
-
-    name, gpus = device
-    sheet, others = find_data_sheet(name)
-    if others:
-        known = ", ".join(other.name for other in others)
-        call.progress.note(f"{name} is taken as {sheet.name}; there are also {known}")
-    recorded = recorded_profile(call.access, artifact, sheet, datetime.now(UTC), offered)
-    if recorded:
-        call.progress.note(
-            f"{sheet.name}: as recorded with driver {recorded.driver}, {recorded.when:%Y-%m-%d}"
-        )
-    scratch = scratch_directory(call.access, fitting_runner(call.access, artifact, runner))
-    with emulating(sheet, gpus, spec, recorded, scratch=scratch) as (emulated_spec, folder):
-        completed = run_artifact(call.access, artifact, emulated_spec, runner, call.progress)
-        runs = read_emulation_summaries(folder)
-        main = main_run(runs)
-        write_terminal(
-            2, "\n".join(NONE) if main is None else format_emulated(main, len(runs), terminal_width())
-        )
-        if summary:
-            write_emulation_summary(folder, runs, summary)
-    return completed
 
 
 def _variable(text: str) -> tuple[str, str]:

@@ -99,7 +99,7 @@ def verdicts(
     if capability and CapabilityStatus.PROVEN not in states:
         hint = f"imagefactory verify {name} --capability {capability}"
         if not is_project(call.settings):
-            hint = "ask whoever made the image to verify it there; what is verified: imagefactory find"
+            hint = "ask whoever made the image to verify it there; what is verified: imagefactory search"
         raise CheckFailedError("not-verified", f"{name} is not verified for {capability}", hint=hint)
 
 

@@ -44,7 +44,7 @@ def _nvidia(facts: MachineFacts) -> Diagnosis:
     count = count_gpus(Path(node) for node in facts.gpu_nodes)
     if not count:
         detail = "no GPU here: images can be built and smoke-tested, not verified"
-        remedy = "go where `nvidia-smi` or `rocminfo` lists one: `imagefactory run --nv TARGET -- ...`"
+        remedy = "go where `nvidia-smi` or `rocminfo` lists one: `imagefactory run --gpus all TARGET -- ...`"
         return _line(Health.WARNING, detail, remedy)
     detail = f"{count} NVIDIA GPU{'s' if count > 1 else ''}, driver {facts.driver or 'of unknown version'}"
     if not any(name.startswith("libcuda.so") for name in facts.driver_libraries):

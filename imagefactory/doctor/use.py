@@ -1,4 +1,4 @@
-"""What it takes to use images that exist (`submit`) and to prove them (`verify`), and what mends it. Pure.
+"""What it takes to use images that exist (`job write`) and to prove them (`verify`), and what mends it. Pure.
 
 What has to be asked for it (catalogue, keys, pool) belongs to rooms beside and above: it comes as values.
 """
@@ -97,7 +97,7 @@ def _diagnose_catalog(facts: UsageFacts) -> Iterator[Diagnosis]:
             yield _line("images", Health.OK, summary)
         else:
             yield _line(
-                "images", Health.WARNING, summary, "imagefactory find shows what is predicted of them"
+                "images", Health.WARNING, summary, "imagefactory search shows what is predicted of them"
             )
 
 
@@ -126,7 +126,7 @@ def _trust(facts: UsageFacts, *, own: bool = False) -> Iterator[Diagnosis]:
 def _site(facts: UsageFacts) -> Diagnosis:
     if facts.site_origin != "default":
         return _line("site", Health.OK, f"{facts.site} ({facts.site_origin})")
-    remedy = 'write site = "..." in your settings, where yours is one of `imagefactory submit --help`'
+    remedy = 'write site = "..." in your settings, where yours is one of `imagefactory job write --help`'
     return _line("site", Health.WARNING, "not set: files follow no site's own rules", remedy)
 
 
@@ -139,8 +139,8 @@ def _pool(facts: UsageFacts) -> Diagnosis:
 
 def _reader(facts: UsageFacts) -> Iterator[Diagnosis]:
     if not facts.reader:
-        problem = "HTCondor's own reader is not installed: only submit --check needs it"
-        yield _line("submit --check", Health.WARNING, problem, facts.mend)
+        problem = "HTCondor's own reader is not installed: only job check needs it"
+        yield _line("job check", Health.WARNING, problem, facts.mend)
 
 
 def _signer(facts: UsageFacts) -> Diagnosis:

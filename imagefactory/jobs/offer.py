@@ -1,8 +1,9 @@
-"""On which GPUs an image may run: verdicts, and predictions where somebody accepts them, as classes of GPUs.
+"""On which GPUs an image may run, in which form a job takes it, and which GPUs of an inventory the job can
+get. Pure.
 
-Pure. A class is a compute capability and the lowest driver, told as the newest CUDA that it takes, since that
-is what pools tell of every GPU (`DriverVersion`); the driver's own version many do not tell. So two drivers
-that take the same CUDA are one here.
+A class of GPUs is a compute capability and the newest CUDA that a driver takes: pools report that of every
+GPU (`DriverVersion`), while many do not report the driver's own version. Drivers that take the same CUDA are
+one class.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ _RUNS = (Compatibility.YES, Compatibility.PTX)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuClass:
-    """GPUs of one capability whose driver takes `cuda` (`12.4`) or newer, any where it is empty.
+    """GPUs of one capability whose driver takes `cuda` (`12.4`) or newer, any driver if it is empty.
 
-    `claim` is why: its basis is VERIFIED or PREDICTED. `faults` are known ones that some calls meet there.
+    `claim` is the reason, VERIFIED or PREDICTED. `faults` are known ones that some calls meet there.
     """
 
     capability: Capability
@@ -43,15 +44,16 @@ class GpuClass:
     faults: tuple[CellClaim, ...] = ()
 
     @property
-    def proven(self) -> bool:
+    def verified(self) -> bool:
         return self.claim.basis is ClaimBasis.VERIFIED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageEvidence:
-    """What is known of an image: classes that may be used, and capabilities that may not, each with why.
+    """The classes of GPUs that an image may use, and the capabilities that it may not use, each with the
+    reason.
 
-    `revoked` is what was taken back and not verified again: no prediction outweighs it.
+    `revoked` are revocations without a newer verdict: no prediction outweighs them.
     """
 
     classes: tuple[GpuClass, ...]
@@ -59,100 +61,104 @@ class ImageEvidence:
     revoked: tuple[RevokedCell, ...] = ()
 
     def revoked_on(self, capability: Capability) -> RevokedCell | None:
-        """The newest row that speaks of a capability, None without one."""
+        """Return the newest revocation that covers a capability."""
         return next((row for row in self.revoked if row.capability in ("", str(capability))), None)
 
     @property
-    def proven(self) -> bool:
-        return any(one.proven for one in self.classes)
+    def verified(self) -> bool:
+        return any(gpu_class.verified for gpu_class in self.classes)
 
 
 def verified_evidence(
     judged: Sequence[VerificationResult], revoked: Iterable[RevokedCell] = ()
 ) -> ImageEvidence:
-    """What verdicts that can be relied on say of one image, and what was taken back of it.
+    """Return what the good verdicts of one image and its revocations say.
 
-    A class begins at the lowest driver from which on every verdict says verified: a pass holds for its
+    A class begins at the lowest driver from which on every verdict says verified: a pass is valid for its
     driver and newer ones until a newer one fails (trust/claims.py).
     """
     cudas = _cudas(judged)
     classes, refused = [], []
     for capability in sorted({capability for capability, _ in cudas}):
-        drivers = sorted((driver for of, driver in cudas if of == capability), key=parse_driver, reverse=True)
+        drivers = [driver for verified_capability, driver in cudas if verified_capability == capability]
         passed: list[tuple[str, CellClaim]] = []
-        against: CellClaim | None = None
-        for driver in drivers:
+        failure: CellClaim | None = None
+        for driver in sorted(drivers, key=parse_driver, reverse=True):
             claim, cuda = verified_claims(judged, driver)[capability], cudas[capability, driver]
             if claim.answer is not Compatibility.YES:
-                against = claim
-                passed = [one for one in passed if cuda and one[0] and numbers(one[0]) > numbers(cuda)]
+                failure = claim
+                passed = [row for row in passed if cuda and row[0] and numbers(row[0]) > numbers(cuda)]
                 break
             passed.append((cuda, claim))
-        known = [one for one in passed if one[0] or capability.processor]  # AMD's drivers take no CUDA
+        known = [row for row in passed if row[0] or capability.processor]  # AMD drivers take no CUDA
         if known:
-            cuda, claim = known[-1]
-            classes.append(GpuClass(capability=capability, cuda=cuda, claim=claim))
+            classes.append(GpuClass(capability=capability, cuda=known[-1][0], claim=known[-1][1]))
         else:
-            why = f"{against.rule}: {against.reason}" if against else "the CUDA of its driver is not known"
+            why = f"{failure.rule}: {failure.reason}" if failure else "the CUDA of its driver is not known"
             refused.append((capability, why))
-    spoken = {str(one.capability) for one in classes}
-    left = tuple(row for row in revoked if row.capability not in spoken)
-    for capability in dict.fromkeys(parse_capability(row.capability) for row in left if row.capability):
-        if capability not in {one for one, _ in refused}:
-            said = next(row.summary for row in left if row.capability == str(capability))
-            refused.append((capability, said))
-    return ImageEvidence(classes=tuple(classes), refused=tuple(refused), revoked=left)
+    verified = {str(gpu_class.capability) for gpu_class in classes}
+    rows = tuple(row for row in revoked if row.capability not in verified)
+    failed = {capability for capability, _ in refused}
+    reasons: dict[str, str] = {}
+    for row in rows:
+        if row.capability:
+            reasons.setdefault(row.capability, row.summary)
+    refused += [
+        (parse_capability(text), reason)
+        for text, reason in reasons.items()
+        if parse_capability(text) not in failed
+    ]
+    return ImageEvidence(classes=tuple(classes), refused=tuple(refused), revoked=rows)
 
 
-def with_predictions(
-    grounds: ImageEvidence,
-    predicted: Iterable[tuple[str, CellClaim]],
-    least_cuda: str = "",
-    *,
-    faulty: bool = False,
-) -> ImageEvidence:
-    """The same with what a scan predicts of capabilities of which no verdict speaks.
+def expected_grounds(grounds: ImageEvidence, image: CatalogImage, *, faulty: bool = False) -> ImageEvidence:
+    """Return the evidence of a form of `image`, with predictions for capabilities without a verdict.
 
-    Only a scan counts, never a project's page alone, only where nothing else that is known of that capability
-    says no, and only where it is known which drivers are new enough. A known fault that some calls meet
-    says no too, unless `faulty`. `least_cuda` is what the image needs of any driver (`12.1`, or `12`).
+    Only a scan counts, never only the page of a project. It does not count against another claim that says
+    no, or if no driver is known to be new enough. A known fault that some calls meet says no too, unless
+    `faulty`.
     """
-    spoken = {gpu_class.capability for gpu_class in grounds.classes} | {
+    decided = {gpu_class.capability for gpu_class in grounds.classes} | {
         capability for capability, _ in grounds.refused
     }
+    predicted: dict[Capability, list[CellClaim]] = {}
+    for text, claim in image.predicted:
+        predicted.setdefault(parse_capability(text), []).append(claim)
+    least_cuda = "" if image.minor_compat else image.runtime
     classes, refused = list(grounds.classes), list(grounds.refused)
-    for capability, claims in sorted(_by_capability(predicted).items()):
+    for capability, claims in sorted(predicted.items()):
         faults = tuple(claim for claim in claims if claim.is_fault)
-        if capability in spoken:
+        if capability in decided:
             classes = [
-                replace(one, faults=faults) if one.capability == capability else one for one in classes
+                replace(row, faults=faults) if row.capability == capability else row for row in classes
             ]
             continue
         if revoked := grounds.revoked_on(capability):
             refused.append((capability, revoked.summary))
             continue
-        borne = faults if faulty else ()
-        against = next((claim for claim in claims if claim.answer not in _RUNS and claim not in borne), None)
-        scan = next((claim for claim in claims if claim.basis is ClaimBasis.PREDICTED), None)
-        if against or scan is None:
-            claim = against or claims[0]
+        accepted = faults if faulty else ()
+        denial = next((row for row in claims if row.answer not in _RUNS and row not in accepted), None)
+        scan = next((row for row in claims if row.basis is ClaimBasis.PREDICTED), None)
+        if denial or scan is None:
+            claim = denial or claims[0]
             refused.append((capability, f"{claim.basis} {claim.answer}: {claim.reason}"))
             continue
         floors = [cuda_of_driver(scan.driver)] if scan.driver else []
-        floors += [_shaped(".".join([*least_cuda.split("."), "0"][:2]))] if least_cuda else []
+        floors += [_major_minor(".".join([*least_cuda.split("."), "0"][:2]))] if least_cuda else []
         if not all(floors) or not floors:
             refused.append((capability, f"which drivers are new enough is not known: {scan.reason}"))
             continue
         cuda = max(floors, key=numbers)
         classes.append(GpuClass(capability=capability, cuda=cuda, claim=scan, faults=faults))
-    ordered = tuple(sorted(classes, key=lambda gpu_class: gpu_class.capability))
-    return replace(grounds, classes=ordered, refused=tuple(refused))
+    classes.sort(key=lambda gpu_class: gpu_class.capability)
+    return replace(grounds, classes=tuple(classes), refused=tuple(refused))
 
 
 def cuda_of_driver(driver: str) -> str:
-    """The lowest CUDA that no driver older than `driver` takes: `530.30.02` -> `12.1`, `545.10` -> `12.3`.
+    """Return the lowest CUDA that no driver older than `driver` takes: `530.30.02` -> `12.1`, `545.10` ->
+    `12.3`.
 
-    Empty where the table of drivers does not reach so far, or for what is no driver's version.
+    Empty if the table of drivers has no such row, or if `driver` is not a version.
     """
     try:
         fitting = [cuda for cuda, first in knowledge.cuda_drivers().items() if not older(first, driver)]
@@ -162,7 +168,7 @@ def cuda_of_driver(driver: str) -> str:
 
 
 def all_capabilities() -> tuple[Capability, ...]:
-    """All that are known, of GPUs and of what toolkits compile for: a range must not hold one unnoticed."""
+    """Return all known capabilities, of GPUs and of the targets of compilers."""
     targets = {
         code.architecture
         for codes in knowledge.cuda_targets().values()
@@ -172,8 +178,18 @@ def all_capabilities() -> tuple[Capability, ...]:
     return tuple(sorted(targets | set(knowledge.capabilities())))
 
 
+def is_range(capabilities: Sequence[Capability]) -> bool:
+    """Return whether no other known capability lies between the lowest and the highest.
+
+    Those that are newer than this program are never a range: capabilities between them are not known.
+    """
+    lowest, highest = min(capabilities), max(capabilities)
+    between = {row for row in all_capabilities() if lowest <= row <= highest}
+    return lowest == highest or between == set(capabilities)
+
+
 def _cudas(judged: Iterable[VerificationResult]) -> Mapping[tuple[Capability, str], str]:
-    """The CUDA that each driver takes with which a good verdict ran on each capability."""
+    """Return the CUDA of each driver with which a good verdict ran on each capability."""
     cudas: dict[tuple[Capability, str], str] = {}
     for judgement in judged:
         verdict = judgement.verdict
@@ -188,38 +204,31 @@ def _cudas(judged: Iterable[VerificationResult]) -> Mapping[tuple[Capability, st
         except ValueError:
             continue
         if key[0] in verified_claims([judgement], key[1]):
-            cuda = _shaped(report.cuda)
-            cudas[key] = max(cuda, cudas.get(key, cuda), key=lambda one: numbers(one or "0"))
+            cudas[key] = max(
+                cudas.get(key, ""), _major_minor(report.cuda), key=lambda cuda: numbers(cuda or "0")
+            )
     return cudas
 
 
-def _shaped(cuda: str) -> str:
-    """`12.4` as it is; what pools could not be asked for is not known."""
+def _major_minor(cuda: str) -> str:
+    """Return a version such as `12.4`, empty for one that no pool can be queried for."""
     major, dot, minor = cuda.partition(".")
     whole = dot and all(part.isascii() and part.isdigit() for part in (major, minor))
     return cuda if whole and len(major) <= 2 and len(minor) == 1 else ""
 
 
-def _by_capability(predicted: Iterable[tuple[str, CellClaim]]) -> Mapping[Capability, list[CellClaim]]:
-    found: dict[Capability, list[CellClaim]] = {}
-    for text, claim in predicted:
-        found.setdefault(parse_capability(text), []).append(claim)
-    return found
-
-
-# --- Which form of an offered image a job takes: layers in a registry, a .sif there, at a path or in the
-# OSDF
-# Pure. Every address is pinned: layers and artifacts by digest, files by a name that carries 12 hex digits
-# of
-# their sha256, since the OSDF's caches go by names. A verdict on an image says nothing of a .sif, nor the
-# other
-# way round, so each form is judged by its own.
+# --- Forms of an image. Every address is pinned: layers and artifacts by digest, files by a name with 12 hex
+# digits of their sha256, since the caches of the OSDF go by names. Each form needs its own verdicts: a
+# verdict on an image is not one on its .sif.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageForm:
-    """An image as a job may take it, and what its own verdicts say of it. `fetch` is the command that puts
-    the file there where it is missing, empty where no registry has it, or jobs take it from there."""
+    """A form in which a job may take an image, and the evidence of its own verdicts.
+
+    `fetch` is the command that downloads its file, empty if no registry has it or if jobs fetch it
+    themselves.
+    """
 
     image: PoolImage
     grounds: ImageEvidence
@@ -227,53 +236,47 @@ class ImageForm:
 
 
 def forms_of(offer: ImageOffer, folder: str) -> tuple[ImageForm, ...]:
-    """All forms of an image. `folder` is where its .sif files lie: a path, or `osdf:///...`; empty for here.
+    """Return all forms of an image. Its .sif files are in `folder`: a path, `osdf:///...`, or empty for here.
 
-    Raises UsageError for a folder that is no such place.
+    Raises UsageError for another folder.
     """
-    return tuple(_forms(offer, _checked_directory(folder)))
-
-
-def expected_grounds(grounds: ImageEvidence, image: CatalogImage, *, faulty: bool = False) -> ImageEvidence:
-    """What is proven of a form of an image, and what is predicted of the image where no verdict speaks.
-
-    With `faulty` also where some calls meet a known fault.
-    """
-    least = "" if image.minor_compat else image.runtime
-    return with_predictions(grounds, image.predicted, least, faulty=faulty)
+    if folder and not SIF_DIRECTORY.fullmatch(folder):
+        raise UsageError(
+            "sif-folder-invalid",
+            f"sif-folder: '{folder[:80]}' is neither an absolute path nor osdf:///...",
+            hint="write /staging/gpu/images or osdf:///chtc/staging/gpu/images: letters, digits and . _ + - "
+            "without '..'",
+        )
+    return tuple(_forms(offer, folder.rstrip("/")))
 
 
 def choose_form(
     forms: Sequence[ImageForm], site: Site, kind: ImageKind | None, *, own: str = ""
 ) -> ImageForm:
-    """Return the form for a site: of those that work there the first that is verified, else the first.
+    """Return the first verified form that works at a site, else the first that works there.
 
-    `own` is the target where it is of the person's own project: the store has its image, so a .sif can be
-    made. Raises UsageError for a kind that does not work there, NothingSelectedError where no form does.
+    `own` is the target if it is of the person's own project: the store has its image, so a .sif can be
+    exported. Raises UsageError for a kind that does not work there, NothingSelectedError if no form does.
     """
     if kind is not None and kind not in site.kinds:
         raise UsageError(
             "image-type-unsupported",
             f"the documentation of {site.title} does not list images of type '{kind}'",
-            hint=f"use --image {' or '.join(site.kinds)}",
+            hint=f"use --image-format {' or '.join(site.kinds)}",
         )
     kinds = site.kinds if kind is None else (kind,)
-    fitting = [form for one in kinds for form in forms if form.image.kind is one]
+    fitting = [form for name in kinds for form in forms if form.image.kind is name]
     if fitting:
-        return next((form for form in fitting if form.grounds.proven), fitting[0])
-    there = ", ".join(dict.fromkeys(form.image.kind.value for form in forms))
+        return next((form for form in fitting if form.grounds.verified), fitting[0])
+    offered = ", ".join(dict.fromkeys(form.image.kind.value for form in forms))
     if own and ImageKind.SIF in kinds and not any(form.image.sha256 for form in forms):
-        why = (
-            f"only available as {there}, which this site does not run"
-            if there
-            else "not in a registry or file"
-        )
+        why = f"only available as {offered}, which this site does not run"
         raise NothingSelectedError(
             "image-not-exported",
-            f"jobs cannot fetch {own}: it is {why}",
+            f"jobs cannot fetch {own}: it is {why if offered else 'not in a registry or file'}",
             hint=f"run imagefactory export {own} --format sif, then submit again",
         )
-    if not there:
+    if not offered:
         raise NothingSelectedError(
             "image-not-published",
             "the image is not in a registry or file, so jobs cannot fetch it",
@@ -281,14 +284,14 @@ def choose_form(
         )
     raise NothingSelectedError(
         "image-type-not-offered",
-        f"no image of type {' or '.join(kinds)}, only {there}",
-        hint="use another --image; a .sif in the OSDF requires the setting sif-folder = osdf:///...",
+        f"no image of type {' or '.join(kinds)}, only {offered}",
+        hint="use another --image-format; a .sif in the OSDF requires the setting sif-folder = osdf:///...",
     )
 
 
 def _forms(offer: ImageOffer, folder: str) -> Iterator[ImageForm]:
     image = offer.image
-    if _pinned(image.reference) and not image.only_sif:
+    if _is_pinned(image.reference) and not image.only_sif:
         yield ImageForm(
             image=PoolImage(
                 kind=ImageKind.DOCKER,
@@ -302,60 +305,44 @@ def _forms(offer: ImageOffer, folder: str) -> Iterator[ImageForm]:
     for offered in offer.sifs:
         sif = offered.sif
         name = sif_name(image.target, sif.sha256)
-        file_kind = ImageKind.OSDF if folder.startswith("osdf:") else ImageKind.SIF
-        places = [(file_kind, f"{folder}/{name}" if folder else name)]
-        fetch = ""
-        if _pinned(sif.reference):
-            places.append((ImageKind.ORAS, f"oras://{sif.reference}"))
-            fetch = f"apptainer pull {name} oras://{sif.reference}"
         grounds = verified_evidence(offered.judged, image.revoked_of(sif.subject))
-        for kind, address in places:
-            made = PoolImage(
-                kind=kind,
-                address=address,
-                subject=sif.subject,
-                size=sif.size,
-                unpacked=image.unpacked,
-                sha256=sif.sha256,
-            )
-            yield ImageForm(image=made, grounds=grounds, fetch="" if kind is ImageKind.ORAS else fetch)
+        file = PoolImage(
+            kind=ImageKind.OSDF if folder.startswith("osdf:") else ImageKind.SIF,
+            address=f"{folder}/{name}" if folder else name,
+            subject=sif.subject,
+            size=sif.size,
+            unpacked=image.unpacked,
+            sha256=sif.sha256,
+        )
+        if not _is_pinned(sif.reference):
+            yield ImageForm(image=file, grounds=grounds)
+            continue
+        address = f"oras://{sif.reference}"
+        yield ImageForm(image=file, grounds=grounds, fetch=f"apptainer pull {name} {address}")
+        yield ImageForm(image=replace(file, kind=ImageKind.ORAS, address=address), grounds=grounds)
 
 
-def _pinned(reference: str) -> bool:
-    """Whether it is one with a digest. Raises UsageError for what is no reference at all."""
+def _is_pinned(reference: str) -> bool:
+    """Return whether a reference has a digest. Raises UsageError for an invalid one."""
     return bool(reference) and bool(parse_reference(reference).digest)
 
 
-def _checked_directory(folder: str) -> str:
-    if folder and not SIF_DIRECTORY.fullmatch(folder):
-        raise UsageError(
-            "sif-folder-invalid",
-            f"sif-folder: '{folder[:80]}' is neither an absolute path nor osdf:///...",
-            hint="write /staging/gpu/images or osdf:///chtc/staging/gpu/images: letters, digits and . _ + - "
-            "without '..'",
-        )
-    return folder.rstrip("/")
-
-
-# --- Which GPUs of an inventory a job can get that runs in an image, and which of them are free. Pure
-# By values alone, so that it needs none of HTCondor's own readers; `--check` judges the expressions of
-# files,
-# also those that people wrote. What machines have at most counts, and free is what no job has at the moment.
-# Where the inventory does not tell it (START, a machine's attributes) a GPU is counted, and said to be
-# unsure.
+# --- GPUs of an inventory, by values only; `--check` evaluates the expressions of files, also those of
+# people. What machines have at most counts, and free is what no job has at the moment. If the inventory lacks
+# something (START, the attributes of a machine), a GPU counts and is marked as unsure.
 
 
 INVENTORY_FRESHNESS = timedelta(minutes=5)
-"""An inventory that is not older tells of now."""
+"""The age up to which an inventory describes the present."""
 _HOSTS = {"linux/amd64": "amd64", "linux/arm64": "arm64"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceRequest:
-    """What one job asks for: `gpus` of one machine at once, each with `gpu_memory`.
+    """The resources of one job: `gpus` of one machine, each with `gpu_memory`.
 
-    Sizes are bytes, 0 for any. With `mig` slices of GPUs will do. `needs` are attributes that must be true of
-    a machine.
+    Sizes are bytes, 0 for any. `mig` accepts slices of GPUs. `needs` are attributes that must be true of a
+    machine.
     """
 
     gpus: int = 1
@@ -370,7 +357,7 @@ class ResourceRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AvailableGpu:
-    """A GPU that a job can get; `gpu_class` is why. `free`: it and as many more as the job asks for are."""
+    """A GPU that a job can get, by its class. `free`: it and as many more as the job requests are free."""
 
     gpu: PoolGpu
     gpu_class: GpuClass
@@ -379,25 +366,30 @@ class AvailableGpu:
 
 
 GpuClassifier = Callable[[PoolGpu], GpuClass | None]
-"""Why an image may run on a GPU; None where it may not."""
+"""The class by which an image may run on a GPU, None if it may not."""
 
 
 def by_class(classes: Iterable[GpuClass]) -> GpuClassifier:
-    """An image that may run on these classes."""
-    by_capability = {str(one.capability): one for one in classes}
+    """Return the classifier of an image that may run on these classes.
 
-    def known(gpu: PoolGpu) -> GpuClass | None:
-        found = by_capability.get(gpu.capability)
-        return found if found and _new_enough(gpu, found) else None
+    Pools report the newest CUDA that a driver takes. A GPU without one matches only a class for any driver.
+    """
+    by_capability = {str(row.capability): row for row in classes}
 
-    return known
+    def classify(gpu: PoolGpu) -> GpuClass | None:
+        row = by_capability.get(gpu.capability)
+        if row is None or (row.cuda and not (gpu.cuda and numbers(gpu.cuda) >= numbers(row.cuda))):
+            return None
+        return row
+
+    return classify
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineIndex:
-    """A machine, made ready to be asked many times: its attributes in small letters, as ClassAds take them.
+    """A machine for many queries. Its attributes are lower case, as ClassAds compare them.
 
-    `open`: its START takes any job.
+    `open`: its START accepts any job.
     """
 
     gpus: tuple[PoolGpu, ...]
@@ -406,55 +398,62 @@ class MachineIndex:
 
 
 def index_machines(inventory: Inventory) -> tuple[MachineIndex, ...]:
-    """The machines of an inventory."""
+    """Return the machines of an inventory."""
     return tuple(
         MachineIndex(
-            gpus=one.gpus,
-            has={name.lower(): value for name, value in one.attributes.items()},
-            open=one.start.strip().lower() in ("", "true"),
+            gpus=machine.gpus,
+            has={name.lower(): value for name, value in machine.attributes.items()},
+            open=machine.start.strip().lower() in ("", "true"),
         )
-        for one in inventory.machines
+        for machine in inventory.machines
     )
 
 
 def find_places(
-    known: GpuClassifier, wish: ResourceRequest, machines: Iterable[MachineIndex]
+    classify: GpuClassifier, request: ResourceRequest, machines: Iterable[MachineIndex]
 ) -> tuple[AvailableGpu, ...]:
-    """The GPUs of these machines that a job can get in an image."""
-    return tuple(place for machine in machines for place in _on(machine, known, wish))
+    """Return the GPUs of these machines that a job can get in an image."""
+    return tuple(place for machine in machines for place in _on(machine, classify, request))
 
 
-def fits(gpu: PoolGpu, wish: ResourceRequest) -> bool:
-    """Whether the GPU itself is what is wished for, whatever runs on it."""
-    host = _HOSTS.get(wish.platform, "")
-    small = gpu.memory // MB < -(-wish.gpu_memory // MB)
-    return not small and (wish.mig or not gpu.mig) and (not gpu.host or gpu.host == host)
+def fits(gpu: PoolGpu, request: ResourceRequest) -> bool:
+    """Return whether the GPU itself meets the request, for any image."""
+    host = _HOSTS.get(request.platform, "")
+    small = gpu.memory // MB < -(-request.gpu_memory // MB)
+    return not small and (request.mig or not gpu.mig) and (not gpu.host or gpu.host == host)
 
 
-def _new_enough(gpu: PoolGpu, gpu_class: GpuClass) -> bool:
-    """Pools tell the newest CUDA that a driver takes; a GPU that tells none is not matched."""
-    return not gpu_class.cuda or (bool(gpu.cuda) and numbers(gpu.cuda) >= numbers(gpu_class.cuda))
+def _on(machine: MachineIndex, classify: GpuClassifier, request: ResourceRequest) -> Iterator[AvailableGpu]:
+    fitting = [(gpu, row) for gpu in machine.gpus if (row := classify(gpu)) and fits(gpu, request)]
+    if not fitting or len(fitting) < request.gpus:
+        return
+    large = _is_large_enough(machine, request)
+    if large is False:
+        return
+    enough = sum(gpu.free for gpu, _ in fitting) >= request.gpus
+    for gpu, gpu_class in fitting:
+        yield AvailableGpu(gpu=gpu, gpu_class=gpu_class, free=gpu.free and enough, unsure=large is None)
 
 
-def machine_fits(machine: MachineIndex, wish: ResourceRequest) -> bool | None:
-    """Whether a machine is large enough and has what the image needs; None where that is not told."""
+def _is_large_enough(machine: MachineIndex, request: ResourceRequest) -> bool | None:
+    """Return whether a machine is large enough and has what the image needs, None if that is not known."""
     has = machine.has
     for name, amount, unit in (
-        ("memory", wish.memory, MB),
-        ("disk", wish.disk, 1024),
-        ("cpus", wish.cpus, 1),
+        ("memory", request.memory, MB),
+        ("disk", request.disk, 1024),
+        ("cpus", request.cpus, 1),
     ):
         most = has.get(name)
         if isinstance(most, int | float) and not isinstance(most, bool) and most * unit < amount:
             return False
-    if has and any(has.get(need.lower()) is not True for need in wish.needs):
+    if has and any(has.get(need.lower()) is not True for need in request.needs):
         return False
-    told = "arch" in has if has else not wish.needs
-    return True if told and machine.open else None
+    known = "arch" in has if has else not request.needs
+    return True if known and machine.open else None
 
 
 def format_places(places: Sequence[AvailableGpu], inventory: Inventory, now: datetime) -> str:
-    """`reaches 12 of 40 GPUs, 3 free now`; of an older inventory when they were."""
+    """Return `reaches 12 of 40 GPUs, 3 free now`, with the time of an older inventory."""
     total = len(inventory.gpus)
     text = f"reaches {len(places)} of {total} GPU{'s' * (total != 1)}"
     unsure = sum(place.unsure for place in places)
@@ -464,19 +463,7 @@ def format_places(places: Sequence[AvailableGpu], inventory: Inventory, now: dat
 
 
 def free_when(inventory: Inventory, now: datetime) -> str:
-    """When it was that GPUs were free: `now`, or a time; empty for an inventory that does not say."""
+    """Return when GPUs were free: `now`, or a time; empty for an inventory without one."""
     if now - inventory.taken < INVENTORY_FRESHNESS:
         return "now"
     return f"at {inventory.taken:%Y-%m-%d %H:%M} UTC" if inventory.taken.year > 1970 else ""
-
-
-def _on(machine: MachineIndex, known: GpuClassifier, wish: ResourceRequest) -> Iterator[AvailableGpu]:
-    fitting = [(gpu, found) for gpu in machine.gpus if (found := known(gpu)) and fits(gpu, wish)]
-    if not fitting or len(fitting) < wish.gpus:
-        return
-    taken = machine_fits(machine, wish)
-    if taken is False:
-        return
-    enough = sum(gpu.free for gpu, _ in fitting) >= wish.gpus
-    for gpu, gpu_class in fitting:
-        yield AvailableGpu(gpu=gpu, gpu_class=gpu_class, free=gpu.free and enough, unsure=taken is None)

@@ -116,9 +116,9 @@ class PackageCache:
         DownloadError for a file that cannot be had with the locked size and hash and for a full disk; what
         has come until then is kept and the next call goes on from there.
         """
-        wanted = tuple(packages)
-        paths = {package: self.path(package) for package in wanted}
-        missing = self.missing(wanted, verify=verify)
+        requested = tuple(packages)
+        paths = {package: self.path(package) for package in requested}
+        missing = self.missing(requested, verify=verify)
         arrivals = arrivals or PendingDownloads(paths.items())
         for package in paths.keys() - set(missing):
             arrivals.tell(package)
@@ -194,13 +194,13 @@ class PackageCache:
                 ]
                 futures = [pool.submit(transfer.run) for transfer in transfers]
                 try:
-                    done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+                    finished, _ = wait(futures, return_when=FIRST_EXCEPTION)
                 finally:  # an error or an interrupt: the other transfers end at their next chunk
                     if any(not future.done() or future.exception() for future in futures):
                         arrivals.stop.set()
                     for future in futures:
                         future.cancel()
-                errors = [future.exception() for future in futures if future in done]
+                errors = [future.exception() for future in futures if future in finished]
                 failed = [
                     error for error in errors if error and not isinstance(error, _DownloadCancelledError)
                 ]
@@ -366,10 +366,12 @@ class _Transfer:
             with self.web.open(self.url, headers=headers) as response:
                 start, whole = 0, read_count(response.headers.get("Content-Length", ""))
                 if response.status_code == 206:
-                    told = response.headers.get("Content-Range", "")
-                    if told != f"bytes {position}-{size - 1}/{size}":
+                    content_range = response.headers.get("Content-Range", "")
+                    if content_range != f"bytes {position}-{size - 1}/{size}":
                         self.part.unlink(missing_ok=True)
-                        raise TransientError(f"{redact(self.url)} answered with the wrong range '{told}'")
+                        raise TransientError(
+                            f"{redact(self.url)} answered with the wrong range '{content_range}'"
+                        )
                     start = position
                 elif whole not in (None, size):
                     raise RejectedError(f"{redact(self.url)} has {whole} bytes, the lock says {size}")

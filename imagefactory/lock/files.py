@@ -200,13 +200,13 @@ def explicit(lock: Lock) -> str:
 def in_order(packages: Iterable[LockedCondaPackage]) -> tuple[LockedCondaPackage, ...]:
     """Packages, each after those it depends on, else by name; a circle is entered by its first name."""
     by_name: Mapping[str, LockedCondaPackage] = {
-        package.name: package for package in sorted(packages, key=lambda one: one.name)
+        package.name: package for package in sorted(packages, key=lambda package: package.name)
     }
     needs = {
         name: [need for spec in package.depends if (need := spec.partition(" ")[0]) in by_name]
         for name, package in by_name.items()
     }
-    done: dict[str, LockedCondaPackage] = {}
+    ordered: dict[str, LockedCondaPackage] = {}
     entered: set[str] = set()
     for first in by_name:
         path = [(first, iter(needs[first]))]
@@ -216,11 +216,11 @@ def in_order(packages: Iterable[LockedCondaPackage]) -> tuple[LockedCondaPackage
             need = next((need for need in rest if need not in entered), "")
             if not need:
                 path.pop()
-                done.setdefault(name, by_name[name])
+                ordered.setdefault(name, by_name[name])
             else:
                 entered.add(need)
                 path.append((need, iter(needs[need])))
-    return tuple(done.values())
+    return tuple(ordered.values())
 
 
 # --- what cannot be solved -------------------------------------------------------------------------
@@ -269,8 +269,10 @@ def parse_unsolvable(text: str, file: str) -> UnsolvableTarget:
             )
         values.append(value)
     end = next((i for i in range(len(_HEADER), len(lines)) if not lines[i].startswith("# why:")), len(lines))
-    told = [line.removeprefix("# why:").removeprefix(" ").rstrip() for line in lines[len(_HEADER) : end]]
-    reason = "\n".join(told)
+    reason_lines = [
+        line.removeprefix("# why:").removeprefix(" ").rstrip() for line in lines[len(_HEADER) : end]
+    ]
+    reason = "\n".join(reason_lines)
     if not reason or lines[-1] != "" or len(text) > 2 * MAX_TREE:
         raise LockError(
             "lock-malformed", f"{file}:{end}: the file is incomplete or too long", hint=f"delete {file}"
@@ -315,7 +317,7 @@ def remove_unsolvable(folder: Path, target_name: str) -> None:
 
 def _plain(line: str) -> str:
     """A line without what a terminal would act on, and without blanks at its end."""
-    return "".join(one for one in line if one.isprintable()).rstrip()
+    return "".join(character for character in line if character.isprintable()).rstrip()
 
 
 def _replace_file(path: Path, text: str) -> None:
@@ -345,29 +347,31 @@ def former_locks(folder: Path, targets: Sequence[Target]) -> Mapping[str, LockRe
     log = git_output(folder, "log", "--no-renames", f"--format={_COMMIT}%H %cs", "--name-only", "--", ".")
     files = {name: target for target in targets for name in _names(target)}
     days: dict[str, str] = {}
-    wanted: dict[str, str] = {}
+    commits: dict[str, str] = {}
     for commit, day, names in _commits(log.decode("utf-8", "replace")):
         for touched in {files[name].name for name in names if name in files}:
             if touched in days:
-                wanted.setdefault(touched, commit)
+                commits.setdefault(touched, commit)
             else:
                 days[touched] = day
-    kept = [target for target in targets if target.name in wanted]
-    asked = [(f"{wanted[one.name]}:./{name}", one, name) for one in kept for name in _names(one)]
-    texts = _blobs(folder, [request for request, _, _ in asked])
-    found: dict[str, LockRevision] = {}
+    revised = [target for target in targets if target.name in commits]
+    requests = [
+        (f"{commits[target.name]}:./{name}", target, name) for target in revised for name in _names(target)
+    ]
+    texts = _blobs(folder, [request for request, _, _ in requests])
+    revisions: dict[str, LockRevision] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        for (_, _, name), text in zip(asked, texts, strict=False):
+        for (_, _, name), text in zip(requests, texts, strict=False):
             if text is not None:
                 (Path(scratch) / name).write_bytes(text)
-        for target in kept:
+        for target in revised:
             try:
                 lock = read_lock(Path(scratch), target)
             except LockError:  # of a format that nobody writes any more
                 continue
             if lock is not None:
-                found[target.name] = LockRevision(lock=lock, day=days[target.name])
-    return found
+                revisions[target.name] = LockRevision(lock=lock, day=days[target.name])
+    return revisions
 
 
 def _names(target: Target) -> tuple[str, ...]:
@@ -387,20 +391,20 @@ def _blobs(folder: Path, names: Iterable[str]) -> list[bytes | None]:
     listed = list(names)
     if not listed:
         return []
-    said = git_output(folder, "cat-file", "--batch", given="".join(f"{name}\n" for name in listed).encode())
-    found: list[bytes | None] = []
+    output = git_output(folder, "cat-file", "--batch", stdin="".join(f"{name}\n" for name in listed).encode())
+    blobs: list[bytes | None] = []
     at = 0
-    while at < len(said):
-        end = said.index(b"\n", at)
-        words = said[at:end].split(b" ")
+    while at < len(output):
+        end = output.index(b"\n", at)
+        words = output[at:end].split(b" ")
         at = end + 1
         if len(words) == 3 and words[1] == b"blob":
             size = int(words[2])
-            found.append(said[at : at + size])
+            blobs.append(output[at : at + size])
             at += size + 1
         else:
-            found.append(None)
-    return found
+            blobs.append(None)
+    return blobs
 
 
 # --- What moves from one lock to another. Pure

@@ -19,16 +19,16 @@ allow a protocol that this variable does not list; its `protocol.NAME.allow` out
 SECONDS = 60
 
 
-def git_output(folder: Path, *arguments: str, given: bytes = b"", options: tuple[str, ...] = ()) -> bytes:
+def git_output(folder: Path, *arguments: str, stdin: bytes = b"", options: tuple[str, ...] = ()) -> bytes:
     """Return what git prints of the repository that `folder` is in, empty where it fails or is missing.
 
     `arguments` are of a command that reads objects and references alone: one that looks at the work tree
     would run the filters of the repository's configuration. `given` is for its stdin.
     """
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             ["git", *options, *_SETTINGS, "-C", str(folder), *arguments],
-            input=given,
+            input=stdin,
             capture_output=True,
             timeout=SECONDS,
             check=False,
@@ -36,7 +36,7 @@ def git_output(folder: Path, *arguments: str, given: bytes = b"", options: tuple
         )
     except (OSError, subprocess.TimeoutExpired):
         return b""
-    return done.stdout if done.returncode == 0 else b""
+    return result.stdout if result.returncode == 0 else b""
 
 
 # --- The version of a source that only its git tags say, as `git describe` gives it to setuptools-scm
@@ -100,4 +100,4 @@ def _version_of(tag: str) -> Version:
 def _next(last: Version) -> str:
     """The version after a release: its last number is one more."""
     public = last.public.partition(".dev")[0]
-    return re.sub(r"[0-9]+$", lambda found: str(int(found[0]) + 1), public)
+    return re.sub(r"[0-9]+$", lambda match: str(int(match[0]) + 1), public)

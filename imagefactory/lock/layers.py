@@ -40,14 +40,14 @@ class LayerLock:
     """All layers of a target's image, the base's too, as whoever wrote it made them.
 
     `lock` is the digest of the target's lock, `base` names the base; with another one of them these are the
-    layers of another image. `made_with` names what else decides their bytes: the codec, the format of layers
+    layers of another image. `toolchain` names what else decides their bytes: the codec, the format of layers
     and what installs.
     """
 
     target: str
     lock: str
     base: str
-    made_with: str
+    toolchain: str
     layers: tuple[OciLayer, ...]
 
 
@@ -58,7 +58,7 @@ def layers_path(folder: Path, target: str) -> Path:
 def format_layer_lock(lock: LayerLock) -> str:
     """The text of a layer lock; `parse_layer_lock` gives the same value back."""
     (media_type,) = {layer.descriptor.media_type for layer in lock.layers}
-    values = (FORMAT, lock.target, lock.lock, lock.base, lock.made_with, media_type)
+    values = (FORMAT, lock.target, lock.lock, lock.base, lock.toolchain, media_type)
     head = [f"{name}: {value}" for (name, _), value in zip(_HEAD, values, strict=True)]
     rows = [
         f"{layer.descriptor.digest} {layer.diff_id} {layer.descriptor.size} {layer.title}"
@@ -80,14 +80,14 @@ def parse_layer_lock(text: str, file: str) -> LayerLock:
         raise _malformed(file, _FIRST - 1, "an empty line, layers and a newline must follow the head")
     layers = []
     for number, line in enumerate(lines[_FIRST - 1 : -1], _FIRST):
-        found = _LAYER.fullmatch(line)
-        if found is None:
+        match = _LAYER.fullmatch(line)
+        if match is None:
             raise _malformed(file, number, "expected 'digest diff-id size title'")
-        digest, diff_id, size, title = found.groups()
+        digest, diff_id, size, title = match.groups()
         descriptor = Descriptor(media_type=values[5], digest=digest, size=int(size))
         layers.append(OciLayer(descriptor=descriptor, diff_id=diff_id, title=title))
     return LayerLock(
-        target=values[1], lock=values[2], base=values[3], made_with=values[4], layers=tuple(layers)
+        target=values[1], lock=values[2], base=values[3], toolchain=values[4], layers=tuple(layers)
     )
 
 
@@ -120,18 +120,18 @@ def write_layer_lock(folder: Path, lock: LayerLock) -> None:
         raise LockError(*os_problem("write", path, error), hint=hint) from error
 
 
-def wrong_entries(lock: LayerLock, made: Sequence[OciLayer], file: str) -> tuple[str, ...]:
+def wrong_entries(lock: LayerLock, built: Sequence[OciLayer], file: str) -> tuple[str, ...]:
     """What of a layer lock is not so, by layers that were made of the same; each begins `file:line`."""
     wrong = []
-    for number, (said, layer) in enumerate(zip_longest(lock.layers, made), _FIRST):
-        if said is None or layer is None or said.title != layer.title:
-            made_is, says = (f"'{one.title}'" if one else "no more layer" for one in (layer, said))
+    for number, (entry, layer) in enumerate(zip_longest(lock.layers, built), _FIRST):
+        if entry is None or layer is None or entry.title != layer.title:
+            made_is, says = (f"'{row.title}'" if row else "no more layer" for row in (layer, entry))
             wrong.append(f"{file}:{number}: {made_is} is made here, the file says {says}")
             continue
         for word, has, says in (
-            ("diff id", layer.diff_id, said.diff_id),
-            ("digest", layer.descriptor.digest, said.descriptor.digest),
-            ("size", str(layer.descriptor.size), str(said.descriptor.size)),
+            ("diff id", layer.diff_id, entry.diff_id),
+            ("digest", layer.descriptor.digest, entry.descriptor.digest),
+            ("size", str(layer.descriptor.size), str(entry.descriptor.size)),
         ):
             if has != says:
                 wrong.append(f"{file}:{number}: '{layer.title}' has the {word} {has}, the file says {says}")

@@ -322,7 +322,7 @@ def artifact_of(
     artifact_type: str,
     subject: Descriptor | None,
     layers: Sequence[Descriptor],
-    annotations: Mapping[str, str],
+    annotations: Mapping[str, str] | None = None,
 ) -> Manifest:
     """Return the manifest of a referrer of `subject` whose content is in `layers`."""
     value: dict[str, object] = {
@@ -332,14 +332,16 @@ def artifact_of(
         "config": format_descriptor(EMPTY_BLOB),
         "layers": [format_descriptor(layer) for layer in layers],
     }
-    if subject:
-        value |= {"subject": format_descriptor(subject), "annotations": dict(annotations)}
+    if subject is not None:
+        value["subject"] = format_descriptor(subject)
+    if annotations is not None:
+        value["annotations"] = dict(annotations)
     data = canonical_json(value)
     descriptor = Descriptor(media_type=MANIFEST_TYPE, digest=digest_of(data), size=len(data))
     return Manifest(descriptor=descriptor, data=data)
 
 
-WITHDRAWN = artifact_of("application/vnd.imagefactory.withdrawn.v1", None, (EMPTY_BLOB,), {})
+WITHDRAWN = artifact_of("application/vnd.imagefactory.withdrawn.v1", None, (EMPTY_BLOB,))
 """Where a withdrawn tag points in a registry that cannot remove tags: no engine runs it."""
 
 

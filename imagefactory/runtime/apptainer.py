@@ -54,7 +54,7 @@ EnsureSif = Callable[[Image], SifArtifact]
 class CallerIdentity:
     """Who asks: the effective ids, and where util-linux' `unshare` is (empty: nowhere).
 
-    `gpus` are the options for the GPUs of this machine, by their makers.
+    `pool` are the options for the GPUs of this machine, by their makers.
     """
 
     uid: int
@@ -147,7 +147,7 @@ class ApptainerRunner:
 
         Not captured, its streams are pipes and terminals of a relay's. Of captured output the first 16 MiB
         of each stream are kept. Raises UsageError, ToolError or StoreError when it was never started;
-        ToolError too where `gpus` are asked for and this machine has none: apptainer would not mind.
+        ToolError too where `pool` are asked for and this machine has none: apptainer would not mind.
         """
         check_spec(spec)
         planned_mounts(spec)

@@ -149,7 +149,7 @@ KILL_AGAIN = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerPlan:
-    """A container to make, in plain values. `devices` are CDI names; without any, `gpus` asks for all.
+    """A container to make, in plain values. `devices` are CDI names; without any, `pool` asks for all.
 
     `amd` are AMD's GPUs of this machine, where it has some and they are asked for.
     """

@@ -6,7 +6,7 @@
                              "memory": 42503241728, "cuda": "12.4"}]}]}
 
 One machine a line, so that two of them can be compared. A person may write one: of a machine only `name` and
-`gpus` must stand there, of a GPU only `capability`, empty where nobody tells it. Without `taken` the time of
+`pool` must stand there, of a GPU only `capability`, empty where nobody tells it. Without `taken` the time of
 the file counts. The attribute `Arch`
 (`aarch64`) says a machine's processor. The reader is strict, and errors name what they mean as
 `inventory.json: machines[0].gpus[0].capability`.
@@ -39,7 +39,7 @@ MAX_MACHINES = 50_000
 MAX_GPUS = 1024
 MAX_ATTRIBUTES = 2000
 MAX_TEXT = 20_000
-HINT = "imagefactory pool -o FILE writes one"
+HINT = "imagefactory gpus -o FILE writes one"
 
 _TOP = ("format", "pool", "taken", "machines", "notes")
 _MACHINE = ("name", "start", "attributes", "gpus")

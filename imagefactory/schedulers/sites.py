@@ -114,7 +114,7 @@ class Site:
             given = _longest(time)
         return (*(line for line in given if not names_of((line,)) & names_of(added)), *added)
 
-    def told(self, *, gpus: bool, resumes: bool = False) -> tuple[str, ...]:
+    def comments(self, *, gpus: bool, resumes: bool = False) -> tuple[str, ...]:
         """The advice for a job."""
         more = ("a job of a few hours, or with checkpoints, gets more GPUs with:", self.resumable)
         tagged = "accounting_group" in names_of(self.own)

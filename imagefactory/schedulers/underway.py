@@ -1,31 +1,47 @@
-"""What other sweeps have in hand: cells whose job is queued already, or has ended and nobody collected it.
+"""Cells that another sweep has, of this store or of another store of the same registry: they are not queued
+twice.
 
-    the store's sweeps, one look at the queue -> RunningSweep -> leave_out_underway -> SweepPlan
+    the store's sweeps, one query of the queue -> RunningSweep -> leave_out_underway -> SweepPlan
+    <registry>/catalogue:claims-<store> -> OtherClaim -> leave_out_claimed -> SweepPlan
 
-A cell is the very image on a capability: the same target made of another lock is another one. Only what is
-certain holds a cell back. Of a sweep that cannot be read, that is another user's or that nobody can ask the
-queue about nothing is guessed: the cell is queued, and a note says so. A sweep that nothing drives any more
-(cancelled, never submitted, its DAGMan gone) gives its cells back, but for results that came; the note says
-how it would be gone on with instead. Sweeps outside of the store (`--folder`) are not known, nor such as are
-older than their nonces: what they bring back can be signed no more.
+A cell is one image on a capability: the same target built from another lock is another cell. Only certainty
+excludes a cell. If a sweep cannot be read, is another user's, or its queue cannot be queried, the cell is
+queued with a note. A sweep that nothing drives any more (canceled, never submitted, its DAGMan gone) returns
+its cells, except for results that came; the note says how to continue it instead. Sweeps outside the store
+(`--dir`) are not known, nor are sweeps older than their nonces, since their results can no longer be
+signed.
+
+A store signs the list of its claims anew with each change, and keeps its own in journal/claims.json. A claim
+expires. Only a list counts that a trusted key signed, since anyone who can push could keep images from being
+verified. If two stores claim a cell, the first claim wins. A store that cannot write or read claims queues
+its cells, with a note.
 """
 
 from __future__ import annotations
 
 import pwd
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from imagefactory.errors import ImagefactoryError, ToolError, UsageError
+from imagefactory.errors import ImagefactoryError, StatementError, ToolError, UsageError
 from imagefactory.model import Outcome
-from imagefactory.schedulers.cells import QUEUED, UNCOLLECTED, VERIFIED, QueuedCell, SweepPlan
+from imagefactory.schedulers.cells import CLAIMED, QUEUED, UNCOLLECTED, VERIFIED, QueuedCell, SweepPlan
 from imagefactory.schedulers.faults import node_directory
-from imagefactory.schedulers.pool import RETRIED_OUTCOMES, Pool, Pools, SkippedCell, SweepNode, SweepSpec
+from imagefactory.schedulers.pool import (
+    MOST_NODES,
+    RETRIED_OUTCOMES,
+    Pool,
+    Pools,
+    SkippedCell,
+    SweepNode,
+    SweepSpec,
+)
 from imagefactory.schedulers.sweep_file import (
     ID,
     NO_KEY,
@@ -33,14 +49,27 @@ from imagefactory.schedulers.sweep_file import (
     UNSIGNED,
     VERDICT_MISSING,
     CollectedNode,
-    NodeFilter,
     read_collected,
     read_sweep,
 )
-from imagefactory.serialize import parse_json
+from imagefactory.serialize import (
+    CAPABILITY,
+    Digest,
+    MaxRows,
+    Pattern,
+    format_document,
+    invalid_value_error,
+    parse_document,
+)
+from imagefactory.serialize import parse_json as parse_plain_json
 from imagefactory.settings.choices import HTCONDOR
 from imagefactory.trees import read_file
-from imagefactory.trust.verdict import SIGNABLE
+from imagefactory.trust.catalog_package import ArtifactFormat
+from imagefactory.trust.envelope import EnvelopeForm, format_json, parse_json, sign_envelope
+from imagefactory.trust.judgement import out_of_period, verify_envelope
+from imagefactory.trust.keys import SigningKey
+from imagefactory.trust.policy import TrustRules
+from imagefactory.trust.verdict import SIGNABLE, SKEW, VerdictStatus
 from imagefactory.verify.kit.program import KIT, LARGEST_REPORT
 from imagefactory.verify.nonces import LIFETIME
 
@@ -50,10 +79,10 @@ QUEUE_NOT_READ = "the queue was not asked"
 
 
 class NodeProgress(StrEnum):
-    """How far a node is that may still bring a verdict: open, or what was not done yet about its result.
+    """What is still to do for a node that may bring a verdict.
 
-    UNMATCHED brings none: its machines alone have the oldest driver, and none took it. It is not asked again
-    while its sweep is remembered, since a verdict of a newer driver is there.
+    UNMATCHED brings none: only its machines have the oldest driver, and none took it. Another sweep does not
+    request it again while this one is remembered, since a verdict of a newer driver exists.
     """
 
     OPEN = "open"
@@ -65,10 +94,10 @@ class NodeProgress(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningSweep:
-    """A sweep of the store as far as it has cells of a plan in hand, by target and row.
+    """A sweep of the store with its cells of a plan, by target and row.
 
-    `name` is what commands take for it. `driven`: something on the pool works on it; None where that is not
-    known, and `why` says why not.
+    Commands take `name`. `driven`: something on the pool works on it; None with the reason in `why` if that
+    is not known.
     """
 
     name: str
@@ -80,73 +109,66 @@ class RunningSweep:
     pool: str = HTCONDOR
 
 
-# --- deciding --------------------------------------------------------------------------------------
-
-
-def leave_out_underway(plan: SweepPlan, seen: Sequence[RunningSweep], allow: frozenset[str]) -> SweepPlan:
-    """A plan without the cells that a sweep has in hand; the newest sweep that has one tells of it. Pure."""
-    newest = sorted(seen, key=lambda sweep: sweep.made, reverse=True)
-    kept, left_out = [], list(plan.left_out)
-    given: Counter[int] = Counter()
+def leave_out_underway(plan: SweepPlan, sweeps: Sequence[RunningSweep], allow: frozenset[str]) -> SweepPlan:
+    """Return a plan without the cells that a sweep has; the newest of these sweeps gives the reason. Pure."""
+    newest = sorted(sweeps, key=lambda sweep: sweep.made, reverse=True)
+    cells, left_out = [], list(plan.left_out)
+    doubtful: Counter[int] = Counter()
     for cell in plan.cells:
-        key = _key(cell)
-        having = [
-            (number, sweep)
+        key = cell.stage.target.name, cell.row
+        rules = {
+            number: _blocking_rule(sweep, sweep.cells[key])
             for number, sweep in enumerate(newest)
             if key in sweep.cells and (cell.only or sweep.cells[key] is not NodeProgress.UNMATCHED)
-        ]
-        held = (_blocking_rule(sweep, sweep.cells[key]) for _, sweep in having)
-        rule, reason = next((found for found in held if found and found[0] not in allow), ("", ""))
+        }
+        rule, reason = next((row for row in rules.values() if row and row[0] not in allow), ("", ""))
         if rule:
-            capability = str(cell.capability)
-            left_out.append(
-                SkippedCell(target=key[0], capability=capability, rule=rule, reason=reason, part=cell.part)
-            )
+            left_out.append(_skip(cell, rule, reason))
             continue
-        kept.append(cell)
-        doubtful = [number for number, sweep in having if not _blocking_rule(sweep, sweep.cells[key])]
-        if doubtful and QUEUED not in allow:
-            given[doubtful[0]] += 1
-    notes = tuple(_queue_note(newest[number], count) for number, count in sorted(given.items()))
-    return SweepPlan(cells=tuple(kept), left_out=tuple(left_out), notes=plan.notes + notes)
+        cells.append(cell)
+        first = next((number for number, row in rules.items() if not row), None)
+        if first is not None and QUEUED not in allow:
+            doubtful[first] += 1
+    notes = tuple(_queue_note(newest[number], count) for number, count in sorted(doubtful.items()))
+    return SweepPlan(cells=tuple(cells), left_out=tuple(left_out), notes=plan.notes + notes)
 
 
-def _key(cell: QueuedCell) -> tuple[str, str]:
-    return cell.stage.target.name, cell.row
-
-
-def _blocking_rule(seen: RunningSweep, state: NodeProgress) -> tuple[str, str] | None:
-    """The rule and reason by which it holds a cell back; None where it does not for certain."""
-    if state is NodeProgress.UNMATCHED:
-        return VERIFIED, f"on a newer driver; no machine with an older one took its job in sweep {seen.name}"
-    if state is not NodeProgress.OPEN:
-        return UNCOLLECTED, f"ended in sweep {seen.name}, {state}: imagefactory collect {seen.name}"
-    if seen.driven:
-        since = f"since {seen.made.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
-        return QUEUED, f"queued in sweep {seen.name}, {since}: imagefactory status {seen.name}"
-    return None
-
-
-def _queue_note(seen: RunningSweep, count: int) -> str:
-    cells = f"{count} of these cells {'is' if count == 1 else 'are'}"
-    if seen.driven is None:
-        return f"{cells} queued, though sweep {seen.name} may have the same in hand: {seen.why}"
-    again = f"imagefactory verify --pool {seen.pool} --folder {seen.folder}"
-    return (
-        f"{cells} queued anew: sweep {seen.name} stopped without an answer; to go on with it instead: {again}"
+def _skip(cell: QueuedCell | SweepNode, rule: str, reason: str) -> SkippedCell:
+    target = cell.target if isinstance(cell, SweepNode) else cell.stage.target.name
+    return SkippedCell(
+        target=target, capability=str(cell.capability), rule=rule, reason=reason, part=cell.part
     )
 
 
-# --- reading ---------------------------------------------------------------------------------------
+def _blocking_rule(sweep: RunningSweep, state: NodeProgress) -> tuple[str, str] | None:
+    """Return the rule and reason by which a sweep excludes a cell, None if that is not certain."""
+    if state is NodeProgress.UNMATCHED:
+        return VERIFIED, f"on a newer driver; no machine with an older one took its job in sweep {sweep.name}"
+    if state is not NodeProgress.OPEN:
+        return UNCOLLECTED, f"ended in sweep {sweep.name}, {state}: imagefactory sweep collect {sweep.name}"
+    if sweep.driven:
+        since = f"since {sweep.made.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+        return QUEUED, f"queued in sweep {sweep.name}, {since}: imagefactory sweep status {sweep.name}"
+    return None
+
+
+def _queue_note(sweep: RunningSweep, count: int) -> str:
+    cells = f"{count} of these cells {'is' if count == 1 else 'are'}"
+    if sweep.driven is None:
+        return f"{cells} queued, though sweep {sweep.name} may have the same in hand: {sweep.why}"
+    again = f"continue it instead: imagefactory sweep start --scheduler {sweep.pool} --dir {sweep.folder}"
+    return f"{cells} queued anew: sweep {sweep.name} stopped without an answer; {again}"
+
+
+# --- reading the sweeps of a store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepLookup:
-    """Who looks, and when: `pools` opens them, and `queue` says whether they may be asked what is at work.
+    """The context of a lookup: `pools` opens pools, and without `queue` no queue is queried.
 
-    `user` is None for whoever it is.
-
-    `suite` is the digest of this program's suite: what another one's brings back is none of ours to collect.
+    `user` is None for any user. `suite` is the digest of this program's suite: results of another one are not
+    collected here.
     """
 
     now: datetime
@@ -166,76 +188,72 @@ class _SweepCandidate:
 
 
 def image_of(node: SweepNode) -> str:
-    """A .sif by its file; an image by where jobs pull it, since its verdict is looked for there."""
+    """Return a .sif by its file, an image by its address, since its verdict is looked for there."""
     return node.image.sha256 or node.image.address
 
 
-def _recent(place: Path, now: datetime) -> list[Path]:
-    """The folders there whose nonces may still be good, the newest first: a sweep's name is its time."""
+def read_underway(
+    place: Path, images: Images, lookup: SweepLookup
+) -> tuple[tuple[RunningSweep, ...], tuple[str, ...]]:
+    """Return the sweeps in `place` that have some of those cells, and a note for each that cannot be read.
+
+    The queue of a pool is queried once, only if a sweep may have a cell, and before the logs are read: they
+    show what ends meanwhile.
+    """
+    notes: list[str] = []
     try:
-        return sorted((path for path in place.iterdir() if not _is_over(path.name, now)), reverse=True)
+        paths = [path for path in place.iterdir() if not _is_expired(path.name, lookup.now)] if images else []
     except FileNotFoundError:
-        return []
+        return (), ()
+    except OSError as error:
+        return (), (f"the sweeps in {place} are passed over: {error.strerror}",)
+    rows = (_candidate(folder, images, lookup, notes) for folder in sorted(paths, reverse=True))
+    candidates = [candidate for candidate in rows if candidate]
+    queues: dict[str, frozenset[Path] | str] = {}
+    if lookup.queue:
+        for name in {candidate.sweep.pool for candidate in candidates if not candidate.owner}:
+            try:
+                queues[name] = lookup.pools(name).driven()
+            except (ToolError, UsageError) as error:
+                queues[name] = error.message
+    sweeps = []
+    for candidate in candidates:
+        try:
+            queue = queues.get(candidate.sweep.pool, QUEUE_NOT_READ)
+            sweeps.append(_read_running(candidate, queue, lookup))
+        except (ImagefactoryError, OSError) as error:
+            notes.append(_unread_note(candidate.folder, error))
+    return tuple(sweeps), tuple(notes)
 
 
-def _is_over(name: str, now: datetime) -> bool:
-    if not (found := ID.fullmatch(name)):
+def _is_expired(name: str, now: datetime) -> bool:
+    """Return whether the nonces of a sweep are expired, by the time in its name."""
+    if not (match := ID.fullmatch(name)):
         return False
     try:
-        return datetime.strptime(f"{found[1]}Z", "%Y%m%d-%H%M%S%z") + LIFETIME <= now
+        return datetime.strptime(f"{match[1]}Z", "%Y%m%d-%H%M%S%z") + LIFETIME <= now
     except ValueError:
         return False
 
 
-def read_underway(
-    place: Path, images: Images, looking: SweepLookup
-) -> tuple[tuple[RunningSweep, ...], tuple[str, ...]]:
-    """What the sweeps in `place` have in hand of those cells, and a note for each that cannot be read.
+def _candidate(folder: Path, images: Images, lookup: SweepLookup, notes: list[str]) -> _SweepCandidate | None:
+    """Return a sweep that has nodes of these cells whose verdict has not arrived; most have none."""
+    cells = {(target, row.partition(" ")[0]) for target, row in images}
 
-    A pool's queue is asked once, and only where a sweep may have something: before the logs, so that what
-    ends meanwhile is seen in them.
-    """
-    notes: list[str] = []
-    try:
-        folders = _recent(place, looking.now) if images else []
-    except OSError as error:
-        return (), (f"the sweeps in {place} are passed over: {error.strerror}",)
-    candidates = [
-        candidate for folder in folders if (candidate := _candidate(folder, images, looking, notes))
-    ]
-    queues = {}
-    if looking.queue:
-        queues = {
-            name: _queue(looking.pools, name)
-            for name in {candidate.sweep.pool for candidate in candidates if not candidate.owner}
-        }
-    seen = []
-    for candidate in candidates:
-        try:
-            seen.append(_read_running(candidate, queues.get(candidate.sweep.pool, QUEUE_NOT_READ), looking))
-        except (ImagefactoryError, OSError) as error:
-            notes.append(_passed_over(candidate.folder, error))
-    return tuple(seen), tuple(notes)
-
-
-def _candidate(
-    folder: Path, images: Images, looking: SweepLookup, notes: list[str]
-) -> _SweepCandidate | None:
-    """A sweep that has nodes of these cells whose verdict has not arrived; most have none."""
-
-    asked = {(target, row.partition(" ")[0]) for target, row in images}
-
-    def wanted(target: str, capability: str) -> bool:
-        return (target, capability) in asked
+    def is_cell(target: str, capability: str) -> bool:
+        return (target, capability) in cells
 
     try:
         owner = (folder / SWEEP).stat().st_uid
-        sweep = read_sweep(folder, wanted)
-        collected = _collected(folder, wanted)
+        sweep = read_sweep(folder, is_cell)
+        try:
+            collected = {node.nonce: node for node in read_collected(folder, is_cell)}
+        except UsageError:  # it can be lost: `sweep collect` writes it again
+            collected = {}
     except (FileNotFoundError, NotADirectoryError):
-        return None  # it is being made, or deleted
+        return None  # it is being created, or deleted
     except (ImagefactoryError, OSError) as error:
-        notes.append(_passed_over(folder, error))
+        notes.append(_unread_note(folder, error))
         return None
     nodes = tuple(
         node
@@ -243,61 +261,40 @@ def _candidate(
         if images.get((node.target, node.row)) == image_of(node)
         and not (node.nonce in collected and collected[node.nonce].attached)
     )
-    if not nodes or sweep.made + LIFETIME <= looking.now:
+    if not nodes or sweep.made + LIFETIME <= lookup.now:
         return None
-    foreign = looking.user is not None and owner != looking.user
+    foreign = lookup.user is not None and owner != lookup.user
     return _SweepCandidate(
-        folder=folder,
-        sweep=sweep,
-        nodes=nodes,
-        collected=collected,
-        owner=_user(owner) if foreign else "",
+        folder=folder, sweep=sweep, nodes=nodes, collected=collected, owner=_user(owner) if foreign else ""
     )
 
 
-def _collected(folder: Path, wanted: NodeFilter) -> Mapping[str, CollectedNode]:
-    try:
-        return {one.nonce: one for one in read_collected(folder, wanted)}
-    except UsageError:  # it can be lost: `collect` writes it anew
-        return {}
-
-
-def _queue(pools: Pools, name: str) -> frozenset[Path] | str:
-    """The folders of the sweeps that are driven on a pool, or why that is not known."""
-    try:
-        return pools(name).driven()
-    except (ToolError, UsageError) as error:
-        return error.message
-
-
 def _read_running(
-    candidate: _SweepCandidate, queue: frozenset[Path] | str, looking: SweepLookup
+    candidate: _SweepCandidate, queue: frozenset[Path] | str, lookup: SweepLookup
 ) -> RunningSweep:
-    seen = RunningSweep(
-        name=candidate.folder.name if ID.fullmatch(candidate.folder.name) else str(candidate.folder),
-        folder=candidate.folder,
+    folder = candidate.folder
+    sweep = RunningSweep(
+        name=folder.name if ID.fullmatch(folder.name) else str(folder),
+        folder=folder,
         made=candidate.sweep.made,
-        driven=None if isinstance(queue, str) else candidate.folder.resolve() in queue,
+        driven=None if isinstance(queue, str) else folder.resolve() in queue,
         cells={},
         why=queue if isinstance(queue, str) else "",
         pool=candidate.sweep.pool,
     )
     if candidate.owner:
         cells = {(node.target, node.row): NodeProgress.OPEN for node in candidate.nodes}
-        return replace(seen, driven=None, why=f"it is a sweep of user {candidate.owner}", cells=cells)
-    if _suite(candidate) != looking.suite:
-        return seen
-    return replace(seen, cells=_states(candidate, looking.pools(candidate.sweep.pool)))
-
-
-def _suite(candidate: _SweepCandidate) -> str:
-    """The suite that a sweep's jobs run, by its digest; empty where its files do not tell."""
+        return replace(sweep, driven=None, why=f"it is a sweep of user {candidate.owner}", cells=cells)
     try:
-        place = node_directory(candidate.folder, candidate.nodes[0].name)
-        kit: Any = parse_json(read_file(place, KIT, LARGEST_REPORT))
-        return str(kit["suite"])
+        kit: Any = parse_plain_json(
+            read_file(node_directory(folder, candidate.nodes[0].name), KIT, LARGEST_REPORT)
+        )
+        suite = str(kit["suite"])
     except (OSError, ValueError, KeyError, TypeError):
-        return ""
+        suite = ""
+    if suite != lookup.suite:
+        return sweep
+    return replace(sweep, cells=_states(candidate, lookup.pools(candidate.sweep.pool)))
 
 
 def _states(candidate: _SweepCandidate, pool: Pool) -> Mapping[tuple[str, str], NodeProgress]:
@@ -321,15 +318,15 @@ def _states(candidate: _SweepCandidate, pool: Pool) -> Mapping[tuple[str, str], 
 
 
 def will_still_run(outcome: Outcome | None, *, settled: bool) -> bool:
-    """Whether a DAG that is at work, or is gone on with, still runs a node that has brought back no run.
+    """Return whether a DAG at work, or continued, still runs a node without a run.
 
-    What never ended, what was removed with what drove it, and what the pool broke.
+    These nodes never ended, were removed with their DAG, or failed because of the pool.
     """
     return outcome in (None, *RETRIED_OUTCOMES) or not settled
 
 
 def state_of(outcome: Outcome | None, known: CollectedNode | None) -> NodeProgress | None:
-    """What is left to do about a run that came back; None where no verdict can come of it. Pure."""
+    """Return what is left to do about a run that came back, None if no verdict can come of it. Pure."""
     if known is None or known.result.outcome is None:
         return NodeProgress.ENDED if outcome in SIGNABLE else None
     if known.result.outcome not in SIGNABLE:
@@ -340,9 +337,9 @@ def state_of(outcome: Outcome | None, known: CollectedNode | None) -> NodeProgre
     return None if final else NodeProgress.NOT_ATTACHED
 
 
-def _passed_over(folder: Path, error: ImagefactoryError | OSError) -> str:
-    said = error.message if isinstance(error, ImagefactoryError) else f"{error.filename}: {error.strerror}"
-    return f"sweep {folder.name} is passed over, and what it has in hand is not known: {said}"
+def _unread_note(folder: Path, error: ImagefactoryError | OSError) -> str:
+    text = error.message if isinstance(error, ImagefactoryError) else f"{error.filename}: {error.strerror}"
+    return f"sweep {folder.name} is passed over, and what it has in hand is not known: {text}"
 
 
 def _user(number: int) -> str:
@@ -350,3 +347,179 @@ def _user(number: int) -> str:
         return pwd.getpwuid(number).pw_name
     except KeyError:
         return str(number)
+
+
+# --- claims of other stores
+
+
+FORMAT = 1
+LARGEST = 4 << 20
+FORM = EnvelopeForm(payload_type="application/vnd.imagefactory.claims+json", largest=LARGEST)
+CLAIMS = ArtifactFormat(
+    name="list of claims",
+    artifact_type="application/vnd.imagefactory.claims.v1+json",
+    layer_type="application/vnd.imagefactory.claims.v1+json+gzip",
+)
+STORE = re.compile(r"[0-9a-f]{16}")
+TAG = re.compile(r"claims-([0-9a-f]{16})")
+ROW = re.compile(rf"(?:{CAPABILITY.pattern})(?: [0-9a-z][0-9a-z.,+-]{{0,39}})?")
+MOST_SWEEPS = 256
+
+ClaimedCell = tuple[str, str]
+"""An image, by its digest or that of its .sif file, and a row: a capability, or a slice's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageClaim:
+    """The rows on which an image is claimed. `image` is a digest, as in `image_of`."""
+
+    image: Digest
+    rows: Annotated[tuple[Annotated[str, Pattern(ROW)], ...], MaxRows(MOST_NODES)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepClaim:
+    """The queued cells of a sweep, claimed at `made` and until `until`."""
+
+    sweep: Annotated[str, Pattern(ID)]
+    made: datetime
+    until: datetime
+    images: Annotated[tuple[ImageClaim, ...], MaxRows(MOST_NODES)]
+
+    @property
+    def cells(self) -> frozenset[ClaimedCell]:
+        return frozenset((image.image, row) for image in self.images for row in image.rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreClaims:
+    """All current claims of a store. `store` is its ID, `issued` when it was signed."""
+
+    store: Annotated[str, Pattern(STORE)]
+    issued: datetime
+    sweeps: Annotated[tuple[SweepClaim, ...], MaxRows(MOST_SWEEPS)] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepositoryClaims:
+    """The claims of this store in one repository of a registry."""
+
+    place: str
+    sweeps: Annotated[tuple[SweepClaim, ...], MaxRows(MOST_SWEEPS)] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnClaims:
+    """The ID of this store and its claims by repository."""
+
+    store: Annotated[str, Pattern(STORE)]
+    places: tuple[RepositoryClaims, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherClaim:
+    """A claim of another store that counts; `by` is the local name of the key that signed it."""
+
+    by: str
+    store: str
+    claim: SweepClaim
+
+    @property
+    def order(self) -> tuple[datetime, str, str]:
+        """Return the key by which every store finds the same first claim."""
+        return self.claim.made, self.store, self.claim.sweep
+
+    @property
+    def reason(self) -> str:
+        until = f"{self.claim.until.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+        return f"claimed by '{self.by}' until {until}, for sweep {self.claim.sweep} of another store"
+
+
+def cell_of(node: SweepNode) -> ClaimedCell:
+    return _digest_in(image_of(node)), node.row
+
+
+def _digest_in(image: str) -> str:
+    return image.rpartition("@")[2]
+
+
+def claim_of(sweep: str, cells: Iterable[ClaimedCell], created: datetime, until: datetime) -> SweepClaim:
+    """Return the claim of these cells, each image once."""
+    images: dict[str, set[str]] = {}
+    for image, row in cells:
+        images.setdefault(image, set()).add(row)
+    claims = (ImageClaim(image=image, rows=tuple(sorted(rows))) for image, rows in sorted(images.items()))
+    return SweepClaim(sweep=sweep, made=created, until=until, images=tuple(claims))
+
+
+def sign_claims(claims: StoreClaims, key: SigningKey) -> bytes:
+    """Return the envelope of a store's claims. Raises StatementError for claims that no store would
+    accept."""
+    payload = format_json(format_document(claims, FORMAT))
+    parse_document(parse_json(payload, "the claims to sign", LARGEST), StoreClaims, FORMAT, "the claims")
+    return sign_envelope(payload, key, FORM)
+
+
+def open_claims(data: bytes, store: str, trust: TrustRules, now: datetime) -> tuple[OtherClaim, ...]:
+    """Return the claims of the store with the ID `store` that count now.
+
+    Raises StatementError with the reason for a list that does not count.
+    """
+    where = f"the claims of store {store}"
+    verified = verify_envelope(data, trust, FORM)
+    if verified.envelope is None or verified.key is None or verified.standing is not VerdictStatus.GOOD:
+        raise invalid_value_error(where, f"{verified.standing}, {verified.why}")
+    claims = parse_document(parse_json(verified.envelope.payload, where, LARGEST), StoreClaims, FORMAT, where)
+    assert isinstance(claims, StoreClaims)
+    late = out_of_period(verified.key, claims.issued) or out_of_period(verified.key, max(now, claims.issued))
+    if late:
+        raise invalid_value_error(where, f"{late[0]}, {late[1]}")
+    if claims.store != store:
+        raise invalid_value_error(where, f"it has the claims of store {claims.store}")
+    if claims.issued - now > SKEW or any(claim.made - now > SKEW for claim in claims.sweeps):
+        raise invalid_value_error(where, "its claims are dated in the future")
+    if any(claim.until - claim.made > LIFETIME for claim in claims.sweeps):
+        raise invalid_value_error(where, f"a claim is valid for longer than {LIFETIME.days} days")
+    return tuple(
+        OtherClaim(by=verified.key.name, store=store, claim=claim)
+        for claim in claims.sweeps
+        if claim.made < claim.until > now
+    )
+
+
+def first_claims(claims: Iterable[OtherClaim]) -> Mapping[ClaimedCell, OtherClaim]:
+    """Return the first claim of each cell."""
+    first: dict[ClaimedCell, OtherClaim] = {}
+    for other in sorted(claims, key=lambda other: other.order):
+        for cell in other.claim.cells:
+            first.setdefault(cell, other)
+    return first
+
+
+def leave_out_claimed(plan: SweepPlan, images: Images, claims: Iterable[OtherClaim]) -> SweepPlan:
+    """Return a plan without the cells that another store claims. Pure."""
+    first = first_claims(claims)
+    cells, left_out = [], list(plan.left_out)
+    for cell in plan.cells:
+        image = images.get((cell.stage.target.name, cell.row), "")
+        if other := first.get((_digest_in(image), cell.row)):
+            left_out.append(skipped_by_claim(other, cell))
+        else:
+            cells.append(cell)
+    return SweepPlan(cells=tuple(cells), left_out=tuple(left_out), notes=plan.notes)
+
+
+def skipped_by_claim(other: OtherClaim, cell: QueuedCell | SweepNode) -> SkippedCell:
+    return _skip(cell, CLAIMED, other.reason)
+
+
+def parse_own(data: bytes, where: str) -> OwnClaims:
+    """Return what `format_own` wrote. Raises StatementError."""
+    claims = parse_document(parse_json(data, where, LARGEST), OwnClaims, FORMAT, where)
+    if not isinstance(claims, OwnClaims):
+        raise StatementError("claims-invalid", f"{where} has no claims", hint="delete it")
+    return claims
+
+
+def format_own(claims: OwnClaims) -> bytes:
+    return format_json(format_document(claims, FORMAT))

@@ -1,4 +1,4 @@
-"""Settings for the jobs of sweeps and of `submit`: submit commands, options of sbatch, limits of sweeps.
+"""Settings for the jobs of sweeps and of `job write`: submit commands, options of sbatch, limits of sweeps.
 
     submit-commands    lines of an HTCondor submit file: accounting_group = ..., priority = ..., +WantX = true
     sbatch-options     words of sbatch: --account=... --partition=... --qos=... --time=...

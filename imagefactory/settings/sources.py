@@ -1,6 +1,6 @@
 """The meaning of each setting, and whether an untrusted project may set it.
 
-A project's directory may come from anyone. The user trusts one with `imagefactory settings --trust` (files.py).
+A project may come from anyone. The user trusts one with `imagefactory settings --trust` (files.py).
 """
 
 from __future__ import annotations
@@ -164,12 +164,12 @@ MEANINGS = {
     ),
     "submit-commands": (
         "none",
-        "lines of submit files, for the HTCondor jobs of sweeps and `submit`: `accounting_group = ...`, "
+        "lines of submit files, for the HTCondor jobs of sweeps and `job write`: `accounting_group = ...`, "
         "`priority = ...`, `nice_user = true`, `+NAME = ...`",
     ),
     "sbatch-options": (
         "none",
-        "options of sbatch, for the Slurm jobs of sweeps and `submit`: "
+        "options of sbatch, for the Slurm jobs of sweeps and `job write`: "
         "`--account=... --partition=... --qos=... --time=...`",
     ),
     "sweep-machines": (

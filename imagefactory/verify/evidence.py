@@ -1,7 +1,6 @@
-"""How the identity of GPUs is read on the host, outside of any image: on this machine, or as a kit told it.
+"""The identity of GPUs, read on the host, outside of any image: on this machine, or by a kit.
 
-What is read stands in kit/hardware.py, of the standard library alone, which travels in kits; here it becomes
-a frozen value.
+kit/hardware.py reads NVIDIA GPUs, since it travels in kits; here its result becomes a frozen value.
 """
 
 from __future__ import annotations
@@ -32,12 +31,10 @@ from imagefactory.verify.kit.hardware import (
 from imagefactory.verify.outcome import clean
 from imagefactory.verify.report import EVIDENCE_LOCAL, DeviceNode, GpuIdentity, Hardware, Uuid, Version
 
-# --- How the identity of AMD's GPUs is read on the host, outside of any image
-# Three ways that must agree, as for NVIDIA's: the kernel's list of nodes, the same GPU's device below
-# /sys/class/drm, and its render node. Sources: Linux, amdkfd, KFD topology: `unique_id` and
-# `drm_render_minor`
-# of a node; amdgpu, sysfs: `unique_id`, in hexadecimal, and `product_name`; proc_devices(5).
-
+# --- AMD GPUs
+# Three sources must agree: the kernel's list of nodes, the same GPU's device below /sys/class/drm, and its
+# render node. Documented in: Linux, amdkfd, KFD topology: `unique_id` and `drm_render_minor` of a node;
+# amdgpu, sysfs: `unique_id`, in hexadecimal, and `product_name`; proc_devices(5).
 
 AMD_HINT = "run it where `rocminfo` lists a GPU, as a user who can open /dev/kfd and its render node"
 _MAJOR = re.compile(r"^\s*([0-9]+)\s+drm$", re.MULTILINE)
@@ -46,7 +43,7 @@ _RELEASE = re.compile(r"[0-9]{1,5}(?:\.[0-9]{1,5}){1,3}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AmdPlaces:
-    """Where a machine tells of its GPUs. `release` is the kernel's, empty for this one's."""
+    """Where a machine describes its GPUs. `release` is the kernel's, empty for this machine's."""
 
     dev: Path = Path("/dev")
     proc: Path = Path("/proc")
@@ -58,10 +55,10 @@ LOCAL_AMD_PLACES = AmdPlaces()
 
 
 def read_amd(places: AmdPlaces = LOCAL_AMD_PLACES) -> Hardware | None:
-    """None where the kernel tells of no GPU. Raises NoGpuError where one of the three ways tells otherwise.
+    """Return the AMD GPUs, None if the kernel lists none. Raises NoGpuError if the sources disagree on all.
 
-    `known` are the ids below /sys/class/drm, `nodes` the render nodes. Of several GPUs the others are used:
-    a processor with graphics of its own has no id.
+    `known` are the ids below /sys/class/drm, `nodes` the render nodes. A GPU on which they disagree is
+    skipped: a processor with graphics of its own has no id.
     """
     devices = find_amd_gpus(dev=places.dev, sys=places.sys)
     if devices is None:
@@ -94,21 +91,17 @@ def read_amd(places: AmdPlaces = LOCAL_AMD_PLACES) -> Hardware | None:
 
 
 def _read_gpu(places: AmdPlaces, folder: Path, properties: Mapping[str, int]) -> tuple[GpuIdentity, str]:
-    """One GPU and its render node. Raises NoGpuError where the ways do not agree."""
+    """Return a GPU and its render node. Raises NoGpuError if the sources disagree."""
     number = properties.get("drm_render_minor", 0)
     uuid = f"GPU-{properties.get('unique_id', 0):016x}"
     device = places.sys / f"class/drm/renderD{number}/device"
     if not properties.get("unique_id") or _text(device / "unique_id") != uuid.removeprefix("GPU-"):
-        raise NoGpuError(
-            "gpu-not-visible",
-            f"{UNUSABLE}the kernel reports no consistent id of {device.parent.name}",
-            hint=AMD_HINT,
-        )
+        what = f"{UNUSABLE}the kernel reports no consistent id of {device.parent.name}"
+        raise NoGpuError("gpu-not-visible", what, hint=AMD_HINT)
     node = places.dev / f"dri/renderD{number}"
     if not _is_render_node(node, number, places.proc):
-        raise NoGpuError(
-            "gpu-not-visible", f"{UNUSABLE}{node} is not a render node of the driver", hint=AMD_HINT
-        )
+        what = f"{UNUSABLE}{node} is not a render node of the driver"
+        raise NoGpuError("gpu-not-visible", what, hint=AMD_HINT)
     processor = processor_of(properties["gfx_target_version"])
     name = clean(_text(device / "product_name")) or f"AMD {processor}"
     memory = _memory(folder) or read_memory(str(places.proc))  # a processor's own graphics share its memory
@@ -116,13 +109,13 @@ def _read_gpu(places: AmdPlaces, folder: Path, properties: Mapping[str, int]) ->
 
 
 def _properties(folder: Path) -> Mapping[str, int]:
-    """The numbers of a node; none where this user may not read them."""
+    """Return the numbers of a node; none if this user may not read them."""
     words = (line.split() for line in _text(folder / "properties").splitlines())
     return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdigit()}
 
 
 def _memory(folder: Path) -> int:
-    """Bytes of a GPU's own memory: the banks that are its frame buffer (heap types 1 and 2)."""
+    """Return the bytes of a GPU's own memory: the banks of its frame buffer (heap types 1 and 2)."""
     banks = [_properties(path) for path in folder.glob("mem_banks/*")]
     return sum(bank.get("size_in_bytes", 0) for bank in banks if bank.get("heap_type") in (1, 2))
 
@@ -156,26 +149,25 @@ _EVIDENCE = ObjectSchema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalEvidence:
-    """The GPUs of this machine: NVML, /proc/driver/nvidia and device nodes, which must agree; else AMD's."""
+    """The NVIDIA GPUs of this machine, else its AMD GPUs."""
 
     places: Places = MACHINE
     amd: AmdPlaces = LOCAL_AMD_PLACES
 
     def read(self) -> Hardware:
-        """Raises NoGpuError where there is none to be seen, StatementError for what no driver would say."""
+        """Raises NoGpuError if there is none, StatementError for values that no driver reports."""
         try:
             hardware = read_hardware(self.places)
         except NoGpu as error:
             if other := read_amd(self.amd):
                 return other
-            raise NoGpuError(
-                "gpu-not-visible", f"{error}, and the kernel reports no AMD GPU", hint=HINT
-            ) from error
+            what = f"{error}, and the kernel reports no AMD GPU"
+            raise NoGpuError("gpu-not-visible", what, hint=HINT) from error
         return parse_evidence(hardware, EVIDENCE_LOCAL, "this machine's GPUs")
 
 
 def parse_evidence(value: object, kind: str, where: str) -> Hardware:
-    """What `read_hardware` gave, here or elsewhere. Raises StatementError for anything else."""
+    """Parse the result of `read_hardware`, of this or another machine. Raises StatementError."""
     row = _EVIDENCE.parse(value, where)
     del row["format"]
     return Hardware(kind=kind, **row)

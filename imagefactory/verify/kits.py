@@ -1,8 +1,8 @@
-"""What a kit brought back: read with care, judged by the rules of a run on this machine, ready to be signed.
+"""Kits: writes one, and checks what it brought back by the rules of a run on this machine.
 
-The folder was elsewhere. What was asked is believed because its digest stands in the ledger, under the nonce;
-what came back is believed as far as a key's owner signs for whoever ran the kit, and the verdict says `kit`,
-or `actions` where a job of the very run of GitHub ran it whose artifacts are collected.
+The folder was elsewhere. Its request is trusted because the nonce store has its digest, under the nonce. Its
+result is trusted as far as a key's owner signs for whoever ran the kit: the verdict says `kit`, or `actions`
+if the same run of GitHub Actions ran the kit and collects it.
 """
 
 from __future__ import annotations
@@ -33,14 +33,7 @@ from imagefactory.serialize import (
 )
 from imagefactory.trees import TreeLimits, read_file, remove_tree, walk_tree
 from imagefactory.verify.evidence import parse_evidence
-from imagefactory.verify.kit.program import (
-    EVIDENCE,
-    EXPECTATIONS,
-    FORMAT,
-    KIT,
-    RESULT,
-    RUN,
-)
+from imagefactory.verify.kit.program import EVIDENCE, EXPECTATIONS, FORMAT, KIT, RESULT, RUN
 from imagefactory.verify.kit.start import REPORT, RUNNERS
 from imagefactory.verify.nonces import (
     CI_RUN,
@@ -58,7 +51,6 @@ from imagefactory.verify.report import (
     EVIDENCE_ACTIONS,
     EVIDENCE_KIT,
     GpuReport,
-    Hardware,
     VerifiedImage,
     completed_of,
     end_of,
@@ -70,8 +62,7 @@ MOST_FILES = 500
 SUITE_LIMITS = TreeLimits(entries=5000, depth=20)
 LONGEST_RUN = 86400.0
 STOPPED = (Outcome.NO_GPU, Outcome.WRONG_GPU, Outcome.PULL_FAILED, Outcome.INFRASTRUCTURE)
-"""Words of a kit that started nothing inside: nothing to sign, and its nonce is not spent."""
-
+"""Outcomes of a kit that started nothing inside: nothing to sign, and its nonce is not spent."""
 
 _ACTIONS = (*CI_RUN, "GITHUB_JOB", "RUNNER_NAME")
 _RUN = ObjectSchema(
@@ -90,7 +81,7 @@ _RUN = ObjectSchema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReturnedKit:
-    """The bytes of a kit that came back. `evidence` and `report` are None where there are none."""
+    """The bytes of a kit that came back. `evidence` and `report` are None if missing."""
 
     kit: bytes
     expectations: bytes
@@ -102,7 +93,7 @@ class ReturnedKit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KitReport:
-    """A kit's run, judged. `run` is what its nonce is spent on; `reference` where the image can be pulled."""
+    """A kit's run. `run` is what its nonce is spent on, `reference` where the image can be pulled."""
 
     report: GpuReport
     run: NonceSubject
@@ -117,15 +108,14 @@ def collect_kit(
     *,
     again: bool = False,
 ) -> KitReport:
-    """Judges what the kit in `folder` brought back. Signs and spends nothing.
+    """Check what the kit in `folder` brought back. Signs and spends nothing.
 
-    `environ` tells whose artifacts these are, where a job of GitHub collects. With `again` the nonce may be
-    spent or have expired.
+    `environ` names the run of GitHub Actions whose artifacts these are. With `again` the nonce may be spent
+    or expired.
 
-    Raises UsageError for a folder that is no kit, or has no result; NonceError for a nonce that cannot be
-    spent on it (unknown, replayed, expired, another suite, a kit that was changed); NoGpuError and
-    CheckFailedError where nothing was started inside, with the word for why; StatementError for a result that
-    no kit writes.
+    Raises UsageError for a folder that is not a kit, or has no result; NonceError for a nonce that cannot be
+    spent on it (unknown, replayed, expired, another suite, a changed kit); NoGpuError and CheckFailedError if
+    nothing was started inside; StatementError for a result that no kit writes.
     """
     files, where = read_returned_kit(folder), str(folder)
     nonce = read_nonce(folder)
@@ -141,7 +131,7 @@ def collect_kit(
             f"the suite in {folder} changed after the kit was created",
             hint="create a new kit",
         )
-    # From here on kit.json and expectations.json are as this ledger's owner wrote them.
+    # From here on kit.json and expectations.json are as the owner of the nonce store wrote them.
     kit = json.loads(files.kit)
     actions = parse_run(files.run, f"{where}/{RESULT}/{RUN}")["actions"] or {}
     kind = EVIDENCE_ACTIONS if _same_run(actions, environ) else EVIDENCE_KIT
@@ -150,7 +140,7 @@ def collect_kit(
 
 
 def read_nonce(folder: Path) -> str:
-    """The nonce that kit.json names; nothing of it is believed yet."""
+    """Return the nonce that kit.json names; nothing of it is trusted yet."""
     data = _read(folder, KIT)
     if data is None:
         raise _not_a_kit(folder)
@@ -167,7 +157,7 @@ def _not_a_kit(folder: Path, why: str = "") -> UsageError:
 
 
 def verify_returned_kit(files: ReturnedKit, kit: Mapping[str, Any], where: str, kind: str) -> GpuReport:
-    """The report of what came back for `kit`, which is believed, with evidence of `kind`. Pure.
+    """Return the report of a result of `kit`, which is trusted, with evidence of `kind`. Pure.
 
     Raises as `collect_kit`.
     """
@@ -178,11 +168,14 @@ def verify_returned_kit(files: ReturnedKit, kit: Mapping[str, Any], where: str, 
     if facts["suite"] != kit["suite"]:
         raise invalid_value_error(f"{at}: suite", "it ran another suite")
     if facts["outcome"]:
-        raise _stopped(Outcome(facts["outcome"]), facts["reason"])
+        message = f"{facts['outcome']}: {facts['reason']}"
+        hint = "nothing was verified; you can run this kit on another machine"
+        if facts["outcome"] == Outcome.NO_GPU:
+            raise NoGpuError("gpu-not-visible", message, hint=hint)
+        raise CheckFailedError("kit-not-started", message, hint=hint)
     if files.evidence is None:
-        raise invalid_value_error(
-            f"{where}/{RESULT}/{EVIDENCE}", "it is missing, so there is no evidence of a GPU"
-        )
+        what = "it is missing, so there is no evidence of a GPU"
+        raise invalid_value_error(f"{where}/{RESULT}/{EVIDENCE}", what)
     evidence = parse_evidence(_json(files.evidence, f"{where}/{EVIDENCE}"), kind, f"{where}/{EVIDENCE}")
     expectations = json.loads(files.expectations)
     judged = GpuRun(
@@ -191,7 +184,8 @@ def verify_returned_kit(files: ReturnedKit, kit: Mapping[str, Any], where: str, 
         asked=expectations,
         waive=tuple(kit["waive"]),
         runner=facts["runner"],
-        hardware=_with_job(evidence, facts["actions"]),
+        # the job of GitHub Actions that ran the kit, by its own account
+        hardware=replace(evidence, notes=(*evidence.notes, *sorted((facts["actions"] or {}).items()))),
         started=facts["started"],
         ended=facts["ended"],
     )
@@ -200,31 +194,17 @@ def verify_returned_kit(files: ReturnedKit, kit: Mapping[str, Any], where: str, 
     return outcome_of(judged, brought)
 
 
-def _stopped(outcome: Outcome, reason: str) -> CheckFailedError:
-    message, hint = f"{outcome}: {reason}", "nothing was verified; you can run this kit on another machine"
-    if outcome is Outcome.NO_GPU:
-        return NoGpuError("gpu-not-visible", message, hint=hint)
-    return CheckFailedError("kit-not-started", message, hint=hint)
-
-
 def _same_run(actions: Mapping[str, str], environ: Mapping[str, str]) -> bool:
-    """Whether the kit ran in the attempt of the run of GitHub that `environ` names: the one that collects, or
-    the one whose artifacts these are. Elsewhere anybody can write such names."""
+    """Return whether the kit ran in the attempt of the GitHub run that `environ` names.
+
+    That run collects, or its artifacts are collected. Elsewhere anyone can write such names.
+    """
     here = environ.get("GITHUB_ACTIONS") == "true"
     return here and all(environ.get(name) and actions.get(name) == environ[name] for name in CI_RUN)
 
 
-def _with_job(hardware: Hardware, actions: Mapping[str, str] | None) -> Hardware:
-    """The job of GitHub that ran the kit, as it says itself."""
-    notes = tuple(sorted((actions or {}).items()))
-    return replace(hardware, notes=(*hardware.notes, *notes))
-
-
-# --- reading it ----------------------------------------------------------------------------------
-
-
 def parse_run(data: bytes, where: str) -> Mapping[str, Any]:
-    """run.json, every value checked; `completed` is how the suite ended. Raises StatementError."""
+    """Return run.json with all values checked; `completed` is how the suite ended. Raises StatementError."""
     row = _RUN.parse(_json(data, where), where)
     if not row["runner"] and not row["outcome"]:
         raise invalid_value_error(where, "it has neither a runner nor an outcome")
@@ -233,7 +213,7 @@ def parse_run(data: bytes, where: str) -> Mapping[str, Any]:
 
 
 def read_returned_kit(folder: Path) -> ReturnedKit:
-    """Raises UsageError for what is no kit or has no result; links and files of any size are refused."""
+    """Read a kit. Raises UsageError if it is not one or has no result; links and large files are rejected."""
     kit, expectations = _read(folder, KIT), _read(folder, EXPECTATIONS)
     if kit is None or expectations is None:
         raise _not_a_kit(folder)
@@ -255,7 +235,7 @@ def read_returned_kit(folder: Path) -> ReturnedKit:
 
 
 def _suite(folder: Path) -> str:
-    """The digest of the suite that lies there, empty for what is none: a link may lead to a whole disk."""
+    """Return the digest of a suite, "" for anything else: a link may lead to a whole disk."""
     try:
         walk = walk_tree(folder, lambda _: None, limits=SUITE_LIMITS)
         names = [name for name, _ in walk if name.endswith(".py")]
@@ -288,10 +268,9 @@ def _json(data: bytes, where: str) -> object:
         ) from error
 
 
-# --- Writes a kit: the suite, what is asked of the image, a program that runs it, and the nonce to bring
-# back
+# --- Writing a kit
 # DIR/run.py               python3 run.py [--runner docker|apptainer] [--image IMAGE] [--keep]
-# DIR/kit/*.py             what run.py loads: the standard library alone
+# DIR/kit/*.py             what run.py loads: only the standard library
 # DIR/suite/**.py          the suite, as its digest knows it
 # DIR/expectations.json    what the suite reads, with the nonce
 # DIR/kit.json             which image, by digest; how to start the suite, and until when
@@ -304,12 +283,12 @@ CARRIED = ("hardware.py", "program.py", "start.py", "trees.py")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KitRequest:
-    """A kit to make. `asked` is what the suite will read, with its nonce; `argv` the command in the image.
+    """A kit to write. `asked` is what the suite will read, with its nonce; `argv` the command in the image.
 
     `made` is what `subject` names, `waive` the checks that need not run, `timeout` seconds for the whole run.
-    `reference` is where the image can be pulled (HOST/NAME@sha256:...), empty where it lies in no registry,
-    `plain_http` says that its registry speaks no TLS. `sifs` are the digests of .sif files that this factory
-    made of the image, which may stand for it where there is no network.
+    `reference` is where the image can be pulled (HOST/NAME@sha256:...), empty if it is in no registry, and
+    `plain_http` says that this registry has no TLS. `sifs` are the digests of .sif files that this project
+    built from the image; they may replace it where there is no network.
     """
 
     subject: VerifiedImage
@@ -324,9 +303,9 @@ class KitRequest:
 
 
 def make_kit(folder: Path, order: KitRequest, ledger: NonceStore, now: datetime) -> IssuedNonce:
-    """Issues the nonce of `order.asked` and writes the kit into `folder`, new or empty.
+    """Issue the nonce of `order.asked` and write the kit into `folder`, new or empty, in one step.
 
-    The folder appears whole or not at all. Raises UsageError where it holds something already.
+    Raises UsageError if the folder has files.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError("kit-exists", f"{folder} already exists", hint="pass a new directory: --kit DIR")
@@ -340,9 +319,8 @@ def make_kit(folder: Path, order: KitRequest, ledger: NonceStore, now: datetime)
         issued = ledger.issue(order.asked["nonce"], run, now)
         beside.rename(folder)
     except OSError as error:
-        raise UsageError(
-            *os_problem("create", folder, error), hint="pass a new directory: --kit DIR"
-        ) from error
+        hint = "pass a new directory: --kit DIR"
+        raise UsageError(*os_problem("create", folder, error), hint=hint) from error
     finally:
         remove_tree(beside)
     return issued
@@ -368,13 +346,13 @@ def program_checksum() -> str:
 
 def format_kit(order: KitRequest, suite: str, expires: datetime) -> dict[str, Any]:
     """kit.json. Pure."""
-    layers = order.made.layers if isinstance(order.made, Image) else ()
+    image = order.made if isinstance(order.made, Image) else None
     return {
         "format": FORMAT,
         "nonce": order.asked["nonce"],
         "subject": asdict(order.subject),
-        "diff_ids": [layer.diff_id for layer in layers],
-        "machine": machine_of(order.made.architecture) if isinstance(order.made, Image) else "",
+        "diff_ids": [layer.diff_id for layer in image.layers] if image else [],
+        "machine": machine_of(image.architecture) if image else "",
         "size": order.made.size if isinstance(order.made, Image) else order.made.file.size,
         "reference": order.reference,
         "sif": isinstance(order.made, SifArtifact),

@@ -1,8 +1,7 @@
-"""The CPU-level smoke test of an image: starts the suite inside it, judges what it wrote, remembers a pass.
+"""The CPU-level smoke test: runs the suite inside an image, checks its report and records a pass.
 
-What the image says is data from a stranger: the report is read by a strict parser, must bring back
-the nonce of this run and hold every check that was asked for. That guards against images that do
-no work by mistake; it is no proof against an image that lies on purpose.
+The report is untrusted: a strict parser reads it, and it must have the nonce of this run and every required
+check. That guards against images that do no work by mistake, but not against an image that lies on purpose.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 
 from imagefactory.errors import ImagefactoryError, StatementError
 from imagefactory.fs import add_checksum, check_checksum, locked_temporary_directory, replacing
-from imagefactory.model import CheckResult, CheckState, CommandResult, Mount, Outcome, Report, RunSpec
+from imagefactory.model import CheckResult, CheckState, CommandResult, Outcome, Report, RunSpec
 from imagefactory.progress import Progress, format_seconds
 from imagefactory.runtime.protocol import Runner
 from imagefactory.serialize import format_value, parse_value
@@ -33,32 +32,27 @@ from imagefactory.verify.outcome import (
 from imagefactory.verify.report import SmokeTest
 from imagefactory.verify.smoke_hints import find_hint
 from imagefactory.verify.suite_files import (
-    EXPECT_MOUNT,
-    EXPECTATIONS_NAME,
-    REPORT_MOUNT,
     REPORT_NAME,
-    SUITE_MOUNT,
     digest_of,
     expectations,
     read_suite,
     required_checks,
+    suite_argv,
+    suite_mounts,
     write_suite,
 )
-
-# --- Records of smoke tests that passed, and the report as JSON
-
 
 RECORD_FORMAT = REPORT_FORMAT = 1
 
 
 def record_name(image: str, suite: str, request: Mapping[str, Any]) -> str:
-    """File name of a record: it changes with the image's digest, the suite and what is expected."""
+    """Return the file name of a record, which has the digests of image, suite and expectations."""
     expected = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
     return f"{image.removeprefix('sha256:')}.{suite.removeprefix('sha256:')[:32]}.{expected[:32]}.json"
 
 
 def read_record(path: Path, trial: SmokeTest, suite: str) -> Report | None:
-    """The pass that was kept; None when there is none or what is there is not one of this image and suite."""
+    """Return a recorded pass; None if there is none of this image and suite, or it cannot be read."""
     try:
         document = json.loads(check_checksum(path) or b"null")
         report = document["report"]
@@ -87,7 +81,7 @@ def read_record(path: Path, trial: SmokeTest, suite: str) -> Report | None:
 
 
 def write_record(path: Path, report: Report) -> None:
-    """Beside and renamed. A record that cannot be kept costs the next call a run and is no error."""
+    """Write a record. One that cannot be written is not an error: the next call runs the test again."""
     document = {"format": RECORD_FORMAT, "report": format_report(report)}
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,36 +109,35 @@ def format_report(report: Report) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmokeOutcome:
-    """The checks of one run of the suite and, if one failed, the word for why."""
+    """The checks of one run of the suite and, if one failed, the label for why."""
 
     checks: tuple[CheckResult, ...]
     failure: Outcome | None
 
 
 def smoke(trial: SmokeTest, runner: Runner, progress: Progress, *, records: Path, scratch: Path) -> Report:
-    """Runs the CPU-level checks in the image, and keeps a pass in `records` for `recall_smoke`.
+    """Run the CPU-level checks in the image. A pass is recorded in `records` for `get_smoke_report`.
 
-    The image writes its report below `scratch`.
-
-    A check that fails, a time-out, an image that breaks the rules and a runner that could not start
-    it are all results. Raises UsageError for a recipe whose checks the suite does not have.
+    The image writes its report below `scratch`. A check that fails, a time-out, an image that breaks the
+    rules and a runner that could not start it are all results. Raises UsageError for a recipe whose checks
+    the suite does not have.
     """
     files, request = read_suite(), expectations(trial.definition)
     suite = digest_of(files)
     with locked_temporary_directory("smoke-", scratch) as folder:
         write_suite(folder / "suite", files)
-        verdicts = _run_all(_SmokeDirectory(trial=trial, folder=folder, asked=request), runner, progress)
+        outcome = _run_all(trial, folder, request, runner, progress)
     report = Report(
         target=trial.definition.target.name,
         image=trial.image.digest,
         config=trial.image.config,
         suite=suite,
-        passed=verdicts.failure is None,
-        failure=verdicts.failure,
+        passed=outcome.failure is None,
+        failure=outcome.failure,
         gpu=Outcome.NOT_TESTED,
-        checks=verdicts.checks,
+        checks=outcome.checks,
         from_record=False,
-        hint=find_hint(trial.definition, verdicts.checks),
+        hint=find_hint(trial.definition, outcome.checks),
     )
     if report.passed:
         write_record(_record_of(trial, records, suite), report)
@@ -152,11 +145,7 @@ def smoke(trial: SmokeTest, runner: Runner, progress: Progress, *, records: Path
 
 
 def get_smoke_report(trial: SmokeTest, records: Path) -> Report | None:
-    """The report of an earlier pass, None where there is none.
-
-    A record is a file in `records`, made only when everything passed, named by the digests of the
-    image, the suite and the expectations; a record that cannot be read is as good as none.
-    """
+    """Return the report of an earlier pass, None if there is none or it cannot be read."""
     suite = digest_of(read_suite())
     return read_record(_record_of(trial, records, suite), trial, suite)
 
@@ -166,125 +155,76 @@ def _record_of(trial: SmokeTest, records: Path, suite: str) -> Path:
     return records / record_name(trial.image.digest, suite, request)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _RunMode:
-    """How a run is made: which checks, as whom. `strict` means a read-only root and that the suite looks."""
-
-    name: str
-    checks: tuple[str, ...]
-    uid: int
-    strict: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _SmokeDirectory:
-    """A trial, the folder on the host in which its files lie, and what is asked of the image."""
-
-    trial: SmokeTest
-    folder: Path
-    asked: Mapping[str, Any]
-
-
-def _run_all(bench: _SmokeDirectory, runner: Runner, progress: Progress) -> SmokeOutcome:
-    """One run as root, then one as an ordinary user where the recipe asks for it."""
-    required = bench.asked["checks"]
+def _run_all(
+    trial: SmokeTest, folder: Path, request: Mapping[str, Any], runner: Runner, progress: Progress
+) -> SmokeOutcome:
+    """Run the suite as root, then as an ordinary user if the recipe requires it."""
+    required = request["checks"]
     plain = tuple(name for name in required if name != "unprivileged")
-    verdicts = SmokeOutcome(checks=(), failure=None)
+    outcome = SmokeOutcome(checks=(), failure=None)
     with progress.task("checks", total=len(required), unit="checks") as task:
         if plain:
-            verdicts = _run(bench, runner, _RunMode(name="root", checks=plain, uid=0, strict=False))
+            outcome = _run(trial, folder, request, runner, checks=plain, uid=0)
             task.advance(len(plain))
         if "unprivileged" not in required:
-            return verdicts
-        if verdicts.failure is not None:
+            return outcome
+        if outcome.failure is not None:
             reason = "not tried, because the run as root did not pass"
-            skipped = _nothing_ran(("unprivileged",), CheckState.NOT_RUN, reason, verdicts.failure)
-            return replace(verdicts, checks=(*verdicts.checks, *skipped.checks))
-        framework = table.FRAMEWORKS.get(bench.asked["framework"], table.OTHER)
+            skipped = _nothing_ran(("unprivileged",), CheckState.NOT_RUN, reason, outcome.failure)
+            return replace(outcome, checks=(*outcome.checks, *skipped.checks))
+        framework = table.FRAMEWORKS.get(request["framework"], table.OTHER)
         checks = table.unprivileged_checks(framework, required)
-        way = _RunMode(name="unprivileged", checks=checks, uid=table.UNPRIVILEGED_UID, strict=True)
-        merged = merge(verdicts, _run(bench, runner, way))
+        second = _run(trial, folder, request, runner, checks=checks, uid=table.UNPRIVILEGED_UID)
         task.advance(1)
-    return merged
+    return merge(outcome, second)
 
 
-def _run(bench: _SmokeDirectory, runner: Runner, way: _RunMode) -> SmokeOutcome:
-    """One run of the suite, judged."""
-    trial, nonce = bench.trial, f"{bench.trial.nonce}-{way.name}"
-    request = {
-        **bench.asked,
-        "checks": list(way.checks),
-        "nonce": nonce,
-        "uid": way.uid if way.strict else None,
-    }
-    report = _prepare(bench.folder, way.name, request)
+def _run(
+    trial: SmokeTest,
+    folder: Path,
+    request: Mapping[str, Any],
+    runner: Runner,
+    *,
+    checks: tuple[str, ...],
+    uid: int,
+) -> SmokeOutcome:
+    """Run the suite once. An ordinary user gets a read-only root, and the suite checks the user's number."""
+    name = "unprivileged" if uid else "root"
+    nonce = f"{trial.nonce}-{name}"
+    own = {"checks": list(checks), "nonce": nonce, "uid": uid or None}
+    spec = RunSpec(
+        argv=suite_argv(trial.definition, "smoke.py"),
+        uid=uid,
+        read_only=bool(uid),
+        mounts=suite_mounts(folder / "suite", folder / name, {**request, **own}),
+        timeout=trial.timeout,
+    )
     try:
-        completed = runner.run(trial.image, _spec(bench, way))
+        completed = runner.run(trial.image, spec)
     except ImagefactoryError as error:
         hint = f" ({error.hint})" if error.hint else ""
         reason = f"the runner could not start it: {error.message}{hint}"
-        return _nothing_ran(way.checks, CheckState.NOT_RUN, reason, Outcome.INFRASTRUCTURE)
+        return _nothing_ran(checks, CheckState.NOT_RUN, reason, Outcome.INFRASTRUCTURE)
     try:
-        smoke_report = parse_smoke_report(read_report(report), nonce)
+        report = parse_smoke_report(read_report(folder / name / "report" / REPORT_NAME), nonce)
     except InvalidReportError as fault:
         if completed.timed_out:
             reason = f"stopped after {format_seconds(trial.timeout)}, before it wrote a report"
-            return _nothing_ran(way.checks, CheckState.FAILED, reason, Outcome.TIMEOUT)
+            return _nothing_ran(checks, CheckState.FAILED, reason, Outcome.TIMEOUT)
         reason = f"{fault}; {exit_summary(completed)}"
-        return _nothing_ran(way.checks, CheckState.FAILED, reason, Outcome.LOAD_FAILED)
-    return smoke_outcome(smoke_report, way.checks, completed, bench.asked)
-
-
-def _prepare(folder: Path, name: str, request: Mapping[str, Any]) -> Path:
-    """Writes the expectations and makes the report's folder; answers where the report will be."""
-    expect, report = folder / f"{name}-expect", folder / f"{name}-report"
-    expect.mkdir()
-    (expect / EXPECTATIONS_NAME).write_text(json.dumps(request, indent=1, sort_keys=True), encoding="utf-8")
-    (expect / EXPECTATIONS_NAME).chmod(0o644)
-    expect.chmod(0o755)
-    report.mkdir()
-    # The image's user writes here, whoever that is on the host; the folder above is closed to others.
-    report.chmod(0o777)
-    return report / REPORT_NAME
-
-
-def _spec(bench: _SmokeDirectory, way: _RunMode) -> RunSpec:
-    return RunSpec(
-        argv=(
-            f"{bench.trial.definition.prefix}/bin/python",
-            "-I",
-            "-B",
-            f"{SUITE_MOUNT}/smoke.py",
-            f"{EXPECT_MOUNT}/{EXPECTATIONS_NAME}",
-            f"{REPORT_MOUNT}/{REPORT_NAME}",
-        ),
-        uid=way.uid,
-        read_only=way.strict,
-        mounts=(
-            Mount(source=bench.folder / "suite", target=SUITE_MOUNT, bind=True),
-            Mount(source=bench.folder / f"{way.name}-expect", target=EXPECT_MOUNT, bind=True),
-            Mount(
-                source=bench.folder / f"{way.name}-report", target=REPORT_MOUNT, writable=True, scratch=True
-            ),
-        ),
-        timeout=bench.trial.timeout,
-    )
+        return _nothing_ran(checks, CheckState.FAILED, reason, Outcome.LOAD_FAILED)
+    return smoke_outcome(report, checks, completed, request)
 
 
 def _nothing_ran(names: Sequence[str], state: CheckState, reason: str, failure: Outcome) -> SmokeOutcome:
-    checks = tuple(
-        CheckResult(name=name, state=state, detail=reason, seconds=0.0, numbers=()) for name in names
-    )
+    checks = tuple(CheckResult(name=name, state=state, detail=reason, seconds=0.0) for name in names)
     return SmokeOutcome(checks=checks, failure=failure)
-
-
-# --- what one makes of its report ----------------------------------------------------------------
 
 
 def smoke_outcome(
     report: SmokeReport, names: Sequence[str], completed: CommandResult, request: Mapping[str, Any]
 ) -> SmokeOutcome:
-    """Every check that was asked for, once and in order: passed only if the run as a whole says so too."""
+    """Return every required check, once and in order: passed only if the run as a whole passed too."""
     rows: dict[str, SuiteCheck] = {}
     for row in report.rows:
         if row.result.name in rows or row.result.name not in names:
@@ -292,10 +232,8 @@ def smoke_outcome(
             return _nothing_ran(names, CheckState.FAILED, fault, Outcome.LOAD_FAILED)
         rows[row.result.name] = row
     framework = table.FRAMEWORKS.get(request["framework"], table.OTHER)
-    locked = {
-        **{name: text.partition(" ")[0] for name, text in request["conda"].items()},
-        **request["packages"],
-    }
+    conda = {name: text.partition(" ")[0] for name, text in request["conda"].items()}
+    locked = {**conda, **request["packages"]}
     failure: Outcome | None = None
     results = []
     for name in names:
@@ -335,12 +273,9 @@ def _outcome_of(
 
 
 def merge(first: SmokeOutcome, second: SmokeOutcome) -> SmokeOutcome:
-    """The unprivileged run becomes one check of the report: passed when all of its checks passed."""
-    bad = [check for check in second.checks if check.state is not CheckState.PASSED]
-    worst = bad[0] if bad else None
-    detail = (
-        f"{worst.name}: {worst.detail}" if worst else "; ".join(check.detail for check in second.checks[:1])
-    )
+    """Add the unprivileged run as one check, which passed if all of its checks did."""
+    worst = next((check for check in second.checks if check.state is not CheckState.PASSED), None)
+    detail = f"{worst.name}: {worst.detail}" if worst else second.checks[0].detail if second.checks else ""
     check = CheckResult(
         name="unprivileged",
         state=worst.state if worst else CheckState.PASSED,
@@ -354,16 +289,13 @@ def merge(first: SmokeOutcome, second: SmokeOutcome) -> SmokeOutcome:
 
 
 def format_table(report: Report) -> tuple[str, ...]:
-    """Lines for a person: one a check, then what is proven and what is not."""
+    """Return lines for a person: one for each check, then the status on CPU and GPU."""
     width = max((len(check.name) for check in report.checks), default=0)
     states = max((len(check.state.value) for check in report.checks), default=0)
     lines = [
         f"{check.name:<{width}}  {check.state.value:<{states}}  {check.seconds:6.1f} s  {check.detail}"
         for check in report.checks
     ]
-    if report.passed:
-        known = " (known from an earlier run)" if report.from_record else ""
-        lines.append(f"CPU-level smoke test: passed{known}; on a GPU: {report.gpu.value}")
-    else:
-        lines.append(f"CPU-level smoke test: failed ({report.failure}); on a GPU: {report.gpu.value}")
-    return tuple(lines)
+    known = " (known from an earlier run)" if report.from_record else ""
+    status = f"passed{known}" if report.passed else f"failed ({report.failure})"
+    return (*lines, f"CPU-level smoke test: {status}; on a GPU: {report.gpu.value}")

@@ -1,9 +1,10 @@
-"""The suite as it goes into an image: its files, their digest, where they are mounted, what is expected."""
+"""The suite as it goes into an image: its files, their digest, where they are mounted, the expectations."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -11,22 +12,19 @@ from typing import Any
 
 from imagefactory import suite
 from imagefactory.errors import UsageError
-from imagefactory.model import BuildSpec, Target
+from imagefactory.model import BuildSpec, Mount
 from imagefactory.recipes.values import named_packages, parse_spec
 from imagefactory.suite import table
 
 SUITE_DIRECTORY = Path(suite.__file__).parent
-SUITE_MOUNT, EXPECT_MOUNT, REPORT_MOUNT = (
-    "/imagefactory/suite",
-    "/imagefactory/expect",
-    "/imagefactory/report",
-)
+INSIDE = "/imagefactory"
+SUITE_MOUNT, EXPECT_MOUNT, REPORT_MOUNT = f"{INSIDE}/suite", f"{INSIDE}/expect", f"{INSIDE}/report"
 EXPECTATIONS_NAME, REPORT_NAME = "expectations.json", "report.json"
 
 
 @functools.cache
 def read_suite() -> Mapping[str, bytes]:
-    """The suite's files by relative name, without compiled ones; read once in a process."""
+    """Return the suite's source files by relative name; read once in a process."""
     return MappingProxyType(
         {
             path.relative_to(SUITE_DIRECTORY).as_posix(): path.read_bytes()
@@ -37,7 +35,7 @@ def read_suite() -> Mapping[str, bytes]:
 
 
 def digest_of(files: Mapping[str, bytes]) -> str:
-    """sha256 over sorted names and contents, each with its length before it."""
+    """Return the sha256 over sorted names and contents, each after its length."""
     total = hashlib.sha256()
     for name in sorted(files):
         for part in (name.encode(), files[name]):
@@ -46,15 +44,15 @@ def digest_of(files: Mapping[str, bytes]) -> str:
 
 
 def suite_digest() -> str:
-    """The digest by which a passed result names the suite that it passed."""
+    """Return the digest by which a result names its suite."""
     return digest_of(read_suite())
 
 
 def expectations(definition: BuildSpec) -> dict[str, Any]:
-    """What the image must be, for the suite: pure, without nonce and user.
+    """Return what the image must have, for the suite, without nonce and user. Pure.
 
-    Raises UsageError for a check the suite does not have, or not for this framework: of one that it does
-    not know it checks what holds for every package.
+    Raises UsageError for a check that the suite does not have, or not for this framework: for an unknown one
+    there are only the checks for every package.
     """
     target, lock = definition.target, definition.lock
     unknown = sorted(set(target.checks) - set(table.CHECKS))
@@ -72,9 +70,8 @@ def expectations(definition: BuildSpec) -> dict[str, Any]:
             f"{', '.join(sorted(table.FRAMEWORKS))}",
             hint=f"write checks: [{', '.join(table.OTHER_CHECKS)}]",
         )
-    packages = {wheel.name: wheel.version for wheel in lock.wheels}
-    conda = {package.name: f"{package.version} {package.build}" for package in lock.conda}
     versions = {package.name: package.version for package in lock.packages}
+    specs = target.requirements if target.source == "conda" else ()
     return {
         "format": table.FORMAT,
         "target": target.name,
@@ -82,25 +79,47 @@ def expectations(definition: BuildSpec) -> dict[str, Any]:
         "version": versions.get(target.framework, target.version),
         "cuda": target.cuda,
         "python": target.python,
-        "packages": packages,
-        "conda": conda,
+        "packages": {wheel.name: wheel.version for wheel in lock.wheels},
+        "conda": {package.name: f"{package.version} {package.build}" for package in lock.conda},
         "checks": [name for name in table.CHECKS if name in target.checks],
-        "named": sorted(named_names(target)),
+        "named": sorted({*named_packages(target), *(parse_spec(text).name for text in specs)}),
     }
-
-
-def named_names(target: Target) -> set[str]:
-    """Return the names of all packages that the recipe names, from PyPI and from conda's channels."""
-    specs = target.requirements if target.source == "conda" else ()
-    return {*named_packages(target), *(parse_spec(text).name for text in specs)}
 
 
 def required_checks(definition: BuildSpec) -> tuple[str, ...]:
     return tuple(name for name in table.CHECKS if name in definition.target.checks)
 
 
+def suite_argv(definition: BuildSpec, entry: str = "verify.py") -> tuple[str, ...]:
+    """Return the command that runs the suite's program `entry` inside the image."""
+    return (
+        f"{definition.prefix}/bin/python",
+        "-I",
+        "-B",
+        f"{SUITE_MOUNT}/{entry}",
+        f"{EXPECT_MOUNT}/{EXPECTATIONS_NAME}",
+        f"{REPORT_MOUNT}/{REPORT_NAME}",
+    )
+
+
+def suite_mounts(suite: Path, folder: Path, request: Mapping[str, Any]) -> tuple[Mount, ...]:
+    """Write the expectations and create the report's folder below `folder`. Return a run's mounts."""
+    write_suite(
+        folder / "expect", {EXPECTATIONS_NAME: json.dumps(request, indent=1, sort_keys=True).encode()}
+    )
+    report = folder / "report"
+    report.mkdir()
+    # The image's user writes here, whatever its number on the host; the folder above is closed to others.
+    report.chmod(0o777)
+    return (
+        Mount(source=suite, target=SUITE_MOUNT, bind=True),
+        Mount(source=folder / "expect", target=EXPECT_MOUNT, bind=True),
+        Mount(source=report, target=REPORT_MOUNT, writable=True, scratch=True),
+    )
+
+
 def write_suite(folder: Path, files: Mapping[str, bytes]) -> None:
-    """A copy that every user can read, whatever this machine's umask: the bytes the digest speaks of."""
+    """Write files that every user can read, whatever the umask, with the bytes of the digest."""
     for name, data in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -100,9 +100,9 @@ def _next(shelf: CenterImages, offer: ImageOffer) -> str:
     """What the reader types to go on."""
     verified, predicted = _classes(offer)
     if verified or predicted or not offer.image.gpu:
-        accept = "" if verified or not predicted else " --accept predicted"
-        return f"imagefactory submit {shelf.name_of(offer.image)}{accept}"
-    return f"imagefactory find {offer.image.family}"
+        accept = "" if verified or not predicted else " --allow-unverified"
+        return f"imagefactory job write {shelf.name_of(offer.image)}{accept}"
+    return f"imagefactory search {offer.image.family}"
 
 
 def _known_text(grounds: ImageEvidence) -> Iterator[tuple[str, str]]:
@@ -235,13 +235,13 @@ def next_command(finding: FindResult) -> tuple[str, ...]:
     if not best.findable.gpu:
         return _use(best.findable)
     if not best.gpus:
-        return ("pool",) if finding.ask.inventory else ("compat", best.findable.family)
+        return ("gpus",) if finding.ask.inventory else ("compat", best.findable.family)
     one = best.findable
     if one.ready:
         options = ["--gpus", str(wish.gpus)] if wish.gpus > 1 else []
         options += ["--gpu-memory", format_size(wish.gpu_memory)] if wish.gpu_memory else []
-        options += [] if best.gpus[0].basis is ClaimBasis.VERIFIED else ["--accept", "predicted"]
-        return ("submit", one.argument, *options)
+        options += [] if best.gpus[0].basis is ClaimBasis.VERIFIED else ["--allow-unverified"]
+        return ("job", "write", one.argument, *options)
     if one.target:
         return ("build", one.target)
     cuda = ("--cuda", one.cuda) if one.cuda else ()
@@ -251,7 +251,7 @@ def next_command(finding: FindResult) -> tuple[str, ...]:
 
 def _use(one: FindCandidate) -> tuple[str, ...]:
     """What is done with an image that needs no GPU."""
-    return ("submit" if one.ready else "build", one.argument)
+    return ("job", "write", one.argument) if one.ready else ("build", one.argument)
 
 
 def _sources(finding: FindResult) -> Iterator[str]:

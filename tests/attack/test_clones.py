@@ -39,7 +39,7 @@ COMMANDS = (
     ("verdicts", "one-12.1-cu121"),
     ("keys", "show"),
     ("keys", "trust", "--global", "x.pub"),
-    ("find",),
+    ("search",),
     ("compat", "one-12.1-cu121", "--capability", "8.0"),
     ("settings",),
     ("doctor", "--for", "submit"),

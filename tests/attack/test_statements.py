@@ -14,7 +14,7 @@ from imagefactory.actions.verify import format_signed, parse_signed
 from imagefactory.errors import ImagefactoryError, StatementError, StoreError
 from imagefactory.extras.portability.report import sign_portable, verify_portable
 from imagefactory.oci.manifests import MALFORMED, parse_config
-from imagefactory.schedulers.claims import FORM, StoreClaims, claim_of, open_claims, sign_claims
+from imagefactory.schedulers.underway import FORM, StoreClaims, claim_of, open_claims, sign_claims
 from imagefactory.trust.approval import ApprovalSubject, sign_approval, verify_approvals
 from imagefactory.trust.attached import parse_row
 from imagefactory.trust.envelope import parse_envelope, sign_envelope

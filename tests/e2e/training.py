@@ -1,4 +1,4 @@
-"""A training inside a real image that sees a GPU which is not there: `run --emulate`."""
+"""A training inside a real image that sees a GPU which is not there: `emulate`."""
 
 from __future__ import annotations
 
@@ -105,9 +105,9 @@ def assert_two(factory: Factory, target: str, folder: Path) -> None:
     """Two processes train together, each on a GPU of its own, and wait for what they exchange."""
     (folder / "two.py").write_text("import json\n" + TWO)
     summary = folder / "two.json"
-    options = ("--emulate", "T4", "--gpus", "2", "--summary", str(summary), "--mount", f"{folder}:/w")
+    options = ("--gpus", "2", "--output", str(summary), "--mount", f"{folder}:/w", "T4")
     launch = ("python", "-m", "torch.distributed.run", "--nproc-per-node", "2", "/w/two.py")
-    done = factory.run("run", *options, target, "--", *launch)
+    done = factory.run("emulate", *options, target, "--", *launch)
     names = json.loads(done.stdout.splitlines()[-1])
     assert [name[:2] for name in names] == [["cuda:0", "nccl"], ["cuda:1", "nccl"]]
     sent = 4 * 4096 * 4096 / 16e9 * 1000  # milliseconds: half of the gradient there and back, by PCIe 3.0
@@ -120,8 +120,8 @@ def assert_emulated(factory: Factory, target: str, folder: Path) -> None:
     """That program runs in the image of `target`, sees what the data sheet says, and tells what it did."""
     (folder / "train.py").write_text("import json\n" + PROGRAM)
     summary = folder / "told.json"
-    options = ("--emulate", "A100-SXM4-40GB", "--summary", str(summary), "--mount", f"{folder}:/w")
-    done = factory.run("run", *options, target, "--", "python", "/w/train.py")
+    options = ("--output", str(summary), "--mount", f"{folder}:/w", "A100-SXM4-40GB")
+    done = factory.run("emulate", *options, target, "--", "python", "/w/train.py")
     facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert facts["name"] == "NVIDIA A100-SXM4-40GB"
     assert (facts["capability"], facts["count"]) == ([8, 0], 1)

@@ -75,7 +75,7 @@ def sweeps(ground: PoolGround) -> Iterator[Sweeps]:
             waiting=submit(ground, ("plain",), "--capability", "7.0", "--idle-limit", "3s"),
             full=submit(ground, ("plain",), "--capability", "7.5", "--retries", "1", "--held-limit", "1s"),
             hanging=submit(ground, ("hang",), *a100, "--run-limit", "5s"),
-            failing=submit(ground, ("plain", "garbage"), *a100, "--retries", "0", "--allow", "queued"),
+            failing=submit(ground, ("plain", "garbage"), *a100, "--retries", "0", "--ignore-rule", "queued"),
         )
         leaves()
 
@@ -89,7 +89,7 @@ def test_an_ordinary_user_sees_the_pool_as_it_is(pool: CondorPool) -> None:
     folder = pool.home / "looks"
     folder.mkdir()
     pool.own(folder)
-    table = pool.imagefactory("pool", "-o", "inventory.json", folder=folder).stdout
+    table = pool.imagefactory("gpus", "-o", "inventory.json", folder=folder).stdout
     assert re.search(r"^8\.0 .*A100-SXM4-40GB.* 1 +1 +1$", table, re.MULTILINE), table
     inventory = read_inventory(folder / "inventory.json")
     found = {machine.name: machine.gpus for machine in inventory.machines}
@@ -101,7 +101,7 @@ def test_an_ordinary_user_sees_the_pool_as_it_is(pool: CondorPool) -> None:
     }
     (device,) = found["standin.pool.test"]
     assert (device.name, device.driver, device.mig) == (libcuda.NAME, "550.54.15", False)
-    again = pool.imagefactory("pool", "--inventory", "inventory.json", folder=folder).stdout
+    again = pool.imagefactory("gpus", "--inventory", "inventory.json", folder=folder).stdout
     assert again.splitlines()[:6] == table.splitlines()[:6]
 
 
@@ -179,13 +179,13 @@ def test_a_black_hole_is_left_out_and_decides_no_cell(ground: PoolGround) -> Non
     """It takes both jobs, since its driver is said to be the oldest, and fails them."""
     tricks = ("no-kernel", "wrong-numbers")
     with ground.pool.black_hole() as hole:
-        ground.run("pool", "-o", "inventory.json")
+        ground.run("gpus", "-o", "inventory.json")
         path = ground.root / "inventory.json"
         document = json.loads(path.read_text())
         (machine,) = (one for one in document["machines"] if one["name"] == hole)
         machine["gpus"][0] |= {"driver": "535.54.03", "cuda": "12.2"}
         path.write_text(json.dumps(document))
-        options = ("--inventory", "inventory.json", "--allow", "uncollected")
+        options = ("--inventory", "inventory.json", "--ignore-rule", "uncollected")
         sweep = submit(ground, tricks, "--capability", "9.0", *options)
         found = sweep.ends()
     assert {trick: found[node(ground, trick)]["outcome"] for trick in tricks} == {one: one for one in tricks}
@@ -248,7 +248,7 @@ def test_what_failed_is_taken_up_again_and_nothing_else(sweeps: Sweeps) -> None:
     }
     assert (sweep.folder / "sweep.dag.rescue001").exists()
     first = sweep.dag
-    ground.run("verify", "--pool", "htcondor", "--folder", ground.pool.there(sweep.folder))
+    ground.run("sweep", "start", "--scheduler", "htcondor", "--dir", ground.pool.there(sweep.folder))
     assert sweep.dag != first
     found = sweep.ends()
     assert {name: len(row["attempts"]) for name, row in found.items()} == {plain: 1, garbage: 2}
@@ -259,7 +259,16 @@ def test_what_failed_is_taken_up_again_and_nothing_else(sweeps: Sweeps) -> None:
 
 
 def planned(ground: PoolGround) -> dict[str, Any]:
-    asked = ("verify", ground.name("hang"), "--pool", "htcondor", "--image", "sif", "--capability", "9.0")
+    asked = (
+        *("sweep", "start"),
+        ground.name("hang"),
+        "--scheduler",
+        "htcondor",
+        "--image-format",
+        "sif",
+        "--capability",
+        "9.0",
+    )
     found = json.loads(ground.run(*asked, "--dry-run", "--json", err=False))
     assert isinstance(found, dict)
     return found
@@ -274,7 +283,7 @@ def test_cancelled_jobs_leave_the_queue(ground: PoolGround) -> None:
     assert left["rule"] == "queued"
     assert left["reason"].startswith(f"queued in sweep {sweep.id}, since ")
     assert made["queued"] == []
-    ground.run("cancel", sweep.id)
+    ground.run("sweep", "cancel", sweep.id)
     wait_for("the end of dagman", sweep.is_left_alone)
     made = planned(ground)
     assert [row["capability"] for row in made["queued"]] == ["9.0"]
@@ -283,8 +292,8 @@ def test_cancelled_jobs_leave_the_queue(ground: PoolGround) -> None:
     wait_for("an empty queue", lambda: not ground.pool.run(jobs).stdout.split())
     (found,) = sweep.nodes().values()
     assert found["outcome"] == "not-tested", found
-    ground.run("verify", "--pool", "htcondor", "--folder", ground.pool.there(sweep.folder))
+    ground.run("sweep", "start", "--scheduler", "htcondor", "--dir", ground.pool.there(sweep.folder))
     sweep.job(node(ground, "hang"))
     assert len(sweep.nodes()[node(ground, "hang")]["attempts"]) == 2
-    ground.run("cancel", sweep.id)
+    ground.run("sweep", "cancel", sweep.id)
     wait_for("the end of dagman", sweep.is_left_alone)

@@ -1,4 +1,4 @@
-"""What `submit --check` says of where jobs get, beside what HTCondor makes of the same file on a real pool.
+"""What `job check` says of where jobs get, beside what HTCondor makes of the same file on a real pool.
 
 `condor_submit -dry-run` writes the job, `condor_status -long` the slots; the two match as the negotiator has
 it, each one's Requirements true for the other. The GPUs are simulated, and nothing runs.
@@ -66,7 +66,7 @@ def folder(pool: CondorPool) -> Path:
 @pytest.fixture(scope="module")
 def slots(pool: CondorPool, folder: Path) -> list[classad2.ClassAd]:
     text = pool.run(["condor_status", "-long", "-constraint", "TotalGPUs > 0 && DynamicSlot =!= true"]).stdout
-    pool.imagefactory("pool", "-o", "inventory.json", folder=folder)
+    pool.imagefactory("gpus", "-o", "inventory.json", folder=folder)
     found = list(classad2.parseAds(text, classad2.ParserType.Old))
     assert len(found) > 2
     return found
@@ -102,7 +102,7 @@ def test_a_researcher_checks_an_old_file(pool: CondorPool, folder: Path) -> None
     file.write_text(f"executable = run.sh\n{lines}\nrequest_gpus = 1\nqueue\n")
     pool.own(file)
     own = {"XDG_CONFIG_HOME": "/nowhere"}  # whatever catalogue another test's researcher has set
-    done = pool.imagefactory("submit", "--check", "old.sub", folder=folder, code=9, **own)
+    done = pool.imagefactory("job", "check", "old.sub", folder=folder, code=9, **own)
     assert "old.sub:3: advice: '1.9' is a tag" in done.stdout
     assert "old.sub:4: wrong: CUDACapability is only on old machines" in done.stdout
     assert f"each can get 0 of {len(EVERY)} GPUs of this pool" in done.stdout
@@ -112,5 +112,5 @@ def test_a_researcher_checks_an_old_file(pool: CondorPool, folder: Path) -> None
         "gpus_minimum_capability = 8.0\ngpus_maximum_capability = 8.0\nqueue\n"
     )
     pool.own(right)
-    done = pool.imagefactory("submit", "--check", "right.sub", folder=folder, **own)
+    done = pool.imagefactory("job", "check", "right.sub", folder=folder, **own)
     assert f"each can get 1 of {len(EVERY)} GPUs of this pool" in done.stdout

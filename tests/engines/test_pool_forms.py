@@ -90,7 +90,8 @@ class Desk:
 
     def submit(self, *arguments: str, place: str = "") -> None:
         self.pool.imagefactory(
-            "submit",
+            "job",
+            "write",
             *arguments,
             "--force",
             "-o",
@@ -171,7 +172,7 @@ def test_slices_of_gpus_match_where_somebody_asks_for_them_alone(desk: Desk, nam
     (desk.folder / "ads").write_text("\n".join(ads))
     desk.submit(name)
     assert desk.matched("-ads", "ads") == {"whole", "nameless"}
-    desk.submit(name, "--mig")
+    desk.submit(name, "--allow-mig")
     assert desk.matched("-ads", "ads") == {"whole", "slice", "nameless"}
 
 
@@ -185,7 +186,7 @@ def test_condor_submit_takes_every_form_of_every_site(desk: Desk, site: Site, ki
     arguments = """--lr 0.1 "it's a" '$(Process)'"""
     desk.submit(
         target,
-        *("--site", site.name, "--image", kind, "--time", "9h"),
+        *("--site", site.name, "--image-format", kind, "--time", "9h"),
         *(
             "--executable",
             "train.sh",
@@ -193,7 +194,7 @@ def test_condor_submit_takes_every_form_of_every_site(desk: Desk, site: Site, ki
             arguments,
             "--input",
             "data.csv",
-            "--result",
+            "--output-file",
             "model.pt",
         ),
         place=place,
@@ -212,7 +213,7 @@ def test_condor_submit_takes_every_form_of_every_site(desk: Desk, site: Site, ki
 
 
 def test_a_file_that_machines_share_is_not_sent(desk: Desk) -> None:
-    desk.submit(FILED, "--image", "sif", place="/shared/images")
+    desk.submit(FILED, "--image-format", "sif", place="/shared/images")
     ad = desk.ad()
     assert ad["TransferContainer"] == "false"
     assert "TransferInput" not in ad

@@ -122,7 +122,7 @@ def sweeps(centre: Centre) -> Sweeps:
         gone = submit(centre.ground, ("good",), *late)
         down = submit(centre.ground, ("plain",), *late, "--registry", ending)
         docker = submit(centre.ground, ("plain",), "--capability", "8.0", "--capability", "9.0")
-        oras = submit(centre.ground, ("good", "no-kernel"), "--capability", "9.0", "--image", "oras")
+        oras = submit(centre.ground, ("good", "no-kernel"), "--capability", "9.0", "--image-format", "oras")
         again = ("--capability", "8.0", "--retries", "1")  # by docker:// still, though a .sif is there by now
         distrusted = submit(centre.ground, ("good",), *again, "--registry", stranger)
         centre.delete(image_of(gone).removeprefix("docker://"))
@@ -138,7 +138,15 @@ def sweeps(centre: Centre) -> Sweeps:
 
 def test_it_pushes_nowhere_where_it_does_not_know_the_ca(centre: Centre) -> None:
     """And says which setting is missing."""
-    ask = ["verify", centre.ground.name("plain"), "--pool", "htcondor", "--registry", centre.stranger.host]
+    ask = [
+        "sweep",
+        "start",
+        centre.ground.name("plain"),
+        "--scheduler",
+        "htcondor",
+        "--registry",
+        centre.stranger.host,
+    ]
     done = centre.ground.pool.factory(
         *ask, folder=centre.ground.root, code=8, **centre.ground.environ, IMAGEFACTORY_CERTIFICATES=BUNDLE
     )
@@ -211,7 +219,7 @@ def test_a_registry_that_is_down(centre: Centre, sweeps: Sweeps) -> None:
 def test_jobs_of_slurm_pull_the_same(centre: Centre, sweeps: Sweeps, cluster: CondorPool) -> None:
     ground = replace(centre.ground, environ={**centre.ground.environ, **slurm.environ()})
     here = ("--capability", "9.0", "--retries", "0")
-    as_sif = submit(ground, ("wrong-numbers",), *here, "--image", "oras", to=SLURM)
+    as_sif = submit(ground, ("wrong-numbers",), *here, "--image-format", "oras", to=SLURM)
     strange = submit(ground, ("no-kernel",), *here, "--registry", f"{centre.stranger.host}/gpu", to=SLURM)
     for sweep, word in ((as_sif, "wrong-numbers"), (strange, "pull-failed")):
         (found,) = sweep.ends().values()

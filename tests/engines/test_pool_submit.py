@@ -118,7 +118,7 @@ class Desk:
         return found
 
     def submit(self, folder: Path, *arguments: str, code: int = 0) -> str:
-        done = self.pool.imagefactory("submit", *arguments, folder=folder, code=code)
+        done = self.pool.imagefactory("job", "write", *arguments, folder=folder, code=code)
         return done.stdout + done.stderr
 
 
@@ -160,14 +160,14 @@ def test_what_is_found_is_verified_on_this_pool(desk: Desk) -> None:
     """In an empty folder, by the light install, with the pool's own word on its GPUs."""
     folder = desk.folder("finds")
     desk.pool.come_to_rest()
-    told = json.loads(desk.pool.imagefactory("find", "tiny", "--json", folder=folder).stdout)
+    told = json.loads(desk.pool.imagefactory("search", "tiny", "--json", folder=folder).stdout)
     assert (told["source"], told["pool"]["gpus"], told["pool"]["free"]) == ("catalogue", len(MACHINES), "now")
     counts = {
         one["target"]: sum(gpu["gpus"] for gpu in one["gpus"] if gpu["known"] == "verified")
         for one in told["images"]
     }
     assert counts == {target: len(MATCHED.get(target, ())) for target in PROVEN}
-    assert "zebra" in desk.pool.imagefactory("find", "zebra", folder=folder, code=3).stderr
+    assert "zebra" in desk.pool.imagefactory("search", "zebra", folder=folder, code=3).stderr
 
 
 @pytest.mark.parametrize("target", MATCHED)
@@ -202,7 +202,7 @@ def test_a_sweep_of_runs(desk: Desk) -> None:
     folder = desk.folder("sweep")
     (folder / "values.csv").write_text("rank,input\n1,a\n2,b\n3,c\n")
     desk.pool.own(folder)
-    sweep = ("--executable", "train.sh", "--dag", "values.csv", "--arguments", "$(rank)$(input)")
+    sweep = ("--executable", "train.sh", "--params", "values.csv", "--arguments", "$(rank)$(input)")
     desk.submit(folder, "tiny-1.2-cu121", *sweep)
     pool = desk.pool
     pool.run(["condor_submit_dag", "tiny-1.2-cu121.dag"], folder=folder)
@@ -245,7 +245,7 @@ def slurm_desk(desk: Desk, cluster: CondorPool) -> Desk:
 
 def sbatch(desk: Desk, folder: Path, target: str, *arguments: str, code: int = 0) -> str:
     """Writes a script for this cluster; what was said."""
-    asked = ("submit", target, "--site", "slurm", "--executable", "train.sh", *arguments)
+    asked = ("job", "write", target, "--site", "slurm", "--executable", "train.sh", *arguments)
     done = desk.pool.imagefactory(*asked, folder=folder, code=code, **slurm.environ())
     return done.stdout + done.stderr
 
@@ -273,7 +273,7 @@ def test_slurm_runs_a_sweep_where_types_differ(slurm_desk: Desk) -> None:
     folder = slurm_desk.folder("slurm-sweep")
     (folder / "values.csv").write_text("rank,input\n1,a\n2,b c\n3,c\n")
     slurm_desk.pool.own(folder)
-    sbatch(slurm_desk, folder, "tiny-1.2-cu121", "--dag", "values.csv", "--arguments", "$(rank)-$(input)")
+    sbatch(slurm_desk, folder, "tiny-1.2-cu121", "--params", "values.csv", "--arguments", "$(rank)-$(input)")
     script = (folder / "tiny-1.2-cu121.sbatch").read_text()
     assert "\n#SBATCH --gres=gpu:1\n#SBATCH --constraint=h100|v100\n#SBATCH --array=1-3\n" in script
     said = re.findall(r"with (.*) on 0\n", ran(slurm_desk, folder, "tiny-1.2-cu121.sbatch"))
@@ -298,14 +298,14 @@ def test_slurm_tells_what_the_cluster_lacks(slurm_desk: Desk) -> None:
 
 def check_script(desk: Desk, folder: Path, name: str, code: int = 0) -> str:
     told: str = desk.pool.imagefactory(
-        "submit", "--check", name, folder=folder, code=code, **slurm.environ()
+        "job", "check", name, folder=folder, code=code, **slurm.environ()
     ).stdout
     return told
 
 
 def test_slurm_script_stands_its_own_check(slurm_desk: Desk) -> None:
     folder = slurm_desk.folder("slurm-check")
-    sbatch(slurm_desk, folder, "tiny-1.2-cu121", "--dag", "3")
+    sbatch(slurm_desk, folder, "tiny-1.2-cu121", "--runs", "3")
     told = check_script(slurm_desk, folder, "tiny-1.2-cu121.sbatch")
     assert "the script: 3 jobs of tiny-1.2-cu121, each can get 2 of 5 GPUs of this pool" in told
     assert told.endswith("tiny-1.2-cu121.sbatch: nothing is wrong\n"), told

@@ -38,7 +38,7 @@ class OneLayer:
         assert made is not None
         return made
 
-    def made_with(self, definition: BuildSpec) -> str:
+    def toolchain(self, definition: BuildSpec) -> str:
         return ""
 
     def tag(self, definition: BuildSpec, image: Image | SifArtifact) -> None:

@@ -35,7 +35,7 @@ def put_layer_lock(factory: Project, target: Target) -> LayerLock:
         target=target.name,
         lock=lock_digest(definition.lock),
         base=base_key(base),
-        made_with=MADE_WITH,
+        toolchain=MADE_WITH,
         layers=LAYERS,
     )
     write_layer_lock(factory.lock_folder, lock)

@@ -9,8 +9,11 @@ from typing import Any
 
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.values import CellClaim, ClaimBasis, Compatibility
-from imagefactory.jobs.offer import GpuClass
+from imagefactory.jobs.offer import GpuClass, choose_form, forms_of
+from imagefactory.jobs.spec import JobSpec
 from imagefactory.model import Outcome
+from imagefactory.schedulers.pool import ImageKind
+from imagefactory.schedulers.sites import find_site
 from imagefactory.trust.catalog import Catalog, CatalogImage, CatalogSif, ImageOffer, SifOffer
 from imagefactory.trust.verdict import VerdictStatus, VerificationResult
 from imagefactory.verify.report import VerifiedImage
@@ -110,3 +113,26 @@ def gpu_class(capability: str, cuda: str = "12.4", basis: ClaimBasis = ClaimBasi
         cuda=cuda,
         claim=replace(prediction(basis=basis), reason=f"ran on {capability}"),
     )
+
+
+def job_spec(
+    *capabilities: str,
+    offered: ImageOffer | None = None,
+    site: str = "generic",
+    kind: ImageKind | None = None,
+    folder: str = "",
+    **changes: Any,
+) -> JobSpec:
+    """Return a job that runs train.sh on verified GPUs of `capabilities`, by default those of `offered`."""
+    some = offered or offer(verdict("8.0"), of_sif=[])
+    form = choose_form(forms_of(some, folder), find_site(site), kind)
+    fields: dict[str, Any] = {
+        "name": "train",
+        "executable": "train.sh",
+        "image": form.image,
+        "classes": form.grounds.classes if offered else tuple(map(gpu_class, capabilities or ("8.0",))),
+        "excluded": form.grounds.refused,
+        "platform": IMAGE.platform,
+        **changes,
+    }
+    return JobSpec(target=IMAGE.target, site=find_site(site), date=NOW, **fields)

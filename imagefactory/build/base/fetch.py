@@ -156,7 +156,7 @@ def describe_missing_debs(base: BaseSpec, moved: Sequence[MissingDeb]) -> list[s
     return [
         f"{base.name}: Debian's archive has moved on; {len(moved)} packages are newer than locked, "
         "so the digest of this base and of images on it is not the published one:",
-        *(f"  {one}" for one in moved),
+        *(f"  {row}" for row in moved),
     ]
 
 
@@ -175,11 +175,11 @@ def verify_deb(path: Path, package: DebianPackage) -> None:
             hint="run the command again; if it fails again, use another mirror",
         )
     with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != package.sha256:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != package.sha256:
         raise DownloadError(
             "hash-mismatch",
-            f"{package.name} {package.version}: {path.name} has sha256 {found}, expected {package.sha256}",
+            f"{package.name} {package.version}: {path.name} has sha256 {digest}, expected {package.sha256}",
             hint="run the command again; if it fails again, use another mirror",
         )
 
@@ -220,10 +220,10 @@ def is_recorded(package: DebianPackage, debs: Path) -> bool:
     except OSError:
         return False
     with os.fdopen(fd, "rb") as file:
-        found = os.fstat(fd)
-        own = found.st_uid in (0, os.geteuid()) and not found.st_mode & 0o022
+        state = os.fstat(fd)
+        own = state.st_uid in (0, os.geteuid()) and not state.st_mode & 0o022
         text = format_package(package).encode()
-        return own and stat.S_ISREG(found.st_mode) and file.read(len(text) + 1) == text
+        return own and stat.S_ISREG(state.st_mode) and file.read(len(text) + 1) == text
 
 
 def _record(package: DebianPackage, debs: Path) -> None:

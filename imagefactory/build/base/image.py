@@ -116,7 +116,7 @@ class BaseRequest:
             return None
         lock, layer = known
         layers = _stacked(below, layer)
-        same = [one.diff_id for one in image.layers] == [one.diff_id for one in layers]
+        same = [row.diff_id for row in image.layers] == [row.diff_id for row in layers]
         return self._built(lock, below, image, ()) if same else None
 
     def find(self, layout: Layout, progress: Progress) -> BuiltBase | None:

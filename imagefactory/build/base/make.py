@@ -123,13 +123,13 @@ def choose_ids(facts: BuilderFacts) -> IdMaps:
 
 def unused_ids(id_map: str) -> int | None:
     """The first of 65536 ids for root to build with: the highest of its namespace, up to LAST_ID."""
-    found = []
+    starts = []
     for line in id_map.splitlines():
         first, _, count = map(int, line.split())
         start = min(first + count, LAST_ID + 1) - IDS
         if start >= max(first, 1):
-            found.append(start)
-    return max(found, default=None)
+            starts.append(start)
+    return max(starts, default=None)
 
 
 def delegated_ids(text: str, names: Sequence[str]) -> int | None:
@@ -161,7 +161,7 @@ def builder_facts() -> BuilderFacts:
 
 def _output(argv: Sequence[str]) -> str:
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             argv,
             env={"PATH": SYSTEM_PATH, "LC_ALL": "C.UTF-8"},
             capture_output=True,
@@ -171,7 +171,7 @@ def _output(argv: Sequence[str]) -> str:
         )
     except FileNotFoundError:
         return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    return result.stdout.strip() if result.returncode == 0 else ""
 
 
 def _text(path: Path) -> str:
@@ -260,12 +260,12 @@ def write_layer(stream: IO[bytes], out: Path, fetched: BaseArchives) -> LayerTar
 
 def check_installed(installed: frozenset[tuple[str, str, str]], lock: BaseLock) -> None:
     """Raises BuildError unless exactly the locked packages were installed."""
-    odd = installed ^ {(one.name, one.version, one.architecture) for one in lock.packages}
+    odd = installed ^ {(package.name, package.version, package.architecture) for package in lock.packages}
     if odd:
         raise BuildError(
             "base-not-as-locked",
             f"{lock.base}: the installed packages differ from the lock: "
-            + ", ".join(" ".join(one) for one in sorted(odd)),
+            + ", ".join(" ".join(package) for package in sorted(odd)),
             hint=f"run 'imagefactory lock base:{lock.base} --update-all'",
         )
 
@@ -361,7 +361,7 @@ def build_base(
                 ids=ids,
                 emulator=emulator,
             )
-            made = _install(fetched, process, beside, progress)
+            layer = _install(fetched, process, beside, progress)
         beside.replace(out_tar)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -373,7 +373,7 @@ def build_base(
         raise BuildError(*os_problem("write", out_tar.parent, error), hint="check its permissions") from error
     finally:
         beside.unlink(missing_ok=True)
-    return BaseTar(path=out_tar, sha256=made.sha256, size=made.size)
+    return BaseTar(path=out_tar, sha256=layer.sha256, size=layer.size)
 
 
 def mmdebstrap_command(lock: BaseLock) -> tuple[str, ...]:
@@ -503,8 +503,8 @@ def _scratch(environ: Mapping[str, str], ids: IdMaps) -> Iterator[Path]:
     parent = Path(environ.get("TMPDIR") or tempfile.gettempdir())
     for old in parent.glob(f"{_SCRATCH}*"):
         try:
-            found = old.lstat()  # anyone may put a link here
-            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+            state = old.lstat()  # anyone may put a link here
+            if stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid():
                 with (old / ".lock").open("r") as file:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     _remove(old, ids)
@@ -609,15 +609,15 @@ def _fact(source: tarfile.TarFile, member: tarfile.TarInfo) -> Fact:
 
 def _unlinked(link: tarfile.TarInfo, target: tarfile.TarInfo) -> tarfile.TarInfo:
     """A hard link to a file of another layer, as a file of its own."""
-    made = tarfile.TarInfo(link.name)
-    made.mode, made.uid, made.gid, made.mtime, made.size = (
+    member = tarfile.TarInfo(link.name)
+    member.mode, member.uid, member.gid, member.mtime, member.size = (
         target.mode,
         target.uid,
         target.gid,
         target.mtime,
         target.size,
     )
-    return made
+    return member
 
 
 def _whiteout(name: str) -> tarfile.TarInfo:
@@ -647,10 +647,10 @@ class _LayerFacts:
             self.found["/".join(parts)] = ("folder", member.mode, member.uid, member.gid, "")
 
     def file(self, parts: tuple[str, ...], member: TarMember, data: FileData) -> None:
-        digest, left = hashlib.sha256(), member.size
-        while left and (piece := data.read(min(CHUNK, left))):
+        digest, remaining = hashlib.sha256(), member.size
+        while remaining and (piece := data.read(min(CHUNK, remaining))):
             digest.update(piece)
-            left -= len(piece)
+            remaining -= len(piece)
         self.found["/".join(parts)] = ("file", member.mode, member.uid, member.gid, digest.hexdigest())
 
     def symlink(self, parts: tuple[str, ...], member: TarMember) -> None:

@@ -43,10 +43,10 @@ class CondaPackage:
 
     def __init__(self, archive: Path, info: dict[str, bytes], paths: list[str]) -> None:
         self.archive, self.info, self.index = archive, info, info["info/index.json"]
-        told = json.loads(self.index)
-        self.name = str(told["name"])
-        self.stem = "-".join((self.name, str(told["version"]), str(told["build"])))
-        self.python = told.get("noarch") == "python"
+        value = json.loads(self.index)
+        self.name = str(value["name"])
+        self.stem = "-".join((self.name, str(value["version"]), str(value["build"])))
+        self.python = value.get("noarch") == "python"
         self.paths = paths
         self.commands: list[tuple[str, str]] = []
 
@@ -104,18 +104,18 @@ def check_commands(packages: list[CondaPackage]) -> None:
     py-rattler knows no claim of that kind: it writes the program through a link that lies there, be it to
     a file of this machine or to one in the cache.
     """
-    taken: dict[str, str] = {}
+    owners: dict[str, str] = {}
     for package in packages:
         for path in package.paths:
             if package.python and path.startswith("python-scripts/"):
                 path = "bin" + path[len("python-scripts") :]
-            taken["/".join(path.split("/")[:2])] = package.name
-    made: dict[str, tuple[str, str]] = {}
+            owners["/".join(path.split("/")[:2])] = package.name
+    programs: dict[str, tuple[str, str]] = {}
     for package in packages:
         for command, of in package.commands:
             path = f"bin/{command}"
-            other = taken.get("bin") or taken.get(path)
-            first = made.setdefault(path, (package.name, of))
+            other = owners.get("bin") or owners.get(path)
+            first = programs.setdefault(path, (package.name, of))
             if not other and first[1] != of:
                 other = first[0]
             if other:
@@ -132,19 +132,19 @@ def check_unpacked(package: CondaPackage, folder: Path) -> None:
     filename = package.archive.name
     for name, data in package.info.items():
         try:
-            found = read_file(folder, name, len(data))
+            content = read_file(folder, name, len(data))
         except FileNotFoundError:
-            found = b""
+            content = b""
         except OSError:
-            found = None
-        if found != data:
+            content = None
+        if content != data:
             words = f"{filename} holds {name} twice, or what was unpacked of it has changed since"
             raise Failure("path", words, [filename])
     rows = json.loads(package.info.get("info/paths.json") or b"{}").get("paths") or ()
     links = {str(row["_path"]) for row in rows if row.get("path_type") == "softlink"}
     changed = {str(row["_path"]) for row in rows if "prefix_placeholder" in row}
     # Before there was info/paths.json: paths, each behind its placeholder and mode, perhaps in quotes.
-    told = package.info.get("info/has_prefix", b"").decode(errors="replace").splitlines()
+    rows_of = package.info.get("info/has_prefix", b"").decode(errors="replace").splitlines()
     top = folder.resolve()
     sound = {""}
     for path in package.paths:
@@ -156,7 +156,7 @@ def check_unpacked(package: CondaPackage, folder: Path) -> None:
         if not (folder / path).is_symlink():
             continue
         old = "info/has_prefix" in package.info
-        written = path in changed or any(row.strip(" \"'").endswith(path) for row in told)
+        written = path in changed or any(row.strip(" \"'").endswith(path) for row in rows_of)
         if written or not (old or path in links):
             raise Failure("path", f"{filename} holds the link {path!r} as if it were a file", [filename])
 

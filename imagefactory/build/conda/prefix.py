@@ -119,13 +119,13 @@ def staging_directory(staging: LinkPlan, progress: Progress) -> Iterator[LinkedP
         folder = Path(tempfile.mkdtemp(prefix="conda-", dir=staging.scratch))
     try:
         with explain_full_disk(staging.scratch):
-            told = _link(staging, folder, progress)
+            result = _link(staging, folder, progress)
         yield LinkedPrefix(
             folder=folder / "prefix",
             shown=staging.shown,
-            claims=tuple(PathClaim(**claim) for claim in told["claims"]),
-            lost={name: tuple(paths) for name, paths in told["lost"].items()},
-            scripts=tuple(PostLinkScript(name=n, version=v, build_number=b) for n, v, b in told["scripts"]),
+            claims=tuple(PathClaim(**claim) for claim in result["claims"]),
+            lost={name: tuple(paths) for name, paths in result["lost"].items()},
+            scripts=tuple(PostLinkScript(name=n, version=v, build_number=b) for n, v, b in result["scripts"]),
         )
     finally:
         remove_tree(folder)
@@ -142,15 +142,15 @@ def _link(staging: LinkPlan, folder: Path, progress: Progress) -> dict[str, Any]
     command += ["--explicit"]
     for number, group in enumerate(staging.groups):
         explicit = folder / f"explicit-{number}.txt"
-        explicit.write_text("".join(f"{one.url}#sha256:{one.sha256}\n" for one in group))
+        explicit.write_text("".join(f"{package.url}#sha256:{package.sha256}\n" for package in group))
         command.append(str(explicit))
-    kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
+    environment = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
     with (
         progress.task("linking", total=2 * len(staging.archives), unit="steps") as task,
         tempfile.TemporaryFile() as errors,
         subprocess.Popen(
             command,
-            env=kept,
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -169,8 +169,8 @@ def _link(staging: LinkPlan, folder: Path, progress: Progress) -> dict[str, Any]
         if process.returncode:
             errors.seek(max(0, errors.seek(0, os.SEEK_END) - OUTPUT_TAIL_BYTES))
             raise _explain(errors.read().decode(errors="replace"), process.returncode, staging)
-    told: dict[str, Any] = json.loads(last)
-    return told
+    result: dict[str, Any] = json.loads(last)
+    return result
 
 
 def _die_with_parent() -> None:
@@ -253,8 +253,8 @@ def run_scripts(prefix: LinkedPrefix, start: Start) -> tuple[PathChange, ...]:
         _own_files(prefix.folder)
         before = _listing(prefix.folder, ENTRIES)
     for script in prefix.scripts:
-        told = [script.name, script.version, script.build_number]
-        environment = conda_install.script_environment(prefix.shown, told)
+        facts = [script.name, script.version, script.build_number]
+        environment = conda_install.script_environment(prefix.shown, facts)
         process = start(tuple(conda_install.script_command(prefix.shown, script.name)), environment)
         tail, why = conda_install.follow_script(process)
         if why:
@@ -356,8 +356,8 @@ def read_record(path: Path) -> CondaRecord:
     """Raises BuildError for a record that is missing or none."""
     try:
         data = read_file(path.parent, path.name, RECORD)
-        told = json.loads(data)
-        return CondaRecord(name=told["name"], path=path, data=data, rows=tuple(told["paths_data"]["paths"]))
+        value = json.loads(data)
+        return CondaRecord(name=value["name"], path=path, data=data, rows=tuple(value["paths_data"]["paths"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BuildError(
             "conda-record-invalid", f"{path.name} is not a valid conda record: {error}"

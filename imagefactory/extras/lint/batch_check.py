@@ -3,7 +3,7 @@
     BatchScript + Surroundings -> check_batch() -> Checked, as of HTCondor's files
 
 Images are judged by the same rules. Slurm tells the types that a site gave its GPUs, and no drivers: that a
-driver is new enough is taken for granted here, and looked at by the scripts that `submit` writes.
+driver is new enough is taken for granted here, and looked at by the scripts that `job write` writes.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from imagefactory.extras.lint.findings import (
     SubmitCheckResult,
     SubmitFinding,
     advice,
+    join_causes,
     wrong,
 )
 from imagefactory.extras.lint.image import (
@@ -50,7 +51,6 @@ from imagefactory.extras.lint.image import (
     find_catalog_image,
     grounds_of,
     image_status_on,
-    join_causes,
     moving,
     narrow,
     no_use,
@@ -198,7 +198,7 @@ def _no_image(case: BatchCase) -> Iterator[SubmitFinding]:
         yield advice(line, "unread", text, "write it as apptainer exec --nv IMAGE PROGRAM")
     elif case.asks_gpus:
         text = "the job uses no image, so no verdict applies to it"
-        hint = "write a script with an image: imagefactory submit TARGET --site slurm"
+        hint = "write a script with an image: imagefactory job write TARGET --site slurm"
         yield advice(1, "no-image", text, hint)
 
 
@@ -470,7 +470,7 @@ def _no_match(place: _JobReachability, asked: BatchRequest, at: FileLocation) ->
         there = ", ".join(types[:_FEW]) or "no type"
         text = f"no node has a GPU of type {unknown[0][:40]}, only {there}"
     return wrong(
-        at.line, "no-match", text, "list the GPUs of the cluster: imagefactory pool", column=at.column
+        at.line, "no-match", text, "list the GPUs of the cluster: imagefactory gpus", column=at.column
     )
 
 
@@ -483,18 +483,18 @@ def _by_names(case: BatchCase, known: KnownImage, grounds: ImageEvidence) -> Ite
     if not names and asked.alternatives and all(capability_of(name) for name in asked.alternatives):
         names, option = asked.alternatives, case.script.options["constraint"]
         at, written = option.at, option.written
-    hint = f"write a script that requests only verified GPUs: imagefactory submit {target}{SITE}"
-    if not grounds.proven:
+    hint = f"write a script that requests only verified GPUs: imagefactory job write {target}{SITE}"
+    if not grounds.verified:
         yield nowhere(known, grounds, at)
     elif not names and probe_answer(case.script) is None:
-        proven = ", ".join(str(one.capability) for one in grounds.classes if one.proven)
+        proven = ", ".join(str(one.capability) for one in grounds.classes if one.verified)
         text = f"Slurm may assign any GPU of the cluster, but {target} is verified only on {proven}"
         yield advice(at.line, "any-gpu", text, hint, column=at.column)
-    for name in names if grounds.proven else ():
+    for name in names if grounds.verified else ():
         capability = capability_of(name)
         if not capability:
             text = f"no GPU is known by the name '{name[:40]}'"
-            where = "run this on a login node or with --inventory FILE; see imagefactory pool"
+            where = "run this on a login node or with --inventory FILE; see imagefactory gpus"
             yield advice(at.line, "type", text, where, column=at.column)
             continue
         word, why = image_status_on(

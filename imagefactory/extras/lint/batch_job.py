@@ -16,7 +16,7 @@ from imagefactory.extras.lint.findings import FileLocation
 from imagefactory.extras.lint.image import JobImage, addressed, has_host, referred
 from imagefactory.extras.lint.reach import JobReachability, ReachableGpu
 from imagefactory.gpu.knowledge.gpus import find_gpu
-from imagefactory.jobs.slurm import CONSTRAINT_COMMENT
+from imagefactory.jobs.slurm import GPU_CHECK
 from imagefactory.model import SourceLocation
 from imagefactory.recipes.shell_words import RunWord, Shell, ShellCommand
 from imagefactory.schedulers.pool import ImageKind, Inventory, PoolGpu, PoolMachine
@@ -42,7 +42,7 @@ Names = Callable[[Collection[str]], bool]
 class BatchRequest:
     """What one job asks for. `at` is the option that asks for GPUs, None where none does.
 
-    `gpus` are of one node; `kinds` the types by name, empty for any. `features` judges a node's, None where
+    `pool` are of one node; `kinds` the types by name, empty for any. `features` judges a node's, None where
     none are asked for; `alternatives` are the feature names where they are joined by `|` alone. `memory` is
     of one node in bytes, 0 where it is not told. `jobs` counts an array, None where it cannot be read.
     `faults` are (where, what is wrong, what to write).
@@ -459,13 +459,15 @@ def as_pyxis(reference: str) -> str:
 
 _HOSTS = re.compile(r"(?P<start>[A-Za-z0-9_.-]*)\[(?P<numbers>[0-9,-]+)\](?P<end>[A-Za-z0-9_.-]*)")
 _MOST_HOSTS = 10_000
-_PROBE_LINE = re.compile(re.escape(CONSTRAINT_COMMENT % ("@@", "@@")).replace("@@", "(.*?)"), re.DOTALL)
+_PROBE_LINE = re.compile(re.escape(GPU_CHECK % ("@@", "@@")).replace("@@", "(.*?)"), re.DOTALL)
 _CASE = re.compile(r"^ *([0-9]+\.[0-9]+)\) needs=", re.MULTILINE)
 
 
 def probe_answer(script: BatchScript) -> frozenset[str] | None:
-    """The capabilities beside which the script stops, as `submit --site slurm` writes it; None where it does
-    not look at its GPU so."""
+    """Return the capabilities on which the script continues; None if it does not check its GPU.
+
+    `job write --site slurm` writes such a check.
+    """
     found = _PROBE_LINE.search(script.text)
     return frozenset(_CASE.findall(found[1])) if found else None
 

@@ -23,6 +23,7 @@ from imagefactory.extras.lint.findings import (
     SubmitCheckResult,
     SubmitFinding,
     advice,
+    join_causes,
     wrong,
 )
 from imagefactory.extras.lint.image import (
@@ -33,7 +34,6 @@ from imagefactory.extras.lint.image import (
     find_catalog_image,
     grounds_of,
     image_findings,
-    join_causes,
     narrow,
     no_use,
     nowhere,
@@ -175,7 +175,7 @@ def _reach_findings(case: _QueueCheck) -> Iterator[SubmitFinding]:
     elif not reach.reached:
         why = join_causes(reach.causes.items())
         text = f"none of {len(reach.places)} GPUs matches, so the jobs never start: {why}"
-        yield wrong(case.jobs.line, "no-match", text, "list the GPUs of the pool: imagefactory pool")
+        yield wrong(case.jobs.line, "no-match", text, "list the GPUs of the pool: imagefactory gpus")
 
 
 def _unheard(case: _QueueCheck, inventory: Inventory) -> Iterator[SubmitFinding]:
@@ -208,7 +208,7 @@ def _unverified(case: _QueueCheck, reached: Sequence[ReachableGpus]) -> Iterator
         return
     yield from unverified(case.known, reached, FileLocation(setting.line))
     if case.reach is None:
-        if case.grounds is not None and not case.grounds.proven:
+        if case.grounds is not None and not case.grounds.verified:
             yield nowhere(case.known, case.grounds, FileLocation(setting.line))
         elif case.grounds is not None:
             for row in _reached_revoked(case, case.grounds):

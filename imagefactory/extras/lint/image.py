@@ -196,7 +196,7 @@ def image_findings(
         if jobs.asks_gpus and not any(jobs.unknown(key) for key in keys):
             text = "the job uses no image, so no verdict applies to it"
             yield advice(
-                jobs.line, "no-image", text, "write a file with an image: imagefactory submit TARGET"
+                jobs.line, "no-image", text, "write a file with an image: imagefactory job write TARGET"
             )
         return
     setting = jobs.settings[image.key]
@@ -330,7 +330,7 @@ def image_status_on(gpu: PoolGpu, grounds: ImageEvidence | None) -> tuple[str, s
         return UNTESTED, f"its driver is not known; the verdict applies from CUDA {gpu_class.cuda} on"
     if gpu_class.cuda and numbers(gpu.cuda) < numbers(gpu_class.cuda):
         return UNTESTED, f"its driver supports CUDA {gpu.cuda}; the verdict applies from {gpu_class.cuda} on"
-    return (VERIFIED if gpu_class.proven else PREDICTED), gpu_class.claim.reason
+    return (VERIFIED if gpu_class.verified else PREDICTED), gpu_class.claim.reason
 
 
 def catalog_findings(
@@ -346,11 +346,11 @@ def catalog_findings(
     if revoked and known is None:
         for row in revoked[:_FEW]:
             text = f"the verdicts of this image of {target} {row.where} were {row.summary}"
-            hint = f"use another image: imagefactory submit {target}{site}"
+            hint = f"use another image: imagefactory job write {target}{site}"
             yield wrong(at.line, REVOKED, text, hint, column=at.column)
     elif known is None:
         text = "the image is not in the catalog, so no verdict of it is known"
-        hint = f"use an image of the catalog: imagefactory submit TARGET{site}"
+        hint = f"use an image of the catalog: imagefactory job write TARGET{site}"
         yield wrong(at.line, "unknown-image", text, hint, column=at.column)
 
 
@@ -365,14 +365,16 @@ def nowhere(known: KnownImage, grounds: ImageEvidence, at: FileLocation) -> Subm
     if grounds.revoked:
         row = grounds.revoked[0]
         text = f"{text}: its verdicts {row.where} were {row.summary}"
-        return wrong(at.line, REVOKED, text, "choose another image: imagefactory find", column=at.column)
-    return wrong(at.line, "unverified", text, "choose a verified image: imagefactory find", column=at.column)
+        return wrong(at.line, REVOKED, text, "choose another image: imagefactory search", column=at.column)
+    return wrong(
+        at.line, "unverified", text, "choose a verified image: imagefactory search", column=at.column
+    )
 
 
 def revoked_on(known: KnownImage, row: RevokedCell, at: FileLocation) -> SubmitFinding:
     """An image whose verdicts on GPUs that the jobs take were taken back."""
     text = f"{known.image.target} {row.where}, which these jobs take, was {row.summary}"
-    hint = f"write a file that matches only verified GPUs: imagefactory submit {known.image.target}"
+    hint = f"write a file that matches only verified GPUs: imagefactory job write {known.image.target}"
     return wrong(at.line, REVOKED, text, hint, column=at.column)
 
 
@@ -397,7 +399,7 @@ def unverified(
             count = sum(one.gpus for one in found)
             gpus = "1 GPU that matches" if count == 1 else f"{count} GPUs that match"
             text = f"{target} {severity} on {gpus}: {where}"
-            hint = f"write a file that matches only verified GPUs: imagefactory submit {target}{site}"
+            hint = f"write a file that matches only verified GPUs: imagefactory job write {target}{site}"
             rule = word if word in (UNUSABLE, REVOKED) else "unverified"
             yield wrong(at.line, rule, text, hint, column=at.column)
 
@@ -416,11 +418,5 @@ def narrow(
         kinds = ", ".join(sorted(set(more), key=parse_capability))
         gpus = f"{len(more)} GPU{'s' * (len(more) != 1)}"
         text = f"it is also verified on {gpus} ({kinds}), which these jobs exclude"
-        hint = f"write a file that includes them: imagefactory submit {known.image.target}{site}"
+        hint = f"write a file that includes them: imagefactory job write {known.image.target}{site}"
         yield advice(at.line, "narrow", text, hint, column=at.column)
-
-
-def join_causes(causes: Iterable[tuple[str, int]]) -> str:
-    """What keeps jobs from GPUs in a line, with how many where there are several causes."""
-    every = tuple(causes)
-    return "; ".join(cause if len(every) == 1 else f"{cause} ({count})" for cause, count in every)

@@ -295,9 +295,7 @@ def split_lines(text: str) -> list[str]:
 def parse_submit_file(text: str, name: str, lists: Lists = lambda _: None) -> SubmitFile:
     """Raises UsageError, `name:line: what is wrong`, for what condor_submit would refuse or would execute."""
     if text.startswith("#!"):
-        write = (
-            "a batch script for Slurm has #SBATCH lines: imagefactory submit TARGET --site slurm writes one"
-        )
+        write = "imagefactory job write TARGET --site slurm writes a batch script, which has #SBATCH lines"
         raise UsageError(
             "submit-file-is-script", f"{name}:1: this is a script, not a submit file", hint=write
         )

@@ -22,9 +22,9 @@ from imagefactory.extras.site.images import ReportImage, ReportSubmit, describe,
 from imagefactory.extras.site.tables import TableData, TableRequest, survey, survey_catalog
 from imagefactory.fs import replace_text
 from imagefactory.gpu.capability import Capability
-from imagefactory.jobs.htcondor import SubmitCommand
-from imagefactory.jobs.make import SubmitRequest, submit_offer
+from imagefactory.jobs.make import resolve_job, write_job
 from imagefactory.jobs.offer import forms_of
+from imagefactory.jobs.spec import JobParameters
 from imagefactory.lock.files import former_locks
 from imagefactory.matrix.combos import ComboCell
 from imagefactory.model import Target
@@ -159,27 +159,24 @@ def _by_target(tables: TableData) -> dict[str, tuple[ComboCell, ...]]:
 
 
 def _submit(image: ReportImage, trust: TrustRules, settings: Settings, now: datetime) -> ReportSubmit:
-    """What `imagefactory submit` would write; on predictions alone where nothing is proven."""
+    """What `imagefactory job write` would write; on predictions alone where nothing is proven."""
     offer = image.offer
     if offer is None:
         return ReportSubmit(why=image.block)
-    ask = SubmitRequest(
+    request = JobParameters(
         target=image.target,
         site=site_of(settings.site.value, settings),
-        kind=None,
-        folder=settings.sif_folder.value,
-        run=SubmitCommand(name=image.target, executable=""),
+        sif_folder=settings.sif_folder.value,
     )
-    try:
-        return ReportSubmit(text=submit_offer(offer, ask, trust, now).text)
-    except CheckFailedError:
-        hoped = replace(ask, predicted=True)
-    except (NothingSelectedError, UsageError) as error:
-        return ReportSubmit(why=f"{error.message}: {error.hint}" if error.hint else error.message)
-    try:
-        return ReportSubmit(text=submit_offer(offer, hoped, trust, now).text, predicted=True)
-    except CheckFailedError as error:
-        return ReportSubmit(why=error.message)
+    for predicted in (False, True):
+        try:
+            job = resolve_job(offer, replace(request, predicted=predicted), trust, now)
+            return ReportSubmit(text=next(iter(write_job(job).values())), predicted=predicted)
+        except CheckFailedError as error:
+            why = error.message
+        except (NothingSelectedError, UsageError) as error:
+            return ReportSubmit(why=f"{error.message}: {error.hint}" if error.hint else error.message)
+    return ReportSubmit(why=why)
 
 
 def _commands(image: ReportImage, settings: Settings) -> tuple[str, ...]:

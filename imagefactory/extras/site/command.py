@@ -42,7 +42,7 @@ def what_options(command: Callable[P, None]) -> Callable[P, None]:
             "--inventory",
             type=click.Path(path_type=Path, dir_okay=False),
             metavar="FILE",
-            help="Of the capabilities of this pool too, as `imagefactory pool -o FILE` wrote them.",
+            help="Of the capabilities of this pool too, as `imagefactory gpus -o FILE` wrote them.",
         ),
         click.option(
             "--capability",

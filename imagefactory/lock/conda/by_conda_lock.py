@@ -24,10 +24,10 @@ def read_back(lock: Lock, text: str) -> Any:
     try:
         return lockfile_v1_to_v2(Lockfile.model_validate(yaml.load(text, Loader=loader)))  # noqa: S506
     except (ValueError, yaml.YAMLError) as error:
-        told = " ".join(str(error).split())[:400]
+        message = " ".join(str(error).split())[:400]
         raise LockError(
             "conda-lock-rejected",
-            f"{lock.target}: conda-lock cannot read the lock: {told}",
+            f"{lock.target}: conda-lock cannot read the lock: {message}",
             hint="remove the package that it names, or get it from another channel",
         ) from error
 

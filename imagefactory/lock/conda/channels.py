@@ -75,8 +75,8 @@ class ChannelAccess:
         fitting = [pair for pair in self.mirrors if url == pair[0] or url.startswith(f"{pair[0]}/")]
         if not fitting:
             return url
-        true, asked = max(fitting, key=lambda pair: len(pair[0]))
-        return asked + url.removeprefix(true)
+        true, location = max(fitting, key=lambda pair: len(pair[0]))
+        return location + url.removeprefix(true)
 
     def address(self, url: str) -> str:
         """`place` with the token that conda writes into addresses: fit to be asked, not to be shown."""
@@ -90,9 +90,9 @@ class ChannelAccess:
     def true_address(self, url: str, channels: Iterable[str]) -> str:
         """The true address of what was found at `url` while asking for `channels` (true addresses)."""
         placed = sorted(((self.place(true), true) for true in channels), key=lambda pair: -len(pair[0]))
-        for asked, true in placed:
-            if url == asked or url.startswith(f"{asked}/"):
-                return true + url.removeprefix(asked)
+        for location, true in placed:
+            if url == location or url.startswith(f"{location}/"):
+                return true + url.removeprefix(location)
         return url
 
     def login(self, url: str) -> Login:
@@ -147,20 +147,20 @@ class ChannelAccess:
                 ) from error
         folder_of_records = cache / "repodata"
         folder_of_records.mkdir(parents=True, exist_ok=True)
-        made: Gateway = rattler.Gateway(cache_dir=folder_of_records, client=client)
-        return made
+        gateway: Gateway = rattler.Gateway(cache_dir=folder_of_records, client=client)
+        return gateway
 
     def fault(self, text: str, channels: Sequence[str]) -> LockError:
         """rattler's complaint about reading `channels` in a person's words."""
         known = sorted(((self.place(true), true) for true in channels), key=lambda pair: -len(pair[0]))
-        true = next((true for asked, true in known if asked in text), "")
-        asked = self.place(true) if true else ""
+        true = next((true for location, true in known if location in text), "")
+        location = self.place(true) if true else ""
         if not true and len(channels) == 1:
-            true, asked = channels[0], self.place(channels[0])
+            true, location = channels[0], self.place(channels[0])
         name = f"the channel {true}" if true else f"one of the channels {', '.join(channels)}"
-        if asked != true:
-            name += f" (at {asked})"
-        hosts = urlsplit(asked).hostname or "its host"
+        if location != true:
+            name += f" (at {location})"
+        hosts = urlsplit(location).hostname or "its host"
         status = re.search(r"HTTP status \w+ error \((\d{3})", text)
         code = int(status[1]) if status else 0
         if code in (401, 403):
@@ -171,7 +171,7 @@ class ChannelAccess:
                 "or a token in ~/.rattler/credentials.json",
             )
         if "could not find subdir" in text:
-            if asked.startswith("file:"):
+            if location.startswith("file:"):
                 return LockError(
                     "channel-not-indexed",
                     f"{name} has no noarch/repodata.json",
@@ -205,8 +205,8 @@ class ChannelAccess:
         for url in urls:
             fitting = [pair for pair in self.mirrors if url == pair[0] or url.startswith(f"{pair[0]}/")]
             if fitting:
-                true, asked = max(fitting, key=lambda pair: len(pair[0]))
-                mirrors[true] = asked
+                true, location = max(fitting, key=lambda pair: len(pair[0]))
+                mirrors[true] = location
             placed = urlsplit(self.place(url))
             if placed.scheme == "file":
                 folder, _, name = placed.path.rpartition("/")
@@ -226,7 +226,7 @@ class ChannelAccess:
 
     def _places(self) -> tuple[str, ...]:
         """The addresses that the user set, which may be without TLS."""
-        return tuple(asked for _, asked in self.mirrors)
+        return tuple(location for _, location in self.mirrors)
 
     def _credential(self, host: str) -> Credential:
         """The credential of a host: its own, else that of the nearest domain above it."""
@@ -246,7 +246,7 @@ def find_channels(setting: str, environ: Mapping[str, str], certificates: str) -
     `certificates` a file or folder. Raises UsageError for a file of credentials that cannot be read.
     """
     pairs = (item.strip().partition("=") for item in setting.split(",") if item.strip())
-    mirrors = tuple((channel_address(true), _place(asked)) for true, _, asked in pairs)
+    mirrors = tuple((channel_address(true), _place(location)) for true, _, location in pairs)
     credentials = {**_netrc(environ), **_credentials_file(environ)}
     return ChannelAccess(
         mirrors=mirrors, credentials=tuple(sorted(credentials.items())), certificates=certificates

@@ -49,20 +49,22 @@ _LINES = 12
 
 async def explain(target: Target, solver: CondaSolver, question: CondaRequest, tree: str) -> UnsolvableError:
     """The error for a question without a solution; `tree` is the solver's account of it."""
-    asked = _ConflictExplanation(target, solver, replace(question, favoured=()))
-    found = await asked.names() or await asked.versions()
-    if not found:
-        core = await asked.fewest()
-        found = await asked.machine(core) or await asked.priority(core) or await asked.python(core)
-        found = found or await asked.conflict(core)
-    found.tree = tree
-    return found
+    conflict = _ConflictExplanation(target, solver, replace(question, favoured=()))
+    error = await conflict.names() or await conflict.versions()
+    if not error:
+        core = await conflict.fewest()
+        error = await conflict.machine(core) or await conflict.priority(core) or await conflict.python(core)
+        error = error or await conflict.conflict(core)
+    error.tree = tree
+    return error
 
 
 def _misspelled(name: str, known: Iterable[str]) -> str:
     """The package that a name is a slip of, empty for none; one that is merely alike is another program."""
-    alike = [one for one in known if one[:1] == name[:1] and abs(len(one) - len(name)) < 2]
-    return next((one for one in difflib.get_close_matches(name, alike, n=1, cutoff=0.85)), "")
+    alike = [
+        candidate for candidate in known if candidate[:1] == name[:1] and abs(len(candidate) - len(name)) < 2
+    ]
+    return next((candidate for candidate in difflib.get_close_matches(name, alike, n=1, cutoff=0.85)), "")
 
 
 class _ConflictExplanation:
@@ -73,13 +75,13 @@ class _ConflictExplanation:
         self._solver = solver
         self._question = question
         self._python = f"python {target.python}.*"
-        self._pins = {_pin(one) for one in question.pinned}
+        self._pins = {_pin(record) for record in question.pinned}
 
     async def names(self) -> UnsolvableError | None:
         """A package that no channel has."""
-        wanted = {split_spec(text)[1]: text for text in self._question.specs}
-        had = {name_of(record) for record in await self._solver.records(sorted(wanted))}
-        missing = [name for name in wanted if name not in had]
+        texts = {split_spec(text)[1]: text for text in self._question.specs}
+        had = {name_of(record) for record in await self._solver.records(sorted(texts))}
+        missing = [name for name in texts if name not in had]
         if not missing:
             return None
         known = await self._solver.names()
@@ -126,9 +128,15 @@ class _ConflictExplanation:
                     f"it has {_some(some, 6)}",
                     hint=f"change `{text}` at {self._target.where}",
                 )
-            versions = [str(one) for one in sorted({record.version for record in seen}, reverse=True)]
-            asked = version[1] if version else ""
-            near = [one for one in versions if one.split(".")[0] == asked.lstrip("=<>!~").split(".")[0]]
+            versions = [
+                str(candidate) for candidate in sorted({record.version for record in seen}, reverse=True)
+            ]
+            bound = version[1] if version else ""
+            near = [
+                candidate
+                for candidate in versions
+                if candidate.split(".")[0] == bound.lstrip("=<>!~").split(".")[0]
+            ]
             own = name == self._target.framework
             return UnsolvableError(
                 "package-version-not-found",
@@ -139,7 +147,7 @@ class _ConflictExplanation:
 
     async def fewest(self) -> CondaRequest:
         """The fewest wishes of the question that have no solution: each is needed for that."""
-        pins = {_pin(one): one for one in self._question.pinned}
+        pins = {_pin(record): record for record in self._question.pinned}
         specs, constraints = list(self._question.specs), list(self._question.constraints)
 
         def question() -> CondaRequest:
@@ -162,11 +170,11 @@ class _ConflictExplanation:
 
     async def machine(self, core: CondaRequest) -> UnsolvableError | None:
         """A virtual package that is missing or too old: what the machine would have to have."""
-        given = {name: build if name == "__archspec" else value for name, value, build in core.virtual}
+        present = {name: build if name == "__archspec" else value for name, value, build in core.virtual}
         for name, values in _ENOUGH.items():
             for value in values:
-                if found := await self._solver.solution(_with_virtual(core, name, value)):
-                    return await self._needed(core, name, given.get(name, ""), found)
+                if solution := await self._solver.solution(_with_virtual(core, name, value)):
+                    return await self._needed(core, name, present.get(name, ""), solution)
         return None
 
     async def _needed(
@@ -210,24 +218,24 @@ class _ConflictExplanation:
         """What fits is in a channel that strict priority does not look into."""
         if not core.strict:
             return None
-        found = await self._solver.solution(replace(core, strict=False))
+        solution = await self._solver.solution(replace(core, strict=False))
         hidden = []
-        records = await self._solver.records(sorted({name_of(record) for record in found}))
-        for record in found:
-            first = next(one for one in records if name_of(one) == name_of(record))
+        records = await self._solver.records(sorted({name_of(record) for record in solution}))
+        for record in solution:
+            first = next(candidate for candidate in records if name_of(candidate) == name_of(record))
             if self._solver.channel(record) != self._solver.channel(first):
                 hidden.append(record)
         return await self._hidden(hidden, core.specs) if hidden else None
 
     async def _hidden(self, hidden: Sequence[RepoDataRecord], specs: Sequence[str]) -> UnsolvableError:
-        asked = {split_spec(text)[1] for text in specs}
-        records = sorted(hidden, key=lambda record: (name_of(record) not in asked, name_of(record)))
+        requested = {split_spec(text)[1] for text in specs}
+        records = sorted(hidden, key=lambda record: (name_of(record) not in requested, name_of(record)))
         record = records[0]
         name, holder = name_of(record), channel_name(self._solver.channel(record))
         seen = self._seen(await self._solver.records([name]), "")
         spec = next((text for text in specs if split_spec(text)[1] == name), name)
         hint = f"write `channel-priority: disabled` or another order of the channels at {self._target.where}"
-        named = (*(one for one in self._question.specs if one != spec), f"{holder}::{spec}")
+        named = (*(text for text in self._question.specs if text != spec), f"{holder}::{spec}")
         if "::" not in spec and await self._solver.solution(replace(self._question, specs=named)):
             hint = f"write `{holder}::{spec}` at {self._target.where}"
             if name == self._target.framework:  # its version is the row's, so a constraint names its channel
@@ -246,14 +254,14 @@ class _ConflictExplanation:
         if self._python not in core.specs or not others:
             return None
         rest = tuple(text for text in self._question.specs if text != self._python)
-        versions = {str(one.version) for one in await self._solver.records(["python"])}
+        versions = {str(candidate.version) for candidate in await self._solver.records(["python"])}
         minors = {tuple(int(part) for part in text.split(".")[:2]) for text in versions if text[:2] == "3."}
         alone, together = [], []
         for major, minor in sorted(minors):
-            asked = f"python {major}.{minor}.*"
-            if await self._solver.solution(replace(core, specs=(*others, asked))):
+            spec = f"python {major}.{minor}.*"
+            if await self._solver.solution(replace(core, specs=(*others, spec))):
                 alone.append(f"{major}.{minor}")
-                if await self._solver.solution(replace(self._question, specs=(*rest, asked))):
+                if await self._solver.solution(replace(self._question, specs=(*rest, spec))):
                     together.append(f"{major}.{minor}")
         if not alone:
             return None
@@ -293,10 +301,10 @@ class _ConflictExplanation:
             name = split_spec(text)[1]
             if text == self._python or name == self._target.framework or text == name:
                 continue
-            specs = tuple(name if one == text else one for one in self._question.specs)
-            bounds = tuple(one for one in self._question.constraints if one != text)
-            found = await self._solver.solution(replace(self._question, specs=specs, constraints=bounds))
-            had = next((record for record in found if name_of(record) == name), None)
+            specs = tuple(name if candidate == text else candidate for candidate in self._question.specs)
+            bounds = tuple(candidate for candidate in self._question.constraints if candidate != text)
+            solution = await self._solver.solution(replace(self._question, specs=specs, constraints=bounds))
+            had = next((record for record in solution if name_of(record) == name), None)
             if had:
                 return (
                     f"{name} {had.version} works with all the rest: change `{text}` at {self._target.where}"
@@ -307,16 +315,18 @@ class _ConflictExplanation:
         """The records of one name that the solver may take."""
         if channel:
             named = channel_name(channel)
-            return [one for one in records if channel_name(self._solver.channel(one)) == named]
+            return [
+                candidate for candidate in records if channel_name(self._solver.channel(candidate)) == named
+            ]
         if not self._question.strict or not records:
             return list(records)
         first = self._solver.channel(records[0])
-        return [one for one in records if self._solver.channel(one) == first]
+        return [candidate for candidate in records if self._solver.channel(candidate) == first]
 
 
 def _with_virtual(question: CondaRequest, name: str, value: str) -> CondaRequest:
     row = (name, "1", value) if name == "__archspec" else (name, value, "0")
-    others = tuple(one for one in question.virtual if one[0] != name)
+    others = tuple(entry for entry in question.virtual if entry[0] != name)
     return replace(question, virtual=tuple(sorted((*others, row))))
 
 
@@ -339,8 +349,8 @@ def _bounds(record: RepoDataRecord, name: str) -> Iterable[str]:
     """The versions from which on a record is content with a virtual package; 0 for any at all."""
     for text in (*record.depends, *record.constrains):
         if text.split()[0] == name:
-            found = re.search(r"(?:>=|==?)\s*([0-9]+(?:\.[0-9]+)*)", text)
-            yield found[1] if found else "0"
+            match = re.search(r"(?:>=|==?)\s*([0-9]+(?:\.[0-9]+)*)", text)
+            yield match[1] if match else "0"
 
 
 def _driver(cuda: str) -> str:
@@ -358,8 +368,8 @@ def _quoted(names: Sequence[str]) -> str:
 
 
 def _some(texts: Sequence[str], most: int) -> str:
-    shown = ", ".join(texts[:most])
-    return f"{shown} and {len(texts) - most} more" if len(texts) > most else shown
+    first = ", ".join(texts[:most])
+    return f"{first} and {len(texts) - most} more" if len(texts) > most else first
 
 
 # --- How far behind its channels a solution of conda's packages is, and why: the solver is asked for the
@@ -386,14 +396,16 @@ async def find_behind_channels(
     if not requirements:
         return ()
     wishes = (*requirements, *constraints)
-    asked = {split_spec(text)[1] for text in requirements} - {target.framework, *_PYTHON}
-    locked = {package.name: package for package in conda if package.name in {*asked, *_PYTHON}}
+    named = {split_spec(text)[1] for text in requirements} - {target.framework, *_PYTHON}
+    locked = {package.name: package for package in conda if package.name in {*named, *_PYTHON}}
     by_name: dict[str, list[RepoDataRecord]] = {}
-    for record in await solver.records(sorted(asked)):
+    for record in await solver.records(sorted(named)):
         by_name.setdefault(name_of(record), []).append(record)
-    python = list((await solver.find(locked[one] for one in _PYTHON if one in locked)).values())
-    found = []
-    for name in sorted(asked & locked.keys() & by_name.keys()):
+    python = list(
+        (await solver.find(locked[candidate] for candidate in _PYTHON if candidate in locked)).values()
+    )
+    outdated = []
+    for name in sorted(named & locked.keys() & by_name.keys()):
         own = [text for text in wishes if split_spec(text)[1] == name]
         fitting = [
             record
@@ -407,7 +419,7 @@ async def find_behind_channels(
         free = await _without_framework(target, name, solver)
         if free and free > Version(version):
             continue
-        found.append(
+        outdated.append(
             OutdatedPackage(
                 name=name,
                 locked=version,
@@ -417,14 +429,14 @@ async def find_behind_channels(
                 asked=True,
             )
         )
-    return tuple(found)
+    return tuple(outdated)
 
 
 async def _without_framework(target: Target, name: str, solver: CondaSolver) -> Version | None:
     """The version of a package that would come if the recipe asked for all but its framework and CUDA."""
     question = first_question(target)
     bare = tuple(text for text in question.specs if split_spec(text)[1] not in {target.framework, *_CUDA})
-    virtual = (*(one for one in question.virtual if one[0] != "__cuda"), ("__cuda", "99", "0"))
+    virtual = (*(row for row in question.virtual if row[0] != "__cuda"), ("__cuda", "99", "0"))
     solution = await solver.solution(replace(question, specs=bare, virtual=virtual))
     return next((_read(str(record.version)) for record in solution if name_of(record) == name), None)
 
@@ -436,8 +448,8 @@ async def _explain_pin(target: Target, pin: str, solver: CondaSolver) -> str:
     try:
         await solver.solve(question)
     except NoSolutionError as error:
-        told = await explain(target, solver, question, str(error))
-        return told.message.removeprefix(f"{target.name}: ")
+        reason = await explain(target, solver, question, str(error))
+        return reason.message.removeprefix(f"{target.name}: ")
     return "nothing forbids it"
 
 
@@ -493,29 +505,33 @@ async def cuda_builds(name: str, solver: CondaSolver) -> tuple[CudaBuild, ...]:
 
 def parse_builds(records: Iterable[RepoDataRecord]) -> tuple[CudaBuild, ...]:
     """What records tell of builds for GPUs, the oldest release first."""
-    found = []
+    builds = []
     for record in records:
         cuda = built_for(str(record.build))
         for release in releases([record]) if cuda not in ("", "cpu") else ():
-            found.append(CudaBuild(release=release, cuda=cuda, python=_python(record)))
-    return tuple(sorted(found, key=lambda one: (one.release.version, one.cuda, one.python)))
+            builds.append(CudaBuild(release=release, cuda=cuda, python=_python(record)))
+    return tuple(sorted(builds, key=lambda row: (row.release.version, row.cuda, row.python)))
 
 
 def _python(record: RepoDataRecord) -> str:
-    told = (_BUILD_PYTHON.match(text) for text in record.depends if split_spec(text)[1].startswith("python"))
-    return next((one[1] for one in told if one), "")
+    matches = (
+        _BUILD_PYTHON.match(text) for text in record.depends if split_spec(text)[1].startswith("python")
+    )
+    return next((match[1] for match in matches if match), "")
 
 
 def offered_to(builds: Iterable[CudaBuild], pythons: Collection[str]) -> dict[str, tuple[PypiRelease, ...]]:
     """The releases that have a build for each of these Pythons, the oldest first."""
     every = tuple(builds)
-    return {python: tuple(one.release for one in every if one.python in ("", python)) for python in pythons}
+    return {
+        python: tuple(build.release for build in every if build.python in ("", python)) for python in pythons
+    }
 
 
 def cudas_of(builds: Iterable[CudaBuild], series: str, pythons: Collection[str]) -> frozenset[str]:
     """For which CUDA a series (`2.10`) has builds that go with one of these Pythons."""
     return frozenset(
-        one.cuda
-        for one in builds
-        if covers(series, str(one.release.version)) and one.python in ("", *pythons)
+        build.cuda
+        for build in builds
+        if covers(series, str(build.release.version)) and build.python in ("", *pythons)
     )

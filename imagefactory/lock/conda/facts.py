@@ -51,7 +51,7 @@ def check_facts(lock: Lock, target: Target) -> None:
     others was changed by hand.
     """
     if (lock.channels, lock.virtual) != (target.channels, target.virtual):
-        others = [one for one in lock.channels if one not in target.channels]
+        others = [channel for channel in lock.channels if channel not in target.channels]
         what = f"the channel {others[0]}, which" if others else "channels or virtual packages that"
         raise LockError(
             "lock-recipe-mismatch",
@@ -63,7 +63,7 @@ def check_facts(lock: Lock, target: Target) -> None:
     if python is None or not _agrees(target.python, python.version):
         raise LockError(
             "lock-recipe-mismatch",
-            f"{target.name}: the lock has {_shown_versions(python) if python else 'no python'}, "
+            f"{target.name}: the lock has {_label(python) if python else 'no python'}, "
             f"the recipe asks for Python {target.python}",
             hint=f"imagefactory lock {target.name}",
         )
@@ -80,7 +80,7 @@ def check_facts(lock: Lock, target: Target) -> None:
     if not _agrees(target.version, framework.version):
         raise LockError(
             "framework-version-mismatch",
-            f"{target.name}: {_shown_versions(framework)} was locked, the recipe asks for {target.version}",
+            f"{target.name}: {_label(framework)} was locked, the recipe asks for {target.version}",
             hint=f"make the packages at {target.where} agree with version {target.version}",
         )
     parts = (framework, *(packages[name] for name in _PARTS.get(framework.name, ()) if name in packages))
@@ -88,20 +88,20 @@ def check_facts(lock: Lock, target: Target) -> None:
 
 
 def _check_cuda(lock: Lock, target: Target, parts: tuple[LockedCondaPackage, ...]) -> None:
-    told = [(minor_version(package.version), package) for package in cuda_packages(lock)]
+    runtime_versions = [(minor_version(package.version), package) for package in cuda_packages(lock)]
     built = [(word, part) for part in parts if (word := built_for(part.build))]
     if not target.gpu:
         for_gpus = [part for word, part in built if word != "cpu"]
-        for_gpus += [package for _, package in told if package.name != "cuda-version"]
-        found = [
-            *map(_shown_versions, for_gpus),
-            *(f"{one.name} {one.version}" for one in cuda_only_wheels(lock)),
+        for_gpus += [package for _, package in runtime_versions if package.name != "cuda-version"]
+        names_for_gpus = [
+            *map(_label, for_gpus),
+            *(f"{wheel.name} {wheel.version}" for wheel in cuda_only_wheels(lock)),
         ]
-        if found:
+        if names_for_gpus:
             raise LockError(
                 "gpu-package-unwanted",
-                f"{target.name}: {_shown_versions(parts[0])} comes with {found[0]}, which is for GPUs, "
-                "and the recipe says cuda: [none]",
+                f"{target.name}: {_label(parts[0])} comes with {names_for_gpus[0]}, which is for "
+                "GPUs, and the recipe says cuda: [none]",
                 hint=f"remove what requires it at {target.where}, such as the constraint of a build "
                 f'"*cuda*", or add "{parts[-1].name} * *cpu*"',
             )
@@ -116,38 +116,38 @@ def _check_cuda(lock: Lock, target: Target, parts: tuple[LockedCondaPackage, ...
                 hint = f"remove {name} at {target.where}, or ask for another version of it"
             raise LockError(
                 "cpu-build-locked",
-                f"{target.name}: {_shown_versions(part)} is a build for the CPU{who}: "
+                f"{target.name}: {_label(part)} is a build for the CPU{who}: "
                 "the image would silently compute without the GPU",
                 hint=hint,
             )
     # cuda-version bounds what others bring, and brings nothing itself.
-    if not built and all(package.name == "cuda-version" for _, package in told):
+    if not built and all(package.name == "cuda-version" for _, package in runtime_versions):
         raise LockError(
             "cuda-missing",
-            f"{target.name}: {_shown_versions(parts[0])} and its dependencies include no CUDA: "
+            f"{target.name}: {_label(parts[0])} and its dependencies include no CUDA: "
             "the image would silently compute on the CPU",
             hint=f"add a package with the CUDA libraries at {target.where}, such as "
             f'"cuda-cudart {target.cuda}.*"',
         )
-    runtimes = [package for _, package in told if package.name in _RUNTIMES]
+    runtimes = [package for _, package in runtime_versions if package.name in _RUNTIMES]
     if len(runtimes) > 1:
         raise LockError(
             "cuda-runtime-conflict",
-            f"{target.name}: more than one CUDA runtime ({' and '.join(map(_shown_versions, runtimes))})",
+            f"{target.name}: more than one CUDA runtime ({' and '.join(map(_label, runtimes))})",
             hint=f"constrain the packages at {target.where} to one of them",
         )
-    if told and (wheels := cuda_runtimes(lock)):
+    if runtime_versions and (wheels := cuda_runtimes(lock)):
         brought = f"{wheels[0].name} {wheels[0].version}"
         raise LockError(
             "cuda-runtime-conflict",
             f"{target.name}: more than one CUDA runtime "
-            f"({_shown_versions(told[0][1])} from conda and {brought} from PyPI)",
+            f"({_label(runtime_versions[0][1])} from conda and {brought} from PyPI)",
             hint=f"get what needs {brought} from conda, or remove it from `pip` at {target.where}",
         )
     # A build for CUDA 12.0 runs with the libraries of 12.6: beside packages that tell, its major counts.
-    asked = target.cuda.partition(".")[0] if told else target.cuda
-    wrong = [pair for pair in told if not _fits(target.cuda, pair[0])] or [
-        pair for pair in built if not _fits(asked, pair[0])
+    major = target.cuda.partition(".")[0] if runtime_versions else target.cuda
+    wrong = [pair for pair in runtime_versions if not _fits(target.cuda, pair[0])] or [
+        pair for pair in built if not _fits(major, pair[0])
     ]
     if wrong:
         cuda, package = wrong[0]
@@ -159,8 +159,8 @@ def _check_cuda(lock: Lock, target: Target, parts: tuple[LockedCondaPackage, ...
         bound = f"{name} * {build}" if package in parts else f"{name} {target.cuda}.*"
         raise LockError(
             "cuda-version-mismatch",
-            f"{target.name}: {_shown_versions(parts[0])} comes with CUDA {cuda} "
-            f"({_shown_versions(package)}), "
+            f"{target.name}: {_label(parts[0])} comes with CUDA {cuda} "
+            f"({_label(package)}), "
             f"the recipe asks for {target.cuda}",
             hint=f'write cuda: ["{cuda}"] at {target.where}, or add "{bound}" to the constraints there',
         )
@@ -170,8 +170,8 @@ def _cpu_chain(lock: Lock, target: Target, part: LockedCondaPackage) -> tuple[st
     """From a package of the recipe down to what asks for a build for the CPU; empty where nothing does."""
     packages = {package.name: package for package in lock.conda}
     own = (*target.requirements, *target.constraints)
-    asked = [name for text in own if (name := split_spec(text)[1]) in packages and name != part.name]
-    before: dict[str, str] = dict.fromkeys(asked, "")
+    roots = [name for text in own if (name := split_spec(text)[1]) in packages and name != part.name]
+    before: dict[str, str] = dict.fromkeys(roots, "")
     waiting = list(before)
     while waiting:
         name = waiting.pop(0)
@@ -190,16 +190,16 @@ def _cpu_chain(lock: Lock, target: Target, part: LockedCondaPackage) -> tuple[st
     return ()
 
 
-def _shown_versions(package: LockedCondaPackage) -> str:
+def _label(package: LockedCondaPackage) -> str:
     return f"{package.name} {package.version} {package.build}"
 
 
-def _agrees(asked: str, came: str) -> bool:
+def _agrees(required: str, came: str) -> bool:
     """Whether `came` begins with the parts of `asked`: 2.3 agrees with 2.3.1, not with 2.30."""
-    wanted = asked.split(".")
-    return came.split(".")[: len(wanted)] == wanted
+    parts = required.split(".")
+    return came.split(".")[: len(parts)] == parts
 
 
-def _fits(asked: str, told: str) -> bool:
+def _fits(required: str, version: str) -> bool:
     """As `_agrees`, and where only the major version is told that is enough."""
-    return _agrees(asked, told) or _agrees(told, asked)
+    return _agrees(required, version) or _agrees(version, required)

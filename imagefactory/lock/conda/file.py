@@ -52,10 +52,10 @@ def merge_depends(depends: Iterable[str]) -> tuple[str, ...]:
 
 def _split_spec(spec: str) -> tuple[str, str]:
     """`conda-forge::NumPy>=1.21, <2` -> ("numpy", ">=1.21,<2")."""
-    found = re.fullmatch(r"\s*(?:[^\s\[]*::)?([A-Za-z0-9_.-]+)\s*(.*?)\s*", spec)
-    if not found:
+    match = re.fullmatch(r"\s*(?:[^\s\[]*::)?([A-Za-z0-9_.-]+)\s*(.*?)\s*", spec)
+    if not match:
         return spec.strip(), ""
-    return found[1].lower(), re.sub(r"\s*([,|])\s*|(?<=[<>=!~])\s+", r"\1", found[2])
+    return match[1].lower(), re.sub(r"\s*([,|])\s*|(?<=[<>=!~])\s+", r"\1", match[2])
 
 
 def _merge(bounds: Sequence[str]) -> str:
@@ -69,9 +69,9 @@ def _merge(bounds: Sequence[str]) -> str:
         versions |= {version} - {"*"}
         builds |= {build.strip()} - {"", "*"}
     # `|` binds looser than `,`, so alternatives are put in brackets before something is added to them.
-    parts = [f"({one})" if "|" in one and len(versions) > 1 else one for one in sorted(versions)]
+    parts = [f"({text})" if "|" in text and len(versions) > 1 else text for text in sorted(versions)]
     # Two builds of one package at once are the same build told twice, once by a pattern.
-    build = min(builds, key=lambda one: ("*" in one, one), default="")
+    build = min(builds, key=lambda text: ("*" in text, text), default="")
     return f"{','.join(parts) or '*'} {build}".strip()
 
 
@@ -136,8 +136,8 @@ def _malformed_error(lock: Lock, pip: str) -> list[str]:
 
 def _recipe(target: str) -> str:
     """`recipes/pytorch.yaml` for `pytorch-2.3-cu121`: the family is all before version and CUDA."""
-    found = re.fullmatch(r"(.+)-[0-9][0-9a-z.]*-cu[0-9]+(?:-.+)?", target)
-    return f"recipes/{found[1] if found else target}.yaml"
+    match = re.fullmatch(r"(.+)-[0-9][0-9a-z.]*-cu[0-9]+(?:-.+)?", target)
+    return f"recipes/{match[1] if match else target}.yaml"
 
 
 def _package_lines(package: LockedCondaPackage, subdir: str) -> list[str]:
@@ -174,8 +174,8 @@ def _scalar(text: str) -> str:
 
 def pip_digest(text: str) -> str:
     """The sha256 of the requirements file that a lock's text names as its other half, empty for none."""
-    found = re.search(rf"^{re.escape(_KEY)}pip: '?([0-9a-f]{{64}})'?$", text, re.MULTILINE)
-    return found[1] if found else ""
+    match = re.search(rf"^{re.escape(_KEY)}pip: '?([0-9a-f]{{64}})'?$", text, re.MULTILINE)
+    return match[1] if match else ""
 
 
 @lru_cache(maxsize=256)  # as `parse_lock` of wheels, and some targets are built on others
@@ -188,11 +188,11 @@ def parse_conda_lock(text: str, file: str) -> Lock:
     """
     reader = _LockReader(text, file)
     lock = _read_lock(reader)
-    for index, (line, wanted) in enumerate(
+    for index, (line, expected) in enumerate(
         zip(reader.lines, format_conda_lock(lock, pip_digest(text)).split("\n"), strict=False)
     ):
-        if line != wanted:
-            raise reader.fault(f"expected {_printable(wanted)}, found {_printable(line)}", index)
+        if line != expected:
+            raise reader.fault(f"expected {_printable(expected)}, found {_printable(line)}", index)
     return lock
 
 
@@ -200,8 +200,8 @@ class _LockReader:
     """The lines of a file, taken one after the other."""
 
     def __init__(self, text: str, file: str) -> None:
-        found = re.search(rf"^{re.escape(_KEY)}target: '?({_TARGET})'?$", text[:MAX_BYTES], re.MULTILINE)
-        self.file, self.target, self.at = file, found[1] if found else "TARGET", 0
+        match = re.search(rf"^{re.escape(_KEY)}target: '?({_TARGET})'?$", text[:MAX_BYTES], re.MULTILINE)
+        self.file, self.target, self.at = file, match[1] if match else "TARGET", 0
         self.lines = [""]
         if len(text) > MAX_BYTES:
             raise self.fault(f"the file is too large (at most {MAX_BYTES} characters)", 0)
@@ -228,10 +228,10 @@ class _LockReader:
 
     def value(self, start: str, pattern: str) -> str:
         """The value of a line that reads `start` and a scalar."""
-        found = self.maybe(start, pattern)
-        if found is None:
+        match = self.maybe(start, pattern)
+        if match is None:
             raise self.fault(f"expected '{start.strip()} ...', found {_printable(self.line)}")
-        return found
+        return match
 
     def maybe(self, start: str, pattern: str) -> str | None:
         """As `value`, and None where the line does not begin so."""
@@ -308,8 +308,8 @@ def _read_lock(reader: _LockReader) -> Lock:
 def _read_sizes(reader: _LockReader) -> dict[str, int]:
     reader.expect(f"{_KEY}sizes: |")
     sizes: dict[str, int] = {}
-    while (told := reader.maybe("      ", rf"{_FILE} [1-9][0-9]{{0,14}}")) is not None:
-        name, _, size = told.partition(" ")
+    while (row := reader.maybe("      ", rf"{_FILE} [1-9][0-9]{{0,14}}")) is not None:
+        name, _, size = row.partition(" ")
         sizes[name] = int(size)
         if len(sizes) > MAX_PACKAGES:
             raise reader.fault(f"the lock has more than {MAX_PACKAGES} packages")
@@ -339,9 +339,9 @@ def _read_package(
         reader.at += 1
     else:
         reader.expect("  dependencies:")
-        while found := re.fullmatch(rf"    '?({_NAME})'?: (.*)", reader.line):
-            bound = reader.value(f"    {_scalar(found[1])}: ", r"(?:[!-~](?:[ -~]{0,298}[!-~])?)?")
-            depends.append(f"{found[1]} {bound}".rstrip())
+        while match := re.fullmatch(rf"    '?({_NAME})'?: (.*)", reader.line):
+            bound = reader.value(f"    {_scalar(match[1])}: ", r"(?:[!-~](?:[ -~]{0,298}[!-~])?)?")
+            depends.append(f"{match[1]} {bound}".rstrip())
     at = reader.at
     url = reader.value("  url: ", rf"{_CHANNEL}/[a-z0-9-]+/{_FILE}")
     channel, subdir, filename = url.rsplit("/", 2)

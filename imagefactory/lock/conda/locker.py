@@ -94,13 +94,13 @@ def lock_pip(
     UnsolvableError where the pip part contradicts conda's packages or itself, LockError for a package
     without a fitting wheel, ToolError without uv.
     """
-    given = conda_distributions(conda)
-    _check_not_replaced(request, given)
+    provided = conda_distributions(conda)
+    _check_not_replaced(request, provided)
     if not requirements_of(request.target, "pypi")[0]:
         return request.under.wheels if request.under else ()
-    _check_conda_conflicts(request, given)
+    _check_conda_conflicts(request, provided)
     progress = progress or QuietProgress()
-    with _solved(request, given, locker, progress) as (question, pins):
+    with _solved(request, provided, locker, progress) as (question, pins):
         return locker.wheels(question, pins, progress)
 
 
@@ -117,7 +117,7 @@ def outdated_pip(
 
 @contextmanager
 def _solved(
-    request: LockRequest, given: dict[str, CondaDistribution], locker: UvLocker, progress: Progress
+    request: LockRequest, provided: dict[str, CondaDistribution], locker: UvLocker, progress: Progress
 ) -> Iterator[tuple[WheelRequest, PinnedVersions]]:
     """The question of the pip part and its solution, while the given packages are there as wheels.
 
@@ -136,13 +136,13 @@ def _solved(
         wheels=(),
         origins=origins_of(target, under),
     )
-    held = {wheel.name for wheel in previous.wheels} if previous else set()
+    wheel_names = {wheel.name for wheel in previous.wheels} if previous else set()
     question = WheelRequest(
         lock=empty,
         requirements=requirements,
         constraints=constraints,
         previous=replace(previous, platform=platform) if previous else None,
-        update=tuple(sorted(held & {canonicalize_name(name) for name in request.update})),
+        update=tuple(sorted(wheel_names & {canonicalize_name(name) for name in request.update})),
         update_all=request.update_all,
         fixed=under.wheels if under else (),
         sources=target.sources,
@@ -151,21 +151,30 @@ def _solved(
     with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as folder:
         question = replace(
             question,
-            given=tuple(package.pin for package in given.values()),
-            stubs=_write_stubs(Path(folder), given),
+            given=tuple(package.pin for package in provided.values()),
+            stubs=_write_stubs(Path(folder), provided),
         )
         try:
             with without(request.absent, question) as given_without:
                 question, pins = require_wheels(locker, given_without, target, progress)
-            while lacking := {name for name, _ in pins.lacking if name in given and not given[name].provides}:
-                asked = {name: [extra for of, extra in pins.lacking if of == name] for name in lacking}
-                given |= {name: _with_extras(given[name], asked[name], locker, empty) for name in lacking}
-                _write_stubs(Path(folder), {name: given[name] for name in lacking})
+            while lacking := {
+                name for name, _ in pins.lacking if name in provided and not provided[name].provides
+            }:
+                extras_by_name = {
+                    name: [extra for of, extra in pins.lacking if of == name] for name in lacking
+                }
+                provided |= {
+                    name: _with_extras(provided[name], extras_by_name[name], locker, empty)
+                    for name in lacking
+                }
+                _write_stubs(Path(folder), {name: provided[name] for name in lacking})
                 question, pins = require_wheels(locker, question, target, progress)
         except (UnsolvableError, NoWheelError) as error:
-            told = locker.explained(error, question, target)
-            fix = told.hint if told.hint != error.hint else ""
-            raise _explain(told, given, fix) if isinstance(told, UnsolvableError) else told from error
+            reason = locker.explained(error, question, target)
+            fix = reason.hint if reason.hint != error.hint else ""
+            raise (
+                _explain(reason, provided, fix) if isinstance(reason, UnsolvableError) else reason
+            ) from error
         yield question, pins
 
 
@@ -175,17 +184,17 @@ def conda_distributions(conda: Iterable[LockedCondaPackage]) -> dict[str, CondaD
     A package counts as a Python package if it depends on Python. Where two bring one name, the whole
     package (`matplotlib`) gives way to what it is made of (`matplotlib-base`).
     """
-    given: dict[str, CondaDistribution] = {}
+    provided: dict[str, CondaDistribution] = {}
     names = pypi_names()
-    for package in sorted(conda, key=lambda one: (one.name in names, one.name)):
+    for package in sorted(conda, key=lambda package: (package.name in names, package.name)):
         needs = {spec.split()[0] for spec in package.depends if spec.strip()}
         if package.name in _NO_DISTRIBUTION or not needs & {"python", "python_abi"}:
             continue
         version = _public(package.version)
         for name in names.get(package.name, (package.name,)):
             normal = canonicalize_name(name)
-            given[normal] = CondaDistribution(name=normal, version=version, conda=package)
-    return given
+            provided[normal] = CondaDistribution(name=normal, version=version, conda=package)
+    return provided
 
 
 def _public(version: str) -> str:
@@ -197,33 +206,33 @@ def _public(version: str) -> str:
         return numbers[0] if numbers else "0"
 
 
-def _check_conda_conflicts(request: LockRequest, given: Mapping[str, CondaDistribution]) -> None:
+def _check_conda_conflicts(request: LockRequest, provided: Mapping[str, CondaDistribution]) -> None:
     """Raise UnsolvableError for what the recipe itself asks of PyPI and conda brings in another version."""
     target = request.target
     for text in requirements_of(target, "pypi")[0]:
-        asked = Requirement(text)
-        name = canonicalize_name(asked.name)
-        there = given.get(name)
-        if there and not asked.specifier.contains(there.version, prereleases=True):
-            spec = f"{there.conda.name} {asked.specifier}"
+        need = Requirement(text)
+        name = canonicalize_name(need.name)
+        there = provided.get(name)
+        if there and not need.specifier.contains(there.version, prereleases=True):
+            spec = f"{there.conda.name} {need.specifier}"
             raise UnsolvableError(
                 "pip-conda-conflict",
-                f"{target.name}: pip requires '{text}', and conda installs {_shown_packages(there)}",
+                f"{target.name}: pip requires '{text}', and conda installs {_label(there)}",
                 hint=f"write '{spec}' in `packages`, so that conda installs another version, "
                 f"or remove '{text}' from `pip` at {target.where}",
                 tree=f"pip: {text}\nconda: {there.conda.filename}",
             )
 
 
-def _check_not_replaced(request: LockRequest, given: Mapping[str, CondaDistribution]) -> None:
+def _check_not_replaced(request: LockRequest, provided: Mapping[str, CondaDistribution]) -> None:
     """Raise UnsolvableError where conda brings what the target below has from PyPI."""
     under = request.under
     for wheel in under.wheels if under else ():
-        if under and (there := given.get(wheel.name)):
+        if under and (there := provided.get(wheel.name)):
             raise UnsolvableError(
                 "parent-package-conflict",
                 f"{request.target.name}: conda would replace {wheel.name} {wheel.version}, which "
-                f"{under.target} has from PyPI, by {_shown_packages(there)}",
+                f"{under.target} has from PyPI, by {_label(there)}",
                 hint=f"move what needs it from `packages` to `pip` at {request.target.where}, "
                 f"or write '{there.conda.name}' in `packages` of {under.target}",
                 tree=f"{under.target}: {wheel.filename}\nconda: {there.conda.filename}",
@@ -231,17 +240,17 @@ def _check_not_replaced(request: LockRequest, given: Mapping[str, CondaDistribut
 
 
 def _with_extras(
-    package: CondaDistribution, asked: Iterable[str], locker: UvLocker, empty: Lock
+    package: CondaDistribution, requested: Iterable[str], locker: UvLocker, empty: Lock
 ) -> CondaDistribution:
     """The package with what its extras need, as the index tells it of the same version."""
     try:
         metadata, _ = parse_email(locker.metadata(f"{package.name}=={package.version}", empty))
     except LockError as error:
-        extras = ", ".join(sorted(asked))
+        extras = ", ".join(sorted(requested))
         raise LockError(
             "package-extras-unknown",
             f"{empty.target}: pip requires {package.name}[{extras}], conda installs "
-            f"{_shown_packages(package)}, and "
+            f"{_label(package)}, and "
             f"the needs of '{extras}' are unknown: {error.message.removeprefix(f'{empty.target}: ')}",
             hint=f"constrain {package.conda.name} in `packages` to a version that the package index also has",
         ) from error
@@ -250,42 +259,42 @@ def _with_extras(
         package,
         extras=tuple(needs),
         # An extra that the package does not have is asked for nothing, as everywhere.
-        provides=tuple(sorted({*metadata.get("provides_extra", []), *asked})),
+        provides=tuple(sorted({*metadata.get("provides_extra", []), *requested})),
     )
 
 
-def _write_stubs(folder: Path, given: Mapping[str, CondaDistribution]) -> Path:
+def _write_stubs(folder: Path, provided: Mapping[str, CondaDistribution]) -> Path:
     """One wheel a package, with metadata alone."""
-    for one in given.values():
-        lines = [f"Provides-Extra: {extra}" for extra in one.provides]
-        lines += [f"Requires-Dist: {need}" for need in one.extras]
-        write_stub(folder, one.name, f"{one.version}{_LOCAL}", lines)
+    for package in provided.values():
+        lines = [f"Provides-Extra: {extra}" for extra in package.provides]
+        lines += [f"Requires-Dist: {need}" for need in package.extras]
+        write_stub(folder, package.name, f"{package.version}{_LOCAL}", lines)
     return folder
 
 
-def _shown_packages(one: CondaDistribution) -> str:
-    return f"{one.conda.name} {one.conda.version}"
+def _label(package: CondaDistribution) -> str:
+    return f"{package.conda.name} {package.conda.version}"
 
 
-def _explain(error: UnsolvableError, given: Mapping[str, CondaDistribution], fix: str) -> UnsolvableError:
+def _explain(error: UnsolvableError, provided: Mapping[str, CondaDistribution], fix: str) -> UnsolvableError:
     """uv's account with conda's packages called what they are, and what to write, which is `fix` if any."""
 
     def plain(text: str) -> str:
         def called(match: re.Match[str]) -> str:
-            one = given.get(canonicalize_name(match[1]))
-            return f"conda's {_shown_packages(one)}" if one else match[0]
+            package = provided.get(canonicalize_name(match[1]))
+            return f"conda's {_label(package)}" if package else match[0]
 
         return re.sub(r"([A-Za-z0-9._-]+)==[^\s,]+?\+given", called, text)
 
     hint = "change the versions in `pip`, or those of conda's packages in `packages` and `constraints`"
-    for package in given.values():
+    for package in provided.values():
         if package.pin not in error.tree:
             continue
-        asked = re.search(rf"(?<![\w.-]){re.escape(package.name)}([<>=!~][^\s+]*?)(?=,?\s|$)", error.tree)
-        wish = f"{package.conda.name} {asked[1]}" if asked else f"another {package.conda.name}"
+        match = re.search(rf"(?<![\w.-]){re.escape(package.name)}([<>=!~][^\s+]*?)(?=,?\s|$)", error.tree)
+        spec = f"{package.conda.name} {match[1]}" if match else f"another {package.conda.name}"
         hint = (
             f"every conda package stays as it is: ask another version of what needs it in `pip`, "
-            f"or write '{wish}' in `packages`, so that conda brings another version"
+            f"or write '{spec}' in `packages`, so that conda brings another version"
         )
         break
     else:
@@ -346,20 +355,20 @@ class CondaLocker:
     def behind(self, request: LockRequest, lock: Lock, progress: Progress) -> tuple[OutdatedPackage, ...]:
         """What the recipe names of conda's packages, and of the part from PyPI, that is far behind its newest
         release. Raises like `lock`."""
-        found = self._behind_conda(request.target, lock, progress)
+        outdated = self._behind_conda(request.target, lock, progress)
         if not requirements_of(request.target, "pypi")[0]:
-            return found
-        asked = replace(request, base=replace(request.base, glibc=_glibc(request)))
-        return (*found, *outdated_pip(asked, lock, self._pip(), progress))
+            return outdated
+        limited = replace(request, base=replace(request.base, glibc=_glibc(request)))
+        return (*outdated, *outdated_pip(limited, lock, self._pip(), progress))
 
     def _behind_conda(self, target: Target, lock: Lock, progress: Progress) -> tuple[OutdatedPackage, ...]:
-        asked, _ = requirements_of(target, "conda")
-        with progress.task("newest releases", total=len(asked), unit="packages") as task:
-            found = run(
+        requirements, _ = requirements_of(target, "conda")
+        with progress.task("newest releases", total=len(requirements), unit="packages") as task:
+            outdated = run(
                 find_behind_channels(target, lock.conda, CondaSolver(target, self._channels, self._gateway()))
             )
-            task.advance(len(asked))
-        return found
+            task.advance(len(requirements))
+        return outdated
 
     def addresses(self, lock: Lock) -> dict[str, str]:
         """Where each locked file is now: file name -> URL, which may hold a token or a password.
@@ -367,18 +376,18 @@ class CondaLocker:
         Of conda's packages nothing is asked: they are where the channel or its mirror has them. Raises
         LockError for a wheel that the index no longer has.
         """
-        found = {package.filename: self._channels.address(package.url) for package in lock.conda}
+        urls = {package.filename: self._channels.address(package.url) for package in lock.conda}
         if lock.wheels:
-            found |= self._pip().addresses(replace(lock, conda=()))
-        return found
+            urls |= self._pip().addresses(replace(lock, conda=()))
+        return urls
 
     def _with_wheels(self, lock: Lock, request: LockRequest, progress: Progress) -> Lock:
         pip = self._pip()
         # No wheel may ask for a newer C library than conda's packages were allowed to.
-        asked = replace(request, base=replace(request.base, glibc=_glibc(request)))
-        wheels = lock_pip(asked, lock.conda, pip, progress)
-        held = {wheel.name for wheel in wheels}
-        origins = tuple(pair for pair in origins_of(request.target, request.under) if pair[0] in held)
+        limited = replace(request, base=replace(request.base, glibc=_glibc(request)))
+        wheels = lock_pip(limited, lock.conda, pip, progress)
+        names = {wheel.name for wheel in wheels}
+        origins = tuple(pair for pair in origins_of(request.target, request.under) if pair[0] in names)
         return replace(lock, wheels=wheels, origins=origins, solver=f"{lock.solver}, uv {pip.require()}")
 
     def _solve(
@@ -387,7 +396,7 @@ class CondaLocker:
         solver = CondaSolver(request.target, self._channels, self._gateway())
         records = run(_SolveLoop(request, solver).decide(update, unchanged=unchanged))
         solver.require_hashes(records)
-        packages = sorted((solver.locked(record) for record in records), key=lambda one: one.name)
+        packages = sorted((solver.locked(record) for record in records), key=lambda package: package.name)
         return tuple(self._sized(package, request.target) for package in packages)
 
     def builds(self, target: Target) -> tuple[CudaBuild, ...]:
@@ -480,13 +489,13 @@ class _SolveLoop:
         """The records of the new lock. `unchanged`: nothing but `update` gives a reason to move."""
         previous, under = self._request.previous, self._request.under
         below = under.conda if under else ()
-        kept = previous.conda if previous and not self._request.update_all else ()
-        records = await self._solver.find((*kept, *below)) if below or kept else {}
+        previous_packages = previous.conda if previous and not self._request.update_all else ()
+        records = await self._solver.find((*previous_packages, *below)) if below or previous_packages else {}
         self._refuse_gone(
             [package for package in below if package.url not in records], self._request.target.on
         )
         fixed = {package.name for package in below}
-        stay = [package for package in kept if package.name not in {*update, *fixed}]
+        stay = [package for package in previous_packages if package.name not in {*update, *fixed}]
         if unchanged:
             self._refuse_gone(
                 [package for package in stay if package.url not in records], self._request.target.name
@@ -503,7 +512,7 @@ class _SolveLoop:
         if update:
             await self._ask(self._question)  # what cannot be solved at all is told as such
         for name in update:
-            old = records.get(next(package.url for package in kept if package.name == name))
+            old = records.get(next(package.url for package in previous_packages if package.name == name))
             self._question = await self._newest(name, old)
         return await self._settle()
 
@@ -513,7 +522,7 @@ class _SolveLoop:
             raise LockError(
                 "locked-file-gone",
                 f"{self._request.target.name}: the channels no longer have the locked {files}",
-                hint=f"imagefactory lock {locked} {' '.join(f'--update {one.name}' for one in gone)}",
+                hint=f"imagefactory lock {locked} {' '.join(f'--update {package.name}' for package in gone)}",
             )
 
     async def _newest(self, name: str, old: RepoDataRecord | None) -> CondaRequest:
@@ -561,12 +570,12 @@ class _SolveLoop:
                 build = f'{name}[version="=={last.version}", build_number=">{last.build_number}"]'
                 specs = [f"{name} >{last.version}", build]
             for spec in specs:
-                found = await self._solver.solution(replace(question, specs=(*question.specs, spec)))
-                if found:
+                records = await self._solver.solution(replace(question, specs=(*question.specs, spec)))
+                if records:
                     break
             else:
                 return best
-            last = next(record for record in found if name_of(record) == name)
+            last = next(record for record in records if name_of(record) == name)
             best = (True, last.version, last.build_number)
             if last.track_features:  # conda puts these last, and there was nothing else above
                 return best
@@ -597,10 +606,10 @@ class _SolveLoop:
         result = await self._solver.solution(self._with_still(self._free)) if question.favoured else []
         result = result or await self._ask(question)
         for record in sorted(question.favoured, key=name_of):
-            stays = {one.url for one in result}
-            if record.url in stays or name_of(record) not in {name_of(one) for one in result}:
+            stays = {candidate.url for candidate in result}
+            if record.url in stays or name_of(record) not in {name_of(candidate) for candidate in result}:
                 continue
-            keep = [one for one in question.favoured if one.url in stays]
+            keep = [candidate for candidate in question.favoured if candidate.url in stays]
             pinned = (*question.pinned, *keep, record)
             result = await self._solver.solution(replace(question, pinned=pinned)) or result
         return result
@@ -624,9 +633,9 @@ class _VersionCandidate:
 
 def _dependency_closure(names: Iterable[str], records: Iterable[RepoDataRecord]) -> set[str]:
     """`names` and all that they depend on among `records`."""
-    depends = {name_of(one): {split_spec(text)[1] for text in one.depends} for one in records}
-    found, todo = set[str](), set(names)
+    depends = {name_of(record): {split_spec(text)[1] for text in record.depends} for record in records}
+    closure, todo = set[str](), set(names)
     while todo:
-        found |= todo
-        todo = {depend for name in todo for depend in depends.get(name, ())} - found
-    return found
+        closure |= todo
+        todo = {depend for name in todo for depend in depends.get(name, ())} - closure
+    return closure

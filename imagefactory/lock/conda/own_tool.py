@@ -55,7 +55,7 @@ class CondaTool:
                 "extra-not-installed", "conda-lock is not installed", hint=extra_hint("conda")
             ) from error
         try:
-            done = subprocess.run(
+            result = subprocess.run(
                 [self.path, "--version"],
                 capture_output=True,
                 text=True,
@@ -67,14 +67,14 @@ class CondaTool:
             raise ToolError(
                 "solver-not-working", f"cannot start {self.path}: {error.strerror}", hint=_OTHER
             ) from error
-        found = re.search(r"[0-9]+(?:\.[0-9]+)+", done.stdout)
-        if done.returncode or not found:
+        match = re.search(r"[0-9]+(?:\.[0-9]+)+", result.stdout)
+        if result.returncode or not match:
             raise ToolError(
                 "solver-not-working",
-                f"cannot start {self.path}: {(done.stderr or done.stdout)[:200]}",
+                f"cannot start {self.path}: {(result.stderr or result.stdout)[:200]}",
                 hint=_OTHER,
             )
-        return f"{self.path.name} {found[0]} by conda-lock {by}"
+        return f"{self.path.name} {match[0]} by conda-lock {by}"
 
 
 _OTHER = 'fix it, or use the built-in solver: solver = "rattler"'
@@ -115,9 +115,9 @@ class CondaLockLocker(CondaLocker):
         target, below = request.target, request.under.conda if request.under else ()
         previous = () if request.previous is None or request.update_all else request.previous.conda
         self._tool.name()  # what is not here is said before conda-lock looks for it in its own ways
-        kept = {one.name: one for one in (*previous, *below) if one.name not in update}
+        pinned = {package.name: package for package in (*previous, *below) if package.name not in update}
         try:
-            packages = self._ask(target, kept.values())
+            packages = self._ask(target, pinned.values())
         except UnsolvableError as error:
             if update and unchanged:
                 raise LockError(
@@ -126,7 +126,7 @@ class CondaLockLocker(CondaLocker):
                     "which has no solution, or all packages",
                     hint=f'imagefactory lock {target.name} --update-all, or write solver = "rattler"',
                 ) from error
-            if len(kept) == len(below):
+            if len(pinned) == len(below):
                 raise
             packages = self._ask(target, below)
         return tuple(self._sized(package, target) for package in packages)
@@ -185,7 +185,7 @@ class CondaLockLocker(CondaLocker):
             folder = Path(name)
             for file, value in written.items():  # JSON is YAML, and quotes everything
                 (folder / file).write_text(json.dumps(value, indent=1))
-            done = subprocess.run(
+            result = subprocess.run(
                 [
                     *(sys.executable, "-P", "-m", "conda_lock", "lock", f"--conda={self._tool.path}"),
                     *(f"--file={folder}/environment.yml", f"--platform={subdir}"),
@@ -199,11 +199,11 @@ class CondaLockLocker(CondaLocker):
                 check=False,
                 stdin=subprocess.DEVNULL,
             )
-            if done.returncode:
-                raise self._explain(target, done.stderr)
+            if result.returncode:
+                raise self._explain(target, result.stderr)
             loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
             packages = yaml.load((folder / "lock.yml").read_bytes(), Loader=loader)["package"]  # noqa: S506
-        return {one["url"]: one["hash"].get("sha256") or "" for one in packages}
+        return {row["url"]: row["hash"].get("sha256") or "" for row in packages}
 
     def _environment(self, folder: Path, *, strict: bool) -> dict[str, str]:
         priority = "strict" if strict else "disabled"
@@ -216,10 +216,12 @@ class CondaLockLocker(CondaLocker):
 
     def _explain(self, target: Target, stderr: str) -> LockError:
         """conda-lock's failure without its traceback and its repetitions."""
-        told, _, command = stderr.partition("    Command: ")
-        told = told.partition("Could not lock the environment for platform")[2].partition("\n")[2] or told
+        message, _, command = stderr.partition("    Command: ")
+        message = (
+            message.partition("Could not lock the environment for platform")[2].partition("\n")[2] or message
+        )
         own = command.partition("    STDERR:\n")[2].partition("Traceback (most recent call last)")[0]
-        account = self._with_true_addresses(target, own if "olve" in own else told)
+        account = self._with_true_addresses(target, own if "olve" in own else message)
         account = redact(account).replace("\r", "").strip()
         lines = [line.strip() for line in account.splitlines() if line.strip()]
         name = self._tool.path.name
@@ -240,7 +242,7 @@ class CondaLockLocker(CondaLocker):
         """`text` without this machine's places of channels: it may be kept beside the locks."""
         true = {self._channels.place(channel): channel for channel in target.channels}
         places = "|".join(re.escape(place) for place in sorted(true, key=len, reverse=True))
-        return re.sub(rf"(?:{places})(?![A-Za-z0-9._%+~-])", lambda found: true[found[0]], text)
+        return re.sub(rf"(?:{places})(?![A-Za-z0-9._%+~-])", lambda match: true[match[0]], text)
 
 
 def _named(spec: str) -> str:
@@ -264,10 +266,10 @@ def _name(address: str) -> str:
     return address.rpartition("/")[2].rsplit("-", 2)[0]
 
 
-def _needed(packages: Mapping[str, LockedCondaPackage], wanted: Iterable[str]) -> list[LockedCondaPackage]:
+def _needed(packages: Mapping[str, LockedCondaPackage], names: Iterable[str]) -> list[LockedCondaPackage]:
     """What of `packages` is wanted or depended on, sorted by name."""
     needed: set[str] = set()
-    more = list(wanted)
+    more = list(names)
     while more:
         name = more.pop()
         if name in packages and name not in needed:

@@ -116,19 +116,19 @@ class CondaSolver:
     async def solve(self, question: CondaRequest) -> list[RepoDataRecord]:
         """The records of an environment, one a package. Raises NoSolutionError, and LockError for channels
         that cannot be read."""
-        found = await self._solve(question, ())
-        if question.strict and (names := await self._passed_over(question, found)):
-            found = await self._solve(question, names)
-        return found
+        records = await self._solve(question, ())
+        if question.strict and (names := await self._passed_over(question, records)):
+            records = await self._solve(question, names)
+        return records
 
     async def _passed_over(self, question: CondaRequest, solution: Sequence[RepoDataRecord]) -> list[str]:
         """The names that came from a channel although one before it has them in other versions.
 
         rattler reads of what is asked for only the records that match; strict priority is about names.
         """
-        asked = {split_spec(text)[1] for text in question.specs if "::" not in text}
+        requested = {split_spec(text)[1] for text in question.specs if "::" not in text}
         places = {name_of(record): self._place(record) for record in solution}
-        later = {name: places[name] for name in asked & places.keys() if places[name]}
+        later = {name: places[name] for name in requested & places.keys() if places[name]}
         if not later:
             return []
         before = await self.records(sorted(later), first=max(later.values()))
@@ -170,13 +170,13 @@ class CondaSolver:
 
     async def find(self, packages: Iterable[LockedCondaPackage]) -> dict[str, RepoDataRecord]:
         """The channels' records of locked packages, by true address; a changed file is not that package."""
-        wanted = {package.url: package for package in packages}
-        found = {}
-        for record in await self.records(sorted({package.name for package in wanted.values()})):
-            package = wanted.get(self.true_address(record))
+        packages_by_url = {package.url: package for package in packages}
+        result = {}
+        for record in await self.records(sorted({package.name for package in packages_by_url.values()})):
+            package = packages_by_url.get(self.true_address(record))
             if package and record.sha256 and record.sha256.hex() == package.sha256:
-                found[package.url] = record
-        return found
+                result[package.url] = record
+        return result
 
     async def records(self, names: Sequence[str], *, first: int | None = None) -> list[RepoDataRecord]:
         """All that the channels, or the `first` ones, have under `names`, the first channel's first."""
@@ -186,15 +186,15 @@ class CondaSolver:
                 sources, self._subdirs, specs, recursive=False, channel_relations="disabled"
             )
         )
-        found = [record for answer in answers for record in answer]
-        return sorted(found, key=self._place)
+        result = [record for answer in answers for record in answer]
+        return sorted(result, key=self._place)
 
     async def names(self) -> list[str]:
         """The names of all packages of all the channels."""
-        found = await self._reading(
+        names = await self._reading(
             lambda: self._gateway.names(self._sources, self._subdirs, channel_relations="disabled")
         )
-        return sorted(name.normalized for name in found)
+        return sorted(name.normalized for name in names)
 
     def matches(self, record: RepoDataRecord, text: str) -> bool:
         """Whether a record is what a match spec asks for, its channel left aside."""
@@ -208,7 +208,7 @@ class CondaSolver:
         return self._address(record.channel.rstrip("/"))
 
     def _address(self, url: str) -> str:
-        fitting = [asked for asked in self._true if url == asked or url.startswith(f"{asked}/")]
+        fitting = [place for place in self._true if url == place or url.startswith(f"{place}/")]
         longest = max(fitting, key=len, default="")
         return self._true[longest] + url.removeprefix(longest) if longest else url
 
@@ -277,8 +277,8 @@ class CondaSolver:
             ) from error
 
     def _with_true_addresses(self, text: str) -> str:
-        for asked in sorted(self._true, key=len, reverse=True):
-            text = text.replace(asked, self._true[asked])
+        for place in sorted(self._true, key=len, reverse=True):
+            text = text.replace(place, self._true[place])
         return text.removeprefix("Cannot solve the request because of: ")
 
     async def _reading(self, ask: Callable[[], Awaitable[T]]) -> T:

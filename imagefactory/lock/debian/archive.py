@@ -117,7 +117,11 @@ def choose_archives(setting: str, sources: Iterable[AptSource]) -> tuple[str, st
         if securities
         else replace(first, uri=derive_security(first.uri))
     )
-    dated = (one.uri for one in (first, second) if not one.check_valid_until or _SNAPSHOT.search(one.uri))
+    dated = (
+        archive.uri
+        for archive in (first, second)
+        if not archive.check_valid_until or _SNAPSHOT.search(archive.uri)
+    )
     return first.uri, second.uri, frozenset(dated)
 
 
@@ -228,15 +232,15 @@ def parse_stanzas(text: str) -> Iterator[dict[str, str]]:
 
 def apt_environment(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """What apt sees of the caller's environment: the search path, the folders and the proxies."""
-    kept = {
+    variables = {
         name: value
         for name, value in environ.items()
         if name in ("HOME", "TMPDIR")
         or name.lower() in ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
     }
-    kept["PATH"] = search_path(environ)
-    kept["LC_ALL"] = "C.UTF-8"
-    return tuple(sorted(kept.items()))
+    variables["PATH"] = search_path(environ)
+    variables["LC_ALL"] = "C.UTF-8"
+    return tuple(sorted(variables.items()))
 
 
 def search_path(environ: Mapping[str, str]) -> str:
@@ -329,8 +333,8 @@ class AptArchive:
 
     def solve(self, packages: Iterable[str], where: str) -> tuple[tuple[str, str], ...]:
         """Names and versions that these packages (named at `where`), all essential and ALWAYS need."""
-        wanted = sorted({*packages, *ALWAYS})
-        result = self._run("apt-get", "-qq", "--simulate", "install", "?essential", *wanted)
+        names = sorted({*packages, *ALWAYS})
+        result = self._run("apt-get", "-qq", "--simulate", "install", "?essential", *names)
         if result.returncode:
             raise LockError(
                 "debian-no-solution",
@@ -352,17 +356,17 @@ class AptArchive:
 
     def download(self, packages: Sequence[DebianPackage], folder: Path, progress: Progress) -> None:
         """Fetch .debs into `folder`, resuming what lies there. Hashes are the caller's to check."""
-        wanted = [f"{package.name}={package.version}" for package in packages]
+        pins = [f"{package.name}={package.version}" for package in packages]
         total = sum(package.size for package in packages)
         argv = ["apt-get", "-c", str(self.root / "apt.conf"), "-q", "-o", "APT::Status-Fd=1", "download"]
-        with progress.task(f"{len(wanted)} Debian packages", total=total) as task:
-            done = 0
-            for percent in _watch([*argv, *wanted], folder, self.environ, progress):
+        with progress.task(f"{len(pins)} Debian packages", total=total) as task:
+            result = 0
+            for percent in _watch([*argv, *pins], folder, self.environ, progress):
                 now = int(total * percent / 100)
-                if now > done:
-                    task.advance(now - done)
-                    done = now
-            task.advance(total - done)
+                if now > result:
+                    task.advance(now - result)
+                    result = now
+            task.advance(total - result)
 
     def _run(self, tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -390,15 +394,15 @@ def reach(mirror: DebianMirror, suites: Iterable[str], *, seconds: int) -> None:
     options = [f"-oAcquire::{kind}::Timeout={seconds}" for kind in ("http", "https")]
     if mirror.certificates:
         options.append(f"-oAcquire::https::CaInfo={mirror.certificates}")
-    asked = [
+    url = [
         f"{archive}/dists/{suite}{ending}/InRelease"
         for archive, ending in ((mirror.main, ""), (mirror.security, "-security"))
         for suite in suites
         if not archive.startswith("mirror+")
     ]
     with tempfile.TemporaryDirectory(prefix="imagefactory-apt-") as folder:
-        for number, address in enumerate(asked):
-            done = subprocess.run(
+        for number, address in enumerate(url):
+            result = subprocess.run(
                 [helper, "-oAcquire::Retries=0", *options, "download-file", address, f"{folder}/{number}"],
                 env=environ,
                 capture_output=True,
@@ -406,12 +410,12 @@ def reach(mirror: DebianMirror, suites: Iterable[str], *, seconds: int) -> None:
                 check=False,
                 stdin=subprocess.DEVNULL,
             )
-            if done.returncode:
-                lines = [line.removeprefix("E: ") for line in error_lines(done.stderr).splitlines()]
-                said = "; ".join(line for line in lines if line != "Download Failed")
+            if result.returncode:
+                lines = [line.removeprefix("E: ") for line in error_lines(result.stderr).splitlines()]
+                message = "; ".join(line for line in lines if line != "Download Failed")
                 raise ToolError(
                     "archive-unreachable",
-                    re.sub(r"(?<=://)[^\s/]*@", "", said),
+                    re.sub(r"(?<=://)[^\s/]*@", "", message),
                     hint=f"check the network, or {MIRROR_HINT}",
                 )
 
@@ -454,11 +458,11 @@ def open_archive(
         ]
         argv.append("update")
         with progress.task(f"package lists of Debian {suite}", total=100, unit="percent") as task:
-            done = 0
+            result = 0
             try:
                 for percent in _watch(argv, root, mirror.environ, progress):
-                    task.advance(max(0, int(percent) - done))
-                    done = max(done, int(percent))
+                    task.advance(max(0, int(percent) - result))
+                    result = max(result, int(percent))
             except DownloadError as error:
                 check = f"check the network and the machine's apt sources, or {MIRROR_HINT}"
                 raise LockError(
@@ -466,7 +470,7 @@ def open_archive(
                     f"cannot read the package lists of Debian {suite}:\n{error.message}",
                     hint=EXPIRED_HINT if _EXPIRED.search(error.message) else check,
                 ) from error
-            task.advance(100 - done)
+            task.advance(100 - result)
         dates = [
             parse_release_date(path.read_text(encoding="utf-8", errors="replace"))
             for path in sorted((root / "state/lists").glob("*Release"))
@@ -494,16 +498,16 @@ def _watch(
         why = "limits downloads of this address (509)" if limited else "is being updated"
         progress.note(f"the archive {why}: waiting {pause:.0f} seconds")
         time.sleep(pause)
-    said = error_lines(text) or f"{argv[0]} ended with {code}"
+    line = error_lines(text) or f"{argv[0]} ended with {code}"
     if _NOT_FOUND.search(text):
         raise StaleIndexError(
             "archive-index-outdated",
-            said,
+            line,
             hint=f"the index names files that the archive does not have: try again later, or {MIRROR_HINT}",
         )
     raise DownloadError(
         "download-failed",
-        said,
+        line,
         hint="check the network and the machine's apt settings, then run the command again",
     )
 
@@ -544,13 +548,13 @@ def error_lines(stderr: str) -> str:
 def parse_missing_packages(stderr: str) -> tuple[str, ...]:
     """The names that `apt-get install` found no package for, in the order of its errors."""
     pattern = r"^E: (?:Unable to locate package (\S+)|Package '([^']+)' has no installation candidate)"
-    return tuple(dict.fromkeys(one or other for one, other in re.findall(pattern, stderr, re.MULTILINE)))
+    return tuple(dict.fromkeys(match or other for match, other in re.findall(pattern, stderr, re.MULTILINE)))
 
 
 def parse_simulation(text: str) -> tuple[tuple[str, str], ...]:
     """Names and versions that `apt-get --simulate install` would put in, sorted."""
-    found = re.findall(r"^Inst (\S+) \((\S+) ", text, flags=re.MULTILINE)
-    return tuple(sorted((name.split(":")[0], version) for name, version in found))
+    match = re.findall(r"^Inst (\S+) \((\S+) ", text, flags=re.MULTILINE)
+    return tuple(sorted((name.split(":")[0], version) for name, version in match))
 
 
 def parse_offers(text: str) -> dict[tuple[str, str], DebianPackage]:

@@ -41,14 +41,18 @@ def base_content_hash(base: BaseSpec, below: BaseLock | None = None) -> str:
         "suite": base.suite,
         "architecture": architecture(base.platform),
         "packages": sorted({*base.packages, *ALWAYS}),
-        **({"below": [f"{one.name} {one.version} {one.sha256}" for one in below.packages]} if below else {}),
+        **(
+            {"below": [f"{package.name} {package.version} {package.sha256}" for package in below.packages]}
+            if below
+            else {}
+        ),
     }
     return "sha256:" + hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest()
 
 
 def lock_architecture(lock: BaseLock) -> str:
     """The processor that a base's packages are for, in Debian's word (`arm64`)."""
-    return next((one.architecture for one in lock.packages if one.architecture != "all"), "all")
+    return next((package.architecture for package in lock.packages if package.architecture != "all"), "all")
 
 
 def format_base_lock(lock: BaseLock) -> str:
@@ -89,12 +93,12 @@ def parse_base_lock(text: str, file: str) -> BaseLock:
     if lines[5:6] != [""] or lines[-1] != "":
         raise _malformed(file, 6, "an empty line must follow the header and a newline end the file")
     packages = tuple(_package(line, number, file) for number, line in enumerate(lines[6:-1], 7))
-    for number, (one, other) in enumerate(pairwise(packages), 8):
-        if one.name >= other.name:
+    for number, (package, other) in enumerate(pairwise(packages), 8):
+        if package.name >= other.name:
             raise _malformed(file, number, f"'{other.name}' is out of order or duplicate")
     if not packages:
         raise _malformed(file, 7, "the lock has no packages")
-    if len(processors := {one.architecture for one in packages} - {"all"}) > 1:
+    if len(processors := {package.architecture for package in packages} - {"all"}) > 1:
         raise _malformed(file, 7, f"the lock mixes packages for {' and '.join(sorted(processors))}")
     return BaseLock(
         base=fields[1],
@@ -193,8 +197,8 @@ def debian_key(version: str) -> Key:
 
 def _part_key(text: str) -> Part:
     """Texts and numbers in turn. A text's end counts less than any letter, a tilde less than the end."""
-    found = re.findall(r"([^0-9]*)([0-9]*)", text)
-    return tuple(((*map(_weight, words), 0), int(digits or 0)) for words, digits in found)
+    parts = re.findall(r"([^0-9]*)([0-9]*)", text)
+    return tuple(((*map(_weight, words), 0), int(digits or 0)) for words, digits in parts)
 
 
 def _weight(letter: str) -> int:

@@ -130,14 +130,14 @@ def find_conflict(solver: ConflictSolver, question: WheelRequest, account: str) 
     texts = [text for text in texts if package_of(text) in names]
     if not 0 < len(texts) <= _MOST:
         return None
-    told = _refusal(solver, _only(question, texts))
-    if not told:
+    reason = _refusal(solver, _only(question, texts))
+    if not reason:
         return None
     for text in tuple(texts):
-        rest = [one for one in texts if one != text]
+        rest = [other for other in texts if other != text]
         if rest and (less := _refusal(solver, _only(question, rest))):
-            texts, told = rest, less
-    return RequirementConflict(texts=tuple(texts), account=told)
+            texts, reason = rest, less
+    return RequirementConflict(texts=tuple(texts), account=reason)
 
 
 def find_fix(
@@ -147,19 +147,23 @@ def find_fix(
 
     What is named last changes first, and packages of `keep` do not.
     """
-    kept = set(keep)
+    fixed = set(keep)
     for text in reversed(conflict.texts):
         name = package_of(text)
-        if name in kept or not Requirement(text).specifier:
+        if name in fixed or not Requirement(text).specifier:
             continue
 
         def loose(some: Sequence[str], name: str = name) -> tuple[str, ...]:
-            return tuple(_bare(one) if package_of(one) == name else one for one in some)
+            return tuple(
+                _bare(constraint) if package_of(constraint) == name else constraint for constraint in some
+            )
 
         open_question = replace(
             question,
             requirements=loose(question.requirements),
-            constraints=tuple(one for one in question.constraints if package_of(one) != name),
+            constraints=tuple(
+                constraint for constraint in question.constraints if package_of(constraint) != name
+            ),
         )
         try:
             pins = solver.solve(open_question)
@@ -196,8 +200,8 @@ def explain_conflict(
 def _only(question: WheelRequest, texts: Sequence[str]) -> WheelRequest:
     return replace(
         question,
-        requirements=tuple(one for one in question.requirements if one in texts),
-        constraints=tuple(one for one in question.constraints if one in texts),
+        requirements=tuple(text for text in question.requirements if text in texts),
+        constraints=tuple(text for text in question.constraints if text in texts),
     )
 
 
@@ -211,8 +215,8 @@ def _refusal(solver: ConflictSolver, question: WheelRequest) -> str:
 
 
 def _bare(text: str) -> str:
-    one = Requirement(text)
-    return f"{one.name}[{','.join(sorted(one.extras))}]" if one.extras else one.name
+    need = Requirement(text)
+    return f"{need.name}[{','.join(sorted(need.extras))}]" if need.extras else need.name
 
 
 def _because(conflict: RequirementConflict) -> str:

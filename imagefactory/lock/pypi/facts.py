@@ -17,8 +17,8 @@ from imagefactory.model import NO_CUDA, Lock, LockedWheel, Target
 def cuda_runtimes(lock: Lock) -> tuple[LockedWheel, ...]:
     """The packages that bring a CUDA runtime library; an image must have one only."""
     pattern = re.compile(r"nvidia-cuda-runtime(-cu[0-9]+)?")
-    found = tuple(wheel for wheel in lock.wheels if pattern.fullmatch(wheel.name))
-    return found or tuple(wheel for wheel in lock.wheels if wheel.name == "cuda-toolkit")
+    runtimes = tuple(wheel for wheel in lock.wheels if pattern.fullmatch(wheel.name))
+    return runtimes or tuple(wheel for wheel in lock.wheels if wheel.name == "cuda-toolkit")
 
 
 def cuda_only_wheels(lock: Lock) -> tuple[LockedWheel, ...]:
@@ -35,7 +35,7 @@ _SUFFIX = re.compile(r"(?:nvidia(?!-cuda-cccl)|jax|cupy)-(?:.*-)?cu(?:da)?([0-9]
 
 def cuda_majors(wheels: Iterable[LockedWheel]) -> dict[int, tuple[LockedWheel, ...]]:
     """Return the wheels that are libraries of one CUDA by its major version, as far as they say it."""
-    found: dict[int, tuple[LockedWheel, ...]] = {}
+    majors: dict[int, tuple[LockedWheel, ...]] = {}
     for wheel in wheels:
         major = 0
         if named := _SUFFIX.fullmatch(wheel.name):
@@ -43,8 +43,8 @@ def cuda_majors(wheels: Iterable[LockedWheel]) -> dict[int, tuple[LockedWheel, .
         elif _TOOLKIT.fullmatch(wheel.name):
             major = Version(wheel.version).major
         if major > 10:  # releases before have no wheels; 0.0.1 are placeholders
-            found[major] = (*found.get(major, ()), wheel)
-    return found
+            majors[major] = (*majors.get(major, ()), wheel)
+    return majors
 
 
 def check_single_cuda(target: str, wheels: Iterable[LockedWheel], via: Mapping[str, Collection[str]]) -> None:
@@ -57,15 +57,15 @@ def check_single_cuda(target: str, wheels: Iterable[LockedWheel], via: Mapping[s
     if len(majors) < 2:
         return
     libraries = {wheel.name for some in majors.values() for wheel in some}
-    told, bringers = list[str](), dict[int, str]()
+    text, bringers = list[str](), dict[int, str]()
     for major, some in sorted(majors.items()):
-        by = sorted({one for wheel in some for one in via.get(wheel.name, ()) if one not in libraries})
+        by = sorted({name for wheel in some for name in via.get(wheel.name, ()) if name not in libraries})
         bringers[major] = " and ".join(by) or "the recipe"
         more = f" and {len(some) - 1} more" if len(some) > 1 else ""
-        told.append(f"CUDA {major} ({some[0].name} {some[0].version}{more}, required by {bringers[major]})")
+        text.append(f"CUDA {major} ({some[0].name} {some[0].version}{more}, required by {bringers[major]})")
     raise LockError(
         "cuda-runtime-conflict",
-        f"{target}: the lock would have libraries of {' and of '.join(told)}",
+        f"{target}: the lock would have libraries of {' and of '.join(text)}",
         hint=f"keep one: constrain or remove what {' or '.join(dict.fromkeys(bringers.values()))} requires",
     )
 
@@ -78,8 +78,8 @@ def _without_pairs(
     for wheel in wheels:
         if (named := _SUFFIX.fullmatch(wheel.name)) is not None:
             stem = wheel.name[: named.start(1)]
-            for one in via.get(wheel.name, ()):
-                series.setdefault((one, stem), set()).add(wheel.name)
+            for requirer in via.get(wheel.name, ()):
+                series.setdefault((requirer, stem), set()).add(wheel.name)
     pairs = set[str]().union(*(names for names in series.values() if len(names) > 1))
     return (wheel for wheel in wheels if wheel.name not in pairs)
 
@@ -163,18 +163,18 @@ def rocm_builds(lock: Lock) -> tuple[tuple[LockedWheel, str], ...]:
     They tell it in their name (`jax-rocm7-plugin`, `cupy-rocm-7-0`), in their local version
     (`2.9.1+rocm6.4`), or in a fourth number (`tensorflow-rocm 2.14.0.600`).
     """
-    found = []
+    builds = []
     for wheel in lock.wheels:
         local = re.search(r"\+rocm([0-9]+\.[0-9]+)", wheel.version)
         named = re.search(r"-rocm-?([0-9])-?([0-9])?(?:-|$)", wheel.name)
         fourth = re.fullmatch(r"[0-9]+\.[0-9]+\.[0-9]+\.([0-9])([0-9])[0-9]", wheel.version)
         if local:
-            found.append((wheel, local[1]))
+            builds.append((wheel, local[1]))
         elif named:
-            found.append((wheel, ".".join(filter(None, named.groups()))))
+            builds.append((wheel, ".".join(filter(None, named.groups()))))
         elif wheel.name.endswith(("-rocm", "-migraphx")):
-            found.append((wheel, f"{fourth[1]}.{fourth[2]}" if fourth else ""))
-    return tuple(found)
+            builds.append((wheel, f"{fourth[1]}.{fourth[2]}" if fourth else ""))
+    return tuple(builds)
 
 
 def _check_rocm(lock: Lock, target: Target, came: str) -> None:
@@ -186,18 +186,18 @@ def _check_rocm(lock: Lock, target: Target, came: str) -> None:
             "the image would silently compute on the CPU",
             hint=f"add the extra or package that provides it at {target.where}, such as rocm7-local of jax",
         )
-    asked = rocm_of(target.cuda)
+    version = rocm_of(target.cuda)
     for wheel, rocm in builds:
-        if rocm and not _agrees(asked, rocm):
+        if rocm and not _agrees(version, rocm):
             raise LockError(
                 "rocm-version-mismatch",
                 f"{target.name}: {wheel.name} {wheel.version} is built for ROCm {rocm}, "
-                f"the recipe asks for {asked}",
+                f"the recipe asks for {version}",
                 hint=f'write rocm: ["{rocm}"] at {target.where}, or constrain {wheel.name}',
             )
 
 
-def _agrees(asked: str, came: str) -> bool:
+def _agrees(required: str, came: str) -> bool:
     """Whether release `came` begins with the parts of `asked`: 2.3 agrees with 2.3.1, not with 2.30."""
-    wanted = asked.split(".")
-    return [str(part) for part in Version(came).release[: len(wanted)]] == wanted
+    parts = required.split(".")
+    return [str(part) for part in Version(came).release[: len(parts)]] == parts

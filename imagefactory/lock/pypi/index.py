@@ -71,13 +71,13 @@ class PackageIndex:
     root: Path = Path("/")
     sdists: Path | None = None
 
-    def address(self, name: str, asked: str) -> str:
+    def address(self, name: str, requirer: str) -> str:
         """Where the index of a name is. Raises UsageError beginning with `asked` for an unknown one."""
         if url := dict(self.named).get(name):
             return url.rstrip("/")
         raise UsageError(
             "index-unknown",
-            f"{asked} comes from the index '{name}', which is not in the settings",
+            f"{requirer} comes from the index '{name}', which is not in the settings",
             hint=f'write below [indexes] in imagefactory.toml: {name} = "https://..."',
         )
 
@@ -88,10 +88,10 @@ class PackageIndex:
         """
         if sends_openly(url, (self.url, *(place for _, place in self.named))):
             return without_login
-        ours, asked = urlsplit(self.url), urlsplit(url)
-        if asked.username is not None or ours.username is None:
+        ours, target = urlsplit(self.url), urlsplit(url)
+        if target.username is not None or ours.username is None:
             return None  # requests takes a URL's own user, or netrc's
-        if (ours.scheme, ours.hostname, ours.port) != (asked.scheme, asked.hostname, asked.port):
+        if (ours.scheme, ours.hostname, ours.port) != (target.scheme, target.hostname, target.port):
             return None
         return unquote(ours.username), unquote(ours.password or "")
 
@@ -117,29 +117,29 @@ def find_index(
     )
     url, origin = next(choice for choice in choices if choice[0] or choice is choices[-1])
     certificates = _certificates(environ, pip.get("cert", ("", "")))
-    given = {name: value for name, value in environ.items() if _PASSED_TO_UV.fullmatch(name)}
+    variables = {name: value for name, value in environ.items() if _PASSED_TO_UV.fullmatch(name)}
     if setting.value:
-        given.pop("UV_INDEX_URL", None)
+        variables.pop("UV_INDEX_URL", None)
     if url and (url, origin) != uv_file:  # what stands in uv.toml uv reads itself, credentials and all
-        given["UV_DEFAULT_INDEX"] = url
-    if certificates and not {"SSL_CERT_FILE", "SSL_CERT_DIR"} & given.keys():
+        variables["UV_DEFAULT_INDEX"] = url
+    if certificates and not {"SSL_CERT_FILE", "SSL_CERT_DIR"} & variables.keys():
         if Path(certificates).is_dir():
-            given |= {"SSL_CERT_DIR": certificates, "UV_SYSTEM_CERTS": "1"}
+            variables |= {"SSL_CERT_DIR": certificates, "UV_SYSTEM_CERTS": "1"}
         else:
-            given["SSL_CERT_FILE"] = certificates
+            variables["SSL_CERT_FILE"] = certificates
     proxy = pip.get("proxy", ("", ""))[0]
-    if any(name.lower() in ("http_proxy", "https_proxy", "all_proxy") for name in given):
+    if any(name.lower() in ("http_proxy", "https_proxy", "all_proxy") for name in variables):
         proxy = ""
     if proxy:
-        given |= {"HTTP_PROXY": proxy, "HTTPS_PROXY": proxy}
+        variables |= {"HTTP_PROXY": proxy, "HTTPS_PROXY": proxy}
     # A solution must not depend on a Python that uv would fetch, nor on the colours of a terminal.
-    given |= {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
+    variables |= {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
     return PackageIndex(
         url=url,
         origin=origin,
         certificates=certificates,
         proxy=proxy,
-        environment=tuple(sorted(given.items())),
+        environment=tuple(sorted(variables.items())),
     )
 
 
@@ -151,29 +151,29 @@ def trusting(index: PackageIndex, bundle: Path | None, folder: Path) -> PackageI
     """
     if bundle is None:
         return index
-    given = dict(index.environment)
-    folders = given.pop("SSL_CERT_DIR", "").split(":")
-    found = _pem_files([index.certificates, given.get("SSL_CERT_FILE", ""), *folders])
-    data = _join_pem([*(found or [Path(certifi.where())]), bundle])
+    variables = dict(index.environment)
+    folders = variables.pop("SSL_CERT_DIR", "").split(":")
+    files = _pem_files([index.certificates, variables.get("SSL_CERT_FILE", ""), *folders])
+    data = _join_pem([*(files or [Path(certifi.where())]), bundle])
     path = folder / f"{hashlib.sha256(data).hexdigest()}.pem"
     if not path.is_file():
         with explain_full_disk(folder, setting="cache"):
             folder.mkdir(parents=True, exist_ok=True)
             replace_bytes(path, data)
-    given["SSL_CERT_FILE"] = str(path)
-    return replace(index, certificates=str(path), environment=tuple(sorted(given.items())))
+    variables["SSL_CERT_FILE"] = str(path)
+    return replace(index, certificates=str(path), environment=tuple(sorted(variables.items())))
 
 
 def _pem_files(places: Iterable[str]) -> list[Path]:
     """The PEM files that these paths name, each once; of a directory those that OpenSSL reads."""
     paths = [Path(place) for place in places if place]
     files = (sorted(path.glob("*.[0-9]")) if path.is_dir() else [path] for path in paths)
-    return list(dict.fromkeys(path for found in files for path in found if path.is_file()))
+    return list(dict.fromkeys(path for group in files for path in group if path.is_file()))
 
 
 def _join_pem(files: Iterable[Path]) -> bytes:
     """Return the certificates of all files in order, each once, without the text around them."""
-    found: dict[bytes, None] = {}
+    certificates: dict[bytes, None] = {}
     for path in files:
         try:
             text = path.read_bytes().replace(b"\r", b"")
@@ -181,8 +181,8 @@ def _join_pem(files: Iterable[Path]) -> bytes:
             raise UsageError(
                 *os_problem("read", f"the certificates {path}", error), hint="fix the path or its permissions"
             ) from error
-        found |= dict.fromkeys(match[0] for match in _CERTIFICATE.finditer(text))
-    return b"".join(one + b"\n" for one in found)
+        certificates |= dict.fromkeys(match[0] for match in _CERTIFICATE.finditer(text))
+    return b"".join(certificate + b"\n" for certificate in certificates)
 
 
 def _pip_settings(environ: Mapping[str, str], prefix: Path, etc: Path) -> dict[str, tuple[str, str]]:
@@ -243,11 +243,11 @@ def _uv_file_index(environ: Mapping[str, str], etc: Path) -> tuple[str, str]:
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
             continue  # uv itself says what is wrong with its file
         pip = data.get("pip")
-        found = [data.get("index-url"), pip.get("index-url") if isinstance(pip, dict) else None]
+        urls = [data.get("index-url"), pip.get("index-url") if isinstance(pip, dict) else None]
         rows = data.get("index")
         if isinstance(rows, list):
-            found += [row.get("url") for row in rows if isinstance(row, dict) and row.get("default") is True]
-        for url in found:
+            urls += [row.get("url") for row in rows if isinstance(row, dict) and row.get("default") is True]
+        for url in urls:
             if isinstance(url, str) and url:
                 return url, str(path)
     return "", ""
@@ -333,14 +333,18 @@ def _parse_html(text: str, address: str) -> tuple[IndexFile, ...]:
     anchors = _Anchors()
     anchors.feed(text)
     files = []
-    for target, told in anchors.targets:
+    for target, attributes in anchors.targets:
         url, fragment = urldefrag(urljoin(address, target))
         digest = fragment.removeprefix("sha256=") if fragment.startswith("sha256=") else ""
         name = unquote(urlsplit(url).path.rpartition("/")[2])
-        python = told.get("data-requires-python") or ""
+        python = attributes.get("data-requires-python") or ""
         files.append(
             IndexFile(
-                filename=name, url=url, sha256=digest.lower(), yanked="data-yanked" in told, python=python
+                filename=name,
+                url=url,
+                sha256=digest.lower(),
+                yanked="data-yanked" in attributes,
+                python=python,
             )
         )
     return tuple(files)
@@ -352,6 +356,6 @@ class _Anchors(html.parser.HTMLParser):
         self.targets: list[tuple[str, dict[str, str | None]]] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        told = dict(attrs)
-        if tag == "a" and (target := told.get("href")):
-            self.targets.append((target, told))
+        attributes = dict(attrs)
+        if tag == "a" and (target := attributes.get("href")):
+            self.targets.append((target, attributes))

@@ -85,14 +85,18 @@ def _read(lock: Lock, root: Path, path: str) -> LockedWheel:
         wheel = LockedWheel(
             name=name, version=str(version), filename=file.name, sha256=digest(file), size=file.stat().st_size
         )
-        said = wheel_metadata(file)
+        metadata = wheel_metadata(file)
     except OSError as error:
         raise LockError(*os_problem("read", f"{path} of {lock.target}", error), hint=hint) from error
-    if said != (name, version):
-        found = f"found {said[0]} {said[1]}" if said else "it is corrupt, or was not built by a build tool"
+    if metadata != (name, version):
+        problem = (
+            f"found {metadata[0]} {metadata[1]}"
+            if metadata
+            else "it is corrupt, or was not built by a build tool"
+        )
         raise LockError(
             "local-wheel-invalid",
-            f"{lock.target}: {path} is not a wheel of {name} {version}: {found}",
+            f"{lock.target}: {path} is not a wheel of {name} {version}: {problem}",
             hint="build it again (pip wheel --no-deps, python -m build) and do not rename it",
         )
     if fault := misfit(wheel, lock.python, lock.platform):

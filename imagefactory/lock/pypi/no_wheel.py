@@ -34,32 +34,34 @@ class NoWheelError(LockError):
 def all_without_wheel(stderr: str) -> tuple[str, ...]:
     """The normalized names of all projects that uv says it found no wheel of."""
     text = " ".join(stderr.split())
-    found = [canonicalize_name(name) for name in _HINTED.findall(text)]
+    names = [canonicalize_name(name) for name in _HINTED.findall(text)]
     named = without_wheel(stderr).partition("==")[0]
-    return tuple(dict.fromkeys((*found, *([named] if named else []))))
+    return tuple(dict.fromkeys((*names, *([named] if named else []))))
 
 
 def without_wheel(stderr: str) -> str:
     """The project that uv says it found no wheel of, `demo` or `demo==1.0`; empty where it names none."""
     text = " ".join(stderr.split())
-    name = next((canonicalize_name(found[1]) for one in _WANTING if (found := re.search(one, text))), "")
+    name = next(
+        (canonicalize_name(match[1]) for pattern in _WANTING if (match := re.search(pattern, text))), ""
+    )
     version = re.search(rf"\b{re.escape(name)}==([0-9][0-9A-Za-z.]*) has no ", text) if name else None
     return f"{name}=={version[1]}" if version else name
 
 
-def working_versions(asked: str, files: Iterable[IndexFile], lock: Lock) -> str:
+def working_versions(pin: str, files: Iterable[IndexFile], lock: Lock) -> str:
     """What to do about `demo` or `demo==1.0` without a wheel, by the files of its project's page.
 
     No other version is advised: the solver would have taken it if the recipe allowed it.
     """
-    name = asked.partition("==")[0]
+    name = pin.partition("==")[0]
     fits, pythons, others, platform = False, set[str](), False, lock.platform
     for file in files:
         try:
-            found, _, _, offered = parse_wheel_filename(file.filename)
+            project, _, _, offered = parse_wheel_filename(file.filename)
         except (InvalidWheelFilename, InvalidVersion):
             continue
-        if found != name or file.yanked:
+        if project != name or file.yanked:
             continue
         others = True
         if offered & fitting_set(lock.python, platform):
@@ -70,7 +72,7 @@ def working_versions(asked: str, files: Iterable[IndexFile], lock: Lock) -> str:
             ):
                 pythons.add(f"{python[1]}.{python[2]}")
     if fits:
-        return f"the index has no wheel of {asked} that the recipe allows: {_OTHERWISE}"
+        return f"the index has no wheel of {pin} that the recipe allows: {_OTHERWISE}"
     if pythons:
         known = sorted(pythons, key=natural)
         return (

@@ -99,14 +99,14 @@ def best_offer(offers: Iterable[IndexWheel], lock: Lock) -> tuple[LockedWheel, I
             ranked.append((-min(places), number, offer.filename, wheel, offer))
     if not ranked:
         return None
-    *_, wheel, offer = max(ranked, key=lambda one: one[:3])
+    *_, wheel, offer = max(ranked, key=lambda row: row[:3])
     return wheel, offer
 
 
 def choose(
     offers: Mapping[str, tuple[IndexWheel, ...]],
     empty: Lock,
-    kept: Mapping[str, LockedWheel],
+    reusable: Mapping[str, LockedWheel],
     there: Callable[[str], tuple[IndexFile, ...]],
 ) -> tuple[LockedWheel, ...]:
     """A wheel a package, sorted by name, without the size of those that are not `kept`.
@@ -125,9 +125,9 @@ def choose(
                 hint=f"images contain only wheels, and {other}",
             )
         wheel, offer = best
-        old = kept.get(name)
+        old = reusable.get(name)
         # The file locked before stays while it is offered, even if a better one came after it.
-        if old and old.version == wheel.version and any(one.sha256 == old.sha256 for one in offered):
+        if old and old.version == wheel.version and any(file.sha256 == old.sha256 for file in offered):
             wheels.append(old)
             continue
         if not offer.sha256:
@@ -169,22 +169,22 @@ LARGEST = 4 << 30  # bytes of a source distribution
 
 def choose_sdist(requirement: Requirement, files: Iterable[IndexFile]) -> tuple[IndexFile, Version]:
     """The newest source distribution that fits. Raises LockError where the index has none."""
-    found: dict[Version, IndexFile] = {}
+    sdists: dict[Version, IndexFile] = {}
     for file in files:
         try:
             _, version = parse_sdist_filename(file.filename)
         except InvalidSdistFilename:
             continue
         if not file.yanked and file.sha256:
-            found.setdefault(version, file)
-    if not (fitting := list(requirement.specifier.filter(found))):
+            sdists.setdefault(version, file)
+    if not (fitting := list(requirement.specifier.filter(sdists))):
         raise LockError(
             "sdist-not-found",
             f"the index has no source distribution of {requirement}",
             hint="write another version, a directory, or git+https://HOST/REPOSITORY@COMMIT",
         )
     version = max(fitting)
-    return found[version], version
+    return sdists[version], version
 
 
 def fetch_sdist(source: WebAccess, file: IndexFile, folder: Path) -> Path:
@@ -196,10 +196,10 @@ def fetch_sdist(source: WebAccess, file: IndexFile, folder: Path) -> Path:
     web = HttpSession(source)
     try:
         with web.open(file.url) as response, replacing(path) as out:
-            content, left = hashlib.sha256(), LARGEST
+            content, remaining = hashlib.sha256(), LARGEST
             for data in arriving(response.raw):
-                left -= len(data)
-                if left < 0:
+                remaining -= len(data)
+                if remaining < 0:
                     raise DownloadError(
                         "sdist-too-large",
                         f"{file.filename} has more than {LARGEST:,} bytes",

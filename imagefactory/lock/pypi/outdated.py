@@ -71,30 +71,30 @@ def releases(name: str, files: Iterable[IndexFile], python: str) -> tuple[PypiRe
         version = _version(name, file.filename)
         if version and not version.is_prerelease and not file.yanked and _begun(file.python, python):
             days.setdefault(version, []).append(file.uploaded)
-    found = []
+    rows = []
     for version in sorted(days):
         known = [day for day in days[version] if re.fullmatch(r"\d{4}-\d\d-\d\d", day)]
-        found.append(PypiRelease(version=version, uploaded=date.fromisoformat(min(known)) if known else None))
-    return tuple(found)
+        rows.append(PypiRelease(version=version, uploaded=date.fromisoformat(min(known)) if known else None))
+    return tuple(rows)
 
 
 def _version(name: str, filename: str) -> Version | None:
     try:
         if filename.endswith(".whl"):
             return parse_wheel_filename(filename)[1]
-        found, version = parse_sdist_filename(filename)
+        project, version = parse_sdist_filename(filename)
     except (InvalidWheelFilename, InvalidSdistFilename, InvalidVersion):
         return None
-    return version if found == canonicalize_name(name) else None
+    return version if project == canonicalize_name(name) else None
 
 
 def _begun(bounds: str, python: str) -> bool:
     """Whether a release for the Pythons `bounds` is for more than Pythons newer than `python`."""
     try:
-        wanted = SpecifierSet(bounds)
+        specifiers = SpecifierSet(bounds)
     except InvalidSpecifier:
         return True
-    return f"{python}.0" in wanted or _FUTURE not in wanted
+    return f"{python}.0" in specifiers or _FUTURE not in specifiers
 
 
 def bounds_of(name: str, written: Iterable[str]) -> SpecifierSet:
@@ -148,17 +148,17 @@ def needs_of(
     `required` is their Requires-Dist by name, `via` the packages that require each one: an extra counts only
     where the requirement is not among the plain ones.
     """
-    found = list[DependencyNeed]()
+    result = list[DependencyNeed]()
     for by, texts in required.items():
         plain = list(needs_with(texts, (), lock))
         extras = set(re.findall(r"""extra\s*==\s*["']([^"']+)""", "\n".join(texts)))
         for name in (name for name, some in via.items() if by in some):
-            needs = [one for one in plain if canonicalize_name(one.name) == name]
+            needs = [need for need in plain if canonicalize_name(need.name) == name]
             needs = needs or [
-                one for one in needs_with(texts, extras, lock) if canonicalize_name(one.name) == name
+                need for need in needs_with(texts, extras, lock) if canonicalize_name(need.name) == name
             ]
-            found += [DependencyNeed(by=by, name=name, bounds=need.specifier) for need in needs]
-    return tuple(found)
+            result += [DependencyNeed(by=by, name=name, bounds=need.specifier) for need in needs]
+    return tuple(result)
 
 
 def far_newer(locked: str, known: Iterable[PypiRelease], bounds: SpecifierSet) -> Version | None:
@@ -166,14 +166,16 @@ def far_newer(locked: str, known: Iterable[PypiRelease], bounds: SpecifierSet) -
 
     Far is another major version, or more than a year and five releases.
     """
-    held = Version(locked)
-    newer = [one for one in known if one.version > held and one.version in bounds]
+    current = Version(locked)
+    newer = [candidate for candidate in known if candidate.version > current and candidate.version in bounds]
     if not newer:
         return None
     newest = newer[-1]
-    if newest.version.release[0] != held.release[0] or newest.version.epoch != held.epoch:
+    if newest.version.release[0] != current.release[0] or newest.version.epoch != current.epoch:
         return newest.version
-    begun = next((one.uploaded for one in known if one.version == held), newer[0].uploaded)
+    begun = next(
+        (candidate.uploaded for candidate in known if candidate.version == current), newer[0].uploaded
+    )
     old = begun and newest.uploaded and (newest.uploaded - begun).days > _DAYS
     return newest.version if old and len(newer) > _RELEASES else None
 
@@ -185,7 +187,7 @@ def newest_source(
 
     It is what an installer would build. Releases for other Pythons do not count.
     """
-    fits, held = fitting_set(lock.python, lock.platform), Version(wheel.version)
+    fits, current = fitting_set(lock.python, lock.platform), Version(wheel.version)
     sources, wheels = set[Version](), set[Version]()
     for file in files:
         version = _version(wheel.name, file.filename)
@@ -195,7 +197,10 @@ def newest_source(
             sources.add(version)
         elif parse_wheel_filename(file.filename)[3] & fits:
             wheels.add(version)
-    newest = max((one for one in (sources | wheels) if one > held and one in bounds), default=None)
+    newest = max(
+        (candidate for candidate in (sources | wheels) if candidate > current and candidate in bounds),
+        default=None,
+    )
     return newest if newest in sources - wheels else None
 
 
@@ -214,9 +219,9 @@ def no_wheel(name: str, version: str, lock: Lock) -> str:
 
 def to_accept(name: str, locked: str, known: Iterable[PypiRelease]) -> str:
     """The bound by which a recipe says that it wants no newer release than the locked one."""
-    held = Version(locked)
-    after = next((one.version for one in known if one.version > held), None)
-    return f"{name}=={locked}" if held.is_prerelease or after is None else f"{name}<{after}"
+    current = Version(locked)
+    after = next((release.version for release in known if release.version > current), None)
+    return f"{name}=={locked}" if current.is_prerelease or after is None else f"{name}<{after}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +236,7 @@ class LockObstacle:
     build: str = ""
 
 
-def read_account(text: str, pin: str, asked: Mapping[str, str], lock: Lock) -> LockObstacle:
+def read_account(text: str, pin: str, requested: Mapping[str, str], lock: Lock) -> LockObstacle:
     """uv's account of why the newest release, `pin` (`demo==2.0`), could not be locked, in short.
 
     `asked` says by package what the question wants (`the recipe asks for torch==2.3.*`).
@@ -243,20 +248,20 @@ def read_account(text: str, pin: str, asked: Mapping[str, str], lock: Lock) -> L
         _DependencyClause(of=canonicalize_name(m[1]), name=canonicalize_name(m[3]), bounds=_plain(m[4]))
         for m in _NEEDS.finditer(flat)
     ]
-    if found := _NO_WHEEL.search(flat):
-        lacking = canonicalize_name(found[1])
-        bounds = next((need.bounds for need in needs if need.name == lacking), _plain(found[2] or ""))
+    if match := _NO_WHEEL.search(flat):
+        lacking = canonicalize_name(match[1])
+        bounds = next((need.bounds for need in needs if need.name == lacking), _plain(match[2] or ""))
         return LockObstacle(
             reason=no_wheel(lacking, bounds.removeprefix("=="), lock), build=f"{lacking}{bounds}"
         )
     others = (need for need in needs if need.name == name and need.of != name)
     if by := next((need for need in others if need.excludes(newest)), None):
         return LockObstacle(reason=f"{by.of} needs {by}", by=by.of)
-    if found := _PYTHON.search(flat):
-        return LockObstacle(reason=f"it needs {_plain(found[1])}, the recipe has Python {lock.python}")
+    if match := _PYTHON.search(flat):
+        return LockObstacle(reason=f"it needs {_plain(match[1])}, the recipe has Python {lock.python}")
     for own in (need for need in needs if need.of == name):
-        if own.name in asked:
-            return LockObstacle(reason=f"it needs {own}, {asked[own.name]}")
+        if own.name in requested:
+            return LockObstacle(reason=f"it needs {own}, {requested[own.name]}")
         if other := next((need for need in needs if need.name == own.name and need.of != name), None):
             return LockObstacle(reason=f"it needs {own}, {other.of} needs {other}", by=other.of)
     return LockObstacle(reason=flat.rpartition("cause: ")[2].replace(";", ",")[:400])
@@ -326,13 +331,13 @@ def find_outdated(
     )
     with progress.task("newest releases", total=len(look.chosen), unit="packages") as task:
         try:
-            found, unknown = look.find()
+            outdated, unknown = look.find()
         except LockError as error:
-            found, unknown = (), (error.message.removeprefix(f"{question.lock.target}: "),)
+            outdated, unknown = (), (error.message.removeprefix(f"{question.lock.target}: "),)
         task.advance(len(look.chosen))
     for what in unknown:
         progress.note(f"{question.lock.target}: newer releases are not known: {what}")
-    return found
+    return outdated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,7 +381,7 @@ class _SolutionCheck:
             return (), ()
         needs = self._needs(late, listed)
         named = {*self.names, self.framework, *(wheel.name for wheel in self.question.fixed)}
-        found, left = list[OutdatedPackage](), list[_OutdatedPin]()
+        outdated, unexplained = list[OutdatedPackage](), list[_OutdatedPin]()
         for wheel in late:
             others = [need for need in needs if need.name == wheel.name and need.by != wheel.name]
             bounds = every = bounds_of(wheel.name, own)
@@ -389,20 +394,24 @@ class _SolutionCheck:
                 account = LockObstacle(
                     reason=f"{no_wheel(wheel.name, str(source), lock)}, only its source", build=pin
                 )
-                one = _OutdatedPin(wheel=wheel, known=known[wheel.name], newest=source)
-                found.append(self._told(one, account, stops=self._held(wheel.name) != wheel.version))
+                pin_row = _OutdatedPin(wheel=wheel, known=known[wheel.name], newest=source)
+                outdated.append(
+                    self._outdated(pin_row, account, stops=self._locked_before(wheel.name) != wheel.version)
+                )
                 continue
             newest = far_newer(wheel.version, known[wheel.name], bounds)
             if not newest:
                 continue
-            one = _OutdatedPin(wheel=wheel, known=known[wheel.name], newest=newest)
+            pin_row = _OutdatedPin(wheel=wheel, known=known[wheel.name], newest=newest)
             if by := next((need for need in others if newest not in need.bounds), None):
                 if wheel.name in self.names:  # below, that is how packages go together, and no news
-                    found.append(self._told(one, LockObstacle(reason=str(by), by=by.by), stops=False))
+                    outdated.append(
+                        self._outdated(pin_row, LockObstacle(reason=str(by), by=by.by), stops=False)
+                    )
             else:
-                left.append(one)
-        more, unknown = self._solved(left, known, needs)
-        return tuple(sorted([*found, *more], key=lambda one: one.name)), unknown
+                unexplained.append(pin_row)
+        more, unknown = self._solved(unexplained, known, needs)
+        return tuple(sorted([*outdated, *more], key=lambda pin_row: pin_row.name)), unknown
 
     def _needs(
         self, late: Iterable[LockedWheel], listed: Mapping[LockedWheel, Sequence[IndexFile]]
@@ -426,39 +435,39 @@ class _SolutionCheck:
 
         Where the lock is refused for what the recipe names, nobody waits for the solver's word on the rest.
         """
-        found, unknown = list[OutdatedPackage](), list[str]()
+        outdated, unknown = list[OutdatedPackage](), list[str]()
 
-        def account(one: _OutdatedPin) -> LockObstacle | LockError | None:
+        def account(pin: _OutdatedPin) -> LockObstacle | LockError | None:
             try:
-                return self._account(one, known, needs)
+                return self._account(pin, known, needs)
             except LockError as error:
                 return error
 
-        for asked in (True, False):
-            group = [one for one in late if (one.wheel.name in self.names) is asked]
+        for named in (True, False):
+            group = [pin for pin in late if (pin.wheel.name in self.names) is named]
             with ThreadPoolExecutor(_AT_ONCE) as pool:
-                for one, why in zip(group, pool.map(account, group), strict=True):
+                for pin, why in zip(group, pool.map(account, group), strict=True):
                     if isinstance(why, LockError):
                         what = why.message.removeprefix(f"{self.question.lock.target}: ")
-                        unknown.append(f"{one.wheel.name}: {what}")
+                        unknown.append(f"{pin.wheel.name}: {what}")
                     elif why and why.by != self.framework:
-                        found.append(self._told(one, why, stops=asked))
-            if found:
+                        outdated.append(self._outdated(pin, why, stops=named))
+            if outdated:
                 break
-        return found, tuple(unknown)
+        return outdated, tuple(unknown)
 
-    def _told(self, one: _OutdatedPin, account: LockObstacle, *, stops: bool) -> OutdatedPackage:
+    def _outdated(self, pin: _OutdatedPin, account: LockObstacle, *, stops: bool) -> OutdatedPackage:
         return OutdatedPackage(
-            name=one.wheel.name,
-            locked=one.wheel.version,
-            newest=str(one.newest),
+            name=pin.wheel.name,
+            locked=pin.wheel.version,
+            newest=str(pin.newest),
             reason=account.reason,
-            accept=to_accept(one.wheel.name, one.wheel.version, one.known),
-            asked=stops and one.wheel.name in self.names,
+            accept=to_accept(pin.wheel.name, pin.wheel.version, pin.known),
+            asked=stops and pin.wheel.name in self.names,
             build=account.build,
         )
 
-    def _held(self, name: str) -> str:
+    def _locked_before(self, name: str) -> str:
         """The version in the lock before."""
         before = self.question.previous.wheels if self.question.previous else ()
         return next((wheel.version for wheel in before if wheel.name == name), "")
@@ -476,9 +485,9 @@ class _SolutionCheck:
             if "No solution found" not in text and "wheel" not in text.lower() and "depends on" not in text:
                 raise  # the index, not the question
             return self._contradiction(late, known, needs) or read_account(
-                text, pin, self._asked(), question.lock
+                text, pin, self._requested(), question.lock
             )
-        if self._held(name) == late.wheel.version:
+        if self._locked_before(name) == late.wheel.version:
             return None
         with_it: dict[str, str] = dict(line.split("==", 1) for line in pins.lines)
         older = [
@@ -494,7 +503,7 @@ class _SolutionCheck:
         self, late: _OutdatedPin, known: Mapping[str, Sequence[PypiRelease]], needs: Iterable[DependencyNeed]
     ) -> LockObstacle | None:
         """What the newest release requires and the recipe or a locked wheel excludes, by their metadata."""
-        name, lock, asked = late.wheel.name, self.question.lock, self._asked()
+        name, lock, requested = late.wheel.name, self.question.lock, self._requested()
         try:
             text = self.asker.metadata(f"{name}=={late.newest}", lock)
         except LockError:  # it has no wheel that fits, or its index gives no metadata
@@ -507,16 +516,21 @@ class _SolutionCheck:
         }
         own = (*self.question.requirements, *self.question.constraints)
         fixed = {wheel.name: wheel.version for wheel in self.question.fixed}
-        fixed |= {canonicalize_name(one.name): _public(one) for one in map(Requirement, self.question.given)}
+        fixed |= {
+            canonicalize_name(release.name): _public(release)
+            for release in map(Requirement, self.question.given)
+        }
         for need in needs_with(parse_email(text)[0].get("requires_dist", []), extras, lock):
             other = canonicalize_name(need.name)
             there = (
-                [Version(fixed[other])] if other in fixed else [one.version for one in known.get(other, ())]
+                [Version(fixed[other])]
+                if other in fixed
+                else [release.version for release in known.get(other, ())]
             )
             allowed = bounds_of(other, own)
             fitting = [v for v in there if v in allowed and need.specifier.contains(v, prereleases=True)]
-            if other in asked and there and not fitting:
-                return LockObstacle(reason=f"it needs {need.name}{need.specifier}, {asked[other]}")
+            if other in requested and there and not fitting:
+                return LockObstacle(reason=f"it needs {need.name}{need.specifier}, {requested[other]}")
             for by in needs if there else ():
                 if (
                     by.name == other
@@ -527,18 +541,18 @@ class _SolutionCheck:
                     return LockObstacle(reason=f"it needs {need.name}{need.specifier}, {by}", by=by.by)
         return None
 
-    def _asked(self) -> dict[str, str]:
+    def _requested(self) -> dict[str, str]:
         """What the recipe asks for and conda brings, by package, for a person."""
-        asked = dict[str, str]()
+        requested = dict[str, str]()
         for text in (*self.question.constraints, *self.question.requirements):
             if Requirement(text).specifier:
-                asked[canonicalize_name(Requirement(text).name)] = f"the recipe asks for {text}"
+                requested[canonicalize_name(Requirement(text).name)] = f"the recipe asks for {text}"
         for text in self.question.given:
-            given = Requirement(text)
-            asked[canonicalize_name(given.name)] = f"conda brings {given.name} {_public(given)}"
-        return asked
+            pin = Requirement(text)
+            requested[canonicalize_name(pin.name)] = f"conda brings {pin.name} {_public(pin)}"
+        return requested
 
 
 def _public(pin: Requirement) -> str:
     """The version of a pin without the local part that marks what something else brings."""
-    return next(Version(one.version).public for one in pin.specifier)
+    return next(Version(row.version).public for row in pin.specifier)

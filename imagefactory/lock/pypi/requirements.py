@@ -116,7 +116,7 @@ def parse_lock(text: str, file: str) -> Lock:
         line = lines[index] if index < len(lines) else ""
         value = _between(line, f"# {key} ")
         if not re.fullmatch(pattern, value):
-            raise fault(index, f"expected '# {key} ...', found {_shown_line(line)}")
+            raise fault(index, f"expected '# {key} ...', found {_quote(line)}")
         if index == 0 and value != str(FORMAT):
             raise fault(0, f"lock format {value} is not supported (expected {FORMAT})")
         header.append(value)
@@ -179,7 +179,7 @@ def _between(line: str, prefix: str) -> str:
     return line.removeprefix(prefix) if line.startswith(prefix) else ""
 
 
-def _shown_line(line: str) -> str:
+def _quote(line: str) -> str:
     return repr(line if len(line) <= 80 else line[:77] + "...") if line else "nothing"
 
 
@@ -189,16 +189,16 @@ def _parse_wheel(pair: list[str], index: int, fault: Any) -> tuple[LockedWheel, 
     if not first:
         if re.match(r"# wheel: \S+\.(tar\.gz|zip|tar\.bz2) ", described):
             raise fault(index, "this is a source distribution, and images contain only wheels")
-        raise fault(index, f"expected '# wheel: FILE.whl BYTES', found {_shown_line(described)}")
+        raise fault(index, f"expected '# wheel: FILE.whl BYTES', found {_quote(described)}")
     origin = first[3] or ""
     if origin.startswith("./"):
         if not RULES["wheel"].allows(origin) or origin.rpartition("/")[2] != first[1]:
-            raise fault(index, f"{_shown_line(origin)} is not the path of {first[1]}")
+            raise fault(index, f"{_quote(origin)} is not the path of {first[1]}")
     elif origin and not RULES["index name"].allows(origin):
-        raise fault(index, f"{_shown_line(origin)} is not the name of an index")
+        raise fault(index, f"{_quote(origin)} is not the name of an index")
     second = _PIN.fullmatch(pin)
     if not second:
-        raise fault(index + 1, f"expected 'name==version --hash=sha256:<64 hex>', found {_shown_line(pin)}")
+        raise fault(index + 1, f"expected 'name==version --hash=sha256:<64 hex>', found {_quote(pin)}")
     wheel = LockedWheel(
         name=second[1],
         version=second[2],

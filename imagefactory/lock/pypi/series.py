@@ -51,35 +51,35 @@ def series_after(
     """
     newest = max(map(Version, rows))
     depth = len(newest.release)
-    held = _cut(newest, depth)
+    current = _cut(newest, depth)
     grouped: dict[tuple[int, ...], list[tuple[Version, date | None, set[str]]]] = {}
     for python in sorted(offered, key=Version):
-        for one in offered[python]:
-            if one.version.epoch == newest.epoch and (cut := _cut(one.version, depth)) > held:
-                grouped.setdefault(cut, []).append((one.version, one.uploaded, {python}))
-    found = []
+        for item in offered[python]:
+            if item.version.epoch == newest.epoch and (cut := _cut(item.version, depth)) > current:
+                grouped.setdefault(cut, []).append((item.version, item.uploaded, {python}))
+    result = []
     for cut, group in sorted(grouped.items()):
         days = [day for _, day, _ in group if day]
         last = max(version for version, _, _ in group)
-        told = {python for version, _, given in group if version == last for python in given}
-        found.append(
+        fitting = {python for version, _, names in group if version == last for python in names}
+        result.append(
             FrameworkSeries(
                 series=".".join(map(str, cut)),
                 release=last.public,
                 begun=min(days) if days else None,
-                pythons=tuple(sorted(told, key=Version)),
+                pythons=tuple(sorted(fitting, key=Version)),
             )
         )
-    return tuple(found)
+    return tuple(result)
 
 
 def first_series_after(some: Iterable[PypiRelease], day: date) -> str:
     """The oldest series (`2.1`) whose first release is of a later day; empty for none, or for all of them."""
     begun: dict[tuple[int, ...], date] = {}
-    for one in some:
-        if one.uploaded:
-            cut = _cut(one.version, 2)
-            begun[cut] = min(one.uploaded, begun.get(cut, one.uploaded))
+    for release in some:
+        if release.uploaded:
+            cut = _cut(release.version, 2)
+            begun[cut] = min(release.uploaded, begun.get(cut, release.uploaded))
     later = [cut for cut, first in sorted(begun.items()) if first > day]
     return ".".join(map(str, later[0])) if later and later[0] != min(begun) else ""
 
@@ -117,8 +117,8 @@ def python_after(offered: Mapping[str, Sequence[PypiRelease]]) -> tuple[str, str
 
 def cuda_extras(extras: Iterable[str]) -> frozenset[str]:
     """The majors of CUDA (`13`) among a distribution's extras (`cuda13`, `cu13`)."""
-    found = (re.fullmatch(r"cu(?:da)?-?([0-9]{2})x?", canonicalize_name(extra)) for extra in extras)
-    return frozenset(one[1] for one in found if one)
+    matches = (re.fullmatch(r"cu(?:da)?-?([0-9]{2})x?", canonicalize_name(extra)) for extra in extras)
+    return frozenset(match[1] for match in matches if match)
 
 
 def wheel_tags(filename: str) -> frozenset[Tag]:
@@ -131,8 +131,8 @@ def wheel_tags(filename: str) -> frozenset[Tag]:
 
 def cuda_of(needs: Iterable[str]) -> str:
     """The CUDA (`13.2`) that a wheel's Requires-Dist pins, empty where it pins none or several."""
-    found = set(_cudas(needs))
-    return found.pop() if len(found) == 1 else ""
+    versions = set(_cudas(needs))
+    return versions.pop() if len(versions) == 1 else ""
 
 
 def _cudas(needs: Iterable[str]) -> Iterator[str]:
@@ -142,9 +142,9 @@ def _cudas(needs: Iterable[str]) -> Iterator[str]:
         except InvalidRequirement:  # of another time
             continue
         if re.fullmatch(r"cuda-toolkit|nvidia-cuda-runtime(-cu[0-9]+)?", canonicalize_name(need.name)):
-            for one in need.specifier:
-                match = re.match(r"([0-9]+\.[0-9]+)", one.version)
-                if one.operator == "==" and match:
+            for bound in need.specifier:
+                match = re.match(r"([0-9]+\.[0-9]+)", bound.version)
+                if bound.operator == "==" and match:
                     yield match[1]
 
 

@@ -102,8 +102,8 @@ def read_project(source: Path) -> SourceProject:
         build = document.get("build-system", {}).get("requires", DEFAULT_REQUIRES)
         if len(build) > MOST_REQUIRES:
             raise ValueError(f"it requires {len(build)} packages to be built")
-        requires = tuple(Requirement(one) for one in build)
-        if elsewhere := next((one for one in requires if one.url), None):
+        requires = tuple(Requirement(path) for path in build)
+        if elsewhere := next((path for path in requires if path.url), None):
             raise ValueError(f"to be built it requires {elsewhere.name} from an address, not from the index")
         known = _read_metadata(contents, document)
         return SourceProject(
@@ -145,12 +145,12 @@ def _read_metadata(contents: _SourceFiles, document: Mapping[str, Any]) -> _Sour
     project = document.get("project", {})
     info, _ = parse_email(contents.text("PKG-INFO") or contents.in_egg_info("PKG-INFO") or "")
     options = _setup_cfg(contents.text("setup.cfg"))
-    dynamic = {one.lower() for one in info.get("dynamic", [])}
+    dynamic = {entry.lower() for entry in info.get("dynamic", [])}
     final = Version(info.get("metadata_version") or "1.0") >= Version("2.2")
     dependencies: tuple[str, ...] | None = None
-    told = info.get("requires_dist", [])
-    if told or (final and "requires-dist" not in dynamic):
-        dependencies = tuple(told)
+    metadata = info.get("requires_dist", [])
+    if metadata or (final and "requires-dist" not in dynamic):
+        dependencies = tuple(metadata)
     elif project and "dependencies" not in project.get("dynamic", ()):
         dependencies = (*project.get("dependencies", ()), *_with_extras(project))
     elif (listed := contents.in_egg_info("requires.txt")) is not None:
@@ -158,8 +158,8 @@ def _read_metadata(contents: _SourceFiles, document: Mapping[str, Any]) -> _Sour
     elif "install_requires" in options or (options and "setup.py" not in contents.texts):
         dependencies = tuple(_lines(options.get("install_requires", "")))
     if dependencies is not None:
-        for one in dependencies[:_MOST_DEPENDENCIES]:
-            Requirement(one)
+        for entry in dependencies[:_MOST_DEPENDENCIES]:
+            Requirement(entry)
         if len(dependencies) > _MOST_DEPENDENCIES:
             raise ValueError(f"it requires {len(dependencies)} packages")
     version = info.get("version") or project.get("version", "") or options.get("version", "")
@@ -172,16 +172,16 @@ def _read_metadata(contents: _SourceFiles, document: Mapping[str, Any]) -> _Sour
 
 
 def _version_variable(contents: _SourceFiles, requires: Iterable[Requirement]) -> str:
-    names: list[str] = [canonicalize_name(one.name) for one in requires]
+    names: list[str] = [canonicalize_name(node.name) for node in requires]
     if any("use_scm_version" in contents.text(name) for name in ("setup.py", "setup.cfg")):
         names.append("setuptools-scm")
     return next((VARIABLES[name] for name in names if name in VARIABLES), "")
 
 
 def _with_extras(project: Mapping[str, Any]) -> Iterator[str]:
-    for extra, wanted in project.get("optional-dependencies", {}).items():
-        for one in wanted:
-            yield _with_marker(one, f'extra == "{canonicalize_name(extra)}"')
+    for extra, extras in project.get("optional-dependencies", {}).items():
+        for need in extras:
+            yield _with_marker(need, f'extra == "{canonicalize_name(extra)}"')
 
 
 def _with_marker(requirement: str, condition: str) -> str:
@@ -213,10 +213,10 @@ def _setup_cfg(text: str) -> dict[str, str]:
     """The options of setup.cfg that say name, version and requirements."""
     parser = configparser.RawConfigParser()
     parser.read_string(text)
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for section in ("metadata", "options"):
-        found |= dict(parser.items(section)) if parser.has_section(section) else {}
-    return {key: value for key, value in found.items() if key in ("name", "version", "install_requires")}
+        values |= dict(parser.items(section)) if parser.has_section(section) else {}
+    return {key: value for key, value in values.items() if key in ("name", "version", "install_requires")}
 
 
 def _lines(text: str) -> list[str]:
@@ -331,7 +331,7 @@ def copy_source(folder: Path, target: Path, most: int, *, skipped: Collection[st
     hole counts. `skipped` are names at its top that are not copied. Raises UsageError for a link that leads
     out, for what is neither file, folder nor link, and for more than that.
     """
-    rows, links, left = [], dict[str, str](), most
+    rows, links, remaining = [], dict[str, str](), most
     try:
         target.mkdir()
         for path, state in walk_tree(folder, limits=TREE, skip=is_skipped):
@@ -343,8 +343,8 @@ def copy_source(folder: Path, target: Path, most: int, *, skipped: Collection[st
                 links[path] = os.readlink(folder / path)  # noqa: PTH115 - Path would tidy it
                 rows.append((path, "link", links[path]))
             elif stat.S_ISREG(state.st_mode):
-                digest, size = _copy_file(folder, path, target, left)
-                left -= size
+                digest, size = _copy_file(folder, path, target, remaining)
+                remaining -= size
                 rows.append((path, str(bool(state.st_mode & stat.S_IXUSR)), digest))
             else:
                 raise UsageError(

@@ -96,7 +96,7 @@ def companion_needs(versions: Mapping[str, str], python: str) -> tuple[Companion
 
     Raises NoCompanionError for a companion that has no release for the version of its framework.
     """
-    found = [
+    result = [
         CompanionNeed(
             by=f"{row.package} {versions[row.package]}", wants=row.needs, add=row.add, source=row.source
         )
@@ -115,10 +115,10 @@ def companion_needs(versions: Mapping[str, str], python: str) -> tuple[Companion
             if not series:
                 raise _no_companion(f"{name} {versions[name]}", f"{framework} {version}")
             wants = Requirement(f"{name}=={series}.*")
-            found.append(
+            result.append(
                 CompanionNeed(by=f"{framework} {version}", wants=wants, add=False, source="companions.toml")
             )
-    return tuple(found)
+    return tuple(result)
 
 
 def with_needs(question: WheelRequest, needs: Iterable[CompanionNeed]) -> WheelRequest:
@@ -127,15 +127,15 @@ def with_needs(question: WheelRequest, needs: Iterable[CompanionNeed]) -> WheelR
     What the target below or conda brings is theirs, and is not bounded.
     """
     brought = _parent_versions(question)
-    asked = {package_of(text) for text in question.requirements}
+    named = {package_of(text) for text in question.requirements}
     added, bounds = list(question.requirements), list(question.constraints)
     for need in needs:
         name = need.wants.name
         if name in brought:
             continue
-        if need.add and name not in asked:
+        if need.add and name not in named:
             added.append(name)
-            asked.add(name)
+            named.add(name)
         if need.wants.specifier:
             bounds.append(str(need.wants))
     return replace(
@@ -153,7 +153,7 @@ def solve_companions(
     Return the question with that bound, its solution, and what was bounded. Raises NoCompanionError where
     that has no solution, and whatever the solver raises.
     """
-    brought, kept, pins = _parent_versions(question), list[CompanionNeed](), solver.solve(question)
+    brought, applied, pins = _parent_versions(question), list[CompanionNeed](), solver.solve(question)
     while True:
         try:
             companion_needs(brought | _versions(pins), question.lock.python)
@@ -168,9 +168,9 @@ def solve_companions(
             except (UnsolvableError, NoWheelError):
                 raise _of_target(question, error) from error
             question = bounded
-            kept.append(error.need)
+            applied.append(error.need)
         else:
-            return question, pins, tuple(kept)
+            return question, pins, tuple(applied)
 
 
 def solve_with_companions(
@@ -182,44 +182,45 @@ def solve_with_companions(
     leave no solution, and whatever the solver raises.
     """
     brought = _parent_versions(question)
-    given = {package_of(text) for text in question.given}
+    provided = {package_of(text) for text in question.given}
     question, pins, older = solve_companions(solver, question)
-    kept = [*older]
+    applied = [*older]
     for _ in range(_ROUNDS):
         versions = brought | _versions(pins)
         needs = companion_needs(versions, question.lock.python)
         broken = [
-            one
-            for one in needs
-            if one.wants.name not in brought
-            and not (one.add and one.package in given)  # a channel's build has needs of its own
-            and not _is_satisfied(one, versions)
+            need
+            for need in needs
+            if need.wants.name not in brought
+            and not (need.add and need.package in provided)  # a channel's build has needs of its own
+            and not _is_satisfied(need, versions)
         ]
         if not broken:
-            for one in kept:
-                progress.note(f"{question.lock.target}: {one}, which it does not declare")
+            for need in applied:
+                progress.note(f"{question.lock.target}: {need}, which it does not declare")
             return question, pins
-        kept += broken
+        applied += broken
         question = with_needs(question, broken)
         try:
             question, pins, older = solve_companions(solver, question)
-            kept += older
+            applied += older
         except (UnbuiltError, UnreachableError, NoCompanionError):
             raise
         except (UnsolvableError, NoWheelError) as error:
-            raise _contradicted(question, kept, error) from error
+            raise _contradicted(question, applied, error) from error
     raise LockError(
         "known-needs-unmet",
-        f"{question.lock.target}: no solution meets the known needs of its packages: {_describe_needs(kept)}",
+        f"{question.lock.target}: no solution meets the known needs of its packages: "
+        f"{_describe_needs(applied)}",
         hint="pin these packages",
     )
 
 
 def _parent_versions(question: WheelRequest) -> dict[str, str]:
     """The versions of what the target below and conda bring."""
-    given = (Requirement(text) for text in question.given)
+    pins = (Requirement(text) for text in question.given)
     return {
-        **{canonicalize_name(one.name): next(iter(one.specifier)).version for one in given},
+        **{canonicalize_name(pin.name): next(iter(pin.specifier)).version for pin in pins},
         **versions_of(question.fixed),
     }
 
@@ -278,14 +279,14 @@ def _contradicted(
     question: WheelRequest, needs: Sequence[CompanionNeed], error: LockError
 ) -> UnsolvableError:
     """The error of a question that had a solution before these needs were added."""
-    added = {str(one.wants) for one in needs}
+    added = {str(need.wants) for need in needs}
     own = [
         text
         for text in (*question.requirements, *question.constraints)
         if Requirement(text).specifier and text not in added
     ]
-    against = [one for one in needs if any(package_of(text) == one.wants.name for text in own)] or needs
-    own = [text for text in own if package_of(text) in {one.wants.name for one in against}]
+    against = [need for need in needs if any(package_of(text) == need.wants.name for text in own)] or needs
+    own = [text for text in own if package_of(text) in {need.wants.name for need in against}]
     message = f"{question.lock.target}: {_describe_needs(against)} (known, but not declared), and "
     hint = error.hint
     if own:
@@ -299,7 +300,7 @@ def _contradicted(
         message,
         hint=hint,
         tree=error.tree if isinstance(error, UnsolvableError) else error.message,
-        conflict=tuple(own) or tuple(str(one.wants) for one in against),
+        conflict=tuple(own) or tuple(str(need.wants) for need in against),
     )
 
 
@@ -364,15 +365,15 @@ def require_wheels(
         unbuilt = search.unbuilt(pins)
     if not unbuilt:
         return question, pins
-    built = {one.name for one in unbuilt}
+    built = {package.name for package in unbuilt}
     lines = tuple(line for line in pins.lines if canonicalize_name(line.partition("==")[0]) not in built)
-    solved = (one.partition("==") for one in pins.lines)
+    solved = (package.partition("==") for package in pins.lines)
     wheels = [
         LockedWheel(name=canonicalize_name(name), version=version, filename="", sha256="", size=0)
         for name, _, version in solved
     ]
     check_single_cuda(target.name, wheels, pins.via)
-    declared = all(one.project and one.project.dependencies is not None for one in unbuilt)
+    declared = all(package.project and package.project.dependencies is not None for package in unbuilt)
     if declared and canonicalize_name(target.framework) in {wheel.name for wheel in wheels} - built:
         check_facts(replace(question.lock, wheels=(*question.fixed, *wheels)), target)
     raise list_unbuilt(unbuilt, lines, question, target)
@@ -399,15 +400,18 @@ class _SourceSearch:
         self.question = question
         (self.folder / "stubs").mkdir(exist_ok=True)
         if self.own is None:
-            self.own = [one for entry in question.sources if (one := self._own(entry))]
-        asked = replace(
+            self.own = [package for entry in question.sources if (package := self._own(entry))]
+        extended = replace(
             question,
-            requirements=(*question.requirements, *(f"{one.name}=={one.version}" for one in self.own)),
+            requirements=(
+                *question.requirements,
+                *(f"{package.name}=={package.version}" for package in self.own),
+            ),
             sdists=self.folder / "stubs",
         )
         for _ in range(ROUNDS):
             try:
-                return self.solver.solve(asked)
+                return self.solver.solve(extended)
             except NoWheelError as error:
                 added = [self._add(name, error.account) for name in error.names]
                 if not any(added):
@@ -422,7 +426,7 @@ class _SourceSearch:
         chosen = {
             (canonicalize_name(name), version) for name, _, version in (p.partition("==") for p in pins.lines)
         }
-        return (*self.away, *(one for key, one in sorted(self.stubs.items()) if key in chosen))
+        return (*self.away, *(package for key, package in sorted(self.stubs.items()) if key in chosen))
 
     def _own(self, entry: str) -> SourcePackage | None:
         """A stub for a folder of the recipe; a repository is only noted, as nothing of it is here."""
@@ -433,11 +437,11 @@ class _SourceSearch:
         if not project.name:
             self.away.append(SourcePackage(name="", version="", source=entry, project=project))
             return None
-        one = SourcePackage(
+        package = SourcePackage(
             name=project.name, version=project.version or UNKNOWN_VERSION, source=entry, project=project
         )
-        self._keep(one, project)
-        return one
+        self._keep(package, project)
+        return package
 
     def _add(self, name: str, account: str) -> bool:
         """Add a stub of the newest release within the bounds of the recipe and of uv's account, if any."""
@@ -445,7 +449,9 @@ class _SourceSearch:
         known = dict(sdists_of(name, self.solver.project(name, lock), lock))
         written = bounds_of(name, [*self.question.requirements, *self.question.constraints])
         for bounds in _bounds_in(name, account, written):
-            fitting = [one for one in bounds.filter(known) if (name, str(one)) not in self.stubs]
+            fitting = [
+                candidate for candidate in bounds.filter(known) if (name, str(candidate)) not in self.stubs
+            ]
             if fitting:
                 version = max(fitting)
                 break
@@ -466,9 +472,9 @@ class _SourceSearch:
         )
         return True
 
-    def _keep(self, one: SourcePackage, project: SourceProject) -> None:
-        write_stub(self.folder / "stubs", one.name, one.version, _metadata_lines(project))
-        self.stubs[one.name, one.version] = one
+    def _keep(self, package: SourcePackage, project: SourceProject) -> None:
+        write_stub(self.folder / "stubs", package.name, package.version, _metadata_lines(project))
+        self.stubs[package.name, package.version] = package
 
 
 def read_own(root: Path, entry: str) -> SourceProject:
@@ -491,17 +497,17 @@ def read_own(root: Path, entry: str) -> SourceProject:
 
 def installable(name: str, files: Sequence[IndexFile], lock: Lock) -> set[Version]:
     """The releases that have a wheel for the Python of `lock`, or a source distribution."""
-    found = {version for version, _ in sdists_of(name, files, lock)}
+    versions = {version for version, _ in sdists_of(name, files, lock)}
     for file in files:
         with suppress(InvalidWheelFilename, InvalidVersion):
             _, version, _, offered = parse_wheel_filename(file.filename)
-            found |= {version} if offered & fitting_set(lock.python, lock.platform) else set()
-    return found
+            versions |= {version} if offered & fitting_set(lock.python, lock.platform) else set()
+    return versions
 
 
 def sdists_of(name: str, files: Iterable[IndexFile], lock: Lock) -> Iterable[tuple[Version, IndexFile]]:
     """The source distributions for the Python of `lock`, of releases that have no wheel for it."""
-    fits, found = set[Version](), dict[Version, IndexFile]()
+    fits, sdists = set[Version](), dict[Version, IndexFile]()
     for file in files:
         try:
             if file.filename.endswith(".whl"):
@@ -513,8 +519,8 @@ def sdists_of(name: str, files: Iterable[IndexFile], lock: Lock) -> Iterable[tup
         except (InvalidWheelFilename, InvalidSdistFilename, InvalidVersion, InvalidSpecifier):
             continue
         if named == name and file.sha256 and not file.yanked and f"{lock.python}.99" in python:
-            found.setdefault(version, file)
-    return ((version, file) for version, file in found.items() if version not in fits)
+            sdists.setdefault(version, file)
+    return ((version, file) for version, file in sdists.items() if version not in fits)
 
 
 def _bounds_in(name: str, account: str, written: SpecifierSet) -> list[SpecifierSet]:
@@ -522,17 +528,17 @@ def _bounds_in(name: str, account: str, written: SpecifierSet) -> list[Specifier
     flat = " ".join(re.sub(r"[×│╰─▶├]+", " ", account).split())
     words = r"(?:depends on|require|requires)(?: one of:)?"
     package = re.escape(name).replace(r"\-", "[-_.]")
-    found = re.finditer(rf"{words} {package}(?:\[[^\]]*\])?([<>=!~][^\s]*)", flat, re.IGNORECASE)
+    matches = re.finditer(rf"{words} {package}(?:\[[^\]]*\])?([<>=!~][^\s]*)", flat, re.IGNORECASE)
     each: list[SpecifierSet] = []
-    for match in found:
+    for match in matches:
         try:
             each.append(SpecifierSet(match[1].rstrip(",.;")))
         except InvalidSpecifier:
             continue
     every = written
-    for one in each:
-        every &= one
-    return [every, *(written & one for one in each), written]
+    for bounds in each:
+        every &= bounds
+    return [every, *(written & bounds for bounds in each), written]
 
 
 def _metadata_lines(project: SourceProject) -> list[str]:
@@ -579,10 +585,10 @@ def has_nvcc(target: Target) -> bool:
     return target.source == "pypi" and major.isdigit() and int(major) >= 13
 
 
-def needs_of(one: SourcePackage, target: Target) -> tuple[list[str], bool]:
+def needs_of(package: SourcePackage, target: Target) -> tuple[list[str], bool]:
     """What building a package needs, for a person, and whether this machine has all of it."""
-    code, needs, possible = one.code, list[str](), True
-    if one.project is None:
+    code, needs, possible = package.code, list[str](), True
+    if package.project is None:
         return ["to be fetched"], True
     if "C++" in code or "CUDA" in code:
         needs.append("a C++ compiler")
@@ -591,16 +597,16 @@ def needs_of(one: SourcePackage, target: Target) -> tuple[list[str], bool]:
         if not has_nvcc(target):
             possible = False
             needs[-1] += f" (the index has it from CUDA 13 on, not for CUDA {target.cuda})"
-    rust = {canonicalize_name(Requirement(text).name) for text in one.project.requires} & {
+    rust = {canonicalize_name(Requirement(text).name) for text in package.project.requires} & {
         "maturin",
         "setuptools-rust",
     }
     if "Fortran" in code or ("Rust" in code and rust):
         possible = False
         needs.append(f"a {'Rust' if rust else 'Fortran'} compiler (no base has one)")
-    if one.debian:
-        needs.append(f"Debian's {', '.join(one.debian)} (system: in the recipe)")
-    if one.project.dependencies is None:
+    if package.debian:
+        needs.append(f"Debian's {', '.join(package.debian)} (system: in the recipe)")
+    if package.project.dependencies is None:
         needs.append("more packages, which only its build names")
     return needs, possible
 
@@ -611,28 +617,28 @@ def list_unbuilt(
     """The error that names all packages of a solution that have no wheel."""
     named = {canonicalize_name(Requirement(text).name) for text in question.requirements}
     rows, lines, impossible = list[dict[str, object]](), list[str](), list[str]()
-    for one in unbuilt:
-        needs, possible = needs_of(one, target)
-        version = "" if one.version == UNKNOWN_VERSION else one.version
-        label = f"{one.name} {version}".strip()
-        if one.source in question.sources:  # the project's own code, or a repository
-            label = f"{label} ({one.source})" if label else one.source
+    for package in unbuilt:
+        needs, possible = needs_of(package, target)
+        version = "" if package.version == UNKNOWN_VERSION else package.version
+        label = f"{package.name} {version}".strip()
+        if package.source in question.sources:  # the project's own code, or a repository
+            label = f"{label} ({package.source})" if label else package.source
         lines.append(f"{label}: {'needs ' + ', '.join(needs) if needs else 'pure Python'}")
         if not possible:
-            impossible.append(one.name)
-        requires = one.project.dependencies or () if one.project else ()
-        build = one.project.requires if one.project else ()
+            impossible.append(package.name)
+        requires = package.project.dependencies or () if package.project else ()
+        build = package.project.requires if package.project else ()
         rows.append(
             {
-                "name": one.name,
+                "name": package.name,
                 "version": version,
-                "source": one.source,
+                "source": package.source,
                 "needs": needs,
                 "possible": possible,
                 "requires": sorted(
                     {canonicalize_name(Requirement(need).name) for need in (*requires, *build)}
                 ),
-                "named": one.name in named or one.source in question.sources,
+                "named": package.name in named or package.source in question.sources,
             }
         )
     count = "1 package" if len(rows) == 1 else f"{len(rows)} packages"

@@ -203,7 +203,7 @@ def read_probed(environ: Mapping[str, str]) -> tuple[ProbedGpu, ...]:
         raise UsageError(
             "probe-file-invalid",
             f"{path} is not valid",
-            hint="delete it, then run imagefactory pool --probe 5m",
+            hint="delete it, then run imagefactory gpus --probe 5m",
         ) from error
     return memory.known
 

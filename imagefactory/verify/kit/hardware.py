@@ -1,8 +1,7 @@
-"""What a host says of its NVIDIA GPUs, by three ways that must agree: NVML, the driver's /proc, device nodes.
+"""The NVIDIA GPUs of a host, from three sources that must agree: NVML, the driver's /proc, device nodes.
 
-Standard library of Python 3.9 and nothing else: this file travels in every kit, and imagefactory reads its
-own machine with it. Nothing is cached and nothing is taken from the environment but, by the dynamic linker,
-where libnvidia-ml.so.1 is.
+Only the standard library of Python 3.9: this file travels in every kit, and imagefactory reads its own
+machine with it. Nothing is cached, and the environment decides only where libnvidia-ml.so.1 is.
 
 Sources: NVML's API reference (functions, buffer sizes, return codes); the driver's README, "Using the /proc
 file system interface"; proc_devices(5); the CUDA C++ Programming Guide, "CUDA Environment Variables".
@@ -44,7 +43,7 @@ VERSION_MISMATCH = 18  # NVML is of another driver than the kernel module
 
 
 class NoGpu(Exception):
-    """No GPU of NVIDIA that can be used is to be seen here; the message is one line that says why."""
+    """There is no usable NVIDIA GPU here; the message is one line that says why."""
 
 
 class LostGpu(NoGpu):
@@ -52,7 +51,7 @@ class LostGpu(NoGpu):
 
 
 class Places(NamedTuple):
-    """Where a machine tells of its GPUs: two folders and the name of NVML's library."""
+    """Where a machine describes its GPUs: two folders and the name of NVML's library."""
 
     dev: str = "/dev"
     proc: str = "/proc"
@@ -63,15 +62,15 @@ MACHINE = Places()
 
 
 def read_hardware(places: Places = MACHINE) -> dict[str, Any]:
-    """The host's GPUs as plain JSON values.
+    """Return the host's GPUs as plain JSON values.
 
-    `driver`: the kernel module's version. `gpus`: what NVML tells, each `name`, `capability` (`8.0`), `uuid`
+    `driver`: the kernel module's version. `gpus`: from NVML, each `name`, `capability` (`8.0`), `uuid`
     (`GPU-...`) and `memory` in bytes. `known`: the UUIDs below /proc/driver/nvidia/gpus. `nodes`: the paths
-    of character devices that are the driver's. `notes`: further facts, name -> text: of each MIG instance
-    `MIG-...` -> the UUID of the GPU that it is a part of, `nvml-driver`, and of each GPU that cannot be used
-    `lost-gpu-INDEX` -> why. A GPU without memory of its own has that of the machine.
+    of the driver's character devices. `notes`: further facts, name -> text: for each MIG instance
+    `MIG-...` -> the UUID of its whole GPU, `nvml-driver`, and for each unusable GPU `lost-gpu-INDEX` -> why.
+    A GPU without memory of its own has that of the machine.
 
-    Raises NoGpu where one of the three ways shows none, or where NVML belongs to another driver.
+    Raises NoGpu if one of the three sources shows none, or if NVML belongs to another driver.
     """
     try:
         driver = parse_version(_read(Path(places.proc, "driver/nvidia/version")))
@@ -94,30 +93,26 @@ def read_hardware(places: Places = MACHINE) -> dict[str, Any]:
     return {"format": FORMAT, "driver": driver, "gpus": gpus, "known": known, "nodes": nodes, "notes": notes}
 
 
-# --- /proc and /dev ------------------------------------------------------------------------------
-
-
 def parse_version(text: str) -> str:
-    """The version in /proc/driver/nvidia/version, of the closed and of the open module; empty if none."""
+    """Return the version in /proc/driver/nvidia/version, of the closed and the open module; "" if none."""
     match = VERSION.search(text)
     return match[1] if match else ""
 
 
 def parse_information(text: str) -> dict[str, str]:
-    """/proc/driver/nvidia/gpus/*/information: `GPU UUID`, `Device Minor`, `Model`, ... -> its text."""
+    """Return the texts of /proc/driver/nvidia/gpus/*/information by name: `GPU UUID`, `Model`, ..."""
     pairs = (line.partition(":") for line in text.splitlines() if ":" in line)
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def parse_major(text: str) -> int:
-    """The major number of the driver's GPUs in /proc/devices (`195 nvidia-frontend`); -1 if there is none."""
-    characters = text.partition("Block devices:")[0]
-    match = MAJOR.search(characters)
+    """Return the major number of the driver's GPUs in /proc/devices (`195 nvidia-frontend`); -1 if none."""
+    match = MAJOR.search(text.partition("Block devices:")[0])
     return int(match[1]) if match else -1
 
 
 def find_known(places: Places) -> list[str]:
-    """The UUIDs that the kernel module tells, sorted. One that is still unknown there reads `GPU-????...`."""
+    """Return the UUIDs that the kernel module knows, sorted. An unknown one reads `GPU-????...` there."""
     uuids = set()
     for path in Path(places.proc, "driver/nvidia/gpus").glob("*/information"):
         try:
@@ -130,7 +125,7 @@ def find_known(places: Places) -> list[str]:
 
 
 def find_nodes(places: Places) -> list[str]:
-    """The nodes of GPUs (`/dev/nvidia0`): character devices with the driver's major and their own number."""
+    """Return the nodes of GPUs (`/dev/nvidia0`): character devices with the driver's major number."""
     try:
         major = parse_major(_read(Path(places.proc, "devices")))
     except OSError:
@@ -151,7 +146,7 @@ def find_nodes(places: Places) -> list[str]:
 
 
 def read_memory(proc: str) -> int:
-    """The machine's memory in bytes; 0 where /proc/meminfo does not tell it."""
+    """Return the machine's memory in bytes; 0 if /proc/meminfo does not have it."""
     try:
         match = MEMORY.search(_read(Path(proc, "meminfo")))
     except OSError:
@@ -164,9 +159,6 @@ def _read(path: Path, limit: int = LARGEST_FILE) -> str:
         return file.read(limit).decode("utf-8", "replace")
 
 
-# --- NVML ----------------------------------------------------------------------------------------
-
-
 class _Memory(ctypes.Structure):
     """nvmlMemory_t, bytes."""
 
@@ -174,9 +166,9 @@ class _Memory(ctypes.Structure):
 
 
 def ask_nvml(library: str, shared: int = 0) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """NVML's GPUs, and notes. `shared` is the memory of a GPU that has none of its own, 0 if not known.
+    """Return NVML's GPUs, and notes. `shared` is the memory of a GPU without its own, 0 if unknown.
 
-    Raises NoGpu where the library is missing, refuses or counts none that can be used.
+    Raises NoGpu if the library is missing, returns an error or counts no usable GPU.
     """
     try:
         nvml = ctypes.CDLL(library)
@@ -282,13 +274,30 @@ def _loaded() -> str:
     return f"{of}; reload the module or restart the machine, or remove an NVML that an image brings"
 
 
-# --- which of them a program sees ------------------------------------------------------------------
+# --- Which of them a job has
 
 
 def lost_gpus(notes: Mapping[str, str]) -> dict[int, str]:
-    """GPUs that cannot be used, by NVML's index, and why."""
+    """Return the reasons why GPUs cannot be used, by NVML's index."""
     lost = {name[len(LOST) :]: text for name, text in notes.items() if name.startswith(LOST)}
     return {int(index): text for index, text in lost.items() if index.isdecimal() and len(index) < 4}
+
+
+def lost_note(notes: Mapping[str, str]) -> str:
+    """Return what to add to a message about GPUs: those that cannot be used."""
+    return "".join(f"; GPU {index} cannot be used: {why}" for index, why in lost_gpus(notes).items())
+
+
+def choose(capabilities: Sequence[str], capability: str, *, several: bool) -> list[int]:
+    """Return the position of the first GPU of this capability, or of any for "".
+
+    With `several` return all of the first capability that two GPUs have.
+    """
+    for first in capabilities:
+        alike = [index for index, other in enumerate(capabilities) if other == first]
+        if capability in ("", first) and (len(alike) > 1 or not several):
+            return alike if several else alike[:1]
+    return []
 
 
 def names_lost(text: str, uuids: Sequence[str], known: Sequence[str], notes: Mapping[str, str]) -> bool:
@@ -345,6 +354,16 @@ def read_visible(
             break
         gpus.append(gpu)
     return gpus[:1] if gpus and _form(gpus[0].entry) == "MIG-" else gpus
+
+
+def visible_value(gpus: Sequence[SeenGpu], notes: Mapping[str, str], *, pci: bool) -> str:
+    """Return the value of CUDA_VISIBLE_DEVICES for a container, where CUDA may count in another order.
+
+    `pci`: outside, CUDA_DEVICE_ORDER is PCI_BUS_ID.
+    """
+    sliced = {uuid for name, uuid in notes.items() if name.startswith("MIG-")}
+    by_uuid = [pci and gpu.entry.isdigit() and gpu.uuid not in sliced for gpu in gpus]
+    return ",".join(gpu.uuid if plain else gpu.entry for plain, gpu in zip(by_uuid, gpus))  # noqa: B905 - Python 3.9
 
 
 def _form(entry: str) -> str:

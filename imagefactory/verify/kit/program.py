@@ -1,7 +1,7 @@
-"""The program of a kit: reads the host's GPUs, gets the image, runs the suite in it, leaves `result/`.
+"""The program of a kit: reads the host's GPUs, gets the image, runs the suite in it, writes `result/`.
 
-Standard library alone; run.py starts it. The result is three files: run.json (how it went), evidence.json
-(the host's GPUs) and report.json (what the suite wrote in the image), the last two only after a run.
+Only the standard library; run.py starts it. The result is run.json (how it went) and, after a run,
+evidence.json (the host's GPUs) and report.json (written by the suite in the image).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import hardware
-from .hardware import PCI_ORDER, lost_gpus, names_lost, read_visible
+from .hardware import PCI_ORDER, choose, lost_gpus, lost_note, names_lost, read_visible, visible_value
 from .start import EXIT_TOOL, EXIT_USAGE, REPORT, RUNNERS, Kit, Stop, choose_runner, clean, say
 from .trees import TreeLimits, list_names, open_file, read_file, remove_tree, walk_tree
 
@@ -42,11 +42,8 @@ EPILOG = (
 )
 
 
-# --- the kit -------------------------------------------------------------------------------------
-
-
 def read_kit(folder: Path) -> Kit:
-    """Raises Stop for a folder that is no kit of this format, or whose suite was changed."""
+    """Return the kit in a folder. Raises Stop if it is not one of this format, or its suite was changed."""
     try:
         row = json.loads(read_file(folder, KIT, LARGEST_REPORT))
         if row["format"] != FORMAT:
@@ -54,14 +51,14 @@ def read_kit(folder: Path) -> Kit:
         kit = Kit(folder, *(row[name] for name in Kit._fields[1:]))
         digest = suite_digest(folder / "suite")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise Stop(f"{folder} is no kit: {error}", EXIT_USAGE) from error
+        raise Stop(f"{folder} is not a kit: {error}", EXIT_USAGE) from error
     if digest != kit.suite:
         raise Stop(f"the suite of this kit was changed: it is {digest}, and was {kit.suite}", EXIT_USAGE)
     return kit
 
 
 def suite_digest(folder: Path) -> str:
-    """sha256 over sorted names and contents of the suite's files, each with its length before it."""
+    """Return the sha256 over sorted names and contents of the suite's files, each after its length."""
     total = hashlib.sha256()
     names = [name for name, _ in walk_tree(folder, limits=SUITE_LIMITS) if name.endswith(".py")]
     for name in sorted(names):
@@ -70,68 +67,46 @@ def suite_digest(folder: Path) -> str:
     return f"sha256:{total.hexdigest()}"
 
 
-# --- which GPU -----------------------------------------------------------------------------
-
-
 def seen_gpus(
     hardware: Mapping[str, Any], environ: Mapping[str, str]
 ) -> tuple[Sequence[Mapping[str, Any]], str]:
-    """The GPUs that a batch system gave to this job, and CUDA_VISIBLE_DEVICES inside, empty where it says
-    nothing. Raises Stop where it gave none.
+    """Return the job's GPUs by the batch system, and CUDA_VISIBLE_DEVICES inside, empty if it is not set.
+
+    Raises Stop if the batch system assigned none.
     """
-    value, gpus = environ.get(VISIBLE), hardware["gpus"]
+    value, gpus, notes = environ.get(VISIBLE), hardware["gpus"], hardware["notes"]
     if value is None:
         return gpus, ""
-    pci = environ.get("CUDA_DEVICE_ORDER") == PCI_ORDER
-    ordered = pci or len({gpu["name"] for gpu in gpus}) == 1
-    seen = read_visible(value, [gpu["uuid"] for gpu in gpus], hardware["notes"], ordered=ordered)
+    pci, uuids = environ.get("CUDA_DEVICE_ORDER") == PCI_ORDER, [gpu["uuid"] for gpu in gpus]
+    seen = read_visible(value, uuids, notes, ordered=pci or len({gpu["name"] for gpu in gpus}) == 1)
     if not seen:
-        uuids = [gpu["uuid"] for gpu in gpus]
-        broken = names_lost(value, uuids, hardware["known"], hardware["notes"])
-        text = f"{VISIBLE}={value[:200]!a} names no GPU of this machine{lost_note(hardware)}"
+        broken = names_lost(value, uuids, hardware["known"], notes)
+        text = f"{VISIBLE}={value[:200]!a} names no GPU of this machine{lost_note(notes)}"
         raise Stop(text, EXIT_CHECK, "infrastructure" if broken else "no-gpu")
-    sliced = {uuid for name, uuid in hardware["notes"].items() if name.startswith("MIG-")}
-    # inside, CUDA may count in another order
-    plain = [pci and device.entry.isdigit() and device.uuid not in sliced for device in seen]
-    entries = [device.uuid if by_uuid else device.entry for by_uuid, device in zip(plain, seen)]  # noqa: B905 - Python 3.9
-    uuids = [device.uuid for device in seen]
-    mine = [gpu for gpu in gpus if gpu["uuid"] in uuids or "" in uuids]
-    return mine, ",".join(entries)
+    assigned = [gpu.uuid for gpu in seen]
+    mine = [gpu for gpu in gpus if gpu["uuid"] in assigned or "" in assigned]
+    return mine, visible_value(seen, notes, pci=pci)
 
 
 def choose_gpus(
     hardware: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]], capability: str, level: str
 ) -> Sequence[Mapping[str, Any]]:
-    """The first of `gpus` of this capability, the first at all where none is asked for. Raises Stop.
-
-    Of the level `several` all of the first capability that two of them have.
-    """
-    for gpu in gpus:
-        alike = [other for other in gpus if other["capability"] == gpu["capability"]]
-        if capability in ("", gpu["capability"]) and (level != SEVERAL or len(alike) > 1):
-            return alike if level == SEVERAL else [gpu]
+    """Return the first of `gpus` of this capability, for the level `several` all of one. Raises Stop."""
+    positions = choose([gpu["capability"] for gpu in gpus], capability, several=level == SEVERAL)
+    if positions:
+        return [gpus[index] for index in positions]
     there = ", ".join(f"{gpu['name']} ({gpu['capability']})" for gpu in gpus)
     kind = f"capability {capability}" if capability else "one capability"
     number = "several GPUs" if level == SEVERAL else "a GPU"
-    text = f"this kit is for {number} of {kind}, this machine has {there}{lost_note(hardware)}"
+    text = f"this kit is for {number} of {kind}, this machine has {there}{lost_note(hardware['notes'])}"
     raise Stop(text, EXIT_CHECK, "wrong-gpu")
 
 
-def lost_note(hardware: Mapping[str, Any]) -> str:
-    """What to add where GPUs are told: those that cannot be used."""
-    return "".join(
-        f"; GPU {index} cannot be used: {why}" for index, why in lost_gpus(hardware["notes"]).items()
-    )
-
-
-# --- the run -------------------------------------------------------------------------------------
-
-
 class KitJob(NamedTuple):
-    """What one run of a kit is given: the caller's words and environment, where this machine tells of GPUs.
+    """One run of a kit: the caller's options and environment, and where this machine describes its GPUs.
 
-    With `keep` the image that is pulled for it stays. `work` is a folder of its own; what belongs into the
-    kit's `result` is collected in `work/result`.
+    With `keep` the pulled image stays. `work` is the run's own folder; the kit's `result` is collected in
+    `work/result`.
     """
 
     kit: Kit
@@ -149,7 +124,7 @@ def main(
     folder: Path,
     places: hardware.Places = hardware.MACHINE,
 ) -> int:
-    """Runs the kit in `folder`; answers the exit code. An earlier result is replaced."""
+    """Run the kit in `folder` and return the exit code. An earlier result is replaced."""
     parser = argparse.ArgumentParser(prog="run.py", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("--runner", choices=RUNNERS, default="", help="default: the first that works here")
     parser.add_argument("--image", default="", help="HOST/NAME@sha256:..., an image of docker, or a .sif")
@@ -164,9 +139,17 @@ def main(
             raise Stop(f"this kit is for {kit.machine}, and this machine is {os.uname().machine}", EXIT_USAGE)
         with _work(folder) as work:
             job = KitJob(kit, options.runner, options.image, options.keep, environ, places, work)
-            code = _run(job, facts)
+            try:
+                code = _run(job, facts)
+            except Stop as stop:
+                if not stop.outcome:
+                    raise
+                code = stop.code
+                facts.update(outcome=stop.outcome, reason=str(stop))
             _write(work / RESULT / RUN, format_run(kit, environ, facts))
-            _replace(work / RESULT, folder / RESULT)
+            if (folder / RESULT).exists():
+                (folder / RESULT).rename(work / "earlier")
+            (work / RESULT).rename(folder / RESULT)
     except Stop as stop:
         say(f"error: {stop}")
         return stop.code
@@ -179,12 +162,12 @@ def main(
     if facts.get("outcome"):
         say(f"{facts['outcome']}: {facts['reason']}; nothing was verified")
     else:
-        say(f"bring {folder} back to where it was made: imagefactory collect {folder}")
+        say(f"bring {folder} back to where it was made: imagefactory sweep collect {folder}")
     return code
 
 
 def format_run(kit: Kit, environ: Mapping[str, str], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """run.json. `outcome` is empty where the suite was started, whatever came of it; else why not."""
+    """Return run.json. `outcome` is empty if the suite was started; else it says why not."""
     return {
         "format": FORMAT,
         "nonce": kit.nonce,
@@ -202,17 +185,7 @@ def format_run(kit: Kit, environ: Mapping[str, str], facts: Mapping[str, Any]) -
 
 
 def _run(job: KitJob, facts: dict[str, Any]) -> int:
-    """Without a GPU nothing is pulled and nothing started. Raises Stop for what is no result of a run."""
-    try:
-        return _try(job, facts)
-    except Stop as stop:
-        if not stop.outcome:
-            raise
-        facts.update(outcome=stop.outcome, reason=str(stop))
-        return stop.code
-
-
-def _try(job: KitJob, facts: dict[str, Any]) -> int:
+    """Run the suite. Without a GPU nothing is pulled and nothing started. Raises Stop."""
     kit, work = job.kit, job.work
     try:
         seen = hardware.read_hardware(job.places)
@@ -249,7 +222,7 @@ def _try(job: KitJob, facts: dict[str, Any]) -> int:
 
 
 def _lay_out(kit: Kit, work: Path) -> None:
-    """What the image sees: suite and expectations for everybody to read, a folder for everybody to write."""
+    """Copy suite and expectations, which every user may read, and create a report folder to write to."""
     for name, _ in walk_tree(kit.folder / "suite", limits=SUITE_LIMITS):
         if name.endswith(".py"):
             (work / "suite" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -266,7 +239,7 @@ def _lay_out(kit: Kit, work: Path) -> None:
 
 
 def read_report(folder: Path, path: str) -> bytes | None:
-    """What a run wrote to `path` below `folder`; None where no regular file of a report's size is there."""
+    """Return what a run wrote to `path` below `folder`; None if it is not a regular file of that size."""
     try:
         return read_file(folder, path, LARGEST_REPORT)
     except OSError:
@@ -274,11 +247,11 @@ def read_report(folder: Path, path: str) -> bytes | None:
 
 
 def actions(environ: Mapping[str, str]) -> dict[str, str] | None:
-    """Which job of GitHub this is, None where it is none."""
+    """Return the names of this GitHub Actions job, None outside of one."""
     if environ.get("GITHUB_ACTIONS") != "true":
         return None
     names = ("GITHUB_REPOSITORY", "GITHUB_RUN_ID", "GITHUB_RUN_ATTEMPT", "GITHUB_JOB", "RUNNER_NAME")
-    return {name: clean(environ.get(name, "").encode())[:200] for name in names}
+    return {name: clean(environ.get(name, ""))[:200] for name in names}
 
 
 def now() -> str:
@@ -287,7 +260,7 @@ def now() -> str:
 
 @contextlib.contextmanager
 def _work(folder: Path) -> Iterator[Path]:
-    """A folder in the kit's, where docker and apptainer can look too; it goes away, also when told to end."""
+    """Yield a folder in the kit's, which docker and apptainer can read. It is removed, also on a signal."""
 
     def stop(number: int, _: object) -> None:
         sys.exit(128 + number)
@@ -316,7 +289,7 @@ def _work(folder: Path) -> Iterator[Path]:
 
 
 def _remove(folder: Path) -> None:
-    """What an image wrote may stay, where it is another user's, and hinders no run."""
+    """Remove a folder. What an image wrote as another user may stay, and does not hinder a run."""
     try:
         remove_tree(folder)
     except OSError as error:
@@ -325,10 +298,3 @@ def _remove(folder: Path) -> None:
 
 def _write(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def _replace(result: Path, place: Path) -> None:
-    """An earlier result makes room."""
-    if place.exists():
-        place.rename(result.parent / "earlier")
-    result.rename(place)

@@ -1,8 +1,8 @@
-"""Programs that a kit starts, docker and apptainer by their command lines: followed, printed, ended.
+"""Docker and Apptainer as a kit starts them, by their command lines.
 
 Only the standard library. Inside, the rules are those of imagefactory's own runners: no network, no
-capability, no new privileges, nothing of the host's environment but which GPUs are this job's, suite and
-expectations read-only.
+capability, no new privileges, suite and expectations read-only, and nothing of the host's environment but
+which GPUs belong to the job.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ MOST_LINES = 4000
 
 
 class Stop(Exception):
-    """The run cannot go on. `code` is the exit code, `outcome` the word of the tables, empty for none."""
+    """The run cannot continue. `code` is the exit code, `outcome` a label of the tables or empty."""
 
     def __init__(self, message: str, code: int, outcome: str = "") -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ class EndedProcess(NamedTuple):
 
 
 def follow(argv: Sequence[str], environ: Mapping[str, str], timeout: float) -> EndedProcess:
-    """Runs a command, shows its lines as printable ones, and ends it and all below it when time is over."""
+    """Run a command, print its lines, and end it with all its children after `timeout` seconds."""
     began, timed_out = time.monotonic(), False
     lines: deque[str] = deque(maxlen=40)
     process = subprocess.Popen(
@@ -64,7 +64,7 @@ def follow(argv: Sequence[str], environ: Mapping[str, str], timeout: float) -> E
         count = 0
         assert process.stdout is not None
         while line := process.stdout.readline(LARGEST_LINE * 4):
-            text = clean(line)
+            text = clean(line.decode("utf-8", "replace"))
             if not text:
                 continue
             lines.append(text)
@@ -98,21 +98,29 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def ask(argv: Sequence[str], environ: Mapping[str, str]) -> str:
-    process = subprocess.run(
-        argv, env=dict(environ), capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+def capture(argv: Sequence[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        argv,
+        env=dict(environ),
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+        stdin=subprocess.DEVNULL,
     )
+
+
+def ask(argv: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Return what a command prints. Raises Stop if it fails."""
+    process = capture(argv, environ)
     if process.returncode:
-        raise Stop(
-            f"`{' '.join(argv)}` says: {clean((process.stderr or process.stdout).encode())}", EXIT_TOOL
-        )
+        raise Stop(f"`{' '.join(argv)}` says: {clean(process.stderr or process.stdout)}", EXIT_TOOL)
     return process.stdout
 
 
 def must(argv: Sequence[str], environ: Mapping[str, str]) -> None:
-    process = subprocess.run(
-        argv, env=dict(environ), capture_output=True, check=False, stdin=subprocess.DEVNULL
-    )
+    """Pull an image. Raises Stop with the last line of a command that fails."""
+    process = capture(argv, environ)
     if process.returncode:
         lines = [text for line in (process.stderr or process.stdout).splitlines() if (text := clean(line))]
         message = lines[-1] if lines else f"it ended with {process.returncode}"
@@ -120,7 +128,7 @@ def must(argv: Sequence[str], environ: Mapping[str, str]) -> None:
 
 
 def _login(message: str) -> str:
-    """What mends a pull that a registry refuses to strangers."""
+    """Return what to do about a pull that requires a login."""
     if not re.search(r"\b(40[13]|denied|unauthorized|forbidden|authentication)\b", message, re.IGNORECASE):
         return ""
     return (
@@ -129,20 +137,16 @@ def _login(message: str) -> str:
     )
 
 
-def clean(line: bytes) -> str:
-    """One printable line: nothing of a stranger steers a terminal."""
-    text = "".join(
-        character if character.isprintable() else " " for character in line.decode("utf-8", "replace")
-    )
-    return " ".join(text.split())[:LARGEST_LINE]
+def clean(text: str) -> str:
+    """Return one printable line: no untrusted text controls a terminal."""
+    line = "".join(character if character.isprintable() else " " for character in text)
+    return " ".join(line.split())[:LARGEST_LINE]
 
 
 def say(text: str) -> None:
-    """The one place that prints: nothing in a text steers a terminal."""
-    printable = "".join(
-        character if character.isprintable() or character in "\n\t" else "?" for character in text
-    )
-    print(printable, file=sys.stderr, flush=True)
+    """Print a text to stderr; it cannot control a terminal."""
+    line = "".join(character if character.isprintable() or character in "\n\t" else "?" for character in text)
+    print(line, file=sys.stderr, flush=True)
 
 
 RUNNERS = ("docker", "apptainer")
@@ -193,66 +197,52 @@ class Kit(NamedTuple):
 
 
 def docker_argv(kit: Kit, image: str, work: Path, name: str, visible: str) -> list[str]:
-    """The command line of docker; `image` is by digest or id, `work` holds suite, expect and report."""
-    mounts = [
-        option
-        for source, target, writable in _mounts(work)
-        for option in (
-            "--mount",
-            _csv("type=bind", f"src={source}", f"dst={target}", "" if writable else "readonly"),
-        )
-    ]
+    """Return docker's command line; `image` is a digest or id, `work` has suite, expect and report."""
     return [
         *("docker", "run", "--rm", "--pull", "never", "--name", name, "--gpus", "all", "--network", "none"),
         *("--init", "--log-driver", "none", "--cap-drop", "ALL", "--security-opt", "no-new-privileges:true"),
         *("--pids-limit", "32768", "--ipc", "private", "--tmpfs", SHARED_MEMORY),
         *("--user", "0:0", "--workdir", "/", "--hostname", "imagefactory"),
         *(("--env", f"CUDA_VISIBLE_DEVICES={visible}") if visible else ()),
-        *mounts,
+        *_mounts(work, "src", "dst", "readonly"),
         *("--entrypoint", kit.argv[0], image, *kit.argv[1:]),
     ]  # fmt: skip
 
 
 def apptainer_argv(kit: Kit, program: str, image: str, work: Path, uid: int) -> list[str]:
-    """The command line of apptainer; `image` is a file. /tmp inside is a folder of `work`, on the disk."""
-    mounts = [
-        option
-        for source, target, writable in _mounts(work)
-        for option in (
-            "--mount",
-            _csv("type=bind", f"source={source}", f"destination={target}", "" if writable else "ro"),
-        )
-    ]
+    """Return apptainer's command line; `image` is a file. /tmp inside is a folder of `work`, on the disk."""
     return [
         *(program, "--silent", "exec", "--nv", "--containall", "--cleanenv", "--no-home", "--no-eval"),
         *("--net", "--network", "none", "--pwd", "/", "--workdir", str(work / "scratch")),
         *(("--no-privs",) if uid == 0 else ()),
-        *mounts,
+        *_mounts(work, "source", "destination", "ro"),
         image,
         *kit.argv,
     ]
 
 
-def _mounts(work: Path) -> tuple[tuple[Path, str, bool], ...]:
-    return (
-        (work / "suite", SUITE_MOUNT, False),
-        (work / "expect", EXPECT_MOUNT, False),
-        (work / "report", REPORT_MOUNT, True),
-    )
+def _mounts(work: Path, source: str, target: str, readonly: str) -> Iterator[str]:
+    """Yield the options; source, target and readonly are the program's words. Values are lines of CSV."""
+    for name, mount in (("suite", SUITE_MOUNT), ("expect", EXPECT_MOUNT), ("report", REPORT_MOUNT)):
+        line = io.StringIO()
+        fields = ["type=bind", f"{source}={work / name}", f"{target}={mount}"]
+        csv.writer(line, lineterminator="").writerow([*fields, *([] if name == "report" else [readonly])])
+        yield from ("--mount", line.getvalue())
 
 
-def _csv(*fields: str) -> str:
-    """docker and apptainer both read the value of --mount as a line of CSV: any path is right."""
-    line = io.StringIO()
-    csv.writer(line, lineterminator="").writerow([field for field in fields if field])
-    return line.getvalue()
+def _check_started(ended: EndedProcess, program: str, codes: Sequence[int], work: Path) -> EndedProcess:
+    """Return `ended`. Raises Stop if it has one of the program's own exit codes and wrote no report."""
+    if ended.returncode in codes and not (work / "report" / REPORT).exists():
+        message = ended.lines[-1] if ended.lines else "no output"
+        raise Stop(f"{program} did not start it: {message}", EXIT_TOOL, "infrastructure")
+    return ended
 
 
 def same_image(kit: Kit, inspected: Mapping[str, Any]) -> bool:
-    """Whether what docker tells of an image is the kit's subject: by a digest, or by all of its layers.
+    """Return whether docker's description is of the kit's subject: by a digest, or by all of its layers.
 
-    docker names an image by its config or, with containerd's store, by its manifest; one that was loaded
-    from a file may get another manifest, its plain layers stay.
+    docker names an image by its config or, with containerd's store, by its manifest. An image loaded from a
+    file may get another manifest, but it keeps its layers.
     """
     subject = {kit.subject[name] for name in ("index", "manifest", "config")}
     pulled = {str(name).rpartition("@")[2] for name in inspected.get("RepoDigests") or ()}
@@ -265,7 +255,7 @@ def same_image(kit: Kit, inspected: Mapping[str, Any]) -> bool:
 
 
 def reference_of(kit: Kit, named: str) -> str:
-    """What to pull: the kit's reference, or the one that was named. Raises Stop unless it is by digest."""
+    """Return what to pull: `named` or the kit's reference. Raises Stop unless it is by digest."""
     reference = named or kit.reference
     if not reference:
         raise Stop(
@@ -279,7 +269,7 @@ def reference_of(kit: Kit, named: str) -> str:
 
 
 def insist_on_room(folder: Path, needed: float, setting: str) -> None:
-    """Raises Stop, before the work, where the disk of `folder` lacks these bytes. `setting` moves it."""
+    """Raises Stop if the disk of `folder` has fewer than `needed` bytes free. `setting` moves the folder."""
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise Stop(
@@ -288,9 +278,6 @@ def insist_on_room(folder: Path, needed: float, setting: str) -> None:
             EXIT_TOOL,
             "infrastructure",
         )
-
-
-# --- docker --------------------------------------------------------------------------------------
 
 
 class Docker:
@@ -303,7 +290,7 @@ class Docker:
         self.pulled = ""
 
     def require(self) -> None:
-        """Raises Stop where docker is missing, does not answer or is podman in its clothes."""
+        """Raises Stop if docker is missing, does not respond, or is podman."""
         if self.kit.sif:
             raise Stop("this kit is for a .sif file, which docker cannot run: --runner apptainer", EXIT_USAGE)
         if shutil.which("docker", path=self.environ.get("PATH")) is None:
@@ -335,37 +322,21 @@ class Docker:
         try:
             ended = follow(argv, self.environ, self.kit.timeout)
         finally:
-            subprocess.run(
-                ["docker", "rm", "--force", "--volumes", name],
-                env=self.environ,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                check=False,
-                stdin=subprocess.DEVNULL,
-            )
-        if ended.returncode in (125, 126, 127) and not (work / "report" / REPORT).exists():
-            message = ended.lines[-1] if ended.lines else "no word"
-            raise Stop(f"docker did not start it: {message}", EXIT_TOOL, "infrastructure")
-        return ended
+            capture(["docker", "rm", "--force", "--volumes", name], self.environ)
+        return _check_started(ended, self.name, (125, 126, 127), work)
 
     def clear(self) -> None:
-        """Takes away what `fetch` pulled, unless it is to be kept. docker keeps what has another name."""
+        """Remove what `fetch` pulled, without `keep`. docker keeps an image that has another name."""
         if not self.pulled or self.keep or self._inspect(self.pulled) is None:
             return
-        argv = ["docker", "image", "rm", "--", self.pulled]
-        process = subprocess.run(
-            argv, env=self.environ, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
-        )
+        process = capture(["docker", "image", "rm", "--", self.pulled], self.environ)
         if process.returncode:
-            message = clean(process.stderr.encode()) or f"it ended with {process.returncode}"
+            message = clean(process.stderr) or f"it ended with {process.returncode}"
             say(f"left: {self.pulled}: {message}")
 
     def _insist_on_room(self) -> None:
-        """Where docker's daemon is on this machine and says where it keeps its images."""
-        argv = ["docker", "info", "--format", "{{.DockerRootDir}}"]
-        process = subprocess.run(
-            argv, env=self.environ, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
-        )
+        """Check the disk if docker's daemon is on this machine and reports its folder."""
+        process = capture(["docker", "info", "--format", "{{.DockerRootDir}}"], self.environ)
         root = Path(process.stdout.strip() or "/nowhere")
         here = self.environ.get("DOCKER_HOST", "unix:").startswith("unix:")
         if process.returncode == 0 and here and root.is_dir():
@@ -373,16 +344,11 @@ class Docker:
 
     def _inspect(self, image: str) -> Mapping[str, Any] | None:
         argv = ["docker", "image", "inspect", "--format", "{{json .}}", "--", image]
-        process = subprocess.run(
-            argv, env=self.environ, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
-        )
+        process = capture(argv, self.environ)
         if process.returncode:
             return None
         result: Mapping[str, Any] = json.loads(process.stdout)
         return result
-
-
-# --- apptainer -----------------------------------------------------------------------------------
 
 
 class Apptainer:
@@ -409,10 +375,7 @@ class Apptainer:
         if named and Path(named).is_file():
             return self._checked(Path(named).absolute())
         reference, path = reference_of(self.kit, named), work / "image.sif"
-        plain = [
-            *(["--no-https"] if self.kit.plain_http else []),
-            *([] if self.keep else ["--disable-cache"]),
-        ]
+        plain = [*(["--no-https"] * self.kit.plain_http), *(["--disable-cache"] * (not self.keep))]
         self._insist_on_room(work)
         say(f"pulling {reference}")
         if self.kit.sif:
@@ -428,7 +391,7 @@ class Apptainer:
         """The .sif goes with the folder of the run, and without `keep` apptainer's cache gets nothing."""
 
     def _insist_on_room(self, work: Path) -> None:
-        """For the .sif, and for the layers and what they unpack to, of which it is made."""
+        """Check the disk for the .sif, and for the layers and the files that they unpack to."""
         insist_on_room(work, self.kit.size * (1 if self.kit.sif else PACKED), "move the kit to another disk")
         if not self.kit.sif:
             folder = self.environ.get("APPTAINER_TMPDIR") or self.environ.get("TMPDIR") or "/tmp"  # noqa: S108
@@ -449,9 +412,8 @@ class Apptainer:
                 if known
                 else "first `imagefactory export TARGET --format sif`, then the kit"
             )
-            raise Stop(
-                f"{path} is no .sif that this kit knows: {hint} {' '.join(known)}".rstrip(), EXIT_USAGE
-            )
+            text = f"{path} is not a .sif that this kit knows: {hint} {' '.join(known)}".rstrip()
+            raise Stop(text, EXIT_USAGE)
         return str(path)
 
     def run(self, image: str, work: Path, visible: str) -> EndedProcess:
@@ -459,24 +421,18 @@ class Apptainer:
         inside = {"APPTAINERENV_CUDA_VISIBLE_DEVICES": visible} if visible else {}
         argv = apptainer_argv(self.kit, self.program, image, work, os.geteuid())
         ended = follow(argv, {**self.environ, **inside}, self.kit.timeout)
-        if ended.returncode == 255 and not (work / "report" / REPORT).exists():
-            message = ended.lines[-1] if ended.lines else "no word"
-            raise Stop(f"apptainer did not start it: {message}", EXIT_TOOL, "infrastructure")
-        return ended
+        return _check_started(ended, self.name, (255,), work)
 
 
 def choose_runner(name: str, kit: Kit, environ: Mapping[str, str], *, keep: bool) -> Docker | Apptainer:
-    """The one that was asked for, or the first that works here. Raises Stop where none does.
+    """Return the runner of this name, or the first that works here. Raises Stop if none does.
 
     With `keep` what it pulls stays on the machine.
     """
-    runners: list[Docker | Apptainer] = [
-        Docker(kit, environ, keep=keep),
-        Apptainer(kit, environ, keep=keep),
-    ]
     reasons = []
-    for runner in runners:
-        if name in ("", runner.name):
+    for kind in (Docker, Apptainer):
+        if name in ("", kind.name):
+            runner: Docker | Apptainer = kind(kit, environ, keep=keep)
             try:
                 runner.require()
             except Stop as stop:

@@ -110,16 +110,16 @@ def test_images_of_both_are_named_with_their_center(joined: Call) -> None:
     }
     assert set(verified(joined, "second/*")) == {f"second/{COMMON}", f"second/{ONLY}"}
     assert set(verified(joined, COMMON)) == {f"{FIRST}/{COMMON}", f"second/{COMMON}"}
-    told = json_of(joined("find", "pytorch", "2.5", "--json"), "find")
+    told = json_of(joined("search", "pytorch", "2.5", "--json"), "search")
     assert {(one["name"], one["center"], one["target"]) for one in told["images"]} == {
         (f"{FIRST}/{COMMON}", FIRST, COMMON),
         (f"second/{COMMON}", "second", COMMON),
     }
     assert [one["center"] for one in told["centers"]] == [FIRST, "second"]
-    assert [one["name"] for one in json_of(joined("find", "second", "2.7", "--json"), "find")["images"]] == [
-        f"second/{ONLY}"
-    ]
-    offers = json_of(joined("submit", "--list", "--json"), "offers")["offers"]
+    assert [
+        one["name"] for one in json_of(joined("search", "second", "2.7", "--json"), "search")["images"]
+    ] == [f"second/{ONLY}"]
+    offers = json_of(joined("search", "--json"), "search")["images"]
     assert {one["name"] for one in offers} == set(found)
 
 
@@ -143,15 +143,15 @@ def test_a_catalogue_of_one_center_signed_by_the_other_is_left_out(joined: Call,
 
 
 def test_a_name_that_one_center_has_is_enough(joined: Call) -> None:
-    told = json_of(joined("submit", ONLY, "--json"), "submit")
+    told = json_of(joined("job", "write", ONLY, "--json"), "job")
     assert (told["center"], told["name"], told["site"]) == ("second", f"second/{ONLY}", "slurm")
     assert [one["capability"] for one in told["gpus"]] == ["9.0"]
-    told = json_of(joined("submit", "pytorch-2.3", "--json"), "submit")
+    told = json_of(joined("job", "write", "pytorch-2.3", "--json"), "job")
     assert (told["center"], told["site"]) == (FIRST, "generic")
 
 
 @pytest.mark.parametrize(
-    "command", [("submit",), ("verdicts",), ("show",), ("run",), ("pull",)], ids=lambda words: words[0]
+    "command", [("job", "write"), ("verdicts",), ("show",), ("run",), ("pull",)], ids=lambda words: words[0]
 )
 def test_a_name_that_both_have_stops_with_both(joined: Call, command: tuple[str, ...]) -> None:
     said = joined(*command, COMMON, code=2)
@@ -183,11 +183,11 @@ def test_one_center_down_hides_no_other(joined: Call, tmp_path: Path) -> None:
     told = json_of(joined("list", "--json"), "images")  # kept, and told
     assert [one["catalogue_source"] for one in told["centers"]] == ["place", "kept"]
     (tmp_path / "cache").rename(tmp_path / "elsewhere")
-    said = joined("find", "pytorch", "--json")
-    assert {one["center"] for one in json_of(said, "find")["images"]} == {FIRST}
+    said = joined("search", "pytorch", "--json")
+    assert {one["center"] for one in json_of(said, "search")["images"]} == {FIRST}
     assert "images of second are skipped: " in " ".join(said.err.split())
-    joined("submit", f"second/{ONLY}", code=2)
-    assert json_of(joined("submit", "pytorch-2.3", "--json"), "submit")["center"] == FIRST
+    joined("job", "write", f"second/{ONLY}", code=2)
+    assert json_of(joined("job", "write", "pytorch-2.3", "--json"), "job")["center"] == FIRST
     sites = {one["name"]: one for one in json_of(joined("site", "list", "--json"), "sites")["sites"]}
     assert (sites[FIRST]["images"], sites[FIRST]["error"]) == (4, "")
     assert sites["second"]["images"] is None
@@ -203,8 +203,8 @@ def test_a_check_knows_the_images_of_both(joined: Call) -> None:
         for capability in ("8.0", "9.0")
     ]
     Path("pool.json").write_text(json.dumps({"format": "imagefactory.inventory/1", "machines": machines}))
-    said = joined("submit", "--check", "job.sub", "--inventory", "pool.json", "--json", code=9)
-    told = json_of(said, "check")
+    said = joined("job", "check", "job.sub", "--inventory", "pool.json", "--json", code=9)
+    told = json_of(said, "job-check")
     assert [one["center"] for one in told["centers"]] == [FIRST, "second"]
     assert {one["capability"]: one["image"] for one in told["queues"][0]["reached"]} == {
         "8.0": "not-tested",

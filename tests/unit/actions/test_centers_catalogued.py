@@ -48,10 +48,10 @@ def test_list_says_who_answers_and_what_is_verified(joined: Call) -> None:
 @pytest.mark.parametrize(
     ("command", "kind"),
     [
-        (("find", "pytorch"), "find"),
-        (("submit", "--list"), "offers"),
-        (("submit", "pytorch-2.3"), "submit"),
-        (("submit", "--check", "job.sub"), "check"),
+        (("search", "pytorch"), "search"),
+        (("search",), "search"),
+        (("job", "write", "pytorch-2.3"), "job"),
+        (("job", "check", "job.sub"), "job-check"),
         (("list",), "images"),
         (("show", "pytorch-2.3"), "images"),
     ],
@@ -64,7 +64,7 @@ def test_each_reader_says_that_the_catalog_is_the_kept_one(
     )
     assert json_of(joined("list", "--json"), "images")["catalogue_source"] == "place"
     (tmp_path / "catalogue").unlink()
-    said = joined(*command, "--json", code=9 if kind == "check" else 0)
+    said = joined(*command, "--json", code=9 if kind == "job-check" else 0)
     told = json_of(said, kind)
     made = NOW - timedelta(hours=1)
     assert told["catalogue_source"] == "kept"
@@ -87,12 +87,12 @@ def test_show_says_what_is_known_of_one(joined: Call) -> None:
     assert "verified   on 9.0 with drivers that take CUDA 12.4: passed the quick suite" in said
     assert "predicted  on 7.0: sm_80" in said
     assert "not        on 3.5: documented no: none" in said
-    assert said.splitlines()[-1] == "next: imagefactory submit pytorch-2.5-cu124"
+    assert said.splitlines()[-1] == "next: imagefactory job write pytorch-2.5-cu124"
     failed = joined("show", "pytorch-2.1").out
     assert "not        on 8.0: no-kernel" in failed
-    assert failed.splitlines()[-1] == "next: imagefactory find pytorch"
+    assert failed.splitlines()[-1] == "next: imagefactory search pytorch"
     assert joined("show", "jax").out.splitlines()[-1] == (
-        "next: imagefactory submit jax-0.4.30-cu12 --accept predicted"
+        "next: imagefactory job write jax-0.4.30-cu12 --allow-unverified"
     )
     assert json_of(joined("show", "jax", "--json"), "images")["images"][0]["framework"] == "jax"
     assert "matches 3 targets" in joined("show", "pytorch", code=2).err
@@ -113,7 +113,11 @@ def test_verdicts_are_those_that_the_catalogue_carries(joined: Call) -> None:
 
 def test_no_hint_sends_him_to_what_he_cannot_do(joined: Call) -> None:
     """Without a factory nobody verifies, pushes or trusts for others."""
-    for call in (("submit", "jax"), ("submit", "pytorch-2.1"), ("verdicts", "jax", "--capability", "8.0")):
+    for call in (
+        ("job", "write", "jax"),
+        ("job", "write", "pytorch-2.1"),
+        ("verdicts", "jax", "--capability", "8.0"),
+    ):
         hint = joined(*call, code=9).err
         assert "hint: " in hint
         for word in ("imagefactory verify", "imagefactory push", "imagefactory build"):

@@ -32,7 +32,8 @@ from imagefactory.oci.registry.client import RegistryClient
 from imagefactory.progress import QuietProgress
 from imagefactory.project import Project
 from imagefactory.schedulers.cells import CellRequest
-from imagefactory.schedulers.claims import (
+from imagefactory.schedulers.pool import JobLimits
+from imagefactory.schedulers.underway import (
     CLAIMS,
     ClaimedCell,
     StoreClaims,
@@ -41,7 +42,6 @@ from imagefactory.schedulers.claims import (
     open_claims,
     sign_claims,
 )
-from imagefactory.schedulers.pool import JobLimits
 from imagefactory.settings.choices import SettingValue
 from imagefactory.settings.load import NONCE_STORE_KEY
 from imagefactory.trust.keys import SigningKey
@@ -184,7 +184,7 @@ def test_a_canceled_sweep_is_free_and_claimed_again_when_it_goes_on(
     """Also where a registry removes no tag: then an empty list lies there."""
     first.registry.ways = Ways(untag=untag)
     made = first.makes()
-    assert run("cancel", made.sweep.id) == 0
+    assert run("sweep", "cancel", made.sweep.id) == 0
     assert left(second.prepares()) == {}
     assert len(first.registry.find("catalogue").tags) == (0 if untag else 1)
     claim_again(first.factory, made.folder, first.registry.host, first.bench, QuietProgress())

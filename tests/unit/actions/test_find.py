@@ -50,7 +50,7 @@ def pool(tmp_path: Path) -> str:
 
 
 def test_on_a_pool_from_a_catalogue(joined: Call, pool: str) -> None:
-    said = joined("find", "pytorch", "2.5", "--inventory", pool)
+    said = joined("search", "pytorch", "2.5", "--inventory", pool)
     lines = said.out.splitlines()
     assert lines[0].startswith("images of the catalogue /")
     assert re.fullmatch(r"oldest verdict of [0-9-]+; [0-9]+ expires? within 14 days", lines[1])
@@ -61,23 +61,23 @@ def test_on_a_pool_from_a_catalogue(joined: Call, pool: str) -> None:
         "A100-SXM4-80GB (8.0) 2 1 verified",
         "Tesla V100-PCIE-16GB (7.0) 1 1 predicted",
     ]
-    assert said.err.splitlines()[-1] == "next: imagefactory submit pytorch-2.5-cu124"
+    assert said.err.splitlines()[-1] == "next: imagefactory job write pytorch-2.5-cu124"
     assert max(map(len, lines[1:])) <= 79
 
 
 def test_two_large_gpus_at_once(joined: Call, pool: str) -> None:
-    said = joined("find", "pytorch", "2.5", "--gpus", "2", "--memory", "40GB", "--inventory", pool)
+    said = joined("search", "pytorch", "2.5", "--gpus", "2", "--gpu-memory", "40GB", "--inventory", pool)
     assert "A100-SXM4-80GB (8.0)     2     0  verified" in said.out
     assert "40GB" not in said.out.replace("--gpu-memory 40GB", "")
     assert "V100" not in said.out
-    assert said.err.endswith("next: imagefactory submit pytorch-2.5-cu124 --gpus 2 --gpu-memory 40GB\n")
-    assert joined("find", "--gpus", "3", "--inventory", pool, code=9).err.endswith(
-        "next: imagefactory pool\n"
+    assert said.err.endswith("next: imagefactory job write pytorch-2.5-cu124 --gpus 2 --gpu-memory 40GB\n")
+    assert joined("search", "--gpus", "3", "--inventory", pool, code=9).err.endswith(
+        "next: imagefactory gpus\n"
     )
 
 
 def test_the_best_comes_first_and_what_is_only_predicted_says_so(joined: Call, pool: str) -> None:
-    told = json_of(joined("find", "--inventory", pool, "--json"), "find")
+    told = json_of(joined("search", "--inventory", pool, "--json"), "search")
     assert [one["target"] for one in told["images"]] == [
         "pytorch-2.5-cu124",  # the newer of what is verified alike
         "pytorch-2.3-cu121",
@@ -90,23 +90,23 @@ def test_the_best_comes_first_and_what_is_only_predicted_says_so(joined: Call, p
         "capability": "8.0", "name": "NVIDIA A100-SXM4-80GB", "gpus": 2, "free": 1, "unsure": 0,
         "known": "verified", "why": told["images"][0]["gpus"][1]["why"],
     }  # fmt: skip
-    said = joined("find", "jax", "--inventory", pool)
+    said = joined("search", "jax", "--inventory", pool)
     assert "verified" not in said.out
-    assert said.err.endswith("next: imagefactory submit jax-0.4.30-cu12 --accept predicted\n")
+    assert said.err.endswith("next: imagefactory job write jax-0.4.30-cu12 --allow-unverified\n")
 
 
 def test_an_image_of_which_nothing_is_known_is_not_said_to_fail(joined: Call, pool: str) -> None:
     """pytorch 2.1 failed on 8.0, and of the V100 nobody said anything."""
-    asked = ("find", "pytorch-2.1", "--inventory", pool)
-    (image,) = json_of(joined(*asked, "--json", code=9), "find")["images"]
+    asked = ("search", "pytorch-2.1", "--inventory", pool)
+    (image,) = json_of(joined(*asked, "--json", code=9), "search")["images"]
     assert (image["gpus"], image["unknown"]) == ([], True)
     assert "runs on none" not in joined(*asked, code=9).out
     value = json.loads(Path(pool).read_text())
     Path(pool).write_text(json.dumps({**value, "machines": value["machines"][:2]}))
-    (image,) = json_of(joined(*asked, "--json", code=9), "find")["images"]
+    (image,) = json_of(joined(*asked, "--json", code=9), "search")["images"]
     assert (image["gpus"], image["unknown"]) == ([], False)
     assert "1 image runs on none of these GPUs" in joined(*asked, code=9).out
-    (image,) = json_of(joined("find", "pytorch-2.1", "--json", code=9), "find")["images"]
+    (image,) = json_of(joined("search", "pytorch-2.1", "--json", code=9), "search")["images"]
     assert image["unknown"] is False
 
 
@@ -114,27 +114,27 @@ def test_a_gpu_that_tells_no_capability_is_unknown(joined: Call, pool: str) -> N
     value = json.loads(Path(pool).read_text())
     value["machines"][2]["gpus"][0]["capability"] = ""
     Path(pool).write_text(json.dumps({**value, "machines": value["machines"][2:]}))
-    images = json_of(joined("find", "--inventory", pool, "--json", code=9), "find")["images"]
+    images = json_of(joined("search", "--inventory", pool, "--json", code=9), "search")["images"]
     assert [one["unknown"] for one in images] == [True] * 4
-    few = json_of(joined("find", "--memory", "40GB", "--inventory", pool, "--json", code=9), "find")
+    few = json_of(joined("search", "--gpu-memory", "40GB", "--inventory", pool, "--json", code=9), "search")
     assert [one["unknown"] for one in few["images"]] == [False] * 4  # it is too small anyway
 
 
 def test_what_it_names_as_the_next_command_works(joined: Call, pool: str) -> None:
-    for words in (("pytorch",), ("jax",), ("pytorch", "--gpus", "2", "--memory", "40GB")):
-        last = joined("find", *words, "--inventory", pool).err.splitlines()[-1]
+    for words in (("pytorch",), ("jax",), ("pytorch", "--gpus", "2", "--gpu-memory", "40GB")):
+        last = joined("search", *words, "--inventory", pool).err.splitlines()[-1]
         assert "wrote" in joined(*last.removeprefix("next: imagefactory ").split(), "--force").out
 
 
 def test_without_a_pool_it_names_capabilities(joined: Call) -> None:
-    said = joined("find", "pytorch-2.5", "--gpus", "2")
+    said = joined("search", "pytorch-2.5", "--gpus", "2")
     assert "no pool can be asked here" in said.out
     assert (
         "pytorch-2.5-cu124  8.0 9.0             verified\n                   7.0                 predicted"
         in said.out
     )
-    assert "--gpus and --memory leave nothing out" in said.err
-    assert json_of(joined("find", "jax", "--json"), "find")["images"][0]["gpus"][0]["gpus"] is None
+    assert "--gpus and --gpu-memory exclude nothing" in said.err
+    assert json_of(joined("search", "jax", "--json"), "search")["images"][0]["gpus"][0]["gpus"] is None
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_without_a_pool_it_names_capabilities(joined: Call) -> None:
     ],
 )
 def test_words(joined: Call, words: tuple[str, ...], found: list[str]) -> None:
-    told = json_of(joined("find", *words, "--json"), "find")
+    told = json_of(joined("search", *words, "--json"), "search")
     assert [one["target"] for one in told["images"]] == found
 
 
@@ -163,38 +163,40 @@ def test_words(joined: Call, words: tuple[str, ...], found: list[str]) -> None:
     ],
 )
 def test_what_is_not_there_is_told_with_what_is(joined: Call, words: tuple[str, ...], hint: str) -> None:
-    said = joined("find", *words, code=3)
+    said = joined("search", *words, code=3)
     assert said.error_codes == ("target-unknown",)
     assert " ".join((*words[:-1], repr(words[-1]))) in said.err
     assert hint in said.err
 
 
 def test_without_a_catalogue_nothing_is_verified(person: Call, pool: str) -> None:
-    said = person("find", "pytorch", "2.5", "--inventory", pool)
+    said = person("search", "pytorch", "2.5", "--inventory", pool)
     assert said.out.startswith("no catalogue is known here, so nothing is verified")
     assert said.err.splitlines()[-1] == "next: imagefactory build pytorch-2.5-cu124"
-    assert "'pytorch'" in person("find", "pytroch", code=3).err
+    assert "'pytorch'" in person("search", "pytroch", code=3).err
     assert said.err.splitlines()[-1].startswith("next: imagefactory build pytorch-2.5-cu124")
     person("show", "pytorch-2.5-cu124")  # of the recipes that come along
-    assert "'pytorch'" in person("find", "pytroch", code=3).err
+    assert "'pytorch'" in person("search", "pytroch", code=3).err
     assert "imagefactory join ADDRESS|FILE" in said.out
     rows = said.out.splitlines()[4:]
     assert not [row for row in rows if "verified" in row]
     assert [row for row in rows if "A100" in row and row.endswith(("predicted", "documented"))]
-    told = json_of(person("find", "torch", "2.5", "--json"), "find")
+    told = json_of(person("search", "torch", "2.5", "--json"), "search")
     assert told["source"] == "knowledge"
     assert {gpu["known"] for one in told["images"] for gpu in one["gpus"]} <= {"predicted", "documented"}
 
 
 def test_a_pool_that_is_a_file_that_is_not_there(joined: Call) -> None:
-    assert joined("find", "--inventory", "none.json", code=2).error_codes == ("inventory-not-found",)
+    assert joined("search", "--inventory", "none.json", code=2).error_codes == ("inventory-not-found",)
 
 
 def test_what_needs_no_gpu_is_found_by_that_word(person: Call, pool: str, tmp_path: Path) -> None:
     image = make_image(target="jax-0.10.2-cpu", family="jax", framework="jax", cuda="none", required=())
     join_site(tmp_path, replace(image, predicted=(), envelopes=(), sifs=()))
     for words in (("cpu",), ("jax", "cpu", "--inventory", pool)):
-        said = person("find", *words)
-        assert said.out.splitlines()[-1] == "jax-0.10.2-cpu needs no GPU: imagefactory submit jax-0.10.2-cpu"
-        assert said.err.splitlines()[-1] == "next: imagefactory submit jax-0.10.2-cpu"
+        said = person("search", *words)
+        assert (
+            said.out.splitlines()[-1] == "jax-0.10.2-cpu needs no GPU: imagefactory job write jax-0.10.2-cpu"
+        )
+        assert said.err.splitlines()[-1] == "next: imagefactory job write jax-0.10.2-cpu"
     assert "run on none" not in said.out

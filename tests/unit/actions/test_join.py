@@ -104,7 +104,7 @@ def test_a_file_is_joined_once(site: Site) -> None:
     assert fingerprint(LAB.keyid) in said.err
     assert "Do you believe this key? [y/N]" in said.err
     assert f"its catalogue of {made:%Y-%m-%d} has 1 image\n" in said.out
-    assert said.err.endswith("next: imagefactory find\n")
+    assert said.err.endswith("next: imagefactory search\n")
     settings = tomllib.loads(site.settings.read_text())
     assert (settings["catalogue"], settings["site"]) == (site.address, "chtc")
     before = site.settings.read_bytes()

@@ -55,7 +55,7 @@ def test_what_no_registry_has_is_told(bench: Bench) -> None:
     with pytest.raises(NothingSelectedError, match=r"\.sif") as caught:
         fetch_offered(bench.factory, image, QuietProgress())
     assert caught.value.code == "image-not-pullable"
-    assert "imagefactory find" in caught.value.hint
+    assert "imagefactory search" in caught.value.hint
     sif = replace(image.sifs[0], reference=f"registry.example.org/gpu/pytorch@{image.sifs[0].subject.index}")
     with pytest.raises(NothingSelectedError) as caught:
         fetch_offered(bench.factory, replace(image, sifs=(sif,)), QuietProgress())

@@ -214,7 +214,7 @@ def test_an_image_is_known_by_its_layers_before_they_are_made(tmp_path: Path) ->
     engine = AssembleEngine(layout, tmp_path / "cache", codec="zstd", workers=1)
     wanted = definition(wheels)
     image = engine.build(wanted, supplies(base, lambda: wheels), QuietProgress())
-    written = format_layer_lock(lock_layers(wanted, (lock,), image, engine.made_with(wanted)))
+    written = format_layer_lock(lock_layers(wanted, (lock,), image, engine.toolchain(wanted)))
     known = parse_layer_lock(written, "f")
     assert wrong_entries(known, image.layers, "f") == ()
     assert replace(image_of(known, wanted, (lock,)), layers=image.layers) == image

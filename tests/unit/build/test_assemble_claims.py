@@ -27,7 +27,7 @@ def test_the_same_file_of_several_is_no_conflict() -> None:
         [(A, "sha256=x", "s/nvidia/__init__.py"), (B, "sha256=x", "s/nvidia/__init__.py")], RANKS
     )
     assert settled.lost == {}
-    assert list(settled.kept()) == [(A, "sha256=x", "s/nvidia/__init__.py")]
+    assert list(settled.image_files()) == [(A, "sha256=x", "s/nvidia/__init__.py")]
 
 
 @pytest.mark.parametrize("order", [(A, B, C), (C, B, A), (B, C, A)])
@@ -35,8 +35,8 @@ def test_the_named_package_is_kept_else_the_first_name(order: tuple[str, ...]) -
     three = settle_claims([(each, f"sha256={each}", "s/same.py") for each in order], RANKS)
     assert three.owners == {"s/same.py": (B, f"sha256={B}")}
     assert three.lost == {(B, A): {"s/same.py"}, (B, C): {"s/same.py"}}
-    assert three.left_out(A) == three.left_out(C) == {"s/same.py"}
-    assert three.left_out(B) == frozenset()
+    assert three.excluded(A) == three.excluded(C) == {"s/same.py"}
+    assert three.excluded(B) == frozenset()
     two = settle_claims([(each, f"sha256={each}", "s/same.py") for each in order if each != B], RANKS)
     assert two.lost == {(A, C): {"s/same.py"}}
 

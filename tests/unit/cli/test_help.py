@@ -18,10 +18,15 @@ from imagefactory.cli import cli
 from imagefactory.cli.arguments import CommandGroup, leaf_commands
 from tests.made.command import Call
 
-SILENT = {"run": "its output is the command's", "completion": "it prints a script for a shell"}
+SILENT = {
+    "run": "its output is the command's",
+    "emulate": "the same",
+    "completion": "it prints a script for a shell",
+}
 """Commands without --json, and why."""
 LAST = {
     "completion": "a shell reads it",
+    "emulate": "its output is the command's",
     "export": "its report ends with the other program's command",
     "module": "its report ends with what a shell is told",
     "init": "its report ends with it: a folder may have to be entered first",
@@ -35,9 +40,10 @@ LAST = {
 }
 """Commands that name no next one, and why."""
 SHAPES = {
-    "--check": "lock, render: what the factory has; submit: the file that is named; sbom: which checks",
+    "--check": "lock, render: what the factory has; sbom: which checks",
     "--output": "where it is written: a file, a folder, or a name in this folder",
     "-o": "the same",
+    "--gpus": "how many; run: all",
 }
 """Options that take another shape in another command: one meaning all the same."""
 

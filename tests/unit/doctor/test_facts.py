@@ -147,7 +147,7 @@ def test_overlay_denied_is_its_own_finding() -> None:
     ({"modules": ("uv", "isal")}, "build packages", Health.MISSING, "[build]"),
     ({"cores": 1}, "cores", Health.WARNING, ""),
     ({"landlock": False}, "landlock", Health.WARNING, "boot Linux 5.19"),
-    ({"gpu_nodes": ()}, "GPU", Health.WARNING, "imagefactory run --nv"),
+    ({"gpu_nodes": ()}, "GPU", Health.WARNING, "imagefactory run --gpus all"),
     ({"lost_gpus": ("GPU 1: GPU is lost",)}, "GPU", Health.WARNING, "--gpu-reset"),
     ({"driver_libraries": ()}, "GPU", Health.MISSING, "ldconfig"),
     ({"gpu_nodes": ("/dev/nvidia0",)}, "GPU", Health.DENIED, "nvidia-modprobe"),

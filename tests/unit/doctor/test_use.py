@@ -63,7 +63,7 @@ def test_all_is_well() -> None:
             {"catalogue": ProbeResult(name="catalogue", refusal="expired", remedy="ask for a new one")},
             "catalogue", Health.DENIED, "ask for a new one",
         ),
-        ({"verified": 0}, "images", Health.WARNING, "imagefactory find"),
+        ({"verified": 0}, "images", Health.WARNING, "imagefactory search"),
         ({"keys": ()}, "trust", Health.MISSING, "imagefactory join ADDRESS|FILE"),
         ({"keys": (replace(KEY, until=NOW + DAY),)}, "key lab", Health.WARNING, "imagefactory join again"),
         ({"keys": (replace(KEY, until=NOW),)}, "key lab", Health.WARNING, "join anew"),
@@ -72,7 +72,7 @@ def test_all_is_well() -> None:
         ({"pool": None}, "pool", Health.WARNING, "access point"),
         ({"pool": ProbeResult(name="pool", refusal="no answer", remedy="wait")}, "pool",
         Health.WARNING, "wait"),
-        ({"reader": False, "mend": "pip"}, "submit --check", Health.WARNING, "pip"),
+        ({"reader": False, "mend": "pip"}, "job check", Health.WARNING, "pip"),
     ],
 )  # fmt: skip
 def test_what_is_lacking_for_submitting(

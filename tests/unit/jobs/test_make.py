@@ -8,19 +8,13 @@ import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from imagefactory.errors import CheckFailedError, NothingSelectedError, UsageError
-from imagefactory.jobs.htcondor import SubmitCommand
-from imagefactory.jobs.make import (
-    SubmitFiles,
-    SubmitRequest,
-    check_files,
-    make_submit,
-    summary,
-    write_submit_files,
-)
+from imagefactory.jobs.make import check_files, resolve_job, save_files, summary, write_job
+from imagefactory.jobs.spec import JobParameters, JobSpec
 from imagefactory.model import Outcome
 from imagefactory.oci.manifests import digest_of
 from imagefactory.progress import QuietProgress
@@ -29,6 +23,7 @@ from imagefactory.schedulers.pool import ImageKind, Inventory, PoolGpu, PoolMach
 from imagefactory.schedulers.sites import find_site
 from imagefactory.trust.catalog import CENTER_HINT, LIFE, Catalog, sign_catalog
 from imagefactory.trust.envelope import parse_envelope
+from imagefactory.trust.offers import find_offer
 from imagefactory.trust.policy import AcceptancePolicy, TrustRules
 from imagefactory.trust.verdict import sign
 from imagefactory.verify.report import Hardware
@@ -48,34 +43,35 @@ from tests.made.verdicts import (
 )
 
 NAME = "pytorch-2.3-cu121"
-WANTED = SubmitRequest(
-    target=NAME,
-    site=find_site("generic"),
-    kind=None,
-    folder="",
-    run=SubmitCommand(name="train", executable="train.sh"),
-)
 
 
-def make(catalogue: Catalog | None = None, trust: TrustRules = TRUST, **changes: object) -> SubmitFiles:
-    wanted = replace(WANTED, **changes)  # type: ignore[arg-type]
-    return make_submit(catalogue or make_catalogue(), wanted, trust, NOW)
+def resolve(
+    catalogue: Catalog | None = None, trust: TrustRules = TRUST, now: datetime = NOW, **changes: Any
+) -> JobSpec:
+    fields = {"target": NAME, "site": find_site("generic"), "name": "train", "executable": "train.sh"}
+    request = JobParameters(**{**fields, **changes})
+    offer = find_offer(catalogue or make_catalogue(), request.target, trust, now)
+    return resolve_job(offer, request, trust, now)
 
 
-def lines(made: SubmitFiles) -> list[str]:
-    return made.text.splitlines()
+def text_of(job: JobSpec) -> str:
+    return next(iter(write_job(job).values()))
+
+
+def lines(job: JobSpec) -> list[str]:
+    return text_of(job).splitlines()
 
 
 def test_the_image_that_is_proven_by_its_digest() -> None:
-    made = make()
-    assert f"container_image = docker://registry.example.org/gpu/pytorch@{digest('a')}" in lines(made)
-    assert "gpus_minimum_capability = 8.0" in lines(made)
-    assert "gpus_maximum_capability = 8.0" in lines(made)
-    assert "gpus_minimum_runtime = 12.4" in lines(made)
-    assert "WARNING" not in made.text
+    job = resolve()
+    assert f"container_image = docker://registry.example.org/gpu/pytorch@{digest('a')}" in lines(job)
+    assert "gpus_minimum_capability = 8.0" in lines(job)
+    assert "gpus_maximum_capability = 8.0" in lines(job)
+    assert "gpus_minimum_runtime = 12.4" in lines(job)
+    assert "WARNING" not in text_of(job)
     ((_, envelope),) = make_catalogue().images[0].envelopes
     verdict = digest_of(parse_envelope(envelope, "").payload)
-    assert summary(made)["gpus"] == [
+    assert summary(job)["gpus"] == [
         {
             "capability": "8.0",
             "cuda": "12.4",
@@ -93,18 +89,17 @@ def test_whether_several_gpus_work_together_is_a_verdicts_own_word(
     two = signed(together_report(nonce="7" * 32), "7")
     image = make_image()
     catalogue = make_catalogue(replace(image, envelopes=(*image.envelopes, two)))
-    made = make(catalogue, run=replace(WANTED.run, gpus=gpus))
-    assert made.together == together
-    assert make(run=replace(WANTED.run, gpus=gpus)).together == ()
+    assert resolve(catalogue, gpus=gpus).multi_gpu == together
+    assert resolve(gpus=gpus).multi_gpu == ()
 
 
 def test_predictions_are_taken_only_where_somebody_accepts_them() -> None:
-    made = make(predicted=True)
+    job = resolve(predicted=True)
     assert (
         "require_gpus = ((Capability == 7.0 && DriverVersion >= 12.0)"
         ' || (Capability == 8.0 && DriverVersion >= 12.4)) && regexp(" mig ", DeviceName, "i") =!= true'
-    ) in lines(made)
-    assert "# WARNING: no verdict says that it runs on 7.0; its code alone predicts so." in lines(made)
+    ) in lines(job)
+    assert "# WARNING: no verdict says that it runs on 7.0; its code alone predicts so." in lines(job)
 
 
 def for_cpus(**changes: object) -> Catalog:
@@ -124,45 +119,42 @@ def for_cpus(**changes: object) -> Catalog:
 
 @pytest.mark.parametrize("site", ["generic", "chtc", "ospool"])
 def test_an_image_for_cpus_needs_no_verdict_and_asks_for_no_gpu(site: str) -> None:
-    made = make(for_cpus(), site=find_site(site))
-    assert 'requirements = (Arch == "X86_64")' in lines(made)
-    assert "request_cpus = 1" in lines(made)
-    told = [
-        line
-        for line in lines(made)
-        if "gpu" in line.lower() and not line.startswith(("#", "container_image"))
+    job = resolve(for_cpus(), site=find_site(site))
+    assert 'requirements = (Arch == "X86_64")' in lines(job)
+    assert "request_cpus = 1" in lines(job)
+    gpu_lines = [
+        line for line in lines(job) if "gpu" in line.lower() and not line.startswith(("#", "container_image"))
     ]
-    assert told == []
-    assert "# no verdict speaks of it, and its smoke test is all that was tried." in lines(made)
-    assert summary(made)["gpus"] == []
+    assert gpu_lines == []
+    assert "# no verdict speaks of it, and its smoke test is all that was tried." in lines(job)
+    assert summary(job)["gpus"] == []
 
 
 def test_no_file_is_written_for_gpus_that_a_pool_cannot_tell_apart() -> None:
     with pytest.raises(UsageError) as caught:
-        make(for_cpus(cuda="rocm7", required=("gfx90a",)))
+        resolve(for_cpus(cuda="rocm7", required=("gfx90a",)))
     assert caught.value.code == "amd-not-supported"
 
 
 def test_kubernetes_gives_gpus_of_amd_and_the_job_looks_at_them() -> None:
     rocm = for_cpus(cuda="rocm7", required=("gfx90a",))
     with pytest.raises(CheckFailedError) as caught:
-        make(rocm, site=find_site("kubernetes"), files={"train.sh": b"#!/bin/sh\n"})
+        resolve(rocm, site=find_site("kubernetes"), files={"train.sh": b"#!/bin/sh\n"})
     assert caught.value.code == "not-verified"
 
 
 def test_a_first_trial_on_cpus_asks_for_no_gpu_either() -> None:
-    made = make(for_cpus(framework="tensorflow-cpu"), run=SubmitCommand(name="", executable=""))
-    assert "import tensorflow; print(tensorflow.__name__, tensorflow.__version__)" in made.text
+    job = resolve(for_cpus(framework="tensorflow-cpu"), name="", executable="")
+    assert "import tensorflow; print(tensorflow.__name__, tensorflow.__version__)" in text_of(job)
 
 
 @pytest.mark.parametrize(
     ("changes", "option"),
-    [({"gpus": 2}, "--gpus"), ({"gpu_memory": 1}, "--gpu-memory"), ({"mig": True}, "--mig")],
+    [({"gpus": 2}, "--gpus"), ({"gpu_memory": 1}, "--gpu-memory"), ({"mig": True}, "--allow-mig")],
 )
 def test_what_asks_for_gpus_is_refused_on_cpus(changes: dict[str, object], option: str) -> None:
-    run = replace(WANTED.run, **changes)  # type: ignore[arg-type]
     with pytest.raises(UsageError) as caught:
-        make(for_cpus(), run=run)
+        resolve(for_cpus(), **changes)
     assert caught.value.code == "option-conflict"
     assert option in caught.value.message
 
@@ -174,18 +166,18 @@ def without_verdicts(**changes: object) -> Catalog:
 
 def test_without_a_verdict_nothing_is_made_and_the_prediction_is_named() -> None:
     with pytest.raises(CheckFailedError) as caught:
-        make(without_verdicts())
+        resolve(without_verdicts())
     assert caught.value.exit_code == 9
     assert caught.value.code == "not-verified"
     for words in ("pytorch-2.3-cu121 (docker)", "predicted to run on 7.0;", "not to run on 3.5"):
         assert words in caught.value.message
-    assert "imagefactory submit pytorch-2.3-cu121 --accept predicted" in caught.value.hint
+    assert "imagefactory job write pytorch-2.3-cu121 --allow-unverified" in caught.value.hint
     assert "your center" in caught.value.hint
     with pytest.raises(CheckFailedError) as caught:
-        make(without_verdicts(), own=True)
-    assert "imagefactory verify pytorch-2.3-cu121 --pool htcondor" in caught.value.hint
-    made = make(without_verdicts(), predicted=True)
-    assert "gpus_maximum_capability = 7.0" in lines(made)
+        resolve(without_verdicts(), own=True)
+    assert "imagefactory sweep start pytorch-2.3-cu121" in caught.value.hint
+    job = resolve(without_verdicts(), predicted=True)
+    assert "gpus_maximum_capability = 7.0" in lines(job)
 
 
 def in_the_store_alone(sif: bool) -> Catalog:
@@ -198,12 +190,12 @@ def in_the_store_alone(sif: bool) -> Catalog:
 def test_without_a_registry_an_own_image_is_advised_as_a_file(predicted: bool) -> None:
     """The command that the hint names makes what the next try takes."""
     with pytest.raises(NothingSelectedError) as caught:
-        make(in_the_store_alone(sif=False), own=True, predicted=predicted)
+        resolve(in_the_store_alone(sif=False), own=True, predicted=predicted)
     assert caught.value.code == "image-not-exported"
     assert f"imagefactory export {NAME} --format sif" in caught.value.hint
-    made = make(in_the_store_alone(sif=True), own=True, predicted=True)
-    assert made.taken.form.image.kind is ImageKind.SIF
-    assert made.fetch == f"imagefactory export {NAME} --format sif"
+    job = resolve(in_the_store_alone(sif=True), own=True, predicted=True)
+    assert job.image.kind is ImageKind.SIF
+    assert job.fetch == f"imagefactory export {NAME} --format sif"
 
 
 def test_a_file_is_advised_where_jobs_can_take_it_and_who_has_the_image() -> None:
@@ -213,39 +205,39 @@ def test_a_file_is_advised_where_jobs_can_take_it_and_who_has_the_image() -> Non
         ({"own": False}, "image-not-published"),
     ):
         with pytest.raises(NothingSelectedError) as caught:
-            make(in_the_store_alone(sif=False), **changes)
+            resolve(in_the_store_alone(sif=False), **changes)
         assert caught.value.code == code
         assert "export" not in caught.value.hint
 
 
 def test_nothing_is_accepted_where_nothing_is_predicted() -> None:
     with pytest.raises(CheckFailedError) as caught:
-        make(without_verdicts(predicted=()), predicted=True)
+        resolve(without_verdicts(predicted=()), predicted=True)
     assert caught.value.code == "not-verified"
     assert "no GPU is predicted to run it" in caught.value.message
-    assert "--accept" not in caught.value.hint
+    assert "--allow-unverified" not in caught.value.hint
 
 
 def test_verdicts_of_strangers_count_for_nothing() -> None:
     with pytest.raises(CheckFailedError) as caught:
-        make(trust=TrustRules(keys=(), policy=AcceptancePolicy()))
+        resolve(trust=TrustRules(keys=(), policy=AcceptancePolicy()))
     assert caught.value.code == "not-verified"
     assert "you trust no key" in caught.value.message
     assert "a verdict is wrong-key" in caught.value.message
     assert "imagefactory join" in caught.value.hint
     with pytest.raises(CheckFailedError) as caught:
-        make(trust=TrustRules(keys=(), policy=AcceptancePolicy()), own=True)
+        resolve(trust=TrustRules(keys=(), policy=AcceptancePolicy()), own=True)
     assert "imagefactory keys trust FILE.pub" in caught.value.hint
     another = replace(TRUST.keys[0], name="another", keyid=STRANGER.keyid, public=STRANGER.public)
     with pytest.raises(CheckFailedError) as caught:  # he believes whoever signed the catalogue, and no more
-        make(trust=TrustRules(keys=(another,)))
+        resolve(trust=TrustRules(keys=(another,)))
     assert "a verdict is wrong-key" in caught.value.message
     assert CENTER_HINT in caught.value.hint
 
 
 def test_an_expired_verdict_is_said_to_be_one() -> None:
     with pytest.raises(CheckFailedError) as caught:
-        make_submit(make_catalogue(), WANTED, TRUST, NOW + timedelta(days=40))
+        resolve(now=NOW + timedelta(days=40))
     assert caught.value.code == "not-verified"
     assert "a verdict is expired: " in caught.value.message
 
@@ -254,7 +246,7 @@ def test_a_verdict_that_says_no_is_named() -> None:
     report = whole_report(outcome=Outcome.WRONG_NUMBERS, reason="conv2d is 0.3 off")
     image = make_image(envelopes=(signed(report, "1"),))
     with pytest.raises(CheckFailedError) as caught:
-        make(make_catalogue(replace(image, sifs=())))
+        resolve(make_catalogue(replace(image, sifs=())))
     assert caught.value.code == "not-verified"
     assert "not 8.0: wrong-numbers: " in caught.value.message
     assert "conv2d is 0.3 off" in caught.value.message
@@ -263,31 +255,29 @@ def test_a_verdict_that_says_no_is_named() -> None:
 def test_a_verdict_on_the_sif_is_none_on_the_image() -> None:
     image = make_image(envelopes=())
     name = f"{NAME}-{'7' * 12}.sif"
-    made = make(make_catalogue(image))
-    assert f"container_image = {name}" in lines(made)
+    job = resolve(make_catalogue(image))
+    assert f"container_image = {name}" in lines(job)
     with pytest.raises(CheckFailedError) as caught:
-        make(make_catalogue(image), kind=ImageKind.DOCKER)
+        resolve(make_catalogue(image), kind=ImageKind.DOCKER)
     assert caught.value.code == "not-verified"
     assert "(docker)" in caught.value.message
-    assert SIF_SUBJECT.manifest in made.text
+    assert SIF_SUBJECT.manifest in text_of(job)
 
 
 def test_a_name_that_is_not_there() -> None:
     with pytest.raises(NothingSelectedError) as caught:
-        make(target="pytorch-2.3-cu122")
+        resolve(target="pytorch-2.3-cu122")
     assert NAME in caught.value.hint
 
 
 @pytest.mark.parametrize(
-    ("framework", "said"), [("torch", "torch.cuda.get_device_name()"), ("other", "sys.version")]
+    ("framework", "program"), [("torch", "torch.cuda.get_device_name()"), ("other", "sys.version")]
 )
-def test_without_a_program_of_ones_own_the_framework_is_tried(framework: str, said: str) -> None:
-    made = make(
-        make_catalogue(make_image(framework=framework)), run=SubmitCommand(name="train", executable="")
-    )
-    assert "executable = /opt/env/bin/python" in lines(made)
-    assert "transfer_executable = false" in lines(made)
-    assert any(line.startswith("arguments = ") and said in line for line in lines(made))
+def test_without_a_program_of_ones_own_the_framework_is_tried(framework: str, program: str) -> None:
+    job = resolve(make_catalogue(make_image(framework=framework)), executable="")
+    assert "executable = /opt/env/bin/python" in lines(job)
+    assert "transfer_executable = false" in lines(job)
+    assert any(line.startswith("arguments = ") and program in line for line in lines(job))
 
 
 # --- files -----------------------------------------------------------------------------------------
@@ -302,60 +292,58 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def save(force: bool = False, **changes: Any) -> list[str]:
+    """Write the files of a job and return their names."""
+    job = resolve(**changes)
+    return list(save_files(job, write_job(job), Path(), force=force))
+
+
 def test_files_are_written_once(here: Path) -> None:
-    made = make()
-    assert write_submit_files(made, force=False) == ("train.sub",)
-    assert (here / "train.sub").read_text() == made.text
+    assert save() == ["train.sub"]
+    assert (here / "train.sub").read_text() == text_of(resolve())
     with pytest.raises(UsageError) as caught:
-        write_submit_files(made, force=False)
+        save()
     assert caught.value.code == "file-exists"
     assert "train.sub" in caught.value.message
-    assert write_submit_files(make(predicted=True), force=True) == ("train.sub",)
+    assert save(force=True, predicted=True) == ["train.sub"]
     assert "WARNING" in (here / "train.sub").read_text()
     assert sorted(path.name for path in here.iterdir()) == ["train.sh", "train.sub"]
 
 
 def test_a_sweep_is_a_dag_and_a_folder_for_each_run(here: Path) -> None:
-    run = replace(WANTED.run, columns=("run", "lr"), arguments=("--lr", "$(lr)"))
-    made = make(run=run, rows=(("0.1",), ("0.2",)))
-    assert write_submit_files(made, force=False) == ("train.sub", "train.dag")
-    assert sorted(path.name for path in here.iterdir()) == [
-        "run-1",
-        "run-2",
-        "train.dag",
-        "train.sh",
-        "train.sub",
-    ]
+    sweep = {"columns": ("run", "lr"), "arguments": ("--lr", "$(lr)"), "rows": (("0.1",), ("0.2",))}
+    assert save(**sweep) == ["train.sub", "train.dag"]
+    names = ["run-1", "run-2", "train.dag", "train.sh", "train.sub"]
+    assert sorted(path.name for path in here.iterdir()) == names
     assert (here / "train.dag").read_text().count("JOB run-") == 2
     for path in ("train.sub", "train.dag"):
         (here / path).unlink()
     (here / "run-2" / "model.pt").write_text("precious")
     with pytest.raises(UsageError) as caught:
-        write_submit_files(made, force=False)
+        save(**sweep)
     assert caught.value.code == "file-exists"
     assert "run-2" in caught.value.message
     assert "another directory" in caught.value.hint
 
 
-def test_what_an_earlier_sweep_left_is_not_gone_on_with(here: Path) -> None:
+def test_an_earlier_sweep_is_not_continued(here: Path) -> None:
     """condor_submit_dag takes the newest rescue DAG of a name by itself, and runs only what that leaves."""
     (here / "train.dag.rescue001").write_text("DONE run-1\n")
-    run = replace(WANTED.run, columns=("run",))
     with pytest.raises(UsageError) as caught:
-        write_submit_files(make(run=run, rows=((), ())), force=True)
+        save(force=True, columns=("run",), rows=((), ()))
     assert caught.value.code == "sweep-rescue-exists"
     assert "train.dag.rescue001" in caught.value.message
     assert not (here / "train.dag").exists()
-    assert write_submit_files(make(), force=False) == ("train.sub",)
+    assert save() == ["train.sub"]
 
 
 def test_a_link_is_not_written_through(here: Path) -> None:
     (here / "train.sub").symlink_to(here / "elsewhere")
     with pytest.raises(UsageError) as caught:
-        write_submit_files(make(), force=False)
+        save()
     assert caught.value.code == "file-exists"
     assert "train.sub" in caught.value.message
-    write_submit_files(make(), force=True)
+    save(force=True)
     assert not (here / "elsewhere").exists()
 
 
@@ -374,20 +362,20 @@ def test_programs_that_no_machine_starts(here: Path, program: bytes | None, code
     else:
         (here / "train.sh").write_bytes(program)
     with pytest.raises(UsageError) as caught:
-        check_files(make(), QuietProgress())
+        check_files(resolve(), QuietProgress())
     assert caught.value.code == code
     assert "train.sh" in caught.value.message
     assert hint in caught.value.hint
 
 
 def test_inputs_must_be_here(here: Path) -> None:
-    made = make(run=replace(WANTED.run, inputs=("data.csv", "osdf:///site/x")))
+    job = resolve(inputs=("data.csv", "osdf:///site/x"))
     with pytest.raises(UsageError) as caught:
-        check_files(made, QuietProgress())
+        check_files(job, QuietProgress())
     assert caught.value.code == "input-not-found"
     assert "data.csv" in caught.value.message
     (here / "data.csv").touch()
-    check_files(made, QuietProgress())
+    check_files(job, QuietProgress())
 
 
 def sif_image(data: bytes) -> Catalog:
@@ -402,24 +390,23 @@ def sif_image(data: bytes) -> Catalog:
 
 def test_a_sif_is_the_one_that_was_verified(here: Path) -> None:
     catalogue = sif_image(b"the file")
-    made = make(catalogue)
-    name = made.taken.form.image.address
+    job = resolve(catalogue)
+    name = job.image.address
     with pytest.raises(UsageError) as caught:
-        check_files(made, QuietProgress())
+        check_files(job, QuietProgress())
     assert caught.value.code == "sif-missing"
     assert name in caught.value.message
     assert caught.value.hint.endswith(name)
-    assert replace(made, own=True).fetch == f"imagefactory export {NAME} --format sif"
+    assert resolve(catalogue, own=True).fetch == f"imagefactory export {NAME} --format sif"
     (here / name).write_bytes(b"another")
     with pytest.raises(UsageError) as caught:
-        check_files(made, QuietProgress())
+        check_files(job, QuietProgress())
     assert caught.value.code == "sif-mismatch"
     assert name in caught.value.message
     (here / name).write_bytes(b"the file")
-    check_files(made, QuietProgress())
-    check_files(
-        make(catalogue, folder="/nowhere/on/this/machine"), QuietProgress()
-    )  # machines of the pool may see it
+    check_files(job, QuietProgress())
+    elsewhere = resolve(catalogue, sif_folder="/nowhere/on/this/machine")
+    check_files(elsewhere, QuietProgress())  # machines of the pool may have it
 
 
 # --- the command -----------------------------------------------------------------------------------
@@ -468,8 +455,8 @@ def call(
     monkeypatch.setenv("XDG_CONFIG_DIRS", str(tmp_path / "nothing"))
     monkeypatch.setenv("IMAGEFACTORY_STORE", str(tmp_path / "store"))
 
-    def run(*arguments: str, code: int = 0) -> Said:
-        said = say(capsys, "submit", *arguments)
+    def run(*arguments: str, code: int = 0, command: str = "write") -> Said:
+        said = say(capsys, "job", command, *arguments)
         assert said.code == code, said
         return said
 
@@ -526,7 +513,17 @@ def test_it_ends_with_how_many_gpus_it_reaches(
 
 
 def test_programs_of_the_image_and_one_that_gathers(call: Call, here: Path) -> None:
-    asked = (NAME, "-o", "a.sub", "--dag", "2", "--executable", "/app/train.py", "--gather", "/app/gather.py")
+    asked = (
+        NAME,
+        "-o",
+        "a.sub",
+        "--runs",
+        "2",
+        "--executable",
+        "/app/train.py",
+        "--finalize",
+        "/app/gather.py",
+    )
     said = call(*asked, "--in-image", "--checkpoint", "last.pt", "--json").json()
     assert said["files"] == ["a.sub", "a-gather.sub", "a.dag"]
     for name, program in (("a.sub", "/app/train.py"), ("a-gather.sub", "/app/gather.py")):
@@ -547,12 +544,17 @@ def test_programs_of_the_image_and_one_that_gathers(call: Call, here: Path) -> N
 
 def test_a_sweep_from_the_command_line(call: Call, here: Path) -> None:
     (here / "values.csv").write_text("lr,seed\n0.1,1\n0.2,2\n")
-    said = call(NAME, "--executable", "train.sh", "--dag", "values.csv", "-o", "train.sub", "--json").json()
+    said = call(
+        NAME, "--executable", "train.sh", "--params", "values.csv", "-o", "train.sub", "--json"
+    ).json()
     assert said["files"] == ["train.sub", "train.dag"]
-    assert said["format"] == "imagefactory.submit/1"
+    assert said["format"] == "imagefactory.job/1"
     assert 'VARS run-2 run="2" value_lr="0.2" value_seed="2"' in (here / "train.dag").read_text()
     assert "arguments = \"--lr '$(value_lr)' --seed '$(value_seed)'\"" in (here / "train.sub").read_text()
-    call(NAME, "--executable", "train.sh", "--dag", "2", "-o", "many.sub")
+    call(NAME, "--executable", "train.sh", "--runs", "2", "-o", "many.sub")
+    (here / "jobs").mkdir()
+    said = call(NAME, "--executable", "train.sh", "-o", "jobs/one.sub")
+    assert said.err.splitlines()[-1] == "next: condor_submit jobs/one.sub"
     assert "arguments = \"'$(run)'\"" in (here / "many.sub").read_text()
 
 
@@ -560,17 +562,18 @@ def test_no_verdict_is_exit_9_and_writes_nothing(call: Call, here: Path) -> None
     said = call("pytorch-2.4-cu124", code=9)
     assert said.error_codes == ("not-verified",)
     assert "predicted to run on 7.0" in " ".join(said.err.split())
-    assert "--accept predicted" in said.err
+    assert "--allow-unverified" in said.err
     assert [path.name for path in here.iterdir()] == ["train.sh"]
-    call("pytorch-2.4-cu124", "--accept", "predicted")
+    call("pytorch-2.4-cu124", "--allow-unverified")
     assert "# WARNING" in (here / "pytorch-2.4-cu124.sub").read_text()
 
 
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ((), "imagefactory find"),
-        ((NAME, "-o", "../x.sub"), "-o ../x.sub"),
+        ((), "TARGET"),
+        ((NAME, "--executable", "train.sh", "--runs", "2", "-o", "a/x.sub"), "-o x.sub"),
+        ((NAME, "--executable", "train.sh", "--runs", "2", "--params", "a.csv"), "--params"),
         ((NAME, "-o", "x"), "-o train.sub"),
         ((NAME, "--arguments", "'"), "--arguments"),
         ((NAME, "--arguments", "x"), "--executable train.sh"),
@@ -580,12 +583,12 @@ def test_no_verdict_is_exit_9_and_writes_nothing(call: Call, here: Path) -> None
         ((NAME, "--memory", "lots"), "size-invalid"),
         ((NAME, "--disk", "1GB"), "disk-too-small"),
         ((NAME, "--time", "8d"), "job-too-long"),
-        ((NAME, "--image", "osdf"), "image-type-not-offered"),
-        ((NAME, "--dag", "no.csv"), "cannot-read-file"),
+        ((NAME, "--image-format", "osdf"), "image-type-not-offered"),
+        ((NAME, "--params", "no.csv"), "cannot-read-file"),
         ((NAME, "--checkpoint", "last.pt"), "--executable train.sh"),
-        ((NAME, "--executable", "train.sh", "--gather", "train.sh"), "--dag N"),
+        ((NAME, "--executable", "train.sh", "--finalize", "train.sh"), "--runs N"),
         ((NAME, "--executable", "train.sh", "--in-image"), "--executable /app/train.py"),
-        ((NAME, "--executable", "train.sh", "--dag", "2", "--gather", "no.sh"), "cannot-read-file"),
+        ((NAME, "--executable", "train.sh", "--runs", "2", "--finalize", "no.sh"), "cannot-read-file"),
     ],
 )
 def test_what_cannot_be_done_is_said_and_nothing_written(
@@ -601,26 +604,6 @@ def test_a_catalogue_that_somebody_changed(call: Call, tmp_path: Path) -> None:
     path = tmp_path / "catalogue"
     path.write_bytes(path.read_bytes().replace(b"sig", b"gis", 1))
     call(NAME, code=9)
-
-
-def test_what_there_is(call: Call) -> None:
-    lines = [line.split() for line in call("--list").out.splitlines()]
-    assert lines == [
-        ["TARGET", "VERIFIED", "ON", "PREDICTED", "ON", "IMAGE"],
-        [NAME, "7.0", "8.0", "-", "docker"],
-        ["pytorch-2.4-cu124", "-", "7.0", "docker"],
-    ]
-    offers = call("--list", "--json").json()["offers"]
-    assert isinstance(offers, list)
-    assert offers[0] == {
-        "target": NAME,
-        "gpu": True,
-        "kind": "docker",
-        "kinds": ["docker"],
-        "verified": ["7.0", "8.0"],
-        "predicted": [],
-    }
-    assert "--list" in call(NAME, "--list", code=2).err
 
 
 # --- looking at a file -----------------------------------------------------------------------------
@@ -668,8 +651,10 @@ def inventory(tmp_path: Path) -> str:
 def test_what_is_written_stands_its_own_check(call: Call, inventory: str) -> None:
     for site in ("chtc", "ospool", "generic"):
         call(NAME, "--executable", "train.sh", "--site", site, "--force")
-        found = call("--check", f"{NAME}.sub", "--inventory", inventory, "--site", site, "--json").json()
-        assert found["format"] == "imagefactory.check/1"
+        found = call(
+            f"{NAME}.sub", "--inventory", inventory, "--site", site, "--json", command="check"
+        ).json()
+        assert found["format"] == "imagefactory.job-check/1"
         assert found["findings"] == []
         assert found["wrong"] is False
         (queue,) = found["queues"]  # type: ignore[misc]
@@ -681,12 +666,10 @@ def test_a_file_that_is_wrong_is_exit_9(call: Call, here: Path, inventory: str) 
     text = (here / f"{NAME}.sub").read_text()
     wide = "\n".join(line for line in text.splitlines() if not line.startswith("require_gpus"))
     (here / "wide.sub").write_text(wide + "\n")
-    said = call("--check", "wide.sub", "--inventory", inventory, code=9)
+    said = call("wide.sub", "--inventory", inventory, code=9, command="check")
     assert "wide.sub:" in said.out
     assert "4 of 4 GPUs" in said.out
     assert said.err == ""
-    call("--check", "wide.sub", NAME, code=2)
-    call("--check", "wide.sub", "--executable", "train.sh", code=2)
 
 
 def test_without_a_pool_the_rest_is_checked(
@@ -694,6 +677,6 @@ def test_without_a_pool_the_rest_is_checked(
 ) -> None:
     call(NAME, "--executable", "train.sh")
     monkeypatch.setenv("PATH", str(tmp_path))
-    said = call("--check", f"{NAME}.sub")
+    said = call(f"{NAME}.sub", command="check")
     assert "condor_status" in said.err
     assert "nothing is wrong" in said.out

@@ -1,55 +1,96 @@
-"""On which GPUs an image may run: what verdicts prove, from which driver on, and what predictions add."""
+"""On which GPUs an image may run, in which form jobs take it, and which GPUs of an inventory they can get."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from imagefactory.errors import NothingSelectedError, UsageError
+from imagefactory.extras.lint.image import read_image
+from imagefactory.extras.lint.reach import find_reach, read_request
+from imagefactory.extras.lint.reader import parse_submit_file
 from imagefactory.gpu.capability import Capability
-from imagefactory.gpu.values import ClaimBasis, Compatibility
+from imagefactory.gpu.values import CellClaim, ClaimBasis, Compatibility
+from imagefactory.jobs.htcondor import write_htcondor
 from imagefactory.jobs.offer import (
     ImageEvidence,
+    ResourceRequest,
     all_capabilities,
+    by_class,
+    choose_form,
     cuda_of_driver,
+    expected_grounds,
+    find_places,
+    format_places,
+    forms_of,
+    index_machines,
     verified_evidence,
-    with_predictions,
 )
+from imagefactory.jobs.spec import resource_request
 from imagefactory.model import Outcome
+from imagefactory.schedulers.pool import ImageKind, Inventory, PoolGpu, PoolMachine
+from imagefactory.schedulers.sites import find_site
+from imagefactory.schedulers.sizes import GB, MB
 from imagefactory.trust.verdict import VerdictStatus
-from tests.made.offers import expired, failed, prediction, verdict
+from tests.made.offers import (
+    IMAGE,
+    NOW,
+    SIF,
+    digest,
+    expired,
+    failed,
+    gpu_class,
+    job_spec,
+    offer,
+    prediction,
+    verdict,
+)
+
+NOTHING = ImageEvidence(classes=(), refused=())
 
 
-def said(grounds: ImageEvidence) -> dict[str, str]:
-    return {str(one.capability): one.cuda for one in grounds.classes}
+def cudas(evidence: ImageEvidence) -> dict[str, str]:
+    return {str(row.capability): row.cuda for row in evidence.classes}
 
 
-def not_for(grounds: ImageEvidence) -> dict[str, str]:
-    return {str(capability): why.partition(":")[0] for capability, why in grounds.refused}
+def refusals(evidence: ImageEvidence) -> dict[str, str]:
+    return {str(capability): why.partition(":")[0] for capability, why in evidence.refused}
+
+
+def expected(
+    evidence: ImageEvidence, *claims: tuple[str, CellClaim], least: str = "", faulty: bool = False
+) -> ImageEvidence:
+    image = replace(IMAGE, predicted=claims, runtime=least, minor_compat=False)
+    return expected_grounds(evidence, image, faulty=faulty)
 
 
 def test_each_verdict_speaks_of_its_capability_alone() -> None:
-    grounds = verified_evidence([verdict("8.0"), verdict("7.0", "535.54.03", "12.2")])
-    assert said(grounds) == {"7.0": "12.2", "8.0": "12.4"}
-    assert grounds.proven
-    assert all(one.claim.basis is ClaimBasis.VERIFIED for one in grounds.classes)
+    evidence = verified_evidence([verdict("8.0"), verdict("7.0", "535.54.03", "12.2")])
+    assert cudas(evidence) == {"7.0": "12.2", "8.0": "12.4"}
+    assert evidence.verified
+    assert all(row.claim.basis is ClaimBasis.VERIFIED for row in evidence.classes)
 
 
 def test_drivers_of_amd_take_no_cuda_and_are_proven_all_the_same() -> None:
-    grounds = verified_evidence([verdict("gfx90a", "6.12.12", cuda="")])
-    assert said(grounds) == {"gfx90a": ""}
+    evidence = verified_evidence([verdict("gfx90a", "6.12.12", cuda="")])
+    assert cudas(evidence) == {"gfx90a": ""}
 
 
 def test_the_oldest_driver_that_passed_is_the_floor() -> None:
     verdicts = [verdict("8.0", "550.54.15", "12.4"), verdict("8.0", "525.60.13", "12.0", days=40)]
-    assert said(verified_evidence(verdicts)) == {"8.0": "12.0"}
+    assert cudas(verified_evidence(verdicts)) == {"8.0": "12.0"}
 
 
 def test_a_failure_on_a_newer_driver_takes_the_capability_out() -> None:
     verdicts = [verdict("8.0", "535.54.03", "12.2"), failed("8.0", Outcome.WRONG_NUMBERS)]
-    grounds = verified_evidence(verdicts)
-    assert said(grounds) == {}
-    assert not_for(grounds) == {"8.0": "wrong-numbers"}
+    evidence = verified_evidence(verdicts)
+    assert cudas(evidence) == {}
+    assert refusals(evidence) == {"8.0": "wrong-numbers"}
 
 
 def test_a_failure_on_an_older_driver_raises_the_floor() -> None:
@@ -58,21 +99,21 @@ def test_a_failure_on_an_older_driver_raises_the_floor() -> None:
         failed("8.0", Outcome.NO_KERNEL, "535.54.03", "12.2"),
         verdict("8.0", "525.60.13", "12.0"),
     ]
-    assert said(verified_evidence(verdicts)) == {"8.0": "12.4"}
+    assert cudas(verified_evidence(verdicts)) == {"8.0": "12.4"}
 
 
 def test_drivers_that_a_pool_cannot_tell_apart_are_one() -> None:
     """550.40 failed and 550.54 passed, and both take CUDA 12.4: a pool could give either."""
     verdicts = [verdict("8.0", "550.54.15", "12.4"), failed("8.0", Outcome.LOAD_FAILED, "550.40.07", "12.4")]
-    grounds = verified_evidence(verdicts)
-    assert said(grounds) == {}
-    assert not_for(grounds) == {"8.0": "load-failed"}
+    evidence = verified_evidence(verdicts)
+    assert cudas(evidence) == {}
+    assert refusals(evidence) == {"8.0": "load-failed"}
 
 
-@pytest.mark.parametrize("standing", [one for one in VerdictStatus if one is not VerdictStatus.GOOD])
+@pytest.mark.parametrize("standing", [status for status in VerdictStatus if status is not VerdictStatus.GOOD])
 def test_what_cannot_be_relied_on_proves_nothing(standing: VerdictStatus) -> None:
-    grounds = verified_evidence([replace(verdict("8.0"), standing=standing)])
-    assert grounds == ImageEvidence(classes=(), refused=())
+    evidence = verified_evidence([replace(verdict("8.0"), standing=standing)])
+    assert evidence == NOTHING
 
 
 @pytest.mark.parametrize(
@@ -84,79 +125,68 @@ def test_outcomes_that_say_nothing_of_the_image_prove_nothing(outcome: Outcome) 
 
 @pytest.mark.parametrize("cuda", ["", "12.4; queue 100", "12", "12.10"])
 def test_a_driver_whose_cuda_no_pool_can_be_asked_for(cuda: str) -> None:
-    grounds = verified_evidence([verdict("8.0", "550.54.14", cuda)])
-    assert said(grounds) == {}
-    assert not_for(grounds) == {"8.0": "the CUDA of its driver is not known"}
+    evidence = verified_evidence([verdict("8.0", "550.54.14", cuda)])
+    assert cudas(evidence) == {}
+    assert refusals(evidence) == {"8.0": "the CUDA of its driver is not known"}
 
 
 def test_predictions_fill_what_verdicts_leave_open() -> None:
-    grounds = verified_evidence([verdict("8.0"), failed("7.0", Outcome.NO_KERNEL)])
-    predicted = [
+    evidence = verified_evidence([verdict("8.0"), failed("7.0", Outcome.NO_KERNEL)])
+    whole = expected(
+        evidence,
         ("7.0", prediction()),
         ("8.0", prediction()),
         ("8.6", prediction()),
         ("9.0", prediction(Compatibility.NO)),
-    ]
-    whole = with_predictions(grounds, predicted)
-    assert said(whole) == {"8.0": "12.4", "8.6": "12.0"}
-    assert [one.proven for one in whole.classes] == [True, False]
-    assert not_for(whole) == {"7.0": "no-kernel", "9.0": "predicted no"}
-
-
-@pytest.mark.parametrize("answer", [Compatibility.NO, Compatibility.PARTLY, Compatibility.UNKNOWN])
-def test_no_half_prediction_is_taken(answer: Compatibility) -> None:
-    assert (
-        with_predictions(ImageEvidence(classes=(), refused=()), [("8.6", prediction(answer))]).classes == ()
     )
+    assert cudas(whole) == {"8.0": "12.4", "8.6": "12.0"}
+    assert [row.verified for row in whole.classes] == [True, False]
+    assert refusals(whole) == {"7.0": "no-kernel", "9.0": "predicted no"}
 
 
-def test_a_projects_page_alone_is_no_prediction() -> None:
-    claim = prediction(basis=ClaimBasis.DOCUMENTED)
-    assert with_predictions(ImageEvidence(classes=(), refused=()), [("8.6", claim)]).classes == ()
+@pytest.mark.parametrize(
+    "claims",
+    [
+        [prediction(Compatibility.NO)],
+        [prediction(Compatibility.PARTLY)],
+        [prediction(Compatibility.UNKNOWN)],
+        [prediction(basis=ClaimBasis.DOCUMENTED)],  # only the page of a project
+        [prediction(), replace(prediction(Compatibility.NO), rule="known-bad:x")],
+    ],
+)
+def test_predictions_that_are_not_accepted(claims: list[CellClaim]) -> None:
+    assert expected(NOTHING, *(("8.6", claim) for claim in claims)).classes == ()
 
 
-def test_a_known_fault_beside_a_prediction_counts_against_it() -> None:
-    claims = [("8.6", prediction()), ("8.6", replace(prediction(Compatibility.NO), rule="known-bad:x"))]
-    assert with_predictions(ImageEvidence(classes=(), refused=()), claims).classes == ()
-
-
-def test_a_fault_that_some_calls_meet_is_borne_where_that_is_asked_for() -> None:
-    nothing = ImageEvidence(classes=(), refused=())
+def test_a_fault_of_some_calls_is_accepted_on_request() -> None:
     fault = replace(prediction(Compatibility.PARTLY), rule="known-bad:x")
     claims = [("6.1", prediction()), ("6.1", fault), ("8.6", prediction())]
-    careful = with_predictions(nothing, claims)
-    assert (list(said(careful)), list(not_for(careful))) == (["8.6"], ["6.1"])
-    bold = with_predictions(nothing, claims, faulty=True)
-    assert [(str(one.capability), one.faults) for one in bold.classes] == [("6.1", (fault,)), ("8.6", ())]
+    careful = expected(NOTHING, *claims)
+    assert (list(cudas(careful)), list(refusals(careful))) == (["8.6"], ["6.1"])
+    bold = expected(NOTHING, *claims, faulty=True)
+    assert [(str(row.capability), row.faults) for row in bold.classes] == [("6.1", (fault,)), ("8.6", ())]
     grave = replace(fault, answer=Compatibility.NO)
-    assert with_predictions(nothing, [("6.1", prediction()), ("6.1", grave)], faulty=True).classes == ()
+    assert expected(NOTHING, ("6.1", prediction()), ("6.1", grave), faulty=True).classes == ()
 
 
-def test_a_fault_where_a_verdict_speaks_is_told_and_refuses_nothing() -> None:
+def test_a_fault_with_a_verdict_is_reported_and_refuses_nothing() -> None:
     fault = replace(prediction(Compatibility.PARTLY), rule="known-bad:x")
-    (found,) = with_predictions(
-        verified_evidence([verdict("8.0")]), [("8.0", prediction()), ("8.0", fault)]
-    ).classes
-    assert (found.proven, found.faults) == (True, (fault,))
+    evidence = verified_evidence([verdict("8.0")])
+    (row,) = expected(evidence, ("8.0", prediction()), ("8.0", fault)).classes
+    assert (row.verified, row.faults) == (True, (fault,))
 
 
-def test_the_floor_of_a_prediction_is_the_highest_that_is_known() -> None:
-    nothing = ImageEvidence(classes=(), refused=())
-    assert said(with_predictions(nothing, [("8.6", prediction(driver="525"))], "12.1")) == {"8.6": "12.1"}
-    assert said(with_predictions(nothing, [("8.6", prediction(driver="550.54.14"))], "12.1")) == {
-        "8.6": "12.4"
-    }
-    assert said(with_predictions(nothing, [("8.6", prediction(driver=""))], "12.1")) == {"8.6": "12.1"}
+@pytest.mark.parametrize(("driver", "cuda"), [("525", "12.1"), ("550.54.14", "12.4"), ("", "12.1")])
+def test_the_floor_of_a_prediction_is_the_highest_that_is_known(driver: str, cuda: str) -> None:
+    assert cudas(expected(NOTHING, ("8.6", prediction(driver=driver)), least="12.1")) == {"8.6": cuda}
 
 
 @pytest.mark.parametrize(("driver", "least"), [("", ""), ("9999", ""), ("9999", "12.1"), ("525", "12.10")])
-def test_a_prediction_whose_driver_cannot_be_asked_for_is_not_taken(driver: str, least: str) -> None:
-    """Without a floor it would match every driver; a newer factory than this program knows newer ones."""
-    found = with_predictions(
-        ImageEvidence(classes=(), refused=()), [("8.6", prediction(driver=driver))], least
-    )
-    assert found.classes == ()
-    ((_, why),) = found.refused
+def test_a_prediction_whose_driver_cannot_be_queried_is_not_accepted(driver: str, least: str) -> None:
+    """Without a floor it would match every driver; catalogs of newer programs name newer ones."""
+    evidence = expected(NOTHING, ("8.6", prediction(driver=driver)), least=least)
+    assert evidence.classes == ()
+    ((_, why),) = evidence.refused
     assert why.startswith("which drivers are new enough is not known")
 
 
@@ -184,4 +214,192 @@ def test_known_capabilities_are_of_gpus_and_of_compilers() -> None:
 
 
 def test_expired_verdicts_are_no_refusals_either() -> None:
-    assert verified_evidence([expired("8.0")]) == ImageEvidence(classes=(), refused=())
+    assert verified_evidence([expired("8.0")]) == NOTHING
+
+
+# --- forms of an image
+
+
+def test_each_form_has_its_address_and_its_own_verdicts() -> None:
+    forms = forms_of(offer(verdict("8.0"), of_sif=[verdict("7.0")]), "/staging/gpu/")
+    rows = {form.image.kind: (form.image.address, list(cudas(form.grounds))) for form in forms}
+    assert rows == {
+        ImageKind.DOCKER: (f"docker://registry.example.org/gpu/pytorch@{digest('a')}", ["8.0"]),
+        ImageKind.SIF: (f"/staging/gpu/pytorch-2.3-cu121-{'d' * 12}.sif", ["7.0"]),
+        ImageKind.ORAS: (f"oras://registry.example.org/gpu/pytorch@{digest('e')}", ["7.0"]),
+    }
+
+
+@pytest.mark.parametrize("folder", ["", "osdf:///chtc/staging/gpu"])
+def test_a_file_is_in_its_folder_and_can_be_fetched(folder: str) -> None:
+    (_, form, _) = forms_of(offer(of_sif=[]), folder)
+    name = f"pytorch-2.3-cu121-{'d' * 12}.sif"
+    assert form.image.kind is (ImageKind.OSDF if folder else ImageKind.SIF)
+    assert form.image.address == (f"{folder}/{name}" if folder else name)
+    assert form.fetch == f"apptainer pull {name} oras://{SIF.reference}"
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        "here",
+        "osdf://x/y",
+        "/a b",
+        "/a/../b",
+        "/a;b",
+        "osdf:///a/$(x)",
+        "http://x/y",
+        "/a\nqueue",
+        "osdf:///..",
+        "/a/..",
+        "/./a",
+        "osdf:///a/../b",
+    ],
+)
+def test_folders_that_are_no_places(folder: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        forms_of(offer(of_sif=[]), folder)
+    assert caught.value.code == "sif-folder-invalid"
+    assert folder[:80] in caught.value.message
+
+
+def test_an_image_that_apptainer_built_is_no_image_for_docker() -> None:
+    offered = offer(of_sif=[verdict("8.0")], subject=SIF.subject, reference=SIF.reference)
+    assert [form.image.kind for form in forms_of(offered, "")] == [ImageKind.SIF, ImageKind.ORAS]
+
+
+def test_a_tag_is_never_an_address() -> None:
+    assert forms_of(offer(verdict("8.0"), reference="registry.example.org/gpu/pytorch:2.3-cu121"), "") == ()
+
+
+def test_the_verified_form_is_chosen_before_the_one_that_the_site_advises() -> None:
+    chtc = find_site("chtc")
+    only_sif = forms_of(offer(of_sif=[verdict("8.0")]), "")
+    assert choose_form(only_sif, chtc, None).image.kind is ImageKind.ORAS
+    assert choose_form(forms_of(offer(of_sif=[]), ""), chtc, None).image.kind is ImageKind.DOCKER
+    assert choose_form(only_sif, chtc, ImageKind.DOCKER).image.kind is ImageKind.DOCKER
+
+
+def test_a_kind_that_a_site_does_not_take() -> None:
+    generic = find_site("generic")
+    with pytest.raises(UsageError) as refused:
+        choose_form(forms_of(offer(of_sif=[]), ""), find_site("ospool"), ImageKind.ORAS)
+    assert refused.value.code == "image-type-unsupported"
+    assert "'oras'" in refused.value.message
+    with pytest.raises(NothingSelectedError) as caught:
+        choose_form(forms_of(offer(), ""), generic, ImageKind.SIF)
+    assert caught.value.code == "image-type-not-offered"
+    assert "docker" in caught.value.message
+    with pytest.raises(NothingSelectedError) as caught:
+        choose_form(forms_of(offer(reference=""), ""), generic, None)
+    assert caught.value.code == "image-not-published"
+
+
+# --- GPUs of an inventory
+
+HAS = {"Arch": "X86_64", "HasDockerURL": True, "HasSIF": True, "Memory": 515000, "Cpus": 64, "Disk": 1 << 30}
+
+
+def gpu(capability: str = "8.0", **more: Any) -> PoolGpu:
+    fields: dict[str, Any] = {
+        "id": "GPU-a0223334", "uuid": "", "name": "NVIDIA A100-SXM4-40GB", "capability": capability,
+        "memory": 40 * GB, "driver": "", "cuda": "12.4", "mig": False, "free": True, "host": "amd64",
+    }  # fmt: skip
+    return PoolGpu(**{**fields, **more})
+
+
+def machine(*gpus: PoolGpu, start: str = "true", **attributes: Any) -> PoolMachine:
+    return PoolMachine(name="a", attributes={**HAS, **attributes}, start=start, gpus=gpus)
+
+
+def inventory(*machines: PoolMachine, taken: datetime = NOW) -> Inventory:
+    return Inventory(pool="", taken=taken, machines=machines)
+
+
+def reach(*machines: PoolMachine, now: datetime = NOW, taken: datetime = NOW, **request: Any) -> str:
+    there = inventory(*machines, taken=taken)
+    classify = by_class([gpu_class("8.0"), gpu_class("9.0", "12.8")])
+    places = find_places(classify, ResourceRequest(**request), index_machines(there))
+    return format_places(places, there, now)
+
+
+def test_how_many_and_how_many_are_free() -> None:
+    busy = gpu(free=False)
+    assert reach(machine(gpu(), busy), machine(gpu("7.0"))) == "reaches 2 of 3 GPUs, 1 free now"
+    assert reach(machine(gpu("7.0"))) == "reaches 0 of 1 GPU, 0 free now"
+    assert reach(machine(gpu("9.0"), gpu("9.0", cuda="12.8"))) == "reaches 1 of 2 GPUs, 1 free now"
+
+
+def test_of_two_at_once_both_must_be_there_and_free() -> None:
+    busy = gpu(free=False)
+    assert reach(machine(gpu()), machine(gpu()), gpus=2) == "reaches 0 of 2 GPUs, 0 free now"
+    assert reach(machine(gpu(), busy), gpus=2) == "reaches 2 of 2 GPUs, 0 free now"
+    assert reach(machine(gpu(), gpu(), busy), gpus=2) == "reaches 3 of 3 GPUs, 2 free now"
+
+
+@pytest.mark.parametrize(
+    ("there", "request_", "count"),
+    [
+        (machine(gpu(memory=40 * GB - MB)), {"gpu_memory": 40 * GB}, 0),
+        (machine(gpu(memory=0)), {"gpu_memory": 1}, 0),
+        (machine(gpu(memory=0)), {}, 1),
+        (machine(gpu(mig=True)), {}, 0),
+        (machine(gpu(mig=True)), {"mig": True}, 1),
+        (machine(gpu(cuda="")), {}, 0),
+        (machine(gpu(host="arm64"), Arch="aarch64"), {}, 0),
+        (machine(gpu(host="arm64"), Arch="aarch64"), {"platform": "linux/arm64"}, 1),
+        (machine(gpu()), {"memory": 515001 * MB}, 0),
+        (machine(gpu()), {"cpus": 65}, 0),
+        (machine(gpu()), {"disk": 2**40 + 1}, 0),
+        (machine(gpu()), {"needs": ("HasDockerURL",)}, 1),
+        (machine(gpu()), {"needs": ("HasCHTCStaging",)}, 0),
+        (machine(gpu(), HasDockerURL="true"), {"needs": ("HasDockerURL",)}, 0),
+    ],
+)
+def test_what_keeps_a_job_away(there: PoolMachine, request_: dict[str, Any], count: int) -> None:
+    assert reach(there, **request_).startswith(f"reaches {count} of 1 GPU")
+
+
+def test_what_is_not_told_is_unsure() -> None:
+    unsure = "reaches 1 of 1 GPU, 1 free now (of 1 of them the machines may refuse)"
+    assert reach(machine(gpu(), start="Owner == 'me'")) == unsure
+    bare = PoolMachine(name="a", attributes={}, start="", gpus=(gpu(host=""),))
+    assert reach(bare, needs=("HasSIF",)) == unsure
+    assert "refuse" not in reach(bare)
+
+
+def test_an_inventory_says_when_it_was() -> None:
+    then = NOW + timedelta(hours=1)
+    assert reach(machine(gpu()), now=then) == "reaches 1 of 1 GPU, 1 free at 2026-11-22 06:00 UTC"
+    assert reach(machine(gpu()), taken=datetime(1970, 1, 1, tzinfo=UTC)) == "reaches 1 of 1 GPU"
+
+
+GPUS = st.builds(
+    gpu,
+    st.sampled_from(("7.0", "8.0", "8.6", "9.0", "12.0")),
+    memory=st.sampled_from((8 * GB, 40 * GB)),
+    cuda=st.sampled_from(("", "11.8", "12.4", "12.8", "13.0")),
+)
+MACHINES = st.builds(
+    lambda gpus, attributes: machine(*gpus, **attributes),
+    st.lists(GPUS, min_size=1, max_size=4),
+    st.fixed_dictionaries(
+        {"Memory": st.sampled_from((2000, 515000)), "HasDockerURL": st.booleans(), "Cpus": st.integers(1, 4)}
+    ),
+)
+
+
+@given(st.lists(MACHINES, max_size=4), st.integers(1, 3), st.sampled_from((0, 24 * GB)), st.integers(1, 4))
+def test_it_is_what_the_check_of_the_written_file_finds(
+    machines: list[PoolMachine], gpus: int, memory: int, cpus: int
+) -> None:
+    there = inventory(*machines)
+    classes = (gpu_class("8.0"), gpu_class("8.6", "12.0"), gpu_class("9.0", "12.8"))
+    job = job_spec(classes=classes, gpus=gpus, gpu_memory=memory, cpus=cpus)
+    (jobs,) = parse_submit_file(write_htcondor(job)["train.sub"], "train.sub").jobs
+    image = read_image(jobs)
+    assert image is not None
+    checked = find_reach(read_request(jobs, (image.needs,)), there)
+    places = find_places(by_class(classes), resource_request(job), index_machines(there))
+    assert [place.gpu for place in places] == [place.gpu for place in checked.reached]
+    assert not any(place.unsure for place in places)

@@ -22,7 +22,7 @@ LOCK = LayerLock(
     target="pytorch-2.3-cu121",
     lock=f"sha256:{'1' * 64}",
     base=f"sha256:{'2' * 64}",
-    made_with="libzstd 1.5.7 level 1, layers 2, installer 1.1.0",
+    toolchain="libzstd 1.5.7 level 1, layers 2, installer 1.1.0",
     layers=LAYERS,
 )
 DIGEST = f"sha256:{'9' * 64}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,29 +10,20 @@ import pytest
 
 from imagefactory.errors import ImagefactoryError
 from imagefactory.extras.lint.reader import parse_submit_file
-from imagefactory.jobs.htcondor import JobImageSpec, SubmitCommand, format_submit
 from imagefactory.jobs.offer import choose_form, forms_of
-from imagefactory.jobs.slurm import request_gpus
 from imagefactory.matrix.plan import check_rules
 from imagefactory.matrix.rows import parse_rows
 from imagefactory.schedulers.cells import check_allowed, parse_tuple
 from imagefactory.schedulers.htcondor.ads import parse_status
 from imagefactory.schedulers.inventory import parse_inventory
-from imagefactory.schedulers.pool import open_pool
+from imagefactory.schedulers.pool import ImageKind, open_pool
 from imagefactory.schedulers.sites import find_site
 from imagefactory.schedulers.sizes import GB, parse_size
 from imagefactory.schedulers.slurm.nodes import run
 from imagefactory.schedulers.sweep_file import read_sweep
-from tests.made.offers import NOW, gpu_class, offer
+from tests.made.offers import NOW, job_spec, offer
 
 GENERIC = find_site("generic")
-RUN = SubmitCommand(name="train", executable="train.sh")
-CLASSES = (gpu_class("8.0", "12.4"),)
-
-
-def image() -> JobImageSpec:
-    form = choose_form(forms_of(offer(), ""), GENERIC, None)
-    return JobImageSpec(target="a", platform="", form=form, classes=CLASSES, judged=NOW)
 
 
 @pytest.mark.parametrize(
@@ -45,12 +35,12 @@ def image() -> JobImageSpec:
             "ask the owner of the project to run imagefactory push, or imagefactory push --format sif",
         ),
         (
-            lambda: format_submit(image(), replace(RUN, disk=GB), GENERIC),
+            lambda: job_spec(kind=ImageKind.DOCKER, disk=GB),
             "the image needs more than the requested 1GB of disk",
             "use --disk 13GB or more, or remove it",
         ),
         (
-            lambda: request_gpus(image(), replace(RUN, gpu_memory=1), None),
+            lambda: job_spec(site="slurm", gpu_memory=1),
             "--gpu-memory does not work with Slurm, which cannot select GPUs by memory",
             "remove --gpu-memory, and write the GPU type into the script: --gres=gpu:TYPE:1",
         ),
@@ -84,22 +74,22 @@ def image() -> JobImageSpec:
         (
             lambda: parse_submit_file("#!/bin/sh\n", "a.sub"),
             "a.sub:1: this is a script, not a submit file",
-            "a batch script for Slurm has #SBATCH lines: imagefactory submit TARGET --site slurm writes one",
+            "imagefactory job write TARGET --site slurm writes a batch script, which has #SBATCH lines",
         ),
         (
             lambda: check_allowed(["no-match"]),
-            "--allow no-match: no GPU in this pool can run such a job",
-            "remove --allow no-match",
+            "--ignore-rule no-match: no GPU in this pool can run such a job",
+            "remove --ignore-rule no-match",
         ),
-        (lambda: check_rules(["nocode"]), "--allow nocode: unknown rule", "did you mean 'no-code'?"),
+        (lambda: check_rules(["nocode"]), "--ignore-rule nocode: unknown rule", "did you mean 'no-code'?"),
         (
             lambda: read_sweep(Path("/nowhere")),
             "/nowhere is not a sweep",
-            "run imagefactory status to list the sweeps of this store",
+            "list the sweeps of this store: imagefactory sweep list",
         ),
         (
-            lambda: parse_tuple(("torch", "2.x", "12.1", "8.0")),
-            "--tuple: '2.x' is not a version",
+            lambda: parse_tuple("torch", "2.x", "12.1", "8.0"),
+            "--version: '2.x' is not a version",
             "write 2.3",
         ),
         (

@@ -73,13 +73,13 @@ def own_files(path: Path) -> None:
             lambda _: offered_reference(make_image(target="lab-1.0-cu121", reference="", sifs=())),
             "image-not-pullable",
             "lab-1.0-cu121 is in no registry",
-            "see others with imagefactory find",
+            "see others with imagefactory search",
         ),
         (
             lambda path: find_sweep(access(path).settings, "20261122-061500-1f3a"),
             "sweep-unknown",
             "no sweep '20261122-061500-1f3a'",
-            "start one: imagefactory verify TARGET --pool htcondor|slurm",
+            "start one: imagefactory sweep start TARGET",
         ),
         (
             lambda _: check_limits(JobLimits(idle=timedelta(days=5))),

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import tomllib
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from imagefactory.errors import StatementError
+from imagefactory.cli.job import IMAGE_TYPES
+from imagefactory.errors import StatementError, UsageError
 from imagefactory.schedulers import sites
+from imagefactory.schedulers.pool import ImageKind
 from imagefactory.schedulers.sites import RETIRED, SITE_NAMES, SITES, find_site, read_sites
+from imagefactory.settings.choices import SITES as SETTING_SITES
 
 TEXT = Path(sites.__file__).with_suffix(".toml").read_text()
 
@@ -65,3 +69,20 @@ def test_other_rows_are_a_bug(old: str, new: str) -> None:
     with pytest.raises(StatementError) as raised:
         read_sites(TEXT.replace(old, new, 1))
     assert raised.value.code == "document-invalid"
+
+
+@pytest.mark.parametrize(("site", "hours"), [("chtc", 169), ("ospool", 21)])
+def test_jobs_too_long_for_a_site(site: str, hours: int) -> None:
+    with pytest.raises(UsageError) as caught:
+        find_site(site).lines(timedelta(hours=hours))
+    assert caught.value.code == "job-too-long"
+
+
+def test_sites_are_one_list() -> None:
+    assert sorted(SETTING_SITES) == sorted(site.name for site in SITES)
+    assert sorted(IMAGE_TYPES) == sorted(ImageKind)
+    assert all(site.kinds for site in SITES)
+    with pytest.raises(UsageError) as caught:
+        find_site("nowhere")
+    assert caught.value.code == "site-unknown"
+    assert "'nowhere'" in caught.value.message

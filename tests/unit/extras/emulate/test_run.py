@@ -21,8 +21,8 @@ from imagefactory.extras.emulate.run import (
     recorded_profile,
     write_emulation_summary,
 )
-from imagefactory.extras.emulate.summary import LONGEST
 from imagefactory.gpu.knowledge import data_sheets, find_data_sheet
+from imagefactory.jobs.resources import LONGEST
 from imagefactory.model import Mount, RunSpec
 from imagefactory.trust.verdict import Verdict, VerdictStatus, VerificationResult
 from tests.made.emulated import TOLD as ROW
@@ -57,13 +57,6 @@ def test_a_path_of_the_callers_own_stays(tmp_path: Path) -> None:
     own = RunSpec(argv=("a",), environment=(("PYTHONPATH", "/lib"),))
     with emulating(SHEET, 2, own, scratch=tmp_path) as (spec, _):
         assert dict(spec.environment)["PYTHONPATH"] == f"{INSIDE}:/lib"
-
-
-def test_real_gpus_and_one_that_is_not_there_are_refused(tmp_path: Path) -> None:
-    real = RunSpec(argv=("a",), gpus=True)
-    with pytest.raises(UsageError) as caught, emulating(SHEET, 2, real, scratch=tmp_path):
-        pass
-    assert caught.value.code == "option-conflict"
 
 
 def test_every_data_sheet_is_a_profile_inside() -> None:

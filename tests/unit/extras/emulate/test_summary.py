@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from imagefactory.errors import StatementError
-from imagefactory.extras.emulate import summary
-from imagefactory.extras.emulate.summary import EmulatedRun, advise, main_run, parse_emulated
+from imagefactory.extras.emulate import run as emulation
+from imagefactory.extras.emulate.inside import summary as inside
+from imagefactory.extras.emulate.run import main_run
+from imagefactory.jobs import resources
+from imagefactory.jobs.resources import EmulatedRun, advise, parse_emulated
 from imagefactory.schedulers.sizes import GB
 from tests.made.emulated import TOLD
 
@@ -25,6 +28,7 @@ def with_loader(**changes: Any) -> EmulatedRun:
 
 
 def test_it_is_read_as_it_was_written() -> None:
+    assert inside.FORMAT == resources.FORMAT
     run = told()
     assert (run.profile, run.steps, run.asked) == ("A100-SXM4-40GB", 938, (("item", 12),))
     assert run.loader is not None
@@ -51,15 +55,20 @@ def test_what_no_run_of_ours_writes_is_refused(text: str, said: str) -> None:
 def test_stalls_step_and_epoch() -> None:
     loader = with_loader(interval=0.010, wait=0.006, batches=101, first_wait=0.5).loader
     assert loader is not None
-    assert summary.stall_share(loader) == pytest.approx(0.6)
-    assert summary.computing(loader) == pytest.approx(0.004)
-    assert summary.epoch_seconds(loader) == pytest.approx(1.5)
+    assert emulation.stall_share(loader) == pytest.approx(0.6)
+    assert resources.computing(loader) == pytest.approx(0.004)
+    assert emulation.epoch_seconds(loader) == pytest.approx(1.5)
 
 
 def test_of_one_batch_nothing_is_known() -> None:
     loader = with_loader(interval=None, wait=None, batches=None).loader
     assert loader is not None
-    assert summary.stall_share(loader) is summary.computing(loader) is summary.epoch_seconds(loader) is None
+    assert (
+        emulation.stall_share(loader)
+        is resources.computing(loader)
+        is emulation.epoch_seconds(loader)
+        is None
+    )
     assert advise(with_loader(interval=None, wait=None)).workers is None
 
 

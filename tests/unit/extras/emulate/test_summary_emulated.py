@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from imagefactory.extras.emulate.summary import format_emulated, parse_emulated
+from imagefactory.extras.emulate.run import format_emulated
+from imagefactory.jobs.resources import parse_emulated
 from tests.made.emulated import TOLD
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -14,18 +13,32 @@ from hypothesis import strategies as st
 from imagefactory.extras.lint.batch_check import check_batch
 from imagefactory.extras.lint.batch_job import capability_of, parse_features, read_batch_request
 from imagefactory.extras.lint.batch_reader import parse_batch
-from imagefactory.extras.lint.findings import CheckContext, Severity, SubmitCheckResult
-from imagefactory.extras.lint.view import check_json, format_check
+from imagefactory.extras.lint.findings import (
+    CheckContext,
+    Severity,
+    SubmitCheckResult,
+    check_json,
+    format_check,
+)
 from imagefactory.gpu.values import Compatibility
-from imagefactory.jobs.htcondor import JobImageSpec, SubmitCommand
-from imagefactory.jobs.offer import choose_form, forms_of, verified_evidence
-from imagefactory.jobs.slurm import NO_GPU, format_sbatch, request_gpus
+from imagefactory.jobs.slurm import write_slurm
 from imagefactory.model import Outcome
 from imagefactory.schedulers.pool import ImageKind, Inventory
 from imagefactory.schedulers.sites import find_site
 from imagefactory.schedulers.slurm.nodes import parse_nodes
 from imagefactory.trust.catalog import CatalogImage, ImageOffer
-from tests.made.offers import IMAGE, NOW, REFERENCE, SIF, catalogue_of, failed, offer, prediction, verdict
+from tests.made.offers import (
+    IMAGE,
+    NOW,
+    REFERENCE,
+    SIF,
+    catalogue_of,
+    failed,
+    job_spec,
+    offer,
+    prediction,
+    verdict,
+)
 
 SLURM = find_site("slurm")
 HEAD = "#!/bin/bash\n#SBATCH --mem=16G --time=12:00:00\n"
@@ -82,48 +95,38 @@ def told(checked: SubmitCheckResult, rule: str) -> str:
 # --- what is written -----------------------------------------------------------------------------
 
 
-def written(
-    run: SubmitCommand, offered: ImageOffer, inventory: Inventory | None, rows: Sequence[Sequence[str]] = (),
-    kind: ImageKind = ImageKind.DOCKER,
-) -> str:  # fmt: skip
-    form = choose_form(forms_of(offered, ""), SLURM, kind)
-    classes = verified_evidence(offered.judged).classes if offered.image.gpu else ()
-    taken = JobImageSpec(target=IMAGE.target, platform=IMAGE.platform, form=form, classes=classes, judged=NOW)
-    request = request_gpus(taken, run, inventory) if run.gpus else NO_GPU
-    return format_sbatch(taken, run, request, rows)
-
-
-RUN = SubmitCommand(name="train", executable="train.sh")
-SWEEP = replace(RUN, columns=("run", "lr"), arguments=("--lr", "$(lr)"))
+SWEEP = {"columns": ("run", "lr"), "rows": (("0.1",), ("0.2",)), "arguments": ("--lr", "$(lr)")}
 
 
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize(
-    ("nodes", "run", "rows", "kind"),
+    ("nodes", "kind", "changes"),
     [
-        ((A, H, V, OLD), RUN, (), ImageKind.DOCKER),
-        ((A, H, V, OLD), replace(RUN, time=timedelta(hours=3), gpus=2), (), ImageKind.SIF),
-        ((A, V), RUN, (), ImageKind.ORAS),
-        (("a1 gpu:a100:4 x", "h1 gpu:h100:2 x", "v1 gpu:v100:1 x"), RUN, (), ImageKind.DOCKER),
-        ((A, H), SWEEP, (("0.1",), ("0.2",)), ImageKind.DOCKER),
+        ((A, H, V, OLD), ImageKind.DOCKER, {}),
+        ((A, H, V, OLD), ImageKind.SIF, {"time": timedelta(hours=3), "gpus": 2}),
+        ((A, V), ImageKind.ORAS, {}),
+        (("a1 gpu:a100:4 x", "h1 gpu:h100:2 x", "v1 gpu:v100:1 x"), ImageKind.DOCKER, {}),
+        ((A, H), ImageKind.DOCKER, SWEEP),
     ],
-)  # fmt: skip
+)
 def test_what_is_written_stands_its_own_check(
-    nodes: Sequence[str], run: SubmitCommand, rows: Sequence[Sequence[str]], kind: ImageKind, known: bool
+    nodes: Sequence[str], kind: ImageKind, changes: dict[str, Any], known: bool
 ) -> None:
     """Where the cluster was asked, and where any GPU is asked for and the script looks at what it got."""
     offered = offer(verdict("8.0"), verdict("9.0"), of_sif=(verdict("8.0"), verdict("9.0")))
-    script = written(run, offered, cluster(*nodes) if known else None, rows, kind)
+    inventory = cluster(*nodes) if known else None
+    job = job_spec(site="slurm", offered=offered, kind=kind, inventory=inventory, **changes)
+    (script,) = write_slurm(job).values()
     for inventory in (cluster(*nodes), None):
         checked = check(script, offered=offered, inventory=inventory)
         assert checked.all_findings == (), format_check(checked)
-    assert checked.jobs[0].count == (2 if rows else 1)
+    assert checked.jobs[0].count == (len(job.rows) or 1)
     assert checked.jobs[0].target == IMAGE.target
 
 
 def test_what_is_written_for_cpus_stands_it_too() -> None:
     offered = offer(cuda="none")
-    script = written(replace(RUN, gpus=0), offered, None)
+    (script,) = write_slurm(job_spec(site="slurm", offered=offered, gpus=0)).values()
     assert check(script, offered=offered).all_findings == ()
 
 
@@ -315,7 +318,7 @@ STORED = f"docker://{REFERENCE}"
         (GPU + "conda activate torch\n" + START, ("environment", 4, 1), "its own Python"),
         (GPU + "source venv/bin/activate\n" + START, ("environment", 4, 1), "its own Python"),
         (GPU + START.replace(SITE, ""), ("user-site", 4, 1), "exec --env PYTHONNOUSERSITE=1"),
-        (GPU + "python train.py\n", ("no-image", 1, 0), "submit TARGET --site slurm"),
+        (GPU + "python train.py\n", ("no-image", 1, 0), "job write TARGET --site slurm"),
         (GPU + "run() {\n  $APPTAINER exec apptainer.sif\n}\n", ("unread", 5, 0), "exec --nv IMAGE"),
         (GPU + "for i in a b; do\n" + START.replace(STORED, "$i") + "done\n", ("unread", 5, 46), "set the"),
         (GPU.replace("16G", "16") + START, ("unit", 2, 9), "--mem=16G"),

@@ -17,18 +17,24 @@ from hypothesis import strategies as st
 from imagefactory.errors import UsageError
 from imagefactory.extras.lint.check import check_submit_file
 from imagefactory.extras.lint.classads import MAX_EXPRESSION, literal, make_ad, parse_expression
-from imagefactory.extras.lint.findings import CheckContext, Severity, SubmitCheckResult
+from imagefactory.extras.lint.findings import (
+    CheckContext,
+    Severity,
+    SubmitCheckResult,
+    check_json,
+    format_check,
+)
 from imagefactory.extras.lint.reader import parse_submit_file
-from imagefactory.extras.lint.view import check_json, format_check
 from imagefactory.gpu.values import Compatibility
-from imagefactory.jobs.htcondor import JobImageSpec, SubmitCommand, format_submit
-from imagefactory.jobs.offer import choose_form, expected_grounds, forms_of
+from imagefactory.jobs.htcondor import write_htcondor
+from imagefactory.jobs.offer import expected_grounds, forms_of
 from imagefactory.model import Outcome
 from imagefactory.schedulers.htcondor.ads import parse_ads
 from imagefactory.schedulers.pool import ImageKind, Inventory
 from imagefactory.schedulers.sites import SITES, Site, find_site
 from imagefactory.schedulers.sizes import GB
 from imagefactory.serialize import plain
+from imagefactory.settings.choices import HTCONDOR
 from imagefactory.trust.catalog import CatalogImage, ImageOffer
 from imagefactory.trust.verdict import RevokedCell
 from tests.made.ads import A100, H100, MIG_SLICE, V100, gpu, slot
@@ -39,6 +45,7 @@ from tests.made.offers import (
     catalogue_of,
     digest,
     failed,
+    job_spec,
     offer,
     prediction,
     verdict,
@@ -532,18 +539,15 @@ def test_a_sif_has_verdicts_of_its_own() -> None:
         assert of_sif(address, verdict("8.0")) == set()
 
 
-@pytest.mark.parametrize(("site", "kind"), [(site, kind) for site in SITES for kind in site.kinds])
+@pytest.mark.parametrize(
+    ("site", "kind"), [(site, kind) for site in SITES if site.batch == HTCONDOR for kind in site.kinds]
+)
 def test_what_submit_writes_is_right_and_reaches_what_is_proven(site: Site, kind: ImageKind) -> None:
     proofs = [verdict("7.0", "535.54.03", "12.2"), verdict("9.0", "570.26", "12.8")]
     offered = offer(*proofs, of_sif=proofs)
-    places = {ImageKind.SIF: "/staging/images", ImageKind.OSDF: "osdf:///chtc/staging/images"}
-    form = choose_form(forms_of(offered, places.get(kind, "")), site, kind)
-    taken = JobImageSpec(
-        target=IMAGE.target, platform=IMAGE.platform, form=form, classes=form.grounds.classes, judged=NOW
-    )
-    text = format_submit(
-        taken, SubmitCommand(name="train", executable="train.sh", memory=GB, disk=14 * GB), site
-    )
+    folder = {ImageKind.SIF: "/staging/images", ImageKind.OSDF: "osdf:///chtc/staging/images"}.get(kind, "")
+    job = job_spec(offered=offered, site=site.name, kind=kind, folder=folder, memory=GB, disk=14 * GB)
+    (text,) = write_htcondor(job).values()
     pool = [{**ad, "Arch": "X86_64", "TotalSlotDisk": 10**9, "Disk": 10**9} for ad in MACHINES]
     checked = check(text, offered=offered, site=site.name, inventory=parse_ads(pool, NOW))
     # the tag of a person's group is nothing that can be known here: a comment in the file tells of it

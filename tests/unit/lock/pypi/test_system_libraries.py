@@ -35,7 +35,7 @@ def test_a_wheel_that_is_not_here_is_known_by_the_table() -> None:
     assert "libGL.so.1" in one.libraries
     assert "libglib-2.0.so.0" not in one.libraries  # the base has it, by the name of Debian 13
     assert "libX11.so.6" not in one.libraries
-    told = one.told("debian-13")
+    told = one.message("debian-13")
     assert told.startswith("opencv-python 4.10.0.84 asks for libGL.so.1, ")
     assert "opencv-python-headless does without them; or write system: [libgl1, " in told
 
@@ -46,7 +46,7 @@ def locked_as(name: str) -> LockedWheel:
 
 def test_what_debian_does_not_have_wants_another_base() -> None:
     (one,) = find_lacking((locked_as("jax-rocm7-pjrt"),), BASE, lambda _: None)
-    assert one.told("debian-12") == (
+    assert one.message("debian-12") == (
         "jax-rocm7-pjrt 1 asks for libMIOpen.so.1, libamdhip64.so.7, librocblas.so.5, which base debian-12 "
         "does not have, nor has Debian: name an image with ROCm at base in the recipe"
     )
@@ -59,7 +59,7 @@ def test_a_wheel_that_is_here_is_read(tmp_path: Path) -> None:
     assert (read_needed(path) or set()) - {"libc.so.6"} == {"libGL.so.1", "libX11.so.6", "libodd.so.1"}
     (one,) = find_lacking((locked(path),), BASE, lambda _: path)
     assert (one.libraries, one.packages, one.instead) == (("libGL.so.1",), ("libgl1",), "")
-    assert one.told("debian-12").endswith("write system: [libgl1] in the recipe")
+    assert one.message("debian-12").endswith("write system: [libgl1] in the recipe")
 
 
 def test_what_is_read_outweighs_the_table(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""HTCondor's commands as the adapter calls them, played by small programs; and `imagefactory pool`."""
+"""HTCondor's commands as the adapter calls them, played by small programs; and `imagefactory gpus`."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_a_folder_that_is_not_there_is_said(condor: HTCondor, program: Program, 
     assert str(tmp_path / "none") in caught.value.message
 
 
-# --- imagefactory pool ---------------------------------------------------------------------------
+# --- imagefactory gpus ---------------------------------------------------------------------------
 
 FOUR = (
     slot("gpu01", [gpu("GPU-11111111", V100), gpu("GPU-22222222", V100)], used=("GPU-11111111",)),
@@ -233,14 +233,14 @@ def four(program: Program, programs: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.usefixtures("four")
 def test_the_pool_is_shown_kind_by_kind(call: Call) -> None:
-    said = call("pool")
+    said = call("gpus")
     assert (said.code, said.err.split("imagefactory")[0]) == (0, "next: ")
     assert said.out.startswith(TABLE)
 
 
 @pytest.mark.usefixtures("four")
 def test_the_pool_is_shown_machine_by_machine(call: Call) -> None:
-    said = call("pool", "--machines")
+    said = call("gpus", "--machines")
     assert (said.code, said.err.split("imagefactory")[0]) == (0, "next: ")
     assert said.out.startswith(MACHINES)
 
@@ -248,33 +248,33 @@ def test_the_pool_is_shown_machine_by_machine(call: Call) -> None:
 @pytest.mark.usefixtures("four")
 def test_a_saved_pool_is_shown_the_same_without_the_pool(call: Call, tmp_path: Path) -> None:
     file = tmp_path / "inventory.json"
-    asked = call("pool", "-o", str(file))
+    asked = call("gpus", "-o", str(file))
     (tmp_path / "bin" / "condor_status").unlink()
-    saved = call("pool", "--inventory", str(file))
+    saved = call("gpus", "--inventory", str(file))
     assert asked.out == saved.out + f"saved as {file}\n"
-    found = call("pool", "--inventory", str(file), "--json").json()
-    assert found["format"] == "imagefactory.pool/1"
+    found = call("gpus", "--inventory", str(file), "--json").json()
+    assert found["format"] == "imagefactory.gpus/1"
     assert [(kind["capability"], kind["free"], kind["gpus"]) for kind in found["kinds"]] == [
         ("9.0", 1, 1),
         ("8.0", 1, 1),
         ("7.0", 1, 1),
         ("7.0", 1, 2),
     ]
-    by_machine = call("pool", "--inventory", str(file), "--machines").out.splitlines()
+    by_machine = call("gpus", "--inventory", str(file), "--machines").out.splitlines()
     assert by_machine[1].split() == ["gpu01", "1", "2", "2", "x", "Tesla", "V100-PCIE-16GB", "(7.0)"]
-    assert call("pool").code == 6
+    assert call("gpus").code == 6
 
 
 @pytest.mark.usefixtures("four")
 def test_of_two_pools_the_other_one_is_named_and_can_be_asked(call: Call, program: Program) -> None:
-    assert call("pool", "--json").json()["system"] == "htcondor"
+    assert call("gpus", "--json").json()["system"] == "htcondor"
     program("scontrol", code=1)
-    said = call("pool")
+    said = call("gpus")
     assert said.out.startswith(TABLE)
-    assert "--pool slurm" in said.err
-    assert "--pool" not in call("pool", "--pool", "htcondor").err.split("next:")[0]
-    assert call("pool", "--pool", "slurm").code == 6
-    assert call("pool", "--pool", "htcondor", "--probe", "1m").code == 2
+    assert "--scheduler slurm" in said.err
+    assert "--scheduler" not in call("gpus", "--scheduler", "htcondor").err.split("next:")[0]
+    assert call("gpus", "--scheduler", "slurm").code == 6
+    assert call("gpus", "--scheduler", "htcondor", "--probe", "1m").code == 2
 
 
 def test_a_pool_without_gpus_is_told(
@@ -285,7 +285,7 @@ def test_a_pool_without_gpus_is_told(
 ) -> None:
     monkeypatch.setenv("PATH", str(programs))
     program("condor_status", status(slot("gpu01", [gpu("GPU-11111111", A100)], OfflineGPUs="GPU-11111111")))
-    said = call("pool", "--json")
+    said = call("gpus", "--json")
     assert said.code == 3
     assert "GPU-11111111 is offline" in said.err
     assert json.loads(said.out)["errors"][0]["exit_code"] == 3

@@ -1,4 +1,4 @@
-"""`submit --emulated`: what an emulated run told is asked for, but for what was asked for by hand."""
+"""The command `job write`, for Kubernetes and after an emulated run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.made.emulated import TOLD
 from tests.made.joined import join_site, person_at
@@ -33,7 +34,7 @@ def test_memory_and_cores(
     call = person_at(capsys, tmp_path, monkeypatch)
     join_site(tmp_path)
     Path("told.json").write_text(json.dumps(TOLD))
-    call("submit", NAME, "--emulated", "told.json", *options)
+    call("job", "write", NAME, "--resources-from", "told.json", *options)
     assert set(expected) <= set(Path(f"{NAME}.sub").read_text().splitlines())
 
 
@@ -55,7 +56,7 @@ def test_a_run_that_no_job_can_follow(
     call = person_at(capsys, tmp_path, monkeypatch)
     join_site(tmp_path)
     Path("told.json").write_text(json.dumps({**TOLD, **changes}))
-    done = call("submit", NAME, "--emulated", "told.json", code=code)
+    done = call("job", "write", NAME, "--resources-from", "told.json", code=code)
     assert said in done.err
     assert (done.error_codes == ("gpu-memory-too-small",)) == (code == 2)
     assert not Path(f"{NAME}.sub").exists()
@@ -67,7 +68,17 @@ def test_the_time_of_a_run_that_ended(
     call = person_at(capsys, tmp_path, monkeypatch)
     join_site(tmp_path)
     Path("told.json").write_text(json.dumps({**TOLD, "ended": True, "seconds": 3000.0, "busy": 1000.0}))
-    words = ("submit", NAME, "--executable", "train.sh", "--site", "slurm", "--emulated", "told.json")
+    words = (
+        "job",
+        "write",
+        NAME,
+        "--executable",
+        "train.sh",
+        "--site",
+        "slurm",
+        "--resources-from",
+        "told.json",
+    )
     Path("train.sh").write_text("#!/bin/sh\n")
     Path("train.sh").chmod(0o755)
     call(*words)
@@ -82,5 +93,29 @@ def test_of_several_gpus_it_is_told_whether_a_verdict_speaks(
     call = person_at(capsys, tmp_path, monkeypatch)
     join_site(tmp_path)
     Path("told.json").write_text(json.dumps({**TOLD, "ranks": 2}))
-    said = call("submit", NAME, "--emulated", "told.json")
+    said = call("job", "write", NAME, "--resources-from", "told.json")
     assert "  GPUs   2 of a machine work together: no verdict says so" in said.out
+
+
+def test_a_job_for_kubernetes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    person = person_at(capsys, tmp_path, monkeypatch)
+    join_site(tmp_path)
+    Path("train.py").write_text("#!/usr/bin/env python3\n")
+    Path("values.csv").write_text("lr\n0.1\n0.2\n")
+    asked = ("job", "write", "pytorch-2.5", "--site", "kubernetes", "--executable", "train.py")
+    asked += ("--params", "values.csv")
+    said = person(*asked)
+    assert said.out.startswith("wrote pytorch-2.5-cu124.yaml\n")
+    assert "next: kubectl create -f pytorch-2.5-cu124.yaml" in said.err
+    files, job = yaml.safe_load_all(Path("pytorch-2.5-cu124.yaml").read_text())
+    assert 'exec ./train.py --lr "${value_lr[run]}"' in files["data"]["imagefactory-run.sh"]
+    assert job["spec"]["completions"] == 2
+    assert "-o NAME.yaml" in person(*asked, code=2).err
+    said = person(*asked, "-o", "a.sub", code=2)
+    assert (said.error_codes, "-o train.yaml" in said.err) == (("option-invalid",), True)
+    said = person("job", "write", "pytorch-2.5", "--site", "kubernetes", "--image-format", "sif", code=2)
+    assert "--image-format docker" in said.err
+    said = person("job", "write", "pytorch-2.5", "--site", "kubernetes", "--inventory", "x", code=2)
+    assert (said.error_codes, "--inventory" in said.err) == (("option-conflict",), True)

@@ -1,4 +1,4 @@
-"""`submit --check --fix`, as it is called."""
+"""The command `job check`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
 
-from tests.made.joined import join_site, person_at
 from tests.made.place import Place, make_place
 
 OLD = "executable = a.sh\r\nrequest_gpus = 1\r\nrequirements = CUDACapability >= 7.5\r\nqueue\r\n"
@@ -25,7 +23,7 @@ def test_the_file_is_mended_and_the_difference_shown(place: Place, tmp_path: Pat
     file.chmod(0o750)
     gpu = {"name": "a", "gpus": [{"capability": "8.0"}]}
     inventory.write_text(json.dumps({"format": "imagefactory.inventory/1", "machines": [gpu]}))
-    asked = ("submit", "--check", str(file), "--inventory", str(inventory))
+    asked = ("job", "check", str(file), "--inventory", str(inventory))
     code, out, _ = place.call(*asked)
     assert (code, file.read_bytes()) == (0, OLD.encode())
     assert "[deprecated]" in out
@@ -39,18 +37,12 @@ def test_the_file_is_mended_and_the_difference_shown(place: Place, tmp_path: Pat
     assert json.loads(out)["mended"] == ""
 
 
-def test_fix_alone_is_refused(place: Place) -> None:
-    said = place.call("submit", "tiny-2.3-cu121", "--fix")
-    assert (said.code, said.error_codes) == (2, ("option-conflict",))
-    assert "--check FILE.sub --fix" in said.err
-
-
 def test_a_batch_script_is_checked_as_one(place: Place, tmp_path: Path) -> None:
     file, inventory = tmp_path / "train.sh", tmp_path / "inventory.json"
     file.write_text("#!/bin/bash\n#SBATCH --mem=16 --gres=gpu:b200:1\napptainer run a.sif\n")
     gpu = {"name": "n1", "gpus": [{"name": "a100", "capability": "8.0"}]}
     inventory.write_text(json.dumps({"format": "imagefactory.inventory/1", "machines": [gpu]}))
-    asked = ("submit", "--check", str(file), "--inventory", str(inventory))
+    asked = ("job", "check", str(file), "--inventory", str(inventory))
     code, out, _ = place.call(*asked)
     assert code == 9
     said = " ".join(out.split())
@@ -63,35 +55,3 @@ def test_a_batch_script_is_checked_as_one(place: Place, tmp_path: Path) -> None:
     refused = place.call(*asked, "--fix")
     assert (refused.code, refused.error_codes) == (2, ("option-conflict",))
     assert "HTCondor" in refused.err
-
-
-def test_a_job_for_kubernetes(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    person = person_at(capsys, tmp_path, monkeypatch)
-    join_site(tmp_path)
-    Path("train.py").write_text("#!/usr/bin/env python3\n")
-    Path("values.csv").write_text("lr\n0.1\n0.2\n")
-    asked = (
-        "submit",
-        "pytorch-2.5",
-        "--site",
-        "kubernetes",
-        "--executable",
-        "train.py",
-        "--dag",
-        "values.csv",
-    )
-    said = person(*asked)
-    assert said.out.startswith("wrote pytorch-2.5-cu124.yaml\n")
-    assert "next: kubectl create -f pytorch-2.5-cu124.yaml" in said.err
-    files, job = yaml.safe_load_all(Path("pytorch-2.5-cu124.yaml").read_text())
-    assert 'exec ./train.py --lr "${value_lr[run]}"' in files["data"]["imagefactory-run.sh"]
-    assert job["spec"]["completions"] == 2
-    assert "-o NAME.yaml" in person(*asked, code=2).err
-    said = person(*asked, "-o", "a.sub", code=2)
-    assert (said.error_codes, "-o train.yaml" in said.err) == (("option-invalid",), True)
-    said = person("submit", "pytorch-2.5", "--site", "kubernetes", "--image", "sif", code=2)
-    assert "--image docker" in said.err
-    said = person("submit", "pytorch-2.5", "--site", "kubernetes", "--inventory", "x", code=2)
-    assert (said.error_codes, "--inventory" in said.err) == (("option-conflict",), True)

@@ -1,4 +1,4 @@
-"""The pool command, and `--inventory` for commands that use a saved pool."""
+"""The gpus command, and `--inventory` for commands that use a saved pool."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def inventory_option(command: Callable[P, None]) -> Callable[P, None]:
         "--inventory",
         type=click.Path(path_type=Path, dir_okay=False),
         metavar="FILE",
-        help="The pool's GPUs as `imagefactory pool -o FILE` wrote them, in place of asking the pool.",
+        help="Use the GPUs that `imagefactory gpus -o FILE` saved, in place of those of the pool.",
     )(command)
 
 
@@ -63,52 +63,51 @@ def find_inventory(path: Path | None, now: datetime, pool: str = HTCONDOR) -> In
 @click.command()
 @inventory_option
 @click.option(
-    "--pool",
-    "system",
+    "--scheduler",
     type=click.Choice(tuple(POOLS)),
-    help="Ask this one if both are here. Default: htcondor.",
+    help="The scheduler to query if this machine has both. Default: htcondor.",
 )
-@click.option("--machines", is_flag=True, help="A row for each machine in place of each kind of GPU.")
+@click.option("--machines", is_flag=True, help="Show a row for each machine in place of each type of GPU.")
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Write the inventory to a file, for `--inventory` here and elsewhere.",
+    help="Also write the inventory to a file, for `--inventory` here and elsewhere.",
 )
 @click.option(
     "--probe",
     type=DurationType(),
     metavar="TIME",
-    help="On Slurm: ask a GPU of each kind by a small job, waiting so long for one, and remember it.",
+    help="On Slurm: query one GPU of each type by a small job, wait this long for it, and save the answers.",
 )
 @json_option
-def pool(
+def gpus(
     inventory: Path | None,
-    system: str | None,
+    scheduler: str | None,
     machines: bool,
     output: Path | None,
     probe: timedelta | None,
     as_json: bool,
 ) -> None:
-    """Show the pool's GPUs: kind, memory, driver, how many are free.
+    """Show the GPUs of the pool, and how many are free.
 
-    HTCondor's condor_status is asked, or Slurm's scontrol: where both are here, --pool says which. scontrol
-    tells types of GPUs alone: --probe asks the GPUs themselves. CUDA is the newest that the driver takes; a
-    column is '-' where the pool does not tell it. What no job can ask for is left out, and said.
+    The GPUs come from HTCondor's condor_status or Slurm's scontrol. scontrol knows only the types of GPUs;
+    --probe queries the GPUs themselves. CUDA is the newest that the driver supports. A column is '-' if the
+    pool does not report it. GPUs that no job can request are excluded, with a note.
 
     \b
-      imagefactory pool
-      imagefactory pool --probe 5m
-      imagefactory pool -o inventory.json
+      imagefactory gpus
+      imagefactory gpus --probe 5m
+      imagefactory gpus -o inventory.json
       imagefactory plan --inventory inventory.json
 
-    Exit code 3 where there is no GPU, 6 where the pool cannot be asked.
+    Exit code 3 without a GPU, 6 if the pool cannot be queried.
     """
     from imagefactory.schedulers.inventory import inventory_json, write_inventory
     from imagefactory.views.sweeps import format_machines, format_pool, gpu_group_json, gpu_groups
 
-    name = HTCONDOR if inventory else _choose(system, probe=probe is not None)
+    name = HTCONDOR if inventory else _choose(scheduler, probe=probe is not None)
     if probe:
         _probe(probe)
     pool_inventory = find_inventory(inventory, datetime.now(UTC), name)
@@ -117,14 +116,14 @@ def pool(
     if as_json:
         kinds = [gpu_group_json(kind) for kind in gpu_groups(pool_inventory)]
         system = None if inventory else name
-        print_json("pool", {**inventory_json(pool_inventory), "kinds": kinds, "system": system})
+        print_json("gpus", {**inventory_json(pool_inventory), "kinds": kinds, "system": system})
     else:
         print_result((format_machines if machines else format_pool)(pool_inventory, terminal_width()))
         print_result(f"saved as {output}", unless=not output)
         if output:
             print_next_command("plan", "--inventory", str(output))
         else:
-            print_next_command("submit", "--list")
+            print_next_command("search")
 
 
 def _choose(system: str | None, *, probe: bool) -> str:
@@ -132,14 +131,17 @@ def _choose(system: str | None, *, probe: bool) -> str:
     from imagefactory.schedulers.pool import local_pools
 
     if probe and system == HTCONDOR:
-        raise UsageError("option-conflict", "--probe applies to Slurm only", hint="remove --pool htcondor")
+        raise UsageError(
+            "option-conflict", "--probe applies to Slurm only", hint="remove --scheduler htcondor"
+        )
     if system or probe:
         return system or SLURM
     chosen, *others = local_pools(os.environ) or (HTCONDOR,)
     for other in others:
         title = POOLS[chosen].title
         write_terminal(
-            2, f"note: {title} and {POOLS[other].title} are both here; this is {title}. Other: --pool {other}"
+            2,
+            f"note: these are the GPUs of {title}; for {POOLS[other].title} add --scheduler {other}",
         )
     return chosen
 

@@ -1,0 +1,440 @@
+"""The `job write` command, which writes job files for HTCondor, Slurm and Kubernetes."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from imagefactory.cli.gpus import find_inventory, inventory_option
+from imagefactory.cli.output import (
+    CommandContext,
+    complete_targets,
+    json_option,
+    print_catalog_notes,
+    print_json,
+    print_next_command,
+    print_result,
+    reject_conflict,
+    write_terminal,
+)
+from imagefactory.errors import UsageError
+from imagefactory.settings.choices import HTCONDOR, KUBERNETES, SITES, SLURM
+
+if TYPE_CHECKING:
+    from imagefactory.actions.centers import JoinedCenter
+    from imagefactory.jobs.offer import AvailableGpu
+    from imagefactory.jobs.resources import ResourceAdvice
+    from imagefactory.jobs.spec import JobParameters, JobSpec
+    from imagefactory.schedulers.pool import Inventory
+
+IMAGE_TYPES = ("docker", "oras", "sif", "osdf")
+SUFFIX = {HTCONDOR: "sub", SLURM: "sbatch", KUBERNETES: "yaml"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """The options of a job and its files, as written."""
+
+    site: str | None
+    executable: str
+    in_image: bool
+    arguments: str
+    input: tuple[str, ...]
+    output_files: tuple[str, ...]
+    gpus: int
+    gpu_memory: str
+    cpus: int
+    resources: Path | None
+    memory: str
+    disk: str
+    time: str
+    image_format: str | None
+    runs: int | None
+    params: Path | None
+    finalize: str
+    checkpoint: str
+    allow_unverified: bool
+    allow_known_bad: bool
+    allow_mig: bool
+    output: Path | None
+    inventory: Path | None
+
+
+@click.command()
+@click.argument("name", metavar="TARGET", shell_complete=complete_targets)
+@click.option(
+    "--site",
+    type=click.Choice(SITES),
+    help="The site whose rules the file follows. Default: the setting `site`.",
+)
+@click.option(
+    "--executable",
+    default="",
+    metavar="FILE",
+    help="Your program. Default: one that prints the GPU of the job.",
+)
+@click.option("--in-image", is_flag=True, help="Programs are files of the image, such as /app/train.py.")
+@click.option("--arguments", default="", metavar="TEXT", help="Its arguments, quoted as in a shell.")
+@click.option("--input", multiple=True, metavar="FILE|URL", help="A file that the job needs (repeatable).")
+@click.option(
+    "--output-file",
+    "output_files",
+    multiple=True,
+    metavar="FILE",
+    help="A file that the job returns (repeatable). Default: all new files.",
+)
+@click.option("--gpus", type=click.IntRange(1, 16), default=1, show_default=True, help="GPUs of one job.")
+@click.option("--gpu-memory", default="", metavar="SIZE", help="The least memory of each GPU: 24GB.")
+@click.option("--cpus", type=click.IntRange(1, 1024), default=1, show_default=True, help="Cores of one job.")
+@click.option(
+    "--resources-from",
+    "resources",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Request the GPUs, GPU memory, cores and time of an emulated run: `emulate GPU --output FILE`.",
+)
+@click.option("--memory", default="", metavar="SIZE", help="Default: by the size of the image.")
+@click.option(
+    "--disk", default="", metavar="SIZE", help="With the image. Default: the image's size and 1 GB."
+)
+@click.option("--time", default="", metavar="TIME", help="The longest that a job runs: 90m, 12h, 3d.")
+@click.option(
+    "--image-format",
+    type=click.Choice(IMAGE_TYPES),
+    help="How jobs get the image. Default: the verified form that the site advises.",
+)
+@click.option("--runs", type=int, metavar="N", help="Write a sweep of N runs.")
+@click.option(
+    "--params",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write a sweep with a run for each line of a CSV file of values.",
+)
+@click.option(
+    "--finalize",
+    default="",
+    metavar="FILE",
+    help="A program that runs once after all runs of a sweep, with their directories and without a GPU.",
+)
+@click.option(
+    "--checkpoint",
+    default="",
+    metavar="FILE",
+    help="The file that the program saves before it exits with code 85. The job then restarts with it.",
+)
+@click.option(
+    "--allow-unverified", is_flag=True, help="Also allow GPUs on which the image is only predicted to run."
+)
+@click.option(
+    "--allow-known-bad", is_flag=True, help="Also allow those on which some calls are known to fail."
+)
+@click.option("--allow-mig", is_flag=True, help="Also allow slices of GPUs (MIG), which no verdict covers.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Default: TARGET.sub, for Slurm TARGET.sbatch, for Kubernetes TARGET.yaml.",
+)
+@click.option("--force", is_flag=True, help="Overwrite existing files.")
+@inventory_option
+@json_option
+@click.pass_obj
+def write(
+    call: CommandContext,
+    /,
+    *,
+    name: str,
+    site: str | None,
+    executable: str,
+    in_image: bool,
+    arguments: str,
+    input: tuple[str, ...],
+    output_files: tuple[str, ...],
+    gpus: int,
+    gpu_memory: str,
+    cpus: int,
+    resources: Path | None,
+    memory: str,
+    disk: str,
+    time: str,
+    image_format: str | None,
+    runs: int | None,
+    params: Path | None,
+    finalize: str,
+    checkpoint: str,
+    allow_unverified: bool,
+    allow_known_bad: bool,
+    allow_mig: bool,
+    output: Path | None,
+    force: bool,
+    inventory: Path | None,
+    as_json: bool,
+) -> None:
+    """Write a job file for the GPUs where an image is verified.
+
+    \b
+    imagefactory job write pytorch-2.3-cu121 --executable train.sh --input data.csv
+    imagefactory job write pytorch-2.3-cu121 --executable train.py --runs 100 --arguments '--seed $(run)'
+    imagefactory job write pytorch-2.3-cu121 --executable train.py --params values.csv
+    imagefactory job write pytorch-2.3-cu121 --executable train.py --resources-from emulated.json
+    imagefactory job write pytorch-2.3-cu121 --executable train.py --site slurm
+    imagefactory job write pytorch-2.3-cu121 --executable train.py --site kubernetes
+
+    Nothing is submitted: use condor_submit, sbatch or kubectl. No project is needed: images and verdicts come
+    from the signed catalog that you joined (`imagefactory join`). The [[trust]] rows of your settings decide
+    which verdicts count. Without a verdict nothing is written (exit 9).
+
+    A sweep is FILE.dag with FILE.sub, for condor_submit_dag. Each run has its own directory: run-1, run-2 and
+    so on. $(run) is its number. The columns of a CSV file are filled in by their names, such as $(lr).
+    Without --arguments a program gets each column as an option (--lr 0.1), or the number of the run. For
+    Slurm it is one script with an array, for Kubernetes an indexed Job. The job of --finalize has its own
+    file, NAME-gather.sub or .sbatch.
+    """
+    options = JobOptions(
+        site=site, executable=executable, in_image=in_image, arguments=arguments, input=input,
+        output_files=output_files, gpus=gpus, gpu_memory=gpu_memory, cpus=cpus, resources=resources,
+        memory=memory, disk=disk, time=time, image_format=image_format, runs=runs, params=params,
+        finalize=finalize, checkpoint=checkpoint, allow_unverified=allow_unverified,
+        allow_known_bad=allow_known_bad, allow_mig=allow_mig, output=output, inventory=inventory,
+    )  # fmt: skip
+    from imagefactory.actions.centers import centers_of, find_center_image, read_centers
+    from imagefactory.jobs.make import check_files, resolve_job, save_files, write_job
+    from imagefactory.jobs.offer import by_class, find_places, format_places, index_machines
+    from imagefactory.jobs.slurm import format_reach
+    from imagefactory.jobs.spec import resource_request
+    from imagefactory.trust.offers import find_offer
+
+    now, centers = datetime.now(UTC), centers_of(call.settings)
+    # Invalid options are reported before a registry is queried, unless that decides whose rules apply.
+    parameters = _job_parameters(centers[0], name, options) if len(centers) == 1 else None
+    opened = read_centers(call.settings, os.environ, now, (name,), name)
+    print_catalog_notes(opened.notes)
+    entry, image = find_center_image(opened, name)
+    catalogue, trust = entry.catalogue, entry.center.trust
+    parameters = parameters or _job_parameters(entry.center, name, options)
+    job = resolve_job(find_offer(catalogue, image.target, trust, now), parameters, trust, now)
+    texts = write_job(job)
+    check_files(job, call.progress)
+    files = save_files(job, texts, output.parent if output else Path(), force=force)
+    has_pool = job.gpus and job.site.batch == HTCONDOR
+    nodes = _available_pool(inventory, now) if has_pool else None
+    places: tuple[AvailableGpu, ...] = ()
+    if nodes:
+        places = find_places(by_class(job.classes), resource_request(job), index_machines(nodes))
+    if as_json:
+        from imagefactory.jobs.make import summary
+        from imagefactory.views.catalog import source_json
+
+        known = _reach_json(places, nodes) if nodes else None
+        more = {"site": job.site.name, "files": list(files), "reach": known, **source_json(catalogue)}
+        more |= entry.center.json_of(image.target)
+        print_json("job", {**summary(job), **more})
+    else:
+        reach = format_places(places, nodes, now) if nodes else ""
+        _print_files(job, files, format_reach(job) if job.site.batch == SLURM else reach)
+
+
+def _job_parameters(center: JoinedCenter, name: str, options: JobOptions) -> JobParameters:
+    """Return the options as values. Raises UsageError for invalid ones."""
+    from imagefactory.jobs.make import read_files
+    from imagefactory.jobs.spec import JobParameters, number_runs, read_rows
+    from imagefactory.project import is_project
+    from imagefactory.schedulers.pool import ImageKind
+    from imagefactory.schedulers.sites import site_of
+    from imagefactory.schedulers.sizes import parse_size, parse_time
+
+    reject_conflict(
+        options.runs is not None and options.params,
+        "--runs and --params exclude each other: each line of the file is a run",
+        "remove --runs",
+    )
+    columns, rows = read_rows(options.params) if options.params else number_runs(options.runs)
+    settings = center.settings
+    site = site_of(options.site or settings.site.value, settings)
+    memory, disk, gpu_memory = (
+        parse_size(text) if text else 0 for text in (options.memory, options.disk, options.gpu_memory)
+    )
+    _check_programs(options)
+    gpus, cpus = options.gpus, options.cpus
+    time = parse_time(options.time) if options.time else None
+    if options.resources:
+        advice, source = _advice(options.resources), click.get_current_context().get_parameter_source
+        if site.batch != SLURM:  # Slurm cannot select GPUs by memory
+            gpu_memory = gpu_memory or advice.gpu_memory or 0
+        time = time or advice.time
+        gpus = advice.gpus if source("gpus") is click.core.ParameterSource.DEFAULT else gpus
+        cpus = advice.cpus if source("cpus") is click.core.ParameterSource.DEFAULT else cpus
+    file_name = _file_name(options, SUFFIX[site.batch])
+    reject_conflict(
+        site.batch == KUBERNETES and options.inventory,
+        "--inventory does not apply to Kubernetes: a Job chooses nodes by their labels",
+        "remove --inventory",
+    )
+    parameters = JobParameters(
+        target=name,
+        site=site,
+        kind=ImageKind(options.image_format) if options.image_format else None,
+        sif_folder=settings.sif_folder.value,
+        predicted=options.allow_unverified or options.allow_known_bad,
+        faulty=options.allow_known_bad,
+        own=is_project(settings),
+        prefix=center.prefix,
+        name=file_name,
+        executable=options.executable,
+        in_image=options.in_image,
+        arguments=_arguments(options.arguments, columns),
+        inputs=options.input,
+        outputs=options.output_files,
+        gpus=gpus,
+        cpus=cpus,
+        memory=memory,
+        disk=disk,
+        gpu_memory=gpu_memory,
+        mig=options.allow_mig,
+        time=time,
+        columns=columns,
+        rows=rows,
+        checkpoint=options.checkpoint,
+        gather=options.finalize,
+        inventory=_available_cluster(options.inventory) if site.batch == SLURM else None,
+    )
+    return replace(parameters, files=read_files(parameters)) if site.batch == KUBERNETES else parameters
+
+
+def _check_programs(options: JobOptions) -> None:
+    """Raises UsageError for an option without the one that it requires."""
+    program, finalize = options.executable, options.finalize
+    reject_conflict(
+        options.arguments and not program, "--arguments requires --executable", "add --executable train.sh"
+    )
+    reject_conflict(
+        options.checkpoint and not program, "--checkpoint requires --executable", "add --executable train.sh"
+    )
+    reject_conflict(
+        finalize and not (options.runs is not None or options.params),
+        "--finalize requires --runs or --params",
+        "add --runs N or --params FILE",
+    )
+    reject_conflict(
+        options.in_image and not (program.startswith("/") and (not finalize or finalize.startswith("/"))),
+        "--in-image requires absolute paths of programs",
+        "write, for example, --executable /app/train.py",
+    )
+
+
+def _advice(path: Path) -> ResourceAdvice:
+    """Return what an emulated run requires. Raises UsageError if it needs more memory than its GPU has."""
+    from imagefactory.jobs.resources import LONGEST, advise, parse_emulated
+
+    with path.open("rb") as file:
+        run = parse_emulated(file.read(LONGEST), str(path))
+    advice = advise(run)
+    if advice.gpu_memory is None:
+        raise UsageError(
+            "gpu-memory-too-small",
+            f"{path}: the run needed more memory than {run.profile} has, and so would a job",
+            hint="emulate a GPU with more memory, or use a smaller batch",
+        )
+    return advice
+
+
+def _file_name(options: JobOptions, suffix: str) -> str:
+    """Return the name without suffix, empty for the default. Raises UsageError for another suffix."""
+    if options.output is None:
+        return ""
+    if options.output.suffix != f".{suffix}":
+        raise UsageError(
+            "option-invalid",
+            f"-o {str(options.output)[:80]} does not end in .{suffix}",
+            hint=f"write, for example, -o train.{suffix}",
+        )
+    sweep = options.runs is not None or options.params
+    reject_conflict(
+        sweep and suffix == SUFFIX[HTCONDOR] and options.output.name != str(options.output),
+        "-o with a directory does not apply to sweeps: DAGMan looks for their files in this directory",
+        f"-o {options.output.name}",
+    )
+    return options.output.stem
+
+
+def _available_cluster(path: Path | None) -> Inventory | None:
+    """Return the nodes of the Slurm cluster, None without scontrol."""
+    if path is None and not shutil.which("scontrol"):
+        return None
+    return find_inventory(path, datetime.now(UTC), SLURM)
+
+
+def _arguments(text: str, columns: tuple[str, ...]) -> tuple[str, ...]:
+    if not text and len(columns) == 1:
+        return (f"$({columns[0]})",)
+    if not text:
+        return tuple(word for name in columns[1:] for word in (f"--{name}", f"$({name})"))
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise UsageError(
+            "option-invalid", f"--arguments: {error}", hint="quote them as in a shell: --arguments '--lr 0.1'"
+        ) from error
+
+
+def _print_files(job: JobSpec, files: tuple[str, ...], reach: str) -> None:
+    lines = [f"wrote {' and '.join(files)}", f"  image  {job.image.address}"]
+    for row in job.classes:
+        least = f" with drivers that take CUDA {row.cuda}" if row.cuda else ""
+        lines.append(f"  GPUs   {row.capability}{least}: {row.claim.basis}, {row.claim.reason}")
+    if not job.gpus:
+        lines.append("  GPUs   none is asked for: the image is for CPUs alone, tried by its smoke test")
+    if job.gpus > 1:
+        where = f"verified on {', '.join(job.multi_gpu)}" if job.multi_gpu else "no verdict says so"
+        lines.append(f"  GPUs   {job.gpus} of a machine work together: {where}")
+    lines += [f"  not    {capability}: {why}" for capability, why in job.excluded]
+    if not all(row.verified for row in job.classes):
+        lines.append("  WARNING: some of it is predicted, not verified")
+    if job.mig:
+        lines.append("  WARNING: slices of GPUs (MIG) match too, of which no verdict speaks")
+    has_dag = files[-1].endswith(".dag")
+    if has_dag and Path.cwd().is_relative_to("/tmp"):  # noqa: S108  # DAGMan's own rule
+        lines.append("  note   DAGMan refuses logs below /tmp: go on in a folder of your home")
+    if job.gather and job.site.batch == SLURM:
+        lines.append(
+            f"  then   sbatch --dependency=afterok:JOB {files[1]}, with the number of the first job as JOB"
+        )
+    lines += [f"  {reach}"] if reach else []
+    print_result("\n".join(lines))
+    if job.site.batch == KUBERNETES:
+        print_next_command("create", "-f", files[0], program="kubectl")
+        return
+    program = "sbatch" if job.site.batch == SLURM else "condor_submit_dag" if has_dag else "condor_submit"
+    print_next_command(files[-1 if has_dag else 0], program=program)
+
+
+def _available_pool(path: Path | None, now: datetime) -> Inventory | None:
+    """Return the pool, None without one. A pool that does not answer prints a note: the file is written."""
+    from imagefactory.errors import ImagefactoryError
+
+    if path is None and not shutil.which("condor_status"):
+        return None
+    try:
+        return find_inventory(path, now)
+    except ImagefactoryError as error:
+        write_terminal(2, f"note: how many GPUs it reaches is not known: {error.message}")
+        return None
+
+
+def _reach_json(places: Sequence[AvailableGpu], inventory: Inventory) -> dict[str, object]:
+    return {
+        "gpus": len(places),
+        "of": len(inventory.gpus),
+        "free": sum(place.free for place in places),
+        "unsure": sum(place.unsure for place in places),
+        "taken": f"{inventory.taken:%Y-%m-%dT%H:%M:%SZ}",
+    }

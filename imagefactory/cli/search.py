@@ -1,0 +1,100 @@
+"""The search command, which searches images by what they can do."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from imagefactory.cli.gpus import find_inventory, inventory_option
+from imagefactory.cli.output import (
+    CommandContext,
+    json_option,
+    print_catalog_notes,
+    print_json,
+    print_next_command,
+    print_result,
+    terminal_width,
+    write_terminal,
+)
+from imagefactory.errors import EXIT_CHECK, ImagefactoryError
+from imagefactory.settings.choices import HTCONDOR, SITES
+
+if TYPE_CHECKING:
+    from imagefactory.schedulers.pool import Inventory
+
+
+@click.command()
+@click.argument("words", metavar="[WORD]...", nargs=-1)
+@click.option("--gpus", type=click.IntRange(1, 16), default=1, show_default=True, help="GPUs of one job.")
+@click.option("--gpu-memory", default="", metavar="SIZE", help="The least memory of each GPU: 40GB.")
+@click.option("--site", type=click.Choice(SITES), help="The site of the jobs. Default: the setting `site`.")
+@inventory_option
+@json_option
+@click.pass_obj
+def search(
+    call: CommandContext,
+    words: tuple[str, ...],
+    *,
+    gpus: int,
+    gpu_memory: str,
+    site: str | None,
+    inventory: Path | None,
+    as_json: bool,
+) -> None:
+    """Search images that run on the GPUs of this pool.
+
+    The answer has the GPUs on which each image runs, how many are free, and how well that is known.
+
+    \b
+    imagefactory search
+    imagefactory search pytorch
+    imagefactory search pytorch 2.5 --gpus 2 --gpu-memory 40GB
+    imagefactory search cu124
+
+    A WORD is a framework, a version, a CUDA (cu124), cpu for images without a GPU, or the start of a name.
+    verified: the suite ran in that image on such a GPU. predicted: a scan of its GPU code says so.
+    documented: a page says so. Images are those of this project, else of the catalog that you joined;
+    without either nothing is verified. GPUs are those of the pool if it answers, or of --inventory.
+
+    Exit code 3 without such an image, 9 if it requires a GPU and runs on none that you may have, or nothing
+    is known about it there.
+    """
+    from imagefactory.actions.find import FindRequest, find_images
+    from imagefactory.jobs.offer import ResourceRequest
+    from imagefactory.schedulers.sizes import parse_size
+    from imagefactory.views.catalog import format_matches, matches_json, next_command
+
+    now = datetime.now(UTC)
+    resources = ResourceRequest(gpus=gpus, gpu_memory=parse_size(gpu_memory) if gpu_memory else 0)
+    pool = _pool(inventory, now)
+    if pool is None and (gpus > 1 or gpu_memory):
+        write_terminal(2, "note: no pool is known here, so --gpus and --gpu-memory exclude nothing")
+    request = FindRequest(words=words, wish=resources, inventory=pool, site=site or "", now=now)
+    result = find_images(call.settings, os.environ, lambda: call.factory_if_any, request)
+    print_catalog_notes(result.notes)
+    if as_json:
+        print_json("search", matches_json(result))
+    else:
+        print_result(format_matches(result, terminal_width()))
+        print_next_command(*next_command(result))
+    if not any(row.gpus or not row.findable.gpu for row in result.found):
+        raise click.exceptions.Exit(EXIT_CHECK)
+
+
+def _pool(path: Path | None, now: datetime) -> Inventory | None:
+    """Return the pool, None if there is none or if it does not answer; a note reports the latter."""
+    from imagefactory.schedulers.pool import local_pool
+
+    if path is not None:
+        return find_inventory(path, now)
+    if local_pool(os.environ) != HTCONDOR:
+        return None
+    try:
+        return find_inventory(None, now)
+    except ImagefactoryError as error:
+        write_terminal(2, f"note: the pool is not known: {error.message}")
+        return None

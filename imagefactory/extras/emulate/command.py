@@ -1,0 +1,95 @@
+"""The emulate command."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from imagefactory.cli.output import CommandContext, terminal_width, write_terminal
+from imagefactory.cli.run import RunOptions, exit_as, prepare_run, run_options
+
+
+@click.command()
+@click.argument("gpu")
+@run_options
+@click.option(
+    "--gpus", type=click.IntRange(1, 16), default=1, show_default=True, help="Emulate this number of GPUs."
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Also write the summary to a file, for `job write --resources-from`.",
+)
+@click.pass_context
+def emulate(
+    ctx: click.Context,
+    /,
+    *,
+    gpu: str,
+    name: str,
+    command: tuple[str, ...],
+    runner: str | None,
+    network: bool,
+    read_only: bool,
+    user: int | None,
+    variables: tuple[str, ...],
+    mounts: tuple[str, ...],
+    limits: tuple[str, ...],
+    workdir: str,
+    gpus: int,
+    output: Path | None,
+) -> None:
+    """Run a training with an emulated GPU, and measure its needs.
+
+    torch sees the GPU (A100, T4, ...) on a machine without one. The summary has the time, the GPU memory and
+    the cores that a job needs. It is printed to stderr, because stdout belongs to the command. Nothing is
+    computed on such a GPU, so losses mean nothing.
+
+    \b
+    imagefactory emulate A100 pytorch-2.3-cu121 -- python train.py
+    imagefactory emulate A100 --gpus 2 -o emulated.json pytorch-2.3-cu121 -- python train.py
+    imagefactory job write pytorch-2.3-cu121 --executable train.py --resources-from emulated.json
+    """
+    from imagefactory.actions.images import scratch_directory
+    from imagefactory.actions.run import fitting_runner, run_artifact
+    from imagefactory.extras.emulate.run import (
+        NONE,
+        emulating,
+        format_emulated,
+        main_run,
+        read_emulation_summaries,
+        recorded_profile,
+        write_emulation_summary,
+    )
+    from imagefactory.gpu.knowledge import find_data_sheet
+
+    call: CommandContext = ctx.obj
+    options = RunOptions(
+        runner=runner, network=network, read_only=read_only, user=user, variables=variables, mounts=mounts,
+        limits=limits, workdir=workdir,
+    )  # fmt: skip
+    prepared = prepare_run(ctx, name, command, options, gpus=False)
+    sheet, others = find_data_sheet(gpu)
+    if others:
+        known = ", ".join(other.name for other in others)
+        call.progress.note(f"{gpu} is taken as {sheet.name}; there are also {known}")
+    recorded = recorded_profile(call.access, prepared.artifact, sheet, datetime.now(UTC), prepared.offered)
+    if recorded:
+        call.progress.note(
+            f"{sheet.name}: as recorded with driver {recorded.driver}, {recorded.when:%Y-%m-%d}"
+        )
+    scratch = scratch_directory(call.access, fitting_runner(call.access, prepared.artifact, prepared.runner))
+    with emulating(sheet, gpus, prepared.spec, recorded, scratch=scratch) as (spec, folder):
+        completed = run_artifact(call.access, prepared.artifact, spec, prepared.runner, call.progress)
+        runs = read_emulation_summaries(folder)
+        main = main_run(runs)
+        write_terminal(
+            2, "\n".join(NONE) if main is None else format_emulated(main, len(runs), terminal_width())
+        )
+        if output:
+            write_emulation_summary(folder, runs, output)
+    exit_as(ctx, completed, prepared)
