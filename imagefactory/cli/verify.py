@@ -108,9 +108,9 @@ def verify(
       imagefactory verify 'pytorch-*' --pool slurm               a job for each image and capability of a pool
 
     What ran is shown check by check and written as a report; where this machine holds a key (imagefactory
-    keys new) it is signed into a verdict and attached to the image. Exit code 0 where it is verified, 9 where
-    it is not, also where there is no GPU. With --suite several the word is together or apart: no tag and no
-    table takes it for verified.
+    key create) it is signed into a verdict and attached to the image. Exit code 0 where it is verified, 9
+    where it is not, also where there is no GPU. With --suite several the word is together or apart: no tag
+    and no table takes it for verified.
 
     On a pool nothing is queued that cannot match or is known: what is left out is said, with the rule that
     --allow takes. The sweep goes on by itself: `status`, `collect` and `cancel` take its id. With --wait
@@ -204,10 +204,12 @@ def verify(
         if as_json:
             print_json("verify", {"results": results, "errors": failures.as_json()})
     if not all(result["signed"] for result in results):
-        return print_next_command("keys", "new", "lab")
+        return print_next_command("key", "create", "lab")
     show_verdicts = options.promote or options.level == MULTI_GPU_LEVELS
     return (
-        print_next_command("verdicts", names[0]) if show_verdicts else print_next_command("promote", *names)
+        print_next_command("verdict", "list", names[0])
+        if show_verdicts
+        else print_next_command("image", "promote", *names)
     )
 
 
