@@ -155,8 +155,8 @@ def test_a_night_on_a_pool_goes_all_the_way_and_the_next_has_nothing_to_do(night
     first = nights.run()
     assert nights.commands == [
         "build",
-        "verify",
-        "collect",
+        "sweep start",
+        "sweep collect",
         "image promote",
         "verdict sync",
         "catalogue",
@@ -226,7 +226,7 @@ def test_where_jobs_run_sif_files_their_verdicts_count(
     assert [(row.what, row.on) for row in first.proven] == [(NAME, "7.0, 8.0")]
     second = nights.run()
     assert (second.proven, second.due) == ((), ())
-    assert "verify" not in nights.commands
+    assert "sweep start" not in nights.commands
 
 
 def test_a_night_that_was_killed_goes_on_with_the_sweep_that_it_made(nights: Nights) -> None:
@@ -338,8 +338,8 @@ def test_what_has_come_is_promoted_while_a_gpu_is_away(
 
     nights.pause = one_answers
     done = nights.run()
-    assert nights.commands.count("collect") == 1
-    assert nights.commands.index("collect") < max(looks)  # not at the end
+    assert nights.commands.count("sweep collect") == 1
+    assert nights.commands.index("sweep collect") < max(looks)  # not at the end
     assert [(row.what, row.on) for row in done.proven] == [(NAME, "8.0")]
     assert [(row.what, row.on) for row in done.due] == [(NAME, "7.0")]
 
@@ -468,8 +468,8 @@ def test_a_recipe_with_faults_keeps_nothing_else_from_being_published(nights: Ni
     assert second.code == 2
     assert {row.what.split(":")[0] for row in second.broken} == {"recipes/other.yaml"}
     assert nights.commands == [
-        "verify",
-        "collect",
+        "sweep start",
+        "sweep collect",
         "image promote",
         "verdict sync",
         "catalogue",
