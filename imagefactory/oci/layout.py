@@ -342,7 +342,7 @@ class Layout:
             raise StoreError(
                 "store-corrupt",
                 f"{name} in {self.path} is not a valid image: {malformed_reason(error)}",
-                hint=f"run imagefactory store rm {name}",
+                hint=f"run imagefactory image remove {name}",
             ) from error
 
     def _load(self, name: str, descriptor: Descriptor) -> Image:
@@ -563,7 +563,7 @@ class LayoutStore:
             raise StoreError(
                 "blob-missing",
                 f"{name} points to {descriptor.digest}, which is missing from {self.name}",
-                hint=f"run imagefactory store rm {name}",
+                hint=f"run imagefactory image remove {name}",
             )
         return manifest
 
