@@ -255,7 +255,7 @@ def _put(access: Access, place: StoreRepository, own: OwnClaims, now: datetime) 
     key = signing_key(access, now)
     if key is None:
         raise StatementError(
-            "claim-not-signed", "no signing key on this machine", hint="imagefactory keys new NAME"
+            "claim-not-signed", "no signing key on this machine", hint="imagefactory key create NAME"
         )
     places = (replace(one, sweeps=tuple(row for row in one.sweeps if row.until > now)) for one in own.places)
     own = replace(own, places=tuple(places))
