@@ -111,7 +111,12 @@ STOPPED = TaskOutput(run=run_json(outcome="pull-failed", reason="no such manifes
         ({"code": 9}, RAN, None, HAS_RUN),
         ({"code": 9, "again": True}, RAN, None, HAS_RUN),  # and its job was removed meanwhile
         ({"code": 8}, STOPPED, Outcome.PULL_FAILED, "no such manifest"),
-        ({"code": 8}, TaskOutput(last_line="it does not see x"), Outcome.PULL_FAILED, "h1: it does not see x"),
+        (
+            {"code": 8},
+            TaskOutput(last_line="it does not see x"),
+            Outcome.PULL_FAILED,
+            "h1: it does not see x",
+        ),
         (
             {"code": 6},
             TaskOutput(last_line="no apptainer"),
