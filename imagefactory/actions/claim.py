@@ -19,8 +19,7 @@ from imagefactory.actions.verdicts import signing_key, writing
 from imagefactory.errors import ImagefactoryError, RegistryError, StatementError, os_problem
 from imagefactory.fs import explain_full_disk, replace_bytes
 from imagefactory.http import HURRIED
-from imagefactory.oci.artifacts import put_bytes, put_manifest
-from imagefactory.oci.graph import StoreRepository
+from imagefactory.oci.graph import StoreRepository, put_bytes, put_manifest
 from imagefactory.progress import Progress
 from imagefactory.schedulers.pool import TRANSFERS, JobLimits
 from imagefactory.schedulers.underway import (
@@ -255,7 +254,7 @@ def _put(access: Access, place: StoreRepository, own: OwnClaims, now: datetime) 
     key = signing_key(access, now)
     if key is None:
         raise StatementError(
-            "claim-not-signed", "no signing key on this machine", hint="imagefactory keys new NAME"
+            "claim-not-signed", "no signing key on this machine", hint="imagefactory key create NAME"
         )
     places = (replace(one, sweeps=tuple(row for row in one.sweeps if row.until > now)) for one in own.places)
     own = replace(own, places=tuple(places))

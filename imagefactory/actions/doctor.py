@@ -57,7 +57,7 @@ def examine_for(
         asked = ("docker", "apptainer", *(("registry",) if settings.registry.value else ()))
         machine = tuple(
             one
-            for one in examine_machine(settings, environ=environ, asked=asked)
+            for one in examine_machine(settings, environ=environ, services=asked)
             if one.name in (*_MACHINE, "registry") or (one.name in asked and one.needed_for == "run")
         )
         findings = (
@@ -150,7 +150,7 @@ def _check_catalog(center: JoinedCenter, environ: Mapping[str, str], now: dateti
     )
     where = center.place or str(settings.root_path)
     said = f"{where}, made {found.made:%Y-%m-%d}, holds until {found.expires:%Y-%m-%d}"
-    probe = ProbeResult(name="catalogue", found=said)
+    probe = ProbeResult(name="catalogue", answer=said)
     return _CatalogCheck(probe=probe, notes=found.notes, images=len(offers), verified=proven)
 
 
@@ -165,12 +165,12 @@ def _pool(environ: Mapping[str, str], now: datetime) -> ProbeResult | None:
         return ProbeResult(name="pool", refusal=error.message, remedy=error.hint)
     free, gpus = sum(gpu.free for gpu in inventory.gpus), len(inventory.gpus)
     return ProbeResult(
-        name="pool", found=f"{POOLS[name].title} {version}, {inventory.pool}: {gpus} GPUs, {free} free"
+        name="pool", answer=f"{POOLS[name].title} {version}, {inventory.pool}: {gpus} GPUs, {free} free"
     )
 
 
 def _check_project(settings: Settings) -> ProbeResult:
     try:
-        return ProbeResult(name="factory", found=str(recipes_directory(settings).parent))
+        return ProbeResult(name="factory", answer=str(recipes_directory(settings).parent))
     except ImagefactoryError as error:
         return ProbeResult(name="factory", refusal=error.message, remedy=error.hint)

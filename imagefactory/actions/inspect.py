@@ -270,7 +270,7 @@ def inspect_place(
         return _inspect_stored(access, name, tags[name], progress)
     if ":" in name:
         near = _near(name, tags)
-        hint = f"did you mean {near}?" if near else "imagefactory store list"
+        hint = f"did you mean {near}?" if near else "imagefactory image list"
         raise NothingSelectedError("image-not-found", f"no image '{name}' in {access.layout.path}", hint=hint)
     return _inspect_target(recipes(), name, progress)
 
@@ -298,7 +298,7 @@ def _inspect_digest(access: Access, digest: str, progress: Progress) -> InspectR
     found = access.layout.manifest(digest)
     if found is None:
         raise NothingSelectedError(
-            "image-not-found", f"no image {digest} in {access.layout.path}", hint="imagefactory store list"
+            "image-not-found", f"no image {digest} in {access.layout.path}", hint="imagefactory image list"
         )
     return _inspect_stored(access, digest, found[0], progress)
 
@@ -375,11 +375,11 @@ def _scan_cached(path: Path, workers: int) -> ScanResult:
     with contextlib.suppress(ValueError):
         known = parse_scan(json.loads(check_checksum(kept) or b"{}"))
     if known is None:
-        known = LayerScan(found=find_in(path, QuietProgress(), workers=workers))
+        known = LayerScan(findings=find_in(path, QuietProgress(), workers=workers))
         # Only a memory: the cache may be one that others fill.
         with contextlib.suppress(OSError), replacing(kept) as file:
             file.write(add_checksum(kept, json.dumps(format_scan(known)).encode()))
-    return format_contents(path.name, known.found)
+    return format_contents(path.name, known.findings)
 
 
 def join_contents(source: str, lock: Lock, parts: Iterable[ScanResult]) -> ScanResult:

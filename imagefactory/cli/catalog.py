@@ -88,6 +88,7 @@ def catalogue(
     """
     from imagefactory.actions.catalog import CatalogRequest
     from imagefactory.actions.publish import (
+        PublishRequest,
         check_signer,
         current_place,
         find_earlier,
@@ -116,18 +117,20 @@ def catalogue(
         check_signer(before, key, trust, now)
     with exit_with_first_failure(factory) as failures:
         targets = choose_targets(factory, names)
-        request = CatalogRequest(targets=targets, now=now, registry=place, named=bool(names))
+        making = CatalogRequest(targets=targets, now=now, registry=place, named=bool(names))
+        request = PublishRequest(making=making, output=output, before=before)
         back: RollbackPlan | None = None
         if rollback is not None:
-            earlier = find_earlier(factory, request, rollback, before, trust)
-            back = roll_back(factory, now, before, earlier, call.progress)
-        draft = back.made if back else prepare_catalog(factory, request, before, call.progress)
+            back = roll_back(factory, request, find_earlier(factory, request, rollback, trust), call.progress)
+            request = replace(request, rollback=back.why)
+        draft = back.made if back else prepare_catalog(factory, request, call.progress)
         if not draft.catalogue.images:
             if draft.waiting:
                 raise NothingSelectedError(
                     "catalog-not-approved",
                     f"{', '.join(draft.waiting)}: too few keys approved the images",
-                    hint=f"the owner of another trusted key runs: imagefactory promote {draft.waiting[0]}",
+                    hint=f"the owner of another trusted key runs: imagefactory image promote "
+                    f"{draft.waiting[0]}",
                 )
             raise NothingSelectedError(
                 "catalog-empty",
@@ -136,9 +139,7 @@ def catalogue(
             )
         written: tuple[str, ...] = ()
         if key:
-            signed, written = publish(
-                factory, draft.catalogue, key, place, output=output, rollback=back.why if back else ""
-            )
+            signed, written = publish(factory, draft.catalogue, key, request)
             draft = replace(draft, catalogue=signed)
             if output is None:
                 _note_other_repository(factory, str(current_place(factory, place)))

@@ -13,7 +13,7 @@ from imagefactory.actions.publish import (
     PREVIOUS,
     CatalogChange,
     CatalogRevision,
-    PublishedCatalog,
+    PublishRequest,
     RollbackPlan,
     current_place,
     find_earlier,
@@ -46,37 +46,39 @@ NOW = datetime.now(UTC).replace(microsecond=0)
 HOUR = timedelta(hours=1)
 
 
-def request_at(bench: Bench, now: datetime) -> CatalogRequest:
-    return CatalogRequest(targets=bench.factory.targets, now=now, registry=bench.registry.host)
-
-
-def current_at(bench: Bench, now: datetime) -> PublishedCatalog | None:
-    place = current_place(bench.factory, bench.registry.host)
-    return read_current(place, read_trust(bench.factory.settings.files), now)
+def asked_at(bench: Bench, now: datetime) -> PublishRequest:
+    factory, host = bench.factory, bench.registry.host
+    trust = read_trust(factory.settings.files)
+    before = read_current(current_place(factory, host), trust, now)
+    return PublishRequest(
+        making=CatalogRequest(targets=factory.targets, now=now, registry=host), before=before
+    )
 
 
 def publishes(bench: Bench, now: datetime) -> str:
     """The digest of what is there, published at that time."""
-    result = prepare_catalog(bench.factory, request_at(bench, now), current_at(bench, now), QUIET)
-    key = publishing_key(bench.factory, now)
-    publish(bench.factory, result.catalogue, key, bench.registry.host)
+    asked = asked_at(bench, now)
+    made = prepare_catalog(bench.factory, asked, QUIET)
+    publish(bench.factory, made.catalogue, publishing_key(bench.factory, now), asked)
     return bench.registry.find("catalogue").tags[CURRENT]
 
 
-def finds(bench: Bench, name: str, now: datetime = NOW, trust: TrustRules | None = None) -> CatalogRevision:
-    trust = trust or read_trust(bench.factory.settings.files)
-    return find_earlier(bench.factory, request_at(bench, now), name, current_at(bench, now), trust)
+def finds(bench: Bench, wanted: str, now: datetime = NOW, trust: TrustRules | None = None) -> CatalogRevision:
+    known = trust or read_trust(bench.factory.settings.files)
+    return find_earlier(bench.factory, asked_at(bench, now), wanted, known)
 
 
-def rolls_back(bench: Bench, name: str = PREVIOUS, now: datetime = NOW) -> RollbackPlan:
-    return roll_back(bench.factory, now, current_at(bench, now), finds(bench, name, now), QUIET)
+def rolls_back(bench: Bench, wanted: str = PREVIOUS, now: datetime = NOW) -> RollbackPlan:
+    asked = asked_at(bench, now)
+    earlier = find_earlier(bench.factory, asked, wanted, read_trust(bench.factory.settings.files))
+    return roll_back(bench.factory, asked, earlier, QUIET)
 
 
 def current_of(bench: Bench, now: datetime) -> Catalog:
-    current = current_at(bench, now)
-    assert current is not None
-    assert current.catalogue is not None
-    return current.catalogue
+    found = asked_at(bench, now).before
+    assert found is not None
+    assert found.catalogue is not None
+    return found.catalogue
 
 
 def images(catalogue: Catalog) -> dict[str, tuple[str, int]]:
@@ -125,8 +127,8 @@ def test_readers_take_it_and_not_the_old_bytes(bench: Bench, two: tuple[str, str
     kept.write(b"", current_of(bench, NOW).made)
     with pytest.raises(StatementError):
         kept.refuse_older(finds(bench, PREVIOUS).catalogue.made)
-    back, key = rolls_back(bench), publishing_key(bench.factory, NOW)
-    publish(bench.factory, back.made.catalogue, key, bench.registry.host)
+    asked, back = asked_at(bench, NOW), rolls_back(bench)
+    publish(bench.factory, back.made.catalogue, publishing_key(bench.factory, NOW), asked)
     kept.refuse_older(current_of(bench, NOW).made)
     assert images(current_of(bench, NOW)) == {TARGET: (two[0], 1)}
 
@@ -138,7 +140,7 @@ def test_what_was_revoked_since_stays_revoked(bench: Bench, two: tuple[str, str]
     earlier = finds(bench, PREVIOUS)
     assert images(earlier.catalogue) == {TARGET: (first, 1)}
     where = f"{bench.registry.host}/one@{first}"
-    bench.call("revoke", where, "--why", "wrong sums")
+    bench.call("verdict", "revoke", where, "--reason", "wrong sums")
     if hidden:
         client, manifest = RegistryClient(bench.registry.host), bench.manifest(first)
         for one in client.referrers("one", manifest, REVOCATION_TYPE):
@@ -155,7 +157,7 @@ def test_what_the_current_one_says_was_revoked_stays_in_the_list(bench: Bench, t
     """The image of today goes, and who uses it still learns why not to."""
     _, second = two
     earlier = finds(bench, PREVIOUS)
-    bench.call("revoke", f"{bench.registry.host}/one@{second}", "--why", "wrong sums")
+    bench.call("verdict", "revoke", f"{bench.registry.host}/one@{second}", "--reason", "wrong sums")
     back = rolls_back(bench, earlier.digest, datetime.now(UTC) + HOUR)
     (image,) = back.made.catalogue.images
     assert (image.subject.index, len(image.envelopes)) == (two[0], 1)
@@ -190,7 +192,9 @@ def test_verdicts_that_expired_do_not_come_back(bench: Bench, two: tuple[str, st
     policy = bench.folder / "root" / "imagefactory.toml"
     policy.write_text(policy.read_text() + "\n[policy]\nexpires-days = 1\n")
     bench.call("settings", "--trust")
-    back = rolls_back(bench, now=NOW + 22 * HOUR)
+    asked = asked_at(bench, NOW + 22 * HOUR)
+    earlier = find_earlier(bench.factory, asked, PREVIOUS, read_trust(bench.factory.settings.files))
+    back = roll_back(bench.factory, asked, earlier, QUIET)
     assert images(back.made.catalogue) == {TARGET: (two[0], 0)}
     assert [(one.verdicts_now, one.verdicts_then) for one in back.changes] == [(1, 0)]
 
@@ -248,9 +252,10 @@ def test_one_is_named_by_tag_or_digest(bench: Bench, two: tuple[str, str]) -> No
 
 
 def test_a_clock_that_is_behind_signs_nothing(bench: Bench, two: tuple[str, str]) -> None:
-    current, earlier = current_at(bench, NOW), finds(bench, PREVIOUS)
+    asked, earlier = asked_at(bench, NOW), finds(bench, PREVIOUS)
+    late = replace(asked, making=replace(asked.making, now=NOW - 2 * HOUR))
     with pytest.raises(CheckFailedError) as caught:
-        roll_back(bench.factory, NOW - 2 * HOUR, current, earlier, QUIET)
+        roll_back(bench.factory, late, earlier, QUIET)
     assert caught.value.code == "clock-before-catalog"
 
 
