@@ -85,11 +85,11 @@ class InspectResult:
     platform: str = ""
 
 
-def inspect_artifact(access: Access, made: Image | SifArtifact, progress: Progress) -> InspectResult:
+def inspect_artifact(access: Access, artifact: Image | SifArtifact, progress: Progress) -> InspectResult:
     """What an image or a .sif of the store holds."""
-    if isinstance(made, SifArtifact):
-        return inspect_stored_sif(access, made, progress)
-    return scan_stored(access, made, progress)
+    if isinstance(artifact, SifArtifact):
+        return inspect_stored_sif(access, artifact, progress)
+    return scan_stored(access, artifact, progress)
 
 
 def inspect_path(access: Access, path: Path, progress: Progress) -> InspectResult:
@@ -110,17 +110,17 @@ def inspect_path(access: Access, path: Path, progress: Progress) -> InspectResul
 
 def wheel_platform(name: str) -> str:
     """`amd64` for `numba-0.60-cp311-cp311-manylinux_2_17_x86_64.whl`; empty for what is no such wheel."""
-    found = re.search(r"_(x86_64|aarch64)\.whl$", name)
-    return {"x86_64": "amd64", "aarch64": "arm64"}[found[1]] if found else ""
+    match = re.search(r"_(x86_64|aarch64)\.whl$", name)
+    return {"x86_64": "amd64", "aarch64": "arm64"}[match[1]] if match else ""
 
 
 def _inspect_sif(access: Access, path: Path, progress: Progress) -> InspectResult:
     """By the image it was made from, where the store has that; else unpacked."""
     image = _origin(access.layout, path)
     if image is not None:
-        found = scan_stored(access, image, progress)
-        contents = replace(found.contents, source=path.name)
-        return replace(found, contents=contents, how=f"scan of {image.name}, from which it was made")
+        result = scan_stored(access, image, progress)
+        contents = replace(result.contents, source=path.name)
+        return replace(result, contents=contents, how=f"scan of {image.name}, from which it was made")
     layout = access.layout
     with layout.in_use(progress), unpacked_sif(path, layout.tmp, progress) as root:
         contents = scan_directory(root, progress, workers=access.settings.worker_count)
@@ -147,8 +147,8 @@ def _sha256(path: Path) -> str:
 
 
 def inspect_stored_sif(access: Access, sif: SifArtifact, progress: Progress) -> InspectResult:
-    found = _inspect_sif(access, sif.path, progress)
-    return replace(found, contents=replace(found.contents, source=sif.name), digest=sif.digest)
+    result = _inspect_sif(access, sif.path, progress)
+    return replace(result, contents=replace(result.contents, source=sif.name), digest=sif.digest)
 
 
 def scan_stored(access: Access, image: Image, progress: Progress) -> InspectResult:
@@ -166,27 +166,27 @@ def scan_stored(access: Access, image: Image, progress: Progress) -> InspectResu
 
 def inspect_registry(access: Access, reference: ImageReference, progress: Progress) -> InspectResult:
     """An image of a registry: of its layers those not known are read through, none is kept."""
-    asked, place = find_place(access, str(reference))
-    found = image_at(place, asked.tag_or_digest)
+    mirror, place = find_place(access, str(reference))
+    image = image_at(place, mirror.tag_or_digest)
     with access.layout.in_use(progress):
         shelf = ScanCache(
             layout=access.layout,
             read=lambda layer: place.store.read(place.repository, layer.descriptor),
             workers=access.settings.worker_count,
         )
-        contents = scan_image(str(reference), found.layers, shelf, progress)
+        contents = scan_image(str(reference), image.layers, shelf, progress)
     return InspectResult(
         contents=contents,
         how=f"scan of the image in {place}",
-        digest=found.digest,
-        platform=found.config.architecture,
+        digest=image.digest,
+        platform=image.config.architecture,
     )
 
 
 def find_place(access: Access, name: str) -> tuple[ImageReference, StoreRepository]:
     """What a full reference asks for, and where: a mirror, if the site has one."""
-    asked = resolve_mirror(parse_reference(name), access.settings.mirror_map)
-    return asked, StoreRepository(store=open_registry(access, asked.registry), repository=asked.repository)
+    mirror = resolve_mirror(parse_reference(name), access.settings.mirror_map)
+    return mirror, StoreRepository(store=open_registry(access, mirror.registry), repository=mirror.repository)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,12 +199,12 @@ class ImageLocation:
     layers: tuple[OciLayer, ...]
 
 
-def image_at(place: StoreRepository, wanted: str) -> ImageLocation:
+def image_at(place: StoreRepository, reference: str) -> ImageLocation:
     """The image that a tag or digest names, of several the one for linux/amd64.
 
     Raises RegistryError for what is none.
     """
-    root = read_manifest(place, wanted)
+    root = read_manifest(place, reference)
     root = read_manifest(place, choose_platform(root, "").digest)
     manifest = _image_manifest(place, root)
     config, layers = _layers(place, manifest)
@@ -295,12 +295,12 @@ def _near(name: str, known: Iterable[str]) -> str:
 
 
 def _inspect_digest(access: Access, digest: str, progress: Progress) -> InspectResult:
-    found = access.layout.manifest(digest)
-    if found is None:
+    manifest = access.layout.manifest(digest)
+    if manifest is None:
         raise NothingSelectedError(
             "image-not-found", f"no image {digest} in {access.layout.path}", hint="imagefactory store list"
         )
-    return _inspect_stored(access, digest, found[0], progress)
+    return _inspect_stored(access, digest, manifest[0], progress)
 
 
 def _inspect_stored(access: Access, name: str, descriptor: Descriptor, progress: Progress) -> InspectResult:
@@ -356,7 +356,7 @@ def _scanned_packages(
     here = [package for package in lock.packages if package not in absent]
     cached, tabled, missing = [], [], []
     if here:
-        with progress.task("scan packages of the cache", total=sum(one.size for one in here)) as task:
+        with progress.task("scan packages of the cache", total=sum(package.size for package in here)) as task:
             for package in here:
                 cached.append(_scan_cached(cache.path(package), access.settings.worker_count))
                 task.advance(package.size)
@@ -371,14 +371,14 @@ def _scanned_packages(
 
 def _scan_cached(path: Path, workers: int) -> ScanResult:
     """A package of the cache. What it tells is kept beside it, and goes with it."""
-    kept, known = path.with_name("scan.json"), None
+    record, known = path.with_name("scan.json"), None
     with contextlib.suppress(ValueError):
-        known = parse_scan(json.loads(check_checksum(kept) or b"{}"))
+        known = parse_scan(json.loads(check_checksum(record) or b"{}"))
     if known is None:
         known = LayerScan(found=find_in(path, QuietProgress(), workers=workers))
         # Only a memory: the cache may be one that others fill.
-        with contextlib.suppress(OSError), replacing(kept) as file:
-            file.write(add_checksum(kept, json.dumps(format_scan(known)).encode()))
+        with contextlib.suppress(OSError), replacing(record) as file:
+            file.write(add_checksum(record, json.dumps(format_scan(known)).encode()))
     return format_contents(path.name, known.found)
 
 
@@ -404,5 +404,5 @@ def join_contents(source: str, lock: Lock, parts: Iterable[ScanResult]) -> ScanR
 def _answers(contents: ScanResult, missing: list[LockedPackage]) -> bool:
     """Whether what is known decides: the framework's own code is there, or nothing large is unknown."""
     framework = find_framework(contents)
-    gates = any(role_of(one.path, framework)[0] is LibraryRole.GATES for one in contents.libraries)
+    gates = any(role_of(library.path, framework)[0] is LibraryRole.GATES for library in contents.libraries)
     return gates or not missing

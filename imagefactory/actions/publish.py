@@ -386,8 +386,8 @@ def _find_previous(
             except StatementError as error:
                 faults.append(error.message)
                 continue
-            made, hexes = revision.catalogue.made, revision.digest.removeprefix("sha256:")
-            if name == f"{made:%Y%m%d}-{hexes[:12]}" and made < last:
+            time, hexes = revision.catalogue.made, revision.digest.removeprefix("sha256:")
+            if name == f"{time:%Y%m%d}-{hexes[:12]}" and time < last:
                 revisions.append(revision)
         if revisions:
             return max(revisions, key=lambda revision: revision.catalogue.made)
