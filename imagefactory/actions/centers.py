@@ -323,7 +323,7 @@ class CenterImages:
         return self.center.place
 
     @property
-    def said(self) -> str:
+    def source(self) -> str:
         """The source of the answer."""
         return self.center.answers(self.catalogue.made)
 

@@ -607,14 +607,16 @@ class SweepStatus:
         return sum(result.outcome is not None for result in self.results)
 
     @property
-    def done(self) -> bool:
+    def complete(self) -> bool:
         return self.ended == len(self.results)
 
     @property
     def settled(self) -> bool:
         """All are done, and what is still at work on the pool takes none of them up again."""
         open_ones = (*RETRIED_OUTCOMES, Outcome.NOT_TESTED)
-        return self.done and not (self.driven and any(result.outcome in open_ones for result in self.results))
+        return self.complete and not (
+            self.driven and any(result.outcome in open_ones for result in self.results)
+        )
 
 
 def read_status(folder: Path, pools: Pools, *, queue: bool = True) -> SweepStatus:

@@ -502,7 +502,7 @@ def _status_json(sweep_status: SweepStatus, results: object) -> dict[str, object
         "pool": sweep_status.sweep.pool,
         "folder": str(sweep_status.folder),
         "driven": sweep_status.driven,
-        "done": sweep_status.done,
+        "done": sweep_status.complete,
         "jobs": list(sweep_status.jobs),
         "nodes": results,
         "machines": sweep_status.machines,

@@ -41,7 +41,7 @@ def _format_center(shelf: CenterImages, width: int | None) -> str:
         )
     table = format_table(("IMAGE", "FRAMEWORK", "VERIFIED ON", "PREDICTED ON"), rows, width)
     ages = format_ages(verdict_ages_of(shelf.offers, shelf.now))
-    return f"{shelf.said}\n{ages}\n\n{table}"
+    return f"{shelf.source}\n{ages}\n\n{table}"
 
 
 def format_offer(shelf: CenterImages, width: int | None = None) -> str:
@@ -77,7 +77,7 @@ def format_offer(shelf: CenterImages, width: int | None = None) -> str:
     ]
     fields += [("not", f"on {capability}: {why}") for capability, why in guessed.refused]
     text = format_fields(_folded(fields, width))
-    return f"{shelf.said}\n\n{shelf.name_of(image)}\n{text}\n\nnext: {_next(shelf, offer)}"
+    return f"{shelf.source}\n\n{shelf.name_of(image)}\n{text}\n\nnext: {_next(shelf, offer)}"
 
 
 def _nothing_but_revoked(image: CatalogImage) -> ImageEvidence:
