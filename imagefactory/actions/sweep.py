@@ -103,7 +103,7 @@ from imagefactory.schedulers.underway import (
     will_still_run,
 )
 from imagefactory.serialize import format_time
-from imagefactory.settings.choices import HTCONDOR, POOLS
+from imagefactory.settings.choices import HTCONDOR
 from imagefactory.settings.load import Settings
 from imagefactory.settings.own_commands import names_of
 from imagefactory.suite.gpu.context import Predicted
@@ -404,11 +404,11 @@ def make_sweep(
         raise NothingSelectedError(
             "nothing-to-verify",
             f"nothing to verify on this pool{counts and f': {counts}'}",
-            hint="see the skipped cells above; --allow RULE includes them",
+            hint="see the skipped cells above; --ignore-rule RULE includes them",
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(
-            "directory-exists", f"{folder} already exists", hint="choose a new directory: --folder DIR"
+            "directory-exists", f"{folder} already exists", hint="choose a new directory: --dir DIR"
         )
     factory.layout.make()
     order = NodeTemplate(level=prepared.options.level, now=prepared.place.now, random=bench.random)
@@ -439,7 +439,7 @@ def make_sweep(
     kits = [kit for kit in kits if not lost[kit.node.name]]
     if not kits:
         raise NothingSelectedError(
-            "cells-claimed", skipped[-1].reason, hint=f"--allow {CLAIMED} queues it anyway"
+            "cells-claimed", skipped[-1].reason, hint=f"--ignore-rule {CLAIMED} queues it anyway"
         )
     sweep = SweepSpec(
         id=prepared.id,
@@ -555,7 +555,7 @@ def submit_sweep(folder: Path, pools: Pools) -> str:
         raise UsageError(
             "sweep-finished",
             f"every node of {folder} has an outcome, and submitting it again would run them all again",
-            hint=f"run imagefactory collect {folder}",
+            hint=f"run imagefactory sweep collect {folder}",
         )
     job = pool.submit(folder)
     write_submitted(folder, (*jobs, job))
@@ -653,7 +653,5 @@ def find_sweep(settings: Settings, name: str) -> Path:
     raise NothingSelectedError(
         "sweep-unknown",
         f"no sweep {name[:200]!r}",
-        hint=f"the latest are {', '.join(ids[-5:])}"
-        if ids
-        else f"start one: imagefactory verify TARGET --pool {'|'.join(POOLS)}",
+        hint=f"the latest are {', '.join(ids[-5:])}" if ids else "start one: imagefactory sweep start TARGET",
     )

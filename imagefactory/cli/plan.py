@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from imagefactory.matrix.rows import RowRuling
 
 
-def _complete_rules(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+def complete_rules(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
     from imagefactory.matrix.plan import PRUNING
 
     return [rule for rule in PRUNING if rule.startswith(incomplete)]
@@ -48,10 +48,11 @@ def _complete_rules(_: click.Context, __: click.Parameter, incomplete: str) -> l
     "'gpu*,!gpu07'. Default: the setting `sweep-machines`.",
 )
 @click.option(
-    "--allow",
+    "--ignore-rule",
+    "allow",
     multiple=True,
     metavar="RULE",
-    shell_complete=_complete_rules,
+    shell_complete=complete_rules,
     help="Let this rule prune nothing (repeatable): the word that a pruned cell begins with, or known-bad "
     "for all known faults. A cell that several rules prune needs them all.",
 )
@@ -113,12 +114,10 @@ def plan(
     keep: Path | None,
     as_json: bool,
 ) -> None:
-    """Say what is worth building and testing, and what is not.
+    """Show what is worth building and testing, and what is not.
 
-    Targets x GPUs, pruned by what is known.
-
-    Each pruned cell names a rule, a reason and its source, and comes back by --allow RULE. What is unchanged
-    is skipped. Without --inventory nothing is planned but builds: there is nothing to verify on.
+    The cells are targets x GPUs. Each pruned cell names a rule, a reason and its source, and comes back with
+    --ignore-rule RULE. Unchanged targets are skipped. Without --inventory only builds are planned.
 
     \b
       imagefactory plan --inventory gpus.yaml 'pytorch-*'
@@ -284,7 +283,7 @@ def _ruling_json(ruling: CellRuling) -> dict[str, object]:
         "rule": claim.rule if claim else None,
         "reason": ruling.reason,
         "source": claim.source if claim else "",
-        "override": " ".join(f"--allow {item.rule}" for item in ruling.against),
+        "override": " ".join(f"--ignore-rule {item.rule}" for item in ruling.against),
         "against": ruling.against,
         "allowed": ruling.allowed,
         "warnings": ruling.warnings,

@@ -1,14 +1,14 @@
-"""`verify --pool`: its options, and what the commands for sweeps share."""
+"""The sweep commands: verify images on a pool, in many jobs, and collect kits."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec
+from typing import TYPE_CHECKING
 
 import click
 
@@ -25,11 +25,14 @@ from imagefactory.cli.output import (
     print_next_command,
     print_result,
     reject_conflict,
+    targets_argument,
     terminal_width,
 )
+from imagefactory.cli.plan import complete_rules
 from imagefactory.errors import CheckFailedError, ToolError, UsageError
 from imagefactory.model import Outcome
-from imagefactory.settings.choices import POOLS, SITES, SLURM
+from imagefactory.settings.choices import HTCONDOR, POOLS, SITES, SLURM
+from imagefactory.verify.report import FULL, LEVELS, MULTI_GPU_LEVELS
 
 if TYPE_CHECKING:
     from imagefactory.actions.collect import SweepResult
@@ -48,7 +51,6 @@ if TYPE_CHECKING:
     from imagefactory.schedulers.sweep_file import CollectedNode
 
 
-P = ParamSpec("P")
 IMAGES = ("docker", "oras", "sif")
 POLL = 15.0
 """Seconds between two looks of --wait: the logs are read, and the queue is asked."""
@@ -58,149 +60,199 @@ QUEUE_WAIT_SECONDS = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRequest:
-    """The options of `verify` that a sweep uses. Those with a default need --pool, except --capability."""
+    """The options of `sweep start`, as written; the pool is a name of POOLS."""
 
     pool: str
-    level: str
-    registry: str
-    promote: bool
-    newest: int | None = None
+    suite: str = FULL
+    registry: str = ""
+    promote: bool = False
+    capability: tuple[str, ...] = ()
+    latest: int | None = None
+    framework: str = ""
+    version: str = ""
+    cuda: str = ""
+    ignore_rule: tuple[str, ...] = ()
     mig: bool = False
     machine: str | None = None
     gpu_hours: int | None = None
     jobs: int | None = None
-    combination: tuple[str, ...] | None = None
-    allow: tuple[str, ...] = ()
     inventory: Path | None = None
-    image: str | None = None
+    image_format: str | None = None
     site: str | None = None
     idle_limit: timedelta | None = None
     held_limit: timedelta | None = None
     run_limit: timedelta | None = None
     retries: int | None = None
     wait: bool = False
-    folder: Path | None = None
+    dir: Path | None = None
     dry_run: bool = False
-    capability: tuple[str, ...] = ()
 
     def written(self, *, but: Collection[str]) -> list[str]:
         """Return the options that differ from their defaults, as a person writes them."""
-        names = [
-            field.name
+        return [
+            f"--{field.name.replace('_', '-')}"
             for field in fields(self)
             if field.default not in (MISSING, getattr(self, field.name)) and field.name not in but
         ]
-        return [f"--{name.replace('combination', 'tuple').replace('_', '-')}" for name in names]
 
 
-def sweep_options(command: Callable[P, None]) -> Callable[P, None]:
-    """Add the options of `verify --pool` after the command's own."""
-    options = (
-        click.option(
-            "--pool",
-            "pool",
-            type=click.Choice(tuple(POOLS)),
-            help="Verify on a pool: one job for each image and capability.",
-        ),
-        click.option("--newest", type=click.IntRange(1), metavar="N", help="The N newest versions alone."),
-        click.option(
-            "--tuple",
-            "combination",
-            nargs=4,
-            metavar="FRAMEWORK VERSION CUDA X.Y",
-            help="Test just one: pytorch 2.3 12.1 8.0.",
-        ),
-        click.option(
-            "--allow",
-            multiple=True,
-            metavar="RULE",
-            help="Let this rule leave nothing out, as plan has it; `verified` tests again, `queued` and "
-            "`uncollected` what another sweep has in hand, `claimed` what another store has, "
-            "`bad-machine` also on machines that failed. May be repeated.",
-        ),
-        click.option(
-            "--mig", is_flag=True, help="Verify on slices of GPUs (MIG) too: a row for each profile."
-        ),
-        click.option(
-            "--machine",
-            metavar="NAMES",
-            help="Run on these machines only, with * and ?, and on none of those after !: 'gpu*,!gpu07'. "
-            "Default: the setting `sweep-machines`.",
-        ),
-        click.option(
-            "--gpu-hours",
-            type=click.IntRange(1),
-            metavar="N",
-            help="Queue no more than this takes; a later sweep takes the rest, those whose verdict is oldest "
-            "first. Default: the setting `sweep-gpu-hours`.",
-        ),
-        click.option(
-            "--jobs",
-            type=click.IntRange(1),
-            metavar="N",
-            help="Have no more jobs in the queue at once. Default: the setting `sweep-jobs`.",
-        ),
-        inventory_option,
-        click.option(
-            "--image",
-            type=click.Choice(IMAGES),
-            help="How jobs get the image. Default: sif where sif-folder or no registry is set, else docker.",
-        ),
-        click.option("--site", type=click.Choice(SITES), help="Default: the setting `site`."),
-        click.option("--idle-limit", type=DurationType(), metavar="TIME", help="Default: 24h."),
-        click.option("--held-limit", type=DurationType(), metavar="TIME", help="Default: 10m; not on Slurm."),
-        click.option("--run-limit", type=DurationType(), metavar="TIME", help="Default: 24h."),
-        click.option(
-            "--retries",
-            type=click.IntRange(0, 20),
-            metavar="N",
-            help="How often what the pool broke is tried again. Default: 2.",
-        ),
-        click.option("--wait", is_flag=True, help="Stay until all is done, then collect."),
-        click.option(
-            "--folder",
-            type=click.Path(path_type=Path, file_okay=False),
-            metavar="DIR",
-            help="Where the sweep is written; of one that is there already, go on with it.",
-        ),
-        click.option("--dry-run", is_flag=True, help="Say what would be queued, and do nothing."),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def verify_on_pool(
-    call: CommandContext, names: tuple[str, ...], request: SweepRequest, *, as_json: bool
+@click.command()
+@targets_argument(required=False)
+@click.option(
+    "--scheduler",
+    type=click.Choice(tuple(POOLS)),
+    help="The scheduler of the pool. Default: the one of this machine, htcondor if it has both.",
+)
+@click.option(
+    "--suite",
+    type=click.Choice([level for level in LEVELS if level != MULTI_GPU_LEVELS]),
+    default=FULL,
+    show_default=True,
+    help="The checks to run.",
+)
+@click.option("--capability", multiple=True, metavar="X.Y", help="Only GPUs of this capability (repeatable).")
+@click.option("--latest", type=click.IntRange(1), metavar="N", help="Only the N latest versions.")
+@click.option("--framework", default="", metavar="NAME", help="Only one image: of this framework,")
+@click.option("--version", default="", metavar="VERSION", help="... of this version of it, such as 2.3,")
+@click.option("--cuda", default="", metavar="X.Y", help="... and for this CUDA, on one --capability.")
+@click.option(
+    "--ignore-rule",
+    multiple=True,
+    metavar="RULE",
+    shell_complete=complete_rules,
+    help="Include what a rule of `plan` excludes (repeatable). `verified` tests again; `queued` and "
+    "`uncollected` include what another sweep has, `claimed` what another store has, `bad-machine` "
+    "machines that failed.",
+)
+@click.option("--mig", is_flag=True, help="Also verify on slices of GPUs (MIG), each profile by itself.")
+@click.option(
+    "--machine",
+    metavar="NAMES",
+    help="Run only on these machines, with * and ?, and not on those after !: 'gpu*,!gpu07'. "
+    "Default: the setting `sweep-machines`.",
+)
+@click.option(
+    "--gpu-hours",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Queue at most this much, the oldest verdicts first. A later sweep takes the rest. "
+    "Default: the setting `sweep-gpu-hours`.",
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Keep at most N jobs in the queue. Default: the setting `sweep-jobs`.",
+)
+@inventory_option
+@click.option(
+    "--image-format",
+    type=click.Choice(IMAGES),
+    help="How jobs get the image. Default: sif if sif-folder or no registry is set, else docker.",
+)
+@click.option("--site", type=click.Choice(SITES), help="Default: the setting `site`.")
+@click.option("--idle-limit", type=DurationType(), metavar="TIME", help="Default: 24h.")
+@click.option("--held-limit", type=DurationType(), metavar="TIME", help="Default: 10m; not on Slurm.")
+@click.option("--run-limit", type=DurationType(), metavar="TIME", help="Default: 24h.")
+@click.option(
+    "--retries",
+    type=click.IntRange(0, 20),
+    metavar="N",
+    help="Retry a job that failed because of the pool this often. Default: 2.",
+)
+@click.option("--registry", default="", metavar="HOST[/PATH]", help="Also attach the verdicts there.")
+@click.option("--promote", is_flag=True, help="With --wait: move the tags to what is verified.")
+@click.option("--wait", is_flag=True, help="Wait until all jobs are done, then collect.")
+@click.option(
+    "--dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="The directory of the sweep. If it has one, that sweep continues.",
+)
+@click.option("--dry-run", is_flag=True, help="Show what would be queued, and queue nothing.")
+@json_option
+@click.pass_obj
+def start(
+    call: CommandContext,
+    /,
+    *,
+    names: tuple[str, ...],
+    scheduler: str | None,
+    suite: str,
+    capability: tuple[str, ...],
+    latest: int | None,
+    framework: str,
+    version: str,
+    cuda: str,
+    ignore_rule: tuple[str, ...],
+    mig: bool,
+    machine: str | None,
+    gpu_hours: int | None,
+    jobs: int | None,
+    inventory: Path | None,
+    image_format: str | None,
+    site: str | None,
+    idle_limit: timedelta | None,
+    held_limit: timedelta | None,
+    run_limit: timedelta | None,
+    retries: int | None,
+    registry: str,
+    promote: bool,
+    wait: bool,
+    dir: Path | None,
+    dry_run: bool,
+    as_json: bool,
 ) -> None:
-    """Run `verify --pool`: plan, write and submit a sweep or continue one; wait and collect with --wait."""
-    from imagefactory.actions.sweep import make_sweep, prepare_sweep
+    """Verify images on the GPUs of a pool.
 
+    One job for each image and each capability of the pool. Cells that cannot match or whose answer is known
+    are not queued: the output names the rule, which --ignore-rule takes. The sweep continues by itself:
+    `sweep status`, `sweep collect` and `sweep cancel` take its id.
+
+    \b
+      imagefactory sweep start 'pytorch-*' --dry-run
+      imagefactory sweep start 'pytorch-*' 'jax-*' --latest 3
+      imagefactory sweep start --framework pytorch --version 2.3 --cuda 12.1 --capability 8.0
+      imagefactory sweep start --dir DIR               continue a sweep
+
+    With --wait the exit code is that of `sweep collect`.
+    """
+    from imagefactory.actions.sweep import make_sweep, prepare_sweep
+    from imagefactory.schedulers.pool import local_pool
+
+    request = SweepRequest(
+        pool=scheduler or local_pool(os.environ) or HTCONDOR, suite=suite, registry=registry, promote=promote,
+        capability=capability, latest=latest, framework=framework, version=version, cuda=cuda,
+        ignore_rule=ignore_rule, mig=mig, machine=machine, gpu_hours=gpu_hours, jobs=jobs,
+        inventory=inventory, image_format=image_format, site=site, idle_limit=idle_limit,
+        held_limit=held_limit, run_limit=run_limit, retries=retries, wait=wait, dir=dir,
+        dry_run=dry_run,
+    )  # fmt: skip
     reject_conflict(
-        request.held_limit and request.pool == SLURM,
+        held_limit and request.pool == SLURM,
         "--held-limit does not apply to Slurm, where a held job is a waiting job",
         "use --idle-limit",
     )
-    factory, folder = call.sound_factory, request.folder
+    factory = call.sound_factory
     with exit_with_first_failure(factory) as failures:
         pool = find_pool(request.pool)
-        if folder is not None and pool.is_whole(folder):
-            for word in (*names, *request.written(but=("wait", "folder"))):
+        if dir is not None and pool.is_whole(dir):
+            for word in (*names, *request.written(but=("wait", "dir"))):
                 reject_conflict(
                     word,
-                    f"{folder} is already a sweep, and {word[:80]} would change it",
-                    f"remove {word[:80]} to continue the sweep, or pass another --folder",
+                    f"{dir} is already a sweep, and {word[:80]} would change it",
+                    f"remove {word[:80]} to continue the sweep, or pass another --dir",
                 )
-            return _submit(call, folder.absolute(), request, failures, as_json=as_json)
+            return _submit(call, dir.absolute(), request, failures, as_json=as_json)
         bench = sweep_dependencies()
         options = _options(factory, request)
         targets, options = _targets(factory, names, request, options)
-        inventory = find_inventory(request.inventory, bench.clock(), request.pool)
-        if not request.dry_run:
+        pool_inventory = find_inventory(inventory, bench.clock(), request.pool)
+        if not dry_run:
             pool.require()
-        prepared = prepare_sweep(factory, targets, inventory, options, bench)
-        _print_plan(prepared, as_json=as_json and request.dry_run, quiet=as_json)
-        if request.dry_run:
+        prepared = prepare_sweep(factory, targets, pool_inventory, options, bench)
+        _print_plan(prepared, as_json=as_json and dry_run, quiet=as_json)
+        if dry_run:
             return None
         sweep = make_sweep(factory, prepared, bench, call.progress)
         return _submit(call, sweep.folder, request, failures, sweep, as_json=as_json)
@@ -233,15 +285,15 @@ def _options(factory: Project, request: SweepRequest) -> SweepOptions:
     return SweepOptions(
         asked=CellRequest(
             capabilities=capabilities,
-            newest=request.newest or 0,
+            newest=request.latest or 0,
             mig=request.mig,
-            allow=check_allowed(request.allow),
+            allow=check_allowed(request.ignore_rule),
             machines=parse_machines(settings.sweep_machines.value if machines is None else machines),
             gpu_hours=request.gpu_hours or parse_limit(settings.sweep_gpu_hours.value),
         ),
         at_once=request.jobs or parse_limit(settings.sweep_jobs.value),
-        level=request.level,
-        image=request.image or "",
+        level=request.suite,
+        image=request.image_format or "",
         registry=request.registry,
         pool=request.pool,
         site=request.site or factory.settings.site.value,
@@ -251,32 +303,36 @@ def _options(factory: Project, request: SweepRequest) -> SweepOptions:
             run=request.run_limit or default.run,
             retries=default.retries if request.retries is None else request.retries,
         ),
-        folder=request.folder.absolute() if request.folder else None,
+        folder=request.dir.absolute() if request.dir else None,
     )
 
 
 def _targets(
     factory: Project, names: tuple[str, ...], request: SweepRequest, options: SweepOptions
 ) -> tuple[Sequence[Target], SweepOptions]:
-    """Return the requested targets; for --tuple only one, with only its capability."""
-    from dataclasses import replace
-
+    """Return the requested targets; with --framework only one, with only its capability."""
     from imagefactory.schedulers.cells import choose_tuple, parse_tuple
 
-    if not request.combination:
+    named = {"--framework": request.framework, "--version": request.version, "--cuda": request.cuda}
+    if not any(named.values()):
         if not names:
             raise UsageError(
                 "argument-missing",
                 "no target is given",
-                hint="add targets ('pytorch-*'), or --tuple F V CUDA X.Y",
+                hint="add targets ('pytorch-*'), or --framework, --version, --cuda and --capability",
             )
         return choose_targets(factory, names), options
+    reject_conflict(names, "--framework and targets exclude each other", "remove the targets")
+    for option, value in named.items():
+        reject_conflict(
+            not value, f"{option} is missing: an image has a framework, a version and a CUDA", f"add {option}"
+        )
     reject_conflict(
-        names or request.capability,
-        "--tuple excludes targets and --capability",
-        "remove the targets and --capability",
+        len(request.capability) != 1,
+        "--framework requires exactly one --capability",
+        "write, for example, --capability 8.0",
     )
-    combination = parse_tuple(request.combination)
+    combination = parse_tuple(request.framework, request.version, request.cuda, *request.capability)
     cells = replace(options.asked, capabilities=(combination.capability,))
     return (choose_tuple(factory.targets, combination),), replace(options, asked=cells)
 
@@ -316,27 +372,27 @@ def _submit(
     try:
         job = submit_sweep(folder, find_pool)
     except ToolError as error:
-        again = f"then go on with it: imagefactory verify --pool {sweep.pool} --folder {folder}"
+        again = f"then continue it: imagefactory sweep start --scheduler {sweep.pool} --dir {folder}"
         raise ToolError(error.code, error.message, hint=f"{error.hint}; {again}") from error
     if request.wait:
         _wait(call, folder)
         options = CollectOptions(registry=request.registry, promote=request.promote)
         rows = collect_jobs(call, folder, options, failures, as_json=as_json)
         if as_json:
-            print_json("collect", {"results": rows, "errors": failures.as_json()})
+            print_json("sweep-collect", {"results": rows, "errors": failures.as_json()})
         return
     if as_json:
         row = {"sweep": sweep.id, "folder": str(folder), "job": job, "nodes": len(sweep.nodes)}
         left_out = {"left_out": sweep.left_out, "notes": list(plan.notes) if plan else []}
-        print_json("submitted", {**row, **left_out, "errors": failures.as_json()})
+        print_json("sweep-start", {**row, **left_out, "errors": failures.as_json()})
     else:
         ours = sweep.id if folder == sweeps_directory(call.settings) / sweep.id else folder
         print_result(
             f"submitted {sweep.id} as job {job}, in {folder}\n"
-            f"its verdicts:    imagefactory collect {ours}\n"
-            f"end it:          imagefactory cancel {ours}"
+            f"its verdicts:    imagefactory sweep collect {ours}\n"
+            f"end it:          imagefactory sweep cancel {ours}"
         )
-        print_next_command("status", str(ours))
+        print_next_command("sweep", "status", str(ours))
 
 
 def _wait(call: CommandContext, folder: Path) -> None:
@@ -365,7 +421,7 @@ def _wait(call: CommandContext, folder: Path) -> None:
                 raise CheckFailedError(
                     "sweep-stopped",
                     f"no job works on {folder}, but {len(now.results) - now.ended} nodes are not done",
-                    hint=f"continue it: imagefactory verify --pool {first.sweep.pool} --folder {folder}",
+                    hint=f"continue: imagefactory sweep start --scheduler {first.sweep.pool} --dir {folder}",
                 )
             time.sleep(POLL)
 
@@ -430,7 +486,7 @@ def not_verified_error(result: SweepResult) -> CheckFailedError:
         return CheckFailedError(
             "sweep-incomplete",
             f"{result.waiting} of {len(result.nodes)} nodes are not done",
-            hint=f"imagefactory status {result.folder}; collect again when they are done",
+            hint=f"imagefactory sweep status {result.folder}; collect again when they are done",
         )
     bad = sum(node.result.outcome != "verified" for node in result.nodes)
     return CheckFailedError(
@@ -440,63 +496,77 @@ def not_verified_error(result: SweepResult) -> CheckFailedError:
     )
 
 
-# --- imagefactory status
+# --- Show and cancel
+
+
+@click.command("list")
+@json_option
+@click.pass_obj
+def list_(call: CommandContext, as_json: bool) -> None:
+    """List the sweeps of this store, and how far they are.
+
+    A sweep whose files cannot be read does not stop the others. Exit code 0 whatever the sweeps found.
+    """
+    from imagefactory.actions.sweep import find_sweeps
+    from imagefactory.views.sweeps import headline
+
+    folders = find_sweeps(call.settings)
+    with exit_with_first_failure() as failures:
+        statuses = _read_statuses(folders, failures)
+        if as_json:
+            print_json("sweeps", {"sweeps": [_status_json(row) for row in statuses]})
+        elif not folders:
+            print_result("no sweep was started here: imagefactory sweep start TARGET")
+        elif statuses:
+            print_result("\n".join(headline(row.sweep, row.results, row.driven) for row in statuses))
+            print_next_command("sweep", "status", statuses[-1].sweep.id)
 
 
 @click.command()
-@click.argument("sweep", metavar="[SWEEP]", default="")
+@click.argument("sweep", metavar="SWEEP")
 @json_option
 @click.pass_obj
 def status(call: CommandContext, sweep: str, as_json: bool) -> None:
-    """Show how far the sweeps of `verify --pool` are.
+    """Show each job of a sweep, by its id or directory.
 
-    Exit code 0 whatever became of it: `collect` judges. A sweep whose files cannot be read leaves the others.
+    Exit code 0 whatever the jobs found: `sweep collect` verifies their results.
     """
-    from imagefactory.actions.sweep import find_sweep, find_sweeps, read_status
-    from imagefactory.schedulers.sweep_file import format_results
-    from imagefactory.views.sweeps import format_failed_machines, format_status, headline
+    from imagefactory.actions.sweep import find_sweep
+    from imagefactory.views.sweeps import format_failed_machines, format_status
 
-    folders = (find_sweep(call.settings, sweep),) if sweep else find_sweeps(call.settings)
-    queue = True
-    statuses: list[SweepStatus] = []
     with exit_with_first_failure() as failures:
-        for folder in folders:
-            with failures.of(folder.name):
-                try:
-                    statuses.append(read_status(folder, find_pool, queue=queue))
-                except ToolError as error:  # the logs tell most of it without the pool's commands
-                    print_errors(error)
-                    queue = False
-                    statuses.append(read_status(folder, find_pool, queue=queue))
+        statuses = _read_statuses((find_sweep(call.settings, sweep),), failures)
         if as_json:
-            rows = [
-                _status_json(sweep_status, format_results(sweep_status.results)) for sweep_status in statuses
-            ]
-            print_json("status", {"sweeps": rows})
-        elif not folders:
-            print_result(f"no sweep was made here: imagefactory verify TARGET --pool {'|'.join(POOLS)}")
-        elif sweep:
-            for sweep_status in statuses:
-                print_result(
-                    format_status(
-                        sweep_status.sweep, sweep_status.results, sweep_status.driven, datetime.now(UTC)
-                    )
-                )
-                failed = format_failed_machines(sweep_status.machines, terminal_width())
-                print_result(f"\n{failed}\n", unless=not failed)
-                print_result(f"in {sweep_status.folder}")
-                print_next_command("collect", sweep)
-        elif statuses:
-            print_result(
-                "\n".join(
-                    headline(sweep_status.sweep, sweep_status.results, sweep_status.driven)
-                    for sweep_status in statuses
-                )
-            )
-            print_next_command("status", statuses[-1].sweep.id)
+            return print_json("sweeps", {"sweeps": [_status_json(row) for row in statuses]})
+        for row in statuses:
+            print_result(format_status(row.sweep, row.results, row.driven, datetime.now(UTC)))
+            failed = format_failed_machines(row.machines, terminal_width())
+            print_result(f"\n{failed}\n", unless=not failed)
+            print_result(f"in {row.folder}")
+            print_next_command("sweep", "collect", sweep)
+    return None
 
 
-def _status_json(sweep_status: SweepStatus, results: object) -> dict[str, object]:
+def _read_statuses(folders: Sequence[Path], failures: TargetFailures) -> list[SweepStatus]:
+    """Read sweeps. Without the pool's commands their logs have most of it: then one error is printed."""
+    from imagefactory.actions.sweep import read_status
+
+    statuses: list[SweepStatus] = []
+    queue = True
+    for folder in folders:
+        with failures.of(folder.name):
+            try:
+                statuses.append(read_status(folder, find_pool, queue=queue))
+            except ToolError as error:
+                print_errors(error)
+                queue = False
+                statuses.append(read_status(folder, find_pool, queue=queue))
+    return statuses
+
+
+def _status_json(sweep_status: SweepStatus) -> dict[str, object]:
+    from imagefactory.schedulers.sweep_file import format_results
+
     return {
         "sweep": sweep_status.sweep.id,
         "pool": sweep_status.sweep.pool,
@@ -504,12 +574,9 @@ def _status_json(sweep_status: SweepStatus, results: object) -> dict[str, object
         "driven": sweep_status.driven,
         "done": sweep_status.complete,
         "jobs": list(sweep_status.jobs),
-        "nodes": results,
+        "nodes": format_results(sweep_status.results),
         "machines": sweep_status.machines,
     }
-
-
-# --- imagefactory cancel
 
 
 @click.command()
@@ -519,8 +586,8 @@ def _status_json(sweep_status: SweepStatus, results: object) -> dict[str, object
 def cancel(call: CommandContext, sweep: str, as_json: bool) -> None:
     """Remove the jobs of a sweep from the queue.
 
-    Its files stay: `collect` still takes what had come back, and `verify --pool POOL --folder DIR` goes on.
-    Other stores may queue its cells from then on.
+    Its files stay: `sweep collect` takes the results so far, and `sweep start --dir DIR` continues it.
+    Other stores may then queue its cells.
     """
     from imagefactory.actions.claim import release_claim
     from imagefactory.actions.sweep import find_sweep
@@ -539,13 +606,13 @@ def cancel(call: CommandContext, sweep: str, as_json: bool) -> None:
             access.tell(f"note: what it has claimed is not known: {error.message}")
     release_claim(access, name, (), datetime.now(UTC), call.progress)
     if as_json:
-        return print_json("cancel", {"sweep": folder.name, "folder": str(folder), "canceled": there})
-    status = "canceled" if there else "nothing of it was in the queue"
-    print_result(f"{status}; what had come back is in {folder}")
-    return print_next_command("collect", sweep)
+        return print_json("sweep-cancel", {"sweep": folder.name, "folder": str(folder), "canceled": there})
+    status = "canceled" if there else "it had no job in the queue"
+    print_result(f"{status}; its results are in {folder}")
+    return print_next_command("sweep", "collect", sweep)
 
 
-# --- The collect command, which checks and signs what kits and sweeps report
+# --- Collect
 
 
 @click.command()
@@ -561,13 +628,13 @@ def cancel(call: CommandContext, sweep: str, as_json: bool) -> None:
     "place",
     default="",
     metavar="HOST[/PATH]",
-    help="Attach the verdicts there too.  [default: where the kit's image lies]",
+    help="Also attach the verdicts there.  [default: the registry of the kit's image]",
 )
-@click.option("--promote", is_flag=True, help="Let the tags follow the verdict.")
+@click.option("--promote", is_flag=True, help="Move the tags to what is verified.")
 @click.option(
-    "--ledger",
+    "--nonce-dir",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="The folder that remembers the kits' nonces; each DIR is a kit then.  [default: in the store]",
+    help="The directory with the nonces of the kits; then each DIR is a kit.  [default: in the store]",
 )
 @json_option
 @click.pass_obj
@@ -577,32 +644,33 @@ def collect(
     folders: tuple[Path, ...],
     place: str,
     promote: bool,
-    ledger: Path | None,
+    nonce_dir: Path | None,
     as_json: bool,
 ) -> None:
-    """Judge and sign what kits and sweeps brought back.
+    """Verify and sign the results of sweeps and kits.
 
     \b
     imagefactory verify pytorch-2.3-cu121 --kit DIR      here: writes the kit
     python3 DIR/run.py                                   there: runs it
-    imagefactory collect DIR --promote                   here again
-    imagefactory collect 20261122-061500-1f3a            a sweep, by its id or folder: what is done of it
+    imagefactory sweep collect DIR --promote             here again
+    imagefactory sweep collect 20261122-061500-1f3a      the finished jobs of a sweep
 
-    Each kit gives one verdict: its nonce is spent. The verdict goes to the store, where it holds the image,
-    and to the registry that the kit names (or --registry), and says that a kit saw the GPU. Each job of a
-    sweep is one too; the pool's word on its GPU must agree with the suite's.
-    Exit code 0 where all are verified, 9 where one is not.
+    Each kit and each job of a sweep gives one verdict and uses its nonce. The verdict goes to the store, if
+    that has the image, and to the registry that the kit names (or --registry). For a job, the pool and the
+    suite must report the same GPU.
+
+    Exit code 0 if all are verified, 9 if one is not.
     """
     from imagefactory.actions.verify import CollectOptions
     from imagefactory.actions.verify import collect as collect_one
 
     factory, progress = call.sound_factory, call.progress
-    options = CollectOptions(ledger=ledger, registry=place, promote=promote)
+    options = CollectOptions(ledger=nonce_dir, registry=place, promote=promote)
     results: list[dict[str, object]] = []
     with exit_with_first_failure(factory) as failures:
         for folder in folders:
             with failures.of(str(folder)):
-                if ledger is None and (sweep := parse_sweep_argument(call, folder)) is not None:
+                if nonce_dir is None and (sweep := parse_sweep_argument(call, folder)) is not None:
                     results += collect_jobs(call, sweep, options, failures, as_json=as_json)
                     continue
                 kit = collect_one(factory, folder, options, datetime.now(UTC), progress)
@@ -617,7 +685,7 @@ def collect(
                 for _, fault in kit.promotion.faults if kit.promotion else ():
                     failures.add(fault)
         if as_json:
-            print_json("collect", {"results": results, "errors": failures.as_json()})
+            print_json("sweep-collect", {"results": results, "errors": failures.as_json()})
     proven = sorted({str(row["target"]) for row in results})
     show_verdicts = promote or all(row["outcome"] == Outcome.TOGETHER for row in results)
     print_next_command("verdicts", proven[0]) if show_verdicts else print_next_command("promote", *proven)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,9 +20,7 @@ from imagefactory.cli.output import (
     runner_option,
     terminal_width,
 )
-from imagefactory.cli.sweeps import SweepRequest, sweep_options, verify_on_pool
 from imagefactory.errors import CheckFailedError, NoGpuError, UsageError
-from imagefactory.settings.choices import POOLS
 from imagefactory.verify.report import FULL, LEVELS, MULTI_GPU_LEVELS
 
 if TYPE_CHECKING:
@@ -38,31 +35,28 @@ if TYPE_CHECKING:
     type=click.Choice(LEVELS),
     default=FULL,
     show_default=True,
-    help="How much is checked; several: all GPUs of the machine at once, of PyTorch's images.",
+    help="The checks to run; several: on all GPUs of the machine at once, for PyTorch images.",
 )
 @runner_option
+@click.option("--capability", default="", metavar="X.Y", help="Fail if the GPU has another one.")
+@click.option("--registry", default="", metavar="HOST[/PATH]", help="Also attach the verdict there.")
+@click.option("--promote", is_flag=True, help="Move the tags to what is verified.")
 @click.option(
-    "--capability",
-    multiple=True,
-    metavar="X.Y",
-    help="Fail where the GPU has another one. On a pool: these alone (repeatable).",
-)
-@click.option("--registry", default="", metavar="HOST[/PATH]", help="Attach the verdict there too.")
-@click.option("--promote", is_flag=True, help="Let the tags follow the verdict.")
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the report there, as JSON."
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the report to this file, as JSON.",
 )
 @click.option(
     "--kit",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Run nothing: write a kit into this folder, for a machine with a GPU and without imagefactory.",
+    help="Run nothing: write a kit into this directory, for a GPU machine without imagefactory.",
 )
 @click.option(
-    "--ledger",
+    "--nonce-dir",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Of --kit: the folder that remembers its nonce.  [default: in the store]",
+    help="With --kit: the directory that keeps its nonce.  [default: in the store]",
 )
-@sweep_options
 @json_option
 @click.pass_obj
 def verify(
@@ -72,86 +66,41 @@ def verify(
     names: tuple[str, ...],
     level: str,
     runner: str | None,
-    capability: tuple[str, ...],
+    capability: str,
     registry: str,
     promote: bool,
     output: Path | None,
     kit: Path | None,
-    ledger: Path | None,
-    pool: str | None,
-    newest: int | None,
-    combination: tuple[str, ...] | None,
-    allow: tuple[str, ...],
-    mig: bool,
-    machine: str | None,
-    gpu_hours: int | None,
-    jobs: int | None,
-    inventory: Path | None,
-    image: str | None,
-    site: str | None,
-    idle_limit: timedelta | None,
-    held_limit: timedelta | None,
-    run_limit: timedelta | None,
-    retries: int | None,
-    wait: bool,
-    folder: Path | None,
-    dry_run: bool,
+    nonce_dir: Path | None,
     as_json: bool,
 ) -> None:
-    """Run the GPU suite inside an image, on a GPU here or on a pool.
+    """Run the GPU suite inside an image, on a GPU here.
 
     \b
-      imagefactory verify pytorch-2.3-cu121                      what the store has of a target
+      imagefactory verify pytorch-2.3-cu121                      a target's image in the store
       imagefactory verify pytorch-2.3-cu121@sha256:...           an image by its digest
       imagefactory verify registry.example.org/pytorch@sha256:.. an image of a registry, pulled by digest
       imagefactory verify pytorch-2.3-cu121 --kit DIR            a kit for a machine without imagefactory
-      imagefactory verify 'pytorch-*' --pool slurm               a job for each image and capability of a pool
 
-    What ran is shown check by check and written as a report; where this machine holds a key (imagefactory
-    keys new) it is signed into a verdict and attached to the image. Exit code 0 where it is verified, 9 where
-    it is not, also where there is no GPU. With --suite several the word is together or apart: no tag and no
-    table takes it for verified.
+    For the GPUs of a pool see `imagefactory sweep start`.
 
-    On a pool nothing is queued that cannot match or is known: what is left out is said, with the rule that
-    --allow takes. The sweep goes on by itself: `status`, `collect` and `cancel` take its id. With --wait
-    the exit code is that of `collect`.
+    The checks are shown one by one and written as a report. If this machine has a key (imagefactory keys
+    new), the report is signed into a verdict and attached to the image. With --suite several the outcome is
+    together or apart, which moves no tag. Exit code 0 if it is verified, 9 if not, also without a GPU.
     """
     from imagefactory.actions.verify import KitDestination, VerifyOptions, verify_and_attach, write_kit
 
-    sweep = SweepRequest(
-        pool=pool or "", level=level, registry=registry, promote=promote, newest=newest, mig=mig,
-        machine=machine, gpu_hours=gpu_hours, jobs=jobs, combination=combination, allow=allow,
-        inventory=inventory, image=image, site=site, idle_limit=idle_limit, held_limit=held_limit,
-        run_limit=run_limit, retries=retries, wait=wait, folder=folder, dry_run=dry_run,
-        capability=capability,
-    )  # fmt: skip
-    here = {"--runner": runner, "--kit": kit, "--ledger": ledger, "--output": output}
-    reject_conflict(
-        pool and level == MULTI_GPU_LEVELS,
-        f"--suite {MULTI_GPU_LEVELS} requires several GPUs, but a pool's jobs have one GPU each",
-        f"imagefactory verify TARGET --suite {MULTI_GPU_LEVELS} --kit DIR; run DIR/run.py in a 2-GPU job",
-    )
     reject_conflict(
         promote and level == MULTI_GPU_LEVELS,
         f"--promote and --suite {MULTI_GPU_LEVELS} exclude each other: tags follow verdicts on one GPU",
         "remove --promote",
     )
-    for option, value in here.items():
-        reject_conflict(pool and value, f"{option} and --pool exclude each other", f"remove {option}")
-    if pool:
-        return verify_on_pool(call, names, sweep, as_json=as_json)
-    for option in sweep.written(but=("capability",)):
-        hint = f"imagefactory verify TARGET --pool {'|'.join(POOLS)}"
-        reject_conflict(option, f"{option} requires --pool", hint)
     factory, progress = call.factory, call.progress
     if not names:
         raise UsageError("argument-missing", "no image is given", hint="imagefactory verify TARGET")
     reject_conflict(
-        len(capability) > 1,
-        "more than one --capability requires --pool",
-        "add --pool or keep one --capability",
+        nonce_dir and not kit, "--nonce-dir requires --kit", "add --kit DIR or remove --nonce-dir"
     )
-    reject_conflict(ledger and not kit, "--ledger requires --kit", "add --kit DIR or remove --ledger")
     reject_conflict(
         len(names) > 1 and (output or kit),
         "--output and --kit require exactly one image",
@@ -160,19 +109,18 @@ def verify(
     reject_conflict(
         kit and (promote or output or runner),
         "--kit excludes --promote, --output and --runner: a kit runs elsewhere",
-        "run python3 DIR/run.py --runner ... there, then imagefactory collect DIR --promote here",
+        "run python3 DIR/run.py --runner ... there, then imagefactory sweep collect DIR --promote here",
     )
-    compute_capability = "".join(capability)
     options = VerifyOptions(
         level=level,
         runner=runner or "",
-        capability=str(capability_of(compute_capability)) if compute_capability else "",
+        capability=str(capability_of(capability)) if capability else "",
         registry=registry,
         promote=promote,
         output=output,
     )
     if kit:
-        order = KitDestination(folder=kit, ledger=ledger)
+        order = KitDestination(folder=kit, ledger=nonce_dir)
         return _print_kit(write_kit(factory, names[0], options, order, progress), order, as_json=as_json)
     results: list[dict[str, object]] = []
     with exit_with_first_failure() as failures:
@@ -273,6 +221,6 @@ def _print_kit(written: KitFiles, order: KitDestination, *, as_json: bool) -> No
     print_result(
         f"wrote {order.folder}, good until {written.expires:%Y-%m-%d}, for {written.subject.manifest}\n"
         f"on a machine with a GPU:  python3 {order.folder}/run.py   ({source})\n"
-        f"then, back here:          imagefactory collect {order.folder}"
+        f"then, back here:          imagefactory sweep collect {order.folder}"
     )
     return print_next_command(f"{order.folder}/run.py", program="python3")

@@ -136,7 +136,7 @@ def _not_verified(
     if request.own and untrusted:
         hint = "compare the fingerprint of the key with its owner, then run imagefactory keys trust FILE.pub"
     elif request.own:
-        hint = f"verify it: imagefactory verify {name} --pool htcondor"
+        hint = f"verify it: imagefactory sweep start {name}"
     elif untrusted:
         hint = f"{CENTER_HINT}; then run imagefactory join ADDRESS|FILE and compare them"
     else:

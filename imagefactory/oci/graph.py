@@ -314,7 +314,10 @@ def make_artifact(
 
 
 def artifact_of(
-    kind: str, subject: Descriptor, layers: Sequence[Descriptor], annotations: Mapping[str, str]
+    kind: str,
+    subject: Descriptor | None,
+    layers: Sequence[Descriptor],
+    annotations: Mapping[str, str] | None = None,
 ) -> Manifest:
     """The manifest of a referrer of `subject` whose content is in `layers`, files that lie elsewhere."""
     data = canonical_json(
@@ -324,8 +327,8 @@ def artifact_of(
             "artifactType": kind,
             "config": format_descriptor(EMPTY_BLOB),
             "layers": [format_descriptor(layer) for layer in layers],
-            "subject": format_descriptor(subject),
-            "annotations": dict(annotations),
+            **({} if subject is None else {"subject": format_descriptor(subject)}),
+            **({} if annotations is None else {"annotations": dict(annotations)}),
         }
     )
     descriptor = Descriptor(media_type=MANIFEST_TYPE, digest=digest_of(data), size=len(data))

@@ -20,7 +20,7 @@ and `mig`: such a job would wait in vain, or has an option of its own.
 underway.py then leaves out what another sweep has in hand:
 
     queued       a sweep that is still driven has a job for that very image there
-    uncollected  such a job has ended, and `collect` can make a verdict of it
+    uncollected  such a job has ended, and `sweep collect` can make a verdict of it
 
 and claims.py what other stores have:
 
@@ -474,19 +474,21 @@ def check_allowed(rules: Sequence[str]) -> frozenset[str]:
     if NO_GPU in rules:
         raise UsageError(
             "rule-not-allowed",
-            "--allow no-gpu: an image for CPUs has no GPU test to run",
-            hint="remove --allow no-gpu",
+            "--ignore-rule no-gpu: an image for CPUs has no GPU test to run",
+            hint="remove --ignore-rule no-gpu",
         )
     if NO_MATCH in rules:
         raise UsageError(
             "rule-not-allowed",
-            "--allow no-match: no GPU in this pool can run such a job",
-            hint="remove --allow no-match",
+            "--ignore-rule no-match: no GPU in this pool can run such a job",
+            hint="remove --ignore-rule no-match",
         )
     for rule, hint in ((MIG, "use --mig"), (AVOIDED, "use --machine, or change the setting sweep-machines")):
         if rule in rules:
             raise UsageError(
-                "rule-has-option", f"--allow {rule} is not supported: {rule} has its own option", hint=hint
+                "rule-has-option",
+                f"--ignore-rule {rule} is not supported: {rule} has its own option",
+                hint=hint,
             )
     return check_rules([rule for rule in rules if rule not in own]) | (frozenset(rules) & frozenset(own))
 
@@ -494,7 +496,7 @@ def check_allowed(rules: Sequence[str]) -> frozenset[str]:
 # --- one tuple -----------------------------------------------------------------------------------
 
 
-# --- One tuple in place of targets (`--tuple pytorch 2.3 12.1 8.0`): read, and the target of it. Pure
+# --- One framework, version, CUDA and capability in place of targets: its target. Pure
 
 
 SHORT_NAMES = {"pt": "pytorch", "tf": "tensorflow"}
@@ -510,19 +512,18 @@ class FrameworkTuple:
     capability: Capability
 
 
-def parse_tuple(words: Sequence[str]) -> FrameworkTuple:
-    """`pytorch 2.3 12.1 8.0`. Raises UsageError naming the word that cannot be."""
-    framework, version, cuda, capability = words
-    for word, text, example in ((version, "version", "2.3"), (cuda, "CUDA version", "12.1, or 12")):
+def parse_tuple(framework: str, version: str, cuda: str, capability: str) -> FrameworkTuple:
+    """Parse `pytorch`, `2.3`, `12.1` and `8.0`. Raises UsageError naming the option."""
+    for option, word, example in (("--version", version, "2.3"), ("--cuda", cuda, "12.1, or 12")):
         if not re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,6}){0,3}", word, re.ASCII):
             raise UsageError(
-                "option-invalid", f"--tuple: '{word[:40]}' is not a {text}", hint=f"write {example}"
+                "option-invalid", f"{option}: '{word[:40]}' is not a version", hint=f"write {example}"
             )
     try:
         wanted = parse_capability(capability)
     except ValueError as error:
         raise UsageError(
-            "option-invalid", f"--tuple: {error}", hint="write --tuple pytorch 2.3 12.1 8.0"
+            "option-invalid", f"--capability: {error}", hint="write, for example, --capability 8.0"
         ) from error
     name = framework.lower()
     return FrameworkTuple(

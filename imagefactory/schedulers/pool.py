@@ -205,7 +205,7 @@ class MachinesByCapability:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepSpec:
-    """What one `verify --pool` asks of `pool`, a row of POOLS.
+    """What one `sweep start` asks of `pool`, a row of POOLS.
 
     `site` is a row of sites.toml, `level` the suite's. `machines` are those of the pool when it was made,
     `own` what the settings add to its jobs (sites.Site). `patterns` choose machines (own_commands.is_chosen);

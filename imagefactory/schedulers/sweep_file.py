@@ -2,7 +2,7 @@
 
 sweep.json is written first and never changed, sweep.dag last: a folder that has both can be gone on with
 after any kill; one without the DAG was never submitted, and the sweep is made anew in another folder.
-collected.json is written anew by each `collect`; what is signed lies with its image, so it can be lost.
+collected.json is written anew by each `sweep collect`; what is signed lies with its image, so it can be lost.
 
 The parser takes exactly what the formatter gives, field by field as model.py declares them.
 """
@@ -73,7 +73,7 @@ def read_sweep(folder: Path, wanted: NodeFilter | None = None) -> SweepSpec:
         raise UsageError(
             "sweep-not-found",
             f"{folder} is not a sweep",
-            hint="run imagefactory status to list the sweeps of this store",
+            hint="list the sweeps of this store: imagefactory sweep list",
         )
 
     def narrow(value: object) -> object:
@@ -125,7 +125,7 @@ def write_sweep_file(folder: Path, sweep: SweepSpec) -> None:
 
 
 def read_collected(folder: Path, wanted: NodeFilter | None = None) -> tuple[CollectedNode, ...]:
-    """What the last `collect` found, by node; empty where nobody collected yet. Raises UsageError.
+    """What the last `sweep collect` found, by node; empty where nobody collected yet. Raises UsageError.
 
     `wanted` as `read_sweep` has it.
     """
@@ -183,7 +183,7 @@ def _narrowed(rows: object, wanted: NodeFilter) -> object:
 def _parse(data: bytes, path: Path, told: tuple[str, Any], narrow: Callable[[object], object]) -> object:
     """`told` is the one field beside the format, and the kind of its value."""
     name, kind = told
-    again = "create a new sweep" if path.name == SWEEP else "delete it and run imagefactory collect"
+    again = "create a new sweep" if path.name == SWEEP else "delete it and run imagefactory sweep collect"
     try:
         document = json.loads(data)
         if not isinstance(document, dict) or document.get("format") != FORMAT:
@@ -213,7 +213,7 @@ def write_file(path: Path, data: str) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_text(path, data)
     except OSError as error:
-        again = "use another directory: --folder DIR" if path.name == SWEEP else "check its permissions"
+        again = "use another directory: --dir DIR" if path.name == SWEEP else "check its permissions"
         raise UsageError(*os_problem("write", path, error), hint=again) from error
 
 

@@ -8,7 +8,7 @@ A cell is one image on a capability: the same target built from another lock is 
 excludes a cell. If a sweep cannot be read, is another user's, or its queue cannot be queried, the cell is
 queued with a note. A sweep that nothing drives any more (canceled, never submitted, its DAGMan gone) returns
 its cells, except for results that came; the note says how to continue it instead. Sweeps outside the store
-(`--folder`) are not known, nor are sweeps older than their nonces, since their results can no longer be
+(`--dir`) are not known, nor are sweeps older than their nonces, since their results can no longer be
 signed.
 
 A store signs the list of its claims anew with each change, and keeps its own in journal/claims.json. A claim
@@ -145,10 +145,10 @@ def _blocking_rule(sweep: RunningSweep, state: NodeProgress) -> tuple[str, str] 
     if state is NodeProgress.UNMATCHED:
         return VERIFIED, f"on a newer driver; no machine with an older one took its job in sweep {sweep.name}"
     if state is not NodeProgress.OPEN:
-        return UNCOLLECTED, f"ended in sweep {sweep.name}, {state}: imagefactory collect {sweep.name}"
+        return UNCOLLECTED, f"ended in sweep {sweep.name}, {state}: imagefactory sweep collect {sweep.name}"
     if sweep.driven:
         since = f"since {sweep.made.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
-        return QUEUED, f"queued in sweep {sweep.name}, {since}: imagefactory status {sweep.name}"
+        return QUEUED, f"queued in sweep {sweep.name}, {since}: imagefactory sweep status {sweep.name}"
     return None
 
 
@@ -156,7 +156,7 @@ def _queue_note(sweep: RunningSweep, count: int) -> str:
     cells = f"{count} of these cells {'is' if count == 1 else 'are'}"
     if sweep.driven is None:
         return f"{cells} queued, though sweep {sweep.name} may have the same in hand: {sweep.why}"
-    again = f"to go on with it instead: imagefactory verify --pool {sweep.pool} --folder {sweep.folder}"
+    again = f"continue it instead: imagefactory sweep start --scheduler {sweep.pool} --dir {sweep.folder}"
     return f"{cells} queued anew: sweep {sweep.name} stopped without an answer; {again}"
 
 
@@ -248,7 +248,7 @@ def _candidate(folder: Path, images: Images, lookup: SweepLookup, notes: list[st
         sweep = read_sweep(folder, is_cell)
         try:
             collected = {node.nonce: node for node in read_collected(folder, is_cell)}
-        except UsageError:  # it can be lost: `collect` writes it again
+        except UsageError:  # it can be lost: `sweep collect` writes it again
             collected = {}
     except (FileNotFoundError, NotADirectoryError):
         return None  # it is being created, or deleted

@@ -65,7 +65,7 @@ POOLS = {
     ),
     SLURM: PoolRow(module="imagefactory.schedulers.slurm.pool", title="Slurm", command="scontrol"),
 }
-"""The pools that `verify --pool` takes, by name."""
+"""The pools that `sweep start` takes, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

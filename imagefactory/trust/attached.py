@@ -1,12 +1,12 @@
-"""Signed statements beside the images they speak of: attached, read, and never lost.
+"""Signed statements attached to images: written, read, and never lost.
 
 A statement is an OCI artifact: its one layer is the envelope, its subject the platform manifest. Registries
-without the referrers API keep a list of them that two writers at once can overwrite. So whatever is attached
-to a registry is written to the journal of the store first, one at a time writes from one store, and
-The functions below enter again what a list has lost.
+without the referrers API keep a list of them that two writers at once can overwrite. So every statement is
+written to the store's journal before it is attached to a registry, only one process writes at a time, and
+`repair_referrers` adds again what a list has lost.
 
-    <store>/journal/lock                            who attaches or moves tags holds it
-    <store>/journal/<host>/<repository>.jsonl       a row each, appended before it is put
+    <store>/journal/lock                            held by the process that attaches or moves tags
+    <store>/journal/<host>/<repository>.jsonl       one row per statement, appended before it is put
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from imagefactory.fs import explain_full_disk, remove_inside, replacing
 from imagefactory.oci.candidates import REVOCATION_TYPE, STATEMENT_TYPES, VERDICT_TYPE
 from imagefactory.oci.graph import (
     EMPTY,
-    EMPTY_TYPE,
+    EMPTY_BLOB,
     LocalArtifact,
     Manifest,
     StoreRepository,
+    artifact_of,
     check_unambiguous,
     choose_platform,
     parse_parts,
@@ -41,7 +42,6 @@ from imagefactory.oci.layout import Layout, LayoutStore
 from imagefactory.oci.manifests import (
     INDEX_TYPES,
     MALFORMED,
-    MANIFEST_TYPE,
     Descriptor,
     artifact_type,
     canonical_json,
@@ -54,6 +54,7 @@ from imagefactory.oci.sif import is_sif_manifest
 from imagefactory.oci.store import DIGEST
 from imagefactory.oci.transfer import WORKERS
 from imagefactory.progress import Progress
+from imagefactory.trust.audit import append_lines
 from imagefactory.trust.envelope import LARGEST
 from imagefactory.verify.report import VerifiedImage
 
@@ -68,8 +69,8 @@ FORMAT = 1
 class SignedStatement:
     """A signed statement on its way to a store.
 
-    `kind` is one of STATEMENT_TYPES, `subject` the manifest it speaks of, `envelope` the DSSE envelope's
-    bytes. `until` is when nobody needs it any more, None for never.
+    `kind` is one of STATEMENT_TYPES, `subject` the manifest that it is about, `envelope` the DSSE envelope's
+    bytes. From `until` on no one needs it, None for never.
     """
 
     kind: str
@@ -79,27 +80,13 @@ class SignedStatement:
 
     @property
     def artifact(self) -> LocalArtifact:
-        """Its manifest and blobs. The same statement gives the same bytes: attaching again adds nothing."""
-        empty = Descriptor(media_type=EMPTY_TYPE, digest=digest_of(EMPTY), size=len(EMPTY))
+        """Return its manifest and blobs. Equal statements give equal bytes: attaching again adds nothing."""
         layer = Descriptor(media_type=ENVELOPE_TYPE, digest=digest_of(self.envelope), size=len(self.envelope))
         subject = Descriptor(
             media_type=self.subject.media_type, digest=self.subject.digest, size=self.subject.size
         )
-        data = canonical_json(
-            {
-                "schemaVersion": 2,
-                "mediaType": MANIFEST_TYPE,
-                "artifactType": self.kind,
-                "config": format_descriptor(empty),
-                "layers": [format_descriptor(layer)],
-                "subject": format_descriptor(subject),
-            }
-        )
-        descriptor = Descriptor(media_type=MANIFEST_TYPE, digest=digest_of(data), size=len(data))
-        return LocalArtifact(
-            manifest=Manifest(descriptor=descriptor, data=data),
-            blobs=((empty, EMPTY), (layer, self.envelope)),
-        )
+        manifest = artifact_of(self.kind, subject, (layer,))
+        return LocalArtifact(manifest=manifest, blobs=((EMPTY_BLOB, EMPTY), (layer, self.envelope)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,21 +104,21 @@ class AttachedStatement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalRows:
-    """What a journal says of a repository; `damaged` counts lines that a kill left half written."""
+    """The journal of a repository; `damaged` counts lines that a kill left half written."""
 
     statements: tuple[SignedStatement, ...]
     damaged: int
 
 
 class AttachJournal:
-    """The journal of the store in `path`: what was attached to registries from here. Raises StoreError."""
+    """The journal of the store in `path`: statements attached to registries from here. Raises StoreError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path / "journal"
 
     @contextmanager
     def alone(self, progress: Progress) -> Iterator[None]:
-        """One at a time attaches or moves tags from this store; the kernel frees it when a process dies."""
+        """Wait for and hold the lock to attach or move tags; the kernel frees it when a process dies."""
         with explain_full_disk(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -146,35 +133,24 @@ class AttachJournal:
             os.close(handle)
 
     def append(self, place: StoreRepository, *statements: SignedStatement) -> None:
-        """Adds a row for each and sees them to the disk. The caller is alone."""
+        """Add a row for each and flush them to the disk. The caller holds `alone`."""
         path = self._file(place)
         with explain_full_disk(self.path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a+b") as file:
-                if file.seek(0, os.SEEK_END):
-                    file.seek(-1, os.SEEK_END)
-                    if file.read(1) != b"\n":
-                        file.write(b"\n")  # a kill cut the last one
-                file.writelines(format_row(statement) + b"\n" for statement in statements)
-                file.flush()
-                os.fsync(file.fileno())
+                append_lines(file, map(format_row, statements))
 
     def read(self, place: StoreRepository) -> JournalRows:
-        """Every statement that was attached to `place` from here, each once."""
+        """Return every statement that was attached to `place` from here, each once."""
         return self._read(self._file(place))
 
     def read_all(self) -> tuple[SignedStatement, ...]:
-        """Every statement that was attached to any registry from here."""
-        return tuple(
-            statement
-            for path in sorted(self.path.glob("*/**/*.jsonl"))
-            for statement in self._read(path).statements
-        )
+        """Return every statement that was attached to any registry from here."""
+        return tuple(statement for path in self._files() for statement in self._read(path).statements)
 
     def damaged(self) -> tuple[tuple[Path, int], ...]:
-        """The files with lines that cannot be read, and how many."""
-        read = ((path, self._read(path).damaged) for path in sorted(self.path.glob("*/**/*.jsonl")))
-        return tuple((path, count) for path, count in read if count)
+        """Return the files with lines that cannot be read, and how many."""
+        return tuple((path, count) for path in self._files() if (count := self._read(path).damaged))
 
     def _read(self, path: Path) -> JournalRows:
         try:
@@ -192,7 +168,7 @@ class AttachJournal:
         return JournalRows(statements=tuple(statements.values()), damaged=damaged)
 
     def keep(self, place: StoreRepository, statements: Iterable[SignedStatement]) -> None:
-        """Writes the journal of `place` anew with these alone, by renaming. The caller is alone."""
+        """Replace the journal of `place` by these statements. The caller holds `alone`."""
         path = self._file(place)
         rows = b"".join(format_row(statement) + b"\n" for statement in statements)
         if not rows:
@@ -202,18 +178,19 @@ class AttachJournal:
             file.write(rows)
 
     def places(self) -> tuple[tuple[str, str], ...]:
-        """(host, repository) of all that was attached to."""
-        paths = (path.relative_to(self.path) for path in self.path.glob("*/**/*.jsonl"))
-        return tuple(
-            sorted((path.parts[0], "/".join(path.parts[1:]).removesuffix(".jsonl")) for path in paths)
-        )
+        """Return (host, repository) of each file."""
+        names = (path.relative_to(self.path).with_suffix("").as_posix() for path in self._files())
+        return tuple(sorted((host, repository) for host, _, repository in (n.partition("/") for n in names)))
+
+    def _files(self) -> list[Path]:
+        return sorted(self.path.glob("*/**/*.jsonl"))
 
     def _file(self, place: StoreRepository) -> Path:
         return self.path / place.store.name / f"{place.repository}.jsonl"
 
 
 def format_row(statement: SignedStatement) -> bytes:
-    """A line of the journal, without its end."""
+    """Return a line of the journal, without its end."""
     return canonical_json(
         {
             "format": FORMAT,
@@ -226,7 +203,7 @@ def format_row(statement: SignedStatement) -> bytes:
 
 
 def parse_row(line: bytes) -> SignedStatement:
-    """Raises ValueError, KeyError or TypeError for a line that is not whole."""
+    """Parse a line of the journal. Raises ValueError, KeyError or TypeError for a damaged one."""
     row = json.loads(line)
     if row["format"] != FORMAT:
         raise StoreError(
@@ -242,14 +219,11 @@ def parse_row(line: bytes) -> SignedStatement:
     )
 
 
-# --- attaching and reading -----------------------------------------------------------------------
-
-
 def attach(place: StoreRepository, statement: SignedStatement, journal: AttachJournal | None = None) -> str:
-    """Puts a statement beside its subject; gives the artifact's digest. Attached again, nothing changes.
+    """Attach a statement to its subject and return the artifact's digest. Attaching again changes nothing.
 
-    `journal` is that of the store where `place` is a registry; the caller holds its `alone`, and of a store
-    on disk its `in_use`. Raises StoreError or RegistryError, also where `place` has no such subject.
+    `journal` is the store's, if `place` is a registry. The caller holds its `alone`, or the `in_use` of a
+    store on disk. Raises StoreError or RegistryError, also if `place` has no such subject.
     """
     if place.store.manifest(place.repository, statement.subject.digest) is None:
         raise RegistryError(
@@ -263,7 +237,7 @@ def attach(place: StoreRepository, statement: SignedStatement, journal: AttachJo
 
 
 def put_statement(place: StoreRepository, statement: SignedStatement) -> str:
-    """As `attach`, also where the subject is not there: a store may remember what is said of other images."""
+    """As `attach`, but the subject may be missing: a store may have statements about other images."""
     artifact = statement.artifact
     for blob, data in artifact.blobs:
         place.store.write(place.repository, blob, lambda offset, data=data: iter((data[offset:],)))  # type: ignore[misc]
@@ -280,9 +254,9 @@ def put_statement(place: StoreRepository, statement: SignedStatement) -> str:
 def put_all(
     place: StoreRepository, statements: Sequence[SignedStatement], *, workers: int
 ) -> tuple[ImagefactoryError | None, ...]:
-    """As `put_statement`, for many, `workers` at a time; gives what went wrong with each, or None.
+    """As `put_statement`, for several, `workers` at a time. Return the error of each, or None.
 
-    A store that took none of MOST_REFUSED in a row is not asked any more: the others have its last fault.
+    After MAX_REJECTED errors in a row the others are not tried and have the last error.
     """
     refused: list[ImagefactoryError] = []
 
@@ -312,15 +286,13 @@ def put_all(
 
 
 def read_statements(place: StoreRepository, subject: str, kind: str) -> tuple[AttachedStatement, ...]:
-    """The statements of one kind about the manifest `subject`, by digest. Nothing is judged.
+    """Return the statements of one type about the manifest `subject`, by digest, not verified.
 
-    Of more verdicts than MOST the last of the list are read, which are the newest where a registry keeps the
-    order; one row more says so. A revocation that nobody reads would be one that does not count: more than
-    MOST of them are a RegistryError.
+    Of more verdicts than MOST the last of the list are read, the newest if a registry keeps the order; an
+    extra row says so. A revocation that is not read would not count, so more than MOST are a RegistryError.
     """
-    digests = tuple(
-        dict.fromkeys(referrer.digest for referrer in place.store.referrers(place.repository, subject, kind))
-    )
+    referrers = place.store.referrers(place.repository, subject, kind)
+    digests = tuple(dict.fromkeys(referrer.digest for referrer in referrers))
     excess = len(digests) - MOST
     if excess > 0 and kind == REVOCATION_TYPE:
         raise RegistryError(
@@ -338,12 +310,12 @@ def read_statements(place: StoreRepository, subject: str, kind: str) -> tuple[At
 
 
 def read_verdicts(place: StoreRepository, subject: str) -> tuple[AttachedStatement, ...]:
-    """The verdicts about the manifest `subject`, by their artifacts' digests. Nothing is judged."""
+    """Return the verdicts about the manifest `subject`, by their artifacts' digests, not verified."""
     return read_statements(place, subject, VERDICT_TYPE)
 
 
 def read_revocations(place: StoreRepository, subject: str) -> tuple[AttachedStatement, ...]:
-    """The revocations about the manifest `subject`. Nothing is judged."""
+    """Return the revocations about the manifest `subject`, not verified."""
     return read_statements(place, subject, REVOCATION_TYPE)
 
 
@@ -359,33 +331,29 @@ def _read_statement(place: StoreRepository, digest: str, kind: str) -> AttachedS
         if not DIGEST.fullmatch(layer.digest) or not 0 < layer.size <= LARGEST:
             raise ValueError(f"an envelope of {layer.size} bytes")
     except MALFORMED as error:
-        return AttachedStatement(
-            digest=digest, kind=kind, envelope=b"", fault=f"not an artifact of imagefactory: {error}"
-        )
+        fault = f"not an artifact of imagefactory: {error}"
+        return AttachedStatement(digest=digest, kind=kind, envelope=b"", fault=fault)
     if not place.store.has(place.repository, layer):
-        return AttachedStatement(
-            digest=digest, kind=kind, envelope=b"", fault="its envelope is missing there"
-        )
+        fault = "its envelope is missing there"
+        return AttachedStatement(digest=digest, kind=kind, envelope=b"", fault=fault)
     data = b"".join(place.store.read(place.repository, layer))
     return AttachedStatement(digest=digest, kind=kind, envelope=data)
 
 
-# --- Mending: a registry lists again every statement about its images that is known here
-# Registries without the referrers API keep lists that two writers at once can overwrite: the artifact is
-# there
-# then, and nobody finds it. The journal, and the store on disk, know what was attached.
-
+# --- Repair: a registry lists again every statement about its images that is known here
+# Registries without the referrers API keep lists that two writers at once can overwrite: then the artifact is
+# there, but not listed. The journal, and the store on disk, know what was attached.
 
 TRIES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairResult:
-    """What became of the statements known here.
+    """What a repair did with the statements known here.
 
-    `listed` were listed there; `mended` are digests of artifacts that are listed again; `gone` counts those
-    whose image is no longer there and `expired` those that nobody needs, which both leave the journal;
-    `damaged` counts lines of the journal that could not be read.
+    `listed` were listed there; `mended` are digests of artifacts that are listed again. `gone` counts those
+    whose image is no longer there and `expired` those that no one needs; both leave the journal. `damaged`
+    counts lines of the journal that could not be read.
     """
 
     place: str
@@ -399,9 +367,9 @@ class RepairResult:
 def repair_referrers(
     place: StoreRepository, journal: AttachJournal, local: Sequence[SignedStatement], now: datetime
 ) -> RepairResult:
-    """Makes a registry list every statement that the journal or the store here knows for its images.
+    """Make a registry list every statement about its images that the journal or the store here has.
 
-    `local` are those of the store (known_statements). The caller is alone. Raises RegistryError when other
+    `local` are the store's (`stored_statements`). The caller holds `alone`. Raises RegistryError if other
     writers keep overwriting the lists.
     """
     rows = journal.read(place)
@@ -409,9 +377,8 @@ def repair_referrers(
     current = [statement for statement in rows.statements if statement not in expired]
     by_subject: dict[str, dict[str, SignedStatement]] = {}
     for statement in (*current, *(other for other in local if not (other.until and other.until <= now))):
-        by_subject.setdefault(statement.subject.digest, {})[statement.artifact.manifest.descriptor.digest] = (
-            statement
-        )
+        digest = statement.artifact.manifest.descriptor.digest
+        by_subject.setdefault(statement.subject.digest, {})[digest] = statement
     there = {subject for subject in by_subject if place.store.manifest(place.repository, subject)}
     mended = [digest for subject in sorted(there) for digest in _relist(place, subject, by_subject[subject])]
     live = [statement for statement in current if statement.subject.digest in there]
@@ -428,7 +395,7 @@ def repair_referrers(
 
 
 def _relist(place: StoreRepository, subject: str, statements: dict[str, SignedStatement]) -> list[str]:
-    """The digests that were not listed, and are now."""
+    """Return the digests that were not listed and are now."""
     first: list[str] = []
     for _ in range(TRIES):
         listed = {row.digest for row in place.store.referrers(place.repository, subject)}
@@ -446,13 +413,10 @@ def _relist(place: StoreRepository, subject: str, statements: dict[str, SignedSt
 
 
 def stored_statements(layout: Layout) -> tuple[SignedStatement, ...]:
-    """The statements of the store on disk, whatever they speak of; those that are not whole are left out."""
+    """Return the statements of the store on disk; damaged ones are skipped."""
     store = LayoutStore(layout)
-    statements = []
-    for subject in layout.subjects():
-        for descriptor, kind in layout.referrers(subject):
-            if kind in STATEMENT_TYPES:
-                statements.append(_read_known(store, descriptor))
+    rows = (row for subject in layout.subjects() for row in layout.referrers(subject))
+    statements = [_read_known(store, descriptor) for descriptor, kind in rows if kind in STATEMENT_TYPES]
     return tuple(statement for statement in statements if statement is not None)
 
 
@@ -471,16 +435,11 @@ def _read_known(store: LayoutStore, descriptor: Descriptor) -> SignedStatement |
     return statement if statement.artifact.manifest.descriptor.digest == descriptor.digest else None
 
 
-# --- What verdicts on an image of a place speak of
-
-
 def read_subject(place: StoreRepository, digest: str, platform: str = "") -> VerifiedImage:
-    """What verdicts on an image speak of: its manifest for `platform` and its config; of a .sif its file.
+    """Return the subject of verdicts on an image: its manifest for `platform` and its config, or its .sif.
 
-    Without a platform the only one, of several linux/amd64.
-
-    Raises RegistryError or StoreError where `place` has no such image, NoImageError for what is not one, or
-    is an index of which other tools may take another image.
+    Without a platform the only one, of several linux/amd64. Raises RegistryError or StoreError if `place` has
+    no such image, NoImageError if it is not one, or an index from which other tools may take another image.
     """
     root = read_manifest(place, digest)
     with _an_image(root):
@@ -503,7 +462,7 @@ def read_subject(place: StoreRepository, digest: str, platform: str = "") -> Ver
 
 @contextmanager
 def _an_image(root: Manifest) -> Iterator[None]:
-    """What is read here was fetched whole: a fault is one of the image."""
+    """Turn errors into NoImageError: what is read here was fetched whole."""
     try:
         yield
     except RegistryError as error:

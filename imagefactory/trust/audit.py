@@ -1,8 +1,8 @@
-"""The log of what changed whom people believe: signed, approved, promoted and so on. Lines are only added.
+"""The audit log: what was signed, approved, promoted and so on. Lines are only added.
 
     <store>/journal/audit.jsonl     {"time", "user", "host", "action", "what", "where", "key", "why"}
 
-It tells a site's own people who did what from this store. It is no proof: who owns the store can write it.
+It shows a site's own people who did what from this store. It proves nothing: the store's owner can edit it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import BinaryIO
 
 from imagefactory.fs import explain_full_disk
 from imagefactory.oci.manifests import canonical_json
@@ -28,7 +29,7 @@ PROMOTE, PUBLISH, ROLLBACK = "promote", "publish", "rollback"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEntry:
-    """One act. `what` names it, `where` is a place of a store or a file, `key` an id or empty."""
+    """One event. `what` names its object, `where` is a repository or a file, `key` an id or empty."""
 
     action: str
     what: str
@@ -38,7 +39,7 @@ class AuditEntry:
 
 
 def append_audit(store: Path, entries: Iterable[AuditEntry], now: datetime) -> None:
-    """Add a line for each and see them to the disk. Raises StoreError for a full disk, OSError."""
+    """Add a line for each and flush them to the disk. Raises StoreError for a full disk, OSError."""
     who = {"time": format_time(now.astimezone(UTC).replace(microsecond=0)), **_actor()}
     lines = [
         canonical_json(
@@ -61,17 +62,22 @@ def append_audit(store: Path, entries: Iterable[AuditEntry], now: datetime) -> N
         handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         with os.fdopen(handle, "r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            if file.seek(0, os.SEEK_END):
-                file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":
-                    file.write(b"\n")  # a kill cut the last one
-            file.writelines(line + b"\n" for line in lines)
-            file.flush()
-            os.fsync(file.fileno())
+            append_lines(file, lines)
+
+
+def append_lines(file: BinaryIO, lines: Iterable[bytes]) -> None:
+    """Add lines to a log, after the end of one that a kill cut, and flush them to the disk."""
+    if file.seek(0, os.SEEK_END):
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":
+            file.write(b"\n")
+    file.writelines(line + b"\n" for line in lines)
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def read_audit(store: Path) -> Iterator[Mapping[str, str]]:
-    """The entries, the oldest first. Lines that a kill left half written are passed over."""
+    """Yield the entries, the oldest first. Lines that a kill left half written are skipped."""
     try:
         lines = (store / "journal" / NAME).read_bytes().splitlines()
     except FileNotFoundError:

@@ -1,9 +1,9 @@
-"""Judging: whether a verdict found in a store can be relied on, in one word.
+"""Verification of statements: whether a verdict in a store counts, and why not.
 
-    bytes + Subject + Court -> judge_verdict() -> Judged(standing, why)
+    bytes + VerifiedImage + VerificationPolicy -> verify_verdict() -> VerificationResult(standing, why)
 
-Pure: clock, trust and revocations are given. What no trusted key signed is still read, so that tables can
-show what it claims, and never counts.
+Pure: clock, trust and revocations are arguments. A verdict without a trusted signature is still read, so that
+tables can show its claims, but it never counts.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ from imagefactory.verify.report import VerifiedImage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerificationPolicy:
-    """By what a verdict is judged: whom to believe, the present suite's digest, what was revoked, and now.
+    """The rules for verdicts: trusted keys, the current suite's digest, revocations, and the time.
 
-    `vouched`: a key that is trusted now signed the list of these verdicts, so what a retired key issued in
-    its time was there in its time.
+    `vouched`: a key that is trusted now signed the list of these verdicts, so those of a retired key are from
+    its time.
     """
 
     trust: TrustRules
@@ -73,41 +73,38 @@ class VerificationPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedEnvelope:
-    """An envelope and what its signature is worth: `standing` is GOOD for a trusted key's, `why` one line."""
+    """An envelope and the status of its signature: GOOD for a trusted key's. `why` is one line."""
 
-    envelope: Envelope | None
-    key: TrustedKey | None
     standing: VerdictStatus
     why: str
+    envelope: Envelope | None = None
+    key: TrustedKey | None = None
 
 
 def verify_envelope(data: bytes, trust: TrustRules, form: EnvelopeForm = IN_TOTO) -> VerifiedEnvelope:
-    """Reads an envelope of ours and checks its signature; nothing of the payload is looked at."""
+    """Parse an envelope and check its signature, not its payload."""
     try:
         envelope = parse_envelope(data, "envelope", form)
     except StatementError as error:
-        return VerifiedEnvelope(envelope=None, key=None, standing=VerdictStatus.MALFORMED, why=error.message)
-    if not envelope.signature:
-        return VerifiedEnvelope(
-            envelope=envelope, key=None, standing=VerdictStatus.UNSIGNED, why="nobody signed it"
-        )
+        return VerifiedEnvelope(standing=VerdictStatus.MALFORMED, why=error.message)
     key = trust.key(envelope.keyid)
-    if key is None:
-        why = f"no trusted key is {envelope.keyid[:16]}..."
-        return VerifiedEnvelope(envelope=envelope, key=None, standing=VerdictStatus.WRONG_KEY, why=why)
-    if not is_signed_by(envelope, key.keyid, key.public):
-        why = f"it is not what '{key.name}' signed"
-        return VerifiedEnvelope(envelope=envelope, key=None, standing=VerdictStatus.EDITED, why=why)
-    return VerifiedEnvelope(
-        envelope=envelope, key=key, standing=VerdictStatus.GOOD, why=f"signed by '{key.name}'"
-    )
+    if not envelope.signature:
+        standing, why = VerdictStatus.UNSIGNED, "nobody signed it"
+    elif key is None:
+        standing, why = VerdictStatus.WRONG_KEY, f"no trusted key is {envelope.keyid[:16]}..."
+    elif not is_signed_by(envelope, key.keyid, key.public):
+        standing, why = VerdictStatus.EDITED, f"it is not what '{key.name}' signed"
+    else:
+        why = f"signed by '{key.name}'"
+        return VerifiedEnvelope(envelope=envelope, key=key, standing=VerdictStatus.GOOD, why=why)
+    return VerifiedEnvelope(envelope=envelope, standing=standing, why=why)
 
 
 def out_of_period(key: TrustedKey, issued: datetime, digest: str = "") -> tuple[VerdictStatus, str] | None:
-    """Why a key is not believed for what it issued then; None where it is.
+    """Return why a key is not trusted for what it issued then; None if it is.
 
-    Times have whole seconds: what it signed in the second in which it was retired counts if its payload, by
-    `digest`, was recorded then.
+    Times have whole seconds: a payload that it signed in the second in which it was retired counts if its
+    `digest` was recorded then.
     """
     if issued < key.since:
         return VerdictStatus.WRONG_KEY, f"'{key.name}' is trusted from {format_time(key.since)} on only"
@@ -117,27 +114,24 @@ def out_of_period(key: TrustedKey, issued: datetime, digest: str = "") -> tuple[
 
 
 def not_witnessed(key: TrustedKey, digest: str, now: datetime) -> tuple[VerdictStatus, str] | None:
-    """Why a statement of a retired key is not believed though its date fits; None where it is.
+    """Return why a statement of a retired key is not trusted though its date fits; None if it is.
 
-    Who holds the key writes that date. `digest` is that of the payload.
+    The owner of the key writes that date. `digest` is the payload's.
     """
     if now < key.until or digest in key.signed:
         return None
     lacks = "does not have this" if key.signed else "is missing"
-    since = format_time(key.until)
-    return (
-        VerdictStatus.KEY_RETIRED,
-        f"'{key.name}' is retired since {since}, and the record of that day {lacks}",
-    )
+    why = f"'{key.name}' is retired since {format_time(key.until)}, and the record of that day {lacks}"
+    return VerdictStatus.KEY_RETIRED, why
 
 
 def verify_verdict(
     data: bytes, digest: str, subject: VerifiedImage, court: VerificationPolicy
 ) -> VerificationResult:
-    """One word for one envelope. `digest` is that of the artifact that carries it, and decides nothing.
+    """Verify one envelope. `digest` is that of the artifact that carries it, and decides nothing.
 
-    The first that fails decides: envelope, key, signature, statement, the key's period, subject, suite,
-    evidence, revocation, time. `replayed` needs the others beside it: `judge_verdicts`.
+    The first failure decides: envelope, key, signature, statement, the key's period, subject, suite,
+    evidence, revocation, time. Only `verify_verdicts` finds `replayed` ones.
     """
     opened = verify_envelope(data, court.trust)
     if opened.envelope is None:
@@ -145,9 +139,9 @@ def verify_verdict(
     try:
         verdict = parse_verdict(opened.envelope.payload, "statement", opened.envelope.keyid)
     except StatementError as error:
-        standing, why = (
-            (VerdictStatus.MALFORMED, error.message) if opened.key else (opened.standing, opened.why)
-        )
+        standing, why = opened.standing, opened.why
+        if opened.key:
+            standing, why = VerdictStatus.MALFORMED, error.message
         return VerificationResult(digest=digest, standing=standing, why=why, verdict=None)
     standing, why = opened.standing, opened.why
     if opened.key is not None:
@@ -160,9 +154,9 @@ def verify_verdict(
 def verify_verdicts(
     envelopes: Mapping[str, bytes], subject: VerifiedImage, court: VerificationPolicy
 ) -> tuple[VerificationResult, ...]:
-    """All envelopes of a subject, by the digest of their artifact, the earliest issued first.
+    """Verify all envelopes of a subject, by the digest of their artifact, the earliest issued first.
 
-    A nonce is spent once: of two statements that bring the same one, the later is `replayed`. A verdict that
+    A nonce is spent once: of two statements with the same nonce, the later is `replayed`. A verdict that
     several artifacts carry is one row.
     """
     judged = [verify_verdict(data, digest, subject, court) for digest, data in envelopes.items()]
@@ -184,14 +178,14 @@ def verify_verdicts(
 
 
 def expires(verdict: Verdict, trust: TrustRules) -> datetime:
-    """When it stops to count here: by its own word or by this factory's policy, whichever is earlier."""
+    """Return when a verdict stops to count here: by itself or by this project's policy, the earlier one."""
     return verdict.issued + min(verdict.expires - verdict.issued, timedelta(days=trust.policy.days))
 
 
 def ending(
     judged: Iterable[VerificationResult], trust: TrustRules, until: datetime
 ) -> tuple[tuple[str, datetime], ...]:
-    """(capability, when) of what is proven now and not after `until`: the last of its verdicts decides."""
+    """Return (capability, when) of those that are verified now but not after `until`, by the last verdict."""
     last: dict[str, datetime] = {}
     for judgement in judged:
         if judgement.proves and judgement.verdict and (device := judgement.verdict.report.device):
@@ -213,10 +207,8 @@ def _verify(
     if report.subject.manifest != subject.manifest:
         return VerdictStatus.OTHER_SUBJECT, f"it speaks of {report.subject.manifest}"
     if report.suite not in court.suites:
-        return (
-            VerdictStatus.OTHER_SUITE,
-            f"it is of the suite {report.suite[:19]}..., not of {court.suite[:19]}...",
-        )
+        why = f"it is of the suite {report.suite[:19]}..., not of {court.suite[:19]}..."
+        return VerdictStatus.OTHER_SUITE, why
     gap = missing_evidence(report)
     if gap or report.hardware is None:
         return VerdictStatus.EVIDENCE_REFUSED, gap
@@ -240,12 +232,11 @@ def _order(judged: VerificationResult) -> tuple[bool, str, str]:
     return judged.verdict is None, issued, judged.digest
 
 
-# --- Revocations: signed statements that verdicts of an image hold no longer
-#     format_revocation() -> seal() -> envelope          envelope -> read_revocation() -> Revocation
-# A revocation speaks of the verdicts of one image that it names, or of all that were signed until then, so a
-# later run can verify the image again. It is an in-toto statement like a verdict, about the same manifest,
-# attached to it, and read as strictly.
-
+# --- Revocations: signed statements that verdicts of an image are no longer valid
+#     sign_revocation() -> envelope          envelope -> verify_revocations() -> Revocation
+# A revocation is about the verdicts of one image that it names, or about all that were signed until then, so
+# a later run can verify the image again. It is an in-toto statement like a verdict, about the same manifest,
+# attached to it, and parsed as strictly.
 
 REVOCATION = "https://imagefactory.dev/revocation/v1"
 FORMAT = 1
@@ -254,10 +245,9 @@ MOST_VERDICTS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevocationRequest:
-    """What is taken back, and why (one line): verdicts of `subject` by the digests of their signed payloads.
+    """What to revoke, and why (one line): verdicts of `subject` by the digests of their signed payloads.
 
-    Without `verdicts` all of them that were signed until now, on one `capability` or, where that is empty, on
-    any.
+    Without `verdicts` all that were signed until now, on one `capability` or, if that is empty, on any.
     """
 
     subject: VerifiedImage
@@ -267,20 +257,20 @@ class RevocationRequest:
 
 
 def sign_revocation(withdrawal: RevocationRequest, key: SigningKey, now: datetime) -> bytes:
-    """The envelope of a revocation. Raises StatementError for a reason that is not one printable line."""
+    """Return a revocation's envelope. Raises StatementError for a reason that is not one printable line."""
     payload = format_revocation(withdrawal, now)
     parse_revocation(payload, "the revocation to sign", key.keyid)
     return sign_envelope(payload, key)
 
 
 def format_revocation(withdrawal: RevocationRequest, now: datetime) -> bytes:
-    """The statement's bytes."""
+    """Return the statement's bytes."""
     predicate = {"issued": format_time(now.replace(microsecond=0)), **format_document(withdrawal, FORMAT)}
     return format_statement(withdrawal.subject, REVOCATION, predicate)
 
 
 def parse_revocation(payload: bytes, where: str, keyid: str) -> Revocation:
-    """What `format_revocation` wrote. Raises StatementError for any other bytes."""
+    """Parse the bytes of `format_revocation`. Raises StatementError for any others."""
     row = dict(parse_predicate(payload, where, REVOCATION))
     issued = parse_value(row.pop("issued", None), datetime, f"{where}: issued")
     withdrawal = parse_document(row, RevocationRequest, FORMAT, where)
@@ -300,12 +290,9 @@ def parse_revocation(payload: bytes, where: str, keyid: str) -> Revocation:
     )
 
 
-# --- which of them count -------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubjectRevocations:
-    """The revocations that count for a subject, and why others do not, one line each."""
+    """The revocations that count for a subject, and why others do not, a line each."""
 
     heeded: tuple[Revocation, ...]
     ignored: tuple[str, ...]
@@ -314,9 +301,9 @@ class SubjectRevocations:
 def verify_revocations(
     envelopes: Mapping[str, bytes], subject: VerifiedImage, court: VerificationPolicy
 ) -> SubjectRevocations:
-    """Of the envelopes about `subject`, by the digest of the artifact, those of keys trusted at that time.
+    """Verify the envelopes about `subject`, by the digest of the artifact: their keys were trusted then.
 
-    A revocation never expires. Any trusted key may take back what another signed; a retired one only what was
+    A revocation never expires. Any trusted key may revoke what another signed; a retired key only what was
     issued in its time.
     """
     heeded, ignored = [], []
@@ -345,17 +332,16 @@ def verify_revocations(
     return SubjectRevocations(heeded=tuple(heeded), ignored=tuple(ignored))
 
 
-# --- Verdicts that were taken back, as rows that say who did it, when, why, and of which image. Pure
-
+# --- Revoked verdicts as rows: who revoked them, when, why, and of which image
 
 MOST = 200
-"""Rows of one target; older ones are left out."""
+"""Rows of one target; older ones are skipped."""
 
 
 def cell_of(
     revocation: Revocation, subject: VerifiedImage, capability: str, trust: TrustRules
 ) -> RevokedCell:
-    """The row of a revocation that counts here: its key is one of `trust`."""
+    """Return the row of a revocation that counts here: its key is one of `trust`."""
     key = trust.key(revocation.keyid)
     return RevokedCell(
         subject=subject,
@@ -370,7 +356,7 @@ def cell_of(
 def revoked_cells(
     judged: Iterable[VerificationResult], subject: VerifiedImage, trust: TrustRules
 ) -> tuple[RevokedCell, ...]:
-    """The rows of verdicts on one image that were taken back, each GPU's capability once."""
+    """Return the rows of revoked verdicts on one image, each GPU's capability once."""
     rows = (
         cell_of(
             judgement.revocation,
@@ -385,26 +371,20 @@ def revoked_cells(
 
 
 def merge_revoked(*sources: Iterable[RevokedCell]) -> tuple[RevokedCell, ...]:
-    """The rows of several sources, the newest first; one of any GPU only if no row has its GPUs."""
-    rows = dict.fromkeys(row for source in sources for row in source)
+    """Return the rows of several sources, the newest first; one of any GPU only if no row has its GPUs."""
+    rows = list(dict.fromkeys(row for source in sources for row in source))
     exact = {(row.subject.manifest, row.keyid, row.when) for row in rows if row.capability}
-    general = [
-        row for row in rows if row.capability or (row.subject.manifest, row.keyid, row.when) not in exact
-    ]
-    return tuple(
-        sorted(general, key=lambda row: (row.when, row.subject.manifest, row.capability), reverse=True)[:MOST]
-    )
-
-
-# --- The verdicts about one image, judged, with the revocations that count
+    rows = [row for row in rows if row.capability or (row.subject.manifest, row.keyid, row.when) not in exact]
+    rows.sort(key=lambda row: (row.when, row.subject.manifest, row.capability), reverse=True)
+    return tuple(rows[:MOST])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictSet:
-    """The verdicts about one image, judged. `ignored` says which revocations do not count, and why.
+    """The verdicts about one image, verified. `ignored` says which revocations do not count, and why.
 
-    `tags` are those of the target that point to it, as far as they were looked for. `envelopes` and
-    `revocations` are what was read, by the digests of the artifacts. `revoked` says who took what back.
+    `tags` are those of the target that point to it, if requested. `envelopes` and `revocations` are by the
+    digests of the artifacts. `revoked` says who revoked what.
     """
 
     place: str
@@ -423,10 +403,10 @@ def find_verdicts(
     court: VerificationPolicy,
     also: Sequence[StoreRepository] = (),
 ) -> VerdictSet:
-    """All verdicts that `place` has of an image, and the revocations that count applied, those of `also` too.
+    """Return all verdicts on an image in `place`, with its revocations and those of `also` applied.
 
-    Verdicts are attached to the platform manifest. One that was signed of the same content, packed in another
-    way, is taken back where its own manifest is. Raises RegistryError or StoreError.
+    Verdicts are attached to the platform manifest. One on the same content, packed in another way, is revoked
+    at its own manifest. Raises RegistryError or StoreError.
     """
     verdicts = read_verdicts(place, subject.manifest)
     envelopes = _envelopes(verdicts)

@@ -1,8 +1,8 @@
-"""From a catalogue to what one may rely on: an image by its target's name, its verdicts judged. Pure.
+"""Offers of a catalog: an image by its target's name, with its verdicts verified. Pure.
 
-Whose verdicts count, and until when, is the reader's trust and clock, as if he had read them where the image
-lies. A suite counts that he has, that his policy names, or that whoever signed the catalogue let count: his
-program may be of another version than theirs.
+The reader's trust and clock decide which verdicts count, as if they had been read next to the image. A suite
+counts if the reader has it, the reader's policy names it, or the signer of the catalog accepted it: the
+reader's imagefactory may be of another version.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from imagefactory.errors import NothingSelectedError, RegistryError, StatementEr
 from imagefactory.fs import replacing
 from imagefactory.oci.artifacts import put_artifact
 from imagefactory.oci.candidates import CREATED
-from imagefactory.oci.graph import EMPTY, EMPTY_TYPE, LocalArtifact, Manifest, StoreRepository
-from imagefactory.oci.manifests import MANIFEST_TYPE, Descriptor, canonical_json, digest_of, format_descriptor
+from imagefactory.oci.graph import EMPTY, EMPTY_BLOB, LocalArtifact, StoreRepository, artifact_of
+from imagefactory.oci.manifests import MANIFEST_TYPE, Descriptor, digest_of
 from imagefactory.oci.store import ImageReference
 from imagefactory.recipes.names import KnownNames, choose_name, choose_names
 from imagefactory.trust.catalog import Catalog, CatalogImage, Envelopes, ImageOffer, SifOffer
@@ -41,18 +41,18 @@ LACKING = "the catalog has no target"
 
 
 def find_offer(catalogue: Catalog, name: str, trust: TrustRules, now: datetime) -> ImageOffer:
-    """The offer of a target. Raises NothingSelectedError, as `find_image` does."""
+    """Return the offer of a target. Raises NothingSelectedError, as `find_image` does."""
     return verify_offer(catalogue, find_image(catalogue, name), trust, now)
 
 
 def find_image(catalogue: Catalog, name: str) -> CatalogImage:
-    """Raises NothingSelectedError where the catalogue has no such target, UsageError where it has several."""
+    """Raises NothingSelectedError if the catalog has no such target, UsageError if it has several."""
     target = choose_name(name, _find_catalog_image(catalogue), LACKING)
     return next(image for image in catalogue.images if image.target == target)
 
 
 def select_images(catalogue: Catalog, names: Sequence[str]) -> tuple[CatalogImage, ...]:
-    """The images of the targets that `names` ask for; all when empty. Raises as `find_image`."""
+    """Return the images of the targets that `names` select; all when empty. Raises as `find_image`."""
     chosen = choose_names(names, _find_catalog_image(catalogue), LACKING)
     return tuple(image for image in catalogue.images if image.target in chosen)
 
@@ -70,7 +70,7 @@ def _find_catalog_image(catalogue: Catalog) -> KnownNames:
 def find_revoked(
     images: Iterable[CatalogImage], digest: str, hexes: Sequence[str]
 ) -> tuple[str, tuple[RevokedCell, ...]]:
-    """The target and the rows of an image by its digest, or by digits of a .sif file's sha256."""
+    """Return the target and the rows of an image by its digest, or by digits of a .sif file's sha256."""
     for image in images:
         rows = tuple(
             row
@@ -84,7 +84,7 @@ def find_revoked(
 
 
 def verify_offer(catalogue: Catalog, image: CatalogImage, trust: TrustRules, now: datetime) -> ImageOffer:
-    """An image of this catalogue and its .sif files, each with its own verdicts judged."""
+    """Return an image of this catalog and its .sif files, each with its own verdicts verified."""
     policy = replace(trust.policy, suites=tuple(dict.fromkeys((*trust.policy.suites, *catalogue.suites))))
     court = VerificationPolicy(
         trust=replace(trust, policy=policy), suite=suite_digest(), now=now, vouched=True
@@ -100,7 +100,7 @@ def verify_offer(catalogue: Catalog, image: CatalogImage, trust: TrustRules, now
 
 
 def verdict_ages_of(offers: Iterable[ImageOffer], now: datetime) -> VerdictAges:
-    """How old it is what can be relied on of images in any of their forms."""
+    """Return how old the valid verdicts of images and .sif files are."""
     forms = [form for offer in offers for form in (offer.judged, *(sif.judged for sif in offer.sifs))]
     proofs = (proof for judged in forms for proof in last_verdicts(judged).values())
     return verdict_ages(proofs, now)
@@ -113,15 +113,12 @@ def _verify_statements(
     return verify_verdicts(dict(envelopes), subject, replace(court, revocations=revoked))
 
 
-# --- A signed catalogue on its way to its readers: an artifact of the registry, or a file
-
-
 def build_artifact(
     content: bytes, created: datetime, kind: ArtifactFormat = CATALOG_ARTIFACT
 ) -> LocalArtifact:
-    """Its manifest and blobs (image-spec 1.1, an artifact without a subject). Pure.
+    """Return a manifest and blobs (image-spec 1.1, an artifact without a subject). Pure.
 
-    Raises StatementError for one that nobody would read.
+    Raises StatementError for one that is too large to be read.
     """
     packed = pack_artifact(content)
     if len(packed) > LARGEST_PACKED:
@@ -130,28 +127,16 @@ def build_artifact(
             f"the {kind.name} has {len(packed)} bytes when packed, the limit is {LARGEST_PACKED}",
             hint="include fewer targets: imagefactory catalogue TARGET...",
         )
-    empty = Descriptor(media_type=EMPTY_TYPE, digest=digest_of(EMPTY), size=len(EMPTY))
     layer = Descriptor(media_type=kind.layer_type, digest=digest_of(packed), size=len(packed))
-    data = canonical_json(
-        {
-            "schemaVersion": 2,
-            "mediaType": MANIFEST_TYPE,
-            "artifactType": kind.artifact_type,
-            "config": format_descriptor(empty),
-            "layers": [format_descriptor(layer)],
-            "annotations": {CREATED: created.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")},
-        }
-    )
-    descriptor = Descriptor(media_type=MANIFEST_TYPE, digest=digest_of(data), size=len(data))
-    return LocalArtifact(
-        manifest=Manifest(descriptor=descriptor, data=data), blobs=((empty, EMPTY), (layer, packed))
-    )
+    annotations = {CREATED: created.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
+    manifest = artifact_of(kind.artifact_type, None, (layer,), annotations)
+    return LocalArtifact(manifest=manifest, blobs=((EMPTY_BLOB, EMPTY), (layer, packed)))
 
 
 def publish_catalog(place: StoreRepository, envelope: bytes, created: datetime) -> tuple[ImageReference, ...]:
-    """Puts it under a tag of its own, then lets `current` point to it; gives both.
+    """Push a catalog with a tag of its own, then move `current` to it; return both references.
 
-    Raises RegistryError, also where another wrote `current` meanwhile.
+    Raises RegistryError, also if another writer moved `current` meanwhile.
     """
     artifact = build_artifact(envelope, created)
     put_artifact(place, artifact)
@@ -174,7 +159,7 @@ def publish_catalog(place: StoreRepository, envelope: bytes, created: datetime) 
 
 
 def publish_invitation(place: StoreRepository, text: str, created: datetime) -> ImageReference:
-    """Puts it beside the catalogue, in the place of an earlier one. Raises RegistryError."""
+    """Push an invitation next to the catalog, replacing an earlier one. Raises RegistryError."""
     artifact = build_artifact(text.encode(), created, INVITATION)
     put_artifact(place, artifact)
     put = place.store.put_manifest(place.repository, artifact.manifest.data, MANIFEST_TYPE, TAG)
@@ -182,7 +167,7 @@ def publish_invitation(place: StoreRepository, text: str, created: datetime) -> 
 
 
 def write_catalog(path: Path, envelope: bytes) -> None:
-    """The envelope as a file, beside and renamed; packed where the name ends in `.gz`. Raises UsageError."""
+    """Write an envelope to a file, packed if the name ends in `.gz`. Raises UsageError."""
     try:
         with replacing(path) as file:
             file.write(pack_artifact(envelope) if path.suffix == ".gz" else envelope)

@@ -170,7 +170,7 @@ class NonceStore:
         raise NonceError(
             "nonce-unknown",
             f"the nonce {nonce} was not issued by {self.folder}",
-            hint="collect it where its kit was created, or pass that ledger: --ledger DIR",
+            hint="collect it where its kit was created, or pass that ledger: --nonce-dir DIR",
         )
 
     def check(self, nonce: str, run: NonceSubject, now: datetime) -> IssuedNonce:
@@ -322,7 +322,7 @@ def _nonce_error(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(
-            *os_problem("write", f"the ledger {folder}", error), hint="use another one: --ledger DIR"
+            *os_problem("write", f"the ledger {folder}", error), hint="use another one: --nonce-dir DIR"
         ) from error
 
 

@@ -124,8 +124,10 @@ def _sources(sources: Footnotes) -> list[str]:
 
 def _override(rulings: Iterable[CellRuling], unused: Sequence[str]) -> list[str]:
     rules = sorted({claim.rule for ruling in rulings for claim in ruling.against} - {AVOIDED})
-    lines = [f"to plan what was pruned: {' '.join(f'--allow {rule}' for rule in rules)}"] if rules else []
-    return lines + [f"--allow {rule} changed nothing: it prunes nothing here" for rule in unused]
+    lines = (
+        [f"to plan what was pruned: {' '.join(f'--ignore-rule {rule}' for rule in rules)}"] if rules else []
+    )
+    return lines + [f"--ignore-rule {rule} changed nothing: it prunes nothing here" for rule in unused]
 
 
 def summary(plan: VerificationPlan, waiting: int = 0) -> str:

@@ -44,7 +44,7 @@ class SweepRun:
         return str(self.status()["jobs"][-1])
 
     def status(self) -> dict[str, Any]:
-        document = json.loads(self.ground.run("status", "--json", self.id, err=False))
+        document = json.loads(self.ground.run("sweep", "status", "--json", self.id, err=False))
         (found,) = document["sweeps"]
         assert isinstance(found, dict)
         return found
@@ -54,7 +54,7 @@ class SweepRun:
         return {node["node"]: node for node in self.end()["nodes"]}
 
     def end(self) -> dict[str, Any]:
-        """What `status` says of it then."""
+        """What `sweep status` says of it then."""
         last: dict[str, Any] = {}
 
         def is_over() -> bool:
@@ -82,7 +82,7 @@ class SweepRun:
         return str(self.nodes()[node]["attempts"][-1]["job"])
 
     def collect(self, *, code: int) -> dict[str, dict[str, Any]]:
-        document = json.loads(self.ground.run("collect", "--json", self.id, code=code, err=False))
+        document = json.loads(self.ground.run("sweep", "collect", "--json", self.id, code=code, err=False))
         return {row["kit"].rpartition("/")[2]: row for row in document["results"]}
 
 
@@ -92,7 +92,17 @@ def submit(
     """A sweep of the images that do these tricks, by the real command."""
     names = [ground.name(trick) for trick in tricks]
     told = ground.run(
-        "verify", *names, "--pool", to, "--suite", "quick", *options, "--json", err=False, code=code
+        "sweep",
+        "start",
+        *names,
+        "--scheduler",
+        to,
+        "--suite",
+        "quick",
+        *options,
+        "--json",
+        err=False,
+        code=code,
     )
     row = json.loads(told)
     assert row["errors"] == []

@@ -75,7 +75,7 @@ def sweeps(ground: PoolGround) -> Iterator[Sweeps]:
             waiting=submit(ground, ("plain",), "--capability", "7.0", "--idle-limit", "3s"),
             full=submit(ground, ("plain",), "--capability", "7.5", "--retries", "1", "--held-limit", "1s"),
             hanging=submit(ground, ("hang",), *a100, "--run-limit", "5s"),
-            failing=submit(ground, ("plain", "garbage"), *a100, "--retries", "0", "--allow", "queued"),
+            failing=submit(ground, ("plain", "garbage"), *a100, "--retries", "0", "--ignore-rule", "queued"),
         )
         leaves()
 
@@ -185,7 +185,7 @@ def test_a_black_hole_is_left_out_and_decides_no_cell(ground: PoolGround) -> Non
         (machine,) = (one for one in document["machines"] if one["name"] == hole)
         machine["gpus"][0] |= {"driver": "535.54.03", "cuda": "12.2"}
         path.write_text(json.dumps(document))
-        options = ("--inventory", "inventory.json", "--allow", "uncollected")
+        options = ("--inventory", "inventory.json", "--ignore-rule", "uncollected")
         sweep = submit(ground, tricks, "--capability", "9.0", *options)
         found = sweep.ends()
     assert {trick: found[node(ground, trick)]["outcome"] for trick in tricks} == {one: one for one in tricks}
@@ -248,7 +248,7 @@ def test_what_failed_is_taken_up_again_and_nothing_else(sweeps: Sweeps) -> None:
     }
     assert (sweep.folder / "sweep.dag.rescue001").exists()
     first = sweep.dag
-    ground.run("verify", "--pool", "htcondor", "--folder", ground.pool.there(sweep.folder))
+    ground.run("sweep", "start", "--scheduler", "htcondor", "--dir", ground.pool.there(sweep.folder))
     assert sweep.dag != first
     found = sweep.ends()
     assert {name: len(row["attempts"]) for name, row in found.items()} == {plain: 1, garbage: 2}
@@ -260,9 +260,9 @@ def test_what_failed_is_taken_up_again_and_nothing_else(sweeps: Sweeps) -> None:
 
 def planned(ground: PoolGround) -> dict[str, Any]:
     asked = (
-        "verify",
+        *("sweep", "start"),
         ground.name("hang"),
-        "--pool",
+        "--scheduler",
         "htcondor",
         "--image-format",
         "sif",
@@ -283,7 +283,7 @@ def test_cancelled_jobs_leave_the_queue(ground: PoolGround) -> None:
     assert left["rule"] == "queued"
     assert left["reason"].startswith(f"queued in sweep {sweep.id}, since ")
     assert made["queued"] == []
-    ground.run("cancel", sweep.id)
+    ground.run("sweep", "cancel", sweep.id)
     wait_for("the end of dagman", sweep.is_left_alone)
     made = planned(ground)
     assert [row["capability"] for row in made["queued"]] == ["9.0"]
@@ -292,8 +292,8 @@ def test_cancelled_jobs_leave_the_queue(ground: PoolGround) -> None:
     wait_for("an empty queue", lambda: not ground.pool.run(jobs).stdout.split())
     (found,) = sweep.nodes().values()
     assert found["outcome"] == "not-tested", found
-    ground.run("verify", "--pool", "htcondor", "--folder", ground.pool.there(sweep.folder))
+    ground.run("sweep", "start", "--scheduler", "htcondor", "--dir", ground.pool.there(sweep.folder))
     sweep.job(node(ground, "hang"))
     assert len(sweep.nodes()[node(ground, "hang")]["attempts"]) == 2
-    ground.run("cancel", sweep.id)
+    ground.run("sweep", "cancel", sweep.id)
     wait_for("the end of dagman", sweep.is_left_alone)

@@ -138,7 +138,15 @@ def sweeps(centre: Centre) -> Sweeps:
 
 def test_it_pushes_nowhere_where_it_does_not_know_the_ca(centre: Centre) -> None:
     """And says which setting is missing."""
-    ask = ["verify", centre.ground.name("plain"), "--pool", "htcondor", "--registry", centre.stranger.host]
+    ask = [
+        "sweep",
+        "start",
+        centre.ground.name("plain"),
+        "--scheduler",
+        "htcondor",
+        "--registry",
+        centre.stranger.host,
+    ]
     done = centre.ground.pool.factory(
         *ask, folder=centre.ground.root, code=8, **centre.ground.environ, IMAGEFACTORY_CERTIFICATES=BUNDLE
     )

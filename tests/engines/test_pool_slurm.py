@@ -110,7 +110,7 @@ def test_a_black_hole_is_left_out_and_decides_no_cell(ground: PoolGround) -> Non
     )
     ground.pool.own(home / ".local")
     with slurm.awake(ground.pool):
-        sweep = submit(ground, tricks, "--capability", "9.0", "--allow", "uncollected", to=SLURM)
+        sweep = submit(ground, tricks, "--capability", "9.0", "--ignore-rule", "uncollected", to=SLURM)
         found = sweep.ends()
     assert {trick: found[node(ground, trick)]["outcome"] for trick in tricks} == {
         trick: TRICKS[trick] for trick in tricks
@@ -123,13 +123,13 @@ def test_a_black_hole_is_left_out_and_decides_no_cell(ground: PoolGround) -> Non
 
 def test_an_image_that_a_node_does_not_see_is_tried_again_then_gone_on_with(ground: PoolGround) -> None:
     sweep = submit(ground, ("hang",), "--capability", "9.0", "--retries", "1", to=SLURM)
-    ground.run("cancel", sweep.id)
+    ground.run("sweep", "cancel", sweep.id)
     wait_for("an empty queue", sweep.is_left_alone)
     (found,) = sweep.nodes().values()
     assert found["outcome"] == "not-tested", found
     (image,) = (sweep.folder / "images").glob("*.sif")
     image.rename(image.with_suffix(".away"))
-    go_on = ("verify", "--pool", SLURM, "--folder", ground.pool.there(sweep.folder))
+    go_on = ("sweep", "start", "--scheduler", SLURM, "--dir", ground.pool.there(sweep.folder))
     ground.run(*go_on)
     (found,) = sweep.ends().values()
     assert found["outcome"] == "pull-failed", found
@@ -140,7 +140,7 @@ def test_an_image_that_a_node_does_not_see_is_tried_again_then_gone_on_with(grou
     sweep.job(node(ground, "hang"))
     said = ground.run(*go_on, code=2)
     assert "already in the queue" in said
-    ground.run("cancel", sweep.id)
+    ground.run("sweep", "cancel", sweep.id)
     wait_for("an empty queue", sweep.is_left_alone)
     (found,) = sweep.nodes().values()
     assert (found["outcome"], found["reason"]) == ("not-tested", "removed while it ran on h1")
@@ -152,20 +152,22 @@ def test_waiting_in_vain_ends_as_no_match(in_vain: SweepRun) -> None:
 
 
 def test_what_no_node_tells_is_said_and_can_be_found_out(ground: PoolGround, in_vain: SweepRun) -> None:
-    told = ground.run("verify", ground.name("plain"), "--pool", SLURM, "--dry-run")
+    told = ground.run("sweep", "start", ground.name("plain"), "--scheduler", SLURM, "--dry-run")
     assert "GPUs that tell no capability take no job: 1 of old" in told
     assert "tiny-1.0-cu121  8.0         2     any" in told
     table = ground.run("gpus", "--probe", "5s")
     assert re.search(r"^7.5 +old .* 16 GiB +550\.54\.15 ", table, re.MULTILINE), table
     assert "note: type v100 did not answer: " in table  # another job has it
-    told = ground.run("verify", ground.name("plain"), "--pool", SLURM, "--dry-run")
+    told = ground.run("sweep", "start", ground.name("plain"), "--scheduler", SLURM, "--dry-run")
     assert "tiny-1.0-cu121  7.5         1     any" in told
 
 
 def test_many_cells_at_once(ground: PoolGround, in_vain: SweepRun) -> None:
     few = ("--jobs", str(max(2, COPIES // 4)))  # fewer than there are arrays, and one GPU is busy
     told = json.loads(
-        ground.run("verify", "tiny-2.*", "--pool", SLURM, "--suite", "quick", *few, "--json", err=False)
+        ground.run(
+            "sweep", "start", "tiny-2.*", "--scheduler", SLURM, "--suite", "quick", *few, "--json", err=False
+        )
     )
     kinds = told["nodes"] // COPIES  # one more where it was found out before
     sweep = SweepRun(ground=ground, id=told["sweep"], folder=ground.pool.here(told["folder"]))
@@ -177,7 +179,7 @@ def test_many_cells_at_once(ground: PoolGround, in_vain: SweepRun) -> None:
     words = Counter(row["outcome"] for row in sweep.nodes().values())
     assert words == {"no-gpu": (kinds - 1) * COPIES, None: COPIES}
     assert at_once(sweep.nodes().values(), "started") <= int(few[1])
-    ground.run("cancel", sweep.id)
+    ground.run("sweep", "cancel", sweep.id)
     wait_for("an empty queue", sweep.is_left_alone)
     words = Counter(row["outcome"] for row in sweep.nodes().values())
     assert words == {"no-gpu": (kinds - 1) * COPIES, "not-tested": COPIES}

@@ -167,12 +167,12 @@ def reader(center: Center, ada: Person, name: str) -> Person:
 # --- the first sweep ------------------------------------------------------------------------------
 
 Sweep = dict[str, Any]
-"""What `status --json` has of one."""
+"""What `sweep status --json` has of one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Swept:
-    """The first sweeps by pool, and what `collect` has of them; on HTCondor the sweep of the night after.
+    """The first sweeps by pool, and their results; on HTCondor the sweep of the night after.
 
     `bens` is the second facilitator's, on Slurm. `holes` are the machines that fail every job.
     """
@@ -202,7 +202,7 @@ def swept(ada: Person, ben: Person) -> Swept:
         pool.run(["scancel", other], folder=pool.home, **slurm.environ())
         bens = submit(ben.ground, (BENS,), *here, to=SLURM)
         told = {HTCONDOR: first[HTCONDOR].end()}
-        second = submit(ground, tuple(ON_CONDOR), *here, "--allow", "uncollected")
+        second = submit(ground, tuple(ON_CONDOR), *here, "--ignore-rule", "uncollected")
         told[SLURM] = first[SLURM].end()
         bens.end()
         after = second.end()
@@ -317,7 +317,9 @@ def test_who_joins_after_a_rotation_takes_the_old_verdicts(
     assert known(dora)["9.0"] == "verified"
     cleo.run("search", code=BAD)
     cleo.run("join", registry(center), "--yes", code=BAD)  # the key has changed: her center must say so
-    told = ada.ask("verify", ada.ground.name("good"), "--pool", SLURM, "--dry-run", "--capability", "9.0")
+    told = ada.ask(
+        "sweep", "start", ada.ground.name("good"), "--scheduler", SLURM, "--dry-run", "--capability", "9.0"
+    )
     assert [row["rule"] for row in told["left_out"]] == ["verified"]
 
 
@@ -325,7 +327,16 @@ def test_who_joins_after_a_rotation_takes_the_old_verdicts(
 
 
 def test_what_expires_is_verified_again_and_readers_are_warned(ada: Person, dora: Person) -> None:
-    again = ("verify", ada.ground.name("good"), "--pool", SLURM, "--dry-run", "--capability", "9.0")
+    again = (
+        "sweep",
+        "start",
+        ada.ground.name("good"),
+        "--scheduler",
+        SLURM,
+        "--dry-run",
+        "--capability",
+        "9.0",
+    )
     told = ada.ask(*again, days=95)
     assert [row["capability"] for row in told["queued"]] == ["9.0"]
     assert "this catalog expires on" in dora.run("search", days=25)[1]
@@ -370,7 +381,7 @@ def test_a_revocation_reaches_everybody(dora: Person, rotated: Any, revoked: dic
 
 
 def test_two_facilitators_see_what_the_other_signed(ada: Person, ben: Person, swept: Swept) -> None:
-    plan = ("verify", "--pool", SLURM, "--dry-run", "--capability", "9.0")
+    plan = ("sweep", "start", "--scheduler", SLURM, "--dry-run", "--capability", "9.0")
     ben.run("settings", "--trust")  # Ada's new key has changed the project
     told = ben.ask(*plan, ada.ground.name("wrong-numbers"))
     assert [row["rule"] for row in told["left_out"]] == ["wrong-numbers"]
@@ -415,7 +426,7 @@ def caught_up(ada: Person, dora: Person, revoked: Any) -> Iterator[dict[str, Any
         killed = pool.start(script, folder=ground.root, **{**ground.environ, **path})
 
         def left() -> set[str]:
-            *_, last = ada.ask("status")["sweeps"]
+            *_, last = ada.ask("sweep", "list")["sweeps"]
             open_ones = {one["node"].rpartition("-")[2] for one in last["nodes"] if one["outcome"] is None}
             return open_ones if last["pool"] == SLURM and len(last["nodes"]) > 2 else {"none"}
 
@@ -444,7 +455,7 @@ def test_the_next_night_catches_up(ada: Person, dora: Person, caught_up: dict[st
 
 
 def test_each_pool_gets_what_is_not_known_and_no_bad_machine(ada: Person, caught_up: dict[str, Any]) -> None:
-    *_, on_slurm, on_condor = ada.ask("status")["sweeps"]
+    *_, on_slurm, on_condor = ada.ask("sweep", "list")["sweeps"]
     (good,) = (row for row in on_slurm["nodes"] if row["node"] == node(ada.ground, "good"))
     assert [one["machine"] for one in good["attempts"]] == ["h1"]
     assert [one["machine"] for one in on_slurm["machines"] if one["left_out"]] == ["h2"]

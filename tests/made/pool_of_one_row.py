@@ -61,9 +61,7 @@ class OneRow:
 
     def check_folder(self, folder: Path) -> None:
         if " " in str(folder):
-            raise UsageError(
-                "sweep-folder-invalid", f"{folder} has a space", hint="name another: --folder DIR"
-            )
+            raise UsageError("sweep-folder-invalid", f"{folder} has a space", hint="name another: --dir DIR")
 
     def write(self, folder: Path, sweep: SweepSpec, texts: Mapping[str, Mapping[str, bytes]]) -> None:
         write_nodes(folder, sweep, texts)

@@ -3,12 +3,83 @@
 from __future__ import annotations
 
 import io
+import json
+from dataclasses import dataclass
 
 from dockerfile_parse import DockerfileParser
 from dockerfile_parse.util import extract_key_values
 from hypothesis import strategies as st
 
-from imagefactory.build.render import DockerfileInstruction
+from imagefactory.build.definition import entrypoint
+from imagefactory.build.render import _copied, _variables
+from imagefactory.build.steps import OWN, SITE, steps
+from imagefactory.model import BuildSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DockerfileInstruction:
+    """One instruction. `value` is its text with single blanks, without its `flags` (`--from=build`)."""
+
+    keyword: str
+    flags: tuple[str, ...] = ()
+    value: str = ""
+    pairs: tuple[tuple[str, str], ...] = ()
+
+
+def instructions(definition: BuildSpec) -> tuple[DockerfileInstruction, ...]:
+    """Return the expected instructions of a Dockerfile, on purpose apart from the template."""
+    prefix = definition.prefix
+
+    def runs(*, built: bool) -> list[DockerfileInstruction]:
+        return [
+            DockerfileInstruction(
+                keyword="RUN",
+                flags=tuple(f"--mount=type=secret,id={file},target={SITE}/{file}" for file in step.secrets),
+                value=" ".join("; ".join(("set -eu", *step.commands)).split()),
+            )
+            for step in steps(definition)
+            if step.built is built
+        ]
+
+    return (
+        DockerfileInstruction(keyword="ARG", value=f"BASE={definition.base.public}"),
+        DockerfileInstruction(keyword="FROM", value="${BASE} AS base"),
+        *(_of_pulled_base(definition) if definition.base.image else ()),
+        DockerfileInstruction(keyword="ENV", pairs=_variables(definition)),
+        *runs(built=False),
+        DockerfileInstruction(keyword="FROM", value="base AS build"),
+        DockerfileInstruction(keyword="COPY", value=" ".join(_copied(definition))),
+        *runs(built=True),
+        DockerfileInstruction(keyword="FROM", value="base"),
+        DockerfileInstruction(keyword="LABEL", pairs=definition.labels),
+        DockerfileInstruction(keyword="COPY", flags=("--from=build",), value=f"{prefix} {prefix}"),
+        *_of_start(definition),
+    )
+
+
+def _of_start(definition: BuildSpec) -> tuple[DockerfileInstruction, ...]:
+    start, started = definition.start, entrypoint(definition)
+    values = {
+        "COPY": f"{OWN}/ /" if definition.files else "",
+        "WORKDIR": "" if start.workdir == "/" else start.workdir,
+        "USER": start.user,
+        "ENTRYPOINT": json.dumps(started) if started else "",
+        "CMD": json.dumps(start.command),
+    }
+    return tuple(
+        DockerfileInstruction(keyword=keyword, value=value) for keyword, value in values.items() if value
+    )
+
+
+def _of_pulled_base(definition: BuildSpec) -> tuple[DockerfileInstruction, ...]:
+    """What takes back of an image's config what would hold for all that is built on it."""
+    path = dict(definition.environment).get("PATH", "")
+    return (
+        DockerfileInstruction(keyword="USER", value="0"),
+        DockerfileInstruction(keyword="WORKDIR", value="/"),
+        DockerfileInstruction(keyword="ENTRYPOINT", value="[]"),
+        DockerfileInstruction(keyword="ENV", value=f"PATH={path}:${{PATH}} PYTHONHOME= PYTHONPATH="),
+    )
 
 
 def parsed(text: str) -> tuple[DockerfileInstruction, ...]:

@@ -486,7 +486,7 @@ def test_what_is_kept_between_promoters_is_whole() -> None:
     ("change", "runs"),
     [
         (lambda _: None, True),
-        (lambda kit: (kit / "kit.json").write_text("{}"), True),  # `collect` finds out
+        (lambda kit: (kit / "kit.json").write_text("{}"), True),  # `sweep collect` finds out
         (lambda kit: (kit / "run.py").write_text("print('ran')\n#"), False),
         (lambda kit: (kit / "suite" / "table.py").write_text(""), False),
         (lambda kit: (kit / "kit" / "start.py").unlink(), False),
@@ -560,10 +560,10 @@ def test_a_plan_that_a_gpu_machine_put_there_is_taken_for_none(tmp_path: Path) -
 
 COLLECT = """\
 #!/bin/bash
-[ "$1" != collect ] || {
-  echo "$2 $GITHUB_RUN_ID $GITHUB_RUN_ATTEMPT" >> said
+[ "$1 $2" != "sweep collect" ] || {
+  echo "$3 $GITHUB_RUN_ID $GITHUB_RUN_ATTEMPT" >> said
   find ledger -type f | sort >> said
-  echo signed > "ledger/spent/$(basename "$2").json"
+  echo signed > "ledger/spent/$(basename "$3").json"
 }
 """
 

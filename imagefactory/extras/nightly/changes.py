@@ -264,7 +264,7 @@ def _broken(target: SavedTarget, old: SavedTarget | None) -> Iterator[NightlyRow
     for cell in target.cells:
         if cell.refused and (cell.required or (cell.gpu, cell.refused) not in known):
             rule = cell.refused.partition(":")[0]
-            hint = f"another version, or `imagefactory verify TARGET --allow {rule}` to try again"
+            hint = f"another version, or `imagefactory sweep start TARGET --ignore-rule {rule}` to try again"
             yield NightlyRow(
                 what=target.name, on=cell.capability, why=cell.refused, hint=hint, code=EXIT_CHECK
             )

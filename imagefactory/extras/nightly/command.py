@@ -196,7 +196,7 @@ def night(
         print_result(f"{format_nightly(report, terminal_width())}\n\n{log}")
     if report.code:
         raise click.exceptions.Exit(report.code)
-    return print_next_command("status") if pool else print_next_command("report", "--html", "site")
+    return print_next_command("sweep", "list") if pool else print_next_command("report", "--html", "site")
 
 
 def _webhook(call: CommandContext, text: str | None) -> Hook:

@@ -156,14 +156,14 @@ def _take(folders: Sequence[Path], steps: StepRunner) -> None:
                 continue
             known = {one.result.node for one in status.collected if one.result.outcome}
             fresh = {(node.target, node.capability) for node in status.sweep.nodes if node.name not in known}
-            words = ("collect", "--promote", str(folder))
+            words = ("sweep", "collect", "--promote", str(folder))
             # Of the folder itself it only counts what is told here one by one.
             _, told = steps.do(f"sweep {folder.name}", *words, expected=EXIT_CHECK, of=str(folder))
             steps.tell(*(row for row in _unproven(told) if (row.what, row.on) in fresh))
 
 
 def has_news(status: SweepStatus) -> bool:
-    """Whether `collect` has anything to do for a sweep. Pure."""
+    """Whether `sweep collect` has anything to do for a sweep. Pure."""
     known = {one.result.node: one for one in status.collected}
     for result in status.results:
         one = known.get(result.node)
@@ -175,7 +175,7 @@ def has_news(status: SweepStatus) -> bool:
 
 
 def _unproven(told: Mapping[str, Any]) -> Iterator[NightlyRow]:
-    """What of a sweep has ended and is not verified, of the JSON of `collect`."""
+    """What of a sweep has ended and is not verified, of the JSON of `sweep collect`."""
     for row in told.get("results", ()):
         if row.get("outcome") not in (None, Outcome.VERIFIED):
             machine = str(row.get("machine") or "")
@@ -405,8 +405,8 @@ class _NightlyRun:
             return
         if self.ask.pool:
             names = [one.target.name for one in ready]
-            words = ("--pool", self.ask.pool, "--inventory", str(self._inventory), *names)
-            code, told = self.steps.do("verify", "verify", *words, expected=EXIT_NOTHING_SELECTED)
+            words = ("--scheduler", self.ask.pool, "--inventory", str(self._inventory), *names)
+            code, told = self.steps.do("sweep", "sweep", "start", *words, expected=EXIT_NOTHING_SELECTED)
             notes = told.get("notes")
             self.steps.notes += [as_single_line(str(one)) for one in notes] if isinstance(notes, list) else []
             self.steps.notes += _not_queued(code, told)

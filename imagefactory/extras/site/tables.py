@@ -224,7 +224,7 @@ def _read_sweeps(asked: TableRequest) -> tuple[tuple[SweepNodeState, ...], tuple
 
 
 def read_sweep_results(folder: Path) -> tuple[SweepNodeState, ...]:
-    """What the last `collect` of a sweep found. Raises UsageError for a folder that is no sweep's."""
+    """What the last `sweep collect` of a sweep found. Raises UsageError for a folder that is no sweep's."""
     sweep = read_sweep(folder)
     nodes = {node.name: node for node in sweep.nodes}
     told = [

@@ -265,7 +265,7 @@ def check_dag_directory(folder: Path) -> None:
         raise UsageError(
             "sweep-folder-invalid",
             f"{str(folder)[:200]!r} cannot be the directory of a sweep in HTCondor",
-            hint="use another --folder DIR with only letters, digits, '-', '_', '.', '+' and '@'",
+            hint="use another --dir DIR with only letters, digits, '-', '_', '.', '+' and '@'",
         )
 
 
@@ -316,5 +316,5 @@ def write_sweep(folder: Path, sweep: SweepSpec, texts: Mapping[str, Mapping[str,
         beside.replace(folder / DAG)
     except OSError as error:
         raise UsageError(
-            *os_problem("write", error.filename or folder, error), hint="use another directory: --folder DIR"
+            *os_problem("write", error.filename or folder, error), hint="use another directory: --dir DIR"
         ) from error

@@ -109,7 +109,7 @@ class HTCondor(HTCondorSweepFiles):
             raise UsageError(
                 "sweep-running",
                 f"job {at_work[0]} already runs the sweep {folder}",
-                hint="see imagefactory status, or stop it with imagefactory cancel",
+                hint="see imagefactory sweep list, or stop it with imagefactory sweep cancel",
             )
         name = ["-batch-name", f"imagefactory+{folder.name}"]  # what condor_q shows it as
         argv = ["condor_submit_dag", *name, *_resumed_dag(folder), DAG]
@@ -190,7 +190,7 @@ class HTCondor(HTCondorSweepFiles):
                 raise UsageError(
                     "sweep-not-found",
                     f"{folder} does not exist",
-                    hint="pass the directory of a sweep; see imagefactory status",
+                    hint="pass the directory of a sweep; see imagefactory sweep list",
                 ) from error
             raise ToolError(
                 "tool-missing", f"{argv[0]} is not installed on this machine", hint=AWAY
@@ -226,7 +226,7 @@ def _checked(folder: Path) -> Path:
         raise UsageError(
             "sweep-folder-invalid",
             f"{clean(str(path))} cannot be the directory of a sweep in HTCondor",
-            hint="use only letters, digits, '-', '_' and '.' in --folder",
+            hint="use only letters, digits, '-', '_' and '.' in --dir",
         )
     return path
 

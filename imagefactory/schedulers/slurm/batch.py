@@ -398,7 +398,7 @@ def write_sweep_files(folder: Path, sweep: SweepSpec, texts: Mapping[str, Mappin
         write_row(folder / JOBS, jobs_of(sweep))
     except OSError as error:
         raise UsageError(
-            *os_problem("write", error.filename or folder, error), hint="use another directory: --folder DIR"
+            *os_problem("write", error.filename or folder, error), hint="use another directory: --dir DIR"
         ) from error
 
 

@@ -78,7 +78,7 @@ class SlurmSweepFiles:
             raise UsageError(
                 "sweep-folder-invalid",
                 f"squeue cannot print the directory {str(folder)!r}",
-                hint="use another directory: --folder DIR",
+                hint="use another directory: --dir DIR",
             )
 
     def write(self, folder: Path, sweep: SweepSpec, texts: Mapping[str, Mapping[str, bytes]]) -> None:
@@ -134,7 +134,7 @@ class SlurmPool(SlurmSweepFiles):
             raise UsageError(
                 "sweep-running",
                 f"the jobs of the sweep {folder} are already in the queue",
-                hint="see imagefactory status, or stop it with imagefactory cancel",
+                hint="see imagefactory sweep list, or stop it with imagefactory sweep cancel",
             )
         taken, fault = "", None
         faults = parse_faults(read(folder / FAULT_FILES, LARGEST_LOG))

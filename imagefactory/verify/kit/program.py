@@ -162,7 +162,7 @@ def main(
     if facts.get("outcome"):
         say(f"{facts['outcome']}: {facts['reason']}; nothing was verified")
     else:
-        say(f"bring {folder} back to where it was made: imagefactory collect {folder}")
+        say(f"bring {folder} back to where it was made: imagefactory sweep collect {folder}")
     return code
 
 

@@ -1,7 +1,7 @@
 """Runs the GPU suite of this kit inside its image: python3 run.py [--runner docker|apptainer] [--image IMAGE]
 
 Needs Python 3.9, docker or apptainer, and a GPU; no imagefactory and, where the image is here already, no
-network. Bring the folder back to where it was made: `imagefactory collect DIR` judges the result and signs.
+network. Bring the folder back to where it was made: `imagefactory sweep collect DIR` signs the result.
 
 The folder `kit` becomes a package without touching where Python searches modules.
 """

@@ -185,7 +185,7 @@ def test_a_canceled_sweep_is_free_and_claimed_again_when_it_goes_on(
     """Also where a registry removes no tag: then an empty list lies there."""
     first.registry.ways = Ways(untag=untag)
     made = first.makes()
-    assert run("cancel", made.sweep.id) == 0
+    assert run("sweep", "cancel", made.sweep.id) == 0
     assert left(second.prepares()) == {}
     assert len(first.registry.find("catalogue").tags) == (0 if untag else 1)
     claim_again(first.factory, made.folder, first.registry.host, first.bench, QuietProgress())

@@ -340,7 +340,7 @@ case "$1 $2" in
   "plan "*) printf '%s\\n' "$PLANNED" 'matrix={"include":[]}' program=0 ;;
   "build $BROKEN") exit 5 ;;
   "verify "*) mkdir -p "$8" "${10}"; echo "print('ran')" > "$8/run.py"; echo {} > "${10}/$RANDOM.json" ;;
-  "collect "*) { stat -c %a "$IMAGEFACTORY_SIGNING_KEY"; cat "$IMAGEFACTORY_SIGNING_KEY"; } >> "$SAID" ;;
+  "sweep collect") { stat -c %a "$IMAGEFACTORY_SIGNING_KEY"; cat "$IMAGEFACTORY_SIGNING_KEY"; } >> "$SAID" ;;
 esac
 """
 ROWS = [
@@ -392,7 +392,7 @@ def test_a_night_of_gitlab_from_the_plan_to_the_catalog(
 
     def kit(target: str, name: str, capability: str) -> str:
         folder = f"kits/{target.partition('@')[0]}/{name}"
-        return f"verify {target} {at} --capability {capability} --kit {folder} --ledger ledger"
+        return f"verify {target} {at} --capability {capability} --kit {folder} --nonce-dir ledger"
 
     assert said.read_text().splitlines() == [
         f"plan one-* * --inventory gpus.yaml {at} --github",
@@ -417,8 +417,8 @@ def test_a_night_of_gitlab_from_the_plan_to_the_catalog(
     (tmp_path / "key").chmod(0o644)
     assert run(jobs["promote"], work, environ | {"SIGNING_KEY": str(tmp_path / "key")}) == 9, "no sm90"
     calls = said.read_text().splitlines()
-    assert [line for line in calls if line.startswith("collect")] == [
-        f"collect results/{target}/sm80-a100-535.54.03/ --ledger ledger {at} --promote"
+    assert [line for line in calls if line.startswith("sweep collect")] == [
+        f"sweep collect results/{target}/sm80-a100-535.54.03/ --nonce-dir ledger {at} --promote"
         for target in ("one-1", "two-2")
     ]
     assert calls.count("600") == calls.count("a key") == 2

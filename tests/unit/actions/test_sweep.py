@@ -672,7 +672,16 @@ def test_a_dry_run_says_what_would_be_queued_and_does_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(PoolMadeHere, "run_limit", lambda *_: timedelta(seconds=7))
-    asked = ("verify", NAME, "--pool", "htcondor", "--inventory", str(tmp_path / "pool.json"), "--dry-run")
+    asked = (
+        "sweep",
+        "start",
+        NAME,
+        "--scheduler",
+        "htcondor",
+        "--inventory",
+        str(tmp_path / "pool.json"),
+        "--dry-run",
+    )
     assert run(*asked) == 0
     said = capsys.readouterr().out
     assert re.search(rf"^{NAME} +7.0 +1 +CUDA 12.0 or newer", said, re.MULTILINE)
@@ -690,33 +699,50 @@ def test_verify_status_collect_and_cancel_take_a_sweep_by_its_id(
     site: Site, pool: PoolMadeHere, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = ("--inventory", str(tmp_path / "pool.json"), "--registry", site.registry.host)
-    assert run("verify", "--tuple", "pt", "2.3", "12.1", "8.0", "--pool", "htcondor", *place) == 0
+    assert (
+        run(
+            "sweep",
+            "start",
+            "--framework",
+            "pt",
+            "--version",
+            "2.3",
+            "--cuda",
+            "12.1",
+            "--capability",
+            "8.0",
+            "--scheduler",
+            "htcondor",
+            *place,
+        )
+        == 0
+    )
     (folder,) = find_sweeps(site.factory.settings)
-    assert f"imagefactory collect {folder.name}" in capsys.readouterr().out
+    assert f"imagefactory sweep collect {folder.name}" in capsys.readouterr().out
     assert pool.submitted == [folder]
-    assert run("status") == 0
+    assert run("sweep", "list") == 0
     assert "1 not submitted" in capsys.readouterr().out
-    assert run("collect", folder.name) == 9
+    assert run("sweep", "collect", folder.name) == 9
     assert "1 of 1 nodes are not done" in capsys.readouterr().err
     pool.play(folder)
-    assert run("status", folder.name, "--json") == 0
+    assert run("sweep", "status", folder.name, "--json") == 0
     (told,) = json.loads(capsys.readouterr().out)["sweeps"]
     assert (told["done"], told["nodes"][0]["outcome"]) == (True, "verified")
     assert told["pool"] == "htcondor"
-    assert run("status", folder.name) == 0
+    assert run("sweep", "status", folder.name) == 0
     (head, _, header, row, *_) = capsys.readouterr().out.splitlines()
     assert head.split()[:4] == [folder.name, "htcondor", "done:", "1"]
     assert NAME in head
     assert header.split() == ["TARGET", "CAPABILITY", "STATE", "TRY", "MACHINE", "SINCE"]
     assert row.split() == [NAME, "8.0", "verified", "1", "gpu.pool.test"]
-    assert run("collect", folder.name, "--json") == 0
+    assert run("sweep", "collect", folder.name, "--json") == 0
     (row,) = json.loads(capsys.readouterr().out)["results"]
     assert (row["outcome"], len(row["attached"])) == ("verified", 2)
-    for pool.at_work, said in ((True, "canceled; "), (False, "nothing of it was in the queue; ")):
-        assert run("cancel", folder.name) == 0
+    for pool.at_work, said in ((True, "canceled; "), (False, "it had no job in the queue; ")):
+        assert run("sweep", "cancel", folder.name) == 0
         assert capsys.readouterr().out.startswith(said)
     assert pool.canceled == [folder, folder]
-    assert run("cancel", "20260101-000000-ffff") == 3
+    assert run("sweep", "cancel", "20260101-000000-ffff") == 3
 
 
 def test_machines_that_failed_jobs_are_named_with_their_history(
@@ -728,13 +754,13 @@ def test_machines_that_failed_jobs_are_named_with_their_history(
     bad, good = of_capability.machines
     lines = [f"{bad}\tnode{at}\t1{at}.0\t{1767323045 + at}\tno-gpu: none\n" for at in range(2)]
     (made.folder / "faults").write_text("".join((*lines, f"{good}\tnode1\t19.0\t1767323050\thung\n")))
-    assert run("status", made.folder.name, "--json") == 0
+    assert run("sweep", "status", made.folder.name, "--json") == 0
     (told,) = json.loads(capsys.readouterr().out)["sweeps"]
     assert {one["machine"]: one["left_out"] for one in told["machines"]} == {bad: True, good: False}
     assert told["machines"][0]["faults"][0] == {
         "node": "node0", "job": "10.0", "at": "2026-01-02T03:04:05Z", "why": "no-gpu: none"
     }  # fmt: skip
-    assert run("status", made.folder.name) == 0
+    assert run("sweep", "status", made.folder.name) == 0
     rows = [line.split()[:4] for line in capsys.readouterr().out.splitlines()]
     assert [bad, "2", "left", "out"] in rows
     assert [good, "1", "tried", "last"] in rows
@@ -828,7 +854,7 @@ def test_a_recipe_with_faults_keeps_no_other_from_the_pool(
 ) -> None:
     (site.factory.settings.root_path / "recipes/broken.yaml").write_text("family: broken\n")
     place = ("--inventory", str(tmp_path / "pool.json"), "--registry", site.registry.host)
-    assert run("verify", NAME, "--pool", "htcondor", *place) == 2
+    assert run("sweep", "start", NAME, "--scheduler", "htcondor", *place) == 2
     assert "broken.yaml" in capsys.readouterr().err
     assert pool.submitted == list(find_sweeps(site.factory.settings))
 
@@ -846,7 +872,10 @@ def test_wait_stays_until_all_is_done_and_collects(
 
     monkeypatch.setattr(pool, "running", running)
     monkeypatch.setattr(sweeps, "find_inventory", lambda *_: pool.gpus)
-    assert run("verify", NAME, "--pool", "htcondor", "--registry", site.registry.host, "--wait") == 0
+    assert (
+        run("sweep", "start", NAME, "--scheduler", "htcondor", "--registry", site.registry.host, "--wait")
+        == 0
+    )
     assert len(looked) == 3
     assert re.search(
         rf"^{NAME} +8.0 +verified +NVIDIA Test GPU, 550.90.07", capsys.readouterr().out, re.MULTILINE
@@ -857,10 +886,13 @@ def test_wait_says_when_nothing_drives_the_sweep_any_more(
     site: Site, pool: PoolMadeHere, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sweeps, "find_inventory", lambda *_: pool.gpus)
-    assert run("verify", NAME, "--pool", "htcondor", "--registry", site.registry.host, "--wait") == 9
+    assert (
+        run("sweep", "start", NAME, "--scheduler", "htcondor", "--registry", site.registry.host, "--wait")
+        == 9
+    )
     (folder,) = find_sweeps(site.factory.settings)
-    assert f"verify --pool htcondor --folder {folder}" in capsys.readouterr().err
-    assert run("verify", "--pool", "htcondor", "--folder", str(folder)) == 0
+    assert f"sweep start --scheduler htcondor --dir {folder}" in capsys.readouterr().err
+    assert run("sweep", "start", "--scheduler", "htcondor", "--dir", str(folder)) == 0
     assert pool.submitted == [folder, folder]
 
 
@@ -869,14 +901,14 @@ def test_wait_goes_on_while_what_was_broken_is_tried_again(
 ) -> None:
     """Each node has the word of its last job until DAGMan has submitted the next; the pool may be silent."""
     monkeypatch.setattr(sweeps, "find_inventory", lambda *_: pool.gpus)
-    assert run("verify", NAME, "--pool", "htcondor", "--registry", site.registry.host) == 0
+    assert run("sweep", "start", NAME, "--scheduler", "htcondor", "--registry", site.registry.host) == 0
     (folder,) = find_sweeps(site.factory.settings)
     for node in (V100, A100):
         log(folder, node, SUBMITTED, STARTED, ENDED, code=255)
         posted = {"job": "12.0", "again": True, "left": False, "why": "exited", "format": 1, "return": 255}
         (folder / "nodes" / node / "post.json").write_text(json.dumps(posted))
     capsys.readouterr()
-    assert run("status", folder.name, "--json") == 0
+    assert run("sweep", "status", folder.name, "--json") == 0
     (told,) = json.loads(capsys.readouterr().out)["sweeps"]
     assert {node["outcome"] for node in told["nodes"]} == {"infrastructure"}
     looked = []
@@ -892,7 +924,7 @@ def test_wait_goes_on_while_what_was_broken_is_tried_again(
         return True
 
     monkeypatch.setattr(pool, "running", running)
-    assert run("verify", "--pool", "htcondor", "--folder", str(folder), "--wait") == 0
+    assert run("sweep", "start", "--scheduler", "htcondor", "--dir", str(folder), "--wait") == 0
     assert len(looked) == 5
 
 
@@ -904,7 +936,10 @@ def test_wait_ends_where_the_pool_does_not_answer_for_long(
 
     monkeypatch.setattr(sweeps, "find_inventory", lambda *_: pool.gpus)
     monkeypatch.setattr(pool, "running", running)
-    assert run("verify", NAME, "--pool", "htcondor", "--registry", site.registry.host, "--wait") == 6
+    assert (
+        run("sweep", "start", NAME, "--scheduler", "htcondor", "--registry", site.registry.host, "--wait")
+        == 6
+    )
     assert "no schedd" in capsys.readouterr().err
 
 
@@ -913,7 +948,7 @@ def test_wait_ends_where_the_pool_does_not_answer_for_long(
     [
         (("--dry-run",), "--dry-run would change it"),
         (("--run-limit", "1h"), "--run-limit would change it"),
-        (("--tuple", "pt", "2.3", "12.1", "8.0"), "--tuple would change it"),
+        (("--framework", "pt"), "--framework would change it"),
         (("--capability", "8.0"), "--capability would change it"),
         ((NAME,), "is already a sweep"),
     ],
@@ -922,7 +957,7 @@ def test_what_would_make_another_sweep_does_not_go_on_with_one(
     site: Site, pool: PoolMadeHere, argv: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = site.makes().folder
-    assert run("verify", "--pool", "htcondor", "--folder", str(folder), *argv) == 2
+    assert run("sweep", "start", "--scheduler", "htcondor", "--dir", str(folder), *argv) == 2
     assert said in capsys.readouterr().err
     assert pool.submitted == [folder]
 
@@ -936,10 +971,10 @@ def test_a_schedd_that_takes_nothing_leaves_a_sweep_to_go_on_with(
     monkeypatch.setattr(sweeps, "find_inventory", lambda *_: pool.gpus)
     with monkeypatch.context() as patched:
         patched.setattr(pool, "submit", submit)
-        assert run("verify", NAME, "--pool", "htcondor", "--registry", site.registry.host) == 6
+        assert run("sweep", "start", NAME, "--scheduler", "htcondor", "--registry", site.registry.host) == 6
     (folder,) = find_sweeps(site.factory.settings)
-    assert f"imagefactory verify --pool htcondor --folder {folder}" in capsys.readouterr().err
-    assert run("verify", "--pool", "htcondor", "--folder", str(folder)) == 0
+    assert f"imagefactory sweep start --scheduler htcondor --dir {folder}" in capsys.readouterr().err
+    assert run("sweep", "start", "--scheduler", "htcondor", "--dir", str(folder)) == 0
     assert pool.submitted == [folder]
 
 
@@ -948,7 +983,7 @@ def test_a_sweep_that_cannot_be_read_leaves_the_others(
 ) -> None:
     first, second = site.makes().folder, site.makes().folder
     (first / "sweep.json").write_text("{")
-    assert run("status") == 2
+    assert run("sweep", "list") == 2
     said = capsys.readouterr()
     assert second.name in said.out
     assert first.name in said.err
@@ -957,19 +992,18 @@ def test_a_sweep_that_cannot_be_read_leaves_the_others(
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        ((NAME, "--newest", "1"), "--newest requires --pool"),
-        ((NAME, "--held-limit", "1h"), "--held-limit requires --pool"),
-        ((NAME, "--capability", "7.0", "--capability", "8.0"), "one --capability"),
-        (("--pool", "htcondor"), "no target is given"),
-        ((NAME, "--pool", "htcondor", "--kit", "k"), "--kit"),
-        ((NAME, "--pool", "htcondor", "--idle-limit", "soon"), "no time"),
-        ((NAME, "--pool", "htcondor", "--allow", "no-match"), "--allow no-match"),
-        ((NAME, "--pool", "htcondor", "--tuple", "pt", "2.3", "12.1", "8.0"), "--tuple"),
+        ((), "no target is given"),
+        ((NAME, "--idle-limit", "soon"), "no time"),
+        ((NAME, "--scheduler", "slurm", "--held-limit", "1h"), "--held-limit"),
+        ((NAME, "--ignore-rule", "no-match"), "--ignore-rule no-match"),
+        ((NAME, "--framework", "pt"), "--framework"),
+        (("--framework", "pt", "--version", "2.3", "--capability", "8.0"), "--cuda"),
+        (("--framework", "pt", "--version", "2.3", "--cuda", "12.1"), "--capability"),
     ],
 )
 def test_options_that_do_not_go_together(
     pool: PoolMadeHere, argv: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("verify", *argv) == 2
+    assert run("sweep", "start", *argv) == 2
     assert said in capsys.readouterr().err
     assert pool.submitted == []

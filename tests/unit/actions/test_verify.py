@@ -456,7 +456,7 @@ def test_a_promotion_that_cannot_be_is_a_failure(call: Call, factory: Project, t
     ("arguments", "words"),
     [
         (("--capability", "A100"), "not a compute capability"),
-        (("--ledger", "x"), "--ledger"),
+        (("--nonce-dir", "x"), "--nonce-dir"),
         (("--kit", "x", "--promote"), "a kit runs elsewhere"),
         ((NAME, "-o", "x"), "--output and --kit"),
     ],
@@ -485,7 +485,7 @@ def test_no_kit_is_written_for_gpus_that_it_cannot_start(
 def test_a_kit_is_written_without_a_gpu(call: Call, factory: Project, target: Target, tmp_path: Path) -> None:
     digest = put_image(factory, target)
     out, _ = call(
-        "verify", NAME, "--kit", str(tmp_path / "kit"), "--ledger", str(tmp_path / "ledger"), code=0
+        "verify", NAME, "--kit", str(tmp_path / "kit"), "--nonce-dir", str(tmp_path / "ledger"), code=0
     )
     assert f"python3 {tmp_path / 'kit'}/run.py" in out
     assert "add --image: no registry has it" in out
@@ -544,7 +544,6 @@ def test_several_gpus_are_not_there(call: Call, factory: Project, target: Target
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--pool", "htcondor"), "a pool's jobs have one GPU each"),
         (("--promote",), "--promote"),
     ],
 )

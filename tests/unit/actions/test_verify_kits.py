@@ -391,15 +391,15 @@ def test_the_command_collects_several_kits(
     capsys.readouterr()
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert command("collect", str(empty), str(site.bench.kit), "--promote", "--json") == 2
+    assert command("sweep", "collect", str(empty), str(site.bench.kit), "--promote", "--json") == 2
     told = json.loads(capsys.readouterr().out)
     assert (told["format"], [row["outcome"] for row in told["results"]]) == (
-        "imagefactory.collect/1",
+        "imagefactory.sweep-collect/1",
         ["verified"],
     )
     assert [row["tag"] for row in told["results"][0]["promotion"]["tags"] if row["moved"]] == [TAG]
     assert told["errors"][0]["code"] == "kit-invalid"
-    assert command("collect", str(site.bench.kit)) == 9
+    assert command("sweep", "collect", str(site.bench.kit)) == 9
     assert "already spent" in capsys.readouterr().err
 
 
@@ -409,8 +409,13 @@ def test_with_a_ledger_no_folder_is_taken_for_a_sweep(
     """It may have come back from anywhere: that it has a sweep.json does not make it one."""
     site.runs()
     (site.bench.kit / "sweep.json").write_text("{}")
-    assert command("collect", str(site.bench.kit), "--ledger", str(site.bench.ledger.folder), "--json") == 0
-    assert command("collect", str(site.bench.kit)) == 2  # a sweep that is not whole
+    assert (
+        command(
+            "sweep", "collect", str(site.bench.kit), "--nonce-dir", str(site.bench.ledger.folder), "--json"
+        )
+        == 0
+    )
+    assert command("sweep", "collect", str(site.bench.kit)) == 2  # a sweep that is not whole
     capsys.readouterr()
 
 
@@ -420,7 +425,13 @@ def test_the_command_shows_checks_and_says_who_saw_the_gpu(
     site.runs()
     capsys.readouterr()
     assert (
-        command("collect", str(site.bench.kit), "--ledger", str(NonceStore(site.bench.ledger.folder).folder))
+        command(
+            "sweep",
+            "collect",
+            str(site.bench.kit),
+            "--nonce-dir",
+            str(NonceStore(site.bench.ledger.folder).folder),
+        )
         == 0
     )
     told = capsys.readouterr().out
@@ -441,7 +452,7 @@ def test_a_tag_that_stays_fails_the_command_but_not_the_verdict(
     monkeypatch.setattr(verify, "promote", lambda *_: stays)
     site.runs()
     capsys.readouterr()
-    assert command("collect", str(site.bench.kit), "--promote", "--json") == EXIT_REGISTRY
+    assert command("sweep", "collect", str(site.bench.kit), "--promote", "--json") == EXIT_REGISTRY
     told = json.loads(capsys.readouterr().out)
     assert [row["outcome"] for row in told["results"]] == ["verified"]
     assert [error["message"] for error in told["errors"]] == [f"cannot delete {TAG}"]

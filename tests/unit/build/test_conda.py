@@ -14,13 +14,22 @@ from hypothesis import strategies as st
 from imagefactory.build import conda_install, folders
 from imagefactory.build.definition import define
 from imagefactory.build.folders import check_definitions, render, write_definitions
-from imagefactory.build.render import instructions, render_apptainer, render_dockerfile
+from imagefactory.build.render import render_apptainer, render_dockerfile
 from imagefactory.build.steps import copies, explicit_lists, steps
 from imagefactory.errors import LockError, RecipeError
 from imagefactory.lock.files import lock_digest
 from imagefactory.model import BaseSpec, BuildSpec, Lock, LockedCondaPackage, LockedWheel, Target
 from tests.made.diagnostics import reports
-from tests.made.rendered import HOSTILE_TEXT, NAMES, SECTIONS, body, may_stand, parsed, section_names
+from tests.made.rendered import (
+    HOSTILE_TEXT,
+    NAMES,
+    SECTIONS,
+    body,
+    instructions,
+    may_stand,
+    parsed,
+    section_names,
+)
 from tests.made.values import hexed, make_base, make_conda, make_lock, make_target
 
 ROOT = Path(__file__).parents[3]

@@ -8,10 +8,11 @@ import pytest
 from dockerfile_parse import DockerfileParser
 
 from imagefactory.build.definition import define, pyvenv_cfg, venv_links
-from imagefactory.build.render import instructions, render_apptainer, render_dockerfile
+from imagefactory.build.render import render_apptainer, render_dockerfile
 from imagefactory.errors import RecipeError
 from imagefactory.model import BuildSpec
 from tests.made.diagnostics import reports
+from tests.made.rendered import instructions
 from tests.made.values import make_base, make_lock, make_target
 
 DIGEST = "sha256:" + "0a" * 32

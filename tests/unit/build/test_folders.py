@@ -15,7 +15,7 @@ import pytest
 from imagefactory.build import steps
 from imagefactory.build.definition import define, pyvenv_cfg, venv_links
 from imagefactory.build.folders import check_definitions, copied_files, render, write_definitions
-from imagefactory.build.render import _environment, instructions, render_apptainer, render_dockerfile
+from imagefactory.build.render import _environment, render_apptainer, render_dockerfile
 from imagefactory.errors import LockError, RecipeError, UsageError
 from imagefactory.gpu.drivers import driver_floor
 from imagefactory.lock.files import read_lock
@@ -25,7 +25,7 @@ from imagefactory.recipes.expand import expand_lenient
 from imagefactory.recipes.read import read_bases, read_recipes
 from imagefactory.recipes.values import named_packages
 from imagefactory.suite import table
-from tests.made.rendered import SECTIONS, body, parsed, sections
+from tests.made.rendered import SECTIONS, body, instructions, parsed, sections
 from tests.made.values import make_base, make_lock, make_target
 
 ROOT = Path(__file__).parents[3]

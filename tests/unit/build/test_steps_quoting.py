@@ -11,12 +11,21 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from imagefactory.build.definition import define
-from imagefactory.build.render import instructions, render_apptainer, render_dockerfile
+from imagefactory.build.render import render_apptainer, render_dockerfile
 from imagefactory.errors import RecipeError, UsageError
 from imagefactory.model import BuildSpec, Lock, LockedWheel, Target
 from imagefactory.recipes.expand import expand
 from imagefactory.recipes.recipe import parse_recipe
-from tests.made.rendered import BITS, HOSTILE_TEXT, NAMES, SECTIONS, may_stand, parsed, section_names
+from tests.made.rendered import (
+    BITS,
+    HOSTILE_TEXT,
+    NAMES,
+    SECTIONS,
+    instructions,
+    may_stand,
+    parsed,
+    section_names,
+)
 from tests.made.values import make_base, make_lock, make_target
 
 

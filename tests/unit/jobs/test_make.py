@@ -175,7 +175,7 @@ def test_without_a_verdict_nothing_is_made_and_the_prediction_is_named() -> None
     assert "your center" in caught.value.hint
     with pytest.raises(CheckFailedError) as caught:
         resolve(without_verdicts(), own=True)
-    assert "imagefactory verify pytorch-2.3-cu121 --pool htcondor" in caught.value.hint
+    assert "imagefactory sweep start pytorch-2.3-cu121" in caught.value.hint
     job = resolve(without_verdicts(), predicted=True)
     assert "gpus_maximum_capability = 7.0" in lines(job)
 

@@ -596,7 +596,7 @@ def test_what_cannot_be_asked(call: Call, arguments: tuple[str, ...], code: int,
 
 @pytest.mark.parametrize(
     ("words", "found"),
-    [("compat pytorch", "plain,pytorch\n"), ("plan --allow no", "plain,no-code\n")],
+    [("compat pytorch", "plain,pytorch\n"), ("plan --ignore-rule no", "plain,no-code\n")],
 )
 def test_the_shell_completes_families_and_rules(tmp_path: Path, words: str, found: str) -> None:
     typed = f"imagefactory {words}"

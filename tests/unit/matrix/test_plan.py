@@ -227,8 +227,8 @@ def test_an_override_is_shown_and_one_that_changes_nothing_too() -> None:
     assert plan.unused == ("driver-floor", "known-bad")
     text = format_plan(plan)
     assert "  build     7.0: allowed, though no-code: because of no-code" in text
-    assert "--allow driver-floor changed nothing" in text
-    assert "--allow no-code changed nothing" not in text
+    assert "--ignore-rule driver-floor changed nothing" in text
+    assert "--ignore-rule no-code changed nothing" not in text
 
 
 def test_what_runs_in_part_is_tested_where_the_recipe_asks_for_it() -> None:
@@ -265,7 +265,7 @@ def test_what_a_known_fault_prunes(rule: str, prunes: bool) -> None:
 def test_a_pruned_cell_says_rule_reason_source_and_how_to_override() -> None:
     text = format_plan(planned(TargetStatus(target=TARGET), judging({"7.0": [NO]})))
     assert "  pruned    7.0: no-code, predicted: because of no-code [1]" in text
-    assert "to plan what was pruned: --allow no-code" in text
+    assert "to plan what was pruned: --ignore-rule no-code" in text
     assert "\n1 target: 1 to build; 2 cells: 1 to build, 1 pruned\n" in text
     assert text.endswith("\nSources\n  [1] a test")
 
@@ -514,7 +514,7 @@ def test_a_table_of_rows_says_why_and_what_became_of_them() -> None:
     assert (
         "2 rows: 1 accepted (1 of which nothing is known), 1 pruned (1 no-code)\n  valid: 1 accepted" in text
     )
-    assert "--allow partly changed nothing" in text
+    assert "--ignore-rule partly changed nothing" in text
 
 
 # --- documented tables of public projects ----------------------------------------------------------
@@ -710,7 +710,7 @@ def test_wrong_files_are_told_with_file_and_line(call: Call, tmp_path: Path) -> 
     "arguments",
     [
         ("--github", "--json"),
-        ("--allow", "everything"),
+        ("--ignore-rule", "everything"),
         ("pytorch-2.3-cu121", "--tuples", "x.csv"),
         ("--tuples", "x.csv", "--github"),
     ],
@@ -736,7 +736,7 @@ def test_rows_are_judged_from_the_command_line(call: Call, tmp_path: Path) -> No
         ("pruned", "space.csv:4"),
     ]
     assert found["rows"][1]["rule"] == "cuda-not-offered"
-    assert found["rows"][1]["override"] == "--allow cuda-not-offered"
+    assert found["rows"][1]["override"] == "--ignore-rule cuda-not-offered"
 
 
 def test_every_rule_that_prunes_is_one_that_a_judge_gives() -> None:

@@ -34,9 +34,9 @@ ROOT = Path(__file__).parents[3]
         ),
         ("verify", "no image is given", "imagefactory verify TARGET"),
         (
-            "verify --ledger x pytorch-2.3-cu121",
-            "--ledger requires --kit",
-            "add --kit DIR or remove --ledger",
+            "verify --nonce-dir x pytorch-2.3-cu121",
+            "--nonce-dir requires --kit",
+            "add --kit DIR or remove --nonce-dir",
         ),
         ("compat jax-0.10.2-cpu", "jax-0.10.2-cpu is for CPUs only", "remove jax-0.10.2-cpu"),
         ("new pytorch", f"{ROOT}/recipes/pytorch.yaml already exists", "edit it, or choose another family"),

@@ -78,18 +78,18 @@ GENERIC = find_site("generic")
         ),
         (
             lambda: check_allowed(["no-match"]),
-            "--allow no-match: no GPU in this pool can run such a job",
-            "remove --allow no-match",
+            "--ignore-rule no-match: no GPU in this pool can run such a job",
+            "remove --ignore-rule no-match",
         ),
-        (lambda: check_rules(["nocode"]), "--allow nocode: unknown rule", "did you mean 'no-code'?"),
+        (lambda: check_rules(["nocode"]), "--ignore-rule nocode: unknown rule", "did you mean 'no-code'?"),
         (
             lambda: read_sweep(Path("/nowhere")),
             "/nowhere is not a sweep",
-            "run imagefactory status to list the sweeps of this store",
+            "list the sweeps of this store: imagefactory sweep list",
         ),
         (
-            lambda: parse_tuple(("torch", "2.x", "12.1", "8.0")),
-            "--tuple: '2.x' is not a version",
+            lambda: parse_tuple("torch", "2.x", "12.1", "8.0"),
+            "--version: '2.x' is not a version",
             "write 2.3",
         ),
         (

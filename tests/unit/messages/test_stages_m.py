@@ -79,7 +79,7 @@ def own_files(path: Path) -> None:
             lambda path: find_sweep(access(path).settings, "20261122-061500-1f3a"),
             "sweep-unknown",
             "no sweep '20261122-061500-1f3a'",
-            "start one: imagefactory verify TARGET --pool htcondor|slurm",
+            "start one: imagefactory sweep start TARGET",
         ),
         (
             lambda _: check_limits(JobLimits(idle=timedelta(days=5))),

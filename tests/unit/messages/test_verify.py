@@ -101,7 +101,7 @@ MESSAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "nonce-unknown": (
         lambda folder: NonceStore(folder).look(NONCE),
         f"the nonce {NONCE} was not issued by {{folder}}",
-        "collect it where its kit was created, or pass that ledger: --ledger DIR",
+        "collect it where its kit was created, or pass that ledger: --nonce-dir DIR",
     ),
     "nonce-replayed": (
         spent_nonce,

@@ -319,7 +319,7 @@ TARGETS = (
     ],
 )
 def test_a_tuple_names_one_target(words: tuple[str, ...], name: str) -> None:
-    wanted = parse_tuple(words)
+    wanted = parse_tuple(*words)
     assert choose_tuple(TARGETS, wanted).name == name
     assert wanted.capability == Capability(8, 0)
 
@@ -336,7 +336,7 @@ def test_a_tuple_names_one_target(words: tuple[str, ...], name: str) -> None:
 )
 def test_a_tuple_that_cannot_be(words: tuple[str, ...], code: str, said: str) -> None:
     with pytest.raises((UsageError, NothingSelectedError)) as caught:
-        choose_tuple(TARGETS, parse_tuple(words))
+        choose_tuple(TARGETS, parse_tuple(*words))
     assert caught.value.code == code
     assert said in caught.value.message
 

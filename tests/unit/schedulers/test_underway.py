@@ -106,7 +106,7 @@ def test_what_a_sweep_has_queued_is_left_out_and_says_where() -> None:
             capability="8.0",
             rule="queued",
             reason="queued in sweep 20261122-120000-aaaa, since 2026-11-22 12:00 UTC: "
-            "imagefactory status 20261122-120000-aaaa",
+            "imagefactory sweep status 20261122-120000-aaaa",
         ),
     )
     assert made.notes == ()
@@ -129,7 +129,10 @@ def test_a_result_that_came_back_holds_whoever_drives_its_sweep(
     assert (queued(made), made.notes) == (["7.0"], ())
     (left,) = made.left_out
     assert left.rule == "uncollected"
-    assert left.reason == f"ended in sweep 20261122-120000-aaaa, {state}: imagefactory collect " + seen().name
+    assert (
+        left.reason
+        == f"ended in sweep 20261122-120000-aaaa, {state}: imagefactory sweep collect " + seen().name
+    )
 
 
 def test_each_rule_can_be_allowed() -> None:
@@ -145,7 +148,7 @@ def test_a_sweep_that_stopped_gives_its_cells_back_and_is_named() -> None:
     assert queued(made) == ["7.0", "8.0"]
     (note,) = made.notes
     assert note.startswith("1 of these cells is queued anew: sweep 20261122-120000-aaaa stopped")
-    assert note.endswith("imagefactory verify --pool htcondor --folder /s/20261122-120000-aaaa")
+    assert note.endswith("imagefactory sweep start --scheduler htcondor --dir /s/20261122-120000-aaaa")
 
 
 def test_what_nobody_knows_is_queued_and_said() -> None:
@@ -247,7 +250,7 @@ def test_a_cancelled_sweep_or_one_whose_dagman_died_holds_only_what_came_back(
     made = prepares(site)
     assert left(made) == {"7.0": "uncollected"}
     assert queued(made.plan) == ["8.0"]
-    assert f"imagefactory verify --pool htcondor --folder {folder}" in made.plan.notes[0]
+    assert f"imagefactory sweep start --scheduler htcondor --dir {folder}" in made.plan.notes[0]
 
 
 def test_a_job_for_an_older_driver_alone_that_no_machine_took_is_remembered(site: Site) -> None:
@@ -314,7 +317,7 @@ def test_what_waits_for_a_key_is_not_run_again(site: Site) -> None:
     keyless = replace(site.factory, environ={**site.factory.environ, "HOME": "/nowhere"})
     collect_sweep(keyless, folder, CollectOptions(), datetime.now(UTC), QuietProgress())
     reasons = {one.reason for one in prepares(site).plan.left_out if one.rule == "uncollected"}
-    assert reasons == {f"ended in sweep {folder.name}, not signed: imagefactory collect {folder.name}"}
+    assert reasons == {f"ended in sweep {folder.name}, not signed: imagefactory sweep collect {folder.name}"}
 
 
 def test_a_queue_that_does_not_answer_stops_nothing(
@@ -424,7 +427,7 @@ def test_a_sweep_whose_nonces_have_expired_holds_nothing(site: Site) -> None:
     named = folder.rename(folder.parent / "mine")  # its name tells nothing, its content does
     assert queued(prepares(site, clock=lambda: later).plan) == ["7.0", "8.0"]
     reasons = {one.reason for one in prepares(site).plan.left_out if one.rule == "uncollected"}
-    assert reasons == {f"ended in sweep {named}, not collected: imagefactory collect {named}"}
+    assert reasons == {f"ended in sweep {named}, not collected: imagefactory sweep collect {named}"}
 
 
 def test_the_results_of_another_suite_are_none_that_can_be_collected_here(
@@ -465,7 +468,7 @@ def test_the_command_says_what_is_queued_already_and_takes_it_back(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    asked = ("verify", NAME, "--pool", "htcondor", "--inventory", str(tmp_path / "pool.json"),
+    asked = ("sweep", "start", NAME, "--scheduler", "htcondor", "--inventory", str(tmp_path / "pool.json"),
              "--registry", site.registry.host)  # fmt: skip
     assert run(*asked) == 0
     (folder,) = find_sweeps(site.factory.settings)
@@ -474,7 +477,7 @@ def test_the_command_says_what_is_queued_already_and_takes_it_back(
     assert run(*asked, "--dry-run") == 0
     said = capsys.readouterr().out
     assert re.search(rf"^{NAME} +7.0, 8.0 +queued +queued in sweep {folder.name}, since ", said, re.MULTILINE)
-    assert f"UTC: imagefactory status {folder.name}" in said
+    assert f"UTC: imagefactory sweep status {folder.name}" in said
     assert "0 jobs of 0 images," in said
     assert "2 queued" in said
     assert run(*asked, "--dry-run", "--json") == 0
@@ -488,7 +491,7 @@ def test_the_command_says_what_is_queued_already_and_takes_it_back(
     assert run(*asked, "--dry-run") == 0
     assert "2 of these cells are queued anew: sweep" in capsys.readouterr().out
     pool.at_work = True
-    assert run(*asked, "--json", "--allow", "queued") == 0
+    assert run(*asked, "--json", "--ignore-rule", "queued") == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["nodes"], told["notes"]) == (2, [])
     assert {row["rule"] for row in told["left_out"]} == {"no-match"}
@@ -568,7 +571,7 @@ def test_a_verdict_that_is_gone_everywhere_is_said_and_never_signed_again(site: 
     assert [(one.attached, one.keyid) for one in done.nodes] == [((), "")] * 2
     assert all(one.why.startswith("signed on ") and one.why.endswith(VERDICT_MISSING) for one in done.nodes)
     assert [type(fault) for _, fault in done.faults] == [CheckFailedError] * 2
-    assert f"imagefactory verify {NAME} --pool POOL" in done.faults[0][1].hint
+    assert f"imagefactory sweep start {NAME}" in done.faults[0][1].hint
     made = prepares(site, image="sif")
     assert (queued(made.plan), made.plan.notes) == (["7.0", "8.0"], ())  # tested anew, by a nonce of its own
 

@@ -24,7 +24,7 @@ from imagefactory.gpu.values import GpuLibrary, ModuleCount, ScanResult
 from imagefactory.model import CommandResult, Outcome, RunSpec
 from imagefactory.oci.manifests import Image
 from imagefactory.suite.gpu import table
-from imagefactory.suite.gpu.context import Predicted, parse_asked
+from imagefactory.suite.gpu.context import Predicted, parse_request
 from imagefactory.verify.evidence import LocalEvidence, parse_evidence
 from imagefactory.verify.gpu_run import (
     GpuRequest,
@@ -97,7 +97,7 @@ def gpu_trial(*, hardware: Hardware | None = HOST, **ask: Any) -> GpuTrial:
 def test_what_is_asked_is_what_the_suite_reads() -> None:
     predicted = {"8.0": Predicted(native=True, ptx=False, runs=True, reason="sm_80 code")}
     ask = GpuRequest(nonce=NONCE, level="quick", capability="8.0", predicted=predicted)
-    asked = parse_asked(json.dumps(gpu_expectations(make_definition(), ask)))
+    asked = parse_request(json.dumps(gpu_expectations(make_definition(), ask)))
     assert (asked.level, asked.capability, asked.driver, asked.rehearsal) == ("quick", "8.0", "11.0", False)
     assert asked.predicted == predicted
     assert asked.expected.nonce == NONCE

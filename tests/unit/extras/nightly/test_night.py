@@ -18,6 +18,7 @@ import pytest
 
 from imagefactory.actions.read_catalog import cache_published
 from imagefactory.actions.sweep import find_sweeps
+from imagefactory.cli import GROUPS
 from imagefactory.errors import NoGpuError, RegistryError, ToolError, UsageError
 from imagefactory.extras.nightly import night
 from imagefactory.extras.nightly.changes import NightlyReport, SavedPlan, is_news
@@ -130,7 +131,7 @@ class Nights:
 
     @property
     def commands(self) -> list[str]:
-        return [words[0] for words in self.steps]
+        return [" ".join(words[: 2 if words[0] in GROUPS else 1]) for words in self.steps]
 
 
 @pytest.fixture
@@ -152,7 +153,15 @@ def nights(
 
 def test_a_night_on_a_pool_goes_all_the_way_and_the_next_has_nothing_to_do(nights: Nights) -> None:
     first = nights.run()
-    assert nights.commands == ["build", "verify", "collect", "promote", "reconcile", "catalogue", "store"]
+    assert nights.commands == [
+        "build",
+        "sweep start",
+        "sweep collect",
+        "promote",
+        "reconcile",
+        "catalogue",
+        "store",
+    ]
     assert [(row.what, row.on) for row in first.proven] == [(NAME, "7.0, 8.0")]
     assert [row.what for row in first.built] == [NAME]
     assert (first.broken, first.due, first.code) == ((), (), 0)
@@ -217,7 +226,7 @@ def test_where_jobs_run_sif_files_their_verdicts_count(
     assert [(row.what, row.on) for row in first.proven] == [(NAME, "7.0, 8.0")]
     second = nights.run()
     assert (second.proven, second.due) == ((), ())
-    assert "verify" not in nights.commands
+    assert "sweep start" not in nights.commands
 
 
 def test_a_night_that_was_killed_goes_on_with_the_sweep_that_it_made(nights: Nights) -> None:
@@ -329,8 +338,8 @@ def test_what_has_come_is_promoted_while_a_gpu_is_away(
 
     nights.pause = one_answers
     done = nights.run()
-    assert nights.commands.count("collect") == 1
-    assert nights.commands.index("collect") < max(looks)  # not at the end
+    assert nights.commands.count("sweep collect") == 1
+    assert nights.commands.index("sweep collect") < max(looks)  # not at the end
     assert [(row.what, row.on) for row in done.proven] == [(NAME, "8.0")]
     assert [(row.what, row.on) for row in done.due] == [(NAME, "7.0")]
 
@@ -458,7 +467,7 @@ def test_a_recipe_with_faults_keeps_nothing_else_from_being_published(nights: Ni
     second = nights.run()
     assert second.code == 2
     assert {row.what.split(":")[0] for row in second.broken} == {"recipes/other.yaml"}
-    assert nights.commands == ["verify", "collect", "promote", "reconcile", "catalogue", "store"]
+    assert nights.commands == ["sweep start", "sweep collect", "promote", "reconcile", "catalogue", "store"]
     assert [(row.what, row.on) for row in second.proven] == [(NAME, "7.0, 8.0")]
     assert '"exit_code": 2' in nights.said["catalogue"]
     assert json.loads(nights.said["catalogue"])["written"]

@@ -55,7 +55,7 @@ def tables(bench: Bench, *arguments: str, code: int = 0) -> dict[str, dict[str, 
 
 
 def collected(folder: Path, subject: VerifiedImage, outcome: Outcome) -> None:
-    """What a `collect` would have left: one node of the target on 9.0, and one cell that was left out."""
+    """What `sweep collect` writes: one node of the target on 9.0, and one cell that was left out."""
     image = PoolImage(kind=ImageKind.SIF, address="/images/one.sif", subject=subject, size=1, unpacked=1)
     node = SweepNode(
         name="one-sm90",

@@ -89,7 +89,7 @@ def test_a_cluster_without_such_a_gpu_is_given_nothing(
     with pytest.raises(ToolError) as none:
         slurm.submit(made)
     assert none.value.code == "cluster-gpu-unknown"
-    assert "pool --probe" in none.value.hint
+    assert "gpus --probe" in none.value.hint
     assert {state(slurm, made, one)[0] for one in NODES} == {Outcome.NO_MATCH}
 
 
