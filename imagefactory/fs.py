@@ -162,7 +162,7 @@ def no_space(folder: Path) -> StoreError:
     return StoreError(
         "disk-full",
         f"no space left in {folder}",
-        hint="free some space (imagefactory store gc), then run the same command again",
+        hint="free some space (imagefactory image prune), then run the same command again",
     )
 
 
@@ -183,7 +183,7 @@ def require_space(wanted: Mapping[Path, int], what: str) -> None:
                 "disk-full",
                 f"not enough disk space in {where}: {what} needs at least "
                 f"{format_bytes(needed)}, {format_bytes(free)} are free",
-                hint="free some space (imagefactory store gc --cache), or set `store`, `cache` "
+                hint="free some space (imagefactory image prune --cache), or set `store`, `cache` "
                 "(IMAGEFACTORY_STORE, IMAGEFACTORY_CACHE) or, for bases, TMPDIR to a larger disk",
             )
 
@@ -192,7 +192,7 @@ def require_space(wanted: Mapping[Path, int], what: str) -> None:
 def shared_use(lock: Path, progress: Progress) -> Iterator[None]:
     """Holds `lock` with others who use what it guards; waits for one who collects."""
     with open_lock(lock) as handle:
-        _wait_for_lock(handle, fcntl.LOCK_SH, lambda: progress.note("waiting for store gc to end ..."))
+        _wait_for_lock(handle, fcntl.LOCK_SH, lambda: progress.note("waiting for image prune to end ..."))
         yield
 
 

@@ -258,7 +258,7 @@ def _put(access: Access, place: StoreRepository, own: OwnClaims, now: datetime) 
     key = signing_key(access, now)
     if key is None:
         raise StatementError(
-            "claim-not-signed", "no signing key on this machine", hint="imagefactory keys new NAME"
+            "claim-not-signed", "no signing key on this machine", hint="imagefactory key create NAME"
         )
     places = (
         replace(repository, sweeps=tuple(row for row in repository.sweeps if row.until > now))

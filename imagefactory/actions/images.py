@@ -78,7 +78,7 @@ def find_stored(access: Access, name: str) -> Image | SifArtifact | None:
         if ":" not in name and "/" not in name:
             return None
         what, near = f"'{name}'", difflib.get_close_matches(name, tags, n=1)
-    hint = f"run imagefactory pull {name}" if "/" in name else "see imagefactory store list"
+    hint = f"run imagefactory pull {name}" if "/" in name else "see imagefactory image list"
     raise NothingSelectedError(
         "image-not-found",
         f"no image {what} in {layout.path}",

@@ -300,7 +300,7 @@ def revoke(access: Access, revoking: RevokeRequest, key: SigningKey, progress: P
         raise CheckFailedError(
             "nothing-to-revoke",
             f"no valid verdict of {place}@{subject.manifest} to revoke",
-            hint="see imagefactory verdicts",
+            hint="see imagefactory verdict list",
         )
     if not isinstance(place.store, LayoutStore):
         own = local_place(access, ANY)
@@ -320,7 +320,7 @@ def _full_digest(text: str, judged: Sequence[VerificationResult]) -> str:
         raise UsageError(
             "verdict-not-unique",
             f"'{text[:80]}' matches {len(digests)} verdicts of this image",
-            hint="use a digest that imagefactory verdicts shows",
+            hint="use a digest that imagefactory verdict list shows",
         )
     return digests[0]
 

@@ -47,7 +47,8 @@ RETENTION = timedelta(days=60)
 
 
 def retained_digests(access: Access, now: datetime) -> tuple[str, ...]:
-    """Digests of what `store gc` keeps without a tag: images that are verified, statements that still count.
+    """Digests of what `image prune` keeps without a tag: images that are verified, statements that still
+    count.
 
     Raises UsageError for a trust that cannot be read: then nobody knows what is valid, and nothing goes.
     """
@@ -74,7 +75,7 @@ def _only_manifest(digest: str) -> VerifiedImage:
 def collect_cache(factory: Project, progress: Progress, *, dry_run: bool) -> Removal:
     """Removes from the cache what no committed lock names, all segments and what lies there unpacked.
 
-    Waits for running builds, as `store gc` does.
+    Waits for running builds, as `image prune` does.
     """
     locks = [lock for target in factory.targets if (lock := read_target_lock(factory, target))]
     bases = [
@@ -128,7 +129,7 @@ def check_store(layout: Layout, progress: Progress, *, mend: bool) -> StoreCheck
     result, faults = check(layout, progress, mend=mend), []
     for path, count in AttachJournal(layout.path).damaged():
         place = path.relative_to(layout.path)
-        hint = f"run imagefactory reconcile --registry {place.parts[1]} to rewrite it without them"
+        hint = f"run imagefactory verdict sync --registry {place.parts[1]} to rewrite it without them"
         faults.append(
             StoreFault(
                 place=str(place),

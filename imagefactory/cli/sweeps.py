@@ -688,7 +688,9 @@ def collect(
             print_json("sweep-collect", {"results": results, "errors": failures.as_json()})
     proven = sorted({str(row["target"]) for row in results})
     show_verdicts = promote or all(row["outcome"] == Outcome.TOGETHER for row in results)
-    print_next_command("verdicts", proven[0]) if show_verdicts else print_next_command("promote", *proven)
+    print_next_command("verdict", "list", proven[0]) if show_verdicts else print_next_command(
+        "image", "promote", *proven
+    )
 
 
 def _as_text(kit: KitResult) -> str:

@@ -274,7 +274,7 @@ def _disk(disk: Disk) -> Diagnosis:
         return Diagnosis(disk.name, Health.DENIED, f"{detail}, not writable", setting)
     if disk.free < needed:
         detail += f"; one PyTorch with CUDA wants {format_bytes(needed)}"
-        remedy = f"free space there (`imagefactory store gc`), or {setting}"
+        remedy = f"free space there (`imagefactory image prune`), or {setting}"
         return Diagnosis(disk.name, Health.WARNING, detail, remedy)
     return Diagnosis(disk.name, Health.OK, detail)
 

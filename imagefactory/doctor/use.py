@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from imagefactory.doctor.facts import Diagnosis, Health, ProbeResult
 
 SOON = timedelta(days=14)
-NEW_KEY = "imagefactory keys new NAME && imagefactory keys trust NAME"
+NEW_KEY = "imagefactory key create NAME && imagefactory key trust NAME"
 JOIN = "ask your center for its invitation, then: imagefactory join ADDRESS|FILE"
 
 
@@ -115,7 +115,7 @@ def _trust(facts: UsageFacts, *, own: bool = False) -> Iterator[Diagnosis]:
         elif key.since > facts.now:
             yield _line(name, Health.WARNING, f"its time begins on {key.since:%Y-%m-%d}")
         elif key.until - facts.now < SOON:
-            remedy = "imagefactory keys rotate, if it is yours" if own else "imagefactory join again"
+            remedy = "imagefactory key rotate, if it is yours" if own else "imagefactory join again"
             yield _line(name, Health.WARNING, f"trusted until {until}, which is soon", remedy)
         else:
             yield _line(name, Health.OK, f"trusted until {until}")

@@ -336,7 +336,7 @@ def export(layout: Layout, image: Image, out: Path, *, kind: str, progress: Prog
         raise UsageError(
             "image-name-invalid",
             f"'{image.name}' is not a name with a tag (NAME:TAG)",
-            hint="choose an image of imagefactory store list",
+            hint="choose an image of imagefactory image list",
         )
     if not out.absolute().parent.is_dir():
         raise UsageError(

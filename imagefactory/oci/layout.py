@@ -343,7 +343,7 @@ class Layout:
             raise StoreError(
                 "store-corrupt",
                 f"{name} in {self.path} is not a valid image: {malformed_reason(error)}",
-                hint=f"run imagefactory store rm {name}",
+                hint=f"run imagefactory image remove {name}",
             ) from error
 
     def _load(self, name: str, descriptor: Descriptor) -> Image:
@@ -586,7 +586,7 @@ class LayoutStore:
                 "blob-missing",
                 f"{_name(repository, wanted)} points to "
                 f"{descriptor.digest}, which is missing from {self.name}",
-                hint=f"run imagefactory store rm {_name(repository, wanted)}",
+                hint=f"run imagefactory image remove {_name(repository, wanted)}",
             )
         return manifest
 

@@ -57,7 +57,7 @@ class ReachableDigests:
         Raises StoreError where a manifest cannot be read: nobody knows what it names.
         """
         for name, descriptor in self.layout.tags().items():
-            hint = f"build or pull {name} again, or drop it: imagefactory store rm {name}"
+            hint = f"build or pull {name} again, or drop it: imagefactory image remove {name}"
             try:
                 self.reach(descriptor)
             except UnreadableError as error:
@@ -156,7 +156,7 @@ class ReachableDigests:
 
 CHECKSUMMED_DIRECTORIES = ("layers", "images", "checks", "scans", "sizes", "pushed", "bases", SQUASHED)
 """Folders of records that carry their sum."""
-FIX_HINT = "run imagefactory store check --fix"
+FIX_HINT = "run imagefactory image check --fix"
 _WORKERS = 4  # hashing happens outside the interpreter's lock
 
 
@@ -304,7 +304,7 @@ def _check_tags(
         if descriptor.media_type in INDEX_TYPES:
             layout.load(name, descriptor)  # reaching an index takes what is here of it
     except StoreError as error:
-        hint = f"build or pull {name} again, or drop it: imagefactory store rm {name}"
+        hint = f"build or pull {name} again, or drop it: imagefactory image remove {name}"
         yield StoreFault(
             place=name, error=StoreError("image-incomplete", f"{name}: {error.message}", hint=hint)
         )

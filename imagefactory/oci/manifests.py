@@ -292,7 +292,7 @@ def choose_image(name: str, entries: list[Mapping[str, Any]]) -> Descriptor:
     raise NoPlatformError(
         "store-platform-missing",
         f"{name} has no image for {AMD64}, only for {there or 'nothing'}",
-        hint=f"run imagefactory store rm {name}",
+        hint=f"run imagefactory image remove {name}",
     )
 
 

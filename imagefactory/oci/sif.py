@@ -2,7 +2,7 @@
 
 The manifest has the form that `apptainer pull oras://` takes (tried: by tag and by digest, with and
 without a subject): one layer, the file itself. Converted from an image, it names that image's platform
-manifest as its subject and needs no tag: `store gc` keeps it as long as the image. Built by apptainer
+manifest as its subject and needs no tag: `image prune` keeps it as long as the image. Built by apptainer
 from a definition it has no subject and the tag `<family>:<tag>.sif`.
 """
 
@@ -200,7 +200,7 @@ def _stored_sif(layout: Layout, subject: str, referrer: Descriptor) -> StoredSif
         found = StoreError(
             "sif-unusable",
             error.message,
-            hint="run imagefactory store gc to drop it: it is built again when needed",
+            hint="run imagefactory image prune to drop it: it is built again when needed",
         )
         name = dict(referrer.annotations).get(TITLE) or referrer.digest
     return StoredSif(name=name, subject=subject, digest=referrer.digest, found=found)

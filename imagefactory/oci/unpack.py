@@ -167,7 +167,7 @@ def _full(folder: Path, stream: TarStream, content: _HashingReader, error: OSErr
         "disk-full",
         f"{folder.parent}: {error.strerror}: this layer needs {format_bytes(content.size)} "
         f"({content.size} bytes), {format_bytes(free)} are free",
-        hint="free space there (imagefactory store gc), or set `store` to another disk",
+        hint="free space there (imagefactory image prune), or set `store` to another disk",
     )
 
 
@@ -493,7 +493,7 @@ class UnpackedLayers:
                 task.advance(layer.descriptor.size)
                 return
             for left in self.folder.glob(f".{final.name}.*part"):
-                with suppress(OSError):  # what stays is in nobody's way, and `store gc` names it
+                with suppress(OSError):  # what stays is in nobody's way, and `image prune` names it
                     remove_inside(self.folder.parent, left)
             with self._part(final.name) as part:
                 digests = unpack_layer(layer, blob_path(layer.descriptor.digest), part, task, progress)

@@ -160,7 +160,8 @@ MEANINGS = {
     ),
     "licences": (
         "none",
-        "what `sbom --check licences` allows: SPDX identifiers and names, `*` and `?` for any, with commas",
+        "what `image audit --check licenses` allows: SPDX identifiers and names, `*` and `?` for any, with "
+        "commas",
     ),
     "sif-folder": (
         "none",

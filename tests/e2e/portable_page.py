@@ -27,8 +27,8 @@ def own_root(factory: Factory, folder: Path) -> Factory:
         shutil.copytree(ROOT / name, root / name)
     (root / "imagefactory.toml").write_text("")
     own = replace(factory, root=root, extra={**factory.extra, "XDG_CONFIG_HOME": str(folder / "config")})
-    own.run("keys", "new", "lab")
-    own.run("keys", "trust", "lab")
+    own.run("key", "create", "lab")
+    own.run("key", "trust", "lab")
     return own
 
 

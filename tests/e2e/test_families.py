@@ -51,8 +51,8 @@ def built(request: pytest.FixtureRequest, factory: Factory) -> Iterator[str]:
         assert result["image"]["name"] == f"{family}:{tag}"
         yield target
     finally:
-        factory.run("store", "rm", f"{family}:{tag}", code=None)
-        factory.run("store", "gc")
+        factory.run("image", "remove", f"{family}:{tag}", code=None)
+        factory.run("image", "prune")
         shutil.rmtree(factory.cache / "wheels", ignore_errors=True)
 
 

@@ -188,7 +188,8 @@ def _explain(text: str, code: int, staging: LinkPlan) -> BuildError:
         return StoreError(
             "disk-full",
             f"no space left in {staging.scratch} or {staging.cache}",
-            hint="free disk space, for example with imagefactory store gc --cache, and run the command again",
+            hint="free disk space, for example with imagefactory image prune --cache, and run the command "
+            "again",
         )
     paths = {unquote(package.filename): path for package, path in staging.archives.items()}
     files = " ".join(str(paths[name]) for name in names if name in paths)
@@ -198,7 +199,7 @@ def _explain(text: str, code: int, staging: LinkPlan) -> BuildError:
     return BuildError(
         "conda-link-failed",
         message,
-        hint=hints.get(kind, "see what the error says; `imagefactory store gc --cache` empties the cache"),
+        hint=hints.get(kind, "see what the error says; `imagefactory image prune --cache` empties the cache"),
     )
 
 
@@ -219,7 +220,7 @@ def remove_from_extracted(cache: Path, package: LockedCondaPackage) -> None:
 
 
 def remove_extracted(cache: Path, removal: Removal) -> None:
-    """Removes all that lies there unpacked (`store gc --cache`)."""
+    """Removes all that lies there unpacked (`image prune --cache`)."""
     for path in entries_of(extracted_directory(cache)):
         removal.remove(path)
 

@@ -230,7 +230,8 @@ class StepRunner:
     def do(self, what: str, *words: str, expected: int = 0, of: str = "") -> tuple[int, Mapping[str, Any]]:
         """Runs a command of this program, and tells its errors but for those of the code that is `expected`
         (with `of`, of that name alone). Gives its exit code and its JSON."""
-        with self.progress.stage(f"{words[0]} {what}" if what != words[0] else what):
+        command = command_of(words)
+        with self.progress.stage(command if " " in command or what == command else f"{command} {what}"):
             try:
                 code, said = self.bench.run((*words, "--json"))
             except (ImagefactoryError, OSError) as error:
@@ -248,7 +249,7 @@ class StepRunner:
                 )
                 self.tell(NightlyRow(what=as_single_line(name), why=why, hint=hint, code=own))
         if code != 0 and not errors:
-            why = f"`imagefactory {words[0]}` ended with exit code {code}"
+            why = f"`imagefactory {command}` ended with exit code {code}"
             self.tell(NightlyRow(what=what, why=why, hint="see the log", code=max(code, 1)))
         return code, told
 
@@ -270,6 +271,11 @@ class StepRunner:
     def tell(self, *rows: NightlyRow) -> None:
         """Each once: a sweep is collected several times."""
         self.failures += [row for row in rows if row not in self.failures]
+
+
+def command_of(words: Sequence[str]) -> str:
+    """Return the command of a step, with its group."""
+    return " ".join(words[: 2 if words[0] in ("image", "site", "sweep", "verdict") else 1])
 
 
 def _document(said: str) -> Mapping[str, Any]:

@@ -174,7 +174,7 @@ def port_models(
     if not report.portable:
         return PortabilityResult(report=report, why="unsigned: not every model computed the same")
     if key is None:
-        return PortabilityResult(report=report, why="unsigned: no key (imagefactory keys new NAME)")
+        return PortabilityResult(report=report, why="unsigned: no key (imagefactory key create NAME)")
     days = read_trust(factory.settings.files).policy.days
     signed = sign_portable(report, key, now=bench.clock(), days=days)
     replace_bytes(options.output / STATEMENT, signed.envelope)
@@ -374,7 +374,7 @@ def write_models(found: PortableStatements, folder: Path) -> tuple[Path, ...]:
         raise NothingSelectedError(
             "portability-not-verified",
             f"no valid statement says that models of {found.manifest} are portable{last}",
-            hint="imagefactory keys trust NAME" if last else "add --models FILE and --to RUNTIME",
+            hint="imagefactory key trust NAME" if last else "add --models FILE and --to RUNTIME",
         )
     kept = _stored_models(found)
     written = []

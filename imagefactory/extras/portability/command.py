@@ -133,7 +133,7 @@ def _port(call: CommandContext, name: str, options: PortabilityOptions, *, as_js
             "model-not-portable", f"{name}: {word}", hint=f"see the rows above; all details are in {page}"
         )
     if not run.attached:
-        return print_next_command("keys", "new", "lab")
+        return print_next_command("key", "create", "lab")
     return print_next_command("portability", name, *_registry(options.registry))
 
 

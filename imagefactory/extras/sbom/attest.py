@@ -133,7 +133,7 @@ def attest(factory: Project, pushed: PushResult, key: SigningKey | None, progres
             artifact = make_artifact(kind, root, {}, content)
             put_artifact(place, artifact)
             artifacts.append((kind, artifact.manifest.descriptor.digest))
-    told = f"signed by '{key.name}'" if key else "none: no key (imagefactory keys new NAME)"
+    told = f"signed by '{key.name}'" if key else "none: no key (imagefactory key create NAME)"
     if not made:
         told = "none: this store did not make the image of the present lock"
     return AttestResult(artifacts=tuple(artifacts), provenance=told)

@@ -268,7 +268,7 @@ def test_without_a_key_a_result_waits_for_one(site: Site) -> None:
     keyless = replace(site.factory, environ={**site.factory.environ, "HOME": "/nowhere"})
     done = collect_sweep(keyless, folder, CollectOptions(), datetime.now(UTC), QuietProgress())
     assert words(done) == {V100: "verified", A100: "verified"}
-    assert {one.why for one in done.nodes} == {"unsigned: no key (imagefactory keys new NAME)"}
+    assert {one.why for one in done.nodes} == {"unsigned: no key (imagefactory key create NAME)"}
     assert all(one.keyid for one in site.collects(folder).nodes)
 
 

@@ -98,7 +98,7 @@ def test_verifying_needs_a_factory_and_says_without_a_key_that_nothing_is_signed
     found = diagnose_verify(replace(WELL, factory=none, signers=()), ())
     assert told(found, "factory").state is Health.MISSING
     assert told(found, "signing").state is Health.WARNING
-    assert "keys new" in told(found, "signing").remedy
+    assert "key create" in told(found, "signing").remedy
 
 
 def test_a_retired_key_beside_a_valid_one_lacks_nothing() -> None:

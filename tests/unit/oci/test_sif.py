@@ -120,7 +120,7 @@ def test_a_damaged_one_has_its_name_still_and_hides_no_other(tmp_path: Path) -> 
     error = found[lost.name].found
     assert isinstance(error, StoreError)
     assert error.code == "sif-unusable"
-    assert "store gc" in error.hint
+    assert "image prune" in error.hint
     assert (found[lost.name].subject, found[lost.name].digest) == (subject.digest, lost.digest)
     assert sifs_of(layout, subject.digest) == (whole,)
     collect(layout, QuietProgress())

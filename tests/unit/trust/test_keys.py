@@ -174,7 +174,7 @@ def test_which_key_signs(tmp_path: Path) -> None:
         find_key("", environ)
     assert caught.value.code == "no-trusted-signing-key"
     assert " 2 keys" in caught.value.message
-    assert "keys trust" in caught.value.hint
+    assert "key trust" in caught.value.hint
     assert find_key("other", environ) == folder / "other.pem"
     assert find_key(str(folder / "other.pem"), environ) == folder / "other.pem"
     with pytest.raises(UsageError) as caught:
@@ -204,7 +204,7 @@ def test_the_newest_trusted_key_signs(tmp_path: Path) -> None:
     assert "new and old" in caught.value.message
     with pytest.raises(UsageError) as caught:
         chosen(NOW - 60 * DAY)
-    assert caught.value.hint.endswith("keys trust unknown")
+    assert caught.value.hint.endswith("key trust unknown")
 
 
 def test_the_setting_names_a_key_or_a_file(tmp_path: Path) -> None:
@@ -382,7 +382,7 @@ def test_edits_that_make_no_sense_are_refused() -> None:
 
 def _call(tmp_path: Path, *arguments: str, code: int = 0) -> str:
     environ = {"XDG_CONFIG_HOME": str(tmp_path / "config"), "HOME": str(tmp_path)}
-    result = CliRunner().invoke(cli, ["-C", str(tmp_path), "keys", *arguments], env=environ)
+    result = CliRunner().invoke(cli, ["-C", str(tmp_path), "key", *arguments], env=environ)
     if code:
         assert getattr(result.exception, "exit_code", result.exit_code) == code, result.output
         assert isinstance(result.exception, ImagefactoryError)
@@ -394,24 +394,24 @@ def _call(tmp_path: Path, *arguments: str, code: int = 0) -> str:
 def test_new_trust_show_retire(tmp_path: Path) -> None:
     path = tmp_path / "imagefactory.toml"
     write_settings(tmp_path, WRITTEN, {"XDG_CONFIG_HOME": str(tmp_path / "config")})
-    assert "imagefactory keys new" in _call(tmp_path, "show")
-    said = _call(tmp_path, "new", "lab")
+    assert "imagefactory key create" in _call(tmp_path, "list")
+    said = _call(tmp_path, "create", "lab")
     keyid = read_public("lab", tmp_path / "config" / "imagefactory" / "keys").keyid
     assert keyid in said
-    row = _call(tmp_path, "show").splitlines()[1]
+    row = _call(tmp_path, "list").splitlines()[1]
     assert row.split() == ["lab", keyid[:16], "not-trusted", "-", "-", "-", "yes"]
 
     _call(tmp_path, "trust", "lab", "--evidence", "local", "--since", "2026-01-01", "--until", "2100-01-01")
     row = tomllib.loads(path.read_text())["trust"][0]
     assert (row["name"], row["keyid"], row["evidence"]) == ("lab", keyid, ["local"])
-    shown = json.loads(_call(tmp_path, "show", "--json"))
+    shown = json.loads(_call(tmp_path, "list", "--json"))
     assert shown["format"] == "imagefactory.keys/1"
     assert [(one["state"], one["own"], one["evidence"]) for one in shown["keys"]] == [
         ("trusted", True, ["local"])
     ]
 
     assert "trusted until" in _call(tmp_path, "retire", "lab")
-    assert json.loads(_call(tmp_path, "show", "--json"))["keys"][0]["state"] == "retired"
+    assert json.loads(_call(tmp_path, "list", "--json"))["keys"][0]["state"] == "retired"
     assert _call(tmp_path, "retire", "lab", code=EXIT_USAGE) == "key-already-retired"
     assert path.read_text().startswith(WRITTEN)
     assert sorted(one.name for one in tmp_path.iterdir()) == ["config", "imagefactory.toml"]
@@ -430,18 +430,18 @@ def test_another_s_public_key_is_trusted_by_its_file(tmp_path: Path) -> None:
 
 def test_a_file_as_deep_as_a_well_is_no_bug(tmp_path: Path) -> None:
     (tmp_path / "imagefactory.toml").write_text("a = " + "[" * 5000)
-    _call(tmp_path, "show", code=EXIT_USAGE)
+    _call(tmp_path, "list", code=EXIT_USAGE)
 
 
 def test_a_year_ends_with_the_calendar(tmp_path: Path) -> None:
     (tmp_path / "imagefactory.toml").touch()
-    _call(tmp_path, "new", "lab")
+    _call(tmp_path, "create", "lab")
     assert "until 9999-12-31" in _call(tmp_path, "trust", "lab", "--since", "9999-06-01")
 
 
 def test_trust_needs_a_factory_and_a_key(tmp_path: Path) -> None:
     assert _call(tmp_path, "trust", "nobody", code=EXIT_USAGE) == "key-not-found"
-    _call(tmp_path, "new", "lab")
+    _call(tmp_path, "create", "lab")
     assert _call(tmp_path, "trust", "lab", code=EXIT_USAGE) == "project-not-found"
 
 
@@ -453,8 +453,8 @@ import sys
 for name in ("cryptography", "tomlkit", "requests", "tenacity", "rich", "jinja2", "uv", "zstandard"):
     sys.modules[name] = None
 from imagefactory.cli import cli
-for arguments in (["trust", "lab.pub"], ["show"]):
-    cli.main(["-C", {str(tmp_path)!r}, "keys", *arguments], standalone_mode=False)
+for arguments in (["trust", "lab.pub"], ["list"]):
+    cli.main(["-C", {str(tmp_path)!r}, "key", *arguments], standalone_mode=False)
 """
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -472,17 +472,17 @@ for arguments in (["trust", "lab.pub"], ["show"]):
 def test_a_person_without_a_factory_trusts_keys_in_a_file_of_his_own(tmp_path: Path) -> None:
     (tmp_path / "site.pub").write_bytes(format_public(STRANGER.public))
     assert _call(tmp_path, "trust", str(tmp_path / "site.pub"), code=EXIT_USAGE) == "project-not-found"
-    said = _call(tmp_path, "trust", "--global", str(tmp_path / "site.pub"))
+    said = _call(tmp_path, "trust", "--user", str(tmp_path / "site.pub"))
     (mine,) = tmp_path.glob("**/imagefactory/imagefactory.toml")
     assert str(mine) in said
     assert [key.name for key in read_trust((mine,)).keys] == ["site"]
     assert mine.stat().st_mode & 0o777 == 0o644
     mine.write_text(f"workers = 2\n{mine.read_text()}")
     mine.chmod(0o600)
-    assert "trusted until" in _call(tmp_path, "retire", "--global", "site")
+    assert "trusted until" in _call(tmp_path, "retire", "--user", "site")
     assert mine.read_text().startswith("workers = 2\n")
     assert mine.stat().st_mode & 0o777 == 0o600
-    assert json.loads(_call(tmp_path, "show", "--json"))["keys"][0]["state"] == "retired"
+    assert json.loads(_call(tmp_path, "list", "--json"))["keys"][0]["state"] == "retired"
     assert not (tmp_path / "imagefactory.toml").exists()
 
 

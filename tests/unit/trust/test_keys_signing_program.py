@@ -288,11 +288,11 @@ def test_public_keys_as_ssh_writes_them() -> None:
 # --- the commands ------------------------------------------------------------------------------------
 
 
-def add_program(bench: Bench, made: Make, name: str, seed: str, *, command: str = "new") -> None:
+def add_program(bench: Bench, made: Make, name: str, seed: str, *, command: str = "create") -> None:
     public = bench.folder / f"{seed}.public"
     public.write_bytes(format_public({"lab": LAB, "stranger": STRANGER}[seed].public))
     words = ("--command", made(signer(seed)), "--public", str(public))
-    bench.call("keys", command, *([name] if command == "new" else ["--name", name]), *words)
+    bench.call("key", command, *([name] if command == "create" else ["--name", name]), *words)
 
 
 def test_everything_that_signs_does_so_by_a_program(bench: Bench, made: Make) -> None:
@@ -311,13 +311,13 @@ def test_everything_that_signs_does_so_by_a_program(bench: Bench, made: Make) ->
     assert current.catalogue.images
     assert current.keyid == STRANGER.keyid
     assert (keys_directory(bench.factory.environ) / "other.command").exists()
-    bench.call("revoke", "one-12.1-cu121", "--why", "a test")
+    bench.call("verdict", "revoke", "one-12.1-cu121", "--reason", "a test")
     assert "12.1-cu121" not in bench.tags
-    acts = [row["action"] for row in json_of(bench.call("keys", "log", "--json"), "log")["acts"]]
+    acts = [row["action"] for row in json_of(bench.call("key", "log", "--json"), "log")["acts"]]
     assert {"rotate", "sign", "promote", "publish", "revoke"} <= set(acts)
-    bench.call("keys", "rotate", code=EXIT_USAGE)  # its successor would be a file
+    bench.call("key", "rotate", code=EXIT_USAGE)  # its successor would be a file
     stranger = str(bench.folder / "stranger.public")
-    bench.call("keys", "rotate", "--command", "true", "--public", stranger, code=EXIT_USAGE)  # the same key
+    bench.call("key", "rotate", "--command", "true", "--public", stranger, code=EXIT_USAGE)  # the same key
     assert len(own_keys(keys_directory(bench.factory.environ))) == 2
     add_program(bench, made, "third", "lab", command="rotate")
     assert bench.call("catalogue").code == 0
@@ -325,7 +325,7 @@ def test_everything_that_signs_does_so_by_a_program(bench: Bench, made: Make) ->
 
 def test_command_and_public_belong_together(bench: Bench) -> None:
     for words in (("--command", "true"), ("--public", "x.pub")):
-        bench.call("keys", "new", "third", *words, code=EXIT_USAGE)
+        bench.call("key", "create", "third", *words, code=EXIT_USAGE)
     assert not list(keys_directory(bench.factory.environ).glob("third*"))
 
 
@@ -354,7 +354,7 @@ def test_the_example_signs_by_ssh_agent(bench: Bench, tmp_path: Path) -> None:
     private.chmod(0o600)
     public.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
     command = shlex.join([sys.executable, str(SSH_AGENT), str(public)])
-    words = ("keys", "new", "ssh", "--command", command, "--public", str(public), "--json")
+    words = ("key", "create", "ssh", "--command", command, "--public", str(public), "--json")
     bench.call(*words, code=6)  # the agent does not hold it yet
     subprocess.run(["ssh-add", "-q", str(private)], check=True, stdin=subprocess.DEVNULL)
     private.unlink()
