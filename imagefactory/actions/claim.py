@@ -19,8 +19,7 @@ from imagefactory.actions.verdicts import signing_key, writing
 from imagefactory.errors import ImagefactoryError, RegistryError, StatementError, os_problem
 from imagefactory.fs import explain_full_disk, replace_bytes
 from imagefactory.http import HURRIED
-from imagefactory.oci.artifacts import put_bytes, put_manifest
-from imagefactory.oci.graph import StoreRepository
+from imagefactory.oci.graph import StoreRepository, put_bytes, put_manifest
 from imagefactory.progress import Progress
 from imagefactory.schedulers.pool import TRANSFERS, JobLimits
 from imagefactory.schedulers.underway import (

@@ -57,7 +57,7 @@ def examine_for(
         programs = ("docker", "apptainer", *(("registry",) if settings.registry.value else ()))
         machine = tuple(
             finding
-            for finding in examine_machine(settings, environ=environ, asked=programs)
+            for finding in examine_machine(settings, environ=environ, services=programs)
             if finding.name in (*_MACHINE, "registry")
             or (finding.name in programs and finding.needed_for == "run")
         )
@@ -154,7 +154,7 @@ def _check_catalog(center: JoinedCenter, environ: Mapping[str, str], now: dateti
     )
     where = center.place or str(settings.root_path)
     summary = f"{where}, made {catalogue.made:%Y-%m-%d}, holds until {catalogue.expires:%Y-%m-%d}"
-    probe = ProbeResult(name="catalogue", found=summary)
+    probe = ProbeResult(name="catalogue", answer=summary)
     return _CatalogCheck(probe=probe, notes=catalogue.notes, images=len(offers), verified=proven)
 
 
@@ -169,12 +169,12 @@ def _pool(environ: Mapping[str, str], now: datetime) -> ProbeResult | None:
         return ProbeResult(name="pool", refusal=error.message, remedy=error.hint)
     free, gpus = sum(gpu.free for gpu in inventory.gpus), len(inventory.gpus)
     return ProbeResult(
-        name="pool", found=f"{POOLS[name].title} {version}, {inventory.pool}: {gpus} GPUs, {free} free"
+        name="pool", answer=f"{POOLS[name].title} {version}, {inventory.pool}: {gpus} GPUs, {free} free"
     )
 
 
 def _check_project(settings: Settings) -> ProbeResult:
     try:
-        return ProbeResult(name="factory", found=str(recipes_directory(settings).parent))
+        return ProbeResult(name="factory", answer=str(recipes_directory(settings).parent))
     except ImagefactoryError as error:
         return ProbeResult(name="factory", refusal=error.message, remedy=error.hint)

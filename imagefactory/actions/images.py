@@ -18,9 +18,15 @@ from imagefactory.errors import BuildError, NoImageError, NothingSelectedError, 
 from imagefactory.fs import user_temporary_directory
 from imagefactory.gpu.capability import architecture
 from imagefactory.model import Target
-from imagefactory.oci.artifacts import WITHDRAWN
 from imagefactory.oci.candidates import CANDIDATE, CAPABILITY, plain_tag, read_pushed, read_records
-from imagefactory.oci.graph import Manifest, StoreRepository, parse_parts, platforms_in, read_manifest
+from imagefactory.oci.graph import (
+    WITHDRAWN,
+    Manifest,
+    StoreRepository,
+    parse_parts,
+    platforms_in,
+    read_manifest,
+)
 from imagefactory.oci.layout import LayoutStore, reference
 from imagefactory.oci.manifests import Descriptor, Image, SifArtifact, images_of
 from imagefactory.oci.sif import find_sif, is_sif_manifest, load_sif, sif_reference

@@ -311,11 +311,11 @@ def _scan_cached(path: Path, workers: int) -> ScanResult:
     with contextlib.suppress(ValueError):
         known = parse_scan(json.loads(check_checksum(record) or b"{}"))
     if known is None:
-        known = LayerScan(found=find_in(path, QuietProgress(), workers=workers))
+        known = LayerScan(findings=find_in(path, QuietProgress(), workers=workers))
         # Not essential: another user may own the cache.
         with contextlib.suppress(OSError), replacing(record) as file:
             file.write(add_checksum(record, json.dumps(format_scan(known)).encode()))
-    return format_contents(path.name, known.found)
+    return format_contents(path.name, known.findings)
 
 
 def _join_contents(source: str, lock: Lock, parts: Sequence[ScanResult]) -> ScanResult:

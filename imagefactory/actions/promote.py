@@ -32,7 +32,6 @@ from imagefactory.actions.verdicts import (
 from imagefactory.errors import CheckFailedError, ImagefactoryError, RegistryError, UsageError, os_problem
 from imagefactory.fs import replacing
 from imagefactory.model import Target
-from imagefactory.oci.artifacts import WITHDRAWN, withdraw_tag
 from imagefactory.oci.candidates import (
     APPROVAL_TYPE,
     CANDIDATE,
@@ -41,7 +40,7 @@ from imagefactory.oci.candidates import (
     VERDICT_TYPE,
     plain_tag,
 )
-from imagefactory.oci.graph import StoreRepository, read_manifest
+from imagefactory.oci.graph import WITHDRAWN, StoreRepository, read_manifest, withdraw_tag
 from imagefactory.oci.layout import LayoutStore
 from imagefactory.oci.manifests import digest_of
 from imagefactory.oci.sif import SIF_TYPE

@@ -504,7 +504,9 @@ def test_an_image_that_was_scanned_speaks_for_its_target(call: Call, tmp_path: P
         )
         layers = add_image(layout, "pytorch:2.3-cu121", [version.encode(), " ".join(codes).encode()])
         image = layout.load("", layers)
-        for scan, layer in zip((LayerScan(found=found), LayerScan(found=())), image.layers, strict=True):
+        for scan, layer in zip(
+            (LayerScan(findings=found), LayerScan(findings=())), image.layers, strict=True
+        ):
             layout.record("scans", layer.descriptor.digest.removeprefix("sha256:"), format_scan(scan))
         _, out, _ = call("--capability", "7.0", "pytorch-2.3-cu121", "--json")
         claim = json.loads(out)["rows"][0]["cells"][0]["claims"][0]
