@@ -1,10 +1,10 @@
 """The embedded engine: an OCI image from a lock, in this process. No daemon, no root, no Dockerfile.
 
-The digest is a function of lock, recipe, base and the codec's version alone. `plan_layers` decides
-which packages share a layer; each layer is made as soon as its packages are there, while others are fetched
-and the base is installed; layers are kept by what went into them, so another image with the same package
-writes nothing. Wheels become layers directly; conda's packages are linked into a staging prefix first
-(conda/prefix.py), and each is read from there.
+The digest is a function of only lock, recipe, base and the codec's version. `plan_layers` decides which
+packages share a layer. Each layer is built as soon as its packages have arrived, while others are fetched and
+the base is installed. Layers are recorded by their inputs, so another image with the same package writes
+nothing. Wheels become layers directly; conda packages are linked into a staging prefix first
+(conda/prefix.py), and read from there.
 """
 
 from __future__ import annotations
@@ -93,17 +93,16 @@ from imagefactory.progress import Progress
 from imagefactory.recipes.values import named_packages
 from imagefactory.runtime.unshare import UnshareRunner
 
-# --- Which packages claim one path of an image: settled and told, or rejected. Pure
-# Of two wheels with different files at one path one is kept, as pip does, which overwrites what it installed
-# before. pip goes by names, the first name last; here the packages that a recipe names come first, because a
-# person chose those. `definition.py` has the ranks, by which the other engines run pip in parts.
+# Of two wheels with different files at one path one is kept. pip overwrites what it installed before, in
+# the order of names. Here the packages that a recipe names come first, because a person chose those.
+# `definition.py` has the ranks, by which the other engines run pip in parts.
 
 
 HISTORY = "conda-meta/history"
 
 
 def describe_claims(claims: Iterable[PathClaim]) -> Iterator[str]:
-    """A line for each two conda packages that bring one path with different content."""
+    """Yield a line for each two conda packages that bring one path with different content."""
     paths: dict[tuple[str, str], list[str]] = {}
     for claim in claims:
         if not claim.same:
@@ -115,7 +114,7 @@ def describe_claims(claims: Iterable[PathClaim]) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathOwners:
-    """`owners` maps each path to (package, content hash), in the form of what was laid.
+    """`owners` maps each path to (package, content hash).
 
     `lost` maps (package that keeps, package that loses) to the paths; wheels are named by their files.
     """
@@ -124,24 +123,24 @@ class PathOwners:
     lost: Mapping[tuple[str, str], frozenset[str]]
 
     def excluded(self, package: str) -> frozenset[str]:
-        """Return the paths that a package brings and that are another one's."""
+        """Return the paths of a package that belong to another one."""
         return frozenset(
             path for (_, loser), paths in self.lost.items() if loser == package for path in paths
         )
 
     def image_files(self) -> Iterator[tuple[str, str, str]]:
-        """Yield (package, content hash, path) of what is in the image."""
+        """Yield (package, content hash, path) of the image."""
         for path, (package, content) in self.owners.items():
             yield package, content, path
 
 
 def settle_claims(laid: Iterable[tuple[str, str, str]], ranks: Mapping[str, Rank]) -> PathOwners:
-    """Decide which package's file stands at each path.
+    """Decide which package's file is at each path.
 
-    `laid` gives (package, content hash, path). The same file in several packages is fine
-    (`nvidia/__init__.py` stands in nine). Where contents differ, the wheel of the least rank is kept; what
-    has no rank (the environment's own files, conda packages) gives way to none. Raises BuildError naming
-    both packages for such a path, and for a path that is a file of one and a folder of another.
+    `laid` yields (package, content hash, path). The same file in several packages is fine
+    (`nvidia/__init__.py` is in nine). Where contents differ, the wheel of the least rank keeps it. Anything
+    without a rank (the environment's own files, conda packages) conflicts: raises BuildError naming both
+    packages for such a path, and for a path that is a file of one and a directory of another.
     """
     owners: dict[str, tuple[str, str]] = {}
     rivals: dict[str, list[tuple[str, str]]] = {}
@@ -197,7 +196,7 @@ def describe_path_conflicts(settled: PathOwners, ranks: Mapping[str, Rank]) -> I
 
 
 def own_files(definition: BuildSpec) -> Iterator[tuple[str, str, str]]:
-    """What the environment itself consists of, which no package may lay anew."""
+    """Yield the environment's own files, which no package may replace."""
     if definition.lock.conda:
         yield "the environment", "", f"{definition.prefix}/{HISTORY}".lstrip("/")
         return
@@ -214,13 +213,13 @@ def make_engine(access: Access) -> AssembleEngine:
 
 
 class AssembleEngine:
-    """Builds images into `layout` with `workers` threads; small segments are kept below `cache`."""
+    """Builds images into `layout` with `workers` threads; small segments are cached in `cache`."""
 
     def __init__(self, layout: Layout, cache: Path, *, codec: str, workers: int) -> None:
         self.layout, self.cache, self.codec, self.workers = layout, cache, codec, workers
 
     def find(self, definition: BuildSpec, base: BuiltBase) -> Image | None:
-        """The image of exactly this definition on this base, if the store holds it whole."""
+        """Return the image of this definition on this base, if the store has all of it."""
         record = self.layout.recall("images", self._image_key(definition, base))
         try:
             digest, size = str(record["digest"]), int(record["size"])  # type: ignore[index]
@@ -230,7 +229,7 @@ class AssembleEngine:
             return None  # what is missing or damaged is made again
 
     def build(self, definition: BuildSpec, inputs: BuildInputs, progress: Progress) -> Image:
-        """The image of `definition` in the layout, tagged. Raises BuildError or StoreError.
+        """Build the image of `definition` into the layout and tag it. Raises BuildError or StoreError.
 
         The caller holds the layout's `in_use`.
         """
@@ -244,9 +243,7 @@ class AssembleEngine:
         return image
 
     def _forget(self, name: str, files: Mapping[LockedPackage, Path]) -> None:
-        """Drops what the cache holds by the name of an PackageMismatchError: a wheel, or an archive
-        unpacked.
-        """
+        """Remove the wheel or unpacked archive of a PackageMismatchError from the cache."""
         for package, path in files.items():
             if isinstance(package, LockedWheel):
                 if path.name == name and path.is_relative_to(self.cache):  # none of the project's own
@@ -318,7 +315,7 @@ class AssembleEngine:
         arrivals: PendingDownloads,
         progress: Progress,
     ) -> Iterator[LinkedPrefix | None]:
-        """The target's conda packages, linked; None for a target without any."""
+        """Yield the target's conda packages, linked; None for a target without any."""
         if not definition.lock.conda:
             yield None
             return
@@ -347,9 +344,9 @@ class AssembleEngine:
         base: BuiltBase,
         progress: Progress,
     ) -> LayerResult:
-        """The layer of what post-link scripts change, run in the base: found, or made.
+        """Return the layer of what post-link scripts change, run in the base: found, or built.
 
-        It is the last one. What wheels brought they may not change: other engines run them before.
+        It is the last one. They may not change files of wheels: other engines run them before.
         """
         names = ", ".join(script.name for script in prefix.scripts)
         linked = [part.key for plan in plans for part in plan.parts if part.linked]
@@ -414,7 +411,7 @@ class AssembleEngine:
         self.layout.tag(reference(definition.target), descriptor)
 
     def require(self) -> str:
-        """The engine's version. Raises ToolError when this machine cannot run commands in a base."""
+        """Return the engine's version. Raises ToolError when this machine cannot run commands in a base."""
         UnshareRunner(self.layout).require()
         return __version__
 
@@ -443,7 +440,7 @@ class AssembleEngine:
         return self.layout.load(reference(definition.target), descriptor)
 
     def _skeleton(self, definition: BuildSpec, base: BuiltBase) -> OciLayer:
-        """The environment's own few files: the layer below the packages."""
+        """Return the layer of the environment's own few files, below the packages."""
 
         def lay(segment: TarSegment) -> None:
             segment.folder(definition.site_packages.lstrip("/"))
@@ -498,7 +495,7 @@ class AssembleEngine:
 
 
 def _of_config(definition: BuildSpec) -> list[object]:
-    """What decides an image's config alone; `start` where it is not every image's. Labels tell own files."""
+    """Return what decides only an image's config; `start` where it differs from the default."""
     start, decided = definition.start, [definition.environment, definition.labels, entrypoint(definition)]
     own = [start.command, start.workdir, start.user]
     return [*decided, *(own if start != PLAIN_START else [])]

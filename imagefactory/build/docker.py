@@ -1,9 +1,9 @@
 """The docker engine: the rendered Dockerfile, built by BuildKit, brought back into the store.
 
-`docker buildx build` is the one command that is run; everything else goes through the SDK
-(docker_daemon.py). The base is the store's own, loaded into the daemon. What was built comes back as
-`docker save` streams it: layers the store has stay as they are, new ones go through the codec. The image
-also keeps its name in the daemon, so that `docker run pytorch:2.3-cu121` works.
+Only `docker buildx build` is run as a command; everything else uses the SDK (docker_daemon.py). The base is
+the store's own, loaded into the daemon. The result comes back as `docker save` streams it: layers of the
+store stay as they are, new ones go through the codec. The image also keeps its name in the daemon, so that
+`docker run pytorch:2.3-cu121` works.
 """
 
 from __future__ import annotations
@@ -48,10 +48,9 @@ from imagefactory.oci.manifests import (
 from imagefactory.progress import Progress, format_seconds
 from imagefactory.runtime.docker_daemon import DockerDaemon
 
-# --- `docker buildx build`: its command line, and what its `--progress=plain` output says
-# Pure. The output is lines `#7 [build 2/3] RUN ...` (a step begins or is taken up again),
-# `#7 0.345 text` (what it prints, seconds first), `#7 DONE 1.2s`, `#7 CACHED`, `#7 ERROR: ...`, and at the
-# end lines without a number that repeat what failed. Source: BuildKit's util/progress/progressui.
+# The output of `--progress=plain` is lines `#7 [build 2/3] RUN ...` (a step begins or continues), `#7 0.345
+# text` (its output, seconds first), `#7 DONE 1.2s`, `#7 CACHED`, `#7 ERROR: ...`, and at the end lines
+# without a number that repeat the failure. Source: BuildKit's util/progress/progressui.
 
 
 TAIL_LINES = 40
@@ -68,11 +67,11 @@ _PREAMBLE = re.compile(r"--[a-z]+=\S+ |set -eu; |if test -e \S+; then export \S+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildxRequest:
-    """One build. Paths of `context` and secrets are relative to the folder the command runs in.
+    """One build. Paths of `context` and secrets are relative to the folder in which the command runs.
 
-    `secrets` are (id, where it comes from): `env=NAME` or `src=FILE`. `epoch` is the clock of config
-    and history, seconds since 1970. `host_network` gives the build this machine's own network.
-    `builder` is the name of docker's context: each has the daemon's own BuildKit under its name.
+    `secrets` are (id, source): `env=NAME` or `src=FILE`. `epoch` is the clock of config and history, in
+    seconds since 1970. `host_network` gives the build this machine's own network. `builder` is the name of
+    docker's context: each has the daemon's own BuildKit under its name.
     """
 
     context: str
@@ -86,7 +85,7 @@ class BuildxRequest:
 
 
 def command(build: BuildxRequest) -> tuple[str, ...]:
-    """The command that builds with the daemon's own BuildKit and leaves the image in that daemon."""
+    """Return the command that builds with the daemon's own BuildKit and leaves the image in that daemon."""
     return (
         *("docker", "buildx", "build", "--builder", build.builder, "--progress=plain", "--load"),
         # An attestation would make the image an index, which a daemon cannot hold.
@@ -110,10 +109,10 @@ class BuildEventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildEvent:
-    """One line. `step` is None for what stands outside of all steps.
+    """One line. `step` is None outside of all steps.
 
-    `text` is the step's name when it began, what it printed, or why it failed; `seconds` what a step
-    that is done took.
+    `text` is the step's name when it began, its output, or why it failed; `seconds` is how long a finished
+    step took.
     """
 
     kind: BuildEventKind
@@ -123,7 +122,7 @@ class BuildEvent:
 
 
 def parse_line(line: str) -> BuildEvent:
-    """What a line says. Escapes and control characters are gone from `text`; nothing else is changed."""
+    """Return the event of a line. `text` has no escapes and control characters; nothing else changes."""
     numbered = _NUMBERED.fullmatch(line.rstrip("\r\n"))
     if not numbered:
         return BuildEvent(kind=BuildEventKind.OTHER, step=None, text=clean(line))
@@ -146,7 +145,7 @@ def parse_line(line: str) -> BuildEvent:
 
 
 def clean(line: str, *, longest: int = LONGEST_LINE) -> str:
-    """`line` as a terminal shows it at its end: without colours, redrawn beginnings, control characters."""
+    """Return `line` as a terminal finally shows it: without colors, overwritten parts, control characters."""
     text = _ESCAPES.sub("", line.rstrip("\r\n")).rpartition("\r")[2]
     text = "".join(c if c.isprintable() else " " for c in text).rstrip()
     return text if len(text) <= longest else text[:longest] + " ..."
@@ -162,7 +161,7 @@ class BuildFailure:
 
 
 class BuildLog:
-    """What a build has said so far."""
+    """The output of a build so far."""
 
     def __init__(self) -> None:
         self._names: dict[int, str] = {}
@@ -172,7 +171,7 @@ class BuildLog:
         self._stages: dict[str, int] = {}
 
     def feed(self, line: str) -> BuildEvent:
-        """Takes in one line and gives what it says."""
+        """Add one line and return its event."""
         event = parse_line(line)
         if event.kind is BuildEventKind.BEGAN and event.step is not None:
             self._names[event.step] = event.text
@@ -191,20 +190,20 @@ class BuildLog:
 
     @property
     def finished(self) -> int:
-        """How many instructions of the Dockerfile are done."""
+        """The number of finished instructions of the Dockerfile."""
         return len(self._finished)
 
     @property
     def total(self) -> int:
-        """How many there are, as far as the stages have shown themselves."""
+        """The number of instructions, of all stages that have begun."""
         return sum(self._stages.values())
 
     def counts(self, step: int | None) -> bool:
-        """Whether a step is an instruction of the Dockerfile."""
+        """Return whether a step is an instruction of the Dockerfile."""
         return step is not None and _PLACE.match(self._names.get(step, "")) is not None
 
     def name(self, step: int | None) -> str:
-        """A step's name, short: `build 3/3: RUN pip install ...`."""
+        """Return a step's name, short: `build 3/3: RUN pip install ...`."""
         text = self._names.get(step, "") if step is not None else ""
         place = _PLACE.match(text)
         if place:
@@ -213,7 +212,7 @@ class BuildLog:
         return text if len(text) <= LONGEST_NAME else text[:LONGEST_NAME] + " ..."
 
     def failure(self) -> BuildFailure:
-        """Why the build failed, once it has."""
+        """Return why the build failed."""
         outside = tuple(self._tails.get(None, ()))
         if self._failed is not None:
             tail = tuple(self._tails.get(self._failed.step, ()))
@@ -225,7 +224,7 @@ class BuildLog:
 
 
 def _reason(text: str) -> str:
-    """BuildKit repeats the whole command before it says how it ended."""
+    """Return a failure without the command, which BuildKit repeats before the exit code."""
     return f"exit code {text.rpartition(' ')[2]}" if re.search(r"exit code: \d+$", text) else clean(text)
 
 
@@ -234,7 +233,7 @@ _FETCHING = re.compile(r"\s*Downloading (\S+?)(?:-\S*)? \((\d{3,}(?:\.\d+)? MB|[
 
 
 def pip_note(text: str) -> str:
-    """What a person wants to know of pip's many lines: large downloads and the installation; else empty."""
+    """Return pip's large downloads and its installation in short, empty for other lines."""
     collected, fetching = _COLLECTED.match(text), _FETCHING.match(text)
     if collected:
         return f"installing {count(collected[1].split(', '))}"
@@ -267,16 +266,16 @@ def make_engine(access: Access) -> DockerEngine:
 
 
 class DockerEngine:
-    """Builds images by `daemon` and keeps them in `layout`, new layers packed by the codec `codec`.
+    """Builds images by `daemon` and stores them in `layout`, new layers packed by the codec `codec`.
 
-    `secrets` is asked once a build for what it needs to reach packages as this machine does.
+    `secrets` is called once a build for what it needs to reach packages as this machine does.
     """
 
     def __init__(self, layout: Layout, daemon: DockerDaemon, *, codec: str, secrets: AskSecrets) -> None:
         self.layout, self.daemon, self.codec, self.secrets = layout, daemon, codec, secrets
 
     def require(self) -> str:
-        """`docker 26.1.5, buildx 0.13.1`. Raises ToolError with what mends it."""
+        """Return `docker 26.1.5, buildx 0.13.1`. Raises ToolError with a fix."""
         facts = self.daemon.facts()
         if facts.podman:
             raise ToolError(
@@ -322,7 +321,7 @@ class DockerEngine:
         return version[1]
 
     def find(self, definition: BuildSpec, base: BuiltBase) -> Image | None:
-        """The image of exactly this definition on this base, if the store holds it whole."""
+        """Return the image of this definition on this base, if the store has all of it."""
         record = self.layout.recall("images", self._key(render(definition), base))
         try:
             digest, size = str(record["digest"]), int(record["size"])  # type: ignore[index]
@@ -332,7 +331,7 @@ class DockerEngine:
             return None  # what is missing or damaged is made again
 
     def build(self, definition: BuildSpec, inputs: BuildInputs, progress: Progress) -> Image:
-        """The image of `definition` in the layout and in the daemon, tagged in both.
+        """Build the image in the daemon, store it, and tag it in both.
 
         Packages come from the index inside the build. Raises BuildError with the last lines of the step that
         failed. The caller holds the layout's `in_use`.
@@ -374,8 +373,6 @@ class DockerEngine:
             elif self.daemon.inspect(name):  # another image's: `docker run` must not take it for this one
                 self.daemon.untag(name)
 
-    # --- building --------------------------------------------------------------------------------
-
     def _build(self, job: _DockerBuild, secrets: BuildSecrets, progress: Progress) -> None:
         secret_sources = [(PIP_CONF, f"env={PIP_CONF_VARIABLE}")]
         # The environment is for this user's eyes alone and leaves nothing behind after a kill.
@@ -413,7 +410,7 @@ class DockerEngine:
             raise _failed(job.definition.target.name, transcript, code)
 
     def _context(self) -> str:
-        """The context the docker command speaks with, as the SDK does; `default` where DOCKER_HOST is set."""
+        """Return the docker command's context, which the SDK uses too; `default` with DOCKER_HOST."""
         result = subprocess.run(
             ["docker", "context", "show"],
             capture_output=True,
@@ -424,21 +421,19 @@ class DockerEngine:
         return result.stdout.strip() or "default"
 
     def _environment(self) -> dict[str, str]:
-        """The caller's, without what would lead buildx away from the daemon that the SDK speaks with."""
+        """Return the caller's environment without what would lead buildx away from the SDK's daemon."""
         left_out = ("BUILDX_BUILDER", "BUILDKIT_HOST", "BUILDKIT_PROGRESS", "DOCKER_DEFAULT_PLATFORM")
         return {name: value for name, value in self.daemon.environ.items() if name not in left_out}
 
     @contextmanager
     def _removed(self, temporary: str) -> Iterator[None]:
-        """A name in the daemon that is gone at the end, and that an earlier kill may have left."""
+        """Remove a name in the daemon at the end, and at the start that of a killed build."""
         self.daemon.untag(temporary)
         try:
             yield
         finally:
             with suppress(ToolError):  # the daemon has gone, and what led here is to be told
                 self.daemon.untag(temporary)
-
-    # --- into the store --------------------------------------------------------------------------
 
     def _bring_in(self, job: _DockerBuild, progress: Progress) -> Image:
         packer, definition = codec(self.codec), job.definition
@@ -497,7 +492,7 @@ class DockerEngine:
         return self.layout.load(reference(definition.target), descriptor)
 
     def _key(self, files: Mapping[str, str], base: BuiltBase) -> str:
-        """All that decides what is built, as hex."""
+        """Return the hash of all that decides what is built."""
         parts = ["docker", VERSION, codec(self.codec).identity, base.image.manifest, base.epoch]
         return hashlib.sha256(canonical_json([*parts, sorted(files.items())])).hexdigest()
 
@@ -521,7 +516,7 @@ def _layer_key(diff_id: str, identity: str) -> str:
 
 
 def parse_version(text: str) -> tuple[int, ...]:
-    """The numbers at the beginning of a version: (26, 1, 5) of `26.1.5+dfsg1`."""
+    """Return the numbers at the beginning of a version: (26, 1, 5) of `26.1.5+dfsg1`."""
     match = re.match(r"v?(\d+(?:\.\d+)*)", text)
     return tuple(int(part) for part in match[1].split(".")) if match else ()
 
@@ -534,7 +529,7 @@ def _dotted(version: tuple[int, ...]) -> str:
 def _started(
     argv: Sequence[str], folder: str, environment: Mapping[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """The command in a session of its own, ended with this block: its end is what cancels the build."""
+    """Run the command in its own session until the end of the block, which cancels the build."""
     process = subprocess.Popen(
         argv,
         cwd=folder,
@@ -559,7 +554,7 @@ def _started(
 
 
 def _watch(lines: Iterator[str], transcript: BuildLog, progress: Progress) -> None:
-    """Tells `progress` what the build says. No total: one step of the file takes nearly all of the time."""
+    """Report the build's output. There is no total: one step of the file takes nearly all of the time."""
     reported: set[int | None] = set()
     with progress.task("docker build", unit="steps") as task:
         for line in lines:
