@@ -47,24 +47,25 @@ RETENTION = timedelta(days=60)
 
 
 def retained_digests(access: Access, now: datetime) -> tuple[str, ...]:
-    """Digests of what `store gc` keeps without a tag: images that are verified, statements that still count.
+    """Digests of what `image prune` keeps without a tag: images that are verified, statements that still
+    count.
 
     Raises UsageError for a trust that cannot be read: then nobody knows what is valid, and nothing goes.
     """
-    court, layout, kept = read_verification_policy(access, now), access.layout, []
+    court, layout, digests = read_verification_policy(access, now), access.layout, []
     place = local_place(access, ANY)
     for digest in layout.subjects():
-        kept += [referrer.digest for referrer, kind in layout.referrers(digest) if kind == REVOCATION_TYPE]
+        digests += [referrer.digest for referrer, kind in layout.referrers(digest) if kind == REVOCATION_TYPE]
         try:
             subject = read_subject(place, digest)
         except RegistryError:  # of an image that is not here verdicts still tell, should it come again
             subject = _only_manifest(digest)
         for judged in find_in(access, place, subject, court).judged:
             if judged.standing is VerdictStatus.GOOD:
-                kept.append(judged.digest)
+                digests.append(judged.digest)
             if judged.proves and judged.verdict:
-                kept += [digest, judged.verdict.report.subject.index]
-    return tuple(dict.fromkeys(kept))
+                digests += [digest, judged.verdict.report.subject.index]
+    return tuple(dict.fromkeys(digests))
 
 
 def _only_manifest(digest: str) -> VerifiedImage:
@@ -74,7 +75,7 @@ def _only_manifest(digest: str) -> VerifiedImage:
 def collect_cache(factory: Project, progress: Progress, *, dry_run: bool) -> Removal:
     """Removes from the cache what no committed lock names, all segments and what lies there unpacked.
 
-    Waits for running builds, as `store gc` does.
+    Waits for running builds, as `image prune` does.
     """
     locks = [lock for target in factory.targets if (lock := read_target_lock(factory, target))]
     bases = [
@@ -105,8 +106,8 @@ def collect_sweeps(access: Access, now: datetime, *, dry_run: bool) -> Removal:
     for folder in entries_of(sweeps_directory(access.settings)):
         named = ID.fullmatch(folder.name)
         with suppress(ValueError):  # digits that are not a date
-            made = datetime.strptime(named[1], "%Y%m%d-%H%M%S").replace(tzinfo=UTC) if named else now
-            if made + RETENTION < now and not _is_waiting(folder):
+            created = datetime.strptime(named[1], "%Y%m%d-%H%M%S").replace(tzinfo=UTC) if named else now
+            if created + RETENTION < now and not _is_waiting(folder):
                 removal.remove(folder)
     return removal
 
@@ -125,17 +126,17 @@ def _is_waiting(folder: Path) -> bool:
 
 def check_store(layout: Layout, progress: Progress, *, mend: bool) -> StoreCheck:
     """What `check` finds, and the lines of the journal that cannot be read."""
-    done, faults = check(layout, progress, mend=mend), []
+    result, faults = check(layout, progress, mend=mend), []
     for path, count in AttachJournal(layout.path).damaged():
         place = path.relative_to(layout.path)
-        hint = f"run imagefactory reconcile --registry {place.parts[1]} to rewrite it without them"
+        hint = f"run imagefactory verdict sync --registry {place.parts[1]} to rewrite it without them"
         faults.append(
             StoreFault(
                 place=str(place),
                 error=StoreError("store-corrupt", f"{place}: {count} lines are corrupt", hint=hint),
             )
         )
-    return replace(done, faults=(*done.faults, *faults))
+    return replace(result, faults=(*result.faults, *faults))
 
 
 # --- What a registry holds of the targets, and which old candidates go from it

@@ -29,7 +29,7 @@ LARGEST = 64 << 20
 ID = re.compile(r"([0-9]{8}-[0-9]{6})-[0-9a-f]{4}")
 """A sweep's name, and that of its folder in the store: when it was made, in UTC."""
 UNSIGNED = "unsigned: "
-NO_KEY = f"{UNSIGNED}no key (imagefactory keys new NAME)"
+NO_KEY = f"{UNSIGNED}no key (imagefactory key create NAME)"
 """Why a node has no verdict where this machine holds no key. What else begins so stays as it is."""
 VERDICT_MISSING = "its verdict is found nowhere any more: verify it again"
 """How `why` ends where a verdict was signed and attached, and has left since."""

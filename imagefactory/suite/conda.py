@@ -1,7 +1,6 @@
-"""What a conda environment says of itself: the records in conda-meta, one JSON file a package.
+"""The records of a conda environment, in conda-meta: one JSON file a package.
 
-Written by whatever linked the packages; the format is conda's own (`PrefixRecord`), of which name, version,
-build and `paths_data` are read.
+The format is conda's own (`PrefixRecord`), of which name, version, build and `paths_data` are read.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ HISTORY = f"{META}/history"
 
 @dataclass(frozen=True)
 class Record:
-    """One package. `file` is where its record lies and `paths` are rows, one a path it brought."""
+    """One package. `file` is the path of its record and `paths` has a row for each of its paths."""
 
     name: str
     version: str
@@ -32,33 +31,29 @@ class Record:
 
 
 def read_records(prefix: str) -> tuple[tuple[Record, ...], list[str]]:
-    """The records of the environment at `prefix`, by name, and what is wrong with them."""
+    """Return the records of the environment at `prefix`, by name, and their faults."""
     folder, records, faults = os.path.join(prefix, META), [], []
     for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
         if not name.endswith(".json"):
             continue
         try:
             with open(os.path.join(folder, name), encoding="utf-8") as file:
-                records.append(_parse(json.load(file), f"{META}/{name}"))
+                data = json.load(file)
+            paths = tuple(data["paths_data"]["paths"])
+            if not all(isinstance(row["_path"], str) for row in paths):
+                raise TypeError("a path is not a text")
+            records.append(Record(data["name"], data["version"], data["build"], f"{META}/{name}", paths))
         except (OSError, ValueError, KeyError, TypeError) as error:
             faults.append(f"{META}/{name} cannot be read: {type(error).__name__}: {error}")
     return tuple(records), faults
 
 
-def _parse(data: dict[str, Any], file: str) -> Record:
-    paths = tuple(data["paths_data"]["paths"])
-    for row in paths:
-        if not isinstance(row["_path"], str):
-            raise TypeError("a path that is no text")
-    return Record(name=data["name"], version=data["version"], build=data["build"], file=file, paths=paths)
-
-
 def scripted(records: Iterable[Record]) -> list[str]:
-    """Names of the packages that run a script when they are linked: what it writes is in no record."""
+    """Return the packages that run a script when they are linked. No record has what it writes."""
     return [record.name for record in records if f"bin/.{record.name}-post-link.sh" in record.files]
 
 
 def within(paths: Iterable[str], folder: str) -> set[str]:
-    """The paths that lie in `folder`, as seen from there."""
+    """Return the paths in `folder`, relative to it."""
     start = folder.rstrip("/") + "/"
     return {path[len(start) :] for path in paths if path.startswith(start)}

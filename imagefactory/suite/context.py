@@ -1,7 +1,8 @@
-"""What every check is given, and how it answers."""
+"""What every check gets, and how it answers."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from collections.abc import Mapping
@@ -12,16 +13,26 @@ from . import table
 
 
 class CheckFailure(Exception):
-    """A check does not hold. `outcome` is the word of the tables for it."""
+    """A failed check, with a line for a person and its outcome in the tables."""
 
     def __init__(self, detail: str, *, outcome: str = table.LOAD_FAILED) -> None:
         super().__init__(detail)
         self.detail, self.outcome = detail, outcome
 
 
+class LazyModule:
+    """A module of the image that is imported at its first use, after `prepare` has set the environment."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self._name), name)
+
+
 @dataclass(frozen=True)
 class Finding:
-    """A check holds. `detail` is one line for a person, `numbers` what was measured."""
+    """A passed check, with a line for a person and the measured numbers."""
 
     detail: str
     numbers: Mapping[str, float] = field(default_factory=dict)
@@ -31,11 +42,10 @@ class Finding:
 class Expected:
     """What the image must be, as its lock and recipe say.
 
-    `framework` is a file of frameworks/, `distribution` its name in the lock, `packages` maps the names
-    of locked wheels (PEP 503) to versions, `conda` those of conda's packages to `version build`, empty for
-    an environment without them. `cuda` is `12.1`, `12`, `rocm7` or `none`. `uid` is the user the
-    suite must find itself to be, None when that is not looked at. `named` are the packages that the recipe
-    names, of wheels and of conda's.
+    `framework` is a file of frameworks/, `distribution` its name in the lock. `packages` maps names of locked
+    wheels (PEP 503) to versions, `conda` names of conda packages to `version build`. `cuda` is `12.1`, `12`,
+    `rocm7` or `none`. The suite must run as `uid`, or as any user if None. `named` are packages of the
+    recipe.
     """
 
     nonce: str
@@ -53,18 +63,18 @@ class Expected:
 
     @property
     def rocm(self) -> str:
-        """`7` of an image for AMD's GPUs, empty for any other."""
+        """The ROCm version (`7`), empty for an image without ROCm."""
         return self.cuda[len(table.ROCM) :] if self.cuda.startswith(table.ROCM) else ""
 
     @property
     def locked(self) -> dict[str, str]:
-        """Every locked name, of conda or of a wheel -> its version."""
+        """The version of every locked package, from conda or a wheel."""
         return {**{name: text.partition(" ")[0] for name, text in self.conda.items()}, **self.packages}
 
 
 @dataclass(frozen=True)
 class Context:
-    """`site` is the folder of the image's packages, `prefix` the environment it belongs to."""
+    """`site` is the image's directory of packages, `prefix` the environment with it."""
 
     expected: Expected
     framework: Any
@@ -72,14 +82,15 @@ class Context:
     prefix: str
 
 
-def parse_expected(text: str) -> Expected:
-    """Raises ValueError or KeyError for a text that the host did not write."""
-    data = json.loads(text)
-    if data["format"] != table.FORMAT:
-        raise ValueError(f"expectations of format {data['format']}, this suite reads {table.FORMAT}")
-    unknown = sorted(set(data["checks"]) - set(table.CHECKS))
-    if unknown:
-        raise ValueError(f"no such check: {', '.join(unknown)}")
+def load_document(text: str, version: int) -> dict[str, Any]:
+    """Return the host's document. Raises ValueError or KeyError if it has another format."""
+    data: dict[str, Any] = json.loads(text)
+    if data["format"] != version:
+        raise ValueError(f"expectations of format {data['format']}, this suite reads {version}")
+    return data
+
+
+def expected_image(data: Mapping[str, Any], checks: tuple[str, ...]) -> Expected:
     return Expected(
         nonce=data["nonce"],
         target=data["target"],
@@ -90,26 +101,35 @@ def parse_expected(text: str) -> Expected:
         python=data["python"],
         packages=dict(data["packages"]),
         conda=dict(data["conda"]),
-        checks=tuple(name for name in table.CHECKS if name in data["checks"]),
+        checks=checks,
         uid=data.get("uid"),
-        named=tuple(data["named"]),
+        named=tuple(data.get("named", ())),
     )
 
 
-def same_release(one: str, other: str) -> bool:
-    """Whether two versions have the same numbers: 2.4.0.post302 and 2.4.0, 0.20.0a0+1f2 and 0.20.0.
+def parse_expected(text: str) -> Expected:
+    """Return the expectations of the smoke test. Raises ValueError or KeyError."""
+    data = load_document(text, table.FORMAT)
+    unknown = sorted(set(data["checks"]) - set(table.CHECKS))
+    if unknown:
+        raise ValueError(f"no such check: {', '.join(unknown)}")
+    return expected_image(data, tuple(name for name in table.CHECKS if name in data["checks"]))
 
-    conda's packages are often built from sources that call themselves something more.
+
+def same_release(version: str, other: str) -> bool:
+    """Return whether two versions have the same numbers: 2.4.0.post302 and 2.4.0, 0.20.0a0+1f2 and 0.20.0.
+
+    Packages of conda are often built from sources whose own version is longer.
     """
-    return _version_key(one)[0] == _version_key(other)[0]
+    return _version_key(version)[0] == _version_key(other)[0]
+
+
+def same_version(version: str, other: str) -> bool:
+    """Return whether two spellings are one version of PEP 440: 2024.01 and 2024.1, 1.0 and 1.0.0."""
+    return _version_key(version) == _version_key(other)
 
 
 _SPELLINGS = {"alpha": "a", "beta": "b", "c": "rc", "pre": "rc", "preview": "rc", "r": "post", "rev": "post"}
-
-
-def same_version(one: str, other: str) -> bool:
-    """Whether two spellings are one version of PEP 440: 2024.01 and 2024.1, 1.0 and 1.0.0."""
-    return _version_key(one) == _version_key(other)
 
 
 def _version_key(version: str) -> tuple[list[int], list[int | str], str]:

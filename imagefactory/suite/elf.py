@@ -1,7 +1,7 @@
-"""The dynamic section of ELF files: which shared libraries a library asks for, and where it looks.
+"""The dynamic section of ELF files: which shared libraries a library needs, and where it looks.
 
-A small reader of the ELF64 little-endian layout (System V ABI, chapters 4 and 5), standard library
-only, because the image has no readelf. It never executes what it reads.
+It reads the ELF64 little-endian layout (System V ABI, chapters 4 and 5) and executes nothing, because the
+image has no readelf.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import mmap
 import struct
 from dataclasses import dataclass
 
-MAGIC = b"\x7fELF"
-CLASS_64, LITTLE_ENDIAN = 2, 1
+MAGIC = b"\x7fELF\x02\x01"  # 64 bits, little-endian
 PT_LOAD, PT_DYNAMIC = 1, 2
 DT_NULL, DT_NEEDED, DT_STRTAB, DT_SONAME, DT_RPATH, DT_RUNPATH = 0, 1, 5, 14, 15, 29
 FILE_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
@@ -22,7 +21,7 @@ LONGEST_TEXT = 1 << 20  # bazel writes search paths of many thousand bytes
 
 
 class NotReadable(Exception):
-    """An ELF file whose headers point outside of it: cut off or damaged."""
+    """An ELF file whose headers point outside of it: truncated or damaged."""
 
 
 @dataclass(frozen=True)
@@ -40,23 +39,21 @@ class Dynamic:
 
 
 def read_dynamic(path: str) -> Dynamic | None:
-    """The dynamic section of the file at `path`.
+    """Return the dynamic section of the file at `path`.
 
-    None for a file that is not ELF64 little-endian or has no dynamic section (a linker script, an
-    object file). Raises NotReadable for a damaged one and OSError for one that cannot be opened.
+    None if it is not ELF64 little-endian or has no dynamic section (a linker script, an object file). Raises
+    NotReadable if it is damaged and OSError if it cannot be opened.
     """
     with open(path, "rb") as file:
         head = file.read(FILE_HEADER.size)
-        if len(head) < FILE_HEADER.size or head[:4] != MAGIC:
-            return None
-        if head[4] != CLASS_64 or head[5] != LITTLE_ENDIAN:
+        if len(head) < FILE_HEADER.size or head[:6] != MAGIC:
             return None
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return parse_dynamic(data)
 
 
 def parse_dynamic(data: mmap.mmap | bytes) -> Dynamic | None:
-    """As `read_dynamic`, of the bytes of an ELF64 little-endian file."""
+    """Return the dynamic section of the bytes of an ELF64 little-endian file, as `read_dynamic`."""
     try:
         header = FILE_HEADER.unpack_from(data, 0)
         machine, table, entry_size, count = header[2], header[5], header[9], header[10]
@@ -82,13 +79,18 @@ def parse_dynamic(data: mmap.mmap | bytes) -> Dynamic | None:
     strings = next((value for tag, value in entries if tag == DT_STRTAB), None)
     if strings is None:
         return None
-    base = _offset_of(strings, loads)
+    for start, size, offset in loads:
+        if start <= strings < start + size:
+            base = strings - start + offset
+            break
+    else:
+        raise NotReadable("its string table is in no loaded part")
 
-    def texts(wanted: int) -> tuple[str, ...]:
-        return tuple(_text(data, base + value) for tag, value in entries if tag == wanted)
+    def texts(number: int) -> tuple[str, ...]:
+        return tuple(_text(data, base + value) for tag, value in entries if tag == number)
 
-    def folders(wanted: int) -> tuple[str, ...]:
-        return tuple(part for text in texts(wanted) for part in text.split(":") if part)
+    def folders(number: int) -> tuple[str, ...]:
+        return tuple(part for text in texts(number) for part in text.split(":") if part)
 
     return Dynamic(
         machine=machine,
@@ -97,13 +99,6 @@ def parse_dynamic(data: mmap.mmap | bytes) -> Dynamic | None:
         rpath=folders(DT_RPATH),
         runpath=folders(DT_RUNPATH),
     )
-
-
-def _offset_of(address: int, loads: list[tuple[int, int, int]]) -> int:
-    for start, size, offset in loads:
-        if start <= address < start + size:
-            return address - start + offset
-    raise NotReadable("its string table lies in no loaded part")
 
 
 def _text(data: mmap.mmap | bytes, position: int) -> str:

@@ -1,8 +1,8 @@
-"""Imports one module and tells what came of it.
+"""Imports one module and reports the errors.
 
-Started as `python import_module.py FD MODULE`: one JSON object goes to the file descriptor FD, `errors`
-being the exception's text and those of what it was explicitly raised from, empty where the module loads.
-A module that takes the process down leaves nothing there.
+Started as `python import_module.py FD MODULE`, it writes one JSON object to the file descriptor FD. `errors`
+has the text of the exception and of its explicit causes, and is empty if the module loads. A module that ends
+the process leaves nothing there.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ LONGEST = 300
 
 
 def describe(error: BaseException) -> str:
-    """Return an exception's type and text as one line; of several lines the first and the last."""
+    """Return an exception's type and text as one line, with the first and last of several."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if len(lines) < 2 else f"{lines[0][:LONGEST]} ... {lines[-1][:LONGEST]}" if lines else ""
     return f"{type(error).__name__}: {text[: 2 * LONGEST]}" if lines else type(error).__name__
 
 
-def import_one(name: str) -> list[str]:
+def main(descriptor: int, name: str) -> None:
     errors: list[str] = []
     try:
         importlib.import_module(name)
@@ -31,15 +31,10 @@ def import_one(name: str) -> list[str]:
         while error is not None and len(errors) < 8:
             errors.append(describe(error))
             error = error.__cause__
-    return errors
-
-
-def main(descriptor: int, name: str) -> None:
-    errors = import_one(name)
     with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
         json.dump({"errors": errors}, file)
     sys.stderr.flush()
-    os._exit(0)  # threads that the module has started are no matter here
+    os._exit(0)  # whatever threads the module has started
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Starts a program of the portability suite inside an image.
 
-    python -I -B portable.py export ASKED FOLDER
-    python -I -B portable.py try ASKED FOLDER
+    python -I -B portable.py export REQUEST FOLDER
+    python -I -B portable.py try REQUEST FOLDER
 
-The second starts itself as `portable.py one ASKED PART RUNTIME MODEL`.
+The second starts itself as `portable.py one REQUEST PART RUNTIME MODEL`.
 """
 
 from __future__ import annotations
@@ -15,21 +15,24 @@ import runpy
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-PROGRAMS = {"export": ("exporting", "main", 2), "try": ("trying", "main", 2), "one": ("trying", "one", 4)}
+PROGRAMS = {
+    "export": ("exporting", "main", 2),
+    "try": ("trying", "main", 2),
+    "one": ("trying", "run_models", 4),
+}
 
 
 def main(arguments: list[str]) -> int:
-    """Exit code 0 when everything holds, 1 when something does not, 2 for other arguments than these."""
+    """Return 0 if all models pass, 1 if one fails, 2 for wrong arguments."""
     module, function, count = PROGRAMS.get(arguments[0] if arguments else "", ("", "", 0))
     if not module or len(arguments) != 1 + count:
-        print("usage: python -I -B portable.py export|try ASKED FOLDER", file=sys.stderr)
+        print("usage: python -I -B portable.py export|try REQUEST FOLDER", file=sys.stderr)
         return 2
     faulthandler.enable()
     load = runpy.run_path(os.path.join(HERE, "smoke.py"))
     load["load_suite"](HERE)
     program = importlib.import_module(f"{load['PACKAGE']}.portability.{module}")
-    code: int = getattr(program, function)(*arguments[1:])
-    return code
+    return int(getattr(program, function)(*arguments[1:]))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Starts the suite inside an image: python -I -B smoke.py EXPECTATIONS REPORT.
 
-The folder becomes the package `imagefactory_suite` without touching the module search path, so that
-none of its names can hide a module of the image.
+The directory becomes the package `imagefactory_suite` without a change of the module search path, so none of
+its names can hide a module of the image.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PACKAGE = "imagefactory_suite"
 
 
 def load_suite(folder: str) -> None:
-    """Makes `folder` importable as the package `imagefactory_suite`."""
+    """Make `folder` importable as the package `imagefactory_suite`."""
     spec = importlib.machinery.ModuleSpec(PACKAGE, None, is_package=True)
     spec.submodule_search_locations = [folder]
     sys.modules[PACKAGE] = importlib.util.module_from_spec(spec)

@@ -1,7 +1,7 @@
-"""Runs the checks that are asked for and writes the report.
+"""Runs the requested checks and writes the report.
 
-The report is written again after every check, so a framework that takes the process down leaves a
-report that says which check was running.
+It writes the report again after every check. So a framework that ends the process leaves a report that names
+the running check.
 """
 
 from __future__ import annotations
@@ -20,16 +20,14 @@ from .context import CheckFailure, Context, Finding, parse_expected
 
 
 def main(expectations: str, report: str) -> int:
-    """Exit code 0 when every check that was asked for passed or cannot apply, 1 otherwise."""
+    """Return 0 when every requested check passed or cannot apply, 1 otherwise."""
     faulthandler.enable()
     with open(expectations, encoding="utf-8") as file:
         expected = parse_expected(file.read())
-    context = Context(
-        expected=expected,
-        framework=importlib.import_module(f"{__package__}.frameworks.{expected.framework}"),
-        site=sysconfig.get_path("purelib"),
-        prefix=sys.prefix,
-    )
+    framework: Any = importlib.import_module(f"{__package__}.frameworks.{expected.framework}")
+    if hasattr(framework, "prepare"):
+        framework.prepare()
+    context = Context(expected, framework, site=sysconfig.get_path("purelib"), prefix=sys.prefix)
     rows: list[dict[str, Any]] = []
     for name in expected.checks:
         write_report(report, context, rows, running=name)
@@ -42,7 +40,7 @@ def main(expectations: str, report: str) -> int:
 
 
 def run_check(name: str, context: Context) -> dict[str, Any]:
-    """One row of the report. Any exception of a check is a failure of that check."""
+    """Return a row of the report. Any exception of a check is a failure of that check."""
     began = time.monotonic()
     state, outcome, numbers = table.FAILED, "", {}
     reason = table.check_not_applicable(context.expected.framework, name, context.expected.locked)

@@ -1,9 +1,8 @@
-"""Makes what Triton makes when it first starts a kernel, as far as without a GPU.
+"""Builds what Triton builds when it first starts a kernel, as far as it can without a GPU.
 
-Started as `python triton_build.py SCRATCH`, where TRITON_CACHE_DIR and TRITON_LIBCUDA_PATH point to
-SCRATCH too. Makes an empty libcuda to link against, Triton's driver module compiled from C and
-imported, and a kernel compiled to GPU code; what came of it goes to SCRATCH/made.json. An exception
-is the answer that it does not work.
+Started as `python triton_build.py SCRATCH`, where TRITON_CACHE_DIR and TRITON_LIBCUDA_PATH are SCRATCH too.
+It builds an empty libcuda to link against, Triton's driver module from C, and a kernel as GPU code. The
+result is in SCRATCH/kernel.json. An exception means that Triton does not work.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from typing import Any
 
 
 def make_empty_libcuda(scratch: str, header: str) -> None:
-    """A library with every name of `header` (cuda.h), each a function that answers CUDA_ERROR_UNKNOWN.
+    """Load a library with every name of `header` (cuda.h) as a function that returns CUDA_ERROR_UNKNOWN.
 
-    Loaded before Triton's modules, so that the loader takes it for the driver they ask for.
+    The loader then takes it for the driver that Triton's modules need.
     """
     library = os.path.join(scratch, "libcuda.so.1")
     source = os.path.join(scratch, "empty.c")
@@ -42,7 +41,7 @@ def make_empty_libcuda(scratch: str, header: str) -> None:
 
 
 def find_header(folder: str, prefix: str) -> str:
-    """Triton's own cuda.h, or that of conda's CUDA packages in the environment `prefix`."""
+    """Return the path of Triton's own cuda.h, or that of conda's CUDA packages in `prefix`."""
     places = [
         os.path.join(folder, place) for place in ("backends/nvidia/include", "third_party/cuda/include")
     ]
@@ -55,7 +54,7 @@ def find_header(folder: str, prefix: str) -> str:
 
 
 def compile_driver(scratch: str) -> None:
-    """Triton compiles a C module against Python.h and imports it."""
+    """Let Triton compile a C module against Python.h and import it."""
     if driver := find_module("triton.backends.nvidia.driver"):  # from 3.0 on
         driver.CudaUtils()
     elif driver := find_module("triton.runtime.driver"):  # 2.1 to 2.3, which ask torch for a GPU first
@@ -70,7 +69,7 @@ def compile_driver(scratch: str) -> None:
 
 
 def find_module(name: str) -> Any:
-    """A module of Triton's, None where this version has none of that name."""
+    """Return a module of Triton, None if this version does not have it."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -80,30 +79,26 @@ def find_module(name: str) -> Any:
 
 
 def compile_kernel(triton: Any) -> int:
-    """Compiles the kernel for sm_80; bytes of the GPU code. How it is asked for changed over the versions."""
+    """Return the bytes of the kernel's code for sm_80. The interface changed over the versions."""
     kernel = importlib.import_module("imagefactory_suite.triton_kernel").add
     types = {"x": "*fp32", "y": "*fp32", "z": "*fp32", "count": "i32"}
     numbered = dict(enumerate(types.values()))
     source = getattr(importlib.import_module("triton.compiler"), "ASTSource", None)
-    gpu = target()
+    backends = find_module("triton.backends.compiler")
+    gpu = backends.GPUTarget("cuda", 80, 32) if backends else ("cuda", 80)  # 2.x
     if source is None:  # 2.0 and 2.1
-        made = triton.compile(kernel, signature=numbered, constants={4: 128}, cc=80)
+        compiled = triton.compile(kernel, signature=numbered, constants={4: 128}, cc=80)
     elif isinstance(gpu, tuple):  # 2.2 and 2.3
-        made = triton.compile(source(fn=kernel, signature=numbered, constants={4: 128}), target=gpu)
+        compiled = triton.compile(source(fn=kernel, signature=numbered, constants={4: 128}), target=gpu)
     elif "constexprs" in inspect.signature(source.__init__).parameters:  # from 3.3 on
         named = {**types, "BLOCK": "constexpr"}
-        made = triton.compile(source(fn=kernel, signature=named, constexprs={"BLOCK": 128}), target=gpu)
+        compiled = triton.compile(source(fn=kernel, signature=named, constexprs={"BLOCK": 128}), target=gpu)
     else:  # 3.0 to 3.2, of which the last takes no numbers
-        made = triton.compile(source(fn=kernel, signature=types, constants={"BLOCK": 128}), target=gpu)
-    code = made.asm["cubin"]
+        compiled = triton.compile(source(fn=kernel, signature=types, constants={"BLOCK": 128}), target=gpu)
+    code = compiled.asm["cubin"]
     if code[:4] != b"\x7fELF":
-        raise RuntimeError("Triton's kernel is no GPU code")
+        raise RuntimeError("Triton's kernel is not GPU code")
     return len(code)
-
-
-def target() -> Any:
-    backends = find_module("triton.backends.compiler")
-    return backends.GPUTarget("cuda", 80, 32) if backends else ("cuda", 80)  # 2.x
 
 
 def main(scratch: str) -> None:
@@ -117,14 +112,14 @@ def main(scratch: str) -> None:
     gcc = subprocess.run(
         [os.environ.get("CC", "gcc"), "--version"], check=True, capture_output=True, text=True
     )
-    answer = {
+    result = {
         "version": triton.__version__,
         "compiler": gcc.stdout.splitlines()[0],
         "cubin": size,
         "seconds": round(time.monotonic() - began, 3),
     }
-    with open(os.path.join(scratch, "made.json"), "w", encoding="utf-8") as file:
-        json.dump(answer, file)
+    with open(os.path.join(scratch, "kernel.json"), "w", encoding="utf-8") as file:
+        json.dump(result, file)
 
 
 if __name__ == "__main__":

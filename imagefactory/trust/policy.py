@@ -20,7 +20,7 @@ earliest end that any of them names; of policies the nearest counts alone.
 
 Who holds a key also writes the dates of what it signs. So after `until` a date alone proves nothing: only the
 statements count that were seen before. `record` is the sha256 of the file `retired-keys/NAME.txt` beside
-imagefactory.toml, which lists them by the digests of their payloads. `keys retire` and `keys rotate` write
+imagefactory.toml, which lists them by the digests of their payloads. `key retire` and `key rotate` write
 both. Without that file nothing of a retired key counts, except in a catalogue that a valid key signed.
 """
 
@@ -206,7 +206,7 @@ def _parse_key(row: object, where: str, policy: AcceptancePolicy, folder: Path |
             raise UsageError(
                 "trust-invalid",
                 f"{where}: '{name}' is missing",
-                hint="let imagefactory keys trust FILE write the row",
+                hint="let imagefactory key trust FILE write the row",
             )
     name, text = table["name"], table["public"]
     if not isinstance(name, str) or not NAME.fullmatch(name):
@@ -233,7 +233,7 @@ def _parse_key(row: object, where: str, policy: AcceptancePolicy, folder: Path |
         raise UsageError(
             "trust-invalid",
             f"{where} record: not a digest",
-            hint="let imagefactory keys retire NAME write it",
+            hint="let imagefactory key retire NAME write it",
         )
     return TrustedKey(
         name=name,
@@ -322,7 +322,7 @@ def _read(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrustGrant:
-    """What `keys trust` writes: how long a key is believed, and for which evidence (empty: the policy's)."""
+    """What `key trust` writes: how long a key is believed, and for which evidence (empty: the policy's)."""
 
     key: PublicKey
     since: date
@@ -371,7 +371,7 @@ def named_key(text: str, name: str, where: str) -> TrustedKey:
         raise UsageError(
             "key-not-trusted",
             f"{where}: no key '{name}' is trusted",
-            hint="list the keys: imagefactory keys show",
+            hint="list the keys: imagefactory key list",
         )
     return key
 

@@ -20,13 +20,13 @@ package = "imagefactory_suite.gpu"
 contexts, part = (importlib.import_module(f"{package}.{name}") for name in ("context", "part"))
 checks = importlib.import_module(f"{package}.checks.numbers")
 numpy = importlib.import_module("numpy")
-asked = replace(contexts.parse_asked(Path(expectations).read_text()), rehearsal=False)
+asked = replace(contexts.parse_request(Path(expectations).read_text()), rehearsal=False)
 MEBI = 1 << 20
 
 
 def run(check, **names):
     framework = types.SimpleNamespace(**names)
-    context = contexts.GpuContext(asked=asked, framework=framework, site="", prefix="")
+    context = contexts.GpuContext(request=asked, framework=framework, site="", prefix="")
     row = part.run_check(check, context, None)[0]
     return [row["state"], row["detail"]]
 
@@ -47,7 +47,7 @@ def controls(sees):
     """Of a framework whose `fetch` looks at `sees` alone: the place, the type."""
 
     def fetch(context, array, kind):
-        if ("place" in sees and not context.asked.rehearsal) or ("type" in sees and array != kind):
+        if ("place" in sees and not context.rehearsal) or ("type" in sees and array != kind):
             raise contexts.CheckFailure("refused")
 
     return run(
@@ -92,7 +92,7 @@ def tf32(kind):
     )
     module = importlib.import_module(f"{package}.frameworks.onnxruntime")
     nodes = (importlib.import_module("imagefactory_suite.onnx_model").Node("Tanh", ("a",), "y"),)
-    context = contexts.GpuContext(asked=asked, framework=None, site="", prefix="")
+    context = contexts.GpuContext(request=asked, framework=None, site="", prefix="")
     return module._start(context, module._Job(nodes, {"a": numpy.zeros(1)}, 1, kind), "").options["use_tf32"]
 
 

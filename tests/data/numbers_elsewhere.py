@@ -15,8 +15,8 @@ runpy.run_path(f"{suite}/smoke.py")["load_suite"](suite)
 package = "imagefactory_suite.gpu"
 contexts, plain = (importlib.import_module(f"{name}.context") for name in (package, "imagefactory_suite"))
 numpy = importlib.import_module("numpy")
-asked = contexts.parse_asked(Path(expectations).read_text())
-strict = contexts.GpuContext(asked=replace(asked, rehearsal=False), framework=None, site="", prefix="")
+asked = contexts.parse_request(Path(expectations).read_text())
+strict = contexts.GpuContext(request=replace(asked, rehearsal=False), framework=None, site="", prefix="")
 names = ("torch", "tensorflow", "onnxruntime")
 files = {name: importlib.import_module(f"{package}.frameworks.{name}") for name in names}
 sys.modules["torch"] = types.SimpleNamespace(float32="float32", float16="float16")

@@ -233,14 +233,14 @@ def test_a_second_target_writes_only_what_differs(case: Case) -> None:
     assert new
     assert sum(layer["size"] for layer in new) <= written
     assert written <= case.grown * wheels < sum(package["size"] for package in theirs.values())
-    case.factory.run("store", "list")
+    case.factory.run("image", "list")
 
 
 def test_an_export_has_every_blob_in_full(case: Case, scratch: Path) -> None:
     """Other tools read small ones in tests/engines/test_archive.py; skopeo would unpack it first."""
     path = scratch / "exported.tar"
     try:
-        case.factory.run("export", case.target, "--format", "oci-archive", "-o", str(path))
+        case.factory.run("image", "export", case.target, "--format", "oci-archive", "-o", str(path))
         with tarfile.open(path) as archive:
             sizes = {Path(member.name).name: member.size for member in archive if member.isfile()}
     finally:

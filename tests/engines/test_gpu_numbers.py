@@ -131,9 +131,9 @@ suite, site, expectations = sys.argv[1:]
 runpy.run_path(f"{suite}/smoke.py")["load_suite"](suite)
 package = "imagefactory_suite.gpu"
 part, contexts = importlib.import_module(f"{package}.part"), importlib.import_module(f"{package}.context")
-asked = contexts.parse_asked(open(expectations).read())
+asked = contexts.parse_request(open(expectations).read())
 jax = importlib.import_module(f"{package}.frameworks.jax")
-strict = contexts.GpuContext(asked=replace(asked, rehearsal=False), framework=jax, site=site, prefix=site)
+strict = contexts.GpuContext(request=replace(asked, rehearsal=False), framework=jax, site=site, prefix=site)
 print(json.dumps([part.run_check("collective", strict, None)[0] for _ in range(2)]))
 """
 

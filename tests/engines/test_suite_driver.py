@@ -55,15 +55,15 @@ LIES = {
 # The suite's own code, broken: (file, what stands there, what is put there), what the controls must say.
 MUTANTS = {
     "compares nothing": (
-        ("gpu/kernels.py", "if found == wanted:", "if True:"),
+        ("gpu/kernels.py", "if result == whole:", "if True:"),
         "a kernel that subtracts gave the sum",
     ),
     "compares the first element": (
-        ("gpu/kernels.py", "if found == wanted:", "if found[:4] == wanted[:4]:"),
+        ("gpu/kernels.py", "if result == whole:", "if result[:4] == whole[:4]:"),
         "a wrong bit in byte 120043 passed",
     ),
     "compares all but the guard": (
-        ("gpu/kernels.py", "if found == wanted:", "if found[: len(expected)] == expected:"),
+        ("gpu/kernels.py", "if result == whole:", "if result[: len(expected)] == expected:"),
         "a wrong bit in byte 121067 passed",
     ),
     "finds all memory": (
@@ -173,7 +173,7 @@ def test_every_word_of_the_tables_is_told_by_a_test() -> None:
 
 
 def test_every_word_for_an_answer_of_the_driver_is_one_of_the_tables() -> None:
-    assert set(checks.WORDS.values()) <= set(table.OUTCOMES)
+    assert set(checks.OUTCOMES.values()) <= set(table.OUTCOMES)
     assert set(checks.HINTS) >= {driver.JIT_COMPILER_NOT_FOUND, driver.SYSTEM_NOT_READY}
 
 

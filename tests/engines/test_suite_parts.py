@@ -14,7 +14,7 @@ import pytest
 from imagefactory.suite.gpu import suite as gpu_suite
 from imagefactory.suite.gpu import table
 from imagefactory.suite.gpu.checks import coverage
-from imagefactory.suite.gpu.context import Predicted, parse_asked
+from imagefactory.suite.gpu.context import Predicted, parse_request
 from imagefactory.suite.gpu.part import failed_row, make_row
 from imagefactory.suite.gpu.suite import (
     Ended,
@@ -55,7 +55,7 @@ def test_all_parts_run_on_the_gpu_that_was_found(run: Run, tmp_path: Path) -> No
 
 
 def test_of_several_gpus_all_parts_see_the_one_that_was_taken() -> None:
-    asked = parse_asked(json.dumps(make_expectations()))
+    asked = parse_request(json.dumps(make_expectations()))
     device = {"uuid": libcuda.UUID, "capability": "8.0"}
     given = {"HOME": "/", "CUDA_VISIBLE_DEVICES": "0,1"}
     seen = environment_of("jit", asked, {"device": device, "visible": 2}, given)
@@ -112,7 +112,7 @@ def test_without_the_gpu_no_later_part_is_started(run: Run) -> None:
     ],
 )
 def test_what_keeps_later_parts_from_being_started(row: Row, blocks: bool) -> None:
-    asked = parse_asked(json.dumps(make_expectations()))
+    asked = parse_request(json.dumps(make_expectations()))
     assert (why_blocked("jit", asked, [row]) != "") is blocks
 
 

@@ -30,9 +30,6 @@ def prepare(context):
     if os.environ.get("FAKE_PREPARE"):
         raise ImportError(os.environ["FAKE_PREPARE"])
 
-def classify(error):
-    return "no-kernel" if isinstance(error, NoKernel) else "load-failed"
-
 def act(word):
     if word == "no-kernel":
         raise NoKernel("no kernel image is available")
@@ -72,6 +69,8 @@ def probe(context):
     part = "PTX" if os.environ.get("CUDA_FORCE_PTX_JIT") else "NATIVE"
     return act(os.environ.get(f"FAKE_{part}", ""))
 """
+
+FAKE_PROBE = "def run_probe(context):\n    return context.framework.probe(context)\n"
 
 FAKE_NUMBERS = """
 import os
@@ -114,6 +113,7 @@ def copy_suite(folder: Path, *, seconds: float = 60.0, changes: Mapping[str, tup
     suite = folder / "suite"
     shutil.copytree(SUITE_DIRECTORY, suite, ignore=shutil.ignore_patterns("__pycache__"))
     (suite / "gpu/frameworks/torch.py").write_text(FAKE_FRAMEWORK)
+    (suite / "gpu/frameworks/probe.py").write_text(FAKE_PROBE)
     for name in ("numbers", "jit", "portability", "profile", "several"):
         (suite / f"gpu/checks/{name}.py").write_text(FAKE_NUMBERS)
     times = (

@@ -126,10 +126,10 @@ def bench(
 ) -> Iterator[Bench]:
     call = call_families
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    call("keys", "new", "lab")
+    call("key", "create", "lab")
     # Some verdicts are minutes old, and just after midnight those are of yesterday.
     yesterday = datetime.now(UTC) - timedelta(days=1)
-    call("keys", "trust", "lab", "--since", yesterday.strftime("%Y-%m-%d"))
+    call("key", "trust", "lab", "--since", yesterday.strftime("%Y-%m-%d"))
     with registry_made_here(Ways(referrers=request.param)) as made:
         yield Bench(call, tmp_path, made)
 

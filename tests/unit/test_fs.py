@@ -147,7 +147,7 @@ def test_room_is_asked_for_before_the_work(tmp_path: Path, monkeypatch: pytest.M
     assert told.value.code == "disk-full"
     for named in (str(cache), str(store), "the build of x", "5.0 MB"):
         assert named in told.value.message
-    assert "imagefactory store gc" in told.value.hint
+    assert "imagefactory image prune" in told.value.hint
     assert "IMAGEFACTORY_STORE" in told.value.hint
 
 

@@ -186,7 +186,8 @@ def _explain(text: str, code: int, staging: LinkPlan) -> BuildError:
         return StoreError(
             "disk-full",
             f"no space left in {staging.scratch} or {staging.cache}",
-            hint="free disk space, for example with imagefactory store gc --cache, and run the command again",
+            hint="free disk space, for example with imagefactory image prune --cache, and run the command "
+            "again",
         )
     paths = {unquote(package.filename): path for package, path in staging.archives.items()}
     files = " ".join(str(paths[name]) for name in names if name in paths)
@@ -196,7 +197,7 @@ def _explain(text: str, code: int, staging: LinkPlan) -> BuildError:
     return BuildError(
         "conda-link-failed",
         message,
-        hint=hints.get(kind, "see what the error says; `imagefactory store gc --cache` empties the cache"),
+        hint=hints.get(kind, "see what the error says; `imagefactory image prune --cache` empties the cache"),
     )
 
 
@@ -214,7 +215,7 @@ def remove_from_extracted(cache: Path, package: LockedCondaPackage) -> None:
 
 
 def remove_extracted(cache: Path, removal: Removal) -> None:
-    """Remove all unpacked archives."""
+    """Remove all unpacked archives (`image prune --cache`)."""
     for path in entries_of(extracted_directory(cache)):
         removal.remove(path)
 

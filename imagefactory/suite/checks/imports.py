@@ -1,8 +1,8 @@
 """`import`: the framework, its companions and the modules of named packages load, in the locked versions.
 
-Every top-level module of the packages that the recipe names is imported by a process of its own. So a module
-that crashes, ends the process or hangs costs one answer, and what it writes to stderr is read: NumPy 2 says
-only there that a module was compiled for NumPy 1.
+A process of its own imports each top-level module of the packages that the recipe names. So a module that
+crashes, ends the process or hangs costs one result. Its stderr is read: NumPy 2 reports only there that a
+module was compiled for NumPy 1.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ from dataclasses import dataclass
 
 from .. import conda, table
 from ..context import CheckFailure, Context, Finding, same_release, same_version
-from .packages import SHOWN, more
+from .packages import SHOWN, more, shorten
 
 SECONDS = 300.0
 AT_ONCE = 2
-READ = 1 << 18
-"""Bytes of what a module writes to stderr that are looked through."""
+READ = 1 << 18  # bytes of a module's stderr to search
 
 LOADS, NEEDS_GPU, FAILS = "loads", "needs a GPU", "fails"
 
@@ -37,10 +36,10 @@ NO_PART = {
     *("benchmark", "benchmarks", "conftest", "doc", "docs", "example", "examples", "sample", "samples"),
     *("script", "scripts", "setup", "test", "tests"),
 }
-"""Folders that some packages leave among the modules by mistake."""
+"""Directories that some packages install among the modules by mistake."""
 
-# What a module says for want of a GPU or its driver, which no image brings. The last exception or one that it
-# was explicitly raised from must say it: what is missing besides is a fault of the image.
+# Texts of a module that lacks a GPU or its driver, which no image brings. The last exception or one of its
+# explicit causes must have one of them: whatever else is missing is a fault of the image.
 GPU_MISSING = re.compile(
     r"\blib(cuda|nvidia-ml|nvcuvid|nvidia-encode|nvoptix)\.so"
     r"|Found no NVIDIA driver"
@@ -56,7 +55,7 @@ GPU_MISSING = re.compile(
 
 @dataclass(frozen=True)
 class ImportResult:
-    """What came of importing `module` of `package`. `main`: the module is called as its package is."""
+    """The import of `module` of `package`. A `main` module has the name of its package."""
 
     package: str
     module: str
@@ -66,53 +65,53 @@ class ImportResult:
 
 
 def import_named(context: Context) -> list[ImportResult]:
-    """Import the modules of all packages that the recipe names. Returns an answer each, in order.
+    """Import the modules of all packages that the recipe names. Return the results, in order.
 
-    The second run, as an ordinary user, keeps to each package's main modules.
+    The second run, as an ordinary user, imports only each package's main modules.
     """
-    wanted = [
+    expected = context.expected
+
+    def run(module: tuple[str, str, bool]) -> ImportResult:
+        return ImportResult(*module, *run_import(module[1], gpu=expected.cuda != table.NO_CUDA))
+
+    modules = [
         (package, module, main)
-        for package in context.expected.named
-        if package in context.expected.locked
+        for package in expected.named
+        if package in expected.locked
         for module, main in modules_of(package, files_of(context, package))
-        if main or context.expected.uid is None
+        if main or expected.uid is None
     ]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = pool.map(lambda each: run_import(each[1], gpu=context.expected.cuda != table.NO_CUDA), wanted)
-        return [ImportResult(*each, *told) for each, told in zip(wanted, found, strict=True)]
+        return list(pool.map(run, modules))
 
 
 def run_import(module: str, *, gpu: bool) -> tuple[str, str]:
-    """Return the state of a module that is imported by a process of its own, and why."""
+    """Import a module in a process of its own. Return its state, and why."""
     script = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "import_module.py")
-    with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as answer:
-        command = [sys.executable, "-I", "-B", script, str(answer.fileno()), module]
+    null = subprocess.DEVNULL
+    with tempfile.TemporaryFile() as log, tempfile.TemporaryFile() as answer:
+        number = answer.fileno()
+        command = [sys.executable, "-I", "-B", script, str(number), module]
         try:
-            done = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=told,
-                pass_fds=[answer.fileno()],
-                timeout=SECONDS,
-                check=False,
-            )
+            code = subprocess.run(
+                command, stdin=null, stdout=null, stderr=log, pass_fds=[number], timeout=SECONDS, check=False
+            ).returncode
         except subprocess.TimeoutExpired:
             return FAILS, f"takes more than {SECONDS:.0f} s"
         answer.seek(0)
-        told.seek(0)
-        return judge(answer.read(READ), told.read(READ).decode("utf-8", "replace"), done.returncode, gpu=gpu)
+        log.seek(0)
+        return judge(answer.read(READ), log.read(READ).decode("utf-8", "replace"), code, gpu=gpu)
 
 
-def judge(answer: bytes, told: str, code: int, *, gpu: bool) -> tuple[str, str]:
-    """Return the state, and why, of what a process wrote and how it ended. `gpu`: the image is for GPUs."""
+def judge(answer: bytes, log: str, code: int, *, gpu: bool) -> tuple[str, str]:
+    """Return the state, and why, from the output and exit code of a process. `gpu`: the image is for GPUs."""
     try:
         errors = [str(error) for error in json.loads(answer)["errors"]]
     except (ValueError, KeyError, TypeError):
         ended = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-        last = ([line.strip() for line in told.splitlines() if line.strip()] or ["no message"])[-1]
+        last = ([line.strip() for line in log.splitlines() if line.strip()] or ["no message"])[-1]
         return FAILS, f"ends the process {ended}: {last[:300]}"
-    _, warned, after = told.partition("compiled using NumPy 1.x cannot be run in")
+    _, warned, after = log.partition("compiled using NumPy 1.x cannot be run in")
     if warned:
         return FAILS, incompatible(after)
     if not errors:
@@ -130,15 +129,15 @@ def incompatible(after: str) -> str:
     """
     version = re.match(r"\s+NumPy (\S+)", after)
     names = re.findall(r'File "[^"]*/site-packages/(\w+)[/.]', after.partition("_ARRAY_API")[0])
-    module, found = names[-1] if names else "it", version[1] if version else "2"
-    return f"{module} was compiled for NumPy 1 and cannot run with NumPy {found}"
+    module, number = names[-1] if names else "it", version[1] if version else "2"
+    return f"{module} was compiled for NumPy 1 and cannot run with NumPy {number}"
 
 
 def faults_of(answers: Iterable[ImportResult]) -> list[str]:
-    """Return a line for each module whose failure is the image's.
+    """Return a line for each module whose failure is a fault of the image.
 
-    Some packages leave modules of their tools beside the one that they are called by: that those do
-    not load is no fault while the main one does.
+    Some packages install modules of their tools next to the main one. Those need not load if the main one
+    does.
     """
     answers = list(answers)
     main = {answer.package for answer in answers if answer.main and answer.state != FAILS}
@@ -149,11 +148,8 @@ def faults_of(answers: Iterable[ImportResult]) -> list[str]:
     ]
 
 
-# --- which modules a package has -----------------------------------------------------------------
-
-
 def files_of(context: Context, name: str) -> list[str]:
-    """Return the package's files, as seen from the folder of the image's packages."""
+    """Return the package's files, relative to the directory of the image's packages."""
     if name in context.expected.conda:
         records, _ = conda.read_records(context.prefix)
         site = os.path.relpath(context.site, context.prefix)
@@ -165,11 +161,11 @@ def files_of(context: Context, name: str) -> list[str]:
 
 
 def modules_of(package: str, files: Iterable[str]) -> list[tuple[str, bool]]:
-    """Return the modules to import, and for each whether it is called as its package is, or none is."""
-    found = public_modules(files)
+    """Return the modules to import, and for each whether it, or none, has the name of its package."""
+    modules = public_modules(files)
     own = table.module_of(package).lower()
-    called = any(name.lower() == own for name in found)
-    return [(name, not called or name.lower() == own) for name in found]
+    named = any(name.lower() == own for name in modules)
+    return [(name, not named or name.lower() == own) for name in modules]
 
 
 def public_modules(files: Iterable[str]) -> list[str]:
@@ -209,7 +205,7 @@ def packages_in(top: str, folders: Mapping[str, set[str]]) -> list[str]:
 
 
 def module_name(file: str) -> str:
-    """Return the module that a file is, empty for one that is none: `libx.so` is a library, not a module."""
+    """Return the name of a module's file, empty for other files: `libx.so` is a library."""
     for suffix in (".py", *importlib.machinery.EXTENSION_SUFFIXES):
         if file.endswith(suffix):
             name = posixpath.basename(file)[: -len(suffix)]
@@ -219,16 +215,16 @@ def module_name(file: str) -> str:
 
 
 def check(context: Context) -> Finding:
-    framework, expected = context.framework, context.expected
-    framework.prepare()
-    locked = expected.locked
+    expected, locked = context.expected, context.expected.locked
     if expected.distribution not in locked:
         raise CheckFailure(f"the lock holds no {expected.distribution}")
     answers = import_named(context)
     if faults := faults_of(answers):
         raise CheckFailure("; ".join(faults[:SHOWN]) + more(faults))
     elsewhere = {answer.module for answer in answers if answer.state == NEEDS_GPU}
-    pairs = framework.MODULES or tuple((expected.distribution, name) for name in find_modules(context))
+    pairs = context.framework.MODULES or tuple(
+        (expected.distribution, name) for name in find_modules(context)
+    )
     numbers, loaded = {}, {}
     for distribution, module_name in pairs:
         if distribution not in locked or module_name in loaded:
@@ -239,13 +235,13 @@ def check(context: Context) -> Finding:
         began = time.monotonic()
         module = importlib.import_module(module_name)
         numbers[f"{module_name}-seconds"] = round(time.monotonic() - began, 3)
-        if expected.framework == table.OTHER:  # many say no version, or not that of their package
+        if expected.framework == table.OTHER:  # some have no version, or another one than their package
             loaded[module_name] = f"{module_name} of {distribution} {locked[distribution]}"
             continue
-        found, version = module.__version__, locked[distribution]
-        if not agrees(found, version, built=distribution in expected.conda):
-            raise CheckFailure(f"{module_name} says it is {found}, locked is {version}")
-        loaded[module_name] = f"{module_name} {found}"
+        version = module.__version__
+        if not agrees(version, locked[distribution], built=distribution in expected.conda):
+            raise CheckFailure(f"{module_name} says it is {version}, locked is {locked[distribution]}")
+        loaded[module_name] = f"{module_name} {version}"
     numbers |= {
         "named-modules": sum(answer.state == LOADS for answer in answers),
         "gpu-modules": sum(answer.state == NEEDS_GPU for answer in answers),
@@ -254,34 +250,29 @@ def check(context: Context) -> Finding:
     return Finding("; ".join(details), numbers)
 
 
-def agrees(found: str, locked: str, *, built: bool) -> bool:
-    """Whether a module's version is the locked one; `built` for packages that conda built from sources."""
+def agrees(version: str, locked: str, *, built: bool) -> bool:
+    """Return whether a module's version is the locked one. `built`: conda built the package from sources."""
     if built:
-        return same_release(found, locked)
-    return same_version(found if "+" in locked else found.partition("+")[0], locked)
+        return same_release(version, locked)
+    return same_version(version if "+" in locked else version.partition("+")[0], locked)
 
 
 def find_modules(context: Context) -> tuple[str, ...]:
-    """What the framework's package is imported as: the module of its name, else all that it brings."""
+    """Return the module with the name of the framework's package, else all of its modules."""
     name = context.expected.distribution
-    found = public_modules(files_of(context, name))
-    wanted = table.module_of(name)
-    if wanted in found:
-        return (wanted,)
-    if not found:
+    modules = public_modules(files_of(context, name))
+    if table.module_of(name) in modules:
+        return (table.module_of(name),)
+    if not modules:
         raise CheckFailure(f"{name} brings no Python module: leave `import` out of the recipe's checks")
-    return tuple(found)
+    return tuple(modules)
 
 
 def describe_named(answers: Sequence[ImportResult]) -> str:
-    """Return what came of the packages that the recipe names, none of whose failures is a fault."""
-    loaded = [answer for answer in answers if answer.state == LOADS]
-    parts = [f"{len(loaded)} modules of {len({answer.package for answer in answers})} named packages load"]
-    for state, words in (
-        (NEEDS_GPU, NEEDS_GPU),
-        (FAILS, "does not load, beside the main module"),
-    ):
-        found = [answer for answer in answers if answer.state == state]
-        shown = ", ".join(f"{answer.module} ({answer.detail})" for answer in found[:SHOWN])
-        parts += [f"{words}: {shown}{more(found)}"] if found else []
+    """Return a line about the packages that the recipe names, none of whose failures is a fault."""
+    loaded = sum(answer.state == LOADS for answer in answers)
+    parts = [f"{loaded} modules of {len({answer.package for answer in answers})} named packages load"]
+    for state, words in ((NEEDS_GPU, NEEDS_GPU), (FAILS, "does not load, beside the main module")):
+        lines = [f"{answer.module} ({answer.detail})" for answer in answers if answer.state == state]
+        parts += [f"{words}: {shorten(lines)}"] if lines else []
     return "; ".join(parts)

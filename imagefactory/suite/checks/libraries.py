@@ -1,11 +1,11 @@
-"""`libraries`: every shared library of the packages finds the libraries it asks for.
+"""`libraries`: every shared library of the packages finds the libraries that it needs.
 
-Found means what ld.so(8) does: the library's RUNPATH or RPATH, where it has no RUNPATH the RPATH of the
-program, LD_LIBRARY_PATH, the loader's cache, its standard folders. Libraries that the framework loads first
+The search is that of ld.so(8): the library's RUNPATH or RPATH, without a RUNPATH the RPATH of the program,
+LD_LIBRARY_PATH, the loader's cache, its standard directories. Libraries that the framework loads first
 (torch, tensorflow, jax and onnxruntime all load NVIDIA's by full path before they need them) are counted
-apart. What may be absent stands in two tables, with the reason.
+separately. Two tables list what may be absent, with the reason.
 
-Of wheels the folder of the packages is looked through, of conda's packages the whole environment.
+The search covers the directory of packages for wheels, and the whole environment for conda packages.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ GRAPHICS_LIBRARIES = ("libGL.so.1", "libGLX.so.0", "libEGL.so.1", "libOpenGL.so.
 # Below an environment: another C library, for compilers to link against, and empty drivers for the same.
 NOT_LOADED = ("*/sysroot/*", "*/stubs/*")
 
-# Libraries that a framework opens by name when it first meets a GPU, so no DT_NEEDED tells of them:
-# (who opens them, along its own paths; what it opens).
+# Libraries that a framework opens by name at the first use of a GPU, so no DT_NEEDED names them:
+# (the opener, along its own paths; the names).
 _XLA = ("libcudart", "libcublas", "libcublasLt", "libcudnn", "libcufft", "libcusparse", "libcupti")
 OPENED_BY_NAME = {
     "tensorflow": (
@@ -85,16 +85,13 @@ OPENED_BY_NAME = {
     ),
     "jax": (("jax_plugins/xla_cuda*/xla_cuda_plugin.so",), (*_XLA, "libnccl")),
 }
-# Who opens them too where conda built the package: its jaxlib may have the GPU code itself.
+# More openers where conda built the package: its jaxlib may have the GPU code itself.
 CONDA_OPENS = {"jax": ("jaxlib/xla_extension.so", "jaxlib/libjax_common.so")}
 
 
 @dataclass
 class Scan:
-    """`root` is what was looked through; `libraries` maps paths to what the loader reads of them.
-
-    `names` are all sonames and file names.
-    """
+    """The libraries below `root`, by path. `names` are all sonames and file names."""
 
     root: str
     libraries: dict[str, elf.Dynamic] = field(default_factory=dict)
@@ -105,10 +102,9 @@ class Scan:
 
 @dataclass(frozen=True)
 class System:
-    """What the loader knows beside a library's own paths.
+    """What the loader knows besides a library's own paths. `program` is the RPATH of the Python that loads.
 
-    `folders` to look into, `cached` sonames, `program`: the RPATH of the Python that loads them.
-    `absent` are patterns of libraries that come with the machine that has the GPU.
+    `absent` are patterns of libraries of the machine that has the GPU.
     """
 
     folders: tuple[str, ...]
@@ -122,12 +118,11 @@ def check(context: Context) -> Finding:
     scan = scan_libraries(context.prefix if built else context.site, platform.machine())
     system = read_system(os.environ, CACHE_FILE)
     if built:
-        program = os.path.realpath(sys.executable)
-        system = replace(
-            system,
-            program=program_folders(program),
-            absent=(*system.absent, *GRAPHICS_LIBRARIES),
-        )
+        # The loader follows the RPATH of the program for libraries without a RUNPATH of their own.
+        python = os.path.realpath(sys.executable)
+        header = elf.read_dynamic(python)
+        program = tuple(own_folders(python, header)) if header is not None and not header.runpath else ()
+        system = replace(system, program=program, absent=(*system.absent, *GRAPHICS_LIBRARIES))
     counts: Counter[str] = Counter()
     missing: dict[str, list[str]] = {}
     excused: set[str] = set()
@@ -162,7 +157,7 @@ def check(context: Context) -> Finding:
 
 
 def scan_libraries(root: str, machine: str) -> Scan:
-    """Reads every shared library under `root` that is made for `machine` (`x86_64`); counts the others."""
+    """Read every shared library under `root` for `machine` (`x86_64`) and count the others."""
     scan = Scan(root)
     for folder, _, files in os.walk(root):
         for file in files:
@@ -171,7 +166,7 @@ def scan_libraries(root: str, machine: str) -> Scan:
             if not LIBRARY_NAME.search(file) or any(fnmatch.fnmatchcase(inside, each) for each in NOT_LOADED):
                 continue
             if os.path.islink(path) and not os.path.exists(path):
-                continue  # leads to nothing, so nothing loads it
+                continue  # a dangling link, so nothing loads it
             try:
                 library = elf.read_dynamic(path)
             except (elf.NotReadable, OSError, ValueError) as error:
@@ -186,7 +181,7 @@ def scan_libraries(root: str, machine: str) -> Scan:
 
 
 def resolve(name: str, path: str, site: str, scan: Scan, system: System) -> str:
-    """How the library at `path` comes to `name`: resolved, preloaded, driver, optional or unresolved."""
+    """Return how the library at `path` finds `name`: resolved, preloaded, driver, optional or unresolved."""
     library = scan.libraries[path]
     own = (*own_folders(path, library), *(() if library.runpath else system.program))
     if "/" in name:
@@ -198,35 +193,29 @@ def resolve(name: str, path: str, site: str, scan: Scan, system: System) -> str:
     if any(fnmatch.fnmatchcase(name, pattern) for pattern in system.absent):
         return "driver"
     relative = relative_to(path, site, scan.root)
-    for owner, wanted, _ in OPTIONAL_LIBRARIES:
-        if fnmatch.fnmatchcase(relative, owner) and fnmatch.fnmatchcase(name, wanted):
+    for owner, pattern, _ in OPTIONAL_LIBRARIES:
+        if fnmatch.fnmatchcase(relative, owner) and fnmatch.fnmatchcase(name, pattern):
             return "optional"
     return "unresolved"
 
 
 def relative_to(path: str, site: str, root: str) -> str:
-    """`path` as the tables have it: from the folder of the packages, else from the environment."""
+    """Return `path` as in the tables: relative to the directory of packages, else to the environment."""
     inside = os.path.relpath(path, site)
     return os.path.relpath(path, root) if inside.startswith("..") else inside
 
 
 def own_folders(path: str, library: elf.Dynamic) -> list[str]:
-    """Where the library itself tells the loader to look; RUNPATH hides RPATH."""
+    """Return the library's own search path; RUNPATH hides RPATH."""
     origin = os.path.dirname(os.path.realpath(path))
     written = dict.fromkeys(library.runpath or library.rpath)
     return [folder.replace("${ORIGIN}", origin).replace("$ORIGIN", origin) for folder in written]
 
 
-def program_folders(program: str) -> tuple[str, ...]:
-    """The RPATH of a program, which the loader also follows for libraries without a RUNPATH of their own."""
-    found = elf.read_dynamic(program)
-    return tuple(own_folders(program, found)) if found is not None and not found.runpath else ()
-
-
 def find_opened_by_name(context: Context, scan: Scan, system: System) -> tuple[int, list[str]]:
-    """How many of the framework's OPENED_BY_NAME are within its reach, and a fault for each that is not.
+    """Return how many of the framework's OPENED_BY_NAME it reaches, and a fault for each other.
 
-    They are NVIDIA's: an image for CPUs alone or for AMD's GPUs has none of them.
+    They are NVIDIA's: an image for CPUs or AMD GPUs has none of them.
     """
     if context.expected.cuda == table.NO_CUDA or context.expected.rocm:
         return 0, []
@@ -246,7 +235,7 @@ def find_opened_by_name(context: Context, scan: Scan, system: System) -> tuple[i
     for folder in (*folders, *system.program, *system.folders):
         if os.path.isdir(folder):
             reached.update(os.listdir(folder))
-    absent = [name for name in names if not any(found.startswith(f"{name}.so.") for found in reached)]
+    absent = [name for name in names if not any(file.startswith(f"{name}.so.") for file in reached)]
     return len(names) - len(absent), [
         f"{name} is opened by name and is not within reach of {os.path.relpath(paths[0], scan.root)}"
         for name in absent
@@ -266,7 +255,7 @@ def read_system(environ: Mapping[str, str], cache: str) -> System:
 
 
 def parse_cache(data: bytes) -> frozenset[str]:
-    """The sonames of a loader cache (glibc's dl-cache.h, the format since 2.2; empty for any other)."""
+    """Return the sonames of a loader cache (glibc's dl-cache.h, the format since 2.2), empty for another."""
     start = data.find(CACHE_MAGIC)
     if start < 0:
         return frozenset()

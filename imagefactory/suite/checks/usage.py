@@ -1,7 +1,7 @@
 """How an image is used: `jupyter` for notebooks, `unprivileged` for batch jobs.
 
 A kernel computes, and JupyterLab's page is served on the loopback. Batch systems run an ordinary user, a
-read-only root and no home: the host starts a second run for that, and adds what `import` and `compute` say.
+read-only root and no home. The host starts a second run for that, with `import` and `compute` too.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ def check_jupyter(_: Context) -> Finding:
     with tempfile.TemporaryDirectory(prefix="suite-") as scratch:
         os.environ |= {"JUPYTER_RUNTIME_DIR": scratch, "IPYTHONDIR": scratch}
         try:
-            said = _ask_kernel("print(6 * 7)")
+            output = _run_in_kernel("print(6 * 7)")
         except ImportError as error:
             raise CheckFailure(f"{error.name} is not in the image") from error
-        if said.strip() != "42":
-            raise CheckFailure(f"a kernel says {said[:200]!r} to print(6 * 7)")
-        title = _look_at_page(scratch)
+        if output.strip() != "42":
+            raise CheckFailure(f"a kernel says {output[:200]!r} to print(6 * 7)")
+        title = _read_page(scratch)
     return Finding(f"a kernel answers, and {title} is served")
 
 
-def _ask_kernel(code: str) -> str:
+def _run_in_kernel(code: str) -> str:
     from jupyter_client.manager import start_new_kernel  # type: ignore[import-not-found]
 
     manager, client = start_new_kernel(startup_timeout=STARTUP, stderr=subprocess.DEVNULL)
-    told: list[str] = []
+    texts: list[str] = []
     try:
         client.execute_interactive(
             code,
             timeout=STARTUP,
-            output_hook=lambda message: told.append(message["content"].get("text", "")),
+            output_hook=lambda message: texts.append(message["content"].get("text", "")),
         )
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
-    return "".join(told)
+    return "".join(texts)
 
 
-def _look_at_page(scratch: str) -> str:
-    """What the page calls itself. The server says its address and token in a file of the runtime folder."""
+def _read_page(scratch: str) -> str:
+    """Return the page's name. The server writes its address and token to a file of the runtime directory."""
     argv = [sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1", "--port=0", "--allow-root"]
     argv.append(f"--ServerApp.root_dir={scratch}")
-    with (Path(scratch) / "said").open("w+b") as said:
-        server = subprocess.Popen(argv, stdout=said, stderr=said)
+    with (Path(scratch) / "log").open("w+b") as log:
+        server = subprocess.Popen(argv, stdout=log, stderr=log)
         try:
             until = time.monotonic() + STARTUP
             while time.monotonic() < until and server.poll() is None:
@@ -72,17 +72,17 @@ def _look_at_page(scratch: str) -> str:
         finally:
             server.kill()
             server.wait()
-        said.seek(0)
-        last = said.read().decode(errors="replace").strip().splitlines()[-1:]
+        log.seek(0)
+        last = log.read().decode(errors="replace").strip().splitlines()[-1:]
     raise CheckFailure(f"JupyterLab serves no page: {last[0][:200] if last else 'it says nothing'}")
 
 
 def check_unprivileged(context: Context) -> Finding:
-    uid, wanted = os.getuid(), context.expected.uid
-    if wanted is None:
+    uid, expected = os.getuid(), context.expected.uid
+    if expected is None:
         raise CheckFailure("this check has a run of its own, with a user")
-    if uid != wanted:
-        raise CheckFailure(f"runs as uid {uid}, not as {wanted}")
+    if uid != expected:
+        raise CheckFailure(f"runs as uid {uid}, not as {expected}")
     for folder in (context.prefix, context.site, "/usr", "/"):
         if os.access(folder, os.W_OK):
             raise CheckFailure(f"{folder} can be written, so the root is not read-only")

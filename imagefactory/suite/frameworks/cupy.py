@@ -19,17 +19,13 @@ extern "C" __global__ void twice(const float* values, float* out, int count) {
 """
 
 
-def prepare() -> None:
-    """cupy needs nothing set."""
-
-
 def _nvrtc() -> Any:
     importlib.import_module("cupy")  # which loads the library first
     return importlib.import_module("cupy_backends.cuda.libs.nvrtc")
 
 
 def cuda_version(context: Context) -> tuple[str, str]:  # noqa: ARG001
-    """That of the toolkit CuPy was built with. NVRTC must be of the same major, and all libraries load."""
+    """Return the toolkit that CuPy was built with. NVRTC must have its major version, all libraries load."""
     number = importlib.import_module("cupy_backends.cuda.api.driver").get_build_version()  # 12090 is 12.9
     if not number:
         raise CheckFailure("cupy was built without CUDA: lock cupy-cuda12x")
@@ -43,15 +39,15 @@ def cuda_version(context: Context) -> tuple[str, str]:  # noqa: ARG001
 
 
 def compilers(context: Context, scratch: str) -> tuple[str, dict[str, float]]:  # noqa: ARG001
-    """NVRTC makes machine code of a kernel, as it does of all that CuPy makes when it runs."""
+    """Compile a kernel to machine code by NVRTC, as CuPy does at run time."""
     nvrtc = _nvrtc()
     program = nvrtc.createProgram(SOURCE, "twice.cu", (), ())
     try:
         nvrtc.compileProgram(program, ("-arch=sm_80",))
-        made = nvrtc.getCUBIN(program)
+        code = nvrtc.getCUBIN(program)
     finally:
         nvrtc.destroyProgram(program)
-    if made[:4] != b"\x7fELF":
+    if code[:4] != b"\x7fELF":
         raise CheckFailure("NVRTC made no GPU code")
     version = ".".join(map(str, nvrtc.getVersion()))
-    return f"NVRTC {version}, kernel for sm_80 of {len(made)} bytes", {"cubin-bytes": len(made)}
+    return f"NVRTC {version}, kernel for sm_80 of {len(code)} bytes", {"cubin-bytes": len(code)}

@@ -10,34 +10,33 @@ import os
 import re
 from typing import Any
 
-from ..context import CheckFailure, Context
-from . import ptxas
+from ..context import CheckFailure, Context, LazyModule
+from .ptxas import compilers as compilers
 
 MODULES = (("jax", "jax"), ("jaxlib", "jaxlib"))
 RUNTIME = re.compile(r"nvidia-cuda-runtime(-cu[0-9]+)?|cuda-cudart|cudatoolkit")
 """The packages of CUDA's runtime library, PyPI's and conda's."""
 
+jax: Any = LazyModule("jax")
+
 
 def prepare() -> None:
-    """The CPU is asked for by name: with the CUDA plugin and no driver jax would warn and take it anyway."""
+    """Choose the CPU by name: with the CUDA plugin and no driver jax would warn and take it anyway."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["JAX_ENABLE_X64"] = "1"
 
 
 def cuda_version(context: Context) -> tuple[str, str]:
-    """The CUDA runtime that jax's GPU code was compiled with, which must be there and load."""
+    """Return the CUDA runtime that jax's GPU code was compiled with. It must be there and load."""
     how = find_gpu_code(context)
     versions = importlib.import_module("jax._src.lib").cuda_versions
     if versions is None:
-        raise CheckFailure(f"jaxlib does not find the CUDA kernels of its {how}: {_mend(context)}")
+        raise CheckFailure(f"jaxlib does not find the CUDA kernels of its {how}: {_hint(context)}")
     number = versions.cuda_runtime_build_version()  # 12030 is 12.3
-    runtimes = [
-        f"{package} {version}"
-        for package, version in sorted(context.expected.locked.items())
-        if RUNTIME.fullmatch(package)
-    ]
+    locked = sorted(context.expected.locked.items())
+    runtimes = [f"{package} {version}" for package, version in locked if RUNTIME.fullmatch(package)]
     if not runtimes:
-        raise CheckFailure(f"the lock holds no nvidia-cuda-runtime: {_mend(context)}")
+        raise CheckFailure(f"the lock holds no nvidia-cuda-runtime: {_hint(context)}")
     wrong = [runtime for runtime in runtimes if runtime.split()[1].partition(".")[0] != str(number // 1000)]
     if wrong:
         raise CheckFailure(f"the {how} was made for CUDA {number // 1000}, locked is {', '.join(wrong)}")
@@ -45,16 +44,12 @@ def cuda_version(context: Context) -> tuple[str, str]:
 
 
 def rocm_version(context: Context) -> tuple[str, str]:
-    """The ROCm of jax's plugin, which tells its major version by its name and must load."""
-    plugins = {
-        point.value: point.name
-        for point in importlib.metadata.entry_points(group="jax_plugins")
-        if "rocm" in point.name
-    }
+    """Return the ROCm of jax's plugin, whose name has its major version. It must load."""
+    plugins = _plugins("rocm")
     if len(plugins) != 1:
-        told = ", ".join(sorted(plugins.values())) or "none"
+        names = ", ".join(sorted(plugins.values())) or "none"
         raise CheckFailure(
-            f"jax has one ROCm plugin or computes on the CPU, here it has {told}: {_mend(context)}"
+            f"jax has one ROCm plugin or computes on the CPU, here it has {names}: {_hint(context)}"
         )
     (module_name, name), *_ = plugins.items()
     number = re.search(r"rocm([0-9])([0-9]?)$", name)
@@ -64,20 +59,18 @@ def rocm_version(context: Context) -> tuple[str, str]:
     return ".".join(filter(None, number.groups())), f"plugin {name}"
 
 
-def find_gpu_code(context: Context) -> str:
-    """Loads the libraries of the plugin, which must be one, and names it.
+def _plugins(maker: str) -> dict[str, str]:
+    points = importlib.metadata.entry_points(group="jax_plugins")
+    return {point.value: point.name for point in points if maker in point.name}
 
-    Some builds of conda have no plugin: the code is in jaxlib itself.
-    """
-    plugins = {
-        point.value: point.name
-        for point in importlib.metadata.entry_points(group="jax_plugins")
-        if "cuda" in point.name
-    }
+
+def find_gpu_code(context: Context) -> str:
+    """Load the libraries of jax's only plugin and return its name."""
+    plugins = _plugins("cuda")
     if not plugins and "jaxlib" in context.expected.conda:
-        return "CUDA code of jaxlib"
+        return "CUDA code of jaxlib"  # some builds of conda have no plugin
     if not plugins:
-        raise CheckFailure(f"jax has no CUDA plugin, so it is a build for the CPU: {_mend(context)}")
+        raise CheckFailure(f"jax has no CUDA plugin, so it is a build for the CPU: {_hint(context)}")
     if len(plugins) > 1:
         raise CheckFailure(f"jax has more than one CUDA plugin: {', '.join(sorted(plugins.values()))}")
     (module_name, name), *_ = plugins.items()
@@ -86,9 +79,7 @@ def find_gpu_code(context: Context) -> str:
 
 
 def load_all(module_name: str, name: str) -> None:
-    """Loads a plugin's libraries. Raises CheckFailure where there are none, OSError where one does not
-    load.
-    """
+    """Load a plugin's libraries. Raises CheckFailure if it has none, OSError if one does not load."""
     folder = os.path.dirname(str(importlib.import_module(module_name).__file__))
     libraries = glob.glob(os.path.join(folder, "*.so"))
     if not libraries:
@@ -97,7 +88,7 @@ def load_all(module_name: str, name: str) -> None:
         ctypes.CDLL(library)
 
 
-def _mend(context: Context) -> str:
+def _hint(context: Context) -> str:
     if context.expected.rocm:
         return f"install jax[rocm{context.expected.rocm.partition('.')[0]}-local]"
     if "jaxlib" in context.expected.conda:
@@ -106,19 +97,19 @@ def _mend(context: Context) -> str:
 
 
 def _array(values: object, kind: str) -> Any:
-    return importlib.import_module("jax.numpy").array(values, dtype=kind)
+    return jax.numpy.array(values, dtype=kind)
 
 
 def _list(array: Any) -> Any:
-    """Refuses a result that came from elsewhere than the CPU."""
+    """Return a result as lists. Raises CheckFailure if it was not computed on the CPU."""
     platforms = {device.platform for device in array.devices()}
     if platforms != {"cpu"}:
         raise CheckFailure(f"computed on {', '.join(sorted(platforms))}, not on the CPU")
     return array.astype("float64").tolist()
 
 
-def matmul(left: list[list[float]], right: list[list[float]], kind: str) -> Any:
-    return _list(_array(left, kind) @ _array(right, kind))
+def matmul(matrix: list[list[float]], right: list[list[float]], kind: str) -> Any:
+    return _list(_array(matrix, kind) @ _array(right, kind))
 
 
 def total(values: list[float], kind: str) -> Any:
@@ -126,24 +117,18 @@ def total(values: list[float], kind: str) -> Any:
 
 
 def convolution(image: object, filters: object, kind: str) -> Any:
-    lax = importlib.import_module("jax.lax")
-    return _list(lax.conv(_array(image, kind)[None], _array(filters, kind), (1, 1), "VALID")[0])
+    return _list(jax.lax.conv(_array(image, kind)[None], _array(filters, kind), (1, 1), "VALID")[0])
 
 
 def solve(square: list[list[float]], side: list[float], kind: str) -> Any:
-    return _list(importlib.import_module("jax.numpy").linalg.solve(_array(square, kind), _array(side, kind)))
+    return _list(jax.numpy.linalg.solve(_array(square, kind), _array(side, kind)))
 
 
-def gradient(left: list[list[float]], right: list[list[float]], kind: str) -> Any:
-    """Through jit as well, so that XLA's own compiler is tried."""
-    jax = importlib.import_module("jax")
-    inputs = _array(left, kind)
+def gradient(inputs: list[list[float]], right: list[list[float]], kind: str) -> Any:
+    """Return the gradient through jit as well, to try XLA's own compiler."""
+    rows = _array(inputs, kind)
 
     def loss(weights: Any) -> Any:
-        return (jax.numpy.tanh(inputs @ weights / 64) ** 2).sum()
+        return (jax.numpy.tanh(rows @ weights / 64) ** 2).sum()
 
     return _list(jax.jit(jax.grad(loss))(_array(right, kind)))
-
-
-def compilers(context: Context, scratch: str) -> tuple[str, dict[str, float]]:
-    return ptxas.compilers(context, scratch)

@@ -7,19 +7,18 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ..context import CheckFailure, Context
+from ..context import CheckFailure, Context, LazyModule
 
 MODULES = (("numba", "numba"), ("numba-cuda", "numba_cuda"), ("llvmlite", "llvmlite"))
 
 
-def prepare() -> None:
-    """numba needs nothing set."""
+numpy: Any = LazyModule("numpy")
 
 
 def cuda_version(context: Context) -> tuple[str, str]:
-    """NVRTC's, whose headers and NVVM it compiles with; nvJitLink must be of the same major version.
+    """Return the version of NVRTC, with whose headers and NVVM numba compiles; nvJitLink must agree.
 
-    Numba's own CUDA target, without numba-cuda, wants a toolkit of the machine's.
+    Numba's own CUDA target, without numba-cuda, needs a toolkit of the machine.
     """
     major = context.expected.cuda.partition(".")[0]
     if "numba-cuda" not in context.expected.locked:
@@ -34,23 +33,15 @@ def cuda_version(context: Context) -> tuple[str, str]:
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    found: Callable[..., Any] = importlib.import_module("numba").njit(function)
-    return found
+    compiled: Callable[..., Any] = importlib.import_module("numba").njit(function)
+    return compiled
 
 
-def _array(values: object, kind: str) -> Any:
-    return importlib.import_module("numpy").array(values, dtype=kind)
-
-
-def _zeros(shape: tuple[int, ...], kind: str) -> Any:
-    return importlib.import_module("numpy").zeros(shape, dtype=kind)
-
-
-def _product(left: Any, right: Any, out: Any) -> None:
+def _product(matrix: Any, right: Any, out: Any) -> None:
     for row in range(out.shape[0]):
         for column in range(out.shape[1]):
-            for k in range(left.shape[1]):
-                out[row, column] += left[row, k] * right[k, column]
+            for k in range(matrix.shape[1]):
+                out[row, column] += matrix[row, k] * right[k, column]
 
 
 def _sum(values: Any, out: Any) -> None:
@@ -71,7 +62,7 @@ def _convolve(image: Any, filters: Any, out: Any) -> None:
 
 
 def _eliminate(square: Any, side: Any) -> None:
-    """Gaussian elimination with partial pivoting; the solution is left in `side`."""
+    """Solve by Gaussian elimination with partial pivoting, in `side`."""
     size = side.shape[0]
     for column in range(size):
         pivot = column
@@ -93,54 +84,53 @@ def _eliminate(square: Any, side: Any) -> None:
 
 
 def _slopes(values: Any) -> None:
-    """x becomes the slope of tanh(x / 64)^2."""
+    """Replace each x by the slope of tanh(x / 64)^2."""
     for row in range(values.shape[0]):
         for column in range(values.shape[1]):
             level = math.tanh(values[row, column] / 64)
             values[row, column] = 2 * level * (1 - level * level) / 64
 
 
-def matmul(left: list[list[float]], right: list[list[float]], kind: str) -> Any:
-    one, other = _array(left, kind), _array(right, kind)
-    out = _zeros((one.shape[0], other.shape[1]), kind)
-    _compiled(_product)(one, other, out)
+def matmul(matrix: list[list[float]], right: list[list[float]], kind: str) -> Any:
+    out = numpy.zeros((len(matrix), len(right[0])), dtype=kind)
+    _compiled(_product)(numpy.array(matrix, dtype=kind), numpy.array(right, dtype=kind), out)
     return out.tolist()
 
 
 def total(values: list[float], kind: str) -> Any:
-    out = _zeros((1,), kind)
-    _compiled(_sum)(_array(values, kind), out)
+    out = numpy.zeros((1,), dtype=kind)
+    _compiled(_sum)(numpy.array(values, dtype=kind), out)
     return out[0].item()
 
 
 def convolution(image: object, filters: object, kind: str) -> Any:
-    pixels, kernels = _array(image, kind), _array(filters, kind)
+    pixels, kernels = numpy.array(image, dtype=kind), numpy.array(filters, dtype=kind)
     side = pixels.shape[1] - kernels.shape[2] + 1
-    out = _zeros((kernels.shape[0], side, side), kind)
+    out = numpy.zeros((kernels.shape[0], side, side), dtype=kind)
     _compiled(_convolve)(pixels, kernels, out)
     return out.tolist()
 
 
 def solve(square: list[list[float]], side: list[float], kind: str) -> Any:
-    column = _array(side, kind)
-    _compiled(_eliminate)(_array(square, kind), column)
+    column = numpy.array(side, dtype=kind)
+    _compiled(_eliminate)(numpy.array(square, dtype=kind), column)
     return column.tolist()
 
 
-def gradient(left: list[list[float]], right: list[list[float]], kind: str) -> Any:
-    """By hand: Numba derives nothing."""
-    inputs, weights = _array(left, kind), _array(right, kind)
+def gradient(inputs: list[list[float]], right: list[list[float]], kind: str) -> Any:
+    """Return the gradient of a formula: Numba derives nothing."""
+    rows, weights = numpy.array(inputs, dtype=kind), numpy.array(right, dtype=kind)
     product = _compiled(_product)
-    outer = _zeros((inputs.shape[0], weights.shape[1]), kind)
-    product(inputs, weights, outer)
+    outer = numpy.zeros((rows.shape[0], weights.shape[1]), dtype=kind)
+    product(rows, weights, outer)
     _compiled(_slopes)(outer)
-    out = _zeros(weights.shape, kind)
-    product(inputs.T.copy(), outer, out)
+    out = numpy.zeros(weights.shape, dtype=kind)
+    product(rows.T.copy(), outer, out)
     return out.tolist()
 
 
 def compilers(context: Context, scratch: str) -> tuple[str, dict[str, float]]:  # noqa: ARG001
-    """NVVM makes PTX of a kernel, nvJitLink makes that machine code: what Numba does for each kernel."""
+    """Compile a kernel to PTX by NVVM and to machine code by nvJitLink, as Numba does for each kernel."""
     cuda: Any = importlib.import_module("numba.cuda")
     linker: Any = importlib.import_module("cuda.bindings.nvjitlink")
 
@@ -156,12 +146,12 @@ def compilers(context: Context, scratch: str) -> tuple[str, dict[str, float]]:  
     try:
         linker.add_data(handle, linker.InputType.PTX, text, len(text), "double.ptx")
         linker.complete(handle)
-        made = bytearray(linker.get_linked_cubin_size(handle))
-        linker.get_linked_cubin(handle, made)
+        code = bytearray(linker.get_linked_cubin_size(handle))
+        linker.get_linked_cubin(handle, code)
     finally:
         linker.destroy(handle)
-    if made[:4] != b"\x7fELF":
+    if code[:4] != b"\x7fELF":
         raise CheckFailure("nvJitLink made no GPU code of what NVVM made")
     version = ".".join(map(str, linker.version()))
-    detail = f"NVVM and nvJitLink {version}, kernel for sm_80 of {len(made)} bytes"
-    return detail, {"cubin-bytes": len(made)}
+    detail = f"NVVM and nvJitLink {version}, kernel for sm_80 of {len(code)} bytes"
+    return detail, {"cubin-bytes": len(code)}

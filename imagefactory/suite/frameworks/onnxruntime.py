@@ -8,29 +8,24 @@ import importlib
 import os
 from typing import Any
 
-from .. import elf, onnx_model
+from .. import elf
 from ..checks.libraries import DRIVER_LIBRARIES
-from ..context import CheckFailure, Context
+from ..context import CheckFailure, Context, LazyModule
+from ..onnx_model import Node, write_model
 
 MODULES = (("onnxruntime-gpu", "onnxruntime"), ("onnxruntime", "onnxruntime"))
 PROVIDER = "CUDAExecutionProvider"
 
 
-def prepare() -> None:
-    """onnxruntime needs nothing set."""
-
-
-def _onnxruntime() -> Any:
-    return importlib.import_module("onnxruntime")
+runtime: Any = LazyModule("onnxruntime")
 
 
 def cuda_version(context: Context) -> tuple[str, str]:
-    """The CUDA of the build, and whether all that its CUDA provider asks for loads.
+    """Return the CUDA of the build. All that its CUDA provider needs must load.
 
-    Newer wheels say their CUDA (1.23 does, 1.18 does not). Of the others the provider's need of libcudart
-    tells the major, and the runtime of that major in the lock is taken for the rest.
+    Newer wheels name their CUDA (1.23 does, 1.18 does not). For the others, the provider's libcudart has the
+    major version, and the locked runtime of that major version has the rest.
     """
-    runtime = _onnxruntime()
     if PROVIDER not in runtime.get_available_providers():
         raise CheckFailure(
             f"onnxruntime has no {PROVIDER}: install onnxruntime-gpu, without onnxruntime beside it"
@@ -42,7 +37,7 @@ def cuda_version(context: Context) -> tuple[str, str]:
     provider = elf.read_dynamic(library)
     if provider is None:
         raise CheckFailure(f"{library} is not a shared library")
-    how = load_needed(runtime, provider)
+    how = load_needed(provider)
     try:
         version = importlib.import_module("onnxruntime.capi.build_and_package_info").cuda_version
     except ImportError:
@@ -54,16 +49,16 @@ def cuda_version(context: Context) -> tuple[str, str]:
         if any(_of_driver(name) for name in provider.needed):
             how += ", its provider needs the driver to load"
         else:
-            load_provider(runtime, library)
+            load_provider(library)
     return str(version), how
 
 
-def load_needed(runtime: Any, provider: elf.Dynamic) -> str:
-    """Loads what the provider asks for, but for the driver's, and says how it was found."""
+def load_needed(provider: elf.Dynamic) -> str:
+    """Load what the provider needs besides the driver, and return how it was found."""
+    needed = [name for name in provider.needed if not _of_driver(name)]
     try:
-        for name in provider.needed:
-            if not _of_driver(name):
-                ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
+        for name in needed:
+            ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
         return "CUDA libraries found by the loader"
     except OSError as error:
         if not hasattr(runtime, "preload_dlls"):
@@ -72,21 +67,20 @@ def load_needed(runtime: Any, provider: elf.Dynamic) -> str:
                 "in LD_LIBRARY_PATH"
             ) from error
     runtime.preload_dlls()
-    for name in provider.needed:
-        if not _of_driver(name):
-            try:
-                ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
-            except OSError as error:
-                raise CheckFailure(
-                    f"the CUDA provider cannot load, even after preload_dlls(): {error}; install "
-                    "onnxruntime-gpu[cuda,cudnn]"
-                ) from error
+    for name in needed:
+        try:
+            ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            raise CheckFailure(
+                f"the CUDA provider cannot load, even after preload_dlls(): {error}; install "
+                "onnxruntime-gpu[cuda,cudnn]"
+            ) from error
     return "CUDA libraries found after onnxruntime.preload_dlls()"
 
 
-def load_provider(runtime: Any, library: str) -> None:
-    """Lets ONNX Runtime load its provider, which other programs cannot; without a GPU it stops after that."""
-    model = onnx_model.model("MatMul", {"a": 2, "b": 2}, rank=2, kind="float32")
+def load_provider(library: str) -> None:
+    """Let ONNX Runtime load its provider, which other programs cannot; without a GPU it stops after that."""
+    model = _model("MatMul", 2, kind="float32", a=2, b=2)
     reason = "ONNX Runtime does not say why"
     try:
         runtime.InferenceSession(model, providers=[PROVIDER])
@@ -109,8 +103,12 @@ def _runtime_version(provider: elf.Dynamic, context: Context) -> str:
     raise CheckFailure("the CUDA provider names no libcudart, so its CUDA version is not known")
 
 
+def _model(operator: str, rank: int, *, kind: str, **inputs: int) -> bytes:
+    return write_model((Node(operator, tuple(inputs), "y"),), inputs, rank, kind=kind)
+
+
 def _run(model: bytes, inputs: dict[str, object], kind: str) -> Any:
-    runtime, numpy = _onnxruntime(), importlib.import_module("numpy")
+    numpy: Any = importlib.import_module("numpy")
     session = runtime.InferenceSession(model, providers=["CPUExecutionProvider"])
     if session.get_providers() != ["CPUExecutionProvider"]:
         raise CheckFailure(f"asked for the CPU, got {session.get_providers()}")
@@ -118,15 +116,13 @@ def _run(model: bytes, inputs: dict[str, object], kind: str) -> Any:
     return session.run(None, feed)[0].astype("float64").tolist()
 
 
-def matmul(left: list[list[float]], right: list[list[float]], kind: str) -> Any:
-    model = onnx_model.model("MatMul", {"a": 2, "b": 2}, rank=2, kind=kind)
-    return _run(model, {"a": left, "b": right}, kind)
+def matmul(matrix: list[list[float]], right: list[list[float]], kind: str) -> Any:
+    return _run(_model("MatMul", 2, kind=kind, a=2, b=2), {"a": matrix, "b": right}, kind)
 
 
 def total(values: list[float], kind: str) -> Any:
-    return _run(onnx_model.model("ReduceSum", {"a": 1}, rank=1, kind=kind), {"a": values}, kind)
+    return _run(_model("ReduceSum", 1, kind=kind, a=1), {"a": values}, kind)
 
 
 def convolution(image: object, filters: object, kind: str) -> Any:
-    model = onnx_model.model("Conv", {"x": 4, "w": 4}, rank=4, kind=kind)
-    return _run(model, {"x": [image], "w": filters}, kind)[0]
+    return _run(_model("Conv", 4, kind=kind, x=4, w=4), {"x": [image], "w": filters}, kind)[0]

@@ -1,19 +1,17 @@
-"""What every GPU check is given."""
+"""What every GPU check gets, and how it answers."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .. import table as frameworks
-from ..context import CheckFailure, Expected, Finding
+from ..context import CheckFailure, Expected, Finding, expected_image, load_document
 from . import table
 
 
 class Refusal(CheckFailure):
-    """A CheckFailure with what was found out before it: `numbers` for its row, `facts` for the report."""
+    """A CheckFailure with `numbers` for its row and `facts` for the report."""
 
     def __init__(
         self,
@@ -36,7 +34,7 @@ class Discovery(Finding):
 
 @dataclass(frozen=True)
 class Predicted:
-    """What the host's scan of the image says of one capability: is there machine code, PTX, anything."""
+    """What the host's scan of the image predicts for one capability: machine code, PTX, either of them."""
 
     native: bool
     ptx: bool
@@ -45,12 +43,11 @@ class Predicted:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is asked of a run. `capability` is the one the GPU must have (`8.0`), empty for any.
+class SuiteRequest:
+    """What to run. The GPU must have `capability` (`8.0`), empty for any; `predicted` is by capability.
 
-    `predicted` is by capability. `driver` is the oldest driver's version that the image's CUDA needs as
-    libcuda tells it (`12.0`), empty where nothing is known. A `rehearsal` computes on the CPU, for the tests
-    of this suite alone, and says so in its report; on a machine with a GPU it is never asked for.
+    `driver` is the oldest driver for the image's CUDA, as libcuda reports it (`12.0`), empty if unknown.
+    A `rehearsal` computes on the CPU, only for tests of this suite, and its report says so.
     """
 
     expected: Expected
@@ -63,45 +60,35 @@ class Asked:
 
 @dataclass(frozen=True)
 class GpuContext:
-    """`framework` is the module of gpu/frameworks, None for an image without one that the suite knows.
+    """`framework` is a module of gpu/frameworks, None for an image without a known one.
 
-    `site` is the folder of the image's packages, `prefix` the environment, `device` what T0 found
-    (`name`, `capability`, `uuid`, `memory`), empty until then and in a rehearsal.
+    `site` is the image's directory of packages, `prefix` the environment. `device` is the GPU of T0 (`name`,
+    `capability`, `uuid`, `memory`), empty until then and in a rehearsal.
     """
 
-    asked: Asked
+    request: SuiteRequest
     framework: Any
     site: str
     prefix: str
     device: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def rehearsal(self) -> bool:
+        return self.request.rehearsal
+
+    @property
     def thorough(self) -> bool:
         """Whether this is the full level: larger sizes and more of them."""
-        return self.asked.level == table.FULL
+        return self.request.level == table.FULL
 
 
-def parse_asked(text: str) -> Asked:
-    """Raises ValueError or KeyError for a text that the host did not write."""
-    data = json.loads(text)
-    if data["format"] != table.FORMAT:
-        raise ValueError(f"expectations of format {data['format']}, this suite reads {table.FORMAT}")
+def parse_request(text: str) -> SuiteRequest:
+    """Return the expectations of the GPU suite. Raises ValueError or KeyError."""
+    data = load_document(text, table.FORMAT)
     if data["level"] not in table.LEVELS:
         raise ValueError(f"no such level: {data['level']}")
-    return Asked(
-        expected=Expected(
-            nonce=data["nonce"],
-            target=data["target"],
-            framework=frameworks.FRAMEWORKS.get(data["framework"], frameworks.OTHER),
-            distribution=data["framework"],
-            version=data["version"],
-            cuda=data["cuda"],
-            python=data["python"],
-            packages=dict(data["packages"]),
-            conda=dict(data["conda"]),
-            checks=table.checks_of(data["level"]),
-            uid=None,
-        ),
+    return SuiteRequest(
+        expected=expected_image(data, table.checks_of(data["level"])),
         level=data["level"],
         capability=data["capability"],
         driver=data["driver"],

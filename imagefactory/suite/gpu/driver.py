@@ -1,7 +1,7 @@
-"""The CUDA driver's library by ctypes: the calls that T0 makes, and nothing of CUDA's toolkit.
+"""The CUDA driver's library by ctypes: the calls of T0, and nothing of CUDA's toolkit.
 
-Names and numbers are those of the CUDA Driver API. Calls are asked for by the names that the library exports:
-`_v2` where cuda.h puts that name in place of the plain one, which new drivers keep for old programs.
+Names and numbers are those of the CUDA Driver API. Calls have the names that the library exports: `_v2` where
+cuda.h replaces the plain one, which new drivers keep for old programs.
 """
 
 from __future__ import annotations
@@ -31,49 +31,42 @@ PROHIBITED = 2
 INFO_LOG, INFO_LOG_BYTES, ERROR_LOG, ERROR_LOG_BYTES = 3, 4, 5, 6
 LOG_BYTES = 8192
 
+THREADS = 128
+
+POINTER, SIZE, INT, UINT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_uint
+TO_POINTER, TO_SIZE, TO_INT = (ctypes.POINTER(kind) for kind in (POINTER, SIZE, INT))
+LAUNCH_SHAPE = (POINTER, *[UINT] * 7, POINTER, TO_POINTER, TO_POINTER)
 SHAPES: dict[str, tuple[Any, ...]] = {
-    "cuInit": (ctypes.c_uint,),
-    "cuDriverGetVersion": (ctypes.POINTER(ctypes.c_int),),
-    "cuDeviceGetCount": (ctypes.POINTER(ctypes.c_int),),
-    "cuDeviceGet": (ctypes.POINTER(ctypes.c_int), ctypes.c_int),
-    "cuDeviceGetName": (ctypes.c_char_p, ctypes.c_int, ctypes.c_int),
-    "cuDeviceGetUuid": (ctypes.c_char_p, ctypes.c_int),
-    "cuDeviceGetUuid_v2": (ctypes.c_char_p, ctypes.c_int),
-    "cuDeviceGetAttribute": (ctypes.POINTER(ctypes.c_int), ctypes.c_int, ctypes.c_int),
-    "cuDeviceTotalMem_v2": (ctypes.POINTER(ctypes.c_size_t), ctypes.c_int),
-    "cuDevicePrimaryCtxRetain": (ctypes.POINTER(ctypes.c_void_p), ctypes.c_int),
-    "cuDevicePrimaryCtxRelease_v2": (ctypes.c_int,),
-    "cuCtxPushCurrent_v2": (ctypes.c_void_p,),
-    "cuCtxPopCurrent_v2": (ctypes.POINTER(ctypes.c_void_p),),
+    "cuInit": (UINT,),
+    "cuDriverGetVersion": (TO_INT,),
+    "cuDeviceGetCount": (TO_INT,),
+    "cuDeviceGet": (TO_INT, INT),
+    "cuDeviceGetName": (ctypes.c_char_p, INT, INT),
+    "cuDeviceGetUuid": (ctypes.c_char_p, INT),
+    "cuDeviceGetUuid_v2": (ctypes.c_char_p, INT),
+    "cuDeviceGetAttribute": (TO_INT, INT, INT),
+    "cuDeviceTotalMem_v2": (TO_SIZE, INT),
+    "cuDevicePrimaryCtxRetain": (TO_POINTER, INT),
+    "cuDevicePrimaryCtxRelease_v2": (INT,),
+    "cuCtxPushCurrent_v2": (POINTER,),
+    "cuCtxPopCurrent_v2": (TO_POINTER,),
     "cuCtxSynchronize": (),
-    "cuMemGetInfo_v2": (ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)),
-    "cuMemAlloc_v2": (ctypes.POINTER(ctypes.c_uint64), ctypes.c_size_t),
-    "cuMemFree_v2": (ctypes.c_uint64,),
-    "cuMemcpyHtoD_v2": (ctypes.c_uint64, ctypes.c_char_p, ctypes.c_size_t),
-    "cuMemcpyDtoH_v2": (ctypes.c_char_p, ctypes.c_uint64, ctypes.c_size_t),
-    "cuModuleLoadDataEx": (
-        ctypes.POINTER(ctypes.c_void_p),
-        ctypes.c_char_p,
-        ctypes.c_uint,
-        ctypes.POINTER(ctypes.c_int),
-        ctypes.POINTER(ctypes.c_void_p),
-    ),
-    "cuModuleGetFunction": (ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p, ctypes.c_char_p),
-    "cuModuleUnload": (ctypes.c_void_p,),
-    "cuLaunchKernel": (
-        ctypes.c_void_p,
-        *[ctypes.c_uint] * 7,
-        ctypes.c_void_p,
-        ctypes.POINTER(ctypes.c_void_p),
-        ctypes.POINTER(ctypes.c_void_p),
-    ),
-    "cuGetErrorName": (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)),
-    "cuGetErrorString": (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)),
+    "cuMemGetInfo_v2": (TO_SIZE, TO_SIZE),
+    "cuMemAlloc_v2": (TO_POINTER, SIZE),
+    "cuMemFree_v2": (POINTER,),
+    "cuMemcpyHtoD_v2": (POINTER, ctypes.c_char_p, SIZE),
+    "cuMemcpyDtoH_v2": (ctypes.c_char_p, POINTER, SIZE),
+    "cuModuleLoadDataEx": (TO_POINTER, ctypes.c_char_p, UINT, TO_INT, TO_POINTER),
+    "cuModuleGetFunction": (TO_POINTER, POINTER, ctypes.c_char_p),
+    "cuModuleUnload": (POINTER,),
+    "cuLaunchKernel": LAUNCH_SHAPE,
+    "cuGetErrorName": (INT, ctypes.POINTER(ctypes.c_char_p)),
+    "cuGetErrorString": (INT, ctypes.POINTER(ctypes.c_char_p)),
 }
 
 
 class DriverError(Exception):
-    """A call answered something else than success. `code` is its CUresult, -1 for a call that is missing."""
+    """A failed call. `code` is its CUresult, -1 for a call that the library does not have."""
 
     def __init__(self, call: str, code: int, text: str) -> None:
         super().__init__(f"{call}: {text}")
@@ -82,7 +75,7 @@ class DriverError(Exception):
 
 @dataclass(frozen=True)
 class Device:
-    """`uuid` is `GPU-...`, or `MIG-...` for a slice of a GPU; `parent` then is the GPU's own, else empty."""
+    """`uuid` is `GPU-...`, or `MIG-...` for a slice of a GPU; `parent` is then the GPU's own, else empty."""
 
     ordinal: int
     handle: int
@@ -94,85 +87,102 @@ class Device:
     prohibited: bool
 
 
-class Driver:
-    """libcuda, opened. Raises OSError where the loader finds none.
+@dataclass(frozen=True)
+class Calls:
+    """The names of the calls that libcuda and HIP have alike."""
 
-    `sources` are kernels in its `language`, `compiled_by` who makes code of them, by the call `compiles`.
+    start: str = "cuInit"
+    count: str = "cuDeviceGetCount"
+    allocate: str = "cuMemAlloc_v2"
+    free: str = "cuMemFree_v2"
+    write: str = "cuMemcpyHtoD_v2"
+    read: str = "cuMemcpyDtoH_v2"
+    memory: str = "cuMemGetInfo_v2"
+    function: str = "cuModuleGetFunction"
+    launch: str = "cuLaunchKernel"
+    wait: str = "cuCtxSynchronize"
+    unload: str = "cuModuleUnload"
+
+
+class Driver:
+    """An opened libcuda. Raises OSError if the loader finds none.
+
+    `sources` are kernels in its `language`, which `compiled_by` compiles by the call `compiles`.
     """
 
     language, compiled_by, compiles = "PTX", "the driver", "cuModuleLoadDataEx"
     file = "libcuda.so"
     sources = kernels.PTX
+    calls = Calls()
+    shapes = SHAPES
 
     def __init__(self, library: str = LIBRARY) -> None:
         self.library = ctypes.CDLL(library)
 
-    def call(self, name: str, *arguments: Any) -> None:
-        """Raises DriverError for any answer but success."""
-        self.ask(self.library, name, SHAPES[name], arguments)
+    def library_of(self, name: str) -> Any:  # noqa: ARG002
+        return self.library
 
-    def ask(self, library: Any, name: str, shape: tuple[Any, ...], arguments: tuple[Any, ...]) -> None:
-        """Calls what a library exports under that name."""
+    def call(self, name: str, *arguments: Any) -> None:
+        """Raises DriverError for any result but success."""
         try:
-            function = getattr(library, name)
+            function = getattr(self.library_of(name), name)
         except AttributeError:
             raise DriverError(name, -1, "this driver has no such call") from None
-        function.argtypes, function.restype = shape, ctypes.c_int
+        function.argtypes, function.restype = self.shapes[name], INT
         code = function(*arguments)
         if code != 0:
             raise DriverError(name, code, self.explain(code))
 
     def begin(self) -> None:
-        """Before any other call."""
-        self.call("cuInit", 0)
+        """Start the library, before any other call."""
+        self.call(self.calls.start, 0)
 
     def explain(self, code: int) -> str:
-        """`CUDA_ERROR_NO_DEVICE (100): no CUDA-capable device is detected`, in the driver's words."""
+        """Return the driver's text: `CUDA_ERROR_NO_DEVICE (100): no CUDA-capable device is detected`."""
         words = []
         for name in ("cuGetErrorName", "cuGetErrorString"):
             text = ctypes.c_char_p()
             function = getattr(self.library, name, None)
-            if function is not None and function(ctypes.c_int(code), ctypes.byref(text)) == 0 and text.value:
+            if function is not None and function(INT(code), ctypes.byref(text)) == 0 and text.value:
                 words.append(text.value.decode("utf-8", "replace"))
         return f"{words[0]} ({code}): {words[1]}" if len(words) == 2 else f"CUDA error {code}"
 
     def version(self) -> str:
-        """The newest CUDA that this driver takes: `12.4`."""
+        """Return the newest CUDA that this driver supports: `12.4`."""
         number = self.read_int("cuDriverGetVersion")
         return f"{number // 1000}.{number % 1000 // 10}"
 
     def read_int(self, name: str, *arguments: Any) -> int:
-        value = ctypes.c_int()
+        value = INT()
         self.call(name, ctypes.byref(value), *arguments)
         return value.value
 
     def devices(self) -> tuple[Device, ...]:
-        return tuple(self.device(ordinal) for ordinal in range(self.read_int("cuDeviceGetCount")))
+        return tuple(self.device(ordinal) for ordinal in range(self.read_int(self.calls.count)))
 
     def device(self, ordinal: int) -> Device:
         handle = self.read_int("cuDeviceGet", ordinal)
-        name = ctypes.create_string_buffer(256)
+        name, memory = ctypes.create_string_buffer(256), SIZE()
         self.call("cuDeviceGetName", name, len(name), handle)
-        memory = ctypes.c_size_t()
         self.call("cuDeviceTotalMem_v2", ctypes.byref(memory), handle)
-        attribute = {
-            key: self.read_int("cuDeviceGetAttribute", key, handle)
+        mode, major, minor = (
+            self.read_int("cuDeviceGetAttribute", key, handle)
             for key in (COMPUTE_MODE, CAPABILITY_MAJOR, CAPABILITY_MINOR)
-        }
+        )
         uuid, parent = self._uuids(handle)
         return Device(
             ordinal=ordinal,
             handle=handle,
             name=name.value.decode("utf-8", "replace"),
-            capability=f"{attribute[CAPABILITY_MAJOR]}.{attribute[CAPABILITY_MINOR]}",
+            capability=f"{major}.{minor}",
             uuid=uuid,
             parent=parent,
             memory=memory.value,
-            prohibited=attribute[COMPUTE_MODE] == PROHIBITED,
+            prohibited=mode == PROHIBITED,
         )
 
     def _uuids(self, handle: int) -> tuple[str, str]:
-        """Of a slice (MIG) the first call tells the GPU, the second, of CUDA 11.4, the slice."""
+        """For a slice (MIG), the first call returns the GPU, the second, of CUDA 11.4, the slice."""
         whole = self._uuid("cuDeviceGetUuid", handle)
         try:
             own = self._uuid("cuDeviceGetUuid_v2", handle)
@@ -190,11 +200,11 @@ class Driver:
 
     @contextlib.contextmanager
     def context(self, device: Device) -> Iterator[None]:
-        """The device's primary context, the one that frameworks use, current while it lasts.
+        """Make the device's primary context current, the one that frameworks use.
 
-        Afterwards the one that was current before is so again: a framework's own, in its process.
+        Afterwards the context from before is current again: a framework's own, in its process.
         """
-        context = ctypes.c_void_p()
+        context = POINTER()
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device.handle)
         try:
             self.call("cuCtxPushCurrent_v2", context)
@@ -207,53 +217,54 @@ class Driver:
 
     @contextlib.contextmanager
     def memory(self, count: int) -> Iterator[int]:
-        """The address of `count` bytes on the device, given back at the end."""
-        address = ctypes.c_uint64()
-        self.call("cuMemAlloc_v2", ctypes.byref(address), count)
+        """Return the address of `count` bytes on the device, which are freed at the end."""
+        address = POINTER()
+        self.call(self.calls.allocate, ctypes.byref(address), count)
         try:
-            yield address.value
+            yield address.value or 0
         finally:
-            self.call("cuMemFree_v2", address.value)
+            self.call(self.calls.free, address)
 
     def write(self, address: int, data: bytes) -> None:
-        self.call("cuMemcpyHtoD_v2", address, data, len(data))
+        self.call(self.calls.write, address, data, len(data))
 
     def read(self, address: int, count: int) -> bytes:
         data = ctypes.create_string_buffer(count)
-        self.call("cuMemcpyDtoH_v2", data, address, count)
+        self.call(self.calls.read, data, address, count)
         return data.raw
 
     def free_memory(self) -> int:
-        """Bytes of the device that nobody holds."""
-        free, total = ctypes.c_size_t(), ctypes.c_size_t()
-        self.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+        """Return the free bytes of the device."""
+        free, total = SIZE(), SIZE()
+        self.call(self.calls.memory, ctypes.byref(free), ctypes.byref(total))
         return free.value
 
     @contextlib.contextmanager
-    def module(self, ptx: str) -> Iterator[ctypes.c_void_p]:
-        """PTX compiled for the device by the driver; a DriverError ends with what its compiler said."""
-        error, info = ctypes.create_string_buffer(LOG_BYTES), ctypes.create_string_buffer(LOG_BYTES)
-        options = (ctypes.c_int * 4)(INFO_LOG, INFO_LOG_BYTES, ERROR_LOG, ERROR_LOG_BYTES)
-        values = (ctypes.c_void_p * 4)(ctypes.addressof(info), LOG_BYTES, ctypes.addressof(error), LOG_BYTES)
-        module = ctypes.c_void_p()
-        try:
-            self.call("cuModuleLoadDataEx", ctypes.byref(module), ptx.encode(), 4, options, values)
-        except DriverError as failure:
-            said = " ".join(error.value.decode("utf-8", "replace").split())
-            text = f"{self.explain(failure.code)}{f'; its compiler says: {said}' if said else ''}"
-            raise DriverError(failure.call, failure.code, text) from None
+    def module(self, source: str) -> Iterator[ctypes.c_void_p]:
+        """Compile a kernel for the device. A DriverError ends with the compiler's message."""
+        module = self.load(source)
         try:
             yield module
         finally:
-            self.call("cuModuleUnload", module)
+            self.call(self.calls.unload, module)
+
+    def load(self, source: str) -> ctypes.c_void_p:
+        error, info = ctypes.create_string_buffer(LOG_BYTES), ctypes.create_string_buffer(LOG_BYTES)
+        options = (INT * 4)(INFO_LOG, INFO_LOG_BYTES, ERROR_LOG, ERROR_LOG_BYTES)
+        values = (POINTER * 4)(ctypes.addressof(info), LOG_BYTES, ctypes.addressof(error), LOG_BYTES)
+        module = POINTER()
+        try:
+            self.call("cuModuleLoadDataEx", ctypes.byref(module), source.encode(), 4, options, values)
+        except DriverError as failure:
+            log = " ".join(error.value.decode("utf-8", "replace").split())
+            text = f"{self.explain(failure.code)}{f'; its compiler says: {log}' if log else ''}"
+            raise DriverError(failure.call, failure.code, text) from None
+        return module
 
     def launch(self, module: ctypes.c_void_p, name: str, blocks: int, arguments: tuple[Any, ...]) -> None:
-        """Starts a kernel, `blocks` of 128 threads, and waits for its end. `arguments` are ctypes values."""
-        function = ctypes.c_void_p()
-        self.call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
-        pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(value) for value in arguments))
-        self.call("cuLaunchKernel", function, blocks, 1, 1, THREADS, 1, 1, 0, None, pointers, None)
-        self.call("cuCtxSynchronize")
-
-
-THREADS = 128
+        """Start a kernel, `blocks` of 128 threads, and wait for its end. `arguments` are ctypes values."""
+        function = POINTER()
+        self.call(self.calls.function, ctypes.byref(function), module, name.encode())
+        pointers = (POINTER * len(arguments))(*(ctypes.addressof(value) for value in arguments))
+        self.call(self.calls.launch, function, blocks, 1, 1, THREADS, 1, 1, 0, None, pointers, None)
+        self.call(self.calls.wait)

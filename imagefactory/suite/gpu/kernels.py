@@ -1,8 +1,8 @@
-"""The kernels of T0: PTX and HIP as text, for the driver or HIPRTC to compile, and what they must give.
+"""The kernels of T0: PTX and HIP as text, for the driver or HIPRTC to compile, and their expected results.
 
-PTX 6.0 for sm_50 is older than every driver and GPU that a recipe can ask for (CUDA 9), and still works: PTX
+PTX 6.0 for sm_50 is older than every driver and GPU that a recipe can request (CUDA 9), and still works: PTX
 for an older GPU compiles for every newer one (CUDA C++ Programming Guide, "PTX Compatibility"). CUDA 13 makes
-no machine code for GPUs before sm_75 any more; its ptxas takes this PTX for all that it has (tests/engines).
+no machine code for GPUs before sm_75, but its ptxas compiles this PTX for all others (tests/engines).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import random
 from dataclasses import dataclass
 
 ENTRY = "combine"
-GUARD = 256  # elements behind the last one, which the kernel must leave alone
+GUARD = 256  # elements after the last one, which the kernel must not touch
 POISON = b"\xa5\x5a\xc3\x3c"
 
 _COMBINE = """\
@@ -71,7 +71,7 @@ extern "C" __global__ void combine(const float* left, const float* right, float*
 
 @dataclass(frozen=True)
 class Sources:
-    """One kernel that adds, one that subtracts, and one that is none."""
+    """A kernel that adds, a kernel that subtracts, and a text that is not a kernel."""
 
     add: str
     subtract: str
@@ -101,27 +101,27 @@ class Vectors:
 
 
 def make_vectors(nonce: str, count: int) -> Vectors:
-    """Other numbers in each run: the same nonce gives the same ones."""
+    """Return other numbers in each run: the same nonce gives the same ones."""
     source = random.Random(nonce)
     draw = source.choices(range(1, 1 << 22), k=2 * count)
     return Vectors(left=array.array("f", draw[:count]), right=array.array("f", draw[count:]))
 
 
 def poison(count: int) -> bytes:
-    """What the result holds before the kernel runs: `count` elements and the guard behind them."""
+    """Return the result before the kernel runs: `count` elements and the guard after them."""
     return POISON * (count + GUARD)
 
 
-def compare(found: bytes, expected: bytes) -> str:
-    """How the result differs from what it must be, guard and all; empty when it does not."""
-    wanted = expected + POISON * GUARD
-    if found == wanted:
+def compare(result: bytes, expected: bytes) -> str:
+    """Return how the result and its guard differ from what they must be; empty if they do not."""
+    whole = expected + POISON * GUARD
+    if result == whole:
         return ""
-    wrong = [at for at in range(0, len(wanted), 4) if found[at : at + 4] != wanted[at : at + 4]]
+    wrong = [at for at in range(0, len(whole), 4) if result[at : at + 4] != whole[at : at + 4]]
     inside = [at for at in wrong if at < len(expected)]
     if not inside:
         return f"{len(wrong)} elements behind the end were written"
     at = inside[0]
-    one, other = array.array("f", found[at : at + 4])[0], array.array("f", expected[at : at + 4])[0]
+    value, right = (array.array("f", data[at : at + 4])[0] for data in (result, expected))
     count = len(expected) // 4
-    return f"{len(inside)} of {count} elements are wrong: [{at // 4}] is {one:.9g}, not {other:.9g}"
+    return f"{len(inside)} of {count} elements are wrong: [{at // 4}] is {value:.9g}, not {right:.9g}"

@@ -1,4 +1,4 @@
-"""cuDNN and NCCL: which files this process has loaded, what version they say they are, what the lock says."""
+"""cuDNN and NCCL: the files that this process has loaded, their versions, and those of the lock."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import re
 from collections.abc import Iterable, Mapping
 
 from ..context import CheckFailure, Finding
-from . import table
 from .context import GpuContext
 from .frameworks.results import version_of
 
-# Library -> the file that tells its version, and the names of its packages, PyPI's and conda's.
+# Library -> its file, and the names of its packages, PyPI's and conda's.
 FILES = {"cudnn": re.compile(r"libcudnn\.so[.0-9]*"), "nccl": re.compile(r"libnccl\.so[.0-9]*")}
 PACKAGES = {
     "cudnn": re.compile(r"nvidia-cudnn-cu[0-9]+|(lib)?cudnn"),
@@ -22,18 +21,18 @@ PACKAGES = {
 
 
 def find_loaded() -> dict[str, dict[str, str]]:
-    """Library -> the file of each copy in this process -> its version."""
+    """Return the version of each file in this process, by library."""
     return versions_of(mapped_files())
 
 
 def mapped_files() -> list[str]:
-    """Every file that this process has in its memory."""
+    """Return every file that this process has in its memory."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
         return sorted({parts[5].rstrip("\n") for line in file if len(parts := line.split(None, 5)) == 6})
 
 
 def versions_of(paths: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Of those of `paths` that are one of the libraries; opens them."""
+    """Return the versions of those `paths` that are a library, which are opened."""
     return {
         name: {path: read_version(name, path) for path in paths if pattern.fullmatch(os.path.basename(path))}
         for name, pattern in FILES.items()
@@ -41,7 +40,7 @@ def versions_of(paths: Iterable[str]) -> dict[str, dict[str, str]]:
 
 
 def read_version(name: str, path: str) -> str:
-    """`9.1.0`, asked of the library itself: cudnnGetVersion(), ncclGetVersion(int *)."""
+    """Return `9.1.0`, from the library itself: cudnnGetVersion(), ncclGetVersion(int *)."""
     library = ctypes.CDLL(path)
     if name == "cudnn":
         library.cudnnGetVersion.restype = ctypes.c_size_t
@@ -54,60 +53,59 @@ def read_version(name: str, path: str) -> str:
 
 
 def locked_versions(packages: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """Library -> its package and the first three numbers of its version, where the lock has one."""
-    found = {}
-    for name, pattern in PACKAGES.items():
-        for package, version in sorted(packages.items()):
-            if pattern.fullmatch(package):
-                found[name] = (package, ".".join(version.split(".")[:3]))
-    return found
+    """Return the locked package of each library and the first three numbers of its version."""
+    return {
+        name: (package, ".".join(version.split(".")[:3]))
+        for name, pattern in PACKAGES.items()
+        for package, version in sorted(packages.items())
+        if pattern.fullmatch(package)
+    }
 
 
 def judge_libraries(
-    context: GpuContext, loaded: Mapping[str, Mapping[str, str]], told: Mapping[str, str]
+    context: GpuContext, loaded: Mapping[str, Mapping[str, str]], reported: Mapping[str, str]
 ) -> Finding:
-    """Every copy and what the framework tells are the lock's version; what is locked must be loaded.
+    """Compare every copy, and the version that the framework reports, with the lock. Raises CheckFailure.
 
-    A library that the framework has linked into itself is told and not locked. A rehearsal without a GPU
-    loads few of them: what is there must still agree. Raises CheckFailure.
+    A locked library must be loaded. One that the framework has linked into itself is reported and not locked.
+    A rehearsal without a GPU loads few of them, which must still agree.
     """
-    locked = locked_versions(context.asked.expected.locked)
+    locked = locked_versions(context.request.expected.locked)
     faults, lines = [], []
     for name in FILES:
-        versions = {**loaded.get(name, {}), **({"the framework": told[name]} if name in told else {})}
         copies = loaded.get(name, {})
+        versions = {**copies, **({"the framework": reported[name]} if name in reported else {})}
+        current = next(iter(versions.values()), "")
         if len(copies) > 1:
             faults.append(f"{name} is loaded {len(copies)} times: {', '.join(sorted(copies))}")
         if len(set(versions.values())) > 1:
             faults.append(f"{name} is " + ", ".join(f"{text} by {who}" for who, text in versions.items()))
         elif name in locked and versions:
             package, version = locked[name]
-            found = next(iter(versions.values()))
-            if found != version:
-                faults.append(f"{name} {found} is loaded, {package} {version} is locked")
-            lines.append(f"{name} {found} as locked")
+            if current != version:
+                faults.append(f"{name} {current} is loaded, {package} {version} is locked")
+            lines.append(f"{name} {current} as locked")
         elif versions:
-            lines.append(f"{name} {next(iter(versions.values()))}, the framework's own")
-        elif name in locked and not context.asked.rehearsal:
+            lines.append(f"{name} {current}, the framework's own")
+        elif name in locked and not context.rehearsal:
             faults.append(f"{name} is locked ({' '.join(locked[name])}) and was not loaded")
     if faults:
-        raise CheckFailure("; ".join(faults), outcome=table.LOAD_FAILED)
-    if not lines and not context.asked.rehearsal:
-        raise CheckFailure("neither cuDNN nor NCCL is loaded", outcome=table.LOAD_FAILED)
-    return Finding(
-        ", ".join(lines) or "none is loaded (rehearsed on the CPU)", {"libraries": float(len(lines))}
-    )
+        raise CheckFailure("; ".join(faults))
+    if not lines and not context.rehearsal:
+        raise CheckFailure("neither cuDNN nor NCCL is loaded")
+    detail = ", ".join(lines) or "none is loaded (rehearsed on the CPU)"
+    return Finding(detail, {"libraries": float(len(lines))})
 
 
 def find_nccl(context: GpuContext) -> str:
-    """The image's own libnccl, of a wheel or of conda. Raises CheckFailure where it has none, or more."""
+    """Return the image's only libnccl, from a wheel or conda. Raises CheckFailure."""
     places = (
         os.path.join(context.site, "nvidia", "*", "lib", "libnccl.so.2"),
         os.path.join(context.prefix, "lib", "libnccl.so.2"),
     )
-    found = sorted(path for place in places for path in glob.glob(place))
-    if len(found) != 1:
-        raise CheckFailure(
-            f"the image has {len(found) or 'no'} libnccl.so.2{': ' if found else ''}{', '.join(found)}"
-        )
-    return found[0]
+    paths = sorted(path for place in places for path in glob.glob(place))
+    if not paths:
+        raise CheckFailure("the image has no libnccl.so.2")
+    if len(paths) > 1:
+        raise CheckFailure(f"the image has {len(paths)} libnccl.so.2: {', '.join(paths)}")
+    return paths[0]

@@ -1,8 +1,8 @@
-"""Processes that work together, a GPU each: starts them, waits for all, and ends the others where one fails.
+"""Processes that work together, a GPU each: starts them, waits for all, and ends the others if one fails.
 
-Each is `verify.py --rank FOLDER RANK`: it reads FOLDER/job.json and leaves FOLDER/RANK.json. They belong to
-the part's group, so they end with it. The part itself opens no GPU: one that takes one program at a time is
-free for them.
+Each is `verify.py --rank FOLDER RANK`: it reads FOLDER/job.json and writes FOLDER/RANK.json. They belong to
+the part's process group, so they end with it. The part itself opens no GPU: some allow only one program at a
+time.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from .suite import LOOK_SECONDS, Ended, read_end, why_ended
 JOB = "job.json"
 PROGRAM = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "verify.py")
 
-Said = dict[str, Any]
+Answer = dict[str, Any]
 
 
-def run_ranks(job: Mapping[str, Any], count: int) -> list[Said]:
-    """What each of `count` processes said of `job`, by rank.
+def run_ranks(job: Mapping[str, Any], count: int) -> list[Answer]:
+    """Return the answers of `count` processes to `job`, by rank.
 
-    Raises CheckFailure for the first that ends badly: the others would wait for it, and are ended.
+    Raises CheckFailure for the first that fails. The others would wait for it, and are ended.
     """
-    with contextlib.ExitStack() as held:
-        folder = held.enter_context(tempfile.TemporaryDirectory(prefix="suite-"))
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="suite-"))
         write_json(os.path.join(folder, JOB), {**job, "ranks": count})
-        logs = [held.enter_context(tempfile.TemporaryFile(dir=folder)) for _ in range(count)]
+        logs = [stack.enter_context(tempfile.TemporaryFile(dir=folder)) for _ in range(count)]
         began = time.monotonic()
         processes: list[subprocess.Popen[bytes]] = []
         try:
@@ -52,11 +52,11 @@ def run_ranks(job: Mapping[str, Any], count: int) -> list[Said]:
                 process.wait()
         texts = [read_end(log) for log in logs]
         sys.stderr.write("".join(texts))
-        said = [read_said(os.path.join(folder, f"{rank}.json")) for rank in range(count)]
+        answers = [read_answer(os.path.join(folder, f"{rank}.json")) for rank in range(count)]
     if failed is None:
-        return said
-    if "error" in said[failed]:
-        outcome, reason = said[failed]["outcome"], said[failed]["error"]
+        return answers
+    if "error" in answers[failed]:
+        outcome, reason = answers[failed]["outcome"], answers[failed]["error"]
     else:
         code, seconds = processes[failed].returncode, time.monotonic() - began
         ended = Ended(128 - code if code < 0 else code, texts[failed], seconds, timed_out=False)
@@ -65,29 +65,29 @@ def run_ranks(job: Mapping[str, Any], count: int) -> list[Said]:
 
 
 def wait(processes: Sequence[subprocess.Popen[bytes]]) -> int | None:
-    """The first that ended badly; None once all have ended well."""
+    """Return the first that failed, or None once all have succeeded."""
     while True:
         codes = [process.poll() for process in processes]
         bad = [rank for rank, code in enumerate(codes) if code]
         if bad:
-            # Those that lose it fail after it, in words of their own: one that a signal ended is the first.
+            # The others fail after it, with errors of their own: one that a signal ended is the first.
             return next((rank for rank in bad if (codes[rank] or 0) < 0), bad[0])
         if None not in codes:
             return None
         time.sleep(LOOK_SECONDS)
 
 
-def read_said(path: str) -> Said:
-    """What a process left, empty where it left nothing."""
+def read_answer(path: str) -> Answer:
+    """Return the answer of a process, empty without one."""
     if not os.path.exists(path):
         return {}
     with open(path, encoding="utf-8") as file:
-        said: Said = json.load(file)
-    return said
+        answer: Answer = json.load(file)
+    return answer
 
 
 def main(folder: str, rank: str) -> int:
-    """One of the processes. After a failure it leaves at once: a library may wait for the others."""
+    """Run one of the processes. After a failure it exits at once: a library may wait for the others."""
     faulthandler.enable()
     place = os.path.join(folder, f"{rank}.json")
     try:
@@ -95,7 +95,7 @@ def main(folder: str, rank: str) -> int:
             job = json.load(file)
         os.environ.update(nccl.MEETING)
         worker: Any = importlib.import_module(f"{__package__}.frameworks.{job['framework']}_ranks")
-        write_json(place, worker.does(job, int(rank), folder))
+        write_json(place, worker.run(job, int(rank), folder))
     except Exception as error:  # whatever an image's package raises
         detail = error.detail if isinstance(error, CheckFailure) else f"{type(error).__name__}: {error}"
         outcome = error.outcome if isinstance(error, CheckFailure) else results.classify(error)

@@ -1,10 +1,8 @@
-"""Inputs of T2 and T3 and what should come out, in float64 by numpy on the CPU.
+"""Inputs of T2 and T3 and the expected results, in float64 by numpy on the CPU.
 
-The same inputs everywhere: numbers k / 2^bits from a fixed sequence, each exact in the kind that it is for,
-so that what differs afterwards is the arithmetic alone. float32 gets all of its 24 bits, so that multiplying
-with fewer is seen. Arrays are numpy's, images [n, channel, y, x], filters [filter, channel, y, x].
-
-Convolutions by one correlation alone: for frameworks that have no other, and derive nothing themselves.
+Inputs are numbers k / 2^bits from a fixed sequence, each exact in its kind, so only the arithmetic afterwards
+differs. float32 gets all of its 24 bits, so that multiplying with fewer is detected. Arrays are numpy's,
+images [n, channel, y, x], filters [filter, channel, y, x].
 """
 
 from __future__ import annotations
@@ -17,14 +15,14 @@ from typing import Any
 
 numpy: Any = importlib.import_module("numpy")
 
-# Kind -> how many bits after the point its inputs have.
+# Kind -> bits after the point of its inputs.
 BITS = {"float64": 40, "float32": 23, "tf32": 23, "float16": 10, "bfloat16": 7}
 
 STEPS, RATE = 8, 0.5
 
 
 def numbers(seed: int, shape: tuple[int, ...], kind: str) -> Any:
-    """float64 in [-1, 1), exact in `kind`: splitmix64 (Steele, Lea and Flood, 2014) of seed and place."""
+    """Return float64 in [-1, 1), exact in `kind`, by splitmix64 (Steele, Lea and Flood, 2014) of the seed."""
     count = math.prod(shape)
     state = numpy.arange(1, count + 1, dtype="uint64") + numpy.uint64(seed << 40)
     state = state * numpy.uint64(0x9E3779B97F4A7C15)
@@ -37,39 +35,39 @@ def numbers(seed: int, shape: tuple[int, ...], kind: str) -> Any:
 
 
 def integers(seed: int, count: int) -> Any:
-    """Whole numbers -1, 0 and 1 as float64: up to 2^24 of them have an exact sum in float32, in any order."""
+    """Return -1, 0 and 1 as float64: up to 2^24 of them have an exact sum in float32, in any order."""
     return numpy.rint(numbers(seed, (count,), "float32") * 1.49)
 
 
 @dataclass(frozen=True)
-class Want:
-    """`value` is what should come out, `scale` what an error is measured in: an array or one number."""
+class ExpectedArray:
+    """`value` is the expected result, `scale` the unit of an error: an array or a number."""
 
     value: Any
     scale: Any
 
 
-def error(found: Any, want: Want) -> float:
-    """Largest difference in units of the scale; infinite for another shape, a NaN or an infinity."""
-    if tuple(found.shape) != tuple(want.value.shape) or not numpy.isfinite(found).all():
+def error(result: Any, expected: ExpectedArray) -> float:
+    """Return the largest error in units of the scale; infinite for another shape, a NaN or an infinity."""
+    if tuple(result.shape) != tuple(expected.value.shape) or not numpy.isfinite(result).all():
         return math.inf
-    smallest = numpy.finfo("float64").tiny
-    return float((numpy.abs(found - want.value) / numpy.maximum(want.scale, smallest)).max(initial=0.0))
+    scale = numpy.maximum(expected.scale, numpy.finfo("float64").tiny)
+    return float((numpy.abs(result - expected.value) / scale).max(initial=0.0))
 
 
 def cut(values: Any) -> Any:
-    """What tensor cores read of float32 in tf32: ten bits after the point, the rest cut off."""
+    """Return float32 as tensor cores read it in tf32: ten bits after the point, the rest cut off."""
     bits = values.astype("float32").view("uint32") & numpy.uint32(0xFFFFE000)
     return bits.view("float32").astype("float64")
 
 
-def matmul(left: Any, right: Any) -> Want:
-    return Want(left @ right, numpy.sqrt((left * left) @ (right * right)))
+def matmul(matrix: Any, right: Any) -> ExpectedArray:
+    return ExpectedArray(matrix @ right, numpy.sqrt((matrix * matrix) @ (right * right)))
 
 
 @dataclass(frozen=True)
 class ConvolutionCase:
-    """`outer` is the gradient that comes from above. Padding keeps the middle of a filter on the image."""
+    """`outer` is the gradient from above. Padding keeps the middle of a filter on the image."""
 
     image: Any
     filters: Any
@@ -79,7 +77,7 @@ class ConvolutionCase:
 
     @property
     def lengths(self) -> Mapping[str, int]:
-        """How many products each kind of result adds up."""
+        """Return how many products each kind of result sums."""
         filters, channels, height, width = self.filters.shape
         images, _, rows, columns = self.outer.shape
         return {
@@ -90,7 +88,7 @@ class ConvolutionCase:
 
 
 def make_convolution(sizes: tuple[int, int, int, int], kind: str, *, stride: int) -> ConvolutionCase:
-    """`sizes`: images, channels, side, filters. The side is odd for a stride of 2: no row is left over."""
+    """`sizes`: images, channels, side, filters. For a stride of 2 the side is odd, so no row remains."""
     images, channels, side, filters = sizes
     out = (side + 2 - 3) // stride + 1
     return ConvolutionCase(
@@ -102,17 +100,17 @@ def make_convolution(sizes: tuple[int, int, int, int], kind: str, *, stride: int
     )
 
 
-def convolution(case: ConvolutionCase) -> dict[str, Want]:
-    """Cross-correlation and its two gradients. One scale for a whole array: cuDNN works in tiles."""
+def convolution(case: ConvolutionCase) -> dict[str, ExpectedArray]:
+    """Return a cross-correlation and its two gradients, each with one scale: cuDNN works in tiles."""
     values = _convolve(case.image, case.filters, case.outer, case)
     squares = _convolve(case.image**2, case.filters**2, case.outer**2, case)
-    return {name: Want(value, math.sqrt(squares[name].max())) for name, value in values.items()}
+    return {name: ExpectedArray(value, math.sqrt(squares[name].max())) for name, value in values.items()}
 
 
 def _convolve(image: Any, filters: Any, outer: Any, case: ConvolutionCase) -> dict[str, Any]:
-    """By rows of windows, so that it is three products of matrices."""
-    count, kept = filters.shape[0], case.padding
-    padded = numpy.pad(image, ((0, 0), (0, 0), (kept, kept), (kept, kept)))
+    """Convolve by rows of windows, as three products of matrices."""
+    count, edge = filters.shape[0], case.padding
+    padded = numpy.pad(image, ((0, 0), (0, 0), (edge, edge), (edge, edge)))
     rows, columns = outer.shape[2:]
     step, reach = case.stride, filters.shape[2]
     windows = numpy.stack(
@@ -133,20 +131,20 @@ def _convolve(image: Any, filters: Any, outer: Any, case: ConvolutionCase) -> di
         for dx in range(reach):
             place = back[:, :, dy : dy + step * rows : step, dx : dx + step * columns : step]
             place += spread[..., dy, dx].transpose(0, 3, 1, 2)
-    inner = back[:, :, kept : back.shape[2] - kept, kept : back.shape[3] - kept]
+    inner = back[:, :, edge : back.shape[2] - edge, edge : back.shape[3] - edge]
     return {"forward": forward, "image": inner, "filters": (above.T @ flat).reshape(filters.shape)}
 
 
 @dataclass(frozen=True)
 class Factors:
-    """What a framework made of a batch of square matrices and right sides, all of it numpy's float64.
+    """A framework's factors of square matrices and solutions for right sides, as numpy's float64.
 
-    `packed` is L below the diagonal (its ones left out) and U, `order` the rows' order ([n, size], whole
-    numbers), `solution` [n, size, 1]; the matrix is `left @ diag(values) @ right`.
+    `order` is the rows' order ([n, size], whole numbers), `packed` is U, and L below the diagonal without its
+    ones, `solution` is [n, size, 1]. The matrix is `left @ diag(values) @ right`.
     """
 
-    packed: Any
     order: Any
+    packed: Any
     solution: Any
     left: Any
     values: Any
@@ -154,10 +152,10 @@ class Factors:
 
 
 def residuals(square: Any, side: Any, factors: Factors) -> dict[str, float]:
-    """By operation, relative to the norms that `tolerances` names; infinite where something is no number.
+    """Return errors by operation, relative to the norms in `tolerances`; infinite for a NaN.
 
-    `lu`: P A - L U; `solve`: A x - b; `svd`: the worst of the singular values against numpy's, of what the
-    factors multiply to, and of how far they are from orthogonal.
+    `lu`: P A - L U; `solve`: A x - b; `svd`: the worst error of the singular values against numpy's, of the
+    product of the factors, and of their orthogonality.
     """
     size = square.shape[-1]
     lower = numpy.tril(factors.packed, -1) + numpy.eye(size)
@@ -169,30 +167,23 @@ def residuals(square: Any, side: Any, factors: Factors) -> dict[str, float]:
     product = (factors.left * factors.values[:, None, :]) @ factors.right
     length = numpy.abs(square).sum(axis=2).max(axis=1)[:, None, None]
     answer = numpy.abs(factors.solution).max(axis=1, keepdims=True)
+    identity = ExpectedArray(numpy.broadcast_to(numpy.eye(size), square.shape), 1.0)
     worst = [
-        error(product, Want(square, top)),
-        error(factors.values, Want(known, top[..., 0])),
-        error(numpy.swapaxes(factors.left, 1, 2) @ factors.left, Want(_eyes(square), 1.0)),
-        error(factors.right @ numpy.swapaxes(factors.right, 1, 2), Want(_eyes(square), 1.0)),
+        error(product, ExpectedArray(square, top)),
+        error(factors.values, ExpectedArray(known, top[..., 0])),
+        error(numpy.swapaxes(factors.left, 1, 2) @ factors.left, identity),
+        error(factors.right @ numpy.swapaxes(factors.right, 1, 2), identity),
     ]
+    each_once = (numpy.sort(factors.order, axis=-1) == numpy.arange(factors.order.shape[-1])).all()
     return {
-        "lu": error(lower @ upper, Want(moved, bound)) if _is_order(factors.order) else math.inf,
-        "solve": error(square @ factors.solution, Want(side, length * answer)),
+        "lu": error(lower @ upper, ExpectedArray(moved, bound)) if each_once else math.inf,
+        "solve": error(square @ factors.solution, ExpectedArray(side, length * answer)),
         "svd": max(worst),
     }
 
 
-def _eyes(square: Any) -> Any:
-    return numpy.broadcast_to(numpy.eye(square.shape[-1]), square.shape)
-
-
-def _is_order(order: Any) -> bool:
-    """Whether each row names every place once."""
-    return bool((numpy.sort(order, axis=-1) == numpy.arange(order.shape[-1])).all())
-
-
 def order_of(pivots: Any) -> Any:
-    """LAPACK's pivots (from 1: row i was swapped with pivots[i]) -> the order of the rows."""
+    """Return the order of the rows for LAPACK's pivots (from 1: row i was swapped with pivots[i])."""
     order = numpy.tile(numpy.arange(pivots.shape[-1]), (pivots.shape[0], 1))
     every = numpy.arange(pivots.shape[0])
     for step in range(pivots.shape[-1]):
@@ -206,26 +197,26 @@ class TrainingCase:
     """A network of two layers, tanh between, and the mean square of its error: `STEPS` steps of `RATE`."""
 
     inputs: Any
-    wanted: Any
+    targets: Any
     first: Any
     second: Any
 
 
 def make_training(rows: int) -> TrainingCase:
-    """The wanted values are another network's, so there is something to learn."""
+    """Return a case whose targets are another network's, so there is something to learn."""
     inputs = numbers(21, (rows, 32), "float32")
     hidden = numpy.tanh(inputs @ numbers(22, (32, 16), "float32"))
-    wanted = (hidden @ numbers(23, (16, 4), "float32")).astype("float32").astype("float64")
+    targets = (hidden @ numbers(23, (16, 4), "float32")).astype("float32").astype("float64")
     first, second = numbers(24, (32, 48), "float32") / 4, numbers(25, (48, 4), "float32") / 4
-    return TrainingCase(inputs=inputs, wanted=wanted, first=first, second=second)
+    return TrainingCase(inputs=inputs, targets=targets, first=first, second=second)
 
 
 def training(case: TrainingCase) -> tuple[list[float], Any, Any]:
-    """The loss before each step and after the last, and the weights at the end; gradients by hand."""
+    """Return the loss before each step and after the last, and the weights at the end."""
     first, second, losses = case.first.copy(), case.second.copy(), []
     for step in range(STEPS + 1):
         hidden = numpy.tanh(case.inputs @ first)
-        off = hidden @ second - case.wanted
+        off = hidden @ second - case.targets
         losses.append(float((off**2).mean()))
         if step == STEPS:
             break
@@ -236,33 +227,33 @@ def training(case: TrainingCase) -> tuple[list[float], Any, Any]:
     return losses, first, second
 
 
-def fused(inputs: Any, weights: Any) -> dict[str, Want]:
-    """What T3 compiles: log(sum(exp(tanh(inputs @ weights / 8)))) by row, and the gradient of its total."""
+def fused(inputs: Any, weights: Any) -> dict[str, ExpectedArray]:
+    """Compute T3's function: log(sum(exp(tanh(inputs @ weights / 8)))) by row, and its sum's gradient."""
     hidden = numpy.tanh(inputs @ weights / 8)
     powers = numpy.exp(hidden)
     total = powers.sum(axis=1)
     outer = powers / total[:, None] * (1 - hidden**2) / 8
     gradient = inputs.T @ outer
     size = math.sqrt(((inputs**2).T @ outer**2).max())
-    return {"rows": Want(numpy.log(total), 1.0), "gradient": Want(gradient, size)}
+    return {"rows": ExpectedArray(numpy.log(total), 1.0), "gradient": ExpectedArray(gradient, size)}
 
 
 Correlate = Callable[[Any, Any, int], Any]
 
 
 def convolve(case: ConvolutionCase, correlate: Correlate) -> dict[str, Any]:
-    """`forward`, and the gradients for `image` and `filters`, of `correlate(image, filters, stride)`.
+    """Return `forward` and the gradients for `image` and `filters`, by `correlate` without padding.
 
-    The image's correlates what comes from above, spread by the stride, with the filters turned around; the
-    filters' the image with the same, images and channels exchanged. `correlate` adds nothing at the edges.
+    For frameworks that derive nothing. The image's gradient correlates the gradient from above, spread by the
+    stride, with the turned filters; the filters' correlates the image with it, images and channels exchanged.
     """
-    kept, swap = case.padding, (1, 0, 2, 3)
-    image = numpy.pad(case.image, ((0, 0), (0, 0), (kept, kept), (kept, kept)))
+    pad, swap = case.padding, (1, 0, 2, 3)
+    image = numpy.pad(case.image, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
     images, count, rows, columns = case.outer.shape
     step, reach = case.stride, case.filters.shape[2]
     spread = numpy.zeros((images, count, (rows - 1) * step + 1, (columns - 1) * step + 1))
     spread[:, :, ::step, ::step] = case.outer
-    edge = reach - 1 - kept
+    edge = reach - 1 - pad
     above = numpy.pad(spread, ((0, 0), (0, 0), (edge, edge), (edge, edge)))
     turned = case.filters.transpose(swap)[:, :, ::-1, ::-1]
     return {

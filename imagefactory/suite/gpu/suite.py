@@ -1,9 +1,8 @@
 """Runs the parts of the GPU suite one after the other and writes the report.
 
-Each part is a process of its own in a group of its own: a crash is told as a failure of the check that ran,
-a hang ends with the part's time, and what a part leaves running is ended with it. The report is written again
-after every check. Whatever a part says, the next one runs, unless T0 found no GPU that is worth asking or no
-code of the image runs on it.
+Each part is a process in a group of its own. A crash is a failure of the check that ran, a hang ends with the
+part's time, and its children end with it. It writes the report again after every check. The next part runs
+after any result, unless T0 found no usable GPU or no code of the image runs on it.
 """
 
 from __future__ import annotations
@@ -17,12 +16,11 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from . import table
 from .checks import coverage
-from .context import Asked, Predicted, parse_asked
+from .context import SuiteRequest, parse_request
 from .part import DEVICE_VARIABLE, failed_row, make_row, write_json
 
 LOOK_SECONDS = 0.05
@@ -32,14 +30,14 @@ LONGEST_WORDS = 600
 VISIBLE_DEVICES, VISIBLE_AMD = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 REHEARSED = "a rehearsal on the CPU: the driver was not asked"
 
-# The facts of T0 that stand in the report.
+# The facts of T0 in the report.
 REPORTED = ("cuda", "device")
 
-# Without these there is nothing that a framework could run on.
+# Without these a framework has nothing to run on.
 NEEDED = ("driver", "device", "vector-add")
 
-# What a process that dies says of why, where it says it: the driver's own words (cuGetErrorString).
-DYING_WORDS = (
+# The driver's own text (cuGetErrorString) in the log of a process that dies -> outcome.
+LAST_WORDS = (
     ("no kernel image is available", table.NO_KERNEL),
     ("driver version is insufficient", table.DRIVER_TOO_OLD),
     ("compiled with an unsupported toolchain", table.DRIVER_TOO_OLD),
@@ -50,7 +48,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Ended:
-    """How a part's process ended: `code` is 128 + N for signal N, `log` the end of its stderr."""
+    """The end of a part's process: `code` is 128 + N for signal N, `log` the end of its stderr."""
 
     code: int
     log: str
@@ -60,7 +58,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Job:
-    """A part to start. `command` is what starts it, `report` where it writes, `seconds` its time."""
+    """A part to start: its command, the path of its report, its time limit in seconds."""
 
     part: str
     command: Sequence[str]
@@ -70,82 +68,68 @@ class Job:
 
 
 def main(expectations: str, report: str) -> int:
-    """Exit code 0 when every check of the level passed or cannot apply, 1 otherwise."""
+    """Return 0 when every check of the level passed or cannot apply, 1 otherwise."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with open(expectations, encoding="utf-8") as file:
-        asked = parse_asked(file.read())
-    document = make_document(asked)
-    rows: list[Row] = []
-    facts: dict[str, Any] = {}
-    for part in table.LEVELS[asked.level]:
-        names = table.PARTS[part]
-        reason = why_blocked(part, asked, rows)
-        if reason or not any(applies(name, asked) for name in names):
-            rows += [idle_row(name, asked, reason) for name in names]
-            continue
-        job = Job(
-            part=part,
-            command=command_of(part, expectations, f"{report}.{part}"),
-            environment=environment_of(part, asked, facts, os.environ),
-            report=f"{report}.{part}",
-            seconds=table.SECONDS[asked.level],
-        )
-        live = {**document, "running": names[0], "checks": tuple(rows)}
-        write_json(report, live)
-        said, ended = run_job(job, partial(show, report, live))
-        facts.update(said["facts"])
-        document.update({key: facts[key] for key in REPORTED if key in facts})
-        found = settle(names, said, ended)
-        if part in coverage.CLAIMS and not asked.rehearsal:
-            found = coverage.judge(part, found, predicted_for(document["device"], asked))
-            found = coverage.neither(rows, coverage.spare(rows, found))
-        rows += found
-    write_json(report, {**document, "checks": rows})
-    return 0 if all(row["state"] in (table.PASSED, table.NOT_APPLICABLE) for row in rows) else 1
-
-
-def show(report: str, live: Mapping[str, Any], said: Mapping[str, Any]) -> None:
-    """Writes the report as it stands while a part runs: `live` from before it, what the part has said."""
-    found = {key: said["facts"][key] for key in REPORTED if key in said["facts"]}
-    checks = [*live["checks"], *said["checks"]]
-    write_json(report, {**live, **found, "running": said["running"], "checks": checks})
-
-
-def predicted_for(device: Mapping[str, Any] | None, asked: Asked) -> Predicted | None:
-    return asked.predicted.get(device["capability"]) if device else None
-
-
-def make_document(asked: Asked) -> dict[str, Any]:
-    return {
+        request = parse_request(file.read())
+    document: dict[str, Any] = {
         "format": table.FORMAT,
-        "nonce": asked.expected.nonce,
-        "target": asked.expected.target,
+        "nonce": request.expected.nonce,
+        "target": request.expected.target,
         "python": ".".join(map(str, sys.version_info[:3])),
-        "level": asked.level,
-        "rehearsal": asked.rehearsal,
+        "level": request.level,
+        "rehearsal": request.rehearsal,
         "cuda": "",
         "device": None,
         "running": "",
         "checks": [],
     }
+    verify = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "verify.py")
+    rows: list[Row] = []
+    facts: dict[str, Any] = {}
+
+    def show(answer: Mapping[str, Any]) -> None:
+        """Write the report while a part runs, with its answer until now."""
+        facts.update(answer["facts"])
+        document.update({key: facts[key] for key in REPORTED if key in facts})
+        checks = [*rows, *answer["checks"]]
+        write_json(report, {**document, "running": answer["running"], "checks": checks})
+
+    for part in table.LEVELS[request.level]:
+        names = table.PARTS[part]
+        expected = request.expected
+        excuses = {name: table.not_applicable(expected.framework, name, expected.locked) for name in names}
+        reason = why_blocked(part, request, rows)
+        if reason or all(excuses.values()):
+            rows += [
+                make_row(name, table.NOT_APPLICABLE if excuse else table.NOT_RUN, excuse or reason)
+                for name, excuse in excuses.items()
+            ]
+            continue
+        path = f"{report}.{part}"
+        job = Job(
+            part=part,
+            command=(sys.executable, "-I", "-B", verify, "--part", part, expectations, path),
+            environment=environment_of(part, request, facts, os.environ),
+            report=path,
+            seconds=table.SECONDS[request.level],
+        )
+        show({"running": names[0], "facts": {}, "checks": []})
+        answer, ended = run_job(job, show)
+        results = settle(names, answer, ended)
+        if part in coverage.CLAIMS and not request.rehearsal:
+            device = document["device"]
+            predicted = request.predicted.get(device["capability"]) if device else None
+            results = coverage.judge(part, results, predicted)
+            results = coverage.neither(rows, coverage.spare(rows, results))
+        rows += results
+    write_json(report, {**document, "checks": rows})
+    return 0 if all(row["state"] in (table.PASSED, table.NOT_APPLICABLE) for row in rows) else 1
 
 
-# --- what to run ---------------------------------------------------------------------------------
-
-
-def applies(name: str, asked: Asked) -> bool:
-    return not table.not_applicable(asked.expected.framework, name, asked.expected.locked)
-
-
-def idle_row(name: str, asked: Asked, reason: str) -> Row:
-    """The row of a check whose part is not started."""
-    excuse = table.not_applicable(asked.expected.framework, name, asked.expected.locked)
-    return make_row(name, table.NOT_APPLICABLE if excuse else table.NOT_RUN, excuse or reason)
-
-
-def why_blocked(part: str, asked: Asked, rows: Sequence[Row]) -> str:
-    """Why the part is not started; empty when it is. `rows` are those of the parts before it."""
-    if asked.rehearsal and part == "driver":
+def why_blocked(part: str, request: SuiteRequest, rows: Sequence[Row]) -> str:
+    """Return why the part is not started, else an empty text. `rows` are those of the parts before it."""
+    if request.rehearsal and part == "driver":
         return REHEARSED
     for row in rows:
         if row["state"] == table.FAILED and (row["name"] in NEEDED or "neither" in row["numbers"]):
@@ -153,47 +137,36 @@ def why_blocked(part: str, asked: Asked, rows: Sequence[Row]) -> str:
     return ""
 
 
-def command_of(part: str, expectations: str, report: str) -> tuple[str, ...]:
-    verify = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "verify.py")
-    return (sys.executable, "-I", "-B", verify, "--part", part, expectations, report)
-
-
 def environment_of(
-    part: str, asked: Asked, facts: Mapping[str, Any], given: Mapping[str, str]
+    part: str, request: SuiteRequest, facts: Mapping[str, Any], environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """The environment of a part: of several GPUs the later parts see the one that T0 took, of one no choice.
+    """Return the environment of a part. With several GPUs, later parts see only T0's.
 
-    The part `several` sees all that are like it. `facts` are those that T0 found, `given` the suite's own
-    environment. A rehearsal sees no GPU.
+    The part `several` sees all of its capability. `facts` are T0's, `environ` is the suite's own environment.
+    A rehearsal sees no GPU.
     """
-    environment = {name: value for name, value in given.items() if name not in table.JIT_VARIABLES}
+    environment = {name: value for name, value in environ.items() if name not in table.JIT_VARIABLES}
     environment.update(table.PART_ENVIRONMENT.get(part, {}))
     if "device" in facts:
         environment[DEVICE_VARIABLE] = json.dumps(facts["device"])
-    if asked.rehearsal:
+    if request.rehearsal:
         environment[VISIBLE_DEVICES] = "-1"
     elif facts.get("visible", 0) > 1:
         seen = facts["alike"] if part == table.SEVERAL else [facts["device"]["uuid"]]
-        environment[VISIBLE_AMD if asked.expected.rocm else VISIBLE_DEVICES] = ",".join(seen)
+        environment[VISIBLE_AMD if request.expected.rocm else VISIBLE_DEVICES] = ",".join(seen)
     return environment
 
 
-# --- running it ----------------------------------------------------------------------------------
-
-
 def run_job(job: Job, show: Callable[[Mapping[str, Any]], None]) -> tuple[dict[str, Any], Ended]:
-    """Starts a part, shows what it says as it says it, ends it and all that it started."""
+    """Start a part, show its answers as they come, end it and all its children."""
     began = time.monotonic()
-    said: dict[str, Any] = {"running": "", "facts": {}, "checks": []}
+    answer: dict[str, Any] = {"running": "", "facts": {}, "checks": []}
     stamp = 0
     over = False
     with tempfile.TemporaryFile(dir=os.path.dirname(os.path.abspath(job.report))) as log:
+        null, environment = subprocess.DEVNULL, dict(job.environment)
         process = subprocess.Popen(
-            job.command,
-            env=dict(job.environment),
-            stdin=subprocess.DEVNULL,
-            stderr=log,
-            start_new_session=True,
+            job.command, env=environment, stdin=null, stderr=log, start_new_session=True
         )
         try:
             while not over and time.monotonic() - began < job.seconds:
@@ -201,17 +174,17 @@ def run_job(job: Job, show: Callable[[Mapping[str, Any]], None]) -> tuple[dict[s
                 over = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
                 new = stamp_of(job.report)
                 if new != stamp:
-                    stamp, said = new, read_part(job.report)
-                    show(said)
+                    stamp, answer = new, read_part(job.report)
+                    show(answer)
                 if not over:
                     time.sleep(LOOK_SECONDS)
         finally:
             os.killpg(process.pid, signal.SIGKILL)
             code = process.wait()
         # Read in any case: two reports within one tick of the clock may look like one.
-        if os.path.exists(job.report) and (last := read_part(job.report)) != said:
-            said = last
-            show(said)
+        if os.path.exists(job.report) and (last := read_part(job.report)) != answer:
+            answer = last
+            show(answer)
         text = read_end(log)
     sys.stderr.write(text)
     sys.stderr.flush()
@@ -223,22 +196,22 @@ def run_job(job: Job, show: Callable[[Mapping[str, Any]], None]) -> tuple[dict[s
         seconds=time.monotonic() - began,
         timed_out=not over,
     )
-    return said, ended
+    return answer, ended
 
 
 def stamp_of(path: str) -> int:
-    """Changes whenever another file stands at `path`."""
+    """Return a value that changes when the file at `path` is replaced."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except FileNotFoundError:
         return 0
-    return hash((found.st_ino, found.st_mtime_ns))
+    return hash((status.st_ino, status.st_mtime_ns))
 
 
 def read_part(path: str) -> dict[str, Any]:
     with open(path, encoding="utf-8") as file:
-        said: dict[str, Any] = json.load(file)
-    return said
+        answer: dict[str, Any] = json.load(file)
+    return answer
 
 
 def read_end(log: Any) -> str:
@@ -248,18 +221,15 @@ def read_end(log: Any) -> str:
     return text
 
 
-# --- what came of it -----------------------------------------------------------------------------
-
-
-def settle(names: Sequence[str], said: Mapping[str, Any], ended: Ended) -> list[Row]:
-    """Every check of the part, once and in order: the one that ran when the process ended has failed."""
-    done = {row["name"]: row for row in said["checks"]}
+def settle(names: Sequence[str], answer: Mapping[str, Any], ended: Ended) -> list[Row]:
+    """Return a row for each check of the part, in order: the one that ran when the process ended failed."""
+    finished = {row["name"]: row for row in answer["checks"]}
     outcome, reason = why_ended(ended)
     rows: list[Row] = []
     culprit = ""
     for name in names:
-        if name in done:
-            rows.append(done[name])
+        if name in finished:
+            rows.append(finished[name])
         elif culprit:
             rows.append(make_row(name, table.NOT_RUN, f"'{culprit}' came first and took the process down"))
         else:
@@ -269,7 +239,7 @@ def settle(names: Sequence[str], said: Mapping[str, Any], ended: Ended) -> list[
             rows[-1]["seconds"] = round(max(0.0, ended.seconds - spent), 3)
     fine = all(row["state"] in (table.PASSED, table.NOT_APPLICABLE) for row in rows)
     if fine and (ended.timed_out or ended.code != 0):
-        # A pass is the whole process's: one that hangs or dies on its way out is none.
+        # A pass needs the whole process: one that hangs or dies at exit has failed.
         last = rows[-1]
         rows[-1] = {**last, "state": table.FAILED, "outcome": outcome}
         rows[-1]["detail"] = f"{last['detail']}; then, on its way out: {reason}"
@@ -277,17 +247,17 @@ def settle(names: Sequence[str], said: Mapping[str, Any], ended: Ended) -> list[
 
 
 def why_ended(ended: Ended) -> tuple[str, str]:
-    """The word and the reason for a check in which the process ended."""
+    """Return outcome and reason for a check in which the process ended."""
     if ended.timed_out:
         return table.TIMEOUT, f"stopped: its part had {ended.seconds:.0f} s"
     how = f"signal {ended.code - 128}" if ended.code > 128 else f"exit code {ended.code}"
     words = last_words(ended.log)
-    outcome = next((word for text, word in DYING_WORDS if text in ended.log), table.LOAD_FAILED)
+    outcome = next((word for text, word in LAST_WORDS if text in ended.log), table.LOAD_FAILED)
     return outcome, f"the process ended by {how}" + (f": {words}" if words else " and said nothing")
 
 
 def last_words(log: str) -> str:
-    """The last line; of a crash the interpreter's line for it and the one before, where libraries say why."""
+    """Return the last line, or after a crash the interpreter's and the one before, often of a library."""
     lines = [" ".join(line.split()) for line in log.splitlines() if line.strip()]
     fatal = next((at for at, line in enumerate(lines) if line.startswith("Fatal Python error")), None)
     chosen = lines[-1:] if fatal is None else lines[max(0, fatal - 1) : fatal + 1]

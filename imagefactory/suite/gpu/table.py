@@ -1,7 +1,7 @@
-"""What the GPU suite checks, in which part of it, at which level, and what cannot apply: data for both sides.
+"""What the GPU suite checks, in which part and level, and what cannot apply: data for suite and host.
 
-A part is one process, so a crash, a hang or an environment that must be set before CUDA starts stays in it.
-A state `not-applicable` that these tables do not give is refused by the host.
+A part is a process, so a crash, a hang or an environment that must be set before CUDA starts stays in it. The
+host rejects a state `not-applicable` that is not from these tables.
 """
 
 from __future__ import annotations
@@ -13,28 +13,14 @@ from ..portability.runtimes import not_portable
 
 FORMAT = 1
 
-PASSED, FAILED, NOT_APPLICABLE, NOT_RUN = (
-    table.PASSED,
-    table.FAILED,
-    table.NOT_APPLICABLE,
-    table.NOT_RUN,
-)
+PASSED, FAILED, NOT_APPLICABLE, NOT_RUN = table.PASSED, table.FAILED, table.NOT_APPLICABLE, table.NOT_RUN
 
-# The words a failed check may give, of those that tables show. All others are the host's.
+# The outcomes of a failed check. All others are the host's.
 NO_GPU, WRONG_GPU, DRIVER_TOO_OLD = "no-gpu", "wrong-gpu", "driver-too-old"
 NO_KERNEL, WRONG_NUMBERS, LOAD_FAILED, TIMEOUT = "no-kernel", "wrong-numbers", "load-failed", "timeout"
-# The machine's fault: a GPU that others hold, two halves of a driver that differ.
+# The machine's fault: a GPU in use by others, two halves of a driver that differ.
 INFRASTRUCTURE = "infrastructure"
-OUTCOMES = (
-    NO_GPU,
-    WRONG_GPU,
-    DRIVER_TOO_OLD,
-    NO_KERNEL,
-    WRONG_NUMBERS,
-    LOAD_FAILED,
-    TIMEOUT,
-    INFRASTRUCTURE,
-)
+OUTCOMES = (NO_GPU, WRONG_GPU, DRIVER_TOO_OLD, NO_KERNEL, WRONG_NUMBERS, LOAD_FAILED, TIMEOUT, INFRASTRUCTURE)
 
 QUICK, FULL, SEVERAL = "quick", "full", "several"
 

@@ -1,38 +1,35 @@
-"""One model that moves: what is exported and compared, and what must hold of it whoever runs it.
+"""A model to export and compare, and the suite's own models.
 
-The suite's own models (`MODELS`) are layers, sizes, sample inputs and weights, for every framework. They
-are built from these tables, with weights from NumPy's generator, so that every framework and version makes
-the same model. Nothing is fetched. AlexNet is Krizhevsky's of 2014 (arXiv:1404.5997), SqueezeNet its
-version 1.1 (arXiv:1602.07360), BERT the published `small` (arXiv:1908.08962), and Variational an autoencoder
-that draws its code (arXiv:1312.6114).
+`MODELS` are layers, sizes and sample inputs. With weights from NumPy's generator, every framework and version
+builds the same model from them, without a download. AlexNet is Krizhevsky's of 2014 (arXiv:1404.5997),
+SqueezeNet its version 1.1 (arXiv:1602.07360), BERT the published `small` (arXiv:1908.08962), and Variational
+an autoencoder that draws its code (arXiv:1312.6114).
 """
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..context import CheckFailure
+from ..context import CheckFailure, LazyModule
+from ..table import WRONG_NUMBERS
 
-# Of the largest output, in float32. Measured on the CPU models are off by at most 2e-6; cuDNN's fastest
-# convolutions (Winograd) lose a digit more. TF32 rounds each factor to 2^-11, 5e-4: it would be seen.
+# Relative to the largest output, in float32. On the CPU, models were off by at most 2e-6; cuDNN's fastest
+# convolutions (Winograd) lose another digit. TF32 rounds each factor to 2^-11, 5e-4, which would be detected.
 TOLERANCE = 2e-4
 
-# What a row says of numbers that are not the same, as the GPU suite does.
-WRONG_NUMBERS = "wrong-numbers"
+numpy: Any = LazyModule("numpy")
 
 
 @dataclass(frozen=True)
 class Case:
-    """`network` is of the framework whose file `exporter` is, exported with `sample`, compared on `held_out`.
+    """A network of the framework with the file `exporter`, exported with `sample`, compared on `held_out`.
 
-    Both are NumPy arrays by the inputs' names, in the order in which the network takes them.
-
-    `batched` says that the first size of each input counts what is computed at once, and may be any.
-    `tolerance` is of the largest value of an output.
+    Both are NumPy arrays by the inputs' names, in the order in which the network takes them. If `batched`,
+    the first size of each input is that of the batch, and may be any. `tolerance` is relative to the largest
+    output.
     """
 
     name: str
@@ -44,29 +41,28 @@ class Case:
     batched: bool = True
 
 
-def off(found: list[Any] | None, expected: list[Any]) -> float:
-    """The largest difference of any output, relative to the largest value of what is expected of it.
+def off(outputs: list[Any] | None, expected: list[Any]) -> float:
+    """Return the largest error of an output, relative to the largest value of the expected one.
 
-    Infinite for outputs of another number or shape, and for values that are none.
+    Infinite for another number or shape of outputs, and for a NaN or an infinity.
     """
-    numpy = importlib.import_module("numpy")
-    if found is None or len(found) != len(expected):
+    if outputs is None or len(outputs) != len(expected):
         return float("inf")
     worst = 0.0
-    for one, other in zip(found, expected, strict=True):
-        if one.shape != other.shape or not numpy.isfinite(one).all():
+    for output, right in zip(outputs, expected, strict=True):
+        if output.shape != right.shape or not numpy.isfinite(output).all():
             return float("inf")
-        if other.size:
-            scale = float(numpy.abs(other).max()) or 1.0
-            worst = max(worst, float(numpy.abs(one - other).max()) / scale)
+        if right.size:
+            scale = float(numpy.abs(right).max()) or 1.0
+            worst = max(worst, float(numpy.abs(output - right).max()) / scale)
     return worst
 
 
-def agree(who: str, device: str, found: list[Any] | None, expected: list[Any], tolerance: float) -> float:
-    """How far it is off. Raises CheckFailure beyond the tolerance, and where it was computed elsewhere."""
-    if found is None:
+def agree(who: str, device: str, outputs: list[Any] | None, expected: list[Any], tolerance: float) -> float:
+    """Return the error. Raises CheckFailure beyond the tolerance or if it was computed elsewhere."""
+    if outputs is None:
         raise CheckFailure(f"{who} did not compute on the {device}")
-    error = off(found, expected)
+    error = off(outputs, expected)
     if not error <= tolerance:
         detail = f"{who} on the {device} is off by {error:.2g} (at most {tolerance:.0e})"
         raise Differs(detail, error)
@@ -74,7 +70,7 @@ def agree(who: str, device: str, found: list[Any] | None, expected: list[Any], t
 
 
 class Differs(CheckFailure):
-    """Not the same numbers; `error` is how far they are off."""
+    """Other numbers than expected, off by `error`."""
 
     def __init__(self, detail: str, error: float) -> None:
         super().__init__(detail, outcome=WRONG_NUMBERS)
@@ -82,14 +78,14 @@ class Differs(CheckFailure):
 
 
 def check_repeats(case: Case) -> tuple[list[Any], float]:
-    """What the framework computes of what is held out, on the CPU, and how far a second time is off.
+    """Return the framework's outputs for `held_out` on the CPU, and the error of a second run.
 
-    Raises CheckFailure where that is beyond the tolerance.
+    Raises CheckFailure if that is beyond the tolerance.
     """
     once, again = (case.exporter.compute(case.network, case.held_out, "cpu") for _ in range(2))
     if once is None or again is None:
         raise CheckFailure(f"{case.exporter.NAME} did not compute on the cpu")
-    if any(not _finite(output) for output in once):
+    if any(not numpy.isfinite(output).all() for output in once):
         raise CheckFailure("gives values that are no numbers")
     error = off(again, once)
     if not error <= case.tolerance:
@@ -97,13 +93,8 @@ def check_repeats(case: Case) -> tuple[list[Any], float]:
     return once, error
 
 
-def _finite(array: Any) -> bool:
-    return bool(importlib.import_module("numpy").isfinite(array).all())
-
-
 def of_batch(inputs: Mapping[str, Any], batch: int) -> dict[str, Any]:
-    """The inputs with `batch` rows, repeated or cut."""
-    numpy = importlib.import_module("numpy")
+    """Return the inputs with `batch` rows, repeated or cut."""
     return {
         name: numpy.ascontiguousarray(numpy.resize(array, (batch, *array.shape[1:])))
         for name, array in inputs.items()
@@ -160,7 +151,7 @@ SQUEEZENET: Layers = (
 
 @dataclass(frozen=True)
 class Sample:
-    """One input of a model: whole numbers below `below` where that is given, else normal ones in float32."""
+    """An input of a model: whole numbers below `below` if that is set, else normal ones in float32."""
 
     name: str
     shape: tuple[int, ...]
@@ -169,10 +160,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class Model:
-    """A model and the sample that it is exported and tried with.
+    """A model and its sample. `kind` is the builder: `layers` of `layers`, or `bert` and `variational` of
+    `sizes`.
 
-    `kind` names the builder: `layers` of `layers`, or `bert` and `variational` of `sizes`. A stochastic model
-    is overridden: `override` is the method that is exported and compared in place of the one that draws.
+    A stochastic model exports and compares its method `override` in place of the one that draws.
     """
 
     name: str
@@ -210,27 +201,26 @@ MODELS = (
 
 
 def make_sample(model: Model) -> dict[str, Any]:
-    """NumPy arrays by the inputs' names, the same each time."""
-    numpy = importlib.import_module("numpy")
+    """Return NumPy arrays by the inputs' names, the same each time."""
     random = numpy.random.default_rng(model.seed)
     return {
-        one.name: (
-            random.integers(0, one.below, one.shape, dtype="int64")
-            if one.below
-            else random.standard_normal(one.shape, dtype="float32")
+        row.name: (
+            random.integers(0, row.below, row.shape, dtype="int64")
+            if row.below
+            else random.standard_normal(row.shape, dtype="float32")
         )
-        for one in model.sample
+        for row in model.sample
     }
 
 
 def make_weights(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Any]]:
-    """(name, array) for each parameter, in the order given; names end in `weight` or `bias`.
+    """Return (name, array) for each parameter, in order; names end in `weight` or `bias`.
 
-    Matrices and filters are normal with a variance of 2 over what goes in (arXiv:1502.01852), which keeps the
-    size of activations through the layers, so that a wrong weight anywhere is seen in the output. Weights of
-    a normalisation are near 1, biases near 0.
+    Matrices and filters are normal with a variance of 2 over their inputs (arXiv:1502.01852). That keeps the
+    size of activations through the layers, so any wrong weight changes the output. Weights of a normalization
+    are near 1, biases near 0.
     """
-    random = importlib.import_module("numpy").random.default_rng(1000 + model.seed)
+    random = numpy.random.default_rng(1000 + model.seed)
     for name, shape in shapes.items():
         values = random.standard_normal(shape, dtype="float32")
         if len(shape) > 1:

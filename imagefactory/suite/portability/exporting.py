@@ -1,10 +1,10 @@
-"""The first program: a person's models by their own framework, and each as ONNX with what is expected of it.
+"""The first program: a person's models by their own framework, and each as ONNX with its expected outputs.
 
 The models come from `models()` of a Python file, one mapping a model.
 
-FOLDER/export.json       what was done, a row a model and device
+FOLDER/export.json       a row for each model and device
 FOLDER/NAME.onnx         the model
-FOLDER/NAME.npz          `in.INPUT`: what is held out; `out.NUMBER`: what the framework makes of it
+FOLDER/NAME.npz          `in.INPUT`: the held-out inputs; `out.NUMBER`: the framework's outputs
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..context import CheckFailure
+from ..context import CheckFailure, LazyModule
 from ..table import LOAD_FAILED, PASSED
 from . import rows
 from .case import TOLERANCE, Case, agree, check_repeats, of_batch
-from .onnxruntime import look
+from .onnxruntime import read_model
 
 EXPORTERS = ("torch", "tensorflow", "jax")
 """In this order: JAX's models are functions, which others may be as well."""
@@ -32,19 +32,20 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 KEYS = ("name", "model", "sample", "held_out", "tolerance", "override", "batched")
 LARGEST_BATCH = 65536
 
+numpy: Any = LazyModule("numpy")
+
 
 def read_models(path: str) -> list[Case]:
-    """The models of a file, each with the file of its framework.
+    """Return the models of a file, each with the file of its framework.
 
-    Raises CheckFailure for what is none: it names the file, the line where the file itself raised, and
-    what to
-    write instead.
+    Raises CheckFailure, which names the file, the line where the file itself raised, and what to write
+    instead.
     """
     file = os.path.basename(path)
-    made = _make(path, file)
-    if not isinstance(made, list | tuple) or not made:
-        raise CheckFailure(f"{file}: models() gives a {type(made).__name__}: let it give a list of models")
-    cases = [_case(row, f"{file}: models()[{number}]") for number, row in enumerate(made)]
+    models = _call_models(path, file)
+    if not isinstance(models, (list, tuple)) or not models:
+        raise CheckFailure(f"{file}: models() gives a {type(models).__name__}: let it give a list of models")
+    cases = [_case(row, f"{file}: models()[{number}]") for number, row in enumerate(models)]
     names = [case.name for case in cases]
     twice = next((name for name in names if names.count(name) > 1), "")
     if twice:
@@ -52,8 +53,8 @@ def read_models(path: str) -> list[Case]:
     return cases
 
 
-def _make(path: str, file: str) -> Any:
-    """What `models()` of the file gives; a generator as a list. What lies beside the file can be imported."""
+def _call_models(path: str, file: str) -> Any:
+    """Return the result of `models()`, a generator as a list. The file can import its neighbors."""
     sys.path.insert(0, os.path.dirname(path))
     spec = importlib.util.spec_from_file_location("models", path)
     if spec is None or spec.loader is None:
@@ -64,10 +65,9 @@ def _make(path: str, file: str) -> Any:
         spec.loader.exec_module(module)
         if not callable(getattr(module, "models", None)):
             raise CheckFailure(f"{file} has no function models(): let it give a list of models")
-        made = module.models()
-        return (
-            made if isinstance(made, list | tuple | Mapping) or not hasattr(made, "__iter__") else list(made)
-        )
+        models = module.models()
+        whole = isinstance(models, (list, tuple, Mapping)) or not hasattr(models, "__iter__")
+        return models if whole else list(models)
     except CheckFailure:
         raise
     except (Exception, SystemExit) as error:
@@ -75,11 +75,11 @@ def _make(path: str, file: str) -> Any:
 
 
 def _line_of(error: BaseException, path: str, file: str) -> str:
-    """`models.py:12`: the last line of that file that was running."""
+    """Return `models.py:12`, the last line of that file that was running."""
     if isinstance(error, SyntaxError) and error.filename == path:
         return f"{file}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
-    return next((f"{file}:{one.lineno}" for one in reversed(frames) if one.filename == path), file)
+    return next((f"{file}:{frame.lineno}" for frame in reversed(frames) if frame.filename == path), file)
 
 
 def _case(row: object, where: str) -> Case:
@@ -103,13 +103,20 @@ def _case(row: object, where: str) -> Case:
     batched, tolerance = row.get("batched", True), row.get("tolerance", TOLERANCE)
     if not isinstance(batched, bool):
         raise CheckFailure(f"{where}: batched is {batched!r}: write True or False")
-    if not isinstance(tolerance, float | int) or not 0 < tolerance < 1:
-        raise CheckFailure(
-            f"{where}: tolerance is {tolerance!r}: write a part of the largest output, such as 1e-4"
-        )
+    if not isinstance(tolerance, (float, int)) or not 0 < tolerance < 1:
+        hint = "write a part of the largest output, such as 1e-4"
+        raise CheckFailure(f"{where}: tolerance is {tolerance!r}: {hint}")
     sample = _arrays(row["sample"], f"{where}: sample", batched=batched)
     held_out = _arrays(row.get("held_out", sample), f"{where}: held_out", batched=batched)
-    _check_alike(sample, held_out, where, batched=batched)
+    if list(sample) != list(held_out):
+        raise CheckFailure(f"{where}: held_out has {', '.join(held_out)}, and sample {', '.join(sample)}")
+    for name_of_input, array in sample.items():
+        other, start = held_out[name_of_input], 1 if batched else 0
+        if array.dtype != other.dtype or array.shape[start:] != other.shape[start:]:
+            raise CheckFailure(
+                f"{where}: '{name_of_input}' is {other.dtype}{list(other.shape)} in held_out and "
+                f"{array.dtype}{list(array.shape)} in sample"
+            )
     return Case(
         name=name,
         exporter=exporter,
@@ -122,7 +129,7 @@ def _case(row: object, where: str) -> Case:
 
 
 def _exporter(network: object, where: str) -> Any:
-    """Of the frameworks that are loaded, which whoever made a model has done."""
+    """Return the file of the model's framework, one of those that the model has loaded."""
     for name in EXPORTERS:
         if name in sys.modules:
             exporter: Any = importlib.import_module(f".{name}", __package__)
@@ -135,7 +142,6 @@ def _exporter(network: object, where: str) -> Any:
 
 
 def _arrays(value: object, where: str, *, batched: bool) -> dict[str, Any]:
-    numpy = importlib.import_module("numpy")
     if not isinstance(value, Mapping) or not value:
         raise CheckFailure(
             f"{where} is a {type(value).__name__}: write a dict of NumPy arrays by the inputs' names"
@@ -152,55 +158,41 @@ def _arrays(value: object, where: str, *, batched: bool) -> dict[str, Any]:
     return {name: numpy.ascontiguousarray(array) for name, array in value.items()}
 
 
-def _check_alike(
-    sample: Mapping[str, Any], held_out: Mapping[str, Any], where: str, *, batched: bool
-) -> None:
-    if list(sample) != list(held_out):
-        raise CheckFailure(f"{where}: held_out has {', '.join(held_out)}, and sample {', '.join(sample)}")
-    for name, array in sample.items():
-        other, start = held_out[name], 1 if batched else 0
-        if array.dtype != other.dtype or array.shape[start:] != other.shape[start:]:
-            raise CheckFailure(
-                f"{where}: '{name}' is {other.dtype}{list(other.shape)} in held_out and "
-                f"{array.dtype}{list(array.shape)} in sample"
-            )
-
-
 REPORT = "export.json"
 
 
-def main(asked_path: str, folder: str) -> int:
-    """Exit code 0 when every model was exported, 1 when one was not, or none could be read."""
-    with open(asked_path, encoding="utf-8") as file:
-        asked = json.load(file)
+def main(request_path: str, folder: str) -> int:
+    """Return 0 when every model was exported, 1 when one was not, or none could be read."""
+    with open(request_path, encoding="utf-8") as file:
+        request = json.load(file)
     report, threads = os.path.join(folder, REPORT), rows.threads()
-    os.environ.setdefault("TF_NUM_INTRAOP_THREADS", str(threads))  # TensorFlow takes it when it starts
+    os.environ.setdefault("TF_NUM_INTRAOP_THREADS", str(threads))  # TensorFlow reads it when it starts
     state: dict[str, Any] = {"fault": "", "processor": rows.processor(), "threads": threads}
     state |= {"running": "", "models": [], "rows": []}
-    rows.write(report, asked["nonce"], {**state, "running": "models()"})
+    rows.write(report, request["nonce"], {**state, "running": "models()"})
     try:
-        cases = read_models(asked["models"])
+        cases = read_models(request["models"])
     except CheckFailure as failure:
-        rows.write(report, asked["nonce"], {**state, "fault": failure.detail})
+        rows.write(report, request["nonce"], {**state, "fault": failure.detail})
         return 1
-    devices = ("cpu", "gpu") if asked["gpu"] else ("cpu",)
+    devices = ("cpu", "gpu") if request["gpu"] else ("cpu",)
     for exporter in {case.exporter.NAME: case.exporter for case in cases}.values():
         exporter.prepare(threads)
     for case in cases:
-        rows.write(report, asked["nonce"], {**state, "running": case.name})
-        model, made = export_case(case, folder, devices, asked["batches"])
-        print(f"{case.name}: {made[-1]['state']} {made[-1]['detail']}", flush=True)
+        rows.write(report, request["nonce"], {**state, "running": case.name})
+        model, results = export_case(case, folder, devices, request["batches"])
+        print(f"{case.name}: {results[-1]['state']} {results[-1]['detail']}", flush=True)
         state["models"].append(model)
-        state["rows"] += made
-    rows.write(report, asked["nonce"], state)
+        state["rows"] += results
+    rows.write(report, request["nonce"], state)
     return 0 if all(row["state"] == PASSED for row in state["rows"]) else 1
 
 
 def export_case(
     case: Case, folder: str, devices: Sequence[str], batches: Sequence[int]
 ) -> tuple[Mapping[str, Any], list[rows.Row]]:
-    """What the model is, and a row for each device of its framework; the first row has its faults."""
-    exporter = case.exporter
+    """Return the model, and a row for each device of its framework; the first row has its faults."""
+    exporter, held_out = case.exporter, case.held_out
     model: dict[str, Any] = {
         "name": case.name,
         "framework": exporter.NAME,
@@ -211,54 +203,44 @@ def export_case(
             {"name": name, "type": str(array.dtype), "shape": list(array.shape)}
             for name, array in case.sample.items()
         ],
-        "held_out": _rows_of(case),
+        "held_out": len(next(iter(held_out.values()))) if case.batched else 1,
         "opset": 0,
         "nodes": 0,
         "digest": "",
         "size": 0,
     }
-    made: list[rows.Row] = []
+    results: list[rows.Row] = []
     expected: list[Any] = []
     for device in devices:
-        row, began = (
-            rows.make_row(case.name, f"{exporter.NAME}-{device}", exporter.version()),
-            time.monotonic(),
-        )
+        began = time.monotonic()
+        row = rows.make_row(case.name, f"{exporter.NAME}-{device}", exporter.version())
         try:
-            if not made:
+            if not results:
                 expected, repeated = check_repeats(case)
                 model["opset"], model["nodes"] = _export(case, expected, folder)
                 row["error"] = repeated
             else:
-                found = exporter.compute(case.network, case.held_out, device)
-                row["error"] = agree(exporter.NAME, device, found, expected, case.tolerance)
-            sizes = rows.batches_of(case.batched, model["held_out"], batches)
+                outputs = exporter.compute(case.network, held_out, device)
+                row["error"] = agree(exporter.NAME, device, outputs, expected, case.tolerance)
+            sizes = tuple(batches) if case.batched else (model["held_out"],)
+            inputs = ((size, of_batch(held_out, size) if case.batched else held_out) for size in sizes)
             row["latencies"] = rows.clock(
-                (size, exporter.caller(case.network, _sized(case, size), device)) for size in sizes
+                (size, exporter.caller(case.network, arrays, device)) for size, arrays in inputs
             )
-            row = rows.passed(row)
+            row["state"] = PASSED
         except Exception as error:
             row = rows.failed(row, error, LOAD_FAILED)
-        made.append({**row, "seconds": round(time.monotonic() - began, 3)})
+        results.append({**row, "seconds": round(time.monotonic() - began, 3)})
         if not expected:
             break
-    return model, made
-
-
-def _rows_of(case: Case) -> int:
-    return len(next(iter(case.held_out.values()))) if case.batched else 1
-
-
-def _sized(case: Case, size: int) -> Mapping[str, Any]:
-    return of_batch(case.held_out, size) if case.batched else case.held_out
+    return model, results
 
 
 def _export(case: Case, expected: Sequence[Any], folder: str) -> tuple[int, int]:
-    """Writes the model and its data; gives operator set and number of nodes."""
-    numpy: Any = importlib.import_module("numpy")
+    """Write the model and its data. Return operator set and number of nodes."""
     path = os.path.join(folder, f"{case.name}.onnx")
     case.exporter.export(case.network, case.sample, path, outputs=len(expected), batched=case.batched)
     data = {f"in.{name}": array for name, array in case.held_out.items()}
     data |= {f"out.{number}": array for number, array in enumerate(expected)}
     numpy.savez(os.path.join(folder, f"{case.name}.npz"), **data)
-    return look(path)
+    return read_model(path)

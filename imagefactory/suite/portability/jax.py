@@ -6,20 +6,21 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..context import LazyModule
+
 NAME = "jax"
 
-
-def _jax() -> Any:
-    return importlib.import_module("jax")
+jax: Any = LazyModule("jax")
+numpy: Any = LazyModule("numpy")
 
 
 def version() -> str:
-    return str(_jax().__version__)
+    return str(jax.__version__)
 
 
 def prepare(threads: int) -> None:  # noqa: ARG001
-    """float32 as such: no TF32. XLA takes the threads of the process's own processors."""
-    _jax().config.update("jax_default_matmul_precision", "highest")
+    """XLA takes the threads of the process's own processors."""
+    jax.config.update("jax_default_matmul_precision", "highest")
 
 
 def owns(network: Any) -> bool:
@@ -31,19 +32,16 @@ def settle(network: Any) -> Any:
 
 
 def override(network: Any, method: str) -> Any:
-    """What `method` of the network computes."""
     return getattr(network, method)
 
 
 def canonical(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Arrays of the types in which the exported model takes them: JAX has no 64 bits unless told to."""
-    numpy, jnp = importlib.import_module("numpy"), importlib.import_module("jax.numpy")
+    """JAX has no 64 bits by default."""
+    jnp: Any = importlib.import_module("jax.numpy")
     return {name: numpy.asarray(jnp.asarray(array)) for name, array in inputs.items()}
 
 
 def compute(network: Any, inputs: Mapping[str, Any], device: str) -> list[Any] | None:
-    """The outputs as float64, computed on `device` (`cpu`, `gpu`); None where one came from elsewhere."""
-    jax, numpy = _jax(), importlib.import_module("numpy")
     there = jax.devices(device)[0]
     with jax.default_device(there):
         outputs = jax.tree_util.tree_leaves(network(*jax.device_put(list(inputs.values()), there)))
@@ -53,8 +51,6 @@ def compute(network: Any, inputs: Mapping[str, Any], device: str) -> list[Any] |
 
 
 def caller(network: Any, inputs: Mapping[str, Any], device: str) -> Callable[[], None]:
-    """One compiled pass with the inputs already on the device; the pass is over when the call returns."""
-    jax = _jax()
     there = jax.devices(device)[0]
     placed, compiled = jax.device_put(list(inputs.values()), there), jax.jit(network)
 
@@ -66,7 +62,6 @@ def caller(network: Any, inputs: Mapping[str, Any], device: str) -> Callable[[],
 
 
 def export(network: Any, inputs: Mapping[str, Any], path: str, *, outputs: int, batched: bool) -> None:
-    """Writes the function as ONNX; of any size of batch where `batched`. Other sizes are fixed."""
     jax2onnx, onnx = importlib.import_module("jax2onnx"), importlib.import_module("onnx")
     first = (lambda shape: ("B", *shape[1:])) if batched else tuple
     names = ["output"] if outputs == 1 else [f"output_{number}" for number in range(outputs)]
@@ -80,7 +75,7 @@ def export(network: Any, inputs: Mapping[str, Any], path: str, *, outputs: int, 
 
 
 class _Input:
-    """An input as jax2onnx takes it: a shape, in which a text is a size that may be any, and a type."""
+    """An input for jax2onnx: a type, and a shape in which a text is a size that may be any."""
 
     def __init__(self, shape: tuple[Any, ...], dtype: Any) -> None:
         self.shape, self.dtype = shape, dtype

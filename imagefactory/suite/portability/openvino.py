@@ -1,16 +1,17 @@
-"""OpenVINO on the CPU, in float32: left to itself it takes bfloat16 where the processor has units for it."""
+"""OpenVINO on the CPU, in float32: by default it takes bfloat16 where the processor has units for it."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..context import CheckFailure
+from ..context import CheckFailure, LazyModule
 from .runtimes import Runtime
 
 NAME = "openvino"
+
+openvino: Any = LazyModule("openvino")
 
 
 @dataclass(frozen=True)
@@ -20,12 +21,8 @@ class OpenVinoSession:
     inputs: Mapping[str, Any]
 
 
-def _openvino() -> Any:
-    return importlib.import_module("openvino")
-
-
 def version() -> str:
-    return str(_openvino().__version__).partition("-")[0]
+    return str(openvino.__version__).partition("-")[0]
 
 
 def open_session(
@@ -41,32 +38,24 @@ def open_session(
         "PERFORMANCE_HINT": "LATENCY",
         "PERF_COUNT": True,
     }
-    compiled = _openvino().Core().compile_model(path, "CPU", settings)
+    compiled = openvino.Core().compile_model(path, "CPU", settings)
     return OpenVinoSession(compiled, compiled.create_infer_request(), dict(inputs))
 
 
 def compute(session: OpenVinoSession) -> list[Any] | None:
-    """The outputs as arrays of float64, in the model's order; None where another device was used."""
-    found = session.request.infer(session.inputs)
+    outputs = session.request.infer(session.inputs)
     if list(session.compiled.get_property("EXECUTION_DEVICES")) != ["CPU"]:
         return None
-    return [found[output].astype("float64") for output in session.compiled.outputs]
+    return [outputs[output].astype("float64") for output in session.compiled.outputs]
 
 
 def caller(session: OpenVinoSession) -> Callable[[], None]:
-    """One pass; the pass is over when the call returns."""
-
-    def call() -> None:
-        session.request.infer(session.inputs)
-
-    return call
+    return lambda: session.request.infer(session.inputs)
 
 
-def prove(session: OpenVinoSession) -> int:
-    """How many kernels ran, by OpenVINO's own counters of the last pass. Raises CheckFailure where none
-    did.
-    """
-    ran = [one for one in session.request.profiling_info if str(one.status).endswith("EXECUTED")]
-    if not ran:
+def count_kernels(session: OpenVinoSession) -> int:
+    """Count by OpenVINO's own counters of the last pass."""
+    count = sum(str(row.status).endswith("EXECUTED") for row in session.request.profiling_info)
+    if not count:
         raise CheckFailure("OpenVINO's counters name nothing that ran")
-    return len(ran)
+    return count

@@ -1,4 +1,5 @@
-"""What both programs write: a row a model and runtime, again after each, so a crash leaves the others.
+"""The report of both programs: a row for each model and runtime, written after each, so a crash leaves the
+others.
 
 Latencies are the median and the 95th percentile of many passes.
 """
@@ -12,14 +13,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ..table import FAILED, NOT_RUN, PASSED
+from ..table import FAILED, NOT_RUN
 
 WARM, LEAST, MOST = 5, 20, 300
 SECONDS = 0.5
 
 
 def latencies(call: Callable[[], None]) -> tuple[float, float]:
-    """p50 and p95 of `call` in milliseconds: of 20 to 300 passes in about half a second, after 5 more."""
+    """Return p50 and p95 of `call` in milliseconds: of 20 to 300 passes in half a second, after 5 more."""
     for _ in range(WARM):
         call()
     passes: list[float] = []
@@ -32,13 +33,13 @@ def latencies(call: Callable[[], None]) -> tuple[float, float]:
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """By nearest rank: the smallest value that `percent` of all are not above."""
+    """Return the percentile by nearest rank: the smallest value that `percent` of all are not above."""
     ranked = sorted(values)
     return ranked[max(0, math.ceil(len(ranked) * percent / 100) - 1)]
 
 
 FORMAT = 1
-# Of the CPU, at most: small batches have no use for more, and figures of machines compare.
+# The most of the CPU: small batches cannot use more, and numbers of machines compare.
 THREADS = 8
 
 Row = dict[str, Any]
@@ -49,14 +50,14 @@ def threads() -> int:
 
 
 def processor() -> str:
-    """The CPU's name as the kernel tells it, else its kind."""
+    """Return the CPU's name as the kernel reports it, else its architecture."""
     with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
         named = (line.partition(":")[2].strip() for line in file if line.startswith("model name"))
         return next(named, "") or os.uname().machine
 
 
 def make_row(model: str, by: str, version: str = "") -> Row:
-    """A row that nothing is known of yet. `error` is None until one was measured."""
+    """Return an empty row. `error` is None until it is measured."""
     return {
         "model": model,
         "by": by,
@@ -71,14 +72,9 @@ def make_row(model: str, by: str, version: str = "") -> Row:
     }
 
 
-def passed(row: Row) -> Row:
-    return {**row, "state": PASSED}
-
-
 def failed(row: Row, error: BaseException, outcome: str) -> Row:
-    """With what an exception says, on one line; a CheckFailure's own words as they are."""
-    own = getattr(error, "detail", "")
-    words = own or f"{type(error).__name__}: {error}"
+    """Return the row with an exception on one line; a CheckFailure without its type."""
+    words = getattr(error, "detail", "") or f"{type(error).__name__}: {error}"
     off = getattr(error, "error", None)
     far = off if isinstance(off, float) and math.isfinite(off) else row["error"]
     word = getattr(error, "outcome", outcome)
@@ -86,7 +82,7 @@ def failed(row: Row, error: BaseException, outcome: str) -> Row:
 
 
 def clock(calls: Iterable[tuple[int, Callable[[], None]]]) -> list[dict[str, float]]:
-    """Milliseconds of one pass by the size of its batch."""
+    """Return the milliseconds of a pass by the size of its batch."""
     milliseconds = []
     for batch, call in calls:
         p50, p95 = latencies(call)
@@ -95,12 +91,7 @@ def clock(calls: Iterable[tuple[int, Callable[[], None]]]) -> list[dict[str, flo
 
 
 def write(path: str, nonce: str, document: Mapping[str, Any]) -> None:
-    """Beside and renamed: whoever reads sees a whole document."""
+    """Write a file next to `path` and rename it, so that readers see a complete document."""
     with open(f"{path}.part", "w", encoding="utf-8") as file:
         json.dump({"format": FORMAT, "nonce": nonce, **document}, file, indent=1, allow_nan=False)
     os.replace(f"{path}.part", path)
-
-
-def batches_of(batched: bool, rows: int, asked: Sequence[int]) -> tuple[int, ...]:
-    """The sizes to time: those asked for, or the only one that the model takes."""
-    return tuple(asked) if batched else (rows,)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Runtime:
-    """A file of this folder with what it is asked for. `brings` are distributions any of which has it.
+    """A file of this directory and its options. Any of the distributions `brings` has it.
 
-    `providers` are ONNX Runtime's: nodes may run on each of them, and the first must have run some. `place`
-    is where inputs and outputs lie: `cuda`, or `cpu`.
+    `providers` are ONNX Runtime's: nodes may run on each of them, and some must run on the first. `place` is
+    where inputs and outputs are: `cuda`, or `cpu`.
     """
 
     name: str
@@ -24,7 +24,7 @@ class Runtime:
 
 
 _ONNX, _CUDA = "onnxruntime", "CUDAExecutionProvider"
-# AMD's take their inputs from the host: their builds know no device by the name of cuda.
+# AMD's take their inputs from the host: their builds know no device named cuda.
 _ROWS = (
     Runtime(
         "onnxruntime-cpu",
@@ -50,7 +50,6 @@ _ROWS = (
 )
 RUNTIMES = {row.name: row for row in _ROWS}
 
-
 # Frameworks in which the suite has models of its own (`torch_models.py`).
 MAKERS = ("torch",)
 
@@ -63,9 +62,9 @@ _RUNTIME = re.compile(r"nvidia-cuda-runtime(?:-cu([0-9]+))?|cuda-cudart|cudatool
 
 
 def not_portable(framework: str, packages: Mapping[str, str]) -> str:
-    """Why the check has no meaning for a file of frameworks/ and locked packages; empty when it has.
+    """Return why the check cannot apply to a file of frameworks/ and locked packages, empty if it can.
 
-    A lock without CUDA's runtime has it from elsewhere, and is tried.
+    It applies to a lock without CUDA's runtime, which comes from elsewhere.
     """
     if framework not in MAKERS:
         return f"the suite has models of its own for {' and '.join(MAKERS)}, not for {framework}"
@@ -73,24 +72,21 @@ def not_portable(framework: str, packages: Mapping[str, str]) -> str:
     if missing:
         return f"the lock holds no {' and no '.join(missing)}"
     version = packages["onnxruntime-gpu"]
-    built, locked = cuda_of_runtime(version), cuda_of(packages)
+    built = cuda_of_runtime(version)
+    # PyPI's and conda's packages of CUDA's runtime, by major version.
+    locked = sorted(
+        {
+            match[1] or number.partition(".")[0]
+            for name, number in packages.items()
+            if (match := _RUNTIME.fullmatch(name))
+        }
+    )
     if locked and built not in locked:
         return f"onnxruntime-gpu {version} is built for CUDA {built}, the lock holds CUDA {', '.join(locked)}"
     return ""
 
 
 def cuda_of_runtime(version: str) -> str:
-    """The major version of CUDA that PyPI's onnxruntime-gpu of that version is built for."""
-    found = tuple(int(part) for part in re.findall(r"[0-9]+", version)[:2])
-    return next(cuda for since, cuda in BUILT_FOR if found >= since)
-
-
-def cuda_of(packages: Mapping[str, str]) -> list[str]:
-    """The major versions of CUDA's runtime in a lock, PyPI's and conda's packages of it."""
-    return sorted(
-        {
-            match[1] or version.partition(".")[0]
-            for name, version in packages.items()
-            if (match := _RUNTIME.fullmatch(name))
-        }
-    )
+    """Return the major version of CUDA for which PyPI's onnxruntime-gpu of that version is built."""
+    numbers = tuple(int(part) for part in re.findall(r"[0-9]+", version)[:2])
+    return next(cuda for since, cuda in BUILT_FOR if numbers >= since)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import copy
-import importlib
 from typing import Any
 
+from ..context import LazyModule
 from . import case
 from . import torch as exporter
 
-
-def _torch() -> Any:
-    return importlib.import_module("torch")
+torch: Any = LazyModule("torch")
 
 
 def build(model: case.Model) -> Any:
-    """The model on the CPU in float32, with its weights, as for inference; overridden where it draws."""
-    torch = _torch()
+    """Return the model on the CPU in float32, with its weights, for inference; overridden if it draws."""
     network = {"layers": _layers, "bert": _bert, "variational": _variational}[model.kind](model)
     parameters = dict(network.named_parameters())
     shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
@@ -27,32 +24,31 @@ def build(model: case.Model) -> Any:
 
 
 def _layers(model: case.Model) -> Any:
-    nn = _torch().nn
-    made, channels = [], model.sample[0].shape[1]
+    nn = torch.nn
+    layers, channels = [], model.sample[0].shape[1]
     for kind, *sizes in model.layers:
         if kind == "conv":
-            made.append(nn.Conv2d(channels, *sizes))
+            layers.append(nn.Conv2d(channels, *sizes))
             channels = sizes[0]
         elif kind == "fire":
-            made.append(_fire(channels, *sizes))
+            layers.append(_fire(channels, *sizes))
             channels = 2 * sizes[1]
         elif kind == "linear":
-            made.append(nn.Linear(channels, *sizes))
+            layers.append(nn.Linear(channels, *sizes))
             channels = sizes[0]
         elif kind == "flatten":
-            made.append(nn.Flatten())
+            layers.append(nn.Flatten())
             channels = sizes[0]
         elif kind == "pool":
-            made.append(nn.MaxPool2d(sizes[0], sizes[1], ceil_mode=sizes[2]))
+            layers.append(nn.MaxPool2d(sizes[0], sizes[1], ceil_mode=sizes[2]))
         elif kind == "mean":
-            made += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+            layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
         else:
-            made.append({"relu": nn.ReLU, "dropout": nn.Dropout}[kind](*sizes))
-    return nn.Sequential(*made)
+            layers.append({"relu": nn.ReLU, "dropout": nn.Dropout}[kind](*sizes))
+    return nn.Sequential(*layers)
 
 
 def _fire(channels: int, squeezed: int, expanded: int) -> Any:
-    torch = _torch()
     nn = torch.nn
 
     class Fire(nn.Module):  # type: ignore[misc, name-defined]
@@ -70,9 +66,9 @@ def _fire(channels: int, squeezed: int, expanded: int) -> Any:
 
 
 def _bert(model: case.Model) -> Any:
-    """The encoder alone, with attention written out, so that every exporter meets the same operators."""
-    torch, sizes = _torch(), model.sizes
-    nn, width, heads = torch.nn, sizes["width"], sizes["heads"]
+    """Return only the encoder, with explicit attention, so that every exporter sees the same operators."""
+    nn, sizes = torch.nn, model.sizes
+    width, heads = sizes["width"], sizes["heads"]
     head = width // heads
 
     class EncoderBlock(nn.Module):  # type: ignore[misc, name-defined]
@@ -89,8 +85,8 @@ def _bert(model: case.Model) -> Any:
                 for part in (self.query, self.key, self.value)
             )
             scores = query @ key.transpose(2, 3) / head**0.5 + shut
-            found = (self.dropout(scores.softmax(-1)) @ value).transpose(1, 2).reshape(1, -1, width)
-            x = self.first(x + self.dropout(self.out(found)))
+            mixed = (self.dropout(scores.softmax(-1)) @ value).transpose(1, 2).reshape(1, -1, width)
+            x = self.first(x + self.dropout(self.out(mixed)))
             inner = nn.functional.gelu(self.inner(x))
             return self.second(x + self.dropout(self.outer(inner)))
 
@@ -115,8 +111,7 @@ def _bert(model: case.Model) -> Any:
 
 
 def _variational(model: case.Model) -> Any:
-    torch, sizes = _torch(), model.sizes
-    nn = torch.nn
+    nn, sizes = torch.nn, model.sizes
 
     class Variational(nn.Module):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
@@ -133,7 +128,7 @@ def _variational(model: case.Model) -> Any:
             return self.draw(mean + torch.randn_like(mean) * (0.5 * self.spread(inner)).exp())
 
         def reconstruct(self, image: Any) -> Any:
-            """With the code's mean in place of one that is drawn."""
+            """Use the code's mean in place of a random one."""
             return self.draw(self.mean(self.encode(image).relu()))
 
         def draw(self, code: Any) -> Any:
@@ -143,13 +138,13 @@ def _variational(model: case.Model) -> Any:
 
 
 def as_double(network: Any) -> Any:
-    """A copy in float64."""
+    """Return a copy in float64."""
     return copy.deepcopy(network).double()
 
 
 def damaged(network: Any) -> Any:
-    """A copy whose last weight matrix is 1 % too large."""
-    torch, copied = _torch(), copy.deepcopy(network)
+    """Return a copy whose last weight matrix is 1 % too large."""
+    copied = copy.deepcopy(network)
     weights = [parameter for parameter in copied.parameters() if parameter.dim() > 1]
     with torch.no_grad():
         weights[-1].mul_(1.01)

@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..context import CheckFailure
+from ..context import CheckFailure, LazyModule
 from .runtimes import Runtime
 
 NAME = "tvm"
+
+tvm: Any = LazyModule("tvm")
 
 
 @dataclass(frozen=True)
@@ -21,12 +23,8 @@ class TvmSession:
     inputs: tuple[Any, ...]
 
 
-def _tvm() -> Any:
-    return importlib.import_module("tvm")
-
-
 def version() -> str:
-    return str(_tvm().__version__)
+    return str(tvm.__version__)
 
 
 def open_session(
@@ -36,50 +34,35 @@ def open_session(
     threads: int,
     profile: str,  # noqa: ARG001
 ) -> TvmSession:
-    """Compiled for the sizes of `inputs`."""
+    """Compile for the sizes of `inputs`."""
     os.environ["TVM_NUM_THREADS"] = str(threads)  # read when its pool of threads starts
-    onnx, tvm = importlib.import_module("onnx"), _tvm()
-    relax, frontend = tvm.relax, importlib.import_module("tvm.relax.frontend.onnx")
+    onnx, frontend = importlib.import_module("onnx"), importlib.import_module("tvm.relax.frontend.onnx")
     shapes = {name: list(array.shape) for name, array in inputs.items()}
     module = frontend.from_onnx(onnx.load(path), shape_dict=shapes, keep_params_in_input=False)
     order = [variable.name for variable in module["main"].params]
-    compiled = tvm.compile(module, target=tvm.target.Target({"kind": "llvm", "mcpu": _processor()}))
-    machine = relax.VirtualMachine(compiled, tvm.cpu())
+    # LLVM's name of this processor: without it code is for any x86-64, and several times slower.
+    processor = str(tvm.get_global_func("target.llvm_get_system_cpu")())
+    compiled = tvm.compile(module, target=tvm.target.Target({"kind": "llvm", "mcpu": processor}))
+    machine = tvm.relax.VirtualMachine(compiled, tvm.cpu())
     placed = tuple(tvm.runtime.tensor(inputs[name]) for name in order)
-    return TvmSession(machine, _count_kernels(compiled.as_text()), placed)
-
-
-def _processor() -> str:
-    """As LLVM calls this one: without it code is for any x86-64, and several times slower."""
-    return str(_tvm().get_global_func("target.llvm_get_system_cpu")())
+    # Calls of its virtual machine's program; those that begin with `vm.` are the machine's own.
+    calls = [line.split()[1] for line in compiled.as_text().splitlines() if line.startswith("  call")]
+    return TvmSession(machine, sum(not name.startswith("vm.") for name in calls), placed)
 
 
 def compute(session: TvmSession) -> list[Any] | None:
-    """The outputs as arrays of float64; None where one lies elsewhere than on the CPU."""
-    found = session.machine["main"](*session.inputs)
-    outputs = [found] if hasattr(found, "numpy") else list(found)
-    if any(not str(output.device).startswith("cpu") for output in outputs):
+    output = session.machine["main"](*session.inputs)
+    outputs = [output] if hasattr(output, "numpy") else list(output)
+    if any(not str(tensor.device).startswith("cpu") for tensor in outputs):
         return None
-    return [output.numpy().astype("float64") for output in outputs]
+    return [tensor.numpy().astype("float64") for tensor in outputs]
 
 
 def caller(session: TvmSession) -> Callable[[], None]:
-    """One pass; the pass is over when the call returns."""
-
-    def call() -> None:
-        session.machine["main"](*session.inputs)
-
-    return call
+    return lambda: session.machine["main"](*session.inputs)
 
 
-def prove(session: TvmSession) -> int:
-    """How many calls of compiled functions a pass makes. Raises CheckFailure where it makes none."""
+def count_kernels(session: TvmSession) -> int:
     if not session.kernels:
         raise CheckFailure("TVM made the model into nothing")
     return session.kernels
-
-
-def _count_kernels(program: str) -> int:
-    """Of a program of its virtual machine; what begins with `vm.` is the machine's own."""
-    calls = [line.split()[1] for line in program.splitlines() if line.startswith("  call")]
-    return sum(not name.startswith("vm.") for name in calls)

@@ -128,7 +128,9 @@ def test_a_key_of_one_center_vouches_for_no_image_of_another(joined: Call) -> No
     found = verified(joined)
     assert found[f"{FIRST}/{COMMON}"] == ["8.0", "9.0"]
     assert found[f"second/{COMMON}"] == ["9.0"]
-    rows = json_of(joined("verdicts", f"second/{COMMON}", "--json"), "verdicts")["images"][0]["verdicts"]
+    rows = json_of(joined("verdict", "list", f"second/{COMMON}", "--json"), "verdicts")["images"][0][
+        "verdicts"
+    ]
     assert {(row["key"], row["standing"]) for row in rows} == {("stranger", "good"), ("", "wrong-key")}
 
 
@@ -151,7 +153,9 @@ def test_a_name_that_one_center_has_is_enough(joined: Call) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [("job", "write"), ("verdicts",), ("show",), ("run",), ("pull",)], ids=lambda words: words[0]
+    "command",
+    [("job", "write"), ("verdict", "list"), ("show",), ("run",), ("pull",)],
+    ids=lambda words: words[0],
 )
 def test_a_name_that_both_have_stops_with_both(joined: Call, command: tuple[str, ...]) -> None:
     said = joined(*command, COMMON, code=2)

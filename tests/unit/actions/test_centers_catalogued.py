@@ -73,7 +73,9 @@ def test_each_reader_says_that_the_catalog_is_the_kept_one(
     assert [line for line in said.err.splitlines() if f"{made + LIFE:%Y-%m-%d}" in line]
 
 
-@pytest.mark.parametrize("command", [("verdicts", "pytorch-2.3"), ("tables",), ("doctor", "--for", "submit")])
+@pytest.mark.parametrize(
+    "command", [("verdict", "list", "pytorch-2.3"), ("tables",), ("doctor", "--for", "submit")]
+)
 def test_texts_say_it_too(joined: Call, tmp_path: Path, command: tuple[str, ...]) -> None:
     joined("list")
     (tmp_path / "catalogue").unlink()
@@ -99,15 +101,15 @@ def test_show_says_what_is_known_of_one(joined: Call) -> None:
 
 
 def test_verdicts_are_those_that_the_catalogue_carries(joined: Call) -> None:
-    said = joined("verdicts", "pytorch-2.5")
+    said = joined("verdict", "list", "pytorch-2.5")
     assert said.out.startswith("registry.example.org/gpu/pytorch@sha256:")
     assert said.out.count("verified  yes ") == 2
     assert " lab " in said.out
-    (image,) = json_of(joined("verdicts", "jax", "--json"), "verdicts")["images"]
+    (image,) = json_of(joined("verdict", "list", "jax", "--json"), "verdicts")["images"]
     assert image["verdicts"] == []
-    assert "7.0" in joined("verdicts", "pytorch-2.3", "--capability", "7.0", code=9).err
-    joined("verdicts", "pytorch-2.3", "--capability", "8.0")
-    rows = json_of(joined("verdicts", "pytorch-2.5", "--json"), "verdicts")["images"][0]["verdicts"]
+    assert "7.0" in joined("verdict", "list", "pytorch-2.3", "--capability", "7.0", code=9).err
+    joined("verdict", "list", "pytorch-2.3", "--capability", "8.0")
+    rows = json_of(joined("verdict", "list", "pytorch-2.5", "--json"), "verdicts")["images"][0]["verdicts"]
     assert {row["keyid"] for row in rows} == {LAB.keyid}
 
 
@@ -116,7 +118,7 @@ def test_no_hint_sends_him_to_what_he_cannot_do(joined: Call) -> None:
     for call in (
         ("job", "write", "jax"),
         ("job", "write", "pytorch-2.1"),
-        ("verdicts", "jax", "--capability", "8.0"),
+        ("verdict", "list", "jax", "--capability", "8.0"),
     ):
         hint = joined(*call, code=9).err
         assert "hint: " in hint

@@ -79,8 +79,8 @@ def test_trust_is_written_where_it_is_read_again(
 ) -> None:
     """Not into the folder where one stands by chance: the file would make it a factory without recipes."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert call("keys", "new", "lab", root=None).code == 0
-    assert call("keys", "trust", "lab", root=None).code == 0
+    assert call("key", "create", "lab", root=None).code == 0
+    assert call("key", "trust", "lab", root=None).code == 0
     assert "[[trust]]" in (tmp_path / ".config/imagefactory/imagefactory.toml").read_text()
     assert list(here.iterdir()) == []
 

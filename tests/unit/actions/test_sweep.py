@@ -268,7 +268,7 @@ def test_without_a_key_a_result_waits_for_one(site: Site) -> None:
     keyless = replace(site.factory, environ={**site.factory.environ, "HOME": "/nowhere"})
     done = collect_sweep(keyless, folder, CollectOptions(), datetime.now(UTC), QuietProgress())
     assert words(done) == {V100: "verified", A100: "verified"}
-    assert {one.why for one in done.nodes} == {"unsigned: no key (imagefactory keys new NAME)"}
+    assert {one.why for one in done.nodes} == {"unsigned: no key (imagefactory key create NAME)"}
     assert all(one.keyid for one in site.collects(folder).nodes)
 
 
@@ -354,7 +354,7 @@ def test_what_is_still_at_work_is_left_for_the_next_call(site: Site) -> None:
     assert words(done) == {V100: "verified", A100: "None"}
     assert done.waiting == 1
     status = read_status(folder, site.opens)
-    assert (status.ended, status.done, status.driven) == (1, False, False)
+    assert (status.ended, status.complete, status.driven) == (1, False, False)
     play(folder, A100)
     assert words(site.collects(folder)) == {V100: "verified", A100: "verified"}
 

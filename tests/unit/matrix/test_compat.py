@@ -58,6 +58,7 @@ from imagefactory.views.compat import (
 )
 from imagefactory.views.text import Footnotes
 from tests.made.command import Call
+from tests.made.errors import fails
 from tests.made.layout import add_image
 
 ROOT = Path(__file__).parents[3]
@@ -92,9 +93,8 @@ def test_a_release_is_asked_for_with_the_cudas_that_it_is_known_for(
     ],
 )
 def test_what_names_no_release_is_refused(text: str, cuda: str, code: str) -> None:
-    with pytest.raises(errors.UsageError) as caught:
+    with fails(code):
         exact_releases(text, cuda)
-    assert caught.value.code == code
 
 
 def test_one_release_is_answered_recipe_or_not(call: Call) -> None:
@@ -504,7 +504,9 @@ def test_an_image_that_was_scanned_speaks_for_its_target(call: Call, tmp_path: P
         )
         layers = add_image(layout, "pytorch:2.3-cu121", [version.encode(), " ".join(codes).encode()])
         image = layout.load("", layers)
-        for scan, layer in zip((LayerScan(found=found), LayerScan(found=())), image.layers, strict=True):
+        for scan, layer in zip(
+            (LayerScan(findings=found), LayerScan(findings=())), image.layers, strict=True
+        ):
             layout.record("scans", layer.descriptor.digest.removeprefix("sha256:"), format_scan(scan))
         _, out, _ = call("--capability", "7.0", "pytorch-2.3-cu121", "--json")
         claim = json.loads(out)["rows"][0]["cells"][0]["claims"][0]

@@ -301,7 +301,7 @@ def test_of_an_index_all_that_is_here_is_kept(layout: Layout, store: LayoutStore
     assert (name, done.blobs, done.unpacked) == ("a:1", 1, 1)
     assert error.code == "image-incomplete"
     assert digest_of(b"arm") in error.message
-    assert "store rm a:1" in error.hint
+    assert "image remove a:1" in error.hint
     assert store.has("a", amd)
 
 
@@ -321,7 +321,7 @@ def test_nothing_is_removed_where_nobody_knows_what_an_image_names(
         with pytest.raises(StoreError, match="a:1: blob") as caught:
             collect(layout, QuietProgress())
         assert caught.value.code == "image-incomplete"
-        assert "store rm a:1" in caught.value.hint
+        assert "image remove a:1" in caught.value.hint
         assert layout.has(loose)
         assert layout.has(blob(b"one"))
         layout.add(before, MANIFEST_TYPE)
@@ -494,7 +494,7 @@ def test_a_tag_whose_manifest_is_gone_is_said(layout: Layout, store: LayoutStore
     with pytest.raises(StoreError) as caught:
         store.manifest("a", "1")
     assert caught.value.code == "blob-missing"
-    assert caught.value.hint == "run imagefactory store rm a:1"
+    assert caught.value.hint == "run imagefactory image remove a:1"
 
 
 def test_a_manifest_is_not_put_as_another_type(store: LayoutStore) -> None:

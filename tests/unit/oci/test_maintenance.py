@@ -1,4 +1,4 @@
-"""`store check`: whatever byte of a store changed is named, and what is mended is whole or not there."""
+"""`image check`: whatever byte of a store changed is named, and what is mended is whole or not there."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_an_image_that_lost_a_blob_is_named_with_what_to_do(layout: Layout) -> N
     layout.blob_path(digest_of(b"two")).unlink()
     (fault,) = look(layout, mend=True).faults
     assert (fault.place, fault.mended) == ("a:1", False)
-    assert "store rm a:1" in fault.error.hint
+    assert "image remove a:1" in fault.error.hint
     assert "a:1" in layout.tags()
 
 

@@ -116,15 +116,15 @@ def test_a_damaged_one_has_its_name_still_and_hides_no_other(tmp_path: Path) -> 
     lost.path.unlink()
     found = {one.name: one for one in stored_sifs(layout, subject.digest)}
     assert found.keys() == {lost.name, whole.name}
-    assert found[whole.name].found == whole
-    error = found[lost.name].found
+    assert found[whole.name].artifact == whole
+    error = found[lost.name].artifact
     assert isinstance(error, StoreError)
     assert error.code == "sif-unusable"
-    assert "store gc" in error.hint
+    assert "image prune" in error.hint
     assert (found[lost.name].subject, found[lost.name].digest) == (subject.digest, lost.digest)
     assert sifs_of(layout, subject.digest) == (whole,)
     collect(layout, QuietProgress())
-    assert [one.found for one in stored_sifs(layout, subject.digest)] == [whole]
+    assert [one.artifact for one in stored_sifs(layout, subject.digest)] == [whole]
 
 
 def test_the_manifest_is_what_apptainer_pulls() -> None:

@@ -458,11 +458,11 @@ def test_a_layer_tells_the_same_however_its_bytes_come(step: int, form: int) -> 
         form=form,
     )
     found = scan_layer(pieces(data, step))
-    assert [one.path for one in found.found] == sorted(
+    assert [one.path for one in found.findings] == sorted(
         ["opt/env/conda-meta/numpy-1.26-py_0.json", "opt/libcudart.so.12", "opt/torch/version.py", LONG]
     )
     assert found.plain == ("opt/a",)
-    (one,) = (each.library for each in found.found if each.library)
+    (one,) = (each.library for each in found.findings if each.library)
     assert [each.count for each in one.modules] == [2, 1]
 
 
@@ -495,7 +495,7 @@ def test_a_name_that_is_replaced_leaves_the_file_to_the_others(monkeypatch: pyte
     again = ("a.so", b"\x7fELF" + bytes(99))
     data = tar(("a.so", TORCH), ("b.so", b"=>a.so"), ("c.so", b"=>a.so"), again, ("b.so", b"->c.so"))
     found = scan_layer(iter([data]))
-    assert [one.path for one in found.found if one.library] == ["c.so"]
+    assert [one.path for one in found.findings if one.library] == ["c.so"]
     assert (found.links, found.plain) == ((), ("a.so", "b.so"))
     monkeypatch.setattr(layers, "RENAMED_LIMIT", 2)
     with pytest.raises(CorruptDataError, match="change their names"):
@@ -515,7 +515,7 @@ def test_the_drivers_libraries_say_what_they_are_for(tmp_path: Path) -> None:
     ]
     for step in (100_000, 7 << 20):
         found = scan_layer(pieces(tar((compat, data), (own, b"\x7fELF" + bytes(99))), step))
-        assert sorted(fact for one in found.found for fact in one.facts) == wanted
+        assert sorted(fact for one in found.findings for fact in one.facts) == wanted
     for name, content in ((compat, data), (own, b"\x7fELF" + bytes(99))):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(content)
@@ -524,7 +524,7 @@ def test_the_drivers_libraries_say_what_they_are_for(tmp_path: Path) -> None:
 
 def test_a_path_twice_in_a_layer_is_its_last() -> None:
     found = scan_layer(iter([tar(("a.so", TORCH), ("a.so", b"\x7fELF" + bytes(99)))]))
-    assert (found.found, found.plain) == ((), ("a.so",))
+    assert (found.findings, found.plain) == ((), ("a.so",))
 
 
 def test_a_file_lives_as_long_as_one_of_its_names() -> None:
@@ -617,7 +617,7 @@ def test_extended_headers_cost_what_they_take() -> None:
         assert tracemalloc.get_traced_memory()[1] < 4 * len(block)
     finally:
         tracemalloc.stop()
-    assert [one.path for one in found.found] == ["opt/a.so"]
+    assert [one.path for one in found.findings] == ["opt/a.so"]
     assert tar_stream._parse_extended(tarfile.XHDTYPE, b"3 \n" * 340_000 + b"12 path=abc\n") == {
         "path": "abc"
     }

@@ -230,13 +230,13 @@ def test_a_person_at_a_terminal_is_asked_once(
     monkeypatch.setattr("imagefactory.cli.output.is_terminal", lambda: True)
     monkeypatch.setattr("click.confirm", confirm)
     (clone / "imagefactory.toml").write_text('codec = "gzip"\nregistry = "registry.example/gpu"\n')
-    first = say(capsys, "-C", str(clone), "keys", "show")
+    first = say(capsys, "-C", str(clone), "key", "list")
     assert ("2: registry = registry.example/gpu" in first.err, len(questions)) == (True, 1)
     assert first.code == (EXIT_OK if answer else EXIT_USAGE)
-    say(capsys, "-C", str(clone), "keys", "show")
+    say(capsys, "-C", str(clone), "key", "list")
     assert len(questions) == (1 if answer else 2)
     (clone / "imagefactory.toml").write_text('registry = "other.example/gpu"\n')
-    assert say(capsys, "-C", str(clone), "keys", "show", "--json").code == EXIT_USAGE  # no program is asked
+    assert say(capsys, "-C", str(clone), "key", "list", "--json").code == EXIT_USAGE  # no program is asked
     assert len(questions) == (1 if answer else 2)
 
 
@@ -251,12 +251,12 @@ def test_a_strangers_own_key_counts_for_nobody(
     make_key(home / ".config/imagefactory/keys", "lab")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/imagefactory.toml").touch()
-    assert say(capsys, "-C", str(tmp_path / "mine"), "keys", "trust", "lab").code == EXIT_OK
+    assert say(capsys, "-C", str(tmp_path / "mine"), "key", "trust", "lab").code == EXIT_OK
     row = (tmp_path / "mine/imagefactory.toml").read_text()
     (clone / "imagefactory.toml").write_text(row)
-    assert say(capsys, "-C", str(clone), "keys", "show").code == EXIT_USAGE
-    assert say(capsys, "keys", "trust", "--global", "lab", "--until", "2098-01-01").code == EXIT_OK
-    shown = say(capsys, "-C", str(clone), "keys", "show", "--json")
+    assert say(capsys, "-C", str(clone), "key", "list").code == EXIT_USAGE
+    assert say(capsys, "key", "trust", "--user", "lab", "--until", "2098-01-01").code == EXIT_OK
+    shown = say(capsys, "-C", str(clone), "key", "list", "--json")
     assert [key["until"][:4] for key in json_of(shown, "keys")["keys"]] == ["2098"]
 
 
@@ -265,7 +265,7 @@ def test_a_new_key_keeps_the_trust_and_trusts_no_other_line(
     home: Path, clone: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(*words: str) -> Said:
-        return say(capsys, "-C", str(clone), "keys", *words)
+        return say(capsys, "-C", str(clone), "key", *words)
 
     def trusted() -> bool:
         try:
@@ -285,7 +285,7 @@ def test_a_new_key_keeps_the_trust_and_trusts_no_other_line(
     assert trusted()
     # A row of a key that the user knows asks nobody; it does not become trusted with another.
     make_key(home / ".config/imagefactory/keys", "other")
-    assert say(capsys, "keys", "trust", "--global", "other").code == EXIT_OK
+    assert say(capsys, "key", "trust", "--user", "other").code == EXIT_OK
     file.write_text("")
     assert run("trust", "other").code == EXIT_OK
     untrust_project(clone, os.environ)

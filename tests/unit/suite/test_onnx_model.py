@@ -48,7 +48,7 @@ def test_a_model_says_what_was_asked() -> None:
         Node("MatMul", ("a", "b"), "ab"),
         Node("ReduceSum", ("ab", "axes"), "y", {"keepdims": 0, "pads": (1, 300)}),
     )
-    model = read(write_model(nodes, {"a": 2, "b": 2}, 1, {"axes": (1, -1)}))
+    model = read(write_model(nodes, {"a": 2, "b": 2}, 1, constants={"axes": (1, -1)}))
     assert (sorted(model), model[1]) == ([1, 7, 8], [7])  # ir_version 7
     assert read(model[8][0]) == {1: [b""], 2: [13]}  # ONNX's own operators, set 13
     graph = read(model[7][0])

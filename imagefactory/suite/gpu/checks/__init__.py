@@ -1,6 +1,6 @@
 """The GPU checks: one file a tier, each `check_<name>(context) -> Finding`, or a CheckFailure.
 
-Files are loaded when a part needs them, so that a fault in one cannot keep another from being looked at.
+A part loads only its own file, so a fault in one leaves the others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FILES = {
 
 
 def find_check(name: str) -> Callable[[GpuContext], Finding]:
-    """The function of a check of the table: `check_vector_add` of checks/driver.py for `vector-add`."""
+    """Return the function of a check: `check_vector_add` of checks/driver.py for `vector-add`."""
     module: Any = importlib.import_module(f".{FILES[table.part_of(name)]}", __name__)
-    found: Callable[[GpuContext], Finding] = getattr(module, f"check_{name.replace('-', '_')}")
-    return found
+    function: Callable[[GpuContext], Finding] = getattr(module, f"check_{name.replace('-', '_')}")
+    return function

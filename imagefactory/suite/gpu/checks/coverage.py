@@ -1,11 +1,12 @@
-"""T1: does the image's code run on this GPU, as machine code and as PTX, and is that what was predicted.
+"""T1: does the image's code run on this GPU, as machine code and as PTX, as predicted?
 
-Each of the two is asked in a process of its own, in which the driver was told to pass over the other kind.
-What the answer means is decided outside of it, by `judge` and `neither`, because it may have been a crash.
+Each of the two has a process of its own, in which the driver skips the other kind. The process may crash, so
+`judge`, `spare` and `neither` decide outside of it.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,14 +14,14 @@ from ...context import Finding
 from .. import table
 from ..context import GpuContext, Predicted
 
-# Part -> (what it looks for, the field of a prediction that claims it).
+# Part -> (the kind of code, the field of a prediction that claims it).
 CLAIMS = {"native": ("machine code", "native"), "ptx": ("PTX", "ptx")}
 
-# Words of a failure that come of code that is not there. A library told to pass over all the code it has
-# says what it likes: some abort, some hang while they compile.
+# Outcomes of absent code. A library that must skip all its code fails in its own way: some abort, some hang
+# while they compile.
 ABSENT = (table.NO_KERNEL, table.LOAD_FAILED, table.TIMEOUT)
 
-# What may be said of claimed PTX where machine code runs, and in which words.
+# Outcomes of claimed PTX that do not matter where machine code runs, with the text for each.
 _SPARED = {
     table.DRIVER_TOO_OLD: "and the PTX is newer than this driver's compiler",
     table.LOAD_FAILED: "and with nothing but PTX the libraries do not load",
@@ -29,23 +30,20 @@ _SPARED = {
 
 
 def check_native_code(context: GpuContext) -> Finding:
-    """A few operations with the driver's compiler for PTX switched off (CUDA_DISABLE_PTX_JIT)."""
-    found: Finding = context.framework.probe(context)
-    return found
+    """Run a few operations; the part's variables switch one kind of code off (table.PART_ENVIRONMENT)."""
+    probe: Any = importlib.import_module("..frameworks.probe", __package__)  # imports numpy
+    finding: Finding = probe.run_probe(context)
+    return finding
 
 
-def check_ptx_code(context: GpuContext) -> Finding:
-    """The same with all machine code passed over (CUDA_FORCE_PTX_JIT)."""
-    found: Finding = context.framework.probe(context)
-    return found
+check_ptx_code = check_native_code
 
 
 def judge(part: str, rows: Sequence[dict[str, Any]], predicted: Predicted | None) -> list[dict[str, Any]]:
-    """The part's one row against what the host's scan predicts, None where it predicts nothing.
+    """Compare the part's only row with the prediction of the host's scan, None without one.
 
-    `works` is 1 where the operations ran and agreed, 0 where not; `contradiction` is 1 where that is not what
-    was predicted. Code that is not there and was not claimed is no failure; of any other failure the
-    prediction says nothing.
+    `works` is 1 if the operations ran and agreed, else 0. `contradiction` is 1 if the prediction differs.
+    Absent code that was not claimed is not a failure. The prediction does not cover other failures.
     """
     kind, field = CLAIMS[part]
     (row,) = rows
@@ -73,46 +71,37 @@ def _contradict(row: dict[str, Any], how: str) -> None:
 
 
 def spare(before: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Makes `ptx-code` pass where `native-code` ran and the PTX did not get as far as to be refused.
+    """Let `ptx-code` pass if `native-code` ran and the driver did not reject the PTX.
 
-    This GPU has no use for the PTX then. Within a major version of CUDA an older driver runs newer machine
+    This GPU does not need the PTX then. Within a major version of CUDA an older driver runs newer machine
     code and need not compile newer PTX (NVIDIA, "CUDA Compatibility", minor version compatibility). A library
-    that was told to pass over the code that it always runs may fail or hang in its own ways: that differs
-    from what was predicted, and is told as such. PTX that the driver finds and cannot use stays a failure.
+    that skips the code that it always runs may fail or hang in its own ways, which contradicts the
+    prediction. PTX that the driver finds and cannot use stays a failure.
     """
     (row,) = rows
-    word = row["outcome"]
-    native = any(one["name"] == "native-code" and one["numbers"].get("works") == 1.0 for one in before)
-    if row["name"] != "ptx-code" or word not in _SPARED or not native:
+    outcome = row["outcome"]
+    native = any(each["name"] == "native-code" and each["numbers"].get("works") == 1.0 for each in before)
+    if row["name"] != "ptx-code" or outcome not in _SPARED or not native:
         return list(rows)
-    numbers = {**row["numbers"], f"absent-{word}": 1.0}
-    if word != table.DRIVER_TOO_OLD:
+    numbers = {**row["numbers"], f"absent-{outcome}": 1.0}
+    if outcome != table.DRIVER_TOO_OLD:
         numbers["contradiction"] = 1.0
-    detail = f"machine code runs, {_SPARED[word]} ({row['detail']})"
+    detail = f"machine code runs, {_SPARED[outcome]} ({row['detail']})"
     return [{**row, "state": table.PASSED, "outcome": "", "detail": detail, "numbers": numbers}]
 
 
 def neither(before: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Makes `ptx-code` fail where it and `native-code` before it both say that nothing ran."""
+    """Let `ptx-code` fail if neither it nor `native-code` before it ran anything."""
     (row,) = rows
-    both = [*(one for one in before if one["name"] == "native-code"), row]
-    if len(both) < 2 or any(one["numbers"].get("works") != 0.0 for one in both):
+    both = [*(each for each in before if each["name"] == "native-code"), row]
+    if len(both) < 2 or any(each["numbers"].get("works") != 0.0 for each in both):
         return list(rows)
-    words = [_absence(one) for one in both]
-    outcome = table.NO_KERNEL if table.NO_KERNEL in words else next(word for word in words if word)
-    return [
-        {
-            **row,
-            "state": table.FAILED,
-            "outcome": outcome,
-            "detail": f"neither machine code nor PTX of the image runs here; {row['detail']}",
-            "numbers": {**row["numbers"], "neither": 1.0},
-        }
+    outcomes = [
+        each["outcome"]
+        or next((word for word in ABSENT if f"absent-{word}" in each["numbers"]), table.LOAD_FAILED)
+        for each in both
     ]
-
-
-def _absence(row: dict[str, Any]) -> str:
-    """The word by which a row of T1 says that nothing ran."""
-    if row["outcome"]:
-        return str(row["outcome"])
-    return next((word for word in ABSENT if f"absent-{word}" in row["numbers"]), table.LOAD_FAILED)
+    outcome = table.NO_KERNEL if table.NO_KERNEL in outcomes else outcomes[0]
+    detail = f"neither machine code nor PTX of the image runs here; {row['detail']}"
+    numbers = {**row["numbers"], "neither": 1.0}
+    return [{**row, "state": table.FAILED, "outcome": outcome, "detail": detail, "numbers": numbers}]

@@ -1,7 +1,7 @@
-"""T0: the driver alone. Is there a GPU, is it the right one, does it compute, does it give memory back.
+"""T0: only the driver. Is there a GPU, is it the right one, does it compute, does it free memory.
 
-Nothing of a framework or of CUDA's toolkit takes part: where these fail, the machine is at fault or the way
-in which the GPU was given to the image, not the image; save where the image brings a libcuda of its own.
+No framework and nothing of CUDA's toolkit takes part. If these fail, the machine is at fault, or the way in
+which the image got the GPU. The image is at fault only if it brings a libcuda of its own.
 """
 
 from __future__ import annotations
@@ -10,27 +10,26 @@ import contextlib
 import ctypes
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from ...context import CheckFailure, Finding
 from .. import driver, kernels, table
 from ..context import Discovery, GpuContext, Refusal
-from ..driver import Device, Driver, DriverError
+from ..driver import Driver, DriverError
 from ..hip import Hip
 from ..libraries import mapped_files
 
-# More blocks than a GPU has multiprocessors; no multiple of one, so that the last has threads without work.
+# More blocks than a GPU has multiprocessors. The last block has threads without work.
 COUNT = 30_011
 MEMORY = 256 << 20
 LEAK = 64 << 20
-SLACK = 16 << 20  # the driver hands out memory in pieces of up to 2 MiB and keeps a few
+SLACK = 16 << 20  # the driver returns memory in pieces of up to 2 MiB and keeps a few
 ROUNDS = 5
 MODULE, MOUNTS = "/proc/driver/nvidia/version", "/proc/self/mountinfo"
 _MODULE = re.compile(r"^NVRM version:.*?\s([0-9]+\.[0-9.]+)\s", re.MULTILINE)
 _LIBCUDA = re.compile(r"(/.*)/libcuda\.so\.([0-9]{3,4}\.[0-9.]+)")
 _COMPAT = re.compile(r"(?:^|[/_-])compat(?:[/_-]|$)")
 
-WORDS = {
+OUTCOMES = {
     driver.OUT_OF_MEMORY: table.INFRASTRUCTURE,
     driver.STUB_LIBRARY: table.NO_GPU,
     driver.DEVICE_UNAVAILABLE: table.INFRASTRUCTURE,
@@ -62,15 +61,15 @@ HINTS = {
 
 
 def check_driver(context: GpuContext) -> Finding:
-    """libcuda is there, starts, and takes the CUDA that the image was made for; or the image's HIP starts."""
-    with driver_words():
+    """Start libcuda, which must support the image's CUDA, or the image's HIP."""
+    with driver_outcomes():
         library = start(context)
         version = library.version()
-    if context.asked.expected.rocm:
+    if context.request.expected.rocm:
         return Finding(f"HIP {version} starts; {loaded_from(library)}")
     facts = {"cuda": version}
-    oldest = context.asked.driver
-    if oldest and _numbers(version) < _numbers(oldest):
+    oldest = context.request.driver
+    if oldest and [int(n) for n in version.split(".")] < [int(n) for n in oldest.split(".")]:
         raise Refusal(
             f"the driver takes CUDA up to {version}, the image needs {oldest}",
             outcome=table.DRIVER_TOO_OLD,
@@ -81,21 +80,24 @@ def check_driver(context: GpuContext) -> Finding:
 
 
 def check_device(context: GpuContext) -> Finding:
-    """There is a GPU, and it is of the capability that was asked for."""
-    wanted = context.asked.capability
-    with driver_words():
+    """Find a GPU of the requested capability."""
+    capability = context.request.capability
+    with driver_outcomes():
         devices = start(context).devices()
     if not devices:
         raise CheckFailure("the driver counts no GPU", outcome=table.NO_GPU)
-    device = choose(devices, wanted)
-    alike = [each.uuid for each in devices if each.capability == device.capability]
-    facts = {"device": describe(device), "visible": len(devices), "alike": alike}
+    device = next((each for each in devices if each.capability == capability), devices[0])
+    facts = {
+        "device": {key: getattr(device, key) for key in ("name", "capability", "uuid", "memory")},
+        "visible": len(devices),
+        "alike": [each.uuid for each in devices if each.capability == device.capability],
+    }
     numbers = {"devices": len(devices), "memory-bytes": device.memory}
     slice_of = f", a slice of {device.parent}" if device.parent else ""
     detail = f"{device.name}, {device.capability}, {device.uuid}{slice_of}"
-    if wanted and device.capability != wanted:
+    if capability and device.capability != capability:
         raise Refusal(
-            f"capability {wanted} was asked for, this is {detail}",
+            f"capability {capability} was asked for, this is {detail}",
             outcome=table.WRONG_GPU,
             numbers=numbers,
             facts=facts,
@@ -111,26 +113,25 @@ def check_device(context: GpuContext) -> Finding:
 
 
 def check_vector_add(context: GpuContext) -> Finding:
-    """The driver compiles PTX, or HIPRTC HIP, and the GPU adds two vectors, exactly."""
-    vectors = kernels.make_vectors(context.asked.expected.nonce, COUNT)
-    with driver_words(), opened(context) as library:
-        found = combine(library, vectors, library.sources.add)
-    wrong = kernels.compare(found, vectors.total())
-    if wrong:
+    """Let the driver compile PTX, or HIPRTC HIP, and the GPU add two vectors, exactly."""
+    vectors = kernels.make_vectors(context.request.expected.nonce, COUNT)
+    with driver_outcomes(), opened(context) as library:
+        result = combine(library, vectors, library.sources.add)
+    if wrong := kernels.compare(result, vectors.total()):
         raise CheckFailure(wrong, outcome=table.WRONG_NUMBERS)
     how = f"{library.language} that {library.compiled_by} compiled"
     return Finding(f"{COUNT} sums by {how}, all exact", {"elements": COUNT})
 
 
 def check_memory_returned(context: GpuContext) -> Finding:
-    """Memory that is taken is gone from what is free, and is free again after."""
-    with driver_words(), opened(context) as library:
+    """Allocate memory, which must not be free until it is freed."""
+    with driver_outcomes(), opened(context) as library:
         size = min(MEMORY, library.free_memory() // 4)
-        taken, missing = measure(library, size, leak=0)
-    numbers = {"asked-bytes": size, "taken-bytes": taken, "missing-bytes": missing}
-    if taken < size - SLACK:
+        allocated, missing = measure(library, size, leak=0)
+    numbers = {"asked-bytes": size, "taken-bytes": allocated, "missing-bytes": missing}
+    if allocated < size - SLACK:
         raise Refusal(
-            f"of {size} bytes that were taken the driver counts {taken}",
+            f"of {size} bytes that were taken the driver counts {allocated}",
             outcome=table.WRONG_NUMBERS,
             numbers=numbers,
         )
@@ -142,11 +143,11 @@ def check_memory_returned(context: GpuContext) -> Finding:
 
 
 def check_driver_controls(context: GpuContext) -> Finding:
-    """Negative controls: what is wrong on purpose must be seen, or the checks before prove nothing."""
-    vectors = kernels.make_vectors(f"{context.asked.expected.nonce}-controls", COUNT)
+    """Check that deliberate errors are detected, or the checks before prove nothing."""
+    vectors = kernels.make_vectors(f"{context.request.expected.nonce}-controls", COUNT)
     total = vectors.total()
     unseen = []
-    with driver_words(), opened(context) as library:
+    with driver_outcomes(), opened(context) as library:
         subtracted = combine(library, vectors, library.sources.subtract)
         if not kernels.compare(subtracted, total):
             unseen.append("a kernel that subtracts gave the sum")
@@ -173,62 +174,49 @@ def check_driver_controls(context: GpuContext) -> Finding:
     return Finding("what was made wrong on purpose was seen", {"controls": 8})
 
 
-# --- what the checks do it with ------------------------------------------------------------------
-
-
 @contextlib.contextmanager
-def driver_words() -> Iterator[None]:
-    """Turns an answer of the driver into a CheckFailure with the tables' word for it."""
+def driver_outcomes() -> Iterator[None]:
+    """Turn an error of the driver into a CheckFailure with its outcome."""
     try:
         yield
     except DriverError as error:
         hint = f" ({HINTS[error.code]})" if error.code in HINTS and error.call.startswith("cu") else ""
-        raise CheckFailure(f"{error}{hint}", outcome=WORDS.get(error.code, table.LOAD_FAILED)) from error
+        raise CheckFailure(f"{error}{hint}", outcome=OUTCOMES.get(error.code, table.LOAD_FAILED)) from error
 
 
 def start(context: GpuContext) -> Driver:
-    """libcuda or HIP, started. Raises CheckFailure where there is none, DriverError where it does not
-    start.
-    """
-    if context.asked.expected.rocm:
-        try:
-            library: Driver = Hip()
-        except OSError as error:
-            raise CheckFailure(
-                f"the image's ROCm is not there: {error}", outcome=table.LOAD_FAILED
-            ) from error
-    else:
-        try:
-            library = Driver()
-        except OSError as error:
-            raise CheckFailure(
-                f"no driver was given to the container: {error}", outcome=table.NO_GPU
-            ) from error
+    """Start libcuda or HIP. Raises CheckFailure if there is none, DriverError if it does not start."""
+    rocm = context.request.expected.rocm
+    try:
+        library: Driver = Hip() if rocm else Driver()
+    except OSError as error:
+        if rocm:
+            raise CheckFailure(f"the image's ROCm is not there: {error}") from error
+        raise CheckFailure(f"no driver was given to the container: {error}", outcome=table.NO_GPU) from error
     try:
         library.begin()
     except DriverError as error:
-        own = brought_libcuda(mapped_files(), error.code)
-        if own:
-            raise CheckFailure(f"{error}; {own}", outcome=table.LOAD_FAILED) from error
+        if own := brought_libcuda(mapped_files(), error.code):
+            raise CheckFailure(f"{error}; {own}") from error
         raise
     return library
 
 
 def brought_libcuda(paths: Sequence[str], code: int) -> str:
-    """What to say of a libcuda of another driver that the image itself brings; empty where there is none.
+    """Return the fault of a libcuda of another driver that the image itself brings, empty without one.
 
-    What a container was given lies on a mount. NVIDIA's own for older drivers (cuda-compat) is a fault where
-    it does not fit the module alone (803).
+    The container's own is on a mount. NVIDIA's for older drivers (cuda-compat) is a fault only if it does not
+    fit the module (803).
     """
     for path in paths:
-        found = _LIBCUDA.fullmatch(path)
-        compat = found and _COMPAT.search(found[1])
-        if not found or code == driver.STUB_LIBRARY or (compat and code != driver.SYSTEM_DRIVER_MISMATCH):
+        match = _LIBCUDA.fullmatch(path)
+        compat = match and _COMPAT.search(match[1])
+        if not match or code == driver.STUB_LIBRARY or (compat and code != driver.SYSTEM_DRIVER_MISMATCH):
             continue
         module = _MODULE.search(_read(MODULE))
-        given = [line.split()[4] for line in _read(MOUNTS).splitlines() if len(line.split()) > 4]
-        mounted = any(path == place or path.startswith(f"{place}/") for place in given if place != "/")
-        if module and module[1] != found[2] and not mounted:
+        mounts = [line.split()[4] for line in _read(MOUNTS).splitlines() if len(line.split()) > 4]
+        mounted = any(path == place or path.startswith(f"{place}/") for place in mounts if place != "/")
+        if module and module[1] != match[2] and not mounted:
             do = "take its folder out of LD_LIBRARY_PATH" if compat else "remove it from the image"
             return f"the image brings {path}, and this machine's driver is {module[1]}: {do}"
     return ""
@@ -244,74 +232,56 @@ def _read(path: str) -> str:
 
 @contextlib.contextmanager
 def opened(context: GpuContext) -> Iterator[Driver]:
-    """The driver with the context of the device that was found, current."""
+    """Make the context of T0's device current."""
     library = start(context)
-    found = [device for device in library.devices() if device.uuid == context.device["uuid"]]
-    if not found:
+    devices = [device for device in library.devices() if device.uuid == context.device["uuid"]]
+    if not devices:
         raise CheckFailure(f"{context.device['uuid']} is gone", outcome=table.INFRASTRUCTURE)
-    with library.context(found[0]):
+    with library.context(devices[0]):
         yield library
 
 
-def choose(devices: Sequence[Device], capability: str) -> Device:
-    """The first of the capability that is asked for, else the first."""
-    return next((device for device in devices if device.capability == capability), devices[0])
-
-
-def describe(device: Device) -> dict[str, Any]:
-    return {
-        "name": device.name,
-        "capability": device.capability,
-        "uuid": device.uuid,
-        "memory": device.memory,
-    }
-
-
-def combine(library: Driver, vectors: kernels.Vectors, ptx: str | None) -> bytes:
-    """What lies in the result and behind it after a kernel of `ptx`, or after none, has run."""
+def combine(library: Driver, vectors: kernels.Vectors, source: str | None) -> bytes:
+    """Return the result and the bytes after it, once the kernel of `source`, if any, has run."""
     size, count = 4 * vectors.count, vectors.count
-    blocks = -(-count // driver.THREADS)
-    start_with = kernels.poison(count)
-    with contextlib.ExitStack() as held:
-        left, right, result = (
-            held.enter_context(library.memory(each)) for each in (size, size, len(start_with))
-        )
-        library.write(left, vectors.left.tobytes())
-        library.write(right, vectors.right.tobytes())
-        library.write(result, start_with)
-        if ptx is not None:
-            with library.module(ptx) as module:
-                arguments = (*map(ctypes.c_uint64, (left, right, result)), ctypes.c_uint32(count))
-                library.launch(module, kernels.ENTRY, blocks, arguments)
-        return library.read(result, len(start_with))
+    poison = kernels.poison(count)
+    with (
+        library.memory(size) as augend,
+        library.memory(size) as addend,
+        library.memory(len(poison)) as result,
+    ):
+        library.write(augend, vectors.left.tobytes())
+        library.write(addend, vectors.right.tobytes())
+        library.write(result, poison)
+        if source is not None:
+            with library.module(source) as module:
+                arguments = (*map(ctypes.c_uint64, (augend, addend, result)), ctypes.c_uint32(count))
+                library.launch(module, kernels.ENTRY, -(-count // driver.THREADS), arguments)
+        return library.read(result, len(poison))
 
 
 def measure(library: Driver, size: int, *, leak: int) -> tuple[int, int]:
-    """Bytes that were gone while `size` were held, and bytes still missing after, `leak` of them kept.
+    """Return the bytes missing while `size` are allocated, and afterwards with a `leak` of some.
 
-    Other programs may take and give memory meanwhile, so the best of several rounds counts: what never comes
-    back is missing in each. The leak is given back in the end.
+    Other programs may allocate and free memory meanwhile, so the best of several rounds counts. A real leak
+    is missing in each. The deliberate one is freed in the end.
     """
     rounds = []
     for _ in range(ROUNDS):
-        with contextlib.ExitStack() as kept:
+        with contextlib.ExitStack() as leaks:
             before = library.free_memory()
             with library.memory(size):
-                taken = before - library.free_memory()
+                allocated = before - library.free_memory()
             if leak:
-                kept.enter_context(library.memory(leak))
+                leaks.enter_context(library.memory(leak))
             missing = before - library.free_memory()
-        rounds.append((taken, missing))
-        if taken >= size - SLACK and abs(missing - leak) <= SLACK:
+        rounds.append((abs(missing - leak) + max(0, size - allocated), allocated, missing))
+        if allocated >= size - SLACK and abs(missing - leak) <= SLACK:
             break
-    return min(rounds, key=lambda one: abs(one[1] - leak) + max(0, size - one[0]))
+    return min(rounds)[1:]
 
 
 def loaded_from(library: Driver) -> str:
-    """Where the loader found it: of libcuda the driver's own, or one that the image brings (cuda-compat)."""
+    """Return where the loader found it: the driver's own libcuda, or the image's (cuda-compat)."""
     name = library.file.partition(".")[0]
     return f"{name} is {', '.join(path for path in mapped_files() if library.file in path)}"
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("."))

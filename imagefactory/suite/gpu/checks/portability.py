@@ -1,12 +1,12 @@
-"""`portability`: models made by the framework run in ONNX Runtime with the same results, on CPU and GPU.
+"""`portability`: the framework's models run in ONNX Runtime with the same results, on CPU and GPU.
 
-Each model is built from code, computed by the framework in float64 on the CPU, exported to ONNX and run: by
-framework and runtime, on the CPU and on the GPU. All four must agree with float64. ONNX Runtime's own profile
-must say that every kernel ran on the device that was asked for. Latencies are of batch 1 in float32 without
-TF32, with the inputs on the device.
+Each model is built from code, computed by the framework in float64 on the CPU, and exported to ONNX.
+Framework and runtime run it on the CPU and on the GPU, and all four results must agree with float64. ONNX
+Runtime's own profile must show that every kernel ran on the requested device. Latencies are of batch 1 in
+float32 without TF32, with the inputs on the device.
 
-Two controls go with each model: a copy with one wrong weight must be told apart, and the framework must say
-the same twice, or the model draws random numbers and needs an override in the table.
+Each model has two controls. A copy with a wrong weight must differ, and the framework must compute the same
+twice: a model that draws random numbers needs an override in the table.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ...context import CheckFailure, Finding
 from ...portability import case, onnxruntime, rows
 from ...portability.runtimes import RUNTIMES
 from ..context import GpuContext, Refusal
+from ..frameworks.results import classify
 
 # Device -> the runtime that must run all of a model there.
 ON = {"cpu": RUNTIMES["onnxruntime-cpu"], "gpu": RUNTIMES["onnxruntime-cuda"]}
@@ -29,10 +30,10 @@ ON = {"cpu": RUNTIMES["onnxruntime-cpu"], "gpu": RUNTIMES["onnxruntime-cuda"]}
 
 @dataclass(frozen=True)
 class Bench:
-    """`exporter` is the framework's file of portability/, `maker` that of its models.
+    """`exporter` is the framework's file of portability/, `maker` that of its models, `runtime` ONNX
+    Runtime's.
 
-    `runtime` is ONNX Runtime's file, `devices` are of `cpu` and `gpu`, `threads` the CPU's for both;
-    `classify` has the word for an exception.
+    `devices` are of `cpu` and `gpu`, `threads` the CPU's for both.
     """
 
     exporter: Any
@@ -40,27 +41,25 @@ class Bench:
     runtime: Any
     devices: tuple[str, ...]
     threads: int
-    classify: Callable[[Exception], str]
 
 
 def check_portability(context: GpuContext) -> Finding:
-    """Every model, whatever became of the one before; in a rehearsal on the CPU alone."""
-    name = context.asked.expected.framework
+    """Try every model, after any result of the one before; in a rehearsal only on the CPU."""
+    name = context.request.expected.framework
     exporter: Any = importlib.import_module(f"...portability.{name}", __package__)
     bench = Bench(
         exporter=exporter,
         maker=importlib.import_module(f"...portability.{name}_models", __package__),
         runtime=onnxruntime,
-        devices=("cpu",) if context.asked.rehearsal else ("gpu", "cpu"),
+        devices=("cpu",) if context.rehearsal else ("gpu", "cpu"),
         threads=rows.threads(),
-        classify=context.framework.classify,
     )
     exporter.prepare(bench.threads)
     return try_models(case.MODELS, bench)
 
 
 def try_models(chosen: Iterable[case.Model], bench: Bench) -> Finding:
-    """Raises Refusal with all that failed and what was measured, under the word of the first."""
+    """Return the numbers. Raises Refusal with all failures and numbers, and the outcome of the first."""
     numbers: dict[str, float] = {"threads": bench.threads}
     names: list[str] = []
     faults: dict[str, list[str]] = {}
@@ -75,10 +74,10 @@ def try_models(chosen: Iterable[case.Model], bench: Bench) -> Finding:
             outcomes.append(failure.outcome)
         except Exception as error:
             faults.setdefault(f"{type(error).__name__}: {error}", []).append(model.name)
-            outcomes.append(bench.classify(error))
+            outcomes.append(classify(error))
     if faults:
-        said = "; ".join(f"{', '.join(whose)}: {detail}" for detail, whose in faults.items())
-        raise Refusal(said, outcome=outcomes[0], numbers=numbers)
+        text = "; ".join(f"{', '.join(models)}: {detail}" for detail, models in faults.items())
+        raise Refusal(text, outcome=outcomes[0], numbers=numbers)
     worst = max(value for name, value in numbers.items() if name.endswith("-error"))
     return Finding(
         f"{', '.join(names)} give the same in {bench.exporter.NAME} {bench.exporter.version()} and "
@@ -89,40 +88,38 @@ def try_models(chosen: Iterable[case.Model], bench: Bench) -> Finding:
 
 
 def try_model(model: case.Model, bench: Bench) -> Iterator[tuple[str, float]]:
-    """The numbers of one model as they come. Raises CheckFailure at what differs or came from another
-    device.
-    """
+    """Return the numbers of a model as they come. Raises CheckFailure for a wrong result or device."""
     exporter, maker = bench.exporter, bench.maker
     sample = case.make_sample(model)
-    made = case.Case(model.name, exporter, maker.build(model), sample, sample, batched=False)
-    expected = exporter.compute(maker.as_double(made.network), sample, "cpu")
-    case.check_repeats(made)
-    check_told_apart(exporter.compute(maker.damaged(made.network), sample, "cpu"), expected)
+    network = maker.build(model)
+    expected = exporter.compute(maker.as_double(network), sample, "cpu")
+    case.check_repeats(case.Case(model.name, exporter, network, sample, sample, batched=False))
+    check_differs(exporter.compute(maker.damaged(network), sample, "cpu"), expected)
     with tempfile.TemporaryDirectory(prefix="suite-") as scratch:
         path = os.path.join(scratch, f"{model.name}.onnx")
-        exporter.export(made.network, sample, path, outputs=len(expected), batched=False)
-        opset, nodes = bench.runtime.look(path)
+        exporter.export(network, sample, path, outputs=len(expected), batched=False)
+        opset, nodes = bench.runtime.read_model(path)
         yield from (("opset", opset), ("nodes", nodes))
         for device in bench.devices:
             engine = f"{device}-{exporter.NAME}"
-            yield from agree(engine, exporter.compute(made.network, sample, device), expected)
-            yield from clock(engine, exporter.caller(made.network, sample, device))
+            yield from agree(engine, exporter.compute(network, sample, device), expected)
+            yield from clock(engine, exporter.caller(network, sample, device))
 
             engine = f"{device}-{bench.runtime.NAME}"
             profile = f"{path}.{device}"
             session = bench.runtime.open_session(path, sample, ON[device], bench.threads, profile)
-            found = bench.runtime.compute(session)
-            yield f"{engine}-kernels", bench.runtime.prove(session)
-            yield from agree(engine, found, expected)
+            outputs = bench.runtime.compute(session)
+            yield f"{engine}-kernels", bench.runtime.count_kernels(session)
+            yield from agree(engine, outputs, expected)
             yield from clock(engine, bench.runtime.caller(session))
 
 
-def agree(engine: str, found: list[Any] | None, expected: list[Any]) -> Iterator[tuple[str, float]]:
-    """How far `found` is off. Raises CheckFailure beyond the tolerance, once that number is given."""
+def agree(engine: str, outputs: list[Any] | None, expected: list[Any]) -> Iterator[tuple[str, float]]:
+    """Return the error, then raise CheckFailure if it is beyond the tolerance."""
     device, _, name = engine.partition("-")
-    if found is not None:
-        yield f"{engine}-error", case.off(found, expected)
-    case.agree(name, device, found, expected, case.TOLERANCE)
+    if outputs is not None:
+        yield f"{engine}-error", case.off(outputs, expected)
+    case.agree(name, device, outputs, expected, case.TOLERANCE)
 
 
 def clock(engine: str, call: Callable[[], None]) -> Iterator[tuple[str, float]]:
@@ -130,8 +127,8 @@ def clock(engine: str, call: Callable[[], None]) -> Iterator[tuple[str, float]]:
     yield from ((f"{engine}-p50-ms", p50), (f"{engine}-p95-ms", p95))
 
 
-def check_told_apart(wrong: list[Any] | None, expected: list[Any]) -> None:
-    """Raises CheckFailure where a wrong weight would pass."""
+def check_differs(wrong: list[Any] | None, expected: list[Any]) -> None:
+    """Raises CheckFailure if a wrong weight would pass."""
     error = case.off(wrong, expected)
     if error <= case.TOLERANCE:
         raise CheckFailure(f"a wrong weight is not told apart: it changes the output by {error:.2g} alone")

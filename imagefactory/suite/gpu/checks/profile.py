@@ -1,11 +1,11 @@
-"""`profile`: how long a GPU takes for the pieces that a training is made of, as torch uses it.
+"""`profile`: how long a GPU takes for the operations of a training, as torch uses it.
 
-It measures, and checks only that a GPU did it. Each time is the least of a few rounds, as other work of the
-machine only adds to it. Kernels are timed by the GPU's own clock, queued behind one that keeps it busy, so
-that the program's time for launching them is in none of them; `launch` is that time.
+It measures, and checks only that a GPU did it. Each time is the shortest of a few rounds, as other work of
+the machine only adds to it. The GPU's own clock times kernels, queued behind one that keeps it busy. So they
+do not include the program's time for launching them, which is `launch`.
 
-Steps of training three networks have their forward pass, backward pass and optimizer timed apart. An emulated
-GPU that runs this very file is compared with them.
+For training steps of three networks it times forward pass, backward pass and optimizer. They are compared
+with an emulated GPU that runs this same file.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from typing import Any
 from ...context import CheckFailure, Finding
 from ..context import GpuContext
 
-# Kind -> torch's type. tf32 and bf16 are computed by tensor cores from capability 8.0 on.
+# Kind -> torch's type. Tensor cores compute tf32 and bf16 from capability 8.0 on.
 TYPES = {"fp64": "float64", "fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 FROM_8_0 = ("tf32", "bf16")
 ROUNDS, LONGEST, MOST = 5, 0.02, 20
 PLUG, LAUNCHES = 4096, 200
 MIB = 1 << 20
 
-# Rows of a square product; images of 64 channels and 56 x 56 points; texts of so many words, with 12 heads of
-# 64; bytes. In pairs: on a GPU, on a CPU.
+# Rows of a square product; images of 64 channels and 56 x 56 points; (texts, words), with 12 heads of 64;
+# bytes. In pairs: on a GPU, on a CPU.
 PRODUCTS = (128, 256, 512, 1024, 2048, 4096), (64, 128, 256, 512)
 IMAGES, CHANNELS, SIDE = ((1, 4, 16, 64), (1, 4)), 64, 56
 TEXTS, HEADS, WIDTH = (((8, 128), (8, 512), (8, 2048)), ((1, 128), (1, 512))), 12, 64
@@ -39,8 +39,9 @@ COPIES = (4 << 10, 64 << 10, MIB, 16 * MIB, 128 * MIB), (4 << 10, 64 << 10, MIB,
 
 
 class Rates:
-    """Measures on `device`, `cuda` or, in a rehearsal, `cpu`. Each method answers seconds by the number's
-    name, which ends with the operations or the bytes of one call.
+    """Measures on `device`, `cuda` or, in a rehearsal, `cpu`.
+
+    Each method returns seconds by name. The name ends with the operations or the bytes of a call.
     """
 
     def __init__(self, device: str, capability: tuple[int, int]) -> None:
@@ -53,8 +54,8 @@ class Rates:
         self._plug = None if self.cpu else self.torch.ones(PLUG, PLUG, device=device)
 
     def timed(self, call: Callable[[], Any]) -> float:
-        """Seconds of the device for one call."""
-        once = self._round(call, 1)  # it also loads what is loaded once
+        """Return the device's seconds for a call."""
+        once = self._round(call, 1)  # and loads what is loaded once
         times = max(1, min(MOST, int(LONGEST / max(once, 1e-9))))
         return min(self._round(call, times) for _ in range(ROUNDS))
 
@@ -69,7 +70,7 @@ class Rates:
         return self._between(began, ended) / times
 
     def waited(self, call: Callable[[], Any]) -> float:
-        """Seconds of the program for one call, until the device is through with it."""
+        """Return the program's seconds for a call, until the device has finished it."""
 
         def once() -> float:
             wait(self.torch, self.device)
@@ -88,9 +89,9 @@ class Rates:
         return torch.rand(shape, device=self.device).to(getattr(torch, TYPES[kind]))
 
     def small(self) -> dict[str, float]:
-        """`kernel`: the least that a kernel takes; `launch`: the program's part of one."""
-        one = self.torch.zeros(1, device=self.device)
-        kernel = self.timed(lambda: one.add_(1))
+        """`kernel`: the shortest kernel; `launch`: the program's part of it."""
+        number = self.torch.zeros(1, device=self.device)
+        kernel = self.timed(lambda: number.add_(1))
         if self.cpu:
             return {"kernel": kernel, "launch": 0.0}
 
@@ -98,23 +99,23 @@ class Rates:
             wait(self.torch, self.device)
             began = time.perf_counter()
             for _ in range(LAUNCHES):
-                one.add_(1)
+                number.add_(1)
             return (time.perf_counter() - began) / LAUNCHES
 
         launches()
         return {"kernel": kernel, "launch": min(launches() for _ in range(ROUNDS))}
 
     def products(self) -> dict[str, float]:
-        found = {}
+        seconds = {}
         for kind in self.kinds:
             for rows in PRODUCTS[self.cpu]:
-                left, right = (self._random(kind, rows, rows) for _ in range(2))
-                found[f"product-{kind}-{2 * rows**3}"] = self.timed(partial(self.torch.matmul, left, right))
-        return found
+                product = partial(self.torch.matmul, *(self._random(kind, rows, rows) for _ in range(2)))
+                seconds[f"product-{kind}-{2 * rows**3}"] = self.timed(product)
+        return seconds
 
     def convolutions(self) -> dict[str, float]:
-        """There, and back for images and filters alike, which is twice the arithmetic."""
-        found = {}
+        """Forward, and backward for images and filters, which is twice the arithmetic."""
+        seconds = {}
         for kind in self.kinds:
             if kind == "fp64":  # nobody trains in it, and cuDNN takes its time
                 continue
@@ -122,63 +123,63 @@ class Rates:
             for count in IMAGES[self.cpu]:
                 images = self._random(kind, count, CHANNELS, SIDE, SIDE).requires_grad_()
                 flops = 2 * 9 * count * CHANNELS * CHANNELS * SIDE * SIDE
-                there = partial(self.torch.nn.functional.conv2d, images, filters, padding=1)
-                found[f"convolution-{kind}-{flops}"] = self.timed(there)
-                found[f"backward-{kind}-{2 * flops}"] = self.timed(self._back(there, images, filters))
-        return found
+                forward = partial(self.torch.nn.functional.conv2d, images, filters, padding=1)
+                seconds[f"convolution-{kind}-{flops}"] = self.timed(forward)
+                seconds[f"backward-{kind}-{2 * flops}"] = self.timed(self._back(forward, images, filters))
+        return seconds
 
     def attention(self) -> dict[str, float]:
-        """Scaled dot-product attention, there and back, which is two and a half times the arithmetic."""
-        found: dict[str, float] = {}
+        """Scaled dot-product attention, and its backward pass of two and a half times the arithmetic."""
+        seconds: dict[str, float] = {}
         if not hasattr(self.torch.nn.functional, "scaled_dot_product_attention"):  # before torch 2.0
-            return found
+            return seconds
         for kind in self.kinds:
-            if kind not in ("fp64", "tf32"):  # which kernels of attention do not compute in
+            if kind not in ("fp64", "tf32"):  # kernels of attention do not have them
                 for texts, words in TEXTS[self.cpu]:
-                    with where_room():
-                        found.update(self._attention(kind, texts, words))
-        return found
+                    with skip_if_full():
+                        seconds.update(self._attention(kind, texts, words))
+        return seconds
 
     def _attention(self, kind: str, texts: int, words: int) -> dict[str, float]:
         parts = [self._random(kind, texts, HEADS, words, WIDTH).requires_grad_() for _ in range(3)]
         flops = 4 * texts * HEADS * words * words * WIDTH
-        there = partial(self.torch.nn.functional.scaled_dot_product_attention, *parts)
+        forward = partial(self.torch.nn.functional.scaled_dot_product_attention, *parts)
         return {
-            f"attention-{kind}-{flops}": self.timed(there),
-            f"attention_backward-{kind}-{5 * flops // 2}": self.timed(self._back(there, *parts)),
+            f"attention-{kind}-{flops}": self.timed(forward),
+            f"attention_backward-{kind}-{5 * flops // 2}": self.timed(self._back(forward, *parts)),
         }
 
-    def _back(self, there: Callable[[], Any], *leaves: Any) -> Callable[[], Any]:
-        """The way back of one call."""
-        made = there()
+    def _back(self, forward: Callable[[], Any], *leaves: Any) -> Callable[[], Any]:
+        """Return the backward pass of a call."""
+        output = forward()
         grad = self.torch.autograd.grad
-        return partial(grad, made, leaves, self.torch.ones_like(made), retain_graph=True)
+        return partial(grad, output, leaves, self.torch.ones_like(output), retain_graph=True)
 
     def moves(self) -> dict[str, float]:
         """A sum of two arrays: two are read, one is written."""
-        found = {}
+        seconds = {}
         for moved in MOVES[self.cpu]:
-            left, right, made = (self.torch.zeros(moved // 12, device=self.device) for _ in range(3))
-            found[f"move-{moved}"] = self.timed(partial(self.torch.add, left, right, out=made))
-        return found
+            augend, addend, out = (self.torch.zeros(moved // 12, device=self.device) for _ in range(3))
+            seconds[f"move-{moved}"] = self.timed(partial(self.torch.add, augend, addend, out=out))
+        return seconds
 
     def copies(self) -> dict[str, float]:
         """From the host and back, pageable and page-locked; `pin` is the host's copy into locked memory."""
-        found = {}
+        seconds = {}
         for size in COPIES[self.cpu]:
             there = self.torch.zeros(size, dtype=self.torch.uint8, device=self.device)
             pageable = self.torch.zeros(size, dtype=self.torch.uint8)
             hosts = {"pageable": pageable}
             if not self.cpu:
                 hosts["pinned"] = pageable.pin_memory()
-                found[f"pin-{size}"] = self.waited(partial(hosts["pinned"].copy_, pageable))
+                seconds[f"pin-{size}"] = self.waited(partial(hosts["pinned"].copy_, pageable))
             for how, here in hosts.items():
-                found[f"up-{how}-{size}"] = self.waited(partial(there.copy_, here, non_blocking=True))
-                found[f"down-{how}-{size}"] = self.waited(partial(here.copy_, there, non_blocking=True))
-        return found
+                seconds[f"up-{how}-{size}"] = self.waited(partial(there.copy_, here, non_blocking=True))
+                seconds[f"down-{how}-{size}"] = self.waited(partial(here.copy_, there, non_blocking=True))
+        return seconds
 
     def room(self) -> dict[str, float]:
-        """`processors`, and `context`: bytes of the GPU that neither are free nor are torch's."""
+        """`processors`, and `context`: bytes of the GPU that are neither free nor torch's."""
         if self.cpu:
             return {}
         cuda = self.torch.cuda
@@ -191,7 +192,7 @@ WARM, STEPS = 3, 6
 CLASSES, WORDS, LENGTH = 1000, 30522, 128
 AMP = "fp16"
 FULL = "out of memory"
-"""What torch says of it, in every version."""
+"""Torch's message, in every version."""
 
 # Network -> batches, and those of a rehearsal on a CPU.
 BATCHES = {
@@ -202,28 +203,27 @@ BATCHES = {
 
 
 def record_steps(device: str, kinds: tuple[str, ...], *, few: bool) -> dict[str, float]:
-    """Seconds, and bytes of the GPU at most, as `step-NETWORK-KIND-BATCH-WHAT`; `kinds` of fp32 and fp16,
-    batches `few` as a CPU can do.
+    """Return seconds, and peak bytes of the GPU, as `step-NETWORK-KIND-BATCH-WHAT`.
 
-    `whole` is a step from one to the next, which hides the program's time behind the GPU's; `forward`,
-    `backward` and `optimizer` are the GPU's.
+    `kinds` are of fp32 and fp16, `few` batches are for a CPU. `whole` is the time from a step to the next,
+    which hides the program's time behind the GPU's; `forward`, `backward` and `optimizer` are the GPU's.
     """
     torch: Any = importlib.import_module("torch")
-    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = False, True  # as torch begins
-    found = {}
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = False, True  # torch's defaults
+    seconds = {}
     for name, batches in BATCHES.items():
         for batch in batches[few]:
             for kind in kinds:
-                with where_room():
+                with skip_if_full():
                     took = dict(train(name, batch, kind, device))
-                    found.update({f"step-{name}-{kind}-{batch}-{what}": took[what] for what in took})
-    return found
+                    seconds.update({f"step-{name}-{kind}-{batch}-{what}": took[what] for what in took})
+    return seconds
 
 
 @contextlib.contextmanager
-def where_room() -> Iterator[None]:
-    """What a small GPU has no room for is left out of its profile, and fails nothing."""
-    gc.collect()  # of what was there before, the networks hold themselves
+def skip_if_full() -> Iterator[None]:
+    """Skip what does not fit into the memory of a small GPU."""
+    gc.collect()  # networks have reference cycles
     try:
         yield
     except RuntimeError as error:
@@ -232,12 +232,12 @@ def where_room() -> Iterator[None]:
 
 
 def train(name: str, batch: int, kind: str, device: str) -> Iterator[tuple[str, float]]:
-    """What one network takes."""
+    """Return the times of a network."""
     torch: Any = importlib.import_module("torch")
     torch.manual_seed(7)
     network = NETWORKS[name](torch.nn).to(device)
     optimizer = torch.optim.SGD(network.parameters(), lr=1e-3, momentum=0.9)
-    inputs, wanted = (one.to(device) for one in sample(torch, name, batch))
+    inputs, classes = (tensor.to(device) for tensor in sample(torch, name, batch))
     if device != "cpu":
         torch.cuda.reset_peak_memory_stats()
     mark, between = marks(torch, device)
@@ -246,23 +246,23 @@ def train(name: str, batch: int, kind: str, device: str) -> Iterator[tuple[str, 
         began = mark()
         optimizer.zero_grad()
         with torch.autocast(device, dtype=torch.float16, enabled=kind == AMP):
-            loss = torch.nn.functional.cross_entropy(network(inputs), wanted)
+            loss = torch.nn.functional.cross_entropy(network(inputs), classes)
         there = mark()
         loss.backward()
         back = mark()
         optimizer.step()
         steps.append((began, there, back, mark()))
     wait(torch, device)
-    kept = steps[WARM:]
+    warm = steps[WARM:]
     for at, what in enumerate(("forward", "backward", "optimizer")):
-        yield what, statistics.median(between(step[at], step[at + 1]) for step in kept)
-    yield "whole", statistics.median(between(kept[at][0], kept[at + 1][0]) for at in range(len(kept) - 1))
+        yield what, statistics.median(between(step[at], step[at + 1]) for step in warm)
+    yield "whole", statistics.median(between(warm[at][0], warm[at + 1][0]) for at in range(len(warm) - 1))
     if device != "cpu":
         yield "peak", float(torch.cuda.max_memory_allocated())
 
 
 def marks(torch: Any, device: str) -> tuple[Callable[[], Any], Callable[[Any, Any], float]]:
-    """What sets a mark in a GPU's time, or the CPU's, and the seconds between two, once all is done."""
+    """Return functions for a mark in the time of a GPU or CPU, and the seconds between two after a wait."""
     if device == "cpu":
         return time.perf_counter, lambda early, late: float(late - early)
 
@@ -280,15 +280,12 @@ def wait(torch: Any, device: str) -> None:
 
 
 def sample(torch: Any, name: str, batch: int) -> tuple[Any, Any]:
-    """A batch that fits the network, and its classes."""
-    wanted = torch.arange(batch) % 2
+    """Return a batch that fits the network, and its classes."""
+    classes = torch.arange(batch) % 2
     if name == "bert":
-        return torch.arange(batch * LENGTH).reshape(batch, LENGTH) % WORDS, wanted
+        return torch.arange(batch * LENGTH).reshape(batch, LENGTH) % WORDS, classes
     side = 224 if name == "resnet18" else 64
-    return torch.linspace(-1, 1, batch * 3 * side * side).reshape(batch, 3, side, side), wanted
-
-
-# --- the networks ----------------------------------------------------------------------------------
+    return torch.linspace(-1, 1, batch * 3 * side * side).reshape(batch, 3, side, side), classes
 
 
 def _resnet18(nn: Any) -> Any:
@@ -335,7 +332,7 @@ def _bert(nn: Any) -> Any:
 
 
 def _convnet(nn: Any) -> Any:
-    """Three convolutions and a dense layer, as people begin with to tell cats from dogs."""
+    """Three convolutions and a dense layer, a first network to distinguish cats and dogs."""
     parts = []
     for into, out in ((3, 32), (32, 64), (64, 128)):
         parts += [nn.Conv2d(into, out, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
@@ -346,10 +343,8 @@ NETWORKS = {"resnet18": _resnet18, "bert": _bert, "convnet": _convnet}
 
 
 def check_profile(context: GpuContext) -> Finding:
-    """Seconds by operations or bytes, and the steps of three networks; `processors`, and `context`: the bytes
-    of the GPU that CUDA and its libraries take.
-    """
-    rehearsal = context.asked.rehearsal
+    """Measure seconds by operations or bytes, steps of three networks, `processors` and `context` bytes."""
+    rehearsal = context.rehearsal
     device = "cpu" if rehearsal else "cuda"
     major, minor = (0, 0) if rehearsal else map(int, context.device["capability"].split("."))
     rates = Rates(device, (major, minor))
@@ -357,8 +352,7 @@ def check_profile(context: GpuContext) -> Finding:
     kernels = (rates.small, rates.products, rates.convolutions, rates.attention, rates.moves)
     for measure in (*kernels, rates.copies):
         numbers.update(measure())
-    kinds = ("fp32",) if rehearsal else ("fp32", AMP)
-    numbers.update(record_steps(device, kinds, few=rehearsal))
+    numbers.update(record_steps(device, ("fp32",) if rehearsal else ("fp32", AMP), few=rehearsal))
     if wrong := sorted(name for name, value in numbers.items() if value <= 0 and name != "launch"):
         raise CheckFailure(f"{', '.join(wrong)} took no time at all")
     numbers.update(rates.room())
@@ -366,14 +360,14 @@ def check_profile(context: GpuContext) -> Finding:
 
 
 def with_unit(name: str) -> str:
-    """Numbers name their units: seconds, and bytes of two of them."""
+    """Return the name with its unit: bytes for two of them, seconds for the others."""
     if name == "processors":
         return name
     return f"{name}-bytes" if name.endswith(("context", "peak")) else f"{name}-s"
 
 
 def describe(numbers: Mapping[str, float]) -> str:
-    """The fastest product of each kind, and the memory's pace."""
+    """Return a line with the fastest product of each kind, and the memory's rate."""
     products: dict[str, float] = {}
     for name, seconds in numbers.items():
         what, _, rest = name.partition("-")
@@ -381,5 +375,5 @@ def describe(numbers: Mapping[str, float]) -> str:
             kind, _, flops = rest.partition("-")
             products[kind] = max(products.get(kind, 0.0), float(flops) / seconds)
     moved = max(float(name[5:]) / value for name, value in numbers.items() if name.startswith("move-"))
-    said = ", ".join(f"{kind} {rate / 1e12:.3g}" for kind, rate in products.items())
-    return f"products at {said} TFLOP/s, memory at {moved / 1e9:.4g} GB/s"
+    rates = ", ".join(f"{kind} {rate / 1e12:.3g}" for kind, rate in products.items())
+    return f"products at {rates} TFLOP/s, memory at {moved / 1e9:.4g} GB/s"

@@ -7,12 +7,12 @@ import importlib
 import time
 from typing import Any
 
-from ...context import CheckFailure, Finding
-from .. import reference, table
+from ...context import LazyModule
+from .. import reference
 from ..context import GpuContext
 from ..reference import convolve
-from . import nccl, results
-from .probe import run_probe
+from . import results
+from .nccl import all_reduce as all_reduce  # where the lock has it
 from .results import Transfer
 
 KINDS = ("float32", "float64", "float16")
@@ -39,21 +39,11 @@ extern "C" __global__ void rows(const float* inputs, const float* weights, float
 }
 """
 
-
-def prepare(context: GpuContext) -> None:
-    """cupy needs nothing set."""
-
-
-def classify(error: BaseException) -> str:
-    return results.classify(error)
-
-
-def _cupy() -> Any:
-    return importlib.import_module("cupy")
+cupy: Any = LazyModule("cupy")
 
 
 def _module(context: GpuContext) -> Any:
-    return reference.numpy if context.asked.rehearsal else _cupy()
+    return reference.numpy if context.rehearsal else cupy
 
 
 def _array(context: GpuContext, values: Any, kind: str) -> Any:
@@ -65,16 +55,12 @@ def on_cpu(values: Any, kind: str) -> Any:
 
 
 def fetch(context: GpuContext, array: Any, kind: str) -> Any:
-    there = hasattr(array, "__cuda_array_interface__")
-    if there is context.asked.rehearsal:
-        raise CheckFailure(f"cupy computed on {'a GPU' if there else 'the CPU'}", outcome=table.LOAD_FAILED)
-    if array.dtype != kind:
-        raise CheckFailure(f"cupy computed in {array.dtype}, not in {kind}", outcome=table.WRONG_NUMBERS)
-    return (array.get() if there else array).astype("float64")
+    results.check_cuda_array(context, array, kind, name="cupy")
+    return (array if context.rehearsal else array.get()).astype("float64")
 
 
-def matmul(context: GpuContext, left: Any, right: Any, kind: str) -> Any:
-    return fetch(context, _array(context, left, kind) @ _array(context, right, kind), kind)
+def matmul(context: GpuContext, matrix: Any, right: Any, kind: str) -> Any:
+    return fetch(context, _array(context, matrix, kind) @ _array(context, right, kind), kind)
 
 
 def elementwise(context: GpuContext, values: Any) -> Any:
@@ -90,34 +76,33 @@ def largest(context: GpuContext, values: Any) -> Any:
 
 
 def convolution(context: GpuContext, case: reference.ConvolutionCase, kind: str) -> dict[str, Any]:
-    """By windows and a product of tensors: CuPy has had no cuDNN since 14."""
+    """Convolve by windows and a product of tensors: CuPy has had no cuDNN since 14."""
     module = _module(context)
 
     def correlate(image: Any, filters: Any, stride: int) -> Any:
         pixels, kernels = _array(context, image, kind), _array(context, filters, kind)
         windows = module.lib.stride_tricks.sliding_window_view(pixels, filters.shape[2:], axis=(2, 3))
         windows = windows[:, :, ::stride, ::stride]
-        made = module.tensordot(windows, kernels, axes=((1, 4, 5), (1, 2, 3)))
-        return fetch(context, made, kind).transpose(0, 3, 1, 2)
+        product = module.tensordot(windows, kernels, axes=((1, 4, 5), (1, 2, 3)))
+        return fetch(context, product, kind).transpose(0, 3, 1, 2)
 
     return convolve(case, correlate)
 
 
 def factorise(context: GpuContext, square: Any, side: Any, kind: str) -> reference.Factors:
-    """LU one matrix after the other."""
+    """Factorise one matrix after the other."""
     linalg, matrix = _module(context).linalg, _array(context, square, kind)
-    pairs = [_lu(context, one) for one in matrix]
-    packed = reference.numpy.stack([fetch(context, one, kind) for one, _ in pairs])
-    pivots = reference.numpy.stack([_numbers(each) for _, each in pairs])
-    found = (linalg.solve(matrix, _array(context, side, kind)), *linalg.svd(matrix, full_matrices=False))
-    solution, left, values, right = (fetch(context, array, kind) for array in found)
+    pairs = [_lu(context, each) for each in matrix]
+    packed = reference.numpy.stack([fetch(context, each, kind) for each, _ in pairs])
+    pivots = reference.numpy.stack([pivot.get() if hasattr(pivot, "get") else pivot for _, pivot in pairs])
+    arrays = (linalg.solve(matrix, _array(context, side, kind)), *linalg.svd(matrix, full_matrices=False))
     order = reference.order_of(pivots + 1)
-    return reference.Factors(packed, order, solution, left, values, right)
+    return reference.Factors(order, packed, *(fetch(context, array, kind) for array in arrays))
 
 
 def _lu(context: GpuContext, matrix: Any) -> tuple[Any, Any]:
-    """L and U in one and the pivots, from 0. numpy has no such function: a rehearsal eliminates by hand."""
-    if not context.asked.rehearsal:
+    """Return L and U in one, and the pivots from 0. numpy has no such function, so a rehearsal eliminates."""
+    if not context.rehearsal:
         packed, pivots = importlib.import_module("cupyx.scipy.linalg").lu_factor(matrix)
         return packed, pivots
     packed, chosen = matrix.copy(), []
@@ -130,18 +115,14 @@ def _lu(context: GpuContext, matrix: Any) -> tuple[Any, Any]:
     return packed, reference.numpy.array(chosen)
 
 
-def _numbers(array: Any) -> Any:
-    return array.get() if hasattr(array, "get") else array
-
-
 def train(context: GpuContext, case: reference.TrainingCase) -> tuple[list[float], Any, Any]:
-    """Gradients by hand: CuPy derives nothing."""
+    """Train with the formula of the gradients: CuPy derives nothing."""
     module, losses = _module(context), []
-    names = (case.inputs, case.wanted, case.first, case.second)
-    inputs, wanted, first, second = (_array(context, values, "float32") for values in names)
+    names = (case.inputs, case.targets, case.first, case.second)
+    inputs, targets, first, second = (_array(context, values, "float32") for values in names)
     for step in range(reference.STEPS + 1):
         hidden = module.tanh(inputs @ first)
-        off = hidden @ second - wanted
+        off = hidden @ second - targets
         losses.append(float(fetch(context, (off * off).mean(), "float32")))
         if step < reference.STEPS:
             outer = off * (2 / off.size)
@@ -152,57 +133,44 @@ def train(context: GpuContext, case: reference.TrainingCase) -> tuple[list[float
 
 
 def transfer(context: GpuContext, values: Any) -> Transfer:
-    wait = (lambda: None) if context.asked.rehearsal else _cupy().cuda.runtime.deviceSynchronize
+    wait = (lambda: None) if context.rehearsal else cupy.cuda.runtime.deviceSynchronize
     began = time.perf_counter()
     there = _module(context).array(values)
     wait()
     between = time.perf_counter()
-    back = there.copy() if context.asked.rehearsal else there.get()
+    back = there.copy() if context.rehearsal else there.get()
     ended = time.perf_counter()
     fetch(context, there[:1], "float32")
     return Transfer(back=back, up=between - began, down=ended - between, pinned=False)
 
 
-def all_reduce(context: GpuContext, values: Any) -> tuple[Any, str]:
-    """By NCCL itself, where the lock has it."""
-    return nccl.all_reduce(context, values)
-
-
-def loaded(context: GpuContext) -> dict[str, str]:  # noqa: ARG001
-    """cupy tells none; what is loaded is seen in the process."""
-    return {}
-
-
 def in_use(context: GpuContext) -> int:  # noqa: ARG001
-    return int(_cupy().get_default_memory_pool().used_bytes())
+    return int(cupy.get_default_memory_pool().used_bytes())
 
 
 def release(context: GpuContext) -> None:
     gc.collect()
-    if not context.asked.rehearsal:
-        _cupy().get_default_memory_pool().free_all_blocks()
-
-
-def probe(context: GpuContext) -> Finding:
-    return run_probe(context)
+    if not context.rehearsal:
+        cupy.get_default_memory_pool().free_all_blocks()
 
 
 def compile(context: GpuContext, inputs: Any, weights: Any) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """CUDA C by NVRTC against CuPy's own functions; in a rehearsal these alone."""
+    """Run CUDA C by NVRTC and CuPy's own functions; only these in a rehearsal."""
     module = _module(context)
-    left, right = (_array(context, values, "float32") for values in (inputs, weights))
-    hidden = module.tanh(left @ right / 8)
+    matrix, right = (_array(context, values, "float32") for values in (inputs, weights))
+    hidden = module.tanh(matrix @ right / 8)
     powers = module.exp(hidden)
     sums = powers.sum(axis=1)
     outer = powers / sums[:, None] * (1 - hidden * hidden) / 8
-    eager = {"rows": module.log(sums), "gradient": left.T @ outer}
+    eager = {"rows": module.log(sums), "gradient": matrix.T @ outer}
     eager = {name: fetch(context, array, "float32") for name, array in eager.items()}
-    if context.asked.rehearsal:
+    if context.rehearsal:
         return eager, eager, "numpy, in place of CUDA C by NVRTC"
-    (count, inner), columns = left.shape, right.shape[1]
-    made, rows = module.empty_like(outer), module.empty_like(sums)
+    (count, inner), columns = matrix.shape, right.shape[1]
+    slopes, rows = module.empty_like(outer), module.empty_like(sums)
     sizes = (reference.numpy.int32(size) for size in (count, inner, columns))
     kernel = module.RawKernel(SOURCE, "rows")
-    kernel((-(-count // BLOCK),), (BLOCK,), (left, right, made, rows, *sizes))
-    compiled = {"rows": fetch(context, rows, "float32"), "gradient": fetch(context, left.T @ made, "float32")}
+    kernel((-(-count // BLOCK),), (BLOCK,), (matrix, right, slopes, rows, *sizes))
+    compiled = {"rows": rows, "gradient": matrix.T @ slopes}
+    compiled = {name: fetch(context, array, "float32") for name, array in compiled.items()}
     return eager, compiled, "cupy.RawKernel, CUDA C by NVRTC"

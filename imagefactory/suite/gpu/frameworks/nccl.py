@@ -14,21 +14,20 @@ from ..libraries import find_nccl, read_version
 
 FLOAT32, SUM = 7, 0
 
-# What ranks meet over: one rank meets itself, and inside there is no other network.
+# The network for ranks: one rank meets itself, and there is no other network inside.
 MEETING = {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
 
 
 def all_reduce(context: GpuContext, values: Any, driver: Driver | None = None) -> tuple[Any, str]:
-    """The sum over one rank, as float64, and a line about the library. `values` are made float32.
+    """Return the sum over one rank in float32, as float64, and a line about the library.
 
-    A rehearsal loads the library and asks its version, and answers what was put in. Raises CheckFailure
-    for an
-    answer of NCCL that is not success, DriverError for one of the driver.
+    A rehearsal only loads the library and returns its input. Raises CheckFailure for an error of NCCL,
+    DriverError for one of the driver.
     """
     path = find_nccl(context)
     how = f"NCCL {read_version('nccl', path)}"
     data = values.astype("float32").tobytes()
-    if context.asked.rehearsal:
+    if context.rehearsal:
         return values, f"{how}, which was loaded and not used"
     os.environ.update(MEETING)
     library, driver = ctypes.CDLL(path), driver or Driver()
@@ -49,8 +48,7 @@ def all_reduce(context: GpuContext, values: Any, driver: Driver | None = None) -
         finally:
             _call(library, "ncclCommDestroy", communicator)
         back = driver.read(target, len(data))
-    found = reference.numpy.frombuffer(back, "float32").astype("float64").reshape(values.shape)
-    return found, how
+    return reference.numpy.frombuffer(back, "float32").astype("float64").reshape(values.shape), how
 
 
 def _call(library: Any, name: str, *arguments: Any) -> None:
@@ -59,5 +57,5 @@ def _call(library: Any, name: str, *arguments: Any) -> None:
     code = function(*arguments)
     if code != 0:
         library.ncclGetErrorString.restype = ctypes.c_char_p
-        said = library.ncclGetErrorString(ctypes.c_int(code))
-        raise CheckFailure(f"{name}: {said.decode('utf-8', 'replace') if said else code}")
+        text = library.ncclGetErrorString(ctypes.c_int(code))
+        raise CheckFailure(f"{name}: {text.decode('utf-8', 'replace') if text else code}")

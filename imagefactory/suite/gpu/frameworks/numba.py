@@ -1,6 +1,6 @@
-"""Numba with numba-cuda: kernels of this file, each made by NVVM for the GPU that is there.
+"""Numba with numba-cuda: kernels of this file, which NVVM compiles for the GPU.
 
-A kernel does one element of its result. In a rehearsal Numba's compiler for the CPU makes a loop of the same.
+A kernel computes one element of its result. In a rehearsal Numba's compiler for the CPU makes a loop of it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ...context import CheckFailure, Finding
-from .. import reference, table
+from ...context import LazyModule
+from .. import reference
 from ..context import GpuContext
 from ..reference import convolve
 from . import results
-from .probe import run_probe
 from .results import Transfer
 
 KINDS = ("float32", "float64", "float16")
@@ -27,47 +26,38 @@ BLOCK = 128
 
 Body = Callable[..., None]
 
-
-def prepare(context: GpuContext) -> None:
-    """numba needs nothing set."""
-
-
-def classify(error: BaseException) -> str:
-    return results.classify(error)
-
-
-def _cuda() -> Any:
-    return importlib.import_module("numba.cuda")
+numba: Any = LazyModule("numba")
+cuda: Any = LazyModule("numba.cuda")
 
 
 # --- kernels: place in the result, arrays [n, row, column] or [n, channel, y, x], the result last ----------
 
 
-def _product(place: int, zero: Any, left: Any, right: Any, out: Any) -> None:
-    """`zero` has the type that sums are kept in."""
+def _product(place: int, zero: Any, matrix: Any, right: Any, out: Any) -> None:
+    """`zero` has the type of the sums."""
     rest, column = divmod(place, out.shape[2])
-    one, row = divmod(rest, out.shape[1])
+    n, row = divmod(rest, out.shape[1])
     total = zero
-    for k in range(left.shape[2]):
-        total += (zero + left[one, row, k]) * (zero + right[one, k, column])
-    out[one, row, column] = total
+    for k in range(matrix.shape[2]):
+        total += (zero + matrix[n, row, k]) * (zero + right[n, k, column])
+    out[n, row, column] = total
 
 
 def _correlate(place: int, zero: Any, stride: int, image: Any, filters: Any, out: Any) -> None:
     rest, x = divmod(place, out.shape[3])
     rest, y = divmod(rest, out.shape[2])
-    one, kernel = divmod(rest, out.shape[1])
+    n, kernel = divmod(rest, out.shape[1])
     total = zero
     for channel in range(filters.shape[1]):
         for dy in range(filters.shape[2]):
             for dx in range(filters.shape[3]):
-                value = image[one, channel, y * stride + dy, x * stride + dx]
+                value = image[n, channel, y * stride + dy, x * stride + dx]
                 total += (zero + value) * (zero + filters[kernel, channel, dy, dx])
-    out[one, kernel, y, x] = total
+    out[n, kernel, y, x] = total
 
 
 def _sum(place: int, zero: Any, values: Any, out: Any) -> None:
-    """Of a column of [row, column]."""
+    """Sum a column of [row, column]."""
     total = zero
     for row in range(values.shape[0]):
         total += values[row, place]
@@ -89,14 +79,14 @@ def _turn(place: int, values: Any, out: Any) -> None:
     out[0, row, column] = values[0, column, row]
 
 
-def _off(place: int, made: Any, wanted: Any, squares: Any, out: Any) -> None:
-    off = made.flat[place] - wanted.flat[place]
+def _off(place: int, output: Any, targets: Any, squares: Any, out: Any) -> None:
+    off = output.flat[place] - targets.flat[place]
     squares[place, 0] = off * off
-    out.flat[place] = 2 * off / made.size
+    out.flat[place] = 2 * off / output.size
 
 
 def _inner(place: int, hidden: Any, out: Any) -> None:
-    """Back through tanh: `hidden` is its result."""
+    """Go back through tanh, whose result is `hidden`."""
     out.flat[place] *= 1 - hidden.flat[place] * hidden.flat[place]
 
 
@@ -105,7 +95,7 @@ def _step(place: int, rate: Any, gradient: Any, out: Any) -> None:
 
 
 def _rows(place: int, inputs: Any, weights: Any, outer: Any, out: Any) -> None:
-    """T3's function in one: a row's products, their tanh, log(sum(exp)), and the gradient of the products."""
+    """Compute T3's function: a row's products, their tanh, log(sum(exp)), and the products' gradient."""
     total = out[place] * 0
     for column in range(weights.shape[2]):
         product = out[place] * 0
@@ -128,7 +118,7 @@ def _logarithms(place: int, sums: Any, out: Any) -> None:
 
 
 def _outer(place: int, powers: Any, sums: Any, out: Any) -> None:
-    """From tanh's results to the gradient of what went in, divided by 8."""
+    """Turn results of tanh into the gradient of its input, divided by 8."""
     row = place // out.shape[2]
     hidden = out.flat[place]
     out.flat[place] = powers.flat[place] / sums[row] * (1 - hidden * hidden) / 8
@@ -136,9 +126,8 @@ def _outer(place: int, powers: Any, sums: Any, out: Any) -> None:
 
 @functools.cache
 def _kernel(body: Body, rehearsal: bool) -> Any:
-    """`kernel(count, arguments)` calls `body(place, *arguments)` for each place below `count`."""
+    """Return `kernel(count, arguments)`, which calls `body(place, *arguments)` for places below `count`."""
     if rehearsal:
-        numba: Any = importlib.import_module("numba")
         inner = numba.njit(body)
 
         @numba.njit  # type: ignore[untyped-decorator]
@@ -147,7 +136,6 @@ def _kernel(body: Body, rehearsal: bool) -> Any:
                 inner(place, *arguments)
 
         return loop
-    cuda = _cuda()
     inner = cuda.jit(device=True)(body)
 
     @cuda.jit  # type: ignore[untyped-decorator]
@@ -160,20 +148,17 @@ def _kernel(body: Body, rehearsal: bool) -> Any:
 
 
 def _run(context: GpuContext, body: Body, count: int, *arguments: Any) -> Any:
-    """Runs `body` at `count` places; answers the last argument, which it writes to."""
-    kernel = _kernel(body, context.asked.rehearsal)
-    if not context.asked.rehearsal:
+    """Run `body` at `count` places and return the last argument, to which it writes."""
+    kernel = _kernel(body, context.rehearsal)
+    if not context.rehearsal:
         kernel = kernel[-(-count // BLOCK), BLOCK]
     kernel(count, arguments)
     return arguments[-1]
 
 
-# --- what the suite asks ------------------------------------------------------------------------------
-
-
 def _array(context: GpuContext, values: Any, kind: str) -> Any:
     here = reference.numpy.ascontiguousarray(values, dtype=kind)
-    return here.copy() if context.asked.rehearsal else _cuda().to_device(here)
+    return here.copy() if context.rehearsal else cuda.to_device(here)
 
 
 def _empty(context: GpuContext, shape: tuple[int, ...], kind: str) -> Any:
@@ -181,7 +166,7 @@ def _empty(context: GpuContext, shape: tuple[int, ...], kind: str) -> Any:
 
 
 def _zero(kind: str) -> Any:
-    """Products of float16 are summed in float32."""
+    """Return a zero of the type for sums: float32 for float16."""
     return reference.numpy.dtype("float32" if kind == "float16" else kind).type(0)
 
 
@@ -190,26 +175,22 @@ def on_cpu(values: Any, kind: str) -> Any:
 
 
 def fetch(context: GpuContext, array: Any, kind: str) -> Any:
-    there = hasattr(array, "__cuda_array_interface__")
-    if there is context.asked.rehearsal:
-        raise CheckFailure(f"numba computed on {'a GPU' if there else 'the CPU'}", outcome=table.LOAD_FAILED)
-    if array.dtype != kind:
-        raise CheckFailure(f"numba computed in {array.dtype}, not in {kind}", outcome=table.WRONG_NUMBERS)
-    return (array.copy_to_host() if there else array).astype("float64")
+    results.check_cuda_array(context, array, kind, name="numba")
+    return (array if context.rehearsal else array.copy_to_host()).astype("float64")
 
 
-def _multiply(context: GpuContext, left: Any, right: Any, kind: str) -> Any:
-    """Of arrays that are there, [n, row, column]."""
-    out = _empty(context, (left.shape[0], left.shape[1], right.shape[2]), kind)
-    return _run(context, _product, out.size, _zero(kind), left, right, out)
+def _multiply(context: GpuContext, matrix: Any, right: Any, kind: str) -> Any:
+    """Multiply arrays that are there, [n, row, column]."""
+    out = _empty(context, (matrix.shape[0], matrix.shape[1], right.shape[2]), kind)
+    return _run(context, _product, out.size, _zero(kind), matrix, right, out)
 
 
-def matmul(context: GpuContext, left: Any, right: Any, kind: str) -> Any:
-    shape = (*left.shape[:-1], right.shape[-1])
-    one, other = (
-        _array(context, values if values.ndim == 3 else values[None], kind) for values in (left, right)
+def matmul(context: GpuContext, matrix: Any, right: Any, kind: str) -> Any:
+    shape = (*matrix.shape[:-1], right.shape[-1])
+    rows, columns = (
+        _array(context, values if values.ndim == 3 else values[None], kind) for values in (matrix, right)
     )
-    return fetch(context, _multiply(context, one, other, kind), kind).reshape(shape)
+    return fetch(context, _multiply(context, rows, columns, kind), kind).reshape(shape)
 
 
 def elementwise(context: GpuContext, values: Any) -> Any:
@@ -219,9 +200,8 @@ def elementwise(context: GpuContext, values: Any) -> Any:
 
 
 def _columns(values: Any) -> Any:
-    """All numbers as [row, column], for a first reduction to one row."""
-    count = values.size
-    return values.reshape(-1, math.gcd(count, 4096))
+    """Return all numbers as [row, column], for a first reduction to one row."""
+    return values.reshape(-1, math.gcd(values.size, 4096))
 
 
 def _reduce(context: GpuContext, body: Body, there: Any, *arguments: Any) -> Any:
@@ -244,25 +224,25 @@ def largest(context: GpuContext, values: Any) -> Any:
 
 def convolution(context: GpuContext, case: reference.ConvolutionCase, kind: str) -> dict[str, Any]:
     def correlate(image: Any, filters: Any, stride: int) -> Any:
-        one, other = _array(context, image, kind), _array(context, filters, kind)
+        arrays = _array(context, image, kind), _array(context, filters, kind)
         side = tuple(
             (size - reach) // stride + 1
             for size, reach in zip(image.shape[2:], filters.shape[2:], strict=True)
         )
         out = _empty(context, (image.shape[0], filters.shape[0], *side), kind)
-        return fetch(context, _run(context, _correlate, out.size, _zero(kind), stride, one, other, out), kind)
+        return fetch(context, _run(context, _correlate, out.size, _zero(kind), stride, *arrays, out), kind)
 
     return convolve(case, correlate)
 
 
 def train(context: GpuContext, case: reference.TrainingCase) -> tuple[list[float], Any, Any]:
-    """Gradients by hand: Numba derives nothing."""
-    rate, one, losses = _zero("float32") + reference.RATE, _zero("float32") + 1, []
-    names = (case.inputs, case.wanted, case.first, case.second)
-    inputs, wanted, first, second = (_array(context, values[None], "float32") for values in names)
+    """Train with the formula of the gradients: Numba derives nothing."""
+    rate, unit, losses = _zero("float32") + reference.RATE, _zero("float32") + 1, []
+    names = (case.inputs, case.targets, case.first, case.second)
+    inputs, targets, first, second = (_array(context, values[None], "float32") for values in names)
 
-    def multiply(left: Any, right: Any) -> Any:
-        return _multiply(context, left, right, "float32")
+    def multiply(matrix: Any, right: Any) -> Any:
+        return _multiply(context, matrix, right, "float32")
 
     def turned(values: Any) -> Any:
         _, rows, columns = values.shape
@@ -270,59 +250,53 @@ def train(context: GpuContext, case: reference.TrainingCase) -> tuple[list[float
 
     for step in range(reference.STEPS + 1):
         product = multiply(inputs, first)
-        hidden = _run(context, _tanh, product.size, one, product, _empty(context, product.shape, "float32"))
-        made = multiply(hidden, second)
-        squares = _empty(context, (made.size, 1), "float32")
-        outer = _empty(context, made.shape, "float32")
-        _run(context, _off, made.size, made, wanted, squares, outer)
+        hidden = _run(context, _tanh, product.size, unit, product, _empty(context, product.shape, "float32"))
+        output = multiply(hidden, second)
+        squares = _empty(context, (output.size, 1), "float32")
+        outer = _empty(context, output.shape, "float32")
+        _run(context, _off, output.size, output, targets, squares, outer)
         total = fetch(context, _reduce(context, _sum, squares, _zero("float32")), "float32")
-        losses.append(float(total[0]) / made.size)
+        losses.append(float(total[0]) / output.size)
         if step < reference.STEPS:
             inner = _run(context, _inner, hidden.size, hidden, multiply(outer, turned(second)))
-            for weights, gradient in (
-                (second, multiply(turned(hidden), outer)),
-                (first, multiply(turned(inputs), inner)),
-            ):
+            steps = (second, multiply(turned(hidden), outer)), (first, multiply(turned(inputs), inner))
+            for weights, gradient in steps:
                 _run(context, _step, weights.size, rate, gradient, weights)
     return losses, fetch(context, first, "float32")[0], fetch(context, second, "float32")[0]
 
 
 def transfer(context: GpuContext, values: Any) -> Transfer:
-    wait = (lambda: None) if context.asked.rehearsal else _cuda().synchronize
+    wait = (lambda: None) if context.rehearsal else cuda.synchronize
     began = time.perf_counter()
     there = _array(context, values, "float32")
     wait()
     between = time.perf_counter()
-    back = there.copy() if context.asked.rehearsal else there.copy_to_host()
+    back = there.copy() if context.rehearsal else there.copy_to_host()
     ended = time.perf_counter()
     fetch(context, there[:1], "float32")
     return Transfer(back=back, up=between - began, down=ended - between, pinned=False)
 
 
 def in_use(context: GpuContext) -> int:  # noqa: ARG001
-    """All that is in use on the GPU, by whomever: numba tells no number of its own."""
-    free, total = _cuda().current_context().get_memory_info()
+    """Return all bytes in use on the GPU, by any program: numba has no number of its own."""
+    free, total = cuda.current_context().get_memory_info()
     return int(total - free)
 
 
 def release(context: GpuContext) -> None:
-    """Numba gives memory back when enough of it has gathered."""
+    """Return memory now: numba waits until enough has gathered."""
     gc.collect()
-    if not context.asked.rehearsal:
-        _cuda().current_context().deallocations.clear()
-
-
-def probe(context: GpuContext) -> Finding:
-    return run_probe(context)
+    if not context.rehearsal:
+        cuda.current_context().deallocations.clear()
 
 
 def compile(context: GpuContext, inputs: Any, weights: Any) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """One kernel for a whole row, against a kernel for each step; all of them are compiled."""
-    left, right = (_array(context, values[None], "float32") for values in (inputs, weights))
+    """Run one kernel for a whole row, and a kernel for each step; all of them are compiled."""
+    matrix, right = (_array(context, values[None], "float32") for values in (inputs, weights))
     turned = _array(context, inputs.T[None], "float32")
     eighth, count = _zero("float32") + 0.125, inputs.shape[0]
 
-    product = _multiply(context, left, right, "float32")
+    product = _multiply(context, matrix, right, "float32")
     outer = _run(context, _tanh, product.size, eighth, product, _empty(context, product.shape, "float32"))
     powers = _run(context, _exponents, outer.size, outer, _empty(context, outer.shape, "float32"))
     across = _empty(context, (1, powers.shape[2], count), "float32")
@@ -333,17 +307,14 @@ def compile(context: GpuContext, inputs: Any, weights: Any) -> tuple[dict[str, A
     steps = {"rows": rows, "gradient": _multiply(context, turned, outer, "float32")}
 
     outer, rows = _empty(context, outer.shape, "float32"), _empty(context, (count,), "float32")
-    _run(context, _rows, count, left, right, outer, rows)
+    _run(context, _rows, count, matrix, right, outer, rows)
     whole = {"rows": rows, "gradient": _multiply(context, turned, outer, "float32")}
     eager, compiled = (
         {
-            "rows": fetch(context, found["rows"], "float32"),
-            "gradient": fetch(context, found["gradient"], "float32")[0],
+            "rows": fetch(context, arrays["rows"], "float32"),
+            "gradient": fetch(context, arrays["gradient"], "float32")[0],
         }
-        for found in (steps, whole)
+        for arrays in (steps, whole)
     )
-    return (
-        eager,
-        compiled,
-        f"numba-cuda {importlib.import_module('numba_cuda').__version__}, one kernel and one for each step",
-    )
+    version = importlib.import_module("numba_cuda").__version__
+    return eager, compiled, f"numba-cuda {version}, one kernel and one for each step"

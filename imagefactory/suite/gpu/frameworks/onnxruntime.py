@@ -1,26 +1,23 @@
-"""ONNX Runtime. That its CUDA provider did the work is read from its own profile, node by node.
+"""ONNX Runtime. Its own profile shows, node by node, that its CUDA provider did the work.
 
-What a test asks for is float32 outside; inside, nodes cast to the kind in question and back.
+Inputs and outputs are float32. Inside, nodes cast to the kind under test and back.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...context import CheckFailure, Finding
+from ...context import CheckFailure, LazyModule
 from ...onnx_model import TYPES, Node, write_model
 from .. import reference, table
 from ..context import GpuContext
 from ..driver import Driver
-from . import results
-from .probe import run_probe
 from .results import Transfer
 
 KINDS = ("float32", "tf32", "float16", "bfloat16")
@@ -31,26 +28,16 @@ PROVIDERS = {True: "CPUExecutionProvider", False: "CUDAExecutionProvider"}
 
 HALVES = ("float16", "bfloat16")
 
-
-def prepare(context: GpuContext) -> None:
-    """onnxruntime needs nothing set."""
-
-
-def classify(error: BaseException) -> str:
-    return results.classify(error)
-
-
-def _onnxruntime() -> Any:
-    return importlib.import_module("onnxruntime")
+runtime: Any = LazyModule("onnxruntime")
 
 
 def _device(context: GpuContext) -> str:
-    return "cpu" if context.asked.rehearsal else "cuda"
+    return "cpu" if context.rehearsal else "cuda"
 
 
 @dataclass(frozen=True)
 class _Job:
-    """A model to run: nodes, float32 inputs and int64 vectors by name, the rank of what comes out."""
+    """A model to run: nodes, float32 inputs and int64 vectors by name, the rank of the output."""
 
     nodes: Sequence[Node]
     inputs: Mapping[str, Any]
@@ -60,8 +47,7 @@ class _Job:
 
 
 def _run(context: GpuContext, job: _Job) -> Any:
-    """The output, which must lie on the device and come of nodes that the provider ran, in the kind asked."""
-    runtime = _onnxruntime()
+    """Return the output. It must be on the device, from nodes that the provider ran in the job's kind."""
     with tempfile.TemporaryDirectory(prefix="suite-") as folder:
         session = _start(context, job, os.path.join(folder, "profile"))
         binding = session.io_binding()
@@ -74,25 +60,25 @@ def _run(context: GpuContext, job: _Job) -> Any:
         session.run_with_iobinding(binding)
         (result,) = binding.get_outputs()
         with open(session.end_profiling(), encoding="utf-8") as file:
-            _judge_profile(json.load(file), job, PROVIDERS[context.asked.rehearsal])
+            _judge_profile(json.load(file), job, PROVIDERS[context.rehearsal])
     return fetch(context, result, "float32")
 
 
 def _start(context: GpuContext, job: _Job, profile: str) -> Any:
-    runtime, provider = _onnxruntime(), PROVIDERS[context.asked.rehearsal]
+    provider = PROVIDERS[context.rehearsal]
     options = runtime.SessionOptions()
     options.enable_profiling, options.profile_file_prefix = True, profile
     options.log_severity_level = 3
     # A program of one or two nodes, each as written: nothing is computed when the session starts.
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    wanted: Any = provider
-    if not context.asked.rehearsal:
+    configured: Any = provider
+    if not context.rehearsal:
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
         # Its default is 1. With 0 its convolutions leave out tensor cores for float16 as well.
-        wanted = (provider, {"device_id": "0", "use_tf32": "0" if job.kind == "float32" else "1"})
+        configured = (provider, {"device_id": "0", "use_tf32": "0" if job.kind == "float32" else "1"})
     ranks = {name: values.ndim for name, values in job.inputs.items()}
-    model = write_model(job.nodes, ranks, job.rank, job.constants)
-    session = runtime.InferenceSession(model, options, providers=[wanted])
+    model = write_model(job.nodes, ranks, job.rank, constants=job.constants)
+    session = runtime.InferenceSession(model, options, providers=[configured])
     session.disable_fallback()
     if session.get_providers()[0] != provider:
         # It says why on stderr alone and goes on with the CPU.
@@ -101,7 +87,7 @@ def _start(context: GpuContext, job: _Job, profile: str) -> Any:
 
 
 def _judge_profile(events: Sequence[Mapping[str, Any]], job: _Job, provider: str) -> None:
-    """Every node of the model ran, all by `provider`, and what is no cast in the kind asked for."""
+    """Check that every node ran by `provider`, and each but casts in the job's kind. Raises CheckFailure."""
     rows = [
         event["args"]
         for event in events
@@ -123,67 +109,59 @@ def _judge_profile(events: Sequence[Mapping[str, Any]], job: _Job, provider: str
 
 
 def on_cpu(values: Any, kind: str) -> Any:
-    return _onnxruntime().OrtValue.ortvalue_from_numpy(values.astype(kind), "cpu", 0)
+    return runtime.OrtValue.ortvalue_from_numpy(values.astype(kind), "cpu", 0)
 
 
 def fetch(context: GpuContext, array: Any, kind: str) -> Any:
     if array.device_name().lower() != _device(context):
-        raise CheckFailure(f"onnxruntime's result is on {array.device_name()}", outcome=table.LOAD_FAILED)
+        raise CheckFailure(f"onnxruntime's result is on {array.device_name()}")
     names = {"float32": "tensor(float)", "float64": "tensor(double)"}
     if array.data_type() != names[kind]:
         raise CheckFailure(f"onnxruntime's result is a {array.data_type()}", outcome=table.WRONG_NUMBERS)
     return array.numpy().astype("float64")
 
 
-def _cast(job: _Job, operator: Node) -> _Job:
-    """The job with `operator` between casts to its kind and back, where that is not float32."""
+def _run_operator(context: GpuContext, operator: Node, job: _Job) -> Any:
+    """Run `operator` between casts to the job's kind and back, where that is not float32."""
     if job.kind in ("float32", "tf32"):
-        return _Job(**{**_fields(job), "nodes": (operator,)})
+        return _run(context, replace(job, nodes=(operator,)))
     there = {name: f"{name}_{job.kind}" for name in job.inputs}
     nodes = [Node("Cast", (name,), other, {"to": TYPES[job.kind]}) for name, other in there.items()]
     inputs = tuple(there.get(name, name) for name in operator.inputs)
-    nodes.append(Node(operator.operator, inputs, "made", operator.attributes))
-    nodes.append(Node("Cast", ("made",), operator.output, {"to": TYPES["float32"]}))
-    return _Job(**{**_fields(job), "nodes": tuple(nodes)})
+    nodes.append(Node(operator.operator, inputs, "result", operator.attributes))
+    nodes.append(Node("Cast", ("result",), operator.output, {"to": TYPES["float32"]}))
+    return _run(context, replace(job, nodes=tuple(nodes)))
 
 
-def _fields(job: _Job) -> dict[str, Any]:
-    return {name: getattr(job, name) for name in ("inputs", "rank", "kind", "constants")}
-
-
-def _one(context: GpuContext, operator: Node, job: _Job) -> Any:
-    return _run(context, _cast(job, operator))
-
-
-def matmul(context: GpuContext, left: Any, right: Any, kind: str) -> Any:
-    job = _Job((), {"a": left, "b": right}, left.ndim, kind)
-    return _one(context, Node("MatMul", ("a", "b"), "y"), job)
+def matmul(context: GpuContext, matrix: Any, right: Any, kind: str) -> Any:
+    job = _Job((), {"a": matrix, "b": right}, matrix.ndim, kind)
+    return _run_operator(context, Node("MatMul", ("a", "b"), "y"), job)
 
 
 def elementwise(context: GpuContext, values: Any) -> Any:
-    return _one(context, Node("Tanh", ("a",), "y"), _Job((), {"a": values}, values.ndim))
+    return _run_operator(context, Node("Tanh", ("a",), "y"), _Job((), {"a": values}, values.ndim))
 
 
 def reduce(context: GpuContext, values: Any, axis: int | None, kind: str) -> Any:
     if axis is None:
         job = _Job((), {"a": values}, 0, kind)
-        return _one(context, Node("ReduceSum", ("a",), "y", {"keepdims": 0}), job)
+        return _run_operator(context, Node("ReduceSum", ("a",), "y", {"keepdims": 0}), job)
     job = _Job((), {"a": values}, values.ndim - 1, kind, {"axes": (axis,)})
-    return _one(context, Node("ReduceSum", ("a", "axes"), "y", {"keepdims": 0}), job)
+    return _run_operator(context, Node("ReduceSum", ("a", "axes"), "y", {"keepdims": 0}), job)
 
 
 def largest(context: GpuContext, values: Any) -> Any:
-    return _one(context, Node("ReduceMax", ("a",), "y", {"keepdims": 0}), _Job((), {"a": values}, 0))
+    return _run_operator(context, Node("ReduceMax", ("a",), "y", {"keepdims": 0}), _Job((), {"a": values}, 0))
 
 
 def convolution(context: GpuContext, case: reference.ConvolutionCase, kind: str) -> dict[str, Any]:
-    """The gradients by the operators of ONNX that compute the same.
+    """Compute the gradients by ONNX operators.
 
-    That of the image is ConvTranspose with the same filters. That of the filters is a convolution of the
-    image with what comes from above, spread by the stride, with images and channels exchanged.
+    The image's is ConvTranspose with the same filters. The filters' is a convolution of the image with the
+    gradient from above, spread by the stride, with images and channels exchanged.
     """
-    kept, step = [case.padding] * 4, [case.stride] * 2
-    attributes = {"pads": kept, "strides": step}
+    pads, step = [case.padding] * 4, [case.stride] * 2
+    attributes = {"pads": pads, "strides": step}
     swap = (1, 0, 2, 3)
     jobs = {
         "forward": ("Conv", {"x": case.image, "w": case.filters}, attributes),
@@ -191,20 +169,19 @@ def convolution(context: GpuContext, case: reference.ConvolutionCase, kind: str)
         "filters": (
             "Conv",
             {"x": case.image.transpose(swap), "w": case.outer.transpose(swap)},
-            {"pads": kept, "dilations": step},
+            {"pads": pads, "dilations": step},
         ),
     }
-    found = {
-        name: _one(context, Node(operator, tuple(inputs), "y", options), _Job((), inputs, 4, kind))
+    arrays = {
+        name: _run_operator(context, Node(operator, tuple(inputs), "y", options), _Job((), inputs, 4, kind))
         for name, (operator, inputs, options) in jobs.items()
     }
-    return {**found, "filters": found["filters"].transpose(swap)}
+    return {**arrays, "filters": arrays["filters"].transpose(swap)}
 
 
 def transfer(context: GpuContext, values: Any) -> Transfer:
-    value = _onnxruntime().OrtValue
     began = time.perf_counter()
-    there = value.ortvalue_from_numpy(values, _device(context), 0)
+    there = runtime.OrtValue.ortvalue_from_numpy(values, _device(context), 0)
     between = time.perf_counter()
     back = there.numpy()
     ended = time.perf_counter()
@@ -213,13 +190,8 @@ def transfer(context: GpuContext, values: Any) -> Transfer:
     return Transfer(back=back, up=between - began, down=ended - between, pinned=False)
 
 
-def loaded(context: GpuContext) -> dict[str, str]:  # noqa: ARG001
-    """onnxruntime tells none; what is loaded is seen in the process."""
-    return {}
-
-
 def in_use(context: GpuContext) -> int:  # noqa: ARG001
-    """All that is in use on the GPU, by whomever: onnxruntime tells no number of its own."""
+    """Return all bytes in use on the GPU, by any program: onnxruntime has no number of its own."""
     driver = Driver()
     driver.call("cuInit", 0)
     device = driver.device(0)
@@ -228,8 +200,4 @@ def in_use(context: GpuContext) -> int:  # noqa: ARG001
 
 
 def release(context: GpuContext) -> None:
-    """A session's memory goes with it, and no session is kept."""
-
-
-def probe(context: GpuContext) -> Finding:
-    return run_probe(context)
+    """Do nothing: a session's memory ends with it."""

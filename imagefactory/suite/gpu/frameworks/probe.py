@@ -1,4 +1,4 @@
-"""Whether a framework's own code runs at all on this GPU: a few small operations with known answers."""
+"""A few small operations with known results: does a framework's own code run on this GPU at all?"""
 
 from __future__ import annotations
 
@@ -14,41 +14,40 @@ FORCED = "CUDA_FORCE_PTX_JIT"
 
 
 def run_probe(context: GpuContext) -> Finding:
-    """Where machine code is passed over, the framework's own kernels alone.
+    """Compute with the framework's own kernels only, if the driver skips machine code.
 
-    NVIDIA's libraries bring PTX for few capabilities or none, so cuBLAS and cuDNN would fail where the
-    framework itself runs. Raises CheckFailure for a wrong answer and whatever the framework raises.
+    NVIDIA's libraries have PTX for few capabilities or none, so cuBLAS and cuDNN would fail where the
+    framework itself runs. Raises CheckFailure for a wrong result, and whatever the framework raises.
     """
     framework = context.framework
-    left, right = reference.numbers(1, (64, 96), "float32"), reference.numbers(2, (96, 32), "float32")
+    matrix, right = reference.numbers(1, (64, 96), "float32"), reference.numbers(2, (96, 32), "float32")
     case = reference.make_convolution((2, 4, 9, 8), "float32", stride=1)
-    tries: dict[str, tuple[Callable[[], Any], reference.Want, float]] = {
+    tries: dict[str, tuple[Callable[[], Any], reference.ExpectedArray, float]] = {
         "elementwise": (
-            lambda: framework.elementwise(context, left),
-            reference.Want(reference.numpy.tanh(left), 1.0),
+            lambda: framework.elementwise(context, matrix),
+            reference.ExpectedArray(reference.numpy.tanh(matrix), 1.0),
             tolerances.compiled(1),
         ),
         "reduction": (
-            lambda: framework.reduce(context, abs(left), 1, "float32"),
-            reference.Want(abs(left).sum(axis=1), abs(left).sum(axis=1)),
-            tolerances.sums("float32", left.shape[1]),
+            lambda: framework.reduce(context, abs(matrix), 1, "float32"),
+            reference.ExpectedArray(abs(matrix).sum(axis=1), abs(matrix).sum(axis=1)),
+            tolerances.sums("float32", matrix.shape[1]),
         ),
     }
     if os.environ.get(FORCED) != "1":
         tries["matmul"] = (
-            lambda: framework.matmul(context, left, right, "float32"),
-            reference.matmul(left, right),
-            tolerances.products("float32", left.shape[1]),
+            lambda: framework.matmul(context, matrix, right, "float32"),
+            reference.matmul(matrix, right),
+            tolerances.products("float32", matrix.shape[1]),
         )
         tries["convolution"] = (
             lambda: framework.convolution(context, case, "float32")["forward"],
             reference.convolution(case)["forward"],
             tolerances.convolution("float32", case.lengths["forward"]),
         )
-    for name, (run, want, bound) in tries.items():
-        off = reference.error(run(), want)
+    for name, (run, target, bound) in tries.items():
+        off = reference.error(run(), target)
         if not off <= bound:
-            raise CheckFailure(
-                f"{name} is off by {off:.2g} (at most {bound:.2g})", outcome=table.WRONG_NUMBERS
-            )
+            text = f"{name} is off by {off:.2g} (at most {bound:.2g})"
+            raise CheckFailure(text, outcome=table.WRONG_NUMBERS)
     return Finding(f"{', '.join(tries)} run and agree with float64", {"operations": len(tries)})

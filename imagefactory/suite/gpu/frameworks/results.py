@@ -6,12 +6,14 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from ...context import CheckFailure
 from .. import table
+from ..context import GpuContext
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """`back` is what came back, `up` and `down` seconds; `pinned` whether the pages were locked."""
+    """`back` is the array that returned, `up` and `down` are seconds; `pinned`: its pages were locked."""
 
     back: Any
     up: float
@@ -19,9 +21,9 @@ class Transfer:
     pinned: bool
 
 
-# Outcome -> what CUDA's runtime and driver, HIP, XLA and ONNX Runtime write. 35, 100 and 209 are of
+# Outcome -> messages of CUDA's runtime and driver, HIP, XLA and ONNX Runtime. 35, 100 and 209 are of
 # `cudaError_t`; a driver mismatch is a libcuda that does not fit the kernel's module.
-SAYINGS = (
+MESSAGES = (
     (
         table.DRIVER_TOO_OLD,
         r"driver version is insufficient|driver.{0,60} too old|INSUFFICIENT_DRIVER|"
@@ -51,27 +53,40 @@ SAYINGS = (
     ),
 )
 
-# How a library's number is read: from the first number on the second is the major's factor, below it 1000.
-# NVIDIA's cudnn_version.h and nccl.h.in.
+# From the first number on, the factor of the major version is the second, below it 1000 (NVIDIA's
+# cudnn_version.h and nccl.h.in).
 NUMBERS = {"cudnn": (90000, 10000), "nccl": (20900, 10000)}
 
 
 def classify(error: BaseException) -> str:
-    """The word for an exception, by what it and the exceptions behind it say."""
+    """Return the outcome for an exception, by its message and those of its causes."""
     seen: list[BaseException] = []
     current: BaseException | None = error
     while current is not None and current not in seen:
         seen.append(current)
         current = current.__cause__ or current.__context__
     text = "\n".join(f"{type(each).__name__}: {each}" for each in seen)
-    for outcome, saying in SAYINGS:
-        if re.search(saying, text, re.IGNORECASE):
+    for outcome, pattern in MESSAGES:
+        if re.search(pattern, text, re.IGNORECASE):
             return outcome
     return table.LOAD_FAILED
 
 
+def type_of(kind: str) -> str:
+    return "float32" if kind == "tf32" else kind
+
+
+def check_cuda_array(context: GpuContext, array: Any, kind: str, *, name: str) -> None:
+    """Raises CheckFailure for an array that is in the wrong place or of the wrong type."""
+    on_gpu = hasattr(array, "__cuda_array_interface__")
+    if on_gpu is context.rehearsal:
+        raise CheckFailure(f"{name} computed on {'a GPU' if on_gpu else 'the CPU'}")
+    if array.dtype != kind:
+        raise CheckFailure(f"{name} computed in {array.dtype}, not in {kind}", outcome=table.WRONG_NUMBERS)
+
+
 def version_of(library: str, number: int) -> str:
-    """`9.1.0` of 90100, `8.5.0` of 8500; `2.20.5` of 22005, `2.8.4` of 2804."""
+    """Return `9.1.0` for 90100, `8.5.0` for 8500; `2.20.5` for 22005, `2.8.4` for 2804."""
     limit, factor = NUMBERS[library]
     major = factor if number >= limit else 1000
     return f"{number // major}.{number % major // 100}.{number % 100}"

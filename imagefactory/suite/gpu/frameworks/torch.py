@@ -11,21 +11,22 @@ import tempfile
 import time
 from typing import Any
 
-from ...context import CheckFailure, Finding
+from ...context import CheckFailure, LazyModule
 from .. import reference, table
 from ..context import GpuContext
 from ..libraries import mapped_files
 from . import nccl, results
-from .probe import run_probe
 from .results import Transfer
 
 KINDS = ("float32", "tf32", "float16", "bfloat16")
 CPU_LACKS = ("float16",)
 """Before 2.1 its CPU multiplies no matrices of float16."""
 
+torch: Any = LazyModule("torch")
+
 
 def prepare(context: GpuContext) -> None:  # noqa: ARG001
-    """What torch.compile makes goes to a folder that ends with the process: there may be no home."""
+    """Keep what torch.compile writes in a directory that ends with the process: there may be no home."""
     folder = tempfile.mkdtemp(prefix="suite-torch-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(folder, "inductor")
@@ -34,49 +35,40 @@ def prepare(context: GpuContext) -> None:  # noqa: ARG001
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 
 
-def classify(error: BaseException) -> str:
-    return results.classify(error)
-
-
-def _torch() -> Any:
-    return importlib.import_module("torch")
-
-
 def _device(context: GpuContext) -> str:
-    return "cpu" if context.asked.rehearsal else "cuda"
+    return "cpu" if context.rehearsal else "cuda"
 
 
 def _type(kind: str) -> Any:
-    return getattr(_torch(), "float32" if kind == "tf32" else kind)
+    return getattr(torch, results.type_of(kind))
 
 
 def _tensor(context: GpuContext, values: Any, kind: str) -> Any:
-    """On the CPU first, so that the copy is the only thing that the GPU did."""
-    return _torch().from_numpy(values).to(_type(kind)).to(_device(context))
+    """Convert on the CPU, so that the GPU only copies."""
+    return on_cpu(values, kind).to(_device(context))
 
 
 def on_cpu(values: Any, kind: str) -> Any:
-    return _torch().from_numpy(values).to(_type(kind))
+    return torch.from_numpy(values).to(_type(kind))
 
 
 def fetch(context: GpuContext, array: Any, kind: str) -> Any:
-    place, wanted = array.device.type, _device(context)
-    if place != wanted:
-        raise CheckFailure(f"torch computed on {place}, not on {wanted}", outcome=table.LOAD_FAILED)
+    place, expected = array.device.type, _device(context)
+    if place != expected:
+        raise CheckFailure(f"torch computed on {place}, not on {expected}")
     if array.dtype != _type(kind):
         raise CheckFailure(f"torch computed in {array.dtype}, not in {kind}", outcome=table.WRONG_NUMBERS)
     return array.detach().cpu().double().numpy()
 
 
 def _multiply_in(kind: str) -> None:
-    """Whether float32 is cut to tf32, for matrices and for convolutions, whose defaults differ."""
-    torch = _torch()
+    """Choose tf32 or float32, for matrices and for convolutions, whose defaults differ."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = kind == "tf32"
 
 
-def matmul(context: GpuContext, left: Any, right: Any, kind: str) -> Any:
+def matmul(context: GpuContext, matrix: Any, right: Any, kind: str) -> Any:
     _multiply_in(kind)
-    return fetch(context, _tensor(context, left, kind) @ _tensor(context, right, kind), kind)
+    return fetch(context, _tensor(context, matrix, kind) @ _tensor(context, right, kind), kind)
 
 
 def elementwise(context: GpuContext, values: Any) -> Any:
@@ -94,53 +86,44 @@ def largest(context: GpuContext, values: Any) -> Any:
 
 def convolution(context: GpuContext, case: reference.ConvolutionCase, kind: str) -> dict[str, Any]:
     _multiply_in(kind)
-    functional = importlib.import_module("torch.nn.functional")
-    image = _tensor(context, case.image, kind).requires_grad_()
-    filters = _tensor(context, case.filters, kind).requires_grad_()
-    made = functional.conv2d(image, filters, stride=case.stride, padding=case.padding)
-    made.backward(_tensor(context, case.outer, kind))
-    found = {"forward": made, "image": image.grad, "filters": filters.grad}
-    return {name: fetch(context, tensor, kind) for name, tensor in found.items()}
+    image, filters = (_tensor(context, array, kind).requires_grad_() for array in (case.image, case.filters))
+    output = torch.nn.functional.conv2d(image, filters, stride=case.stride, padding=case.padding)
+    output.backward(_tensor(context, case.outer, kind))
+    tensors = {"forward": output, "image": image.grad, "filters": filters.grad}
+    return {name: fetch(context, tensor, kind) for name, tensor in tensors.items()}
 
 
 def factorise(context: GpuContext, square: Any, side: Any, kind: str) -> reference.Factors:
     _multiply_in(kind)
-    linalg = _torch().linalg
     matrix = _tensor(context, square, kind)
-    packed, pivots = linalg.lu_factor(matrix)
-    left, values, right = linalg.svd(matrix, full_matrices=False)
-    solution = linalg.solve(matrix, _tensor(context, side, kind))
+    packed, pivots = torch.linalg.lu_factor(matrix)
+    solution = torch.linalg.solve(matrix, _tensor(context, side, kind))
+    tensors = (packed, solution, *torch.linalg.svd(matrix, full_matrices=False))
     order = reference.order_of(pivots.cpu().numpy())
-    found = (fetch(context, tensor, kind) for tensor in (packed, solution, left, values, right))
-    packed, solution, left, values, right = found
-    return reference.Factors(packed, order, solution, left, values, right)
+    return reference.Factors(order, *(fetch(context, tensor, kind) for tensor in tensors))
 
 
 def train(context: GpuContext, case: reference.TrainingCase) -> tuple[list[float], Any, Any]:
     _multiply_in("float32")
-    torch = _torch()
-    inputs, wanted = (_tensor(context, values, "float32") for values in (case.inputs, case.wanted))
-    first, second = (
-        _tensor(context, values, "float32").requires_grad_() for values in (case.first, case.second)
-    )
-    optimizer = torch.optim.SGD([first, second], lr=reference.RATE)
+    inputs, targets = (_tensor(context, values, "float32") for values in (case.inputs, case.targets))
+    weights = [_tensor(context, each, "float32").requires_grad_() for each in (case.first, case.second)]
+    optimizer = torch.optim.SGD(weights, lr=reference.RATE)
     losses = []
     for step in range(reference.STEPS + 1):
-        loss = torch.nn.functional.mse_loss(torch.tanh(inputs @ first) @ second, wanted)
+        loss = torch.nn.functional.mse_loss(torch.tanh(inputs @ weights[0]) @ weights[1], targets)
         losses.append(float(fetch(context, loss, "float32")))
         if step < reference.STEPS:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-    return losses, fetch(context, first, "float32"), fetch(context, second, "float32")
+    return losses, fetch(context, weights[0], "float32"), fetch(context, weights[1], "float32")
 
 
 def transfer(context: GpuContext, values: Any) -> Transfer:
-    """Through torch's own pinned memory; a rehearsal has none."""
-    torch = _torch()
+    """Copy through torch's own pinned memory; a rehearsal has none."""
     here = torch.from_numpy(values)
     back = torch.empty_like(here)
-    if not context.asked.rehearsal:
+    if not context.rehearsal:
         here, back = here.pin_memory(), back.pin_memory()
     _wait(context)
     began = time.perf_counter()
@@ -156,14 +139,14 @@ def transfer(context: GpuContext, values: Any) -> Transfer:
 
 
 def _wait(context: GpuContext) -> None:
-    if not context.asked.rehearsal:
-        _torch().cuda.synchronize()
+    if not context.rehearsal:
+        torch.cuda.synchronize()
 
 
 def all_reduce(context: GpuContext, values: Any) -> tuple[Any, str]:
-    """A group of one process, met through a file: no network is needed."""
-    torch, backend = _torch(), "gloo" if context.asked.rehearsal else "nccl"
-    distributed = importlib.import_module("torch.distributed")
+    """Sum in a group of one process, met through a file: no network is needed."""
+    backend = "gloo" if context.rehearsal else "nccl"
+    distributed: Any = importlib.import_module("torch.distributed")
     os.environ.update(nccl.MEETING)
     tensor = _tensor(context, values, "float32")
     with tempfile.TemporaryDirectory(prefix="suite-") as folder:
@@ -179,29 +162,27 @@ def all_reduce(context: GpuContext, values: Any) -> tuple[Any, str]:
 
 
 def loaded(context: GpuContext) -> dict[str, str]:  # noqa: ARG001
-    """Of the libraries that its own code was linked or loaded with, packed into it or not."""
-    torch = _torch()
+    """Return versions of the libraries that torch was linked or loaded with, packed into it or not."""
     number = torch.backends.cudnn.version()
     versions = {"nccl": ".".join(map(str, torch.cuda.nccl.version()))}
     return {**versions, "cudnn": results.version_of("cudnn", number)} if number else versions
 
 
 def in_use(context: GpuContext) -> int:  # noqa: ARG001
-    used: int = _torch().cuda.memory_allocated()
-    return used
+    return int(torch.cuda.memory_allocated())
 
 
 def release(context: GpuContext) -> None:
     gc.collect()
-    if not context.asked.rehearsal:
-        _torch().cuda.empty_cache()
+    if not context.rehearsal:
+        torch.cuda.empty_cache()
 
 
 def _show_libcuda() -> None:
-    """Triton 2 links what it compiles with libcuda.so, and 2.1 seeks that in the loader's cache alone.
+    """Show Triton 2 the driver: it links with libcuda.so, which 2.1 seeks only in the loader's cache.
 
-    A container whose driver lies in a folder of its own (LD_LIBRARY_PATH) has neither that entry nor, often,
-    that name. Triton 3 seeks libcuda.so.1 and follows the variable.
+    A container with its driver in LD_LIBRARY_PATH has neither that entry nor, often, that name. Triton 3
+    seeks libcuda.so.1 and follows the variable.
     """
     try:
         build: Any = importlib.import_module("triton.common.build")
@@ -213,26 +194,19 @@ def _show_libcuda() -> None:
     build.libcuda_dirs = lambda: [folder]
 
 
-def probe(context: GpuContext) -> Finding:
-    return run_probe(context)
-
-
 def compile(context: GpuContext, inputs: Any, weights: Any) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """torch.compile by way of a backend that counts what it is given; before 2.0 the tracing compiler."""
+    """Run torch.compile with a backend that counts its graphs; before 2.0 the tracing compiler."""
     _multiply_in("float32")
-    torch = _torch()
 
-    def rows(left: Any, right: Any) -> Any:
-        return torch.logsumexp(torch.tanh(left @ right / 8), dim=1)
+    def rows(matrix: Any, right: Any) -> Any:
+        return torch.logsumexp(torch.tanh(matrix @ right / 8), dim=1)
 
     def run(function: Any) -> dict[str, Any]:
         kernel = _tensor(context, weights, "float32").requires_grad_()
-        made = function(_tensor(context, inputs, "float32"), kernel)
-        made.sum().backward()
-        return {
-            "rows": fetch(context, made, "float32"),
-            "gradient": fetch(context, kernel.grad, "float32"),
-        }
+        output = function(_tensor(context, inputs, "float32"), kernel)
+        output.sum().backward()
+        tensors = {"rows": output, "gradient": kernel.grad}
+        return {name: fetch(context, tensor, "float32") for name, tensor in tensors.items()}
 
     eager = run(rows)
     if not hasattr(torch, "compile"):
@@ -241,10 +215,10 @@ def compile(context: GpuContext, inputs: Any, weights: Any) -> tuple[dict[str, A
         for _ in range(3):  # it profiles first and fuses then
             compiled = run(traced)
         return eager, compiled, "torch.jit.trace (torch before 2.0 has no torch.compile)"
-    if not context.asked.rehearsal:
+    if not context.rehearsal:
         _show_libcuda()
-    # A rehearsal is on a CPU, where inductor would compile C++ and none of the kernels that this is about.
-    backend = "aot_eager" if context.asked.rehearsal else "inductor"
+    # A rehearsal is on a CPU, where inductor would compile C++ and none of the kernels under test.
+    backend = "aot_eager" if context.rehearsal else "inductor"
     graphs: list[Any] = []
     make = importlib.import_module("torch._dynamo.backends.registry").lookup_backend(backend)
 

@@ -12,21 +12,21 @@ from functools import partial
 from typing import Any
 
 from ...context import CheckFailure
-from .. import reference, table
+from .. import reference
 
 REPEATS = 5
 
-# What a group worked on outlives it. Of a tensor that the program let go a thread of gloo's drops the last
-# reference, for which it wants the interpreter's lock, and the group's end waits for that thread while it
-# holds the lock: torch 2.3 hung in two runs of three.
-_kept: list[Any] = []
+# Tensors of a group must outlive it. Otherwise a thread of gloo drops the last reference, for which it needs
+# the interpreter's lock, and the group's end waits for that thread with the lock: torch 2.3 hung in two runs
+# of three.
+_alive: list[Any] = []
 
 Job = Mapping[str, Any]
-Said = dict[str, Any]
+Answer = dict[str, Any]
 
 
-def does(job: Job, rank: int, folder: str) -> Said:
-    """What process `rank` has to say of the job; `folder` is where all meet."""
+def run(job: Job, rank: int, folder: str) -> Answer:
+    """Return the answer of process `rank`; all meet in `folder`."""
     torch = importlib.import_module("torch")
     torch.backends.cuda.matmul.allow_tf32 = False
     if job["what"] == "copies":
@@ -38,14 +38,13 @@ def does(job: Job, rank: int, folder: str) -> Said:
 
 
 def count(context: Any) -> int:
-    """How many GPUs torch counts; the processes of a rehearsal are two."""
-    found: int = 2 if context.asked.rehearsal else importlib.import_module("torch").cuda.device_count()
-    return found
+    """Return how many GPUs torch counts, or the two processes of a rehearsal."""
+    return 2 if context.rehearsal else int(importlib.import_module("torch").cuda.device_count())
 
 
 @contextlib.contextmanager
 def grouped(torch: Any, job: Job, rank: int, folder: str) -> Iterator[Any]:
-    """The group of all processes, met through a file: no network is needed. One alone needs none."""
+    """Open the group of all processes, met through a file, so without a network; one process needs none."""
     distributed = importlib.import_module("torch.distributed")
     if not job["rehearsal"]:
         torch.cuda.set_device(rank)
@@ -68,12 +67,12 @@ def device_of(torch: Any, job: Job, rank: int) -> Any:
 
 def fetch(tensor: Any, device: Any) -> Any:
     if tensor.device != device:
-        raise CheckFailure(f"torch computed on {tensor.device}, not on {device}", outcome=table.LOAD_FAILED)
+        raise CheckFailure(f"torch computed on {tensor.device}, not on {device}")
     return tensor.detach().cpu().numpy()
 
 
 def timed(torch: Any, devices: Sequence[Any], call: Callable[[], Any]) -> float:
-    """Seconds until `devices` are done, the middle one of a few."""
+    """Return the seconds until `devices` finish, the median of a few."""
     times = []
     for _ in range(REPEATS):
         began = wait(torch, devices)
@@ -89,11 +88,11 @@ def wait(torch: Any, devices: Sequence[Any]) -> float:
     return time.perf_counter()
 
 
-def copies(torch: Any, job: Job) -> Iterator[Said]:
-    """From each GPU to each other. What is sent differs by pair, so nothing that lay there passes for it."""
+def copies(torch: Any, job: Job) -> Iterator[Answer]:
+    """Copy from each GPU to each other. The data differs by pair, so no older data passes for it."""
     whole = reference.numbers(51, (job["bytes"] // 4,), "float32").astype("float32").view("int32")
     for start, end in itertools.permutations(range(job["gpus"]), 2):
-        here, there = (device_of(torch, job, one) for one in (start, end))
+        here, there = (device_of(torch, job, rank) for rank in (start, end))
         sent = whole ^ reference.numpy.int32(1 + start * job["gpus"] + end)
         tensor = torch.from_numpy(sent).to(here)
         back = fetch(tensor.to(there, copy=True), there)
@@ -106,33 +105,33 @@ def copies(torch: Any, job: Job) -> Iterator[Said]:
         }
 
 
-def all_reduce(torch: Any, distributed: Any, job: Job, rank: int, size: int) -> Said:
+def all_reduce(torch: Any, distributed: Any, job: Job, rank: int, size: int) -> Answer:
     device = device_of(torch, job, rank)
     values = reference.integers(job["seed"] + rank, size // 4).astype("float32")
     tensor = torch.from_numpy(values).to(device)
     distributed.all_reduce(tensor)
-    found = fetch(tensor, device)
+    sums = fetch(tensor, device)
     zeros = torch.zeros_like(tensor)
-    _kept.extend((tensor, zeros))
+    _alive.extend((tensor, zeros))
     seconds = timed(torch, (device,), partial(distributed.all_reduce, zeros))
-    return {"size": size, "digest": digest_of(found), "seconds": seconds}
+    return {"size": size, "digest": digest_of(sums), "seconds": seconds}
 
 
 def digest_of(sums: Any) -> str:
-    """The same for the same float32 numbers: a zero has no sign."""
+    """Return the same digest for the same float32 numbers: a zero has no sign."""
     return hashlib.sha256((sums.astype("float32") + 0.0).tobytes()).hexdigest()
 
 
-def train(torch: Any, job: Job, rank: int) -> Said:
-    """Steps of gradient descent on this rank's part of the rows, equal parts all; losses and weights.
+def train(torch: Any, job: Job, rank: int) -> Answer:
+    """Return losses and weights of gradient descent on this rank's equal part of the rows.
 
-    All but the first begin with weights of zero: it is DistributedDataParallel that hands out the first's.
+    All ranks but the first begin with weights of zero: DistributedDataParallel must hand out the first's.
     """
     device, parts = device_of(torch, job, rank), job["ranks"]
     case = reference.make_training(job["rows"])
-    inputs, wanted = (
+    inputs, targets = (
         torch.from_numpy(values[rank::parts].astype("float32")).to(device)
-        for values in (case.inputs, case.wanted)
+        for values in (case.inputs, case.targets)
     )
     layers = torch.nn.Linear(*case.first.shape, bias=False), torch.nn.Linear(*case.second.shape, bias=False)
     with torch.no_grad():
@@ -142,11 +141,11 @@ def train(torch: Any, job: Job, rank: int) -> Said:
     if parts > 1:
         parallel = importlib.import_module("torch.nn.parallel").DistributedDataParallel
         network = parallel(network, device_ids=None if job["rehearsal"] else [rank])
-    _kept.append(network)
+    _alive.append(network)
     optimizer = torch.optim.SGD(network.parameters(), lr=reference.RATE)
     losses = []
     for step in range(reference.STEPS + 1):
-        loss = torch.nn.functional.mse_loss(network(inputs), wanted)
+        loss = torch.nn.functional.mse_loss(network(inputs), targets)
         losses.append(float(fetch(loss, device)))
         if step < reference.STEPS:
             optimizer.zero_grad()

@@ -25,7 +25,7 @@ FAKE = """
 import os, signal, sys, time
 from ...context import CheckFailure
 
-def does(job, rank, folder):
+def run(job, rank, folder):
     open(os.path.join(job["seen"], str(os.getpid())), "w").close()
     word = job["words"][rank]
     if word == "wait":

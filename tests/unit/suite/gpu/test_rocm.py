@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from imagefactory.suite.gpu import table, tolerances
-from imagefactory.suite.gpu.context import Asked, parse_asked
+from imagefactory.suite.gpu.context import SuiteRequest, parse_request
 from imagefactory.suite.gpu.frameworks import results
 from imagefactory.suite.gpu.suite import environment_of
 from tests.made.gpu_suite import make_expectations
@@ -16,8 +16,10 @@ from tests.made.gpu_suite import make_expectations
 JAX = {"jax": "0.10.2", "jax-rocm7-plugin": "0.10.2"}
 
 
-def asked(**changes: Any) -> Asked:
-    return parse_asked(json.dumps(make_expectations(cuda="rocm7", framework="jax", packages=JAX, **changes)))
+def asked(**changes: Any) -> SuiteRequest:
+    return parse_request(
+        json.dumps(make_expectations(cuda="rocm7", framework="jax", packages=JAX, **changes))
+    )
 
 
 @pytest.mark.parametrize(

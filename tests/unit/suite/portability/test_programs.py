@@ -62,7 +62,7 @@ def exported(folder: Path, framework: Any, *devices: str, batched: bool = True) 
 
 @pytest.fixture
 def looked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exporting, "look", lambda _: (20, 7))
+    monkeypatch.setattr(exporting, "read_model", lambda _: (20, 7))
 
 
 # --- exporting ------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def test_what_cannot_be_exported_is_told_once(tmp_path: Path, monkeypatch: pytes
     def refuse(_: str) -> None:
         raise ValueError("no operator\nfor this")
 
-    monkeypatch.setattr(exporting, "look", refuse)
+    monkeypatch.setattr(exporting, "read_model", refuse)
     model, made = exported(tmp_path, Framework(), "cpu", "gpu")
     assert model["opset"] == 0
     assert made[0]["detail"] == "ValueError: no operator for this"
@@ -193,7 +193,7 @@ def test_a_runtime_that_takes_its_process_down_leaves_the_models_behind_it(
         "    done.append({'model': model, 'by': name, 'state': 'passed', 'detail': ''})\n"
         "    open(part, 'w').write(json.dumps({'rows': done}))\n"
     )
-    monkeypatch.setattr(trying, "_entry", lambda: str(entry))
+    monkeypatch.setattr(trying, "ENTRY", str(entry))
     asked = ask(tmp_path, runtimes=["tvm-cpu"], models=[{"name": name} for name in "abc"])
     assert trying.main(str(asked), str(tmp_path)) == 1
     made = json.loads((tmp_path / trying.REPORT).read_text())["rows"]
@@ -223,7 +223,7 @@ class Engine:
     def compute(self, session: Any) -> list[Any] | None:
         return None if self.elsewhere else [session.inputs["x"].astype("float64") * session.factor]
 
-    def prove(self, session: Any) -> int:
+    def count_kernels(self, session: Any) -> int:
         self.proven += 1
         return 4
 

@@ -10,7 +10,7 @@ import pytest
 
 from imagefactory.suite.context import CheckFailure
 from imagefactory.suite.gpu.checks import driver as checks
-from imagefactory.suite.gpu.context import GpuContext, parse_asked
+from imagefactory.suite.gpu.context import GpuContext, parse_request
 from imagefactory.suite.gpu.driver import DriverError
 from tests.made.gpu_suite import make_expectations
 
@@ -61,8 +61,8 @@ def test_a_libcuda_that_the_image_brings_is_the_images_fault(
         monkeypatch.setattr(checks, name, str(tmp_path / name))
     monkeypatch.setattr(checks, "Driver", Unstarted)
     monkeypatch.setattr(checks, "mapped_files", lambda: ["/usr/lib/libc.so.6", loaded])
-    asked = parse_asked(json.dumps(make_expectations()))
+    asked = parse_request(json.dumps(make_expectations()))
     with pytest.raises(CheckFailure) as raised:
-        checks.check_driver(GpuContext(asked=asked, framework=None, site="", prefix="", device={}))
+        checks.check_driver(GpuContext(request=asked, framework=None, site="", prefix="", device={}))
     assert raised.value.outcome == outcome
     assert (loaded in str(raised.value)) == (outcome == "load-failed")

@@ -23,7 +23,7 @@ MEASURED = {
     "copies": {"up-pinned-4096": 1e-5},
     "room": {"processors": 108, "context": 0},
 }
-CONTEXT: Any = SimpleNamespace(asked=SimpleNamespace(rehearsal=False), device={"capability": "8.0"})
+CONTEXT: Any = SimpleNamespace(rehearsal=False, device={"capability": "8.0"})
 
 
 def check(monkeypatch: pytest.MonkeyPatch, **changes: dict[str, float]) -> Any:

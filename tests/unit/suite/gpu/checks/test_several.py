@@ -12,7 +12,7 @@ import pytest
 from imagefactory.suite.context import CheckFailure
 from imagefactory.suite.gpu import ranks, reference, table
 from imagefactory.suite.gpu.checks import several
-from imagefactory.suite.gpu.context import GpuContext, Refusal, parse_asked
+from imagefactory.suite.gpu.context import GpuContext, Refusal, parse_request
 from imagefactory.suite.gpu.frameworks import torch_ranks
 from imagefactory.suite.gpu.suite import environment_of
 from imagefactory.verify.outcome import MOST_NUMBERS
@@ -23,8 +23,8 @@ NUMPY: Any = reference.numpy
 
 
 def make_context(**changes: Any) -> GpuContext:
-    asked = parse_asked(json.dumps(make_expectations(level="several", **changes)))
-    return GpuContext(asked=asked, framework=torch_ranks, site="", prefix="", device={"capability": "8.0"})
+    asked = parse_request(json.dumps(make_expectations(level="several", **changes)))
+    return GpuContext(request=asked, framework=torch_ranks, site="", prefix="", device={"capability": "8.0"})
 
 
 # --- for whom, and which GPUs --------------------------------------------------------------------
@@ -41,7 +41,7 @@ def test_the_part_is_pytorchs_on_nvidias_gpus(check: str) -> None:
 
 def test_it_sees_all_that_are_like_the_one_that_was_found() -> None:
     facts = {"device": {"uuid": A, "capability": "8.0"}, "visible": 3, "alike": [A, C]}
-    asked = make_context().asked
+    asked = make_context().request
     assert environment_of("several", asked, facts, {})["CUDA_VISIBLE_DEVICES"] == f"{A},{C}"
     assert environment_of("numbers", asked, facts, {})["CUDA_VISIBLE_DEVICES"] == A
     rehearsal = replace(asked, rehearsal=True)
@@ -165,7 +165,7 @@ def test_a_zero_has_no_sign() -> None:
 def trained(rows: int, parts: int = 1, rank: int = 0) -> dict[str, Any]:
     """By numpy, on the rows of a rank alone: what a process says that shares no gradients."""
     case = reference.make_training(rows)
-    own = replace(case, inputs=case.inputs[rank::parts], wanted=case.wanted[rank::parts])
+    own = replace(case, inputs=case.inputs[rank::parts], targets=case.targets[rank::parts])
     losses, first, second = reference.training(own)
     return {"losses": losses, "first": first.tolist(), "second": second.tolist()}
 
