@@ -12,11 +12,12 @@ from __future__ import annotations
 import hashlib
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import TypeVar
 
 from imagefactory import __version__
 from imagefactory.access import Access
@@ -63,9 +64,9 @@ from imagefactory.build.layers import (
     read_segment_record_of,
     segment_record_path,
 )
-from imagefactory.build.protocol import BuildInputs
-from imagefactory.build.wheel_layer import InstallPrefix, PackageMismatchError
-from imagefactory.errors import BuildError, StoreError
+from imagefactory.build.protocol import BuildInputs, recorded_image, tag_image
+from imagefactory.build.wheel_layer import InstalledFile, InstallPrefix, PackageMismatchError
+from imagefactory.errors import BuildError
 from imagefactory.fs import check_checksum, explain_full_disk, remove_inside
 from imagefactory.gpu.capability import architecture
 from imagefactory.lock.download import PendingDownloads
@@ -81,8 +82,6 @@ from imagefactory.model import (
 from imagefactory.oci.layers import END_OF_ARCHIVE, TarSegment, codec
 from imagefactory.oci.layout import BlobWriter, Layout, reference
 from imagefactory.oci.manifests import (
-    INDEX_TYPE,
-    Descriptor,
     Image,
     OciLayer,
     SifArtifact,
@@ -98,6 +97,7 @@ from imagefactory.runtime.unshare import UnshareRunner
 # `definition.py` has the ranks, by which the other engines run pip in parts.
 
 
+T = TypeVar("T")
 HISTORY = "conda-meta/history"
 
 
@@ -220,13 +220,7 @@ class AssembleEngine:
 
     def find(self, definition: BuildSpec, base: BuiltBase) -> Image | None:
         """Return the image of this definition on this base, if the store has all of it."""
-        record = self.layout.recall("images", self._image_key(definition, base))
-        try:
-            digest, size = str(record["digest"]), int(record["size"])  # type: ignore[index]
-            descriptor = Descriptor(media_type=INDEX_TYPE, digest=digest, size=size)
-            return self.layout.load(reference(definition.target), descriptor)
-        except (KeyError, TypeError, ValueError, StoreError):
-            return None  # what is missing or damaged is made again
+        return recorded_image(self.layout, self._image_key(definition, base), definition.target)
 
     def build(self, definition: BuildSpec, inputs: BuildInputs, progress: Progress) -> Image:
         """Build the image of `definition` into the layout and tag it. Raises BuildError or StoreError.
@@ -298,7 +292,7 @@ class AssembleEngine:
             if prefix and prefix.scripts:
                 results.append(self._run_scripts(prefix, plans, settled, bench, base, progress))
             if title := own_title(definition):
-                layer = self._layer(title, base.epoch, partial(lay_own_files, definition))
+                layer, _ = self._layer(title, base.epoch, partial(lay_own_files, definition))
                 results.append(LayerResult(layer=layer, made=True))
         written = sum(layer.layer.descriptor.size for layer in results if layer.made)
         progress.note(
@@ -382,22 +376,15 @@ class AssembleEngine:
 
         with explain_full_disk(self.layout.path):
             changes = run_scripts(prefix, start)
-        packer, plain = codec(bench.codec), hashlib.sha256()
-        with explain_full_disk(self.layout.path), BlobWriter(self.layout) as blob:
-            segment = TarSegment(packer, blob, plain, epoch=bench.epoch)
-            compiler = new_compiler(bench, base.folders)
-            try:
-                with compiler.wheel():
-                    laid = lay_changes(prefix.folder, changes, bench.place, segment, compiler)
-            finally:
-                compiler.close()
-            segment.raw(END_OF_ARCHIVE)
-            segment.close()
-            descriptor = blob.commit(packer.media_type)
+
+        def lay(segment: TarSegment) -> tuple[InstalledFile, ...]:
+            with closing(new_compiler(bench, base.folders)) as compiler, compiler.wheel():
+                return lay_changes(prefix.folder, changes, bench.place, segment, compiler)
+
         title = f"post-link scripts: {names}"
+        layer, laid = self._layer(title, bench.epoch, lay)
         self.layout.keep(segment_record_path(self.layout, key), format_segment_record(title, laid))
         settle_claims(chain(rows, read_segment_record_of(self.layout, key)), {})
-        layer = OciLayer(descriptor=descriptor, diff_id=f"sha256:{plain.hexdigest()}", title=title)
         self.layout.record_layer(key, layer)
         return LayerResult(layer=layer, made=True)
 
@@ -406,9 +393,7 @@ class AssembleEngine:
 
     def tag(self, definition: BuildSpec, image: Image | SifArtifact) -> None:
         """Point the target's tag at the image."""
-        size = self.layout.blob_path(image.digest).stat().st_size
-        descriptor = Descriptor(media_type=INDEX_TYPE, digest=image.digest, size=size)
-        self.layout.tag(reference(definition.target), descriptor)
+        tag_image(self.layout, definition.target, image)
 
     def require(self) -> str:
         """Return the engine's version. Raises ToolError when this machine cannot run commands in a base."""
@@ -457,17 +442,18 @@ class AssembleEngine:
                 for path, target in venv_links(definition):
                     segment.link(path.lstrip("/"), target)
 
-        return self._layer("environment", base.epoch, lay)
+        return self._layer("environment", base.epoch, lay)[0]
 
-    def _layer(self, title: str, epoch: int, lay: Callable[[TarSegment], object]) -> OciLayer:
+    def _layer(self, title: str, epoch: int, lay: Callable[[TarSegment], T]) -> tuple[OciLayer, T]:
+        """Write a layer and return it with the result of `lay`."""
         packer, plain = codec(self.codec), hashlib.sha256()
         with explain_full_disk(self.layout.path), BlobWriter(self.layout) as blob:
             segment = TarSegment(packer, blob, plain, epoch=epoch)
-            lay(segment)
+            result = lay(segment)
             segment.raw(END_OF_ARCHIVE)
             segment.close()
             descriptor = blob.commit(packer.media_type)
-        return OciLayer(descriptor=descriptor, diff_id=f"sha256:{plain.hexdigest()}", title=title)
+        return OciLayer(descriptor=descriptor, diff_id=f"sha256:{plain.hexdigest()}", title=title), result
 
     def _image_key(self, definition: BuildSpec, base: BuiltBase) -> str:
         return hash_key(

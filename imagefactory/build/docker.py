@@ -22,28 +22,23 @@ from functools import partial
 from pathlib import Path
 
 from imagefactory.access import Access
-from imagefactory.build.base.image import BuiltBase, write_index
+from imagefactory.build.base.image import BuiltBase, write_manifest
 from imagefactory.build.folders import copied_files, render, write_definitions
-from imagefactory.build.protocol import BuildInputs, require_image_space
+from imagefactory.build.layer_lock import image_annotations
+from imagefactory.build.protocol import BuildInputs, recorded_image, require_image_space, tag_image
 from imagefactory.build.secrets import AskSecrets, BuildSecrets, build_secrets_of, linker_failure
 from imagefactory.build.steps import CERTIFICATES, CHANNELS, PIP_CONF
 from imagefactory.errors import BuildError, StoreError, ToolError
 from imagefactory.fs import explain_full_disk
 from imagefactory.model import BuildSpec
-from imagefactory.oci.archive import ImageImport, ImportedImage, take_docker
+from imagefactory.oci.archive import ImageImport, take_docker
 from imagefactory.oci.layers import codec
 from imagefactory.oci.layout import Layout, reference
 from imagefactory.oci.manifests import (
     CONFIG_TYPE,
-    INDEX_TYPE,
-    MANIFEST_TYPE,
-    TITLE,
-    Descriptor,
     Image,
-    OciLayer,
     SifArtifact,
     canonical_json,
-    format_descriptor,
 )
 from imagefactory.progress import Progress, format_seconds
 from imagefactory.runtime.docker_daemon import DockerDaemon
@@ -290,7 +285,7 @@ class DockerEngine:
                 hint="install a newer docker, or build with `--engine assemble`",
             )
         buildx = self._buildx()
-        self.secrets(None)  # an index that no build reaches is told of now
+        self.secrets(None)  # reports an index that no build can reach
         return f"docker {facts.version.partition('+')[0]}, buildx {buildx}"
 
     def _buildx(self) -> str:
@@ -298,13 +293,7 @@ class DockerEngine:
             raise ToolError(
                 "tool-missing", "the docker command is not installed", hint="apt-get install docker-cli"
             )
-        result = subprocess.run(
-            ["docker", "buildx", "version"],
-            capture_output=True,
-            text=True,
-            env=self._environment(),
-            stdin=subprocess.DEVNULL,
-        )
+        result = self._docker("buildx", "version")
         version = re.search(r"\bv?(\d+\.\d+(?:\.\d+)?)", result.stdout)
         if result.returncode != 0 or version is None:
             raise ToolError(
@@ -322,13 +311,7 @@ class DockerEngine:
 
     def find(self, definition: BuildSpec, base: BuiltBase) -> Image | None:
         """Return the image of this definition on this base, if the store has all of it."""
-        record = self.layout.recall("images", self._key(render(definition), base))
-        try:
-            digest, size = str(record["digest"]), int(record["size"])  # type: ignore[index]
-            descriptor = Descriptor(media_type=INDEX_TYPE, digest=digest, size=size)
-            return self.layout.load(reference(definition.target), descriptor)
-        except (KeyError, TypeError, ValueError, StoreError):
-            return None  # what is missing or damaged is made again
+        return recorded_image(self.layout, self._key(render(definition), base), definition.target)
 
     def build(self, definition: BuildSpec, inputs: BuildInputs, progress: Progress) -> Image:
         """Build the image in the daemon, store it, and tag it in both.
@@ -353,8 +336,8 @@ class DockerEngine:
                     self._build(replace(job, base_name=base_name), secrets, progress)
                 with progress.stage(f"{name}: from docker into the store"):
                     image = self._bring_in(job, progress)
-                record = _descriptor(self.layout, image)
-                self.layout.record("images", key, {"digest": record.digest, "size": record.size})
+                size = self.layout.blob_path(image.digest).stat().st_size
+                self.layout.record("images", key, {"digest": image.digest, "size": size})
                 self.daemon.tag(temporary, reference(definition.target))
         self.tag(definition, image)
         return image
@@ -365,7 +348,7 @@ class DockerEngine:
     def tag(self, definition: BuildSpec, image: Image | SifArtifact) -> None:
         """Point the target's tag at the image, in the store and, where the daemon has it, there too."""
         name = reference(definition.target)
-        self.layout.tag(name, _descriptor(self.layout, image))
+        tag_image(self.layout, definition.target, image)
         if isinstance(image, Image):
             tagged = self.daemon.holds(image, name)
             if tagged:
@@ -375,7 +358,7 @@ class DockerEngine:
 
     def _build(self, job: _DockerBuild, secrets: BuildSecrets, progress: Progress) -> None:
         secret_sources = [(PIP_CONF, f"env={PIP_CONF_VARIABLE}")]
-        # The environment is for this user's eyes alone and leaves nothing behind after a kill.
+        # Only this user can read the environment, and nothing of it remains after a kill.
         environment = {**self._environment(), PIP_CONF_VARIABLE: secrets.pip_conf}
         if secrets.channels:
             secret_sources.append((CHANNELS, f"env={CHANNELS_VARIABLE}"))
@@ -411,19 +394,21 @@ class DockerEngine:
 
     def _context(self) -> str:
         """Return the docker command's context, which the SDK uses too; `default` with DOCKER_HOST."""
-        result = subprocess.run(
-            ["docker", "context", "show"],
+        return self._docker("context", "show").stdout.strip() or "default"
+
+    def _docker(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["docker", *arguments],
             capture_output=True,
             text=True,
             env=self._environment(),
             stdin=subprocess.DEVNULL,
         )
-        return result.stdout.strip() or "default"
 
     def _environment(self) -> dict[str, str]:
         """Return the caller's environment without what would lead buildx away from the SDK's daemon."""
-        left_out = ("BUILDX_BUILDER", "BUILDKIT_HOST", "BUILDKIT_PROGRESS", "DOCKER_DEFAULT_PLATFORM")
-        return {name: value for name, value in self.daemon.environ.items() if name not in left_out}
+        excluded = ("BUILDX_BUILDER", "BUILDKIT_HOST", "BUILDKIT_PROGRESS", "DOCKER_DEFAULT_PLATFORM")
+        return {name: value for name, value in self.daemon.environ.items() if name not in excluded}
 
     @contextmanager
     def _removed(self, temporary: str) -> Iterator[None]:
@@ -432,7 +417,7 @@ class DockerEngine:
         try:
             yield
         finally:
-            with suppress(ToolError):  # the daemon has gone, and what led here is to be told
+            with suppress(ToolError):  # the daemon has gone; the first error is reported
                 self.daemon.untag(temporary)
 
     def _bring_in(self, job: _DockerBuild, progress: Progress) -> Image:
@@ -446,12 +431,10 @@ class DockerEngine:
         diff_ids = [str(diff_id) for diff_id in built["RootFS"]["Layers"]]
         known = {layer.diff_id: layer for layer in job.base.image.layers}
         for diff_id in diff_ids:
-            stored = self.layout.recall_layer(_layer_key(diff_id, packer.identity))
-            if stored is not None and diff_id not in known:
-                known[diff_id] = stored
-        size = int(built["Size"])
+            if stored := self.layout.recall_layer(_layer_key(diff_id, packer.identity)):
+                known.setdefault(diff_id, stored)
         with (
-            progress.task("layers out of docker", total=size) as task,
+            progress.task("layers out of docker", total=int(built["Size"])) as task,
             self.daemon.saved(job.tag) as stream,
         ):
             imported = take_docker(
@@ -469,27 +452,14 @@ class DockerEngine:
             if layer.diff_id not in known:
                 self.layout.record_layer(_layer_key(layer.diff_id, packer.identity), titled)
             layers.append(titled)
-        return self._write(job, imported, layers)
-
-    def _write(self, job: _DockerBuild, imported: ImportedImage, layers: Sequence[OciLayer]) -> Image:
-        definition = job.definition
         # The config's own bytes: its digest is the image's id in the daemon.
-        config = self.layout.add(imported.config, CONFIG_TYPE)
-        manifest = {
-            "schemaVersion": 2,
-            "mediaType": MANIFEST_TYPE,
-            "config": format_descriptor(config),
-            "layers": [
-                {**format_descriptor(layer.descriptor), "annotations": {TITLE: layer.title}}
-                for layer in layers
-            ],
-            "annotations": {
-                **dict(definition.labels),
-                "org.opencontainers.image.base.digest": job.base.image.manifest,
-            },
-        }
-        descriptor = write_index(self.layout, manifest, definition.target.platform)
-        return self.layout.load(reference(definition.target), descriptor)
+        config, annotations = (
+            self.layout.add(imported.config, CONFIG_TYPE),
+            image_annotations(definition, job.base),
+        )
+        platform = definition.target.platform
+        index = write_manifest(self.layout, config, layers, platform, annotations)
+        return self.layout.load(reference(definition.target), index)
 
     def _key(self, files: Mapping[str, str], base: BuiltBase) -> str:
         """Return the hash of all that decides what is built."""
@@ -504,11 +474,6 @@ class _DockerBuild:
     files: Mapping[str, str]
     tag: str
     base_name: str = ""
-
-
-def _descriptor(layout: Layout, image: Image | SifArtifact) -> Descriptor:
-    size = layout.blob_path(image.digest).stat().st_size
-    return Descriptor(media_type=INDEX_TYPE, digest=image.digest, size=size)
 
 
 def _layer_key(diff_id: str, identity: str) -> str:

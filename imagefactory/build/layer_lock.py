@@ -9,7 +9,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from imagefactory.build.base.image import BlobSink, BuiltBase, format_time, write_base, write_index
+from imagefactory.build.base.image import BlobSink, BuiltBase, format_time, write_base, write_manifest
 from imagefactory.build.base.look import base_key
 from imagefactory.build.definition import SHARED, entrypoint, files_digest, new_places
 from imagefactory.errors import BuildError
@@ -21,13 +21,11 @@ from imagefactory.oci.layout import reference
 from imagefactory.oci.manifests import (
     CONFIG_TYPE,
     MANIFEST_TYPE,
-    TITLE,
     Descriptor,
     Image,
     OciLayer,
     canonical_json,
     digest_of,
-    format_descriptor,
     hash_key,
     parse_config,
 )
@@ -37,20 +35,15 @@ def write_image(
     blobs: BlobSink, definition: BuildSpec, base: BuiltBase, layers: Sequence[OciLayer]
 ) -> Descriptor:
     """Add config, manifest and index of an image of all these `layers`. Return the index's descriptor."""
-    config = canonical_json(format_config(definition, base, layers))
-    manifest = {
-        "schemaVersion": 2,
-        "mediaType": MANIFEST_TYPE,
-        "config": format_descriptor(blobs.add(config, CONFIG_TYPE)),
-        "layers": [
-            {**format_descriptor(layer.descriptor), "annotations": {TITLE: layer.title}} for layer in layers
-        ],
-        "annotations": {
-            **dict(definition.labels),
-            "org.opencontainers.image.base.digest": base.image.manifest,
-        },
-    }
-    return write_index(blobs, manifest, definition.target.platform)
+    config = blobs.add(canonical_json(format_config(definition, base, layers)), CONFIG_TYPE)
+    return write_manifest(
+        blobs, config, layers, definition.target.platform, image_annotations(definition, base)
+    )
+
+
+def image_annotations(definition: BuildSpec, base: BuiltBase) -> dict[str, str]:
+    """Return the annotations of an image's manifest."""
+    return {**dict(definition.labels), "org.opencontainers.image.base.digest": base.image.manifest}
 
 
 def format_config(definition: BuildSpec, base: BuiltBase, layers: Sequence[OciLayer]) -> dict[str, object]:

@@ -370,8 +370,20 @@ def lay_wheel(
     without this `sha256`, and BuildError, naming the wheel, for what a wheel may not have: paths outside,
     paths that cannot be unpacked, links, setuid files.
     """
-    with _naming_wheel(wheel), open_verified(wheel, sha256) as raw:
-        return _lay(VerifiedWheelReader(file=raw, report=report), place, segment, compiler)
+    with _naming_wheel(wheel), open_verified(wheel, sha256) as raw, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # shipped __pycache__ is skipped, as by pip
+        check_list(raw)
+        with zipfile.ZipFile(raw) as archive:
+            source = WheelSource(archive, VerifiedWheelReader(file=raw, report=report))
+            source.check_scripts()
+            destination = LayerDestination(segment, place, source.distribution)
+            install(source, destination, {"INSTALLER": b"imagefactory\n"})
+            for target, member in destination.sources:
+                pyc = compiler.compile(f"/{target}", member.bytes())
+                if pyc is not None:
+                    path = cached_path(target, place.python)
+                    segment.file(path, [pyc], size=len(pyc), executable=False)
+            return tuple(destination.laid)
 
 
 @contextmanager
@@ -474,21 +486,7 @@ def _altered(wheel: Path, what: str) -> PackageMismatchError:
     return error
 
 
-def _lay(
-    wheel: VerifiedWheelReader, place: InstallPrefix, segment: TarSegment, compiler: BytecodeCompiler
-) -> tuple[InstalledFile, ...]:
-    check_list(wheel.file)
-    with zipfile.ZipFile(wheel.file) as archive, warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # shipped __pycache__ is left out, as pip does
-        source = WheelSource(archive, wheel)
-        source.check_scripts()
-        destination = LayerDestination(segment, place, source.distribution)
-        install(source, destination, {"INSTALLER": b"imagefactory\n"})
-        _compile(destination, compiler, place)
-        return tuple(destination.laid)
-
-
-# What a wheel that is none makes zipfile, installer and the parsers below them raise.
+# Errors of zipfile, installer and their parsers for a file that is not a wheel.
 _UNSOUND: tuple[type[Exception], ...] = (
     zipfile.BadZipFile,
     CorruptDataError,
@@ -519,12 +517,3 @@ def cached_path(source: str, python: str) -> str:
 def with_byte_code(paths: Collection[str], python: str) -> frozenset[str]:
     """Return the paths, and those of the byte code of the sources among them."""
     return frozenset((*paths, *(cached_path(path, python) for path in paths if path.endswith(".py"))))
-
-
-def _compile(destination: LayerDestination, compiler: BytecodeCompiler, place: InstallPrefix) -> None:
-    for target, member in destination.sources:
-        pyc = compiler.compile(f"/{target}", member.bytes())
-        if pyc is None:
-            continue
-        path = cached_path(target, place.python)
-        destination.segment.file(path, [pyc], size=len(pyc), executable=False)

@@ -24,7 +24,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Self, TypeAlias
 
@@ -202,15 +202,19 @@ class HashingReader(io.RawIOBase):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerTar:
-    """A new layer tar, and the packages that its dpkg calls installed (name, version, architecture)."""
+class BaseTar:
+    """An uncompressed layer tar. `sha256` (64 hex digits) is the layer's diffID, `size` its bytes.
 
+    `installed` are the packages that its dpkg calls installed (name, version, architecture).
+    """
+
+    path: Path
     sha256: str
     size: int
-    installed: frozenset[tuple[str, str, str]]
+    installed: frozenset[tuple[str, str, str]] = frozenset()
 
 
-def write_layer(stream: IO[bytes], out: Path, fetched: BaseArchives) -> LayerTar:
+def write_layer(stream: IO[bytes], out: Path, fetched: BaseArchives) -> BaseTar:
     """Rewrite mmdebstrap's tar from `stream` as a base's layer.
 
     Sorted by path with parents first, without what look.py excludes, names without `./`, numeric owners,
@@ -251,7 +255,8 @@ def write_layer(stream: IO[bytes], out: Path, fetched: BaseArchives) -> LayerTar
                 last = member.name
         while stream.read(1 << 16):  # padding behind the end of the archive
             pass
-    return LayerTar(sha256=hashed.sha256.hexdigest(), size=hashed.size, installed=frozenset(installed))
+    digest = hashed.sha256.hexdigest()
+    return BaseTar(path=out, sha256=digest, size=hashed.size, installed=frozenset(installed))
 
 
 def check_installed(installed: frozenset[tuple[str, str, str]], lock: BaseLock) -> None:
@@ -319,15 +324,6 @@ _LOG_TAIL, _LINE = 30, 4096  # lines that are kept, and their bytes: scripts pri
 _SCRATCH = "imagefactory-base-"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BaseTar:
-    """An uncompressed layer tar. `sha256` (64 hex digits) is the layer's diffID, `size` its bytes."""
-
-    path: Path
-    sha256: str
-    size: int
-
-
 def build_base(
     fetched: BaseArchives, out_tar: Path, progress: Progress, *, environ: Mapping[str, str]
 ) -> BaseTar:
@@ -369,7 +365,7 @@ def build_base(
         raise BuildError(*os_problem("write", out_tar.parent, error), hint="check its permissions") from error
     finally:
         beside.unlink(missing_ok=True)
-    return BaseTar(path=out_tar, sha256=layer.sha256, size=layer.size)
+    return replace(layer, path=out_tar)
 
 
 def mmdebstrap_command(lock: BaseLock) -> tuple[str, ...]:
@@ -449,7 +445,7 @@ def _write_repository(fetched: BaseArchives, repository: Path) -> None:
         file.chmod(0o644)
 
 
-def _install(fetched: BaseArchives, build: BuildProcess, out: Path, progress: Progress) -> LayerTar:
+def _install(fetched: BaseArchives, build: BuildProcess, out: Path, progress: Progress) -> BaseTar:
     log: deque[str] = deque(maxlen=_LOG_TAIL)
     title = f"installing {fetched.base.name}"
     with (

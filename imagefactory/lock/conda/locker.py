@@ -41,7 +41,7 @@ from imagefactory.lock.conda.solver import (
 from imagefactory.lock.files import check_facts
 from imagefactory.lock.pypi.no_wheel import NoWheelError
 from imagefactory.lock.pypi.outdated import find_outdated
-from imagefactory.lock.pypi.question import PinnedVersions, WheelRequest, check_exclude, origins_of
+from imagefactory.lock.pypi.question import PinnedVersions, WheelRequest, origins_of
 from imagefactory.lock.pypi.unbuilt import require_wheels, without, write_stub
 from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Lock, LockedCondaPackage, LockedWheel, Target
@@ -114,30 +114,20 @@ def _solved(
     request: LockRequest, provided: dict[str, CondaDistribution], locker: UvLocker, progress: Progress
 ) -> Iterator[tuple[WheelRequest, PinnedVersions]]:
     """Yield the question of the pip part and its solution, while stubs of conda packages exist."""
-    target, previous, under = request.target, request.previous, request.under
+    target, previous = request.target, request.previous
     requirements, constraints = requirements_of(target, "pypi")
-    glibc = dict(target.virtual).get("__glibc", request.base.glibc)
-    platform = locker.platform(target, glibc)
-    empty = Lock(
-        target=target.name,
-        content_hash="",
-        python=target.python,
-        platform=platform,
-        solver="",
-        wheels=(),
-        origins=origins_of(target, under),
-    )
-    wheel_names = {wheel.name for wheel in previous.wheels} if previous else set()
-    question = WheelRequest(
+    base = replace(request.base, glibc=_glibc(request))
+    names = {wheel.name for wheel in previous.wheels} if previous else set()
+    update = tuple(sorted(names & {canonicalize_name(name) for name in request.update}))
+    question = locker.question(replace(request, base=base, update=update))
+    platform = locker.platform(target, base.glibc)
+    empty = replace(question.lock, content_hash="", solver="", platform=platform)
+    question = replace(
+        question,
         lock=empty,
         requirements=requirements,
         constraints=constraints,
         previous=replace(previous, platform=platform) if previous else None,
-        update=tuple(sorted(wheel_names & {canonicalize_name(name) for name in request.update})),
-        update_all=request.update_all,
-        fixed=under.wheels if under else (),
-        sources=target.sources,
-        exclude=check_exclude(request),
     )
     with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as folder:
         question = replace(
