@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from imagefactory.actions import scan_wheels
-from imagefactory.errors import UsageError
 from imagefactory.gpu import contradictions, knowledge
 from imagefactory.gpu.capability import Capability, CodeKind, GpuCode, parse_code
 from imagefactory.gpu.knowledge.packages import parse_bound, parse_scanned
@@ -17,6 +16,7 @@ from imagefactory.gpu.knowledge.tables import covers, numbers
 from imagefactory.gpu.values import Compatibility, GpuLibrary, ModuleCount, ScanResult
 from imagefactory.progress import QuietProgress
 from imagefactory.versions import natural
+from tests.made.errors import fails
 
 ROOT = Path(knowledge.__file__).parents[3]
 FRAMEWORKS = ("torch", "tensorflow", "jax", "onnxruntime-gpu")
@@ -208,9 +208,8 @@ def test_a_name_that_toml_would_read_otherwise_is_refused() -> None:
     wheel = knowledge.WheelScan(
         package="torch", version="1", file="x.whl", sha256="0" * 64, contents=contents, source="measured"
     )
-    with pytest.raises(UsageError) as caught:
+    with fails("wheel-text-invalid"):
         scan_wheels.format_wheel(wheel)
-    assert caught.value.code == "wheel-text-invalid"
 
 
 # --- where the two differ ------------------------------------------------------------------------

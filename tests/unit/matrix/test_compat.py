@@ -58,6 +58,7 @@ from imagefactory.views.compat import (
 )
 from imagefactory.views.text import Footnotes
 from tests.made.command import Call
+from tests.made.errors import fails
 from tests.made.layout import add_image
 
 ROOT = Path(__file__).parents[3]
@@ -92,9 +93,8 @@ def test_a_release_is_asked_for_with_the_cudas_that_it_is_known_for(
     ],
 )
 def test_what_names_no_release_is_refused(text: str, cuda: str, code: str) -> None:
-    with pytest.raises(errors.UsageError) as caught:
+    with fails(code):
         exact_releases(text, cuda)
-    assert caught.value.code == code
 
 
 def test_one_release_is_answered_recipe_or_not(call: Call) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from imagefactory.errors import NoGpuError, StatementError, ToolError, UsageError
+from imagefactory.errors import ToolError
 from imagefactory.gpu.capability import Capability, CodeKind, GpuCode
 from imagefactory.gpu.values import GpuLibrary, ModuleCount, ScanResult
 from imagefactory.model import CommandResult, Outcome, RunSpec
@@ -53,6 +53,7 @@ from imagefactory.verify.report import (
 from imagefactory.verify.suite_files import suite_digest
 from imagefactory.views.verdicts import format_gpu_run, format_latencies, format_number
 from tests.made.deep import MakeDeep
+from tests.made.errors import fails
 from tests.made.gpu_run import make_run, never, well_behaved, whole
 from tests.made.trial import PREFIX, ProcessRunner, ScriptedRunner, make_definition, make_trial
 from tests.made.verdicts import HOST, HOST_OF_TWO, digest
@@ -255,9 +256,8 @@ def test_without_several_gpus_nothing_is_started() -> None:
 def test_other_frameworks_are_not_asked_of_several(framework: str, why: str) -> None:
     definition = make_definition(framework=framework)
     ask = GpuRequest(nonce=NONCE, level="several", predicted={})
-    with pytest.raises(UsageError) as caught:
+    with fails("suite-not-applicable") as caught:
         gpu_expectations(definition, ask)
-    assert caught.value.code == "suite-not-applicable"
     assert why in caught.value.message
     assert "--suite full" in caught.value.hint
 
@@ -335,9 +335,8 @@ def test_evidence_of_a_made_up_machine(tmp_path: Path) -> None:
 
 def test_evidence_of_a_machine_without_a_gpu(tmp_path: Path) -> None:
     places = make_host(tmp_path)
-    with pytest.raises(NoGpuError) as error:
+    with fails("gpu-not-visible") as error:
         LocalEvidence(places=places._replace(proc=str(tmp_path / "nowhere"))).read()
-    assert error.value.code == "gpu-not-visible"
     assert "nvidia-smi" in error.value.hint
 
 
@@ -363,9 +362,8 @@ def test_evidence_that_no_driver_gave(change: dict[str, Any]) -> None:
         "notes": {"nvml-driver": "550.90.07"},
     }
     assert parse_evidence(good, EVIDENCE_KIT, "x").kind == EVIDENCE_KIT
-    with pytest.raises(StatementError) as caught:
+    with fails("document-invalid"):
         parse_evidence({**good, **change}, EVIDENCE_KIT, "x")
-    assert caught.value.code == "document-invalid"
 
 
 # --- the real suite on the stand-in --------------------------------------------------------------

@@ -16,13 +16,14 @@ from typing import Any
 
 import pytest
 
-from imagefactory.errors import ToolError, UsageError
+from imagefactory.errors import ToolError
 from imagefactory.fs import add_checksum, check_checksum
 from imagefactory.model import CheckState, CommandResult, Outcome, Report, RunSpec
 from imagefactory.oci.manifests import Image
 from imagefactory.progress import QuietProgress
 from imagefactory.verify import report, smoke, suite_files
 from imagefactory.verify import smoke as smoke_record
+from tests.made.errors import fails
 from tests.made.trial import PLAIN_CHECKS, VERSION, ProcessRunner, ScriptedRunner, make_definition, make_trial
 
 FAKE_TORCH = Path(__file__).parents[2] / "data" / "fake_torch.py"
@@ -423,9 +424,8 @@ def test_expectations_hold_lock_and_recipe() -> None:
     ],
 )
 def test_recipes_the_suite_cannot_serve(changes: dict[str, Any], code: str, value: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with fails(code) as caught:
         suite_files.expectations(make_definition(**changes))
-    assert caught.value.code == code
     assert "recipes/pytorch.yaml:7:5: " in caught.value.message
     assert value in caught.value.message
 
