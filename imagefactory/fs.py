@@ -166,13 +166,13 @@ def no_space(folder: Path) -> StoreError:
     )
 
 
-def require_space(wanted: Mapping[Path, int], what: str) -> None:
+def require_space(bytes_by_path: Mapping[Path, int], what: str) -> None:
     """Raises StoreError, before the work, where the disks of these folders lack the bytes for it.
 
     Folders on one disk share its room. Name the least that is needed: nothing is to be refused that fits.
     """
     disks: dict[int, list[tuple[Path, Path, int]]] = {}
-    for folder, size in wanted.items():
+    for folder, size in bytes_by_path.items():
         there = next(path for path in (folder, *folder.parents) if path.exists())
         disks.setdefault(there.stat().st_dev, []).append((there, folder, size))
     for parts in disks.values():
@@ -264,10 +264,10 @@ def add_checksum(path: Path, data: bytes) -> bytes:
 def check_checksum(path: Path) -> bytes | None:
     """What was sealed to lie at `path`; None where nothing lies, or not that."""
     try:
-        data, _, found = path.read_bytes().rpartition(_CHECKSUM_MARK)
+        data, _, checksum = path.read_bytes().rpartition(_CHECKSUM_MARK)
     except OSError:
         return None
-    return data if found == _sum(path, data) + b"\n" else None
+    return data if checksum == _sum(path, data) + b"\n" else None
 
 
 def _sum(path: Path, data: bytes) -> bytes:

@@ -312,9 +312,9 @@ def write_kit(
         reference=str(where) if where else "",
         plain_http=open_registry(factory, where.registry).plain if where else False,
         sifs=tuple(
-            row.found.file.digest
+            row.artifact.file.digest
             for row in stored_sifs(factory.layout, image.subject.manifest)
-            if isinstance(row.found, SifArtifact)
+            if isinstance(row.artifact, SifArtifact)
         ),
     )
     nonces = nonce_store(factory, place.ledger)

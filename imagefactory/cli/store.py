@@ -113,9 +113,9 @@ def _read_store(layout: Layout, failures: TargetFailures) -> _Contents:
         with damaged.of(manifest):
             for record in stored_sifs(layout, manifest):
                 with damaged.of(record.name):
-                    if isinstance(record.found, ImagefactoryError):
-                        raise record.found
-                    sifs[record.name, record.digest] = record.found
+                    if isinstance(record.artifact, ImagefactoryError):
+                        raise record.artifact
+                    sifs[record.name, record.digest] = record.artifact
     named = [(name, sif) for (name, _), sif in sifs.items()]
     errors = failures.as_json() + damaged.as_json()
     return _Contents(images=images, sifs=named, errors=errors, unusable=unusable)

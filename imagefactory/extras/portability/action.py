@@ -49,9 +49,8 @@ from imagefactory.extras.portability.run import (
 )
 from imagefactory.fs import explain_full_disk, locked_temporary_directory, replace_bytes, replacing
 from imagefactory.gpu.builds import rocm_of
-from imagefactory.oci.artifacts import put_files
 from imagefactory.oci.candidates import MODELS_TYPE, PORTABLE_TYPE
-from imagefactory.oci.graph import StoreRepository, artifact_of, read_manifest
+from imagefactory.oci.graph import StoreRepository, artifact_of, put_files, read_manifest
 from imagefactory.oci.manifests import MALFORMED, Descriptor, Image, parse_descriptor
 from imagefactory.progress import Progress
 from imagefactory.project import Project

@@ -17,9 +17,8 @@ from imagefactory.extras.sbom.formats import format_cyclonedx, format_spdx
 from imagefactory.extras.sbom.look import base_digest
 from imagefactory.lock.debian.lock import read_base_lock
 from imagefactory.lock.files import lock_digest
-from imagefactory.oci.artifacts import put_artifact
 from imagefactory.oci.candidates import CYCLONEDX_TYPE, PROVENANCE_TYPE, SPDX_TYPE
-from imagefactory.oci.graph import StoreRepository, make_artifact, read_manifest
+from imagefactory.oci.graph import StoreRepository, make_artifact, put_artifact, read_manifest
 from imagefactory.progress import Progress
 from imagefactory.project import Project
 from imagefactory.trust.envelope import format_json, sign_envelope

@@ -373,7 +373,7 @@ def test_packages_of_the_cache_are_scanned_once(tmp_path: Path, monkeypatch: pyt
     monkeypatch.undo()
     kept = (tmp_path / "scan.json").read_bytes()
     # Another's words beside it are no scan of it, and one that is altered is none either.
-    for altered in (b"{}", json.dumps(format_scan(LayerScan(found=()))).encode(), kept[1:]):
+    for altered in (b"{}", json.dumps(format_scan(LayerScan(findings=()))).encode(), kept[1:]):
         (tmp_path / "scan.json").write_bytes(altered)
         assert inspect._scan_cached(path, 1) == first
         assert (tmp_path / "scan.json").read_bytes() == kept

@@ -22,9 +22,8 @@ from imagefactory.actions import promote
 from imagefactory.actions.verdicts import attach_signed
 from imagefactory.errors import UsageError
 from imagefactory.model import Outcome
-from imagefactory.oci.artifacts import WITHDRAWN, put_artifact
 from imagefactory.oci.candidates import VERDICT_TYPE, candidate_tag, pushed_record
-from imagefactory.oci.graph import EMPTY, EMPTY_BLOB, StoreRepository
+from imagefactory.oci.graph import EMPTY, EMPTY_BLOB, WITHDRAWN, StoreRepository, put_artifact
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import (
     INDEX_TYPE,

@@ -24,13 +24,13 @@ KEY = TrustedKeyName(name="lab", since=NOW - DAY, until=NOW + 99 * DAY)
 WELL = UsageFacts(
     now=NOW,
     keys=(KEY,),
-    catalogue=ProbeResult(name="catalogue", found="registry.example.org/gpu, made today"),
+    catalogue=ProbeResult(name="catalogue", answer="registry.example.org/gpu, made today"),
     images=9,
     verified=7,
     site="chtc",
     site_origin="/etc/xdg/imagefactory/imagefactory.toml",
-    pool=ProbeResult(name="pool", found="HTCondor 23.9"),
-    factory=ProbeResult(name="factory", found="/home/you/factory"),
+    pool=ProbeResult(name="pool", answer="HTCondor 23.9"),
+    factory=ProbeResult(name="factory", answer="/home/you/factory"),
     signers=("lab",),
 )
 GPU = Diagnosis(name="GPU", state=Health.WARNING, detail="none here", needed_for="gpu")
