@@ -7,6 +7,6 @@ import pytest
 from imagefactory.errors import ImagefactoryError
 
 
-def fails(code: str) -> pytest.RaisesExc[ImagefactoryError]:
-    """Expect an error with this code in a `with` block; `as caught` gives its message and hint."""
-    return pytest.raises(ImagefactoryError, check=lambda error: error.code == code)
+def fails(code: str, match: str | None = None) -> pytest.RaisesExc[ImagefactoryError]:
+    """Expect an error with this code (and message) in a `with` block; `as caught` gives message and hint."""
+    return pytest.raises(ImagefactoryError, match=match, check=lambda error: error.code == code)

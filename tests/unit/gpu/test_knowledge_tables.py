@@ -26,9 +26,6 @@ def codes(text: str) -> tuple[GpuCode, ...]:
     return tuple(sorted(parse_code(word) for word in text.split()))
 
 
-# --- documentation -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("framework", "version", "cuda", "expected"),
     [
@@ -99,9 +96,6 @@ def test_what_pypi_offers_was_released(framework: str) -> None:
             ), wheel
 
 
-# --- toolkits and drivers ------------------------------------------------------------------------
-
-
 def test_newer_ptx_needs_newer_cuda() -> None:
     table = knowledge.ptx_cuda()
     known = sorted(table, key=numbers)
@@ -134,9 +128,6 @@ def test_targets_of_toolkits() -> None:
     assert GpuCode(CodeKind.SASS, Capability(7, 0)) not in knowledge.targets_of("13.0")
     assert GpuCode(CodeKind.SASS, Capability(10, 0), suffix="f") in knowledge.targets_of("12")
     assert knowledge.targets_of("14.0") == ()
-
-
-# --- scans ---------------------------------------------------------------------------------------
 
 
 def modules_of(version: str, library: str) -> tuple[ModuleCount, ...]:
@@ -212,9 +203,6 @@ def test_a_name_that_toml_would_read_otherwise_is_refused() -> None:
         scan_wheels.format_wheel(wheel)
 
 
-# --- where the two differ ------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def differences() -> tuple[contradictions.CapabilityDifference, ...]:
     return contradictions.find_differences()
@@ -259,9 +247,6 @@ def test_the_parts_of_a_plugin_are_one_build() -> None:
     ]
     assert {"jax-cuda13-pjrt", "jax-cuda13-plugin"} in builds
     assert not [build for build in builds if len({name.split("-")[1] for name in build}) > 1]
-
-
-# --- what releases need --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -91,9 +91,6 @@ def verdict_of(subject: Descriptor, envelope: bytes = SIGNED.envelope) -> Signed
     return SignedStatement(kind=VERDICT_TYPE, subject=subject, envelope=envelope, until=NOW + 90 * DAY)
 
 
-# --- attaching and reading -----------------------------------------------------------------------
-
-
 def test_what_is_attached_is_read_back(place: StoreRepository) -> None:
     image = put_image(place)
     made = attach(place, verdict_of(image))
@@ -132,9 +129,6 @@ def test_what_is_no_statement_is_told_and_hides_no_other(place: StoreRepository,
     assert found[good].envelope == SIGNED.envelope
     assert found[bad].envelope == b""
     assert found[bad].fault
-
-
-# --- the journal ---------------------------------------------------------------------------------
 
 
 def test_a_row_comes_back_as_it_was() -> None:
@@ -363,8 +357,6 @@ def test_a_list_that_lost_rows_is_mended(tmp_path: Path, registry: RegistryMadeH
     assert len(repair_referrers(place, journal, (), NOW).mended) == 5
     assert len(read_verdicts(place, image.digest)) == 5
 
-
-# --- revocations ---------------------------------------------------------------------------------
 
 WITHDRAWAL = RevocationRequest(subject=SUBJECT, why="wrong sums", capability="8.0")
 LATER = NOW + timedelta(minutes=1)

@@ -83,9 +83,6 @@ def test_an_image_for_amd_is_read_as_one() -> None:
     assert (read, read.gpu) == (image, True)
 
 
-# --- signed and read -----------------------------------------------------------------------------
-
-
 def test_what_is_read_is_what_was_signed(envelope: bytes) -> None:
     assert verify_catalog(envelope, TRUST, NOW) == make_catalogue()
     assert sign_catalog(make_catalogue(), LAB) == envelope
@@ -199,9 +196,6 @@ def test_nothing_is_signed_that_nobody_would_read() -> None:
         sign_catalog(make_catalogue(make_image(), make_image()), LAB)
 
 
-# --- offers --------------------------------------------------------------------------------------
-
-
 def test_an_offer_has_its_verdicts_judged_by_the_reader() -> None:
     offer = find_offer(make_catalogue(), TARGET, TRUST, NOW)
     (judged,) = offer.judged
@@ -289,9 +283,6 @@ def test_an_image_that_is_a_sif_says_so() -> None:
     image = make_image()
     assert not image.only_sif
     assert replace(image, subject=SIF_SUBJECT).only_sif
-
-
-# --- from a file ---------------------------------------------------------------------------------
 
 
 def _read(folder: Path, place: str = "./catalogue.json", more: str = "") -> Catalog:
@@ -443,8 +434,6 @@ print(*[one.standing for one in offer.judged])
     )
     assert done.stdout.split() == ["good"]
 
-
-# --- memory --------------------------------------------------------------------------------------
 
 _CHILD = """
 import resource, sys

@@ -67,8 +67,6 @@ GRANT = TrustGrant(key=PublicKey(name="lab", raw=LAB.public), since=date(2026, 1
 DIGEST, OTHER = "sha256:" + "1" * 64, "sha256:" + "2" * 64
 TOML = add_key("", GRANT, "x")
 
-# --- private keys ------------------------------------------------------------------------------------
-
 
 def test_a_new_key_is_for_its_owner_alone(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "keys"
@@ -211,9 +209,6 @@ def test_the_setting_names_a_key_or_a_file(tmp_path: Path) -> None:
     assert named.signing_key.value == "lab"
 
 
-# --- public keys -------------------------------------------------------------------------------------
-
-
 def test_public_keys_in_pem_and_in_base64() -> None:
     import base64
 
@@ -246,9 +241,6 @@ def test_no_other_file_is_a_public_key(tmp_path: Path) -> None:
     with fails("public-key-invalid") as caught:
         parse_public((tmp_path / "lab.pem").read_bytes(), "x")
     assert "private" in caught.value.message
-
-
-# --- the table of trust ------------------------------------------------------------------------------
 
 
 def test_without_rows_nothing_is_trusted(tmp_path: Path) -> None:
@@ -362,9 +354,6 @@ def test_edits_that_make_no_sense_are_refused() -> None:
         retire_key(TOML, "lab", date(2025, 1, 1), "x")
     with pytest.raises(UsageError):
         add_key("trust = []\n", GRANT, "x")
-
-
-# --- the commands ------------------------------------------------------------------------------------
 
 
 def _call(tmp_path: Path, *arguments: str, code: int = 0) -> str:

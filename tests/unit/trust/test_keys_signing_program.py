@@ -204,9 +204,6 @@ def test_a_command_is_kept_word_by_word(tmp_path: Path) -> None:
         parse_command(b'command = ["/x"]\nshell = true', tmp_path)
 
 
-# --- keys ------------------------------------------------------------------------------------------
-
-
 def test_a_recorded_program_is_a_key_of_its_user(made: Make, tmp_path: Path) -> None:
     folder, public = keys_directory({"XDG_CONFIG_HOME": str(tmp_path)}), PublicKey(name="x", raw=LAB.public)
     key = record_program(folder, "lab", made(signer("lab")), public, os.environ)
@@ -278,9 +275,6 @@ def test_public_keys_as_ssh_writes_them() -> None:
     ):
         with pytest.raises(UsageError):
             parse_public(data, "x")
-
-
-# --- the commands ------------------------------------------------------------------------------------
 
 
 def add_program(bench: Bench, made: Make, name: str, seed: str, *, command: str = "create") -> None:

@@ -267,8 +267,6 @@ def test_a_predicate_is_of_the_kind_that_was_asked_for() -> None:
     assert "predicate: " in caught.value.message
 
 
-# --- several GPUs --------------------------------------------------------------------------------
-
 GPUS_FAILED = tuple(
     replace(check, state=CheckState.FAILED, numbers=()) if check.name == "gpus" else check
     for check in together_report().checks

@@ -92,9 +92,6 @@ def gpu_trial(*, hardware: Hardware | None = HOST, **ask: Any) -> GpuTrial:
     )
 
 
-# --- what is asked -------------------------------------------------------------------------------
-
-
 def test_what_is_asked_is_what_the_suite_reads() -> None:
     predicted = {"8.0": Predicted(native=True, ptx=False, runs=True, reason="sm_80 code")}
     ask = GpuRequest(nonce=NONCE, level="quick", capability="8.0", predicted=predicted)
@@ -262,9 +259,6 @@ def test_other_frameworks_are_not_asked_of_several(framework: str, why: str) -> 
     assert "--suite full" in caught.value.hint
 
 
-# --- images and hosts of which nothing can be verified -------------------------------------------
-
-
 def test_without_a_gpu_nothing_is_started() -> None:
     report = verify(gpu_trial(hardware=None), ScriptedRunner(write=never))
     assert (report.outcome, report.device) == (Outcome.NO_GPU, None)
@@ -320,9 +314,6 @@ def test_a_runner_that_cannot_start_it_is_not_the_images_fault() -> None:
     assert "/dev/nvidia-uvm is missing (nvidia-modprobe" in report.reason
 
 
-# --- the host's evidence -------------------------------------------------------------------------
-
-
 def test_evidence_of_a_made_up_machine(tmp_path: Path) -> None:
     part = "MIG-22222222-2222-3333-4444-555555555555"
     hardware = LocalEvidence(places=make_host(tmp_path, Told(mig=part))).read()
@@ -364,9 +355,6 @@ def test_evidence_that_no_driver_gave(change: dict[str, Any]) -> None:
     assert parse_evidence(good, EVIDENCE_KIT, "x").kind == EVIDENCE_KIT
     with fails("document-invalid"):
         parse_evidence({**good, **change}, EVIDENCE_KIT, "x")
-
-
-# --- the real suite on the stand-in --------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -438,9 +426,6 @@ def test_an_image_without_a_driver_inside(tmp_path: Path, host: Hardware) -> Non
     report = run_driver(host, OnStandIn(tmp_path))
     assert report.outcome is not Outcome.VERIFIED
     assert report.device is None
-
-
-# --- predictions and the table -------------------------------------------------------------------
 
 
 def make_contents(*codes: GpuCode) -> ScanResult:

@@ -103,9 +103,6 @@ def details(report: Report) -> str:
     return "\n".join(check.detail for check in report.checks)
 
 
-# --- the real suite in a process -----------------------------------------------------------------
-
-
 def test_a_good_image_passes_and_is_not_tried_again(environment: Path, tmp_path: Path) -> None:
     runner = ProcessRunner(environment)
     report = run(make_trial(), runner, tmp_path / "records")
@@ -236,9 +233,6 @@ def test_an_image_without_the_package(tmp_path: Path) -> None:
     assert "ModuleNotFoundError" in details(report)
 
 
-# --- images that say other things than the suite does --------------------------------------------
-
-
 def first(report: dict[str, Any]) -> dict[str, Any]:
     return report["checks"][0]
 
@@ -358,9 +352,6 @@ def test_a_runner_that_cannot_run_is_not_the_images_fault(tmp_path: Path) -> Non
     assert "user namespaces are denied (sysctl" in details(report)
 
 
-# --- the ordinary user ---------------------------------------------------------------------------
-
-
 def test_the_second_run_is_an_ordinary_user_on_a_read_only_root(tmp_path: Path) -> None:
     runner = scripted()
     specs: list[RunSpec] = []
@@ -396,9 +387,6 @@ def test_no_second_run_after_a_failure(tmp_path: Path) -> None:
     report = run(make_trial(checks=(*PLAIN_CHECKS, "unprivileged")), runner, tmp_path)
     assert len(runner.asked) == 1
     assert states(report)["unprivileged"] == "not-run"
-
-
-# --- what is expected, records, showing ----------------------------------------------------------
 
 
 def test_expectations_hold_lock_and_recipe() -> None:
