@@ -137,15 +137,13 @@ def _make_nodes(
     predicted = _predict(factory, cells[0].stage, definition, progress)
     kits = []
     for cell in cells:
-        node = _make_node(cell, image, definition, level, format_nonce(random(NONCE_BYTES)))
+        node = make_node(cell, image, definition, level, format_nonce(random(NONCE_BYTES)))
         request = GpuRequest(nonce=node.nonce, level=level, capability=node.capability, predicted=predicted)
-        kits.append(_make_kit(node, definition, request, now))
+        kits.append(make_node_kit(node, definition, request, now))
     return tuple(kits)
 
 
-def _make_node(
-    cell: QueuedCell, image: PoolImage, definition: BuildSpec, level: str, nonce: str
-) -> SweepNode:
+def make_node(cell: QueuedCell, image: PoolImage, definition: BuildSpec, level: str, nonce: str) -> SweepNode:
     target, part = definition.target, f"-{cell.part}" if cell.part else ""
     return SweepNode(
         # DAGMan accepts neither `.` nor `+`. Names of targets have no `_`.
@@ -166,7 +164,7 @@ def _make_node(
     )
 
 
-def _make_kit(node: SweepNode, definition: BuildSpec, request: GpuRequest, now: datetime) -> NodeKit:
+def make_node_kit(node: SweepNode, definition: BuildSpec, request: GpuRequest, now: datetime) -> NodeKit:
     """Return the node with the files of a kit."""
     suite, subject = suite_digest(), node.image.subject
     kit = {
