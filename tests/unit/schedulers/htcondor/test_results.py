@@ -43,7 +43,7 @@ from tests.made.pool import (
     transferring,
 )
 from tests.made.sweep import NOTHING_SEEN, pool_gpu, seen, suite_report
-from tests.made.sweep import UUID as SEEN_UUID
+from tests.made.sweep import UUID as UUID_SEEN
 from tests.made.verdicts import LAB
 from tests.services.tier import many
 
@@ -368,7 +368,7 @@ def judged(
 
 
 def device(**changes: Any) -> dict[str, Any]:
-    gpu = {"name": "NVIDIA Test GPU", "capability": "8.0", "uuid": SEEN_UUID, "memory": 16 << 30}
+    gpu = {"name": "NVIDIA Test GPU", "capability": "8.0", "uuid": UUID_SEEN, "memory": 16 << 30}
     return {"device": {**gpu, **changes}}
 
 
@@ -380,7 +380,7 @@ def test_a_job_whose_gpu_everybody_tells_is_verified_and_can_be_signed() -> None
     assert report.outcome is Outcome.VERIFIED
     assert report.hardware is not None
     assert (report.hardware.kind, report.hardware.nodes) == (HTCONDOR, ())
-    assert report.hardware.known == (SEEN_UUID,)
+    assert report.hardware.known == (UUID_SEEN,)
     assert dict(report.hardware.notes) == {
         "driver-told-by": "startd",
         "job": "12.0",
@@ -409,7 +409,7 @@ def test_a_short_name_stands_for_a_gpu_that_begins_so() -> None:
     report = judged(pool_gpu(uuid=""))
     assert report.outcome is Outcome.VERIFIED
     assert report.hardware is not None
-    assert report.hardware.known == (SEEN_UUID,)
+    assert report.hardware.known == (UUID_SEEN,)
 
 
 # --- not agreeing ----------------------------------------------------------------------------------
@@ -419,7 +419,7 @@ def test_a_short_name_stands_for_a_gpu_that_begins_so() -> None:
     ("gpu", "report", "said"),
     [
         (
-            {"uuid": SEEN_UUID.replace("1", "9"), "id": "GPU-99999999"},
+            {"uuid": UUID_SEEN.replace("1", "9"), "id": "GPU-99999999"},
             {},
             "the startd gave the job GPU-99999999",
         ),
@@ -428,7 +428,7 @@ def test_a_short_name_stands_for_a_gpu_that_begins_so() -> None:
         ({"name": "Tesla V100"}, {}, "calls .* 'NVIDIA Test GPU', the startd 'Tesla V100'"),
         ({"cuda": "12.2"}, {}, "takes CUDA 12.4, the startd's 12.2"),
         ({"driver": "535.54.03"}, {}, "the job's driver is 550.90.07, the startd's 535.54.03"),
-        ({}, device(uuid=SEEN_UUID.replace("1", "8")), "the suite met GPU-88888888"),
+        ({}, device(uuid=UUID_SEEN.replace("1", "8")), "the suite met GPU-88888888"),
     ],
 )
 def test_two_words_on_one_gpu_are_the_pools_fault(
@@ -458,7 +458,7 @@ def test_without_a_driver_that_the_job_saw_nothing_is_verified() -> None:
 
 
 def test_a_short_name_of_a_simulated_gpu_stands_for_none() -> None:
-    """Where the startd tells no SEEN_UUID, an image may give the rest of it as it likes."""
+    """Where the startd tells no UUID_SEEN, an image may give the rest of it as it likes."""
     uuid = "GPU-a0223334-1111-2222-3333-444444444444"
     there = {**seen(), "known": [uuid], "gpus": [{**seen()["gpus"][0], "uuid": uuid}]}
     report = judged(pool_gpu(uuid="", id=uuid[:12]), run={"hardware": there}, report=device(uuid=uuid))
@@ -474,7 +474,7 @@ def test_a_simulated_gpu_is_never_verified_nor_signed(uuid: str) -> None:
     assert report.outcome is Outcome.NOT_TESTED
     assert "simulates" in report.reason
     assert missing_evidence(report) == "the pool simulates that GPU"
-    assert not is_simulated(SEEN_UUID)
+    assert not is_simulated(UUID_SEEN)
 
 
 # --- the image -------------------------------------------------------------------------------------
