@@ -206,8 +206,6 @@ def test_what_cannot_be_removed_is_named_and_all_else_goes(
     assert (done.blobs, done.unpacked) == (1, 1)
     assert sorted(path for path, _ in done.stuck) == sorted(
         map(str, (blob, crowded.tmp / "left", *(crowded.path / "unpacked" / n for n in (PART, LOOSE))))
-            str, (blob, crowded.tmp / "left", *((crowded.path / "unpacked" / name) for name in (PART, LOOSE)))
-        )
     )
     for path, error in done.stuck:
         assert error.code == "cannot-delete-file"
