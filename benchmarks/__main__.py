@@ -72,8 +72,8 @@ class Ground:
             extra = {"IMAGEFACTORY_CODEC": codec}
             made = replace(self.small, store=scratch(self.folder / "new"), extra=extra)
             made.build(TINY, "--no-smoke")
-            made.run("store", "rm", "tiny:12.1-cu121")
-            made.run("store", "gc")
+            made.run("image", "remove", "tiny:12.1-cu121")
+            made.run("image", "prune")
             made.store.rename(self.folder / codec)
         return self.folder / codec
 

@@ -51,11 +51,11 @@ def cache_lock(access: Access) -> Path:
 def package_index(access: Access) -> PackageIndex:
     from imagefactory.lock.pypi.index import find_index, trusting
 
-    found = find_index(access.settings.index, environ=access.environ, prefix=Path(sys.prefix))
+    index = find_index(access.settings.index, environ=access.environ, prefix=Path(sys.prefix))
     sdists = access.settings.cache_path / "sdists"
-    found = replace(found, named=access.settings.index_map, root=access.settings.root_path, sdists=sdists)
+    index = replace(index, named=access.settings.index_map, root=access.settings.root_path, sdists=sdists)
     folder = access.settings.cache_path / "certificates"
-    return trusting(found, access.settings.certificates_path, folder)
+    return trusting(index, access.settings.certificates_path, folder)
 
 
 def uv_locker(index: PackageIndex) -> UvLocker:
@@ -77,14 +77,14 @@ def debian_mirror(access: Access) -> DebianMirror:
 
     settings = access.settings
     debs = settings.cache_path / "debs"
-    found = find_mirror(settings.debian_mirror.value, debs, access.environ, etc_apt=Path("/etc/apt"))
+    mirror = find_mirror(settings.debian_mirror.value, debs, access.environ, etc_apt=Path("/etc/apt"))
     trusted = package_index(access).certificates if settings.certificates.value else ""
-    return replace(found, certificates=trusted)
+    return replace(mirror, certificates=trusted)
 
 
-def registry_place(access: Access, given: str = "") -> tuple[str, str]:
+def registry_place(access: Access, address: str = "") -> tuple[str, str]:
     """(host, path) of the registry to use: what was given, else the setting. Raises UsageError for none."""
-    place = given or access.settings.registry.value
+    place = address or access.settings.registry.value
     if not place:
         raise UsageError(
             "no-registry-set",

@@ -162,17 +162,17 @@ def no_space(folder: Path) -> StoreError:
     return StoreError(
         "disk-full",
         f"no space left in {folder}",
-        hint="free some space (imagefactory store gc), then run the same command again",
+        hint="free some space (imagefactory image prune), then run the same command again",
     )
 
 
-def require_space(wanted: Mapping[Path, int], what: str) -> None:
+def require_space(bytes_by_path: Mapping[Path, int], what: str) -> None:
     """Raises StoreError, before the work, where the disks of these folders lack the bytes for it.
 
     Folders on one disk share its room. Name the least that is needed: nothing is to be refused that fits.
     """
     disks: dict[int, list[tuple[Path, Path, int]]] = {}
-    for folder, size in wanted.items():
+    for folder, size in bytes_by_path.items():
         there = next(path for path in (folder, *folder.parents) if path.exists())
         disks.setdefault(there.stat().st_dev, []).append((there, folder, size))
     for parts in disks.values():
@@ -183,7 +183,7 @@ def require_space(wanted: Mapping[Path, int], what: str) -> None:
                 "disk-full",
                 f"not enough disk space in {where}: {what} needs at least "
                 f"{format_bytes(needed)}, {format_bytes(free)} are free",
-                hint="free some space (imagefactory store gc --cache), or set `store`, `cache` "
+                hint="free some space (imagefactory image prune --cache), or set `store`, `cache` "
                 "(IMAGEFACTORY_STORE, IMAGEFACTORY_CACHE) or, for bases, TMPDIR to a larger disk",
             )
 
@@ -192,7 +192,7 @@ def require_space(wanted: Mapping[Path, int], what: str) -> None:
 def shared_use(lock: Path, progress: Progress) -> Iterator[None]:
     """Holds `lock` with others who use what it guards; waits for one who collects."""
     with open_lock(lock) as handle:
-        _wait_for_lock(handle, fcntl.LOCK_SH, lambda: progress.note("waiting for store gc to end ..."))
+        _wait_for_lock(handle, fcntl.LOCK_SH, lambda: progress.note("waiting for image prune to end ..."))
         yield
 
 
@@ -264,10 +264,10 @@ def add_checksum(path: Path, data: bytes) -> bytes:
 def check_checksum(path: Path) -> bytes | None:
     """What was sealed to lie at `path`; None where nothing lies, or not that."""
     try:
-        data, _, found = path.read_bytes().rpartition(_CHECKSUM_MARK)
+        data, _, checksum = path.read_bytes().rpartition(_CHECKSUM_MARK)
     except OSError:
         return None
-    return data if found == _sum(path, data) + b"\n" else None
+    return data if checksum == _sum(path, data) + b"\n" else None
 
 
 def _sum(path: Path, data: bytes) -> bytes:

@@ -221,9 +221,9 @@ class HttpSession:
 
         GET and HEAD follow redirects; for other methods a redirect is a RejectedError.
         """
-        shown = redact(url)
+        address = redact(url)
         with (
-            translate_faults(lambda text: f"{shown}: {text}"),
+            translate_faults(lambda text: f"{address}: {text}"),
             send_request(
                 self._session,
                 method,
@@ -238,9 +238,9 @@ class HttpSession:
             status = response.status_code
             if may_pass(status):
                 after = retry_after(response.headers)
-                raise TransientError(f"{shown} answered {status}", after=after, status=status)
+                raise TransientError(f"{address} answered {status}", after=after, status=status)
             if status >= (400 if method in ("GET", "HEAD") else 300):
-                raise RejectedError(f"{shown} answered {status}", status=status)
+                raise RejectedError(f"{address} answered {status}", status=status)
             yield response
 
     def size(self, url: str) -> int:

@@ -126,8 +126,8 @@ class _LineTask:
         elapsed = max(now - self.began, 1e-6)
         if not self.total:
             return amount(self.done)
-        done = amount(self.done) if self.unit == "bytes" else str(self.done)
-        text = f"{done} of {amount(self.total)}"
+        finished = amount(self.done) if self.unit == "bytes" else str(self.done)
+        text = f"{finished} of {amount(self.total)}"
         if self.total < 100 * self.done < 100 * self.total:  # of the first hundredth nothing follows
             text += f", {format_seconds(elapsed * (self.total - self.done) / self.done)} left"
         return text
@@ -253,10 +253,10 @@ class TerminalProgress:
 
     @contextmanager
     def stage(self, title: str) -> Iterator[None]:
-        began, shown = time.monotonic(), f"[bold]{_escaped(title)}[/bold]"
-        self.console.print(f"{shown} ...")
+        began, heading = time.monotonic(), f"[bold]{_escaped(title)}[/bold]"
+        self.console.print(f"{heading} ...")
         yield
-        self.console.print(f"{shown}: done in {format_seconds(time.monotonic() - began)}")
+        self.console.print(f"{heading}: done in {format_seconds(time.monotonic() - began)}")
 
     @contextmanager
     def task(self, title: str, *, total: int = 0, unit: str = "bytes") -> Iterator[ProgressTask]:
@@ -301,8 +301,8 @@ def _start_bars(console: Console) -> RichProgress:
             total = "?" if task.total is None else f"{task.total:.0f}"
             return Text(f"{task.completed:.0f}/{total} {task.fields['unit']}", style="progress.download")
 
-    left = bars.TimeRemainingColumn()
-    drawn = bars.Progress("  {task.description}", bars.BarColumn(), Amount(), left, console=console)
+    remaining = bars.TimeRemainingColumn()
+    drawn = bars.Progress("  {task.description}", bars.BarColumn(), Amount(), remaining, console=console)
     drawn.start()
     return drawn
 

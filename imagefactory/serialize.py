@@ -161,7 +161,7 @@ def parse_document(value: object, kind: Any, version: int, where: str) -> Any:
     if not isinstance(value, dict) or "format" not in value:
         raise invalid_value_error(where, "'format' is missing")
     parse_value(value["format"], Annotated[int, Constant(version)], f"{where}: format")
-    return parse_value({name: one for name, one in value.items() if name != "format"}, kind, where)
+    return parse_value({name: item for name, item in value.items() if name != "format"}, kind, where)
 
 
 class ObjectSchema:
@@ -175,9 +175,9 @@ class ObjectSchema:
 
     def parse(self, value: object, where: str) -> dict[str, Any]:
         """The values by their names. Raises StatementError for anything else."""
-        found = _describe_error(self.read, value, where)
-        assert isinstance(found, dict)
-        return found
+        values = _describe_error(self.read, value, where)
+        assert isinstance(values, dict)
+        return values
 
 
 def _describe_error(parse: Callable[[object], Any], value: object, where: str) -> Any:
@@ -251,7 +251,7 @@ def _codec(kind: Any) -> _Codec:
         if isinstance(note, Constant):
             return _Codec(_same, _fixed_parser(note.value))
     if get_origin(kind) in (Union, types.UnionType):
-        (own,) = (one for one in get_args(kind) if one is not types.NoneType)
+        (own,) = (item for item in get_args(kind) if item is not types.NoneType)
         inner = _codec(Annotated[own, *notes] if notes else own)
         return _Codec(
             lambda value: None if value is None else inner.format(value),
@@ -386,7 +386,7 @@ def _tuple_codec(kinds: tuple[Any, ...], notes: tuple[Any, ...]) -> _Codec:
     codecs = tuple(_codec(kind) for kind in kinds)
     if named := _codec_of(TupleAsObject, notes, None):
         members = _object_codec(
-            dict(zip(named.names, codecs, strict=True)), lambda **found: tuple(found.values())
+            dict(zip(named.names, codecs, strict=True)), lambda **values: tuple(values.values())
         )
         return _Codec(
             lambda value: {
@@ -409,9 +409,9 @@ def _list_codec(codec: _Codec, most: int) -> _Codec:
     def parse(value: object) -> tuple[Any, ...]:
         if not isinstance(value, list) or len(value) > most:
             raise _InvalidValueError(f"that is no list of at most {most}")
-        return tuple(_error_at(f"[{n}]", codec.parse, one) for n, one in enumerate(value))
+        return tuple(_error_at(f"[{n}]", codec.parse, item) for n, item in enumerate(value))
 
-    return _Codec(lambda value: [codec.format(one) for one in value], parse)
+    return _Codec(lambda value: [codec.format(item) for item in value], parse)
 
 
 def _pairs_codec(parse_name: Callable[[object], str], codec: _Codec, most: int) -> _Codec:
@@ -422,7 +422,7 @@ def _pairs_codec(parse_name: Callable[[object], str], codec: _Codec, most: int) 
             (parse_name(name), _error_at(f".{name}", codec.parse, value[name])) for name in sorted(value)
         )
 
-    return _Codec(lambda value: {name: codec.format(one) for name, one in value}, parse)
+    return _Codec(lambda value: {name: codec.format(item) for name, item in value}, parse)
 
 
 def _error_at(name: str, parse: Callable[[object], Any], value: object) -> Any:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A signing program for imagefactory: sign stdin with an Ed25519 key that ssh-agent holds.
 
-    imagefactory keys new lab --command '/path/ssh_agent.py /home/me/.ssh/lab.pub' --public ~/.ssh/lab.pub
+    imagefactory key create lab --command '/path/ssh_agent.py /home/me/.ssh/lab.pub' --public ~/.ssh/lab.pub
 
 gpg-agent answers too (enable-ssh-support), with a key of a smart card. A key of type sk-ssh-ed25519 does not
 work: it signs something else. Protocol: draft-ietf-sshm-ssh-agent, 3.6; signature: RFC 8709.

@@ -139,7 +139,7 @@ def build_catalog(factory: Project, request: CatalogRequest, progress: Progress)
                 raise NothingSelectedError(
                     "catalog-image-missing",
                     f"{target.name}: {why}",
-                    hint=f"imagefactory {f'promote {target.name}' if waits else build}",
+                    hint=f"imagefactory {f'image promote {target.name}' if waits else build}",
                 )
             skipped.append((target.name, why))
             waiting += [target.name] if waits else []
@@ -225,7 +225,7 @@ class _CatalogBuilder:
             if self._waits(target, place, root):
                 why = (
                     f"{root.subject.index} waits, too few keys approved it: "
-                    f"imagefactory promote {target.name}"
+                    f"imagefactory image promote {target.name}"
                 )
                 factory.tell(f"{target.name}: {why}")
             else:

@@ -52,10 +52,10 @@ class JoinedCenter:
         """How the names of its images begin, empty if there is no other center."""
         return f"{self.name}/" if self.several else ""
 
-    def answers(self, made: datetime) -> str:
+    def answers(self, time: datetime) -> str:
         """Return the source of an answer by a catalog of that time."""
         of = f"of {self.name}: " if self.several else "of "
-        return f"images {of}the catalogue {self.place}, made {made:%Y-%m-%d %H:%M} UTC"
+        return f"images {of}the catalogue {self.place}, made {time:%Y-%m-%d %H:%M} UTC"
 
     def json_of(self, target: str) -> dict[str, str]:
         """Return the further keys of an image in JSON, if there are several centers."""
@@ -323,7 +323,7 @@ class CenterImages:
         return self.center.place
 
     @property
-    def said(self) -> str:
+    def source(self) -> str:
         """The source of the answer."""
         return self.center.answers(self.catalogue.made)
 

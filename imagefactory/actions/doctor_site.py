@@ -110,7 +110,7 @@ class _SiteCheck:
         if not os.access(there, os.W_OK):
             yield broken("store", f"{said}, not writable", 'store = "DIR" in imagefactory.toml')
         elif free < STORE_BYTES:
-            yield warn("store", f"{said}, less than an image takes", "imagefactory store gc")
+            yield warn("store", f"{said}, less than an image takes", "imagefactory image prune")
         else:
             yield good("store", said if (path / "oci-layout").exists() else f"{said}; nothing is in it yet")
 
@@ -140,14 +140,14 @@ class _SiteCheck:
             return
         trusted = self.trust.key(key.keyid)
         if trusted is None:
-            remedy = f"imagefactory keys trust {key.name}"
+            remedy = f"imagefactory key trust {key.name}"
             yield missing("signing key", f"'{key.name}' is not trusted in this project", remedy)
         elif self.now < trusted.since:
             said = f"'{key.name}' is trusted from {trusted.since:%Y-%m-%d} on"
             yield broken("signing key", said, "set its `from` in imagefactory.toml")
         elif trusted.until - self.now < KEY_SOON:
             said = f"'{key.name}' signs until {trusted.until:%Y-%m-%d}, which is soon"
-            yield warn("signing key", said, "imagefactory keys rotate")
+            yield warn("signing key", said, "imagefactory key rotate")
         else:
             yield good("signing key", f"'{key.name}', until {trusted.until:%Y-%m-%d}")
 
@@ -310,7 +310,7 @@ class _SiteCheck:
             yield from threads.map(lambda mirror: self._mirror(mirror, made), mirrors)
 
     def _mirror(self, mirror: str, made: datetime | None) -> Diagnosis:
-        copy = "imagefactory copy REGISTRY/catalogue:current MIRROR/catalogue:current"
+        copy = "imagefactory image copy REGISTRY/catalogue:current MIRROR/catalogue:current"
         where: StoreRepository | Path = Path(mirror)
         try:
             if not mirror.startswith("/"):

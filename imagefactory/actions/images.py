@@ -18,9 +18,15 @@ from imagefactory.errors import BuildError, NoImageError, NothingSelectedError, 
 from imagefactory.fs import user_temporary_directory
 from imagefactory.gpu.capability import architecture
 from imagefactory.model import Target
-from imagefactory.oci.artifacts import WITHDRAWN
 from imagefactory.oci.candidates import CANDIDATE, CAPABILITY, plain_tag, read_pushed, read_records
-from imagefactory.oci.graph import Manifest, StoreRepository, parse_parts, platforms_in, read_manifest
+from imagefactory.oci.graph import (
+    WITHDRAWN,
+    Manifest,
+    StoreRepository,
+    parse_parts,
+    platforms_in,
+    read_manifest,
+)
 from imagefactory.oci.layout import LayoutStore, reference
 from imagefactory.oci.manifests import Descriptor, Image, SifArtifact, images_of
 from imagefactory.oci.sif import find_sif, is_sif_manifest, load_sif, sif_reference
@@ -77,8 +83,8 @@ def find_stored(access: Access, name: str) -> Image | SifArtifact | None:
             return load_artifact(access, name, tags[name])
         if ":" not in name and "/" not in name:
             return None
-        what, near = f"'{name}'", difflib.get_close_matches(name, tags, n=1)
-    hint = f"run imagefactory pull {name}" if "/" in name else "see imagefactory store list"
+        what, near = f"'{name}'", [] if "/" in name else difflib.get_close_matches(name, tags, n=1)
+    hint = f"run imagefactory pull {name}" if "/" in name else "see imagefactory image list"
     raise NothingSelectedError(
         "image-not-found",
         f"no image {what} in {layout.path}",

@@ -51,7 +51,7 @@ def invitation_of(settings: Settings, catalogue: str, now: datetime) -> Invitati
         raise CheckFailedError(
             "no-trusted-key",
             "this project trusts no key, so readers could not trust its catalog",
-            hint="imagefactory keys new NAME && imagefactory keys trust NAME && imagefactory catalogue",
+            hint="imagefactory key create NAME && imagefactory key trust NAME && imagefactory catalogue",
         )
     return Invitation(
         catalogue=place,

@@ -32,7 +32,6 @@ from imagefactory.actions.verdicts import (
 from imagefactory.errors import CheckFailedError, ImagefactoryError, RegistryError, UsageError, os_problem
 from imagefactory.fs import replacing
 from imagefactory.model import Target
-from imagefactory.oci.artifacts import WITHDRAWN, withdraw_tag
 from imagefactory.oci.candidates import (
     APPROVAL_TYPE,
     CANDIDATE,
@@ -41,7 +40,7 @@ from imagefactory.oci.candidates import (
     VERDICT_TYPE,
     plain_tag,
 )
-from imagefactory.oci.graph import StoreRepository, read_manifest
+from imagefactory.oci.graph import WITHDRAWN, StoreRepository, read_manifest, withdraw_tag
 from imagefactory.oci.layout import LayoutStore
 from imagefactory.oci.manifests import digest_of
 from imagefactory.oci.sif import SIF_TYPE
@@ -300,7 +299,7 @@ def revoke(access: Access, revoking: RevokeRequest, key: SigningKey, progress: P
         raise CheckFailedError(
             "nothing-to-revoke",
             f"no valid verdict of {place}@{subject.manifest} to revoke",
-            hint="see imagefactory verdicts",
+            hint="see imagefactory verdict list",
         )
     if not isinstance(place.store, LayoutStore):
         own = local_place(access, ANY)
@@ -320,7 +319,7 @@ def _full_digest(text: str, judged: Sequence[VerificationResult]) -> str:
         raise UsageError(
             "verdict-not-unique",
             f"'{text[:80]}' matches {len(digests)} verdicts of this image",
-            hint="use a digest that imagefactory verdicts shows",
+            hint="use a digest that imagefactory verdict list shows",
         )
     return digests[0]
 

@@ -161,7 +161,7 @@ def check_signer(current: PublishedCatalog | None, key: SigningKey, trust: Trust
     raise CheckFailedError(
         "catalog-other-key",
         f"{current.where} is signed by {whose}, and people who joined may trust only that key",
-        hint=f"sign with that key, or retire it (keys rotate); to replace its catalog: {JOIN_AGAIN}, then "
+        hint=f"sign with that key, or retire it (key rotate); to replace its catalog: {JOIN_AGAIN}, then "
         "imagefactory invite --push",
     )
 
@@ -173,7 +173,7 @@ def publishing_key(factory: Project, now: datetime) -> SigningKey:
         raise CheckFailedError(
             "signing-key-missing",
             "no key to sign the catalog",
-            hint="create one: imagefactory keys new NAME; or set IMAGEFACTORY_SIGNING_KEY",
+            hint="create one: imagefactory key create NAME; or set IMAGEFACTORY_SIGNING_KEY",
         )
     check_key_trusted(key, read_trust(factory.settings.files), now)
     return key
@@ -386,8 +386,8 @@ def _find_previous(
             except StatementError as error:
                 faults.append(error.message)
                 continue
-            made, hexes = revision.catalogue.made, revision.digest.removeprefix("sha256:")
-            if name == f"{made:%Y%m%d}-{hexes[:12]}" and made < last:
+            time, hexes = revision.catalogue.made, revision.digest.removeprefix("sha256:")
+            if name == f"{time:%Y%m%d}-{hexes[:12]}" and time < last:
                 revisions.append(revision)
         if revisions:
             return max(revisions, key=lambda revision: revision.catalogue.made)

@@ -82,9 +82,9 @@ class CachedCatalog:
             return text if _TIME.fullmatch(text) else ""
         return ""
 
-    def refuse_older(self, made: datetime) -> None:
+    def refuse_older(self, time: datetime) -> None:
         """Raise StatementError for a catalog that is older than the newest that was seen of this place."""
-        seen, text = self.seen(), format_time(made)
+        seen, text = self.seen(), format_time(time)
         if seen > text:
             raise StatementError(
                 "catalog-rolled-back",
@@ -93,7 +93,7 @@ class CachedCatalog:
                 f"rm {self.seen_path}",
             )
 
-    def write(self, data: bytes, made: datetime) -> None:
+    def write(self, data: bytes, time: datetime) -> None:
         """Store a verified catalog and its time, and remove the least recently used ones."""
         with contextlib.suppress(OSError):
             if data != self.read():
@@ -105,7 +105,7 @@ class CachedCatalog:
                     remove_inside(folder, path)
         with contextlib.suppress(OSError):
             self.seen_path.parent.mkdir(parents=True, exist_ok=True)
-            replace_text(self.seen_path, format_time(made))
+            replace_text(self.seen_path, format_time(time))
 
 
 def place_name(place: str) -> str:
@@ -117,18 +117,18 @@ def _cached(settings: Settings, place: str) -> CachedCatalog:
     return CachedCatalog(cache=settings.cache_path, where=place_name(place))
 
 
-def cache_published(settings: Settings, registry: str, envelope: bytes, made: datetime) -> None:
+def cache_published(settings: Settings, registry: str, envelope: bytes, time: datetime) -> None:
     """Cache what was just published, for the commands of this machine while the registry is down."""
-    _cached(settings, registry).write(pack_artifact(envelope), made)
+    _cached(settings, registry).write(pack_artifact(envelope), time)
 
 
 def cached_expiry(settings: Settings) -> datetime | None:
     """Return when the newest cached catalog of the setting `registry` expires, None if there is none."""
     cached = _cached(settings, settings.registry.value)
     try:
-        made = datetime.fromisoformat(cached.seen())
+        time = datetime.fromisoformat(cached.seen())
         data = unpack_artifact(cached.read(), cached.where)
-        return verify_catalog(data, read_trust(settings.files), made, cached.where).expires
+        return verify_catalog(data, read_trust(settings.files), time, cached.where).expires
     except (ValueError, ImagefactoryError):
         return None
 

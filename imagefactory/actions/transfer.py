@@ -30,7 +30,6 @@ from imagefactory.gpu.capability import PLATFORMS, architecture, this_platform
 from imagefactory.lock.debian.lock import format_base_lock
 from imagefactory.model import Target
 from imagefactory.oci.archive import check_output
-from imagefactory.oci.artifacts import put_artifact
 from imagefactory.oci.candidates import (
     CANDIDATE,
     INPUTS_LABEL,
@@ -48,6 +47,7 @@ from imagefactory.oci.graph import (
     choose_platform,
     lacks_platform,
     parse_parts,
+    put_artifact,
     read_config,
     read_graph,
     read_manifest,

@@ -184,7 +184,7 @@ def attach_signed(
     """Attach a verdict to its image in the local store and at `where`. Return the names of the places.
 
     Raises UsageError if neither has the image, RegistryError and StoreError. What a registry rejected stays
-    in the journal, and `reconcile` sends it.
+    in the journal, and `verdict sync` sends it.
     """
     places = places_of(access, signed.verdict.report.subject, where)
     for place, subject in places:
@@ -351,7 +351,7 @@ def signing_key(access: Access, now: datetime) -> SigningKey | None:
     key = read_signing_key(path)
     trusted = trust.key(key.keyid)
     if trusted and trusted.until <= now:
-        hint = "replace it by a new key: imagefactory keys rotate"
+        hint = "replace it by a new key: imagefactory key rotate"
         if setting.value:
             hint = f"name the new key in signing-key ({setting.origin}), or remove that setting"
         raise CheckFailedError(
@@ -370,7 +370,7 @@ def check_key_trusted(key: SigningKey, trust: TrustRules, now: datetime) -> None
         raise CheckFailedError(
             "signer-not-trusted",
             f"signatures of the key '{key.name}' are not valid here: {late[1]}",
-            hint=f"run imagefactory keys trust {key.name}, or set IMAGEFACTORY_SIGNING_KEY to another key",
+            hint=f"run imagefactory key trust {key.name}, or set IMAGEFACTORY_SIGNING_KEY to another key",
         )
 
 
@@ -382,7 +382,7 @@ def sign_report(access: Access, report: GpuReport, key: SigningKey | None, now: 
     if not signable(report):
         return SignedReport(signed=None, why=f"unsigned: '{report.outcome}' says nothing of the image")
     if key is None:
-        return SignedReport(signed=None, why="unsigned: no key (imagefactory keys new NAME)")
+        return SignedReport(signed=None, why="unsigned: no key (imagefactory key create NAME)")
     run = NonceSubject(subject=report.subject, suite=report.suite, level=report.level)
     result = hashlib.sha256(format_json(format_gpu_report(report))).hexdigest()
     days = read_trust(access.settings.files).policy.days

@@ -139,7 +139,7 @@ def verify_and_attach(
         raise UsageError(
             "promote-key-missing",
             "--promote needs a signed verdict, and there is no signing key",
-            hint="create one: imagefactory keys new NAME",
+            hint="create one: imagefactory key create NAME",
         )
     if options.output:
         check_output(options.output)
@@ -312,9 +312,9 @@ def write_kit(
         reference=str(where) if where else "",
         plain_http=open_registry(factory, where.registry).plain if where else False,
         sifs=tuple(
-            row.found.file.digest
+            row.artifact.file.digest
             for row in stored_sifs(factory.layout, image.subject.manifest)
-            if isinstance(row.found, SifArtifact)
+            if isinstance(row.artifact, SifArtifact)
         ),
     )
     nonces = nonce_store(factory, place.ledger)
@@ -453,7 +453,7 @@ def _sign_kit(access: Access, kit: KitReport, ledger: NonceStore, now: datetime)
         raise UsageError(
             "kit-key-missing",
             "no signing key on this machine, so the kit's result cannot be signed",
-            hint="imagefactory keys new NAME, or set IMAGEFACTORY_SIGNING_KEY to the file of a key",
+            hint="imagefactory key create NAME, or set IMAGEFACTORY_SIGNING_KEY to the file of a key",
         )
     days = read_trust(access.settings.files).policy.days
     signed = sign(report, key, now=now, days=jittered_expiry(report, days))

@@ -122,7 +122,7 @@ def build(
     elif push is None:
         print_next_command("run", chosen[0].name, "--", "python")
     else:
-        print_next_command("promote", *(target.name for target in chosen))
+        print_next_command("image", "promote", *(target.name for target in chosen))
 
 
 def _built_json(built: BuildResult, factory: Project) -> dict[str, object]:

@@ -127,7 +127,8 @@ def catalogue(
                 raise NothingSelectedError(
                     "catalog-not-approved",
                     f"{', '.join(draft.waiting)}: too few keys approved the images",
-                    hint=f"the owner of another trusted key runs: imagefactory promote {draft.waiting[0]}",
+                    hint=f"the owner of another trusted key runs: imagefactory image promote "
+                    f"{draft.waiting[0]}",
                 )
             raise NothingSelectedError(
                 "catalog-empty",

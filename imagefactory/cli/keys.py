@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.arguments import CommandGroup
 from imagefactory.cli.output import json_option, print_json, print_next_command, print_result, terminal_width
 from imagefactory.errors import CheckFailedError, UsageError
 from imagefactory.verify.report import evidence_types
@@ -23,10 +22,9 @@ if TYPE_CHECKING:
 
 DAYS = 365
 _user_option = click.option(
-    "--global",
-    "user",
+    "--user",
     is_flag=True,
-    help="In your own file (~/.config/imagefactory/imagefactory.toml), not the factory's.",
+    help="In your own file (~/.config/imagefactory/imagefactory.toml), not the project's.",
 )
 _DAY = click.DateTime(formats=["%Y-%m-%d"])
 
@@ -39,30 +37,17 @@ _command_option = click.option(
 _public_option = click.option("--public", metavar="FILE", help="The public key of --command: PEM or ssh's.")
 
 
-@click.group(cls=CommandGroup)
-def keys() -> None:
-    """Make and trust the keys that sign verdicts.
-
-    \b
-    imagefactory keys new lab                 lab.pem for you, lab.pub for all
-    imagefactory keys trust lab               this factory believes it, for a year
-    imagefactory keys trust lab.pub           where only the public key is
-    imagefactory keys trust --global lab.pub  you believe it, in any folder
-    imagefactory keys rotate                  a new key takes the place of yours
-    """
-
-
-@keys.command()
+@click.command()
 @click.argument("name")
 @_command_option
 @_public_option
 @json_option
-def new(name: str, command: str | None, public: str | None, as_json: bool) -> None:
+def create(name: str, command: str | None, public: str | None, as_json: bool) -> None:
     """Make a key: NAME.pem for you alone, NAME.pub for anybody.
 
     \b
-    imagefactory keys new lab
-    imagefactory keys new lab --command '/opt/site/sign lab' --public lab-token.pem
+    imagefactory key create lab
+    imagefactory key create lab --command '/opt/site/sign lab' --public lab-token.pem
 
     With --command no key is made: NAME.command names the program that signs. It gets the bytes to sign on
     stdin and prints the signature. It signs once now, to check it against the public key.
@@ -80,7 +65,7 @@ def new(name: str, command: str | None, public: str | None, as_json: bool) -> No
     print_result(f"{folder / f'{name}.pub'}  give it to whoever should believe it")
     print_result(f"key {key.keyid}")
     print_result("nobody believes it yet")
-    return print_next_command("keys", "trust", name)
+    return print_next_command("key", "trust", name)
 
 
 def _new_key(name: str, command: str | None, public: str | None) -> PublicKey:
@@ -98,10 +83,10 @@ def _new_key(name: str, command: str | None, public: str | None) -> PublicKey:
     return record_program(folder, name, command, read_public(public, folder), os.environ)
 
 
-@keys.command()
+@click.command()
 @json_option
 @click.pass_context
-def show(ctx: click.Context, as_json: bool) -> None:
+def list_(ctx: click.Context, as_json: bool) -> None:
     """List the keys that this factory trusts and those you have."""
     from imagefactory.trust.keys import keys_directory, own_keys
     from imagefactory.trust.policy import list_keys, read_trust
@@ -112,7 +97,7 @@ def show(ctx: click.Context, as_json: bool) -> None:
     if as_json:
         return print_json("keys", {"keys": rows})
     if not rows:
-        print_result("no key is trusted, and you have none: imagefactory keys new NAME")
+        print_result("no key is trusted, and you have none: imagefactory key create NAME")
         return None
     header = ("NAME", "KEY", "TRUSTED", "FROM", "UNTIL", "EVIDENCE", "YOURS")
     table = [
@@ -130,7 +115,7 @@ def show(ctx: click.Context, as_json: bool) -> None:
     return print_result(format_table(header, table, terminal_width(), ("EVIDENCE", "FROM")))
 
 
-@keys.command()
+@click.command()
 @click.argument("key", metavar="FILE|NAME")
 @click.option("--name", help="Its name here. Default: the file's.")
 @click.option("--since", type=_DAY, metavar="DATE", help="Believed from then on. Default: today.")
@@ -161,7 +146,7 @@ def trust(
     Writes its public half into imagefactory.toml.
 
     FILE is a .pub file that its owner gave you, NAME a key that you made. The file is the factory's; with
-    --global, and where there is no factory, it is yours, for what is read from anywhere, such as a signed
+    --user, and where there is no factory, it is yours, for what is read from anywhere, such as a signed
     catalogue.
     """
     from dataclasses import replace
@@ -188,10 +173,10 @@ def trust(
     print_result(f"{where}: '{public.name}' is trusted from {begin} until {end} (key {public.keyid})")
     print_result("compare that key with its owner's")
     print_result(note) if note else None
-    return print_next_command("keys", "show")
+    return print_next_command("key", "list")
 
 
-@keys.command()
+@click.command()
 @click.argument("name")
 @click.option("--until", type=_DAY, metavar="DATE", help="Believed until then. Default: now.")
 @click.option("--stolen", is_flag=True, help="Nothing that it ever signed counts any more.")
@@ -204,7 +189,7 @@ def retire(
     """Believe a key no longer, for what it signs from now on.
 
     What it signed before stays good until it expires: that is recorded in retired-keys/NAME.txt, since who
-    holds a key can write any date. `keys rotate` does the same and puts a new key in its place.
+    holds a key can write any date. `key rotate` does the same and puts a new key in its place.
     """
     from imagefactory.actions.promote import record_of, write_record
     from imagefactory.project import is_project
@@ -247,10 +232,10 @@ def retire(
         )
     print_result("who joined learns of it by a new invitation: imagefactory invite --push, then join again")
     print_result(note) if note else None
-    return print_next_command("keys", "show")
+    return print_next_command("key", "list")
 
 
-@keys.command()
+@click.command()
 @click.option("--name", help="The new key's name.  [default: the old one's with a number]")
 @_command_option
 @_public_option
@@ -292,7 +277,7 @@ def rotate(
         raise CheckFailedError(
             "signing-key-missing",
             "no key signs on this machine",
-            hint="imagefactory keys new NAME, then imagefactory keys trust NAME",
+            hint="imagefactory key create NAME, then imagefactory key trust NAME",
         )
     text, where = read_text(path), str(path)
     old = named_key(text, signing.keyid, where)
@@ -301,7 +286,7 @@ def rotate(
         raise UsageError(
             "key-type-mismatch",
             f"'{signing.name}' signs with a program, but its successor would be a file",
-            hint="pass --command ... --public ...; for a key file: keys new, keys trust, keys retire",
+            hint="pass --command ... --public ...; for a key file: key create, key trust, key retire",
         )
     trusted = read_trust(factory.settings.files)
     if public and (known := trusted.key(read_public(public, folder).keyid)):
@@ -334,7 +319,7 @@ def rotate(
         print_result(note) if note else None
     if fault:
         raise fault
-    print_next_command("keys", "show")
+    print_next_command("key", "list")
 
 
 def _evidence(text: str, name: str) -> tuple[str, ...]:
@@ -397,7 +382,7 @@ def _print_rotation(names: tuple[str, str, str], count: int, files: list[str], w
     )
 
 
-@keys.command()
+@click.command()
 @json_option
 @click.pass_context
 def log(ctx: click.Context, /, *, as_json: bool) -> None:

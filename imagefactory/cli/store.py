@@ -1,4 +1,4 @@
-"""Commands for the store on this machine: store list, rm, gc, check."""
+"""The commands of images in the store and in registries: list, remove, prune and check."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.arguments import CommandGroup
 from imagefactory.cli.output import (
     CommandContext,
     TargetFailures,
@@ -21,7 +20,7 @@ from imagefactory.cli.output import (
     print_json,
     print_next_command,
     print_result,
-    registry_option,
+    reject_conflict,
     targets_argument,
     terminal_width,
 )
@@ -41,27 +40,47 @@ if TYPE_CHECKING:
     from imagefactory.oci.manifests import Image, SifArtifact
 
 
-@click.group(cls=CommandGroup)
-def store() -> None:
-    """Look into the store of images, and free what nothing needs."""
+_registry_option = click.option(
+    "--registry",
+    "place",
+    is_flag=False,
+    flag_value="",
+    default=None,
+    metavar="[HOST[/PATH]]",
+    help="Of this registry instead of the store.  [default: the setting `registry`]",
+)
 
 
-@store.command("list")
+@click.command()
+@targets_argument(required=False)
+@_registry_option
 @json_option
 @click.pass_obj
-def store_list(call: CommandContext, as_json: bool) -> None:
-    """List the images of the store, and the .sif files."""
+def image_list(call: CommandContext, names: tuple[str, ...], place: str | None, as_json: bool) -> None:
+    """List images and .sif files of the store, or of a registry.
+
+    \b
+    imagefactory image list
+    imagefactory image list pytorch-2.3-cu121 --registry
+
+    TARGET applies to a registry: the tags of the repository of each.
+    """
     from imagefactory.oci.layout import Layout
+
+    if place is not None:
+        return _list_registry(call, names, place, as_json=as_json)
+    reject_conflict(names, "TARGET requires --registry", "add --registry, or run imagefactory show TARGET")
 
     settings = call.settings
     with exit_with_first_failure() as failures:
         contents = _read_store(Layout(settings.store_path), failures)
         _list_images(contents, settings.store.value, as_json=as_json)
+    return None
 
 
 @dataclasses.dataclass(slots=True)
 class _Contents:
-    """The contents of a store. `sifs` have the names that `store rm` accepts: a tag, or the file's.
+    """The contents of a store. `sifs` have the names that `image remove` accepts: a tag, or the file's.
 
     `unusable` are tags and digests without an image for this platform, which is not an error.
     """
@@ -94,9 +113,9 @@ def _read_store(layout: Layout, failures: TargetFailures) -> _Contents:
         with damaged.of(manifest):
             for record in stored_sifs(layout, manifest):
                 with damaged.of(record.name):
-                    if isinstance(record.found, ImagefactoryError):
-                        raise record.found
-                    sifs[record.name, record.digest] = record.found
+                    if isinstance(record.artifact, ImagefactoryError):
+                        raise record.artifact
+                    sifs[record.name, record.digest] = record.artifact
     named = [(name, sif) for (name, _), sif in sifs.items()]
     errors = failures.as_json() + damaged.as_json()
     return _Contents(images=images, sifs=named, errors=errors, unusable=unusable)
@@ -137,12 +156,12 @@ def complete_images(ctx: click.Context, _: click.Parameter, incomplete: str) -> 
     return [name for name in tags if name.startswith(incomplete)]
 
 
-@store.command("rm")
+@click.command()
 @click.argument("names", metavar="IMAGE...", nargs=-1, required=True, shell_complete=complete_images)
 @json_option
 @click.pass_obj
-def store_rm(call: CommandContext, names: tuple[str, ...], as_json: bool) -> None:
-    """Remove images by name; `store gc` then frees their room."""
+def image_remove(call: CommandContext, names: tuple[str, ...], as_json: bool) -> None:
+    """Remove images by name; `image prune` then frees their room."""
     import difflib
 
     from imagefactory.oci.layout import Layout
@@ -153,7 +172,7 @@ def store_rm(call: CommandContext, names: tuple[str, ...], as_json: bool) -> Non
     for name in names:
         if name not in tags and name not in references:
             near = difflib.get_close_matches(name, (*tags, *references), n=1)
-            hint = f"did you mean {near[0]}?" if near else "imagefactory store list"
+            hint = f"did you mean {near[0]}?" if near else "imagefactory image list"
             raise NothingSelectedError("image-not-found", f"{layout.path} has no image '{name}'", hint=hint)
     for name in names:
         if name in tags:
@@ -163,11 +182,11 @@ def store_rm(call: CommandContext, names: tuple[str, ...], as_json: bool) -> Non
         print_result(f"removed {name}", unless=as_json)
     if as_json:
         print_json("removed", {"removed": list(names)})
-    print_next_command("store", "gc")
+    print_next_command("image", "prune")
 
 
 def _sifs_of_images(layout: Layout) -> dict[str, list[tuple[str, str]]]:
-    """Return subject and digest of the .sif files that images keep, by the names `store list` shows."""
+    """Return subject and digest of the .sif files that images keep, by the names `image list` shows."""
     from imagefactory.oci.sif import stored_sifs
 
     references: dict[str, list[tuple[str, str]]] = {}
@@ -178,17 +197,78 @@ def _sifs_of_images(layout: Layout) -> dict[str, list[tuple[str, str]]]:
     return references
 
 
-@store.command("gc")
-@click.option("--cache", is_flag=True, help="Also empty the cache of what no lock here names.")
-@click.option("--dry-run", is_flag=True, help="Say what would go; remove nothing.")
+@click.command()
+@click.option("--fix", is_flag=True, help="Remove what is damaged, and write again what the rest tells.")
 @json_option
 @click.pass_obj
-def store_gc(call: CommandContext, cache: bool, dry_run: bool, as_json: bool) -> None:
-    """Free what no image needs, and sweeps older than 60 days. Waits for running builds.
+def image_check(call: CommandContext, fix: bool, as_json: bool) -> None:
+    """Read the whole store, and say what is damaged.
 
-    What is verified (by a verdict that can be relied on) stays, with a tag or without. So does a sweep with a
-    verdict that was signed and could not be attached yet.
+    Every blob must fit its digest, every record its sum, what is unpacked what it was; every image must be
+    whole. What --fix removes a build or pull brings anew; no image's name goes. It waits for running builds.
     """
+    from imagefactory.actions.store import check_store
+    from imagefactory.oci.layout import Layout
+
+    layout = Layout(call.settings.store_path)
+    with exit_with_first_failure() as failures:
+        scan = check_store(layout, call.progress, mend=fix)
+        mended = [fault.place for fault in scan.faults if fault.mended]
+        for fault in scan.faults:
+            if fault.mended:
+                print_result(f"mended: {fault.error.message}", unless=as_json)
+            else:
+                failures.of(fault.place).add(fault.error)
+        counts = {name: getattr(scan, name) for name in ("blobs", "bytes", "records", "tags")}
+        if as_json:
+            return print_json("store-check", {**counts, "mended": mended, "errors": failures.as_json()})
+        print_result(
+            f"{scan.blobs} blobs ({format_bytes(scan.bytes)}), {scan.records} records and {scan.tags} tags: "
+            f"{f'{len(failures.errors)} damaged' if failures.errors else 'all is as it should be'}"
+        )
+        if failures.errors and not fix:
+            print_next_command("image", "check", "--fix")
+    return None
+
+
+@click.command()
+@_registry_option
+@click.option(
+    "--older-than", default="", metavar="AGE", help="With --registry: remove older candidates: 30d, 12h, 2w."
+)
+@click.option("--cache", is_flag=True, help="Also empty the cache of packages that no lock here names.")
+@click.option("--dry-run", is_flag=True, help="Print what would be removed; remove nothing.")
+@json_option
+@click.pass_obj
+def image_prune(
+    call: CommandContext, place: str | None, older_than: str, cache: bool, dry_run: bool, as_json: bool
+) -> None:
+    """Remove what no image needs from the store or a registry.
+
+    \b
+    imagefactory image prune
+    imagefactory image prune --registry --older-than 30d
+
+    In the store this also removes sweeps older than 60 days. It waits for running builds. Verified images
+    stay, with a tag or without, and sweeps whose signed verdict could not be attached yet.
+
+    In a registry it removes old candidates. A candidate stays if another tag points to it, if it is verified,
+    or if the time of its push is unknown (another program pushed it). The registry frees the space by its own
+    garbage collection. If a tag is set to a candidate at the moment of its removal, the tag may be lost in a
+    registry that deletes by digest only.
+    """
+    if place is None:
+        reject_conflict(
+            older_than, "--older-than requires --registry", "add --registry or remove --older-than"
+        )
+        return _prune_store(call, cache=cache, dry_run=dry_run, as_json=as_json)
+    reject_conflict(cache, "--cache and --registry exclude each other", "remove one of them")
+    if not older_than:
+        raise UsageError("argument-missing", "--registry requires an age here", hint="add --older-than 30d")
+    return _prune_registry(call, place, older_than, dry_run=dry_run, as_json=as_json)
+
+
+def _prune_store(call: CommandContext, *, cache: bool, dry_run: bool, as_json: bool) -> None:
     from imagefactory.actions.store import collect_cache, collect_sweeps, retained_digests
     from imagefactory.oci.layout import Layout
     from imagefactory.oci.maintenance import collect
@@ -215,59 +295,11 @@ def store_gc(call: CommandContext, cache: bool, dry_run: bool, as_json: bool) ->
         if cache:
             print_result(f"{verb} {format_bytes(freed)} of the cache")
     if dry_run:
-        print_next_command("store", "gc", *(("--cache",) if cache else ()))
+        print_next_command("image", "prune", *(("--cache",) if cache else ()))
     return None
 
 
-@store.command("check")
-@click.option("--fix", is_flag=True, help="Remove what is damaged, and write again what the rest tells.")
-@json_option
-@click.pass_obj
-def store_check(call: CommandContext, fix: bool, as_json: bool) -> None:
-    """Read the whole store, and say what is damaged.
-
-    Every blob must fit its digest, every record its sum, what is unpacked what it was; every image must be
-    whole. What --fix removes a build or pull brings anew; no image's name goes. It waits for running builds.
-    """
-    from imagefactory.actions.store import check_store
-    from imagefactory.oci.layout import Layout
-
-    layout = Layout(call.settings.store_path)
-    with exit_with_first_failure() as failures:
-        scan = check_store(layout, call.progress, mend=fix)
-        mended = [fault.place for fault in scan.faults if fault.mended]
-        for fault in scan.faults:
-            if fault.mended:
-                print_result(f"mended: {fault.error.message}", unless=as_json)
-            else:
-                failures.of(fault.place).add(fault.error)
-        counts = {name: getattr(scan, name) for name in ("blobs", "bytes", "records", "tags")}
-        if as_json:
-            return print_json("store-check", {**counts, "mended": mended, "errors": failures.as_json()})
-        print_result(
-            f"{scan.blobs} blobs ({format_bytes(scan.bytes)}), {scan.records} records and {scan.tags} tags: "
-            f"{f'{len(failures.errors)} damaged' if failures.errors else 'all is as it should be'}"
-        )
-        if failures.errors and not fix:
-            print_next_command("store", "check", "--fix")
-    return None
-
-
-# --- imagefactory registry: list and prune
-
-
-@click.group(cls=CommandGroup)
-def registry() -> None:
-    """Look into the registry, and remove old candidates from it."""
-
-
-@registry.command("list")
-@targets_argument(required=False)
-@registry_option
-@json_option
-@click.pass_obj
-def registry_list(call: CommandContext, names: tuple[str, ...], place: str, as_json: bool) -> None:
-    """List the tags of the targets' repositories."""
+def _list_registry(call: CommandContext, names: tuple[str, ...], place: str, *, as_json: bool) -> None:
     from imagefactory.actions.store import list_registry
     from imagefactory.recipes.expand import select
     from imagefactory.views.images import format_repositories
@@ -296,41 +328,32 @@ def _tag_json(tag: TagTarget) -> dict[str, object]:
     return {"tag": tag.tag, "kind": tag.kind, "digest": tag.digest, "size": tag.size}
 
 
-@registry.command("prune")
-@click.option("--older", required=True, metavar="AGE", help="An age: 30d, 12h, 2w.")
-@registry_option
-@click.option("--dry-run", is_flag=True, help="Say what would go; remove nothing.")
-@json_option
-@click.pass_obj
-def registry_prune(call: CommandContext, older: str, place: str, dry_run: bool, as_json: bool) -> None:
-    """Remove old candidates that nothing needs.
-
-    Kept is what another tag points to, what is verified (by a verdict that can be relied on), and what was
-    pushed at an unknown time (by another program). Pushing a removed one again puts it back. The bytes are
-    freed by the registry's own collection. A tag set to a candidate in the very moment of its removal may be
-    lost with it where a registry can delete by digest alone.
-    """
+def _prune_registry(
+    call: CommandContext, place: str, older_than: str, *, dry_run: bool, as_json: bool
+) -> None:
     from imagefactory.access import registry_place
-    from imagefactory.actions.store import PruneOptions, prune_registry
+    from imagefactory.actions.store import prune_registry
     from imagefactory.views.images import format_pruned
 
     factory, progress = call.factory, call.progress
     registry_place(factory, place)
     now = datetime.now(UTC)
-    before = now - parse_age(older)
-    options = PruneOptions(registry=place, before=before, now=now, dry_run=dry_run)
+    before = now - parse_age(older_than)
     results: list[dict[str, object]] = []
     with exit_with_first_failure() as failures:
         for family in sorted({target.family for target in factory.targets}):
             with failures.of(family):
-                pruned = prune_registry(factory, family, options, progress)
+                pruned = prune_registry(
+                    factory, family, before, now, progress, registry=place, dry_run=dry_run
+                )
                 results.append(_pruned_json(pruned))
                 print_result(format_pruned(pruned, dry_run=dry_run), unless=as_json)
         if as_json:
             value = {"dry_run": dry_run, "before": before.isoformat(timespec="seconds")}
             print_json("registry", {**value, "repositories": results, "errors": failures.as_json()})
     if dry_run:
-        print_next_command("registry", "prune", "--older", older, *(("--registry", place) if place else ()))
+        registry = ("--registry", place) if place else ("--registry",)
+        print_next_command("image", "prune", "--older-than", older_than, *registry)
 
 
 def parse_age(text: str) -> timedelta:

@@ -572,7 +572,7 @@ def _status_json(sweep_status: SweepStatus) -> dict[str, object]:
         "pool": sweep_status.sweep.pool,
         "folder": str(sweep_status.folder),
         "driven": sweep_status.driven,
-        "done": sweep_status.done,
+        "done": sweep_status.complete,
         "jobs": list(sweep_status.jobs),
         "nodes": format_results(sweep_status.results),
         "machines": sweep_status.machines,
@@ -688,7 +688,9 @@ def collect(
             print_json("sweep-collect", {"results": results, "errors": failures.as_json()})
     proven = sorted({str(row["target"]) for row in results})
     show_verdicts = promote or all(row["outcome"] == Outcome.TOGETHER for row in results)
-    print_next_command("verdicts", proven[0]) if show_verdicts else print_next_command("promote", *proven)
+    print_next_command("verdict", "list", proven[0]) if show_verdicts else print_next_command(
+        "image", "promote", *proven
+    )
 
 
 def _as_text(kit: KitResult) -> str:

@@ -1,4 +1,4 @@
-"""imagefactory push."""
+"""The commands that move images: push, pull, copy and export."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from imagefactory.cli.output import (
     targets_argument,
 )
 from imagefactory.errors import BuildError, UsageError
-from imagefactory.plugins import load_extra
+from imagefactory.plugins import has_extra, load_extra
 from imagefactory.progress import format_bytes
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def push(
         if pushed_ones:  # the addresses of several are longer than a terminal
             print_next_command("verify", *(pushed_ones if len(pushed_ones) == 1 else names))
         else:
-            print_next_command("promote", *names)
+            print_next_command("image", "promote", *names)
 
 
 def pushed_json(pushed: PushResult) -> dict[str, object]:
@@ -206,7 +206,7 @@ def pull(
     platform = ""
     if not place and _is_catalogued(call, name):
         shelf = read_offer(call.settings, os.environ, name, datetime.now(UTC))
-        call.progress.note(shelf.said)
+        call.progress.note(shelf.source)
         print_catalog_notes(shelf.notes)
         access, image = call.access, shelf.offers[0].image
         where = offered_reference(image, sif=kind == "sif")
@@ -266,24 +266,20 @@ def _pulled_json(pulled: PullResult) -> dict[str, object]:
     }
 
 
-# --- imagefactory copy
+# --- imagefactory image copy
 
 
-if TYPE_CHECKING:
-    pass
-
-
-@click.command("copy")
+@click.command()
 @click.argument("source", metavar="SOURCE")
 @click.argument("destination", metavar="DESTINATION")
 @click.option("--referrers", is_flag=True, help="Copy verdicts and other artifacts of the image too.")
 @json_option
 @click.pass_obj
-def copy_(call: CommandContext, source: str, destination: str, referrers: bool, as_json: bool) -> None:
+def copy(call: CommandContext, source: str, destination: str, referrers: bool, as_json: bool) -> None:
     """Copy an image from registry to registry; its digest stays.
 
     \b
-    imagefactory copy a.example.org/pytorch:2.3-cu121 b.example.org/gpu/pytorch:2.3-cu121
+    imagefactory image copy a.example.org/pytorch:2.3-cu121 b.example.org/gpu/pytorch:2.3-cu121
 
     Nothing lies on this machine in between. Within one registry nothing is sent at all. The tag you
     name is moved, whatever it is: copying is how a person promotes by hand.
@@ -305,10 +301,10 @@ def copy_(call: CommandContext, source: str, destination: str, referrers: bool, 
         value = {"source": str(copied.source), "destination": str(where), "digest": where.digest}
         return print_json("copy", {**value, **transfer_json(copied.sent)})
     print_result(format_copied(copied))
-    return print_next_command("verdicts", str(copied.destination))
+    return print_next_command("verdict", "list", str(copied.destination))
 
 
-# --- imagefactory export
+# --- imagefactory image export
 
 
 @click.command()
@@ -316,10 +312,13 @@ def copy_(call: CommandContext, source: str, destination: str, referrers: bool, 
 @click.option(
     "--format",
     "kind",
-    type=click.Choice(["oci-archive", "docker-archive", "sif"]),
+    type=click.Choice(
+        ["oci-archive", "docker-archive", "sif", *(["module"] if has_extra("modules") else [])]
+    ),
     default="oci-archive",
     show_default=True,
-    help="oci-archive for podman, skopeo, apptainer; docker-archive for `docker load`; sif for apptainer.",
+    help="oci-archive for Podman, skopeo, Apptainer; docker-archive for `docker load`; sif for Apptainer; "
+    "module for `module load`.",
 )
 @click.option(
     "--compression",
@@ -329,18 +328,32 @@ def copy_(call: CommandContext, source: str, destination: str, referrers: bool, 
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Default: TARGET.FORMAT.tar, or TARGET-<12 digits of its sha256>.sif",
+    type=click.Path(path_type=Path),
+    help="The file, or the directory of modules.  [default: TARGET.FORMAT.tar, TARGET-<12 digits of its "
+    "sha256>.sif, or modules]",
 )
 @json_option
 @click.pass_obj
 def export(
     call: CommandContext, name: str, kind: str, compression: str | None, output: Path | None, as_json: bool
 ) -> None:
-    """Write an image as one file for docker, podman or apptainer.
+    """Write an image as a file, or as an environment module.
 
-    A .sif is made once and kept in the store with its image.
+    \b
+    imagefactory image export pytorch-2.3-cu121 --format docker-archive
+    imagefactory image export pytorch-2.3-cu121 --format sif
+    imagefactory image export pytorch-2.3-cu121 --format module -o /software/gpu
+
+    A .sif is built once and kept in the store with its image. A module is for Lmod and Environment Modules:
+    a modulefile, and a wrapper for each program of the image that runs it by Apptainer, with the GPUs of the
+    machine. Its directory must be visible on all machines.
     """
+    if kind == "module":
+        if compression:
+            raise UsageError(
+                "option-conflict", "--compression requires --format sif", hint="remove --compression"
+            )
+        return _export_module(call, name, output or Path("modules"), as_json=as_json)
     if kind == "sif":
         return _export_sif(call, name, (compression or "", output), as_json=as_json)
     if compression:
@@ -374,6 +387,17 @@ def export(
     size = format_bytes(path.stat().st_size)
     print_result(f"wrote {path} ({size}), image {image.name}@{image.digest}\nread it: {load}")
     return None
+
+
+def _export_module(call: CommandContext, name: str, folder: Path, *, as_json: bool) -> None:
+    from imagefactory.recipes.expand import select_single
+
+    factory = call.factory
+    write_module = load_extra("modules.action:write_module")
+    module = write_module(factory, select_single(factory.targets, name), folder, call.progress)
+    if as_json:
+        return print_json("module", module.as_json())
+    return print_result(module.text)
 
 
 def _export_sif(call: CommandContext, name: str, options: tuple[str, Path | None], *, as_json: bool) -> None:

@@ -63,16 +63,16 @@ def check_registry_option(name: str, registry: str) -> None:
 @click.option("--numbers", is_flag=True, help="Every check of every verdict, with its numbers.")
 @json_option
 @click.pass_obj
-def verdicts(
+def list_(
     call: CommandContext, /, *, name: str, place: str, capability: str, numbers: bool, as_json: bool
 ) -> None:
     """Show who verified an image, when, on which GPU, and what holds.
 
     \b
-    imagefactory verdicts pytorch-2.3-cu121                   all its images, here and in the registry;
+    imagefactory verdict list pytorch-2.3-cu121                   all its images, here and in the registry;
                                                               without a factory, the catalogue's
-    imagefactory verdicts pytorch-2.3-cu121:2.3-cu121-sm80
-    imagefactory verdicts registry.example.org/gpu/pytorch@sha256:...
+    imagefactory verdict list pytorch-2.3-cu121:2.3-cu121-sm80
+    imagefactory verdict list registry.example.org/gpu/pytorch@sha256:...
 
     VALID is yes for a verdict that counts, whatever its outcome is, or says why it does not count. Whose
     signatures count, the [[trust]] rows of imagefactory.toml say. A tag alone proves nothing.
@@ -120,7 +120,7 @@ def _find(
     plain = not any(mark in name for mark in "/:@") or names_center(name, call.settings)
     if plain and not registry and uses_catalog(call.settings):
         shelf = read_offer(call.settings, os.environ, name, now)
-        call.progress.note(shelf.said)
+        call.progress.note(shelf.source)
         print_catalog_notes(shelf.notes)
         return verdicts_on(shelf.offers[0]), shelf.center.trust
     if "/" in name:
@@ -194,7 +194,7 @@ def _verification_json(judged: VerificationResult, keys: Mapping[str, str]) -> d
     return row
 
 
-# --- imagefactory promote
+# --- imagefactory image promote
 
 
 @click.command()
@@ -209,8 +209,8 @@ def promote(call: CommandContext, names: tuple[str, ...], place: str, dry_run: b
     In the registry, else in the store on this machine.
 
     \b
-    imagefactory promote pytorch-2.3-cu121
-    imagefactory promote registry.example.org/gpu/pytorch@sha256:...
+    imagefactory image promote pytorch-2.3-cu121
+    imagefactory image promote registry.example.org/gpu/pytorch@sha256:...
 
     2.3-cu121-sm80 points to the newest candidate that is verified for 8.0, 2.3-cu121 to the newest that is
     verified for all capabilities which the recipe requires. An image for CPUs alone needs no verdict: its tag
@@ -238,7 +238,9 @@ def promote(call: CommandContext, names: tuple[str, ...], place: str, dry_run: b
                 _insist(result, target, digest)
         if as_json:
             print_json("promote", {"dry_run": dry_run, "results": results, "errors": failures.as_json()})
-    print_next_command("promote", *names) if dry_run else print_next_command("catalogue", "--dry-run")
+    print_next_command("image", "promote", *names) if dry_run else print_next_command(
+        "catalogue", "--dry-run"
+    )
 
 
 def _targets(
@@ -282,7 +284,7 @@ def _insist(result: PromotionResult, target: Target, digest: str) -> None:
         raise CheckFailedError(
             "approval-missing",
             f"{', '.join(waiting)}: approvals are missing, see the table",
-            hint=f"the owner of another trusted key runs: imagefactory promote {result.target}",
+            hint=f"the owner of another trusted key runs: imagefactory image promote {result.target}",
         )
     if not target.gpu and not result.proven:
         raise CheckFailedError(
@@ -290,7 +292,9 @@ def _insist(result: PromotionResult, target: Target, digest: str) -> None:
             f"no image of {result.target} is in {result.place}",
             hint=f"imagefactory build --push {result.target}",
         )
-    hint = f"imagefactory verify {result.target}; imagefactory verdicts {result.target} shows what there is"
+    hint = (
+        f"imagefactory verify {result.target}; imagefactory verdict list {result.target} shows what there is"
+    )
     if not result.proven:
         raise CheckFailedError(
             "not-verified", f"no image of {result.target} in {result.place} is verified", hint=hint
@@ -325,13 +329,13 @@ def promotion_json(promotion: PromotionResult) -> dict[str, object]:
     }
 
 
-# --- imagefactory revoke
+# --- imagefactory verdict revoke
 
 
 @click.command()
 @click.argument("name", metavar=NAME, shell_complete=complete_targets)
 @registry_option
-@click.option("--why", required=True, metavar="TEXT", help="The reason, one line; everybody can read it.")
+@click.option("--reason", required=True, metavar="TEXT", help="One line; everyone can read it.")
 @click.option("--capability", default="", metavar="X.Y", callback=parse_option, help="Only on such GPUs.")
 @click.option(
     "--verdict",
@@ -348,7 +352,7 @@ def revoke(
     *,
     name: str,
     place: str,
-    why: str,
+    reason: str,
     capability: str,
     digests: tuple[str, ...],
     as_json: bool,
@@ -356,8 +360,8 @@ def revoke(
     """Take back an image's verdicts, and move its tags back.
 
     \b
-    imagefactory revoke pytorch-2.3-cu121 --capability 8.0 --why "wrong sums on long rows"
-    imagefactory revoke registry.example.org/gpu/pytorch@sha256:... --why "built on a broken base"
+    imagefactory verdict revoke pytorch-2.3-cu121 --capability 8.0 --reason "wrong sums on long rows"
+    imagefactory verdict revoke registry.example.org/gpu/pytorch@sha256:... --reason "built on a broken base"
 
     TARGET is what its tag points to. Verdicts that are signed later count again. The tags go to the newest
     other candidate that is verified, and away where there is none. The catalogue is signed again, where there
@@ -374,12 +378,12 @@ def revoke(
         raise CheckFailedError(
             "signing-key-missing",
             "a revocation must be signed, but no key signs on this machine",
-            hint="imagefactory keys new NAME",
+            hint="imagefactory key create NAME",
         )
     request = RevokeRequest(
         place=where,
         wanted=reference,
-        why=why,
+        why=reason,
         now=now,
         capability=capability,
         verdicts=digests,
@@ -474,14 +478,14 @@ def _resolve_image(
     )
 
 
-# --- imagefactory reconcile
+# --- imagefactory verdict sync
 
 
 @click.command()
 @registry_option
 @json_option
 @click.pass_obj
-def reconcile(call: CommandContext, place: str, as_json: bool) -> None:
+def sync(call: CommandContext, place: str, as_json: bool) -> None:
     """Let the registry list all verdicts that were attached from here.
 
     Registries without the referrers API keep lists that two writers at once can overwrite. What was attached
@@ -496,4 +500,4 @@ def reconcile(call: CommandContext, place: str, as_json: bool) -> None:
         if as_json:
             return print_json("reconcile", {"repositories": repositories, "errors": failures.as_json()})
         print_result(format_reconciled(repositories))
-    return print_next_command("registry", "list")
+    return print_next_command("image", "list", "--registry")

@@ -84,9 +84,9 @@ def verify(
 
     For the GPUs of a pool see `imagefactory sweep start`.
 
-    The checks are shown one by one and written as a report. If this machine has a key (imagefactory keys
-    new), the report is signed into a verdict and attached to the image. With --suite several the outcome is
-    together or apart, which moves no tag. Exit code 0 if it is verified, 9 if not, also without a GPU.
+    The checks are shown one by one and written as a report. If this machine has a key (imagefactory key
+    create), the report is signed into a verdict and attached to the image. With --suite several the outcome
+    is together or apart, which moves no tag. Exit code 0 if it is verified, 9 if not, also without a GPU.
     """
     from imagefactory.actions.verify import KitDestination, VerifyOptions, verify_and_attach, write_kit
 
@@ -152,10 +152,12 @@ def verify(
         if as_json:
             print_json("verify", {"results": results, "errors": failures.as_json()})
     if not all(result["signed"] for result in results):
-        return print_next_command("keys", "new", "lab")
+        return print_next_command("key", "create", "lab")
     show_verdicts = options.promote or options.level == MULTI_GPU_LEVELS
     return (
-        print_next_command("verdicts", names[0]) if show_verdicts else print_next_command("promote", *names)
+        print_next_command("verdict", "list", names[0])
+        if show_verdicts
+        else print_next_command("image", "promote", *names)
     )
 
 

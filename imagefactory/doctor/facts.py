@@ -48,10 +48,10 @@ class SandboxAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult:
-    """Something that was asked whether it works: what it said (`found`), else why not and what mends it."""
+    """Something that was asked whether it works: its `answer`, else why not and what mends it."""
 
     name: str
-    found: str = ""
+    answer: str = ""
     refusal: str = ""
     remedy: str = ""
 
@@ -59,7 +59,7 @@ class ProbeResult:
         """Return its line: `refused` and `note` are the state and a remark for one that does not work."""
         if self.refusal:
             return Diagnosis(self.name, refused, f"{self.refusal}{note}", self.remedy, use)
-        return Diagnosis(self.name, Health.OK, self.found, needed_for=use)
+        return Diagnosis(self.name, Health.OK, self.answer, needed_for=use)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,16 +25,18 @@ def diagnose_gpus(facts: MachineFacts) -> list[Diagnosis]:
     return amd if amd and not count_gpus(map(Path, facts.gpu_nodes)) else [_nvidia(facts), *amd]
 
 
-def _amd(found: AmdGpus) -> Diagnosis:
-    kinds = ", ".join(f"{found.processors.count(one)} x {one}" for one in dict.fromkeys(found.processors))
-    driver = f"amdgpu {found.driver}" if found.driver else "the kernel's own amdgpu"
+def _amd(gpus: AmdGpus) -> Diagnosis:
+    kinds = ", ".join(
+        f"{gpus.processors.count(processor)} x {processor}" for processor in dict.fromkeys(gpus.processors)
+    )
+    driver = f"amdgpu {gpus.driver}" if gpus.driver else "the kernel's own amdgpu"
     detail = f"AMD: {kinds}, {driver}"
-    if not any(path.endswith("/dri") for path in found.devices):
+    if not any(path.endswith("/dri") for path in gpus.devices):
         remedy = "start this container with --device /dev/dri beside /dev/kfd"
         return _line(Health.DENIED, f"{detail}; there is no /dev/dri", remedy)
-    if found.refused:
+    if gpus.refused:
         remedy = "add yourself to the groups that own them: usermod -aG render,video $USER"
-        return _line(Health.DENIED, f"{detail}; you may not open {', '.join(found.refused)}", remedy)
+        return _line(Health.DENIED, f"{detail}; you may not open {', '.join(gpus.refused)}", remedy)
     return _line(Health.OK, detail)
 
 
@@ -210,8 +212,8 @@ def _programs(facts: MachineFacts) -> list[Diagnosis]:
         ("build packages", packages, f"not installed: {lacking}", extra),
     )
     lines = [
-        Diagnosis(name, Health.OK, found) if found else Diagnosis(name, Health.MISSING, missing, remedy)
-        for name, found, missing, remedy in rows
+        Diagnosis(name, Health.OK, path) if path else Diagnosis(name, Health.MISSING, missing, remedy)
+        for name, path, missing, remedy in rows
     ]
     return [*lines[:2], _mirror(facts), *lines[2:]]
 
@@ -274,7 +276,7 @@ def _disk(disk: Disk) -> Diagnosis:
         return Diagnosis(disk.name, Health.DENIED, f"{detail}, not writable", setting)
     if disk.free < needed:
         detail += f"; one PyTorch with CUDA wants {format_bytes(needed)}"
-        remedy = f"free space there (`imagefactory store gc`), or {setting}"
+        remedy = f"free space there (`imagefactory image prune`), or {setting}"
         return Diagnosis(disk.name, Health.WARNING, detail, remedy)
     return Diagnosis(disk.name, Health.OK, detail)
 
@@ -285,5 +287,5 @@ def _cores(facts: MachineFacts) -> Diagnosis:
 
 
 def _numbers(version: str) -> tuple[int, int]:
-    found = re.match(r"(\d+)\.(\d+)", version)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2])) if match else (0, 0)

@@ -67,14 +67,14 @@ def check_services(access: Access, names: Collection[str] | None = None) -> tupl
     }
     if access.settings.registry.value:
         questions["registry"] = _check_registry
-    asked = [name for name in questions if names is None or name in names]
+    selected = [name for name in questions if names is None or name in names]
     with ThreadPoolExecutor(len(questions)) as pool:
-        return tuple(pool.map(lambda name: _check_service(name, lambda: questions[name](access)), asked))
+        return tuple(pool.map(lambda name: _check_service(name, lambda: questions[name](access)), selected))
 
 
 def _check_service(name: str, question: Callable[[], str]) -> ProbeResult:
     try:
-        return ProbeResult(name=name, found=question())
+        return ProbeResult(name=name, answer=question())
     except ImagefactoryError as error:
         return ProbeResult(name=name, refusal=error.message, remedy=error.hint)
     except ModuleNotFoundError as error:
@@ -112,7 +112,7 @@ def _check_conda(access: Access) -> str:
     if solver != SOLVERS[0]:
         tools += f", {find_tool(solver, access.environ).name()} solves"
     mirrors = conda_channels(access).mirrors
-    elsewhere = ", ".join(f"{true} at {redact(asked)}" for true, asked in mirrors)
+    elsewhere = ", ".join(f"{true} at {redact(mirror)}" for true, mirror in mirrors)
     return tools + (f"; {elsewhere}" if elsewhere else "")
 
 
@@ -149,8 +149,8 @@ def _check_registry(access: Access) -> str:
         registry.check()
     finally:
         registry.close()
-    kept = f"with the credentials from {known.origin or 'a helper'}" if known else "without credentials"
-    return f"{place} answers {kept}"
+    login = f"with the credentials from {known.origin or 'a helper'}" if known else "without credentials"
+    return f"{place} answers {login}"
 
 
 SYSCTLS = (
@@ -168,13 +168,13 @@ KEYRINGS = ("usr/share/keyrings", "etc/apt/trusted.gpg.d", "etc/apt/keyrings")
 
 
 def examine_machine(
-    settings: Settings, *, environ: Mapping[str, str], asked: Collection[str] | None = None
+    settings: Settings, *, environ: Mapping[str, str], services: Collection[str] | None = None
 ) -> tuple[Diagnosis, ...]:
     """Looks at this machine. The sandbox is really tried, in a child process and a temporary folder.
 
     Of engines and of the network only `asked` are, where these are given.
     """
-    return diagnose(gather_machine_facts(settings, environ=environ, asked=asked))
+    return diagnose(gather_machine_facts(settings, environ=environ, services=services))
 
 
 def gather_machine_facts(
@@ -182,7 +182,7 @@ def gather_machine_facts(
     *,
     environ: Mapping[str, str],
     root: Path = Path("/"),
-    asked: Collection[str] | None = None,
+    services: Collection[str] | None = None,
 ) -> MachineFacts:
     """The facts of this machine; `root` is where its files are found."""
     status = _fields((root / "proc/self/status").read_text())
@@ -208,7 +208,7 @@ def gather_machine_facts(
         ),
         sandbox=try_sandbox(limits),
         tools=tuple(
-            (name, found) for name in TOOLS if (found := shutil.which(name, path=environ.get("PATH")))
+            (name, program) for name in TOOLS if (program := shutil.which(name, path=environ.get("PATH")))
         ),
         modules=tuple(name for name in MODULES if importlib.util.find_spec(name)),
         keyrings=tuple(
@@ -232,7 +232,7 @@ def gather_machine_facts(
         amd=find_amd_gpus(dev=root / "dev", sys=root / "sys"),
         engine=settings.engine.value,
         runner=settings.runner.value or ENGINES[settings.engine.value].runner,
-        probes=check_services(Access(settings=settings, environ=environ), asked),
+        probes=check_services(Access(settings=settings, environ=environ), services),
         limits=limits,
         landlock=has_landlock(),
         emulated=tuple(try_emulated()),
@@ -261,7 +261,7 @@ def try_emulated() -> Iterator[ProbeResult]:
         else:
             how = "brought by the sandbox" if emulator and emulator.own else "registered on this machine"
             yield ProbeResult(
-                name=name, found=f"emulated, slowly: {emulator.program if emulator else ''}, {how}"
+                name=name, answer=f"emulated, slowly: {emulator.program if emulator else ''}, {how}"
             )
 
 

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from imagefactory.doctor.facts import Diagnosis, Health, ProbeResult
 
 SOON = timedelta(days=14)
-NEW_KEY = "imagefactory keys new NAME && imagefactory keys trust NAME"
+NEW_KEY = "imagefactory key create NAME && imagefactory key trust NAME"
 JOIN = "ask your center for its invitation, then: imagefactory join ADDRESS|FILE"
 
 
@@ -57,7 +57,7 @@ class UsageFacts:
 
 def diagnose_submit(facts: UsageFacts) -> tuple[Diagnosis, ...]:
     """For who writes submit files, with a factory or without."""
-    centers = (line for one in facts.centers for line in _center(one))
+    centers = (line for center in facts.centers for line in _center(center))
     own = () if facts.centers else (*_diagnose_catalog(facts), *_trust(facts, own=facts.own), _site(facts))
     return (*own, *centers, _pool(facts), *_reader(facts))
 
@@ -75,13 +75,13 @@ def diagnose_verify(facts: UsageFacts, machine: tuple[Diagnosis, ...]) -> tuple[
     """
     pooled = facts.pool is not None and not facts.pool.refusal
     factory = (facts.factory.judge(Health.MISSING, use="use"),) if facts.factory else ()
-    found = tuple(one for one in machine if not (pooled and one.needed_for in ("run", "gpu")))
-    return (*factory, *_trust(facts, own=True), _signer(facts), _pool(facts), *found)
+    relevant = tuple(finding for finding in machine if not (pooled and finding.needed_for in ("run", "gpu")))
+    return (*factory, *_trust(facts, own=True), _signer(facts), _pool(facts), *relevant)
 
 
 def is_working(findings: tuple[Diagnosis, ...]) -> bool:
     """Whether nothing is missing or denied."""
-    return not any(one.state in (Health.MISSING, Health.DENIED) for one in findings)
+    return not any(finding.state in (Health.MISSING, Health.DENIED) for finding in findings)
 
 
 def _diagnose_catalog(facts: UsageFacts) -> Iterator[Diagnosis]:
@@ -92,11 +92,13 @@ def _diagnose_catalog(facts: UsageFacts) -> Iterator[Diagnosis]:
     if not facts.catalogue.refusal:
         for note in facts.catalogue_notes:
             yield _line("catalogue", Health.WARNING, note)
-        said = f"{facts.verified} of {facts.images} are verified, as far as you trust who says so"
+        summary = f"{facts.verified} of {facts.images} are verified, as far as you trust who says so"
         if facts.verified:
-            yield _line("images", Health.OK, said)
+            yield _line("images", Health.OK, summary)
         else:
-            yield _line("images", Health.WARNING, said, "imagefactory search shows what is predicted of them")
+            yield _line(
+                "images", Health.WARNING, summary, "imagefactory search shows what is predicted of them"
+            )
 
 
 def _trust(facts: UsageFacts, *, own: bool = False) -> Iterator[Diagnosis]:
@@ -107,7 +109,7 @@ def _trust(facts: UsageFacts, *, own: bool = False) -> Iterator[Diagnosis]:
         )
     for key in facts.keys:
         name, until = f"key {key.name}", f"{key.until:%Y-%m-%d}"
-        if key.until <= facts.now and any(one.since <= facts.now < one.until for one in facts.keys):
+        if key.until <= facts.now and any(other.since <= facts.now < other.until for other in facts.keys):
             yield _line(name, Health.OK, f"retired since {until}: what it signed in its time counts")
         elif key.until <= facts.now:
             remedy = NEW_KEY if own else "join anew, or leave its row out"
@@ -115,7 +117,7 @@ def _trust(facts: UsageFacts, *, own: bool = False) -> Iterator[Diagnosis]:
         elif key.since > facts.now:
             yield _line(name, Health.WARNING, f"its time begins on {key.since:%Y-%m-%d}")
         elif key.until - facts.now < SOON:
-            remedy = "imagefactory keys rotate, if it is yours" if own else "imagefactory join again"
+            remedy = "imagefactory key rotate, if it is yours" if own else "imagefactory join again"
             yield _line(name, Health.WARNING, f"trusted until {until}, which is soon", remedy)
         else:
             yield _line(name, Health.OK, f"trusted until {until}")
@@ -137,15 +139,15 @@ def _pool(facts: UsageFacts) -> Diagnosis:
 
 def _reader(facts: UsageFacts) -> Iterator[Diagnosis]:
     if not facts.reader:
-        said = "HTCondor's own reader is not installed: only job check needs it"
-        yield _line("job check", Health.WARNING, said, facts.mend)
+        problem = "HTCondor's own reader is not installed: only job check needs it"
+        yield _line("job check", Health.WARNING, problem, facts.mend)
 
 
 def _signer(facts: UsageFacts) -> Diagnosis:
     if facts.signers:
         return _line("signing", Health.OK, f"with {', '.join(facts.signers)}")
-    said = "you have no key that is trusted here: what is verified stays unsigned"
-    return _line("signing", Health.WARNING, said, NEW_KEY)
+    problem = "you have no key that is trusted here: what is verified stays unsigned"
+    return _line("signing", Health.WARNING, problem, NEW_KEY)
 
 
 def _line(name: str, state: Health, detail: str, remedy: str = "") -> Diagnosis:

@@ -77,7 +77,7 @@ def resolve_job(offer: ImageOffer, request: JobParameters, trust: TrustRules, no
         request = replace(request, executable=PYTHON, in_image=True, arguments=words)
     fetch = f"ask the maintainer of the catalog for {Path(form.image.address).name}"
     if request.own:
-        fetch = f"imagefactory export {image.target} --format sif"
+        fetch = f"imagefactory image export {image.target} --format sif"
     values = {row.name: getattr(request, row.name) for row in fields(JobParameters)}
     return JobSpec(
         **{**values, "name": request.name or image.target, "target": image.target},
@@ -134,7 +134,7 @@ def _not_verified(
     reasons += [f"predicted or documented not to run on {denied}"] if denied else []
     untrusted = not trust.keys or any(row.standing is VerdictStatus.WRONG_KEY for row in poor)
     if request.own and untrusted:
-        hint = "compare the fingerprint of the key with its owner, then run imagefactory keys trust FILE.pub"
+        hint = "compare the fingerprint of the key with its owner, then run imagefactory key trust FILE.pub"
     elif request.own:
         hint = f"verify it: imagefactory sweep start {name}"
     elif untrusted:

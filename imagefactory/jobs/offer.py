@@ -274,7 +274,7 @@ def choose_form(
         raise NothingSelectedError(
             "image-not-exported",
             f"jobs cannot fetch {own}: it is {why if offered else 'not in a registry or file'}",
-            hint=f"run imagefactory export {own} --format sif, then submit again",
+            hint=f"run imagefactory image export {own} --format sif, then submit again",
         )
     if not offered:
         raise NothingSelectedError(

@@ -153,14 +153,14 @@ def stream_docker(layout: Layout, image: Image, name: str) -> Iterator[bytes]:
         yield tar_header(str(file), len(data)) + data + bytes(-len(data) % BLOCK)
     for digest, descriptor in blobs.items():
         yield tar_header(names[digest], descriptor.size)
-        left = descriptor.size
+        rest = descriptor.size
         try:
             for chunk in file_chunks(layout.blob_path(digest)):
-                left -= len(chunk)
+                rest -= len(chunk)
                 yield chunk
         except FileNotFoundError:
             raise missing_blob(layout, digest) from None
-        if left:
+        if rest:
             raise layout.damaged(digest)
         yield bytes(-descriptor.size % BLOCK)
     yield END_OF_ARCHIVE
@@ -195,7 +195,7 @@ def take_docker(layout: Layout, stream: IO[bytes], taking: ImageImport) -> Impor
     """
     small: dict[str, bytes] = {}
     links: dict[str, str] = {}
-    made: dict[str, OciLayer] = {}
+    layers_by_path: dict[str, OciLayer] = {}
     try:
         with tarfile.open(fileobj=stream, mode="r|", bufsize=CHUNK, tarinfo=CappedInfo) as tar:
             for member in tar:
@@ -211,8 +211,8 @@ def take_docker(layout: Layout, stream: IO[bytes], taking: ImageImport) -> Impor
                     elif _named(name) in taking.known:
                         taking.report(member.size)  # docker 25 names a blob by its digest: skip the bytes
                     else:
-                        made[name] = _take_layer(layout, file, taking)
-        return _assemble_image(layout, taking, _SavedImage(small=small, links=links, made=made))
+                        layers_by_path[name] = _take_layer(layout, file, taking)
+        return _assemble_image(layout, taking, _SavedImage(small=small, links=links, layers=layers_by_path))
     except _NO_IMAGE as error:
         why = (
             f"it has no {error}"
@@ -233,7 +233,7 @@ _SMALL = 1 << 20
 class _SavedImage:
     small: Mapping[str, bytes]
     links: Mapping[str, str]
-    made: Mapping[str, OciLayer]
+    layers: Mapping[str, OciLayer]
 
 
 def _named(name: str) -> str:
@@ -254,7 +254,7 @@ def _assemble_image(layout: Layout, taking: ImageImport, saved: _SavedImage) -> 
         if diff_id in taking.known:
             layers.append(taking.known[diff_id])
             continue
-        layer = saved.made.get(file) or _take_layer(layout, io.BytesIO(saved.small[file]), taking)
+        layer = saved.layers.get(file) or _take_layer(layout, io.BytesIO(saved.small[file]), taking)
         if layer.diff_id != diff_id:
             raise StoreError(
                 "docker-archive-invalid",
@@ -275,23 +275,23 @@ def _parse(what: str, data: bytes, kind: type = list) -> Any:
 
 
 def _texts(what: str, value: object) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise TypeError(f"the {what} are not a list of names")
     return value
 
 
-def _tags(one: dict[str, Any]) -> list[str]:
-    return _texts("RepoTags of its manifest.json", one.get("RepoTags") or [])
+def _tags(row: dict[str, Any]) -> list[str]:
+    return _texts("RepoTags of its manifest.json", row.get("RepoTags") or [])
 
 
 def _only_image(images: list[Any]) -> Any:
     """The one image of an archive. Raises StoreError for several."""
-    if not all(isinstance(one, dict) for one in images):
+    if not all(isinstance(row, dict) for row in images):
         raise TypeError("its manifest.json is not a list of images")
     if not images:
         raise ValueError("its manifest.json names no image")
     if len(images) > 1:
-        tags = [tag for one in images for tag in _tags(one) or ["one without a name"]]
+        tags = [tag for row in images for tag in _tags(row) or ["one without a name"]]
         raise StoreError(
             "docker-archive-ambiguous",
             f"the archive contains {len(images)} images: {printable(', '.join(tags))}",
@@ -336,7 +336,7 @@ def export(layout: Layout, image: Image, out: Path, *, kind: str, progress: Prog
         raise UsageError(
             "image-name-invalid",
             f"'{image.name}' is not a name with a tag (NAME:TAG)",
-            hint="choose an image of imagefactory store list",
+            hint="choose an image of imagefactory image list",
         )
     if not out.absolute().parent.is_dir():
         raise UsageError(
@@ -373,8 +373,8 @@ def _oci(layout: Layout, image: Image, tar: PlainTar) -> Iterator[int]:
     layers = {layer.descriptor.digest for layer in image.layers}
     for descriptor in blobs:
         hexes = descriptor.digest.removeprefix("sha256:")
-        found = tar.stream(f"blobs/sha256/{hexes}", file_chunks(layout.blob_path(descriptor.digest)))
-        if found != descriptor.digest:
+        digest = tar.stream(f"blobs/sha256/{hexes}", file_chunks(layout.blob_path(descriptor.digest)))
+        if digest != descriptor.digest:
             raise layout.damaged(descriptor.digest)
         if descriptor.digest in layers:
             yield descriptor.size

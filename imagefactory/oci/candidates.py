@@ -127,14 +127,14 @@ def pushed_record(
 
 def read_records(place: StoreRepository, digest: str, *, key: str = "") -> tuple[Mapping[str, str], ...]:
     """The annotations of a candidate's records of pushes; with a `key` of those alone that have its MAC."""
-    found = place.store.referrers(place.repository, digest, PUSHED_TYPE)
-    rows = (_annotations(place, record) for record in found)
+    records = place.store.referrers(place.repository, digest, PUSHED_TYPE)
+    rows = (_annotations(place, record) for record in records)
     return tuple(row for row in rows if not key or _has_mac(digest, row, key))
 
 
 def _mac(candidate: str, row: Mapping[str, str], key: str) -> str:
-    said = canonical_json(["pushed", candidate, row.get(CREATED), row.get(INPUTS_LABEL)])
-    return hmac.new(key.encode(), said, "sha256").hexdigest()
+    text = canonical_json(["pushed", candidate, row.get(CREATED), row.get(INPUTS_LABEL)])
+    return hmac.new(key.encode(), text, "sha256").hexdigest()
 
 
 def _has_mac(candidate: str, row: Mapping[str, str], key: str) -> bool:
@@ -157,8 +157,8 @@ def find_by_inputs(place: StoreRepository, plain: str, made_from: str, key: str)
         return (pushed, tag, there[0]) if there and pushed else None
 
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="made") as pool:
-        found = [one for one in pool.map(look, tags) if one is not None]
-    return max(found, key=lambda one: one[:2])[2] if found else None
+        rows = [row for row in pool.map(look, tags) if row is not None]
+    return max(rows, key=lambda row: row[:2])[2] if rows else None
 
 
 def _is_candidate(tag: str, plain: str) -> bool:
@@ -216,8 +216,8 @@ def read_tagged(
     tags = [tag for tag in place.store.tags(place.repository) if not FALLBACK.fullmatch(tag)]
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="tags") as pool:
         counting = (count or _any_verdict(place)) if records else None
-        found = pool.map(lambda tag: _read_tag(place, tag, tag_type(tag, plain), counting), tags)
-        return tuple(one for one in found if one is not None)
+        targets = pool.map(lambda tag: _read_tag(place, tag, tag_type(tag, plain), counting), tags)
+        return tuple(target for target in targets if target is not None)
 
 
 def _any_verdict(place: StoreRepository) -> Callable[[str], int]:
@@ -246,7 +246,7 @@ def _read_tag(
         kind=kind,
         digest=digest,
         parts=tuple(part for part in below if part != digest),
-        names=tuple(dict.fromkeys(one.removeprefix("sha256:")[:12] for one in (*below, *named))),
+        names=tuple(dict.fromkeys(name.removeprefix("sha256:")[:12] for name in (*below, *named))),
         size=sum(blob.size for blob in blobs.values()),
         pushed=pushed,
         verdicts=verdicts,
@@ -314,8 +314,8 @@ def plan_prune(tagged: Sequence[TagTarget], before: datetime) -> tuple[PruneDeci
     """
     candidates = [image for image in tagged if image.kind == "candidate"]
     why = {candidate.tag: _keep_reason(candidate, tagged, before) for candidate in candidates}
-    kept = [image for image in tagged if why.get(image.tag, "not one")]
-    needed = {digest for image in kept for digest in (image.digest, *image.parts)}
+    others = [image for image in tagged if why.get(image.tag, "not one")]
+    needed = {digest for image in others for digest in (image.digest, *image.parts)}
     return tuple(
         PruneDecision(
             candidate=candidate,
@@ -374,7 +374,7 @@ def remove_candidate(store: DeletableStore, repository: str, fate: PruneDecision
             if manifest and manifest[0].digest == digest:
                 return tag
     gone = [digest, *fate.parts]
-    said = [
+    referrers = [
         referrer.digest
         for subject in gone
         for kind in DELETED_WITH_IMAGE
@@ -385,6 +385,6 @@ def remove_candidate(store: DeletableStore, repository: str, fate: PruneDecision
         for subject in gone
         if not store.referrers(repository, subject, REVOCATION_TYPE)
     ]
-    for one in (*gone, *said, *(manifest[0].digest for manifest in lists if manifest)):
-        store.delete_manifest(repository, one)
+    for unwanted in (*gone, *referrers, *(manifest[0].digest for manifest in lists if manifest)):
+        store.delete_manifest(repository, unwanted)
     return ""

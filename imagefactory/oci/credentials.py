@@ -56,9 +56,9 @@ def find_credentials(environ: Mapping[str, str]) -> Credentials:
 
     def find(host: str) -> Credential | None:
         for path in files:
-            found = _find_credential(path, host, environ)
-            if found is not None:
-                return found
+            credential = _find_credential(path, host, environ)
+            if credential is not None:
+                return credential
         return None
 
     return find
@@ -161,7 +161,7 @@ def query_helper(name: str, host: str, environ: Mapping[str, str]) -> Credential
             hint=f"install {program}, or remove it from Docker's config.json and log in again",
         )
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [path, "get"],
             input=host.encode(),
             capture_output=True,
@@ -179,17 +179,17 @@ def query_helper(name: str, host: str, environ: Mapping[str, str]) -> Credential
         raise RegistryError(
             "credential-helper-failed", f"cannot run {program}: {error.strerror}", hint=f"fix {path}"
         ) from error
-    if done.returncode:
+    if process.returncode:
         # Helpers speak on stdout; all of them use this sentence, and docker itself looks for it.
-        if b"credentials not found" in done.stdout:
+        if b"credentials not found" in process.stdout:
             return None
         raise RegistryError(
             "credential-helper-failed",
-            f"{program} failed for {host} (exit code {done.returncode})",
+            f"{program} failed for {host} (exit code {process.returncode})",
             hint=f"see why: echo {host} | {program} get",
         )
     try:
-        answer = json.loads(done.stdout)
+        answer = json.loads(process.stdout)
         user, secret = str(answer["Username"]), str(answer["Secret"])
     except (ValueError, KeyError, TypeError):
         raise RegistryError(

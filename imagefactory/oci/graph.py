@@ -1,14 +1,17 @@
-"""What an image consists of in any store: a root, the manifests below, their blobs, what refers to them."""
+"""What an image consists of in any store: a root, manifests below it, their blobs, artifacts about it."""
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from imagefactory.errors import RegistryError
 from imagefactory.gpu.capability import AMD64, PLATFORMS
+from imagefactory.oci.layers import CHUNK
 from imagefactory.oci.manifests import (
     ATTESTATION,
     CONFIG_TYPES,
@@ -34,9 +37,7 @@ from imagefactory.oci.store import DIGEST, Store
 EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
 EMPTY = b"{}"
 EMPTY_BLOB = Descriptor(media_type=EMPTY_TYPE, digest=digest_of(EMPTY), size=len(EMPTY))
-
-
-# Bounds for manifests of strangers: more depth and breadth than images have.
+# Limits for untrusted manifests: more depth and breadth than images have.
 MOST_MANIFESTS = 2000
 MOST_DEPTH = 8
 
@@ -62,9 +63,9 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestGraph:
-    """All that a root names: manifests in the order they must be put, blobs each once.
+    """A root and all that it names: manifests in the order they must be put, blobs each once.
 
-    `root` is one of `manifests`; referrers, where they were read, come after it.
+    `root` is one of `manifests`; referrers, if they were read, come after it.
     """
 
     root: Manifest
@@ -79,26 +80,26 @@ class ManifestGraph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalArtifact:
-    """A small manifest made here, with the blobs it names, to go along with an image."""
+    """A small manifest that goes along with an image, and its blobs."""
 
     manifest: Manifest
     blobs: tuple[tuple[Descriptor, bytes], ...]
 
 
-def read_graph(place: StoreRepository, wanted: str, *, referrers: bool = False) -> ManifestGraph:
-    """The root that `wanted` (a tag or digest) names and all below it.
+def read_graph(place: StoreRepository, reference: str, *, referrers: bool = False) -> ManifestGraph:
+    """Return the root of a tag or digest and all below it.
 
     With `referrers`, also the artifacts whose subject is any manifest of the graph, and theirs.
-    Raises RegistryError for what is not there, is no manifest, or nests deeper than images do.
+    Raises RegistryError for a missing or invalid manifest, and for one that nests deeper than images do.
     """
     reader = _GraphReader(place)
-    root = reader.read(wanted, depth=0)
-    walk = list(reader.manifests) if referrers else []
-    for digest in walk:  # grows while it is walked: referrers have referrers
-        for found in place.store.referrers(place.repository, digest):
-            if found.digest not in reader.manifests:
-                reader.read(found.digest, depth=1)
-                walk.append(found.digest)
+    root = reader.read(reference, depth=0)
+    subjects = list(reader.manifests) if referrers else []
+    for subject in subjects:  # grows while it is walked: referrers have referrers
+        for referrer in place.store.referrers(place.repository, subject):
+            if referrer.digest not in reader.manifests:
+                reader.read(referrer.digest, depth=1)
+                subjects.append(referrer.digest)
     return ManifestGraph(
         root=root, manifests=tuple(reader.manifests.values()), blobs=tuple(reader.blobs.values())
     )
@@ -110,16 +111,16 @@ class _GraphReader:
         self.manifests: dict[str, Manifest] = {}
         self.blobs: dict[str, Descriptor] = {}
 
-    def read(self, wanted: str, *, depth: int) -> Manifest:
-        """Children first: `manifests` is in the order in which they can be put."""
-        if wanted in self.manifests:
-            return self.manifests[wanted]
+    def read(self, reference: str, *, depth: int) -> Manifest:
+        """Read children first: `manifests` is in the order in which they can be put."""
+        if reference in self.manifests:
+            return self.manifests[reference]
         if depth > MOST_DEPTH or len(self.manifests) >= MOST_MANIFESTS:
             raise RegistryError(
                 "manifest-invalid",
-                f"{self.place} {wanted} is not an image: its manifests are nested too deep, or too many",
+                f"{self.place} {reference} is not an image: its manifests are nested too deep, or too many",
             )
-        manifest = read_manifest(self.place, wanted)
+        manifest = read_manifest(self.place, reference)
         children, blobs = parse_parts(manifest)
         for child in children:
             self.read(child.digest, depth=depth + 1)
@@ -128,40 +129,39 @@ class _GraphReader:
         return manifest
 
 
-def read_manifest(place: StoreRepository, wanted: str) -> Manifest:
-    """The manifest of a tag or digest. Raises RegistryError when there is none."""
-    found = place.store.manifest(place.repository, wanted)
-    if found is None:
+def read_manifest(place: StoreRepository, reference: str) -> Manifest:
+    """Return the manifest of a tag or digest. Raises RegistryError if there is none."""
+    manifest = place.store.manifest(place.repository, reference)
+    if manifest is None:
         raise RegistryError(
-            "manifest-not-found", f"{place} has no {wanted}", hint="check the name, and that it was pushed"
+            "manifest-not-found", f"{place} has no {reference}", hint="check the name, and that it was pushed"
         )
-    descriptor, data = found
+    descriptor, data = manifest
     if len(data) > MANIFEST_LIMIT:
         raise RegistryError(
             "manifest-invalid",
-            f"{place} {wanted}: a manifest of {len(data)} bytes is too large (limit: {MANIFEST_LIMIT})",
+            f"{place} {reference}: a manifest of {len(data)} bytes is too large (limit: {MANIFEST_LIMIT})",
         )
     return Manifest(descriptor=descriptor, data=data)
 
 
 def parse_parts(manifest: Manifest) -> tuple[tuple[Descriptor, ...], tuple[Descriptor, ...]]:
-    """The manifests and the blobs a manifest names. Raises RegistryError for what is malformed."""
-    kind, digest = manifest.descriptor.media_type, manifest.descriptor.digest
+    """Return the manifests and the blobs that a manifest names. Raises RegistryError for a malformed one."""
+    media_type, digest = manifest.descriptor.media_type, manifest.descriptor.digest
+    children: list[Descriptor] = []
+    blobs: list[Descriptor] = []
     try:
         value = read_json(manifest.data)
-        if kind in (*INDEX_TYPES, *MANIFEST_TYPES) and media_type_of(value) != kind:
-            raise ValueError(f"it says that it is {media_type_of(value)[:80]!r}, not {kind}")
-        if kind in INDEX_TYPES:
-            children, blobs = [parse_descriptor(entry) for entry in value["manifests"] or ()], []
-        elif kind in MANIFEST_TYPES:
-            children, blobs = (
-                [],
-                [parse_descriptor(entry) for entry in (value["config"], *(value["layers"] or ()))],
-            )
+        if media_type in (*INDEX_TYPES, *MANIFEST_TYPES) and media_type_of(value) != media_type:
+            raise ValueError(f"it says that it is {media_type_of(value)[:80]!r}, not {media_type}")
+        if media_type in INDEX_TYPES:
+            children = [parse_descriptor(entry) for entry in value["manifests"] or ()]
+        elif media_type in MANIFEST_TYPES:
+            blobs = [parse_descriptor(entry) for entry in (value["config"], *(value["layers"] or ()))]
         else:
             raise RegistryError(
                 "manifest-unsupported",
-                f"{digest} is a {kind!r}, not an image",
+                f"{digest} is a {media_type!r}, not an image",
                 hint="supported types: OCI images, OCI artifacts, Docker schema 2",
             )
     except MALFORMED as error:
@@ -182,86 +182,85 @@ def parse_parts(manifest: Manifest) -> tuple[tuple[Descriptor, ...], tuple[Descr
 
 
 def read_config(place: StoreRepository, manifest: Manifest) -> ImageConfig | None:
-    """The config of an image's manifest, None of an artifact's. Raises RegistryError for a malformed one."""
+    """Return the config of an image's manifest, None for an artifact. Raises RegistryError if malformed."""
     config, *layers = parse_parts(manifest)[1]
     if config.media_type not in CONFIG_TYPES:
         return None
-    called = f"the config of {manifest.descriptor.digest}"
+    title = f"the config of {manifest.descriptor.digest}"
     if config.size > MANIFEST_LIMIT:
         raise RegistryError(
-            "image-config-invalid", f"{called} has {config.size} bytes (limit: {MANIFEST_LIMIT})"
+            "image-config-invalid", f"{title} has {config.size} bytes (limit: {MANIFEST_LIMIT})"
         )
     try:
         return parse_config(b"".join(place.store.read(place.repository, config)), len(layers))
     except MALFORMED as error:
         raise RegistryError(
-            "image-config-invalid", f"{called} is malformed: {malformed_reason(error)}"
+            "image-config-invalid", f"{title} is malformed: {malformed_reason(error)}"
         ) from error
+
+
+# --- platforms of an index ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlatformRoot:
-    """Which root to bring for one platform; `whole` is true when that is the very index asked for."""
+    """The root to pull for one platform; `whole` is true if it is the requested index itself."""
 
     digest: str
     whole: bool
 
 
 def choose_platform(manifest: Manifest, platform: str) -> PlatformRoot:
-    """What a pull for `platform` (`linux/amd64`) brings of a manifest or index.
+    """Return what a pull for `platform` (`linux/amd64`) brings of a manifest or index.
 
-    Without one that is the only image, whatever it is for, and of several that for linux/amd64.
-
-    An index whose every image is for the platform is kept, so that its digest stays what it was;
-    attestations beside the images do not count. Of an index with other platforms only the platform's
-    manifest is brought. Raises RegistryError when there is none.
+    Without a platform: the only image, or of several the one for linux/amd64. An index with images for only
+    this platform is pulled whole, attestations included, so its digest stays. Of other indexes only
+    the platform's manifest is pulled. Raises RegistryError if there is none.
     """
+    digest = manifest.descriptor.digest
     if manifest.descriptor.media_type not in INDEX_TYPES:
-        return PlatformRoot(digest=manifest.descriptor.digest, whole=True)
-    parse_parts(manifest)  # well-formed from here on
-    entries = json.loads(manifest.data)["manifests"]
-    images = images_of(entries)
+        return PlatformRoot(digest=digest, whole=True)
+    images = images_of(_entries(manifest))
     if not platform:
         platform = next((name for name in PLATFORMS if [name] == _platforms(images)), AMD64)
     system, _, architecture = platform.partition("/")
-    fitting = [
+    matches = [
         entry for entry in images if "platform" not in entry or _platform_of(entry) == (system, architecture)
     ]
-    if not fitting:
-        there = ", ".join(_platforms(images)) or "nothing"
+    if not matches:
+        available = ", ".join(_platforms(images)) or "nothing"
         raise RegistryError(
-            "platform-not-found",
-            f"{manifest.descriptor.digest} has no image for {platform}, only for {there}",
+            "platform-not-found", f"{digest} has no image for {platform}, only for {available}"
         )
-    if len(fitting) == len(images) == 1:
-        return PlatformRoot(digest=manifest.descriptor.digest, whole=True)
+    if len(matches) == len(images) == 1:
+        return PlatformRoot(digest=digest, whole=True)
     # amd64/v3 and the like need newer processors: the plain one runs everywhere.
-    fitting.sort(key=lambda entry: "platform" in entry and bool(entry["platform"].get("variant")))
-    return PlatformRoot(digest=str(fitting[0]["digest"]), whole=False)
+    matches.sort(key=lambda entry: "platform" in entry and bool(entry["platform"].get("variant")))
+    return PlatformRoot(digest=str(matches[0]["digest"]), whole=False)
 
 
 def lacks_platform(index: Manifest, digest: str) -> bool:
-    """Whether an index names an image and not what it is for."""
-    rows = [row for row in json.loads(index.data)["manifests"] if row["digest"] == digest]
-    return not any("platform" in row for row in rows)
+    """Return whether an index names an image without its platform."""
+    return not any(
+        row["digest"] == digest and "platform" in row for row in json.loads(index.data)["manifests"]
+    )
 
 
 def check_unambiguous(manifest: Manifest) -> None:
-    """Raises RegistryError for an index of which two tools could take different images for one platform.
+    """Raise RegistryError for an index of which two tools may choose different images for one platform.
 
-    They differ on variants, on compression, on other spellings of a processor (containerd's `x86_64`), on an
-    image without a platform, and on one that calls itself an attestation: BuildKit's have the platform
-    unknown/unknown. So each platform stands there once, whatever its variant.
+    Tools differ on variants, on compression, on other names of a processor (containerd's `x86_64`), on
+    images without a platform, and on images that claim to be attestations: BuildKit's have the platform
+    unknown/unknown. So each platform may appear once, whatever its variant.
     """
     if manifest.descriptor.media_type not in INDEX_TYPES:
         return
-    parse_parts(manifest)  # well-formed from here on
     digest, seen = manifest.descriptor.digest, set[tuple[str, str]]()
-    entries = json.loads(manifest.data)["manifests"]
+    entries = _entries(manifest)
     images = images_of(entries)
     for entry in entries:
-        named = tuple(str(part).lower() for part in _platform_of(entry)) if "platform" in entry else ("", "")
-        platform = (named[0], _PROCESSORS.get(named[1], named[1]))
+        parts = tuple(str(part).lower() for part in _platform_of(entry)) if "platform" in entry else ("", "")
+        platform = (parts[0], _PROCESSORS.get(parts[1], parts[1]))
         if ATTESTATION in (entry.get("annotations") or {}) and platform != ("unknown", "unknown"):
             raise RegistryError(
                 "manifest-ambiguous", f"{digest} has an attestation for {'/'.join(platform)[:80]}"
@@ -277,59 +276,126 @@ def check_unambiguous(manifest: Manifest) -> None:
 
 
 _PROCESSORS = {"x86_64": "amd64", "x86-64": "amd64", "aarch64": "arm64"}
-"""What containerd takes for the same processor (its `platforms` module, normalizeArch)."""
+"""Other names that containerd accepts (its `platforms` module, normalizeArch)."""
+
+
+def platforms_in(manifest: Manifest) -> tuple[tuple[str, str], ...]:
+    """Return each known platform of an index with the digest of its manifest; nothing for a single image."""
+    if manifest.descriptor.media_type not in INDEX_TYPES:
+        return ()
+    rows = [(name, str(entry["digest"])) for entry in _entries(manifest) for name in _platforms([entry])]
+    known = tuple(row for row in rows if row[0] in PLATFORMS)
+    return known if len(known) > 1 else ()
+
+
+def _entries(index: Manifest) -> list[Mapping[str, Any]]:
+    parse_parts(index)  # raises for a malformed index
+    entries: list[Mapping[str, Any]] = json.loads(index.data)["manifests"]
+    return entries
 
 
 def _platforms(images: Iterable[Mapping[str, Any]]) -> list[str]:
     return ["/".join(map(str, _platform_of(entry))) for entry in images if "platform" in entry]
 
 
-def platforms_in(manifest: Manifest) -> tuple[tuple[str, str], ...]:
-    """The platforms that an index has images for, each with the digest of its manifest; none of one image."""
-    if manifest.descriptor.media_type not in INDEX_TYPES:
-        return ()
-    parse_parts(manifest)  # well-formed from here on
-    entries = [entry for entry in json.loads(manifest.data)["manifests"] if "platform" in entry]
-    found = ((name, str(entry["digest"])) for entry in entries for name in _platforms([entry]))
-    known = tuple(one for one in found if one[0] in PLATFORMS)
-    return known if len(known) > 1 else ()
-
-
 def _platform_of(entry: Mapping[str, Any]) -> tuple[object, object]:
-    found = entry["platform"] if isinstance(entry["platform"], Mapping) else {}
-    return found.get("os"), found.get("architecture")
+    platform = entry["platform"] if isinstance(entry["platform"], Mapping) else {}
+    return platform.get("os"), platform.get("architecture")
+
+
+# --- artifacts ---
 
 
 def make_artifact(
-    kind: str, subject: Descriptor, annotations: dict[str, str], content: bytes = b""
+    artifact_type: str, subject: Descriptor, annotations: dict[str, str], content: bytes = b""
 ) -> LocalArtifact:
-    """A referrer of `subject` (image-spec 1.1). Its content is of its own type; without, its annotations say
-    what it has to say."""
-    layer = (
-        Descriptor(media_type=kind, digest=digest_of(content), size=len(content)) if content else EMPTY_BLOB
-    )
-    manifest = artifact_of(kind, subject, (layer,), annotations)
+    """Return a referrer of `subject` (image-spec 1.1) with one layer of its own type, or only annotations."""
+    layer = EMPTY_BLOB
+    if content:
+        layer = Descriptor(media_type=artifact_type, digest=digest_of(content), size=len(content))
+    manifest = artifact_of(artifact_type, subject, (layer,), annotations)
     blobs = {EMPTY_BLOB: EMPTY, layer: content or EMPTY}
     return LocalArtifact(manifest=manifest, blobs=tuple(blobs.items()))
 
 
 def artifact_of(
-    kind: str,
+    artifact_type: str,
     subject: Descriptor | None,
     layers: Sequence[Descriptor],
     annotations: Mapping[str, str] | None = None,
 ) -> Manifest:
-    """The manifest of a referrer of `subject` whose content is in `layers`, files that lie elsewhere."""
-    data = canonical_json(
-        {
-            "schemaVersion": 2,
-            "mediaType": MANIFEST_TYPE,
-            "artifactType": kind,
-            "config": format_descriptor(EMPTY_BLOB),
-            "layers": [format_descriptor(layer) for layer in layers],
-            **({} if subject is None else {"subject": format_descriptor(subject)}),
-            **({} if annotations is None else {"annotations": dict(annotations)}),
-        }
-    )
+    """Return the manifest of a referrer of `subject` whose content is in `layers`."""
+    value: dict[str, object] = {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST_TYPE,
+        "artifactType": artifact_type,
+        "config": format_descriptor(EMPTY_BLOB),
+        "layers": [format_descriptor(layer) for layer in layers],
+    }
+    if subject is not None:
+        value["subject"] = format_descriptor(subject)
+    if annotations is not None:
+        value["annotations"] = dict(annotations)
+    data = canonical_json(value)
     descriptor = Descriptor(media_type=MANIFEST_TYPE, digest=digest_of(data), size=len(data))
     return Manifest(descriptor=descriptor, data=data)
+
+
+WITHDRAWN = artifact_of("application/vnd.imagefactory.withdrawn.v1", None, (EMPTY_BLOB,))
+"""Where a withdrawn tag points in a registry that cannot remove tags: no engine runs it."""
+
+
+def withdraw_tag(place: StoreRepository, tag: str) -> bool:
+    """Remove a tag. Return False if the registry cannot, as Docker's before 3.0: it then names WITHDRAWN.
+
+    Raises RegistryError if neither is possible.
+    """
+    try:
+        place.store.untag(place.repository, tag)
+    except RegistryError:
+        put_bytes(place, EMPTY_BLOB, EMPTY)
+        put_manifest(place, WITHDRAWN, tag)
+        return False
+    return True
+
+
+def put_artifact(place: StoreRepository, artifact: LocalArtifact) -> None:
+    """Put an artifact next to its subject. Raises RegistryError if the store does not confirm it."""
+    for blob, data in artifact.blobs:
+        put_bytes(place, blob, data)
+    put_manifest(place, artifact.manifest)
+
+
+def put_files(place: StoreRepository, manifest: Manifest, files: Mapping[Descriptor, Path]) -> None:
+    """Put an artifact whose layers are files on disk. Raises RegistryError as `put_artifact`."""
+    put_bytes(place, EMPTY_BLOB, EMPTY)
+    for blob, path in files.items():
+        if not place.store.has(place.repository, blob):
+            place.store.write(place.repository, blob, functools.partial(_chunks, path))
+    put_manifest(place, manifest)
+
+
+def _chunks(path: Path, offset: int) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        file.seek(offset)
+        while chunk := file.read(CHUNK):
+            yield chunk
+
+
+def put_bytes(place: StoreRepository, descriptor: Descriptor, data: bytes) -> int:
+    """Put a small blob unless it exists; return the bytes that were sent."""
+    if place.store.has(place.repository, descriptor):
+        return 0
+    return place.store.write(place.repository, descriptor, lambda offset: iter((data[offset:],)))
+
+
+def put_manifest(place: StoreRepository, manifest: Manifest, tag: str = "") -> None:
+    """Put a manifest. Raises RegistryError if the store, by the tag if there is one, does not confirm it."""
+    media_type = manifest.descriptor.media_type
+    stored = place.store.put_manifest(place.repository, manifest.data, media_type, tag)
+    if stored.digest != manifest.descriptor.digest:
+        raise RegistryError(
+            "push-overwritten",
+            f"{place}: {manifest.descriptor.digest} was pushed, but {tag or 'it'} is now {stored.digest}",
+            hint="another program pushes there: check it before you push again",
+        )

@@ -145,6 +145,6 @@ class _ChunkReader:
     def read(self, size: int = -1) -> bytes:
         if not self._left:
             self._left = memoryview(next(self._chunks, b""))
-        wanted = len(self._left) if size < 0 else size
-        piece, self._left = self._left[:wanted], self._left[wanted:]
+        count = len(self._left) if size < 0 else size
+        piece, self._left = self._left[:count], self._left[count:]
         return bytes(piece)

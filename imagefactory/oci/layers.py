@@ -258,12 +258,12 @@ class TarSegment:
         self.files.append(path)
         entry = self._header(path, tarfile.REGTYPE, mode=0o755 if executable else 0o644, size=size)
         spliced = deflated if deflated and 0 < self._codec.splice <= deflated.size else None
-        put, left = self._plain.update if spliced else self._put, size
+        put, rest = self._plain.update if spliced else self._put, size
         for chunk in self._tree.passing(*entry, chunks) if self._tree else chunks:
-            left -= len(chunk)
+            rest -= len(chunk)
             put(chunk)
-        if left:
-            raise StoreError("file-size-mismatch", f"{path}: expected {size} bytes, found {size - left}")
+        if rest:
+            raise StoreError("file-size-mismatch", f"{path}: expected {size} bytes, found {size - rest}")
         if spliced:
             self._splice(spliced, size)
         if size % BLOCK:

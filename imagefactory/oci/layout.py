@@ -1,22 +1,23 @@
 """An OCI image layout on disk: the store that needs no server.
 
-    oci-layout, index.json, blobs/sha256/<hex>   as the OCI image-layout specification has them
-    layers/<key>.json, images/<key>.json         what a layer or image made from <key> turned out to be
-    squashed/<key>.json                          in which .sif a layer's blocks lie (oci/squash_layers.py)
-    referrers/<subject hex>/<hex>.json           which manifests name another as their subject
-    unpacked/<diff id>/                          layers ready to run, and what they were like (oci/unpack.py)
-    run/                                         what running sandboxes write (runtime/unshare.py)
-    pushed/<host>.json                           which repository there has which blob (oci/transfer.py)
+    oci-layout, index.json, blobs/sha256/<hex>   by the OCI image-layout specification
+    layers/<key>.json, images/<key>.json         the layer or image that was made from <key>
+    squashed/<key>.json                          the .sif that has a layer's blocks (oci/squash_layers.py)
+    referrers/<subject hex>/<hex>.json           manifests that name another as their subject
+    unpacked/<diff id>/                          layers ready to run, and their checksums (oci/unpack.py)
+    run/                                         files that running sandboxes write (runtime/unshare.py)
+    pushed/<host>.json                           the repository there of each blob (oci/transfer.py)
     checks/                                      passed smoke tests (verify/smoke.py)
-    journal/<host>/<repository>.jsonl            what was attached to a registry (trust/attached.py)
-    scans/<diff id>.json                         what a layer holds for GPUs (scan/layers.py)
-    sizes/<digest>.json                          what a layer has unpacked (actions/catalog.py)
+    journal/<host>/<repository>.jsonl            artifacts attached to a registry (trust/attached.py)
+    scans/<diff id>.json                         GPU code of a layer (scan/layers.py)
+    sizes/<digest>.json                          unpacked sizes of layers (actions/catalog.py)
     bases/                                       locks of bases whose published packages are gone
-    nonces/, sweeps/, nights/, reports/          what is verified, here and on pools (stages/)
-    locks/, tmp/                                 who works here, and what is half done
+    nonces/, sweeps/, nights/, reports/          verification, here and on pools
+    locks/, tmp/                                 locks of processes, unfinished files
 
-Everything is written beside and renamed, blobs before what names them, so a killed process leaves
-only files under tmp/ that collect.py removes. Builders hold a shared lock, collect.py an exclusive one.
+Everything is written next to its place and renamed, blobs before manifests, so a killed process leaves only
+files under tmp/, which a collection (maintenance.py) removes. Builders take a shared lock, a collection an
+exclusive one.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from imagefactory.errors import StoreError
 from imagefactory.fs import (
@@ -71,21 +72,18 @@ from imagefactory.oci.manifests import (
 from imagefactory.oci.store import DIGEST, Source, check_repository, check_tag_or_digest
 from imagefactory.progress import Progress
 
-# --- A blob of the layout, from its first byte to its name
-
-
-class BlobStorage(Protocol):
-    """Where blobs are written and where they lie: a Layout."""
-
-    tmp: Path
-
-    def blob_path(self, digest: str) -> Path: ...
+REBUILD = "build or pull it again: imagefactory build TARGET builds what is missing"
+_CHUNK = 1 << 20
+_NOT_COLLECTED = {
+    "index.json", "locks", "nonces", "sweeps", "nights", "reports", "journal", "keys", "ledger", "lost+found"
+}  # fmt: skip
+"""May exist before the store is made, as a collection removes nothing of it: keys, a ledger of CI, a disk."""
 
 
 class BlobWriter:
     """A blob on its way into the layout: hashed while written, visible only once committed."""
 
-    def __init__(self, layout: BlobStorage) -> None:
+    def __init__(self, layout: Layout) -> None:
         self._layout = layout
         handle, self.path = create_in(layout.tmp, "blob-")
         self._file = os.fdopen(handle, "wb")
@@ -99,7 +97,7 @@ class BlobWriter:
 
     @property
     def digest(self) -> str:
-        """Of what was written so far."""
+        """The digest of the bytes so far."""
         return f"sha256:{self._hash.hexdigest()}"
 
     def commit(self, media_type: str) -> Descriptor:
@@ -115,46 +113,47 @@ class BlobWriter:
 
     def __exit__(self, *_: object) -> None:
         try:
-            self._file.close()  # writes what is buffered, so a full disk speaks here too
+            self._file.close()  # writes its buffer, so a full disk is an error here too
         finally:
             self.path.unlink(missing_ok=True)
 
 
 def referrer_record(descriptor: Descriptor, manifest: Mapping[str, Any]) -> bytes:
-    """What is kept of a manifest that names a subject."""
-    row = {
-        **format_descriptor(descriptor),
-        "artifactType": artifact_type(manifest),
-        "annotations": manifest.get("annotations") or {},
-    }
-    return canonical_json(row)
+    """Return the record of a manifest that names a subject."""
+    return canonical_json(
+        {
+            **format_descriptor(descriptor),
+            "artifactType": artifact_type(manifest),
+            "annotations": manifest.get("annotations") or {},
+        }
+    )
 
 
 def reference(target: Target) -> str:
-    """The tag of a target's image: `pytorch:2.3-cu121`."""
+    """Return the tag of a target's image: `pytorch:2.3-cu121`."""
     return f"{target.family}:{target.name.removeprefix(target.family + '-')}"
 
 
 class Layout:
-    """The store in `path`. It is made when first written to."""
+    """The store in `path`. It is made by the first write."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.tmp = path / "tmp"
         self.scratch = path / "run"
-        """Of runs: each folder in it is locked by who made it, and removed by others when that has ended."""
+        """Directories of runs, each locked by its process; others remove it when that has ended."""
         self._blobs = path / "blobs" / "sha256"
 
-    # --- blobs -----------------------------------------------------------------------------------
+    # --- blobs
 
     def blob_path(self, digest: str) -> Path:
-        """Where the blob of `digest` lies or would lie. Raises StoreError for what is no digest."""
+        """Return the path of the blob of `digest`, which may not exist. Raises StoreError if invalid."""
         if not DIGEST.fullmatch(digest):
             raise StoreError("digest-invalid", f"'{digest[:80]}' is not a sha256 digest")
         return self._blobs / digest.removeprefix("sha256:")
 
     def has(self, descriptor: Descriptor) -> bool:
-        """Whether the blob is there in its size."""
+        """Return whether the blob exists in its size."""
         try:
             return self.blob_path(descriptor.digest).stat().st_size == descriptor.size
         except FileNotFoundError:
@@ -169,7 +168,7 @@ class Layout:
         return descriptor
 
     def holds(self, descriptor: Descriptor) -> bool:
-        """Whether the blob is there, every byte of it read. What is not as its digest says is removed."""
+        """Return whether the blob exists and matches its digest; remove it if it does not match."""
         path = self.blob_path(descriptor.digest)
         try:
             with path.open("rb") as file:
@@ -177,12 +176,12 @@ class Layout:
         except FileNotFoundError:
             return False
         if digest != descriptor.digest:
-            with suppress(OSError):  # another's store, which he alone can mend
-                remove_inside(self.path, path)  # its size says that it is whole: nobody would make it anew
+            with suppress(OSError):  # the store of another user, who alone can repair it
+                remove_inside(self.path, path)  # by its size it is whole, so it would never be made again
         return digest == descriptor.digest
 
     def damaged(self, digest: str) -> StoreError:
-        """What to raise for a blob that could not be read as what it is; one that changed is removed."""
+        """Return the error for a blob that is not what its manifest says; one that changed is removed."""
         if self.holds(Descriptor(media_type="", digest=digest, size=0)):
             return StoreError("store-corrupt", f"blob {digest} in {self.path} does not match its manifest")
         if self.blob_path(digest).exists():
@@ -195,7 +194,7 @@ class Layout:
         )
 
     def read(self, descriptor: Descriptor) -> bytes:
-        """The bytes of a small blob. Raises StoreError when it is missing or is not what its digest says."""
+        """Return the bytes of a small blob. Raises StoreError if it is missing or corrupt."""
         try:
             data = self.blob_path(descriptor.digest).read_bytes()
         except FileNotFoundError:
@@ -207,7 +206,7 @@ class Layout:
         return data
 
     def manifest(self, digest: str) -> tuple[Descriptor, bytes] | None:
-        """The manifest or index of `digest`, None when it is not here. Raises StoreError for other blobs."""
+        """Return the manifest or index of `digest`, None if missing. Raises StoreError for other blobs."""
         try:
             size = self.blob_path(digest).stat().st_size
         except FileNotFoundError:
@@ -223,53 +222,52 @@ class Layout:
             raise StoreError("store-corrupt", f"{digest} in {self.path} is not a manifest") from None
         return Descriptor(media_type=media_type, digest=digest, size=size), data
 
-    # --- referrers -------------------------------------------------------------------------------
+    # --- referrers
 
     def refer(self, subject: str, descriptor: Descriptor, manifest: Mapping[str, Any]) -> None:
-        """Remembers that the manifest of `descriptor` names `subject` as its subject."""
+        """Record that the manifest of `descriptor` names `subject` as its subject."""
         path = self._referrers(subject) / f"{self.blob_path(descriptor.digest).name}.json"
         with explain_full_disk(self.path):
             self.write_file(path, referrer_record(descriptor, manifest))
 
     def unrefer(self, subject: str, digest: str) -> None:
-        """Forgets that the manifest of `digest` names `subject`: without a tag, nothing keeps it then."""
+        """Remove the record of a referrer of `subject`: without a tag, a collection then removes it."""
         with explain_full_disk(self.path):
-            record = self._referrers(subject) / f"{self.blob_path(digest).name}.json"
-            remove_inside(self.path, record)
+            remove_inside(self.path, self._referrers(subject) / f"{self.blob_path(digest).name}.json")
 
     def referrers(self, subject: str) -> tuple[tuple[Descriptor, str], ...]:
-        """The manifests that name `subject`, which are all here, each with its artifact type."""
-        found = map(self.referrer, self.referring(subject))
-        return tuple(one for one in found if one is not None)
+        """Return the manifests here that name `subject`, each with its artifact type."""
+        rows = map(self.referrer, self.referring(subject))
+        return tuple(row for row in rows if row is not None)
 
     def referring(self, subject: str) -> list[Path]:
-        """The records of the manifests that name `subject`."""
+        """Return the records of the manifests that name `subject`."""
         return entries_of(self._referrers(subject))
 
     def subjects(self) -> tuple[str, ...]:
-        """The digests that some manifest here names as its subject, sorted."""
+        """Return the digests that some manifest here names as its subject, sorted."""
         return tuple(f"sha256:{entry.name}" for entry in entries_of(self.path / "referrers"))
 
     def referrer(self, path: Path) -> tuple[Descriptor, str] | None:
-        """The manifest of a record and its artifact type, None where one of them is not here any more."""
+        """Return the manifest of a record and its artifact type, None if either was removed."""
         try:
             row = json.loads(path.read_bytes())
-            descriptor, kind = parse_descriptor(row), str(row["artifactType"])
+            descriptor, row_type = parse_descriptor(row), str(row["artifactType"])
         except FileNotFoundError:
             return None  # collected meanwhile
         except MALFORMED as error:
             raise StoreError(
                 "store-corrupt", f"{path} is corrupt: {error}", hint=f"delete it: rm {path}"
             ) from error
-        return (descriptor, kind) if self.has(descriptor) else None
+        return (descriptor, row_type) if self.has(descriptor) else None
 
     def _referrers(self, subject: str) -> Path:
         return self.path / "referrers" / self.blob_path(subject).name
 
-    # --- tags ------------------------------------------------------------------------------------
+    # --- tags
 
     def tags(self) -> dict[str, Descriptor]:
-        """Every tag and the index or manifest it points to, by name. Empty for a store not made yet."""
+        """Return each tag with its index or manifest, by name. Empty for a store not made yet."""
         path = self.path / "index.json"
         try:
             with explain_full_disk(self.path):
@@ -286,12 +284,13 @@ class Layout:
         return {name: entry for name, entry in sorted(named.items()) if name}
 
     def tag(self, name: str, descriptor: Descriptor) -> None:
-        """Points `name` at an index or manifest that is already in the layout."""
+        """Point `name` at an index or manifest of the layout."""
         if not self.has(descriptor):
             raise StoreError(
                 "blob-missing", f"{descriptor.digest} is not in {self.path}: cannot tag it as {name}"
             )
-        if (there := self.tags().get(name)) and there.digest == descriptor.digest:
+        current = self.tags().get(name)
+        if current and current.digest == descriptor.digest:
             return
         self._update_tags(lambda tags: {**tags, name: descriptor})
 
@@ -310,13 +309,13 @@ class Layout:
             self.write_file(self.path / "index.json", canonical_json(index))
 
     def write_file(self, path: Path, data: bytes) -> None:
-        """Writes beside and renames: a reader sees the old bytes or the new ones."""
+        """Write a file next to its place and rename it: a reader sees the old bytes or the new ones."""
         handle, beside = create_in(self.tmp, "file-")
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
                 os.fchmod(handle, 0o644)
-                if path.name == "index.json":  # the names people gave: small, and nothing else knows them
+                if path.name == "index.json":  # the names are small, and stored nowhere else
                     file.flush()
                     os.fsync(handle)
             move_to(beside, path)
@@ -324,18 +323,18 @@ class Layout:
             beside.unlink(missing_ok=True)
             raise
 
-    # --- images ----------------------------------------------------------------------------------
+    # --- images
 
     def image(self, name: str) -> Image | None:
-        """The image a tag points to, or None. Raises StoreError when it is incomplete."""
+        """Return the image of a tag, or None. Raises StoreError if it is incomplete."""
         descriptor = self.tags().get(name)
         return None if descriptor is None else self.load(name, descriptor)
 
     def load(self, name: str, descriptor: Descriptor) -> Image:
-        """The image of an index or an image manifest, every blob of it present with its size.
+        """Return the image of an index or an image manifest, whose blobs all exist in their sizes.
 
-        Of an index with several images, that of linux/amd64. Raises StoreError for a blob that is
-        missing or damaged, for an index without such an image, and for what is no image.
+        Of an index with several images, that of linux/amd64. Raises StoreError for a missing or corrupt
+        blob, for an index without such an image, and for an artifact.
         """
         try:
             return self._load(name, descriptor)
@@ -343,15 +342,14 @@ class Layout:
             raise StoreError(
                 "store-corrupt",
                 f"{name} in {self.path} is not a valid image: {malformed_reason(error)}",
-                hint=f"run imagefactory store rm {name}",
+                hint=f"run imagefactory image remove {name}",
             ) from error
 
     def _load(self, name: str, descriptor: Descriptor) -> Image:
-        manifest_descriptor, value = descriptor, read_json(self.read(descriptor))
-        if media_type_of(value) in INDEX_TYPES:
-            manifest_descriptor = choose_image(name, value["manifests"] or [])
-            value = read_json(self.read(manifest_descriptor))
-        manifest: dict[str, Any] = value
+        manifest_descriptor, manifest = descriptor, read_json(self.read(descriptor))
+        if media_type_of(manifest) in INDEX_TYPES:
+            manifest_descriptor = choose_image(name, manifest["manifests"] or [])
+            manifest = read_json(self.read(manifest_descriptor))
         config_descriptor = parse_descriptor(manifest["config"])
         if config_descriptor.media_type not in CONFIG_TYPES:
             raise StoreError(
@@ -359,11 +357,13 @@ class Layout:
             )
         rows = manifest["layers"] or []
         config = parse_config(self.read(config_descriptor), len(rows))
-        entries = zip(rows, config.diff_ids, strict=True)
-        titled = ((entry, diff_id, entry.get("annotations", {}).get(TITLE, "")) for entry, diff_id in entries)
         layers = tuple(
-            OciLayer(descriptor=parse_descriptor(entry), diff_id=diff_id, title=str(title))
-            for entry, diff_id, title in titled
+            OciLayer(
+                descriptor=parse_descriptor(row),
+                diff_id=diff_id,
+                title=str(row.get("annotations", {}).get(TITLE, "")),
+            )
+            for row, diff_id in zip(rows, config.diff_ids, strict=True)
         )
         for layer in layers:
             if not self.has(layer.descriptor):
@@ -384,19 +384,19 @@ class Layout:
             start=config.start,
         )
 
-    # --- records ---------------------------------------------------------------------------------
+    # --- records
 
     def record(self, kind: str, key: str, value: Mapping[str, object]) -> None:
-        """Remembers what `key` (hex) gave: a `layers` or `images` record."""
+        """Record what was made from `key` (hex): a `layers` or `images` record."""
         with explain_full_disk(self.path):
             self.keep(self.path / kind / f"{key}.json", canonical_json(value))
 
     def keep(self, path: Path, data: bytes) -> None:
-        """Writes a record; `files.unseal` reads it."""
+        """Write a record with a checksum."""
         self.write_file(path, add_checksum(path, data))
 
     def recall(self, kind: str, key: str) -> dict[str, Any] | None:
-        """The record, or None. A record that cannot be read counts as none: it is only a memory."""
+        """Return a record, or None. A record that cannot be read counts as none: it is only a cache."""
         try:
             value = json.loads(check_checksum(self.path / kind / f"{key}.json") or b"null")
         except ValueError:
@@ -408,7 +408,7 @@ class Layout:
         self.record("layers", key, value)
 
     def recall_layer(self, key: str) -> OciLayer | None:
-        """The layer made from `key`, if its blob is still whole."""
+        """Return the layer made from `key`, if its blob is whole."""
         value = self.recall("layers", key)
         if value is None:
             return None
@@ -420,36 +420,36 @@ class Layout:
         except (*MALFORMED, StoreError):
             return None
 
-    # --- who works here --------------------------------------------------------------------------
+    # --- locks
 
     @contextmanager
     def locked(self, name: str) -> Iterator[None]:
-        """One process at a time for `name`; others wait. The kernel frees it when a process dies."""
+        """One process at a time for `name`; others wait. The kernel frees it if a process dies."""
         with open_lock(self.path / "locks" / name) as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
 
     @contextmanager
     def in_use(self, progress: Progress) -> Iterator[None]:
-        """Held while building or running: a collection waits until nobody uses the store."""
+        """Lock the store for a build or a run: a collection waits until it ends."""
         self.make()
         with shared_use(self.path / "locks" / "store", progress):
             yield
 
     def make(self) -> None:
-        """Make a new or empty directory a store. Call it before anything else is written there.
+        """Make a new or empty directory a store, before anything else is written there.
 
-        Raises StoreError for a directory with files of others, and writes nothing there.
+        Raises StoreError for a directory with other files, and writes nothing there.
         """
         self.refuse_links()
         if not self.founded():
             self._make()
 
     def founded(self) -> bool:
-        """Return whether it was made already. An empty directory is not a store yet.
+        """Return whether the store was made already. An empty directory is not a store yet.
 
-        Earlier releases wrote _NOT_COLLECTED before they made the store, so it may hold these.
-        Raises StoreError for a directory with files of others: a collection would remove them.
+        Earlier releases wrote _NOT_COLLECTED first. Raises StoreError for a directory with other files: a
+        collection would remove them.
         """
         version = self.path / "oci-layout"
         if version.exists():
@@ -469,51 +469,32 @@ class Layout:
         with explain_full_disk(self.path), self.locked("index"):
             if self.founded():
                 return  # another build was first
-            empty = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": []}
-            version = {"imageLayoutVersion": "1.0.0"}
-            for name, value in (("index.json", empty), ("oci-layout", version)):
+            empty: dict[str, object] = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": []}
+            for name, value in (("index.json", empty), ("oci-layout", {"imageLayoutVersion": "1.0.0"})):
                 if not (self.path / name).exists():
-                    # Whole or not at all, and beside it nothing that others could have left.
+                    # Whole or not at all, with no unfinished file of others next to it.
                     beside = self.path / "locks" / name
                     beside.write_bytes(canonical_json(value))
                     beside.replace(self.path / name)
 
     @contextmanager
     def alone(self, progress: Progress) -> Iterator[None]:
-        """Held while collecting: builds wait, and it waits for them."""
+        """Lock the store for a collection: builds wait, and it waits for them."""
         self.refuse_links()
         with is_unused(self.path / "locks" / "store", progress):
             yield
 
     def refuse_links(self) -> None:
-        """Raises StoreError for a link among the store's folders: a project may have brought them along."""
+        """Raise StoreError for a link among the store's directories: a project may contain them."""
         check_no_links(self.path, "blobs", "locks", "unpacked", "journal", "referrers")
 
 
-_NOT_COLLECTED = {
-    *("index.json", "locks", "nonces", "sweeps", "nights", "reports", "journal"),
-    *(
-        "keys",
-        "ledger",
-        "lost+found",
-    ),  # what people put there: keys, a ledger of CI, a file system of its own
-}
-"""What may be there before the store is made, since a collection removes nothing from it."""
-REBUILD = "build or pull it again: imagefactory build TARGET builds what is missing"
-
-
-# --- The store on disk as a Store: all repositories share one pool of blobs and differ in their tags
-# The tag `2.3-cu121` of the repository `pytorch` is the layout's `pytorch:2.3-cu121`. Whoever writes
-# holds the layout's `in_use`, so that no collection takes blobs before a tag needs them.
-
-
-_CHUNK = 1 << 20
-
-
 class LayoutStore:
-    """`layout` as a Store. Safe to use from several threads and processes. Raises StoreError.
+    """`layout` as a Store, for several threads and processes. Raises StoreError.
 
-    With `every_byte` a blob that is there is read before it counts as one, and comes anew where it changed.
+    All repositories share one pool of blobs: the tag `2.3-cu121` of the repository `pytorch` is the layout's
+    `pytorch:2.3-cu121`. Callers that write hold the layout's `in_use`, so that no collection removes blobs
+    before a tag needs them. With `every_byte` an existing blob is read, and fetched again if it changed.
     """
 
     def __init__(self, layout: Layout, *, every_byte: bool = False) -> None:
@@ -524,15 +505,13 @@ class LayoutStore:
     def name(self) -> str:
         return str(self.layout.path)
 
-    # --- blobs -----------------------------------------------------------------------------------
-
     def has(self, repository: str, descriptor: Descriptor) -> bool:  # noqa: ARG002
         return self._has(descriptor)
 
     def read(self, repository: str, descriptor: Descriptor, offset: int = 0) -> Iterator[bytes]:  # noqa: ARG002
         path = self.layout.blob_path(descriptor.digest)
         sha256 = hashlib.sha256() if offset == 0 else None
-        left = descriptor.size - offset
+        rest = descriptor.size - offset
         try:
             file = path.open("rb")
         except FileNotFoundError:
@@ -542,17 +521,17 @@ class LayoutStore:
         with explain_full_disk(self.layout.path), file:
             file.seek(offset)
             while data := file.read(_CHUNK):
-                left -= len(data)
-                if left < 0:
+                rest -= len(data)
+                if rest < 0:
                     break
                 if sha256:
                     sha256.update(data)
                 yield data
-        if left or (sha256 and f"sha256:{sha256.hexdigest()}" != descriptor.digest):
+        if rest or (sha256 and f"sha256:{sha256.hexdigest()}" != descriptor.digest):
             raise self.layout.damaged(descriptor.digest)
 
     def write(self, repository: str, descriptor: Descriptor, source: Source) -> int:  # noqa: ARG002
-        """As Store has it: always from `source(0)`, for nothing is kept of what did not come whole."""
+        """As Store, always from `source(0)`: no partial blob is kept."""
         if self._has(descriptor):
             return 0
         with explain_full_disk(self.layout.path), BlobWriter(self.layout) as blob:
@@ -572,26 +551,24 @@ class LayoutStore:
     def mount(self, repository: str, descriptor: Descriptor, origin: str) -> bool:  # noqa: ARG002
         return self.layout.has(descriptor)
 
-    # --- manifests -------------------------------------------------------------------------------
-
-    def manifest(self, repository: str, wanted: str) -> tuple[Descriptor, bytes] | None:
-        if DIGEST.fullmatch(wanted):
-            return self.layout.manifest(wanted)
-        descriptor = self.layout.tags().get(_name(repository, wanted))
+    def manifest(self, repository: str, reference: str) -> tuple[Descriptor, bytes] | None:
+        if DIGEST.fullmatch(reference):
+            return self.layout.manifest(reference)
+        name = _name(repository, reference)
+        descriptor = self.layout.tags().get(name)
         if descriptor is None:
             return None
         manifest = self.layout.manifest(descriptor.digest)
         if manifest is None:
             raise StoreError(
                 "blob-missing",
-                f"{_name(repository, wanted)} points to "
-                f"{descriptor.digest}, which is missing from {self.name}",
-                hint=f"run imagefactory store rm {_name(repository, wanted)}",
+                f"{name} points to {descriptor.digest}, which is missing from {self.name}",
+                hint=f"run imagefactory image remove {name}",
             )
         return manifest
 
     def put_manifest(self, repository: str, data: bytes, media_type: str, tag: str = "") -> Descriptor:
-        """As Store has it. Of an index, one manifest that is there is enough: others are other platforms'."""
+        """As Store. Of an index, one existing manifest is enough: others are for other platforms."""
         name = _name(repository, tag) if tag else ""
         try:
             value = json.loads(data)
@@ -610,29 +587,27 @@ class LayoutStore:
         return descriptor
 
     def _check(self, value: Mapping[str, Any], media_type: str) -> None:
-        """Raises StoreError where the manifest names blobs that are not here, or is not of its type."""
+        """Raise StoreError if the manifest names blobs that are not here, or has another type."""
         if media_type_of(value) != media_type:
             raise StoreError(
                 "store-manifest-invalid",
                 f"a manifest of type {media_type_of(value)} was stored as {media_type}",
             )
         if media_type in INDEX_TYPES:
-            named = [parse_descriptor(entry) for entry in value["manifests"]]
-            missing = named if named and not any(map(self.layout.has, named)) else []
+            parts = [parse_descriptor(entry) for entry in value["manifests"]]
+            missing = [] if any(map(self.layout.has, parts)) else parts
         else:
-            named = [parse_descriptor(entry) for entry in (value["config"], *value["layers"])]
-            missing = [descriptor for descriptor in named if not self.layout.has(descriptor)]
+            parts = [parse_descriptor(entry) for entry in (value["config"], *value["layers"])]
+            missing = [descriptor for descriptor in parts if not self.layout.has(descriptor)]
         if missing:
             raise StoreError(
                 "blob-missing", f"{missing[0].digest}, which the manifest names, is not in {self.name}"
             )
 
-    # --- tags and referrers ----------------------------------------------------------------------
-
     def tags(self, repository: str) -> tuple[str, ...]:
         check_repository(repository)
         names = (name.rpartition(":") for name in self.layout.tags())
-        return tuple(sorted(tag for found, _, tag in names if found == repository))
+        return tuple(sorted(tag for name, _, tag in names if name == repository))
 
     def untag(self, repository: str, tag: str) -> None:
         name = _name(repository, tag)
@@ -640,8 +615,8 @@ class LayoutStore:
             self.layout.untag(name)
 
     def referrers(self, repository: str, digest: str, artifact_type: str = "") -> tuple[Descriptor, ...]:  # noqa: ARG002
-        found = self.layout.referrers(digest)
-        return tuple(descriptor for descriptor, kind in found if artifact_type in ("", kind))
+        rows = self.layout.referrers(digest)
+        return tuple(descriptor for descriptor, row_type in rows if artifact_type in ("", row_type))
 
 
 def _name(repository: str, tag: str) -> str:

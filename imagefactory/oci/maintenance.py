@@ -57,7 +57,7 @@ class ReachableDigests:
         Raises StoreError where a manifest cannot be read: nobody knows what it names.
         """
         for name, descriptor in self.layout.tags().items():
-            hint = f"build or pull {name} again, or drop it: imagefactory store rm {name}"
+            hint = f"build or pull {name} again, or drop it: imagefactory image remove {name}"
             try:
                 self.reach(descriptor)
             except UnreadableError as error:
@@ -73,9 +73,9 @@ class ReachableDigests:
         """Adds what nobody named here: where it is not here or not whole, nothing is needed."""
         own = self._copy()
         try:
-            found = self.layout.manifest(digest)
-            if found:
-                own.reach(found[0])
+            manifest = self.layout.manifest(digest)
+            if manifest:
+                own.reach(manifest[0])
         except StoreError:
             return
         self._take(own)
@@ -98,8 +98,8 @@ class ReachableDigests:
         while records:
             own = self._copy()
             try:
-                found = self.layout.referrer(records.pop())
-                more = own._reach_below(found[0]) if found else []
+                referrer = self.layout.referrer(records.pop())
+                more = own._reach_below(referrer[0]) if referrer else []
             except StoreError:
                 continue
             self._take(own)
@@ -156,7 +156,7 @@ class ReachableDigests:
 
 CHECKSUMMED_DIRECTORIES = ("layers", "images", "checks", "scans", "sizes", "pushed", "bases", SQUASHED)
 """Folders of records that carry their sum."""
-FIX_HINT = "run imagefactory store check --fix"
+FIX_HINT = "run imagefactory image check --fix"
 _WORKERS = 4  # hashing happens outside the interpreter's lock
 
 
@@ -190,20 +190,20 @@ def check(layout: Layout, progress: Progress, *, mend: bool) -> StoreCheck:
         return StoreCheck(blobs=0, bytes=0, records=0, tags=0, faults=())
     with layout.alone(progress) if mend else layout.in_use(progress):
         blobs = entries_of(layout.path / "blobs" / "sha256")
-        kept = [path for kind in CHECKSUMMED_DIRECTORIES for path in entries_of(layout.path / kind)]
-        sealed = [path for path in kept if not path.name.startswith(".")]  # those are being written
+        records = [path for kind in CHECKSUMMED_DIRECTORIES for path in entries_of(layout.path / kind)]
+        sealed = [path for path in records if not path.name.startswith(".")]  # those are being written
         referring = [path for folder in entries_of(layout.path / "referrers") for path in entries_of(folder)]
         size = sum(path.lstat().st_size for path in blobs)
         with progress.task(f"check {len(blobs)} blobs", total=size) as task:
             wrong = [*_wrong_blobs(blobs, task)]
-        bad = frozenset(f"sha256:{one.path.name}" for one in wrong)
+        bad = frozenset(f"sha256:{mismatch.path.name}" for mismatch in wrong)
         wrong += [
             _BlobMismatch(path, "does not match its checksum")
             for path in sealed
             if check_checksum(path) is None
         ]
-        wrong += [one for path in referring if (one := _wrong_referrer(layout, path, bad))]
-        faults = [_blob_fault(layout, one, mend=mend) for one in wrong]
+        wrong += [mismatch for path in referring if (mismatch := _wrong_referrer(layout, path, bad))]
+        faults = [_blob_fault(layout, mismatch, mend=mend) for mismatch in wrong]
         unpacked = UnpackedLayers(layout.path / "unpacked")
         for name, what in unpacked.check_all(progress, mend=mend):
             place = f"unpacked/{name}"
@@ -265,11 +265,11 @@ def _wrong_blobs(blobs: list[Path], task: ProgressTask) -> Iterator[_BlobMismatc
             if path.is_symlink() or not path.is_file() or not DIGEST.fullmatch(f"sha256:{path.name}"):
                 return "is not a blob"
             with path.open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
                 task.advance(os.fstat(file.fileno()).st_size)
         except OSError as error:
             return f"cannot be read: {error.strerror}"
-        return "" if found == path.name else "does not match its digest"
+        return "" if digest == path.name else "does not match its digest"
 
     with ThreadPoolExecutor(_WORKERS) as pool:
         for path, what in zip(blobs, pool.map(look, blobs), strict=True):
@@ -304,7 +304,7 @@ def _check_tags(
         if descriptor.media_type in INDEX_TYPES:
             layout.load(name, descriptor)  # reaching an index takes what is here of it
     except StoreError as error:
-        hint = f"build or pull {name} again, or drop it: imagefactory store rm {name}"
+        hint = f"build or pull {name} again, or drop it: imagefactory image remove {name}"
         yield StoreFault(
             place=name, error=StoreError("image-incomplete", f"{name}: {error.message}", hint=hint)
         )
@@ -396,13 +396,13 @@ def _remove_others(layout: Layout, needed: ReachableDigests, *, dry_run: bool) -
 
 def _records(layout: Layout, digests: set[str]) -> list[Path]:
     """The records about what is not in `digests`."""
-    made = [
+    inputs = [
         path
         for kind in ("layers", "images", SQUASHED)
         for path in entries_of(layout.path / kind)
         if path.suffix == ".json" and (layout.recall(kind, path.stem) or {}).get("digest") not in digests
     ]
-    files = [path.with_suffix(".files") for path in made if path.with_suffix(".files").exists()]
+    files = [path.with_suffix(".files") for path in inputs if path.with_suffix(".files").exists()]
     referring = [
         path
         for folder in entries_of(layout.path / "referrers")
@@ -415,4 +415,4 @@ def _records(layout: Layout, digests: set[str]) -> list[Path]:
         for path in entries_of(layout.path / kind)
         if f"sha256:{path.name[:64]}" not in digests
     ]
-    return [*made, *files, *referring, *about]
+    return [*inputs, *files, *referring, *about]

@@ -139,25 +139,25 @@ def read_json(data: bytes) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    value = dict(pairs)
+    if len(value) != len(pairs):
         raise ValueError("it names a key twice")
-    return found
+    return value
 
 
 def _check_names(value: Any) -> None:
     if isinstance(value, list):
-        for one in value:
-            _check_names(one)
+        for item in value:
+            _check_names(item)
     if isinstance(value, dict):
         folded = {name.casefold() for name in value}
         if len(folded) != len(value):
             raise ValueError("it spells a key in two ways")
-        for name, one in value.items():
+        for name, item in value.items():
             if (field := _FIELDS.get(name.casefold(), name)) != name:
                 raise ValueError(f"it spells '{field}' as {name[:80]!r}")
             if name.casefold() not in _MAPS:
-                _check_names(one)
+                _check_names(item)
 
 
 _FIELDS = {
@@ -189,11 +189,11 @@ def media_type_of(value: Mapping[str, Any]) -> str:
     Raises ValueError for what is no manifest, and for what is an index and an image at once: image-spec
     1.0.2 forbids that, since tools would disagree on which (CVE-2021-41190).
     """
-    told = value.get("mediaType")
+    declared = value.get("mediaType")
     if "manifests" in value and ("config" in value or "layers" in value):
         raise ValueError("an image index and an image manifest at once")
-    if told:
-        return str(told)
+    if declared:
+        return str(declared)
     if isinstance(value.get("manifests"), list):
         return INDEX_TYPE
     if isinstance(value.get("config"), dict):
@@ -240,11 +240,11 @@ def parse_config(data: bytes, layers: int) -> ImageConfig:
     diff_ids, run = value["rootfs"]["diff_ids"], value.get("config") or {}
     variables, entrypoint, command = (run.get(key) or [] for key in ("Env", "Entrypoint", "Cmd"))
     single = (run.get("WorkingDir") or "", run.get("User") or "")
-    if not all(isinstance(one, str) for one in (*diff_ids, *variables, *entrypoint, *command, *single)):
+    if not all(isinstance(text, str) for text in (*diff_ids, *variables, *entrypoint, *command, *single)):
         raise ValueError("a diff id, a variable or the start command is not text")
     if len(diff_ids) != layers:
         raise ValueError(f"it has {len(diff_ids)} diff ids, the image {layers} layers")
-    wrong = next((one for one in diff_ids if not re.fullmatch(r"sha256:[0-9a-f]{64}", one)), None)
+    wrong = next((text for text in diff_ids if not re.fullmatch(r"sha256:[0-9a-f]{64}", text)), None)
     if wrong is not None:
         raise ValueError(f"{wrong[:80]!r} is not a diff id")
     split = (variable.partition("=") for variable in variables)
@@ -292,7 +292,7 @@ def choose_image(name: str, entries: list[Mapping[str, Any]]) -> Descriptor:
     raise NoPlatformError(
         "store-platform-missing",
         f"{name} has no image for {AMD64}, only for {there or 'nothing'}",
-        hint=f"run imagefactory store rm {name}",
+        hint=f"run imagefactory image remove {name}",
     )
 
 

@@ -2,7 +2,7 @@
 
 The manifest has the form that `apptainer pull oras://` takes (tried: by tag and by digest, with and
 without a subject): one layer, the file itself. Converted from an image, it names that image's platform
-manifest as its subject and needs no tag: `store gc` keeps it as long as the image. Built by apptainer
+manifest as its subject and needs no tag: `image prune` keeps it as long as the image. Built by apptainer
 from a definition it has no subject and the tag `<family>:<tag>.sif`.
 """
 
@@ -115,10 +115,10 @@ def store_sif(
 
 def load_sif(layout: Layout, digest: str) -> SifArtifact:
     """The .sif of a manifest. Raises StoreError when it is not here whole or is no .sif."""
-    found = layout.manifest(digest)
-    if found is None:
+    stored = layout.manifest(digest)
+    if stored is None:
         raise StoreError("blob-missing", f"{digest} is not in {layout.path}")
-    manifest = json.loads(found[1])
+    manifest = json.loads(stored[1])
     if not is_sif_manifest(manifest):
         raise StoreError("not-a-sif", f"{digest} in {layout.path} is not a .sif")
     file = parse_descriptor(manifest["layers"][0])
@@ -180,35 +180,37 @@ class StoredSif:
     name: str
     subject: str
     digest: str
-    found: SifArtifact | StoreError
+    artifact: SifArtifact | StoreError
 
 
 def stored_sifs(layout: Layout, manifest: str) -> tuple[StoredSif, ...]:
     """The .sif files made from the image of this platform manifest, by name, the damaged ones too."""
     referrers = LayoutStore(layout).referrers("", manifest, SIF_TYPE)
     return tuple(
-        sorted((_stored_sif(layout, manifest, each) for each in referrers), key=lambda one: one.name)
+        sorted((_stored_sif(layout, manifest, each) for each in referrers), key=lambda sif: sif.name)
     )
 
 
 def _stored_sif(layout: Layout, subject: str, referrer: Descriptor) -> StoredSif:
-    found: SifArtifact | StoreError
+    artifact: SifArtifact | StoreError
     try:
-        found = load_sif(layout, referrer.digest)
-        name = found.name
+        artifact = load_sif(layout, referrer.digest)
+        name = artifact.name
     except StoreError as error:
-        found = StoreError(
+        artifact = StoreError(
             "sif-unusable",
             error.message,
-            hint="run imagefactory store gc to drop it: it is built again when needed",
+            hint="run imagefactory image prune to drop it: it is built again when needed",
         )
         name = dict(referrer.annotations).get(TITLE) or referrer.digest
-    return StoredSif(name=name, subject=subject, digest=referrer.digest, found=found)
+    return StoredSif(name=name, subject=subject, digest=referrer.digest, artifact=artifact)
 
 
 def sifs_of(layout: Layout, manifest: str) -> tuple[SifArtifact, ...]:
     """The .sif files made from the image of this platform manifest, by name, without damaged ones."""
-    return tuple(one.found for one in stored_sifs(layout, manifest) if isinstance(one.found, SifArtifact))
+    return tuple(
+        sif.artifact for sif in stored_sifs(layout, manifest) if isinstance(sif.artifact, SifArtifact)
+    )
 
 
 # --- The container of a .sif file: where its root file system lies, and one made around another such
@@ -288,24 +290,24 @@ def read_partition(path: Path) -> SifPartition:
     return partition
 
 
-def around(made: bytes, change: Callable[[bytes], bytes], size: int, moment: int) -> bytes:
+def around(sif: bytes, change: Callable[[bytes], bytes], size: int, moment: int) -> bytes:
     """All that stands before the system's partition in a .sif like `made`, whose partition has `size` bytes.
 
     `made` is a whole .sif whose last part is its partition. What the other parts say goes through `change`,
     and all times are `moment` (seconds since 1970); the file's id is nil, as apptainer's reproducible ones
     have it. Raises ValueError for another layout.
     """
-    offset, total = parse_sif(made)
-    header = list(_HEADER.unpack_from(made))
+    offset, total = parse_sif(sif)
+    header = list(_HEADER.unpack_from(sif))
     first, at = header[11], header[11]
-    rows = [_DESCRIPTOR.unpack_from(made, offset + n * _DESCRIPTOR.size) for n in range(total)]
+    rows = [_DESCRIPTOR.unpack_from(sif, offset + n * _DESCRIPTOR.size) for n in range(total)]
     used = [row for row in rows if row[1]]
     if not used or used[-1][0] != _PARTITION or any(row[0] == _PARTITION for row in used[:-1]):
         raise ValueError("its partition is not its last part")
     parts = bytearray()
     table = bytearray()
     for row in used:
-        plain = b"" if row[0] == _PARTITION else change(made[row[5] : row[5] + row[6]])
+        plain = b"" if row[0] == _PARTITION else change(sif[row[5] : row[5] + row[6]])
         padding = -at % _PAGE if row[0] == _PARTITION else 0
         length = size if row[0] == _PARTITION else len(plain)
         parts += bytes(padding) + plain
@@ -315,8 +317,8 @@ def around(made: bytes, change: Callable[[bytes], bytes], size: int, moment: int
     header[4:7] = bytes(16), moment, moment
     header[12] = at - first
     begin = _HEADER.pack(*header)
-    free = made[offset + len(table) : first]
-    return begin + made[len(begin) : offset] + bytes(table) + free + bytes(parts)
+    free = sif[offset + len(table) : first]
+    return begin + sif[len(begin) : offset] + bytes(table) + free + bytes(parts)
 
 
 def for_processor(head: bytes, processor: str) -> bytes:
@@ -327,12 +329,12 @@ def for_processor(head: bytes, processor: str) -> bytes:
     if processor not in _PROCESSORS:
         return head
     offset, total = parse_sif(head)
-    fields, made = list(_HEADER.unpack_from(head)), bytearray(head)
+    fields, data = list(_HEADER.unpack_from(head)), bytearray(head)
     fields[3] = _PROCESSORS[processor]
-    made[: _HEADER.size] = _HEADER.pack(*fields)
+    data[: _HEADER.size] = _HEADER.pack(*fields)
     for at in range(offset, offset + total * _DESCRIPTOR.size, _DESCRIPTOR.size):
         row = list(_DESCRIPTOR.unpack_from(head, at))
         if row[1] and row[0] == _PARTITION:
             row[13] = row[13][:8] + _PROCESSORS[processor] + row[13][11:]
-            made[at : at + _DESCRIPTOR.size] = _DESCRIPTOR.pack(*row)
-    return bytes(made)
+            data[at : at + _DESCRIPTOR.size] = _DESCRIPTOR.pack(*row)
+    return bytes(data)

@@ -108,8 +108,8 @@ class PackerPool:
             self._own.compress = self.squeeze.compressor()
         packed: list[bytes | None] = []
         for plain in _blocks(piece, self.squeeze.block):
-            made = self._own.compress(plain)
-            packed.append(made if len(made) < len(plain) else None)
+            data = self._own.compress(plain)
+            packed.append(data if len(data) < len(plain) else None)
         return packed
 
 
@@ -147,18 +147,18 @@ class LayerPacker:
         self._folder(parts).owned = _inode_attributes(member)
 
     def file(self, parts: Parts, member: TarMember, data: FileData) -> None:
-        made = SquashFile(owned=_inode_attributes(member), size=member.size)
-        left, small = member.size, member.size < self._block
-        while left:
-            piece = data.read(min(PIECE, left))
-            if len(piece) < min(PIECE, left):
+        file_ = SquashFile(owned=_inode_attributes(member), size=member.size)
+        rest, small = member.size, member.size < self._block
+        while rest:
+            piece = data.read(min(PIECE, rest))
+            if len(piece) < min(PIECE, rest):
                 raise EOFError(f"the archive ends inside '{member.name}'")
-            left -= len(piece)
+            rest -= len(piece)
             if small:
-                self._share(made, piece)
+                self._share(file_, piece)
             else:
-                self._send(piece, made)
-        self._put(parts, made)
+                self._send(piece, file_)
+        self._put(parts, file_)
 
     def symlink(self, parts: Parts, member: TarMember) -> None:
         self._put(parts, SquashSymlink(owned=_inode_attributes(member), target=member.linkname))
@@ -258,16 +258,18 @@ def format_index(index: LayerIndex) -> dict[str, object]:
     files: dict[int, int] = {}
     rows: list[list[object]] = []
 
-    def node(one: Node) -> object:
-        if isinstance(one, SquashFile):
-            if id(one) not in files:
-                files[id(one)] = len(rows)
-                rows.append([_row(one.owned), one.size, one.start, one.blocks, one.fragment, one.offset])
-            return files[id(one)]
-        if isinstance(one, SquashSymlink):
-            return [one.target, _row(one.owned)]
-        entries = {name: node(below) for name, below in one.entries.items()}
-        return {"owned": one.owned and _row(one.owned), "entries": entries}
+    def node(value: Node) -> object:
+        if isinstance(value, SquashFile):
+            if id(value) not in files:
+                files[id(value)] = len(rows)
+                rows.append(
+                    [_row(value.owned), value.size, value.start, value.blocks, value.fragment, value.offset]
+                )
+            return files[id(value)]
+        if isinstance(value, SquashSymlink):
+            return [value.target, _row(value.owned)]
+        entries = {name: node(below) for name, below in value.entries.items()}
+        return {"owned": value.owned and _row(value.owned), "entries": entries}
 
     return {
         "root": node(index.root),
@@ -287,14 +289,14 @@ def parse_index(value: dict[str, Any]) -> LayerIndex:
         for (m, u, g, t), size, start, blocks, fragment, offset in value["files"]
     ]  # fmt: skip
 
-    def node(one: Any) -> Node:
-        if isinstance(one, int):
-            return files[one]
-        if isinstance(one, list):
-            return SquashSymlink(owned=_parse_row(one[1]), target=one[0])
-        owned = _parse_row(one["owned"]) if one["owned"] else None
+    def node(value: Any) -> Node:
+        if isinstance(value, int):
+            return files[value]
+        if isinstance(value, list):
+            return SquashSymlink(owned=_parse_row(value[1]), target=value[0])
+        owned = _parse_row(value["owned"]) if value["owned"] else None
         return SquashDirectory(
-            owned=owned, entries={name: node(below) for name, below in one["entries"].items()}
+            owned=owned, entries={name: node(below) for name, below in value["entries"].items()}
         )
 
     root = node(value["root"])
@@ -363,8 +365,8 @@ class SquashStore:
 
         Raises StoreError for a layer that is damaged, ToolError where a codec is missing.
         """
-        found = [self._recall(layer) for layer in layers]
-        missing = [place for place, row in enumerate(found) if row is None]
+        records = [self._recall(layer) for layer in layers]
+        missing = [place for place, row in enumerate(records) if row is None]
         missing.sort(key=lambda place: -layers[place].descriptor.size)  # the longest first
         if missing:
             total = sum(layers[place].descriptor.size for place in missing)
@@ -380,9 +382,9 @@ class SquashStore:
                     ): place
                     for place in missing
                 }
-                for done in as_completed(packing):
-                    found[packing[done]] = done.result()
-        return [row for row in found if row is not None]
+                for future in as_completed(packing):
+                    records[packing[future]] = future.result()
+        return [row for row in records if row is not None]
 
     def _pack(
         self, layer: OciLayer, path: Path, packers: PackerPool, task: ProgressTask, progress: Progress
@@ -495,14 +497,14 @@ def _copy(row: SquashRow, file: int, start: int, task: ProgressTask) -> str:
     try:
         if not row.digest:
             row.path.unlink()  # what was just packed need not be on the disk twice
-        done = 0
-        while done < row.size:
-            data = os.pread(source, min(_CHUNK, row.size - done), row.offset + done)
+        copied = 0
+        while copied < row.size:
+            data = os.pread(source, min(_CHUNK, row.size - copied), row.offset + copied)
             if not data:
                 return "cut"
             sha256.update(data)
-            _write_all(file, data, start + done)
-            done += len(data)
+            _write_all(file, data, start + copied)
+            copied += len(data)
             task.advance(len(data))
     finally:
         os.close(source)
@@ -510,10 +512,10 @@ def _copy(row: SquashRow, file: int, start: int, task: ProgressTask) -> str:
 
 
 def _write_all(file: int, data: bytes, at: int) -> None:
-    left = memoryview(data)
-    while left:
-        written = os.pwrite(file, left, at)
-        left, at = left[written:], at + written
+    rest = memoryview(data)
+    while rest:
+        written = os.pwrite(file, rest, at)
+        rest, at = rest[written:], at + written
 
 
 @contextmanager
@@ -574,14 +576,14 @@ class SquashTree:
         _lay(self.root, layer.root, _RelocatedFiles(start, len(self.fragments)))
         self._take_fragments(layer, start)
 
-    def dress(self, made: LayerIndex, start: int) -> None:
+    def dress(self, index: LayerIndex, start: int) -> None:
         """Adds what apptainer put into an empty image, as it puts it into a full one.
 
         Folders of the image stay as they are, and so do its links and folders where apptainer has a file, and
         its files and folders where apptainer has a link.
         """
-        _set_attributes(self.root, made.root, _RelocatedFiles(start, len(self.fragments)))
-        self._take_fragments(made, start)
+        _set_attributes(self.root, index.root, _RelocatedFiles(start, len(self.fragments)))
+        self._take_fragments(index, start)
 
     def _take_fragments(self, layer: LayerIndex, start: int) -> None:
         self.fragments += [(start + at, size) for at, size in layer.fragments]
@@ -628,8 +630,8 @@ def _lay(below: SquashDirectory, above: SquashDirectory, moved: _RelocatedFiles)
             below.entries[name] = moved(node)
 
 
-def _set_attributes(image: SquashDirectory, made: SquashDirectory, moved: _RelocatedFiles) -> None:
-    for name, node in made.entries.items():
+def _set_attributes(image: SquashDirectory, own: SquashDirectory, moved: _RelocatedFiles) -> None:
+    for name, node in own.entries.items():
         there = image.entries.get(name)
         if isinstance(node, SquashDirectory):
             if there is None:

@@ -261,8 +261,11 @@ class _InodeTable:
             yield self._run(run)
 
     def _apart(self, first: Node, node: Node) -> bool:
-        one, other = self._numbers[id(first)], self._numbers[id(node)]
-        return self._places[one][0] != self._places[other][0] or not -(1 << 15) <= other - one < 1 << 15
+        number, other_number = self._numbers[id(first)], self._numbers[id(node)]
+        return (
+            self._places[number][0] != self._places[other_number][0]
+            or not -(1 << 15) <= other_number - number < 1 << 15
+        )
 
     def _run(self, run: Iterable[tuple[bytes, Node]]) -> bytes:
         rows = [(name, self._numbers[id(node)], _inode_type(node)) for name, node in run]

@@ -49,8 +49,7 @@ class CappedInfo(tarfile.TarInfo):
             raise tarfile.ReadError(f"a header of {self.size} bytes (limit: {HEADER_LIMIT})")
         if self.type == tarfile.GNUTYPE_SPARSE:  # its map goes on for as many blocks as it likes
             raise tarfile.ReadError(f"{self.name[:200]!a} is stored as a sparse file")
-        made: Self = super()._proc_member(archive)  # type: ignore[misc]
-        return made
+        return super()._proc_member(archive)  # type: ignore[misc,no-any-return]
 
     def _proc_gnusparse_10(self, *_: object) -> None:
         raise tarfile.ReadError(f"{self.name[:200]!a} is stored as a sparse file")
@@ -116,7 +115,7 @@ class TarEntry:
     gid: int
     mtime: float
     source: TarStream
-    left: int = 0
+    remaining: int = 0
     target: Parts = ()
 
     @property
@@ -125,10 +124,10 @@ class TarEntry:
 
     def piece(self, most: int) -> bytes | memoryview:
         """At least one and at most `most` of the bytes that are left, uncopied; none at the end."""
-        if not self.left:
+        if not self.remaining:
             return b""
-        piece = self.source.piece(min(most, self.left))
-        self.left -= len(piece)
+        piece = self.source.piece(min(most, self.remaining))
+        self.remaining -= len(piece)
         return piece
 
     def read(self, size: int, /) -> bytes:
@@ -141,8 +140,8 @@ class TarEntry:
         return bytes(data)
 
     def skip(self) -> None:
-        self.source.skip(self.left)
-        self.left = 0
+        self.source.skip(self.remaining)
+        self.remaining = 0
 
 
 def entries(stream: TarStream) -> Iterator[TarEntry]:
@@ -162,7 +161,7 @@ def entries(stream: TarStream) -> Iterator[TarEntry]:
         )  # fmt: skip
         if header.sparse is not None:
             entry.size, pieces = _expand(stream, header)
-            entry.source, entry.left = TarStream(pieces), entry.size
+            entry.source, entry.remaining = TarStream(pieces), entry.size
             holes -= entry.size
             if holes < 0:
                 raise EntryError(f"its sparse files unpack to more than {SPARSE_LIMIT} bytes")
@@ -307,7 +306,7 @@ class _LayerNames:
                 if node.startswith("/"):
                     above.clear()
                     del folders[1:]
-                todo += reversed([one for one in node.split("/") if one not in ("", ".")])
+                todo += reversed([part for part in node.split("/") if part not in ("", ".")])
             elif isinstance(node, dict):
                 above.append(part)
                 folders.append(node)
@@ -407,10 +406,10 @@ def _parse_header(block: bytes) -> tuple[str, bytes, int]:
 
     tarfile reads the same, and six times as many fields: for small files that is most of a scan.
     """
-    told = _number(block[148:156])
-    if told != 256 + sum(block[:148]) + sum(block[156:]):
+    checksum = _number(block[148:156])
+    if checksum != 256 + sum(block[:148]) + sum(block[156:]):
         signed = sum(byte - 256 * (byte > 127) for byte in block[:148] + block[156:])
-        if told != 256 + signed:  # as some old systems had it
+        if checksum != 256 + signed:  # as some old systems had it
             raise ValueError("bad checksum")
     name, kind, size = block[:100].partition(b"\0")[0], block[156:157], _number(block[124:136])
     if size < 0:
@@ -435,8 +434,8 @@ def _read(text: str | bytes | bytearray, base: int = 10) -> int:
     try:
         return int(text, base)
     except ValueError:
-        shown = text if isinstance(text, str) else text.decode("ascii", "replace")
-        raise ValueError(f"'{shown[:40]}' is not a number of base {base}") from None
+        decoded = text if isinstance(text, str) else text.decode("ascii", "replace")
+        raise ValueError(f"'{decoded[:40]}' is not a number of base {base}") from None
 
 
 _PAX = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
@@ -488,11 +487,11 @@ def _expand(stream: TarStream, header: _TarHeader) -> tuple[int, Iterator[bytes]
             size, regions = _number(block[483:495]), _old_regions(stream, block)
         elif extended.get("GNU.sparse.major") == "1":
             size = _read(extended["GNU.sparse.realsize"])
-            regions, taken = _leading_regions(stream, stored)
-            stored -= taken
+            regions, used = _leading_regions(stream, stored)
+            stored -= used
         else:
             size = _read(extended["GNU.sparse.size"])
-            regions = _pairs([_read(one) for one in extended["GNU.sparse.map"].split(",") if one])
+            regions = _pairs([_read(text) for text in extended["GNU.sparse.map"].split(",") if text])
         end = 0
         for offset, length in regions:
             if offset < end or length < 0:
@@ -512,10 +511,10 @@ def _filled(stream: TarStream, regions: list[tuple[int, int]], size: int) -> Ite
         while at < offset:
             yield bytes(min(offset - at, 1 << 18))
             at += min(offset - at, 1 << 18)
-        left = length
-        while left:
-            piece = stream.piece(left)
-            left -= len(piece)
+        rest = length
+        while rest:
+            piece = stream.piece(rest)
+            rest -= len(piece)
             yield bytes(piece)
         at += length
 
@@ -542,18 +541,18 @@ def _old_regions(stream: TarStream, block: bytes) -> list[tuple[int, int]]:
 
 def _leading_regions(stream: TarStream, stored: int) -> tuple[list[tuple[int, int]], int]:
     """Of version 1.0: numbers in lines, before the file's bytes. And how many bytes they took."""
-    data, lines, wanted = bytearray(), 0, 1
-    while lines < wanted:
+    data, lines, expected = bytearray(), 0, 1
+    while lines < expected:
         if len(data) >= min(stored, HEADER_LIMIT):
             raise ValueError("its map is truncated")
         block = stream.exactly(BLOCK)
         if not lines and b"\n" in block:
-            wanted = 1 + 2 * _read((data + block).partition(b"\n")[0])
-            if wanted < 1:
+            expected = 1 + 2 * _read((data + block).partition(b"\n")[0])
+            if expected < 1:
                 raise ValueError("its map is broken")
         data += block
         lines += block.count(b"\n")
-    numbers = [_read(one) for one in data.split(b"\n")[1:wanted]]
+    numbers = [_read(number) for number in data.split(b"\n")[1:expected]]
     return _pairs(numbers), len(data)
 
 

@@ -1,8 +1,7 @@
-"""Moves what a manifest names from any store to any other: push, pull and copy are this one thing.
+"""Moves what a manifest names from any store to any other: push, pull and copy.
 
-`send` brings blobs first, in parallel, then manifests children first, then tags. So a reader of the
-destination sees nothing or the whole image, and a transfer that was cut at any moment goes on where it
-stopped: blobs that are there are asked for, not sent.
+`send` writes blobs first, in parallel, then manifests children first, then tags. So a reader of the
+destination sees nothing or the whole image, and an interrupted transfer resumes: existing blobs are not sent.
 
 No blob is ever in memory as a whole; manifests are, up to 4 MiB each.
 """
@@ -18,33 +17,38 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from imagefactory.errors import RegistryError
-from imagefactory.oci.artifacts import put_bytes, put_manifest
-from imagefactory.oci.graph import LocalArtifact, Manifest, ManifestGraph, StoreRepository
+from imagefactory.oci.graph import (
+    LocalArtifact,
+    Manifest,
+    ManifestGraph,
+    StoreRepository,
+    put_bytes,
+    put_manifest,
+)
 from imagefactory.oci.manifests import Descriptor
 from imagefactory.oci.store import REPOSITORY, Store
 from imagefactory.progress import Progress, ProgressTask
 
 WORKERS = 4
-
-
+MIN_MOUNT_BYTES = 1 << 20
+MOST_REMEMBERED = 50_000
 Origins = Callable[[Descriptor], Iterable[str]]
-"""Repositories of the destination that may hold a blob already, the likeliest first."""
+"""Repositories of the destination that may have a blob already, the likeliest first."""
 
 
 def no_origins(_: Descriptor) -> Iterable[str]:
     return ()
 
 
-MIN_MOUNT_BYTES = 1 << 20
-MOST_REMEMBERED = 50_000
+# --- what was pushed before: a hint, as a registry may have lost it since ---
 
 
 def origins_from(
     memory: Mapping[str, object], repositories: Sequence[str], lacks: Collection[str] = ()
 ) -> Origins:
-    """Where a blob was pushed to before, then wherever else it may be: one that is large, or one of `lacks`.
+    """Return the origins of a blob by the `memory` of `remember_transfer`.
 
-    `memory` is what `remember` gave. It is only a hint: a registry may have lost the blob since.
+    Large blobs and those of `lacks` may be in any of `repositories` too.
     """
 
     def origins(blob: Descriptor) -> Iterable[str]:
@@ -56,33 +60,37 @@ def origins_from(
 
 
 def remember_transfer(
-    memory: Mapping[str, object], repository: str, graph: ManifestGraph, told: str = ""
+    memory: Mapping[str, object], repository: str, graph: ManifestGraph, inputs: str = ""
 ) -> dict[str, object]:
-    """The memory of a registry with what `repository` has now, bounded in size.
+    """Return the memory of a registry with what `repository` has now, bounded in size.
 
-    It has a repository by the digest of each blob and, by repository and root, what was `told` of it there.
+    It maps the digest of each blob to a repository, and each root of a repository to its `inputs`.
     """
-    fresh = {blob.digest: repository for blob in graph.blobs} | {
-        _root_key(repository, graph.root.descriptor.digest): told
+    new = {blob.digest: repository for blob in graph.blobs} | {
+        _root_key(repository, graph.root.descriptor.digest): inputs
     }
-    old = [(digest, where) for digest, where in memory.items() if digest not in fresh]
-    return {**dict(old[: max(0, MOST_REMEMBERED - len(fresh))]), **fresh}
+    old = [(digest, place) for digest, place in memory.items() if digest not in new]
+    return {**dict(old[: max(0, MOST_REMEMBERED - len(new))]), **new}
 
 
 def roots_seen_with(memory: Mapping[str, object], repository: str, graph: ManifestGraph) -> str | None:
-    """What `remember` was told of a root that it saw arrive whole in `repository`, None for another."""
-    told = memory.get(_root_key(repository, graph.root.descriptor.digest))
-    return told if isinstance(told, str) else None
+    """Return the inputs of a root that arrived whole in `repository` before, None for another root."""
+    inputs = memory.get(_root_key(repository, graph.root.descriptor.digest))
+    return inputs if isinstance(inputs, str) else None
 
 
-def digests_sent_as(memory: Mapping[str, object], repository: str, told: str) -> tuple[str, ...]:
-    """The digests of the roots of which `remember` was told this in `repository`."""
-    keys = [key for key, value in memory.items() if value == told and key.startswith(f"{repository}@")]
-    return tuple(key.removeprefix(f"{repository}@") for key in keys)
+def digests_sent_as(memory: Mapping[str, object], repository: str, inputs: str) -> tuple[str, ...]:
+    """Return the digests of the roots with these inputs in `repository`."""
+    prefix = _root_key(repository, "")
+    return tuple(
+        key.removeprefix(prefix)
+        for key, value in memory.items()
+        if value == inputs and key.startswith(prefix)
+    )
 
 
 def was_transferred(memory: Mapping[str, object], repository: str, digest: str) -> bool:
-    """Whether `remember` saw the root `digest` arrive whole in `repository`."""
+    """Return whether the root `digest` arrived whole in `repository` before."""
     return _root_key(repository, digest) in memory
 
 
@@ -90,14 +98,45 @@ def _root_key(repository: str, digest: str) -> str:
     return f"{repository}@{digest}"
 
 
+# --- sending ---
+
+
+class CancelToken:
+    """Cancels all threads of a transfer, after the first failure or an interruption.
+
+    `sleep` is for a store's waits between attempts, which would otherwise outlast the transfer.
+    """
+
+    def __init__(self) -> None:
+        self._cancelled = threading.Event()
+
+    def pull(self) -> None:
+        self._cancelled.set()
+
+    def release(self) -> None:
+        self._cancelled.clear()
+
+    def check(self) -> None:
+        if self._cancelled.is_set():
+            raise _TransferStoppedError
+
+    def sleep(self, seconds: float) -> None:
+        if self._cancelled.wait(seconds):
+            raise _TransferStoppedError
+
+
+class _TransferStoppedError(Exception):
+    """Another blob failed: this blob's transfer ends. Never leaves this file."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferRequest:
-    """What goes where.
+    """A graph and its destination.
 
-    `candidate` is a tag that never moves: it is written first, and it is an error when it exists with
-    another digest. `tags` may move. `attach` is put before any tag points to the root. `known` says that
-    all of it arrived there before: while its manifests are there, nobody asks for each blob again.
-    `lacks` are digests of blobs that the source does not have: the repository or an origin must have them.
+    `candidate` is a tag that never moves: it is written first, and must not exist with another digest. `tags`
+    may move. `attach` is put before any tag points to the root. `known`: all of it arrived there before, so
+    while its manifests exist, its blobs are not queried. `lacks` are digests of blobs that the source does
+    not have: the repository or an origin must have them.
     """
 
     graph: ManifestGraph
@@ -108,36 +147,8 @@ class TransferRequest:
     origins: Origins = no_origins
     known: bool = False
     lacks: Collection[str] = ()
-    brake: CancelToken = field(default_factory=lambda: CancelToken())
+    brake: CancelToken = field(default_factory=CancelToken)
     workers: int = WORKERS
-
-
-class CancelToken:
-    """Stops a transfer: set by the first failure or by an interruption, felt by all its threads.
-
-    `sleep` is for a store's waits between attempts, which would otherwise outlast the transfer.
-    """
-
-    def __init__(self) -> None:
-        self._pulled = threading.Event()
-
-    def pull(self) -> None:
-        self._pulled.set()
-
-    def release(self) -> None:
-        self._pulled.clear()
-
-    def check(self) -> None:
-        if self._pulled.is_set():
-            raise _TransferStoppedError
-
-    def sleep(self, seconds: float) -> None:
-        if self._pulled.wait(seconds):
-            raise _TransferStoppedError
-
-
-class _TransferStoppedError(Exception):
-    """A sibling failed: this blob's transfer ends. Never leaves this file."""
 
 
 class BlobArrival(StrEnum):
@@ -159,10 +170,10 @@ class BlobNotFoundError(RegistryError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferResult:
-    """What a transfer did. `digest` and `tags` are what the destination itself said when it was over.
+    """The outcome of a transfer; `digest` and `tags` are what the destination reported at the end.
 
-    `tags` pairs each further tag with the digest it points to now: another writer may have moved it
-    since. `bytes_sent` counts what blobs cost on the wire, also the parts that had to be sent again.
+    `tags` pairs each further tag with its digest: another writer may have moved it since. `bytes_sent` counts
+    blobs on the wire, with parts that had to be sent again.
     """
 
     repository: str
@@ -176,50 +187,38 @@ class TransferResult:
     seconds: float
 
 
-# --- reading -------------------------------------------------------------------------------------
-
-
-# --- artifacts -----------------------------------------------------------------------------------
-
-
-# --- sending -------------------------------------------------------------------------------------
-
-
 def send(
     source: StoreRepository, destination: Store, sending: TransferRequest, progress: Progress
 ) -> TransferResult:
-    """Brings a graph from `source` to a repository of `destination`.
+    """Send a graph from `source` to a repository of `destination`, `sending.workers` blobs at a time.
 
-    Raises RegistryError when the candidate tag is there with another digest, when the destination
-    fails for good (what was sent stays there and is not sent again), or when it does not confirm at the
-    end what was put; BlobNotFoundError, before any manifest is put, for blobs that neither side has. Blobs of
-    one transfer are in flight `sending.workers` at a time.
+    Raises RegistryError if the candidate tag exists with another digest, if the destination fails for good
+    (what was sent stays there and is not sent again), or if it does not confirm the manifests;
+    BlobNotFoundError, before any manifest is put, for blobs that neither side has.
     """
     began = time.monotonic()
     sending.brake.release()
-    place, root = (
-        StoreRepository(store=destination, repository=sending.repository),
-        sending.graph.root.descriptor,
-    )
+    place = StoreRepository(store=destination, repository=sending.repository)
+    root = sending.graph.root
     if _graph_exists(place, sending):
-        came, bytes_sent = {blob.digest: BlobArrival.PRESENT for blob in sending.graph.blobs}, 0
+        arrivals, bytes_sent = {blob.digest: BlobArrival.PRESENT for blob in sending.graph.blobs}, 0
     else:
-        came, bytes_sent = _send_blobs(source, place, sending, progress)
-        if nowhere := tuple(digest for digest, how in came.items() if how is BlobArrival.NOWHERE):
+        arrivals, bytes_sent = _send_blobs(source, place, sending, progress)
+        if missing := tuple(digest for digest, how in arrivals.items() if how is BlobArrival.NOWHERE):
             raise BlobNotFoundError(
                 "blobs-not-found",
-                f"{place} lacks {len(nowhere)} blobs, and so does {source}",
-                digests=nowhere,
+                f"{place} lacks {len(missing)} blobs, and so does {source}",
+                digests=missing,
             )
         for artifact in sending.attach:
             bytes_sent += sum(put_bytes(place, blob, data) for blob, data in artifact.blobs)
         _put_manifests(place, sending)
-    counts = list(came.values())
+    counts = list(arrivals.values())
     return TransferResult(
         repository=sending.repository,
         candidate=sending.candidate,
-        digest=root.digest,
-        tags=tuple((tag, _move_tag(place, tag, sending.graph.root)) for tag in sending.tags),
+        digest=root.descriptor.digest,
+        tags=tuple((tag, _move_tag(place, tag, root)) for tag in sending.tags),
         bytes_sent=bytes_sent,
         sent=counts.count(BlobArrival.SENT),
         mounted=counts.count(BlobArrival.MOUNTED),
@@ -228,56 +227,54 @@ def send(
     )
 
 
-def _resolve(place: StoreRepository, wanted: str) -> str:
-    """The digest the store gives for a tag or digest, empty when it has none."""
-    found = place.store.manifest(place.repository, wanted)
-    return found[0].digest if found else ""
+def _resolve(place: StoreRepository, reference: str) -> str:
+    """Return the digest of a tag or digest in the store, empty if there is none."""
+    manifest = place.store.manifest(place.repository, reference)
+    return manifest[0].digest if manifest else ""
 
 
 def _candidate_exists(place: StoreRepository, candidate: str, root: Descriptor) -> bool:
-    if not candidate:
-        return False
-    there = _resolve(place, candidate)
-    if there and there != root.digest:
+    digest = _resolve(place, candidate) if candidate else ""
+    if digest and digest != root.digest:
         raise RegistryError(
             "candidate-conflict",
-            f"{place}:{candidate} exists already and is {there}, not {root.digest}",
+            f"{place}:{candidate} exists already and is {digest}, not {root.digest}",
             hint="find out who pushed it, or push to another registry: a candidate never changes",
         )
-    return bool(there)
+    return bool(digest)
 
 
 def _graph_exists(place: StoreRepository, sending: TransferRequest) -> bool:
-    """Whether the candidate and all that it names is there: a deletion or a collection may have taken parts.
+    """Return whether the candidate and all that it names exist: a deletion may have removed parts.
 
-    What was there before is asked for in one round trip: its manifests, which go first.
+    For a known graph its manifests are enough, queried at once: a registry deletes them first.
     """
     graph, root = sending.graph, sending.graph.root.descriptor
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="whole") as pool:
 
         def resolve(manifests: Sequence[Manifest]) -> Iterator[str]:
-            return pool.map(lambda one: _resolve(place, one.descriptor.digest), manifests)
+            return pool.map(lambda manifest: _resolve(place, manifest.descriptor.digest), manifests)
 
+        below, above = _around_root(graph)
         if sending.known:
-            below = resolve(_around_root(graph)[0])
-            return _candidate_exists(place, sending.candidate, root) and all(below)
-        if not _candidate_exists(place, sending.candidate, root) or _around_root(graph)[1]:
+            digests = resolve(below)
+            return _candidate_exists(place, sending.candidate, root) and all(digests)
+        if not _candidate_exists(place, sending.candidate, root) or above:
             return False  # referrers come after it
         has = functools.partial(place.store.has, place.repository)
         return all(resolve(graph.manifests)) and all(pool.map(has, graph.blobs))
 
 
 def _put_manifests(place: StoreRepository, sending: TransferRequest) -> None:
-    """Children, what is attached, and the root last, under its tag.
+    """Put children, attached artifacts and last the root, under its tag.
 
     An artifact may come before its subject (distribution-spec 1.1, "Pushing Manifests with Subject"):
-    so a tag that is there has its artifacts too.
+    so an existing tag has its artifacts too.
     """
-    root = sending.graph.root
     below, above = _around_root(sending.graph)
     for manifest in (*below, *(artifact.manifest for artifact in sending.attach)):
         put_manifest(place, manifest)
-    put_manifest(place, root, sending.candidate)
+    put_manifest(place, sending.graph.root, sending.candidate)
     for manifest in above:
         put_manifest(place, manifest)
 
@@ -288,39 +285,38 @@ def _around_root(graph: ManifestGraph) -> tuple[tuple[Manifest, ...], tuple[Mani
 
 
 def _move_tag(place: StoreRepository, tag: str, root: Manifest) -> str:
-    """Points a tag to the root where it does not yet; gives what it points to in the end."""
-    wanted = root.descriptor
-    if _resolve(place, tag) == wanted.digest:
-        return wanted.digest
-    return place.store.put_manifest(place.repository, root.data, wanted.media_type, tag).digest
+    """Point a tag to the root unless it does already; return the digest that it has in the end."""
+    descriptor = root.descriptor
+    if _resolve(place, tag) == descriptor.digest:
+        return descriptor.digest
+    return place.store.put_manifest(place.repository, root.data, descriptor.media_type, tag).digest
 
 
 def _send_blobs(
     source: StoreRepository, place: StoreRepository, sending: TransferRequest, progress: Progress
 ) -> tuple[dict[str, BlobArrival], int]:
-    """All blobs, the largest first, so that none is left alone at the end."""
-    came: dict[str, BlobArrival] = {}
+    """Send all blobs, the largest first, so that no large one is last."""
+    arrivals: dict[str, BlobArrival] = {}
     bytes_sent = 0
     blobs = sorted(sending.graph.blobs, key=lambda blob: (-blob.size, blob.digest))
     pool = ThreadPoolExecutor(max(1, sending.workers), thread_name_prefix="transfer")
     with progress.task(f"{place.repository}: {len(blobs)} blobs", total=sending.graph.size) as task:
-        work = {
-            pool.submit(_BlobTransfer(source, sending, blob, task).bring, place.store): blob for blob in blobs
+        futures = {
+            pool.submit(_BlobTransfer(source, sending, blob, task).run, place.store): blob for blob in blobs
         }
         try:
-            for future in as_completed(work):
-                how, cost = future.result()
-                came[work[future].digest] = how
+            for future in as_completed(futures):
+                arrivals[futures[future].digest], cost = future.result()
                 bytes_sent += cost
         except BaseException as error:
             sending.brake.pull()
-            # A person who ends it does not wait for a registry that hangs inside a request.
+            # After Ctrl-C, do not wait for a registry that hangs inside a request.
             pool.shutdown(wait=isinstance(error, Exception), cancel_futures=True)
             if isinstance(error, RegistryError):
                 error.hint = _resume_hint(error.hint)
             raise
     pool.shutdown()
-    return came, bytes_sent
+    return arrivals, bytes_sent
 
 
 def _resume_hint(hint: str) -> str:
@@ -329,59 +325,59 @@ def _resume_hint(hint: str) -> str:
 
 
 class _BlobTransfer:
-    """One blob on its way. `passed` is how far the progress has been told."""
+    """One blob on its way."""
 
     def __init__(
         self, source: StoreRepository, sending: TransferRequest, blob: Descriptor, task: ProgressTask
     ) -> None:
         self.source, self.sending, self.blob, self.task = source, sending, blob, task
-        self.passed = 0
+        self.reported = 0
 
-    def bring(self, store: Store) -> tuple[BlobArrival, int]:
-        """How the blob came to be there, and the bytes that were sent for it."""
-        came, cost = self._bring(store)
-        self._tell(self.blob.size)
-        return came, cost
+    def run(self, store: Store) -> tuple[BlobArrival, int]:
+        """Return how the blob arrived, and the bytes that were sent for it."""
+        arrival, cost = self._bring(store)
+        self._report(self.blob.size)
+        return arrival, cost
 
     def _bring(self, store: Store) -> tuple[BlobArrival, int]:
         repository, blob, brake = self.sending.repository, self.blob, self.sending.brake
         brake.check()
         origins = [origin for origin in self.sending.origins(blob) if origin != repository]
-        lacked = blob.digest in self.sending.lacks
-        if (origins or lacked) and self._is_there(store):
+        lacks = blob.digest in self.sending.lacks
+        if (origins or lacks) and self._is_present(store):
             return BlobArrival.PRESENT, 0
         for origin in origins:
             brake.check()
             if self._mount(store, origin):
                 return BlobArrival.MOUNTED, 0
-        if lacked:
+        if lacks:
             return BlobArrival.NOWHERE, 0
         cost = store.write(repository, blob, self._read)
         return (BlobArrival.SENT if cost else BlobArrival.PRESENT), cost
 
-    def _is_there(self, store: Store) -> bool:
+    def _is_present(self, store: Store) -> bool:
         try:
             return store.has(self.sending.repository, self.blob)
         except RegistryError:
-            return False  # writing asks again, and knows what to do about an answer that is none
+            return False  # writing queries again, and handles an invalid response
 
     def _mount(self, store: Store, origin: str) -> bool:
-        # Asked first: a mount that is refused leaves an upload session at the registry.
+        # The query comes first: a rejected mount leaves an upload session at the registry.
         try:
             return store.has(origin, self.blob) and store.mount(self.sending.repository, self.blob, origin)
         except RegistryError:
-            return False  # an origin is only a guess, and may not be ours to read: the blob is written
+            return False  # an origin is only a guess, and may not be readable: the blob is written
 
     def _read(self, offset: int) -> Iterator[bytes]:
-        done = offset
+        position = offset
         for chunk in self.source.store.read(self.source.repository, self.blob, offset):
             self.sending.brake.check()
             yield chunk
-            done += len(chunk)
-            self._tell(done)
+            position += len(chunk)
+            self._report(position)
 
-    def _tell(self, done: int) -> None:
-        """A resumed transfer starts lower than the last one came: no byte is told twice."""
-        if done > self.passed:
-            self.task.advance(done - self.passed)
-            self.passed = done
+    def _report(self, position: int) -> None:
+        """Advance the progress. A resumed transfer starts lower, and no byte is counted twice."""
+        if position > self.reported:
+            self.task.advance(position - self.reported)
+            self.reported = position

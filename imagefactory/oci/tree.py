@@ -31,17 +31,17 @@ def entry_parts(name: str) -> tuple[str, ...]:
     An absolute name counts from the layer's root, and `..` takes back the name before it, as in Go's
     filepath.Clean, by which docker and podman read names.
     """
-    kept: list[str] = []
+    parts_: list[str] = []
     for part in name.split("/"):
-        if part == ".." and (kept or not name.startswith("/")):
-            if not kept:
+        if part == ".." and (parts_ or not name.startswith("/")):
+            if not parts_:
                 raise ValueError(f"'{name}' leaves the layer")
-            kept.pop()
+            parts_.pop()
         elif part not in ("", ".", ".."):
-            kept.append(part)
+            parts_.append(part)
     if "\0" in name:
         raise ValueError(f"'{name}' is not a path")
-    parts = tuple(kept)
+    parts = tuple(parts_)
     if len(parts) > DEEPEST:
         raise ValueError(f"'{name[:80]}...' is more than {DEEPEST} directories deep")
     for part in parts:
@@ -136,9 +136,9 @@ class LayerTree:
             sha256 = hashlib.sha256()
             for chunk in chunks:
                 sha256.update(chunk)
-                left = memoryview(chunk)
-                while left:
-                    left = left[os.write(fd, left) :]
+                rest = memoryview(chunk)
+                while rest:
+                    rest = rest[os.write(fd, rest) :]
                 yield chunk
             if self.owners:
                 os.fchown(fd, member.uid, member.gid)
@@ -172,9 +172,9 @@ class LayerTree:
 
     def remove(self, parts: tuple[str, ...]) -> None:
         """What the layer has at `parts`, with all that is in it: something of another kind comes instead."""
-        for below in [one for one in self.opened if one[: len(parts)] == parts]:
+        for below in [opened for opened in self.opened if opened[: len(parts)] == parts]:
             os.close(self.opened.pop(below))
-        for below in [one for one in self.folders if one[: len(parts)] == parts]:
+        for below in [opened for opened in self.folders if opened[: len(parts)] == parts]:
             del self.folders[below]
         try:
             parent = self._open(parts[:-1], make=False)
@@ -276,10 +276,10 @@ def _times(member: TarMember) -> tuple[int, int]:
 
 
 def _pieces(member: TarMember, data: FileData) -> Iterator[bytes]:
-    left = member.size
-    while left:
-        chunk = data.read(min(CHUNK, left))
+    rest = member.size
+    while rest:
+        chunk = data.read(min(CHUNK, rest))
         if not chunk:
             raise EOFError(f"the archive ends inside '{member.name}'")
-        left -= len(chunk)
+        rest -= len(chunk)
         yield chunk

@@ -167,7 +167,7 @@ def _full(folder: Path, stream: TarStream, content: _HashingReader, error: OSErr
         "disk-full",
         f"{folder.parent}: {error.strerror}: this layer needs {format_bytes(content.size)} "
         f"({content.size} bytes), {format_bytes(free)} are free",
-        hint="free space there (imagefactory store gc), or set `store` to another disk",
+        hint="free space there (imagefactory image prune), or set `store` to another disk",
     )
 
 
@@ -380,17 +380,17 @@ class UnpackedLayers:
 
         Returns the names of the folders that went.
         """
-        kept = {_hex(diff_id) for diff_id in keep}
+        hexes = {_hex(diff_id) for diff_id in keep}
         gone = []
         for entry in entries_of(self.folder):
             leftover = entry.name.startswith(".") and entry.name.endswith(".part")
             digest = entry.name[1:].partition(".")[0] if leftover else entry.name
-            if not entry.is_dir() or entry.name in (".locks", ".sums") or (digest in kept and not leftover):
+            if not entry.is_dir() or entry.name in (".locks", ".sums") or (digest in hexes and not leftover):
                 continue
-            with removal.going_on(entry), ExitStack() as held:
-                if not held.enter_context(self._lock(digest, wait=False)):
+            with removal.going_on(entry), ExitStack() as locks:
+                if not locks.enter_context(self._lock(digest, wait=False)):
                     continue
-                if not leftover and not held.enter_context(_unused(entry)):
+                if not leftover and not locks.enter_context(_unused(entry)):
                     continue
                 if removal.remove(entry, by_way_of="" if leftover else self._new_part(digest).name):
                     gone.append(entry.name)
@@ -477,14 +477,14 @@ class UnpackedLayers:
         largest_first = sorted(layers, key=lambda layer: -layer.descriptor.size)
         try:
             futures = [
-                pool.submit(self._unpack_one, layer, blob_path, task, progress) for layer in largest_first
+                pool.submit(self._unpack_layer, layer, blob_path, task, progress) for layer in largest_first
             ]
             for future in futures:
                 future.result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _unpack_one(
+    def _unpack_layer(
         self, layer: OciLayer, blob_path: Callable[[str], Path], task: ProgressTask, progress: Progress
     ) -> None:
         final = self.path(layer.diff_id)
@@ -492,9 +492,9 @@ class UnpackedLayers:
             if final.is_dir():
                 task.advance(layer.descriptor.size)
                 return
-            for left in self.folder.glob(f".{final.name}.*part"):
-                with suppress(OSError):  # what stays is in nobody's way, and `store gc` names it
-                    remove_inside(self.folder.parent, left)
+            for leftover in self.folder.glob(f".{final.name}.*part"):
+                with suppress(OSError):  # what stays is in nobody's way, and `image prune` names it
+                    remove_inside(self.folder.parent, leftover)
             with self._part(final.name) as part:
                 digests = unpack_layer(layer, blob_path(layer.descriptor.digest), part, task, progress)
                 self._keep(part, digests, final)

@@ -96,8 +96,8 @@ def parse_cubin_target(head: bytes) -> GpuCode | None:
     number, narrow = (flags >> 8 & 0xFF, flags & 0x8) if head[8] >= 8 else (flags & 0xFF, flags & 0x800)
     if number < 10:
         return None
-    told = re.search(rb"-arch[ =]sm_%d([af]?)[ \0]" % number, head)
-    suffix = told[1].decode() if told else ""
+    match = re.search(rb"-arch[ =]sm_%d([af]?)[ \0]" % number, head)
+    suffix = match[1].decode() if match else ""
     architecture = Capability(number // 10, number % 10)
     return GpuCode(CodeKind.SASS, architecture, suffix=suffix or ("a" if narrow else ""))
 
@@ -170,13 +170,13 @@ def unmapped(head: bytes, size: int) -> tuple[tuple[int, int], ...]:
     if kind not in _LINKED or entry != _SEGMENT.size or place + entry * count > min(len(head), HEADERS):
         return ()
     loaded = _loaded(head)
-    first = min(loaded, key=lambda one: one[1], default=(_MAY_RUN, 0, 0))
+    first = min(loaded, key=lambda segment: segment[1], default=(_MAY_RUN, 0, 0))
     apart = not first[0] & (_MAY_RUN | _MAY_WRITE)
-    data = [one for one in loaded if not apart or one[0] & (_MAY_RUN | _MAY_WRITE) != _MAY_RUN]
-    held = _joined([(start, end) for _, start, end in data])
-    if not held or held[-1][1] > size:
+    data = [segment for segment in loaded if not apart or segment[0] & (_MAY_RUN | _MAY_WRITE) != _MAY_RUN]
+    mapped = _joined([(start, end) for _, start, end in data])
+    if not mapped or mapped[-1][1] > size:
         return ()
-    passed = zip([HEADERS, *(end for _, end in held)], [*(start for start, _ in held), size], strict=True)
+    passed = zip([HEADERS, *(end for _, end in mapped)], [*(start for start, _ in mapped), size], strict=True)
     return tuple((start, end) for start, end in passed if end - start >= _WORTH_PASSING)
 
 
@@ -195,7 +195,7 @@ def skippable(read: Read, size: int) -> tuple[tuple[int, int], ...]:
     if len(raw) < entry * count:
         return ()
     passed: list[tuple[int, int]] = []
-    held: list[tuple[int, int]] = []
+    used: list[tuple[int, int]] = []
     for at in range(0, len(raw), entry):
         kind, flags = struct.unpack_from("<IQ", raw, at + 4)
         start, length = struct.unpack_from("<QQ", raw, at + 24)
@@ -204,9 +204,9 @@ def skippable(read: Read, size: int) -> tuple[tuple[int, int], ...]:
         if start + length > size:
             return ()
         idle = kind in _TABLES or flags & _EXECUTABLE
-        (passed if idle else held).append((start, start + length))
+        (passed if idle else used).append((start, start + length))
     ranges = sorted(_joined(passed))
-    if any(start < until and since < end for start, end in ranges for since, until in held):
+    if any(start < until and since < end for start, end in used for since, until in ranges):
         return ()
     return tuple((start, end) for start, end in ranges if end - start >= _WORTH_PASSING)
 
@@ -342,10 +342,10 @@ def _targets(names: list[tuple[int, bytes]]) -> tuple[tuple[GpuCode, ...], tuple
     codes, unread = set(), []
     for place, name in names:
         text = name.decode("ascii", "replace")
-        found = _ID.fullmatch(text)
-        if not found:
+        match = _ID.fullmatch(text)
+        if not match:
             raise CorruptBundleError(place, f"an offload bundle for {text[:60]!a}, which names no target")
-        if found[1] == "host":
+        if match[1] == "host":
             continue
         processor = _PROCESSOR.search(text)
         try:
@@ -509,7 +509,7 @@ class _FatbinParser:
             modules=tuple(sorted(modules, key=lambda module: tuple(map(str, module.codes)))),
             compressions=tuple(sorted(self._compressions)),
             damage=self._damage,
-            unread=self._told_unread(),
+            unread=self._describe_unread(),
         )
 
     def walk(self) -> Walk:
@@ -708,7 +708,7 @@ class _FatbinParser:
             what = "other kinds"
         self._unread[what] = self._unread.get(what, 0) + 1
 
-    def _told_unread(self) -> str:
+    def _describe_unread(self) -> str:
         if not self._unread:
             return ""
         counts = ", ".join(f"{count} of {what}" for what, count in sorted(self._unread.items()))

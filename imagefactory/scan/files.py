@@ -57,12 +57,15 @@ def find_in_conda(path: Path, progress: Progress) -> tuple[FileFinding, ...]:
     """Raises UsageError for a package that is damaged, ToolError where zstandard is missing."""
     with readable(path), progress.task(f"scan {path.name}", total=path.stat().st_size) as task:
         try:
-            found = scan_layer(_bounded(_tar(path, task))).found
+            findings = scan_layer(_bounded(_tar(path, task))).findings
         except CorruptDataError as error:
             raise damaged(path, str(error)) from error
     record = read_name(f"conda-meta/{path.name.removesuffix('.conda').removesuffix('.tar.bz2')}.json")
     # `info/` is about the package and is not installed.
-    return (*((record,) if record else ()), *(one for one in found if not one.path.startswith("info/")))
+    return (
+        *((record,) if record else ()),
+        *(finding for finding in findings if not finding.path.startswith("info/")),
+    )
 
 
 def read_index(path: Path) -> bytes:
@@ -83,7 +86,7 @@ def read_index(path: Path) -> bytes:
 def _tar(path: Path, task: ProgressTask, part: str = "pkg") -> Iterator[bytes]:
     if path.suffix == ".bz2":
         return _bunzip(_counted(_chunks(path), task))
-    members = [one for one in members_of(path) if one.filename.startswith(f"{part}-")]
+    members = [member for member in members_of(path) if member.filename.startswith(f"{part}-")]
     if len(members) != 1 or not members[0].filename.endswith(".tar.zst"):
         raise CorruptDataError(f"it has no {part}-*.tar.zst")
     return plain_layer(_ZSTD, _counted(member_bytes(path, members[0]), task))
@@ -102,10 +105,10 @@ def _counted(chunks: Iterator[bytes], task: ProgressTask) -> Iterator[bytes]:
 
 
 def _bounded(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    left = PLAIN
+    rest = PLAIN
     for chunk in chunks:
-        left -= len(chunk)
-        if left < 0:
+        rest -= len(chunk)
+        if rest < 0:
             raise CorruptDataError(f"it unpacks to more than {PLAIN} bytes")
         yield chunk
 
@@ -162,10 +165,10 @@ def find_in(path: Path, progress: Progress, *, workers: int = 1) -> tuple[FileFi
     with readable(path):
         name = readable_path(path.name)
         _check_not_archive(path)
-        found, candidate = _classify_file(path.absolute().as_posix(), name, path.stat().st_size)
+        finding, candidate = _classify_file(path.absolute().as_posix(), name, path.stat().st_size)
         if candidate:
-            found = replace(found, library=scan_file(path, name))
-    return (found,) if found else ()
+            finding = replace(finding, library=scan_file(path, name))
+    return (finding,) if finding else ()
 
 
 def _check_not_archive(path: Path) -> None:
@@ -221,7 +224,9 @@ def _find_in_directory(folder: Path, progress: Progress, workers: int) -> tuple[
                 findings.append(named)
         task.advance(small)
         return tuple(
-            one for entry in findings if (one := entry if isinstance(entry, FileFinding) else entry.result())
+            finding
+            for entry in findings
+            if (finding := entry if isinstance(entry, FileFinding) else entry.result())
         )
 
 

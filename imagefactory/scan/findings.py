@@ -88,7 +88,7 @@ def readable_path(path: str) -> str:
     if path.isprintable():
         return path
     text = path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    return "".join(one if one.isprintable() else "\ufffd" for one in text)
+    return "".join(character if character.isprintable() else "\ufffd" for character in text)
 
 
 def is_text(path: str) -> bool:
@@ -102,8 +102,8 @@ def read_name(path: str) -> FileFinding:
     package = None
     if name == "METADATA":
         package = _parse_dist_info(path)
-    elif name.endswith(".json") and (found := _CONDA_META.fullmatch(path)):
-        package = InstalledPackage(name=found[1], version=found[2], build=found[3])
+    elif name.endswith(".json") and (match := _CONDA_META.fullmatch(path)):
+        package = InstalledPackage(name=match[1], version=match[2], build=match[3])
     driver = _DRIVERS.fullmatch(path)
     return FileFinding(
         path=path,
@@ -123,20 +123,20 @@ def parse_note(path: str, data: bytes | mmap.mmap) -> tuple[tuple[str, str, str]
 
     Source: NVIDIA's container toolkit, cmd/nvidia-cdi-hook/cudacompat/cuda-elf-header.go.
     """
-    found = _NOTE.search(data)
-    if not found:
+    match = _NOTE.search(data)
+    if not match:
         return ()
-    value = f"CUDA {found[1].decode()} for drivers {found[2].decode()}"
+    value = f"CUDA {match[1].decode()} for drivers {match[2].decode()}"
     return ((DRIVER_FACT, path.rpartition("/")[2], value),)
 
 
 def _parse_dist_info(path: str) -> InstalledPackage | None:
     """Of an environment's own packages only: what setuptools and others carry inside is none."""
-    found = _DIST_INFO.fullmatch(path)
+    match = _DIST_INFO.fullmatch(path)
     above = path.split("/")[:-2]
-    if not found or (above and above[-1] not in ("site-packages", "dist-packages")):
+    if not match or (above and above[-1] not in ("site-packages", "dist-packages")):
         return None
-    return InstalledPackage(name=re.sub(r"[-_.]+", "-", found[1]).lower(), version=found[2])
+    return InstalledPackage(name=re.sub(r"[-_.]+", "-", match[1]).lower(), version=match[2])
 
 
 def parse_facts(path: str, text: str) -> tuple[tuple[str, str, str], ...]:
@@ -144,14 +144,14 @@ def parse_facts(path: str, text: str) -> tuple[tuple[str, str, str], ...]:
 
     `path` is of a file that `tells_facts`. Lists are joined with commas, `__version__` is `version`.
     """
-    for end, framework, wanted in _FACTS:
+    for end, framework, value_name in _FACTS:
         if _ends(path, end):
-            found: dict[str, str] = {}
-            for one in _ASSIGNED.finditer(text):
-                key = one["name"] or one["key"]
-                if key in wanted:
-                    found[key.strip("_")] = _plain(one["value"] or one["given"])
-            return tuple((framework, key, value) for key, value in sorted(found.items()))
+            facts: dict[str, str] = {}
+            for match in _ASSIGNED.finditer(text):
+                key = match["name"] or match["key"]
+                if key in value_name:
+                    facts[key.strip("_")] = _plain(match["value"] or match["given"])
+            return tuple((framework, key, value) for key, value in sorted(facts.items()))
     return ()
 
 
@@ -176,12 +176,12 @@ def group_loose(libraries: Iterable[GpuLibrary]) -> tuple[GpuLibrary, ...]:
 
     A program chooses among such files: flashinfer-cubin has 15,970 in four folders.
     """
-    found: dict[str, list[GpuLibrary]] = {}
+    groups: dict[str, list[GpuLibrary]] = {}
     for library in libraries:
         folder, slash, name = library.path.rpartition("/")
         loose = name.rpartition(".")[2] if name.endswith((".cubin", ".fatbin")) else ""
-        found.setdefault(f"{folder}{slash}*.{loose}" if loose else library.path, []).append(library)
-    grouped = (some[0] if len(some) == 1 else _merge_findings(some, path) for path, some in found.items())
+        groups.setdefault(f"{folder}{slash}*.{loose}" if loose else library.path, []).append(library)
+    grouped = (some[0] if len(some) == 1 else _merge_findings(some, path) for path, some in groups.items())
     return tuple(sorted(grouped, key=lambda library: library.path))
 
 
@@ -190,14 +190,14 @@ def _merge_findings(some: Sequence[GpuLibrary], path: str) -> GpuLibrary:
     for library in some:
         for modules in library.modules:
             counts[modules.codes] += modules.count
-    damaged = next((one for one in some if one.damage), None)
+    damaged = next((finding for finding in some if finding.damage), None)
     return GpuLibrary(
         path=path,
-        size=sum(one.size for one in some),
+        size=sum(finding.size for finding in some),
         modules=tuple(ModuleCount(codes=codes, count=count) for codes, count in sorted(counts.items())),
-        compressions=tuple(sorted({word for one in some for word in one.compressions})),
+        compressions=tuple(sorted({word for finding in some for word in finding.compressions})),
         damage=f"{damaged.path}: {damaged.damage}" if damaged else "",
-        unread="; ".join(sorted({one.unread for one in some if one.unread})[:3]),
+        unread="; ".join(sorted({finding.unread for finding in some if finding.unread})[:3]),
     )
 
 

@@ -68,7 +68,7 @@ class LayerScan:
     are other names of what was found, as (name, path): the file lives as long as one of them.
     """
 
-    found: tuple[FileFinding, ...]
+    findings: tuple[FileFinding, ...]
     plain: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     opaque: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ def format_scan(scan: LayerScan) -> dict[str, object]:
     """As JSON; `parse_scan` reads it."""
     return {
         "scanner": SCANNER,
-        "found": [_format_findings(one) for one in scan.found],
+        "found": [_format_findings(finding) for finding in scan.findings],
         "plain": scan.plain,
         "removed": scan.removed,
         "opaque": scan.opaque,
@@ -103,7 +103,7 @@ def parse_scan(value: Mapping[str, Any]) -> LayerScan | None:
         if value["scanner"] != SCANNER:
             return None
         return LayerScan(
-            found=tuple(_parse_findings(one) for one in value["found"]),
+            findings=tuple(_parse_findings(row) for row in value["found"]),
             plain=tuple(value["plain"]),
             removed=tuple(value["removed"]),
             opaque=tuple(value["opaque"]),
@@ -169,19 +169,19 @@ def merge_layers(scans: Iterable[LayerScan]) -> tuple[FileFinding, ...]:
     seen: dict[str, FileFinding] = {}
     links: dict[str, list[str]] = {}  # other names of what is seen
     for scan in scans:
-        others = (*(finding.path for finding in scan.found), *(name for name, _ in scan.links))
+        others = (*(finding.path for finding in scan.findings), *(name for name, _ in scan.links))
         over, opaque = {*scan.plain, *scan.removed, *others}, set(scan.opaque)
         links = {
-            path: kept
+            path: visible
             for path, names in links.items()
-            if (kept := [name for name in names if not _hidden(name, over, opaque)])
+            if (visible := [name for name in names if not _hidden(name, over, opaque)])
         }
         for path in [path for path in seen if _hidden(path, over, opaque)]:
             finding = seen.pop(path)
             if names := links.pop(path, []):  # the file is still there
                 seen[names[0]] = _renamed(finding, seen.get(names[0]), names[0])
                 links[names[0]] = names[1:]
-        seen.update((finding.path, finding) for finding in scan.found)
+        seen.update((finding.path, finding) for finding in scan.findings)
         for name, path in scan.links:
             links.setdefault(path, []).append(name)
     return tuple(seen[path] for path in sorted(seen))
@@ -193,12 +193,12 @@ def _hidden(path: str, over: set[str], opaque: set[str]) -> bool:
     return path in over or not over.isdisjoint(above) or not opaque.isdisjoint(above)
 
 
-def _renamed(found: FileFinding, told: FileFinding | None, name: str) -> FileFinding:
+def _renamed(finding: FileFinding, named: FileFinding | None, name: str) -> FileFinding:
     """What was found, by another name of the file; `told` is what that name itself tells."""
-    library = replace(found.library, path=name) if found.library else None
-    own = told or read_name(name)
+    library = replace(finding.library, path=name) if finding.library else None
+    own = named or read_name(name)
     return FileFinding(
-        path=name, library=library, package=own.package, facts=found.facts, toolkit=own.toolkit
+        path=name, library=library, package=own.package, facts=finding.facts, toolkit=own.toolkit
     )
 
 
@@ -220,17 +220,17 @@ def scan_layer(chunks: Iterator[bytes]) -> LayerScan:
     opaque: list[str] = []
     links: dict[str, str] = {}
     others: dict[str, dict[str, None]] = {}  # the links by what they are names of
-    left = RENAMED_LIMIT
+    renames = RENAMED_LIMIT
 
     def drop(path: str) -> None:
-        nonlocal left
+        nonlocal renames
         plain.discard(path)
         if first := links.pop(path, ""):
             del others[first][path]
         finding, names = findings.pop(path, None), others.pop(path, None)
         if finding and names:  # the file lives on by its other names
-            left -= len(names)
-            if left < 0:
+            renames -= len(names)
+            if renames < 0:
                 raise CorruptDataError(f"its files change their names more than {RENAMED_LIMIT} times")
             heir, *rest = names
             del links[heir]
@@ -247,7 +247,9 @@ def scan_layer(chunks: Iterator[bytes]) -> LayerScan:
             else:
                 removed.append(f"{folder}/{name[len(WHITEOUT) :]}".lstrip("/"))
         elif entry.kind == REMOVED:
-            for below in [one for one in (*findings, *plain) if one == path or one.startswith(f"{path}/")]:
+            for below in [
+                name_ for name_ in (*findings, *plain) if name_ == path or name_.startswith(f"{path}/")
+            ]:
                 drop(below)
         elif entry.kind != DIRECTORY:
             finding = _scan_entries(entry, path)
@@ -264,7 +266,7 @@ def scan_layer(chunks: Iterator[bytes]) -> LayerScan:
                 plain.add(path)
     stream.drain()
     return LayerScan(
-        found=tuple(findings[path] for path in sorted(findings)),
+        findings=tuple(findings[path] for path in sorted(findings)),
         plain=tuple(sorted(plain - findings.keys())),
         removed=tuple(sorted(removed)),
         opaque=tuple(sorted(opaque)),
@@ -276,8 +278,8 @@ def _scan_entries(entry: TarEntry, path: str) -> FileFinding:
     if entry.kind != FILE:
         return read_name(path)
     look = FileScan(path, entry.size)
-    while entry.left and not look.idle:
-        look.feed(entry.piece(entry.left))
+    while entry.remaining and not look.idle:
+        look.feed(entry.piece(entry.remaining))
     return look.close()
 
 
@@ -386,12 +388,12 @@ def unpacked_sif(path: Path, scratch: Path, progress: Progress) -> Iterator[Path
     argv += ["-no-xattrs", "-no-progress", "-quiet", str(path.absolute())]
     try:
         with progress.stage(f"unpack {path.name} ({format_bytes(partition.size)}) into {scratch}"):
-            done = subprocess.run(
+            process = subprocess.run(
                 argv, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL
             )
         # 2: something was left out, as device files are without root; only files matter here.
-        if done.returncode not in (0, 2) or not root.is_dir():
-            lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
+        if process.returncode not in (0, 2) or not root.is_dir():
+            lines = (process.stderr or process.stdout).strip().splitlines() or ["no output"]
             raise ToolError(
                 "sif-unpack-failed",
                 f"unsquashfs cannot unpack {path.name}: {lines[-1][:300]}",

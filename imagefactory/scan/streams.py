@@ -94,7 +94,7 @@ class ForwardReader:
 
     def _serve(self, *, last: bool) -> None:
         while self._request is not None:
-            piece = self._found(last=last) if self.searching else self._taken(last=last)
+            piece = self._marked_piece(last=last) if self.searching else self._exact_piece(last=last)
             if piece is None:
                 return
             try:
@@ -102,14 +102,14 @@ class ForwardReader:
             except StopIteration:
                 self._request = None
 
-    def _taken(self, *, last: bool) -> BytesPiece | None:
+    def _exact_piece(self, *, last: bool) -> BytesPiece | None:
         assert self._request is not None
         offset, length = self._request
         start = offset - self._base
         data = self._kept[start : start + length]
         return BytesPiece(offset, data) if last or len(data) == length else None
 
-    def _found(self, *, last: bool) -> BytesPiece | None:
+    def _marked_piece(self, *, last: bool) -> BytesPiece | None:
         assert self._request is not None
         start = max(self._request.offset - self._base, 0)
         place, mark = _find_mark(self._kept, start, self._places)

@@ -39,7 +39,7 @@ def members_of(path: Path) -> list[zipfile.ZipInfo]:
 def check_members(file: IO[bytes], archive: zipfile.ZipFile) -> None:
     """Raises ValueError for members that overlap, and as `data_start` does."""
     end = archive.start_dir
-    for member in sorted(archive.infolist(), key=lambda one: -one.header_offset):
+    for member in sorted(archive.infolist(), key=lambda info: -info.header_offset):
         if data_start(file, member) + member.compress_size > end:
             raise ValueError(f"{member.filename[:80]!r} overlaps with another member")
         end = member.header_offset
@@ -70,8 +70,8 @@ def data_start(file: IO[bytes], member: zipfile.ZipInfo) -> int:
         listed |= {"CRC": member.CRC, "packed size": member.compress_size, "size": member.file_size}
     for what, own in header.items():
         if own != listed[what]:
-            told = f"{str(own)[:80]!r} in its own header, {str(listed[what])[:80]!r} in the list"
-            raise ValueError(f"{name[:80]!r} has the {what} {told}")
+            difference = f"{str(own)[:80]!r} in its own header, {str(listed[what])[:80]!r} in the list"
+            raise ValueError(f"{name[:80]!r} has the {what} {difference}")
     return member.header_offset + _HEADER.size + int(named) + int(extra)
 
 
@@ -103,8 +103,8 @@ def check_list(file: IO[bytes]) -> None:
     if at >= 20 and tail[at - 20 : at - 16] == b"PK\x06\x07":
         sizes = [(sizes[0][0] % 0xFFFF, sizes[0][1] % 0xFFFFFFFF)]
         # The larger record stands where this says, or right before, where zipfile takes it.
-        told = int.from_bytes(tail[at - 12 : at - 4], "little")
-        for place in (min(told, size), max(0, size - len(tail) + at - 76)):
+        offset = int.from_bytes(tail[at - 12 : at - 4], "little")
+        for place in (min(offset, size), max(0, size - len(tail) + at - 76)):
             file.seek(place)
             record = file.read(56)
             if record[:4] == b"PK\x06\x06":
@@ -116,13 +116,13 @@ def check_list(file: IO[bytes]) -> None:
 
 def member_bytes(path: Path, member: zipfile.ZipInfo) -> Iterator[bytes]:
     """The member's plain bytes, exactly as many as it says. Raises CorruptDataError."""
-    left = member.file_size
+    rest = member.file_size
     for piece in _inflated(_packed_bytes(path, member), member.compress_type):
-        left -= len(piece)
-        if left < 0:
+        rest -= len(piece)
+        if rest < 0:
             break
         yield piece
-    if left:
+    if rest:
         raise CorruptDataError(f"it does not have the {member.file_size} bytes of the archive's list")
 
 
@@ -140,11 +140,11 @@ def _packed_bytes(path: Path, member: zipfile.ZipInfo) -> Iterator[bytes]:
             file.seek(data_start(file, member))
         except (ValueError, struct.error) as error:
             raise CorruptDataError(str(error)) from error
-        left = member.compress_size
-        while left and (data := file.read(min(left, CHUNK))):
-            left -= len(data)
+        rest = member.compress_size
+        while rest and (data := file.read(min(rest, CHUNK))):
+            rest -= len(data)
             yield data
-    if left:
+    if rest:
         raise CorruptDataError("the file is truncated")
 
 

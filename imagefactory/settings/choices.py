@@ -1,4 +1,4 @@
-"""A setting's value with its origin, and what settings choose among, the default first."""
+"""A setting's value with its origin, and the choices of settings, the default first."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRow:
-    """What makes images: where it is, the extra that it needs, and the runner that tries what it made.
-
-    That runner holds where neither `--runner` nor the setting says otherwise.
-    """
+    """An engine that builds images: its module, the extra that it needs, and its default runner."""
 
     module: str
     extra: str
@@ -19,8 +16,9 @@ class EngineRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerRow:
-    """What starts images: where it is, the extra that it needs, and whether it brings an emulator for
-    images of another processor; the others take what the machine has registered.
+    """A runner that starts images: its module and the extra that it needs.
+
+    `brings_emulator`: it emulates other processors itself; others use what the machine has registered.
     """
 
     module: str
@@ -30,9 +28,7 @@ class RunnerRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRow:
-    """Where images are verified by the batch: the module whose `make_pool(environ)` gives the pool of this
-    machine, what people call it, and the command by which a machine is known to be of one.
-    """
+    """A scheduler: the module with `make_pool(environ)`, its title, and a command that shows its presence."""
 
     module: str
     title: str
@@ -44,21 +40,21 @@ ENGINES = {
     "docker": EngineRow(module="imagefactory.build.docker", extra="docker", runner="docker"),
     "apptainer": EngineRow(module="imagefactory.build.apptainer", extra="apptainer", runner="apptainer"),
 }
-"""The engines that `build --engine` takes, by name; `assemble` is the embedded default."""
+"""The engines of `build --engine`, by name; `assemble` is embedded."""
 RUNNERS = {
     "unshare": RunnerRow(module="imagefactory.runtime.unshare", extra="build", brings_emulator=True),
     "docker": RunnerRow(module="imagefactory.runtime.docker", extra="docker"),
     "apptainer": RunnerRow(module="imagefactory.runtime.apptainer", extra="apptainer"),
 }
-"""The runners that `--runner` takes, by name."""
+"""The runners of `--runner`, by name."""
 SOLVERS = ("rattler", "conda", "mamba", "micromamba")
-"""What solves conda's packages."""
+"""Solvers of conda packages."""
 SITES = ("generic", "chtc", "ospool", "igwn", "slurm", "kubernetes")
-"""Whose rules submit files follow."""
+"""Sites with rules for submit files."""
 SLURM, KUBERNETES = "slurm", "kubernetes"
-"""What runs the jobs of a site, where it is not HTCondor."""
+"""Schedulers of sites without HTCondor."""
 HTCONDOR = "htcondor"
-"""The pool of a sweep that names none: there was no other."""
+"""The scheduler of sweep files without one: there was no other."""
 POOLS = {
     HTCONDOR: PoolRow(
         module="imagefactory.schedulers.htcondor.pool", title="HTCondor", command="condor_status"
@@ -77,5 +73,5 @@ class SettingValue:
 
 
 def listed(text: str) -> tuple[str, ...]:
-    """The items of a value with commas."""
+    """Return the items of a value with commas."""
     return tuple(item for part in text.split(",") if (item := part.strip()))

@@ -1,11 +1,13 @@
-"""The files that settings and trust are written in: the factory's, the user's, the site's.
+"""The files of settings and trust: the project's, the user's, the site's; and which projects a user trusts.
 
     <root>/imagefactory.toml
     $XDG_CONFIG_HOME/imagefactory/imagefactory.toml     the user's (~/.config)
-    $XDG_CONFIG_DIRS/imagefactory/imagefactory.toml     the site's, each folder of that list (/etc/xdg)
+    $XDG_CONFIG_DIRS/imagefactory/imagefactory.toml     the site's, each directory of that list (/etc/xdg)
+    $XDG_CONFIG_HOME/imagefactory/trusted/<sha256 of the path>     "<sha256 of the file> '<path>'"
 
-The nearest that has a key decides, a whole table at a time. So a person without a factory has settings too,
-and a site's staff sets the registry, the catalogue and whom to believe for everybody.
+The nearest file with a key decides, a whole table at a time. So a person without a project has settings too,
+and a site's staff sets the registry, the catalog and the trusted keys for everyone. A project is trusted by
+its real path and the content of its imagefactory.toml: a change or a move of it ends the trust.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from imagefactory.settings.sources import RestrictedSetting
 
 FILE_NAME = "imagefactory.toml"
 CENTERS = "centers"
-"""The folder beside the user's file with a file for each center that was joined beside the first."""
+"""The directory next to the user's file, with a file for each further center."""
 CHECKED_ELSEWHERE = ("policy", "trust")
 """Tables of imagefactory.toml that trust/policy.py reads."""
 TABLES = {
@@ -40,28 +42,28 @@ _TABLE_VALUES = {
     "channels": "a channel or its place",
 }
 SITE_CONFIG_DIRS = "/etc/xdg"
-"""Where XDG_CONFIG_DIRS is empty. Source: XDG Base Directory Specification."""
+"""The default of XDG_CONFIG_DIRS. Source: XDG Base Directory Specification."""
 ROOT = 0
 MAX_BYTES = 1 << 20
 
 
 def files_of(root: Path, environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """Where settings may be written, the nearest first, each once, whether it is there or not."""
+    """Return the files of settings, the nearest first, each once; they may not exist."""
     return tuple(dict.fromkeys((root / FILE_NAME, *own_files(environ))))
 
 
 def own_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """Return the user's file and those of the site, the nearest first, whether they are there or not.
+    """Return the user's file and those of the site, the nearest first; they may not exist.
 
-    A folder of XDG_CONFIG_DIRS that is not absolute is left out, as that specification says.
+    Relative directories of XDG_CONFIG_DIRS are ignored, as that specification says.
     """
     folders = (environ.get("XDG_CONFIG_DIRS") or SITE_CONFIG_DIRS).split(":")
-    sites = (Path(one) / "imagefactory" / FILE_NAME for one in folders if one.startswith("/"))
+    sites = (Path(folder) / "imagefactory" / FILE_NAME for folder in folders if folder.startswith("/"))
     return tuple(dict.fromkeys((user_file(environ), *sites)))
 
 
 def user_file(environ: Mapping[str, str]) -> Path:
-    """The user's own, whether it is there or not. A relative HOME would be a folder of any project."""
+    """Return the user's file, which may not exist. A relative HOME would be a directory of any project."""
     home, own = Path("/", environ.get("HOME", "")), environ.get("XDG_CONFIG_HOME", "")
     return (Path(own) if own.startswith("/") else home / ".config") / "imagefactory" / FILE_NAME
 
@@ -71,17 +73,17 @@ def center_directory(environ: Mapping[str, str]) -> Path:
 
 
 def center_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """The files of centers that the user joined beside the first, by their names."""
+    """Return the files of further centers, by name."""
     return tuple(sorted(center_directory(environ).glob("*.toml")))
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """A file's tables and keys, none where it is not there. Raises UsageError for what is no TOML."""
+    """Return a file's tables and keys, none if it is missing. Raises UsageError if it is not TOML."""
     return parse_document(read_content(path) or b"", path)
 
 
 def read_content(path: Path) -> bytes | None:
-    """The bytes of a file of settings, None where it is not there. Raises UsageError."""
+    """Return the bytes of a file of settings, None if it is missing. Raises UsageError."""
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -103,7 +105,7 @@ def read_content(path: Path) -> bytes | None:
 
 
 def parse_document(data: bytes, path: Path) -> dict[str, Any]:
-    """The tables and keys in the bytes of the file at `path`. Raises UsageError for what is no TOML."""
+    """Return the tables and keys in the bytes of the file at `path`. Raises UsageError if it is not TOML."""
     try:
         return tomllib.loads(data.decode("utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
@@ -115,7 +117,7 @@ def parse_document(data: bytes, path: Path) -> dict[str, Any]:
 
 
 def parse_values(document: Mapping[str, Any], path: Path, known: Collection[str]) -> dict[str, str]:
-    """The settings of a file under their names there. Raises UsageError for another key or type."""
+    """Return the settings of a file by their names there. Raises UsageError for another key or type."""
     result = {}
     for key, value in document.items():
         if key in CHECKED_ELSEWHERE:
@@ -138,7 +140,7 @@ def parse_values(document: Mapping[str, Any], path: Path, known: Collection[str]
 
 
 def _table(path: Path, key: str, value: object) -> str:
-    """The table in the form of the environment's variable, the one form that is checked and used."""
+    """Return a table in the form of the environment variable, which is checked and used."""
     if not isinstance(value, dict) or not all(isinstance(place, str) for place in value.values()):
         raise UsageError(
             "setting-invalid",
@@ -156,23 +158,21 @@ def _table(path: Path, key: str, value: object) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """A value without what may be a password, a token or a query."""
+    """Return a value without what may be a password, a token or a query."""
     return redact(text.rpartition("@")[2])
 
 
-# --- The projects that a user trusts: each by its real path and the content of its imagefactory.toml
-#     $XDG_CONFIG_HOME/imagefactory/trusted/<sha256 of the path>     "<sha256 of the file> '<path>'"
-# A change of the file ends the trust, until the user gives it again. So does a move of the folder.
+# --- trusted projects ---
 
 
 class UntrustedProjectError(UsageError):
-    """A project sets what only a trusted one may set. `content` is what was read of its file."""
+    """A project sets what only a trusted one may set. `content` are the bytes of its file."""
 
     def __init__(self, file: Path, content: bytes, settings: tuple[RestrictedSetting, ...]) -> None:
         self.file, self.content, self.settings = file, content, settings
         first, *others = settings
         place = f"{file}:{first.line}" if first.line else str(file)
-        names = ", ".join(f"'{one.name}'" for one in others)
+        names = ", ".join(f"'{setting.name}'" for setting in others)
         more = f"; also {names}" if others else ""
         super().__init__(
             "project-not-trusted",

@@ -1,9 +1,7 @@
-"""Settings of this machine and site: the environment, the files `imagefactory.toml`, the built-in default.
+"""Settings of this machine and site: the environment, the files `imagefactory.toml` (files.py), the defaults.
 
-Each value remembers where it came from, so that `settings`, `doctor` and errors can say it. Which files
-there are, and which of them decides, files.py says. Hosts of
-package registries are not among the defaults: they come from the machine's own tools (uv, pip, apt)
-unless a site names them here.
+Each value has its origin, for `settings`, `doctor` and errors. No default names a package host: these come
+from the machine's own tools (uv, pip, apt) unless a site names them here.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -37,55 +35,51 @@ from imagefactory.settings.files import (
 from imagefactory.settings.own_commands import parse_commands, parse_limit, parse_machines, parse_options
 from imagefactory.settings.sources import RestrictedSetting, find_restricted, key_ids, may_be_set
 
-# --- Which values of settings can be used; each fault names the setting and where it was written
-
-
 _CHANNEL = re.compile(r"(?:(?:https?|file)://)?[A-Za-z0-9_./:%+~-]+")
 _INDEX = re.compile(r"(?:https?|file)://[A-Za-z0-9_./:%+~-]+")
 _PLACE = re.compile(r"(?:https?|file)://[A-Za-z0-9_./:%+~-]+|/[^,=\x00-\x1f\x7f]*")
 CENTER = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 """The name of a center. No `.` or `:`, so that `CENTER/TARGET` is never an address of a registry."""
 SIF_DIRECTORY = re.compile(r"(?:osdf://)?(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_.+-]+)+/?")
-"""Where .sif files may lie; a path of it reaches submit files. No part of it is `.` or `..`."""
+"""A directory for .sif files; it is written to submit files. No part of it is `.` or `..`."""
+_PARSERS: dict[str, Callable[[str], object]] = {
+    "submit_commands": parse_commands,
+    "sbatch_options": parse_options,
+    "sweep_machines": parse_machines,
+    "sweep_gpu_hours": parse_limit,
+    "sweep_jobs": parse_limit,
+}
 
 
 def check_values(values: Mapping[str, SettingValue]) -> None:
-    """Raises UsageError for the first value, by the setting's name as an attribute, that cannot be used."""
-    codec, workers = values["codec"], values["workers"]
-    if codec.value not in ("zstd", "gzip"):
-        raise UsageError(
-            "setting-invalid",
-            f"codec: '{codec.value}' ({codec.origin}) is not a codec",
-            hint="write zstd or gzip",
-        )
-    if not workers.value.isascii() or not workers.value.isdigit():
-        raise UsageError(
-            "setting-invalid",
-            f"workers: '{workers.value}' ({workers.origin}) is not a number",
-            hint="write 0 or more",
-        )
+    """Raise UsageError for the first invalid value; names are those of attributes of Settings."""
+    _check_choices(values)
+    _check_places(values)
+    for name, parse in _PARSERS.items():
+        try:
+            parse(values[name].value)
+        except UsageError as error:
+            place = f"{_toml_name(name)} ({values[name].origin})"
+            raise UsageError(error.code, f"{place}: {error.message}", hint=error.hint) from error
+    _check_mirrors(values["mirrors"])
+    _check_indexes(values["indexes"])
+    _check_channels(values["channels"])
+    _check_certificates(values["certificates"])
+
+
+def _check_choices(values: Mapping[str, SettingValue]) -> None:
+    if values["codec"].value not in ("zstd", "gzip"):
+        raise _invalid("codec", values["codec"], "a codec", "write zstd or gzip")
+    if not re.fullmatch("[0-9]+", values["workers"].value):
+        raise _invalid("workers", values["workers"], "a number", "write 0 or more")
     for name, known in (("engine", tuple(ENGINES)), ("runner", ("", *RUNNERS)), ("site", SITES)):
-        setting = values[name]
-        if setting.value not in known:
-            raise UsageError(
-                "setting-invalid",
-                f"{name}: '{setting.value}' ({setting.origin}) is not supported",
-                hint=f"write {' or '.join(word for word in known if word)}",
-            )
-    if values["registry"].value:
-        _check_place("registry", values["registry"], values["registry"].value)
-    for host in listed(values["plain_http"].value):
-        if _check_place("plain-http", values["plain_http"], host)[1]:
-            raise UsageError(
-                "setting-invalid",
-                f"plain-http: '{host}' ({values['plain_http'].origin}) is not a host",
-                hint='write hosts separated by commas: plain-http = "registry.site:5000,other.site"',
-            )
-    if values["catalogue"].value and not values["catalogue"].value.startswith("/"):
-        _check_place("catalogue", values["catalogue"], values["catalogue"].value, tagged=True)
-    for place in listed(values["catalogue_mirrors"].value):
-        if not place.startswith("/"):
-            _check_place("catalogue-mirrors", values["catalogue_mirrors"], place, tagged=True)
+        if values[name].value not in known:
+            raise _invalid(name, values[name], "supported", f"write {' or '.join(filter(None, known))}")
+    solver, path = values["solver"], Path(values["solver"].value)
+    # A relative path would be another program in each directory.
+    if solver.value not in SOLVERS and not (path.is_absolute() and path.is_file()):
+        hint = f"write {', '.join(SOLVERS)}, or the absolute path of a conda, mamba or micromamba"
+        raise _invalid("solver", solver, "a solver", hint)
     center = values["center"]
     if center.value and not CENTER.fullmatch(center.value):
         raise UsageError(
@@ -93,57 +87,54 @@ def check_values(values: Mapping[str, SettingValue]) -> None:
             f"center: '{without_secrets(center.value)}' ({center.origin}) is not a center name",
             hint="write 1 to 32 lowercase letters, digits, '_' and '-', such as chtc",
         )
-    folder = values["sif_folder"]
-    if folder.value and not SIF_DIRECTORY.fullmatch(folder.value):
-        raise UsageError(
-            "setting-invalid",
-            f"sif-folder: '{without_secrets(folder.value)}' ({folder.origin}) is not a place for .sif files",
-            hint="write an absolute path or osdf:///PATH, with letters, digits and . _ + - /, without '..'",
-        )
-    parsers: tuple[tuple[str, Callable[[str], object]], ...] = (
-        ("submit_commands", parse_commands),
-        ("sbatch_options", parse_options),
-        ("sweep_machines", parse_machines),
-        ("sweep_gpu_hours", parse_limit),
-        ("sweep_jobs", parse_limit),
-    )
-    for name, parse in parsers:
-        try:
-            parse(values[name].value)
-        except UsageError as error:
-            where = f"{name.replace('_', '-')} ({values[name].origin})"
-            raise UsageError(error.code, f"{where}: {error.message}", hint=error.hint) from error
-    _check_mirrors(values["mirrors"])
-    _check_indexes(values["indexes"])
-    _check_channels(values["channels"])
-    _check_solver(values["solver"])
-    if values["certificates"].value:
-        _check_certificates(values["certificates"])
+
+
+def _check_places(values: Mapping[str, SettingValue]) -> None:
+    if values["registry"].value:
+        _check_place("registry", values["registry"], values["registry"].value)
+    for host in listed(values["plain_http"].value):
+        if _check_place("plain-http", values["plain_http"], host)[1]:
+            hint = 'write hosts separated by commas: plain-http = "registry.site:5000,other.site"'
+            raise _invalid("plain-http", values["plain_http"], "a host", hint, host)
+    for name in ("catalogue", "catalogue_mirrors"):
+        texts = listed(values[name].value) if name == "catalogue_mirrors" else (values[name].value,)
+        for text in texts:
+            if text and not text.startswith("/"):
+                _check_place(_toml_name(name), values[name], text, tagged=True)
+    directory = values["sif_folder"]
+    if directory.value and not SIF_DIRECTORY.fullmatch(directory.value):
+        hint = "write an absolute path or osdf:///PATH, with letters, digits and . _ + - /, without '..'"
+        raise _invalid("sif-folder", directory, "a place for .sif files", hint)
+
+
+def _invalid(name: str, setting: SettingValue, expected: str, hint: str, text: str = "") -> UsageError:
+    shown = without_secrets(text or setting.value)
+    return UsageError("setting-invalid", f"{name}: '{shown}' ({setting.origin}) is not {expected}", hint=hint)
+
+
+def _check_unique(name: str, setting: SettingValue, keys: Iterable[str], hint: str) -> None:
+    seen = set[str]()
+    for key in keys:
+        if key in seen:
+            raise UsageError(
+                "setting-duplicate", f"{name}: '{key}' ({setting.origin}) is a duplicate", hint=hint
+            )
+        seen.add(key)
 
 
 def _check_mirrors(setting: SettingValue) -> None:
-    seen = set()
     for item in listed(setting.value):
         prefix, equals, place = item.partition("=")
         if not equals:
-            raise UsageError(
-                "setting-invalid",
-                f"mirrors: '{item.rpartition('@')[2]}' ({setting.origin}) is not HOST=MIRROR",
-                hint="write pairs separated by commas: docker.io=registry.example.org/hub,quay.io=...",
-            )
+            hint = "write pairs separated by commas: docker.io=registry.example.org/hub,quay.io=..."
+            raise _invalid("mirrors", setting, "HOST=MIRROR", hint, item)
         for text in (prefix, place):
             _check_place("mirrors", setting, text)
-        if prefix in seen:
-            raise UsageError(
-                "setting-duplicate",
-                f"mirrors: '{prefix}' ({setting.origin}) is a duplicate",
-                hint="write one mirror for each host",
-            )
-        seen.add(prefix)
+    prefixes = (prefix for prefix, _ in _pairs(setting))
+    _check_unique("mirrors", setting, prefixes, "write one mirror for each host")
 
 
 def _check_indexes(setting: SettingValue) -> None:
-    seen = set()
     for item in listed(setting.value):
         name, _, place = item.partition("=")
         if "@" in item:
@@ -153,22 +144,14 @@ def _check_indexes(setting: SettingValue) -> None:
                 hint="put credentials into ~/.netrc, or use uv's keyring provider",
             )
         if not RULES["index name"].allows(name) or not _INDEX.fullmatch(place):
-            raise UsageError(
-                "setting-invalid",
-                f"indexes: '{without_secrets(item)}' ({setting.origin}) is not NAME=ADDRESS",
-                hint="separate several by commas: pytorch-cu128=https://packages.example.org/cu128/simple",
-            )
-        if name in seen:
-            raise UsageError(
-                "setting-duplicate",
-                f"indexes: '{name}' ({setting.origin}) is a duplicate",
-                hint="write one address for each index",
-            )
-        seen.add(name)
+            hint = "separate several by commas: pytorch-cu128=https://packages.example.org/cu128/simple"
+            raise _invalid("indexes", setting, "NAME=ADDRESS", hint, item)
+    _check_unique(
+        "indexes", setting, (name for name, _ in _pairs(setting)), "write one address for each index"
+    )
 
 
 def _check_channels(setting: SettingValue) -> None:
-    seen = set()
     for item in listed(setting.value):
         channel, equals, place = item.partition("=")
         if "@" in item or "/t/" in item:
@@ -178,36 +161,13 @@ def _check_channels(setting: SettingValue) -> None:
                 hint="put credentials into ~/.netrc or ~/.rattler/credentials.json ($RATTLER_AUTH_FILE)",
             )
         if not equals or not _CHANNEL.fullmatch(channel) or not _PLACE.fullmatch(place):
-            raise UsageError(
-                "setting-invalid",
-                f"channels: '{without_secrets(item)}' ({setting.origin}) is not CHANNEL=ADDRESS or "
-                "CHANNEL=DIRECTORY",
-                hint="separate several by commas: conda-forge=https://mirror.example.org/conda-forge",
-            )
-        if channel_address(channel) in seen:
-            raise UsageError(
-                "setting-duplicate",
-                f"channels: '{channel}' ({setting.origin}) is a duplicate",
-                hint="write one place for each channel",
-            )
-        seen.add(channel_address(channel))
+            hint = "separate several by commas: conda-forge=https://mirror.example.org/conda-forge"
+            raise _invalid("channels", setting, "CHANNEL=ADDRESS or CHANNEL=DIRECTORY", hint, item)
         if place.startswith("/") and not Path(place).is_dir():
-            raise UsageError(
-                "setting-invalid",
-                f"channels: {place} ({setting.origin}) is not a directory",
-                hint="write the directory that contains noarch/repodata.json",
-            )
-
-
-def _check_solver(setting: SettingValue) -> None:
-    path = Path(setting.value)  # a relative one would be another program in each folder
-    if setting.value in SOLVERS or (path.is_absolute() and path.is_file()):
-        return
-    raise UsageError(
-        "setting-invalid",
-        f"solver: '{setting.value}' ({setting.origin}) is not a solver",
-        hint=f"write {', '.join(SOLVERS)}, or the absolute path of a conda, mamba or micromamba",
-    )
+            hint = "write the directory that contains noarch/repodata.json"
+            raise _invalid("channels", setting, "a directory", hint, place)
+    addresses = (channel_address(channel) for channel, _ in _pairs(setting))
+    _check_unique("channels", setting, addresses, "write one place for each channel")
 
 
 def _check_place(name: str, setting: SettingValue, text: str, *, tagged: bool = False) -> tuple[str, str]:
@@ -220,17 +180,15 @@ def _check_place(name: str, setting: SettingValue, text: str, *, tagged: bool = 
 
 
 def _check_certificates(setting: SettingValue) -> None:
+    if not setting.value:
+        return
     hint = "name a file of PEM certificates (-----BEGIN CERTIFICATE-----), such as your site's CA bundle"
     path = Path(setting.value)
-    if (
-        not path.is_file() or not setting.value.isprintable() or '"' in setting.value
-    ):  # it goes into an apt.conf
-        raise UsageError(
-            "setting-invalid", f"certificates: {path} ({setting.origin}) is not a file", hint=hint
-        )
+    # The path is written to an apt.conf.
+    if not path.is_file() or not setting.value.isprintable() or '"' in setting.value:
+        raise _invalid("certificates", setting, "a file", hint)
     try:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.load_verify_locations(cafile=path)
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=path)
     except (ssl.SSLError, OSError) as error:
         raise UsageError(
             "certificates-unusable",
@@ -241,18 +199,18 @@ def _check_certificates(setting: SettingValue) -> None:
 
 ENVIRONMENT_PREFIX = "IMAGEFACTORY_"
 NONCE_STORE_KEY = "IMAGEFACTORY_LEDGER_KEY"
-"""A secret text, so no setting, which files hold and `settings` shows: the key of a ledger that travels."""
+"""The secret key of a nonce store that travels. Not a setting, as `settings` shows all of them."""
 MIN_NONCE_STORE_KEY = 32
 SHIPPED = Path(__file__).parents[1] / "shipped"
-"""The recipes and locks that come with this program: in a checkout links to its own, in a wheel the files."""
+"""The bundled recipes and locks: in a checkout links to its own, in a wheel the files."""
 DIRECTORY_SETTINGS = ("store", "cache", "certificates", "signing_key", "catalogue", "sif_folder")
-"""Settings that are paths, or are where they look like one: relative ones begin where they are written."""
+"""Settings that are paths, or may be; relative paths start at the file that sets them."""
 
 
 def read_nonce_store_key(environ: Mapping[str, str]) -> str:
-    """The key in IMAGEFACTORY_LEDGER_KEY, empty where there is none.
+    """Return the key in IMAGEFACTORY_LEDGER_KEY, empty if not set.
 
-    Raises UsageError for one that can be guessed: everybody may read what it has signed.
+    Raises UsageError for a short key: anyone may read its signatures, and guess it.
     """
     key = environ.get(NONCE_STORE_KEY, "")
     if 0 < len(key) < MIN_NONCE_STORE_KEY:
@@ -266,19 +224,16 @@ def read_nonce_store_key(environ: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """`root` is the factory's folder (recipes/, lockfiles/, definitions/), SHIPPED where there is none.
+    """The settings of one call; MEANINGS describes each.
 
-    What each other means, MEANINGS says. Pairs (`mirrors`, `indexes`, `channels`) and lists are one text with
-    commas; an empty text is the default that is not known here: none, or what the machine's own tools are set
-    to.
-
-    `centers` are the files of centers that the user joined beside that of `catalogue`; none where a project
-    or the environment names the catalogue.
+    `root` is the project's directory (recipes/, lockfiles/, definitions/), or SHIPPED. Pairs (`mirrors`,
+    `indexes`, `channels`) and lists are one text with commas; an empty text is none, or the setting of the
+    machine's own tools.
 
     `files` are those whose keys and policy count, the nearest first: without that of a project that the user
-    does not trust. `untrusted` is what such a project sets in vain.
-    `limits` are files whose policy counts too, and in which keys may end earlier: the user's own, of the
-    settings of a center.
+    does not trust, whose ignored settings are `untrusted`. `centers` are the files of further centers that
+    the user joined; none if a project or the environment sets the catalog. `limits`, of a center's settings,
+    are the user's own files: their policy counts too, and keys may end earlier there.
     """
 
     root: SettingValue
@@ -320,7 +275,7 @@ class Settings:
 
     @property
     def shipped(self) -> bool:
-        """Whether the recipes are those that come with this program, which nobody may write to."""
+        """Whether the recipes are the bundled ones, which no one may write."""
         return self.root_path == SHIPPED
 
     @property
@@ -356,7 +311,7 @@ class Settings:
         return _pairs(self.indexes)
 
     def rows(self) -> tuple[tuple[str, SettingValue], ...]:
-        """(name as imagefactory.toml writes it, setting), in the order they are told."""
+        """Return (name in imagefactory.toml, setting) in the order of display."""
         return tuple((_toml_name(name), getattr(self, name)) for name in _names())
 
 
@@ -366,11 +321,8 @@ def _pairs(setting: SettingValue) -> tuple[tuple[str, str], ...]:
 
 
 def find_root(start: Path) -> Path | None:
-    """The nearest folder upwards that holds imagefactory.toml."""
-    for folder in (start, *start.parents):
-        if (folder / FILE_NAME).is_file():
-            return folder
-    return None
+    """Return the nearest directory upwards with an imagefactory.toml."""
+    return next((path for path in (start, *start.parents) if (path / FILE_NAME).is_file()), None)
 
 
 def load_settings(
@@ -381,19 +333,19 @@ def load_settings(
     user: int | None = None,
     strict: bool = True,
 ) -> Settings:
-    """Settings for a call in `start`; `directory` is what `-C` named, if anything.
+    """Return the settings for a call in `start`; `directory` is the argument of `-C`.
 
-    The root is `directory`, else the nearest folder upwards with an imagefactory.toml, else SHIPPED.
+    The root is `directory`, else the nearest directory upwards with an imagefactory.toml, else SHIPPED. The
+    environment has priority over files, a nearer file over others, a file over the default.
 
-    The environment beats the files, the nearest file beats the others, a file beats the default. Raises
-    UsageError for a file that cannot be read, an unknown key or a value that cannot be used, naming the file
-    or the variable; and for a root that was found upwards and that another than `user` (the caller) could
-    have put there, as in /tmp. Raises UntrustedProjectError for a project that sets what only a trusted one
-    may (settings/sources.py); where not `strict` that is left out, and is in `untrusted`.
+    Raises UsageError for an unreadable file, an unknown key or an invalid value, and for a root upwards that
+    another user than `user` (the caller) could have created, as in /tmp. Raises UntrustedProjectError for a
+    project with settings that only a trusted one may set (sources.py); if not `strict`, they are ignored and
+    are in `untrusted`.
     """
-    found = directory or find_root(start)
-    root = found.absolute() if found else SHIPPED
-    here = root if found else start.absolute()
+    project_root = directory or find_root(start)
+    root = project_root.absolute() if project_root else SHIPPED
+    here = root if project_root else start.absolute()
     home = Path(environ.get("HOME") or "/")
     project, files = root / FILE_NAME, files_of(root, environ)
     documents = {path: read_document(path) for path in own_files(environ)}
@@ -435,7 +387,7 @@ def load_settings(
         variable, folder = ENVIRONMENT_PREFIX + key.upper(), here
         nearest = next((path for path in files if key in written[path]), None)
         if key == "root":
-            origin = str(root / FILE_NAME) if found else "comes with imagefactory"
+            origin = str(root / FILE_NAME) if project_root else "comes with imagefactory"
             values[key] = SettingValue(value=str(root), origin="-C" if directory else origin)
         elif environ.get(variable):
             values[key] = SettingValue(value=environ[variable], origin=f"${variable}")
@@ -458,23 +410,23 @@ def load_settings(
                 value=str(path if path.is_absolute() else folder / path), origin=values[key].origin
             )
     check_values(values)
-    believed = files if trusted else tuple(path for path in files if path != project)
+    trusted_files = files if trusted else tuple(path for path in files if path != project)
     own = set(map(str, own_files(environ)))
     named = values["catalogue"] if values["catalogue"].value else values["registry"]
     theirs = named.origin in own or named.origin == "default"
     centers = center_files(environ) if theirs else ()
-    return Settings(**values, files=believed, untrusted=restricted, centers=centers, limits=())
+    return Settings(**values, files=trusted_files, untrusted=restricted, centers=centers, limits=())
 
 
 OF_CENTERS = ("catalogue", "catalogue-mirrors", "site", "sif-folder", "submit-commands", "sbatch-options")
-"""What each center has of its own; all else is the user's for all of them."""
+"""Settings that each center has itself; all others are the user's for all of them."""
 
 
 def center_settings(settings: Settings, path: Path) -> Settings:
-    """Return the settings for the images of a center that was joined beside the first; `path` is its file.
+    """Return the settings for the images of a further center; `path` is its file.
 
-    Its keys are those of that file alone; the environment goes before it, but for the catalogue. Raises
-    UsageError for a file that cannot be used.
+    Only the keys of that file are trusted; the environment has priority over it, but for the catalog. Raises
+    UsageError for an invalid file.
     """
     document, values = read_document(path), {}
     if not CENTER.fullmatch(path.stem):
@@ -502,21 +454,21 @@ def center_settings(settings: Settings, path: Path) -> Settings:
     unset["site"] = SettingValue(value=SITES[0], origin="default")
     own = {key: getattr(settings, key) for key in ("submit_commands", "sbatch_options")}
     named = {key: getattr(settings, key) for key in ("site", "sif_folder", *own)}
-    named = {key: one for key, one in named.items() if one.origin.startswith("$")}
+    named = {key: setting for key, setting in named.items() if setting.origin.startswith("$")}
     center = SettingValue(value=path.stem, origin=str(path))
-    found = replace(
+    result = replace(
         settings,
         **{**unset, **own, **values, **named, "center": center},
         files=(path,),
         limits=settings.files,
         centers=(),
     )
-    check_values({name: getattr(found, name) for name in _names()})
-    return found
+    check_values({name: getattr(result, name) for name in _names()})
+    return result
 
 
 def _names() -> tuple[str, ...]:
-    """The settings' names as attributes, in the order they are told."""
+    """Return the names of the settings as attributes, in the order of display."""
     return tuple(
         field.name
         for field in fields(Settings)
@@ -525,7 +477,7 @@ def _names() -> tuple[str, ...]:
 
 
 def _is_path(key: str, text: str) -> bool:
-    """Whether it stands for a path; else it is a name, an address or nothing."""
+    """Return whether a value is a path; else it is a name, an address or empty."""
     if key == "catalogue":
         return text.startswith(("/", "./", "../", "~/"))
     if key == "signing_key":
@@ -545,7 +497,7 @@ def _check_known_settings(environ: Mapping[str, str]) -> None:
 
 
 def _with_absolute_directories(setting: SettingValue, root: Path, home: Path) -> SettingValue:
-    """Folders of channels are written from the factory's root, as `store` is."""
+    """Return channels with absolute directories: they are relative to the root, as `store` is."""
     items = []
     for item in listed(setting.value):
         channel, equals, place = item.partition("=")

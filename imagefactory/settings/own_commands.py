@@ -1,6 +1,4 @@
-"""What settings add to the jobs of sweeps and of `job write`: submit commands and options of sbatch.
-
-They limit sweeps too. Pure.
+"""Settings for the jobs of sweeps and of `job write`: submit commands, options of sbatch, limits of sweeps.
 
     submit-commands    lines of an HTCondor submit file: accounting_group = ..., priority = ..., +WantX = true
     sbatch-options     words of sbatch: --account=... --partition=... --qos=... --time=...
@@ -8,8 +6,8 @@ They limit sweeps too. Pure.
     sweep-gpu-hours    GPU hours of a sweep
     sweep-jobs         jobs of a sweep at once
 
-What imagefactory writes itself cannot be written here. Sources: HTCondor's manual, condor_submit(1); Slurm's
-manual, sbatch(1).
+Commands and options that imagefactory writes itself are errors. Sources: HTCondor's manual, condor_submit(1);
+Slurm's manual, sbatch(1).
 """
 
 from __future__ import annotations
@@ -44,8 +42,8 @@ _TIME = re.compile(r"(?:(?P<days>[0-9]+)-)?(?P<rest>[0-9]+(?::[0-9]+){0,2})")
 
 
 def parse_commands(text: str) -> tuple[str, ...]:
-    """The lines of `submit-commands`, as `NAME = VALUE`. Raises UsageError for what cannot be one of them."""
-    found: dict[str, str] = {}
+    """Return the lines of `submit-commands`, as `NAME = VALUE`. Raises UsageError."""
+    commands: dict[str, str] = {}
     for line in filter(None, map(str.strip, text.splitlines())):
         match = _COMMAND.fullmatch(line)
         if match is None:
@@ -54,14 +52,14 @@ def parse_commands(text: str) -> tuple[str, ...]:
                 f"'{line[:80]}' is not a submit command",
                 hint="write NAME = VALUE, one on each line",
             )
-        _check(match[1].lower(), _COMMANDS, found)
-        found[match[1].lower()] = f"{match[1]} = {match[2].strip()}"
-    return tuple(found.values())
+        _check(match[1].lower(), _COMMANDS, commands)
+        commands[match[1].lower()] = f"{match[1]} = {match[2].strip()}"
+    return tuple(commands.values())
 
 
 def parse_options(text: str) -> tuple[str, ...]:
-    """The words of `sbatch-options`. Raises UsageError for what cannot be one of them."""
-    found: dict[str, str] = {}
+    """Return the words of `sbatch-options`. Raises UsageError."""
+    options: dict[str, str] = {}
     for word in text.split():
         match = _OPTION.fullmatch(word)
         if match is None:
@@ -70,28 +68,28 @@ def parse_options(text: str) -> tuple[str, ...]:
                 f"'{word[:80]}' is not a long option of sbatch",
                 hint="write --account=NAME --partition=NAME",
             )
-        _check(match[1], _OPTIONS, found)
-        found[match[1]] = word
-    if TIME in found and time_of(found.values()) is None:
+        _check(match[1], _OPTIONS, options)
+        options[match[1]] = word
+    if TIME in options and time_of(options.values()) is None:
         raise UsageError(
             "sbatch-option-invalid",
-            f"'{found[TIME][:80]}' is not a time",
+            f"'{options[TIME][:80]}' is not a time",
             hint="write hours:minutes:seconds, such as --time=12:00:00",
         )
-    return tuple(found.values())
+    return tuple(options.values())
 
 
-def _check(name: str, own: Collection[str], found: Collection[str]) -> None:
+def _check(name: str, own: Collection[str], names: Collection[str]) -> None:
     if name in own:
         raise UsageError(
             "submit-command-reserved", f"'{name}' is written by imagefactory", hint=f"remove '{name}'"
         )
-    if name in found:
+    if name in names:
         raise UsageError("setting-duplicate", f"'{name}' is a duplicate", hint="write it once")
 
 
 def split_requirements(commands: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The commands without `requirements`, and the expression of that."""
+    """Return the commands without `requirements`, and its expressions."""
     rest, needs = [], []
     for line in commands:
         name, _, value = line.partition(" = ")
@@ -103,32 +101,33 @@ def split_requirements(commands: Iterable[str]) -> tuple[tuple[str, ...], tuple[
 
 
 def names_of(commands: Iterable[str]) -> frozenset[str]:
-    """The commands' names in small letters."""
+    """Return the commands' names in lower case."""
     return frozenset(line.partition(" = ")[0].lower() for line in commands)
 
 
 def parse_machines(text: str) -> tuple[str, ...]:
-    """The patterns of `sweep-machines`. Raises UsageError for what cannot be one of them."""
-    found = tuple(dict.fromkeys(text.replace(",", " ").split()))
-    for pattern in found:
+    """Return the patterns of `sweep-machines`. Raises UsageError."""
+    patterns = tuple(dict.fromkeys(text.replace(",", " ").split()))
+    for pattern in patterns:
         if not _MACHINE.fullmatch(pattern):
             raise UsageError(
                 "machine-name-invalid",
                 f"'{pattern[:80]}' is not a machine name",
                 hint="write names with commas, * and ? for any letters, ! before those to avoid: gpu*,!gpu07",
             )
-    if len(found) > MOST_PATTERNS or len(text) > LONGEST_PATTERNS:
+    if len(patterns) > MOST_PATTERNS or len(text) > LONGEST_PATTERNS:
         raise UsageError(
             "machine-list-too-long",
             f"more than {MOST_PATTERNS} machine names, or {LONGEST_PATTERNS} characters",
             hint="write * for the common part of names",
         )
-    return found
+    return patterns
 
 
 def machine_expressions(patterns: Iterable[str]) -> tuple[str, str]:
-    """What a machine's name must match, and what it must not, as regular expressions that Python and
-    HTCondor's ClassAds read alike; empty for any. A name matches by its first labels too: `gpu07`.
+    """Return two regular expressions, for names that are included and excluded; empty for any.
+
+    Python and HTCondor's ClassAds read them alike. A name matches by its first labels too: `gpu07`.
     """
     every = tuple(patterns)
 
@@ -136,21 +135,23 @@ def machine_expressions(patterns: Iterable[str]) -> tuple[str, str]:
         words = (word.replace(".", "[.]").replace("*", ".*").replace("?", ".") for word in chosen)
         return f"^({'|'.join(words)})([.].*)?$" if chosen else ""
 
-    wanted = [one for one in every if not one.startswith("!")]
-    return joined(wanted), joined([one.removeprefix("!") for one in every if one.startswith("!")])
+    included = [pattern for pattern in every if not pattern.startswith("!")]
+    return joined(included), joined(
+        [pattern.removeprefix("!") for pattern in every if pattern.startswith("!")]
+    )
 
 
 def is_machine_selected(machine: str, patterns: Iterable[str]) -> bool:
-    """Whether jobs may run on a machine; of `glidein_7@gpu01` the last part is its name."""
+    """Return whether jobs may run on a machine; the name of `glidein_7@gpu01` is its last part."""
     name = machine.rpartition("@")[2]
-    wanted, avoided = machine_expressions(patterns)
+    included, avoided = machine_expressions(patterns)
     if avoided and re.search(avoided, name, re.IGNORECASE):
         return False
-    return not wanted or re.search(wanted, name, re.IGNORECASE) is not None
+    return not included or re.search(included, name, re.IGNORECASE) is not None
 
 
 def parse_limit(text: str) -> int:
-    """The number of `sweep-gpu-hours` and `sweep-jobs`, 0 for none. Raises UsageError."""
+    """Return the number of `sweep-gpu-hours` or `sweep-jobs`, 0 for none. Raises UsageError."""
     if text and not re.fullmatch(r"[1-9][0-9]{0,6}", text):
         raise UsageError(
             "limit-invalid", f"'{text[:80]}' is not a whole number from 1", hint="leave it empty for no limit"
@@ -159,20 +160,20 @@ def parse_limit(text: str) -> int:
 
 
 def time_of(options: Iterable[str]) -> timedelta | None:
-    """The time that options of sbatch name; None where they name none that is more than nothing."""
-    text = next((one.partition("=")[2] for one in options if one.startswith(f"{TIME}=")), "")
+    """Return the time limit in options of sbatch; None for none or zero."""
+    text = next((option.partition("=")[2] for option in options if option.startswith(f"{TIME}=")), "")
     return parse_time(text) or None
 
 
 def parse_time(text: str) -> timedelta | None:
-    """A time as sbatch takes it: minutes, minutes:seconds, hours:minutes:seconds, days-hours and so on."""
-    found = _TIME.fullmatch(text.strip())
-    if found is None:
+    """Return a time as sbatch reads it: minutes, minutes:seconds, hours:minutes:seconds, days-hours, ..."""
+    match = _TIME.fullmatch(text.strip())
+    if match is None:
         return None
-    parts = [min(int(part), 10**6) for part in found["rest"].split(":")]
-    if found["days"]:
+    parts = [min(int(part), 10**6) for part in match["rest"].split(":")]
+    if match["days"]:
         hours, minutes, seconds = (*parts, 0, 0)[:3]
-        return timedelta(days=min(int(found["days"]), 10**5), hours=hours, minutes=minutes, seconds=seconds)
+        return timedelta(days=min(int(match["days"]), 10**5), hours=hours, minutes=minutes, seconds=seconds)
     if len(parts) == 3:
         return timedelta(hours=parts[0], minutes=parts[1], seconds=parts[2])
     return timedelta(minutes=parts[0], seconds=parts[1] if len(parts) == 2 else 0)

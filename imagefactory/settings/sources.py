@@ -1,7 +1,6 @@
-"""Who may give each setting: a project that is not trusted, or only the user, the site and the environment.
+"""The meaning of each setting, and whether an untrusted project may set it.
 
-A project's folder may come from anyone. The user trusts one with `imagefactory settings --trust`
-(settings/files.py).
+A project may come from anyone. The user trusts one with `imagefactory settings --trust` (files.py).
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ REASONS = {
     "trust": "it decides whose verdicts count",
     "policy": "it decides which verdicts count",
 }
-"""By its name in imagefactory.toml, why an untrusted project may not give a setting. Empty: it may."""
+"""By name in imagefactory.toml, why an untrusted project may not set it. Empty: it may."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestrictedSetting:
-    """A setting in the file of a project that is not trusted. `line` is 0 where it could not be found."""
+    """A setting in the file of an untrusted project. `line` is 0 if unknown."""
 
     name: str
     value: str
@@ -59,26 +58,26 @@ class RestrictedSetting:
 
 
 def may_be_set(name: str, *, trusted: bool) -> bool:
-    """Return whether a project may give the setting. A setting without a row may not be given."""
+    """Return whether a project may set it. A setting without a row may not be set."""
     return trusted or REASONS.get(name, "?") == ""
 
 
 def find_restricted(
     document: Mapping[str, Any], text: str, known_keys: Collection[str] = ()
 ) -> tuple[RestrictedSetting, ...]:
-    """Return what a file sets although its project is not trusted, in the file's order.
+    """Return the restricted settings in a file, in its order.
 
-    `[[trust]]` rows of keys that the user or the site knows (`known_keys`, key IDs) are no reason to ask: of
-    those the user's own rows count.
+    `[[trust]]` rows of keys that the user or the site knows (`known_keys`, key IDs) are not restricted: the
+    user's own rows count.
     """
-    found = [
+    settings = [
         RestrictedSetting(name=name, value=_shorten(value), line=_line_of(name, text))
         for name, value in document.items()
         if name in REASONS
         and not may_be_set(name, trusted=False)
         and not (name == "trust" and set(key_ids(document)) <= set(known_keys))
     ]
-    return tuple(sorted(found, key=lambda one: one.line))
+    return tuple(sorted(settings, key=lambda setting: setting.line))
 
 
 def key_ids(document: Mapping[str, Any]) -> tuple[str, ...]:
@@ -100,9 +99,6 @@ def _line_of(name: str, text: str) -> int:
     pattern = rf"""[ \t]*(\[\[?[ \t]*)?["']?{re.escape(name)}["']?[ \t]*[.=\]]"""
     lines = (number for number, line in enumerate(text.splitlines(), 1) if re.match(pattern, line))
     return next(lines, 0)
-
-
-# --- What each setting means, in the words that people read: its default, and what it holds
 
 
 MEANINGS = {
@@ -160,7 +156,8 @@ MEANINGS = {
     ),
     "licences": (
         "none",
-        "what `sbom --check licences` allows: SPDX identifiers and names, `*` and `?` for any, with commas",
+        "what `image audit --check licenses` allows: SPDX identifiers and names, `*` and `?` for any, with "
+        "commas",
     ),
     "sif-folder": (
         "none",

@@ -55,7 +55,7 @@ _SIGNATURE_BYTES = 64
 _TICK = 0.05
 _OUTPUT = "it must print 64 bytes, or those in base64, and nothing else"
 CHECK = b"imagefactory checks this signing program"
-"""What `keys new --command` has signed. It is not a DSSE encoding, so it is a signature of nothing."""
+"""What `key create --command` has signed. It is not a DSSE encoding, so it is a signature of nothing."""
 
 
 def find_command(text: str, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -309,9 +309,6 @@ def check_name(name: str) -> str:
     return name
 
 
-# --- making and finding --------------------------------------------------------------------------
-
-
 def make_key(folder: Path, name: str) -> PublicKey:
     """Writes NAME.pem (0600) and NAME.pub. Raises UsageError where one of that name is there already."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -391,13 +388,13 @@ def find_key(
             raise UsageError(
                 "signing-key-invalid",
                 f"signing-key: {path} names a program, which is only allowed in {folder}",
-                hint="run imagefactory keys new NAME --command ... --public ..., and write that name",
+                hint="run imagefactory key create NAME --command ... --public ..., and write that name",
             )
         if not path.is_file():
             raise UsageError(
                 "signing-key-not-found",
                 f"signing-key: {path} is not a file",
-                hint="set the file of a key, or create one: imagefactory keys new NAME",
+                hint="set the file of a key, or create one: imagefactory key create NAME",
             )
         return path
     paths = _signers(folder)
@@ -420,7 +417,7 @@ def find_key(
     raise UsageError(
         "no-trusted-signing-key",
         f"{folder} has {len(paths)} keys, but none of them is trusted now",
-        hint=f"trust the one that signs: imagefactory keys trust {fresh[-1] if fresh else 'NAME'}",
+        hint=f"trust the one that signs: imagefactory key trust {fresh[-1] if fresh else 'NAME'}",
     )
 
 
@@ -455,13 +452,13 @@ def read_signing_key(path: Path) -> SigningKey:
         raise StatementError(
             "private-key-invalid",
             f"{path} is not a private key without a password",
-            hint="create one: imagefactory keys new NAME",
+            hint="create one: imagefactory key create NAME",
         ) from error
     if not isinstance(private, Ed25519PrivateKey):
         raise StatementError(
             "private-key-invalid",
             f"{path} is not an Ed25519 key",
-            hint="create one: imagefactory keys new NAME",
+            hint="create one: imagefactory key create NAME",
         )
     raw = private.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
     return SigningKey(name=path.stem, public=raw, sign=private.sign)
@@ -499,12 +496,9 @@ def _read_private(path: Path, *, program: bool = False) -> bytes:
             raise StatementError(
                 "signing-program-foreign",
                 f"{path} belongs to another user, who could choose the program that runs",
-                hint="create your own: imagefactory keys new NAME --command ... --public ...",
+                hint="create your own: imagefactory key create NAME --command ... --public ...",
             )
         return file.read(LARGEST_FILE)
-
-
-# --- public keys ---------------------------------------------------------------------------------
 
 
 def format_public(raw: bytes) -> bytes:
@@ -531,7 +525,7 @@ def parse_public(data: bytes, name: str) -> PublicKey:
         raise UsageError(
             "public-key-invalid",
             f"{name}: not a public Ed25519 key{private}",
-            hint="use the .pub file that imagefactory keys new wrote",
+            hint="use the .pub file that imagefactory key create wrote",
         )
     y = int.from_bytes(raw, "little") & ~(1 << 255)
     if y >= _FIELD or y in _SMALL:
@@ -554,7 +548,7 @@ def read_public(text: str, folder: Path) -> PublicKey:
         raise UsageError(
             "key-not-found",
             f"'{text}' is neither a file nor a key in {folder}",
-            hint="list the keys: imagefactory keys show",
+            hint="list the keys: imagefactory key list",
         ) from error
     return parse_public(data, path.stem)
 

@@ -14,9 +14,15 @@ from pathlib import Path
 
 from imagefactory.errors import NothingSelectedError, RegistryError, StatementError, UsageError, os_problem
 from imagefactory.fs import replacing
-from imagefactory.oci.artifacts import put_artifact
 from imagefactory.oci.candidates import CREATED
-from imagefactory.oci.graph import EMPTY, EMPTY_BLOB, LocalArtifact, StoreRepository, artifact_of
+from imagefactory.oci.graph import (
+    EMPTY,
+    EMPTY_BLOB,
+    LocalArtifact,
+    StoreRepository,
+    artifact_of,
+    put_artifact,
+)
 from imagefactory.oci.manifests import MANIFEST_TYPE, Descriptor, digest_of
 from imagefactory.oci.store import ImageReference
 from imagefactory.recipes.names import KnownNames, choose_name, choose_names

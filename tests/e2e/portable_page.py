@@ -27,8 +27,8 @@ def own_root(factory: Factory, folder: Path) -> Factory:
         shutil.copytree(ROOT / name, root / name)
     (root / "imagefactory.toml").write_text("")
     own = replace(factory, root=root, extra={**factory.extra, "XDG_CONFIG_HOME": str(folder / "config")})
-    own.run("keys", "new", "lab")
-    own.run("keys", "trust", "lab")
+    own.run("key", "create", "lab")
+    own.run("key", "trust", "lab")
     return own
 
 
@@ -60,7 +60,7 @@ def follow_page(own: Factory, target: str) -> None:
         assert first.read_bytes() == again.read_bytes()
         assert 0 < first.stat().st_size == model["size"]
     assert report["subject"]["target"] == target
-    (found,) = json.loads(own.run("portability", "--json", target).stdout)["statements"]
+    (found,) = json.loads(own.run("model", "show", "--json", target).stdout)["statements"]
     assert (found["standing"], found["report"]) == ("good", report)
 
 

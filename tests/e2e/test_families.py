@@ -51,8 +51,8 @@ def built(request: pytest.FixtureRequest, factory: Factory) -> Iterator[str]:
         assert result["image"]["name"] == f"{family}:{tag}"
         yield target
     finally:
-        factory.run("store", "rm", f"{family}:{tag}", code=None)
-        factory.run("store", "gc")
+        factory.run("image", "remove", f"{family}:{tag}", code=None)
+        factory.run("image", "prune")
         shutil.rmtree(factory.cache / "wheels", ignore_errors=True)
 
 
@@ -116,6 +116,8 @@ def test_models_of_other_frameworks_compute_the_same(target: str, factory: Facto
     models.parent.mkdir()
     models.write_text(OTHERS[target])
     to = [word for one in runtimes.values() for word in ("--to", one)]
-    done = own.run("portability", "--json", target, "--models", str(models), *to, "-o", str(tmp_path / "out"))
+    done = own.run(
+        "model", "check", "--json", target, "--models", str(models), *to, "-o", str(tmp_path / "out")
+    )
     report = json.loads(done.stdout)["report"]
     assert_same(report, {f"{report['models'][0]['framework']}-cpu", *runtimes}, {"mine"})

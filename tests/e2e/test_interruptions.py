@@ -61,11 +61,11 @@ def fresh(tiny: Factory, scratch: Path, name: str, base_store: Path | None = Non
 
 def check_store(factory: Factory) -> None:
     """All is what it says, every tag whole, and nothing half-done after a collection."""
-    factory.run("store", "check")
-    factory.run("store", "gc")
-    factory.run("store", "check")
+    factory.run("image", "check")
+    factory.run("image", "prune")
+    factory.run("image", "check")
     assert list((factory.store / "tmp").iterdir()) == []
-    factory.run("store", "list")
+    factory.run("image", "list")
 
 
 # --- moments -------------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ def test_collection_beside_a_running_build_takes_nothing_it_needs(
 ) -> None:
     """It waits for a build that uses the store, and ends before one that does not yet."""
     store = fresh(tiny, scratch, "beside", base_store)
-    gc = store.command("store", "gc")
+    gc = store.command("image", "prune")
     with (
         stopped(store, moment, "--json") as build,
         child(gc, env=store.environ, stderr=subprocess.PIPE, text=True) as collection,
@@ -260,7 +260,7 @@ def test_collection_beside_a_running_build_takes_nothing_it_needs(
             assert collection.wait(timeout=LIMIT) == 0
         else:
             assert collection.stderr.readline() == "waiting for running builds to end ...\n"
-        store.run("store", "list")
+        store.run("image", "list")
         go_on(store)
         out, _ = build.communicate(timeout=LIMIT)
         assert build.returncode == 0, out

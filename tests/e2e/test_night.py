@@ -59,8 +59,8 @@ def ground(tiny_root: Path, base_store: Path, factory: Factory, registry: str, s
     place = f"{registry}/nights"
     extra = {"XDG_CONFIG_HOME": str(scratch / "night-keys"), "IMAGEFACTORY_REGISTRY": place}
     own = Factory(store=store, cache=factory.cache, root=root, extra=extra)
-    own.run("keys", "new", "lab")
-    own.run("keys", "trust", "lab")
+    own.run("key", "create", "lab")
+    own.run("key", "trust", "lab")
     return Ground(own, place, scratch / "mail")
 
 

@@ -232,8 +232,8 @@ def root(tiny_root: Path, base_store: Path, factory: Factory, scratch: Path, too
     keys = Factory(
         store=factory.store, cache=factory.cache, root=root, extra={"XDG_CONFIG_HOME": str(scratch / "keys")}
     )
-    keys.run("keys", "new", "nightly")
-    keys.run("keys", "trust", "nightly")
+    keys.run("key", "create", "nightly")
+    keys.run("key", "trust", "nightly")
     return root
 
 

@@ -80,8 +80,8 @@ def test_built_alone_it_gives_the_same_image(lab: Factory, above: dict[str, Any]
     shutil.copytree(lab.store, scratch / "on-alone", symlinks=True, copy_function=os.link)
     alone = Factory(store=scratch / "on-alone", cache=lab.cache, root=lab.root)
     for name in ("tiny:12.1-cu121", "mylab:12.1-cu121"):
-        alone.run("store", "rm", name)
-    alone.run("store", "gc")  # the base stays, the environments' layers go
+        alone.run("image", "remove", name)
+    alone.run("image", "prune")  # the base stays, the environments' layers go
     assert alone.build(ABOVE, "--no-smoke")["image"]["digest"] == above["image"]["digest"]
 
 

@@ -72,7 +72,9 @@ def test_every_runner_runs_the_image(tiny: Factory, image: dict[str, Any], runne
 def test_a_module_is_loaded_by_lmod(tiny: Factory, image: dict[str, Any], tmp_path: Path) -> None:
     """Python's wrapper starts it in the image, with its arguments and its exit code."""
     folder = tmp_path / "software"
-    wrote = json.loads(tiny.run("module", "--json", "-o", str(folder), TARGET).stdout)
+    wrote = json.loads(
+        tiny.run("image", "export", "--json", "-o", str(folder), TARGET, "--format", "module").stdout
+    )
     assert wrote["programs"][:1] == ["python"]
     script = f"""
         . /usr/share/lmod/lmod/init/bash
@@ -136,7 +138,7 @@ def test_the_registrys_own_sif_is_pulled_by_its_image(
     by_tag = pull_sif(fresh, sif["reference"], tmp_path / "b.sif")
     assert by_tag["sha256"] == got["sha256"]
     assert apptainer_runs(apptainer, str(tmp_path / "a.sif")) == SEEN
-    assert got["sha256"][7:19] in fresh.run("store", "list").stdout
+    assert got["sha256"][7:19] in fresh.run("image", "list").stdout
 
 
 def test_a_sif_is_made_of_an_image_whose_registry_has_none(

@@ -105,7 +105,7 @@ def test_pull_into_an_empty_store_gives_the_same_image_and_it_runs(
 def test_copy_within_the_registry_mounts(built: dict[str, Any], tiny: Factory, registry: str) -> None:
     pushed = built["pushed"]
     destination = f"{registry}/push-pull/kept/tiny:keep"
-    value = json.loads(tiny.run("copy", "--json", pushed["reference"], destination).stdout)
+    value = json.loads(tiny.run("image", "copy", "--json", pushed["reference"], destination).stdout)
     assert value["bytes_sent"] == 0
     assert value["blobs"]["mounted"] == len(built["image"]["layers"]) + 1
     assert raw_digest(destination) == value["digest"] == pushed["digest"]
@@ -116,12 +116,12 @@ def test_list_and_prune_in_a_real_registry(built: dict[str, Any], tiny: Factory,
     place = f"{registry}/prune"
     pushed = push(tiny, "--registry", place, "--tag", "keep")
     tag = pushed["tag"]
-    listed = json.loads(tiny.run("registry", "list", "--json", "--registry", place).stdout)
+    listed = json.loads(tiny.run("image", "list", "--json", "--registry", place).stdout)
     ((repository),) = listed["repositories"]
     assert {row["tag"]: row["kind"] for row in repository["tags"]} == {tag: "candidate", "keep": "other"}
 
     def prune(age: str) -> dict[str, Any]:
-        done = tiny.run("registry", "prune", "--json", "--older", age, "--registry", place)
+        done = tiny.run("image", "prune", "--json", "--older-than", age, "--registry", place)
         (row,) = json.loads(done.stdout)["repositories"][0]["candidates"]
         assert isinstance(row, dict)
         return row
@@ -131,9 +131,9 @@ def test_list_and_prune_in_a_real_registry(built: dict[str, Any], tiny: Factory,
     assert (kept["removed"], kept["why"]) == (False, "keep points to it")
     other = f"{registry}/prune/other"
     assert push(tiny, "--registry", other)["tag"] == tag
-    gone = json.loads(tiny.run("registry", "prune", "--json", "--older", "0h", "--registry", other).stdout)
+    gone = json.loads(tiny.run("image", "prune", "--json", "--older-than", "0h", "--registry", other).stdout)
     assert [row["removed"] for row in gone["repositories"][0]["candidates"]] == [True]
-    left = json.loads(tiny.run("registry", "list", "--json", "--registry", other).stdout)
+    left = json.loads(tiny.run("image", "list", "--json", "--registry", other).stdout)
     assert left["repositories"][0]["tags"] == []
     # Pushed again, it is there again: the blobs were not yet collected.
     back = push(tiny, "--registry", other)
@@ -157,7 +157,7 @@ def test_a_machine_that_made_nothing_pushes_what_the_registry_has(
     lacking = fresh.run("push", "--registry", place, TARGET, code=7).stderr
     assert "lacks layers of it: debian-12, environment" in lacking
     push(deep, "--registry", place)
-    deep.run("registry", "prune", "--older", "0h", "--registry", place)
+    deep.run("image", "prune", "--older-than", "0h", "--registry", place)
     pushed = push(fresh, "--registry", place)
     assert (pushed["digest"], pushed["manifest"]) == (digest, built["image"]["manifest"])
     assert pushed["blobs"] == {"sent": 0, "mounted": 0, "present": len(built["image"]["layers"]) + 1}

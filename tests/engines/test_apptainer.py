@@ -387,12 +387,16 @@ def test_built_and_converted_hold_the_locks_packages(
 
 def test_export_makes_it_once_and_keeps_it(ground: Ground, tmp_path: Path) -> None:
     first = json.loads(
-        ground.factory.run("export", "--format", "sif", "--json", "-o", f"{tmp_path}/a.sif", TARGET).stdout
+        ground.factory.run(
+            "image", "export", "--format", "sif", "--json", "-o", f"{tmp_path}/a.sif", TARGET
+        ).stdout
     )
     (kept,) = sifs_of(ground.layout, ground.image.manifest)
     made = kept.path.stat().st_mtime_ns
     second = json.loads(
-        ground.factory.run("export", "--format", "sif", "--json", "-o", f"{tmp_path}/b.sif", TARGET).stdout
+        ground.factory.run(
+            "image", "export", "--format", "sif", "--json", "-o", f"{tmp_path}/b.sif", TARGET
+        ).stdout
     )
     assert (
         first["sha256"] == second["sha256"] == sha256_of(tmp_path / "a.sif") == sha256_of(tmp_path / "b.sif")
@@ -403,7 +407,7 @@ def test_export_makes_it_once_and_keeps_it(ground: Ground, tmp_path: Path) -> No
     manifest = json.loads(ground.layout.blob_path(kept.digest).read_bytes())
     assert manifest["subject"]["digest"] == ground.image.manifest
     assert manifest["artifactType"] == "application/vnd.sylabs.sif.layer.v1.sif"
-    listed = json.loads(ground.factory.run("store", "list", "--json").stdout)
+    listed = json.loads(ground.factory.run("image", "list", "--json").stdout)
     assert first["name"] in [sif["name"] for sif in listed["sifs"]]
     assert [check.name for check in tmp_path.iterdir() if check.suffix != ".sif"] == []
 
@@ -571,7 +575,7 @@ def test_an_interrupted_maker_leaves_nothing(ground: Ground, number: int) -> Non
 
 def test_collection_keeps_it_as_long_as_its_image(ground: Ground) -> None:
     sif = ground.make(ground.image)
-    ground.factory.run("store", "gc")
+    ground.factory.run("image", "prune")
     assert load_sif(ground.layout, sif.digest) == sif
     index = ground.layout.tags()["tiny:12.1-cu121"]
     other = ground.factory.store.parent / "other"

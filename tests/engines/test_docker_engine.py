@@ -259,7 +259,7 @@ def test_killed_build_leaves_no_image_and_can_be_run_again(
     assert DockerRunner(bench.layout, bench.daemon).run(built, sh("tiny")).stdout == f"{words} 7\n"
     assert not [tag for tag in bench.tags if tag.startswith("imagefactory/build")]
     bench.layout.untag("tiny:1.0-cu121")
-    for left in bench.layout.tmp.iterdir():  # by the kill; `store gc` would take it
+    for left in bench.layout.tmp.iterdir():  # by the kill; `image prune` would take it
         shutil.rmtree(left)
 
 

@@ -379,7 +379,7 @@ def test_a_sif_stands_for_an_image_where_its_maker_knows_it(
     other = make_bench(tmp_path / "other")
     apptainer(other, GOOD)
     assert other.run("--image", str(file)) == 2
-    assert "imagefactory export TARGET --format sif" in capsys.readouterr().err
+    assert "imagefactory image export TARGET --format sif" in capsys.readouterr().err
     assert not any("exec" in call for call in other.calls())
 
 

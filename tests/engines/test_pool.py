@@ -31,7 +31,7 @@ from tests.services.condor import CondorPool
 @pytest.fixture(scope="module")
 def ground(pool: CondorPool) -> PoolGround:
     made = make_ground(pool)
-    made.run("keys", "new", "throwaway")
+    made.run("key", "create", "throwaway")
     return made
 
 

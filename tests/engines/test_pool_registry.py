@@ -57,7 +57,7 @@ class Centre:
 
     def verdicts(self, reference: str) -> list[dict[str, Any]]:
         """Those that lie with an image in the registry, as somebody sees them whose settings trust nobody."""
-        (image,) = json.loads(self.ground.run("verdicts", reference, "--json", err=False))["images"]
+        (image,) = json.loads(self.ground.run("verdict", "list", reference, "--json", err=False))["images"]
         found = image["verdicts"]
         assert isinstance(found, list)
         return found
@@ -90,7 +90,7 @@ def centre(pool: CondorPool, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         )
         pool.trust(known.path)
         ground.run("settings", "--trust")
-        ground.run("keys", "new", "throwaway")
+        ground.run("key", "create", "throwaway")
         yield Centre(
             ground=ground,
             certificate=certificate,

@@ -40,7 +40,7 @@ COPIES = many(4, 200)
 def ground(cluster: CondorPool) -> Iterator[PoolGround]:
     made = make_ground(cluster, cluster.home / "slurm", (*TRICKS, "hang"), COPIES)
     made = replace(made, environ={**made.environ, **slurm.environ()})
-    made.run("keys", "new", "throwaway")
+    made.run("key", "create", "throwaway")
     yield made
     cluster.run(["scancel", "--me"], folder=made.root, **slurm.environ())
     slurm.wait_for_jobs(cluster, made.root)

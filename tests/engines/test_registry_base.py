@@ -210,7 +210,7 @@ def test_a_base_in_the_store_asks_no_registry(site: Site, debian: str) -> None:
     site.build(root)
     again = site.build(root, IMAGEFACTORY_MIRRORS="docker.io=127.0.0.1:1")
     assert not again["fresh"]
-    assert site.run(root, "store", "gc").stdout.startswith("freed")
+    assert site.run(root, "image", "prune").stdout.startswith("freed")
     assert not site.build(root, IMAGEFACTORY_MIRRORS="docker.io=127.0.0.1:1")["fresh"]
 
 

@@ -128,8 +128,8 @@ def ada(center: Center) -> Iterator[Person]:
     pool.own(home)
     pool.run(["sh", "-ec", mount], user="root", folder=pool.homes)
     made = Person(center=center, ground=replace(built, environ={**shared, "IMAGEFACTORY_STORE": store}))
-    for words in (("new", "ada"), ("trust", "ada")):
-        made.run("keys", *words)
+    made.run("key", "create", "ada")
+    made.run("key", "trust", "ada")
     yield made
     pool.run(["scancel", "--me"], folder=home, **slurm.environ())
     slurm.wait_for_jobs(pool, home)
@@ -145,8 +145,8 @@ def ben(center: Center, ada: Person) -> Person:
     made = Person(center=center, ground=replace(ada.ground, environ=environ))
     home.mkdir()
     center.pool.own(home)
-    made.run("keys", "new", "ben")
-    ada.run("keys", "trust", f"{place}/.config/imagefactory/keys/ben.pub")
+    made.run("key", "create", "ben")
+    ada.run("key", "trust", f"{place}/.config/imagefactory/keys/ben.pub")
     made.run("settings", "--trust")
     return made
 
@@ -265,7 +265,7 @@ def test_a_first_sweep_makes_the_store_that_collects_it(ada: Person, swept: Swep
 def cleo(center: Center, ada: Person, swept: Swept) -> Person:
     """She joins when the first catalog is there, and writes a job file."""
     name = ada.ground.name("good")
-    ada.run("promote", name)
+    ada.run("image", "promote", name)
     ada.run("catalogue")
     ada.run("invite", "--push")
     made = reader(center, ada, "cleo")
@@ -295,7 +295,7 @@ def test_researchers_see_what_was_verified(cleo: Person) -> None:
 
 @pytest.fixture(scope="module")
 def rotated(ada: Person, cleo: Person) -> dict[str, Any]:
-    told = ada.ask("keys", "rotate")
+    told = ada.ask("key", "rotate")
     assert isinstance(told, dict)
     return told
 
@@ -358,7 +358,7 @@ def test_a_night_without_the_registry(center: Center, ada: Person, dora: Person)
 @pytest.fixture(scope="module")
 def revoked(ada: Person, dora: Person) -> dict[str, Any]:
     why = ("--why", "wrong sums on long rows")
-    told = ada.ask("revoke", ada.ground.name("good"), "--capability", "9.0", *why)
+    told = ada.ask("verdict", "revoke", ada.ground.name("good"), "--capability", "9.0", *why)
     assert isinstance(told, dict)
     return told
 

@@ -1,4 +1,4 @@
-"""A store with one of everything that `store check` looks at."""
+"""A store with one of everything that `image check` looks at."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def _make_folders(tree: Tree, path: bytes) -> None:
 def scanned_names(store: LayerStore, layer: OciLayer) -> set[str]:
     """The files and links that a scan names, but for texts."""
     scan = scan_layer(_stream_chunks(store, layer))
-    return {*(one.path for one in scan.found), *scan.plain}
+    return {*(one.path for one in scan.findings), *scan.plain}
 
 
 def tree_names(tree: Tree) -> set[str]:

@@ -94,7 +94,14 @@ class Bench:
 
     def promote(self, *arguments: str, code: int = 0) -> dict[str, Any]:
         said = self.call(
-            "promote", "one-12.1-cu121", "--registry", self.registry.host, "--json", *arguments, code=code
+            "image",
+            "promote",
+            "one-12.1-cu121",
+            "--registry",
+            self.registry.host,
+            "--json",
+            *arguments,
+            code=code,
         )
         (result,) = json_of(said, "promote")["results"]
         return {row["tag"]: row for row in result["tags"]}

@@ -289,8 +289,8 @@ def try_image(program: Path, folder: Path, result: Result, images: list[str]) ->
     result.image = imported(within.stdout, within.stderr)
     # The next image shares the framework's layers with this one: only the image before it goes.
     if images:
-        call(program, folder, "store", "rm", *images, seconds=60)
-        call(program, folder, "store", "gc", seconds=600)
+        call(program, folder, "image", "remove", *images, seconds=60)
+        call(program, folder, "image", "prune", seconds=600)
     images[:] = [built["image"]["name"]]
 
 

@@ -92,8 +92,8 @@ def make_base_store(folder: Path) -> None:
     maker = Factory(store=folder / "store", cache=folder / "cache", root=root)
     maker.run("lock", "tiny-12.1-cu121")
     maker.build("tiny-12.1-cu121", "--no-smoke")
-    maker.run("store", "rm", "tiny:12.1-cu121")
-    maker.run("store", "gc")
+    maker.run("image", "remove", "tiny:12.1-cu121")
+    maker.run("image", "prune")
     assert list(Layout(maker.store).tags()) == ["base:debian-12"]
 
 

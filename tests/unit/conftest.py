@@ -19,10 +19,10 @@ from imagefactory.cli import sweeps
 from imagefactory.cli import sweeps as cancel
 from imagefactory.cli import sweeps as status
 from imagefactory.errors import BuildError, UnreachableError
-from imagefactory.extras.importers import new
 from imagefactory.model import Target
 from imagefactory.oci.layout import reference
 from imagefactory.oci.manifests import Image
+from imagefactory.plugins import has_extra
 from imagefactory.project import Project, load_project
 from imagefactory.schedulers.htcondor.pool import HTCondor
 from imagefactory.schedulers.inventory import write_inventory
@@ -87,7 +87,8 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> NoReturn:
         raise UnreachableError("index-unreachable", "cannot reach the index", hint="check the network")
 
-    monkeypatch.setattr(new, "solve_target", refuse)
+    if has_extra("importers"):
+        monkeypatch.setattr("imagefactory.extras.importers.new.solve_target", refuse)
 
 
 @pytest.fixture
@@ -126,10 +127,10 @@ def bench(
 ) -> Iterator[Bench]:
     call = call_families
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    call("keys", "new", "lab")
+    call("key", "create", "lab")
     # Some verdicts are minutes old, and just after midnight those are of yesterday.
     yesterday = datetime.now(UTC) - timedelta(days=1)
-    call("keys", "trust", "lab", "--since", yesterday.strftime("%Y-%m-%d"))
+    call("key", "trust", "lab", "--since", yesterday.strftime("%Y-%m-%d"))
     with registry_made_here(Ways(referrers=request.param)) as made:
         yield Bench(call, tmp_path, made)
 

@@ -393,7 +393,7 @@ def test_the_image_of_a_release_is_of_its_version() -> None:
 
 def test_an_image_for_cpus_has_no_kit_and_its_tag_follows_without_a_verdict() -> None:
     steps = night_jobs()["candidates"]["steps"]
-    asked = {step["if"]: step for step in steps if "imagefactory promote" in step.get("run", "")}
+    asked = {step["if"]: step for step in steps if "imagefactory image promote" in step.get("run", "")}
     assert set(asked) == {"matrix.gpu == 'none'"}  # one for AMD's has no kits either, and needs a verdict
     uploads = [step for step in steps if step.get("uses", "").startswith("actions/upload-artifact@")]
     assert [step.get("if") for step in uploads] == ["matrix.kits != ''"] * 2

@@ -73,6 +73,24 @@ class EnvironmentModule:
         """The folder of the wrappers, below the folder."""
         return PurePosixPath("wrappers", self.image.removesuffix(".sif"))
 
+    @property
+    def text(self) -> str:
+        """What a person reads."""
+        loaded = "/".join(self.modulefile.parts[1:])
+        return (
+            f"wrote {self.folder / self.modulefile}\n  image     {self.image}\n"
+            f"  programs  {len(self.programs)}, such as {', '.join(self.programs[:4])}\n"
+            f"try it: module use {self.folder / self.modulefile.parts[0]} && module load {loaded} && python"
+        )
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "target": self.target.name,
+            "modulefile": str(self.folder / self.modulefile),
+            "image": str(self.folder / "images" / self.image),
+            "programs": self.programs,
+        }
+
 
 def format_modulefile(module: EnvironmentModule) -> str:
     """Raises UsageError for a folder whose path Tcl could read as something else."""
@@ -87,7 +105,8 @@ def format_modulefile(module: EnvironmentModule) -> str:
     what = f"{target.family} {target.version}, {platform_of(target.cuda)}, Python {target.python}"
     lines = [
         "#%Module1.0",
-        f"# {target.name}, written by `imagefactory module`: change nothing here, write it anew.",
+        f"# {target.name}, written by `imagefactory image export --format module`: change nothing here, "
+        "write it anew.",
         f"set folder {folder}",
         f"module-whatis {{{what}: the image {module.image}}}",
         "proc ModulesHelp { } {",
@@ -110,7 +129,8 @@ def format_wrapper(module: EnvironmentModule) -> str:
     shown = f"gpu=\nif [ -e {device} ]; then gpu={gpu}; fi\n" if target.gpu else "gpu=\n"
     return (
         "#!/bin/sh\n"
-        f"# Runs the program of this name in the image of {target.name}. Written by `imagefactory module`.\n"
+        f"# Runs the program of this name in the image of {target.name}. Written by `imagefactory image "
+        "export --format module`.\n"
         'here=$(dirname "$(readlink -f "$0")")\n'
         'command -v apptainer >/dev/null || { echo "${0##*/}: there is no apptainer here" >&2; exit 127; }\n'
         f"{shown}"

@@ -1,6 +1,7 @@
 """A night: what is due is built, pushed and verified, tags follow, and the catalogue is signed anew.
 
-    plan -> build --push -> verify, collect --promote -> promote -> reconcile -> catalogue -> store gc
+    plan -> build --push -> verify, collect --promote -> image promote -> verdict sync -> catalogue -> image
+    prune
          -> plan -> compare
 
 Each step is this program's own command, in a process of its own, as a person would type it: what one of them
@@ -277,13 +278,13 @@ class _NightlyRun:
         away = lost and self._is_away()
         if not away:
             promotable = [one.name for one in self.targets]
-            _, said = self.steps.do("tags", "promote", *promotable, expected=EXIT_CHECK)
+            _, said = self.steps.do("tags", "image", "promote", *promotable, expected=EXIT_CHECK)
             self.steps.notes += waiting_tags(said)
-            self.steps.do("reconcile", "reconcile")
+            self.steps.do("reconcile", "verdict", "sync")
         _, catalogue = self.steps.do("catalogue", "catalogue")
         self.ages = _ages_in(catalogue.get("proofs"))
         self._warn_of_expiry()
-        self.steps.do("store", "store", "gc")
+        self.steps.do("store", "image", "prune")
         after = before
         with self.steps.telling("plan"):
             after = after if away else save_plan(self._plan(devices), self._asked(devices))
@@ -440,7 +441,7 @@ def _not_queued(code: int, told: Mapping[str, Any]) -> Iterator[str]:
 
 
 def waiting_tags(said: Mapping[str, object]) -> list[str]:
-    """What the JSON of `promote` says of tags that lack approvals: a night gives one at most."""
+    """What the JSON of `image promote` says of tags that lack approvals: a night gives one at most."""
     results = said.get("results")
     rows = [one for one in results if isinstance(one, dict)] if isinstance(results, list) else []
     return [

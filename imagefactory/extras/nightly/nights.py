@@ -30,7 +30,13 @@ from imagefactory.errors import (
     UsageError,
     os_problem,
 )
-from imagefactory.extras.nightly.changes import NightlyReport, NightlyRow, SavedPlan, as_single_line
+from imagefactory.extras.nightly.changes import (
+    NightlyReport,
+    NightlyRow,
+    SavedPlan,
+    as_single_line,
+    save_plan,
+)
 from imagefactory.fs import entries_of, exclusive_lock, explain_full_disk, remove_inside, replace_text
 from imagefactory.http import (
     LOOPBACK,
@@ -42,6 +48,7 @@ from imagefactory.http import (
     check_address,
     network_of_name,
 )
+from imagefactory.matrix.plan import PlanGpu, VerificationPlan
 from imagefactory.oci.layout import Layout
 from imagefactory.progress import Progress
 from imagefactory.schedulers.pool import Pools
@@ -158,6 +165,21 @@ def killed_before(settings: Settings) -> SavedPlan | None:
     return None
 
 
+def keep_plan(
+    path: Path,
+    plan: VerificationPlan,
+    *,
+    made: datetime,
+    registry: str,
+    names: tuple[str, ...],
+    devices: tuple[PlanGpu, ...],
+    waiting: tuple[str, ...],
+) -> None:
+    """Write a plan with its request to a file: see SavedPlan."""
+    request = SavedPlan(made=made, registry=registry, names=names, devices=devices, waiting=waiting)
+    write_saved_plan(path, save_plan(plan, request))
+
+
 def write_saved_plan(path: Path, plan: SavedPlan) -> None:
     _write(path, PLAN_FORMAT, plan)
 
@@ -230,7 +252,8 @@ class StepRunner:
     def do(self, what: str, *words: str, expected: int = 0, of: str = "") -> tuple[int, Mapping[str, Any]]:
         """Runs a command of this program, and tells its errors but for those of the code that is `expected`
         (with `of`, of that name alone). Gives its exit code and its JSON."""
-        with self.progress.stage(f"{words[0]} {what}" if what != words[0] else what):
+        command = command_of(words)
+        with self.progress.stage(command if " " in command or what == command else f"{command} {what}"):
             try:
                 code, said = self.bench.run((*words, "--json"))
             except (ImagefactoryError, OSError) as error:
@@ -248,7 +271,7 @@ class StepRunner:
                 )
                 self.tell(NightlyRow(what=as_single_line(name), why=why, hint=hint, code=own))
         if code != 0 and not errors:
-            why = f"`imagefactory {words[0]}` ended with exit code {code}"
+            why = f"`imagefactory {command}` ended with exit code {code}"
             self.tell(NightlyRow(what=what, why=why, hint="see the log", code=max(code, 1)))
         return code, told
 
@@ -270,6 +293,11 @@ class StepRunner:
     def tell(self, *rows: NightlyRow) -> None:
         """Each once: a sweep is collected several times."""
         self.failures += [row for row in rows if row not in self.failures]
+
+
+def command_of(words: Sequence[str]) -> str:
+    """Return the command of a step, with its group."""
+    return " ".join(words[: 2 if words[0] in ("image", "site", "sweep", "verdict") else 1])
 
 
 def _document(said: str) -> Mapping[str, Any]:

@@ -49,9 +49,8 @@ from imagefactory.extras.portability.run import (
 )
 from imagefactory.fs import explain_full_disk, locked_temporary_directory, replace_bytes, replacing
 from imagefactory.gpu.builds import rocm_of
-from imagefactory.oci.artifacts import put_files
 from imagefactory.oci.candidates import MODELS_TYPE, PORTABLE_TYPE
-from imagefactory.oci.graph import StoreRepository, artifact_of, read_manifest
+from imagefactory.oci.graph import StoreRepository, artifact_of, put_files, read_manifest
 from imagefactory.oci.manifests import MALFORMED, Descriptor, Image, parse_descriptor
 from imagefactory.progress import Progress
 from imagefactory.project import Project
@@ -174,7 +173,7 @@ def port_models(
     if not report.portable:
         return PortabilityResult(report=report, why="unsigned: not every model computed the same")
     if key is None:
-        return PortabilityResult(report=report, why="unsigned: no key (imagefactory keys new NAME)")
+        return PortabilityResult(report=report, why="unsigned: no key (imagefactory key create NAME)")
     days = read_trust(factory.settings.files).policy.days
     signed = sign_portable(report, key, now=bench.clock(), days=days)
     replace_bytes(options.output / STATEMENT, signed.envelope)
@@ -374,7 +373,7 @@ def write_models(found: PortableStatements, folder: Path) -> tuple[Path, ...]:
         raise NothingSelectedError(
             "portability-not-verified",
             f"no valid statement says that models of {found.manifest} are portable{last}",
-            hint="imagefactory keys trust NAME" if last else "add --models FILE and --to RUNTIME",
+            hint="imagefactory key trust NAME" if last else "add --models FILE and --to RUNTIME",
         )
     kept = _stored_models(found)
     written = []

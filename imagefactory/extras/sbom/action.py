@@ -65,7 +65,7 @@ def bill_of(access: Access, recipes: Recipes, name: str, progress: Progress) -> 
     factory = None if ":" in name else recipes()
     if factory is None:
         raise NothingSelectedError(
-            "image-not-found", f"no image '{name}' in {layout.path}", hint="see imagefactory store list"
+            "image-not-found", f"no image '{name}' in {layout.path}", hint="see imagefactory image list"
         )
     return target_bill(factory, select_single(factory.targets, name), progress)
 

@@ -17,9 +17,8 @@ from imagefactory.extras.sbom.formats import format_cyclonedx, format_spdx
 from imagefactory.extras.sbom.look import base_digest
 from imagefactory.lock.debian.lock import read_base_lock
 from imagefactory.lock.files import lock_digest
-from imagefactory.oci.artifacts import put_artifact
 from imagefactory.oci.candidates import CYCLONEDX_TYPE, PROVENANCE_TYPE, SPDX_TYPE
-from imagefactory.oci.graph import StoreRepository, make_artifact, read_manifest
+from imagefactory.oci.graph import StoreRepository, make_artifact, put_artifact, read_manifest
 from imagefactory.progress import Progress
 from imagefactory.project import Project
 from imagefactory.trust.envelope import format_json, sign_envelope
@@ -133,7 +132,7 @@ def attest(factory: Project, pushed: PushResult, key: SigningKey | None, progres
             artifact = make_artifact(kind, root, {}, content)
             put_artifact(place, artifact)
             artifacts.append((kind, artifact.manifest.descriptor.digest))
-    told = f"signed by '{key.name}'" if key else "none: no key (imagefactory keys new NAME)"
+    told = f"signed by '{key.name}'" if key else "none: no key (imagefactory key create NAME)"
     if not made:
         told = "none: this store did not make the image of the present lock"
     return AttestResult(artifacts=tuple(artifacts), provenance=told)

@@ -1,4 +1,4 @@
-"""imagefactory sbom."""
+"""The commands `image sbom` and `image audit`."""
 
 from __future__ import annotations
 
@@ -99,11 +99,11 @@ def _fixed(one: Vulnerability) -> str:
     return one.fixed or "-" if one.decided else "undecided"
 
 
-LICENSE_CHECKS, VULNERABILITIES = "licences", "vulnerabilities"
+_image_argument = click.argument("name", metavar="TARGET|IMAGE", shell_complete=complete_targets)
 
 
 @click.command()
-@click.argument("name", metavar="TARGET|IMAGE", shell_complete=complete_targets)
+@_image_argument
 @click.option(
     "--format",
     "kind",
@@ -113,113 +113,125 @@ LICENSE_CHECKS, VULNERABILITIES = "licences", "vulnerabilities"
     help="CycloneDX 1.6 or SPDX 2.3, both as JSON.",
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Default: stdout.")
+@json_option
+@click.pass_obj
+def sbom(call: CommandContext, name: str, kind: str, output: Path | None, as_json: bool) -> None:
+    """Write the bill of materials of a target or an image.
+
+    \b
+      imagefactory image sbom pytorch-2.3-cu121                    a target: the packages of its locks
+      imagefactory image sbom pytorch:2.3-cu121                    an image of the store, or its digest
+      imagefactory image sbom registry.example.org/pytorch:2.3     an image of a registry
+
+    It has every package with its hash and license. Licenses are what packages say of themselves: for a target
+    those in the cache, else its image in the store. What is not known is NOASSERTION. The same input gives
+    the same bytes.
+    """
+    from imagefactory.extras.sbom.action import bill_of
+    from imagefactory.extras.sbom.formats import format_cyclonedx, format_spdx
+    from imagefactory.fs import replace_text
+
+    reject_conflict(
+        as_json and not output,
+        "--json requires --output: the bill of materials itself is JSON",
+        "remove --json, or write the bill with --output",
+    )
+    bill = bill_of(call.access, lambda: call.factory_if_any, name, call.progress)
+    text = (format_cyclonedx if kind == "cyclonedx" else format_spdx)(bill)
+    if output is None:
+        return print_json_document(text.rstrip("\n"))
+    replace_text(output, text)
+    if as_json:
+        return print_json("sbom", {**bill_json(bill), "path": str(output), "kind": kind})
+    return print_result(format_bill(bill, str(output)))
+
+
+@click.command()
+@_image_argument
 @click.option(
     "--check",
     "checks",
     multiple=True,
-    type=click.Choice([LICENSE_CHECKS, VULNERABILITIES]),
-    help="Check it instead of printing it; exit code 10 where something is found.",
+    type=click.Choice(["licenses", "vulnerabilities"]),
+    help="What to check (repeatable).  [default: licenses; with --osv, both if licenses are allowed]",
 )
 @click.option(
     "--allow",
     multiple=True,
-    metavar="LICENCE",
-    help="A licence that is allowed: MIT, 'BSD-*', 'BSD License'.  [default: the setting `licences`]",
+    metavar="LICENSE",
+    help="Allow this license: MIT, 'BSD-*', 'BSD License'.  [default: the setting `licences`]",
 )
 @click.option(
     "--osv",
     multiple=True,
     type=click.Path(path_type=Path, exists=True),
-    metavar="FILE|FOLDER",
-    help="OSV records: a file, a folder of them, an export (all.zip).",
+    metavar="FILE|DIR",
+    help="OSV records: a file, a directory of them, an export (all.zip).",
 )
 @json_option
 @click.pass_obj
-def sbom(
+def audit(
     call: CommandContext,
     name: str,
-    kind: str,
-    output: Path | None,
     checks: tuple[str, ...],
     allow: tuple[str, ...],
     osv: tuple[Path, ...],
     as_json: bool,
 ) -> None:
-    """Write the bill of materials: every package, its hash and licence.
+    """Check licenses and known vulnerabilities of an image.
 
     \b
-      imagefactory sbom pytorch-2.3-cu121                    a target: what its locks name
-      imagefactory sbom pytorch:2.3-cu121                    an image of the store, or its digest
-      imagefactory sbom registry.example.org/pytorch:2.3     an image of a registry
-      imagefactory sbom pytorch:2.3-cu121 --check licences --allow 'BSD-*' --allow MIT
-      imagefactory sbom pytorch:2.3-cu121 --check vulnerabilities --osv all.zip
+      imagefactory image audit pytorch:2.3-cu121 --allow 'BSD-*' --allow MIT
+      imagefactory image audit pytorch:2.3-cu121 --osv all.zip
 
-    Licences are what packages say of themselves: of a target those in the cache, else its image in the store.
-    What is not known is NOASSERTION. The same input gives the same bytes.
+    Exit code 10 if a package has a license that is not allowed, or a vulnerability.
     """
     from itertools import chain
 
     from imagefactory.extras.sbom.action import bill_of
-    from imagefactory.extras.sbom.formats import format_cyclonedx, format_spdx
     from imagefactory.extras.sbom.licenses import check_licenses
     from imagefactory.extras.sbom.osv import check_vulnerabilities, read_records
-    from imagefactory.fs import replace_text
 
     access = call.access
     allowed = allow or access.settings.allowed_licences
-    _check_useful_options(checks, (allow, osv, allowed), as_json=as_json and not output)
+    if not checks:
+        checks = ("licenses",) * (bool(allowed) or not osv) + ("vulnerabilities",) * bool(osv)
+    _check_useful_options(checks, allow, osv, allowed)
     bill = bill_of(access, lambda: call.factory_if_any, name, call.progress)
-    blocks, value, holds = [], bill_json(bill), True
-    if output or not checks:
-        text = (format_cyclonedx if kind == "cyclonedx" else format_spdx)(bill)
-        if output is None:
-            return print_json_document(text.rstrip("\n"))
-        replace_text(output, text)
-        blocks.append(format_bill(bill, str(output)))
-        value |= {"path": str(output), "kind": kind}
+    blocks, value, passed = list[str](), bill_json(bill), True
     width = terminal_width()
-    if LICENSE_CHECKS in checks:
-        licences = check_licenses(bill, allowed)
-        blocks.append(format_licenses(licences, width))
-        value[LICENSE_CHECKS] = licenses_json(licences)
-        holds = licences.holds
-    if VULNERABILITIES in checks:
+    if "licenses" in checks:
+        licenses = check_licenses(bill, allowed)
+        blocks.append(format_licenses(licenses, width))
+        value["licences"] = licenses_json(licenses)
+        passed = licenses.holds
+    if "vulnerabilities" in checks:
         vulnerabilities = check_vulnerabilities(bill, chain.from_iterable(map(read_records, osv)))
         blocks.append(format_vulnerabilities(vulnerabilities, width))
-        value[VULNERABILITIES] = vulnerabilities_json(vulnerabilities)
-        holds = holds and not vulnerabilities.found
+        value["vulnerabilities"] = vulnerabilities_json(vulnerabilities)
+        passed = passed and not vulnerabilities.found
     if as_json:
         print_json("sbom", value)
     else:
         print_result("\n\n".join(blocks))
-    raise click.exceptions.Exit(0 if holds else EXIT_BILL)
+    raise click.exceptions.Exit(0 if passed else EXIT_BILL)
 
 
 def _check_useful_options(
-    checks: tuple[str, ...],
-    inputs: tuple[tuple[str, ...], tuple[Path, ...], tuple[str, ...]],
-    *,
-    as_json: bool,
+    checks: tuple[str, ...], allow: tuple[str, ...], osv: tuple[Path, ...], allowed: tuple[str, ...]
 ) -> None:
     """Raises UsageError for options without effect, and for checks without their inputs."""
-    allow, osv, allowed = inputs
-    reject_conflict(
-        as_json and not checks,
-        "--json requires --check: the bill of materials itself is JSON",
-        "remove --json, or write the bill with --output",
-    )
-    licences, osv_option = "--check licences", "--check vulnerabilities"
-    reject_conflict(allow and LICENSE_CHECKS not in checks, f"--allow requires {licences}", f"add {licences}")
-    reject_conflict(
-        osv and VULNERABILITIES not in checks, f"--osv requires {osv_option}", f"add {osv_option}"
-    )
-    if LICENSE_CHECKS in checks and not allowed:
+    for option, value, check in (("--allow", allow, "licenses"), ("--osv", osv, "vulnerabilities")):
+        reject_conflict(
+            value and check not in checks, f"{option} requires --check {check}", f"add --check {check}"
+        )
+    if "licenses" in checks and not allowed:
         raise UsageError(
             "argument-missing",
             "no license is allowed",
             hint="add --allow MIT --allow 'BSD-*', or the setting licences = \"MIT,BSD-*\"",
         )
-    if VULNERABILITIES in checks and not osv:
+    if "vulnerabilities" in checks and not osv:
         raise UsageError(
             "argument-missing",
             "no OSV records are given",

@@ -219,7 +219,7 @@ class Keeper:
                 code = self.keep(caller, scratch, carriers, shown)
             finally:
                 run_as_others()
-                with contextlib.suppress(OSError):  # the next sandbox says what stays, and `store gc`
+                with contextlib.suppress(OSError):  # the next sandbox says what stays, and `image prune`
                     remove_tree(scratch)
                 for fd in (*held, lock):
                     os.close(fd)

@@ -1,18 +1,19 @@
-"""A sweep as Slurm takes it: arrays of jobs, one for each kind of GPU and size, and the files they share.
+"""A sweep for Slurm: arrays of jobs, one for each kind of GPU and memory, and the files they share.
 
-DIR/jobs.json                     what the jobs are to ask for; written last, so with it the folder is whole
+DIR/jobs.json                     what the jobs request; written last, so with it the directory is complete
 DIR/run.py, kit/, suite/          a kit without its question; task.sh runs it on a machine
 DIR/options                       what the settings add to sbatch's options, a line each
 DIR/batch-N.sh                    an array: which nodes of the sweep its tasks are
-DIR/batch-N.json                  when it was submitted and until when it may wait, or why sbatch refused it
+DIR/batch-N.json                  when it was submitted and until when it may wait, or why sbatch rejected it
 DIR/log/N-I                       what the I-th task of that array prints, and slurmstepd of it
-DIR/queue.json                    what the queue said last
+DIR/queue.json                    the last snapshot of the queue
 DIR/faults                        which machines failed which jobs, a line each
 DIR/nodes/<node>/                 kit.json, expectations.json and image, tasks (N I, a line each), and
-                                  N-RESTART/ for each time that it ran, N-done after the last
+                                  N-RESTART/ for each run, N-done after the last
 
-Jobs see this folder: it lies where all machines of the cluster see it. Source: Slurm's manual, sbatch(1) and
-"Job Array Support".
+All machines of the cluster see this directory. GPUs are requested by type, by features of nodes, or by
+excluding nodes: Slurm cannot select what a GPU can do. Source: Slurm's manual, sbatch(1), "Job Array Support"
+and "Generic Resource (GRES) Scheduling".
 """
 
 from __future__ import annotations
@@ -51,72 +52,66 @@ from imagefactory.verify.kits import KIT_PROGRAMS as KIT_FOLDER
 from imagefactory.verify.nonces import LIFETIME
 from imagefactory.verify.suite_files import read_suite, write_suite
 
-# --- How Slurm is asked for GPUs of some kinds: by type, by features of nodes, or without other nodes. Pure
-# It can never be asked for what a GPU can do. Source: Slurm's manual, sbatch(1) and "Generic Resource (GRES)
-# Scheduling".
-
-
 _FEATURE = re.compile(r"[A-Za-z0-9_.+:-]+")
 OptionsAndGpus = tuple[tuple[str, ...], tuple[PoolGpu, ...]]
-"""Options of sbatch, and the cluster's GPUs that they reach."""
+"""Options of sbatch, and the GPUs of the cluster that they reach."""
 
 
 def request_gpu_count(
     inventory: Inventory, fits: Callable[[PoolGpu], bool], count: int = 1
 ) -> OptionsAndGpus | None:
-    """What to ask for so that a job gets `count` GPUs that fit, and no others.
+    """Return the options that give a job `count` GPUs that fit, and no others.
 
-    By type where one is all there is, by features where some have just these nodes, else without the other
-    nodes. None where no node has so many; no options where each that has them has other GPUs too.
+    They select by type if all have one type, else by features that only these nodes have, else exclude the
+    other nodes. Return None if no node has `count`; no options if each node that has them has other GPUs too.
     """
-    found = [(machine, [gpu for gpu in machine.gpus if fits(gpu)]) for machine in inventory.machines]
-    reached = [(machine, gpus) for machine, gpus in found if len(gpus) >= count]
+    fitting = [(machine, [gpu for gpu in machine.gpus if fits(gpu)]) for machine in inventory.machines]
+    reached = [(machine, gpus) for machine, gpus in fitting if len(gpus) >= count]
     if not reached:
         return None
     types = {gpu.name for _, gpus in reached for gpu in gpus}
     if len(types) == 1 and all(types):
-        every = tuple(gpu for _, gpus in reached for gpu in gpus)
-        return (f"--gres=gpu:{types.pop()}:{count}",), every
+        return (f"--gres=gpu:{types.pop()}:{count}",), tuple(gpu for _, gpus in reached for gpu in gpus)
     whole = [machine for machine, gpus in reached if len(gpus) == len(machine.gpus)]
     if not whole:
         return (), ()
     others = [machine for machine in inventory.machines if machine not in whole]
-    narrow: tuple[str, ...] = ()
+    options = [f"--gres=gpu:{count}"]
     if others and (features := _features(whole, others)):
-        narrow = (f"--constraint={'|'.join(features)}",)
+        options.append(f"--constraint={'|'.join(features)}")
     elif others:
-        narrow = (f"--exclude={','.join(machine.name for machine in others)}",)
-    return (f"--gres=gpu:{count}", *narrow), tuple(gpu for machine in whole for gpu in machine.gpus)
+        options.append(f"{EXCLUDE}{','.join(machine.name for machine in others)}")
+    return tuple(options), tuple(gpu for machine in whole for gpu in machine.gpus)
 
 
 def request_any_gpu(inventory: Inventory, fits: Callable[[PoolGpu], bool]) -> tuple[str, ...]:
-    """The same for one GPU, whichever: by the commonest type where nodes mix them. Empty for none."""
-    asked = request_gpu_count(inventory, fits)
-    if asked is None or asked[0]:
-        return asked[0] if asked else ()
+    """Return the options for one GPU that fits, by the most common type if nodes mix them; none without
+    one."""
+    request = request_gpu_count(inventory, fits)
+    if request is None or request[0]:
+        return request[0] if request else ()
     types = Counter(gpu.name for gpu in inventory.gpus if gpu.name and fits(gpu))
     return (f"--gres=gpu:{max(sorted(types), key=lambda name: types[name])}:1",) if types else ()
 
 
-def _features(right: Sequence[PoolMachine], others: Sequence[PoolMachine]) -> tuple[str, ...]:
-    """The fewest features that all of the nodes to the `right` have one of, and none of the others has; empty
-    where there are none."""
+def _features(machines: Sequence[PoolMachine], others: Sequence[PoolMachine]) -> tuple[str, ...]:
+    """Return the fewest features of which each machine has one and no other machine has any, or none."""
     wrong = {name for machine in others for name in _features_of(machine)}
     chosen: list[str] = []
-    left = {machine.name: _features_of(machine) - wrong for machine in right}
-    while left:
-        counted = sorted({name for names in left.values() for name in names})
-        best = max(counted, key=lambda name: sum(name in names for names in left.values()), default="")
+    open_nodes = {machine.name: _features_of(machine) - wrong for machine in machines}
+    while open_nodes:
+        names = sorted({name for names in open_nodes.values() for name in names})
+        best = max(names, key=lambda name: sum(name in row for row in open_nodes.values()), default="")
         if not best:
             return ()
         chosen.append(best)
-        left = {node: names for node, names in left.items() if best not in names}
+        open_nodes = {node: row for node, row in open_nodes.items() if best not in row}
     return tuple(sorted(chosen))
 
 
 def _features_of(machine: PoolMachine) -> set[str]:
-    told = str(machine.attributes.get(FEATURES, "")).split(",")
-    return {name for name in told if _FEATURE.fullmatch(name)}
+    names = str(machine.attributes.get(FEATURES, "")).split(",")
+    return {name for name in names if _FEATURE.fullmatch(name)}
 
 
 FORMAT = 1
@@ -126,15 +121,17 @@ NODE_PROGRAMS = Path(__file__).parent / "node"
 NAME = "imagefactory"
 EXCLUDE = "--exclude="
 MOST_TASKS = 1000
-"""Of one array; Slurm's own default is 1001."""
+"""The tasks of one array; Slurm's own limit is 1001."""
 FETCH = timedelta(hours=1)
-"""How much longer than its suite may run a job is given to get its image."""
+"""The time of a job for its image, besides that of its suite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmNodeJob:
-    """What the job of a node asks for. `memory` is in MB, `seconds` how long it may run; `part`, `first` and
-    `only` as the node has them."""
+    """What the job of a node requests: `memory` in MB, and how many `seconds` it may run.
+
+    `part`, `first` and `only` are those of the node.
+    """
 
     node: str
     capability: str
@@ -152,9 +149,9 @@ class SlurmNodeJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmSweepJobs:
-    """All of a sweep. `idle` is how many seconds a job may wait, `retries` how often one is tried again.
+    """All jobs of a sweep. A job may wait `idle` seconds and is retried `retries` times.
 
-    `patterns` choose machines, `at_once` is how many jobs may be started at once, 0 for all.
+    `patterns` select machines, `at_once` limits the jobs that run at once, 0 for no limit.
     """
 
     idle: int
@@ -166,7 +163,7 @@ class SlurmSweepJobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArraySubmission:
-    """What became of an array: `refused` is why there is none, and `unmatched` that no GPU would do."""
+    """The submission of an array. `refused` is why it does not exist, `unmatched` that no GPU fits."""
 
     job: str
     at: datetime
@@ -177,11 +174,11 @@ class ArraySubmission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobArray:
-    """An array of jobs that ask alike, by `options` of sbatch; none where no GPU of the cluster fits.
+    """An array of jobs with the same `options` of sbatch; no options if no GPU of the cluster fits.
 
-    `machines` are those with a GPU that fits, and may be used, `excluded` those that may not; `busy`: none of
-    these GPUs is free. `share` is how many of its jobs may run at once, 0 for all; of batches in one `lane`
-    each waits for the one before.
+    `machines` have a GPU that fits and may be used, `excluded` ones may not; `busy`: none of these GPUs is
+    free. At most `share` of its jobs run at once, 0 for all; of batches in one `lane` each waits for the one
+    before.
     """
 
     options: tuple[str, ...]
@@ -197,20 +194,13 @@ class JobArray:
         return max(job.seconds for job in self.jobs)
 
 
-# --- deciding --------------------------------------------------------------------------------------
-
-
 def run_limit(limits: JobLimits, timeout: float, own: timedelta | None = None) -> timedelta:
-    """The time of the settings, else the suite's and that in which the image comes; never longer than the run
-    limit.
-    """
+    """Return the time of the settings, else that of the suite and its image, at most the run limit."""
     return min(limits.run, own or timedelta(seconds=timeout) + FETCH)
 
 
 def jobs_of(sweep: SweepSpec) -> SlurmSweepJobs:
-    """A job is as long as the settings say, else as its suite may be and its image takes to come; never
-    longer than the run limit.
-    """
+    """Return the jobs of a sweep, each as long as `run_limit` says."""
     limits, own = sweep.limits, time_of(sweep.own)
     return SlurmSweepJobs(
         idle=max(1, round(limits.idle.total_seconds())),
@@ -239,18 +229,18 @@ def batches_of(
     faults: Sequence[NodeFault] = (),
     patterns: Sequence[str] = (),
 ) -> tuple[JobArray, ...]:
-    """The arrays to submit: jobs that ask for the same GPUs and memory share one.
+    """Return the arrays to submit: jobs that request the same GPUs and memory share one.
 
-    Machines that the patterns do not choose get none, nor those with another driver than comes first; nor
-    machines that failed two nodes of the sweep, by its `faults`, while others are left.
+    Machines that the patterns do not select get none, nor those with another driver than comes first, nor
+    those that failed two nodes of the sweep, by its `faults`, while others remain.
     """
-    kinds: dict[tuple[object, ...], JobArray] = {}
+    requests: dict[tuple[object, ...], JobArray] = {}
     groups: dict[tuple[JobArray, int], list[SlurmNodeJob]] = {}
     for job in jobs:
-        kind = (job.row, job.processor, job.first, job.only)
-        if kind not in kinds:
-            kinds[kind] = _array_request(job, inventory, faults, patterns)
-        groups.setdefault((kinds[kind], job.memory), []).append(job)
+        key = (job.row, job.processor, job.first, job.only)
+        if key not in requests:
+            requests[key] = _array_request(job, inventory, faults, patterns)
+        groups.setdefault((requests[key], job.memory), []).append(job)
     return tuple(
         replace(batch, jobs=tuple(group[start : start + MOST_TASKS]))
         for (batch, _), group in groups.items()
@@ -261,38 +251,47 @@ def batches_of(
 def _array_request(
     job: SlurmNodeJob, inventory: Inventory, faults: Sequence[NodeFault], patterns: Sequence[str]
 ) -> JobArray:
-    """A batch without jobs, that asks for what `job` needs.
+    """Return a batch without jobs that requests what `job` needs.
 
-    Slurm has no wishes: where a GPU with the driver that comes first is free now, jobs start on no other.
-    What fails there is queued again for all of `machines`.
+    Slurm has no preferences: if a GPU with the first driver is free now, jobs start on no other. If they fail
+    there, they are queued again for all of `machines`.
     """
-    fitting = [one for one in inventory.machines if any(fits(job, gpu) for gpu in one.gpus)]
-    chosen = [one for one in fitting if is_machine_selected(one.name, patterns)]
-    oldest = [one for one in chosen if any(fits(job, gpu) and gpu.driver == job.first for gpu in one.gpus)]
-    allowed = [one.name for one in (oldest if job.only else chosen)]
-    known = {one.name for one in inventory.machines}  # sbatch refuses other names
+    fitting = [machine for machine in inventory.machines if any(fits(job, gpu) for gpu in machine.gpus)]
+    selected = [machine for machine in fitting if is_machine_selected(machine.name, patterns)]
+    oldest = [
+        machine
+        for machine in selected
+        if any(fits(job, gpu) and gpu.driver == job.first for gpu in machine.gpus)
+    ]
+    allowed = [machine.name for machine in (oldest if job.only else selected)]
+    known = {machine.name for machine in inventory.machines}  # sbatch rejects other names
     bad = [name for name in bad_machines(list(faults), allowed) if name in known]
-    free = {one.name for one in fitting if any(fits(job, gpu) and gpu.free for gpu in one.gpus)}
-    preferred = [one.name for one in oldest if one.name not in bad] if job.first else []
+    free = {machine.name for machine in fitting if any(fits(job, gpu) and gpu.free for gpu in machine.gpus)}
+    preferred = [machine.name for machine in oldest if machine.name not in bad] if job.first else []
     first = preferred if free & {*preferred} else allowed
 
-    def ask(names: Sequence[str]) -> tuple[str, ...]:
-        places = {id(gpu) for one in fitting if one.name in names for gpu in one.gpus}
-        return request_any_gpu(inventory, lambda gpu: id(gpu) in places and fits(job, gpu))
+    def request(names: Sequence[str]) -> tuple[str, ...]:
+        gpus = {id(gpu) for machine in fitting if machine.name in names for gpu in machine.gpus}
+        return request_any_gpu(inventory, lambda gpu: id(gpu) in gpus and fits(job, gpu))
 
-    options = ask(allowed)
-    if _unexcluded(ask(first)) != _unexcluded(options):  # what is queued again asks for the same GPUs
+    options = request(allowed)
+    if _unexcluded(request(first)) != _unexcluded(options):  # a requeued job keeps its request
         first = allowed
-    others = [one.name for one in fitting if one.name not in first]
+    others = [machine.name for machine in fitting if machine.name not in first]
     options = _without(options, [*others, *bad])
-    never = [name for name in excluded(options) if name not in allowed]
-    busy = not free & {*allowed}
-    return JobArray(options=options, jobs=(), machines=tuple(allowed), excluded=tuple(never), busy=busy)
+    return JobArray(
+        options=options,
+        jobs=(),
+        machines=tuple(allowed),
+        excluded=tuple(name for name in excluded(options) if name not in allowed),
+        busy=not free & {*allowed},
+    )
 
 
 def throttled(batches: Sequence[JobArray], at_once: int) -> tuple[JobArray, ...]:
-    """The batches with their share of the jobs at once; where there are more of them than that, some wait for
-    others, those first whose GPUs are free. Pure.
+    """Return the batches with their shares of the jobs at once. Pure.
+
+    If there are more batches than that, some wait for others; those with free GPUs come first.
     """
     if not at_once:
         return tuple(batches)
@@ -307,25 +306,24 @@ def throttled(batches: Sequence[JobArray], at_once: int) -> tuple[JobArray, ...]
 
 
 def _without(options: tuple[str, ...], machines: Sequence[str]) -> tuple[str, ...]:
-    """The options, and that no job runs on these machines: sbatch takes `--exclude` once."""
+    """Return the options without these machines: sbatch accepts `--exclude` once."""
     if not options or not machines:
         return options
     return (*_unexcluded(options), f"{EXCLUDE}{','.join(sorted({*excluded(options), *machines}))}")
 
 
 def _unexcluded(options: Iterable[str]) -> tuple[str, ...]:
-    return tuple(one for one in options if not one.startswith(EXCLUDE))
+    return tuple(option for option in options if not option.startswith(EXCLUDE))
 
 
 def excluded(options: Iterable[str]) -> tuple[str, ...]:
-    """The machines that options of sbatch exclude."""
-    return tuple(
-        word for one in options if one.startswith(EXCLUDE) for word in one.removeprefix(EXCLUDE).split(",")
-    )
+    """Return the machines that options of sbatch exclude."""
+    lists = (option.removeprefix(EXCLUDE) for option in options if option.startswith(EXCLUDE))
+    return tuple(name for names in lists for name in names.split(","))
 
 
 def fits(job: SlurmNodeJob, gpu: PoolGpu) -> bool:
-    """Whether a GPU will do, as far as the cluster tells: a machine that names no processor is any."""
+    """Return whether a GPU fits, as far as the cluster shows. A machine without a processor is any."""
     return gpu.row == job.row and gpu.host in ("", job.processor)
 
 
@@ -336,7 +334,7 @@ def format_batch(
     own: Sequence[str] = (),
     after: tuple[str, int] = ("", 0),
 ) -> str:
-    """The text of batch-N.sh, with `own` options of the settings. A part of a minute is a minute to Slurm.
+    """Return the text of batch-N.sh, with `own` options of the settings. Slurm rounds up to minutes.
 
     `after` is the job that ends before this starts, empty for none, and the seconds that it may wait in all.
     """
@@ -366,35 +364,31 @@ def format_batch(
 
 
 def waiting(batch: JobArray, jobs: SlurmSweepJobs) -> int:
-    """Seconds after which a job that has not started cannot end in time any more: Slurm removes it then.
+    """Return the seconds after which Slurm removes a job that has not started, since it could not end in
+    time.
 
-    Jobs that wait for others of the batch have their time too, as long as their nonces hold.
+    This includes the time of the jobs that it waits for, while their nonces are valid.
     """
     length = 60 * max(1, -(-batch.seconds // 60))
     rounds = -(-len(batch.jobs) // batch.share) if batch.share else 1
     return min(jobs.idle + rounds * length, max(jobs.idle + length, round(LIFETIME.total_seconds()) - length))
 
 
-# --- files -----------------------------------------------------------------------------------------
-
-
 def write_sweep_files(folder: Path, sweep: SweepSpec, texts: Mapping[str, Mapping[str, bytes]]) -> None:
-    """Writes all of a sweep but sweep.json. May be called again for a folder that is not whole.
-
-    Raises UsageError where the folder cannot be written.
-    """
+    """Write all of a sweep but sweep.json, also into an incomplete directory. Raises UsageError."""
     try:
         (folder / LOG).mkdir(parents=True, exist_ok=True)
         write_suite(folder / "suite", read_suite())
         write_suite(folder / "kit", {name: (KIT_FOLDER / name).read_bytes() for name in CARRIED})
         (folder / PROGRAM).write_bytes((KIT_FOLDER / PROGRAM).read_bytes())
         (folder / TASK).write_bytes((NODE_PROGRAMS / TASK).read_bytes())
-        (folder / OPTIONS).write_text("".join(f"{one}\n" for one in sweep.own), encoding="ascii")
+        (folder / OPTIONS).write_text("".join(f"{option}\n" for option in sweep.own), encoding="ascii")
         write_nodes(folder, sweep, texts)
         for node in sweep.nodes:
-            of_registry = node.image.kind in (ImageKind.DOCKER, ImageKind.ORAS)
-            named = node.image.address.partition("://")[2] if of_registry else node.image.address
-            (node_directory(folder, node.name) / IMAGE).write_text(f"{named}\n", encoding="utf-8")
+            image = node.image.address
+            if node.image.kind in (ImageKind.DOCKER, ImageKind.ORAS):
+                image = image.partition("://")[2]
+            (node_directory(folder, node.name) / IMAGE).write_text(f"{image}\n", encoding="utf-8")
         write_row(folder / JOBS, jobs_of(sweep))
     except OSError as error:
         raise UsageError(
@@ -408,7 +402,7 @@ def write_row(path: Path, value: object) -> None:
 
 
 def read_row(path: Path, kind: Any, upgraded: Callable[[Any], Any] = lambda value: value) -> Any:
-    """The value of a file, None where there is none. Raises UsageError for what is none of these."""
+    """Return the value of a file, None if it does not exist. Raises UsageError for another value."""
     try:
         return parse_document(upgraded(json.loads(path.read_bytes())), kind, FORMAT, str(path))
     except FileNotFoundError:
@@ -416,18 +410,16 @@ def read_row(path: Path, kind: Any, upgraded: Callable[[Any], Any] = lambda valu
     except OSError as error:
         raise UsageError(*os_problem("read", path, error), hint="check its permissions") from error
     except (ValueError, RecursionError, StatementError) as error:
-        problem = (
-            error.message
-            if isinstance(error, StatementError)
-            else f"cannot read {path}: it is not valid JSON"
-        )
+        problem = f"cannot read {path}: it is not valid JSON"
+        if isinstance(error, StatementError):
+            problem = error.message
         raise UsageError(
             "sweep-file-invalid", problem, hint="create a new sweep: this file was changed"
         ) from error
 
 
 def read_jobs(folder: Path) -> SlurmSweepJobs:
-    """jobs.json, with the fields that it lacks where an older version wrote it. Raises UsageError."""
+    """Return jobs.json, also of an older version. Raises UsageError."""
 
     def upgraded(value: Any) -> Any:
         try:
@@ -439,13 +431,13 @@ def read_jobs(folder: Path) -> SlurmSweepJobs:
         except (KeyError, TypeError, AttributeError):
             return value
 
-    found = read_row(folder / JOBS, SlurmSweepJobs, upgraded)
-    assert isinstance(found, SlurmSweepJobs)
-    return found
+    jobs = read_row(folder / JOBS, SlurmSweepJobs, upgraded)
+    assert isinstance(jobs, SlurmSweepJobs)
+    return jobs
 
 
 def read_options(folder: Path) -> tuple[str, ...]:
-    """What the settings added when the sweep was made; nothing where an older version made it."""
+    """Return what the settings added when the sweep was created, nothing for an older version."""
     try:
         return tuple((folder / OPTIONS).read_text(encoding="ascii").splitlines())
     except FileNotFoundError:
@@ -453,12 +445,12 @@ def read_options(folder: Path) -> tuple[str, ...]:
 
 
 def next_number(folder: Path) -> int:
-    """The number of the array that comes next."""
+    """Return the number of the next array."""
     return 1 + max((int(path.stem.partition("-")[2]) for path in folder.glob("batch-*.sh")), default=0)
 
 
 def note_tasks(folder: Path, number: int, batch: JobArray) -> None:
-    """Tells each node which task of which array it is, before that array is submitted. Raises OSError."""
+    """Record for each node its task of an array, before the array is submitted. Raises OSError."""
     for index, job in enumerate(batch.jobs):
         with (folder / NODES / job.node / TASKS).open("a", encoding="ascii") as file:
             file.write(f"{number} {index}\n")
@@ -467,7 +459,7 @@ def note_tasks(folder: Path, number: int, batch: JobArray) -> None:
 
 
 def read_tasks(place: Path) -> Iterator[tuple[int, int]]:
-    """The tasks that a node has been, the oldest first."""
+    """Yield the tasks of a node, the oldest first."""
     try:
         lines = (place / TASKS).read_text(encoding="ascii").splitlines()
     except FileNotFoundError:

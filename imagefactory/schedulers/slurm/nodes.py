@@ -1,9 +1,12 @@
-"""What a small job found out about GPUs of which Slurm's nodes tell a type at most; remembered by the user.
+"""The GPUs of Slurm's nodes: from `scontrol show node`, and from small jobs that probe them.
 
-    inventory -> kinds_of -> ask (srun, one job for each kind) -> remember ... -> fill(inventory)
+    inventory -> gpu_types_of -> probe_all (srun, one job for each type) -> write_probed ... ->
+    fill(inventory)
 
-A type is taken for one kind of GPU in all of the cluster, GPUs without a type for one kind in each node. The
-driver is known of the node that answered alone.
+Slurm knows no capability, driver or memory of a GPU. A node has the type that its site named
+(`Gres=gpu:a100:4`); if that is the name of a known GPU, its capability is known. All GPUs of a type in a
+cluster count as the same, and GPUs without a type as the same in each node. The driver is known only of the
+node that answered. Source: Slurm's manual, scontrol(1), "Generic Resource (GRES) Scheduling".
 """
 
 from __future__ import annotations
@@ -27,9 +30,6 @@ from imagefactory.schedulers.sizes import MB
 from imagefactory.serialize import MaxRows, format_document, parse_document
 from imagefactory.verify.outcome import clean
 
-# --- Slurm's own commands, as the user runs them: scontrol, squeue, sbatch, scancel, srun
-
-
 TIMEOUT = 60.0
 AWAY = "run this on a login node of the cluster, or use --inventory FILE"
 
@@ -37,9 +37,10 @@ AWAY = "run this on a login node of the cluster, or use --inventory FILE"
 def run(
     argv: Sequence[str], environ: Mapping[str, str], folder: Path | None = None, timeout: float = TIMEOUT
 ) -> str:
-    """What it printed. Raises ToolError where it is missing, fails or does not answer."""
+    """Return the output of a command of Slurm. Raises ToolError if it is missing, fails or does not
+    answer."""
     try:
-        done = subprocess.run(
+        ended = subprocess.run(
             argv,
             cwd=folder,
             env={**environ, "LC_ALL": "C"},
@@ -54,16 +55,16 @@ def run(
         raise ToolError(
             "slurm-timeout", f"{argv[0]} did not answer within {timeout:.0f} s", hint="try again"
         ) from error
-    said = done.stdout.decode("utf-8", "replace")
-    if done.returncode:
-        words = (done.stderr.decode("utf-8", "replace") or said).strip().splitlines()
-        why = clean(words[-1]) if words else f"exit code {done.returncode}"
+    output = ended.stdout.decode("utf-8", "replace")
+    if ended.returncode:
+        lines = (ended.stderr.decode("utf-8", "replace") or output).strip().splitlines()
+        why = clean(lines[-1]) if lines else f"exit code {ended.returncode}"
         raise ToolError(
             "slurm-command-failed",
             f"{argv[0]} failed: {why}",
             hint="check that sinfo works here; if not, " + AWAY,
         )
-    return said
+    return output
 
 
 FORMAT = 1
@@ -79,7 +80,7 @@ _PROBE_LINE = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmGpuType:
-    """GPUs of a type, or those without one of a `node`."""
+    """GPUs of a type, or those of a `node` without a type."""
 
     type: str
     node: str = ""
@@ -90,7 +91,7 @@ class SlurmGpuType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbedGpu:
-    """What a GPU of that type said on that node. `memory` is in bytes, 0 where it does not tell it."""
+    """The answer of a GPU of that type on that node. `memory` is in bytes, 0 if it has none of its own."""
 
     node: str
     type: str
@@ -104,33 +105,30 @@ class GpuMemoryRange:
     known: Annotated[tuple[ProbedGpu, ...], MaxRows(100_000)]
 
 
-# --- deciding --------------------------------------------------------------------------------------
-
-
 def gpu_types_of(inventory: Inventory) -> tuple[SlurmGpuType, ...]:
-    """What is to be asked."""
-    kinds = {
+    """Return the types to probe."""
+    types = {
         SlurmGpuType(type=gpu.name, node="" if gpu.name else machine.name)
         for machine in inventory.machines
         for gpu in machine.gpus
     }
-    return tuple(sorted(kinds, key=lambda kind: (kind.type, kind.node)))
+    return tuple(sorted(types, key=lambda row: (row.type, row.node)))
 
 
 def fill(inventory: Inventory, known: Sequence[ProbedGpu]) -> Inventory:
-    """An inventory with what is known of its GPUs; what a job found goes before what a type's name says."""
-    by_node = {(one.node, one.type): one for one in known}
-    by_type = {one.type: one for one in known if one.type}
+    """Return an inventory with the answers of probes, which override the name of a type."""
+    by_node = {(row.node, row.type): row for row in known}
+    by_type = {row.type: row for row in known if row.type}
 
     def filled(machine: PoolMachine, gpu: PoolGpu) -> PoolGpu:
         exact = by_node.get((machine.name, gpu.name))
-        told = exact or by_type.get(gpu.name)
-        if told is None or gpu.mig:  # a slice has a size of its own
+        answer = exact or by_type.get(gpu.name)
+        if answer is None or gpu.mig:  # a slice has a size of its own
             return gpu
-        driver = exact.driver if exact else ""
         shared = machine.attributes.get("memory", 0)  # of a GPU without memory of its own, in MB
-        memory = told.memory or (shared * MB if isinstance(shared, int) else 0)
-        return replace(gpu, capability=told.capability, memory=memory, driver=driver)
+        memory = answer.memory or (shared * MB if isinstance(shared, int) else 0)
+        driver = exact.driver if exact else ""
+        return replace(gpu, capability=answer.capability, memory=memory, driver=driver)
 
     machines = tuple(
         replace(machine, gpus=tuple(filled(machine, gpu) for gpu in machine.gpus))
@@ -139,57 +137,58 @@ def fill(inventory: Inventory, known: Sequence[ProbedGpu]) -> Inventory:
     return replace(inventory, machines=machines)
 
 
-def parse_answer(text: str, kind: SlurmGpuType) -> ProbedGpu:
-    """Raises ToolError for what no nvidia-smi says."""
+def parse_answer(text: str, gpu_type: SlurmGpuType) -> ProbedGpu:
+    """Return the answer of nvidia-smi. Raises ToolError for other output."""
     lines = text.splitlines()
-    told = _PROBE_LINE.fullmatch(lines[1].strip()) if len(lines) == 2 else None
-    if told is None:
+    match = _PROBE_LINE.fullmatch(lines[1].strip()) if len(lines) == 2 else None
+    if match is None:
         raise ToolError(
             "probe-output-invalid",
             f"nvidia-smi printed no GPU: '{clean(' / '.join(lines))[:100]}'",
             hint="run nvidia-smi on that node with srun",
         )
-    memory = int(told[2]) * MB if told[2].isdigit() else 0  # [N/A]: it has none of its own, as GB10
-    return ProbedGpu(node=clean(lines[0]), type=kind.type, capability=told[1], memory=memory, driver=told[3])
-
-
-# --- acting ----------------------------------------------------------------------------------------
+    capability, size, driver = match.groups()
+    memory = int(size) * MB if size.isdigit() else 0  # [N/A]: it has none of its own, as GB10
+    return ProbedGpu(
+        node=clean(lines[0]), type=gpu_type.type, capability=capability, memory=memory, driver=driver
+    )
 
 
 def probe_all(
-    kinds: Sequence[SlurmGpuType], environ: Mapping[str, str], wait: timedelta
+    types: Sequence[SlurmGpuType], environ: Mapping[str, str], wait: timedelta
 ) -> tuple[tuple[ProbedGpu, ...], tuple[tuple[SlurmGpuType, ImagefactoryError], ...]]:
-    """What a GPU of each kind says, and why others did not: each waits so long for one to be free."""
+    """Return the answers of a GPU of each type, and the errors of others. Each waits for a free GPU."""
+    seconds = max(1, round(wait.total_seconds()))
 
-    def ask(kind: SlurmGpuType) -> ProbedGpu | ImagefactoryError:
-        seconds = max(1, round(wait.total_seconds()))
+    def probe(row: SlurmGpuType) -> ProbedGpu | ImagefactoryError:
         argv = ["srun", "--job-name=imagefactory-probe", f"--immediate={seconds}", "--time=5", "--mem=500M"]
-        argv += ["--nodes=1", "--ntasks=1", f"--gres=gpu:{kind.type}:1" if kind.type else "--gres=gpu:1"]
-        argv += [f"--nodelist={kind.node}"] if kind.node else []
+        argv += ["--nodes=1", "--ntasks=1", f"--gres=gpu:{row.type}:1" if row.type else "--gres=gpu:1"]
+        argv += [f"--nodelist={row.node}"] if row.node else []
+        argv += ["sh", "-c", PROBE_COMMAND]
         try:
-            return parse_answer(
-                run([*argv, "sh", "-c", PROBE_COMMAND], environ, timeout=seconds + 5 * TIMEOUT), kind
-            )
+            return parse_answer(run(argv, environ, timeout=seconds + 5 * TIMEOUT), row)
         except ImagefactoryError as error:
             return error
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        answers = list(pool.map(ask, kinds))
+        answers = list(pool.map(probe, types))
     faults = [
-        (kind, one) for kind, one in zip(kinds, answers, strict=True) if isinstance(one, ImagefactoryError)
+        (row, answer)
+        for row, answer in zip(types, answers, strict=True)
+        if isinstance(answer, ImagefactoryError)
     ]
-    return tuple(one for one in answers if isinstance(one, ProbedGpu)), tuple(faults)
+    return tuple(answer for answer in answers if isinstance(answer, ProbedGpu)), tuple(faults)
 
 
 def place_of(environ: Mapping[str, str]) -> Path:
-    """Where the user's memory lies. Source: XDG Base Directory Specification."""
+    """Return the file of a user's probes. Source: XDG Base Directory Specification."""
     own = environ.get("XDG_STATE_HOME", "")
     home = Path(own) if own.startswith("/") else Path(environ.get("HOME") or "/") / ".local/state"
     return home / "imagefactory" / "slurm.json"
 
 
 def read_probed(environ: Mapping[str, str]) -> tuple[ProbedGpu, ...]:
-    """What was found out before. Raises UsageError for a file that was changed."""
+    """Return the answers of earlier probes. Raises UsageError for an invalid file."""
     path = place_of(environ)
     try:
         memory: GpuMemoryRange = parse_document(
@@ -208,87 +207,79 @@ def read_probed(environ: Mapping[str, str]) -> tuple[ProbedGpu, ...]:
     return memory.known
 
 
-def write_probed(environ: Mapping[str, str], found: Sequence[ProbedGpu]) -> None:
-    """Keeps what was found out, in place of what was known of the same node and type."""
-    known = {(one.node, one.type): one for one in (*read_probed(environ), *found)}
+def write_probed(environ: Mapping[str, str], answers: Sequence[ProbedGpu]) -> None:
+    """Keep the answers, which replace those of the same node and type."""
+    known = {(row.node, row.type): row for row in (*read_probed(environ), *answers)}
     path = place_of(environ)
-    text = json.dumps(
-        format_document(GpuMemoryRange(known=tuple(known[key] for key in sorted(known))), FORMAT), indent=1
-    )
+    value = GpuMemoryRange(known=tuple(known[key] for key in sorted(known)))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(path, f"{text}\n")
+        replace_text(path, json.dumps(format_document(value, FORMAT), indent=1) + "\n")
     except OSError as error:
         raise UsageError(*os_problem("write", path, error), hint="check its permissions") from error
 
 
-# --- What Slurm tells of the GPUs of its nodes, by `scontrol show node --detail --oneliner`
-# Slurm knows no capability, driver or memory of a GPU: a node tells the type that its site gave its GPUs
-# (`Gres=gpu:a100:4`). A type that is the name of a known GPU tells the capability; of others none is known.
-# Source: Slurm's manual, scontrol(1), "Generic Resource (GRES) Scheduling".
-
-
 COMMAND = ("scontrol", "show", "node", "--detail", "--oneliner")
 FEATURES = "features"
-"""The attribute of a machine that holds its node's features, with commas between them."""
+"""The attribute of a machine with the features of its node, separated by commas."""
 _FIELD = re.compile(r"(?:^| )([A-Za-z][A-Za-z0-9_/]*)=(\S*)")
-_GRES = re.compile(r"gpu(?::(?P<type>[A-Za-z0-9_.+-]+))?:(?P<count>[0-9]+)(?:\((?P<told>[^)]*)\))?")
+_GRES = re.compile(r"gpu(?::(?P<type>[A-Za-z0-9_.+-]+))?:(?P<count>[0-9]+)(?:\([^)]*\))?")
 _HOSTS = {"x86_64": "amd64", "aarch64": "arm64"}
 _AWAY = ("DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "FUTURE", "NOT_RESPONDING", "UNKNOWN")
 _MOST = 1024
 
 
 def query_inventory(environ: Mapping[str, str], now: datetime) -> Inventory:
-    """The nodes with GPUs. Raises ToolError where scontrol is missing, fails or does not answer."""
+    """Return the nodes with GPUs. Raises ToolError if scontrol is missing, fails or does not answer."""
     return parse_nodes(run(COMMAND, environ), now)
 
 
 def parse_nodes(text: str, now: datetime) -> Inventory:
-    """The nodes with GPUs of what scontrol printed, without those that take no jobs, which notes name."""
+    """Return the nodes with GPUs in the output of scontrol; notes name those that take no jobs."""
     machines, notes = [], []
     for line in text.splitlines():
-        told = dict(reversed(_FIELD.findall(line)))  # free text, such as a reason, comes last
-        name, gres = told.get("NodeName", ""), told.get("Gres", "")
-        gpus = tuple(_gpus(name, told))
+        fields = dict(reversed(_FIELD.findall(line)))  # free text, such as a reason, comes last
+        name, gres = fields.get("NodeName", ""), fields.get("Gres", "")
+        gpus = tuple(_gpus(name, fields))
         if not name or not gpus:
             continue
-        states = re.split(r"[+*~#!%$@^-]+", told.get("State", "UNKNOWN").upper())
+        states = re.split(r"[+*~#!%$@^-]+", fields.get("State", "UNKNOWN").upper())
         if away := next((state for state in states if state in _AWAY), ""):
             notes.append(f"{name} ({gres}) takes no jobs: {away}")
             continue
-        attributes: dict[str, str | int | float | bool] = {"arch": told.get("Arch", "")}
-        attributes[FEATURES] = told.get("ActiveFeatures", "").replace("(null)", "")
+        attributes: dict[str, str | int | float | bool] = {"arch": fields.get("Arch", "")}
+        attributes[FEATURES] = fields.get("ActiveFeatures", "").replace("(null)", "")
         for attribute, field in (("cpus", "CPUTot"), ("memory", "RealMemory")):
-            if told.get(field, "").isdigit():
-                attributes[attribute] = int(told[field])
+            if fields.get(field, "").isdigit():
+                attributes[attribute] = int(fields[field])
         machines.append(PoolMachine(name=name, attributes=attributes, start="", gpus=gpus))
     return Inventory(pool="slurm", taken=now, machines=tuple(machines), notes=tuple(notes))
 
 
-def _gpus(node: str, told: Mapping[str, str]) -> Iterator[PoolGpu]:
-    used = {one["type"]: int(one["count"]) for one in _GRES.finditer(told.get("GresUsed", ""))}
+def _gpus(node: str, fields: Mapping[str, str]) -> Iterator[PoolGpu]:
+    used = {gres["type"]: int(gres["count"]) for gres in _GRES.finditer(fields.get("GresUsed", ""))}
     number = 0
-    for found in _GRES.finditer(told.get("Gres", "")):
-        kind = found["type"] or ""
-        for place in range(min(int(found["count"]), _MOST)):
+    for gres in _GRES.finditer(fields.get("Gres", "")):
+        name = gres["type"] or ""
+        for place in range(min(int(gres["count"]), _MOST)):
             yield PoolGpu(
                 id=f"{node}/{number}",
                 uuid="",
-                name=kind,
-                capability=capability_of(kind),
+                name=name,
+                capability=capability_of(name),
                 memory=0,
                 driver="",
                 cuda="",
-                mig=bool(slice_of(kind)),
-                free=place >= used.get(found["type"], 0),
-                host=_HOSTS.get(told.get("Arch", ""), ""),
+                mig=bool(slice_of(name)),
+                free=place >= used.get(gres["type"], 0),
+                host=_HOSTS.get(fields.get("Arch", ""), ""),
             )
             number += 1
 
 
-def capability_of(kind: str) -> str:
-    """The capability of the GPUs that a site calls so, empty where the name does not tell it."""
+def capability_of(name: str) -> str:
+    """Return the capability of a type of GPU, empty for a name that is not known."""
     try:
-        return str(find_gpu(kind).capability) if kind else ""
+        return str(find_gpu(name).capability) if name else ""
     except UsageError:
         return ""

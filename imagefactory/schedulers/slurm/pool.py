@@ -1,9 +1,9 @@
 """Slurm by its own commands: scontrol, sbatch, squeue, scancel.
 
-A sweep's jobs are known by the folder in which they were submitted and by their name, so nothing must be
-remembered from one call to the next. Slurm forgets a job minutes after its end: what counts is what its log
-says, and `look` keeps what the queue alone tells. Account, partition and the like are the setting
-`sbatch-options`; sbatch's own variables (SBATCH_ACCOUNT, SBATCH_PARTITION) go before it.
+The jobs of a sweep are known by the directory in which they were submitted and by their name, so nothing must
+be remembered between calls. Slurm forgets a job minutes after its end: their logs decide, and `look` keeps
+what only the queue shows. Account, partition and the like are the setting `sbatch-options`; sbatch's own
+variables (SBATCH_ACCOUNT, SBATCH_PARTITION) override it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _VERSION = re.compile(r"slurm\S* ([0-9]{1,4}(?:\.[0-9]{1,4}){1,3})")
 
 
 class SlurmSweepFiles:
-    """The half of the pool that asks nobody: what its jobs read and write in a sweep's folder."""
+    """The half of the pool that needs no queue: what its jobs read and write in the directory of a sweep."""
 
     def run_limit(self, limits: JobLimits, timeout: float, own: Sequence[str]) -> timedelta:
         return run_limit(limits, timeout, time_of(own))
@@ -93,78 +93,80 @@ class SlurmSweepFiles:
     def read_result(self, folder: Path, node: SweepNode, limits: JobLimits) -> NodeResult:
         return with_outcome(folder, read_node(folder, node.name, limits), job_report)
 
-    def job_report(self, kit: Mapping[str, Any], asked: Mapping[str, Any], found: NodeState) -> GpuReport:
-        return job_report(kit, asked, found)
+    def job_report(
+        self, kit: Mapping[str, Any], expectations: Mapping[str, Any], state: NodeState
+    ) -> GpuReport:
+        return job_report(kit, expectations, state)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmPool(SlurmSweepFiles):
-    """The cluster of this machine's configuration. `environ` is what its commands see (SLURM_CONF, PATH)."""
+    """The cluster of this machine's configuration. `environ` is for its commands (SLURM_CONF, PATH)."""
 
     environ: Mapping[str, str]
 
     def require(self) -> str:
-        """Slurm's version: `24.11.5`. Raises ToolError where its commands are missing or fail."""
-        said = run(["sbatch", "--version"], self.environ)
-        found = _VERSION.match(said)
-        if not found:
+        """Return the version of Slurm, `24.11.5`. Raises ToolError if its commands are missing or fail."""
+        output = run(["sbatch", "--version"], self.environ)
+        version = _VERSION.match(output)
+        if not version:
             raise ToolError(
                 "slurm-output-invalid",
-                f"sbatch printed no version: '{clean(said)[:60]}'",
+                f"sbatch printed no version: '{clean(output)[:60]}'",
                 hint="check which sbatch is first on PATH",
             )
-        return found[1]
+        return version[1]
 
     def inventory(self, now: datetime) -> Inventory:
-        """The nodes with GPUs, with what their types and earlier probes tell of these. Raises ToolError."""
+        """Return the nodes with GPUs, with what their types and earlier probes say. Raises ToolError."""
         return fill(query_inventory(self.environ, now), read_probed(self.environ))
 
     def submit(self, folder: Path) -> str:
-        """Submits what of a sweep is to be run and not in the queue; the job of its last array.
+        """Submit the jobs of a sweep that are not in the queue, and return the job of the last array.
 
-        What becomes of an array that sbatch refuses, or that no GPU would take, its nodes tell. Raises
-        UsageError where all of it is there already, ToolError where no array is taken.
+        An array that sbatch rejects, or that no GPU would take, shows in the state of its nodes. Raises
+        UsageError if all jobs are in the queue, ToolError if no array is accepted.
         """
-        now, folder = _now(), folder.resolve()
+        now, folder = datetime.now(UTC), folder.resolve()
         self.look(folder)
         jobs = read_jobs(folder)
         limits = JobLimits(idle=timedelta(seconds=jobs.idle), retries=jobs.retries)
-        left = [job for job in jobs.jobs if _needs_submission(read_node(folder, job.node, limits))]
-        if not left:
+        due = [job for job in jobs.jobs if _needs_submission(read_node(folder, job.node, limits))]
+        if not due:
             raise UsageError(
                 "sweep-running",
                 f"the jobs of the sweep {folder} are already in the queue",
                 hint="see imagefactory sweep list, or stop it with imagefactory sweep cancel",
             )
-        taken, fault = "", None
+        last, fault = "", None
         faults = parse_faults(read(folder / FAULT_FILES, LARGEST_LOG))
-        batches = batches_of(left, self.inventory(now), faults, jobs.patterns)
+        batches = batches_of(due, self.inventory(now), faults, jobs.patterns)
         lanes: dict[int, tuple[str, int]] = {}
         for number, batch in enumerate(throttled(batches, jobs.at_once), next_number(folder)):
             before, seconds = lanes.get(batch.lane, ("", 0)) if batch.share else ("", 0)
             seconds += waiting(batch, jobs)
             try:
                 job = self._submit(folder, number, batch, jobs, (before, seconds))
-                lanes[batch.lane] = (job, seconds) if job else (before, seconds)
-                taken = job or taken
+                lanes[batch.lane] = (job or before, seconds)
+                last = job or last
             except ToolError as error:
                 fault = fault or error
-        if not taken:
+        if not last:
             raise fault or ToolError(
                 "cluster-gpu-unknown",
                 "no GPU of this cluster is known to have a requested capability",
                 hint="query the GPUs with imagefactory gpus --probe 5m, then create a new sweep",
             )
-        return taken
+        return last
 
     def _submit(
         self, folder: Path, number: int, batch: JobArray, jobs: SlurmSweepJobs, after: tuple[str, int]
     ) -> str:
-        """The job of an array; empty where no GPU of the cluster would take it, which the folder says.
+        """Return the job of an array, empty if no GPU of the cluster would take it, which the folder records.
 
-        `after` is the job that it waits for, empty for none, and for how many seconds it may wait in all.
+        `after` is the job that it waits for, empty for none, and the seconds that it may wait in all.
         """
-        script, row, now = folder / f"batch-{number}.sh", folder / f"batch-{number}.json", _now()
+        script, row, now = folder / f"batch-{number}.sh", folder / f"batch-{number}.json", datetime.now(UTC)
         until = now + timedelta(seconds=after[1])
         script.write_text(format_batch(batch, number, jobs, read_options(folder), after), encoding="utf-8")
         note_tasks(folder, number, batch)
@@ -173,33 +175,34 @@ class SlurmPool(SlurmSweepFiles):
             write_row(row, ArraySubmission(job="", at=now, until=until, refused=why, unmatched=True))
             return ""
         try:
-            said = run(["sbatch", "--parsable", script.name], self.environ, folder).strip()
-            if not (found := _JOB.fullmatch(said)):
+            output = run(["sbatch", "--parsable", script.name], self.environ, folder).strip()
+            if not (job := _JOB.fullmatch(output)):
                 raise ToolError(
                     "slurm-output-invalid",
-                    f"sbatch printed no job number: {clean(said)[-200:]}",
+                    f"sbatch printed no job number: {clean(output)[-200:]}",
                     hint=f"see {folder}",
                 )
         except ToolError as error:
             write_row(row, ArraySubmission(job="", at=now, until=until, refused=clean(error.message)))
             raise
-        write_row(row, ArraySubmission(job=found[1], at=now, until=until))
-        return found[1]
+        write_row(row, ArraySubmission(job=job[1], at=now, until=until))
+        return job[1]
 
     def running(self, folder: Path) -> bool:
-        """Whether a job of that folder is in the queue, be it held or waiting."""
+        """Return whether a job of that directory is in the queue, also a held or waiting one."""
         return str(folder.resolve()) in submit_directories(self._queue(), NAME)
 
     def driven(self) -> frozenset[Path]:
-        """The folders of this user's sweeps that have a job in the queue."""
+        """Return the directories of this user's sweeps that have a job in the queue."""
         return frozenset(Path(folder) for folder in submit_directories(self._queue(), NAME))
 
     def look(self, folder: Path) -> None:
-        """Keeps what the queue says of its jobs. Raises ToolError, UsageError for a folder that is none."""
-        folder, asked = folder.resolve(), _now()
-        told = parse_queue(self._queue("--states=all"), NAME, str(folder))
+        """Keep the queue's state of its jobs. Raises ToolError, UsageError for a directory without a
+        sweep."""
+        folder, now = folder.resolve(), datetime.now(UTC)
+        tasks = parse_queue(self._queue("--states=all"), NAME, str(folder))
         try:
-            write_row(folder / QUEUE, remember(read_row(folder / QUEUE, QueueSnapshot), told, asked))
+            write_row(folder / QUEUE, remember(read_row(folder / QUEUE, QueueSnapshot), tasks, now))
         except OSError as error:
             raise UsageError(
                 *os_problem("write", folder / QUEUE, error),
@@ -207,30 +210,26 @@ class SlurmPool(SlurmSweepFiles):
             ) from error
 
     def cancel(self, folder: Path) -> None:
-        """Removes the jobs of that folder."""
+        """Remove the jobs of that directory."""
         folder = folder.resolve()
         rows = (line.partition("|") for line in self._queue(columns=f"%F|{SQUEUE}").splitlines())
-        found = {job for job, _, row in rows if str(folder) in submit_directories(row, NAME)}
-        if found:
-            run(["scancel", *sorted(found)], self.environ)
+        jobs = {job for job, _, row in rows if str(folder) in submit_directories(row, NAME)}
+        if jobs:
+            run(["scancel", *sorted(jobs)], self.environ)
             self.look(folder)
 
     def _queue(self, *states: str, columns: str = SQUEUE) -> str:
-        asked = ["squeue", "--me", "--noheader", "--array", *states, "--format", columns]
-        return run(asked, self.environ)
+        return run(["squeue", "--me", "--noheader", "--array", *states, "--format", columns], self.environ)
 
 
 def make_pool(environ: Mapping[str, str]) -> Pool:
-    """The row of POOLS."""
+    """Return the pool of this row of POOLS."""
     return SlurmPool(environ=environ)
 
 
-def _needs_submission(found: NodeState) -> bool:
-    """Whether a node is to be submitted: neither done for good, nor waiting or running."""
-    if found.run is not None or found.result.outcome not in (None, Outcome.NOT_TESTED, *RETRIED_OUTCOMES):
+def _needs_submission(state: NodeState) -> bool:
+    """Return whether a node is neither done for good, nor waiting or running."""
+    outcome = state.result.outcome
+    if state.run is not None or outcome not in (None, Outcome.NOT_TESTED, *RETRIED_OUTCOMES):
         return False
-    return found.result.outcome is not None or not found.result.attempts
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)
+    return outcome is not None or not state.result.attempts

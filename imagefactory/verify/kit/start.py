@@ -410,7 +410,7 @@ class Apptainer:
             hint = (
                 "take one of these"
                 if known
-                else "first `imagefactory export TARGET --format sif`, then the kit"
+                else "first `imagefactory image export TARGET --format sif`, then the kit"
             )
             text = f"{path} is not a .sif that this kit knows: {hint} {' '.join(known)}".rstrip()
             raise Stop(text, EXIT_USAGE)

@@ -27,8 +27,7 @@ from imagefactory.actions.verdicts import signing_key
 from imagefactory.errors import NothingSelectedError, RegistryError, StatementError
 from imagefactory.gpu.capability import Capability
 from imagefactory.model import Outcome
-from imagefactory.oci.artifacts import put_bytes, put_manifest
-from imagefactory.oci.graph import StoreRepository
+from imagefactory.oci.graph import StoreRepository, put_bytes, put_manifest
 from imagefactory.oci.registry.client import RegistryClient
 from imagefactory.progress import QuietProgress
 from imagefactory.project import Project

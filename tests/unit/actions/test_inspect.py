@@ -1,4 +1,4 @@
-"""`inspect`: which bytes a name leads to, what is told of them, and the exit codes."""
+"""`compat` of an image: which bytes a name leads to, what is told of them, and the exit codes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def call(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     """The command in an empty folder."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    return partial(call, "inspect")
+    return partial(call, "compat", "--scan")
 
 
 # --- what is told ----------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ def test_a_path_comes_first_and_a_folder_needs_no_factory(call: Call, layout: La
         ("./nothing.so", errors.EXIT_USAGE, "path-not-found", "nothing.so"),
         ("torch-9-py3-none-any.whl", errors.EXIT_USAGE, "path-not-found", "torch-9-py3-none-any.whl"),
         ("pytorch:2.3", errors.EXIT_NOTHING_SELECTED, "image-not-found", "pytorch:2.3-cu121"),
-        ("sha256:" + "0" * 64, errors.EXIT_NOTHING_SELECTED, "image-not-found", "store list"),
+        ("sha256:" + "0" * 64, errors.EXIT_NOTHING_SELECTED, "image-not-found", "image list"),
         ("pytorch-2.3-cu122", errors.EXIT_NOTHING_SELECTED, None, "pytorch-2.3-cu121"),
         ("pytorch-*", errors.EXIT_USAGE, None, "pytorch-*"),
         ("some/where", errors.EXIT_USAGE, None, "some/where"),
@@ -373,7 +373,7 @@ def test_packages_of_the_cache_are_scanned_once(tmp_path: Path, monkeypatch: pyt
     monkeypatch.undo()
     kept = (tmp_path / "scan.json").read_bytes()
     # Another's words beside it are no scan of it, and one that is altered is none either.
-    for altered in (b"{}", json.dumps(format_scan(LayerScan(found=()))).encode(), kept[1:]):
+    for altered in (b"{}", json.dumps(format_scan(LayerScan(findings=()))).encode(), kept[1:]):
         (tmp_path / "scan.json").write_bytes(altered)
         assert inspect._scan_cached(path, 1) == first
         assert (tmp_path / "scan.json").read_bytes() == kept

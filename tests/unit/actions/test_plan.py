@@ -18,7 +18,6 @@ from imagefactory.gpu.values import InstalledPackage
 from imagefactory.lock.debian.lock import read_base_lock
 from imagefactory.matrix.plan import CellState, PlanGpu, PlanInput, TargetStatus, make_plan
 from imagefactory.model import Target
-from imagefactory.oci.artifacts import put_artifact
 from imagefactory.oci.candidates import (
     CREATED,
     INPUTS_LABEL,
@@ -28,7 +27,7 @@ from imagefactory.oci.candidates import (
     read_pushed,
     read_records,
 )
-from imagefactory.oci.graph import StoreRepository, make_artifact, read_manifest
+from imagefactory.oci.graph import StoreRepository, make_artifact, put_artifact, read_manifest
 from imagefactory.oci.layout import Layout, LayoutStore, reference
 from imagefactory.oci.registry.client import RegistryClient
 from imagefactory.progress import QuietProgress
@@ -77,7 +76,7 @@ def test_what_was_scanned_of_the_image_is_the_evidence(factory: Project, target:
     assert image is not None
     (layer,) = image.layers
     package = InstalledPackage(name="torch", version="2.3.1")
-    scan = LayerScan(found=(FileFinding(path="torch-2.3.1.dist-info", package=package),))
+    scan = LayerScan(findings=(FileFinding(path="torch-2.3.1.dist-info", package=package),))
     layout.record(RECORDS, layout.blob_path(layer.descriptor.digest).name, format_scan(scan))
     contents = stage(factory, target).evidence.contents
     assert contents is not None
@@ -337,18 +336,26 @@ def test_plan_inspect_and_compat_show_what_was_verified_in_the_image_of_the_stor
     assert image is not None
     (layer,) = image.layers
     package = InstalledPackage(name="torch", version="2.3.1")
-    scan = LayerScan(found=(FileFinding(path="torch-2.3.1.dist-info", package=package),))
+    scan = LayerScan(findings=(FileFinding(path="torch-2.3.1.dist-info", package=package),))
     layout.record(RECORDS, layout.blob_path(layer.descriptor.digest).name, format_scan(scan))
     verdict_on(factory, StoreRepository(store=LayoutStore(layout), repository=""), index, datetime.now(UTC))
     monkeypatch.setenv("IMAGEFACTORY_STORE", str(layout.path))
     trust(factory.settings.root_path)
     proof = "passed the quick suite on A GPU of the tests, driver 550.54.15"
-    said = call("inspect", NAME, root=factory.settings.root_path)
+    said = call("compat", "--scan", NAME, root=factory.settings.root_path)
     assert re.search(rf"^  verified +8.0: yes \(verified\): {proof}", said.out, re.MULTILINE)
-    answer = call("inspect", NAME, "--capability", "8.0", root=factory.settings.root_path)
+    answer = call("compat", "--scan", NAME, "--capability", "8.0", root=factory.settings.root_path)
     assert (answer.code, f"{NAME} on 8.0: yes (verified): {proof}" in answer.out) == (0, True)
     older = call(
-        "inspect", NAME, "--capability", "8.0", "--driver", "535", "--json", root=factory.settings.root_path
+        "compat",
+        "--scan",
+        NAME,
+        "--capability",
+        "8.0",
+        "--driver",
+        "535",
+        "--json",
+        root=factory.settings.root_path,
     )
     assert older.json()["verified"] is None
     (row,) = call("compat", NAME, "--capability", "8.0", "--json", root=factory.settings.root_path).json()[

@@ -400,7 +400,7 @@ def test_the_command_shows_what_ran(call: Call, factory: Project, target: Target
 
 def test_the_command_as_json(call: Call, factory: Project, target: Target) -> None:
     put_image(factory, target)
-    call("keys", "new", "throwaway", code=0)
+    call("key", "create", "throwaway", code=0)
     out, _ = call("verify", NAME, "--suite", "quick", "--json", code=0, bench=make_bench())
     document = json.loads(out)
     (result,) = document["results"]
@@ -445,7 +445,7 @@ def test_a_failure_has_its_word_and_its_exit_code(call: Call, factory: Project, 
 def test_a_promotion_that_cannot_be_is_a_failure(call: Call, factory: Project, target: Target) -> None:
     """The suite passed, but the host does not know the GPU in all of its ways: nothing is signed or moved."""
     put_image(factory, target)
-    call("keys", "new", "throwaway", code=0)
+    call("key", "create", "throwaway", code=0)
     half = make_bench(evidence=MadeUp(replace(HOST, known=())))
     out, err = call("verify", NAME, "--suite", "quick", "--promote", code=9, bench=half)
     assert " verified: " in out
@@ -508,18 +508,18 @@ def test_a_kit_is_written_without_a_gpu(call: Call, factory: Project, target: Ta
 
 def test_several_gpus_by_the_command(call: Call, factory: Project, target: Target) -> None:
     put_image(factory, target)
-    call("keys", "new", "throwaway", code=0)
-    call("keys", "trust", "throwaway", code=0)
+    call("key", "create", "throwaway", code=0)
+    call("key", "trust", "throwaway", code=0)
     two = make_bench(evidence=MadeUp(HOST_OF_TWO))
     out, err = call("verify", NAME, "--suite", "several", code=0, bench=two)
     assert "several suite on 2 x A GPU of the tests" in out
     assert "outcome   together: 9 checks passed on 2 x A GPU of the tests (8.0)" in out
     assert "verdict   signed by 'throwaway'" in out
-    assert f"verdicts {NAME}" in err
-    shown, _ = call("verdicts", NAME, code=0)
+    assert f"verdict list {NAME}" in err
+    shown, _ = call("verdict", "list", NAME, code=0)
     assert "together" in shown
     assert "2 x A GPU of the tests" in shown
-    call("verdicts", NAME, "--capability", "8.0", code=9)
+    call("verdict", "list", NAME, "--capability", "8.0", code=9)
 
 
 def test_what_fails_on_several_ends_as_what_fails_on_one(

@@ -39,7 +39,7 @@ class Team:
         return self.bench.call(*words, store="store" if who == "lab" else f"store-{who}", code=code)
 
     def promote(self, who: str, *words: str, code: int = 0) -> dict[str, Any]:
-        said = json_of(self.call(who, "promote", TARGET, "--json", *words, code=code), "promote")
+        said = json_of(self.call(who, "image", "promote", TARGET, "--json", *words, code=code), "promote")
         (result,) = said["results"]
         return {row["tag"]: row for row in result["tags"]}
 
@@ -54,7 +54,7 @@ class Team:
         return sorted((one.tag, one.subject.index) for one in read)
 
     def acts(self, who: str) -> list[str]:
-        return [row["action"] for row in json_of(self.call(who, "keys", "log", "--json"), "log")["acts"]]
+        return [row["action"] for row in json_of(self.call(who, "key", "log", "--json"), "log")["acts"]]
 
     def write(self, policy: str) -> None:
         """The policy, which both trust."""
@@ -70,10 +70,10 @@ def team(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Team:
     team, root = Team(bench, monkeypatch), bench.folder / "root"
     text = (root / "imagefactory.toml").read_text()
     write_settings(root, f'registry = "{bench.registry.host}"\n{text}')
-    team.call("mia", "keys", "new", "mia")
+    team.call("mia", "key", "create", "mia")
     yesterday = f"{datetime.now(UTC) - timedelta(days=1):%Y-%m-%d}"
     public = keys_directory({"XDG_CONFIG_HOME": str(bench.folder / "mia")}) / "mia.pub"
-    team.call("lab", "keys", "trust", str(public), "--since", yesterday)
+    team.call("lab", "key", "trust", str(public), "--since", yesterday)
     team.write("promotion-signatures = 2")
     return team
 
@@ -167,7 +167,7 @@ def test_a_revoked_image_keeps_no_tag_while_approvals_are_awaited(team: Team) ->
     team.promote("lab", code=EXIT_CHECK)
     team.promote("mia")
     assert team.bench.tags[PLAIN] == image
-    team.call("lab", "revoke", TARGET, "--why", "wrong sums")
+    team.call("lab", "verdict", "revoke", TARGET, "--reason", "wrong sums")
     assert team.bench.tags == {}  # nobody approved the older one
     assert team.approvals(old) == []
     team.promote("lab", code=EXIT_CHECK)
@@ -200,7 +200,7 @@ def test_a_tag_goes_back_to_what_was_approved_long_ago(team: Team) -> None:
     assert promoted() == old  # it was approved, so what is newer needs approvals that count now
     put(other)
     assert promoted() == image
-    team.call("lab", "revoke", TARGET, "--why", "wrong sums")
+    team.call("lab", "verdict", "revoke", TARGET, "--reason", "wrong sums")
     put(image)
     assert promoted() == old
 
@@ -209,7 +209,7 @@ def test_a_revocation_ends_approvals(team: Team) -> None:
     image = verified(team)
     team.promote("lab", code=EXIT_CHECK)
     team.promote("mia")
-    team.call("lab", "revoke", TARGET, "--why", "wrong sums")
+    team.call("lab", "verdict", "revoke", TARGET, "--reason", "wrong sums")
     assert team.bench.tags == {}
     after = datetime.now(UTC) + timedelta(seconds=2)
     team.bench.verify(image, now=after)
@@ -271,7 +271,7 @@ def test_a_retired_key_approves_by_its_record_alone(team: Team) -> None:
     image = verified(team)
     team.promote("mia", code=EXIT_CHECK)
     attach(team, image, who="mia", tag=PLAIN, now=datetime.now(UTC) - timedelta(hours=1))
-    team.call("lab", "keys", "retire", "mia")
+    team.call("lab", "key", "retire", "mia")
     attach(team, image, who="mia", tag=PLAIN, now=datetime.now(UTC) - timedelta(hours=2))  # backdated
     rows = team.promote("lab")
     assert rows[PLAIN]["approved"] == ["lab", "mia"]
@@ -282,9 +282,9 @@ def test_a_retired_key_approves_by_its_record_alone(team: Team) -> None:
 
 def test_a_night_says_what_waits(team: Team) -> None:
     verified(team)
-    said = team.call("lab", "promote", TARGET, "--json", code=EXIT_CHECK).json()
+    said = team.call("lab", "image", "promote", TARGET, "--json", code=EXIT_CHECK).json()
     assert len(waiting_tags(said)) == 2
     team.promote("mia")
-    assert waiting_tags(team.call("lab", "promote", TARGET, "--json").json()) == []
+    assert waiting_tags(team.call("lab", "image", "promote", TARGET, "--json").json()) == []
     for broken in ({}, {"results": 3}, {"results": [3, {"tags": [4]}]}):
         assert waiting_tags(broken) == []

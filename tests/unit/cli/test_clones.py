@@ -80,8 +80,8 @@ def clone(tmp_path: Path, registry: RegistryMadeHere) -> Clone:
     ("text", "words"),
     [
         ('solver = "{root}/evil"\n', ("lock", TARGET)),
-        ('store = "store"\n', ("store", "gc")),
-        ('cache = "cache"\n', ("store", "gc", "--cache")),
+        ('store = "store"\n', ("image", "prune")),
+        ('cache = "cache"\n', ("image", "prune", "--cache")),
         ('plain-http = "{host}"\nregistry = "{host}/x"\n', ("push", TARGET)),
         ('registry = "{host}/x"\n', ("pull", TARGET)),
         ('[mirrors]\n"registry.example" = "{host}/x"\n', ("pull", "registry.example/a:1")),
@@ -92,8 +92,8 @@ def clone(tmp_path: Path, registry: RegistryMadeHere) -> Clone:
         ('[channels]\n"conda-forge" = "http://{host}/x"\n', ("lock", TARGET)),
         ('catalogue = "{host}/x"\n', ("search",)),
         ('signing-key = "./evil"\n', ("catalogue",)),
-        ('[[trust]]\nname = "evil"\n', ("verdicts", TARGET)),
-        ("[policy]\nexpires-days = 366\n", ("verdicts", TARGET)),
+        ('[[trust]]\nname = "evil"\n', ("verdict", "list", TARGET)),
+        ("[policy]\nexpires-days = 366\n", ("verdict", "list", TARGET)),
     ],
 )
 def test_what_would_act_outside_stops_the_command(
@@ -126,8 +126,8 @@ def test_a_store_of_links_loses_nothing_elsewhere(clone: Clone, name: str, trust
         assert clone.run("settings", "--trust").code == EXIT_OK
     else:
         more = {"IMAGEFACTORY_STORE": str(clone.root / "store")}
-    for words in (("gc",), ("check", "--fix"), ("rm", "a:1")):
-        clone.run("store", *words, **more)
+    for words in (("prune",), ("check", "--fix"), ("remove", "a:1")):
+        clone.run("image", *words, **more)
     assert list(clone.secret.parent.iterdir()) == [clone.secret]
 
 
@@ -135,7 +135,7 @@ def test_a_store_of_links_loses_nothing_elsewhere(clone: Clone, name: str, trust
 def test_a_cache_of_links_loses_nothing_elsewhere(clone: Clone, name: str) -> None:
     (clone.root / "cache" / name).symlink_to(clone.secret.parent)
     given = {"IMAGEFACTORY_CACHE": str(clone.root / "cache"), "IMAGEFACTORY_STORE": str(clone.root / "store")}
-    clone.run("store", "gc", "--cache", **given)
+    clone.run("image", "prune", "--cache", **given)
     assert list(clone.secret.parent.iterdir()) == [clone.secret]
 
 

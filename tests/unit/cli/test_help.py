@@ -28,11 +28,10 @@ LAST = {
     "completion": "a shell reads it",
     "emulate": "its output is the command's",
     "export": "its report ends with the other program's command",
-    "module": "its report ends with what a shell is told",
     "init": "its report ends with it: a folder may have to be entered first",
-    "inspect": "it answers a question",
     "report": "it ends with the files",
     "run": "its output is the command's",
+    "audit": "it answers a question",
     "sbom": "it ends with the file",
     "settings": "it answers a question",
     "show": "keys: it answers a question",
@@ -40,7 +39,8 @@ LAST = {
 }
 """Commands that name no next one, and why."""
 SHAPES = {
-    "--check": "lock, render: what the factory has; sbom: which checks",
+    "--user": "key: in the user's own file; run: as which user, as in Docker",
+    "--check": "lock, render: what the project has; image audit: which checks",
     "--output": "where it is written: a file, a folder, or a name in this folder",
     "-o": "the same",
     "--gpus": "how many; run: all",
@@ -59,7 +59,7 @@ def commands(group: click.Group = cli, path: tuple[str, ...] = ()) -> Iterator[t
 ALL = dict(commands())
 
 
-@pytest.mark.parametrize("words", [(), ("store",), ("registry",), ("keys",)])
+@pytest.mark.parametrize("words", [(), ("image",), ("recipe",), ("key",)])
 def test_help_shows_each_command_on_one_whole_line_of_80_columns(words: tuple[str, ...]) -> None:
     text = CliRunner().invoke(cli, [*words, "--help"], terminal_width=80).output
     assert max(map(len, text.splitlines())) <= 80
@@ -81,7 +81,7 @@ def test_help_has_a_heading_for_each_purpose() -> None:
     ("words", "hint"),
     [
         (("biuld",), "did you mean `imagefactory build`?"),
-        (("store", "lst"), "did you mean `imagefactory store list`?"),
+        (("image", "lst"), "did you mean `imagefactory image list`?"),
         (("version",), "did you mean `imagefactory --version`?"),
         (("ls",), "did you mean `imagefactory list`?"),
         (("frobnicate",), "`imagefactory --help` lists the commands"),
@@ -94,7 +94,7 @@ def test_an_unknown_command_has_a_suggestion(words: tuple[str, ...], hint: str, 
 
 
 def test_help_as_a_command_is_the_help_of_its_words(call: Call) -> None:
-    for words in ((), ("build",), ("store", "list")):
+    for words in ((), ("build",), ("image", "list")):
         assert call("help", *words).out == call(*words, "--help").out
     assert call("help", "build", "more").error_codes == ("command-unknown",)
 

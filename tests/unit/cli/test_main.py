@@ -59,7 +59,7 @@ def test_json_carries_a_format_version(call: Call) -> None:
     packages = shown["packages"]
     assert isinstance(packages, list)
     assert {package["version"] for package in packages if package["name"] == "torch"} == {"2.3.1"}
-    stored = call("store", "list", "--json").json()
+    stored = call("image", "list", "--json").json()
     assert (stored["format"], stored["images"]) == ("imagefactory.store/1", [])
 
 
@@ -148,7 +148,7 @@ def test_a_malformed_lock_is_named_by_line(call: Call, root: Path) -> None:
 
 
 def test_run_and_export_need_a_built_image(call: Call) -> None:
-    for arguments in (("run", "pytorch-2.3-cu121", "--", "python"), ("export", "pytorch-2.3-cu121")):
+    for arguments in (("run", "pytorch-2.3-cu121", "--", "python"), ("image", "export", "pytorch-2.3-cu121")):
         said = call(*arguments)
         assert said.code == errors.EXIT_BUILD
         assert "imagefactory build pytorch-2.3-cu121" in said.err
@@ -196,17 +196,17 @@ def test_an_image_is_removed_by_name_and_the_cache_by_need(call: Call, tmp_path:
     for path in (kept, other, archive, unpacked):
         path.parent.mkdir(parents=True)
         path.write_bytes(b"x" * 10)
-    wrong = call("store", "rm", "demo-1.0-cu12")
+    wrong = call("image", "remove", "demo-1.0-cu12")
     assert (wrong.code, wrong.error_codes) == (errors.EXIT_NOTHING_SELECTED, ("image-not-found",))
     assert "demo:1.0-cu12" in wrong.err  # the nearest name
-    assert call("store", "rm", "demo:1.0-cu12").code == 0
-    planned = call("store", "gc", "--cache", "--dry-run", "--json").json()
+    assert call("image", "remove", "demo:1.0-cu12").code == 0
+    planned = call("image", "prune", "--cache", "--dry-run", "--json").json()
     assert (planned["blobs"], planned["cache_bytes"]) == (4, 30)
     assert other.exists()
     assert archive.exists()
     assert unpacked.exists()
-    assert call("store", "gc", "--cache").code == 0
-    assert call("store", "gc", "--cache", "--json").json()["bytes"] == 0
+    assert call("image", "prune", "--cache").code == 0
+    assert call("image", "prune", "--cache", "--json").json()["bytes"] == 0
     assert kept.exists()
     assert not other.exists()
     assert not archive.exists()
@@ -222,15 +222,15 @@ def test_a_folder_that_is_no_store_is_never_collected(
         path.write_text("mine")
     before = sorted((tmp_path / "home").rglob("*"))
     monkeypatch.setenv("IMAGEFACTORY_STORE", str(tmp_path / "home"))
-    said = call("store", "gc")
+    said = call("image", "prune")
     assert said.code == errors.EXIT_BUILD
     assert said.error_codes == ("store-invalid",)
     assert sorted((tmp_path / "home").rglob("*")) == before
 
 
-@pytest.mark.parametrize("command", ["show", "run", "export"])
+@pytest.mark.parametrize("command", ["show", "run", "image export"])
 def test_a_pattern_that_fits_several_is_refused_where_one_is_meant(call: Call, command: str) -> None:
-    said = call(command, "pytorch-[12]*")
+    said = call(*command.split(), "pytorch-[12]*")
     assert said.code == errors.EXIT_USAGE
     assert "matches 10 targets" in said.err
     assert call("show", "pytorch-2.3*").code == 0
@@ -279,7 +279,7 @@ def test_what_no_recipe_makes_is_stale(call: Call, root: Path) -> None:
 def test_a_damaged_index_is_said_with_what_mends_it(call: Call, tmp_path: Path, content: str) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "index.json").write_text(content)
-    said = call("store", "list")
+    said = call("image", "list")
     assert said.code == errors.EXIT_BUILD
     assert f"rm {tmp_path}/store/index.json" in said.err
 
@@ -287,7 +287,7 @@ def test_a_damaged_index_is_said_with_what_mends_it(call: Call, tmp_path: Path, 
 def test_a_store_that_is_a_file_is_said(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("IMAGEFACTORY_STORE", str(tmp_path / "file"))
-    said = call("store", "list")
+    said = call("image", "list")
     assert said.code == errors.EXIT_BUILD
     assert "set `store`" in said.err
 
@@ -372,7 +372,7 @@ cli.main(["stop"])
 
 def test_an_archive_never_takes_the_place_of_a_device(call: Call, tmp_path: Path) -> None:
     add_image(Layout(tmp_path / "store"), "pytorch:2.3-cu121", [b"one"])
-    said = call("export", "pytorch-2.3-cu121", "-o", "/dev/null")
+    said = call("image", "export", "pytorch-2.3-cu121", "-o", "/dev/null")
     assert said.code == errors.EXIT_USAGE
     assert said.error_codes == ("output-not-file",)
     assert Path("/dev/null").is_char_device()

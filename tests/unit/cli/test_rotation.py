@@ -95,13 +95,13 @@ def standings(bench: Bench, trust: TrustRules) -> list[tuple[str, str]]:
 
 def here(bench: Bench) -> dict[str, str]:
     """The standing of each verdict in the registry for the site itself, by its capability."""
-    said = bench.call("verdicts", TARGET, "--registry", bench.registry.host, "--json")
+    said = bench.call("verdict", "list", TARGET, "--registry", bench.registry.host, "--json")
     rows = [row for image in json_of(said, "verdicts")["images"] for row in image["verdicts"]]
     return {row["report"]["device"]["capability"]: row["standing"] for row in rows}
 
 
 def rotate(bench: Bench) -> Any:
-    return json_of(bench.call("keys", "rotate", "--json"), "rotate")
+    return json_of(bench.call("key", "rotate", "--json"), "rotate")
 
 
 def forge(bench: Bench, key: SigningKey, capability: str, when: datetime) -> None:
@@ -135,11 +135,11 @@ def test_rotated_by_one_command(site: Bench) -> None:
 
 
 def test_a_retired_key_signs_nothing(site: Bench) -> None:
-    site.call("keys", "retire", "lab")
-    for words in (("catalogue",), ("revoke", TARGET, "--why", "x"), ("keys", "rotate")):
+    site.call("key", "retire", "lab")
+    for words in (("catalogue",), ("verdict", "revoke", TARGET, "--reason", "x"), ("key", "rotate")):
         assert site.call(*words, code=9).error_codes == ("signing-key-retired",)
-    assert site.call("keys", "new", "lab2")
-    site.call("keys", "trust", "lab2")
+    assert site.call("key", "create", "lab2")
+    site.call("key", "trust", "lab2")
     site.call("catalogue")  # in the place of that of a retired key
     invite(site)
     assert standings(site, invited(site)) == [("good", "lab")]
@@ -149,10 +149,10 @@ def test_rotation_refuses_before_it_changes_anything(site: Bench, monkeypatch: p
     file = site.folder / "root" / "imagefactory.toml"
     before = file.read_text()
     monkeypatch.setenv("IMAGEFACTORY_SIGNING_KEY", "lab")
-    site.call("keys", "rotate", code=2)
+    site.call("key", "rotate", code=2)
     monkeypatch.delenv("IMAGEFACTORY_SIGNING_KEY")
     with site_down(site):
-        site.call("keys", "rotate", code=8)
+        site.call("key", "rotate", code=8)
     assert file.read_text() == before
     assert not list((site.folder / "root").glob("retired-keys/*"))
     assert rotate(site)["name"] == "lab-2"
@@ -169,8 +169,8 @@ def site_down(bench: Bench) -> Iterator[None]:
 
 def test_the_log_says_who_did_what(site: Bench) -> None:
     rotate(site)
-    site.call("revoke", TARGET, "--why", "wrong sums")
-    rows = json_of(site.call("keys", "log", "--json"), "log")["acts"]
+    site.call("verdict", "revoke", TARGET, "--reason", "wrong sums")
+    rows = json_of(site.call("key", "log", "--json"), "log")["acts"]
     assert {frozenset(row) for row in rows} == {
         frozenset(("time", "user", "host", "action", "what", "where", "key", "why"))
     }
@@ -186,7 +186,7 @@ def test_the_log_says_who_did_what(site: Bench) -> None:
     log.write_bytes(before + b'{"action": "si')  # a kill
     site.call("catalogue")
     assert log.read_bytes().startswith(before)
-    after = json_of(site.call("keys", "log", "--json"), "log")["acts"]
+    after = json_of(site.call("key", "log", "--json"), "log")["acts"]
     assert after[: len(rows)] == rows
     assert after[-1]["action"] == "publish"
 
@@ -205,7 +205,7 @@ def test_a_retired_key_gains_nothing_by_dating_back(site: Bench) -> None:
     assert "12.1-cu121-sm90" not in {tag for tag, row in fates.items() if row["after"]}
     site.call("catalogue")
     assert standings(site, trust) == [("good", "lab")]  # the old one's alone
-    site.call("keys", "retire", "lab", code=2)  # nothing enters the record later
+    site.call("key", "retire", "lab", code=2)  # nothing enters the record later
     assert here(site)["9.0"] == "key-retired"
     # A catalogue of the past, in the place of the present one.
     made = (datetime.now(UTC) - 3 * MINUTE).replace(microsecond=0)
@@ -223,7 +223,9 @@ def test_without_its_record_nothing_of_a_retired_key_counts(site: Bench) -> None
     whole = record.read_text()
     lab = key_named(site, "lab")
     forge(site, lab, "9.0", datetime.now(UTC) - 3 * MINUTE)
-    forged = json_of(site.call("verdicts", TARGET, "--registry", site.registry.host, "--json"), "verdicts")
+    forged = json_of(
+        site.call("verdict", "list", TARGET, "--registry", site.registry.host, "--json"), "verdicts"
+    )
     names = {row["digest"] for image in forged["images"] for row in image["verdicts"]}
     record.write_text("".join(f"{name}\n" for name in sorted(names)))  # its digest stands in the settings
     assert set(here(site).values()) == {"key-retired"}
@@ -235,9 +237,9 @@ def test_without_its_record_nothing_of_a_retired_key_counts(site: Bench) -> None
 
 def test_of_a_stolen_key_nothing_counts_and_an_invitation_says_so(site: Bench) -> None:
     before = invited(site)
-    site.call("keys", "new", "fresh")
-    site.call("keys", "trust", "fresh")
-    site.call("keys", "retire", "lab", "--stolen")
+    site.call("key", "create", "fresh")
+    site.call("key", "trust", "fresh")
+    site.call("key", "retire", "lab", "--stolen")
     assert here(site) == {"8.0": "key-retired"}
     invite(site)
     (row, _) = tomllib.loads(published(site, "invitation").decode())["trust"]
@@ -274,8 +276,8 @@ def test_another_key_s_catalogue_is_not_replaced_in_silence(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(site.folder / "other"))
     root = site.folder / "root"
     write_settings(root, f'registry = "{site.registry.host}"\n')
-    site.call("keys", "new", "second")
-    site.call("keys", "trust", "second", "--since", "2026-01-01")
+    site.call("key", "create", "second")
+    site.call("key", "trust", "second", "--since", "2026-01-01")
     said = site.call("catalogue", code=9)
     assert "--yes-everybody-must-join-again" in said.err
     assert published(site) == first
@@ -297,7 +299,7 @@ def test_another_key_s_catalogue_is_not_replaced_in_silence(
 
 def test_a_revocation_reaches_who_reads_the_catalogue(site: Bench) -> None:
     image = site.tags["12.1-cu121"]
-    said = site.call("revoke", TARGET, "--capability", "8.0", "--why", "wrong sums", "--json")
+    said = site.call("verdict", "revoke", TARGET, "--capability", "8.0", "--reason", "wrong sums", "--json")
     assert len(json_of(said, "revoke")["catalogue"]) == 2
     trust = invited(site)
     (row,) = seen(site, trust).images
@@ -315,7 +317,7 @@ def test_a_revocation_reaches_who_reads_the_catalogue(site: Bench) -> None:
 
 def test_a_revocation_whose_catalogue_cannot_be_signed_says_what_to_run(site: Bench) -> None:
     publish_catalog(place_of(site, "catalogue"), foreign(site), datetime.now(UTC))
-    said = site.call("revoke", TARGET, "--why", "wrong sums", code=9)
+    said = site.call("verdict", "revoke", TARGET, "--reason", "wrong sums", code=9)
     assert said.error_codes == ("publish-incomplete",)
     assert "imagefactory catalogue" in said.err
     assert here(site) == {"8.0": VerdictStatus.REVOKED.value}

@@ -78,8 +78,8 @@ def test_any_image_of_the_store_runs_by_target_tag_or_digest(
     assert [image.digest for image, _ in ran] == [ours] * 4 + [other]
     for name, hint in (
         ("registry.example.org/lab/none:1", "imagefactory pull registry.example.org/lab/none:1"),
-        ("none:1", "imagefactory store list"),
-        (f"sha256:{'0' * 64}", "imagefactory store list"),
+        ("none:1", "imagefactory image list"),
+        (f"sha256:{'0' * 64}", "imagefactory image list"),
     ):
         said = call("run", name, "--", "true")
         assert (said.code, hint in said.err) == (3, True)

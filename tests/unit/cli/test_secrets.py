@@ -76,5 +76,5 @@ def test_what_a_setting_holds(
 ) -> None:
     for address in ADDRESSES[: 1 if name in DIRECTORY_SETTINGS else None]:  # a folder may have any name
         monkeypatch.setenv(ENVIRONMENT_PREFIX + name.upper(), address)
-        for command in (("list",), ("settings",), ("settings", "--json"), ("store", "list", "--json")):
+        for command in (("list",), ("settings",), ("settings", "--json"), ("image", "list", "--json")):
             assert SECRET not in str(say(capsys, *command)), (command, address)

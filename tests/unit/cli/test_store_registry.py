@@ -1,4 +1,4 @@
-"""push, pull, copy, registry list and prune: the command line in this process, a registry in it too."""
+"""push, pull, image copy, list and prune: the command line in this process, a registry in it too."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_the_registry_of_the_settings_is_used(
     call("push", "one-12.1-cu121")
     assert registry.find("a/b/one").tags
     call("pull", f"{registry.host}/a/b/one:{candidate_of(graph)}", store="fresh")
-    assert f"one:{candidate_of(graph)}" in call("store", "list", store="fresh").out.split()
+    assert f"one:{candidate_of(graph)}" in call("image", "list", store="fresh").out.split()
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_an_image_without_a_config_gets_no_name_here(
     said = call("pull", f"{registry.host}/odd:1", store="fresh", code=errors.EXIT_REGISTRY)
     assert "config of sha256:" in said.err
     assert "is malformed" in said.err
-    assert json_of(call("store", "list", "--json", store="fresh"), "store")["images"] == []
+    assert json_of(call("image", "list", "--json", store="fresh"), "store")["images"] == []
 
 
 @pytest.mark.parametrize("form", ["{target}@{digest}", "{target}:{tag}", "{target}:{tag}@{digest}"])
@@ -399,7 +399,7 @@ def test_copy_within_a_registry_sends_nothing(
 ) -> None:
     push(call, registry, "one-12.1-cu121", path="")
     source = f"{registry.host}/one:{candidate_of(graph)}"
-    said = call("copy", "--json", source, f"{registry.host}/elsewhere/one:kept")
+    said = call("image", "copy", "--json", source, f"{registry.host}/elsewhere/one:kept")
     value = json_of(said, "copy")
     assert value["digest"] == graph.root.descriptor.digest
     assert (value["bytes_sent"], value["blobs"]["mounted"]) == (0, 4)
@@ -413,10 +413,10 @@ def test_copy_to_another_registry_brings_all_and_referrers_on_demand(
     source = f"{registry.host}/one@{graph.root.descriptor.digest}"
     digest = graph.root.descriptor.digest
     with registry_made_here(Ways(referrers=False)) as other:
-        call("copy", source, f"{other.host}/one:kept")
+        call("image", "copy", source, f"{other.host}/one:kept")
         assert other.find("one").tags == {"kept": digest}
         assert RegistryClient(other.host).referrers("one", digest) == ()
-        said = call("copy", "--referrers", source, f"{other.host}/one:kept")
+        said = call("image", "copy", "--referrers", source, f"{other.host}/one:kept")
         assert digest in said.out
         (record,) = RegistryClient(other.host).referrers("one", digest)
         assert RegistryClient(other.host).referrers("one", digest, PUSHED_TYPE) == (record,)
@@ -428,7 +428,7 @@ def test_copy_to_another_registry_brings_all_and_referrers_on_demand(
 def test_copy_needs_a_place_with_a_tag(
     call: Call, registry: RegistryMadeHere, graph: ManifestGraph, destination: str, code: int
 ) -> None:
-    call("copy", f"{registry.host}/one:1", destination.format(host=registry.host), code=code)
+    call("image", "copy", f"{registry.host}/one:1", destination.format(host=registry.host), code=code)
 
 
 def test_copy_overwrites_no_candidate(
@@ -437,6 +437,7 @@ def test_copy_overwrites_no_candidate(
     stored_image(tmp_path / "store", "two", [b"other"])
     first, second = push(call, registry, "one-12.1-cu121", "two-12.1-cu121", path="")
     said = call(
+        "image",
         "copy",
         second["reference"],
         f"{registry.host}/one:{first['tag']}",
@@ -446,19 +447,19 @@ def test_copy_overwrites_no_candidate(
     assert registry.find("one").tags == {first["tag"]: first["digest"]}
 
 
-# --- registry list, registry prune ---------------------------------------------------------------
+# --- image list --registry, image prune --registry -----------------------------------------------
 
 
 def test_list_shows_candidates_and_tags(call: Call, registry: RegistryMadeHere, graph: ManifestGraph) -> None:
     push(call, registry, "one-12.1-cu121", "--tag", "nightly")
-    said = call("registry", "list", "--registry", f"{registry.host}/site")
+    said = call("image", "list", "--registry", f"{registry.host}/site")
     rows = [re.split(r"  +", line) for line in said.out.splitlines()]
     digest = graph.root.descriptor.digest
     assert rows[1][:2] + rows[1][3:] == [f"site/one:{candidate_of(graph)}", "candidate", digest]
     assert rows[2][:2] == ["site/one:nightly", "other"]
     assert said.out.splitlines()[-1] == f"nothing in {registry.host}/site/two"
     value = json_of(
-        call("registry", "list", "--json", "--registry", f"{registry.host}/site", "one-*"), "registry"
+        call("image", "list", "--json", "--registry", f"{registry.host}/site", "one-*"), "registry"
     )
     ((one),) = value["repositories"]
     assert [tag["kind"] for tag in one["tags"]] == ["candidate", "other"]
@@ -466,7 +467,7 @@ def test_list_shows_candidates_and_tags(call: Call, registry: RegistryMadeHere, 
 
 
 def prune(call: Call, registry: RegistryMadeHere, *arguments: str) -> dict[str, tuple[bool, str]]:
-    said = call("registry", "prune", "--json", "--registry", registry.host, "--older", "0h", *arguments)
+    said = call("image", "prune", "--json", "--registry", registry.host, "--older-than", "0h", *arguments)
     rows = [row for place in json_of(said, "registry")["repositories"] for row in place["candidates"]]
     return {row["tag"]: (row["removed"], row["why"]) for row in rows}
 
@@ -480,12 +481,14 @@ def test_prune_removes_old_candidates_and_their_records(
         tag = candidate_of(graph)
         assert prune(call, registry, "--dry-run")[tag][0]
         assert tag in registry.find("one").tags
-        said = call("registry", "prune", "--older", "30d", "--registry", registry.host)
+        said = call("image", "prune", "--older-than", "30d", "--registry", registry.host)
         assert f"kept one:{tag} (pushed " in said.out
         assert prune(call, registry)[tag][0]
         assert registry.find("one").tags == {}
         assert registry.find("one").manifests == {}
-        assert "no candidates" in call("registry", "prune", "--older", "0h", "--registry", registry.host).out
+        assert (
+            "no candidates" in call("image", "prune", "--older-than", "0h", "--registry", registry.host).out
+        )
 
 
 @pytest.mark.parametrize("kept_by", ["tag", "no record"])
@@ -515,7 +518,7 @@ def test_one_broken_tag_hides_no_other_and_is_pruned(
     (newer,) = push(call, registry, "one-12.1-cu121", "--tag", "nightly", path="")
     there, broken = registry.find("one"), candidate_of(graph)
     del there.manifests[graph.manifests[0].descriptor.digest]
-    said = call("registry", "list", "--json", "--registry", registry.host, "one-*")
+    said = call("image", "list", "--json", "--registry", registry.host, "one-*")
     ((one),) = json_of(said, "registry")["repositories"]
     assert {tag["tag"]: (tag["kind"], tag["size"] > 0) for tag in one["tags"]} == {
         broken: ("candidate", False),
@@ -540,7 +543,7 @@ def stored_sif(path: Path, subject: Descriptor, data: bytes, tag: str = "") -> S
 
 
 def listed(call: Call, code: int = 0) -> Any:
-    return json_of(call("store", "list", "--json", code=code), "store")
+    return json_of(call("image", "list", "--json", code=code), "store")
 
 
 def test_a_sif_kept_by_its_image_is_removed_by_the_name_that_list_shows(
@@ -549,15 +552,15 @@ def test_a_sif_kept_by_its_image_is_removed_by_the_name_that_list_shows(
     subject = graph.manifests[0].descriptor
     one, two = (stored_sif(tmp_path / "store", subject, data) for data in (b"one", b"two"))
     assert {row["name"] for row in listed(call)["sifs"]} == {one.name, two.name}
-    said = call("store", "rm", one.name, "one:12.1-cu12", code=errors.EXIT_NOTHING_SELECTED)
+    said = call("image", "remove", one.name, "one:12.1-cu12", code=errors.EXIT_NOTHING_SELECTED)
     assert said.error_codes == ("image-not-found",)
     assert "one:12.1-cu121?" in said.err
-    said = call("store", "rm", one.name[:-5] + ".sif", code=errors.EXIT_NOTHING_SELECTED)
+    said = call("image", "remove", one.name[:-5] + ".sif", code=errors.EXIT_NOTHING_SELECTED)
     assert f"{one.name}?" in said.err
     assert len(listed(call)["sifs"]) == 2  # nothing goes where one name is unknown
-    assert call("store", "rm", one.name).out == f"removed {one.name}\n"
+    assert call("image", "remove", one.name).out == f"removed {one.name}\n"
     assert [row["name"] for row in listed(call)["sifs"]] == [two.name]
-    call("store", "gc")
+    call("image", "prune")
     assert (one.path.exists(), two.path.exists()) == (False, True)
     assert [row["name"] for row in listed(call)["images"]] == ["one:12.1-cu121"]
 
@@ -570,9 +573,9 @@ def test_every_tag_of_a_sif_is_shown(call: Call, graph: ManifestGraph, tmp_path:
     value = listed(call)
     assert {row["name"] for row in value["sifs"]} == names | {sif.name}
     assert {row["digest"] for row in value["sifs"]} == {sif.digest}
-    said = call("store", "list").out.split()
+    said = call("image", "list").out.split()
     assert names | {sif.name} <= set(said)
-    call("store", "rm", *names, sif.name)
+    call("image", "remove", *names, sif.name)
     assert listed(call)["sifs"] == []
 
 
@@ -583,7 +586,7 @@ def test_a_damaged_sif_is_told_and_hides_nothing(call: Call, graph: ManifestGrap
     )
     lost.path.unlink()
     other.path.write_bytes(b"thre")
-    said = call("store", "list")
+    said = call("image", "list")
     assert f"error: {lost.name}: the file of {lost.digest} is missing" in said.err
     assert whole.name in said.out.split()
     value = listed(call)
@@ -592,8 +595,8 @@ def test_a_damaged_sif_is_told_and_hides_nothing(call: Call, graph: ManifestGrap
         (lost.name, errors.EXIT_BUILD),
         (other.name, errors.EXIT_BUILD),
     }
-    call("store", "rm", other.name)
-    call("store", "gc")
+    call("image", "remove", other.name)
+    call("image", "prune")
     value = listed(call)
     assert ([row["name"] for row in value["sifs"]], value["errors"]) == ([whole.name], [])
 
@@ -606,7 +609,7 @@ def test_a_damaged_image_is_a_failure_and_the_others_are_listed(
     value = listed(call, code=errors.EXIT_BUILD)
     assert [row["name"] for row in value["images"]] == ["two:12.1-cu121"]
     assert [row["target"] for row in value["errors"]] == ["one:12.1-cu121"]
-    said = call("store", "list", code=errors.EXIT_BUILD)
+    said = call("image", "list", code=errors.EXIT_BUILD)
     assert "two:12.1-cu121" in said.out.split()
 
 
@@ -620,8 +623,8 @@ def test_an_index_without_platforms_is_listed_and_hurts_nothing(
     value = listed(call)
     assert [row["name"] for row in value["images"]] == ["one:12.1-cu121"]
     assert [row["target"] for row in value["errors"]] == ["other:1"]
-    assert "other:1" in call("store", "list").out.split()
-    call("store", "rm", "other:1")
+    assert "other:1" in call("image", "list").out.split()
+    call("image", "remove", "other:1")
     assert listed(call)["errors"] == []
 
 

@@ -22,9 +22,8 @@ from imagefactory.actions import promote
 from imagefactory.actions.verdicts import attach_signed
 from imagefactory.errors import UsageError
 from imagefactory.model import Outcome
-from imagefactory.oci.artifacts import WITHDRAWN, put_artifact
 from imagefactory.oci.candidates import VERDICT_TYPE, candidate_tag, pushed_record
-from imagefactory.oci.graph import EMPTY, EMPTY_BLOB, StoreRepository
+from imagefactory.oci.graph import EMPTY, EMPTY_BLOB, WITHDRAWN, StoreRepository, put_artifact
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import (
     INDEX_TYPE,
@@ -62,7 +61,7 @@ def test_a_verified_candidate_gets_the_tags(bench: Bench) -> None:
     bench.promote()
     assert bench.tags == {"12.1-cu121": second, "12.1-cu121-sm80": second}
     reference = f"{bench.registry.host}/one@{first}"
-    assert bench.call("promote", reference, code=9).error_codes == ("tag-missing",)
+    assert bench.call("image", "promote", reference, code=9).error_codes == ("tag-missing",)
 
 
 @pytest.mark.parametrize("bench", [False], ids=["fallback"], indirect=True)
@@ -95,9 +94,9 @@ def test_verdicts_are_found_in_a_list_that_calls_them_something_else(bench: Benc
     bench.promote()
     assert bench.tags == {"12.1-cu121": first, "12.1-cu121-sm80": first}
     host = bench.registry.host
-    (image,) = json_of(bench.call("verdicts", f"{host}/one@{first}", "--json"), "verdicts")["images"]
+    (image,) = json_of(bench.call("verdict", "list", f"{host}/one@{first}", "--json"), "verdicts")["images"]
     assert [one["standing"] for one in image["verdicts"]] == ["good"]
-    bench.call("reconcile", "--registry", host)
+    bench.call("verdict", "sync", "--registry", host)
     bench.verify(first, "9.0")
     after = spoil()
     assert before < after
@@ -110,11 +109,13 @@ def test_revoked_and_verified_again(bench: Bench) -> None:
     old = bench.verify(second, now=datetime.now(UTC) - timedelta(minutes=5))
     bench.promote()
     host = bench.registry.host
-    said = bench.call("revoke", "one-12.1-cu121", "--registry", host, "--why", "wrong sums", "--json")
+    said = bench.call(
+        "verdict", "revoke", "one-12.1-cu121", "--registry", host, "--reason", "wrong sums", "--json"
+    )
     value = json_of(said, "revoke")
     assert value["revoked"] == [old]
     assert bench.tags == {"12.1-cu121": first, "12.1-cu121-sm80": first}
-    (image,) = json_of(bench.call("verdicts", f"{host}/one@{second}", "--json"), "verdicts")["images"]
+    (image,) = json_of(bench.call("verdict", "list", f"{host}/one@{second}", "--json"), "verdicts")["images"]
     assert [(one["standing"], one["why"]) for one in image["verdicts"]] == [("revoked", "wrong sums")]
     bench.verify(second, now=datetime.now(UTC) + timedelta(seconds=2))
     bench.promote()
@@ -127,9 +128,11 @@ def test_a_verdict_of_a_clock_that_goes_before_is_taken_back_at_once(bench: Benc
     ahead = bench.verify(image, now=datetime.now(UTC) + timedelta(minutes=4))
     more = ("--verdict", ahead[7:19]) if named else ()
     bench.promote()
-    said = bench.call("revoke", "one-12.1-cu121", "--registry", host, "--why", "wrong sums", "--json", *more)
+    said = bench.call(
+        "verdict", "revoke", "one-12.1-cu121", "--registry", host, "--reason", "wrong sums", "--json", *more
+    )
     assert json_of(said, "revoke")["revoked"] == [ahead]
-    (row,) = json_of(bench.call("verdicts", f"{host}/one@{image}", "--json"), "verdicts")["images"]
+    (row,) = json_of(bench.call("verdict", "list", f"{host}/one@{image}", "--json"), "verdicts")["images"]
     assert [one["standing"] for one in row["verdicts"]] == ["revoked"]
 
 
@@ -153,11 +156,11 @@ def test_what_is_no_image_stops_nobody(bench: Bench) -> None:
         put({**plain, "annotations": 5}),
         put({**plain, "platform": {"os": "linux", "architecture": "x"}}),
     ]
-    said = bench.call("promote", "one-12.1-cu121", "--registry", host)
+    said = bench.call("image", "promote", "one-12.1-cu121", "--registry", host)
     assert bench.tags["12.1-cu121"] == first
     for one in odd:
         assert f"{one['digest'][7:19]} in {host}/one is skipped" in said.err
-        assert "error: " in bench.call("verdicts", f"{host}/one@{one['digest']}", code=8).err
+        assert "error: " in bench.call("verdict", "list", f"{host}/one@{one['digest']}", code=8).err
 
 
 def test_the_last_one_revoked_loses_its_tags(bench: Bench) -> None:
@@ -165,7 +168,7 @@ def test_the_last_one_revoked_loses_its_tags(bench: Bench) -> None:
     bench.verify(first, now=datetime.now(UTC) - timedelta(minutes=5))
     bench.promote()
     host = bench.registry.host
-    wrong = ("revoke", f"{host}/one@{first}", "--why", "no", "--capability")
+    wrong = ("verdict", "revoke", f"{host}/one@{first}", "--reason", "no", "--capability")
     assert "no valid verdict" in bench.call(*wrong, "9.0", code=9).err
     said = bench.call(*wrong, "8.0")
     assert "removed" in said.out
@@ -180,7 +183,7 @@ def test_where_no_tag_can_be_removed_it_names_an_image_that_nothing_runs(bench: 
     bench.promote()
     bench.registry.ways = replace(bench.registry.ways, untag=False)
     host = bench.registry.host
-    said = bench.call("revoke", f"{host}/one@{first}", "--why", "no", "--json")
+    said = bench.call("verdict", "revoke", f"{host}/one@{first}", "--reason", "no", "--json")
     value = json_of(said, "revoke")
     assert value["revoked"]
     tags = value["promotions"][0]["tags"]
@@ -203,10 +206,10 @@ def test_only_a_trusted_key_takes_back(bench: Bench, known: bool) -> None:
     bench.verify(first, now=datetime.now(UTC) - timedelta(minutes=5))
     bench.promote()
     if known:
-        bench.call("keys", "retire", "lab", "--until", datetime.now(UTC).strftime("%Y-%m-%d"))
+        bench.call("key", "retire", "lab", "--until", datetime.now(UTC).strftime("%Y-%m-%d"))
     else:
         (bench.folder / "root" / "imagefactory.toml").write_text("")
-    said = bench.call("revoke", f"{bench.registry.host}/one@{first}", "--why", "no", code=9)
+    said = bench.call("verdict", "revoke", f"{bench.registry.host}/one@{first}", "--reason", "no", code=9)
     assert said.error_codes == ("signing-key-retired" if known else "signer-not-trusted",)
     assert bench.tags == {"12.1-cu121": first, "12.1-cu121-sm80": first}
 
@@ -216,15 +219,15 @@ def test_verdicts_are_shown_with_who_when_and_on_what(bench: Bench) -> None:
     bench.verify(first)
     bench.verify(first, "9.0", outcome=Outcome.WRONG_NUMBERS)
     host = bench.registry.host
-    said = bench.call("verdicts", f"{host}/one@{first}", "--numbers").out
+    said = bench.call("verdict", "list", f"{host}/one@{first}", "--numbers").out
     words = ("VALID", "verified", "wrong-numbers", "A GPU of the tests", "550.54.15", "lab", "local", "n 1.5")
     assert [word for word in words if word not in said] == []
     assert re.search(r"^wrong-numbers +yes +9\.0 ", said, re.MULTILINE)
-    said = bench.call("verdicts", "one-12.1-cu121", "--registry", host).out
+    said = bench.call("verdict", "list", "one-12.1-cu121", "--registry", host).out
     assert candidate_tag(bench.factory.targets[0], first) in said
-    bench.call("verdicts", f"{host}/one@{first}", "--capability", "8.0")
+    bench.call("verdict", "list", f"{host}/one@{first}", "--capability", "8.0")
     for capability in ("9.0", "8.6"):
-        bench.call("verdicts", f"{host}/one@{first}", "--capability", capability, code=9)
+        bench.call("verdict", "list", f"{host}/one@{first}", "--capability", capability, code=9)
 
 
 def test_without_a_trusted_key_nothing_counts(bench: Bench) -> None:
@@ -233,7 +236,7 @@ def test_without_a_trusted_key_nothing_counts(bench: Bench) -> None:
     (bench.folder / "root" / "imagefactory.toml").write_text("")
     bench.promote(code=9)
     assert bench.tags == {}
-    said = bench.call("verdicts", f"{bench.registry.host}/one@{first}").out
+    said = bench.call("verdict", "list", f"{bench.registry.host}/one@{first}").out
     assert "wrong-key" in said
     assert "verified" in said
 
@@ -253,7 +256,7 @@ def test_what_is_no_verdict_is_shown_as_malformed(bench: Bench) -> None:
         for blob, data in artifact.blobs:
             client.write("one", blob, lambda offset, data=data: iter((data[offset:],)))  # type: ignore[misc]
         client.put_manifest("one", artifact.manifest.data, MANIFEST_TYPE)
-    said = bench.call("verdicts", f"{bench.registry.host}/one@{first}", "--json")
+    said = bench.call("verdict", "list", f"{bench.registry.host}/one@{first}", "--json")
     (image,) = json_of(said, "verdicts")["images"]
     assert [one["standing"] for one in image["verdicts"]] == ["malformed", "malformed"]
     bench.promote(code=9)
@@ -266,20 +269,20 @@ def test_gc_keeps_what_is_verified_and_nothing_else(bench: Bench) -> None:
     second = bench.push(b"b", 2)
     third = bench.push(b"c", 3)
     assert all(layout.manifest(one) for one in (first, second, third))
-    bench.call("store", "gc")
+    bench.call("image", "prune")
     assert layout.manifest(first)
     assert layout.manifest(third)
     assert layout.manifest(second) is None
     layout.load("one", layout.manifest(first)[0])  # type: ignore[index]  # every blob of it
-    bench.call("promote", "one-12.1-cu121")
+    bench.call("image", "promote", "one-12.1-cu121")
     assert layout.tags()["one:12.1-cu121-sm80"].digest == first
     assert layout.tags()["one:12.1-cu121"].digest == third  # a build sets it, not promotion
     layout.untag("one:12.1-cu121-sm80")
     (bench.folder / "root" / "imagefactory.toml").write_text("[[trust]]\n")
-    assert "nothing" not in bench.call("store", "gc", code=2).out
+    assert "nothing" not in bench.call("image", "prune", code=2).out
     assert layout.manifest(first)
     (bench.folder / "root" / "imagefactory.toml").write_text("")
-    bench.call("store", "gc")
+    bench.call("image", "prune")
     assert layout.manifest(first) is None
 
 
@@ -288,11 +291,11 @@ def test_prune_keeps_what_is_verified(bench: Bench) -> None:
     first = bench.push(b"a", 1)
     second = bench.push(b"b", 2)
     bench.verify(first)
-    said = bench.call("registry", "prune", "--older", "0h", "--registry", bench.registry.host)
+    said = bench.call("image", "prune", "--older-than", "0h", "--registry", bench.registry.host)
     assert f"kept one:{candidate_tag(bench.factory.targets[0], first)} (it has a verdict)" in said.out
     assert f"removed one:{candidate_tag(bench.factory.targets[0], second)}" in said.out
     (bench.folder / "root" / "imagefactory.toml").write_text("")
-    bench.call("registry", "prune", "--older", "0h", "--registry", bench.registry.host)
+    bench.call("image", "prune", "--older-than", "0h", "--registry", bench.registry.host)
     there = bench.registry.find("one")
     assert there.tags == {}
     assert {kind for kind, _ in there.manifests.values()} <= {INDEX_TYPE}  # what lists were before
@@ -304,13 +307,15 @@ def test_what_was_revoked_stays_so_when_its_candidate_was_pruned_and_pushed_agai
     first, host = bench.push(b"a", 1), bench.registry.host
     bench.verify(first, now=datetime.now(UTC) - timedelta(minutes=5))
     elsewhere = {"store": "another-store"}
-    bench.call("revoke", f"{host}/one@{first}", "--why", "wrong sums", **elsewhere)
-    assert "removed" in bench.call("registry", "prune", "--older", "0h", "--registry", host, **elsewhere).out
+    bench.call("verdict", "revoke", f"{host}/one@{first}", "--reason", "wrong sums", **elsewhere)
+    assert (
+        "removed" in bench.call("image", "prune", "--older-than", "0h", "--registry", host, **elsewhere).out
+    )
     assert first not in bench.registry.find("one").manifests
-    bench.call("reconcile", "--registry", host, **elsewhere)
+    bench.call("verdict", "sync", "--registry", host, **elsewhere)
     assert bench.push(b"a", 2) == first
-    bench.call("reconcile", "--registry", host)
-    said = bench.call("verdicts", f"{host}/one@{first}", "--json")
+    bench.call("verdict", "sync", "--registry", host)
+    said = bench.call("verdict", "list", f"{host}/one@{first}", "--json")
     ((row,),) = (image["verdicts"] for image in json_of(said, "verdicts")["images"])
     assert row["standing"] == "revoked"
     bench.promote(code=9)
@@ -336,13 +341,13 @@ def test_reconcile_mends_a_list_that_lost_rows(bench: Bench) -> None:
         del there.manifests[made[0]]
     client = RegistryClient(host)
     assert made[0] not in {one.digest for one in client.referrers("one", manifest)}
-    said = json_of(bench.call("reconcile", "--registry", host, "--json"), "reconcile")
+    said = json_of(bench.call("verdict", "sync", "--registry", host, "--json"), "reconcile")
     (row,) = [row for row in said["repositories"] if row["place"].endswith("/one")]
     assert row["mended"] == [made[0]]
     assert row["listed"] == 3  # the other verdict, and a test-result statement of each
     assert {*made} <= {one.digest for one in client.referrers("one", manifest)}
     shutil.rmtree(bench.folder / "store" / "journal")  # the store itself knows them too
-    assert "4 listed" in bench.call("reconcile", "--registry", host).out
+    assert "4 listed" in bench.call("verdict", "sync", "--registry", host).out
 
 
 def test_one_verdict_of_several_is_taken_back_by_its_first_digits(bench: Bench) -> None:
@@ -350,38 +355,44 @@ def test_one_verdict_of_several_is_taken_back_by_its_first_digits(bench: Bench) 
     past = datetime.now(UTC) - timedelta(minutes=5)
     one, other = bench.verify(first, now=past), bench.verify(first, "9.0", now=past)
     name = f"{bench.registry.host}/one@{first}"
-    assert "0 verdicts" in bench.call("revoke", name, "--why", "no", "--verdict", "xyz", code=2).err
-    assert "0 verdicts" in bench.call("revoke", name, "--why", "no", "--verdict", "sha256:", code=2).err
-    said = bench.call("revoke", name, "--why", "no", "--verdict", other[7:19], "--json")
+    assert (
+        "0 verdicts"
+        in bench.call("verdict", "revoke", name, "--reason", "no", "--verdict", "xyz", code=2).err
+    )
+    assert (
+        "0 verdicts"
+        in bench.call("verdict", "revoke", name, "--reason", "no", "--verdict", "sha256:", code=2).err
+    )
+    said = bench.call("verdict", "revoke", name, "--reason", "no", "--verdict", other[7:19], "--json")
     assert json_of(said, "revoke")["revoked"] == [other]
-    (image,) = json_of(bench.call("verdicts", name, "--json"), "verdicts")["images"]
+    (image,) = json_of(bench.call("verdict", "list", name, "--json"), "verdicts")["images"]
     assert {row["digest"]: row["standing"] for row in image["verdicts"]} == {one: "good", other: "revoked"}
 
 
 def test_the_store_and_the_registry_are_told_apart(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = bench.call("verdicts", "one-12.1-cu121", code=3)
+    said = bench.call("verdict", "list", "one-12.1-cu121", code=3)
     assert said.error_codes == ("image-not-found",)
     assert "one-12.1-cu121" in said.err
     first = bench.push(b"a", 1)
-    assert "not-tested" in bench.call("verdicts", "one-12.1-cu121").out
+    assert "not-tested" in bench.call("verdict", "list", "one-12.1-cu121").out
     bench.verify(first)
     monkeypatch.setenv("IMAGEFACTORY_REGISTRY", bench.registry.host)
-    found = json_of(bench.call("verdicts", "one-12.1-cu121", "--json"), "verdicts")["images"]
+    found = json_of(bench.call("verdict", "list", "one-12.1-cu121", "--json"), "verdicts")["images"]
     assert [one["place"] for one in found] == [
         f"{bench.folder / 'store'}/one",
         f"{bench.registry.host}/one",
     ]
     assert [[row["proves"] for row in one["verdicts"]] for one in found] == [[True], [True]]
-    named = bench.call("verdicts", f"one-12.1-cu121@{first}", "--json")
+    named = bench.call("verdict", "list", f"one-12.1-cu121@{first}", "--json")
     assert len(json_of(named, "verdicts")["images"]) == 1
-    wrong = ("verdicts", f"{bench.registry.host}/one@{first}", "--registry", bench.registry.host)
+    wrong = ("verdict", "list", f"{bench.registry.host}/one@{first}", "--registry", bench.registry.host)
     assert bench.call(*wrong, code=2).error_codes == ("option-conflict",)
 
 
 def test_what_is_asked_of_no_registry_is_said(bench: Bench) -> None:
-    assert "registry = " in bench.call("reconcile", code=2).err
+    assert "registry = " in bench.call("verdict", "sync", code=2).err
     bench.build(b"a")
-    wrong = bench.call("verdicts", "one-12.1-cu121", "--capability", "x", code=2)
+    wrong = bench.call("verdict", "list", "one-12.1-cu121", "--capability", "x", code=2)
     assert (wrong.error_codes, "--capability" in wrong.err) == (("option-invalid",), True)
 
 
@@ -399,7 +410,16 @@ sys.meta_path.insert(0, Lacking())
 from imagefactory.cli import main
 main(sys.argv[1:])
 """
-    command = [sys.executable, "-c", block, "-C", str(bench.folder / "root"), "verdicts", "one-12.1-cu121"]
+    command = [
+        sys.executable,
+        "-c",
+        block,
+        "-C",
+        str(bench.folder / "root"),
+        "verdict",
+        "list",
+        "one-12.1-cu121",
+    ]
     environ = {**os.environ, "IMAGEFACTORY_STORE": str(bench.folder / "store")}
     done = subprocess.run(command, env=environ, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
@@ -431,7 +451,7 @@ def test_another_promoter_at_the_same_tags(bench: Bench, monkeypatch: pytest.Mon
         assert [one.get("12.1-cu121") for one in decided] == [None, second]
         assert bench.tags == {"12.1-cu121": second, "12.1-cu121-sm80": first}
     else:
-        said = bench.call("promote", "one-12.1-cu121", "--registry", bench.registry.host, code=8)
+        said = bench.call("image", "promote", "one-12.1-cu121", "--registry", bench.registry.host, code=8)
         assert said.error_codes == ("tags-contended",)
 
 
@@ -460,7 +480,9 @@ def test_the_config_of_a_verified_image_with_other_layers_is_another_image(bench
     (copied,) = read_verdicts(place, bench.manifest(first))
     put_statement(place, SignedStatement(kind=VERDICT_TYPE, subject=forged, envelope=copied.envelope))
 
-    (image,) = json_of(bench.call("verdicts", f"{host}/one@{forged.digest}", "--json"), "verdicts")["images"]
+    (image,) = json_of(bench.call("verdict", "list", f"{host}/one@{forged.digest}", "--json"), "verdicts")[
+        "images"
+    ]
     assert [(one["standing"], one["proves"]) for one in image["verdicts"]] == [("other-subject", False)]
     bench.promote()
     assert bench.tags == {"12.1-cu121": first, "12.1-cu121-sm80": first}
@@ -471,14 +493,14 @@ def test_a_revoked_verdict_stays_so_in_another_artifact(bench: Bench) -> None:
     first, host = bench.push(b"a", 1), bench.registry.host
     verdict = bench.verify(first, now=datetime.now(UTC) - timedelta(minutes=5))
     name, client = f"{host}/one@{first}", RegistryClient(host)
-    bench.call("revoke", name, "--why", "no", "--verdict", verdict[7:19])
+    bench.call("verdict", "revoke", name, "--reason", "no", "--verdict", verdict[7:19])
     (artifact,) = bench.artifacts(first)
     there = client.manifest("one", artifact)
     assert there is not None
     data = canonical_json({**json.loads(there[1]), "annotations": {"again": "1"}})
     client.put_manifest("one", data, MANIFEST_TYPE)
     assert len(bench.artifacts(first)) == 2
-    (image,) = json_of(bench.call("verdicts", name, "--json"), "verdicts")["images"]
+    (image,) = json_of(bench.call("verdict", "list", name, "--json"), "verdicts")["images"]
     assert [(one["digest"], one["standing"]) for one in image["verdicts"]] == [(verdict, "revoked")]
     bench.promote(code=9)
 
@@ -517,7 +539,7 @@ def test_an_index_with_a_verified_image_and_another_gets_no_tag(bench: Bench, mo
         StoreRepository(store=client, repository="one"),
         pushed_record(forged, datetime(2026, 11, 9, tzinfo=UTC)),
     )
-    assert forged.digest[7:19] in bench.call("promote", "one-12.1-cu121", "--registry", host).err
+    assert forged.digest[7:19] in bench.call("image", "promote", "one-12.1-cu121", "--registry", host).err
     assert bench.tags == {"12.1-cu121": first, "12.1-cu121-sm80": first}
 
 

@@ -52,12 +52,12 @@ HEALTHY = MachineFacts(
     gpu_nodes=("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm"), driver="550.90.07",
     driver_libraries=("libcuda.so.1",),
     probes=(
-        ProbeResult(name="docker", found="docker 26.1.5, buildx 0.13.1"),
-        ProbeResult(name="apptainer", found="apptainer 1.4.5"),
-        ProbeResult(name="conda", found="py-rattler 0.28.0"),
-        ProbeResult(name="package index", found="uv's default answers"),
-        ProbeResult(name="debian mirror", found="bookworm found there"),
-        ProbeResult(name="registry", found="registry.example.org answers without credentials"),
+        ProbeResult(name="docker", answer="docker 26.1.5, buildx 0.13.1"),
+        ProbeResult(name="apptainer", answer="apptainer 1.4.5"),
+        ProbeResult(name="conda", answer="py-rattler 0.28.0"),
+        ProbeResult(name="package index", answer="uv's default answers"),
+        ProbeResult(name="debian mirror", answer="bookworm found there"),
+        ProbeResult(name="registry", answer="registry.example.org answers without credentials"),
     ),
 )  # fmt: skip
 
@@ -65,7 +65,7 @@ HEALTHY = MachineFacts(
 def refusing(*names: str, **changes: object) -> MachineFacts:
     """HEALTHY where these probes were refused."""
     probes = tuple(
-        replace(probe, found="", refusal="no answer", remedy="mend it") if probe.name in names else probe
+        replace(probe, answer="", refusal="no answer", remedy="mend it") if probe.name in names else probe
         for probe in HEALTHY.probes
     )
     return replace(HEALTHY, probes=probes, **changes)  # type: ignore[arg-type]

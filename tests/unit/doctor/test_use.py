@@ -24,13 +24,13 @@ KEY = TrustedKeyName(name="lab", since=NOW - DAY, until=NOW + 99 * DAY)
 WELL = UsageFacts(
     now=NOW,
     keys=(KEY,),
-    catalogue=ProbeResult(name="catalogue", found="registry.example.org/gpu, made today"),
+    catalogue=ProbeResult(name="catalogue", answer="registry.example.org/gpu, made today"),
     images=9,
     verified=7,
     site="chtc",
     site_origin="/etc/xdg/imagefactory/imagefactory.toml",
-    pool=ProbeResult(name="pool", found="HTCondor 23.9"),
-    factory=ProbeResult(name="factory", found="/home/you/factory"),
+    pool=ProbeResult(name="pool", answer="HTCondor 23.9"),
+    factory=ProbeResult(name="factory", answer="/home/you/factory"),
     signers=("lab",),
 )
 GPU = Diagnosis(name="GPU", state=Health.WARNING, detail="none here", needed_for="gpu")
@@ -98,7 +98,7 @@ def test_verifying_needs_a_factory_and_says_without_a_key_that_nothing_is_signed
     found = diagnose_verify(replace(WELL, factory=none, signers=()), ())
     assert told(found, "factory").state is Health.MISSING
     assert told(found, "signing").state is Health.WARNING
-    assert "keys new" in told(found, "signing").remedy
+    assert "key create" in told(found, "signing").remedy
 
 
 def test_a_retired_key_beside_a_valid_one_lacks_nothing() -> None:

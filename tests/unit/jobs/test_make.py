@@ -192,10 +192,10 @@ def test_without_a_registry_an_own_image_is_advised_as_a_file(predicted: bool) -
     with pytest.raises(NothingSelectedError) as caught:
         resolve(in_the_store_alone(sif=False), own=True, predicted=predicted)
     assert caught.value.code == "image-not-exported"
-    assert f"imagefactory export {NAME} --format sif" in caught.value.hint
+    assert f"imagefactory image export {NAME} --format sif" in caught.value.hint
     job = resolve(in_the_store_alone(sif=True), own=True, predicted=True)
     assert job.image.kind is ImageKind.SIF
-    assert job.fetch == f"imagefactory export {NAME} --format sif"
+    assert job.fetch == f"imagefactory image export {NAME} --format sif"
 
 
 def test_a_file_is_advised_where_jobs_can_take_it_and_who_has_the_image() -> None:
@@ -227,7 +227,7 @@ def test_verdicts_of_strangers_count_for_nothing() -> None:
     assert "imagefactory join" in caught.value.hint
     with pytest.raises(CheckFailedError) as caught:
         resolve(trust=TrustRules(keys=(), policy=AcceptancePolicy()), own=True)
-    assert "imagefactory keys trust FILE.pub" in caught.value.hint
+    assert "imagefactory key trust FILE.pub" in caught.value.hint
     another = replace(TRUST.keys[0], name="another", keyid=STRANGER.keyid, public=STRANGER.public)
     with pytest.raises(CheckFailedError) as caught:  # he believes whoever signed the catalogue, and no more
         resolve(trust=TrustRules(keys=(another,)))
@@ -397,7 +397,7 @@ def test_a_sif_is_the_one_that_was_verified(here: Path) -> None:
     assert caught.value.code == "sif-missing"
     assert name in caught.value.message
     assert caught.value.hint.endswith(name)
-    assert resolve(catalogue, own=True).fetch == f"imagefactory export {NAME} --format sif"
+    assert resolve(catalogue, own=True).fetch == f"imagefactory image export {NAME} --format sif"
     (here / name).write_bytes(b"another")
     with pytest.raises(UsageError) as caught:
         check_files(job, QuietProgress())

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[3]
             "the bases are debian-12, debian-13, debian-12-arm64",
         ),
         (
-            "export --compression fast pytorch-2.3-cu121",
+            "image export --compression fast pytorch-2.3-cu121",
             "--compression requires --format sif",
             "add --format sif or remove --compression",
         ),
@@ -39,10 +39,14 @@ ROOT = Path(__file__).parents[3]
             "add --kit DIR or remove --nonce-dir",
         ),
         ("compat jax-0.10.2-cpu", "jax-0.10.2-cpu is for CPUs only", "remove jax-0.10.2-cpu"),
-        ("new pytorch", f"{ROOT}/recipes/pytorch.yaml already exists", "edit it, or choose another family"),
+        (
+            "recipe new pytorch",
+            f"{ROOT}/recipes/pytorch.yaml already exists",
+            "edit it, or choose another family",
+        ),
         ("report", "no output is given", "add --html DIR, --svg FILE or --badge FILE"),
         (
-            "registry prune --older x --registry r.example",
+            "image prune --older-than x --registry r.example",
             "'x' is not an age",
             "write hours, days or weeks: 12h, 30d, 2w",
         ),

@@ -42,7 +42,7 @@ def returned(error: ImagefactoryError) -> None:
             lambda: returned(no_space(Path("/store"))),
             "disk-full",
             "no space left in /store",
-            "free some space (imagefactory store gc), then run the same command again",
+            "free some space (imagefactory image prune), then run the same command again",
         ),
         (
             lambda: Layout(Path("/none")).read(Descriptor(media_type="", digest=DIGEST, size=1)),
@@ -54,7 +54,7 @@ def returned(error: ImagefactoryError) -> None:
             lambda: choose_image("a:1", []),
             "store-platform-missing",
             "a:1 has no image for linux/amd64, only for nothing",
-            "run imagefactory store rm a:1",
+            "run imagefactory image remove a:1",
         ),
         (
             lambda: returned(layer_error("torch", EntryError("'../x' leaves the layer"))),

@@ -68,7 +68,7 @@ GOLDEN: tuple[tuple[Action, str, str], ...] = (
     (
         lambda factory, target, _: resolve_image(factory, "pytorch:9", "", QUIET),
         "no image 'pytorch:9' in {tmp}/store",
-        "see imagefactory store list",
+        "see imagefactory image list",
     ),
     (
         lambda factory, target, _: check_not_cpu(replace(target, cuda="none", capabilities=())),
@@ -115,7 +115,7 @@ GOLDEN: tuple[tuple[Action, str, str], ...] = (
     (
         invited,
         "this project trusts no key, so readers could not trust its catalog",
-        "imagefactory keys new NAME && imagefactory keys trust NAME && imagefactory catalogue",
+        "imagefactory key create NAME && imagefactory key trust NAME && imagefactory catalogue",
     ),
     (
         copied,

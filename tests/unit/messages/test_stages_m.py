@@ -67,7 +67,7 @@ def own_files(path: Path) -> None:
             lambda path: find_stored(access(path), "lab:1.0"),
             "image-not-found",
             "no image 'lab:1.0' in PATH/store",
-            "see imagefactory store list",
+            "see imagefactory image list",
         ),
         (
             lambda _: offered_reference(make_image(target="lab-1.0-cu121", reference="", sifs=())),

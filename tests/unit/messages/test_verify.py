@@ -71,7 +71,7 @@ MESSAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "signing-key-not-found": (
         lambda folder: find_key(f"{folder}/lab.pem", {}),
         "signing-key: {folder}/lab.pem is not a file",
-        "set the file of a key, or create one: imagefactory keys new NAME",
+        "set the file of a key, or create one: imagefactory key create NAME",
     ),
     "project-not-found": (
         lambda folder: read_text(folder / "imagefactory.toml"),
@@ -86,7 +86,7 @@ MESSAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "key-not-trusted": (
         lambda folder: named_key("", "lab", f"{folder}/imagefactory.toml"),
         "{folder}/imagefactory.toml: no key 'lab' is trusted",
-        "list the keys: imagefactory keys show",
+        "list the keys: imagefactory key list",
     ),
     "kit-invalid": (
         read_nonce,

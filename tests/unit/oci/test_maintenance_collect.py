@@ -134,12 +134,12 @@ def test_the_command_names_what_stays_in_the_store_and_the_cache(
         path.parent.mkdir(parents=True)
         path.write_bytes(b"12345")
     refuse(monkeypatch, "stays", "left")
-    said = call("store", "gc", "--cache")
+    said = call("image", "prune", "--cache")
     assert said.code == EXIT_BUILD
     assert set(said.error_codes) == {"cannot-delete-file"}
     assert f"{layout.tmp}/left/.../stays" in said.err
     assert f"{stays.parent}/.../stays" in said.err
     assert "5 bytes" in said.out
     assert (stays.exists(), goes.exists()) == (True, False)
-    told = call("store", "gc", "--cache", "--json").json()
+    told = call("image", "prune", "--cache", "--json").json()
     assert [row["target"] for row in told["errors"]] == [f"{layout.tmp}/left", str(stays.parent)]

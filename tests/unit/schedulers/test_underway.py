@@ -557,7 +557,7 @@ def test_collecting_again_finds_what_was_signed_and_signs_nothing(
 
 
 def test_a_verdict_that_is_gone_everywhere_is_said_and_never_signed_again(site: Site) -> None:
-    """As where `store gc` removed it when it had expired."""
+    """As where `image prune` removed it when it had expired."""
     kept_sif(site)
     folder = site.makes(image="sif").folder
     site.pool.play(folder)

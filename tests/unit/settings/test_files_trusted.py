@@ -16,6 +16,7 @@ from imagefactory.settings.load import Settings, load_settings
 from imagefactory.trust.keys import make_key
 from imagefactory.trust.policy import read_trust
 from tests.made.command import Said, json_of, say
+from tests.made.errors import fails
 from tests.made.trusted import trust, write_settings
 
 TEXT = 'solver = "micromamba"\n'
@@ -70,9 +71,8 @@ def test_a_record_of_another_user_is_not_heeded(home: Path, clone: Path) -> None
 def test_a_fifo_in_the_files_place_is_an_error(clone: Path) -> None:
     (clone / "imagefactory.toml").unlink()
     os.mkfifo(clone / "imagefactory.toml")
-    with pytest.raises(UsageError) as caught:
+    with fails("settings-file-invalid"):
         load_settings(directory=clone, start=clone, environ={})
-    assert caught.value.code == "settings-file-invalid"
 
 
 def test_a_relative_home_is_no_folder_of_a_project(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,9 +112,8 @@ def test_a_project_above_counts_only_where_it_is_the_users_own(
         os.chown(path, user, user, follow_symlinks=False)
     assert upwards(root, environ, user).site.value == "chtc"
     os.chown({"folder": root, "target": target}.get(whose, file), STRANGER, -1, follow_symlinks=False)
-    with pytest.raises(UsageError) as caught:
+    with fails("project-owner-not-trusted") as caught:
         upwards(root, environ, user)
-    assert caught.value.code == "project-owner-not-trusted"
     assert f"imagefactory -C {root} settings --trust" in caught.value.hint
     named = load_settings(directory=root, start=root, environ=environ, user=user)
     assert named.site.value == "chtc"
@@ -150,9 +149,8 @@ def test_what_every_user_can_write_does_not_count(
     if counts:
         assert upwards(root, {}, os.geteuid()).site.value == "chtc"
     else:
-        with pytest.raises(UsageError) as caught:
+        with fails("project-world-writable"):
             upwards(root, {}, os.geteuid())
-        assert caught.value.code == "project-world-writable"
 
 
 # --- the commands ----------------------------------------------------------------------------------
@@ -230,13 +228,13 @@ def test_a_person_at_a_terminal_is_asked_once(
     monkeypatch.setattr("imagefactory.cli.output.is_terminal", lambda: True)
     monkeypatch.setattr("click.confirm", confirm)
     (clone / "imagefactory.toml").write_text('codec = "gzip"\nregistry = "registry.example/gpu"\n')
-    first = say(capsys, "-C", str(clone), "keys", "show")
+    first = say(capsys, "-C", str(clone), "key", "list")
     assert ("2: registry = registry.example/gpu" in first.err, len(questions)) == (True, 1)
     assert first.code == (EXIT_OK if answer else EXIT_USAGE)
-    say(capsys, "-C", str(clone), "keys", "show")
+    say(capsys, "-C", str(clone), "key", "list")
     assert len(questions) == (1 if answer else 2)
     (clone / "imagefactory.toml").write_text('registry = "other.example/gpu"\n')
-    assert say(capsys, "-C", str(clone), "keys", "show", "--json").code == EXIT_USAGE  # no program is asked
+    assert say(capsys, "-C", str(clone), "key", "list", "--json").code == EXIT_USAGE  # no program is asked
     assert len(questions) == (1 if answer else 2)
 
 
@@ -251,12 +249,12 @@ def test_a_strangers_own_key_counts_for_nobody(
     make_key(home / ".config/imagefactory/keys", "lab")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/imagefactory.toml").touch()
-    assert say(capsys, "-C", str(tmp_path / "mine"), "keys", "trust", "lab").code == EXIT_OK
+    assert say(capsys, "-C", str(tmp_path / "mine"), "key", "trust", "lab").code == EXIT_OK
     row = (tmp_path / "mine/imagefactory.toml").read_text()
     (clone / "imagefactory.toml").write_text(row)
-    assert say(capsys, "-C", str(clone), "keys", "show").code == EXIT_USAGE
-    assert say(capsys, "keys", "trust", "--global", "lab", "--until", "2098-01-01").code == EXIT_OK
-    shown = say(capsys, "-C", str(clone), "keys", "show", "--json")
+    assert say(capsys, "-C", str(clone), "key", "list").code == EXIT_USAGE
+    assert say(capsys, "key", "trust", "--user", "lab", "--until", "2098-01-01").code == EXIT_OK
+    shown = say(capsys, "-C", str(clone), "key", "list", "--json")
     assert [key["until"][:4] for key in json_of(shown, "keys")["keys"]] == ["2098"]
 
 
@@ -265,7 +263,7 @@ def test_a_new_key_keeps_the_trust_and_trusts_no_other_line(
     home: Path, clone: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(*words: str) -> Said:
-        return say(capsys, "-C", str(clone), "keys", *words)
+        return say(capsys, "-C", str(clone), "key", *words)
 
     def trusted() -> bool:
         try:
@@ -285,7 +283,7 @@ def test_a_new_key_keeps_the_trust_and_trusts_no_other_line(
     assert trusted()
     # A row of a key that the user knows asks nobody; it does not become trusted with another.
     make_key(home / ".config/imagefactory/keys", "other")
-    assert say(capsys, "keys", "trust", "--global", "other").code == EXIT_OK
+    assert say(capsys, "key", "trust", "--user", "other").code == EXIT_OK
     file.write_text("")
     assert run("trust", "other").code == EXIT_OK
     untrust_project(clone, os.environ)

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from imagefactory.actions.promote import next_name, write_record
 from imagefactory.cli import cli
-from imagefactory.errors import EXIT_USAGE, ImagefactoryError, StatementError, UsageError
+from imagefactory.errors import EXIT_USAGE, ImagefactoryError, UsageError
 from imagefactory.settings.choices import HTCONDOR, SLURM
 from imagefactory.settings.load import load_settings
 from imagefactory.trust.keys import (
@@ -50,6 +50,7 @@ from imagefactory.trust.policy import (
     retire_key,
 )
 from imagefactory.verify.report import EVIDENCE_ACTIONS, EVIDENCE_KIT, EVIDENCE_LOCAL
+from tests.made.errors import fails
 from tests.made.full_disk import full_disk
 from tests.made.trusted import write_settings
 from tests.made.verdicts import DAY, LAB, NOW, STRANGER
@@ -66,8 +67,6 @@ GRANT = TrustGrant(key=PublicKey(name="lab", raw=LAB.public), since=date(2026, 1
 DIGEST, OTHER = "sha256:" + "1" * 64, "sha256:" + "2" * 64
 TOML = add_key("", GRANT, "x")
 
-# --- private keys ------------------------------------------------------------------------------------
-
 
 def test_a_new_key_is_for_its_owner_alone(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "keys"
@@ -76,9 +75,8 @@ def test_a_new_key_is_for_its_owner_alone(tmp_path: Path) -> None:
     assert stat.S_IMODE((folder / "lab.pem").stat().st_mode) == 0o600
     assert read_signing_key(folder / "lab.pem").keyid == made.keyid
     assert read_public("lab", folder) == made == own_keys(folder)[0]
-    with pytest.raises(UsageError) as caught:
+    with fails("key-exists"):
         make_key(folder, "lab")
-    assert caught.value.code == "key-exists"
     assert read_signing_key(folder / "lab.pem").public == made.raw
 
 
@@ -118,18 +116,16 @@ def test_a_private_key_is_never_written_over(tmp_path: Path, there: str) -> None
 
 @pytest.mark.parametrize("name", ["", "../lab", "a/b", "Lab", "lab\n", ".pem", "x" * 65])
 def test_names_stay_in_their_folder(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with fails("key-name-invalid"):
         make_key(tmp_path, name)
-    assert caught.value.code == "key-name-invalid"
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o644, 0o777])
 def test_a_key_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> None:
     make_key(tmp_path, "lab")
     (tmp_path / "lab.pem").chmod(mode)
-    with pytest.raises(StatementError) as caught:
+    with fails("private-key-exposed") as caught:
         read_signing_key(tmp_path / "lab.pem")
-    assert caught.value.code == "private-key-exposed"
     assert f"{mode:o}" in caught.value.message
     assert "chmod 600" in caught.value.hint
 
@@ -152,13 +148,11 @@ def test_only_ed25519_without_a_password_signs(tmp_path: Path) -> None:
     ):
         path.write_bytes(data)
         path.chmod(0o600)
-        with pytest.raises(StatementError) as caught:
+        with fails("private-key-invalid") as caught:
             read_signing_key(path)
-        assert caught.value.code == "private-key-invalid"
         assert value in caught.value.message
-    with pytest.raises(StatementError) as caught:
+    with fails("private-key-invalid") as caught:
         read_signing_key(tmp_path)
-    assert caught.value.code == "private-key-invalid"
     assert "regular" in caught.value.message
 
 
@@ -170,16 +164,14 @@ def test_which_key_signs(tmp_path: Path) -> None:
     make_key(folder, "lab")
     assert find_key("", environ) == folder / "lab.pem"
     make_key(folder, "other")
-    with pytest.raises(UsageError) as caught:
+    with fails("no-trusted-signing-key") as caught:
         find_key("", environ)
-    assert caught.value.code == "no-trusted-signing-key"
     assert " 2 keys" in caught.value.message
-    assert "keys trust" in caught.value.hint
+    assert "key trust" in caught.value.hint
     assert find_key("other", environ) == folder / "other.pem"
     assert find_key(str(folder / "other.pem"), environ) == folder / "other.pem"
-    with pytest.raises(UsageError) as caught:
+    with fails("signing-key-not-found") as caught:
         find_key("third", environ)
-    assert caught.value.code == "signing-key-not-found"
     assert "third" in caught.value.message
 
 
@@ -198,13 +190,12 @@ def test_the_newest_trusted_key_signs(tmp_path: Path) -> None:
     assert chosen(NOW, **{old: (first, NOW)}) == "new"
     assert chosen(NOW, **{new: (second, NOW)}) == "old"
     assert chosen(NOW + 2 * DAY) == "later"
-    with pytest.raises(UsageError) as caught:
+    with fails("signing-key-ambiguous") as caught:
         chosen(NOW, **{new: (first, NOW + DAY)})
-    assert caught.value.code == "signing-key-ambiguous"
     assert "new and old" in caught.value.message
     with pytest.raises(UsageError) as caught:
         chosen(NOW - 60 * DAY)
-    assert caught.value.hint.endswith("keys trust unknown")
+    assert caught.value.hint.endswith("key trust unknown")
 
 
 def test_the_setting_names_a_key_or_a_file(tmp_path: Path) -> None:
@@ -216,9 +207,6 @@ def test_the_setting_names_a_key_or_a_file(tmp_path: Path) -> None:
         directory=tmp_path, start=tmp_path, environ={**environ, "IMAGEFACTORY_SIGNING_KEY": "lab"}
     )
     assert named.signing_key.value == "lab"
-
-
-# --- public keys -------------------------------------------------------------------------------------
 
 
 def test_public_keys_in_pem_and_in_base64() -> None:
@@ -248,16 +236,11 @@ def test_no_other_file_is_a_public_key(tmp_path: Path) -> None:
         format_public(LAB.public + b"x"),
         ecdsa.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo),
     ):
-        with pytest.raises(UsageError) as caught:
+        with fails("public-key-invalid"):
             parse_public(data, "x")
-        assert caught.value.code == "public-key-invalid"
-    with pytest.raises(UsageError) as caught:
+    with fails("public-key-invalid") as caught:
         parse_public((tmp_path / "lab.pem").read_bytes(), "x")
-    assert caught.value.code == "public-key-invalid"
     assert "private" in caught.value.message
-
-
-# --- the table of trust ------------------------------------------------------------------------------
 
 
 def test_without_rows_nothing_is_trusted(tmp_path: Path) -> None:
@@ -319,9 +302,8 @@ def test_a_row_is_a_key_with_a_period() -> None:
     ],
 )
 def test_a_wrong_row_is_said_by_file_and_key(text: str, code: str, value: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with fails(code) as caught:
         parse_trust(text, "/site/imagefactory.toml")
-    assert caught.value.code == code
     assert value in caught.value.message
     assert caught.value.message.startswith("/site/imagefactory.toml")
     assert caught.value.hint
@@ -361,28 +343,22 @@ def test_edits_that_make_no_sense_are_refused() -> None:
         GRANT,
         TrustGrant(key=PublicKey(name="two", raw=LAB.public), since=GRANT.since, until=GRANT.until),
     ):
-        with pytest.raises(UsageError) as caught:
+        with fails("key-already-trusted"):
             add_key(TOML, grant, "x")
-        assert caught.value.code == "key-already-trusted"
-    with pytest.raises(UsageError) as caught:
+    with fails("key-not-trusted") as caught:
         retire_key(TOML, "other", date(2026, 6, 1), "x")
-    assert caught.value.code == "key-not-trusted"
     assert "'other'" in caught.value.message
-    with pytest.raises(UsageError) as caught:
+    with fails("key-already-retired"):
         retire_key(TOML, "lab", date(2028, 1, 1), "x")
-    assert caught.value.code == "key-already-retired"
     with pytest.raises(UsageError):
         retire_key(TOML, "lab", date(2025, 1, 1), "x")
     with pytest.raises(UsageError):
         add_key("trust = []\n", GRANT, "x")
 
 
-# --- the commands ------------------------------------------------------------------------------------
-
-
 def _call(tmp_path: Path, *arguments: str, code: int = 0) -> str:
     environ = {"XDG_CONFIG_HOME": str(tmp_path / "config"), "HOME": str(tmp_path)}
-    result = CliRunner().invoke(cli, ["-C", str(tmp_path), "keys", *arguments], env=environ)
+    result = CliRunner().invoke(cli, ["-C", str(tmp_path), "key", *arguments], env=environ)
     if code:
         assert getattr(result.exception, "exit_code", result.exit_code) == code, result.output
         assert isinstance(result.exception, ImagefactoryError)
@@ -394,24 +370,24 @@ def _call(tmp_path: Path, *arguments: str, code: int = 0) -> str:
 def test_new_trust_show_retire(tmp_path: Path) -> None:
     path = tmp_path / "imagefactory.toml"
     write_settings(tmp_path, WRITTEN, {"XDG_CONFIG_HOME": str(tmp_path / "config")})
-    assert "imagefactory keys new" in _call(tmp_path, "show")
-    said = _call(tmp_path, "new", "lab")
+    assert "imagefactory key create" in _call(tmp_path, "list")
+    said = _call(tmp_path, "create", "lab")
     keyid = read_public("lab", tmp_path / "config" / "imagefactory" / "keys").keyid
     assert keyid in said
-    row = _call(tmp_path, "show").splitlines()[1]
+    row = _call(tmp_path, "list").splitlines()[1]
     assert row.split() == ["lab", keyid[:16], "not-trusted", "-", "-", "-", "yes"]
 
     _call(tmp_path, "trust", "lab", "--evidence", "local", "--since", "2026-01-01", "--until", "2100-01-01")
     row = tomllib.loads(path.read_text())["trust"][0]
     assert (row["name"], row["keyid"], row["evidence"]) == ("lab", keyid, ["local"])
-    shown = json.loads(_call(tmp_path, "show", "--json"))
+    shown = json.loads(_call(tmp_path, "list", "--json"))
     assert shown["format"] == "imagefactory.keys/1"
     assert [(one["state"], one["own"], one["evidence"]) for one in shown["keys"]] == [
         ("trusted", True, ["local"])
     ]
 
     assert "trusted until" in _call(tmp_path, "retire", "lab")
-    assert json.loads(_call(tmp_path, "show", "--json"))["keys"][0]["state"] == "retired"
+    assert json.loads(_call(tmp_path, "list", "--json"))["keys"][0]["state"] == "retired"
     assert _call(tmp_path, "retire", "lab", code=EXIT_USAGE) == "key-already-retired"
     assert path.read_text().startswith(WRITTEN)
     assert sorted(one.name for one in tmp_path.iterdir()) == ["config", "imagefactory.toml"]
@@ -430,18 +406,18 @@ def test_another_s_public_key_is_trusted_by_its_file(tmp_path: Path) -> None:
 
 def test_a_file_as_deep_as_a_well_is_no_bug(tmp_path: Path) -> None:
     (tmp_path / "imagefactory.toml").write_text("a = " + "[" * 5000)
-    _call(tmp_path, "show", code=EXIT_USAGE)
+    _call(tmp_path, "list", code=EXIT_USAGE)
 
 
 def test_a_year_ends_with_the_calendar(tmp_path: Path) -> None:
     (tmp_path / "imagefactory.toml").touch()
-    _call(tmp_path, "new", "lab")
+    _call(tmp_path, "create", "lab")
     assert "until 9999-12-31" in _call(tmp_path, "trust", "lab", "--since", "9999-06-01")
 
 
 def test_trust_needs_a_factory_and_a_key(tmp_path: Path) -> None:
     assert _call(tmp_path, "trust", "nobody", code=EXIT_USAGE) == "key-not-found"
-    _call(tmp_path, "new", "lab")
+    _call(tmp_path, "create", "lab")
     assert _call(tmp_path, "trust", "lab", code=EXIT_USAGE) == "project-not-found"
 
 
@@ -453,8 +429,8 @@ import sys
 for name in ("cryptography", "tomlkit", "requests", "tenacity", "rich", "jinja2", "uv", "zstandard"):
     sys.modules[name] = None
 from imagefactory.cli import cli
-for arguments in (["trust", "lab.pub"], ["show"]):
-    cli.main(["-C", {str(tmp_path)!r}, "keys", *arguments], standalone_mode=False)
+for arguments in (["trust", "lab.pub"], ["list"]):
+    cli.main(["-C", {str(tmp_path)!r}, "key", *arguments], standalone_mode=False)
 """
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -472,17 +448,17 @@ for arguments in (["trust", "lab.pub"], ["show"]):
 def test_a_person_without_a_factory_trusts_keys_in_a_file_of_his_own(tmp_path: Path) -> None:
     (tmp_path / "site.pub").write_bytes(format_public(STRANGER.public))
     assert _call(tmp_path, "trust", str(tmp_path / "site.pub"), code=EXIT_USAGE) == "project-not-found"
-    said = _call(tmp_path, "trust", "--global", str(tmp_path / "site.pub"))
+    said = _call(tmp_path, "trust", "--user", str(tmp_path / "site.pub"))
     (mine,) = tmp_path.glob("**/imagefactory/imagefactory.toml")
     assert str(mine) in said
     assert [key.name for key in read_trust((mine,)).keys] == ["site"]
     assert mine.stat().st_mode & 0o777 == 0o644
     mine.write_text(f"workers = 2\n{mine.read_text()}")
     mine.chmod(0o600)
-    assert "trusted until" in _call(tmp_path, "retire", "--global", "site")
+    assert "trusted until" in _call(tmp_path, "retire", "--user", "site")
     assert mine.read_text().startswith("workers = 2\n")
     assert mine.stat().st_mode & 0o777 == 0o600
-    assert json.loads(_call(tmp_path, "show", "--json"))["keys"][0]["state"] == "retired"
+    assert json.loads(_call(tmp_path, "list", "--json"))["keys"][0]["state"] == "retired"
     assert not (tmp_path / "imagefactory.toml").exists()
 
 
@@ -568,13 +544,11 @@ def test_a_key_that_fits_what_nobody_signed_is_refused() -> None:
     points = small_points()
     assert len(set(points)) == 8
     for point in points:
-        with pytest.raises(UsageError) as caught:
+        with fails("public-key-weak"):
             parse_public(base64.b64encode(encoded(point)), "mallory")
-        assert caught.value.code == "public-key-weak"
     again = encoded((0, 1), more=FIELD)  # the neutral point, its y written as more than the field holds
-    with pytest.raises(UsageError) as caught:
+    with fails("public-key-weak"):
         parse_public(base64.b64encode(again), "mallory")
-    assert caught.value.code == "public-key-weak"
 
 
 def test_what_such_a_key_would_do() -> None:

@@ -61,6 +61,6 @@ def test_wrappers_take_the_place_of_earlier_ones_whole(tmp_path: Path) -> None:
 
 
 def test_an_image_that_is_not_built_is_said(call: Call, tmp_path: Path) -> None:
-    said = call("module", "pytorch-2.3-cu121", "-o", str(tmp_path / "modules"))
+    said = call("image", "export", "pytorch-2.3-cu121", "-o", str(tmp_path / "modules"), "--format", "module")
     assert (said.code, said.error_codes) == (7, ("image-not-built",))
     assert "imagefactory build pytorch-2.3-cu121" in said.err

@@ -18,7 +18,6 @@ import pytest
 
 from imagefactory.actions.read_catalog import cache_published
 from imagefactory.actions.sweep import find_sweeps
-from imagefactory.cli import GROUPS
 from imagefactory.errors import NoGpuError, RegistryError, ToolError, UsageError
 from imagefactory.extras.nightly import night
 from imagefactory.extras.nightly.changes import NightlyReport, SavedPlan, is_news
@@ -35,6 +34,7 @@ from imagefactory.extras.nightly.nights import (
     RESERVE,
     NightlyDependencies,
     allocate_reserve,
+    command_of,
     create_nightly,
     has_reserve,
     killed_before,
@@ -121,17 +121,17 @@ class Nights:
     def step(self, words: Sequence[str]) -> tuple[int, str]:
         """In this process; what would be built is there, and is pushed."""
         self.steps.append(tuple(words))
-        if words[0] in self.crashes:
+        if command_of(words) in self.crashes:
             return -9, ""
         words = ("push", NAME, "--json") if words[0] == "build" else words
         self.capsys.readouterr()
         code = run("-C", str(self.site.factory.settings.root_path), *words)
-        self.said[words[0]] = self.capsys.readouterr().out
-        return code, self.said[words[0]]
+        self.said[command_of(words)] = self.capsys.readouterr().out
+        return code, self.said[command_of(words)]
 
     @property
     def commands(self) -> list[str]:
-        return [" ".join(words[: 2 if words[0] in GROUPS else 1]) for words in self.steps]
+        return [command_of(words) for words in self.steps]
 
 
 @pytest.fixture
@@ -157,10 +157,10 @@ def test_a_night_on_a_pool_goes_all_the_way_and_the_next_has_nothing_to_do(night
         "build",
         "sweep start",
         "sweep collect",
-        "promote",
-        "reconcile",
+        "image promote",
+        "verdict sync",
         "catalogue",
-        "store",
+        "image prune",
     ]
     assert [(row.what, row.on) for row in first.proven] == [(NAME, "7.0, 8.0")]
     assert [row.what for row in first.built] == [NAME]
@@ -169,7 +169,7 @@ def test_a_night_on_a_pool_goes_all_the_way_and_the_next_has_nothing_to_do(night
     assert is_news(first, None)
 
     second = nights.run()
-    assert nights.commands == ["promote", "reconcile", "catalogue", "store"]
+    assert nights.commands == ["image promote", "verdict sync", "catalogue", "image prune"]
     assert (second.built, second.proven, second.broken, second.due) == ((), (), (), ())
     assert not is_news(second, first)
     assert last_nightly(nights.site.factory.settings) == second
@@ -180,7 +180,7 @@ def test_a_night_approves_by_its_one_key_and_says_what_waits(nights: Nights) -> 
     write_settings(path.parent, path.read_text() + "\n[policy]\npromotion-signatures = 2\n")
     for _ in range(2):
         report = nights.run()
-        (result,) = json.loads(nights.said["promote"])["results"]
+        (result,) = json.loads(nights.said["image promote"])["results"]
         waiting = [row["tag"] for row in result["tags"] if row["missing"]]
         assert waiting
         assert {(row["missing"], row["moved"]) for row in result["tags"] if row["tag"] in waiting} == {
@@ -271,7 +271,7 @@ def test_what_the_pool_does_not_bring_in_time_waits_for_the_next_night(nights: N
     first = nights.run(wait=timedelta(0))
     assert "2 jobs are still on the pool" in first.notes[0]
     assert [(row.what, row.on) for row in first.due] == [(NAME, "7.0, 8.0")]
-    assert nights.commands[-4:] == ["promote", "reconcile", "catalogue", "store"]
+    assert nights.commands[-4:] == ["image promote", "verdict sync", "catalogue", "image prune"]
     play(0)
     second = nights.run()
     assert [(row.what, row.on) for row in second.proven] == [(NAME, "7.0, 8.0")]
@@ -396,12 +396,12 @@ def test_a_verdict_that_says_no_is_broken_until_it_is_mended(nights: Nights) -> 
 
 
 def test_a_step_that_is_killed_ends_no_other(nights: Nights) -> None:
-    nights.crashes = ("build", "reconcile")
+    nights.crashes = ("build", "verdict sync")
     done = nights.run()
-    assert nights.commands == ["build", "promote", "reconcile", "catalogue", "store"]
+    assert nights.commands == ["build", "image promote", "verdict sync", "catalogue", "image prune"]
     told = {row.what: row.why for row in done.broken}
     assert told[NAME] == "`imagefactory build` ended with exit code -9"
-    assert told["reconcile"] == "`imagefactory reconcile` ended with exit code -9"
+    assert told["reconcile"] == "`imagefactory verdict sync` ended with exit code -9"
     assert "catalogue" in told  # nothing is there to be signed
 
 
@@ -410,13 +410,13 @@ def test_a_step_that_cannot_be_started_ends_no_other(nights: Nights, monkeypatch
     step = nights.step
 
     def run(words: Sequence[str]) -> tuple[int, str]:
-        if words[0] in ("promote", "reconcile"):
-            raise OSError(errno.ENOSPC, f"No space left for {words[0]}")  # two causes: two rows
+        if command_of(words) in ("image promote", "verdict sync"):
+            raise OSError(errno.ENOSPC, f"No space left for {command_of(words)}")  # two causes: two rows
         return step(words)
 
     monkeypatch.setattr(nights, "step", run)
     done = nights.run()
-    assert nights.commands[-2:] == ["catalogue", "store"]
+    assert nights.commands[-2:] == ["catalogue", "image prune"]
     assert [(row.what, row.code) for row in done.broken] == [("tags", 7), ("reconcile", 7)]
 
 
@@ -430,7 +430,7 @@ def test_a_full_disk_is_told_and_gets_the_reserve(nights: Nights, monkeypatch: p
     monkeypatch.setattr(shutil, "disk_usage", lambda _: free._replace(free=RESERVE - 1))
     done = nights.run()
     assert [(row.what, row.code) for row in done.broken] == [(NIGHTLY_DIRECTORY, 7)]
-    assert nights.commands == ["promote", "reconcile", "catalogue", "store"]
+    assert nights.commands == ["image promote", "verdict sync", "catalogue", "image prune"]
     assert not has_reserve(settings)
 
 
@@ -467,7 +467,14 @@ def test_a_recipe_with_faults_keeps_nothing_else_from_being_published(nights: Ni
     second = nights.run()
     assert second.code == 2
     assert {row.what.split(":")[0] for row in second.broken} == {"recipes/other.yaml"}
-    assert nights.commands == ["sweep start", "sweep collect", "promote", "reconcile", "catalogue", "store"]
+    assert nights.commands == [
+        "sweep start",
+        "sweep collect",
+        "image promote",
+        "verdict sync",
+        "catalogue",
+        "image prune",
+    ]
     assert [(row.what, row.on) for row in second.proven] == [(NAME, "7.0, 8.0")]
     assert '"exit_code": 2' in nights.said["catalogue"]
     assert json.loads(nights.said["catalogue"])["written"]
@@ -493,7 +500,7 @@ def test_a_pool_that_does_not_answer_is_told_and_the_catalogue_signed(
     monkeypatch.setattr(nights.site.pool, "inventory", silent)
     done = nights.run()
     assert [(row.what, row.why, row.code) for row in done.broken] == [("pool", "no collector", 6)]
-    assert nights.commands[-2:] == ["catalogue", "store"]
+    assert nights.commands[-2:] == ["catalogue", "image prune"]
     assert (done.built, done.proven) == ((), ())
 
 
@@ -507,7 +514,7 @@ def test_without_the_registry_one_cause_is_told_and_the_catalogue_tried(
         monkeypatch.setattr(f"imagefactory.{module}.open_answering", away)
     done = nights.run()
     assert [(row.what, row.code) for row in done.broken] == [("plan", 8), ("catalogue", 3)]
-    assert nights.commands == ["catalogue", "store"]
+    assert nights.commands == ["catalogue", "image prune"]
     assert len(done.notes) == 1
 
 
@@ -522,13 +529,13 @@ def test_a_pool_that_falls_silent_is_not_waited_for_for_ever(
     nights.pause = lambda _: None
     done = nights.run()
     assert ("pool", "no schedd") in [(row.what, row.why) for row in done.broken]
-    assert nights.commands[-2:] == ["catalogue", "store"]
+    assert nights.commands[-2:] == ["catalogue", "image prune"]
 
 
 def test_without_a_pool_this_machines_gpu_is_asked_or_none(nights: Nights) -> None:
     done = nights.run(pool="")
     assert done.notes == ("nothing is verified: no GPU in this test",)
-    assert nights.commands == ["build", "promote", "reconcile", "catalogue", "store"]
+    assert nights.commands == ["build", "image promote", "verdict sync", "catalogue", "image prune"]
 
     nights.crashes = ("verify",)
     done = nights.run(pool="", evidence=OneGpu())

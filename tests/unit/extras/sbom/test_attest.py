@@ -86,7 +86,7 @@ def test_without_it_nothing_is_attached(push: Push, factory: Project, registry: 
 def test_both_bills_lie_beside_the_image(push: Push, factory: Project, registry: RegistryMadeHere) -> None:
     said = push("--sbom")
     assert said.code == 0, said.err
-    assert "provenance  none: no key (imagefactory keys new NAME)" in said.out
+    assert "provenance  none: no key (imagefactory key create NAME)" in said.out
     value: dict[str, Any] = push("--sbom", "--json").json()
     (row,) = value["results"]
     found = attached(factory, registry, row["digest"])

@@ -31,7 +31,7 @@ SUBMITTED = ArraySubmission(job="12", at=NOW, until=NOW + timedelta(days=1))
 RAN = TaskOutput(run=run_json())
 
 
-def told(state: str, reason: str = "None") -> TaskState:
+def queued(state: str, reason: str = "None") -> TaskState:
     return TaskState(batch=1, index=3, state=state, reason=reason)
 
 
@@ -41,7 +41,7 @@ def start(**changes: Any) -> TaskRun:
 
 
 def word(**changes: Any) -> tuple[Outcome | None, str, JobEnding]:
-    row: dict[str, Any] = {"submitted": SUBMITTED, "starts": (), "told": None, "known": True, **changes}
+    row: dict[str, Any] = {"submitted": SUBMITTED, "starts": (), "queued": None, "known": True, **changes}
     return classify(ArrayTask(**row), LIMITS)
 
 
@@ -54,17 +54,17 @@ UNMATCHED = ArraySubmission(job="", at=NOW, until=NOW, refused="no GPU", unmatch
     ("task", "outcome", "reason"),
     [
         ({"known": False}, None, "waiting"),
-        ({"told": told("PENDING", "Resources")}, None, "waiting: Resources"),
+        ({"queued": queued("PENDING", "Resources")}, None, "waiting: Resources"),
         ({"submitted": None}, None, "not submitted yet"),
         ({"submitted": None, "known": False}, None, "not submitted yet"),
-        ({"submitted": None, "told": told("PENDING")}, None, "waiting"),
+        ({"submitted": None, "queued": queued("PENDING")}, None, "waiting"),
         ({"submitted": REFUSED}, Outcome.INFRASTRUCTURE, REFUSED.refused),
         ({"submitted": UNMATCHED}, Outcome.NO_MATCH, "no GPU"),
-        ({"told": told("DEADLINE", "DeadLine")}, Outcome.NO_MATCH, "no such GPU took it in 24h00m"),
-        ({"told": told("CANCELLED")}, Outcome.NOT_TESTED, "removed before it started"),
+        ({"queued": queued("DEADLINE", "DeadLine")}, Outcome.NO_MATCH, "no such GPU took it in 24h00m"),
+        ({"queued": queued("CANCELLED")}, Outcome.NOT_TESTED, "removed before it started"),
         ({}, Outcome.NOT_TESTED, "removed before it started"),
         (
-            {"told": told("BOOT_FAIL", "NodeDown")},
+            {"queued": queued("BOOT_FAIL", "NodeDown")},
             Outcome.INFRASTRUCTURE,
             "it did not start: BOOT_FAIL (NodeDown)",
         ),
@@ -77,19 +77,19 @@ def test_a_task_that_has_not_started(task: dict[str, Any], outcome: Outcome | No
 @pytest.mark.parametrize(
     ("last", "queue", "outcome", "reason"),
     [
-        ({}, {"told": told("RUNNING")}, None, "running on h1"),
+        ({}, {"queued": queued("RUNNING")}, None, "running on h1"),
         ({}, {"known": False}, None, "running on h1"),
         ({}, {}, Outcome.INFRASTRUCTURE, "it left the queue on h1 without a word"),
-        ({}, {"told": told("NODE_FAIL")}, Outcome.INFRASTRUCTURE, "Slurm ended it on h1: node_fail"),
-        ({}, {"told": told("OUT_OF_MEMORY")}, Outcome.HELD, "it asked for too little memory on h1"),
-        ({}, {"told": told("TIMEOUT")}, Outcome.TIMEOUT, OVER),
+        ({}, {"queued": queued("NODE_FAIL")}, Outcome.INFRASTRUCTURE, "Slurm ended it on h1: node_fail"),
+        ({}, {"queued": queued("OUT_OF_MEMORY")}, Outcome.HELD, "it asked for too little memory on h1"),
+        ({}, {"queued": queued("TIMEOUT")}, Outcome.TIMEOUT, OVER),
         ({"why": "TIME LIMIT"}, {}, Outcome.TIMEOUT, OVER),
         ({"why": "MEMORY"}, {"known": False}, Outcome.HELD, "it asked for too little memory on h1"),
         ({"why": "REMOVED"}, {}, Outcome.NOT_TESTED, "removed while it ran on h1"),
         ({"why": "PREEMPTION"}, {}, Outcome.INFRASTRUCTURE, "Slurm ended it on h1: preemption"),
         (
             {"why": "PREEMPTION"},
-            {"told": told("PENDING")},
+            {"queued": queued("PENDING")},
             None,
             "to be tried again: Slurm ended it on h1: preemption",
         ),
@@ -111,10 +111,15 @@ STOPPED = TaskOutput(run=run_json(outcome="pull-failed", reason="no such manifes
         ({"code": 9}, RAN, None, HAS_RUN),
         ({"code": 9, "again": True}, RAN, None, HAS_RUN),  # and its job was removed meanwhile
         ({"code": 8}, STOPPED, Outcome.PULL_FAILED, "no such manifest"),
-        ({"code": 8}, TaskOutput(said="it does not see x"), Outcome.PULL_FAILED, "h1: it does not see x"),
+        (
+            {"code": 8},
+            TaskOutput(last_line="it does not see x"),
+            Outcome.PULL_FAILED,
+            "h1: it does not see x",
+        ),
         (
             {"code": 6},
-            TaskOutput(said="no apptainer"),
+            TaskOutput(last_line="no apptainer"),
             Outcome.INFRASTRUCTURE,
             "the suite was not started: exit code 6: no apptainer",
         ),
@@ -134,7 +139,7 @@ def test_a_task_that_has_ended(
 
 def test_what_asked_to_be_tried_again_has_its_word_once_the_queue_has_lost_it() -> None:
     again = {"starts": (start(code=8, ended=NOW, again=True),), "files": STOPPED}
-    assert word(**again, told=told("PENDING", "BeginTime"))[:2] == (
+    assert word(**again, queued=queued("PENDING", "BeginTime"))[:2] == (
         None,
         "to be tried again: no such manifest",
     )

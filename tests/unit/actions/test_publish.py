@@ -138,7 +138,7 @@ def test_what_was_revoked_since_stays_revoked(bench: Bench, two: tuple[str, str]
     earlier = finds(bench, PREVIOUS)
     assert images(earlier.catalogue) == {TARGET: (first, 1)}
     where = f"{bench.registry.host}/one@{first}"
-    bench.call("revoke", where, "--why", "wrong sums")
+    bench.call("verdict", "revoke", where, "--reason", "wrong sums")
     if hidden:
         client, manifest = RegistryClient(bench.registry.host), bench.manifest(first)
         for one in client.referrers("one", manifest, REVOCATION_TYPE):
@@ -155,7 +155,7 @@ def test_what_the_current_one_says_was_revoked_stays_in_the_list(bench: Bench, t
     """The image of today goes, and who uses it still learns why not to."""
     _, second = two
     earlier = finds(bench, PREVIOUS)
-    bench.call("revoke", f"{bench.registry.host}/one@{second}", "--why", "wrong sums")
+    bench.call("verdict", "revoke", f"{bench.registry.host}/one@{second}", "--reason", "wrong sums")
     back = rolls_back(bench, earlier.digest, datetime.now(UTC) + HOUR)
     (image,) = back.made.catalogue.images
     assert (image.subject.index, len(image.envelopes)) == (two[0], 1)
