@@ -298,7 +298,7 @@ def _read_file(path: Path) -> bytes:
     except OSError as error:
         raise UsageError(
             *os_problem("read", path, error),
-            hint="check the setting catalogue (imagefactory settings), or ask your center where the file is",
+            hint="check the setting catalogue (imagefactory config), or ask your center where the file is",
         ) from error
     if len(data) > LARGEST:
         raise StatementError(
@@ -322,8 +322,8 @@ def _read_registry(
         raise RegistryError(
             "catalog-not-found",
             f"no catalog at {reference}",
-            hint="check the setting catalogue (imagefactory settings), or ask the project's owner to run "
-            "imagefactory catalogue",
+            hint="check the setting catalogue (imagefactory config), or ask the project's owner to run "
+            "imagefactory site publish",
         )
     layer = parse_layer(manifest[1], str(asked))
     if f"sha256:{hashlib.sha256(kept).hexdigest()}" == layer.digest:

@@ -74,7 +74,16 @@ def test_each_reader_says_that_the_catalog_is_the_kept_one(
 
 
 @pytest.mark.parametrize(
-    "command", [("verdict", "list", "pytorch-2.3"), ("tables",), ("doctor", "--for", "submit")]
+    "command",
+    [
+        ("verdict", "list", "pytorch-2.3"),
+        (
+            "report",
+            "--format",
+            "csv",
+        ),
+        ("doctor", "--for", "job"),
+    ],
 )
 def test_texts_say_it_too(joined: Call, tmp_path: Path, command: tuple[str, ...]) -> None:
     joined("list")

@@ -108,7 +108,7 @@ def test_what_does_not_hold_is_refused(envelope: bytes, trust: TrustRules, now: 
     assert "/a/file" in caught.value.message
     assert f" {word}, " in caught.value.message
     assert caught.value.hint
-    assert ("imagefactory join" in caught.value.hint) == (word in ("wrong-key", "key-retired"))
+    assert ("imagefactory site join" in caught.value.hint) == (word in ("wrong-key", "key-retired"))
 
 
 def test_a_forged_one_is_refused(envelope: bytes) -> None:
@@ -377,7 +377,7 @@ def test_without_any_the_hint_says_where_to_name_one(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         read_catalog(settings, environ, NOW)
     assert caught.value.code == "no-catalog-set"
-    assert "imagefactory join ADDRESS|FILE" in caught.value.hint
+    assert "imagefactory site join ADDRESS|FILE" in caught.value.hint
 
 
 @pytest.mark.parametrize(
