@@ -84,6 +84,8 @@ def _add(handler: logging.Handler, line: str, times: str | None = None) -> None:
     handler.setFormatter(_RedactingFormatter(line, times))
     _ROOT.addHandler(handler)
     _ROOT.setLevel(logging.DEBUG)
+    for logger in (_ROOT, _COMMANDS, logging.getLogger("imagefactory.http")):
+        logger.disabled = False  # a library that configures logging may have disabled them
     _hear_commands()
 
 

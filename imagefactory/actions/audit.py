@@ -31,7 +31,7 @@ def log_acts(access: Access, entries: Iterable[AuditEntry], now: datetime | None
 
 def log_statements(access: Access, where: str, statements: Iterable[SignedStatement]) -> None:
     """Log statements that lie at `where` now."""
-    log_acts(access, (one for statement in statements if (one := _entry(where, statement))))
+    log_acts(access, (entry for statement in statements if (entry := _entry(where, statement))))
 
 
 def _entry(where: str, statement: SignedStatement) -> AuditEntry | None:
@@ -43,8 +43,8 @@ def _entry(where: str, statement: SignedStatement) -> AuditEntry | None:
             revocation = parse_revocation(opened.payload, "a statement", opened.keyid)
             action, why = REVOKE, revocation.why
         elif statement.kind == APPROVAL_TYPE:
-            wanted, _ = parse_approval(opened.payload, "a statement")
-            action, why = APPROVE, f"{wanted.tag} -> {wanted.subject.index}"
+            request, _ = parse_approval(opened.payload, "a statement")
+            action, why = APPROVE, f"{request.tag} -> {request.subject.index}"
         else:
             report = parse_verdict(opened.payload, "a statement", opened.keyid).report
             action = SIGN

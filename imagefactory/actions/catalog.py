@@ -1,12 +1,9 @@
-"""A catalogue of what this factory has in a registry, or in the store on this machine.
+"""A catalog of what this project has in a registry, or in the local store.
 
-    Factory + Making -> catalogue_of() -> Made(catalogue, left_out)
-
-Of each target one image: the candidate of the present lock, or what the target's own tag points to where that
-alone is verified, so that a lock that was solved anew does not take away what people use. Where the policy
-requires approvals, an image that has a tag to promote needs them for one of its tags. Its verdicts are those
-of the registry and of the store here that can be relied on; predictions are those of the lock's wheels,
-or of a scan of the image where it was scanned.
+It has one image of each target: the candidate of the present lock, or what the target's own tag points to
+if only that is verified, so a new lock does not take away what people use. If the policy requires approvals,
+an image that has a tag to promote needs them for one of its tags. Its verdicts are the valid ones of the
+registry and of the local store. Predictions are those of the wheels of the lock, or of a scan of the image.
 """
 
 from __future__ import annotations
@@ -17,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import TypedDict
 
 from imagefactory.access import open_answering, registry_place, repository_of
 from imagefactory.actions.build import find_built
@@ -70,106 +66,15 @@ from imagefactory.trust.judgement import (
 from imagefactory.trust.verdict import RevokedCell, VerdictStatus, VerificationResult
 from imagefactory.verify.report import VerifiedImage
 
-# --- What a catalogue says of an image beside its digests: versions, driver, predictions, its unpacked size
-
-
 SIZES = "sizes"
-"""Records of the store: what a layer has unpacked, by the digest of the packed one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageFacts:
-    """`version` of the framework and `runtime`, the CUDA that came, `driver` and `minor_compat` as
-    CatalogImage has them."""
-
-    version: str
-    runtime: str
-    driver: str
-    minor_compat: bool
-
-
-def facts_of(target: Target, lock: Lock | None, predicted: Sequence[tuple[str, CellClaim]]) -> ImageFacts:
-    """What is known of an image by its lock, without one by its target alone.
-
-    Programs of a CUDA major start on the first driver of that major (gpu/drivers.py, rule R6), unless their
-    code is packed so that older drivers cannot read it (R7); what must be compiled from PTX needs more, and
-    its claim says so. `driver` is the lowest of what runs as machine code, and `minor_compat` says whether
-    that is the major's first.
-    """
-    packages = lock.packages if lock else ()
-    names = {target.framework, target.framework.replace("_", "-").lower()}
-    version = next((package.version for package in packages if package.name in names), target.version)
-    contents = ScanResult(
-        source="the lock",
-        libraries=(),
-        packages=tuple(
-            InstalledPackage(
-                name=package.name,
-                version=package.version,
-                build=package.build if isinstance(package, LockedCondaPackage) else "",
-            )
-            for package in packages
-        ),
-    )
-    if not target.gpu or rocm_of(target.cuda):
-        return ImageFacts(version=version, runtime="", driver="", minor_compat=False)
-    runtime = cuda_of(contents) or target.cuda
-    floor = cuda_floor(runtime).driver
-    native = [claim.driver for _, claim in predicted if claim.answer is Compatibility.YES and claim.driver]
-    driver = min(native, key=parse_driver, default=floor)
-    return ImageFacts(
-        version=version,
-        runtime=runtime,
-        driver=driver,
-        minor_compat=bool(floor and driver and not older(floor, driver)),
-    )
-
-
-def predicted_claims(
-    factory: Project, target: Target, lock: Lock | None, image: Image | None
-) -> tuple[tuple[str, CellClaim], ...]:
-    """What one expects of each known capability, by rule plan.weigh: a reason against it comes first, and
-    behind it known faults that some calls meet there. Nothing of an image whose lock is not known, or
-    that is for CPUs.
-    """
-    if lock is None or not target.gpu:
-        return ()
-    evidence = CellEvidence(contents=cached_contents(factory.layout, image) if image else None)
-    found = []
-    for capability in processors() if rocm_of(target.cuda) else capabilities():
-        ruling = weigh_claims(answer_cell(cell_query(target, lock, capability), evidence), frozenset())
-        if ruling.claim is not None and ruling.claim.basis is not ClaimBasis.VERIFIED:
-            faults = (claim for claim in ruling.warnings if claim.is_fault)
-            found += [(str(capability), claim) for claim in (ruling.claim, *faults)]
-    return tuple(found)
-
-
-def unpacked_size(layout: Layout, image: Image) -> int:
-    """Bytes of the layers' tars together, 0 where one cannot be read here. Each is read once, then known."""
-    try:
-        return sum(_plain_size(layout, layer) for layer in image.layers)
-    except (StoreError, ToolError, CorruptDataError, OSError):
-        return 0
-
-
-def _plain_size(layout: Layout, layer: OciLayer) -> int:
-    key = layer.descriptor.digest.removeprefix("sha256:")
-    known = layout.recall(SIZES, key)
-    if known and isinstance(known.get("size"), int):
-        return int(known["size"])
-    with layout.blob_path(layer.descriptor.digest).open("rb") as file:
-        chunks = iter(lambda: file.read(CHUNK), b"")
-        size = sum(map(len, plain_layer(layer.descriptor.media_type, chunks)))
-    with suppress(StoreError):  # a full disk: it is measured again
-        layout.record(SIZES, key, {"size": size})
-    return size
+"""Records of the store: the unpacked size of a layer, by the digest of the packed layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogRequest:
-    """What a catalogue is made of, and when. `registry` (`host[/path]`) is empty for the setting's; where
-    that is empty too, it is made of the store on this machine. `named`: each target must be there.
-    `hurried`: a registry that does not answer is not waited for long.
+    """`registry` (`host[/path]`) is empty for the setting; if that is empty too, the local store counts.
+
+    `named`: each target must be there. `hurried`: the timeouts for the registry are short.
     """
 
     targets: tuple[Target, ...]
@@ -181,9 +86,11 @@ class CatalogRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogResult:
-    """A catalogue, and why targets are not in it: pairs of name and one line. `kept` are targets that stand
-    there as the last catalogue has them. `revoked` is what this store remembers of that, by target.
-    `waiting` are the targets whose images too few keys approved."""
+    """A catalog, and pairs of a skipped target and the reason.
+
+    `kept` are targets from the last catalog, `waiting` those whose images have too few approvals. `revoked`
+    is what the local store knows of revocations, by target.
+    """
 
     catalogue: Catalog
     left_out: tuple[tuple[str, str], ...]
@@ -192,151 +99,255 @@ class CatalogResult:
     revoked: Mapping[str, tuple[RevokedCell, ...]] = field(default_factory=dict)
 
 
-def build_catalog(factory: Project, making: CatalogRequest, progress: Progress) -> CatalogResult:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogRoot:
+    """An image of a target with its valid verdicts and its revocations.
+
+    `lock` is set if it is the image of that lock.
+    """
+
+    subject: VerifiedImage
+    lock: Lock | None = None
+    judged: tuple[VerificationResult, ...] = ()
+    envelopes: Envelopes = ()
+    revocations: Envelopes = ()
+    revoked: tuple[RevokedCell, ...] = ()
+
+    @property
+    def proven(self) -> bool:
+        return any(result.proves for result in self.judged)
+
+
+def build_catalog(factory: Project, request: CatalogRequest, progress: Progress) -> CatalogResult:
     """Raises RegistryError and StoreError, UsageError for a trust that cannot be read.
 
-    Where `named` is set, NothingSelectedError for the first target that is not there.
+    With `named` raises NothingSelectedError for the first target that is not there.
     """
-    court = read_verification_policy(factory, making.now)
-    shelves = replace(_image_sources(factory, making), revoked=stored_revocations(factory, court))
-    images, left_out, waiting = [], [], []
+    builder = _CatalogBuilder.of(factory, request)
+    images, skipped, waiting = [], [], []
     with (
-        progress.stage(f"catalogue of {shelves.name}"),
+        progress.stage(f"catalogue of {builder.name}"),
         ThreadPoolExecutor(WORKERS, thread_name_prefix="catalogue") as pool,
     ):
-        found = pool.map(lambda one: _catalog_target(factory, one, shelves, court), making.targets)
-        for target, image in zip(making.targets, found, strict=True):
-            if isinstance(image, CatalogImage):
+        rows = pool.map(builder.read_target, request.targets)
+        for target, (image, why, waits) in zip(request.targets, rows, strict=True):
+            if image:
                 images.append(image)
                 continue
-            if making.named:
-                build = f"build --push {target.name}" if shelves.host else f"build {target.name}"
+            if request.named:
+                build = f"build --push {target.name}" if builder.host else f"build {target.name}"
                 raise NothingSelectedError(
                     "catalog-image-missing",
-                    f"{target.name}: {image.why}",
-                    hint=f"imagefactory {f'promote {target.name}' if image.waits else build}",
+                    f"{target.name}: {why}",
+                    hint=f"imagefactory {f'image promote {target.name}' if waits else build}",
                 )
-            left_out.append((target.name, image.why))
-            waiting += [target.name] if image.waits else []
-    made = making.now.replace(microsecond=0)
-    catalogue = Catalog(made=made, expires=made + LIFE, images=tuple(images), suites=court.suites)
+            skipped.append((target.name, why))
+            waiting += [target.name] if waits else []
+    time = request.now.replace(microsecond=0)
+    catalogue = Catalog(made=time, expires=time + LIFE, images=tuple(images), suites=builder.policy.suites)
     return CatalogResult(
-        catalogue=catalogue,
-        left_out=tuple(left_out),
-        waiting=tuple(waiting),
-        revoked=shelves.revoked,
+        catalogue=catalogue, left_out=tuple(skipped), waiting=tuple(waiting), revoked=builder.revoked
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ImageSources:
-    """Where images are looked for: `host` is empty for the store on this machine."""
-
-    places: Mapping[str, StoreRepository]
-    host: str
-    name: str
-    revoked: Mapping[str, tuple[RevokedCell, ...]] = field(default_factory=dict)
-
-
-def stored_revocations(factory: Project, court: VerificationPolicy) -> Mapping[str, tuple[RevokedCell, ...]]:
-    """What this store remembers of verdicts that were taken back, by target, wherever the images are."""
+def stored_revocations(factory: Project, policy: VerificationPolicy) -> Mapping[str, tuple[RevokedCell, ...]]:
+    """Return the revocations in the local store by target, wherever the images are."""
     rows: dict[str, tuple[RevokedCell, ...]] = {}
     place = local_place(factory, ANY)
     for manifest in factory.layout.subjects():
-        there = {one.digest: one.envelope for one in read_revocations(place, manifest)}
+        envelopes = {row.digest: row.envelope for row in read_revocations(place, manifest)}
         subject = VerifiedImage(target="", index=manifest, manifest=manifest, config=manifest)
-        for one in verify_revocations(there, subject, court).heeded if there else ():
-            if one.about:
-                row = cell_of(one, one.about, one.capability, court.trust)
-                rows[one.about.target] = (*rows.get(one.about.target, ()), row)
+        for row in verify_revocations(envelopes, subject, policy).heeded if envelopes else ():
+            if row.about:
+                cell = cell_of(row, row.about, row.capability, policy.trust)
+                rows[row.about.target] = (*rows.get(row.about.target, ()), cell)
     return rows
 
 
-def _image_sources(factory: Project, making: CatalogRequest) -> _ImageSources:
-    families = sorted({target.family for target in making.targets})
-    if not (making.registry or factory.settings.registry.value):
-        places = {family: local_place(factory, family) for family in families}
-        return _ImageSources(places=places, host="", name=str(factory.layout.path))
-    host, path = registry_place(factory, making.registry)
-    store = open_answering(factory, host, hurried=making.hurried)
-    places = {
-        family: StoreRepository(store=store, repository=repository_of(path, family)) for family in families
-    }
-    return _ImageSources(places=places, host=host, name=f"{host}/{path}" if path else host)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CatalogRoot:
-    """An image that a target may be: with its lock where it is what that lock gives."""
+class _CatalogBuilder:
+    """Where images are looked up, and by which policy. `host` is empty for the local store."""
 
-    digest: str
-    lock: Lock | None
-    subject: VerifiedImage
-    judged: tuple[VerificationResult, ...]
-    envelopes: Envelopes
-    revocations: Envelopes
-    revoked: tuple[RevokedCell, ...] = ()
+    factory: Project
+    policy: VerificationPolicy
+    places: Mapping[str, StoreRepository]
+    host: str
+    name: str
+    revoked: Mapping[str, tuple[RevokedCell, ...]]
 
+    @classmethod
+    def of(cls, factory: Project, request: CatalogRequest) -> _CatalogBuilder:
+        policy = read_verification_policy(factory, request.now)
+        families = {target.family for target in request.targets}
+        if not (request.registry or factory.settings.registry.value):
+            host, name = "", str(factory.layout.path)
+            places = {family: local_place(factory, family) for family in families}
+        else:
+            host, path = registry_place(factory, request.registry)
+            store = open_answering(factory, host, hurried=request.hurried)
+            name = f"{host}/{path}" if path else host
+            places = {
+                family: StoreRepository(store=store, repository=repository_of(path, family))
+                for family in families
+            }
+        revoked = stored_revocations(factory, policy)
+        return cls(factory=factory, policy=policy, places=places, host=host, name=name, revoked=revoked)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _SkippedTarget:
-    """Why a target has no image in the catalogue; `waits`: too few keys approved those that it has."""
-
-    why: str
-    waits: bool = False
-
-
-def _catalog_target(
-    factory: Project, target: Target, shelves: _ImageSources, court: VerificationPolicy
-) -> CatalogImage | _SkippedTarget:
-    """The image of a target, or why there is none."""
-    place, why, roots = shelves.places[target.family], "", []
-    try:
-        lock = require_lock(factory, target)
-        made = _expected_digest(factory, target, place)
-    except (LockError, StaleError) as error:
-        lock, made, why = None, "", error.message
-    except ModuleNotFoundError as error:  # a light install does not know what the lock gives
-        lock, made, why = None, "", f"its image cannot be told from others without {error.name}"
-    tagged = place.store.manifest(place.repository, plain_tag(target))
-    for digest in dict.fromkeys(digest for digest in (made, tagged[0].digest if tagged else "") if digest):
+    def read_target(self, target: Target) -> tuple[CatalogImage | None, str, bool]:
+        """Return the image of a target; else why there is none, and whether it waits for approvals."""
+        factory, place = self.factory, self.places[target.family]
+        lock, expected, why = None, "", ""
         try:
-            root = _read_root(factory, target, (place, digest, lock if digest == made else None), court)
-        except NoImageError as error:
-            why = f"{digest} is left out: {error.message}"
-            continue
-        # Anyone who may push can move a tag.
-        if digest == made or any(one.proves for one in root.judged) or is_own(factory, place, digest):
-            roots.append(root)
+            lock = require_lock(factory, target)
+            expected = self._expected_digest(target, place)
+        except (LockError, StaleError) as error:
+            lock, why = None, error.message
+        except ModuleNotFoundError as error:  # a light install cannot compute what the lock gives
+            lock, why = None, f"its image cannot be told from others without {error.name}"
+        tagged = place.store.manifest(place.repository, plain_tag(target))
+        roots = []
+        for digest in dict.fromkeys((expected, tagged[0].digest if tagged else "")):
+            if not digest:
+                continue
+            try:
+                subject = replace(read_subject(place, digest), target=target.name)
+                root = self._read_root(place, subject, lock if digest == expected else None)
+            except NoImageError as error:
+                why = f"{digest} is left out: {error.message}"
+                continue
+            # Anyone who may push can move a tag.
+            if digest == expected or root.proven or is_own(factory, place, digest):
+                roots.append(root)
+            else:
+                why = f"{digest} is left out: no verdict verifies it, and this store did not push it"
+        offered = []
+        for root in roots:
+            if self._waits(target, place, root):
+                why = (
+                    f"{root.subject.index} waits, too few keys approved it: "
+                    f"imagefactory image promote {target.name}"
+                )
+                factory.tell(f"{target.name}: {why}")
+            else:
+                offered.append(root)
+        if not offered:
+            return None, why or explain_no_candidate(factory, place), bool(roots)
+        image = self._describe(target, place, next((root for root in offered if root.proven), offered[0]))
+        revoked = (image.revoked, *(root.revoked for root in roots), self.revoked.get(target.name, ()))
+        return replace(image, revoked=merge_revoked(*revoked)), "", False
+
+    def _expected_digest(self, target: Target, place: StoreRepository) -> str:
+        """Return the digest of the image of the present lock, empty if it is not there."""
+        if isinstance(place.store, LayoutStore):
+            built = find_built(self.factory, target)
+            return built.digest if built else ""
+        candidate = find_candidate(self.factory, target, place)
+        return candidate.digest if candidate else ""
+
+    def _waits(self, target: Target, place: StoreRepository, root: CatalogRoot) -> bool:
+        """Return whether no tag of the target has enough approvals to point to the image.
+
+        If only a .sif of the image is verified, it has no tag to promote, and does not wait.
+        """
+        if not self.host or (target.gpu and not root.proven):
+            return False
+        return lacks_approvals(place, root.subject, plain_tag(target), root.revoked, self.policy)
+
+    def _read_root(
+        self, place: StoreRepository, subject: VerifiedImage, lock: Lock | None = None
+    ) -> CatalogRoot:
+        """Return an image with its verdicts and revocations, in the registry and in the local store."""
+        if not self.policy.trust.keys:
+            return CatalogRoot(subject=subject, lock=lock)
+        sets = [find_in(self.factory, place, subject, self.policy)]
+        if not isinstance(place.store, LayoutStore):
+            local = local_place(self.factory, ANY)
+            sets.append(find_verdicts(local, subject, self.policy, (place,)))
+        valid: dict[str, tuple[VerificationResult, bytes]] = {}
+        rejected = set()
+        for row in sets:
+            for result in row.judged:
+                if result.standing is VerdictStatus.REVOKED or _is_of_another(result, subject):
+                    rejected.add(result.name)
+                elif result.standing is VerdictStatus.GOOD:
+                    valid[result.name] = (result, row.envelopes[result.digest])
+        rows = [valid[name] for name in sorted(valid) if name not in rejected]
+        revocations = {digest: data for row in sets for digest, data in row.revocations.items() if data}
+        return CatalogRoot(
+            subject=subject,
+            lock=lock,
+            judged=tuple(result for result, _ in rows),
+            envelopes=tuple((result.digest, data) for result, data in rows),
+            revocations=tuple(sorted(readable_envelopes(revocations))),
+            revoked=revoked_cells(
+                [result for row in sets for result in row.judged], subject, self.policy.trust
+            ),
+        )
+
+    def _describe(self, target: Target, place: StoreRepository, root: CatalogRoot) -> CatalogImage:
+        factory, subject = self.factory, root.subject
+        manifest = read_manifest(place, subject.manifest)
+        image = describe_image(factory, target, root, manifest)
+        reference, stored = reference_of(self.host, place, subject), stored_as(factory, subject)
+        revoked: tuple[RevokedCell, ...] = ()
+        if is_sif_manifest(json.loads(manifest.data)):
+            sif = CatalogSif(
+                sha256=subject.config,
+                size=image.size,
+                reference=reference,
+                subject=subject,
+                envelopes=root.envelopes,
+                revocations=root.revocations,
+            )
+            sifs = [sif]
         else:
-            why = f"{digest} is left out: no verdict verifies it, and this store did not push it"
-    offered = []
-    for one in roots:
-        if _waits(target, (place, shelves.host), one, court):
-            why = f"{one.digest} waits, too few keys approved it: imagefactory image promote {target.name}"
-            factory.tell(f"{target.name}: {why}")
-        else:
-            offered.append(one)
-    if not offered:
-        why = why or explain_no_candidate(factory, place)
-        return _SkippedTarget(why=why, waits=bool(roots))
-    root = next((root for root in offered if any(judged.proves for judged in root.judged)), offered[0])
-    image = _describe(factory, target, (place, shelves.host, root), court)
-    revoked = (image.revoked, *(one.revoked for one in roots), shelves.revoked.get(target.name, ()))
-    return replace(image, revoked=merge_revoked(*revoked))
+            sifs, revoked = self._sifs(place, subject)
+        return replace(
+            image,
+            reference=reference,
+            unpacked=unpacked_size(factory.layout, stored) if stored else 0,
+            sifs=tuple(sifs),
+            revoked=revoked,
+        )
+
+    def _sifs(
+        self, place: StoreRepository, image: VerifiedImage
+    ) -> tuple[list[CatalogSif], tuple[RevokedCell, ...]]:
+        """Return the .sif files of an image, here and in the registry, and their revocations."""
+        seen: set[str] = set()
+        sifs: list[CatalogSif] = []
+        revoked: list[RevokedCell] = []
+        for there, host in ((place, self.host), (local_place(self.factory, ANY), "")):
+            for referrer in there.store.referrers(there.repository, image.manifest, SIF_TYPE):
+                manifest = there.store.manifest(there.repository, referrer.digest)
+                if referrer.digest in seen or not manifest or not is_sif_manifest(json.loads(manifest[1])):
+                    continue
+                seen.add(referrer.digest)
+                subject = replace(read_subject(there, referrer.digest), target=image.target)
+                root = self._read_root(there, subject)
+                revoked += root.revoked
+                if not root.proven and not is_own(self.factory, there, referrer.digest):
+                    self.factory.tell(
+                        f"{referrer.digest} is skipped: no verdict verifies it, "
+                        "and this store did not push it"
+                    )
+                    continue
+                sifs.append(
+                    CatalogSif(
+                        sha256=subject.config,
+                        size=json.loads(manifest[1])["layers"][0]["size"],
+                        reference=reference_of(host, there, subject),
+                        subject=subject,
+                        envelopes=root.envelopes,
+                        revocations=root.revocations,
+                    )
+                )
+        return sifs, tuple(revoked)
 
 
-def _waits(
-    target: Target, where: tuple[StoreRepository, str], root: CatalogRoot, court: VerificationPolicy
-) -> bool:
-    """Whether too few keys approved that any tag of the target points to it.
-
-    An image of which only a .sif is verified has no tag to promote, and does not wait.
-    """
-    place, host = where
-    if not host or (target.gpu and not any(one.proves for one in root.judged)):
-        return False
-    return lacks_approvals(place, root.subject, plain_tag(target), root.revoked, court)
+def _is_of_another(result: VerificationResult, subject: VerifiedImage) -> bool:
+    """Return whether the verdict is for another target, so it does not count for this one."""
+    return result.verdict is not None and result.verdict.report.subject.target not in ("", subject.target)
 
 
 def lacks_approvals(
@@ -344,116 +355,35 @@ def lacks_approvals(
     subject: VerifiedImage,
     plain: str,
     revoked: Sequence[RevokedCell],
-    court: VerificationPolicy,
+    policy: VerificationPolicy,
 ) -> bool:
-    """Whether the policy wants more approvals of an image than any tag of the target (`plain`) has."""
-    if not (needed := court.trust.policy.signatures):
+    """Return whether the policy requires more approvals of an image than any tag of the target has.
+
+    `plain` is the tag of the target without a capability.
+    """
+    if not (needed := policy.trust.policy.signatures):
         return False
-    found = read_statements(place, subject.manifest, APPROVAL_TYPE)
+    envelopes = [row.envelope for row in read_statements(place, subject.manifest, APPROVAL_TYPE)]
     tags: dict[str, list[Approval]] = {}
-    envelopes = [one.envelope for one in found]
-    for wanted, approval in read_approvals(envelopes, court.trust, court.now, revoked):
-        known = (wanted.place, wanted.subject.index, wanted.subject.manifest)
-        if known == (str(place), subject.index, subject.manifest) and belongs(wanted.tag, plain):
-            tags.setdefault(wanted.tag, []).append(approval)
-    return all(len(Approvals(valid=tuple(given)).best()) < needed for given in tags.values())
-
-
-def _expected_digest(factory: Project, target: Target, place: StoreRepository) -> str:
-    """The digest of what the present lock gives, empty where it is not there."""
-    if isinstance(place.store, LayoutStore):
-        built = find_built(factory, target)
-        return built.digest if built else ""
-    found = find_candidate(factory, target, place)
-    return found.digest if found else ""
-
-
-def _read_root(
-    factory: Project,
-    target: Target,
-    where: tuple[StoreRepository, str, Lock | None],
-    court: VerificationPolicy,
-) -> CatalogRoot:
-    place, digest, lock = where
-    subject = replace(read_subject(place, digest), target=target.name)
-    return CatalogRoot(digest=digest, lock=lock, subject=subject, **_verdicts(factory, place, subject, court))
-
-
-class _Verdicts(TypedDict):
-    judged: tuple[VerificationResult, ...]
-    envelopes: Envelopes
-    revocations: Envelopes
-    revoked: tuple[RevokedCell, ...]
-
-
-def _verdicts(
-    factory: Project, place: StoreRepository, subject: VerifiedImage, court: VerificationPolicy
-) -> _Verdicts:
-    """What can be relied on, in the registry and in the store here, and what was taken back."""
-    if not court.trust.keys:
-        return _Verdicts(judged=(), envelopes=(), revocations=(), revoked=())
-    images = [find_in(factory, place, subject, court)]
-    if not isinstance(place.store, LayoutStore):
-        images.append(find_verdicts(local_place(factory, ANY), subject, court, (place,)))
-    good: dict[str, tuple[VerificationResult, bytes]] = {}
-    bad = set()
-    for image in images:
-        for judged in image.judged:
-            if judged.standing is VerdictStatus.REVOKED or _of_another(judged, subject):
-                bad.add(judged.name)
-            elif judged.standing is VerdictStatus.GOOD:
-                good[judged.name] = (judged, image.envelopes[judged.digest])
-    kept = {digest: good[digest] for digest in sorted(good) if digest not in bad}
-    revocations = {digest: data for image in images for digest, data in image.revocations.items() if data}
-    return _Verdicts(
-        judged=tuple(judged for judged, _ in kept.values()),
-        envelopes=tuple((judged.digest, data) for judged, data in kept.values()),
-        revocations=tuple(sorted(readable_envelopes(revocations))),
-        revoked=revoked_cells([one for image in images for one in image.judged], subject, court.trust),
-    )
-
-
-def _of_another(judged: VerificationResult, subject: VerifiedImage) -> bool:
-    """Whether it was verified as another target, which says nothing of what this one asks for."""
-    return judged.verdict is not None and judged.verdict.report.subject.target not in ("", subject.target)
+    for request, approval in read_approvals(envelopes, policy.trust, policy.now, revoked):
+        key = (request.place, request.subject.index, request.subject.manifest)
+        if key == (str(place), subject.index, subject.manifest) and belongs(request.tag, plain):
+            tags.setdefault(request.tag, []).append(approval)
+    return all(len(Approvals(valid=tuple(rows)).best()) < needed for rows in tags.values())
 
 
 def readable_envelopes(envelopes: Mapping[str, bytes]) -> Iterator[tuple[str, bytes]]:
     for digest, data in envelopes.items():
-        try:
+        with suppress(ImagefactoryError):  # not an envelope, so nobody would trust it
             parse_envelope(data, digest)
-        except ImagefactoryError:  # a stranger's: nobody would heed it
-            continue
-        yield digest, data
+            yield digest, data
 
 
-# --- describing ----------------------------------------------------------------------------------
-
-
-def _describe(
-    factory: Project,
-    target: Target,
-    where: tuple[StoreRepository, str, CatalogRoot],
-    court: VerificationPolicy,
-) -> CatalogImage:
-    place, host, root = where
-    manifest = read_manifest(place, root.subject.manifest)
-    described = describe_image(factory, target, root, manifest)
-    revoked: list[RevokedCell] = []
-    stored = stored_as(factory, root.subject)
-    is_sif = is_sif_manifest(json.loads(manifest.data))
-    return replace(
-        described,
-        reference=reference_of(host, place, root.subject),
-        unpacked=unpacked_size(factory.layout, stored) if stored else 0,
-        sifs=tuple(_sifs(factory, where, court, described.size if is_sif else 0, revoked)),
-        revoked=tuple(revoked),
-    )
+# --- What a catalog says of an image besides its digests: versions, driver, predictions, unpacked size
 
 
 def describe_image(factory: Project, target: Target, root: CatalogRoot, manifest: Manifest) -> CatalogImage:
-    """What is said of an image by its target, its lock and its manifest: not where it lies, nor what .sif
-    files there are of it, nor its unpacked size."""
+    """Return the entry of an image by its target, lock and manifest, without place, .sif files and size."""
     blobs = parse_parts(manifest)[1]
     is_sif = is_sif_manifest(json.loads(manifest.data))
     predicted = predicted_claims(factory, target, root.lock, stored_as(factory, root.subject))
@@ -481,66 +411,106 @@ def describe_image(factory: Project, target: Target, root: CatalogRoot, manifest
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageFacts:
+    """Fields of a CatalogImage: the version of the framework, the CUDA that came, and its driver."""
+
+    version: str
+    runtime: str = ""
+    driver: str = ""
+    minor_compat: bool = False
+
+
+def facts_of(target: Target, lock: Lock | None, predicted: Sequence[tuple[str, CellClaim]]) -> ImageFacts:
+    """Return what is known of an image by its lock, without a lock by its target.
+
+    Programs of a CUDA major start on the first driver of that major (gpu/drivers.py, rule R6), unless their
+    code is packed so that older drivers cannot read it (R7); code that must be compiled from PTX needs a
+    newer driver, and its claim says so. `driver` is the lowest that runs machine code, and `minor_compat`
+    says whether that is the first of the major.
+    """
+    packages = lock.packages if lock else ()
+    names = {target.framework, target.framework.replace("_", "-").lower()}
+    version = next((package.version for package in packages if package.name in names), target.version)
+    if not target.gpu or rocm_of(target.cuda):
+        return ImageFacts(version=version)
+    contents = ScanResult(
+        source="the lock",
+        libraries=(),
+        packages=tuple(
+            InstalledPackage(
+                name=package.name,
+                version=package.version,
+                build=package.build if isinstance(package, LockedCondaPackage) else "",
+            )
+            for package in packages
+        ),
+    )
+    runtime = cuda_of(contents) or target.cuda
+    floor = cuda_floor(runtime).driver
+    native = [claim.driver for _, claim in predicted if claim.answer is Compatibility.YES and claim.driver]
+    driver = min(native, key=parse_driver, default=floor)
+    return ImageFacts(
+        version=version,
+        runtime=runtime,
+        driver=driver,
+        minor_compat=bool(floor and driver and not older(floor, driver)),
+    )
+
+
+def predicted_claims(
+    factory: Project, target: Target, lock: Lock | None, image: Image | None
+) -> tuple[tuple[str, CellClaim], ...]:
+    """Return the weightiest claim for each known capability (plan.weigh_claims), then its known faults.
+
+    Empty if the lock is not known, or if the image is for CPUs.
+    """
+    if lock is None or not target.gpu:
+        return ()
+    evidence = CellEvidence(contents=cached_contents(factory.layout, image) if image else None)
+    claims = []
+    for capability in processors() if rocm_of(target.cuda) else capabilities():
+        ruling = weigh_claims(answer_cell(cell_query(target, lock, capability), evidence), frozenset())
+        if ruling.claim is not None and ruling.claim.basis is not ClaimBasis.VERIFIED:
+            faults = (claim for claim in ruling.warnings if claim.is_fault)
+            claims += [(str(capability), claim) for claim in (ruling.claim, *faults)]
+    return tuple(claims)
+
+
+def unpacked_size(layout: Layout, image: Image) -> int:
+    """Return the bytes of all unpacked layers, 0 if one cannot be read here. Each is read only once."""
+    try:
+        return sum(_plain_size(layout, layer) for layer in image.layers)
+    except (StoreError, ToolError, CorruptDataError, OSError):
+        return 0
+
+
+def _plain_size(layout: Layout, layer: OciLayer) -> int:
+    key = layer.descriptor.digest.removeprefix("sha256:")
+    known = layout.recall(SIZES, key)
+    if known and isinstance(known.get("size"), int):
+        return int(known["size"])
+    with layout.blob_path(layer.descriptor.digest).open("rb") as file:
+        chunks = iter(lambda: file.read(CHUNK), b"")
+        size = sum(map(len, plain_layer(layer.descriptor.media_type, chunks)))
+    with suppress(StoreError):  # a full disk: it is measured again
+        layout.record(SIZES, key, {"size": size})
+    return size
+
+
 def reference_of(host: str, place: StoreRepository, subject: VerifiedImage) -> str:
-    """HOST/NAME@sha256:... of an image in a registry, empty where `host` is: it is in the store here."""
+    """Return HOST/NAME@sha256:... of an image in a registry, empty for the local store (no `host`)."""
     if not host:
         return ""
     return str(ImageReference(registry=host, repository=place.repository, digest=subject.index))
 
 
 def stored_as(factory: Project, subject: VerifiedImage) -> Image | None:
-    """The image in the store here, None where it is not there whole."""
-    found = factory.layout.manifest(subject.index) or factory.layout.manifest(subject.manifest)
-    if found is None:
+    """Return the image in the local store, None if it is not there or incomplete."""
+    manifest = factory.layout.manifest(subject.index) or factory.layout.manifest(subject.manifest)
+    if manifest is None:
         return None
     try:
-        return factory.layout.load(subject.target, found[0])
+        return factory.layout.load(subject.target, manifest[0])
     except (StoreError, RegistryError):
         return None
-
-
-def _sifs(
-    factory: Project,
-    where: tuple[StoreRepository, str, CatalogRoot],
-    court: VerificationPolicy,
-    own: int,
-    revoked: list[RevokedCell],
-) -> Iterator[CatalogSif]:
-    """The .sif files of an image, in the registry and in the store here; of one that is a .sif, itself.
-
-    `own` is its size in that case. What was taken back of the files is added to `revoked`.
-    """
-    place, host, root = where
-    if own:
-        yield CatalogSif(
-            sha256=root.subject.config,
-            size=own,
-            reference=reference_of(host, place, root.subject),
-            subject=root.subject,
-            envelopes=root.envelopes,
-            revocations=root.revocations,
-        )
-        return
-    seen = set()
-    for there, name in ((place, host), (local_place(factory, ANY), "")):
-        for referrer in there.store.referrers(there.repository, root.subject.manifest, SIF_TYPE):
-            manifest = there.store.manifest(there.repository, referrer.digest)
-            if referrer.digest in seen or manifest is None or not is_sif_manifest(json.loads(manifest[1])):
-                continue
-            seen.add(referrer.digest)
-            subject = replace(read_subject(there, referrer.digest), target=root.subject.target)
-            found = _verdicts(factory, there, subject, court)
-            revoked += found["revoked"]
-            if not any(one.proves for one in found["judged"]) and not is_own(factory, there, referrer.digest):
-                factory.tell(
-                    f"{referrer.digest} is skipped: no verdict verifies it, and this store did not push it"
-                )
-                continue
-            yield CatalogSif(
-                sha256=subject.config,
-                size=json.loads(manifest[1])["layers"][0]["size"],
-                reference=reference_of(name, there, subject),
-                subject=subject,
-                envelopes=found["envelopes"],
-                revocations=found["revocations"],
-            )

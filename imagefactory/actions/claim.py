@@ -173,11 +173,14 @@ def claim_cells(access: Access, claiming: ClaimRequest, progress: Progress) -> C
             mine = _put_in_time(access, place, own, replace(claiming, cells=claiming.cells - lost.keys()))
             if mine and asks:
                 claiming.pause(max(0.0, (mine.made + SETTLE - clock()).total_seconds()))
-                found = _read_others(place, own.store, trust, clock()).claims
-                known = {one.order for one in before.claims}
+                others = _read_others(place, own.store, trust, clock()).claims
+                known = {claim.order for claim in before.claims}
                 order = (mine.made, own.store, mine.sweep)
                 lost.update(
-                    _of([one for one in found if one.order not in known and one.order < order], mine.cells)
+                    _of(
+                        [claim for claim in others if claim.order not in known and claim.order < order],
+                        mine.cells,
+                    )
                 )
                 if lost.keys() & mine.cells:
                     less = claim_of(mine.sweep, mine.cells - lost.keys(), mine.made, mine.until)
@@ -196,10 +199,10 @@ def _put_in_time(
     # One try, not all that are allowed: whoever waits for a store that is gone waits so long.
     life = min(limits.idle + limits.held + limits.run + TRANSFERS, LIFETIME)
     for _ in range(TRIES if claiming.cells else 0):
-        made = claiming.clock()
-        mine = claim_of(claiming.sweep, claiming.cells, made, made + life)
-        _put(access, place, _with(own, place, mine), made)
-        if claiming.clock() - made < SETTLE:
+        start = claiming.clock()
+        mine = claim_of(claiming.sweep, claiming.cells, start, start + life)
+        _put(access, place, _with(own, place, mine), start)
+        if claiming.clock() - start < SETTLE:
             return mine
     if claiming.cells:
         raise RegistryError(
@@ -210,20 +213,20 @@ def _put_in_time(
 
 
 def _of(claims: Iterable[OtherClaim], cells: Collection[ClaimedCell]) -> Mapping[ClaimedCell, OtherClaim]:
-    return {cell: one for cell, one in first_claims(claims).items() if cell in cells}
+    return {cell: claim for cell, claim in first_claims(claims).items() if cell in cells}
 
 
 def release_claim(
-    access: Access, sweep: str, left: Collection[ClaimedCell], now: datetime, progress: Progress
+    access: Access, sweep: str, remaining: Collection[ClaimedCell], now: datetime, progress: Progress
 ) -> None:
-    """Takes back what a sweep claimed, but for the cells that are `left`. What fails is told."""
+    """Takes back what a sweep claimed, but for the cells that are `remaining`. What fails is told."""
     try:
         own = _read_own(access.layout.path)
         places = [
-            (one.place, row)
-            for one in (own.places if own else ())
-            for row in one.sweeps
-            if row.sweep == sweep and not row.cells <= set(left)
+            (repository.place, row)
+            for repository in (own.places if own else ())
+            for row in repository.sweeps
+            if row.sweep == sweep and not row.cells <= set(remaining)
         ]
     except ImagefactoryError as error:
         access.tell(f"note: cannot read the claims of this store: {error.message}")
@@ -234,7 +237,7 @@ def release_claim(
             with writing(access, place, progress):
                 own = _read_own(access.layout.path)
                 if own:
-                    less = claim_of(sweep, row.cells & set(left), row.made, row.until)
+                    less = claim_of(sweep, row.cells & set(remaining), row.made, row.until)
                     _put(access, place, _with(own, place, less), now)
         except (ImagefactoryError, OSError) as error:
             until = f"{row.until:%Y-%m-%d %H:%M} UTC"
@@ -243,10 +246,10 @@ def release_claim(
 
 def _with(own: OwnClaims, place: StoreRepository, claim: SweepClaim) -> OwnClaims:
     """With this claim in the place of an earlier one of its sweep; without it where it has no cells."""
-    rows = next((one.sweeps for one in own.places if one.place == str(place)), ())
-    kept = tuple(one for one in rows if one.sweep != claim.sweep)
-    mine = RepositoryClaims(place=str(place), sweeps=(*kept, claim) if claim.cells else kept)
-    return replace(own, places=(*(one for one in own.places if one.place != str(place)), mine))
+    rows = next((row.sweeps for row in own.places if row.place == str(place)), ())
+    others = tuple(row for row in rows if row.sweep != claim.sweep)
+    mine = RepositoryClaims(place=str(place), sweeps=(*others, claim) if claim.cells else others)
+    return replace(own, places=(*(row for row in own.places if row.place != str(place)), mine))
 
 
 def _put(access: Access, place: StoreRepository, own: OwnClaims, now: datetime) -> None:
@@ -256,12 +259,15 @@ def _put(access: Access, place: StoreRepository, own: OwnClaims, now: datetime) 
         raise StatementError(
             "claim-not-signed", "no signing key on this machine", hint="imagefactory key create NAME"
         )
-    places = (replace(one, sweeps=tuple(row for row in one.sweeps if row.until > now)) for one in own.places)
+    places = (
+        replace(repository, sweeps=tuple(row for row in repository.sweeps if row.until > now))
+        for repository in own.places
+    )
     own = replace(own, places=tuple(places))
     path = access.layout.path / "journal" / FILE
     with explain_full_disk(access.layout.path):
         replace_bytes(path, format_own(own))
-    sweeps = next((one.sweeps for one in own.places if one.place == str(place)), ())
+    sweeps = next((repository.sweeps for repository in own.places if repository.place == str(place)), ())
     claims = StoreClaims(store=own.store, issued=now.replace(microsecond=0), sweeps=sweeps)
     artifact, tag = build_artifact(sign_claims(claims, key), now, CLAIMS), f"claims-{own.store}"
     for blob, data in artifact.blobs:

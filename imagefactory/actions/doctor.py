@@ -54,11 +54,12 @@ def examine_for(
     elif purpose == "job":
         findings = (*project, *diagnose_submit(_check_center(settings, environ, now, catalogue=True)))
     else:
-        asked = ("docker", "apptainer", *(("registry",) if settings.registry.value else ()))
+        programs = ("docker", "apptainer", *(("registry",) if settings.registry.value else ()))
         machine = tuple(
-            one
-            for one in examine_machine(settings, environ=environ, services=asked)
-            if one.name in (*_MACHINE, "registry") or (one.name in asked and one.needed_for == "run")
+            finding
+            for finding in examine_machine(settings, environ=environ, services=programs)
+            if finding.name in (*_MACHINE, "registry")
+            or (finding.name in programs and finding.needed_for == "run")
         )
         findings = (
             *project,
@@ -74,7 +75,7 @@ def _untrusted(settings: Settings) -> tuple[Diagnosis, ...]:
     """
     if not settings.untrusted:
         return ()
-    names = ", ".join(one.name for one in settings.untrusted)
+    names = ", ".join(setting.name for setting in settings.untrusted)
     return (
         Diagnosis(
             name="project",
@@ -90,12 +91,12 @@ def _check_center(
 ) -> UsageFacts:
     centers = centers_of(settings) if catalogue else ()
     several = centers if len(centers) > 1 else ()
-    one = centers[0] if centers and not several else None
-    facts = _check_settings(one, one.settings if one else settings, environ, now)
+    center = centers[0] if centers and not several else None
+    facts = _check_settings(center, center.settings if center else settings, environ, now)
     trusted = {key.keyid for key in read_trust(settings.files).keys}
     return replace(
         facts,
-        centers=tuple(_check_settings(one, one.settings, environ, now) for one in several),
+        centers=tuple(_check_settings(center, center.settings, environ, now) for center in several),
         pool=_pool(environ, now),
         reader=importlib.util.find_spec("classad2") is not None,
         mend=extra_hint("condor"),
@@ -109,15 +110,15 @@ def _check_settings(
 ) -> UsageFacts:
     """What one center's settings say; without one the catalogue is not read."""
     trust = center.trust if center else read_trust(settings.files)
-    found = _check_catalog(center, environ, now) if center else _CatalogCheck()
+    check = _check_catalog(center, environ, now) if center else _CatalogCheck()
     return UsageFacts(
         now=now,
         keys=tuple(TrustedKeyName(name=key.name, since=key.since, until=key.until) for key in trust.keys),
         pool=None,
-        catalogue=found.probe,
-        catalogue_notes=found.notes,
-        images=found.images,
-        verified=found.verified,
+        catalogue=check.probe,
+        catalogue_notes=check.notes,
+        images=check.images,
+        verified=check.verified,
         site=settings.site.value,
         site_origin=settings.site.origin,
         own=is_project(settings),
@@ -140,18 +141,21 @@ def _check_catalog(center: JoinedCenter, environ: Mapping[str, str], now: dateti
     if not (is_project(settings) or center.place):
         return _CatalogCheck()
     try:
-        found = read_catalog(settings, environ, now, hurried=center.several)
+        catalogue = read_catalog(settings, environ, now, hurried=center.several)
     except ImagefactoryError as error:
         return _CatalogCheck(probe=ProbeResult(name="catalogue", refusal=error.message, remedy=error.hint))
-    offers = [verify_offer(found, image, trust, now) for image in found.images]
+    offers = [verify_offer(catalogue, image, trust, now) for image in catalogue.images]
     proven = sum(
-        any(verified_evidence(judged).verified for judged in (one.judged, *(sif.judged for sif in one.sifs)))
-        for one in offers
+        any(
+            verified_evidence(judged).verified
+            for judged in (offer.judged, *(sif.judged for sif in offer.sifs))
+        )
+        for offer in offers
     )
     where = center.place or str(settings.root_path)
-    said = f"{where}, made {found.made:%Y-%m-%d}, holds until {found.expires:%Y-%m-%d}"
-    probe = ProbeResult(name="catalogue", answer=said)
-    return _CatalogCheck(probe=probe, notes=found.notes, images=len(offers), verified=proven)
+    summary = f"{where}, made {catalogue.made:%Y-%m-%d}, holds until {catalogue.expires:%Y-%m-%d}"
+    probe = ProbeResult(name="catalogue", answer=summary)
+    return _CatalogCheck(probe=probe, notes=catalogue.notes, images=len(offers), verified=proven)
 
 
 def _pool(environ: Mapping[str, str], now: datetime) -> ProbeResult | None:

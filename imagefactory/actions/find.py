@@ -134,9 +134,9 @@ class FindMatch:
     @property
     def rank(self) -> tuple[int, bool, int]:
         """The lower the better: how well it is known at best, whether that is free, how many such GPUs."""
-        best = min((_WEIGHT[one.basis] for one in self.gpus), default=len(_WEIGHT))
-        rows = [one for one in self.gpus if _WEIGHT[one.basis] == best]
-        return best, not any(one.free for one in rows), -sum(one.gpus for one in rows)
+        best = min((_WEIGHT[gpu.basis] for gpu in self.gpus), default=len(_WEIGHT))
+        rows = [gpu for gpu in self.gpus if _WEIGHT[gpu.basis] == best]
+        return best, not any(gpu.free for gpu in rows), -sum(gpu.gpus for gpu in rows)
 
 
 def find_matches(
@@ -147,36 +147,36 @@ def find_matches(
     Raises NothingSelectedError where they mean nothing, with what there is.
     """
     machines = index_machines(inventory) if inventory else None
-    found = [_find_for_candidate(one, machines) for one in _meant(words, findables)]
+    matches = [_find_for_candidate(match, machines) for match in _meant(words, findables)]
     newest = sorted(
-        found,
-        key=lambda one: (natural(one.findable.version), natural(one.findable.cuda), not _suffix(one)),
+        matches,
+        key=lambda match: (natural(match.findable.version), natural(match.findable.cuda), not _suffix(match)),
         reverse=True,
     )
-    return tuple(sorted(newest, key=lambda one: one.rank))
+    return tuple(sorted(newest, key=lambda match: match.rank))
 
 
-def _find_for_candidate(one: FindCandidate, machines: Sequence[MachineIndex] | None) -> FindMatch:
+def _find_for_candidate(candidate: FindCandidate, machines: Sequence[MachineIndex] | None) -> FindMatch:
     if machines is None:
-        gpus = _on_any_gpu(one)
-        unknown = one.unknown(None)
+        gpus = _on_any_gpu(candidate)
+        unknown = candidate.unknown(None)
     else:
-        gpus = _on_pool(one, machines)
-        fitting = (gpu for machine in machines for gpu in machine.gpus if fits(gpu, one.wish))
-        unknown = any(one.unknown(gpu) for gpu in fitting)
-    return FindMatch(findable=one, gpus=gpus, unknown=one.gpu and not gpus and unknown)
+        gpus = _on_pool(candidate, machines)
+        fitting = (gpu for machine in machines for gpu in machine.gpus if fits(gpu, candidate.wish))
+        unknown = any(candidate.unknown(gpu) for gpu in fitting)
+    return FindMatch(findable=candidate, gpus=gpus, unknown=candidate.gpu and not gpus and unknown)
 
 
-def _suffix(one: FindMatch) -> bool:
+def _suffix(match: FindMatch) -> bool:
     """Whether it is not its family's default (`-py313`)."""
-    return bool(re.search(r"-(cu[0-9]+|cpu)-", one.findable.target))
+    return bool(re.search(r"-(cu[0-9]+|cpu)-", match.findable.target))
 
 
 # --- what there is ---------------------------------------------------------------------------------
 
 
 def offered_candidates(
-    offer: ImageOffer, site: Site, folder: str, wish: ResourceRequest
+    offer: ImageOffer, site: Site, folder: str, resources: ResourceRequest
 ) -> FindCandidate | None:
     """An image of a catalogue, in the form that jobs of a site take; None where there is no such form."""
     image = offer.image
@@ -186,7 +186,9 @@ def offered_candidates(
         return None
     grounds = expected_grounds(form.grounds, image)
     classes = grounds.classes
-    spoken = {str(one.capability) for one in classes} | {str(capability) for capability, _ in grounds.refused}
+    spoken = {str(gpu_class.capability) for gpu_class in classes} | {
+        str(capability) for capability, _ in grounds.refused
+    }
     return FindCandidate(
         name=image.target,
         target=image.target,
@@ -197,35 +199,37 @@ def offered_candidates(
         ready=True,
         classes=classes,
         known=by_class(classes),
-        wish=_with_image(wish, image, form, site),
+        wish=_with_image(resources, image, form, site),
         unknown=lambda gpu: not spoken if gpu is None else gpu.capability not in spoken,
         revoked=form.grounds.revoked,
     )
 
 
-def _with_image(wish: ResourceRequest, image: CatalogImage, form: ImageForm, site: Site) -> ResourceRequest:
+def _with_image(
+    resources: ResourceRequest, image: CatalogImage, form: ImageForm, site: Site
+) -> ResourceRequest:
     """As `job write` would ask for it without further options."""
-    taken = form.image
-    sizes = (0, 0) if taken.address.startswith("/") else (taken.size, taken.unpacked)
+    image_file = form.image
+    sizes = (0, 0) if image_file.address.startswith("/") else (image_file.size, image_file.unpacked)
     return ResourceRequest(
-        gpus=wish.gpus,
-        gpu_memory=wish.gpu_memory,
+        gpus=resources.gpus,
+        gpu_memory=resources.gpu_memory,
         cpus=1,
-        memory=memory_of(taken.unpacked, taken.size),
-        disk=disk_of(taken.kind, *sizes),
+        memory=memory_of(image_file.unpacked, image_file.size),
+        disk=disk_of(image_file.kind, *sizes),
         platform=image.platform,
-        needs=(MACHINE_HAS[taken.kind], *site.attributes(taken.address)),
+        needs=(MACHINE_HAS[image_file.kind], *site.attributes(image_file.address)),
     )
 
 
-def candidate(one: CoverCandidate, wish: ResourceRequest) -> FindCandidate:
+def candidate(cover: CoverCandidate, resources: ResourceRequest) -> FindCandidate:
     """A target or a release without an image: on a GPU what is predicted and documented of it counts."""
-    asked = one.question
+    question = cover.question
 
     def on(gpu: CompatGpu) -> GpuClass | None:
-        if asked.cuda == NO_CUDA:
+        if question.cuda == NO_CUDA:
             return None
-        answer = cell(one, gpu)
+        answer = cell(cover, gpu)
         if not serves(answer):
             return None
         return GpuClass(capability=gpu.capability, cuda="", claim=answer.claims[0])
@@ -242,20 +246,22 @@ def candidate(one: CoverCandidate, wish: ResourceRequest) -> FindCandidate:
 
     def unknown(gpu: PoolGpu | None) -> bool:
         if gpu is None:
-            return any(not cell(one, kind).claims for kind in columns(amd=bool(rocm_of(asked.cuda))))
-        return not gpu.capability or not cell(one, _release_type(gpu)).claims
+            return any(not cell(cover, kind).claims for kind in columns(amd=bool(rocm_of(question.cuda))))
+        return not gpu.capability or not cell(cover, _release_type(gpu)).claims
 
     return FindCandidate(
-        name=one.title,
-        target=one.name,
-        family=next((name for name, of in knowledge.families().items() if of == one.group), one.group),
-        framework=asked.framework,
-        version=asked.version,
-        cuda=asked.cuda,
+        name=cover.title,
+        target=cover.name,
+        family=next((name for name, of in knowledge.families().items() if of == cover.group), cover.group),
+        framework=question.framework,
+        version=question.version,
+        cuda=question.cuda,
         ready=False,
-        classes=tuple(found for gpu in columns(amd=bool(rocm_of(asked.cuda))) if (found := on(gpu))),
+        classes=tuple(
+            gpu_class for gpu in columns(amd=bool(rocm_of(question.cuda))) if (gpu_class := on(gpu))
+        ),
         known=known,
-        wish=wish,
+        wish=resources,
         unknown=unknown,
     )
 
@@ -272,47 +278,58 @@ def _release_type(gpu: PoolGpu) -> CompatGpu:
 def _meant(words: Sequence[str], findables: Sequence[FindCandidate]) -> tuple[FindCandidate, ...]:
     """Each word must fit: a family, a framework, a target or its beginning, a version, a CUDA (cu121), or
     `cpu` for what needs no GPU."""
-    left = tuple(findables)
+    matching = tuple(findables)
     for number, word in enumerate(words):
-        fitting = tuple(one for one in left if _fits(word.lower(), one))
+        fitting = tuple(candidate for candidate in matching if _fits(word.lower(), candidate))
         if not fitting:
-            known = {one.argument or f"{one.framework} {one.version}": one.family for one in left}
+            known = {
+                candidate.argument or f"{candidate.framework} {candidate.version}": candidate.family
+                for candidate in matching
+            }
             before = " ".join(words[:number])
             raise NothingSelectedError(
                 "target-unknown",
                 f"no image matches {before + ' ' if before else ''}{show(word)}",
                 hint=f"images of {before}: {few(tuple(known))}" if before else suggest(word, known),
             )
-        left = fitting
-    return left
+        matching = fitting
+    return matching
 
 
-def _fits(word: str, one: FindCandidate) -> bool:
+def _fits(word: str, candidate: FindCandidate) -> bool:
     if version := _NUMBER.fullmatch(word):
-        return _name_starts_with(version[1], one.version) or _name_starts_with(version[1], one.cuda)
+        return _name_starts_with(version[1], candidate.version) or _name_starts_with(
+            version[1], candidate.cuda
+        )
     if cuda := _CUDA.fullmatch(word):
-        return one.cuda.replace(".", "").startswith(cuda[1].replace(".", ""))
+        return candidate.cuda.replace(".", "").startswith(cuda[1].replace(".", ""))
     if word == "cpu":
-        return not one.gpu
-    names = (one.family, one.framework, one.target or one.name, one.argument, one.center)
+        return not candidate.gpu
+    names = (
+        candidate.family,
+        candidate.framework,
+        candidate.target or candidate.name,
+        candidate.argument,
+        candidate.center,
+    )
     if word and word in names:
         return True
     return any(
         fnmatchcase(name, word) or _name_starts_with(word, name, "-")
-        for name in (one.target or one.name, one.argument)
+        for name in (candidate.target or candidate.name, candidate.argument)
     )
 
 
-def _name_starts_with(asked: str, whole: str, mark: str = ".") -> bool:
-    return whole == asked or whole.startswith(asked + mark)
+def _name_starts_with(prefix: str, whole: str, mark: str = ".") -> bool:
+    return whole == prefix or whole.startswith(prefix + mark)
 
 
 # --- where it may run ------------------------------------------------------------------------------
 
 
-def _on_pool(one: FindCandidate, machines: Sequence[MachineIndex]) -> tuple[GpuMatch, ...]:
+def _on_pool(candidate: FindCandidate, machines: Sequence[MachineIndex]) -> tuple[GpuMatch, ...]:
     groups: dict[tuple[str, str, ClaimBasis], list[AvailableGpu]] = {}
-    for place in find_places(one.known, one.wish, machines):
+    for place in find_places(candidate.known, candidate.wish, machines):
         key = (place.gpu.name, place.gpu.capability, place.gpu_class.claim.basis)
         groups.setdefault(key, []).append(place)
     rows = (
@@ -330,18 +347,18 @@ def _on_pool(one: FindCandidate, machines: Sequence[MachineIndex]) -> tuple[GpuM
     return _sorted(rows)
 
 
-def _on_any_gpu(one: FindCandidate) -> tuple[GpuMatch, ...]:
+def _on_any_gpu(candidate: FindCandidate) -> tuple[GpuMatch, ...]:
     rows = (
         GpuMatch(
-            capability=str(found.capability),
+            capability=str(gpu_class.capability),
             name="",
             gpus=0,
             free=0,
             unsure=0,
-            basis=found.claim.basis,
-            why=found.claim.reason,
+            basis=gpu_class.claim.basis,
+            why=gpu_class.claim.reason,
         )
-        for found in one.classes
+        for gpu_class in candidate.classes
     )
     return _sorted(rows)
 
@@ -360,7 +377,7 @@ def read_candidates(factory: Project | None, targets: Sequence[Target]) -> list[
     if factory is None:
         return []
     tags, judge = factory.layout.tags(), VerdictReader(factory, datetime.now(UTC))
-    made = []
+    candidates = []
     for target in targets:
         state = lock_state(factory, target)
         why = read_unsolvable_reason(factory, target) if state == Outcome.UNSOLVABLE else None
@@ -368,8 +385,8 @@ def read_candidates(factory: Project | None, targets: Sequence[Target]) -> list[
         known = TargetEvidence(lock=lock, state=state, unsolvable=why.reason if why else "")
         if lock and reference(target) in tags:
             known = _with_cached_scan(factory.layout, target, known, judge)
-        made.append(candidate_of(target, known))
-    return made
+        candidates.append(candidate_of(target, known))
+    return candidates
 
 
 def _with_cached_scan(
@@ -432,17 +449,19 @@ def find_images(
     opened = read_centers(settings, environ, ask.now) if own or has_catalog(settings) else None
     offers: list[ImageOffer] = []
     findables: list[FindCandidate] = []
-    for one in opened.open if opened else ():
-        judged = _verified_images(one, ask.now)
+    for row in opened.open if opened else ():
+        judged = _verified_images(row, ask.now)
         offers += judged
-        findables += _catalog_offers(one.center, judged, ask)
+        findables += _catalog_offers(row.center, judged, ask)
     if own or opened is None:
-        made = {one.target for one in findables}
-        findables += [one for one in _candidates(recipes(), ask) if one.target not in made or not one.target]
+        targets = {row.target for row in findables}
+        findables += [
+            row for row in _candidates(recipes(), ask) if row.target not in targets or not row.target
+        ]
     return FindResult(
         found=find_matches(ask.words, findables, ask.inventory),
         ask=ask,
-        open=tuple(one for one in opened.open if one.catalogue.images) if opened else (),
+        open=tuple(row for row in opened.open if row.catalogue.images) if opened else (),
         factory=own,
         place=str(settings.root_path) if own else opened.open[0].center.place if opened else "",
         ages=verdict_ages_of(offers, ask.now) if offers else None,
@@ -450,8 +469,8 @@ def find_images(
     )
 
 
-def _verified_images(one: CenterCatalog, now: datetime) -> list[ImageOffer]:
-    return [verify_offer(one.catalogue, image, one.center.trust, now) for image in one.catalogue.images]
+def _verified_images(row: CenterCatalog, now: datetime) -> list[ImageOffer]:
+    return [verify_offer(row.catalogue, image, row.center.trust, now) for image in row.catalogue.images]
 
 
 def _catalog_offers(
@@ -459,15 +478,17 @@ def _catalog_offers(
 ) -> Iterator[FindCandidate]:
     site, folder = find_site(ask.site or center.settings.site.value), center.settings.sif_folder.value
     for offer in offers:
-        one = offered_candidates(offer, site, folder, ask.wish)
-        if one is not None:
+        candidate_image = offered_candidates(offer, site, folder, ask.wish)
+        if candidate_image is not None:
             yield (
-                replace(one, name=f"{center.prefix}{one.name}", center=center.name) if center.several else one
+                replace(candidate_image, name=f"{center.prefix}{candidate_image.name}", center=center.name)
+                if center.several
+                else candidate_image
             )
 
 
 def _candidates(factory: Project | None, ask: FindRequest) -> Sequence[FindCandidate]:
     if factory:
-        return [candidate(one, ask.wish) for one in read_candidates(factory, factory.targets)]
+        return [candidate(cover, ask.wish) for cover in read_candidates(factory, factory.targets)]
     names = dict(families())
-    return [candidate(one, ask.wish) for family in names for one in releases(names[family])]
+    return [candidate(cover, ask.wish) for family in names for cover in releases(names[family])]

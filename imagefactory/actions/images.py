@@ -83,7 +83,7 @@ def find_stored(access: Access, name: str) -> Image | SifArtifact | None:
             return load_artifact(access, name, tags[name])
         if ":" not in name and "/" not in name:
             return None
-        what, near = f"'{name}'", difflib.get_close_matches(name, tags, n=1)
+        what, near = f"'{name}'", [] if "/" in name else difflib.get_close_matches(name, tags, n=1)
     hint = f"run imagefactory pull {name}" if "/" in name else "see imagefactory image list"
     raise NothingSelectedError(
         "image-not-found",

@@ -1,7 +1,7 @@
-"""An invitation on its way: made of a factory's settings and trust, and read on a person's side.
+"""Write the invitation of a project, and join a center by its invitation.
 
 invitation_of(settings, now) -> Invitation -> a file, or <registry>/catalogue:invitation
-read_invitation(...) -> find_joining(...) -> the user's own imagefactory.toml, or centers/NAME.toml beside it
+read_invitation(...) -> find_joining(...) -> the user's own imagefactory.toml, or centers/NAME.toml next to it
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 from imagefactory.access import Access, open_registry
 from imagefactory.actions.centers import center_name
+from imagefactory.actions.read_catalog import read_limited
 from imagefactory.errors import CheckFailedError, NothingSelectedError, RegistryError, UsageError, os_problem
-from imagefactory.oci.graph import StoreRepository
-from imagefactory.oci.store import ImageReference, resolve_mirror
+from imagefactory.oci.store import resolve_mirror
 from imagefactory.settings.files import center_directory, center_files, read_document, user_file
 from imagefactory.settings.load import CENTER, Settings
 from imagefactory.trust.catalog_package import INVITATION, parse_layer, unpack_artifact
@@ -35,9 +35,9 @@ from imagefactory.trust.policy import read_text, read_trust, write_text
 
 
 def invitation_of(settings: Settings, catalogue: str, now: datetime) -> Invitation:
-    """What readers of this factory's catalogue need; `catalogue` is empty for where the settings say it lies.
+    """Return what users of this project's catalog need. `catalogue` is empty for the place in the settings.
 
-    Raises UsageError where they do not, CheckFailedError where no key is trusted that readers could believe.
+    Raises UsageError if the settings have none, CheckFailedError if no key is trusted that users could trust.
     """
     place = catalogue or settings.catalogue.value or settings.registry.value
     if not place:
@@ -65,61 +65,49 @@ def invitation_of(settings: Settings, catalogue: str, now: datetime) -> Invitati
 
 
 def read_invitation(settings: Settings, environ: Mapping[str, str], where: str) -> Invitation:
-    """That of a file, or of the registry's place HOST[/PATH]. Raises UsageError, RegistryError."""
+    """Return the invitation in a file or in a registry HOST[/PATH]. Raises UsageError, RegistryError."""
     path = Path(where).expanduser()
     if path.is_file() or path.suffix in (".toml", ".json") or where.startswith(("/", ".", "~")):
-        return parse_invitation(_read_file(path), where)
+        data = read_limited(path, LARGEST, "pass the file of your center, or its registry")
+        if len(data) > LARGEST:
+            raise UsageError(
+                "invitation-file-too-large",
+                f"{path} has more than the {LARGEST:,} bytes that an invitation may have",
+                hint="check that it is the file of your center",
+            )
+        return parse_invitation(data, where)
     if "://" in where:
         raise UsageError(
             "reference-invalid",
             f"{where[:80]} is the address of a web page, not of a registry",
             hint="download the file and name it, or use HOST/PATH",
         )
-    return parse_invitation(_fetch(settings, environ, invitation_place(where)), where)
-
-
-def _read_file(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            data = file.read(LARGEST + 1)
-    except OSError as error:
-        raise UsageError(
-            *os_problem("read", path, error), hint="pass the file of your center, or its registry"
-        ) from error
-    if len(data) > LARGEST:
-        raise UsageError(
-            "invitation-file-too-large",
-            f"{path} has more than the {LARGEST:,} bytes that an invitation may have",
-            hint="check that it is the file of your center",
-        )
-    return data
-
-
-def _fetch(settings: Settings, environ: Mapping[str, str], reference: ImageReference) -> bytes:
-    access, asked = Access(settings=settings, environ=environ), resolve_mirror(reference, settings.mirror_map)
-    place = StoreRepository(store=open_registry(access, asked.registry), repository=asked.repository)
-    manifest = place.store.manifest(place.repository, asked.tag_or_digest)
+    reference = invitation_place(where)
+    mirror = resolve_mirror(reference, settings.mirror_map)
+    store = open_registry(Access(settings=settings, environ=environ), mirror.registry)
+    manifest = store.manifest(mirror.repository, mirror.tag_or_digest)
     if manifest is None:
         raise RegistryError(
             "invitation-not-found",
             f"no invitation at {reference}",
             hint="ask your center for its address or file (imagefactory site invite --push writes one)",
         )
-    layer = parse_layer(manifest[1], str(asked), INVITATION)
+    layer = parse_layer(manifest[1], str(mirror), INVITATION)
     if layer.size > LARGEST:
         raise RegistryError(
             "invitation-too-large",
-            f"{asked} has {layer.size:,} bytes, and an invitation has at most {LARGEST:,}",
+            f"{mirror} has {layer.size:,} bytes, and an invitation has at most {LARGEST:,}",
             hint="check who pushed it",
         )
-    return unpack_artifact(b"".join(place.store.read(place.repository, layer)), str(asked))
+    data = unpack_artifact(b"".join(store.read(mirror.repository, layer)), str(mirror))
+    return parse_invitation(data, where)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserFile:
-    """The file of a center that a person joins, and what an invitation changes in it.
+    """The file of a `center` that a user joins, and what an invitation changes in it.
 
-    `center` is its name. `beside` are those that were joined before: its file is one of its own then.
+    `beside` are the centers that were joined before: if there are any, this one has a file of its own.
     """
 
     path: Path
@@ -128,7 +116,7 @@ class UserFile:
     beside: tuple[str, ...] = ()
 
     def write(self) -> None:
-        """Beside and renamed. Raises UsageError."""
+        """Raises UsageError."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -141,17 +129,18 @@ class UserFile:
 def find_joining(
     settings: Settings, environ: Mapping[str, str], invitation: Invitation, now: datetime, name: str = ""
 ) -> UserFile:
-    """What the file of that center lacks, beside what the site says for everybody.
+    """Return the file of the center of an invitation, and what it lacks besides what the site sets for all.
 
-    The first center is in the user's own file, each other one in a file of its own. `name` is what the person
-    calls it: that of a center which is joined means this one, wherever its catalogue is now. Raises
-    UsageError where nothing tells whether it is one of these.
+    The first center is in the user's own file, each other one in a file of its own. `name` is the user's name
+    for it: that of a joined center means this center, even if its catalog moved. Raises UsageError if it is
+    not clear whether it is a joined one.
     """
     path = user_file(environ)
     sites = settings.files[settings.files.index(path) + 1 :]
-    main, files = _joined(path, sites, environ)
-    documents = {one: main if file == path else read_document(file) for one, file in files.items()}
-    known = _joined_as(documents, invitation)
+    main, files = _joined_centers(path, sites, environ)
+    documents = {center: main if file == path else read_document(file) for center, file in files.items()}
+    same = (key for key, row in documents.items() if row.get("catalogue") == invitation.catalogue)
+    known = next(same, "")
     new = name or known or _new_name(documents, invitation)
     if not CENTER.fullmatch(new):
         raise UsageError(
@@ -166,30 +155,31 @@ def find_joining(
                 f"{invitation.catalogue} is the catalog of '{known}', which you already joined",
                 hint=f"imagefactory site remove {known}, then join it under another name",
             )
-        files[new], documents[new] = files.pop(known), documents.pop(known)  # the first one gets another name
+        files[new], documents[new] = files.pop(known), documents.pop(known)  # the first one is renamed
     file = files.get(new) or (center_directory(environ) / f"{new}.toml" if path in files.values() else path)
-    for one in dict.fromkeys((path, *sites, *files.values())):
-        if one != file:
-            check_not_retired(read_document(one).get("trust", []), invitation, str(one), now)
-    # The first one's name is written where somebody chose it, another one's is that of its file.
-    chosen = name or str(main.get("center", "")) or invitation.center
-    wanted = replace(invitation, center=chosen if file == path else "")
-    others = tuple(read_document(one) for one in sites) if file == path else ()
+    for other in dict.fromkeys((path, *sites, *files.values())):
+        if other != file:
+            check_not_retired(read_document(other).get("trust", []), invitation, str(other), now)
+    # The name of the first center is written if someone chose it, that of another one is its file name.
+    center = (name or str(main.get("center", "")) or invitation.center) if file == path else ""
+    others = tuple(read_document(site) for site in sites) if file == path else ()
     text = read_text(file) if file.is_file() else ""
-    joining = join_center(text, wanted, others, str(file), now, moved=new in documents)
-    beside = tuple(one for one in documents if one != new)
-    return UserFile(path=file, joining=joining, center=new, beside=beside)
+    invitation = replace(invitation, center=center)
+    joining = join_center(text, invitation, others, str(file), now, moved=new in documents)
+    return UserFile(
+        path=file, joining=joining, center=new, beside=tuple(key for key in documents if key != new)
+    )
 
 
-def _joined(
+def _joined_centers(
     path: Path, sites: Sequence[Path], environ: Mapping[str, str]
 ) -> tuple[dict[str, Any], dict[str, Path]]:
-    """What the files for the first center say together, and the file of each center by its name.
+    """Return the combined document of the first center, and the file of each center by its name.
 
-    Raises UsageError for a file that cannot be used, and where two centers have one name.
+    Raises UsageError for a file that cannot be used, and if two centers have one name.
     """
-    main = {key: value for one in (*reversed(sites), path) for key, value in read_document(one).items()}
-    files = {one.stem: one for one in center_files(environ)}
+    main = {key: value for file in (*reversed(sites), path) for key, value in read_document(file).items()}
+    files = {file.stem: file for file in center_files(environ)}
     if "catalogue" in main:
         name = center_name(*(str(main.get(key, "")) for key in ("center", "site", "catalogue")))
         if name in files:
@@ -204,48 +194,8 @@ def _joined(
     return main, files
 
 
-def remove_center(
-    settings: Settings, environ: Mapping[str, str], name: str
-) -> tuple[Path, str | None, list[str]]:
-    """The file of a center, its text without that center, and what goes; None for a file that goes whole.
-
-    Raises NothingSelectedError for a center that is not joined, UsageError for one that the site has set.
-    """
-    import tomlkit
-
-    path = user_file(environ)
-    sites = settings.files[settings.files.index(path) + 1 :]
-    _, files = _joined(path, sites, environ)
-    if name not in files:
-        joined = ", ".join(files) or "none"
-        raise NothingSelectedError(
-            "center-unknown", f"you have not joined a center '{name[:40]}'", hint=f"joined centers: {joined}"
-        )
-    document = read_document(files[name])
-    gone = [f"{key} = {document[key]}" for key in SETTINGS if key in document]
-    gone += [f"key {row['name']}" for row in document.get("trust", [])]
-    if files[name] != path:
-        return files[name], None, gone
-    if "catalogue" not in document:
-        site = next(one for one in sites if "catalogue" in read_document(one))
-        raise UsageError(
-            "center-set-by-site",
-            f"{site} sets the catalog of '{name}' for all users",
-            hint="ask your site's staff",
-        )
-    text = tomlkit.parse(read_text(path))
-    for key in (*SETTINGS, "trust"):
-        text.pop(key, None)
-    return path, tomlkit.dumps(text), gone
-
-
-def _joined_as(documents: Mapping[str, Mapping[str, Any]], invitation: Invitation) -> str:
-    """The center that is joined by that very catalogue; empty for none."""
-    return next((name for name, one in documents.items() if one.get("catalogue") == invitation.catalogue), "")
-
-
 def _new_name(documents: Mapping[str, Mapping[str, Any]], invitation: Invitation) -> str:
-    """What a center is called that is joined beside others. Raises UsageError where it may be one of them."""
+    """Return a name for another center. Raises UsageError if it may be one of the joined ones."""
     name = center_name(invitation.center, invitation.site, invitation.catalogue)
     ids = {grant.key.keyid for grant in invitation.keys}
     for known, document in documents.items():
@@ -258,3 +208,38 @@ def _new_name(documents: Mapping[str, Mapping[str, Any]], invitation: Invitation
                 hint=f"if its catalog moved, use --name {known}; for another center, use --name OTHER",
             )
     return name
+
+
+def remove_center(
+    settings: Settings, environ: Mapping[str, str], name: str
+) -> tuple[Path, str | None, list[str]]:
+    """Return the file of a center, its text without it (None if the file can be deleted), and what goes.
+
+    Raises NothingSelectedError for a center that is not joined, UsageError for one that the site has set.
+    """
+    import tomlkit
+
+    path = user_file(environ)
+    sites = settings.files[settings.files.index(path) + 1 :]
+    _, files = _joined_centers(path, sites, environ)
+    if name not in files:
+        names = ", ".join(files) or "none"
+        raise NothingSelectedError(
+            "center-unknown", f"you have not joined a center '{name[:40]}'", hint=f"joined centers: {names}"
+        )
+    document = read_document(files[name])
+    removed = [f"{key} = {document[key]}" for key in SETTINGS if key in document]
+    removed += [f"key {row['name']}" for row in document.get("trust", [])]
+    if files[name] != path:
+        return files[name], None, removed
+    if "catalogue" not in document:
+        site = next(site for site in sites if "catalogue" in read_document(site))
+        raise UsageError(
+            "center-set-by-site",
+            f"{site} sets the catalog of '{name}' for all users",
+            hint="ask your site's staff",
+        )
+    text = tomlkit.parse(read_text(path))
+    for key in (*SETTINGS, "trust"):
+        text.pop(key, None)
+    return path, tomlkit.dumps(text), removed

@@ -55,12 +55,12 @@ class NewProject:
 
 def create_project(
     root: Path,
-    wanted: tuple[str, ...],
+    requested: tuple[str, ...],
     settings: Settings,
     environ: Mapping[str, str],
     nights: Mapping[str, str] | None = None,
 ) -> NewProject:
-    """Writes into `root` the bases and the `wanted` families of SHIPPED, and those that they are built on.
+    """Writes into `root` the bases and the `requested` families of SHIPPED, and those that they are built on.
 
     `nights` are further files, as `night_files` returns them. What is there is left as it is. Raises
     NothingSelectedError for a family that there is not, and UsageError, before anything is written, where a
@@ -68,7 +68,7 @@ def create_project(
     """
     nights = nights or {}
     targets = shipped_targets(settings, environ)
-    families = _with_parent_families(targets, wanted)
+    families = _with_parent_families(targets, requested)
     always = _always()
     theirs = _theirs(targets, families, always)
     texts = {name: (SHIPPED / name).read_text(encoding="utf-8") for name in (*always, *theirs)}
@@ -93,7 +93,7 @@ def create_project(
             *os_problem("write", error.filename or root, error),
             hint="choose a directory that you may write to",
         ) from error
-    newest = [target for target in targets if wanted and target.family == wanted[0]]
+    newest = [target for target in targets if requested and target.family == requested[0]]
     newest.sort(key=lambda target: (natural(target.version), -len(target.name)))
     return NewProject(families=families, written=written, target=newest[-1].name if newest else "")
 
@@ -107,18 +107,18 @@ def shipped_targets(settings: Settings, environ: Mapping[str, str]) -> tuple[Tar
 def find_shipped(name: str, settings: Settings, environ: Mapping[str, str]) -> Target | None:
     """Return the shipped target `name`; None where the project has a recipe of its family, or none is."""
     try:
-        found = select_single(shipped_targets(settings, environ), name)
+        target = select_single(shipped_targets(settings, environ), name)
     except NothingSelectedError:
         return None
-    return None if (settings.root_path / "recipes" / f"{found.family}.yaml").exists() else found
+    return None if (settings.root_path / "recipes" / f"{target.family}.yaml").exists() else target
 
 
-def _with_parent_families(targets: Iterable[Target], wanted: Iterable[str]) -> tuple[str, ...]:
-    """`wanted` and the families that their targets are built on, sorted."""
+def _with_parent_families(targets: Iterable[Target], requested: Iterable[str]) -> tuple[str, ...]:
+    """`requested` and the families that their targets are built on, sorted."""
     by_name = {target.name: target for target in targets}
     known = sorted({target.family for target in by_name.values()})
-    found: set[str] = set()
-    waiting = list(wanted)
+    selected: set[str] = set()
+    waiting = list(requested)
     while waiting:
         family = waiting.pop()
         if family not in known:
@@ -128,10 +128,10 @@ def _with_parent_families(targets: Iterable[Target], wanted: Iterable[str]) -> t
                 f"imagefactory has no family '{family}'",
                 hint=f"did you mean '{near}'?" if near else f"available families: {', '.join(known)}",
             )
-        if family not in found:
-            found.add(family)
+        if family not in selected:
+            selected.add(family)
             waiting += [by_name[t.on].family for t in by_name.values() if t.family == family and t.on]
-    return tuple(sorted(found))
+    return tuple(sorted(selected))
 
 
 def _always() -> list[str]:
@@ -151,11 +151,11 @@ def _theirs(targets: Iterable[Target], families: tuple[str, ...], always: Sequen
     names = [f"recipes/{family}.yaml" for family in families]
     for target in targets:
         if target.family in families:
-            kept = (
+            files = (
                 *lock_names(target.name, conda=target.conda),
                 *(f"{target.name}.{kind}" for kind in (UNSOLVABLE, LAYERS)),
             )
-            names += [f"lockfiles/{name}" for name in kept if (SHIPPED / "lockfiles" / name).exists()]
+            names += [f"lockfiles/{name}" for name in files if (SHIPPED / "lockfiles" / name).exists()]
             base = _base_lock(target.base)  # of its own: for its platform, or with packages of its recipe
             names += [base] if base not in always and (SHIPPED / base).exists() else []
     return names
@@ -199,11 +199,11 @@ def nightly_files(services: Iterable[str], root: Path) -> dict[str, str]:
 
     Raises UsageError where that commit is not known, or where `root` is a folder within a repository.
     """
-    wanted = [row for service in services for row in NIGHTLY_FILES[service].items()]
-    if not wanted:
+    rows = [row for service in services for row in NIGHTLY_FILES[service].items()]
+    if not rows:
         return {}
     above = next(
-        (one for one in (root.absolute(), *root.absolute().parents) if (one / ".git").exists()), root
+        (folder for folder in (root.absolute(), *root.absolute().parents) if (folder / ".git").exists()), root
     )
     if above not in (root, root.absolute()):
         raise UsageError(
@@ -212,7 +212,7 @@ def nightly_files(services: Iterable[str], root: Path) -> dict[str, str]:
             hint=f"make it a repository of its own: git init {shlex.quote(str(root))}",
         )
     source = find_source(SHIPPED.parent)
-    return {path: _pin((SHIPPED / "nights" / name).read_text("utf-8"), source) for path, name in wanted}
+    return {path: _pin((SHIPPED / "nights" / name).read_text("utf-8"), source) for path, name in rows}
 
 
 def _pin(text: str, source: ImagefactorySource) -> str:
@@ -258,15 +258,15 @@ def _source_of_clone(clone: Path) -> ImagefactorySource:
 
 
 def _read_source(url: str, commit: str) -> ImagefactorySource:
-    found = _ADDRESS.fullmatch(url.removesuffix("/").removesuffix(".git"))
-    if not (found and _COMMIT.fullmatch(commit)):
+    match = _ADDRESS.fullmatch(url.removesuffix("/").removesuffix(".git"))
+    if not (match and _COMMIT.fullmatch(commit)):
         raise UsageError(
             "commit-unknown",
             "a nightly build is pinned to a commit of imagefactory, and the commit of this one is not known",
             hint=f"install a release of {DISTRIBUTION}, or pip install git+https://github.com/OWNER/NAME@COMMIT",
         )
-    port = found["port"] or "" if found["web"] else ""
-    return ImagefactorySource(url=f"https://{found['host']}{port}/{found['path']}", commit=commit)
+    port = match["port"] or "" if match["web"] else ""
+    return ImagefactorySource(url=f"https://{match['host']}{port}/{match['path']}", commit=commit)
 
 
 def _git(clone: Path, *words: str) -> str:
@@ -302,9 +302,11 @@ def plan_addition(factory: Project, family: str, version: str, cuda: str) -> Row
     text, file = read_file(path)
     addition = add_row(text, parse_recipe(text, file), version, cuda)
     others = [recipe for recipe in recipes if recipe.family != family]
-    made = check_draft(addition.text, family, others, factory.bases)
+    drafted = check_draft(addition.text, family, others, factory.bases)
     before = {target.name for target in factory.targets}
-    return RowAddition(path=path, addition=addition, targets=tuple(t for t in made if t.name not in before))
+    return RowAddition(
+        path=path, addition=addition, targets=tuple(t for t in drafted if t.name not in before)
+    )
 
 
 def make_addition(

@@ -137,16 +137,16 @@ def _lookup_in_both(factory: Project, asking: PlanLookup) -> StatusLookup:
         return in_store
 
     def look(stage: TargetStatus) -> TargetStatus:
-        found, there = in_store(stage), in_registry(stage)
+        local, there = in_store(stage), in_registry(stage)
         if there.missing:
-            return found
-        if there.image != found.image:
+            return local
+        if there.image != local.image:
             return there
         revoked_last = sorted(
-            (*found.verdicts, *there.verdicts), key=lambda one: one.standing is VerdictStatus.REVOKED
+            (*local.verdicts, *there.verdicts), key=lambda result: result.standing is VerdictStatus.REVOKED
         )
-        verdicts = {one.name: one for one in revoked_last}
-        return replace(there, evidence=found.evidence, verdicts=tuple(verdicts.values()))
+        verdicts = {result.name: result for result in revoked_last}
+        return replace(there, evidence=local.evidence, verdicts=tuple(verdicts.values()))
 
     return look
 
@@ -226,7 +226,7 @@ def inventory_devices(
     """
     names: dict[PlanGpu, set[str]] = {}
     machines: dict[PlanGpu, list[str]] = {}
-    for machine, gpu in ((one, gpu) for one in inventory.machines for gpu in one.gpus if gpu.capability):
+    for machine, gpu in ((row, gpu) for row in inventory.machines for gpu in row.gpus if gpu.capability):
         cuda = "" if gpu.driver else gpu.cuda
         kind = PlanGpu(
             capability=parse_capability(gpu.capability),

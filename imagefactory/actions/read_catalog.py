@@ -1,12 +1,11 @@
-"""Where a catalogue is read: a file, the registry, or the factory itself, made there at once.
+"""Read a catalog: from a file, a registry or a mirror, else the cached copy; or build the project's own.
 
-trust/catalog_package.py has its form in a registry; the cached copy of a reader is below.
-What is kept is looked at as strictly as what comes: its digest, its signature, its time. One request asks
-which one is current. Whoever can move that tag cannot bring back an older one, without what was revoked
-since, for who saw the newer one.
+A cached copy is verified as strictly as a new one: its digest, signature and time. One request finds out
+which one is current. Someone who can move that tag cannot bring back an older catalog, without later
+revocations, for clients that saw the newer one.
 
-A place that cannot be read gives way to its mirrors, and these to the copy that is kept here. A catalog that
-comes and is refused gives way to nothing.
+A place that cannot be read is replaced by its mirrors, and these by the cached copy. A catalog that is
+rejected is replaced by nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from imagefactory.actions.catalog import CatalogRequest, CatalogResult, build_ca
 from imagefactory.errors import ImagefactoryError, RegistryError, StatementError, UsageError, os_problem
 from imagefactory.fs import remove_inside, replace_bytes, replace_text
 from imagefactory.http import HURRIED, RetryPolicy
-from imagefactory.oci.graph import StoreRepository
 from imagefactory.oci.store import ImageReference, resolve_mirror
 from imagefactory.progress import QuietProgress
 from imagefactory.project import Project, is_project, load_project
@@ -38,22 +36,21 @@ from imagefactory.trust.catalog import LARGEST, Catalog, CatalogSource, verify_c
 from imagefactory.trust.catalog_package import catalog_repository, pack_artifact, parse_layer, unpack_artifact
 from imagefactory.trust.policy import TrustRules, read_trust
 
-# --- The catalogs that a reader keeps, so that a registry may be down and an old catalog cannot come back
-#     <cache>/catalogues/<64 hex>             the last good catalog of a place, as it came
+# --- The cache, so that a registry may be down and an old catalog cannot come back
+#     <cache>/catalogues/<64 hex>             the last valid catalog of a place
 #     <cache>/catalogues-seen/<64 hex>        when that was made
-# The names are sha256 sums of the place's name. Nothing here is trusted: whoever reads a kept catalog
-# verifies
-# its signature and its time again. A cache that fails keeps nothing.
+# The names are sha256 sums of the names of places. Nothing here is trusted: signature and time are verified
+# at each read. A cache that cannot be written is not an error.
 
 
 MOST = 16
-"""Catalogs that are kept; the one that was not used for the longest time goes first."""
+"""Cached catalogs; the least recently used one is removed first."""
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedCatalog:
-    """The kept catalog of a place, in the folder of the cache. `where` is the place's name."""
+    """The cached catalog of a place with the name `where`."""
 
     cache: Path
     where: str
@@ -71,23 +68,23 @@ class CachedCatalog:
         return hashlib.sha256(os.fsencode(self.where)).hexdigest()
 
     def read(self) -> bytes:
-        """Return the kept bytes, none where there are none that can be read."""
-        with contextlib.suppress(OSError):  # somebody else's may be read only
+        """Return the bytes, none if they cannot be read."""
+        with contextlib.suppress(OSError):  # another user's may be read only
             os.utime(self.path)
         with contextlib.suppress(OSError), self.path.open("rb") as file:
             return file.read(LARGEST + 1)
         return b""
 
     def seen(self) -> str:
-        """Return when the newest catalog that was seen of this place was made, empty if not known."""
+        """Return the time of the newest catalog that was seen of this place, empty if not known."""
         with contextlib.suppress(OSError, UnicodeDecodeError):
             text = self.seen_path.read_text(encoding="ascii")
             return text if _TIME.fullmatch(text) else ""
         return ""
 
-    def refuse_older(self, made: datetime) -> None:
+    def refuse_older(self, time: datetime) -> None:
         """Raise StatementError for a catalog that is older than the newest that was seen of this place."""
-        seen, text = self.seen(), format_time(made)
+        seen, text = self.seen(), format_time(time)
         if seen > text:
             raise StatementError(
                 "catalog-rolled-back",
@@ -96,163 +93,167 @@ class CachedCatalog:
                 f"rm {self.seen_path}",
             )
 
-    def write(self, data: bytes, made: datetime) -> None:
-        """Keep a catalog that was verified, and remember when it was made."""
+    def write(self, data: bytes, time: datetime) -> None:
+        """Store a verified catalog and its time, and remove the least recently used ones."""
         with contextlib.suppress(OSError):
             if data != self.read():
-                self.path.parent.mkdir(parents=True, exist_ok=True)
+                folder = self.path.parent
+                folder.mkdir(parents=True, exist_ok=True)
                 replace_bytes(self.path, data)
-                self._forget_others()
+                files = [path for path in folder.iterdir() if path.is_file()]
+                for path in sorted(files, key=lambda path: -path.stat().st_mtime_ns)[MOST:]:
+                    remove_inside(folder, path)
         with contextlib.suppress(OSError):
             self.seen_path.parent.mkdir(parents=True, exist_ok=True)
-            replace_text(self.seen_path, format_time(made))
+            replace_text(self.seen_path, format_time(time))
 
-    def _forget_others(self) -> None:
-        files = [path for path in self.path.parent.iterdir() if path.is_file()]
-        for path in sorted(files, key=lambda path: -path.stat().st_mtime_ns)[MOST:]:
-            remove_inside(self.path.parent, path)
+
+def place_name(place: str) -> str:
+    """Return the full name of a catalog's place: `HOST/PATH/catalogue:current`, or the path of a file."""
+    return place if place.startswith("/") else str(catalog_repository(place))
+
+
+def _cached(settings: Settings, place: str) -> CachedCatalog:
+    return CachedCatalog(cache=settings.cache_path, where=place_name(place))
+
+
+def cache_published(settings: Settings, registry: str, envelope: bytes, time: datetime) -> None:
+    """Cache what was just published, for the commands of this machine while the registry is down."""
+    _cached(settings, registry).write(pack_artifact(envelope), time)
+
+
+def cached_expiry(settings: Settings) -> datetime | None:
+    """Return when the newest cached catalog of the setting `registry` expires, None if there is none."""
+    cached = _cached(settings, settings.registry.value)
+    try:
+        time = datetime.fromisoformat(cached.seen())
+        data = unpack_artifact(cached.read(), cached.where)
+        return verify_catalog(data, read_trust(settings.files), time, cached.where).expires
+    except (ValueError, ImagefactoryError):
+        return None
 
 
 def read_catalog(
     settings: Settings, environ: Mapping[str, str], now: datetime, name: str = "", *, hurried: bool = False
 ) -> Catalog:
-    """The catalogue of the setting `catalogue`, else the factory's own, else that of the setting `registry`.
+    """Return the catalog of the setting `catalogue`, else the project's own, else that of `registry`.
 
-    In a factory only its own file and the environment name another: what a user or a site set is for those
-    who have none. A factory's own is made now, of the target `name` alone (empty: of all), and nobody signed
-    it. Any other must be signed by a key that is trusted here, and hold. Where the registry does not answer,
-    it comes from a mirror or is the copy that is kept here: `source` and `notes` say so. With `hurried` it is
-    not waited for long.
+    In a project only its own file and the environment name another one: the settings of a user or a site are
+    for people without a project. The project's own is built now, of the target `name` or of all, and is not
+    signed. Any other must be signed by a trusted key and be valid. If the registry does not answer, the
+    catalog is that of a mirror or the cached copy: `source` and `notes` say so. With `hurried` the timeouts
+    are short.
 
-    Raises UsageError where none is named, StatementError for one that is refused, RegistryError for one that
-    cannot be had.
+    Raises UsageError if none is set, StatementError for one that is rejected, RegistryError.
     """
     place = settings.catalogue.value
     trust = read_trust(settings.files, settings.limits)
     reader = _CatalogReader(settings=settings, environ=environ, trust=trust, now=now)
-    if hurried:
-        reader = replace(reader, patience=HURRIED)
-    if is_project(settings) and not (place and _near(settings)):
-        factory, registry = load_project(settings, environ), settings.registry.value
-        targets = (select_single(factory.targets, name),) if name else factory.targets
-        kept = reader.kept(registry) if registry else None
-        hurried = kept is not None and kept.path.exists()
-        making = CatalogRequest(targets=targets, now=now, named=bool(name), hurried=hurried)
-        try:
-            return replace(
-                build_catalog(factory, making, QuietProgress()).catalogue, source=CatalogSource.MADE
-            )
-        except RegistryError as error:
-            if kept is None:
-                raise
-            return reader.read_kept(kept, error)
-    return reader.read(place or settings.registry.value)
-
-
-def place_name(place: str) -> str:
-    """Return the full name of a catalog's place: `HOST/PATH/catalogue:current`, or a file's path."""
-    return place if place.startswith("/") else str(catalog_repository(place))
-
-
-def cache_published(settings: Settings, registry: str, envelope: bytes, made: datetime) -> None:
-    """Keep what was just published, for this machine's own commands while the registry is down."""
-    CachedCatalog(cache=settings.cache_path, where=place_name(registry)).write(pack_artifact(envelope), made)
-
-
-def cached_expiry(settings: Settings) -> datetime | None:
-    """Return when the newest signed catalog of the setting `registry` expires that this machine knows of."""
-    kept = CachedCatalog(cache=settings.cache_path, where=place_name(settings.registry.value))
+    origin = settings.catalogue.origin
+    near = place and (origin.startswith("$") or origin == str(settings.root_path / FILE_NAME))
+    if not is_project(settings) or near:
+        return reader.read(place or settings.registry.value, HURRIED if hurried else None)
+    project, registry = load_project(settings, environ), settings.registry.value
+    targets = (select_single(project.targets, name),) if name else project.targets
+    cached = _cached(settings, registry) if registry else None
+    request = CatalogRequest(
+        targets=targets, now=now, named=bool(name), hurried=cached is not None and cached.path.exists()
+    )
     try:
-        made = datetime.fromisoformat(kept.seen())
-        data = unpack_artifact(kept.read(), kept.where)
-        return verify_catalog(data, read_trust(settings.files), made, kept.where).expires
-    except (ValueError, ImagefactoryError):
-        return None
+        catalogue = build_catalog(project, request, QuietProgress()).catalogue
+        return replace(catalogue, source=CatalogSource.MADE)
+    except RegistryError as error:
+        if cached is None:
+            raise
+        return reader.read_cached(cached, error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _CatalogReader:
-    """By whose settings a catalog is read, by whose trust, and when."""
-
     settings: Settings
     environ: Mapping[str, str]
     trust: TrustRules
     now: datetime
-    patience: RetryPolicy | None = None
 
-    def kept(self, place: str) -> CachedCatalog:
-        return CachedCatalog(cache=self.settings.cache_path, where=place_name(place))
-
-    def read(self, place: str) -> Catalog:
-        """The catalog of a place, else of its mirrors, else the copy that is kept."""
-        kept, mirrors = self.kept(place), _mirrors(self.settings)
+    def read(self, place: str, patience: RetryPolicy | None) -> Catalog:
+        """Return the catalog of a place, else of its mirrors, else the cached copy."""
+        cached, mirrors = _cached(self.settings, place), _mirrors(self.settings)
         try:
-            data = self._fetch(place, kept, HURRIED if mirrors or kept.path.exists() else self.patience)
+            data = self._fetch(place, cached, HURRIED if mirrors or cached.path.exists() else patience)
         except (RegistryError, UsageError) as error:
-            return self._read_elsewhere(kept, mirrors, error)
-        return self._noted(self._open(kept, data, kept.where))
+            faults = [error.message]
+            for mirror in mirrors:
+                where = place_name(mirror)
+                try:
+                    catalogue = self._open(cached, self._fetch(mirror, cached, HURRIED), where)
+                except (RegistryError, UsageError, StatementError) as fault:
+                    faults.append(f"its mirror {where}: {fault.message}")
+                    continue
+                note = f"this is the catalog of its mirror {where}, {age_of(catalogue, self.now)}"
+                return self._with_notes(replace(catalogue, source=CatalogSource.MIRROR), *faults, note)
+            return self.read_cached(cached, error, *faults[1:])
+        return self._with_notes(self._open(cached, data, cached.where))
 
-    def _read_elsewhere(
-        self, kept: CachedCatalog, mirrors: tuple[str, ...], error: RegistryError | UsageError
-    ) -> Catalog:
-        faults = [error.message]
-        for mirror in mirrors:
-            where = place_name(mirror)
-            try:
-                found = self._open(kept, self._fetch(mirror, kept, HURRIED), where)
-            except (RegistryError, UsageError, StatementError) as fault:
-                faults.append(f"its mirror {where}: {fault.message}")
-                continue
-            said = f"this is the catalog of its mirror {where}, {age_of(found, self.now)}"
-            return self._noted(replace(found, source=CatalogSource.MIRROR), *faults, said)
-        return self.read_kept(kept, error, tuple(faults))
-
-    def read_kept(
-        self, kept: CachedCatalog, error: RegistryError | UsageError, faults: tuple[str, ...] = ()
-    ) -> Catalog:
-        """The kept copy in place of what cannot be read. Raises `error` where there is none that is valid."""
-        if not (data := kept.read()):
+    def read_cached(self, cached: CachedCatalog, error: RegistryError | UsageError, *faults: str) -> Catalog:
+        """Return the cached copy. Raises `error`, why the place cannot be read, if there is no valid one."""
+        if not (data := cached.read()):
             raise error
         try:
-            found = verify_catalog(
-                unpack_artifact(data, kept.where), self.trust, self.now, "the copy kept here"
-            )
-            kept.refuse_older(found.made)
+            data = unpack_artifact(data, cached.where)
+            catalogue = verify_catalog(data, self.trust, self.now, "the copy kept here")
+            cached.refuse_older(catalogue.made)
         except StatementError as fault:
             raise type(error)(error.code, f"{error.message}\n{fault.message}", hint=error.hint) from error
-        said = f"this is the catalog that is kept here, {age_of(found, self.now)}"
-        return self._noted(replace(found, source=CatalogSource.KEPT), *(faults or (error.message,)), said)
+        note = f"this is the catalog that is kept here, {age_of(catalogue, self.now)}"
+        return self._with_notes(replace(catalogue, source=CatalogSource.KEPT), error.message, *faults, note)
 
-    def _open(self, kept: CachedCatalog, data: bytes, where: str) -> Catalog:
-        """The catalog in these bytes, kept from now on. Raises StatementError for one that is refused."""
-        found = verify_catalog(unpack_artifact(data, where), self.trust, self.now, where)
-        kept.refuse_older(found.made)
-        kept.write(data, found.made)
-        return found
+    def _open(self, cached: CachedCatalog, data: bytes, where: str) -> Catalog:
+        """Return the catalog in these bytes, and cache it. Raises StatementError for one that is rejected."""
+        catalogue = verify_catalog(unpack_artifact(data, where), self.trust, self.now, where)
+        cached.refuse_older(catalogue.made)
+        cached.write(data, catalogue.made)
+        return catalogue
 
-    def _noted(self, catalogue: Catalog, *notes: str) -> Catalog:
+    def _with_notes(self, catalogue: Catalog, *notes: str) -> Catalog:
         if catalogue.expires_soon(self.now):
             days = (catalogue.expires - self.now).days
             when = f"{catalogue.expires:%Y-%m-%d}, in {days} day{'s' * (days != 1)}"
             notes += (f"this catalog expires on {when}; ask your center for a new one before that",)
         return replace(catalogue, notes=notes)
 
-    def _fetch(self, place: str, kept: CachedCatalog, patience: RetryPolicy | None) -> bytes:
-        if place.startswith("/"):
-            return _read_file(Path(place))
-        access = Access(settings=self.settings, environ=self.environ)
-        return _read_registry(access, catalog_repository(place), kept.read(), patience)
+    def _fetch(self, place: str, cached: CachedCatalog, patience: RetryPolicy | None) -> bytes:
+        if not place.startswith("/"):
+            access = Access(settings=self.settings, environ=self.environ)
+            return _read_registry(access, catalog_repository(place), cached.read(), patience)
+        hint = "check the setting catalogue (imagefactory config), or ask your center where the file is"
+        data = read_limited(Path(place), LARGEST, hint)
+        if len(data) > LARGEST:
+            raise StatementError(
+                "catalog-too-large",
+                f"{place} has more than {LARGEST} bytes",
+                hint="check that it is a catalog",
+            )
+        return data
+
+
+def read_limited(path: Path, largest: int, hint: str) -> bytes:
+    """Return the bytes of a file, one more than `largest` of a file that is larger. Raises UsageError."""
+    try:
+        with path.open("rb") as file:
+            return file.read(largest + 1)
+    except OSError as error:
+        raise UsageError(*os_problem("read", path, error), hint=hint) from error
 
 
 def age_of(catalogue: Catalog, now: datetime) -> str:
-    """`3 days old, valid until 2026-12-20`; hours within the first two days."""
+    """Return `3 days old, valid until 2026-12-20`; in hours within the first two days."""
     age = max(now - catalogue.made, timedelta(0))
     count, unit = (age.days, "day") if age.days >= 2 else (int(age.total_seconds() // 3600), "hour")
     return f"{count} {unit}{'s' * (count != 1)} old, valid until {catalogue.expires:%Y-%m-%d %H:%M} UTC"
 
 
 def _mirrors(settings: Settings) -> tuple[str, ...]:
-    """The mirrors of the catalog: none where a nearer file, or the environment, names another catalog."""
+    """Return the mirrors of the catalog, none if a nearer file or the environment names another catalog."""
 
     def distance(setting: SettingValue) -> int:
         known = [str(path) for path in settings.files]
@@ -260,64 +261,38 @@ def _mirrors(settings: Settings) -> tuple[str, ...]:
             return -1
         return known.index(setting.origin) if setting.origin in known else len(known)
 
-    named = settings.catalogue if settings.catalogue.value else settings.registry
+    catalogue = settings.catalogue if settings.catalogue.value else settings.registry
     mirrors = settings.catalogue_mirrors
-    return listed(mirrors.value) if distance(mirrors) <= distance(named) else ()
+    return listed(mirrors.value) if distance(mirrors) <= distance(catalogue) else ()
 
 
 def with_former_families(
-    factory: Project, made: CatalogResult, registry: str, now: datetime
+    factory: Project, result: CatalogResult, registry: str, now: datetime
 ) -> CatalogResult:
-    """With what the last catalogue of a registry has of families whose recipes have faults now.
+    """Add what the last catalog of a registry has of families whose recipes have faults now.
 
-    People use these images, and their verdicts hold: a typing mistake takes nothing away.
+    People use these images, and their verdicts are valid: a typing mistake takes nothing away.
     """
     host, path = registry_place(factory, registry)
     reference = catalog_repository(f"{host}/{path}" if path else host)
     try:
         data = unpack_artifact(_read_registry(factory, reference), str(reference))
         former = verify_catalog(data, read_trust(factory.settings.files), now, str(reference))
-    except (RegistryError, StatementError):  # there is none, or none that holds
-        return made
+    except (RegistryError, StatementError):  # there is none, or no valid one
+        return result
     known = {target.family for target in factory.targets}
-    kept = tuple(image for image in former.images if image.family not in known)
-    catalogue = replace(made.catalogue, images=(*made.catalogue.images, *kept))
-    return replace(made, catalogue=catalogue, kept=tuple(image.target for image in kept))
-
-
-def _near(settings: Settings) -> bool:
-    """Whether the factory itself, or this call, names a catalogue."""
-    origin = settings.catalogue.origin
-    return origin.startswith("$") or origin == str(settings.root_path / FILE_NAME)
-
-
-def _read_file(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            data = file.read(LARGEST + 1)
-    except OSError as error:
-        raise UsageError(
-            *os_problem("read", path, error),
-            hint="check the setting catalogue (imagefactory config), or ask your center where the file is",
-        ) from error
-    if len(data) > LARGEST:
-        raise StatementError(
-            "catalog-too-large", f"{path} has more than {LARGEST} bytes", hint="check that it is a catalog"
-        )
-    return data
-
-
-# --- from a registry -----------------------------------------------------------------------------
+    images = tuple(image for image in former.images if image.family not in known)
+    catalogue = replace(result.catalogue, images=(*result.catalogue.images, *images))
+    return replace(result, catalogue=catalogue, kept=tuple(image.target for image in images))
 
 
 def _read_registry(
-    access: Access, reference: ImageReference, kept: bytes = b"", patience: RetryPolicy | None = None
+    access: Access, reference: ImageReference, cached: bytes = b"", patience: RetryPolicy | None = None
 ) -> bytes:
-    """The layer's bytes: those that are `kept`, where they are the same."""
-    asked = resolve_mirror(reference, access.settings.mirror_map)
-    store = open_registry(access, asked.registry, patience=patience)
-    place = StoreRepository(store=store, repository=asked.repository)
-    manifest = place.store.manifest(place.repository, asked.tag_or_digest)
+    """Return the bytes of the layer: those that are `cached` if they are the same."""
+    mirror = resolve_mirror(reference, access.settings.mirror_map)
+    store = open_registry(access, mirror.registry, patience=patience)
+    manifest = store.manifest(mirror.repository, mirror.tag_or_digest)
     if manifest is None:
         raise RegistryError(
             "catalog-not-found",
@@ -325,7 +300,7 @@ def _read_registry(
             hint="check the setting catalogue (imagefactory config), or ask the project's owner to run "
             "imagefactory site publish",
         )
-    layer = parse_layer(manifest[1], str(asked))
-    if f"sha256:{hashlib.sha256(kept).hexdigest()}" == layer.digest:
-        return kept
-    return b"".join(place.store.read(place.repository, layer))
+    layer = parse_layer(manifest[1], str(mirror))
+    if f"sha256:{hashlib.sha256(cached).hexdigest()}" == layer.digest:
+        return cached
+    return b"".join(store.read(mirror.repository, layer))

@@ -54,7 +54,9 @@ def required_libraries(contents: ScanResult) -> ScanResult:
     """A scan without the libraries on which nothing depends: those that are only reported."""
     framework = find_framework(contents)
     counted = (LibraryRole.GATES, LibraryRole.ON_DEMAND)
-    libraries = tuple(one for one in contents.libraries if role_of(one.path, framework)[0] in counted)
+    libraries = tuple(
+        library for library in contents.libraries if role_of(library.path, framework)[0] in counted
+    )
     return replace(contents, libraries=libraries)
 
 
@@ -89,7 +91,7 @@ def _library_lines(library: GpuLibrary) -> Iterator[str]:
         yield f"modules = [{_text(_modules(library.modules[0]))}]"
         return
     yield "modules = ["
-    for modules in sorted(library.modules, key=lambda one: (-one.count, one.codes)):
+    for modules in sorted(library.modules, key=lambda row: (-row.count, row.codes)):
         yield f"    {_text(_modules(modules))},"
     yield "]"
 
@@ -109,7 +111,7 @@ def _text(value: str) -> str:
 def scan_wheel_row(path: Path, month: str, progress: Progress) -> WheelScan:
     """A wheel's row. `month` is `2026-11`. Raises UsageError for what is no wheel or is damaged."""
     contents = scan_wheel(path, progress, workers=2)
-    damaged = [one for one in contents.libraries if one.damage]
+    damaged = [library for library in contents.libraries if library.damage]
     if damaged:
         raise UsageError(
             "wheel-corrupt",
@@ -134,12 +136,12 @@ def main(arguments: list[str], month: str) -> int:
     parser.add_argument("--write", action="store_true", help="put the rows into scanned.toml")
     parser.add_argument("--locks", action="store_true", help="also the wheels of locks that have no row")
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE.whl")
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     progress = choose_progress("plain")
 
     def take(wheel: WheelScan) -> None:
-        if asked.write:
-            rows = {one.file: one for one in parse_scanned(_FILE.read_text(encoding="utf-8"))} | {
+        if options.write:
+            rows = {row.file: row for row in parse_scanned(_FILE.read_text(encoding="utf-8"))} | {
                 wheel.file: wheel
             }
             replace_text(_FILE, format_wheels(rows.values()))
@@ -147,9 +149,9 @@ def main(arguments: list[str], month: str) -> int:
             print(printable(format_wheel(wheel)))
 
     try:
-        for path in asked.files:
+        for path in options.files:
             take(scan_wheel_row(path, month, progress))
-        if asked.locks:
+        if options.locks:
             _scan_locks(month, progress, take)
     except ImagefactoryError as error:
         print(printable(f"{error.message}\n{error.hint}"), file=sys.stderr)

@@ -52,20 +52,20 @@ def retained_digests(access: Access, now: datetime) -> tuple[str, ...]:
 
     Raises UsageError for a trust that cannot be read: then nobody knows what is valid, and nothing goes.
     """
-    court, layout, kept = read_verification_policy(access, now), access.layout, []
+    court, layout, digests = read_verification_policy(access, now), access.layout, []
     place = local_place(access, ANY)
     for digest in layout.subjects():
-        kept += [referrer.digest for referrer, kind in layout.referrers(digest) if kind == REVOCATION_TYPE]
+        digests += [referrer.digest for referrer, kind in layout.referrers(digest) if kind == REVOCATION_TYPE]
         try:
             subject = read_subject(place, digest)
         except RegistryError:  # of an image that is not here verdicts still tell, should it come again
             subject = _only_manifest(digest)
         for judged in find_in(access, place, subject, court).judged:
             if judged.standing is VerdictStatus.GOOD:
-                kept.append(judged.digest)
+                digests.append(judged.digest)
             if judged.proves and judged.verdict:
-                kept += [digest, judged.verdict.report.subject.index]
-    return tuple(dict.fromkeys(kept))
+                digests += [digest, judged.verdict.report.subject.index]
+    return tuple(dict.fromkeys(digests))
 
 
 def _only_manifest(digest: str) -> VerifiedImage:
@@ -106,8 +106,8 @@ def collect_sweeps(access: Access, now: datetime, *, dry_run: bool) -> Removal:
     for folder in entries_of(sweeps_directory(access.settings)):
         named = ID.fullmatch(folder.name)
         with suppress(ValueError):  # digits that are not a date
-            made = datetime.strptime(named[1], "%Y%m%d-%H%M%S").replace(tzinfo=UTC) if named else now
-            if made + RETENTION < now and not _is_waiting(folder):
+            created = datetime.strptime(named[1], "%Y%m%d-%H%M%S").replace(tzinfo=UTC) if named else now
+            if created + RETENTION < now and not _is_waiting(folder):
                 removal.remove(folder)
     return removal
 
@@ -126,7 +126,7 @@ def _is_waiting(folder: Path) -> bool:
 
 def check_store(layout: Layout, progress: Progress, *, mend: bool) -> StoreCheck:
     """What `check` finds, and the lines of the journal that cannot be read."""
-    done, faults = check(layout, progress, mend=mend), []
+    result, faults = check(layout, progress, mend=mend), []
     for path, count in AttachJournal(layout.path).damaged():
         place = path.relative_to(layout.path)
         hint = f"run imagefactory verdict sync --registry {place.parts[1]} to rewrite it without them"
@@ -136,7 +136,7 @@ def check_store(layout: Layout, progress: Progress, *, mend: bool) -> StoreCheck
                 error=StoreError("store-corrupt", f"{place}: {count} lines are corrupt", hint=hint),
             )
         )
-    return replace(done, faults=(*done.faults, *faults))
+    return replace(result, faults=(*result.faults, *faults))
 
 
 # --- What a registry holds of the targets, and which old candidates go from it

@@ -158,9 +158,11 @@ def node_name(target: str, capability: Capability, part: str = "") -> str:
     return re.sub(r"[^A-Za-z0-9_-]", "_", f"{target}-{capability.sm.replace('_', '')}{slice_of}")
 
 
-def make_node(cell: QueuedCell, image: PoolImage, definition: BuildSpec, asked: tuple[str, str]) -> SweepNode:
-    """The job of a cell; `asked` are its nonce and the suite's level. Pure."""
-    nonce, level = asked
+def make_node(
+    cell: QueuedCell, image: PoolImage, definition: BuildSpec, request: tuple[str, str]
+) -> SweepNode:
+    """The job of a cell; `request` are its nonce and the suite's level. Pure."""
+    nonce, level = request
     return SweepNode(
         name=node_name(definition.target.name, cell.capability, cell.part),
         target=definition.target.name,
@@ -312,8 +314,8 @@ def prepare_sweep(
         plan = leave_out_bad(plan, chosen, bad_by_row(faults, machines))
         plan = replace(plan, notes=plan.notes + format_excluded(faults))
     if plan.cells and CLAIMED not in options.asked.allow:
-        found = read_claims(factory, registry, now)
-        plan = leave_out_claimed(replace(plan, notes=plan.notes + found.notes), images, found.claims)
+        claims = read_claims(factory, registry, now)
+        plan = leave_out_claimed(replace(plan, notes=plan.notes + claims.notes), images, claims.claims)
     plan = within_budget(plan, options.asked, timeout_of(options.level), now.date())
     return SweepDraft(
         plan=plan, inventory=chosen, place=place, id=name, options=options, own=own, faults=faults
@@ -324,7 +326,7 @@ def _recent_faults(settings: Settings, pool: str, bench: SweepDependencies) -> t
     """The faults of machines in the sweeps of the last days. A sweep that cannot be read is skipped: what
     reads the cells in progress reports it."""
     now = bench.clock()
-    found: list[NodeFault] = []
+    blamed: list[NodeFault] = []
     for folder in find_sweeps(settings):
         if not (faults := read_machine_faults(folder)):
             continue
@@ -332,11 +334,11 @@ def _recent_faults(settings: Settings, pool: str, bench: SweepDependencies) -> t
             sweep = read_sweep(folder)
             if sweep.pool != pool or sweep.made + REMEMBERED + LIFETIME <= now:
                 continue
-            nodes, opened = {one.name: one for one in sweep.nodes}, bench.pools(pool)
-            names = {one.node for one in faults if one.node in nodes}
+            nodes, opened = {row.name: row for row in sweep.nodes}, bench.pools(pool)
+            names = {row.node for row in faults if row.node in nodes}
             results = {name: opened.read_result(folder, nodes[name], sweep.limits) for name in names}
-            found += blamed_machines(faults, sweep, results, now)
-    return tuple(found)
+            blamed += blamed_machines(faults, sweep, results, now)
+    return tuple(blamed)
 
 
 def _images(factory: Project, plan: SweepPlan, kind: ImageKind) -> Images:
@@ -397,11 +399,11 @@ def make_sweep(
     """
     folder = prepared.place.folder
     if not prepared.plan.cells:
-        rules = Counter(one.rule for one in prepared.plan.left_out)
-        told = ", ".join(f"{count} {rule}" for rule, count in sorted(rules.items()))
+        rules = Counter(row.rule for row in prepared.plan.left_out)
+        counts = ", ".join(f"{count} {rule}" for rule, count in sorted(rules.items()))
         raise NothingSelectedError(
             "nothing-to-verify",
-            f"nothing to verify on this pool{told and f': {told}'}",
+            f"nothing to verify on this pool{counts and f': {counts}'}",
             hint="see the skipped cells above; --ignore-rule RULE includes them",
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -412,7 +414,7 @@ def make_sweep(
     order = NodeTemplate(level=prepared.options.level, now=prepared.place.now, random=bench.random)
     kits: list[NodeKit] = []
     faults: list[tuple[str, ImagefactoryError]] = []
-    left_out = list(prepared.plan.left_out)
+    skipped = list(prepared.plan.left_out)
     by_target: dict[str, list[QueuedCell]] = {}
     for cell in prepared.plan.cells:
         by_target.setdefault(cell.stage.target.name, []).append(cell)
@@ -420,24 +422,24 @@ def make_sweep(
         try:
             image = ensure_image(factory, cells[0].stage, prepared.place, progress)
             fitting, none = check_capacity(cells, image, prepared.inventory)
-            left_out += none
+            skipped += none
             kits += make_nodes(factory, fitting, image, order, progress) if fitting else ()
         except ImagefactoryError as error:
             faults.append((name, error))
-            left_out += [_failed(cell, error) for cell in cells]
+            skipped += [_failed(cell, error) for cell in cells]
     if not kits:
         raise (
             faults[0][1]
             if faults
-            else NothingSelectedError("machines-too-small", left_out[-1].reason, hint=CAPACITY_HINT)
+            else NothingSelectedError("machines-too-small", skipped[-1].reason, hint=CAPACITY_HINT)
         )
     claimed = _claim(factory, prepared, [kit.node for kit in kits], bench, progress)
-    given_up = {kit.node.name: claimed.lost.get(cell_of(kit.node)) for kit in kits}
-    left_out += [skipped_by_claim(other, kit.node) for kit in kits if (other := given_up[kit.node.name])]
-    kits = [kit for kit in kits if not given_up[kit.node.name]]
+    lost = {kit.node.name: claimed.lost.get(cell_of(kit.node)) for kit in kits}
+    skipped += [skipped_by_claim(other, kit.node) for kit in kits if (other := lost[kit.node.name])]
+    kits = [kit for kit in kits if not lost[kit.node.name]]
     if not kits:
         raise NothingSelectedError(
-            "cells-claimed", left_out[-1].reason, hint=f"--ignore-rule {CLAIMED} queues it anyway"
+            "cells-claimed", skipped[-1].reason, hint=f"--ignore-rule {CLAIMED} queues it anyway"
         )
     sweep = SweepSpec(
         id=prepared.id,
@@ -445,7 +447,7 @@ def make_sweep(
         level=prepared.options.level,
         site=prepared.options.site,
         nodes=tuple(kit.node for kit in kits),
-        left_out=tuple(left_out),
+        left_out=tuple(skipped),
         limits=prepared.options.limits,
         pool=prepared.options.pool,
         own=prepared.own,
@@ -489,7 +491,7 @@ def _claim(
     for note in claimed.notes:
         if note not in prepared.plan.notes:
             factory.tell(f"note: {note}")
-    for other in {one.order: one for one in claimed.lost.values()}.values():
+    for other in {claim.order: claim for claim in claimed.lost.values()}.values():
         factory.tell(f"note: skipping cells: {other.reason}")
     return claimed
 
@@ -560,9 +562,9 @@ def submit_sweep(folder: Path, pools: Pools) -> str:
     return job
 
 
-def _will_run(found: NodeState) -> bool:
+def _will_run(state: NodeState) -> bool:
     """Whether a DAG that is gone on with still runs this node."""
-    return found.run is None and will_still_run(found.result.outcome, settled=found.settled)
+    return state.run is None and will_still_run(state.result.outcome, settled=state.settled)
 
 
 def read_submitted(folder: Path) -> tuple[str, ...]:
@@ -602,17 +604,19 @@ class SweepStatus:
 
     @property
     def ended(self) -> int:
-        return sum(one.outcome is not None for one in self.results)
+        return sum(result.outcome is not None for result in self.results)
 
     @property
-    def done(self) -> bool:
+    def complete(self) -> bool:
         return self.ended == len(self.results)
 
     @property
     def settled(self) -> bool:
         """All are done, and what is still at work on the pool takes none of them up again."""
         open_ones = (*RETRIED_OUTCOMES, Outcome.NOT_TESTED)
-        return self.done and not (self.driven and any(one.outcome in open_ones for one in self.results))
+        return self.complete and not (
+            self.driven and any(result.outcome in open_ones for result in self.results)
+        )
 
 
 def read_status(folder: Path, pools: Pools, *, queue: bool = True) -> SweepStatus:

@@ -49,7 +49,7 @@ class ImageDelivery:
     now: datetime
 
 
-def choose_image_type(factory: Project, asked: str, registry: str) -> ImageKind:
+def choose_image_type(factory: Project, requested: str, registry: str) -> ImageKind:
     """The kind that was asked for, else by the settings alone: `sif_folder`, then a registry, else a .sif.
 
     Not by what the store has: a verdict on a .sif is none on the image, so the kind never changes by itself.
@@ -58,8 +58,8 @@ def choose_image_type(factory: Project, asked: str, registry: str) -> ImageKind:
     """
     folder = factory.settings.sif_folder.value
     sif = ImageKind.OSDF if folder.startswith(OSDF) else ImageKind.SIF
-    if asked:
-        kind = sif if asked == ImageKind.SIF else ImageKind(asked)
+    if requested:
+        kind = sif if requested == ImageKind.SIF else ImageKind(requested)
     elif folder or not registry:
         kind = sif
     else:
@@ -94,8 +94,8 @@ def ensure_stored_sif(factory: Project, target: Target) -> SifArtifact | None:
     image = stored_image(factory, target)
     if image is None:
         return stored_sif(factory, target)
-    found = sifs_of(factory.layout, image.manifest)
-    return min(found, key=lambda one: one.compression != COMPRESSION, default=None)
+    sifs = sifs_of(factory.layout, image.manifest)
+    return min(sifs, key=lambda sif: sif.compression != COMPRESSION, default=None)
 
 
 def ensure_image(
@@ -116,8 +116,8 @@ def ensure_image(
 
 def _locked_image(factory: Project, target: Target, progress: Progress) -> Image | SifArtifact:
     """What the lock gives, from the store where it is there."""
-    made = find_built(factory, target)
-    if made is None:
+    artifact = find_built(factory, target)
+    if artifact is None:
         settings = factory.settings
         options = BuildOptions(engine=settings.engine.value, runner=settings.runner.value)
         built = build_target(factory, target, options, progress)
@@ -127,19 +127,19 @@ def _locked_image(factory: Project, target: Target, progress: Progress) -> Image
                 f"{target.name} does not pass its CPU checks",
                 hint=f"imagefactory build {target.name} shows them; a GPU does not change them",
             )
-        made = built.image
-    return made
+        artifact = built.image
+    return artifact
 
 
 def _push(factory: Project, target: Target, place: ImageDelivery, progress: Progress) -> str:
-    made = _locked_image(factory, target, progress)
-    if isinstance(made, SifArtifact):
+    artifact = _locked_image(factory, target, progress)
+    if isinstance(artifact, SifArtifact):
         raise UsageError(
             "image-only-sif",
             f"Apptainer built {target.name} as a .sif, so --image-format docker has no image of it",
             hint="pass --image-format oras or --image-format sif",
         )
-    options = PushOptions(now=place.now, registry=place.registry, made=made)
+    options = PushOptions(now=place.now, registry=place.registry, made=artifact)
     return str(replace(push_target(factory, target, options, progress).reference, tag=""))
 
 
@@ -169,15 +169,15 @@ def unpacked_of(size: int) -> int:
 
 
 def _sif(factory: Project, target: Target, progress: Progress) -> SifArtifact:
-    made = _locked_image(factory, target, progress)
-    if isinstance(made, SifArtifact):
-        return made
-    known = sifs_of(factory.layout, made.manifest)
-    fast = [one for one in known if one.compression == COMPRESSION]
+    artifact = _locked_image(factory, target, progress)
+    if isinstance(artifact, SifArtifact):
+        return artifact
+    known = sifs_of(factory.layout, artifact.manifest)
+    fast = [sif for sif in known if sif.compression == COMPRESSION]
     if known:
         return next(iter(fast or known))
     with factory.layout.in_use(progress), progress.stage(f"{target.name}: .sif for the pool"):
-        return ensure_sif(factory, made, target.name, progress, compression=COMPRESSION)
+        return ensure_sif(factory, artifact, target.name, progress, compression=COMPRESSION)
 
 
 def _of_sif(target: Target, sif: SifArtifact, kind: ImageKind, address: str) -> PoolImage:

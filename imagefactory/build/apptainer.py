@@ -1,11 +1,11 @@
 """The engine that builds the rendered definition with apptainer.
 
-The base comes from the store, through an image layout that apptainer reads (`Bootstrap: oci`): no
-registry. The settings of this machine (index, channels, certificates) lie in a folder that is bound at
-/mnt while %post runs and is in no file of the .sif.
+The base comes from the store, through an image layout that apptainer reads (`Bootstrap: oci`), without a
+registry. This machine's settings (index, channels, certificates) are in a folder that is bound at /mnt while
+%post runs and are in no file of the .sif.
 
-Apptainer's output differs from run to run, so what it made is kept under the hash of what it was made
-of, and its own sha256 is what names it.
+Apptainer's output differs from run to run, so it is recorded by the hash of its inputs, and named by its own
+sha256.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def make_engine(access: Access) -> ApptainerEngine:
 
 
 class ApptainerEngine:
-    """Builds .sif files into `layout`. `secrets` is asked only when something is built."""
+    """Builds .sif files into `layout`. `secrets` is called only when something is built."""
 
     def __init__(
         self,
@@ -62,15 +62,15 @@ class ApptainerEngine:
         self.layout, self.command, self.secrets = layout, command, secrets
 
     def require(self) -> str:
-        """apptainer's version. Raises ToolError, with what mends it, when it cannot build here."""
+        """Return apptainer's version. Raises ToolError when it cannot build here."""
         return self.command.require(building=True)
 
     def find(self, definition: BuildSpec, base: BuiltBase) -> SifArtifact | None:
-        """The .sif of exactly this definition on this base, if the store holds it whole."""
+        """Return the .sif of this definition on this base, if the store has all of it."""
         return get_cached_sif(self.layout, self._key(definition, base))
 
     def build(self, definition: BuildSpec, inputs: BuildInputs, progress: Progress) -> SifArtifact:
-        """Builds, keeps and tags the .sif. The packages are fetched inside, each with the lock's hash.
+        """Build, store and tag the .sif. The packages are fetched inside, each with the lock's hash.
 
         Raises BuildError with apptainer's last lines, StoreError. The caller holds the layout's `in_use`.
         """
@@ -122,10 +122,10 @@ class ApptainerEngine:
 
 
 def share_layout(layout: Layout, manifest: str, folder: Path) -> Descriptor:
-    """Makes `folder` an image layout of one image, without copying: its blobs are the store's own.
+    """Create `folder` as a layout of one image whose blobs are the store's own; return its manifest's
+    descriptor.
 
-    apptainer 1.4 takes a layout's only image and no tag (`oci:FOLDER:TAG` is refused). Gives the
-    descriptor of the platform manifest.
+    apptainer 1.4 takes a layout's only image and no tag (`oci:FOLDER:TAG` is rejected).
     """
     blob = layout.manifest(manifest)
     if blob is None:
@@ -145,7 +145,7 @@ def share_layout(layout: Layout, manifest: str, folder: Path) -> Descriptor:
 
 @contextmanager
 def scratch(layout: Layout) -> Iterator[Path]:
-    """A folder in the store's tmp/ for one build: on the store's disk, and collected if we are killed."""
+    """Yield a folder in the store's tmp/ for one build: on the store's disk, and collected after a kill."""
     with explain_full_disk(layout.path):
         layout.tmp.mkdir(parents=True, exist_ok=True)
         with temporary_directory("sif-", layout.tmp) as folder:

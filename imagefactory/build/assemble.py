@@ -1,10 +1,10 @@
 """The embedded engine: an OCI image from a lock, in this process. No daemon, no root, no Dockerfile.
 
-The digest is a function of lock, recipe, base and the codec's version alone. `plan_layers` decides
-which packages share a layer; each layer is made as soon as its packages are there, while others are fetched
-and the base is installed; layers are kept by what went into them, so another image with the same package
-writes nothing. Wheels become layers directly; conda's packages are linked into a staging prefix first
-(conda/prefix.py), and each is read from there.
+The digest is a function of only lock, recipe, base and the codec's version. `plan_layers` decides which
+packages share a layer. Each layer is built as soon as its packages have arrived, while others are fetched and
+the base is installed. Layers are recorded by their inputs, so another image with the same package writes
+nothing. Wheels become layers directly; conda packages are linked into a staging prefix first
+(conda/prefix.py), and read from there.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from __future__ import annotations
 import hashlib
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import TypeVar
 
 from imagefactory import __version__
 from imagefactory.access import Access
@@ -63,9 +64,9 @@ from imagefactory.build.layers import (
     read_segment_record_of,
     segment_record_path,
 )
-from imagefactory.build.protocol import BuildInputs
-from imagefactory.build.wheel_layer import InstallPrefix, PackageMismatchError
-from imagefactory.errors import BuildError, StoreError
+from imagefactory.build.protocol import BuildInputs, recorded_image, tag_image
+from imagefactory.build.wheel_layer import InstalledFile, InstallPrefix, PackageMismatchError
+from imagefactory.errors import BuildError
 from imagefactory.fs import check_checksum, explain_full_disk, remove_inside
 from imagefactory.gpu.capability import architecture
 from imagefactory.lock.download import PendingDownloads
@@ -81,8 +82,6 @@ from imagefactory.model import (
 from imagefactory.oci.layers import END_OF_ARCHIVE, TarSegment, codec
 from imagefactory.oci.layout import BlobWriter, Layout, reference
 from imagefactory.oci.manifests import (
-    INDEX_TYPE,
-    Descriptor,
     Image,
     OciLayer,
     SifArtifact,
@@ -93,17 +92,17 @@ from imagefactory.progress import Progress
 from imagefactory.recipes.values import named_packages
 from imagefactory.runtime.unshare import UnshareRunner
 
-# --- Which packages claim one path of an image: settled and told, or rejected. Pure
-# Of two wheels with different files at one path one is kept, as pip does, which overwrites what it installed
-# before. pip goes by names, the first name last; here the packages that a recipe names come first, because a
-# person chose those. `definition.py` has the ranks, by which the other engines run pip in parts.
+# Of two wheels with different files at one path one is kept. pip overwrites what it installed before, in
+# the order of names. Here the packages that a recipe names come first, because a person chose those.
+# `definition.py` has the ranks, by which the other engines run pip in parts.
 
 
+T = TypeVar("T")
 HISTORY = "conda-meta/history"
 
 
 def describe_claims(claims: Iterable[PathClaim]) -> Iterator[str]:
-    """A line for each two conda packages that bring one path with different content."""
+    """Yield a line for each two conda packages that bring one path with different content."""
     paths: dict[tuple[str, str], list[str]] = {}
     for claim in claims:
         if not claim.same:
@@ -115,7 +114,7 @@ def describe_claims(claims: Iterable[PathClaim]) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathOwners:
-    """`owners` maps each path to (package, content hash), in the form of what was laid.
+    """`owners` maps each path to (package, content hash).
 
     `lost` maps (package that keeps, package that loses) to the paths; wheels are named by their files.
     """
@@ -124,24 +123,24 @@ class PathOwners:
     lost: Mapping[tuple[str, str], frozenset[str]]
 
     def excluded(self, package: str) -> frozenset[str]:
-        """Return the paths that a package brings and that are another one's."""
+        """Return the paths of a package that belong to another one."""
         return frozenset(
             path for (_, loser), paths in self.lost.items() if loser == package for path in paths
         )
 
     def image_files(self) -> Iterator[tuple[str, str, str]]:
-        """Yield (package, content hash, path) of what is in the image."""
+        """Yield (package, content hash, path) of the image."""
         for path, (package, content) in self.owners.items():
             yield package, content, path
 
 
 def settle_claims(laid: Iterable[tuple[str, str, str]], ranks: Mapping[str, Rank]) -> PathOwners:
-    """Decide which package's file stands at each path.
+    """Decide which package's file is at each path.
 
-    `laid` gives (package, content hash, path). The same file in several packages is fine
-    (`nvidia/__init__.py` stands in nine). Where contents differ, the wheel of the least rank is kept; what
-    has no rank (the environment's own files, conda packages) gives way to none. Raises BuildError naming
-    both packages for such a path, and for a path that is a file of one and a folder of another.
+    `laid` yields (package, content hash, path). The same file in several packages is fine
+    (`nvidia/__init__.py` is in nine). Where contents differ, the wheel of the least rank keeps it. Anything
+    without a rank (the environment's own files, conda packages) conflicts: raises BuildError naming both
+    packages for such a path, and for a path that is a file of one and a directory of another.
     """
     owners: dict[str, tuple[str, str]] = {}
     rivals: dict[str, list[tuple[str, str]]] = {}
@@ -197,7 +196,7 @@ def describe_path_conflicts(settled: PathOwners, ranks: Mapping[str, Rank]) -> I
 
 
 def own_files(definition: BuildSpec) -> Iterator[tuple[str, str, str]]:
-    """What the environment itself consists of, which no package may lay anew."""
+    """Yield the environment's own files, which no package may replace."""
     if definition.lock.conda:
         yield "the environment", "", f"{definition.prefix}/{HISTORY}".lstrip("/")
         return
@@ -214,23 +213,17 @@ def make_engine(access: Access) -> AssembleEngine:
 
 
 class AssembleEngine:
-    """Builds images into `layout` with `workers` threads; small segments are kept below `cache`."""
+    """Builds images into `layout` with `workers` threads; small segments are cached in `cache`."""
 
     def __init__(self, layout: Layout, cache: Path, *, codec: str, workers: int) -> None:
         self.layout, self.cache, self.codec, self.workers = layout, cache, codec, workers
 
     def find(self, definition: BuildSpec, base: BuiltBase) -> Image | None:
-        """The image of exactly this definition on this base, if the store holds it whole."""
-        record = self.layout.recall("images", self._image_key(definition, base))
-        try:
-            digest, size = str(record["digest"]), int(record["size"])  # type: ignore[index]
-            descriptor = Descriptor(media_type=INDEX_TYPE, digest=digest, size=size)
-            return self.layout.load(reference(definition.target), descriptor)
-        except (KeyError, TypeError, ValueError, StoreError):
-            return None  # what is missing or damaged is made again
+        """Return the image of this definition on this base, if the store has all of it."""
+        return recorded_image(self.layout, self._image_key(definition, base), definition.target)
 
     def build(self, definition: BuildSpec, inputs: BuildInputs, progress: Progress) -> Image:
-        """The image of `definition` in the layout, tagged. Raises BuildError or StoreError.
+        """Build the image of `definition` into the layout and tag it. Raises BuildError or StoreError.
 
         The caller holds the layout's `in_use`.
         """
@@ -244,9 +237,7 @@ class AssembleEngine:
         return image
 
     def _forget(self, name: str, files: Mapping[LockedPackage, Path]) -> None:
-        """Drops what the cache holds by the name of an PackageMismatchError: a wheel, or an archive
-        unpacked.
-        """
+        """Remove the wheel or unpacked archive of a PackageMismatchError from the cache."""
         for package, path in files.items():
             if isinstance(package, LockedWheel):
                 if path.name == name and path.is_relative_to(self.cache):  # none of the project's own
@@ -301,7 +292,7 @@ class AssembleEngine:
             if prefix and prefix.scripts:
                 results.append(self._run_scripts(prefix, plans, settled, bench, base, progress))
             if title := own_title(definition):
-                layer = self._layer(title, base.epoch, partial(lay_own_files, definition))
+                layer, _ = self._layer(title, base.epoch, partial(lay_own_files, definition))
                 results.append(LayerResult(layer=layer, made=True))
         written = sum(layer.layer.descriptor.size for layer in results if layer.made)
         progress.note(
@@ -318,7 +309,7 @@ class AssembleEngine:
         arrivals: PendingDownloads,
         progress: Progress,
     ) -> Iterator[LinkedPrefix | None]:
-        """The target's conda packages, linked; None for a target without any."""
+        """Yield the target's conda packages, linked; None for a target without any."""
         if not definition.lock.conda:
             yield None
             return
@@ -347,9 +338,9 @@ class AssembleEngine:
         base: BuiltBase,
         progress: Progress,
     ) -> LayerResult:
-        """The layer of what post-link scripts change, run in the base: found, or made.
+        """Return the layer of what post-link scripts change, run in the base: found, or built.
 
-        It is the last one. What wheels brought they may not change: other engines run them before.
+        It is the last one. They may not change files of wheels: other engines run them before.
         """
         names = ", ".join(script.name for script in prefix.scripts)
         linked = [part.key for plan in plans for part in plan.parts if part.linked]
@@ -385,22 +376,15 @@ class AssembleEngine:
 
         with explain_full_disk(self.layout.path):
             changes = run_scripts(prefix, start)
-        packer, plain = codec(bench.codec), hashlib.sha256()
-        with explain_full_disk(self.layout.path), BlobWriter(self.layout) as blob:
-            segment = TarSegment(packer, blob, plain, epoch=bench.epoch)
-            compiler = new_compiler(bench, base.folders)
-            try:
-                with compiler.wheel():
-                    laid = lay_changes(prefix.folder, changes, bench.place, segment, compiler)
-            finally:
-                compiler.close()
-            segment.raw(END_OF_ARCHIVE)
-            segment.close()
-            descriptor = blob.commit(packer.media_type)
+
+        def lay(segment: TarSegment) -> tuple[InstalledFile, ...]:
+            with closing(new_compiler(bench, base.folders)) as compiler, compiler.wheel():
+                return lay_changes(prefix.folder, changes, bench.place, segment, compiler)
+
         title = f"post-link scripts: {names}"
+        layer, laid = self._layer(title, bench.epoch, lay)
         self.layout.keep(segment_record_path(self.layout, key), format_segment_record(title, laid))
         settle_claims(chain(rows, read_segment_record_of(self.layout, key)), {})
-        layer = OciLayer(descriptor=descriptor, diff_id=f"sha256:{plain.hexdigest()}", title=title)
         self.layout.record_layer(key, layer)
         return LayerResult(layer=layer, made=True)
 
@@ -409,12 +393,10 @@ class AssembleEngine:
 
     def tag(self, definition: BuildSpec, image: Image | SifArtifact) -> None:
         """Point the target's tag at the image."""
-        size = self.layout.blob_path(image.digest).stat().st_size
-        descriptor = Descriptor(media_type=INDEX_TYPE, digest=image.digest, size=size)
-        self.layout.tag(reference(definition.target), descriptor)
+        tag_image(self.layout, definition.target, image)
 
     def require(self) -> str:
-        """The engine's version. Raises ToolError when this machine cannot run commands in a base."""
+        """Return the engine's version. Raises ToolError when this machine cannot run commands in a base."""
         UnshareRunner(self.layout).require()
         return __version__
 
@@ -443,7 +425,7 @@ class AssembleEngine:
         return self.layout.load(reference(definition.target), descriptor)
 
     def _skeleton(self, definition: BuildSpec, base: BuiltBase) -> OciLayer:
-        """The environment's own few files: the layer below the packages."""
+        """Return the layer of the environment's own few files, below the packages."""
 
         def lay(segment: TarSegment) -> None:
             segment.folder(definition.site_packages.lstrip("/"))
@@ -460,17 +442,18 @@ class AssembleEngine:
                 for path, target in venv_links(definition):
                     segment.link(path.lstrip("/"), target)
 
-        return self._layer("environment", base.epoch, lay)
+        return self._layer("environment", base.epoch, lay)[0]
 
-    def _layer(self, title: str, epoch: int, lay: Callable[[TarSegment], object]) -> OciLayer:
+    def _layer(self, title: str, epoch: int, lay: Callable[[TarSegment], T]) -> tuple[OciLayer, T]:
+        """Write a layer and return it with the result of `lay`."""
         packer, plain = codec(self.codec), hashlib.sha256()
         with explain_full_disk(self.layout.path), BlobWriter(self.layout) as blob:
             segment = TarSegment(packer, blob, plain, epoch=epoch)
-            lay(segment)
+            result = lay(segment)
             segment.raw(END_OF_ARCHIVE)
             segment.close()
             descriptor = blob.commit(packer.media_type)
-        return OciLayer(descriptor=descriptor, diff_id=f"sha256:{plain.hexdigest()}", title=title)
+        return OciLayer(descriptor=descriptor, diff_id=f"sha256:{plain.hexdigest()}", title=title), result
 
     def _image_key(self, definition: BuildSpec, base: BuiltBase) -> str:
         return hash_key(
@@ -498,7 +481,7 @@ class AssembleEngine:
 
 
 def _of_config(definition: BuildSpec) -> list[object]:
-    """What decides an image's config alone; `start` where it is not every image's. Labels tell own files."""
+    """Return what decides only an image's config; `start` where it differs from the default."""
     start, decided = definition.start, [definition.environment, definition.labels, entrypoint(definition)]
     own = [start.command, start.workdir, start.user]
     return [*decided, *(own if start != PLAIN_START else [])]

@@ -1,6 +1,6 @@
-"""Target, base and lock become a Definition: all that an engine needs, nothing that it could choose.
+"""Target, base and lock become a BuildSpec: all that an engine needs, and nothing that it could choose.
 
-Pure. What every engine writes alike (the environment's own few files) is said here once.
+Pure. The few files of the environment that every engine writes alike are defined here.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def define(
     under: tuple[Lock, ...] = (),
     files: tuple[OwnFile, ...] = (),
 ) -> BuildSpec:
-    """What `target`'s image is made of; `under` are the locks of the targets it is built on, lowest first.
+    """Return what `target`'s image is built of; `under` are the locks of its parents, lowest first.
 
-    Raises LockError when `lock` is another target's, lacks the framework or a package of `under`,
-    RecipeError when the target does not fit the base or sets a variable that stands in every image.
+    Raises LockError when `lock` is another target's, lacks the framework or a package of `under`, RecipeError
+    when the target does not fit the base or sets a variable that every image has.
     """
     _check_fit(target, base, lock)
     _check_parent(target, lock, under)
@@ -111,9 +111,9 @@ def define(
 
 
 def group_packages(definition: BuildSpec) -> tuple[tuple[LockedPackage, ...], ...]:
-    """The packages of each target that this one is built on, the lowest first, then what it adds itself.
+    """Return the packages of each parent, the lowest first, then those of the target itself.
 
-    Each package once, where it came in. Without a target below there is one group, of all.
+    Each package is once, in its first group. Without a parent there is one group.
     """
     seen: set[LockedPackage] = set()
     groups = []
@@ -141,18 +141,19 @@ def rank_wheels(definition: BuildSpec) -> dict[str, Rank]:
 
 
 def entrypoint(definition: BuildSpec) -> tuple[str, ...]:
-    """What an image's command is started by: the init of a base that has one (no pulled one), and the own."""
+    """Return what starts an image's command: the init of a base that has one (no pulled one), and the
+    recipe's."""
     return (*(INIT if "tini" in definition.base.packages else ()), *definition.start.entrypoint)
 
 
 def files_digest(files: Iterable[OwnFile]) -> str:
-    """`sha256:...` of what own files are inside: paths, content, and which may be executed."""
+    """Return `sha256:...` of own files: paths, content, and which are executable."""
     text = json.dumps([[file.path, file.sha256, file.executable] for file in files], separators=(",", ":"))
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
 def new_places(definition: BuildSpec) -> tuple[str, ...]:
-    """The topmost paths that own files bring: files, or folders that no image has without them. Sorted."""
+    """Return the topmost paths that own files add to an image, sorted."""
     places = set()
     for file in definition.files:
         parts = file.path.strip("/").split("/")
@@ -162,7 +163,7 @@ def new_places(definition: BuildSpec) -> tuple[str, ...]:
 
 
 def _defaults(target: Target, lock: Lock) -> dict[str, str]:
-    """Variables that a recipe may set otherwise."""
+    """Return variables that a recipe may override."""
     variables = {"PYTHONUNBUFFERED": "1"}
     if target.gpu and {"torch", "pytorch"} & {package.name for package in lock.packages}:
         # For extensions compiled in the image, where no GPU need be at hand to ask.
@@ -173,7 +174,7 @@ def _defaults(target: Target, lock: Lock) -> dict[str, str]:
 
 
 def framework_package(target: Target, lock: Lock) -> LockedPackage:
-    """The package of the target's framework. Raises LockError when the lock has none."""
+    """Return the package of the target's framework. Raises LockError when the lock has none."""
     name = target.framework.lower()
     names = {name, re.sub(r"[-_.]+", "-", name)}  # PyPI's are normalised (PEP 503), conda's are not
     for package in lock.packages:
@@ -187,10 +188,10 @@ def framework_package(target: Target, lock: Lock) -> LockedPackage:
 
 
 def pyvenv_cfg(definition: BuildSpec) -> str:
-    """The text of `<prefix>/pyvenv.cfg`: what makes the prefix a virtual environment (PEP 405).
+    """Return the text of `<prefix>/pyvenv.cfg`, which makes the prefix a virtual environment (PEP 405).
 
-    Without the patch version that `python -m venv` adds: the base may get a newer one. A conda
-    environment has its own Python and neither this file nor `venv_links`.
+    Without the patch version that `python -m venv` adds: the base may get a newer one. A conda environment
+    has its own Python and neither this file nor `venv_links`.
     """
     return (
         f"home = {interpreter(definition).rpartition('/')[0]}\n"
@@ -201,7 +202,7 @@ def pyvenv_cfg(definition: BuildSpec) -> str:
 
 
 def venv_links(definition: BuildSpec) -> tuple[tuple[str, str], ...]:
-    """(absolute path inside the image, link target) of a virtual environment's symbolic links."""
+    """Return (absolute path inside the image, link target) of a virtual environment's symbolic links."""
     prefix = definition.prefix
     return (
         (f"{prefix}/bin/python", interpreter(definition)),
@@ -212,7 +213,7 @@ def venv_links(definition: BuildSpec) -> tuple[tuple[str, str], ...]:
 
 
 def interpreter(definition: BuildSpec) -> str:
-    """The base's own Python, which a virtual environment's links lead to."""
+    """Return the base's own Python, to which a virtual environment's links lead."""
     return definition.base.python_path
 
 

@@ -1,9 +1,9 @@
 """The docker engine: the rendered Dockerfile, built by BuildKit, brought back into the store.
 
-`docker buildx build` is the one command that is run; everything else goes through the SDK
-(docker_daemon.py). The base is the store's own, loaded into the daemon. What was built comes back as
-`docker save` streams it: layers the store has stay as they are, new ones go through the codec. The image
-also keeps its name in the daemon, so that `docker run pytorch:2.3-cu121` works.
+Only `docker buildx build` is run as a command; everything else uses the SDK (docker_daemon.py). The base is
+the store's own, loaded into the daemon. The result comes back as `docker save` streams it: layers of the
+store stay as they are, new ones go through the codec. The image also keeps its name in the daemon, so that
+`docker run pytorch:2.3-cu121` works.
 """
 
 from __future__ import annotations
@@ -22,36 +22,30 @@ from functools import partial
 from pathlib import Path
 
 from imagefactory.access import Access
-from imagefactory.build.base.image import BuiltBase, write_index
+from imagefactory.build.base.image import BuiltBase, write_manifest
 from imagefactory.build.folders import copied_files, render, write_definitions
-from imagefactory.build.protocol import BuildInputs, require_image_space
+from imagefactory.build.layer_lock import image_annotations
+from imagefactory.build.protocol import BuildInputs, recorded_image, require_image_space, tag_image
 from imagefactory.build.secrets import AskSecrets, BuildSecrets, build_secrets_of, linker_failure
 from imagefactory.build.steps import CERTIFICATES, CHANNELS, PIP_CONF
 from imagefactory.errors import BuildError, StoreError, ToolError
 from imagefactory.fs import explain_full_disk
 from imagefactory.model import BuildSpec
-from imagefactory.oci.archive import ImageImport, ImportedImage, take_docker
+from imagefactory.oci.archive import ImageImport, take_docker
 from imagefactory.oci.layers import codec
 from imagefactory.oci.layout import Layout, reference
 from imagefactory.oci.manifests import (
     CONFIG_TYPE,
-    INDEX_TYPE,
-    MANIFEST_TYPE,
-    TITLE,
-    Descriptor,
     Image,
-    OciLayer,
     SifArtifact,
     canonical_json,
-    format_descriptor,
 )
 from imagefactory.progress import Progress, format_seconds
 from imagefactory.runtime.docker_daemon import DockerDaemon
 
-# --- `docker buildx build`: its command line, and what its `--progress=plain` output says
-# Pure. The output is lines `#7 [build 2/3] RUN ...` (a step begins or is taken up again),
-# `#7 0.345 text` (what it prints, seconds first), `#7 DONE 1.2s`, `#7 CACHED`, `#7 ERROR: ...`, and at the
-# end lines without a number that repeat what failed. Source: BuildKit's util/progress/progressui.
+# The output of `--progress=plain` is lines `#7 [build 2/3] RUN ...` (a step begins or continues), `#7 0.345
+# text` (its output, seconds first), `#7 DONE 1.2s`, `#7 CACHED`, `#7 ERROR: ...`, and at the end lines
+# without a number that repeat the failure. Source: BuildKit's util/progress/progressui.
 
 
 TAIL_LINES = 40
@@ -68,11 +62,11 @@ _PREAMBLE = re.compile(r"--[a-z]+=\S+ |set -eu; |if test -e \S+; then export \S+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildxRequest:
-    """One build. Paths of `context` and secrets are relative to the folder the command runs in.
+    """One build. Paths of `context` and secrets are relative to the folder in which the command runs.
 
-    `secrets` are (id, where it comes from): `env=NAME` or `src=FILE`. `epoch` is the clock of config
-    and history, seconds since 1970. `host_network` gives the build this machine's own network.
-    `builder` is the name of docker's context: each has the daemon's own BuildKit under its name.
+    `secrets` are (id, source): `env=NAME` or `src=FILE`. `epoch` is the clock of config and history, in
+    seconds since 1970. `host_network` gives the build this machine's own network. `builder` is the name of
+    docker's context: each has the daemon's own BuildKit under its name.
     """
 
     context: str
@@ -86,7 +80,7 @@ class BuildxRequest:
 
 
 def command(build: BuildxRequest) -> tuple[str, ...]:
-    """The command that builds with the daemon's own BuildKit and leaves the image in that daemon."""
+    """Return the command that builds with the daemon's own BuildKit and leaves the image in that daemon."""
     return (
         *("docker", "buildx", "build", "--builder", build.builder, "--progress=plain", "--load"),
         # An attestation would make the image an index, which a daemon cannot hold.
@@ -110,10 +104,10 @@ class BuildEventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildEvent:
-    """One line. `step` is None for what stands outside of all steps.
+    """One line. `step` is None outside of all steps.
 
-    `text` is the step's name when it began, what it printed, or why it failed; `seconds` what a step
-    that is done took.
+    `text` is the step's name when it began, its output, or why it failed; `seconds` is how long a finished
+    step took.
     """
 
     kind: BuildEventKind
@@ -123,7 +117,7 @@ class BuildEvent:
 
 
 def parse_line(line: str) -> BuildEvent:
-    """What a line says. Escapes and control characters are gone from `text`; nothing else is changed."""
+    """Return the event of a line. `text` has no escapes and control characters; nothing else changes."""
     numbered = _NUMBERED.fullmatch(line.rstrip("\r\n"))
     if not numbered:
         return BuildEvent(kind=BuildEventKind.OTHER, step=None, text=clean(line))
@@ -146,7 +140,7 @@ def parse_line(line: str) -> BuildEvent:
 
 
 def clean(line: str, *, longest: int = LONGEST_LINE) -> str:
-    """`line` as a terminal shows it at its end: without colours, redrawn beginnings, control characters."""
+    """Return `line` as a terminal finally shows it: without colors, overwritten parts, control characters."""
     text = _ESCAPES.sub("", line.rstrip("\r\n")).rpartition("\r")[2]
     text = "".join(c if c.isprintable() else " " for c in text).rstrip()
     return text if len(text) <= longest else text[:longest] + " ..."
@@ -162,7 +156,7 @@ class BuildFailure:
 
 
 class BuildLog:
-    """What a build has said so far."""
+    """The output of a build so far."""
 
     def __init__(self) -> None:
         self._names: dict[int, str] = {}
@@ -172,7 +166,7 @@ class BuildLog:
         self._stages: dict[str, int] = {}
 
     def feed(self, line: str) -> BuildEvent:
-        """Takes in one line and gives what it says."""
+        """Add one line and return its event."""
         event = parse_line(line)
         if event.kind is BuildEventKind.BEGAN and event.step is not None:
             self._names[event.step] = event.text
@@ -191,20 +185,20 @@ class BuildLog:
 
     @property
     def finished(self) -> int:
-        """How many instructions of the Dockerfile are done."""
+        """The number of finished instructions of the Dockerfile."""
         return len(self._finished)
 
     @property
     def total(self) -> int:
-        """How many there are, as far as the stages have shown themselves."""
+        """The number of instructions, of all stages that have begun."""
         return sum(self._stages.values())
 
     def counts(self, step: int | None) -> bool:
-        """Whether a step is an instruction of the Dockerfile."""
+        """Return whether a step is an instruction of the Dockerfile."""
         return step is not None and _PLACE.match(self._names.get(step, "")) is not None
 
     def name(self, step: int | None) -> str:
-        """A step's name, short: `build 3/3: RUN pip install ...`."""
+        """Return a step's name, short: `build 3/3: RUN pip install ...`."""
         text = self._names.get(step, "") if step is not None else ""
         place = _PLACE.match(text)
         if place:
@@ -213,7 +207,7 @@ class BuildLog:
         return text if len(text) <= LONGEST_NAME else text[:LONGEST_NAME] + " ..."
 
     def failure(self) -> BuildFailure:
-        """Why the build failed, once it has."""
+        """Return why the build failed."""
         outside = tuple(self._tails.get(None, ()))
         if self._failed is not None:
             tail = tuple(self._tails.get(self._failed.step, ()))
@@ -225,7 +219,7 @@ class BuildLog:
 
 
 def _reason(text: str) -> str:
-    """BuildKit repeats the whole command before it says how it ended."""
+    """Return a failure without the command, which BuildKit repeats before the exit code."""
     return f"exit code {text.rpartition(' ')[2]}" if re.search(r"exit code: \d+$", text) else clean(text)
 
 
@@ -234,7 +228,7 @@ _FETCHING = re.compile(r"\s*Downloading (\S+?)(?:-\S*)? \((\d{3,}(?:\.\d+)? MB|[
 
 
 def pip_note(text: str) -> str:
-    """What a person wants to know of pip's many lines: large downloads and the installation; else empty."""
+    """Return pip's large downloads and its installation in short, empty for other lines."""
     collected, fetching = _COLLECTED.match(text), _FETCHING.match(text)
     if collected:
         return f"installing {count(collected[1].split(', '))}"
@@ -267,16 +261,16 @@ def make_engine(access: Access) -> DockerEngine:
 
 
 class DockerEngine:
-    """Builds images by `daemon` and keeps them in `layout`, new layers packed by the codec `codec`.
+    """Builds images by `daemon` and stores them in `layout`, new layers packed by the codec `codec`.
 
-    `secrets` is asked once a build for what it needs to reach packages as this machine does.
+    `secrets` is called once a build for what it needs to reach packages as this machine does.
     """
 
     def __init__(self, layout: Layout, daemon: DockerDaemon, *, codec: str, secrets: AskSecrets) -> None:
         self.layout, self.daemon, self.codec, self.secrets = layout, daemon, codec, secrets
 
     def require(self) -> str:
-        """`docker 26.1.5, buildx 0.13.1`. Raises ToolError with what mends it."""
+        """Return `docker 26.1.5, buildx 0.13.1`. Raises ToolError with a fix."""
         facts = self.daemon.facts()
         if facts.podman:
             raise ToolError(
@@ -291,7 +285,7 @@ class DockerEngine:
                 hint="install a newer docker, or build with `--engine assemble`",
             )
         buildx = self._buildx()
-        self.secrets(None)  # an index that no build reaches is told of now
+        self.secrets(None)  # reports an index that no build can reach
         return f"docker {facts.version.partition('+')[0]}, buildx {buildx}"
 
     def _buildx(self) -> str:
@@ -299,13 +293,7 @@ class DockerEngine:
             raise ToolError(
                 "tool-missing", "the docker command is not installed", hint="apt-get install docker-cli"
             )
-        result = subprocess.run(
-            ["docker", "buildx", "version"],
-            capture_output=True,
-            text=True,
-            env=self._environment(),
-            stdin=subprocess.DEVNULL,
-        )
+        result = self._docker("buildx", "version")
         version = re.search(r"\bv?(\d+\.\d+(?:\.\d+)?)", result.stdout)
         if result.returncode != 0 or version is None:
             raise ToolError(
@@ -322,17 +310,11 @@ class DockerEngine:
         return version[1]
 
     def find(self, definition: BuildSpec, base: BuiltBase) -> Image | None:
-        """The image of exactly this definition on this base, if the store holds it whole."""
-        record = self.layout.recall("images", self._key(render(definition), base))
-        try:
-            digest, size = str(record["digest"]), int(record["size"])  # type: ignore[index]
-            descriptor = Descriptor(media_type=INDEX_TYPE, digest=digest, size=size)
-            return self.layout.load(reference(definition.target), descriptor)
-        except (KeyError, TypeError, ValueError, StoreError):
-            return None  # what is missing or damaged is made again
+        """Return the image of this definition on this base, if the store has all of it."""
+        return recorded_image(self.layout, self._key(render(definition), base), definition.target)
 
     def build(self, definition: BuildSpec, inputs: BuildInputs, progress: Progress) -> Image:
-        """The image of `definition` in the layout and in the daemon, tagged in both.
+        """Build the image in the daemon, store it, and tag it in both.
 
         Packages come from the index inside the build. Raises BuildError with the last lines of the step that
         failed. The caller holds the layout's `in_use`.
@@ -354,8 +336,8 @@ class DockerEngine:
                     self._build(replace(job, base_name=base_name), secrets, progress)
                 with progress.stage(f"{name}: from docker into the store"):
                     image = self._bring_in(job, progress)
-                record = _descriptor(self.layout, image)
-                self.layout.record("images", key, {"digest": record.digest, "size": record.size})
+                size = self.layout.blob_path(image.digest).stat().st_size
+                self.layout.record("images", key, {"digest": image.digest, "size": size})
                 self.daemon.tag(temporary, reference(definition.target))
         self.tag(definition, image)
         return image
@@ -366,7 +348,7 @@ class DockerEngine:
     def tag(self, definition: BuildSpec, image: Image | SifArtifact) -> None:
         """Point the target's tag at the image, in the store and, where the daemon has it, there too."""
         name = reference(definition.target)
-        self.layout.tag(name, _descriptor(self.layout, image))
+        tag_image(self.layout, definition.target, image)
         if isinstance(image, Image):
             tagged = self.daemon.holds(image, name)
             if tagged:
@@ -374,11 +356,9 @@ class DockerEngine:
             elif self.daemon.inspect(name):  # another image's: `docker run` must not take it for this one
                 self.daemon.untag(name)
 
-    # --- building --------------------------------------------------------------------------------
-
     def _build(self, job: _DockerBuild, secrets: BuildSecrets, progress: Progress) -> None:
         secret_sources = [(PIP_CONF, f"env={PIP_CONF_VARIABLE}")]
-        # The environment is for this user's eyes alone and leaves nothing behind after a kill.
+        # Only this user can read the environment, and nothing of it remains after a kill.
         environment = {**self._environment(), PIP_CONF_VARIABLE: secrets.pip_conf}
         if secrets.channels:
             secret_sources.append((CHANNELS, f"env={CHANNELS_VARIABLE}"))
@@ -413,32 +393,32 @@ class DockerEngine:
             raise _failed(job.definition.target.name, transcript, code)
 
     def _context(self) -> str:
-        """The context the docker command speaks with, as the SDK does; `default` where DOCKER_HOST is set."""
-        result = subprocess.run(
-            ["docker", "context", "show"],
+        """Return the docker command's context, which the SDK uses too; `default` with DOCKER_HOST."""
+        return self._docker("context", "show").stdout.strip() or "default"
+
+    def _docker(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["docker", *arguments],
             capture_output=True,
             text=True,
             env=self._environment(),
             stdin=subprocess.DEVNULL,
         )
-        return result.stdout.strip() or "default"
 
     def _environment(self) -> dict[str, str]:
-        """The caller's, without what would lead buildx away from the daemon that the SDK speaks with."""
-        left_out = ("BUILDX_BUILDER", "BUILDKIT_HOST", "BUILDKIT_PROGRESS", "DOCKER_DEFAULT_PLATFORM")
-        return {name: value for name, value in self.daemon.environ.items() if name not in left_out}
+        """Return the caller's environment without what would lead buildx away from the SDK's daemon."""
+        excluded = ("BUILDX_BUILDER", "BUILDKIT_HOST", "BUILDKIT_PROGRESS", "DOCKER_DEFAULT_PLATFORM")
+        return {name: value for name, value in self.daemon.environ.items() if name not in excluded}
 
     @contextmanager
     def _removed(self, temporary: str) -> Iterator[None]:
-        """A name in the daemon that is gone at the end, and that an earlier kill may have left."""
+        """Remove a name in the daemon at the end, and at the start that of a killed build."""
         self.daemon.untag(temporary)
         try:
             yield
         finally:
-            with suppress(ToolError):  # the daemon has gone, and what led here is to be told
+            with suppress(ToolError):  # the daemon has gone; the first error is reported
                 self.daemon.untag(temporary)
-
-    # --- into the store --------------------------------------------------------------------------
 
     def _bring_in(self, job: _DockerBuild, progress: Progress) -> Image:
         packer, definition = codec(self.codec), job.definition
@@ -451,12 +431,10 @@ class DockerEngine:
         diff_ids = [str(diff_id) for diff_id in built["RootFS"]["Layers"]]
         known = {layer.diff_id: layer for layer in job.base.image.layers}
         for diff_id in diff_ids:
-            stored = self.layout.recall_layer(_layer_key(diff_id, packer.identity))
-            if stored is not None and diff_id not in known:
-                known[diff_id] = stored
-        size = int(built["Size"])
+            if stored := self.layout.recall_layer(_layer_key(diff_id, packer.identity)):
+                known.setdefault(diff_id, stored)
         with (
-            progress.task("layers out of docker", total=size) as task,
+            progress.task("layers out of docker", total=int(built["Size"])) as task,
             self.daemon.saved(job.tag) as stream,
         ):
             imported = take_docker(
@@ -474,30 +452,17 @@ class DockerEngine:
             if layer.diff_id not in known:
                 self.layout.record_layer(_layer_key(layer.diff_id, packer.identity), titled)
             layers.append(titled)
-        return self._write(job, imported, layers)
-
-    def _write(self, job: _DockerBuild, imported: ImportedImage, layers: Sequence[OciLayer]) -> Image:
-        definition = job.definition
         # The config's own bytes: its digest is the image's id in the daemon.
-        config = self.layout.add(imported.config, CONFIG_TYPE)
-        manifest = {
-            "schemaVersion": 2,
-            "mediaType": MANIFEST_TYPE,
-            "config": format_descriptor(config),
-            "layers": [
-                {**format_descriptor(layer.descriptor), "annotations": {TITLE: layer.title}}
-                for layer in layers
-            ],
-            "annotations": {
-                **dict(definition.labels),
-                "org.opencontainers.image.base.digest": job.base.image.manifest,
-            },
-        }
-        descriptor = write_index(self.layout, manifest, definition.target.platform)
-        return self.layout.load(reference(definition.target), descriptor)
+        config, annotations = (
+            self.layout.add(imported.config, CONFIG_TYPE),
+            image_annotations(definition, job.base),
+        )
+        platform = definition.target.platform
+        index = write_manifest(self.layout, config, layers, platform, annotations)
+        return self.layout.load(reference(definition.target), index)
 
     def _key(self, files: Mapping[str, str], base: BuiltBase) -> str:
-        """All that decides what is built, as hex."""
+        """Return the hash of all that decides what is built."""
         parts = ["docker", VERSION, codec(self.codec).identity, base.image.manifest, base.epoch]
         return hashlib.sha256(canonical_json([*parts, sorted(files.items())])).hexdigest()
 
@@ -511,17 +476,12 @@ class _DockerBuild:
     base_name: str = ""
 
 
-def _descriptor(layout: Layout, image: Image | SifArtifact) -> Descriptor:
-    size = layout.blob_path(image.digest).stat().st_size
-    return Descriptor(media_type=INDEX_TYPE, digest=image.digest, size=size)
-
-
 def _layer_key(diff_id: str, identity: str) -> str:
     return hashlib.sha256(canonical_json(["plain layer", diff_id, identity])).hexdigest()
 
 
 def parse_version(text: str) -> tuple[int, ...]:
-    """The numbers at the beginning of a version: (26, 1, 5) of `26.1.5+dfsg1`."""
+    """Return the numbers at the beginning of a version: (26, 1, 5) of `26.1.5+dfsg1`."""
     match = re.match(r"v?(\d+(?:\.\d+)*)", text)
     return tuple(int(part) for part in match[1].split(".")) if match else ()
 
@@ -534,7 +494,7 @@ def _dotted(version: tuple[int, ...]) -> str:
 def _started(
     argv: Sequence[str], folder: str, environment: Mapping[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """The command in a session of its own, ended with this block: its end is what cancels the build."""
+    """Run the command in its own session until the end of the block, which cancels the build."""
     process = subprocess.Popen(
         argv,
         cwd=folder,
@@ -559,7 +519,7 @@ def _started(
 
 
 def _watch(lines: Iterator[str], transcript: BuildLog, progress: Progress) -> None:
-    """Tells `progress` what the build says. No total: one step of the file takes nearly all of the time."""
+    """Report the build's output. There is no total: one step of the file takes nearly all of the time."""
     reported: set[int | None] = set()
     with progress.task("docker build", unit="steps") as task:
         for line in lines:

@@ -1,4 +1,4 @@
-"""The folders under definitions/: what stands in them, writing them, and telling whether they are stale."""
+"""The directories in definitions/: their files, writing them, and checking whether they are stale."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ DIFF_LINES = 12
 
 
 def render(definition: BuildSpec) -> dict[str, str]:
-    """File name -> text of one target's folder; the folder needs nothing from outside to be built.
+    """Return file name -> text of a target's directory; building it needs nothing from outside.
 
-    Of conda: also the lists that are installed, and the program that does it with the one thing it needs.
+    With conda packages it has their explicit lists, and the program that installs them with its requirement.
     """
     lock = definition.lock
     files = {
@@ -42,7 +42,7 @@ def render(definition: BuildSpec) -> dict[str, str]:
 
 
 def copied_files(definition: BuildSpec, *, largest: int | None = None) -> dict[str, OwnFile]:
-    """What is copied to a target's folder, by path there: own files, and wheels of up to `largest` bytes."""
+    """Return the files to copy into a target's directory: own files, and wheels of up to `largest` bytes."""
     wheels = (file for file in definition.local if largest is None or file.size <= largest)
     return {
         **{f"{OWN}{file.path}": file for file in definition.files},
@@ -53,13 +53,10 @@ def copied_files(definition: BuildSpec, *, largest: int | None = None) -> dict[s
 def write_definitions(
     folder: Path, files: Mapping[str, str], copied: Mapping[str, OwnFile] | None = None
 ) -> None:
-    """Write `files` (path inside `folder`, with `/` -> text), each beside its place and then renamed.
+    """Write `files` (path inside `folder`, with `/` -> text) and `copied` files, each atomically.
 
-    What is `copied` has its path inside `folder` too.
-
-    A file that is right already is not touched; of those that `render` made earlier and does not make any
-    more (a lock that lost its wheels, an own file) none stays. Raises UsageError for a path that leaves the
-    folder and for one that cannot be written.
+    A file that is right already is not touched; files of earlier renderings that are no longer rendered are
+    removed. Raises UsageError for a path that leaves the folder and for one that cannot be written.
     """
     try:
         for path in folder.glob("*.*"):
@@ -94,10 +91,10 @@ def write_definitions(
 def check_definitions(
     folder: Path, files: Mapping[str, str], copied: Mapping[str, OwnFile] | None = None
 ) -> tuple[str, ...]:
-    """What differs between `files` with what is `copied` and what stands in `folder`: one entry a file.
+    """Return the differences between rendered and present files of `folder`: one entry for each file.
 
-    An entry names the file and shows the beginning of the difference. Files in `folder` that are not
-    in `files` are named too. Raises UsageError for a file that cannot be read.
+    An entry has the file and the beginning of the difference. Files that are not rendered are named too.
+    Raises UsageError for a file that cannot be read.
     """
     faults = []
     every: dict[str, str | OwnFile] = {**files, **(copied or {})}
@@ -123,7 +120,7 @@ def check_definitions(
 
 
 def _data(content: str | OwnFile) -> tuple[bytes, int]:
-    """What a file holds, and the mode it must have, 0 for any."""
+    """Return a file's content, and its required mode, 0 for any."""
     if isinstance(content, str):
         return content.encode(), 0
     return content.source.read_bytes(), 0o755 if content.executable else 0o644

@@ -1,6 +1,6 @@
-"""An image by its layer lock: its digest, config, manifest and index, without a byte of a layer. Pure.
+"""An image by its layer lock: its digest, config, manifest and index, without any layer bytes. Pure.
 
-Of the embedded engine alone, on a base of Debian's packages.
+Only for the embedded engine, on a base of Debian packages.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from imagefactory.build.base.image import BlobSink, BuiltBase, format_time, write_base, write_index
+from imagefactory.build.base.image import BlobSink, BuiltBase, format_time, write_base, write_manifest
 from imagefactory.build.base.look import base_key
 from imagefactory.build.definition import SHARED, entrypoint, files_digest, new_places
 from imagefactory.errors import BuildError
@@ -21,45 +21,36 @@ from imagefactory.oci.layout import reference
 from imagefactory.oci.manifests import (
     CONFIG_TYPE,
     MANIFEST_TYPE,
-    TITLE,
     Descriptor,
     Image,
     OciLayer,
     canonical_json,
     digest_of,
-    format_descriptor,
     hash_key,
     parse_config,
 )
-
-# --- An assembled image's config, with what is its base's below what is its own, its manifest and its index
 
 
 def write_image(
     blobs: BlobSink, definition: BuildSpec, base: BuiltBase, layers: Sequence[OciLayer]
 ) -> Descriptor:
-    """Adds config, manifest and index of an image of all these `layers`; gives the index's descriptor."""
-    config = canonical_json(format_config(definition, base, layers))
-    manifest = {
-        "schemaVersion": 2,
-        "mediaType": MANIFEST_TYPE,
-        "config": format_descriptor(blobs.add(config, CONFIG_TYPE)),
-        "layers": [
-            {**format_descriptor(layer.descriptor), "annotations": {TITLE: layer.title}} for layer in layers
-        ],
-        "annotations": {
-            **dict(definition.labels),
-            "org.opencontainers.image.base.digest": base.image.manifest,
-        },
-    }
-    return write_index(blobs, manifest, definition.target.platform)
+    """Add config, manifest and index of an image of all these `layers`. Return the index's descriptor."""
+    config = blobs.add(canonical_json(format_config(definition, base, layers)), CONFIG_TYPE)
+    return write_manifest(
+        blobs, config, layers, definition.target.platform, image_annotations(definition, base)
+    )
+
+
+def image_annotations(definition: BuildSpec, base: BuiltBase) -> dict[str, str]:
+    """Return the annotations of an image's manifest."""
+    return {**dict(definition.labels), "org.opencontainers.image.base.digest": base.image.manifest}
 
 
 def format_config(definition: BuildSpec, base: BuiltBase, layers: Sequence[OciLayer]) -> dict[str, object]:
-    """The OCI image config. Its one clock is the base's.
+    """Return the OCI image config. Its one clock is the base's.
 
-    Of a pulled base's config its variables stay, below ours; its user, entry point, labels and the like
-    do not: who pulls the image gets root and a Python, whatever it stands on.
+    A pulled base's variables stay, below ours; its user, entry point, labels and the like do not: all users
+    of the image get root and a Python, whatever its base.
     """
     created = format_time(base.epoch)
     start = definition.start
@@ -82,9 +73,9 @@ def format_config(definition: BuildSpec, base: BuiltBase, layers: Sequence[OciLa
 
 
 def inherited(environment: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """A base's variables that hold for what stands on it: not PATH, nor Python's own.
+    """Return a base's variables that apply to an image on it: not PATH, nor Python's own.
 
-    PYTHONPATH and its like would lead the environment's Python to packages that nobody locked.
+    PYTHONPATH and the like would lead the environment's Python to packages that are not locked.
     """
     return tuple(
         (name, value)
@@ -96,9 +87,9 @@ def inherited(environment: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], 
 
 
 def merge_environment(definition: BuildSpec, base: BuiltBase) -> tuple[tuple[str, str], ...]:
-    """The definition's variables, then those of the base that it does not set.
+    """Return the definition's variables, then those of the base that it does not set.
 
-    The base's folders come last in PATH, so what it adds (/usr/local/cuda/bin) is found.
+    The base's directories come last in PATH, so what it adds (/usr/local/cuda/bin) is found.
     """
     ours = dict(definition.environment)
     theirs = dict(base.image.environment)
@@ -107,22 +98,22 @@ def merge_environment(definition: BuildSpec, base: BuiltBase) -> tuple[tuple[str
     return (*ours.items(), *((n, v) for n, v in inherited(base.image.environment) if n not in ours))
 
 
-# --- The topmost layer of an image: own files that its recipe names, and the folder its command starts in
-
-
 OWN_TITLE = "own files"
 
 
 def own_title(definition: BuildSpec) -> str:
-    """The layer's title, which says what is in it; empty where there is nothing to lay."""
+    """Return the title of the layer with own files, by their content; empty for no such layer."""
     if not definition.files and definition.start.workdir == "/":
         return ""
     return f"{OWN_TITLE} {hash_key(files_digest(definition.files), definition.start.workdir)[:12]}"
 
 
 def lay_own_files(definition: BuildSpec, segment: TarSegment) -> None:
-    """Writes them as root's, readable by all. Folders that every image has get no entry, so they stay as
-    they are. Raises BuildError for a file that is not what was hashed."""
+    """Write own files as root's, readable by all.
+
+    Directories that every image has get no entry, so they stay as they are. Raises BuildError for a file that
+    has changed since it was hashed.
+    """
     segment.known(*_shared(definition))
     for file in definition.files:
         segment.file(file.path.lstrip("/"), _read(file), size=file.size, executable=file.executable)
@@ -151,7 +142,7 @@ def _read(file: OwnFile) -> Iterator[bytes]:
 
 
 def lock_layers(definition: BuildSpec, bases: Sequence[BaseLock], image: Image, toolchain: str) -> LayerLock:
-    """The layer lock of an image that was made here, on bases of those locks, the lowest first."""
+    """Return the layer lock of a built image on bases of those locks, the lowest first."""
     return LayerLock(
         target=definition.target.name,
         lock=lock_digest(definition.lock),
@@ -162,7 +153,8 @@ def lock_layers(definition: BuildSpec, bases: Sequence[BaseLock], image: Image, 
 
 
 def changed_inputs(lock: LayerLock, definition: BuildSpec, bases: Sequence[BaseLock]) -> str:
-    """What has changed since the layer lock was written, so that it is another image's; "" for nothing."""
+    """Return what has changed since the layer lock was written, so that it is another image's; "" for
+    nothing."""
     if lock.lock != lock_digest(definition.lock):
         return f"the lock of {definition.target.name} has changed"
     if lock.base != _bases_key(bases):
@@ -180,7 +172,7 @@ def _bases_key(bases: Sequence[BaseLock]) -> str:
 def image_of(
     lock: LayerLock, definition: BuildSpec, bases: Sequence[BaseLock], blobs: BlobSink | None = None
 ) -> Image:
-    """The image of a definition and these layers; its config, manifest and index go to `blobs`."""
+    """Return the image of a definition and these layers; its config, manifest and index go to `blobs`."""
     epoch, below = bases[0].source_date_epoch, lock.layers[: len(bases)]
     named = _LayerNamer()
     index = write_base(named, below, epoch, definition.base.platform)
@@ -197,7 +189,8 @@ def image_of(
 
 
 class _LayerNamer:
-    """Names blobs as a layout does, hands them on to `blobs`, and knows the last of each media type."""
+    """Computes digests as a layout does, passes blobs on to `blobs`, and knows the last one of each media
+    type."""
 
     def __init__(self, blobs: BlobSink | None = None) -> None:
         self.blobs, self.last, self.config = blobs, dict[str, Descriptor](), b""

@@ -1,4 +1,4 @@
-"""Which package goes into which layer of an image, and what decides a layer's bytes. Pure decisions."""
+"""Which package goes into which layer of an image, and what decides a layer's bytes. Pure."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ MOST_LAYERS = 110
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerInputs:
-    """What every layer of one build has in common; what decides bytes goes into each layer's key.
+    """What all layers of a build have in common; what decides bytes is part of each layer's key.
 
-    `interpreter` is the Python that makes byte code and `environment` what it needs to start; `compiler`
-    names both: of the base, or conda's own. `linked` is the folder of a linked conda prefix, None where
-    there is none; `linker` names what linked it. `processor` is the one that the base's programs are for.
+    `interpreter` is the Python that compiles byte code and `environment` what it needs to start; `compiler`
+    names both: of the base, or conda's own. `linked` is the folder of a linked conda prefix, None for none;
+    `linker` names what linked it. `processor` is that of the base's programs.
     """
 
     store: Path
@@ -65,7 +65,7 @@ class LayerPackage:
     left_out: frozenset[str] = frozenset()
 
     def without(self, paths: frozenset[str]) -> LayerPackage:
-        """The same package but those paths, which are another one's."""
+        """Return the package without paths that belong to another one."""
         if not paths:
             return self
         return replace(self, key=hash_key("without", self.key, *sorted(paths)), left_out=paths)
@@ -76,13 +76,13 @@ class LayerPackage:
 
     @property
     def name(self) -> str:
-        """What a person calls it."""
+        """The name for messages."""
         return self.path.stem if self.linked else self.path.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPlan:
-    """One layer to make or to find: the packages in it, in order. `shared` layers are buckets."""
+    """One layer to build or to find: its packages, in order. `shared` layers are buckets."""
 
     key: str
     title: str
@@ -99,10 +99,11 @@ Group = Mapping[LockedPackage, LayerPackage]
 
 
 def plan_layers(groups: Sequence[Group]) -> tuple[LayerPlan, ...]:
-    """Which package goes into which layer. Pure; the same packages, the same plan.
+    """Return the layers for groups of packages. Pure; the same packages, the same plan.
 
-    The first group is planned as if it were alone, so are the first two, and so on: what a target adds to
-    another changes none of that one's layers. Conda's packages and wheels share no layer; conda's come first.
+    The first group is planned as if it were alone, so are the first two, and so on: what a target adds to its
+    parent changes none of the parent's layers. Conda packages and wheels share no layer; conda packages come
+    first.
     """
     plans: list[LayerPlan] = []
     for number, group in enumerate(groups):
@@ -157,7 +158,7 @@ def wheel_part(wheel: LockedWheel, path: Path, bench: LayerInputs) -> LayerPacka
 
 
 def conda_part(package: LockedCondaPackage, prefix: LinkedPrefix, bench: LayerInputs) -> LayerPackage:
-    """A linked package. A library without Python code is the same for every Python."""
+    """Return a linked package. A library without Python code is the same for every Python."""
     record = read_record(prefix.record(package))
     key = hash_key(
         "conda",
@@ -176,15 +177,15 @@ def conda_part(package: LockedCondaPackage, prefix: LinkedPrefix, bench: LayerIn
 
 
 def in_build_order(plans: Iterable[LayerPlan]) -> list[LayerPlan]:
-    """Buckets first, then the largest: the last layers made are small, so no worker waits long for another.
+    """Return buckets first, then the largest: the last layers are small, so no worker waits long for another.
 
-    A bucket's bytes say little of its work: its packages are Python, whose byte code is made.
+    A bucket's bytes say little of its work: its packages are Python, which is compiled.
     """
     return sorted(plans, key=lambda plan: (not plan.shared, -plan.size, plan.key))
 
 
 def conda_python(lock: Lock) -> str:
-    """What names the Python of a conda environment: its archive decides the byte code it makes."""
+    """Return the name of a conda environment's Python: its archive decides the byte code."""
     for package in lock.conda:
         if package.name == "python":
             return f"conda python {package.sha256}"
@@ -196,7 +197,7 @@ def conda_python(lock: Lock) -> str:
 
 
 def build_tools_hash(lock: Lock, codec_name: str) -> str:
-    """What beside the packages of a lock and their base decides the bytes of layers that are made here."""
+    """Return what else decides the bytes of layers, besides the packages of a lock and their base."""
     import installer
 
     tools = [codec(codec_name).identity, f"layers {LAYERS_VERSION}"]
@@ -205,5 +206,5 @@ def build_tools_hash(lock: Lock, codec_name: str) -> str:
 
 
 def linker() -> str:
-    """What linked conda's packages: another one may link them differently."""
+    """Return what linked the conda packages: another version may link them differently."""
     return f"py-rattler {importlib.metadata.version('py-rattler')}, {conda_install.LINKER}"

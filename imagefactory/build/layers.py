@@ -1,4 +1,4 @@
-"""Makes the layers of a plan in threads, each as its packages arrive; a layer is made once and then found."""
+"""Builds the layers of a plan in threads, each as its packages arrive. A built layer is found again."""
 
 from __future__ import annotations
 
@@ -34,9 +34,6 @@ from imagefactory.runtime.unshare import UnshareRunner
 from imagefactory.serialize import printable_line
 from imagefactory.trees import printable
 
-# --- The .pyc files of an image, made by the image's own Python inside the base
-
-
 _LONGEST_COMPLAINT = 2000
 SERVER = Path(__file__).with_name("pyc_server.py")
 LARGEST = 256 << 20  # bytes of a .pyc; a source may have 64 MiB
@@ -45,10 +42,9 @@ LARGEST = 256 << 20  # bytes of a .pyc; a source may have 64 MiB
 class BaseCompiler:
     """Compiles with the Python of a base image, through `pyc_server.py` running in it.
 
-    `start` starts a command inside the unpacked base with pipes on its three streams: nothing of a base
-    reaches the terminal. It is called
-    when the first source comes. `interpreter` is the absolute path of that Python, empty for Debian's.
-    Raises BuildError when the base's Python is not `python` (`3.11`) or stops answering.
+    `start` starts a command inside the unpacked base with pipes on its three streams, when the first source
+    comes: nothing of a base reaches the terminal. `interpreter` is the absolute path of that Python, empty
+    for Debian's. Raises BuildError when the base's Python is not `python` (`3.11`) or stops answering.
     """
 
     def __init__(
@@ -64,7 +60,7 @@ class BaseCompiler:
 
     @contextmanager
     def wheel(self) -> Iterator[BaseCompiler]:
-        """All sources of one wheel are compiled inside this."""
+        """Compile all sources of one wheel inside this."""
         process = self._running()
         self._write(process, b"W")
         try:
@@ -129,7 +125,7 @@ class BaseCompiler:
 
 
 class _StderrTail:
-    """What a process writes to stderr, read as it comes: the last of it is kept."""
+    """The last of what a process writes to stderr."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._kept, self._thread = b"", threading.Thread(target=self._read, args=(stream,), daemon=True)
@@ -141,7 +137,7 @@ class _StderrTail:
                 self._kept = (self._kept + data)[-_LONGEST_COMPLAINT:]
 
     def text(self) -> str:
-        """The last line of a process that has ended, after a colon; empty where there is none."""
+        """Return the last line of a process that has ended, after a colon; empty for none."""
         self._thread.join(timeout=10)
         lines = self._kept.decode("utf-8", "replace").split("\n")
         last = next((line for line in map(printable_line, reversed(lines)) if line), "")
@@ -149,9 +145,9 @@ class _StderrTail:
 
 
 class CompilerPool:
-    """Compilers for threads: each is lent to one package at a time, and only where that has sources.
+    """Compilers for threads: each serves one package at a time, and only packages with sources.
 
-    `ready` returns when `make` can give a new one.
+    `ready` returns when `make` can create a new one.
     """
 
     def __init__(self, ready: Callable[[], None], make: Callable[[], BaseCompiler]) -> None:
@@ -160,7 +156,7 @@ class CompilerPool:
 
     @contextmanager
     def package(self) -> Iterator[LazyCompiler]:
-        """All sources of one package are compiled inside this."""
+        """Compile all sources of one package inside this."""
         with ExitStack() as lending:
             yield LazyCompiler(lambda: lending.enter_context(self._lent()))
 
@@ -178,14 +174,14 @@ class CompilerPool:
             self._idle.append(compiler)
 
     def close(self) -> None:
-        """Ends all; nothing is lent any more."""
+        """End all compilers."""
         while self._idle:
             self._idle.pop().close()
 
 
 @dataclass(slots=True)
 class LazyCompiler:
-    """Asks `lend` for a compiler when the first source comes."""
+    """Gets a compiler from `lend` when the first source comes."""
 
     lend: Callable[[], BaseCompiler]
     lent: BaseCompiler | None = None
@@ -219,11 +215,11 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackageSupply:
-    """What is still under way while layers are made.
+    """The inputs that may still arrive while layers are built.
 
-    `package` returns when the wheel at that path is whole: threads wait for it until `stop` says that the
-    work is given up. `base` makes the base, in the caller's thread, and gives its unpacked folders.
-    `unpacked` gets each layer as files too, where they are wanted.
+    `package` returns when the wheel at that path is complete: threads wait for it until `stop` ends the work.
+    `base` builds the base, in the caller's thread, and returns its unpacked folders. `unpacked` gets each
+    layer as files too, None for no such copy.
     """
 
     package: Callable[[Path], None]
@@ -240,10 +236,10 @@ def build_layers(
     *,
     workers: int,
 ) -> list[LayerResult]:
-    """The layers of `plans`, found or made by up to `workers` threads at once, in the plans' order.
+    """Return the layers of `plans` in their order, found or built by up to `workers` threads at once.
 
     Threads are enough: inflating, hashing, packing and writing happen outside the interpreter's lock, and
-    byte code is made by another process.
+    another process compiles byte code.
     """
     layout = Layout(bench.store)
     results = {plan.key: layer for plan in plans if (layer := _find_layer(layout, plan))}
@@ -279,7 +275,7 @@ class LayerResult:
 
 
 class _CancelledError(Exception):
-    """Another layer failed, or a person interrupted."""
+    """Another layer failed, or the user interrupted."""
 
 
 class BuildWorkers:
@@ -293,7 +289,7 @@ class BuildWorkers:
         self._task: ProgressTask | None = task
 
     def report(self, count: int) -> None:
-        """So many bytes of packages were read. A watcher that fails stops no work."""
+        """Report bytes read of packages. A progress display that fails stops no work."""
         if self.supply.stop.is_set():
             raise _CancelledError
         try:
@@ -310,7 +306,7 @@ class BuildWorkers:
             self.slots.acquire()
 
     def make_layer(self, plan: LayerPlan) -> LayerResult:
-        """The layer of `plan`, found or made. One process makes it, others wait and find it."""
+        """Return the layer of `plan`, found or built. One process builds it, others wait and find it."""
         for part in plan.parts:
             if not part.linked:
                 self.supply.package(part.path)
@@ -358,7 +354,8 @@ def _find_layer(layout: Layout, plan: LayerPlan) -> LayerResult | None:
 
 
 def _shared_segments(work: BuildWorkers, plan: LayerPlan, blob: BlobWriter, plain: hashlib._Hash) -> bytes:
-    """Folders first, each once, then the packages' segments; a file of several comes with the first."""
+    """Write directories first, each once, then the packages' segments; a file of several comes with the
+    first."""
     packer = codec(work.bench.codec)
     segments: list[_CachedSegment] = []
     files: set[str] = set()
@@ -383,7 +380,7 @@ def _shared_segments(work: BuildWorkers, plan: LayerPlan, blob: BlobWriter, plai
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _CachedSegment:
-    """A segment on disk, the paths in it (byte code too), and the lines of what its package lays."""
+    """A segment on disk, the paths in it (byte code too), and the record of its package's files."""
 
     path: Path
     folders: tuple[str, ...]
@@ -392,9 +389,9 @@ class _CachedSegment:
 
 
 def _segment(work: BuildWorkers, part: LayerPackage, skip: frozenset[str]) -> _CachedSegment:
-    """The tar entries of a small package but those of `skip`, compressed; kept for its neighbours' changes.
+    """Return the compressed tar entries of a small package except `skip`, cached for layers with it.
 
-    A kept segment is used only while it has the digest it was made with: a cache is nobody's treasure.
+    A cached segment is used only while it has its recorded digest: anyone may have changed the cache.
     """
     key = hash_key("without", part.key, *sorted(skip)) if skip else part.key
     path = work.bench.segments / key[:2] / key
@@ -433,7 +430,7 @@ def _segment(work: BuildWorkers, part: LayerPackage, skip: frozenset[str]) -> _C
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SegmentRequest:
-    """Where a segment goes, and how it is made (layers.Segment)."""
+    """Where a segment goes, and how it is written (layers.Segment)."""
 
     sink: ByteSink
     plain: hashlib._Hash
@@ -445,7 +442,7 @@ class _SegmentRequest:
 def _lay(
     work: BuildWorkers, part: LayerPackage, order: _SegmentRequest
 ) -> tuple[TarSegment, tuple[InstalledFile, ...]]:
-    """Writes one package, reporting its bytes as they are read: `part.size` in all, once."""
+    """Write one package, reporting its bytes as they are read: `part.size` in all, once."""
     bench, remaining = work.bench, 0 if order.skip else part.size
 
     def report(count: int) -> None:
@@ -481,7 +478,7 @@ def segment_record_path(layout: Layout, key: str) -> Path:
 
 
 def new_compiler(bench: LayerInputs, base: tuple[Path, ...]) -> BaseCompiler:
-    """Of the interpreter in the base's unpacked folders."""
+    """Return a compiler with the interpreter in the base's unpacked folders."""
     runner = UnshareRunner(Layout(bench.store))
 
     def start(argv: tuple[str, ...]) -> subprocess.Popen[bytes]:

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Protocol
 
 from imagefactory.build.base.image import BuiltBase, PendingBase
+from imagefactory.errors import StoreError
 from imagefactory.fs import require_space
 from imagefactory.lock.download import PendingDownloads
-from imagefactory.model import BuildSpec
-from imagefactory.oci.manifests import Image, SifArtifact
+from imagefactory.model import BuildSpec, Target
+from imagefactory.oci.layout import Layout, reference
+from imagefactory.oci.manifests import INDEX_TYPE, Descriptor, Image, SifArtifact
 from imagefactory.oci.unpack import UnpackedLayers
 from imagefactory.progress import Progress
 
@@ -28,6 +30,23 @@ def require_image_space(store: Path, definition: BuildSpec) -> None:
     """
     packed = sum(package.size for package in definition.lock.packages)
     require_space({store: round(LEAST_LAYER * packed)}, f"the image of {definition.target.name}")
+
+
+def recorded_image(layout: Layout, key: str, target: Target) -> Image | None:
+    """Return the image that was recorded under `key`, if the store has all of it."""
+    record = layout.recall("images", key)
+    try:
+        digest, size = str(record["digest"]), int(record["size"])  # type: ignore[index]
+        descriptor = Descriptor(media_type=INDEX_TYPE, digest=digest, size=size)
+        return layout.load(reference(target), descriptor)
+    except (KeyError, TypeError, ValueError, StoreError):
+        return None
+
+
+def tag_image(layout: Layout, target: Target, image: Image | SifArtifact) -> None:
+    """Point the target's tag at an image of the store."""
+    size = layout.blob_path(image.digest).stat().st_size
+    layout.tag(reference(target), Descriptor(media_type=INDEX_TYPE, digest=image.digest, size=size))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

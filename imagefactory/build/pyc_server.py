@@ -1,9 +1,9 @@
 """Byte-compiles .py files with the Python it runs in: for inside a base image, standard library only.
 
 Protocol on stdin and stdout, lengths as 4 bytes big-endian. For each wheel the caller sends b"W", then any
-number of b"F" path-length path source-length source, then b"E". Each F is answered by length and .pyc,
-length 0 when the source is no valid Python. A child made anew for each wheel compiles it: what a long-lived
-interpreter has interned before changes which constants of a .pyc are shared, and so its bytes.
+number of b"F" path-length path source-length source, then b"E". Each F is answered by length and .pyc, length
+0 when the source is not valid Python. A new child compiles each wheel: what a long-lived interpreter has
+interned before changes which constants of a .pyc are shared, and so its bytes.
 """
 
 import importlib.util

@@ -1,9 +1,8 @@
-"""What the machine that builds tells a build of itself: its package index, proxy, certificates, channels.
+"""What a build in a container knows of this machine: its package index, proxy, certificates, channels.
 
-They reach a build as secrets (docker) or a bound folder (apptainer), under the names that
-build/steps.py gives them, and stay in no layer. The index's address may hold a password: it stands in
-`pip_conf` and nowhere else, as what channels ask for stands in `channels`, and `hide` takes it out of
-whatever a build prints.
+They reach a build as secrets (docker) or a bound folder (apptainer), under the names in build/steps.py, and
+are in no layer. The index's address may have a password: it is only in `pip_conf`, as channels' credentials
+are only in `channels`, and `hide` removes it from all output of a build.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ LARGEST_SECRET = 500 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildSecrets:
-    """`pip_conf` is the text of a pip.conf, `certificates` a PEM bundle or None (the base's own hold).
+    """`pip_conf` is the text of a pip.conf, `certificates` a PEM bundle or None (the base's own apply).
 
-    `channels` is the text of channels.json, empty where no channel is asked. `loopback` is true where the
-    index, its proxy or a channel listens on this machine's loopback, which a build reaches only in this
-    machine's own network. `hidden` are the words that nobody may see.
+    `channels` is the text of channels.json, empty without channels. `loopback` is true where the index, its
+    proxy or a channel is on this machine's loopback, which a build reaches only in this machine's own
+    network. `hidden` are secret words.
     """
 
     pip_conf: str = field(repr=False)
@@ -46,13 +45,13 @@ class BuildSecrets:
     channels: str = field(default="", repr=False)
 
     def hide(self, text: str) -> str:
-        """`text` without passwords, fit for a log, an error or a terminal."""
+        """Return `text` without passwords, fit for a log, an error or a terminal."""
         for word in self.hidden:
             text = text.replace(word, "****")
         return redact(text)
 
     def write(self, folder: Path) -> None:
-        """Writes what there is into `folder`, readable for this user alone, under the names a build knows."""
+        """Write the files into `folder`, readable only for this user."""
         files = {
             PIP_CONF: self.pip_conf.encode(),
             CERTIFICATES: self.certificates,
@@ -70,7 +69,7 @@ AskSecrets = Callable[[Lock | None], BuildSecrets]
 
 
 def build_secrets_of(access: Access, lock: Lock | None) -> BuildSecrets:
-    """What a build of `lock` in a container gets to know of this machine."""
+    """Return what a build of `lock` in a container knows of this machine."""
     channels = lock.channels if lock else ()
     site = conda_channels(access).site(channels) if channels else None
     index = package_index(access)
@@ -86,11 +85,11 @@ def build_secrets_of(access: Access, lock: Lock | None) -> BuildSecrets:
 def find_secrets(
     index: PackageIndex, environ: Mapping[str, str], channels: ContainerChannels | None = None
 ) -> BuildSecrets:
-    """What a build needs to reach `index`, all that it has by name, and `channels`, as this machine does.
+    """Return what a build needs to reach `index`, its named indexes, and `channels`, as this machine does.
 
-    `index` decides the certificates too; where it has none or a folder, Debian's bundle is taken if it
-    is there. Raises UsageError for an index or a channel that no container can reach, for certificates
-    that cannot be read, and for more of them than a build takes.
+    `index` decides the certificates too; where it has none or a folder, Debian's bundle is used if it exists.
+    Raises UsageError for an index or a channel that no container can reach, for certificates that cannot be
+    read, and for more of them than a build accepts.
     """
     for address, origin in ((index.url, index.origin), *((url, f"'{name}'") for name, url in index.named)):
         if local_path(address):
@@ -133,7 +132,7 @@ def find_secrets(
 
 
 def _proxies(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that tell programs of proxies, in small letters, which all of them read."""
+    """Return the proxy variables in small letters, which all programs read."""
     names = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
     return {name: value for name in names if (value := environ.get(name) or environ.get(name.upper()))}
 
@@ -146,7 +145,7 @@ _HINTS = {
 
 
 def linker_failure(text: str) -> tuple[str, str] | None:
-    """What conda_install.py said when it stopped a build, and what mends it; None if it said nothing.
+    """Return the error of conda_install.py in a build's output, and its fix; None for none.
 
     Its one line of JSON may have lost its end: logs cut long lines.
     """
@@ -157,7 +156,7 @@ def linker_failure(text: str) -> tuple[str, str] | None:
 
 
 def _with_login(url: str, environ: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
-    """`url` with the user and password that this machine's netrc has for it, and the words to hide."""
+    """Return `url` with the user and password of this machine's netrc, and the words to hide."""
     parts = urlsplit(url)
     if not url or parts.username is not None:
         return url, _passwords(url)
@@ -177,7 +176,7 @@ def _with_login(url: str, environ: Mapping[str, str]) -> tuple[str, tuple[str, .
 
 
 def _passwords(url: str) -> tuple[str, ...]:
-    """The password of `url` as it is written and as it is meant; a user alone is often a token."""
+    """Return the password of `url` as written and decoded; a user without one is often a token."""
     parts = urlsplit(url)
     secret = parts.password or (parts.username if parts.password is None else "") or ""
     return tuple({secret, unquote(secret)} - {""})
@@ -195,9 +194,9 @@ def _proxy(index: PackageIndex, url: str) -> str:
 
 
 def _trusted(index: PackageIndex, url: str) -> tuple[str, ...]:
-    """Hosts without a certificate that holds: those uv was told of, and the index where it is plain HTTP.
+    """Return hosts without a valid certificate: those in uv's settings, and an index with plain HTTP.
 
-    What comes from them is checked against the lock's hashes all the same.
+    Their files are checked against the lock's hashes all the same.
     """
     parts = urlsplit(url)
     named = dict(index.environment).get("UV_INSECURE_HOST", "").replace(",", " ").split()

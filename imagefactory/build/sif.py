@@ -1,7 +1,7 @@
-"""The maker of .sif files from images: apptainer's container around a squashfs of our own.
+"""The builder of .sif files from images: apptainer's container around our own squashfs.
 
 Layers become a squashfs without being unpacked (oci/squash_layers.py), each packed once for all images. What
-apptainer adds to an image depends on the image's config alone, so apptainer builds a .sif of an empty image
+apptainer adds to an image depends only on the image's config, so apptainer builds a .sif of an empty image
 with that config: its files are laid over the layers, and its container put around them. The same image,
 apptainer and zstd give the same file, as every time in it is the image's own.
 """
@@ -63,13 +63,13 @@ _BUILT_FOR = re.compile(rb'("org\.label-schema\.build-arch": ?")[^"]*')
 
 
 class SifBuilder:
-    """Makes .sif files from images of `layout`, each once for a compression and a version of apptainer."""
+    """Builds .sif files from images of `layout`, each once for a compression and a version of apptainer."""
 
     def __init__(self, layout: Layout, command: ApptainerCommand, *, workers: int) -> None:
         self.layout, self.command, self.workers = layout, command, workers
 
     def make(self, image: Image, target: str, compression: str, progress: Progress) -> SifArtifact:
-        """The .sif of `image`, kept with the image as its subject; `target` is what it is named after.
+        """Return the .sif of `image`, stored with the image as its subject and named after `target`.
 
         Environment, labels and command are the image's: apptainer itself converts its config. Raises
         ToolError, BuildError or StoreError. The caller holds the layout's `in_use`.
@@ -120,7 +120,7 @@ class SifBuilder:
             return sif
 
     def _dress(self, image: Image, squeeze: SquashCompression, folder: Path) -> _SifMetadata:
-        """What apptainer makes of an image without a file that has the config of `image`."""
+        """Return what apptainer adds to an image without files that has the config of `image`."""
         config = json.loads(self.layout.read(Descriptor(media_type="", digest=image.config, size=0)))
         empty = Layout(folder / SHARED_IMAGE)
         layer = empty.add(END_OF_ARCHIVE, "application/vnd.oci.image.layer.v1.tar")
@@ -174,7 +174,7 @@ class SifBuilder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SifMetadata:
-    """What apptainer adds: `row` has its files, `container` what stands before a partition of that size.
+    """What apptainer adds: `row` has its files, `container` returns the bytes before a partition of a size.
 
     `moment` is the time of all of it, in seconds since 1970.
     """
@@ -185,7 +185,7 @@ class _SifMetadata:
 
 
 def _pack_directory(root: Path, packer: LayerPacker, change: Callable[[bytes], bytes], moment: int) -> None:
-    """Packs what lies in `root` as root's, every text through `change`."""
+    """Pack the files of `root` as root's, every text through `change`."""
     for name, state in sorted(walk_tree(root), key=lambda entry: entry[0]):
         member = tarfile.TarInfo(name)
         member.mode, member.mtime = stat.S_IMODE(state.st_mode), moment
@@ -202,7 +202,7 @@ def _pack_directory(root: Path, packer: LayerPacker, change: Callable[[bytes], b
 
 
 def _moment(created: object) -> int:
-    """Seconds since 1970 of a config's `created`, 0 where it says none (RFC 3339)."""
+    """Return a config's `created` (RFC 3339) in seconds since 1970, 0 for none."""
     try:
         seconds = int(datetime.fromisoformat(str(created)).timestamp())
     except ValueError:
@@ -211,6 +211,6 @@ def _moment(created: object) -> int:
 
 
 def _apptainer_time(moment: int) -> bytes:
-    """As apptainer writes it: `Monday_2_January_2006_15:4:5_UTC`."""
+    """Return a time as apptainer writes it: `Monday_2_January_2006_15:4:5_UTC`."""
     at = datetime.fromtimestamp(moment, UTC)
     return f"{at:%A}_{at.day}_{at:%B}_{at.year}_{at.hour}:{at.minute}:{at.second}_UTC".encode()

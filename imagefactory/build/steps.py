@@ -1,9 +1,8 @@
-"""What happens inside an image while it is built by hand: one list for the Dockerfile and the definition.
+"""The steps inside an image when it is built manually: one list for the Dockerfile and the definition file.
 
-Pure. The steps leave under the prefix what the assemble engine puts there: the packages of the
-lock, their scripts, byte code, and the environment's own few files. A lock of wheels becomes a virtual
-environment on the base's Python; conda's packages bring a Python of their own, and the base's is only
-what the program that links them runs with.
+Pure. The steps leave under the prefix what the assemble engine puts there: the packages of the lock, their
+scripts, byte code, and the environment's own few files. A lock of wheels becomes a virtual environment on the
+base's Python. Conda packages bring their own Python, and the base's only runs the program that links them.
 """
 
 from __future__ import annotations
@@ -21,13 +20,10 @@ from imagefactory.lock.files import explicit
 from imagefactory.lock.pypi.requirements import from_files
 from imagefactory.model import BuildSpec, LockedCondaPackage, LockedWheel
 
-# --- How a value enters a Dockerfile, a definition or a shell: the only doors, and what they refuse
-# Recipes have allow-lists of their own; this is the second line. A template prints nothing that has
-# not passed one of these functions: each returns `Written`, and the templates' environment refuses
-# every other value.
-# What single quotes do is the same in a POSIX shell and in a Dockerfile's ENV and LABEL: no `$`, no
-# backslash, no escape inside them. What they cannot hold in a Dockerfile is a line's end, which is why
-# control characters are refused and not quoted.
+# Recipes have allow-lists of their own; this is the second check. The templates print only values that
+# passed one of these functions. Single quotes do the same in a POSIX shell and in a Dockerfile's ENV and
+# LABEL: no `$`, backslash or escape inside them. A Dockerfile cannot quote a line end, so control
+# characters are rejected.
 
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -36,7 +32,7 @@ _REFERENCE = re.compile(r"[a-z0-9][A-Za-z0-9._/:@-]*")
 
 
 class QuotedText(str):
-    """Text that is fit for the file it goes to."""
+    """Text that is quoted for the file it goes to."""
 
     __slots__ = ()
 
@@ -50,10 +46,10 @@ def _reject(value: str, why: str) -> UsageError:
 
 
 def single_line(value: str) -> QuotedText:
-    """`value` as part of a comment or another line of text.
+    """Return `value` as part of a comment or another line of text.
 
-    Refuses what is not printable (line ends of every alphabet, control and direction characters),
-    a trailing backslash (it swallows the next line) and `{{` (Apptainer's own substitution).
+    Rejects what is not printable (line ends of every alphabet, control and direction characters), a trailing
+    backslash (it swallows the next line) and `{{` (Apptainer's own substitution).
     """
     if not value.isprintable():
         raise _reject(value, "it has a line end or a control character")
@@ -65,67 +61,66 @@ def single_line(value: str) -> QuotedText:
 
 
 def shell_word(value: str) -> QuotedText:
-    """`value` as one word of a shell, or as the value of an ENV or LABEL."""
+    """Return `value` as one word of a shell, or as the value of an ENV or LABEL."""
     return QuotedText(shlex.quote(single_line(value)))
 
 
 def shell_words(values: Iterable[str]) -> QuotedText:
-    """Words of a shell with blanks between them."""
+    """Return words of a shell with blanks between them."""
     return QuotedText(" ".join(shell_word(value) for value in values))
 
 
 def variable(name: str) -> QuotedText:
-    """The name of an environment variable."""
+    """Return the name of an environment variable."""
     if not _NAME.fullmatch(name):
         raise _reject(name, "a variable's name is letters, digits and '_', no digit first")
     return QuotedText(name)
 
 
 def label(key: str) -> QuotedText:
-    """The key of a label: dotted lower-case words."""
+    """Return the key of a label: dotted lower-case words."""
     if not _LABEL.fullmatch(key):
         raise _reject(key, "a label's key is lower-case words with '.', '-' or '_' between them")
     return QuotedText(key)
 
 
 def trimmed(value: str) -> QuotedText:
-    """The value of a label in `%labels`, which has no quotes and cuts blanks off both ends."""
+    """Return the value of a label in `%labels`, which has no quotes and cuts blanks off both ends."""
     if value != value.strip():
         raise _reject(value, "spaces at its ends would be lost")
     return single_line(value)
 
 
 def image_reference(value: str) -> QuotedText:
-    """An image reference such as docker.io/library/debian:12-slim."""
+    """Return an image reference such as docker.io/library/debian:12-slim."""
     if not _REFERENCE.fullmatch(value):
         raise _reject(value, "an image reference is name:tag or name@sha256:digest")
     return QuotedText(value)
 
 
 def array(values: Iterable[str]) -> QuotedText:
-    """The exec form of CMD: a JSON array, which no shell reads."""
+    """Return the exec form of CMD: a JSON array, which no shell reads."""
     return QuotedText(json.dumps([single_line(value) for value in values], ensure_ascii=False))
 
 
 def pairs(values: Iterable[tuple[str, str]], indent: int) -> QuotedText:
-    """The names and values of one ENV, a line each."""
+    """Return the names and values of one ENV, one in each line."""
     return QuotedText(
         f" \\\n{' ' * indent}".join(f"{variable(name)}={shell_word(value)}" for name, value in values)
     )
 
 
 def labels(values: Iterable[tuple[str, str]], indent: int) -> QuotedText:
-    """The keys and values of one LABEL, a line each."""
+    """Return the keys and values of one LABEL, one in each line."""
     return QuotedText(
         f" \\\n{' ' * indent}".join(f"{label(key)}={shell_word(value)}" for key, value in values)
     )
 
 
 def run(commands: Iterable[str]) -> QuotedText:
-    """Shell commands as one RUN, every line of it but the last continued.
+    """Return shell commands as one RUN, every line of it but the last continued.
 
-    A line end inside a command means a blank. The commands are our own text; values inside them came
-    through `word`.
+    A line end inside a command means a blank. The commands are our own text; values inside them are quoted.
     """
     return QuotedText("; \\\n    ".join(" \\\n    ".join(_parts(command)) for command in commands))
 
@@ -150,7 +145,7 @@ FILTERS = {
 
 
 def require_quotable(value: object) -> QuotedText:
-    """What the templates do with every value they print: let `Written` through, refuse the rest."""
+    """Return a value that a template prints. Raises TypeError unless it is QuotedText."""
     if not isinstance(value, QuotedText):
         raise TypeError(f"a template prints {value!r} without a filter of imagefactory.build.steps")
     return value
@@ -199,10 +194,9 @@ OLDEST_PYTHON = (3, 10)
 class ShellStep:
     """Shell commands with one purpose.
 
-    `comment` is what a reader sees, one line an entry. `built` is true where the step makes the
-    environment, false where it prepares what the image runs on: a Dockerfile throws away the stage
-    of the former. Commands run under `set -eu`; a line end inside one means a blank. `secrets` are the
-    files of SITE that they read.
+    `comment` is for readers, one line for each entry. `built` is true where the step creates the environment,
+    false where it prepares what the image runs on: a Dockerfile discards the stage of the former. Commands
+    run under `set -eu`; a line end inside one means a blank. `secrets` are the files of SITE that they read.
     """
 
     comment: tuple[str, ...]
@@ -212,7 +206,7 @@ class ShellStep:
 
 
 def copies(definition: BuildSpec) -> tuple[tuple[str, str], ...]:
-    """(file of the target's folder, where it lies inside while the steps run)."""
+    """Return (file of the target's directory, its place while the steps run)."""
     local = tuple(
         (f"{WHEELS}/{wheel.filename}", f"{INPUT}/{wheel.filename}") for wheel in own_wheels(definition)
     )
@@ -224,22 +218,22 @@ def copies(definition: BuildSpec) -> tuple[tuple[str, str], ...]:
 
 
 def own_wheels(definition: BuildSpec) -> tuple[LockedWheel, ...]:
-    """The wheels of the lock that lie in the factory."""
+    """Return the wheels of the lock that are in the project."""
     paths = from_files(definition.lock.origins)
     return tuple(wheel for wheel in definition.lock.wheels if wheel.name in paths)
 
 
 def _requirements(definition: BuildSpec) -> str:
-    """Where the requirements lie while they are installed: beside the wheels that come with them."""
+    """Return the place of the requirements while they are installed: next to their wheels."""
     alone = not definition.lock.conda and not own_wheels(definition)
     return REQUIREMENTS if alone else f"{INPUT}/requirements.txt"
 
 
 def explicit_lists(definition: BuildSpec) -> dict[str, str]:
-    """File name -> the conda packages it lists with address and hash, as conda's own `--file` takes them.
+    """Return file name -> the conda packages of a list with address and hash, as conda's `--file` takes them.
 
-    One list, or where the target is built on others one for the packages of each, the lowest first: what
-    two packages claim stays with the earlier list, so that what is built upon stays as it is.
+    There is one list, or one for each parent, the lowest first: of two packages with one path the earlier
+    list keeps it, so that a parent stays as it is.
     """
     lists: list[str] = []
     known: set[LockedCondaPackage] = set()
@@ -254,7 +248,7 @@ def explicit_lists(definition: BuildSpec) -> dict[str, str]:
 
 
 def steps(definition: BuildSpec) -> tuple[ShellStep, ...]:
-    """The steps from a base to the environment, in order."""
+    """Return the steps from a base to the environment, in order."""
     install = ShellStep(
         comment=(
             "What the packages need at run time: Python with its headers, a C and C++ compiler for those",
@@ -397,9 +391,9 @@ _PIP_OPTIONS = (
 def _pip(definition: BuildSpec) -> tuple[str, ...]:
     """Return commands that install the wheels of the lock into the environment.
 
-    Of two wheels with one file pip keeps that of the one it installs last. So pip runs once for the wheels
-    of each rank, by which the assemble engine decides. Within a run pip goes by names, the first name last,
-    as the ranks do.
+    Of two wheels with one file pip keeps that of the last one. So pip runs once for the wheels of each rank,
+    by which the assemble engine decides. Within a run pip goes by names, the first name last, as the ranks
+    do.
     """
     local = f" --find-links {shell_word(INPUT)}" if own_wheels(definition) else ""
     requirements = _requirements(definition)
@@ -426,7 +420,7 @@ def _pip(definition: BuildSpec) -> tuple[str, ...]:
 
 
 def _compile(definition: BuildSpec, folder: str, options: str = "") -> tuple[str, str]:
-    """Commands that compile all Python of `folder` by the environment's own, and see that it did."""
+    """Return commands that compile all Python of `folder` by the environment's own, and check it."""
     return (
         f"{shell_word(definition.prefix + '/bin/python')} -m compileall -q -j 0{options}\n"
         f"    --invalidation-mode unchecked-hash {shell_word(folder)} || true",
@@ -457,7 +451,7 @@ def _runs_linker(python: str) -> str:
 
 
 def _install(packages: Iterable[str]) -> str:
-    """A command that installs Debian's `packages` unless all of them are there."""
+    """Return a command that installs Debian packages unless all of them are installed."""
     names = shell_words(sorted(packages))
     return (
         f"if ! dpkg --status {names} > /dev/null 2>&1; then\n"
@@ -470,7 +464,6 @@ def _install(packages: Iterable[str]) -> str:
 
 
 def _has_venv(python: str) -> str:
-    """Of the factory's own bases it is known; many images have a Python without it."""
     return _require(
         f"{shell_word(python)} -I -c 'import ensurepip, venv' 2> /dev/null",
         f"pip installs into a virtual environment, and the base's {python} cannot make one (Debian: "
@@ -483,7 +476,7 @@ def _site(file: str) -> str:
 
 
 def _set_if_file(file: str, variable: str) -> str:
-    """A command that sets `variable` to the path of a file of SITE if it is there."""
+    """Return a command that sets `variable` to the path of a file of SITE if it exists."""
     return f"if test -e {_site(file)}; then export {variable}={_site(file)}; fi"
 
 

@@ -1,7 +1,7 @@
-"""One wheel becomes tar entries, without being installed anywhere.
+"""A wheel becomes tar entries, without being installed anywhere.
 
-pypa/installer decides what goes where (schemes, scripts, RECORD); this room gives it a source that
-inflates with isal in a fixed order and a destination that writes tar entries instead of files.
+pypa/installer decides what goes where (schemes, scripts, RECORD). Here it gets a source that inflates with
+isal in a fixed order and a destination that writes tar entries instead of files.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SHORT_TEXT = 1 << 20  # the same of what is read into objects many times its siz
 
 
 class PackageMismatchError(BuildError):
-    """What the cache holds of a package is not what its lock says.
+    """A package in the cache is not what its lock says.
 
     `name` is the wheel's file, or a linked conda package's record in conda-meta.
     """
@@ -55,7 +55,7 @@ class PackageMismatchError(BuildError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstallPrefix:
-    """Where a wheel goes: the environment's `prefix` in the image (`/opt/env`) and its Python (`3.11`).
+    """The environment of a wheel: its `prefix` in the image (`/opt/env`) and its Python (`3.11`).
 
     `venv` is false where that Python is the environment's own.
     """
@@ -69,7 +69,7 @@ class InstallPrefix:
         return f"{self.prefix}/lib/python{self.python}/site-packages"
 
     def folder(self, scheme: str, distribution: str) -> str:
-        """The scheme's folder inside the image, as sysconfig and pip have it."""
+        """Return the scheme's directory inside the image, as sysconfig and pip have it."""
         include = f"include/site/python{self.python}" if self.venv else f"include/python{self.python}"
         folders = {
             "purelib": self.site_packages,
@@ -83,7 +83,7 @@ class InstallPrefix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstalledFile:
-    """One file a wheel brings: its path inside the image and what its bytes are (`sha256=...`)."""
+    """One file of a wheel: its path inside the image and its content (`sha256=...`)."""
 
     path: str
     content: str
@@ -91,12 +91,12 @@ class InstalledFile:
 
 class BytecodeCompiler(Protocol):
     def compile(self, path: str, source: bytes) -> bytes | None:
-        """The .pyc of `source`, or None when it is not valid for this Python."""
+        """Return the .pyc of `source`, or None when it is not valid for this Python."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedWheelReader:
-    """A wheel's open file, held to its hash, and who hears of the bytes read from it."""
+    """A wheel's open file with the right hash, and a callback for the bytes read from it."""
 
     file: IO[bytes]
     report: Callable[[int], None]
@@ -134,7 +134,7 @@ class WheelMember:
 
     @property
     def deflated(self) -> DeflateStream | None:
-        """Its packed bytes, sound once `chunks` came to their end."""
+        """Its packed bytes, valid once `chunks` came to their end."""
         if self.info.compress_type != zipfile.ZIP_DEFLATED:
             return None
 
@@ -163,7 +163,7 @@ class WheelMember:
         return head[:count]
 
     def bytes(self, limit: int = TEXT) -> bytes:
-        """The whole file. Raises BuildError for one that is larger than any program or text."""
+        """Return the whole file. Raises BuildError for one that is larger than any program or text."""
         if self.size > limit:
             raise BuildError(
                 "wheel-too-large",
@@ -173,7 +173,7 @@ class WheelMember:
 
 
 class WheelSource(WheelFile):
-    """A wheel read in sorted order; refuses what no wheel may hold."""
+    """A wheel read in sorted order; rejects what a wheel may not have."""
 
     def __init__(self, archive: zipfile.ZipFile, raw: VerifiedWheelReader) -> None:
         super().__init__(archive)
@@ -210,7 +210,7 @@ class WheelSource(WheelFile):
             raise _InvalidWheelError(f"{name}, line {line}: is not UTF-8") from None
 
     def check_scripts(self) -> None:
-        """Raises _InvalidWheelError, with its line if one is at fault, for a program that cannot be made."""
+        """Raise _InvalidWheelError, with its line if possible, for an invalid entry point."""
         name = f"{self.dist_info_dir}/entry_points.txt"
         if name not in self._zipfile.namelist():
             return
@@ -275,7 +275,7 @@ _ENTRY = re.compile(r"[\w.]+\s*:\s*[\w.]+\s*(\[.*\])?")
 
 
 class LayerDestination(WheelDestination):
-    """Writes what pypa/installer hands out as tar entries below `place`."""
+    """Writes the files of pypa/installer as tar entries below `place`."""
 
     def __init__(self, segment: TarSegment, place: InstallPrefix, distribution: str) -> None:
         self.segment, self.place, self.distribution = segment, place, distribution
@@ -327,14 +327,14 @@ class LayerDestination(WheelDestination):
         return f"{folder}/{path}" if path else folder
 
     def _started(self, script: WheelMember) -> bytes | WheelMember:
-        """A script of Python with the environment's own as its interpreter; programs stay as they are."""
+        """Return a Python script with the environment's own interpreter; programs stay as they are."""
         if script.head(len(PYTHON_SCRIPT)) != PYTHON_SCRIPT:
             return script
         with fix_shebang(BytesIO(script.bytes()), f"{self.place.prefix}/bin/python") as fixed:
             return fixed.read()
 
     def _put(self, scheme: Scheme, path: str, data: bytes | WheelMember, *, executable: bool) -> RecordEntry:
-        """A file whose hash no RECORD has told."""
+        """Write a file without a hash in RECORD."""
         target, sha256 = self._target(scheme, path), hashlib.sha256()
         deflated = None
         if isinstance(data, WheelMember):
@@ -363,24 +363,32 @@ def lay_wheel(
     sha256: str,
     report: Callable[[int], None],
 ) -> tuple[InstalledFile, ...]:
-    """Writes everything `wheel` installs below `place` into `segment`, its .pyc files last.
+    """Write all files of `wheel` below `place` into `segment`, its .pyc files last.
 
-    Folders called `tests` get no byte code: nobody imports them in a job, and they are a fifth of it.
-
-    `report` hears of the wheel's bytes as they are read.
-
-    Returns the files laid (without .pyc). Raises PackageMismatchError for a file that has not this
-    `sha256`, and
-    BuildError, naming the wheel, when it holds what a wheel may not hold: paths outside, paths that nobody
-    could unpack, links, setuid files.
+    Directories called `tests` get no byte code: jobs do not import them, and they are a fifth of it. `report`
+    gets the number of bytes read. Return the files without .pyc. Raises PackageMismatchError for a file
+    without this `sha256`, and BuildError, naming the wheel, for what a wheel may not have: paths outside,
+    paths that cannot be unpacked, links, setuid files.
     """
-    with _naming_wheel(wheel), open_verified(wheel, sha256) as raw:
-        return _lay(VerifiedWheelReader(file=raw, report=report), place, segment, compiler)
+    with _naming_wheel(wheel), open_verified(wheel, sha256) as raw, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # shipped __pycache__ is skipped, as by pip
+        check_list(raw)
+        with zipfile.ZipFile(raw) as archive:
+            source = WheelSource(archive, VerifiedWheelReader(file=raw, report=report))
+            source.check_scripts()
+            destination = LayerDestination(segment, place, source.distribution)
+            install(source, destination, {"INSTALLER": b"imagefactory\n"})
+            for target, member in destination.sources:
+                pyc = compiler.compile(f"/{target}", member.bytes())
+                if pyc is not None:
+                    path = cached_path(target, place.python)
+                    segment.file(path, [pyc], size=len(pyc), executable=False)
+            return tuple(destination.laid)
 
 
 @contextmanager
 def open_verified(wheel: Path, sha256: str) -> Iterator[IO[bytes]]:
-    """The file, open, once its bytes are the locked ones: what is read later is of the same file."""
+    """Open the file once its bytes are the locked ones: later reads are of the same file."""
     try:
         file = wheel.open("rb")
     except FileNotFoundError as error:  # another build has found it altered and fetches it anew
@@ -393,7 +401,7 @@ def open_verified(wheel: Path, sha256: str) -> Iterator[IO[bytes]]:
 
 
 def unpack_wheel(wheel: Path, folder: Path, *, sha256: str, most: int) -> int:
-    """Unpacks a locked wheel's packages to `folder`/site, its programs to `folder`/bin; gives their bytes.
+    """Unpack a locked wheel's packages to `folder`/site, its programs to `folder`/bin; return their bytes.
 
     Raises as `lay_wheel`, and BuildError for more bytes than `most`.
     """
@@ -420,7 +428,7 @@ def unpack_wheel(wheel: Path, folder: Path, *, sha256: str, most: int) -> int:
 
 
 def check_wheel(wheel: Path, sha256: str) -> None:
-    """Raises as `lay_wheel`, and BuildError for a file that is not what the wheel's RECORD says."""
+    """Raise as `lay_wheel`, and BuildError for a file that differs from the wheel's RECORD."""
     with _naming_wheel(wheel):
         for member, _ in _members(wheel, sha256):
             name, (_, recorded, _) = member.info.filename, member.record
@@ -437,7 +445,7 @@ def check_wheel(wheel: Path, sha256: str) -> None:
 
 
 def _members(wheel: Path, sha256: str) -> Iterator[tuple[WheelMember, bool]]:
-    """The files of a wheel, and whether each is a program."""
+    """Yield the files of a wheel, and whether each is a program."""
     with open_verified(wheel, sha256) as raw:
         check_list(raw)
         with zipfile.ZipFile(raw) as archive:
@@ -448,7 +456,7 @@ def _members(wheel: Path, sha256: str) -> Iterator[tuple[WheelMember, bool]]:
 
 @contextmanager
 def _naming_wheel(wheel: Path) -> Iterator[None]:
-    """Errors of a wheel name it."""
+    """Add the wheel's name to errors."""
     try:
         yield
     except PackageMismatchError:
@@ -463,7 +471,7 @@ def _naming_wheel(wheel: Path) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """What an error of the libraries below says, in one line; some say it behind an object, some nothing."""
+    """Return an error of the libraries in one line; some have it after an object, some have none."""
     if isinstance(error, InvalidRecordEntry):
         return f"RECORD, {next(iter(error.elements), '')[:200]}: {error}"
     text = error.args[-1] if isinstance(error, InvalidWheelSource) and error.args else error
@@ -478,21 +486,7 @@ def _altered(wheel: Path, what: str) -> PackageMismatchError:
     return error
 
 
-def _lay(
-    wheel: VerifiedWheelReader, place: InstallPrefix, segment: TarSegment, compiler: BytecodeCompiler
-) -> tuple[InstalledFile, ...]:
-    check_list(wheel.file)
-    with zipfile.ZipFile(wheel.file) as archive, warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # shipped __pycache__ is left out, as pip does
-        source = WheelSource(archive, wheel)
-        source.check_scripts()
-        destination = LayerDestination(segment, place, source.distribution)
-        install(source, destination, {"INSTALLER": b"imagefactory\n"})
-        _compile(destination, compiler, place)
-        return tuple(destination.laid)
-
-
-# What a wheel that is none makes zipfile, installer and the parsers below them raise.
+# Errors of zipfile, installer and their parsers for a file that is not a wheel.
 _UNSOUND: tuple[type[Exception], ...] = (
     zipfile.BadZipFile,
     CorruptDataError,
@@ -514,7 +508,7 @@ def _fix_hint(wheel: Path) -> str:
 
 
 def cached_path(source: str, python: str) -> str:
-    """Return where the byte code of a source lies."""
+    """Return the path of a source's byte code."""
     folder, _, name = source.rpartition("/")
     tag = "cpython-" + python.replace(".", "")
     return f"{folder}/__pycache__/{name.removesuffix('.py')}.{tag}.pyc"
@@ -523,12 +517,3 @@ def cached_path(source: str, python: str) -> str:
 def with_byte_code(paths: Collection[str], python: str) -> frozenset[str]:
     """Return the paths, and those of the byte code of the sources among them."""
     return frozenset((*paths, *(cached_path(path, python) for path in paths if path.endswith(".py"))))
-
-
-def _compile(destination: LayerDestination, compiler: BytecodeCompiler, place: InstallPrefix) -> None:
-    for target, member in destination.sources:
-        pyc = compiler.compile(f"/{target}", member.bytes())
-        if pyc is None:
-            continue
-        path = cached_path(target, place.python)
-        destination.segment.file(path, [pyc], size=len(pyc), executable=False)

@@ -185,7 +185,9 @@ COMMANDS = {
         "verdict list": "cli.verdicts:list_",
         "verdict revoke": "cli.verdicts:revoke",
         "verdict sync": "cli.verdicts:sync",
-        "portability": "extras.portability.command:portability",
+        "model check": "extras.portability.command:check",
+        "model show": "extras.portability.command:show",
+        "model export": "extras.portability.command:export",
         "report": "extras.site.command:report",
     },
     "Run a site": {

@@ -8,12 +8,12 @@ from dataclasses import replace
 from datetime import timedelta
 from difflib import get_close_matches
 from importlib import import_module
-from importlib.util import find_spec
 
 import click
 
 from imagefactory.cli.output import CommandContext
 from imagefactory.errors import UsageError
+from imagefactory.plugins import has_extra
 
 _TIME = re.compile(r"([0-9]{1,6})([smhdw])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -66,7 +66,7 @@ class CommandGroup(click.Group):
         for section, paths in rows.items():
             for path, place in paths.items():
                 name, _, below = path.partition(" ")
-                if not _is_present(place):
+                if place.startswith("extras.") and not has_extra(place.split(".")[1]):
                     continue
                 self._sections.setdefault(name, section)
                 if not below:
@@ -147,14 +147,6 @@ class CommandGroup(click.Group):
         for title, rows in sections.items():
             with formatter.section(title):
                 formatter.write_dl(rows)
-
-
-def _is_present(place: str) -> bool:
-    """Return whether a row's module exists: an extra may be deleted. A directory without files is none."""
-    if not place.startswith("extras."):
-        return True
-    spec = find_spec(f"imagefactory.{'.'.join(place.split('.')[:2])}")
-    return spec is not None and spec.has_location
 
 
 def _similar(word: str, paths: Sequence[str]) -> list[str]:

@@ -88,7 +88,6 @@ def publish_catalog(
     """
     from imagefactory.actions.catalog import CatalogRequest
     from imagefactory.actions.publish import (
-        PublishRequest,
         check_signer,
         current_place,
         find_earlier,
@@ -117,13 +116,12 @@ def publish_catalog(
         check_signer(before, key, trust, now)
     with exit_with_first_failure(factory) as failures:
         targets = choose_targets(factory, names)
-        making = CatalogRequest(targets=targets, now=now, registry=place, named=bool(names))
-        request = PublishRequest(making=making, output=output, before=before)
+        request = CatalogRequest(targets=targets, now=now, registry=place, named=bool(names))
         back: RollbackPlan | None = None
         if rollback is not None:
-            back = roll_back(factory, request, find_earlier(factory, request, rollback, trust), call.progress)
-            request = replace(request, rollback=back.why)
-        draft = back.made if back else prepare_catalog(factory, request, call.progress)
+            earlier = find_earlier(factory, request, rollback, before, trust)
+            back = roll_back(factory, now, before, earlier, call.progress)
+        draft = back.made if back else prepare_catalog(factory, request, before, call.progress)
         if not draft.catalogue.images:
             if draft.waiting:
                 raise NothingSelectedError(
@@ -139,7 +137,9 @@ def publish_catalog(
             )
         written: tuple[str, ...] = ()
         if key:
-            signed, written = publish(factory, draft.catalogue, key, request)
+            signed, written = publish(
+                factory, draft.catalogue, key, place, output=output, rollback=back.why if back else ""
+            )
             draft = replace(draft, catalogue=signed)
             if output is None:
                 _note_other_repository(factory, str(current_place(factory, place)))

@@ -11,6 +11,7 @@ import click
 from imagefactory.cli.output import (
     CommandContext,
     json_option,
+    only_with,
     print_json,
     print_next_command,
     print_result,
@@ -19,6 +20,7 @@ from imagefactory.cli.output import (
     terminal_width,
     write_terminal,
 )
+from imagefactory.plugins import load_extra
 
 if TYPE_CHECKING:
     from imagefactory.matrix.plan import CellRuling, PlannedCell, VerificationPlan
@@ -44,8 +46,8 @@ def complete_rules(_: click.Context, __: click.Parameter, incomplete: str) -> li
     "--machine",
     "machines",
     metavar="NAMES",
-    help="Of a pool's inventory: these machines only, with * and ?, and none of those after !: "
-    "'gpu*,!gpu07'. Default: the setting `sweep-machines`.",
+    help="Only these machines of a pool's inventory, with * and ?, and not those after !: 'gpu*,!gpu07'. "
+    "Default: the setting `sweep-machines`.",
 )
 @click.option(
     "--ignore-rule",
@@ -53,48 +55,53 @@ def complete_rules(_: click.Context, __: click.Parameter, incomplete: str) -> li
     multiple=True,
     metavar="RULE",
     shell_complete=complete_rules,
-    help="Let this rule prune nothing (repeatable): the word that a pruned cell begins with, or known-bad "
-    "for all known faults. A cell that several rules prune needs them all.",
+    help="Ignore this rule (repeatable): the first word of a pruned cell, or known-bad for all known faults. "
+    "A cell that several rules prune needs all of them.",
 )
 @click.option(
     "--tuples",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Judge the rows of a CSV instead: framework,version,cuda,capability[,driver][,outcome].",
+    help="Check the rows of a CSV file instead: framework,version,cuda,capability[,driver][,outcome].",
 )
 @click.option(
     "--recorded",
     is_flag=True,
-    help="With --tuples: believe the outcomes that the rows record where they say that no environment could "
-    "be solved ('Environment Resolution Failure', unsolvable). Nothing is solved here.",
+    help="With --tuples: trust the rows that record that no environment could be solved ('Environment "
+    "Resolution Failure', unsolvable). Nothing is solved here.",
 )
 @click.option(
     "--strict-drivers",
     is_flag=True,
-    help="With --tuples and --inventory: a GPU matches where its driver takes the row's very CUDA, as CHTC's "
-    "gpu-compatibility-testing asked.  [default: any driver of the same CUDA major from 11 on]",
+    help="With --tuples and --inventory: a GPU matches only if its driver supports the row's exact CUDA, "
+    "as in CHTC's gpu-compatibility-testing.  [default: any driver of the same CUDA major from 11 on]",
 )
-@click.option(
-    "--github",
-    is_flag=True,
-    help='Print matrix={"include":[...]}, a line for $GITHUB_OUTPUT: a job for each target and GPU, or '
-    "without --inventory for each image to build. Of more than the 256 that GitHub runs, those whose proof "
-    "is oldest; the others wait for another night. The summary goes to stderr.",
+@only_with(
+    "nightly",
+    click.option(
+        "--github",
+        is_flag=True,
+        help='Print matrix={"include":[...]}, a line for $GITHUB_OUTPUT: a job for each target and GPU, or '
+        "without --inventory for each image to build. GitHub runs 256: the oldest verdicts come first, the "
+        "others wait for the next nightly run. The summary goes to stderr.",
+    ),
 )
 @click.option(
     "--registry",
     default="",
     metavar="HOST[/PATH]",
-    help="Look for candidates and their verdicts there only, as a CI machine has no store. Default: in the "
-    "store and the setting `registry`. With "
-    '--github also targets={"include":[...]}, a job for each target with the kits to make, and program=SUM: '
-    "the sha256 of what `sha256sum` prints of the kits' program files.",
+    help="Search candidates and their verdicts only there, as a CI machine has no store. Default: the store "
+    'and the setting `registry`. With --github it also prints targets={"include":[...]}, a job for each '
+    "target with its kits, and program=SUM: the sha256 of what `sha256sum` prints of a kit's program files.",
 )
-@click.option(
-    "--keep",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Also keep it in a file, for `imagefactory site nightly --kept FILE`.",
+@only_with(
+    "nightly",
+    click.option(
+        "--keep",
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="FILE",
+        help="Also write the plan to a file, for `imagefactory site nightly --kept FILE`.",
+    ),
 )
 @json_option
 @click.pass_obj
@@ -109,10 +116,10 @@ def plan(
     tuples: Path | None,
     recorded: bool,
     strict_drivers: bool,
-    github: bool,
     registry: str,
-    keep: Path | None,
     as_json: bool,
+    github: bool = False,
+    keep: Path | None = None,
 ) -> None:
     """Show what is worth building and testing, and what is not.
 
@@ -134,8 +141,6 @@ def plan(
     Exit code 0 whatever is pruned or blocked.
     """
     from imagefactory.actions.plan import PlanGpus, PlanLookup, read_listed, read_rows, read_stages
-    from imagefactory.extras.nightly.changes import SavedPlan, cells_for_night, save_plan
-    from imagefactory.extras.nightly.nights import write_saved_plan
     from imagefactory.matrix.plan import PlanInput, check_rules, make_plan, unused_rules
     from imagefactory.matrix.rows import RowsQuery, rule_rows
     from imagefactory.recipes.expand import select
@@ -191,17 +196,20 @@ def plan(
     )
     jobs, waiting = whole, 0
     if github:
-        jobs, waiting = cells_for_night(whole, MAX_JOBS, request.now.date(), kits=bool(registry))
+        jobs, waiting = load_extra("nightly.changes:cells_for_night")(
+            whole, MAX_JOBS, request.now.date(), kits=bool(registry)
+        )
     if keep:
         chosen = {row.target.name for row in jobs.targets}
-        kept_plan = SavedPlan(
+        load_extra("nightly.nights:keep_plan")(
+            keep,
+            whole,
             made=request.now,
             registry=registry,
             names=names,
             devices=listed.devices,
             waiting=tuple(row.target.name for row in whole.targets if row.target.name not in chosen),
         )
-        write_saved_plan(keep, save_plan(whole, kept_plan))
     if github:
         print_result(format_matrix(jobs, kits=bool(registry)))
         print_result(f"{format_kits(jobs)}\nprogram={program_checksum()}", unless=not registry)

@@ -168,7 +168,7 @@ def prepare_run(
     offered: Sequence[VerificationResult] = ()
     if artifact is None and uses_catalog(call.settings):
         shelf = read_offer(call.settings, os.environ, name, datetime.now(UTC))
-        call.progress.note(shelf.said)
+        call.progress.note(shelf.source)
         print_catalog_notes(shelf.notes)
         offer = shelf.offers[0]
         artifact, offered = fetch_offered(access, offer.image, call.progress), offer.judged

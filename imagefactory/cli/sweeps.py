@@ -572,7 +572,7 @@ def _status_json(sweep_status: SweepStatus) -> dict[str, object]:
         "pool": sweep_status.sweep.pool,
         "folder": str(sweep_status.folder),
         "driven": sweep_status.driven,
-        "done": sweep_status.done,
+        "done": sweep_status.complete,
         "jobs": list(sweep_status.jobs),
         "nodes": format_results(sweep_status.results),
         "machines": sweep_status.machines,

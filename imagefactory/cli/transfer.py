@@ -206,7 +206,7 @@ def pull(
     platform = ""
     if not place and _is_catalogued(call, name):
         shelf = read_offer(call.settings, os.environ, name, datetime.now(UTC))
-        call.progress.note(shelf.said)
+        call.progress.note(shelf.source)
         print_catalog_notes(shelf.notes)
         access, image = call.access, shelf.offers[0].image
         where = offered_reference(image, sif=kind == "sif")

@@ -120,7 +120,7 @@ def _find(
     plain = not any(mark in name for mark in "/:@") or names_center(name, call.settings)
     if plain and not registry and uses_catalog(call.settings):
         shelf = read_offer(call.settings, os.environ, name, now)
-        call.progress.note(shelf.said)
+        call.progress.note(shelf.source)
         print_catalog_notes(shelf.notes)
         return verdicts_on(shelf.offers[0]), shelf.center.trust
     if "/" in name:

@@ -66,9 +66,6 @@ def amd_capabilities(contents: ScanResult) -> tuple[Capability, ...]:
     return tuple(sorted({*map(parse_capability, plain), *known}))
 
 
-# --- a place -------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _AmdLibrary:
     """A library, or the code objects of one folder: `fitting` of `total` modules have code."""

@@ -215,9 +215,6 @@ def predict_other_processor(prediction: Prediction, platform: str, host: str) ->
     return replace(prediction, answer=Compatibility.NO, reason=elsewhere.reason, driver="", warnings=())
 
 
-# --- documented ------------------------------------------------------------------------------------
-
-
 def _documented(question: CellQuery, evidence: CellEvidence) -> Iterator[CellClaim]:
     if evidence.unsolvable:
         yield _no("unsolvable", evidence.unsolvable, "the solver, when the target was last locked")
@@ -328,9 +325,6 @@ def _yes(answer: Compatibility, reason: str, source: str) -> CellClaim:
     )
 
 
-# --- predicted -------------------------------------------------------------------------------------
-
-
 def _predicted(question: CellQuery, contents: ScanResult) -> Iterator[CellClaim]:
     """What a scan says, with the question's driver; nothing where it does not know."""
     bare = predict_code(contents, question.capability)
@@ -391,9 +385,6 @@ def _scanned_releases(question: CellQuery) -> list[ScanResult]:
             if other is None or natural(wheel.version) > natural(other.version):
                 newest[wheel.package] = wheel
     return [wheel.contents for wheel in newest.values()]
-
-
-# --- known faults ----------------------------------------------------------------------------------
 
 
 def _known_bad_claims(question: CellQuery, contents: ScanResult | None) -> Iterator[tuple[CellClaim, str]]:

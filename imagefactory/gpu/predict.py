@@ -57,9 +57,6 @@ _MOST = 10  # times as many: a build for one major, into which something for mor
 _RENAMED = {Capability(10, 1): Capability(11, 0)}
 
 
-# --- one piece of code ---------------------------------------------------------------------------
-
-
 def renamed(capability: Capability) -> Capability:
     """R4: 10.1 is called 11.0 since CUDA 13.0; it is the same GPU.
 
@@ -114,9 +111,6 @@ def runs(code: GpuCode, capability: Capability) -> SupportLevel:
         return there if suffix_runs(code, capability) else SupportLevel.NONE
     decide = ptx_compiles if code.kind is CodeKind.PTX else sass_runs
     return there if decide(architecture, capability) else SupportLevel.NONE
-
-
-# --- one library ---------------------------------------------------------------------------------
 
 
 def generic_modules(library: GpuLibrary) -> tuple[ModuleCount, ...]:
@@ -242,9 +236,6 @@ DRIVER_FACT, OWN = "driver", "of the image itself"
 _SITE = re.compile(r"(?:^|/)(?:site|dist)-packages/")
 
 __all__ = ["INTEGRATED", "predict", "predict_all", "predict_code", "reach", "runs", "with_driver"]
-
-
-# --- a place -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,9 +33,6 @@ def row_of(capability: object, part: str) -> str:
     return f"{capability} {part}".rstrip()
 
 
-# --- what a scan found ---------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleCount:
     """`count` modules (fat binaries) of a library that hold code for the same targets.
@@ -90,9 +87,6 @@ class ScanResult:
     toolkit: tuple[str, ...] = ()
 
 
-# --- what is predicted ---------------------------------------------------------------------------
-
-
 class SupportLevel(StrEnum):
     """How far the modules of one library serve one capability."""
 
@@ -144,9 +138,6 @@ class Prediction:
     driver_reason: str
     warnings: tuple[str, ...] = ()
     libraries: tuple[LibrarySupport, ...]
-
-
-# --- what is claimed of a cell -------------------------------------------------------------------
 
 
 class ClaimBasis(StrEnum):

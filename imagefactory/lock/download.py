@@ -1,12 +1,12 @@
-"""The cache of packages: downloads that resume, are checked against the lock, and are kept by their hash.
+"""The cache of packages: downloads that resume, are checked against the lock, and are stored by their hash.
 
-    <cache>/wheels/<first two hex of sha256>/<sha256>/<filename>        a whole, checked file
-                                                     /<filename>.part   bytes of one not yet whole
-                                                     /.lock             held by the process that fetches it
-    <cache>/conda/...                                                   the same for conda's archives
+    <cache>/wheels/<first two hex of sha256>/<sha256>/<filename>        a complete, checked file
+                                                     /<filename>.part   an incomplete one
+                                                     /.lock             locked by the process that fetches it
+    <cache>/conda/...                                                   the same for conda archives
 
-A file gets its name only after its hash was right. A name with the locked size is enough to fetch nothing;
-who builds it into an image holds the bytes that are read to the hash once more.
+A file gets its name only after its hash was right. A file of that name with the locked size is not fetched
+again; a build checks the bytes that it reads against the hash again.
 """
 
 from __future__ import annotations
@@ -39,13 +39,11 @@ from imagefactory.http import (
 from imagefactory.model import LockedCondaPackage, LockedPackage, LockedWheel
 from imagefactory.progress import Progress, ProgressTask, format_bytes
 
-# --- Packages that are still being fetched, for those who work on each as soon as it is there
-
 
 class PendingDownloads:
     """Packages on their way to `paths`, their places in the cache: any thread can wait for one of them.
 
-    `stop` ends what is under way; what has come is kept.
+    `stop` ends the downloads; complete files stay.
     """
 
     def __init__(self, paths: Iterable[tuple[LockedPackage, Path]]) -> None:
@@ -54,21 +52,21 @@ class PendingDownloads:
         self._here: dict[Path, Future[None]] = {path: Future() for path in self.paths.values()}
 
     def tell(self, package: LockedPackage) -> None:
-        """`package` is whole."""
+        """Report that `package` is complete."""
         self._here[self.paths[package]].set_result(None)
 
     def fail(self, error: BaseException) -> None:
-        """Nothing more will come; whoever waits gets `error`."""
+        """Report that nothing more will arrive; all waiters get `error`."""
         for future in self._here.values():
             if not future.done():
                 future.set_exception(error)
 
     def wait(self, path: Path) -> None:
-        """Returns when the package at `path` is whole. Raises what it failed of."""
+        """Wait for the package at `path`. Raises the error of its download."""
         self._here[path].result()
 
     def wait_for_all(self) -> Mapping[LockedPackage, Path]:
-        """Where all packages are, once they are whole. Raises what one failed of."""
+        """Return the places of all packages, once they are complete. Raises the error of a download."""
         for path in self._here:
             self.wait(path)
         return self.paths
@@ -83,7 +81,7 @@ Package = TypeVar("Package", bound=LockedPackage)
 
 
 class PackageCache:
-    """Packages of locks under `folder`, fetched from `source`: a package index, or conda's channels."""
+    """Packages of locks in `folder`, fetched from `source`: a package index, or conda channels."""
 
     def __init__(self, folder: Path, source: WebAccess, *, patience: RetryPolicy | None = None) -> None:
         self.folder = folder
@@ -91,12 +89,12 @@ class PackageCache:
         self._patience = patience or RetryPolicy()
 
     def path(self, package: LockedPackage) -> Path:
-        """Where the file of `package` is once it was fetched."""
+        """Return the place of a package's file, fetched or not."""
         kind = "wheels" if isinstance(package, LockedWheel) else "conda"
         return self.folder / kind / package.sha256[:2] / package.sha256 / package.filename
 
     def missing(self, packages: Iterable[Package], *, verify: bool = False) -> tuple[Package, ...]:
-        """Those that have to be fetched. `verify` hashes the others and drops those that changed."""
+        """Return the packages to fetch. `verify` hashes the others and removes those that changed."""
         with _disk_errors(self.folder, 0):
             return tuple(package for package in packages if not self._holds(package, verify=verify))
 
@@ -109,12 +107,11 @@ class PackageCache:
         verify: bool = False,
         arrivals: PendingDownloads | None = None,
     ) -> dict[Package, Path]:
-        """The file of each of `packages`, in their order, fetching in parallel what is missing.
+        """Return the file of each of `packages`, in their order, fetching missing ones in parallel.
 
-        `locate` is asked for the addresses of the missing ones by file name, and not called if there are
-        none. `arrivals` hears of each file as soon as it is whole, and may stop the others. Raises
-        DownloadError for a file that cannot be had with the locked size and hash and for a full disk; what
-        has come until then is kept and the next call goes on from there.
+        `locate` returns the addresses of missing packages by file name, and is not called if there are none.
+        `arrivals` gets each complete file, and may stop the others. Raises DownloadError for a file that is
+        not available with the locked size and hash and for a full disk; the next call continues the download.
         """
         requested = tuple(packages)
         paths = {package: self.path(package) for package in requested}
@@ -149,7 +146,7 @@ class PackageCache:
         return max(package.size - (_size_of(self._part(package)) or 0), 0)
 
     def _make_room(self, missing: tuple[LockedPackage, ...]) -> None:
-        """Say before the first byte that the disk is too small, not after the last that fits."""
+        """Raise DownloadError before the first byte if the disk is too small."""
         needed = sum(self._to_fetch(package) for package in missing)
         with _disk_errors(self.folder, needed):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -211,11 +208,11 @@ class PackageCache:
 
 
 class _DownloadCancelledError(Exception):
-    """Another transfer failed or the user interrupted; the part file is kept."""
+    """Another transfer failed or the user interrupted; the part file stays."""
 
 
 class _DownloadProgress:
-    """Progress of one file. Bytes that have to come twice are counted once, so the total stays true."""
+    """Progress of one file. Bytes that arrive twice are counted once, so the total stays right."""
 
     def __init__(self, task: ProgressTask, already: int) -> None:
         self._task, self._most = task, already
@@ -228,7 +225,7 @@ class _DownloadProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Transfer:
-    """One package on its way from `url` by way of `part` to `path`."""
+    """One package on its way from `url` through `part` to `path`."""
 
     package: LockedPackage
     url: str
@@ -250,7 +247,7 @@ class _Transfer:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """One process at a time; the lock goes with the process, however it ends."""
+        """Lock the package for this process; the lock ends with the process."""
         with (self.path.parent / ".lock").open("ab") as file:
             while True:
                 try:
@@ -262,7 +259,7 @@ class _Transfer:
             yield
 
     def _fetch(self) -> None:
-        """Fetch, check, rename. Wrong bytes are thrown away and asked for once more, all of them."""
+        """Fetch, check, rename. Wrong bytes are deleted and fetched again once."""
         wrong = ""
         for _ in range(2):
             got = self._download()
@@ -279,7 +276,10 @@ class _Transfer:
         )
 
     def _download(self) -> str:
-        """The whole file in `part`; returns its sha256. Gives up after so many failures without progress."""
+        """Fetch the whole file to `part` and return its sha256.
+
+        Gives up after repeated failures without progress.
+        """
         try:
             return self.patience.retry(
                 self._continue, progress=self._part_size, sleep=self.arrivals.stop.wait
@@ -304,7 +304,7 @@ class _Transfer:
             ) from error
 
     def _continue(self) -> str:
-        """Go on from the bytes in `part`, once; returns the sha256 of the whole."""
+        """Continue after the bytes in `part`, once; return the sha256 of the whole."""
         if self.arrivals.stop.is_set():
             raise _DownloadCancelledError
         size, digest = self.package.size, hashlib.sha256()
@@ -351,7 +351,7 @@ class _Transfer:
 
     @contextmanager
     def _source(self, position: int) -> Iterator[tuple[int, Iterator[bytes]]]:
-        """Where the bytes begin that the source sends, and the bytes."""
+        """Yield the position at which the bytes of the source begin, and the bytes."""
         local = local_path(self.url)
         if local:
             if not local.is_file():
@@ -390,7 +390,7 @@ class _Transfer:
 
 
 def _size_of(path: Path) -> int | None:
-    """The bytes of a file that another process may rename or remove at any moment; None for no file."""
+    """Return the bytes of a file that other processes may rename or remove; None for no file."""
     try:
         return path.stat().st_size
     except FileNotFoundError:

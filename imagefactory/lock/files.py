@@ -1,8 +1,8 @@
-"""The files of a lock below lockfiles/, whatever source its packages come from.
+"""The files of a lock in lockfiles/, whatever the source of its packages.
 
-A lock of wheels is one requirements file. A lock of conda packages is a conda-lock file, with a
-requirements file beside it where packages from PyPI come on top. A target that cannot be solved leaves
-a record of why instead, which holds as long as what was asked for.
+A lock of wheels is one requirements file. A lock of conda packages is a conda-lock file, with a requirements
+file for packages from PyPI on top. A target without a solution has a record of the reason instead, which is
+valid while the request stays the same.
 """
 
 from __future__ import annotations
@@ -32,21 +32,19 @@ NOBODYS = f"sha256:{'0' * 64}"
 MAX_TREE = 1024 * 1024
 """How many characters of a solver's account are kept."""
 
-# --- locks -----------------------------------------------------------------------------------------
-
 
 def lock_names(target_name: str, *, conda: bool) -> tuple[str, ...]:
-    """The names of a target's lock files, the one that is always there first."""
+    """Return the names of a target's lock files, the one that always exists first."""
     return tuple(f"{target_name}.{suffix}" for suffix in ((CONDA, WHEELS) if conda else (WHEELS,)))
 
 
 def lock_path(folder: Path, target: Target) -> Path:
-    """The file of a target's lock that is always there when there is a lock."""
+    """Return the file of a target's lock that always exists when there is a lock."""
     return folder / lock_names(target.name, conda=target.conda)[0]
 
 
 def read_lock(folder: Path, target: Target) -> Lock | None:
-    """The lock of `target` in `folder`, None where there is none.
+    """Return the lock of `target` in `folder`, or None.
 
     Raises LockError for one that is malformed or unreadable, and for two files that are not of one lock.
     """
@@ -89,8 +87,10 @@ def _read_pair(path: Path, wheels_path: Path) -> Lock:
 
 
 def read_remains(folder: Path, target: Target) -> Lock | None:
-    """What is locked in files that do not belong together, to make the lock anew from; its content hash is
-    nobody's. None where one of them is malformed. A kill between the two leaves such files."""
+    """Return the packages in files that do not belong together, with a content hash of no target.
+
+    A killed write leaves such files. None where one of them is malformed.
+    """
     path, beside = lock_path(folder, target), folder / f"{target.name}.{WHEELS}"
     try:
         if not target.conda:
@@ -107,10 +107,10 @@ def read_remains(folder: Path, target: Target) -> Lock | None:
 
 
 def write_lock(folder: Path, lock: Lock) -> None:
-    """Writes the files of a lock and removes those that are no part of it any more.
+    """Write the files of a lock atomically and remove those that are no longer part of it.
 
-    Each is written beside its place and renamed. Raises LockError for what cannot be written, and for what
-    could not be read again, by us or by conda-lock: a channel's records may hold what no lock can.
+    Raises LockError for what cannot be written, and for what could not be read again, by us or by conda-lock:
+    a channel's records may have what no lock can.
     """
     texts = format_lock_files(lock)
     _check_readable(lock, texts)
@@ -144,7 +144,7 @@ def _check_readable(lock: Lock, texts: Mapping[str, str]) -> None:
 
 
 def format_lock_files(lock: Lock) -> dict[str, str]:
-    """The texts of a lock by what follows `<target>.` in the name of each file, `conda-lock.yml` first."""
+    """Return the texts of a lock by file name suffix, `conda-lock.yml` first."""
     if not lock.conda:
         return {WHEELS: requirements.format_lock(lock)}
     if not lock.wheels:
@@ -158,12 +158,12 @@ def format_lock_files(lock: Lock) -> dict[str, str]:
 
 
 def lock_digest(lock: Lock) -> str:
-    """`sha256:...` of a lock's files one after the other: what an image says of the lock it was made from."""
+    """Return `sha256:...` of a lock's files one after the other, as image labels have it."""
     return "sha256:" + hashlib.sha256("".join(format_lock_files(lock).values()).encode()).hexdigest()
 
 
 def check_facts(lock: Lock, target: Target) -> None:
-    """Raises LockError unless `lock` holds the target's framework version and CUDA version."""
+    """Raise LockError unless `lock` has the target's framework version and CUDA version."""
     if lock.conda:
         conda_facts.check_facts(lock, target)
     else:
@@ -171,7 +171,7 @@ def check_facts(lock: Lock, target: Target) -> None:
 
 
 def check_unchanged_packages(lock: Lock, under: Lock | None) -> None:
-    """Raises LockError unless `lock` holds every package of the lock that it is built on, file by file."""
+    """Raise LockError unless `lock` has every package of the parent lock, file by file."""
     if under is None:
         return
     packages = set(lock.packages)
@@ -184,13 +184,10 @@ def check_unchanged_packages(lock: Lock, under: Lock | None) -> None:
             )
 
 
-# --- the explicit list -----------------------------------------------------------------------------
-
-
 def explicit(lock: Lock) -> str:
-    """The conda packages as conda's explicit list: an address with its sha256 a line.
+    """Return the conda packages as conda's explicit list: an address with its sha256 in each line.
 
-    What is depended on stands before what depends on it, as installers that solve nothing need it.
+    Dependencies come first, as installers that do not solve need it.
     """
     lines = [f"# platform: {conda_file.platform_subdir(lock)}", "@EXPLICIT"]
     lines += [f"{package.url}#sha256:{package.sha256}" for package in in_order(lock.conda)]
@@ -198,7 +195,7 @@ def explicit(lock: Lock) -> str:
 
 
 def in_order(packages: Iterable[LockedCondaPackage]) -> tuple[LockedCondaPackage, ...]:
-    """Packages, each after those it depends on, else by name; a circle is entered by its first name."""
+    """Return packages after their dependencies, otherwise by name; a cycle begins with its first name."""
     by_name: Mapping[str, LockedCondaPackage] = {
         package.name: package for package in sorted(packages, key=lambda package: package.name)
     }
@@ -223,8 +220,6 @@ def in_order(packages: Iterable[LockedCondaPackage]) -> tuple[LockedCondaPackage
     return tuple(ordered.values())
 
 
-# --- what cannot be solved -------------------------------------------------------------------------
-
 _HEADER = (
     ("imagefactory unsolvable", r"1"),
     ("target:", r"[a-z0-9]+(?:[._-][a-z0-9]+)*"),
@@ -236,9 +231,9 @@ _HEADER = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnsolvableTarget:
-    """Why a target has no solution: `reason` and `hint` for a person, `tree` the solver's whole account.
+    """Why a target has no solution: `reason` and `hint` in words, `tree` the solver's whole output.
 
-    It holds while `content_hash` is that of the target.
+    It is valid while `content_hash` is that of the target.
     """
 
     target: str
@@ -249,7 +244,7 @@ class UnsolvableTarget:
 
 
 def format_unsolvable(record: UnsolvableTarget) -> str:
-    """The text of a record; `parse_unsolvable` gives the same value back."""
+    """Return the text of a record; `parse_unsolvable` is the inverse."""
     values = ("1", record.target, record.content_hash, f"imagefactory lock {record.target}", record.hint)
     lines = [f"# {key} {value}" for (key, _), value in zip(_HEADER, values, strict=True)]
     lines += [f"# why: {line}".rstrip() for line in record.reason.split("\n")]
@@ -257,7 +252,7 @@ def format_unsolvable(record: UnsolvableTarget) -> str:
 
 
 def parse_unsolvable(text: str, file: str) -> UnsolvableTarget:
-    """The record in `text`. Raises LockError `file:line: what is wrong`."""
+    """Return the record in `text`. Raises LockError `file:line: problem`."""
     lines = text.split("\n")
     values = []
     for index, (key, pattern) in enumerate(_HEADER):
@@ -289,13 +284,13 @@ def parse_unsolvable(text: str, file: str) -> UnsolvableTarget:
 
 
 def read_unsolvable(folder: Path, target: Target) -> UnsolvableTarget | None:
-    """The record of a target in `folder`, None where there is none. Raises LockError for a malformed one."""
+    """Return the record of a target in `folder`, or None. Raises LockError for a malformed one."""
     path = folder / f"{target.name}.{UNSOLVABLE}"
     return parse_unsolvable(requirements.read_text(path), str(path)) if path.exists() else None
 
 
 def write_unsolvable(folder: Path, record: UnsolvableTarget) -> None:
-    """Writes a record, its account cut where it is very long. Raises LockError for what cannot be written."""
+    """Write a record, a very long output cut. Raises LockError."""
     path = folder / f"{record.target}.{UNSOLVABLE}"
     reason = "\n".join(_plain(line) for line in record.reason.split("\n")).strip() or "unknown"
     tree = "\n".join(_plain(line) for line in record.tree[:MAX_TREE].split("\n"))
@@ -312,11 +307,8 @@ def remove_unsolvable(folder: Path, target_name: str) -> None:
     (folder / f"{target_name}.{UNSOLVABLE}").unlink(missing_ok=True)
 
 
-# --- text on the disk ------------------------------------------------------------------------------
-
-
 def _plain(line: str) -> str:
-    """A line without what a terminal would act on, and without blanks at its end."""
+    """Return a line without terminal controls and trailing blanks."""
     return "".join(character for character in line if character.isprintable()).rstrip()
 
 
@@ -325,24 +317,21 @@ def _replace_file(path: Path, text: str) -> None:
     replace_text(path, text)
 
 
-# --- The lock that a target had before its present one, as git keeps it: asked twice, whatever the number
-
-
 _COMMIT = "\x01"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockRevision:
-    """A lock that was committed before the present one: `day` (2026-11-22) is when the present one came."""
+    """A lock committed before the present one: `day` (2026-11-22) is when the present one was committed."""
 
     lock: Lock
     day: str
 
 
 def former_locks(folder: Path, targets: Sequence[Target]) -> Mapping[str, LockRevision]:
-    """By target's name, those that have one. Empty where git is missing or `folder` is in no repository.
+    """Return the previous lock of each target that has one, by name; empty without git or a repository.
 
-    A shallow clone knows only what it has. A lock that cannot be read any more is passed over.
+    A shallow clone has only some. A lock that is no longer readable is skipped.
     """
     log = git_output(folder, "log", "--no-renames", f"--format={_COMMIT}%H %cs", "--name-only", "--", ".")
     files = {name: target for target in targets for name in _names(target)}
@@ -379,7 +368,7 @@ def _names(target: Target) -> tuple[str, ...]:
 
 
 def _commits(log: str) -> Iterator[tuple[str, str, list[str]]]:
-    """Commit, day and the names of the files that it touched, the newest first."""
+    """Yield commit, day and names of changed files, the newest first."""
     for part in log.split(_COMMIT)[1:]:
         head, *lines = part.splitlines()
         commit, _, day = head.partition(" ")
@@ -387,7 +376,7 @@ def _commits(log: str) -> Iterator[tuple[str, str, list[str]]]:
 
 
 def _blobs(folder: Path, names: Iterable[str]) -> list[bytes | None]:
-    """What git has under each `commit:./file`, None for what it has not."""
+    """Return git's content of each `commit:./file`, None for missing ones."""
     listed = list(names)
     if not listed:
         return []
@@ -407,14 +396,11 @@ def _blobs(folder: Path, names: Iterable[str]) -> list[bytes | None]:
     return blobs
 
 
-# --- What moves from one lock to another. Pure
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionChange:
-    """A package in two locks: `before` is empty for a new one, `after` for one that is gone.
+    """A package in two locks: `before` is empty for a new one, `after` for a removed one.
 
-    Both are versions; where the version stays and the file does not, `after` says so (`1.2, new file`).
+    Both are versions; where only the file changes, `after` says so (`1.2, new file`).
     """
 
     name: str
@@ -432,12 +418,12 @@ class VersionChange:
 
 
 def lock_moves(before: Lock | None, after: Lock) -> tuple[VersionChange, ...]:
-    """What moves in an environment, by name; conda's package and the wheel of one name are two."""
+    """Return the changes in an environment, by name; a conda package and a wheel of one name are two."""
     return _moves(_packages(before), _packages(after))
 
 
 def base_moves(before: BaseLock | None, after: BaseLock) -> tuple[VersionChange, ...]:
-    """What moves among the Debian packages of a base, by name."""
+    """Return the changes among the Debian packages of a base, by name."""
     old = {(p.name, ""): (p.version, p.sha256) for p in before.packages} if before else {}
     return _moves(old, {(p.name, ""): (p.version, p.sha256) for p in after.packages})
 

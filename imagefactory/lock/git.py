@@ -1,4 +1,4 @@
-"""git, asked about a repository that came from a stranger: nothing that its `.git/config` names is run."""
+"""git on untrusted repositories: nothing that their `.git/config` names is run."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ SECONDS = 60
 
 
 def git_output(folder: Path, *arguments: str, stdin: bytes = b"", options: tuple[str, ...] = ()) -> bytes:
-    """Return what git prints of the repository that `folder` is in, empty where it fails or is missing.
+    """Return the output of git in the repository of `folder`, empty where it fails or is missing.
 
-    `arguments` are of a command that reads objects and references alone: one that looks at the work tree
-    would run the filters of the repository's configuration. `given` is for its stdin.
+    `arguments` are those of a command that reads only objects and references: one that reads the work tree
+    would run the filters of the repository's configuration.
     """
     try:
         result = subprocess.run(
@@ -39,10 +39,8 @@ def git_output(folder: Path, *arguments: str, stdin: bytes = b"", options: tuple
     return result.stdout if result.returncode == 0 else b""
 
 
-# --- The version of a source that only its git tags say, as `git describe` gives it to setuptools-scm
 # A build gets the files without the repository. So the version is read here, where no program of the
-# repository
-# runs, and handed over by the variable that the build tool documents for that.
+# repository runs, and passed by the variable that the build tool documents for that.
 
 
 VARIABLES: Mapping[str, str] = {
@@ -57,11 +55,11 @@ _RELEASE_TAGS = "*[0-9]*"
 
 
 class NoGitVersionError(Exception):
-    """A folder has no version in git; says why."""
+    """A folder has no version in git. The text is the reason."""
 
 
 def git_version(folder: Path) -> str:
-    """Return the version of the commit that a folder is at: 1.2.3, or 1.2.4.dev5+g0123abcd after 5 commits.
+    """Return the version of a folder's commit: 1.2.3, or 1.2.4.dev5+g0123abcd five commits later.
 
     Changes that are not committed do not count. Raises NoGitVersionError.
     """
@@ -88,7 +86,7 @@ def _tag_parts(folder: Path, *arguments: str) -> str:
 
 
 def _version_of(tag: str) -> Version:
-    """The version in a tag such as v1.2 or release-1.2. Raises NoGitVersionError."""
+    """Return the version in a tag such as v1.2 or release-1.2. Raises NoGitVersionError."""
     for match in re.finditer(r"(?:^|[-_/])(?:[vV]\.?)?(?=[0-9])", tag):
         try:
             return Version(tag[match.end() :].partition("+")[0])
@@ -98,6 +96,6 @@ def _version_of(tag: str) -> Version:
 
 
 def _next(last: Version) -> str:
-    """The version after a release: its last number is one more."""
+    """Return the version after a release: its last number is one more."""
     public = last.public.partition(".dev")[0]
     return re.sub(r"[0-9]+$", lambda match: str(int(match[0]) + 1), public)

@@ -1,9 +1,9 @@
-"""The layer lock of a target: what its image's layers are, before any of them is made here.
+"""The layer lock of a target: the layers of its image, before any of them is built here.
 
     lockfiles/<target>.layers.txt
 
-A head says of what (`lock`, `base`) and how (`made-with`) they were made, a line for each layer its digest,
-diff id, size and title, the lowest first.
+The head names what they were built of (`lock`, `base`) and with (`made-with`). Each layer is a line with its
+digest, diff id, size and title, the lowest first.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _FIRST = len(_HEAD) + 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerLock:
-    """All layers of a target's image, the base's too, as whoever wrote it made them.
+    """All layers of a target's image, with those of its base.
 
-    `lock` is the digest of the target's lock, `base` names the base; with another one of them these are the
-    layers of another image. `toolchain` names what else decides their bytes: the codec, the format of layers
-    and what installs.
+    `lock` is the digest of the target's lock, `base` names the base; with other values these are layers of
+    another image. `toolchain` names what else decides their bytes: the codec, the layer format and the
+    installers.
     """
 
     target: str
@@ -56,7 +56,7 @@ def layers_path(folder: Path, target: str) -> Path:
 
 
 def format_layer_lock(lock: LayerLock) -> str:
-    """The text of a layer lock; `parse_layer_lock` gives the same value back."""
+    """Return the text of a layer lock; `parse_layer_lock` is the inverse."""
     (media_type,) = {layer.descriptor.media_type for layer in lock.layers}
     values = (FORMAT, lock.target, lock.lock, lock.base, lock.toolchain, media_type)
     head = [f"{name}: {value}" for (name, _), value in zip(_HEAD, values, strict=True)]
@@ -68,7 +68,7 @@ def format_layer_lock(lock: LayerLock) -> str:
 
 
 def parse_layer_lock(text: str, file: str) -> LayerLock:
-    """The layer lock in `text`. Raises LockError `file:line: what is wrong`."""
+    """Return the layer lock in `text`. Raises LockError `file:line: problem`."""
     lines = text.split("\n")
     values = []
     for number, (name, pattern) in enumerate(_HEAD, 1):
@@ -92,7 +92,7 @@ def parse_layer_lock(text: str, file: str) -> LayerLock:
 
 
 def read_layer_lock(folder: Path, target: str) -> LayerLock | None:
-    """The layer lock of a target in `folder`, None for none. Raises LockError for a malformed one."""
+    """Return the layer lock of a target in `folder`, or None. Raises LockError for a malformed one."""
     path = layers_path(folder, target)
     try:
         text = path.read_bytes().decode()
@@ -111,7 +111,7 @@ def read_layer_lock(folder: Path, target: str) -> LayerLock | None:
 
 
 def write_layer_lock(folder: Path, lock: LayerLock) -> None:
-    """A reader sees the old file or the new one. Raises LockError for what cannot be written."""
+    """Write a layer lock atomically. Raises LockError."""
     path = layers_path(folder, lock.target)
     try:
         replace_text(path, format_layer_lock(lock))
@@ -121,7 +121,7 @@ def write_layer_lock(folder: Path, lock: LayerLock) -> None:
 
 
 def wrong_entries(lock: LayerLock, built: Sequence[OciLayer], file: str) -> tuple[str, ...]:
-    """What of a layer lock is not so, by layers that were made of the same; each begins `file:line`."""
+    """Return the entries of a layer lock that differ from built layers; each begins with `file:line`."""
     wrong = []
     for number, (entry, layer) in enumerate(zip_longest(lock.layers, built), _FIRST):
         if entry is None or layer is None or entry.title != layer.title:

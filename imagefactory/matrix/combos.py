@@ -123,9 +123,6 @@ class ComboCell:
     driver: str = ""
 
 
-# --- one target on one capability ----------------------------------------------------------------
-
-
 def columns(
     entries: Iterable[ComboEntry], nodes: Iterable[SweepNodeState] = (), requested: Iterable[Capability] = ()
 ) -> tuple[Capability, ...]:
@@ -260,9 +257,6 @@ def family_label(framework: str) -> str:
     there = knowledge.pypi_names().get(framework, (framework,))
     bring = (row.name for row in frameworks() if framework in row.packages)
     return next((names[name] for name in (framework, *there, *bring) if name in names), framework)
-
-
-# --- one line a combination ----------------------------------------------------------------------
 
 
 def unite(combos: Iterable[ComboCell]) -> tuple[ComboCell, ...]:

@@ -252,9 +252,6 @@ def by_group(candidates: Iterable[CoverCandidate]) -> tuple[tuple[str, tuple[Cov
     return tuple((group, tuple(some)) for group, some in groups.items())
 
 
-# --- the fewest images ---------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoverChoice:
     """An image of a cover and the GPUs that it is for, each with what is known of it there."""

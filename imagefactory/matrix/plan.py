@@ -296,9 +296,6 @@ def _target_reason(stage: TargetStatus, state: CellState) -> str:
     return stage.missing or f"the {where} is what the lock gives: nothing to build"
 
 
-# --- what prunes ---------------------------------------------------------------------------------
-
-
 def weigh_claims(cell: Cell, allow: frozenset[str], *, required: bool = False) -> CellRuling:
     """Whether a cell is worth a test.
 

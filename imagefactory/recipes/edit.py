@@ -282,8 +282,8 @@ def scaffold_on(family: str, target: Target) -> RecipeDraft:
 
 def _conda_scaffold(family: str, framework: str, bases: Sequence[BaseSpec]) -> str:
     if not bases:
-        what = "there is no base in the project"
-        raise UsageError("no-base", what, hint=f"add one to recipes/{BASES_FILE}")
+        hint = f"add one to recipes/{BASES_FILE}"
+        raise UsageError("no-base", "there is no base in the project", hint=hint)
     base = next((base for base in bases if base.python), bases[0])
     return _CONDA_SCAFFOLD.format(
         family=family,
@@ -297,8 +297,8 @@ def _conda_scaffold(family: str, framework: str, bases: Sequence[BaseSpec]) -> s
 def _pypi_scaffold(family: str, framework: str, bases: Sequence[BaseSpec]) -> str:
     base = next((base for base in bases if base.python), None)
     if base is None:
-        what = "no base in the project has a Python"
-        raise UsageError("no-base", what, hint=f"add one to recipes/{BASES_FILE}")
+        hint = f"add one to recipes/{BASES_FILE}"
+        raise UsageError("no-base", "no base in the project has a Python", hint=hint)
     wheels = [
         wheel
         for wheel in knowledge.cuda_wheels()

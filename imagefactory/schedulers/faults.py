@@ -1,8 +1,10 @@
-"""Which machines failed the jobs of a sweep, and which of them get no more of it, nor of those that follow.
+"""Machines that failed jobs of a sweep, and the directories of its nodes, for any pool.
 
-What failed a job writes a line to `faults` in the sweep's folder: post.py on HTCondor, task.sh on Slurm. Both
-keep to one rule, `bad_machines`. A sweep that is made begins with the faults of the days before, so this rule
-excludes a bad machine from the first job on.
+A failed job writes a line to `faults` in the directory of the sweep: post.py on HTCondor, task.sh on Slurm.
+Both follow one rule, `bad_machines`: such machines get no more jobs. A new sweep begins with the faults of
+the days before, so this rule excludes a bad machine from the first job on.
+
+    DIR/nodes/<node>/    kit.json and expectations.json, and what the pool's jobs write
 """
 
 from __future__ import annotations
@@ -32,9 +34,11 @@ from imagefactory.verify.outcome import clean
 from imagefactory.verify.report import GpuReport
 
 REMEMBERED = timedelta(days=7)
-"""How long a machine that failed two jobs gets none of new sweeps."""
+"""How long new sweeps exclude a machine that failed two jobs."""
 ANSWERS = frozenset(SIGNABLE) - {Outcome.TIMEOUT}
-"""Outcomes that say something of the image, and so that its earlier failure was a machine's."""
+"""Outcomes that describe the image, so that the machine caused an earlier failure."""
+NODES = "nodes"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,199}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +61,7 @@ class MachineFaults:
 
 
 def read_failed_machines(folder: Path, sweep: SweepSpec) -> tuple[MachineFaults, ...]:
-    """The machines that failed jobs of the sweep in `folder`, by name."""
+    """Return the machines that failed jobs of the sweep in `folder`, by name."""
     faults = read_machine_faults(folder)
     bad = _bad(faults, sweep.machines)
     return tuple(
@@ -65,24 +69,30 @@ def read_failed_machines(folder: Path, sweep: SweepSpec) -> tuple[MachineFaults,
             machine=name,
             left_out=name in bad,
             faults=tuple(
-                MachineFault(node=one.node, job=one.job, at=datetime.fromtimestamp(one.at, UTC), why=one.why)
-                for one in faults
-                if one.machine == name
+                MachineFault(
+                    node=fault.node, job=fault.job, at=datetime.fromtimestamp(fault.at, UTC), why=fault.why
+                )
+                for fault in own
             ),
         )
-        for name in sorted({one.machine for one in faults})
+        for name, own in _by_machine(faults)
     )
 
 
+def _by_machine(faults: Sequence[NodeFault]) -> list[tuple[str, list[NodeFault]]]:
+    names = sorted({fault.machine for fault in faults})
+    return [(name, [fault for fault in faults if fault.machine == name]) for name in names]
+
+
 def read_machine_faults(folder: Path) -> tuple[NodeFault, ...]:
-    """The faults that a sweep's folder has."""
+    """Return the faults in the directory of a sweep."""
     return tuple(parse_faults(read(folder / FAULT_FILES, LARGEST_LOG)))
 
 
 def blamed_machines(
     faults: Iterable[NodeFault], sweep: SweepSpec, results: Mapping[str, NodeResult], now: datetime
 ) -> tuple[NodeFault, ...]:
-    """The faults of REMEMBERED in which the machine was at fault: another one answered the same job. Pure.
+    """Return the faults since REMEMBERED that a machine caused: another one answered the same job. Pure.
 
     Faults from before the sweep are of other sweeps.
     """
@@ -101,25 +111,25 @@ def blamed_machines(
 def of_bad_machines(
     faults: Sequence[NodeFault], machines: Iterable[MachinesByCapability]
 ) -> tuple[NodeFault, ...]:
-    """The faults of those machines that get no job, while another one of that row is left. Pure."""
-    known = tuple(machines)
-    bad = _bad(faults, known) & {name for one in known for name in one.machines}
+    """Return the faults of machines that get no job, while another machine of that row remains. Pure."""
+    rows = tuple(machines)
+    bad = _bad(faults, rows) & {name for row in rows for name in row.machines}
     return tuple(fault for fault in faults if fault.machine in bad)
 
 
 def bad_by_row(
     faults: Sequence[NodeFault], machines: Sequence[MachinesByCapability]
 ) -> Mapping[str, frozenset[str]]:
-    """The bad machines of each row: those that it lists, or that no row does. Pure."""
-    listed = {name for one in machines for name in one.machines}
+    """Return the bad machines of each row: those in its list, or in none. Pure."""
+    listed = {name for row in machines for name in row.machines}
     return {
-        one.capability: frozenset(
+        row.capability: frozenset(
             name
-            for name in bad_machines(list(faults), list(one.machines))
-            if name in one.machines or name not in listed
+            for name in bad_machines(list(faults), list(row.machines))
+            if name in row.machines or name not in listed
         )
-        for one in machines
-        if not one.driver
+        for row in machines
+        if not row.driver
     }
 
 
@@ -128,17 +138,16 @@ def _bad(faults: Sequence[NodeFault], machines: Sequence[MachinesByCapability]) 
 
 
 def format_machine_faults(faults: Iterable[NodeFault]) -> str:
-    """The lines that `parse_faults` reads."""
-    rows = ((one.machine, one.node, one.job, str(one.at), one.why) for one in faults)
+    """Return the lines that `parse_faults` reads."""
+    rows = ((fault.machine, fault.node, fault.job, str(fault.at), fault.why) for fault in faults)
     return "".join("\t".join(row) + "\n" for row in rows)
 
 
 def format_excluded(faults: Sequence[NodeFault]) -> tuple[str, ...]:
-    """A line for each machine that gets no job because of these faults."""
+    """Return a line for each machine that gets no job because of these faults."""
     lines = []
-    for name in sorted({one.machine for one in faults}):
-        own = [one for one in faults if one.machine == name]
-        last = max(own, key=lambda one: one.at)
+    for name, own in _by_machine(faults):
+        last = max(own, key=lambda fault: fault.at)
         lines.append(
             f"{name} gets no job: it failed {len(own)} within {REMEMBERED.days} days, the last on "
             f"{datetime.fromtimestamp(last.at, UTC):%Y-%m-%d %H:%M} UTC: {last.why[:200]}"
@@ -146,17 +155,11 @@ def format_excluded(faults: Sequence[NodeFault]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-# --- What lies in the folder of any pool's sweep, beside sweep.json: a folder a node, with what is asked
-# there
-# DIR/nodes/<node>/    kit.json and expectations.json, and what the pool's jobs write
-
-
-NODES = "nodes"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,199}")
+# --- the directories of nodes
 
 
 def checked_name(name: str) -> str:
-    """The name of a node. Raises UsageError for one that could be more than that."""
+    """Return the name of a node. Raises UsageError for one that could be more than a name."""
     if not _NAME.fullmatch(name):
         raise UsageError(
             "node-name-invalid",
@@ -167,31 +170,32 @@ def checked_name(name: str) -> str:
 
 
 def node_directory(folder: Path, name: str) -> Path:
-    """Raises UsageError for a name that could leave the folder."""
+    """Return the directory of a node. Raises UsageError for a name that could leave the folder."""
     return folder / NODES / checked_name(name)
 
 
 def with_outcome(
-    folder: Path, found: NodeState, job_report: Callable[[Any, Any, NodeState], GpuReport]
+    folder: Path, state: NodeState, job_report: Callable[[Any, Any, NodeState], GpuReport]
 ) -> NodeResult:
-    """What is known of a node, with the word of a run that came back, as `job_report` of its pool has it.
+    """Return the result of a node, with the outcome of a run that came back, by `job_report` of its pool.
 
-    What it signs is collect's to say: here its files are believed to be as they were written.
+    Its files are trusted here; `collect` decides which outcome it signs.
     """
-    if found.run is None:
-        return found.result
-    place = node_directory(folder, found.result.node)
+    if state.run is None:
+        return state.result
+    place = node_directory(folder, state.result.node)
     try:
-        kit, asked = (parse_json(read_report(place, name) or b"") for name in (KIT, EXPECTATIONS))
-        report = job_report(kit, asked, found)
+        kit, expectations = (parse_json(read_report(place, name) or b"") for name in (KIT, EXPECTATIONS))
+        report = job_report(kit, expectations, state)
     except (StatementError, ValueError, KeyError, TypeError, AttributeError) as error:
-        said = error.message if isinstance(error, StatementError) else "its files were changed"
-        return replace(found.result, outcome=Outcome.INFRASTRUCTURE, reason=clean(said))
-    return replace(found.result, outcome=report.outcome, reason=report.reason)
+        reason = error.message if isinstance(error, StatementError) else "its files were changed"
+        return replace(state.result, outcome=Outcome.INFRASTRUCTURE, reason=clean(reason))
+    return replace(state.result, outcome=report.outcome, reason=report.reason)
 
 
 def write_nodes(folder: Path, sweep: SweepSpec, texts: Mapping[str, Mapping[str, bytes]]) -> None:
-    """Each node's folder; `texts` are per node kit.json and expectations.json. Raises OSError."""
+    """Write the directory of each node; `texts` are kit.json and expectations.json by node. Raises
+    OSError."""
     for node in sweep.nodes:
         place = node_directory(folder, node.name)
         place.mkdir(parents=True, exist_ok=True)

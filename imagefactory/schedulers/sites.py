@@ -1,4 +1,4 @@
-"""What sites want in a submit file. The rows are in sites.toml, each with its source."""
+"""What sites require in a submit file. The rows are in sites.toml, each with its source."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GENERIC = "generic"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobLengthClass:
-    """A class of jobs by time: jobs that run for at most `hours` say so by `line`."""
+    """A class of jobs by time: jobs of at most `hours` have the line `line`."""
 
     hours: int
     line: str
@@ -28,8 +28,10 @@ class JobLengthClass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteCommand:
-    """A line of every GPU job's submit file. `why` says what it does; `agreed` is whether all of the site's
-    own pages ask for it."""
+    """A line of every GPU job's submit file. `why` says what it does.
+
+    `agreed`: all documentation of the site requires it.
+    """
 
     line: str
     agreed: bool
@@ -39,7 +41,7 @@ class SiteCommand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteRequirement:
-    """A command that jobs should have, and `why`; `refused` is whether jobs without it are."""
+    """A command that jobs should have, and `why`. `refused`: jobs without it are rejected."""
 
     key: str
     write: str
@@ -50,9 +52,9 @@ class SiteRequirement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetiredAddress:
-    """Where data was, by the beginning of its address. `gone` is whether its owner says that it is off.
+    """The beginning of an address that data no longer has. `gone`: its owner says that it is off.
 
-    `instead` is what to write; where `same` is true it is the same place by another name.
+    Write `instead`; with `same` it is another name of the same place.
     """
 
     start: str
@@ -65,21 +67,20 @@ class RetiredAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """One place that jobs are submitted at.
+    """A place where jobs are submitted.
 
-    `kinds` are the kinds of image that its pages let a job use, what they advise first. `commands` stand in
-    every submit file of a GPU job; `lengths`, the shortest first, say how long it runs, `usual` is the one
-    that counts where nobody says. `staging` pairs beginnings of an image's address and the attribute that
-    must be true of a machine then. `advice` are lines of comments on what a person may want.
+    `kinds` are the types of image that its documentation lets jobs use, the advised one first. `commands` are
+    in every submit file of a GPU job. `lengths`, the shortest first, say how long it runs; `usual` is the
+    index of the default. `staging` pairs beginnings of an image's address with the attribute that must then
+    be true of a machine. `advice` are comment lines about what a person may need. `resumable` is the line of
+    a GPU job that may be evicted and gets more GPUs for that, empty for none.
 
-    `resumable` is the line of a GPU job that may be evicted for GPUs that it then gets too; empty for none.
-
-    With `gpus_alone` `lengths` and `advice` are those of GPU jobs alone, as `commands` always are.
-    `needs` are commands that any job should have. `nested` is whether GPUs tell of themselves in ads of
-    their own alone, and `migrated` whether its pages put container_image in the place of +SingularityImage.
-    `getenv` says why `getenv = true` is refused, empty where it is not known to be. `batch` is what runs its
-    jobs: HTCONDOR, or SLURM or KUBERNETES, of which `kinds` alone counts. `own` are what the settings add to
-    every job: submit commands, of SLURM options of sbatch.
+    With `gpus_alone`, `lengths` and `advice` are for GPU jobs only, as `commands` always are. `needs` are
+    commands that any job should have. `nested`: GPUs have only ads of their own. `migrated`: its
+    documentation replaced +SingularityImage by container_image. `getenv` says why `getenv = true` is
+    rejected, empty if it is not known to be. `batch` runs its jobs: HTCONDOR, or SLURM or KUBERNETES, of
+    which only `kinds` counts. `own` is what the settings add to every job: submit commands, or options of
+    sbatch.
     """
 
     name: str
@@ -101,55 +102,48 @@ class Site:
     own: tuple[str, ...] = ()
 
     def lines(self, time: timedelta | None, *, gpus: bool = True, resumes: bool = False) -> tuple[str, ...]:
-        """The site's own lines, for a job that runs that long. Raises UsageError where it is too long.
+        """Return the site's own lines for a job of that time. Raises UsageError if it is too long.
 
-        `resumes` is whether the job goes on after an eviction.
+        `resumes` is whether the job continues after an eviction.
         """
         added, _ = split_requirements(self.own)
-        if gpus or not self.gpus_alone:
-            commands = (command.line for command in self.commands if gpus)
-            again = (self.resumable,) if self.resumable and resumes and gpus else ()
-            given = (*commands, *self._length(time), *again)
-        else:
-            given = _longest(time)
-        return (*(line for line in given if not names_of((line,)) & names_of(added)), *added)
+        lines = [command.line for command in self.commands] if gpus else []
+        if self.lengths and (gpus or not self.gpus_alone):
+            lines.append(self._length(time))
+        elif time is not None:
+            lines.append(f"allowed_execute_duration = {int(time.total_seconds())}")
+        lines += [self.resumable] if self.resumable and resumes and gpus else []
+        return (*(line for line in lines if not names_of((line,)) & names_of(added)), *added)
 
     def comments(self, *, gpus: bool, resumes: bool = False) -> tuple[str, ...]:
-        """The advice for a job."""
-        more = ("a job of a few hours, or with checkpoints, gets more GPUs with:", self.resumable)
-        tagged = "accounting_group" in names_of(self.own)
-        advice = (
-            *(() if tagged else self.advice),
-            *(more if self.resumable and gpus and not resumes else ()),
-        )
-        return advice if gpus or not self.gpus_alone else ()
+        """Return the advice for a job."""
+        if self.gpus_alone and not gpus:
+            return ()
+        advice = () if "accounting_group" in names_of(self.own) else self.advice
+        if not self.resumable or not gpus or resumes:
+            return advice
+        return (*advice, "a job of a few hours, or with checkpoints, gets more GPUs with:", self.resumable)
 
     def requirements(self, address: str) -> tuple[str, ...]:
-        """What a machine must have so that an image at `address` (of `container_image`) is got there."""
+        """Return the expressions of a machine that can get an image at `address` (of `container_image`)."""
         _, needs = split_requirements(self.own)
         return (*(f"({name} == true)" for name in self.attributes(address)), *needs)
 
     def attributes(self, address: str) -> tuple[str, ...]:
-        """The attributes of `requirements`."""
+        """Return the attributes of `requirements`."""
         return tuple(dict.fromkeys(name for start, name in self.staging if address.startswith(start)))
 
-    def _length(self, time: timedelta | None) -> tuple[str, ...]:
-        if not self.lengths:
-            return _longest(time)
+    def _length(self, time: timedelta | None) -> str:
         if time is None:
-            return (self.lengths[self.usual].line,)
-        for one in self.lengths:
-            if time <= timedelta(hours=one.hours):
-                return (one.line,)
+            return self.lengths[self.usual].line
+        for row in self.lengths:
+            if time <= timedelta(hours=row.hours):
+                return row.line
         raise UsageError(
             "job-too-long",
             f"{self.title} does not run jobs longer than {self.lengths[-1].hours} hours",
             hint="write checkpoints and split the job into shorter ones, or ask the site",
         )
-
-
-def _longest(time: timedelta | None) -> tuple[str, ...]:
-    return () if time is None else (f"allowed_execute_duration = {int(time.total_seconds())}",)
 
 
 def read_sites(text: str) -> tuple[tuple[Site, ...], tuple[RetiredAddress, ...]]:
@@ -174,32 +168,34 @@ SITE_NAMES = tuple(site.name for site in SITES)
 
 
 def site_of(name: str, settings: Settings) -> Site:
-    """The row of a site with what the settings add to its jobs. Raises as `find_site`."""
+    """Return a site with what the settings add to its jobs. Raises as `find_site`."""
     site = find_site(name)
     return replace(site, own=own_of(site.batch, settings))
 
 
 def own_of(batch: str, settings: Settings) -> tuple[str, ...]:
-    """What the settings add to the jobs of a batch system."""
+    """Return what the settings add to the jobs of a batch system."""
     if batch == SLURM:
         return parse_options(settings.sbatch_options.value)
     return parse_commands(settings.submit_commands.value) if batch == HTCONDOR else ()
 
 
 def check_needs(site: Site, written: Collection[str]) -> None:
-    """Raises UsageError where the site refuses jobs for a command that is not among those `written`."""
-    lacking = next((one for one in site.needs if one.refused and one.key not in written), None)
-    if lacking:
+    """Raise UsageError if the site rejects jobs without a command that is not among those `written`."""
+    missing = next((need for need in site.needs if need.refused and need.key not in written), None)
+    if missing:
         raise UsageError(
             "site-command-missing",
-            f"{site.title} rejects jobs without {lacking.key}: {lacking.why}",
-            hint=f'add it to imagefactory.toml: submit-commands = "{lacking.key} = ..."',
+            f"{site.title} rejects jobs without {missing.key}: {missing.why}",
+            hint=f'add it to imagefactory.toml: submit-commands = "{missing.key} = ..."',
         )
 
 
 def find_site(name: str) -> Site:
-    """The row of a site. Raises UsageError for one that is not known."""
-    for site in SITES:
-        if site.name == name:
-            return site
-    raise UsageError("site-unknown", f"unknown site '{name[:40]}'", hint=f"sites: {', '.join(SITE_NAMES)}")
+    """Return the row of a site. Raises UsageError for an unknown one."""
+    site = next((site for site in SITES if site.name == name), None)
+    if site is None:
+        raise UsageError(
+            "site-unknown", f"unknown site '{name[:40]}'", hint=f"sites: {', '.join(SITE_NAMES)}"
+        )
+    return site

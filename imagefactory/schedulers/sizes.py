@@ -1,4 +1,4 @@
-"""How much disk and memory a job asks for, from the sizes of its image: rules with their reasons. Pure.
+"""The disk and memory that a job requests, from the sizes of its image: rules with their reasons. Pure.
 
 Sizes are bytes. HTCondor's `GB` is 2^30 bytes (condor_submit's manual, `request_disk`), and so is ours.
 """
@@ -18,18 +18,18 @@ _TIME = re.compile(r"([0-9]{1,6}) ?([mhdw])")
 _SIZE = re.compile(r"([0-9]{1,9})(?:\.([0-9]{1,3}))? ?([KMGT]?B?)", re.IGNORECASE)
 
 DISK_RESERVE = GB
-"""For what a job itself writes, where nobody says how much that is."""
+"""For the files that a job itself writes."""
 _FEWEST = 4 * GB
 _UNPACKED = 3
-"""How many times its size an image unpacks to, where nobody counted: CUDA's libraries pack to a third."""
+"""The unpacked size of an image by its size, if it is not known: CUDA's libraries pack to a third."""
 _MOST = 1024 * TB
 
 
 def image_disk(kind: ImageKind, size: int, unpacked: int) -> int:
-    """What an image takes of a job's scratch folder. `unpacked` is 0 where nobody knows.
+    """Return the bytes of an image in the scratch directory of a job. `unpacked` is 0 if it is not known.
 
-    docker  its layers, then unpacked to be made into a .sif, then that .sif: apptainer does so in the job's
-            scratch folder where a machine has no docker, and a job cannot choose the machine by that
+    docker  its layers, unpacked layers and a .sif: apptainer builds that in the job's scratch directory if a
+            machine has no docker, and a job cannot choose the machine by that
     oras    the file twice: apptainer fetches it into a cache and runs it from a copy
     sif     the file: HTCondor transfers it, and it is mounted, not unpacked
     osdf    the same
@@ -40,14 +40,14 @@ def image_disk(kind: ImageKind, size: int, unpacked: int) -> int:
 
 
 def disk_of(kind: ImageKind, size: int, unpacked: int, own: int = DISK_RESERVE) -> int:
-    """What a job asks for: its image, and `own` for its inputs and results."""
+    """Return the bytes of the image, and `own` for inputs and results, in whole GB."""
     return _whole_units(image_disk(kind, size, unpacked) + own)
 
 
 def memory_of(unpacked: int, size: int = 0) -> int:
-    """What a job asks for where nobody says: 4 GB, and half of the unpacked image above that.
+    """Return the default memory of a job: 4 GB, and half of the unpacked image.
 
-    `unpacked` is 0 where nobody knows; then `size` tells.
+    `unpacked` is 0 if it is not known; then `size` is used.
 
     A process that uses a GPU maps the framework's libraries and keeps a copy of the GPU code that it loads,
     and these are most of an image; Python, the driver and the data's way to the GPU take the rest.
@@ -56,18 +56,17 @@ def memory_of(unpacked: int, size: int = 0) -> int:
 
 
 def format_size(size: int) -> str:
-    """As submit files write it: `12GB`, `512MB`; rounded up to whole MB."""
+    """Return `12GB` or `512MB`, as submit files write it; rounded up to whole MB."""
     megabytes = -(-size // MB)
     return f"{megabytes // 1024}GB" if megabytes % 1024 == 0 else f"{megabytes}MB"
 
 
 def parse_size(text: str) -> int:
-    """`4GB`, `4G`, `1.5 TB`, `512` (MB, as HTCondor takes memory) as bytes. Raises UsageError."""
-    found = _SIZE.fullmatch(text.strip())
-    unit = _UNITS.get(found[3].upper()) if found else None
+    """Return `4GB`, `4G`, `1.5 TB` or `512` (MB, as HTCondor takes memory) as bytes. Raises UsageError."""
+    match = _SIZE.fullmatch(text.strip())
     size = 0
-    if found and unit:
-        size = int(found[1]) * unit + (int(found[2]) * unit // 10 ** len(found[2]) if found[2] else 0)
+    if match and (unit := _UNITS.get(match[3].upper())):
+        size = int(match[1]) * unit + (int(match[2]) * unit // 10 ** len(match[2]) if match[2] else 0)
     if not 0 < size <= _MOST:
         raise UsageError(
             "size-invalid", f"'{text[:40]}' is not a size", hint="write a number and its unit: 8GB"
@@ -76,9 +75,9 @@ def parse_size(text: str) -> int:
 
 
 def parse_time(text: str) -> timedelta:
-    """`90m`, `12h`, `3d`, `1w`. Raises UsageError."""
-    found = _TIME.fullmatch(text.strip())
-    time = timedelta(hours=int(found[1]) * _HOURS[found[2]]) if found else timedelta()
+    """Return `90m`, `12h`, `3d` or `1w` as a time. Raises UsageError."""
+    match = _TIME.fullmatch(text.strip())
+    time = timedelta(hours=int(match[1]) * _HOURS[match[2]]) if match else timedelta()
     if not timedelta(0) < time <= timedelta(days=366):
         raise UsageError(
             "duration-invalid",

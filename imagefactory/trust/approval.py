@@ -86,9 +86,6 @@ def parse_approval(payload: bytes, where: str) -> tuple[ApprovalSubject, datetim
     return subject, issued
 
 
-# --- which of them count -------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Approvals:
     """The approvals of trusted keys for one tag and one image."""

@@ -99,9 +99,6 @@ class AttachedStatement:
     fault: str = ""
 
 
-# --- the journal ---------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalRows:
     """The journal of a repository; `damaged` counts lines that a kill left half written."""

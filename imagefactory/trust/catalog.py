@@ -256,9 +256,6 @@ _CATALOG_SCHEMA = ObjectSchema(
 )
 
 
-# --- signing -------------------------------------------------------------------------------------
-
-
 def sign_catalog(catalogue: Catalog, key: SigningKey) -> bytes:
     """The envelope of a catalogue. Raises StatementError for one that nobody would read."""
     payload = format_catalog(catalogue)
@@ -327,9 +324,6 @@ def _rejection(where: str, standing: VerdictStatus, why: str) -> StatementError:
     return StatementError("catalog-rejected", f"{where} is rejected: {standing}, {why}", hint=hint)
 
 
-# --- writing -------------------------------------------------------------------------------------
-
-
 def format_catalog(catalogue: Catalog) -> bytes:
     """The payload's bytes; `keyid` is not part of them. Times are whole seconds."""
     return format_json(
@@ -375,9 +369,6 @@ def _format_subject(subject: VerifiedImage) -> dict[str, str]:
 def _format_envelopes(envelopes: Envelopes) -> dict[str, object]:
     """As JSON within JSON, which packs better than text: envelopes have one spelling."""
     return {digest: parse_json(data, digest) for digest, data in envelopes}
-
-
-# --- reading it again ------------------------------------------------------------------------------
 
 
 def parse_catalog(payload: bytes, where: str, keyid: str) -> Catalog:

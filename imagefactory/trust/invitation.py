@@ -103,9 +103,6 @@ def fingerprint(keyid: str) -> str:
     return " ".join(keyid[start : start + 8] for start in range(0, len(keyid), 8))
 
 
-# --- as a text -------------------------------------------------------------------------------------
-
-
 def format_invitation(invitation: Invitation) -> str:
     """The file's text. Raises UsageError for what no reader would take."""
     settings = "".join(f"{name} = {json.dumps(value)}\n" for name, value in invitation.settings.items())
@@ -167,9 +164,6 @@ def _text(document: Mapping[str, Any], name: str, where: str) -> str:
             hint="ask your center for a new one; imagefactory site invite writes it",
         )
     return value
-
-
-# --- into a person's settings ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -309,9 +309,6 @@ def check_name(name: str) -> str:
     return name
 
 
-# --- making and finding --------------------------------------------------------------------------
-
-
 def make_key(folder: Path, name: str) -> PublicKey:
     """Writes NAME.pem (0600) and NAME.pub. Raises UsageError where one of that name is there already."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -502,9 +499,6 @@ def _read_private(path: Path, *, program: bool = False) -> bytes:
                 hint="create your own: imagefactory key create NAME --command ... --public ...",
             )
         return file.read(LARGEST_FILE)
-
-
-# --- public keys ---------------------------------------------------------------------------------
 
 
 def format_public(raw: bytes) -> bytes:

@@ -1,17 +1,17 @@
-"""Whom a factory believes: the [[trust]] rows and the [policy] of the files imagefactory.toml.
+"""Trusted keys and the policy: the [[trust]] rows and the [policy] of the files imagefactory.toml.
 
     [[trust]]
     name = "lab"
     keyid = "<64 hex digits>"
     public = "<base64 of the raw 32 bytes>"
-    from = 2026-01-01          # a date is its first moment in UTC; a time with its offset is taken too
-    until = 2027-01-01         # what was issued from then on is not believed
-    evidence = ["local"]       # left out: all that the policy takes
+    from = 2026-01-01          # a date is its first moment in UTC; or a time with an offset
+    until = 2027-01-01         # what was issued from then on is not trusted
+    evidence = ["local"]       # default: all types of the policy
 
     [policy]
     evidence = ["local", "kit", "htcondor", "slurm", "actions"]
     expires-days = 90
-    suites = ["sha256:..."]    # digests of older suites that still count; the present one always does
+    suites = ["sha256:..."]    # digests of older suites that still count; the current one always does
     promotion-signatures = 2   # keys that must approve before a tag of a registry moves (approval.py)
 
 The rows of all files count: the user's, the site's, and the project's where the user trusts it
@@ -49,15 +49,15 @@ DEFAULT_DAYS = 90
 MOST_DAYS = 366
 MOST_SIGNATURES = 8
 RECORDS = "retired-keys"
-"""The folder beside imagefactory.toml with a file for each retired key: what it had signed in its time."""
+"""The folder next to imagefactory.toml with a file for each retired key: what it had signed in its time."""
 LARGEST_RECORD = 32 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrustedKey:
-    """Believed for what it issued in [`since`, `until`), where the GPU was seen in one of these ways.
+    """A key, trusted for what it issued in [`since`, `until`) with evidence of these types.
 
-    From `until` on only what is in `signed` counts: the digests of payloads that were recorded in its time.
+    From `until` on only `signed` counts: the digests of payloads that were recorded in its time.
     """
 
     name: str
@@ -71,7 +71,7 @@ class TrustedKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptancePolicy:
-    """A verdict holds `days` at most; `suites` are digests of suites that count beside the present one.
+    """A verdict is valid for at most `days`; `suites` are digests of other suites that count.
 
     `signatures` is how many keys must approve a promotion, 0 for none.
     """
@@ -84,7 +84,7 @@ class AcceptancePolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrustRules:
-    """Without keys nothing is believed."""
+    """Without keys nothing is trusted."""
 
     keys: tuple[TrustedKey, ...] = ()
     policy: AcceptancePolicy = AcceptancePolicy()
@@ -94,17 +94,14 @@ class TrustRules:
 
     @property
     def periods(self) -> Mapping[str, Period]:
-        """From when and until when each key is trusted, by its id."""
+        """Return from when and until when each key is trusted, by its id."""
         return {key.keyid: (key.since, key.until) for key in self.keys}
 
 
-# --- reading -------------------------------------------------------------------------------------
-
-
 def read_trust(files: Sequence[Path], limits: Sequence[Path] = ()) -> TrustRules:
-    """What these files say (`Settings.files`), the nearest first; nobody is trusted where none is there.
+    """Return the rules of these files (`Settings.files`), the nearest first; without files no one is trusted.
 
-    `limits` are files whose policy counts behind theirs, and which end keys; they make nobody trusted.
+    `limits` are files whose policy comes after theirs, and which end keys but add none.
     """
     documents = [(read_document(path), str(path)) for path in files]
     others = [(read_document(path), str(path)) for path in limits]
@@ -114,22 +111,20 @@ def read_trust(files: Sequence[Path], limits: Sequence[Path] = ()) -> TrustRules
     for number, (document, where) in enumerate((*documents, *others)):
         own = _parse_keys(document, where, policy, Path(where).parent)
         ends = {key.keyid: key for key in own}
-        keys = [_sooner(key, ends.get(key.keyid, key)) for key in keys]
+        keys = [
+            replace(key, until=max(key.since, end.until), signed=end.signed)
+            if (end := ends.get(key.keyid, key)).until < key.until
+            else key
+            for key in keys
+        ]
         known = {word for key in keys for word in (key.name, key.keyid)}
         if number < len(documents):
             keys += [key for key in own if not {key.name, key.keyid} & known]
     return TrustRules(keys=tuple(keys), policy=policy)
 
 
-def _sooner(near: TrustedKey, far: TrustedKey) -> TrustedKey:
-    """The nearer row of a key; where another file ends it earlier, it ends then."""
-    return (
-        replace(near, until=max(near.since, far.until), signed=far.signed) if far.until < near.until else near
-    )
-
-
 def parse_trust(text: str, where: str) -> TrustRules:
-    """What one file says. Raises UsageError that names the file and the key for anything but that."""
+    """Parse one file. Raises UsageError that names the file and the key."""
     try:
         document = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -143,7 +138,7 @@ def parse_trust(text: str, where: str) -> TrustRules:
 def _parse_keys(
     document: Mapping[str, Any], where: str, policy: AcceptancePolicy, folder: Path | None = None
 ) -> tuple[TrustedKey, ...]:
-    """The rows of one file, each key and name once. A row without evidence of its own takes the policy's.
+    """Return the rows of one file, each key and name once. A row without evidence has the policy's.
 
     `folder` has the records of retired keys; without it they are not read.
     """
@@ -275,7 +270,7 @@ def _parse_evidence(value: object, where: str) -> tuple[str, ...]:
 
 
 def _parse_moment(value: object, where: str) -> datetime:
-    """A date is its first moment in UTC."""
+    """Return a time; a date is its first moment in UTC."""
     if isinstance(value, datetime) and value.tzinfo is not None:
         with contextlib.suppress(OverflowError):  # at either end of the calendar
             return value.astimezone(UTC)
@@ -289,7 +284,7 @@ def _parse_moment(value: object, where: str) -> datetime:
 
 
 def first_moment(value: date) -> datetime:
-    """The moment of a date or time of a row, in UTC. Raises UsageError for a time without an offset."""
+    """Return a row's date or time in UTC. Raises UsageError for a time without an offset."""
     return _parse_moment(value, "[[trust]]")
 
 
@@ -317,9 +312,6 @@ def _read(path: Path) -> str:
         ) from error
 
 
-# --- changing ------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrustGrant:
     """What `key trust` writes: how long a key is believed, and for which evidence (empty: the policy's)."""
@@ -331,9 +323,9 @@ class TrustGrant:
 
 
 def add_key(text: str, grant: TrustGrant, where: str) -> str:
-    """imagefactory.toml with one more [[trust]] row; everything else stays as a person wrote it.
+    """Return imagefactory.toml with one more [[trust]] row; everything else stays as a person wrote it.
 
-    Raises UsageError where that name or key is trusted already.
+    Raises UsageError if that name or key is already trusted.
     """
     for key in parse_trust(text, where).keys:
         if grant.key.name == key.name or grant.key.keyid == key.keyid:
@@ -348,13 +340,13 @@ def add_key(text: str, grant: TrustGrant, where: str) -> str:
 
 
 def format_row(grant: TrustGrant) -> str:
-    """A [[trust]] row of imagefactory.toml. Raises UsageError for a name that cannot be a key's."""
+    """Return a [[trust]] row. Raises UsageError for a name that cannot be a key's."""
     lines = ["[[trust]]", f'name = "{check_name(grant.key.name)}"']
     return "\n".join([*lines, *(f"{key} = {value}" for key, value in row_values(grant).items())]) + "\n"
 
 
 def row_values(grant: TrustGrant) -> dict[str, str]:
-    """What stands in a row beside the name, as TOML."""
+    """Return the values of a row without the name, as TOML."""
     values = {
         "keyid": f'"{grant.key.keyid}"',
         "public": f'"{base64.b64encode(grant.key.raw).decode("ascii")}"',
@@ -365,7 +357,7 @@ def row_values(grant: TrustGrant) -> dict[str, str]:
 
 
 def named_key(text: str, name: str, where: str) -> TrustedKey:
-    """The key of that name or id in an imagefactory.toml. Raises UsageError."""
+    """Return the key of that name or id in an imagefactory.toml. Raises UsageError."""
     key = next((key for key in parse_trust(text, where).keys if name in (key.name, key.keyid)), None)
     if key is None:
         raise UsageError(
@@ -377,10 +369,10 @@ def named_key(text: str, name: str, where: str) -> TrustedKey:
 
 
 def retire_key(text: str, name: str, until: date, where: str, record: bytes = b"") -> str:
-    """imagefactory.toml with that key believed only for what it issued before `until` (a date or a time).
+    """Return imagefactory.toml with that key trusted only for what it issued before `until`.
 
-    `record` is the text of its file in `RECORDS`. Raises UsageError where no such key is trusted, or where
-    its time was over before and it has that record already.
+    `record` is the text of its file in `RECORDS`. Raises UsageError if no such key is trusted, or if it ended
+    earlier and has a record.
     """
     import tomlkit
 
@@ -404,12 +396,12 @@ def retire_key(text: str, name: str, until: date, where: str, record: bytes = b"
 
 
 def format_record(digests: Iterable[str]) -> bytes:
-    """The text of a file in `RECORDS`: the digests of payloads, a line each."""
+    """Return the text of a file in `RECORDS`: the digests of payloads, a line each."""
     return "".join(f"{digest}\n" for digest in sorted(set(digests))).encode("ascii")
 
 
 def _checked(text: str, before: str, where: str) -> str:
-    """The edit touched the rows of trust and nothing else, and can be read."""
+    """Return `text`. Raises UsageError unless it is valid and only its trust rows changed."""
     parse_trust(text, where)
     old, new = tomllib.loads(before), tomllib.loads(text)
     if {**old, "trust": 0} != {**new, "trust": 0}:
@@ -422,7 +414,7 @@ def _checked(text: str, before: str, where: str) -> str:
 
 
 def read_text(path: Path) -> str:
-    """The text of an imagefactory.toml. Raises UsageError where there is none."""
+    """Return the text of an imagefactory.toml. Raises UsageError if there is none."""
     if not path.is_file():
         raise UsageError(
             "project-not-found",
@@ -433,7 +425,7 @@ def read_text(path: Path) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes an imagefactory.toml beside and renames it."""
+    """Replace an imagefactory.toml in one step."""
     path = path.resolve()
     try:
         with replacing(path, mode=path.stat().st_mode & 0o777 if path.exists() else 0o644) as file:
@@ -442,38 +434,31 @@ def write_text(path: Path, text: str) -> None:
         raise UsageError(*os_problem("write", path, error), hint="check its permissions") from error
 
 
-# --- telling ---------------------------------------------------------------------------------------
-
-
 def list_keys(trust: TrustRules, own: Sequence[PublicKey], now: datetime) -> list[dict[str, Any]]:
-    """Trusted keys and a user's own, by name, as JSON. `state` is trusted, retired, later or not-trusted."""
+    """Return trusted keys and the user's own, by name, as JSON.
+
+    `state` is trusted, retired, later or not-trusted.
+    """
     mine = {key.keyid: key for key in own}
-    rows = []
-    for key in trust.keys:
-        started = "trusted" if key.since <= now else "later"
-        rows.append(
-            {
-                "name": key.name,
-                "keyid": key.keyid,
-                "public": base64.b64encode(key.public).decode("ascii"),
-                "state": "retired" if key.until <= now else started,
-                "from": format_time(key.since),
-                "until": format_time(key.until),
-                "evidence": [kind for kind in key.evidence if kind in trust.policy.evidence],
-                "own": mine.pop(key.keyid, None) is not None,
-            }
-        )
-    rows += [
-        {
+
+    def row(key: PublicKey, trusted: TrustedKey | None) -> dict[str, Any]:
+        state = "not-trusted"
+        if trusted:
+            started = "trusted" if trusted.since <= now else "later"
+            state = "retired" if trusted.until <= now else started
+        kinds = trusted.evidence if trusted else ()
+        return {
             "name": key.name,
             "keyid": key.keyid,
             "public": base64.b64encode(key.raw).decode("ascii"),
-            "state": "not-trusted",
-            "from": None,
-            "until": None,
-            "evidence": [],
-            "own": True,
+            "state": state,
+            "from": format_time(trusted.since) if trusted else None,
+            "until": format_time(trusted.until) if trusted else None,
+            "evidence": [kind for kind in kinds if kind in trust.policy.evidence],
+            "own": key.keyid in mine,
         }
-        for key in mine.values()
-    ]
+
+    known = {key.keyid for key in trust.keys}
+    rows = [row(PublicKey(name=key.name, raw=key.public), key) for key in trust.keys]
+    rows += [row(key, None) for key in mine.values() if key.keyid not in known]
     return sorted(rows, key=lambda row: str(row["name"]))

@@ -1,4 +1,4 @@
-"""The values of verdicts: what was said, what was taken back, and how much it counts."""
+"""Verdicts: their values, signing and parsing."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from imagefactory.verify.report import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """A signed statement about one run. `report` is what it says; its outcome may be any word.
+    """A signed report of one run, with any outcome.
 
-    `keyid` is that of the key that signed it, `digest` that of the signed payload: it stays the same whatever
-    artifact carries the envelope, and is empty before the verdict is signed. It is valid from `issued` until
-    `expires`, for its GPU's capability and for drivers from its own on.
+    `keyid` is of the key that signed it, `digest` of the signed payload: it is the same in every artifact
+    that carries it, and empty before the verdict is signed. It is valid from `issued` until `expires`,
+    for its GPU's capability and for its driver and newer ones.
     """
 
     report: GpuReport
@@ -46,12 +46,11 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revocation:
-    """A signed statement that verdicts of a subject hold no longer, signed by the key `keyid`.
+    """A statement, signed by the key `keyid`, that verdicts of a subject are no longer valid.
 
-    It speaks of verdicts about the manifest `subject`: of those in `verdicts` (digests of signed payloads, as
-    Verdict.digest), where that is empty of all that were issued up to `before`; of one `capability`, all
-    where that is empty. It takes back nothing that was issued from `end` on, when its key was retired; None
-    for never. `about` is the image that `subject` is the manifest of.
+    It is about verdicts of the manifest `subject`: those in `verdicts` (as Verdict.digest) or, if empty, all
+    issued up to `before`; on one `capability`, or all if empty. It does not cover what was issued from `end`
+    on, when its key was retired; None for never. `about` is the image of the manifest.
     """
 
     subject: str
@@ -64,7 +63,7 @@ class Revocation:
     about: VerifiedImage | None = None
 
     def covers(self, verdict: Verdict) -> bool:
-        """Whether it takes this verdict back. Who may say so is judged when it is read."""
+        """Return whether it revokes this verdict. Reading it checks who signed it."""
         report = verdict.report
         capability = report.device.capability if report.device else ""
         return (
@@ -77,9 +76,9 @@ class Revocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevokedCell:
-    """Verdicts that were taken back: of the image or .sif `subject` on `capability`, empty for on any GPU.
+    """Revoked verdicts of the image or .sif `subject` on `capability`, empty for any GPU.
 
-    `by` is the name of the key `keyid` that signed the revocation at `when`, where it was judged.
+    `by` is the name of the key `keyid` that signed the revocation at `when`.
     """
 
     subject: VerifiedImage
@@ -91,17 +90,17 @@ class RevokedCell:
 
     @property
     def summary(self) -> str:
-        """Who took it back, when and why."""
+        """Return who revoked it, when and why."""
         return f"revoked by {self.by} on {self.when:%Y-%m-%d}: {self.why}"
 
     @property
     def where(self) -> str:
-        """`on 8.0`, or `on all GPUs`."""
+        """Return `on 8.0`, or `on all GPUs`."""
         return f"on {self.capability}" if self.capability else "on all GPUs"
 
 
 class VerdictStatus(StrEnum):
-    """Whether a verdict can be relied on, in the word that says why not."""
+    """Whether a verdict counts, and if not, why."""
 
     GOOD = "good"
     UNSIGNED = "unsigned"
@@ -120,11 +119,10 @@ class VerdictStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerificationResult:
-    """A verdict as found in a store, None where it cannot be read, and whether it can be relied on.
+    """A verdict in a store, None if it cannot be read, and whether it counts.
 
-    `digest` is that of the artifact that carries it. Anyone who may push can carry it by another one, so
-    nothing but the artifact itself is known by it: `name` is the verdict's. `revocation` took it back, where
-    it is REVOKED.
+    `digest` is of the artifact that carries it. Anyone who may push can attach it with another one, so
+    people refer to a verdict by `name`. `revocation` is set if it is REVOKED.
     """
 
     digest: str
@@ -135,12 +133,12 @@ class VerificationResult:
 
     @property
     def name(self) -> str:
-        """The digest that people name it by: the signed payload's, the artifact's where that is not read."""
+        """Return the digest for people: the signed payload's, or the artifact's if that was not read."""
         return self.verdict.digest if self.verdict else self.digest
 
     @property
     def proves(self) -> bool:
-        """Whether it says `verified` and can be relied on."""
+        """Return whether its outcome is `verified` and it counts."""
         return (
             self.standing is VerdictStatus.GOOD
             and self.verdict is not None
@@ -150,19 +148,18 @@ class VerificationResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageProgress:
-    """How far a target's image is, by the store alone; `verified` on these capabilities."""
+    """The status of a target's image by the store; `verified` on these capabilities."""
 
     built: bool = False
     pushed: bool = False
     verified: tuple[str, ...] = ()
 
 
-# --- Statements: what a verdict says as bytes, signed, and read again
-#     GpuReport -> sign() -> Signed          payload -> parse_verdict() -> Verdict
-# A statement is an in-toto Statement v1 about one digest, that of the image's manifest. Its predicate
-# is the report, as report.py writes it, with `issued` and `expires` (verdict.schema.json).
-# The names of predicate types look like addresses and are none: nothing is ever fetched from there.
-
+# --- Statements: a verdict as bytes
+#     GpuReport -> sign() -> SignedVerdict          payload -> parse_verdict() -> Verdict
+# A statement is an in-toto Statement v1 about one digest, that of the image's manifest. Its predicate is the
+# report, as report.py writes it, with `issued` and `expires` (verdict.schema.json). The names of predicate
+# types look like addresses, but nothing is ever fetched from there.
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 VERDICT = "https://imagefactory.dev/verdict/v1"
@@ -170,7 +167,7 @@ TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"
 
 LONGEST_LIFE = timedelta(days=366)
 SKEW = timedelta(minutes=5)
-"""How far the clocks of two machines may be apart."""
+"""The largest difference between the clocks of two machines."""
 
 SIGNABLE = (
     Outcome.VERIFIED,
@@ -180,9 +177,9 @@ SIGNABLE = (
     Outcome.LOAD_FAILED,
     Outcome.TIMEOUT,
 )
-"""What a run on a GPU says of an image; the other words are about the machine or about no run at all."""
+"""The outcomes of a run on a GPU about an image; others are about the machine, or there was no run."""
 SIGNABLE_MULTI_GPU = (Outcome.TOGETHER, Outcome.APART)
-"""What a run of the level `several` says: in other words, so that nothing takes it for a claim about one."""
+"""The outcomes of the level `several`: other names, so that they are not claims about one GPU."""
 PASSES = (Outcome.VERIFIED, Outcome.TOGETHER)
 
 _SIMULATED = re.compile(r"[0-9a-f]{2}223334-4445-5667-899a-abbccddeeff0")
@@ -201,20 +198,17 @@ class SignedVerdict:
     test_result: bytes
 
 
-# --- signing -------------------------------------------------------------------------------------
-
-
 def jittered_expiry(report: GpuReport, days: int) -> int:
-    """Up to a sixth fewer than `days`, by image and GPU: what one night proved need not lapse in one."""
+    """Return up to a sixth fewer `days`, by image and GPU: verdicts of one night expire on several days."""
     seed = f"{report.subject.manifest} {report.device.capability if report.device else ''}"
     return days - int(hashlib.sha256(seed.encode()).hexdigest(), 16) % (days // 6 + 1)
 
 
 def sign(report: GpuReport, key: SigningKey, *, now: datetime, days: int) -> SignedVerdict:
-    """Makes a verdict of a report, good for `days` days. Its outcome must be `signable`.
+    """Sign a report as a verdict, valid for `days` days. Its outcome must be `signable`.
 
-    Raises StatementError for a rehearsal, for a report that contradicts itself or leaves a check out, where
-    no run on a GPU is behind it, and where the host's evidence of that GPU is missing or does not fit it.
+    Raises StatementError for a rehearsal, a report that contradicts itself or lacks a check, one without a
+    run on a GPU, and one whose GPU the host's evidence does not confirm.
     """
     why = contradiction(report) or missing_evidence(report) or _missing_check(report)
     if why:
@@ -230,7 +224,7 @@ def sign(report: GpuReport, key: SigningKey, *, now: datetime, days: int) -> Sig
     issued = now.replace(microsecond=0)
     verdict = Verdict(report=report, issued=issued, expires=issued + timedelta(days=days), keyid=key.keyid)
     payload = format_verdict(verdict)
-    # Nothing is signed that nobody would read.
+    # What readers would reject is not signed.
     verdict = parse_verdict(payload, "the statement to sign", key.keyid)
     envelope, test_result = sign_envelope(payload, key), sign_envelope(format_test_result(verdict), key)
     for data in (envelope, test_result):
@@ -239,17 +233,18 @@ def sign(report: GpuReport, key: SigningKey, *, now: datetime, days: int) -> Sig
 
 
 def signable(report: GpuReport) -> bool:
-    """Whether its outcome says anything of the image. Of several GPUs a run that took too long does not."""
+    """Return whether the outcome is about the image. A time-out on several GPUs is not."""
     return report.outcome in (SIGNABLE_MULTI_GPU if report.level == MULTI_GPU_LEVELS else SIGNABLE)
 
 
 def contradiction(report: GpuReport) -> str:
-    """Why the report does not hold together; empty where it does."""
+    """Return why the report contradicts itself; empty if it does not."""
     states = {check.name: check.state for check in report.checks}
     if report.rehearsal:
         return "it is a rehearsal on the CPU"
     if not signable(report):
-        return f"its outcome '{report.outcome}' is not that of a run on {_tested_gpu(report)}"
+        number = "several GPUs" if report.level == MULTI_GPU_LEVELS else "a GPU"
+        return f"its outcome '{report.outcome}' is not that of a run on {number}"
     if report.level == MULTI_GPU_LEVELS and (why := _miscounted(report)):
         return why
     if any(states.get(name) is not CheckState.NOT_RUN for name in report.waived):
@@ -264,12 +259,8 @@ def contradiction(report: GpuReport) -> str:
     return ""
 
 
-def _tested_gpu(report: GpuReport) -> str:
-    return "several GPUs" if report.level == MULTI_GPU_LEVELS else "a GPU"
-
-
 def _miscounted(report: GpuReport) -> str:
-    """Why it does not speak of as many GPUs as its host has, or waives a part of what it says of them."""
+    """Return why its number of GPUs does not fit the host's, or that it waives one of their checks."""
     device, hardware = report.device, report.hardware
     there = hardware.count_of(device.capability) if hardware and device else 0
     least = 2 if report.outcome is Outcome.TOGETHER else 0
@@ -279,11 +270,11 @@ def _miscounted(report: GpuReport) -> str:
 
 
 def missing_evidence(report: GpuReport) -> str:
-    """Why the host's evidence does not show the GPU that the suite met; empty where it does.
+    """Return why the host's evidence does not confirm the suite's GPU; empty if it does.
 
-    The GPU, or the one that its MIG instance is a part of, must be told by NVML with the same capability and
-    by /proc, the machine must have a device node, and the driver must be known. Of a pool's job the pool
-    tells the GPU, and it sees no node; what is simulated there is no GPU.
+    NVML must list the GPU, or the whole GPU of its MIG instance, with the same capability, and /proc must
+    too. The machine must have a device node, and the driver must be known. For a pool's job the pool lists
+    the GPU, without nodes; a simulated one does not count.
     """
     hardware, device = report.hardware, report.device
     if hardware is None:
@@ -305,7 +296,7 @@ def missing_evidence(report: GpuReport) -> str:
 
 
 def is_simulated(uuid: str) -> bool:
-    """Whether that is the UUID of a GPU that condor_gpu_discovery makes up (`-simulate`).
+    """Return whether condor_gpu_discovery invented the GPU with this UUID (`-simulate`).
 
     Source: condor_gpu_discovery, the simulated devices: one pattern, whose first byte counts them.
     """
@@ -318,25 +309,17 @@ def _missing_check(report: GpuReport) -> str:
     return f"the level '{report.level}' has the check '{missing[0]}', it does not" if missing else ""
 
 
-# --- what is said ----------------------------------------------------------------------------------
-
-
 def format_verdict(verdict: Verdict) -> bytes:
-    """The statement's bytes. `keyid` and `digest` are not part of them."""
-    report = verdict.report
-    predicate = {
-        **format_gpu_report(report),
-        "issued": format_time(verdict.issued),
-        "expires": format_time(verdict.expires),
-    }
-    return format_statement(report.subject, VERDICT, predicate)
+    """Return the statement's bytes. `keyid` and `digest` are not part of them."""
+    period = {"issued": format_time(verdict.issued), "expires": format_time(verdict.expires)}
+    return format_statement(verdict.report.subject, VERDICT, {**format_gpu_report(verdict.report), **period})
 
 
 def format_test_result(verdict: Verdict) -> bytes:
-    """The same as a test-result statement v0.1, which other tools read; less is said, and it expires never.
+    """Return the verdict as a test-result statement v0.1 for other tools: shorter, and without an expiry.
 
-    Source: in-toto attestation framework, predicates/test-result. WARNED is a pass with checks waived. Where
-    it ran is an annotation of the suite, so that two runs never make one statement.
+    Source: in-toto attestation framework, predicates/test-result. WARNED is a pass with checks waived. The
+    GPU is an annotation of the suite, so that two runs never make the same statement.
     """
     report = verdict.report
     device, driver = report.device, report.hardware.driver if report.hardware else ""
@@ -361,29 +344,16 @@ def format_test_result(verdict: Verdict) -> bytes:
 
 
 def format_statement(subject: VerifiedImage, kind: str, predicate: Mapping[str, Any]) -> bytes:
-    """An in-toto Statement v1 about the manifest of `subject`, which alone fixes what tools unpack."""
-    return format_json(
-        {
-            "_type": STATEMENT,
-            "subject": [
-                {
-                    "name": f"{subject.target or 'image'}/manifest",
-                    "digest": {"sha256": subject.manifest.removeprefix("sha256:")},
-                }
-            ],
-            "predicateType": kind,
-            "predicate": predicate,
-        }
-    )
-
-
-# --- reading it again ------------------------------------------------------------------------------
+    """Return an in-toto Statement v1 about the manifest of `subject`, which decides what tools unpack."""
+    digest = {"sha256": subject.manifest.removeprefix("sha256:")}
+    about = [{"name": f"{subject.target or 'image'}/manifest", "digest": digest}]
+    return format_json({"_type": STATEMENT, "subject": about, "predicateType": kind, "predicate": predicate})
 
 
 def parse_verdict(payload: bytes, where: str, keyid: str) -> Verdict:
-    """The verdict that a statement's bytes say. Raises StatementError for bytes that are not a verdict's.
+    """Parse a statement's bytes. Raises StatementError if they are not a verdict's.
 
-    That includes a validity that is none, and a run that ended after it was signed.
+    An invalid period is an error too, and a run that ended after it was signed.
     """
     predicate = parse_predicate(payload, where, VERDICT)
     own = ("issued", "expires")
@@ -391,23 +361,21 @@ def parse_verdict(payload: bytes, where: str, keyid: str) -> Verdict:
     period = _PERIOD.parse({key: value for key, value in predicate.items() if key in own}, where)
     verdict = Verdict(report=report, keyid=keyid, digest=digest_of(payload), **period)
     if not timedelta(0) < verdict.expires - verdict.issued <= LONGEST_LIFE:
-        raise invalid_value_error(
-            f"{where}: expires", f"it is not within {LONGEST_LIFE.days} days after it was issued"
-        )
+        what = f"it is not within {LONGEST_LIFE.days} days after it was issued"
+        raise invalid_value_error(f"{where}: expires", what)
     if report.ended - verdict.issued > SKEW:
         raise invalid_value_error(f"{where}: ended", "it is after the signature")
     why = contradiction(report)
     if why:
         raise invalid_value_error(where, why)
     if format_verdict(verdict) != payload:
-        raise invalid_value_error(
-            where, "its subjects do not match its report, or it is not in canonical form"
-        )
+        what = "its subjects do not match its report, or it is not in canonical form"
+        raise invalid_value_error(where, what)
     return verdict
 
 
 def parse_predicate(payload: bytes, where: str, kind: str) -> Mapping[str, Any]:
-    """The predicate of a statement of this kind, in the one spelling. Raises StatementError."""
+    """Return the predicate of a statement of this type in canonical form. Raises StatementError."""
     statement = _STATEMENT.parse(parse_json(payload, where), where)
     if statement["_type"] != STATEMENT:
         raise invalid_value_error(f"{where}: _type", f"it is not {STATEMENT}")

@@ -96,12 +96,16 @@ def _read_gpu(places: AmdPlaces, folder: Path, properties: Mapping[str, int]) ->
     uuid = f"GPU-{properties.get('unique_id', 0):016x}"
     device = places.sys / f"class/drm/renderD{number}/device"
     if not properties.get("unique_id") or _text(device / "unique_id") != uuid.removeprefix("GPU-"):
-        what = f"{UNUSABLE}the kernel reports no consistent id of {device.parent.name}"
-        raise NoGpuError("gpu-not-visible", what, hint=AMD_HINT)
+        raise NoGpuError(
+            "gpu-not-visible",
+            f"{UNUSABLE}the kernel reports no consistent id of {device.parent.name}",
+            hint=AMD_HINT,
+        )
     node = places.dev / f"dri/renderD{number}"
     if not _is_render_node(node, number, places.proc):
-        what = f"{UNUSABLE}{node} is not a render node of the driver"
-        raise NoGpuError("gpu-not-visible", what, hint=AMD_HINT)
+        raise NoGpuError(
+            "gpu-not-visible", f"{UNUSABLE}{node} is not a render node of the driver", hint=AMD_HINT
+        )
     processor = processor_of(properties["gfx_target_version"])
     name = clean(_text(device / "product_name")) or f"AMD {processor}"
     memory = _memory(folder) or read_memory(str(places.proc))  # a processor's own graphics share its memory
@@ -161,8 +165,9 @@ class LocalEvidence:
         except NoGpu as error:
             if other := read_amd(self.amd):
                 return other
-            what = f"{error}, and the kernel reports no AMD GPU"
-            raise NoGpuError("gpu-not-visible", what, hint=HINT) from error
+            raise NoGpuError(
+                "gpu-not-visible", f"{error}, and the kernel reports no AMD GPU", hint=HINT
+            ) from error
         return parse_evidence(hardware, EVIDENCE_LOCAL, "this machine's GPUs")
 
 

@@ -224,9 +224,6 @@ class GpuSuiteReport:
     rows: tuple[SuiteCheck, ...]
 
 
-# --- reading -------------------------------------------------------------------------------------
-
-
 @functools.cache
 def _fields(level: str) -> ObjectSchema:
     names = table.checks_of(level)
@@ -257,9 +254,6 @@ def parse_suite_report(data: bytes, expectations: Mapping[str, Any]) -> GpuSuite
         raise InvalidReportError("its report has a check twice")
     device = report["device"] and GpuIdentity(**{**report["device"], "name": clean(report["device"]["name"])})
     return GpuSuiteReport(cuda=report["cuda"], device=device, running=report["running"], rows=checks)
-
-
-# --- judging -------------------------------------------------------------------------------------
 
 
 def not_started(run: GpuRun, outcome: Outcome, reason: str) -> GpuReport:

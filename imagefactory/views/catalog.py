@@ -23,7 +23,7 @@ from imagefactory.views.verdicts import format_ages, revoked_json
 
 def format_center_images(shelves: Sequence[CenterImages], width: int | None = None) -> str:
     """Each shelf's images, a row each: where it is verified, in any form, and where only predicted."""
-    return "\n\n".join(_format_center(one, width) for one in shelves)
+    return "\n\n".join(_format_center(shelf, width) for shelf in shelves)
 
 
 def _format_center(shelf: CenterImages, width: int | None) -> str:
@@ -41,7 +41,7 @@ def _format_center(shelf: CenterImages, width: int | None) -> str:
         )
     table = format_table(("IMAGE", "FRAMEWORK", "VERIFIED ON", "PREDICTED ON"), rows, width)
     ages = format_ages(verdict_ages_of(shelf.offers, shelf.now))
-    return f"{shelf.said}\n{ages}\n\n{table}"
+    return f"{shelf.source}\n{ages}\n\n{table}"
 
 
 def format_offer(shelf: CenterImages, width: int | None = None) -> str:
@@ -62,22 +62,22 @@ def format_offer(shelf: CenterImages, width: int | None = None) -> str:
             ("image", image.reference),
             *_known_text(verified_evidence(offer.judged, image.revoked_of(image.subject))),
         ]
-    for one in offer.sifs:
-        where = f"oras://{one.sif.reference}" if one.sif.reference else "of sha256 " + one.sif.sha256[7:19]
+    for row in offer.sifs:
+        where = f"oras://{row.sif.reference}" if row.sif.reference else "of sha256 " + row.sif.sha256[7:19]
         fields += [
-            (".sif", f"{where}, {format_bytes(one.sif.size)}"),
-            *_known_text(verified_evidence(one.judged, image.revoked_of(one.sif.subject))),
+            (".sif", f"{where}, {format_bytes(row.sif.size)}"),
+            *_known_text(verified_evidence(row.judged, image.revoked_of(row.sif.subject))),
         ]
     guessed = expected_grounds(_nothing_but_revoked(image), image)
     spoken = set(_classes(offer)[0])
     fields += [
-        ("predicted", f"on {one.capability}: {one.claim.reason}")
-        for one in guessed.classes
-        if one.capability not in spoken
+        ("predicted", f"on {row.capability}: {row.claim.reason}")
+        for row in guessed.classes
+        if row.capability not in spoken
     ]
     fields += [("not", f"on {capability}: {why}") for capability, why in guessed.refused]
-    told = format_fields(_folded(fields, width))
-    return f"{shelf.said}\n\n{shelf.name_of(image)}\n{told}\n\nnext: {_next(shelf, offer)}"
+    text = format_fields(_folded(fields, width))
+    return f"{shelf.source}\n\n{shelf.name_of(image)}\n{text}\n\nnext: {_next(shelf, offer)}"
 
 
 def _nothing_but_revoked(image: CatalogImage) -> ImageEvidence:
@@ -106,8 +106,8 @@ def _next(shelf: CenterImages, offer: ImageOffer) -> str:
 
 
 def _known_text(grounds: ImageEvidence) -> Iterator[tuple[str, str]]:
-    for one in grounds.classes:
-        yield "verified", f"on {one.capability}{_least(one)}: {one.claim.reason}"
+    for row in grounds.classes:
+        yield "verified", f"on {row.capability}{_least(row)}: {row.claim.reason}"
     for capability, why in grounds.refused:
         yield "not", f"on {capability}: {why}"
 
@@ -118,12 +118,12 @@ def _least(gpu_class: GpuClass) -> str:
 
 def _classes(offer: ImageOffer) -> tuple[list[Capability], list[Capability]]:
     """The capabilities on which some form of it is verified, and those on which it is only predicted."""
-    forms = [(offer.image.subject, offer.judged), *((one.sif.subject, one.judged) for one in offer.sifs)]
+    forms = [(offer.image.subject, offer.judged), *((row.sif.subject, row.judged) for row in offer.sifs)]
     grounds = [verified_evidence(judged, offer.image.revoked_of(subject)) for subject, judged in forms]
-    verified = sorted({one.capability for each in grounds for one in each.classes})
+    verified = sorted({row.capability for each in grounds for row in each.classes})
     refused = {capability for each in grounds for capability, _ in each.refused}
     hoped = expected_grounds(_nothing_but_revoked(offer.image), offer.image).classes
-    return verified, [one.capability for one in hoped if one.capability not in {*verified, *refused}]
+    return verified, [row.capability for row in hoped if row.capability not in {*verified, *refused}]
 
 
 def source_json(catalogue: Catalog | None) -> Mapping[str, object]:
@@ -137,11 +137,11 @@ def source_json(catalogue: Catalog | None) -> Mapping[str, object]:
 
 def centers_json(open_: Sequence[CenterCatalog]) -> Mapping[str, object]:
     """`{centers: [...]}` where several are joined, else nothing."""
-    if not any(one.center.several for one in open_):
+    if not any(row.center.several for row in open_):
         return {}
     rows = [
-        {"center": one.center.name, "catalogue": one.center.place, **source_json(one.catalogue)}
-        for one in open_
+        {"center": row.center.name, "catalogue": row.center.place, **source_json(row.catalogue)}
+        for row in open_
     ]
     return {"centers": rows}
 
@@ -151,7 +151,7 @@ def center_images_json(shelves: Sequence[CenterImages]) -> Mapping[str, object]:
     images = [_offer_json(shelf, offer) for shelf in shelves for offer in shelf.offers]
     if shelves[0].center.several:
         return {
-            "centers": [{"center": one.center.name, **_head_json(one)} for one in shelves],
+            "centers": [{"center": shelf.center.name, **_head_json(shelf)} for shelf in shelves],
             "images": images,
         }
     return {**_head_json(shelves[0]), "images": images}
@@ -183,9 +183,9 @@ def _offer_json(shelf: CenterImages, offer: ImageOffer) -> Mapping[str, object]:
         "manifest": image.subject.manifest,
         "size": image.size,
         "unpacked": image.unpacked,
-        "sifs": [{"sha256": one.sif.sha256, "reference": one.sif.reference} for one in offer.sifs],
-        "verified": [str(one) for one in verified],
-        "predicted": [str(one) for one in predicted],
+        "sifs": [{"sha256": row.sif.sha256, "reference": row.sif.reference} for row in offer.sifs],
+        "verified": [str(row) for row in verified],
+        "predicted": [str(row) for row in predicted],
     }
 
 
@@ -200,7 +200,7 @@ MOST_REVOKED = 4
 def format_matches(finding: FindResult, width: int | None = None) -> str:
     """Where the answer comes from, and a row for each kind of GPU."""
     inventory = finding.ask.inventory
-    usable = [one for one in finding.found if one.gpus]
+    usable = [match for match in finding.found if match.gpus]
     lines = [*fold(_sources(finding), width), ""]
     if usable:
         header = (
@@ -208,50 +208,53 @@ def format_matches(finding: FindResult, width: int | None = None) -> str:
             if inventory
             else ("IMAGE", "GPUS BY CAPABILITY", "KNOWN")
         )
-        rows = [row for one in usable[:MOST] for row in (_pool_rows(one) if inventory else _rows(one))]
+        rows = [row for match in usable[:MOST] for row in (_pool_rows(match) if inventory else _rows(match))]
         lines += [format_table(header, rows, width)]
     if len(usable) > MOST:
         lines.append(f"and {len(usable) - MOST} more: say it with more words")
-    for one in finding.found[:MOST]:
+    for match in finding.found[:MOST]:
         lines += [
-            f"{one.findable.name} {row.where}: {row.summary}" for row in one.findable.revoked[:MOST_REVOKED]
+            f"{match.findable.name} {row.where}: {row.summary}"
+            for row in match.findable.revoked[:MOST_REVOKED]
         ]
-    for_cpus = [one.findable for one in finding.found if not one.findable.gpu]
-    lines += [f"{one.name} needs no GPU: imagefactory {shlex.join(_use(one))}" for one in for_cpus[:MOST]]
+    for_cpus = [match.findable for match in finding.found if not match.findable.gpu]
+    lines += [
+        f"{match.name} needs no GPU: imagefactory {shlex.join(_use(match))}" for match in for_cpus[:MOST]
+    ]
     which = "these GPUs" if inventory else "the known GPUs"
-    if unknown := sum(one.unknown for one in finding.found):
+    if unknown := sum(match.unknown for match in finding.found):
         lines.append(f"nothing is known of {unknown} image{'s' * (unknown != 1)} on some of {which}")
     if rest := len(finding.found) - len(usable) - len(for_cpus) - unknown:
         what = "image runs" if rest == 1 else "images run"
         lines.append(f"{rest} {what} on none of {which}")
-    if any(row.unsure for one in usable[:MOST] for row in one.gpus):
+    if any(row.unsure for match in usable[:MOST] for row in match.gpus):
         lines.append("* some of these machines may refuse such jobs: what they take is not told")
     return "\n".join(lines).rstrip()
 
 
 def next_command(finding: FindResult) -> tuple[str, ...]:
     """What the reader types for the best answer, behind `imagefactory`."""
-    best, wish = finding.found[0], finding.ask.wish
+    best, resources = finding.found[0], finding.ask.wish
     if not best.findable.gpu:
         return _use(best.findable)
     if not best.gpus:
         return ("gpus",) if finding.ask.inventory else ("compat", best.findable.family)
-    one = best.findable
-    if one.ready:
-        options = ["--gpus", str(wish.gpus)] if wish.gpus > 1 else []
-        options += ["--gpu-memory", format_size(wish.gpu_memory)] if wish.gpu_memory else []
+    candidate = best.findable
+    if candidate.ready:
+        options = ["--gpus", str(resources.gpus)] if resources.gpus > 1 else []
+        options += ["--gpu-memory", format_size(resources.gpu_memory)] if resources.gpu_memory else []
         options += [] if best.gpus[0].basis is ClaimBasis.VERIFIED else ["--allow-unverified"]
-        return ("job", "write", one.argument, *options)
-    if one.target:
-        return ("build", one.target)
-    cuda = ("--cuda", one.cuda) if one.cuda else ()
+        return ("job", "write", candidate.argument, *options)
+    if candidate.target:
+        return ("build", candidate.target)
+    cuda = ("--cuda", candidate.cuda) if candidate.cuda else ()
     gpu = ("--capability", str(best.gpus[0].capability)) if finding.ask.inventory else ()
-    return ("compat", f"{one.framework}=={one.version}", *cuda, *gpu)
+    return ("compat", f"{candidate.framework}=={candidate.version}", *cuda, *gpu)
 
 
-def _use(one: FindCandidate) -> tuple[str, ...]:
+def _use(candidate: FindCandidate) -> tuple[str, ...]:
     """What is done with an image that needs no GPU."""
-    return ("job", "write", one.argument) if one.ready else ("build", one.argument)
+    return ("job", "write", candidate.argument) if candidate.ready else ("build", candidate.argument)
 
 
 def _sources(finding: FindResult) -> Iterator[str]:
@@ -264,8 +267,8 @@ def _sources(finding: FindResult) -> Iterator[str]:
     elif finding.factory:
         yield f"images of the factory {finding.place}"
     else:
-        for one in finding.open:
-            yield one.center.answers(one.catalogue.made)
+        for row in finding.open:
+            yield row.center.answers(row.catalogue.made)
     if finding.ages:
         yield format_ages(finding.ages)
     inventory = finding.ask.inventory
@@ -276,24 +279,24 @@ def _sources(finding: FindResult) -> Iterator[str]:
     )
 
 
-def _pool_rows(one: FindMatch) -> Iterator[tuple[str, ...]]:
-    for number, row in enumerate(one.gpus):
+def _pool_rows(match: FindMatch) -> Iterator[tuple[str, ...]]:
+    for number, row in enumerate(match.gpus):
         gpu = row.name.removeprefix("NVIDIA ")
         gpu += f" ({row.capability})" if row.name != row.capability else ""
         mark = "*" if row.unsure else ""
-        yield _title(one, number), gpu, f"{row.gpus:4}", f"{row.free:4}", f"{row.basis}{mark}"
+        yield _title(match, number), gpu, f"{row.gpus:4}", f"{row.free:4}", f"{row.basis}{mark}"
 
 
-def _rows(one: FindMatch) -> Iterator[tuple[str, ...]]:
+def _rows(match: FindMatch) -> Iterator[tuple[str, ...]]:
     by_basis: dict[ClaimBasis, list[GpuMatch]] = {}
-    for row in one.gpus:
+    for row in match.gpus:
         by_basis.setdefault(row.basis, []).append(row)
     for number, (basis, rows) in enumerate(by_basis.items()):
-        yield _title(one, number), " ".join(row.capability for row in rows), basis.value
+        yield _title(match, number), " ".join(row.capability for row in rows), basis.value
 
 
-def _title(one: FindMatch, number: int) -> str:
-    return "" if number else one.findable.name
+def _title(match: FindMatch, number: int) -> str:
+    return "" if number else match.findable.name
 
 
 def matches_json(finding: FindResult) -> Mapping[str, object]:
@@ -320,18 +323,18 @@ def matches_json(finding: FindResult) -> Mapping[str, object]:
         else None,
         "images": [
             {
-                "target": one.findable.target or None,
-                "name": one.findable.name,
-                **({"center": one.findable.center} if one.findable.center else {}),
-                "framework": one.findable.framework,
-                "version": one.findable.version,
-                "cuda": one.findable.cuda,
-                "ready": one.findable.ready,
-                "unknown": one.unknown,
-                "revoked": [revoked_json(row) for row in one.findable.revoked],
-                "gpus": [_gpu_json(row, counted=inventory is not None) for row in one.gpus],
+                "target": match.findable.target or None,
+                "name": match.findable.name,
+                **({"center": match.findable.center} if match.findable.center else {}),
+                "framework": match.findable.framework,
+                "version": match.findable.version,
+                "cuda": match.findable.cuda,
+                "ready": match.findable.ready,
+                "unknown": match.unknown,
+                "revoked": [revoked_json(row) for row in match.findable.revoked],
+                "gpus": [_gpu_json(row, counted=inventory is not None) for row in match.gpus],
             }
-            for one in finding.found
+            for match in finding.found
         ],
         "next": shlex.join(("imagefactory", *next_command(finding))),
     }

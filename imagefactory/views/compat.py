@@ -74,9 +74,11 @@ def _gpu_row(row: CompatRow, sources: Footnotes, warnings: Footnotes) -> tuple[s
     first = cell.claims[0]
     others = [claim for claim in cell.claims[1:] if claim.basis is not first.basis and _differ(claim, first)]
     why = [f"{first.reason} {sources.mark([first.source])}"]
-    why += [f"{one.basis}: {one.answer}, {one.reason} {sources.mark([one.source])}" for one in others]
-    told = [f"{claim.reason} {sources.mark([claim.source])}" for claim in displayed_warnings(cell)]
-    marks = warnings.mark(told)
+    why += [
+        f"{claim.basis}: {claim.answer}, {claim.reason} {sources.mark([claim.source])}" for claim in others
+    ]
+    warned = [f"{claim.reason} {sources.mark([claim.source])}" for claim in displayed_warnings(cell)]
+    marks = warnings.mark(warned)
     basis = first.basis.value
     return row.candidate.title, f"{first.answer} {marks}".rstrip(), basis, first.driver, "; ".join(why)
 
@@ -86,8 +88,8 @@ def displayed_warnings(cell: Cell) -> tuple[CellClaim, ...]:
     return () if cell.answer is Compatibility.NO else cell.warnings
 
 
-def _differ(one: CellClaim, other: CellClaim) -> bool:
-    return (one.answer in RUNS) != (other.answer in RUNS)
+def _differ(claim: CellClaim, other: CellClaim) -> bool:
+    return (claim.answer in RUNS) != (other.answer in RUNS)
 
 
 def format_rows(
@@ -97,19 +99,22 @@ def format_rows(
 
     Neighbours that are alike in every row are one column.
     """
-    sources, told = Footnotes(), [row for row in rows if not _is_blank(row)]
-    texts = list(zip(*([letters(cell) for cell in row.cells] for row in told), strict=True))
+    sources, displayed = Footnotes(), [row for row in rows if not _is_blank(row)]
+    texts = list(zip(*([letters(cell) for cell in row.cells] for row in displayed), strict=True))
     groups = [list(some) for _, some in groupby(range(len(texts)), key=texts.__getitem__)]
     spans = [_span(capabilities, some) for some in groups]
-    cells = [[texts[some[0]][number] for some in groups] for number in range(len(told))]
-    marks = [sources.mark(claim.source for cell in row.cells for claim in cell.claims[:1]) for row in told]
+    cells = [[texts[some[0]][number] for some in groups] for number in range(len(displayed))]
+    marks = [
+        sources.mark(claim.source for cell in row.cells for claim in cell.claims[:1]) for row in displayed
+    ]
     names = [
-        row.candidate.name or f"({_version(row)} {platform_of(row.candidate.question.cuda)})" for row in told
+        row.candidate.name or f"({_version(row)} {platform_of(row.candidate.question.cuda)})"
+        for row in displayed
     ]
     header = ["TARGET", "VERSION", "CUDA", *spans, "SOURCES"]
     table = [
         [row.candidate.name or "(no recipe)", _version(row), row.candidate.question.cuda, *some, mark]
-        for row, some, mark in zip(told, cells, marks, strict=True)
+        for row, some, mark in zip(displayed, cells, marks, strict=True)
     ]
     if width is not None and table_width([header, *table]) > width:  # a target's name says the rest
         rest = [[name, *some] for name, some in zip(names, cells, strict=True)]
@@ -117,7 +122,7 @@ def format_rows(
         named = ["", "a wider terminal and --json name the sources"]
     else:
         text, named = format_table(header, table), _named(sources, "Sources")
-    amd = any(one.processor for one in capabilities)
+    amd = any(capability.processor for capability in capabilities)
     alike = [ALIKE_AMD if amd else ALIKE] if any(len(some) > 1 for some in groups) else []
     more = [*LEGEND, *alike, *named, *_blank(rows), *_unlocked(rows)]
     return "\n".join([text, "", *fold(more, width)])
@@ -134,10 +139,12 @@ def _span(capabilities: Sequence[Capability], indexes: Sequence[int]) -> str:
 
 def _unlocked(rows: Sequence[CompatRow]) -> list[str]:
     """Which targets are told of without what a lock says."""
-    told = [
-        f"{one.name} ({one.lock})" for one in (row.candidate for row in rows) if one.lock not in ("", "ok")
+    names = [
+        f"{candidate.name} ({candidate.lock})"
+        for candidate in (row.candidate for row in rows)
+        if candidate.lock not in ("", "ok")
     ]
-    return ["", f"by their recipes alone, since no lock is current: {', '.join(told)}"] if told else []
+    return ["", f"by their recipes alone, since no lock is current: {', '.join(names)}"] if names else []
 
 
 def letters(cell: Cell) -> str:
@@ -149,8 +156,8 @@ def letters(cell: Cell) -> str:
 def format_covers(covers: Sequence[Cover], width: int | None = None) -> str:
     """The fewest images of each group, which GPU each is for, and what no image serves."""
     sources = Footnotes()
-    told = [_cover(one, sources, width) for one in covers]
-    return "\n".join(["\n\n".join(told), *fold(_named(sources, "Sources"), width)])
+    blocks = [_cover(cover, sources, width) for cover in covers]
+    return "\n".join(["\n\n".join(blocks), *fold(_named(sources, "Sources"), width)])
 
 
 def _cover(cover: Cover, sources: Footnotes, width: int | None) -> str:
@@ -162,22 +169,23 @@ def _cover(cover: Cover, sources: Footnotes, width: int | None) -> str:
         table = [_served_text(gpu, cell, sources) for gpu, cell in choice.serves]
         lock = f" (lock: {choice.candidate.lock})" if choice.candidate.lock not in ("", "ok") else ""
         lines += [f"  {choice.candidate.title}{lock}", *format_table(table[0], table[1:], width).splitlines()]
-    lines += fold((f"  none for {_unserved(one, sources)}" for one in cover.unserved), width)
+    lines += fold((f"  none for {_unserved(unserved, sources)}" for unserved in cover.unserved), width)
     return "\n".join(lines)
 
 
 def _served_text(gpu: CompatGpu, cell: Cell, sources: Footnotes) -> tuple[str, ...]:
     first = cell.claims[0]
     floor = f", driver {first.driver} or newer" if first.driver and not gpu.driver else ""
-    told = [f"{first.basis} {sources.mark([first.source])}{floor}"]
-    told += [f"! {claim.reason} {sources.mark([claim.source])}" for claim in severe_rules(cell)]
-    return f"    {gpu.count} x {gpu.title}", first.answer.value, "; ".join(told)
+    reasons = [f"{first.basis} {sources.mark([first.source])}{floor}"]
+    reasons += [f"! {claim.reason} {sources.mark([claim.source])}" for claim in severe_rules(cell)]
+    return f"    {gpu.count} x {gpu.title}", first.answer.value, "; ".join(reasons)
 
 
-def _unserved(one: UnservedGpu, sources: Footnotes) -> str:
-    if one.candidate is None or one.claim is None:
-        return f"{one.gpu.title}: nothing is known"
-    return f"{one.gpu.title}: {one.candidate.title}: {one.claim.reason} {sources.mark([one.claim.source])}"
+def _unserved(unserved: UnservedGpu, sources: Footnotes) -> str:
+    title, claim = unserved.gpu.title, unserved.claim
+    if unserved.candidate is None or claim is None:
+        return f"{title}: nothing is known"
+    return f"{title}: {unserved.candidate.title}: {claim.reason} {sources.mark([claim.source])}"
 
 
 def _named(sources: Footnotes, title: str) -> list[str]:
@@ -205,8 +213,8 @@ def format_differences(differences: Sequence[CapabilityDifference], width: int |
     return "\n".join([format_table(header, table, width), *fold(_named(sources, "Sources"), width)])
 
 
-def _scan(one: CapabilityDifference) -> str:
-    return f"scan of {', '.join(one.wheels)} ({one.scanned_source})"
+def _scan(difference: CapabilityDifference) -> str:
+    return f"scan of {', '.join(difference.wheels)} ({difference.scanned_source})"
 
 
 def difference_json(difference: CapabilityDifference) -> dict[str, object]:
@@ -231,13 +239,13 @@ def row_json(row: CompatRow) -> dict[str, object]:
 
 
 def candidate_json(candidate: CoverCandidate) -> dict[str, object]:
-    asked = candidate.question
+    question = candidate.question
     return {
         "target": candidate.name,
         "family": candidate.group,
-        "framework": asked.framework,
-        "version": asked.version,
-        "cuda": asked.cuda,
+        "framework": question.framework,
+        "version": question.version,
+        "cuda": question.cuda,
         "lock": candidate.lock,
     }
 

@@ -48,8 +48,8 @@ def smoke_line(report: Report | None) -> str:
     if not report.passed:
         return f"FAILED: {report.failure}"
     count = sum(check.state is CheckState.PASSED for check in report.checks)
-    kept = ", kept from an earlier run" if report.from_record else ""
-    return f"passed inside the image: {count} checks on the CPU{kept}"
+    earlier = ", kept from an earlier run" if report.from_record else ""
+    return f"passed inside the image: {count} checks on the CPU{earlier}"
 
 
 def format_built(built: BuildResult, store: str) -> str:
@@ -151,14 +151,14 @@ def _tag_lines(sent: TransferResult) -> list[tuple[str, str]]:
 
 def format_pulled(pulled: PullResult, store: str) -> str:
     """What a pull brought, and whether it is the very index that was asked for."""
-    kept = (
+    which = (
         "as it is in the registry" if pulled.whole else f"the {pulled.alone} manifest of an index of several"
     )
     got = pulled.sent
     here = f", {got.present} blobs were here" if got.present else ""
     fields = [
         ("image", f"{pulled.name} in {store}"),
-        ("digest", f"{pulled.digest}, {kept}"),
+        ("digest", f"{pulled.digest}, {which}"),
         ("received", f"{format_bytes(got.bytes_sent)} in {got.sent} blobs{here} ({got.seconds:.1f}s)"),
     ]
     return f"{pulled.reference}\n{format_fields(fields)}"
@@ -174,9 +174,9 @@ def format_copied(copied: CopyResult) -> str:
 def format_repositories(shelves: Sequence[RepositoryListing], width: int | None = None) -> str:
     """The tags of repositories, one line each; a repository without any is said to be empty."""
     rows = [
-        (f"{shelf.repository}:{one.tag}", one.kind, format_bytes(one.size), one.digest)
+        (f"{shelf.repository}:{tag.tag}", tag.kind, format_bytes(tag.size), tag.digest)
         for shelf in shelves
-        for one in shelf.tagged
+        for tag in shelf.tagged
     ]
     empty = [f"nothing in {shelf.registry}/{shelf.repository}" for shelf in shelves if not shelf.tagged]
     return "\n".join([format_table(("TAG", "KIND", "SIZE", "DIGEST"), rows, width)] * bool(rows) + empty)
@@ -286,15 +286,15 @@ def _python(target: Target) -> str:
 def _lock_fields(target: Target, now: TargetState) -> list[tuple[str, str]]:
     lock, again = now.lock, f"imagefactory lock {target.name}"
     if now.why is not None:
-        told = (now.state, now.why.reason, now.why.hint, f"the solver's whole account: {again} --explain")
-        fields = [("lock", "\n".join(line for line in told if line))]
+        lines = (now.state, now.why.reason, now.why.hint, f"the solver's whole account: {again} --explain")
+        fields = [("lock", "\n".join(line for line in lines if line))]
     elif lock is None:
         fields = [("lock", f"{now.state}: {again}{' --build' if target.sources else ''}")]
     else:
         kinds = ((lock.conda, "conda's archives"), (lock.wheels, "wheels"))
         parts = [
             f"{len(packages)} package{'s' if len(packages) > 1 else ''}, "
-            f"{format_bytes(sum(one.size for one in packages))} of {kind}"
+            f"{format_bytes(sum(package.size for package in packages))} of {kind}"
             for packages, kind in kinds
             if packages
         ]

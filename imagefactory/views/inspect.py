@@ -79,15 +79,15 @@ class GpuQuery:
 
 
 def format_answer(
-    name: str, asked: GpuQuery, prediction: Prediction, verified: CellClaim | None = None
+    name: str, query: GpuQuery, prediction: Prediction, verified: CellClaim | None = None
 ) -> str:
     """One line: the answer, that it is a prediction, and why. What was verified there comes first."""
-    on = f"{asked.title}, driver {asked.driver}" if asked.driver else asked.title
+    on = f"{query.title}, driver {query.driver}" if query.driver else query.title
     if verified:
-        told = f"{name} on {on}: {_source_note(verified)} ({verified.source})"
-        return f"{told}; predicted: {prediction.answer}, {prediction.reason}"
+        answer = f"{name} on {on}: {_source_note(verified)} ({verified.source})"
+        return f"{answer}; predicted: {prediction.answer}, {prediction.reason}"
     line = f"{name} on {on}: {prediction.answer} (predicted): {prediction.reason}"
-    if prediction.answer in (*RUNS, Compatibility.PARTLY) and prediction.driver and not asked.driver:
+    if prediction.answer in (*RUNS, Compatibility.PARTLY) and prediction.driver and not query.driver:
         line += f"; driver {prediction.driver} or newer"
     warnings = () if prediction.answer is Compatibility.NO else prediction.warnings
     return "; ".join([line, *(f"warning: {warning}" for warning in warnings)])
@@ -112,10 +112,12 @@ def format_inspection(inspection: Inspection, width: int | None = None, *, every
     are left out.
     """
     parts = [f"{inspection.name}\n{format_fields(_fields(inspection), width=width)}"]
-    nvidia = [one for one in ordered_libraries(inspection.contents) if one[0].modules and not is_amd(one[0])]
+    nvidia = [
+        pair for pair in ordered_libraries(inspection.contents) if pair[0].modules and not is_amd(pair[0])
+    ]
     if nvidia:
         parts.append(_format_cuda(inspection, nvidia, width, every=every))
-    amd = [one for one in ordered_libraries(inspection.contents) if is_amd(one[0])]
+    amd = [pair for pair in ordered_libraries(inspection.contents) if is_amd(pair[0])]
     if amd:
         parts.append(_format_amd(amd, width))
     if not nvidia and not amd:
@@ -141,10 +143,10 @@ def _fields(inspection: Inspection) -> list[tuple[str, str]]:
         fields.append(("CUDA", ", ".join([cuda or "version not known", *versions])))
     if lacks_runtime(contents):
         fields.append(("ROCm", "its own libraries are not in it, and must be where it runs"))
-    told = [
+    verified = [
         f"{capability}: {_source_note(claim)}" for capability, claim in sorted(inspection.verified.items())
     ]
-    fields += [("verified" if i == 0 else "", line) for i, line in enumerate(told)]
+    fields += [("verified" if i == 0 else "", line) for i, line in enumerate(verified)]
     if inspection.cpu_only:
         fields.append(("CPU only", inspection.cpu_only))
     elif contents.libraries:
@@ -184,7 +186,7 @@ def _predicted(inspection: Inspection) -> list[str]:
         else:
             some.sort(key=_reason)
             groups = [list(group) for _, group in groupby(some, key=_reason)]
-        for group in sorted(groups, key=lambda one: one[0].capability):
+        for group in sorted(groups, key=lambda prediction: prediction[0].capability):
             where = _capabilities(group)
             lines.append(f"{answer} on {where}" + ("" if answer in RUNS else f": {_reason(group[0])}"))
     return lines
@@ -199,9 +201,11 @@ def _reason(prediction: Prediction) -> str:
 def _drivers(inspection: Inspection) -> list[str]:
     """The oldest driver of most capabilities, then of those that need another."""
     known: dict[tuple[str, str], list[Prediction]] = {}
-    for one in inspection.predictions:
-        if one.answer in (*RUNS, Compatibility.PARTLY) and (one.driver or one.driver_reason):
-            known.setdefault((one.driver, one.driver_reason), []).append(one)
+    for prediction in inspection.predictions:
+        if prediction.answer in (*RUNS, Compatibility.PARTLY) and (
+            prediction.driver or prediction.driver_reason
+        ):
+            known.setdefault((prediction.driver, prediction.driver_reason), []).append(prediction)
     ordered = sorted(known.items(), key=lambda item: -len(item[1]))
     lines = []
     for (driver, reason), some in ordered:
@@ -211,12 +215,12 @@ def _drivers(inspection: Inspection) -> list[str]:
 
 
 def _warned(predictions: Sequence[Prediction], warning: str) -> str:
-    some = [one for one in predictions if warning in one.warnings]
+    some = [prediction for prediction in predictions if warning in prediction.warnings]
     return warning if len(some) == len(predictions) else f"on {_capabilities(some)}: {warning}"
 
 
 def _capabilities(predictions: Sequence[Prediction]) -> str:
-    return " ".join(str(one.capability) for one in predictions)
+    return " ".join(str(prediction.capability) for prediction in predictions)
 
 
 def library_versions(contents: ScanResult) -> tuple[tuple[str, str], ...]:
@@ -229,9 +233,9 @@ def library_versions(contents: ScanResult) -> tuple[tuple[str, str], ...]:
             if package.name.removeprefix("nvidia-").removeprefix("lib").partition("-")[0] == word
         ]
         files = [file.partition(".so.")[2] for file in contents.toolkit if _stem(file) == word]
-        found = known or files
-        if found:
-            versions.append((name, max(found, key=len)))
+        candidates = known or files
+        if candidates:
+            versions.append((name, max(candidates, key=len)))
     return tuple(versions)
 
 
@@ -247,7 +251,7 @@ def ordered_libraries(contents: ScanResult) -> list[tuple[GpuLibrary, LibraryRol
     """Libraries with their role, those that decide first."""
     framework = find_framework(contents)
     roles = [(library, role_of(library.path, framework)[0]) for library in contents.libraries]
-    return sorted(roles, key=lambda one: (_ROLES.index(one[1]), one[0].path))
+    return sorted(roles, key=lambda pair: (_ROLES.index(pair[1]), pair[0].path))
 
 
 def _format_cuda(
@@ -262,14 +266,14 @@ def _format_cuda(
         for prediction in inspection.predictions
         if not prediction.capability.processor and (every or prediction.capability not in INTEGRATED)
     ]
-    shown = [pair for pair in libraries if every or pair[1] is not LibraryRole.REPORT] or list(libraries)
-    paths = {library.path for library, _ in shown}
+    displayed = [pair for pair in libraries if every or pair[1] is not LibraryRole.REPORT] or list(libraries)
+    paths = {library.path for library, _ in displayed}
     if not every:
         while columns and not any(_reaches(columns[0], path) for path in paths):
             columns = columns[1:]
     if not columns:
-        return f"{len(shown)} libraries with GPU code, none of it for a known GPU"
-    names = _short_names(shown)
+        return f"{len(displayed)} libraries with GPU code, none of it for a known GPU"
+    names = _short_names(displayed)
     header = ("LIBRARY", "", *(str(prediction.capability) for prediction in columns))
     rows = [
         (
@@ -277,32 +281,34 @@ def _format_cuda(
             str(role) if role in (LibraryRole.GATES, LibraryRole.ON_DEMAND) else "",
             *_row(library.path, columns),
         )
-        for name, (library, role) in zip(names, shown, strict=True)
+        for name, (library, role) in zip(names, displayed, strict=True)
     ]
     if inspection.contents.libraries and not inspection.cpu_only:
         rows.append(("predicted", "", *(ANSWERS[prediction.answer] for prediction in columns)))
     lines = [format_matrix(header, rows, width, keep=2), *fold([LEGEND], width)]
-    hidden = len(libraries) - len(shown)
+    hidden = len(libraries) - len(displayed)
     if hidden:
         some = "1 library" if hidden == 1 else f"{hidden} libraries"
-        told = f"{some} of CUDA's that choose among their own code decide nothing here: --all shows all"
-        lines += fold([told], width)
+        note = f"{some} of CUDA's that choose among their own code decide nothing here: --all shows all"
+        lines += fold([note], width)
     return "\n".join(lines)
 
 
 def _row(path: str, columns: Sequence[Prediction]) -> list[str]:
-    reaches = [{one.path: one for one in column.libraries}.get(path) for column in columns]
-    return [_cell(one) if one else "?" for one in reaches]
+    reaches = [{library.path: library for library in column.libraries}.get(path) for column in columns]
+    return [_cell(library) if library else "?" for library in reaches]
 
 
-def _cell(one: LibrarySupport) -> str:
-    if one.reach is SupportLevel.PARTIAL:
-        return f"{one.native + one.ptx}/{one.native + one.ptx + one.without}"
-    return {SupportLevel.NATIVE: "N", SupportLevel.PTX: "P", SupportLevel.NONE: "-"}[one.reach]
+def _cell(library: LibrarySupport) -> str:
+    if library.reach is SupportLevel.PARTIAL:
+        return f"{library.native + library.ptx}/{library.native + library.ptx + library.without}"
+    return {SupportLevel.NATIVE: "N", SupportLevel.PTX: "P", SupportLevel.NONE: "-"}[library.reach]
 
 
 def _reaches(column: Prediction, path: str) -> bool:
-    return any(one.path == path and one.reach is not SupportLevel.NONE for one in column.libraries)
+    return any(
+        library.path == path and library.reach is not SupportLevel.NONE for library in column.libraries
+    )
 
 
 def _short_names(libraries: Sequence[tuple[GpuLibrary, LibraryRole]]) -> list[str]:
@@ -321,9 +327,9 @@ def _tail(path: str) -> str:
 
 def _format_amd(libraries: Sequence[tuple[GpuLibrary, LibraryRole]], width: int | None) -> str:
     """Libraries x processors of AMD's, features left out of the columns. Files for one GPU are counted."""
-    shown = [one for one in libraries if not is_object(one[0])]
-    objects = [one for one, _ in libraries if is_object(one)]
-    parts = [_amd_table(shown, width)] if shown else []
+    displayed = [library for library in libraries if not is_object(library[0])]
+    objects = [library for library, _ in libraries if is_object(library)]
+    parts = [_amd_table(displayed, width)] if displayed else []
     if objects:
         names = _processors(objects)
         parts.append(f"{_counted(objects, 'code object')}, a file for one GPU each: {', '.join(names)}")
@@ -331,7 +337,7 @@ def _format_amd(libraries: Sequence[tuple[GpuLibrary, LibraryRole]], width: int 
 
 
 def _amd_table(libraries: Sequence[tuple[GpuLibrary, LibraryRole]], width: int | None) -> str:
-    processors = _processors([one for one, _ in libraries])
+    processors = _processors([library for library, _ in libraries])
     rows = []
     for name, (library, _) in zip(_short_names(libraries), libraries, strict=True):
         total = sum(modules.count for modules in library.modules)
@@ -355,8 +361,8 @@ def _codes(library: GpuLibrary) -> list[GpuCode]:
 
 
 def _processors(libraries: Sequence[GpuLibrary]) -> list[str]:
-    found = {_processor(code.processor) for one in libraries for code in _codes(one)}
-    return sorted(found, key=target_order)
+    names = {_processor(code.processor) for library in libraries for code in _codes(library)}
+    return sorted(names, key=target_order)
 
 
 def _processor(text: str) -> str:

@@ -145,7 +145,7 @@ def _counted(noun: str, by_state: dict[str, int]) -> str:
 
 def counts(plan: VerificationPlan) -> dict[str, dict[str, int]]:
     """How many `targets` and `cells` are in each state."""
-    targets, cells = [one.state for one in plan.targets], [one.state for one in plan.cells]
+    targets, cells = [row.state for row in plan.targets], [row.state for row in plan.cells]
     return {
         noun: {state.value: Counter(states)[state] for state in CellState}
         for noun, states in (("targets", targets), ("cells", cells))
@@ -164,8 +164,8 @@ def format_rows(judged: Sequence[RowRuling], unused: Sequence[str], width: int |
         why = _skip_reason(ruling, sources) if ruling.pruned else _ground_text(ruling, sources)
         rows.append((row.given, row.version, row.cuda, str(row.device), row.outcome, word, why))
     header = ("FRAMEWORK", "VERSION", "CUDA", "GPU", "OUTCOME", "", "WHY")
-    kept = [i for i, name in enumerate(header) if name != "OUTCOME" or any(row[i] for row in rows)]
-    table = format_table([header[i] for i in kept], [[row[i] for i in kept] for row in rows], width)
+    columns = [i for i, name in enumerate(header) if name != "OUTCOME" or any(row[i] for row in rows)]
+    table = format_table([header[i] for i in columns], [[row[i] for i in columns] for row in rows], width)
     overrides = _override((ruled.ruling for ruled in judged), unused)
     foot = [rows_summary(judged), *_outcomes(judged), *overrides, *_sources(sources)]
     return "\n".join([table, "", *fold(foot, width)])
@@ -187,11 +187,11 @@ def _outcomes(judged: Sequence[RowRuling]) -> list[str]:
 
 def rows_summary(judged: Sequence[RowRuling]) -> str:
     """`40 rows: 31 accepted (30 documented, 1 of which nothing is known), 9 pruned (9 toolkit-dropped)`."""
-    kept = Counter(_ground(one.ruling) for one in judged if not one.ruling.pruned)
-    gone = Counter(one.ruling.against[0].rule for one in judged if one.ruling.pruned)
+    accepted = Counter(_ground(row.ruling) for row in judged if not row.ruling.pruned)
+    gone = Counter(row.ruling.against[0].rule for row in judged if row.ruling.pruned)
     parts = [
         f"{counts.total()} {word} ({', '.join(f'{n} {name}' for name, n in sorted(counts.items()))})"
-        for word, counts in (("accepted", kept), ("pruned", gone))
+        for word, counts in (("accepted", accepted), ("pruned", gone))
         if counts
     ]
     return f"{len(judged)} row{'' if len(judged) == 1 else 's'}: {', '.join(parts)}"
@@ -236,8 +236,8 @@ def format_kits(plan: VerificationPlan) -> str:
 
 def kit_name(device: PlanGpu) -> str:
     """`sm80-a100-535.54.03`, or `sm80-a100-cuda12.4`: of letters, digits, dots and dashes."""
-    told = device.driver or (f"cuda{device.cuda}" if device.cuda else "")
-    words = (label(device), device.name, told)
+    driver = device.driver or (f"cuda{device.cuda}" if device.cuda else "")
+    words = (label(device), device.name, driver)
     return "-".join(re.sub(r"[^a-z0-9.]+", "-", word.lower()).strip("-.") for word in words if word)
 
 

@@ -51,11 +51,11 @@ def _cell(cell: QueuedCell) -> tuple[str, ...]:
     return cell.stage.target.name, cell.row, str(cell.gpus), driver, f"{doing}{cell.reason}"
 
 
-def format_skipped(left_out: Iterable[SkippedCell], width: int | None = None) -> str:
+def format_skipped(skipped: Iterable[SkippedCell], width: int | None = None) -> str:
     """A row for each target and rule; capabilities that fare alike share it."""
     rows: dict[tuple[str, str, str], list[str]] = {}
-    for one in left_out:
-        rows.setdefault((one.target, one.rule, one.reason), []).append(one.row)
+    for cell in skipped:
+        rows.setdefault((cell.target, cell.rule, cell.reason), []).append(cell.row)
     header = ("LEFT OUT", "CAPABILITY", "RULE", "WHY")
     table = [(target, ", ".join(there), rule, why) for (target, rule, why), there in rows.items()]
     return format_table(header, table, width)
@@ -63,14 +63,14 @@ def format_skipped(left_out: Iterable[SkippedCell], width: int | None = None) ->
 
 def summary(plan: SweepPlan, limits: JobLimits) -> str:
     """One line: jobs, and what is left out by rule."""
-    rules = Counter(one.rule for one in plan.left_out)
-    told = ", ".join(f"{count} {rule}" for rule, count in sorted(rules.items()))
+    rules = Counter(cell.rule for cell in plan.left_out)
+    by_rule = ", ".join(f"{count} {rule}" for rule, count in sorted(rules.items()))
     jobs = len(plan.cells)
     idle = format_seconds(limits.idle.total_seconds())
     run = format_seconds(limits.run.total_seconds())
     images = len({cell.stage.target.name for cell in plan.cells})
     queued = f"{jobs} job{'' if jobs == 1 else 's'} of {images} image{'' if images == 1 else 's'}"
-    return f"{queued}, each idle for {idle} and running for {run} at most; left out: {told or 'none'}"
+    return f"{queued}, each idle for {idle} and running for {run} at most; left out: {by_rule or 'none'}"
 
 
 def format_status(sweep: SweepSpec, results: Sequence[NodeResult], driven: bool | None, now: datetime) -> str:
@@ -78,15 +78,15 @@ def format_status(sweep: SweepSpec, results: Sequence[NodeResult], driven: bool 
     nodes = {node.name: node for node in sweep.nodes}
     rows = [
         (
-            nodes[one.node].target,
-            nodes[one.node].row,
-            one.outcome.value if one.outcome else _state(one),
-            _attempts(one),
-            one.attempts[-1].machine if one.attempts else "",
-            "" if one.outcome else _since(one, now),
+            nodes[result.node].target,
+            nodes[result.node].row,
+            result.outcome.value if result.outcome else _state(result),
+            _attempts(result),
+            result.attempts[-1].machine if result.attempts else "",
+            "" if result.outcome else _since(result, now),
         )
-        for one in sorted(results, key=lambda one: one.outcome is not None)
-        if one.node in nodes
+        for result in sorted(results, key=lambda result: result.outcome is not None)
+        if result.node in nodes
     ]
     header = ("TARGET", "CAPABILITY", "STATE", "TRY", "MACHINE", "SINCE")
     return "\n\n".join([headline(sweep, results, driven), format_table(header, rows)])
@@ -98,25 +98,27 @@ def format_failed_machines(machines: Sequence[MachineFaults], width: int | None 
         return ""
     rows = [
         (
-            one.machine,
-            str(len(one.faults)),
-            "left out" if one.left_out else "tried last",
-            f"{one.faults[-1].at:%Y-%m-%d %H:%M}, {one.faults[-1].node}: {one.faults[-1].why}",
+            row.machine,
+            str(len(row.faults)),
+            "left out" if row.left_out else "tried last",
+            f"{row.faults[-1].at:%Y-%m-%d %H:%M}, {row.faults[-1].node}: {row.faults[-1].why}",
         )
-        for one in machines
+        for row in machines
     ]
     return format_table(("MACHINE", "FAULTS", "NOW", "LAST FAULT"), rows, width)
 
 
 def headline(sweep: SweepSpec, results: Sequence[NodeResult], driven: bool | None) -> str:
-    ended = Counter(one.outcome.value for one in results if one.outcome)
-    doing = Counter(_state(one) for one in results if one.outcome is None)
-    told = ", ".join(f"{count} {word}" for word, count in (*sorted(ended.items()), *sorted(doing.items())))
-    left = sum(doing.values())
-    state = "done" if not left else "at work" if driven else "stopped" if driven is False else "not asked"
+    ended = Counter(result.outcome.value for result in results if result.outcome)
+    doing = Counter(_state(result) for result in results if result.outcome is None)
+    states = ", ".join(f"{count} {word}" for word, count in (*sorted(ended.items()), *sorted(doing.items())))
+    open_nodes = sum(doing.values())
+    state = (
+        "done" if not open_nodes else "at work" if driven else "stopped" if driven is False else "not asked"
+    )
     of = _targets(sweep)
-    made = f"{sweep.made.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
-    return f"{sweep.id}  {sweep.pool}  {state}: {told}  ({of}, made {made})"
+    created = f"{sweep.made.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    return f"{sweep.id}  {sweep.pool}  {state}: {states}  ({of}, made {created})"
 
 
 def _targets(sweep: SweepSpec) -> str:

@@ -35,16 +35,16 @@ def format_table(
         widths = _widths(table)
         return "\n".join(_line(row, widths) for row in table)
     others = _widths(table)[:-1]
-    left = sum(others) + 2 * len(others)
-    if left - 2 > width:
+    before = sum(others) + 2 * len(others)
+    if before - 2 > width:
         return _stacked(table, width)
-    beside = width - left >= MIN_FOLDED
+    beside = width - before >= MIN_FOLDED
     lines = []
     for row in table:
-        text = wrap(row[-1], (width - left) if beside else max(width - 4, MIN_FOLDED))
+        text = wrap(row[-1], (width - before) if beside else max(width - 4, MIN_FOLDED))
         first, more = (text[:1] or [""], text[1:]) if beside else ([], text)
         lines.append(_line([*row[:-1], *first], [*others, 0][: len(others) + len(first)]))
-        lines += [" " * (left if beside else 4) + line for line in more]
+        lines += [" " * (before if beside else 4) + line for line in more]
     return "\n".join(lines)
 
 
@@ -60,14 +60,14 @@ def format_matrix(
         table = _merge_rows(table, keep)
     parts: list[list[int]] = [[]]
     widths = _widths(table)
-    left = sum(widths[:keep]) + 2 * keep
+    fixed = sum(widths[:keep]) + 2 * keep
     for at in range(keep, len(table[0])):
-        taken = left + sum(widths[i] + 2 for i in parts[-1]) + widths[at]
-        if width is not None and parts[-1] and taken > width:
+        used = fixed + sum(widths[i] + 2 for i in parts[-1]) + widths[at]
+        if width is not None and parts[-1] and used > width:
             parts.append([])
         parts[-1].append(at)
-    shown = [[[*row[:keep], *(row[i] for i in part)] for row in table] for part in parts]
-    return "\n\n".join(format_table(one[0], one[1:], width) for one in shown)
+    tables = [[[*row[:keep], *(row[i] for i in part)] for row in table] for part in parts]
+    return "\n\n".join(format_table(table_part[0], table_part[1:], width) for table_part in tables)
 
 
 def _merge_rows(table: Sequence[tuple[str, ...]], keep: int) -> list[tuple[str, ...]]:
@@ -131,16 +131,16 @@ def fold(lines: Iterable[str], width: int | None) -> list[str]:
 
 def format_fields(fields: Sequence[tuple[str, str]], *, indent: str = "  ", width: int | None = None) -> str:
     """`name  value` lines; a value's further lines, and what is beyond `width`, stand under its first."""
-    left = max(len(name) for name, _ in fields) + 2
+    indent_width = max(len(name) for name, _ in fields) + 2
     lines = []
     for name, value in fields:
-        given = value.splitlines() or [""]
+        texts = value.splitlines() or [""]
         if width is not None:
-            room = max(width - len(indent) - left, MIN_FOLDED)
-            given = [part for line in given for part in wrap(line, room) or [""]]
-        first, *more = given
-        lines.append(f"{indent}{name.ljust(left)}{first}".rstrip())
-        lines += [f"{indent}{' ' * left}{line}" for line in more]
+            room = max(width - len(indent) - indent_width, MIN_FOLDED)
+            texts = [part for line in texts for part in wrap(line, room) or [""]]
+        first, *more = texts
+        lines.append(f"{indent}{name.ljust(indent_width)}{first}".rstrip())
+        lines += [f"{indent}{' ' * indent_width}{line}" for line in more]
     return "\n".join(lines)
 
 

@@ -106,8 +106,8 @@ def _outcome(report: GpuReport, width: int) -> str:
     if report.outcome is Outcome.VERIFIED and report.device and report.hardware:
         holds = f"capability {report.device.row}, driver {report.hardware.driver} and newer"
         fields.append(("holds for", holds))
-    left = max(len(name) for name, _ in fields) + 2
-    folded = [(name, "\n".join(wrap(text, width - left))) for name, text in fields]
+    name_width = max(len(name) for name, _ in fields) + 2
+    folded = [(name, "\n".join(wrap(text, width - name_width))) for name, text in fields]
     return format_fields(folded, indent="")
 
 
@@ -214,8 +214,8 @@ def _checks(judged: VerificationResult, width: int | None) -> list[str]:
         for check in report.checks
     ]
     table = format_table(("CHECK", "STATE", "TIME", "NUMBERS"), rows, width, ("TIME",))
-    said = [f"contradicts the prediction: {one}" for one in report.contradictions]
-    return ["", f"{short(judged.name)}: {report.reason or report.outcome.value}", *said, table]
+    notes = [f"contradicts the prediction: {text}" for text in report.contradictions]
+    return ["", f"{short(judged.name)}: {report.reason or report.outcome.value}", *notes, table]
 
 
 def short(digest: str) -> str:
@@ -247,18 +247,18 @@ def format_promotion(promotion: PromotionResult, width: int | None = None, *, dr
 
 def format_revoke(revoked: RevokeResult) -> str:
     """What was taken back, by which statement."""
-    taken = ", ".join(short(one) for one in revoked.taken)
-    return f"{revoked.place}@{revoked.subject.manifest}\n  revoked {taken}\n  by {revoked.digest}"
+    digests = ", ".join(short(digest) for digest in revoked.taken)
+    return f"{revoked.place}@{revoked.subject.manifest}\n  revoked {digests}\n  by {revoked.digest}"
 
 
-def format_reconciled(done: Sequence[RepairResult]) -> str:
+def format_reconciled(results: Sequence[RepairResult]) -> str:
     """One line a repository."""
     lines = []
-    for repository in done:
-        said = [f"{repository.listed} listed"]
-        said += [f"{len(repository.mended)} mended"] if repository.mended else []
-        said += [f"{repository.gone} of images that are gone"] if repository.gone else []
-        said += [f"{repository.expired} expired"] if repository.expired else []
-        said += [f"{repository.damaged} damaged lines of the journal dropped"] if repository.damaged else []
-        lines.append(f"{repository.place}: {', '.join(said)}")
+    for repository in results:
+        parts = [f"{repository.listed} listed"]
+        parts += [f"{len(repository.mended)} mended"] if repository.mended else []
+        parts += [f"{repository.gone} of images that are gone"] if repository.gone else []
+        parts += [f"{repository.expired} expired"] if repository.expired else []
+        parts += [f"{repository.damaged} damaged lines of the journal dropped"] if repository.damaged else []
+        lines.append(f"{repository.place}: {', '.join(parts)}")
     return "\n".join(lines or ["nothing was attached from here"])

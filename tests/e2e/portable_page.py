@@ -60,7 +60,7 @@ def follow_page(own: Factory, target: str) -> None:
         assert first.read_bytes() == again.read_bytes()
         assert 0 < first.stat().st_size == model["size"]
     assert report["subject"]["target"] == target
-    (found,) = json.loads(own.run("portability", "--json", target).stdout)["statements"]
+    (found,) = json.loads(own.run("model", "show", "--json", target).stdout)["statements"]
     assert (found["standing"], found["report"]) == ("good", report)
 
 

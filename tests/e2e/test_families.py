@@ -116,6 +116,8 @@ def test_models_of_other_frameworks_compute_the_same(target: str, factory: Facto
     models.parent.mkdir()
     models.write_text(OTHERS[target])
     to = [word for one in runtimes.values() for word in ("--to", one)]
-    done = own.run("portability", "--json", target, "--models", str(models), *to, "-o", str(tmp_path / "out"))
+    done = own.run(
+        "model", "check", "--json", target, "--models", str(models), *to, "-o", str(tmp_path / "out")
+    )
     report = json.loads(done.stdout)["report"]
     assert_same(report, {f"{report['models'][0]['framework']}-cpu", *runtimes}, {"mine"})

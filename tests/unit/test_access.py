@@ -20,9 +20,9 @@ from imagefactory.access import (
     repository_of,
 )
 from imagefactory.build.secrets import find_secrets
-from imagefactory.errors import UsageError
 from imagefactory.oci.transfer import CancelToken, _TransferStoppedError
 from imagefactory.settings.load import load_settings
+from tests.made.errors import fails
 
 CERTIFI = Path(certifi.where())
 PEM = re.compile("-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
@@ -87,8 +87,7 @@ def test_a_place_that_is_given_beats_the_setting(tmp_path: Path) -> None:
     ours = access(tmp_path, IMAGEFACTORY_REGISTRY="box.example/images")
     assert registry_place(ours) == ("box.example", "images")
     assert registry_place(ours, "other.example:5000/a/b") == ("other.example:5000", "a/b")
-    with pytest.raises(UsageError) as caught:
+    with fails("no-registry-set"):
         registry_place(access(tmp_path))
-    assert caught.value.code == "no-registry-set"
     assert repository_of("images", "pytorch") == "images/pytorch"
     assert repository_of("", "pytorch") == "pytorch"

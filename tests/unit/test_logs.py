@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.errors import UsageError
 from imagefactory.http import HttpSession, RetryPolicy
 from imagefactory.logs import start_logging, stop_logging, without_secrets
 from imagefactory.oci.credentials import Credential
 from imagefactory.oci.registry.client import RegistryClient
 from imagefactory.oci.registry.session import RegistryOptions
 from tests.made.command import say
+from tests.made.errors import fails
 from tests.made.service import Answer, Request, service
 
 SECRET = "hunter2-secret"
@@ -121,9 +121,8 @@ def test_commands_are_logged_to_a_private_file_that_grows(tmp_path: Path) -> Non
 
 
 def test_a_log_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as caught:
+    with fails("cannot-write-file"):
         start_logging(verbose=False, file=str(tmp_path))
-    assert caught.value.code == "cannot-write-file"
 
 
 def test_the_option_and_the_variable_start_logs(

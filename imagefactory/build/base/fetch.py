@@ -1,8 +1,8 @@
-"""The locked .debs of a base, in the cache: what is missing is fetched, each file checked against its hash.
+"""The locked .debs of a base, in the cache: missing ones are fetched, each file checked against its hash.
 
-The hash in a lock says which file is meant, not who made it: a lock comes with a project, and so may a file.
-So a .deb counts only if an index that Debian's keyring has signed offers it. The cache keeps a record of that
-beside the file, which stays valid when the archive has moved on.
+The hash in a lock names a file, not its author: a lock comes with a project, and so may a file. So a .deb
+counts only if an index signed by Debian's keyring offers it. The cache has a record of that next to the file,
+which stays valid when the archive has moved on.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from imagefactory.trees import remove_tree
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingDeb:
-    """A locked package the archive no longer has. `old` or `new` is empty where there is none."""
+    """A locked package that the archive no longer has. `old` or `new` is empty for none."""
 
     name: str
     old: str
@@ -48,7 +48,7 @@ class MissingDeb:
 class BaseArchives:
     """All the .debs of a base, each with its locked hash, in the order of `lock.packages`.
 
-    `lock` is what they are: the lock that was asked for, or a newer one when `moved` is not empty.
+    `lock` is their lock: the requested one, or a newer one when `moved` is not empty.
     """
 
     base: BaseSpec
@@ -65,11 +65,11 @@ class BaseArchives:
 def fetch_base(
     base: BaseSpec, lock: BaseLock, mirror: DebianMirror, progress: Progress, *, locked: bool = False
 ) -> BaseArchives:
-    """Bring the locked .debs into the cache; only what is missing is fetched.
+    """Fetch the locked .debs that the cache lacks.
 
-    When the archive no longer has some of them, the suite's newer packages are solved and fetched
-    instead, and `moved` says which; with `locked` a BuildError lists them. Raises DownloadError for a
-    .deb that is not the locked one, LockError when the archive's indexes cannot be read.
+    When the archive no longer has some of them, the suite's newer packages are solved and fetched instead,
+    and `moved` names them; with `locked` a BuildError lists them. Raises DownloadError for a .deb that is not
+    the locked one, LockError when the archive's indexes cannot be read.
     """
     with _exclusive(mirror.debs, progress):
         moved: tuple[MissingDeb, ...] = ()
@@ -94,10 +94,10 @@ def _fetch_missing(
     locked: bool,
     fresh: bool = False,
 ) -> tuple[BaseLock, tuple[MissingDeb, ...]]:
-    """Fetch what the cache lacks; a newer lock, and what moved, where the archive has moved on.
+    """Fetch what the cache lacks; return a newer lock, and what moved, where the archive has moved on.
 
-    `fresh` indexes come from the archive itself, past any cache between. Raises StaleIndexError where an
-    index names a file that the archive does not have.
+    `fresh` indexes come from the archive itself, not from a cache. Raises StaleIndexError where an index
+    names a file that the archive does not have.
     """
     missing = _missing(lock, mirror.debs)
     moved: tuple[MissingDeb, ...] = ()
@@ -126,16 +126,17 @@ def _fetch_missing(
 
 
 def _snapshot_of(lock: BaseLock) -> str:
-    """The path of a snapshot that has what a lock names: of the hours after the date of its indexes.
+    """Return the path of a snapshot with the packages of a lock: from the hours after the date of its
+    indexes.
 
-    One is taken every six hours, and a time between two gives the older.
+    Snapshots are six hours apart, and a time between two gives the older.
     """
     then = datetime.fromtimestamp(lock.source_date_epoch, UTC) + timedelta(hours=6)
     return f"archive/debian/{then:%Y%m%dT%H%M%SZ}"
 
 
 def compare_locks(old: BaseLock, new: BaseLock) -> tuple[MissingDeb, ...]:
-    """Packages whose version or content differs, sorted by name."""
+    """Return packages whose version or content differs, sorted by name."""
     before = {package.name: package for package in old.packages}
     after = {package.name: package for package in new.packages}
     return tuple(
@@ -150,7 +151,7 @@ def compare_locks(old: BaseLock, new: BaseLock) -> tuple[MissingDeb, ...]:
 
 
 def describe_missing_debs(base: BaseSpec, moved: Sequence[MissingDeb]) -> list[str]:
-    """Lines that say what is not as locked; none when all is."""
+    """Return lines about packages that are not as locked."""
     if not moved:
         return []
     return [
@@ -161,12 +162,12 @@ def describe_missing_debs(base: BaseSpec, moved: Sequence[MissingDeb]) -> list[s
 
 
 def deb_path(debs: Path, package: DebianPackage) -> Path:
-    """Where the cache keeps a package's file."""
+    """Return the place of a package's file in the cache."""
     return debs / package.sha256[:2] / package.sha256 / deb_filename(package)
 
 
 def verify_deb(path: Path, package: DebianPackage) -> None:
-    """Raises DownloadError unless the file at `path` is the locked one, to the byte."""
+    """Raise DownloadError unless the file at `path` is the locked one."""
     size = path.stat().st_size
     if size != package.size:
         raise DownloadError(
@@ -185,7 +186,10 @@ def verify_deb(path: Path, package: DebianPackage) -> None:
 
 
 def _missing(lock: BaseLock, debs: Path) -> list[DebianPackage]:
-    """What the cache lacks, as a file or as its record. A damaged file counts as missing and is removed."""
+    """Return what the cache lacks, as a file or as its record.
+
+    A damaged file counts as missing and is removed.
+    """
     return [
         package
         for package in lock.packages
@@ -206,12 +210,12 @@ def _is_complete(package: DebianPackage, debs: Path) -> bool:
 
 
 def record_path(debs: Path, package: DebianPackage) -> Path:
-    """Where the cache keeps the record that Debian's signed index offered a package: its line of a lock."""
+    """Return the place of the record that Debian's signed index offered a package: its line of a lock."""
     return deb_path(debs, package).with_name("signed")
 
 
 def is_recorded(package: DebianPackage, debs: Path) -> bool:
-    """Whether this user, or root, has recorded that a signed index offers exactly this package.
+    """Return whether this user, or root, has recorded that a signed index offers exactly this package.
 
     In a cache where others may write, their records do not count.
     """
@@ -227,7 +231,7 @@ def is_recorded(package: DebianPackage, debs: Path) -> bool:
 
 
 def _record(package: DebianPackage, debs: Path) -> None:
-    """Not synced to the disk, as the package is not: half a record does not count."""
+    """Write a record. It is not synced to the disk, like the package: a partial record does not count."""
     path = record_path(debs, package)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".", delete=False) as file:
         file.write(format_package(package))
@@ -258,9 +262,9 @@ def _removed_error(missing: Sequence[DebianPackage], archive: AptArchive) -> lis
 
 
 def _download(packages: Sequence[DebianPackage], archive: AptArchive, debs: Path, progress: Progress) -> None:
-    """Through a folder that survives a killed process, so that nothing is fetched twice.
+    """Fetch packages through a folder that survives a killed process, so that nothing is fetched twice.
 
-    The caller has found all of `packages` in the signed indexes.
+    The signed indexes have all of `packages`.
     """
     partial = debs / "partial"
     partial.mkdir(exist_ok=True)
@@ -284,7 +288,7 @@ def _download(packages: Sequence[DebianPackage], archive: AptArchive, debs: Path
 
 
 def _adopt(package: DebianPackage, partial: Path, debs: Path) -> bool:
-    """Take a file that is in the cache, or that an earlier, interrupted download has left whole."""
+    """Use a file of the cache, or a complete one of an interrupted download. Return whether there is one."""
     if _is_complete(package, debs):
         _record(package, debs)
         return True
@@ -307,7 +311,7 @@ def _store_deb(path: Path, package: DebianPackage, debs: Path) -> None:
 
 @contextmanager
 def _exclusive(debs: Path, progress: Progress) -> Iterator[None]:
-    """One process at a time fetches into a cache; the others wait. A killed one's lock is freed."""
+    """Lock the cache for this process; others wait. The lock ends with the process."""
     try:
         debs.mkdir(parents=True, exist_ok=True)
         with (debs / ".lock").open("w") as file:

@@ -283,13 +283,25 @@ def write_base(blobs: BlobSink, layers: Sequence[OciLayer], epoch: int, platform
         "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
         "history": [{"created": created, "created_by": f"imagefactory: {layer.title}"} for layer in layers],
     }
+    return write_manifest(blobs, blobs.add(canonical_json(config), CONFIG_TYPE), layers, platform)
+
+
+def write_manifest(
+    blobs: BlobSink,
+    config: Descriptor,
+    layers: Sequence[OciLayer],
+    platform: str,
+    annotations: Mapping[str, str] | None = None,
+) -> Descriptor:
+    """Add a manifest of titled layers and its index. Return the index's descriptor."""
     manifest = {
         "schemaVersion": 2,
         "mediaType": MANIFEST_TYPE,
-        "config": format_descriptor(blobs.add(canonical_json(config), CONFIG_TYPE)),
+        "config": format_descriptor(config),
         "layers": [
             {**format_descriptor(layer.descriptor), "annotations": {TITLE: layer.title}} for layer in layers
         ],
+        **({"annotations": annotations} if annotations else {}),
     }
     return write_index(blobs, manifest, platform)
 

@@ -1,10 +1,10 @@
-"""What a base looks like: everything here decides its bytes. Pure.
+"""The contents of a base: everything here decides its bytes. Pure.
 
-What a build leaves behind (logs, caches, locks, device nodes) is dropped, what a host would leak (hostname,
+What a build leaves (logs, caches, locks, device nodes) is dropped, what a host would leak (hostname,
 resolv.conf, apt sources) is replaced by fixed bytes.
 
-A finished base holds no apt source: it is complete as it is, and the address of an archive belongs to a
-machine. Its sources.list says how to add one.
+A finished base has no apt source: it is complete, and the address of an archive belongs to a machine. Its
+sources.list says how to add one.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ UTC_ZONE = _ZONE * 2 + b"\nUTC0\n"
 
 
 def fixed_files(base: BaseSpec) -> dict[str, bytes]:
-    """Files that are the same whatever the machine: path without a leading slash -> content (mode 0644)."""
+    """Return files that are the same everywhere: path without a leading slash -> content (mode 0644)."""
     return {
         "etc/apt/sources.list": SOURCES_LIST.format(suite=base.suite).encode(),
         "etc/dpkg/dpkg.cfg.d/imagefactory": DPKG_EXCLUDES.encode(),
@@ -88,7 +88,7 @@ def fixed_files(base: BaseSpec) -> dict[str, bytes]:
 
 
 def is_included(path: str, *, is_folder: bool) -> bool:
-    """Whether a path (no leading slash) of mmdebstrap's tree belongs into the base."""
+    """Return whether a path (no leading slash) of mmdebstrap's tree belongs into the base."""
     for folder in EMPTIED:
         if path.startswith(folder + "/"):
             return False
@@ -98,7 +98,10 @@ def is_included(path: str, *, is_folder: bool) -> bool:
 
 
 def is_excluded(path: str, *, is_folder: bool) -> bool:
-    """The rules of DPKG_EXCLUDES. A package's folder or link under doc stays, for its copyright file."""
+    """Apply the rules of DPKG_EXCLUDES.
+
+    A package's directory or link under doc stays, for its copyright file.
+    """
     parts = path.split("/")
     top = "/".join(parts[:3])
     if top in ("usr/share/man", "usr/share/info", "usr/share/lintian"):
@@ -113,9 +116,10 @@ def is_excluded(path: str, *, is_folder: bool) -> bool:
 
 
 def base_key(lock: BaseLock) -> str:
-    """What names a base's layer before it is made: `sha256:...` over the lock and the rules of this room.
+    """Return the name of a base's layer before it is built: `sha256:...` of the lock and the rules of this
+    file.
 
-    Equal keys mean equal bytes, so a layer kept under its key need not be built again.
+    Equal keys mean equal bytes, so a recorded layer need not be built again.
     """
     rules = (LAYOUT, DPKG_EXCLUDES, SOURCES_LIST, HOSTS, SETUP_HOOK, *EMPTIED, LEFTOVERS.pattern)
     text = format_base_lock(lock) + "\0".join(rules)

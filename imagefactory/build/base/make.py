@@ -1,7 +1,7 @@
-"""A base's layer tar: mmdebstrap installs the locked .debs, and tar.py rewrites what it writes.
+"""A base's layer tar: mmdebstrap installs the locked .debs, and its tar is rewritten.
 
-mmdebstrap installs from a local folder that holds exactly the locked packages, so no mirror, host or
-network has a say in the result.
+mmdebstrap installs from a local folder that has exactly the locked packages, so no mirror, host or network
+affects the result.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Self, TypeAlias
 
@@ -59,9 +59,6 @@ from imagefactory.runtime.build_sandbox import (
 from imagefactory.runtime.emulator import find_emulator
 from imagefactory.trees import remove_tree
 
-# --- What a machine must have to make bases: mmdebstrap, a user namespace, and ids that are of no user
-
-
 IDS = 65536
 """As many ids as Debian's packages may use."""
 LAST_ID = 0x6FFFFFFF
@@ -70,7 +67,7 @@ LAST_ID = 0x6FFFFFFF
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuilderFacts:
-    """What decides whether this machine can make bases. `mmdebstrap` is its version, empty without it.
+    """What decides whether this machine can build bases. `mmdebstrap` is its version, empty without it.
 
     `uid_map` and `gid_map` are those of this process, `subuid` and `subgid` the texts of the files in /etc.
     `names` are the user's name and number, as those files may name it.
@@ -87,7 +84,10 @@ class BuilderFacts:
 
 
 def choose_ids(facts: BuilderFacts) -> IdMaps:
-    """The ids that become 0 to 65535 in a build. Raises ToolError for the first thing that is missing."""
+    """Return the ids that become 0 to 65535 in a build.
+
+    Raises ToolError for the first thing that is missing.
+    """
     sudo = "" if facts.is_root else "sudo "
     if not facts.mmdebstrap:
         raise ToolError(
@@ -122,7 +122,7 @@ def choose_ids(facts: BuilderFacts) -> IdMaps:
 
 
 def unused_ids(id_map: str) -> int | None:
-    """The first of 65536 ids for root to build with: the highest of its namespace, up to LAST_ID."""
+    """Return the first of 65536 ids for root to build with: the highest of its namespace, up to LAST_ID."""
     starts = []
     for line in id_map.splitlines():
         first, _, count = map(int, line.split())
@@ -133,7 +133,7 @@ def unused_ids(id_map: str) -> int | None:
 
 
 def delegated_ids(text: str, names: Sequence[str]) -> int | None:
-    """The first of 65536 ids that a subuid(5) or subgid(5) file gives one of `names`, None without them."""
+    """Return the first of 65536 ids that a subuid(5) or subgid(5) file gives one of `names`, or None."""
     for line in text.splitlines():
         match = re.fullmatch(r"([^:]+):([0-9]+):([0-9]+)", line.strip())
         if match and match[1] in names and int(match[2]) and int(match[3]) >= IDS:
@@ -181,17 +181,12 @@ def _text(path: Path) -> str:
         return ""
 
 
-# --- mmdebstrap's tar, rewritten on the fly as a base's layer: sorted, without what look.py leaves out, and
-# with
-# every time at most the lock's.
-
-
 STATUS_LIMIT = 64 << 20
 """Bytes of dpkg's list of packages: 64,000 packages, as many as Debian has."""
 
 
 class HashingReader(io.RawIOBase):
-    """Counts and hashes what goes through."""
+    """Counts and hashes what is written through it."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file, self.sha256, self.size = file, hashlib.sha256(), 0
@@ -207,20 +202,25 @@ class HashingReader(io.RawIOBase):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerTar:
-    """A layer tar just written, and the packages its dpkg calls installed (name, version, architecture)."""
+class BaseTar:
+    """An uncompressed layer tar. `sha256` (64 hex digits) is the layer's diffID, `size` its bytes.
 
+    `installed` are the packages that its dpkg calls installed (name, version, architecture).
+    """
+
+    path: Path
     sha256: str
     size: int
-    installed: frozenset[tuple[str, str, str]]
+    installed: frozenset[tuple[str, str, str]] = frozenset()
 
 
-def write_layer(stream: IO[bytes], out: Path, fetched: BaseArchives) -> LayerTar:
+def write_layer(stream: IO[bytes], out: Path, fetched: BaseArchives) -> BaseTar:
     """Rewrite mmdebstrap's tar from `stream` as a base's layer.
 
-    Sorted by path with parents first, names without `./`, numeric owners, times at most the lock's; one
-    entry is in memory at a time. Raises BuildError for what no base may hold (device nodes outside /dev,
-    extended attributes, names too long to unpack), tarfile.TarError for a stream that is no whole tar.
+    Sorted by path with parents first, without what look.py excludes, names without `./`, numeric owners,
+    times at most the lock's; one entry is in memory at a time. Raises BuildError for what a base may not have
+    (device nodes outside /dev, extended attributes, names too long to unpack), tarfile.TarError for an
+    incomplete tar.
     """
     epoch, fixed = fetched.lock.source_date_epoch, fixed_files(fetched.base)
     name, last, written = fetched.base.name, "", set[str]()
@@ -255,11 +255,12 @@ def write_layer(stream: IO[bytes], out: Path, fetched: BaseArchives) -> LayerTar
                 last = member.name
         while stream.read(1 << 16):  # padding behind the end of the archive
             pass
-    return LayerTar(sha256=hashed.sha256.hexdigest(), size=hashed.size, installed=frozenset(installed))
+    digest = hashed.sha256.hexdigest()
+    return BaseTar(path=out, sha256=digest, size=hashed.size, installed=frozenset(installed))
 
 
 def check_installed(installed: frozenset[tuple[str, str, str]], lock: BaseLock) -> None:
-    """Raises BuildError unless exactly the locked packages were installed."""
+    """Raise BuildError unless exactly the locked packages are installed."""
     odd = installed ^ {(package.name, package.version, package.architecture) for package in lock.packages}
     if odd:
         raise BuildError(
@@ -271,7 +272,7 @@ def check_installed(installed: frozenset[tuple[str, str, str]], lock: BaseLock) 
 
 
 def parse_status(text: str) -> set[tuple[str, str, str]]:
-    """Name, version and architecture of the packages that dpkg's status file calls installed."""
+    """Return name, version and architecture of the packages that dpkg's status file calls installed."""
     return {
         (stanza["Package"], stanza["Version"], stanza["Architecture"])
         for stanza in parse_stanzas(text)
@@ -286,7 +287,7 @@ def _order(entry: tuple[tarfile.TarInfo, IO[bytes] | None]) -> list[str]:
 def _built_files(
     source: tarfile.TarFile, fixed: Mapping[str, bytes], epoch: int
 ) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]]:
-    """What mmdebstrap made and a base keeps, each with its content."""
+    """Yield mmdebstrap's files for a base, each with its content."""
     for member in source:
         path = member.name.removeprefix("./")
         if path in (".", "dev") or path in fixed or not is_included(path, is_folder=member.isdir()):
@@ -307,7 +308,7 @@ def _built_files(
 
 
 def _fixed(fixed: Mapping[str, bytes], epoch: int) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]]:
-    """The files that are the same everywhere, and an empty /dev."""
+    """Yield the files that are the same everywhere, and an empty /dev."""
     for path, content in sorted({"dev": None, **fixed}.items(), key=lambda item: item[0].split("/")):
         entry = tarfile.TarInfo(path)
         entry.mtime = epoch
@@ -323,22 +324,13 @@ _LOG_TAIL, _LINE = 30, 4096  # lines that are kept, and their bytes: scripts pri
 _SCRATCH = "imagefactory-base-"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BaseTar:
-    """An uncompressed layer tar. `sha256` (64 hex digits) is the layer's diffID, `size` its bytes."""
-
-    path: Path
-    sha256: str
-    size: int
-
-
 def build_base(
     fetched: BaseArchives, out_tar: Path, progress: Progress, *, environ: Mapping[str, str]
 ) -> BaseTar:
-    """Install the .debs with mmdebstrap and write the base's layer to `out_tar` (beside, then renamed).
+    """Install the .debs with mmdebstrap and write the base's layer to `out_tar`, atomically.
 
-    Same lock, same bytes, as root and as an ordinary user. Raises ToolError when this machine cannot do
-    it, DownloadError for a .deb that is not the locked one, BuildError with the log's tail otherwise.
+    Same lock, same bytes, as root and as an ordinary user. Raises ToolError when this machine cannot do it,
+    DownloadError for a .deb that is not the locked one, BuildError with the log's tail otherwise.
     """
     ids, emulator = choose_ids(builder_facts()), find_emulator(lock_architecture(fetched.lock))
     for path, package in zip(fetched.debs, fetched.lock.packages, strict=True):
@@ -373,11 +365,11 @@ def build_base(
         raise BuildError(*os_problem("write", out_tar.parent, error), hint="check its permissions") from error
     finally:
         beside.unlink(missing_ok=True)
-    return BaseTar(path=out_tar, sha256=layer.sha256, size=layer.size)
+    return replace(layer, path=out_tar)
 
 
 def mmdebstrap_command(lock: BaseLock) -> tuple[str, ...]:
-    """Install every locked package, and nothing that is not locked, from the .debs in /input."""
+    """Return the command that installs exactly the locked packages, from the .debs in /input."""
     return (
         "mmdebstrap",
         "--mode=root",
@@ -397,7 +389,7 @@ def mmdebstrap_command(lock: BaseLock) -> tuple[str, ...]:
 
 
 def build_environment(lock: BaseLock) -> dict[str, str]:
-    """What mmdebstrap and the packages' scripts see: nothing of the caller's."""
+    """Return what mmdebstrap and the packages' scripts see: nothing of the caller's."""
     return {
         "PATH": SYSTEM_PATH,
         "HOME": "/root",
@@ -410,7 +402,7 @@ def build_environment(lock: BaseLock) -> dict[str, str]:
 
 
 def format_packages(entries: Iterable[tuple[str, str, DebianPackage]]) -> str:
-    """A Packages index of a flat repository, from (control file, file name, package)."""
+    """Return a Packages index of a flat repository, from (control file, file name, package)."""
     return "".join(
         f"{control.strip()}\nFilename: ./{name}\nSize: {package.size}\nSHA256: {package.sha256}\n\n"
         for control, name, package in entries
@@ -418,7 +410,7 @@ def format_packages(entries: Iterable[tuple[str, str, DebianPackage]]) -> str:
 
 
 def format_release(lock: BaseLock, index: bytes) -> str:
-    """Its Release file: mmdebstrap looks for essential packages under the suite's name."""
+    """Return its Release file: mmdebstrap looks for essential packages under the suite's name."""
     return (
         f"Suite: {lock.suite}\nCodename: {lock.suite}\nArchitectures: {lock_architecture(lock)}\n"
         f"SHA256:\n {hashlib.sha256(index).hexdigest()} {len(index)} Packages\n"
@@ -453,7 +445,7 @@ def _write_repository(fetched: BaseArchives, repository: Path) -> None:
         file.chmod(0o644)
 
 
-def _install(fetched: BaseArchives, build: BuildProcess, out: Path, progress: Progress) -> LayerTar:
+def _install(fetched: BaseArchives, build: BuildProcess, out: Path, progress: Progress) -> BaseTar:
     log: deque[str] = deque(maxlen=_LOG_TAIL)
     title = f"installing {fetched.base.name}"
     with (
@@ -496,7 +488,7 @@ def _install(fetched: BaseArchives, build: BuildProcess, out: Path, progress: Pr
 
 @contextmanager
 def _scratch(environ: Mapping[str, str], ids: IdMaps) -> Iterator[Path]:
-    """A folder for one build, removed at the end; those of killed builds are removed at the start.
+    """Yield a folder for one build, removed at the end; those of killed builds are removed at the start.
 
     A running build holds a lock on its folder, which the kernel takes from a killed one.
     """
@@ -522,7 +514,7 @@ def _scratch(environ: Mapping[str, str], ids: IdMaps) -> Iterator[Path]:
 
 
 def _remove(scratch: Path, ids: IdMaps) -> None:
-    """Remove a build's folder. What is in its tree belongs to the ids of the build, which root may remove."""
+    """Remove a build's folder. Files in its tree belong to the ids of the build, which root may remove."""
     if os.geteuid() != 0 and (scratch / TREE).is_dir() and any((scratch / TREE).iterdir()):
         argv = ("find", "/tmp", "-mindepth", "1", "-delete")  # noqa: S108 - the build's own
         removal = BuildProcess(scratch, argv, environment={"PATH": SYSTEM_PATH}, ids=ids)
@@ -539,7 +531,7 @@ def _remove(scratch: Path, ids: IdMaps) -> None:
 
 
 def _check_clock(scratch: Path, lock: BaseLock) -> None:
-    """Raises BuildError if the clock is behind the lock's."""
+    """Raise BuildError if the clock is behind the lock's."""
     if scratch.stat().st_mtime < lock.source_date_epoch:
         raise BuildError(
             "clock-behind",
@@ -548,11 +540,8 @@ def _check_clock(scratch: Path, lock: BaseLock) -> None:
         )
 
 
-# --- What a base adds to the one that it stands on, as a layer of its own: what is there already is left
-# out
-# Both are made whole, by mmdebstrap with the scripts of all packages, so that what scripts change counts
-# too.
-# Times alone make no difference: each base has the clock of its own lock.
+# A base and its parent are both built whole, by mmdebstrap with the scripts of all packages, so that what
+# scripts change counts too. Times make no difference: each base has the clock of its own lock.
 
 
 Fact: TypeAlias = tuple[str, int, int, int, str]
@@ -560,7 +549,10 @@ Fact: TypeAlias = tuple[str, int, int, int, str]
 
 
 def read_facts(layout: Layout, layers: tuple[OciLayer, ...], progress: Progress) -> Mapping[str, Fact]:
-    """What layers of the store hold, the lowest first, by path. Raises StoreError for a damaged one."""
+    """Return the files of layers of the store, the lowest first, by path.
+
+    Raises StoreError for a damaged one.
+    """
     facts = _LayerFacts()
     size = sum(layer.descriptor.size for layer in layers)
     with progress.task("what is there below", total=size) as task:
@@ -570,7 +562,7 @@ def read_facts(layout: Layout, layers: tuple[OciLayer, ...], progress: Progress)
 
 
 def write_difference(whole: Path, below: Mapping[str, Fact], out: Path) -> BaseTar:
-    """Writes to `out` what the layer tar `whole` has beyond `below`, and whiteouts of what it lacks."""
+    """Write to `out` what the layer tar `whole` adds to `below`, and whiteouts of what it lacks."""
     with tarfile.open(whole, mode="r:") as source, out.open("wb") as written:
         members = {member.name: member for member in source}
         facts = {name: _fact(source, member) for name, member in members.items()}
@@ -597,7 +589,7 @@ def write_difference(whole: Path, below: Mapping[str, Fact], out: Path) -> BaseT
 
 
 def _fact(source: tarfile.TarFile, member: tarfile.TarInfo) -> Fact:
-    """A hard link is what it leads to."""
+    """Return the fact of an entry; a hard link is the file that it leads to."""
     if member.issym():
         return "link", 0, member.uid, member.gid, member.linkname
     if member.isdir():
@@ -608,7 +600,7 @@ def _fact(source: tarfile.TarFile, member: tarfile.TarInfo) -> Fact:
 
 
 def _unlinked(link: tarfile.TarInfo, target: tarfile.TarInfo) -> tarfile.TarInfo:
-    """A hard link to a file of another layer, as a file of its own."""
+    """Return a hard link to a file of another layer as a file of its own."""
     member = tarfile.TarInfo(link.name)
     member.mode, member.uid, member.gid, member.mtime, member.size = (
         target.mode,
@@ -631,7 +623,7 @@ def _parent_directories(name: str) -> list[str]:
 
 
 class _LayerFacts:
-    """Takes the entries of layers, the lowest first, and keeps what they come to."""
+    """Collects the entries of layers, the lowest first."""
 
     def __init__(self) -> None:
         self.found: dict[str, Fact] = {}

@@ -1,11 +1,11 @@
-"""Links conda packages that are at hand, for the assemble engine. A program by itself:
+"""Links local conda packages for the assemble engine. A program by itself:
 
     python -m imagefactory.build.conda.link --explicit FILE.. --prefix DIR --as /opt/env
         --packages FOLDER --cache FOLDER
 
-It is `build/conda_install.py`'s linking behind a guard. That one runs in a build stage of a container; here
-packages are linked on this machine, and a hostile one must neither read nor write a file of it. A line "+" is
-printed for each package unpacked and each one linked, and at the end what conda_install.py prints.
+It is the linking of `build/conda_install.py` with a guard. That one runs in a build stage of a container;
+here packages are linked on this machine, and a hostile one must not read or write its files. A line "+" is
+printed for each package unpacked and each one linked, and at the end the output of conda_install.py.
 """
 
 from __future__ import annotations
@@ -34,12 +34,9 @@ from imagefactory.build.conda_install import (
 )
 from imagefactory.trees import read_file, remove_tree
 
-# --- what a package may hold ---------------------------------------------------------------------
-
 
 class CondaPackage:
-    """What a package says of itself: `info` its files of metadata by name, `commands` what programs its entry
-    points make, and of what."""
+    """The metadata of a package: `info` its files by name, `commands` the programs of its entry points."""
 
     def __init__(self, archive: Path, info: dict[str, bytes], paths: list[str]) -> None:
         self.archive, self.info, self.index = archive, info, info["info/index.json"]
@@ -52,11 +49,10 @@ class CondaPackage:
 
 
 async def read_package(archive: Path, item: Wanted) -> CondaPackage:
-    """The package of `archive`. Refuses paths that lead out of the prefix.
+    """Return the package of `archive`. Rejects paths that lead out of the prefix.
 
-    py-rattler joins the paths of info/paths.json to the prefix as they are. What its own extraction and
-    its rule for claimed paths guard against (files below links that lead out) is left to it; what it
-    unpacked is looked at by `check_unpacked`.
+    py-rattler joins the paths of info/paths.json to the prefix as they are. Its own extraction and its rule
+    for claimed paths guard against files below links that lead out; `check_unpacked` checks what it unpacked.
     """
     from rattler.package_streaming import PackageArchive
 
@@ -99,10 +95,10 @@ def _leads_out(path: str) -> bool:
 
 
 def check_commands(packages: list[CondaPackage]) -> None:
-    """Refuses a program that an entry point makes where another package has something.
+    """Reject a program of an entry point where another package has something.
 
-    py-rattler knows no claim of that kind: it writes the program through a link that lies there, be it to
-    a file of this machine or to one in the cache.
+    py-rattler knows no claim of that type: it writes the program through a link there, even to a file of this
+    machine or of the cache.
     """
     owners: dict[str, str] = {}
     for package in packages:
@@ -124,10 +120,10 @@ def check_commands(packages: list[CondaPackage]) -> None:
 
 
 def check_unpacked(package: CondaPackage, folder: Path) -> None:
-    """Refuses an unpacked package that is not what `read_package` saw, or that links would mislead about.
+    """Reject an unpacked package that is not what `read_package` saw, or has misleading links.
 
-    An archive may hold a name twice, and a list may call a link a file: py-rattler then reads what the
-    link leads to, a file of this machine.
+    An archive may have a name twice, and a list may call a link a file: py-rattler then reads what the link
+    leads to, a file of this machine.
     """
     filename = package.archive.name
     for name, data in package.info.items():
@@ -161,11 +157,8 @@ def check_unpacked(package: CondaPackage, folder: Path) -> None:
             raise Failure("path", f"{filename} holds the link {path!r} as if it were a file", [filename])
 
 
-# --- the program ---------------------------------------------------------------------------------
-
-
 def link(items: Sequence[Wanted], options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
-    """Checks and links all packages; gives what `install` does."""
+    """Check and link all packages; return what `install` does."""
     from rattler.install import InstallerReporter
 
     archives = [(options.packages / item.filename).resolve() for item in items]
@@ -207,7 +200,7 @@ def link(items: Sequence[Wanted], options: argparse.Namespace, scratch: Path) ->
 
 
 def exit_now(failure: Failure, scratch: Path) -> None:
-    """Ends the process at once, so that nothing more is linked."""
+    """End the process at once, so that nothing more is linked."""
     with contextlib.suppress(OSError):
         remove_tree(scratch)
     print(failure, file=sys.stderr)

@@ -1,9 +1,9 @@
-"""A conda environment in a staging folder: linked there by link.py as it will lie in the image.
+"""A conda environment in a staging folder, linked there by link.py as it will be in the image.
 
-    <store>/tmp/conda-XXXX/prefix       the environment; what a kill leaves is collected with the rest of tmp/
-    <cache>/conda-pkgs/                 archives unpacked, by py-rattler; anybody may remove it
+    <store>/tmp/conda-XXXX/prefix       the environment; after a kill it is collected with the rest of tmp/
+    <cache>/conda-pkgs/                 archives unpacked by py-rattler; anyone may remove it
 
-The linker runs as a process of its own: py-rattler starts threads, and the engine forks.
+The linker runs as its own process: py-rattler starts threads, and the engine forks.
 """
 
 from __future__ import annotations
@@ -54,8 +54,7 @@ OUTPUT_TAIL_BYTES = 1 << 20  # bytes of what the linker says of a failure
 class LinkPlan:
     """What to link: archives by package, `groups` of packages (an earlier one keeps claimed paths).
 
-    `shown` is the prefix that files speak of, `scratch` the folder to stage in, `cache` that of archives
-    unpacked.
+    `shown` is the prefix in files, `scratch` the folder to stage in, `cache` that of unpacked archives.
     """
 
     archives: Mapping[LockedCondaPackage, Path]
@@ -67,7 +66,7 @@ class LinkPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathClaim:
-    """A path that two packages bring: `kept` is whose file is there, `same` whether both are one."""
+    """A path that two packages bring: `kept` is whose file is there, `same` whether both are equal."""
 
     path: str
     kept: str
@@ -77,7 +76,7 @@ class PathClaim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostLinkScript:
-    """A package whose post-link script is to run."""
+    """A package with a post-link script to run."""
 
     name: str
     version: str
@@ -95,21 +94,20 @@ class LinkedPrefix:
     scripts: tuple[PostLinkScript, ...]
 
     def record(self, package: LockedCondaPackage) -> Path:
-        """The package's record in conda-meta."""
+        """Return the package's record in conda-meta."""
         return self.folder / "conda-meta" / record_name(package)
 
 
 def record_name(package: LockedCondaPackage) -> str:
-    """The name of a package's record in conda-meta."""
+    """Return the name of a package's record in conda-meta."""
     return f"{package.name}-{package.version}-{package.build}.json"
 
 
 @contextmanager
 def staging_directory(staging: LinkPlan, progress: Progress) -> Iterator[LinkedPrefix]:
-    """The environment, linked; gone at the end.
+    """Yield the linked environment, removed at the end.
 
-    Raises BuildError for packages that are damaged or hold what they must not, naming them; ToolError
-    without py-rattler.
+    Raises BuildError for packages that are damaged or not allowed, naming them; ToolError without py-rattler.
     """
     if importlib.util.find_spec("rattler") is None:
         raise ToolError("extra-not-installed", "py-rattler is not installed", hint=extra_hint("conda"))
@@ -203,16 +201,13 @@ def _explain(text: str, code: int, staging: LinkPlan) -> BuildError:
     )
 
 
-# --- what others unpacked --------------------------------------------------------------------------
-
-
 def extracted_directory(cache: Path) -> Path:
-    """Where py-rattler keeps archives unpacked."""
+    """Return the folder of archives unpacked by py-rattler."""
     return cache / "conda-pkgs"
 
 
 def remove_from_extracted(cache: Path, package: LockedCondaPackage) -> None:
-    """Removes what was unpacked of `package`; the next staging unpacks it anew."""
+    """Remove the unpacked `package`; the next staging unpacks it again."""
     stem = record_name(package).removesuffix(".json")
     for path in entries_of(extracted_directory(cache)):
         if path.name.startswith(stem):
@@ -220,12 +215,10 @@ def remove_from_extracted(cache: Path, package: LockedCondaPackage) -> None:
 
 
 def remove_extracted(cache: Path, removal: Removal) -> None:
-    """Removes all that lies there unpacked (`image prune --cache`)."""
+    """Remove all unpacked archives (`image prune --cache`)."""
     for path in entries_of(extracted_directory(cache)):
         removal.remove(path)
 
-
-# --- post-link scripts -----------------------------------------------------------------------------
 
 ENTRIES, DEPTH = 2_000_000, 100
 """The most entries of an environment, and its folders inside each other."""
@@ -238,14 +231,14 @@ Start = Callable[[tuple[str, ...], Mapping[str, str]], "subprocess.Popen[bytes]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathChange:
-    """One path that scripts made, changed or removed, relative to the prefix."""
+    """One path that scripts created, changed or removed, relative to the prefix."""
 
     path: str
     removed: bool = False
 
 
 def run_scripts(prefix: LinkedPrefix, start: Start) -> tuple[PathChange, ...]:
-    """Runs the post-link scripts; gives what they changed, sorted by path.
+    """Run the post-link scripts; return what they changed, sorted by path.
 
     Raises BuildError, naming the package, when one fails.
     """
@@ -308,7 +301,7 @@ def _readable(names: str) -> Iterator[None]:
 
 
 def _own_files(folder: Path) -> None:
-    """Ends the sharing of files with the cache, which scripts would write through."""
+    """Copy files that are shared with the cache, because scripts would write through the link."""
     beside = folder.parent / "own"  # outside of it: a package may bring any name, and a link under it
     for inside, state in walk_tree(folder, limits=TreeLimits(entries=ENTRIES, depth=DEPTH)):
         if state.st_nlink > 1 and stat.S_ISREG(state.st_mode):
@@ -330,10 +323,8 @@ def _listing(folder: Path, entries: int) -> dict[str, tuple[object, ...]]:
     return listing
 
 
-# --- One linked conda package becomes tar entries: its files as they lie in the staging prefix
-# conda_install.py has linked all packages and settled who owns what; a package's record in conda-meta lists
-# its files. Their bytes are checked against that list while they are read, so what was unpacked earlier and
-# has changed since is not believed.
+# A package's record in conda-meta lists its files. Their bytes are checked against it while they are read, so
+# files that were unpacked earlier and have changed since are not trusted.
 
 
 RECORD = 1 << 28  # bytes; a package of 100,000 files has a tenth of that
@@ -341,7 +332,7 @@ RECORD = 1 << 28  # bytes; a package of 100,000 files has a tenth of that
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CondaRecord:
-    """What a package's record says: `rows` are those of paths_data, `data` the record itself."""
+    """A package's record: `rows` are those of paths_data, `data` the record itself."""
 
     name: str
     path: Path
@@ -349,12 +340,12 @@ class CondaRecord:
     rows: tuple[dict[str, Any], ...]
 
     def sources(self, place: InstallPrefix) -> tuple[str, ...]:
-        """The paths whose byte code belongs into an image."""
+        """Return the paths whose byte code belongs into an image."""
         return tuple(row["_path"] for row in self.rows if is_source(row["_path"], place))
 
 
 def read_record(path: Path) -> CondaRecord:
-    """Raises BuildError for a record that is missing or none."""
+    """Return a record. Raises BuildError for one that is missing or malformed."""
     try:
         data = read_file(path.parent, path.name, RECORD)
         value = json.loads(data)
@@ -366,7 +357,7 @@ def read_record(path: Path) -> CondaRecord:
 
 
 def is_source(path: str, place: InstallPrefix) -> bool:
-    """Whether byte code is made of a package's file: Python's, outside of folders called `tests`."""
+    """Return whether a package's file is compiled: Python's, outside of directories called `tests`."""
     parts = path.split("/")
     return parts[:2] == ["lib", f"python{place.python}"] and path.endswith(".py") and "tests" not in parts
 
@@ -379,9 +370,9 @@ def lay_package(
     *,
     report: Callable[[int], None],
 ) -> tuple[InstalledFile, ...]:
-    """Writes a linked package below `place` into `segment`, its .pyc files last; gives the files laid.
+    """Write a linked package below `place` into `segment`, its .pyc files last; return its files.
 
-    `record` is its file in the prefix's conda-meta. `report` hears of the bytes read. Raises
+    `record` is its file in the prefix's conda-meta. `report` gets the number of bytes read. Raises
     PackageMismatchError.
     """
     package, root = read_record(record), record.parents[1]
@@ -403,7 +394,7 @@ def lay_package(
 def _compile(
     root: Path, inside: str, place: InstallPrefix, segment: TarSegment, compiler: BytecodeCompiler
 ) -> None:
-    """Writes the byte code of one source, which no link may be."""
+    """Write the byte code of one source, which may not be a link."""
     top, source = place.prefix.lstrip("/"), root / inside
     if source.is_symlink():
         return
@@ -434,7 +425,7 @@ def lay_path(
     owner: str = "",
     report: Callable[[int], None] = lambda _: None,
 ) -> str:
-    """Writes what lies at `source` as `path`; gives its content for conflicts, empty for a folder."""
+    """Write the file at `source` as `path`; return its content for conflicts, empty for a directory."""
     try:
         state = source.lstat()
     except OSError as error:
@@ -484,10 +475,10 @@ def lay_changes(
     segment: TarSegment,
     compiler: BytecodeCompiler,
 ) -> tuple[InstalledFile, ...]:
-    """Writes what post-link scripts changed; what they removed as OCI's whiteouts.
+    """Write what post-link scripts changed; what they removed as OCI whiteouts.
 
-    Byte code of sources that they changed is made anew, since that of the packages' layers is believed
-    unchecked; what they made themselves of sources that are there is left out.
+    Byte code of changed sources is compiled again, since that of the packages' layers is used unchecked; what
+    scripts compiled of present sources is skipped.
     """
     top, laid = place.prefix.lstrip("/"), []
     for change in changes:

@@ -30,7 +30,13 @@ from imagefactory.errors import (
     UsageError,
     os_problem,
 )
-from imagefactory.extras.nightly.changes import NightlyReport, NightlyRow, SavedPlan, as_single_line
+from imagefactory.extras.nightly.changes import (
+    NightlyReport,
+    NightlyRow,
+    SavedPlan,
+    as_single_line,
+    save_plan,
+)
 from imagefactory.fs import entries_of, exclusive_lock, explain_full_disk, remove_inside, replace_text
 from imagefactory.http import (
     LOOPBACK,
@@ -42,6 +48,7 @@ from imagefactory.http import (
     check_address,
     network_of_name,
 )
+from imagefactory.matrix.plan import PlanGpu, VerificationPlan
 from imagefactory.oci.layout import Layout
 from imagefactory.progress import Progress
 from imagefactory.schedulers.pool import Pools
@@ -156,6 +163,21 @@ def killed_before(settings: Settings) -> SavedPlan | None:
             with suppress(ImagefactoryError):
                 return read_saved_plan(folder / BEFORE)
     return None
+
+
+def keep_plan(
+    path: Path,
+    plan: VerificationPlan,
+    *,
+    made: datetime,
+    registry: str,
+    names: tuple[str, ...],
+    devices: tuple[PlanGpu, ...],
+    waiting: tuple[str, ...],
+) -> None:
+    """Write a plan with its request to a file: see SavedPlan."""
+    request = SavedPlan(made=made, registry=registry, names=names, devices=devices, waiting=waiting)
+    write_saved_plan(path, save_plan(plan, request))
 
 
 def write_saved_plan(path: Path, plan: SavedPlan) -> None:

@@ -1,4 +1,4 @@
-"""imagefactory portability."""
+"""The model commands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from imagefactory.cli.output import (
     print_next_command,
     print_result,
     registry_option,
-    reject_conflict,
     runner_option,
     terminal_width,
 )
@@ -33,12 +32,14 @@ REPORT_DIRECTORY = "portable"
 @click.argument("name", metavar="TARGET|IMAGE", shell_complete=complete_targets)
 @click.option(
     "--models",
+    required=True,
     type=click.Path(path_type=Path, dir_okay=False),
-    help="A file of Python whose function models() gives your models. Without: what was signed of the image.",
+    help="A Python file whose function models() returns your models.",
 )
 @click.option(
     "--to",
     multiple=True,
+    required=True,
     metavar="RUNTIME[@TARGET]",
     help="onnxruntime-cpu, -cuda, -tensorrt, -migraphx, -rocm, openvino-cpu, tvm-cpu; in another image with "
     "@TARGET (repeatable).",
@@ -50,57 +51,80 @@ REPORT_DIRECTORY = "portable"
     "-o",
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
-    help=f"The folder for models and report.  [default: {REPORT_DIRECTORY}]",
+    default=REPORT_DIRECTORY,
+    show_default=True,
+    help="The directory for models and report.",
 )
 @json_option
 @click.pass_obj
-def portability(
+def check(
     call: CommandContext,
     /,
     *,
     name: str,
-    models: Path | None,
+    models: Path,
     to: tuple[str, ...],
     batches: str,
     runner: str | None,
     place: str,
-    output: Path | None,
+    output: Path,
     as_json: bool,
 ) -> None:
-    """Prove that trained models compute the same in other runtimes.
+    """Check that models compute the same in other runtimes.
 
     \b
-      imagefactory portability pytorch-onnx-2.15-cu132 --models models.py --to onnxruntime-cuda
-      imagefactory portability pytorch-onnx-2.15-cu132 --models models.py \\
+      imagefactory model check pytorch-onnx-2.15-cu132 --models models.py --to onnxruntime-cuda
+      imagefactory model check pytorch-onnx-2.15-cu132 --models models.py \\
           --to onnxruntime-cpu@onnxruntime-1.31-cpu --to openvino-cpu@openvino-2026.4-cpu
-      imagefactory portability pytorch-onnx-2.15-cu132             what was signed of it
-      imagefactory portability pytorch-onnx-2.15-cu132 -o models   the models' files again
 
-    models() gives a list of dicts: `name`, `model` (of PyTorch, TensorFlow or JAX) and `sample` (NumPy arrays
-    by the inputs' names, rows first); and where you want them `held_out`, `tolerance`, `override` (the method
-    in place of one that draws random numbers) and `batched`. Each is exported to ONNX in the image, run by
-    each runtime and compared on what is held out. Where all are the same and this machine holds a key, that
-    is signed and attached with the models. Exit code 0 where all are the same, 9 where not.
+    models() returns a list of dicts: `name`, `model` (of PyTorch, TensorFlow or JAX) and `sample` (NumPy
+    arrays by the inputs' names, rows first). Optional are `held_out`, `tolerance`, `override` (the method in
+    place of one that draws random numbers) and `batched`. Each model is exported to ONNX in the image, run by
+    each runtime and compared on the held-out data. If all are the same and this machine has a key, the
+    result is signed and attached with the models. Exit code 0 if all are the same, 9 if not.
     """
     from imagefactory.extras.portability.action import PortabilityOptions
 
-    if models is None:
-        reject_conflict(to, "--to requires --models", "add --models models.py")
-        reject_conflict(runner, "--runner requires --models", "add --models models.py")
-        return _show(call, name, place, output=output, as_json=as_json)
-    if not to:
-        raise UsageError(
-            "argument-missing", "no runtime is given", hint="add --to onnxruntime-cpu, or --to RUNTIME@TARGET"
-        )
     options = PortabilityOptions(
-        models=models,
-        to=to,
-        batches=_batches(batches),
-        output=output or Path(REPORT_DIRECTORY),
-        registry=place,
-        runner=runner or "",
+        models=models, to=to, batches=_batches(batches), output=output, registry=place, runner=runner or ""
     )
-    return _port(call, name, options, as_json=as_json)
+    _port(call, name, options, as_json=as_json)
+
+
+@click.command()
+@click.argument("name", metavar="TARGET|IMAGE", shell_complete=complete_targets)
+@registry_option
+@json_option
+@click.pass_obj
+def show(call: CommandContext, name: str, place: str, as_json: bool) -> None:
+    """Show the signed checks of an image's models.
+
+    \b
+      imagefactory model show pytorch-onnx-2.15-cu132
+    """
+    _show(call, name, place, output=None, as_json=as_json)
+
+
+@click.command()
+@click.argument("name", metavar="TARGET|IMAGE", shell_complete=complete_targets)
+@registry_option
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    default="models",
+    show_default=True,
+    help="The directory for the files.",
+)
+@json_option
+@click.pass_obj
+def export(call: CommandContext, name: str, place: str, output: Path, as_json: bool) -> None:
+    """Write the ONNX files of an image's signed models.
+
+    \b
+      imagefactory model export pytorch-onnx-2.15-cu132 -o models
+    """
+    _show(call, name, place, output=output, as_json=as_json)
 
 
 def _port(call: CommandContext, name: str, options: PortabilityOptions, *, as_json: bool) -> None:
@@ -121,7 +145,7 @@ def _port(call: CommandContext, name: str, options: PortabilityOptions, *, as_js
     word = report.status_of_check(run.report)
     if as_json:
         summary = {"portable": run.report.portable, "why": run.why, "attached": list(run.attached)}
-        print_json("portability", {"report": value, "output": str(options.output), **summary})
+        print_json("model-check", {"report": value, "output": str(options.output), **summary})
     else:
         fields = [*report.format_files(run.report), ("page", str(page)), ("outcome", f"{word}, {run.why}")]
         fields += [("attached", place) for place in run.attached]
@@ -134,7 +158,7 @@ def _port(call: CommandContext, name: str, options: PortabilityOptions, *, as_js
         )
     if not run.attached:
         return print_next_command("key", "create", "lab")
-    return print_next_command("portability", name, *_registry(options.registry))
+    return print_next_command("model", "show", name, *_registry(options.registry))
 
 
 def _show(call: CommandContext, name: str, place: str, *, output: Path | None, as_json: bool) -> None:
@@ -155,13 +179,13 @@ def _show(call: CommandContext, name: str, place: str, *, output: Path | None, a
             for row in result.judged
         ]
         return print_json(
-            "portability", {"manifest": result.manifest, "statements": rows, "files": list(map(str, written))}
+            "model", {"manifest": result.manifest, "statements": rows, "files": list(map(str, written))}
         )
     print_result(format_statements(result.judged, result.manifest, terminal_width()))
     for path in written:
         print_result(f"wrote {path}")
     again = result.newest and not written
-    return print_next_command("portability", name, *_registry(place), "-o", "models") if again else None
+    return print_next_command("model", "export", name, *_registry(place)) if again else None
 
 
 def _registry(place: str) -> tuple[str, ...]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from imagefactory.extras.portability.report import Latency, PortableReport, PortableResult, PortableRow
-from imagefactory.extras.site.charts import BarChart, ChartMeasure, fill, policy, row_chart
-from imagefactory.extras.site.matrix import STYLED
 from imagefactory.model import CheckState
 from imagefactory.progress import format_bytes
 from imagefactory.serialize import format_time
+from imagefactory.views.charts import BarChart, ChartMeasure, fill, policy, row_chart
 from imagefactory.views.text import format_fields, format_table
 
 LABELS = {CheckState.PASSED: "same", CheckState.FAILED: "DIFFERS", CheckState.NOT_RUN: "not run"}
@@ -110,13 +110,15 @@ def fields_of(pairs: Iterable[tuple[str, str]]) -> str:
 # --- The page of a portability report, one file that needs no other. Pure
 
 
-PAGE = "portability.html"
+TEMPLATES, PAGE = Path(__file__).parent / "templates", "portability.html"
 
 
 def format_page(report: PortableReport) -> str:
     return fill(
+        TEMPLATES,
         PAGE,
-        **STYLED,
+        words=(),
+        kinds=(),
         policy=policy(),
         report=report,
         word=status_of_check(report),

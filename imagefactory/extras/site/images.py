@@ -189,12 +189,9 @@ def _offer(
     place, found, manifest = shown
     target = surveyed.stage.target
     root = CatalogRoot(
-        digest=found.subject.index,
         lock=lock,
         subject=replace(found.subject, target=target.name),
         judged=found.judged,
-        envelopes=(),
-        revocations=(),
         revoked=found.revoked,
     )
     image = describe_image(factory, target, root, manifest)

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from imagefactory.extras.site.action import ReportContents
-from imagefactory.extras.site.charts import BarChart, ChartMeasure, column_chart, row_chart
 from imagefactory.extras.site.images import ReportImage
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.knowledge.gpus import amd_gpus, gpus
@@ -19,6 +18,7 @@ from imagefactory.model import CheckResult, CheckState, Outcome
 from imagefactory.suite.gpu.table import CHECKS
 from imagefactory.trust.verdict import Verdict, VerdictStatus
 from imagefactory.versions import natural
+from imagefactory.views.charts import BarChart, ChartMeasure, column_chart, row_chart
 
 # --- What checks measured, by GPU: the numbers of one image, and one check across versions. Pure
 

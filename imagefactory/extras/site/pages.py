@@ -17,10 +17,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from imagefactory.extras.site.action import ReportContents
-from imagefactory.extras.site.charts import fill, policy
 from imagefactory.extras.site.images import ReportImage
 from imagefactory.extras.site.matrix import (
     BAD,
@@ -49,8 +49,10 @@ from imagefactory.model import Outcome
 from imagefactory.trust.offers import verdict_ages_of
 from imagefactory.trust.verdict import Verdict
 from imagefactory.versions import natural
+from imagefactory.views.charts import fill, policy
 from imagefactory.views.verdicts import format_ages, passed
 
+TEMPLATES = Path(__file__).parent / "templates"
 PAGE = "night.html"
 
 
@@ -67,7 +69,7 @@ def format_badge(image: ReportImage) -> str:
     left = image.target
     at = round(len(left) * _CHARACTER + 14)
     width = at + round(len(right) * _CHARACTER + 14)
-    return fill("badge.svg", left=left, right=right, colour=colour, at=at, width=width)
+    return fill(TEMPLATES, "badge.svg", left=left, right=right, colour=colour, at=at, width=width)
 
 
 def _status_text(image: ReportImage) -> tuple[str, str]:
@@ -137,6 +139,7 @@ def format_picture(rows: Sequence[ImageMatrixRow], gpus: Sequence[MatrixColumn])
     ]
     height = (marks[-1].y if marks else y) + 54
     return fill(
+        TEMPLATES,
         "picture.svg",
         width=width,
         height=height,
@@ -219,21 +222,33 @@ def make_site(report: ReportContents) -> Iterator[tuple[str, str]]:
         "log": bool(report.acts),
     }
     files = {row.image.target: row.file for row in rows}
-    yield "style.css", fill("style.css", **STYLED)
+    yield "style.css", fill(TEMPLATES, "style.css", **STYLED)
     yield "index.html", _index(report, rows, given)
     yield "matrix.svg", format_picture(rows, shown)
     if report.night:
-        yield PAGE, fill(PAGE, **{**given, "here": "night"}, up="", policy=policy(), **report.night)
+        yield (
+            PAGE,
+            fill(TEMPLATES, PAGE, **{**given, "here": "night"}, up="", policy=policy(), **report.night),
+        )
     if report.acts:
         acts, page = report.acts[: -MAX_ACTS - 1 : -1], {**given, "here": "log"}
         yield (
             LOG,
-            fill(LOG, **page, up="", policy=policy(), acts=acts, count=len(report.acts), file=LOG_LINES),
+            fill(
+                TEMPLATES,
+                LOG,
+                **page,
+                up="",
+                policy=policy(),
+                acts=acts,
+                count=len(report.acts),
+                file=LOG_LINES,
+            ),
         )
         yield LOG_LINES, "".join(json.dumps(asdict(act)) + "\n" for act in report.acts)
-    image_page = {**given, "up": "../", "policy": policy("copy.js"), "keys": report.keys}
+    image_page = {**given, "up": "../", "policy": policy(TEMPLATES / "copy.js"), "keys": report.keys}
     for row in rows:
-        yield f"images/{row.file}.html", fill("image.html", **image_page, **_image(row, shown))
+        yield f"images/{row.file}.html", fill(TEMPLATES, "image.html", **image_page, **_image(row, shown))
         yield f"images/{row.file}.svg", format_badge(row.image)
     gpu_page = {**given, "up": "../", "policy": policy(), "files": files, "kinds": _STATUS_GROUPS}
     for number, gpu in enumerate(shown):
@@ -243,6 +258,7 @@ def make_site(report: ReportContents) -> Iterator[tuple[str, str]]:
         yield (
             f"gpus/{gpu.text}.html",
             fill(
+                TEMPLATES,
                 "gpu.html",
                 **{**gpu_page, "here": gpu.text},
                 gpu=gpu,
@@ -274,10 +290,11 @@ def _index(report: ReportContents, rows: Sequence[ImageMatrixRow], given: Mappin
         ("age", "Newest verdict", [(str(days), f"within {days} days") for days in AGES]),
     ]
     return fill(
+        TEMPLATES,
         "index.html",
         **given,
         up="",
-        policy=policy("matrix.js"),
+        policy=policy(TEMPLATES / "matrix.js"),
         images=len(rows),
         ages=format_ages(verdict_ages_of((row.image.offer for row in rows if row.image.offer), report.made)),
         trusted=report.trusted,

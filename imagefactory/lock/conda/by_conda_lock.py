@@ -1,7 +1,7 @@
-"""What conda-lock itself says of a conda lock, by its models and its renderer.
+"""A conda lock as conda-lock itself reads and renders it.
 
-Its modules promise no stability, so the extra `conda` pins its version. These two read what they are handed:
-no environment, file or solver of this machine is touched.
+Its modules promise no stability, so the extra `conda` pins its version. These functions read only their
+arguments, no environment, file or solver of this machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from imagefactory.model import Lock
 
 
 def read_back(lock: Lock, text: str) -> Any:
-    """conda-lock's value of a lock's text. Raises LockError for what is not its format."""
+    """Return conda-lock's value of a lock's text. Raises LockError for another format."""
     from conda_lock.lockfile import lockfile_v1_to_v2
     from conda_lock.lockfile.v1.models import Lockfile
 
@@ -33,9 +33,9 @@ def read_back(lock: Lock, text: str) -> Any:
 
 
 def render(lock: Lock, kind: str) -> str:
-    """The conda packages as a file for conda alone: `explicit` names files, `env` lets it solve again.
+    """Return the conda packages as a file for conda: `explicit` names files, `env` lets it solve again.
 
-    Raises LockError for packages without the md5 that conda-lock asks for.
+    Raises LockError for packages without the md5 that conda-lock requires.
     """
     from conda_lock.conda_lock import render_lockfile_for_platform
 

@@ -1,8 +1,8 @@
-"""Conda channels: where this machine asks for them, with which credentials and certificates.
+"""Conda channels: where this machine reads them, with which credentials and certificates.
 
-A channel's true address is part of what its packages are and stands in locks; the setting `channels` says
-where it is asked instead. Credentials come from where conda's own programs keep them: `$RATTLER_AUTH_FILE`
-or `~/.rattler/credentials.json`, then netrc. The keys there are hosts, without a port.
+A channel's true address is part of the identity of its packages and is in locks; the setting `channels` says
+where to read it instead. Credentials come from the files of conda's own programs: `$RATTLER_AUTH_FILE` or
+`~/.rattler/credentials.json`, then netrc. Their keys are hosts, without a port.
 """
 
 from __future__ import annotations
@@ -43,11 +43,10 @@ Credential = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerChannels:
-    """What a build in a container is told of channels.
+    """What a build in a container knows of channels.
 
-    `text` is JSON, `{"mirrors": {beginning of true addresses: beginning to ask}, "auth": {host:
-    Credential}}`. `loopback` is true where something is asked on this machine's loopback, `hidden` are
-    the words that nobody may see.
+    `text` is JSON, `{"mirrors": {beginning of true addresses: place}, "auth": {host: Credential}}`.
+    `loopback` is true where something is on this machine's loopback, `hidden` are secret words.
     """
 
     text: str = field(repr=False)
@@ -57,11 +56,11 @@ class ContainerChannels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelAccess:
-    """How this machine reaches channels. As a lock.index.Source it speaks HTTP through `web`.
+    """How this machine reaches channels. It is a WebAccess for `web`.
 
-    `mirrors` pairs the beginning of true addresses with where they are asked: an address or a `file:` URL,
-    both without a slash at the end. `credentials` are by host (`*.example.org` for all below it).
-    `certificates` is a file or folder of CA certificates, empty for those of the libraries.
+    `mirrors` pairs the beginning of true addresses with their place: an address or a `file:` URL, both
+    without a slash at the end. `credentials` are by host (`*.example.org` for all below it). `certificates`
+    is a file or folder of CA certificates, empty for those of the libraries.
     """
 
     mirrors: tuple[tuple[str, str], ...] = ()
@@ -71,7 +70,7 @@ class ChannelAccess:
     retries: int = 3
 
     def place(self, url: str) -> str:
-        """Where the channel or package of a true address is asked: the longest beginning fits best."""
+        """Return where to read the channel or package of a true address: the longest beginning decides."""
         fitting = [pair for pair in self.mirrors if url == pair[0] or url.startswith(f"{pair[0]}/")]
         if not fitting:
             return url
@@ -79,7 +78,7 @@ class ChannelAccess:
         return location + url.removeprefix(true)
 
     def address(self, url: str) -> str:
-        """`place` with the token that conda writes into addresses: fit to be asked, not to be shown."""
+        """Return `place` with the token that conda writes into addresses: for requests, not for messages."""
         placed = self.place(url)
         parts = urlsplit(placed)
         token = self._credential(parts.hostname or "").get("CondaToken")
@@ -88,7 +87,7 @@ class ChannelAccess:
         return parts._replace(path=f"/t/{quote(token, safe='')}{parts.path}").geturl()
 
     def true_address(self, url: str, channels: Iterable[str]) -> str:
-        """The true address of what was found at `url` while asking for `channels` (true addresses)."""
+        """Return the true address of what was found at `url` in one of `channels` (true addresses)."""
         placed = sorted(((self.place(true), true) for true in channels), key=lambda pair: -len(pair[0]))
         for location, true in placed:
             if url == location or url.startswith(f"{location}/"):
@@ -96,7 +95,7 @@ class ChannelAccess:
         return url
 
     def login(self, url: str) -> Login:
-        """What a request authenticates itself with. A netrc that was not given is never asked."""
+        """Return how a request authenticates itself. A netrc that was not passed is never read."""
         if sends_openly(url, self._places()):
             return without_login
         credential = self._credential(urlsplit(url).hostname or "")
@@ -112,13 +111,14 @@ class ChannelAccess:
         return sign
 
     def web(self, *, patience: RetryPolicy | None = None) -> HttpSession:
-        """HTTP for fetching packages at their `address`."""
+        """Return a session for packages at their `address`."""
         return HttpSession(self, patience=patience)
 
     def gateway(self, cache: Path) -> Gateway:
-        """What reads the channels' records; they are kept below `cache` and asked again when they changed.
+        """Return the reader of the channels' records; they stay below `cache` and are read again when they
+        changed.
 
-        Raises ToolError without py-rattler, LockError where rattler finds nothing to trust.
+        Raises ToolError without py-rattler, LockError where rattler finds no CA certificates.
         """
         rattler = _rattler()
         from rattler.networking import Client
@@ -151,7 +151,7 @@ class ChannelAccess:
         return gateway
 
     def fault(self, text: str, channels: Sequence[str]) -> LockError:
-        """rattler's complaint about reading `channels` in a person's words."""
+        """Return rattler's error about reading `channels` in plain words."""
         known = sorted(((self.place(true), true) for true in channels), key=lambda pair: -len(pair[0]))
         true = next((true for location, true in known if location in text), "")
         location = self.place(true) if true else ""
@@ -196,9 +196,9 @@ class ChannelAccess:
         )
 
     def site(self, urls: Sequence[str]) -> ContainerChannels:
-        """What a container needs to fetch `urls` (true addresses) as this machine does.
+        """Return what a container needs to fetch `urls` (true addresses) as this machine does.
 
-        Raises UsageError for a channel that is a folder here: a container does not see it.
+        Raises UsageError for a channel in a local folder: a container does not see it.
         """
         mirrors: dict[str, str] = {}
         hosts: set[str] = set()
@@ -225,11 +225,11 @@ class ChannelAccess:
         )
 
     def _places(self) -> tuple[str, ...]:
-        """The addresses that the user set, which may be without TLS."""
+        """Return the addresses that the user set, which may be without TLS."""
         return tuple(location for _, location in self.mirrors)
 
     def _credential(self, host: str) -> Credential:
-        """The credential of a host: its own, else that of the nearest domain above it."""
+        """Return the credential of a host: its own, else that of the nearest domain above it."""
         known = dict(self.credentials)
         while host:
             if host in known:
@@ -240,10 +240,10 @@ class ChannelAccess:
 
 
 def find_channels(setting: str, environ: Mapping[str, str], certificates: str) -> ChannelAccess:
-    """How this machine reaches channels.
+    """Return how this machine reaches channels.
 
     `setting` is the setting `channels` (`conda-forge=https://mirror/conda-forge,...`; folders absolute),
-    `certificates` a file or folder. Raises UsageError for a file of credentials that cannot be read.
+    `certificates` a file or folder. Raises UsageError for a credentials file that cannot be read.
     """
     pairs = (item.strip().partition("=") for item in setting.split(",") if item.strip())
     mirrors = tuple((channel_address(true), _place(location)) for true, _, location in pairs)
@@ -310,7 +310,7 @@ def _command_words(credential: Credential) -> set[str]:
 
 
 def _reason(text: str) -> str:
-    """The innermost reason of rattler's nested message, without addresses."""
+    """Return the innermost reason of rattler's nested message, without addresses."""
     lines = [redact(line.removeprefix("Caused by: ")).strip() for line in text.splitlines() if line.strip()]
     first, last = (lines[0], lines[-1]) if lines else ("", "no reason was given")
     last = re.sub(r" for url \(\S+\)", "", last)
@@ -333,7 +333,7 @@ _ENVIRONMENT = threading.Lock()
 
 @contextmanager
 def _trusting(certificates: str) -> Iterator[None]:
-    """rattler takes CA certificates from the environment alone, and only while a client is made."""
+    """Set the CA certificates in the environment, where rattler reads them while a client is created."""
     if not certificates:
         yield
         return

@@ -1,8 +1,8 @@
-"""Why conda's packages do not go together, in a person's words.
+"""Why conda packages conflict, in plain words.
 
-The solver's account names what it tried last. Here the question itself is varied: reduced to the fewest
-wishes that have no solution, then asked with a newer driver, with all channels alike, with another Python.
-What makes it solvable is the reason, and what is proposed has been solved.
+The solver's output names what it tested last. Here the question itself is varied: reduced to the fewest
+requirements without a solution, then solved with a newer driver, with all channels alike, with another
+Python. What makes it solvable is the reason, and each proposal has been solved.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _LINES = 12
 
 
 async def explain(target: Target, solver: CondaSolver, question: CondaRequest, tree: str) -> UnsolvableError:
-    """The error for a question without a solution; `tree` is the solver's account of it."""
+    """Return the error for a question without a solution; `tree` is the solver's output."""
     conflict = _ConflictExplanation(target, solver, replace(question, favoured=()))
     error = await conflict.names() or await conflict.versions()
     if not error:
@@ -60,7 +60,7 @@ async def explain(target: Target, solver: CondaSolver, question: CondaRequest, t
 
 
 def _misspelled(name: str, known: Iterable[str]) -> str:
-    """The package that a name is a slip of, empty for none; one that is merely alike is another program."""
+    """Return the package that a name misspells, empty for none; similar names may be other programs."""
     alike = [
         candidate for candidate in known if candidate[:1] == name[:1] and abs(len(candidate) - len(name)) < 2
     ]
@@ -68,7 +68,7 @@ def _misspelled(name: str, known: Iterable[str]) -> str:
 
 
 class _ConflictExplanation:
-    """An unsolvable question, and one reason after the other why it could be that."""
+    """An unsolvable question, and possible reasons one after the other."""
 
     def __init__(self, target: Target, solver: CondaSolver, question: CondaRequest) -> None:
         self._target = target
@@ -78,7 +78,7 @@ class _ConflictExplanation:
         self._pins = {_pin(record) for record in question.pinned}
 
     async def names(self) -> UnsolvableError | None:
-        """A package that no channel has."""
+        """Return the error for a package that no channel has."""
         texts = {split_spec(text)[1]: text for text in self._question.specs}
         had = {name_of(record) for record in await self._solver.records(sorted(texts))}
         missing = [name for name in texts if name not in had]
@@ -106,7 +106,7 @@ class _ConflictExplanation:
         )
 
     async def versions(self) -> UnsolvableError | None:
-        """A package that is there, but in no version or build that is asked for."""
+        """Return the error for a package in no version or build that is required."""
         for text in self._question.specs:
             channel, name = split_spec(text)
             records = await self._solver.records([name])
@@ -146,7 +146,7 @@ class _ConflictExplanation:
         return None
 
     async def fewest(self) -> CondaRequest:
-        """The fewest wishes of the question that have no solution: each is needed for that."""
+        """Return the fewest requirements of the question without a solution: each is needed for that."""
         pins = {_pin(record): record for record in self._question.pinned}
         specs, constraints = list(self._question.specs), list(self._question.constraints)
 
@@ -163,13 +163,13 @@ class _ConflictExplanation:
         return question()
 
     def _in_order(self, pins: Iterable[str]) -> list[str]:
-        """What is left out first: what is locked below, what a recipe adds, then Python and the framework."""
+        """Return what is removed first: the parent's packages, the recipe's, Python and the framework."""
         own = [text for text in self._question.specs if text not in pins]
         first = [text for text in own if split_spec(text)[1] not in ("python", self._target.framework)]
         return [*pins, *first, *(text for text in own if text not in first)]
 
     async def machine(self, core: CondaRequest) -> UnsolvableError | None:
-        """A virtual package that is missing or too old: what the machine would have to have."""
+        """Return the error for a virtual package that is missing or too old."""
         present = {name: build if name == "__archspec" else value for name, value, build in core.virtual}
         for name, values in _ENOUGH.items():
             for value in values:
@@ -180,7 +180,7 @@ class _ConflictExplanation:
     async def _needed(
         self, core: CondaRequest, name: str, has: str, solution: Sequence[RepoDataRecord]
     ) -> UnsolvableError:
-        """The least of a virtual package that solves the question, and who asks for it."""
+        """Return the error with the least of a virtual package that solves the question."""
         steps = list(_LEVELS)
         if name != "__archspec":
             records = await self._solver.records(sorted({name_of(record) for record in solution}))
@@ -215,7 +215,7 @@ class _ConflictExplanation:
         )
 
     async def priority(self, core: CondaRequest) -> UnsolvableError | None:
-        """What fits is in a channel that strict priority does not look into."""
+        """Return the error for a package that strict priority hides."""
         if not core.strict:
             return None
         solution = await self._solver.solution(replace(core, strict=False))
@@ -249,7 +249,7 @@ class _ConflictExplanation:
         )
 
     async def python(self, core: CondaRequest) -> UnsolvableError | None:
-        """A Python that some package is not built for."""
+        """Return the error for a Python that some package is not built for."""
         others = tuple(text for text in core.specs if text != self._python)
         if self._python not in core.specs or not others:
             return None
@@ -277,7 +277,7 @@ class _ConflictExplanation:
         )
 
     async def conflict(self, core: CondaRequest) -> UnsolvableError:
-        """The fewest wishes that already contradict each other, and the solver's account of them alone."""
+        """Return the error with the fewest contradicting requirements, and the solver's output about them."""
         try:
             await self._solver.solve(core)
             tree = ""
@@ -296,7 +296,7 @@ class _ConflictExplanation:
         )
 
     async def _wider(self, texts: Sequence[str]) -> str:
-        """What to write for one of `texts` so that all goes together."""
+        """Return what to write for one of `texts` so that all have a solution."""
         for text in texts:
             name = split_spec(text)[1]
             if text == self._python or name == self._target.framework or text == name:
@@ -312,7 +312,7 @@ class _ConflictExplanation:
         return f"change one of them at {self._target.where}"
 
     def _seen(self, records: Sequence[RepoDataRecord], channel: str) -> list[RepoDataRecord]:
-        """The records of one name that the solver may take."""
+        """Return the records of one name that the solver may use."""
         if channel:
             named = channel_name(channel)
             return [
@@ -335,7 +335,7 @@ def _pin(record: RepoDataRecord) -> str:
 
 
 def shortened(tree: str) -> str:
-    """The first lines of the solver's account, without those that only repeat the one before."""
+    """Return the first lines of the solver's output, without repetitions."""
     lines: list[str] = []
     for line in tree.splitlines():
         if line.strip() and (not lines or line.strip(_BRANCHES) != lines[-1].strip(_BRANCHES)):
@@ -346,7 +346,7 @@ def shortened(tree: str) -> str:
 
 
 def _bounds(record: RepoDataRecord, name: str) -> Iterable[str]:
-    """The versions from which on a record is content with a virtual package; 0 for any at all."""
+    """Yield the least versions of a virtual package that a record accepts; 0 for any."""
     for text in (*record.depends, *record.constrains):
         if text.split()[0] == name:
             match = re.search(r"(?:>=|==?)\s*([0-9]+(?:\.[0-9]+)*)", text)
@@ -359,7 +359,7 @@ def _driver(cuda: str) -> str:
 
 
 def _variant(build: str) -> str:
-    """What a build string says before the Python and the hash: `cuda126_mkl`."""
+    """Return the part of a build string before the Python and the hash: `cuda126_mkl`."""
     return re.split(r"_?(?:py\d|h[0-9a-f]{7})", build)[0] or build
 
 
@@ -372,11 +372,7 @@ def _some(texts: Sequence[str], most: int) -> str:
     return f"{first} and {len(texts) - most} more" if len(texts) > most else first
 
 
-# --- How far behind its channels a solution of conda's packages is, and why: the solver is asked for the
-# newest
-# Only what the recipe names is asked about. Below that, versions are bound by what was built with them,
-# which
-# is how conda's packages work, and not one of them is news.
+# Only what the recipe names is checked. Versions below that depend on what they were built with.
 
 
 _PYTHON = ("python", "python_abi")
@@ -387,10 +383,10 @@ _CUDA = ("cuda-version", "pytorch-cuda")
 async def find_behind_channels(
     target: Target, conda: Sequence[LockedCondaPackage], solver: CondaSolver
 ) -> tuple[OutdatedPackage, ...]:
-    """What the recipe names and is locked far behind its channels' newest release within the recipe's bounds.
+    """Return the packages that the recipe names and that are far behind their channels' newest release.
 
-    What the framework holds back, which the recipe pins on purpose, is no fault of the lock. Raises LockError
-    for channels that cannot be read.
+    What the framework holds back, which the recipe pins on purpose, does not count. Raises LockError for
+    channels that cannot be read.
     """
     requirements, constraints = requirements_of(target, "conda")
     if not requirements:
@@ -433,7 +429,7 @@ async def find_behind_channels(
 
 
 async def _without_framework(target: Target, name: str, solver: CondaSolver) -> Version | None:
-    """The version of a package that would come if the recipe asked for all but its framework and CUDA."""
+    """Return the version of a package if the recipe required all but its framework and CUDA."""
     question = first_question(target)
     bare = tuple(text for text in question.specs if split_spec(text)[1] not in {target.framework, *_CUDA})
     virtual = (*(row for row in question.virtual if row[0] != "__cuda"), ("__cuda", "99", "0"))
@@ -442,7 +438,7 @@ async def _without_framework(target: Target, name: str, solver: CondaSolver) -> 
 
 
 async def _explain_pin(target: Target, pin: str, solver: CondaSolver) -> str:
-    """Why there is no solution with `pin`."""
+    """Return why there is no solution with `pin`."""
     question = first_question(target)
     question = replace(question, specs=(*question.specs, pin))
     try:
@@ -454,8 +450,10 @@ async def _explain_pin(target: Target, pin: str, solver: CondaSolver) -> str:
 
 
 def releases(records: Iterable[RepoDataRecord]) -> tuple[PypiRelease, ...]:
-    """The releases among records, the oldest first; each begins with its first build. No pre-releases, and
-    none whose version only conda reads."""
+    """Return the releases among records, the oldest first; each begins with its first build.
+
+    Without pre-releases and versions that only conda reads.
+    """
     days: dict[Version, list[date]] = {}
     for record in records:
         version = _read(str(record.version))
@@ -467,7 +465,7 @@ def releases(records: Iterable[RepoDataRecord]) -> tuple[PypiRelease, ...]:
 
 
 def _fits_python(record: RepoDataRecord, python: Iterable[RepoDataRecord], solver: CondaSolver) -> bool:
-    """Whether a build is for the Python that was locked, or for any."""
+    """Return whether a build is for the locked Python, or for any."""
     return all(
         solver.matches(own, text)
         for own in python
@@ -483,9 +481,6 @@ def _read(version: str) -> Version | None:
         return None
 
 
-# --- The builds of a framework that conda's channels have: which release, for which CUDA and Python
-
-
 _BUILD_PYTHON = re.compile(r"python(?:_abi)? .*?(3\.[0-9]+)\.?(?:\*|,<3)")
 
 
@@ -499,12 +494,12 @@ class CudaBuild:
 
 
 async def cuda_builds(name: str, solver: CondaSolver) -> tuple[CudaBuild, ...]:
-    """Every build of a package for GPUs in a target's channels. Raises LockError where one cannot be read."""
+    """Return every GPU build of a package in a target's channels. Raises LockError."""
     return parse_builds(await solver.records([name]))
 
 
 def parse_builds(records: Iterable[RepoDataRecord]) -> tuple[CudaBuild, ...]:
-    """What records tell of builds for GPUs, the oldest release first."""
+    """Return the GPU builds among records, the oldest release first."""
     builds = []
     for record in records:
         cuda = built_for(str(record.build))
@@ -521,7 +516,7 @@ def _python(record: RepoDataRecord) -> str:
 
 
 def offered_to(builds: Iterable[CudaBuild], pythons: Collection[str]) -> dict[str, tuple[PypiRelease, ...]]:
-    """The releases that have a build for each of these Pythons, the oldest first."""
+    """Return the releases that have a build for each of these Pythons, the oldest first."""
     every = tuple(builds)
     return {
         python: tuple(build.release for build in every if build.python in ("", python)) for python in pythons
@@ -529,7 +524,7 @@ def offered_to(builds: Iterable[CudaBuild], pythons: Collection[str]) -> dict[st
 
 
 def cudas_of(builds: Iterable[CudaBuild], series: str, pythons: Collection[str]) -> frozenset[str]:
-    """For which CUDA a series (`2.10`) has builds that go with one of these Pythons."""
+    """Return the CUDA versions of a series (`2.10`) that has builds for one of these Pythons."""
     return frozenset(
         build.cuda
         for build in builds

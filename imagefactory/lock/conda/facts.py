@@ -1,7 +1,7 @@
-"""What a conda lock must hold: the Python, the framework and the one CUDA that its target names.
+"""What a conda lock must have: the Python, the framework and the one CUDA that its target names.
 
-A build of the framework for the CPU is refused: it would compute, slowly and without a word, beside the GPU.
-Where the target is for CPUs alone (cuda: [none]), one for GPUs is.
+A build of the framework for the CPU is rejected: it would silently compute without the GPU. For a target
+without GPUs (cuda: [none]), one for GPUs is rejected.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ _PARTS = {
 
 
 def cuda_packages(lock: Lock) -> tuple[LockedCondaPackage, ...]:
-    """The packages that tell by their own version which CUDA a lock brings: the runtime first."""
+    """Return the packages whose version is that of CUDA: the runtime first."""
     packages = {package.name: package for package in lock.conda}
     runtimes = [packages[name] for name in _RUNTIMES if name in packages]
     return (*runtimes, *[packages[name] for name in _NAMES if name in packages][:1])
 
 
 def cuda_version(lock: Lock) -> str | None:
-    """The CUDA version that a lock brings, as `12.1`; None where no package tells one."""
+    """Return the CUDA version that a lock brings, as `12.1`; None where no package says it."""
     packages = cuda_packages(lock)
     return minor_version(packages[0].version) if packages else None
 
 
 def check_facts(lock: Lock, target: Target) -> None:
-    """Raise LockError unless `lock` holds the target's Python, framework version and CUDA version.
+    """Raise LockError unless `lock` has the target's Python, framework version and CUDA version.
 
-    Nor may it be of other channels or virtual packages: whose content hash is the target's and which is of
-    others was changed by hand.
+    Its channels and virtual packages must be the target's too: with the same content hash, other ones were
+    written manually.
     """
     if (lock.channels, lock.virtual) != (target.channels, target.virtual):
         others = [channel for channel in lock.channels if channel not in target.channels]
@@ -167,7 +167,7 @@ def _check_cuda(lock: Lock, target: Target, parts: tuple[LockedCondaPackage, ...
 
 
 def _cpu_chain(lock: Lock, target: Target, part: LockedCondaPackage) -> tuple[str, ...]:
-    """From a package of the recipe down to what asks for a build for the CPU; empty where nothing does."""
+    """Return the packages from one of the recipe to what requires a build for the CPU; empty for none."""
     packages = {package.name: package for package in lock.conda}
     own = (*target.requirements, *target.constraints)
     roots = [name for text in own if (name := split_spec(text)[1]) in packages and name != part.name]
@@ -195,11 +195,11 @@ def _label(package: LockedCondaPackage) -> str:
 
 
 def _agrees(required: str, came: str) -> bool:
-    """Whether `came` begins with the parts of `asked`: 2.3 agrees with 2.3.1, not with 2.30."""
+    """Return whether `came` begins with the parts of `required`: 2.3 agrees with 2.3.1, not with 2.30."""
     parts = required.split(".")
     return came.split(".")[: len(parts)] == parts
 
 
 def _fits(required: str, version: str) -> bool:
-    """As `_agrees`, and where only the major version is told that is enough."""
+    """Return `_agrees`; a version that is only a major one fits too."""
     return _agrees(required, version) or _agrees(version, required)

@@ -1,8 +1,8 @@
 """The file of a conda lock: conda-lock's format, version 1, written and read in one way only.
 
-The same lock has the same bytes, and is read only as it is written: what comes in by hand or from another
-tool is told by its line. conda-lock (asked in by_conda_lock.py), micromamba and pixi read the file too. What
-they have no field for (sizes, virtual packages, what solved it) stands in `custom_metadata`.
+The same lock has the same bytes, and only that form is read: other input is reported by its line. conda-lock
+(in by_conda_lock.py), micromamba and pixi read the file too. What they have no field for (sizes, virtual
+packages, the solver) is in `custom_metadata`.
 
 Source of the format: conda_lock.lockfile.v1.models of conda-lock 4.0.3.
 """
@@ -34,14 +34,12 @@ _SYSTEM = r"__[a-z0-9_]{1,30}=[A-Za-z0-9][A-Za-z0-9._]{0,30}"
 _KEY = "    imagefactory."
 _YAML_KEYWORDS = frozenset(["y", "n", "yes", "no", "on", "off", "true", "false", "null"])
 
-# --- match specs of dependencies -------------------------------------------------------------------
-
 
 def merge_depends(depends: Iterable[str]) -> tuple[str, ...]:
-    """The match specs of `depends`, one a name, sorted: the form in which a lock keeps them.
+    """Return the match specs of `depends`, one for each name, sorted: the form in a lock.
 
-    The format holds a map of names, while a record may name one package twice (`hdf5 >=1.12.2`,
-    `hdf5 * nompi_*`): both bounds hold, so they become one spec (`hdf5 >=1.12.2 nompi_*`).
+    The format has a map of names, while a record may name one package twice (`hdf5 >=1.12.2`, `hdf5 *
+    nompi_*`): both bounds apply, so they become one spec (`hdf5 >=1.12.2 nompi_*`).
     """
     bounds: dict[str, list[str]] = {}
     for spec in depends:
@@ -75,14 +73,11 @@ def _merge(bounds: Sequence[str]) -> str:
     return f"{','.join(parts) or '*'} {build}".strip()
 
 
-# --- writing ---------------------------------------------------------------------------------------
-
-
 def format_conda_lock(lock: Lock, pip: str = "") -> str:
-    """The text of a lock's conda packages; `parse_conda_lock` gives the same value back, without wheels.
+    """Return the text of a lock's conda packages; `parse_conda_lock` is the inverse, without wheels.
 
-    `pip` is the sha256 (64 hex) of the requirements file that belongs to it, empty where there is none:
-    so a pair of which one file was changed is found out.
+    `pip` is the sha256 (64 hex) of its requirements file, empty for none: so a change of only one of the two
+    files is found.
     """
     subdir = platform_subdir(lock)
     system = " ".join(f"{name}={value}" for name, value in lock.virtual)
@@ -120,7 +115,7 @@ def format_conda_lock(lock: Lock, pip: str = "") -> str:
 
 
 def platform_subdir(lock: Lock) -> str:
-    """Conda's name of the lock's platform: `linux-64` for `manylinux_2_36_x86_64`."""
+    """Return conda's name of the lock's platform: `linux-64` for `manylinux_2_36_x86_64`."""
     return next(SUBDIRS[name] for name, machine in MACHINES.items() if lock.platform.endswith(f"_{machine}"))
 
 
@@ -135,7 +130,7 @@ def _malformed_error(lock: Lock, pip: str) -> list[str]:
 
 
 def _recipe(target: str) -> str:
-    """`recipes/pytorch.yaml` for `pytorch-2.3-cu121`: the family is all before version and CUDA."""
+    """Return `recipes/pytorch.yaml` for `pytorch-2.3-cu121`: the family is all before version and CUDA."""
     match = re.fullmatch(r"(.+)-[0-9][0-9a-z.]*-cu[0-9]+(?:-.+)?", target)
     return f"recipes/{match[1] if match else target}.yaml"
 
@@ -162,29 +157,26 @@ def _package_lines(package: LockedCondaPackage, subdir: str) -> list[str]:
 
 
 def _scalar(text: str) -> str:
-    """A text as YAML: bare where every YAML reads it as a text, else in single quotes."""
+    """Return a text as YAML: bare where every YAML reads it as a text, else in single quotes."""
     bare = re.fullmatch(r"[A-Za-z_][A-Za-z0-9_./%+-]*(?:://[A-Za-z0-9_./%+:-]+)?", text)
     if bare and text.lower() not in _YAML_KEYWORDS and not text.endswith(":"):
         return text
     return "'" + text.replace("'", "''") + "'"
 
 
-# --- reading ---------------------------------------------------------------------------------------
-
-
 def pip_digest(text: str) -> str:
-    """The sha256 of the requirements file that a lock's text names as its other half, empty for none."""
+    """Return the sha256 of the requirements file that belongs to a lock, empty for none."""
     match = re.search(rf"^{re.escape(_KEY)}pip: '?([0-9a-f]{{64}})'?$", text, re.MULTILINE)
     return match[1] if match else ""
 
 
 @lru_cache(maxsize=256)  # as `parse_lock` of wheels, and some targets are built on others
 def parse_conda_lock(text: str, file: str) -> Lock:
-    """The lock in `text`, without wheels; `file` is named in faults.
+    """Return the lock in `text`, without wheels; errors name `file`.
 
-    Raises LockError `file:line: what is wrong`: for a line that is not as `format_conda_lock` writes it,
-    a package twice or out of order, one that does not come from the lock's channels or is not for its
-    platform, an address that is not this package's, and for a file that was cut short.
+    Raises LockError `file:line: problem` for a line that is not as `format_conda_lock` writes it, a duplicate
+    or misplaced package, one from other channels or another platform, an address that is not this package's,
+    and for a truncated file.
     """
     reader = _LockReader(text, file)
     lock = _read_lock(reader)
@@ -197,7 +189,7 @@ def parse_conda_lock(text: str, file: str) -> Lock:
 
 
 class _LockReader:
-    """The lines of a file, taken one after the other."""
+    """The lines of a file, read one after the other."""
 
     def __init__(self, text: str, file: str) -> None:
         match = re.search(rf"^{re.escape(_KEY)}target: '?({_TARGET})'?$", text[:MAX_BYTES], re.MULTILINE)
@@ -227,14 +219,14 @@ class _LockReader:
         self.at += 1
 
     def value(self, start: str, pattern: str) -> str:
-        """The value of a line that reads `start` and a scalar."""
+        """Return the scalar of a line that begins with `start`."""
         match = self.maybe(start, pattern)
         if match is None:
             raise self.fault(f"expected '{start.strip()} ...', found {_printable(self.line)}")
         return match
 
     def maybe(self, start: str, pattern: str) -> str | None:
-        """As `value`, and None where the line does not begin so."""
+        """Return what `value` returns, None where the line does not begin so."""
         if not self.line.startswith(start):
             return None
         value = self.line[len(start) :]
@@ -322,7 +314,7 @@ def _read_package(
     sizes: dict[str, int],
     place: tuple[str, tuple[str, ...]],
 ) -> None:
-    """Takes one package and adds it to `before`."""
+    """Read one package and add it to `before`."""
     platform, channels = place
     name = reader.value("- name: ", _NAME)
     if before and name <= before[-1].name:

@@ -1,7 +1,7 @@
 """Locks of conda packages, solved by py-rattler in this process.
 
-What moves and what stays is decided here, by asking the solver about one package after the other: a lock
-that is made anew keeps all that it can, and an update moves what is named and what that must have.
+Here it is decided what moves, by solving for one package after the other: a new lock keeps all that it can,
+and an update moves the named packages and what they need.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from imagefactory.lock.conda.solver import (
 from imagefactory.lock.files import check_facts
 from imagefactory.lock.pypi.no_wheel import NoWheelError
 from imagefactory.lock.pypi.outdated import find_outdated
-from imagefactory.lock.pypi.question import PinnedVersions, WheelRequest, check_exclude, origins_of
+from imagefactory.lock.pypi.question import PinnedVersions, WheelRequest, origins_of
 from imagefactory.lock.pypi.unbuilt import require_wheels, without, write_stub
 from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import Lock, LockedCondaPackage, LockedWheel, Target
@@ -51,12 +51,9 @@ if TYPE_CHECKING:
     from rattler import Gateway, RepoDataRecord
 
 
-# --- The part of a conda environment that comes from PyPI, solved by uv above the locked conda packages
-# uv is shown each Python package of conda as a wheel with nothing in it, `numpy-1.26.4+given`, and a
-# constraint
-# that allows no other. The local version keeps the index's own files of that name out of the solution; PEP
-# 440
-# ignores it where a requirement speaks of public versions, so `numpy<=1.26.4` holds.
+# uv sees each Python package of conda as an empty wheel, `numpy-1.26.4+given`, and a constraint that allows
+# no other. The local version keeps the index's own files of that name out of the solution. PEP 440 ignores
+# it where a requirement is about public versions, so `numpy<=1.26.4` is met.
 
 
 _LOCAL = "+given"
@@ -65,9 +62,9 @@ _NO_DISTRIBUTION = frozenset({"python", "python_abi", "cpython", "python-abi3", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CondaDistribution:
-    """A distribution that conda brings: `name` as PyPI has it, normalised, `version` as PEP 440 has it.
+    """A distribution that conda brings: `name` normalized as on PyPI, `version` by PEP 440.
 
-    `extras` are the Requires-Dist of its extras, known only where something asks for one.
+    `extras` are the Requires-Dist of its extras, read only where something requires one.
     """
 
     name: str
@@ -87,12 +84,12 @@ def lock_pip(
     locker: UvLocker,
     progress: Progress | None = None,
 ) -> tuple[LockedWheel, ...]:
-    """The wheels of a target's pip part, sorted by name; none of them is a package that `conda` brings.
+    """Return the wheels of a target's pip part, sorted by name; none is a package that `conda` brings.
 
-    The wheels of `request.under` stay as they are; those of `request.previous` are preferred, unless they
-    are named in `request.update` (names that are not among them are conda's and are passed over). Raises
-    UnsolvableError where the pip part contradicts conda's packages or itself, LockError for a package
-    without a fitting wheel, ToolError without uv.
+    The wheels of `request.under` stay; those of `request.previous` are preferred, except those named in
+    `request.update` (names of conda packages there are ignored). Raises UnsolvableError where the pip part
+    contradicts conda packages or itself, LockError for a package without a fitting wheel, ToolError without
+    uv.
     """
     provided = conda_distributions(conda)
     _check_not_replaced(request, provided)
@@ -107,10 +104,7 @@ def lock_pip(
 def outdated_pip(
     request: LockRequest, lock: Lock, locker: UvLocker, progress: Progress
 ) -> tuple[OutdatedPackage, ...]:
-    """What of the wheels of `lock`, solved for `request`, is far behind its newest release.
-
-    Raises like `lock_pip`.
-    """
+    """Return the outdated wheels of `lock`, solved for `request`. Raises like `lock_pip`."""
     with _solved(request, conda_distributions(lock.conda), locker, QuietProgress()) as (question, _):
         return find_outdated(locker, question, lock.wheels, request.target.framework, progress)
 
@@ -119,34 +113,21 @@ def outdated_pip(
 def _solved(
     request: LockRequest, provided: dict[str, CondaDistribution], locker: UvLocker, progress: Progress
 ) -> Iterator[tuple[WheelRequest, PinnedVersions]]:
-    """The question of the pip part and its solution, while the given packages are there as wheels.
-
-    Both have what is known to be needed and is not declared.
-    """
-    target, previous, under = request.target, request.previous, request.under
+    """Yield the question of the pip part and its solution, while stubs of conda packages exist."""
+    target, previous = request.target, request.previous
     requirements, constraints = requirements_of(target, "pypi")
-    glibc = dict(target.virtual).get("__glibc", request.base.glibc)
-    platform = locker.platform(target, glibc)
-    empty = Lock(
-        target=target.name,
-        content_hash="",
-        python=target.python,
-        platform=platform,
-        solver="",
-        wheels=(),
-        origins=origins_of(target, under),
-    )
-    wheel_names = {wheel.name for wheel in previous.wheels} if previous else set()
-    question = WheelRequest(
+    base = replace(request.base, glibc=_glibc(request))
+    names = {wheel.name for wheel in previous.wheels} if previous else set()
+    update = tuple(sorted(names & {canonicalize_name(name) for name in request.update}))
+    question = locker.question(replace(request, base=base, update=update))
+    platform = locker.platform(target, base.glibc)
+    empty = replace(question.lock, content_hash="", solver="", platform=platform)
+    question = replace(
+        question,
         lock=empty,
         requirements=requirements,
         constraints=constraints,
         previous=replace(previous, platform=platform) if previous else None,
-        update=tuple(sorted(wheel_names & {canonicalize_name(name) for name in request.update})),
-        update_all=request.update_all,
-        fixed=under.wheels if under else (),
-        sources=target.sources,
-        exclude=check_exclude(request),
     )
     with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as folder:
         question = replace(
@@ -179,10 +160,10 @@ def _solved(
 
 
 def conda_distributions(conda: Iterable[LockedCondaPackage]) -> dict[str, CondaDistribution]:
-    """The distributions that conda's packages bring, by normalised name.
+    """Return the distributions that conda packages bring, by normalized name.
 
-    A package counts as a Python package if it depends on Python. Where two bring one name, the whole
-    package (`matplotlib`) gives way to what it is made of (`matplotlib-base`).
+    A package counts as a Python package if it depends on Python. Where two bring one name, the whole package
+    (`matplotlib`) yields to its part (`matplotlib-base`).
     """
     provided: dict[str, CondaDistribution] = {}
     names = pypi_names()
@@ -198,7 +179,7 @@ def conda_distributions(conda: Iterable[LockedCondaPackage]) -> dict[str, CondaD
 
 
 def _public(version: str) -> str:
-    """A conda version as PEP 440 has it, without a local part; if it is no such one, its leading numbers."""
+    """Return a conda version by PEP 440 without a local part, or else its leading numbers."""
     try:
         return Version(version.replace("_", ".")).public
     except InvalidVersion:
@@ -207,7 +188,7 @@ def _public(version: str) -> str:
 
 
 def _check_conda_conflicts(request: LockRequest, provided: Mapping[str, CondaDistribution]) -> None:
-    """Raise UnsolvableError for what the recipe itself asks of PyPI and conda brings in another version."""
+    """Raise UnsolvableError for what the recipe requires of PyPI and conda brings in another version."""
     target = request.target
     for text in requirements_of(target, "pypi")[0]:
         need = Requirement(text)
@@ -225,7 +206,7 @@ def _check_conda_conflicts(request: LockRequest, provided: Mapping[str, CondaDis
 
 
 def _check_not_replaced(request: LockRequest, provided: Mapping[str, CondaDistribution]) -> None:
-    """Raise UnsolvableError where conda brings what the target below has from PyPI."""
+    """Raise UnsolvableError where conda brings what the parent has from PyPI."""
     under = request.under
     for wheel in under.wheels if under else ():
         if under and (there := provided.get(wheel.name)):
@@ -242,7 +223,7 @@ def _check_not_replaced(request: LockRequest, provided: Mapping[str, CondaDistri
 def _with_extras(
     package: CondaDistribution, requested: Iterable[str], locker: UvLocker, empty: Lock
 ) -> CondaDistribution:
-    """The package with what its extras need, as the index tells it of the same version."""
+    """Return the package with the needs of its extras, from the index's metadata of that version."""
     try:
         metadata, _ = parse_email(locker.metadata(f"{package.name}=={package.version}", empty))
     except LockError as error:
@@ -264,7 +245,7 @@ def _with_extras(
 
 
 def _write_stubs(folder: Path, provided: Mapping[str, CondaDistribution]) -> Path:
-    """One wheel a package, with metadata alone."""
+    """Write a wheel with only metadata for each package."""
     for package in provided.values():
         lines = [f"Provides-Extra: {extra}" for extra in package.provides]
         lines += [f"Requires-Dist: {need}" for need in package.extras]
@@ -305,9 +286,9 @@ def _explain(error: UnsolvableError, provided: Mapping[str, CondaDistribution], 
 
 
 class CondaLocker:
-    """Solves conda packages with py-rattler; what comes from PyPI on top of them with `pip()`.
+    """Solves conda packages with py-rattler, and PyPI packages on top of them with `pip()`.
 
-    `cache` keeps the channels' records. One locker reads each channel's records once.
+    `cache` has the channels' records. One locker reads each channel's records once.
     """
 
     def __init__(self, channels: ChannelAccess, cache: Path, pip: Callable[[], UvLocker]) -> None:
@@ -353,8 +334,7 @@ class CondaLocker:
         return lock
 
     def behind(self, request: LockRequest, lock: Lock, progress: Progress) -> tuple[OutdatedPackage, ...]:
-        """What the recipe names of conda's packages, and of the part from PyPI, that is far behind its newest
-        release. Raises like `lock`."""
+        """Return the outdated packages that the recipe names. Raises like `lock`."""
         outdated = self._behind_conda(request.target, lock, progress)
         if not requirements_of(request.target, "pypi")[0]:
             return outdated
@@ -371,10 +351,10 @@ class CondaLocker:
         return outdated
 
     def addresses(self, lock: Lock) -> dict[str, str]:
-        """Where each locked file is now: file name -> URL, which may hold a token or a password.
+        """Return the present URL of each locked file by file name; it may have a token or a password.
 
-        Of conda's packages nothing is asked: they are where the channel or its mirror has them. Raises
-        LockError for a wheel that the index no longer has.
+        Nothing is queried for conda packages: they are at their channel or its mirror. Raises LockError for a
+        wheel that the index no longer has.
         """
         urls = {package.filename: self._channels.address(package.url) for package in lock.conda}
         if lock.wheels:
@@ -400,7 +380,7 @@ class CondaLocker:
         return tuple(self._sized(package, request.target) for package in packages)
 
     def builds(self, target: Target) -> tuple[CudaBuild, ...]:
-        """The builds for GPUs of a target's framework in its channels. Raises LockError, or ToolError."""
+        """Return the GPU builds of a target's framework in its channels. Raises LockError, or ToolError."""
         return run(cuda_builds(target.framework, CondaSolver(target, self._channels, self._gateway())))
 
     def _gateway(self) -> Gateway:
@@ -431,14 +411,14 @@ class CondaLocker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _UpdateRequest:
-    """The packages to update, by where they come from."""
+    """The packages to update, by their source."""
 
     conda: tuple[str, ...]
     wheels: tuple[str, ...]
 
 
 def _check_updates(request: LockRequest) -> _UpdateRequest:
-    """The names to update. Raises LockError for one that the previous lock does not hold or may not move."""
+    """Return the names to update. Raises LockError for one that the previous lock lacks or may not move."""
     previous, target = request.previous, request.target
     conda = {package.name for package in previous.conda} if previous else set()
     wheels = {wheel.name for wheel in previous.wheels} if previous else set()
@@ -469,15 +449,12 @@ def _check_updates(request: LockRequest) -> _UpdateRequest:
 
 
 def _glibc(request: LockRequest) -> str:
-    """The C library that packages may count on, as `2.36`."""
+    """Return the C library that packages may count on, as `2.36`."""
     return dict(request.target.virtual).get("__glibc", request.base.glibc)
 
 
-# --- what moves and what stays -------------------------------------------------------------------
-
-
 class _SolveLoop:
-    """Asks the solver until it is known which records a target's lock holds."""
+    """Solves until the records of a target's lock are known."""
 
     def __init__(self, request: LockRequest, solver: CondaSolver) -> None:
         self._request = request
@@ -486,7 +463,7 @@ class _SolveLoop:
         self._free: set[str] = set()  # what updates may move beside themselves
 
     async def decide(self, update: tuple[str, ...], *, unchanged: bool) -> list[RepoDataRecord]:
-        """The records of the new lock. `unchanged`: nothing but `update` gives a reason to move."""
+        """Return the records of the new lock. With `unchanged` only `update` is a reason to move."""
         previous, under = self._request.previous, self._request.under
         below = under.conda if under else ()
         previous_packages = previous.conda if previous and not self._request.update_all else ()
@@ -526,9 +503,9 @@ class _SolveLoop:
             )
 
     async def _newest(self, name: str, old: RepoDataRecord | None) -> CondaRequest:
-        """The question with what makes `name` the newest that it can be.
+        """Return the question with what makes `name` as new as possible.
 
-        First only what it depends on may move with it; where that gives nothing newer, all others may that
+        First only its dependencies may move with it; where that brings nothing newer, all others may that
         need not go back.
         """
         question, favoured = self._question, self._question.favoured
@@ -557,12 +534,12 @@ class _SolveLoop:
         return replace(question, favoured=(*favoured, old)) if old else question
 
     def _with_still(self, free: set[str]) -> CondaRequest:
-        """The question with all favoured records pinned but those of the names in `free`."""
+        """Return the question with all favoured records pinned except those of the names in `free`."""
         still = (record for record in self._question.favoured if name_of(record) not in free)
         return replace(self._question, pinned=(*self._question.pinned, *still))
 
     async def _reach(self, question: CondaRequest, name: str, old: RepoDataRecord | None) -> Rank | None:
-        """No version of `name` above this one has a solution; None where not one above `old` has."""
+        """Return the newest version of `name` with a solution; None where none above `old` has one."""
         best, last = None, old
         while True:
             specs = [name]
@@ -581,7 +558,7 @@ class _SolveLoop:
                 return best
 
     async def _steps(self, name: str) -> list[_VersionCandidate]:
-        """The versions and build numbers that the recipe allows and the channels have, best first."""
+        """Return the versions and build numbers that the recipe allows and the channels have, best first."""
         wishes = [
             text
             for text in (*self._question.specs, *self._question.constraints)
@@ -601,7 +578,7 @@ class _SolveLoop:
         ]
 
     async def _settle(self) -> list[RepoDataRecord]:
-        """A solution in which no favoured package moves that could have stayed."""
+        """Return a solution in which no favoured package moves that could have stayed."""
         question = self._question
         result = await self._solver.solution(self._with_still(self._free)) if question.favoured else []
         result = result or await self._ask(question)
@@ -615,7 +592,7 @@ class _SolveLoop:
         return result
 
     async def _ask(self, question: CondaRequest) -> list[RepoDataRecord]:
-        """A solution. Raises UnsolvableError with what stands in its way."""
+        """Return a solution. Raises UnsolvableError with what contradicts it."""
         try:
             return await self._solver.solve(question)
         except NoSolutionError as error:
@@ -624,7 +601,7 @@ class _SolveLoop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _VersionCandidate:
-    """One version and build number of a package: what asks for it, and all that its builds depend on."""
+    """One version and build number of a package: its spec, and all that its builds depend on."""
 
     spec: str
     rank: Rank
@@ -632,7 +609,7 @@ class _VersionCandidate:
 
 
 def _dependency_closure(names: Iterable[str], records: Iterable[RepoDataRecord]) -> set[str]:
-    """`names` and all that they depend on among `records`."""
+    """Return `names` and all that they depend on among `records`."""
     depends = {name_of(record): {split_spec(text)[1] for text in record.depends} for record in records}
     closure, todo = set[str](), set(names)
     while todo:

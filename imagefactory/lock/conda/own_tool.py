@@ -47,7 +47,7 @@ class CondaTool:
     environ: Mapping[str, str] = field(repr=False)
 
     def name(self) -> str:
-        """`micromamba 2.0.5 by conda-lock 4.0.3`. Raises ToolError when either does not start."""
+        """Return `micromamba 2.0.5 by conda-lock 4.0.3`. Raises ToolError when either does not start."""
         try:
             by = version("conda-lock")
         except PackageNotFoundError as error:
@@ -81,7 +81,7 @@ _OTHER = 'fix it, or use the built-in solver: solver = "rattler"'
 
 
 def find_tool(setting: str, environ: Mapping[str, str]) -> CondaTool:
-    """What the setting `solver` names: a program on the PATH, or a path. Raises ToolError without it."""
+    """Return the program of the setting `solver`: on the PATH, or at a path. Raises ToolError without it."""
     path = setting if "/" in setting else shutil.which(setting, path=environ.get("PATH", os.defpath))
     if path is None or not os.access(path, os.X_OK):
         raise ToolError(
@@ -93,11 +93,11 @@ def find_tool(setting: str, environ: Mapping[str, str]) -> CondaTool:
 
 
 class CondaLockLocker(CondaLocker):
-    """As CondaLocker, with another solver of conda's packages.
+    """A CondaLocker with another solver of conda packages.
 
-    Such a solver cannot be asked to prefer what is locked, so all of it is pinned, and what is asked to
-    move is not. Where that has no solution everything moves that is not of a target below; an update of
-    single packages alone is refused instead.
+    Such a solver cannot prefer locked packages, so all of them are pinned, except those to update. Where that
+    has no solution everything moves except the parent's packages; an update of only some packages is rejected
+    instead.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class CondaLockLocker(CondaLocker):
         return tuple(self._sized(package, target) for package in packages)
 
     def _ask(self, target: Target, pinned: Iterable[LockedCondaPackage]) -> list[LockedCondaPackage]:
-        """The packages of a solution that holds `pinned` as far as they are needed."""
+        """Return the packages of a solution with `pinned`, as far as they are needed."""
         question = first_question(target)
         fixed = {package.name: package for package in pinned}
         pins = [f"{package.name} =={package.version} {package.build}" for package in fixed.values()]
@@ -168,7 +168,7 @@ class CondaLockLocker(CondaLocker):
         return _needed(packages, [_named(spec) for spec in question.specs])
 
     def _run(self, target: Target, question: CondaRequest, pins: Iterable[str]) -> dict[str, str]:
-        """Address -> sha256 (empty where it is not told) of what conda-lock locks for a question."""
+        """Return address -> sha256 (empty if unknown) of what conda-lock locks for a question."""
         # conda's `create` has no bounds without an install: what is not needed of them is dropped after.
         specs = _merge_specs([*question.specs, *question.constraints, *pins])
         subdir = SUBDIRS[target.platform]
@@ -215,7 +215,7 @@ class CondaLockLocker(CondaLocker):
         }
 
     def _explain(self, target: Target, stderr: str) -> LockError:
-        """conda-lock's failure without its traceback and its repetitions."""
+        """Return conda-lock's failure without its traceback and its repetitions."""
         message, _, command = stderr.partition("    Command: ")
         message = (
             message.partition("Could not lock the environment for platform")[2].partition("\n")[2] or message
@@ -239,19 +239,19 @@ class CondaLockLocker(CondaLocker):
         )
 
     def _with_true_addresses(self, target: Target, text: str) -> str:
-        """`text` without this machine's places of channels: it may be kept beside the locks."""
+        """Return `text` without this machine's places of channels: it may be written next to the locks."""
         true = {self._channels.place(channel): channel for channel in target.channels}
         places = "|".join(re.escape(place) for place in sorted(true, key=len, reverse=True))
         return re.sub(rf"(?:{places})(?![A-Za-z0-9._%+~-])", lambda match: true[match[0]], text)
 
 
 def _named(spec: str) -> str:
-    """The name in a match spec as a recipe has it."""
+    """Return the name in a match spec of a recipe."""
     return spec.rpartition("::")[2].split()[0]
 
 
 def _merge_specs(specs: Iterable[str]) -> list[str]:
-    """Specs of the same package as one: conda-lock takes the last it reads of a name."""
+    """Return one spec for each package: conda-lock uses the last one of a name."""
     channels: dict[str, str] = {}
     bare = []
     for spec in specs:
@@ -262,12 +262,12 @@ def _merge_specs(specs: Iterable[str]) -> list[str]:
 
 
 def _name(address: str) -> str:
-    """The package in an archive's address: names may have hyphens, versions and builds have none."""
+    """Return the package in an archive's address: names may have hyphens, versions and builds have none."""
     return address.rpartition("/")[2].rsplit("-", 2)[0]
 
 
 def _needed(packages: Mapping[str, LockedCondaPackage], names: Iterable[str]) -> list[LockedCondaPackage]:
-    """What of `packages` is wanted or depended on, sorted by name."""
+    """Return the named packages and all their dependencies, sorted by name."""
     needed: set[str] = set()
     more = list(names)
     while more:

@@ -1,7 +1,7 @@
-"""py-rattler as a solver: questions in, the channels' records out. Foreign exceptions stop here.
+"""py-rattler as a solver: questions in, the channels' records out. It translates foreign exceptions.
 
-The machine that solves is never asked about: virtual packages come from the question alone, and channels are
-those of the question, not others that a channel's metadata names.
+The machine that solves has no influence: virtual packages come only from the question, and so do channels,
+not those that a channel's metadata names.
 """
 
 from __future__ import annotations
@@ -34,14 +34,16 @@ _BROKEN = re.compile(r"at line \d+ column \d+")  # of what came whole, but is no
 
 
 class NoSolutionError(Exception):
-    """Nothing fulfils the question. The text is the solver's account, a tree of many lines."""
+    """Nothing fulfills the question. The text is the solver's output, a tree of many lines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CondaRequest:
-    """What to solve. `specs` are wanted, `constraints` hold for what comes along: match specs as a recipe
-    has them. `virtual` are (name, version, build). `favoured` are records to prefer, `pinned` records
-    whose packages may come in no other form.
+    """What to solve.
+
+    `specs` are required, `constraints` bound other packages: match specs of a recipe. `virtual` are (name,
+    version, build). `favoured` are records to prefer, `pinned` records whose packages may come in no other
+    form.
     """
 
     specs: tuple[str, ...]
@@ -53,9 +55,9 @@ class CondaRequest:
 
 
 def first_question(target: Target) -> CondaRequest:
-    """What a target asks of conda: its requirements, and the Python that it names.
+    """Return what a target requires of conda: its requirements, and its Python.
 
-    In order: the solver's picks depend on it, and a lock's content hash does not.
+    They are sorted: the solver's choices depend on the order, and a lock's content hash does not.
     """
     python = f"python {target.python}.*"
     requirements, constraints = requirements_of(target, "conda")
@@ -68,7 +70,7 @@ def first_question(target: Target) -> CondaRequest:
 
 
 def virtual_packages(system: Iterable[tuple[str, str]]) -> tuple[tuple[str, str, str], ...]:
-    """(name, version, build) of what packages may count on: a target's `system`, and that it is Linux.
+    """Return (name, version, build) of what packages may count on: a target's `system`, and that it is Linux.
 
     `__archspec` has its value in the build string. Nothing is promised about the kernel's version.
     """
@@ -79,24 +81,24 @@ def virtual_packages(system: Iterable[tuple[str, str]]) -> tuple[tuple[str, str,
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """`work` to its end."""
+    """Run `work` to its end."""
     _end_gently()
     return asyncio.run(work)
 
 
 @functools.cache
 def _end_gently() -> None:
-    """Lets the process end by itself.
+    """Pause at the end of the process.
 
-    A thread of rattler hands over its result and then still needs the interpreter for a moment. If that is
-    on its way out by then the process dies of a signal instead of telling its error (seen in 1 of 5 runs
-    with py-rattler 0.28; in none of 400 with this pause).
+    A thread of rattler still needs the interpreter for a moment after its result. If that is ending, the
+    process dies of a signal instead of printing its error (in 1 of 5 runs with py-rattler 0.28; in none of
+    400 with this pause).
     """
     atexit.register(time.sleep, _LINGER)
 
 
 class CondaSolver:
-    """Answers questions about one target's channels."""
+    """Solves and queries one target's channels."""
 
     def __init__(self, target: Target, channels: ChannelAccess, gateway: Gateway) -> None:
         import rattler
@@ -114,17 +116,19 @@ class CondaSolver:
         self._subdirs: list[Any] = [SUBDIRS[target.platform], "noarch"]
 
     async def solve(self, question: CondaRequest) -> list[RepoDataRecord]:
-        """The records of an environment, one a package. Raises NoSolutionError, and LockError for channels
-        that cannot be read."""
+        """Return the records of an environment, one for each package.
+
+        Raises NoSolutionError, and LockError for channels that cannot be read.
+        """
         records = await self._solve(question, ())
         if question.strict and (names := await self._passed_over(question, records)):
             records = await self._solve(question, names)
         return records
 
     async def _passed_over(self, question: CondaRequest, solution: Sequence[RepoDataRecord]) -> list[str]:
-        """The names that came from a channel although one before it has them in other versions.
+        """Return the names that came from a channel although an earlier one has them in other versions.
 
-        rattler reads of what is asked for only the records that match; strict priority is about names.
+        rattler reads only the records that match; strict priority is about names.
         """
         requested = {split_spec(text)[1] for text in question.specs if "::" not in text}
         places = {name_of(record): self._place(record) for record in solution}
@@ -136,7 +140,7 @@ class CondaSolver:
         return sorted(name for name in first if first[name] < later[name])
 
     async def _solve(self, question: CondaRequest, names: Sequence[str]) -> list[RepoDataRecord]:
-        """`names` are read in all their versions."""
+        """Solve, reading `names` in all their versions."""
         rattler = self._rattler
         priority = rattler.ChannelPriority.Strict if question.strict else rattler.ChannelPriority.Disabled
         specs = [self._spec(text) for text in (*question.specs, *names)]
@@ -162,14 +166,14 @@ class CondaSolver:
             raise NoSolutionError(self._with_true_addresses(str(error))) from error
 
     async def solution(self, question: CondaRequest) -> list[RepoDataRecord]:
-        """As `solve`, but nothing where there is no solution."""
+        """Return what `solve` returns, empty where there is no solution."""
         try:
             return await self.solve(question)
         except NoSolutionError:
             return []
 
     async def find(self, packages: Iterable[LockedCondaPackage]) -> dict[str, RepoDataRecord]:
-        """The channels' records of locked packages, by true address; a changed file is not that package."""
+        """Return the channels' records of locked packages, by true address; a changed file does not count."""
         packages_by_url = {package.url: package for package in packages}
         result = {}
         for record in await self.records(sorted({package.name for package in packages_by_url.values()})):
@@ -179,7 +183,7 @@ class CondaSolver:
         return result
 
     async def records(self, names: Sequence[str], *, first: int | None = None) -> list[RepoDataRecord]:
-        """All that the channels, or the `first` ones, have under `names`, the first channel's first."""
+        """Return all that the channels, or the `first` ones, have of `names`, the first channel's first."""
         specs, sources = [self._spec(name) for name in names], self._sources[:first]
         answers = await self._reading(
             lambda: self._gateway.query(
@@ -190,21 +194,21 @@ class CondaSolver:
         return sorted(result, key=self._place)
 
     async def names(self) -> list[str]:
-        """The names of all packages of all the channels."""
+        """Return the names of all packages of all channels."""
         names = await self._reading(
             lambda: self._gateway.names(self._sources, self._subdirs, channel_relations="disabled")
         )
         return sorted(name.normalized for name in names)
 
     def matches(self, record: RepoDataRecord, text: str) -> bool:
-        """Whether a record is what a match spec asks for, its channel left aside."""
+        """Return whether a record matches a match spec, without its channel."""
         return self._spec(text.rpartition("::")[2]).matches(record)
 
     def true_address(self, record: RepoDataRecord) -> str:
         return self._address(record.url)
 
     def channel(self, record: RepoDataRecord) -> str:
-        """The true address of the channel that a record was found in."""
+        """Return the true address of a record's channel."""
         return self._address(record.channel.rstrip("/"))
 
     def _address(self, url: str) -> str:
@@ -213,14 +217,14 @@ class CondaSolver:
         return self._true[longest] + url.removeprefix(longest) if longest else url
 
     def _place(self, record: RepoDataRecord) -> int:
-        """Which of the channels, from 0, a record was found in."""
+        """Return the number of a record's channel, from 0."""
         return self._sources.index(record.channel.rstrip("/"))
 
     def locked(self, record: RepoDataRecord) -> LockedCondaPackage:
-        """A record as a lock has it; `size` is 0 where the channel does not tell one.
+        """Return a record as a locked package; `size` is 0 where the channel does not say it.
 
-        Raises LockError for a record without a hash, and for a package that its channel has elsewhere
-        (`base_url` in its records), as a copy of a channel says that was made with all its words.
+        Raises LockError for a record without a hash, and for a package elsewhere (`base_url` in the channel's
+        records), as in a copy of a channel with all its metadata.
         """
         self.require_hashes([record])
         channel, url = self.channel(record), self.true_address(record)
@@ -246,7 +250,7 @@ class CondaSolver:
         )
 
     def require_hashes(self, records: Iterable[RepoDataRecord]) -> None:
-        """Raises LockError with the names of all packages whose channels give no sha256."""
+        """Raise LockError with the names of all packages whose channels have no sha256."""
         bare = sorted((record for record in records if not record.sha256), key=name_of)
         if bare:
             channels = " and ".join(dict.fromkeys(self.channel(record) for record in bare))
@@ -282,7 +286,7 @@ class CondaSolver:
         return text.removeprefix("Cannot solve the request because of: ")
 
     async def _reading(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """What `ask` gives. Kept records that turn out to be broken are fetched once more."""
+        """Return what `ask` returns. Broken cached records are fetched once more."""
         errors = self._rattler.exceptions
         try:
             return await ask()
@@ -303,7 +307,7 @@ class CondaSolver:
 
 
 def split_spec(text: str) -> tuple[str, str]:
-    """The channel of a match spec, or nothing, and the package's name."""
+    """Return the channel of a match spec, or an empty text, and the package's name."""
     channel, _, rest = text.rpartition("::")
     return channel, re.split(r"[^A-Za-z0-9_.-]", rest.strip(), maxsplit=1)[0].lower()
 
@@ -313,5 +317,5 @@ def name_of(record: RepoDataRecord) -> str:
 
 
 def rank(record: RepoDataRecord) -> Rank:
-    """Later is better: conda prefers what has no track_features, then the version, then the build number."""
+    """Return a sort key: conda prefers no track_features, then the version, then the build number."""
     return (not record.track_features, record.version, record.build_number)

@@ -1,8 +1,7 @@
-"""A Debian archive, asked by apt.
+"""Queries of a Debian archive by apt.
 
-Solving and downloading is apt's own work, in a private apt root: no root rights are needed, nothing of
-the machine's apt is written, its proxy settings hold, and every hash comes from an index that Debian's
-keyring has signed.
+apt itself solves and downloads, in a private apt root: it needs no root permissions, writes nothing of the
+machine's apt, uses its proxy settings, and takes every hash from an index signed by Debian's keyring.
 """
 
 from __future__ import annotations
@@ -25,9 +24,6 @@ from imagefactory.model import BaseLock, BaseSpec, DebianPackage
 from imagefactory.progress import Progress
 from imagefactory.trees import remove_tree
 
-# --- Which Debian archive this machine uses: imagefactory.toml says it, else the machine's apt
-
-
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
 
@@ -48,12 +44,12 @@ MIRROR_HINT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DebianMirror:
-    """Where this machine finds Debian, and where it keeps what it has fetched.
+    """The Debian archives of this machine, and the cache of its downloads.
 
-    `main` and `security` are addresses of archives (each holds dists/ and pool/). `dated` are those of
-    them that are frozen at a date, whose indexes have expired on purpose. `debs` is the cache of .deb files.
-    `environ` is all that apt gets to see of the caller's environment. `certificates` is a bundle of CA
-    certificates to trust instead of the machine's, empty for the machine's.
+    `main` and `security` are addresses of archives (each has dists/ and pool/). Those in `dated` are
+    snapshots, whose indexes have expired on purpose. `debs` is the cache of .deb files. `environ` is all that
+    apt sees of the caller's environment. `certificates` is a bundle of CA certificates to trust instead of
+    the machine's, empty for the machine's.
     """
 
     main: str
@@ -77,9 +73,9 @@ class AptSource:
 
 
 def find_mirror(setting: str, debs: Path, environ: Mapping[str, str], *, etc_apt: Path) -> DebianMirror:
-    """The archive that `setting` names (`debian-mirror`), else the one of the apt sources under `etc_apt`.
+    """Return the archive that `setting` names (`debian-mirror`), else that of the apt sources in `etc_apt`.
 
-    Raises ToolError when neither says, with what to set.
+    Raises ToolError when neither names one.
     """
     main, security, dated = choose_archives(setting, read_sources(etc_apt))
     return DebianMirror(
@@ -93,7 +89,7 @@ def find_mirror(setting: str, debs: Path, environ: Mapping[str, str], *, etc_apt
 
 
 def choose_archives(setting: str, sources: Iterable[AptSource]) -> tuple[str, str, frozenset[str]]:
-    """Addresses of the main and the security archive, and those of them that are frozen at a date."""
+    """Return the addresses of the main and the security archive, and those of them that are snapshots."""
     if setting:
         addresses = setting.split()
         if len(addresses) > 2 or not all(_URI.fullmatch(address) for address in addresses):
@@ -126,7 +122,7 @@ def choose_archives(setting: str, sources: Iterable[AptSource]) -> tuple[str, st
 
 
 def derive_security(main: str) -> str:
-    """The security archive beside a main archive: the path's segment `debian` becomes `debian-security`."""
+    """Return the security archive of a main archive: the segment `debian` becomes `debian-security`."""
     segments = main.split("/")
     if "debian" not in segments[1:]:
         raise ToolError(
@@ -154,7 +150,7 @@ def _is_official(source: AptSource) -> bool:
 
 
 def read_sources(etc_apt: Path) -> tuple[AptSource, ...]:
-    """All binary sources of the machine's apt, in apt's own order of files."""
+    """Return all binary sources of the machine's apt, in apt's order of files."""
     sources: list[AptSource] = []
     parts = sorted((etc_apt / "sources.list.d").glob("*")) if (etc_apt / "sources.list.d").is_dir() else []
     for path in [etc_apt / "sources.list", *parts]:
@@ -169,7 +165,7 @@ def read_sources(etc_apt: Path) -> tuple[AptSource, ...]:
 
 
 def parse_sources_list(text: str) -> list[AptSource]:
-    """Sources in apt's one-line style (sources.list(5)). Lines that are no binary source are passed over."""
+    """Return the sources in apt's one-line style (sources.list(5)). Other lines are skipped."""
     sources: list[AptSource] = []
     for line in text.splitlines():
         match = re.fullmatch(r"\s*deb\s+(?:\[([^\]]*)\]\s+)?(\S+)\s+(\S+)((?:\s+[^\s#]+)*)\s*(?:#.*)?", line)
@@ -189,7 +185,7 @@ def parse_sources_list(text: str) -> list[AptSource]:
 
 
 def parse_deb822_sources(text: str) -> list[AptSource]:
-    """Sources in apt's deb822 style (sources.list(5)): one for each address and suite."""
+    """Return the sources in apt's deb822 style (sources.list(5)): one for each address and suite."""
     sources: list[AptSource] = []
     for stanza in parse_stanzas(text):
         fields = {key.lower(): value for key, value in stanza.items()}
@@ -210,7 +206,7 @@ def parse_deb822_sources(text: str) -> list[AptSource]:
 
 
 def parse_stanzas(text: str) -> Iterator[dict[str, str]]:
-    """Stanzas of deb822 text: fields by name as written, continuation lines joined by newlines."""
+    """Yield the stanzas of deb822 text: fields by name as written, continuation lines joined by newlines."""
     stanza: dict[str, str] = {}
     key = ""
     for line in text.splitlines():
@@ -231,7 +227,7 @@ def parse_stanzas(text: str) -> Iterator[dict[str, str]]:
 
 
 def apt_environment(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """What apt sees of the caller's environment: the search path, the folders and the proxies."""
+    """Return what apt sees of the caller's environment: the search path, directories and proxies."""
     variables = {
         name: value
         for name, value in environ.items()
@@ -244,7 +240,7 @@ def apt_environment(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 
 def search_path(environ: Mapping[str, str]) -> str:
-    """PATH with the system's folders at its end: an ordinary user's often lacks the sbin ones."""
+    """Return PATH with the system's directories at its end: that of users often lacks the sbin ones."""
     folders = environ.get("PATH", "").split(":")
     system = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
     return ":".join([*(f for f in folders if f), *(f for f in system if f not in folders)])
@@ -263,11 +259,11 @@ _NOT_FOUND = re.compile(r"^E: Failed to fetch \S+/pool/\S+\s+404\b", re.MULTILIN
 
 
 class StaleIndexError(DownloadError):
-    """An index names a file that the archive does not have any more, or not yet."""
+    """An index names a file that the archive no longer has, or not yet."""
 
 
 def sources_text(mirror: DebianMirror, suite: str, architecture: str) -> str:
-    """apt sources of a suite, its updates and its security suite; only package indexes are fetched."""
+    """Return apt sources of a suite, its updates and its security suite; only package indexes are fetched."""
     options = f"signed-by={mirror.keyring} arch={architecture} target=Packages"
     return "".join(
         f"deb [{options}{' check-valid-until=no' if uri in mirror.dated else ''}] {uri} {name} main\n"
@@ -280,9 +276,10 @@ def sources_text(mirror: DebianMirror, suite: str, architecture: str) -> str:
 
 
 def apt_config(root: Path, architecture: str, certificates: str = "") -> str:
-    """apt.conf of a private apt root: its own state, cache and sources, the machine's network settings.
+    """Return apt.conf of a private apt root: its own state, cache and sources, the machine's network
+    settings.
 
-    The machine may have loosened apt's checks for its own use; here they hold.
+    The machine may have loosened apt's checks for its own use; here they apply.
     """
     trusted = f'Acquire::https::CaInfo "{certificates}";\n' if certificates else ""
     return f"""\
@@ -321,9 +318,9 @@ Dir::Etc::trustedparts "/dev/null";
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AptArchive:
-    """A suite's signed indexes, read: what it offers and how to get it.
+    """The signed indexes of a suite.
 
-    `released` is the newest Date of its Release files, seconds since 1970.
+    `released` is the newest Date of its Release files, in seconds since 1970.
     """
 
     root: Path
@@ -332,7 +329,10 @@ class AptArchive:
     environ: tuple[tuple[str, str], ...]
 
     def solve(self, packages: Iterable[str], where: str) -> tuple[tuple[str, str], ...]:
-        """Names and versions that these packages (named at `where`), all essential and ALWAYS need."""
+        """Return names and versions of packages, all essential ones and ALWAYS with what they need.
+
+        `where` is the place in the recipe that names them. Raises LockError.
+        """
         names = sorted({*packages, *ALWAYS})
         result = self._run("apt-get", "-qq", "--simulate", "install", "?essential", *names)
         if result.returncode:
@@ -345,17 +345,20 @@ class AptArchive:
         return parse_simulation(result.stdout)
 
     def unknown(self, names: Iterable[str]) -> tuple[str, ...]:
-        """The names that the indexes have no package for, real or virtual."""
+        """Return the names without a real or virtual package in the indexes."""
         result = self._run("apt-get", "-qq", "--simulate", "install", "--", *names)
         return parse_missing_packages(result.stderr) if result.returncode else ()
 
     def offered(self, names: Iterable[str]) -> dict[tuple[str, str], DebianPackage]:
-        """All that the indexes offer under these names, by name and version. Unknown names are left out."""
+        """Return the packages of these names in the indexes, by name and version.
+
+        Unknown names are skipped.
+        """
         result = self._run("apt-cache", "show", *names)
         return parse_offers(result.stdout)
 
     def download(self, packages: Sequence[DebianPackage], folder: Path, progress: Progress) -> None:
-        """Fetch .debs into `folder`, resuming what lies there. Hashes are the caller's to check."""
+        """Fetch .debs into `folder`, resuming partial files. The caller checks hashes."""
         pins = [f"{package.name}={package.version}" for package in packages]
         total = sum(package.size for package in packages)
         argv = ["apt-get", "-c", str(self.root / "apt.conf"), "-q", "-o", "APT::Status-Fd=1", "download"]
@@ -380,10 +383,10 @@ class AptArchive:
 
 
 def reach(mirror: DebianMirror, suites: Iterable[str], *, seconds: int) -> None:
-    """Asks both archives for what they are read by, once. Raises ToolError when one does not give it.
+    """Check that apt can read both archives, in one attempt each. Raises ToolError otherwise.
 
-    apt itself asks: with its proxies, its certificates and its kinds of addresses. Archives that apt
-    chooses from a list (mirror+...) are not asked.
+    apt itself sends the requests: with its proxies, certificates and address types. Archives that apt chooses
+    from a list (mirror+...) are skipped.
     """
     environ = dict(mirror.environ)
     helper = shutil.which("apt-helper", path=f"{environ['PATH']}:/usr/lib/apt")
@@ -426,10 +429,8 @@ def open_archive(
 ) -> Iterator[AptArchive]:
     """Read the indexes of `suite` for `architecture` (`arm64`) into a private apt root, removed at the end.
 
-    `fresh`: no cache between here and the archive may answer.
-
-    Raises ToolError without apt or Debian's keyring, LockError when the archive cannot be reached or
-    its signatures do not hold.
+    With `fresh` no cache on the way may answer. Raises ToolError without apt or Debian's keyring, LockError
+    when the archive cannot be reached or its signatures are invalid.
     """
     environ = dict(mirror.environ)
     if shutil.which("apt-get", path=environ["PATH"]) is None:
@@ -484,10 +485,7 @@ def open_archive(
 def _watch(
     argv: Sequence[str], folder: Path, environ: tuple[tuple[str, str], ...], progress: Progress
 ) -> Iterator[float]:
-    """Run an apt command that reports on its standard output; yields percents. Raises DownloadError.
-
-    An archive that limits one address is asked again after PAUSES; what apt has stays.
-    """
+    """Run an apt command and yield its percents, again after PAUSES where the archive limits this address."""
     for pause in (*PAUSES, None):
         code, text = yield from _watch_once(argv, folder, environ)
         if not code:
@@ -515,7 +513,7 @@ def _watch(
 def _watch_once(
     argv: Sequence[str], folder: Path, environ: tuple[tuple[str, str], ...]
 ) -> Generator[float, None, tuple[int, str]]:
-    """Yields percents; gives the exit code and what it complains of."""
+    """Yield percents; return the exit code and the messages."""
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as complaints:
         with subprocess.Popen(
             argv,
@@ -540,25 +538,25 @@ def _watch_once(
 
 
 def error_lines(stderr: str) -> str:
-    """What apt says is wrong: its errors and what explains them, without warnings."""
+    """Return apt's errors with their explanations, without warnings."""
     errors = [line for line in stderr.splitlines() if line.startswith(("E:", " "))]
     return "\n".join(errors or stderr.strip().splitlines()[-5:])
 
 
 def parse_missing_packages(stderr: str) -> tuple[str, ...]:
-    """The names that `apt-get install` found no package for, in the order of its errors."""
+    """Return the names for which `apt-get install` found no package, in the order of its errors."""
     pattern = r"^E: (?:Unable to locate package (\S+)|Package '([^']+)' has no installation candidate)"
     return tuple(dict.fromkeys(match or other for match, other in re.findall(pattern, stderr, re.MULTILINE)))
 
 
 def parse_simulation(text: str) -> tuple[tuple[str, str], ...]:
-    """Names and versions that `apt-get --simulate install` would put in, sorted."""
+    """Return names and versions that `apt-get --simulate install` would install, sorted."""
     match = re.findall(r"^Inst (\S+) \((\S+) ", text, flags=re.MULTILINE)
     return tuple(sorted((name.split(":")[0], version) for name, version in match))
 
 
 def parse_offers(text: str) -> dict[tuple[str, str], DebianPackage]:
-    """Packages of an index's stanzas, by name and version. Stanzas without a SHA256 do not count."""
+    """Return the packages of an index's stanzas by name and version. Stanzas without a SHA256 are skipped."""
     offers: dict[tuple[str, str], DebianPackage] = {}
     for stanza in parse_stanzas(text):
         if {"Package", "Version", "Architecture", "SHA256", "Size"} <= stanza.keys():
@@ -574,16 +572,13 @@ def parse_offers(text: str) -> dict[tuple[str, str], DebianPackage]:
 
 
 def parse_release_date(text: str) -> int:
-    """Seconds since 1970 of a Release file's Date field."""
+    """Return the Date of a Release file in seconds since 1970."""
     match = re.search(r"^Date: (.+)$", text, flags=re.MULTILINE)
     if match is None:
         raise LockError(
             "release-file-malformed", "a Release file of the archive has no Date", hint=MIRROR_HINT
         )
     return int(parsedate_to_datetime(match[1]).timestamp())
-
-
-# --- The packages of a base, solved by what the archive offers
 
 
 def lock_base(
@@ -595,10 +590,11 @@ def lock_base(
     below: BaseLock | None = None,
     update: bool = False,
 ) -> BaseLock:
-    """The lock of `base`, which stands on `below`: `previous` while not stale, else what the archive gives.
+    """Return the lock of a base on the parent lock `below`: `previous` while it is current, else a new
+    solution.
 
-    With `update` the archive is always asked, and `previous` stays when it would give the same packages
-    (so its date, and with it the base's digest, does not move for nothing). Raises LockError, ToolError.
+    With `update` the archive is always queried, and `previous` stays when the packages are the same, so that
+    its date, and the digest of the base, do not change for nothing. Raises LockError, ToolError.
     """
     decided = base_content_hash(base, below)
     current = previous is not None and previous.content_hash == decided
@@ -610,7 +606,7 @@ def lock_base(
 
 
 def solve_base(base: BaseSpec, archive: AptArchive, content_hash: str) -> BaseLock:
-    """What the archive gives `base` now."""
+    """Return the archive's present packages for a base."""
     chosen = archive.solve(base.packages, str(base.where))
     offers = archive.offered([name for name, _ in chosen])
     missing = [f"{name} {version}" for name, version in chosen if (name, version) not in offers]

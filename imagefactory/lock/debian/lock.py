@@ -1,6 +1,6 @@
-"""The lock of a base: which Debian packages, in which versions, with which hashes, and what makes it stale.
+"""The lock of a base: its Debian packages with versions and hashes, and what makes it stale.
 
-It holds no address: those are the machine's.
+It has no addresses: those belong to a machine.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _SUITE = re.compile(r"[a-z][a-z0-9-]*")
 
 
 def base_content_hash(base: BaseSpec, below: BaseLock | None = None) -> str:
-    """Hash of all that decides a base's packages but the archive's state: `sha256:<64 hex>`.
+    """Return the hash of all that decides a base's packages except the archive's state: `sha256:<64 hex>`.
 
-    `below` is the lock of the base that it stands on: when that moves, what is above it must follow.
+    `below` is the lock of the parent base: when that changes, this one is stale.
     """
     decided = {
         "format": FORMAT,
@@ -51,12 +51,12 @@ def base_content_hash(base: BaseSpec, below: BaseLock | None = None) -> str:
 
 
 def lock_architecture(lock: BaseLock) -> str:
-    """The processor that a base's packages are for, in Debian's word (`arm64`)."""
+    """Return the architecture of a base's packages by Debian's name (`arm64`)."""
     return next((package.architecture for package in lock.packages if package.architecture != "all"), "all")
 
 
 def format_base_lock(lock: BaseLock) -> str:
-    """The text of a lock: a header, an empty line, one line a package, sorted by name."""
+    """Return the text of a lock: a header, an empty line, one line for each package, sorted by name."""
     header = (
         f"format: {FORMAT}\n"
         f"base: {lock.base}\n"
@@ -69,12 +69,12 @@ def format_base_lock(lock: BaseLock) -> str:
 
 
 def format_package(package: DebianPackage) -> str:
-    """The line of a package in a lock."""
+    """Return the line of a package in a lock."""
     return f"{package.name} {package.version} {package.architecture} {package.sha256} {package.size}\n"
 
 
 def parse_base_lock(text: str, file: str) -> BaseLock:
-    """The lock written in `text`. Raises LockError with `file:line` for what no lock says."""
+    """Return the lock in `text`. Raises LockError with `file:line` for what is malformed."""
     lines = text.split("\n")
     fields = [
         _header(lines, number, name, file)
@@ -110,7 +110,7 @@ def parse_base_lock(text: str, file: str) -> BaseLock:
 
 
 def read_base_lock(path: Path) -> BaseLock | None:
-    """The lock at `path`, None when there is no such file."""
+    """Return the lock at `path`, None when there is no such file."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -125,7 +125,7 @@ def read_base_lock(path: Path) -> BaseLock | None:
 
 
 def write_base_lock(path: Path, lock: BaseLock) -> None:
-    """A reader sees the old lock or the new one."""
+    """Write a lock atomically."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_text(path, format_base_lock(lock))
@@ -167,16 +167,13 @@ def _malformed(file: str, number: int, what: str) -> LockError:
 
 
 def deb_filename(package: DebianPackage) -> str:
-    """The name a package's file has in Debian's pool: without the version's epoch."""
+    """Return the file name of a package in Debian's pool: without the version's epoch."""
     return f"{package.name}_{package.version.split(':', 1)[-1]}_{package.architecture}.deb"
 
 
 def downloaded_filename(package: DebianPackage) -> str:
-    """The name apt gives to the same file."""
+    """Return the name that apt gives to the same file."""
     return f"{package.name}_{package.version.replace(':', '%3a')}_{package.architecture}.deb"
-
-
-# --- Which of two versions of a Debian package is the newer one. Pure
 
 
 Part = tuple[tuple[tuple[int, ...], int], ...]
@@ -184,9 +181,9 @@ Key = tuple[int, Part, Part]
 
 
 def debian_key(version: str) -> Key:
-    """What versions are sorted by: epoch, upstream version, Debian's revision.
+    """Return the sort key of a version: epoch, upstream version, Debian revision.
 
-    Source: Debian Policy 5.6.12, "Version". Raises ValueError for an epoch that is no number.
+    Source: Debian Policy 5.6.12, "Version". Raises ValueError for an epoch that is not a number.
     """
     epoch, colon, rest = version.partition(":")
     if not colon:
@@ -196,7 +193,7 @@ def debian_key(version: str) -> Key:
 
 
 def _part_key(text: str) -> Part:
-    """Texts and numbers in turn. A text's end counts less than any letter, a tilde less than the end."""
+    """Split into texts and numbers. The end of a text sorts before any letter, a tilde before the end."""
     parts = re.findall(r"([^0-9]*)([0-9]*)", text)
     return tuple(((*map(_weight, words), 0), int(digits or 0)) for words, digits in parts)
 

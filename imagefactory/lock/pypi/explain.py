@@ -1,4 +1,4 @@
-"""uv's complaints in a person's words, and what to do about them."""
+"""uv's errors in plain words, and what to do about them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from imagefactory.recipes.values import package_of
 
 
 def _clean_message(stderr: str) -> str:
-    """uv's complaint without its ornaments and without passwords."""
+    """Return uv's message without its ornaments and passwords."""
     lines = [re.sub(r"^[\s×│╰─▶├]*(error|cause|hint):\s*", "", line) for line in stderr.splitlines()]
     lines = [re.sub(r"^[\s×│╰─▶├]+", "", line).strip() for line in lines if not line.startswith("warning:")]
     text = redact(" ".join(line for line in lines if line))
@@ -30,7 +30,10 @@ def _clean_message(stderr: str) -> str:
 
 
 def explain_on(error: UnsolvableError, under: Lock, target: Target) -> UnsolvableError:
-    """An update only moves what is below to newer releases; for an older one there is a recipe of its own."""
+    """Return the error of a target on a parent, with what can change.
+
+    An update only moves the parent's packages to newer releases; an older one needs a recipe of its own.
+    """
     own = f"imagefactory recipe import NAME FILE --framework {target.framework}={target.version}"
     fix = f"{error.hint}; or: " if error.conflict else ""
     return UnsolvableError(
@@ -65,7 +68,7 @@ def unreachable_error(stderr: str, index: PackageIndex) -> UnreachableError:
 
 
 def explain_failure(lock: Lock, stderr: str, index: PackageIndex) -> LockError:
-    """uv's failure in one line and what to do about it. A `lock` with wheels was solved before."""
+    """Return uv's failure in one line with a hint. A `lock` with wheels was solved before."""
     text = _clean_message(stderr)
     lacks = re.search(r"([A-Za-z0-9._-]+) was not found in the package registry", text)
     if lacks and (origin := from_indexes(lock.origins).get(canonicalize_name(lacks[1]))):
@@ -96,11 +99,6 @@ def explain_failure(lock: Lock, stderr: str, index: PackageIndex) -> LockError:
     return UnreachableError("index-unreachable", f"{lock.target}: {text}", hint=hint)
 
 
-# --- Which requirements of a question contradict one another, and a change that the solver has tried
-# The solver's account names all that it tried. Here requirements are taken away as long as the rest still
-# has no solution: what remains is the contradiction.
-
-
 _MOST = 16  # requirements that are taken away in turn, each with a question
 _LONGEST = 400  # characters of the reasons
 
@@ -114,16 +112,17 @@ class ConflictSolver(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequirementConflict:
-    """Requirements (PEP 508) that have no solution together, and the solver's account of them alone."""
+    """Requirements (PEP 508) without a common solution, and the solver's output about only them."""
 
     texts: tuple[str, ...]
     account: str
 
 
 def find_conflict(solver: ConflictSolver, question: WheelRequest, account: str) -> RequirementConflict | None:
-    """Return the contradiction in a question without a solution, None where the solver finds none.
+    """Return the contradiction in a question without a solution, None where none is found.
 
-    `account` is what the solver said of it.
+    The solver's output names all that it tested. Here requirements are removed while the rest has no
+    solution: what remains contradicts. `account` is the solver's output.
     """
     names = set(map(package_of, re.findall(r"[A-Za-z0-9][A-Za-z0-9._-]*", account)))
     texts = list(dict.fromkeys((*question.requirements, *question.constraints)))
@@ -143,9 +142,9 @@ def find_conflict(solver: ConflictSolver, question: WheelRequest, account: str) 
 def find_fix(
     solver: ConflictSolver, question: WheelRequest, conflict: RequirementConflict, keep: Iterable[str] = ()
 ) -> tuple[str, str]:
-    """Return a requirement of the contradiction and what has a solution in its place, both empty for none.
+    """Return a requirement of the contradiction and a replacement that has a solution, both empty for none.
 
-    What is named last changes first, and packages of `keep` do not.
+    The last one changes first, and packages of `keep` do not.
     """
     fixed = set(keep)
     for text in reversed(conflict.texts):
@@ -178,9 +177,9 @@ def find_fix(
 def explain_conflict(
     solver: ConflictSolver, question: WheelRequest, error: UnsolvableError, keep: Iterable[str] = ()
 ) -> UnsolvableError:
-    """The error with the contradiction in its message and a change that was tried as its hint.
+    """Return the error with the contradiction in its message and a tested change as its hint.
 
-    It stays as it is where none is found.
+    It stays as it is where no contradiction is found.
     """
     conflict = find_conflict(solver, question, error.tree)
     if conflict is None:
@@ -206,7 +205,7 @@ def _only(question: WheelRequest, texts: Sequence[str]) -> WheelRequest:
 
 
 def _refusal(solver: ConflictSolver, question: WheelRequest) -> str:
-    """What the solver says where a question has no solution, empty where it has one or that is not known."""
+    """Return the solver's output where a question has no solution, else an empty text."""
     try:
         solver.solve(question)
     except LockError as error:
@@ -220,7 +219,7 @@ def _bare(text: str) -> str:
 
 
 def _because(conflict: RequirementConflict) -> str:
-    """What the account gives as reasons, without what it concludes."""
+    """Return the reasons in the solver's output, without its conclusions."""
     flat = " ".join(re.sub(r"[×│╰─▶├]+", " ", conflict.account).split())
     reasons = re.findall(r"\b[Bb]ecause (.*?),? we can conclude that", flat)
     return "; ".join(dict.fromkeys(reason.rstrip(",") for reason in reasons))[:_LONGEST]

@@ -15,14 +15,14 @@ from imagefactory.model import NO_CUDA, Lock, LockedWheel, Target
 
 
 def cuda_runtimes(lock: Lock) -> tuple[LockedWheel, ...]:
-    """The packages that bring a CUDA runtime library; an image must have one only."""
+    """Return the wheels with a CUDA runtime library; an image must have only one."""
     pattern = re.compile(r"nvidia-cuda-runtime(-cu[0-9]+)?")
     runtimes = tuple(wheel for wheel in lock.wheels if pattern.fullmatch(wheel.name))
     return runtimes or tuple(wheel for wheel in lock.wheels if wheel.name == "cuda-toolkit")
 
 
 def cuda_only_wheels(lock: Lock) -> tuple[LockedWheel, ...]:
-    """The wheels that are for NVIDIA's GPUs alone, by their names; nvidia-ml-py merely asks a driver."""
+    """Return the wheels that are only for NVIDIA GPUs, by their names; nvidia-ml-py only queries a driver."""
     pattern = re.compile(r"nvidia-(?!ml-py$).*|cuda-.*|.*-cu(da)?[0-9]+x?(-.*)?")
     return tuple(wheel for wheel in lock.wheels if pattern.fullmatch(wheel.name))
 
@@ -34,7 +34,7 @@ _SUFFIX = re.compile(r"(?:nvidia(?!-cuda-cccl)|jax|cupy)-(?:.*-)?cu(?:da)?([0-9]
 
 
 def cuda_majors(wheels: Iterable[LockedWheel]) -> dict[int, tuple[LockedWheel, ...]]:
-    """Return the wheels that are libraries of one CUDA by its major version, as far as they say it."""
+    """Return the wheels that are libraries of one CUDA by its major version, if they name it."""
     majors: dict[int, tuple[LockedWheel, ...]] = {}
     for wheel in wheels:
         major = 0
@@ -48,7 +48,7 @@ def cuda_majors(wheels: Iterable[LockedWheel]) -> dict[int, tuple[LockedWheel, .
 
 
 def check_single_cuda(target: str, wheels: Iterable[LockedWheel], via: Mapping[str, Collection[str]]) -> None:
-    """Raise LockError where wheels bring libraries of two majors of CUDA. `via` says what requires each.
+    """Raise LockError where wheels bring libraries of two CUDA majors. `via` says what requires each.
 
     A package that requires one library for each major loads the one that fits (nvidia-cutlass-dsl-libs-cu12
     and -cu13): these do not count.
@@ -73,7 +73,7 @@ def check_single_cuda(target: str, wheels: Iterable[LockedWheel], via: Mapping[s
 def _without_pairs(
     wheels: Iterable[LockedWheel], via: Mapping[str, Collection[str]]
 ) -> Iterable[LockedWheel]:
-    """The wheels, less those of one library for several majors that one package requires together."""
+    """Return the wheels without those of one library for several majors that one package requires."""
     series: dict[tuple[str, str], set[str]] = {}
     for wheel in wheels:
         if (named := _SUFFIX.fullmatch(wheel.name)) is not None:
@@ -85,13 +85,13 @@ def _without_pairs(
 
 
 def cuda_version(lock: Lock) -> str | None:
-    """The CUDA version that a lock brings, as `12.1`; None if it brings no CUDA runtime."""
+    """Return the CUDA version that a lock brings, as `12.1`; None without a CUDA runtime."""
     versions = [Version(wheel.version) for wheel in cuda_runtimes(lock)]
     return f"{max(versions).major}.{max(versions).minor}" if versions else None
 
 
 def check_facts(lock: Lock, target: Target) -> None:
-    """Raise LockError unless `lock` holds the target's framework version and CUDA version, or none."""
+    """Raise LockError unless `lock` has the target's framework version and CUDA version, or none."""
     framework = next((w for w in lock.wheels if w.name == canonicalize_name(target.framework)), None)
     if framework is None:
         raise LockError(
@@ -152,16 +152,16 @@ def check_facts(lock: Lock, target: Target) -> None:
 
 
 def _runs_jax_on_cuda(wheel: LockedWheel) -> bool:
-    """Whether a wheel has JAX's code for CUDA: its plugin, or a jaxlib of `0.4.13+cuda12.cudnn89`."""
+    """Return whether a wheel has JAX's code for CUDA: its plugin, or a jaxlib of `0.4.13+cuda12.cudnn89`."""
     built = wheel.name == "jaxlib" and "+cuda" in wheel.version
     return built or re.fullmatch(r"jax-cuda[0-9]+-plugin", wheel.name) is not None
 
 
 def rocm_builds(lock: Lock) -> tuple[tuple[LockedWheel, str], ...]:
-    """The wheels that are built for ROCm, with its version (`7`, `6.4`) as far as they tell it.
+    """Return the wheels built for ROCm, with its version (`7`, `6.4`) if they name it.
 
-    They tell it in their name (`jax-rocm7-plugin`, `cupy-rocm-7-0`), in their local version
-    (`2.9.1+rocm6.4`), or in a fourth number (`tensorflow-rocm 2.14.0.600`).
+    It is in their name (`jax-rocm7-plugin`, `cupy-rocm-7-0`), in their local version (`2.9.1+rocm6.4`), or in
+    a fourth number (`tensorflow-rocm 2.14.0.600`).
     """
     builds = []
     for wheel in lock.wheels:
@@ -198,6 +198,6 @@ def _check_rocm(lock: Lock, target: Target, came: str) -> None:
 
 
 def _agrees(required: str, came: str) -> bool:
-    """Whether release `came` begins with the parts of `asked`: 2.3 agrees with 2.3.1, not with 2.30."""
+    """Return whether a release begins with the parts of `required`: 2.3 agrees with 2.3.1, not with 2.30."""
     parts = required.split(".")
     return [str(part) for part in Version(came).release[: len(parts)]] == parts

@@ -53,13 +53,13 @@ _CERTIFICATE = re.compile(rb"-----BEGIN ([A-Z0-9 ]*CERTIFICATE)-----\n[^-]+-----
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackageIndex:
-    """The index of this machine.
+    """The package index of this machine.
 
-    `url` may hold a user and password; it is empty where uv's built-in index is used. `origin` says
-    which setting named it. `named` are others by the names that recipes use (name, address).
-    `certificates` is a file or folder of CA certificates (empty: those of the libraries), `proxy` a URL or
-    empty. `environment` is all that uv is started with. `root` is the factory's folder, in which wheels may
-    lie. `sdists` is the folder that keeps source distributions.
+    `url` may have a user and password; it is empty for uv's built-in index. `origin` is the setting that
+    named it. `named` are others by the names in recipes (name, address). `certificates` is a file or folder
+    of CA certificates (empty: those of the libraries), `proxy` a URL or empty. `environment` is all that uv
+    is started with. `root` is the project's folder, which may have wheels. `sdists` is the cache of source
+    distributions.
     """
 
     url: str
@@ -72,7 +72,10 @@ class PackageIndex:
     sdists: Path | None = None
 
     def address(self, name: str, requirer: str) -> str:
-        """Where the index of a name is. Raises UsageError beginning with `asked` for an unknown one."""
+        """Return the address of a named index.
+
+        Raises UsageError beginning with `requirer` for an unknown one.
+        """
         if url := dict(self.named).get(name):
             return url.rstrip("/")
         raise UsageError(
@@ -82,9 +85,9 @@ class PackageIndex:
         )
 
     def login(self, url: str) -> Login:
-        """The index's user and password, which go to its own host alone.
+        """Return the index's user and password, which go only to its own host.
 
-        Without TLS nothing goes to a host that no setting names, of a netrc neither.
+        Without TLS no login goes to a host that no setting names, not even netrc's.
         """
         if sends_openly(url, (self.url, *(place for _, place in self.named))):
             return without_login
@@ -99,11 +102,10 @@ class PackageIndex:
 def find_index(
     setting: SettingValue, *, environ: Mapping[str, str], prefix: Path, etc: Path = Path("/etc")
 ) -> PackageIndex:
-    """The index that `setting` (imagefactory.toml), uv's or pip's settings name, in this order.
+    """Return the index of `setting` (imagefactory.toml), or of uv's or pip's settings, in this order.
 
-    `prefix` is `sys.prefix`, where pip keeps the settings of a virtual environment; `etc` holds the
-    machine's own. Raises UsageError for a settings file that cannot be read or a certificate file that
-    is not there.
+    `prefix` is `sys.prefix`, where pip has the settings of a virtual environment; `etc` has the machine's
+    own. Raises UsageError for a settings file that cannot be read or a missing certificate file.
     """
     pip = _pip_settings(environ, prefix, etc)
     uv_file = _uv_file_index(environ, etc)
@@ -144,10 +146,10 @@ def find_index(
 
 
 def trusting(index: PackageIndex, bundle: Path | None, folder: Path) -> PackageIndex:
-    """Return `index` with the CA certificates of `bundle` trusted as well, by uv too.
+    """Return `index` with the CA certificates of `bundle` trusted as well, also by uv.
 
-    Programs take one file, so all certificates are written to a file in `folder`, named by its content. If
-    `index` has none of this machine, those of certifi are taken. Raises UsageError and StoreError.
+    Programs use one file, so all certificates are written to a file in `folder`, named by its content. If
+    `index` has none of this machine, those of certifi are used. Raises UsageError and StoreError.
     """
     if bundle is None:
         return index
@@ -165,7 +167,7 @@ def trusting(index: PackageIndex, bundle: Path | None, folder: Path) -> PackageI
 
 
 def _pem_files(places: Iterable[str]) -> list[Path]:
-    """The PEM files that these paths name, each once; of a directory those that OpenSSL reads."""
+    """Return the PEM files at these paths, each once; in a directory those that OpenSSL reads."""
     paths = [Path(place) for place in places if place]
     files = (sorted(path.glob("*.[0-9]")) if path.is_dir() else [path] for path in paths)
     return list(dict.fromkeys(path for group in files for path in group if path.is_file()))
@@ -186,7 +188,7 @@ def _join_pem(files: Iterable[Path]) -> bytes:
 
 
 def _pip_settings(environ: Mapping[str, str], prefix: Path, etc: Path) -> dict[str, tuple[str, str]]:
-    """pip's settings, later files and `[install]` first: name -> (value, where it stands).
+    """Return pip's settings, later files and `[install]` first: name -> (value, its place).
 
     Source of the order: pip's documentation, "Configuration files" (global, user, site, PIP_CONFIG_FILE,
     environment; a PIP_CONFIG_FILE that exists replaces the user's, the null device turns all off).
@@ -229,7 +231,7 @@ def _config_dirs(environ: Mapping[str, str], etc: Path) -> list[Path]:
 
 
 def _uv_file_index(environ: Mapping[str, str], etc: Path) -> tuple[str, str]:
-    """The default index that a uv.toml names, and that file; two empty strings if none does."""
+    """Return the default index of a uv.toml, and that file; two empty strings for none."""
     home = Path(environ.get("HOME") or "/")
     user = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
     files = [folder / "uv/uv.toml" for folder in (user, *_config_dirs(environ, etc), etc)]
@@ -254,7 +256,7 @@ def _uv_file_index(environ: Mapping[str, str], etc: Path) -> tuple[str, str]:
 
 
 def _certificates(environ: Mapping[str, str], pip: tuple[str, str]) -> str:
-    """The CA certificates to trust: what is set for requests, pip or OpenSSL, else the system's own store."""
+    """Return the CA certificates to trust: those set for requests, pip or OpenSSL, else the system's."""
     named = [(environ.get(name, ""), f"${name}") for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")]
     for value, origin in (*named, pip, (environ.get("SSL_CERT_FILE", ""), "$SSL_CERT_FILE")):
         if value and not Path(value).exists():
@@ -272,19 +274,16 @@ def _certificates(environ: Mapping[str, str], pip: tuple[str, str]) -> str:
     return str(folder) if folder.is_dir() and next(folder.glob("*.0"), None) else ""
 
 
-# --- A project's page of a package index: PEP 691's JSON, else PEP 503's HTML
-
-
 _MOST = 1 << 28  # bytes; the longest page of today is a hundredth of that
 _SIMPLE = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexFile:
-    """One file on a project's page; what the index does not tell is empty.
+    """One file on a project's page; what the index does not say is empty.
 
-    `python` are the versions of Python that it is for (`>=3.9`), `uploaded` is a day (`2026-11-23`), which
-    only PEP 700 tells.
+    `python` are the Python versions that it supports (`>=3.9`), `uploaded` is a day (`2026-11-23`), only by
+    PEP 700.
     """
 
     filename: str
@@ -296,7 +295,7 @@ class IndexFile:
 
 
 def project_files(web: HttpSession, page: str) -> tuple[IndexFile, ...]:
-    """All files that a project's page of the index lists. Raises HttpError."""
+    """Return all files on a project's page of the index. Raises HttpError."""
     local = local_path(page)
     if local:
         path = local / "index.html" if local.is_dir() else local

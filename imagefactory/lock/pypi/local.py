@@ -1,4 +1,4 @@
-"""Wheels that lie in the factory itself: what is locked of one, and whether it is still that."""
+"""Wheels in the project itself: what is locked of one, and whether it has changed."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _MOST = 1 << 24  # bytes of METADATA
 
 
 def local_wheels(lock: Lock, root: Path) -> tuple[LockedWheel, ...]:
-    """The wheels of `lock.origins` that lie below `root`, as they are there.
+    """Return the wheels of `lock.origins` below `root`, as they are now.
 
-    Raises LockError for one that is not there, is no wheel or another than its name says, or does not fit
-    the lock's Python and platform.
+    Raises LockError for one that is missing, not a wheel, not what its name says, or does not fit the lock's
+    Python and platform.
     """
     return tuple(_read(lock, root, path) for path in from_files(lock.origins).values())
 
 
 def changed_wheel(lock: Lock, root: Path) -> str:
-    """What is not as it was locked of the wheels below `root`, empty where all are."""
+    """Return how a wheel below `root` differs from the lock, empty where none does."""
     paths = from_files(lock.origins)
     for wheel in lock.wheels:
         if path := paths.get(wheel.name):
@@ -43,7 +43,7 @@ def changed_wheel(lock: Lock, root: Path) -> str:
 
 
 def local_files(lock: Lock, root: Path) -> tuple[OwnFile, ...]:
-    """Where the wheels below `root` are, by their file names."""
+    """Return the wheels below `root` by their file names."""
     paths = from_files(lock.origins)
     return tuple(
         OwnFile(
@@ -59,7 +59,7 @@ def local_files(lock: Lock, root: Path) -> tuple[OwnFile, ...]:
 
 
 def digest(file: Path) -> str:
-    """sha256 of a file, read once a process while it stays as it is."""
+    """Return the sha256 of a file, read once a process while it does not change."""
     state = file.stat()
     return _digest(file, state.st_mtime_ns, state.st_size)
 
@@ -109,7 +109,7 @@ def _read(lock: Lock, root: Path, path: str) -> LockedWheel:
 
 
 def wheel_metadata(file: Path) -> tuple[str, Version] | None:
-    """The name and version that a wheel itself says; None where it says none."""
+    """Return the name and version in a wheel's own metadata, None for none."""
     try:
         with zipfile.ZipFile(file) as archive:
             for entry in archive.infolist():

@@ -1,4 +1,4 @@
-"""Which wheels of a project there are, where none fits: what works instead, for a person. Pure."""
+"""The wheels of a project where none fits, and what works instead. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WANTING = (
 
 
 class NoWheelError(LockError):
-    """The solver found no wheel of `names`; `account` is what it says, with the bounds that it tried."""
+    """The solver found no wheel of `names`; `account` is its output, with the bounds that it tested."""
 
     def __init__(self, code: str, message: str, *, hint: str, names: tuple[str, ...], account: str) -> None:
         super().__init__(code, message, hint=hint)
@@ -32,7 +32,7 @@ class NoWheelError(LockError):
 
 
 def all_without_wheel(stderr: str) -> tuple[str, ...]:
-    """The normalized names of all projects that uv says it found no wheel of."""
+    """Return the normalized names of all projects without a wheel in uv's output."""
     text = " ".join(stderr.split())
     names = [canonicalize_name(name) for name in _HINTED.findall(text)]
     named = without_wheel(stderr).partition("==")[0]
@@ -40,7 +40,7 @@ def all_without_wheel(stderr: str) -> tuple[str, ...]:
 
 
 def without_wheel(stderr: str) -> str:
-    """The project that uv says it found no wheel of, `demo` or `demo==1.0`; empty where it names none."""
+    """Return the project without a wheel in uv's output, `demo` or `demo==1.0`; empty for none."""
     text = " ".join(stderr.split())
     name = next(
         (canonicalize_name(match[1]) for pattern in _WANTING if (match := re.search(pattern, text))), ""
@@ -50,9 +50,9 @@ def without_wheel(stderr: str) -> str:
 
 
 def working_versions(pin: str, files: Iterable[IndexFile], lock: Lock) -> str:
-    """What to do about `demo` or `demo==1.0` without a wheel, by the files of its project's page.
+    """Return what to do about `demo` or `demo==1.0` without a wheel, by the files of its project.
 
-    No other version is advised: the solver would have taken it if the recipe allowed it.
+    No other version is advised: the solver would have used it if the recipe allowed it.
     """
     name = pin.partition("==")[0]
     fits, pythons, others, platform = False, set[str](), False, lock.platform

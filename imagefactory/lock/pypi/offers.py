@@ -1,4 +1,4 @@
-"""The files that a package index offers, and which of them a lock takes."""
+"""The files that a package index offers, and which of them a lock uses."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ class IndexWheel:
 
 
 def reusable_wheels(previous: Lock | None, empty: Lock, update: tuple[str, ...]) -> dict[str, LockedWheel]:
-    """The files of the previous lock that may stay as they are, by package."""
+    """Return the files of the previous lock that may stay, by package."""
     if previous is None or (previous.python, previous.platform) != (empty.python, empty.platform):
         return {}
     return {wheel.name: wheel for wheel in previous.wheels if wheel.name not in update}
 
 
 def parse_pylock(text: str, path: Path, target: str) -> dict[str, tuple[IndexWheel, ...]]:
-    """The files of a pylock.toml (PEP 751) that uv wrote at `path`."""
+    """Return the files of a pylock.toml (PEP 751) that uv wrote at `path`."""
     offers: dict[str, tuple[IndexWheel, ...]] = {}
     for package in tomllib.loads(text).get("packages", []):
         name = canonicalize_name(package["name"])
@@ -82,7 +82,7 @@ def parse_pylock(text: str, path: Path, target: str) -> dict[str, tuple[IndexWhe
 
 
 def best_offer(offers: Iterable[IndexWheel], lock: Lock) -> tuple[LockedWheel, IndexWheel] | None:
-    """The wheel an installer would take: the most specific tag, then the highest build number (PEP 427)."""
+    """Return the wheel an installer would use: the most specific tag, then the highest build (PEP 427)."""
     rank = {tag: place for place, tag in enumerate(fitting_tags(lock.python, lock.platform))}
     ranked: list[tuple[int, tuple[int, str], str, LockedWheel, IndexWheel]] = []
     for offer in offers:
@@ -109,9 +109,9 @@ def choose(
     reusable: Mapping[str, LockedWheel],
     there: Callable[[str], tuple[IndexFile, ...]],
 ) -> tuple[LockedWheel, ...]:
-    """A wheel a package, sorted by name, without the size of those that are not `kept`.
+    """Return a wheel for each package, sorted by name; new ones without their size.
 
-    `there` gives the files of a project. Raises LockError for a package without a fitting wheel, or without
+    `there` returns the files of a project. Raises LockError for a package without a fitting wheel, or without
     its hash.
     """
     wheels = []
@@ -144,7 +144,7 @@ def choose(
 
 
 def address_of(wheel: LockedWheel, offers: Iterable[IndexWheel], lock: Lock) -> str:
-    """The URL of the locked file among `offers`, empty if it is not there."""
+    """Return the URL of the locked file among `offers`, empty if it is missing."""
     for offer in offers:
         if offer.sha256 == wheel.sha256:
             return offer.url
@@ -161,14 +161,11 @@ def address_of(wheel: LockedWheel, offers: Iterable[IndexWheel], lock: Lock) -> 
     return ""
 
 
-# --- Source distributions: which one of an index a requirement means, and its file
-
-
 LARGEST = 4 << 30  # bytes of a source distribution
 
 
 def choose_sdist(requirement: Requirement, files: Iterable[IndexFile]) -> tuple[IndexFile, Version]:
-    """The newest source distribution that fits. Raises LockError where the index has none."""
+    """Return the newest source distribution that fits. Raises LockError where the index has none."""
     sdists: dict[Version, IndexFile] = {}
     for file in files:
         try:
@@ -188,7 +185,7 @@ def choose_sdist(requirement: Requirement, files: Iterable[IndexFile]) -> tuple[
 
 
 def fetch_sdist(source: WebAccess, file: IndexFile, folder: Path) -> Path:
-    """The file in `folder`, fetched if it is not there with its hash. Raises DownloadError."""
+    """Return the file in `folder`, fetched unless it is there with its hash. Raises DownloadError."""
     path = folder / file.sha256[:2] / file.sha256 / file.filename
     if path.is_file() and digest(path) == file.sha256:
         return path
@@ -223,15 +220,15 @@ def fetch_sdist(source: WebAccess, file: IndexFile, folder: Path) -> Path:
     return path
 
 
-# --- METADATA of a wheel on an index: beside it (PEP 658), else out of it, of which little is fetched
-
-
 _MAX_WHOLE_BYTES = 100_000_000  # bytes of a wheel that is fetched whole where its server knows no ranges
 _WINDOW = 1 << 16  # bytes asked at once; a wheel's directory is at its end
 
 
 def read_metadata(web: HttpSession, url: str) -> str:
-    """METADATA of the wheel at `url`. Raises HttpError, OSError, BadZipFile, KeyError."""
+    """Return METADATA of the wheel at `url`, from next to it (PEP 658) or by reading parts of the wheel.
+
+    Raises HttpError, OSError, BadZipFile, KeyError.
+    """
     if path := local_path(url):
         return _inside(io.BytesIO(path.read_bytes()))
     try:
@@ -255,7 +252,7 @@ def _inside(wheel: Any) -> str:
 
 
 class _NoRangesError(RejectedError):
-    """A server that sends all of a file or nothing."""
+    """A server that sends only whole files."""
 
 
 def _whole(response: Response) -> bytes:
@@ -269,7 +266,7 @@ def _part(response: Response) -> bytes:
 
 
 class _RemoteFile(io.RawIOBase):
-    """A file on a server, read where it is asked for."""
+    """A file on a server, of which parts are read."""
 
     def __init__(self, web: HttpSession, url: str, size: int) -> None:
         self._web, self._url, self._size, self._at = web, url, size, 0

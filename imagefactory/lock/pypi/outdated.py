@@ -1,7 +1,9 @@
-"""Checks how far a solution is behind the index, and why.
+"""Checks whether a solution is older than the index, and why.
 
-What the locked wheels require of one another is a reason without a question. Else the newest release is
-required as a pin with all else: the solver's refusal is the reason.
+A package without a wheel, or one that a pin excludes, does not fail to solve: the solver goes back to an old
+release that fits, such as one of pure Python from before its GPU code. The reason is in what the locked
+wheels require of one another. Otherwise the newest release is required as a pin, and the solver's refusal is
+the reason.
 """
 
 from __future__ import annotations
@@ -33,13 +35,6 @@ from imagefactory.lock.pypi.requirements import fitting_set
 from imagefactory.model import Lock, LockedWheel
 from imagefactory.progress import Progress
 
-# --- What was locked against the newest release that the index has: how far behind it is, and why
-# A package without a wheel, or one that a pin excludes, does not fail to solve: the solver goes back until
-# an
-# old release fits, one of pure Python from before its GPU code or one from before the requirement was
-# written.
-
-
 _DAYS, _RELEASES = 365, 5
 _FUTURE = "3.99"  # of Python, which only a release that ends below it excludes
 _NO_WHEEL = re.compile(
@@ -54,17 +49,17 @@ _PYTHON = re.compile(r"depends on (Python[<>=!~][^ ,]*)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PypiRelease:
-    """A release for everyone: no pre-release, not yanked. `uploaded` is its first day, None if not told."""
+    """A public release: no pre-release, not yanked. `uploaded` is its first day, None if unknown."""
 
     version: Version
     uploaded: date | None
 
 
 def releases(name: str, files: Iterable[IndexFile], python: str) -> tuple[PypiRelease, ...]:
-    """The releases among a project's files, the oldest first.
+    """Return the releases among a project's files, the oldest first.
 
-    One that begins only after `python` (`3.11`) is left out: the recipe chose that Python. One that ends
-    before it is not, for older ones, which name no end, would be taken in its place.
+    One that begins only after `python` (`3.11`) is skipped: the recipe chose that Python. One that ends
+    before it is not, because older ones, which name no end, would be used in its place.
     """
     days: dict[Version, list[str]] = {}
     for file in files:
@@ -89,7 +84,7 @@ def _version(name: str, filename: str) -> Version | None:
 
 
 def _begun(bounds: str, python: str) -> bool:
-    """Whether a release for the Pythons `bounds` is for more than Pythons newer than `python`."""
+    """Return whether the Pythons `bounds` include one that is not newer than `python`."""
     try:
         specifiers = SpecifierSet(bounds)
     except InvalidSpecifier:
@@ -98,7 +93,7 @@ def _begun(bounds: str, python: str) -> bool:
 
 
 def bounds_of(name: str, written: Iterable[str]) -> SpecifierSet:
-    """What requirements and constraints say together of a package."""
+    """Return the combined bounds of requirements and constraints on a package."""
     bounds = SpecifierSet()
     for text in written:
         requirement = Requirement(text)
@@ -108,7 +103,7 @@ def bounds_of(name: str, written: Iterable[str]) -> SpecifierSet:
 
 
 def needs_with(needs: Iterable[str], extras: Collection[str], lock: Lock) -> Iterator[Requirement]:
-    """Yield what holds of a distribution's Requires-Dist for its `extras` and a lock's Python and machine."""
+    """Yield the requirements in Requires-Dist that apply for `extras` and a lock's Python and machine."""
     for text in needs:
         try:
             need = Requirement(text)
@@ -162,7 +157,7 @@ def needs_of(
 
 
 def far_newer(locked: str, known: Iterable[PypiRelease], bounds: SpecifierSet) -> Version | None:
-    """The newest release within `bounds`, if what is locked is far behind it; None otherwise.
+    """Return the newest release within `bounds` if the locked one is far behind it, None otherwise.
 
     Far is another major version, or more than a year and five releases.
     """
@@ -185,7 +180,7 @@ def newest_source(
 ) -> Version | None:
     """Return the newest release within `bounds` if it is newer and has a source, but no wheel that fits.
 
-    It is what an installer would build. Releases for other Pythons do not count.
+    An installer would build it. Releases for other Pythons do not count.
     """
     fits, current = fitting_set(lock.python, lock.platform), Version(wheel.version)
     sources, wheels = set[Version](), set[Version]()
@@ -212,13 +207,13 @@ def _is_for(bounds: str, python: str) -> bool:
 
 
 def no_wheel(name: str, version: str, lock: Lock) -> str:
-    """Say for a person that a release has no wheel for a lock's Python and platform."""
+    """Return the message that a release has no wheel for a lock's Python and platform."""
     what = f"{name} {version}".strip()
     return f"no wheel of {what} for Python {lock.python} on {lock.platform}"
 
 
 def to_accept(name: str, locked: str, known: Iterable[PypiRelease]) -> str:
-    """The bound by which a recipe says that it wants no newer release than the locked one."""
+    """Return the bound with which a recipe accepts the locked release."""
     current = Version(locked)
     after = next((release.version for release in known if release.version > current), None)
     return f"{name}=={locked}" if current.is_prerelease or after is None else f"{name}<{after}"
@@ -226,7 +221,7 @@ def to_accept(name: str, locked: str, known: Iterable[PypiRelease]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockObstacle:
-    """Why a release could not be locked: `reason` for a person, `by` what bounds it, empty for none.
+    """Why a release could not be locked: `reason` in words, `by` what bounds it, empty for none.
 
     `build` is what lacks a wheel and could be built (`rouge-score==0.1.2`).
     """
@@ -237,9 +232,9 @@ class LockObstacle:
 
 
 def read_account(text: str, pin: str, requested: Mapping[str, str], lock: Lock) -> LockObstacle:
-    """uv's account of why the newest release, `pin` (`demo==2.0`), could not be locked, in short.
+    """Return why the newest release, `pin` (`demo==2.0`), could not be locked, from uv's output.
 
-    `asked` says by package what the question wants (`the recipe asks for torch==2.3.*`).
+    `asked` has what the question requires, by package (`the recipe asks for torch==2.3.*`).
     """
     name, _, newest = pin.partition("==")
     flat = " ".join(re.sub(r"[×│╰─▶├]+", " ", text).split())
@@ -269,7 +264,7 @@ def read_account(text: str, pin: str, requested: Mapping[str, str], lock: Lock) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DependencyClause:
-    """`of` depends on `name` within `bounds`, as an account says it."""
+    """`of` depends on `name` within `bounds`, as in uv's output."""
 
     of: str
     name: str
@@ -296,21 +291,21 @@ class VersionSource(Protocol):
     """The solver, and what its index has."""
 
     def solve(self, question: WheelRequest) -> PinnedVersions:
-        """A solution. Raises LockError."""
+        """Return a solution. Raises LockError."""
 
     def listed(self, wheels: Sequence[LockedWheel], lock: Lock) -> dict[LockedWheel, tuple[IndexFile, ...]]:
-        """The files on the page of each wheel's project. Raises LockError."""
+        """Return the files on the page of each wheel's project. Raises LockError."""
 
     def requirers(self, question: WheelRequest, wheels: Sequence[LockedWheel]) -> dict[str, tuple[str, ...]]:
-        """By each package of a solution those that require it. Raises LockError."""
+        """Return the packages that require each package of a solution. Raises LockError."""
 
     def required(
         self, wheels: Sequence[LockedWheel], listed: Mapping[LockedWheel, Sequence[IndexFile]], lock: Lock
     ) -> dict[str, tuple[str, ...]]:
-        """Requires-Dist of each wheel by its name, as far as the index gives it."""
+        """Return Requires-Dist of each wheel by its name, if the index has it."""
 
     def metadata(self, pin: str, lock: Lock) -> str:
-        """METADATA of a release. Raises LockError."""
+        """Return METADATA of a release. Raises LockError."""
 
 
 def find_outdated(
@@ -320,10 +315,10 @@ def find_outdated(
     framework: str,
     progress: Progress,
 ) -> tuple[OutdatedPackage, ...]:
-    """What of `wheels`, a solution of `question`, is behind: far, or for want of a wheel of the newest.
+    """Return the outdated packages among `wheels`, a solution of `question`.
 
-    A newest release is one within the bounds of the recipe, of the framework, of the packages that the recipe
-    names, and of the target below. What is `fixed` was judged when it was locked. An index that does not
+    The newest release is one within the bounds of the recipe, of the framework, of the packages that the
+    recipe names, and of the parent. `fixed` wheels were checked when they were locked. An index that does not
     answer is noted: a lock is as good without this.
     """
     look = _SolutionCheck(
@@ -349,7 +344,7 @@ class _OutdatedPin:
 
 @dataclass(slots=True, kw_only=True)
 class _SolutionCheck:
-    """One solution, and what the index says of it."""
+    """One solution, and what the index has of it."""
 
     asker: VersionSource
     question: WheelRequest
@@ -362,11 +357,11 @@ class _SolutionCheck:
 
     @property
     def names(self) -> set[str]:
-        """What the recipe itself names."""
+        """The packages that the recipe itself names."""
         return {canonicalize_name(Requirement(text).name) for text in self.question.requirements}
 
     def find(self) -> tuple[tuple[OutdatedPackage, ...], tuple[str, ...]]:
-        """What is behind, and of which packages that is not known. Raises LockError."""
+        """Return the outdated packages, and of which ones that is unknown. Raises LockError."""
         lock, own = self.question.lock, (*self.question.requirements, *self.question.constraints)
         listed = self.asker.listed(self.chosen, lock)
         known = {w.name: releases(w.name, listed.get(w, ()), lock.python) for w in self.chosen}
@@ -416,7 +411,7 @@ class _SolutionCheck:
     def _needs(
         self, late: Iterable[LockedWheel], listed: Mapping[LockedWheel, Sequence[IndexFile]]
     ) -> tuple[DependencyNeed, ...]:
-        """What the other packages require of those that are late."""
+        """Return what the other packages require of those that are late."""
         via, lock = self.asker.requirers(self.question, self.wheels), self.question.lock
         via = {wheel.name: via.get(wheel.name, ()) for wheel in late}
         names = {by for some in via.values() for by in some}
@@ -431,9 +426,9 @@ class _SolutionCheck:
         known: Mapping[str, Sequence[PypiRelease]],
         needs: Sequence[DependencyNeed],
     ) -> tuple[list[OutdatedPackage], tuple[str, ...]]:
-        """Those of which only the solver knows the reason: what the recipe names, else the rest.
+        """Return those whose reason only the solver knows: what the recipe names, else the rest.
 
-        Where the lock is refused for what the recipe names, nobody waits for the solver's word on the rest.
+        Where the lock is rejected for what the recipe names, the rest is not solved.
         """
         outdated, unknown = list[OutdatedPackage](), list[str]()
 
@@ -468,14 +463,14 @@ class _SolutionCheck:
         )
 
     def _locked_before(self, name: str) -> str:
-        """The version in the lock before."""
+        """Return the version in the previous lock."""
         before = self.question.previous.wheels if self.question.previous else ()
         return next((wheel.version for wheel in before if wheel.name == name), "")
 
     def _account(
         self, late: _OutdatedPin, known: Mapping[str, Sequence[PypiRelease]], needs: Sequence[DependencyNeed]
     ) -> LockObstacle | None:
-        """Why the newest release was not locked; None where the lock before holds what it was to keep."""
+        """Return why the newest release was not locked; None where the previous lock has the same version."""
         question, name = self.question, late.wheel.name
         pin = f"{name}=={late.newest}"
         try:
@@ -502,7 +497,7 @@ class _SolutionCheck:
     def _contradiction(
         self, late: _OutdatedPin, known: Mapping[str, Sequence[PypiRelease]], needs: Iterable[DependencyNeed]
     ) -> LockObstacle | None:
-        """What the newest release requires and the recipe or a locked wheel excludes, by their metadata."""
+        """Return what the newest release requires and the recipe or a locked wheel excludes, by metadata."""
         name, lock, requested = late.wheel.name, self.question.lock, self._requested()
         try:
             text = self.asker.metadata(f"{name}=={late.newest}", lock)
@@ -542,7 +537,7 @@ class _SolutionCheck:
         return None
 
     def _requested(self) -> dict[str, str]:
-        """What the recipe asks for and conda brings, by package, for a person."""
+        """Return what the recipe requires and conda brings, by package, in words."""
         requested = dict[str, str]()
         for text in (*self.question.constraints, *self.question.requirements):
             if Requirement(text).specifier:
@@ -554,5 +549,5 @@ class _SolutionCheck:
 
 
 def _public(pin: Requirement) -> str:
-    """The version of a pin without the local part that marks what something else brings."""
+    """Return the version of a pin without the local part that marks packages from elsewhere."""
     return next(Version(row.version).public for row in pin.specifier)

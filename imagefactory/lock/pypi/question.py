@@ -1,4 +1,4 @@
-"""What uv is asked: which wheels, on top of what, and which of them may move."""
+"""What uv is asked to solve: which wheels, on which parent, and which of them may move."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from imagefactory.model import Lock, LockedWheel, Target
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WheelRequest:
-    """What uv is asked: the wheels of `lock`, which has none yet, for its Python and platform.
+    """The wheels to solve for the Python and platform of `lock`, which has none yet.
 
-    The versions and files of `previous` are preferred, but for those named in `update`; with `update_all`
-    only files are, of whatever version comes out. `fixed` are in the answer as they are. `given`
-    are pins (`numpy==1.26.4+given`) of packages that something else brings: uv finds them as wheels in the
-    folder `stubs`, and they are not in the answer. `exclude` are names that are not either, whatever requires
-    them. `sources` are folders and repositories of the recipe that have no wheel yet; in `sdists` uv finds
-    wheels that stand for packages to be built.
+    The versions and files of `previous` are preferred, except those named in `update`; with `update_all` only
+    files are. `fixed` are in the solution as they are. `given` are pins (`numpy==1.26.4+given`) of packages
+    from elsewhere: uv finds them as wheels in the folder `stubs`, and they are not in the solution. Neither
+    are the names in `exclude`. `sources` are folders and repositories of the recipe without a wheel; in
+    `sdists` uv finds wheels that stand for packages to build.
     """
 
     lock: Lock
@@ -44,8 +43,8 @@ class WheelRequest:
 class PinnedVersions:
     """uv's solution: `lines` as `name==version`.
 
-    `lacking` are extras that were requested (package, extra) and that the package's metadata does not have.
-    `via` are the packages that require each one.
+    `lacking` are requested extras (package, extra) that the package does not have. `via` are the packages
+    that require each one.
     """
 
     lines: tuple[str, ...]
@@ -59,7 +58,7 @@ def versions_of(wheels: Iterable[LockedWheel]) -> dict[str, str]:
 
 
 def origins_of(target: Target, under: Lock | None) -> tuple[tuple[str, str], ...]:
-    """What a lock says of named indexes: what is locked below comes from where it came from for that."""
+    """Return the origins of a target's wheels; those of the parent's wheels are the parent's."""
     if under is None:
         return target.origins
     below = {wheel.name for wheel in under.wheels}
@@ -68,7 +67,7 @@ def origins_of(target: Target, under: Lock | None) -> tuple[tuple[str, str], ...
 
 
 def check_exclude(request: LockRequest) -> tuple[str, ...]:
-    """Return the names to leave out. Raises LockError for one that the target below has."""
+    """Return the names to exclude. Raises LockError for one that the parent has."""
     target, under = request.target, request.under
     for wheel in under.wheels if under else ():
         if wheel.name in target.exclude:
@@ -81,7 +80,7 @@ def check_exclude(request: LockRequest) -> tuple[str, ...]:
 
 
 def check_update_names(request: LockRequest) -> tuple[str, ...]:
-    """The normalised names to update. Raises LockError for one that the target's lock cannot move."""
+    """Return the normalized names to update. Raises LockError for one that the target's lock cannot move."""
     target, under = request.target, request.under
     names = [wheel.name for wheel in request.previous.wheels] if request.previous else []
     below = {wheel.name for wheel in under.wheels} if under else frozenset()

@@ -1,8 +1,7 @@
-"""The file of a lock of wheels, and what makes one stale.
+"""The file of a lock of wheels.
 
-It is a requirements file, so pip and uv install it without imagefactory, and it holds no addresses. Of a
-wheel of another index than the machine's own it says the name, `# wheel: FILE BYTES from NAME`, and of one
-that lies in the factory its path.
+It is a requirements file, so pip and uv install it without imagefactory, and it has no addresses. A wheel of
+another index has that index's name, `# wheel: FILE BYTES from NAME`, and a wheel of the project its path.
 """
 
 from __future__ import annotations
@@ -22,15 +21,13 @@ from imagefactory.lock.content_hash import FORMAT
 from imagefactory.model import Lock, LockedWheel
 from imagefactory.recipes.values import RULES
 
-# --- Which wheels fit a Python on a platform
-
 
 @lru_cache(maxsize=32)
 def fitting_tags(python: str, platform: str) -> tuple[tags.Tag, ...]:
-    """The wheel tags that CPython `python` takes on `platform`, best first.
+    """Return the wheel tags that CPython `python` installs on `platform`, best first.
 
-    `platform` is `manylinux_2_36_x86_64`: a wheel for this glibc or an older one fits. Sources: PEP 425,
-    PEP 600 with its aliases for the older names, and packaging's order.
+    `platform` is `manylinux_2_36_x86_64`: a wheel for this glibc or an older one fits. Sources: PEP 425, PEP
+    600 with its aliases for the older names, and packaging's order.
     """
     match = re.fullmatch(r"manylinux_2_([0-9]+)_(\w+)", platform)
     if not match:
@@ -53,7 +50,7 @@ def fitting_tags(python: str, platform: str) -> tuple[tags.Tag, ...]:
 
 @lru_cache(maxsize=32)
 def fitting_set(python: str, platform: str) -> frozenset[tags.Tag]:
-    """`fitting_tags` to look in: a wheel has a tag or few, and there are hundreds that fit."""
+    """Return `fitting_tags` as a set: a wheel has few tags, and hundreds fit."""
     return frozenset(fitting_tags(python, platform))
 
 
@@ -72,7 +69,7 @@ _PIN = re.compile(r"([a-z0-9]+(?:-[a-z0-9]+)*)==([A-Za-z0-9.+!_-]{1,100}) --hash
 
 
 def format_lock(lock: Lock) -> str:
-    """The text of a lock; `parse_lock` gives the same value back."""
+    """Return the text of a lock; `parse_lock` is the inverse."""
     values = (
         str(FORMAT),
         lock.target,
@@ -94,11 +91,11 @@ def format_lock(lock: Lock) -> str:
 
 @lru_cache(maxsize=256)  # a command asks for a target's lock once for each thing it wants to know of it
 def parse_lock(text: str, file: str) -> Lock:
-    """The lock in `text`; `file` is named in faults.
+    """Return the lock in `text`; errors name `file`.
 
-    Raises LockError `file:line: what is wrong`: for a line that is not as `format_lock` writes it, a
-    package twice or out of order, a file that is not a wheel, is not this package in this version or
-    does not fit the lock's Python and platform, and for a file that was cut short.
+    Raises LockError `file:line: problem` for a line that is not as `format_lock` writes it, a duplicate or
+    misplaced package, a file that is not a wheel of this package in this version or does not fit the lock's
+    Python and platform, and for a truncated file.
     """
     lines = text.split("\n")
     target = _between(lines[1] if len(lines) > 1 else "", "# target: ")
@@ -210,7 +207,7 @@ def _parse_wheel(pair: list[str], index: int, fault: Any) -> tuple[LockedWheel, 
 
 
 def misfit(wheel: LockedWheel, python: str, platform: str) -> str:
-    """What is wrong with a wheel's file name for its pin, Python and platform; empty if nothing is."""
+    """Return why a wheel's file name does not fit its pin, Python and platform; empty if it does."""
     try:
         name, version, _, offered = parse_wheel_filename(wheel.filename)
         pinned = Version(wheel.version)
@@ -225,17 +222,14 @@ def misfit(wheel: LockedWheel, python: str, platform: str) -> str:
     return ""
 
 
-# --- Where wheels come from that are not of the machine's own package index
-
-
 Origins = tuple[tuple[str, str], ...]
 
 
 def from_indexes(origins: Origins) -> dict[str, str]:
-    """Of a target's or lock's origins those that are names of indexes, by package."""
+    """Return the origins that are names of indexes, by package."""
     return {name: origin for name, origin in origins if not origin.startswith("./")}
 
 
 def from_files(origins: Origins) -> dict[str, str]:
-    """Those that are paths of wheels, by package."""
+    """Return the origins that are paths of wheels, by package."""
     return {name: origin for name, origin in origins if origin.startswith("./")}

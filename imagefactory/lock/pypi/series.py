@@ -1,4 +1,4 @@
-"""What a project's page of the index has that a family's rows have not: newer series, newer Pythons. Pure."""
+"""What a project's page has and the rows of a family do not: newer series, newer Pythons. Pure."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from imagefactory.lock.pypi.requirements import fitting_set
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameworkSeries:
-    """A series (`2.16`) that no row has: its newest `release`, and the Pythons of the rows that it is for.
+    """A series (`2.16`) without a row: its newest `release`, and the Pythons of rows that it supports.
 
-    `begun` is the day of its first release, None where the index tells none.
+    `begun` is the day of its first release, None if unknown.
     """
 
     series: str
@@ -33,7 +33,7 @@ class FrameworkSeries:
 def newer_series(
     name: str, files: Iterable[IndexFile], rows: Collection[str], pythons: Collection[str], platform: str
 ) -> tuple[FrameworkSeries, ...]:
-    """`series_after` of the wheels for `pythons`. `platform` is a lock's (`manylinux_2_36_x86_64`)."""
+    """Return `series_after` of the wheels for `pythons`. `platform` is a lock's (`manylinux_2_36_x86_64`)."""
     files, offered = tuple(files), {}
     for python in pythons:
         fits = fitting_set(python, platform)
@@ -45,9 +45,10 @@ def newer_series(
 def series_after(
     offered: Mapping[str, Sequence[PypiRelease]], rows: Collection[str]
 ) -> tuple[FrameworkSeries, ...]:
-    """Series newer than the newest of `rows` (`2.15`) among what is offered to each Python; the oldest first.
+    """Return the series newer than the newest of `rows` (`2.15`) among the releases for each Python, oldest
+    first.
 
-    A series has as many numbers as the newest row names.
+    A series has as many numbers as the newest row.
     """
     newest = max(map(Version, rows))
     depth = len(newest.release)
@@ -74,7 +75,7 @@ def series_after(
 
 
 def first_series_after(some: Iterable[PypiRelease], day: date) -> str:
-    """The oldest series (`2.1`) whose first release is of a later day; empty for none, or for all of them."""
+    """Return the oldest series (`2.1`) first released after `day`; empty for none, or if all were."""
     begun: dict[tuple[int, ...], date] = {}
     for release in some:
         if release.uploaded:
@@ -85,7 +86,7 @@ def first_series_after(some: Iterable[PypiRelease], day: date) -> str:
 
 
 def newest_python(name: str, files: Iterable[IndexFile], platform: str) -> tuple[str, str]:
-    """(release, Python): the newest Python that the newest release has a wheel of its own for.
+    """Return (release, Python): the newest Python that the newest release has its own wheel for.
 
     Both are empty where no release has one: a wheel for any Python 3 names none, one of the stable ABI only
     the first. Free-threaded builds (`cp314t`) are another interpreter.
@@ -108,7 +109,7 @@ def newest_python(name: str, files: Iterable[IndexFile], platform: str) -> tuple
 
 
 def python_after(offered: Mapping[str, Sequence[PypiRelease]]) -> tuple[str, str]:
-    """(release, Python): the newest Python that the newest release is offered to; empty for no release."""
+    """Return (release, Python): the newest Python that the newest release supports; empty for no release."""
     best = max(
         ((some[-1].version, Version(python)) for python, some in offered.items() if some), default=None
     )
@@ -116,13 +117,13 @@ def python_after(offered: Mapping[str, Sequence[PypiRelease]]) -> tuple[str, str
 
 
 def cuda_extras(extras: Iterable[str]) -> frozenset[str]:
-    """The majors of CUDA (`13`) among a distribution's extras (`cuda13`, `cu13`)."""
+    """Return the CUDA majors (`13`) among a distribution's extras (`cuda13`, `cu13`)."""
     matches = (re.fullmatch(r"cu(?:da)?-?([0-9]{2})x?", canonicalize_name(extra)) for extra in extras)
     return frozenset(match[1] for match in matches if match)
 
 
 def wheel_tags(filename: str) -> frozenset[Tag]:
-    """The tags of a wheel's file name, none for any other file."""
+    """Return the tags of a wheel's file name, none for any other file."""
     try:
         return parse_wheel_filename(filename)[3]
     except (InvalidWheelFilename, InvalidVersion):
@@ -130,7 +131,7 @@ def wheel_tags(filename: str) -> frozenset[Tag]:
 
 
 def cuda_of(needs: Iterable[str]) -> str:
-    """The CUDA (`13.2`) that a wheel's Requires-Dist pins, empty where it pins none or several."""
+    """Return the CUDA version (`13.2`) that a wheel's Requires-Dist pins, empty for none or several."""
     versions = set(_cudas(needs))
     return versions.pop() if len(versions) == 1 else ""
 

@@ -1,4 +1,4 @@
-"""The source of a package that an untrusted author wrote: copied, and read for what it says of itself."""
+"""The source of a package by an untrusted author: copied, and read for its metadata."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ _OPENERS: Mapping[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xf
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceProject:
-    """What a source says of itself without running it.
+    """The metadata of a source, read without running it.
 
     `requires` is what it is built with (PEP 518). `name` and `version` are empty where it names none.
-    `dependencies` are its Requires-Dist, None where only building it says them. `code` are the languages
-    that need a compiler (a key of CODE), and `imports` are the packages that its setup.py imports.
-    `version_variable` gives a build its version where a tool would ask git for it, empty for any other.
+    `dependencies` are its Requires-Dist, None where only a build knows them. `code` are the languages that
+    need a compiler (a key of CODE), `imports` the packages that its setup.py imports. `version_variable`
+    gives a build its version where a tool would ask git, empty for any other.
     """
 
     requires: tuple[str, ...]
@@ -80,7 +80,7 @@ class SourceProject:
 
 @dataclass(slots=True)
 class _SourceFiles:
-    """The files of a source that say what it is, by their path below its folder, and its languages."""
+    """The metadata files of a source by their path in it, and its languages."""
 
     texts: dict[str, bytes]
     code: set[str]
@@ -95,7 +95,7 @@ class _SourceFiles:
 
 
 def read_project(source: Path) -> SourceProject:
-    """Return what a source archive or folder says of itself. Raises UsageError for anything else."""
+    """Return the metadata of a source archive or folder. Raises UsageError for anything else."""
     try:
         contents = _contents(source)
         document = tomllib.loads(contents.texts.get(PYPROJECT, b"").decode())
@@ -137,10 +137,10 @@ class _SourceMetadata:
 
 
 def _read_metadata(contents: _SourceFiles, document: Mapping[str, Any]) -> _SourceMetadata:
-    """The core metadata as far as files say it: PKG-INFO, pyproject.toml, egg-info, setup.cfg, in this order.
+    """Return the core metadata from PKG-INFO, pyproject.toml, egg-info, setup.cfg, in this order.
 
     PKG-INFO is final from version 2.2 on, for each field that is not Dynamic; older ones of setuptools lack
-    Requires-Dist, which is in egg-info/requires.txt then.
+    Requires-Dist, which is in egg-info/requires.txt.
     """
     project = document.get("project", {})
     info, _ = parse_email(contents.text("PKG-INFO") or contents.in_egg_info("PKG-INFO") or "")
@@ -185,7 +185,7 @@ def _with_extras(project: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _with_marker(requirement: str, condition: str) -> str:
-    """A requirement under one more marker."""
+    """Return a requirement under one more marker."""
     plain, _, marker = requirement.partition(";")
     return (
         f"{plain.strip()}; ({marker.strip()}) and {condition}"
@@ -195,7 +195,7 @@ def _with_marker(requirement: str, condition: str) -> str:
 
 
 def _egg_requires(text: str) -> Iterator[str]:
-    """Requires-Dist of setuptools' requires.txt: sections are `[extra]`, `[:marker]` or `[extra:marker]`."""
+    """Yield Requires-Dist of a requires.txt: its sections are `[extra]`, `[:marker]` or `[extra:marker]`."""
     extra = marker = ""
     for line in _lines(text):
         if line.startswith("[") and line.endswith("]"):
@@ -210,7 +210,7 @@ def _egg_requires(text: str) -> Iterator[str]:
 
 
 def _setup_cfg(text: str) -> dict[str, str]:
-    """The options of setup.cfg that say name, version and requirements."""
+    """Return name, version and requirements in setup.cfg."""
     parser = configparser.RawConfigParser()
     parser.read_string(text)
     values: dict[str, str] = {}
@@ -224,7 +224,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _imports(text: str) -> frozenset[str]:
-    """The packages that a program imports by name, also below `try:`."""
+    """Return the packages that a program imports by name, also below `try:`."""
     return frozenset(re.findall(r"^[ \t]*(?:import|from)[ \t]+([A-Za-z_][A-Za-z0-9_]*)", text, re.MULTILINE))
 
 
@@ -296,19 +296,18 @@ def _short(file: IO[bytes], name: str) -> bytes:
 
 
 def _path_in_archive(name: str) -> str:
-    """The path below the one folder of an archive, empty for what is not in it."""
+    """Return the path below the one folder of an archive, empty for what is not in it."""
     return name.removeprefix("./").partition("/")[2]
 
 
 def _is_metadata_file(path: str) -> bool:
-    """Whether a file says what its package is."""
     if path in (PYPROJECT, "setup.py", "setup.cfg", "PKG-INFO"):
         return True
     return bool(_EGG_INFO.search(path)) and path.rpartition("/")[2] in ("PKG-INFO", "requires.txt")
 
 
 class _BoundedReader:
-    """A file that is read forwards, up to so many bytes."""
+    """A file that is read forwards, up to a number of bytes."""
 
     def __init__(self, file: IO[bytes], most: int) -> None:
         self._file, self._most, self._left = file, most, most
@@ -321,15 +320,12 @@ class _BoundedReader:
         return data
 
 
-# --- copying a folder ----------------------------------------------------------------------------
-
-
 def copy_source(folder: Path, target: Path, most: int, *, skipped: Collection[str] = ()) -> str:
-    """Copy a package's folder to `target`, which must not be there; return a sha256 of all that it holds.
+    """Copy a package's folder to the new folder `target`; return a sha256 of all that it has.
 
-    A link is copied as a link where it stays inside. `most` are the bytes of all files, as they are read: a
-    hole counts. `skipped` are names at its top that are not copied. Raises UsageError for a link that leads
-    out, for what is neither file, folder nor link, and for more than that.
+    A link inside stays a link. `most` limits the bytes of all files, as they are read: holes count. `skipped`
+    are names at the top that are not copied. Raises UsageError for a link that leads out, for special files,
+    and above the limit.
     """
     rows, links, remaining = [], dict[str, str](), most
     try:
@@ -387,9 +383,10 @@ def _copy_file(folder: Path, path: str, target: Path, most: int) -> tuple[str, i
 
 
 def leads_out(path: str, links: Mapping[str, str]) -> bool:
-    """Whether the link `path` leads out of the folder that has all `links`, also by way of another of them.
+    """Return whether the link `path` leads out of the folder that has all `links`, also through another of
+    them.
 
-    What is no link is taken for a folder, as Linux resolves names.
+    Names that are not links count as folders, as Linux resolves them.
     """
     here, coming, followed = path.split("/")[:-1], deque([path.rpartition("/")[2]]), 0
     while coming:

@@ -1,7 +1,7 @@
-"""Packages of a solution that have no wheel: all of them, each with what building it needs.
+"""Packages of a solution without a wheel, with what building each one needs; and needs that are not declared.
 
-uv solves with wheels only. Where it finds none of a package, its source distribution is fetched and read,
-never run. A wheel with that metadata and nothing else stands for it, and uv solves again.
+uv solves only with wheels. Where it finds none of a package, its source distribution is fetched and read,
+never run. A wheel with only that metadata stands for it, and uv solves again.
 """
 
 from __future__ import annotations
@@ -48,12 +48,6 @@ from imagefactory.model import Lock, LockedWheel, Target
 from imagefactory.progress import Progress
 from imagefactory.recipes.values import package_of
 
-# --- What locked releases need and do not declare: companions of the framework, and the table of bounds
-# The solver knows what packages declare. Where its solution goes against a known need it is solved again
-# with
-# that need, and the person is told. A recipe that requires the contrary has no solution.
-
-
 _ROUNDS = 10  # each one adds a need, and a need can bring packages that need more
 
 
@@ -92,7 +86,7 @@ class NoCompanionError(UnsolvableError):
 
 
 def companion_needs(versions: Mapping[str, str], python: str) -> tuple[CompanionNeed, ...]:
-    """Return the needs of releases (name -> version) that bear on one another, for a Python (`3.11`).
+    """Return the known needs of releases (name -> version) on one another, for a Python (`3.11`).
 
     Raises NoCompanionError for a companion that has no release for the version of its framework.
     """
@@ -124,7 +118,7 @@ def companion_needs(versions: Mapping[str, str], python: str) -> tuple[Companion
 def with_needs(question: WheelRequest, needs: Iterable[CompanionNeed]) -> WheelRequest:
     """Return the question with needs as constraints, and as requirements where they are to be added.
 
-    What the target below or conda brings is theirs, and is not bounded.
+    Packages of the parent or of conda are not bounded.
     """
     brought = _parent_versions(question)
     named = {package_of(text) for text in question.requirements}
@@ -148,10 +142,10 @@ def with_needs(question: WheelRequest, needs: Iterable[CompanionNeed]) -> WheelR
 def solve_companions(
     solver: QuestionSolver, question: WheelRequest
 ) -> tuple[WheelRequest, PinnedVersions, tuple[CompanionNeed, ...]]:
-    """Solve a question, with a framework left open older where a companion has no release for a newer one.
+    """Solve a question, with an open framework older where a companion has no release for a newer one.
 
-    Return the question with that bound, its solution, and what was bounded. Raises NoCompanionError where
-    that has no solution, and whatever the solver raises.
+    Return the question with that bound, its solution, and the needs that were applied. Raises
+    NoCompanionError where that has no solution, and what the solver raises.
     """
     brought, applied, pins = _parent_versions(question), list[CompanionNeed](), solver.solve(question)
     while True:
@@ -178,8 +172,9 @@ def solve_with_companions(
 ) -> tuple[WheelRequest, PinnedVersions]:
     """Solve a question so that all known needs are met. Return the question with them, and its solution.
 
-    Each need that changed the solution is noted. Raises UnsolvableError, naming the needs, where these
-    leave no solution, and whatever the solver raises.
+    The solver knows what packages declare. A solution that misses a known need is solved again with that
+    need, which is noted. Raises UnsolvableError, naming the needs, where these leave no solution, and what
+    the solver raises.
     """
     brought = _parent_versions(question)
     provided = {package_of(text) for text in question.given}
@@ -217,7 +212,7 @@ def solve_with_companions(
 
 
 def _parent_versions(question: WheelRequest) -> dict[str, str]:
-    """The versions of what the target below and conda bring."""
+    """Return the versions of packages from the parent and from conda."""
     pins = (Requirement(text) for text in question.given)
     return {
         **{canonicalize_name(pin.name): next(iter(pin.specifier)).version for pin in pins},
@@ -231,7 +226,7 @@ def _versions(pins: PinnedVersions) -> dict[str, str]:
 
 
 def _public(version: str) -> str:
-    """A version without its local part."""
+    """Return a version without its local part."""
     try:
         return Version(version).public
     except InvalidVersion:
@@ -239,7 +234,7 @@ def _public(version: str) -> str:
 
 
 def _is_other_build(version: str) -> bool:
-    """Whether a version (`2.5.1+cpu`, `+rocm6.2`) is of a build that is not for CUDA."""
+    """Return whether a version (`2.5.1+cpu`, `+rocm6.2`) is of a build that is not for CUDA."""
     local = version.partition("+")[2]
     return bool(local) and not local.startswith("cu")
 
@@ -278,7 +273,7 @@ def _of_target(question: WheelRequest, error: NoCompanionError) -> NoCompanionEr
 def _contradicted(
     question: WheelRequest, needs: Sequence[CompanionNeed], error: LockError
 ) -> UnsolvableError:
-    """The error of a question that had a solution before these needs were added."""
+    """Return the error of a question that had a solution before these needs were added."""
     added = {str(need.wants) for need in needs}
     own = [
         text
@@ -354,10 +349,10 @@ class SourcePackage:
 def require_wheels(
     solver: Solver, question: WheelRequest, target: Target, progress: Progress
 ) -> tuple[WheelRequest, PinnedVersions]:
-    """Solve a question so that all known needs are met, as `solve_known`.
+    """Solve a question so that all known needs are met, as `solve_with_companions`.
 
     Raises UnbuiltError with all packages of the solution that have no wheel, and LockError where others have
-    libraries of two majors of CUDA, or another CUDA than the target: nobody shall build in vain.
+    libraries of two CUDA majors, or another CUDA than the target: building would be useless then.
     """
     with tempfile.TemporaryDirectory(prefix="imagefactory-sources-") as folder:
         search = _SourceSearch(solver, question, Path(folder))
@@ -391,7 +386,7 @@ class _SourceSearch:
     own: list[SourcePackage] | None = None
 
     def solve(self, question: WheelRequest) -> PinnedVersions:
-        """A solution in which stubs stand for what has no wheel."""
+        """Return a solution in which stubs stand for packages without a wheel."""
         if not question.sources and not self.stubs:
             try:
                 return self.solver.solve(question)
@@ -429,7 +424,7 @@ class _SourceSearch:
         return (*self.away, *(package for key, package in sorted(self.stubs.items()) if key in chosen))
 
     def _own(self, entry: str) -> SourcePackage | None:
-        """A stub for a folder of the recipe; a repository is only noted, as nothing of it is here."""
+        """Add a stub for a folder of the recipe; a repository is only noted, as nothing of it is here."""
         if not entry.startswith("."):
             self.away.append(SourcePackage(name="", version="", source=entry, project=None))
             return None
@@ -444,7 +439,10 @@ class _SourceSearch:
         return package
 
     def _add(self, name: str, account: str) -> bool:
-        """Add a stub of the newest release within the bounds of the recipe and of uv's account, if any."""
+        """Add a stub of the newest release within the bounds of the recipe and of uv's output.
+
+        Return whether there is one.
+        """
         lock = self.question.lock
         known = dict(sdists_of(name, self.solver.project(name, lock), lock))
         written = bounds_of(name, [*self.question.requirements, *self.question.constraints])
@@ -478,7 +476,10 @@ class _SourceSearch:
 
 
 def read_own(root: Path, entry: str) -> SourceProject:
-    """What a folder below `root` says of itself. Raises UsageError for one that is not there or leads out."""
+    """Return the metadata of a folder below `root`.
+
+    Raises UsageError for one that is missing or leads out.
+    """
     folder = root / entry
     if not folder.is_dir():
         raise UsageError(
@@ -496,7 +497,7 @@ def read_own(root: Path, entry: str) -> SourceProject:
 
 
 def installable(name: str, files: Sequence[IndexFile], lock: Lock) -> set[Version]:
-    """The releases that have a wheel for the Python of `lock`, or a source distribution."""
+    """Return the releases that have a wheel for the Python of `lock`, or a source distribution."""
     versions = {version for version, _ in sdists_of(name, files, lock)}
     for file in files:
         with suppress(InvalidWheelFilename, InvalidVersion):
@@ -506,7 +507,7 @@ def installable(name: str, files: Sequence[IndexFile], lock: Lock) -> set[Versio
 
 
 def sdists_of(name: str, files: Iterable[IndexFile], lock: Lock) -> Iterable[tuple[Version, IndexFile]]:
-    """The source distributions for the Python of `lock`, of releases that have no wheel for it."""
+    """Return the source distributions for the Python of `lock`, of releases that have no wheel for it."""
     fits, sdists = set[Version](), dict[Version, IndexFile]()
     for file in files:
         try:
@@ -524,7 +525,7 @@ def sdists_of(name: str, files: Iterable[IndexFile], lock: Lock) -> Iterable[tup
 
 
 def _bounds_in(name: str, account: str, written: SpecifierSet) -> list[SpecifierSet]:
-    """The bounds of a package to try, the narrowest first: all that uv's account requires, then each."""
+    """Return the bounds of a package to test, the narrowest first: all of uv's output, then each."""
     flat = " ".join(re.sub(r"[×│╰─▶├]+", " ", account).split())
     words = r"(?:depends on|require|requires)(?: one of:)?"
     package = re.escape(name).replace(r"\-", "[-_.]")
@@ -565,7 +566,7 @@ def write_stub(folder: Path, name: str, version: str, lines: Sequence[str]) -> N
 
 @contextmanager
 def without(absent: Sequence[str], question: WheelRequest) -> Iterator[WheelRequest]:
-    """`question` without the pins `absent` in its answer: empty wheels stand for them while uv solves."""
+    """Yield `question` without the pins `absent` in its solution: empty wheels stand for them."""
     if not absent:
         yield question
         return
@@ -576,17 +577,14 @@ def without(absent: Sequence[str], question: WheelRequest) -> Iterator[WheelRequ
         yield replace(question, given=(*question.given, *absent), stubs=stubs)
 
 
-# --- the list --------------------------------------------------------------------------------------
-
-
 def has_nvcc(target: Target) -> bool:
-    """Whether the index has CUDA's compiler for a target: from CUDA 13 on its wheels hold all of it."""
+    """Return whether the index has CUDA's compiler for a target: its wheels are complete from CUDA 13 on."""
     major = target.cuda.partition(".")[0]
     return target.source == "pypi" and major.isdigit() and int(major) >= 13
 
 
 def needs_of(package: SourcePackage, target: Target) -> tuple[list[str], bool]:
-    """What building a package needs, for a person, and whether this machine has all of it."""
+    """Return what building a package needs, in words, and whether this machine can provide all of it."""
     code, needs, possible = package.code, list[str](), True
     if package.project is None:
         return ["to be fetched"], True
@@ -614,7 +612,7 @@ def needs_of(package: SourcePackage, target: Target) -> tuple[list[str], bool]:
 def list_unbuilt(
     unbuilt: Sequence[SourcePackage], pins: tuple[str, ...], question: WheelRequest, target: Target
 ) -> UnbuiltError:
-    """The error that names all packages of a solution that have no wheel."""
+    """Return the error that names all packages of a solution that have no wheel."""
     named = {canonicalize_name(Requirement(text).name) for text in question.requirements}
     rows, lines, impossible = list[dict[str, object]](), list[str](), list[str]()
     for package in unbuilt:

@@ -1,15 +1,15 @@
 """HTCondor by the site's own commands: condor_status, condor_submit_dag, condor_q, condor_rm, condor_submit.
 
-Never through its Python bindings: the commands fit the site's pool and its configuration, a package from an
-index may not. A sweep's DAGMan is found by the folder in which it was submitted (its `Iwd`), so nothing must
-be remembered from one call to the next.
+Its Python bindings are not used: the commands fit the site's pool and its configuration, a package from an
+index may not. The DAGMan of a sweep is found by the directory in which it was submitted (its `Iwd`), so
+nothing must be remembered between calls.
 """
 
 from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 
 from imagefactory.errors import ToolError, UsageError
 from imagefactory.schedulers.faults import with_outcome
-from imagefactory.schedulers.htcondor.ads import parse_ads, parse_status
+from imagefactory.schedulers.htcondor.ads import Ad, parse_ads, parse_status
 from imagefactory.schedulers.htcondor.dag import DAG, check_dag_directory, write_sweep
 from imagefactory.schedulers.htcondor.results import JobOutput, job_report, parse_job_run, read_node
 from imagefactory.schedulers.pool import (
@@ -36,11 +36,11 @@ from imagefactory.verify.report import GpuReport
 GPU_SLOTS = "TotalGPUs > 0 && DynamicSlot =!= true"
 SCHEDULER_UNIVERSE = 7
 LEAVING = (3, 4)
-"""JobStatus of what was removed and what is completed, while it is still in the queue."""
+"""JobStatus of removed and completed jobs that are still in the queue."""
 DIRECTORY_PATTERN = r"/[A-Za-z0-9_./@%+=:,~-]{1,1000}"
-"""What may stand in an expression, a submit file and a DAG without being quoted."""
+"""A path that needs no quotes in an expression, a submit file and a DAG."""
 TIMEOUT = 120.0
-"""Seconds for one command. A schedd that is busy answers within its own timeouts, which are shorter."""
+"""Seconds for one command. A busy schedd answers within its own timeouts, which are shorter."""
 TAIL = 6
 AWAY = (
     "run this on an access point of the pool, or use an inventory that was saved there: imagefactory gpus "
@@ -49,7 +49,7 @@ AWAY = (
 
 
 class HTCondorSweepFiles:
-    """The half of the pool that asks nobody: what its jobs read and write in a sweep's folder."""
+    """The half of the pool that needs no queue: what its jobs read and write in the directory of a sweep."""
 
     def run_limit(self, limits: JobLimits, timeout: float, own: Sequence[str]) -> timedelta:  # noqa: ARG002
         return limits.run
@@ -69,89 +69,89 @@ class HTCondorSweepFiles:
     def read_result(self, folder: Path, node: SweepNode, limits: JobLimits) -> NodeResult:
         return with_outcome(folder, read_node(folder, node.name, limits), self.job_report)
 
-    def job_report(self, kit: Mapping[str, Any], asked: Mapping[str, Any], found: NodeState) -> GpuReport:
-        run = parse_job_run(found.run or b"", f"{found.result.node}/{RUN}")
-        answer = JobOutput(run=run, report=found.report, attempt=found.result.attempts[-1])
-        return job_report(kit, asked, answer)
+    def job_report(
+        self, kit: Mapping[str, Any], expectations: Mapping[str, Any], state: NodeState
+    ) -> GpuReport:
+        run = parse_job_run(state.run or b"", f"{state.result.node}/{RUN}")
+        output = JobOutput(run=run, report=state.report, attempt=state.result.attempts[-1])
+        return job_report(kit, expectations, output)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HTCondor(HTCondorSweepFiles):
-    """The pool of this machine's configuration. `environ` is what its commands see (CONDOR_CONFIG, PATH)."""
+    """The pool of this machine's configuration. `environ` is for its commands (CONDOR_CONFIG, PATH)."""
 
     environ: Mapping[str, str]
     timeout: float = TIMEOUT
 
     def require(self) -> str:
-        """HTCondor's version: `23.9.6`. Raises ToolError where its commands are missing or fail."""
-        said = self._run(["condor_version"])
-        found = re.search(r"CondorVersion: ([0-9]{1,4}(?:\.[0-9]{1,4}){1,3})\b", said)
-        if not found:
+        """Return HTCondor's version, `23.9.6`. Raises ToolError if its commands are missing or fail."""
+        output = self._run(["condor_version"])
+        version = re.search(r"CondorVersion: ([0-9]{1,4}(?:\.[0-9]{1,4}){1,3})\b", output)
+        if not version:
             raise ToolError(
                 "condor-output-invalid",
-                f"condor_version printed no version: '{clean(said)[:60]}'",
+                f"condor_version printed no version: '{clean(output)[:60]}'",
                 hint="check which condor_version is first on PATH",
             )
-        return found[1]
+        return version[1]
 
     def inventory(self, now: datetime) -> Inventory:
-        """The GPUs that the pool's collector knows. Raises ToolError where it cannot be asked."""
+        """Return the GPUs that the pool's collector knows. Raises ToolError if it does not answer."""
         return parse_ads(parse_status(self._run(["condor_status", "-const", GPU_SLOTS, "-json"])), now)
 
     def submit(self, folder: Path) -> str:
-        """Submits the DAG of a sweep's folder; DAGMan's job, `12.0`.
+        """Submit the DAG of a sweep and return DAGMan's job, `12.0`.
 
-        A rescue DAG that an earlier DAGMan left there is gone on with, and one that ended without a word is
-        recovered from its jobs' logs. Raises UsageError where one is at work already, ToolError.
+        A rescue DAG of an earlier DAGMan is continued, and one that ended silently is recovered from its
+        jobs' logs. Raises UsageError if one already runs, ToolError.
         """
         folder = _checked(folder)
-        if at_work := self.jobs(folder):
+        if jobs := self.jobs(folder):
             raise UsageError(
                 "sweep-running",
-                f"job {at_work[0]} already runs the sweep {folder}",
+                f"job {jobs[0]} already runs the sweep {folder}",
                 hint="see imagefactory sweep list, or stop it with imagefactory sweep cancel",
             )
         name = ["-batch-name", f"imagefactory+{folder.name}"]  # what condor_q shows it as
         argv = ["condor_submit_dag", *name, *_resumed_dag(folder), DAG]
-        said = self._run(argv, folder)
-        match = re.search(r"submitted to cluster ([0-9]{1,10})", said)
+        output = self._run(argv, folder)
+        match = re.search(r"submitted to cluster ([0-9]{1,10})", output)
         if not match:
             raise ToolError(
                 "condor-output-invalid",
-                f"condor_submit_dag printed no job number: {clean(said)[-200:]}",
+                f"condor_submit_dag printed no job number: {clean(output)[-200:]}",
                 hint=f"see {folder}/{DAG}.dagman.out",
             )
         return f"{match[1]}.0"
 
     def jobs(self, folder: Path) -> tuple[str, ...]:
-        """The DAGMan jobs in the queue that were submitted in this folder."""
+        """Return the DAGMan jobs in the queue that were submitted in this directory."""
         return tuple(self._states(folder))
 
     def running(self, folder: Path) -> bool:
-        """Whether a DAGMan of that folder is in the queue, be it held or idle."""
+        """Return whether a DAGMan of that directory is in the queue, also a held or idle one."""
         return bool(self.jobs(folder))
 
     def look(self, folder: Path) -> None:
-        """The schedd writes all of it into the jobs' logs."""
+        """Do nothing: the schedd writes all of it into the jobs' logs."""
 
     def driven(self) -> frozenset[Path]:
-        """The folders of this user's DAGMans, but for those that were removed or are done."""
-        wanted = f"JobUniverse == {SCHEDULER_UNIVERSE}"
-        said = self._run(["condor_q", "-const", wanted, "-json", "-attributes", "Iwd,JobStatus"])
+        """Return the directories of this user's DAGMans that are not removed or completed."""
         return frozenset(
             Path(ad["Iwd"])
-            for ad in parse_status(said)
+            for ad in self._dagmans("Iwd,JobStatus")
             if isinstance(ad.get("Iwd"), str) and ad.get("JobStatus") not in LEAVING
         )
 
     def cancel(self, folder: Path) -> None:
-        """Removes the DAGMan of that folder, if any: it removes its jobs and leaves a rescue DAG.
+        """Remove the DAGMan of that directory, if any: it removes its jobs and leaves a rescue DAG.
 
-        condor_rm refuses what is on its way out already, and what ends meanwhile: there is nothing to do.
+        condor_rm rejects jobs that are being removed, or that end meanwhile: there is nothing to do.
         """
-        if found := self._staying(folder):
+        if jobs := self._staying(folder):
             try:
-                self._run(["condor_rm", *found])
+                self._run(["condor_rm", *jobs])
             except ToolError:
                 if self._staying(folder):
                     raise
@@ -160,23 +160,25 @@ class HTCondor(HTCondorSweepFiles):
         return [job for job, state in self._states(folder).items() if state not in LEAVING]
 
     def _states(self, folder: Path) -> dict[str, object]:
-        """JobStatus of the DAGMan jobs in the queue that were submitted in this folder."""
-        wanted = f'JobUniverse == {SCHEDULER_UNIVERSE} && Iwd == "{_checked(folder)}"'
-        said = self._run(["condor_q", "-const", wanted, "-json", "-attributes", "ClusterId,ProcId,JobStatus"])
+        """Return JobStatus of the DAGMan jobs in the queue that were submitted in this directory."""
         return {
             f"{ad['ClusterId']}.{ad['ProcId']}": ad.get("JobStatus")
-            for ad in parse_status(said)
+            for ad in self._dagmans("ClusterId,ProcId,JobStatus", f' && Iwd == "{_checked(folder)}"')
             if isinstance(ad.get("ClusterId"), int) and isinstance(ad.get("ProcId"), int)
         }
 
+    def _dagmans(self, attributes: str, condition: str = "") -> Iterator[Ad]:
+        expression = f"JobUniverse == {SCHEDULER_UNIVERSE}{condition}"
+        return parse_status(self._run(["condor_q", "-const", expression, "-json", "-attributes", attributes]))
+
     def dry_run(self, file: Path) -> str:
-        """The ads that `condor_submit -dry-run` makes of a submit file. Raises ToolError."""
+        """Return the ads that `condor_submit -dry-run` creates from a submit file. Raises ToolError."""
         return self._run(["condor_submit", "-dry-run", "-", file.name], file.resolve().parent)
 
     def _run(self, argv: Sequence[str], folder: Path | None = None) -> str:
-        """What it printed. Raises ToolError where it is missing, takes too long or fails."""
+        """Return the output of a command. Raises ToolError if it is missing, takes too long or fails."""
         try:
-            done = subprocess.run(
+            ended = subprocess.run(
                 argv,
                 cwd=folder,
                 env={**self.environ, "LC_ALL": "C"},
@@ -203,24 +205,26 @@ class HTCondor(HTCondorSweepFiles):
             ) from error
         except OSError as error:
             raise ToolError("tool-missing", f"cannot start {argv[0]}: {error.strerror}", hint=AWAY) from error
-        said = done.stdout.decode("utf-8", "replace")
-        if done.returncode:
-            words = done.stderr.decode("utf-8", "replace") or said
+        output = ended.stdout.decode("utf-8", "replace")
+        if ended.returncode:
+            text = ended.stderr.decode("utf-8", "replace") or output
+            lines = [clean(line) for line in text.splitlines() if line.strip()]
             raise ToolError(
                 "condor-command-failed",
-                f"{argv[0]} failed (exit code {done.returncode}): {_tail(words)}",
-                hint=_hint(argv[0], words),
+                f"{argv[0]} failed (exit code {ended.returncode}): "
+                + (" / ".join(lines[-TAIL:])[:600] or "it printed nothing"),
+                hint=_hint(argv[0], text),
             )
-        return said
+        return output
 
 
 def make_pool(environ: Mapping[str, str]) -> Pool:
-    """The row of POOLS."""
+    """Return the pool of this row of POOLS."""
     return HTCondor(environ=environ)
 
 
 def _checked(folder: Path) -> Path:
-    """The folder as DAGMan's job names it. Raises UsageError for a name that an expression cannot hold."""
+    """Return the directory as DAGMan's job names it. Raises UsageError for a name with other characters."""
     path = folder.resolve()
     if not re.fullmatch(DIRECTORY_PATTERN, str(path), re.ASCII):
         raise UsageError(
@@ -232,24 +236,19 @@ def _checked(folder: Path) -> Path:
 
 
 def _resumed_dag(folder: Path) -> list[str]:
-    """The options that make condor_submit_dag go on with what lies there.
+    """Return the options with which condor_submit_dag continues a sweep.
 
-    A rescue DAG is taken without any. Where there is none, DAGMan ended without a word: the next one catches
-    up from the log of its jobs before it submits more. (Tried with 23.9: killed, and removed with -forcex.)
+    A rescue DAG needs none. Without one DAGMan ended silently: the next one catches up from the log of its
+    jobs before it submits more. (Tested with 23.9: killed, and removed with -forcex.)
     """
     if any(folder.glob(f"{DAG}.rescue[0-9][0-9][0-9]")) or not (folder / f"{DAG}.condor.sub").exists():
         return []
     return ["-update_submit", *(["-DoRecovery"] if (folder / f"{DAG}.nodes.log").exists() else [])]
 
 
-def _tail(words: str) -> str:
-    lines = [clean(line) for line in words.splitlines() if line.strip()]
-    return " / ".join(lines[-TAIL:])[:600] or "it printed nothing"
-
-
-def _hint(program: str, words: str) -> str:
-    if "Cannot allocate a cluster id" in words:
+def _hint(program: str, text: str) -> str:
+    if "Cannot allocate a cluster id" in text:
         return "submit as another user than root, or ask for permission to submit on this access point"
-    if re.search(r"[Ff]ailed to connect|[Cc]an't (find|connect)|communication|unreachable", words):
+    if re.search(r"[Ff]ailed to connect|[Cc]an't (find|connect)|communication|unreachable", text):
         return f"the pool does not answer; {AWAY}"
     return f"run {program} and check its output"

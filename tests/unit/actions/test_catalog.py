@@ -140,7 +140,7 @@ def test_the_driver_is_the_lowest_that_runs_machine_code(target: Target) -> None
 
 def test_an_image_for_amd_has_no_driver_and_is_judged_on_processors(factory: Project, target: Target) -> None:
     amd = replace(target, cuda="rocm7", capabilities=("gfx90a",))
-    assert facts_of(amd, None, ()) == ImageFacts(version="2.3", runtime="", driver="", minor_compat=False)
+    assert facts_of(amd, None, ()) == ImageFacts(version="2.3")
     asked: list[str] = []
 
     def weighed(cell: Cell, _: object) -> CellRuling:

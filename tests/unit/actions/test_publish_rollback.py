@@ -13,7 +13,7 @@ from imagefactory.actions.publish import (
     PREVIOUS,
     CatalogChange,
     CatalogRevision,
-    PublishRequest,
+    PublishedCatalog,
     RollbackPlan,
     current_place,
     find_earlier,
@@ -46,39 +46,37 @@ NOW = datetime.now(UTC).replace(microsecond=0)
 HOUR = timedelta(hours=1)
 
 
-def asked_at(bench: Bench, now: datetime) -> PublishRequest:
-    factory, host = bench.factory, bench.registry.host
-    trust = read_trust(factory.settings.files)
-    before = read_current(current_place(factory, host), trust, now)
-    return PublishRequest(
-        making=CatalogRequest(targets=factory.targets, now=now, registry=host), before=before
-    )
+def request_at(bench: Bench, now: datetime) -> CatalogRequest:
+    return CatalogRequest(targets=bench.factory.targets, now=now, registry=bench.registry.host)
+
+
+def current_at(bench: Bench, now: datetime) -> PublishedCatalog | None:
+    place = current_place(bench.factory, bench.registry.host)
+    return read_current(place, read_trust(bench.factory.settings.files), now)
 
 
 def publishes(bench: Bench, now: datetime) -> str:
     """The digest of what is there, published at that time."""
-    asked = asked_at(bench, now)
-    made = prepare_catalog(bench.factory, asked, QUIET)
-    publish(bench.factory, made.catalogue, publishing_key(bench.factory, now), asked)
+    result = prepare_catalog(bench.factory, request_at(bench, now), current_at(bench, now), QUIET)
+    key = publishing_key(bench.factory, now)
+    publish(bench.factory, result.catalogue, key, bench.registry.host)
     return bench.registry.find("catalogue").tags[CURRENT]
 
 
-def finds(bench: Bench, wanted: str, now: datetime = NOW, trust: TrustRules | None = None) -> CatalogRevision:
-    known = trust or read_trust(bench.factory.settings.files)
-    return find_earlier(bench.factory, asked_at(bench, now), wanted, known)
+def finds(bench: Bench, name: str, now: datetime = NOW, trust: TrustRules | None = None) -> CatalogRevision:
+    trust = trust or read_trust(bench.factory.settings.files)
+    return find_earlier(bench.factory, request_at(bench, now), name, current_at(bench, now), trust)
 
 
-def rolls_back(bench: Bench, wanted: str = PREVIOUS, now: datetime = NOW) -> RollbackPlan:
-    asked = asked_at(bench, now)
-    earlier = find_earlier(bench.factory, asked, wanted, read_trust(bench.factory.settings.files))
-    return roll_back(bench.factory, asked, earlier, QUIET)
+def rolls_back(bench: Bench, name: str = PREVIOUS, now: datetime = NOW) -> RollbackPlan:
+    return roll_back(bench.factory, now, current_at(bench, now), finds(bench, name, now), QUIET)
 
 
 def current_of(bench: Bench, now: datetime) -> Catalog:
-    found = asked_at(bench, now).before
-    assert found is not None
-    assert found.catalogue is not None
-    return found.catalogue
+    current = current_at(bench, now)
+    assert current is not None
+    assert current.catalogue is not None
+    return current.catalogue
 
 
 def images(catalogue: Catalog) -> dict[str, tuple[str, int]]:
@@ -127,8 +125,8 @@ def test_readers_take_it_and_not_the_old_bytes(bench: Bench, two: tuple[str, str
     kept.write(b"", current_of(bench, NOW).made)
     with pytest.raises(StatementError):
         kept.refuse_older(finds(bench, PREVIOUS).catalogue.made)
-    asked, back = asked_at(bench, NOW), rolls_back(bench)
-    publish(bench.factory, back.made.catalogue, publishing_key(bench.factory, NOW), asked)
+    back, key = rolls_back(bench), publishing_key(bench.factory, NOW)
+    publish(bench.factory, back.made.catalogue, key, bench.registry.host)
     kept.refuse_older(current_of(bench, NOW).made)
     assert images(current_of(bench, NOW)) == {TARGET: (two[0], 1)}
 
@@ -192,9 +190,7 @@ def test_verdicts_that_expired_do_not_come_back(bench: Bench, two: tuple[str, st
     policy = bench.folder / "root" / "imagefactory.toml"
     policy.write_text(policy.read_text() + "\n[policy]\nexpires-days = 1\n")
     bench.call("config", "--trust")
-    asked = asked_at(bench, NOW + 22 * HOUR)
-    earlier = find_earlier(bench.factory, asked, PREVIOUS, read_trust(bench.factory.settings.files))
-    back = roll_back(bench.factory, asked, earlier, QUIET)
+    back = rolls_back(bench, now=NOW + 22 * HOUR)
     assert images(back.made.catalogue) == {TARGET: (two[0], 0)}
     assert [(one.verdicts_now, one.verdicts_then) for one in back.changes] == [(1, 0)]
 
@@ -252,10 +248,9 @@ def test_one_is_named_by_tag_or_digest(bench: Bench, two: tuple[str, str]) -> No
 
 
 def test_a_clock_that_is_behind_signs_nothing(bench: Bench, two: tuple[str, str]) -> None:
-    asked, earlier = asked_at(bench, NOW), finds(bench, PREVIOUS)
-    late = replace(asked, making=replace(asked.making, now=NOW - 2 * HOUR))
+    current, earlier = current_at(bench, NOW), finds(bench, PREVIOUS)
     with pytest.raises(CheckFailedError) as caught:
-        roll_back(bench.factory, late, earlier, QUIET)
+        roll_back(bench.factory, NOW - 2 * HOUR, current, earlier, QUIET)
     assert caught.value.code == "clock-before-catalog"
 
 

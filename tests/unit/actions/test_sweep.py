@@ -354,7 +354,7 @@ def test_what_is_still_at_work_is_left_for_the_next_call(site: Site) -> None:
     assert words(done) == {V100: "verified", A100: "None"}
     assert done.waiting == 1
     status = read_status(folder, site.opens)
-    assert (status.ended, status.done, status.driven) == (1, False, False)
+    assert (status.ended, status.complete, status.driven) == (1, False, False)
     play(folder, A100)
     assert words(site.collects(folder)) == {V100: "verified", A100: "verified"}
 

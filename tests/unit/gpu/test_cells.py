@@ -261,9 +261,6 @@ def test_what_cannot_be_solved_says_why() -> None:
     assert rules(cell) == ["unsolvable", "documented"]
 
 
-# --- scans ---------------------------------------------------------------------------------------
-
-
 def contents(*codes: str) -> ScanResult:
     """An image with PyTorch whose one library has code for these targets."""
     modules = ModuleCount(codes=tuple(sorted(map(parse_code, codes))), count=300)
@@ -343,8 +340,6 @@ def test_verified_is_said_of_its_capability_alone() -> None:
     others = answer_cell(asked("torch 2.3 12.1", "8.6"), evidence).claims
     assert ClaimBasis.VERIFIED not in [one.basis for one in others]
 
-
-# --- questions of targets --------------------------------------------------------------------------
 
 TARGET = make_target()
 EIGHT = Capability(8, 0)

@@ -127,9 +127,6 @@ def test_cuda_by_file_names() -> None:
     assert cuda_of(mangled) == "11.0"
 
 
-# --- builds for the CPU --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("packages", "facts", "sentence"),
     [

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from imagefactory.actions import scan_wheels
-from imagefactory.errors import UsageError
 from imagefactory.gpu import contradictions, knowledge
 from imagefactory.gpu.capability import Capability, CodeKind, GpuCode, parse_code
 from imagefactory.gpu.knowledge.packages import parse_bound, parse_scanned
@@ -17,6 +16,7 @@ from imagefactory.gpu.knowledge.tables import covers, numbers
 from imagefactory.gpu.values import Compatibility, GpuLibrary, ModuleCount, ScanResult
 from imagefactory.progress import QuietProgress
 from imagefactory.versions import natural
+from tests.made.errors import fails
 
 ROOT = Path(knowledge.__file__).parents[3]
 FRAMEWORKS = ("torch", "tensorflow", "jax", "onnxruntime-gpu")
@@ -24,9 +24,6 @@ FRAMEWORKS = ("torch", "tensorflow", "jax", "onnxruntime-gpu")
 
 def codes(text: str) -> tuple[GpuCode, ...]:
     return tuple(sorted(parse_code(word) for word in text.split()))
-
-
-# --- documentation -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -99,9 +96,6 @@ def test_what_pypi_offers_was_released(framework: str) -> None:
             ), wheel
 
 
-# --- toolkits and drivers ------------------------------------------------------------------------
-
-
 def test_newer_ptx_needs_newer_cuda() -> None:
     table = knowledge.ptx_cuda()
     known = sorted(table, key=numbers)
@@ -134,9 +128,6 @@ def test_targets_of_toolkits() -> None:
     assert GpuCode(CodeKind.SASS, Capability(7, 0)) not in knowledge.targets_of("13.0")
     assert GpuCode(CodeKind.SASS, Capability(10, 0), suffix="f") in knowledge.targets_of("12")
     assert knowledge.targets_of("14.0") == ()
-
-
-# --- scans ---------------------------------------------------------------------------------------
 
 
 def modules_of(version: str, library: str) -> tuple[ModuleCount, ...]:
@@ -208,12 +199,8 @@ def test_a_name_that_toml_would_read_otherwise_is_refused() -> None:
     wheel = knowledge.WheelScan(
         package="torch", version="1", file="x.whl", sha256="0" * 64, contents=contents, source="measured"
     )
-    with pytest.raises(UsageError) as caught:
+    with fails("wheel-text-invalid"):
         scan_wheels.format_wheel(wheel)
-    assert caught.value.code == "wheel-text-invalid"
-
-
-# --- where the two differ ------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -260,9 +247,6 @@ def test_the_parts_of_a_plugin_are_one_build() -> None:
     ]
     assert {"jax-cuda13-pjrt", "jax-cuda13-plugin"} in builds
     assert not [build for build in builds if len({name.split("-")[1] for name in build}) > 1]
-
-
-# --- what releases need --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -149,9 +149,6 @@ def test_counts_add_up(modules: list[ModuleCount]) -> None:
         assert (found.reach is SupportLevel.PARTIAL) == bool(found.without and found.native + found.ptx)
 
 
-# --- R9 ------------------------------------------------------------------------------------------
-
-
 def test_modules_for_single_gpus_say_nothing() -> None:
     one = library("a.so", "10 sm_70 sm_80", "90 sm_80", "5 compute_86/7.2", "3 sm_90a", "2 sm_90a sm_100a")
     assert [part.count for part in generic_modules(one)] == [10]
@@ -246,9 +243,6 @@ def test_isa_versions_are_no_text() -> None:
 def test_usual_codes_leave_out_what_few_modules_have() -> None:
     codes = " ".join(map(str, usual_codes(torch_2_12().libraries[0])))
     assert codes == "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"
-
-
-# --- drivers -------------------------------------------------------------------------------------
 
 
 def test_versions_of_drivers() -> None:
@@ -364,9 +358,6 @@ def test_a_floor_that_is_not_known_is_said() -> None:
     found = minimum_driver("12.8", Capability(9, 0), [(one, reach(one, Capability(9, 0)))])
     assert found.driver == ""
     assert "77.0" in found.reason
-
-
-# --- places --------------------------------------------------------------------------------------
 
 
 def answers(place: ScanResult) -> dict[str, str]:
@@ -727,9 +718,6 @@ def test_known_faults_are_warnings() -> None:
     assert ask(place, "10.0").answer is Compatibility.YES
     assert any("cuBLAS 12.8.4.1" in text for text in ask(place, "10.0").warnings)
     assert ask(place, "9.0").warnings == ()
-
-
-# --- AMD -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

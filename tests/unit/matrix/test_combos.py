@@ -85,9 +85,6 @@ def rows(text: str) -> list[list[str]]:
     return list(csv.reader(io.StringIO(text)))
 
 
-# --- one cell ------------------------------------------------------------------------------------
-
-
 def test_a_good_verdict_makes_it_valid_for_its_capability_alone() -> None:
     combos = make_combos([entry(judged=((judged(),),))], (), [AMPERE, HOPPER])
     assert [(combo.capability, combo.state) for combo in combos] == [
@@ -188,9 +185,6 @@ def test_what_is_proven_of_one_image_is_not_of_another() -> None:
     assert one(entry(judged=((*new, *old),))).state is ComboState.FAILED
 
 
-# --- files ---------------------------------------------------------------------------------------
-
-
 def test_the_headers_are_the_old_ones() -> None:
     assert HEADER == "Framework, Compute Capability, Cuda Library, Framework Version"
     assert f"{HEADER}, Failure Cause" == INVALID_HEADER
@@ -273,9 +267,6 @@ def test_summary_and_json_count_states() -> None:
     nothing = TableData(made=NOW, place="here", combos=(), ranges=())
     assert format_summary(nothing) == "0 combinations in here: nothing"
     assert "None." in format_markdown(nothing)
-
-
-# --- ranges --------------------------------------------------------------------------------------
 
 
 def ranges(*proven: str, other: tuple[str, ...] = ()) -> list[tuple[str, str]]:

@@ -58,6 +58,7 @@ from imagefactory.views.compat import (
 )
 from imagefactory.views.text import Footnotes
 from tests.made.command import Call
+from tests.made.errors import fails
 from tests.made.layout import add_image
 
 ROOT = Path(__file__).parents[3]
@@ -92,9 +93,8 @@ def test_a_release_is_asked_for_with_the_cudas_that_it_is_known_for(
     ],
 )
 def test_what_names_no_release_is_refused(text: str, cuda: str, code: str) -> None:
-    with pytest.raises(errors.UsageError) as caught:
+    with fails(code):
         exact_releases(text, cuda)
-    assert caught.value.code == code
 
 
 def test_one_release_is_answered_recipe_or_not(call: Call) -> None:
@@ -127,8 +127,6 @@ def candidate(name: str, version: str, *codes: str, cuda: str = "12.1") -> Cover
     )
 
 
-# --- the fewest sets -------------------------------------------------------------------------------
-
 GRADES = st.tuples(st.integers(0, 1), st.integers(0, 1))
 GRADED = st.lists(st.dictionaries(st.integers(0, 7), GRADES, max_size=5), max_size=7)
 
@@ -158,9 +156,6 @@ def test_many_gpus_and_images_are_covered_at_once() -> None:
     found = fewest([dict.fromkeys(one, (index % 2, 0)) for index, one in enumerate(sets)])
     assert frozenset[int]().union(*(sets[index] for index in found)) == frozenset(range(60))
     assert len(found) == 5  # 60 in steps of 15, of sets that begin at multiples of 7
-
-
-# --- covers ----------------------------------------------------------------------------------------
 
 
 def test_the_newest_framework_wins_among_equals() -> None:
@@ -311,9 +306,6 @@ def test_nothing_covers_nothing() -> None:
     assert cover("pytorch", [candidate("one", "2.3", "sm_80")], []).images == ()
 
 
-# --- rows ------------------------------------------------------------------------------------------
-
-
 def test_the_newest_stands_first_by_number() -> None:
     some = [candidate("a", "2.3"), candidate("b", "2.15"), candidate("c", "2.15", cuda="13.2")]
     assert [one.name for one in newest_first(some)] == ["c", "b", "a"]
@@ -338,9 +330,6 @@ def test_columns_are_cards() -> None:
     assert "compute capability 7.0" in shown
     assert "compute capability 8.7" not in shown  # Jetson Orin
     assert shown == sorted(shown, key=lambda text: tuple(map(int, text.split()[-1].split("."))))
-
-
-# --- how they read -----------------------------------------------------------------------------------
 
 
 def test_a_source_has_one_number() -> None:
@@ -429,9 +418,6 @@ def test_differences_name_both_sources() -> None:
     assert "[1] a page" in text
     assert "[2] scan of torch.whl (measured)" in text
     assert format_differences([]) == "no difference is known"
-
-
-# --- the command -------------------------------------------------------------------------------------
 
 
 @pytest.fixture

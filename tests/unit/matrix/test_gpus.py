@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagefactory.errors import RecipeError, UsageError
+from imagefactory.errors import RecipeError
 from imagefactory.gpu.capability import Capability
 from imagefactory.matrix.gpus import parse_gpus, read_gpus
+from tests.made.errors import fails
 
 GOOD = """\
 # The cluster
@@ -99,9 +100,8 @@ def test_all_faults_are_told_at_once() -> None:
 
 
 def test_a_file_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as caught:
+    with fails("cannot-read-file") as caught:
         read_gpus(tmp_path / "gpus.yaml")
-    assert caught.value.code == "cannot-read-file"
     assert "gpus.yaml" in caught.value.message
     assert "name" in caught.value.hint
 
@@ -109,9 +109,8 @@ def test_a_file_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
 def test_a_file_that_is_no_text_is_a_usage_error(tmp_path: Path) -> None:
     file = tmp_path / "gpus.yaml"
     file.write_bytes(b"- name: \xff\xfe")
-    with pytest.raises(UsageError) as caught:
+    with fails("gpu-list-not-text") as caught:
         read_gpus(file)
-    assert caught.value.code == "gpu-list-not-text"
     assert "gpus.yaml" in caught.value.message
 
 

@@ -11,6 +11,7 @@ import pytest
 from imagefactory.errors import RegistryError
 from imagefactory.oci import credentials
 from imagefactory.oci.credentials import Credential, anonymous, find_credentials
+from tests.made.errors import fails
 
 SECRET = "open-sesame-4711"
 
@@ -176,26 +177,23 @@ def test_a_helpers_token_is_an_identity_token(machine: Machine) -> None:
 def test_a_helper_that_fails_is_named(machine: Machine, script: str, named: str) -> None:
     machine.helper("vault", script)
     machine.write({"credsStore": "vault"})
-    with pytest.raises(RegistryError, match=named) as caught:
+    with fails("credential-helper-failed", named) as caught:
         machine.find("a.example.org")
-    assert caught.value.code == "credential-helper-failed"
     assert "docker-credential-vault" in caught.value.message + caught.value.hint
     assert SECRET not in caught.value.message + caught.value.hint
 
 
 def test_a_helper_that_is_not_installed_is_named(machine: Machine) -> None:
     machine.write({"credsStore": "vault"})
-    with pytest.raises(RegistryError, match="docker-credential-vault") as caught:
+    with fails("credential-helper-missing", "docker-credential-vault"):
         machine.find("a.example.org")
-    assert caught.value.code == "credential-helper-missing"
 
 
 def test_a_helper_is_a_name_and_no_path(machine: Machine, tmp_path: Path) -> None:
     machine.helper("vault", "echo '{}'")
     machine.write({"credsStore": "../bin/docker-credential-vault"})
-    with pytest.raises(RegistryError) as caught:
+    with fails("credential-helper-missing"):
         machine.find("a.example.org")
-    assert caught.value.code == "credential-helper-missing"
     assert machine.asked == []
 
 
@@ -203,9 +201,8 @@ def test_a_helper_that_waits_is_given_up(machine: Machine, monkeypatch: pytest.M
     monkeypatch.setattr(credentials, "HELPER_SECONDS", 0.2)
     machine.helper("vault", "exec sleep 20")
     machine.write({"credsStore": "vault"})
-    with pytest.raises(RegistryError, match="seconds") as caught:
+    with fails("credential-helper-failed", "seconds"):
         machine.find("a.example.org")
-    assert caught.value.code == "credential-helper-failed"
 
 
 # --- damage --------------------------------------------------------------------------------------
@@ -223,9 +220,8 @@ def test_a_damaged_file_is_named_without_what_it_says(machine: Machine, text: st
 @pytest.mark.parametrize("value", [SECRET, "!!", base64.b64encode(SECRET.encode()).decode(), "w6Q="])
 def test_a_damaged_entry_is_said_without_what_it_says(machine: Machine, value: str) -> None:
     machine.write({"auths": {"a.example.org": {"auth": value}}})
-    with pytest.raises(RegistryError, match="base64") as caught:
+    with fails("credentials-invalid", "base64") as caught:
         machine.find("a.example.org")
-    assert caught.value.code == "credentials-invalid"
     assert value not in repr(caught.value)
 
 

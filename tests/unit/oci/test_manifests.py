@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from imagefactory.errors import NoPlatformError, RegistryError
+from imagefactory.errors import NoPlatformError
 from imagefactory.http import RetryPolicy
 from imagefactory.oci.graph import Manifest, StoreRepository, parse_parts, read_manifest
 from imagefactory.oci.manifests import (
@@ -22,6 +22,7 @@ from imagefactory.oci.manifests import (
 )
 from imagefactory.oci.registry.client import RegistryClient
 from imagefactory.oci.registry.session import RegistryOptions
+from tests.made.errors import fails
 from tests.made.registry import RegistryMadeHere, Repository
 from tests.made.service import service
 
@@ -114,9 +115,8 @@ def test_a_manifest_is_what_it_says_where_the_header_says_nothing(header: str) -
 )
 def test_what_is_no_manifest_is_said_by_what_it_is(data: bytes, code: str, named: str, hint: str) -> None:
     options = RegistryOptions(patience=RetryPolicy(attempts=1))
-    with service(lambda _: (200, {}, data)) as served, pytest.raises(RegistryError, match=named) as raised:
+    with service(lambda _: (200, {}, data)) as served, fails(code, named) as raised:
         read_manifest(StoreRepository(store=RegistryClient(served.address, options), repository="a"), "1")
-    assert raised.value.code == code
     assert hint in raised.value.hint
 
 
@@ -134,9 +134,8 @@ def test_what_is_no_manifest_is_said_by_what_it_is(data: bytes, code: str, named
 def test_a_malformed_manifest_is_said_in_words(value: dict[str, object], said: str) -> None:
     data = json.dumps(value).encode()
     descriptor = Descriptor(media_type=MANIFEST_TYPE, digest=digest_of(data), size=len(data))
-    with pytest.raises(RegistryError, match=said) as raised:
+    with fails("manifest-invalid", said) as raised:
         parse_parts(Manifest(descriptor=descriptor, data=data))
-    assert raised.value.code == "manifest-invalid"
     assert "Error" not in raised.value.message
 
 
@@ -161,9 +160,8 @@ def test_a_registry_that_calls_an_image_an_index_is_not_believed(
     data = json.dumps({"schemaVersion": 2, "config": blob, "layers": [], **told}).encode()
     there = registry.shelves.repositories.setdefault("one", Repository())
     there.manifests[digest_of(data)] = (INDEX_TYPE, data)
-    with pytest.raises(RegistryError, match="header") as caught:
+    with fails("registry-request-failed", "header"):
         read_manifest(StoreRepository(store=RegistryClient(registry.host), repository="one"), digest_of(data))
-    assert caught.value.code == "registry-request-failed"
     there.manifests[digest_of(data)] = (MANIFEST_TYPE, data)
     assert (
         read_manifest(

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from imagefactory.build.apptainer import share_layout
-from imagefactory.errors import BuildError, ImagefactoryError, StoreError, ToolError, UsageError
+from imagefactory.errors import ImagefactoryError, StoreError, ToolError, UsageError
 from imagefactory.model import Mount, RunSpec
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.maintenance import collect
@@ -47,6 +47,7 @@ from imagefactory.runtime.apptainer_command import (
     lacking_capabilities,
     mount_option,
 )
+from tests.made.errors import fails
 
 SIF = b"#!/usr/bin/env run-singularity\n\0SIF_MAGIC\0 and the rest"
 TARGET = "pytorch-2.3-cu121"
@@ -182,17 +183,14 @@ def test_what_is_not_there_whole_is_said(tmp_path: Path) -> None:
     layout = Layout(tmp_path / "store")
     with layout.in_use(QuietProgress()):
         other = subject_in(layout)
-    with pytest.raises(StoreError) as caught:
+    with fails("blob-missing"):
         load_sif(layout, "sha256:" + "0" * 64)
-    assert caught.value.code == "blob-missing"
-    with pytest.raises(StoreError) as caught:
+    with fails("not-a-sif"):
         load_sif(layout, other.digest)
-    assert caught.value.code == "not-a-sif"
     sif = kept(layout, tmp_path, SifOrigin(target=TARGET, compression="fast"))
     sif.path.write_bytes(SIF[:-1])
-    with pytest.raises(StoreError) as caught:
+    with fails("blob-missing"):
         load_sif(layout, sif.digest)
-    assert caught.value.code == "blob-missing"
 
 
 def test_a_copy_is_whole_or_not_there(tmp_path: Path) -> None:
@@ -203,12 +201,10 @@ def test_a_copy_is_whole_or_not_there(tmp_path: Path) -> None:
     assert (out / "a.sif").read_bytes() == SIF
     assert (out / "a.sif").stat().st_mode & 0o777 == 0o755
     sif.path.write_bytes(SIF[:-1] + b"!")
-    with pytest.raises(StoreError) as caught:
+    with fails("store-corrupt"):
         copy_sif(sif, out / "a.sif", QuietProgress())
-    assert caught.value.code == "store-corrupt"
-    with pytest.raises(UsageError) as raised:
+    with fails("cannot-write-file"):
         copy_sif(sif, tmp_path / "nowhere" / "a.sif", QuietProgress())
-    assert raised.value.code == "cannot-write-file"
     assert [path.name for path in out.iterdir()] == ["a.sif"]
     assert (out / "a.sif").read_bytes() == SIF
 
@@ -263,9 +259,8 @@ def test_no_lie_is_believed(tmp_path: Path, name: str) -> None:
     command, output = liar(tmp_path, script), tmp_path / "out" / "x.sif"
     output.parent.mkdir()
     output.write_bytes(b"of an earlier time")
-    with pytest.raises(BuildError) as caught:
+    with fails("apptainer-build-failed") as caught:
         command.build(SifRequest(folder=tmp_path, spec="oci:image", output=output), lambda _: None)
-    assert caught.value.code == "apptainer-build-failed"
     assert why in caught.value.message
     assert [path.read_bytes() for path in output.parent.iterdir()] == [b"of an earlier time"]
 
@@ -356,16 +351,14 @@ def test_no_apptainer_and_another_program_of_that_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("imagefactory.runtime.apptainer_command.SYSTEM_PATH", "")
-    with pytest.raises(ToolError, match="apptainer") as missing:
+    with fails("tool-missing", "apptainer") as missing:
         ApptainerCommand({"PATH": str(tmp_path)}).require(building=False)
-    assert missing.value.code == "tool-missing"
     assert "install apptainer" in missing.value.hint
     program = tmp_path / "singularity"
     program.write_text("#!/bin/sh\necho singularity-ce version 4.1.0\n")
     program.chmod(0o755)
-    with pytest.raises(ToolError) as caught:
+    with fails("tool-unexpected"):
         ApptainerCommand({"PATH": str(tmp_path)}).require(building=False)
-    assert caught.value.code == "tool-unexpected"
     program.write_text("#!/bin/sh\necho apptainer version 1.3.6-1.el9\n")
     assert ApptainerCommand({"PATH": str(tmp_path)}).version() == "1.3.6-1.el9"
 
@@ -442,9 +435,8 @@ def test_plan(
 
 
 def test_no_unshare_no_other_user() -> None:
-    with pytest.raises(ToolError, match="unshare") as caught:
+    with fails("tool-missing", "unshare"):
         options(RunSpec(argv=("true",)), replace(USER, unshare=""))
-    assert caught.value.code == "tool-missing"
 
 
 def test_variables_do_not_stand_on_the_command_line() -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.errors import UsageError
 from imagefactory.http import RetryPolicy
 from imagefactory.oci.credentials import Credential
 from imagefactory.oci.layout import Layout, LayoutStore
 from imagefactory.oci.registry.client import RegistryClient
 from imagefactory.oci.registry.session import RegistryOptions
 from imagefactory.oci.store import Store, parse_reference, resolve_mirror
+from tests.made.errors import fails
 from tests.made.registry import PASSWORD, USER, Ways, registry_made_here
 from tests.made.store_contract import StoreContract
 
@@ -98,9 +98,8 @@ def test_a_whole_name_may_be_mapped() -> None:
     reference = parse_reference(f"docker.io/library/python@{DIGEST}")
     resolved = resolve_mirror(reference, (("docker.io/library/python", "registry.example/site/python"),))
     assert str(resolved) == f"registry.example/site/python@{DIGEST}"
-    with pytest.raises(UsageError) as caught:
+    with fails("mirror-invalid"):
         resolve_mirror(reference, (("docker.io/library/python", "registry.example"),))
-    assert caught.value.code == "mirror-invalid"
 
 
 @pytest.mark.parametrize("host", ["docker.io", "index.docker.io", "registry-1.docker.io"])

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from imagefactory.errors import RegistryError, UsageError
+from imagefactory.errors import RegistryError
 from imagefactory.oci.candidates import (
     PUSHED_TYPE,
     VERDICT_TYPE,
@@ -50,6 +50,7 @@ from imagefactory.oci.manifests import (
 from imagefactory.oci.store import Source
 from imagefactory.oci.transfer import CancelToken, TransferRequest, origins_from, remember_transfer, send
 from imagefactory.progress import QuietProgress
+from tests.made.errors import fails
 
 LAYER = "application/vnd.oci.image.layer.v1.tar+zstd"
 QUIET = QuietProgress()
@@ -234,9 +235,8 @@ def test_referrers_and_theirs_come_after_their_subject(source: StoreRepository) 
 
 
 def test_what_is_not_there_is_said(source: StoreRepository) -> None:
-    with pytest.raises(RegistryError, match=r"here/mine .*2") as caught:
+    with fails("manifest-not-found", r"here/mine .*2"):
         read_graph(source, "2")
-    assert caught.value.code == "manifest-not-found"
 
 
 @pytest.mark.parametrize(
@@ -269,9 +269,8 @@ def test_what_is_no_image_is_refused(
     assert isinstance(store, Shelf)
     made = Descriptor(media_type=media_type, digest=digest_of(data), size=len(data))
     store.documents["mine", made.digest] = (made, data)
-    with pytest.raises(RegistryError, match=named) as caught:
+    with fails(code, named):
         read_graph(source, made.digest)
-    assert caught.value.code == code
 
 
 def test_manifests_that_nest_without_end_are_refused(source: StoreRepository) -> None:
@@ -281,9 +280,8 @@ def test_manifests_that_nest_without_end_are_refused(source: StoreRepository) ->
     for _ in range(12):
         value = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [format_descriptor(inner)]}
         inner = put(store, "mine", value)
-    with pytest.raises(RegistryError, match="nested") as caught:
+    with fails("manifest-invalid", "nested"):
         read_graph(source, inner.digest)
-    assert caught.value.code == "manifest-invalid"
 
 
 def test_manifests_nest_as_deep_as_is_allowed(source: StoreRepository) -> None:
@@ -296,9 +294,8 @@ def test_manifests_nest_as_deep_as_is_allowed(source: StoreRepository) -> None:
     deepest, deeper = tower[MOST_DEPTH:]
     graph = read_graph(source, deepest.digest)
     assert [one.descriptor.digest for one in graph.manifests] == [one.digest for one in tower[:-1]]
-    with pytest.raises(RegistryError, match="nested") as caught:
+    with fails("manifest-invalid", "nested"):
         read_graph(source, deeper.digest)
-    assert caught.value.code == "manifest-invalid"
 
 
 def index_of(*rows: dict[str, object]) -> Manifest:
@@ -339,9 +336,8 @@ def test_the_platform_is_chosen_and_an_index_kept_where_it_is_complete(
 
 
 def test_an_index_without_the_platform_is_refused() -> None:
-    with pytest.raises(RegistryError, match=r"linux/amd64.*linux/arm64") as caught:
+    with fails("platform-not-found", r"linux/amd64.*linux/arm64"):
         choose_platform(index_of({"platform": platform("arm64")}), "linux/amd64")
-    assert caught.value.code == "platform-not-found"
 
 
 def test_without_a_platform_it_is_the_only_image_and_of_several_that_for_amd64() -> None:
@@ -357,9 +353,8 @@ def test_without_a_platform_it_is_the_only_image_and_of_several_that_for_amd64()
         ("linux/arm64", digest_of(b"0")),
         ("linux/amd64", digest_of(b"1")),
     )
-    with pytest.raises(RegistryError, match="linux/amd64") as caught:
+    with fails("platform-not-found", "linux/amd64"):
         choose_platform(index_of({"platform": {"os": "linux", "architecture": "s390x"}}), "")
-    assert caught.value.code == "platform-not-found"
 
 
 # --- sending -------------------------------------------------------------------------------------
@@ -407,14 +402,13 @@ def test_a_candidate_that_lost_a_part_gets_it_again(source: StoreRepository, los
 def test_a_candidate_with_another_digest_is_never_overwritten(source: StoreRepository) -> None:
     there = Shelf("there")
     other = image(there, "yours", [b"other"], tag="c")
-    with pytest.raises(RegistryError) as caught:
+    with fails("candidate-conflict") as caught:
         send(
             source,
             there,
             TransferRequest(graph=read_graph(source, "1"), repository="yours", candidate="c"),
             QUIET,
         )
-    assert caught.value.code == "candidate-conflict"
     assert other.digest in caught.value.message
     assert there.pointers["yours", "c"] == other.digest
     assert not there.did("write")
@@ -429,9 +423,8 @@ def test_what_the_destination_does_not_confirm_is_an_error(source: StoreReposito
     there = Contested("there")
     other = Descriptor(media_type=INDEX_TYPE, digest=digest_of(b"other"), size=5)
     sending = TransferRequest(graph=read_graph(source, "1"), repository="yours", candidate="c")
-    with pytest.raises(RegistryError, match=f"{other.digest}$") as caught:
+    with fails("push-overwritten", f"{other.digest}$"):
         send(source, there, sending, QUIET)
-    assert caught.value.code == "push-overwritten"
 
 
 def test_what_arrived_before_is_asked_for_in_one_round_trip(source: StoreRepository) -> None:
@@ -523,9 +516,8 @@ def test_one_failed_blob_ends_the_others_and_keeps_what_was_sent() -> None:
     there.broken = {broken}
     source = StoreRepository(store=here, repository="mine")
     sending = TransferRequest(graph=read_graph(source, "1"), repository="yours", candidate="c", brake=Told())
-    with pytest.raises(RegistryError) as caught:
+    with fails("store-broken") as caught:
         send(source, there, sending, QUIET)
-    assert caught.value.code == "store-broken"
     assert "repair it" in caught.value.hint
     assert "resumes" in caught.value.hint
     read = Counter(here.did("chunk"))
@@ -605,16 +597,14 @@ def test_tags_have_kinds_and_push_may_set_only_others(tag: str, kind: str) -> No
     if kind == "other":
         check_tag(tag, PLAIN)
     else:
-        with pytest.raises(UsageError, match=tag) as caught:
+        with fails("tag-reserved", tag):
             check_tag(tag, PLAIN)
-        assert caught.value.code == "tag-reserved"
 
 
 @pytest.mark.parametrize("tag", ["", "-x", "a b", "a/b", "x" * 129, "ok\n"])
 def test_what_cannot_be_a_tag_is_refused(tag: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with fails("option-invalid"):
         check_tag(tag, PLAIN)
-    assert caught.value.code == "option-invalid"
 
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -745,9 +735,8 @@ def test_a_registry_that_refuses_a_part_is_not_one_that_lacks_it(source: StoreRe
     child = ""
     send(source, there, TransferRequest(graph=graph, repository="r", tags=("x",)), QUIET)
     child = graph.manifests[0].descriptor.digest
-    with pytest.raises(RegistryError, match="403") as caught:
+    with fails("registry-access-denied", "403"):
         read_tagged(StoreRepository(store=there, repository="r"), PLAIN)
-    assert caught.value.code == "registry-access-denied"
 
 
 def test_indexes_that_share_their_parts_are_read_once(source: StoreRepository) -> None:

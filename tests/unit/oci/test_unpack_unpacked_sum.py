@@ -15,13 +15,13 @@ from typing import IO
 
 import pytest
 
-from imagefactory.errors import StoreError
 from imagefactory.fs import Removal, add_checksum
 from imagefactory.oci import unpack
 from imagefactory.oci.manifests import OciLayer
 from imagefactory.oci.tree import OPAQUE_ATTRIBUTE
 from imagefactory.oci.unpack import find_tree_changes, record_tree
 from imagefactory.progress import QUIET, QuietProgress
+from tests.made.errors import fails
 from tests.made.layer_store import LayerStore, file, folder, link, make_tar
 
 
@@ -224,9 +224,8 @@ def test_no_layer_without_a_record(
 
     with monkeypatch.context() as patched:
         patched.setattr(unpack, "replacing", full)
-        with pytest.raises(StoreError) as caught:
+        with fails("disk-full"):
             store.unpack(layer)
-        assert caught.value.code == "disk-full"
     assert store.leftovers() == []
 
 

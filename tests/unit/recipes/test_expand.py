@@ -22,6 +22,7 @@ from imagefactory.recipes.values import MAX_PROBLEMS
 from imagefactory.recipes.yaml_tree import MAX_BYTES, MAX_NODES
 from imagefactory.suite.gpu import table as gpu_table
 from tests.made.diagnostics import reports
+from tests.made.errors import fails
 
 ROOT = Path(__file__).parents[3]
 FILE = "recipes/torch.yaml"
@@ -74,9 +75,6 @@ def bases() -> tuple[BaseSpec, ...]:
 def edited(old: str, new: str) -> str:
     assert RECIPE.count(old) >= 1
     return RECIPE.replace(old, new, 1)
-
-
-# --- what a recipe becomes -----------------------------------------------------------------------
 
 
 def test_targets_of_a_recipe() -> None:
@@ -160,8 +158,6 @@ def test_windows_lines_and_comments_beyond_ascii_are_fine() -> None:
     text = "# größer ≤ 日本 \U0001f600\r\n" + RECIPE.replace("\n", "\r\n")
     assert parse_recipe(text, FILE).family == "pytorch"
 
-
-# --- faults: place, what is wrong, what to write -------------------------------------------------
 
 FAULTS = [
     # keys
@@ -323,9 +319,6 @@ def test_two_families_cannot_make_one_target() -> None:
     )
 
 
-# --- bases ---------------------------------------------------------------------------------------
-
-
 def test_bases() -> None:
     assert bases()[1] == BaseSpec(
         name="debian-13",
@@ -356,8 +349,6 @@ def test_fault_in_bases(old: str, new: str, expected: str) -> None:
         parse_bases(BASES.replace(old, new, 1), "recipes/bases.yaml")
     assert reports(caught.value.diagnostics, f"recipes/bases.yaml:{expected}"), caught.value
 
-
-# --- bases by digest -----------------------------------------------------------------------------
 
 DIGEST = "sha256:" + "0a1b2c3d" * 8
 IMAGE = f"docker.io/nvidia/cuda:12.4-devel@{DIGEST}"
@@ -493,9 +484,6 @@ def test_a_pulled_base_has_no_suite_and_no_packages() -> None:
     assert reports([packages], "recipes/bases.yaml:7:5 unknown-key 'packages'")
 
 
-# --- folders -------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     folder = tmp_path / "recipes"
@@ -545,9 +533,6 @@ def test_no_folder_and_no_bases(tmp_path: Path) -> None:
     assert reports(missing.value.diagnostics, "bases.yaml:1:1 file-not-readable")
 
 
-# --- selecting -----------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def targets() -> tuple[Target, ...]:
     return expand_all(read_recipes(ROOT / "recipes"), read_bases(ROOT / "recipes"))
@@ -567,18 +552,14 @@ def test_select_nothing(targets: tuple[Target, ...]) -> None:
         select(targets, ["jax-*", "pytorch-2.3-cu112"])
     assert caught.value.code == "target-unknown"
     assert "pytorch-2.3-cu121" in caught.value.hint
-    with pytest.raises(NothingSelectedError) as caught:
+    with fails("target-unknown") as caught:
         select(targets, ["zz\n*"])
-    assert caught.value.code == "target-unknown"
     assert r"'zz\n*'" in caught.value.message
     assert "workbench-" in caught.value.hint
     with pytest.raises(NothingSelectedError, match="'base:debian-12'") as caught:
         select(targets, ["base:debian-12"])
     assert caught.value.code == "target-unknown"
     assert "imagefactory lock base:NAME" in caught.value.hint
-
-
-# --- the recipes of the tree ---------------------------------------------------------------------
 
 
 def test_promised_targets(targets: tuple[Target, ...]) -> None:
@@ -607,9 +588,6 @@ def test_every_target_is_known_to_be_offered(targets: tuple[Target, ...]) -> Non
         assert target.cuda in {wheel.cuda for wheel in offers}, target.name
 
 
-# --- knowledge -----------------------------------------------------------------------------------
-
-
 def test_every_row_of_knowledge_has_a_source_and_sound_values() -> None:
     wheels = knowledge.cuda_wheels()
     assert len(wheels) > 40
@@ -630,9 +608,6 @@ def test_offered_goes_by_whole_components() -> None:
     assert knowledge.offered("torch", "2") != ()
     assert knowledge.offered("torch", "2.99") == ()
     assert knowledge.offered("nothing", "1.0") == ()
-
-
-# --- a recipe to start from ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", ["pytorch", "tensorflow", "jax", "onnxruntime", "cupy", "my-lab"])
@@ -675,8 +650,6 @@ def test_scaffold_says_when_a_name_is_condas() -> None:
     assert edit.scaffold("lab", bases(), framework="tensorflow").messages == ()
     assert edit.scaffold("lab", bases(), framework="pytorch", source="conda").messages == ()
 
-
-# --- packages left out ----------------------------------------------------------------------------
 
 _EXCLUDE = RECIPE.replace('OMP_NUM_THREADS: "1"', 'OMP_NUM_THREADS: "1"\nexclude: [PyYAML]').replace(
     'cuda: ["12.8"]', 'cuda: ["12.8"]\n    exclude: [opencv-python]'

@@ -130,9 +130,6 @@ def edited(text: str, old: str, new: str) -> str:
     return text.replace(old, new, 1)
 
 
-# --- conda ---------------------------------------------------------------------------------------
-
-
 def test_targets_of_a_conda_recipe() -> None:
     first, second = expanded(CONDA).values()
     assert first == Target(
@@ -300,9 +297,6 @@ def test_fault_of_conda(old: str, new: str, expected: str) -> None:
 def test_a_channel_is_held_against_those_that_can_be_read_alone() -> None:
     told = faults_of(edited(edited(CONDA, "[numpy]", "['r::numpy']"), "channels: [", "chanels: ["))
     assert not [fault for fault in told if "r::numpy" in str(fault)], told
-
-
-# --- built on a target ---------------------------------------------------------------------------
 
 
 def test_on_a_conda_target() -> None:

@@ -137,9 +137,6 @@ def test_any_text_is_read_or_refused(text: str, joined: bool) -> None:
             assert command.words or command.script or command.text
 
 
-# --- any script ---
-
-
 def texts(script: str) -> list[list[str]]:
     return [[word.text for word in command.words] for command in read_shell(script).commands]
 

@@ -215,8 +215,6 @@ def test_faults_are_refused_by_both(old: str, new: str) -> None:
     assert not schema_accepts(text)
 
 
-# --- conda, and what is built on targets ---------------------------------------------------------
-
 CONDA = """\
 family: pytorch
 description: small

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.errors import StoreError, ToolError, UsageError
 from imagefactory.gpu.values import InstalledPackage, ScanResult
 from imagefactory.oci import inflate as inflate_module
 from imagefactory.oci import tar_stream
@@ -42,6 +41,7 @@ from imagefactory.scan.layers import (
     scan_layer,
     unpacked_sif,
 )
+from tests.made.errors import fails
 from tests.made.gpu_code import library
 from tests.made.layout import add_image
 from tests.made.scanned import VERSION, Entry, sif, tar
@@ -189,12 +189,10 @@ def test_a_wheel_tells_the_same_without_isal(tmp_path: Path, monkeypatch: pytest
 def test_no_zip_is_no_wheel(tmp_path: Path) -> None:
     path = tmp_path / "x-1-py3-none-any.whl"
     path.write_bytes(b"no")
-    with pytest.raises(UsageError, match=r"wheel: .*zip") as caught:
+    with fails("scan-archive-invalid", r"wheel: .*zip"):
         scan_wheel(path, QuietProgress())
-    assert caught.value.code == "scan-archive-invalid"
-    with pytest.raises(UsageError, match=r"y\.whl") as caught:
+    with fails("cannot-read-file", r"y\.whl"):
         scan_wheel(tmp_path / "y.whl", QuietProgress())
-    assert caught.value.code == "cannot-read-file"
 
 
 def test_a_cut_or_changed_wheel_is_said(tmp_path: Path) -> None:
@@ -202,13 +200,11 @@ def test_a_cut_or_changed_wheel_is_said(tmp_path: Path) -> None:
     data = path.read_bytes()
     at = data.index(b"torch/lib/libtorch_cuda.so") + 40
     path.write_bytes(data[:at] + bytes(40) + data[at + 40 :])
-    with pytest.raises(UsageError, match=r"libtorch_cuda\.so: ") as caught:
+    with fails("scan-archive-invalid", r"libtorch_cuda\.so: "):
         scan_wheel(path, QuietProgress())
-    assert caught.value.code == "scan-archive-invalid"
     path.write_bytes(data[: len(data) // 2])
-    with pytest.raises(UsageError, match="zip") as caught:
+    with fails("scan-archive-invalid", "zip"):
         scan_wheel(path, QuietProgress())
-    assert caught.value.code == "scan-archive-invalid"
 
 
 def test_a_member_that_holds_more_than_it_says_is_refused(tmp_path: Path) -> None:
@@ -220,31 +216,27 @@ def test_a_member_that_holds_more_than_it_says_is_refused(tmp_path: Path) -> Non
         assert data[at : at + 4] == real
         data[at : at + 4] = lie
     path.write_bytes(data)
-    with pytest.raises(UsageError, match="1000 bytes") as caught:
+    with fails("scan-archive-invalid", "1000 bytes"):
         scan_wheel(path, QuietProgress())
-    assert caught.value.code == "scan-archive-invalid"
 
 
 def test_members_that_share_bytes_are_refused(tmp_path: Path) -> None:
     """A bomb of overlapping members unpacks to terabytes though each member is small."""
     path = torch_wheel(tmp_path)
     add_nested(path)
-    with pytest.raises(UsageError, match="overlaps") as caught:
+    with fails("scan-archive-invalid", "overlaps"):
         scan_wheel(path, QuietProgress())
-    assert caught.value.code == "scan-archive-invalid"
 
 
 def test_a_bomb_and_an_endless_list_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = torch_wheel(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(zip, "PLAIN", 1000)
-        with pytest.raises(UsageError, match="1000 bytes") as caught:
+        with fails("scan-archive-invalid", "1000 bytes"):
             scan_wheel(path, QuietProgress())
-        assert caught.value.code == "scan-archive-invalid"
     monkeypatch.setattr(zip, "MEMBERS", 3)
-    with pytest.raises(UsageError, match=r"\d+ members") as caught:
+    with fails("scan-archive-invalid", r"\d+ members"):
         scan_wheel(path, QuietProgress())
-    assert caught.value.code == "scan-archive-invalid"
 
 
 @pytest.mark.parametrize("hidden", ["by the row's own bytes", "by a second record"])
@@ -265,18 +257,16 @@ def test_an_endless_list_is_not_hidden(hidden: str, tmp_path: Path, monkeypatch:
         data = data[:-22] + few + record + locator + end
     path.write_bytes(data)
     monkeypatch.setattr(zip, "MEMBERS", 3)
-    with pytest.raises(UsageError, match=r"\d+ members") as caught:
+    with fails("scan-archive-invalid", r"\d+ members"):
         scan_wheel(path, QuietProgress())
-    assert caught.value.code == "scan-archive-invalid"
 
 
 def test_other_packings_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x-1-py3-none-any.whl"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_BZIP2) as archive:
         archive.writestr("x.so", TORCH)
-    with pytest.raises(UsageError, match="method 12") as caught:
+    with fails("scan-archive-invalid", "method 12"):
         scan_wheel(path, QuietProgress())
-    assert caught.value.code == "scan-archive-invalid"
 
 
 # --- conda packages --------------------------------------------------------------------------------
@@ -320,13 +310,11 @@ def test_a_conda_package_tells_what_it_installs(tmp_path: Path, ending: str) -> 
 def test_a_damaged_conda_package_is_said(tmp_path: Path, ending: str) -> None:
     path = conda_package(tmp_path, f"x-1-0{ending}", tar(("a.so", TORCH)))
     path.write_bytes(path.read_bytes()[:-30])
-    with pytest.raises(UsageError, match="conda package") as caught:
+    with fails("scan-archive-invalid", "conda package"):
         scan_path(path, QuietProgress())
-    assert caught.value.code == "scan-archive-invalid"
     path.write_bytes(b"other bytes")
-    with pytest.raises(UsageError, match="conda package") as caught:
+    with fails("scan-archive-invalid", "conda package"):
         scan_path(path, QuietProgress())
-    assert caught.value.code == "scan-archive-invalid"
 
 
 # --- folders and files -----------------------------------------------------------------------------
@@ -416,9 +404,8 @@ def test_an_archive_is_not_said_to_hold_nothing(tmp_path: Path, ending: str) -> 
     else:
         with tarfile.open(path, f"w:{ending[4:]}") as packed_tar:
             packed_tar.addfile(tarfile.TarInfo("a.so"))
-    with pytest.raises(UsageError) as caught:
+    with fails("scan-archive-unsupported"):
         scan_path(path, QuietProgress())
-    assert caught.value.code == "scan-archive-unsupported"
 
 
 def test_what_cannot_be_read_is_said(environment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -426,9 +413,8 @@ def test_what_cannot_be_read_is_said(environment: Path, monkeypatch: pytest.Monk
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(UsageError, match="env: ") as caught:
+    with fails("cannot-read-file", "env: "):
         scan_directory(environment, QuietProgress())
-    assert caught.value.code == "cannot-read-file"
 
 
 # --- layers ----------------------------------------------------------------------------------------
@@ -708,9 +694,8 @@ def test_layers_of_every_packing_tell_the_same(layout: Layout, kind: str) -> Non
 @pytest.mark.parametrize("kind", ["tar", "gzip", "zstd"])
 def test_a_cut_layer_is_said_and_not_kept(layout: Layout, kind: str) -> None:
     layer, shelf = shelved(layout, kind, GOOD, cut=30)
-    with pytest.raises(StoreError, match=r"layer x .*\d+ bytes, not \d+") as caught:
+    with fails("layer-corrupt", r"layer x .*\d+ bytes, not \d+"):
         scan_image("x", [layer], shelf, QuietProgress())
-    assert caught.value.code == "layer-corrupt"
     assert not (layout.path / "scans").exists()
 
 
@@ -738,9 +723,8 @@ def test_a_layer_called_by_another_packing_is_what_its_bytes_are(layout: Layout,
 def test_a_layer_without_end_is_refused(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "PLAIN", 2000)
     layer, shelf = shelved(layout, "gzip", GOOD)
-    with pytest.raises(StoreError, match="2000 bytes") as caught:
+    with fails("layer-corrupt", "2000 bytes"):
         scan_image("x", [layer], shelf, QuietProgress())
-    assert caught.value.code == "layer-corrupt"
 
 
 def test_scans_live_as_long_as_an_image_needs_them(layout: Layout) -> None:
@@ -814,9 +798,8 @@ def test_the_system_of_a_sif_is_found(tmp_path: Path) -> None:
 def test_a_damaged_sif_is_said(tmp_path: Path, data: bytes, why: str) -> None:
     path = tmp_path / "x.sif"
     path.write_bytes(data)
-    with pytest.raises(UsageError, match=why) as caught:
+    with fails("sif-invalid", why):
         read_partition(path)
-    assert caught.value.code == "sif-invalid"
 
 
 def test_a_sif_needs_unsquashfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -824,19 +807,17 @@ def test_a_sif_needs_unsquashfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     path.write_bytes(sif())
     monkeypatch.setenv("PATH", str(tmp_path))
     with (
-        pytest.raises(ToolError, match="unsquashfs") as caught,
+        fails("tool-missing", "unsquashfs") as caught,
         unpacked_sif(path, tmp_path / "s", QuietProgress()),
     ):
         pass
-    assert caught.value.code == "tool-missing"
     assert "squashfs-tools" in caught.value.hint
     (tmp_path / "unsquashfs").write_text("#!/bin/sh\necho FATAL ERROR: no room >&2\nexit 1\n")
     (tmp_path / "unsquashfs").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     with (
-        pytest.raises(ToolError, match="no room") as caught,
+        fails("sif-unpack-failed", "no room"),
         unpacked_sif(path, tmp_path / "s", QuietProgress()),
     ):
         pass
-    assert caught.value.code == "sif-unpack-failed"
     assert list((tmp_path / "s").iterdir()) == []

@@ -16,6 +16,7 @@ from imagefactory.settings.load import Settings, load_settings
 from imagefactory.trust.keys import make_key
 from imagefactory.trust.policy import read_trust
 from tests.made.command import Said, json_of, say
+from tests.made.errors import fails
 from tests.made.trusted import trust, write_settings
 
 TEXT = 'solver = "micromamba"\n'
@@ -70,9 +71,8 @@ def test_a_record_of_another_user_is_not_heeded(home: Path, clone: Path) -> None
 def test_a_fifo_in_the_files_place_is_an_error(clone: Path) -> None:
     (clone / "imagefactory.toml").unlink()
     os.mkfifo(clone / "imagefactory.toml")
-    with pytest.raises(UsageError) as caught:
+    with fails("settings-file-invalid"):
         load_settings(directory=clone, start=clone, environ={})
-    assert caught.value.code == "settings-file-invalid"
 
 
 def test_a_relative_home_is_no_folder_of_a_project(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,9 +112,8 @@ def test_a_project_above_counts_only_where_it_is_the_users_own(
         os.chown(path, user, user, follow_symlinks=False)
     assert upwards(root, environ, user).site.value == "chtc"
     os.chown({"folder": root, "target": target}.get(whose, file), STRANGER, -1, follow_symlinks=False)
-    with pytest.raises(UsageError) as caught:
+    with fails("project-owner-not-trusted") as caught:
         upwards(root, environ, user)
-    assert caught.value.code == "project-owner-not-trusted"
     assert f"imagefactory -C {root} config --trust" in caught.value.hint
     named = load_settings(directory=root, start=root, environ=environ, user=user)
     assert named.site.value == "chtc"
@@ -150,9 +149,8 @@ def test_what_every_user_can_write_does_not_count(
     if counts:
         assert upwards(root, {}, os.geteuid()).site.value == "chtc"
     else:
-        with pytest.raises(UsageError) as caught:
+        with fails("project-world-writable"):
             upwards(root, {}, os.geteuid())
-        assert caught.value.code == "project-world-writable"
 
 
 # --- the commands ----------------------------------------------------------------------------------

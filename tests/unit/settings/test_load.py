@@ -26,6 +26,7 @@ from imagefactory.settings.load import SHIPPED, Settings, load_settings
 from imagefactory.trust.keys import SigningKey
 from imagefactory.trust.policy import read_trust
 from imagefactory.verify.report import EVIDENCE_LOCAL
+from tests.made.errors import fails
 from tests.made.trusted import trust, write_settings
 from tests.made.verdicts import LAB, STRANGER
 
@@ -131,9 +132,8 @@ def test_the_environment_beats_the_file(tmp_path: Path) -> None:
 )
 def test_a_wrong_file_is_refused_by_name(tmp_path: Path, text: str, code: str, value: str) -> None:
     environ = trusted(tmp_path, text)
-    with pytest.raises(UsageError) as caught:
+    with fails(code) as caught:
         load_settings(directory=tmp_path, start=tmp_path, environ=environ)
-    assert caught.value.code == code
     assert value in caught.value.message
     assert "imagefactory.toml" in caught.value.message
 
@@ -144,13 +144,12 @@ def test_named_indexes_read_alike_from_the_file_and_from_the_environment(tmp_pat
     assert from_file.index_map == (("lab", "https://x/simple"), ("b-2", "file:///srv/b"))
     given = {**ENVIRON, "IMAGEFACTORY_INDEXES": "lab=https://x/simple, b-2=file:///srv/b"}
     assert load_settings(directory=None, start=Path("/"), environ=given).index_map == from_file.index_map
-    with pytest.raises(UsageError, match="'lab'") as caught:
+    with fails("setting-duplicate", "'lab'"):
         load_settings(
             directory=None,
             start=Path("/"),
             environ={**ENVIRON, "IMAGEFACTORY_INDEXES": "lab=https://x,lab=https://y"},
         )
-    assert caught.value.code == "setting-duplicate"
 
 
 def test_mirrors_read_alike_from_the_file_and_from_the_environment(tmp_path: Path) -> None:
@@ -178,9 +177,8 @@ def test_mirrors_read_alike_from_the_file_and_from_the_environment(tmp_path: Pat
     ],
 )
 def test_wrong_mirrors_of_the_environment(tmp_path: Path, value: str, code: str, named: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with fails(code) as caught:
         load_settings(directory=tmp_path, start=tmp_path, environ={**ENVIRON, "IMAGEFACTORY_MIRRORS": value})
-    assert caught.value.code == code
     assert named in caught.value.message
     assert "$IMAGEFACTORY_MIRRORS" in caught.value.message
 
@@ -288,9 +286,8 @@ def test_the_command_prints_origins_and_no_password(tmp_path: Path) -> None:
 
 
 def test_a_misspelt_variable_is_refused_and_not_ignored(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="IMAGEFACTORY_STOER") as caught:
+    with fails("setting-unknown", "IMAGEFACTORY_STOER"):
         load_settings(directory=tmp_path, start=tmp_path, environ={**ENVIRON, "IMAGEFACTORY_STOER": "/x"})
-    assert caught.value.code == "setting-unknown"
 
 
 def test_build_takes_the_configured_engine(tmp_path: Path) -> None:
@@ -429,9 +426,8 @@ def test_a_root_that_is_the_users_own_folder_is_read_once(tmp_path: Path) -> Non
     ids=["unknown", "syntax", "value", "size"],
 )
 def test_a_wrong_file_is_named_whichever_it_is(tmp_path: Path, name: str, text: str, code: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with fails(code) as caught:
         load_layered(tmp_path, **{name: text})
-    assert caught.value.code == code
     assert str(tmp_path / name) in caught.value.message
     assert caught.value.hint
 
@@ -439,9 +435,8 @@ def test_a_wrong_file_is_named_whichever_it_is(tmp_path: Path, name: str, text: 
 def test_a_folder_in_a_files_place_is_refused(tmp_path: Path) -> None:
     layered(tmp_path)
     (tmp_path / "user" / "imagefactory" / "imagefactory.toml").mkdir()
-    with pytest.raises(UsageError, match=re.escape(f"{tmp_path}/user")) as caught:
+    with fails("cannot-read-file", re.escape(f"{tmp_path}/user")):
         load_layered(tmp_path)
-    assert caught.value.code == "cannot-read-file"
 
 
 # --- whom to believe ------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from imagefactory.settings.own_commands import (
     parse_options,
     parse_time,
 )
+from tests.made.errors import fails
 from tests.made.pool import node
 from tests.made.pool import sweep as dag
 from tests.made.slurm_sweep import sweep, sweep_node
@@ -79,16 +80,14 @@ def test_machines_are_chosen_by_name(tmp_path: Path, patterns: str, machines: li
     ],
 )
 def test_a_machine_that_cannot_be_called_so_is_refused(text: str, code: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with fails(code):
         parse_machines(text)
-    assert caught.value.code == code
 
 
 def test_limits_are_whole_numbers(tmp_path: Path) -> None:
     assert settings(tmp_path, SWEEP_JOBS="20").sweep_jobs.value == "20"
-    with pytest.raises(UsageError, match="sweep-gpu-hours") as caught:
+    with fails("limit-invalid", "sweep-gpu-hours"):
         settings(tmp_path, SWEEP_GPU_HOURS="0")
-    assert caught.value.code == "limit-invalid"
 
 
 def test_a_submit_file_gets_them_too(tmp_path: Path) -> None:
@@ -96,8 +95,8 @@ def test_a_submit_file_gets_them_too(tmp_path: Path) -> None:
     site = replace(find_site("igwn"), own=own)
     for gpus in (True, False):
         assert "accounting_group = igwn.dev.o4" in site.lines(None, gpus=gpus)
-    assert site.told(gpus=True) == ()  # what advises to write it
-    assert find_site("igwn").told(gpus=True)
+    assert site.comments(gpus=True) == ()  # what advises to write it
+    assert find_site("igwn").comments(gpus=True)
     assert site.requirements("docker://x") == ('((Machine =!= "gpu07.example.org"))',)
 
 
@@ -133,12 +132,10 @@ def test_an_array_gets_the_options_of_sbatch_and_is_as_long_as_they_say(tmp_path
     ],
 )
 def test_a_line_that_cannot_be_added_is_refused(tmp_path: Path, line: str, code: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with fails(code):
         parse_commands(line)
-    assert caught.value.code == code
-    with pytest.raises(UsageError, match=r"submit-commands \(\$IMAGEFACTORY_SUBMIT_COMMANDS\)") as caught:
+    with fails(code, r"submit-commands \(\$IMAGEFACTORY_SUBMIT_COMMANDS\)"):
         settings(tmp_path, SUBMIT_COMMANDS=line)
-    assert caught.value.code == code
 
 
 @pytest.mark.parametrize(
@@ -155,12 +152,10 @@ def test_a_line_that_cannot_be_added_is_refused(tmp_path: Path, line: str, code:
     ],
 )
 def test_a_word_that_cannot_be_added_is_refused(tmp_path: Path, words: str, code: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with fails(code):
         parse_options(words)
-    assert caught.value.code == code
-    with pytest.raises(UsageError, match="sbatch-options") as caught:
+    with fails(code, "sbatch-options"):
         settings(tmp_path, SBATCH_OPTIONS=words)
-    assert caught.value.code == code
 
 
 @pytest.mark.parametrize(

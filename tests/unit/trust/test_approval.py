@@ -129,8 +129,6 @@ def test_any_other_bytes_are_refused() -> None:
         parse_approval(last, "x")
 
 
-# --- what becomes of a tag ---------------------------------------------------------------------------
-
 FATE = TagDecision(tag="t", before=digest("1"), after=digest("2"), proven=True, why="verified")
 
 

@@ -19,7 +19,6 @@ import pytest
 from imagefactory.actions.read_catalog import read_catalog
 from imagefactory.errors import (
     NothingSelectedError,
-    RegistryError,
     StatementError,
     UsageError,
 )
@@ -43,6 +42,7 @@ from imagefactory.trust.offers import build_artifact, find_offer
 from imagefactory.trust.policy import TrustRules
 from imagefactory.trust.verdict import VerdictStatus
 from tests.made.catalogue import PREDICTED, SIF_SUBJECT, make_catalogue, make_image, signed
+from tests.made.errors import fails
 from tests.made.trusted import write_settings
 from tests.made.verdicts import (
     DAY,
@@ -83,9 +83,6 @@ def test_an_image_for_amd_is_read_as_one() -> None:
     assert (read, read.gpu) == (image, True)
 
 
-# --- signed and read -----------------------------------------------------------------------------
-
-
 def test_what_is_read_is_what_was_signed(envelope: bytes) -> None:
     assert verify_catalog(envelope, TRUST, NOW) == make_catalogue()
     assert sign_catalog(make_catalogue(), LAB) == envelope
@@ -102,9 +99,8 @@ def test_what_is_read_is_what_was_signed(envelope: bytes) -> None:
     ],
 )
 def test_what_does_not_hold_is_refused(envelope: bytes, trust: TrustRules, now: Any, word: str) -> None:
-    with pytest.raises(StatementError) as caught:
+    with fails("catalog-rejected") as caught:
         verify_catalog(envelope, trust, now, "/a/file")
-    assert caught.value.code == "catalog-rejected"
     assert "/a/file" in caught.value.message
     assert f" {word}, " in caught.value.message
     assert caught.value.hint
@@ -123,16 +119,14 @@ def test_a_forged_one_is_refused(envelope: bytes) -> None:
         (envelope[:-1], "malformed"),
         (b"", "malformed"),
     ):
-        with pytest.raises(StatementError) as caught:
+        with fails("catalog-rejected") as caught:
             verify_catalog(forged, TRUST, NOW)
-        assert caught.value.code == "catalog-rejected"
         assert f" {word}, " in caught.value.message
 
 
 def test_a_catalogue_is_no_verdict(envelope: bytes) -> None:
-    with pytest.raises(StatementError) as caught:
+    with fails("document-invalid") as caught:
         parse_envelope(envelope, "x")
-    assert caught.value.code == "document-invalid"
     assert "payloadType" in caught.value.message
 
 
@@ -200,9 +194,6 @@ def test_nothing_is_signed_that_nobody_would_read() -> None:
         sign_catalog(make_catalogue(make_image(version="a b")), LAB)
     with pytest.raises(StatementError):
         sign_catalog(make_catalogue(make_image(), make_image()), LAB)
-
-
-# --- offers --------------------------------------------------------------------------------------
 
 
 def test_an_offer_has_its_verdicts_judged_by_the_reader() -> None:
@@ -284,18 +275,14 @@ def test_a_family_or_a_beginning_is_enough(name: str) -> None:
 
 
 def test_an_empty_catalogue_says_so() -> None:
-    with pytest.raises(NothingSelectedError) as caught:
+    with fails("catalog-empty"):
         find_offer(make_catalogue(images=()), TARGET, TRUST, NOW)
-    assert caught.value.code == "catalog-empty"
 
 
 def test_an_image_that_is_a_sif_says_so() -> None:
     image = make_image()
     assert not image.only_sif
     assert replace(image, subject=SIF_SUBJECT).only_sif
-
-
-# --- from a file ---------------------------------------------------------------------------------
 
 
 def _read(folder: Path, place: str = "./catalogue.json", more: str = "") -> Catalog:
@@ -364,9 +351,8 @@ def test_a_wrong_file_is_refused_by_name(
     assert str(path) in missing.value.message
     assert missing.value.hint
     path.write_bytes(data)
-    with pytest.raises(StatementError) as caught:
+    with fails(code) as caught:
         _read(tmp_path)
-    assert caught.value.code == code
     assert str(path) in caught.value.message
     assert caught.value.hint
 
@@ -374,9 +360,8 @@ def test_a_wrong_file_is_refused_by_name(
 def test_without_any_the_hint_says_where_to_name_one(tmp_path: Path) -> None:
     environ = {"HOME": str(tmp_path), "XDG_CONFIG_DIRS": str(tmp_path)}
     settings = load_settings(directory=tmp_path, start=tmp_path, environ=environ)
-    with pytest.raises(UsageError) as caught:
+    with fails("no-catalog-set") as caught:
         read_catalog(settings, environ, NOW)
-    assert caught.value.code == "no-catalog-set"
     assert "imagefactory site join ADDRESS|FILE" in caught.value.hint
 
 
@@ -414,9 +399,8 @@ def test_a_manifest_that_is_none_of_a_catalogue_is_refused(
     manifest = json.loads(build_artifact(envelope, NOW).manifest.data)
     assert parse_layer(json.dumps(manifest).encode(), "x").size == len(pack_artifact(envelope))
     manifest["layers"][0][field] = value
-    with pytest.raises(RegistryError) as caught:
+    with fails("artifact-malformed"):
         parse_layer(json.dumps(manifest).encode(), "x")
-    assert caught.value.code == "artifact-malformed"
 
 
 def test_payload_is_json_that_others_can_read(envelope: bytes) -> None:
@@ -450,8 +434,6 @@ print(*[one.standing for one in offer.judged])
     )
     assert done.stdout.split() == ["good"]
 
-
-# --- memory --------------------------------------------------------------------------------------
 
 _CHILD = """
 import resource, sys
@@ -529,7 +511,6 @@ def test_the_largest_catalogue_has_few_values_for_what_may_be() -> None:
 @pytest.mark.parametrize("tail", ["AB==", "ABC=", "AAA", "A===", "AA=A", "AAAA\n", "AA-_", "AAAAA"])
 def test_base64_has_one_spelling(tail: str) -> None:
     value = {"payload": f"AAAA{tail}", "payloadType": FORM.payload_type, "signatures": []}
-    with pytest.raises(StatementError) as caught:
+    with fails("document-invalid") as caught:
         parse_envelope(format_json(value), "x", FORM)
-    assert caught.value.code == "document-invalid"
     assert "base64" in caught.value.message

@@ -21,9 +21,6 @@ AMPERE, ADA = Capability(8, 0), Capability(8, 9)
 QUESTION = CellQuery(framework="torch", version="2.3", cuda="12.1", capability=AMPERE)
 
 
-# --- what speaks ---------------------------------------------------------------------------------
-
-
 def test_a_good_verdict_is_a_claim_with_its_gpu_its_driver_and_its_source() -> None:
     ((capability, claim),) = verified_claims([judged()]).items()
     assert capability == AMPERE
@@ -100,9 +97,6 @@ def test_a_rehearsal_and_a_run_that_no_host_saw_say_nothing() -> None:
         assert verified_claims([replace(whole, verdict=replace(whole.verdict, report=report))]) == {}
 
 
-# --- of which GPU and driver ---------------------------------------------------------------------
-
-
 def test_a_verdict_speaks_of_its_own_capability_alone() -> None:
     assert set(verified_claims([judged(), judged(capability="8.9", days=1)])) == {AMPERE, ADA}
 
@@ -133,9 +127,6 @@ def test_the_nearest_driver_speaks_before_the_newest_verdict() -> None:
 
 def test_a_driver_that_is_no_version_is_not_compared() -> None:
     assert verified_claims([judged(driver="unknown")], "550") == {}
-
-
-# --- in plans and tables -------------------------------------------------------------------------
 
 
 def states(*verdicts: VerificationResult, driver: str = "", allow: str = "", missing: str = "") -> CellState:

@@ -72,9 +72,6 @@ def test_the_original_is_good() -> None:
     assert judge(sealed(format_json(STATEMENT))).proves  # signed anew, the same bytes
 
 
-# --- the paths of a document, and what can be done at each -----------------------------------------
-
-
 def paths(value: Any, path: Path = ()) -> Iterator[Path]:
     """Every node, the root left out; of the rows of checks the first two stand for all."""
     items: Iterator[tuple[str | int, Any]] = iter(())
@@ -139,9 +136,6 @@ CHANGES = [
 def changed(path: Path, number: int) -> Any:
     values = near(at(STATEMENT, path))
     return with_value(STATEMENT, path, values[number]) if number < len(values) else without(STATEMENT, path)
-
-
-# --- without a key -----------------------------------------------------------------------------------
 
 
 def test_no_field_can_be_changed_under_a_signature() -> None:
@@ -309,9 +303,6 @@ def test_no_other_envelope_is_taken(name: str) -> None:
     assert len(judged.why) < 1000
 
 
-# --- with a key of their own -------------------------------------------------------------------------
-
-
 def _claiming(envelope: bytes, keyid: str) -> bytes:
     document = json.loads(envelope)
     document["signatures"][0]["keyid"] = keyid
@@ -344,9 +335,6 @@ def test_a_stranger_s_signature_is_none() -> None:
 )
 def test_what_a_trusted_key_signed_for_another_purpose_is_no_verdict(make: Callable[[], bytes]) -> None:
     assert judge(make()).standing is VerdictStatus.MALFORMED
-
-
-# --- a trusted key that signs what it should not ------------------------------------------------------
 
 
 def test_what_is_no_verdict_stays_none_when_a_trusted_key_signs_it() -> None:
@@ -395,9 +383,6 @@ def test_a_statement_that_contradicts_itself_is_malformed(name: str) -> None:
     for path, value in CONTRADICTIONS[name]:
         document = with_value(document, path, value)
     assert judge(sealed(format_json(document))).standing is VerdictStatus.MALFORMED
-
-
-# --- the schema says the same ------------------------------------------------------------------------
 
 
 def _parses(document: Any) -> bool:

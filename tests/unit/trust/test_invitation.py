@@ -23,6 +23,7 @@ from imagefactory.trust.invitation import (
 )
 from imagefactory.trust.keys import PublicKey
 from imagefactory.trust.policy import TrustGrant, format_row, parse_trust
+from tests.made.errors import fails
 from tests.made.verdicts import LAB, NOW, STRANGER, TRUST
 
 LAB_KEY = TrustGrant(
@@ -212,9 +213,8 @@ def test_what_the_site_says_for_everybody_is_not_written_again() -> None:
     ],
 )
 def test_what_cannot_be_changed_is_said_with_what_to_write(text: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with fails("settings-not-editable") as caught:
         joined(text)
-    assert caught.value.code == "settings-not-editable"
     for line in ('catalogue = "registry.example.org/gpu"', "[[trust]]", f'keyid = "{LAB.keyid}"'):
         assert line in caught.value.hint
 

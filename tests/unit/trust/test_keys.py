@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from imagefactory.actions.promote import next_name, write_record
 from imagefactory.cli import cli
-from imagefactory.errors import EXIT_USAGE, ImagefactoryError, StatementError, UsageError
+from imagefactory.errors import EXIT_USAGE, ImagefactoryError, UsageError
 from imagefactory.settings.choices import HTCONDOR, SLURM
 from imagefactory.settings.load import load_settings
 from imagefactory.trust.keys import (
@@ -50,6 +50,7 @@ from imagefactory.trust.policy import (
     retire_key,
 )
 from imagefactory.verify.report import EVIDENCE_ACTIONS, EVIDENCE_KIT, EVIDENCE_LOCAL
+from tests.made.errors import fails
 from tests.made.full_disk import full_disk
 from tests.made.trusted import write_settings
 from tests.made.verdicts import DAY, LAB, NOW, STRANGER
@@ -66,8 +67,6 @@ GRANT = TrustGrant(key=PublicKey(name="lab", raw=LAB.public), since=date(2026, 1
 DIGEST, OTHER = "sha256:" + "1" * 64, "sha256:" + "2" * 64
 TOML = add_key("", GRANT, "x")
 
-# --- private keys ------------------------------------------------------------------------------------
-
 
 def test_a_new_key_is_for_its_owner_alone(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "keys"
@@ -76,9 +75,8 @@ def test_a_new_key_is_for_its_owner_alone(tmp_path: Path) -> None:
     assert stat.S_IMODE((folder / "lab.pem").stat().st_mode) == 0o600
     assert read_signing_key(folder / "lab.pem").keyid == made.keyid
     assert read_public("lab", folder) == made == own_keys(folder)[0]
-    with pytest.raises(UsageError) as caught:
+    with fails("key-exists"):
         make_key(folder, "lab")
-    assert caught.value.code == "key-exists"
     assert read_signing_key(folder / "lab.pem").public == made.raw
 
 
@@ -118,18 +116,16 @@ def test_a_private_key_is_never_written_over(tmp_path: Path, there: str) -> None
 
 @pytest.mark.parametrize("name", ["", "../lab", "a/b", "Lab", "lab\n", ".pem", "x" * 65])
 def test_names_stay_in_their_folder(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with fails("key-name-invalid"):
         make_key(tmp_path, name)
-    assert caught.value.code == "key-name-invalid"
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o644, 0o777])
 def test_a_key_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> None:
     make_key(tmp_path, "lab")
     (tmp_path / "lab.pem").chmod(mode)
-    with pytest.raises(StatementError) as caught:
+    with fails("private-key-exposed") as caught:
         read_signing_key(tmp_path / "lab.pem")
-    assert caught.value.code == "private-key-exposed"
     assert f"{mode:o}" in caught.value.message
     assert "chmod 600" in caught.value.hint
 
@@ -152,13 +148,11 @@ def test_only_ed25519_without_a_password_signs(tmp_path: Path) -> None:
     ):
         path.write_bytes(data)
         path.chmod(0o600)
-        with pytest.raises(StatementError) as caught:
+        with fails("private-key-invalid") as caught:
             read_signing_key(path)
-        assert caught.value.code == "private-key-invalid"
         assert value in caught.value.message
-    with pytest.raises(StatementError) as caught:
+    with fails("private-key-invalid") as caught:
         read_signing_key(tmp_path)
-    assert caught.value.code == "private-key-invalid"
     assert "regular" in caught.value.message
 
 
@@ -170,16 +164,14 @@ def test_which_key_signs(tmp_path: Path) -> None:
     make_key(folder, "lab")
     assert find_key("", environ) == folder / "lab.pem"
     make_key(folder, "other")
-    with pytest.raises(UsageError) as caught:
+    with fails("no-trusted-signing-key") as caught:
         find_key("", environ)
-    assert caught.value.code == "no-trusted-signing-key"
     assert " 2 keys" in caught.value.message
     assert "key trust" in caught.value.hint
     assert find_key("other", environ) == folder / "other.pem"
     assert find_key(str(folder / "other.pem"), environ) == folder / "other.pem"
-    with pytest.raises(UsageError) as caught:
+    with fails("signing-key-not-found") as caught:
         find_key("third", environ)
-    assert caught.value.code == "signing-key-not-found"
     assert "third" in caught.value.message
 
 
@@ -198,9 +190,8 @@ def test_the_newest_trusted_key_signs(tmp_path: Path) -> None:
     assert chosen(NOW, **{old: (first, NOW)}) == "new"
     assert chosen(NOW, **{new: (second, NOW)}) == "old"
     assert chosen(NOW + 2 * DAY) == "later"
-    with pytest.raises(UsageError) as caught:
+    with fails("signing-key-ambiguous") as caught:
         chosen(NOW, **{new: (first, NOW + DAY)})
-    assert caught.value.code == "signing-key-ambiguous"
     assert "new and old" in caught.value.message
     with pytest.raises(UsageError) as caught:
         chosen(NOW - 60 * DAY)
@@ -216,9 +207,6 @@ def test_the_setting_names_a_key_or_a_file(tmp_path: Path) -> None:
         directory=tmp_path, start=tmp_path, environ={**environ, "IMAGEFACTORY_SIGNING_KEY": "lab"}
     )
     assert named.signing_key.value == "lab"
-
-
-# --- public keys -------------------------------------------------------------------------------------
 
 
 def test_public_keys_in_pem_and_in_base64() -> None:
@@ -248,16 +236,11 @@ def test_no_other_file_is_a_public_key(tmp_path: Path) -> None:
         format_public(LAB.public + b"x"),
         ecdsa.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo),
     ):
-        with pytest.raises(UsageError) as caught:
+        with fails("public-key-invalid"):
             parse_public(data, "x")
-        assert caught.value.code == "public-key-invalid"
-    with pytest.raises(UsageError) as caught:
+    with fails("public-key-invalid") as caught:
         parse_public((tmp_path / "lab.pem").read_bytes(), "x")
-    assert caught.value.code == "public-key-invalid"
     assert "private" in caught.value.message
-
-
-# --- the table of trust ------------------------------------------------------------------------------
 
 
 def test_without_rows_nothing_is_trusted(tmp_path: Path) -> None:
@@ -319,9 +302,8 @@ def test_a_row_is_a_key_with_a_period() -> None:
     ],
 )
 def test_a_wrong_row_is_said_by_file_and_key(text: str, code: str, value: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with fails(code) as caught:
         parse_trust(text, "/site/imagefactory.toml")
-    assert caught.value.code == code
     assert value in caught.value.message
     assert caught.value.message.startswith("/site/imagefactory.toml")
     assert caught.value.hint
@@ -361,23 +343,17 @@ def test_edits_that_make_no_sense_are_refused() -> None:
         GRANT,
         TrustGrant(key=PublicKey(name="two", raw=LAB.public), since=GRANT.since, until=GRANT.until),
     ):
-        with pytest.raises(UsageError) as caught:
+        with fails("key-already-trusted"):
             add_key(TOML, grant, "x")
-        assert caught.value.code == "key-already-trusted"
-    with pytest.raises(UsageError) as caught:
+    with fails("key-not-trusted") as caught:
         retire_key(TOML, "other", date(2026, 6, 1), "x")
-    assert caught.value.code == "key-not-trusted"
     assert "'other'" in caught.value.message
-    with pytest.raises(UsageError) as caught:
+    with fails("key-already-retired"):
         retire_key(TOML, "lab", date(2028, 1, 1), "x")
-    assert caught.value.code == "key-already-retired"
     with pytest.raises(UsageError):
         retire_key(TOML, "lab", date(2025, 1, 1), "x")
     with pytest.raises(UsageError):
         add_key("trust = []\n", GRANT, "x")
-
-
-# --- the commands ------------------------------------------------------------------------------------
 
 
 def _call(tmp_path: Path, *arguments: str, code: int = 0) -> str:
@@ -568,13 +544,11 @@ def test_a_key_that_fits_what_nobody_signed_is_refused() -> None:
     points = small_points()
     assert len(set(points)) == 8
     for point in points:
-        with pytest.raises(UsageError) as caught:
+        with fails("public-key-weak"):
             parse_public(base64.b64encode(encoded(point)), "mallory")
-        assert caught.value.code == "public-key-weak"
     again = encoded((0, 1), more=FIELD)  # the neutral point, its y written as more than the field holds
-    with pytest.raises(UsageError) as caught:
+    with fails("public-key-weak"):
         parse_public(base64.b64encode(again), "mallory")
-    assert caught.value.code == "public-key-weak"
 
 
 def test_what_such_a_key_would_do() -> None:

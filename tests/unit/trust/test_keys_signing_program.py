@@ -41,6 +41,7 @@ from imagefactory.trust.keys import (
 )
 from imagefactory.trust.policy import read_trust
 from tests.made.command import json_of
+from tests.made.errors import fails
 from tests.made.signing import Bench
 from tests.made.trusted import write_settings
 from tests.made.verdicts import LAB, STRANGER
@@ -111,16 +112,14 @@ def test_a_program_signs_as_a_file_does(made: Make) -> None:
     ],
 )
 def test_what_is_not_a_signature_by_that_key_is_never_used(made: Make, text: str, code: str) -> None:
-    with pytest.raises(ToolError) as caught:
+    with fails(code):
         program(made(text)).sign(b"x")
-    assert caught.value.code == code
 
 
 def test_a_right_signature_of_a_program_that_failed_is_not_used(made: Make) -> None:
     text = signer("lab") + "\nsys.stderr.write('first\\n\\x1b[31mthe token is locked\\n'); sys.exit(7)"
-    with pytest.raises(ToolError) as caught:
+    with fails("signing-program-failed") as caught:
         program(made(text)).sign(b"x")
-    assert caught.value.code == "signing-program-failed"
     assert "exit code 7" in caught.value.message
     assert "the token is locked" in caught.value.message
     assert "\x1b" not in caught.value.message
@@ -130,9 +129,8 @@ def test_one_that_hangs_is_ended_and_not_started_again(made: Make, tmp_path: Pat
     mark = tmp_path / "started"
     text = f"import os, time; open({str(mark)!r}, 'a').write(f'{{os.getpid()}} '); time.sleep(600)"
     hung = program(made(text))
-    with pytest.raises(ToolError) as caught:
+    with fails("signing-program-timeout") as caught:
         hung.sign(b"x", seconds=0.3)
-    assert caught.value.code == "signing-program-timeout"
     begin = time.monotonic()
     with pytest.raises(ToolError) as again:
         hung.sign(b"y")  # with the whole time: a second program would have it
@@ -145,9 +143,8 @@ def test_one_that_hangs_is_ended_and_not_started_again(made: Make, tmp_path: Pat
 
 def test_one_that_closes_its_pipes_and_stays_is_ended(made: Make) -> None:
     text = "import os, time; os.close(1); os.close(2); time.sleep(600)"
-    with pytest.raises(ToolError) as caught:
+    with fails("signing-program-timeout"):
         program(made(text)).sign(b"x", seconds=0.3)
-    assert caught.value.code == "signing-program-timeout"
 
 
 def test_a_daemon_that_holds_the_pipes_does_not_hold_up(made: Make, tmp_path: Path) -> None:
@@ -177,9 +174,8 @@ def test_it_is_started_elsewhere_without_a_shell(made: Make, monkeypatch: pytest
 
 
 def test_a_program_that_is_gone(tmp_path: Path) -> None:
-    with pytest.raises(ToolError) as caught:
+    with fails("signing-program-failed"):
         SigningProgram("lab", (str(tmp_path / "none"),), LAB.public).sign(b"x")
-    assert caught.value.code == "signing-program-failed"
 
 
 @pytest.mark.parametrize(
@@ -194,9 +190,8 @@ def test_a_program_that_is_gone(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_a_command(text: str, code: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with fails(code):
         find_command(text, os.environ)
-    assert caught.value.code == code
 
 
 def test_a_command_is_kept_word_by_word(tmp_path: Path) -> None:
@@ -207,9 +202,6 @@ def test_a_command_is_kept_word_by_word(tmp_path: Path) -> None:
             parse_command(text.encode("latin-1"), tmp_path)
     with pytest.raises(StatementError):
         parse_command(b'command = ["/x"]\nshell = true', tmp_path)
-
-
-# --- keys ------------------------------------------------------------------------------------------
 
 
 def test_a_recorded_program_is_a_key_of_its_user(made: Make, tmp_path: Path) -> None:
@@ -283,9 +275,6 @@ def test_public_keys_as_ssh_writes_them() -> None:
     ):
         with pytest.raises(UsageError):
             parse_public(data, "x")
-
-
-# --- the commands ------------------------------------------------------------------------------------
 
 
 def add_program(bench: Bench, made: Make, name: str, seed: str, *, command: str = "create") -> None:

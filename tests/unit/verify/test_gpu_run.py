@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from imagefactory.errors import NoGpuError, StatementError, ToolError, UsageError
+from imagefactory.errors import ToolError
 from imagefactory.gpu.capability import Capability, CodeKind, GpuCode
 from imagefactory.gpu.values import GpuLibrary, ModuleCount, ScanResult
 from imagefactory.model import CommandResult, Outcome, RunSpec
@@ -53,6 +53,7 @@ from imagefactory.verify.report import (
 from imagefactory.verify.suite_files import suite_digest
 from imagefactory.views.verdicts import format_gpu_run, format_latencies, format_number
 from tests.made.deep import MakeDeep
+from tests.made.errors import fails
 from tests.made.gpu_run import make_run, never, well_behaved, whole
 from tests.made.trial import PREFIX, ProcessRunner, ScriptedRunner, make_definition, make_trial
 from tests.made.verdicts import HOST, HOST_OF_TWO, digest
@@ -89,9 +90,6 @@ def gpu_trial(*, hardware: Hardware | None = HOST, **ask: Any) -> GpuTrial:
         runner="unshare",
         hardware=hardware,
     )
-
-
-# --- what is asked -------------------------------------------------------------------------------
 
 
 def test_what_is_asked_is_what_the_suite_reads() -> None:
@@ -255,14 +253,10 @@ def test_without_several_gpus_nothing_is_started() -> None:
 def test_other_frameworks_are_not_asked_of_several(framework: str, why: str) -> None:
     definition = make_definition(framework=framework)
     ask = GpuRequest(nonce=NONCE, level="several", predicted={})
-    with pytest.raises(UsageError) as caught:
+    with fails("suite-not-applicable") as caught:
         gpu_expectations(definition, ask)
-    assert caught.value.code == "suite-not-applicable"
     assert why in caught.value.message
     assert "--suite full" in caught.value.hint
-
-
-# --- images and hosts of which nothing can be verified -------------------------------------------
 
 
 def test_without_a_gpu_nothing_is_started() -> None:
@@ -320,9 +314,6 @@ def test_a_runner_that_cannot_start_it_is_not_the_images_fault() -> None:
     assert "/dev/nvidia-uvm is missing (nvidia-modprobe" in report.reason
 
 
-# --- the host's evidence -------------------------------------------------------------------------
-
-
 def test_evidence_of_a_made_up_machine(tmp_path: Path) -> None:
     part = "MIG-22222222-2222-3333-4444-555555555555"
     hardware = LocalEvidence(places=make_host(tmp_path, Told(mig=part))).read()
@@ -335,9 +326,8 @@ def test_evidence_of_a_made_up_machine(tmp_path: Path) -> None:
 
 def test_evidence_of_a_machine_without_a_gpu(tmp_path: Path) -> None:
     places = make_host(tmp_path)
-    with pytest.raises(NoGpuError) as error:
+    with fails("gpu-not-visible") as error:
         LocalEvidence(places=places._replace(proc=str(tmp_path / "nowhere"))).read()
-    assert error.value.code == "gpu-not-visible"
     assert "nvidia-smi" in error.value.hint
 
 
@@ -363,12 +353,8 @@ def test_evidence_that_no_driver_gave(change: dict[str, Any]) -> None:
         "notes": {"nvml-driver": "550.90.07"},
     }
     assert parse_evidence(good, EVIDENCE_KIT, "x").kind == EVIDENCE_KIT
-    with pytest.raises(StatementError) as caught:
+    with fails("document-invalid"):
         parse_evidence({**good, **change}, EVIDENCE_KIT, "x")
-    assert caught.value.code == "document-invalid"
-
-
-# --- the real suite on the stand-in --------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -440,9 +426,6 @@ def test_an_image_without_a_driver_inside(tmp_path: Path, host: Hardware) -> Non
     report = run_driver(host, OnStandIn(tmp_path))
     assert report.outcome is not Outcome.VERIFIED
     assert report.device is None
-
-
-# --- predictions and the table -------------------------------------------------------------------
 
 
 def make_contents(*codes: GpuCode) -> ScanResult:

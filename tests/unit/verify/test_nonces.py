@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.errors import StoreError, UsageError
 from imagefactory.verify.nonces import (
     LIFETIME,
     RETENTION,
@@ -24,6 +23,7 @@ from imagefactory.verify.nonces import (
     format_nonce,
 )
 from imagefactory.verify.report import VerifiedImage
+from tests.made.errors import fails
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 NONCE = format_nonce(bytes(range(16)))
@@ -69,9 +69,8 @@ def test_what_was_signed_waits_until_it_has_arrived(ledger: NonceStore) -> None:
 
 def test_what_a_loser_signed_is_never_taken_up(ledger: NonceStore) -> None:
     ledger.spend(NONCE, RUN, result=RESULT, now=NOW, signed=b"the winner's")
-    with pytest.raises(NonceError) as caught:
+    with fails("nonce-replayed"):
         ledger.spend(NONCE, RUN, result=f"sha256:{'9' * 64}", now=NOW, signed=b"the loser's")
-    assert caught.value.code == "nonce-replayed"
     assert ledger.unsettled(NONCE) == b"the winner's"
     assert ledger.look(NONCE).result == RESULT
 
@@ -174,9 +173,8 @@ def test_a_spent_nonce_stays_spent_when_its_file_is_put_back(ledger: NonceStore)
     ledger.spend(NONCE, RUN, result=RESULT, now=NOW)
     path.write_bytes(before)
     assert refused(ledger) == "nonce-replayed"
-    with pytest.raises(StoreError) as caught:
+    with fails("nonce-exists"):
         ledger.issue(NONCE, RUN, NOW)
-    assert caught.value.code == "nonce-exists"
 
 
 def test_a_nonce_expires(ledger: NonceStore) -> None:
@@ -211,14 +209,12 @@ def test_a_nonce_is_for_one_image_suite_and_kit(
 def test_a_damaged_entry_is_refused(ledger: NonceStore, change: dict[str, object]) -> None:
     path = ledger.folder / f"{NONCE}.json"
     path.write_text(json.dumps({**json.loads(path.read_bytes()), **change}))
-    with pytest.raises(StoreError) as caught:
+    with fails("ledger-corrupt") as caught:
         ledger.look(NONCE)
-    assert caught.value.code == "ledger-corrupt"
     assert NONCE in caught.value.message
     path.write_bytes(b"{")
-    with pytest.raises(StoreError) as caught:
+    with fails("ledger-corrupt") as caught:
         ledger.look(NONCE)
-    assert caught.value.code == "ledger-corrupt"
     assert NONCE in caught.value.message
 
 
@@ -235,9 +231,8 @@ def test_old_entries_are_forgotten_and_stay_refused(ledger: NonceStore) -> None:
 
 def test_a_ledger_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError) as caught:
+    with fails("cannot-write-file"):
         NonceStore(tmp_path / "file" / "nonces").issue(NONCE, RUN, NOW)
-    assert caught.value.code == "cannot-write-file"
 
 
 KEY = "what a GPU job does not see"
@@ -278,16 +273,14 @@ def test_what_somebody_else_wrote_into_a_ledger_is_refused(keyed: NonceStore, ch
             change, "0" * 64
         )
     path.write_text(json.dumps(value, indent=1) + "\n")
-    with pytest.raises(StoreError) as caught:
+    with fails("ledger-key-mismatch") as caught:
         keyed.look(NONCE)
-    assert caught.value.code == "ledger-key-mismatch"
     assert NONCE in caught.value.message
 
 
 def test_a_key_that_is_forgotten_is_told(keyed: NonceStore) -> None:
-    with pytest.raises(StoreError) as raised:
+    with fails("ledger-key-missing") as raised:
         NonceStore(keyed.folder).look(NONCE)
-    assert raised.value.code == "ledger-key-missing"
     assert "IMAGEFACTORY_LEDGER_KEY" in (raised.value.hint or "")
 
 
@@ -304,9 +297,8 @@ def test_a_ledger_counts_in_the_attempt_of_the_run_that_issued_it(
     assert refused(other) == "nonce-other-run"
     mine.spend(NONCE, RUN, result=RESULT, now=NOW, signed=b"a verdict")
     for look in (other.look, other.unsettled):
-        with pytest.raises(NonceError) as raised:
+        with fails("nonce-other-run"):
             look(NONCE)
-        assert raised.value.code == "nonce-other-run"
 
 
 def test_an_entry_that_spends_is_no_entry_that_issues(keyed: NonceStore, tmp_path: Path) -> None:
@@ -318,9 +310,8 @@ def test_an_entry_that_spends_is_no_entry_that_issues(keyed: NonceStore, tmp_pat
     (again.folder / "spent").mkdir(parents=True)
     for path, data in ((f"{NONCE}.json", spent), (f"spent/{NONCE}.json", issued)):
         (again.folder / path).write_bytes(data)
-        with pytest.raises(StoreError) as caught:
+        with fails("ledger-corrupt") as caught:
             again.look(NONCE)
-        assert caught.value.code == "ledger-corrupt"
         assert NONCE in caught.value.message
 
 
@@ -331,9 +322,8 @@ def test_a_run_of_github_has_a_repository_a_number_and_an_attempt() -> None:
     for name in environ:
         for value in ({}, {name: ""}):
             rest = {key: text for key, text in environ.items() if key != name}
-            with pytest.raises(UsageError) as caught:
+            with fails("ci-variable-missing") as caught:
                 ci_run_of({**rest, **value, "GITHUB_ACTIONS": "true"})
-            assert caught.value.code == "ci-variable-missing"
             assert name in caught.value.message
 
 
@@ -342,7 +332,6 @@ def test_a_pipeline_of_gitlab_has_a_project_and_a_number() -> None:
     assert ci_run_of(environ) == ""
     assert ci_run_of({**environ, "GITLAB_CI": "true"}) == "https://gitlab.example.org/lab/images/7"
     for name in environ:
-        with pytest.raises(UsageError) as caught:
+        with fails("ci-variable-missing") as caught:
             ci_run_of({**environ, name: "", "GITLAB_CI": "true"})
-        assert caught.value.code == "ci-variable-missing"
         assert name in caught.value.message

@@ -54,9 +54,6 @@ def test_all_well_is_verified() -> None:
     assert (report.cuda, report.hardware, report.waived, report.contradictions) == ("12.4", HOST, (), ())
 
 
-# --- images that say other things than the suite does --------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -179,9 +176,6 @@ def test_control_characters_of_an_image_reach_nobody() -> None:
     assert "\x07" not in text
 
 
-# --- every word ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("word", table.OUTCOMES)
 def test_a_failed_check_gives_its_word(word: str) -> None:
     def change(document: dict[str, Any]) -> None:
@@ -231,9 +225,6 @@ def test_a_report_that_leaves_checks_out_is_not_verified() -> None:
     assert "its report leaves it out" in report.reason
 
 
-# --- the GPU -------------------------------------------------------------------------------------
-
-
 def test_a_gpu_that_is_none_of_the_hosts() -> None:
     stranger = UUID.replace("0123", "9999")
     report = judge(lambda document: document["device"].update(uuid=stranger))
@@ -274,9 +265,6 @@ def test_an_instance_of_a_gpu_is_its_gpu() -> None:
         assert report.device is not None
         assert report.device.uuid == PART
     assert judge(lambda document: document["device"].update(uuid=PART)).outcome is Outcome.INFRASTRUCTURE
-
-
-# --- several GPUs --------------------------------------------------------------------------------
 
 
 def judge_several(
@@ -351,9 +339,6 @@ def test_of_several_nothing_is_waived() -> None:
 def test_a_rehearsal_of_several_is_not_together() -> None:
     run = replace(make_run(level="several", rehearsal=True), hardware=None)
     assert judge(lambda document: row(document, "gpus").update(numbers={}), run).outcome is Outcome.NOT_TESTED
-
-
-# --- predictions, waivers, rehearsals ------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,14 @@ from typing import Any
 
 import pytest
 
-from imagefactory.errors import ToolError, UsageError
+from imagefactory.errors import ToolError
 from imagefactory.fs import add_checksum, check_checksum
 from imagefactory.model import CheckState, CommandResult, Outcome, Report, RunSpec
 from imagefactory.oci.manifests import Image
 from imagefactory.progress import QuietProgress
 from imagefactory.verify import report, smoke, suite_files
 from imagefactory.verify import smoke as smoke_record
+from tests.made.errors import fails
 from tests.made.trial import PLAIN_CHECKS, VERSION, ProcessRunner, ScriptedRunner, make_definition, make_trial
 
 FAKE_TORCH = Path(__file__).parents[2] / "data" / "fake_torch.py"
@@ -100,9 +101,6 @@ def states(report: Report) -> dict[str, str]:
 
 def details(report: Report) -> str:
     return "\n".join(check.detail for check in report.checks)
-
-
-# --- the real suite in a process -----------------------------------------------------------------
 
 
 def test_a_good_image_passes_and_is_not_tried_again(environment: Path, tmp_path: Path) -> None:
@@ -235,9 +233,6 @@ def test_an_image_without_the_package(tmp_path: Path) -> None:
     assert "ModuleNotFoundError" in details(report)
 
 
-# --- images that say other things than the suite does --------------------------------------------
-
-
 def first(report: dict[str, Any]) -> dict[str, Any]:
     return report["checks"][0]
 
@@ -357,9 +352,6 @@ def test_a_runner_that_cannot_run_is_not_the_images_fault(tmp_path: Path) -> Non
     assert "user namespaces are denied (sysctl" in details(report)
 
 
-# --- the ordinary user ---------------------------------------------------------------------------
-
-
 def test_the_second_run_is_an_ordinary_user_on_a_read_only_root(tmp_path: Path) -> None:
     runner = scripted()
     specs: list[RunSpec] = []
@@ -397,9 +389,6 @@ def test_no_second_run_after_a_failure(tmp_path: Path) -> None:
     assert states(report)["unprivileged"] == "not-run"
 
 
-# --- what is expected, records, showing ----------------------------------------------------------
-
-
 def test_expectations_hold_lock_and_recipe() -> None:
     assert suite_files.expectations(make_definition(checks=("compute", "packages"))) == {
         "format": 1,
@@ -423,9 +412,8 @@ def test_expectations_hold_lock_and_recipe() -> None:
     ],
 )
 def test_recipes_the_suite_cannot_serve(changes: dict[str, Any], code: str, value: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with fails(code) as caught:
         suite_files.expectations(make_definition(**changes))
-    assert caught.value.code == code
     assert "recipes/pytorch.yaml:7:5: " in caught.value.message
     assert value in caught.value.message
 

@@ -13,7 +13,6 @@ from xml.etree import ElementTree
 import pytest
 
 from imagefactory.extras.site.action import PublicAct, ReportContents, read_acts
-from imagefactory.extras.site.charts import ChartMeasure, column_chart, format_number, row_chart
 from imagefactory.extras.site.images import ReportLayer, ReportPackage
 from imagefactory.extras.site.matrix import (
     STATUSES,
@@ -34,6 +33,7 @@ from imagefactory.matrix.combos import REPORTED, ComboCell, ComboState
 from imagefactory.model import CheckState, Outcome
 from imagefactory.trust.audit import AuditEntry, append_audit, read_audit
 from imagefactory.trust.verdict import VerdictStatus
+from imagefactory.views.charts import ChartMeasure, column_chart, format_number, row_chart
 from tests.made.catalogue import make_image
 from tests.made.report import catalogue_report, many_images, with_contents
 from tests.made.verdicts import LAB

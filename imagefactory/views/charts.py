@@ -1,4 +1,4 @@
-"""The geometry of a report's charts: numbers to bars. Pure; templates/chart.jinja draws them.
+"""The geometry of charts, and HTML pages from templates. Pure; templates/parts.html.jinja draws the charts.
 
 Lengths are units of a viewBox, which the page scales.
 """
@@ -160,15 +160,15 @@ def _spoken_text(title: str, bars: Sequence[ChartBar]) -> str:
 # --- The templates of reports: every value that they show is escaped, none is ever markup
 
 
-TEMPLATES = Path(__file__).parent / "templates"
+SHARED = Path(__file__).parent / "templates"
 
 
 @cache
-def _environment() -> Environment:
+def _environment(templates: Path) -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
+        loader=FileSystemLoader((templates, SHARED)),
         undefined=StrictUndefined,
         autoescape=True,
         trim_blocks=True,
@@ -179,16 +179,16 @@ def _environment() -> Environment:
     return environment
 
 
-def fill(template: str, **values: object) -> str:
-    """The text of a template (`image.html`) with values, all of them escaped."""
-    return _environment().get_template(f"{template}.jinja").render(**values)
+def fill(templates: Path, template: str, **values: object) -> str:
+    """Return a template (`image.html`) of a directory with values, all of them escaped."""
+    return _environment(templates).get_template(f"{template}.jinja").render(**values)
 
 
-def policy(script: str = "") -> str:
-    """What a page may load: its own style, and the one script that stands in it, by its hash."""
+def policy(script: Path | None = None) -> str:
+    """Return what a page may load: its own style, and the one script that it includes, by its hash."""
     allowed = "'none'"
     if script:
-        text = (TEMPLATES / script).read_text("utf-8").removesuffix("\n")
+        text = script.read_text("utf-8").removesuffix("\n")
         sum_ = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         allowed = f"'sha256-{sum_}'"
     return (
