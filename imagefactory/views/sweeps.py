@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from imagefactory.progress import format_seconds
@@ -16,7 +16,6 @@ from imagefactory.schedulers.pool import (
     JobLimits,
     NodeResult,
     PoolGpu,
-    PoolMachine,
     SkippedCell,
     SweepSpec,
 )
@@ -199,7 +198,7 @@ UNTOLD = "-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolGpuGroup:
-    """GPUs of one model with one driver: `count` in `machines`, `free` of them without a job."""
+    """GPUs of one model with one driver in `machines`, `free` of them without a job."""
 
     capability: str
     name: str
@@ -208,36 +207,37 @@ class PoolGpuGroup:
     cuda: str
     mig: bool
     simulated: bool
-    machines: tuple[str, ...]
-    free: int
-    gpus: int
+    machines: tuple[str, ...] = ()
+    free: int = 0
+    gpus: int = 0
 
 
 def gpu_groups(inventory: Inventory) -> tuple[PoolGpuGroup, ...]:
-    """Every kind of GPU, the newest capability first; a MIG slice is a kind of its own."""
-    by_kind: dict[tuple[str, str, int, str, str, bool, bool], list[tuple[PoolMachine, PoolGpu]]] = {}
+    """Return every type of GPU, the newest capability first; a MIG slice is a type of its own."""
+    members: dict[PoolGpuGroup, list[tuple[str, PoolGpu]]] = {}
     for machine in inventory.machines:
         for gpu in machine.gpus:
-            simulated = is_simulated(gpu.uuid)
-            key = (gpu.capability, gpu.name, gpu.memory, gpu.driver, gpu.cuda, gpu.mig, simulated)
-            by_kind.setdefault(key, []).append((machine, gpu))
-    kinds = [
-        PoolGpuGroup(
-            capability=capability,
-            name=name,
-            memory=memory,
-            driver=driver,
-            cuda=cuda,
-            mig=mig,
-            simulated=simulated,
-            machines=tuple(dict.fromkeys(machine.name for machine, _ in members)),
-            free=sum(gpu.free for _, gpu in members),
-            gpus=len(members),
+            group = PoolGpuGroup(
+                capability=gpu.capability,
+                name=gpu.name,
+                memory=gpu.memory,
+                driver=gpu.driver,
+                cuda=gpu.cuda,
+                mig=gpu.mig,
+                simulated=is_simulated(gpu.uuid),
+            )
+            members.setdefault(group, []).append((machine.name, gpu))
+    groups = [
+        replace(
+            group,
+            machines=tuple(dict.fromkeys(name for name, _ in rows)),
+            free=sum(gpu.free for _, gpu in rows),
+            gpus=len(rows),
         )
-        for (capability, name, memory, driver, cuda, mig, simulated), members in by_kind.items()
+        for group, rows in members.items()
     ]
-    kinds.sort(key=lambda kind: (kind.mig, kind.name, kind.memory, kind.cuda, kind.driver))
-    return tuple(sorted(kinds, key=lambda kind: natural(kind.capability), reverse=True))
+    groups.sort(key=lambda row: (row.mig, row.name, row.memory, row.cuda, row.driver))
+    return tuple(sorted(groups, key=lambda row: natural(row.capability), reverse=True))
 
 
 def gpu_group_json(kind: PoolGpuGroup) -> dict[str, object]:
