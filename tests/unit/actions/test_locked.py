@@ -19,6 +19,7 @@ from imagefactory.model import Lock, Target
 from imagefactory.progress import QUIET
 from imagefactory.project import Project, load_project
 from imagefactory.settings.load import load_settings
+from tests.made.errors import fails
 from tests.made.wheels import locked, make_wheel
 
 PLACE = "./wheels/mylib-1.0-py3-none-any.whl"
@@ -73,9 +74,8 @@ def test_a_changed_file_makes_the_lock_stale_and_is_locked_anew(
     before = require_lock(factory, target)
     make_wheel(root / "wheels", "mylib", {"mylib.py": b"x = 22\n"})
     assert lock_state(factory, target) == "stale"
-    with pytest.raises(StaleError, match=PLACE) as caught:
+    with fails(StaleError, "lock-outdated", match=PLACE):
         require_lock(factory, target)
-    assert caught.value.code == "lock-outdated"
 
     class Solver:
         def lock(self, request: object, _: object) -> Lock:
@@ -89,9 +89,8 @@ def test_a_changed_file_makes_the_lock_stale_and_is_locked_anew(
     assert (done.before is done.after, lock_state(factory, target)) == (False, "ok")
     assert require_lock(factory, target) != before
     wheel.unlink()
-    with pytest.raises(StaleError, match=PLACE) as caught:
+    with fails(StaleError, "lock-outdated", match=PLACE):
         require_lock(factory, target)
-    assert caught.value.code == "lock-outdated"
 
 
 def test_a_copy_of_the_locks_to_watch_has_the_wheels(made: tuple[Project, Target]) -> None:
@@ -104,7 +103,6 @@ def test_a_target_with_sources_is_to_build(made: tuple[Project, Target]) -> None
     factory, locked_target = made
     target = replace(locked_target, sources=("./src/lab",))
     assert lock_state(factory, target) == TO_BUILD
-    with pytest.raises(StaleError) as caught:
+    with fails(StaleError, "source-not-built") as caught:
         require_lock(factory, target)
-    assert caught.value.code == "source-not-built"
     assert caught.value.hint == f"imagefactory lock {target.name} --build"

@@ -46,6 +46,7 @@ from imagefactory.oci.manifests import Image, OciLayer
 from imagefactory.oci.unpack import UnpackedLayers
 from imagefactory.progress import LineProgress, ProgressTask, QuietProgress
 from tests.made.compiled import compile_here
+from tests.made.errors import fails
 from tests.made.supplies import supplies
 from tests.made.values import make_base, make_lock, make_target
 from tests.made.wheels import locked, make_wheel
@@ -436,9 +437,8 @@ def test_a_wheel_cannot_replace_the_environments_own_files(tmp_path: Path) -> No
     (tmp_path / "w").mkdir()
     for number, path in enumerate(("pyvenv.cfg", "lib64/x", "bin/python")):
         wheel = make_wheel(tmp_path / "w", f"evil{number}", {f"evil{number}-1.0.data/data/{path}": b"x"})
-        with pytest.raises(BuildError, match="the environment") as caught:
+        with fails(BuildError, "file-conflict", match="the environment"):
             build(tmp_path / f"store{number}", {locked(wheel): wheel})
-        assert caught.value.code == "file-conflict"
 
 
 def build_in_parallel(tmp_path: Path, progress: QuietProgress) -> Image:

@@ -10,6 +10,7 @@ from imagefactory.build.assemble import describe_path_conflicts, settle_claims
 from imagefactory.build.definition import define, rank_wheels
 from imagefactory.errors import BuildError
 from imagefactory.model import LockedWheel
+from tests.made.errors import fails
 from tests.made.values import make_base, make_lock, make_target
 
 A, B, C = "a-1-py3-none-any.whl", "b-1-py3-none-any.whl", "c-1-py3-none-any.whl"
@@ -62,15 +63,13 @@ def test_what_the_recipe_names_itself_cannot_be_excluded_as_advice() -> None:
 
 @pytest.mark.parametrize("package", ["the environment", "tinytool-1.0-py_0"])
 def test_what_is_no_wheel_gives_way_to_none(package: str) -> None:
-    with pytest.raises(BuildError, match="/s/f") as caught:
+    with fails(BuildError, "file-conflict", match="/s/f"):
         settle_claims([(package, "", "s/f"), (A, "sha256=x", "s/f")], RANKS)
-    assert caught.value.code == "file-conflict"
 
 
 def test_a_file_of_one_and_a_folder_of_another_are_rejected() -> None:
-    with pytest.raises(BuildError, match=r"/s/x .* a.* b") as caught:
+    with fails(BuildError, "file-conflict", match=r"/s/x .* a.* b"):
         settle_claims([(A, "sha256=x", "s/x"), (B, "sha256=y", "s/x/deep/file")], RANKS)
-    assert caught.value.code == "file-conflict"
 
 
 def test_what_is_built_upon_stays_as_it_is() -> None:

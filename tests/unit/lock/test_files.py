@@ -36,6 +36,7 @@ from imagefactory.lock.files import (
 from imagefactory.lock.pypi.requirements import format_lock
 from imagefactory.model import Lock, LockedWheel
 from tests.made.conda_lock import BASE, LOCK, PYTORCH, TARGET
+from tests.made.errors import fails
 from tests.made.values import FORGE, hexed, make_conda
 
 WHEEL = LockedWheel(
@@ -231,9 +232,8 @@ def test_a_malformed_lock_is_refused_by_file_and_line(name: str) -> None:
     spoil, place, what = FAULTS[name]
     text = spoil(TEXT)
     assert text != TEXT
-    with pytest.raises(LockError) as caught:
+    with fails(LockError, "lock-malformed") as caught:
         parse_conda_lock(text, "lockfiles/x.conda-lock.yml")
-    assert caught.value.code == "lock-malformed"
     found = re.match(r"lockfiles/x\.conda-lock\.yml:([0-9]+): ", caught.value.message)
     assert found, caught.value.message
     assert place in [*text.split("\n"), ""][int(found[1]) - 1]
@@ -290,9 +290,8 @@ def test_a_lock_of_wheels_keeps_its_one_file_and_digest(tmp_path: Path) -> None:
 
 def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
     odd = replace(LOCK.conda[0], depends=("größe >=1",))
-    with pytest.raises(LockError) as caught:
+    with fails(LockError, "channel-record-invalid") as caught:
         write_lock(tmp_path, replace(LOCK, conda=(odd, *LOCK.conda[1:])))
-    assert caught.value.code == "channel-record-invalid"
     assert "öße >=1" in caught.value.message
     assert list(tmp_path.iterdir()) == []
 
@@ -310,20 +309,17 @@ def test_a_pair_that_does_not_belong_together_is_refused(tmp_path: Path) -> None
     wheels = tmp_path / f"{TARGET.name}.requirements.txt"
     kept = wheels.read_text()
     wheels.write_text(kept.replace(WHEEL.sha256, hexed("other")))
-    with pytest.raises(LockError) as caught:
+    with fails(LockError, "lock-files-mismatch") as caught:
         read_lock(tmp_path, TARGET)
-    assert caught.value.code == "lock-files-mismatch"
     assert str(wheels) in caught.value.message
     wheels.unlink()
-    with pytest.raises(LockError) as caught:
+    with fails(LockError, "lock-files-mismatch") as caught:
         read_lock(tmp_path, TARGET)
-    assert caught.value.code == "lock-files-mismatch"
     assert wheels.name in caught.value.message
     write_lock(tmp_path, LOCK)
     wheels.write_text(kept)
-    with pytest.raises(LockError) as caught:
+    with fails(LockError, "lock-files-mismatch") as caught:
         read_lock(tmp_path, TARGET)
-    assert caught.value.code == "lock-files-mismatch"
     assert str(wheels) in caught.value.message
     assert caught.value.hint.endswith(f"imagefactory lock {TARGET.name}")
 
@@ -331,9 +327,8 @@ def test_a_pair_that_does_not_belong_together_is_refused(tmp_path: Path) -> None
 def test_unreadable_bytes_are_told_by_line(tmp_path: Path) -> None:
     path = tmp_path / f"{TARGET.name}.conda-lock.yml"
     path.write_bytes(b"version: 1\n\xff\n")
-    with pytest.raises(LockError) as caught:
+    with fails(LockError, "lock-malformed") as caught:
         read_lock(tmp_path, TARGET)
-    assert caught.value.code == "lock-malformed"
     assert f"{path}:2: " in caught.value.message
     assert caught.value.hint == f"imagefactory lock {TARGET.name}"
 
@@ -420,9 +415,8 @@ def test_a_build_for_an_older_minor_runs_with_newer_libraries() -> None:
     lock = swapped("pytorch 2.3.1 cuda120_py311h1_300", "cuda-cudart 12.6.77 h_0", "cuda-version 12.6 h_3")
     lock = replace(lock, conda=tuple(one for one in lock.conda if one.name != "pytorch-cuda"))
     check_facts(lock, replace(TARGET, cuda="12.6"))
-    with pytest.raises(LockError) as caught:
+    with fails(LockError, "cuda-version-mismatch") as caught:
         check_facts(lock, TARGET)
-    assert caught.value.code == "cuda-version-mismatch"
     assert "cuda-cudart 12.6.77" in caught.value.message
     assert caught.value.hint == (
         'write cuda: ["12.6"] at recipes/pytorch-conda.yaml:7:5, '
@@ -481,9 +475,8 @@ def test_what_asks_for_a_build_for_the_cpu_is_named() -> None:
         packages[one.name] = one
     lock = replace(LOCK, conda=tuple(packages[name] for name in sorted(packages)))
     target = replace(TARGET, requirements=(*TARGET.requirements, "torchdata"))
-    with pytest.raises(LockError) as caught:
+    with fails(LockError, "cpu-build-locked") as caught:
         check_facts(lock, target)
-    assert caught.value.code == "cpu-build-locked"
     assert "torchdata 0.4.0 -> helper 1.0 -> cpuonly" in caught.value.message
     assert "torchdata" in (caught.value.hint or "")
 
@@ -500,9 +493,8 @@ def test_another_build_is_asked_as_its_channel_writes_it(build: str, asked: str)
 @pytest.mark.parametrize("name", MISFITS)
 def test_a_lock_that_is_not_what_its_target_names(name: str) -> None:
     lock, code, value = MISFITS[name]
-    with pytest.raises(LockError) as caught:
+    with fails(LockError, code) as caught:
         check_facts(lock, TARGET)
-    assert caught.value.code == code
     assert value in caught.value.message
     assert caught.value.hint
 
@@ -565,9 +557,8 @@ def test_a_malformed_record_is_refused() -> None:
         (text.split("# why")[0], 5),
         (text + "\x1b[31m\n", 15),
     ):
-        with pytest.raises(LockError) as caught:
+        with fails(LockError, "lock-malformed") as caught:
             parse_unsolvable(spoiled, "x")
-        assert caught.value.code == "lock-malformed"
         assert caught.value.message.startswith(f"x:{line}: ")
 
 
@@ -576,9 +567,8 @@ def test_a_conda_target_for_cpus_has_no_build_for_gpus() -> None:
         TARGET, cuda="none", capabilities=(), virtual=tuple(p for p in TARGET.virtual if p[0] != "__cuda")
     )
     lock = replace(LOCK, virtual=cpu.virtual)
-    with pytest.raises(LockError) as caught:
+    with fails(LockError, "gpu-package-unwanted") as caught:
         check_facts(lock, cpu)
-    assert caught.value.code == "gpu-package-unwanted"
     assert "cuda: [none]" in caught.value.message
     kept = [one for one in LOCK.conda if one.name in ("python", TARGET.framework)]
     built = [replace(one, build="cpu_py311h0_0") if one.name == TARGET.framework else one for one in kept]

@@ -14,6 +14,7 @@ from imagefactory.build.base.make import _write_repository
 from imagefactory.errors import BuildError
 from imagefactory.model import BaseLock, DebianPackage
 from imagefactory.runtime.build_sandbox import INPUT, prepare_directory
+from tests.made.errors import fails
 from tests.made.programs import Program
 from tests.made.values import make_base
 
@@ -76,6 +77,5 @@ def test_what_dpkg_cannot_read_is_said(
     program("dpkg-deb", fails="not a Debian format archive\n", code=2)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     prepare_directory(tmp_path)
-    with pytest.raises(BuildError, match=r"hello_1\.0_amd64\.deb.* not a Debian format") as caught:
+    with fails(BuildError, "deb-invalid", match=r"hello_1\.0_amd64\.deb.* not a Debian format"):
         _write_repository(fetched, tmp_path / INPUT)
-    assert caught.value.code == "deb-invalid"

@@ -43,6 +43,7 @@ from imagefactory.model import BaseLock, BaseSpec, DebianPackage
 from imagefactory.progress import QuietProgress
 from imagefactory.recipes.read import read_bases
 from imagefactory.runtime.build_sandbox import IdMaps
+from tests.made.errors import fails
 from tests.made.trusted import write_settings
 from tests.made.values import make_base
 
@@ -103,17 +104,15 @@ def test_a_lock_reads_back_as_written(tmp_path: Path) -> None:
 def test_a_malformed_lock_is_refused_with_its_line(old: str, new: str, line: int) -> None:
     head, found, tail = TEXT.rpartition(old)
     assert found
-    with pytest.raises(LockError) as caught:
+    with fails(LockError, "lock-malformed") as caught:
         parse_base_lock(head + new + tail, "a.lock")
-    assert caught.value.code == "lock-malformed"
     assert caught.value.message.startswith(f"a.lock:{line}: ")
 
 
 @pytest.mark.parametrize("size", range(0, len(TEXT), 7))
 def test_a_truncated_lock_is_refused(size: int) -> None:
-    with pytest.raises(LockError) as caught:
+    with fails(LockError, "lock-malformed") as caught:
         parse_base_lock(TEXT[:size].rstrip("\n"), "a.lock")
-    assert caught.value.code == "lock-malformed"
     assert re.match(r"a\.lock:[0-9]+: ", caught.value.message)
 
 
@@ -134,9 +133,8 @@ def test_a_lock_that_is_not_stale_asks_nobody() -> None:
         environ=(("PATH", "/nonexistent"),),
     )
     assert lock_base(BASE, LOCK, nowhere, QuietProgress()) is LOCK
-    with pytest.raises(ToolError) as caught:
+    with fails(ToolError, "tool-missing") as caught:
         lock_base(replace(BASE, packages=("vim",)), LOCK, nowhere, QuietProgress())
-    assert caught.value.code == "tool-missing"
     assert "apt-get" in caught.value.message
 
 
@@ -249,9 +247,8 @@ def test_the_machines_sources_decide_unless_the_setting_does() -> None:
     ],
 )
 def test_without_an_archive_the_error_says_what_to_set(setting: str, sources: str, code: str) -> None:
-    with pytest.raises(ToolError) as caught:
+    with fails(ToolError, code) as caught:
         choose_archives(setting, parse_sources_list(sources))
-    assert caught.value.code == code
     assert "debian-mirror" in caught.value.hint
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 from packaging.requirements import Requirement
 
 from imagefactory.errors import LockError
 from imagefactory.lock.pypi.index import IndexFile
 from imagefactory.lock.pypi.offers import choose_sdist
+from tests.made.errors import fails
 
 
 def files(*names: str, yanked: str = "") -> list[IndexFile]:
@@ -27,8 +27,7 @@ def test_the_newest_that_fits_and_is_not_yanked() -> None:
     file, version = choose_sdist(Requirement("torch-scatter"), offered)
     assert (file.filename, str(version)) == ("torch_scatter-2.1.10.tar.gz", "2.1.10")
     assert choose_sdist(Requirement("torch-scatter<2.1"), offered)[0].filename == "torch_scatter-2.0.9.tar.gz"
-    with pytest.raises(LockError) as caught:
+    with fails(LockError, "sdist-not-found") as caught:
         choose_sdist(Requirement("torch-scatter==9"), offered)
-    assert caught.value.code == "sdist-not-found"
     assert "torch-scatter==9" in caught.value.message
     assert "git+https://" in caught.value.hint

@@ -18,6 +18,7 @@ from imagefactory.lock.pypi.no_wheel import NoWheelError
 from imagefactory.lock.pypi.question import PinnedVersions, WheelRequest
 from imagefactory.lock.pypi.unbuilt import _bounds_in, require_wheels, sdists_of, without
 from imagefactory.progress import QuietProgress
+from tests.made.errors import fails
 from tests.made.values import make_lock, make_target
 
 LOCK = make_lock(python="3.11", platform="manylinux_2_36_x86_64", wheels=())
@@ -224,14 +225,13 @@ def test_a_source_that_cannot_be_read_is_told(tmp_path: Path) -> None:
         raise lacks("ops")
 
     contents = {"ops-1.0.tar.gz": {"pyproject.toml": "[build-system"}}
-    with pytest.raises(LockError) as caught:
+    with fails(LockError, "package-source-unusable"):
         require_wheels(
             Solver(tmp_path, answer, {"ops": (file("ops-1.0.tar.gz"),)}, contents),
             question("ops"),
             TARGET,
             QuietProgress(),
         )
-    assert caught.value.code == "package-source-unusable"
 
 
 def test_sdists_of_releases_without_a_wheel_for_this_python() -> None:

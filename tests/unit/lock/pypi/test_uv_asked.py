@@ -6,11 +6,10 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from imagefactory.errors import UsageError
 from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.lock.pypi.uv import plain_uv_message, read_via, write_requirements
+from tests.made.errors import fails
 from tests.made.values import make_lock
 from tests.made.wheels import make_wheel
 
@@ -58,8 +57,7 @@ def test_wheels_of_the_factory_are_shown_as_an_index_of_their_own(tmp_path: Path
 
 
 def test_an_index_without_an_address_says_where_to_write_it(tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as caught:
+    with fails(UsageError, "index-unknown") as caught:
         write_requirements(tmp_path, ["torch"], make_lock(origins=(("torch", "cu128"),)), INDEX)
-    assert caught.value.code == "index-unknown"
     assert all(value in caught.value.message for value in ("pytorch-2.3-cu121", "torch", "'cu128'"))
     assert caught.value.hint == 'write below [indexes] in imagefactory.toml: cu128 = "https://..."'
