@@ -580,14 +580,14 @@ def test_a_conda_target_for_cpus_has_no_build_for_gpus() -> None:
     check_facts(replace(lock, conda=tuple(built), wheels=()), cpu)
 
 
-LOCK = make_lock()
+WHEELS_LOCK = make_lock()
 
 
-IDNA, TORCH = LOCK.wheels
+IDNA, TORCH = WHEELS_LOCK.wheels
 
 
 def told(*wheels: LockedWheel) -> list[str]:
-    return [str(one) for one in lock_moves(LOCK, replace(LOCK, wheels=wheels))]
+    return [str(one) for one in lock_moves(WHEELS_LOCK, replace(WHEELS_LOCK, wheels=wheels))]
 
 
 def test_what_stays_does_not_move() -> None:
@@ -602,7 +602,7 @@ def test_each_kind_of_move_is_told() -> None:
 
 
 def test_of_a_lock_that_was_not_there_all_is_new() -> None:
-    assert [str(one) for one in lock_moves(None, LOCK)] == ["idna 3.7 (new)", "torch 2.3.1 (new)"]
+    assert [str(one) for one in lock_moves(None, WHEELS_LOCK)] == ["idna 3.7 (new)", "torch 2.3.1 (new)"]
 
 
 def test_a_base_moves_by_the_packages_of_debian() -> None:
