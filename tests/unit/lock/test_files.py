@@ -295,9 +295,8 @@ def test_a_lock_of_wheels_keeps_its_one_file_and_digest(tmp_path: Path) -> None:
 
 def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
     odd = replace(LOCK.conda[0], depends=("größe >=1",))
-    with fails(LockError, "channel-record-invalid") as caught:
+    with fails(LockError, "channel-record-invalid", "öße >=1"):
         write_lock(tmp_path, replace(LOCK, conda=(odd, *LOCK.conda[1:])))
-    assert "öße >=1" in caught.value.message
     assert list(tmp_path.iterdir()) == []
 
 
@@ -318,9 +317,8 @@ def test_a_pair_that_does_not_belong_together_is_refused(tmp_path: Path) -> None
         read_lock(tmp_path, TARGET)
     assert str(wheels) in caught.value.message
     wheels.unlink()
-    with fails(LockError, "lock-files-mismatch") as caught:
+    with fails(LockError, "lock-files-mismatch", wheels.name) as caught:
         read_lock(tmp_path, TARGET)
-    assert wheels.name in caught.value.message
     write_lock(tmp_path, LOCK)
     wheels.write_text(kept)
     with fails(LockError, "lock-files-mismatch") as caught:
@@ -332,9 +330,8 @@ def test_a_pair_that_does_not_belong_together_is_refused(tmp_path: Path) -> None
 def test_unreadable_bytes_are_told_by_line(tmp_path: Path) -> None:
     path = tmp_path / f"{TARGET.name}.conda-lock.yml"
     path.write_bytes(b"version: 1\n\xff\n")
-    with fails(LockError, "lock-malformed") as caught:
+    with fails(LockError, "lock-malformed", f"{path}:2: ") as caught:
         read_lock(tmp_path, TARGET)
-    assert f"{path}:2: " in caught.value.message
     assert caught.value.hint == f"imagefactory lock {TARGET.name}"
 
 
@@ -420,9 +417,8 @@ def test_a_build_for_an_older_minor_runs_with_newer_libraries() -> None:
     lock = swapped("pytorch 2.3.1 cuda120_py311h1_300", "cuda-cudart 12.6.77 h_0", "cuda-version 12.6 h_3")
     lock = replace(lock, conda=tuple(one for one in lock.conda if one.name != "pytorch-cuda"))
     check_facts(lock, replace(TARGET, cuda="12.6"))
-    with fails(LockError, "cuda-version-mismatch") as caught:
+    with fails(LockError, "cuda-version-mismatch", "cuda-cudart 12.6.77") as caught:
         check_facts(lock, TARGET)
-    assert "cuda-cudart 12.6.77" in caught.value.message
     assert caught.value.hint == (
         'write cuda: ["12.6"] at recipes/pytorch-conda.yaml:7:5, '
         'or add "cuda-version 12.1.*" to the constraints there'
@@ -480,9 +476,8 @@ def test_what_asks_for_a_build_for_the_cpu_is_named() -> None:
         packages[one.name] = one
     lock = replace(LOCK, conda=tuple(packages[name] for name in sorted(packages)))
     target = replace(TARGET, requirements=(*TARGET.requirements, "torchdata"))
-    with fails(LockError, "cpu-build-locked") as caught:
+    with fails(LockError, "cpu-build-locked", "torchdata 0.4.0 -> helper 1.0 -> cpuonly") as caught:
         check_facts(lock, target)
-    assert "torchdata 0.4.0 -> helper 1.0 -> cpuonly" in caught.value.message
     assert "torchdata" in (caught.value.hint or "")
 
 
@@ -498,9 +493,8 @@ def test_another_build_is_asked_as_its_channel_writes_it(build: str, asked: str)
 @pytest.mark.parametrize("name", MISFITS)
 def test_a_lock_that_is_not_what_its_target_names(name: str) -> None:
     lock, code, value = MISFITS[name]
-    with fails(LockError, code) as caught:
+    with fails(LockError, code, value) as caught:
         check_facts(lock, TARGET)
-    assert value in caught.value.message
     assert caught.value.hint
 
 
@@ -572,9 +566,8 @@ def test_a_conda_target_for_cpus_has_no_build_for_gpus() -> None:
         TARGET, cuda="none", capabilities=(), virtual=tuple(p for p in TARGET.virtual if p[0] != "__cuda")
     )
     lock = replace(LOCK, virtual=cpu.virtual)
-    with fails(LockError, "gpu-package-unwanted") as caught:
+    with fails(LockError, "gpu-package-unwanted", "cuda: [none]"):
         check_facts(lock, cpu)
-    assert "cuda: [none]" in caught.value.message
     kept = [one for one in LOCK.conda if one.name in ("python", TARGET.framework)]
     built = [replace(one, build="cpu_py311h0_0") if one.name == TARGET.framework else one for one in kept]
     check_facts(replace(lock, conda=tuple(built), wheels=()), cpu)

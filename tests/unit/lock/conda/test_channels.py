@@ -175,9 +175,8 @@ def test_netrc_gives_way_to_rattlers_own_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["{", "[]", '{"a": 1}', '{"a": {}}'])
 def test_a_broken_file_of_credentials_is_named_and_not_quoted(tmp_path: Path, text: str) -> None:
     (tmp_path / "auth.json").write_text(text)
-    with fails(UsageError, "channel-credentials-invalid") as caught:
+    with fails(UsageError, "channel-credentials-invalid", "auth.json") as caught:
         find_channels("", {"RATTLER_AUTH_FILE": str(tmp_path / "auth.json")}, "")
-    assert "auth.json" in caught.value.message
     (tmp_path / ".netrc").write_text("machine a.example bogus secret-word")
     with fails(UsageError, "channel-credentials-invalid") as caught:
         find_channels("", {"HOME": str(tmp_path)}, "")
@@ -200,10 +199,8 @@ def test_a_private_channel(
     with channel_server(folder, options) as server:
         setting = f"conda-forge={server.url}/conda-forge"
         stranger = find_channels(setting, {}, "")
-        with fails(LockError, "channel-access-denied") as caught:
+        with fails(LockError, "channel-access-denied", "401", hint="127.0.0.1"):
             solve(stranger, tmp_path / "cache")
-        assert "401" in caught.value.message
-        assert "127.0.0.1" in caught.value.hint
         web = stranger.web(patience=QUICK)
         with pytest.raises(RejectedError, match="401"):
             web.size(stranger.address(f"{FORGE}/noarch/x.conda"))
@@ -225,9 +222,8 @@ def test_credentials_of_this_machine_are_not_asked(
     monkeypatch.setenv("HOME", str(tmp_path))
     with channel_server(folder, ChannelOptions(users={"ann": "one"})) as server:
         stranger = find_channels(f"conda-forge={server.url}/conda-forge", {}, "")
-        with fails(LockError, "channel-access-denied") as caught:
+        with fails(LockError, "channel-access-denied", "401"):
             solve(stranger, tmp_path / "cache")
-        assert "401" in caught.value.message
         web = stranger.web(patience=QUICK)
         with pytest.raises(RejectedError, match="401"):
             web.size(f"{server.url}/conda-forge/noarch/repodata.json")
@@ -255,9 +251,8 @@ def test_a_container_is_told_what_it_needs_and_no_more(tmp_path: Path) -> None:
 def test_a_container_reaches_loopback_and_no_folder(tmp_path: Path) -> None:
     channels = find_channels(f"a=http://127.0.0.1:8080/a,lab={tmp_path}", {}, "")
     assert channels.site([f"{CHANNEL_ROOT}/a/noarch/x.conda"]).loopback
-    with fails(UsageError, "channel-not-in-container") as caught:
+    with fails(UsageError, "channel-not-in-container", "x.conda"):
         channels.site([f"{CHANNEL_ROOT}/lab/noarch/x.conda"])
-    assert "x.conda" in caught.value.message
 
 
 # --- faults --------------------------------------------------------------------------------------
@@ -267,9 +262,8 @@ def test_a_channel_that_is_a_folder(folder: Path, tmp_path: Path) -> None:
     channels = find_channels(f"conda-forge={folder}/conda-forge", {}, "")
     assert solve(channels, tmp_path / "cache")["python"] == f"{FORGE}/linux-64/python-3.11.9-0.conda"
     (folder / "conda-forge/noarch/repodata.json").unlink()
-    with fails(LockError, "channel-not-indexed") as caught:
+    with fails(LockError, "channel-not-indexed", hint="rattler-index"):
         solve(channels, tmp_path / "cache")
-    assert "rattler-index" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -288,11 +282,8 @@ def test_a_channel_with_a_fault_is_told_and_mended(
 ) -> None:
     channels = ChannelAccess(mirrors=((CHANNEL_ROOT, server.url),), retries=1)
     server.fail(r"repodata\.json$", fault)
-    with fails(LockError, code) as caught:
+    with fails(LockError, code, reason, f"{FORGE} (at {server.url}/conda-forge)", hint=hint) as caught:
         solve(channels, tmp_path / "cache")
-    assert reason in caught.value.message
-    assert f"{FORGE} (at {server.url}/conda-forge)" in caught.value.message
-    assert hint in caught.value.hint
     assert caught.value.exit_code == 5
     server.mend()
     assert len(solve(channels, tmp_path / "cache")) == 2  # nothing broken was kept
@@ -319,10 +310,8 @@ def test_records_that_did_not_change_are_not_sent_again(server: ChannelServer, t
 
 
 def test_nobody_listens(tmp_path: Path) -> None:
-    with fails(LockError, "channel-unreachable") as caught:
+    with fails(LockError, "channel-unreachable", "Connection refused", "(2 times in a row)"):
         solve(ChannelAccess(mirrors=((CHANNEL_ROOT, "http://127.0.0.1:9"),), retries=1), tmp_path)
-    assert "Connection refused" in caught.value.message
-    assert "(2 times in a row)" in caught.value.message
 
 
 def test_certificates_of_the_site(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,9 +322,8 @@ def test_certificates_of_the_site(folder: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("SSL_CERT_FILE", before)
     with channel_server(folder, ChannelOptions(certificate=server_pem)) as server:
         mirrors = ((CHANNEL_ROOT, server.url),)
-        with fails(LockError, "channel-certificate-untrusted") as caught:
+        with fails(LockError, "channel-certificate-untrusted", hint="certificates"):
             solve(ChannelAccess(mirrors=mirrors, retries=0), tmp_path / "cache")
-        assert "certificates" in caught.value.hint
         trusting = ChannelAccess(mirrors=mirrors, certificates=str(authority), retries=0)
         assert len(solve(trusting, tmp_path / "cache")) == 2
         web = trusting.web(patience=QUICK)
@@ -347,9 +335,8 @@ def test_certificates_of_the_site(folder: Path, tmp_path: Path, monkeypatch: pyt
 def test_a_machine_that_trusts_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSL_CERT_DIR", "/nowhere")
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
-    with fails(LockError, "channel-certificates-missing") as caught:
+    with fails(LockError, "channel-certificates-missing", hint="ca-certificates"):
         ChannelAccess().gateway(tmp_path)
-    assert "ca-certificates" in caught.value.hint
 
 
 def make_certificates(folder: Path) -> tuple[Path, Path]:

@@ -123,10 +123,13 @@ def test_virtual_packages_are_the_targets_and_linux() -> None:
 
 def test_a_record_without_a_hash_is_refused_by_name(site: Site) -> None:
     site.write(*RUNTIME, record("legacy", "1", sha256=None), record("older", "1", sha256=None))
-    with fails(LockError, "hash-not-published") as caught:
+    with fails(
+        LockError,
+        "hash-not-published",
+        "https://conda.anaconda.org/conda-forge",
+        "legacy-1-0.conda, older-1-0.conda",
+    ):
         site.lock(target("tiny", "legacy", "older"))
-    assert "https://conda.anaconda.org/conda-forge" in caught.value.message
-    assert "legacy-1-0.conda, older-1-0.conda" in caught.value.message
 
 
 def test_a_size_that_the_record_lacks_is_asked(site: Site) -> None:
@@ -162,9 +165,8 @@ def test_addresses_that_are_written_in_other_ways(tmp_path: Path) -> None:
 
 def test_a_lock_must_hold_what_the_target_names(site: Site) -> None:
     site.write(*RUNTIME, record("tiny", "1.1", "python", build="cpu_py311"))
-    with fails(LockError, "cpu-build-locked") as caught:
+    with fails(LockError, "cpu-build-locked", "cpu_py311"):
         site.lock(target())
-    assert "cpu_py311" in caught.value.message
 
 
 # --- what moves ----------------------------------------------------------------------------------
@@ -254,9 +256,8 @@ def test_a_locked_package_that_is_gone(site: Site) -> None:
     lock = site.lock(target("tiny", "tool"))
     left = [row for row in LATER if (row["name"], row["version"]) != ("lib", "1.1")]
     site.write(*left)
-    with fails(LockError, "locked-file-gone") as caught:
+    with fails(LockError, "locked-file-gone", "lib-1.1-0.conda") as caught:
         site.lock(target("tiny", "tool"), lock, "helper")
-    assert "lib-1.1-0.conda" in caught.value.message
     assert caught.value.hint == "imagefactory lock tiny-1-cu121 --update lib"
     assert pins(site.lock(target("tiny", "tool"), lock, "lib")) == {**pins(lock), "lib": "1.2"}
     changed = site.lock(target("tiny", "tool", "helper >1"), lock)  # it has to move all the same
@@ -267,17 +268,15 @@ def test_other_bytes_under_a_locked_name_are_not_that_package(site: Site) -> Non
     site.write(*BEFORE, record("helper", "1"))
     lock = site.lock(target("tiny", "tool"))
     site.write(*LATER[:-3], record("helper", "1", sha256="0" * 64), record("helper", "2"))
-    with fails(LockError, "locked-file-gone") as caught:
+    with fails(LockError, "locked-file-gone", "helper-1-0.conda"):
         site.lock(target("tiny", "tool"), lock, "lib")
-    assert "helper-1-0.conda" in caught.value.message
 
 
 def test_names_that_cannot_be_updated(site: Site) -> None:
     site.write(*RUNTIME)
     lock = site.lock(target())
-    with fails(LockError, "update-package-unknown") as caught:
+    with fails(LockError, "update-package-unknown", "'pyhton'") as caught:
         site.lock(target(), lock, "pyhton")
-    assert "'pyhton'" in caught.value.message
     assert caught.value.hint == "did you mean 'python'?"
     with fails(LockError, "update-package-unknown"):
         site.lock(target(), None, "python")
@@ -319,11 +318,10 @@ def test_a_copy_of_a_channel_that_names_the_first_one_is_told(site: Site) -> Non
         path.write_text(json.dumps(data))
     assert site.lock(target()).conda[-1].url.startswith(f"{CHANNEL_ROOT}/conda-forge/linux-64/")
     copy = (site.folder / "conda-forge").as_uri()
-    with fails(LockError, "channel-address-mismatch") as caught:
+    with fails(
+        LockError, "channel-address-mismatch", copy, f"{CHANNEL_ROOT}/conda-forge/linux-64", hint="'channels'"
+    ):
         site.lock(target(channels=(copy,)))
-    assert copy in caught.value.message
-    assert f"{CHANNEL_ROOT}/conda-forge/linux-64" in caught.value.message
-    assert "'channels'" in caught.value.hint
 
 
 # --- on a locked target --------------------------------------------------------------------------
@@ -365,9 +363,8 @@ def test_what_does_not_go_with_what_is_below(site: Site) -> None:
     assert build_of_lib["version"] == "0.1"
     under = site.lock(target("tiny", "tool", "lib 1.1.*"))
     asked = target("tiny", "tool", "more", name="more-1-cu121", on="tiny-1-cu121")
-    with fails(UnsolvableError, "requirements-conflict") as caught:
+    with fails(UnsolvableError, "requirements-conflict", "`more` and what tiny-1-cu121 has (lib ==1.1 0)"):
         site.lock(asked, under=under)
-    assert "`more` and what tiny-1-cu121 has (lib ==1.1 0)" in caught.value.message
 
 
 def test_what_is_below_is_gone(site: Site) -> None:
@@ -556,9 +553,8 @@ def test_a_long_account_is_shortened() -> None:
 
 def test_a_spec_that_is_none_is_told(site: Site) -> None:
     site.write(*RUNTIME)
-    with fails(LockError, "match-spec-invalid") as caught:
+    with fails(LockError, "match-spec-invalid", "'tiny >=1,,'"):
         site.lock(target("tiny >=1,,"))
-    assert "'tiny >=1,,'" in caught.value.message
 
 
 def test_records_made_here_are_read_as_written(site: Site) -> None:

@@ -125,7 +125,7 @@ def test_the_content_hash_follows_what_decides_and_nothing_else() -> None:
         assert base_content_hash(other) != LOCK.content_hash
 
 
-def test_a_lock_that_is_not_stale_asks_nobody() -> None:
+def test_without_apt_nothing_is_locked() -> None:
     nowhere = DebianMirror(
         main="http://127.0.0.1:1/debian",
         security="http://127.0.0.1:1/debian-security",
@@ -134,10 +134,8 @@ def test_a_lock_that_is_not_stale_asks_nobody() -> None:
         debs=Path("/nonexistent"),
         environ=(("PATH", "/nonexistent"),),
     )
-    assert lock_base(BASE, LOCK, nowhere, QuietProgress()) is LOCK
-    with fails(ToolError, "tool-missing") as caught:
+    with fails(ToolError, "tool-missing", "apt-get"):
         lock_base(replace(BASE, packages=("vim",)), LOCK, nowhere, QuietProgress())
-    assert "apt-get" in caught.value.message
 
 
 @pytest.mark.parametrize("base", read_bases(TREE / "recipes"), ids=lambda base: str(base.name))
@@ -249,9 +247,8 @@ def test_the_machines_sources_decide_unless_the_setting_does() -> None:
     ],
 )
 def test_without_an_archive_the_error_says_what_to_set(setting: str, sources: str, code: str) -> None:
-    with fails(ToolError, code) as caught:
+    with fails(ToolError, code, hint="debian-mirror"):
         choose_archives(setting, parse_sources_list(sources))
-    assert "debian-mirror" in caught.value.hint
 
 
 def test_indexes_are_read_with_debians_keys_and_checks() -> None:

@@ -55,17 +55,15 @@ def test_the_text_says_which_index_a_wheel_came_from() -> None:
         "\n# wheel: torch-2.3.1+cu121-py3-none-any.whl 1000 from pytorch-cu121\ntorch==2.3.1+cu121 " in text
     )
     assert parse_lock(text, "x") == lock
-    with fails(LockError, "lock-malformed") as caught:
+    with fails(LockError, "lock-malformed", "x:13: 'https://a/b'") as caught:
         parse_lock(text.replace("from pytorch-cu121", "from https://a/b"), "x")
-    assert "x:13: 'https://a/b'" in caught.value.message
     local = text.replace("from pytorch-cu121", "from ./wheels/torch-2.3.1+cu121-py3-none-any.whl")
     assert parse_lock(local, "x").origins == (("torch", "./wheels/torch-2.3.1+cu121-py3-none-any.whl"),)
     with fails(LockError, "lock-malformed") as caught:
         parse_lock(local.replace("./wheels/", "./wheels/../"), "x")
     assert caught.value.message.startswith("x:13: './wheels/../")
-    with fails(LockError, "lock-malformed") as caught:
+    with fails(LockError, "lock-malformed", "x:13: './wheels/torch-2.3.2"):
         parse_lock(local.replace("./wheels/torch-2.3.1", "./wheels/torch-2.3.2"), "x")
-    assert "x:13: './wheels/torch-2.3.2" in caught.value.message
     named = content_hash(replace(TARGET, origins=lock.origins), BASE, None)
     other = content_hash(replace(TARGET, origins=(("torch", "lab"),)), BASE, None)
     assert len({content_hash(TARGET, BASE, None), named, other}) == 3
@@ -217,9 +215,8 @@ def test_reading_and_writing(tmp_path: Path) -> None:
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
     assert path.stat().st_mode & 0o777 == 0o644
     path.write_bytes(format_lock(LOCK).encode() + b"\xff")
-    with fails(LockError, "lock-malformed") as caught:
+    with fails(LockError, "lock-malformed", f"{path}:15: "):
         read_lock(path)
-    assert f"{path}:15: " in caught.value.message
 
 
 def test_tags_are_those_of_an_installer() -> None:
@@ -439,9 +436,8 @@ def test_certificates_and_proxy_serve_both_uv_and_requests(tmp_path: Path) -> No
         if name == "SSL_CERT_FILE":
             (tmp_path / ".config/pip/pip.conf").unlink()
         assert index_of(tmp_path, {name: str(other)}).certificates == str(other)
-    with fails(UsageError, "certificate-file-missing") as caught:
+    with fails(UsageError, "certificate-file-missing", "gone.pem ($PIP_CERT)"):
         index_of(tmp_path, {"PIP_CERT": str(tmp_path / "gone.pem")})
-    assert "gone.pem ($PIP_CERT)" in caught.value.message
 
 
 def test_messages_hold_no_secrets() -> None:
@@ -454,13 +450,11 @@ def test_a_target_for_cpus_has_nothing_of_cuda() -> None:
     plain = [wheel for wheel in LOCK.wheels if not wheel.name.startswith("nvidia-")]
     asks_a_driver = replace(plain[0], name="nvidia-ml-py")
     check_facts(replace(LOCK, wheels=(*plain, asks_a_driver)), target)
-    with fails(LockError, "gpu-package-unwanted") as caught:
+    with fails(LockError, "gpu-package-unwanted", "cuda: [none]"):
         check_facts(LOCK, target)
-    assert "cuda: [none]" in caught.value.message
     plugin = replace(plain[0], name="jax-cuda12-plugin")
-    with fails(LockError, "gpu-package-unwanted") as caught:
+    with fails(LockError, "gpu-package-unwanted", "jax-cuda12-plugin"):
         check_facts(replace(LOCK, wheels=(*plain, plugin)), target)
-    assert "jax-cuda12-plugin" in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -484,16 +478,14 @@ def test_wheels_say_which_rocm_they_are_built_for(name: str, version: str, rocm:
 def test_a_target_for_amd_has_nothing_of_cuda_and_its_own_rocm() -> None:
     target = replace(TARGET, cuda="rocm7", capabilities=("gfx90a",))
     plain = tuple(wheel for wheel in LOCK.wheels if not wheel.name.startswith("nvidia-"))
-    with fails(LockError, "gpu-package-unwanted") as caught:
+    with fails(LockError, "gpu-package-unwanted", "rocm: [7]") as caught:
         check_facts(LOCK, target)
-    assert "rocm: [7]" in caught.value.message
     with fails(LockError, "rocm-missing") as caught:
         check_facts(replace(LOCK, wheels=plain), target)
     plugin = replace(plain[0], name="jax-rocm7-plugin", version="0.10.2")
     check_facts(replace(LOCK, wheels=(*plain, plugin)), target)
     for asked in ("rocm7.0", "rocm6.4"):
-        with fails(LockError, "rocm-version-mismatch") as caught:
+        with fails(LockError, "rocm-version-mismatch", "ROCm 7") as caught:
             check_facts(replace(LOCK, wheels=(*plain, plugin)), replace(target, cuda=asked))
-        assert "ROCm 7" in caught.value.message
         assert asked.removeprefix("rocm") in caught.value.message
         assert 'write rocm: ["7"] at' in caught.value.hint
