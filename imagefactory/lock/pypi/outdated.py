@@ -484,7 +484,7 @@ class _SolutionCheck:
             )
         if self._locked_before(name) == late.wheel.version:
             return None
-        with_it: dict[str, str] = dict(line.split("==", 1) for line in pins.lines)
+        with_it = pins.versions
         older = [
             f"{wheel.name} {with_it[wheel.name]}"
             for wheel in self.wheels
