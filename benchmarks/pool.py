@@ -133,7 +133,7 @@ def make(factory: Project, folder: Path, count: int, bench: SweepDependencies) -
         kits = []
         for number in range(count):
             nonce = format_nonce(bench.random(NONCE_BYTES))
-            node = replace(make_node(cell, image, definition, (nonce, FULL)), name=f"node{number}")
+            node = replace(make_node(cell, image, definition, FULL, nonce), name=f"node{number}")
             ask = GpuRequest(nonce=nonce, level=FULL, capability="8.0", predicted={})
             kits.append(make_node_kit(node, definition, ask, now))
         sweep = SweepSpec(

@@ -1,4 +1,4 @@
-"""What the store and the cache may forget, and what they must keep."""
+"""What is deleted from the store, the cache and registries, and what stays."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from imagefactory.access import Access, cache_lock, open_registry, registry_place, repository_of
 from imagefactory.actions.locked import read_target_lock
@@ -38,19 +37,14 @@ from imagefactory.trust.attached import AttachJournal, read_subject
 from imagefactory.trust.verdict import VerdictStatus
 from imagefactory.verify.report import VerifiedImage
 
-if TYPE_CHECKING:
-    from imagefactory.oci.registry.client import RegistryClient
-
-
 RETENTION = timedelta(days=60)
-"""How long a sweep is kept; what it brings back can be signed for 14 days (verify/nonces.py)."""
+"""How long a sweep is stored; its results can be signed for 14 days (verify/nonces.py)."""
 
 
 def retained_digests(access: Access, now: datetime) -> tuple[str, ...]:
-    """Digests of what `image prune` keeps without a tag: images that are verified, statements that still
-    count.
+    """Return what `image prune` keeps without a tag: verified images, and valid statements.
 
-    Raises UsageError for a trust that cannot be read: then nobody knows what is valid, and nothing goes.
+    Raises UsageError for a trust that cannot be read: then nothing is deleted.
     """
     court, layout, digests = read_verification_policy(access, now), access.layout, []
     place = local_place(access, ANY)
@@ -58,8 +52,8 @@ def retained_digests(access: Access, now: datetime) -> tuple[str, ...]:
         digests += [referrer.digest for referrer, kind in layout.referrers(digest) if kind == REVOCATION_TYPE]
         try:
             subject = read_subject(place, digest)
-        except RegistryError:  # of an image that is not here verdicts still tell, should it come again
-            subject = _only_manifest(digest)
+        except RegistryError:  # the image is gone, and its verdicts count if it comes back
+            subject = VerifiedImage(target="", index=digest, manifest=digest, config=digest)
         for judged in find_in(access, place, subject, court).judged:
             if judged.standing is VerdictStatus.GOOD:
                 digests.append(judged.digest)
@@ -68,27 +62,22 @@ def retained_digests(access: Access, now: datetime) -> tuple[str, ...]:
     return tuple(dict.fromkeys(digests))
 
 
-def _only_manifest(digest: str) -> VerifiedImage:
-    return VerifiedImage(target="", index=digest, manifest=digest, config=digest)
-
-
-def collect_cache(factory: Project, progress: Progress, *, dry_run: bool) -> Removal:
-    """Removes from the cache what no committed lock names, all segments and what lies there unpacked.
+def collect_cache(project: Project, progress: Progress, *, dry_run: bool) -> Removal:
+    """Delete from the cache what no committed lock names, all segments and unpacked files.
 
     Waits for running builds, as `image prune` does.
     """
-    locks = [lock for target in factory.targets if (lock := read_target_lock(factory, target))]
-    bases = [
-        base_lock for base in factory.bases if (base_lock := read_base_lock(factory.base_lock_path(base)))
-    ]
-    needed = {package.sha256 for lock in locks for package in lock.packages}
+    locks = [lock for target in project.targets if (lock := read_target_lock(project, target))]
+    paths = map(project.base_lock_path, project.bases)
+    bases = [base for path in paths if (base := read_base_lock(path))]
     # Also the newer packages that a base was made of when the mirror no longer had the locked ones.
-    folder = factory.settings.store_path / "bases"
+    folder = project.settings.store_path / "bases"
     remembered = [(path, check_checksum(path)) for path in sorted(folder.glob("*.lock"))]
     bases += [parse_base_lock(text.decode(), str(path)) for path, text in remembered if text is not None]
-    needed |= {package.sha256 for base_lock in bases for package in base_lock.packages}
-    cache, removal = factory.settings.cache_path, Removal(factory.settings.cache_path, dry_run=dry_run)
-    with is_unused(cache_lock(factory), progress):
+    needed = {package.sha256 for lock in locks for package in lock.packages}
+    needed |= {package.sha256 for base in bases for package in base.packages}
+    cache, removal = project.settings.cache_path, Removal(project.settings.cache_path, dry_run=dry_run)
+    with is_unused(cache_lock(project), progress):
         kinds = ("wheels", "conda", "debs", "segments")
         for path in [p for kind in kinds for p in (cache / kind).rglob("*")]:
             if path.is_file() and path.parent.name not in needed and not path.name.startswith("."):
@@ -98,7 +87,7 @@ def collect_cache(factory: Project, progress: Progress, *, dry_run: bool) -> Rem
 
 
 def collect_sweeps(access: Access, now: datetime, *, dry_run: bool) -> Removal:
-    """Remove the store's sweeps that were made more than KEPT ago, whose results cannot be signed any more.
+    """Delete the sweeps of the store that are older than RETENTION: their results cannot be signed any more.
 
     A sweep with a verdict that is signed and not attached yet stays.
     """
@@ -144,7 +133,7 @@ def check_store(layout: Layout, progress: Progress, *, mend: bool) -> StoreCheck
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepositoryListing:
-    """A repository of a registry and what its tags point to."""
+    """A repository of a registry, and what its tags point to."""
 
     registry: str
     repository: str
@@ -152,22 +141,18 @@ class RepositoryListing:
 
 
 def list_registry(
-    factory: Project, targets: Sequence[Target], registry: str, progress: Progress
+    project: Project, targets: Sequence[Target], registry: str, progress: Progress
 ) -> tuple[RepositoryListing, ...]:
-    """The tags of the targets' repositories, with what they point to."""
-    host, path = registry_place(factory, registry)
-    store = open_registry(factory, host)
-    plain = {plain_tag(target) for target in factory.targets}
+    """Return the tags of the repositories of targets, with what they point to."""
+    host, path = registry_place(project, registry)
+    store = open_registry(project, host)
+    plain = {plain_tag(target) for target in project.targets}
     with progress.stage(f"list {host}"):
+        names = sorted({repository_of(path, target.family) for target in targets})
+        places = [StoreRepository(store=store, repository=name) for name in names]
         return tuple(
-            RepositoryListing(
-                registry=host,
-                repository=repository_of(path, family),
-                tagged=read_tagged(
-                    StoreRepository(store=store, repository=repository_of(path, family)), plain
-                ),
-            )
-            for family in sorted({target.family for target in targets})
+            RepositoryListing(registry=host, repository=place.repository, tagged=read_tagged(place, plain))
+            for place in places
         )
 
 
@@ -180,36 +165,28 @@ class PruneResult:
     fates: tuple[PruneDecision, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PruneOptions:
-    """Candidates pushed before `before` go, unless something needs them (candidates.plan_prune).
+def prune_registry(
+    project: Project,
+    family: str,
+    before: datetime,
+    now: datetime,
+    progress: Progress,
+    *,
+    registry: str = "",
+    dry_run: bool = False,
+) -> PruneResult:
+    """Delete candidates pushed before `before` from the repository of a family, unless something needs them.
 
-    `now` is when it is judged whether verdicts of theirs are valid.
+    The registry's own garbage collection frees their bytes. Raises RegistryError if it refuses to delete.
     """
-
-    before: datetime
-    now: datetime
-    registry: str = ""
-    dry_run: bool = False
-
-
-def prune_registry(factory: Project, family: str, options: PruneOptions, progress: Progress) -> PruneResult:
-    """Removes old candidates from a family's repository.
-
-    The registry's own collection frees their bytes. Raises RegistryError when it refuses to delete.
-    """
-    host, path = registry_place(factory, options.registry)
-    store, repository = open_registry(factory, host), repository_of(path, family)
+    host, path = registry_place(project, registry)
+    store, repository = open_registry(project, host), repository_of(path, family)
     with progress.stage(f"prune {host}/{repository}"):
-        plain = {plain_tag(target) for target in factory.targets}
+        plain = {plain_tag(target) for target in project.targets}
         place = StoreRepository(store=store, repository=repository)
-        tagged = read_tagged(place, plain, count_valid(factory, place, options.now), records=True)
-        fates = plan_prune(tagged, options.before)
-        if not options.dry_run:
-            fates = tuple(_prune_repository(store, repository, fate) for fate in fates)
-    return PruneResult(registry=host, repository=repository, fates=fates)
-
-
-def _prune_repository(store: RegistryClient, repository: str, fate: PruneDecision) -> PruneDecision:
-    tag = remove_candidate(store, repository, fate) if fate.remove else ""
-    return replace(fate, remove=False, why=f"{tag} points to it now") if tag else fate
+        tagged = read_tagged(place, plain, count_valid(project, place, now), records=True)
+        fates = list(plan_prune(tagged, before))
+        for number, fate in enumerate(fates):
+            if fate.remove and not dry_run and (tag := remove_candidate(store, repository, fate)):
+                fates[number] = replace(fate, remove=False, why=f"{tag} points to it now")
+    return PruneResult(registry=host, repository=repository, fates=tuple(fates))

@@ -1,9 +1,8 @@
-"""Sweeps: the GPU suite on a pool, one job for each image and capability; made, submitted, looked at, ended.
+"""Sweeps: the GPU suite on a pool, one job for each image and capability.
 
     targets + inventory -> prepare_sweep -> make_sweep (images, nonces, files) -> submit -> status -> collect
 
-All that a sweep is lies in its folder, so any process may go on with it; actions/collect.py makes verdicts
-of what came back.
+The directory of a sweep is its only state, so any process can continue it. actions/collect.py signs verdicts.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -33,8 +32,7 @@ from imagefactory.actions.sweep_images import (
 from imagefactory.actions.verdicts import nonce_store
 from imagefactory.errors import ImagefactoryError, NothingSelectedError, UsageError
 from imagefactory.gpu.capability import AMD64, MACHINES, Capability, architecture
-from imagefactory.gpu.cells import cell_query as question_of
-from imagefactory.gpu.cells import scanned_contents
+from imagefactory.gpu.cells import cell_query, scanned_contents
 from imagefactory.matrix.plan import TargetStatus
 from imagefactory.model import BuildSpec, Outcome, Target
 from imagefactory.progress import Progress
@@ -113,59 +111,44 @@ from imagefactory.verify.nonces import LIFETIME, NONCE_BYTES, NonceSubject, form
 from imagefactory.verify.report import FULL
 from imagefactory.verify.suite_files import digest_of, suite_argv, suite_digest
 
-# --- The nodes of a sweep: for each cell a job, a fresh nonce, and the files that say what is asked
+# --- Nodes: for each cell a job, a fresh nonce, and the files that its job reads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeKit:
-    """A node with the files that say what is asked of its image, and what its nonce is spent on."""
+    """A node with kit.json and expectations.json, and the subject of its nonce."""
 
     node: SweepNode
     run: NonceSubject
     texts: Mapping[str, bytes]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeTemplate:
-    """What all nodes of a sweep share; `random` gives the bytes of their nonces."""
-
-    level: str
-    now: datetime
-    random: Callable[[int], bytes]
-
-
-def make_nodes(
-    factory: Project, cells: Sequence[QueuedCell], image: PoolImage, order: NodeTemplate, progress: Progress
+def _make_nodes(
+    project: Project,
+    cells: Sequence[QueuedCell],
+    image: PoolImage,
+    level: str,
+    now: datetime,
+    random: Callable[[int], bytes],
+    progress: Progress,
 ) -> tuple[NodeKit, ...]:
-    """The nodes of one target. Raises LockError and StaleError where its lock no longer holds."""
-    definition = define_target(factory, cells[0].stage.target)
-    predicted = predict_stage(factory, cells[0].stage, definition, progress)
-    kits: list[NodeKit] = []
+    """Return the nodes of one target. Raises LockError and StaleError if its lock is not current."""
+    definition = define_target(project, cells[0].stage.target)
+    predicted = _predict(project, cells[0].stage, definition, progress)
+    kits = []
     for cell in cells:
-        nonce = format_nonce(order.random(NONCE_BYTES))
-        node = make_node(cell, image, definition, (nonce, order.level))
-        ask = GpuRequest(nonce=nonce, level=order.level, capability=node.capability, predicted=predicted)
-        kits.append(make_node_kit(node, definition, ask, order.now))
+        node = make_node(cell, image, definition, level, format_nonce(random(NONCE_BYTES)))
+        request = GpuRequest(nonce=node.nonce, level=level, capability=node.capability, predicted=predicted)
+        kits.append(make_node_kit(node, definition, request, now))
     return tuple(kits)
 
 
-def node_name(target: str, capability: Capability, part: str = "") -> str:
-    """`pytorch-2_3-cu121-sm80`, of a slice `...-sm80-1g_10gb`.
-
-    DAGMan takes neither `.` nor `+`. Names of targets have no `_`.
-    """
-    slice_of = f"-{part}" if part else ""
-    return re.sub(r"[^A-Za-z0-9_-]", "_", f"{target}-{capability.sm.replace('_', '')}{slice_of}")
-
-
-def make_node(
-    cell: QueuedCell, image: PoolImage, definition: BuildSpec, request: tuple[str, str]
-) -> SweepNode:
-    """The job of a cell; `request` are its nonce and the suite's level. Pure."""
-    nonce, level = request
+def make_node(cell: QueuedCell, image: PoolImage, definition: BuildSpec, level: str, nonce: str) -> SweepNode:
+    target, part = definition.target, f"-{cell.part}" if cell.part else ""
     return SweepNode(
-        name=node_name(definition.target.name, cell.capability, cell.part),
-        target=definition.target.name,
+        # DAGMan accepts neither `.` nor `+`. Names of targets have no `_`.
+        name=re.sub(r"[^A-Za-z0-9_-]", "_", f"{target.name}-{cell.capability.sm.replace('_', '')}{part}"),
+        target=target.name,
         capability=str(cell.capability),
         image=image,
         nonce=nonce,
@@ -177,17 +160,17 @@ def make_node(
         part=cell.part,
         first=cell.first,
         only=cell.only,
-        processor="" if (platform := definition.target.platform) == AMD64 else architecture(platform),
+        processor="" if target.platform == AMD64 else architecture(target.platform),
     )
 
 
-def make_node_kit(node: SweepNode, definition: BuildSpec, ask: GpuRequest, now: datetime) -> NodeKit:
-    """kit.json and expectations.json of a node, as those of a kit that a person carries. Pure."""
-    suite = suite_digest()
+def make_node_kit(node: SweepNode, definition: BuildSpec, request: GpuRequest, now: datetime) -> NodeKit:
+    """Return the node with the files of a kit."""
+    suite, subject = suite_digest(), node.image.subject
     kit = {
         "format": FORMAT,
         "nonce": node.nonce,
-        "subject": asdict(node.image.subject),
+        "subject": asdict(subject),
         "diff_ids": [],  # the pool starts the image, by its digest
         "machine": MACHINES[definition.target.platform],
         "size": node.image.size,
@@ -196,49 +179,48 @@ def make_node_kit(node: SweepNode, definition: BuildSpec, ask: GpuRequest, now: 
         "sifs": [],
         "plain_http": False,
         "suite": suite,
-        "level": ask.level,
+        "level": request.level,
         "capability": node.capability,
         "waive": list(definition.target.waive),
         "argv": list(suite_argv(definition)),
         "timeout": node.timeout,
         "expires": format_time((now + LIFETIME).replace(microsecond=0)),
     }
-    texts = {KIT: _text(kit), EXPECTATIONS: _text(gpu_expectations(definition, ask))}
-    run = NonceSubject(subject=node.image.subject, suite=suite, level=ask.level, kit=digest_of(texts))
+    files = {KIT: kit, EXPECTATIONS: gpu_expectations(definition, request)}
+    texts = {
+        name: (json.dumps(value, indent=1, sort_keys=True) + "\n").encode() for name, value in files.items()
+    }
+    run = NonceSubject(subject=subject, suite=suite, level=request.level, kit=digest_of(texts))
     return NodeKit(node=node, run=run, texts=texts)
 
 
-def _text(value: Mapping[str, object]) -> bytes:
-    return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
-
-
-def predict_stage(
-    factory: Project, stage: TargetStatus, definition: BuildSpec, progress: Progress
+def _predict(
+    project: Project, stage: TargetStatus, definition: BuildSpec, progress: Progress
 ) -> dict[str, Predicted]:
-    """What a scan lets one expect: of the image, or of the wheels where this machine never had it."""
-    image = stored_image(factory, stage.target)
+    """Return the predictions by a scan of the image, or of the wheels if this machine never had it."""
+    image = stored_image(project, stage.target)
     if image is not None and stage.image in ("", image.digest):
-        with factory.layout.in_use(progress):
-            return predict_coverage(inspect_artifact(factory, image, progress).contents)
-    contents = scanned_contents(question_of(definition.target, definition.lock, Capability(8, 0)))
+        with project.layout.in_use(progress):
+            return predict_coverage(inspect_artifact(project, image, progress).contents)
+    contents = scanned_contents(cell_query(definition.target, definition.lock, Capability(8, 0)))
     return predict_coverage(contents) if contents is not None else {}
 
 
 JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""What a pool calls a job: `12.0`, `123456`."""
+"""The name of a job on a pool: `12.0`, `123456`."""
 SUBMITTED = "submitted.json"
 WRITTEN = frozenset({"request_memory", "request_disk"})
-"""What a sweep's jobs always say, of what sites refuse jobs without."""
+"""Of the commands that sites require, those that every job of a sweep has."""
 FAILED = "failed"
-"""The rule of a cell whose image could not be had."""
+"""The rule of a cell whose image is not available."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepOptions:
     """`image` is docker, oras, sif or empty; `registry` HOST[/PATH], empty for the setting.
 
-    `folder` is where the sweep is written, None for the store's own place; `pool` is a row of POOLS, `site`
-    one of sites.toml. `at_once` is how many jobs may be in the queue, 0 for all.
+    `folder` is None for one in the store. `pool` is a row of POOLS, `site` one of sites.toml. `at_once` is
+    how many jobs may be in the queue, 0 for all.
     """
 
     asked: CellRequest = field(default_factory=CellRequest)
@@ -253,11 +235,26 @@ class SweepOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweepDraft:
-    """What a sweep would be: its cells, where its images would lie, its options. Nothing was made yet.
+class SweepDependencies:
+    """What a sweep takes from this process: clock, random bytes, pools.
 
-    `inventory` has the machines that may be used alone. `own` is what the settings add to its jobs, `faults`
-    those of the machines that get none.
+    `queue`: the pools may be asked for running sweeps. `user` is who asks, None for anyone.
+    """
+
+    clock: Callable[[], datetime]
+    random: Callable[[int], bytes]
+    pools: Pools
+    queue: bool = True
+    user: int | None = None
+    pause: Callable[[float], None] = time.sleep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepDraft:
+    """A planned sweep: its cells, where its images go, its options.
+
+    `inventory` has only the machines that may be used. `own` is what the settings add to the jobs, `faults`
+    are those of the excluded machines.
     """
 
     plan: SweepPlan
@@ -271,7 +268,7 @@ class SweepDraft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepCreated:
-    """A sweep in its folder, the failures of targets whose images could not be had, its plan's notes."""
+    """A written sweep, the errors of targets whose images are not available, and the notes of its plan."""
 
     sweep: SweepSpec
     folder: Path
@@ -280,41 +277,39 @@ class SweepCreated:
 
 
 def prepare_sweep(
-    factory: Project,
+    project: Project,
     targets: Sequence[Target],
     inventory: Inventory,
     options: SweepOptions,
     bench: SweepDependencies,
 ) -> SweepDraft:
-    """Decides; makes and sends nothing. Raises UsageError for options that cannot be."""
+    """Plan a sweep; builds and sends nothing. Raises UsageError for invalid options."""
     check_limits(options.limits)
-    own = own_of(options.pool, factory.settings)
+    own = own_of(options.pool, project.settings)
     site = find_site(options.site)
     if options.pool == HTCONDOR:
         check_needs(site, WRITTEN | names_of(own))
     now = bench.clock()
     name = format_id(now, bench.random(2))
-    registry = options.registry or factory.settings.registry.value
-    kind = choose_image_type(factory, options.image, registry)
-    folder = options.folder or sweeps_directory(factory.settings) / name
+    registry = options.registry or project.settings.registry.value
+    kind = choose_image_type(project, options.image, registry)
+    folder = options.folder or sweeps_directory(project.settings) / name
     bench.pools(options.pool).check_folder(folder)
     place = ImageDelivery(kind=kind, registry=registry, folder=folder, now=now)
-    plan = plan_sweep(read_pool_stages(factory, targets, place), inventory, options.asked)
-    looking = SweepLookup(
-        now=now, suite=suite_digest(), pools=bench.pools, queue=bench.queue, user=bench.user
-    )
-    images = _images(factory, plan, kind)
-    seen, notes = read_underway(sweeps_directory(factory.settings), images, looking)
+    plan = plan_sweep(read_pool_stages(project, targets, place), inventory, options.asked)
+    lookup = SweepLookup(now=now, suite=suite_digest(), pools=bench.pools, queue=bench.queue, user=bench.user)
+    images = _images(project, plan, kind)
+    seen, notes = read_underway(sweeps_directory(project.settings), images, lookup)
     plan = leave_out_underway(replace(plan, notes=plan.notes + notes), seen, options.asked.allow)
     faults: tuple[NodeFault, ...] = ()
     chosen = choose_machines(inventory, options.asked.machines)
     if plan.cells and BAD_MACHINE not in options.asked.allow:
         machines = capable_machines(chosen, plan.cells)
-        faults = of_bad_machines(_recent_faults(factory.settings, options.pool, bench), machines)
+        faults = of_bad_machines(_recent_faults(project.settings, options.pool, bench), machines)
         plan = leave_out_bad(plan, chosen, bad_by_row(faults, machines))
         plan = replace(plan, notes=plan.notes + format_excluded(faults))
     if plan.cells and CLAIMED not in options.asked.allow:
-        claims = read_claims(factory, registry, now)
+        claims = read_claims(project, registry, now)
         plan = leave_out_claimed(replace(plan, notes=plan.notes + claims.notes), images, claims.claims)
     plan = within_budget(plan, options.asked, timeout_of(options.level), now.date())
     return SweepDraft(
@@ -323,8 +318,10 @@ def prepare_sweep(
 
 
 def _recent_faults(settings: Settings, pool: str, bench: SweepDependencies) -> tuple[NodeFault, ...]:
-    """The faults of machines in the sweeps of the last days. A sweep that cannot be read is skipped: what
-    reads the cells in progress reports it."""
+    """Return the faults of machines in the sweeps of the last days.
+
+    A sweep that cannot be read is skipped: `read_underway` reports it.
+    """
     now = bench.clock()
     blamed: list[NodeFault] = []
     for folder in find_sweeps(settings):
@@ -341,35 +338,20 @@ def _recent_faults(settings: Settings, pool: str, bench: SweepDependencies) -> t
     return tuple(blamed)
 
 
-def _images(factory: Project, plan: SweepPlan, kind: ImageKind) -> Images:
-    """What the jobs of a plan would run, as far as that is made already."""
+def _images(project: Project, plan: SweepPlan, kind: ImageKind) -> Images:
+    """Return what the jobs of a plan would run, as far as it exists."""
     stages = {cell.stage.target.name: cell.stage for cell in plan.cells if not cell.stage.missing}
     if kind is ImageKind.DOCKER:
         images = {name: f"docker://{stage.reference}" for name, stage in stages.items()}
     else:
-        sifs = {name: ensure_stored_sif(factory, stage.target) for name, stage in stages.items()}
+        sifs = {name: ensure_stored_sif(project, stage.target) for name, stage in stages.items()}
         images = {name: sif.file.digest for name, sif in sifs.items() if sif}
     keys = [(cell.stage.target.name, cell.row) for cell in plan.cells]
     return {key: images[key[0]] for key in keys if key[0] in images}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweepDependencies:
-    """What a sweep takes from this process: the time and its passing, random bytes, and who opens pools.
-
-    `queue` says whether these may be asked for the sweeps at work, `user` who asks, None for anybody.
-    """
-
-    clock: Callable[[], datetime]
-    random: Callable[[int], bytes]
-    pools: Pools
-    queue: bool = True
-    user: int | None = None
-    pause: Callable[[float], None] = time.sleep
-
-
 def check_limits(limits: JobLimits) -> None:
-    """A sweep's nonces are good for LIFETIME: whatever comes back later cannot be signed."""
+    """Raise UsageError if results could come after LIFETIME: then their nonces have expired."""
     longest = (limits.idle + limits.held + limits.run + TRANSFERS) * (limits.retries + 1)
     if longest > LIFETIME:
         raise UsageError(
@@ -381,21 +363,21 @@ def check_limits(limits: JobLimits) -> None:
 
 
 def format_id(now: datetime, random: bytes) -> str:
-    """`20261122-061500-1f3a`: sorts by time; two at once differ by their end."""
+    """Return `20261122-061500-1f3a`: it sorts by time, and the random end makes it unique."""
     return f"{now.astimezone(UTC):%Y%m%d-%H%M%S}-{random.hex()}"
 
 
 def sweeps_directory(settings: Settings) -> Path:
-    """Where sweeps lie that were given no folder."""
+    """Return the directory of sweeps without a directory of their own."""
     return settings.store_path / "sweeps"
 
 
 def make_sweep(
-    factory: Project, prepared: SweepDraft, bench: SweepDependencies, progress: Progress
+    project: Project, prepared: SweepDraft, bench: SweepDependencies, progress: Progress
 ) -> SweepCreated:
-    """Images, nonces and files; nothing is submitted. What cannot be built leaves its siblings alone.
+    """Write a sweep: images, nonces and files. A target that cannot be built does not stop the others.
 
-    Raises NothingSelectedError where nothing is left to verify, UsageError for a folder that is in use.
+    Raises NothingSelectedError if there is nothing to verify, UsageError for a directory that is in use.
     """
     folder = prepared.place.folder
     if not prepared.plan.cells:
@@ -410,8 +392,7 @@ def make_sweep(
         raise UsageError(
             "directory-exists", f"{folder} already exists", hint="choose a new directory: --dir DIR"
         )
-    factory.layout.make()
-    order = NodeTemplate(level=prepared.options.level, now=prepared.place.now, random=bench.random)
+    project.layout.make()
     kits: list[NodeKit] = []
     faults: list[tuple[str, ImagefactoryError]] = []
     skipped = list(prepared.plan.left_out)
@@ -420,20 +401,44 @@ def make_sweep(
         by_target.setdefault(cell.stage.target.name, []).append(cell)
     for name, cells in by_target.items():
         try:
-            image = ensure_image(factory, cells[0].stage, prepared.place, progress)
+            image = ensure_image(project, cells[0].stage, prepared.place, progress)
             fitting, none = check_capacity(cells, image, prepared.inventory)
             skipped += none
-            kits += make_nodes(factory, fitting, image, order, progress) if fitting else ()
+            if fitting:
+                level, now = prepared.options.level, prepared.place.now
+                kits += _make_nodes(project, fitting, image, level, now, bench.random, progress)
         except ImagefactoryError as error:
             faults.append((name, error))
-            skipped += [_failed(cell, error) for cell in cells]
+            skipped += [
+                SkippedCell(
+                    target=name,
+                    capability=str(cell.capability),
+                    rule=FAILED,
+                    reason=f"its image is not available: {error.message}",
+                    part=cell.part,
+                )
+                for cell in cells
+            ]
     if not kits:
         raise (
             faults[0][1]
             if faults
             else NothingSelectedError("machines-too-small", skipped[-1].reason, hint=CAPACITY_HINT)
         )
-    claimed = _claim(factory, prepared, [kit.node for kit in kits], bench, progress)
+    claimed = _claim(
+        project,
+        prepared.id,
+        prepared.place.registry,
+        [kit.node for kit in kits],
+        prepared.options.limits,
+        bench,
+        progress,
+        ask=CLAIMED not in prepared.options.asked.allow,
+    )
+    for note in (note for note in claimed.notes if note not in prepared.plan.notes):
+        project.tell(f"note: {note}")
+    for claim in {claim.order: claim for claim in claimed.lost.values()}.values():
+        project.tell(f"note: skipping cells: {claim.reason}")
     lost = {kit.node.name: claimed.lost.get(cell_of(kit.node)) for kit in kits}
     skipped += [skipped_by_claim(other, kit.node) for kit in kits if (other := lost[kit.node.name])]
     kits = [kit for kit in kits if not lost[kit.node.name]]
@@ -457,73 +462,61 @@ def make_sweep(
     )
     runs = {kit.node.nonce: replace(kit.run, pool=sweep.pool) for kit in kits}
     try:
-        nonce_store(factory).issue_all(runs, sweep.made)
+        nonce_store(project).issue_all(runs, sweep.made)
         write_sweep_file(folder, sweep)
         if prepared.faults:
             write_file(folder / FAULT_FILES, format_machine_faults(prepared.faults))
         bench.pools(sweep.pool).write(folder, sweep, {kit.node.name: kit.texts for kit in kits})
     except BaseException:
-        release_claim(factory, sweep.id, (), bench.clock(), progress)
+        release_claim(project, sweep.id, (), bench.clock(), progress)
         raise
     notes = dict.fromkeys((*prepared.plan.notes, *claimed.notes))
     return SweepCreated(sweep=sweep, folder=folder, faults=tuple(faults), notes=tuple(notes))
 
 
 def _claim(
-    factory: Project,
-    prepared: SweepDraft,
-    nodes: Sequence[SweepNode],
+    access: Access,
+    sweep: str,
+    registry: str,
+    nodes: Iterable[SweepNode],
+    limits: JobLimits,
     bench: SweepDependencies,
     progress: Progress,
+    *,
+    ask: bool,
 ) -> ClaimResult:
-    """Claims what is about to be queued; what went wrong, and what another store has, is told."""
-    claiming = ClaimRequest(
-        sweep=prepared.id,
-        registry=prepared.place.registry,
+    """Claim the cells of nodes. With `ask`, cells that another store has are given up."""
+    request = ClaimRequest(
+        sweep=sweep,
+        registry=registry,
         cells=frozenset(map(cell_of, nodes)),
-        limits=prepared.options.limits,
+        limits=limits,
         clock=bench.clock,
         random=bench.random,
         pause=bench.pause,
-        ask=CLAIMED not in prepared.options.asked.allow,
+        ask=ask,
     )
-    claimed = claim_cells(factory, claiming, progress)
-    for note in claimed.notes:
-        if note not in prepared.plan.notes:
-            factory.tell(f"note: {note}")
-    for other in {claim.order: claim for claim in claimed.lost.values()}.values():
-        factory.tell(f"note: skipping cells: {other.reason}")
-    return claimed
+    return claim_cells(access, request, progress)
 
 
 def claim_again(
     access: Access, folder: Path, registry: str, bench: SweepDependencies, progress: Progress
 ) -> None:
-    """Claims what a sweep that is gone on with still has to run, whoever else has it."""
+    """Claim what a continued sweep still has to run, whoever else has it."""
     sweep = read_sweep(folder)
-    pool = bench.pools(sweep.pool)
-    claiming = ClaimRequest(
-        sweep=sweep.id,
-        registry=registry or access.settings.registry.value,
-        cells=frozenset(
-            cell_of(node) for node in sweep.nodes if _will_run(pool.read_node(folder, node, sweep.limits))
-        ),
-        limits=sweep.limits,
-        clock=bench.clock,
-        random=bench.random,
-        pause=bench.pause,
-        ask=False,
-    )
-    for note in claim_cells(access, claiming, progress).notes:
+    pool, registry = bench.pools(sweep.pool), registry or access.settings.registry.value
+    nodes = [node for node in sweep.nodes if _will_run(pool.read_node(folder, node, sweep.limits))]
+    result = _claim(access, sweep.id, registry, nodes, sweep.limits, bench, progress, ask=False)
+    for note in result.notes:
         access.tell(f"note: {note}")
 
 
 def capable_machines(
     inventory: Inventory, nodes: Sequence[SweepNode | QueuedCell]
 ) -> tuple[MachinesByCapability, ...]:
-    """The machines of a pool by the rows of `nodes`, and of each row those with a driver that comes first.
+    """Return the machines of a pool by the rows of `nodes`, and by row and the driver that comes first.
 
-    Pure. Several startds of one machine (`glidein_7@gpu01`) are that machine, as its jobs' logs name it.
+    Several startds of one machine (`glidein_7@gpu01`) are that machine, as in the logs of its jobs.
     """
 
     def names(row: str, driver: str) -> Iterator[str]:
@@ -538,16 +531,10 @@ def capable_machines(
     )
 
 
-def _failed(cell: QueuedCell, error: ImagefactoryError) -> SkippedCell:
-    reason = f"its image is not available: {error.message}"
-    target, capability = cell.stage.target.name, str(cell.capability)
-    return SkippedCell(target=target, capability=capability, rule=FAILED, reason=reason, part=cell.part)
-
-
 def submit_sweep(folder: Path, pools: Pools) -> str:
-    """Submits a sweep, or goes on with it where its DAG ended early; gives the job that drives it.
+    """Submit a sweep, or continue one whose DAG ended early. Return the job that drives it.
 
-    Raises UsageError for a folder that is no whole sweep, or of which nothing is left to run; ToolError.
+    Raises UsageError for a directory that is not a sweep or has nothing to run, ToolError.
     """
     sweep, jobs = read_sweep(folder), read_submitted(folder)
     pool = pools(sweep.pool)
@@ -558,17 +545,17 @@ def submit_sweep(folder: Path, pools: Pools) -> str:
             hint=f"run imagefactory sweep collect {folder}",
         )
     job = pool.submit(folder)
-    write_submitted(folder, (*jobs, job))
+    write_document(folder / SUBMITTED, {"format": 1, "jobs": [*jobs, job]})
     return job
 
 
 def _will_run(state: NodeState) -> bool:
-    """Whether a DAG that is gone on with still runs this node."""
+    """Return whether a continued DAG still runs this node."""
     return state.run is None and will_still_run(state.result.outcome, settled=state.settled)
 
 
 def read_submitted(folder: Path) -> tuple[str, ...]:
-    """The jobs that have driven a sweep, the oldest first."""
+    """Return the jobs that have driven a sweep, the oldest first."""
     try:
         row = json.loads((folder / SUBMITTED).read_bytes())
         return tuple(job for job in row["jobs"] if isinstance(job, str) and JOB.fullmatch(job))
@@ -582,14 +569,9 @@ def read_submitted(folder: Path) -> tuple[str, ...]:
         ) from error
 
 
-def write_submitted(folder: Path, jobs: Sequence[str]) -> None:
-    """Raises UsageError where the folder cannot be written."""
-    write_document(folder / SUBMITTED, {"format": 1, "jobs": list(jobs)})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepStatus:
-    """A sweep now. `driven`: something on the pool still works on it; None where the pool was not asked.
+    """A sweep now. `driven`: a job of the pool drives it, None if the pool was not asked.
 
     `machines` are those that failed jobs.
     """
@@ -612,7 +594,7 @@ class SweepStatus:
 
     @property
     def settled(self) -> bool:
-        """All are done, and what is still at work on the pool takes none of them up again."""
+        """Whether all nodes have an outcome that the pool does not retry."""
         open_ones = (*RETRIED_OUTCOMES, Outcome.NOT_TESTED)
         return self.complete and not (
             self.driven and any(result.outcome in open_ones for result in self.results)
@@ -620,7 +602,10 @@ class SweepStatus:
 
 
 def read_status(folder: Path, pools: Pools, *, queue: bool = True) -> SweepStatus:
-    """From what the jobs left; with `queue` also whether it is still driven. Raises UsageError, ToolError."""
+    """Return the status by the files of the jobs, with `queue` also by the pool.
+
+    Raises UsageError, ToolError.
+    """
     sweep = read_sweep(folder)
     pool = pools(sweep.pool)
     if queue:  # before the logs: what ends in between is seen there
@@ -638,12 +623,12 @@ def read_status(folder: Path, pools: Pools, *, queue: bool = True) -> SweepStatu
 
 
 def find_sweeps(settings: Settings) -> tuple[Path, ...]:
-    """The sweeps of this store, the oldest first."""
+    """Return the sweeps of this store, the oldest first."""
     return tuple(sorted(path.parent for path in sweeps_directory(settings).glob(f"*/{SWEEP}")))
 
 
 def find_sweep(settings: Settings, name: str) -> Path:
-    """The folder of a sweep: by its id, or a path to it. Raises NothingSelectedError."""
+    """Return the directory of a sweep by its id or path. Raises NothingSelectedError."""
     known = sweeps_directory(settings) / name
     if ID.fullmatch(name) and (known / SWEEP).is_file():
         return known

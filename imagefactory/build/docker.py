@@ -350,7 +350,7 @@ class DockerEngine:
         name = reference(definition.target)
         tag_image(self.layout, definition.target, image)
         if isinstance(image, Image):
-            tagged = self.daemon.holds(image, name)
+            tagged = self.daemon.find(image, name)
             if tagged:
                 self.daemon.tag(tagged, name)
             elif self.daemon.inspect(name):  # another image's: `docker run` must not take it for this one

@@ -145,7 +145,6 @@ COMMANDS = {
         "run": "cli.run:run",
         "emulate": "extras.emulate.command:emulate",
         "compat": "cli.compat:compat",
-        "inspect": "cli.compat:inspect",
         "gpus": "cli.gpus:gpus",
         "job write": "cli.job:write",
         "job check": "extras.lint.command:check",

@@ -48,18 +48,33 @@ def _complete_names(ctx: click.Context, parameter: click.Parameter, incomplete: 
 
 @click.command()
 @click.argument(
-    "names", metavar="[TARGET|FAMILY|PACKAGE==VERSION]...", nargs=-1, shell_complete=_complete_names
+    "names",
+    metavar="[TARGET|FAMILY|PACKAGE==VERSION|IMAGE|FILE|DIR]...",
+    nargs=-1,
+    shell_complete=_complete_names,
 )
-@click.option("--gpu", metavar="NAME", help='A GPU: V100, "RTX 5090", H100-SXM5-80GB.')
-@click.option("--capability", metavar="X.Y", help="A compute capability in its place.")
-@click.option("--cuda", default="", metavar="X.Y", help="Of PACKAGE==VERSION the build for this CUDA.")
-@click.option("--driver", default="", metavar="VERSION", help="Its driver for Linux: 535 or 535.54.03.")
+@click.option(
+    "--gpu",
+    "gpus",
+    multiple=True,
+    metavar="NAME",
+    help='A GPU: V100, "RTX 5090", gfx90a. With a scan repeatable.',
+)
+@click.option(
+    "--capability", "capabilities", multiple=True, metavar="X.Y", help="A compute capability instead."
+)
+@click.option("--driver", default="", metavar="VERSION", help="The driver for Linux there: 535 or 535.54.03.")
+@click.option("--cuda", default="", metavar="X.Y", help="The CUDA of PACKAGE==VERSION.")
+@click.option(
+    "--scan", is_flag=True, help="Scan the GPU code of one target, image, wheel, .sif, directory or library."
+)
+@click.option("--all", "every", is_flag=True, help="With a scan: show all libraries and all capabilities.")
 @click.option(
     "--cover",
     "file",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="GPUS.YAML",
-    help="The fewest images of each family that serve these GPUs: a list of "
+    help="Show the fewest images of each family that serve these GPUs: a list of "
     '{name: V100, driver: "535.129.03", count: 24}, or capability: "7.0".',
 )
 @click.option(
@@ -68,9 +83,11 @@ def _complete_names(ctx: click.Context, parameter: click.Parameter, incomplete: 
     multiple=True,
     metavar="NAME",
     shell_complete=_complete_families,
-    help="With --cover: of this family alone.",
+    help="With --cover: only this family (repeatable).",
 )
-@click.option("--differences", is_flag=True, help="Where the scanned wheels are not what is documented.")
+@click.option(
+    "--differences", is_flag=True, help="Show where scanned wheels differ from their documentation."
+)
 @json_option
 @click.pass_obj
 def compat(
@@ -78,16 +95,18 @@ def compat(
     /,
     *,
     names: tuple[str, ...],
-    gpu: str | None,
-    capability: str | None,
-    cuda: str,
+    gpus: tuple[str, ...],
+    capabilities: tuple[str, ...],
     driver: str,
+    cuda: str,
+    scan: bool,
+    every: bool,
     file: Path | None,
     families: tuple[str, ...],
     differences: bool,
     as_json: bool,
 ) -> None:
-    """Say what runs on which GPU: documented, predicted or verified.
+    """Show on which GPUs something runs, and how that is known.
 
     \b
       imagefactory compat --gpu V100                   which targets run there, and why not the others
@@ -96,21 +115,39 @@ def compat(
       imagefactory compat torch==2.6 --cuda 12.4 --gpu V100 --driver 550    one release, recipe or not
       imagefactory compat --cover gpus.yaml            the fewest images for these GPUs
       imagefactory compat --differences                what is documented against what was found
+    \b
+      imagefactory compat --scan pytorch-2.3-cu121     a target: its image, else the packages of its lock
+      imagefactory compat pytorch:2.3-cu121            an image of the store, or its digest
+      imagefactory compat registry.example.org/pytorch:2.3 --gpu "RTX 5090"
+      imagefactory compat torch-2.9.1-cp311-cp311-linux.whl    a wheel, a .sif, ./DIR, one library
 
-    Nothing is fetched or scanned: scans of framework wheels are kept in the tables (`inspect` scans). Exit
-    code 9 when nothing runs on the GPU asked about, or nothing serves one of --cover.
+    An image, a file or a directory is scanned; --scan scans a target too. Verdicts on that image that you
+    trust come first. Without a scan nothing is downloaded: the tables have scans of framework wheels.
 
-    --cover prefers machine code to PTX, what was verified, then what a scan found, and the newer. What some
-    calls fail in, and PTX that is only documented, serves where nothing better does.
+    Exit code 9 if nothing runs on the GPU, if a GPU of --cover has no image, or if not all of a scan runs.
+
+    --cover prefers machine code to PTX, verified to scanned to documented, and newer versions. Images in
+    which some calls fail, and documented PTX, serve only if nothing better does.
     """
-    by_gpu = gpu is not None or capability is not None
+    place = names[0] if len(names) == 1 and (scan or _is_place(names[0])) else None
     reject_conflict(
-        (gpu is not None) + (capability is not None) + (file is not None) + differences > 1,
+        scan and place is None, "--scan requires exactly one target, image, file or directory", "pass one"
+    )
+    reject_conflict(every and place is None, "--all requires a scan", "add --scan")
+    if place is not None:
+        others = {"--cuda": cuda, "--cover": file, "--family": families, "--differences": differences}
+        for option, value in others.items():
+            reject_conflict(value, f"{option} does not apply to a scan", f"remove {option}")
+        return _scan(call, place, gpus, capabilities, driver, every=every, as_json=as_json)
+    reject_conflict(
+        len(gpus) + len(capabilities) + (file is not None) + differences > 1,
         "these options select different tables",
         "use one of --gpu, --capability, --cover, --differences",
     )
     reject_conflict(
-        driver and not by_gpu, "--driver requires --gpu or --capability", "add one of them or remove --driver"
+        driver and not (gpus or capabilities),
+        "--driver requires --gpu or --capability",
+        "add one of them or remove --driver",
     )
     reject_conflict(
         families and file is None,
@@ -126,10 +163,15 @@ def compat(
         return _differences(names, as_json=as_json)
     if file:
         return _cover(call, file, (*names, *families), as_json=as_json)
-    if by_gpu:
-        device = _gpu(gpu, capability, driver)
+    if gpus or capabilities:
+        device = _gpu(gpus, capabilities, driver)
         return _parse_single_gpu(device, _candidates(call, names, cuda=cuda), as_json=as_json)
     return _table(_candidates(call, names, cuda=cuda, every_version=True), as_json=as_json)
+
+
+def _is_place(name: str) -> bool:
+    """Return whether a name is an image, a file or a directory, and not a target, family or release."""
+    return any(mark in name for mark in ":/@") or name.endswith((".whl", ".sif", ".so"))
 
 
 def _table(candidates: list[CoverCandidate], *, as_json: bool) -> None:
@@ -202,17 +244,17 @@ def _check_not_cpu(targets: Sequence[Target], names: Sequence[str]) -> None:
             )
 
 
-def _gpu(name: str | None, capability: str | None, driver: str) -> CompatGpu:
+def _gpu(names: tuple[str, ...], capabilities: tuple[str, ...], driver: str) -> CompatGpu:
     """Return the requested GPU. Raises UsageError for an invalid option."""
     from imagefactory.gpu.knowledge import find_gpu
     from imagefactory.matrix.compat import CompatGpu
 
     driver = driver_of(driver)
-    if name is not None:
+    for name in names:
         gpu = find_gpu(name)
         _check_no_driver(gpu.capability, driver)
         return CompatGpu(name=gpu.name, capability=gpu.capability, driver=driver, host=gpu.host)
-    processor = capability_of(capability or "", "write --capability 8.6, or --gpu with a name")
+    processor = capability_of(capabilities[0], "write --capability 8.6, or --gpu with a name")
     _check_no_driver(processor, driver)
     return CompatGpu(name=str(processor), capability=processor, driver=driver)
 
@@ -306,41 +348,20 @@ def _differences(names: tuple[str, ...], *, as_json: bool) -> None:
     return print_result(format_differences(differences, terminal_width()))
 
 
-# --- The inspect command, which shows what an image, wheel or library can run on by its GPU code
+# --- What an image, wheel or library can run on by its GPU code
 
 
-@click.command()
-@click.argument("name", metavar="WHAT", shell_complete=complete_targets)
-@click.option(
-    "--gpu", "gpus", multiple=True, metavar="NAME", help='Answer for a GPU: V100, "RTX 5090", gfx90a.'
-)
-@click.option("--capability", "capabilities", multiple=True, metavar="X.Y", help="Answer for it.")
-@click.option("--driver", default="", metavar="VERSION", help="The driver for Linux there: 535 or 535.54.03.")
-@click.option("--all", "every", is_flag=True, help="Show all libraries and all capabilities.")
-@json_option
-@click.pass_obj
-def inspect(
+def _scan(
     call: CommandContext,
     name: str,
     gpus: tuple[str, ...],
     capabilities: tuple[str, ...],
     driver: str,
+    *,
     every: bool,
     as_json: bool,
 ) -> None:
-    """Predict on which GPUs something runs, from the GPU code in it. Needs no GPU.
-
-    Where verdicts on that very image are at hand and can be relied on, what was verified comes first.
-
-    \b
-      imagefactory inspect pytorch-2.3-cu121                     a target: its image, else its lock's packages
-      imagefactory inspect pytorch:2.3-cu121                     an image of the store, or its digest
-      imagefactory inspect registry.example.org/pytorch:2.3      an image of a registry
-      imagefactory inspect torch-2.9.1-cp311-cp311-linux.whl     a wheel, a .sif, a folder, one library
-      imagefactory inspect pytorch-2.3-cu121 --gpu "RTX 5090"    one answer in one line, and so for each --gpu
-
-    With --gpu or --capability the exit code is 0 where all of it runs, on each of them, and 9 where not.
-    """
+    """Predict on which GPUs something runs, from the GPU code in it; verdicts on that image come first."""
     from imagefactory.actions.inspect import inspect_place, inspected_verdicts
     from imagefactory.gpu.contradictions import contradictions
     from imagefactory.gpu.frameworks import cpu_only

@@ -332,19 +332,20 @@ def _prune_registry(
     call: CommandContext, place: str, older_than: str, *, dry_run: bool, as_json: bool
 ) -> None:
     from imagefactory.access import registry_place
-    from imagefactory.actions.store import PruneOptions, prune_registry
+    from imagefactory.actions.store import prune_registry
     from imagefactory.views.images import format_pruned
 
     factory, progress = call.factory, call.progress
     registry_place(factory, place)
     now = datetime.now(UTC)
     before = now - parse_age(older_than)
-    options = PruneOptions(registry=place, before=before, now=now, dry_run=dry_run)
     results: list[dict[str, object]] = []
     with exit_with_first_failure() as failures:
         for family in sorted({target.family for target in factory.targets}):
             with failures.of(family):
-                pruned = prune_registry(factory, family, options, progress)
+                pruned = prune_registry(
+                    factory, family, before, now, progress, registry=place, dry_run=dry_run
+                )
                 results.append(_pruned_json(pruned))
                 print_result(format_pruned(pruned, dry_run=dry_run), unless=as_json)
         if as_json:

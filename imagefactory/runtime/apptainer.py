@@ -1,22 +1,22 @@
 """The runner that starts images with apptainer, as an access point or a batch system would.
 
-Through subprocess and not through spython's `execute`: a command has a time limit, so there must be a
-process to end, and its two streams stay apart. apptainer hands its descriptors on to the image, so a command
-that is not captured gets those of `sandbox/terminals.py`.
+It uses subprocess, not spython's `execute`, for a process to end at the time limit and for separate streams.
+apptainer passes its descriptors on to the image, so a command that is not captured gets those of
+`sandbox/terminals.py`.
 
-What holds inside: of the host's files only `spec.mounts` (and apptainer's own /etc/hosts, resolv.conf,
-passwd and group), of its environment nothing (apptainer adds variables that name the .sif), no capability
-in any set, no_new_privs. The root file
-system is read-only by nature; without `read_only` changes go to memory (`--writable-tmpfs`, whose size
-the machine's apptainer.conf sets). Without `network` there is a network of its own with loopback only.
+Inside are only `spec.mounts` of the host's files (and apptainer's own /etc/hosts, resolv.conf, passwd and
+group), nothing of its environment (apptainer adds variables that name the .sif), no capability in any set,
+no_new_privs. The root file system is read-only; without `read_only` changes go to memory (`--writable-tmpfs`,
+whose size the machine's apptainer.conf sets). Without `network` it has a network of its own with only
+loopback.
 
-Who one is inside: root becomes `spec.uid` by apptainer's `--security`; an ordinary user is himself, or any
-other number, 0 too, by a user namespace of util-linux' `unshare` (apptainer's `--fakeroot` would put a
-library of its own before every program).
+Root becomes `spec.uid` by apptainer's `--security`. An ordinary user stays, or becomes any other number, 0
+too, by a user namespace of util-linux' `unshare` (apptainer's `--fakeroot` would load a library of its own
+into every program).
 
-A command that was never started and one that ends with 255 look alike from outside. So a shell in the
-image writes to a file of ours, in memory, right before it becomes the command, which also gives 127
-and 126 their meaning.
+A command that never started and a command that ends with 255 look alike from outside. So a shell in the image
+writes to a file of ours, in memory, right before it becomes the command, which also gives 127 and 126 their
+meaning.
 """
 
 from __future__ import annotations
@@ -39,12 +39,17 @@ from imagefactory.model import CommandResult, RunSpec
 from imagefactory.oci.manifests import Image, SifArtifact
 from imagefactory.runtime.apptainer_command import ApptainerCommand, clean, mount_option
 from imagefactory.runtime.devices import GpuDevices, find_gpus
-from imagefactory.runtime.limits import check_limits_supported
-from imagefactory.runtime.protocol import RunnerSupport, check_spec, planned_mounts
+from imagefactory.runtime.protocol import (
+    BoundedOutput,
+    RunnerSupport,
+    check_limits_supported,
+    check_spec,
+    planned_mounts,
+    signals_to_command,
+)
 from imagefactory.runtime.sandbox.terminals import END_NOW, descendants
-from imagefactory.runtime.unshare import SANDBOX, signals_to_command, unrecorded_bytes
+from imagefactory.runtime.unshare import SANDBOX, unrecorded_bytes
 
-OUTPUT_LIMIT = 16 << 20  # bytes kept of each stream; a stranger's image may print without end
 GRACE_SECONDS = 10.0
 
 EnsureSif = Callable[[Image], SifArtifact]
@@ -52,10 +57,7 @@ EnsureSif = Callable[[Image], SifArtifact]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallerIdentity:
-    """Who asks: the effective ids, and where util-linux' `unshare` is (empty: nowhere).
-
-    `pool` are the options for the GPUs of this machine, by their makers.
-    """
+    """The effective ids, the path of util-linux' `unshare` (or empty), and options for the GPUs here."""
 
     uid: int
     gid: int
@@ -65,7 +67,7 @@ class CallerIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApptainerInvocation:
-    """How apptainer is started: the whole command line, and variables beside the caller's own."""
+    """The command line of apptainer, and variables besides the caller's own."""
 
     argv: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
@@ -74,9 +76,9 @@ class ApptainerInvocation:
 def plan(
     program: str, sif: str, spec: RunSpec, caller: CallerIdentity, *, started: int
 ) -> ApptainerInvocation:
-    """Decides the command line. Pure. `started` is the descriptor the shell inside writes to.
+    """Return the command line. The shell inside writes to the descriptor `started`.
 
-    Raises UsageError for a spec that cannot be, ToolError for a user that cannot be had here.
+    Raises UsageError for an invalid spec, ToolError for a user that is not possible here.
     """
     check_spec(spec)
     check_limits_supported(spec, "apptainer", ("files", "scratch"))
@@ -117,47 +119,42 @@ def plan(
     )
 
 
-def gpu_options(found: GpuDevices) -> tuple[str, ...]:
-    """What apptainer is told of GPUs; --rocm binds /dev/kfd, /dev/dri and the machine's ROCm libraries."""
-    return (*(["--nv"] if found.nvidia else []), *(["--rocm"] if found.amd else []))
+def gpu_options(devices: GpuDevices) -> tuple[str, ...]:
+    """Return the options for GPUs; --rocm binds /dev/kfd, /dev/dri and the machine's ROCm libraries."""
+    return (*(["--nv"] if devices.nvidia else []), *(["--rocm"] if devices.amd else []))
 
 
-def make_runner(ground: RunnerSupport) -> ApptainerRunner:
-    return ApptainerRunner(ApptainerCommand(ground.environ), ground.ensure_sif)
+def make_runner(support: RunnerSupport) -> ApptainerRunner:
+    return ApptainerRunner(ApptainerCommand(support.environ), support.ensure_sif)
 
 
 class ApptainerRunner:
-    """Runs commands in .sif files; `ensure_sif` gives the kept .sif of an image of the store."""
+    """Runs commands in .sif files; `ensure_sif` returns the cached .sif of an image of the store."""
 
     unpacked = None
 
     def __init__(self, command: ApptainerCommand, ensure_sif: EnsureSif) -> None:
         self.command, self.ensure_sif = command, ensure_sif
 
-    def prepare(self, made: Image | SifArtifact, *, checked: bool) -> Image | SifArtifact:  # noqa: ARG002
-        """The .sif of an image."""
-        return self.ensure_sif(made) if isinstance(made, Image) else made
+    def prepare(self, image: Image | SifArtifact, *, checked: bool) -> SifArtifact:  # noqa: ARG002
+        """Return the .sif of an image."""
+        return self.ensure_sif(image) if isinstance(image, Image) else image
 
     def require(self) -> str:
-        """`apptainer 1.4.5`. Raises ToolError when it is missing, too old or refused here."""
+        """Return `apptainer 1.4.5`. Raises ToolError if it is missing, too old or does not work here."""
         return f"apptainer {self.command.require(building=False)}"
 
     def run(self, image: Image | SifArtifact, spec: RunSpec) -> CommandResult:
-        """Runs `spec.argv`. 127 and 126 mean, as for shells, not found and not executable.
-
-        Not captured, its streams are pipes and terminals of a relay's. Of captured output the first 16 MiB
-        of each stream are kept. Raises UsageError, ToolError or StoreError when it was never started;
-        ToolError too where `pool` are asked for and this machine has none: apptainer would not mind.
-        """
+        """Also raises ToolError for `gpus` on a machine without any, which apptainer would ignore."""
         check_spec(spec)
         planned_mounts(spec)
-        found = find_gpus() if spec.gpus else None
-        sif = image if isinstance(image, SifArtifact) else self.ensure_sif(image)
+        devices = find_gpus() if spec.gpus else None
+        sif = self.prepare(image, checked=False)
         caller = CallerIdentity(
             uid=os.geteuid(),
             gid=os.getegid(),
             unshare=shutil.which("unshare", path=self.command.search) or "",
-            gpus=gpu_options(found) if found else (),
+            gpus=gpu_options(devices) if devices else (),
         )
         started, lost = os.memfd_create("started"), os.memfd_create("lost")
         try:
@@ -168,11 +165,11 @@ class ApptainerRunner:
             os.close(lost)
 
     def _run(self, invocation: ApptainerInvocation, spec: RunSpec, started: int, lost: int) -> CommandResult:
-        # apptainer writes nothing lasting, but wants a home to look for settings in: an empty one.
+        # apptainer needs a home for settings: an empty one.
         with temporary_directory("imagefactory-apptainer-") as home:
             own = {name: str(home) for name in ("APPTAINER_CONFIGDIR", "APPTAINER_CACHEDIR")}
             extra = {**dict(invocation.environment), **own}
-            output = subprocess.PIPE if spec.capture else None
+            pipe = subprocess.PIPE if spec.capture else None
             relay = (sys.executable, "-I", "-S", str(SANDBOX), "relay", str(lost), str(started))
             begun = time.monotonic()
             try:
@@ -180,8 +177,8 @@ class ApptainerRunner:
                     invocation.argv if spec.capture else (*relay, *invocation.argv),
                     env=self.command.environment(extra),
                     stdin=subprocess.DEVNULL if spec.capture else None,
-                    stdout=output,
-                    stderr=output,
+                    stdout=pipe,
+                    stderr=pipe,
                     pass_fds=(started,) if spec.capture else (started, lost),
                     start_new_session=spec.capture,  # interactive, it needs the terminal's own session
                 )
@@ -204,20 +201,22 @@ class ApptainerRunner:
 
 
 def explain(stderr: str, code: int, spec: RunSpec) -> ImagefactoryError:
-    """The error for a command that was never started, from what apptainer said of it."""
+    """Return the error for a command that never started, from apptainer's message."""
     lines = [clean(line) for line in stderr.splitlines() if "FATAL" in line or "ERROR" in line]
-    said = lines[-1].split(":", 1)[-1].strip() if lines else f"apptainer ended with {code}"
-    if "failed to set working directory" in said:
+    reason = lines[-1].split(":", 1)[-1].strip() if lines else f"apptainer ended with {code}"
+    if "failed to set working directory" in reason:
         return UsageError(
             "workdir-not-found",
             f"the image has no directory {spec.workdir} to work in",
             hint="choose another workdir",
         )
-    if "mount source" in said:
+    if "mount source" in reason:
         return UsageError(
-            "mount-failed", f"cannot mount this inside the image: {said}", hint="check the paths of the mount"
+            "mount-failed",
+            f"cannot mount this inside the image: {reason}",
+            hint="check the paths of the mount",
         )
-    if "/bin/sh" in said:
+    if "/bin/sh" in reason:
         return ToolError(
             "image-has-no-shell",
             "this image has no /bin/sh, which the apptainer runner needs",
@@ -225,7 +224,7 @@ def explain(stderr: str, code: int, spec: RunSpec) -> ImagefactoryError:
         )
     return ToolError(
         "command-not-started",
-        f"apptainer could not start the command: {said}",
+        f"apptainer could not start the command: {reason}",
         hint="run apptainer exec FILE.sif true for details, or use --runner unshare",
     )
 
@@ -233,23 +232,18 @@ def explain(stderr: str, code: int, spec: RunSpec) -> ImagefactoryError:
 def _collect(
     process: subprocess.Popen[bytes], timeout: float | None, *, relayed: bool
 ) -> tuple[str, str, bool]:
-    """Both streams and whether time ran out. Whatever happens, nothing runs on."""
-    kept: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
+    """Return both streams, and whether time ran out. In any case nothing still runs."""
+    output = BoundedOutput()
 
     def read(name: str, stream: IO[bytes]) -> None:
-        size = 0
         with stream:
             while data := stream.read1(1 << 16):  # type: ignore[attr-defined]
-                if size < OUTPUT_LIMIT:
-                    kept[name].append(data[: OUTPUT_LIMIT - size])
-                elif size - len(data) < OUTPUT_LIMIT:
-                    kept[name].append(f"\n[cut after {OUTPUT_LIMIT} bytes]\n".encode())
-                size += len(data)
+                output.add(name, data)
 
     threads = [
         threading.Thread(target=read, args=(name, stream), daemon=True)
-        for name in kept
-        if (stream := getattr(process, name)) is not None
+        for name, stream in (("stdout", process.stdout), ("stderr", process.stderr))
+        if stream is not None
     ]
     timed_out = False
     try:
@@ -259,7 +253,7 @@ def _collect(
             process.wait(timeout)
         except subprocess.TimeoutExpired:
             timed_out = True
-            if relayed:  # it passes on what was said before
+            if relayed:  # it passes on the output until now
                 process.send_signal(END_NOW)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(GRACE_SECONDS)
@@ -268,12 +262,11 @@ def _collect(
             thread.join(GRACE_SECONDS)
     finally:
         _end(process)
-    texts = [b"".join(parts).decode(errors="replace") for parts in kept.values()]
-    return texts[0], texts[1], timed_out
+    return output.text("stdout"), output.text("stderr"), timed_out
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends apptainer and all below it: what an ordinary user's apptainer started outlives it otherwise."""
+    """End apptainer and all below it: what an ordinary user's apptainer started would outlive it."""
     if process.poll() is None:
         for pid in (process.pid, *descendants(process.pid)):
             with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -1,11 +1,10 @@
-"""The adapter around apptainer's command: what it needs of the machine, `build` by spython.
+"""The adapter for apptainer's command: its requirements, and `build` by spython.
 
-No result is believed because a call returned: the file must appear where nothing was before, be a .sif
-with a root file system, and the process must have ended with 0. It appears under a fresh name and is
-renamed last, so a file of an earlier time is never taken for a new one, and stays when the new one fails.
+A build succeeds only if the process ends with 0 and a new file is a .sif with a root file system. The file
+has a new name and is renamed last, so an older file is never mistaken for it, and stays if the build fails.
 
-The caller's environment does not come in: of it apptainer sees only what says where things are (PASSED).
-That leaves out APPTAINER_* and SINGULARITY_*, each of which stands for an option.
+Of the caller's environment apptainer sees only variables with paths and addresses (PASSED). That excludes
+APPTAINER_* and SINGULARITY_*, each of which is an option.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from imagefactory.errors import BuildError, ImagefactoryError, ToolError, extra_hint
+from imagefactory.errors import BuildError, ToolError, extra_hint
 from imagefactory.fs import explain_full_disk
 from imagefactory.trees import remove_tree
 
 CHILD = Path(__file__).with_name("spython_child.py")
 PROGRAMS = ("apptainer", "singularity")
 OLDEST = (1, 2)
-"""Nothing older was ever tried with what is built here."""
+"""No older version was tested."""
 SIF_MAGIC_AT, SIF_MAGIC = 32, b"SIF_MAGIC\0"
-"""Where a .sif says what it is: after its launch line (the SIF specification, "global header")."""
+"""The magic of a .sif is after its launch line (the SIF specification, "global header")."""
 TAIL = 12
 LONGEST_LINE = 1 << 16  # bytes; a build may print without an end of line
 PASSED = re.compile(
@@ -48,18 +47,18 @@ INSTALL_HINT = (
     "https://apptainer.org/docs/admin/latest/installation.html"
 )
 SQUASHFS = "-comp zstd -Xcompression-level 1"
-"""How apptainer's own builds pack: as fast as .sif files of images are (build/sif.py)."""
+"""The packing of apptainer's own builds, as fast as .sif files of images (build/sif.py)."""
 
 Line = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SifRequest:
-    """One .sif to build.
+    """A .sif to build. `spec` is apptainer's build spec (a definition's file name, `oci:FOLDER`), in
+    `folder`.
 
-    `spec` is what apptainer calls a build spec (a definition's file name, `oci:FOLDER`), relative to
-    `folder`, where the build works; `binds` are pairs of a folder of this machine and where a %post
-    sees it, read-only. `hide` takes passwords out of a line.
+    `binds` are pairs of a directory of this machine and its path in a %post, read-only. `hide` removes
+    passwords from a line.
     """
 
     folder: Path
@@ -71,7 +70,7 @@ class SifRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApptainerMachine:
-    """What decides whether apptainer can work here; `explain_missing` judges it."""
+    """The facts that decide whether apptainer works here."""
 
     version: str
     uid: int
@@ -86,36 +85,33 @@ class ApptainerCommand:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.environ = dict(environ)
 
-    # --- what is here ------------------------------------------------------------------------------
-
     @property
     def search(self) -> str:
-        """Where programs are looked for: the caller's PATH, then the system's folders."""
+        """Return the search path of programs: the caller's PATH, then the system's directories."""
         return f"{self.environ.get('PATH', '')}:{SYSTEM_PATH}".lstrip(":")
 
     def find(self) -> str:
-        """The absolute path of apptainer's program. Raises ToolError when there is none."""
+        """Return the absolute path of apptainer's program. Raises ToolError if there is none."""
         for name in PROGRAMS:
-            found = shutil.which(name, path=self.search)
-            if found:
-                return found
+            if program := shutil.which(name, path=self.search):
+                return program
         raise ToolError("tool-missing", "apptainer is not installed", hint=INSTALL_HINT)
 
     def version(self) -> str:
-        """Such as `1.4.5`. Raises ToolError for a program that is not apptainer."""
+        """Return a version such as `1.4.5`. Raises ToolError for a program that is not apptainer."""
         program = self.find()
-        said = self._ask([program, "--version"])
-        found = re.search(r"apptainer version (\d+\.\d+\S*)", said)
-        if not found:
+        output = self._output([program, "--version"])
+        version = re.search(r"apptainer version (\d+\.\d+\S*)", output)
+        if not version:
             raise ToolError(
                 "tool-unexpected",
-                f"{program} is not apptainer (it prints: {said.strip()[:80]})",
+                f"{program} is not apptainer (it prints: {output.strip()[:80]})",
                 hint=INSTALL_HINT,
             )
-        return found[1]
+        return version[1]
 
     def require(self, *, building: bool) -> str:
-        """The version. Raises ToolError, with what mends it, when it cannot build or run here."""
+        """Return the version. Raises ToolError with the fix if it cannot build or run here."""
         version = self.version()
         uid = os.geteuid()
         machine = ApptainerMachine(
@@ -131,44 +127,16 @@ class ApptainerCommand:
         return version
 
     def environment(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-        """What apptainer is started with: PASSED of the caller's environment and `extra`."""
-        kept = {name: value for name, value in self.environ.items() if PASSED.fullmatch(name)}
-        return {**kept, "PATH": self.search, **(extra or {})}
+        """Return the environment of apptainer: PASSED of the caller's, and `extra`."""
+        passed = {name: value for name, value in self.environ.items() if PASSED.fullmatch(name)}
+        return {**passed, "PATH": self.search, **(extra or {})}
 
-    # --- build -------------------------------------------------------------------------------------
+    def build(self, request: SifRequest, line: Line) -> None:
+        """Build `request.output`. `line` gets each line of the build, without passwords.
 
-    def build(self, order: SifRequest, line: Line) -> None:
-        """Makes `order.output`. `line` hears what the build prints, passwords taken out.
-
-        Raises BuildError with the last lines, StoreError for a full disk; `output` then is as it was.
+        Raises BuildError with the last lines, StoreError for a full disk; `output` is then unchanged.
         """
-        arguments = ["--disable-cache", "--mksquashfs-args", SQUASHFS]
-        for source, target in order.binds:
-            arguments += ["--mount", mount_option(source, target)]
-
-        def command(made: Path) -> list[str]:
-            return ["build", *arguments, str(made), order.spec]
-
-        def fail(why: str) -> ImagefactoryError:
-            return BuildError(
-                "apptainer-build-failed",
-                f"apptainer could not build {order.output.name}: {why}",
-                hint=_build_hint(why),
-            )
-
-        def heard(text: str) -> None:
-            line(order.hide(text))
-
-        with self._made(order.output, order.folder, fail) as work:
-            work.run(command(work.made), heard, order.hide)
-            work.insist_on_sif()
-
-    @contextlib.contextmanager
-    def _made(
-        self, output: Path, folder: Path, fail: Callable[[str], ImagefactoryError]
-    ) -> Iterator[_SpythonCall]:
-        """A fresh folder beside `output` in which a new .sif appears; a whole one is moved to `output`."""
-        program = self.find()
+        output, program = request.output, self.find()
         with explain_full_disk(output.parent):
             output.parent.mkdir(parents=True, exist_ok=True)
             scratch = Path(tempfile.mkdtemp(dir=output.absolute().parent, prefix=".apptainer-"))
@@ -179,77 +147,89 @@ class ApptainerCommand:
             (scratch / "tmp").mkdir()
             environment = self.environment({"APPTAINER_TMPDIR": str(scratch / "tmp"), **_drop_caps()})
             environment["PATH"] = f"{scratch / 'bin'}:{environment['PATH']}"
-            made = (scratch / "made.sif").absolute()
-            yield _SpythonCall(made=made, folder=folder, program=program, environment=environment, fail=fail)
+            sif = (scratch / "new.sif").absolute()
+            call = _SpythonCall(request=request, sif=sif, program=program, environment=environment)
+            call.run(line)
+            call.check_sif()
             with explain_full_disk(output.parent):
-                made.replace(output)
+                sif.replace(output)
         finally:
             with contextlib.suppress(OSError):
                 remove_tree(scratch)
 
-    # --- small questions ---------------------------------------------------------------------------
+    def _run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+            stdin=subprocess.DEVNULL,
+        )
 
-    def _ask(self, command: list[str]) -> str:
+    def _output(self, command: list[str]) -> str:
         try:
-            done = subprocess.run(
-                command,
-                env=self.environment(),
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=60,
-                stdin=subprocess.DEVNULL,
-            )
+            process = self._run(command)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise ToolError(
                 "tool-not-started", f"cannot start {command[0]}: {error}", hint=INSTALL_HINT
             ) from error
-        return done.stdout + done.stderr
+        return process.stdout + process.stderr
 
     def _mksquashfs_help(self) -> str:
         program = shutil.which("mksquashfs", path=self.search)
-        # Its help has the compressors it was built with; older ones print it for -help alone.
-        return self._ask([program, "-help"]) if program else ""
+        # Its help lists its compressors; older ones print it only for -help.
+        return self._output([program, "-help"]) if program else ""
 
     def _user_namespaces(self) -> str:
-        """Why an ordinary user gets no user namespace here; empty where one does."""
+        """Return why an ordinary user gets no user namespace here, or an empty text."""
         program = shutil.which("unshare", path=self.search)
         if not program:
-            return ""  # nobody to ask; apptainer says it itself
+            return ""  # unknown; apptainer reports it itself
         try:
-            done = subprocess.run(
-                [program, "--user", "--map-root-user", "true"],
-                env=self.environment(), capture_output=True, text=True, check=False, timeout=60,
-                stdin=subprocess.DEVNULL,
-            )  # fmt: skip
+            process = self._run([program, "--user", "--map-root-user", "true"])
         except subprocess.TimeoutExpired:
             return f"{program} did not answer within a minute"
-        return done.stderr.strip() if done.returncode else ""
+        return process.stderr.strip() if process.returncode else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SpythonCall:
-    """One call of spython: where the file is to appear, and in whose words its failure is told."""
+    """A call of spython that builds `sif`."""
 
-    made: Path
-    folder: Path
+    request: SifRequest
+    sif: Path
     program: str
     environment: Mapping[str, str]
-    fail: Callable[[str], ImagefactoryError]
 
-    def run(self, arguments: list[str], line: Line, hide: Callable[[str], str]) -> None:
-        """Raises what `fail` makes of a process that did not end with 0."""
+    def fail(self, why: str) -> BuildError:
+        hint = "fix the problem in its last output, then run the same command again"
+        if "no space left" in why.lower():
+            hint = "free some space at the store: building a .sif needs space for the unpacked image"
+        return BuildError(
+            "apptainer-build-failed",
+            f"apptainer could not build {self.request.output.name}: {why}",
+            hint=hint,
+        )
+
+    def run(self, line: Line) -> None:
+        """Raises BuildError if the process does not end with 0."""
+        arguments = ["build", "--disable-cache", "--mksquashfs-args", SQUASHFS]
+        for source, target in self.request.binds:
+            arguments += ["--mount", mount_option(source, target)]
+        arguments += [str(self.sif), self.request.spec]
         tail: deque[str] = deque(maxlen=TAIL)
-        # -P: this folder's modules are not to be found before the libraries of the same names.
+        # -P: modules of this directory must not hide libraries of the same names.
         process = subprocess.Popen(
             [sys.executable, "-P", str(CHILD), *arguments],
-            cwd=self.folder, env=dict(self.environment), stdin=subprocess.PIPE,
+            cwd=self.request.folder, env=dict(self.environment), stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         try:
             assert process.stdout is not None
             while raw := process.stdout.readline(LONGEST_LINE):
-                text = hide(clean(raw.decode(errors="replace")))
+                text = self.request.hide(clean(raw.decode(errors="replace")))
                 if text:
                     tail.append(text)
                     line(text)
@@ -266,29 +246,26 @@ class _SpythonCall:
             ended = f"it ended with {code if code > 0 else 128 - code}"
             raise self.fail("\n  ".join([f"{ended}; its last output:" if tail else ended, *tail]))
 
-    def insist_on_sif(self) -> None:
-        """Raises what `fail` makes of a missing file and of one that is no whole .sif."""
+    def check_sif(self) -> None:
+        """Raises BuildError for a missing file and an incomplete .sif."""
         try:
-            with self.made.open("rb") as file:
+            with self.sif.open("rb") as file:
                 magic = file.read(SIF_MAGIC_AT + len(SIF_MAGIC))[SIF_MAGIC_AT:]
         except FileNotFoundError:
             raise self.fail("it reported success, but there is no file") from None
         if magic != SIF_MAGIC:
             raise self.fail("its output is not a .sif")
-        done = subprocess.run(
-            [self.program, "sif", "list", str(self.made)],
+        listing = subprocess.run(
+            [self.program, "sif", "list", str(self.sif)],
             env=dict(self.environment), capture_output=True, text=True, check=False,
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
-        if done.returncode or "FS (Squashfs/*System" not in done.stdout:
+        if listing.returncode or "FS (Squashfs/*System" not in listing.stdout:
             raise self.fail("its output is a .sif without a root file system")
 
 
-# --- pure decisions ------------------------------------------------------------------------------
-
-
 def explain_missing(machine: ApptainerMachine, *, building: bool) -> ToolError | None:
-    """The first thing that keeps apptainer from working here, or None."""
+    """Return the first problem that keeps apptainer from working here, or None."""
     numbers = tuple(int(part) for part in re.findall(r"\d+", machine.version)[:2])
     if numbers < OLDEST:
         return ToolError("tool-too-old", f"apptainer {machine.version} is too old", hint=INSTALL_HINT)
@@ -314,22 +291,21 @@ def explain_missing(machine: ApptainerMachine, *, building: bool) -> ToolError |
 
 
 def lacking_capabilities(status: str, *, last: int, uid: int) -> tuple[str, ...]:
-    """The capabilities that root lacks here; none for other users.
+    """Return the capabilities that root lacks here, none for other users.
 
-    `status` is the text of /proc/self/status, `last` the highest bit the kernel knows (cap_last_cap).
-
-    apptainer as root asks for all of them and fails where a container or virtual machine withholds one,
-    unless it is told to drop it.
+    `status` is the text of /proc/self/status, `last` the highest bit of the kernel (cap_last_cap). As root,
+    apptainer requests all of them and fails in a container or virtual machine without one, unless an option
+    drops it.
     """
-    found = re.search(r"^CapPrm:\s*([0-9a-f]+)$", status, re.MULTILINE)
-    if uid or not found:
+    match = re.search(r"^CapPrm:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    if uid or not match:
         return ()
-    permitted = int(found[1], 16)
+    permitted = int(match[1], 16)
     return tuple(name for bit, name in enumerate(CAPABILITIES[: last + 1]) if not permitted & 1 << bit)
 
 
 def mount_option(source: Path, target: str, *, writable: bool = False) -> str:
-    """The value of `--mount`, which is a line of CSV: paths with commas and colons are right too."""
+    """Return the value of `--mount`, a line of CSV, so that paths may have commas and colons."""
     line = io.StringIO()
     fields = ["type=bind", f"source={source}", f"destination={target}", *([] if writable else ["ro"])]
     csv.writer(line, lineterminator="").writerow(fields)
@@ -360,12 +336,6 @@ def _drop_caps() -> dict[str, str]:
 
 
 def clean(text: str) -> str:
-    """One printable line: no colour and no control character of a build reaches a terminal."""
+    """Return a printable line: no color and no control character of a build reaches a terminal."""
     plain = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text).rstrip()
     return "".join(letter if letter.isprintable() else " " for letter in plain)
-
-
-def _build_hint(why: str) -> str:
-    if "no space left" in why.lower():
-        return "free some space at the store: building a .sif needs space for the unpacked image"
-    return "fix the problem in its last output, then run the same command again"

@@ -1,4 +1,4 @@
-"""Where mmdebstrap and the scripts of Debian packages run: as root of ids of their own (sandbox/build.py)."""
+"""The sandbox for mmdebstrap and scripts of Debian packages, as root of separate ids (sandbox/build.py)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class IdMaps:
 
 
 def prepare_directory(folder: Path) -> None:
-    """Make the directories of a build. The ids inside are of no user, and this user's stay out of reach."""
+    """Create the directories of a build, whose ids belong to no user and cannot reach this user's files."""
     folder.chmod(0o700)
     for name, mode in ((TREE, 0o1777), (INPUT, 0o755)):
         (folder / name).mkdir(exist_ok=True)
@@ -41,7 +41,7 @@ def prepare_directory(folder: Path) -> None:
 
 
 class BuildProcess:
-    """A running build in `folder`, which `prepare_folder` made. Its stdout and stderr are pipes."""
+    """A running build in a prepared `folder`. Its stdout and stderr are pipes."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class BuildProcess:
                 f"the build sandbox does not support the processor '{caller.machine}'",
                 hint=f"build on {' or '.join(sorted(ARCHITECTURES))}",
             )
-        # The disk's reserve bounds what is written: counting the files of a whole base would slow it down.
+        # The disk's reserve limits what is written: counting the files of a whole base would slow it down.
         self.limits = replace(decide_limits({}, read_capacity(folder)), scratch=None)
         plan = {
             "argv": argv,
@@ -72,17 +72,17 @@ class BuildProcess:
         }
         plan_out, plan_in = os.pipe()
         status_out, status_in = os.pipe()
-        kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+        inherited = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
         try:
             self.process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(SANDBOX), str(plan_out), str(status_in), "build"],
                 cwd=folder,
-                env={**kept, "PATH": SYSTEM_PATH},
+                env={**inherited, "PATH": SYSTEM_PATH},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 pass_fds=(plan_out, status_in),
-                start_new_session=True,  # the terminal's Ctrl-C is the caller's to handle
+                start_new_session=True,  # the caller handles the terminal's Ctrl-C
             )
         except BaseException:
             os.close(plan_in)
@@ -112,7 +112,7 @@ class BuildProcess:
 
 
 def explain_failure(report: Mapping[str, Any], limits: RunLimits) -> ImagefactoryError:
-    """The error for what the sandbox reported: a limit, or a step that failed."""
+    """Return the error for the sandbox's report: a limit, or a failed step."""
     name = str(report.get("over", ""))
     if name.startswith("reserve"):
         return BuildError(

@@ -1,8 +1,12 @@
-"""The machine's GPUs, as a sandbox needs them: devices of both makers, and NVIDIA's driver libraries.
+"""The machine's GPUs for a sandbox: devices of both makers, and NVIDIA's driver libraries.
 
-NVIDIA's user-space libraries belong to the machine's kernel module, never to an image; they are
-found through the dynamic linker's cache. Which ones compute work needs: the lists that NVIDIA's own
-container library uses for its `utility` and `compute` capabilities.
+NVIDIA's user-space libraries belong to the machine's kernel module, never to an image; the dynamic linker's
+cache has them. The list is that of NVIDIA's own container library for its `utility` and `compute`
+capabilities.
+
+ROCm's libraries belong to the image, which takes only the kernel's driver of the machine. Sources: Linux,
+amdgpu, KFD topology (/sys/class/kfd/kfd/topology/nodes/*/properties; `gfx_target_version` is 90010 for
+gfx90a, 0 for what is not a GPU); AMD, ROCm, running in Docker: /dev/kfd, and /dev/dri or its render nodes.
 """
 
 from __future__ import annotations
@@ -17,13 +21,6 @@ from pathlib import Path
 
 from imagefactory.errors import ToolError
 
-# --- The machine's AMD GPUs, by what the kernel tells of them, and the devices that a container needs
-# ROCm's libraries belong to the image: of the machine it takes the kernel's driver alone. Sources: Linux,
-# amdgpu, KFD topology (/sys/class/kfd/kfd/topology/nodes/*/properties; `gfx_target_version` is 90010 of
-# gfx90a,
-# 0 of what is no GPU); AMD, ROCm, running in Docker: /dev/kfd, and /dev/dri or its render nodes.
-
-
 NODES = "class/kfd/kfd/topology/nodes"
 """Below /sys."""
 _VERSION = re.compile(r"^gfx_target_version ([0-9]{1,6})$", re.MULTILINE)
@@ -31,10 +28,11 @@ _VERSION = re.compile(r"^gfx_target_version ([0-9]{1,6})$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AmdGpus:
-    """`processors` are a GPU's each (`gfx90a`). `devices` are absolute paths, `groups` the ids that own them,
-    `refused` those nodes that this user may not open.
+    """The processor of each GPU (`gfx90a`), absolute paths of devices, and the ids of the groups that own
+    them.
 
-    `driver` is amdgpu's where it was installed beside the kernel (`6.12.12`), empty for the kernel's own.
+    `refused` are nodes that this user may not open. `driver` is the version of a separately installed amdgpu
+    (`6.12.12`), empty for the kernel's own.
     """
 
     processors: tuple[str, ...]
@@ -45,7 +43,7 @@ class AmdGpus:
 
 
 def find_amd_gpus(*, dev: Path = Path("/dev"), sys: Path = Path("/sys")) -> AmdGpus | None:
-    """None where the kernel tells of none, or has no device for them."""
+    """Return the AMD GPUs, or None if the kernel lists none or has no device for them."""
     processors = read_processors(sys / NODES)
     nodes = (dev / "kfd", *sorted(dev.glob("dri/renderD*")))
     if not processors or not nodes[0].exists():
@@ -61,24 +59,24 @@ def find_amd_gpus(*, dev: Path = Path("/dev"), sys: Path = Path("/sys")) -> AmdG
 
 
 def read_processors(nodes: Path) -> tuple[str, ...]:
-    """The processor of each GPU in the kernel's list of nodes, in order, as far as it is told."""
-    found = []
+    """Return the processor of each GPU in the kernel's list of nodes, in order, where it is listed."""
+    processors = []
     for path in sorted(nodes.glob("*/properties"), key=lambda path: (len(path.parent.name), path)):
         try:
-            told = _VERSION.search(path.read_text())
+            version = _VERSION.search(path.read_text())
         except OSError:  # of a GPU that this container may not use
             continue
-        if told and int(told[1]):
-            found.append(processor_of(int(told[1])))
-    return tuple(found)
+        if version and int(version[1]):
+            processors.append(processor_of(int(version[1])))
+    return tuple(processors)
 
 
 def processor_of(version: int) -> str:
-    """`gfx90a` of 90010: major, minor and stepping, two digits each, of which a name has the last in hex."""
+    """Return `gfx90a` for 90010: major, minor and stepping have two digits each, the last one in hex."""
     return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
 
 
-# Where they appear inside a sandbox: `libraries` and `programs` below it.
+# Inside a sandbox it has `libraries` and `programs`.
 DRIVER_DIRECTORY = "/usr/local/nvidia-driver"
 LIBRARIES = (
     "libcuda.so",
@@ -106,7 +104,7 @@ NO_GPU_HINT = "run this on a machine where nvidia-smi or rocminfo lists a GPU, o
 class GpuDevices:
     """Absolute paths on this machine. `links` are (soname, file name) pairs of the libraries.
 
-    `driver` is the kernel module's version (`550.90.07`), empty when it does not say.
+    `driver` is the kernel module's version (`550.90.07`), empty if it has none.
     """
 
     devices: tuple[str, ...]
@@ -125,9 +123,9 @@ class GpuDevices:
 
 
 def parse_linker_cache(text: str, *, machine: str) -> tuple[tuple[str, str], ...]:
-    """(soname, path) of the driver's libraries in the output of `ldconfig -p`, for this architecture.
+    """Return (soname, path) of the driver's libraries in the output of `ldconfig -p`, for this architecture.
 
-    The first line for a soname wins, as it does for the dynamic linker.
+    The first line for a soname wins, as for the dynamic linker.
     """
     kind = CACHE_ARCHITECTURES.get(machine, machine)
     libraries: dict[str, str] = {}
@@ -142,13 +140,13 @@ def parse_linker_cache(text: str, *, machine: str) -> tuple[tuple[str, str], ...
 
 
 def parse_driver_version(text: str) -> str:
-    """The version in /proc/driver/nvidia/version, for the closed and the open kernel module; "" if none."""
+    """Return the version in /proc/driver/nvidia/version, of the closed or open kernel module, "" if none."""
     match = re.search(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", text, re.MULTILINE)
     return match[1] if match else ""
 
 
 def find_device_nodes(dev: Path) -> tuple[Path, ...]:
-    """The NVIDIA nodes below `dev`: the GPUs, nvidiactl, nvidia-uvm, and the folder nvidia-caps."""
+    """Return the NVIDIA nodes below `dev`: GPUs, nvidiactl, nvidia-uvm, and the directory nvidia-caps."""
     return tuple(sorted(path for path in dev.glob("nvidia*") if path.is_char_device() or path.is_dir()))
 
 
@@ -164,9 +162,9 @@ def find_gpus(
     programs: tuple[Path, ...] = (Path("/usr/bin"), Path("/usr/local/bin")),
     linker_cache: str | None = None,
 ) -> GpuDevices:
-    """What to bind for a run with GPUs. Raises ToolError when there is no GPU or no driver library.
+    """Return what to bind for a run with GPUs. Raises ToolError without a GPU or driver library.
 
-    `linker_cache` is the text of `ldconfig -p`; None asks ldconfig.
+    `linker_cache` is the text of `ldconfig -p`; None runs ldconfig.
     """
     nodes, amd = find_device_nodes(dev), find_amd_gpus(dev=dev, sys=sys)
     if amd and not count_gpus(nodes):
@@ -203,22 +201,21 @@ def find_gpus(
         libraries=tuple(sorted(map(str, files))),
         links=tuple((name, path.resolve().name) for name, path in cached if path.resolve().name != name),
         programs=tuple(
-            str(found.resolve())
+            str(program.resolve())
             for name in PROGRAMS
-            if (found := next((folder / name for folder in programs if (folder / name).is_file()), None))
+            if (program := next((folder / name for folder in programs if (folder / name).is_file()), None))
         ),
         driver=parse_driver_version(version.read_text()) if version.is_file() else "",
     )
 
 
 def read_linker_cache() -> str:
-    """What `ldconfig -p` prints. Raises ToolError where there is no ldconfig."""
+    """Return the output of `ldconfig -p`. Raises ToolError if there is no ldconfig."""
     for program in LDCONFIG:
         if Path(program).is_file():
-            done = subprocess.run(
+            return subprocess.run(
                 [program, "-p"], capture_output=True, text=True, check=False, env={}, stdin=subprocess.DEVNULL
-            )
-            return done.stdout
+            ).stdout
     raise ToolError(
         "tool-missing",
         "ldconfig is not installed, and the libraries of the driver cannot be found without it",

@@ -1,13 +1,13 @@
-"""Docker's daemon through its SDK: the only place that imports it. Its errors stop here.
+"""Docker's daemon through its SDK, whose errors stop here.
 
-A load that succeeded is looked at again. An image of the store is known by what it holds, its diff ids:
-daemons name it by the digest of its config or, with containerd's image store, by another one.
+A successful load is checked. An image of the store is identified by its diff ids: daemons name it by the
+digest of its config or, with containerd's image store, by another one.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 SAVE_CHUNK = 2 << 20
 ANSWER = 30
-"""Seconds for a daemon to say who it is."""
+"""Seconds for a daemon to report its version."""
 DAEMON_TIMEOUT = 3600
-"""Seconds without one byte from the daemon: it packs a whole image before it sends the first of it."""
+"""Seconds without a byte from the daemon: it packs a whole image before it sends the first one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonFacts:
-    """What answers: `version` is dockerd's (`26.1.5`) or podman's."""
+    """The version of dockerd (`26.1.5`) or podman."""
 
     version: str
     podman: bool
@@ -40,7 +40,7 @@ class DaemonFacts:
 class DockerDaemon:
     """The daemon that `environ` names (DOCKER_HOST, DOCKER_CONTEXT, else docker's current context).
 
-    Nothing is asked of it before the first call. Every method raises ToolError when it does not answer.
+    Connects at the first call. Every method raises ToolError if it does not answer.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -48,7 +48,7 @@ class DockerDaemon:
 
     @property
     def place(self) -> str:
-        """What a person calls it."""
+        """Return the daemon's address or context for a message."""
         named = self.environ.get("DOCKER_HOST")
         context = self.environ.get("DOCKER_CONTEXT")
         return named or (f"context {context}" if context else "the default socket")
@@ -64,17 +64,17 @@ class DockerDaemon:
         with self.speaking():
             import docker
 
-            # The first question: a daemon that hangs must not hold its asker for PATIENCE.
-            with closing(docker.from_env(environment=self.environ, timeout=ANSWER)) as asked:
-                told = asked.version()
-        components = {str(part.get("Name")): part for part in told.get("Components") or ()}
-        podman = "Podman Engine" in components
-        version = str(components["Podman Engine"].get("Version") if podman else told.get("Version"))
-        return DaemonFacts(version=version, podman=podman)
+            # The first request: a daemon that hangs must not block it for DAEMON_TIMEOUT.
+            with closing(docker.from_env(environment=self.environ, timeout=ANSWER)) as client:
+                answer = client.version()
+        components = {str(part.get("Name")): part for part in answer.get("Components") or ()}
+        podman = components.get("Podman Engine")
+        version = (podman or answer).get("Version")
+        return DaemonFacts(version=str(version), podman=podman is not None)
 
     @contextmanager
     def speaking(self) -> Iterator[None]:
-        """Turns what the SDK and its HTTP raise into a ToolError that says what to do."""
+        """Turn errors of the SDK and its HTTP into a ToolError with a fix."""
         try:
             import docker
             import requests
@@ -107,56 +107,53 @@ class DockerDaemon:
                 f"no docker daemon answers at {self.place}",
                 hint="sudo systemctl start docker; or set DOCKER_HOST to the address of yours",
             )
-        said = str(getattr(error, "explanation", None) or error)
+        text = str(getattr(error, "explanation", None) or error).strip()
         return ToolError(
             "docker-failed",
-            f"docker at {self.place}: {said.strip()}",
+            f"docker at {self.place}: {text}",
             hint="see its log: journalctl -u docker",
         )
 
-    # --- images ----------------------------------------------------------------------------------
-
-    def holds(self, image: Image, name: str) -> str:
-        """The id under which the daemon has `image`, by itself or as `name`; empty if it has not."""
-        for asked in (image.config, name):
-            found = self.inspect(asked)
-            if found and found["RootFS"].get("Layers") == [layer.diff_id for layer in image.layers]:
-                return str(found["Id"])
+    def find(self, image: Image, name: str) -> str:
+        """Return the daemon's id of `image`, by its config or as `name`; empty if it does not have it."""
+        for key in (image.config, name):
+            answer = self.inspect(key)
+            if answer and answer["RootFS"].get("Layers") == [layer.diff_id for layer in image.layers]:
+                return str(answer["Id"])
         return ""
 
     def inspect(self, name: str) -> dict[str, Any] | None:
-        """What the daemon says of an image, or None."""
+        """Return the daemon's record of an image, or None."""
         with self.speaking():
             import docker
 
             try:
-                found: dict[str, Any] = self.client.api.inspect_image(name)
+                answer: dict[str, Any] = self.client.api.inspect_image(name)
             except docker.errors.ImageNotFound:
                 return None
-            return found
+            return answer
 
     def ensure(self, layout: Layout, image: Image, name: str, progress: Progress) -> str:
-        """The id of `image` in the daemon, where it is loaded and called `name` if it is not there.
+        """Return the daemon's id of `image`, loaded as `name` if it does not have it.
 
-        Raises StoreError for a damaged layer, ToolError when the daemon does not take it.
+        Raises StoreError for a damaged layer, ToolError if the daemon does not accept it.
         """
-        known = self.holds(image, name)
-        if known:
+        if known := self.find(image, name):
             return known
         with progress.task(f"load {image.name} into docker", total=image.size) as task, self.speaking():
-            stream = _counted(stream_docker(layout, image, name), task.advance)
-            for line in self.client.api.load_image(stream, quiet=True):
+
+            def counted() -> Iterator[bytes]:
+                for chunk in stream_docker(layout, image, name):
+                    yield chunk
+                    task.advance(len(chunk))
+
+            for line in self.client.api.load_image(counted(), quiet=True):
                 if "error" in line or "errorDetail" in line:
-                    said = line.get("error") or line["errorDetail"].get("message")
-                    raise ToolError(
-                        "docker-load-failed", f"docker did not load {image.name}: {said}", hint=_SPACE
-                    )
-        known = self.holds(image, name)
-        if not known:
-            raise ToolError(
-                "docker-load-failed", f"docker loaded {image.name}, but it is not complete there", hint=_SPACE
-            )
-        return known
+                    text = line.get("error") or line["errorDetail"].get("message")
+                    raise _load_failed(f"docker did not load {image.name}: {text}")
+        if known := self.find(image, name):
+            return known
+        raise _load_failed(f"docker loaded {image.name}, but it is not complete there")
 
     def tag(self, name: str, as_name: str) -> None:
         repository, _, tag = as_name.rpartition(":")
@@ -164,7 +161,7 @@ class DockerDaemon:
             self.client.api.tag(name, repository, tag)
 
     def untag(self, name: str) -> None:
-        """Takes a name away; nothing happens when there is none."""
+        """Remove a name, if there is one."""
         with self.speaking():
             import docker
 
@@ -173,57 +170,54 @@ class DockerDaemon:
 
     @contextmanager
     def saved(self, name: str) -> Iterator[IO[bytes]]:
-        """What `docker save` writes of an image, as a stream."""
+        """Open the archive of `docker save` as a stream."""
 
         def chunks() -> Iterator[bytes]:
-            with self.speaking():  # here, or a broken connection would pass for a fault of the reader's files
+            with (
+                self.speaking()
+            ):  # here, or a broken connection would look like a fault of the reader's files
                 yield from self.client.api.get_image(name, SAVE_CHUNK)
 
         yield io.BufferedReader(_ImageStream(chunks()), SAVE_CHUNK)
 
 
 def run_name(image: Image) -> str:
-    """What an image of the store is called in a daemon that got it from there."""
+    """Return the name of an image of the store in a daemon."""
     return f"imagefactory/run:{image.config.removeprefix('sha256:')[:12]}"
 
 
-_SPACE = "check the free space of docker: docker system df"
+def _load_failed(problem: str) -> ToolError:
+    return ToolError("docker-load-failed", problem, hint="check the free space of docker: docker system df")
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """`error` and what is inside it; urllib3 and the SDK keep the first cause in `args`."""
+    """Return `error` and its causes; urllib3 and the SDK have the first one in `args`."""
     seen: set[int] = set()
     ahead: list[object] = [error]
     while ahead:
-        one = ahead.pop()
-        if isinstance(one, BaseException) and id(one) not in seen:
-            seen.add(id(one))
-            yield one
-            ahead += [*one.args, one.__cause__, one.__context__]
-
-
-def _counted(chunks: Iterator[bytes], report: Callable[[int], None]) -> Iterator[bytes]:
-    for chunk in chunks:
-        yield chunk
-        report(len(chunk))
+        cause = ahead.pop()
+        if isinstance(cause, BaseException) and id(cause) not in seen:
+            seen.add(id(cause))
+            yield cause
+            ahead += [*cause.args, cause.__cause__, cause.__context__]
 
 
 class _ImageStream(io.RawIOBase):
     """Chunks as a file that can be read once."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks, self._left = chunks, memoryview(b"")
+        self._chunks, self._rest = chunks, memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self._left:
+        while not self._rest:
             chunk = next(self._chunks, None)
             if chunk is None:
                 return 0
-            self._left = memoryview(chunk)
-        size = min(len(buffer), len(self._left))
-        buffer[:size] = self._left[:size]
-        self._left = self._left[size:]
+            self._rest = memoryview(chunk)
+        size = min(len(buffer), len(self._rest))
+        buffer[:size] = self._rest[:size]
+        self._rest = self._rest[size:]
         return size

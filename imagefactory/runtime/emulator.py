@@ -1,7 +1,7 @@
-"""How this machine starts what is made for another processor: by qemu's user emulation, or not at all.
+"""How this machine runs programs for another processor: by qemu's user emulation.
 
-From Linux 6.7 on each user namespace says itself which program starts which kind of file (binfmt_misc): there
-a sandbox brings qemu, and nothing of the machine is changed. Elsewhere the machine must have it registered.
+From Linux 6.7 on each user namespace has its own table of which program starts which files (binfmt_misc).
+There a sandbox brings qemu without a change of the machine. Otherwise the machine must have it registered.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _PACKAGE = "qemu-user-static"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emulator:
-    """qemu for one `machine`. `own`: a sandbox registers it for itself, else the whole machine has it.
+    """qemu for a `machine`. `own`: a sandbox registers it for itself, else the whole machine has it.
 
-    `files` says in binfmt_misc's words for which files it is.
+    `files` is binfmt_misc's pattern of its files.
     """
 
     machine: str
@@ -37,9 +37,7 @@ class Emulator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulationFacts:
-    """What decides it: this machine's processor and kernel (`6.18.2-amd64`), and by machine the
-    qemu that is there and the one that the kernel starts already.
-    """
+    """This machine's processor and kernel (`6.18.2-amd64`); by machine the installed and registered qemu."""
 
     machine: str
     kernel: str
@@ -48,13 +46,12 @@ class EmulationFacts:
 
 
 def read_facts(registered: Path = REGISTERED) -> EmulationFacts:
-    """Looks at this machine."""
-    machine, machines = platform.machine(), MACHINES.values()
-    found = [(name, shutil.which(f"qemu-{name}-static")) for name in machines if name != machine]
+    machine = platform.machine()
+    programs = {name: shutil.which(f"qemu-{name}-static") for name in MACHINES.values() if name != machine}
     return EmulationFacts(
         machine=machine,
         kernel=platform.release(),
-        programs=tuple((name, program) for name, program in found if program),
+        programs=tuple((name, program) for name, program in programs.items() if program),
         registered=tuple(_read_registered(registered)),
     )
 
@@ -64,16 +61,16 @@ def _read_registered(folder: Path) -> Iterable[tuple[str, str]]:
         for entry in sorted(folder.glob("*")):
             try:
                 program = parse_registered(entry.read_text(errors="replace"), name)
-            except OSError:  # `register` is written alone
+            except OSError:  # `register` can only be written
                 continue
             if program and Path(program).exists():
                 yield name, program
 
 
 def parse_registered(text: str, machine: str) -> str:
-    """The program of an entry of binfmt_misc that starts files for `machine`, empty for another entry.
+    """Return the program of an entry of binfmt_misc for files of `machine`, empty for another entry.
 
-    Also for one that is off, and one without F, whose program is looked for inside the image.
+    Also empty for a disabled entry, and one without F, whose program would have to be inside the image.
     """
     lines = dict(line.partition(" ")[::2] for line in text.splitlines())
     fits = lines.get("magic", "").lower() == magic(machine).hex()
@@ -82,23 +79,21 @@ def parse_registered(text: str, machine: str) -> str:
 
 
 def magic(machine: str) -> bytes:
-    """How executables for `machine` begin: ELF files of 64 bits."""
+    """Return the first bytes of executables for `machine`: ELF files of 64 bits."""
     return b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x02\0" + elf.MACHINES[machine].to_bytes(2, "little")
 
 
 def files_of(machine: str) -> str:
-    """The files that begin so, and those with another ABI or that are libraries."""
+    """Return the pattern for files with these first bytes, libraries and other ABIs included."""
     mask = b"\xff" * 7 + b"\0" + b"\xff" * 8 + b"\xfe\xff\xff\xff"
     begin, counts = ("".join(f"\\x{byte:02x}" for byte in part) for part in (magic(machine), mask))
     return f"M::{begin}:{counts}"
 
 
 def choose_emulator(machine: str, facts: EmulationFacts, *, own: bool = True) -> Emulator | None:
-    """What starts programs of `machine` here; None where that is the processor's own work, or not known.
+    """Return the emulator for programs of `machine`, None for this machine's own or an unknown one.
 
-    Not `own` is what takes no emulator but the machine's: docker and apptainer.
-
-    Raises ToolError, with what to install, where nothing does.
+    Docker and apptainer use only the machine's (not `own`). Raises ToolError with the package to install.
     """
     if machine in ("", facts.machine):
         return None
@@ -130,7 +125,7 @@ def choose_emulator(machine: str, facts: EmulationFacts, *, own: bool = True) ->
 
 
 def find_emulator(processor: str, *, own: bool = True) -> Emulator | None:
-    """`choose_emulator` on this machine, for an image's architecture (`arm64`), empty where it says none."""
+    """Return this machine's emulator for an image's architecture (`arm64`, empty if it has none)."""
     machine = machine_of(processor)
     if processor and not machine:
         raise ToolError(
@@ -142,20 +137,17 @@ def find_emulator(processor: str, *, own: bool = True) -> Emulator | None:
 
 
 def check_not_emulated(name: str, processor: str) -> None:
-    """Raises ToolError for an image of another processor where a GPU is to prove something."""
-    here, wanted = platform.machine(), machine_of(processor)
-    if wanted not in ("", here):
+    """Raises ToolError for an image of another processor, whose run would verify nothing."""
+    here, machine = platform.machine(), machine_of(processor)
+    if machine not in ("", here):
         raise ToolError(
             "emulation-not-verified",
-            f"{name} is for {wanted}, and this machine is {here}: an emulated run is not verified",
+            f"{name} is for {machine}, and this machine is {here}: an emulated run is not verified",
             hint="verify it on a machine with that processor and the GPU: there, with a kit or on a pool",
         )
 
 
 def emulation(processor: str, *, own: bool = True) -> str:
-    """How programs of an image are started here, in a few words, empty where this processor does it.
-
-    Raises ToolError as `choose_emulator` does.
-    """
+    """Return a note on an image's emulation, empty without one. Raises ToolError like `choose_emulator`."""
     emulator = find_emulator(processor, own=own)
     return f"emulated for {emulator.machine} by qemu, slowly" if emulator else ""

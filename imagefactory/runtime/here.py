@@ -1,4 +1,4 @@
-"""The folder in which somebody types `run`: shown to the command, or not, and why. Pure."""
+"""Whether a run shows the current directory to its command, and why not."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from imagefactory.model import Mount
 
 WORKDIR = "/work"
-"""Where it is inside. Its own path could hide what the image has there, such as /usr or /opt/env."""
+"""Its path inside. Its own path could hide a directory of the image, such as /usr or /opt/env."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivateDirectory:
-    """A folder that no image sees unasked, nor what holds it; with `below` nor any folder in it."""
+    """A directory that no image sees by default, nor its parents; with `below` nor any directory in it."""
 
     path: Path
     name: str
@@ -36,9 +36,9 @@ SYSTEM_PLACES = (
 def private_directories(
     homes: Sequence[Path], *, own: Sequence[Path], runtime: Sequence[Path]
 ) -> tuple[PrivateDirectory, ...]:
-    """Return all of them: the caller's homes, imagefactory's own folders, and those of running programs.
+    """Return the caller's homes, imagefactory's own directories, those of running programs and the system's.
 
-    Where a place of the system holds the home, as /root may, folders of the home are like those of others.
+    Directories of a home in a directory of the system, such as /root, are like those of other homes.
     """
     return (
         *(PrivateDirectory(path=path, name="your home", below=False) for path in homes),
@@ -54,7 +54,7 @@ def private_directories(
 def mount_current_directory(
     folder: Path, *, readable: bool, private: Sequence[PrivateDirectory], mounted: Sequence[str] = ()
 ) -> tuple[Mount | None, str]:
-    """The mount of the current folder, None for one that is not shown, and what is told of it.
+    """Return the mount of the current directory, or None, with a message about it.
 
     `readable`: its caller may list and enter it. `mounted` are the mount points in it.
     """

@@ -1,4 +1,4 @@
-"""What one run may take of this machine: what was asked for, and what holds by itself."""
+"""The limits of a run on this machine: requested ones and defaults."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imagefactory.errors import UsageError
-from imagefactory.model import RunSpec
 from imagefactory.runtime.sandbox.cgroups import memory_limit, read_own
 
 NAMES = ("processes", "memory", "files", "scratch", "time")
@@ -24,10 +23,10 @@ RESERVE_FILES = 100_000  # inodes of it, in the same way
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLimits:
-    """Bounds of a run; None for none. Threads count as processes; `files` holds for each process.
+    """Limits of a run; None for none. Threads count as processes; `files` applies to each process.
 
-    `reserve` are the free bytes of the store's disk below which the run is ended, `reserve_files` its free
-    inodes; both are None where `scratch` is. `reserve_files` is None too where a disk has no fixed number.
+    Below `reserve` free bytes or `reserve_files` free inodes of the store's disk the run is ended. Both are
+    None if `scratch` is. `reserve_files` is None too on a disk without a fixed number of inodes.
     """
 
     processes: int | None = None
@@ -40,9 +39,9 @@ class RunLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineCapacity:
-    """What a machine, or the batch job on it, has: bytes of memory, processors, bytes and inodes of the disk.
+    """Bytes of memory, processors, bytes and inodes of the disk that a machine, or a batch job on it, has.
 
-    `files` is 0 where a disk has no fixed number of inodes.
+    `files` is 0 on a disk without a fixed number of inodes.
     """
 
     memory: int
@@ -54,28 +53,27 @@ class MachineCapacity:
 
 
 def parse_limits(texts: Iterable[str]) -> dict[str, int | None]:
-    """`memory=16G,time=2h` and the like: bytes, seconds or counts by name. Raises UsageError."""
-    asked: dict[str, int | None] = {}
+    """Return bytes, seconds or counts by name for `memory=16G,time=2h`. Raises UsageError."""
+    limits: dict[str, int | None] = {}
     for text in texts:
         for part in text.split(","):
             name, _, amount = part.partition("=")
             if name not in NAMES:
                 raise UsageError("option-invalid", f"--limit {part!r} has no known name", hint=EXAMPLE)
-            asked[name] = None if amount == "none" else parse_amount(name, amount)
-    return asked
+            limits[name] = None if amount == "none" else parse_amount(name, amount)
+    return limits
 
 
 def parse_amount(name: str, amount: str) -> int:
     units = TIMES if name == "time" else SIZES if name in ("memory", "scratch") else {"": 1}
-    found = re.fullmatch(r"([0-9]{1,15})([A-Za-z]?)", amount)
-    if found is None or found[2] not in units or int(found[1]) == 0:
+    match = re.fullmatch(r"([0-9]{1,15})([A-Za-z]?)", amount)
+    if match is None or match[2] not in units or int(match[1]) == 0:
         raise UsageError("option-invalid", f"--limit {name}={amount} is not a valid amount", hint=EXAMPLE)
-    return int(found[1]) * units[found[2]]
+    return int(match[1]) * units[match[2]]
 
 
 def read_capacity(folder: Path) -> MachineCapacity:
-    there = next(path for path in (folder, *folder.parents) if path.is_dir())
-    disk = os.statvfs(there)
+    disk = os.statvfs(next(path for path in (folder, *folder.parents) if path.is_dir()))
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return MachineCapacity(
         memory=min(whole, memory_limit(*read_own()) or whole),
@@ -87,35 +85,24 @@ def read_capacity(folder: Path) -> MachineCapacity:
     )
 
 
-def decide_limits(asked: dict[str, int | None], room: MachineCapacity) -> RunLimits:
-    """What was asked for, else what leaves the machine usable."""
-    reserve = min(RESERVE, room.disk // 20, room.free // 2)
-    scratch = asked.get("scratch", room.free - reserve)
+def decide_limits(requested: dict[str, int | None], capacity: MachineCapacity) -> RunLimits:
+    """Return the requested limits, and others that keep the machine usable."""
+    reserve = min(RESERVE, capacity.disk // 20, capacity.free // 2)
+    scratch = requested.get("scratch", capacity.free - reserve)
+    processes = max(FEWEST_PROCESSES, PROCESSES_A_PROCESSOR * capacity.processors)
+    inodes = min(RESERVE_FILES, capacity.files // 20, capacity.free_files // 2)
     return RunLimits(
-        processes=asked.get("processes", max(FEWEST_PROCESSES, PROCESSES_A_PROCESSOR * room.processors)),
-        memory=asked.get("memory", room.memory // 10 * 9),
-        files=asked.get("files", FILES),
+        processes=requested.get("processes", processes),
+        memory=requested.get("memory", capacity.memory // 10 * 9),
+        files=requested.get("files", FILES),
         scratch=scratch,
         reserve=None if scratch is None else reserve,
-        reserve_files=None
-        if scratch is None or not room.files
-        else min(RESERVE_FILES, room.files // 20, room.free_files // 2),
+        reserve_files=None if scratch is None or not capacity.files else inodes,
     )
 
 
-def check_limits_supported(spec: RunSpec, runner: str, unknown: tuple[str, ...]) -> None:
-    """Raises UsageError where a limit is asked for that this runner does not hold."""
-    for name, amount in spec.limits:
-        if name in unknown and amount is not None:
-            raise UsageError(
-                "option-conflict",
-                f"{runner} cannot limit {name}",
-                hint="use --runner unshare, or remove the limit",
-            )
-
-
 def format_amount(name: str, amount: int | None) -> str:
-    """As it is written behind `--limit`, in the largest unit below it."""
+    """Return the text for `--limit`, in the largest unit below the amount."""
     if amount is None:
         return f"{name}=none"
     if name not in ("memory", "scratch"):
@@ -125,7 +112,7 @@ def format_amount(name: str, amount: int | None) -> str:
 
 
 def limit_message(name: str, limits: RunLimits) -> tuple[str, str]:
-    """(what happened, what to do) for a run that the watch ended."""
+    """Return problem and fix for a run that the watch ended."""
     if name == "reserve":
         return (
             "the run was stopped: the disk of the store is nearly full "
@@ -143,8 +130,7 @@ def limit_message(name: str, limits: RunLimits) -> tuple[str, str]:
             "the kernel stopped the run: this machine, or the batch job around it, is out of memory",
             "set a smaller --limit memory=..., or request a job with more",
         )
-    met = format_amount(name, getattr(limits, name))
     return (
-        f"the run was stopped: it reached the limit {met}",
+        f"the run was stopped: it reached the limit {format_amount(name, getattr(limits, name))}",
         f"set a larger --limit {name}=..., or {name}=none",
     )

@@ -1,26 +1,32 @@
-"""What every runner offers: a command inside an image, on this machine."""
+"""What every runner offers, a command inside an image on this machine, and what runners share."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import posixpath
-from collections.abc import Callable, Mapping
+import signal
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from imagefactory.errors import UsageError
+from imagefactory.errors import ToolError, UsageError
 from imagefactory.model import CommandResult, Mount, RunSpec
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import Image, SifArtifact
 from imagefactory.oci.unpack import UnpackedLayers
 from imagefactory.progress import Progress
 
+OUTPUT_LIMIT = 16 << 20  # bytes of each stream; an untrusted image may print without end
+PATH_LIMIT, NAME_LIMIT = 4000, 255  # bytes; PATH_MAX less the directory of a sandbox
+RESERVED = ("/proc", "/sys", "/dev")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerSupport:
-    """What a runner may need of this machine; the module of each has a `make_runner` that takes it.
+    """What a runner may need of this machine, for the `make_runner` of its module.
 
-    `workers` layers are unpacked at once, `ensure_sif` gives the kept .sif of an image of the store.
+    `workers` layers are unpacked at once. `ensure_sif` returns the cached .sif of an image of the store.
     """
 
     layout: Layout
@@ -31,40 +37,39 @@ class RunnerSupport:
 
 
 class Runner(Protocol):
-    """`unpacked` is where it starts images from, layer by layer; None for one that takes them whole."""
+    """`unpacked` has the layers from which it starts images; None if it starts whole images."""
 
     @property
     def unpacked(self) -> UnpackedLayers | None: ...
 
     def require(self) -> str:
-        """The runner's version. Raises ToolError, with the command that mends it, when it cannot run here."""
+        """Return the runner's version. Raises ToolError with the fix if it cannot run here."""
 
-    def prepare(self, made: Image | SifArtifact, *, checked: bool) -> Image | SifArtifact:
-        """`made` as this runner starts it, brought to where it starts things from.
+    def prepare(self, image: Image | SifArtifact, *, checked: bool) -> Image | SifArtifact:
+        """Return `image` as this runner starts it, and bring it there.
 
-        `checked`: a verdict follows, so what the store has unpacked for it is looked at first. The caller
-        holds the layout's `in_use`: no collection takes what is on its way.
+        `checked`: a verdict follows, so what the store has unpacked for it is checked first. The caller holds
+        the layout's `in_use`, so that no collection deletes it meanwhile.
         """
 
     def run(self, image: Image | SifArtifact, spec: RunSpec) -> CommandResult:
-        """Runs `spec.argv` in `image`, which stays untouched.
+        """Run `spec.argv` in `image`, which stays unchanged.
 
-        A command that fails or times out is a result, not an error; ToolError and StoreError mean that
-        it was never started. ToolError too for a kind of image that this runner cannot run.
+        127 and 126 mean, as for shells, not found and not executable. A command that is not captured is
+        interactive on a terminal. Of captured output the first OUTPUT_LIMIT bytes of each stream are kept.
+        Raises UsageError, ToolError or StoreError if the command never started; a failure or timeout is a
+        result.
         """
 
 
-# --- What every runner refuses of a command before it starts anything. Pure
-
-
-PATH_LIMIT, NAME_LIMIT = 4000, 255  # bytes; PATH_MAX less the folder that a sandbox is made in
-RESERVED = ("/proc", "/sys", "/dev")
-
-
 def check_spec(spec: RunSpec) -> None:
-    """Raises UsageError for a command, folder, user or variable that cannot be."""
+    """Raises UsageError for an invalid command, directory, user or variable."""
     if not spec.argv or not spec.argv[0]:
         raise UsageError("command-missing", "there is no command to run", hint="write one after `--`")
+    check_values(spec)
+
+
+def check_values(spec: RunSpec) -> None:
     texts = [*spec.argv, spec.workdir, *(text for pair in spec.environment for text in pair)]
     if any("\0" in text for text in texts):
         raise UsageError("option-invalid", "a command cannot contain a NUL character", hint="remove it")
@@ -83,39 +88,85 @@ def check_spec(spec: RunSpec) -> None:
         raise UsageError("option-invalid", f"uid {spec.uid} is not valid", hint="write 0 or 65534")
 
 
+def check_limits_supported(spec: RunSpec, runner: str, unknown: tuple[str, ...]) -> None:
+    """Raises UsageError for a requested limit that this runner cannot enforce."""
+    for name, amount in spec.limits:
+        if name in unknown and amount is not None:
+            raise UsageError(
+                "option-conflict",
+                f"{runner} cannot limit {name}",
+                hint="use --runner unshare, or remove the limit",
+            )
+
+
 def planned_mounts(spec: RunSpec) -> tuple[Mount, ...]:
-    """The mounts with normal targets, those above others first. Raises UsageError for one that cannot be."""
+    """Return the mounts with normal targets, parents first. Raises UsageError for an invalid one."""
+
+    def invalid(problem: str, hint: str) -> UsageError:
+        return UsageError("mount-invalid", problem, hint=hint)
+
     planned = []
     for entry in spec.mounts:
         # normpath keeps two slashes at the beginning (POSIX): `//` is the root as well.
         target = "/" + posixpath.normpath(entry.target).lstrip("/")
         if not entry.target.startswith("/") or ".." in entry.target.split("/") or target == "/":
-            raise UsageError(
-                "mount-invalid",
+            raise invalid(
                 f"mount target '{entry.target}' is not a place inside the image",
-                hint="write an absolute path below / without '..'",
+                "write an absolute path below / without '..'",
             )
         if any(target == path or target.startswith(path + "/") for path in RESERVED):
-            raise UsageError(
-                "mount-invalid",
+            raise invalid(
                 f"mount target '{entry.target}' is reserved for the sandbox",
-                hint=f"choose one that is not below {', '.join(RESERVED)}",
+                f"choose one that is not below {', '.join(RESERVED)}",
             )
         if "\0" in f"{entry.source}{target}":
-            raise UsageError("mount-invalid", "a mount cannot contain a NUL character", hint="remove it")
+            raise invalid("a mount cannot contain a NUL character", "remove it")
         names = os.fsencode(target).split(b"/")
         if len(os.fsencode(target)) > PATH_LIMIT or any(len(name) > NAME_LIMIT for name in names):
-            raise UsageError(
-                "mount-invalid",
+            raise invalid(
                 f"mount target '{entry.target[:60]}...' is longer than Linux allows",
-                hint=f"write at most {PATH_LIMIT} bytes, {NAME_LIMIT} between two slashes",
+                f"write at most {PATH_LIMIT} bytes, {NAME_LIMIT} between two slashes",
             )
         if not entry.source.is_absolute():
-            raise UsageError(
-                "mount-invalid",
-                f"mount source '{entry.source}' is not an absolute path",
-                hint="write it in full",
-            )
+            raise invalid(f"mount source '{entry.source}' is not an absolute path", "write it in full")
         planned.append(replace(entry, target=target))
-    # A mount below another one must come after it, or it would be covered.
+    # A mount below another must come after it, or it would be covered.
     return tuple(sorted(planned, key=lambda mount: mount.target.count("/")))
+
+
+def reject_sif(image: SifArtifact, runner: str) -> ToolError:
+    return ToolError(
+        "sif-needs-apptainer", f"{runner} cannot run {image.name}, a .sif file", hint="use --runner apptainer"
+    )
+
+
+class BoundedOutput:
+    """Two streams, each up to OUTPUT_LIMIT. The rest is read and dropped, so that the command continues."""
+
+    def __init__(self) -> None:
+        self._data = {"stdout": bytearray(), "stderr": bytearray()}
+        self._cut: set[str] = set()
+
+    def add(self, name: str, data: bytes) -> None:
+        space = OUTPUT_LIMIT - len(self._data[name])
+        self._data[name] += data[:space]
+        if len(data) > space:
+            self._cut.add(name)
+
+    def text(self, name: str) -> str:
+        text = self._data[name].decode(errors="replace")
+        return f"{text}\n[cut after {OUTPUT_LIMIT} bytes]\n" if name in self._cut else text
+
+
+@contextlib.contextmanager
+def signals_to_command(*, interactive: bool) -> Iterator[None]:
+    """Leave Ctrl-C to the command of an uncaptured run."""
+    try:
+        before = signal.signal(signal.SIGINT, lambda *_: None) if interactive else None
+    except ValueError:  # not the main thread, where no signal arrives anyway
+        before = None
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGINT, before)

@@ -1,12 +1,11 @@
-"""The process in which spython works; apptainer_command.py starts it. Standard library and spython alone.
+"""The process for spython, started by apptainer_command.py. Only the standard library and spython.
 
-spython runs a program called `singularity` from its process's PATH, with its process's environment, and
-offers no way to stop what it started. So it gets a process whose PATH, environment and group are chosen
-for one call. Of spython's ways this is the one that tells how a command ended: `build` without
-`stream` drops the exit code, and `build` with it reads one of two pipes, so that a build which says much on
-the other one never ends. Arguments: the verb, then what apptainer gets after it.
+spython runs a program named `singularity` from its process's PATH, with its process's environment, and cannot
+stop it. So it gets a process with PATH, environment and group for a single call. This function of spython
+returns the exit code: `build` without `stream` drops it, and `build` with it reads one of two pipes, so that
+a build with much output on the other one never ends. Arguments: the verb, then apptainer's.
 
-Standard input is a pipe that its parent holds: when it ends, the parent has died and so does all here.
+Standard input is a pipe of the parent. It ends when the parent dies, and so does everything here.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import threading
 
 
 def end_with_the_parent() -> None:
-    """Ends this process's group when standard input ends; what is started here gets an empty one."""
+    """End this process's group when standard input ends. Children get an empty one."""
     parent = os.dup(0)
     with open(os.devnull) as empty:  # noqa: PTH123
         os.dup2(empty.fileno(), 0)
@@ -44,7 +43,7 @@ def main(verb: str, *arguments: str) -> int:
             sys.stdout.write(line)
             sys.stdout.flush()
     except BrokenPipeError:
-        # The parent has died: this may be seen here before the thread sees it, which an exit would end.
+        # The parent has died, perhaps before the thread notices, which an exit would end.
         os.killpg(0, signal.SIGKILL)
     except subprocess.CalledProcessError as error:
         return error.returncode if error.returncode > 0 else 128 - error.returncode

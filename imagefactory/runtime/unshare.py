@@ -1,27 +1,26 @@
-"""The runner that needs nothing but the kernel: an image's command in namespaces of its own.
+"""The runner that needs only the kernel: an image's command in namespaces of its own.
 
-`sandbox_plan` decides what the sandbox shall be, `sandbox/` makes it (a helper process, which becomes
-process 1 inside), and `UnshareRunner` starts that helper and reads what it says. It works as root and
-as an ordinary user, without newuidmap.
+`plan` decides on a sandbox, `sandbox/` builds it (a helper process, which becomes process 1 inside), and
+`UnshareRunner` starts that helper and reads its events. It works as root and as an ordinary user, without
+newuidmap.
 
-What holds inside, for both:
+Inside, for both:
 - its own user namespace; no capability in any set, no_new_privs, no nested user namespaces, a seccomp
   filter (key rings, bpf, io_uring, perf, fanotify, the kernel's log, userfaultfd, vsock, most of netlink,
   terminal injection, setuid files);
-- its own pid, mount, ipc, uts and cgroup namespaces and, unless `network` is asked for, an empty
-  network with loopback only. With `network` it is the host's network, abstract sockets included;
-- an overlay over the image's layers: changes go to a scratch folder under the store that is removed
-  at the end (to memory, where the file system cannot hold them); with `read_only` only /tmp, /dev/shm
-  and writable mounts take writes;
-- programs of the sandbox's own tree alone are started, where the kernel has Landlock (5.19);
-- bounds on processes, memory, open files and scratch (limits.py): a cgroup where one can be had, and a
-  watch, end the run that reaches one. /proc is read-only, so that no process takes itself out of them;
-- of the host's files, only `spec.mounts`; of its environment, nothing; of its descriptors, nothing:
-  0, 1 and 2 are pseudo-terminals of the sandbox's own where the caller's are terminals, else pipes.
+- its own pid, mount, ipc, uts and cgroup namespaces and, without `network`, an empty network with only
+loopback. With `network` it is the host's network, abstract sockets included; - an overlay over the image's
+layers: changes go to a scratch directory of the store that is deleted at the end (to memory, if the file
+system cannot be an upper layer). With `read_only` only /tmp, /dev/shm and writable mounts are writable;
+- only programs of the sandbox's own tree start, if the kernel has Landlock (5.19);
+- limits on processes, memory, open files and scratch (limits.py): a cgroup, if possible, and a watch end a
+run that reaches one. /proc is read-only, so that no process escapes them; - of the host's files, only
+`spec.mounts`; of its environment, nothing; of its descriptors, nothing: 0, 1 and 2 are pseudo-terminals of
+the sandbox's own where the caller's are terminals, else pipes.
 
-As root the ids inside are the ids outside, so that files keep their owners, and `spec.uid` is the
-caller's uid of that number without its powers. As an ordinary user `spec.uid` stands for the caller,
-whose supplementary groups stay.
+As root the ids inside are the ids outside, so that files keep their owners, and `spec.uid` is the caller's
+uid of that number without its privileges. As an ordinary user `spec.uid` maps to the caller, whose
+supplementary groups stay.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -52,23 +51,28 @@ from imagefactory.progress import Progress, QuietProgress
 from imagefactory.runtime.devices import DRIVER_DIRECTORY, NO_GPU_HINT, GpuDevices, find_gpus
 from imagefactory.runtime.emulator import Emulator, find_emulator
 from imagefactory.runtime.limits import RunLimits, decide_limits, limit_message, read_capacity
-from imagefactory.runtime.protocol import RunnerSupport, planned_mounts
+from imagefactory.runtime.protocol import (
+    BoundedOutput,
+    RunnerSupport,
+    check_spec,
+    check_values,
+    planned_mounts,
+    reject_sif,
+    signals_to_command,
+)
 from imagefactory.runtime.sandbox.cgroups import look_at, read_own, scope_helps
 from imagefactory.runtime.sandbox.syscalls import ARCHITECTURES
 
-# --- What a sandbox of the unshare runner shall be, decided without making one
-
-
 HOSTNAME = "imagefactory"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
-
+SANDBOX = Path(__file__).with_name("sandbox")
+BUS = ("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")  # by which systemd-run finds the user's own systemd
 ID_MAPPERS = 0x000000C0  # CAP_SETGID and CAP_SETUID, as bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxCaller:
-    """Who asks: process id, effective ids, the effective capabilities' bits, and /proc/self/*id_map."""
+    """This process: its id, effective ids, the effective capabilities' bits, and /proc/self/*id_map."""
 
     pid: int
     uid: int
@@ -80,21 +84,12 @@ class SandboxCaller:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedMount:
-    source: str
-    target: str
-    writable: bool
-    bind: bool
-    scratch: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxPlan:
-    """All that the program in sandbox/ needs to know, as plain values for JSON.
+    """The input of the program in sandbox/, as plain values for JSON.
 
-    `lower` are the layers' folders, lowest first; `scratch` is the folder to make the scratch folder in;
-    `driver` is None without GPUs, `emulator` where the image is for this processor. An empty `argv` is a
-    trial: everything is set up and nothing is run.
+    `lower` are the layers' directories, lowest first; `scratch` is the parent of the scratch directory.
+    `driver` is None without GPUs, `emulator` for an image of this processor. An empty `argv` is a trial,
+    which runs nothing.
     """
 
     argv: tuple[str, ...]
@@ -111,7 +106,7 @@ class SandboxPlan:
     network: bool
     read_only: bool
     tty: bool
-    mounts: tuple[PlannedMount, ...]
+    mounts: tuple[dict[str, Any], ...]
     driver: dict[str, Any] | None
     timeout: float | None
     limits: RunLimits
@@ -122,9 +117,9 @@ class SandboxPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxPaths:
-    """Of what a sandbox is made: layers' folders (lowest first), scratch, the image's environment, bounds.
+    """The layers' directories (lowest first), scratch, the image's environment and the limits of a sandbox.
 
-    `emulator` starts its programs, None where they are this processor's.
+    `emulator` starts its programs, None for those of this processor.
     """
 
     lower: tuple[Path, ...]
@@ -137,10 +132,8 @@ class SandboxPaths:
 def plan(
     place: SandboxPaths, spec: RunSpec, caller: SandboxCaller, *, gpus: GpuDevices | None, tty: bool
 ) -> SandboxPlan:
-    """Decides a sandbox.
-
-    Raises UsageError for a spec that cannot be, StoreError for an image that cannot, ToolError for a strange
-    machine.
+    """Return the plan of a sandbox. Raises UsageError for an invalid spec, StoreError for an invalid image,
+    ToolError for an unsupported machine.
     """
     if caller.machine not in ARCHITECTURES:
         raise ToolError(
@@ -156,16 +149,8 @@ def plan(
         )
     if spec.gpus and gpus is None:
         raise ToolError("gpu-device-missing", "no GPU", hint=NO_GPU_HINT)
-    _check_no_nul(spec)
+    check_values(spec)
     _check_image(place.environment)
-    if not spec.workdir.startswith("/"):
-        raise UsageError(
-            "option-invalid",
-            f"workdir '{spec.workdir}' is not an absolute path",
-            hint="write a path of the image",
-        )
-    if not 0 <= spec.uid < 2**32 - 1:
-        raise UsageError("option-invalid", f"uid {spec.uid} is not valid", hint="write 0 or 65534")
     root = caller.uid == 0 and caller.capabilities & ID_MAPPERS == ID_MAPPERS
     driver = None
     environment = {"PATH": PATH, **dict(place.environment), **dict(spec.environment)}
@@ -173,11 +158,10 @@ def plan(
         environment.setdefault("TERM", "xterm")
     if spec.gpus and gpus is not None:
         driver = {"folder": DRIVER_DIRECTORY, **asdict(gpus)}
-    if spec.gpus and gpus is not None and gpus.nvidia:
-        searched = environment.get("LD_LIBRARY_PATH")
-        libraries = f"{DRIVER_DIRECTORY}/libraries"
-        environment["LD_LIBRARY_PATH"] = f"{searched}:{libraries}" if searched else libraries
-        environment["PATH"] += f":{DRIVER_DIRECTORY}/programs"
+        if gpus.nvidia:
+            path, libraries = environment.get("LD_LIBRARY_PATH"), f"{DRIVER_DIRECTORY}/libraries"
+            environment["LD_LIBRARY_PATH"] = f"{path}:{libraries}" if path else libraries
+            environment["PATH"] += f":{DRIVER_DIRECTORY}/programs"
     return SandboxPlan(
         argv=spec.argv,
         environment=tuple(environment.items()),
@@ -187,15 +171,15 @@ def plan(
         uid_map=identity_map(caller.uid_map) if root else f"{spec.uid} {caller.uid} 1\n",
         gid_map=identity_map(caller.gid_map) if root else f"{spec.uid} {caller.gid} 1\n",
         deny_setgroups=not root,
-        # An overlay takes a folder once. A layer that stands twice (a Dockerfile's steps that change nothing
-        # all give the same one) says all that it says in its upper place.
+        # An overlay takes a directory once. Of a duplicate layer (a Dockerfile's steps that change nothing
+        # all give the same one) only the upper one counts.
         lower=tuple(reversed(dict.fromkeys(map(str, reversed(place.lower))))),
         scratch=str(place.scratch),
         hostname=HOSTNAME,
         network=spec.network,
         read_only=spec.read_only,
         tty=tty,
-        mounts=_plan_mounts(spec),
+        mounts=tuple({**asdict(mount), "source": str(mount.source)} for mount in planned_mounts(spec)),
         driver=driver,
         timeout=spec.timeout,
         limits=place.limits,
@@ -206,37 +190,13 @@ def plan(
 
 
 def identity_map(own: str) -> str:
-    """A map in which every id of the caller's own namespace (/proc/self/uid_map) stays itself."""
+    """Return a map of every id of the caller's own namespace (/proc/self/uid_map) to itself."""
     ranges = [line.split() for line in own.splitlines() if line.strip()]
     return "".join(f"{inside} {inside} {count}\n" for inside, _, count in ranges)
 
 
-def _plan_mounts(spec: RunSpec) -> tuple[PlannedMount, ...]:
-    return tuple(
-        PlannedMount(
-            source=str(mount.source),
-            target=mount.target,
-            writable=mount.writable,
-            bind=mount.bind,
-            scratch=mount.scratch,
-        )
-        for mount in planned_mounts(spec)
-    )
-
-
-def _check_no_nul(spec: RunSpec) -> None:
-    texts = [*spec.argv, spec.workdir, *(text for pair in spec.environment for text in pair)]
-    if any("\0" in text for text in texts):
-        raise UsageError("option-invalid", "a command cannot contain a NUL character", hint="remove it")
-    for name, _ in spec.environment:
-        if not name or "=" in name:
-            raise UsageError(
-                "option-invalid", f"'{name}' is not the name of a variable", hint="write NAME=VALUE"
-            )
-
-
 def _check_image(environment: tuple[tuple[str, str], ...]) -> None:
-    """A stranger's image may set what no process can be given. Its texts are shown escaped."""
+    """Raises StoreError for a variable that no process can have. An untrusted image's text is escaped."""
     for name, text in environment:
         try:
             whole = os.fsencode(f"{name}={text}")
@@ -251,7 +211,7 @@ def _check_image(environment: tuple[tuple[str, str], ...]) -> None:
 
 
 def read_caller(proc: Path = Path("/proc/self")) -> SandboxCaller:
-    """The facts about this process that decide how it may make a user namespace."""
+    """Return the facts about this process that decide how it may create a user namespace."""
     status = (proc / "status").read_text()
     effective = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
     return SandboxCaller(
@@ -265,32 +225,28 @@ def read_caller(proc: Path = Path("/proc/self")) -> SandboxCaller:
     )
 
 
-SANDBOX = Path(__file__).with_name("sandbox")
-BUS = ("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")  # by which systemd-run finds the user's own systemd
-OUTPUT_LIMIT = 16 << 20  # bytes kept of each stream; a stranger's image may print without end
-
 Pipe = int | IO[Any] | None
 
 
 class LayerLayout(Protocol):
-    """What the runner needs of an image layout on disk."""
+    """The part of an image layout on disk that the runner needs."""
 
     @property
     def path(self) -> Path:
-        """The store's folder."""
+        """Return the store's directory."""
 
     def blob_path(self, digest: str) -> Path:
-        """The file of a blob."""
+        """Return the file of a blob."""
 
 
-def make_runner(ground: RunnerSupport) -> UnshareRunner:
-    return UnshareRunner(ground.layout, progress=ground.progress, workers=ground.workers)
+def make_runner(support: RunnerSupport) -> UnshareRunner:
+    return UnshareRunner(support.layout, progress=support.progress, workers=support.workers)
 
 
 class UnshareRunner:
-    """Runs commands in images of `layout`; their layers are unpacked once under `<store>/unpacked`.
+    """Runs commands in images of `layout`, whose layers are unpacked once under `<store>/unpacked`.
 
-    `find` says what a run with GPUs gets to see of them; `workers` threads unpack.
+    `find` returns the devices for a run with GPUs; `workers` threads unpack.
     """
 
     def __init__(
@@ -308,34 +264,22 @@ class UnshareRunner:
         self.scratch = layout.path / "run"
 
     def require(self) -> str:
-        """`unshare (Linux 6.1.0)`. Makes a whole sandbox once, without a command, to know that it can."""
+        """Build a whole sandbox once, without a command, and return `unshare (Linux 6.1.0)`."""
         attempt(self.scratch)
         return f"unshare (Linux {platform.release()})"
 
-    def prepare(self, made: Image | SifArtifact, *, checked: bool) -> Image | SifArtifact:
-        """The same image, whose layers are unpacked then, each once for all images that share it.
-
-        `checked`: those that are not as they were unpacked are unpacked anew.
-        """
-        if isinstance(made, Image):
+    def prepare(self, image: Image | SifArtifact, *, checked: bool) -> Image | SifArtifact:
+        """Unpack the layers, each once for all images that share it; if `checked`, changed ones again."""
+        if isinstance(image, Image):
             if checked:
-                self.unpacked.drop_changed(made.layers, self.progress)
-            self.unpacked.unpack(made.layers, self.layout.blob_path, self.progress, workers=self.workers)
-        return made
+                self.unpacked.drop_changed(image.layers, self.progress)
+            self.unpacked.unpack(image.layers, self.layout.blob_path, self.progress, workers=self.workers)
+        return image
 
     def run(self, image: Image | SifArtifact, spec: RunSpec) -> CommandResult:
-        """Runs `spec.argv` in `image`. 127 and 126 mean, as for shells, not found and not executable.
-
-        Not captured and on a terminal, the command is interactive. Of captured output the first 16 MiB
-        of each stream are kept. Raises UsageError, ToolError or StoreError when it was never started.
-        """
-        _check_not_empty(spec)
+        check_spec(spec)
         if isinstance(image, SifArtifact):
-            raise ToolError(
-                "sif-needs-apptainer",
-                f"the unshare runner cannot run {image.name}, a .sif file",
-                hint="use --runner apptainer",
-            )
+            raise reject_sif(image, "the unshare runner")
         lower = self.unpacked.unpack(image.layers, self.layout.blob_path, self.progress)
         limits = self.limits(spec)
         place = SandboxPaths(
@@ -351,7 +295,7 @@ class UnshareRunner:
         output = subprocess.PIPE if spec.capture else None
         with signals_to_command(interactive=not spec.capture):
             sandbox = SandboxProcess(decided, stdin=stdin, stdout=output, stderr=output)
-            for text in sandbox.left:
+            for text in sandbox.undeletable:
                 self.progress.note(f"an earlier run left files that cannot be deleted: {text}")
             try:
                 stdout, stderr = sandbox.collect()
@@ -363,7 +307,7 @@ class UnshareRunner:
             raise unrecorded_bytes(ended["lost"])
         over = limit_message(ended["over"], limits) if ended["over"] else ("", "")
         if spec.capture and ended["over"]:
-            stderr += f"\n{over[0]} ({over[1]})\n"  # its last words, wherever those are shown
+            stderr += f"\n{over[0]} ({over[1]})\n"
         return CommandResult(
             returncode=ended["returncode"],
             stdout=stdout,
@@ -386,14 +330,13 @@ class UnshareRunner:
         stderr: Pipe = None,
         processor: str = "",
     ) -> subprocess.Popen[bytes]:
-        """A command in the given layers' folders (lowest first), for a caller that talks with it.
+        """Start a command in these layers' directories (lowest first), for a caller that talks with it.
 
-        `processor` is the one that they are for (`arm64`), empty for this machine's.
-
-        The process returned stands for the command: its signals are passed on, its end is the command's
-        (128 + N for signal N), killing it ends everything inside. `spec.capture` has no meaning here.
+        `processor` is theirs (`arm64`), empty for this machine's. The process stands for the command: it
+        passes signals on and ends like the command (128 + N for signal N); killing it ends everything inside.
+        `spec.capture` has no meaning here.
         """
-        _check_not_empty(spec)
+        check_spec(spec)
         place = SandboxPaths(
             lower=tuple(lower),
             scratch=self.scratch,
@@ -401,7 +344,7 @@ class UnshareRunner:
             emulator=find_emulator(processor),
         )
         decided = plan(place, spec, read_caller(), gpus=self.find() if spec.gpus else None, tty=False)
-        sandbox = SandboxProcess(decided, stdin=stdin, stdout=stdout, stderr=stderr, apart=True)
+        sandbox = SandboxProcess(decided, stdin=stdin, stdout=stdout, stderr=stderr, own_session=True)
         sandbox.status.close()
         return sandbox.process
 
@@ -409,10 +352,10 @@ class UnshareRunner:
 def attempt(
     scratch: Path, *, emulator: Emulator | None = None, limits: RunLimits | None = None
 ) -> tuple[int, str]:
-    """Makes and leaves a whole sandbox. Raises ToolError, with what to do, when this machine refuses it.
+    """Build a whole sandbox and end it. Return its cgroup's version, or 0 and why it has none.
 
-    `scratch` is made if need be; what a killed process left there is removed by the next sandbox. Returns the
-    version of the cgroup that counted it, or 0 and why there is none.
+    `scratch` is created if need be; the next sandbox deletes what a killed process left there. Raises
+    ToolError with the fix if this machine does not allow it.
     """
     decided = plan(
         SandboxPaths(lower=(), scratch=scratch, emulator=emulator, limits=limits or RunLimits()),
@@ -428,21 +371,23 @@ def attempt(
 
 
 class SandboxProcess:
-    """A running helper. The constructor returns when the command runs, or raises why it does not."""
+    """A running helper. The constructor returns when the command runs, or raises why it does not.
+
+    With `own_session` the terminal's Ctrl-C reaches only its caller. `undeletable` are files of earlier
+    sandboxes.
+    """
 
     def __init__(
-        self, decided: SandboxPlan, *, stdin: Pipe, stdout: Pipe, stderr: Pipe, apart: bool = False
+        self, decided: SandboxPlan, *, stdin: Pipe, stdout: Pipe, stderr: Pipe, own_session: bool = False
     ) -> None:
-        """`apart`: the terminal's Ctrl-C does not reach it, but its caller alone."""
-        self.decided = decided
-        self.left: list[str] = []  # of earlier sandboxes, where it cannot be removed
+        self.undeletable: list[str] = []
         plan_out, plan_in = _pipe()
         status_out, status_in = _pipe()
         counted = decided.limits.memory is not None or decided.limits.processes is not None
         scope = find_scope() if counted else ()
-        # Only what a Python built against libraries of its own may need; the command never sees it.
+        # Only for a Python built against libraries of its own; the command never sees it.
         names = ("LD_LIBRARY_PATH", *(BUS if scope else ()))
-        kept = {name: os.environ[name] for name in names if name in os.environ}
+        environment = {name: os.environ[name] for name in names if name in os.environ}
         command = [*scope, sys.executable, "-I", "-S", str(SANDBOX), str(plan_out), str(status_in)]
         try:
             self.process: subprocess.Popen[bytes] = subprocess.Popen(
@@ -450,9 +395,9 @@ class SandboxProcess:
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
-                env=kept,
+                env=environment,
                 pass_fds=(plan_out, status_in),
-                start_new_session=apart,
+                start_new_session=own_session,
             )
         except OSError as error:
             os.close(status_out)
@@ -479,12 +424,10 @@ class SandboxProcess:
         self.group: tuple[int, str] = (event["group"], event["no_group"])
 
     def collect(self) -> tuple[str, str]:
-        """What the command prints until it ends; ("", "") where that was not asked for."""
-        kept: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
-        cut: set[str] = set()
+        """Return what the command prints until it ends, ("", "") if it is not captured."""
+        output = BoundedOutput()
         with selectors.DefaultSelector() as selector:
-            for name in kept:
-                stream = getattr(self.process, name)
+            for name, stream in (("stdout", self.process.stdout), ("stderr", self.process.stderr)):
                 if stream is not None:
                     selector.register(stream, selectors.EVENT_READ, name)
             while selector.get_map():
@@ -492,19 +435,11 @@ class SandboxProcess:
                     data = os.read(key.fd, 1 << 16)
                     if not data:
                         selector.unregister(key.fileobj)
-                        continue
-                    room = OUTPUT_LIMIT - len(kept[key.data])
-                    kept[key.data] += data[:room]
-                    if len(data) > room:
-                        cut.add(key.data)
-        texts = []
-        for name, data_kept in kept.items():
-            text = data_kept.decode(errors="replace")
-            texts.append(f"{text}\n[cut after {OUTPUT_LIMIT} bytes]\n" if name in cut else text)
-        return texts[0], texts[1]
+                    output.add(key.data, data)
+        return output.text("stdout"), output.text("stderr")
 
     def wait(self) -> dict[str, Any]:
-        """How the command ended: returncode, timed_out, over (a limit), seconds, lost (why bytes were)."""
+        """Return the end: returncode, timed_out, over (a limit), seconds, lost (why bytes were)."""
         event = self._event()
         self.process.wait()
         self.end()
@@ -513,7 +448,7 @@ class SandboxProcess:
         return event
 
     def end(self) -> None:
-        """Ends everything inside, however it is, and lets the helper tidy up."""
+        """End everything inside in any state, and let the helper clean up."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGUSR2)
             try:
@@ -531,59 +466,36 @@ class SandboxProcess:
             event: dict[str, Any] = json.loads(line)
             if event["event"] != "left":
                 return event
-            self.left.append(event["text"])
+            self.undeletable.append(event["text"])
         code = self.process.wait()
         return {"event": "failed", "step": "helper", "errno": 0, "detail": f"it ended with {code}"}
 
 
 @functools.cache
 def find_scope() -> tuple[str, ...]:
-    """The start of a command by which the user's systemd brings it to where a group can be made for a run.
+    """Return a prefix by which the user's systemd starts a command where a run can have a cgroup.
 
-    Empty where that is not needed, or does not help. Tried once: a bus may be there, and answer nobody.
+    Empty if that is not needed, or does not help. Tested once: a bus may exist and never answer.
     """
     program = shutil.which("systemd-run")
     if program is None or not scope_helps(*read_own(), look_at, os.geteuid()):
         return ()
     command = (program, "--user", "--scope", "--quiet", "--collect", "--")
     null = subprocess.DEVNULL
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        tried = subprocess.run(
-            [*command, "true"], stdin=null, stdout=null, stderr=null, timeout=5, check=False
-        )
-        return command if tried.returncode == 0 else ()
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        subprocess.run([*command, "true"], stdin=null, stdout=null, stderr=null, timeout=5, check=True)
+        return command
     return ()
 
 
-@contextlib.contextmanager
-def signals_to_command(*, interactive: bool) -> Iterator[None]:
-    """Ctrl-C is for the command of an uncaptured run, which decides what it means."""
-    try:
-        before = signal.getsignal(signal.SIGINT) if interactive else None
-        if interactive:
-            signal.signal(signal.SIGINT, lambda *_: None)
-    except ValueError:  # not the main thread, where no signal arrives anyway
-        before = None
-    try:
-        yield
-    finally:
-        if before is not None:
-            signal.signal(signal.SIGINT, before)
-
-
 def _pipe() -> tuple[int, int]:
-    """Above 2, also where those below were closed by whoever started us: they are the command's."""
+    """Return descriptors above 2, even if those below are closed: they are the command's."""
     ends = os.pipe()
     try:
         return fcntl.fcntl(ends[0], fcntl.F_DUPFD_CLOEXEC, 3), fcntl.fcntl(ends[1], fcntl.F_DUPFD_CLOEXEC, 3)
     finally:
         for end in ends:
             os.close(end)
-
-
-def _check_not_empty(spec: RunSpec) -> None:
-    if not spec.argv or not spec.argv[0]:
-        raise UsageError("command-missing", "there is no command to run", hint="write one after `--`")
 
 
 def unrecorded_bytes(why: str) -> ToolError:
@@ -595,7 +507,7 @@ def unrecorded_bytes(why: str) -> ToolError:
 
 
 def explain(step: str, number: int, detail: str) -> ImagefactoryError:
-    """The error for a sandbox that could not be made at `step` (errno `number`)."""
+    """Return the error for a sandbox that failed at `step` (errno `number`)."""
     if step == "workdir":
         return UsageError(
             "workdir-not-found",

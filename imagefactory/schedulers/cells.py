@@ -1,34 +1,31 @@
-"""Which images are to be verified on which capabilities of a pool: stages + inventory -> cells. Pure.
+"""Which images to verify on which capabilities of a pool: stages + inventory -> cells. Pure.
 
-A cell is one image on one capability, and one job. A verdict holds for newer drivers, so the job is for the
-machines with the oldest driver first, and then speaks for all GPUs of that capability. Each profile of slices
-(MIG) is a row of its own, as is the whole GPU: neither speaks for the other.
+A cell is one image on one capability, and one job. A verdict is valid for newer drivers too, so the job is
+for the machines with the oldest driver first, and then covers all GPUs of that capability. Each profile of
+slices (MIG) is a row of its own, as is the whole GPU: neither covers the other.
 
-What matrix/plan.py prunes is left out under its rule, then what no GPU there can match and what a good
-verdict has proven already. A cell comes back by `allow` of its rule, but for `no-gpu`, `no-match`, `avoided`
-and `mig`: such a job would wait in vain, or has an option of its own.
+First matrix/plan.py prunes cells by its rules, then those are skipped that no GPU can match or that a good
+verdict covers. `allow` of a rule includes its cells again, except for `no-gpu`, `no-match`, `avoided` and
+`mig`: such a job would never start, or has an option of its own.
 
-    no-gpu     the image is for CPUs alone, or for AMD's GPUs, of which no pool says which processor they are
-    newest     an older version than the newest ones that were asked for
+    no-gpu     the image is for CPUs, or for AMD GPUs, whose processor no pool reports
+    newest     older than the newest versions that were requested
     blocked    there is no lock to build from
     no-match   no GPU of the pool has that capability and a driver for the image
-    avoided    `sweep-machines` chooses none of the machines that have that capability
-    mig        a slice of a GPU, and slices were not asked for
-    verified   verdicts that hold say so for all GPUs of that capability in this pool
-    budget     it would take more GPU hours than the sweep has: one of the next sweeps takes it
+    avoided    `sweep-machines` selects no machine with that capability
+    mig        a slice of a GPU, and slices were not requested
+    verified   verdicts cover all GPUs of that capability in this pool
+    budget     it would take more GPU hours than the sweep has: a later sweep takes it
 
-underway.py then leaves out what another sweep has in hand:
+Then underway.py skips the cells that another sweep has:
 
-    queued       a sweep that is still driven has a job for that very image there
-    uncollected  such a job has ended, and `sweep collect` can make a verdict of it
+    queued       a sweep that is still driven has a job for that image there
+    uncollected  such a job has ended, and `sweep collect` can sign its verdict
+    claimed      another store has queued that image there, as the registry shows
 
-and claims.py what other stores have:
+Bad machines (faults.py) are excluded, and then cells that only these could run:
 
-    claimed      another store has queued that very image there, as it says in the registry
-
-Of machines first (schedulers/faults.py), and then of cells that only these could run:
-
-    bad-machine  a machine that failed jobs of the last days, while another one answered them
+    bad-machine  a machine that failed jobs of the last days, which another one answered
 """
 
 from __future__ import annotations
@@ -74,16 +71,14 @@ MIG, BUDGET, BAD_MACHINE = "mig", "budget", "bad-machine"
 CAPACITY_HINT = (
     "imagefactory gpus shows the machines; jobs ask for memory and disk by the size of their image"
 )
-"""What the tuples of CHTC's gpu-compatibility-testing call frameworks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellRequest:
-    """What a person wants verified. `capabilities` are those of the pool where none is named.
+    """What a person wants to verify. Without `capabilities` it is all of the pool.
 
-    `newest` keeps that many versions of each family, 0 all. `mig`: slices of GPUs too. `allow` are rules
-    that leave nothing out. `machines` are patterns of those that may be used, `gpu_hours` the budget; 0 for
-    none.
+    `newest` is the number of versions of each family, 0 for all. `mig`: slices of GPUs too. `allow` are rules
+    that skip nothing. `machines` are patterns of usable machines, `gpu_hours` the budget; 0 for none.
     """
 
     capabilities: tuple[Capability, ...] = ()
@@ -97,11 +92,11 @@ class CellRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuedCell:
-    """An image to verify on a capability, where `pool` GPUs fit.
+    """An image to verify on a capability, where `gpus` GPUs fit.
 
-    `cuda` is the CUDA that the GPU's driver must take at least, empty where no GPU there tells what it takes.
-    `part` is the slice (MIG) that these are, empty for whole GPUs. `first` is the oldest driver, empty where
-    all have the same; with `only` no other will do, since a verdict holds for the newer ones.
+    `cuda` is the lowest that the driver must take, empty if no GPU there reports it. `part` is the slice
+    (MIG), empty for whole GPUs. `first` is the oldest driver, empty if all have the same; with `only` no
+    other fits, since a verdict covers the newer ones.
     """
 
     stage: TargetStatus
@@ -120,10 +115,7 @@ class QueuedCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPlan:
-    """What is queued, by target and capability, and what is left out and why.
-
-    `notes` say what could not be known of other sweeps, a line each.
-    """
+    """The queued cells by target and capability, and the skipped ones. `notes` are lines for people."""
 
     cells: tuple[QueuedCell, ...]
     left_out: tuple[SkippedCell, ...]
@@ -131,7 +123,7 @@ class SweepPlan:
 
 
 def choose_machines(inventory: Inventory, patterns: Sequence[str]) -> Inventory:
-    """The inventory with those machines alone that the patterns choose."""
+    """Return the inventory with only the machines that the patterns select."""
     chosen = tuple(machine for machine in inventory.machines if is_machine_selected(machine.name, patterns))
     return replace(inventory, machines=chosen)
 
@@ -140,48 +132,53 @@ _Row = tuple[Capability, str]
 """A capability, and the profile of a slice; empty for whole GPUs."""
 
 
-def plan_sweep(stages: Sequence[TargetStatus], inventory: Inventory, asked: CellRequest) -> SweepPlan:
-    """Every stage on every capability that is asked for: queued, or left out under a rule.
+def plan_sweep(stages: Sequence[TargetStatus], inventory: Inventory, request: CellRequest) -> SweepPlan:
+    """Return every stage on every requested capability, queued or skipped under a rule.
 
-    `inventory` has all machines, also those that `asked` does not choose.
+    `inventory` has all machines, also those that the request does not select.
     """
     everywhere = _by_row(inventory)
-    there = _by_row(choose_machines(inventory, asked.machines))
-    rows = _rows(everywhere, asked.capabilities)
+    allowed = _by_row(choose_machines(inventory, request.machines))
+    rows = _rows(everywhere, request.capabilities)
     others = {stage.target.name: why for stage in stages if (why := _for_others(stage))}
-    kept, left_out = _newest([stage for stage in stages if stage.target.name not in others], asked)
+    recent, left_out = _newest([stage for stage in stages if stage.target.name not in others], request)
     left_out += [
         SkippedCell(target=name, capability="", rule=NO_GPU, reason=why) for name, why in others.items()
     ]
     cells: list[QueuedCell] = []
-    devices = {(row[0], driver_of(gpu), gpu.host, gpu.part) for row in rows for gpu in there.get(row, ())}
+    devices = {(row[0], driver_of(gpu), gpu.host, gpu.part) for row in rows for gpu in allowed.get(row, ())}
     listed = tuple(
         PlanGpu(capability=capability, driver=driver, host=host, part=part)
         for capability, driver, host, part in sorted(devices)
     )
-    plan = make_plan(PlanInput(stages=kept, devices=listed, allow=asked.allow, answer=asked.answer))
-    for stage, planned in zip(kept, plan.targets, strict=True):
-        found = {cell.device: cell for cell in planned.cells} if listed else {}
+    plan = make_plan(PlanInput(stages=recent, devices=listed, allow=request.allow, answer=request.answer))
+    for stage, target in zip(recent, plan.targets, strict=True):
+        planned = {cell.device: cell for cell in target.cells} if listed else {}
         for row in rows:
             cell: QueuedCell | SkippedCell
-            if row[1] and not asked.mig:
-                cell = _remaining(stage, row, MIG, "slices of GPUs are verified on request: --mig")
-            elif row in everywhere and row not in there:
-                cell = _remaining(stage, row, AVOIDED, avoided_reason(inventory, row_of(*row)))
+            if row[1] and not request.mig:
+                cell = _skip(stage, row, MIG, "slices of GPUs are verified on request: --mig")
+            elif row in everywhere and row not in allowed:
+                cell = _skip(stage, row, AVOIDED, avoided_reason(inventory, row_of(*row)))
             else:
-                cell = _weigh(stage, row, there.get(row, ()), found, asked.allow)
+                cell = _weigh(stage, row, allowed.get(row, ()), planned, request.allow)
             if isinstance(cell, SkippedCell):
                 left_out.append(cell)
             else:
                 cells.append(cell)
-        if not asked.capabilities:
-            left_out += _required_elsewhere(stage, everywhere)
-    notes = (*_unknown_gpu_note(inventory), *_unused(inventory, asked.machines))
+        if not request.capabilities:  # nobody should take these for tested
+            required = [(parse_capability(text), "") for text in stage.target.capabilities]
+            left_out += [
+                _no_gpu(stage, row, "its recipe requires it, and ")
+                for row in required
+                if row not in everywhere
+            ]
+    notes = (*_unknown_gpu_note(inventory), *_unused(inventory, request.machines))
     return SweepPlan(cells=tuple(cells), left_out=tuple(left_out), notes=notes)
 
 
 def _rows(everywhere: Iterable[_Row], capabilities: Sequence[Capability]) -> tuple[_Row, ...]:
-    """The rows that are asked for; of a capability that is named the whole GPU, be there none."""
+    """Return the requested rows; for a named capability also the whole GPU, even if there is none."""
     if not capabilities:
         return tuple(sorted(everywhere))
     parts = {row for row in everywhere if row[0] in capabilities}
@@ -189,14 +186,13 @@ def _rows(everywhere: Iterable[_Row], capabilities: Sequence[Capability]) -> tup
 
 
 def avoided_reason(inventory: Inventory, row: str) -> str:
-    """Why no machine of a row is left."""
-    return avoided_machines(
-        [one.name for one in inventory.machines if any(gpu.row == row for gpu in one.gpus)]
-    )
+    """Return why no machine of a row remains."""
+    machines = (machine for machine in inventory.machines if any(gpu.row == row for gpu in machine.gpus))
+    return avoided_machines([machine.name for machine in machines])
 
 
 def _unused(inventory: Inventory, patterns: Sequence[str]) -> tuple[str, ...]:
-    """A note on patterns that match no machine."""
+    """Return a note for each pattern that matches no machine."""
     words = ((word, word.removeprefix("!")) for word in patterns)
     return tuple(
         f"no machine with a GPU is called {word}"
@@ -205,50 +201,55 @@ def _unused(inventory: Inventory, patterns: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def within_budget(plan: SweepPlan, asked: CellRequest, seconds: float, day: date) -> SweepPlan:
-    """A plan with as many cells as its GPU hours allow, at least one; others wait for a later sweep. Pure.
+def within_budget(plan: SweepPlan, request: CellRequest, seconds: float, day: date) -> SweepPlan:
+    """Return a plan with as many cells as its GPU hours allow, at least one; others wait for a later sweep.
+    Pure.
 
-    A cell takes as long as the last run of its image there, or anywhere, did; else `seconds`. A verdict that
-    has lapsed or is about to comes first, the oldest before all; last is what a newer driver has one for.
+    A cell takes as long as the last run of its image there, or anywhere, else `seconds`. Expired verdicts and
+    those that expire soon come first, the oldest before all; cells come last that a verdict covers on a newer
+    driver.
     """
-    if not asked.gpu_hours or BUDGET in asked.allow:
+    if not request.gpu_hours or BUDGET in request.allow:
         return plan
 
     def turn(cell: QueuedCell) -> tuple[object, ...]:
-        proofs = last_verdicts(cell.stage.verdicts, cell.part)
-        proven = proofs[cell.capability][0] if cell.capability in proofs else None
-        return cell.only, *turn_of(proven, f"{day} {cell.stage.target.name} {cell.row}")
+        periods = last_verdicts(cell.stage.verdicts, cell.part)
+        verified = periods[cell.capability][0] if cell.capability in periods else None
+        return cell.only, *turn_of(verified, f"{day} {cell.stage.target.name} {cell.row}")
 
-    kept: set[int] = set()
-    left, closed = asked.gpu_hours * 3600.0, False
+    chosen: set[int] = set()
+    budget = request.gpu_hours * 3600.0
     for cell in sorted(plan.cells, key=turn):
         cost = last_seconds(cell) or seconds
-        closed = closed or (bool(kept) and cost > left)
-        if not closed:
-            kept.add(id(cell))
-            left -= cost
-    over = [cell for cell in plan.cells if id(cell) not in kept]
-    reason = f"the sweep has {asked.gpu_hours} GPU hours: a later sweep takes it"
-    left_out = [_remaining(cell.stage, (cell.capability, cell.part), BUDGET, reason) for cell in over]
-    cells = tuple(cell for cell in plan.cells if id(cell) in kept)
+        if chosen and cost > budget:
+            break
+        chosen.add(id(cell))
+        budget -= cost
+    reason = f"the sweep has {request.gpu_hours} GPU hours: a later sweep takes it"
+    left_out = [
+        _skip(cell.stage, (cell.capability, cell.part), BUDGET, reason)
+        for cell in plan.cells
+        if id(cell) not in chosen
+    ]
+    cells = tuple(cell for cell in plan.cells if id(cell) in chosen)
     return replace(plan, cells=cells, left_out=(*plan.left_out, *left_out))
 
 
 def leave_out_bad(plan: SweepPlan, inventory: Inventory, bad: Mapping[str, Collection[str]]) -> SweepPlan:
-    """A plan of which no cell is for bad machines first, by the names of these for each row. Pure.
+    """Return a plan whose cells do not begin on bad machines, by the names of these for each row. Pure.
 
-    Its cells are for the next driver then; what needs an older driver than was verified waits.
+    Such a cell is for the next driver then; one that needs an older driver than was verified waits.
     """
     cells, left_out = [], list(plan.left_out)
     for cell in plan.cells:
-        machines = [one for one in inventory.machines if any(gpu.row == cell.row for gpu in one.gpus)]
-        names = bad.get(cell.row, ())
-        good = [
-            gpu
-            for machine in machines
+        gpus = [
+            (machine.name, gpu)
+            for machine in inventory.machines
             for gpu in machine.gpus
-            if gpu.row == cell.row and machine.name.rpartition("@")[2] not in names
+            if gpu.row == cell.row
         ]
+        names = bad.get(cell.row, ())
+        good = [gpu for name, gpu in gpus if name.rpartition("@")[2] not in names]
         if not cell.first or any(driver_of(gpu) == cell.first for gpu in good):
             cells.append(cell)
             continue
@@ -260,82 +261,72 @@ def leave_out_bad(plan: SweepPlan, inventory: Inventory, bad: Mapping[str, Colle
             count = sum(driver_of(gpu) == first for gpu in due) if cell.only else cell.gpus
             cells.append(replace(cell, first=first, gpus=count))
             continue
-        there = [one.name for one in machines if any(driver_of(gpu) == cell.first for gpu in one.gpus)]
-        reason = f"only machines that failed jobs have an older driver than verified: {few(there)}"
-        left_out.append(_remaining(cell.stage, (cell.capability, cell.part), BAD_MACHINE, reason))
+        machines = tuple(dict.fromkeys(name for name, gpu in gpus if driver_of(gpu) == cell.first))
+        reason = f"only machines that failed jobs have an older driver than verified: {few(machines)}"
+        left_out.append(_skip(cell.stage, (cell.capability, cell.part), BAD_MACHINE, reason))
     return replace(plan, cells=tuple(cells), left_out=tuple(left_out))
 
 
 def last_seconds(cell: QueuedCell) -> float:
-    """How long the last run of a cell's image took, there if it ever ran there; 0 where it ran nowhere."""
-    reports = [one.verdict.report for one in cell.stage.verdicts if one.verdict]
-    here = [one for one in reports if one.device and one.device.row == cell.row]
+    """Return the seconds of the last run of a cell's image, on its row if it ever ran there; 0 without a
+    run."""
+    reports = [row.verdict.report for row in cell.stage.verdicts if row.verdict]
+    here = [report for report in reports if report.device and report.device.row == cell.row]
     last = max(here or reports, key=lambda report: report.ended, default=None)
     return max(1.0, (last.ended - last.started).total_seconds()) if last else 0.0
 
 
 def _unknown_gpu_note(inventory: Inventory) -> tuple[str, ...]:
-    """A note on GPUs of which the pool tells no capability: nothing is asked of them."""
+    """Return a note on GPUs without a known capability, which get no job."""
     kinds = sorted({gpu.name or "no type" for gpu in inventory.gpus if not gpu.capability})
     count = len(inventory.gpus) - len(inventory.known)
     return (f"GPUs that tell no capability take no job: {count} of {', '.join(kinds)}",) if kinds else ()
 
 
 def _by_row(inventory: Inventory) -> dict[_Row, list[PoolGpu]]:
-    found: dict[_Row, list[PoolGpu]] = {}
+    rows: dict[_Row, list[PoolGpu]] = {}
     for gpu in inventory.known:
-        found.setdefault((parse_capability(gpu.capability), gpu.part), []).append(gpu)
-    return found
+        rows.setdefault((parse_capability(gpu.capability), gpu.part), []).append(gpu)
+    return rows
 
 
 def _newest(
-    stages: Sequence[TargetStatus], asked: CellRequest
+    stages: Sequence[TargetStatus], request: CellRequest
 ) -> tuple[tuple[TargetStatus, ...], list[SkippedCell]]:
-    if not asked.newest or NEWEST in asked.allow:
+    if not request.newest or NEWEST in request.allow:
         return tuple(stages), []
     versions: dict[str, set[str]] = {}
     for stage in stages:
         versions.setdefault(stage.target.family, set()).add(stage.target.version)
-    kept = {
-        (family, version)
+    newest = {
+        family: sorted(known, key=natural, reverse=True)[: request.newest]
         for family, known in versions.items()
-        for version in sorted(known, key=natural, reverse=True)[: asked.newest]
     }
-    left = [
-        SkippedCell(
-            target=stage.target.name,
-            capability="",
-            rule=NEWEST,
-            reason=f"{stage.target.family} has {asked.newest} newer versions",
-        )
-        for stage in stages
-        if (stage.target.family, stage.target.version) not in kept
-    ]
-    return tuple(stage for stage in stages if (stage.target.family, stage.target.version) in kept), left
-
-
-def _required_elsewhere(stage: TargetStatus, there: Iterable[_Row]) -> list[SkippedCell]:
-    """What the recipe requires and this pool has no GPU for: nobody should take it for tested."""
-    required = ((parse_capability(text), "") for text in stage.target.capabilities)
-    known = set(there)
-    return [_no_gpu(stage, row, "its recipe requires it, and ") for row in required if row not in known]
+    recent, skipped = [], []
+    for stage in stages:
+        if stage.target.version in newest[stage.target.family]:
+            recent.append(stage)
+            continue
+        reason = f"{stage.target.family} has {request.newest} newer versions"
+        skipped.append(SkippedCell(target=stage.target.name, capability="", rule=NEWEST, reason=reason))
+    return tuple(recent), skipped
 
 
 def _for_others(stage: TargetStatus) -> str:
-    """Why no GPU of a pool is asked about it, empty where they are."""
+    """Return why an image is not for the GPUs of a pool, empty if it is."""
     if rocm_of(stage.target.cuda):
         return "the image is for AMD's GPUs, and no pool says which processor they are"
     return "" if stage.target.gpu else "the image is for CPUs alone"
 
 
-def _remaining(stage: TargetStatus, row: _Row, rule: str, reason: str) -> SkippedCell:
+def _skip(stage: TargetStatus, row: _Row, rule: str, reason: str) -> SkippedCell:
     return SkippedCell(
         target=stage.target.name, capability=str(row[0]), rule=rule, reason=reason, part=row[1]
     )
 
 
 def _no_gpu(stage: TargetStatus, row: _Row, why: str = "") -> SkippedCell:
-    return _remaining(stage, row, NO_MATCH, f"{why}no GPU of this pool has that capability")
+    return _skip(stage, row, NO_MATCH, f"{why}no GPU of this pool has that capability")
 
 
 def _weigh(
@@ -354,21 +345,21 @@ def _weigh(
     open_ones = [gpu for gpu in gpus if cells[gpu].state is not CellState.PRUNED]
     if not open_ones:
         ruling = next(iter(cells.values())).ruling
-        return _remaining(stage, row, ruling.claim.rule if ruling.claim else "", ruling.reason)
+        return _skip(stage, row, ruling.claim.rule if ruling.claim else "", ruling.reason)
     floor = driver_floor(stage.target.cuda)
     fitting = [gpu for gpu in open_ones if not gpu.cuda or natural(gpu.cuda) >= natural(floor)]
     if not fitting:
         most = max((gpu.cuda for gpu in open_ones), key=natural)
-        return _remaining(
+        return _skip(
             stage, row, NO_MATCH, f"the drivers there take CUDA {most} at most, the image needs {floor}"
         )
     proofs = {gpu: find_valid_verdict(stage.verdicts, gpu) for gpu in fitting}
     proven = next(filter(None, proofs.values()), None) if VERIFIED not in allow else None
     unproven = [gpu for gpu in fitting if not (proven and proofs[gpu])]
     if proven and not unproven:
-        return _remaining(stage, row, VERIFIED, _skip_note(proven))
+        return _skip(stage, row, VERIFIED, _skip_note(proven))
     if stage.block:
-        return _remaining(stage, row, BLOCKED, f"{stage.block} ({stage.hint})" if stage.hint else stage.block)
+        return _skip(stage, row, BLOCKED, f"{stage.block} ({stage.hint})" if stage.hint else stage.block)
     drivers = sorted({driver_of(gpu) for gpu in unproven} - {""}, key=natural)
     first = drivers[0] if drivers and (proven or len({driver_of(gpu) for gpu in fitting}) > 1) else ""
     older_ones = [gpu for gpu in unproven if driver_of(gpu) == first]
@@ -386,42 +377,41 @@ def _weigh(
 
 
 def _least_cuda(fitting: Sequence[PoolGpu], floor: str, *, narrowed: bool) -> str:
-    """What the job asks of the driver: enough to keep it off GPUs that were found too old for the image.
+    """Return the CUDA that the job requires of the driver, to exclude GPUs that are too old for the image.
 
-    A GPU whose ad tells no DriverVersion matches no such condition, so none is written where all are silent.
+    A GPU whose ad has no DriverVersion matches no such condition, so it is empty if no ad has one.
     """
-    told = sorted((gpu.cuda for gpu in fitting if gpu.cuda), key=natural)
-    return (told[0] if narrowed else floor) if told else ""
+    cudas = sorted((gpu.cuda for gpu in fitting if gpu.cuda), key=natural)
+    return (cudas[0] if narrowed else floor) if cudas else ""
 
 
 def check_capacity(
     cells: Sequence[QueuedCell], image: PoolImage, inventory: Inventory
 ) -> tuple[tuple[QueuedCell, ...], tuple[SkippedCell, ...]]:
-    """The cells whose job finds a machine of its capability with memory and disk enough, and the others.
+    """Return the cells that have a machine with enough memory and disk, and the others.
 
-    It is asked when the image is there, since its size decides. A machine that tells neither has enough.
+    The size of the image decides. A machine that reports neither has enough.
     """
     memory = memory_of(image.unpacked)
     disk = disk_of(image.kind, image.size, image.unpacked)
-    fitting, none = [], []
-    for cell in cells:
-        there = [
-            machine for machine in inventory.machines if any(gpu.row == cell.row for gpu in machine.gpus)
-        ]
-        if any(
-            _has(machine, "Memory", memory // MB) and _has(machine, "Disk", disk // KB) for machine in there
-        ):
-            fitting.append(cell)
-        else:
-            reason = f"no machine there has {format_size(memory)} of memory and {format_size(disk)} of disk"
-            none.append(_remaining(cell.stage, (cell.capability, cell.part), NO_MATCH, reason))
-    return tuple(fitting), tuple(none)
+    rows = {
+        gpu.row
+        for machine in inventory.machines
+        if _has(machine, "Memory", memory // MB) and _has(machine, "Disk", disk // KB)
+        for gpu in machine.gpus
+    }
+    reason = f"no machine there has {format_size(memory)} of memory and {format_size(disk)} of disk"
+    fitting = tuple(cell for cell in cells if cell.row in rows)
+    others = (cell for cell in cells if cell.row not in rows)
+    return fitting, tuple(
+        _skip(cell.stage, (cell.capability, cell.part), NO_MATCH, reason) for cell in others
+    )
 
 
-def _has(machine: PoolMachine, name: str, wanted: int) -> bool:
-    """Of memory in MB and disk in KB, as ads tell them."""
-    told = machine.attributes.get(name)
-    return not isinstance(told, int | float) or told >= wanted
+def _has(machine: PoolMachine, name: str, amount: int) -> bool:
+    """Compare memory in MB and disk in KB, as ads report them."""
+    value = machine.attributes.get(name)
+    return not isinstance(value, int | float) or value >= amount
 
 
 def _skip_note(verdict: Verdict) -> str:
@@ -432,13 +422,13 @@ def _skip_note(verdict: Verdict) -> str:
 
 
 def find_valid_verdict(judged: Iterable[VerificationResult], gpu: PoolGpu) -> Verdict | None:
-    """A verdict that can be relied on and says that the image runs on `gpu`: its capability and its driver.
+    """Return a good verdict that the image runs on `gpu`: its capability and its driver.
 
-    A pool that tells no driver but what CUDA it takes is compared by that; one that tells neither holds no
-    verdict against its age.
+    A pool that reports only the CUDA of a driver is compared by that; if it reports neither, any verdict
+    applies.
     """
     return next(
-        (one.verdict for one in judged if one.proves and one.verdict and _verdict_applies(one.verdict, gpu)),
+        (row.verdict for row in judged if row.proves and row.verdict and _verdict_applies(row.verdict, gpu)),
         None,
     )
 
@@ -458,10 +448,10 @@ def _verdict_applies(verdict: Verdict, gpu: PoolGpu) -> bool:
 
 
 def driver_of(gpu: PoolGpu) -> str:
-    """The driver that a plan goes by: the pool's word, else the branch of the first that takes its CUDA.
+    """Return the driver of a GPU: the pool's, else the branch of the first driver that takes its CUDA.
 
     `DriverVersion` in a GPU's ad is the newest CUDA that its driver takes; each such version came with one
-    branch of the driver (NVIDIA, CUDA Toolkit release notes, table of drivers). Empty where neither is told.
+    branch of the driver (NVIDIA, CUDA Toolkit release notes, table of drivers). Empty if neither is known.
     """
     if gpu.driver or not gpu.cuda:
         return gpu.driver
@@ -469,7 +459,7 @@ def driver_of(gpu: PoolGpu) -> str:
 
 
 def check_allowed(rules: Sequence[str]) -> frozenset[str]:
-    """The rules to allow: those of plans, and the ones of sweeps. Raises UsageError for another word."""
+    """Return the rules to ignore, of plans and of sweeps. Raises UsageError for another one."""
     own = (NEWEST, VERIFIED, QUEUED, UNCOLLECTED, CLAIMED, BAD_MACHINE, BUDGET)
     if NO_GPU in rules:
         raise UsageError(
@@ -493,9 +483,6 @@ def check_allowed(rules: Sequence[str]) -> frozenset[str]:
     return check_rules([rule for rule in rules if rule not in own]) | (frozenset(rules) & frozenset(own))
 
 
-# --- one tuple -----------------------------------------------------------------------------------
-
-
 # --- One framework, version, CUDA and capability in place of targets: its target. Pure
 
 
@@ -504,7 +491,8 @@ SHORT_NAMES = {"pt": "pytorch", "tf": "tensorflow"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameworkTuple:
-    """Framework, its version, CUDA and compute capability: what CHTC's old tool tested, one at a time."""
+    """A framework, its version, CUDA and compute capability, as CHTC's gpu-compatibility-testing names
+    them."""
 
     framework: str
     version: str
@@ -520,55 +508,55 @@ def parse_tuple(framework: str, version: str, cuda: str, capability: str) -> Fra
                 "option-invalid", f"{option}: '{word[:40]}' is not a version", hint=f"write {example}"
             )
     try:
-        wanted = parse_capability(capability)
+        device = parse_capability(capability)
     except ValueError as error:
         raise UsageError(
             "option-invalid", f"--capability: {error}", hint="write, for example, --capability 8.0"
         ) from error
     name = framework.lower()
     return FrameworkTuple(
-        framework=SHORT_NAMES.get(name, name), version=version, cuda=cuda, capability=wanted
+        framework=SHORT_NAMES.get(name, name), version=version, cuda=cuda, capability=device
     )
 
 
-def choose_tuple(targets: Sequence[Target], asked: FrameworkTuple) -> Target:
-    """The target of a tuple. Raises NothingSelectedError where no recipe has it, UsageError for several."""
+def choose_tuple(targets: Sequence[Target], request: FrameworkTuple) -> Target:
+    """Return the target of a tuple. Raises NothingSelectedError without one, UsageError for several."""
     known = {target.family for target in targets} | {target.framework for target in targets}
-    if asked.framework not in known:
-        near = nearest(asked.framework, known)
+    if request.framework not in known:
+        near = nearest(request.framework, known)
         raise NothingSelectedError(
             "target-unknown",
-            f"no recipe has the framework '{asked.framework[:40]}'",
+            f"no recipe has the framework '{request.framework[:40]}'",
             hint=f"did you mean '{near}'?" if near else f"frameworks: {', '.join(sorted(known))}",
         )
-    distribution = families().get(asked.framework, asked.framework)
-    ranks = [target for target in targets if target.family == asked.framework] or [
-        target for target in targets if asked.framework in (target.framework, distribution)
+    distribution = families().get(request.framework, request.framework)
+    ranks = [target for target in targets if target.family == request.framework] or [
+        target for target in targets if request.framework in (target.framework, distribution)
     ]
     fitting = [
         target
         for target in ranks
-        if _is_of(target.version, asked.version) and _is_of(asked.cuda, target.cuda)
+        if _is_of(target.version, request.version) and _is_of(request.cuda, target.cuda)
     ]
     shortest = min((len(target.name) for target in fitting), default=0)
-    # A suffix names what is not the default.
+    # Targets other than the default have a suffix.
     plain = [target for target in fitting if len(target.name) == shortest]
     if not plain:
         offered = ", ".join(f"{target.version} cu{target.cuda}" for target in ranks)
         raise NothingSelectedError(
             "target-unknown",
-            f"no recipe has {asked.framework} {asked.version} with CUDA {asked.cuda}",
+            f"no recipe has {request.framework} {request.version} with CUDA {request.cuda}",
             hint=f"versions: {offered}",
         )
     if len(plain) > 1:
         raise UsageError(
             "target-ambiguous",
-            f"{asked.framework} {asked.version} with CUDA {asked.cuda} matches {len(plain)} targets",
+            f"{request.framework} {request.version} with CUDA {request.cuda} matches {len(plain)} targets",
             hint=f"pass one of them: {', '.join(target.name for target in plain)}",
         )
     return plain[0]
 
 
 def _is_of(version: str, prefix: str) -> bool:
-    """By whole parts: 2.3.1 is of 2.3, and 12.1 of 12."""
+    """Compare whole parts: 2.3.1 is of 2.3, and 12.1 of 12."""
     return version == prefix or version.startswith(f"{prefix}.")

@@ -1,15 +1,14 @@
-"""Inventories as files: what a pool had at one time, to plan by where the pool cannot be asked.
+"""Inventories as files: the GPUs of a pool at one time, to plan where the pool cannot be queried.
 
     {"format": "imagefactory.inventory/1", "pool": "cm.example.org", "taken": "2026-11-22T06:00:00Z",
      "machines": [{"name": "gpu01.example.org", "start": "true", "attributes": {"Memory": 515000},
                    "gpus": [{"id": "GPU-a0223334", "name": "NVIDIA A100-SXM4-40GB", "capability": "8.0",
                              "memory": 42503241728, "cuda": "12.4"}]}]}
 
-One machine a line, so that two of them can be compared. A person may write one: of a machine only `name` and
-`pool` must stand there, of a GPU only `capability`, empty where nobody tells it. Without `taken` the time of
-the file counts. The attribute `Arch`
-(`aarch64`) says a machine's processor. The reader is strict, and errors name what they mean as
-`inventory.json: machines[0].gpus[0].capability`.
+Each machine is a line, so that two files can be compared. A person may write one: a machine requires only
+`name` and `gpus`, a GPU only `capability`, empty if it is not known. Without `taken` the time of the file
+counts. The attribute `Arch` (`aarch64`) is a machine's processor. The reader is strict; errors name a value
+as `inventory.json: machines[0].gpus[0].capability`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -46,11 +45,8 @@ _MACHINE = ("name", "start", "attributes", "gpus")
 _GPU = ("id", "uuid", "name", "capability", "memory", "driver", "cuda", "mig", "free")
 
 
-# --- writing -------------------------------------------------------------------------------------
-
-
 def format_inventory(inventory: Inventory) -> str:
-    """The text of the file; the same for the same inventory."""
+    """Return the text of the file, the same for the same inventory."""
     head = {"format": FORMAT, "pool": inventory.pool, "taken": _time(inventory.taken)}
     lines = [f" {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
     machines = [f"  {json.dumps(_machine_json(machine))}" for machine in inventory.machines]
@@ -61,7 +57,7 @@ def format_inventory(inventory: Inventory) -> str:
 
 
 def inventory_json(inventory: Inventory) -> dict[str, object]:
-    """The document of the file, less its format."""
+    """Return the document of the file without its format."""
     return {
         "pool": inventory.pool,
         "taken": _time(inventory.taken),
@@ -85,8 +81,7 @@ def _time(moment: datetime) -> str:
 
 
 def write_inventory(path: Path, inventory: Inventory) -> None:
-    """Writes the file, or puts a newer one in the place of an older. Raises UsageError for a place that has
-    another file, or that cannot be written."""
+    """Write or replace an inventory. Raises UsageError if another file is there, or it cannot be written."""
     try:
         if path.exists() and not _is_inventory(path):
             raise UsageError(
@@ -106,11 +101,8 @@ def _is_inventory(path: Path) -> bool:
         return FORMAT.encode() in file.read(200)
 
 
-# --- reading -------------------------------------------------------------------------------------
-
-
 def read_inventory(path: Path) -> Inventory:
-    """The inventory of a file. Raises UsageError for one that cannot be read or is none."""
+    """Return the inventory of a file. Raises UsageError."""
     try:
         if not path.is_file():
             raise UsageError("inventory-not-found", f"{path} is not a file", hint=HINT)
@@ -128,9 +120,9 @@ def read_inventory(path: Path) -> Inventory:
 
 
 def parse_inventory(text: str, file: str, changed: datetime) -> Inventory:
-    """What `format_inventory` wrote, or a person; `file` is what errors call it. Raises UsageError.
+    """Parse what `format_inventory` or a person wrote. Raises UsageError, which names `file`.
 
-    An inventory that names no time is of the time when its file was `changed`.
+    An inventory without a time has the time when its file was `changed`.
     """
     try:
         document = json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
@@ -145,24 +137,24 @@ def parse_inventory(text: str, file: str, changed: datetime) -> Inventory:
             "inventory-not-json", f"{file}: not valid JSON: {clean(str(error))[:100]}", hint=HINT
         ) from error
     top = _JsonLocation(file, "").fields(document, _TOP, ("format", "machines"))
-    if top.given["format"] != FORMAT:
-        top.at("format").refuse(top.given["format"], f'write "{FORMAT}"')
-    machines = top.at("machines").listed(top.given["machines"], MAX_MACHINES)
-    notes = top.at("notes").listed(top.given.get("notes", []), MAX_MACHINES)
+    if top.values["format"] != FORMAT:
+        top.at("format").refuse(top.values["format"], f'write "{FORMAT}"')
+    machines = top.rows("machines", MAX_MACHINES)
+    notes = top.rows("notes", MAX_MACHINES, [])
     return Inventory(
         pool=top.text("pool", NAME, "the pool's name"),
-        taken=_moment(top) if "taken" in top.given else changed,
+        taken=_moment(top) if "taken" in top.values else changed,
         machines=tuple(_machine(top.at(f"machines[{i}]"), value) for i, value in enumerate(machines)),
         notes=tuple(clean(str(note)) for note in notes),
     )
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is a duplicate key")
-    return found
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{name!r} is a duplicate key")
+    return dict(pairs)
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -170,69 +162,61 @@ def _no_constant(name: str) -> NoReturn:
 
 
 class _JsonLocation:
-    """Where a value stands: `machines[0].gpus[1]`, with the fields that were found there."""
+    """The place of a value, `machines[0].gpus[1]`, and the fields of an object there."""
 
-    def __init__(self, file: str, path: str, given: Mapping[str, Any] | None = None) -> None:
-        self.file, self.path, self.given = file, path, given or {}
+    def __init__(self, file: str, path: str, values: Mapping[str, Any] | None = None) -> None:
+        self.file, self.path, self.values = file, path, values or {}
 
     def at(self, name: str) -> _JsonLocation:
         return _JsonLocation(self.file, f"{self.path}.{name}" if self.path else name)
 
     def refuse(self, value: object, write: str) -> NoReturn:
-        said = clean(json.dumps(value, ensure_ascii=False))
+        text = clean(json.dumps(value, ensure_ascii=False))
         where = f"{self.file}: {self.path}" if self.path else self.file
         raise UsageError(
             "inventory-value-invalid",
-            f"{where} cannot be {said[:60]}{'...' if len(said) > 60 else ''}",
+            f"{where} cannot be {text[:60]}{'...' if len(text) > 60 else ''}",
             hint=write,
         )
 
-    def fields(self, value: object, known: tuple[str, ...], needed: tuple[str, ...]) -> _JsonLocation:
+    def fields(self, value: object, known: tuple[str, ...], required: tuple[str, ...]) -> _JsonLocation:
         if not isinstance(value, dict):
             self.refuse(value, f"write an object with {', '.join(known)}")
         where = f"{self.file}: {self.path}".rstrip(": ")
         for name in value:
             if name not in known:
                 near = nearest(name, known)
-                meant = f"did you mean '{near}'?" if near else f"the keys are {', '.join(known)}"
+                hint = f"did you mean '{near}'?" if near else f"the keys are {', '.join(known)}"
                 raise UsageError(
-                    "inventory-key-unknown", f"{where}: unknown key '{clean(name)[:60]}'", hint=meant
+                    "inventory-key-unknown", f"{where}: unknown key '{clean(name)[:60]}'", hint=hint
                 )
-        for name in needed:
+        for name in required:
             if name not in value:
                 raise UsageError("inventory-key-missing", f"{where}: the key '{name}' is missing", hint=HINT)
         return _JsonLocation(self.file, self.path, value)
 
-    def listed(self, value: object, most: int) -> list[Any]:
+    def rows(self, key: str, most: int, default: object = None) -> list[Any]:
+        value = self.values.get(key, default)
         if not isinstance(value, list) or len(value) > most:
-            self.refuse(value, f"write a list of at most {most:,}")
+            self.at(key).refuse(value, f"write a list of at most {most:,}")
         return value
 
     def text(self, key: str, pattern: str, what: str) -> str:
-        """A text of all the pattern, or empty."""
-        value = self.given.get(key, "")
+        """Return a text that matches all of the pattern, or an empty one."""
+        value = self.values.get(key, "")
         if not isinstance(value, str) or (value and not re.fullmatch(pattern, value, re.ASCII)):
             self.at(key).refuse(value, f"write {what}")
         return value
 
-    def parsed(self, key: str, parse: Callable[[str], object], what: str) -> str:
-        value = self.given.get(key, "")
-        try:
-            if value != "":
-                parse(value)
-        except (ValueError, AttributeError):
-            self.at(key).refuse(value, f"write {what}")
-        return str(value)
-
     def flag(self, key: str, *, default: bool) -> bool:
-        value = self.given.get(key, default)
+        value = self.values.get(key, default)
         if not isinstance(value, bool):
             self.at(key).refuse(value, "write true or false")
         return value
 
 
 def _moment(top: _JsonLocation) -> datetime:
-    value = top.given["taken"]
+    value = top.values["taken"]
     try:
         return datetime.strptime(value, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
     except (TypeError, ValueError):
@@ -240,20 +224,20 @@ def _moment(top: _JsonLocation) -> datetime:
 
 
 def _machine(place: _JsonLocation, value: object) -> PoolMachine:
-    told = place.fields(value, _MACHINE, ("name", "gpus"))
-    name = told.text("name", NAME, "the machine's name: letters, digits, dots, dashes, @")
+    row = place.fields(value, _MACHINE, ("name", "gpus"))
+    name = row.text("name", NAME, "the machine's name: letters, digits, dots, dashes, @")
     if not name:
-        told.at("name").refuse(name, "write the machine's name")
-    start = told.given.get("start", "")
+        row.at("name").refuse(name, "write the machine's name")
+    start = row.values.get("start", "")
     if not isinstance(start, str) or len(start) > MAX_TEXT or not start.isprintable():
-        told.at("start").refuse(start, "write its START expression in one line, or nothing")
-    gpus = told.at("gpus").listed(told.given["gpus"], MAX_GPUS)
-    attributes = _attributes(told.at("attributes"), told.given.get("attributes", {}))
+        row.at("start").refuse(start, "write its START expression in one line, or nothing")
+    gpus = row.rows("gpus", MAX_GPUS)
+    attributes = _attributes(row.at("attributes"), row.values.get("attributes", {}))
     return PoolMachine(
         name=name,
         attributes=attributes,
         start=start,
-        gpus=with_host((_gpu(told.at(f"gpus[{i}]"), gpu) for i, gpu in enumerate(gpus)), attributes),
+        gpus=with_host((_gpu(row.at(f"gpus[{i}]"), gpu) for i, gpu in enumerate(gpus)), attributes),
     )
 
 
@@ -275,20 +259,26 @@ def _attributes(place: _JsonLocation, value: object) -> dict[str, str | int | fl
 
 
 def _gpu(place: _JsonLocation, value: object) -> PoolGpu:
-    told = place.fields(value, _GPU, ("capability",))
-    memory = told.given.get("memory", 0)
+    row = place.fields(value, _GPU, ("capability",))
+    memory = row.values.get("memory", 0)
     if isinstance(memory, bool) or not isinstance(memory, int) or not 0 <= memory < 2**60:
-        told.at("memory").refuse(memory, "write its memory in bytes, or 0 where it is not known")
-    capability = told.text("capability", r"[0-9]{1,2}\.[0-9]", "a compute capability such as 8.6")
-    name = told.text("name", DEVICE, "the name that the driver reports")
+        row.at("memory").refuse(memory, "write its memory in bytes, or 0 where it is not known")
+    driver = row.values.get("driver", "")
+    try:
+        if driver != "":
+            parse_driver(driver)
+    except (ValueError, AttributeError):
+        row.at("driver").refuse(driver, "write the driver's version, such as 550.54.15")
+    capability = row.text("capability", r"[0-9]{1,2}\.[0-9]", "a compute capability such as 8.6")
+    name = row.text("name", DEVICE, "the name that the driver reports")
     return PoolGpu(
-        id=told.text("id", ID, "the pool's name for it, such as GPU-a0223334"),
-        uuid=told.text("uuid", ID, "GPU- and its UUID"),
+        id=row.text("id", ID, "the pool's name for it, such as GPU-a0223334"),
+        uuid=row.text("uuid", ID, "GPU- and its UUID"),
         name=name,
         capability=str(parse_capability(capability)) if capability else "",
         memory=memory,
-        driver=told.parsed("driver", parse_driver, "the driver's version, such as 550.54.15"),
-        cuda=told.text("cuda", CUDA, "the newest CUDA that its driver takes, such as 12.4"),
-        mig=told.flag("mig", default=bool(slice_of(name))),
-        free=told.flag("free", default=True),
+        driver=str(driver),
+        cuda=row.text("cuda", CUDA, "the newest CUDA that its driver takes, such as 12.4"),
+        mig=row.flag("mig", default=bool(slice_of(name))),
+        free=row.flag("free", default=True),
     )

@@ -1,4 +1,4 @@
-"""The frozen values of pools: which GPUs there are, what is to run on them, what became of it.
+"""The values of pools: the GPUs, the jobs on them, and their results.
 
     Inventory + plan -> Sweep (nodes) -> (a DAG on the pool) -> NodeResult -> GpuReport -> Verdict
 
@@ -24,16 +24,15 @@ from imagefactory.serialize import MaxRows
 from imagefactory.settings.choices import HTCONDOR, POOLS
 from imagefactory.verify.report import GpuReport, VerifiedImage
 
-# --- what there is -------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolGpu:
-    """One GPU as the pool tells it. `id` is the pool's short name (`GPU-a0223334`), `uuid` `GPU-...` in full.
+    """One GPU as the pool reports it. `id` is the pool's short name (`GPU-a0223334`), `uuid` `GPU-...` in
+    full.
 
-    `driver` (`550.54.15`) and `cuda` are empty where the pool does not tell them, `memory` is 0. `mig` says
-    that it is a slice of a GPU. `free`: no job has it. `host` is the architecture of its machine's processor
-    in OCI's words (`amd64`, `arm64`), empty where the pool does not tell it.
+    `driver` (`550.54.15`), `cuda` and `memory` are empty or 0 if the pool does not report them. `mig`: it is
+    a slice of a GPU. `free`: no job has it. `host` is the architecture of its machine in OCI's words
+    (`amd64`, `arm64`), empty if it is not known.
     """
 
     id: str
@@ -49,7 +48,7 @@ class PoolGpu:
 
     @property
     def part(self) -> str:
-        """The profile of a slice, `mig` where its name tells none; empty for a whole GPU."""
+        """Return the profile of a slice, `mig` if its name has none; empty for a whole GPU."""
         return (slice_of(self.name) or "mig") if self.mig else ""
 
     @property
@@ -59,9 +58,9 @@ class PoolGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolMachine:
-    """A machine of a pool. `attributes` are the plain values of its ad that jobs may ask for.
+    """A machine of a pool. `attributes` are the plain values of its ad that jobs may request.
 
-    `start` is its START expression, which says whom it takes; empty where it is not known.
+    `start` is its START expression, which selects jobs; empty if it is not known.
     """
 
     name: str
@@ -72,9 +71,9 @@ class PoolMachine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
-    """The machines with GPUs of a pool at one time. `pool` is its name, empty where nobody told it.
+    """The machines with GPUs of a pool at one time. `pool` is its name, empty if it is not known.
 
-    `notes` say what was left out, a line each.
+    `notes` name what was skipped, a line each.
     """
 
     pool: str
@@ -88,15 +87,15 @@ class Inventory:
 
     @property
     def known(self) -> tuple[PoolGpu, ...]:
-        """Those whose capability is told: of another nothing can be said."""
+        """Return the GPUs with a known capability."""
         return tuple(gpu for gpu in self.gpus if gpu.capability)
 
 
-# --- what is to run ------------------------------------------------------------------------------
+# --- jobs
 
 
 class ImageKind(StrEnum):
-    """How a job gets its image, in the words of `container_image`."""
+    """How a job gets its image, in the terms of `container_image`."""
 
     DOCKER = "docker"
     ORAS = "oras"
@@ -110,15 +109,15 @@ MACHINE_HAS = {
     ImageKind.SIF: "HasSIF",
     ImageKind.OSDF: "HasSIF",
 }
-"""What HTCondor asks of a machine for a job in a container: an attribute that must be true."""
+"""The attribute that must be true of a machine for a job in a container of HTCondor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolImage:
-    """An image where jobs find it: `address` as `container_image` takes it, pinned by digest.
+    """An image for jobs: `address` as `container_image` takes it, pinned by digest.
 
-    `size` is what is transferred, `unpacked` what lies on the disk of a machine while the job runs. For a
-    .sif `sha256` is the file's, else empty.
+    `size` is transferred, `unpacked` is on the disk of a machine while the job runs. `sha256` is that of a
+    .sif file, else empty.
     """
 
     kind: ImageKind
@@ -130,12 +129,12 @@ class PoolImage:
 
 
 TRANSFERS = timedelta(hours=6)
-"""How much longer than it may run a job may be on a machine: its image comes, its result goes."""
+"""The time of a job on a machine for its transfers, besides its run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobLimits:
-    """How long a job may wait, be held and run; how often what the pool broke is tried again."""
+    """How long a job may wait, be held and run, and how often a failure of the pool is retried."""
 
     idle: timedelta = timedelta(hours=24)
     held: timedelta = timedelta(minutes=10)
@@ -148,9 +147,9 @@ class SweepNode:
     """One job: one image on one capability. `name` has letters, digits, `-` and `_` only.
 
     `cuda` is the lowest that the GPU's driver must take, empty for any. `timeout` is the suite's, in seconds.
-    `python` is the absolute path of the image's Python that runs it. `part` is the slice (MIG) that it is
-    for, empty for a whole GPU. `processor` is the one that the image is for (`arm64`), empty for amd64.
-    `first` is the driver whose machines come before others; no others do where it is `only` there.
+    `python` is the absolute path of the image's Python. `part` is the slice (MIG), empty for a whole GPU.
+    `processor` is that of the image (`arm64`), empty for amd64. Machines with the driver `first` come before
+    others, with `only` no others do.
     """
 
     name: str
@@ -175,7 +174,7 @@ class SweepNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkippedCell:
-    """A cell that is not queued, and why: `rule` is a word of plan.PRUNING, or `verified`, `no-match`, ..."""
+    """A cell that is not queued, and why: `rule` is one of plan.PRUNING, or `verified`, `no-match`, ..."""
 
     target: str
     capability: str
@@ -194,9 +193,8 @@ MOST_MACHINES = 50_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachinesByCapability:
-    """The names of the machines that have a GPU of a row, a capability or a slice's; with a `driver` those
-    that have that one.
-    """
+    """The names of the machines with a GPU of a row (a capability, or a slice's), and of a `driver` if it is
+    set."""
 
     capability: str
     machines: Annotated[tuple[str, ...], MaxRows(MOST_MACHINES)]
@@ -205,11 +203,11 @@ class MachinesByCapability:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepSpec:
-    """What one `sweep start` asks of `pool`, a row of POOLS.
+    """The request of one `sweep start` to `pool`, a row of POOLS.
 
-    `site` is a row of sites.toml, `level` the suite's. `machines` are those of the pool when it was made,
-    `own` what the settings add to its jobs (sites.Site). `patterns` choose machines (own_commands.is_chosen);
-    `at_once` is how many of its jobs may be in the queue, 0 for all.
+    `site` is a row of sites.toml, `level` the suite's. `machines` are those of the pool when it was created,
+    `own` what the settings add to its jobs (sites.Site). `patterns` select machines
+    (own_commands.is_machine_selected). At most `at_once` of its jobs are in the queue, 0 for all.
     """
 
     id: str
@@ -226,11 +224,11 @@ class SweepSpec:
     at_once: int = 0
 
 
-# --- what became of it ---------------------------------------------------------------------------
+# --- results
 
 
 RETRIED_OUTCOMES = (Outcome.INFRASTRUCTURE, Outcome.PULL_FAILED)
-"""What the pool broke: jobs that end so are tried again."""
+"""Failures of the pool: jobs that end so are retried."""
 
 
 class JobEnding(StrEnum):
@@ -248,10 +246,10 @@ class JobEnding(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobAttempt:
-    """One job of a node. `job` is `12.0`; `code` its exit code, signal or hold code; `text` what was said.
+    """One job of a node. `job` is `12.0`; `code` its exit code, signal or hold code; `text` the pool's
+    message.
 
-    `gpu` is the pool's word on the GPU of its last start, None where it never started or had none.
-    `machine` and `slot` are where that was.
+    `gpu` is the pool's GPU of its last start on `machine` and `slot`, None if it never started or had none.
     """
 
     job: str
@@ -268,7 +266,7 @@ class JobAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeResult:
-    """What is known of a node. `outcome` is None while it waits or runs; attempts are the oldest first."""
+    """The result of a node. `outcome` is None while it waits or runs; the oldest attempt is first."""
 
     node: str
     outcome: Outcome | None
@@ -278,11 +276,11 @@ class NodeResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeState:
-    """A node's state. Where `run` is there, the suite ran and ended: the outcome is None and to be told.
+    """The state of a node. With `run` the suite ran and ended: the outcome is None, and `job_report` decides
+    it.
 
-    `run`, `report` and `evidence` are the job's files as they came back, for the pool alone to read; the last
-    is the host's GPUs, of a pool whose jobs read them outside of the image. `settled`: its last job has ended
-    for good, and no other follows.
+    `run`, `report` and `evidence` are the job's files as they came back, for the pool to read. `evidence` is
+    of a pool whose jobs read the host's GPUs outside the image. `settled`: its last job has ended for good.
     """
 
     result: NodeResult
@@ -292,71 +290,73 @@ class NodeState:
     evidence: bytes | None = None
 
 
-# --- where it runs -------------------------------------------------------------------------------
+# --- pools
 
 
 class Pool(Protocol):
-    """Where verification runs: its queue, and what its jobs read and write in a sweep's folder.
+    """A batch system: its queue, and what its jobs read and write in the directory of a sweep.
 
-    What asks the queue raises ToolError where the pool's commands are missing or fail; the folder is read and
-    written without them. One pool, one folder beside this file, one row of POOLS.
+    Methods that query the queue raise ToolError if the pool's commands are missing or fail; the directory is
+    read and written without them. A pool is a folder next to this file and a row of POOLS.
     """
 
     def require(self) -> str:
-        """The version of what is there."""
+        """Return the version of the batch system."""
 
     def inventory(self, now: datetime) -> Inventory:
-        """The GPUs there are."""
+        """Return the GPUs of the pool."""
 
     def submit(self, folder: Path) -> str:
-        """Submits the sweep that lies in `folder`, or goes on with it; the job that drives it."""
+        """Submit or continue the sweep in `folder`, and return the job that drives it."""
 
     def running(self, folder: Path) -> bool:
-        """Whether something still drives that sweep."""
+        """Return whether something still drives that sweep."""
 
     def driven(self) -> frozenset[Path]:
-        """The folders of all sweeps that this user has something at work on, in one look at the queue."""
+        """Return the directories of all sweeps that this user's jobs drive, by one query of the queue."""
 
     def look(self, folder: Path) -> None:
-        """Notes in the folder what the queue alone tells of its jobs, where their logs do not tell all."""
+        """Keep in the directory what only the queue shows of its jobs, if their logs do not show all."""
 
     def cancel(self, folder: Path) -> None:
-        """Removes its jobs."""
+        """Remove its jobs."""
 
     def run_limit(self, limits: JobLimits, timeout: float, own: Sequence[str]) -> timedelta:
-        """How long a job may run whose suite is ended after `timeout` seconds; `own` as a sweep has it."""
+        """Return how long a job with a suite of `timeout` seconds may run; `own` is that of the sweep."""
 
     def check_folder(self, folder: Path) -> None:
-        """Raises UsageError for a folder that jobs could not name, before anything is made for it."""
+        """Raise UsageError for a directory that jobs could not name, before anything is created."""
 
     def write(self, folder: Path, sweep: SweepSpec, texts: Mapping[str, Mapping[str, bytes]]) -> None:
-        """All that the jobs need beside sweep.json, such that a folder that is not whole is known by it.
+        """Write all that the jobs need besides sweep.json. Raises UsageError.
 
-        `texts` are per node kit.json and expectations.json. Raises UsageError.
+        `texts` are kit.json and expectations.json by node. `is_whole` shows whether all is written.
         """
 
     def is_whole(self, folder: Path) -> bool:
-        """Whether a sweep lies there that `write` has ended with."""
+        """Return whether `write` completed the sweep in `folder`."""
 
     def read_node(self, folder: Path, node: SweepNode, limits: JobLimits) -> NodeState:
-        """What became of a node, by what its jobs left. Raises UsageError for a name that is none."""
+        """Return the state of a node, by what its jobs left. Raises UsageError for an invalid name."""
 
     def read_result(self, folder: Path, node: SweepNode, limits: JobLimits) -> NodeResult:
-        """As `read_node`, with the word of a run that came back; what it signs is collect's to say."""
+        """As `read_node`, with the outcome of a run that came back; `collect` decides what it signs."""
 
-    def job_report(self, kit: Mapping[str, Any], asked: Mapping[str, Any], found: NodeState) -> GpuReport:
-        """The report of a run that came back; `kit` and `asked` are kit.json and expectations.json, believed.
+    def job_report(
+        self, kit: Mapping[str, Any], expectations: Mapping[str, Any], state: NodeState
+    ) -> GpuReport:
+        """Return the report of a run that came back; `kit` and `expectations` are trusted files.
 
-        Raises StatementError for a run that is none, or of another kit or suite.
+        Raises StatementError for an invalid run, or one of another kit or suite.
         """
 
 
 Pools = Callable[[str], Pool]
-"""Opens the pool of a name: a row of POOLS."""
+"""Opens the pool of a row of POOLS."""
 
 
 def open_pool(name: str, environ: Mapping[str, str]) -> Pool:
-    """The pool of a row; nothing is asked of it yet. Raises UsageError for a name that has none."""
+    """Return the pool of a row of POOLS without a query. Raises UsageError for an unknown name."""
     if name not in POOLS:
         raise UsageError("pool-unknown", f"unknown pool '{name[:40]}'", hint=f"pools: {', '.join(POOLS)}")
     pool: Pool = import_module(POOLS[name].module).make_pool(environ)
@@ -364,11 +364,11 @@ def open_pool(name: str, environ: Mapping[str, str]) -> Pool:
 
 
 def local_pool(environ: Mapping[str, str]) -> str:
-    """The name of the pool that this machine is of, by its commands; empty where it is of none."""
+    """Return the pool of this machine, by its commands; empty if it has none."""
     return next(iter(local_pools(environ)), "")
 
 
 def local_pools(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The names of all pools whose commands this machine has."""
+    """Return all pools whose commands this machine has."""
     path = environ.get("PATH")
     return tuple(name for name, row in POOLS.items() if shutil.which(row.command, path=path))

@@ -1,10 +1,9 @@
-"""sweep.json and collected.json: a sweep as it was asked for, and what became of it. JSON there and back.
+"""sweep.json and collected.json: a sweep as requested, and its results.
 
-sweep.json is written first and never changed, sweep.dag last: a folder that has both can be gone on with
-after any kill; one without the DAG was never submitted, and the sweep is made anew in another folder.
-collected.json is written anew by each `sweep collect`; what is signed lies with its image, so it can be lost.
-
-The parser takes exactly what the formatter gives, field by field as model.py declares them.
+sweep.json is written first and never changes, the pool's own file last: a directory with both can be
+continued after any kill; one without the latter was never submitted, and the sweep is created again
+elsewhere. Each `sweep collect` writes collected.json again; verdicts are next to their images, so it can be
+lost.
 """
 
 from __future__ import annotations
@@ -27,22 +26,22 @@ FORMAT = 1
 SWEEP, COLLECTED = "sweep.json", "collected.json"
 LARGEST = 64 << 20
 ID = re.compile(r"([0-9]{8}-[0-9]{6})-[0-9a-f]{4}")
-"""A sweep's name, and that of its folder in the store: when it was made, in UTC."""
+"""The name of a sweep and of its directory in the store: its time in UTC."""
 UNSIGNED = "unsigned: "
 NO_KEY = f"{UNSIGNED}no key (imagefactory key create NAME)"
-"""Why a node has no verdict where this machine holds no key. What else begins so stays as it is."""
+"""Why a node has no verdict if this machine has no key. Other texts that begin with UNSIGNED are final."""
 VERDICT_MISSING = "its verdict is found nowhere any more: verify it again"
-"""How `why` ends where a verdict was signed and attached, and has left since."""
+"""The end of `why` if a verdict was signed and attached, and is gone since."""
 NodeFilter = Callable[[str, str], bool]
-"""Whether a node is, by its target and capability."""
+"""Whether a node is selected, by its target and capability."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectedNode:
-    """What is known of a node, and its verdict. `why` says in a line who signed it, or why nobody did.
+    """The result of a node, and its verdict. `why` says in a line who signed it, or why it is not signed.
 
-    `nonce` is that of its run; `keyid` and `attached` are empty where nothing was signed. `driver` and `gpu`
-    are what the suite's run was on, empty where it met no GPU.
+    `nonce` is that of its run; `keyid` and `attached` are empty without a verdict. The suite ran on `gpu`
+    with `driver`, empty if it met no GPU.
     """
 
     result: NodeResult
@@ -59,14 +58,11 @@ class CollectedNode:
 _NODES = Annotated[tuple[CollectedNode, ...], MaxRows(MOST_NODES)]
 
 
-# --- files ---------------------------------------------------------------------------------------
+def read_sweep(folder: Path, selected: NodeFilter | None = None) -> SweepSpec:
+    """Return the sweep of a directory. Raises UsageError without a valid sweep.json.
 
-
-def read_sweep(folder: Path, wanted: NodeFilter | None = None) -> SweepSpec:
-    """Raises UsageError for a folder that is no sweep's, or whose sweep.json is not whole.
-
-    With `wanted` it has these of its nodes alone and nothing that was left out: the others are not parsed,
-    which is most of the time that a sweep of thousands takes.
+    With `selected` it has only these nodes and no skipped cells: the others are not parsed, which is most of
+    the time for a sweep of thousands.
     """
     data = _read(folder / SWEEP)
     if data is None:
@@ -80,35 +76,42 @@ def read_sweep(folder: Path, wanted: NodeFilter | None = None) -> SweepSpec:
         if not isinstance(value, dict):
             return value
         value = _upgraded(value)
-        if wanted is None:
+        if selected is None:
             return value
-        return {**value, "nodes": _narrowed(value.get("nodes"), wanted), "left_out": []}
+        return {**value, "nodes": _narrowed(value.get("nodes"), selected), "left_out": []}
 
-    sweep = _parse(data, folder / SWEEP, ("sweep", SweepSpec), narrow)
+    sweep = _parse(data, folder / SWEEP, "sweep", SweepSpec, narrow)
     assert isinstance(sweep, SweepSpec)
     return sweep
 
 
 def _upgraded(value: Mapping[str, Any]) -> dict[str, Any]:
-    """A sweep with the fields that it lacks where an older version made it."""
+    """Return a sweep with the fields that an older version did not write."""
 
     def rows(name: str, **fields: object) -> object:
-        found = value.get(name, [])
-        if not isinstance(found, list):
-            return found
-        return [{**fields, **row} if isinstance(row, dict) else row for row in found]
+        values = value.get(name, [])
+        if not isinstance(values, list):
+            return values
+        return [{**fields, **row} if isinstance(row, dict) else row for row in values]
 
     nodes = rows("nodes", part="", first="", only=False)
     for node in nodes if isinstance(nodes, list) else ():
         if isinstance(node, dict) and isinstance(slices := node.pop("mig", None), bool) and slices:
             node["part"] = "mig"
-    given = {"pool": HTCONDOR, "own": [], "patterns": [], "at_once": 0, **value}
-    left_out, machines = rows("left_out", part=""), rows("machines", driver="")
-    return {**given, "nodes": nodes, "left_out": left_out, "machines": machines}
+    return {
+        "pool": HTCONDOR,
+        "own": [],
+        "patterns": [],
+        "at_once": 0,
+        **value,
+        "nodes": nodes,
+        "left_out": rows("left_out", part=""),
+        "machines": rows("machines", driver=""),
+    }
 
 
 def read_pool(folder: Path) -> str:
-    """The pool of a sweep, also of one whose file is damaged: to end it, no more of it need be known."""
+    """Return the pool of a sweep, also of a corrupt one: to cancel it, nothing else is required."""
     try:
         name = json.loads((folder / SWEEP).read_bytes())["sweep"]["pool"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -117,38 +120,38 @@ def read_pool(folder: Path) -> str:
 
 
 def write_sweep_file(folder: Path, sweep: SweepSpec) -> None:
-    """Raises UsageError where the folder cannot be written."""
+    """Write sweep.json. Raises UsageError."""
     row = _printable(format_value(sweep))
     if sweep.pool == HTCONDOR:  # as all were written before there was another
         del row["pool"]
     write_document(folder / SWEEP, {"format": FORMAT, "sweep": row})
 
 
-def read_collected(folder: Path, wanted: NodeFilter | None = None) -> tuple[CollectedNode, ...]:
-    """What the last `sweep collect` found, by node; empty where nobody collected yet. Raises UsageError.
+def read_collected(folder: Path, selected: NodeFilter | None = None) -> tuple[CollectedNode, ...]:
+    """Return the nodes of the last `sweep collect`, empty without one. Raises UsageError.
 
-    `wanted` as `read_sweep` has it.
+    `selected` is as in `read_sweep`.
     """
     data = _read(folder / COLLECTED)
     if data is None:
         return ()
 
     def narrow(value: object) -> object:
-        return value if wanted is None else _narrowed(value, wanted)
+        return value if selected is None else _narrowed(value, selected)
 
-    value = _parse(data, folder / COLLECTED, ("nodes", _NODES), narrow)
+    value = _parse(data, folder / COLLECTED, "nodes", _NODES, narrow)
     assert isinstance(value, tuple)
     return value
 
 
 def write_collected(folder: Path, nodes: Sequence[CollectedNode]) -> None:
-    """Raises UsageError where the folder cannot be written."""
-    told = _printable(format_value(tuple(nodes), _NODES))
-    write_document(folder / COLLECTED, {"format": FORMAT, "nodes": told})
+    """Write collected.json. Raises UsageError."""
+    rows = _printable(format_value(tuple(nodes), _NODES))
+    write_document(folder / COLLECTED, {"format": FORMAT, "nodes": rows})
 
 
 def format_results(results: tuple[NodeResult, ...]) -> Any:
-    """What is known of nodes, as JSON."""
+    """Return the results of nodes as JSON."""
     return _printable(format_value(results, tuple[NodeResult, ...]))
 
 
@@ -169,20 +172,19 @@ def _read(path: Path) -> bytes | None:
     return data
 
 
-def _narrowed(rows: object, wanted: NodeFilter) -> object:
-    """The rows that are wanted, and what is none, for the parser to refuse."""
+def _narrowed(rows: object, selected: NodeFilter) -> object:
+    """Return the selected rows, and invalid ones, which the parser rejects."""
     if not isinstance(rows, list):
         return rows
     return [
         row
         for row in rows
-        if not isinstance(row, dict) or wanted(str(row.get("target")), str(row.get("capability")))
+        if not isinstance(row, dict) or selected(str(row.get("target")), str(row.get("capability")))
     ]
 
 
-def _parse(data: bytes, path: Path, told: tuple[str, Any], narrow: Callable[[object], object]) -> object:
-    """`told` is the one field beside the format, and the kind of its value."""
-    name, kind = told
+def _parse(data: bytes, path: Path, name: str, schema: Any, narrow: Callable[[object], object]) -> object:
+    """Return the field `name` of a document, which has the format besides. Raises UsageError."""
     again = "create a new sweep" if path.name == SWEEP else "delete it and run imagefactory sweep collect"
     try:
         document = json.loads(data)
@@ -190,7 +192,7 @@ def _parse(data: bytes, path: Path, told: tuple[str, Any], narrow: Callable[[obj
             raise StatementError("sweep-format-unknown", f"its format is not {FORMAT}")
         if set(document) != {"format", name}:
             raise StatementError("sweep-format-unknown", f"its fields are not 'format' and '{name}'")
-        return parse_value(narrow(document[name]), kind, name)
+        return parse_value(narrow(document[name]), schema, name)
     except (ValueError, RecursionError) as error:
         raise UsageError("sweep-file-not-json", f"{path} is not valid JSON", hint=again) from error
     except StatementError as error:
@@ -202,12 +204,12 @@ def _parse(data: bytes, path: Path, told: tuple[str, Any], narrow: Callable[[obj
 
 
 def write_document(path: Path, value: Mapping[str, object]) -> None:
-    """Writes JSON beside and renames it. Raises UsageError where the folder cannot be written."""
+    """Write JSON and rename it into place. Raises UsageError."""
     write_file(path, json.dumps(value, indent=1, sort_keys=True) + "\n")
 
 
 def write_file(path: Path, data: str) -> None:
-    """Writes text beside and renames it. Raises UsageError where the folder cannot be written."""
+    """Write text and rename it into place. Raises UsageError."""
     try:
         with explain_full_disk(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -218,9 +220,9 @@ def write_file(path: Path, data: str) -> None:
 
 
 def _printable(value: Any) -> Any:
-    """JSON with its texts as one printable line each: a job's log says what it likes."""
+    """Return JSON with its texts as one printable line each: the log of a job may contain anything."""
     if isinstance(value, dict):
-        return {name: _printable(one) for name, one in value.items()}
+        return {name: _printable(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_printable(one) for one in value]
+        return [_printable(item) for item in value]
     return clean(value) if isinstance(value, str) else value

@@ -1,10 +1,10 @@
-"""A sweep as a person reads it: what is queued and left out, how far it is, what became of it. Pure."""
+"""Sweeps and the GPUs of a pool, as text and JSON."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from imagefactory.progress import format_seconds
@@ -16,7 +16,6 @@ from imagefactory.schedulers.pool import (
     JobLimits,
     NodeResult,
     PoolGpu,
-    PoolMachine,
     SkippedCell,
     SweepSpec,
 )
@@ -32,7 +31,7 @@ _UNDERWAY = (JobEnding.WAITING, JobEnding.RUNNING, JobEnding.DISCONNECTED, JobEn
 
 
 def format_sweep_plan(plan: SweepPlan, limits: JobLimits, width: int | None = None) -> str:
-    """What would be queued, then what is left out, by rule, then what is not known of other sweeps."""
+    """Return what would be queued, what is skipped by rule, and what is not known of other sweeps."""
     blocks = []
     if plan.cells:
         header = ("TARGET", "CAPABILITY", "GPUS", "DRIVER", "WHY")
@@ -52,7 +51,7 @@ def _cell(cell: QueuedCell) -> tuple[str, ...]:
 
 
 def format_skipped(skipped: Iterable[SkippedCell], width: int | None = None) -> str:
-    """A row for each target and rule; capabilities that fare alike share it."""
+    """Return a row for each target and rule, with all its capabilities."""
     rows: dict[tuple[str, str, str], list[str]] = {}
     for cell in skipped:
         rows.setdefault((cell.target, cell.rule, cell.reason), []).append(cell.row)
@@ -62,7 +61,7 @@ def format_skipped(skipped: Iterable[SkippedCell], width: int | None = None) -> 
 
 
 def summary(plan: SweepPlan, limits: JobLimits) -> str:
-    """One line: jobs, and what is left out by rule."""
+    """Return one line: the jobs, and how many cells each rule skips."""
     rules = Counter(cell.rule for cell in plan.left_out)
     by_rule = ", ".join(f"{count} {rule}" for rule, count in sorted(rules.items()))
     jobs = len(plan.cells)
@@ -74,7 +73,7 @@ def summary(plan: SweepPlan, limits: JobLimits) -> str:
 
 
 def format_status(sweep: SweepSpec, results: Sequence[NodeResult], driven: bool | None, now: datetime) -> str:
-    """One line on the sweep, then a row for each node, those that are not done first."""
+    """Return a line for the sweep, then a row for each node, unfinished ones first."""
     nodes = {node.name: node for node in sweep.nodes}
     rows = [
         (
@@ -93,7 +92,7 @@ def format_status(sweep: SweepSpec, results: Sequence[NodeResult], driven: bool 
 
 
 def format_failed_machines(machines: Sequence[MachineFaults], width: int | None = None) -> str:
-    """A row for each machine that failed jobs, with the last reason; empty where none did."""
+    """Return a row for each machine that failed jobs, with the last reason; empty if there is none."""
     if not machines:
         return ""
     rows = [
@@ -122,7 +121,7 @@ def headline(sweep: SweepSpec, results: Sequence[NodeResult], driven: bool | Non
 
 
 def _targets(sweep: SweepSpec) -> str:
-    """`pytorch-2.3-cu121, jax-0.4-cu121 and 3 more`."""
+    """Return `pytorch-2.3-cu121, jax-0.4-cu121 and 3 more`."""
     names = list(dict.fromkeys(node.target for node in sweep.nodes))
     more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
     return f"{', '.join(names[:FEW])}{more}"
@@ -147,7 +146,7 @@ def _since(result: NodeResult, now: datetime) -> str:
 
 
 def format_collected(nodes: Sequence[CollectedNode], width: int | None = None) -> str:
-    """A row for each node: the word, on which GPU, and why."""
+    """Return a row for each node: the outcome, the GPU, and why."""
     rows = [
         (
             node.target,
@@ -159,9 +158,6 @@ def format_collected(nodes: Sequence[CollectedNode], width: int | None = None) -
         for node in nodes
     ]
     return format_table(("TARGET", "CAPABILITY", "OUTCOME", "GPU", "WHY"), rows, width, ("GPU",))
-
-
-# --- JSON ----------------------------------------------------------------------------------------
 
 
 def plan_json(plan: SweepPlan, limits: JobLimits) -> Mapping[str, object]:
@@ -187,7 +183,7 @@ def plan_json(plan: SweepPlan, limits: JobLimits) -> Mapping[str, object]:
     }
 
 
-# --- A pool's GPUs as a person reads them. Pure
+# --- The GPUs of a pool
 
 
 _HEADER = ("CAPABILITY", "GPU", "MEMORY", "DRIVER", "CUDA", "MACHINES", "FREE", "GPUS")
@@ -199,7 +195,7 @@ UNTOLD = "-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolGpuGroup:
-    """GPUs of one model with one driver: `count` in `machines`, `free` of them without a job."""
+    """GPUs of one model with one driver in `machines`, `free` of them without a job."""
 
     capability: str
     name: str
@@ -208,36 +204,37 @@ class PoolGpuGroup:
     cuda: str
     mig: bool
     simulated: bool
-    machines: tuple[str, ...]
-    free: int
-    gpus: int
+    machines: tuple[str, ...] = ()
+    free: int = 0
+    gpus: int = 0
 
 
 def gpu_groups(inventory: Inventory) -> tuple[PoolGpuGroup, ...]:
-    """Every kind of GPU, the newest capability first; a MIG slice is a kind of its own."""
-    by_kind: dict[tuple[str, str, int, str, str, bool, bool], list[tuple[PoolMachine, PoolGpu]]] = {}
+    """Return every type of GPU, the newest capability first; a MIG slice is a type of its own."""
+    members: dict[PoolGpuGroup, list[tuple[str, PoolGpu]]] = {}
     for machine in inventory.machines:
         for gpu in machine.gpus:
-            simulated = is_simulated(gpu.uuid)
-            key = (gpu.capability, gpu.name, gpu.memory, gpu.driver, gpu.cuda, gpu.mig, simulated)
-            by_kind.setdefault(key, []).append((machine, gpu))
-    kinds = [
-        PoolGpuGroup(
-            capability=capability,
-            name=name,
-            memory=memory,
-            driver=driver,
-            cuda=cuda,
-            mig=mig,
-            simulated=simulated,
-            machines=tuple(dict.fromkeys(machine.name for machine, _ in members)),
-            free=sum(gpu.free for _, gpu in members),
-            gpus=len(members),
+            group = PoolGpuGroup(
+                capability=gpu.capability,
+                name=gpu.name,
+                memory=gpu.memory,
+                driver=gpu.driver,
+                cuda=gpu.cuda,
+                mig=gpu.mig,
+                simulated=is_simulated(gpu.uuid),
+            )
+            members.setdefault(group, []).append((machine.name, gpu))
+    groups = [
+        replace(
+            group,
+            machines=tuple(dict.fromkeys(name for name, _ in rows)),
+            free=sum(gpu.free for _, gpu in rows),
+            gpus=len(rows),
         )
-        for (capability, name, memory, driver, cuda, mig, simulated), members in by_kind.items()
+        for group, rows in members.items()
     ]
-    kinds.sort(key=lambda kind: (kind.mig, kind.name, kind.memory, kind.cuda, kind.driver))
-    return tuple(sorted(kinds, key=lambda kind: natural(kind.capability), reverse=True))
+    groups.sort(key=lambda row: (row.mig, row.name, row.memory, row.cuda, row.driver))
+    return tuple(sorted(groups, key=lambda row: natural(row.capability), reverse=True))
 
 
 def gpu_group_json(kind: PoolGpuGroup) -> dict[str, object]:
@@ -245,7 +242,7 @@ def gpu_group_json(kind: PoolGpuGroup) -> dict[str, object]:
 
 
 def format_pool(inventory: Inventory, width: int | None = None) -> str:
-    """A row for each kind, how many there are in all, and what was left out."""
+    """Return a row for each type of GPU, the total, and what was skipped."""
     rows = [
         (
             kind.capability,
@@ -265,7 +262,7 @@ def format_pool(inventory: Inventory, width: int | None = None) -> str:
 
 
 def format_machines(inventory: Inventory, width: int | None = None) -> str:
-    """A row for each machine: how many GPUs of which kinds, and how many of them are free."""
+    """Return a row for each machine: its GPUs by type, and how many are free."""
     rows = []
     for machine in inventory.machines:
         alike: dict[str, int] = {}
@@ -281,7 +278,7 @@ def format_machines(inventory: Inventory, width: int | None = None) -> str:
 
 
 def pool_summary(inventory: Inventory) -> str:
-    """`2 machines with 3 GPUs, 1 free; of cm.example.org, 2026-11-22 06:00 UTC`."""
+    """Return `2 machines with 3 GPUs, 1 free; of cm.example.org, 2026-11-22 06:00 UTC`."""
     gpus, machines = inventory.gpus, len(inventory.machines)
     slices = sum(gpu.mig for gpu in gpus)
     text = f"{machines} machine{'s' * (machines != 1)} with {len(gpus)} GPU{'s' * (len(gpus) != 1)}"
@@ -304,7 +301,7 @@ def _memory(memory: int) -> str:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> str:
-    """Columns of numbers stand at the right."""
+    """Return a table with columns of numbers aligned to the right."""
     numbers = [at for at, name in enumerate(header) if name in _NUMBERS]
     wide = {at: max(len(row[at]) for row in (header, *rows)) for at in numbers}
     placed = [

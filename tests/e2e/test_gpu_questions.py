@@ -56,14 +56,14 @@ def ask(factory: Factory, *arguments: str, code: int = 0) -> dict[str, Any]:
 def test_one_question_has_an_answer_in_one_line(
     bare: Factory, question: tuple[str, ...], code: int, words: tuple[str, ...]
 ) -> None:
-    said = bare.run("inspect", MAIN, *question, code=code).stdout
+    said = bare.run("compat", "--scan", MAIN, *question, code=code).stdout
     assert said.count("\n") == 1
     assert said.startswith(MAIN)
     assert all(word in said for word in words), said
 
 
 def test_a_target_that_is_not_built_is_told_by_its_locks_wheels(bare: Factory) -> None:
-    said = bare.run("inspect", MAIN).stdout
+    said = bare.run("compat", "--scan", MAIN).stdout
     assert "not built" in said
     assert "libtorch_cuda.so" in said
     assert not bare.store.exists()
@@ -138,9 +138,9 @@ def test_what_is_built_is_unchanged_until_what_decides_it_changes(
 
 def test_an_image_of_the_store_is_scanned_once(tiny: Factory) -> None:
     tiny.build(TINY, "--no-smoke")
-    first = ask(tiny, "inspect", TINY)
+    first = ask(tiny, "compat", "--scan", TINY)
     records = sorted((tiny.store / "scans").iterdir())
     assert records
     before = [path.stat().st_mtime_ns for path in records]
-    assert ask(tiny, "inspect", TINY) == first
+    assert ask(tiny, "compat", "--scan", TINY) == first
     assert [path.stat().st_mtime_ns for path in sorted((tiny.store / "scans").iterdir())] == before

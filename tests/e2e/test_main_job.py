@@ -153,7 +153,7 @@ def test_a_person_reads_where_it_is_and_what_is_not_proven(built: dict[str, Any]
 
 
 def test_what_it_runs_on_is_read_from_its_own_code(built: dict[str, Any], factory: Factory) -> None:
-    said = json.loads(factory.run("inspect", "--json", MAIN).stdout)
+    said = json.loads(factory.run("compat", "--scan", "--json", MAIN).stdout)
     image = built["image"]
     assert said["digest"] == image["digest"]
     (library,) = [one for one in said["libraries"] if one["path"].endswith("/libtorch_cuda.so")]
@@ -162,7 +162,7 @@ def test_what_it_runs_on_is_read_from_its_own_code(built: dict[str, Any], factor
     answers = {one["capability"]: one["answer"] for one in said["predictions"]}
     assert {answers[one] for one in ("6.1", "7.0", "8.9", "9.0")} == {"yes"}
     assert {answers[one] for one in ("3.7", "10.0", "12.0")} == {"no"}
-    said_no = factory.run("inspect", MAIN, "--gpu", "RTX 5090", code=9).stdout
+    said_no = factory.run("compat", "--scan", MAIN, "--gpu", "RTX 5090", code=9).stdout
     assert "no (predicted): libtorch_cuda.so has no code for 12.0" in said_no
 
 

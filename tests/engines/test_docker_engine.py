@@ -31,8 +31,9 @@ from imagefactory.oci.layers import codec
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import CONFIG_TYPE, Image, canonical_json, format_descriptor
 from imagefactory.progress import LineProgress, QuietProgress
-from imagefactory.runtime.docker import OUTPUT_LIMIT, OWNER, DockerRunner
+from imagefactory.runtime.docker import OWNER, DockerRunner
 from imagefactory.runtime.docker_daemon import DockerDaemon
+from imagefactory.runtime.protocol import OUTPUT_LIMIT
 from imagefactory.runtime.unshare import UnshareRunner
 from imagefactory.verify.report import SmokeTest
 from imagefactory.verify.smoke import smoke
@@ -470,7 +471,7 @@ def test_damaged_layer_never_becomes_an_image(bench: Bench, tmp_path: Path) -> N
         blob.write_bytes(harmed)
         with pytest.raises(ImagefactoryError):
             bench.daemon.ensure(layout, image, "odd:1", QuietProgress())
-        assert bench.daemon.holds(image, "odd:1") == ""
+        assert bench.daemon.find(image, "odd:1") == ""
     blob.write_bytes(data)
     assert bench.daemon.ensure(layout, image, "odd:1", QuietProgress()) == image.config
     bench.daemon.untag("odd:1")

@@ -32,7 +32,7 @@ def test_a_sif_is_unpacked_and_told(apptainer: str, tmp_path: Path) -> None:
         "imagefactory",
         "-C",
         str(tmp_path),
-        "inspect",
+        "compat",
         "--json",
         str(tmp_path / "x.sif"),
     ]

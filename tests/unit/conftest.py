@@ -19,10 +19,10 @@ from imagefactory.cli import sweeps
 from imagefactory.cli import sweeps as cancel
 from imagefactory.cli import sweeps as status
 from imagefactory.errors import BuildError, UnreachableError
-from imagefactory.extras.importers import new
 from imagefactory.model import Target
 from imagefactory.oci.layout import reference
 from imagefactory.oci.manifests import Image
+from imagefactory.plugins import has_extra
 from imagefactory.project import Project, load_project
 from imagefactory.schedulers.htcondor.pool import HTCondor
 from imagefactory.schedulers.inventory import write_inventory
@@ -87,7 +87,8 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> NoReturn:
         raise UnreachableError("index-unreachable", "cannot reach the index", hint="check the network")
 
-    monkeypatch.setattr(new, "solve_target", refuse)
+    if has_extra("importers"):
+        monkeypatch.setattr("imagefactory.extras.importers.new.solve_target", refuse)
 
 
 @pytest.fixture

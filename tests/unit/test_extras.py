@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -51,15 +53,27 @@ ELSEWHERE = (
     "imagefactory.build.conda_install",
     "imagefactory.build.pyc_server",
 )
+# What these check is the whole tree, extras included.
+WHOLE_TREE = [
+    ROOT / "tests/unit" / name
+    for name in (
+        "test_docs.py",
+        "test_error_codes.py",
+        "test_extras.py",
+        "test_house.py",
+        "test_site.py",
+        "test_wheel.py",
+    )
+]
 
 
 def copy_without(deleted: tuple[str, ...], root: Path) -> None:
-    """Write a tree of links to the package, without some extras."""
+    """Write a tree of links to this one, without some extras."""
     (root / "imagefactory" / "extras").mkdir(parents=True)
-    for source in (PACKAGE, PACKAGE / "extras"):
+    for source in (ROOT, PACKAGE, PACKAGE / "extras"):
         target = root / source.relative_to(ROOT)
         for path in source.iterdir():
-            if path.name not in ("extras", "__pycache__", *deleted):
+            if path.name not in ("imagefactory", "extras", "__pycache__", *deleted):
                 (target / path.name).symlink_to(path)
     (root / "imagefactory" / "__init__.py").unlink()
     shutil.copyfile(PACKAGE / "__init__.py", root / "imagefactory" / "__init__.py")
@@ -84,3 +98,41 @@ def test_the_rest_works_without_an_extra(deleted: tuple[str, ...], tmp_path: Pat
     everything = {path for section in COMMANDS.values() for path in section}
     assert everything - commands_of(deleted) <= set(done.stdout.splitlines())
     assert not commands_of(deleted) & set(done.stdout.splitlines())
+
+
+@cache
+def needs_extras(path: Path) -> bool:
+    """Return whether a file of the tests uses an extra, its commands, or a helper that does."""
+    text = path.read_text(encoding="utf-8")
+    paths = (path.split() for path in commands_of(tuple(EXTRAS)))
+    calls = (r"\(\s*" * (len(path) == 1) + r"\s*".join(rf'"{word}",?' for word in path) for path in paths)
+    if "imagefactory.extras" in text or re.search("|".join(calls), text):
+        return True
+    helpers = (
+        ROOT / f"{name.replace('.', '/')}.py" for name in re.findall(r"from (tests[.\w]*) import", text)
+    )
+    return any(needs_extras(helper) for helper in helpers if helper.is_file() and helper != path)
+
+
+@pytest.mark.skipif(os.environ.get("FACTORY_TEST_TIER") != "nightly", reason="tests/run nightly runs it")
+def test_the_core_passes_its_tests_without_extras(tmp_path: Path) -> None:
+    copy_without(tuple(EXTRAS), tmp_path)
+    files = sorted((ROOT / "tests" / "unit").rglob("test_*.py"))
+    own = [path for path in files if not needs_extras(path) and path not in WHOLE_TREE]
+    assert len(own) > len(files) / 2
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-n",
+            "2",
+            *(str(tmp_path / path.relative_to(ROOT)) for path in own),
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "FACTORY_TEST_TIER": "short"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-20_000:]

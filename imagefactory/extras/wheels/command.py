@@ -115,4 +115,4 @@ def build_wheel(
     if result.wheel.is_relative_to(root):
         write = f'packages: ["./{result.wheel.relative_to(root)}"]'
         call.progress.note(f"in a recipe on {target.name}: {write}")
-    print_next_command("inspect", str(result.wheel))
+    print_next_command("compat", str(result.wheel))

@@ -16,97 +16,110 @@ image works. What a table does not hold is not known, which is not the same as f
 from __future__ import annotations
 
 from imagefactory.gpu.knowledge.gpus import (
-    DataSheet,
-    GpuModel,
-    all_processors,
-    amd_gpus,
-    capabilities,
-    data_sheets,
-    find_data_sheet,
-    find_gpu,
-    gpus,
-    newest_rocm,
-    processors,
+    DataSheet as DataSheet,
+)
+from imagefactory.gpu.knowledge.gpus import (
+    GpuModel as GpuModel,
+)
+from imagefactory.gpu.knowledge.gpus import (
+    all_processors as all_processors,
+)
+from imagefactory.gpu.knowledge.gpus import (
+    amd_gpus as amd_gpus,
+)
+from imagefactory.gpu.knowledge.gpus import (
+    capabilities as capabilities,
+)
+from imagefactory.gpu.knowledge.gpus import (
+    data_sheets as data_sheets,
+)
+from imagefactory.gpu.knowledge.gpus import (
+    find_data_sheet as find_data_sheet,
+)
+from imagefactory.gpu.knowledge.gpus import (
+    find_gpu as find_gpu,
+)
+from imagefactory.gpu.knowledge.gpus import (
+    gpus as gpus,
+)
+from imagefactory.gpu.knowledge.gpus import (
+    newest_rocm as newest_rocm,
+)
+from imagefactory.gpu.knowledge.gpus import (
+    processors as processors,
 )
 from imagefactory.gpu.knowledge.packages import (
-    CompanionPackage,
-    CudaWheel,
-    DependencyBound,
-    DocumentedSupport,
-    ExternalIndexRow,
-    FrameworkRelease,
-    WheelScan,
-    all_documented,
-    bounds,
-    companion_names,
-    companions,
-    companions_for,
-    cuda_wheels,
-    documented,
-    external_indexes,
-    families,
-    is_known_index,
-    last_with,
-    newest_cuda,
-    offered,
-    pypi_names,
-    releases,
-    scanned,
-    scanned_for_amd64,
-    scanned_wheels,
+    WheelScan as WheelScan,
+)
+from imagefactory.gpu.knowledge.packages import (
+    all_documented as all_documented,
+)
+from imagefactory.gpu.knowledge.packages import (
+    bounds as bounds,
+)
+from imagefactory.gpu.knowledge.packages import (
+    companion_names as companion_names,
+)
+from imagefactory.gpu.knowledge.packages import (
+    companions as companions,
+)
+from imagefactory.gpu.knowledge.packages import (
+    companions_for as companions_for,
+)
+from imagefactory.gpu.knowledge.packages import (
+    cuda_wheels as cuda_wheels,
+)
+from imagefactory.gpu.knowledge.packages import (
+    documented as documented,
+)
+from imagefactory.gpu.knowledge.packages import (
+    external_indexes as external_indexes,
+)
+from imagefactory.gpu.knowledge.packages import (
+    families as families,
+)
+from imagefactory.gpu.knowledge.packages import (
+    is_known_index as is_known_index,
+)
+from imagefactory.gpu.knowledge.packages import (
+    last_with as last_with,
+)
+from imagefactory.gpu.knowledge.packages import (
+    newest_cuda as newest_cuda,
+)
+from imagefactory.gpu.knowledge.packages import (
+    offered as offered,
+)
+from imagefactory.gpu.knowledge.packages import (
+    pypi_names as pypi_names,
+)
+from imagefactory.gpu.knowledge.packages import (
+    releases as releases,
+)
+from imagefactory.gpu.knowledge.packages import (
+    scanned as scanned,
+)
+from imagefactory.gpu.knowledge.packages import (
+    scanned_for_amd64 as scanned_for_amd64,
+)
+from imagefactory.gpu.knowledge.packages import (
+    scanned_wheels as scanned_wheels,
 )
 from imagefactory.gpu.knowledge.toolkits import (
-    cuda_drivers,
-    cuda_targets,
-    gpu_drivers,
-    minor_floors,
-    native_driver,
-    ptx_cuda,
-    targets_of,
+    cuda_drivers as cuda_drivers,
 )
-
-__all__ = [
-    "CompanionPackage",
-    "CudaWheel",
-    "DataSheet",
-    "DependencyBound",
-    "DocumentedSupport",
-    "ExternalIndexRow",
-    "FrameworkRelease",
-    "GpuModel",
-    "WheelScan",
-    "all_documented",
-    "all_processors",
-    "amd_gpus",
-    "bounds",
-    "capabilities",
-    "companion_names",
-    "companions",
-    "companions_for",
-    "cuda_drivers",
-    "cuda_targets",
-    "cuda_wheels",
-    "data_sheets",
-    "documented",
-    "external_indexes",
-    "families",
-    "find_data_sheet",
-    "find_gpu",
-    "gpu_drivers",
-    "gpus",
-    "is_known_index",
-    "last_with",
-    "minor_floors",
-    "native_driver",
-    "newest_cuda",
-    "newest_rocm",
-    "offered",
-    "processors",
-    "ptx_cuda",
-    "pypi_names",
-    "releases",
-    "scanned",
-    "scanned_for_amd64",
-    "scanned_wheels",
-    "targets_of",
-]
+from imagefactory.gpu.knowledge.toolkits import (
+    cuda_targets as cuda_targets,
+)
+from imagefactory.gpu.knowledge.toolkits import (
+    minor_floors as minor_floors,
+)
+from imagefactory.gpu.knowledge.toolkits import (
+    native_driver as native_driver,
+)
+from imagefactory.gpu.knowledge.toolkits import (
+    ptx_cuda as ptx_cuda,
+)
+from imagefactory.gpu.knowledge.toolkits import (
+    targets_of as targets_of,
+)

@@ -60,8 +60,8 @@ def generic_processors() -> dict[str, frozenset[str]]:
 
 def find_amd(words: Sequence[str]) -> AmdGpuModel | None:
     """The GPU all of whose name is among `words` (`("amd", "mi250x")`); of several the longest name's."""
-    asked = set(words)
-    fitting = [gpu for gpu in amd_gpus() if _amd_words(gpu.name) <= asked]
+    typed = set(words)
+    fitting = [gpu for gpu in amd_gpus() if _amd_words(gpu.name) <= typed]
     return max(fitting, key=lambda gpu: len(_amd_words(gpu.name)), default=None)
 
 
@@ -135,35 +135,35 @@ def find_gpu(name: str) -> GpuModel:
     known = _known_names()
     if words in known:
         return known[words]
-    shown = ascii(name if len(name) <= 60 else name[:60] + "...")
-    asked = set(words)
+    quoted = ascii(name if len(name) <= 60 else name[:60] + "...")
+    typed = set(words)
     meant = sorted(
         (len(key), -gpu.capability.major, -gpu.capability.minor, gpu.name)
         for key, gpu in known.items()
-        if asked and asked <= set(key)
+        if typed and typed <= set(key)
     )
-    found = [gpu for *_, one in meant for gpu in gpus() if gpu.name == one]
-    if len({gpu.capability for gpu in found}) == 1:
-        return found[0]
-    if found:
-        choices = ", ".join(f"{gpu.name} ({gpu.capability})" for gpu in found[:_MAX_SUGGESTIONS])
-        more = f" and {len(found) - _MAX_SUGGESTIONS} more" if len(found) > _MAX_SUGGESTIONS else ""
+    fitting = [gpu for *_, name_of in meant for gpu in gpus() if gpu.name == name_of]
+    if len({gpu.capability for gpu in fitting}) == 1:
+        return fitting[0]
+    if fitting:
+        choices = ", ".join(f"{gpu.name} ({gpu.capability})" for gpu in fitting[:_MAX_SUGGESTIONS])
+        more = f" and {len(fitting) - _MAX_SUGGESTIONS} more" if len(fitting) > _MAX_SUGGESTIONS else ""
         raise UsageError(
             "gpu-ambiguous",
-            f"{shown} matches GPUs of different compute capabilities: {choices}{more}",
+            f"{quoted} matches GPUs of different compute capabilities: {choices}{more}",
             hint="write the full name, or the compute capability",
         )
     if any(_AMD.fullmatch(word) for word in words):
         raise UsageError(
             "gpu-unknown",
-            f"unknown AMD GPU {shown}",
+            f"unknown AMD GPU {quoted}",
             hint="write its processor, such as gfx90a: `rocminfo` or `rocm_agent_enumerator` prints it",
         )
     near = _nearest(words, known)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     raise UsageError(
         "gpu-unknown",
-        f"unknown GPU {shown}",
+        f"unknown GPU {quoted}",
         hint=f"{hint}`nvidia-smi --query-gpu=compute_cap --format=csv` prints the compute capability",
     )
 
@@ -190,7 +190,7 @@ def _known_names() -> Mapping[tuple[str, ...], GpuModel]:
 
 def _words(name: str) -> tuple[str, ...]:
     """What of a name tells GPUs apart: `NVIDIA GeForce RTX3090Ti 24GB` -> `("rtx", "3090", "ti")`."""
-    text = _GLUED.sub(lambda found: f"{found[0]} ", PROFILE.sub(" ", name[:200].lower()))
+    text = _GLUED.sub(lambda match: f"{match[0]} ", PROFILE.sub(" ", name[:200].lower()))
     words = re.findall(r"[a-z0-9]+", text)
     return tuple(word for word in words if not _IGNORED_WORDS.fullmatch(word))
 
@@ -200,7 +200,7 @@ def _nearest(words: tuple[str, ...], known: Mapping[tuple[str, ...], GpuModel]) 
     # People leave out what distinguishes nothing to them, so each name is also tried without its first word.
     names |= {" ".join(key[1:]): gpu.name for key, gpu in known.items() if len(key) > 1}
     close = difflib.get_close_matches(" ".join(words), names, n=6, cutoff=0.75)
-    return list(dict.fromkeys(names[one] for one in close))[:3]
+    return list(dict.fromkeys(names[spelling] for spelling in close))[:3]
 
 
 # --- What data sheets say of GPUs (`data_sheets.toml`): how fast each could be, and how much memory is seen
@@ -259,18 +259,18 @@ def find_data_sheet(name: str) -> tuple[DataSheet, tuple[DataSheet, ...]]:
     words = set(re.findall(r"[a-z0-9]+", name[:100].lower())) - {"nvidia", "tesla", "geforce"}
     sheets = data_sheets()
     whole = [sheet for sheet in sheets if name.lower() in (sheet.name.lower(), sheet.device.lower())]
-    found = whole or [sheet for sheet in sheets if words and words <= _sheet_words(sheet)]
+    fitting = whole or [sheet for sheet in sheets if words and words <= _sheet_words(sheet)]
     known = "known are " + ", ".join(sheet.name for sheet in sheets)
-    if not found:
+    if not fitting:
         try:
             gpu = find_gpu(name)
         except UsageError as error:
             error.hint = known
             raise
-        found = [sheet for sheet in sheets if sheet.gpu == gpu.name]
-    if not found:
+        fitting = [sheet for sheet in sheets if sheet.gpu == gpu.name]
+    if not fitting:
         raise UsageError("data-sheet-unknown", f"no data sheet for {name[:60]!a}", hint=known)
-    return found[0], tuple(found[1:])
+    return fitting[0], tuple(fitting[1:])
 
 
 def _sheet_words(sheet: DataSheet) -> frozenset[str]:

@@ -87,15 +87,15 @@ def _companions() -> tuple[CompanionPackage, ...]:
 def companions(framework: str, version: str, python: str) -> tuple[CompanionPackage, ...]:
     """The companions of a framework version that have wheels for a Python (`3.11`)."""
     return tuple(
-        one
-        for one in _companions()
-        if one.framework == framework and covers(one.version, version) and python in one.python
+        row
+        for row in _companions()
+        if row.framework == framework and covers(row.version, version) and python in row.python
     )
 
 
 def companion_names(framework: str) -> frozenset[str]:
     """The packages that some version of a framework has beside it."""
-    return frozenset(one.package for one in _companions() if one.framework == framework)
+    return frozenset(row.package for row in _companions() if row.framework == framework)
 
 
 def companions_for(framework: str, version: str) -> dict[str, str]:
@@ -105,9 +105,9 @@ def companions_for(framework: str, version: str) -> dict[str, str]:
     no row covers, of which nothing is known.
     """
     known = {
-        one.package: one.series
-        for one in _companions()
-        if one.framework == framework and covers(one.version, version)
+        row.package: row.series
+        for row in _companions()
+        if row.framework == framework and covers(row.version, version)
     }
     return dict.fromkeys(sorted(companion_names(framework)), "") | known if known else {}
 
@@ -115,7 +115,7 @@ def companions_for(framework: str, version: str) -> dict[str, str]:
 def last_with(companion: str, framework: str) -> str:
     """Return the newest framework version that has a companion, empty for none."""
     versions = [
-        one.version for one in _companions() if (one.package, one.framework) == (companion, framework)
+        row.version for row in _companions() if (row.package, row.framework) == (companion, framework)
     ]
     return max(versions, key=numbers, default="")
 
@@ -372,21 +372,21 @@ def is_known_index(address: str) -> bool:
         re.escape(row["url"].rstrip("/")).replace(r"\{tag\}", "[a-z0-9]+")
         for row in read_table("indexes")["index"]
     )
-    return any(re.fullmatch(rf"{one}(/simple)?/?", address) for one in patterns)
+    return any(re.fullmatch(rf"{pattern}(/simple)?/?", address) for pattern in patterns)
 
 
 def _covers(versions: str, bounds: str) -> bool:
     """Whether of the releases within `bounds` those that one would get are all among `versions`."""
     try:
-        there, wanted = SpecifierSet(versions, prereleases=True), SpecifierSet(bounds, prereleases=True)
+        there, required = SpecifierSet(versions, prereleases=True), SpecifierSet(bounds, prereleases=True)
     except InvalidSpecifier:
         return False
-    if wanted.contains(_NEWEST):
+    if required.contains(_NEWEST):
         return there.contains(_NEWEST)
-    named = {re.sub(r"\.\*$", "", one.version) for one in (*there, *wanted)}
-    allowed = [one for one in (*named, "0") if wanted.contains(Version(one))]
-    some = [one for one in allowed if one != "0"] or allowed
-    return bool(some) and all(there.contains(one) for one in some)
+    named = {re.sub(r"\.\*$", "", bound.version) for bound in (*there, *required)}
+    allowed = [bound for bound in (*named, "0") if required.contains(Version(bound))]
+    some = [bound for bound in allowed if bound != "0"] or allowed
+    return bool(some) and all(there.contains(bound) for bound in some)
 
 
 # --- What scans of framework wheels found (`scanned.toml`), by the wheel's sha256
@@ -438,9 +438,9 @@ def _by_hash() -> dict[str, ScanResult]:
 def _wheel(row: dict[str, Any]) -> WheelScan:
     contents = ScanResult(
         source=row["file"],
-        libraries=tuple(_library(one) for one in row.get("library", ())),
+        libraries=tuple(_library(entry) for entry in row.get("library", ())),
         packages=(InstalledPackage(name=row["package"], version=row["version"]),),
-        facts=tuple((one[0], one[1], one[2]) for one in row.get("facts", ())),
+        facts=tuple((entry[0], entry[1], entry[2]) for entry in row.get("facts", ())),
     )
     return WheelScan(
         package=row["package"],
@@ -486,9 +486,9 @@ class SourceBuild:
         """Return what its build reads from the environment, for these compute capabilities ("8.6")."""
         variables = dict(self.environment)
         for name, values in self.architectures:
-            found = {_architecture(capability, values) for capability in capabilities} - {""}
-            if found:
-                variables[name] = ";".join(sorted(found, key=int))
+            architectures = {_architecture(capability, values) for capability in capabilities} - {""}
+            if architectures:
+                variables[name] = ";".join(sorted(architectures, key=int))
         return variables
 
 

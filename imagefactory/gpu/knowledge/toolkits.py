@@ -52,9 +52,9 @@ def native_driver(cuda: str) -> str:
 
     A version without a driver of its own (12.7) has the next one's, within the same major.
     """
-    asked = numbers(cuda)
+    parts = numbers(cuda)
     rows = sorted((numbers(version), driver) for version, driver in cuda_drivers().items())
-    return next((driver for version, driver in rows if version >= asked and version[0] == asked[0]), "")
+    return next((driver for version, driver in rows if version >= parts and version[0] == parts[0]), "")
 
 
 @cache

@@ -1,12 +1,12 @@
 """The machines of a pool from their ads, as `condor_status -json` prints them. Pure.
 
-A GPU has a nested ad of its own in the ad of its slot, named after it (`GPUs_GPU_a0223334`); flat attributes
-(`GPUs_Capability`) hold what all GPUs of a slot share and fill what a nested ad leaves out. `AvailableGPUs`
-of a partitionable slot lists those that no job has; its dynamic slots show the others again, so they are
-passed over. Sources: HTCondor's startd (ResAttributes.cpp) and condor_gpu_discovery.
+A GPU has a nested ad in the ad of its slot, named after it (`GPUs_GPU_a0223334`); flat attributes
+(`GPUs_Capability`) are shared by all GPUs of a slot and fill gaps of a nested ad. `AvailableGPUs` of a
+partitionable slot lists the GPUs without a job; its dynamic slots list the others again, so they are skipped.
+Sources: HTCondor's startd (ResAttributes.cpp) and condor_gpu_discovery.
 
-What cannot be asked for is left out, with a word in `Inventory.notes`: offline GPUs, those of AMD (whose ads
-number them as if they were NVIDIA's), and those that tell no Capability, which no job that names one matches.
+GPUs that no job can request are skipped with a line in `Inventory.notes`: offline ones, AMD GPUs (whose ads
+number them like NVIDIA's), and those without a Capability, which no job that names one matches.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ MAX_GPUS = 1024
 MAX_TEXT = 1000
 MAX_NOTES = 200
 NAME = r"[A-Za-z0-9][A-Za-z0-9_.:@-]{0,254}"
-"""A machine's name, or a pool's."""
+"""The name of a machine or a pool."""
 ID = r"[A-Za-z0-9][A-Za-z0-9_./-]{0,99}"
 """`GPU-a0223334`, `CUDA0`, `MIG-GPU-<uuid>/1/0`."""
 DEVICE = r"[A-Za-z0-9][A-Za-z0-9 ._+()/:-]{0,99}"
 ATTRIBUTE = r"[A-Za-z_][A-Za-z0-9_.]{0,99}"
 HOSTS = {"x86_64": "amd64", "aarch64": "arm64"}
-"""What a machine's `Arch` says in small letters, in OCI's words."""
+"""A machine's `Arch` in lower case, in OCI's words."""
 CUDA = r"[0-9]{1,2}\.[0-9]{1,2}"
 WHOLE_GPU_EXPRESSION = 'regexp(" mig ", DeviceName, "i") =!= true'
-"""Holds for what is no slice, by its name as CUDA tells it: `NVIDIA A100-SXM4-40GB MIG 1g.5gb`."""
+"""True for a whole GPU, by CUDA's name of it: a slice is `NVIDIA A100-SXM4-40GB MIG 1g.5gb`."""
 AMD = re.compile(r"\b(amd|radeon|instinct|gfx[0-9a-f]+)\b", re.IGNORECASE)
 _EXPRESSION = re.compile(r"/Expr\((.*)\)/", re.DOTALL)
 _WHOLE_MACHINE_ATTRIBUTES = {
@@ -53,7 +53,7 @@ _WHOLE_MACHINE_ATTRIBUTES = {
     "GPUs": "TotalSlotGPUs",
 }
 _UNTOLD = re.compile(
-    # who else is at work there
+    # other users
     r"Remote.*|Client.*|Accounting.*|Global.*|Job.*|Public.*|Preempt.*|Authenti.*|Concurrency.*|Child.*|.*Rank"
     # addresses
     r"|.*Address.*|Startd?IpAddr|SubnetMask|COLLECTOR_HOST_STRING"
@@ -66,10 +66,7 @@ _UNTOLD = re.compile(
 
 
 def parse_status(text: str) -> Iterator[Ad]:
-    """The ads in the output of `condor_status -json`, one at a time; none in an empty output.
-
-    Raises ToolError for anything else.
-    """
+    """Yield the ads in the output of `condor_status -json`, which may be empty. Raises ToolError."""
     decoder, at = json.JSONDecoder(), _blanks(text, 0)
     if at == len(text):
         return
@@ -106,10 +103,10 @@ def _blanks(text: str, at: int) -> int:
     return at
 
 
-def parse_ads(rows: Iterable[Ad], taken: datetime) -> Inventory:
-    """The machines that have GPUs, by name; each GPU once. Raises ToolError for more than MAX_ADS ads."""
+def parse_ads(rows: Iterable[Ad], now: datetime) -> Inventory:
+    """Return the machines with GPUs, by name; each GPU once. Raises ToolError for more than MAX_ADS ads."""
     by_startd: dict[str, list[_Slot]] = {}
-    notes: list[str] = []
+    notes: dict[str, None] = {}
     pools = set()
     for number, row in enumerate(rows):
         if number >= MAX_ADS:
@@ -123,32 +120,24 @@ def parse_ads(rows: Iterable[Ad], taken: datetime) -> Inventory:
         if ad.get("dynamicslot") is True:
             continue
         slot = _read_slot(row, ad)
-        notes += slot.notes
+        notes |= dict.fromkeys(slot.notes)
         if slot.gpus:
             by_startd.setdefault(slot.startd, []).append(slot)
     seen: set[tuple[object, ...]] = set()
     machines = [_join(name, slots, seen) for name, slots in sorted(by_startd.items())]
-    named = sorted(pools - {""})
+    names = sorted(pools - {""})
+    more = (f"and {len(notes) - MAX_NOTES} more",) if len(notes) > MAX_NOTES else ()
     return Inventory(
-        pool=named[0] if len(named) == 1 else "",
-        taken=taken,
+        pool=names[0] if len(names) == 1 else "",
+        taken=now,
         machines=tuple(machine for machine in machines if machine.gpus),
-        notes=_shortened(dict.fromkeys(notes)),
+        notes=(*list(notes)[:MAX_NOTES], *more),
     )
-
-
-def _shortened(notes: Iterable[str]) -> tuple[str, ...]:
-    every = tuple(notes)
-    more = (f"and {len(every) - MAX_NOTES} more",) if len(every) > MAX_NOTES else ()
-    return (*every[:MAX_NOTES], *more)
-
-
-# --- a slot --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Slot:
-    """`startd` names who offers it, `machine` the computer: one may run several startds."""
+    """A slot of a `startd` on a `machine`, which may run several startds."""
 
     startd: str
     machine: str
@@ -159,15 +148,12 @@ class _Slot:
 
 
 def _read_slot(row: Ad, ad: Ad) -> _Slot:
-    """`ad` is `row` with its names in small letters, as ClassAds do not tell them apart."""
+    """Return a slot. `ad` is `row` with lower case names, as ClassAds compare them."""
     machine = _text(ad.get("machine"), NAME)
     startd = re.sub(r"^slot[0-9_]+@", "", _text(ad.get("name"), NAME)) or machine
     gpus: list[PoolGpu] = []
     notes: list[str] = []
-    told = clean(str(ad.get("name") or ad.get("machine") or "a machine without a name"))[:80]
-    if not startd:
-        notes.append(f"{told}: left out, its name is none")
-    else:
+    if startd:
         offline = set(_ids(ad.get("offlinegpus")))
         for id, properties in _devices(ad):
             if id in offline:
@@ -178,6 +164,9 @@ def _read_slot(row: Ad, ad: Ad) -> _Slot:
                 gpus.append(gpu)
             else:
                 notes.append(f"{startd}: {id} is left out: {gpu}")
+    else:
+        name = clean(str(ad.get("name") or ad.get("machine") or "a machine without a name"))[:80]
+        notes.append(f"{name}: left out, its name is none")
     return _Slot(
         startd=startd,
         machine=machine or startd,
@@ -189,7 +178,7 @@ def _read_slot(row: Ad, ad: Ad) -> _Slot:
 
 
 def _devices(ad: Ad) -> Iterator[tuple[str, Ad]]:
-    """The ids of a slot's GPUs, each once, with their properties by names in small letters."""
+    """Yield the IDs of a slot's GPUs, each once, with their properties by lower case names."""
     common = {
         key.removeprefix("gpus_"): value
         for key, value in ad.items()
@@ -212,69 +201,65 @@ def _ids(value: object) -> tuple[str, ...]:
 
 
 def _attribute(id: str) -> str:
-    """The name of a GPU's nested ad, less `GPUs_`, in small letters."""
+    """Return the lower case name of a GPU's nested ad without `GPUs_`."""
     return re.sub(r"[^A-Za-z0-9_]", "_", id).lower()
 
 
 def _is_free(ad: Ad, id: str) -> bool:
-    """Whether no job has it. A static slot's GPUs are its own whoever runs there, so its state decides."""
+    """Return whether no job has it. The GPUs of a static slot are its own, so its state decides."""
     if ad.get("state", "Unclaimed") not in ("Unclaimed", "Backfill"):
         return False
     available = ad.get("availablegpus")
     if not isinstance(available, list):
         return ad.get("gpus") != 0
-    named = {_expression(one).lower().removeprefix("gpus_") for one in available}
-    return _attribute(id) in named
+    names = {_expression(value).lower().removeprefix("gpus_") for value in available}
+    return _attribute(id) in names
 
 
-def read_gpu(id: str, given: Ad, *, free: bool) -> PoolGpu | str:
-    """The GPU of such properties (`Capability`, `DeviceName`, ...), or why it cannot be asked for."""
-    properties = {key.lower(): value for key, value in given.items()}
+def read_gpu(id: str, row: Ad, *, free: bool) -> PoolGpu | str:
+    """Return the GPU of such properties (`Capability`, `DeviceName`, ...), or why no job can request it."""
+    properties = {key.lower(): value for key, value in row.items()}
     name = _text(properties.get("devicename"), DEVICE)
     if AMD.search(name) or "xnack" in properties:
         return f"{name or 'it'} is AMD's, and has no compute capability"
-    told = properties.get("capability")
+    number = properties.get("capability")
     try:
-        capability = str(parse_capability(f"{told:.1f}" if _is_number(told) else ""))
+        capability = str(parse_capability(f"{number:.1f}" if _is_number(number) else ""))
     except ValueError:
         return "it tells no Capability, and no job that asks for one matches it"
     uuid = _text(properties.get("deviceuuid"), ID)
     memory = properties.get("globalmemorymb")
+    driver = properties.get("nvidiadriver")
+    try:
+        driver = driver.strip() if isinstance(driver, str) and parse_driver(driver) else ""
+    except ValueError:
+        driver = ""
     return PoolGpu(
         id=id,
         uuid=uuid if not uuid or uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}",
         name=name,
         capability=capability,
         memory=int(memory) * 2**20 if _is_number(memory) and 0 < memory < 1e9 else 0,
-        driver=_driver(properties.get("nvidiadriver")),
+        driver=driver,
         cuda=_cuda(properties),
         mig=id.startswith("MIG-") or uuid.startswith("MIG-") or bool(slice_of(name)),
         free=free,
     )
 
 
-def _driver(value: object) -> str:
-    try:
-        return value.strip() if isinstance(value, str) and parse_driver(value) else ""
-    except ValueError:
-        return ""
-
-
 def _cuda(properties: Ad) -> str:
-    """The newest CUDA that the driver takes: DriverVersion (12.8), else MaxSupportedVersion (12080)."""
-    told, most = properties.get("driverversion"), properties.get("maxsupportedversion")
-    if _is_number(told) and 0 < told < 100:
-        return f"{told:.1f}"
+    """Return the newest CUDA that the driver takes: DriverVersion (12.8), else MaxSupportedVersion
+    (12080)."""
+    version, most = properties.get("driverversion"), properties.get("maxsupportedversion")
+    if _is_number(version) and 0 < version < 100:
+        return f"{version:.1f}"
     if _is_number(most) and 1000 <= most < 100_000:
         return f"{int(most) // 1000}.{int(most) % 1000 // 10}"
     return ""
 
 
-# --- a machine -----------------------------------------------------------------------------------
-
-
 def _join(startd: str, slots: list[_Slot], seen: set[tuple[object, ...]]) -> PoolMachine:
-    """A machine of its slots. What it offers is its greatest one's; GPUs of `seen` are not told again."""
+    """Return a machine of its slots, with the attributes of the largest one, without GPUs that are `seen`."""
     slots.sort(key=lambda slot: (-len(slot.gpus), -_size(slot.attributes.get("Memory"))))
     gpus: list[PoolGpu] = []
     for slot in slots:
@@ -284,7 +269,7 @@ def _join(startd: str, slots: list[_Slot], seen: set[tuple[object, ...]]) -> Poo
                 seen.add(key)
                 gpus.append(gpu)
             elif not gpu.free:
-                gpus = [replace(one, free=False) if one.id == gpu.id else one for one in gpus]
+                gpus = [replace(row, free=False) if row.id == gpu.id else row for row in gpus]
     return PoolMachine(
         name=startd,
         attributes=slots[0].attributes,
@@ -294,9 +279,9 @@ def _join(startd: str, slots: list[_Slot], seen: set[tuple[object, ...]]) -> Poo
 
 
 def with_host(gpus: Iterable[PoolGpu], attributes: Mapping[str, object]) -> tuple[PoolGpu, ...]:
-    """The GPUs of a machine with such attributes, each beside its processor."""
-    told = next((value for name, value in attributes.items() if name.lower() == "arch"), "")
-    host = HOSTS.get(str(told).lower(), "")
+    """Return the GPUs of a machine with such attributes, with its processor."""
+    arch = next((value for name, value in attributes.items() if name.lower() == "arch"), "")
+    host = HOSTS.get(str(arch).lower(), "")
     return tuple(replace(gpu, host=host) for gpu in gpus)
 
 
@@ -305,9 +290,9 @@ def _size(value: object) -> float:
 
 
 def _plain(row: Ad, ad: Ad) -> dict[str, str | int | float | bool]:
-    """What jobs may ask for: plain values, less addresses, what is told of others and what changes always.
+    """Return plain values that jobs may request, without addresses, data of users and what always changes.
 
-    Of a partitionable slot Cpus, Memory, Disk and GPUs are the whole slot's, not what its jobs have left.
+    Cpus, Memory, Disk and GPUs of a partitionable slot are the whole slot's, not what its jobs leave free.
     """
     attributes: dict[str, str | int | float | bool] = {}
     for key, value in row.items():
@@ -325,7 +310,7 @@ def _plain(row: Ad, ad: Ad) -> dict[str, str | int | float | bool]:
 
 @lru_cache(maxsize=4096)  # every slot has the same few hundred names
 def is_inventory_attribute(name: str) -> bool:
-    """Whether inventories have an attribute of that name, where a machine tells it as a plain value."""
+    """Return whether inventories keep an attribute of that name, if a machine has it as a plain value."""
     return bool(re.fullmatch(ATTRIBUTE, name, re.ASCII)) and not _UNTOLD.fullmatch(name)
 
 
@@ -336,23 +321,23 @@ def _is_text(value: object) -> TypeGuard[str]:
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:
-    """Of those that ClassAds have: JSON may hold any."""
+    """Return whether a ClassAd can have this number: JSON may have any."""
     if isinstance(value, float):
         return math.isfinite(value)
     return type(value) is int and abs(value) < 1 << 63
 
 
 def _text(value: object, pattern: str) -> str:
-    """The text where it is all of `pattern`, else nothing."""
+    """Return a text that matches all of `pattern`, else an empty one."""
     return value if isinstance(value, str) and re.fullmatch(pattern, value, re.ASCII) else ""
 
 
 def _expression(value: object) -> str:
-    """An expression as ClassAds write it: `/Expr(a > 1)/` -> `a > 1`, true -> `true`."""
+    """Return an expression as ClassAds write it: `/Expr(a > 1)/` -> `a > 1`, true -> `true`."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if not isinstance(value, str) or len(value) > 20 * MAX_TEXT:
         return ""
-    found = _EXPRESSION.fullmatch(value)
-    text = found[1] if found else value
+    match = _EXPRESSION.fullmatch(value)
+    text = match[1] if match else value
     return text if text.isprintable() else ""

@@ -1,12 +1,12 @@
-"""A sweep as HTCondor takes it: one DAG with one description for all jobs, and the files that go with them.
+"""A sweep for HTCondor: one DAG with one description for all jobs, and their files.
 
 DIR/sweep.dag                     per node JOB, VARS, RETRY and SCRIPT POST; at most so many at once
 DIR/sweep.sub                     the submit commands that all jobs share
 DIR/machines.json                 the pool's machines by capability
-DIR/faults                        which machines failed jobs, in the days before too; post.py adds to it
-DIR/suite.tar, inside.py          what every job gets; the suite and what runs it, by the image's own Python
+DIR/faults                        which machines failed jobs, also in the days before; post.py adds to it
+DIR/suite.tar, inside.py          the suite and what runs it by the image's own Python, for every job
 DIR/post.py                       DAGMan's POST script
-DIR/nodes/<node>/                 job.sub, which post.py writes anew for each retry; kit.json,
+DIR/nodes/<node>/                 job.sub, which post.py writes again for each retry; kit.json,
                                   expectations.json, HTCondor's job.log, out and err, and result/
 
 DAGMan must be started in DIR. Sources: HTCondor's manual, "DAGMan" and condor_submit(1).
@@ -63,13 +63,13 @@ EXECUTE_ATTRIBUTES = (
     "GPUs_GlobalMemoryMb",
     "GPUs_NvidiaDriver",
 )
-"""Attributes of the slot that the startd tells and the job's log keeps: whose GPU it was."""
+"""Attributes of the slot in the log of a job, which name its GPU."""
 
 NO_CUDA = "amd|instinct|radeon|gfx"
-"""Names of GPUs that tell a Capability and take no CUDA: condor_gpu_discovery gives HIP's version for it."""
+"""Names of GPUs with a Capability that take no CUDA: condor_gpu_discovery reports HIP's version for it."""
 LARGEST_OUTPUT_MB = 16
 LEASE = timedelta(minutes=10)
-"""How long a job waits for a machine that does not answer, before it starts anew (default: 40)."""
+"""How long a job waits for a machine that does not answer before it starts again (HTCondor's default: 40)."""
 CPUS = 1
 
 _CAPABILITY = re.compile(r"[1-9][0-9]?\.[0-9]")
@@ -91,11 +91,11 @@ _ARCH = {"": "X86_64", "arm64": "aarch64"}
 _LINE = re.compile(r"[A-Za-z+][A-Za-z0-9_.+]* = [^\x00-\x1f\x7f\\{}]{1,5000}")
 _PART = re.compile(r"[0-9a-z][0-9a-z.,+-]{0,39}")
 _DAG_JOBS = "sweep"
-"""The category of all nodes, of which so many run at once."""
+"""The category of all nodes, which limits how many run at once."""
 
 
 def format_common(limits: JobLimits, lines: Sequence[str] = ()) -> str:
-    """The text of sweep.sub; `lines` are the site's own submit commands (`+WantGPULab = true`).
+    """Return the text of sweep.sub; `lines` are the site's own submit commands (`+WantGPULab = true`).
 
     Raises UsageError for a line that could mean something else in a submit file.
     """
@@ -108,7 +108,7 @@ def format_common(limits: JobLimits, lines: Sequence[str] = ()) -> str:
 
 
 def format_dag(sweep: SweepSpec) -> str:
-    """The text of sweep.dag. Raises UsageError for a value that could mean something else there."""
+    """Return the text of sweep.dag. Raises UsageError for a value that could mean something else there."""
     names = [node.name for node in sweep.nodes]
     if len(set(names)) != len(names):
         raise UsageError(
@@ -123,7 +123,7 @@ def format_dag(sweep: SweepSpec) -> str:
 
 
 def _description(limits: JobLimits) -> tuple[str, ...]:
-    """What all jobs share. `$(...)` are the VARS of a node."""
+    """Return the commands that all jobs share. `$(...)` are the VARS of a node."""
     inputs = (KIT, EXPECTATIONS, *(f"../../{name}" for name in (SUITE, INSIDE, EMPTY)))
     return (
         "universe = container",
@@ -135,7 +135,7 @@ def _description(limits: JobLimits) -> tuple[str, ...]:
         "should_transfer_files = YES",
         "when_to_transfer_output = ON_EXIT",
         f"transfer_input_files = {', '.join(inputs)}",
-        # A list, not "all that is new": what an image writes must not lie where the log and the question do.
+        # A list, not all new files: an image must not write where the log and the kit are.
         f"transfer_output_files = {RESULT}",
         f"max_transfer_output_mb = {LARGEST_OUTPUT_MB}",
         "output = out",
@@ -155,12 +155,13 @@ def _description(limits: JobLimits) -> tuple[str, ...]:
 
 
 def _removal(limits: JobLimits) -> str:
-    """Ends what would hang a DAG: too long idle, held, running, or started again and again without an end.
+    """Return the condition that ends a job which would block a DAG: too long idle, held or running, or
+    restarted without an end.
 
-    46 and 47 hold a job whose time is over, and nobody can mend that. `allowed_execute_duration` alone is not
-    enough: a job that starts in the very second in which its shadow does is never held by it (HTCondor takes
-    the date for one of an earlier start; tried with 23.9, read in 25). And no transfer has an end of its own.
-    What only another machine can do better is not held: a full disk, and containers that do not start.
+    46 and 47 hold a job whose time is over, which cannot be fixed. `allowed_execute_duration` is not enough:
+    it never holds a job that starts in the same second as its shadow (HTCondor takes the date for one of an
+    earlier start; tested with 23.9, read in 25), and a transfer has no limit of its own. A job is removed at
+    once if only another machine can help: a full disk, and containers that do not start.
     """
     run, stay = _seconds(limits.run), _seconds(limits.run + TRANSFERS)
     began = "JobCurrentStartExecutingDate"
@@ -180,36 +181,38 @@ def _seconds(time: timedelta) -> int:
 
 
 def format_gpu(node: SweepNode) -> str:
-    """`require_gpus` of a node. A slice (MIG) is another class, each profile one of its own."""
+    """Return `require_gpus` of a node. Each profile of a slice (MIG) is a class of its own."""
     part = _checked(node.part, _PART, "slice of a GPU") if node.part else ""
     part = part.replace(".", "[.]").replace("+", "[+]")
-    named = f'regexp("(^|[^0-9a-z.]){part}([^0-9a-z.,+-].*)?$", DeviceName, "i")'
-    whole = f" && {named if part else WHOLE_GPU_EXPRESSION}"
+    profile = f'regexp("(^|[^0-9a-z.]){part}([^0-9a-z.,+-].*)?$", DeviceName, "i")'
+    whole = f" && {profile if part else WHOLE_GPU_EXPRESSION}"
     floor = f" && DriverVersion >= {_checked(node.cuda, _CUDA, 'version of CUDA')}" if node.cuda else ""
     return f"Capability == {_checked(node.capability, _CAPABILITY, 'compute capability')}{floor}{whole}"
 
 
 def _has_other_processors(sweep: SweepSpec) -> bool:
-    """Whether jobs must say theirs: of others than the machine's that submits, HTCondor would match none."""
+    """Return whether jobs must name theirs: HTCondor matches only the submitting machine's by default."""
     return any(node.processor for node in sweep.nodes)
 
 
 def _format_node(node: SweepNode, limits: JobLimits, *, arch: bool) -> str:
     name = checked_name(node.name)
-    image = _checked(node.image.address, _IMAGE[node.image.kind], f"address of a {node.image.kind} image")
     values = {
         "node": name,
-        "image": image,
+        "image": _checked(
+            node.image.address, _IMAGE[node.image.kind], f"address of a {node.image.kind} image"
+        ),
         "python": _checked(node.python, _PYTHON, "path of a Python"),
         "gpu": format_gpu(node),
         "memory": str(_megabytes(node.memory)),
         "disk": str(_megabytes(node.disk)),
         **({"processor": _ARCH[node.processor]} if arch else {}),
     }
-    told = " ".join(f'{key}="{_quoted(value)}"' for key, value in values.items())
+    # VARS escapes quotes; no value has a backslash.
+    macros = " ".join(f'{key}="{_quoted(value)}"' for key, value in values.items())
     return (
         f"JOB {name} {NODES}/{name}/{JOB}\n"
-        f"VARS {name} {told}\n"
+        f"VARS {name} {macros}\n"
         f"RETRY {name} {limits.retries}\n"
         f"SCRIPT POST {name} {POST} {name} $RETURN $JOBID $RETRY $MAX_RETRIES\n"
     )
@@ -226,41 +229,37 @@ def _checked(value: str, allowed: re.Pattern[str], what: str) -> str:
 
 
 def _quoted(value: str) -> str:
-    """As VARS takes it. No value has a backslash."""
     return value.replace('"', '\\"')
 
 
 def _megabytes(size: int) -> int:
-    """HTCondor's MB are MiB; rounded up."""
+    """Round up to MB, which are MiB in HTCondor."""
     return max(1, -(-size // (1 << 20)))
 
 
 def site_lines(sweep: SweepSpec, folder: Path) -> tuple[str, ...]:
-    """The site's own submit commands, and what the place of its images asks for. Pure.
+    """Return the site's own submit commands, and what the location of its images requires. Pure.
 
-    A job is as long as its suite may be, not as it could be held on to. A .sif that does not lie in the
-    sweep's own folder is in one that the machines share, so it is not sent through the access point.
+    A job is as long as its suite may be, not as it could be held. A .sif outside the directory of the sweep
+    is in one that the machines share, so it is not sent through the access point.
     """
     site = replace(find_site(sweep.site), own=sweep.own)
     longest = min(sweep.limits.run, timedelta(seconds=max(node.timeout for node in sweep.nodes)))
     needs = {need for node in sweep.nodes for need in site.requirements(node.image.address)}
     needs |= {'(Arch == "$(processor)")'} if _has_other_processors(sweep) else set()
-    wanted, avoided = machine_expressions(sweep.patterns)
-    needs |= {f'regexp("{wanted}", TARGET.Machine, "i")'} if wanted else set()
+    selected, avoided = machine_expressions(sweep.patterns)
+    needs |= {f'regexp("{selected}", TARGET.Machine, "i")'} if selected else set()
     needs |= {f'!regexp("{avoided}", TARGET.Machine, "i")'} if avoided else set()
     lines = [line for line in site.lines(longest) if not line.startswith("allowed_execute_duration")]
     lines.append(f"requirements = {' && '.join(('$(elsewhere)', '$(first)', *sorted(needs)))}")
     images = {node.image for node in sweep.nodes}
-    if all(one.kind is ImageKind.SIF and folder not in Path(one.address).parents for one in images):
+    if all(image.kind is ImageKind.SIF and folder not in Path(image.address).parents for image in images):
         lines.append("transfer_container = false")
     return tuple(lines)
 
 
-# --- files ---------------------------------------------------------------------------------------
-
-
 def check_dag_directory(folder: Path) -> None:
-    """Raises UsageError for a folder that a DAG could not name, before anything is made for it."""
+    """Raise UsageError for a directory that a DAG could not name, before anything is created."""
     if not re.fullmatch(_PATH, str(folder.resolve())):
         raise UsageError(
             "sweep-folder-invalid",
@@ -270,7 +269,7 @@ def check_dag_directory(folder: Path) -> None:
 
 
 def make_suite_tar() -> bytes:
-    """The suite and what of a kit runs it, uncompressed; the same bytes every time."""
+    """Return the suite and the files of a kit that run it, uncompressed; the same bytes every time."""
     files = {f"suite/{name}": data for name, data in read_suite().items()}
     files |= {f"kit/{name}": (KIT_FOLDER / name).read_bytes() for name in CARRIED}
     packed = io.BytesIO()
@@ -283,10 +282,10 @@ def make_suite_tar() -> bytes:
 
 
 def write_sweep(folder: Path, sweep: SweepSpec, texts: Mapping[str, Mapping[str, bytes]]) -> None:
-    """Writes all of a sweep but sweep.json; sweep.dag is last, so with it the folder is whole.
+    """Write all of a sweep but sweep.json; sweep.dag is last, so with it the directory is complete.
 
-    `texts` are per node kit.json and expectations.json. May be called again for a folder that is not whole.
-    Raises UsageError where the folder cannot be written.
+    `texts` are kit.json and expectations.json by node. An incomplete directory may be written again.
+    Raises UsageError if the directory cannot be written.
     """
     dag, common = format_dag(sweep), format_common(sweep.limits, site_lines(sweep, folder))
     try:
@@ -296,8 +295,8 @@ def write_sweep(folder: Path, sweep: SweepSpec, texts: Mapping[str, Mapping[str,
         for program in (INSIDE, POST):
             (folder / program).write_bytes((PROGRAMS / program).read_bytes())
         (folder / POST).chmod(0o755)
-        machines = {one.capability: one.machines for one in sweep.machines if not one.driver}
-        by_driver = {(one.capability, one.driver): one.machines for one in sweep.machines}
+        machines = {row.capability: row.machines for row in sweep.machines if not row.driver}
+        by_driver = {(row.capability, row.driver): row.machines for row in sweep.machines}
         (folder / MACHINES).write_text(json.dumps(machines, indent=1) + "\n", encoding="ascii")
         (folder / COMMON).write_text(common, encoding="ascii")
         write_nodes(folder, sweep, texts)
@@ -311,9 +310,9 @@ def write_sweep(folder: Path, sweep: SweepSpec, texts: Mapping[str, Mapping[str,
                 good = [name for name in first if name not in bad]
                 jobs[place] = format_job(NodePlacement(node.row, good, node.only), bad)
             (node_directory(folder, node.name) / JOB).write_text(jobs[place], encoding="ascii")
-        beside = folder / f".{DAG}-{os.getpid()}"
-        beside.write_text(dag, encoding="ascii")
-        beside.replace(folder / DAG)
+        temporary = folder / f".{DAG}-{os.getpid()}"
+        temporary.write_text(dag, encoding="ascii")
+        temporary.replace(folder / DAG)
     except OSError as error:
         raise UsageError(
             *os_problem("write", error.filename or folder, error), hint="use another directory: --dir DIR"

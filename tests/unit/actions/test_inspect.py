@@ -1,4 +1,4 @@
-"""`inspect`: which bytes a name leads to, what is told of them, and the exit codes."""
+"""`compat` of an image: which bytes a name leads to, what is told of them, and the exit codes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def call(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     """The command in an empty folder."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    return partial(call, "inspect")
+    return partial(call, "compat", "--scan")
 
 
 # --- what is told ----------------------------------------------------------------------------------

@@ -342,12 +342,20 @@ def test_plan_inspect_and_compat_show_what_was_verified_in_the_image_of_the_stor
     monkeypatch.setenv("IMAGEFACTORY_STORE", str(layout.path))
     trust(factory.settings.root_path)
     proof = "passed the quick suite on A GPU of the tests, driver 550.54.15"
-    said = call("inspect", NAME, root=factory.settings.root_path)
+    said = call("compat", "--scan", NAME, root=factory.settings.root_path)
     assert re.search(rf"^  verified +8.0: yes \(verified\): {proof}", said.out, re.MULTILINE)
-    answer = call("inspect", NAME, "--capability", "8.0", root=factory.settings.root_path)
+    answer = call("compat", "--scan", NAME, "--capability", "8.0", root=factory.settings.root_path)
     assert (answer.code, f"{NAME} on 8.0: yes (verified): {proof}" in answer.out) == (0, True)
     older = call(
-        "inspect", NAME, "--capability", "8.0", "--driver", "535", "--json", root=factory.settings.root_path
+        "compat",
+        "--scan",
+        NAME,
+        "--capability",
+        "8.0",
+        "--driver",
+        "535",
+        "--json",
+        root=factory.settings.root_path,
     )
     assert older.json()["verified"] is None
     (row,) = call("compat", NAME, "--capability", "8.0", "--json", root=factory.settings.root_path).json()[

@@ -89,6 +89,22 @@ def words(done: SweepResult) -> dict[str, str]:
     return {one.result.node: str(one.result.outcome) for one in done.nodes}
 
 
+def played(site: Site) -> Path:
+    """The folder of a sweep whose jobs all came back."""
+    folder = site.makes().folder
+    site.pool.play(folder)
+    return folder
+
+
+def with_setting(site: Site, **settings: str) -> Site:
+    values = {name: SettingValue(value=value, origin="a test") for name, value in settings.items()}
+    return replace(site, factory=replace(site.factory, settings=replace(site.factory.settings, **values)))
+
+
+def start(*arguments: str) -> int:
+    return run("sweep", "start", "--scheduler", "htcondor", *arguments)
+
+
 def writes(site: Site) -> int:
     """Requests that brought something for the images, beside claims and catalogues."""
     return sum(
@@ -121,11 +137,7 @@ def test_a_sweep_is_a_folder_that_asks_each_image_once_a_capability(site: Site) 
 def test_what_the_settings_add_goes_with_the_sweep(site: Site) -> None:
     with pytest.raises(UsageError, match="accounting_group"):
         site.makes(site="igwn")
-    own = SettingValue(value="accounting_group = igwn.dev", origin="default")
-    tagged = replace(
-        site, factory=replace(site.factory, settings=replace(site.factory.settings, submit_commands=own))
-    )
-    made = tagged.makes(site="igwn")
+    made = with_setting(site, submit_commands="accounting_group = igwn.dev").makes(site="igwn")
     assert read_sweep(made.folder).own == ("accounting_group = igwn.dev",)
     assert "accounting_group = igwn.dev" in (made.folder / "sweep.sub").read_text().splitlines()
 
@@ -138,8 +150,7 @@ def test_what_is_in_the_registry_is_not_sent_again(site: Site) -> None:
 
 
 def test_a_sweep_comes_back_as_verdicts_that_can_be_relied_on(site: Site) -> None:
-    folder = site.makes().folder
-    site.pool.play(folder)
+    folder = played(site)
     done = site.collects(folder)
     assert words(done) == {V100: "verified", A100: "verified"}
     assert done.faults == ()
@@ -158,8 +169,7 @@ def test_a_sweep_comes_back_as_verdicts_that_can_be_relied_on(site: Site) -> Non
 
 
 def test_collecting_again_changes_nothing(site: Site) -> None:
-    folder = site.makes().folder
-    site.pool.play(folder)
+    folder = played(site)
     first = site.collects(folder)
     assert site.collects(folder).nodes == first.nodes == read_collected(folder)
 
@@ -167,8 +177,7 @@ def test_collecting_again_changes_nothing(site: Site) -> None:
 def test_a_kill_between_signing_and_attaching_signs_nothing_twice(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = site.makes().folder
-    site.pool.play(folder)
+    folder = played(site)
     with monkeypatch.context() as patched:
         patched.setattr(VerdictAttacher, "attach_all", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
@@ -190,8 +199,7 @@ def test_a_kill_while_spending_or_settling_signs_nothing_twice(
     site: Site, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second of two nodes is not spent yet; or all is attached, and the ledger does not know that."""
-    folder = site.makes().folder
-    site.pool.play(folder)
+    folder = played(site)
     own, calls = getattr(NonceStore, step), iter((True, False) if step == "_spend" else (False,))
 
     def kill(*args: Any, **more: Any) -> object:
@@ -221,8 +229,7 @@ def test_a_kill_while_spending_or_settling_signs_nothing_twice(
 def test_what_a_registry_did_not_take_is_attached_by_the_next_call(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = site.makes().folder
-    site.pool.play(folder)
+    folder = played(site)
 
     def put(place: StoreRepository, statement: SignedStatement) -> str:
         if not isinstance(place.store, LayoutStore):
@@ -263,8 +270,7 @@ def test_a_registry_that_is_down_is_not_asked_for_every_image(
 
 
 def test_without_a_key_a_result_waits_for_one(site: Site) -> None:
-    folder = site.makes().folder
-    site.pool.play(folder)
+    folder = played(site)
     keyless = replace(site.factory, environ={**site.factory.environ, "HOME": "/nowhere"})
     done = collect_sweep(keyless, folder, CollectOptions(), datetime.now(UTC), QuietProgress())
     assert words(done) == {V100: "verified", A100: "verified"}
@@ -301,8 +307,7 @@ def test_a_job_that_met_no_gpu_cannot_become_a_verdict(site: Site) -> None:
     "files", [{}, {"run.json": b""}, {"run.json": b"{}"}, {"run.json": b"\xff\x00" * 999}]
 )
 def test_garbage_is_the_pools_fault_and_stops_nobody(site: Site, files: dict[str, bytes]) -> None:
-    folder = site.makes().folder
-    site.pool.play(folder)
+    folder = played(site)
     result = folder / "nodes" / V100 / "result"
     for path in result.iterdir():
         path.unlink()
@@ -315,8 +320,7 @@ def test_garbage_is_the_pools_fault_and_stops_nobody(site: Site, files: dict[str
 
 
 def test_an_edited_question_is_refused(site: Site) -> None:
-    folder = site.makes().folder
-    site.pool.play(folder)
+    folder = played(site)
     path = folder / "nodes" / A100 / "expectations.json"
     path.write_text(path.read_text().replace('"capability": "8.0"', '"capability": ""'))
     one = site.collects(folder).nodes[1]
@@ -327,8 +331,7 @@ def test_an_edited_question_is_refused(site: Site) -> None:
 @pytest.mark.parametrize("pool", ["", "slurm"])
 def test_what_was_not_asked_of_this_pool_is_no_word_of_it(site: Site, pool: str) -> None:
     """A kit may come back as a folder that looks like a sweep, with a job's log that somebody wrote."""
-    folder = site.makes().folder
-    site.pool.play(folder)
+    folder = played(site)
     for path in (site.factory.layout.path / "nonces").glob("*.json"):
         path.write_text(path.read_text().replace('"pool": "htcondor"', f'"pool": "{pool}"'))
     for one in site.collects(folder).nodes:
@@ -337,8 +340,7 @@ def test_what_was_not_asked_of_this_pool_is_no_word_of_it(site: Site, pool: str)
 
 
 def test_a_result_of_another_node_is_refused(site: Site) -> None:
-    folder = site.makes().folder
-    site.pool.play(folder)
+    folder = played(site)
     stolen = (folder / "nodes" / V100 / "result" / "run.json").read_bytes()
     (folder / "nodes" / A100 / "result" / "run.json").write_bytes(stolen)
     one = site.collects(folder).nodes[1]
@@ -378,8 +380,7 @@ def test_a_second_sweep_leaves_out_what_the_first_has_proven(site: Site) -> None
 
 
 def test_nothing_left_is_an_answer_of_its_own(site: Site) -> None:
-    folder = site.makes().folder
-    site.pool.play(folder)
+    folder = played(site)
     site.collects(folder)
     with pytest.raises(NothingSelectedError) as caught:
         site.makes()
@@ -391,9 +392,11 @@ def test_a_sweep_that_is_done_is_not_submitted_again(site: Site) -> None:
     submit_sweep(folder, site.opens)  # nothing has come back: it is gone on with
     assert read_submitted(folder) == ("1.0", "2.0")
     site.pool.play(folder)
-    with pytest.raises(UsageError) as caught:
-        submit_sweep(folder, site.opens)
-    assert caught.value.code == "sweep-finished"
+    for _ in range(2):
+        with pytest.raises(UsageError) as caught:
+            submit_sweep(folder, site.opens)
+        assert caught.value.code == "sweep-finished"
+        (folder / "submitted.json").unlink(missing_ok=True)  # also if nobody noted that it was submitted
 
 
 def test_a_sweep_whose_jobs_were_removed_with_it_can_be_gone_on_with(site: Site) -> None:
@@ -413,18 +416,8 @@ def test_a_sweep_whose_jobs_were_removed_with_it_can_be_gone_on_with(site: Site)
     assert caught.value.code == "sweep-finished"
 
 
-def test_a_sweep_that_nobody_noted_as_submitted_is_not_run_again(site: Site) -> None:
-    folder = site.makes().folder
-    site.pool.play(folder)
-    (folder / "submitted.json").unlink()
-    with pytest.raises(UsageError) as caught:
-        submit_sweep(folder, site.opens)
-    assert caught.value.code == "sweep-finished"
-
-
 def test_a_damaged_nonce_stops_its_own_node_alone(site: Site) -> None:
-    folder = site.makes().folder
-    site.pool.play(folder)
+    folder = played(site)
     (nonce,) = (node.nonce for node in read_sweep(folder).nodes if node.name == V100)
     (nonce_store(site.factory).folder / f"{nonce}.json").write_text("{")
     done = site.collects(folder)
@@ -432,28 +425,26 @@ def test_a_damaged_nonce_stops_its_own_node_alone(site: Site) -> None:
     assert [name for name, _ in done.faults] == [V100]
 
 
-def test_limits_that_outlive_the_nonces_are_refused(site: Site) -> None:
-    with pytest.raises(UsageError, match="14 days") as caught:
-        site.makes(limits=JobLimits(idle=timedelta(days=5)))
-    assert caught.value.code == "sweep-too-long"
-
-
-def test_a_folder_that_htcondor_cannot_name_is_refused_before_anything_is_made(
-    site: Site, tmp_path: Path
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ({"limits": JobLimits(idle=timedelta(days=5))}, "sweep-too-long"),
+        ({"folder": "my sweep"}, "sweep-folder-invalid"),  # HTCondor cannot name it
+        ({"folder": "mine"}, "directory-exists"),
+    ],
+)
+def test_a_sweep_that_cannot_be_is_refused(
+    site: Site, tmp_path: Path, options: dict[str, Any], code: str
 ) -> None:
-    with pytest.raises(UsageError) as caught:
-        site.makes(folder=tmp_path / "my sweep")
-    assert caught.value.code == "sweep-folder-invalid"
-    assert site.registry.bytes_in == 0
-    assert not (tmp_path / "my sweep").exists()
-
-
-def test_a_folder_in_use_is_left_alone(site: Site, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").write_text("")
+    if "folder" in options:
+        options = {"folder": tmp_path / options["folder"]}
     with pytest.raises(UsageError) as caught:
-        site.makes(folder=tmp_path / "mine")
-    assert caught.value.code == "directory-exists"
+        site.makes(**options)
+    assert caught.value.code == code
+    assert site.registry.bytes_in == 0
+    assert not (tmp_path / "my sweep").exists()
 
 
 def test_a_first_sweep_makes_the_store_that_collects_it(site: Site, tmp_path: Path) -> None:
@@ -462,9 +453,7 @@ def test_a_first_sweep_makes_the_store_that_collects_it(site: Site, tmp_path: Pa
         site, factory=replace(site.factory, environ={**site.factory.environ, NONCE_STORE_KEY: "k" * 64})
     )
     site.makes()
-    fresh = SettingValue(value=str(tmp_path / "fresh"), origin="test")
-    settings = replace(site.factory.settings, store=fresh)
-    site = replace(site, factory=replace(site.factory, settings=settings))
+    site = with_setting(site, store=str(tmp_path / "fresh"))
     made = site.makes(asked=CellRequest(allow=frozenset({"claimed"})))
     assert site.factory.layout.founded()
     site.pool.play(made.folder)
@@ -497,10 +486,8 @@ def test_a_sweep_is_not_made_in_a_directory_of_others(site: Site, tmp_path: Path
     site.makes()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("mine")
-    mine = SettingValue(value=str(tmp_path / "mine"), origin="test")
-    settings = replace(site.factory.settings, store=mine)
     with pytest.raises(StoreError, match=r"thesis\.tex"):
-        replace(site, factory=replace(site.factory, settings=settings)).makes()
+        with_setting(site, store=str(tmp_path / "mine")).makes()
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
 
 
@@ -565,8 +552,7 @@ def test_settings_choose_what_jobs_pull_and_not_what_was_made(
     site: Site, folder: str, registry: str, asked: str, kind: ImageKind
 ) -> None:
     kept_sif(site)
-    settings = replace(site.factory.settings, sif_folder=SettingValue(value=folder, origin="a test"))
-    assert choose_image_type(replace(site.factory, settings=settings), asked, registry) is kind
+    assert choose_image_type(with_setting(site, sif_folder=folder).factory, asked, registry) is kind
 
 
 def test_a_sif_may_lie_in_the_registry(site: Site) -> None:
@@ -586,23 +572,18 @@ def test_a_sif_may_lie_in_the_registry(site: Site) -> None:
     assert writes(site) == sent
 
 
-def sharing(site: Site, folder: str) -> Site:
-    settings = replace(site.factory.settings, sif_folder=SettingValue(value=folder, origin="a test"))
-    return replace(site, factory=replace(site.factory, settings=settings))
-
-
 def test_a_sif_in_a_folder_of_all_machines_is_written_once_and_not_transferred(
     site: Site, tmp_path: Path
 ) -> None:
     sif, shared = kept_sif(site), tmp_path / "shared"
-    made = sharing(site, str(shared)).makes()
+    made = with_setting(site, sif_folder=str(shared)).makes()
     (one,) = {node.image for node in made.sweep.nodes}
     assert (one.kind, one.address) == (ImageKind.SIF, str(shared / sif.name))
     assert Path(one.address).read_bytes() == b"a file that is no .sif"
     assert not Path(one.address).samefile(sif.path)
     assert "transfer_container = false" in (made.folder / "sweep.sub").read_text()
     before = Path(one.address).stat().st_mtime_ns
-    sharing(site, str(shared)).makes()
+    with_setting(site, sif_folder=str(shared)).makes()
     assert [path.name for path in shared.iterdir()] == [sif.name]
     assert Path(one.address).stat().st_mtime_ns == before
 
@@ -613,7 +594,7 @@ def test_the_folder_of_all_machines_is_made_as_far_as_it_is_missing(
 ) -> None:
     sif, shared = kept_sif(site), tmp_path / "a/folder/of/all"
     (tmp_path / there).mkdir(parents=True)
-    sharing(site, str(shared)).makes()
+    with_setting(site, sif_folder=str(shared)).makes()
     assert [path.name for path in shared.iterdir()] == [sif.name]
 
 
@@ -621,14 +602,14 @@ def test_a_folder_of_all_machines_that_cannot_be_made_is_said(site: Site, tmp_pa
     kept_sif(site)
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=f"{tmp_path}/file/shared: not a directory") as caught:
-        sharing(site, str(tmp_path / "file/shared")).makes()
+        with_setting(site, sif_folder=str(tmp_path / "file/shared")).makes()
     assert caught.value.code == "cannot-create-file"
     assert "sif-folder" in caught.value.hint
 
 
 def test_a_sif_of_the_osdf_is_named_and_put_there_by_a_person(site: Site) -> None:
     sif = kept_sif(site)
-    made = sharing(site, "osdf:///chtc/staging/me/").makes(site="chtc")
+    made = with_setting(site, sif_folder="osdf:///chtc/staging/me/").makes(site="chtc")
     (one,) = {node.image for node in made.sweep.nodes}
     assert (one.kind, one.address) == (ImageKind.OSDF, f"osdf:///chtc/staging/me/{sif.name}")
     text = (made.folder / "sweep.sub").read_text()
@@ -640,7 +621,7 @@ def test_a_sif_of_the_osdf_is_named_and_put_there_by_a_person(site: Site) -> Non
 
 def test_a_job_that_ran_another_file_than_the_nodes_is_not_verified(site: Site) -> None:
     kept_sif(site)
-    folder = sharing(site, "osdf:///chtc/staging/me").makes().folder
+    folder = with_setting(site, sif_folder="osdf:///chtc/staging/me").makes().folder
     play(folder, V100, run={"image": f"sha256:{'e' * 64}"})
     play(folder, A100)
     done = site.collects(folder)
@@ -672,22 +653,13 @@ def test_a_dry_run_says_what_would_be_queued_and_does_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(PoolMadeHere, "run_limit", lambda *_: timedelta(seconds=7))
-    asked = (
-        "sweep",
-        "start",
-        NAME,
-        "--scheduler",
-        "htcondor",
-        "--inventory",
-        str(tmp_path / "pool.json"),
-        "--dry-run",
-    )
-    assert run(*asked) == 0
+    asked = (NAME, "--inventory", str(tmp_path / "pool.json"), "--dry-run")
+    assert start(*asked) == 0
     said = capsys.readouterr().out
     assert re.search(rf"^{NAME} +7.0 +1 +CUDA 12.0 or newer", said, re.MULTILINE)
     assert re.search(rf"^{NAME} +7.5, 8.6, 8.9, 9.0 +no-match", said, re.MULTILINE)
     assert "2 jobs of 1 image," in said
-    assert run(*asked, "--json") == 0
+    assert start(*asked, "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert [row["capability"] for row in found["queued"]] == ["7.0", "8.0"]
     assert (found["idle_seconds"], found["run_seconds"]) == (86400, 7)  # what a job of this pool gets
@@ -699,24 +671,8 @@ def test_verify_status_collect_and_cancel_take_a_sweep_by_its_id(
     site: Site, pool: PoolMadeHere, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = ("--inventory", str(tmp_path / "pool.json"), "--registry", site.registry.host)
-    assert (
-        run(
-            "sweep",
-            "start",
-            "--framework",
-            "pt",
-            "--version",
-            "2.3",
-            "--cuda",
-            "12.1",
-            "--capability",
-            "8.0",
-            "--scheduler",
-            "htcondor",
-            *place,
-        )
-        == 0
-    )
+    chosen = ["--framework", "pt", "--version", "2.3", "--cuda", "12.1", "--capability", "8.0"]
+    assert start(*chosen, *place) == 0
     (folder,) = find_sweeps(site.factory.settings)
     assert f"imagefactory sweep collect {folder.name}" in capsys.readouterr().out
     assert pool.submitted == [folder]
@@ -854,7 +810,7 @@ def test_a_recipe_with_faults_keeps_no_other_from_the_pool(
 ) -> None:
     (site.factory.settings.root_path / "recipes/broken.yaml").write_text("family: broken\n")
     place = ("--inventory", str(tmp_path / "pool.json"), "--registry", site.registry.host)
-    assert run("sweep", "start", NAME, "--scheduler", "htcondor", *place) == 2
+    assert start(NAME, *place) == 2
     assert "broken.yaml" in capsys.readouterr().err
     assert pool.submitted == list(find_sweeps(site.factory.settings))
 
@@ -872,10 +828,7 @@ def test_wait_stays_until_all_is_done_and_collects(
 
     monkeypatch.setattr(pool, "running", running)
     monkeypatch.setattr(sweeps, "find_inventory", lambda *_: pool.gpus)
-    assert (
-        run("sweep", "start", NAME, "--scheduler", "htcondor", "--registry", site.registry.host, "--wait")
-        == 0
-    )
+    assert start(NAME, "--registry", site.registry.host, "--wait") == 0
     assert len(looked) == 3
     assert re.search(
         rf"^{NAME} +8.0 +verified +NVIDIA Test GPU, 550.90.07", capsys.readouterr().out, re.MULTILINE
@@ -886,13 +839,10 @@ def test_wait_says_when_nothing_drives_the_sweep_any_more(
     site: Site, pool: PoolMadeHere, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sweeps, "find_inventory", lambda *_: pool.gpus)
-    assert (
-        run("sweep", "start", NAME, "--scheduler", "htcondor", "--registry", site.registry.host, "--wait")
-        == 9
-    )
+    assert start(NAME, "--registry", site.registry.host, "--wait") == 9
     (folder,) = find_sweeps(site.factory.settings)
     assert f"sweep start --scheduler htcondor --dir {folder}" in capsys.readouterr().err
-    assert run("sweep", "start", "--scheduler", "htcondor", "--dir", str(folder)) == 0
+    assert start("--dir", str(folder)) == 0
     assert pool.submitted == [folder, folder]
 
 
@@ -901,7 +851,7 @@ def test_wait_goes_on_while_what_was_broken_is_tried_again(
 ) -> None:
     """Each node has the word of its last job until DAGMan has submitted the next; the pool may be silent."""
     monkeypatch.setattr(sweeps, "find_inventory", lambda *_: pool.gpus)
-    assert run("sweep", "start", NAME, "--scheduler", "htcondor", "--registry", site.registry.host) == 0
+    assert start(NAME, "--registry", site.registry.host) == 0
     (folder,) = find_sweeps(site.factory.settings)
     for node in (V100, A100):
         log(folder, node, SUBMITTED, STARTED, ENDED, code=255)
@@ -924,7 +874,7 @@ def test_wait_goes_on_while_what_was_broken_is_tried_again(
         return True
 
     monkeypatch.setattr(pool, "running", running)
-    assert run("sweep", "start", "--scheduler", "htcondor", "--dir", str(folder), "--wait") == 0
+    assert start("--dir", str(folder), "--wait") == 0
     assert len(looked) == 5
 
 
@@ -936,10 +886,7 @@ def test_wait_ends_where_the_pool_does_not_answer_for_long(
 
     monkeypatch.setattr(sweeps, "find_inventory", lambda *_: pool.gpus)
     monkeypatch.setattr(pool, "running", running)
-    assert (
-        run("sweep", "start", NAME, "--scheduler", "htcondor", "--registry", site.registry.host, "--wait")
-        == 6
-    )
+    assert start(NAME, "--registry", site.registry.host, "--wait") == 6
     assert "no schedd" in capsys.readouterr().err
 
 
@@ -957,7 +904,7 @@ def test_what_would_make_another_sweep_does_not_go_on_with_one(
     site: Site, pool: PoolMadeHere, argv: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = site.makes().folder
-    assert run("sweep", "start", "--scheduler", "htcondor", "--dir", str(folder), *argv) == 2
+    assert start("--dir", str(folder), *argv) == 2
     assert said in capsys.readouterr().err
     assert pool.submitted == [folder]
 
@@ -971,10 +918,10 @@ def test_a_schedd_that_takes_nothing_leaves_a_sweep_to_go_on_with(
     monkeypatch.setattr(sweeps, "find_inventory", lambda *_: pool.gpus)
     with monkeypatch.context() as patched:
         patched.setattr(pool, "submit", submit)
-        assert run("sweep", "start", NAME, "--scheduler", "htcondor", "--registry", site.registry.host) == 6
+        assert start(NAME, "--registry", site.registry.host) == 6
     (folder,) = find_sweeps(site.factory.settings)
     assert f"imagefactory sweep start --scheduler htcondor --dir {folder}" in capsys.readouterr().err
-    assert run("sweep", "start", "--scheduler", "htcondor", "--dir", str(folder)) == 0
+    assert start("--dir", str(folder)) == 0
     assert pool.submitted == [folder]
 
 

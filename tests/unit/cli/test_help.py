@@ -29,7 +29,6 @@ LAST = {
     "emulate": "its output is the command's",
     "export": "its report ends with the other program's command",
     "init": "its report ends with it: a folder may have to be entered first",
-    "inspect": "it answers a question",
     "report": "it ends with the files",
     "run": "its output is the command's",
     "audit": "it answers a question",

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from imagefactory.errors import BuildError
 from imagefactory.runtime import apptainer_command
-from imagefactory.runtime.apptainer_command import ApptainerCommand
+from imagefactory.runtime.apptainer_command import ApptainerCommand, SifRequest
 from tests.made.programs import Program, calls
 
 
@@ -54,11 +53,9 @@ def test_a_line_without_end_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     program = tmp_path / "child.py"
     program.write_text("import sys\nfor _ in range(64): sys.stdout.write('x' * (1 << 16))\nsys.exit(1)\n")
     monkeypatch.setattr(apptainer_command, "CHILD", program)
-    failed = partial(BuildError, "apptainer-build-failed")
-    work = apptainer_command._SpythonCall(
-        made=tmp_path / "made", folder=tmp_path, program="", environment={}, fail=failed
-    )
+    request = SifRequest(folder=tmp_path, spec="", output=tmp_path / "new.sif")
+    call = apptainer_command._SpythonCall(request=request, sif=tmp_path / "new", program="", environment={})
     lines: list[str] = []
     with pytest.raises(BuildError):
-        work.run([], lines.append, lambda text: text)
+        call.run(lines.append)
     assert len(lines) == 64

@@ -6,6 +6,7 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,14 +15,18 @@ from imagefactory.errors import ImagefactoryError, ToolError, UsageError
 from imagefactory.model import Mount, RunSpec
 from imagefactory.runtime import docker
 from imagefactory.runtime.devices import AmdGpus
-from imagefactory.runtime.docker import arguments, explain, is_alive, not_started, plan
+from imagefactory.runtime.docker import check_request, explain, is_alive, not_started
 from imagefactory.runtime.docker_daemon import DockerDaemon
 
 SPEC = RunSpec(argv=("python", "-c", "print(1)"))
 
 
+def arguments(spec: RunSpec, **options: Any) -> dict[str, Any]:
+    return docker.arguments(spec, owner="owner", **options)
+
+
 def test_container_has_no_power_and_no_network() -> None:
-    made = arguments(plan(SPEC), "owner")
+    made = arguments(SPEC)
     assert made["entrypoint"] == ["python", "-c", "print(1)"]
     assert "command" not in made
     assert made["cap_drop"] == ["ALL"]
@@ -43,7 +48,7 @@ def test_what_is_asked_for_is_given() -> None:
             Mount(source=Path("/b"), target="/inside/", writable=True),
         ),
     )  # fmt: skip
-    made = arguments(plan(spec), "owner")
+    made = arguments(spec)
     assert (made["network_mode"], made["hostname"]) == ("host", None)
     assert (made["user"], made["working_dir"], made["read_only"]) == ("65534:65534", "/inside", True)
     assert made["environment"] == ["A=x=y"]
@@ -59,42 +64,42 @@ def test_gpus_are_asked_for_by_their_makers_ways() -> None:
     amd = AmdGpus(
         processors=("gfx90a",), devices=("/dev/kfd", "/dev/dri"), groups=(44, 109), driver="", refused=()
     )
-    alone = arguments(plan(spec, amd=amd, nvidia=False), "owner")
+    alone = arguments(spec, amd=amd, nvidia=False)
     assert alone["devices"] == ["/dev/kfd:/dev/kfd:rwm", "/dev/dri:/dev/dri:rwm"]
     assert (alone["group_add"], alone["device_requests"]) == ([44, 109], None)
-    both = arguments(plan(spec, amd=amd), "owner")
+    both = arguments(spec, amd=amd)
     assert (len(both["devices"]), len(both["device_requests"])) == (2, 1)
-    for none in (arguments(plan(SPEC, amd=amd), "owner"), arguments(plan(spec), "owner")):
+    for none in (arguments(SPEC, amd=amd), arguments(spec)):
         assert (none["devices"], none["group_add"]) == (None, None)
 
 
 def test_limits_that_are_asked_for_are_dockers_own() -> None:
-    plain = arguments(plan(SPEC), "owner")
+    plain = arguments(SPEC)
     assert (plain["mem_limit"], plain["ulimits"]) == (None, [])
     spec = replace(SPEC, limits=(("processes", 50), ("memory", 1 << 30), ("files", 99)))
-    made = arguments(plan(spec), "owner")
+    made = arguments(spec)
     (files,) = made["ulimits"]
     assert (made["pids_limit"], made["mem_limit"]) == (50, 1 << 30)
     assert (files.name, files.soft, files.hard) == ("nofile", 99, 99)
-    assert arguments(plan(replace(SPEC, limits=(("processes", None),))), "owner")["pids_limit"] == -1
+    assert arguments(replace(SPEC, limits=(("processes", None),)))["pids_limit"] == -1
     with pytest.raises(UsageError, match=r"docker .*scratch") as caught:
-        plan(replace(SPEC, limits=(("scratch", 1),)))
+        check_request(replace(SPEC, limits=(("scratch", 1),)))
     assert caught.value.code == "option-conflict"
 
 
 def test_gpus_are_all_of_them_or_the_named_ones() -> None:
-    (request,) = arguments(plan(replace(SPEC, gpus=True)), "owner")["device_requests"]
+    (request,) = arguments(replace(SPEC, gpus=True))["device_requests"]
     assert (request.count, request.capabilities, request.device_ids) == (-1, [["gpu"]], [])
-    named = plan(replace(SPEC, gpus=True), devices=("nvidia.com/gpu=all",))
-    (request,) = arguments(named, "owner")["device_requests"]
+    (request,) = arguments(replace(SPEC, gpus=True), devices=("nvidia.com/gpu=all",))["device_requests"]
     assert (request.driver, request.device_ids) == ("cdi", ["nvidia.com/gpu=all"])
-    assert arguments(plan(SPEC, devices=("nvidia.com/gpu=all",)), "owner")["device_requests"] is None
+    assert arguments(SPEC, devices=("nvidia.com/gpu=all",))["device_requests"] is None
 
 
 def test_terminal_has_a_kind() -> None:
-    assert "TERM=xterm" in plan(SPEC, tty=True).environment
-    assert plan(replace(SPEC, environment=(("TERM", "vt100"),)), tty=True).environment == ("TERM=vt100",)
-    assert plan(SPEC).environment == ()
+    assert "TERM=xterm" in arguments(SPEC, tty=True)["environment"]
+    own = replace(SPEC, environment=(("TERM", "vt100"),))
+    assert arguments(own, tty=True)["environment"] == ["TERM=vt100"]
+    assert arguments(SPEC)["environment"] == []
 
 
 @pytest.mark.parametrize(
@@ -117,7 +122,7 @@ def test_terminal_has_a_kind() -> None:
 )
 def test_spec_that_cannot_be(change: dict[str, object]) -> None:
     with pytest.raises(UsageError) as caught:
-        plan(replace(SPEC, **change))  # type: ignore[arg-type]
+        check_request(replace(SPEC, **change))  # type: ignore[arg-type]
     assert caught.value.hint
 
 

@@ -13,13 +13,13 @@ from imagefactory.runtime import limits
 from imagefactory.runtime.limits import (
     MachineCapacity,
     RunLimits,
-    check_limits_supported,
     decide_limits,
     format_amount,
     limit_message,
     parse_limits,
     read_capacity,
 )
+from imagefactory.runtime.protocol import check_limits_supported
 
 ROOM = MachineCapacity(
     memory=100 << 30, processors=8, disk=1 << 40, free=1 << 38, files=1 << 26, free_files=1 << 25

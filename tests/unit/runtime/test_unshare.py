@@ -20,7 +20,7 @@ from imagefactory.errors import StoreError, ToolError, UsageError
 from imagefactory.model import Mount, RunSpec
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import Image
-from imagefactory.runtime import unshare
+from imagefactory.runtime import protocol, unshare
 from imagefactory.runtime.devices import (
     GpuDevices,
     count_gpus,
@@ -30,6 +30,7 @@ from imagefactory.runtime.devices import (
     parse_linker_cache,
 )
 from imagefactory.runtime.emulator import Emulator
+from imagefactory.runtime.protocol import signals_to_command
 from imagefactory.runtime.sandbox import keeper, syscalls
 from imagefactory.runtime.unshare import (
     SandboxCaller,
@@ -40,7 +41,6 @@ from imagefactory.runtime.unshare import (
     explain,
     identity_map,
     plan,
-    signals_to_command,
 )
 from tests.made.deep import MakeDeep
 from tests.made.layer_store import LayerStore, file, make_tar
@@ -115,10 +115,10 @@ def test_what_cannot_be_removed_is_told_and_stops_no_run(
 
 def test_the_helper_tells_what_was_left_before_it_tells_how_it_went() -> None:
     sandbox = SandboxProcess.__new__(SandboxProcess)
-    sandbox.left = []
+    sandbox.undeletable = []
     sandbox.status = io.StringIO('{"event": "left", "text": "/a: busy"}\n{"event": "started"}\n')
     assert sandbox._event() == {"event": "started"}
-    assert sandbox.left == ["/a: busy"]
+    assert sandbox.undeletable == ["/a: busy"]
 
 
 def test_as_root_of_a_namespace_its_own_ranges() -> None:
@@ -181,7 +181,7 @@ def test_refused_mount_targets(target: str) -> None:
 
 def test_outer_mounts_come_first() -> None:
     mounts = tuple(Mount(source=Path("/h"), target=target) for target in ("/a/b/c", "/z", "/a/b"))
-    assert [entry.target for entry in decided(RunSpec(argv=("true",), mounts=mounts)).mounts] == [
+    assert [entry["target"] for entry in decided(RunSpec(argv=("true",), mounts=mounts)).mounts] == [
         "/z",
         "/a/b",
         "/a/b/c",
@@ -428,7 +428,7 @@ def test_what_a_command_prints_is_kept_up_to_a_limit(
     printed: str, kept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exactly the limit is whole. More is read to its end, lest the command waits for ever, and said."""
-    monkeypatch.setattr(unshare, "OUTPUT_LIMIT", 4)
+    monkeypatch.setattr(protocol, "OUTPUT_LIMIT", 4)
     sandbox = printing(f"printf {printed}; printf err >&2")
     with sandbox.process as process:
         assert sandbox.collect() == (kept, "err")
@@ -472,7 +472,7 @@ class Helper:
     fails: BaseException | None = None
     over: str | None = None
     made: ClassVar[list[Helper]] = []
-    left: ClassVar[list[str]] = []
+    undeletable: ClassVar[list[str]] = []
 
     def __init__(self, decided: SandboxPlan, **pipes: int | None) -> None:
         self.decided, self.pipes, self.ended = decided, pipes, False

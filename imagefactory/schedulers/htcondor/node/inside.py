@@ -1,10 +1,10 @@
 """Runs the GPU suite inside a job's image, by the image's own Python: python -I -B inside.py
 
-Standard library of Python 3.9. Beside it lie kit.json, expectations.json and suite.tar with the suite and
-what a kit's run.py loads; `result/` gets run.json and, where the suite wrote one, report.json. Nothing else
-of the folder goes back.
+Standard library of Python 3.9. Next to it are kit.json, expectations.json and suite.tar with the suite and
+the modules of a kit's run.py. `result/` gets run.json and, if the suite wrote one, report.json. Nothing else
+returns.
 
-Exit code 0 once the suite was started and has ended, whatever it said; 3 where it could not be started.
+Exit code 0 if the suite was started and ended, with any result; 3 if it could not be started.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class NotStarted(Exception):
 
 
 def main(folder: Path, environ: Mapping[str, str]) -> int:
-    """Unpacks, runs and leaves the result; `folder` is the job's own."""
+    """Unpack, run and write the result; `folder` is that of the job."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         unpack(folder / SUITE, folder)
@@ -53,7 +53,7 @@ def main(folder: Path, environ: Mapping[str, str]) -> int:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Plain files of names that a suite has, and nothing else."""
+    """Unpack plain files with names of a suite, and nothing else."""
     total = 0
     with tarfile.open(archive, "r:") as tar:
         for member in tar:
@@ -67,7 +67,7 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def load(folder: Path) -> Any:
-    """The kit's `program`, as run.py of a kit loads it: where Python searches modules stays as it is."""
+    """Return the kit's `program`, as its run.py loads it: the search path of Python stays as it is."""
     spec = importlib.machinery.ModuleSpec(PACKAGE, None, is_package=True)
     spec.submodule_search_locations = [str(folder)]
     sys.modules[PACKAGE] = importlib.util.module_from_spec(spec)
@@ -75,7 +75,7 @@ def load(folder: Path) -> Any:
 
 
 def run(folder: Path, environ: Mapping[str, str], program: Any) -> None:
-    """Starts the suite and writes `result/`. Raises NotStarted and OSError."""
+    """Start the suite and write `result/`. Raises NotStarted and OSError."""
     try:
         kit = program.read_kit(folder)
     except program.Stop as error:
@@ -109,7 +109,7 @@ def run(folder: Path, environ: Mapping[str, str], program: Any) -> None:
 
 
 def follow(argv: Sequence[str], environ: Mapping[str, str], timeout: float) -> Any:
-    """The suite in a process group of its own, with its end."""
+    """Run the suite in a process group of its own and return its end."""
     start = importlib.import_module(f"{PACKAGE}.start")
     try:
         return start.follow(argv, environ, timeout)
@@ -118,36 +118,37 @@ def follow(argv: Sequence[str], environ: Mapping[str, str], timeout: float) -> A
 
 
 def suite_argv(argv: Sequence[str], folder: Path) -> list[str]:
-    """The kit's command with the job's folder in place of what a runner would mount."""
+    """Return the kit's command with the job's folder in place of a runner's mounts."""
     start = importlib.import_module(f"{PACKAGE}.start")
     places = {
         start.SUITE_MOUNT: folder / "suite",
         start.EXPECT_MOUNT: folder,
         start.REPORT_MOUNT: folder / "report",
     }
-    found = []
+    words = []
     for word in argv:
         mount, _, name = word.rpartition("/")
-        found.append(str(places[mount] / name) if mount in places else word)
-    return found
+        words.append(str(places[mount] / name) if mount in places else word)
+    return words
 
 
 def read_image(folder: Path) -> str:
-    """The sha256 of the .sif that HTCondor has laid beside (a file of its own is transferred, also one from
-    the OSDF); empty where there is none, as of an image that the machine has or pulls by digest.
+    """Return the sha256 of the .sif that HTCondor transferred, also from the OSDF.
+
+    It is empty without one: the machine has the image or pulls it by digest.
     """
     for path in sorted(folder.glob("*.sif")):
         if stat.S_ISREG(path.lstat().st_mode):
-            found = hashlib.sha256()
+            sha256 = hashlib.sha256()
             with path.open("rb") as file:
                 while data := file.read(CHUNK):
-                    found.update(data)
-            return f"sha256:{found.hexdigest()}"
+                    sha256.update(data)
+            return f"sha256:{sha256.hexdigest()}"
     return ""
 
 
 def read_hardware(hardware: Any) -> tuple[Any, str]:
-    """The host's GPUs as they show inside, or None and why; a broken NVML does not keep the suite away."""
+    """Return the host's GPUs as they show inside, or None and why; the suite runs even if NVML fails."""
     try:
         return hardware.read_hardware(), ""
     except hardware.NoGpu as error:

@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
 """DAGMan's POST script of a node: post.py NODE $RETURN $JOBID $RETRY $MAX_RETRIES, in the sweep's folder.
 
-Standard library of Python 3.6 on, as access points have it. Exit code 0: the node has its outcome, whatever
-word that will be; 1: pool, transfer or machine broke it, and DAGMan tries it again while RETRY lasts. What a
-job brought is kept: an attempt that is tried again moves to nodes/<node>/attempt-<n>/, with post.json that
-says why; of the last one post.json lies in nodes/<node>/.
+Standard library of Python 3.6 and newer, as access points have it. Exit code 0: the node has its outcome; 1:
+the pool, a transfer or a machine failed, and DAGMan retries it within RETRY. Results stay: an attempt that is
+retried moves to nodes/<node>/attempt-<n>/, with post.json, which says why; post.json of the last one is in
+nodes/<node>/.
 
-A fault of a machine is written to `faults`, a line each, and the next attempt of the node asks for other
-machines in nodes/<node>/job.sub. A machine on which two nodes failed gets none of the later attempts, while
-another one of machines.json is left. job.sub also names the machines that come first.
+A fault of a machine is a line in `faults`, and the next attempt of the node requests other machines in
+nodes/<node>/job.sub. A machine on which two nodes failed gets no later attempts, while another one of
+machines.json remains. job.sub also names the machines that come first.
 
-imagefactory reads job logs and `faults` with this file too, so both know one language. The log's events are
-text, lines of `...` between them; what is no event is passed over. Source: HTCondor's manual, "Job Event Log
-Codes" and "Hold Reason Codes".
+imagefactory reads job logs and `faults` with this file too, so both agree. The log's events are text with
+lines of `...` between them; other lines are skipped. Source: HTCondor's manual, "Job Event Log Codes" and
+"Hold Reason Codes".
 """
 
 import json
@@ -43,13 +43,13 @@ SUSPENDED, UNSUSPENDED = 10, 11
 DISCONNECTED, RECONNECTED = 22, 23
 REMOTE_ERROR, RECONNECT_FAILED, TRANSFERRING = 21, 24, 40
 
-# Holds by which the pool, not the image or the job, is broken. 35 is an image that cannot be had, 12 and 13
+# Holds by a failure of the pool, not of the image or the job. 35 is an image that cannot be pulled, 12 and 13
 # are transfers, 45 is a machine where containers do not start.
 TRY_AGAIN = (6, 7, 8, 9, 10, 11, 12, 13, 14, 17, 18, 19, 22, 23, 24, 35, 41, 43, 45, 48)
 
 SUBMIT_FAILED = -1001
 OWN_LIMITS = "PeriodicRemove expression"
-# Of a start this is told before it or, where both fall together, after it: nothing is under way any more.
+# This event comes before a start, or after it in the same second: no transfer is active any more.
 ARRIVED = "Finished transferring input files"
 
 _HEAD = re.compile(
@@ -66,11 +66,11 @@ _MACHINE = re.compile(r'\s*Machine = "([A-Za-z0-9][A-Za-z0-9_.:@-]{0,254})"')
 _FIRST = "first = "
 _SLOT = re.compile(r"\bslot[0-9_]+@([A-Za-z0-9][A-Za-z0-9_.:@-]{0,254})")
 PULLED = re.compile(r"(?:docker|oras|osdf|library)://|could not open image")
-"""Words of apptainer on an image that it cannot have; where no container starts at all it has others."""
+"""Words of apptainer about an image that it cannot pull; if no container starts at all it has others."""
 
 
 class JobEvent:
-    """One event: its number, `12.0` of the job, the time as it stands there, its first line, the others."""
+    """One event: its number, `12.0` of the job, the time as written, its first line, the others."""
 
     __slots__ = ("job", "lines", "number", "text", "time")
 
@@ -81,8 +81,8 @@ class JobEvent:
 
 def split_events(data):
     # type: (bytes) -> list[JobEvent]
-    """The events of a log in their order. One that is not ended by `...` is still being written: left out."""
-    found, block = [], []  # type: list[JobEvent], list[str]
+    """Return the events of a log in order, without one that is still being written (no `...` yet)."""
+    events, block = [], []  # type: list[JobEvent], list[str]
     for line in data.decode("utf-8", "replace").split("\n"):
         if line.rstrip("\r") != "...":
             block.append(line)
@@ -91,26 +91,26 @@ def split_events(data):
             match = _HEAD.match(first)
             if match:
                 job = f"{int(match.group(2))}.{int(match.group(3))}"
-                rest = [clean(one) for one in block[at + 1 :]]
-                found.append(JobEvent(int(match.group(1)), job, match.group(4), clean(match.group(5)), rest))
+                rest = [clean(text) for text in block[at + 1 :]]
+                events.append(JobEvent(int(match.group(1)), job, match.group(4), clean(match.group(5)), rest))
                 break
         block = []
-    return found
+    return events
 
 
 def clean(text):
     # type: (str) -> str
-    """A printable line: what an image or a machine says steers no terminal."""
+    """Return a printable line: output of an image or a machine must not control a terminal."""
     line = text[:LONGEST_LINE].replace("\t", " ")
     if not line.isprintable():
-        line = "".join(one if one.isprintable() else " " for one in line)
+        line = "".join(char if char.isprintable() else " " for char in line)
     return line.rstrip()
 
 
 class JobState:
-    """How a job stands, by its events. `ending` is a word of Ending; `started` counts its starts.
+    """The state of a job, by its events. `ending` is one of JobEnding; `started` counts its starts.
 
-    `step` is what else was done with it last, a transfer or a suspension. `cut`: removed while it ran.
+    `step` is its last transfer or suspension. `cut`: removed while it ran.
     """
 
     def __init__(self):
@@ -122,8 +122,9 @@ class JobState:
 
 def follow(events):
     # type: (list[JobEvent]) -> JobState
-    """The state of one job after its events: as DAGMan has it, its first end is its end, told twice or not,
-    and its submission may be told late.
+    """Return the state of one job after its events.
+
+    As in DAGMan its first end counts, even if it is logged twice, and its submission may be logged late.
     """
     last = JobState()
     for event in events:
@@ -164,7 +165,7 @@ def follow(events):
 
 def reason_of(event):
     # type: (JobEvent) -> tuple[int, str]
-    """The code and the words of a hold or a removal."""
+    """Return the code and the reason of a hold or a removal."""
     code, words = 0, []
     for line in event.lines:
         match = _CODE.match(line)
@@ -188,7 +189,7 @@ def ended_of(event):
 
 def trouble_of(event):
     # type: (JobEvent) -> str
-    """What an eviction or an error says of why, less the usage that stands around it."""
+    """Return the reason of an eviction or an error, without the usage around it."""
     words = []
     for line in event.lines:
         if line.strip().startswith("Partitionable Resources"):
@@ -200,14 +201,14 @@ def trouble_of(event):
 
 def is_result(data, nonce):
     # type: (bytes | None, str) -> bool
-    """Whether run.json is that of this node, as far as a glance tells."""
+    """Return whether run.json has the nonce of this node."""
     row = parse_object(data)
     return row is not None and bool(nonce) and row.get("nonce") == nonce
 
 
 def parse_object(data):
     # type: (bytes | None) -> dict[str, object] | None
-    """The JSON object, None where there is none."""
+    """Return the JSON object, None without one."""
     try:
         row = json.loads((data or b"").decode("utf-8"))
     except (ValueError, RecursionError):
@@ -217,10 +218,10 @@ def parse_object(data):
 
 def machine_of(last, events, text):
     # type: (JobState, list[JobEvent], str) -> str
-    """The machine that failed a job: the slot that `text` names, or that of its last start.
+    """Return the machine that failed a job: that of the slot in `text`, or of its last start.
 
-    Of `slot1_1@glidein_7@gpu01` it is the last part. Empty where none is named, and for a job that was
-    removed while no machine had failed it.
+    It is the last part of `slot1_1@glidein_7@gpu01`, empty without a name and for a job that no machine
+    failed.
     """
     named = _SLOT.findall(text)
     if named:
@@ -228,13 +229,13 @@ def machine_of(last, events, text):
     if last.ending not in ("held", "exited", "killed"):
         return ""
     lines = [line for event in events if event.number == EXECUTING for line in event.lines]
-    found = [match.group(1) for match in map(_MACHINE.match, lines) if match]
-    return found[-1] if found else ""
+    names = [match.group(1) for match in map(_MACHINE.match, lines) if match]
+    return names[-1] if names else ""
 
 
 def is_pull(last, why):
     # type: (JobState, str) -> bool
-    """Whether the image could not be had: the registry may be as much at fault as the machine."""
+    """Return whether the image could not be pulled, which may be the registry's fault too."""
     if PULLED.search(why) or (last.ending == "held" and last.code == 35):
         return True
     return last.ending == "held" and last.code in (12, 13) and ".sif" in why and "No space" not in why
@@ -242,7 +243,7 @@ def is_pull(last, why):
 
 def machine_outcome(report, capability):
     # type: (dict[str, object] | None, str) -> str
-    """Why a report speaks of the machine, not of the image: it met no GPU, or another one than was asked for.
+    """Return why a report describes the machine, not the image: it has no GPU, or another one than requested.
 
     Empty for all other reports.
     """
@@ -258,7 +259,7 @@ def machine_outcome(report, capability):
 
 
 class NodeFault:
-    """A node's job that failed on a machine: when, in seconds since 1970, and why."""
+    """A job of a node that failed on a machine: when, in seconds since 1970, and why."""
 
     __slots__ = ("at", "job", "machine", "node", "why")
 
@@ -269,22 +270,22 @@ class NodeFault:
 
 def parse_faults(data):
     # type: (bytes | None) -> list[NodeFault]
-    """The lines of `faults`: machine, node, job, time and reason, with tabs between, each job's once. Other
-    lines are skipped.
-    """
-    found = {}  # type: dict[tuple[str, ...], NodeFault]
+    """Return the faults, each job's once. A line is machine, node, job, time and reason, with tabs
+    between."""
+    faults = {}  # type: dict[tuple[str, ...], NodeFault]
     for line in (data or b"").decode("utf-8", "replace").split("\n"):
         parts = [clean(part) for part in line.split("\t", 4)]
         if len(parts) == 5 and parts[0] and parts[3].isdecimal():
             machine, node, job, at, why = parts
-            found.setdefault((machine, node, job), NodeFault(machine, node, job, int(at[:12]), why))
-    return list(found.values())
+            faults.setdefault((machine, node, job), NodeFault(machine, node, job, int(at[:12]), why))
+    return list(faults.values())
 
 
 def bad_machines(faults, machines):
     # type: (list[NodeFault], list[str]) -> list[str]
-    """The machines on which two nodes failed, also those that came after `machines` were listed. None where
-    all of `machines` are such: no machine is to blame then.
+    """Return the machines on which two nodes failed, also newer ones than `machines`.
+
+    None if it is all of `machines`: then no machine is to blame.
     """
     nodes = {}  # type: dict[str, set[str]]
     for fault in faults:
@@ -294,7 +295,7 @@ def bad_machines(faults, machines):
 
 
 class NodePlacement:
-    """Where a node may run: `row` is its key in machines.json. On `first` before others, or there `only`."""
+    """Where a node may run: `row` is its key in machines.json. It prefers `first`, or runs `only` there."""
 
     __slots__ = ("first", "only", "row")
 
@@ -305,20 +306,21 @@ class NodePlacement:
 
 def read_places(data):
     # type: (bytes | None) -> NodePlacement
-    """What `format_job` wrote of them."""
-    found, lines = NodePlacement(), (data or b"").decode("ascii", "replace").split("\n")
-    for line in lines:
+    """Return the placement that `format_job` wrote."""
+    places = NodePlacement()
+    for line in (data or b"").decode("ascii", "replace").split("\n"):
         if line.startswith("# "):
-            found.row = line[2:]
+            places.row = line[2:]
         if line.startswith(_FIRST):
-            found.first = re.findall(r'"([^"]+)"', line)
-            found.only = bool(found.first) and "QDate" not in line
-    return found
+            places.first = re.findall(r'"([^"]+)"', line)
+            places.only = bool(places.first) and "QDate" not in line
+    return places
 
 
 def format_job(places, avoided=(), tried=()):
     # type: (NodePlacement, list[str] | tuple[str, ...], list[str] | tuple[str, ...]) -> str
-    """The submit file of a node: never on `avoided`, and on `tried` after OTHERS_FIRST seconds alone."""
+    """Return the submit file of a node: never on `avoided`, and on `tried` only after OTHERS_FIRST
+    seconds."""
     late = f"time() - QDate > {OTHERS_FIRST}"
     needs = [f"!member(TARGET.Machine, {_listed(avoided)})"] if avoided else []
     if tried:
@@ -336,7 +338,7 @@ def _listed(names):
 
 def decide(last, returned, whole):
     # type: (JobState, int, bool) -> tuple[bool, str]
-    """Whether to try again, and why. `whole`: its result files are there and can be read."""
+    """Return whether to retry, and why. `whole`: its result files exist and can be read."""
     if returned == SUBMIT_FAILED and not last.ending:
         return True, "condor_submit did not take it"
     if last.ending == "held":
@@ -355,15 +357,13 @@ def decide(last, returned, whole):
     return True, f"nobody knows how it ended (DAGMan says {returned})"
 
 
-# --- acting --------------------------------------------------------------------------------------
-
-
 def read_log(path, job):
     # type: (Path, str) -> tuple[JobState, list[JobEvent]]
-    """How the job stands, and its events, once its log says that it is over: DAGMan reads another log."""
+    """Wait until the log says that the job is over, since DAGMan reads another log; return its state and
+    events."""
     until = time.monotonic() + LOG_SECONDS
     while True:
-        events = [one for one in split_events(read(path, LARGEST_LOG) or b"") if one.job == job]
+        events = [event for event in split_events(read(path, LARGEST_LOG) or b"") if event.job == job]
         last = follow(events)
         if last.over or not events or time.monotonic() > until:
             return last, events
@@ -372,7 +372,8 @@ def read_log(path, job):
 
 def read(path, largest):
     # type: (Path, int) -> bytes | None
-    """A plain file of at most `largest` bytes; None for all else. Jobs write here, so links lead nowhere."""
+    """Return a plain file of at most `largest` bytes, else None. Jobs write here, so links are not
+    followed."""
     try:
         handle = os.open(str(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -387,18 +388,18 @@ def read(path, largest):
 
 def is_valid_run(folder):
     # type: (Path) -> bool
-    """run.json is this node's; report.json is missing (the suite wrote none) or a JSON object."""
+    """Return whether run.json is of this node, and report.json is missing or a JSON object."""
     kit = parse_object(read(folder / "kit.json", LARGEST_FILE)) or {}
     report = folder / "result" / "report.json"
-    said = not os.path.lexists(str(report)) or parse_object(read(report, LARGEST_FILE)) is not None
-    return said and is_result(read(folder / "result" / "run.json", LARGEST_FILE), str(kit.get("nonce", "")))
+    valid = not os.path.lexists(str(report)) or parse_object(read(report, LARGEST_FILE)) is not None
+    return valid and is_result(read(folder / "result" / "run.json", LARGEST_FILE), str(kit.get("nonce", "")))
 
 
 def archive_attempt(folder, job):
     # type: (Path, str) -> None
-    """Moves what an attempt left into a folder of its own, so that none is read for another's.
+    """Move the files of an attempt into its own folder, so that they are not read as another's.
 
-    DAGMan may run this script twice for one job, where it was killed in between.
+    DAGMan may run this script twice for one job, if it was killed in between.
     """
     number = 1
     while (folder / f"attempt-{number}").exists():
@@ -415,14 +416,14 @@ def archive_attempt(folder, job):
 
 def machines_of_row(row):
     # type: (str) -> list[str]
-    """The machines of that row, a capability or a slice's, by the inventory of the sweep."""
+    """Return the machines of a row, a capability or a slice's, in the inventory of the sweep."""
     names = (parse_object(read(Path(MACHINES), LARGEST_LOG)) or {}).get(row)
     return [str(name) for name in names] if isinstance(names, list) else []
 
 
 def attempted_machines(folder):
     # type: (Path) -> list[str]
-    """The machines of a node's earlier attempts."""
+    """Return the machines of earlier attempts of a node."""
     posts = sorted(folder.glob("attempt-*/post.json"))
     rows = [parse_object(read(path, LARGEST_FILE)) or {} for path in posts]
     return [str(row["machine"]) for row in rows if row.get("machine")]
@@ -430,7 +431,7 @@ def attempted_machines(folder):
 
 def append_fault(machine, node, job, why):
     # type: (str, str, str, str) -> None
-    """Adds a line in one write, so that scripts which run at once keep theirs apart."""
+    """Add a line in one write, so that lines of concurrent scripts do not mix."""
     line = "\t".join((machine, node, job, str(int(time.time())), clean(why)[:500] or "-")) + "\n"
     handle = os.open(FAULT_FILES, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
@@ -470,8 +471,8 @@ def main(arguments):
     others = [name for name in machines if name not in tried and name not in bad]
     if word and others and arguments[3] != arguments[4]:
         again, why = True, word
-    left = again and arguments[3] != arguments[4]
-    row = {"format": FORMAT, "job": job, "return": returned, "again": again, "left": left, "why": why}
+    retries = again and arguments[3] != arguments[4]
+    row = {"format": FORMAT, "job": job, "return": returned, "again": again, "left": retries, "why": why}
     row["machine"] = machine
     replace_file(folder / "post.json", json.dumps(row, indent=1, sort_keys=True) + "\n")
     if again:
