@@ -23,7 +23,7 @@ from packaging.version import InvalidVersion, Version
 from imagefactory.errors import LockError, UnsolvableError
 from imagefactory.gpu.capability import MACHINES
 from imagefactory.gpu.knowledge import pypi_names
-from imagefactory.http import RejectedError, TransientError, redact
+from imagefactory.http import HttpError, HttpSession, redact
 from imagefactory.lock import LockRequest, OutdatedPackage, requirements_of
 from imagefactory.lock.conda.channels import ChannelAccess
 from imagefactory.lock.conda.explain import CudaBuild, cuda_builds, explain, find_behind_channels
@@ -396,17 +396,15 @@ class CondaLocker:
     def _sized(self, package: LockedCondaPackage, target: Target) -> LockedCondaPackage:
         if package.size:
             return package
-        web = self._channels.web()
         try:
-            return replace(package, size=web.size(self._channels.address(package.url)))
-        except (RejectedError, TransientError) as error:
+            with HttpSession(self._channels) as web:
+                return replace(package, size=web.size(self._channels.address(package.url)))
+        except HttpError as error:
             raise LockError(
                 "channel-read-failed",
                 f"{target.name}: cannot read the size of {package.filename}: {redact(str(error))}",
                 hint="try again",
             ) from error
-        finally:
-            web.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
