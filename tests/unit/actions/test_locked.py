@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from imagefactory.actions import lock as stages_lock
-from imagefactory.actions.definition import write_definition
+from imagefactory.actions.definition import define_target, write_definition
 from imagefactory.actions.lock import LockOptions, lock_target
 from imagefactory.actions.locked import TO_BUILD, lock_state, require_lock
 from imagefactory.extras.nightly.outdated import _copied
 from imagefactory.lock.content_hash import content_hash
-from imagefactory.lock.files import write_lock
+from imagefactory.lock.files import read_lock, write_lock
 from imagefactory.model import Lock, Target
 from imagefactory.progress import QUIET
 from imagefactory.project import Project, load_project
@@ -105,3 +105,17 @@ def test_a_target_with_sources_is_to_build(made: tuple[Project, Target]) -> None
     with fails("source-not-built") as caught:
         require_lock(factory, target)
     assert caught.value.hint == f"imagefactory lock {target.name} --build"
+
+
+def test_a_definition_reads_each_lock_of_a_chain_once(
+    made: tuple[Project, Target], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[str] = []
+
+    def counted(folder: Path, target: Target) -> Lock | None:
+        names.append(target.name)
+        return read_lock(folder, target)
+
+    monkeypatch.setattr("imagefactory.actions.locked.read_lock", counted)
+    define_target(*made)
+    assert names == ["pytorch-2.3-cu121", "lab-2.3-cu121"]

@@ -41,6 +41,7 @@ from imagefactory.lock.debian.lock import (
     read_base_lock,
     write_base_lock,
 )
+from imagefactory.lock.files import base_moves
 from imagefactory.model import BaseLock, BaseSpec, DebianPackage
 from imagefactory.progress import QuietProgress
 from imagefactory.recipes.read import read_bases
@@ -310,12 +311,14 @@ def test_what_apt_says() -> None:
 
 
 def test_moved_packages_are_named_old_and_new() -> None:
-    newer = replace(LOCK, packages=(package("gcc", "4:12.2.0-3"), package("libc6", "2.37-1"), package("zip")))
-    moved = fetch.compare_locks(LOCK, newer)
+    newer = replace(
+        LOCK, packages=(package("gcc", "4:12.2.0-3"), package("libc6", "2.37-1", b"y"), package("zip"))
+    )
+    moved = base_moves(LOCK, newer)
     assert [str(one) for one in moved] == [
         "libc6 2.36-9+deb12u14 -> 2.37-1",
-        "python3 1.0-1 -> (gone)",
-        "zip (not there) -> 1.0-1",
+        "python3 1.0-1 (gone)",
+        "zip 1.0-1 (new)",
     ]
     assert "not the published one" in fetch.describe_missing_debs(BASE, moved)[0]
     assert fetch.describe_missing_debs(BASE, ()) == []
