@@ -72,7 +72,7 @@ EPILOG = f"Exit codes: {'; '.join(f'{code} {words}' for code, words in EXIT_CODE
     "--directory",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     metavar="DIR",
-    help="The factory's folder (recipes/, lockfiles/). Default: the nearest imagefactory.toml upwards, "
+    help="The project (recipes/, lockfiles/). Default: the nearest imagefactory.toml upwards, "
     "else the recipes that come with imagefactory.",
 )
 @click.option(
@@ -81,7 +81,7 @@ EPILOG = f"Exit codes: {'; '.join(f'{code} {words}' for code, words in EXIT_CODE
     type=click.Choice(STYLES),
     default="auto",
     show_default=True,
-    help="How progress is shown on stderr.",
+    help="Show progress on stderr in this way.",
 )
 @click.option("-v", "--verbose", is_flag=True, help="Print commands and requests to stderr, with times.")
 @click.pass_context
