@@ -51,7 +51,7 @@ def test_names_capabilities_drivers_and_counts(tmp_path: Path) -> None:
         ("- name: V10", "1:9: unknown GPU 'V10'", "did you mean V100"),
         ("- V10", "1:3: unknown GPU 'V10'", "did you mean V100"),
         ("- 8.6", "1:3: unknown GPU '8.6'", "write capability: 8.6"),
-        ("- driver: 535", "1:3: says neither name nor capability", "name: V100"),
+        ("- driver: 535", "1:3: has neither name nor capability", "name: V100"),
         ("- name: V100\n  counts: 2", "2:3: unknown key 'counts'", "did you mean 'count'"),
         ("- name: V100\n  count: 0", "2:10: 'count' cannot be '0'", "whole number"),
         ("- name: V100\n  count: many", "2:10: 'count' cannot be 'many'", "whole number"),
