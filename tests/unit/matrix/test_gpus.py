@@ -73,7 +73,7 @@ def test_names_capabilities_drivers_and_counts(tmp_path: Path) -> None:
         ("# nothing yet\n", "1:1: is empty", "- name: V100"),
         ("- name: V100\n- &a {}", "2:3: anchors", ""),
         ("- name: V100\n  arch: arm", "2:9: 'arch' cannot be 'arm'", "write amd64 or arm64"),
-        ("- name: GH200\n  arch: x86_64", "2:9: that GPU comes with arm64 alone", "leave it out"),
+        ("- name: GH200\n  arch: x86_64", "2:9: that GPU comes only with arm64", "remove it"),
     ],
 )
 def test_faults_name_their_place_and_what_to_write(text: str, fault: str, write: str) -> None:
