@@ -181,9 +181,8 @@ def test_an_address_of_a_repository_is_read_without_passwords(tmp_path: Path, ur
     if found:
         assert find_source(package) == ImagefactorySource(url=found, commit=COMMIT)
     else:
-        with pytest.raises(UsageError) as caught:
+        with pytest.raises(UsageError, check=lambda error: error.code == "commit-unknown"):
             find_source(package)
-        assert caught.value.code == "commit-unknown"
 
 
 def test_a_clone_is_pinned_to_a_commit_that_its_origin_has(tmp_path: Path) -> None:
@@ -196,9 +195,8 @@ def test_a_clone_is_pinned_to_a_commit_that_its_origin_has(tmp_path: Path) -> No
         ).stdout.strip()
 
     git("init", "-q")
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, check=lambda error: error.code == "commit-unknown"):
         find_source(package)
-    assert caught.value.code == "commit-unknown"
     git("commit", "-q", "--allow-empty", "-m", "one")
     git("remote", "add", "origin", "git@github.com:lab/tool.git")
     with pytest.raises(UsageError, match=git("rev-parse", "HEAD")[:12]) as caught:

@@ -147,9 +147,8 @@ def test_what_comes_and_is_refused_gives_way_to_no_copy(reader: Reader) -> None:
     with pytest.raises(StatementError, match="wrong-key"):
         reader.read()
     publish(reader.registry, of(MADE - timedelta(days=1)))
-    with pytest.raises(StatementError) as caught:
+    with pytest.raises(StatementError, check=lambda error: error.code == "catalog-rolled-back"):
         reader.read()
-    assert caught.value.code == "catalog-rolled-back"
     reader.stop()
     assert reader.read() == of(MADE)
 
@@ -170,9 +169,8 @@ def test_mirrors_come_before_the_copy_and_cannot_bring_an_older_one(
     mirror.fault = lambda _: "503"
     assert reader.read(more=more) == of(NOW)
     reader.registry.fault = None
-    with pytest.raises(StatementError) as caught:
+    with pytest.raises(StatementError, check=lambda error: error.code == "catalog-rolled-back"):
         reader.read(more=more)
-    assert caught.value.code == "catalog-rolled-back"
 
 
 def test_mirrors_are_of_the_catalog_beside_them(reader: Reader, mirror: RegistryMadeHere) -> None:
