@@ -314,10 +314,8 @@ def _format_amd(libraries: Sequence[tuple[GpuLibrary, LibraryRole]], width: int 
     objects = [library for library, _ in libraries if is_object(library)]
     parts = [_amd_table(displayed, width)] if displayed else []
     if objects:
-        names = _processors(objects)
-        parts.append(
-            f"{len(objects)} code object{'s' * (len(objects) != 1)}, a file for one GPU each: {', '.join(names)}"
-        )
+        count = f"{len(objects)} code object{'s' * (len(objects) != 1)}"
+        parts.append(f"{count}, a file for one GPU each: {', '.join(_processors(objects))}")
     return "\n".join(parts)
 
 
