@@ -78,6 +78,11 @@ def run(factory: Project, name: str = NAME, bench: Any = None, **options: Any) -
     return verify.verify_and_attach(factory, name, chosen, bench or make_bench(), QuietProgress())
 
 
+def resolved(factory: Project, name: str) -> resolve.ResolvedImage:
+    resolve.check_name(factory, name)
+    return resolve.resolve_image(factory, name, "", QuietProgress())
+
+
 # --- which image ---------------------------------------------------------------------------------
 
 
@@ -86,13 +91,13 @@ def test_every_name_of_an_image_means_it(factory: Project, target: Target) -> No
     image = factory.layout.image(reference(target))
     assert image is not None
     for name in (NAME, reference(target), digest, f"{NAME}@{digest}", f"{reference(target)}@{digest}"):
-        chosen = resolve.resolve_image(factory, name, "", QuietProgress())
+        chosen = resolved(factory, name)
         assert isinstance(chosen.made, Image)
         assert (chosen.subject.index, chosen.subject.manifest) == (digest, image.manifest)
         assert (chosen.subject.config, chosen.subject.target) == (image.config, NAME)
         assert chosen.definition.target == target
         assert chosen.where is None
-    alone = resolve.resolve_image(factory, image.manifest, "", QuietProgress())
+    alone = resolved(factory, image.manifest)
     assert (alone.subject.index, alone.subject.manifest) == (image.manifest, image.manifest)
 
 
@@ -103,7 +108,7 @@ def test_an_image_for_cpus_has_nothing_to_verify(factory: Project, target: Targe
     no_gpu = make_bench(evidence=MadeUp(None))
     for name in (NAME, f"{NAME}@{digest}"):
         with pytest.raises(UsageError) as caught:
-            resolve.resolve_image(cpus, name, "", QuietProgress())
+            resolve.check_name(cpus, name)
         assert caught.value.code == "target-without-gpu"
         assert f"imagefactory build {NAME}" in caught.value.hint
     with pytest.raises(UsageError) as caught:
@@ -128,27 +133,27 @@ def test_names_that_mean_no_image(
     factory: Project, name: str, kind: type[ImagefactoryError], words: str
 ) -> None:
     with pytest.raises(kind, match=words):
-        resolve.resolve_image(factory, name, "", QuietProgress())
+        resolved(factory, name)
 
 
 def test_an_image_of_another_lock_is_refused(factory: Project, target: Target) -> None:
     put_image(factory, target, **{"imagefactory.lock": "sha256:" + "0" * 64})
     with pytest.raises(StaleError, match="built from another lock") as error:
-        resolve.resolve_image(factory, NAME, "", QuietProgress())
+        resolved(factory, NAME)
     assert f"imagefactory build {NAME}" in error.value.hint
 
 
 def test_a_strangers_image_is_refused(factory: Project, target: Target) -> None:
     put_image(factory, target, **{"imagefactory.target": "mxnet-1.0-cu92"})
     with pytest.raises(UsageError, match=r"'mxnet-1\.0-cu92'") as caught:
-        resolve.resolve_image(factory, NAME, "", QuietProgress())
+        resolved(factory, NAME)
     assert caught.value.code == "image-target-unknown"
 
 
 def test_an_image_that_names_no_lock_is_refused(factory: Project, target: Target) -> None:
     put_image(factory, target, **{"imagefactory.lock": None})
     with pytest.raises(StaleError, match="built from another lock"):
-        resolve.resolve_image(factory, NAME, "", QuietProgress())
+        resolved(factory, NAME)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +183,7 @@ def test_a_digest_of_another_target_is_not_this_one(factory: Project, target: Ta
     digest = put_image(factory, target)
     other = next(one.name for one in factory.targets if one.name != NAME)
     with pytest.raises(UsageError, match=f"is an image of {NAME}"):
-        resolve.resolve_image(factory, f"{other}@{digest}", "", QuietProgress())
+        resolved(factory, f"{other}@{digest}")
 
 
 def test_a_sif_is_what_its_file_is(factory: Project, target: Target, tmp_path: Path) -> None:
@@ -188,7 +193,7 @@ def test_a_sif_is_what_its_file_is(factory: Project, target: Target, tmp_path: P
         (layout.tmp / "x.sif").write_bytes(b"sif")
         origin = SifOrigin(target=NAME, compression="fast")
         sif = store_sif(layout, layout.tmp / "x.sif", origin, tag=f"{reference(target)}.sif")
-    chosen = resolve.resolve_image(factory, NAME, "", QuietProgress())
+    chosen = resolved(factory, NAME)
     assert isinstance(chosen.made, SifArtifact)
     assert (chosen.subject.manifest, chosen.subject.config) == (sif.digest, digest_of(b"sif"))
     assert verify.runner_name(factory, chosen.made, "") == "apptainer"
@@ -468,7 +473,7 @@ def test_no_kit_is_written_for_gpus_that_it_cannot_start(
     factory: Project, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_image(factory, target)
-    chosen = resolve.resolve_image(factory, NAME, "", QuietProgress())
+    chosen = resolved(factory, NAME)
     definition = replace(chosen.definition, target=replace(target, cuda="rocm7"))
     amd = replace(chosen, definition=definition)
     monkeypatch.setattr("imagefactory.actions.verify.resolve_image", lambda *_: amd)
