@@ -22,9 +22,7 @@ from urllib.parse import quote, urlsplit
 
 from imagefactory.errors import LockError, ToolError, UnreachableError, UsageError, extra_hint
 from imagefactory.http import (
-    HttpSession,
     Login,
-    RetryPolicy,
     on_loopback,
     redact,
     sends_openly,
@@ -56,7 +54,7 @@ class ContainerChannels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelAccess:
-    """How this machine reaches channels. It is a WebAccess for `web`.
+    """How this machine reaches channels. It is a WebAccess for HttpSession.
 
     `mirrors` pairs the beginning of true addresses with their place: an address or a `file:` URL, both
     without a slash at the end. `credentials` are by host (`*.example.org` for all below it). `certificates`
@@ -109,10 +107,6 @@ class ChannelAccess:
             return request
 
         return sign
-
-    def web(self, *, patience: RetryPolicy | None = None) -> HttpSession:
-        """Return a session for packages at their `address`."""
-        return HttpSession(self, patience=patience)
 
     def gateway(self, cache: Path) -> Gateway:
         """Return the reader of the channels' records; they stay below `cache` and are read again when they
