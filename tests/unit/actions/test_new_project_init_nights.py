@@ -20,6 +20,7 @@ from imagefactory.actions.new_project import SOURCE, ImagefactorySource, find_so
 from imagefactory.errors import UsageError
 from imagefactory.settings.load import SHIPPED
 from tests.made.command import Call
+from tests.made.errors import fails
 
 ROOT = Path(__file__).parents[3]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -181,7 +182,7 @@ def test_an_address_of_a_repository_is_read_without_passwords(tmp_path: Path, ur
     if found:
         assert find_source(package) == ImagefactorySource(url=found, commit=COMMIT)
     else:
-        with pytest.raises(UsageError, check=lambda error: error.code == "commit-unknown"):
+        with fails("commit-unknown"):
             find_source(package)
 
 
@@ -195,7 +196,7 @@ def test_a_clone_is_pinned_to_a_commit_that_its_origin_has(tmp_path: Path) -> No
         ).stdout.strip()
 
     git("init", "-q")
-    with pytest.raises(UsageError, check=lambda error: error.code == "commit-unknown"):
+    with fails("commit-unknown"):
         find_source(package)
     git("commit", "-q", "--allow-empty", "-m", "one")
     git("remote", "add", "origin", "git@github.com:lab/tool.git")

@@ -40,10 +40,10 @@ from imagefactory.suite import table as frameworks
 from imagefactory.trust.keys import keys_directory, make_key
 from imagefactory.trust.policy import TrustGrant, add_key
 from imagefactory.trust.verdict import VerdictStatus
-from imagefactory.verify.nonces import NonceError
 from imagefactory.verify.report import Hardware
 from tests.made.command import Call, say
 from tests.made.engine_of_one_row import remember_runners
+from tests.made.errors import fails
 from tests.made.factory import NAME, put_image
 from tests.made.gpu_run import never, well_behaved
 from tests.made.registry import registry_made_here
@@ -107,10 +107,8 @@ def test_an_image_for_cpus_has_nothing_to_verify(factory: Project, target: Targe
     cpus = replace(factory, targets=(cpu,))
     no_gpu = make_bench(evidence=MadeUp(None))
     for name in (NAME, f"{NAME}@{digest}"):
-        with pytest.raises(UsageError) as caught:
+        with fails("target-without-gpu", hint=f"imagefactory build {NAME}"):
             resolve.check_name(cpus, name)
-        assert caught.value.code == "target-without-gpu"
-        assert f"imagefactory build {NAME}" in caught.value.hint
     with pytest.raises(UsageError) as caught:
         run(cpus, bench=no_gpu)
     assert caught.value.code == "target-without-gpu"  # and not that there is no GPU here
@@ -145,9 +143,8 @@ def test_an_image_of_another_lock_is_refused(factory: Project, target: Target) -
 
 def test_a_strangers_image_is_refused(factory: Project, target: Target) -> None:
     put_image(factory, target, **{"imagefactory.target": "mxnet-1.0-cu92"})
-    with pytest.raises(UsageError, match=r"'mxnet-1\.0-cu92'") as caught:
+    with fails("image-target-unknown", r"'mxnet-1\.0-cu92'"):
         resolved(factory, NAME)
-    assert caught.value.code == "image-target-unknown"
 
 
 def test_an_image_that_names_no_lock_is_refused(factory: Project, target: Target) -> None:
@@ -197,7 +194,7 @@ def test_a_sif_is_what_its_file_is(factory: Project, target: Target, tmp_path: P
     assert isinstance(chosen.made, SifArtifact)
     assert (chosen.subject.manifest, chosen.subject.config) == (sif.digest, digest_of(b"sif"))
     assert verify.runner_name(factory, chosen.made, "") == "apptainer"
-    with pytest.raises(UsageError, match="unshare", check=lambda error: error.code == "runner-no-sif"):
+    with fails("runner-no-sif", "unshare"):
         verify.runner_name(factory, chosen.made, "unshare")
 
 
@@ -249,7 +246,7 @@ def test_a_nonce_is_spent_once(factory: Project, target: Target) -> None:
     put_image(factory, target)
     make_key(keys_directory(factory.environ), "throwaway")
     done = run(factory)
-    with pytest.raises(NonceError, check=lambda error: error.code == "nonce-replayed"):
+    with fails("nonce-replayed"):
         verdicts.sign_report(factory, done.report, verdicts.signing_key(factory, NOW), NOW)
 
 
@@ -258,7 +255,7 @@ def test_a_report_that_this_machine_did_not_make_is_not_signed(factory: Project,
     make_key(keys_directory(factory.environ), "throwaway")
     done = run(factory)
     key = verdicts.signing_key(factory, NOW)
-    with pytest.raises(NonceError, check=lambda error: error.code == "nonce-unknown"):
+    with fails("nonce-unknown"):
         verdicts.sign_report(factory, replace(done.report, nonce="f" * 32), key, NOW + timedelta(hours=1))
 
 
@@ -301,7 +298,7 @@ def test_the_answer_of_a_failed_run_is_signed_too(factory: Project, target: Targ
 
 def test_promotion_needs_a_key_before_it_needs_ten_minutes(factory: Project, target: Target) -> None:
     put_image(factory, target)
-    with pytest.raises(UsageError, check=lambda error: error.code == "promote-key-missing"):
+    with fails("promote-key-missing"):
         run(factory, promote=True, bench=make_bench(ScriptedRunner(write=never)))
 
 
@@ -477,7 +474,7 @@ def test_no_kit_is_written_for_gpus_that_it_cannot_start(
     definition = replace(chosen.definition, target=replace(target, cuda="rocm7"))
     amd = replace(chosen, definition=definition)
     monkeypatch.setattr("imagefactory.actions.verify.resolve_image", lambda *_: amd)
-    with pytest.raises(UsageError, check=lambda error: error.code == "amd-not-supported"):
+    with fails("amd-not-supported"):
         write_kit(
             factory, NAME, verify.VerifyOptions(), KitDestination(folder=tmp_path / "kit"), QuietProgress()
         )
@@ -561,11 +558,11 @@ def test_an_image_that_several_gpus_cannot_be_asked_of(
     put_image(factory, target)
     monkeypatch.delitem(frameworks.FRAMEWORKS, target.framework)
     options = verify.VerifyOptions(level="several", runner="unshare")
-    with pytest.raises(UsageError, check=lambda error: error.code == "suite-not-applicable"):
+    with fails("suite-not-applicable"):
         verify.verify_and_attach(
             factory, NAME, options, make_bench(ScriptedRunner(write=never)), QuietProgress()
         )
-    with pytest.raises(UsageError, check=lambda error: error.code == "suite-not-applicable"):
+    with fails("suite-not-applicable"):
         write_kit(factory, NAME, options, KitDestination(folder=tmp_path / "kit"), QuietProgress())
     assert not (factory.layout.path / "nonces").exists()
     assert not (tmp_path / "kit").exists()
