@@ -401,7 +401,7 @@ def test_a_night_of_gitlab_from_the_plan_to_the_catalog(
         kit("two-2@sha256:ab", "sm80-a100-535.54.03", "8.0"),
         f"build bad-3 --push {at}",
         f"build cpu-4 --push {at}",
-        f"promote cpu-4 {at}",
+        f"image promote cpu-4 {at}",
     ]
     for gpu in ("sm80", "sm90"):  # each in a workspace of its own, with the artifacts of `candidates`
         folder = tmp_path / gpu
