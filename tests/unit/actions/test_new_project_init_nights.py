@@ -421,7 +421,7 @@ def test_a_night_of_gitlab_from_the_plan_to_the_catalog(
         for target in ("one-1", "two-2")
     ]
     assert calls.count("600") == calls.count("a key") == 2
-    assert calls[-2:] == [f"reconcile {at}", f"catalogue {at}"]
+    assert calls[-2:] == [f"verdict sync {at}", f"catalogue {at}"]
     assert not (tmp_path / "signing-key.pem").exists()
 
 
