@@ -114,8 +114,7 @@ class ChannelAccess:
         return sign
 
     def gateway(self, cache: Path) -> Gateway:
-        """Return the reader of the channels' records; they stay below `cache` and are read again when they
-        changed.
+        """Return the reader of the channels' records, which are cached below `cache`.
 
         Raises ToolError without py-rattler, LockError where rattler finds no CA certificates.
         """
