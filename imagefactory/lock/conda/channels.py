@@ -141,7 +141,7 @@ class ChannelAccess:
                     "channel-certificates-missing",
                     f"cannot query channels, probably because CA certificates are missing: {error}",
                     hint="install ca-certificates, or set `certificates` to your site's CA bundle "
-                    "(imagefactory settings)",
+                    "(imagefactory config)",
                 ) from error
         folder_of_records = cache / "repodata"
         folder_of_records.mkdir(parents=True, exist_ok=True)
@@ -183,7 +183,7 @@ class ChannelAccess:
             return LockError(
                 "channel-certificate-untrusted",
                 f"{name} has a certificate that is not trusted: {reason}",
-                hint="set `certificates` to your site's CA bundle (imagefactory settings)",
+                hint="set `certificates` to your site's CA bundle (imagefactory config)",
             )
         return UnreachableError(
             "channel-unreachable",
