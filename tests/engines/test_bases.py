@@ -551,9 +551,8 @@ def test_locked_packages_that_are_gone(
 ) -> None:
     base, lock = BASES["debian-12"], locks["debian-12"]
     stale, notes = with_stale(lock, "unzip"), Notes()
-    with fails("packages-withdrawn", r"unzip 0\.1-1") as caught:
+    with fails("packages-withdrawn", r"unzip 0\.1-1", hint="lock base:debian-12"):
         fetch.fetch_base(base, stale, own, notes, locked=True)
-    assert "lock base:debian-12" in caught.value.hint
     assert notes.lines == []
     newer = fetch.fetch_base(base, stale, own, notes)
     version = next(one.version for one in lock.packages if one.name == "unzip")
@@ -643,10 +642,8 @@ def test_an_archive_out_of_reach(tmp_path: Path) -> None:
 
 
 def test_a_package_debian_does_not_have(own: DebianMirror) -> None:
-    with fails("debian-no-solution") as caught:
+    with fails("debian-no-solution", message="no-such-package", hint="bases.yaml:1:1"):
         lock_base(replace(BASES["debian-12"], packages=("no-such-package",)), None, own, QuietProgress())
-    assert "no-such-package" in caught.value.message
-    assert "bases.yaml:1:1" in caught.value.hint
 
 
 def test_an_update_that_changes_nothing_keeps_the_lock(
@@ -657,4 +654,4 @@ def test_an_update_that_changes_nothing_keeps_the_lock(
     assert lock is not None
     assert lock.content_hash == base_content_hash(BASES["debian-12"])
     older = replace(lock, source_date_epoch=lock.source_date_epoch - 1000)
-    assert lock_base(BASES["debian-12"], older, own, QuietProgress(), update=True) is older
+    assert lock_base(BASES["debian-12"], older, own, QuietProgress()) is older

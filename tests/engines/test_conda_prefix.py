@@ -340,9 +340,8 @@ def test_a_damaged_archive_is_named_and_leaves_nothing(tmp_path: Path, made: Mad
     bad = tmp_path / package.filename
     bad.write_bytes(data[:-200] if harm == "truncated" else data[:300] + b"?" + data[301:])
     factory_.files[package] = bad
-    with fails("conda-link-failed", r"tinytool-1\.0-py_0\.conda") as caught:
+    with fails("conda-link-failed", r"tinytool-1\.0-py_0\.conda", hint=f"rm {bad}"):
         factory_.build(lock)
-    assert f"rm {bad}" in caught.value.hint
     assert factory_.layout.tags() == {}
     assert list(factory_.layout.tmp.iterdir()) == []
 
@@ -383,9 +382,8 @@ def test_without_py_rattler_the_extra_is_named(
 ) -> None:
     factory_, lock = factory(tmp_path, made, *FEW)
     monkeypatch.setattr(prefix.importlib.util, "find_spec", lambda _: None)
-    with fails("extra-not-installed", "py-rattler") as caught:
+    with fails("extra-not-installed", "py-rattler", hint="gpu-imagefactory[conda]"):
         factory_.build(lock)
-    assert "gpu-imagefactory[conda]" in caught.value.hint
 
 
 def test_claims_are_told_once_for_two_packages() -> None:

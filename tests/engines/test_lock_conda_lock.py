@@ -113,9 +113,8 @@ def test_a_channel_that_is_gone_is_no_unsolvable_target(place: Place, solver: Pa
 
 
 def test_a_solver_that_is_not_here_is_never_fetched(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    with fails("tool-missing") as caught:
+    with fails("tool-missing", message="'mamba'"):
         find_tool("mamba", {"PATH": "/nonexistent"})
-    assert "'mamba'" in caught.value.message
     monkeypatch.setenv("IMAGEFACTORY_SOLVER", "micromamba")
     monkeypatch.setenv("PATH", "/nonexistent")
     said = place.call("lock", "tiny-*")

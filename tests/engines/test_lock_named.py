@@ -115,10 +115,8 @@ def test_an_index_that_wants_a_password_gets_that_of_netrc(
     index: Index, second: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     second.password = "s3cret"
-    with fails("package-not-on-index") as caught:
+    with fails("package-not-on-index", message="torch", hint=f"the index 'cu121' at {second.url}"):
         locker(index, second, tmp_path).lock(REQUEST, QuietProgress())
-    assert "torch" in caught.value.message
-    assert f"the index 'cu121' at {second.url}" in caught.value.hint
     netrc = tmp_path / "netrc"
     netrc.write_text("machine 127.0.0.1 login bob password s3cret\n")
     monkeypatch.setenv("NETRC", str(netrc))
@@ -127,9 +125,8 @@ def test_an_index_that_wants_a_password_gets_that_of_netrc(
 
 
 def test_an_index_without_an_address_is_said(index: Index, tmp_path: Path) -> None:
-    with fails("index-unknown") as caught:
+    with fails("index-unknown", message="'cu121'"):
         locker(index, None, tmp_path).lock(REQUEST, QuietProgress())
-    assert "'cu121'" in caught.value.message
 
 
 def test_a_wheel_of_the_factory_is_locked_with_what_it_needs(

@@ -75,9 +75,8 @@ def test_a_newer_release_does_not_move_a_lock(index: Index, tmp_path: Path) -> N
     lock = uv.lock(REQUEST, QuietProgress())
     index.add("numpy", "1.26.4")
     assert uv.lock(replace(REQUEST, previous=lock), QuietProgress()) == lock
-    with fails("cuda-version-mismatch") as caught:
+    with fails("cuda-version-mismatch", message="12.4"):
         uv.lock(replace(REQUEST, previous=lock, target=replace(TARGET, cuda="12.4")), QuietProgress())
-    assert "12.4" in caught.value.message
 
 
 def test_only_what_must_move_moves(index: Index, tmp_path: Path) -> None:
@@ -108,9 +107,8 @@ def test_updates(index: Index, tmp_path: Path) -> None:
     }
     everything = versions(uv.lock(replace(held, update_all=True), QuietProgress()))
     assert everything == versions(lock) | {"numpy": "1.26.4", "extra": "1.1"}
-    with fails("update-package-unknown") as caught:
+    with fails("update-package-unknown", message="'nunpy'") as caught:
         uv.lock(replace(held, update=("nunpy",)), QuietProgress())
-    assert "'nunpy'" in caught.value.message
     assert caught.value.hint == "did you mean 'numpy'?"
     with fails("update-package-unknown"):
         uv.lock(replace(REQUEST, update=("numpy",)), QuietProgress())
@@ -156,11 +154,8 @@ def test_what_cannot_be_locked(
     index.add("musl-only", "1.0", tag="cp311-cp311-musllinux_1_2_x86_64")
     (index.folder / "source-only-1.0.tar.gz").write_bytes(b"")
     index.publish("source-only", "source-only-1.0.tar.gz")
-    with fails(code) as caught:
+    with fails(code, message=(value, TARGET.name), hint=hint) as caught:
         locker(index, tmp_path).lock(replace(REQUEST, target=replace(TARGET, **changed)), QuietProgress())  # type: ignore[arg-type]
-    assert value in caught.value.message
-    assert TARGET.name in caught.value.message
-    assert hint in caught.value.hint
     assert len(caught.value.message) < 900
 
 
@@ -243,19 +238,16 @@ def test_a_file_that_is_gone_or_changed_is_said(index: Index, tmp_path: Path) ->
     lock = uv.lock(REQUEST, QuietProgress())
     gone = next(wheel for wheel in lock.wheels if wheel.name == "numpy")
     index.hidden.add(gone.filename)
-    with fails("locked-file-gone") as caught:
+    with fails("locked-file-gone", message=gone.filename) as caught:
         uv.addresses(lock)
-    assert gone.filename in caught.value.message
     assert caught.value.hint == "imagefactory lock pytorch-2.3-cu121 --update numpy"
     index.hidden.update(index.rows["numpy"])
-    with fails("locked-file-gone") as caught:
+    with fails("locked-file-gone", hint="--update") as caught:
         uv.addresses(lock)
-    assert "--update" in caught.value.hint
     index.hidden.clear()
     index.lies[gone.filename] = "0" * 64
-    with fails("index-file-changed") as caught:
+    with fails("index-file-changed", message=gone.filename):
         uv.addresses(lock)
-    assert gone.filename in caught.value.message
 
 
 def test_an_index_of_files(index: Index, tmp_path: Path) -> None:
@@ -356,9 +348,8 @@ def test_what_lies_below_decides(index: Index, tmp_path: Path) -> None:
     assert versions(uv.lock(replace(request, previous=lock, update_all=True), QuietProgress())) == versions(
         own
     )
-    with fails("package-from-parent") as caught:
+    with fails("package-from-parent", message="'numpy'") as caught:
         uv.lock(replace(request, previous=lock, update=("numpy",)), QuietProgress())
-    assert "'numpy'" in caught.value.message
     assert caught.value.hint == "imagefactory lock pytorch-2.3-cu121 --update numpy"
 
 
@@ -441,10 +432,8 @@ def test_what_a_release_needs_and_does_not_declare_is_locked(index: Index, tmp_p
     assert (found["numpy"], found["torchaudio"], found["setuptools"]) == ("1.26.3", "2.2.2", "80.0")
     assert lock.content_hash == content_hash(target, BASE, None)
     assert uv.behind(request, lock, QuietProgress()) == ()
-    with fails("requirements-conflict") as caught:
+    with fails("requirements-conflict", message=("torch 2.2.2 needs numpy<2", "numpy>=2")):
         uv.lock(replace(request, target=replace(target, constraints=("numpy>=2",))), QuietProgress())
-    assert "torch 2.2.2 needs numpy<2" in caught.value.message
-    assert "numpy>=2" in caught.value.message
 
 
 @pytest.mark.parametrize("as_json", [False, True], ids=["html", "json"])
