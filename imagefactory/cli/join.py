@@ -100,7 +100,7 @@ def invite(call: CommandContext, output: Path | None, push: bool, catalogue: str
 
 def push_invitation(call: CommandContext, reference: str, text: str, now: datetime) -> str:
     from imagefactory.access import open_registry
-    from imagefactory.actions.audit import log_acts
+    from imagefactory.actions.verdicts import log_acts
     from imagefactory.oci.graph import StoreRepository
     from imagefactory.oci.store import parse_reference
     from imagefactory.trust.audit import PUBLISH, AuditEntry

@@ -410,7 +410,7 @@ def log(ctx: click.Context, /, *, as_json: bool) -> None:
 
 def _log(ctx: click.Context, action: str, key: tuple[str, str], where: str, why: str = "") -> None:
     from imagefactory.access import Access
-    from imagefactory.actions.audit import log_acts
+    from imagefactory.actions.verdicts import log_acts
     from imagefactory.trust.audit import AuditEntry
 
     name, keyid = key

@@ -115,8 +115,7 @@ def _fetch_missing(
 
 
 def _snapshot_of(lock: BaseLock) -> str:
-    """Return the path of a snapshot with the packages of a lock: from the hours after the date of its
-    indexes.
+    """Return the path of a snapshot with the packages of a lock: from six hours after its indexes.
 
     Snapshots are six hours apart, and a time between two gives the older.
     """
