@@ -33,7 +33,7 @@ def verified_claims(
 ) -> Mapping[Capability, CellClaim]:
     """Return the claim on each capability of one image, for `driver` (empty: any).
 
-    It is about whole GPUs, or with `part` about such slices (MIG). Of several verdicts the one with the newest
+    It is about whole GPUs, or with `part` about such slices (MIG). Of several verdicts that with the newest
     driver up to `driver` counts, then the newest; without a driver the newest.
     """
     by_capability: dict[Capability, Verdict] = {}
