@@ -204,8 +204,8 @@ def format_kits(plan: VerificationPlan) -> str:
     """Return `targets={"include":[...]}`: a job for each target with something to build or to verify.
 
     A target for CPUs has no kits, nor has one for AMD GPUs, which no kit starts. `kits` are words such as
-    `8.0/sm80-a100`, one for each GPU to verify on: its capability, and the name of its kit. `gpu` is `nvidia`,
-    `amd` or `none`. `digest` is the candidate to verify, empty if one is to be built first.
+    `8.0/sm80-a100`, one for each GPU to verify on: its capability, and the name of its kit. `gpu` is
+    `nvidia`, `amd` or `none`. `digest` is the candidate to verify, empty if one is to be built first.
     """
     jobs = []
     for planned in plan.targets:
