@@ -37,7 +37,6 @@ from .syscalls import (
     CLONE_NEWNET,
     CLONE_NEWNS,
     CLONE_NEWPID,
-    CLONE_NEWUSER,
     CLONE_NEWUTS,
     KEYCTL_JOIN_SESSION_KEYRING,
     LIBC,
@@ -52,10 +51,14 @@ from .syscalls import (
     check,
     clone_tree,
     close_all_but,
+    end_with,
+    enter_user_namespace,
     install_seccomp,
     move,
     new_mount,
     prctl,
+    reap,
+    reset_signals,
     restrict,
     step,
     syscall,
@@ -73,32 +76,6 @@ ACCOUNTS = {
 }
 FOLDERS = ("dev", "dev/shm", "etc", "input", "proc", "root", "run", "sys", "tmp", "var")
 MAPS = ("uid_map", "gid_map")
-
-
-def enter_own_ids(plan: dict[str, Any]) -> None:
-    """Enter a user namespace with the ids of the plan, which a child that stays outside sets."""
-    target, (ready, go) = os.getpid(), os.pipe()
-    mapper = os.fork()
-    if mapper == 0:
-        code = 1
-        os.close(go)
-        try:
-            if os.read(ready, 1):
-                code = set_ids(target, plan)
-        except OSError as error:
-            code = error.errno or 1
-        finally:
-            os._exit(code)
-    os.close(ready)
-    try:
-        with step("user-namespace"):
-            unshare(CLONE_NEWUSER)
-        os.write(go, b"1")
-    finally:
-        os.close(go)
-        code = os.waitstatus_to_exitcode(os.waitpid(mapper, 0)[1])
-    if code:
-        raise SetupError("user-namespace-map", max(code, 0), os.strerror(max(code, 0)))
 
 
 def set_ids(target: int, plan: dict[str, Any]) -> int:
@@ -128,7 +105,7 @@ class BuildKeeper:
             # root with CAP_SYS_RESOURCE, it is also the least that scripts may set.
             with step("limits"):
                 write_file("/proc/self/oom_score_adj", "1000")
-            enter_own_ids(self.plan)
+            enter_user_namespace(lambda pid: set_ids(pid, self.plan))
             with step("pid-namespace"):
                 unshare(CLONE_NEWPID)
             return self.keep()
@@ -185,7 +162,7 @@ class BuildInit:
             self.keeper.sendall(json.dumps({"step": name, "errno": number, "detail": detail}).encode())
 
     def live(self) -> int:
-        self.tie_to_keeper()
+        end_with(self.keeper.fileno())
         os.umask(0o022)
         os.setsid()
         with step("namespaces"):
@@ -197,13 +174,6 @@ class BuildInit:
         proc = self.build_root()
         self.give_up_privileges()
         return self.serve(proc)
-
-    def tie_to_keeper(self) -> None:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        poll = select.poll()
-        poll.register(self.keeper, 0)
-        if poll.poll(0):
-            os._exit(125)
 
     def build_root(self) -> int:
         """Make the new root and enter it, as user 0 from then on. Returns its /proc, open."""
@@ -224,7 +194,7 @@ class BuildInit:
             os.setgroups([])
             os.setresgid(0, 0, 0)
             os.setresuid(0, 0, 0)
-        self.tie_to_keeper()  # the kernel forgets it when ids change
+        end_with(self.keeper.fileno())
         if self.plan["emulator"]:
             self.emulator = [bring_emulator(self.plan["emulator"])]
         with step("proc"):
@@ -270,23 +240,17 @@ class BuildInit:
         child = os.fork()
         if child == 0:
             self.become_command()
-        shown = [proc, open_segments(proc), os.open("/dev/shm", os.O_PATH | os.O_CLOEXEC)]
-        socket.send_fds(self.keeper, [b"{}"], shown)
-        for fd in shown:
+        visible = [proc, open_segments(proc), os.open("/dev/shm", os.O_PATH | os.O_CLOEXEC)]
+        socket.send_fds(self.keeper, [b"{}"], visible)
+        for fd in visible:
             os.close(fd)
         forget_stdio()
-        while True:
-            pid, status = os.waitpid(-1, 0)
-            if pid == child:
-                code = os.waitstatus_to_exitcode(status)
-                return code if code >= 0 else 128 - code
+        return reap(child)
 
     def become_command(self) -> None:
         plan = self.plan
         try:
-            for number in signal.valid_signals():
-                with contextlib.suppress(OSError, ValueError):
-                    signal.signal(number, signal.SIG_DFL)
+            reset_signals()
             close_all_but()
             set_limits(plan["limits"])
             environment = {os.fsencode(key): os.fsencode(value) for key, value in plan["environment"]}

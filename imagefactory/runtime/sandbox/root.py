@@ -6,7 +6,7 @@ following a link out of that tree.
 Folders of the host that a command may only read each get an overlay (`overlay`). In a read-only bind mount
 sockets answer, named pipes take writes, and locks hold for all. In an overlay each is a file of the overlay:
 a socket without a listener, a pipe without a reader, locks that no one else sees. An overlay caches what it
-has looked up. So `refresh` empties that cache every second, or a file that the host replaces would stay the
+has looked up. So the keeper empties that cache every second, or a file that the host replaces would stay the
 old one.
 
 Programs of another processor: qemu starts them (`bring_emulator`), registered for this sandbox or
@@ -53,7 +53,6 @@ from .syscalls import (
     new_mount,
     open_beneath,
     open_root,
-    reconfigure,
     restrict,
     step,
     syscall,
@@ -88,13 +87,13 @@ def open_target(root: int, path: str, *, folder: bool, closed: tuple[str, ...] =
             if len(opened) == DEPTH_LIMIT:
                 raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
             above = opened[-1] if opened else root
-            found = open_or_make(above, name, folder=folder or any(part not in ("", ".") for part in ahead))
-            opened.append(found)
-            if stat.S_ISLNK(os.fstat(found).st_mode):
+            entry = open_or_make(above, name, folder=folder or any(part not in ("", ".") for part in ahead))
+            opened.append(entry)
+            if stat.S_ISLNK(os.fstat(entry).st_mode):
                 links += 1
                 if links > LINKS_LIMIT:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-                text = os.readlink("", dir_fd=found)
+                text = os.readlink("", dir_fd=entry)
                 os.close(opened.pop())
                 if text.startswith("/"):
                     while opened:
@@ -168,11 +167,6 @@ def overlay(source: str, empty: str) -> tuple[int, int]:
             return clone_tree(os.path.join(empty, name), follow=False), top
         finally:
             check(LIBC.umount2(os.fsencode(empty), MNT_DETACH))
-
-
-def refresh(top: int) -> None:
-    """Let an overlay forget what is not in use, by asking for it as it is."""
-    reconfigure(top, "ro")
 
 
 def mounts_below(folder: str, mountinfo: Iterable[bytes]) -> list[str]:

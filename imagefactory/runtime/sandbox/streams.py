@@ -75,11 +75,11 @@ def fill_stdio() -> None:
     os.close(fd)
 
 
-def forget_stdio(*kept: int) -> None:
+def forget_stdio(*except_: int) -> None:
     """The command alone holds the pipes, so that their other ends see it close them."""
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     for fd in (0, 1, 2):
-        if fd not in kept:
+        if fd not in except_:
             os.dup2(null, fd)
     os.close(null)
 
@@ -132,8 +132,8 @@ class Carriers:
         """Shows what a pseudo-terminal gives, which comes later: it is made inside."""
         here, there = socket.socketpair()
         target = next((fd for fd in terminal if fd > 0), None)
-        kept = [there.fileno()] if target is None else [there.fileno(), target]
-        self.awaited.append(_start(lambda: _show(there, target), *kept))
+        descriptors = [there.fileno()] if target is None else [there.fileno(), target]
+        self.awaited.append(_start(lambda: _show(there, target), *descriptors))
         there.close()
         return here
 
@@ -168,8 +168,8 @@ class Carriers:
 
 
 def is_null(fd: int) -> bool:
-    found = os.fstat(fd)
-    return stat.S_ISCHR(found.st_mode) and found.st_rdev == NULL_DEVICE
+    status = os.fstat(fd)
+    return stat.S_ISCHR(status.st_mode) and status.st_rdev == NULL_DEVICE
 
 
 def _take(pipe: int, *places: int) -> None:
@@ -178,7 +178,7 @@ def _take(pipe: int, *places: int) -> None:
     os.close(pipe)
 
 
-def _start(work: Callable[[], None], *kept: int) -> int:
+def _start(work: Callable[[], None], *descriptors: int) -> int:
     """Start a process with these descriptors alone. It ends with the number of the error that stopped it."""
     keeper = os.getpid()
     pid = os.fork()
@@ -189,8 +189,8 @@ def _start(work: Callable[[], None], *kept: int) -> int:
             # The keeper's to hear; what was written before is still to come, in the background too.
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTTOU):
                 signal.signal(number, signal.SIG_IGN)
-            close_all_but(*kept)
-            for fd in {0, 1, 2} - {*kept}:
+            close_all_but(*descriptors)
+            for fd in {0, 1, 2} - {*descriptors}:
                 os.close(fd)
             if os.getppid() == keeper:
                 work()
@@ -287,7 +287,7 @@ def _feed(source: Source, sink: int) -> None:
     ready.register(source.fd, select.POLLIN)
     ready.register(sink, 0)
     room.register(sink, select.POLLOUT)
-    burst, limit, held = PAGE, LARGEST_BURST, 0
+    burst, limit, capacity = PAGE, LARGEST_BURST, 0
     while True:
         if sink in dict(ready.poll()):
             return  # no one is left to read
@@ -298,22 +298,22 @@ def _feed(source: Source, sink: int) -> None:
         if not seen:
             return
         size = PAGE << max(0, (min(len(seen), burst) // PAGE).bit_length() - 1)
-        if size != held:
+        if size != capacity:
             try:
-                held = fcntl.fcntl(sink, fcntl.F_SETPIPE_SZ, size)
+                capacity = fcntl.fcntl(sink, fcntl.F_SETPIPE_SZ, size)
             except OSError:  # beyond what this user may have in pipes, or the command wrote to it
                 size = burst = limit = PAGE
-        given = os.write(sink, seen[:size])
+        written = os.write(sink, seen[:size])
         wait = 0.0
         while True:
             gone = dict(room.poll())[sink] & select.POLLERR
-            left = _unread(sink)
-            if gone or not left:
+            unread = _unread(sink)
+            if gone or not unread:
                 break
-            limit, held = max(PAGE, size // 2), 0  # it reads less at once, or made the pipe larger
+            limit, capacity = max(PAGE, size // 2), 0  # it reads less at once, or made the pipe larger
             wait = min(LONGEST_WAIT, wait * 2 or 0.001)
             time.sleep(wait)
-        source.take(given - min(left, given))
+        source.take(written - min(unread, written))
         if gone:
             return
         burst = min(burst * 2, limit)

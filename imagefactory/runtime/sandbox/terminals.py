@@ -206,9 +206,9 @@ def run_relayed(lost: int, passed: int, argv: Sequence[str]) -> int:
         os.close(follower)
     forget_stdio(*(fd for group in groups for fd in group))
     carriers.show(masters)
-    with contextlib.ExitStack() as shown:
+    with contextlib.ExitStack() as stack:
         relays = [
-            shown.enter_context(Relay(master, group, interactive=interactive and 0 in group))
+            stack.enter_context(Relay(master, group, interactive=interactive and 0 in group))
             for master, group in zip(masters, groups, strict=True)
         ]
         if not interactive:
@@ -277,9 +277,9 @@ def descendants(pid: int, *, but: Sequence[int] = ()) -> tuple[int, ...]:
                 # The name before it may hold blanks and brackets (proc(5)).
                 parent = int(stat.read().rpartition(")")[2].split()[1])
             children.setdefault(parent, []).append(int(name))
-    found, waiting = [], [pid]
+    processes, waiting = [], [pid]
     while waiting:
         below = [child for child in children.get(waiting.pop(), []) if child not in but]
-        found += below
+        processes += below
         waiting += below
-    return tuple(found)
+    return tuple(processes)
