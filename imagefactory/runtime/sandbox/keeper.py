@@ -7,7 +7,6 @@ import errno
 import fcntl
 import json
 import os
-import select
 import signal
 import socket
 import tempfile
@@ -40,7 +39,7 @@ from .syscalls import (
     step,
     unshare,
 )
-from .terminals import FORWARDED, Relay, find_terminals, receive_groups
+from .terminals import FORWARDED, Relay, find_terminals, poll_all, receive_groups, relayed
 from .trees import alone_in, folders_unheld, remove_tree
 
 END_NOW = signal.SIGUSR2
@@ -294,10 +293,7 @@ class Keeper:
         self.say(event="started", group=self.group.version if self.group else 0, no_group=self.no_group)
         self.began = time.monotonic()
         carriers.show(masters)
-        relays = [
-            stack.enter_context(Relay(master, group, interactive=self.plan["tty"] and 0 in group))
-            for master, group in zip(masters, carriers.terminals, strict=False)
-        ]
+        relays = stack.enter_context(relayed(masters, carriers.terminals, interactive=self.plan["tty"]))
         self.watch(caller, init, relays, watch)
         code = os.waitstatus_to_exitcode(os.waitpid(self.init, 0)[1])
         self.init = 0
@@ -318,25 +314,14 @@ class Keeper:
 
     def watch(self, caller: int, init: int, relays: list[Relay], watch: Watch | None) -> None:
         """Return when the init has ended: by itself, by a limit, or because the caller is gone."""
-
-        def resize(*_: Any) -> None:
-            for relay in relays:
-                relay.resize()
-
-        signal.signal(signal.SIGWINCH, resize)
-        if not self.plan["tty"]:
-            signal.signal(signal.SIGTTIN, signal.SIG_IGN)  # in the background this process does not stop
         deadline = None if self.plan["timeout"] is None else self.began + self.plan["timeout"]
         look, stale = self.began, self.began + REFRESH
         watched = {init, caller}
         while True:
-            poll = select.poll()
-            for fd in watched:
-                poll.register(fd, select.POLLIN)
-            waits = [wait for relay in relays if (wait := relay.register(poll)) is not None]
+            wait = INTERVAL
             if deadline is not None:
-                waits.append(int(max(0.0, deadline - time.monotonic()) * 1000) + 1)
-            events = dict(poll.poll(min([*waits, INTERVAL])))
+                wait = min(wait, int(max(0.0, deadline - time.monotonic()) * 1000) + 1)
+            events = poll_all(watched, relays, wait)
             if init in events:
                 return
             if caller in events:
