@@ -1,4 +1,4 @@
-"""What this store's log of acts gets: if it cannot be written, a note says so and nothing stops."""
+"""The log of acts of this store. If it cannot be written, a note says so and nothing stops."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from imagefactory.trust.verdict import parse_verdict
 
 
 def log_acts(access: Access, entries: Iterable[AuditEntry], now: datetime | None = None) -> None:
-    """Add them to the log of the store here."""
+    """Add entries to the log of the local store."""
     rows = tuple(entries)
     if not rows:
         return
@@ -30,7 +30,7 @@ def log_acts(access: Access, entries: Iterable[AuditEntry], now: datetime | None
 
 
 def log_statements(access: Access, where: str, statements: Iterable[SignedStatement]) -> None:
-    """Log statements that lie at `where` now."""
+    """Log statements that were attached at `where`."""
     log_acts(access, (entry for statement in statements if (entry := _entry(where, statement))))
 
 

@@ -118,12 +118,12 @@ class CatalogRoot:
         return any(result.proves for result in self.judged)
 
 
-def build_catalog(factory: Project, request: CatalogRequest, progress: Progress) -> CatalogResult:
+def build_catalog(project: Project, request: CatalogRequest, progress: Progress) -> CatalogResult:
     """Raises RegistryError and StoreError, UsageError for a trust that cannot be read.
 
     With `named` raises NothingSelectedError for the first target that is not there.
     """
-    builder = _CatalogBuilder.of(factory, request)
+    builder = _CatalogBuilder.of(project, request)
     images, skipped, waiting = [], [], []
     with (
         progress.stage(f"catalogue of {builder.name}"),
@@ -150,11 +150,11 @@ def build_catalog(factory: Project, request: CatalogRequest, progress: Progress)
     )
 
 
-def stored_revocations(factory: Project, policy: VerificationPolicy) -> Mapping[str, tuple[RevokedCell, ...]]:
+def stored_revocations(project: Project, policy: VerificationPolicy) -> Mapping[str, tuple[RevokedCell, ...]]:
     """Return the revocations in the local store by target, wherever the images are."""
     rows: dict[str, tuple[RevokedCell, ...]] = {}
-    place = local_place(factory, ANY)
-    for manifest in factory.layout.subjects():
+    place = local_place(project, ANY)
+    for manifest in project.layout.subjects():
         envelopes = {row.digest: row.envelope for row in read_revocations(place, manifest)}
         subject = VerifiedImage(target="", index=manifest, manifest=manifest, config=manifest)
         for row in verify_revocations(envelopes, subject, policy).heeded if envelopes else ():
@@ -168,7 +168,7 @@ def stored_revocations(factory: Project, policy: VerificationPolicy) -> Mapping[
 class _CatalogBuilder:
     """Where images are looked up, and by which policy. `host` is empty for the local store."""
 
-    factory: Project
+    project: Project
     policy: VerificationPolicy
     places: Mapping[str, StoreRepository]
     host: str
@@ -176,29 +176,29 @@ class _CatalogBuilder:
     revoked: Mapping[str, tuple[RevokedCell, ...]]
 
     @classmethod
-    def of(cls, factory: Project, request: CatalogRequest) -> _CatalogBuilder:
-        policy = read_verification_policy(factory, request.now)
+    def of(cls, project: Project, request: CatalogRequest) -> _CatalogBuilder:
+        policy = read_verification_policy(project, request.now)
         families = {target.family for target in request.targets}
-        if not (request.registry or factory.settings.registry.value):
-            host, name = "", str(factory.layout.path)
-            places = {family: local_place(factory, family) for family in families}
+        if not (request.registry or project.settings.registry.value):
+            host, name = "", str(project.layout.path)
+            places = {family: local_place(project, family) for family in families}
         else:
-            host, path = registry_place(factory, request.registry)
-            store = open_answering(factory, host, hurried=request.hurried)
+            host, path = registry_place(project, request.registry)
+            store = open_answering(project, host, hurried=request.hurried)
             name = f"{host}/{path}" if path else host
             places = {
                 family: StoreRepository(store=store, repository=repository_of(path, family))
                 for family in families
             }
-        revoked = stored_revocations(factory, policy)
-        return cls(factory=factory, policy=policy, places=places, host=host, name=name, revoked=revoked)
+        revoked = stored_revocations(project, policy)
+        return cls(project=project, policy=policy, places=places, host=host, name=name, revoked=revoked)
 
     def read_target(self, target: Target) -> tuple[CatalogImage | None, str, bool]:
         """Return the image of a target; else why there is none, and whether it waits for approvals."""
-        factory, place = self.factory, self.places[target.family]
+        project, place = self.project, self.places[target.family]
         lock, expected, why = None, "", ""
         try:
-            lock = require_lock(factory, target)
+            lock = require_lock(project, target)
             expected = self._expected_digest(target, place)
         except (LockError, StaleError) as error:
             lock, why = None, error.message
@@ -216,7 +216,7 @@ class _CatalogBuilder:
                 why = f"{digest} is left out: {error.message}"
                 continue
             # Anyone who may push can move a tag.
-            if digest == expected or root.proven or is_own(factory, place, digest):
+            if digest == expected or root.proven or is_own(project, place, digest):
                 roots.append(root)
             else:
                 why = f"{digest} is left out: no verdict verifies it, and this store did not push it"
@@ -227,11 +227,11 @@ class _CatalogBuilder:
                     f"{root.subject.index} waits, too few keys approved it: "
                     f"imagefactory image promote {target.name}"
                 )
-                factory.tell(f"{target.name}: {why}")
+                project.tell(f"{target.name}: {why}")
             else:
                 offered.append(root)
         if not offered:
-            return None, why or explain_no_candidate(factory, place), bool(roots)
+            return None, why or explain_no_candidate(project, place), bool(roots)
         image = self._describe(target, place, next((root for root in offered if root.proven), offered[0]))
         revoked = (image.revoked, *(root.revoked for root in roots), self.revoked.get(target.name, ()))
         return replace(image, revoked=merge_revoked(*revoked)), "", False
@@ -239,9 +239,9 @@ class _CatalogBuilder:
     def _expected_digest(self, target: Target, place: StoreRepository) -> str:
         """Return the digest of the image of the present lock, empty if it is not there."""
         if isinstance(place.store, LayoutStore):
-            built = find_built(self.factory, target)
+            built = find_built(self.project, target)
             return built.digest if built else ""
-        candidate = find_candidate(self.factory, target, place)
+        candidate = find_candidate(self.project, target, place)
         return candidate.digest if candidate else ""
 
     def _waits(self, target: Target, place: StoreRepository, root: CatalogRoot) -> bool:
@@ -259,9 +259,9 @@ class _CatalogBuilder:
         """Return an image with its verdicts and revocations, in the registry and in the local store."""
         if not self.policy.trust.keys:
             return CatalogRoot(subject=subject, lock=lock)
-        sets = [find_in(self.factory, place, subject, self.policy)]
+        sets = [find_in(self.project, place, subject, self.policy)]
         if not isinstance(place.store, LayoutStore):
-            local = local_place(self.factory, ANY)
+            local = local_place(self.project, ANY)
             sets.append(find_verdicts(local, subject, self.policy, (place,)))
         valid: dict[str, tuple[VerificationResult, bytes]] = {}
         rejected = set()
@@ -285,10 +285,10 @@ class _CatalogBuilder:
         )
 
     def _describe(self, target: Target, place: StoreRepository, root: CatalogRoot) -> CatalogImage:
-        factory, subject = self.factory, root.subject
+        project, subject = self.project, root.subject
         manifest = read_manifest(place, subject.manifest)
-        image = describe_image(factory, target, root, manifest)
-        reference, stored = reference_of(self.host, place, subject), stored_as(factory, subject)
+        image = describe_image(project, target, root, manifest)
+        reference, stored = reference_of(self.host, place, subject), stored_as(project, subject)
         revoked: tuple[RevokedCell, ...] = ()
         if is_sif_manifest(json.loads(manifest.data)):
             sif = CatalogSif(
@@ -305,7 +305,7 @@ class _CatalogBuilder:
         return replace(
             image,
             reference=reference,
-            unpacked=unpacked_size(factory.layout, stored) if stored else 0,
+            unpacked=unpacked_size(project.layout, stored) if stored else 0,
             sifs=tuple(sifs),
             revoked=revoked,
         )
@@ -317,7 +317,7 @@ class _CatalogBuilder:
         seen: set[str] = set()
         sifs: list[CatalogSif] = []
         revoked: list[RevokedCell] = []
-        for there, host in ((place, self.host), (local_place(self.factory, ANY), "")):
+        for there, host in ((place, self.host), (local_place(self.project, ANY), "")):
             for referrer in there.store.referrers(there.repository, image.manifest, SIF_TYPE):
                 manifest = there.store.manifest(there.repository, referrer.digest)
                 if referrer.digest in seen or not manifest or not is_sif_manifest(json.loads(manifest[1])):
@@ -326,8 +326,8 @@ class _CatalogBuilder:
                 subject = replace(read_subject(there, referrer.digest), target=image.target)
                 root = self._read_root(there, subject)
                 revoked += root.revoked
-                if not root.proven and not is_own(self.factory, there, referrer.digest):
-                    self.factory.tell(
+                if not root.proven and not is_own(self.project, there, referrer.digest):
+                    self.project.tell(
                         f"{referrer.digest} is skipped: no verdict verifies it, "
                         "and this store did not push it"
                     )
@@ -382,11 +382,11 @@ def readable_envelopes(envelopes: Mapping[str, bytes]) -> Iterator[tuple[str, by
 # --- What a catalog says of an image besides its digests: versions, driver, predictions, unpacked size
 
 
-def describe_image(factory: Project, target: Target, root: CatalogRoot, manifest: Manifest) -> CatalogImage:
+def describe_image(project: Project, target: Target, root: CatalogRoot, manifest: Manifest) -> CatalogImage:
     """Return the entry of an image by its target, lock and manifest, without place, .sif files and size."""
     blobs = parse_parts(manifest)[1]
     is_sif = is_sif_manifest(json.loads(manifest.data))
-    predicted = predicted_claims(factory, target, root.lock, stored_as(factory, root.subject))
+    predicted = predicted_claims(project, target, root.lock, stored_as(project, root.subject))
     facts = facts_of(target, root.lock, predicted)
     return CatalogImage(
         target=target.name,
@@ -459,7 +459,7 @@ def facts_of(target: Target, lock: Lock | None, predicted: Sequence[tuple[str, C
 
 
 def predicted_claims(
-    factory: Project, target: Target, lock: Lock | None, image: Image | None
+    project: Project, target: Target, lock: Lock | None, image: Image | None
 ) -> tuple[tuple[str, CellClaim], ...]:
     """Return the weightiest claim for each known capability (plan.weigh_claims), then its known faults.
 
@@ -467,7 +467,7 @@ def predicted_claims(
     """
     if lock is None or not target.gpu:
         return ()
-    evidence = CellEvidence(contents=cached_contents(factory.layout, image) if image else None)
+    evidence = CellEvidence(contents=cached_contents(project.layout, image) if image else None)
     claims = []
     for capability in processors() if rocm_of(target.cuda) else capabilities():
         ruling = weigh_claims(answer_cell(cell_query(target, lock, capability), evidence), frozenset())
@@ -505,12 +505,12 @@ def reference_of(host: str, place: StoreRepository, subject: VerifiedImage) -> s
     return str(ImageReference(registry=host, repository=place.repository, digest=subject.index))
 
 
-def stored_as(factory: Project, subject: VerifiedImage) -> Image | None:
+def stored_as(project: Project, subject: VerifiedImage) -> Image | None:
     """Return the image in the local store, None if it is not there or incomplete."""
-    manifest = factory.layout.manifest(subject.index) or factory.layout.manifest(subject.manifest)
+    manifest = project.layout.manifest(subject.index) or project.layout.manifest(subject.manifest)
     if manifest is None:
         return None
     try:
-        return factory.layout.load(subject.target, manifest[0])
+        return project.layout.load(subject.target, manifest[0])
     except (StoreError, RegistryError):
         return None

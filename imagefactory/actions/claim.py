@@ -54,7 +54,7 @@ SETTLE, TRIES = timedelta(seconds=3), 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherClaims:
-    """The claims of other stores that count, and a line for each thing that is not known."""
+    """The valid claims of other stores, and a line for each problem."""
 
     claims: tuple[OtherClaim, ...] = ()
     notes: tuple[str, ...] = ()
@@ -62,10 +62,9 @@ class OtherClaims:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimRequest:
-    """The cells that a sweep is about to queue, and in which registry (HOST[/PATH]) that is said.
+    """The cells that a sweep is about to queue, and the registry (HOST[/PATH]) of its claim.
 
-    `ask`: cells that another store has claimed are given up. `clock`, `random` and `pause` are this
-    process's.
+    With `ask`, cells that another store has claimed are given up.
     """
 
     sweep: str
@@ -80,17 +79,14 @@ class ClaimRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimResult:
-    """The cells that another store has, and what could not be done, a line each."""
+    """The cells that another store has, and a line for each problem."""
 
     lost: Mapping[ClaimedCell, OtherClaim] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
-# --- reading -------------------------------------------------------------------------------------
-
-
 def read_claims(access: Access, registry: str, now: datetime) -> OtherClaims:
-    """What other stores claim in a registry (HOST[/PATH], empty for none) by keys that are trusted here."""
+    """Return the claims of other stores in a registry (HOST[/PATH], empty for none) by trusted keys."""
     try:
         trust = read_trust(access.settings.files)
         if not registry or not trust.keys:
@@ -123,7 +119,7 @@ def _read_others(place: StoreRepository, own: str, trust: TrustRules, now: datet
 
 
 def _read_list(place: StoreRepository, tag: str) -> bytes:
-    """The envelope of a tag, none where it went away. Raises StatementError for what is no list of claims."""
+    """Return the envelope of a tag, empty if it is gone. Raises StatementError for anything else."""
     where, manifest = f"{place}:{tag}", place.store.manifest(place.repository, tag)
     if manifest is None:
         return b""
@@ -141,7 +137,7 @@ def _read_list(place: StoreRepository, tag: str) -> bytes:
 
 
 def _claims_place(access: Access, registry: str) -> StoreRepository:
-    """The repository of the catalogue, asked in a hurry: a sweep does not depend on it."""
+    """Return the repository of the catalog, with short timeouts: a sweep does not depend on it."""
     host, path = registry_place(access, registry)
     reference = catalog_repository(f"{host}/{path}" if path else host)
     return StoreRepository(
@@ -149,15 +145,12 @@ def _claims_place(access: Access, registry: str) -> StoreRepository:
     )
 
 
-# --- putting -------------------------------------------------------------------------------------
-
-
 def claim_cells(access: Access, claiming: ClaimRequest, progress: Progress) -> ClaimResult:
-    """Says in the registry that these cells are queued, and finds out which of them another store has.
+    """Claim cells in the registry. Return those that another store has.
 
-    What was claimed before has precedence. Of claims that are put at once, the first by time: a put that
-    takes longer than SETTLE is made again with a later time, and nobody looks before that time is over, so
-    the later of two sees the earlier one. Only stores whose clocks differ by seconds may both queue a cell.
+    Earlier claims have precedence. Of claims at the same time the first one counts: a put that takes longer
+    than SETTLE is repeated with a later time, and nobody reads before that time is over, so the later of two
+    sees the earlier one. Only stores whose clocks differ by seconds may both queue a cell.
     """
     if not claiming.registry or not claiming.cells:
         return ClaimResult()
@@ -194,7 +187,7 @@ def claim_cells(access: Access, claiming: ClaimRequest, progress: Progress) -> C
 def _put_in_time(
     access: Access, place: StoreRepository, own: OwnClaims, claiming: ClaimRequest
 ) -> SweepClaim | None:
-    """The claim as it was put within SETTLE of its own time, None for no cells. Raises ImagefactoryError."""
+    """Return the claim, put within SETTLE of its own time; None for no cells. Raises ImagefactoryError."""
     limits = claiming.limits
     # One try, not all that are allowed: whoever waits for a store that is gone waits so long.
     life = min(limits.idle + limits.held + limits.run + TRANSFERS, LIFETIME)
@@ -219,7 +212,7 @@ def _of(claims: Iterable[OtherClaim], cells: Collection[ClaimedCell]) -> Mapping
 def release_claim(
     access: Access, sweep: str, remaining: Collection[ClaimedCell], now: datetime, progress: Progress
 ) -> None:
-    """Takes back what a sweep claimed, but for the cells that are `remaining`. What fails is told."""
+    """Release what a sweep claimed, except the `remaining` cells. Errors are only reported."""
     try:
         own = _read_own(access.layout.path)
         places = [
@@ -245,7 +238,7 @@ def release_claim(
 
 
 def _with(own: OwnClaims, place: StoreRepository, claim: SweepClaim) -> OwnClaims:
-    """With this claim in the place of an earlier one of its sweep; without it where it has no cells."""
+    """Replace the claim of a sweep; remove it if it has no cells."""
     rows = next((row.sweeps for row in own.places if row.place == str(place)), ())
     others = tuple(row for row in rows if row.sweep != claim.sweep)
     mine = RepositoryClaims(place=str(place), sweeps=(*others, claim) if claim.cells else others)
@@ -253,7 +246,7 @@ def _with(own: OwnClaims, place: StoreRepository, claim: SweepClaim) -> OwnClaim
 
 
 def _put(access: Access, place: StoreRepository, own: OwnClaims, now: datetime) -> None:
-    """Remembers the claims, and puts those of `place` that have not ended. Raises ImagefactoryError."""
+    """Store the claims, and put those of `place` that are still valid. Raises ImagefactoryError."""
     key = signing_key(access, now)
     if key is None:
         raise StatementError(
@@ -279,7 +272,7 @@ def _put(access: Access, place: StoreRepository, own: OwnClaims, now: datetime) 
 
 
 def _read_own(store: Path) -> OwnClaims | None:
-    """What this store has claimed, None for nothing yet. Raises StatementError."""
+    """Return what this store has claimed, None for nothing yet. Raises StatementError."""
     path = store / "journal" / FILE
     try:
         with path.open("rb") as file:

@@ -125,7 +125,7 @@ class SweepResult:
 
 
 def collect_sweep(
-    factory: Project, folder: Path, options: CollectOptions, now: datetime, progress: Progress
+    project: Project, folder: Path, options: CollectOptions, now: datetime, progress: Progress
 ) -> SweepResult:
     """Verify, sign and attach what came back so far. Raises UsageError for a directory that is not a sweep.
 
@@ -135,24 +135,23 @@ def collect_sweep(
     earlier: tuple[CollectedNode, ...] = ()
     with suppress(UsageError):  # corrupt or lost: everything is collected again
         earlier = read_collected(folder)
-    trust = read_trust(factory.settings.files)
-    pool, silent = open_pool(sweep.pool, factory.environ), None
+    trust = read_trust(project.settings.files)
+    pool, silent = open_pool(sweep.pool, project.environ), None
     try:
         pool.look(folder)
     except ToolError as error:  # without the queue a finished job may count as not done
         silent = error
     signer = NodeSigner(
-        factory=factory,
         folder=folder,
         pool=pool,
         pool_name=sweep.pool,
-        ledger=nonce_store(factory, options.ledger),
-        key=signing_key(factory, now),
+        ledger=nonce_store(project, options.ledger),
+        key=signing_key(project, now),
         days=trust.policy.days,
         now=now,
         suite=suite_digest(),
     )
-    attacher = VerdictAttacher(factory, options.registry, progress)
+    attacher = VerdictAttacher(project, options.registry, progress)
     attached = {(row.result.node, row.nonce): row for row in earlier if row.attached}
     drafts: list[PendingNode] = []
     with progress.task("judging", total=len(sweep.nodes), unit="nodes") as task:
@@ -160,7 +159,7 @@ def collect_sweep(
             known = attached.get((node.name, node.nonce))
             drafts.append(PendingNode(node=node, one=known) if known else signer.draft(node, sweep))
             task.advance(1)
-    drafts = _explain_pulls(drafts, factory, progress)
+    drafts = _explain_pulls(drafts, project, progress)
     spending = [draft.spending for draft in drafts if draft.spending]
     refused = signer.ledger.spend_all(spending, now) if spending else {}
     drafts = [
@@ -190,16 +189,16 @@ def collect_sweep(
         or (not node.attached and state_of(node.result.outcome, node) is not None)
     }
     claimed = [cell_of(node) for node in sweep.nodes if node.nonce in unfinished]
-    release_claim(factory, sweep.id, claimed, now, progress)
+    release_claim(project, sweep.id, claimed, now, progress)
     promotions: list[PromotionResult] = []
     if options.promote:
         names = {node.target for node in nodes if node.attached}
         for node in {node.target: node for node in sweep.nodes if node.target in names}.values():
             try:
-                target = _target_of(factory, node)
-                place = place_of(factory, attacher.where(node), target.family)
+                target = _target_of(project, node)
+                place = place_of(project, attacher.where(node), target.family)
                 request = PromotionRequest(target=target, place=place, now=now)
-                promotions.append(promote(factory, request, progress))
+                promotions.append(promote(project, request, progress))
             except ImagefactoryError as error:
                 faults.append((node.target, error))
     return SweepResult(
@@ -212,8 +211,8 @@ def collect_sweep(
     )
 
 
-def _target_of(factory: Project, node: SweepNode) -> Target:
-    target = factory.target(node.target)
+def _target_of(project: Project, node: SweepNode) -> Target:
+    target = project.target(node.target)
     if target is None:
         raise UsageError(
             "target-not-in-project",
@@ -235,11 +234,11 @@ def _reference_of(node: SweepNode) -> str:
 # three: the image is gone, the registry rejects or is down, or only that machine has a problem.
 
 
-def _explain_pulls(drafts: list[PendingNode], factory: Project, progress: Progress) -> list[PendingNode]:
+def _explain_pulls(drafts: list[PendingNode], project: Project, progress: Progress) -> list[PendingNode]:
     count = sum(draft.one.result.outcome is Outcome.PULL_FAILED for draft in drafts)
     if not count:
         return drafts
-    check = AnonymousPullCheck(factory)
+    check = AnonymousPullCheck(project)
     with progress.stage(f"asking for the images of {count} nodes that could not be pulled"):
         return [
             replace(draft, one=replace(draft.one, why=check.explain(draft.node)))
@@ -252,8 +251,8 @@ def _explain_pulls(drafts: list[PendingNode], factory: Project, progress: Progre
 class AnonymousPullCheck:
     """Requests each image once, without a password, as jobs do; none after MAX_REJECTED failures in a row."""
 
-    def __init__(self, factory: Project) -> None:
-        self.factory = factory
+    def __init__(self, project: Project) -> None:
+        self.project = project
         self._answers: dict[str, str] = {}
         self._failures: list[str] = []
 
@@ -269,10 +268,10 @@ class AnonymousPullCheck:
         return self._answers[reference]
 
     def _request(self, where: ImageReference, address: str) -> str:
-        certificates = package_index(self.factory).certificates
+        certificates = package_index(self.project).certificates
         options = RegistryOptions(
             certificates=Path(certificates) if certificates else None,
-            plain_hosts=self.factory.settings.plain_hosts,
+            plain_hosts=self.project.settings.plain_hosts,
             patience=RetryPolicy(attempts=1, connect=SECONDS, read=SECONDS),
         )
         registry = RegistryClient(where.registry, options)
@@ -299,7 +298,6 @@ class AnonymousPullCheck:
 class NodeSigner:
     """Signs the nodes of the sweep in `folder`; `key` is None if this machine has none."""
 
-    factory: Project
     folder: Path
     pool: Pool
     pool_name: str
@@ -396,8 +394,8 @@ def _signed_node(signed: SignedVerdict) -> SignedNode:
 class VerdictAttacher:
     """Attaches verdicts to the store and to `registry` (host[/path]), by default that of the image."""
 
-    def __init__(self, factory: Project, registry: str, progress: Progress) -> None:
-        self.factory, self.registry, self.progress = factory, registry, progress
+    def __init__(self, project: Project, registry: str, progress: Progress) -> None:
+        self.project, self.registry, self.progress = project, registry, progress
         self._places: dict[str, Places | ImagefactoryError] = {}
         self._down: list[RegistryError] = []
         self._signed: dict[tuple[str, str], Mapping[str, Verdict]] = {}
@@ -423,7 +421,7 @@ class VerdictAttacher:
                 waiting.setdefault(name, []).extend((number, statement) for statement in statements)
         for name, rows in waiting.items():
             batch = [statement for _, statement in rows]
-            faults = attach_all(self.factory, repositories[name], batch, self.progress)
+            faults = attach_all(self.project, repositories[name], batch, self.progress)
             for (number, _), fault in zip(rows, faults, strict=True):
                 if fault:
                     row = replace(drafts[number].one, keyid="", attached=())
@@ -463,7 +461,7 @@ class VerdictAttacher:
             if len(self._down) >= MAX_REJECTED:
                 raise self._down[-1]
             try:
-                self._places[own.manifest] = places_of(self.factory, own, self.where(draft.node))
+                self._places[own.manifest] = places_of(self.project, own, self.where(draft.node))
                 self._down.clear()
             except ImagefactoryError as error:
                 self._places[own.manifest] = error
@@ -477,6 +475,6 @@ class VerdictAttacher:
         if not self.registry:
             reference = _reference_of(node)
             return parse_reference(reference) if reference else None
-        host, path = registry_place(self.factory, self.registry)
-        repository = repository_of(path, _target_of(self.factory, node).family)
+        host, path = registry_place(self.project, self.registry)
+        repository = repository_of(path, _target_of(self.project, node).family)
         return ImageReference(registry=host, repository=repository, digest=node.image.subject.index)

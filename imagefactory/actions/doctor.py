@@ -1,4 +1,4 @@
-"""What this machine and these settings have and lack for building, submitting, verifying, running a site."""
+"""What this machine and these settings have and lack to build, submit, verify or run a site."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _MACHINE = (
 def examine_for(
     purpose: str, settings: Settings, environ: Mapping[str, str], now: datetime
 ) -> tuple[tuple[Diagnosis, ...], bool]:
-    """What was found, and whether nothing is lacking. Only what the purpose needs is asked."""
+    """Return the findings for a purpose, and whether nothing is missing."""
     project = _untrusted(settings)
     if purpose == "build":
         findings = (*project, *examine_machine(settings, environ=environ))
@@ -69,10 +69,7 @@ def examine_for(
 
 
 def _untrusted(settings: Settings) -> tuple[Diagnosis, ...]:
-    """Every other command stops at a project that sets what only a trusted one may.
-
-    Its registry and keys do not count, so whether a site is set up cannot be said either.
-    """
+    """Report settings of an untrusted project: its registry and keys do not count."""
     if not settings.untrusted:
         return ()
     names = ", ".join(setting.name for setting in settings.untrusted)
@@ -108,7 +105,7 @@ def _check_center(
 def _check_settings(
     center: JoinedCenter | None, settings: Settings, environ: Mapping[str, str], now: datetime
 ) -> UsageFacts:
-    """What one center's settings say; without one the catalogue is not read."""
+    """Check the settings of a center; without a center the catalog is not read."""
     trust = center.trust if center else read_trust(settings.files)
     check = _check_catalog(center, environ, now) if center else _CatalogCheck()
     return UsageFacts(
@@ -128,7 +125,7 @@ def _check_settings(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _CatalogCheck:
-    """The catalogue's answer, how many images it has, and how many are verified for this reader."""
+    """The state of a catalog, and the numbers of its images and of those verified for this reader."""
 
     probe: ProbeResult | None = None
     notes: tuple[str, ...] = ()
@@ -159,7 +156,7 @@ def _check_catalog(center: JoinedCenter, environ: Mapping[str, str], now: dateti
 
 
 def _pool(environ: Mapping[str, str], now: datetime) -> ProbeResult | None:
-    """None where there are no commands of a pool."""
+    """Return None if there are no commands of a pool."""
     if not (name := local_pool(environ)):
         return None
     try:

@@ -371,19 +371,19 @@ def _fits(word: str, row: FindCandidate) -> bool:
     return any(fnmatchcase(name, word) or begins(name, word, "-") for name in names)
 
 
-def read_candidates(factory: Project | None, targets: Sequence[Target]) -> list[CoverCandidate]:
+def read_candidates(project: Project | None, targets: Sequence[Target]) -> list[CoverCandidate]:
     """Return targets with their locks. If a lock is outdated or malformed, only the recipe counts."""
-    if factory is None:
+    if project is None:
         return []
-    tags, judge = factory.layout.tags(), VerdictReader(factory, datetime.now(UTC))
+    tags, judge = project.layout.tags(), VerdictReader(project, datetime.now(UTC))
     candidates = []
     for target in targets:
-        state = lock_state(factory, target)
-        why = read_unsolvable_reason(factory, target) if state == Outcome.UNSOLVABLE else None
-        lock = read_target_lock(factory, target) if state == "ok" else None
+        state = lock_state(project, target)
+        why = read_unsolvable_reason(project, target) if state == Outcome.UNSOLVABLE else None
+        lock = read_target_lock(project, target) if state == "ok" else None
         known = TargetEvidence(lock=lock, state=state, unsolvable=why.reason if why else "")
         if lock and reference(target) in tags:
-            known = _with_cached_scan(factory.layout, target, known, judge)
+            known = _with_cached_scan(project.layout, target, known, judge)
         candidates.append(candidate_of(target, known))
     return candidates
 

@@ -320,10 +320,10 @@ def _untagged(access: Access, target: Target, court: VerificationPolicy) -> dict
     return names
 
 
-def target_at(factory: Project, place: StoreRepository, digest: str) -> Target:
+def target_at(project: Project, place: StoreRepository, digest: str) -> Target:
     """Return the target with a tag that points to `digest` in the repository. Raises NothingSelectedError."""
     family = place.repository.rpartition("/")[2]
-    for target in (target for target in factory.targets if target.family == family):
+    for target in (target for target in project.targets if target.family == family):
         for tag in place.store.tags(place.repository):
             if belongs(tag, plain_tag(target)):
                 manifest = place.store.manifest(place.repository, tag)

@@ -250,16 +250,16 @@ def image_at(place: StoreRepository, reference: str) -> ImageLocation:
     )
 
 
-def _inspect_lock(factory: Project, target: Target, progress: Progress) -> InspectResult:
+def _inspect_lock(project: Project, target: Target, progress: Progress) -> InspectResult:
     """Return what is known of the packages in the lock of a target that is not built."""
-    lock = read_target_lock(factory, target)
+    lock = read_target_lock(project, target)
     if lock is None:
         raise BuildError(
             "gpu-code-unknown",
             f"{target.name} is neither built nor locked, so its GPU code is not known",
             hint=f"imagefactory lock {target.name} && imagefactory build {target.name}",
         )
-    cached, tabled, missing = _scanned_packages(factory, lock, progress)
+    cached, tabled, missing = _scanned_packages(project, lock, progress)
     contents = _join_contents(target.name, lock, (*cached, *tabled))
     if not _answers(contents, missing):
         raise BuildError(

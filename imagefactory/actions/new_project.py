@@ -1,4 +1,4 @@
-"""A factory of one's own: an empty one, or with families of those that come with this program."""
+"""Create a project: empty, or with bundled recipes, and with its nightly build. Add rows to its recipes."""
 
 from __future__ import annotations
 
@@ -42,10 +42,9 @@ SETTINGS = """\
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewProject:
-    """`families` are those that came along, also for being built on; `written` are names below its root.
+    """`families` are the copied ones, also those built on; `written` are names below the root.
 
-    `target` is one that can be built at once, the newest of the first family that was asked for; empty
-    where none was.
+    `target` is one that can be built at once, the newest of the first requested family.
     """
 
     families: tuple[str, ...]
@@ -60,11 +59,10 @@ def create_project(
     environ: Mapping[str, str],
     nights: Mapping[str, str] | None = None,
 ) -> NewProject:
-    """Writes into `root` the bases and the `requested` families of SHIPPED, and those that they are built on.
+    """Write the bases and the `requested` bundled families, with those that they are built on.
 
-    `nights` are further files, as `night_files` returns them. What is there is left as it is. Raises
-    NothingSelectedError for a family that there is not, and UsageError, before anything is written, where a
-    recipe or lock of a family, or one of `nights`, is there and is another one.
+    `nights` are further files, from `nightly_files`. Existing files stay. Raises NothingSelectedError for an
+    unknown family. Raises UsageError, before anything is written, if a file exists and differs.
     """
     nights = nights or {}
     targets = shipped_targets(settings, environ)
@@ -105,7 +103,7 @@ def shipped_targets(settings: Settings, environ: Mapping[str, str]) -> tuple[Tar
 
 
 def find_shipped(name: str, settings: Settings, environ: Mapping[str, str]) -> Target | None:
-    """Return the shipped target `name`; None where the project has a recipe of its family, or none is."""
+    """Return the bundled target `name`; None if the project has a recipe of its family, or there is none."""
     try:
         target = select_single(shipped_targets(settings, environ), name)
     except NothingSelectedError:
@@ -114,7 +112,7 @@ def find_shipped(name: str, settings: Settings, environ: Mapping[str, str]) -> T
 
 
 def _with_parent_families(targets: Iterable[Target], requested: Iterable[str]) -> tuple[str, ...]:
-    """`requested` and the families that their targets are built on, sorted."""
+    """Return the `requested` families and those that their targets are built on, sorted."""
     by_name = {target.name: target for target in targets}
     known = sorted({target.family for target in by_name.values()})
     selected: set[str] = set()
@@ -135,7 +133,7 @@ def _with_parent_families(targets: Iterable[Target], requested: Iterable[str]) -
 
 
 def _always() -> list[str]:
-    """The files that any factory has, by their names below the root."""
+    """Return the names of the files that any project has."""
     recipes = SHIPPED / "recipes"
     paths = (recipes / BASES_FILE, *recipes.glob("*.schema.json"))
     locks = (SHIPPED / _base_lock(base.name) for base in read_bases(recipes))
@@ -147,7 +145,7 @@ def _base_lock(name: str) -> str:
 
 
 def _theirs(targets: Iterable[Target], families: tuple[str, ...], always: Sequence[str]) -> list[str]:
-    """The files of families, beside those that are there `always`."""
+    """Return the names of the files of families, besides those that are there `always`."""
     names = [f"recipes/{family}.yaml" for family in families]
     for target in targets:
         if target.family in families:
@@ -188,16 +186,16 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImagefactorySource:
-    """The repository of this imagefactory, by an address that begins with https://, and its commit."""
+    """The repository of this imagefactory, as an https:// address, and its commit."""
 
     url: str
     commit: str
 
 
 def nightly_files(services: Iterable[str], root: Path) -> dict[str, str]:
-    """Return the text of each file of NIGHTS by its path below `root`, pinned to this imagefactory's commit.
+    """Return the text of each nightly file by its path below `root`, pinned to this imagefactory's commit.
 
-    Raises UsageError where that commit is not known, or where `root` is a folder within a repository.
+    Raises UsageError if that commit is not known, or if `root` is a directory within a repository.
     """
     rows = [row for service in services for row in NIGHTLY_FILES[service].items()]
     if not rows:
@@ -232,7 +230,7 @@ def _pin(text: str, source: ImagefactorySource) -> str:
 def find_source(package: Path) -> ImagefactorySource:
     """Return where `package` comes from: a release, a clone, or a repository that pip installed.
 
-    Raises UsageError where no commit is known, or where a clone has one that no branch of its origin has.
+    Raises UsageError if no commit is known, or if the commit of a clone is in no branch of its origin.
     """
     if (package / SOURCE).exists():
         row = json.loads((package / SOURCE).read_text("utf-8"))
@@ -279,16 +277,16 @@ def _git(clone: Path, *words: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowAddition:
-    """A row that can be written at `path`, and the targets that it adds."""
+    """A row to write at `path`, and the targets that it adds."""
 
     path: Path
     addition: RecipeAddition
     targets: tuple[Target, ...]
 
 
-def plan_addition(factory: Project, family: str, version: str, cuda: str) -> RowAddition:
-    """The row of a family for a version. Raises UsageError, RecipeError where it does not fit the recipes."""
-    folder = recipes_directory(factory.settings)
+def plan_addition(project: Project, family: str, version: str, cuda: str) -> RowAddition:
+    """Return the row of a family for a version. Raises UsageError, and RecipeError if it does not fit."""
+    folder = recipes_directory(project.settings)
     recipes, faults = read_each(folder)
     known = [recipe.family for recipe in recipes]
     if family not in known and family not in faults:
@@ -302,26 +300,26 @@ def plan_addition(factory: Project, family: str, version: str, cuda: str) -> Row
     text, file = read_file(path)
     addition = add_row(text, parse_recipe(text, file), version, cuda)
     others = [recipe for recipe in recipes if recipe.family != family]
-    drafted = check_draft(addition.text, family, others, factory.bases)
-    before = {target.name for target in factory.targets}
+    drafted = check_draft(addition.text, family, others, project.bases)
+    before = {target.name for target in project.targets}
     return RowAddition(
         path=path, addition=addition, targets=tuple(t for t in drafted if t.name not in before)
     )
 
 
 def make_addition(
-    factory: Project, added: RowAddition, progress: Progress, tell: Callable[[LockResult], object]
+    project: Project, added: RowAddition, progress: Progress, tell: Callable[[LockResult], object]
 ) -> Iterator[str]:
-    """Writes the row, then locks and renders its targets: their names, one by one.
+    """Write the row, then lock and render its targets. Yields their names.
 
-    The row stays where a target cannot be locked. Raises UsageError for a file that cannot be written, and
-    as `lock_target` does.
+    The row stays if a target cannot be locked. Raises UsageError for a file that cannot be written, and as
+    `lock_target` does.
     """
     try:
         replace_text(added.path, added.addition.text)
     except OSError as error:
         raise UsageError(*os_problem("write", added.path, error), hint="check its permissions") from error
-    whole = load_lenient(factory.settings, factory.environ, factory.tell)
+    whole = load_lenient(project.settings, project.environ, project.tell)
     for target in added.targets:
         try:
             tell(lock_target(whole, target, LockOptions(), progress))

@@ -1,4 +1,4 @@
-"""What a plan must know of the world: the targets' locks and images, a list of GPUs, a file of rows."""
+"""The inputs of a plan: locks and images of targets, a list of GPUs, a file of rows."""
 
 from __future__ import annotations
 
@@ -50,10 +50,9 @@ MAX_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanLookup:
-    """Where a plan looks for images and when it is: verdicts expire. `registry` is empty for the store.
+    """Where a plan looks for images, and when. `registry` is empty for the store.
 
-    `also` is a registry that is asked beside the store, empty for none. `renew`: verdicts that expire soon
-    count as expired.
+    `also` is a registry besides the store. `renew`: verdicts that expire soon count as expired.
     """
 
     now: datetime
@@ -65,16 +64,16 @@ class PlanLookup:
         return to_renew(judged, self.now) if self.renew else judged
 
 
-def read_stages(factory: Project, targets: Sequence[Target], asking: PlanLookup) -> tuple[TargetStatus, ...]:
-    """How far each target is: its lock and its base's, and whether store or registry has what they give.
+def read_stages(project: Project, targets: Sequence[Target], asking: PlanLookup) -> tuple[TargetStatus, ...]:
+    """Return how far each target is: its lock, its base, and whether the store or registry has its image.
 
-    Raises UsageError for no registry, RegistryError for one that cannot be asked.
+    Raises UsageError for no registry, RegistryError for one that does not answer.
     """
     if asking.registry:
-        look = _lookup_in_registry(factory, asking)
+        look = _lookup_in_registry(project, asking)
     else:
-        look = _lookup_in_both(factory, asking) if asking.also else _lookup_in_store(factory, asking)
-    bases = {base.name: base_state(factory, base) for base in factory.bases}
+        look = _lookup_in_both(project, asking) if asking.also else _lookup_in_store(project, asking)
+    bases = {base.name: base_state(project, base) for base in project.bases}
     return tuple(
         TargetStatus(
             target=target,
@@ -82,7 +81,7 @@ def read_stages(factory: Project, targets: Sequence[Target], asking: PlanLookup)
             hint=f"imagefactory lock base:{target.base}",
         )
         if bases[target.base] in ("none", "malformed")
-        else _read_stage(factory, target, look)
+        else _read_stage(project, target, look)
         for target in targets
     )
 
@@ -91,9 +90,9 @@ StatusLookup = Callable[[TargetStatus], TargetStatus]
 """Completes the stage of a target whose lock holds."""
 
 
-def _read_stage(factory: Project, target: Target, look: StatusLookup) -> TargetStatus:
+def _read_stage(project: Project, target: Target, look: StatusLookup) -> TargetStatus:
     try:
-        stage = TargetStatus(target=target, lock=require_lock(factory, target))
+        stage = TargetStatus(target=target, lock=require_lock(project, target))
     except (LockError, StaleError) as error:
         return TargetStatus(target=target, block=error.message, hint=error.hint)
     try:
@@ -102,20 +101,20 @@ def _read_stage(factory: Project, target: Target, look: StatusLookup) -> TargetS
         return replace(stage, block=error.message, hint=error.hint)
 
 
-def _lookup_in_store(factory: Project, asking: PlanLookup) -> StatusLookup:
-    tags, judge = frozenset(factory.layout.tags()), VerdictReader(factory, asking.now)
+def _lookup_in_store(project: Project, asking: PlanLookup) -> StatusLookup:
+    tags, judge = frozenset(project.layout.tags()), VerdictReader(project, asking.now)
 
     def look(stage: TargetStatus) -> TargetStatus:
-        name, engine = reference(stage.target), factory.settings.engine.value
+        name, engine = reference(stage.target), project.settings.engine.value
         if not tags & {name, f"{name}.sif"}:
             return stage
         try:
-            built = find_built(factory, stage.target)
+            built = find_built(project, stage.target)
         except ModuleNotFoundError as error:  # a light install makes no images: this one was pulled
             return replace(stage, missing=f"the image in the store cannot be compared without {error.name}")
         if built is None:
             return replace(stage, missing=f"the image in the store is not what {engine} makes of the lock")
-        scanned = cached_contents(factory.layout, built) if isinstance(built, Image) else None
+        scanned = cached_contents(project.layout, built) if isinstance(built, Image) else None
         return replace(
             stage,
             missing="",
@@ -127,13 +126,13 @@ def _lookup_in_store(factory: Project, asking: PlanLookup) -> StatusLookup:
     return look
 
 
-def _lookup_in_both(factory: Project, asking: PlanLookup) -> StatusLookup:
-    """The registry's candidate, else the store's image. A registry that does not answer is reported."""
-    in_store = _lookup_in_store(factory, asking)
+def _lookup_in_both(project: Project, asking: PlanLookup) -> StatusLookup:
+    """Look up the candidate in the registry, else the stored image. A registry that is down is reported."""
+    in_store = _lookup_in_store(project, asking)
     try:
-        in_registry = _lookup_in_registry(factory, replace(asking, registry=asking.also), hurried=True)
+        in_registry = _lookup_in_registry(project, replace(asking, registry=asking.also), hurried=True)
     except RegistryError as error:
-        factory.tell(f"note: this plan uses only the local store: {error.message}")
+        project.tell(f"note: this plan uses only the local store: {error.message}")
         return in_store
 
     def look(stage: TargetStatus) -> TargetStatus:
@@ -151,16 +150,16 @@ def _lookup_in_both(factory: Project, asking: PlanLookup) -> StatusLookup:
     return look
 
 
-def _lookup_in_registry(factory: Project, asking: PlanLookup, *, hurried: bool = False) -> StatusLookup:
-    host, path = registry_place(factory, asking.registry)
-    registry, judge = open_answering(factory, host, hurried=hurried), VerdictReader(factory, asking.now)
+def _lookup_in_registry(project: Project, asking: PlanLookup, *, hurried: bool = False) -> StatusLookup:
+    host, path = registry_place(project, asking.registry)
+    registry, judge = open_answering(project, host, hurried=hurried), VerdictReader(project, asking.now)
 
     def look(stage: TargetStatus) -> TargetStatus:
         target = stage.target
         place = StoreRepository(store=registry, repository=repository_of(path, target.family))
-        candidate = find_candidate(factory, target, place)
+        candidate = find_candidate(project, target, place)
         if candidate is None:
-            return replace(stage, missing=explain_no_candidate(factory, place))
+            return replace(stage, missing=explain_no_candidate(project, place))
         where = ImageReference(registry=host, repository=place.repository, digest=candidate.digest)
         return replace(
             stage,
@@ -174,7 +173,7 @@ def _lookup_in_registry(factory: Project, asking: PlanLookup, *, hurried: bool =
 
 
 def cached_contents(layout: Layout, image: Image) -> ScanResult | None:
-    """What earlier scans of an image's layers found, None where one of them was not scanned yet."""
+    """Return earlier scans of the layers of an image, None if one of them was not scanned yet."""
     scans = [get_scan(layout, layer.descriptor.digest) for layer in image.layers]
     known = [scan for scan in scans if scan is not None]
     if not known or len(known) < len(scans):
@@ -184,8 +183,9 @@ def cached_contents(layout: Layout, image: Image) -> ScanResult | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanGpus:
-    """The GPUs to plan for. `pool` is the file of a pool's inventory, empty for a person's list; `avoided`
-    are the reasons why no job gets some of them.
+    """The GPUs to plan for. `pool` is the file of an inventory, empty for a list of GPUs.
+
+    `avoided` are the reasons why no job gets some of them.
     """
 
     devices: tuple[PlanGpu, ...] = ()
@@ -194,9 +194,9 @@ class PlanGpus:
 
 
 def read_listed(path: Path, patterns: Sequence[str] = ()) -> PlanGpus:
-    """The GPUs of a person's list or of a pool's inventory, of which `patterns` choose machines.
+    """Return the GPUs of a list, or of an inventory on the machines that match `patterns`.
 
-    Raises RecipeError and UsageError for faults of the file, NothingSelectedError where there is no GPU.
+    Raises RecipeError and UsageError for faults of the file, NothingSelectedError if there is no GPU.
     """
     if path.is_file():
         with path.open("rb") as file:
@@ -208,7 +208,7 @@ def read_listed(path: Path, patterns: Sequence[str] = ()) -> PlanGpus:
 
 
 def read_devices(path: Path) -> tuple[PlanGpu, ...]:
-    """The GPUs of a list, each kind once. Raises RecipeError naming file:line:column of every fault."""
+    """Return each type of GPU of a list. Raises RecipeError with file:line:column of every fault."""
     kinds = (
         PlanGpu(capability=kind.capability, name=kind.own_name, driver=kind.driver, host=kind.host)
         for kind in read_gpus(path)
@@ -219,10 +219,9 @@ def read_devices(path: Path) -> tuple[PlanGpu, ...]:
 def inventory_devices(
     inventory: Inventory, patterns: Sequence[str] = ()
 ) -> tuple[tuple[PlanGpu, ...], Mapping[PlanGpu, str]]:
-    """The kinds of GPU that a pool has, by capability, slice (MIG) and driver, each once; and of those that
-    no chosen machine has the reason.
+    """Return each type of GPU of a pool by capability, slice (MIG) and driver, and the reasons to avoid some.
 
-    A kind has a name where all its GPUs have one. Raises NothingSelectedError where there is none.
+    A type has a name if all its GPUs have the same. Raises NothingSelectedError if there is none.
     """
     names: dict[PlanGpu, set[str]] = {}
     machines: dict[PlanGpu, list[str]] = {}
@@ -258,7 +257,7 @@ def inventory_devices(
 
 
 def read_rows(path: Path) -> tuple[VersionSpaceRow, ...]:
-    """The rows of a CSV. Raises RecipeError with file:line of its faults, UsageError for no file."""
+    """Return the rows of a CSV. Raises RecipeError with file:line of its faults, UsageError for no file."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)

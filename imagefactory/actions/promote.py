@@ -346,17 +346,17 @@ def follow(
 # its journal and in the registry now, and nothing is added later.
 
 
-def record_of(factory: Project, key: TrustedKey, now: datetime, progress: Progress) -> bytes:
+def record_of(project: Project, key: TrustedKey, now: datetime, progress: Progress) -> bytes:
     """Return the record of what a key has signed: verdicts, statements of portability and approvals.
 
     Raises RegistryError if the registry of the settings does not answer: the record would be incomplete.
     """
     trust = TrustRules(keys=(key,))
-    statements = (*stored_statements(factory.layout), *AttachJournal(factory.layout.path).read_all())
+    statements = (*stored_statements(project.layout), *AttachJournal(project.layout.path).read_all())
     envelopes = {row.envelope for row in statements if row.kind in _STATEMENT_TYPES}
-    for target in factory.targets if factory.settings.registry.value else ():
-        place = registry_of(factory, target.family)
-        images = list_verdicts(factory, PromotionRequest(target=target, place=place, now=now), progress)
+    for target in project.targets if project.settings.registry.value else ():
+        place = registry_of(project, target.family)
+        images = list_verdicts(project, PromotionRequest(target=target, place=place, now=now), progress)
         manifests = [image.subject.manifest for image in images]
         for manifest in dict.fromkeys((*manifests, *sifs_of(place, target, images))):
             for kind in _STATEMENT_TYPES:

@@ -92,11 +92,11 @@ class PublishedCatalog:
     catalogue: Catalog | None
 
 
-def current_place(factory: Project, registry: str) -> StoreRepository:
+def current_place(project: Project, registry: str) -> StoreRepository:
     """Return the repository of the catalog, in the registry `registry` or that of the settings."""
-    host, path = registry_place(factory, registry)
+    host, path = registry_place(project, registry)
     reference = catalog_repository(f"{host}/{path}" if path else host)
-    return StoreRepository(store=open_registry(factory, host), repository=reference.repository)
+    return StoreRepository(store=open_registry(project, host), repository=reference.repository)
 
 
 def read_current(where: StoreRepository | Path, trust: TrustRules, now: datetime) -> PublishedCatalog | None:
@@ -166,26 +166,26 @@ def check_signer(current: PublishedCatalog | None, key: SigningKey, trust: Trust
     )
 
 
-def publishing_key(factory: Project, now: datetime) -> SigningKey:
+def publishing_key(project: Project, now: datetime) -> SigningKey:
     """Return the key that signs. Raises CheckFailedError if this project trusts none of the local keys."""
-    key = signing_key(factory, now)
+    key = signing_key(project, now)
     if key is None:
         raise CheckFailedError(
             "signing-key-missing",
             "no key to sign the catalog",
             hint="create one: imagefactory key create NAME; or set IMAGEFACTORY_SIGNING_KEY",
         )
-    check_key_trusted(key, read_trust(factory.settings.files), now)
+    check_key_trusted(key, read_trust(project.settings.files), now)
     return key
 
 
 def prepare_catalog(
-    factory: Project, request: CatalogRequest, current: PublishedCatalog | None, progress: Progress
+    project: Project, request: CatalogRequest, current: PublishedCatalog | None, progress: Progress
 ) -> CatalogResult:
     """Return the next catalog, with the revocations of the current one. Raises as `build_catalog`."""
-    result = build_catalog(factory, request, progress)
-    if factory.faults and not request.named and (request.registry or factory.settings.registry.value):
-        result = with_former_families(factory, result, request.registry, request.now)
+    result = build_catalog(project, request, progress)
+    if project.faults and not request.named and (request.registry or project.settings.registry.value):
+        result = with_former_families(project, result, request.registry, request.now)
     former = current.catalogue if current else None
     return _with_previous_revocations(result, former, [name for name, _ in result.left_out])
 
@@ -212,7 +212,7 @@ def _with_previous_revocations(
 
 
 def publish(
-    factory: Project,
+    project: Project,
     catalogue: Catalog,
     key: SigningKey,
     registry: str = "",
@@ -224,7 +224,7 @@ def publish(
 
     It expires with its key at the latest. `rollback` says which earlier catalog it is.
     """
-    trusted = read_trust(factory.settings.files).key(key.keyid)
+    trusted = read_trust(project.settings.files).key(key.keyid)
     if trusted:
         catalogue = replace(catalogue, expires=min(catalogue.expires, trusted.until))
     envelope = sign_catalog(catalogue, key)
@@ -232,9 +232,9 @@ def publish(
         write_catalog(output, envelope)
         written: tuple[str, ...] = (str(output),)
     else:
-        place = current_place(factory, registry)
+        place = current_place(project, registry)
         written = tuple(map(str, publish_catalog(place, envelope, catalogue.made)))
-        cache_published(factory.settings, str(place), envelope, catalogue.made)
+        cache_published(project.settings, str(place), envelope, catalogue.made)
     act = AuditEntry(
         action=ROLLBACK if rollback else PUBLISH,
         what=f"catalogue of {len(catalogue.images)} images",
@@ -242,12 +242,12 @@ def publish(
         key=key.keyid,
         why=rollback,
     )
-    log_acts(factory, (act,))
+    log_acts(project, (act,))
     return catalogue, written
 
 
 def publish_again(
-    factory: Project,
+    project: Project,
     key: SigningKey,
     now: datetime,
     registry: str,
@@ -258,19 +258,19 @@ def publish_again(
 
     `before` is what was there, if the caller has read it. Raises as `publish`.
     """
-    trust = read_trust(factory.settings.files)
+    trust = read_trust(project.settings.files)
     output: Path | None = None
-    if not (registry or factory.settings.registry.value):
-        if not factory.settings.catalogue.value.startswith("/"):
+    if not (registry or project.settings.registry.value):
+        if not project.settings.catalogue.value.startswith("/"):
             return ()
-        output = Path(factory.settings.catalogue.value)
-    current = read_current(output or current_place(factory, registry), trust, now)
+        output = Path(project.settings.catalogue.value)
+    current = read_current(output or current_place(project, registry), trust, now)
     if current is None:
         return ()
     check_signer(current, key, trust, now)
-    request = CatalogRequest(targets=factory.targets, now=now, registry=registry)
-    result = prepare_catalog(factory, request, before or current, progress)
-    return publish(factory, result.catalogue, key, registry, output=output)[1]
+    request = CatalogRequest(targets=project.targets, now=now, registry=registry)
+    result = prepare_catalog(project, request, before or current, progress)
+    return publish(project, result.catalogue, key, registry, output=output)[1]
 
 
 # --- Rollback: what an earlier catalog offered, verified and signed again
@@ -320,7 +320,7 @@ class RollbackPlan:
 
 
 def find_earlier(
-    factory: Project,
+    project: Project,
     request: CatalogRequest,
     name: str,
     current: PublishedCatalog | None,
@@ -331,7 +331,7 @@ def find_earlier(
     Raises UsageError if none or several match, StatementError if no key signed it which is trusted now:
     with a retired key anyone who has it can write any date.
     """
-    place, now = current_place(factory, request.registry), request.now
+    place, now = current_place(project, request.registry), request.now
     tags = [match for tag in place.store.tags(place.repository) if (match := _OWN.fullmatch(tag))]
     if name == PREVIOUS:
         return _find_previous(place, tags, current, trust, now)
@@ -426,7 +426,7 @@ def _open_catalog(place: StoreRepository, name: str, trust: TrustRules, now: dat
 
 
 def roll_back(
-    factory: Project,
+    project: Project,
     time: datetime,
     current: PublishedCatalog | None,
     earlier: CatalogRevision,
@@ -445,9 +445,9 @@ def roll_back(
             f"the current catalog is of {format_time(former.made)}, but it is {format_time(now)} here",
             hint="set this machine's clock: clients reject a catalog that is older than one they have seen",
         )
-    policy = read_verification_policy(factory, time)
-    review = _ImageReview(factory=factory, policy=policy, revocations=_revocations_of(former))
-    known = stored_revocations(factory, policy)
+    policy = read_verification_policy(project, time)
+    review = _ImageReview(project=project, policy=policy, revocations=_revocations_of(former))
+    known = stored_revocations(project, policy)
     skipped: list[tuple[str, str]] = []
     images: list[CatalogImage] = []
     with (
@@ -514,7 +514,7 @@ def _revocations_of(catalogue: Catalog | None) -> Mapping[str, Mapping[str, byte
 class _ImageReview:
     """Verifies images again. `revocations` are those of the current catalog."""
 
-    factory: Project
+    project: Project
     policy: VerificationPolicy
     revocations: Mapping[str, Mapping[str, bytes]]
 
@@ -544,7 +544,7 @@ class _ImageReview:
             lines.append(f"{subject.index} is not in {place} any more")
             return None
         revocations = {**dict(image.revocations), **self.revocations.get(subject.manifest, {})}
-        for repository in (place, local_place(self.factory, ANY)):
+        for repository in (place, local_place(self.project, ANY)):
             rows = read_revocations(repository, subject.manifest)
             revocations.update({row.digest: row.envelope for row in rows})
         revocations = dict(readable_envelopes(revocations))
@@ -558,4 +558,4 @@ class _ImageReview:
         return again, revoked_cells(judged, subject, self.policy.trust)
 
     def _place(self, image: CatalogImage | CatalogSif) -> StoreRepository:
-        return place_of(self.factory, parse_reference(image.reference) if image.reference else None)
+        return place_of(self.project, parse_reference(image.reference) if image.reference else None)

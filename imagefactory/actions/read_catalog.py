@@ -267,20 +267,20 @@ def _mirrors(settings: Settings) -> tuple[str, ...]:
 
 
 def with_former_families(
-    factory: Project, result: CatalogResult, registry: str, now: datetime
+    project: Project, result: CatalogResult, registry: str, now: datetime
 ) -> CatalogResult:
     """Add what the last catalog of a registry has of families whose recipes have faults now.
 
     People use these images, and their verdicts are valid: a typing mistake takes nothing away.
     """
-    host, path = registry_place(factory, registry)
+    host, path = registry_place(project, registry)
     reference = catalog_repository(f"{host}/{path}" if path else host)
     try:
-        data = unpack_artifact(_read_registry(factory, reference), str(reference))
-        former = verify_catalog(data, read_trust(factory.settings.files), now, str(reference))
+        data = unpack_artifact(_read_registry(project, reference), str(reference))
+        former = verify_catalog(data, read_trust(project.settings.files), now, str(reference))
     except (RegistryError, StatementError):  # there is none, or no valid one
         return result
-    known = {target.family for target in factory.targets}
+    known = {target.family for target in project.targets}
     images = tuple(image for image in former.images if image.family not in known)
     catalogue = replace(result.catalogue, images=(*result.catalogue.images, *images))
     return replace(result, catalogue=catalogue, kept=tuple(image.target for image in images))

@@ -48,7 +48,7 @@ class ResolvedImage:
 
 
 def resolve_image(
-    factory: Project, name: str, registry: str, progress: Progress, *, gpu: bool = True
+    project: Project, name: str, registry: str, progress: Progress, *, gpu: bool = True
 ) -> ResolvedImage:
     """Return the image of a target, a tag or digest of the store, `TARGET@sha256:...`, or a reference.
 
@@ -56,14 +56,14 @@ def resolve_image(
     there too. Raises NothingSelectedError and BuildError if there is no image, UsageError if it is not of a
     target of this project or, with `gpu`, only for CPUs, StaleError if it was built from another lock.
     """
-    check_name(factory, name, gpu=gpu)
-    artifact, where = _find(factory, name, registry, progress)
-    definition = definition_of(factory, artifact, name)
+    check_name(project, name, gpu=gpu)
+    artifact, where = _find(project, name, registry, progress)
+    definition = definition_of(project, artifact, name)
     if gpu:
         check_not_cpu(definition.target)
     subject = subject_of(artifact, definition.target.name)
     if registry and where is None:
-        where = _in_registry(factory, definition.target, subject, registry)
+        where = _in_registry(project, definition.target, subject, registry)
     return ResolvedImage(made=artifact, subject=subject, definition=definition, where=where)
 
 
@@ -77,7 +77,7 @@ def check_not_cpu(target: Target) -> None:
         )
 
 
-def check_name(factory: Project, name: str, *, gpu: bool = True) -> None:
+def check_name(project: Project, name: str, *, gpu: bool = True) -> None:
     """Raise for a name that is invalid or, with `gpu`, of a target for CPUs. Fetches and reads no image."""
     plain, at, digest = name.partition("@")
     if "/" in name:
@@ -86,23 +86,23 @@ def check_name(factory: Project, name: str, *, gpu: bool = True) -> None:
         if at:
             check_digest(digest)
         if ":" not in plain:
-            target = select_single(factory.targets, plain)
+            target = select_single(project.targets, plain)
             if gpu:
                 check_not_cpu(target)
 
 
 def _find(
-    factory: Project, name: str, registry: str, progress: Progress
+    project: Project, name: str, registry: str, progress: Progress
 ) -> tuple[Image | SifArtifact, ImageReference | None]:
     if "/" in name:
-        return _from_registry(factory, parse_reference(name), progress)
+        return _from_registry(project, parse_reference(name), progress)
     _, at, digest = name.rpartition("@")
-    if at and (registry or factory.settings.registry.value) and factory.layout.manifest(digest) is None:
-        return _from_registry(factory, target_reference(factory, name, registry)[1], progress)
-    artifact = find_stored(factory, name)
+    if at and (registry or project.settings.registry.value) and project.layout.manifest(digest) is None:
+        return _from_registry(project, target_reference(project, name, registry)[1], progress)
+    artifact = find_stored(project, name)
     if artifact is None:
-        target = select_single(factory.targets, name)
-        artifact = stored_image(factory, target) or stored_sif(factory, target)
+        target = select_single(project.targets, name)
+        artifact = stored_image(project, target) or stored_sif(project, target)
         if artifact is None:
             raise not_built_error(target, ", or name an image in a registry: HOST/NAME@sha256:...")
     return artifact, None
@@ -135,10 +135,10 @@ def _in_registry(access: Access, target: Target, subject: VerifiedImage, registr
     return ImageReference(registry=host, repository=repository, digest=subject.index)
 
 
-def definition_of(factory: Project, artifact: Image | SifArtifact, name: str) -> BuildSpec:
+def definition_of(project: Project, artifact: Image | SifArtifact, name: str) -> BuildSpec:
     """Return what the image must be, by the target and lock in its labels."""
-    labels = _labels(factory, artifact)
-    target = factory.target(labels.get(TARGET_LABEL, ""))
+    labels = _labels(project, artifact)
+    target = project.target(labels.get(TARGET_LABEL, ""))
     if target is None:
         label = printable_value(labels.get(TARGET_LABEL, ""))
         what = f"this project has no target '{label}'" if label else "it has no label of a target"
@@ -148,13 +148,13 @@ def definition_of(factory: Project, artifact: Image | SifArtifact, name: str) ->
             hint="verify it in the project that built it (-C DIR)",
         )
     plain, at, digest = name.partition("@")
-    if at and plain != target.name and factory.target(plain):
+    if at and plain != target.name and project.target(plain):
         raise UsageError(
             "image-target-mismatch",
             f"{name} is an image of {target.name}",
             hint=f"use only its digest, or {target.name}@{digest}",
         )
-    definition = define_target(factory, target)
+    definition = define_target(project, target)
     # The manifest of a .sif names only the target; the suite checks the packages inside all the same.
     digest = lock_digest(definition.lock)
     if labels.get(LOCK_LABEL, digest if isinstance(artifact, SifArtifact) else "") != digest:

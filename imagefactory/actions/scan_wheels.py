@@ -1,8 +1,7 @@
-"""Makes the rows of scanned.toml: `python -m imagefactory.actions.scan_wheels [OPTIONS] FILE.whl...`
+"""Make the rows of scanned.toml: `python -m imagefactory.actions.scan_wheels [OPTIONS] FILE.whl...`
 
-Each file is scanned and its row printed, or with `--write` put into scanned.toml in the place of an older
-one of the same file. `--locks` adds the frameworks' wheels of the factory's locks that have no row yet: they
-are fetched one after another from this machine's package index, and removed.
+Each file is scanned. Its row is printed, or with `--write` replaces the row of the same file in scanned.toml.
+`--locks` adds the framework wheels of the project's locks that have no row yet, one download after another.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _PACKAGES = re.compile(r"torch|tensorflow|jaxlib|jax-cuda\d+-(?:plugin|pjrt)|onn
 
 
 def required_libraries(contents: ScanResult) -> ScanResult:
-    """A scan without the libraries on which nothing depends: those that are only reported."""
+    """Return a scan without the libraries on which nothing depends."""
     framework = find_framework(contents)
     counted = (LibraryRole.GATES, LibraryRole.ON_DEMAND)
     libraries = tuple(
@@ -61,13 +60,13 @@ def required_libraries(contents: ScanResult) -> ScanResult:
 
 
 def format_wheels(wheels: Iterable[WheelScan]) -> str:
-    """The text of scanned.toml with these rows, by package and version."""
+    """Return the text of scanned.toml with these rows, by package and version."""
     rows = sorted(wheels, key=lambda wheel: (wheel.package, natural(wheel.version), wheel.file))
     return "\n".join([_HEAD, *(format_wheel(wheel) for wheel in rows)])
 
 
 def format_wheel(wheel: WheelScan) -> str:
-    """One wheel as tables of TOML."""
+    """Return a wheel as tables of TOML."""
     lines = ["[[wheel]]"]
     for key in ("package", "version", "file", "sha256"):
         lines.append(f"{key} = {_text(getattr(wheel, key))}")
@@ -109,7 +108,7 @@ def _text(value: str) -> str:
 
 
 def scan_wheel_row(path: Path, month: str, progress: Progress) -> WheelScan:
-    """A wheel's row. `month` is `2026-11`. Raises UsageError for what is no wheel or is damaged."""
+    """Return the row of a wheel. `month` is `2026-11`. Raises UsageError for a corrupt file."""
     contents = scan_wheel(path, progress, workers=2)
     damaged = [library for library in contents.libraries if library.damage]
     if damaged:
@@ -160,9 +159,9 @@ def main(arguments: list[str], month: str) -> int:
 
 
 def _scan_locks(month: str, progress: Progress, take: Callable[[WheelScan], None]) -> None:
-    factory = load_project(load_settings(directory=None, start=Path.cwd(), environ=os.environ), os.environ)
-    index = package_index(factory)
-    for lock, wheel in unscanned(factory.lock_folder):
+    project = load_project(load_settings(directory=None, start=Path.cwd(), environ=os.environ), os.environ)
+    index = package_index(project)
+    for lock, wheel in unscanned(project.lock_folder):
 
         def look_up(missing: tuple[LockedWheel, ...], lock: Lock = lock) -> dict[str, str]:
             return uv_locker(index).addresses(replace(lock, wheels=missing, conda=()))
@@ -173,7 +172,7 @@ def _scan_locks(month: str, progress: Progress, take: Callable[[WheelScan], None
 
 
 def unscanned(folder: Path) -> list[tuple[Lock, LockedWheel]]:
-    """The wheels of frameworks in a folder's locks that have no row, each once, with a lock that has it."""
+    """Return the framework wheels in the locks of a directory that have no row, each with its lock."""
     by_sha256: dict[str, tuple[Lock, LockedWheel]] = {}
     for path in sorted(folder.glob("*.requirements.txt")):
         if path.with_name(path.name.replace(".requirements.txt", ".conda-lock.yml")).exists():

@@ -62,22 +62,22 @@ def retained_digests(access: Access, now: datetime) -> tuple[str, ...]:
     return tuple(dict.fromkeys(digests))
 
 
-def collect_cache(factory: Project, progress: Progress, *, dry_run: bool) -> Removal:
+def collect_cache(project: Project, progress: Progress, *, dry_run: bool) -> Removal:
     """Delete from the cache what no committed lock names, all segments and unpacked files.
 
     Waits for running builds, as `image prune` does.
     """
-    locks = [lock for target in factory.targets if (lock := read_target_lock(factory, target))]
-    paths = map(factory.base_lock_path, factory.bases)
+    locks = [lock for target in project.targets if (lock := read_target_lock(project, target))]
+    paths = map(project.base_lock_path, project.bases)
     bases = [base for path in paths if (base := read_base_lock(path))]
     # Also the newer packages that a base was made of when the mirror no longer had the locked ones.
-    folder = factory.settings.store_path / "bases"
+    folder = project.settings.store_path / "bases"
     remembered = [(path, check_checksum(path)) for path in sorted(folder.glob("*.lock"))]
     bases += [parse_base_lock(text.decode(), str(path)) for path, text in remembered if text is not None]
     needed = {package.sha256 for lock in locks for package in lock.packages}
     needed |= {package.sha256 for base in bases for package in base.packages}
-    cache, removal = factory.settings.cache_path, Removal(factory.settings.cache_path, dry_run=dry_run)
-    with is_unused(cache_lock(factory), progress):
+    cache, removal = project.settings.cache_path, Removal(project.settings.cache_path, dry_run=dry_run)
+    with is_unused(cache_lock(project), progress):
         kinds = ("wheels", "conda", "debs", "segments")
         for path in [p for kind in kinds for p in (cache / kind).rglob("*")]:
             if path.is_file() and path.parent.name not in needed and not path.name.startswith("."):
@@ -141,12 +141,12 @@ class RepositoryListing:
 
 
 def list_registry(
-    factory: Project, targets: Sequence[Target], registry: str, progress: Progress
+    project: Project, targets: Sequence[Target], registry: str, progress: Progress
 ) -> tuple[RepositoryListing, ...]:
     """Return the tags of the repositories of targets, with what they point to."""
-    host, path = registry_place(factory, registry)
-    store = open_registry(factory, host)
-    plain = {plain_tag(target) for target in factory.targets}
+    host, path = registry_place(project, registry)
+    store = open_registry(project, host)
+    plain = {plain_tag(target) for target in project.targets}
     with progress.stage(f"list {host}"):
         names = sorted({repository_of(path, target.family) for target in targets})
         places = [StoreRepository(store=store, repository=name) for name in names]
@@ -166,7 +166,7 @@ class PruneResult:
 
 
 def prune_registry(
-    factory: Project,
+    project: Project,
     family: str,
     before: datetime,
     now: datetime,
@@ -179,12 +179,12 @@ def prune_registry(
 
     The registry's own garbage collection frees their bytes. Raises RegistryError if it refuses to delete.
     """
-    host, path = registry_place(factory, registry)
-    store, repository = open_registry(factory, host), repository_of(path, family)
+    host, path = registry_place(project, registry)
+    store, repository = open_registry(project, host), repository_of(path, family)
     with progress.stage(f"prune {host}/{repository}"):
-        plain = {plain_tag(target) for target in factory.targets}
+        plain = {plain_tag(target) for target in project.targets}
         place = StoreRepository(store=store, repository=repository)
-        tagged = read_tagged(place, plain, count_valid(factory, place, now), records=True)
+        tagged = read_tagged(place, plain, count_valid(project, place, now), records=True)
         fates = list(plan_prune(tagged, before))
         for number, fate in enumerate(fates):
             if fate.remove and not dry_run and (tag := remove_candidate(store, repository, fate)):

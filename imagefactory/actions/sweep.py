@@ -124,7 +124,7 @@ class NodeKit:
 
 
 def _make_nodes(
-    factory: Project,
+    project: Project,
     cells: Sequence[QueuedCell],
     image: PoolImage,
     level: str,
@@ -133,8 +133,8 @@ def _make_nodes(
     progress: Progress,
 ) -> tuple[NodeKit, ...]:
     """Return the nodes of one target. Raises LockError and StaleError if its lock is not current."""
-    definition = define_target(factory, cells[0].stage.target)
-    predicted = _predict(factory, cells[0].stage, definition, progress)
+    definition = define_target(project, cells[0].stage.target)
+    predicted = _predict(project, cells[0].stage, definition, progress)
     kits = []
     for cell in cells:
         node = make_node(cell, image, definition, level, format_nonce(random(NONCE_BYTES)))
@@ -195,13 +195,13 @@ def make_node_kit(node: SweepNode, definition: BuildSpec, request: GpuRequest, n
 
 
 def _predict(
-    factory: Project, stage: TargetStatus, definition: BuildSpec, progress: Progress
+    project: Project, stage: TargetStatus, definition: BuildSpec, progress: Progress
 ) -> dict[str, Predicted]:
     """Return the predictions by a scan of the image, or of the wheels if this machine never had it."""
-    image = stored_image(factory, stage.target)
+    image = stored_image(project, stage.target)
     if image is not None and stage.image in ("", image.digest):
-        with factory.layout.in_use(progress):
-            return predict_coverage(inspect_artifact(factory, image, progress).contents)
+        with project.layout.in_use(progress):
+            return predict_coverage(inspect_artifact(project, image, progress).contents)
     contents = scanned_contents(cell_query(definition.target, definition.lock, Capability(8, 0)))
     return predict_coverage(contents) if contents is not None else {}
 
@@ -277,7 +277,7 @@ class SweepCreated:
 
 
 def prepare_sweep(
-    factory: Project,
+    project: Project,
     targets: Sequence[Target],
     inventory: Inventory,
     options: SweepOptions,
@@ -285,31 +285,31 @@ def prepare_sweep(
 ) -> SweepDraft:
     """Plan a sweep; builds and sends nothing. Raises UsageError for invalid options."""
     check_limits(options.limits)
-    own = own_of(options.pool, factory.settings)
+    own = own_of(options.pool, project.settings)
     site = find_site(options.site)
     if options.pool == HTCONDOR:
         check_needs(site, WRITTEN | names_of(own))
     now = bench.clock()
     name = format_id(now, bench.random(2))
-    registry = options.registry or factory.settings.registry.value
-    kind = choose_image_type(factory, options.image, registry)
-    folder = options.folder or sweeps_directory(factory.settings) / name
+    registry = options.registry or project.settings.registry.value
+    kind = choose_image_type(project, options.image, registry)
+    folder = options.folder or sweeps_directory(project.settings) / name
     bench.pools(options.pool).check_folder(folder)
     place = ImageDelivery(kind=kind, registry=registry, folder=folder, now=now)
-    plan = plan_sweep(read_pool_stages(factory, targets, place), inventory, options.asked)
+    plan = plan_sweep(read_pool_stages(project, targets, place), inventory, options.asked)
     lookup = SweepLookup(now=now, suite=suite_digest(), pools=bench.pools, queue=bench.queue, user=bench.user)
-    images = _images(factory, plan, kind)
-    seen, notes = read_underway(sweeps_directory(factory.settings), images, lookup)
+    images = _images(project, plan, kind)
+    seen, notes = read_underway(sweeps_directory(project.settings), images, lookup)
     plan = leave_out_underway(replace(plan, notes=plan.notes + notes), seen, options.asked.allow)
     faults: tuple[NodeFault, ...] = ()
     chosen = choose_machines(inventory, options.asked.machines)
     if plan.cells and BAD_MACHINE not in options.asked.allow:
         machines = capable_machines(chosen, plan.cells)
-        faults = of_bad_machines(_recent_faults(factory.settings, options.pool, bench), machines)
+        faults = of_bad_machines(_recent_faults(project.settings, options.pool, bench), machines)
         plan = leave_out_bad(plan, chosen, bad_by_row(faults, machines))
         plan = replace(plan, notes=plan.notes + format_excluded(faults))
     if plan.cells and CLAIMED not in options.asked.allow:
-        claims = read_claims(factory, registry, now)
+        claims = read_claims(project, registry, now)
         plan = leave_out_claimed(replace(plan, notes=plan.notes + claims.notes), images, claims.claims)
     plan = within_budget(plan, options.asked, timeout_of(options.level), now.date())
     return SweepDraft(
@@ -338,13 +338,13 @@ def _recent_faults(settings: Settings, pool: str, bench: SweepDependencies) -> t
     return tuple(blamed)
 
 
-def _images(factory: Project, plan: SweepPlan, kind: ImageKind) -> Images:
+def _images(project: Project, plan: SweepPlan, kind: ImageKind) -> Images:
     """Return what the jobs of a plan would run, as far as it exists."""
     stages = {cell.stage.target.name: cell.stage for cell in plan.cells if not cell.stage.missing}
     if kind is ImageKind.DOCKER:
         images = {name: f"docker://{stage.reference}" for name, stage in stages.items()}
     else:
-        sifs = {name: ensure_stored_sif(factory, stage.target) for name, stage in stages.items()}
+        sifs = {name: ensure_stored_sif(project, stage.target) for name, stage in stages.items()}
         images = {name: sif.file.digest for name, sif in sifs.items() if sif}
     keys = [(cell.stage.target.name, cell.row) for cell in plan.cells]
     return {key: images[key[0]] for key in keys if key[0] in images}
@@ -373,7 +373,7 @@ def sweeps_directory(settings: Settings) -> Path:
 
 
 def make_sweep(
-    factory: Project, prepared: SweepDraft, bench: SweepDependencies, progress: Progress
+    project: Project, prepared: SweepDraft, bench: SweepDependencies, progress: Progress
 ) -> SweepCreated:
     """Write a sweep: images, nonces and files. A target that cannot be built does not stop the others.
 
@@ -392,7 +392,7 @@ def make_sweep(
         raise UsageError(
             "directory-exists", f"{folder} already exists", hint="choose a new directory: --dir DIR"
         )
-    factory.layout.make()
+    project.layout.make()
     kits: list[NodeKit] = []
     faults: list[tuple[str, ImagefactoryError]] = []
     skipped = list(prepared.plan.left_out)
@@ -401,12 +401,12 @@ def make_sweep(
         by_target.setdefault(cell.stage.target.name, []).append(cell)
     for name, cells in by_target.items():
         try:
-            image = ensure_image(factory, cells[0].stage, prepared.place, progress)
+            image = ensure_image(project, cells[0].stage, prepared.place, progress)
             fitting, none = check_capacity(cells, image, prepared.inventory)
             skipped += none
             if fitting:
                 level, now = prepared.options.level, prepared.place.now
-                kits += _make_nodes(factory, fitting, image, level, now, bench.random, progress)
+                kits += _make_nodes(project, fitting, image, level, now, bench.random, progress)
         except ImagefactoryError as error:
             faults.append((name, error))
             skipped += [
@@ -426,7 +426,7 @@ def make_sweep(
             else NothingSelectedError("machines-too-small", skipped[-1].reason, hint=CAPACITY_HINT)
         )
     claimed = _claim(
-        factory,
+        project,
         prepared.id,
         prepared.place.registry,
         [kit.node for kit in kits],
@@ -436,9 +436,9 @@ def make_sweep(
         ask=CLAIMED not in prepared.options.asked.allow,
     )
     for note in (note for note in claimed.notes if note not in prepared.plan.notes):
-        factory.tell(f"note: {note}")
+        project.tell(f"note: {note}")
     for claim in {claim.order: claim for claim in claimed.lost.values()}.values():
-        factory.tell(f"note: skipping cells: {claim.reason}")
+        project.tell(f"note: skipping cells: {claim.reason}")
     lost = {kit.node.name: claimed.lost.get(cell_of(kit.node)) for kit in kits}
     skipped += [skipped_by_claim(other, kit.node) for kit in kits if (other := lost[kit.node.name])]
     kits = [kit for kit in kits if not lost[kit.node.name]]
@@ -462,13 +462,13 @@ def make_sweep(
     )
     runs = {kit.node.nonce: replace(kit.run, pool=sweep.pool) for kit in kits}
     try:
-        nonce_store(factory).issue_all(runs, sweep.made)
+        nonce_store(project).issue_all(runs, sweep.made)
         write_sweep_file(folder, sweep)
         if prepared.faults:
             write_file(folder / FAULT_FILES, format_machine_faults(prepared.faults))
         bench.pools(sweep.pool).write(folder, sweep, {kit.node.name: kit.texts for kit in kits})
     except BaseException:
-        release_claim(factory, sweep.id, (), bench.clock(), progress)
+        release_claim(project, sweep.id, (), bench.clock(), progress)
         raise
     notes = dict.fromkeys((*prepared.plan.notes, *claimed.notes))
     return SweepCreated(sweep=sweep, folder=folder, faults=tuple(faults), notes=tuple(notes))

@@ -48,13 +48,13 @@ class ImageDelivery:
     now: datetime
 
 
-def choose_image_type(factory: Project, requested: str, registry: str) -> ImageKind:
+def choose_image_type(project: Project, requested: str, registry: str) -> ImageKind:
     """Return the requested type, else one by the settings: `sif_folder`, then a registry, else a .sif.
 
     What the store has does not count: a verdict on a .sif is none on the image, so the type must not change
     by itself. Raises UsageError for one that needs a registry if none is set.
     """
-    folder = factory.settings.sif_folder.value
+    folder = project.settings.sif_folder.value
     sif = ImageKind.OSDF if folder.startswith(OSDF) else ImageKind.SIF
     if requested:
         kind = sif if requested == ImageKind.SIF else ImageKind(requested)
@@ -70,33 +70,33 @@ def choose_image_type(factory: Project, requested: str, registry: str) -> ImageK
 
 
 def read_pool_stages(
-    factory: Project, targets: Sequence[Target], place: ImageDelivery
+    project: Project, targets: Sequence[Target], place: ImageDelivery
 ) -> tuple[TargetStatus, ...]:
     """Return how far each target is, with the verdicts on what the pool would run."""
     if place.kind is ImageKind.DOCKER:
-        return read_stages(factory, targets, PlanLookup(now=place.now, registry=place.registry))
-    reader = VerdictReader(factory, place.now)
+        return read_stages(project, targets, PlanLookup(now=place.now, registry=place.registry))
+    reader = VerdictReader(project, place.now)
 
     def of_sif(stage: TargetStatus) -> TargetStatus:
-        sif = None if stage.missing else ensure_stored_sif(factory, stage.target)
+        sif = None if stage.missing else ensure_stored_sif(project, stage.target)
         return replace(stage, verdicts=to_renew(reader.stored(sif), place.now) if sif else ())
 
-    return tuple(map(of_sif, read_stages(factory, targets, PlanLookup(now=place.now))))
+    return tuple(map(of_sif, read_stages(project, targets, PlanLookup(now=place.now))))
 
 
-def ensure_stored_sif(factory: Project, target: Target) -> SifArtifact | None:
+def ensure_stored_sif(project: Project, target: Target) -> SifArtifact | None:
     """Return the stored .sif of the image of a target, or the one that Apptainer built."""
-    image = stored_image(factory, target)
-    return stored_sif(factory, target) if image is None else _sif_of(factory, image)
+    image = stored_image(project, target)
+    return stored_sif(project, target) if image is None else _sif_of(project, image)
 
 
-def _sif_of(factory: Project, image: Image) -> SifArtifact | None:
-    sifs = sifs_of(factory.layout, image.manifest)
+def _sif_of(project: Project, image: Image) -> SifArtifact | None:
+    sifs = sifs_of(project.layout, image.manifest)
     return min(sifs, key=lambda sif: sif.compression != COMPRESSION, default=None)
 
 
 def ensure_image(
-    factory: Project, stage: TargetStatus, place: ImageDelivery, progress: Progress
+    project: Project, stage: TargetStatus, place: ImageDelivery, progress: Progress
 ) -> PoolImage:
     """Build, convert and send the image of a target as far as needed. Return it where jobs find it.
 
@@ -106,21 +106,21 @@ def ensure_image(
     if place.kind is ImageKind.DOCKER:
         reference = stage.reference
         if not reference:
-            image = _locked_image(factory, target, progress)
+            image = _locked_image(project, target, progress)
             if isinstance(image, SifArtifact):
                 raise UsageError(
                     "image-only-sif",
                     f"Apptainer built {target.name} as a .sif, so --image docker has no image of it",
                     hint="pass --image oras or --image sif",
                 )
-            reference = str(replace(_push(factory, target, image, place, progress), tag=""))
-        return _in_registry(factory, target, reference)
-    sif = _locked_sif(factory, target, progress)
+            reference = str(replace(_push(project, target, image, place, progress), tag=""))
+        return _in_registry(project, target, reference)
+    sif = _locked_sif(project, target, progress)
     if place.kind is ImageKind.ORAS:
-        where = _push(factory, target, sif, place, progress)
+        where = _push(project, target, sif, place, progress)
         address = f"oras://{where.registry}/{where.repository}@{where.digest}"
     else:
-        address = _place_file(factory, target, sif, place, progress)
+        address = _place_file(project, target, sif, place, progress)
     return PoolImage(
         kind=place.kind,
         address=address,
@@ -131,13 +131,13 @@ def ensure_image(
     )
 
 
-def _locked_image(factory: Project, target: Target, progress: Progress) -> Image | SifArtifact:
+def _locked_image(project: Project, target: Target, progress: Progress) -> Image | SifArtifact:
     """Return the image of the lock, built if the store lacks it."""
-    artifact = find_built(factory, target)
+    artifact = find_built(project, target)
     if artifact is None:
-        settings = factory.settings
+        settings = project.settings
         options = BuildOptions(engine=settings.engine.value, runner=settings.runner.value)
-        built = build_target(factory, target, options, progress)
+        built = build_target(project, target, options, progress)
         if built.report is not None and not built.report.passed:
             raise CheckFailedError(
                 "smoke-test-failed",
@@ -148,31 +148,31 @@ def _locked_image(factory: Project, target: Target, progress: Progress) -> Image
     return artifact
 
 
-def _locked_sif(factory: Project, target: Target, progress: Progress) -> SifArtifact:
-    artifact = _locked_image(factory, target, progress)
+def _locked_sif(project: Project, target: Target, progress: Progress) -> SifArtifact:
+    artifact = _locked_image(project, target, progress)
     if isinstance(artifact, SifArtifact):
         return artifact
-    if sif := _sif_of(factory, artifact):
+    if sif := _sif_of(project, artifact):
         return sif
-    with factory.layout.in_use(progress), progress.stage(f"{target.name}: .sif for the pool"):
-        return ensure_sif(factory, artifact, target.name, progress, compression=COMPRESSION)
+    with project.layout.in_use(progress), progress.stage(f"{target.name}: .sif for the pool"):
+        return ensure_sif(project, artifact, target.name, progress, compression=COMPRESSION)
 
 
 def _push(
-    factory: Project,
+    project: Project,
     target: Target,
     artifact: Image | SifArtifact,
     place: ImageDelivery,
     progress: Progress,
 ) -> ImageReference:
     options = PushOptions(now=place.now, registry=place.registry, made=artifact)
-    return push_target(factory, target, options, progress).reference
+    return push_target(project, target, options, progress).reference
 
 
-def _in_registry(factory: Project, target: Target, reference: str) -> PoolImage:
+def _in_registry(project: Project, target: Target, reference: str) -> PoolImage:
     """Return an image that this machine may have never seen, by what its registry says."""
     where = parse_reference(reference)
-    place = place_of(factory, where)
+    place = place_of(project, where)
     subject = replace(read_subject(place, where.tag_or_digest), target=target.name)
     _, blobs = parse_parts(read_manifest(place, subject.manifest))
     size = sum(blob.size for blob in blobs)
@@ -191,10 +191,10 @@ def unpacked_of(size: int) -> int:
 
 
 def _place_file(
-    factory: Project, target: Target, sif: SifArtifact, place: ImageDelivery, progress: Progress
+    project: Project, target: Target, sif: SifArtifact, place: ImageDelivery, progress: Progress
 ) -> str:
     """Return the path of the .sif for jobs, copied there if need be: its name has its digest."""
-    name, shared = sif_name(target.name, sif.file.digest), factory.settings.sif_folder.value
+    name, shared = sif_name(target.name, sif.file.digest), project.settings.sif_folder.value
     if place.kind is ImageKind.OSDF:
         return f"{shared.rstrip('/')}/{name}"
     path = (Path(shared) if shared else place.folder.absolute() / "images") / name

@@ -129,7 +129,7 @@ def check_push(access: Access, options: PushOptions) -> None:
     open_registry(access, host).check()
 
 
-def push_target(factory: Project, target: Target, options: PushOptions, progress: Progress) -> PushResult:
+def push_target(project: Project, target: Target, options: PushOptions, progress: Progress) -> PushResult:
     """Push what was built as an immutable candidate, then set its further tags.
 
     A target that only Apptainer has built is pushed as its .sif. One that is not built is pushed by its layer
@@ -137,14 +137,14 @@ def push_target(factory: Project, target: Target, options: PushOptions, progress
     promotion moves, RegistryError.
     """
     promised: Image | None = None
-    with factory.layout.in_use(progress):
-        artifact = options.made or stored_image(factory, target)
+    with project.layout.in_use(progress):
+        artifact = options.made or stored_image(project, target)
         if artifact is None:
-            artifact = stored_sif(factory, target)
+            artifact = stored_sif(project, target)
             if artifact is None and not options.sif:
-                artifact = promised = promised_image(factory, target, factory.layout)
+                artifact = promised = promised_image(project, target, project.layout)
         elif options.sif and isinstance(artifact, Image):
-            artifact = ensure_sif(factory, artifact, target.name, progress, compression=options.sif)
+            artifact = ensure_sif(project, artifact, target.name, progress, compression=options.sif)
         if artifact is None:
             raise not_built_error(target)
         platforms: tuple[str, ...] = ()
@@ -154,9 +154,9 @@ def push_target(factory: Project, target: Target, options: PushOptions, progress
         else:
             manifest, file, candidate = artifact.manifest, "", artifact.digest
             if promised is None:
-                platforms, index, plain = _join_platforms(factory, artifact, target)
+                platforms, index, plain = _join_platforms(project, artifact, target)
         reference, sent = _push(
-            factory,
+            project,
             target,
             artifact.digest,
             candidate_tag(target, candidate, ".sif" if file else ""),
@@ -166,7 +166,7 @@ def push_target(factory: Project, target: Target, options: PushOptions, progress
         )
         joined = None
         if index:
-            where, sent_index = _push(factory, plain, index, candidate_tag(plain, index), options, progress)
+            where, sent_index = _push(project, plain, index, candidate_tag(plain, index), options, progress)
             joined = PlatformIndexPush(platforms=platforms, reference=where, sent=sent_index)
     return PushResult(
         target=target, manifest=manifest, reference=reference, sent=sent, file=file, joined=joined
@@ -185,14 +185,14 @@ def plain_name(target: Target) -> str:
     return target.name.removesuffix(f"-{architecture(target.platform)}")
 
 
-def _join_platforms(factory: Project, image: Image, target: Target) -> tuple[tuple[str, ...], str, Target]:
+def _join_platforms(project: Project, image: Image, target: Target) -> tuple[tuple[str, ...], str, Target]:
     """Store an index of `image` and the stored images of the same target for other platforms.
 
     Return the platforms, the digest of the index (empty if there is only one image), and the plain target.
     """
-    same = on_other_platforms(factory.targets, target)
-    images = {row.platform: image if row == target else stored_image(factory, row) for row in same}
-    layout, entries, platforms = factory.layout, [], []
+    same = on_other_platforms(project.targets, target)
+    images = {row.platform: image if row == target else stored_image(project, row) for row in same}
+    layout, entries, platforms = project.layout, [], []
     annotations: list[set[tuple[str, str]]] = []
     for platform, stored in sorted(images.items()):
         if stored is None:
@@ -214,7 +214,7 @@ def _join_platforms(factory: Project, image: Image, target: Target) -> tuple[tup
 
 
 def _push(
-    factory: Project,
+    project: Project,
     target: Target,
     digest: str,
     candidate: str,
@@ -227,19 +227,19 @@ def _push(
 
     `promised` is the image if only its layer lock knows the layers.
     """
-    host, path = registry_place(factory, options.registry)
+    host, path = registry_place(project, options.registry)
     for tag in options.tags:
-        check_tag(tag, {plain_tag(other) for other in factory.targets})
-    layout, repository = factory.layout, repository_of(path, target.family)
+        check_tag(tag, {plain_tag(other) for other in project.targets})
+    layout, repository = project.layout, repository_of(path, target.family)
     source = StoreRepository(store=LayoutStore(layout), repository=target.family)
-    inputs = inputs_digest(factory, target, "" if promised else digest)
-    layers, key = promised.layers if promised else (), read_nonce_store_key(factory.environ)
+    inputs = inputs_digest(project, target, "" if promised else digest)
+    layers, key = promised.layers if promised else (), read_nonce_store_key(project.environ)
     lacks = {row.descriptor.digest: row.title for row in layers if not layout.has(row.descriptor)}
     with progress.stage(f"{target.name}: push to {host}/{repository}:{candidate}"):
         graph = read_graph(source, digest)
         memory = layout.recall("pushed", host) or {}
         known = roots_seen_with(memory, repository, graph)
-        families = [repository_of(path, name) for name in sorted({t.family for t in factory.targets})]
+        families = [repository_of(path, name) for name in sorted({t.family for t in project.targets})]
         sending = TransferRequest(
             graph=graph,
             repository=repository,
@@ -250,7 +250,7 @@ def _push(
             known=known is not None or bool(lacks),
             lacks=lacks,
         )
-        registry = open_registry(factory, host, sending.brake)
+        registry = open_registry(project, host, sending.brake)
         try:
             sent = send(source, registry, sending, progress)
         except BlobNotFoundError as error:
@@ -275,7 +275,7 @@ def _push(
 
 
 def make_image(
-    factory: Project,
+    project: Project,
     target: Target,
     options: BuildOptions,
     push: PushOptions | None,
@@ -284,33 +284,33 @@ def make_image(
 ) -> PushResult | None:
     """Build and test the image of a lock, call `report`, and push it if it passed and `push` is set."""
     check_build(options)
-    built = build_image(factory, define_target(factory, target), options, progress)
+    built = build_image(project, define_target(project, target), options, progress)
     report(built)
     if push is None or not built.passed:
         return None
-    return push_target(factory, target, replace(push, made=built.image), progress)
+    return push_target(project, target, replace(push, made=built.image), progress)
 
 
-def inputs_digest(factory: Project, target: Target, digest: str = "") -> str:
+def inputs_digest(project: Project, target: Target, digest: str = "") -> str:
     """Return the digest of all inputs of an image: its definition, the lock of its base, engine and codec.
 
     With `digest` it is that of this image, empty if the store does not know the image as built from them.
     Otherwise raises LockError and StaleError as `define_target` does.
     """
-    settings = factory.settings
+    settings = project.settings
     try:
         if digest:
-            built = find_built(factory, target)
+            built = find_built(project, target)
             if built is None or built.digest != digest:
                 return ""
-        files = render_target(factory, target)
+        files = render_target(project, target)
     except (LockError, StaleError, StoreError):
         if not digest:
             raise
         return ""
     texts = [text for name in sorted(files) for text in (name, files[name])]
     # A pulled base is in the definition.
-    base = [format_base_lock(lock) for lock in base_locks(factory, factory.base_of(target))]
+    base = [format_base_lock(lock) for lock in base_locks(project, project.base_of(target))]
     return f"sha256:{hash_key('made-from', settings.engine.value, settings.codec.value, *texts, *base)}"
 
 
@@ -325,10 +325,10 @@ def _annotate_inputs(
         put_artifact(place, pushed_record(candidate, read_pushed(records) or now, inputs, key=key))
 
 
-def explain_no_candidate(factory: Project, place: StoreRepository) -> str:
+def explain_no_candidate(project: Project, place: StoreRepository) -> str:
     """Return why `find_candidate` found none; without the key, pushes of other stores do not count."""
     reason = f"{place} has no image of what the lock gives"
-    if read_nonce_store_key(factory.environ):
+    if read_nonce_store_key(project.environ):
         return reason
     return (
         f"{reason} that this store pushed ({NONCE_STORE_KEY} is not set, so pushes of other stores "
@@ -336,14 +336,14 @@ def explain_no_candidate(factory: Project, place: StoreRepository) -> str:
     )
 
 
-def find_candidate(factory: Project, target: Target, place: StoreRepository) -> Descriptor | None:
+def find_candidate(project: Project, target: Target, place: StoreRepository) -> Descriptor | None:
     """Return the candidate of the present lock in a registry.
 
     Only the local record of pushes counts, and records with the MAC of IMAGEFACTORY_LEDGER_KEY. Raises
     LockError and StaleError as `define_target` does.
     """
-    inputs = inputs_digest(factory, target)
-    memory = factory.layout.recall("pushed", place.store.name) or {}
+    inputs = inputs_digest(project, target)
+    memory = project.layout.recall("pushed", place.store.name) or {}
     digests = digests_sent_as(memory, place.repository, inputs)
     manifests = [place.store.manifest(place.repository, digest) for digest in digests]
     if present := [manifest[0] for manifest in manifests if manifest]:
@@ -351,7 +351,7 @@ def find_candidate(factory: Project, target: Target, place: StoreRepository) -> 
             return present[0]
         oldest = datetime.min.replace(tzinfo=UTC)  # several: an engine that is not reproducible
         return max(present, key=lambda row: read_pushed(read_records(place, row.digest)) or oldest)
-    return find_by_inputs(place, plain_tag(target), inputs, read_nonce_store_key(factory.environ))
+    return find_by_inputs(place, plain_tag(target), inputs, read_nonce_store_key(project.environ))
 
 
 # --- From a registry into the store, or into a .sif file
@@ -377,12 +377,12 @@ class PullResult:
         return not self.alone
 
 
-def target_reference(factory: Project, text: str, registry: str = "") -> tuple[Target, ImageReference]:
+def target_reference(project: Project, text: str, registry: str = "") -> tuple[Target, ImageReference]:
     """Return `TARGET[:TAG][@sha256:...]` as a reference to the registry, by default with the target's tag."""
     rest, at, digest = text.partition("@")
     name, colon, tag = rest.partition(":")
-    target = select_single(factory.targets, name)
-    host, path = registry_place(factory, registry)
+    target = select_single(project.targets, name)
+    host, path = registry_place(project, registry)
     if not colon and not at:
         tag = plain_tag(target)
     place = f"{host}/{repository_of(path, target.family)}"

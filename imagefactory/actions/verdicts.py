@@ -297,19 +297,19 @@ def writing(access: Access, place: StoreRepository, progress: Progress) -> Itera
 
 
 def repair_all_referrers(
-    factory: Project, registry: str, now: datetime, progress: Progress
+    project: Project, registry: str, now: datetime, progress: Progress
 ) -> tuple[RepairResult, ...]:
     """Let every repository of a registry list again what this store attached to it or knows of it.
 
     These are the repositories of all families, and those in the journal. Raises RegistryError.
     """
-    host, path = registry_place(factory, registry)
-    journal, store = AttachJournal(factory.layout.path), open_registry(factory, host)
-    repositories = {repository_of(path, target.family) for target in factory.targets}
+    host, path = registry_place(project, registry)
+    journal, store = AttachJournal(project.layout.path), open_registry(project, host)
+    repositories = {repository_of(path, target.family) for target in project.targets}
     repositories |= {repository for known, repository in journal.places() if known == host}
     results = []
-    with factory.layout.in_use(progress), journal.alone(progress):
-        local = stored_statements(factory.layout)
+    with project.layout.in_use(progress), journal.alone(progress):
+        local = stored_statements(project.layout)
         for repository in sorted(repositories):
             place = StoreRepository(store=store, repository=repository)
             with progress.stage(f"reconcile {host}/{repository}"):

@@ -129,12 +129,12 @@ class VerifyResult:
 
 
 def verify_and_attach(
-    factory: Project, name: str, options: VerifyOptions, bench: VerifyDependencies, progress: Progress
+    project: Project, name: str, options: VerifyOptions, bench: VerifyDependencies, progress: Progress
 ) -> VerifyResult:
     """Verify the image of a name. Raises NoGpuError before anything is fetched if this machine has no GPU."""
-    check_name(factory, name)
+    check_name(project, name)
     hardware = bench.evidence.read()
-    key = signing_key(factory, bench.clock())
+    key = signing_key(project, bench.clock())
     if options.promote and key is None:
         raise UsageError(
             "promote-key-missing",
@@ -143,16 +143,16 @@ def verify_and_attach(
         )
     if options.output:
         check_output(options.output)
-    image = resolve_image(factory, name, options.registry, progress)
-    report = verify_image(factory, image, hardware, options, bench, progress)
-    path = write_unsigned_report(factory, report, options.output)
-    signed = sign_report(factory, report, key, bench.clock())
+    image = resolve_image(project, name, options.registry, progress)
+    report = verify_image(project, image, hardware, options, bench, progress)
+    path = write_unsigned_report(project, report, options.output)
+    signed = sign_report(project, report, key, bench.clock())
     attached: tuple[str, ...] = ()
     promotion: PromotionResult | None = None
     if signed.signed is not None:
-        attached = attach_signed(factory, signed.signed, image.where, progress)
+        attached = attach_signed(project, signed.signed, image.where, progress)
         if options.promote:
-            promotion = _promote(factory, image.definition.target, image.where, bench.clock(), progress)
+            promotion = _promote(project, image.definition.target, image.where, bench.clock(), progress)
     return VerifyResult(
         chosen=image, report=report, path=path, signed=signed, attached=attached, promotion=promotion
     )
@@ -248,10 +248,10 @@ def write_unsigned_report(access: Access, report: GpuReport, output: Path | None
 
 
 def _promote(
-    factory: Project, target: Target, where: ImageReference | None, now: datetime, progress: Progress
+    project: Project, target: Target, where: ImageReference | None, now: datetime, progress: Progress
 ) -> PromotionResult:
-    place = place_of(factory, where, target.family)
-    return promote(factory, PromotionRequest(target=target, place=place, now=now), progress)
+    place = place_of(project, where, target.family)
+    return promote(project, PromotionRequest(target=target, place=place, now=now), progress)
 
 
 # --- Kits, for a machine with a GPU and without imagefactory
@@ -279,13 +279,13 @@ class KitFiles:
 
 
 def write_kit(
-    factory: Project, name: str, options: VerifyOptions, place: KitDestination, progress: Progress
+    project: Project, name: str, options: VerifyOptions, place: KitDestination, progress: Progress
 ) -> KitFiles:
     """Write a kit for the image of a name, with the level, capability and registry of the options.
 
     Raises UsageError if the directory is not empty.
     """
-    image = resolve_image(factory, name, options.registry, progress)
+    image = resolve_image(project, name, options.registry, progress)
     definition, where = image.definition, image.where
     if rocm_of(definition.target.cuda):
         raise UsageError(
@@ -294,8 +294,8 @@ def write_kit(
             hint="run imagefactory verify on the machine itself",
         )
     check_level(definition, options.level)
-    with factory.layout.in_use(progress):
-        predicted = _predicted(factory, image.made, None, progress)
+    with project.layout.in_use(progress):
+        predicted = _predicted(project, image.made, None, progress)
     request = GpuRequest(
         nonce=format_nonce(os.urandom(NONCE_BYTES)),
         level=options.level,
@@ -310,14 +310,14 @@ def write_kit(
         waive=definition.target.waive,
         timeout=timeout_of(options.level),
         reference=str(where) if where else "",
-        plain_http=open_registry(factory, where.registry).plain if where else False,
+        plain_http=open_registry(project, where.registry).plain if where else False,
         sifs=tuple(
             row.artifact.file.digest
-            for row in stored_sifs(factory.layout, image.subject.manifest)
+            for row in stored_sifs(project.layout, image.subject.manifest)
             if isinstance(row.artifact, SifArtifact)
         ),
     )
-    nonces = nonce_store(factory, place.ledger)
+    nonces = nonce_store(project, place.ledger)
     issued = make_kit(place.folder, kit, nonces, utc_now())
     return KitFiles(
         subject=image.subject,
@@ -359,37 +359,37 @@ class KitResult:
 
 
 def collect(
-    factory: Project, folder: Path, options: CollectOptions, now: datetime, progress: Progress
+    project: Project, folder: Path, options: CollectOptions, now: datetime, progress: Progress
 ) -> KitResult:
     """Sign and attach what a kit brought back. Raises as `collect_kit`, and UsageError without a key.
 
     Raises CheckFailedError if the run says nothing of the image (`infrastructure`, `not-tested`),
     StatementError if the evidence of the host lacks the GPU of the suite: then nothing is spent.
     """
-    nonces = nonce_store(factory, options.ledger)
+    nonces = nonce_store(project, options.ledger)
     signed = earlier = unsettled(nonces, folder)
     if signed is None:
         copied = options.ledger is not None
-        kit = collect_kit(folder, nonces, now, factory.environ, again=copied)
-        where = _image_source(factory, kit.report, kit.reference, options.registry)
-        if copied and (before := _signed_before(factory, kit.report, where, now)):
+        kit = collect_kit(folder, nonces, now, project.environ, again=copied)
+        where = _image_source(project, kit.report, kit.reference, options.registry)
+        if copied and (before := _signed_before(project, kit.report, where, now)):
             verdict, attached = before
-            promotion = _promote_kit(factory, verdict.report, where, options, now, progress)
+            promotion = _promote_kit(project, verdict.report, where, options, now, progress)
             return KitResult(verdict=verdict, attached=attached, again=True, promotion=promotion)
         check_open(nonces.look(kit.report.nonce), now)
-        with factory.layout.in_use(progress):
-            write_unsigned_report(factory, kit.report, None)
-        signed = _sign_kit(factory, kit, nonces, now)
+        with project.layout.in_use(progress):
+            write_unsigned_report(project, kit.report, None)
+        signed = _sign_kit(project, kit, nonces, now)
     verdict = signed[0].verdict
-    where = _image_source(factory, verdict.report, signed[1], options.registry)
-    attached = attach_signed(factory, signed[0], where, progress)
-    promotion = _promote_kit(factory, verdict.report, where, options, now, progress)
+    where = _image_source(project, verdict.report, signed[1], options.registry)
+    attached = attach_signed(project, signed[0], where, progress)
+    promotion = _promote_kit(project, verdict.report, where, options, now, progress)
     nonces.settle(verdict.report.nonce)  # last: if tags could not be moved, the same call can be repeated
     return KitResult(verdict=verdict, attached=attached, again=earlier is not None, promotion=promotion)
 
 
 def _promote_kit(
-    factory: Project,
+    project: Project,
     report: GpuReport,
     where: ImageReference | None,
     options: CollectOptions,
@@ -398,22 +398,22 @@ def _promote_kit(
 ) -> PromotionResult | None:
     if not options.promote:
         return None
-    return _promote(factory, _target(factory, report, "so its tags cannot be moved"), where, now, progress)
+    return _promote(project, _target(project, report, "so its tags cannot be moved"), where, now, progress)
 
 
 def _signed_before(
-    factory: Project, report: GpuReport, where: ImageReference | None, now: datetime
+    project: Project, report: GpuReport, where: ImageReference | None, now: datetime
 ) -> tuple[Verdict, tuple[str, ...]] | None:
     """Return the verdict of this run that is attached already, and the places that have it.
 
     A named nonce directory may be a copy, as in CI jobs: it does not always know what is spent. Raises
     NonceError (replayed) if the verdict is of another result.
     """
-    key = signing_key(factory, now)
+    key = signing_key(project, now)
     keys = {key.keyid: key.public} if key else {}
-    keys |= {trusted.keyid: trusted.public for trusted in read_trust(factory.settings.files).keys}
+    keys |= {trusted.keyid: trusted.public for trusted in read_trust(project.settings.files).keys}
     verdicts: dict[str, Verdict] = {}
-    for place, subject in places_of(factory, report.subject, where):
+    for place, subject in places_of(project, report.subject, where):
         if verdict := read_signed(place, subject.manifest, keys).get(report.nonce):
             verdicts[subject_name(place)] = verdict
             if _result_of(verdict.report) != _result_of(report):
@@ -482,20 +482,20 @@ def parse_signed(data: bytes) -> tuple[SignedVerdict, str]:
 
 
 def _image_source(
-    factory: Project, report: GpuReport, reference: str, registry: str
+    project: Project, report: GpuReport, reference: str, registry: str
 ) -> ImageReference | None:
     """Return where the image is besides the store: in the named registry, else in that of the kit."""
     if not registry:
         return parse_reference(reference) if reference else None
-    target = _target(factory, report, "so its repository is not known")
-    host, path = registry_place(factory, registry)
+    target = _target(project, report, "so its repository is not known")
+    host, path = registry_place(project, registry)
     return ImageReference(
         registry=host, repository=repository_of(path, target.family), digest=report.subject.index
     )
 
 
-def _target(factory: Project, report: GpuReport, why: str) -> Target:
-    target = factory.target(report.subject.target)
+def _target(project: Project, report: GpuReport, why: str) -> Target:
+    target = project.target(report.subject.target)
     if target is None:
         raise UsageError(
             "target-not-in-project",

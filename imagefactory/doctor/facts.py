@@ -20,11 +20,10 @@ class Health(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """One line of the doctor's answer. `remedy` is a command or a setting, empty when all is well.
+    """One line of the doctor's report. `remedy` is a command or a setting, empty if all is well.
 
-    `needed_for` is `build`, `run`, `push`, `gpu` or `comfort`, or the name of an engine or runner that is
-    not the configured one: without what is needed for `build` or `run` and is missing or denied, the
-    README's first command cannot end well.
+    `needed_for` is `build`, `run`, `push`, `gpu` or `comfort`, or an engine or runner that is not the
+    configured one. If something for `build` or `run` is missing or denied, the README's first command fails.
     """
 
     name: str
@@ -36,9 +35,9 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxAttempt:
-    """A sandbox that was really tried: what the machine said when it refused, else an empty string.
+    """The attempt to start a sandbox: the machine's refusal, else an empty string.
 
-    `cgroup` is the version of the group in which the kernel counted it, 0 where `no_cgroup` says why not.
+    `cgroup` is the version of the control group that counted it, or 0 and the reason in `no_cgroup`.
     """
 
     refusal: str
@@ -48,7 +47,7 @@ class SandboxAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult:
-    """Something that was asked whether it works: its `answer`, else why not and what mends it."""
+    """The `answer` of a service, else its refusal and a remedy."""
 
     name: str
     answer: str = ""
@@ -64,7 +63,7 @@ class ProbeResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disk:
-    """Free bytes of the file system that holds, or would hold, a folder."""
+    """Free bytes of the file system of a directory, which may not exist yet."""
 
     name: str
     path: str

@@ -20,7 +20,7 @@ from imagefactory.verify.outcome import clean
 
 
 def diagnose_gpus(facts: MachineFacts) -> list[Diagnosis]:
-    """A line for each maker's GPUs; one where there is none."""
+    """Return a line for the GPUs of each maker; one line if there are none."""
     amd = [_amd(facts.amd)] if facts.amd else []
     return amd if amd and not count_gpus(map(Path, facts.gpu_nodes)) else [_nvidia(facts), *amd]
 
@@ -198,7 +198,7 @@ def explain_refusal(facts: MachineFacts) -> tuple[str, str]:
 
 
 def _programs(facts: MachineFacts) -> list[Diagnosis]:
-    """What a build starts and imports: a row for each, with what was found of it."""
+    """Return a line for each program and package that a build needs."""
     tools = dict(facts.tools)
     uv = tools.get("uv", "Python package" if "uv" in facts.modules else "")
     lacking = ", ".join(name for name in MODULES if name not in facts.modules and name != "uv")
@@ -234,8 +234,7 @@ def _mirror(facts: MachineFacts) -> Diagnosis:
 
 
 def _probes(facts: MachineFacts) -> Iterator[Diagnosis]:
-    """What was tried. Engines are needed where the settings name them, conda by its recipes; a registry is
-    asked only where one is set."""
+    """Yield the tested services: configured engines, conda, the index, and a registry if one is set."""
     rows = [
         ("conda", "conda", Health.WARNING, " (only recipes with `source: conda` need it)"),
         ("package index", "build", Health.DENIED, ""),

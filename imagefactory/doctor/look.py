@@ -101,7 +101,7 @@ def _check_apptainer(access: Access) -> str:
 
 
 def _check_conda(access: Access) -> str:
-    """What solves and links conda's packages. Channels are not asked: recipes say which."""
+    """Return what solves and links conda packages. Channels are not queried: recipes name them."""
     try:
         tools = f"py-rattler {importlib.metadata.version('py-rattler')}"
     except importlib.metadata.PackageNotFoundError:
@@ -170,9 +170,9 @@ KEYRINGS = ("usr/share/keyrings", "etc/apt/trusted.gpg.d", "etc/apt/keyrings")
 def examine_machine(
     settings: Settings, *, environ: Mapping[str, str], services: Collection[str] | None = None
 ) -> tuple[Diagnosis, ...]:
-    """Looks at this machine. The sandbox is really tried, in a child process and a temporary folder.
+    """Examine this machine. A real sandbox is started, in a child process and a temporary directory.
 
-    Of engines and of the network only `asked` are, where these are given.
+    Of engines and network services only `services` are tested, if given.
     """
     return diagnose(gather_machine_facts(settings, environ=environ, services=services))
 
@@ -266,7 +266,7 @@ def try_emulated() -> Iterator[ProbeResult]:
 
 
 def has_subordinate_ids(path: Path, user: str) -> bool:
-    """Whether /etc/subuid or /etc/subgid gives `user` a range of at least 65,536 ids."""
+    """Return whether /etc/subuid or /etc/subgid gives `user` a range of at least 65,536 ids."""
     try:
         lines = path.read_text(errors="replace").splitlines()
     except OSError:

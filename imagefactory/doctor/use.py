@@ -27,14 +27,12 @@ class TrustedKeyName:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageFacts:
-    """What was seen. `catalogue` is None where none is named; of its `images` so many are `verified` by whom
-    this reader trusts; `catalogue_notes` say that it is not the current one, or expires soon. `pool` is the
-    pool's answer, None where there are no commands of one.
+    """Facts for users of images. `catalogue` is None if none is set; `verified` of its `images` are verified.
 
-    `site` is the setting and where it was written. `reader` says whether HTCondor's own reader is installed,
-    and `mend` is what installs it. `signers` are this user's keys that are trusted here. Where several
-    centers are joined `centers` has the catalogue, keys and site of each, `center` its name.
-    `own`: the images are of a factory that this person works in.
+    `catalogue_notes` report an old or expiring catalog. `pool` is the answer of the scheduler, None without
+    its commands. `site` is the setting. `reader`: HTCondor's own reader is installed, else `mend` installs
+    it. `signers` are this user's trusted keys. With several centers, `centers` has the facts of each, and
+    `center` its name. `own`: the images are of a project of this person.
     """
 
     now: datetime
@@ -69,9 +67,9 @@ def _center(facts: UsageFacts) -> Iterator[Diagnosis]:
 
 
 def diagnose_verify(facts: UsageFacts, machine: tuple[Diagnosis, ...]) -> tuple[Diagnosis, ...]:
-    """For who proves images, here or on a pool; `machine` is what was found of GPUs, runner and store here.
+    """Return the lines for verification; `machine` are those of GPUs, runner and store here.
 
-    A pool does without a GPU of this machine and without a sandbox.
+    A pool needs no GPU of this machine and no sandbox.
     """
     pooled = facts.pool is not None and not facts.pool.refusal
     factory = (facts.factory.judge(Health.MISSING, use="use"),) if facts.factory else ()
@@ -80,7 +78,7 @@ def diagnose_verify(facts: UsageFacts, machine: tuple[Diagnosis, ...]) -> tuple[
 
 
 def is_working(findings: tuple[Diagnosis, ...]) -> bool:
-    """Whether nothing is missing or denied."""
+    """Return whether nothing is missing or denied."""
     return not any(finding.state in (Health.MISSING, Health.DENIED) for finding in findings)
 
 

@@ -1,6 +1,6 @@
 """Where a place differs from what its framework's project documents, and from itself.
 
-Neither side is taken for the truth: a page may mean another build, a scan sees no code that is made later.
+Either side may be wrong: a page may mean another build, and a scan sees no code that is compiled later.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 from imagefactory.gpu.capability import Capability, CodeKind
 from imagefactory.gpu.frameworks import (
     Framework,
-    LibraryRole,
     conda_builds,
     cuda_of,
     find_framework,
     find_package,
-    role_of,
+    gates_of,
 )
 from imagefactory.gpu.knowledge.gpus import capabilities
 from imagefactory.gpu.knowledge.packages import DocumentedSupport, WheelScan, documented, scanned_for_amd64
@@ -36,7 +35,7 @@ _CONDA_FORGE = {
 
 
 def contradictions(contents: ScanResult) -> tuple[str, ...]:
-    """One line for each, those about GPUs first. Empty where nothing is documented or all agrees."""
+    """Return a line for each, those about GPUs first. Empty if nothing is documented or all agrees."""
     framework = find_framework(contents)
     if framework is None:
         return ()
@@ -47,7 +46,7 @@ def contradictions(contents: ScanResult) -> tuple[str, ...]:
 
 
 def _named(contents: ScanResult, framework: Framework) -> tuple[str, str] | None:
-    """Under which name and version documents speak of this build, None for builds of which none does."""
+    """Return the name and version of this build in documents, None if no document has it."""
     for build, cuda in conda_builds(contents, framework):
         if _PYTORCH_CHANNEL.match(build.build):
             return "pytorch::pytorch", build.version
@@ -61,9 +60,7 @@ def _named(contents: ScanResult, framework: Framework) -> tuple[str, str] | None
 
 
 def _of_documents(contents: ScanResult, framework: Framework, row: DocumentedSupport) -> list[str]:
-    gates = [
-        library for library in contents.libraries if role_of(library.path, framework)[0] is LibraryRole.GATES
-    ]
+    gates = gates_of(contents, framework)
     if not gates:
         return []
     less: dict[str, list[Prediction]] = {}
@@ -74,16 +71,22 @@ def _of_documents(contents: ScanResult, framework: Framework, row: DocumentedSup
             less.setdefault(prediction.reason.replace(f" {capability}", ""), []).append(prediction)
         elif documented is Compatibility.NO and prediction.answer in _GOOD:
             more.append(prediction)
-    lines = [f"{_listed(some)}: documented ({_page(row)}); found: {some[0].reason}" for some in less.values()]
+    page = row.source.removeprefix("documented: ")
+
+    def line(predictions: list[Prediction], word: str) -> str:
+        names = ", ".join(str(prediction.capability) for prediction in predictions)
+        return f"{names}: {word} ({page}); found: {predictions[0].reason}"
+
+    lines = [line(predictions, "documented") for predictions in less.values()]
     if more:
-        lines.append(f"{_listed(more)}: not documented ({_page(row)}); found: {more[0].reason}")
+        lines.append(line(more, "not documented"))
     if missing := missing_ptx(row, gates):
-        lines.append(f"newer GPUs: PTX is documented ({_page(row)}); found: {missing}")
+        lines.append(f"newer GPUs: PTX is documented ({page}); found: {missing}")
     return lines
 
 
 def _of_runtimes(contents: ScanResult, cuda: str) -> list[str]:
-    """A runtime of another major than the framework was built for is not the one that it loads."""
+    """Return a line if the installed CUDA runtime has another major version than the framework's."""
     runtimes = [
         package
         for package in contents.packages
@@ -97,7 +100,7 @@ def _of_runtimes(contents: ScanResult, cuda: str) -> list[str]:
 
 
 def documented_answer(row: DocumentedSupport, capability: Capability) -> Compatibility:
-    """What a project's own list of targets means for a capability, by the rules of rules.py."""
+    """Return what a project's list of targets means for a capability, by the rules of predict.py."""
     if row.minimum and capability < row.minimum:
         return Compatibility.NO
     ways = {runs(code, capability) for code in row.codes}
@@ -107,7 +110,7 @@ def documented_answer(row: DocumentedSupport, capability: Capability) -> Compati
 
 
 def missing_ptx(row: DocumentedSupport, gates: Sequence[GpuLibrary]) -> str:
-    """Which documented PTX no library that must load has, as a sentence; empty where all is there."""
+    """Return which documented PTX the libraries that must load lack, as a sentence; empty for none."""
     codes = {code for library in gates for modules in library.modules for code in modules.codes}
     there = {code.architecture for code in codes if code.kind is CodeKind.PTX}
     missing = [code for code in row.codes if code.kind is CodeKind.PTX and code.architecture not in there]
@@ -119,27 +122,18 @@ def missing_ptx(row: DocumentedSupport, gates: Sequence[GpuLibrary]) -> str:
     return f"{missing[-1]} is not in {names}: {rest}"
 
 
-def _listed(some: list[Prediction]) -> str:
-    return ", ".join(str(prediction.capability) for prediction in some)
-
-
-def _page(row: DocumentedSupport) -> str:
-    return row.source.removeprefix("documented: ")
-
-
-# --- Where what projects document and what their wheels were found to hold differ
-# Both are reduced to one question, whether there is code for a capability, by the rules of predict.py. A
-# difference is no verdict: a scan sees no kernels that are made at run time, and a page may mean another
-# build.
+# --- Differences between what projects document and the scans of their wheels
+# Both answer one question: is there code for a capability, by the rules of predict.py? A difference is not a
+# verdict: a scan sees no kernels that are compiled at run time, and a page may mean another build.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapabilityDifference:
-    """Capabilities of which a project says something else of one build than the scan of its wheels.
+    """Capabilities for which a project documents something else than the scan of its wheels found.
 
-    `documented` is yes, through PTX or no; `found` the scan's answer and `reason` its account, of the first
-    of `capabilities`. These are empty where PTX is documented for GPUs to come, and there is none. `wheels`
-    are the scanned files.
+    `documented` is yes, through PTX or no; `found` and `reason` are the scan's, for the first of
+    `capabilities`. These are empty if PTX is documented for future GPUs, and there is none. `wheels` are the
+    scanned files.
     """
 
     framework: str
@@ -155,24 +149,20 @@ class CapabilityDifference:
 
 
 def find_differences() -> tuple[CapabilityDifference, ...]:
-    """All differences: first what is documented and not there; by framework, the newest version first."""
+    """Return all differences, documented but missing code first; by framework, the newest version first."""
+
+    def order(difference: CapabilityDifference) -> tuple[bool, str, list[int], str]:
+        newest = [-n for n in numbers(difference.version)]
+        return difference.documented is Compatibility.NO, difference.framework, newest, difference.cuda
+
     differences = [difference for wheels in builds(scanned_for_amd64()) for difference in _of_build(wheels)]
-    return tuple(sorted(differences, key=_order))
-
-
-def _order(difference: CapabilityDifference) -> tuple[bool, str, list[int], str]:
-    return (
-        difference.documented is Compatibility.NO,
-        difference.framework,
-        [-n for n in numbers(difference.version)],
-        difference.cuda,
-    )
+    return tuple(sorted(differences, key=order))
 
 
 def builds(wheels: Iterable[WheelScan]) -> Iterator[tuple[WheelScan, ...]]:
-    """The wheels of one build of a framework for one Python, together: a plugin with its runtime.
+    """Yield the wheels of one build of a framework for one Python, such as a plugin with its runtime.
 
-    Of builds that differ in Python alone, which hold the same GPU code, the first by file name speaks.
+    Builds that differ only in Python have the same GPU code: the first by file name stands for all.
     """
     groups: dict[tuple[str, str, str], list[WheelScan]] = {}
     for wheel in sorted(wheels, key=lambda wheel: wheel.file):
@@ -183,7 +173,7 @@ def builds(wheels: Iterable[WheelScan]) -> Iterator[tuple[WheelScan, ...]]:
 
 
 def _family(package: str) -> tuple[str, str]:
-    """`jax-cuda12-plugin` and `jax-cuda12-pjrt` are one build of `jax`, apart from that for CUDA 13."""
+    """Return framework and build: `jax-cuda12-plugin` and `jax-cuda12-pjrt` are one build of `jax`."""
     if package.startswith("jax-cuda"):
         return "jax", package.split("-")[1].removeprefix("cuda")
     return package, ""
@@ -223,15 +213,12 @@ def _of_build(wheels: tuple[WheelScan, ...]) -> Iterator[CapabilityDifference]:
             alike.setdefault((claimed, prediction.answer), []).append((capability, prediction.reason))
     for (claimed, answer), cases in alike.items():
         yield difference(claimed, answer, cases, cases[0][1])
-    gates = [
-        library for library in contents.libraries if role_of(library.path, framework)[0] is LibraryRole.GATES
-    ]
-    if missing := missing_ptx(row, gates):
+    if missing := missing_ptx(row, gates_of(contents, framework)):
         yield difference(Compatibility.PTX, Compatibility.NO, [], missing)
 
 
 def merge_contents(wheels: tuple[WheelScan, ...]) -> ScanResult:
-    """What several wheels hold, as one place."""
+    """Return the contents of several wheels as one place."""
     parts = [wheel.contents for wheel in wheels]
     libraries = sorted(
         (library for part in parts for library in part.libraries), key=lambda library: library.path

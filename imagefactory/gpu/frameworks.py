@@ -16,7 +16,7 @@ from imagefactory.gpu.capability import Capability, CodeKind, parse_capability
 from imagefactory.gpu.knowledge.packages import offered
 from imagefactory.gpu.knowledge.tables import read_table
 from imagefactory.gpu.knowledge.toolkits import ptx_cuda
-from imagefactory.gpu.values import InstalledPackage, ScanResult
+from imagefactory.gpu.values import GpuLibrary, InstalledPackage, ScanResult
 
 
 class LibraryRole(StrEnum):
@@ -103,6 +103,13 @@ def find_package(contents: ScanResult, framework: Framework) -> InstalledPackage
         return next((package for package in packages if package.build), packages[0])
     version = _facts(contents, framework).get("version", "")
     return InstalledPackage(name=framework.name, version=version) if version else None
+
+
+def gates_of(contents: ScanResult, framework: Framework) -> list[GpuLibrary]:
+    """Return the libraries that a framework must load."""
+    return [
+        library for library in contents.libraries if role_of(library.path, framework)[0] is LibraryRole.GATES
+    ]
 
 
 def role_of(path: str, framework: Framework | None) -> tuple[LibraryRole, str]:

@@ -22,11 +22,11 @@ from imagefactory.trust.verdict import VerificationResult
 from imagefactory.versions import natural
 
 ANY = Capability(0, 0)
-"""Stands in the question of a candidate until a GPU is asked about."""
+"""The capability in a candidate's question before a GPU is chosen."""
 OLDEST = Capability(5, 0)
 """The first column of a table: no framework here is built for older GPUs."""
 RUNS = (Compatibility.YES, Compatibility.PTX)
-"""The answers of what runs whole."""
+"""The answers without a part that fails."""
 _RELEASE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([0-9]+(?:\.[0-9]+)*)(?:\+cu([0-9]{2,3}))?")
 _NOT = 3
 Grade = tuple[int, int]
@@ -36,12 +36,11 @@ _DOUBT = {ClaimBasis.VERIFIED: 0, ClaimBasis.PREDICTED: 1, ClaimBasis.DOCUMENTED
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoverCandidate:
-    """A framework version with a CUDA version: a target of the recipes, or one that no recipe makes.
+    """A framework version with a CUDA version: a target of the recipes, or a release without a recipe.
 
-    `name` is the target's, empty for the latter. Of `group` one alone is wanted: the family of a target, else
-    the framework. `question` is what is asked of it, whatever its capability and driver. `lock` is the state
-    of the target's lock; where that is not `ok`, the versions of the recipe alone are known. `verdicts` are
-    those of its image.
+    `name` is the target's, empty for a release. One of `group` is enough: the family of a target, else the
+    framework. `question` has no capability and driver yet. `lock` is the state of the target's lock; unless
+    it is `ok`, only the recipe's versions are known. `verdicts` are those of its image.
     """
 
     name: str
@@ -60,7 +59,7 @@ class CoverCandidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompatGpu:
-    """A GPU asked about. `driver` is empty where any will do; `count` is how many of it there are.
+    """A GPU in a question. `driver` is empty for any; `count` is how many there are.
 
     `host` is the architecture of its machine's processor, empty for any.
     """
@@ -82,21 +81,22 @@ class CompatGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompatRow:
-    """One candidate and its cells, in the order of the GPUs or capabilities asked about."""
+    """One candidate and its cells, in the order of the GPUs or capabilities."""
 
     candidate: CoverCandidate
     cells: tuple[Cell, ...]
 
 
 def rows(candidates: Iterable[CoverCandidate], gpus: Sequence[CompatGpu]) -> tuple[CompatRow, ...]:
-    """Every candidate judged on every GPU, in the order given."""
-    distinct = {(gpu.capability, gpu.driver, gpu.host): gpu for gpu in gpus}
-    rows = []
-    for candidate in candidates:
+    """Return the cells of every candidate on every GPU, in this order."""
+    keys = [(gpu.capability, gpu.driver, gpu.host) for gpu in gpus]
+    distinct = dict(zip(keys, gpus, strict=True))
+
+    def row(candidate: CoverCandidate) -> CompatRow:
         cells = {key: cell(candidate, gpu) for key, gpu in distinct.items()}
-        row = tuple(cells[gpu.capability, gpu.driver, gpu.host] for gpu in gpus)
-        rows.append(CompatRow(candidate=candidate, cells=row))
-    return tuple(rows)
+        return CompatRow(candidate=candidate, cells=tuple(cells[key] for key in keys))
+
+    return tuple(map(row, candidates))
 
 
 def cell(candidate: CoverCandidate, gpu: CompatGpu) -> Cell:
@@ -109,10 +109,10 @@ def cell(candidate: CoverCandidate, gpu: CompatGpu) -> Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetEvidence:
-    """What is at hand of a target: its lock if that is current, and the word for its state.
+    """What is known about a target: its lock if that is current, and the lock's state.
 
-    `unsolvable` is why it has no solution, empty for one that may have. `image` is what is known of its image
-    in the store, which counts as long as that holds what the lock does, and with it its `verdicts`.
+    `unsolvable` is why it has no solution, or empty. `image` is the scan of its image in the store, which
+    counts with its `verdicts` only while the image has the locked packages.
     """
 
     lock: Lock | None
@@ -123,7 +123,7 @@ class TargetEvidence:
 
 
 def candidate_of(target: Target, known: TargetEvidence) -> CoverCandidate:
-    """A target as its lock has it, or as its recipe has it where there is none."""
+    """Return a target by its lock, or by its recipe without one."""
     question, image = cell_query(target, known.lock, ANY), known.image
     contents = image if image and _has_locked_packages(image, question) else None
     evidence = CellEvidence(unsolvable=known.unsolvable, contents=contents)
@@ -138,29 +138,27 @@ def candidate_of(target: Target, known: TargetEvidence) -> CoverCandidate:
 
 
 def _has_locked_packages(image: ScanResult, question: CellQuery) -> bool:
-    """Whether an image has the locked version of every package of the lock that it names."""
+    """Return whether an image has the locked version of every package that both name."""
     installed = {package.name: package.version for package in image.packages}
     both = [(name, version) for name, version in question.packages if name in installed]
     return bool(both) and all(installed[name] == version for name, version in both)
 
 
 def releases(framework: str) -> tuple[CoverCandidate, ...]:
-    """The versions of a distribution (`torch`) x CUDA that are known, recipe or not, the newest first."""
+    """Return the known versions of a distribution (`torch`) x CUDA, with or without a recipe."""
     known = {(release.version, release.cuda): release for release in knowledge.releases(framework)}
-    return newest_first(
-        CoverCandidate(
-            name="",
-            group=framework,
-            question=CellQuery(framework=framework, version=version, cuda=cuda, capability=ANY),
-        )
-        for version, cuda in known
-    )
+    return newest_first(_release(framework, version, cuda) for version, cuda in known)
+
+
+def _release(framework: str, version: str, cuda: str) -> CoverCandidate:
+    question = CellQuery(framework=framework, version=version, cuda=cuda, capability=ANY)
+    return CoverCandidate(name="", group=framework, question=question)
 
 
 def exact_releases(text: str, cuda: str = "") -> tuple[CoverCandidate, ...]:
-    """`torch==2.6`, `torch==2.6.0+cu124`: that version with `cuda`, else with each CUDA that it is known for.
+    """Return the version in `torch==2.6` or `torch==2.6.0+cu124`, with `cuda` or each known CUDA.
 
-    Of a version that is not known there is one, with no CUDA. Raises UsageError for what names no version.
+    An unknown version is one candidate without CUDA. Raises UsageError for a text without a version.
     """
     match = _RELEASE.fullmatch(text.strip())
     if not match:
@@ -175,77 +173,59 @@ def exact_releases(text: str, cuda: str = "") -> tuple[CoverCandidate, ...]:
             f"{text} is a build for CUDA {local_cuda}, not for {cuda}",
             hint="remove one of the CUDA versions",
         )
-    known = {row.cuda for row in knowledge.releases(framework) if _overlap(row.version, version)}
+    rows = knowledge.releases(framework)
+    known = {row.cuda for row in rows if covers(row.version, version) or covers(version, row.version)}
     known |= {row.cuda for row in knowledge.offered(framework, version)}
-    return newest_first(
-        CoverCandidate(
-            name="",
-            group=framework,
-            question=CellQuery(framework=framework, version=version, cuda=version_cuda, capability=ANY),
-        )
-        for version_cuda in ({cuda or local_cuda} if cuda or local_cuda else known or {""})
-    )
-
-
-def _overlap(first: str, other: str) -> bool:
-    return covers(first, other) or covers(other, first)
+    cudas = {cuda or local_cuda} if cuda or local_cuda else known or {""}
+    return newest_first(_release(framework, version, cuda) for cuda in cudas)
 
 
 def with_releases(candidates: Iterable[CoverCandidate], framework: str) -> tuple[CoverCandidate, ...]:
-    """Candidates and all versions x CUDA of their framework that none of them is, the newest first."""
+    """Return candidates and the other versions x CUDA of their framework, the newest first."""
     own = tuple(candidates)
-    built = {
-        (candidate.question.framework, candidate.question.version, candidate.question.cuda)
-        for candidate in own
-    }
+    questions = [candidate.question for candidate in own]
+    built = {(question.framework, question.version, question.cuda) for question in questions}
     more = (
-        candidate
-        for candidate in releases(framework)
-        if (framework, candidate.question.version, candidate.question.cuda) not in built
+        row
+        for row in releases(framework)
+        if (framework, row.question.version, row.question.cuda) not in built
     )
     return newest_first((*own, *more))
 
 
 def columns(*, amd: bool = False) -> tuple[CompatGpu, ...]:
-    """The capabilities of GPUs that are cards of their own, with any driver. Tables leave out what is
-    soldered beside an ARM processor (rule R2 names them): no image of x86-64 runs there. With `amd` the
-    processors of those that AMD sells."""
-    cuda = (
-        capability
-        for capability in knowledge.capabilities()
-        if capability not in INTEGRATED and capability >= OLDEST
-    )
-    return tuple(
-        CompatGpu(name=str(capability), capability=capability)
-        for capability in (knowledge.processors() if amd else cuda)
-    )
+    """Return the capabilities of separate GPUs, with any driver; with `amd` AMD's processors.
+
+    GPUs integrated with an ARM processor (rule R2) are skipped: no x86-64 image runs there.
+    """
+    cuda = tuple(row for row in knowledge.capabilities() if row not in INTEGRATED and row >= OLDEST)
+    every = knowledge.processors() if amd else cuda
+    return tuple(CompatGpu(name=str(capability), capability=capability) for capability in every)
 
 
 def newest_first(candidates: Iterable[CoverCandidate]) -> tuple[CoverCandidate, ...]:
-    """By framework version, then CUDA, the newest first; what is equal stays in order."""
-    return tuple(
-        sorted(
-            candidates,
-            key=lambda candidate: (natural(candidate.question.version), natural(candidate.question.cuda)),
-            reverse=True,
-        )
-    )
+    """Return candidates by framework version, then CUDA, the newest first; equal ones stay in order."""
+
+    def order(candidate: CoverCandidate) -> tuple[object, ...]:
+        return natural(candidate.question.version), natural(candidate.question.cuda)
+
+    return tuple(sorted(candidates, key=order, reverse=True))
 
 
 def severe_rules(cell: Cell) -> tuple[CellClaim, ...]:
-    """The known faults of what runs, save those that only cost time."""
+    """Return the known faults of a cell that runs, without those that only cost time."""
     return tuple(
         claim for claim in cell.warnings if claim.answer is not Compatibility.YES and cell.answer in RUNS
     )
 
 
 def serves(cell: Cell) -> bool:
-    """Whether an image is of use there: it runs whole, and is not known to fail or to compute wrongly."""
+    """Return whether an image is useful there: it runs, and no fault or wrong result is known."""
     return _rank(cell) < _NOT
 
 
 def by_group(candidates: Iterable[CoverCandidate]) -> tuple[tuple[str, tuple[CoverCandidate, ...]], ...]:
-    """Candidates by the group of which one alone is wanted, in the order of its first."""
+    """Return candidates by group, in the order of its first."""
     groups: dict[str, list[CoverCandidate]] = {}
     for candidate in candidates:
         groups.setdefault(candidate.group, []).append(candidate)

@@ -52,7 +52,7 @@ def file_chunks(path: Path) -> Iterator[bytes]:
 
 
 def layer_tar(layout: Layout, layer: OciLayer) -> Iterator[bytes]:
-    """The layer's tar. A blob that was cut may end early (its diff id tells); garbled: StoreError."""
+    """Yield the layer's tar. A truncated blob may end early, which its diff id shows; corrupt: StoreError."""
     path = layout.blob_path(layer.descriptor.digest)
     try:
         yield from plain_layer(layer.descriptor.media_type, file_chunks(path))
@@ -73,7 +73,7 @@ class PlainTar:
         self.stream(name, [data])
 
     def stream(self, name: str, chunks: Iterable[bytes]) -> str:
-        """A file whose size is known at its end; gives the digest of what went in."""
+        """Add a file of unknown size; return the digest of its bytes."""
         start = self._stream.tell()
         self._header(name, 0)
         digest, size = hashlib.sha256(), 0
@@ -135,11 +135,10 @@ def write_docker(layout: Layout, image: Image, tar: PlainTar) -> Iterator[int]:
 
 
 def stream_docker(layout: Layout, image: Image, name: str) -> Iterator[bytes]:
-    """`image` as docker's daemon loads it, called `name`: a docker-archive whose layers stay compressed.
+    """Yield `image` as a docker-archive named `name`, whose layers stay compressed.
 
-    Every size is known beforehand, so nothing is written down on the way. The daemon inflates (gzip,
-    zstd), and refuses a layer that is not what the config says. Raises StoreError for a blob that is
-    missing or cut, in the middle of the stream.
+    Every size is known beforehand, so nothing is buffered. Docker checks each layer against the config.
+    Raises StoreError, in the middle of the stream, for a missing or truncated blob.
     """
     config = layout.read(Descriptor(media_type="", digest=image.config, size=0))
     blobs = {layer.descriptor.digest: layer.descriptor for layer in image.layers}
@@ -168,10 +167,10 @@ def stream_docker(layout: Layout, image: Image, name: str) -> Iterator[bytes]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageImport:
-    """How a saved image comes into the layout.
+    """How a saved image is imported.
 
-    `codec` compresses new layers; `known` gives the layers that the store has, by diff id, whose bytes
-    are then not touched; `report` hears of the plain bytes as they come.
+    `codec` compresses new layers; `known` maps diff ids to layers of the store, whose bytes are skipped;
+    `report` is called with the number of plain bytes as they come.
     """
 
     codec: LayerCodec
@@ -188,10 +187,10 @@ class ImportedImage:
 
 
 def take_docker(layout: Layout, stream: IO[bytes], taking: ImageImport) -> ImportedImage:
-    """Reads what `docker save` writes (also docker 25's, which is an image layout too), in one pass.
+    """Import the output of `docker save` (also docker 25's, which is an image layout too), in one pass.
 
-    Layers may come compressed and in any order; each is hashed and must be what the config says. Raises
-    StoreError for a stream that ends early or is not an image. Nothing names what was written.
+    Layers may be compressed and in any order; each is checked against the config. Raises StoreError for a
+    stream that ends early or is not an image. No tag names the result.
     """
     small: dict[str, bytes] = {}
     links: dict[str, str] = {}
@@ -319,11 +318,11 @@ FORMATS = ("oci-archive", "docker-archive")
 
 
 def export(layout: Layout, image: Image, out: Path, *, kind: str, progress: Progress) -> None:
-    """Write `image` to the file `out` as `kind` (one of FORMATS), beside it first and then renamed.
+    """Write `image` to the file `out` as `kind` (one of FORMATS), under another name first.
 
-    The image's name in the store (`pytorch:2.3-cu121`) is what it is called when loaded. Every blob is
-    hashed on its way; memory stays at a few MiB. Raises UsageError for another kind, a missing folder
-    or a name without a tag, StoreError for a missing or damaged blob and for a full disk.
+    The image is loaded under its name in the store (`pytorch:2.3-cu121`). Every blob is checked; memory stays
+    at a few MiB. Raises UsageError for another kind, a missing directory or a name without a tag, StoreError
+    for a missing or corrupt blob and for a full disk.
     """
     writers = {"oci-archive": _oci, "docker-archive": write_docker}
     if kind not in writers:
@@ -421,7 +420,7 @@ def check_output(out: Path) -> None:
 
 @contextmanager
 def _replacing(out: Path) -> Iterator[IO[bytes]]:
-    """A new file beside `out` that takes its place when all went well."""
+    """A new file next to `out` that replaces it at the end."""
     folder = out.absolute().parent
     check_output(out)
     try:

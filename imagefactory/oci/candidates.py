@@ -142,9 +142,9 @@ def _has_mac(candidate: str, row: Mapping[str, str], key: str) -> bool:
 
 
 def find_by_inputs(place: StoreRepository, plain: str, made_from: str, key: str) -> Descriptor | None:
-    """The candidate of a target (by its plain tag) that was made of what `made_from` says, None for none.
+    """Return the newest candidate of a target (by its plain tag) with these inputs, or None.
 
-    Of several the one that was pushed last. Records without the MAC of `key` do not count, none without one.
+    Only records with the MAC of `key` count; without a key there are none.
     """
     if not key:
         return None
@@ -167,7 +167,7 @@ def _is_candidate(tag: str, plain: str) -> bool:
 
 
 def read_pushed(annotations: Sequence[Mapping[str, str]]) -> datetime | None:
-    """The latest time that the records' annotations give, None where none can be read."""
+    """Return the latest time in the records' annotations, None without a valid one."""
     times = []
     for row in annotations:
         try:
@@ -183,11 +183,11 @@ def read_pushed(annotations: Sequence[Mapping[str, str]]) -> datetime | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TagTarget:
-    """A tag of a repository and what it points to.
+    """A tag of a repository and its target.
 
-    `parts` are the digests of the manifests below (an index's platforms), those that are missing too;
-    `names` the 12 hex digits a candidate of this content may carry; `size` the bytes of the blobs of the
-    manifests that are there. `pushed` and `verdicts` are read for candidates alone.
+    `parts` are the digests of the manifests below (an index's platforms), missing ones too; `names` the 12
+    hex digits that a candidate of this content may have; `size` the bytes of the blobs of existing manifests.
+    `pushed` and `verdicts` are only read for candidates.
     """
 
     tag: str
@@ -207,11 +207,11 @@ def read_tagged(
     *,
     records: bool = False,
 ) -> tuple[TagTarget, ...]:
-    """The tags of a repository with what they point to, without those that only keep referrers.
+    """Return the tags of a repository with their targets, without those that only list referrers.
 
-    With `records`, also when candidates were pushed and how many verdicts speak of them or of one of their
-    platforms: `count` says how many that count are about a manifest, without it all are. A tag that goes away
-    meanwhile is left out; one whose platforms were deleted is not, for it must be seen and may have to go.
+    With `records`, also when candidates were pushed and how many verdicts count for each or its platforms, by
+    `count` of a manifest's digest. A tag that is deleted meanwhile is skipped; one whose platforms were
+    deleted is not, as it may have to be deleted.
     """
     tags = [tag for tag in place.store.tags(place.repository) if not FALLBACK.fullmatch(tag)]
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="tags") as pool:
@@ -254,10 +254,9 @@ def _read_tag(
 
 
 def _read_graph(place: StoreRepository, root: Manifest) -> dict[str, tuple[Descriptor, ...]]:
-    """The digests of `root` and of all manifests below it, each with its blobs, the config first.
+    """Return the digests of `root` and of all manifests below it, each with its blobs, the config first.
 
-    One that is named and is not there has none. Raises RegistryError for what the registry refuses and
-    for what is no image.
+    A missing manifest has no blobs. Raises RegistryError for a rejected request and an invalid manifest.
     """
     blobs: dict[str, tuple[Descriptor, ...]] = {}
     waiting = [root.descriptor]
@@ -359,13 +358,11 @@ class DeletableStore(Store, Protocol):
 
 
 def remove_candidate(store: DeletableStore, repository: str, fate: PruneDecision) -> str:
-    """Deletes a candidate, its platforms that nothing else has, and what is said of them.
+    """Delete a candidate, platforms that only it has, and artifacts about them; revocations stay.
 
-    Revocations stay: the same lock gives the same digest, and some machine still has the verdict that was
-    taken back.
-
-    By digest: docker-registry 2.8 can remove no tag alone. So the tags are looked at once more just
-    before; gives the one that points to the candidate now, and then nothing is removed, else "".
+    The same lock gives the same digest again, and some machine still has the revoked verdict. docker-registry
+    2.8 cannot delete a tag alone, so manifests are deleted by digest. If another tag points to the candidate
+    meanwhile, nothing is deleted and that tag is returned, else "".
     """
     digest = fate.candidate.digest
     for tag in store.tags(repository):

@@ -27,9 +27,9 @@ class CorruptDataError(Exception):
 
 
 def inflate(chunks: Iterable[bytes], wbits: int = RAW) -> Iterator[bytes]:
-    """Deflated bytes in pieces of at most 256 KiB; with `GZIP`, members that follow one another too.
+    """Yield inflated bytes in pieces of at most 256 KiB; with `GZIP`, of consecutive members too.
 
-    Raises CorruptDataError, also for what stands behind a raw stream's end.
+    Raises CorruptDataError, also for bytes after the end of a raw stream.
     """
     maker, faults = inflater()
     stream, begun = maker(wbits), False
@@ -75,7 +75,7 @@ def _check_no_rest(behind: object) -> None:
 
 
 def inflater() -> tuple[Any, tuple[type[Exception], ...]]:
-    """What makes an inflating object here, and what it raises for damage."""
+    """Return the class of inflating objects here, and their errors for corrupt data."""
     try:
         from isal import isal_zlib
     except ImportError:

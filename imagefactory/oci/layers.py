@@ -50,9 +50,9 @@ class Decompressor(Protocol):
 class LayerCodec:
     """One way to compress layers.
 
-    `identity` names library, version and level: what else decides the bytes beside the input.
-    `decompress` reads a whole file of one or more frames in chunks of about 1 MiB. `splice` is the least
-    size in bytes of a DEFLATE stream that is taken as it is; 0 where the codec can take none.
+    `identity` names library, version and level, which decide the bytes besides the input. `decompress` reads
+    a whole file of one or more frames in chunks of about 1 MiB. `splice` is the least size in bytes of a
+    DEFLATE stream that is used as it is; 0 if the codec can use none.
     """
 
     name: str
@@ -158,7 +158,7 @@ CODECS: dict[str, Callable[[], LayerCodec]] = {"zstd": _zstd, "gzip": _gzip}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeflateStream:
-    """A file's raw DEFLATE stream of `size` bytes, read anew by `chunks`; `crc` is of the plain bytes."""
+    """A file's raw DEFLATE stream of `size` bytes, which `chunks` reads; `crc` is of the plain bytes."""
 
     size: int
     crc: int
@@ -213,7 +213,7 @@ class TarSegment:
         return parts, info
 
     def folder(self, path: str, mode: int = 0o755) -> None:
-        """The folder `path` (relative, no slash at either end), of `mode`, and those above it, once each."""
+        """Add the directory `path` (relative, no outer slashes) with `mode`, and its parents, once each."""
         parts = path.split("/")
         for depth in range(1, len(parts) + 1):
             above = "/".join(parts[:depth])
@@ -225,7 +225,7 @@ class TarSegment:
                         self._tree.folder(*entry)
 
     def known(self, *folders: str) -> None:
-        """Folders that lower layers have: they get no entry, which would give them another mode."""
+        """Register directories of lower layers: they get no entry, which would change their mode."""
         self.folders.update(folders)
 
     def _parent(self, path: str) -> None:
@@ -246,9 +246,9 @@ class TarSegment:
         executable: bool,
         deflated: DeflateStream | None = None,
     ) -> None:
-        """A file of exactly `size` bytes. Raises StoreError when the chunks give another number.
+        """Add a file of exactly `size` bytes. Raises StoreError if the chunks have another number.
 
-        `deflated` is its stream where there is one; `chunks` must have proven it when they end.
+        `deflated` is its DEFLATE stream, if any; `chunks` must have checked it when they end.
         """
         if path in self._skip:
             for _ in chunks:  # whoever reads along counts on all of them

@@ -36,7 +36,7 @@ from imagefactory.trees import alone_in, folders_unheld
 
 
 class UnreadableError(StoreError):
-    """A manifest is missing or damaged. Nobody knows what it names."""
+    """A manifest is missing or corrupt, so its parts are unknown."""
 
 
 class ReachableDigests:
@@ -52,9 +52,9 @@ class ReachableDigests:
         self.damaged: list[tuple[str, StoreError]] = []
 
     def reach_tags(self) -> None:
-        """Adds all that tags need; of an image that is not whole, all that it names.
+        """Add all that tags need; of an incomplete image all that it names.
 
-        Raises StoreError where a manifest cannot be read: nobody knows what it names.
+        Raises StoreError for a manifest that cannot be read, as its parts are unknown.
         """
         for name, descriptor in self.layout.tags().items():
             hint = f"build or pull {name} again, or drop it: imagefactory image remove {name}"
@@ -70,7 +70,7 @@ class ReachableDigests:
                 )
 
     def reach_whole(self, digest: str) -> None:
-        """Adds what nobody named here: where it is not here or not whole, nothing is needed."""
+        """Add a manifest without a tag; nothing if it is missing or incomplete."""
         own = self._copy()
         try:
             manifest = self.layout.manifest(digest)
@@ -90,9 +90,9 @@ class ReachableDigests:
         self.diff_ids |= other.diff_ids
 
     def reach(self, root: Descriptor) -> None:
-        """Adds all that `root` needs, and the referrers that are whole.
+        """Add all that `root` needs, and complete referrers.
 
-        A damaged referrer (a .sif whose file is lost) is no need of the image: it goes, and is made again.
+        An image does not need a damaged referrer (a .sif whose file is lost): it is removed, and made again.
         """
         records = self._reach_below(root)
         while records:
@@ -106,9 +106,9 @@ class ReachableDigests:
             records += more
 
     def _reach_below(self, root: Descriptor) -> list[Path]:
-        """Adds what `root` itself needs; gives the records of who refers to its manifests.
+        """Add all that `root` itself needs; return the records of referrers of its manifests.
 
-        Of an index, what is here: other platforms may never have come.
+        Of an index only the manifests that exist: other platforms may never have been pulled.
         """
         layout, waiting, records = self.layout, [root], []
         while waiting:
@@ -171,7 +171,7 @@ class StoreFault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreCheck:
-    """How much was looked at (`bytes` are those of the blobs), and what is wrong."""
+    """How much was checked (`bytes` are those of the blobs), and the faults."""
 
     blobs: int
     bytes: int
@@ -181,10 +181,10 @@ class StoreCheck:
 
 
 def check(layout: Layout, progress: Progress, *, mend: bool) -> StoreCheck:
-    """Reads every byte of every blob and unpacked layer, every record, and what each tag names.
+    """Check every byte of every blob and unpacked layer, every record, and what each tag names.
 
-    With `mend`, waits until nobody uses the store, writes what the rest tells and removes what it does not:
-    builds and pulls make anew what is not there. No tag is removed. Raises StoreError for what is no store.
+    With `mend`, wait until the store is unused, repair what can be derived and delete the rest: builds and
+    pulls make it again. No tag is removed. Raises StoreError for a directory that is not a store.
     """
     if not layout.founded():
         return StoreCheck(blobs=0, bytes=0, records=0, tags=0, faults=())
@@ -231,7 +231,7 @@ def check(layout: Layout, progress: Progress, *, mend: bool) -> StoreCheck:
 
 @dataclass(frozen=True, slots=True)
 class _BlobMismatch:
-    """A file that is not what it should be; `right` is that, where the rest of the store tells."""
+    """A file with a fault; `right` is the correct content, if it can be derived."""
 
     path: Path
     what: str
@@ -322,10 +322,9 @@ _ABOUT_A_DIGEST = ("checks", "scans", "sizes")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectResult:
-    """What `collect` removed (or would remove): blobs, unpacked layers and records, and their bytes.
+    """Counts and bytes of removed blobs, unpacked layers and records.
 
-    `damaged` says by their tags which images are not whole, and why; what they name is kept. `stuck` says
-    by their paths what is not needed and cannot be removed.
+    `damaged` are incomplete images by tag; their parts stay. `stuck` are paths that could not be removed.
     """
 
     blobs: int
@@ -347,10 +346,10 @@ def collect(
     *,
     dry_run: bool = False,
 ) -> CollectResult:
-    """Removes what no tag of `layout` needs. Waits for running builds, and they wait for it.
+    """Remove what no tag of `layout` needs. It waits for running builds, and they wait for it.
 
-    `keep` gives digests of manifests that stay without a tag, as far as they are here and whole. Raises
-    StoreError for a folder that is no store: nothing there is ours to remove.
+    `keep` returns digests of manifests that stay without a tag, if they are complete. Raises StoreError for a
+    directory that is not a store.
     """
     if not layout.founded():
         return CollectResult(blobs=0, unpacked=0, records=0, bytes=0)
@@ -395,7 +394,7 @@ def _remove_others(layout: Layout, needed: ReachableDigests, *, dry_run: bool) -
 
 
 def _records(layout: Layout, digests: set[str]) -> list[Path]:
-    """The records about what is not in `digests`."""
+    """Return the records about digests that are not in `digests`."""
     inputs = [
         path
         for kind in ("layers", "images", SQUASHED)

@@ -21,7 +21,7 @@ from imagefactory.oci.layers import LAYERS_VERSION
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Descriptor:
-    """OCI content descriptor: what a digest holds and how many bytes it has."""
+    """OCI content descriptor: a digest, its media type and size in bytes."""
 
     media_type: str
     digest: str
@@ -42,10 +42,9 @@ class OciLayer:
 class Image:
     """An image of the store.
 
-    `digest` is the image index that tags point to, `manifest` the platform manifest that verdicts
-    speak of, `config` the image config (it fixes the uncompressed content). `size` is the sum of
-    the compressed layers, `architecture` the config's word (`amd64`), empty where it says none, and `start`
-    what it says of how a container starts.
+    `digest` is the image index that tags point to, `manifest` the platform manifest that verdicts are about,
+    `config` the image config, which fixes the uncompressed content. `size` is the sum of the compressed
+    layers; `architecture` (`amd64`) may be empty; `start` is how a container starts.
     """
 
     name: str
@@ -61,11 +60,11 @@ class Image:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SifArtifact:
-    """A .sif file of the store, kept as an OCI artifact.
+    """A .sif file of the store, stored as an OCI artifact.
 
-    `digest` is the artifact's manifest, `file` the descriptor of the .sif itself (its digest is the
-    file's sha256, which stands in its name), `path` where it lies. `made_from` is the digest of the
-    platform manifest it was converted from, empty where apptainer built it from a definition.
+    `digest` is the artifact's manifest, `file` the descriptor of the .sif itself (its digest is the file's
+    sha256), `path` its place. `made_from` is the digest of the platform manifest that it was converted from,
+    empty if apptainer built it from a definition.
     """
 
     name: str
@@ -103,7 +102,7 @@ def digest_of(data: bytes) -> str:
 
 
 def parse_descriptor(data: Mapping[str, Any]) -> Descriptor:
-    """Raises KeyError, TypeError, AttributeError or ValueError for what is none. It looks at no digest."""
+    """Return a descriptor; its digest is not checked. Raises one of MALFORMED."""
     size = data["size"]
     if type(size) is not int:  # JSON has 1e400 and true too
         raise ValueError(f"{str(size)[:40]!r} is not a size")
@@ -184,10 +183,10 @@ _MAPS = {"annotations", "labels", "exposedports", "volumes"}
 
 
 def media_type_of(value: Mapping[str, Any]) -> str:
-    """What kind of manifest `value` is. The field is optional in OCI's: then its contents tell.
+    """Return the media type of a manifest; without the optional field, its contents decide.
 
-    Raises ValueError for what is no manifest, and for what is an index and an image at once: image-spec
-    1.0.2 forbids that, since tools would disagree on which (CVE-2021-41190).
+    Raises ValueError for another value, and for an index and an image at once: image-spec 1.0.2 forbids that,
+    as tools would disagree (CVE-2021-41190).
     """
     declared = value.get("mediaType")
     if "manifests" in value and ("config" in value or "layers" in value):
@@ -235,7 +234,7 @@ class ImageConfig:
 
 
 def parse_config(data: bytes, layers: int) -> ImageConfig:
-    """The config of an image of so many layers. Raises one of MALFORMED for what is none."""
+    """Return the config of an image with so many layers. Raises one of MALFORMED."""
     value = read_json(data)
     diff_ids, run = value["rootfs"]["diff_ids"], value.get("config") or {}
     variables, entrypoint, command = (run.get(key) or [] for key in ("Env", "Entrypoint", "Cmd"))
@@ -265,7 +264,7 @@ ATTESTATION = "vnd.docker.reference.type"
 
 
 def images_of(entries: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The entries of an index that are images: not what is attested of them, which has no platform.
+    """Return the entries of an index that are images, not attestations, which have no platform.
 
     BuildKit's have the platform unknown/unknown, and registries that copy an index may drop annotations.
     """

@@ -85,7 +85,7 @@ def format_sif_manifest(file: Descriptor, config: Descriptor, origin: SifOrigin)
 
 
 def is_sif_manifest(manifest: dict[str, Any]) -> bool:
-    """Whether this is a manifest of a .sif, ours or of another tool's pushing."""
+    """Return whether this is a manifest of a .sif, of imagefactory or another tool."""
     layers = manifest.get("layers") or [{}]
     return len(layers) == 1 and layers[0].get("mediaType") == SIF_TYPE
 
@@ -93,10 +93,10 @@ def is_sif_manifest(manifest: dict[str, Any]) -> bool:
 def store_sif(
     layout: Layout, path: Path, origin: SifOrigin, *, digest: str = "", tag: str = ""
 ) -> SifArtifact:
-    """Moves the file at `path` (on the store's file system) into the store, with its manifest.
+    """Move the file at `path` (on the store's file system) into the store, with its manifest.
 
-    `digest` is the file's where it is known; `tag` is a whole reference (`pytorch:2.3-cu121.sif`). The caller
-    holds the layout's `in_use`.
+    `digest` is the file's, if known; `tag` is a whole reference (`pytorch:2.3-cu121.sif`). The caller holds
+    the layout's `in_use`.
     """
     with explain_full_disk(layout.path):
         with path.open("rb") as handle:
@@ -140,10 +140,10 @@ def load_sif(layout: Layout, digest: str) -> SifArtifact:
 
 
 def copy_sif(sif: SifArtifact, output: Path, progress: Progress) -> None:
-    """Copies the file to `output`, beside and renamed, checked by its sha256 on the way.
+    """Copy the file to `output`, under another name first, and check its sha256.
 
-    A copy and not a link: what a person does to a file of his own (`apptainer sign`) must not reach the
-    store. Raises StoreError when the kept file is damaged, UsageError when `output` cannot be written.
+    A copy and not a link: a change of the copy (`apptainer sign`) must not reach the store. Raises StoreError
+    for a corrupt file of the store, UsageError if `output` cannot be written.
     """
     check_output(output)
     sha256 = hashlib.sha256()
@@ -230,14 +230,14 @@ _PROCESSORS = {"amd64": b"02\0", "arm64": b"04\0"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SifPartition:
-    """Where the squashfs of the system lies in the file, in bytes."""
+    """The place of the system's squashfs in the file, in bytes."""
 
     offset: int
     size: int
 
 
 def is_sif(path: Path) -> bool:
-    """Whether the file begins as a .sif."""
+    """Return whether the file starts as a .sif."""
     with path.open("rb") as file:
         return file.read(_HEADER.size)[32 : 32 + len(MAGIC)] == MAGIC
 
@@ -256,7 +256,7 @@ def parse_sif(data: bytes) -> tuple[int, int]:
 
 
 def parse_descriptors(data: bytes) -> SifPartition:
-    """The system's partition. Raises ValueError where there is none, or it is no squashfs."""
+    """Return the system's partition. Raises ValueError without one, or if it is not a squashfs."""
     for at in range(0, len(data) - _DESCRIPTOR.size + 1, _DESCRIPTOR.size):
         fields = _DESCRIPTOR.unpack_from(data, at)
         kind, used, offset, size, extra = fields[0], fields[1], fields[5], fields[6], fields[13]
@@ -269,7 +269,7 @@ def parse_descriptors(data: bytes) -> SifPartition:
 
 
 def read_partition(path: Path) -> SifPartition:
-    """Where the system of the .sif at `path` lies. Raises UsageError."""
+    """Return the place of the system in the .sif at `path`. Raises UsageError."""
     try:
         with path.open("rb") as file:
             offset, total = parse_sif(file.read(_HEADER.size))
@@ -291,11 +291,11 @@ def read_partition(path: Path) -> SifPartition:
 
 
 def around(sif: bytes, change: Callable[[bytes], bytes], size: int, moment: int) -> bytes:
-    """All that stands before the system's partition in a .sif like `made`, whose partition has `size` bytes.
+    """Return the bytes before the system's partition of a .sif like `sif`, for a partition of `size` bytes.
 
-    `made` is a whole .sif whose last part is its partition. What the other parts say goes through `change`,
-    and all times are `moment` (seconds since 1970); the file's id is nil, as apptainer's reproducible ones
-    have it. Raises ValueError for another layout.
+    The partition is the last part of `sif`. The other parts go through `change`; all times are `moment`
+    (seconds since 1970), and the id is nil, as in apptainer's reproducible files. Raises ValueError for
+    another layout.
     """
     offset, total = parse_sif(sif)
     header = list(_HEADER.unpack_from(sif))
@@ -322,9 +322,9 @@ def around(sif: bytes, change: Callable[[bytes], bytes], size: int, moment: int)
 
 
 def for_processor(head: bytes, processor: str) -> bytes:
-    """What stands before a system's partition, for `processor` (OCI's word); for one not known as it was.
+    """Return the bytes before a system's partition, for `processor` (OCI's name); unchanged for others.
 
-    Apptainer refuses a file that claims to be for another processor than the machine's.
+    Apptainer rejects a file for another processor than the machine's.
     """
     if processor not in _PROCESSORS:
         return head

@@ -1,8 +1,10 @@
-"""One layer as a squashfs has it: its files' blocks in a row, and an index of its entries.
+"""Layers as parts of a squashfs: the blocks of a layer in a row, an index, and tables over all layers.
 
-The row depends on the layer and on `Squeeze` alone, not on what lies before it: an image's squashfs is the
-rows of its layers, and tables over them (below). The packing is done by other threads, in pieces of
-about a megabyte; the blocks are written in the order of the tar whoever is ready first.
+A row depends only on its layer and on SquashCompression, so an image's squashfs is the rows of its layers and
+tables. Threads compress pieces of about a megabyte; blocks are written in the order of the tar.
+
+No row is stored by itself: it is in a .sif of the store, and a record with a checksum says in which, where,
+with which sum and of which files. Without either, the layer is packed again, into the same bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -40,28 +42,28 @@ from imagefactory.oci.unpack import read_layer, report_skipped
 from imagefactory.progress import Progress, ProgressTask
 
 PIECE = 1 << 20
-_WAITING = 8  # pieces of a layer that are packed or wait for that: what bounds its memory
+_WAITING = 8  # pieces of a layer in progress, which limits its memory
 
 Parts = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SquashCompression:
-    """How blocks are packed: zstd's level, and the bytes of a block (a power of two, 4 KiB to 1 MiB)."""
+    """The level of zstd, and the bytes of a block (a power of two, 4 KiB to 1 MiB)."""
 
     level: int
     block: int
 
     @property
     def identity(self) -> str:
-        """What decides the packed bytes beside the plain ones: library, version, level, size of a block."""
+        """All that decides the packed bytes besides the plain ones."""
         import zstandard
 
         version = ".".join(map(str, zstandard.ZSTD_VERSION))
         return f"libzstd {version} level {self.level} blocks of {self.block}"
 
     def compressor(self) -> Callable[[bytes], bytes]:
-        """Packs one block, for one thread."""
+        """Return a function that packs one block, for one thread."""
         import zstandard
 
         return zstandard.ZstdCompressor(level=self.level).compress
@@ -69,10 +71,10 @@ class SquashCompression:
 
 @dataclass(slots=True, kw_only=True)
 class LayerIndex:
-    """What a layer does to those below it: first it hides, then it lays `root` over them.
+    """What a layer does to those below it: it hides paths, then puts `root` over them.
 
-    `hidden` are paths, `opaque` folders whose lower entries go. `fragments` are starts and packed sizes;
-    they and the files' starts count from the beginning of the layer's row.
+    `hidden` are paths, `opaque` directories whose lower entries go. `fragments` are starts and packed sizes;
+    these and the files' starts count from the start of the layer's row.
     """
 
     root: SquashDirectory = field(default_factory=SquashDirectory)
@@ -82,7 +84,7 @@ class LayerIndex:
 
 
 class PackerPool:
-    """Threads that pack blocks. `stop` ends them within a piece, as the end of the `with` does."""
+    """Threads that pack blocks. `stopped` ends them within a piece, as the end of the `with` does."""
 
     def __init__(self, squeeze: SquashCompression, workers: int) -> None:
         self.squeeze = squeeze
@@ -98,7 +100,7 @@ class PackerPool:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def pack(self, piece: bytes) -> Future[list[bytes | None]]:
-        """The packed blocks of `piece`, None for one that is to be stored as it is."""
+        """Return the packed blocks of `piece`, None for one that is stored as it is."""
         return self._pool.submit(self._pack, piece)
 
     def _pack(self, piece: bytes) -> list[bytes | None]:
@@ -118,9 +120,9 @@ class PackingStoppedError(Exception):
 
 
 class LayerPacker:
-    """Takes a layer's entries (unpack_layer.Entries), writes the row into `out`; `index` is whole at the end.
+    """An EntrySink that writes a layer's row to `out`; `index` is complete at the end.
 
-    Entries that nobody sees in the end (a file that a later one replaces) cost their bytes and no more.
+    Entries that a later one replaces only cost their bytes.
     """
 
     def __init__(self, out: IO[bytes], packers: PackerPool) -> None:
@@ -128,8 +130,8 @@ class LayerPacker:
         self.size = 0
         self._out, self._packers = out, packers
         self._block = packers.squeeze.block
-        self._open = bytearray()  # the fragment that is being filled
-        self._opened = 0  # how many were begun
+        self._open = bytearray()  # the current fragment
+        self._opened = 0  # its number
         self._waiting: deque[tuple[bytes, Future[list[bytes | None]], SquashFile | None]] = deque()
 
     def __enter__(self) -> LayerPacker:
@@ -140,8 +142,6 @@ class LayerPacker:
             self._close_fragment()
             while self._waiting:
                 self._write_first()
-
-    # --- entries -----------------------------------------------------------------------------------
 
     def folder(self, parts: Parts, member: TarMember) -> None:
         self._folder(parts).owned = _inode_attributes(member)
@@ -164,7 +164,7 @@ class LayerPacker:
         self._put(parts, SquashSymlink(owned=_inode_attributes(member), target=member.linkname))
 
     def hard_link(self, parts: Parts, target: Parts, member: TarMember) -> None:
-        node = self._find(target)
+        node = _find(self.index.root, target)
         if node is None:
             raise tarfile.TarError(f"'{member.name}' links to '{member.linkname}', not in this layer")
         if not isinstance(node, SquashFile):
@@ -181,9 +181,7 @@ class LayerPacker:
         self._folder(above)
 
     def remove(self, parts: Parts) -> None:
-        above = self._find(parts[:-1])
-        if isinstance(above, SquashDirectory):
-            above.entries.pop(parts[-1], None)
+        _remove(self.index.root, parts)
 
     def _folder(self, parts: Parts) -> SquashDirectory:
         here = self.index.root
@@ -199,14 +197,6 @@ class LayerPacker:
         if isinstance(entries.get(parts[-1]), SquashDirectory):
             raise tarfile.TarError(f"'{parts[-1]}' is a directory and later something else")
         entries[parts[-1]] = node
-
-    def _find(self, parts: Parts) -> Node | None:
-        node: Node | None = self.index.root
-        for name in parts:
-            node = node.entries.get(name) if isinstance(node, SquashDirectory) else None
-        return node
-
-    # --- bytes -------------------------------------------------------------------------------------
 
     def _share(self, file: SquashFile, data: bytes) -> None:
         if len(self._open) + len(data) > self._block:
@@ -238,6 +228,19 @@ class LayerPacker:
             self.size += self._out.write(plain if packed is None else packed)
 
 
+def _find(root: SquashDirectory, parts: Parts) -> Node | None:
+    node: Node | None = root
+    for name in parts:
+        node = node.entries.get(name) if isinstance(node, SquashDirectory) else None
+    return node
+
+
+def _remove(root: SquashDirectory, parts: Parts) -> None:
+    parent = _find(root, parts[:-1])
+    if isinstance(parent, SquashDirectory):
+        parent.entries.pop(parts[-1], None)
+
+
 def _blocks(piece: bytes, block: int) -> Iterator[bytes]:
     if len(piece) <= block:
         yield piece
@@ -250,11 +253,11 @@ def _inode_attributes(member: TarMember) -> InodeAttributes:
     return InodeAttributes(mode=member.mode & 0o7777, uid=member.uid, gid=member.gid, mtime=mtime)
 
 
-# --- as a record -----------------------------------------------------------------------------------
+# --- the index as a record ---
 
 
 def format_index(index: LayerIndex) -> dict[str, object]:
-    """For JSON; `parse_index` reads it."""
+    """Return an index for JSON; `parse_index` reads it."""
     files: dict[int, int] = {}
     rows: list[list[object]] = []
 
@@ -263,13 +266,20 @@ def format_index(index: LayerIndex) -> dict[str, object]:
             if id(value) not in files:
                 files[id(value)] = len(rows)
                 rows.append(
-                    [_row(value.owned), value.size, value.start, value.blocks, value.fragment, value.offset]
+                    [
+                        [*astuple(value.owned)],
+                        value.size,
+                        value.start,
+                        value.blocks,
+                        value.fragment,
+                        value.offset,
+                    ]
                 )
             return files[id(value)]
         if isinstance(value, SquashSymlink):
-            return [value.target, _row(value.owned)]
+            return [value.target, [*astuple(value.owned)]]
         entries = {name: node(below) for name, below in value.entries.items()}
-        return {"owned": value.owned and _row(value.owned), "entries": entries}
+        return {"owned": value.owned and [*astuple(value.owned)], "entries": entries}
 
     return {
         "root": node(index.root),
@@ -281,20 +291,20 @@ def format_index(index: LayerIndex) -> dict[str, object]:
 
 
 def parse_index(value: dict[str, Any]) -> LayerIndex:
-    """Raises KeyError, TypeError, ValueError or IndexError for another program's record."""
+    """Return an index. Raises KeyError, TypeError, ValueError or IndexError for an invalid record."""
     files = [
-        SquashFile(owned=InodeAttributes(mode=m, uid=u, gid=g, mtime=t), size=size, start=start,
-        blocks=blocks,
-             fragment=fragment, offset=offset)
-        for (m, u, g, t), size, start, blocks, fragment, offset in value["files"]
-    ]  # fmt: skip
+        SquashFile(
+            owned=_attributes(owned), size=size, start=start, blocks=blocks, fragment=fragment, offset=offset
+        )
+        for owned, size, start, blocks, fragment, offset in value["files"]
+    ]
 
     def node(value: Any) -> Node:
         if isinstance(value, int):
             return files[value]
         if isinstance(value, list):
-            return SquashSymlink(owned=_parse_row(value[1]), target=value[0])
-        owned = _parse_row(value["owned"]) if value["owned"] else None
+            return SquashSymlink(owned=_attributes(value[1]), target=value[0])
+        owned = _attributes(value["owned"]) if value["owned"] else None
         return SquashDirectory(
             owned=owned, entries={name: node(below) for name, below in value["entries"].items()}
         )
@@ -310,34 +320,23 @@ def parse_index(value: dict[str, Any]) -> LayerIndex:
     )
 
 
-def _row(owned: InodeAttributes) -> list[int]:
-    return [owned.mode, owned.uid, owned.gid, owned.mtime]
-
-
-def _parse_row(row: list[int]) -> InodeAttributes:
+def _attributes(row: list[int]) -> InodeAttributes:
     mode, uid, gid, mtime = row
     return InodeAttributes(mode=mode, uid=uid, gid=gid, mtime=mtime)
 
 
-# --- Layers' rows of blocks in the store: where they lie, packed once, copied and proven
-# No row is kept by itself: it lies in a .sif of the store, and a sealed record says in which, where, with
-# which
-# sum and of which files. Without the .sif or the record a layer is packed again, into the same bytes.
-
+# --- rows in the store ---
 
 SQUASHED = "squashed"
-"""The kind of the records."""
+"""The directory of the records."""
 VERSION = 1
-"""Of what a row holds, and of what is made of rows. Another number makes all anew."""
+"""The format of rows and of what is made of them. Another number makes all again."""
 _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SquashRow:
-    """A row of `size` bytes, `offset` bytes into the file at `path`.
-
-    `digest` is its sha256 where a record says so; a row that was just packed has none yet.
-    """
+    """A row of `size` bytes at `offset` in the file at `path`; a new row has no `digest` (sha256) yet."""
 
     index: LayerIndex
     path: Path
@@ -347,7 +346,7 @@ class SquashRow:
 
 
 class StoredSifChangedError(Exception):
-    """What lies in a .sif of the store is not what was written there; `place` is its number of the rows."""
+    """A row in a .sif of the store changed; `place` is its number."""
 
     def __init__(self, place: int) -> None:
         super().__init__(place)
@@ -355,15 +354,15 @@ class StoredSifChangedError(Exception):
 
 
 class SquashStore:
-    """Rows of layers of `layout`, packed as `squeeze` says by so many threads."""
+    """Rows of layers of `layout`, packed by so many threads."""
 
     def __init__(self, layout: Layout, squeeze: SquashCompression, workers: int) -> None:
         self.layout, self.squeeze, self.workers = layout, squeeze, workers
 
     def rows(self, layers: list[OciLayer], folder: Path, progress: Progress) -> list[SquashRow]:
-        """The layers' rows in their order; what the store lacks is packed into new files in `folder`.
+        """Return the layers' rows in their order; missing rows are packed into new files in `folder`.
 
-        Raises StoreError for a layer that is damaged, ToolError where a codec is missing.
+        Raises StoreError for a corrupt layer, ToolError for a missing codec.
         """
         records = [self._recall(layer) for layer in layers]
         missing = [place for place, row in enumerate(records) if row is None]
@@ -395,17 +394,14 @@ class SquashStore:
             report_skipped(layer, read_layer(layer, blob, path.parent, packer, task), progress)
         return SquashRow(index=packer.index, path=path, offset=0, size=packer.size)
 
-    # --- records -----------------------------------------------------------------------------------
-
     def remember(self, layer: OciLayer, sif: str, row: SquashRow) -> None:
-        """Records that `layer`'s row lies in the blob of digest `sif` as `row` says."""
+        """Record that `layer`'s row is in the blob of digest `sif`."""
         place = {"digest": sif, "offset": row.offset, "size": row.size, "sha256": row.digest}
-        # Names that are no UTF-8 stand in JSON's own escapes.
         data = json.dumps({**place, "index": format_index(row.index)}, separators=(",", ":")).encode()
         self.layout.keep(self._record(layer), data)
 
     def forget(self, layer: OciLayer) -> None:
-        """Drops the record of a layer whose row changed, and the .sif where it does."""
+        """Drop the record of a layer whose row changed, and the .sif if it is corrupt."""
         record = self.layout.recall(SQUASHED, self._record(layer).stem) or {}
         remove_inside(self.layout.path, self._record(layer))
         if digest := str(record.get("digest", "")):
@@ -424,22 +420,19 @@ class SquashStore:
                 digest=str(record["sha256"]),
             )
         except (StoreError, LookupError, TypeError, ValueError):
-            return None  # what another version wrote is made again
+            return None  # a record of another version
 
     def _record(self, layer: OciLayer) -> Path:
         parts = canonical_json([SQUASHED, VERSION, self.squeeze.identity, layer.diff_id])
         return self.layout.path / SQUASHED / f"{hashlib.sha256(parts).hexdigest()}.json"
 
-    # --- bytes -------------------------------------------------------------------------------------
-
     def write(
         self, path: Path, head: bytes, rows: list[SquashRow], tail: bytes, task: ProgressTask
     ) -> tuple[str, list[SquashRow]]:
-        """Writes `head`, the rows and `tail` to a new file; gives its digest, and the rows as they lie there.
+        """Write `head`, the rows and `tail` to a new file; return its digest, and the rows in it.
 
-        Rows that were just packed go from where they were. Raises StoredSifChangedError where a row is not
-        what its
-        record says: then the file is worth nothing.
+        New rows are removed from their old place. Raises StoredSifChangedError if a row does not match its
+        record.
         """
         starts, at = [], len(head)
         for row in rows:
@@ -474,7 +467,7 @@ class SquashStore:
 
 
 class _PrefixChecksum:
-    """The sum of a file whose beginning is whole already."""
+    """The digest of a file whose beginning is complete."""
 
     def __init__(self, file: int) -> None:
         self._file, self._at, self._sha256 = file, 0, hashlib.sha256()
@@ -491,12 +484,12 @@ class _PrefixChecksum:
 
 
 def _copy(row: SquashRow, file: int, start: int, task: ProgressTask) -> str:
-    """Copies the row to `start`; the sum of what was written, or no sum where the source is cut."""
+    """Copy the row to `start`; return its sha256, or "cut" if the source is too short."""
     sha256 = hashlib.sha256()
     source = os.open(row.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         if not row.digest:
-            row.path.unlink()  # what was just packed need not be on the disk twice
+            row.path.unlink()  # a new row need not be on the disk twice
         copied = 0
         while copied < row.size:
             data = os.pread(source, min(_CHUNK, row.size - copied), row.offset + copied)
@@ -520,7 +513,7 @@ def _write_all(file: int, data: bytes, at: int) -> None:
 
 @contextmanager
 def _threads(workers: int) -> Iterator[ThreadPoolExecutor]:
-    """Threads whose waiting work is dropped when one fails or the user interrupts."""
+    """Threads whose queued work is dropped after a failure or an interrupt."""
     pool = ThreadPoolExecutor(max_workers=workers)
     try:
         yield pool
@@ -528,16 +521,16 @@ def _threads(workers: int) -> Iterator[ThreadPoolExecutor]:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-# --- Layers over one another: the one tree that a squashfs shows of them (OCI specification, whiteouts)
+# --- one tree of all layers (OCI specification, whiteouts) ---
 
 
 def format_image(
     rows: Sequence[tuple[LayerIndex, int]], order: Sequence[int], squeeze: SquashCompression, *, mtime: int
 ) -> tuple[bytes, bytes]:
-    """What stands before and behind the rows of an image's layers: the superblock and the tables. Pure.
+    """Return the bytes before and after the rows of an image's layers: the superblock and the tables.
 
-    `rows` are the layers' indices and bytes as they follow one another, the last one is what apptainer adds;
-    `order` are the numbers of the image's layers, the lowest first: a layer can stand in an image twice.
+    `rows` are indices and sizes of the layers in the file, the last is what apptainer adds; `order` are the
+    numbers of the image's layers, the lowest first: an image may have a layer twice.
     """
     tree, starts, at = SquashTree(), [], SUPERBLOCK
     for _, size in rows:
@@ -557,30 +550,27 @@ def format_image(
 
 
 class SquashTree:
-    """The tree so far, and the fragments of all layers. The layers' own indices stay as they are."""
+    """The tree so far, and the fragments of all layers. Indices of layers are not changed."""
 
     def __init__(self) -> None:
         self.root = SquashDirectory()
         self.fragments: list[tuple[int, int]] = []
 
     def lay(self, layer: LayerIndex, start: int) -> None:
-        """Puts the next layer over it, whose row begins `start` bytes behind the superblock's beginning."""
+        """Put the next layer over it; its row begins at `start` in the file."""
         for path in layer.hidden:
-            above = self._find(path[:-1])
-            if isinstance(above, SquashDirectory):
-                above.entries.pop(path[-1], None)
+            _remove(self.root, path)
         for path in layer.opaque:
-            folder = self._find(path)
+            folder = _find(self.root, path)
             if isinstance(folder, SquashDirectory):
                 folder.entries.clear()
         _lay(self.root, layer.root, _RelocatedFiles(start, len(self.fragments)))
         self._take_fragments(layer, start)
 
     def dress(self, index: LayerIndex, start: int) -> None:
-        """Adds what apptainer put into an empty image, as it puts it into a full one.
+        """Add what apptainer puts into an image.
 
-        Folders of the image stay as they are, and so do its links and folders where apptainer has a file, and
-        its files and folders where apptainer has a link.
+        Directories of the image stay, and so do entries of another type than apptainer's.
         """
         _set_attributes(self.root, index.root, _RelocatedFiles(start, len(self.fragments)))
         self._take_fragments(index, start)
@@ -588,15 +578,9 @@ class SquashTree:
     def _take_fragments(self, layer: LayerIndex, start: int) -> None:
         self.fragments += [(start + at, size) for at, size in layer.fragments]
 
-    def _find(self, path: Parts) -> Node | None:
-        node: Node | None = self.root
-        for name in path:
-            node = node.entries.get(name) if isinstance(node, SquashDirectory) else None
-        return node
-
 
 class _RelocatedFiles:
-    """Files of a layer where they are in the image; one that has two names keeps them."""
+    """Files of a layer at their place in the image; a file with two names keeps both."""
 
     def __init__(self, start: int, fragments: int) -> None:
         self._start, self._fragments = start, fragments

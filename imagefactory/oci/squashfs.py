@@ -45,10 +45,10 @@ IMPLIED = InodeAttributes(mode=0o755, uid=0, gid=0, mtime=0)
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class SquashFile:
-    """A file of `size` bytes. Two names of one file hold the same object.
+    """A file of `size` bytes; two names of one file share the object.
 
-    `blocks` are the packed sizes of its blocks, which lie one after the other from `start` on, counted from
-    the superblock; or it lies `offset` bytes into the unpacked fragment `fragment`.
+    `blocks` are the packed sizes of its consecutive blocks, from `start`, counted from the superblock; or it
+    is `offset` bytes into the unpacked fragment `fragment`.
     """
 
     owned: InodeAttributes
@@ -69,7 +69,7 @@ class SquashSymlink:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class SquashDirectory:
-    """Entries by name. `owned` is None where only what is in it was spoken of."""
+    """Entries by name. `owned` is None if the layer has only entries in it."""
 
     owned: InodeAttributes | None = None
     entries: dict[str, Node] = field(default_factory=dict)
@@ -87,10 +87,10 @@ def format_tables(
     mtime: int,
     compress: Compress,
 ) -> tuple[bytes, bytes]:
-    """The superblock, and the tables that stand from `data_end` on, padded to 4 KiB as loop devices want.
+    """Return the superblock, and the tables that follow `data_end`, padded to 4 KiB for loop devices.
 
-    `fragments` are starts and packed sizes, counted from the superblock as the files' are; `block` bytes are
-    in a block, and `compress` (zstd) packs what `compress` packed of the data.
+    `fragments` are starts and packed sizes, counted from the superblock; `block` is the bytes of a block;
+    `compress` (zstd) must be the one that packed the data.
     """
     inodes = _InodeTable(root, compress)
     inodes.write(root, inodes.count + 1)
@@ -135,7 +135,7 @@ class _MetadataTable:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Where the next byte goes: the start of its block, and the place in the unpacked block."""
+        """Return where the next byte goes: the start of its block, and the offset in the unpacked block."""
         return len(self.packed), len(self._open)
 
     def put(self, data: bytes) -> None:
@@ -159,7 +159,7 @@ class _MetadataTable:
 
 
 class _InodeTable:
-    """Inodes and the lists of folders, numbered from 1 on: what a folder holds one after the other."""
+    """Inodes and directory lists, numbered from 1; entries of a directory are consecutive."""
 
     def __init__(self, root: SquashDirectory, compress: Compress) -> None:
         self.table, self.folders = _MetadataTable(compress), _MetadataTable(compress)
@@ -193,7 +193,7 @@ class _InodeTable:
                 self._count(node)
 
     def write(self, folder: SquashDirectory, above: int) -> None:
-        """Writes what is in `folder`, then its list, then itself; `above` is the number of its parent."""
+        """Write the entries of `folder`, its list, then itself; `above` is the number of its parent."""
         number = self._numbers[id(folder)]
         for _, node in _sorted(folder):
             if isinstance(node, SquashDirectory):
@@ -250,7 +250,7 @@ class _InodeTable:
         return head + struct.pack("<II", self._names[id(link)], len(target)) + target
 
     def _list(self, entries: Sequence[tuple[bytes, Node]]) -> Iterator[bytes]:
-        """Runs of entries whose inodes stand in one block and have near numbers, a header before each."""
+        """Yield runs of entries whose inodes are in one block and have near numbers: one header each."""
         run: list[tuple[bytes, Node]] = []
         for entry in entries:
             if run and (len(run) == _RUN or self._apart(run[0][1], entry[1])):

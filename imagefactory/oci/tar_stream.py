@@ -79,7 +79,7 @@ Parts = tuple[str, ...]
 
 
 class EntryError(CorruptDataError):
-    """An archive that is whole, with an entry that no layer may hold."""
+    """A complete archive with an entry that no layer may have."""
 
 
 def layer_error(title: str, error: Exception) -> StoreError:
@@ -99,10 +99,10 @@ def layer_error(title: str, error: Exception) -> StoreError:
 
 @dataclass(slots=True)
 class TarEntry:
-    """An entry at `parts` in the layer, () its root; `name` is what the archive calls it.
+    """An entry at `parts` in the layer, () its root; `name` is its name in the archive.
 
-    `target` is the place of the file that a hard link is another name of, `linkname` the text of a symbolic
-    link. A whiteout's last part keeps its prefix. `left` are the bytes not yet read, which may stay so.
+    `target` is the file of a hard link, `linkname` the text of a symbolic link. A whiteout's last part keeps
+    its prefix. `remaining` bytes are not yet read, and need not be.
     """
 
     parts: Parts
@@ -145,9 +145,9 @@ class TarEntry:
 
 
 def entries(stream: TarStream) -> Iterator[TarEntry]:
-    """The entries of a tar, each where it lies. Reads a file's bytes to their end when the next is asked for.
+    """Yield the entries of a tar at their places. The next entry skips the rest of the file before it.
 
-    Raises CorruptDataError for what is not a whole archive, EntryError for an entry that no layer may hold.
+    Raises CorruptDataError for an incomplete archive, EntryError for an entry that no layer may have.
     """
     layer = _LayerNames()
     space, holes = NAMES_LIMIT, SPARSE_LIMIT
@@ -206,7 +206,7 @@ class _LayerNames:
         self._followed = self._replaced = 0
 
     def place(self, entry: TarEntry) -> Iterator[TarEntry]:
-        """The entry where it lies, behind what it removes; nothing for what a layer does not keep."""
+        """Yield the entry at its place, after what it removes; nothing for an entry that a layer drops."""
         try:
             parts = entry_parts(entry.name)
         except ValueError as error:
@@ -281,7 +281,7 @@ class _LayerNames:
         return True
 
     def _folder(self, parts: Parts, name: str, *, make: bool = True) -> tuple[Parts, _LayerDirectory]:
-        """Where the folder `parts` lies, and its entries; symbolic links of the layer are followed in it."""
+        """Return the place of the directory `parts` and its entries, following links inside the layer."""
         todo = list(reversed(parts))
         above: list[str] = []
         folders = [self._root]
@@ -424,7 +424,7 @@ def _name(field: bytes) -> str:
 
 
 def _number(field: bytes) -> int:
-    """Octal digits, or GNU's binary form for what is larger."""
+    """Parse octal digits, or GNU's binary form of larger numbers."""
     if field[0] in (0x80, 0xFF):
         return int.from_bytes(field, "big") - ((0x80 if field[0] == 0x80 else 0x100) << 8 * (len(field) - 1))
     return _read(field.partition(b"\0")[0].strip() or b"0", 8)

@@ -26,10 +26,10 @@ MAX_OPEN_DIRECTORIES = 2 * DEEPEST + 8  # an entry and the target of its hard li
 
 
 def entry_parts(name: str) -> tuple[str, ...]:
-    """The folders and last name of a tar entry; () is the root. Raises ValueError for what leaves it.
+    """Return the directories and name of a tar entry; () is the root. Raises ValueError if it leaves it.
 
-    An absolute name counts from the layer's root, and `..` takes back the name before it, as in Go's
-    filepath.Clean, by which docker and podman read names.
+    An absolute name starts at the layer's root, and `..` removes the name before it, as in Go's
+    filepath.Clean, which docker and podman use.
     """
     parts_: list[str] = []
     for part in name.split("/"):
@@ -54,7 +54,7 @@ def entry_parts(name: str) -> tuple[str, ...]:
 
 
 def unpackable_parts(path: str) -> tuple[str, ...]:
-    """Its `entry_parts`. Raises BuildError for an entry that a layer could hold and nobody could unpack."""
+    """Return `entry_parts`. Raises BuildError for an entry that cannot be unpacked."""
     try:
         if path.startswith("/"):
             raise ValueError(f"'{path}' is an absolute path")
@@ -86,15 +86,15 @@ class TarMember(Protocol):
 
 
 class FileData(Protocol):
-    """A file's bytes: `read` gives so many, less only where the archive ends inside of it."""
+    """A file's bytes: `read` returns so many, fewer only if the archive ends."""
 
     def read(self, size: int, /) -> bytes: ...
 
 
 class LayerTree:
-    """A folder that is written by names relative to open folders, so that no link can lead out of it.
+    """A directory that is written by names relative to open directories, so that no link leads out of it.
 
-    `digests` are the sha256 of its files as they were written, by inode.
+    `digests` are the sha256 of its files, by inode.
     """
 
     def __init__(self, folder: Path, *, owners: bool) -> None:
@@ -171,7 +171,7 @@ class LayerTree:
         os.link(target[-1], name, src_dir_fd=source, dst_dir_fd=parent, follow_symlinks=False)
 
     def remove(self, parts: tuple[str, ...]) -> None:
-        """What the layer has at `parts`, with all that is in it: something of another kind comes instead."""
+        """Remove all at `parts`: an entry of another type replaces it."""
         for below in [opened for opened in self.opened if opened[: len(parts)] == parts]:
             os.close(self.opened.pop(below))
         for below in [opened for opened in self.folders if opened[: len(parts)] == parts]:
@@ -228,7 +228,7 @@ class LayerTree:
         return self._open(parts[:-1], make=True), parts[-1]
 
     def _open(self, parts: tuple[str, ...], *, make: bool) -> int:
-        """The open folder `parts`, valid until a few dozen others were opened."""
+        """Return the open directory `parts`, valid until a few dozen others were opened."""
         if not parts:
             return self.root
         if parts in self.opened:

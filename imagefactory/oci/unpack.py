@@ -57,9 +57,9 @@ from imagefactory.trees import printable, remove_tree
 
 
 class EntrySink(Protocol):
-    """What takes a layer's entries, one after the other; later ones of a name win.
+    """Takes a layer's entries in order; a later entry of a name replaces the earlier one.
 
-    A path is its parts, () the root. Raises tarfile.TarError for what no layer may hold.
+    A path is its parts, () the root. Raises tarfile.TarError for an entry that no layer may have.
     """
 
     def __enter__(self) -> object: ...
@@ -76,9 +76,9 @@ class EntrySink(Protocol):
 def unpack_layer(
     layer: OciLayer, blob: Path, folder: Path, task: ProgressTask, progress: Progress
 ) -> Mapping[int, str]:
-    """Writes the layer in `blob` into the empty `folder` and proves that it is the layer's diff_id.
+    """Write the layer in `blob` to the empty `folder` and check its diff_id.
 
-    Returns the sha256 of the files there, by inode.
+    Return the sha256 of the files there, by inode.
     """
     tree = LayerTree(folder, owners=os.geteuid() == 0)
     report_skipped(layer, read_layer(layer, blob, folder, tree, task), progress)
@@ -86,10 +86,10 @@ def unpack_layer(
 
 
 def read_layer(layer: OciLayer, blob: Path, folder: Path, tree: EntrySink, task: ProgressTask) -> list[str]:
-    """Gives `tree`, which writes into `folder`, the entries in `blob`, and proves that they are its diff_id.
+    """Pass the entries in `blob` to `tree`, which writes to `folder`, and check the diff_id.
 
-    Returns the names of the device nodes and FIFOs that were skipped. Raises StoreError for content that is
-    not, that a layer may not hold, or that does not fit the disk, and ToolError where a codec is missing.
+    Return the names of skipped device nodes and FIFOs. Raises StoreError for another diff_id, an entry that
+    no layer may have, or a full disk, and ToolError for a missing codec.
     """
     content = _HashingReader(plain_layer(layer.descriptor.media_type, _packed(layer, blob, task)))
     stream = TarStream(iter(content))
@@ -208,7 +208,7 @@ Rows = dict[str, list[Any]]
 
 
 class _TreeChangedError(Exception):
-    """Says what is not as it was. Never leaves this file."""
+    """The message says what changed. Never leaves this file."""
 
 
 def record_tree(folder: Path, digests: Mapping[int, str]) -> bytes:
@@ -276,7 +276,7 @@ def _compare(opened: int, name: str, row: list[Any], *, every_byte: bool) -> str
 
 
 def _visit(root: Path, look: Callable[[str, int], Iterable[str]]) -> None:
-    """Shows `look` each folder, as a path that ends in `/` and open; it names those inside to go on with."""
+    """Call `look` with each open directory and its path, which ends in `/`; it returns those to enter."""
     opened: list[int] = []
     waiting = [(0, "", str(root))]
     try:
@@ -346,12 +346,12 @@ class UnpackedLayers:
         *,
         workers: int = 2,
     ) -> tuple[Path, ...]:
-        """Folders of `layers`, in their order (lowest first); what is missing is unpacked and verified.
+        """Return the directories of `layers`, lowest first; missing ones are unpacked and verified.
 
-        `blob_path` gives the file of a blob by its digest. Raises StoreError for content that is not
-        what its diff_id says, that a layer may not hold, or that does not fit the disk, and ToolError
-        where a codec is missing. Two processes may call it at once: each layer is unpacked by one of
-        them, and a killed one leaves nothing but a folder that the next call or `collect` removes.
+        `blob_path` returns the file of a blob by its digest. Raises StoreError for content that does not
+        match its diff_id, that a layer may not have, or that does not fit the disk, and ToolError for a
+        missing codec. Each layer is unpacked by one process; a killed one leaves only a directory that the
+        next call removes.
         """
         missing = list(
             {layer.diff_id: layer for layer in layers if not self.path(layer.diff_id).is_dir()}.values()
@@ -365,7 +365,7 @@ class UnpackedLayers:
 
     @contextmanager
     def writing(self, diff_id: Callable[[], str]) -> Iterator[LayerTree]:
-        """Takes the entries of a layer that is being made; `diff_id` is asked when all were written."""
+        """Take the entries of a new layer; `diff_id` is called when all are written."""
         self._prepare()
         with self._part("new") as part:
             with LayerTree(part, owners=os.geteuid() == 0) as tree:
@@ -376,10 +376,7 @@ class UnpackedLayers:
                     self._keep(part, tree.digests, final)
 
     def collect(self, keep: Collection[str], removal: Removal) -> tuple[str, ...]:
-        """Removes layers whose diff_id is not in `keep` and that no sandbox uses, and leftovers.
-
-        Returns the names of the folders that went.
-        """
+        """Remove layers that are not in `keep` and not in use, and leftovers; return their names."""
         hexes = {_hex(diff_id) for diff_id in keep}
         gone = []
         for entry in entries_of(self.folder):
@@ -403,18 +400,18 @@ class UnpackedLayers:
         return tuple(gone)
 
     def drop_changed(self, layers: Sequence[OciLayer], progress: Progress) -> None:
-        """Removes of `layers` what is not as it was unpacked, so that `unpack` makes it anew.
+        """Remove those of `layers` that changed since they were unpacked, so that `unpack` makes them again.
 
-        Content is trusted where size, times and inode are as they were. Waits for sandboxes that use what
-        goes.
+        Content counts as unchanged if size, times and inode are. Waits for sandboxes that use a removed
+        layer.
         """
         for name in dict.fromkeys(_hex(layer.diff_id) for layer in layers):
             self._check(name, progress, every_byte=False, mend=True)
 
     def check_all(self, progress: Progress, *, mend: bool) -> tuple[tuple[str, str], ...]:
-        """Reads every byte of all that is unpacked: (hex of the diff_id, what is wrong) of what changed.
+        """Check every byte of all unpacked layers; return (hex of the diff_id, fault) of those that changed.
 
-        `mend` removes that, once no sandbox uses it; the next run or build unpacks it anew.
+        `mend` removes them, once no sandbox uses them; the next run or build unpacks them again.
         """
         names = [path.name for path in entries_of(self.folder) if not path.name.startswith(".")]
         faults = []
@@ -507,7 +504,7 @@ class UnpackedLayers:
 
     @contextmanager
     def _part(self, name: str) -> Iterator[Path]:
-        """A folder to fill; what nobody took is removed."""
+        """A directory to fill; it is removed at the end unless it was renamed."""
         part = self._new_part(name)
         part.mkdir()
         part.chmod(0o755)  # the / of an image, whatever the umask
@@ -518,7 +515,7 @@ class UnpackedLayers:
                 remove_inside(self.folder.parent, part)
 
     def _new_part(self, name: str) -> Path:
-        """Where a layer is made or removed. Each time another: one that cannot be removed may lie there."""
+        """Return a unique path to make or remove a layer: an old one may not be removable."""
         return self.folder / f".{name}.{secrets.token_hex(4)}.part"
 
     @contextmanager
@@ -540,9 +537,9 @@ class UnpackedLayers:
 
 @contextmanager
 def _unused(folder: Path, before_waiting: Callable[[], None] | None = None) -> Iterator[bool]:
-    """True while no sandbox holds the shared lock that it takes on each of its layers.
+    """Yield whether no sandbox holds the shared lock on this layer.
 
-    With `before_waiting`, which is called first, it waits for that; else it is False where one does.
+    With `before_waiting`, call it and wait for the lock.
     """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

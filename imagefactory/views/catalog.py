@@ -1,4 +1,4 @@
-"""Images of a catalogue as a person without a factory reads them, and as JSON. Pure."""
+"""Images of a catalog and search results, as text and JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from imagefactory.views.verdicts import format_ages, revoked_json
 
 
 def format_center_images(shelves: Sequence[CenterImages], width: int | None = None) -> str:
-    """Each shelf's images, a row each: where it is verified, in any form, and where only predicted."""
+    """Return a table for each center: where an image is verified, in any form, and where only predicted."""
     return "\n\n".join(_format_center(shelf, width) for shelf in shelves)
 
 
@@ -45,7 +45,7 @@ def _format_center(shelf: CenterImages, width: int | None) -> str:
 
 
 def format_offer(shelf: CenterImages, width: int | None = None) -> str:
-    """All that the catalogue says of one image, each form with its own verdicts."""
+    """Return what the catalog says of one image, each form with its own verdicts."""
     (offer,) = shelf.offers
     image = offer.image
     fields = [
@@ -89,7 +89,7 @@ def _built_for(image: CatalogImage) -> str:
 
 
 def _folded(fields: Sequence[tuple[str, str]], width: int | None) -> list[tuple[str, str]]:
-    """Values in lines that fit beside their names."""
+    """Wrap values to fit next to their names."""
     if width is None:
         return list(fields)
     room = width - max(len(name) for name, _ in fields) - 4
@@ -97,7 +97,7 @@ def _folded(fields: Sequence[tuple[str, str]], width: int | None) -> list[tuple[
 
 
 def _next(shelf: CenterImages, offer: ImageOffer) -> str:
-    """What the reader types to go on."""
+    """Return the next command for the reader."""
     verified, predicted = _classes(offer)
     if verified or predicted or not offer.image.gpu:
         accept = "" if verified or not predicted else " --allow-unverified"
@@ -117,7 +117,7 @@ def _least(gpu_class: GpuClass) -> str:
 
 
 def _classes(offer: ImageOffer) -> tuple[list[Capability], list[Capability]]:
-    """The capabilities on which some form of it is verified, and those on which it is only predicted."""
+    """Return the capabilities on which some form is verified, and those with only a prediction."""
     forms = [(offer.image.subject, offer.judged), *((row.sif.subject, row.judged) for row in offer.sifs)]
     grounds = [verified_evidence(judged, offer.image.revoked_of(subject)) for subject, judged in forms]
     verified = sorted({row.capability for each in grounds for row in each.classes})
@@ -127,7 +127,7 @@ def _classes(offer: ImageOffer) -> tuple[list[Capability], list[Capability]]:
 
 
 def source_json(catalogue: Catalog | None) -> Mapping[str, object]:
-    """Where the catalog came from and its time, for the JSON of each command that reads one."""
+    """Return the source and times of a catalog, for each command that reads one."""
     return {
         "catalogue_source": catalogue.source.value if catalogue else None,
         "catalogue_made": format_time(catalogue.made) if catalogue else None,
@@ -136,7 +136,7 @@ def source_json(catalogue: Catalog | None) -> Mapping[str, object]:
 
 
 def centers_json(open_: Sequence[CenterCatalog]) -> Mapping[str, object]:
-    """`{centers: [...]}` where several are joined, else nothing."""
+    """Return `{centers: [...]}` if several are joined, else nothing."""
     if not any(row.center.several for row in open_):
         return {}
     rows = [
@@ -147,7 +147,7 @@ def centers_json(open_: Sequence[CenterCatalog]) -> Mapping[str, object]:
 
 
 def center_images_json(shelves: Sequence[CenterImages]) -> Mapping[str, object]:
-    """Of one center `{catalogue, made, ..., images}`; of several `{centers: [...], images}`."""
+    """Return `{catalogue, made, ..., images}` of one center, `{centers: [...], images}` of several."""
     images = [_offer_json(shelf, offer) for shelf in shelves for offer in shelf.offers]
     if shelves[0].center.several:
         return {
@@ -189,7 +189,7 @@ def _offer_json(shelf: CenterImages, offer: ImageOffer) -> Mapping[str, object]:
     }
 
 
-# --- What was found, as a person reads it and as JSON, and the command to go on with. Pure
+# --- Search results
 
 
 MOST = 20
@@ -198,7 +198,7 @@ MOST_REVOKED = 4
 
 
 def format_matches(finding: FindResult, width: int | None = None) -> str:
-    """Where the answer comes from, and a row for each kind of GPU."""
+    """Return the source of the answer, and a row for each type of GPU."""
     inventory = finding.ask.inventory
     usable = [match for match in finding.found if match.gpus]
     lines = [*fold(_sources(finding), width), ""]
@@ -233,7 +233,7 @@ def format_matches(finding: FindResult, width: int | None = None) -> str:
 
 
 def next_command(finding: FindResult) -> tuple[str, ...]:
-    """What the reader types for the best answer, behind `imagefactory`."""
+    """Return the next command for the best match, without `imagefactory`."""
     best, resources = finding.found[0], finding.ask.wish
     if not best.findable.gpu:
         return _use(best.findable)
@@ -253,12 +253,12 @@ def next_command(finding: FindResult) -> tuple[str, ...]:
 
 
 def _use(candidate: FindCandidate) -> tuple[str, ...]:
-    """What is done with an image that needs no GPU."""
+    """Return the next command for an image that needs no GPU."""
     return ("job", "write", candidate.argument) if candidate.ready else ("build", candidate.argument)
 
 
 def _sources(finding: FindResult) -> Iterator[str]:
-    """Who answers. Said first: without a catalogue nobody has tested anything."""
+    """Return who answers, first: without a catalog nothing is tested."""
     if finding.catalogue is None:
         what = f"nothing is built in {finding.place}" if finding.factory else "no catalogue is known here"
         yield f"{what}, so nothing is verified: this is documented, or predicted by a scan"
@@ -300,9 +300,9 @@ def _title(match: FindMatch, number: int) -> str:
 
 
 def matches_json(finding: FindResult) -> Mapping[str, object]:
-    """`{source, place, made, pool, images: [...], next}`; counts are null where no pool is known.
+    """Return `{source, place, made, pool, images: [...], next}`; counts are null without a pool.
 
-    Where several centers are joined `place` and `made` are of the first, and `centers` has all.
+    If several centers are joined, `place` and `made` are those of the first, and `centers` has all.
     """
     inventory, catalogue = finding.ask.inventory, finding.catalogue
     source = "catalogue" if catalogue and not finding.factory else "factory" if catalogue else "knowledge"

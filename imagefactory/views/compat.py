@@ -1,4 +1,4 @@
-"""What is known of cells, as a person reads it: tables with legends and numbered sources. Pure."""
+"""Compatibility of targets and GPUs as tables with numbered sources, and as JSON."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ALIKE_AMD = "gfx908-gfx942: all known processors from gfx908 to gfx942 alike"
 
 
 def format_gpu(gpu: CompatGpu, rows: Sequence[CompatRow], width: int | None = None) -> str:
-    """What runs on one GPU and why the rest does not, folded to `width`. Each row has one cell."""
+    """Return what runs on one GPU and why the rest does not. Each row has one cell."""
     sources, warnings = Footnotes(), Footnotes("!{}")
     running = [row for row in rows if serves(row.cells[0])]
     rest = [row for row in rows if not serves(row.cells[0]) and not _is_blank(row)]
@@ -58,7 +58,7 @@ def format_gpu(gpu: CompatGpu, rows: Sequence[CompatRow], width: int | None = No
 
 
 def _is_blank(row: CompatRow) -> bool:
-    """Whether it is of a version that no recipe makes and of which nothing is known."""
+    """Return whether no recipe builds the version and nothing is known of it."""
     return not row.candidate.name and not any(cell.claims for cell in row.cells)
 
 
@@ -84,7 +84,7 @@ def _gpu_row(row: CompatRow, sources: Footnotes, warnings: Footnotes) -> tuple[s
 
 
 def displayed_warnings(cell: Cell) -> tuple[CellClaim, ...]:
-    """The warnings of what runs, be it in part; of what does not run they say nothing more."""
+    """Return the warnings of what runs, at least in part."""
     return () if cell.answer is Compatibility.NO else cell.warnings
 
 
@@ -95,9 +95,9 @@ def _differ(claim: CellClaim, other: CellClaim) -> bool:
 def format_rows(
     rows: Sequence[CompatRow], capabilities: Sequence[Capability], width: int | None = None
 ) -> str:
-    """Candidates x capabilities, two letters a cell. Each row has a cell for each capability.
+    """Return candidates x capabilities, two letters a cell. Each row has a cell for each capability.
 
-    Neighbours that are alike in every row are one column.
+    Equal neighbor columns are merged.
     """
     sources, displayed = Footnotes(), [row for row in rows if not _is_blank(row)]
     texts = list(zip(*([letters(cell) for cell in row.cells] for row in displayed), strict=True))
@@ -138,7 +138,7 @@ def _span(capabilities: Sequence[Capability], indexes: Sequence[int]) -> str:
 
 
 def _unlocked(rows: Sequence[CompatRow]) -> list[str]:
-    """Which targets are told of without what a lock says."""
+    """Return which targets have no current lock."""
     names = [
         f"{candidate.name} ({candidate.lock})"
         for candidate in (row.candidate for row in rows)
@@ -148,13 +148,13 @@ def _unlocked(rows: Sequence[CompatRow]) -> list[str]:
 
 
 def letters(cell: Cell) -> str:
-    """`Yp`: the answer and what it stands on; `!` behind it for a known fault."""
+    """Return `Yp`: the answer and its basis; `!` for a known fault."""
     basis = cell.claims[0].basis.value[0] if cell.claims else ""
     return f"{LETTERS[cell.answer]}{basis}{'!' if displayed_warnings(cell) else ''}"
 
 
 def format_covers(covers: Sequence[Cover], width: int | None = None) -> str:
-    """The fewest images of each group, which GPU each is for, and what no image serves."""
+    """Return the fewest images of each group, which GPU each is for, and what no image serves."""
     sources = Footnotes()
     blocks = [_cover(cover, sources, width) for cover in covers]
     return "\n".join(["\n\n".join(blocks), *fold(_named(sources, "Sources"), width)])
@@ -194,7 +194,7 @@ def _named(sources: Footnotes, title: str) -> list[str]:
 
 
 def format_differences(differences: Sequence[CapabilityDifference], width: int | None = None) -> str:
-    """What projects document against what their wheels were found to hold, folded to `width`."""
+    """Return where documentation and scans of wheels differ."""
     sources = Footnotes()
     table = [
         (
@@ -229,9 +229,6 @@ def difference_json(difference: CapabilityDifference) -> dict[str, object]:
         "predicted_source": _scan(difference),
         "reason": difference.reason,
     }
-
-
-# --- JSON ----------------------------------------------------------------------------------------
 
 
 def row_json(row: CompatRow) -> dict[str, object]:

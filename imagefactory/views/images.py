@@ -1,4 +1,4 @@
-"""What a build made, as a person reads it."""
+"""Builds, transfers, targets and locks as text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def format_report(report: Report) -> str:
-    """A smoke test that failed: a line for each fault, then the other checks by name."""
+    """Return the faults of a smoke test, a line each, then the other checks by name."""
     failed = [check for check in report.checks if check.state is CheckState.FAILED]
     lines = []
     for check in failed:
@@ -53,7 +53,7 @@ def smoke_line(report: Report | None) -> str:
 
 
 def format_built(built: BuildResult, store: str) -> str:
-    """What a build made, where it is, and what is not yet proven."""
+    """Return what was built, where it is, and what is not verified yet."""
     image, target, report = built.image, built.target, built.report
     gpu = report.gpu.value if report is not None else "not-tested"
     times = ", ".join(f"{name} {seconds:.1f}s" for name, seconds in built.seconds)
@@ -87,7 +87,7 @@ def format_built(built: BuildResult, store: str) -> str:
 
 
 def _digests(image: Image) -> tuple[tuple[str, str, str], ...]:
-    """Each digest, and what it is for."""
+    """Return each digest with its purpose."""
     return (
         ("digest", image.digest, "its name for pull, run, verify and submit files (the index)"),
         ("manifest", image.manifest, "what verdicts speak of: this platform's layers as they are packed"),
@@ -99,11 +99,11 @@ def _capabilities(target: Target) -> str:
     return ", ".join(parse_capability(capability).sm for capability in target.capabilities)
 
 
-# --- What went to registries and came from them, as a person reads it
+# --- Transfers
 
 
 def format_pushed(pushed: PushResult) -> str:
-    """Where a candidate is, by the registry's own word, and what it cost."""
+    """Return where a candidate is, as the registry confirmed it, and what was sent."""
     where = pushed.reference
     place = f"{where.registry}/{where.repository}"
     fields = [
@@ -141,7 +141,7 @@ def _transfer_line(sent: TransferResult) -> str:
 
 
 def _tag_lines(sent: TransferResult) -> list[tuple[str, str]]:
-    """Further tags, and what became of one that somebody else moved at the same time."""
+    """Return the further tags, also one that another process moved meanwhile."""
     moved = "{} now points to {}: moved by another"
     return [
         ("tag", tag if digest == sent.digest else moved.format(tag, digest or "nothing"))
@@ -150,7 +150,7 @@ def _tag_lines(sent: TransferResult) -> list[tuple[str, str]]:
 
 
 def format_pulled(pulled: PullResult, store: str) -> str:
-    """What a pull brought, and whether it is the very index that was asked for."""
+    """Return what was pulled, and whether it is the very index that was requested."""
     which = (
         "as it is in the registry" if pulled.whole else f"the {pulled.alone} manifest of an index of several"
     )
@@ -172,7 +172,7 @@ def format_copied(copied: CopyResult) -> str:
 
 
 def format_repositories(shelves: Sequence[RepositoryListing], width: int | None = None) -> str:
-    """The tags of repositories, one line each; a repository without any is said to be empty."""
+    """Return the tags of repositories, a row each, and which repository is empty."""
     rows = [
         (f"{shelf.repository}:{tag.tag}", tag.kind, format_bytes(tag.size), tag.digest)
         for shelf in shelves
@@ -183,7 +183,7 @@ def format_repositories(shelves: Sequence[RepositoryListing], width: int | None 
 
 
 def format_pruned(pruned: PruneResult, *, dry_run: bool) -> str:
-    """One line a candidate: gone or kept, and why."""
+    """Return a line for each candidate: removed or kept, and why."""
     verb = "would remove" if dry_run else "removed"
     lines = [
         f"{verb if fate.remove else 'kept'} {pruned.repository}:{fate.candidate.tag} ({fate.why})"
@@ -192,15 +192,15 @@ def format_pruned(pruned: PruneResult, *, dry_run: bool) -> str:
     return "\n".join(lines or [f"no candidates in {pruned.registry}/{pruned.repository}"])
 
 
-# --- All about one target, as a person reads it
+# --- Targets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetState:
-    """What there is of a target: its lock and the word for that, why it has none, its image.
+    """The lock of a target, its status, why there is none, and its image.
 
-    `promised` is the digest that an image has by the target's layer lock, empty where there is none.
-    `behind` is what its lock holds of old releases, `left_out` what its family promises and it lacks.
+    `promised` is the digest of the image by the layer lock. `behind` are old releases in the lock, `left_out`
+    what the family promises and the lock lacks.
     """
 
     lock: Lock | None
@@ -213,7 +213,7 @@ class TargetState:
 
 
 def format_targets(rows: Sequence[tuple[Target, str, ImageProgress]], width: int | None = None) -> str:
-    """A row for each target: what it is, the state of its lock, and how far its image is."""
+    """Return a row for each target: what it is, the state of its lock, and how far its image is."""
     header = ("TARGET", "FRAMEWORK", "CUDA", "PYTHON", "BASE", "LOCK", "BUILT", "PUSHED", "VERIFIED ON")
     table = [
         (
@@ -233,7 +233,7 @@ def format_targets(rows: Sequence[tuple[Target, str, ImageProgress]], width: int
 
 
 def format_target(target: Target, now: TargetState, width: int | None = None) -> str:
-    """All about one target, for `show`."""
+    """Return all about one target, for `show`."""
     fields = [
         ("description", target.description),
         ("framework", f"{target.framework} {target.version}, source {target.source}"),
@@ -311,11 +311,11 @@ def _lock_fields(target: Target, now: TargetState) -> list[tuple[str, str]]:
     return [*fields, ("CUDA packages", "\n".join(brought))] if brought else fields
 
 
-# --- What locking moved, as a person reads it
+# --- Locks
 
 
 def format_relock(relock: LockResult) -> str:
-    """What moved: one line for an unchanged lock, else one line a package, and what is far behind."""
+    """Return what changed, a line for each package, and what is far behind."""
     return "\n".join([_moves(relock), *(f"  ! {behind}" for behind in relock.behind)])
 
 
@@ -346,7 +346,7 @@ def _moves(relock: LockResult) -> str:
 
 
 def _by_name(lock: Lock) -> dict[tuple[str, bool], LockedPackage]:
-    """A package may stand there from conda before and from PyPI after, so the kind is a part of the key."""
+    """Return packages by name and type: conda may have had one that now comes from PyPI."""
     return {(package.name, isinstance(package, LockedCondaPackage)): package for package in lock.packages}
 
 

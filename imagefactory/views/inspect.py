@@ -1,4 +1,4 @@
-"""What an image, wheel or library can run on, as a person reads it. Pure."""
+"""What an image, wheel or library can run on, as text and JSON."""
 
 from __future__ import annotations
 
@@ -42,11 +42,10 @@ _VERSIONED = (("cuBLAS", "cublas"), ("cuDNN", "cudnn"), ("NCCL", "nccl"), ("Tens
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    """All that is told of one place. `how` says in a line where its contents come from.
+    """All that is known of one place. `how` says in a line where its contents come from.
 
-    `predictions` are of all known capabilities, oldest first. `contradictions` is where what is
-    documented of the framework and what was found differ. `verified` is what verdicts say of this very image.
-    `platform` is the architecture that it is for, empty where it does not say.
+    `predictions` are for all known capabilities, oldest first. `contradictions` are differences between
+    documentation and scan. `verified` are the verdicts on this very image. `platform` is its architecture.
     """
 
     name: str
@@ -62,10 +61,10 @@ class Inspection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuQuery:
-    """The GPU of one question: `title` as a person would say it, `driver` empty where none was named.
+    """The GPU of one question: `title` is its name for people, `driver` empty if none was given.
 
-    `host` is the architecture of the processor beside it, empty for any. `target` is the target ID of one
-    of AMD's where features were named (`gfx90a:xnack-`).
+    `host` is the architecture of its processor, empty for any. `target` is the target ID of an AMD GPU with
+    features (`gfx90a:xnack-`).
     """
 
     title: str
@@ -75,13 +74,10 @@ class GpuQuery:
     target: str = ""
 
 
-# --- one question --------------------------------------------------------------------------------
-
-
 def format_answer(
     name: str, query: GpuQuery, prediction: Prediction, verified: CellClaim | None = None
 ) -> str:
-    """One line: the answer, that it is a prediction, and why. What was verified there comes first."""
+    """Return one line: the answer, its basis, and why. A verdict comes first."""
     on = f"{query.title}, driver {query.driver}" if query.driver else query.title
     if verified:
         answer = f"{name} on {on}: {_source_note(verified)} ({verified.source})"
@@ -102,14 +98,10 @@ def _source_note(claim: CellClaim) -> str:
     return f"{claim.answer} ({word}): {claim.reason}"
 
 
-# --- all of it -----------------------------------------------------------------------------------
-
-
 def format_inspection(inspection: Inspection, width: int | None = None, *, every: bool = False) -> str:
-    """What it is, what runs it, and the table of libraries x capabilities.
+    """Return what it is, what runs it, and the table of libraries x capabilities.
 
-    Without `every`, libraries that decide nothing, integrated GPUs and those older than any of its code
-    are left out.
+    Without `every`, libraries that decide nothing, integrated GPUs and those older than its code are omitted.
     """
     parts = [f"{inspection.name}\n{format_fields(_fields(inspection), width=width)}"]
     nvidia = [
@@ -171,7 +163,7 @@ def _fields(inspection: Inspection) -> list[tuple[str, str]]:
 
 
 def _predicted(inspection: Inspection) -> list[str]:
-    """One line an answer and reason; reasons that differ in the capability alone are one."""
+    """Return a line for each answer and reason; reasons that differ only in the capability are one."""
     lines = []
     for answer in (
         Compatibility.YES,
@@ -193,13 +185,13 @@ def _predicted(inspection: Inspection) -> list[str]:
 
 
 def _reason(prediction: Prediction) -> str:
-    """The reason without the capability, which stands before it."""
+    """Return the reason without the capability, which is printed before it."""
     own = re.escape(str(prediction.capability))
     return re.sub(rf"\b(on|for) {own}(?![.\d])", r"\1 it", prediction.reason)
 
 
 def _drivers(inspection: Inspection) -> list[str]:
-    """The oldest driver of most capabilities, then of those that need another."""
+    """Return the oldest driver of most capabilities, then of those that need another one."""
     known: dict[tuple[str, str], list[Prediction]] = {}
     for prediction in inspection.predictions:
         if prediction.answer in (*RUNS, Compatibility.PARTLY) and (
@@ -224,7 +216,7 @@ def _capabilities(predictions: Sequence[Prediction]) -> str:
 
 
 def library_versions(contents: ScanResult) -> tuple[tuple[str, str], ...]:
-    """(name, version) of CUDA's libraries: by packages, else by file names. Longest version counts."""
+    """Return (name, version) of CUDA libraries by packages, else by file names."""
     versions = []
     for name, word in _VERSIONED:
         known = [
@@ -244,11 +236,8 @@ def _stem(file: str) -> str:
     return {"nvinfer": "tensorrt"}.get(stem, stem)
 
 
-# --- tables --------------------------------------------------------------------------------------
-
-
 def ordered_libraries(contents: ScanResult) -> list[tuple[GpuLibrary, LibraryRole]]:
-    """Libraries with their role, those that decide first."""
+    """Return libraries with their role, those that decide first."""
     framework = find_framework(contents)
     roles = [(library, role_of(library.path, framework)[0]) for library in contents.libraries]
     return sorted(roles, key=lambda pair: (_ROLES.index(pair[1]), pair[0].path))
@@ -312,7 +301,7 @@ def _reaches(column: Prediction, path: str) -> bool:
 
 
 def _short_names(libraries: Sequence[tuple[GpuLibrary, LibraryRole]]) -> list[str]:
-    """The names of the framework's and CUDA's files; of others, and where two are called alike, the paths."""
+    """Return file names for libraries of the framework and CUDA, paths for others and duplicates."""
     known = [library.path.rpartition("/")[2] for library, _ in libraries]
     return [
         _tail(library.path) if role is LibraryRole.OTHER or known.count(name) > 1 else name
@@ -326,7 +315,7 @@ def _tail(path: str) -> str:
 
 
 def _format_amd(libraries: Sequence[tuple[GpuLibrary, LibraryRole]], width: int | None) -> str:
-    """Libraries x processors of AMD's, features left out of the columns. Files for one GPU are counted."""
+    """Return libraries x AMD processors. Files for one GPU are counted."""
     displayed = [library for library in libraries if not is_object(library[0])]
     objects = [library for library, _ in libraries if is_object(library)]
     parts = [_amd_table(displayed, width)] if displayed else []
@@ -369,7 +358,7 @@ def _processor(text: str) -> str:
     return text.partition(":")[0]
 
 
-# --- What an image, wheel or library can run on, as JSON. Pure
+# --- JSON
 
 
 def inspection_json(inspection: Inspection) -> dict[str, object]:

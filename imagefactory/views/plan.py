@@ -1,4 +1,4 @@
-"""A plan as a person reads it, and as a GitHub workflow takes it. Pure."""
+"""A plan as text, and as the matrix of a GitHub workflow."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ _DOING = {
 
 
 def format_plan(plan: VerificationPlan, width: int | None = None) -> str:
-    """Target by target: what is to be done and where, then what is not, and why.
+    """Return for each target what will be done and where, what will not, and why.
 
-    Lines are as long as a terminal of that `width` takes, and never longer than `WIDTH`.
+    Lines are as long as a terminal of that `width` allows, and never longer than `WIDTH`.
     """
     sources, room = Footnotes(), max(min(width or WIDTH, WIDTH), MIN_WIDTH)
     blocks = [line for target in plan.targets for line in _format_target(target, sources, room)]
@@ -79,7 +79,7 @@ def _format_target(planned: PlannedTarget, sources: Footnotes, width: int) -> li
 def _grouped(
     cells: Sequence[PlannedCell], text: Callable[[CellRuling], str]
 ) -> Iterable[tuple[str, list[PlannedCell]]]:
-    """Cells of which the same is said, in their order."""
+    """Group cells with the same text, in their order."""
     groups: dict[str, list[PlannedCell]] = {}
     for cell in cells:
         groups.setdefault(text(cell.ruling), []).append(cell)
@@ -91,14 +91,14 @@ def _places(cells: Iterable[PlannedCell]) -> str:
 
 
 def _marked(cells: Iterable[PlannedCell]) -> str:
-    """What is planned though no recipe asks for it is said."""
+    """Mark what is planned beyond the recipe."""
     return ", ".join(
         str(cell.device) if cell.required else f"{cell.device} beyond the recipe" for cell in cells
     )
 
 
 def _ground_text(ruling: CellRuling, sources: Footnotes) -> str:
-    """The ground on which a cell stays in; an exception that was made says so itself."""
+    """Return why a cell stays in the plan."""
     if ruling.allowed:
         against = "; ".join(f"{claim.rule}: {claim.reason}" for claim in ruling.allowed)
         return f"allowed, though {against} {sources.mark(claim.source for claim in ruling.allowed)}"
@@ -109,7 +109,7 @@ def _ground_text(ruling: CellRuling, sources: Footnotes) -> str:
 
 
 def _skip_reason(ruling: CellRuling, sources: Footnotes) -> str:
-    """Rule, basis and reason of what prunes first, and the other rules that prune."""
+    """Return rule, basis and reason of what prunes first, and the other rules."""
     first, *others = ruling.against
     more = ", ".join(dict.fromkeys(claim.rule for claim in others))
     ground = first.rule if first.rule in _NO_CLAIM else f"{first.rule}, {first.basis}"
@@ -131,7 +131,7 @@ def _override(rulings: Iterable[CellRuling], unused: Sequence[str]) -> list[str]
 
 
 def summary(plan: VerificationPlan, waiting: int = 0) -> str:
-    """`24 targets: 20 to build, 4 unchanged; 120 cells: 110 to build, 10 pruned`."""
+    """Return `24 targets: 20 to build, 4 unchanged; 120 cells: 110 to build, 10 pruned`."""
     counted = "; ".join(_counted(noun, by_state) for noun, by_state in counts(plan).items())
     jobs = f"{waiting} job{'s wait' if waiting > 1 else ' waits'}"
     return f"{counted}; {jobs} for another night: GitHub runs {MAX_JOBS} at most" if waiting else counted
@@ -144,7 +144,7 @@ def _counted(noun: str, by_state: dict[str, int]) -> str:
 
 
 def counts(plan: VerificationPlan) -> dict[str, dict[str, int]]:
-    """How many `targets` and `cells` are in each state."""
+    """Return how many `targets` and `cells` are in each state."""
     targets, cells = [row.state for row in plan.targets], [row.state for row in plan.cells]
     return {
         noun: {state.value: Counter(states)[state] for state in CellState}
@@ -152,11 +152,8 @@ def counts(plan: VerificationPlan) -> dict[str, dict[str, int]]:
     }
 
 
-# --- rows ----------------------------------------------------------------------------------------
-
-
 def format_rows(judged: Sequence[RowRuling], unused: Sequence[str], width: int | None = None) -> str:
-    """A row for each: accepted or pruned, and why, folded to `width`."""
+    """Return for each row whether it is accepted or pruned, and why."""
     sources, rows = Footnotes(), []
     for ruled in judged:
         row, ruling = ruled.row, ruled.ruling
@@ -172,7 +169,7 @@ def format_rows(judged: Sequence[RowRuling], unused: Sequence[str], width: int |
 
 
 def _outcomes(judged: Sequence[RowRuling]) -> list[str]:
-    """How the rows that the file says something of fell, by what it says."""
+    """Count accepted and pruned rows by their outcome in the file."""
     outcomes: dict[str, Counter[str]] = {}
     for ruled in judged:
         if ruled.row.outcome:
@@ -186,7 +183,7 @@ def _outcomes(judged: Sequence[RowRuling]) -> list[str]:
 
 
 def rows_summary(judged: Sequence[RowRuling]) -> str:
-    """`40 rows: 31 accepted (30 documented, 1 of which nothing is known), 9 pruned (9 toolkit-dropped)`."""
+    """Return `40 rows: 31 accepted (30 documented, ...), 9 pruned (9 toolkit-dropped)`."""
     accepted = Counter(_ground(row.ruling) for row in judged if not row.ruling.pruned)
     gone = Counter(row.ruling.against[0].rule for row in judged if row.ruling.pruned)
     parts = [
@@ -201,9 +198,6 @@ def _ground(ruling: CellRuling) -> str:
     if ruling.allowed:
         return "allowed"
     return str(ruling.claim.basis) if ruling.claim else "of which nothing is known"
-
-
-# --- for GitHub ----------------------------------------------------------------------------------
 
 
 def format_kits(plan: VerificationPlan) -> str:

@@ -1,4 +1,4 @@
-"""A sweep as a person reads it: what is queued and left out, how far it is, what became of it. Pure."""
+"""Sweeps and the GPUs of a pool, as text and JSON."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _UNDERWAY = (JobEnding.WAITING, JobEnding.RUNNING, JobEnding.DISCONNECTED, JobEn
 
 
 def format_sweep_plan(plan: SweepPlan, limits: JobLimits, width: int | None = None) -> str:
-    """What would be queued, then what is left out, by rule, then what is not known of other sweeps."""
+    """Return what would be queued, what is skipped by rule, and what is not known of other sweeps."""
     blocks = []
     if plan.cells:
         header = ("TARGET", "CAPABILITY", "GPUS", "DRIVER", "WHY")
@@ -51,7 +51,7 @@ def _cell(cell: QueuedCell) -> tuple[str, ...]:
 
 
 def format_skipped(skipped: Iterable[SkippedCell], width: int | None = None) -> str:
-    """A row for each target and rule; capabilities that fare alike share it."""
+    """Return a row for each target and rule, with all its capabilities."""
     rows: dict[tuple[str, str, str], list[str]] = {}
     for cell in skipped:
         rows.setdefault((cell.target, cell.rule, cell.reason), []).append(cell.row)
@@ -61,7 +61,7 @@ def format_skipped(skipped: Iterable[SkippedCell], width: int | None = None) -> 
 
 
 def summary(plan: SweepPlan, limits: JobLimits) -> str:
-    """One line: jobs, and what is left out by rule."""
+    """Return one line: the jobs, and how many cells each rule skips."""
     rules = Counter(cell.rule for cell in plan.left_out)
     by_rule = ", ".join(f"{count} {rule}" for rule, count in sorted(rules.items()))
     jobs = len(plan.cells)
@@ -73,7 +73,7 @@ def summary(plan: SweepPlan, limits: JobLimits) -> str:
 
 
 def format_status(sweep: SweepSpec, results: Sequence[NodeResult], driven: bool | None, now: datetime) -> str:
-    """One line on the sweep, then a row for each node, those that are not done first."""
+    """Return a line for the sweep, then a row for each node, unfinished ones first."""
     nodes = {node.name: node for node in sweep.nodes}
     rows = [
         (
@@ -92,7 +92,7 @@ def format_status(sweep: SweepSpec, results: Sequence[NodeResult], driven: bool 
 
 
 def format_failed_machines(machines: Sequence[MachineFaults], width: int | None = None) -> str:
-    """A row for each machine that failed jobs, with the last reason; empty where none did."""
+    """Return a row for each machine that failed jobs, with the last reason; empty if there is none."""
     if not machines:
         return ""
     rows = [
@@ -121,7 +121,7 @@ def headline(sweep: SweepSpec, results: Sequence[NodeResult], driven: bool | Non
 
 
 def _targets(sweep: SweepSpec) -> str:
-    """`pytorch-2.3-cu121, jax-0.4-cu121 and 3 more`."""
+    """Return `pytorch-2.3-cu121, jax-0.4-cu121 and 3 more`."""
     names = list(dict.fromkeys(node.target for node in sweep.nodes))
     more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
     return f"{', '.join(names[:FEW])}{more}"
@@ -146,7 +146,7 @@ def _since(result: NodeResult, now: datetime) -> str:
 
 
 def format_collected(nodes: Sequence[CollectedNode], width: int | None = None) -> str:
-    """A row for each node: the word, on which GPU, and why."""
+    """Return a row for each node: the outcome, the GPU, and why."""
     rows = [
         (
             node.target,
@@ -158,9 +158,6 @@ def format_collected(nodes: Sequence[CollectedNode], width: int | None = None) -
         for node in nodes
     ]
     return format_table(("TARGET", "CAPABILITY", "OUTCOME", "GPU", "WHY"), rows, width, ("GPU",))
-
-
-# --- JSON ----------------------------------------------------------------------------------------
 
 
 def plan_json(plan: SweepPlan, limits: JobLimits) -> Mapping[str, object]:
@@ -186,7 +183,7 @@ def plan_json(plan: SweepPlan, limits: JobLimits) -> Mapping[str, object]:
     }
 
 
-# --- A pool's GPUs as a person reads them. Pure
+# --- The GPUs of a pool
 
 
 _HEADER = ("CAPABILITY", "GPU", "MEMORY", "DRIVER", "CUDA", "MACHINES", "FREE", "GPUS")
@@ -245,7 +242,7 @@ def gpu_group_json(kind: PoolGpuGroup) -> dict[str, object]:
 
 
 def format_pool(inventory: Inventory, width: int | None = None) -> str:
-    """A row for each kind, how many there are in all, and what was left out."""
+    """Return a row for each type of GPU, the total, and what was skipped."""
     rows = [
         (
             kind.capability,
@@ -265,7 +262,7 @@ def format_pool(inventory: Inventory, width: int | None = None) -> str:
 
 
 def format_machines(inventory: Inventory, width: int | None = None) -> str:
-    """A row for each machine: how many GPUs of which kinds, and how many of them are free."""
+    """Return a row for each machine: its GPUs by type, and how many are free."""
     rows = []
     for machine in inventory.machines:
         alike: dict[str, int] = {}
@@ -281,7 +278,7 @@ def format_machines(inventory: Inventory, width: int | None = None) -> str:
 
 
 def pool_summary(inventory: Inventory) -> str:
-    """`2 machines with 3 GPUs, 1 free; of cm.example.org, 2026-11-22 06:00 UTC`."""
+    """Return `2 machines with 3 GPUs, 1 free; of cm.example.org, 2026-11-22 06:00 UTC`."""
     gpus, machines = inventory.gpus, len(inventory.machines)
     slices = sum(gpu.mig for gpu in gpus)
     text = f"{machines} machine{'s' * (machines != 1)} with {len(gpus)} GPU{'s' * (len(gpus) != 1)}"
@@ -304,7 +301,7 @@ def _memory(memory: int) -> str:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> str:
-    """Columns of numbers stand at the right."""
+    """Return a table with columns of numbers aligned to the right."""
     numbers = [at for at, name in enumerate(header) if name in _NUMBERS]
     wide = {at: max(len(row[at]) for row in (header, *rows)) for at in numbers}
     placed = [

@@ -1,4 +1,4 @@
-"""Tables, fields and numbered sources as text, for all that is told to a person. Pure."""
+"""Tables, fields and numbered sources as text."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def format_table(
     width: int | None = None,
     drop: Sequence[str] = (),
 ) -> str:
-    """Columns as wide as their widest cell, two blanks between, no blanks at line ends.
+    """Return columns as wide as their widest cell, two blanks apart, without blanks at line ends.
 
-    With a `width` the last column is folded beside the others. Where that leaves it no room, columns are left
-    out in the order of `drop`, their headers; where that is not enough it is folded below the others, and
-    where these alone are too wide, each row is told line by line.
+    With a `width` the last column is wrapped next to the others. If that leaves no space, the columns of
+    `drop` (by their headers) are omitted in order, then the last one is wrapped below the others. If these
+    are too wide, each row becomes a block of lines.
     """
     table = [tuple(header), *map(tuple, rows)]
     for name in drop:
@@ -51,9 +51,9 @@ def format_table(
 def format_matrix(
     header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None, *, keep: int
 ) -> str:
-    """A table of many small columns behind the first `keep`: neighbours that are alike in every row are one.
+    """Return a table of small columns after the first `keep`; equal neighbor columns are merged.
 
-    What does not fit a `width` goes on in a second table below, with the first columns again.
+    What does not fit into `width` continues in a second table below, with the first columns again.
     """
     table = [tuple(header), *map(tuple, rows)]
     if width is not None and table_width(table) > width:
@@ -71,7 +71,7 @@ def format_matrix(
 
 
 def _merge_rows(table: Sequence[tuple[str, ...]], keep: int) -> list[tuple[str, ...]]:
-    """`5.0-7.5` in place of neighbours that say the same in every row."""
+    """Merge neighbors that are equal in every row: `5.0-7.5`."""
     columns = list(zip(*table[1:], strict=True))
     groups = [list(some) for _, some in groupby(range(keep, len(table[0])), key=columns.__getitem__)]
     names = [table[0][some[0]] + (f"-{table[0][some[-1]]}" if len(some) > 1 else "") for some in groups]
@@ -82,7 +82,7 @@ def _merge_rows(table: Sequence[tuple[str, ...]], keep: int) -> list[tuple[str, 
 
 
 def _stacked(table: Sequence[tuple[str, ...]], width: int) -> str:
-    """Each row as a block: its first cell, and below it a line for each other."""
+    """Return each row as a block: its first cell, then a line for each other one."""
     head, *rows = table
     indent = max(len(name) for name in head[1:]) + 4
     lines = []
@@ -110,12 +110,12 @@ def _line(row: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """Lines of at most `width`, broken at blanks alone; a longer word stays whole."""
+    """Return lines of at most `width`, broken only at blanks; a longer word stays whole."""
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 def fold(lines: Iterable[str], width: int | None) -> list[str]:
-    """Lines of prose below a table; what is beyond a `width` stands below its line."""
+    """Return lines of prose wrapped to a `width`, with indented continuations."""
     return [
         part
         for line in lines
@@ -130,7 +130,7 @@ def fold(lines: Iterable[str], width: int | None) -> list[str]:
 
 
 def format_fields(fields: Sequence[tuple[str, str]], *, indent: str = "  ", width: int | None = None) -> str:
-    """`name  value` lines; a value's further lines, and what is beyond `width`, stand under its first."""
+    """Return `name  value` lines; further and wrapped lines of a value are below its first."""
     indent_width = max(len(name) for name, _ in fields) + 2
     lines = []
     for name, value in fields:
@@ -145,14 +145,14 @@ def format_fields(fields: Sequence[tuple[str, str]], *, indent: str = "  ", widt
 
 
 class Footnotes:
-    """Numbers for lines below a table, in the order in which they are first named."""
+    """Numbers for lines below a table, in the order of their first use."""
 
     def __init__(self, mark: str = "[{}]") -> None:
         self._mark = mark
         self._numbers: dict[str, int] = {}
 
     def mark(self, sources: Iterable[str]) -> str:
-        """`[1][3]` of these sources, each once."""
+        """Return `[1][3]` for these sources, each once."""
         known = self._numbers
         numbers = [known.setdefault(source, len(known) + 1) for source in sources if source]
         return "".join(self._mark.format(number) for number in dict.fromkeys(numbers))

@@ -1,4 +1,4 @@
-"""Verdicts, tags and mended lists as a person reads them. Pure."""
+"""Runs of the GPU suite, verdicts, promotions and repairs as text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from imagefactory.trust.verdict import RevokedCell, Verdict, VerdictStatus, Veri
 from imagefactory.verify.report import MULTI_GPU_LEVELS, GpuReport
 from imagefactory.views.text import format_fields, format_table, wrap
 
-# --- A run of the GPU suite as a person reads it: each check with its numbers, and what is proven. Pure
+# --- Runs of the GPU suite
 
 
 WIDTH, MIN_WIDTH = 110, 60
@@ -30,7 +30,7 @@ _LATENCY = re.compile(r"(?P<model>.+)-(?P<device>cpu|gpu)-(?P<engine>.+)-(?P<per
 
 
 def format_gpu_run(report: GpuReport, width: int | None = None) -> str:
-    """What ran on what, the checks, the latencies, and the outcome."""
+    """Return what ran on which GPU, the checks, the latencies, and the outcome."""
     room = max(min(width or WIDTH, WIDTH), MIN_WIDTH)
     blocks = [_machine_text(report), format_checks(report.checks, room)]
     if latencies := format_latencies(report.checks):
@@ -40,7 +40,7 @@ def format_gpu_run(report: GpuReport, width: int | None = None) -> str:
 
 
 def format_checks(checks: Iterable[CheckResult], width: int) -> str:
-    """A line or more for each check, its numbers below it; latencies have a table of their own."""
+    """Return each check with its numbers; latencies have a table of their own."""
     rows = list(checks)
     names = max((len(check.name) for check in rows), default=0)
     lines = []
@@ -56,7 +56,7 @@ def format_checks(checks: Iterable[CheckResult], width: int) -> str:
 
 
 def format_number(name: str, value: float) -> str:
-    """`error 1.5e-07`, `elements 30011`, `taken 268.4 MB` of `taken-bytes`."""
+    """Return `error 1.5e-07`, `elements 30011`, `taken 268.4 MB` of `taken-bytes`."""
     if name.endswith("-bytes") and 0 <= value < 1e18:
         return f"{name.removesuffix('-bytes')} {format_bytes(int(value))}"
     whole = value.is_integer() and abs(value) < 1e9
@@ -64,7 +64,7 @@ def format_number(name: str, value: float) -> str:
 
 
 def format_latencies(checks: Iterable[CheckResult]) -> str:
-    """Milliseconds of models by framework and runtime, on CPU and GPU; empty where none were measured."""
+    """Return milliseconds of models by framework and runtime, on CPU and GPU; empty if not measured."""
     latencies: dict[tuple[str, str, str], dict[str, float]] = {}
     for check in checks:
         for key, value in check.numbers:
@@ -93,7 +93,7 @@ def _machine_text(report: GpuReport) -> str:
 
 
 def gpus_of(report: GpuReport) -> str:
-    """`NVIDIA A100`, or `2 x NVIDIA A100`; `-` where none was met."""
+    """Return `NVIDIA A100`, `2 x NVIDIA A100`, or `-`."""
     number = f"{report.gpus} x " if report.level == MULTI_GPU_LEVELS and report.gpus else ""
     return f"{number}{report.device.name}" if report.device else "-"
 
@@ -119,7 +119,7 @@ _DROP = ("SUITE", "EVIDENCE", "ISSUED", "CHECKS", "SIGNED BY", "VERDICT", "GPU")
 
 
 def format_ages(ages: VerdictAges) -> str:
-    """`oldest verdict of 2026-09-01; 3 expire within 14 days`."""
+    """Return `oldest verdict of 2026-09-01; 3 expire within 14 days`."""
     if ages.oldest is None:
         return "no valid verdict"
     soon = f"{ages.lapsing} expire{'s' if ages.lapsing == 1 else ''} within {SOON.days} days"
@@ -129,7 +129,7 @@ def format_ages(ages: VerdictAges) -> str:
 def format_verdicts(
     images: Sequence[VerdictSet], keys: Mapping[str, str], width: int | None = None, *, numbers: bool = False
 ) -> str:
-    """A table for each image; `keys` gives names of keys by their ids. With `numbers` every check too."""
+    """Return a table for each image, with `numbers` every check too. `keys` are names by key ids."""
     return "\n\n".join(_image(image, keys, width, numbers=numbers) for image in images)
 
 
@@ -154,7 +154,7 @@ def _image(image: VerdictSet, keys: Mapping[str, str], width: int | None, *, num
 
 
 def revoked_json(row: RevokedCell) -> dict[str, object]:
-    """Who took what back, when and why, for programs. The capability is null for all GPUs."""
+    """Return who revoked what, when and why. The capability is null for all GPUs."""
     return {
         "digest": row.subject.index,
         "manifest": row.subject.manifest,
@@ -189,12 +189,12 @@ def _row(judged: VerificationResult, keys: Mapping[str, str]) -> tuple[str, ...]
 
 
 def _valid(judged: VerificationResult) -> str:
-    """`yes` where the verdict counts, whatever its outcome is, else why it does not."""
+    """Return `yes` if the verdict counts, whatever its outcome, else why it does not."""
     return "yes" if judged.standing is VerdictStatus.GOOD else judged.standing.value
 
 
 def passed(verdict: Verdict) -> str:
-    """`17 of 18`: the checks that passed of those that apply."""
+    """Return `17 of 18`: the checks that passed of those that apply."""
     states = [check.state for check in verdict.report.checks]
     apply = [state for state in states if state is not CheckState.NOT_APPLICABLE]
     return f"{apply.count(CheckState.PASSED)} of {len(apply)}"
@@ -219,12 +219,12 @@ def _checks(judged: VerificationResult, width: int | None) -> list[str]:
 
 
 def short(digest: str) -> str:
-    """The first 12 hex digits."""
+    """Return the first 12 hex digits."""
     return digest.removeprefix("sha256:")[:12]
 
 
 def format_promotion(promotion: PromotionResult, width: int | None = None, *, dry_run: bool = False) -> str:
-    """One line a tag: where it points to now, and why."""
+    """Return a line for each tag: its image now, and why."""
     failed = {tag for tag, _ in promotion.faults}
     rows = []
     for fate in promotion.fates:
@@ -246,13 +246,13 @@ def format_promotion(promotion: PromotionResult, width: int | None = None, *, dr
 
 
 def format_revoke(revoked: RevokeResult) -> str:
-    """What was taken back, by which statement."""
+    """Return what was revoked, by which statement."""
     digests = ", ".join(short(digest) for digest in revoked.taken)
     return f"{revoked.place}@{revoked.subject.manifest}\n  revoked {digests}\n  by {revoked.digest}"
 
 
 def format_reconciled(results: Sequence[RepairResult]) -> str:
-    """One line a repository."""
+    """Return a line for each repository."""
     lines = []
     for repository in results:
         parts = [f"{repository.listed} listed"]

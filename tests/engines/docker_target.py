@@ -16,40 +16,25 @@ from pathlib import Path
 from imagefactory.build.base.image import BuiltBase, format_time, write_index
 from imagefactory.build.definition import SYSTEM_PATH, define
 from imagefactory.lock.pypi.index import PackageIndex
-from imagefactory.model import BaseSpec, BuildSpec, Lock, SourceLocation, Target
+from imagefactory.model import BuildSpec, SourceLocation
 from imagefactory.oci.layers import CHUNK, codec
 from imagefactory.oci.layout import BlobWriter, Layout
 from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, OciLayer, canonical_json, format_descriptor
 from imagefactory.oci.unpack import UnpackedLayers
 from imagefactory.progress import QuietProgress
+from tests.made.values import make_base, make_lock, make_target
 from tests.made.wheels import locked, make_wheel
 
 EPOCH = 1_700_000_000
 WHERE = SourceLocation(file="recipes/tiny.yaml", line=1, column=1)
-BASE = BaseSpec(
-    name="debian-12",
-    suite="bookworm",
-    python="3.11",
-    glibc="2.36",
-    packages=("python3", "python3-venv", "tini"),
-    public="docker.io/library/debian:12-slim",
-    where=WHERE,
-)
-TARGET = Target(
+BASE = make_base(packages=("python3", "python3-venv", "tini"), where=WHERE)
+TARGET = make_target(
     name="tiny-1.0-cu121",
     family="tiny",
     description="Two tiny packages",
-    source="pypi",
-    framework="torch",
     version="1.0",
-    cuda="12.1",
-    python="3.11",
-    base="debian-12",
-    platform="linux/amd64",
-    capabilities=("8.0",),
     checks=("packages", "libraries"),
     requirements=("torch==1.0.*",),
-    constraints=(),
     environment=(("TINY_WORDS", 'it\'s $HOME, "really" \\ so'),),
     where=WHERE,
 )
@@ -128,14 +113,7 @@ def make_target(folder: Path, words: str = "tiny runs") -> BuildSpec:
         wheel = make_wheel(place, name, files)
         (place / "index.html").write_text(f'<a href="{wheel.name}">{wheel.name}</a>')
         wheels.append(locked(wheel))
-    lock = Lock(
-        target=TARGET.name,
-        content_hash="sha256:" + "0" * 64,
-        python="3.11",
-        platform="manylinux_2_36_x86_64",
-        solver="uv 0.9.1",
-        wheels=tuple(sorted(wheels, key=lambda wheel: wheel.name)),
-    )
+    lock = make_lock(target=TARGET.name, wheels=tuple(sorted(wheels, key=lambda wheel: wheel.name)))
     return define(TARGET, BASE, lock)
 
 

@@ -24,7 +24,7 @@ from imagefactory.build.base import image as base_image
 from imagefactory.build.base.image import BuiltBase, write_index
 from imagefactory.lock.debian.lock import read_base_lock
 from imagefactory.lock.files import write_lock
-from imagefactory.model import Lock, LockedWheel, Target
+from imagefactory.model import LockedWheel, Target
 from imagefactory.oci.layout import reference
 from imagefactory.oci.manifests import (
     CONFIG_TYPE,
@@ -36,6 +36,7 @@ from imagefactory.oci.manifests import (
 )
 from imagefactory.project import Project, load_project
 from imagefactory.settings.load import load_settings
+from tests.made.values import make_lock
 from tests.services import libcuda
 from tests.services.condor import CondorPool
 from tests.services.sandbox import PYTHON, entry, host_files
@@ -155,12 +156,10 @@ def lock(factory: Project, target: Target) -> None:
         )
         for name, version in ((target.framework, target.version), ("nvidia-cuda-runtime-cu12", "12.1.105"))
     )
-    made = Lock(
+    made = make_lock(
         target=target.name,
         content_hash=locked_target(factory, target).content_hash,
         python=target.python,
-        platform="manylinux_2_36_x86_64",
-        solver="uv 0.9.1",
         wheels=wheels,
     )
     write_lock(factory.lock_folder, made)

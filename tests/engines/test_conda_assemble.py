@@ -19,7 +19,7 @@ from imagefactory.build.assemble import AssembleEngine
 from imagefactory.build.base.image import BuiltBase
 from imagefactory.build.definition import define
 from imagefactory.errors import BuildError
-from imagefactory.model import BaseSpec, BuildSpec, CommandResult, Lock, LockedPackage, RunSpec
+from imagefactory.model import BuildSpec, CommandResult, Lock, LockedPackage, RunSpec
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.maintenance import collect
 from imagefactory.oci.manifests import Image
@@ -27,15 +27,13 @@ from imagefactory.progress import QuietProgress
 from imagefactory.runtime.unshare import UnshareRunner
 from tests.engines import docker_target
 from tests.made.supplies import supplies
+from tests.made.values import make_base, make_lock
 from tests.made.wheels import locked, make_wheel
 from tests.services.channel_made import ADDRESS, PYTHON, MadeChannel, make_channel
 from tests.services.children import LIMIT, child, wait_for
 from tests.services.conda_package import CondaPackage, File, pack
 
-BASE = BaseSpec(
-    name="debian-12", suite="bookworm", python="", glibc="2.36", packages=(), public="x",
-    where=docker_target.WHERE,
-)  # fmt: skip
+BASE = make_base(python="", packages=(), public="x", where=docker_target.WHERE)  # fmt: skip
 TARGET = replace(
     docker_target.TARGET,
     name="tinytorch-2.0-cu121",
@@ -78,15 +76,8 @@ class Factory:
     def lock(self, made: MadeChannel, *names: str, target: str = TARGET.name) -> Lock:
         packages = made.locked(*names)
         self.files |= {package: made.archive(package.filename) for package in packages}
-        return Lock(
-            target=target,
-            content_hash="sha256:" + "0" * 64,
-            python=PYTHON,
-            platform="manylinux_2_36_x86_64",
-            solver="py-rattler",
-            wheels=(),
-            conda=packages,
-            channels=(ADDRESS,),
+        return make_lock(
+            target=target, python=PYTHON, solver="py-rattler", wheels=(), conda=packages, channels=(ADDRESS,)
         )
 
     def build(self, lock: Lock, *under: Lock) -> Image:

@@ -15,31 +15,24 @@ from imagefactory.lock.conda.channels import find_channels
 from imagefactory.lock.conda.locker import CondaLocker
 from imagefactory.lock.pypi.index import find_index
 from imagefactory.lock.pypi.uv import UvLocker
-from imagefactory.model import BaseSpec, Lock, SourceLocation, Target
+from imagefactory.model import Lock, SourceLocation
 from imagefactory.progress import QuietProgress
 from imagefactory.recipes.values import CHANNEL_ROOT
 from imagefactory.settings.choices import SettingValue
+from tests.made.values import make_base, make_target
 from tests.services.channels import ChannelServer
 
 WHERE = SourceLocation(file="recipes/mixed.yaml", line=1, column=1)
-BASE = BaseSpec(
-    name="debian-12", suite="bookworm", python="3.11", glibc="2.36", packages=(), public="", where=WHERE
-)
-MIXED = Target(
+BASE = make_base(packages=(), public="", where=WHERE)
+MIXED = make_target(
     name="mixed-2.3-cu121",
     family="mixed",
     description="",
     source="conda",
     framework="pytorch",
-    version="2.3",
-    cuda="12.1",
-    python="3.11",
-    base="debian-12",
-    platform="linux/amd64",
     capabilities=(),
     checks=(),
     requirements=("pytorch 2.3.*", "pytorch-cuda 12.1.*", "fsspec"),
-    constraints=(),
     environment=(),
     where=WHERE,
     channels=tuple(f"{CHANNEL_ROOT}/{name}" for name in ("pytorch", "nvidia", "conda-forge")),

@@ -18,25 +18,23 @@ from imagefactory.lock.download import PackageCache
 from imagefactory.lock.pypi.index import find_index
 from imagefactory.lock.pypi.requirements import format_lock
 from imagefactory.lock.pypi.uv import UvLocker
-from imagefactory.model import BaseSpec, Lock, LockedCondaPackage, SourceLocation, Target
+from imagefactory.model import Lock, LockedCondaPackage, SourceLocation
 from imagefactory.progress import QuietProgress
 from imagefactory.settings.choices import SettingValue
+from tests.made.values import make_base, make_target
 
 WHERE = SourceLocation(file="recipes/small.yaml", line=1, column=1)
 PYTHON = f"3.{sys.version_info.minor}"
-BASE = BaseSpec(name="debian", suite="", python=PYTHON, glibc="2.36", packages=(), public="", where=WHERE)
+BASE = make_base(name="debian", suite="", python=PYTHON, packages=(), public="", where=WHERE)
 # The smallest that is real: a framework's name, a CUDA runtime, and one package with many wheels.
-SMALL = Target(
+SMALL = make_target(
     name="small-1-cu121",
     family="small",
     description="",
-    source="pypi",
     framework="markupsafe",
     version="3",
-    cuda="12.1",
     python=PYTHON,
     base="debian",
-    platform="linux/amd64",
     capabilities=(),
     checks=(),
     requirements=("markupsafe==3.*", "jinja2", "nvidia-cuda-runtime-cu12==12.1.*"),

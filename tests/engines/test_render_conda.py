@@ -49,6 +49,7 @@ from imagefactory.verify.report import SmokeTest
 from imagefactory.verify.smoke import smoke
 from tests.engines.docker_target import BASE, TARGET, Index, index_server, store_base
 from tests.made.supplies import supplies
+from tests.made.values import make_lock
 from tests.made.wheels import locked, make_wheel
 from tests.services.channel_made import PYTHON, MadeChannel, make_channel
 from tests.services.channels import ChannelOptions, ChannelServer, Fault, channel_server
@@ -205,14 +206,7 @@ def bench(
 
 
 def _lock_of(name: str) -> Lock:
-    return Lock(
-        target=name,
-        content_hash="sha256:" + "0" * 64,
-        python=PYTHON,
-        platform="manylinux_2_36_x86_64",
-        solver="py-rattler 0.28.0, uv 0.9.1",
-        wheels=(),
-    )
+    return make_lock(target=name, python=PYTHON, solver="py-rattler 0.28.0, uv 0.9.1", wheels=())
 
 
 @dataclass(frozen=True, kw_only=True)

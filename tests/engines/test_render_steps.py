@@ -29,7 +29,8 @@ from imagefactory.build.folders import render, write_definitions
 from imagefactory.build.render import render_apptainer
 from imagefactory.build.steps import SITE
 from imagefactory.lock.pypi.requirements import format_lock
-from imagefactory.model import BaseSpec, BuildSpec, Lock, LockedWheel, SourceLocation, Target
+from imagefactory.model import BuildSpec, LockedWheel, SourceLocation
+from tests.made.values import make_base, make_lock, make_target
 
 WHERE = SourceLocation(file="recipes/tiny.yaml", line=1, column=1)
 WHEELS = {
@@ -84,41 +85,19 @@ def made(scratch: Path) -> Iterator[tuple[BuildSpec, str]]:
         (simple / name / "index.html").write_text(f'<a href="{file}">{file}</a>')
         sha256 = hashlib.sha256(data).hexdigest()
         wheels.append(LockedWheel(name=name, version="1.0.3", filename=file, sha256=sha256, size=len(data)))
-    target = Target(
+    target = make_target(
         name="tiny-1.0-cu121",
         family="tiny",
         description="Two small packages",
-        source="pypi",
         framework="tiny",
         version="1.0",
-        cuda="12.1",
-        python="3.11",
-        base="debian-12",
-        platform="linux/amd64",
-        capabilities=("8.0",),
         checks=(),
         requirements=("tiny==1.0.*",),
-        constraints=(),
         environment=(("TINY_WORDS", 'it\'s $HOME, "really" \\ so'),),
         where=WHERE,
     )
-    base = BaseSpec(
-        name="debian-12",
-        suite="bookworm",
-        python="3.11",
-        glibc="2.36",
-        packages=("python3", "python3-venv", "tini"),
-        public="docker.io/library/debian:12-slim",
-        where=WHERE,
-    )
-    lock = Lock(
-        target=target.name,
-        content_hash="sha256:" + "0" * 64,
-        python="3.11",
-        platform="manylinux_2_36_x86_64",
-        solver="uv 0.9.1",
-        wheels=tuple(wheels),
-    )
+    base = make_base(packages=("python3", "python3-venv", "tini"), where=WHERE)
+    lock = make_lock(target=target.name, wheels=tuple(wheels))
     handler = functools.partial(QuietHandler, directory=str(scratch / "index"))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -14,12 +14,13 @@ from imagefactory.actions.definition import define_target
 from imagefactory.actions.locked import locked_target
 from imagefactory.build.base.image import write_index
 from imagefactory.lock.files import write_lock
-from imagefactory.model import Lock, LockedWheel
+from imagefactory.model import LockedWheel
 from imagefactory.oci.layout import reference
 from imagefactory.oci.manifests import CONFIG_TYPE, MANIFEST_TYPE, canonical_json, format_descriptor
 from imagefactory.project import Project, load_project
 from imagefactory.settings.load import load_settings
 from tests.made.trusted import trust
+from tests.made.values import make_lock
 from tests.services.factory import ROOT
 from tests.services.sandbox import PYTHON, entry, host_files
 
@@ -64,12 +65,10 @@ def factory(tmp_path_factory: pytest.TempPathFactory) -> Project:
         sha256="0" * 64,
         size=1,
     )
-    lock = Lock(
+    lock = make_lock(
         target=target.name,
         content_hash=locked_target(made, target).content_hash,
         python=target.python,
-        platform="manylinux_2_36_x86_64",
-        solver="uv 0.9.1",
         wheels=(wheel,),
     )
     write_lock(made.lock_folder, lock)

@@ -18,9 +18,10 @@ import pytest
 from imagefactory.lock.download import PackageCache
 from imagefactory.lock.pypi.index import find_index
 from imagefactory.lock.pypi.uv import UvLocker
-from imagefactory.model import Lock, LockedWheel
+from imagefactory.model import LockedWheel
 from imagefactory.progress import QuietProgress
 from imagefactory.settings.choices import SettingValue
+from tests.made.values import make_lock
 
 _TAGS = {"1": "manylinux1_x86_64", "28": "manylinux_2_28_x86_64"}
 
@@ -39,14 +40,7 @@ WHEELS = {
         _torch("2.12.1", "28", "6e29e7e74d05bda7d955c75e99459f878ebd970ef851b4057edbd3b34a5eb4a3", 532169264),
     )
 }
-_LOCK = Lock(
-    target="wheels-1-cu0",
-    content_hash="sha256:0",
-    python="3.11",
-    platform="manylinux_2_36_x86_64",
-    solver="none",
-    wheels=(),
-)
+_LOCK = make_lock(target="wheels-1-cu0", content_hash="sha256:0", solver="none", wheels=())
 
 
 @dataclass(frozen=True, kw_only=True)

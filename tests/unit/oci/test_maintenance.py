@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from imagefactory import fs
+from imagefactory.errors import EXIT_BUILD
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.maintenance import StoreCheck, check
+from imagefactory.oci.maintenance import CollectResult, StoreCheck, check, collect
 from imagefactory.oci.manifests import OciLayer, digest_of
 from imagefactory.oci.unpack import UnpackedLayers
 from imagefactory.progress import QuietProgress
+from imagefactory.runtime.sandbox.keeper import make_scratch
+from imagefactory.trees import alone_in, remove_tree
+from tests.made.command import Call
 from tests.made.errors import fails
 from tests.made.filled_store import covered, fill
-from tests.made.layout import LAYER_TYPE
+from tests.made.layout import LAYER_TYPE, add_image
 from tests.made.scanned import tar
 
 MOST_FLIPS = 4
@@ -143,3 +152,128 @@ def test_another_folder_is_no_store(tmp_path: Path) -> None:
     with fails("store-invalid"):
         check(Layout(tmp_path), QuietProgress(), mend=True)
     assert (tmp_path / "thesis.tex").read_text() == "mine"
+
+
+PART = f".{'1' * 64}.0a1b.part"
+LOCKS = Path("/proc/locks")
+LOOSE = "2" * 64
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, *stuck: str) -> None:
+    """The kernel's refusal to remove what is immutable or mounted, which only root could bring about."""
+    rename = Path.rename
+
+    def renaming(path: Path, target: Path) -> Path:
+        if path.name in stuck:
+            raise OSError(errno.EBUSY, "Device or resource busy", str(path))
+        return rename(path, target)
+
+    def removing(path: Path) -> None:
+        if path.name in stuck:
+            raise PermissionError(errno.EPERM, "Operation not permitted", f"{path}/.../stays")
+        remove_tree(path)
+
+    monkeypatch.setattr(fs, "remove_tree", removing)
+    monkeypatch.setattr(Path, "rename", renaming)
+
+
+@pytest.fixture
+def crowded(tmp_path: Path) -> Layout:
+    """A store with an image, and seven things that nobody needs."""
+    crowded = Layout(tmp_path / "store")
+    add_image(crowded, "a:1", [b"one"])
+    for data in (b"loose", b"another"):
+        crowded.add(data, LAYER_TYPE)
+    for name in (PART, LOOSE, "3" * 64):
+        (crowded.path / "unpacked" / name / "usr").mkdir(parents=True)
+    for name in ("left", "more"):
+        (crowded.tmp / name).mkdir()
+    return crowded
+
+
+def test_what_cannot_be_removed_is_named_and_all_else_goes(
+    crowded: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blob = min(
+        path
+        for path in (crowded.path / "blobs/sha256").iterdir()
+        if path.read_bytes() in (b"loose", b"another")
+    )
+    planned = collect(crowded, QuietProgress(), dry_run=True)
+    assert (planned.blobs, planned.unpacked, planned.stuck) == (2, 3, ())
+    refuse(monkeypatch, blob.name, PART, LOOSE, "left")
+    done = collect(crowded, QuietProgress())
+    assert (done.blobs, done.unpacked) == (1, 1)
+    assert sorted(path for path, _ in done.stuck) == sorted(
+        map(str, (blob, crowded.tmp / "left", *(crowded.path / "unpacked" / n for n in (PART, LOOSE))))
+    )
+    for path, error in done.stuck:
+        assert error.code == "cannot-delete-file"
+        assert path in error.message
+    assert [path.name for path in crowded.tmp.iterdir()] == ["left"]
+    monkeypatch.undo()
+    again = collect(crowded, QuietProgress())
+    assert (again.blobs, again.unpacked, again.stuck) == (1, 2, ())
+    assert collect(crowded, QuietProgress()) == CollectResult(blobs=0, unpacked=0, records=0, bytes=0)
+    assert crowded.image("a:1") is not None
+
+
+def test_scratch_of_killed_sandboxes_goes_and_that_of_living_ones_stays(
+    crowded: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collect(crowded, QuietProgress())
+    scratch = crowded.path / "run"
+    living, lock, _ = make_scratch(str(scratch))
+    for name in ("dead", "immutable"):
+        (scratch / name).mkdir()
+        (scratch / name / "file").write_bytes(b"12345")
+    (scratch / "stray").touch()
+    refuse(monkeypatch, "immutable")
+    assert collect(crowded, QuietProgress(), dry_run=True).bytes == 10
+    done = collect(crowded, QuietProgress())
+    assert done.bytes == 5
+    assert sorted(path for path, _ in done.stuck) == [f"{scratch}/{name}" for name in ("immutable", "stray")]
+    assert sorted(path.name for path in scratch.iterdir()) == sorted(
+        [Path(living).name, "immutable", "stray"]
+    )
+    assert Path(living, "upper").is_dir()
+    os.close(lock)
+
+
+def test_a_sandbox_that_begins_is_waited_for(crowded: Layout) -> None:
+    """Its folder stands before it is locked."""
+    scratch = crowded.path / "run"
+    scratch.mkdir()
+    with ThreadPoolExecutor() as pool:
+        with alone_in(scratch):
+            (scratch / "new").mkdir()
+            collecting = pool.submit(collect, crowded, QuietProgress())
+            waiting = f":{scratch.stat().st_ino} "
+            while not any("->" in line and waiting in line for line in LOCKS.read_text().splitlines()):
+                assert not collecting.done()
+            lock = os.open(scratch / "new", os.O_RDONLY)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        collecting.result()
+    assert (scratch / "new").is_dir()
+    os.close(lock)
+    collect(crowded, QuietProgress())
+    assert not (scratch / "new").exists()
+
+
+def test_the_command_names_what_stays_in_the_store_and_the_cache(
+    call: Call, crowded: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stays, goes = (tmp_path / "cache/conda-pkgs" / name / "file" for name in ("stays", "goes"))
+    for path in (stays, goes):
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"12345")
+    refuse(monkeypatch, "stays", "left")
+    said = call("image", "prune", "--cache")
+    assert said.code == EXIT_BUILD
+    assert set(said.error_codes) == {"cannot-delete-file"}
+    assert f"{crowded.tmp}/left/.../stays" in said.err
+    assert f"{stays.parent}/.../stays" in said.err
+    assert "5 bytes" in said.out
+    assert (stays.exists(), goes.exists()) == (True, False)
+    told = call("image", "prune", "--cache", "--json").json()
+    assert [row["target"] for row in told["errors"]] == [f"{crowded.tmp}/left", str(stays.parent)]

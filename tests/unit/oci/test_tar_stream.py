@@ -9,6 +9,7 @@ import re
 import stat
 import struct
 import tarfile
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from imagefactory.extras.sbom.look import LayerStack
 from imagefactory.oci import tar_stream
 from imagefactory.oci.inflate import CorruptDataError, plain_layer
 from imagefactory.oci.manifests import OciLayer
-from imagefactory.oci.tar_stream import EntryError, TarStream, entries
+from imagefactory.oci.tar_stream import HEADER_LIMIT, CappedInfo, EntryError, TarStream, entries
 from tests.made.layer_store import Entry, LayerStore, file, folder, link, make_tar
 from tests.made.layer_trees import (
     scanned_names,
@@ -367,3 +368,42 @@ def test_what_is_skipped_is_said(store: LayerStore) -> None:
 def test_what_is_not_read_of_a_file_is_passed() -> None:
     stream = TarStream(iter([make_tar(file("a", b"1" * 700), file("b", b"2" * 700))]))
     assert [(entry.path, entry.read(3)) for entry in entries(stream)] == [("a", b"111"), ("b", b"222")]
+
+
+KINDS = [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK]
+
+
+class Zeros(io.RawIOBase):
+    """A header, and then zeros for as long as somebody reads."""
+
+    def __init__(self, header: bytes) -> None:
+        self.header = header
+
+    def read(self, size: int = -1) -> bytes:
+        data, self.header = self.header[:size], self.header[size:]
+        return data + bytes(size - len(data))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_header_of_gigabytes_is_not_read(kind: bytes) -> None:
+    info = tarfile.TarInfo("x")
+    info.type, info.size = kind, 64 * HEADER_LIMIT
+    tracemalloc.start()
+    try:
+        with (
+            pytest.raises(tarfile.ReadError, match="a header of"),
+            tarfile.open(fileobj=Zeros(info.tobuf()), mode="r|", tarinfo=CappedInfo),
+        ):
+            pass
+        assert tracemalloc.get_traced_memory()[1] < 4 * HEADER_LIMIT
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_long_name_is_still_read() -> None:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        archive.addfile(tarfile.TarInfo("a/" * 200 + "b"))
+    packed.seek(0)
+    with tarfile.open(fileobj=packed, mode="r|", tarinfo=CappedInfo) as archive:
+        assert archive.getnames() == ["a/" * 200 + "b"]

@@ -22,10 +22,7 @@ from imagefactory.errors import UsageError, extra_hint
 from imagefactory.gpu.capability import parse_code
 from imagefactory.gpu.values import GpuLibrary
 from imagefactory.scan import fatbin, streams
-from imagefactory.scan import fatbin as elf
-from imagefactory.scan import fatbin as offload
-from imagefactory.scan import streams as packed
-from imagefactory.scan.fatbin import CodeReader, scan_bytes, scan_file
+from imagefactory.scan.fatbin import CodeReader, scan_bytes, scan_file, skippable
 from tests.made.errors import fails
 from tests.services.tier import many
 
@@ -233,7 +230,7 @@ def test_a_method_of_compression_that_is_not_known(filed: Scan) -> None:
 
 def cubin(flags: int, abi: int, notes: bytes = b"") -> bytes:
     head = bytearray(b"\x7fELF\x02\x01\x01\x41" + bytes([abi]) + bytes(55))
-    struct.pack_into("<HH", head, 16, 2, elf.MACHINE_CUDA)
+    struct.pack_into("<HH", head, 16, 2, fatbin.MACHINE_CUDA)
     struct.pack_into("<I", head, 48, flags)
     return bytes(head) + notes + bytes(100)
 
@@ -311,7 +308,7 @@ def test_damaged_bundles(data: bytes, filed: Scan) -> None:
 
 def code_object(flags: int, version: int) -> bytes:
     head = bytearray(b"\x7fELF\x02\x01\x01\x40" + bytes([version]) + bytes(55))
-    struct.pack_into("<HH", head, 16, 3, elf.MACHINE_AMD)
+    struct.pack_into("<HH", head, 16, 3, fatbin.MACHINE_AMD)
     struct.pack_into("<I", head, 48, flags)
     return bytes(head) + bytes(100)
 
@@ -344,7 +341,7 @@ def test_a_code_object_for_an_unknown_gpu_is_told(flags: int, version: int, file
 
 
 def test_what_amds_processors_are_called_can_be_kept() -> None:
-    for name in elf._AMD_PROCESSORS.values():
+    for name in fatbin._AMD_PROCESSORS.values():
         assert str(parse_code(name)) == name
 
 
@@ -622,10 +619,10 @@ def test_ptx_without_zstandard_is_told(monkeypatch: pytest.MonkeyPatch, filed: S
 @QUICK
 @given(st.binary(max_size=300), st.integers(0, 2000))
 def test_any_bytes_unpack_to_no_more_than_asked(data: bytes, most: int) -> None:
-    assert len(packed.lz4_start(data, most)) <= most
+    assert len(streams.lz4_start(data, most)) <= most
     plain = data + bytes(range(256)) + b"ab" * 300
-    assert packed.lz4_start(lz4_block(plain), most) == plain[:most]
-    assert packed.zstd_start(zstandard.compress(plain), most) == plain[:most]
+    assert streams.lz4_start(lz4_block(plain), most) == plain[:most]
+    assert streams.zstd_start(zstandard.compress(plain), most) == plain[:most]
 
 
 # --- ELF files -----------------------------------------------------------------------------------
@@ -678,7 +675,7 @@ def test_bent_elf_files_raise_nothing(filed: Scan, tail: bytes, at: int, value: 
     raw[at : at + len(value)] = value
     filed(bytes(raw))
     assert isinstance(
-        elf.skippable(lambda offset, count: bytes(raw[offset : offset + count]), len(raw)), tuple
+        fatbin.skippable(lambda offset, count: bytes(raw[offset : offset + count]), len(raw)), tuple
     )
 
 
@@ -699,10 +696,10 @@ READ, RUN, WRITE = 4, 5, 6
 
 def loaded(*segments: tuple[int, bytes], tail: bytes = b"") -> bytes:
     """A shared library of segments (flags, content), one after another; none of them maps `tail`."""
-    head = bytearray(program(elf.HEADERS, *((1, 0, 0) for _ in segments)))
+    head = bytearray(program(fatbin.HEADERS, *((1, 0, 0) for _ in segments)))
     struct.pack_into("<Q", head, 40, 0)  # no sections
     struct.pack_into("<H", head, 60, 0)
-    at = elf.HEADERS
+    at = fatbin.HEADERS
     for number, (flags, content) in enumerate(segments):
         struct.pack_into("<IIQ", head, 64 + 56 * number, 1, flags, at)
         struct.pack_into("<Q", head, 64 + 56 * number + 32, len(content))
@@ -782,6 +779,35 @@ def test_targets_of_amd_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_limits_of_offload_tables() -> None:
-    ids = [f"hipv4-amdgcn-amd-amdhsa--gfx{n:x}" for n in range(0x600, 0x600 + offload.MAX_TARGETS + 1)]
+    ids = [f"hipv4-amdgcn-amd-amdhsa--gfx{n:x}" for n in range(0x600, 0x600 + fatbin.MAX_TARGETS + 1)]
     assert scan_bytes(bundle(*ids), "x") is None
     assert modules(scan_bytes(bundle(*ids[:-1]), "x")) == {tuple(sorted(one[25:] for one in ids[:-1])): 1}
+
+
+WORTH = 1 << 17
+
+
+def elf_with_code(sections: int, listed: int) -> bytes:
+    """A file with a range of machine code and a table of so many sections, of which it lists `listed`."""
+    table = 64 + WORTH
+    head = b"\x7fELF\x02\x01".ljust(40, b"\0") + struct.pack("<Q", table)
+    head = head.ljust(58, b"\0") + struct.pack("<HHH", 64, listed, 0)
+    code = struct.pack("<IIQQQQ", 0, 1, 4, 0, 64, WORTH).ljust(64, b"\0")
+    return head + bytes(WORTH) + code * sections
+
+
+def skipped(data: bytes, size: int) -> tuple[tuple[int, int], ...]:
+    return skippable(lambda offset, count: data[offset : offset + count], size)
+
+
+def test_machine_code_is_passed_over() -> None:
+    data = elf_with_code(sections=1, listed=1)
+    assert skipped(data, len(data)) == ((64, 64 + WORTH),)
+
+
+def test_a_table_that_goes_beyond_the_file_tells_nothing() -> None:
+    data = elf_with_code(sections=1, listed=2)
+    assert skipped(data, len(data)) == ()
+    # It was longer when its size was asked, and is cut where an entry ends or within one.
+    assert skipped(data, len(data) + 64) == ()
+    assert skipped(data[:-10], len(data) + 64) == ()

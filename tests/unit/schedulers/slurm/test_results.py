@@ -3,27 +3,43 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from imagefactory.errors import UsageError
+from imagefactory.errors import StatementError, UsageError
 from imagefactory.model import Outcome
-from imagefactory.schedulers.pool import JobEnding, JobLimits
+from imagefactory.schedulers.pool import JobAttempt, JobEnding, JobLimits, NodeResult, NodeState, PoolGpu
 from imagefactory.schedulers.slurm.batch import LOG, QUEUE, TASKS, ArraySubmission, write_row
 from imagefactory.schedulers.slurm.results import (
     HAS_RUN,
+    MEMORY,
+    REMOVED,
+    TIME_LIMIT,
     ArrayTask,
     QueueSnapshot,
     TaskOutput,
     TaskRun,
     TaskState,
     classify,
+    job_report,
+    parse_log,
+    parse_queue,
+    parse_record,
     read_node,
+    remember,
+    submit_directories,
 )
-from tests.made.slurm import run_json
+from imagefactory.settings.choices import SLURM
+from imagefactory.trust.verdict import sign
+from imagefactory.verify.report import GpuReport
+from tests.made.kit import ASKED, SUBJECT
+from tests.made.slurm import SUITE, run_json
+from tests.made.sweep import UUID, pool_gpu, seen, suite_report
+from tests.made.verdicts import LAB
 
 NOW = datetime(2026, 11, 25, 22, 40, tzinfo=UTC)
 LIMITS = JobLimits(idle=timedelta(hours=24), run=timedelta(hours=2), retries=1)
@@ -222,3 +238,187 @@ def test_a_file_that_was_changed_is_said(sweep: Path) -> None:
         read_node(sweep, "tiny", LIMITS)
     assert caught.value.code == "sweep-file-invalid"
     assert "queue.json" in caught.value.message
+
+
+# --- What Slurm and a sweep's jobs leave, as Slurm 24.11 and 22.05 write it.
+
+
+START = "imagefactory: start 12_3 0 h1 1795647218\n"
+ENDED = "*** JOB 20 ON h1 CANCELLED AT 2026-11-25T22:54:45"
+RECORD = (
+    "JobId=2 ArrayJobId=12 ArrayTaskId=0 JobName=imagefactory-1 NodeList=a1 Reason=None JOB_GRES=gpu:a100:1"
+    "   Nodes=a1 CPU_IDs=0 Mem=100 GRES=gpu:a100:1(IDX:0) MinCPUsNode=1 WorkDir=/home/x\n"
+    "JobId=12 ArrayJobId=12 ArrayTaskId=3 JobName=imagefactory-1 NodeList=h1 Reason=None JOB_GRES=gpu:h100:1"
+    "   Nodes=h1 CPU_IDs=0-3 Mem=100 GRES={given} MinCPUsNode=1 WorkDir=/home/x\n"
+)
+
+
+def test_a_task_that_was_tried_again() -> None:
+    log = (
+        START + "imagefactory: end 8 1795647220 again\n"
+        "slurmstepd-h1: error: *** JOB 12 ON h1 CANCELLED AT 2026-11-25T22:40:28 DUE TO JOB REQUEUE ***\n"
+        "imagefactory: start 12_3 1 h2 1795647300\nimagefactory: end 0 1795647310 done\n"
+    )
+    first, second = parse_log(log.encode())
+    assert (first.job, first.machine, first.code, first.again, first.why) == ("12_3", "h1", 8, True, "")
+    assert (second.restart, second.machine, second.code, second.again) == (1, "h2", 0, False)
+    assert second.ended is not None
+    assert (second.ended - second.started).total_seconds() == 10
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (f"slurmstepd-h1: error: {ENDED} DUE TO TIME LIMIT ***", TIME_LIMIT),
+        (f"slurmstepd: error: {ENDED} ***", REMOVED),
+        (f"slurmstepd: error: {ENDED} DUE TO NODE FAILURE ***", "NODE FAILURE"),
+        ("slurmstepd: error: Detected 1 oom_kill event in StepId=20.batch. Some of the ...", MEMORY),
+        ("imagefactory: end x y z", ""),
+        (f"{ENDED} DUE TO TIME LIMIT ***", ""),
+    ],
+)
+def test_why_a_task_was_ended_is_slurmstepds_word(line: str, why: str) -> None:
+    (start,) = parse_log(f"{START}{line}\n\xff\n".encode("latin-1"))
+    assert (start.why, start.code) == (why, None)
+
+
+def test_a_log_of_another_kind_is_none() -> None:
+    assert parse_log(b"imagefactory: start 12_3 zero h1 now\nimagefactory: end 0 1 done\n") == ()
+    for restart, at in (("\u00b2", "1764110000"), ("0", "9" * 99), ("9" * 5000, "1")):
+        assert parse_log(f"imagefactory: start 12_3 {restart} h1 {at}\n".encode()) == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "gpu", "capability"),
+    [
+        ("gpu:h100:1(IDX:0)", "h100", "h1/0", "9.0"),
+        ("gpu:1(IDX:2)", "", "h1/2", ""),
+        ("gpu:ours:1(IDX:1)", "ours", "h1/1", ""),
+    ],
+)
+def test_the_record_tells_the_tasks_own_gpu(given: str, name: str, gpu: str, capability: str) -> None:
+    node, found = parse_record(RECORD.format(given=given).encode(), 3)
+    assert found is not None
+    assert (node, found.id, found.name, found.capability) == ("h1", gpu, name, capability)
+
+
+@pytest.mark.parametrize(
+    "given", ["", "(null)", "gpu:h100:2(IDX:0-1)", "gpu:h100:1(IDX:0),gpu:a100:1(IDX:1)"]
+)
+def test_none_or_several_are_no_gpu(given: str) -> None:
+    assert parse_record(RECORD.format(given=given).encode(), 3) == ("h1", None)
+
+
+def test_a_record_of_another_job_tells_nothing() -> None:
+    assert parse_record(RECORD.format(given="gpu:h100:1(IDX:0)").encode(), 7) == ("", None)
+
+
+SQUEUE = (
+    "0|RUNNING|None|imagefactory-1|/s/one\n1|PENDING|Resources|imagefactory-1|/s/one\n"
+    "0|PENDING|Priority|imagefactory-2|/s/two|odd\nN/A|RUNNING|None|train|/s/one\nrubbish\n"
+)
+
+
+def test_the_queue_knows_sweeps_by_folder_and_name() -> None:
+    assert parse_queue(SQUEUE, "imagefactory", "/s/one") == (
+        TaskState(batch=1, index=0, state="RUNNING", reason="None"),
+        TaskState(batch=1, index=1, state="PENDING", reason="Resources"),
+    )
+    assert [one.batch for one in parse_queue(SQUEUE, "imagefactory", "/s/two|odd")] == [2]
+    assert submit_directories(SQUEUE, "imagefactory") == {"/s/one", "/s/two|odd"}
+
+
+def test_how_a_task_ended_is_remembered_when_slurm_has_forgotten_it() -> None:
+    over, waits = (
+        TaskState(batch=1, index=0, state="TIMEOUT", reason=""),
+        TaskState(batch=1, index=1, state="PENDING", reason=""),
+    )
+    before = QueueSnapshot(asked=NOW, tasks=(over, waits))
+    assert remember(before, (), NOW).tasks == (over,)
+    again = TaskState(batch=1, index=0, state="PENDING", reason="BeginTime")
+    assert remember(before, (again,), NOW).tasks == (again,)
+    assert remember(None, (waits,), NOW).tasks == (waits,)
+
+
+# --- Whose GPU a job met: the machine's word and slurmctld's; what is never signed. All is made up.
+
+
+WHEN = datetime(2026, 1, 2, 4, tzinfo=UTC)
+QUESTION = {**ASKED, "capability": "8.0"}
+KIT = {"nonce": ASKED["nonce"], "suite": SUITE, "waive": [], "subject": asdict(SUBJECT)}
+GIVEN = pool_gpu(id="a1/0", uuid="", name="a100", driver="", cuda="", memory=0)
+
+
+def judged(gpu: PoolGpu | None = GIVEN, slot: str = "a1", **changes: Any) -> GpuReport:
+    attempt = JobAttempt(
+        job="12_3",
+        ending=JobEnding.EXITED,
+        code=0,
+        text="",
+        machine="a1",
+        slot=slot,
+        gpu=gpu,
+        submitted=WHEN,
+        started=WHEN,
+        ended=WHEN,
+    )
+    found = NodeState(
+        result=NodeResult(node="tiny", outcome=None, reason="", attempts=(attempt,)),
+        run=run_json(),
+        report=json.dumps(suite_report(QUESTION)).encode(),
+        evidence=json.dumps(seen()).encode(),
+    )
+    return job_report(KIT, QUESTION, replace(found, **changes))
+
+
+def test_a_job_whose_gpu_both_tell_is_verified_and_can_be_signed() -> None:
+    report = judged()
+    assert report.outcome is Outcome.VERIFIED
+    assert report.hardware is not None
+    assert (report.hardware.kind, report.hardware.known) == (SLURM, (UUID,))
+    notes = dict(report.hardware.notes)
+    assert (notes["job"], notes["machine"], notes["slurm-gpu"], notes["slurm-type"]) == (
+        "12_3",
+        "a1",
+        "a1/0",
+        "a100",
+    )
+    assert sign(report, LAB, now=WHEN, days=9).verdict.report == report
+
+
+def test_a_type_that_tells_no_capability_says_nothing_against_it() -> None:
+    assert judged(replace(GIVEN, name="ours", capability="")).outcome is Outcome.VERIFIED
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"gpu": replace(GIVEN, name="v100", capability="7.0")},
+            "Slurm gave the job a GPU of type v100 (7.0)",
+        ),
+        ({"slot": "a2"}, "the job ran on a1, Slurm gave it a2"),
+    ],
+)
+def test_two_words_on_one_gpu_are_the_clusters_fault(changes: dict[str, Any], said: str) -> None:
+    report = judged(**changes)
+    assert report.outcome is Outcome.INFRASTRUCTURE
+    assert said in report.reason
+    with pytest.raises(StatementError):
+        sign(report, LAB, now=WHEN, days=9)
+
+
+def test_without_slurms_word_nothing_is_verified() -> None:
+    report = judged(None)
+    assert report.outcome is Outcome.NOT_TESTED
+    assert "Slurm does not tell that it gave the job one GPU" in report.reason
+
+
+def test_without_the_machines_word_it_is_no_run() -> None:
+    with pytest.raises(StatementError, match="evidence"):
+        judged(evidence=None)
+    with pytest.raises(StatementError, match="another kit"):
+        judged(run=run_json(nonce="f" * 32))
+    other = "GPU-99999999-2222-3333-4444-555555555555"
+    told = {**seen(), "known": [other], "gpus": [{**seen()["gpus"][0], "uuid": other}]}
+    assert judged(evidence=json.dumps(told).encode()).outcome is not Outcome.VERIFIED
