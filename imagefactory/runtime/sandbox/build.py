@@ -1,12 +1,12 @@
-"""Runs a build as root of ids of its own: mmdebstrap and the scripts of Debian packages, for a base.
+"""Runs a build as root of separate ids: mmdebstrap and the scripts of Debian packages, for a base.
 
 The command has every capability, but over nothing of the machine: its user 0 is an id outside that owns no
 file and no process. Of the host it sees the system's programs, read-only, and two directories of the caller.
-There is no network, no device but those of DEVICES, no socket and no process of the host. The root is a new
-one (pivot_root), so leaving a chroot leads to the same few files.
+It has no network, no device but those of DEVICES, no socket and no process of the host. The root is new
+(pivot_root), so leaving a chroot leads to the same few files.
 
-Two processes, as of a run: the *keeper* stays outside, is killed with its caller and watches the limits; the
-*init* is process 1 inside. If the keeper dies, the kernel kills the init, and with it everything inside.
+It has two processes, as a run: the *keeper* stays outside, is killed with its caller and watches the limits;
+the *init* is process 1 inside. If the keeper dies, the kernel kills the init, and with it everything inside.
 
 The current directory is the build's own: `tree` in it becomes /tmp, `input` becomes /input, read-only.
 """
@@ -67,7 +67,7 @@ from .syscalls import (
 )
 
 SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
-# What the system's programs read of /etc, and what stands for the rest: no script learns who has an account.
+# What the system's programs read of /etc, and a substitute for the rest: no script learns who has an account.
 CONFIGURATION = ("alternatives", "ld.so.cache")
 ACCOUNTS = {
     "passwd": "root:x:0:0::/root:/bin/sh\n_apt:x:42:65534::/nonexistent:/bin/false\n"
@@ -95,14 +95,14 @@ class BuildKeeper:
         self.plan = plan
 
     def run(self) -> tuple[int, dict[str, Any]]:
-        """The command's exit code, and what the caller has to know: a failed step, or the limit reached."""
+        """Return the command's exit code, and a failed step or the reached limit."""
         try:
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != self.plan["caller"]:
                 return 125, {}  # it has died
             run_before_others()
-            # If the machine's memory ends, the kernel kills a process of this build first. Set out here, by
-            # root with CAP_SYS_RESOURCE, it is also the least that scripts may set.
+            # If the machine runs out of memory, the kernel kills a process of this build first. Set here by
+            # root with CAP_SYS_RESOURCE, it is also the minimum that scripts may set.
             with step("limits"):
                 write_file("/proc/self/oom_score_adj", "1000")
             enter_user_namespace(lambda pid: set_ids(pid, self.plan))
