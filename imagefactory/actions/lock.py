@@ -253,8 +253,8 @@ def solve_target(
         pins = locker.versions(request, progress, declared=declared)
         for name, extra in () if declared else pins.lacking:
             progress.note(f"note: {name} has no extra '{extra}', so it is ignored")
-        solved: dict[str, str] = dict(line.split("==", 1) for line in pins.lines)
-        return {wheel.name: wheel.version for wheel in under.wheels} | solved if under else solved
+        inherited = {wheel.name: wheel.version for wheel in under.wheels} if under else {}
+        return inherited | pins.versions
     lock = target_locker(project, target).lock(request, progress)
     return {package.name: package.version for package in lock.packages}
 
@@ -289,8 +289,7 @@ def unknown_debian_packages(
 
 
 def has_wheels(locker: UvLocker, target: Target, base: BaseSpec, pin: str) -> bool:
-    """Return whether the index has a wheel of a release for any Python 3; of any release without a
-    version."""
+    """Return whether the index has a wheel of a pin for any Python 3. A name counts all its releases."""
     name, _, version = pin.partition("==")
     files = locker.project(name, _empty_lock(locker, target, base))
     pattern = r"[^-]+-([^-]+)-.*(?:py|cp)3[^-]*-[^-]+-[^-]+\.whl"
@@ -454,9 +453,7 @@ def lock_base(project: Project, base: BaseSpec, progress: Progress, *, update: b
     if locked.state == "ok" and not update:
         return False
     parent = locked.parent.lock if locked.parent else None
-    after = archive.lock_base(
-        base, locked.lock, debian_mirror(project), progress, below=parent, update=update
-    )
+    after = archive.lock_base(base, locked.lock, debian_mirror(project), progress, below=parent)
     if after != locked.lock:
         write_base_lock(project.base_lock_path(base), after)
     return after != locked.lock
@@ -511,7 +508,7 @@ def check_target_layers(project: Project, target: Target, progress: Progress) ->
     definition, bases = define_target(project, target), _base_locks(project, target)
     lock = read_layer_lock(project.lock_folder, target.name)
     path = layers_path(project.lock_folder, target.name)
-    again = f"imagefactory lock --deep {target.name}"
+    again = f"imagefactory lock --layers {target.name}"
     if lock is None:
         raise LockError("layer-lock-missing", f"{target.name} has no layer lock ({path})", hint=again)
     if moved := changed_inputs(lock, definition, bases):
@@ -531,8 +528,8 @@ def _base_locks(project: Project, target: Target) -> tuple[BaseLock, ...]:
     if base.image:
         raise UsageError(
             "option-conflict",
-            f"--deep requires a base that imagefactory builds, and {target.name} is on {base.image}",
-            hint="omit --deep",
+            f"--layers requires a base that imagefactory builds, and {target.name} is on {base.image}",
+            hint="omit --layers",
         )
     return base_request(project, base, locked=True).locks
 

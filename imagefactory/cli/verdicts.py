@@ -66,7 +66,7 @@ def check_registry_option(name: str, registry: str) -> None:
 def list_(
     call: CommandContext, /, *, name: str, place: str, capability: str, numbers: bool, as_json: bool
 ) -> None:
-    """Show who verified an image, when, on which GPU, and what holds.
+    """Show who verified an image, when and on which GPU.
 
     \b
     imagefactory verdict list pytorch-2.3-cu121                   all its images, here and in the registry;
@@ -239,7 +239,7 @@ def promote(call: CommandContext, names: tuple[str, ...], place: str, dry_run: b
         if as_json:
             print_json("promote", {"dry_run": dry_run, "results": results, "errors": failures.as_json()})
     print_next_command("image", "promote", *names) if dry_run else print_next_command(
-        "catalogue", "--dry-run"
+        "site", "publish", "--dry-run"
     )
 
 
@@ -443,7 +443,7 @@ def _publish(
         raise CheckFailedError(
             "publish-incomplete",
             f"the revocation is signed, but the catalog does not contain it yet: {error.message}",
-            hint=f"sign the catalog again: imagefactory catalogue{option}",
+            hint=f"sign the catalog again: imagefactory site publish{option}",
         ) from error
 
 
@@ -486,7 +486,7 @@ def _resolve_image(
 @json_option
 @click.pass_obj
 def sync(call: CommandContext, place: str, as_json: bool) -> None:
-    """Let the registry list all verdicts that were attached from here.
+    """List in the registry all verdicts that were attached here.
 
     Registries without the referrers API keep lists that two writers at once can overwrite. What was attached
     stands in the store's journal. Run it where nobody attaches just then.

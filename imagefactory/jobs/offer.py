@@ -459,7 +459,7 @@ def format_places(places: Sequence[AvailableGpu], inventory: Inventory, now: dat
     unsure = sum(place.unsure for place in places)
     if when := free_when(inventory, now):
         text += f", {sum(place.free for place in places)} free {when}"
-    return text + (f" (of {unsure} of them the machines may refuse)" if unsure else "")
+    return text + (f" (machines may reject jobs on {unsure} of them)" if unsure else "")
 
 
 def free_when(inventory: Inventory, now: datetime) -> str:

@@ -136,7 +136,7 @@ def format_reach(spec: JobSpec) -> str:
     free, total = sum(gpu.free for gpu in gpus), len(spec.inventory.gpus)
     return (
         f"reaches {len(gpus)} of {total} GPU{'s' * (total != 1)}, {free} free now; "
-        "of their drivers Slurm tells nothing"
+        "Slurm does not report their drivers"
     )
 
 

@@ -280,7 +280,7 @@ def _unknown_gpu_note(inventory: Inventory) -> tuple[str, ...]:
     """Return a note on GPUs without a known capability, which get no job."""
     kinds = sorted({gpu.name or "no type" for gpu in inventory.gpus if not gpu.capability})
     count = len(inventory.gpus) - len(inventory.known)
-    return (f"GPUs that tell no capability take no job: {count} of {', '.join(kinds)}",) if kinds else ()
+    return (f"GPUs without a known capability get no job: {count} of {', '.join(kinds)}",) if kinds else ()
 
 
 def _by_row(inventory: Inventory) -> dict[_Row, list[PoolGpu]]:

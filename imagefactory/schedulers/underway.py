@@ -75,7 +75,7 @@ from imagefactory.verify.nonces import LIFETIME
 
 Images = Mapping[tuple[str, str], str]
 """By target and row (a capability, or a slice's), the image that a job would run: as `image_of` names it."""
-QUEUE_NOT_READ = "the queue was not asked"
+QUEUE_NOT_READ = "the queue was not queried"
 
 
 class NodeProgress(StrEnum):
@@ -155,9 +155,9 @@ def _blocking_rule(sweep: RunningSweep, state: NodeProgress) -> tuple[str, str] 
 def _queue_note(sweep: RunningSweep, count: int) -> str:
     cells = f"{count} of these cells {'is' if count == 1 else 'are'}"
     if sweep.driven is None:
-        return f"{cells} queued, though sweep {sweep.name} may have the same in hand: {sweep.why}"
+        return f"{cells} queued, although sweep {sweep.name} may have the same: {sweep.why}"
     again = f"continue it instead: imagefactory sweep start --scheduler {sweep.pool} --dir {sweep.folder}"
-    return f"{cells} queued anew: sweep {sweep.name} stopped without an answer; {again}"
+    return f"{cells} queued again: sweep {sweep.name} stopped without an answer; {again}"
 
 
 # --- reading the sweeps of a store
@@ -206,7 +206,7 @@ def read_underway(
     except FileNotFoundError:
         return (), ()
     except OSError as error:
-        return (), (f"the sweeps in {place} are passed over: {error.strerror}",)
+        return (), (f"the sweeps in {place} are skipped: {error.strerror}",)
     rows = (_candidate(folder, images, lookup, notes) for folder in sorted(paths, reverse=True))
     candidates = [candidate for candidate in rows if candidate]
     queues: dict[str, frozenset[Path] | str] = {}
@@ -339,7 +339,7 @@ def state_of(outcome: Outcome | None, known: CollectedNode | None) -> NodeProgre
 
 def _unread_note(folder: Path, error: ImagefactoryError | OSError) -> str:
     text = error.message if isinstance(error, ImagefactoryError) else f"{error.filename}: {error.strerror}"
-    return f"sweep {folder.name} is passed over, and what it has in hand is not known: {text}"
+    return f"sweep {folder.name} is skipped, and its cells are not known: {text}"
 
 
 def _user(number: int) -> str:

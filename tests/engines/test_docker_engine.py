@@ -25,7 +25,7 @@ import pytest
 from imagefactory.build.base.image import BuiltBase, write_index
 from imagefactory.build.docker import DockerEngine
 from imagefactory.build.secrets import BuildSecrets, find_secrets
-from imagefactory.errors import BuildError, ImagefactoryError, ToolError, UsageError
+from imagefactory.errors import BuildError, ImagefactoryError, ToolError
 from imagefactory.model import BuildSpec, CommandResult, Mount, RunSpec
 from imagefactory.oci.layers import codec
 from imagefactory.oci.layout import Layout
@@ -38,6 +38,7 @@ from imagefactory.runtime.unshare import UnshareRunner
 from imagefactory.verify.report import SmokeTest
 from imagefactory.verify.smoke import smoke
 from tests.engines.docker_target import EPOCH, Index, index_server, make_target, store_base
+from tests.made.errors import fails
 from tests.made.supplies import supplies
 from tests.services import docker_daemon
 from tests.services.children import LIMIT, child, wait_for
@@ -395,9 +396,8 @@ def test_user_folder_environment_and_mounts(image: Image, runner: DockerRunner, 
     assert done.stdout == "65534\n65534\n/usr\nb=c d\nread merefused\n", done
     assert (tmp_path / "out/file").read_text() == "written\n"
     missing = replace(spec, mounts=(Mount(source=tmp_path / "nothing", target="/w"),))
-    with pytest.raises(UsageError, match="nothing") as caught:
+    with fails("mount-failed", "nothing"):
         runner.run(image, missing)
-    assert caught.value.code == "mount-failed"
 
 
 def test_read_only_leaves_scratch_alone(image: Image, runner: DockerRunner) -> None:
@@ -580,10 +580,8 @@ def test_on_a_terminal_the_command_has_one(bench: Bench, image: Image, tmp_path:
 
 
 def test_gpus_without_nvidias_runtime_fail_loudly(bench: Bench, image: Image, runner: DockerRunner) -> None:
-    with pytest.raises(ToolError) as caught:
+    with fails("docker-gpu-unavailable", hint="nvidia-ctk"):
         runner.run(image, sh("true", gpus=True))
-    assert caught.value.code == "docker-gpu-unavailable"
-    assert "nvidia-ctk" in caught.value.hint
     assert bench.containers == []
 
 
@@ -597,11 +595,10 @@ def test_request_for_devices_reaches_dockerd(bench: Bench, image: Image, tmp_pat
         given = DockerRunner(bench.layout, daemon, devices=("example.org/fake=0",))
         assert given.run(image, sh("echo $FAKE_DEVICE", gpus=True)).stdout == "here\n"
         assert given.run(image, sh("echo $FAKE_DEVICE")).stdout == "\n"
-        with pytest.raises(ToolError, match=r"example\.org/fake=1") as caught:
+        with fails("docker-cdi-unavailable", r"example\.org/fake=1"):
             DockerRunner(bench.layout, daemon, devices=("example.org/fake=1",)).run(
                 image, sh("true", gpus=True)
             )
-        assert caught.value.code == "docker-cdi-unavailable"
 
 
 # --- other daemons ---------------------------------------------------------------------------------
@@ -616,9 +613,8 @@ def test_podman_is_refused_for_builds_and_gpus_and_runs_the_rest(
     assert "assemble" in caught.value.hint
     runner = DockerRunner(bench.layout, daemon)
     assert runner.require().startswith("podman ")
-    with pytest.raises(ToolError) as caught:
+    with fails("podman-ignores-gpus"):
         runner.run(image, sh("true", gpus=True))
-    assert caught.value.code == "podman-ignores-gpus"
     done: CommandResult = runner.run(image, sh("tiny; id -u", uid=65534))
     assert (done.returncode, done.stdout) == (0, "tiny runs 7\n65534\n"), done
 

@@ -153,7 +153,7 @@ def test_waiting_in_vain_ends_as_no_match(in_vain: SweepRun) -> None:
 
 def test_what_no_node_tells_is_said_and_can_be_found_out(ground: PoolGround, in_vain: SweepRun) -> None:
     told = ground.run("sweep", "start", ground.name("plain"), "--scheduler", SLURM, "--dry-run")
-    assert "GPUs that tell no capability take no job: 1 of old" in told
+    assert "GPUs without a known capability get no job: 1 of old" in told
     assert "tiny-1.0-cu121  8.0         2     any" in told
     table = ground.run("gpus", "--probe", "5s")
     assert re.search(r"^7.5 +old .* 16 GiB +550\.54\.15 ", table, re.MULTILINE), table

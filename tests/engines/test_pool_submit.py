@@ -117,8 +117,8 @@ class Desk:
         self.pool.own(self.pool.home / "desk")
         return found
 
-    def submit(self, folder: Path, *arguments: str, code: int = 0) -> str:
-        done = self.pool.imagefactory("job", "write", *arguments, folder=folder, code=code)
+    def submit(self, folder: Path, *arguments: str, code: int = 0, command: str = "write") -> str:
+        done = self.pool.imagefactory("job", command, *arguments, folder=folder, code=code)
         return done.stdout + done.stderr
 
 
@@ -151,7 +151,7 @@ def desk(pool: CondorPool, apptainer: str, tmp_path_factory: pytest.TempPathFact
     )
     (pool.home / "invitation.toml").write_text(format_invitation(invitation))
     pool.own(images, pool.home / "catalogue", pool.home / "invitation.toml")
-    told = pool.imagefactory("join", "invitation.toml", "--yes", folder=pool.home)
+    told = pool.imagefactory("site", "join", "invitation.toml", "--yes", folder=pool.home)
     assert f"its catalogue of {made:%Y-%m-%d} has {len(PROVEN)} images" in told.stdout
     return Desk(pool=pool)
 
@@ -225,12 +225,12 @@ def test_what_is_written_stands_its_own_check(desk: Desk) -> None:
     folder = desk.folder("check")
     wrote = desk.submit(folder, "tiny-1.3-cu121", "--executable", "train.sh")
     assert re.search(r"^  reaches 2 of 4 GPUs, [0-2] free now\b", wrote, re.MULTILINE), wrote
-    told = desk.submit(folder, "--check", "tiny-1.3-cu121.sub")
+    told = desk.submit(folder, "tiny-1.3-cu121.sub", command="check")
     assert "each can get 2 of 4 GPUs of this pool" in told
     text = (folder / "tiny-1.3-cu121.sub").read_text()
     (folder / "old.sub").write_text(re.sub(r"(?m)^(gpus_|require_gpus).*\n", "", text))
     desk.pool.own(folder)
-    wrong = desk.submit(folder, "--check", "old.sub", code=9)
+    wrong = desk.submit(folder, "old.sub", code=9, command="check")
     assert re.search(r"^old\.sub:[0-9]+: wrong: .*not verified on", wrong, re.MULTILINE), wrong
 
 

@@ -22,9 +22,7 @@ from urllib.parse import quote, urlsplit
 
 from imagefactory.errors import LockError, ToolError, UnreachableError, UsageError, extra_hint
 from imagefactory.http import (
-    HttpSession,
     Login,
-    RetryPolicy,
     on_loopback,
     redact,
     sends_openly,
@@ -56,7 +54,7 @@ class ContainerChannels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelAccess:
-    """How this machine reaches channels. It is a WebAccess for `web`.
+    """How this machine reaches channels. It is a WebAccess for HttpSession.
 
     `mirrors` pairs the beginning of true addresses with their place: an address or a `file:` URL, both
     without a slash at the end. `credentials` are by host (`*.example.org` for all below it). `certificates`
@@ -71,11 +69,17 @@ class ChannelAccess:
 
     def place(self, url: str) -> str:
         """Return where to read the channel or package of a true address: the longest beginning decides."""
-        fitting = [pair for pair in self.mirrors if url == pair[0] or url.startswith(f"{pair[0]}/")]
-        if not fitting:
-            return url
-        true, location = max(fitting, key=lambda pair: len(pair[0]))
+        true, location = self._mirror(url)
         return location + url.removeprefix(true)
+
+    def _mirror(self, url: str) -> tuple[str, str]:
+        """Return the pair of `mirrors` for an address, two empty texts for none."""
+        fitting = [pair for pair in self.mirrors if url == pair[0] or url.startswith(f"{pair[0]}/")]
+        return max(fitting, key=lambda pair: len(pair[0]), default=("", ""))
+
+    def _placed(self, channels: Iterable[str]) -> list[tuple[str, str]]:
+        """Return (place, true address) of channels, the longest place first."""
+        return sorted(((self.place(true), true) for true in channels), key=lambda pair: -len(pair[0]))
 
     def address(self, url: str) -> str:
         """Return `place` with the token that conda writes into addresses: for requests, not for messages."""
@@ -88,8 +92,7 @@ class ChannelAccess:
 
     def true_address(self, url: str, channels: Iterable[str]) -> str:
         """Return the true address of what was found at `url` in one of `channels` (true addresses)."""
-        placed = sorted(((self.place(true), true) for true in channels), key=lambda pair: -len(pair[0]))
-        for location, true in placed:
+        for location, true in self._placed(channels):
             if url == location or url.startswith(f"{location}/"):
                 return true + url.removeprefix(location)
         return url
@@ -110,13 +113,8 @@ class ChannelAccess:
 
         return sign
 
-    def web(self, *, patience: RetryPolicy | None = None) -> HttpSession:
-        """Return a session for packages at their `address`."""
-        return HttpSession(self, patience=patience)
-
     def gateway(self, cache: Path) -> Gateway:
-        """Return the reader of the channels' records; they stay below `cache` and are read again when they
-        changed.
+        """Return the reader of the channels' records, which are cached below `cache`.
 
         Raises ToolError without py-rattler, LockError where rattler finds no CA certificates.
         """
@@ -143,7 +141,7 @@ class ChannelAccess:
                     "channel-certificates-missing",
                     f"cannot query channels, probably because CA certificates are missing: {error}",
                     hint="install ca-certificates, or set `certificates` to your site's CA bundle "
-                    "(imagefactory settings)",
+                    "(imagefactory config)",
                 ) from error
         folder_of_records = cache / "repodata"
         folder_of_records.mkdir(parents=True, exist_ok=True)
@@ -152,11 +150,9 @@ class ChannelAccess:
 
     def fault(self, text: str, channels: Sequence[str]) -> LockError:
         """Return rattler's error about reading `channels` in plain words."""
-        known = sorted(((self.place(true), true) for true in channels), key=lambda pair: -len(pair[0]))
-        true = next((true for location, true in known if location in text), "")
-        location = self.place(true) if true else ""
-        if not true and len(channels) == 1:
-            true, location = channels[0], self.place(channels[0])
+        placed = self._placed(channels)
+        only = placed[0] if len(placed) == 1 else ("", "")
+        location, true = next((pair for pair in placed if pair[0] in text), only)
         name = f"the channel {true}" if true else f"one of the channels {', '.join(channels)}"
         if location != true:
             name += f" (at {location})"
@@ -187,7 +183,7 @@ class ChannelAccess:
             return LockError(
                 "channel-certificate-untrusted",
                 f"{name} has a certificate that is not trusted: {reason}",
-                hint="set `certificates` to your site's CA bundle (imagefactory settings)",
+                hint="set `certificates` to your site's CA bundle (imagefactory config)",
             )
         return UnreachableError(
             "channel-unreachable",
@@ -203,9 +199,8 @@ class ChannelAccess:
         mirrors: dict[str, str] = {}
         hosts: set[str] = set()
         for url in urls:
-            fitting = [pair for pair in self.mirrors if url == pair[0] or url.startswith(f"{pair[0]}/")]
-            if fitting:
-                true, location = max(fitting, key=lambda pair: len(pair[0]))
+            true, location = self._mirror(url)
+            if true:
                 mirrors[true] = location
             placed = urlsplit(self.place(url))
             if placed.scheme == "file":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -15,7 +14,7 @@ from imagefactory.gpu.builds import rocm_of
 from imagefactory.http import redact
 from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.lock.pypi.no_wheel import NoWheelError, all_without_wheel
-from imagefactory.lock.pypi.question import PinnedVersions, WheelRequest
+from imagefactory.lock.pypi.question import QuestionSolver, WheelRequest
 from imagefactory.lock.pypi.requirements import from_indexes
 from imagefactory.model import Lock, Target
 from imagefactory.recipes.values import package_of
@@ -40,7 +39,8 @@ def explain_on(error: UnsolvableError, under: Lock, target: Target) -> Unsolvabl
         error.code,
         error.message,
         hint=f"{fix}every package of {under.target} stays as it is locked: ask for other versions of the "
-        f"packages on top; if a newer one below works, imagefactory lock {under.target} --update PACKAGE; "
+        f"packages on top; if a newer one below works, imagefactory lock {under.target} --upgrade-package "
+        "PACKAGE; "
         f"if an older one is needed, write a separate recipe: {own}{_with_cuda(target)}",
         tree=error.tree,
         conflict=error.conflict,
@@ -89,7 +89,7 @@ def explain_failure(lock: Lock, stderr: str, index: PackageIndex) -> LockError:
         return LockError(
             "locked-file-gone",
             f"{lock.target}: the index no longer has the locked packages: {text}",
-            hint=f"imagefactory lock {lock.target} --update PACKAGE",
+            hint=f"imagefactory lock {lock.target} --upgrade-package PACKAGE",
         )
     if "No solution found" in text and "could not be queried" not in text:
         hint = "change the versions, packages or constraints of the recipe"
@@ -103,13 +103,6 @@ _MOST = 16  # requirements that are taken away in turn, each with a question
 _LONGEST = 400  # characters of the reasons
 
 
-class ConflictSolver(Protocol):
-    """What solves a question."""
-
-    def solve(self, question: WheelRequest) -> PinnedVersions:
-        """A solution. Raises LockError."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequirementConflict:
     """Requirements (PEP 508) without a common solution, and the solver's output about only them."""
@@ -118,7 +111,7 @@ class RequirementConflict:
     account: str
 
 
-def find_conflict(solver: ConflictSolver, question: WheelRequest, account: str) -> RequirementConflict | None:
+def find_conflict(solver: QuestionSolver, question: WheelRequest, account: str) -> RequirementConflict | None:
     """Return the contradiction in a question without a solution, None where none is found.
 
     The solver's output names all that it tested. Here requirements are removed while the rest has no
@@ -140,7 +133,7 @@ def find_conflict(solver: ConflictSolver, question: WheelRequest, account: str) 
 
 
 def find_fix(
-    solver: ConflictSolver, question: WheelRequest, conflict: RequirementConflict, keep: Iterable[str] = ()
+    solver: QuestionSolver, question: WheelRequest, conflict: RequirementConflict, keep: Iterable[str] = ()
 ) -> tuple[str, str]:
     """Return a requirement of the contradiction and a replacement that has a solution, both empty for none.
 
@@ -175,7 +168,7 @@ def find_fix(
 
 
 def explain_conflict(
-    solver: ConflictSolver, question: WheelRequest, error: UnsolvableError, keep: Iterable[str] = ()
+    solver: QuestionSolver, question: WheelRequest, error: UnsolvableError, keep: Iterable[str] = ()
 ) -> UnsolvableError:
     """Return the error with the contradiction in its message and a tested change as its hint.
 
@@ -204,7 +197,7 @@ def _only(question: WheelRequest, texts: Sequence[str]) -> WheelRequest:
     )
 
 
-def _refusal(solver: ConflictSolver, question: WheelRequest) -> str:
+def _refusal(solver: QuestionSolver, question: WheelRequest) -> str:
     """Return the solver's output where a question has no solution, else an empty text."""
     try:
         solver.solve(question)

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from packaging.utils import canonicalize_name
 
@@ -51,6 +52,19 @@ class PinnedVersions:
     lacking: tuple[tuple[str, str], ...] = ()
     via: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
+    @property
+    def versions(self) -> dict[str, str]:
+        """The versions by normalized name."""
+        pairs = (line.partition("==") for line in self.lines)
+        return {canonicalize_name(name): version for name, _, version in pairs}
+
+
+class QuestionSolver(Protocol):
+    """What solves a question."""
+
+    def solve(self, question: WheelRequest) -> PinnedVersions:
+        """Return a solution. Raises LockError."""
+
 
 def versions_of(wheels: Iterable[LockedWheel]) -> dict[str, str]:
     """Return the version of each wheel by its name."""
@@ -90,7 +104,7 @@ def check_update_names(request: LockRequest) -> tuple[str, ...]:
             raise LockError(
                 "package-from-parent",
                 f"{target.name} keeps the '{name}' of {under.target}, on which it is built",
-                hint=f"imagefactory lock {under.target} --update {name}",
+                hint=f"imagefactory lock {under.target} --upgrade-package {name}",
             )
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)

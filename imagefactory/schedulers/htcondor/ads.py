@@ -163,10 +163,10 @@ def _read_slot(row: Ad, ad: Ad) -> _Slot:
             if isinstance(gpu, PoolGpu):
                 gpus.append(gpu)
             else:
-                notes.append(f"{startd}: {id} is left out: {gpu}")
+                notes.append(f"{startd}: {id} is skipped: {gpu}")
     else:
         name = clean(str(ad.get("name") or ad.get("machine") or "a machine without a name"))[:80]
-        notes.append(f"{name}: left out, its name is none")
+        notes.append(f"{name}: skipped, its name is invalid")
     return _Slot(
         startd=startd,
         machine=machine or startd,
@@ -226,7 +226,7 @@ def read_gpu(id: str, row: Ad, *, free: bool) -> PoolGpu | str:
     try:
         capability = str(parse_capability(f"{number:.1f}" if _is_number(number) else ""))
     except ValueError:
-        return "it tells no Capability, and no job that asks for one matches it"
+        return "it reports no Capability, and no job that requests one matches it"
     uuid = _text(properties.get("deviceuuid"), ID)
     memory = properties.get("globalmemorymb")
     driver = properties.get("nvidiadriver")

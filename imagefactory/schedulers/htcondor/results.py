@@ -298,7 +298,7 @@ def _job_status(last: JobAttempt, files: NodeFiles, limits: JobLimits) -> tuple[
         case JobEnding.KILLED:
             return Outcome.INFRASTRUCTURE, f"killed by signal {last.code}{detail}"
         case JobEnding.LOST:
-            return Outcome.INFRASTRUCTURE, "its log does not tell how it ended"
+            return Outcome.INFRASTRUCTURE, "its log does not show how it ended"
     if last.code and _NOT_HAD.search(files.err):
         return Outcome.PULL_FAILED, _pull_error(files.err, last.machine)
     if last.code:
@@ -326,7 +326,7 @@ def _hold_reason(last: JobAttempt, limits: JobLimits) -> tuple[Outcome | None, s
     if last.code in TRY_AGAIN:
         return Outcome.INFRASTRUCTURE, reason
     if last.code == RESOURCES:
-        return Outcome.HELD, f"held (34), it asked for too little memory or disk: {last.text}"[:MAX_REASON]
+        return Outcome.HELD, f"held (34), it requested too little memory or disk: {last.text}"[:MAX_REASON]
     return Outcome.HELD, reason
 
 
@@ -526,7 +526,7 @@ def disagreement(gpu: PoolGpu, run: SuiteRun, suite: GpuSuiteReport) -> str:
         return ""
     same = digits_of(gpu.uuid) == digits_of(device.uuid) if gpu.uuid else _is_short_for(gpu.id, device.uuid)
     if not same:
-        return f"the suite met {device.uuid}, the startd gave the job {gpu.uuid or gpu.id}"
+        return f"the suite ran on {device.uuid}, the startd assigned {gpu.uuid or gpu.id}"
     if gpu.capability != device.capability:
         return f"the suite says {device.uuid} has capability {device.capability}, the startd {gpu.capability}"
     if gpu.name and _plain_name(gpu.name) != _plain_name(device.name):
@@ -539,7 +539,7 @@ def disagreement(gpu: PoolGpu, run: SuiteRun, suite: GpuSuiteReport) -> str:
         return f"the job's driver is {run.hardware.driver}, the startd's {gpu.driver}"
     if run.hardware.gpu_of(device.uuid):
         return ""
-    return f"the suite met {device.uuid}, which NVML does not tell there"
+    return f"the suite ran on {device.uuid}, which NVML does not report there"
 
 
 def _is_short_for(short: str, uuid: str) -> bool:

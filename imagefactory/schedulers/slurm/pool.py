@@ -171,7 +171,7 @@ class SlurmPool(SlurmSweepFiles):
         script.write_text(format_batch(batch, number, jobs, read_options(folder), after), encoding="utf-8")
         note_tasks(folder, number, batch)
         if not batch.options:
-            why = f"this cluster tells of no GPU with capability {batch.jobs[0].row} that may be used"
+            why = f"this cluster has no usable GPU with capability {batch.jobs[0].row}"
             write_row(row, ArraySubmission(job="", at=now, until=until, refused=why, unmatched=True))
             return ""
         try:

@@ -287,12 +287,12 @@ def _cut_off(task: ArrayTask, limits: JobLimits) -> tuple[Outcome | None, str, J
         run = format_seconds(limits.run.total_seconds())
         return Outcome.TIMEOUT, f"Slurm ended it{where}: its time was over ({run} at most)", JobEnding.KILLED
     if why == MEMORY:
-        return Outcome.HELD, f"it asked for too little memory{where}", JobEnding.KILLED
+        return Outcome.HELD, f"it requested too little memory{where}", JobEnding.KILLED
     if why == REMOVED:
         return Outcome.NOT_TESTED, f"removed while it ran{where}", JobEnding.REMOVED
     if why:
         return Outcome.INFRASTRUCTURE, f"Slurm ended it{where}: {why.lower()}", JobEnding.KILLED
-    return Outcome.INFRASTRUCTURE, f"it left the queue{where} without a word", JobEnding.LOST
+    return Outcome.INFRASTRUCTURE, f"it left the queue{where} and its log shows no end", JobEnding.LOST
 
 
 # --- reading the folder
@@ -423,7 +423,7 @@ def job_report(kit: Mapping[str, Any], expectations: Mapping[str, Any], state: N
         return replace(report, outcome=Outcome.INFRASTRUCTURE, reason=clean(why))
     if report.outcome is not Outcome.VERIFIED:
         return report
-    gap = missing_evidence(report) if attempt.gpu else "Slurm does not tell that it gave the job one GPU"
+    gap = missing_evidence(report) if attempt.gpu else "Slurm does not show that the job had one GPU"
     if gap:
         reason = f"the suite passed, and nothing shows that it ran on a GPU: {gap}"
         return replace(report, outcome=Outcome.NOT_TESTED, reason=clean(reason))
@@ -434,9 +434,9 @@ def disagreement(attempt: JobAttempt, report: GpuReport) -> str:
     """Return how Slurm and the machine name different machines or GPUs, empty if they agree."""
     gpu, device = attempt.gpu, report.device
     if attempt.slot and attempt.slot != attempt.machine:
-        return f"the job ran on {attempt.machine}, Slurm gave it {attempt.slot}"
+        return f"the job ran on {attempt.machine}, Slurm assigned {attempt.slot}"
     if gpu and device and gpu.capability not in ("", device.capability):
-        assigned = f"Slurm gave the job a GPU of type {gpu.name} ({gpu.capability})"
+        assigned = f"Slurm assigned a GPU of type {gpu.name} ({gpu.capability})"
         return f"the suite says {device.uuid} has capability {device.capability}, {assigned}"
     return ""
 

@@ -224,7 +224,7 @@ def test_verdicts_of_strangers_count_for_nothing() -> None:
     assert caught.value.code == "not-verified"
     assert "you trust no key" in caught.value.message
     assert "a verdict is wrong-key" in caught.value.message
-    assert "imagefactory join" in caught.value.hint
+    assert "imagefactory site join" in caught.value.hint
     with pytest.raises(CheckFailedError) as caught:
         resolve(trust=TrustRules(keys=(), policy=AcceptancePolicy()), own=True)
     assert "imagefactory key trust FILE.pub" in caught.value.hint

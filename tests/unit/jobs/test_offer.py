@@ -361,7 +361,7 @@ def test_what_keeps_a_job_away(there: PoolMachine, request_: dict[str, Any], cou
 
 
 def test_what_is_not_told_is_unsure() -> None:
-    unsure = "reaches 1 of 1 GPU, 1 free now (of 1 of them the machines may refuse)"
+    unsure = "reaches 1 of 1 GPU, 1 free now (machines may reject jobs on 1 of them)"
     assert reach(machine(gpu(), start="Owner == 'me'")) == unsure
     bare = PoolMachine(name="a", attributes={}, start="", gpus=(gpu(host=""),))
     assert reach(bare, needs=("HasSIF",)) == unsure

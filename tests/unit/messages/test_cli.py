@@ -17,11 +17,15 @@ ROOT = Path(__file__).parents[3]
     ("words", "message", "hint"),
     [
         (
-            "build --push --no-smoke pytorch-2.3-cu121",
+            "build --push --no-test pytorch-2.3-cu121",
             "--push requires the smoke test",
-            "remove --no-smoke",
+            "remove --no-test",
         ),
-        ("lock --check --update idna", "--check and --update exclude each other", "remove one of them"),
+        (
+            "lock --check --upgrade-package idna",
+            "--check and --upgrade-package exclude each other",
+            "remove one of them",
+        ),
         (
             "lock base:debian-0",
             "there is no base 'debian-0'",
@@ -44,7 +48,6 @@ ROOT = Path(__file__).parents[3]
             f"{ROOT}/recipes/pytorch.yaml already exists",
             "edit it, or choose another family",
         ),
-        ("report", "no output is given", "add --html DIR, --svg FILE or --badge FILE"),
         (
             "image prune --older-than x --registry r.example",
             "'x' is not an age",
@@ -66,7 +69,7 @@ def test_commands(words: str, message: str, hint: str) -> None:
         (
             "\nsolver = 'mamba'",
             "{file}:2: 'solver' is allowed only in a project that you trust (a program to run)",
-            "read the file; to trust it: imagefactory -C {root} settings --trust",
+            "read the file; to trust it: imagefactory -C {root} config --trust",
         ),
     ],
 )

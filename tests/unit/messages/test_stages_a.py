@@ -99,7 +99,7 @@ GOLDEN: tuple[tuple[Action, str, str], ...] = (
     (
         lambda factory, target, _: check_build(BuildOptions(engine="apptainer", runner="unshare")),
         "runner 'unshare' cannot start .sif files",
-        "use --runner apptainer, or --no-smoke",
+        "use --runner apptainer, or --no-test",
     ),
     (
         lambda factory, target, _: plan_addition(factory, "pytroch", "2.6", ""),
@@ -115,7 +115,7 @@ GOLDEN: tuple[tuple[Action, str, str], ...] = (
     (
         invited,
         "this project trusts no key, so readers could not trust its catalog",
-        "imagefactory key create NAME && imagefactory key trust NAME && imagefactory catalogue",
+        "imagefactory key create NAME && imagefactory key trust NAME && imagefactory site publish",
     ),
     (
         copied,

@@ -147,7 +147,7 @@ def test_a_sweep_that_stopped_gives_its_cells_back_and_is_named() -> None:
     made = leave_out_underway(plan(), [seen(driven=False, cells={EIGHT: NodeProgress.OPEN})], NOBODY)
     assert queued(made) == ["7.0", "8.0"]
     (note,) = made.notes
-    assert note.startswith("1 of these cells is queued anew: sweep 20261122-120000-aaaa stopped")
+    assert note.startswith("1 of these cells is queued again: sweep 20261122-120000-aaaa stopped")
     assert note.endswith("imagefactory sweep start --scheduler htcondor --dir /s/20261122-120000-aaaa")
 
 
@@ -158,8 +158,7 @@ def test_what_nobody_knows_is_queued_and_said() -> None:
     made = leave_out_underway(plan(), [doubt], NOBODY)
     assert queued(made) == ["7.0", "8.0"]
     assert made.notes == (
-        "2 of these cells are queued, though sweep 20261122-120000-aaaa may have the same in hand: "
-        "condor_q failed",
+        "2 of these cells are queued, although sweep 20261122-120000-aaaa may have the same: condor_q failed",
     )
     assert leave_out_underway(plan(), [doubt], frozenset({"queued"})).notes == ()
 
@@ -173,7 +172,7 @@ def test_of_several_sweeps_the_newest_that_is_certain_tells() -> None:
     made = leave_out_underway(plan(), [old, stopped, before, middle], NOBODY)
     assert [one.reason.partition(",")[0] for one in made.left_out] == ["ended in sweep 20261121-120000-aaaa"]
     assert [note.partition(" stopped")[0] for note in made.notes] == [
-        "1 of these cells is queued anew: sweep 20261122-120000-aaaa"
+        "1 of these cells is queued again: sweep 20261122-120000-aaaa"
     ]
     allowed = leave_out_underway(plan(), [old, stopped, middle], frozenset({"uncollected"}))
     assert [one.rule for one in allowed.left_out] == ["queued"]
@@ -370,7 +369,7 @@ def test_a_sweep_that_is_broken_is_passed_over_and_said(site: Site, broken: str)
     made = prepares(site)
     assert left(made) == {"7.0": "queued", "8.0": "queued"}
     (note,) = made.plan.notes
-    assert note.startswith(f"sweep {second.name} is passed over, and what it has in hand is not known: ")
+    assert note.startswith(f"sweep {second.name} is skipped, and its cells are not known: ")
 
 
 def test_a_folder_that_cannot_be_listed_stops_nothing(site: Site) -> None:
@@ -379,7 +378,7 @@ def test_a_folder_that_cannot_be_listed_stops_nothing(site: Site) -> None:
     place.write_text("")
     made = prepares(site)
     assert queued(made.plan) == ["7.0", "8.0"]
-    assert "are passed over: Not a directory" in made.plan.notes[0]
+    assert "are skipped: Not a directory" in made.plan.notes[0]
 
 
 def test_a_damaged_memory_of_what_was_collected_stops_nothing(site: Site) -> None:
@@ -489,7 +488,7 @@ def test_the_command_says_what_is_queued_already_and_takes_it_back(
     assert pool.submitted == [folder]
     pool.at_work = False
     assert run(*asked, "--dry-run") == 0
-    assert "2 of these cells are queued anew: sweep" in capsys.readouterr().out
+    assert "2 of these cells are queued again: sweep" in capsys.readouterr().out
     pool.at_work = True
     assert run(*asked, "--json", "--ignore-rule", "queued") == 0
     told = json.loads(capsys.readouterr().out)

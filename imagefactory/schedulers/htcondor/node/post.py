@@ -354,7 +354,7 @@ def decide(last, returned, whole):
         return not whole, "" if whole else "it brought back no result that can be read"
     if last.ending in ("exited", "killed"):
         return True, f"{last.ending} ({last.code})"
-    return True, f"nobody knows how it ended (DAGMan says {returned})"
+    return True, f"its end is not known (DAGMan returned {returned})"
 
 
 def read_log(path, job):

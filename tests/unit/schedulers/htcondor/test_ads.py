@@ -103,7 +103,7 @@ def test_what_tells_no_capability_is_left_out_for_no_job_that_asks_for_one_gets_
     found = read(slot("gpu01", [gpu("MIG-5f3e8c2a", MIG_SLICE, Capability=None), gpu("GPU-11111111", A100)]))
     assert [one.id for one in found.gpus] == ["GPU-11111111"]
     assert found.notes == (
-        "gpu01: MIG-5f3e8c2a is left out: it tells no Capability, and no job that asks for one matches it",
+        "gpu01: MIG-5f3e8c2a is skipped: it reports no Capability, and no job that requests one matches it",
     )
 
 
@@ -111,7 +111,7 @@ def test_gpus_of_amd_have_no_compute_capability_whatever_their_ad_says() -> None
     found = read(slot("amd01", [gpu("GPU-11111111", MI210)]))
     assert found.machines == ()
     assert found.notes == (
-        "amd01: GPU-11111111 is left out: AMD Instinct MI210 is AMD's, and has no compute capability",
+        "amd01: GPU-11111111 is skipped: AMD Instinct MI210 is AMD's, and has no compute capability",
     )
     unnamed = {"Capability": 9.0, "xNACK": 0}
     assert read(slot("amd01", [gpu("GPU-11111111", unnamed)])).machines == ()
@@ -200,7 +200,7 @@ def test_of_a_machine_is_kept_what_jobs_may_ask_for_and_nothing_of_who_works_the
 def test_a_machine_whose_name_is_none_is_left_out(name: object) -> None:
     found = read(slot("gpu01", [gpu("GPU-11111111", A100)], Name=name, Machine=None))
     assert found.machines == ()
-    assert [note.endswith("left out, its name is none") for note in found.notes] == [True]
+    assert [note.endswith("skipped, its name is invalid") for note in found.notes] == [True]
 
 
 def test_values_that_are_no_plain_ones_get_nowhere() -> None:

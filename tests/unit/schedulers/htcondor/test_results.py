@@ -219,7 +219,7 @@ LIMITS = JobLimits()
         (held(35, "no image") + aborted(), BAD, Outcome.PULL_FAILED, r"held \(35\)"),
         (held(45, "no loop for x.sif") + aborted(), BAD, Outcome.INFRASTRUCTURE, r"held \(45\)"),
         (held(45, NO_PULL) + aborted(), BAD, Outcome.PULL_FAILED, r"held \(45\)"),
-        (held(34, "memory") + aborted(), BAD, Outcome.HELD, r"held \(34\), it asked for too little"),
+        (held(34, "memory") + aborted(), BAD, Outcome.HELD, r"held \(34\), it requested too little"),
         (held(46, "x") + aborted(), BAD, Outcome.TIMEOUT, "stopped after 24h00m"),
         (held(47, "x") + aborted(), BAD, Outcome.TIMEOUT, "stopped after 24h00m"),
         (held(1, "by me") + aborted(), BAD, Outcome.HELD, r"held \(1\): by me"),
@@ -248,7 +248,7 @@ LIMITS = JobLimits()
             "Started transferring output",
         ),
         (event(7, "Shadow exception!", "Error: x") + aborted(), BAD, Outcome.INFRASTRUCTURE, "Error: x"),
-        (executing(), BAD, Outcome.INFRASTRUCTURE, "does not tell how it ended"),
+        (executing(), BAD, Outcome.INFRASTRUCTURE, "does not show how it ended"),
     ],
 )
 def test_the_word_for_each_way_of_ending(log: str, files: NodeFiles, outcome: Outcome, words: str) -> None:
@@ -421,14 +421,14 @@ def test_a_short_name_stands_for_a_gpu_that_begins_so() -> None:
         (
             {"uuid": UUID_SEEN.replace("1", "9"), "id": "GPU-99999999"},
             {},
-            "the startd gave the job GPU-99999999",
+            "the startd assigned GPU-99999999",
         ),
-        ({"uuid": "", "id": "GPU-99999999"}, {}, "the startd gave the job GPU-99999999"),
+        ({"uuid": "", "id": "GPU-99999999"}, {}, "the startd assigned GPU-99999999"),
         ({"capability": "7.0"}, {}, "has capability 8.0, the startd 7.0"),
         ({"name": "Tesla V100"}, {}, "calls .* 'NVIDIA Test GPU', the startd 'Tesla V100'"),
         ({"cuda": "12.2"}, {}, "takes CUDA 12.4, the startd's 12.2"),
         ({"driver": "535.54.03"}, {}, "the job's driver is 550.90.07, the startd's 535.54.03"),
-        ({}, device(uuid=UUID_SEEN.replace("1", "8")), "the suite met GPU-88888888"),
+        ({}, device(uuid=UUID_SEEN.replace("1", "8")), "the suite ran on GPU-88888888"),
     ],
 )
 def test_two_words_on_one_gpu_are_the_pools_fault(

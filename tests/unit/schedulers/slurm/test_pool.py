@@ -70,7 +70,7 @@ def test_a_sweep_is_submitted_once_and_what_no_gpu_takes_is_said(
     assert state(slurm, made, NODES[0]) == (None, "waiting")
     assert state(slurm, made, NODES[2]) == (
         Outcome.NO_MATCH,
-        "this cluster tells of no GPU with capability 9.0 that may be used",
+        "this cluster has no usable GPU with capability 9.0",
     )
     program("squeue", "".join(f"0|PENDING|Priority|imagefactory-{number}|{made}\n" for number in (1, 2)))
     with pytest.raises(UsageError) as caught:

@@ -95,12 +95,12 @@ def test_a_task_that_has_not_started(task: dict[str, Any], outcome: Outcome | No
     [
         ({}, {"queued": queued("RUNNING")}, None, "running on h1"),
         ({}, {"known": False}, None, "running on h1"),
-        ({}, {}, Outcome.INFRASTRUCTURE, "it left the queue on h1 without a word"),
+        ({}, {}, Outcome.INFRASTRUCTURE, "it left the queue on h1 and its log shows no end"),
         ({}, {"queued": queued("NODE_FAIL")}, Outcome.INFRASTRUCTURE, "Slurm ended it on h1: node_fail"),
-        ({}, {"queued": queued("OUT_OF_MEMORY")}, Outcome.HELD, "it asked for too little memory on h1"),
+        ({}, {"queued": queued("OUT_OF_MEMORY")}, Outcome.HELD, "it requested too little memory on h1"),
         ({}, {"queued": queued("TIMEOUT")}, Outcome.TIMEOUT, OVER),
         ({"why": "TIME LIMIT"}, {}, Outcome.TIMEOUT, OVER),
-        ({"why": "MEMORY"}, {"known": False}, Outcome.HELD, "it asked for too little memory on h1"),
+        ({"why": "MEMORY"}, {"known": False}, Outcome.HELD, "it requested too little memory on h1"),
         ({"why": "REMOVED"}, {}, Outcome.NOT_TESTED, "removed while it ran on h1"),
         ({"why": "PREEMPTION"}, {}, Outcome.INFRASTRUCTURE, "Slurm ended it on h1: preemption"),
         (
@@ -395,9 +395,9 @@ def test_a_type_that_tells_no_capability_says_nothing_against_it() -> None:
     [
         (
             {"gpu": replace(GIVEN, name="v100", capability="7.0")},
-            "Slurm gave the job a GPU of type v100 (7.0)",
+            "Slurm assigned a GPU of type v100 (7.0)",
         ),
-        ({"slot": "a2"}, "the job ran on a1, Slurm gave it a2"),
+        ({"slot": "a2"}, "the job ran on a1, Slurm assigned a2"),
     ],
 )
 def test_two_words_on_one_gpu_are_the_clusters_fault(changes: dict[str, Any], said: str) -> None:
@@ -411,7 +411,7 @@ def test_two_words_on_one_gpu_are_the_clusters_fault(changes: dict[str, Any], sa
 def test_without_slurms_word_nothing_is_verified() -> None:
     report = judged(None)
     assert report.outcome is Outcome.NOT_TESTED
-    assert "Slurm does not tell that it gave the job one GPU" in report.reason
+    assert "Slurm does not show that the job had one GPU" in report.reason
 
 
 def test_without_the_machines_word_it_is_no_run() -> None:
