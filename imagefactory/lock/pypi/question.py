@@ -133,7 +133,7 @@ def check_update_names(request: LockRequest) -> tuple[str, ...]:
             raise LockError(
                 "package-from-parent",
                 f"{target.name} keeps the '{name}' of {under.target}, on which it is built",
-                hint=f"imagefactory lock {under.target} --update {name}",
+                hint=f"imagefactory lock {under.target} --upgrade-package {name}",
             )
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
