@@ -103,7 +103,7 @@ def check_build(options: BuildOptions) -> None:
         raise UsageError(
             "runner-no-sif",
             f"runner '{options.runner_name}' cannot start .sif files",
-            hint="use --runner apptainer, or --no-smoke",
+            hint="use --runner apptainer, or --no-test",
         )
 
 

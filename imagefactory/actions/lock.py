@@ -508,7 +508,7 @@ def check_target_layers(project: Project, target: Target, progress: Progress) ->
     definition, bases = define_target(project, target), _base_locks(project, target)
     lock = read_layer_lock(project.lock_folder, target.name)
     path = layers_path(project.lock_folder, target.name)
-    again = f"imagefactory lock --deep {target.name}"
+    again = f"imagefactory lock --layers {target.name}"
     if lock is None:
         raise LockError("layer-lock-missing", f"{target.name} has no layer lock ({path})", hint=again)
     if moved := changed_inputs(lock, definition, bases):
@@ -528,8 +528,8 @@ def _base_locks(project: Project, target: Target) -> tuple[BaseLock, ...]:
     if base.image:
         raise UsageError(
             "option-conflict",
-            f"--deep requires a base that imagefactory builds, and {target.name} is on {base.image}",
-            hint="omit --deep",
+            f"--layers requires a base that imagefactory builds, and {target.name} is on {base.image}",
+            hint="omit --layers",
         )
     return base_request(project, base, locked=True).locks
 

@@ -44,7 +44,7 @@ def format_report(report: Report) -> str:
 
 def smoke_line(report: Report | None) -> str:
     if report is None:
-        return "not run (--no-smoke)"
+        return "not run (--no-test)"
     if not report.passed:
         return f"FAILED: {report.failure}"
     count = sum(check.state is CheckState.PASSED for check in report.checks)
