@@ -359,7 +359,7 @@ def test_a_night_without_the_registry(center: Center, ada: Person, dora: Person)
 
 @pytest.fixture(scope="module")
 def revoked(ada: Person, dora: Person) -> dict[str, Any]:
-    why = ("--why", "wrong sums on long rows")
+    why = ("--reason", "wrong sums on long rows")
     told = ada.ask("verdict", "revoke", ada.ground.name("good"), "--capability", "9.0", *why)
     assert isinstance(told, dict)
     return told
