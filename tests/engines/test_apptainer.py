@@ -30,7 +30,7 @@ from imagefactory.build.apptainer import ApptainerEngine, share_layout
 from imagefactory.build.base.image import BuiltBase
 from imagefactory.build.secrets import BuildSecrets, find_secrets
 from imagefactory.build.sif import SifBuilder
-from imagefactory.errors import BuildError, ToolError, UsageError
+from imagefactory.errors import BuildError, UsageError
 from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.model import BuildSpec, Lock, Mount, RunSpec
 from imagefactory.oci.graph import StoreRepository, read_graph
@@ -54,6 +54,7 @@ from imagefactory.runtime.apptainer import ApptainerRunner
 from imagefactory.runtime.apptainer_command import CHILD, ApptainerCommand, SifRequest
 from imagefactory.scan.layers import unpacked_sif
 from imagefactory.settings.load import load_settings
+from tests.made.errors import fails
 from tests.made.layer_store import TAR, file, make_tar
 from tests.made.squashfs import count_packed
 from tests.made.supplies import supplies
@@ -750,18 +751,15 @@ def test_what_cannot_be_is_said(ground: Ground, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="/nowhere") as caught:
         run(ground, "true", workdir="/nowhere")
     assert caught.value.code == "workdir-not-found"
-    with pytest.raises(UsageError) as caught:
+    with fails("mount-failed"):
         run(ground, "true", mounts=(Mount(source=tmp_path / "gone", target="/a"),))
-    assert caught.value.code == "mount-failed"
-    with pytest.raises(UsageError) as caught:
+    with fails("command-missing"):
         run(ground, "")
-    assert caught.value.code == "command-missing"
     (tmp_path / "broken.sif").write_bytes(b"no .sif")
-    with pytest.raises(ToolError) as raised:
+    with fails("command-not-started"):
         ground.runner.run(
             replace_path(ground.make(ground.image), tmp_path / "broken.sif"), RunSpec(argv=("true",))
         )
-    assert raised.value.code == "command-not-started"
 
 
 def test_gpus_are_demanded_first(ground: Ground) -> None:
@@ -769,9 +767,8 @@ def test_gpus_are_demanded_first(ground: Ground) -> None:
     if Path("/dev/nvidia0").exists():
         assert run(ground, "sh", "-c", "ls /dev/nvidia0", gpus=True)[0] == 0
         return
-    with pytest.raises(ToolError) as caught:
+    with fails("gpu-device-missing"):
         run(ground, "true", gpus=True)
-    assert caught.value.code == "gpu-device-missing"
 
 
 DRIVER = """

@@ -38,6 +38,7 @@ from imagefactory.runtime.unshare import UnshareRunner
 from imagefactory.verify.report import SmokeTest
 from imagefactory.verify.smoke import smoke
 from tests.engines.docker_target import EPOCH, Index, index_server, make_target, store_base
+from tests.made.errors import fails
 from tests.made.supplies import supplies
 from tests.services import docker_daemon
 from tests.services.children import LIMIT, child, wait_for
@@ -580,10 +581,8 @@ def test_on_a_terminal_the_command_has_one(bench: Bench, image: Image, tmp_path:
 
 
 def test_gpus_without_nvidias_runtime_fail_loudly(bench: Bench, image: Image, runner: DockerRunner) -> None:
-    with pytest.raises(ToolError) as caught:
+    with fails("docker-gpu-unavailable", hint="nvidia-ctk"):
         runner.run(image, sh("true", gpus=True))
-    assert caught.value.code == "docker-gpu-unavailable"
-    assert "nvidia-ctk" in caught.value.hint
     assert bench.containers == []
 
 
@@ -616,9 +615,8 @@ def test_podman_is_refused_for_builds_and_gpus_and_runs_the_rest(
     assert "assemble" in caught.value.hint
     runner = DockerRunner(bench.layout, daemon)
     assert runner.require().startswith("podman ")
-    with pytest.raises(ToolError) as caught:
+    with fails("podman-ignores-gpus"):
         runner.run(image, sh("true", gpus=True))
-    assert caught.value.code == "podman-ignores-gpus"
     done: CommandResult = runner.run(image, sh("tiny; id -u", uid=65534))
     assert (done.returncode, done.stdout) == (0, "tiny runs 7\n65534\n"), done
 

@@ -10,7 +10,7 @@ import pytest
 from conda_lock.conda_lock import render_lockfile_for_platform  # type: ignore[import-untyped]
 from conda_lock.lockfile import parse_conda_lock_file, write_conda_lock_file  # type: ignore[import-untyped]
 
-from imagefactory.errors import ToolError, UnsolvableError
+from imagefactory.errors import UnsolvableError
 from imagefactory.lock import LockRequest
 from imagefactory.lock.conda.channels import find_channels
 from imagefactory.lock.conda.locker import CondaLocker
@@ -21,6 +21,7 @@ from imagefactory.model import Lock, LockedCondaPackage
 from imagefactory.progress import QuietProgress
 from imagefactory.recipes.values import CHANNEL_ROOT
 from tests.made.conda_lock import BASE, TARGET
+from tests.made.errors import fails
 from tests.made.lock_checker import check_lock, moved, read_records
 from tests.made.place import Place, make_place
 from tests.services.channels import ChannelServer
@@ -112,10 +113,8 @@ def test_a_channel_that_is_gone_is_no_unsolvable_target(place: Place, solver: Pa
 
 
 def test_a_solver_that_is_not_here_is_never_fetched(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ToolError) as caught:
+    with fails("tool-missing", message="'mamba'"):
         find_tool("mamba", {"PATH": "/nonexistent"})
-    assert caught.value.code == "tool-missing"
-    assert "'mamba'" in caught.value.message
     monkeypatch.setenv("IMAGEFACTORY_SOLVER", "micromamba")
     monkeypatch.setenv("PATH", "/nonexistent")
     said = place.call("lock", "tiny-*")

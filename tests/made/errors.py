@@ -7,6 +7,16 @@ import pytest
 from imagefactory.errors import ImagefactoryError
 
 
-def fails(code: str, match: str | None = None) -> pytest.RaisesExc[ImagefactoryError]:
-    """Expect an error with this code (and message) in a `with` block; `as caught` gives message and hint."""
-    return pytest.raises(ImagefactoryError, match=match, check=lambda error: error.code == code)
+def fails(
+    code: str, match: str | None = None, *, message: str | tuple[str, ...] = (), hint: str = ""
+) -> pytest.RaisesExc[ImagefactoryError]:
+    """Expect an error with this code in a `with` block; `as caught` gives message and hint.
+
+    Its message matches `match` and has the texts of `message`, its hint has `hint`.
+    """
+    texts = (message,) if isinstance(message, str) else message
+
+    def check(error: ImagefactoryError) -> bool:
+        return error.code == code and all(text in error.message for text in texts) and hint in error.hint
+
+    return pytest.raises(ImagefactoryError, match=match, check=check)
