@@ -37,7 +37,7 @@ from imagefactory.build.conda.prefix import (
 )
 from imagefactory.build.layer_plan import OWN_LAYER_BYTES, LayerPackage, plan_layers
 from imagefactory.build.wheel_layer import InstallPrefix
-from imagefactory.errors import BuildError, ToolError
+from imagefactory.errors import BuildError
 from imagefactory.fs import Removal
 from imagefactory.model import BuildSpec, Lock, LockedCondaPackage, LockedPackage, LockedWheel
 from imagefactory.oci.layers import END_OF_ARCHIVE, TarSegment, codec
@@ -327,9 +327,8 @@ def test_a_wheel_does_not_replace_a_condas_file(tmp_path: Path, made: MadeChanne
     wheel = locked_wheel(path)
     factory_, lock = factory(tmp_path, made, *FEW)
     factory_.files[wheel] = path
-    with pytest.raises(BuildError, match=r"tinytool/__init__\.py .*tinytool-1\.0-py_0 .*evil-1\.0") as caught:
+    with fails("file-conflict", r"tinytool/__init__\.py .*tinytool-1\.0-py_0 .*evil-1\.0"):
         factory_.build(replace(lock, wheels=(wheel,)))
-    assert caught.value.code == "file-conflict"
     assert factory_.layout.tags() == {}
 
 
@@ -341,10 +340,8 @@ def test_a_damaged_archive_is_named_and_leaves_nothing(tmp_path: Path, made: Mad
     bad = tmp_path / package.filename
     bad.write_bytes(data[:-200] if harm == "truncated" else data[:300] + b"?" + data[301:])
     factory_.files[package] = bad
-    with pytest.raises(BuildError, match=r"tinytool-1\.0-py_0\.conda") as caught:
+    with fails("conda-link-failed", r"tinytool-1\.0-py_0\.conda", hint=f"rm {bad}"):
         factory_.build(lock)
-    assert caught.value.code == "conda-link-failed"
-    assert f"rm {bad}" in caught.value.hint
     assert factory_.layout.tags() == {}
     assert list(factory_.layout.tmp.iterdir()) == []
 
@@ -370,9 +367,8 @@ def test_a_package_whose_own_list_is_wrong_is_refused(tmp_path: Path, made: Made
     (package,) = channel.locked("liar")
     factory_, _ = factory(tmp_path, made, "python-3")
     factory_.files[package] = path
-    with pytest.raises(BuildError, match=r"liar-1\.0-0: /opt/env/x\.txt .*0000") as caught:
+    with fails("package-altered", r"liar-1\.0-0: /opt/env/x\.txt .*0000"):
         factory_.build(lock_of(*factory_.files))
-    assert caught.value.code == "package-altered"
 
 
 def test_an_environment_without_python_is_refused(tmp_path: Path, made: MadeChannel) -> None:
@@ -386,10 +382,8 @@ def test_without_py_rattler_the_extra_is_named(
 ) -> None:
     factory_, lock = factory(tmp_path, made, *FEW)
     monkeypatch.setattr(prefix.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(ToolError, match="py-rattler") as caught:
+    with fails("extra-not-installed", "py-rattler", hint="gpu-imagefactory[conda]"):
         factory_.build(lock)
-    assert caught.value.code == "extra-not-installed"
-    assert "gpu-imagefactory[conda]" in caught.value.hint
 
 
 def test_claims_are_told_once_for_two_packages() -> None:
@@ -482,9 +476,8 @@ def test_a_file_of_this_machine_is_not_written_through_a_link_of_a_package(
 def test_a_name_that_no_image_can_hold_is_refused(
     scripted: Callable[[str], tuple[LinkedPrefix, tuple[PathChange, ...]]], name: str
 ) -> None:
-    with pytest.raises(BuildError, match="data/") as caught:
+    with fails("post-link-files-invalid", "data/"):
         scripted(f'touch "$PREFIX/data/"{shlex.quote(name)}')
-    assert caught.value.code == "post-link-files-invalid"
 
 
 def test_byte_code_follows_what_scripts_change(tmp_path: Path) -> None:
@@ -519,20 +512,18 @@ def test_byte_code_follows_what_scripts_change(tmp_path: Path) -> None:
         f"{top}/__pycache__/m.{tag}.pyc": f"/{top}/m.py|x = 1\n".encode(),
     }
     assert [file.path for file in laid] == [f"{top}/m.py", f"{top}/n.txt", f"{top}/gone.py"]
-    with pytest.raises(BuildError, match=r"/gone\.py .*w\.whl .*post-link scripts") as caught:
+    with fails("file-conflict", r"/gone\.py .*w\.whl .*post-link scripts"):
         settle_claims(
             [("w.whl", "sha256=x", laid[-1].path), *(("post-link scripts", f.content, f.path) for f in laid)],
             {},
         )
-    assert caught.value.code == "file-conflict"
 
 
 def test_a_script_that_fails_is_named(
     scripted: Callable[[str], tuple[LinkedPrefix, tuple[PathChange, ...]]],
 ) -> None:
-    with pytest.raises(BuildError, match=r"s 1\.0 .*1: .*no-such-file") as caught:
+    with fails("post-link-failed", r"s 1\.0 .*1: .*no-such-file"):
         scripted("cat /no-such-file")
-    assert caught.value.code == "post-link-failed"
 
 
 @pytest.mark.parametrize(
@@ -560,9 +551,8 @@ def test_a_script_takes_no_more_than_it_may(
 
 def test_what_a_script_leaves_that_is_no_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(BuildError, match="/opt/env/fifo") as caught:
+    with fails("file-type-unsupported", "/opt/env/fifo"):
         lay_path(tmp_path / "fifo", "opt/env/fifo", None)  # type: ignore[arg-type]
-    assert caught.value.code == "file-type-unsupported"
 
 
 # --- the cache -----------------------------------------------------------------------------------

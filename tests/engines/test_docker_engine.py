@@ -25,7 +25,7 @@ import pytest
 from imagefactory.build.base.image import BuiltBase, write_index
 from imagefactory.build.docker import DockerEngine
 from imagefactory.build.secrets import BuildSecrets, find_secrets
-from imagefactory.errors import BuildError, ImagefactoryError, ToolError, UsageError
+from imagefactory.errors import BuildError, ImagefactoryError, ToolError
 from imagefactory.model import BuildSpec, CommandResult, Mount, RunSpec
 from imagefactory.oci.layers import codec
 from imagefactory.oci.layout import Layout
@@ -396,9 +396,8 @@ def test_user_folder_environment_and_mounts(image: Image, runner: DockerRunner, 
     assert done.stdout == "65534\n65534\n/usr\nb=c d\nread merefused\n", done
     assert (tmp_path / "out/file").read_text() == "written\n"
     missing = replace(spec, mounts=(Mount(source=tmp_path / "nothing", target="/w"),))
-    with pytest.raises(UsageError, match="nothing") as caught:
+    with fails("mount-failed", "nothing"):
         runner.run(image, missing)
-    assert caught.value.code == "mount-failed"
 
 
 def test_read_only_leaves_scratch_alone(image: Image, runner: DockerRunner) -> None:
@@ -596,11 +595,10 @@ def test_request_for_devices_reaches_dockerd(bench: Bench, image: Image, tmp_pat
         given = DockerRunner(bench.layout, daemon, devices=("example.org/fake=0",))
         assert given.run(image, sh("echo $FAKE_DEVICE", gpus=True)).stdout == "here\n"
         assert given.run(image, sh("echo $FAKE_DEVICE")).stdout == "\n"
-        with pytest.raises(ToolError, match=r"example\.org/fake=1") as caught:
+        with fails("docker-cdi-unavailable", r"example\.org/fake=1"):
             DockerRunner(bench.layout, daemon, devices=("example.org/fake=1",)).run(
                 image, sh("true", gpus=True)
             )
-        assert caught.value.code == "docker-cdi-unavailable"
 
 
 # --- other daemons ---------------------------------------------------------------------------------
