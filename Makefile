@@ -36,7 +36,7 @@ site: ## the documentation as a site in site/, its reference made from the code;
 	$(bin)/sphinx-build --quiet --fail-on-warning --fresh-env --write-all --doctree-dir build/doctrees -c docs . site
 
 picture: ## the front page's picture of the matrix
-	IMAGEFACTORY_STORE=build/none $(bin)/imagefactory report 'pytorch-[12]*' 'jax-0*' 'tensorflow-2*' 'onnxruntime-1*' --svg docs/matrix.svg
+	IMAGEFACTORY_STORE=build/none $(bin)/imagefactory report 'pytorch-[12]*' 'jax-0*' 'tensorflow-2*' 'onnxruntime-1*' -o docs/matrix.svg --format svg
 
 scanned: ## scan the frameworks' wheels of the locks that were not yet (fetches each, keeps none)
 	$(bin)/python -m imagefactory.actions.scan_wheels --write --locks

@@ -360,7 +360,7 @@ def kept() -> str:
             f"`{inventory.FORMAT}`",
             "`gpus -o`, or by hand: [the GPUs of a pool](../facilitators.md#the-pool)",
         ),
-        (f"`{nights.PLAN_FORMAT}`", "`plan --keep`: what `night --kept` compares with"),
+        (f"`{nights.PLAN_FORMAT}`", "`plan --keep`: what `site nightly --kept` compares with"),
         (f"`{nights.NIGHTLY_FORMAT}`", "`night.json` in `<store>/nights`"),
         (f"`{combos.FORMAT}`", "`combos.json` of `tables`"),
         (f"`{verdict.VERDICT}`", "the predicate of a verdict; `imagefactory/trust/verdict.schema.json`"),

@@ -25,7 +25,7 @@ from imagefactory.trust.keys import keys_directory, own_keys
 from imagefactory.trust.offers import verify_offer
 from imagefactory.trust.policy import read_trust
 
-PURPOSES = ("build", "submit", "verify", "site")
+PURPOSES = ("build", "job", "verify", "site")
 """What `doctor --for` takes, the default first."""
 _MACHINE = (
     "python",
@@ -51,7 +51,7 @@ def examine_for(
         return findings, can_build(findings)
     if purpose == "site":
         findings = project or examine_site(settings, environ, now)
-    elif purpose == "submit":
+    elif purpose == "job":
         findings = (*project, *diagnose_submit(_check_center(settings, environ, now, catalogue=True)))
     else:
         programs = ("docker", "apptainer", *(("registry",) if settings.registry.value else ()))

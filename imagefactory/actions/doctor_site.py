@@ -247,19 +247,19 @@ class _SiteCheck:
             return _RegistryCheck(lines=lines, published=(line, self._invitation(where)))
         made = None
         if current is None:
-            line = missing("catalogue", f"none at {where}", "imagefactory catalogue")
+            line = missing("catalogue", f"none at {where}", "imagefactory site publish")
         elif current.catalogue is None:
             whose = f"a key that is not trusted now ({current.keyid[:16]})" if current.keyid else "nobody"
             said = f"{current.where} is signed by {whose}, so your readers reject it"
-            line = broken("catalogue", said, "imagefactory catalogue")
+            line = broken("catalogue", said, "imagefactory site publish")
         else:
             made, expires = current.catalogue.made, current.catalogue.expires
             name = next((key.name for key in self.trust.keys if key.keyid == current.keyid), "")
             said = f"{current.where}, signed by '{name}' on {made:%Y-%m-%d}, valid until {expires:%Y-%m-%d}"
             if expires <= self.now:
-                line = broken("catalogue", f"{said}: it expired", "imagefactory catalogue")
+                line = broken("catalogue", f"{said}: it expired", "imagefactory site publish")
             elif expires - self.now < CATALOG_EXPIRY_WARNING:
-                line = warn("catalogue", f"{said}, which is soon", "imagefactory catalogue")
+                line = warn("catalogue", f"{said}, which is soon", "imagefactory site publish")
             elif (own := self._own_key()) and own.keyid != current.keyid:  # of two facilitators one signs it
                 line = good("catalogue", f"{said}; the key here, '{own.name}', cannot sign it")
             else:
@@ -274,7 +274,7 @@ class _SiteCheck:
 
     def _invitation(self, where: StoreRepository | Path) -> Diagnosis:
         """The one beside the catalogue; for a catalogue in a file the one that `invite` wrote here."""
-        push = "imagefactory invite --push"
+        push = "imagefactory site invite --push"
         try:
             if isinstance(where, StoreRepository):
                 found = where.store.manifest(where.repository, TAG)
@@ -284,7 +284,7 @@ class _SiteCheck:
                 layer = parse_layer(found[1], name, INVITATION)
                 data = unpack_artifact(b"".join(where.store.read(where.repository, layer)), name)
             else:
-                path, push = self.settings.root_path / "invitation.toml", "imagefactory invite"
+                path, push = self.settings.root_path / "invitation.toml", "imagefactory site invite"
                 name, data = str(path), read_small(path).encode()
                 if not data:
                     return missing("invitation", f"there is no {path}", push)

@@ -44,14 +44,15 @@ def invitation_of(settings: Settings, catalogue: str, now: datetime) -> Invitati
         raise UsageError(
             "no-catalog-set",
             "neither `catalogue` nor `registry` is set, so readers cannot find the catalog",
-            hint="imagefactory invite --catalogue HOST/PATH, or the path of a file that all readers can read",
+            hint="imagefactory site invite --catalog HOST/PATH, or the path of a file that all readers can "
+            "read",
         )
     keys = create_invitation(read_trust(settings.files), now)
     if not keys:
         raise CheckFailedError(
             "no-trusted-key",
             "this project trusts no key, so readers could not trust its catalog",
-            hint="imagefactory key create NAME && imagefactory key trust NAME && imagefactory catalogue",
+            hint="imagefactory key create NAME && imagefactory key trust NAME && imagefactory site publish",
         )
     return Invitation(
         catalogue=place,
@@ -89,7 +90,7 @@ def read_invitation(settings: Settings, environ: Mapping[str, str], where: str) 
         raise RegistryError(
             "invitation-not-found",
             f"no invitation at {reference}",
-            hint="ask your center for its address or file (imagefactory invite --push writes one)",
+            hint="ask your center for its address or file (imagefactory site invite --push writes one)",
         )
     layer = parse_layer(manifest[1], str(mirror), INVITATION)
     if layer.size > LARGEST:

@@ -253,8 +253,8 @@ def solve_target(
         pins = locker.versions(request, progress, declared=declared)
         for name, extra in () if declared else pins.lacking:
             progress.note(f"note: {name} has no extra '{extra}', so it is ignored")
-        solved: dict[str, str] = dict(line.split("==", 1) for line in pins.lines)
-        return {wheel.name: wheel.version for wheel in under.wheels} | solved if under else solved
+        inherited = {wheel.name: wheel.version for wheel in under.wheels} if under else {}
+        return inherited | pins.versions
     lock = target_locker(project, target).lock(request, progress)
     return {package.name: package.version for package in lock.packages}
 
@@ -454,9 +454,7 @@ def lock_base(project: Project, base: BaseSpec, progress: Progress, *, update: b
     if locked.state == "ok" and not update:
         return False
     parent = locked.parent.lock if locked.parent else None
-    after = archive.lock_base(
-        base, locked.lock, debian_mirror(project), progress, below=parent, update=update
-    )
+    after = archive.lock_base(base, locked.lock, debian_mirror(project), progress, below=parent)
     if after != locked.lock:
         write_base_lock(project.base_lock_path(base), after)
     return after != locked.lock

@@ -33,10 +33,10 @@ from imagefactory.settings.load import SHIPPED, Settings
 from imagefactory.versions import natural, nearest
 
 SETTINGS = """\
-# The factory's settings; this file marks its root. `imagefactory settings` prints each one, its value and
+# The factory's settings; this file marks its root. `imagefactory config` prints each one, its value and
 # where that came from. Here belongs what holds for everybody who works in this factory, such as
 # registry = "registry.example.org/images"
-# Most settings count only for users who ran `imagefactory settings --trust` here since the last change.
+# Most settings count only for users who ran `imagefactory config --trust` here since the last change.
 """
 
 

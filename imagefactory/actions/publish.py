@@ -162,7 +162,7 @@ def check_signer(current: PublishedCatalog | None, key: SigningKey, trust: Trust
         "catalog-other-key",
         f"{current.where} is signed by {whose}, and people who joined may trust only that key",
         hint=f"sign with that key, or retire it (key rotate); to replace its catalog: {JOIN_AGAIN}, then "
-        "imagefactory invite --push",
+        "imagefactory site invite --push",
     )
 
 
@@ -395,7 +395,7 @@ def _find_previous(
     raise UsageError(
         "no-earlier-catalog",
         f"{place} has no earlier catalog by a key that is trusted now{why}",
-        hint="create one from the available images: imagefactory catalogue",
+        hint="create one from the available images: imagefactory site publish",
     )
 
 
@@ -407,7 +407,7 @@ def _open_catalog(place: StoreRepository, name: str, trust: TrustRules, now: dat
         raise UsageError(
             "rollback-not-found",
             f"no catalog at {where}",
-            hint="see imagefactory catalogue --rollback --dry-run",
+            hint="see imagefactory site publish --rollback --dry-run",
         )
     try:
         layer = parse_layer(manifest[1], where)
@@ -420,7 +420,7 @@ def _open_catalog(place: StoreRepository, name: str, trust: TrustRules, now: dat
         raise StatementError(
             "catalog-rejected",
             f"{where} cannot be used: {f'{late[0]}, {late[1]}' if late else why}",
-            hint="choose another: imagefactory catalogue --rollback --dry-run shows the newest valid one",
+            hint="choose another: imagefactory site publish --rollback --dry-run shows the newest valid one",
         )
     return CatalogRevision(digest=manifest[0].digest, catalogue=catalogue)
 
@@ -466,7 +466,7 @@ def roll_back(
         raise NothingSelectedError(
             "catalog-nothing-valid",
             f"no image of the catalog {earlier.digest} can be offered now: {'; '.join(why[:3])}",
-            hint="choose another catalog, or create one from the available images: imagefactory catalogue",
+            hint="choose another catalog, or create one from the available images: imagefactory site publish",
         )
     catalogue = Catalog(made=now, expires=now + LIFE, images=tuple(images), suites=policy.suites)
     result = CatalogResult(catalogue=catalogue, left_out=tuple(skipped), revoked=known)

@@ -225,7 +225,7 @@ class _CatalogReader:
         if not place.startswith("/"):
             access = Access(settings=self.settings, environ=self.environ)
             return _read_registry(access, catalog_repository(place), cached.read(), patience)
-        hint = "check the setting catalogue (imagefactory settings), or ask your center where the file is"
+        hint = "check the setting catalogue (imagefactory config), or ask your center where the file is"
         data = read_limited(Path(place), LARGEST, hint)
         if len(data) > LARGEST:
             raise StatementError(
@@ -297,8 +297,8 @@ def _read_registry(
         raise RegistryError(
             "catalog-not-found",
             f"no catalog at {reference}",
-            hint="check the setting catalogue (imagefactory settings), or ask the project's owner to run "
-            "imagefactory catalogue",
+            hint="check the setting catalogue (imagefactory config), or ask the project's owner to run "
+            "imagefactory site publish",
         )
     layer = parse_layer(manifest[1], str(mirror))
     if f"sha256:{hashlib.sha256(cached).hexdigest()}" == layer.digest:

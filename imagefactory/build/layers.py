@@ -334,7 +334,7 @@ class BuildWorkers:
                 unpacked = self.supply.unpacked
                 tree = opened.enter_context(unpacked.writing(diff_id)) if unpacked else None
                 (part,) = plan.parts
-                _, files = _lay(self, part, _SegmentRequest(sink=blob, plain=plain, tree=tree))
+                _, files = _lay(self, part, blob, plain, tree=tree)
                 laid = format_segment_record(part.name, files)
             last = packer.compressor()
             blob.write(last.compress(END_OF_ARCHIVE) + last.flush())
@@ -411,8 +411,7 @@ def _segment(work: BuildWorkers, part: LayerPackage, skip: frozenset[str]) -> _C
         handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
         try:
             with os.fdopen(handle, "w+b") as file:
-                order = _SegmentRequest(sink=file, plain=hashlib.sha256(), bare=True, skip=skip)
-                segment, installed = _lay(work, part, order)
+                segment, installed = _lay(work, part, file, hashlib.sha256(), bare=True, skip=skip)
                 laid = format_segment_record(part.name, installed)
                 file.seek(0)
                 digest = hashlib.file_digest(file, "sha256").hexdigest().encode()
@@ -428,22 +427,18 @@ def _segment(work: BuildWorkers, part: LayerPackage, skip: frozenset[str]) -> _C
     return _CachedSegment(path=path, folders=folders, files=files, laid=laid)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _SegmentRequest:
-    """Where a segment goes, and how it is written (layers.Segment)."""
-
-    sink: ByteSink
-    plain: hashlib._Hash
-    bare: bool = False
-    skip: frozenset[str] = frozenset()
-    tree: LayerTree | None = None
-
-
 def _lay(
-    work: BuildWorkers, part: LayerPackage, order: _SegmentRequest
+    work: BuildWorkers,
+    part: LayerPackage,
+    sink: ByteSink,
+    plain: hashlib._Hash,
+    *,
+    bare: bool = False,
+    skip: frozenset[str] = frozenset(),
+    tree: LayerTree | None = None,
 ) -> tuple[TarSegment, tuple[InstalledFile, ...]]:
     """Write one package, reporting its bytes as they are read: `part.size` in all, once."""
-    bench, remaining = work.bench, 0 if order.skip else part.size
+    bench, remaining = work.bench, 0 if skip else part.size
 
     def report(count: int) -> None:
         nonlocal remaining
@@ -453,12 +448,12 @@ def _lay(
 
     segment = TarSegment(
         codec(bench.codec),
-        order.sink,
-        order.plain,
+        sink,
+        plain,
         epoch=bench.epoch,
-        bare=order.bare,
-        skip=order.skip | with_byte_code(part.left_out, bench.place.python),
-        tree=order.tree,
+        bare=bare,
+        skip=skip | with_byte_code(part.left_out, bench.place.python),
+        tree=tree,
     )
     lay = lay_package if part.linked else partial(lay_wheel, sha256=part.sha256)
     with work.compilers.package() as compiler:

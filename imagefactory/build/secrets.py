@@ -103,16 +103,14 @@ def find_secrets(
     )
     more = tuple(address for address, _ in others)
     proxy = _proxy(index, url)
-    lines = ["[global]"]
-    if url:
-        lines.append(f"index-url = {url}")
-    if more:  # whichever has a file of that hash
-        lines.append(f"extra-index-url = {' '.join(more)}")
-    if proxy:
-        lines.append(f"proxy = {proxy}")
-    trusted = tuple(dict.fromkeys(host for address in (url, *more) for host in _trusted(index, address)))
-    if trusted:
-        lines.append(f"trusted-host = {' '.join(trusted)}")
+    trusted = dict.fromkeys(host for address in (url, *more) for host in _trusted(index, address))
+    settings = {
+        "index-url": url,
+        "extra-index-url": " ".join(more),  # whichever has a file of that hash
+        "proxy": proxy,
+        "trusted-host": " ".join(trusted),
+    }
+    lines = ["[global]", *(f"{name} = {value}" for name, value in settings.items() if value)]
     if not all(line.isprintable() for line in lines):
         raise UsageError(
             "index-invalid", f"the package index ({index.origin}) or its proxy has a control character"

@@ -105,16 +105,16 @@ def array(values: Iterable[str]) -> QuotedText:
 
 def pairs(values: Iterable[tuple[str, str]], indent: int) -> QuotedText:
     """Return the names and values of one ENV, one in each line."""
-    return QuotedText(
-        f" \\\n{' ' * indent}".join(f"{variable(name)}={shell_word(value)}" for name, value in values)
-    )
+    return _assignments(((variable(name), value) for name, value in values), indent)
 
 
 def labels(values: Iterable[tuple[str, str]], indent: int) -> QuotedText:
     """Return the keys and values of one LABEL, one in each line."""
-    return QuotedText(
-        f" \\\n{' ' * indent}".join(f"{label(key)}={shell_word(value)}" for key, value in values)
-    )
+    return _assignments(((label(key), value) for key, value in values), indent)
+
+
+def _assignments(values: Iterable[tuple[QuotedText, str]], indent: int) -> QuotedText:
+    return QuotedText(f" \\\n{' ' * indent}".join(f"{name}={shell_word(value)}" for name, value in values))
 
 
 def run(commands: Iterable[str]) -> QuotedText:
@@ -122,11 +122,8 @@ def run(commands: Iterable[str]) -> QuotedText:
 
     A line end inside a command means a blank. The commands are our own text; values inside them are quoted.
     """
-    return QuotedText("; \\\n    ".join(" \\\n    ".join(_parts(command)) for command in commands))
-
-
-def _parts(command: str) -> list[QuotedText]:
-    return [single_line(part) for part in command.split("\n")]
+    lines = (" \\\n    ".join(map(single_line, command.split("\n"))) for command in commands)
+    return QuotedText("; \\\n    ".join(lines))
 
 
 FILTERS = {

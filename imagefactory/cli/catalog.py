@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 )
 @json_option
 @click.pass_obj
-def catalogue(
+def publish_catalog(
     call: CommandContext,
     /,
     *,
@@ -73,12 +73,12 @@ def catalogue(
     """Sign a catalogue of what there is, for people without a factory.
 
     \b
-    imagefactory catalogue                          to <registry>/catalogue:current
-    imagefactory catalogue --output catalogue.json  a file, for a folder that everybody reads
+    imagefactory site publish                          to <registry>/catalogue:current
+    imagefactory site publish --output catalogue.json  a file, for a folder that everybody reads
 
     It says which image each target is, what is predicted of it, and carries its verdicts. Whoever trusts the
     key that signed it uses `imagefactory search` and `imagefactory job write` anywhere: write an invitation
-    (`imagefactory invite`), or the site's own settings in /etc/xdg/imagefactory/imagefactory.toml.
+    (`imagefactory site invite`), or the site's own settings in /etc/xdg/imagefactory/imagefactory.toml.
 
     It holds for 30 days: make it anew after each promotion, and each night. Of a family whose recipe has
     faults it keeps what the last one had.
@@ -176,14 +176,14 @@ def catalogue(
             )
         if written and back:
             print_result(
-                "remove the cause: the next night, or `imagefactory catalogue`, makes it of what is there"
+                "remove the cause: the next night, or `imagefactory site publish`, makes it of what is there"
             )
     if written:
         return print_next_command("search")
     return (
-        print_next_command("catalogue", "--rollback", back.earlier.digest)
+        print_next_command("site", "publish", "--rollback", back.earlier.digest)
         if back
-        else print_next_command("catalogue", *names)
+        else print_next_command("site", "publish", *names)
     )
 
 

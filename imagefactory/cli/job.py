@@ -190,8 +190,8 @@ def write(
     imagefactory job write pytorch-2.3-cu121 --executable train.py --site kubernetes
 
     Nothing is submitted: use condor_submit, sbatch or kubectl. No project is needed: images and verdicts come
-    from the signed catalog that you joined (`imagefactory join`). The [[trust]] rows of your settings decide
-    which verdicts count. Without a verdict nothing is written (exit 9).
+    from the signed catalog that you joined (`imagefactory site join`). The [[trust]] rows of your settings
+    decide which verdicts count. Without a verdict nothing is written (exit 9).
 
     A sweep is FILE.dag with FILE.sub, for condor_submit_dag. Each run has its own directory: run-1, run-2 and
     so on. $(run) is its number. The columns of a CSV file are filled in by their names, such as $(lr).

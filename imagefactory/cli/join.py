@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from imagefactory.cli.arguments import CommandGroup
 from imagefactory.cli.output import (
     CommandContext,
     confirm,
@@ -41,7 +40,8 @@ FILE = "invitation.toml"
 )
 @click.option("--push", is_flag=True, help="Put it into the registry too, beside the catalogue.")
 @click.option(
-    "--catalogue",
+    "--catalog",
+    "catalogue",
     default="",
     metavar="PLACE",
     help="HOST/PATH, or a file that everybody reads.  [default: the setting `catalogue`, else `registry`]",
@@ -49,11 +49,11 @@ FILE = "invitation.toml"
 @json_option
 @click.pass_obj
 def invite(call: CommandContext, output: Path | None, push: bool, catalogue: str, as_json: bool) -> None:
-    """Write an invitation to this site, for `imagefactory join`.
+    """Write an invitation to this site, for `imagefactory site join`.
 
     \b
-    imagefactory invite                     invitation.toml, to give away
-    imagefactory invite --push              and for `imagefactory join HOST/PATH`
+    imagefactory site invite                     invitation.toml, to give away
+    imagefactory site invite --push              and for `imagefactory site join HOST/PATH`
 
     It says where the catalogue is, whose rules submit files follow, and which keys to believe: those that are
     trusted here. It holds no secret. Tell your people the key's fingerprint on another way, such as a page of
@@ -73,7 +73,7 @@ def invite(call: CommandContext, output: Path | None, push: bool, catalogue: str
             raise UsageError(
                 "catalog-not-in-registry",
                 f"the catalog is a file ({invitation.catalogue}), not in a registry",
-                hint="share the invitation file, or pass a registry: --catalogue HOST/PATH",
+                hint="share the invitation file, or pass a registry: --catalog HOST/PATH",
             )
         place = push_invitation(call, str(invitation_place(invitation.catalogue)), text, now)
     try:
@@ -95,7 +95,7 @@ def invite(call: CommandContext, output: Path | None, push: bool, catalogue: str
         print_result(f"key {grant.key.name}, until {grant.until}; its fingerprint, for a page of yours:")
         print_result(f"  {fingerprint(grant.key.keyid)}")
     print_result("give it to your people, who type the next command")
-    return print_next_command("join", invitation.catalogue if place else str(path))
+    return print_next_command("site", "join", invitation.catalogue if place else str(path))
 
 
 def push_invitation(call: CommandContext, reference: str, text: str, now: datetime) -> str:
@@ -128,8 +128,8 @@ def join(call: CommandContext, where: str, name: str, yes: bool, as_json: bool) 
     """Accept a site's invitation: its images, and whose word counts.
 
     \b
-    imagefactory join registry.example.org/gpu
-    imagefactory join invitation.toml
+    imagefactory site join registry.example.org/gpu
+    imagefactory site join invitation.toml
 
     It shows the fingerprint of the site's key, asks, and writes your settings
     (~/.config/imagefactory/imagefactory.toml), where all else stays as it is. Joining again changes nothing.
@@ -208,14 +208,15 @@ def _confirm_join(user: UserFile, where: str, *, yes: bool) -> None:
         raise CheckFailedError(
             "center-key-changed",
             "the center's key has changed, and --yes does not accept a changed key",
-            hint=f"compare the key with your center, then run imagefactory join {where} in a terminal, or "
+            hint=f"compare the key with your center, then run imagefactory site join {where} in a terminal, "
+            "or "
             f"delete the [[trust]] rows of {', '.join(name for name, _ in joining.before)} in {user.path}",
         )
     if not is_terminal():
         raise UsageError(
             "terminal-required",
             "this is not a terminal, so imagefactory cannot ask you; nothing was written",
-            hint=f"compare the key above, then: imagefactory join {where} --yes",
+            hint=f"compare the key above, then: imagefactory site join {where} --yes",
         )
     question = "Do you believe the NEW key?" if joining.changed else "Do you believe this key?"
     if not joining.fresh:
@@ -249,12 +250,7 @@ def _check_catalog(call: CommandContext, user: UserFile) -> str:
     return f"its catalogue of {catalogue.made:%Y-%m-%d} has {count} image{'s' * (count != 1)}"
 
 
-@click.group(cls=CommandGroup)
-def site() -> None:
-    """List the centers that you joined, and leave one."""
-
-
-@site.command("list")
+@click.command()
 @json_option
 @click.pass_obj
 def site_list(call: CommandContext, as_json: bool) -> None:
@@ -276,7 +272,7 @@ def site_list(call: CommandContext, as_json: bool) -> None:
     if as_json:
         return print_json("sites", {"sites": rows})
     if not rows:
-        return print_result("no center is joined: imagefactory join ADDRESS|FILE")
+        return print_result("no center is joined: imagefactory site join ADDRESS|FILE")
     table = [
         (
             str(row["name"]),
@@ -292,7 +288,7 @@ def site_list(call: CommandContext, as_json: bool) -> None:
     )
 
 
-@site.command("remove")
+@click.command()
 @click.argument("name", metavar="CENTER")
 @click.option("--yes", is_flag=True, help="For scripts: ask nothing.")
 @json_option

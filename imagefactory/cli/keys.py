@@ -230,7 +230,9 @@ def retire(
         print_result(
             "run this again on that day: it records what the key has signed, and only that counts afterwards"
         )
-    print_result("who joined learns of it by a new invitation: imagefactory invite --push, then join again")
+    print_result(
+        "who joined learns of it by a new invitation: imagefactory site invite --push, then join again"
+    )
     print_result(note) if note else None
     return print_next_command("key", "list")
 
@@ -351,7 +353,7 @@ def _published(
         return written, CheckFailedError(
             "publish-incomplete",
             f"the new key signs, but not everything is published: {error.message}",
-            hint="then: imagefactory catalogue && imagefactory invite --push",
+            hint="then: imagefactory site publish && imagefactory site invite --push",
         )
     return written, None
 
@@ -371,11 +373,12 @@ def _print_rotation(names: tuple[str, str, str], count: int, files: list[str], w
     print_result(f"  put the new fingerprint on your page, and take that of '{old}' off it:")
     print_result(f"    {fingerprint(keyid)}")
     print_result(
-        "  tell your people to join again: imagefactory join ADDRESS; until then their catalogue is rejected"
+        "  tell your people to join again: imagefactory site join ADDRESS; until then their catalogue is "
+        "rejected"
     )
     if not written:
         print_result(
-            "  no catalogue was found to sign again: imagefactory catalogue, and imagefactory invite"
+            "  no catalogue was found to sign again: imagefactory site publish, and imagefactory site invite"
         )
     print_result(
         f"  give the new key to other machines that sign (a secret of CI); delete what signs by '{old}' there"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from imagefactory.settings.sources import RestrictedSetting
 
 
-PURPOSES = ("build", "submit", "verify", "site")
+PURPOSES = ("build", "job", "verify", "site")
 SITE_STATUSES = {"missing": "not set up", "denied": "broken"}
 
 
@@ -47,7 +47,7 @@ def doctor(ctx: click.Context, purpose: str, as_json: bool) -> None:
 
     \b
     imagefactory doctor                   for building images here
-    imagefactory doctor --for submit      for jobs: catalogue, trust, site, pool
+    imagefactory doctor --for job         for jobs: catalogue, trust, site, pool
     imagefactory doctor --for verify      for proving images, here or on the pool
     imagefactory doctor --for site        for running a site: registry, keys, catalogue, nights
 
@@ -73,7 +73,7 @@ def doctor(ctx: click.Context, purpose: str, as_json: bool) -> None:
     ctx.exit(EXIT_OK if good else EXIT_TOOL)
 
 
-# --- imagefactory settings
+# --- imagefactory config
 
 
 @click.command()
@@ -81,13 +81,13 @@ def doctor(ctx: click.Context, purpose: str, as_json: bool) -> None:
 @click.option("--untrust", is_flag=True, help="Trust this project no more.")
 @json_option
 @click.pass_obj
-def settings(call: CommandContext, trust: bool, untrust: bool, as_json: bool) -> None:
+def config(call: CommandContext, trust: bool, untrust: bool, as_json: bool) -> None:
     """Print every setting, its value and where it came from.
 
     \b
-    imagefactory settings                  in the current project
-    imagefactory settings --trust          accept all that its imagefactory.toml sets
-    imagefactory -C DIR settings --trust   the same, for the project in DIR
+    imagefactory config                  in the current project
+    imagefactory config --trust          accept all that its imagefactory.toml sets
+    imagefactory -C DIR config --trust   the same, for the project in DIR
 
     Set one in imagefactory.toml (debian-mirror = "...") or the environment (IMAGEFACTORY_DEBIAN_MIRROR).
     A project that you do not trust may set few of them: programs, folders, servers and keys come from your
@@ -136,7 +136,7 @@ def _change(call: CommandContext, *, trust: bool, untrust: bool, as_json: bool) 
         raise UsageError(
             "project-not-found",
             "there is no imagefactory.toml here or in a parent directory",
-            hint="pass the project: imagefactory -C DIR settings --trust",
+            hint="pass the project: imagefactory -C DIR config --trust",
         )
     if untrust:
         before = untrust_project(root, os.environ)

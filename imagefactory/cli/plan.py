@@ -100,7 +100,7 @@ def complete_rules(_: click.Context, __: click.Parameter, incomplete: str) -> li
         "--keep",
         type=click.Path(path_type=Path, dir_okay=False),
         metavar="FILE",
-        help="Also write the plan to a file, for `imagefactory night --kept FILE`.",
+        help="Also write the plan to a file, for `imagefactory site nightly --kept FILE`.",
     ),
 )
 @json_option

@@ -239,7 +239,7 @@ def promote(call: CommandContext, names: tuple[str, ...], place: str, dry_run: b
         if as_json:
             print_json("promote", {"dry_run": dry_run, "results": results, "errors": failures.as_json()})
     print_next_command("image", "promote", *names) if dry_run else print_next_command(
-        "catalogue", "--dry-run"
+        "site", "publish", "--dry-run"
     )
 
 
@@ -443,7 +443,7 @@ def _publish(
         raise CheckFailedError(
             "publish-incomplete",
             f"the revocation is signed, but the catalog does not contain it yet: {error.message}",
-            hint=f"sign the catalog again: imagefactory catalogue{option}",
+            hint=f"sign the catalog again: imagefactory site publish{option}",
         ) from error
 
 

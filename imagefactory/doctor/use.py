@@ -13,7 +13,7 @@ from imagefactory.doctor.facts import Diagnosis, Health, ProbeResult
 
 SOON = timedelta(days=14)
 NEW_KEY = "imagefactory key create NAME && imagefactory key trust NAME"
-JOIN = "ask your center for its invitation, then: imagefactory join ADDRESS|FILE"
+JOIN = "ask your center for its invitation, then: imagefactory site join ADDRESS|FILE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,7 @@ def _trust(facts: UsageFacts, *, own: bool = False) -> Iterator[Diagnosis]:
         elif key.since > facts.now:
             yield _line(name, Health.WARNING, f"its time begins on {key.since:%Y-%m-%d}")
         elif key.until - facts.now < SOON:
-            remedy = "imagefactory key rotate, if it is yours" if own else "imagefactory join again"
+            remedy = "imagefactory key rotate, if it is yours" if own else "imagefactory site join again"
             yield _line(name, Health.WARNING, f"trusted until {until}, which is soon", remedy)
         else:
             yield _line(name, Health.OK, f"trusted until {until}")

@@ -138,7 +138,7 @@ def _not_verified(
     elif request.own:
         hint = f"verify it: imagefactory sweep start {name}"
     elif untrusted:
-        hint = f"{CENTER_HINT}; then run imagefactory join ADDRESS|FILE and compare them"
+        hint = f"{CENTER_HINT}; then run imagefactory site join ADDRESS|FILE and compare them"
     else:
         hint = (
             f"choose another image (imagefactory search {offer.image.family}) or ask your center to verify it"

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from imagefactory.errors import DownloadError, os_problem
-from imagefactory.fs import remove_inside
 from imagefactory.http import (
     HttpSession,
     RejectedError,
@@ -93,10 +92,10 @@ class PackageCache:
         kind = "wheels" if isinstance(package, LockedWheel) else "conda"
         return self.folder / kind / package.sha256[:2] / package.sha256 / package.filename
 
-    def missing(self, packages: Iterable[Package], *, verify: bool = False) -> tuple[Package, ...]:
-        """Return the packages to fetch. `verify` hashes the others and removes those that changed."""
+    def missing(self, packages: Iterable[Package]) -> tuple[Package, ...]:
+        """Return the packages to fetch, by the size of their files."""
         with _disk_errors(self.folder, 0):
-            return tuple(package for package in packages if not self._holds(package, verify=verify))
+            return tuple(package for package in packages if _size_of(self.path(package)) != package.size)
 
     def fetch(
         self,
@@ -104,7 +103,6 @@ class PackageCache:
         locate: Callable[[tuple[Package, ...]], Mapping[str, str]],
         progress: Progress,
         *,
-        verify: bool = False,
         arrivals: PendingDownloads | None = None,
     ) -> dict[Package, Path]:
         """Return the file of each of `packages`, in their order, fetching missing ones in parallel.
@@ -115,7 +113,7 @@ class PackageCache:
         """
         requested = tuple(packages)
         paths = {package: self.path(package) for package in requested}
-        missing = self.missing(requested, verify=verify)
+        missing = self.missing(requested)
         arrivals = arrivals or PendingDownloads(paths.items())
         for package in paths.keys() - set(missing):
             arrivals.tell(package)
@@ -123,20 +121,6 @@ class PackageCache:
             self._make_room(missing)
             self._fetch_all(missing, locate(missing), arrivals, progress)
         return paths
-
-    def _holds(self, package: LockedPackage, *, verify: bool) -> bool:
-        path = self.path(package)
-        try:
-            if path.stat().st_size != package.size:
-                return False
-            if verify:
-                with path.open("rb") as file:
-                    if hashlib.file_digest(file, "sha256").hexdigest() != package.sha256:
-                        remove_inside(self.folder, path)
-                        return False
-        except FileNotFoundError:
-            return False
-        return True
 
     def _part(self, package: LockedPackage) -> Path:
         path = self.path(package)

@@ -64,24 +64,17 @@ def read_lock(folder: Path, target: Target) -> Lock | None:
 def _read_pair(path: Path, wheels_path: Path) -> Lock:
     text = requirements.read_text(path)
     lock, named = conda_file.parse_conda_lock(text, str(path)), conda_file.pip_digest(text)
-    hint = f"restore both files from one commit, or run imagefactory lock {lock.target}"
-    if not wheels_path.exists():
-        if named:
-            raise LockError(
-                "lock-files-mismatch", f"{path}: its file {wheels_path.name} is missing", hint=hint
-            )
+    if not named and not wheels_path.exists():
         return lock
-    if not named:
-        raise LockError(
-            "lock-files-mismatch", f"{wheels_path}: {path.name} has no packages from PyPI", hint=hint
-        )
-    wheels = requirements.read_text(wheels_path)
+    wheels = requirements.read_text(wheels_path) if wheels_path.exists() else ""
     if hashlib.sha256(wheels.encode()).hexdigest() != named:
-        raise LockError(
-            "lock-files-mismatch",
-            f"{wheels_path}: {path.name} was locked with another version of this file",
-            hint=hint,
-        )
+        problem = f"{wheels_path}: {path.name} was locked with another version of this file"
+        if not wheels_path.exists():
+            problem = f"{path}: its file {wheels_path.name} is missing"
+        elif not named:
+            problem = f"{wheels_path}: {path.name} has no packages from PyPI"
+        hint = f"restore both files from one commit, or run imagefactory lock {lock.target}"
+        raise LockError("lock-files-mismatch", problem, hint=hint)
     on_top = requirements.parse_lock(wheels, str(wheels_path))
     return replace(lock, wheels=on_top.wheels, origins=on_top.origins)
 
@@ -92,15 +85,11 @@ def read_remains(folder: Path, target: Target) -> Lock | None:
     A killed write leaves such files. None where one of them is malformed.
     """
     path, beside = lock_path(folder, target), folder / f"{target.name}.{WHEELS}"
+    if not target.conda:
+        return None
     try:
-        if not target.conda:
-            return None
         lock = conda_file.parse_conda_lock(requirements.read_text(path), str(path))
-        wheels = (
-            requirements.parse_lock(requirements.read_text(beside), str(beside)).wheels
-            if beside.exists()
-            else ()
-        )
+        wheels = requirements.read_lock(beside).wheels if beside.exists() else ()
     except LockError:
         return None
     return replace(lock, wheels=wheels, content_hash=NOBODYS)

@@ -183,7 +183,7 @@ class UntrustedProjectError(UsageError):
 
 def trust_command(root: Path) -> str:
     """Return the command that trusts the project in `root`."""
-    return f"imagefactory -C {shlex.quote(str(root))} settings --trust"
+    return f"imagefactory -C {shlex.quote(str(root))} config --trust"
 
 
 def is_trusted(root: Path, content: bytes, environ: Mapping[str, str]) -> bool:

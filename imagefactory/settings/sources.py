@@ -1,6 +1,6 @@
 """The meaning of each setting, and whether an untrusted project may set it.
 
-A project may come from anyone. The user trusts one with `imagefactory settings --trust` (files.py).
+A project may come from anyone. The user trusts one with `imagefactory config --trust` (files.py).
 """
 
 from __future__ import annotations

@@ -265,7 +265,7 @@ def sign_catalog(catalogue: Catalog, key: SigningKey) -> bytes:
         raise StatementError(
             "catalog-too-large",
             f"the catalog has {len(envelope)} bytes, the limit is {LARGEST}",
-            hint="include fewer targets: imagefactory catalogue TARGET...",
+            hint="include fewer targets: imagefactory site publish TARGET...",
         )
     return envelope
 
@@ -301,13 +301,14 @@ CENTER_HINT = (
 )
 _STATUS_HINTS = {
     VerdictStatus.WRONG_KEY: (
-        f"{CENTER_HINT}; trust a new key only if imagefactory join ADDRESS|FILE shows the same fingerprint"
+        f"{CENTER_HINT}; trust a new key only if imagefactory site join ADDRESS|FILE shows the same "
+        "fingerprint"
     ),
     VerdictStatus.KEY_RETIRED: (
-        "the owner signs with another key now: run imagefactory join ADDRESS|FILE again"
+        "the owner signs with another key now: run imagefactory site join ADDRESS|FILE again"
     ),
     VerdictStatus.EXPIRED: (
-        "ask the maintainers of the project for a new one (they run imagefactory catalogue)"
+        "ask the maintainers of the project for a new one (they run imagefactory site publish)"
     ),
     VerdictStatus.NOT_YET: "correct the clock of this machine",
     VerdictStatus.MALFORMED: (

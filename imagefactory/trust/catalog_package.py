@@ -58,7 +58,8 @@ def catalog_repository(text: str) -> ImageReference:
         raise UsageError(
             "no-catalog-set",
             "no catalog is set, and this directory is not a project",
-            hint="ask your center for its invitation, then run imagefactory join ADDRESS|FILE; or select a "
+            hint="ask your center for its invitation, then run imagefactory site join ADDRESS|FILE; or "
+            "select a "
             "project: -C DIR",
         )
     place, tag = split_tagged(text)

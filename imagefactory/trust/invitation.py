@@ -114,7 +114,7 @@ def format_invitation(invitation: Invitation) -> str:
 
 def parse_invitation(data: bytes, where: str) -> Invitation:
     """What `format_invitation` wrote. Raises UsageError that names what is wrong with anything else."""
-    hint = "ask your center for a new one; imagefactory invite writes it"
+    hint = "ask your center for a new one; imagefactory site invite writes it"
     try:
         document = tomllib.loads(data.decode("utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
@@ -161,7 +161,7 @@ def _text(document: Mapping[str, Any], name: str, where: str) -> str:
         raise UsageError(
             "invitation-invalid",
             f"{where}: {name} is not printable ASCII text",
-            hint="ask your center for a new one; imagefactory invite writes it",
+            hint="ask your center for a new one; imagefactory site invite writes it",
         )
     return value
 

@@ -68,7 +68,7 @@ def _find_catalog_image(catalogue: Catalog) -> KnownNames:
         raise NothingSelectedError(
             "catalog-empty",
             "the catalog is empty",
-            hint="its maintainers must push images, verify them, and run imagefactory catalogue again",
+            hint="its maintainers must push images, verify them, and run imagefactory site publish again",
         )
     return {image.target: image.family for image in catalogue.images}
 
@@ -131,7 +131,7 @@ def build_artifact(
         raise StatementError(
             "catalog-too-large",
             f"the {kind.name} has {len(packed)} bytes when packed, the limit is {LARGEST_PACKED}",
-            hint="include fewer targets: imagefactory catalogue TARGET...",
+            hint="include fewer targets: imagefactory site publish TARGET...",
         )
     layer = Descriptor(media_type=kind.layer_type, digest=digest_of(packed), size=len(packed))
     annotations = {CREATED: created.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}

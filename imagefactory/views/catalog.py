@@ -263,7 +263,7 @@ def _sources(finding: FindResult) -> Iterator[str]:
         what = f"nothing is built in {finding.place}" if finding.factory else "no catalogue is known here"
         yield f"{what}, so nothing is verified: this is documented, or predicted by a scan"
         if not finding.factory:
-            yield "your center may have one: imagefactory join ADDRESS|FILE"
+            yield "your center may have one: imagefactory site join ADDRESS|FILE"
     elif finding.factory:
         yield f"images of the factory {finding.place}"
     else:

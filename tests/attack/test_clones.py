@@ -35,13 +35,13 @@ COMMANDS = (
     ("image", "remove", "a:1"),
     ("push", "one-12.1-cu121"),
     ("pull", "one-12.1-cu121"),
-    ("catalogue", "one-12.1-cu121"),
+    ("site", "publish", "one-12.1-cu121"),
     ("verdict", "list", "one-12.1-cu121"),
     ("key", "list"),
     ("key", "trust", "--user", "x.pub"),
     ("search",),
     ("compat", "one-12.1-cu121", "--capability", "8.0"),
-    ("settings",),
+    ("config",),
     ("doctor", "--for", "submit"),
 )
 LINKS = (

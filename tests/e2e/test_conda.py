@@ -367,7 +367,7 @@ def test_a_channel_in_a_local_folder(
     root = make_root(scratch / "conda-folder", tinytorch=RECIPE)
     (root / "imagefactory.toml").write_text(f'[channels]\nmade = "{channel.folder}"\n')
     here = replace(fresh(lab, "conda-folder-store"), root=root, extra={})
-    here.run("settings", "--trust")
+    here.run("config", "--trust")
     server.asked.clear()
     here.run("lock", TARGET)
     assert locked(root) == locked(lab.root)

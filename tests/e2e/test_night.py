@@ -1,4 +1,4 @@
-"""`imagefactory night` as cron starts it, against a real registry; this machine has no GPU.
+"""`imagefactory site nightly` as cron starts it, against a real registry; this machine has no GPU.
 
 Night after night on one store: all is built, a target breaks and is mended, a night is killed.
 """
@@ -33,7 +33,9 @@ class Ground:
 
     def night(self, *options: str, code: int = 0) -> dict[str, Any]:
         self.mail.unlink(missing_ok=True)
-        done = self.factory.run("night", "--json", "--mail", f"cat > {self.mail}", *options, code=None)
+        done = self.factory.run(
+            "site", "nightly", "--json", "--mail", f"cat > {self.mail}", *options, code=None
+        )
         log = sorted(self.nights.glob("*/log.txt"))
         assert done.returncode == code, f"{done.stdout}\n{done.stderr}\n{log[-1].read_text()[-20000:]}"
         found = json.loads(done.stdout)
@@ -109,7 +111,7 @@ def test_a_night_that_was_killed_is_run_again_and_tells_of_both(ground: Ground) 
     ground.factory.run("lock", TARGET)
     known = set(ground.nights.iterdir())
     night = subprocess.Popen(
-        ground.factory.command("night"),
+        ground.factory.command("site", "nightly"),
         env=ground.factory.environ,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -118,7 +120,7 @@ def test_a_night_that_was_killed_is_run_again_and_tells_of_both(ground: Ground) 
         "the plan",
         lambda: any((one / "before.json").exists() for one in set(ground.nights.iterdir()) - known),
     )
-    (error,) = json.loads(ground.factory.run("night", "--json", code=2).stdout)["errors"]
+    (error,) = json.loads(ground.factory.run("site", "nightly", "--json", code=2).stdout)["errors"]
     assert error["code"] == "night-in-progress"
     night.send_signal(signal.SIGKILL)
     night.wait(LONG)

@@ -646,4 +646,4 @@ def test_an_update_that_changes_nothing_keeps_the_lock(
     assert lock is not None
     assert lock.content_hash == base_content_hash(BASES["debian-12"])
     older = replace(lock, source_date_epoch=lock.source_date_epoch - 1000)
-    assert lock_base(BASES["debian-12"], older, own, QuietProgress(), update=True) is older
+    assert lock_base(BASES["debian-12"], older, own, QuietProgress()) is older

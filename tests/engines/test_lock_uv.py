@@ -66,7 +66,7 @@ def test_locking_twice_gives_the_same_text(uv: UvLocker, lock: Lock) -> None:
 def test_the_wheels_come_and_hold(uv: UvLocker, lock: Lock, tmp_path: Path) -> None:
     cache = PackageCache(tmp_path, uv._index)
     assert len(cache.fetch(lock.wheels, lambda _: uv.addresses(lock), QuietProgress())) == 3
-    assert cache.missing(lock.wheels, verify=True) == ()
+    assert cache.missing(lock.wheels) == ()
 
 
 def test_each_file_is_found_on_its_projects_page(uv: UvLocker, lock: Lock) -> None:

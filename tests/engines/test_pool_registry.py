@@ -89,7 +89,7 @@ def centre(pool: CondorPool, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             f'registry = "{registry.host}/gpu"\ncertificates = "{pool.there(bundle)}"\n'
         )
         pool.trust(known.path)
-        ground.run("settings", "--trust")
+        ground.run("config", "--trust")
         ground.run("key", "create", "throwaway")
         yield Centre(
             ground=ground,

@@ -119,7 +119,7 @@ def ada(center: Center) -> Iterator[Person]:
     (built.root / "imagefactory.toml").write_text(text)
     shared = {**built.environ, **slurm.environ(), NONCE_STORE_KEY: "k" * 64}
     built = replace(built, environ=shared)
-    built.run("settings", "--trust")
+    built.run("config", "--trust")
     built.run("push", *(built.name(trick) for trick in tricks))
     store = pool.there(home / "store")
     mount = (
@@ -147,7 +147,7 @@ def ben(center: Center, ada: Person) -> Person:
     center.pool.own(home)
     made.run("key", "create", "ben")
     ada.run("key", "trust", f"{place}/.config/imagefactory/keys/ben.pub")
-    made.run("settings", "--trust")
+    made.run("config", "--trust")
     return made
 
 
@@ -266,10 +266,10 @@ def cleo(center: Center, ada: Person, swept: Swept) -> Person:
     """She joins when the first catalog is there, and writes a job file."""
     name = ada.ground.name("good")
     ada.run("image", "promote", name)
-    ada.run("catalogue")
-    ada.run("invite", "--push")
+    ada.run("site", "publish")
+    ada.run("site", "invite", "--push")
     made = reader(center, ada, "cleo")
-    made.run("join", registry(center), "--yes")
+    made.run("site", "join", registry(center), "--yes")
     made.run("job", "write", name, "--executable", "train.sh", "-o", "good.sub")
     return made
 
@@ -304,7 +304,7 @@ def rotated(ada: Person, cleo: Person) -> dict[str, Any]:
 def dora(center: Center, ada: Person, cleo: Person, rotated: dict[str, Any]) -> Person:
     """She joins after the rotation, and has Cleo's job file."""
     made = reader(center, ada, "dora")
-    made.run("join", registry(center), "--yes")
+    made.run("site", "join", registry(center), "--yes")
     home = center.pool.home / "year"
     shutil.copy(home / "cleo/good.sub", home / "dora")
     center.pool.own(home / "dora")
@@ -316,7 +316,9 @@ def test_who_joins_after_a_rotation_takes_the_old_verdicts(
 ) -> None:
     assert known(dora)["9.0"] == "verified"
     cleo.run("search", code=BAD)
-    cleo.run("join", registry(center), "--yes", code=BAD)  # the key has changed: her center must say so
+    cleo.run(
+        "site", "join", registry(center), "--yes", code=BAD
+    )  # the key has changed: her center must say so
     told = ada.ask(
         "sweep", "start", ada.ground.name("good"), "--scheduler", SLURM, "--dry-run", "--capability", "9.0"
     )
@@ -349,7 +351,7 @@ def test_a_night_without_the_registry(center: Center, ada: Person, dora: Person)
     with center.outage():
         assert dora.ask("search", name)["catalogue_source"] == "kept"
         dora.run("job", "write", name, "--executable", "train.sh", "-o", "kept.sub")
-        told = ada.ask("night", name, "--mail", "cat >mail", code=NO_REGISTRY, days=25)
+        told = ada.ask("site", "nightly", name, "--mail", "cat >mail", code=NO_REGISTRY, days=25)
     assert [row["what"] for row in told["broken"]] == ["plan", "catalogue", "catalog expiry"]
     assert told["folder"] in mail.read_text()
     center.pool.run(["rm", "-r", told["folder"]], folder=ada.ground.root)  # it is today again
@@ -382,7 +384,7 @@ def test_a_revocation_reaches_everybody(dora: Person, rotated: Any, revoked: dic
 
 def test_two_facilitators_see_what_the_other_signed(ada: Person, ben: Person, swept: Swept) -> None:
     plan = ("sweep", "start", "--scheduler", SLURM, "--dry-run", "--capability", "9.0")
-    ben.run("settings", "--trust")  # Ada's new key has changed the project
+    ben.run("config", "--trust")  # Ada's new key has changed the project
     told = ben.ask(*plan, ada.ground.name("wrong-numbers"))
     assert [row["rule"] for row in told["left_out"]] == ["wrong-numbers"]
     (row,) = swept.bens.collect(code=BAD).values()
@@ -390,14 +392,14 @@ def test_two_facilitators_see_what_the_other_signed(ada: Person, ben: Person, sw
     assert row["keyid"] not in ("", *(one["keyid"] for one in swept.collected.values()))
     told = ada.ask(*plan, ada.ground.name(BENS))
     assert [row["rule"] for row in told["left_out"]] == ["load-failed"]
-    ben.run("catalogue", code=BAD)  # the one that readers trust is Ada's
+    ben.run("site", "publish", code=BAD)  # the one that readers trust is Ada's
 
 
 # --- nights ---------------------------------------------------------------------------------------
 
 
 def night(person: Person, *words: str) -> tuple[str, ...]:
-    return ("night", *(person.ground.name(trick) for trick in NIGHTLY), *words)
+    return ("site", "nightly", *(person.ground.name(trick) for trick in NIGHTLY), *words)
 
 
 def rows(person: Person, told: dict[str, Any], kind: str) -> dict[tuple[str, str], str]:
@@ -420,7 +422,7 @@ def caught_up(ada: Person, dora: Person, revoked: Any) -> Iterator[dict[str, Any
     hold = ["sbatch", "--parsable", "--gres=gpu:v100:1", "--mem=100M", "--time=300", "--wrap=sleep 18000"]
     with somebody_else(pool), slurm.awake(pool):
         other = pool.run(hold, folder=pool.home, **slurm.environ()).stdout.strip()
-        command = shlex.join(("imagefactory", *night(ada, "--pool", SLURM)))
+        command = shlex.join(("imagefactory", *night(ada, "--scheduler", SLURM)))
         path = {"PATH": f"{slurm.BIN}:/opt/imagefactory/builds/bin:{ground.environ['PATH']}"}
         script = ["sh", "-c", f"echo $$ >pid && exec {command}"]
         killed = pool.start(script, folder=ground.root, **{**ground.environ, **path})
@@ -433,7 +435,7 @@ def caught_up(ada: Person, dora: Person, revoked: Any) -> Iterator[dict[str, Any
         wait_for("all but the busy GPU's", lambda: left() == {"sm70"})
         pool.run(["sh", "-c", "kill -9 $(cat pid)"], folder=ground.root)
         killed.communicate(timeout=60)
-        told = ada.ask(*night(ada, "--pool", HTCONDOR, "--wait-limit", "1s", "--html", "site"), code=BAD)
+        told = ada.ask(*night(ada, "--scheduler", HTCONDOR, "--wait-limit", "1s", "--html", "site"), code=BAD)
         assert ada.center.catalog() != signed
         yield told
         pool.run(["scancel", other], folder=pool.home, **slurm.environ())
@@ -491,4 +493,4 @@ def test_nights_on_a_full_disk_sign_the_catalog_and_send_mail(ada: Person, caugh
             read = pool.run(["sh", "-ec", kept], folder=ground.root)
             broken = json.loads(read.stdout)["broken"]
             assert [row["what"] for row in broken if row["code"] == NO_SPACE] == ["nights"]
-            assert "imagefactory catalogue" in read.stderr
+            assert "imagefactory site publish" in read.stderr

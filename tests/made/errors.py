@@ -10,10 +10,7 @@ from imagefactory.errors import ImagefactoryError
 def fails(
     code: str, match: str | None = None, *, message: str | tuple[str, ...] = (), hint: str = ""
 ) -> pytest.RaisesExc[ImagefactoryError]:
-    """Expect an error with this code in a `with` block; `as caught` gives message and hint.
-
-    Its message matches `match` and has the texts of `message`, its hint has `hint`.
-    """
+    """Expect an error with this code in a `with` block, with these texts in its message and its hint."""
     texts = (message,) if isinstance(message, str) else message
 
     def check(error: ImagefactoryError) -> bool:

@@ -1,4 +1,4 @@
-"""A project that the test's user trusts, as `imagefactory settings --trust` does."""
+"""A project that the test's user trusts, as `imagefactory config --trust` does."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def test_nothing_of_the_night_runs_on_a_pull_request_or_a_fork() -> None:
 def test_the_catalogue_waits_for_no_gpu_and_is_signed_whatever_failed_before() -> None:
     """A job waits a day for a runner that is away: yesterday's ends where the next night begins."""
     assert read(NIGHTLY)["concurrency"] == {"group": "nightly", "cancel-in-progress": True}
-    assert "imagefactory catalogue" not in NIGHTLY.read_text()
+    assert "imagefactory site publish" not in NIGHTLY.read_text()
     workflow = read(SIGN)
     assert not any("self-hosted" in str(job["runs-on"]) for job in workflow["jobs"].values())
     promote = workflow["jobs"]["promote"]
@@ -168,7 +168,7 @@ def test_the_catalogue_waits_for_no_gpu_and_is_signed_whatever_failed_before() -
         name = "spent" if "name" in step["with"] else "run"
         assert step["if"] == f"steps.last.outputs.{name} != ''"
         assert step["with"]["run-id"] == f"${{{{ steps.last.outputs.{name} }}}}"
-    (signs,) = (step for step in promote["steps"] if "imagefactory catalogue" in step.get("run", ""))
+    (signs,) = (step for step in promote["steps"] if "imagefactory site publish" in step.get("run", ""))
     assert "if" not in signs
 
 

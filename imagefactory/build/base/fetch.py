@@ -27,21 +27,10 @@ from imagefactory.lock.debian.archive import (
     solve_base,
 )
 from imagefactory.lock.debian.lock import deb_filename, downloaded_filename, format_package, lock_architecture
+from imagefactory.lock.files import VersionChange, base_moves
 from imagefactory.model import BaseLock, BaseSpec, DebianPackage
 from imagefactory.progress import Progress
 from imagefactory.trees import remove_tree
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MissingDeb:
-    """A locked package that the archive no longer has. `old` or `new` is empty for none."""
-
-    name: str
-    old: str
-    new: str
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.old or '(not there)'} -> {self.new or '(gone)'}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +43,7 @@ class BaseArchives:
     base: BaseSpec
     lock: BaseLock
     debs: tuple[Path, ...]
-    moved: tuple[MissingDeb, ...]
+    moved: tuple[VersionChange, ...]
 
     @property
     def published(self) -> bool:
@@ -72,7 +61,7 @@ def fetch_base(
     the locked one, LockError when the archive's indexes cannot be read.
     """
     with _exclusive(mirror.debs, progress):
-        moved: tuple[MissingDeb, ...] = ()
+        moved: tuple[VersionChange, ...] = ()
         if _missing(lock, mirror.debs):
             try:
                 lock, moved = _fetch_missing(base, lock, mirror, progress, locked=locked)
@@ -93,14 +82,14 @@ def _fetch_missing(
     *,
     locked: bool,
     fresh: bool = False,
-) -> tuple[BaseLock, tuple[MissingDeb, ...]]:
+) -> tuple[BaseLock, tuple[VersionChange, ...]]:
     """Fetch what the cache lacks; return a newer lock, and what moved, where the archive has moved on.
 
     `fresh` indexes come from the archive itself, not from a cache. Raises StaleIndexError where an index
     names a file that the archive does not have.
     """
     missing = _missing(lock, mirror.debs)
-    moved: tuple[MissingDeb, ...] = ()
+    moved: tuple[VersionChange, ...] = ()
     if there := [package for package in missing if deb_path(mirror.debs, package).exists()]:
         progress.note(
             f"{base.name}: {len(there)} packages in the cache have no record of Debian's signature; "
@@ -119,7 +108,7 @@ def _fetch_missing(
             )
         if gone:
             newer = solve_base(base, archive, lock.content_hash)
-            moved = compare_locks(lock, newer)
+            moved = base_moves(lock, newer)
             lock, missing = newer, _missing(newer, mirror.debs)
         _download(missing, archive, mirror.debs, progress)
     return lock, moved
@@ -135,22 +124,7 @@ def _snapshot_of(lock: BaseLock) -> str:
     return f"archive/debian/{then:%Y%m%dT%H%M%SZ}"
 
 
-def compare_locks(old: BaseLock, new: BaseLock) -> tuple[MissingDeb, ...]:
-    """Return packages whose version or content differs, sorted by name."""
-    before = {package.name: package for package in old.packages}
-    after = {package.name: package for package in new.packages}
-    return tuple(
-        MissingDeb(
-            name=name,
-            old=before[name].version if name in before else "",
-            new=after[name].version if name in after else "",
-        )
-        for name in sorted(before | after)
-        if before.get(name) != after.get(name)
-    )
-
-
-def describe_missing_debs(base: BaseSpec, moved: Sequence[MissingDeb]) -> list[str]:
+def describe_missing_debs(base: BaseSpec, moved: Sequence[VersionChange]) -> list[str]:
     """Return lines about packages that are not as locked."""
     if not moved:
         return []
@@ -168,21 +142,19 @@ def deb_path(debs: Path, package: DebianPackage) -> Path:
 
 def verify_deb(path: Path, package: DebianPackage) -> None:
     """Raise DownloadError unless the file at `path` is the locked one."""
-    size = path.stat().st_size
-    if size != package.size:
-        raise DownloadError(
-            "size-mismatch",
-            f"{package.name} {package.version}: {path.name} has {size} bytes, expected {package.size}",
-            hint="run the command again; if it fails again, use another mirror",
-        )
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != package.sha256:
-        raise DownloadError(
-            "hash-mismatch",
-            f"{package.name} {package.version}: {path.name} has sha256 {digest}, expected {package.sha256}",
-            hint="run the command again; if it fails again, use another mirror",
-        )
+    code, size = "size-mismatch", path.stat().st_size
+    problem = f"{size} bytes, expected {package.size}" if size != package.size else ""
+    if not problem:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest == package.sha256:
+            return
+        code, problem = "hash-mismatch", f"sha256 {digest}, expected {package.sha256}"
+    raise DownloadError(
+        code,
+        f"{package.name} {package.version}: {path.name} has {problem}",
+        hint="run the command again; if it fails again, use another mirror",
+    )
 
 
 def _missing(lock: BaseLock, debs: Path) -> list[DebianPackage]:
@@ -190,11 +162,7 @@ def _missing(lock: BaseLock, debs: Path) -> list[DebianPackage]:
 
     A damaged file counts as missing and is removed.
     """
-    return [
-        package
-        for package in lock.packages
-        if not (_is_complete(package, debs) and is_recorded(package, debs))
-    ]
+    return [p for p in lock.packages if not (_is_complete(p, debs) and is_recorded(p, debs))]
 
 
 def _is_complete(package: DebianPackage, debs: Path) -> bool:

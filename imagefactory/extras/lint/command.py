@@ -162,7 +162,7 @@ def _open_to_compare(call: CommandContext, now: datetime) -> CenterCatalogs | No
         print_catalog_notes(centers.notes)
         return centers
     write_terminal(
-        2, "note: no catalog is known, so verdicts are not checked: imagefactory join ADDRESS|FILE"
+        2, "note: no catalog is known, so verdicts are not checked: imagefactory site join ADDRESS|FILE"
     )
     return None
 

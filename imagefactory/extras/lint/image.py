@@ -339,7 +339,7 @@ def catalog_findings(
     """Of an image that is pinned: whether there is a catalogue, it has that image, what was revoked of it."""
     if catalogue is None:
         text = "this machine has no catalog, so no verdict of this image is known"
-        hint = "join your center: imagefactory join ADDRESS|FILE"
+        hint = "join your center: imagefactory site join ADDRESS|FILE"
         yield advice(at.line, "no-catalogue", text, hint, column=at.column)
         return
     target, revoked = find_revoked(catalogue.images, image.digest, image.hexes)

@@ -48,7 +48,8 @@ _DIRECTORY = click.Path(path_type=Path, file_okay=False)
 @click.command()
 @targets_argument(required=False)
 @click.option(
-    "--pool",
+    "--scheduler",
+    "pool",
     type=click.Choice(tuple(POOLS)),
     help="Verify on this pool.  [default: on this machine's GPU, where it has one]",
 )
@@ -99,7 +100,7 @@ _DIRECTORY = click.Path(path_type=Path, file_okay=False)
 )
 @json_option
 @click.pass_obj
-def night(
+def nightly(
     call: CommandContext,
     /,
     *,
@@ -118,9 +119,9 @@ def night(
     """Build, verify and publish what is due: for cron and timers.
 
     \b
-    imagefactory night --pool htcondor --mail 'mail -s night me'
-    imagefactory night --pool htcondor --install ~/.config/systemd/user
-    17 2 * * *  cd /home/me/factory && imagefactory night -q --pool htcondor
+    imagefactory site nightly --scheduler htcondor --mail 'mail -s night me'
+    imagefactory site nightly --scheduler htcondor --install ~/.config/systemd/user
+    17 2 * * *  cd /home/me/factory && imagefactory site nightly -q --scheduler htcondor
 
     What the registry lacks is built and pushed, what is not proven is verified, tags follow, and the
     catalogue is signed anew whatever else failed. Then it tells what was built and proven, what is broken
@@ -144,7 +145,7 @@ def night(
     from imagefactory.verify.evidence import LocalEvidence
 
     options = {
-        "--pool": pool,
+        "--scheduler": pool,
         "--wait-limit": f"{int(wait.total_seconds())}s" if wait else None,
         "--html": str(html.absolute()) if html else None,
         "--mail": mail,
@@ -153,10 +154,12 @@ def night(
     }
     words = [*names, *(name for name, value in options.items() if value), *(["--install"] if install else ())]
     reject_conflict(
-        wait and not pool, "--wait-limit requires --pool", "add --pool htcondor or remove --wait-limit"
+        wait and not pool,
+        "--wait-limit requires --scheduler",
+        "add --scheduler htcondor or remove --wait-limit",
     )
     reject_conflict(
-        github and not plan, "--github requires --kept", "imagefactory night --kept FILE --github"
+        github and not plan, "--github requires --kept", "imagefactory site nightly --kept FILE --github"
     )
     reject_conflict(github and as_json, "--github and --json both write to stdout", "remove one of them")
     reject_conflict(
@@ -196,7 +199,7 @@ def night(
         print_result(f"{format_nightly(report, terminal_width())}\n\n{log}")
     if report.code:
         raise click.exceptions.Exit(report.code)
-    return print_next_command("sweep", "list") if pool else print_next_command("report", "--html", "site")
+    return print_next_command("sweep", "list") if pool else print_next_command("report")
 
 
 def _webhook(call: CommandContext, text: str | None) -> Hook:
@@ -302,7 +305,7 @@ def _install(
     root = str(call.settings.root_path.absolute())
     options |= {"--webhook": _named(options["--webhook"])}
     words = [word for name, value in options.items() if value for word in (name, value)]
-    command = (sys.executable, "-P", "-m", "imagefactory", "-C", root, "night", *words, *names)
+    command = (sys.executable, "-P", "-m", "imagefactory", "-C", root, "site", "nightly", *words, *names)
     files = format_units(root, command, os.environ)
     folder.mkdir(parents=True, exist_ok=True)
     replace_all({folder / name: text.encode() for name, text in files.items()})

@@ -281,7 +281,7 @@ class _NightlyRun:
             _, said = self.steps.do("tags", "image", "promote", *promotable, expected=EXIT_CHECK)
             self.steps.notes += waiting_tags(said)
             self.steps.do("reconcile", "verdict", "sync")
-        _, catalogue = self.steps.do("catalogue", "catalogue")
+        _, catalogue = self.steps.do("catalogue", "site", "publish")
         self.ages = _ages_in(catalogue.get("proofs"))
         self._warn_of_expiry()
         self.steps.do("store", "image", "prune")
@@ -291,7 +291,7 @@ class _NightlyRun:
         report = self._report(started, before, after)
         if self.ask.html:
             done = len(self.steps.failures)
-            self.steps.do("report", "report", "--html", str(self.ask.html), "--registry", self._registry)
+            self.steps.do("report", "report", "-o", str(self.ask.html), "--registry", self._registry)
             if len(self.steps.failures) > done:
                 report = self._report(started, before, after)
         return report
@@ -322,7 +322,9 @@ class _NightlyRun:
         expires = cached_expiry(self.factory.settings)
         if expires and expires - self.steps.bench.clock() < SOON:
             why = f"the signed catalog expires on {expires:%Y-%m-%d %H:%M} UTC, and readers reject it then"
-            self.steps.tell(NightlyRow(what=EXPIRY, why=why, hint="imagefactory catalogue", code=EXIT_CHECK))
+            self.steps.tell(
+                NightlyRow(what=EXPIRY, why=why, hint="imagefactory site publish", code=EXIT_CHECK)
+            )
 
     def _compare(self, started: datetime, before: SavedPlan | None, after: SavedPlan | None) -> NightlyReport:
         empty = self._asked(())

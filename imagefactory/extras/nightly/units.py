@@ -27,7 +27,7 @@ AT = "*-*-* 02:17"
 PREFIXES = (ENVIRONMENT_PREFIX, "SBATCH_")
 POOL_VARIABLES = ("PATH", "SLURM_CONF", "CONDOR_CONFIG")
 _SERVICE = """\
-# Written by `imagefactory night --install`.
+# Written by `imagefactory site nightly --install`.
 [Unit]
 Description=imagefactory: build, verify and publish what is due in {root}
 
@@ -37,7 +37,7 @@ WorkingDirectory={root}
 {environment}ExecStart={command}
 """
 _TIMER = f"""\
-# Written by `imagefactory night --install`. A night that the machine slept through is made up for.
+# Written by `imagefactory site nightly --install`. A night that the machine slept through is made up for.
 [Unit]
 Description=imagefactory: every night
 
@@ -190,7 +190,7 @@ class _NightlyCheck:
 
     def _night(self) -> str:
         pool = local_pool(self.access.environ)
-        return f"imagefactory night --pool {pool}" if pool else "imagefactory night"
+        return f"imagefactory site nightly --scheduler {pool}" if pool else "imagefactory site nightly"
 
     def _callers(self) -> Iterator[NightlyEntry]:
         yield from self._units()
@@ -230,7 +230,7 @@ class _NightlyCheck:
             return False
 
     def _cron(self) -> Iterator[NightlyEntry]:
-        """Lines for `imagefactory night` that name this project."""
+        """Lines for `imagefactory site nightly` that name this project."""
         texts = {"crontab -l": _crontab(self.access.environ)}
         folder = self.root / "etc/cron.d"
         texts |= {
@@ -239,7 +239,7 @@ class _NightlyCheck:
         root = str(self.settings.root_path.absolute())
         for where, text in texts.items():
             for line in text.splitlines():
-                ours = re.search(r"\bimagefactory\b.*\bnight\b", line) and root in line
+                ours = re.search(r"\bimagefactory\b.*\bsite nightly\b", line) and root in line
                 if ours and not line.lstrip().startswith("#"):
                     yield NightlyEntry(where=f"cron: {where}", words=_command_words(line))
 

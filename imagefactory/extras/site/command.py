@@ -1,12 +1,13 @@
-"""The report command, which shows which image runs on which GPU as pages, a picture or a badge."""
+"""The command report: which image runs on which GPU, as pages, pictures or tables."""
 
 from __future__ import annotations
 
 import gc
+import json
 import os
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,6 +16,7 @@ from imagefactory.cli.output import (
     capability_of,
     json_option,
     print_json,
+    print_json_document,
     print_result,
     reject_conflict,
     targets_argument,
@@ -23,109 +25,144 @@ from imagefactory.cli.output import (
 from imagefactory.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from imagefactory.extras.site.action import ReportContents
     from imagefactory.extras.site.tables import TableData, TableRequest
 
 
-# --- The tables command, which writes the verified and failed combinations as files
-
-
-P = ParamSpec("P")
-
-
-def what_options(command: Callable[P, None]) -> Callable[P, None]:
-    """Add the options that select images and GPUs of tables and reports."""
-    for option in (
-        click.option(
-            "--inventory",
-            type=click.Path(path_type=Path, dir_okay=False),
-            metavar="FILE",
-            help="Of the capabilities of this pool too, as `imagefactory gpus -o FILE` wrote them.",
-        ),
-        click.option(
-            "--capability",
-            "capabilities",
-            multiple=True,
-            metavar="X.Y",
-            help="Of this capability too, beside those that recipes require, verdicts name or sweeps tried.",
-        ),
-        click.option(
-            "--sweep",
-            "sweeps",
-            type=click.Path(path_type=Path, exists=True, file_okay=False),
-            multiple=True,
-            metavar="DIR",
-            help="A collected sweep that does not lie beside the store (repeatable).",
-        ),
-        click.option(
-            "--registry",
-            default="",
-            metavar="HOST[/PATH]",
-            help="Of the images there alone.  [default: the store, and the setting `registry`]",
-        ),
-    ):
-        command = option(command)
-    return command
+FORMATS = {
+    "html": "report",
+    "svg": "matrix.svg",
+    "badge": "badge.svg",
+    "csv": ".",
+    "markdown": "",
+    "json": "",
+}
+"""The formats of a report, and where each is written by default; empty for stdout."""
 
 
 @click.command()
 @targets_argument(required=False)
-@what_options
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(tuple(FORMATS)),
+    default="html",
+    show_default=True,
+    help="html: a site; svg: the matrix as a picture; badge: of one TARGET; csv, markdown, json: tables.",
+)
 @click.option(
     "--output",
     "-o",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path(),
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="The directory of html and csv, else the file.  [default: report, matrix.svg, badge.svg, the "
+    "current "
+    "directory for csv, stdout for markdown and json]",
+)
+@click.option(
+    "--inventory",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Add the capabilities of this pool, as `imagefactory gpus -o FILE` wrote them.",
+)
+@click.option(
+    "--capability",
+    "capabilities",
+    multiple=True,
+    metavar="X.Y",
+    help="Add this capability to those that recipes require, verdicts name or sweeps tried (repeatable).",
+)
+@click.option(
+    "--sweep",
+    "sweeps",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    multiple=True,
     metavar="DIR",
-    help="Where the files go.  [default: the current folder]",
+    help="Add a collected sweep that is not next to the store (repeatable).",
+)
+@click.option(
+    "--registry",
+    default="",
+    metavar="HOST[/PATH]",
+    help="Only images of this registry.  [default: the store, and the setting `registry`]",
 )
 @click.option("--force", is_flag=True, help="Replace files that imagefactory did not write.")
 @json_option
 @click.pass_obj
-def tables(
+def report(
     call: CommandContext,
     /,
     *,
     names: tuple[str, ...],
+    kind: str,
+    output: Path | None,
     inventory: Path | None,
     capabilities: tuple[str, ...],
     sweeps: tuple[Path, ...],
     registry: str,
-    output: Path,
     force: bool,
     as_json: bool,
 ) -> None:
-    """Write tables of what is proven on which GPU, and what failed.
+    """Show which image runs on which GPU: pages, pictures, tables.
+
+    \b
+    imagefactory report                                   open report/index.html in a browser
+    imagefactory report 'pytorch-*' --format svg          the matrix for a page of your own
+    imagefactory report pytorch-2.3-cu121 --format badge  `verified on sm_80, sm_90`
+    imagefactory report --format csv --output tables
+
+    The site needs no server, no JavaScript and no network. For each image it has the prediction next to the
+    result of the suite, the numbers of each check, its contents and changes, commands to fetch it and a
+    submit file. For each GPU it shows which images to use.
 
     \b
       valid_combos.csv     Framework, Compute Capability, Cuda Library, Framework Version
       invalid_combos.csv   the same, and Failure Cause
       version_ranges.csv   ranges of versions by framework and capability
-      combos.md            all of it as a page, with reasons and drivers
-      combos.json          all of it for programs, also what was not tested
+      combos.md            all of it as a page, with reasons and drivers (--format markdown)
+      combos.json          all of it for programs, also what was not tested (--format json)
 
-    valid: a verdict that can be relied on says so, for that capability and no other. failed: the suite ran
-    there and said no. undecided: it was tried, and what came of it says nothing of the image. ruled-out:
-    nobody ran it, and what is known speaks against it. A failure cause is the word of a verdict or of a
-    collected sweep, or a rule of `plan`, with (predicted) or (documented) behind it. What was not tested
-    stands in neither of the first two files.
+    valid: a verdict that counts says so, for that capability and no other. failed: the suite ran there and
+    failed. undecided: the result says nothing about the image. ruled-out: not run, and known not to work. A
+    failure cause is the outcome of a verdict or of a collected sweep, or a rule of `plan`, with (predicted)
+    or (documented) behind it. What was not tested is in neither of the first two files.
 
-    Outside of a factory the verdicts are those of the signed catalogue. Files of an earlier call are
-    replaced; with --json nothing is written. The same as pages to look at: `imagefactory report --html DIR`.
+    Outside of a project the verdicts are those of the signed catalog.
     """
-    from imagefactory.extras.site.tables import format_files, format_summary, tables_json, write_tables
+    from imagefactory.extras.site.tables import format_markdown, format_summary, tables_json
+    from imagefactory.fs import replace_text
+    from imagefactory.serialize import plain
 
     request = tables_request(call, registry, capabilities=capabilities, inventory=inventory, sweeps=sweeps)
+    path = output or Path(FORMATS[kind])
+    if kind in ("html", "svg", "badge"):
+        return _write_report(call, names, request, (kind, path), force=force, as_json=as_json)
     result = _read_tables(call, names, request)
+    if kind == "csv":
+        from imagefactory.extras.site.tables import format_files, write_tables
+
+        paths = write_tables(path, format_files(result), force=force)
+        return _print_files(paths, format_summary(result, terminal_width()), len(paths), as_json=as_json)
+    if kind == "markdown":
+        text = format_markdown(result).rstrip("\n")
+    else:
+        document = {"format": "imagefactory.tables/1", **tables_json(result)}
+        text = json.dumps(document, indent=2, default=plain)
+    if output:
+        replace_text(output, f"{text}\n")
+        return _print_files((output,), format_summary(result, terminal_width()), 1, as_json=as_json)
+    reject_conflict(
+        as_json, f"--json requires --output with --format {kind}", "remove --json, or add --output"
+    )
+    return print_json_document(text) if kind == "json" else print_result(text)
+
+
+def _print_files(paths: Sequence[Path], summary: str, images: int, *, as_json: bool) -> None:
     if as_json:
-        return print_json("tables", tables_json(result))
-    print_result(format_summary(result, terminal_width()))
-    for path in write_tables(output, format_files(result), force=force):
-        print_result(f"  {path}")
-    print_result("the same as pages, with each image and GPU: imagefactory report --html DIR")
-    return None
+        return print_json("report", {"images": images, "files": [str(path) for path in paths]})
+    return print_result("\n".join([summary, *(f"  {path}" for path in paths)]))
 
 
 def tables_request(
@@ -175,96 +212,44 @@ def check_registry_has_targets(registry: str) -> None:
     )
 
 
-_FILE = click.Path(path_type=Path, dir_okay=False)
-
-
-@click.command()
-@targets_argument(required=False)
-@click.option(
-    "--html",
-    "folder",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Write a static site there: the matrix, a page for each image and each GPU.",
-)
-@click.option("--svg", "picture", type=_FILE, metavar="FILE", help="Write the matrix as one picture.")
-@click.option(
-    "--badge", type=_FILE, metavar="FILE", help="Write a badge of one TARGET: `verified on sm_80, sm_90`."
-)
-@what_options
-@click.option("--force", is_flag=True, help="Write into a folder that has other files.")
-@json_option
-@click.pass_obj
-def report(
+def _write_report(
     call: CommandContext,
-    /,
-    *,
     names: tuple[str, ...],
-    folder: Path | None,
-    picture: Path | None,
-    badge: Path | None,
-    inventory: Path | None,
-    capabilities: tuple[str, ...],
-    sweeps: tuple[Path, ...],
-    registry: str,
+    request: TableRequest,
+    target: tuple[str, Path],
+    *,
     force: bool,
     as_json: bool,
 ) -> None:
-    """Show which image runs on which GPU: pages, a picture, a badge.
-
-    The pages need no server.
-
-    \b
-    imagefactory report --html site                     open site/index.html in a browser
-    imagefactory report 'pytorch-*' --svg matrix.svg    the matrix for a page of one's own
-    imagefactory report pytorch-2.3-cu121 --badge verified.svg
-
-    Of each image the site tells what was predicted beside what the suite said, each check's numbers, what is
-    in it and what changed, the commands that fetch it and its submit file; of each GPU which images to use,
-    and how the same check went across versions. It asks nothing of the network, and works without JavaScript.
-
-    Outside of a factory it is made of the signed catalogue. Whose verdicts count, your trust says, as for
-    `imagefactory tables`.
-    """
+    """Write the site, the picture or the badge."""
     from imagefactory.extras.site.action import write_report
     from imagefactory.extras.site.matrix import matrix_gpus, matrix_rows
     from imagefactory.extras.site.pages import format_badge, format_picture, make_site
     from imagefactory.fs import replace_text
 
-    if not (folder or picture or badge):
-        raise UsageError(
-            "argument-missing", "no output is given", hint="add --html DIR, --svg FILE or --badge FILE"
-        )
-    request = tables_request(call, registry, capabilities=capabilities, inventory=inventory, sweeps=sweeps)
+    kind, path = target
     reported = _read(call, names, request)
     gc.freeze()  # it lives to the end: looking for garbage in it is a quarter of the time
-    written = []
-    if badge:
-        if len(reported.images) != 1:
+    count, files = len(reported.images), ""
+    if kind == "badge":
+        if count != 1:
             raise UsageError(
                 "option-conflict",
-                f"--badge requires exactly one image, found {len(reported.images)}",
-                hint="imagefactory report TARGET --badge FILE",
+                f"--format badge requires exactly one image, found {count}",
+                hint="imagefactory report TARGET --format badge",
             )
-        replace_text(badge, format_badge(reported.images[0]))
-        written.append(badge)
-    if picture:
-        replace_text(picture, format_picture(matrix_rows(reported), matrix_gpus(reported)))
-        written.append(picture)
-    pages = 0
-    if folder:
-        pages = write_report(folder, dict(make_site(reported)), force=force)
-        written.append(folder / "index.html")
+        replace_text(path, format_badge(reported.images[0]))
+    elif kind == "svg":
+        replace_text(path, format_picture(matrix_rows(reported), matrix_gpus(reported)))
+    else:
+        pages = write_report(path, dict(make_site(reported)), force=force)
+        path, files = path / "index.html", f"  ({pages} files)"
     if as_json:
-        return print_json(
-            "report", {"images": len(reported.images), "files": [str(path) for path in written]}
-        )
-    count = len(reported.images)
+        return print_json("report", {"images": count, "files": [str(path)]})
     print_result(
         f"{count} image{'' if count == 1 else 's'} on {len(reported.capabilities)} compute capabilities"
     )
-    for path in written:
-        print_result(f"  {path}" + (f"  ({pages} files)" if path.name == "index.html" and pages else ""))
+    print_result(f"  {path}{files}")
     if not reported.trusted:
         print_result("No key is trusted here, so nothing can be called verified.")
     return None

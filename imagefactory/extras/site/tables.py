@@ -483,7 +483,7 @@ def format_markdown(tables: TableData) -> str:
         " *Undecided*: it was tried, and what came of it says nothing of the image.",
         *([] if tables.trusted else [_NOBODY]),
         *(_cell(note) for note in tables.notes),
-        "The same with each image's checks, and to be filtered: `imagefactory report --html DIR`.",
+        "The same with each image's checks, and to be filtered: `imagefactory report -o DIR`.",
         "## Version ranges",
         _markdown(*_range_table(tables.ranges)),
         "## Valid",

@@ -22,9 +22,7 @@ from urllib.parse import quote, urlsplit
 
 from imagefactory.errors import LockError, ToolError, UnreachableError, UsageError, extra_hint
 from imagefactory.http import (
-    HttpSession,
     Login,
-    RetryPolicy,
     on_loopback,
     redact,
     sends_openly,
@@ -56,7 +54,7 @@ class ContainerChannels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelAccess:
-    """How this machine reaches channels. It is a WebAccess for `web`.
+    """How this machine reaches channels. It is a WebAccess for HttpSession.
 
     `mirrors` pairs the beginning of true addresses with their place: an address or a `file:` URL, both
     without a slash at the end. `credentials` are by host (`*.example.org` for all below it). `certificates`
@@ -110,10 +108,6 @@ class ChannelAccess:
 
         return sign
 
-    def web(self, *, patience: RetryPolicy | None = None) -> HttpSession:
-        """Return a session for packages at their `address`."""
-        return HttpSession(self, patience=patience)
-
     def gateway(self, cache: Path) -> Gateway:
         """Return the reader of the channels' records; they stay below `cache` and are read again when they
         changed.
@@ -143,7 +137,7 @@ class ChannelAccess:
                     "channel-certificates-missing",
                     f"cannot query channels, probably because CA certificates are missing: {error}",
                     hint="install ca-certificates, or set `certificates` to your site's CA bundle "
-                    "(imagefactory settings)",
+                    "(imagefactory config)",
                 ) from error
         folder_of_records = cache / "repodata"
         folder_of_records.mkdir(parents=True, exist_ok=True)
@@ -187,7 +181,7 @@ class ChannelAccess:
             return LockError(
                 "channel-certificate-untrusted",
                 f"{name} has a certificate that is not trusted: {reason}",
-                hint="set `certificates` to your site's CA bundle (imagefactory settings)",
+                hint="set `certificates` to your site's CA bundle (imagefactory config)",
             )
         return UnreachableError(
             "channel-unreachable",

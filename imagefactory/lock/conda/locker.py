@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from packaging.version import InvalidVersion, Version
 from imagefactory.errors import LockError, UnsolvableError
 from imagefactory.gpu.capability import MACHINES
 from imagefactory.gpu.knowledge import pypi_names
-from imagefactory.http import RejectedError, TransientError, redact
+from imagefactory.http import HttpError, HttpSession, redact
 from imagefactory.lock import LockRequest, OutdatedPackage, requirements_of
 from imagefactory.lock.conda.channels import ChannelAccess
 from imagefactory.lock.conda.explain import CudaBuild, cuda_builds, explain, find_behind_channels
@@ -116,6 +117,7 @@ def _solved(
     """Yield the question of the pip part and its solution, while stubs of conda packages exist."""
     target, previous = request.target, request.previous
     requirements, constraints = requirements_of(target, "pypi")
+    # No wheel may require a newer C library than conda packages may.
     base = replace(request.base, glibc=_glibc(request))
     names = {wheel.name for wheel in previous.wheels} if previous else set()
     update = tuple(sorted(names & {canonicalize_name(name) for name in request.update}))
@@ -295,7 +297,6 @@ class CondaLocker:
         self._channels = channels
         self._cache = cache
         self._pip = pip
-        self._made: Gateway | None = None
 
     def lock(self, request: LockRequest, progress: Progress) -> Lock:
         """Solve the lock of a target; all that can stay of the previous one stays.
@@ -305,12 +306,12 @@ class CondaLocker:
         py-rattler.
         """
         target, previous = request.target, request.previous
-        update = _check_updates(request)
+        update, update_wheels = _check_updates(request)
         unchanged = previous is not None and previous.content_hash == request.content_hash
         conda = previous.conda if previous else ()
-        if not unchanged or update.conda or request.update_all:
+        if not unchanged or update or request.update_all:
             with progress.task("solving", unit="packages") as task:
-                moving = () if request.update_all else update.conda
+                moving = () if request.update_all else update
                 conda = self._solve(request, moving, unchanged=unchanged)
                 task.advance(len(conda))
             # A channel may correct its record of a package; what the parent has stays as it was locked.
@@ -329,26 +330,20 @@ class CondaLocker:
             note=previous.note if previous else "",
         )
         if requirements_of(target, "pypi")[0] or (request.under and request.under.wheels):
-            lock = self._with_wheels(lock, replace(request, update=update.wheels), progress)
+            lock = self._with_wheels(lock, replace(request, update=update_wheels), progress)
         check_facts(lock, target)
         return lock
 
     def behind(self, request: LockRequest, lock: Lock, progress: Progress) -> tuple[OutdatedPackage, ...]:
         """Return the outdated packages that the recipe names. Raises like `lock`."""
-        outdated = self._behind_conda(request.target, lock, progress)
+        requirements, _ = requirements_of(request.target, "conda")
+        solver = self._solver(request.target)
+        with progress.task("newest releases", total=len(requirements), unit="packages") as task:
+            outdated = run(find_behind_channels(request.target, lock.conda, solver))
+            task.advance(len(requirements))
         if not requirements_of(request.target, "pypi")[0]:
             return outdated
-        limited = replace(request, base=replace(request.base, glibc=_glibc(request)))
-        return (*outdated, *outdated_pip(limited, lock, self._pip(), progress))
-
-    def _behind_conda(self, target: Target, lock: Lock, progress: Progress) -> tuple[OutdatedPackage, ...]:
-        requirements, _ = requirements_of(target, "conda")
-        with progress.task("newest releases", total=len(requirements), unit="packages") as task:
-            outdated = run(
-                find_behind_channels(target, lock.conda, CondaSolver(target, self._channels, self._gateway()))
-            )
-            task.advance(len(requirements))
-        return outdated
+        return (*outdated, *outdated_pip(request, lock, self._pip(), progress))
 
     def addresses(self, lock: Lock) -> dict[str, str]:
         """Return the present URL of each locked file by file name; it may have a token or a password.
@@ -363,9 +358,7 @@ class CondaLocker:
 
     def _with_wheels(self, lock: Lock, request: LockRequest, progress: Progress) -> Lock:
         pip = self._pip()
-        # No wheel may ask for a newer C library than conda's packages were allowed to.
-        limited = replace(request, base=replace(request.base, glibc=_glibc(request)))
-        wheels = lock_pip(limited, lock.conda, pip, progress)
+        wheels = lock_pip(request, lock.conda, pip, progress)
         names = {wheel.name for wheel in wheels}
         origins = tuple(pair for pair in origins_of(request.target, request.under) if pair[0] in names)
         return replace(lock, wheels=wheels, origins=origins, solver=f"{lock.solver}, uv {pip.require()}")
@@ -373,7 +366,7 @@ class CondaLocker:
     def _solve(
         self, request: LockRequest, update: tuple[str, ...], *, unchanged: bool
     ) -> tuple[LockedCondaPackage, ...]:
-        solver = CondaSolver(request.target, self._channels, self._gateway())
+        solver = self._solver(request.target)
         records = run(_SolveLoop(request, solver).decide(update, unchanged=unchanged))
         solver.require_hashes(records)
         packages = sorted((solver.locked(record) for record in records), key=lambda package: package.name)
@@ -381,12 +374,14 @@ class CondaLocker:
 
     def builds(self, target: Target) -> tuple[CudaBuild, ...]:
         """Return the GPU builds of a target's framework in its channels. Raises LockError, or ToolError."""
-        return run(cuda_builds(target.framework, CondaSolver(target, self._channels, self._gateway())))
+        return run(cuda_builds(target.framework, self._solver(target)))
 
+    @cached_property
     def _gateway(self) -> Gateway:
-        if self._made is None:
-            self._made = self._channels.gateway(self._cache)
-        return self._made
+        return self._channels.gateway(self._cache)
+
+    def _solver(self, target: Target) -> CondaSolver:
+        return CondaSolver(target, self._channels, self._gateway)
 
     def _solver_name(self) -> str:
         import rattler
@@ -396,29 +391,22 @@ class CondaLocker:
     def _sized(self, package: LockedCondaPackage, target: Target) -> LockedCondaPackage:
         if package.size:
             return package
-        web = self._channels.web()
         try:
-            return replace(package, size=web.size(self._channels.address(package.url)))
-        except (RejectedError, TransientError) as error:
+            with HttpSession(self._channels) as web:
+                return replace(package, size=web.size(self._channels.address(package.url)))
+        except HttpError as error:
             raise LockError(
                 "channel-read-failed",
                 f"{target.name}: cannot read the size of {package.filename}: {redact(str(error))}",
                 hint="try again",
             ) from error
-        finally:
-            web.close()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _UpdateRequest:
-    """The packages to update, by their source."""
+def _check_updates(request: LockRequest) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the conda packages and the wheels to update.
 
-    conda: tuple[str, ...]
-    wheels: tuple[str, ...]
-
-
-def _check_updates(request: LockRequest) -> _UpdateRequest:
-    """Return the names to update. Raises LockError for one that the previous lock lacks or may not move."""
+    Raises LockError for a name that the previous lock lacks or that may not move.
+    """
     previous, target = request.previous, request.target
     conda = {package.name for package in previous.conda} if previous else set()
     wheels = {wheel.name for wheel in previous.wheels} if previous else set()
@@ -445,7 +433,7 @@ def _check_updates(request: LockRequest) -> _UpdateRequest:
                 hint=f"imagefactory lock {target.on} --update {name}, then imagefactory lock {target.name}",
             )
         moving = {kind: moving[kind] | names[kind] for kind in moving}
-    return _UpdateRequest(conda=tuple(sorted(moving["conda"])), wheels=tuple(sorted(moving["wheels"])))
+    return tuple(sorted(moving["conda"])), tuple(sorted(moving["wheels"]))
 
 
 def _glibc(request: LockRequest) -> str:

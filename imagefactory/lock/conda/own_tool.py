@@ -29,7 +29,7 @@ from imagefactory.lock import LockRequest
 from imagefactory.lock.conda.channels import ChannelAccess
 from imagefactory.lock.conda.file import merge_depends
 from imagefactory.lock.conda.locker import CondaLocker
-from imagefactory.lock.conda.solver import CondaRequest, CondaSolver, first_question, run
+from imagefactory.lock.conda.solver import CondaRequest, first_question, run
 from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import LockedCondaPackage, Target
 
@@ -138,7 +138,7 @@ class CondaLockLocker(CondaLocker):
         pins = [f"{package.name} =={package.version} {package.build}" for package in fixed.values()]
         answer = self._run(target, question, pins)
         names = sorted({_name(address) for address in answer})
-        solver = CondaSolver(target, self._channels, self._channels.gateway(self._cache))
+        solver = self._solver(target)
         known = {solver.true_address(record): record for record in run(solver.records(names))}
         packages: dict[str, LockedCondaPackage] = {}
         for address, sha256 in answer.items():

@@ -588,21 +588,18 @@ def lock_base(
     progress: Progress,
     *,
     below: BaseLock | None = None,
-    update: bool = False,
 ) -> BaseLock:
-    """Return the lock of a base on the parent lock `below`: `previous` while it is current, else a new
-    solution.
+    """Solve the lock of a base on the parent lock `below`. Raises LockError, ToolError.
 
-    With `update` the archive is always queried, and `previous` stays when the packages are the same, so that
-    its date, and the digest of the base, do not change for nothing. Raises LockError, ToolError.
+    `previous` stays when its packages are the same, so that its date, and the digest of the base, do not
+    change for nothing.
     """
-    decided = base_content_hash(base, below)
-    current = previous is not None and previous.content_hash == decided
-    if previous is not None and current and not update:
-        return previous
+    required = base_content_hash(base, below)
     with open_archive(mirror, base.suite, architecture(base.platform), progress) as archive:
-        fresh = solve_base(base, archive, decided)
-    return previous if previous is not None and current and previous.packages == fresh.packages else fresh
+        lock = solve_base(base, archive, required)
+    if previous and (previous.content_hash, previous.packages) == (required, lock.packages):
+        return previous
+    return lock
 
 
 def solve_base(base: BaseSpec, archive: AptArchive, content_hash: str) -> BaseLock:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -24,10 +23,18 @@ FORMAT = "imagefactory-base-lock 1"
 # extend images by hand, and the marker package that spares the conversion to a merged /usr (and perl).
 ALWAYS = ("apt", "usr-is-merged")
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9+.-]+")
-_VERSION = re.compile(r"(?:[0-9]+:)?[0-9][A-Za-z0-9.+~-]*")
-_HEX64 = re.compile(r"[0-9a-f]{64}")
-_SUITE = re.compile(r"[a-z][a-z0-9-]*")
+_PROCESSORS = "|".join(("all", *map(architecture, PLATFORMS)))
+_PACKAGE = re.compile(
+    r"([a-z0-9][a-z0-9+.-]+) ((?:[0-9]+:)?[0-9][A-Za-z0-9.+~-]*) "
+    rf"({_PROCESSORS}) ([0-9a-f]{{64}}) ([1-9][0-9]{{0,11}})"
+)
+_HEADER = (
+    ("format", re.escape(FORMAT)),
+    ("base", r"[a-z][a-z0-9-]*"),
+    ("suite", r"[a-z][a-z0-9-]*"),
+    ("content-hash", r"sha256:[0-9a-f]{64}"),
+    ("source-date-epoch", r"[1-9][0-9]{0,10}"),
+)
 
 
 def base_content_hash(base: BaseSpec, below: BaseLock | None = None) -> str:
@@ -57,15 +64,10 @@ def lock_architecture(lock: BaseLock) -> str:
 
 def format_base_lock(lock: BaseLock) -> str:
     """Return the text of a lock: a header, an empty line, one line for each package, sorted by name."""
-    header = (
-        f"format: {FORMAT}\n"
-        f"base: {lock.base}\n"
-        f"suite: {lock.suite}\n"
-        f"content-hash: {lock.content_hash}\n"
-        f"source-date-epoch: {lock.source_date_epoch}\n\n"
-    )
+    values = (FORMAT, lock.base, lock.suite, lock.content_hash, lock.source_date_epoch)
+    header = "".join(f"{name}: {value}\n" for (name, _), value in zip(_HEADER, values, strict=True))
     packages = sorted(lock.packages, key=lambda package: package.name)
-    return header + "".join(map(format_package, packages))
+    return "\n".join((header, "".join(map(format_package, packages))))
 
 
 def format_package(package: DebianPackage) -> str:
@@ -76,20 +78,12 @@ def format_package(package: DebianPackage) -> str:
 def parse_base_lock(text: str, file: str) -> BaseLock:
     """Return the lock in `text`. Raises LockError with `file:line` for what is malformed."""
     lines = text.split("\n")
-    fields = [
-        _header(lines, number, name, file)
-        for number, name in enumerate(("format", "base", "suite", "content-hash", "source-date-epoch"), 1)
-    ]
-    if fields[0] != FORMAT:
-        raise _malformed(file, 1, f"expected the format '{FORMAT}', found '{fields[0]}'")
-    for number, value, pattern in (
-        (2, fields[1], _SUITE),
-        (3, fields[2], _SUITE),
-        (4, fields[3].removeprefix("sha256:"), _HEX64),
-        (5, fields[4], re.compile("[1-9][0-9]{0,10}")),
-    ):
-        if not pattern.fullmatch(value):
-            raise _malformed(file, number, f"'{value}' is not a valid value here")
+    values = []
+    for number, (name, pattern) in enumerate(_HEADER, 1):
+        key, _, value = (lines[number - 1] if number <= len(lines) else "").partition(": ")
+        if key != name or not re.fullmatch(pattern, value):
+            raise _malformed(file, number, f"expected '{name}: ...', found '{value}'")
+        values.append(value)
     if lines[5:6] != [""] or lines[-1] != "":
         raise _malformed(file, 6, "an empty line must follow the header and a newline end the file")
     packages = tuple(_package(line, number, file) for number, line in enumerate(lines[6:-1], 7))
@@ -101,10 +95,10 @@ def parse_base_lock(text: str, file: str) -> BaseLock:
     if len(processors := {package.architecture for package in packages} - {"all"}) > 1:
         raise _malformed(file, 7, f"the lock mixes packages for {' and '.join(sorted(processors))}")
     return BaseLock(
-        base=fields[1],
-        suite=fields[2],
-        content_hash=fields[3],
-        source_date_epoch=int(fields[4]),
+        base=values[1],
+        suite=values[2],
+        content_hash=values[3],
+        source_date_epoch=int(values[4]),
         packages=packages,
     )
 
@@ -135,28 +129,11 @@ def write_base_lock(path: Path, lock: BaseLock) -> None:
         ) from error
 
 
-def _header(lines: Sequence[str], number: int, name: str, file: str) -> str:
-    line = lines[number - 1] if number <= len(lines) else ""
-    key, separator, value = line.partition(": ")
-    if key != name or not separator:
-        raise _malformed(file, number, f"expected '{name}: ...'")
-    return value
-
-
 def _package(line: str, number: int, file: str) -> DebianPackage:
-    fields = line.split(" ")
-    if len(fields) != 5:
-        raise _malformed(file, number, "expected 'name version architecture sha256 size'")
-    name, version, processor, sha256, size = fields
-    for value, good in (
-        (name, _NAME.fullmatch(name)),
-        (version, _VERSION.fullmatch(version)),
-        (processor, processor in ("all", *map(architecture, PLATFORMS))),
-        (sha256, _HEX64.fullmatch(sha256)),
-        (size, re.fullmatch("[1-9][0-9]{0,11}", size)),
-    ):
-        if not good:
-            raise _malformed(file, number, f"'{value}' is not a valid value here")
+    match = _PACKAGE.fullmatch(line)
+    if not match:
+        raise _malformed(file, number, f"expected 'name version architecture sha256 size', found '{line}'")
+    name, version, processor, sha256, size = match.groups()
     return DebianPackage(name=name, version=version, architecture=processor, sha256=sha256, size=int(size))
 
 

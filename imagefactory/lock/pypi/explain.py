@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -15,7 +14,7 @@ from imagefactory.gpu.builds import rocm_of
 from imagefactory.http import redact
 from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.lock.pypi.no_wheel import NoWheelError, all_without_wheel
-from imagefactory.lock.pypi.question import PinnedVersions, WheelRequest
+from imagefactory.lock.pypi.question import QuestionSolver, WheelRequest
 from imagefactory.lock.pypi.requirements import from_indexes
 from imagefactory.model import Lock, Target
 from imagefactory.recipes.values import package_of
@@ -103,13 +102,6 @@ _MOST = 16  # requirements that are taken away in turn, each with a question
 _LONGEST = 400  # characters of the reasons
 
 
-class ConflictSolver(Protocol):
-    """What solves a question."""
-
-    def solve(self, question: WheelRequest) -> PinnedVersions:
-        """A solution. Raises LockError."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequirementConflict:
     """Requirements (PEP 508) without a common solution, and the solver's output about only them."""
@@ -118,7 +110,7 @@ class RequirementConflict:
     account: str
 
 
-def find_conflict(solver: ConflictSolver, question: WheelRequest, account: str) -> RequirementConflict | None:
+def find_conflict(solver: QuestionSolver, question: WheelRequest, account: str) -> RequirementConflict | None:
     """Return the contradiction in a question without a solution, None where none is found.
 
     The solver's output names all that it tested. Here requirements are removed while the rest has no
@@ -140,7 +132,7 @@ def find_conflict(solver: ConflictSolver, question: WheelRequest, account: str) 
 
 
 def find_fix(
-    solver: ConflictSolver, question: WheelRequest, conflict: RequirementConflict, keep: Iterable[str] = ()
+    solver: QuestionSolver, question: WheelRequest, conflict: RequirementConflict, keep: Iterable[str] = ()
 ) -> tuple[str, str]:
     """Return a requirement of the contradiction and a replacement that has a solution, both empty for none.
 
@@ -175,7 +167,7 @@ def find_fix(
 
 
 def explain_conflict(
-    solver: ConflictSolver, question: WheelRequest, error: UnsolvableError, keep: Iterable[str] = ()
+    solver: QuestionSolver, question: WheelRequest, error: UnsolvableError, keep: Iterable[str] = ()
 ) -> UnsolvableError:
     """Return the error with the contradiction in its message and a tested change as its hint.
 
@@ -204,7 +196,7 @@ def _only(question: WheelRequest, texts: Sequence[str]) -> WheelRequest:
     )
 
 
-def _refusal(solver: ConflictSolver, question: WheelRequest) -> str:
+def _refusal(solver: QuestionSolver, question: WheelRequest) -> str:
     """Return the solver's output where a question has no solution, else an empty text."""
     try:
         solver.solve(question)

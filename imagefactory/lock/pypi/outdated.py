@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import Protocol
 
@@ -335,13 +335,6 @@ def find_outdated(
     return outdated
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _OutdatedPin:
-    wheel: LockedWheel
-    known: tuple[PypiRelease, ...]
-    newest: Version
-
-
 @dataclass(slots=True, kw_only=True)
 class _SolutionCheck:
     """One solution, and what the index has of it."""
@@ -350,6 +343,7 @@ class _SolutionCheck:
     question: WheelRequest
     wheels: tuple[LockedWheel, ...]
     framework: str
+    known: dict[str, tuple[PypiRelease, ...]] = field(default_factory=dict)
 
     @property
     def chosen(self) -> list[LockedWheel]:
@@ -364,49 +358,40 @@ class _SolutionCheck:
         """Return the outdated packages, and of which ones that is unknown. Raises LockError."""
         lock, own = self.question.lock, (*self.question.requirements, *self.question.constraints)
         listed = self.asker.listed(self.chosen, lock)
-        known = {w.name: releases(w.name, listed.get(w, ()), lock.python) for w in self.chosen}
+        known = self.known = {w.name: releases(w.name, listed.get(w, ()), lock.python) for w in self.chosen}
         late = []
         for wheel in self.chosen:
             bounds = bounds_of(wheel.name, own)
+            files = listed.get(wheel, ())
             if far_newer(wheel.version, known[wheel.name], bounds) or newest_source(
-                wheel, listed.get(wheel, ()), bounds, lock
+                wheel, files, bounds, lock
             ):
                 late.append(wheel)
         if not late:
             return (), ()
         needs = self._needs(late, listed)
         named = {*self.names, self.framework, *(wheel.name for wheel in self.question.fixed)}
-        outdated, unexplained = list[OutdatedPackage](), list[_OutdatedPin]()
+        outdated, unexplained = list[OutdatedPackage](), list[tuple[LockedWheel, Version]]()
         for wheel in late:
             others = [need for need in needs if need.name == wheel.name and need.by != wheel.name]
             bounds = every = bounds_of(wheel.name, own)
             for need in others:
                 every &= need.bounds
                 bounds &= need.bounds if need.by in named else SpecifierSet()
-            source = newest_source(wheel, listed.get(wheel, ()), every, lock)
-            if source:
-                pin = f"{wheel.name}=={source}"
-                account = LockObstacle(
-                    reason=f"{no_wheel(wheel.name, str(source), lock)}, only its source", build=pin
-                )
-                pin_row = _OutdatedPin(wheel=wheel, known=known[wheel.name], newest=source)
-                outdated.append(
-                    self._outdated(pin_row, account, stops=self._locked_before(wheel.name) != wheel.version)
-                )
-                continue
-            newest = far_newer(wheel.version, known[wheel.name], bounds)
-            if not newest:
-                continue
-            pin_row = _OutdatedPin(wheel=wheel, known=known[wheel.name], newest=newest)
-            if by := next((need for need in others if newest not in need.bounds), None):
-                if wheel.name in self.names:  # below, that is how packages go together, and no news
-                    outdated.append(
-                        self._outdated(pin_row, LockObstacle(reason=str(by), by=by.by), stops=False)
-                    )
-            else:
-                unexplained.append(pin_row)
-        more, unknown = self._solved(unexplained, known, needs)
-        return tuple(sorted([*outdated, *more], key=lambda pin_row: pin_row.name)), unknown
+            if source := newest_source(wheel, listed.get(wheel, ()), every, lock):
+                reason = f"{no_wheel(wheel.name, str(source), lock)}, only its source"
+                obstacle = LockObstacle(reason=reason, build=f"{wheel.name}=={source}")
+                stops = self._locked_before(wheel.name) != wheel.version
+                outdated.append(self._outdated(wheel, source, obstacle, stops=stops))
+            elif newest := far_newer(wheel.version, known[wheel.name], bounds):
+                by = next((need for need in others if newest not in need.bounds), None)
+                if by is None:
+                    unexplained.append((wheel, newest))
+                elif wheel.name in self.names:  # packages that the recipe does not name depend on others
+                    obstacle = LockObstacle(reason=str(by), by=by.by)
+                    outdated.append(self._outdated(wheel, newest, obstacle, stops=False))
+        more, unknown = self._solved(unexplained, needs)
+        return tuple(sorted([*outdated, *more], key=lambda row: row.name)), unknown
 
     def _needs(
         self, late: Iterable[LockedWheel], listed: Mapping[LockedWheel, Sequence[IndexFile]]
@@ -421,10 +406,7 @@ class _SolutionCheck:
         return needs_of(self.asker.required(wheels, pages, lock), via, lock)
 
     def _solved(
-        self,
-        late: Sequence[_OutdatedPin],
-        known: Mapping[str, Sequence[PypiRelease]],
-        needs: Sequence[DependencyNeed],
+        self, late: Sequence[tuple[LockedWheel, Version]], needs: Sequence[DependencyNeed]
     ) -> tuple[list[OutdatedPackage], tuple[str, ...]]:
         """Return those whose reason only the solver knows: what the recipe names, else the rest.
 
@@ -432,34 +414,36 @@ class _SolutionCheck:
         """
         outdated, unknown = list[OutdatedPackage](), list[str]()
 
-        def account(pin: _OutdatedPin) -> LockObstacle | LockError | None:
+        def obstacle(row: tuple[LockedWheel, Version]) -> LockObstacle | LockError | None:
             try:
-                return self._account(pin, known, needs)
+                return self._account(*row, needs)
             except LockError as error:
                 return error
 
         for named in (True, False):
-            group = [pin for pin in late if (pin.wheel.name in self.names) is named]
+            group = [row for row in late if (row[0].name in self.names) is named]
             with ThreadPoolExecutor(_AT_ONCE) as pool:
-                for pin, why in zip(group, pool.map(account, group), strict=True):
+                for (wheel, newest), why in zip(group, pool.map(obstacle, group), strict=True):
                     if isinstance(why, LockError):
                         what = why.message.removeprefix(f"{self.question.lock.target}: ")
-                        unknown.append(f"{pin.wheel.name}: {what}")
+                        unknown.append(f"{wheel.name}: {what}")
                     elif why and why.by != self.framework:
-                        outdated.append(self._outdated(pin, why, stops=named))
+                        outdated.append(self._outdated(wheel, newest, why, stops=named))
             if outdated:
                 break
         return outdated, tuple(unknown)
 
-    def _outdated(self, pin: _OutdatedPin, account: LockObstacle, *, stops: bool) -> OutdatedPackage:
+    def _outdated(
+        self, wheel: LockedWheel, newest: Version, obstacle: LockObstacle, *, stops: bool
+    ) -> OutdatedPackage:
         return OutdatedPackage(
-            name=pin.wheel.name,
-            locked=pin.wheel.version,
-            newest=str(pin.newest),
-            reason=account.reason,
-            accept=to_accept(pin.wheel.name, pin.wheel.version, pin.known),
-            asked=stops and pin.wheel.name in self.names,
-            build=account.build,
+            name=wheel.name,
+            locked=wheel.version,
+            newest=str(newest),
+            reason=obstacle.reason,
+            accept=to_accept(wheel.name, wheel.version, self.known[wheel.name]),
+            asked=stops and wheel.name in self.names,
+            build=obstacle.build,
         )
 
     def _locked_before(self, name: str) -> str:
@@ -468,39 +452,37 @@ class _SolutionCheck:
         return next((wheel.version for wheel in before if wheel.name == name), "")
 
     def _account(
-        self, late: _OutdatedPin, known: Mapping[str, Sequence[PypiRelease]], needs: Sequence[DependencyNeed]
+        self, wheel: LockedWheel, newest: Version, needs: Sequence[DependencyNeed]
     ) -> LockObstacle | None:
         """Return why the newest release was not locked; None where the previous lock has the same version."""
-        question, name = self.question, late.wheel.name
-        pin = f"{name}=={late.newest}"
+        question, pin = self.question, f"{wheel.name}=={newest}"
         try:
             pins = self.asker.solve(replace(question, constraints=(*question.constraints, pin)))
         except LockError as error:
             text = getattr(error, "tree", "") or error.message
             if "No solution found" not in text and "wheel" not in text.lower() and "depends on" not in text:
                 raise  # the index, not the question
-            return self._contradiction(late, known, needs) or read_account(
-                text, pin, self._requested(), question.lock
-            )
-        if self._locked_before(name) == late.wheel.version:
+            requested = self._requested()
+            contradiction = self._contradiction(wheel.name, newest, needs)
+            return contradiction or read_account(text, pin, requested, question.lock)
+        if self._locked_before(wheel.name) == wheel.version:
             return None
-        with_it: dict[str, str] = dict(line.split("==", 1) for line in pins.lines)
         older = [
-            f"{wheel.name} {with_it[wheel.name]}"
-            for wheel in self.wheels
-            if wheel.name in with_it and Version(with_it[wheel.name]) < Version(wheel.version)
+            f"{other.name} {version}"
+            for other in self.wheels
+            if (version := pins.versions.get(other.name)) and Version(version) < Version(other.version)
         ]
         return LockObstacle(
             reason=f"it goes with {' and '.join(older[:3])} only" if older else "nothing forbids it"
         )
 
     def _contradiction(
-        self, late: _OutdatedPin, known: Mapping[str, Sequence[PypiRelease]], needs: Iterable[DependencyNeed]
+        self, name: str, newest: Version, needs: Iterable[DependencyNeed]
     ) -> LockObstacle | None:
         """Return what the newest release requires and the recipe or a locked wheel excludes, by metadata."""
-        name, lock, requested = late.wheel.name, self.question.lock, self._requested()
+        lock, requested = self.question.lock, self._requested()
         try:
-            text = self.asker.metadata(f"{name}=={late.newest}", lock)
+            text = self.asker.metadata(f"{name}=={newest}", lock)
         except LockError:  # it has no wheel that fits, or its index gives no metadata
             return None
         extras = {
@@ -520,7 +502,7 @@ class _SolutionCheck:
             there = (
                 [Version(fixed[other])]
                 if other in fixed
-                else [release.version for release in known.get(other, ())]
+                else [release.version for release in self.known.get(other, ())]
             )
             allowed = bounds_of(other, own)
             fitting = [v for v in there if v in allowed and need.specifier.contains(v, prereleases=True)]

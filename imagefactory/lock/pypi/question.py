@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from packaging.utils import canonicalize_name
 
@@ -50,6 +51,19 @@ class PinnedVersions:
     lines: tuple[str, ...]
     lacking: tuple[tuple[str, str], ...] = ()
     via: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The versions by normalized name."""
+        pairs = (line.partition("==") for line in self.lines)
+        return {canonicalize_name(name): version for name, _, version in pairs}
+
+
+class QuestionSolver(Protocol):
+    """What solves a question."""
+
+    def solve(self, question: WheelRequest) -> PinnedVersions:
+        """Return a solution. Raises LockError."""
 
 
 def versions_of(wheels: Iterable[LockedWheel]) -> dict[str, str]:

@@ -41,7 +41,7 @@ from imagefactory.lock.pypi.facts import check_facts, check_single_cuda
 from imagefactory.lock.pypi.index import IndexFile
 from imagefactory.lock.pypi.no_wheel import NoWheelError
 from imagefactory.lock.pypi.outdated import bounds_of
-from imagefactory.lock.pypi.question import PinnedVersions, WheelRequest, versions_of
+from imagefactory.lock.pypi.question import PinnedVersions, QuestionSolver, WheelRequest, versions_of
 from imagefactory.lock.pypi.requirements import fitting_set
 from imagefactory.lock.pypi.sources import SourceProject, read_project
 from imagefactory.model import Lock, LockedWheel, Target
@@ -49,13 +49,6 @@ from imagefactory.progress import Progress
 from imagefactory.recipes.values import package_of
 
 _ROUNDS = 10  # each one adds a need, and a need can bring packages that need more
-
-
-class QuestionSolver(Protocol):
-    """What solves a question."""
-
-    def solve(self, question: WheelRequest) -> PinnedVersions:
-        """A solution. Raises LockError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +143,7 @@ def solve_companions(
     brought, applied, pins = _parent_versions(question), list[CompanionNeed](), solver.solve(question)
     while True:
         try:
-            companion_needs(brought | _versions(pins), question.lock.python)
+            companion_needs(brought | pins.versions, question.lock.python)
         except NoCompanionError as error:
             bounded = with_needs(question, (error.need,))
             if bounded == question:  # brought by something else, or bounded before
@@ -181,7 +174,7 @@ def solve_with_companions(
     question, pins, older = solve_companions(solver, question)
     applied = [*older]
     for _ in range(_ROUNDS):
-        versions = brought | _versions(pins)
+        versions = brought | pins.versions
         needs = companion_needs(versions, question.lock.python)
         broken = [
             need
@@ -218,11 +211,6 @@ def _parent_versions(question: WheelRequest) -> dict[str, str]:
         **{canonicalize_name(pin.name): next(iter(pin.specifier)).version for pin in pins},
         **versions_of(question.fixed),
     }
-
-
-def _versions(pins: PinnedVersions) -> dict[str, str]:
-    pairs = (line.partition("==") for line in pins.lines)
-    return {canonicalize_name(name): version for name, _, version in pairs}
 
 
 def _public(version: str) -> str:
@@ -361,11 +349,10 @@ def require_wheels(
     if not unbuilt:
         return question, pins
     built = {package.name for package in unbuilt}
-    lines = tuple(line for line in pins.lines if canonicalize_name(line.partition("==")[0]) not in built)
-    solved = (package.partition("==") for package in pins.lines)
+    lines = tuple(line for line in pins.lines if package_of(line) not in built)
     wheels = [
-        LockedWheel(name=canonicalize_name(name), version=version, filename="", sha256="", size=0)
-        for name, _, version in solved
+        LockedWheel(name=name, version=version, filename="", sha256="", size=0)
+        for name, version in pins.versions.items()
     ]
     check_single_cuda(target.name, wheels, pins.via)
     declared = all(package.project and package.project.dependencies is not None for package in unbuilt)
@@ -418,25 +405,16 @@ class _SourceSearch:
         )
 
     def unbuilt(self, pins: PinnedVersions) -> tuple[SourcePackage, ...]:
-        chosen = {
-            (canonicalize_name(name), version) for name, _, version in (p.partition("==") for p in pins.lines)
-        }
+        chosen = pins.versions.items()
         return (*self.away, *(package for key, package in sorted(self.stubs.items()) if key in chosen))
 
     def _own(self, entry: str) -> SourcePackage | None:
         """Add a stub for a folder of the recipe; a repository is only noted, as nothing of it is here."""
-        if not entry.startswith("."):
-            self.away.append(SourcePackage(name="", version="", source=entry, project=None))
-            return None
-        project = read_own(self.solver.root, entry)
-        if not project.name:
+        project = read_own(self.solver.root, entry) if entry.startswith(".") else None
+        if project is None or not project.name:
             self.away.append(SourcePackage(name="", version="", source=entry, project=project))
             return None
-        package = SourcePackage(
-            name=project.name, version=project.version or UNKNOWN_VERSION, source=entry, project=project
-        )
-        self._keep(package, project)
-        return package
+        return self._stub(project.name, project.version or UNKNOWN_VERSION, entry, project)
 
     def _add(self, name: str, account: str) -> bool:
         """Add a stub of the newest release within the bounds of the recipe and of uv's output.
@@ -446,14 +424,10 @@ class _SourceSearch:
         lock = self.question.lock
         known = dict(sdists_of(name, self.solver.project(name, lock), lock))
         written = bounds_of(name, [*self.question.requirements, *self.question.constraints])
-        for bounds in _bounds_in(name, account, written):
-            fitting = [
-                candidate for candidate in bounds.filter(known) if (name, str(candidate)) not in self.stubs
-            ]
-            if fitting:
-                version = max(fitting)
-                break
-        else:
+        fresh = [version for version in known if (name, str(version)) not in self.stubs]
+        fitting = (max(bounds.filter(fresh), default=None) for bounds in _bounds_in(name, account, written))
+        version = next(filter(None, fitting), None)
+        if version is None:
             return False
         file = known[version]
         try:
@@ -465,14 +439,14 @@ class _SourceSearch:
                 hint=f"ask for another version of {name}, or build a wheel and write ./wheels/NAME.whl",
             ) from error
         project = replace(project, python=file.python or project.python)
-        self._keep(
-            SourcePackage(name=name, version=str(version), source=file.filename, project=project), project
-        )
+        self._stub(name, str(version), file.filename, project)
         return True
 
-    def _keep(self, package: SourcePackage, project: SourceProject) -> None:
-        write_stub(self.folder / "stubs", package.name, package.version, _metadata_lines(project))
-        self.stubs[package.name, package.version] = package
+    def _stub(self, name: str, version: str, source: str, project: SourceProject) -> SourcePackage:
+        write_stub(self.folder / "stubs", name, version, _metadata_lines(project))
+        package = SourcePackage(name=name, version=version, source=source, project=project)
+        self.stubs[name, version] = package
+        return package
 
 
 def read_own(root: Path, entry: str) -> SourceProject:

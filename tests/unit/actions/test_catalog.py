@@ -364,7 +364,7 @@ def run(factory: Project, signer: Path, registry: RegistryMadeHere, *more: str) 
     }
     trust(factory.settings.root_path, environ)  # the owner of the factory
     root = str(factory.settings.root_path)
-    return CliRunner().invoke(cli, ["-C", root, "catalogue", "-q", NAME, *more], env=environ)
+    return CliRunner().invoke(cli, ["-C", root, "site", "publish", "-q", NAME, *more], env=environ)
 
 
 def as_researcher(folder: Path, text: str) -> tuple[Path, Mapping[str, str]]:

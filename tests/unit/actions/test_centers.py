@@ -72,7 +72,9 @@ def joined(person: Call, tmp_path: Path) -> Call:
     """Who joined two centers."""
     join_site(tmp_path)
     publish_second(tmp_path)
-    told = json_of(person("join", invitation(tmp_path), "--name", "second", "--yes", "--json"), "join")
+    told = json_of(
+        person("site", "join", invitation(tmp_path), "--name", "second", "--yes", "--json"), "join"
+    )
     assert (told["joined_as"], told["beside"], told["catalogue_works"]) == ("second", [FIRST], True)
     return person
 
@@ -89,12 +91,12 @@ def test_the_first_center_stays_as_it_was(person: Call, tmp_path: Path) -> None:
     first = json_of(person("list", "--json"), "images")
     assert "centers" not in first
     publish_second(tmp_path)
-    person("join", invitation(tmp_path), "--name", "second", "--yes")
+    person("site", "join", invitation(tmp_path), "--name", "second", "--yes")
     assert own.read_bytes() == before
     own_file = tomllib.loads((own.parent / "centers/second.toml").read_text())
     assert (own_file["catalogue"], own_file["site"]) == (str(tmp_path / "second.json"), "slurm")
     assert [row["keyid"] for row in own_file["trust"]] == [STRANGER.keyid]
-    assert json_of(person("join", invitation(tmp_path), "--json"), "join")["changed"] == []
+    assert json_of(person("site", "join", invitation(tmp_path), "--json"), "join")["changed"] == []
     person("site", "remove", "second", "--yes")
     assert json_of(person("list", "--json"), "images") == first
 
@@ -217,19 +219,19 @@ def test_a_check_knows_the_images_of_both(joined: Call) -> None:
 
 
 def test_pages_and_tables_are_of_one_center(joined: Call, tmp_path: Path) -> None:
-    joined("tables", "--output", str(tmp_path / "t"), code=2)
-    joined("tables", "second/*", "--output", str(tmp_path / "t"))
+    joined("report", "--output", str(tmp_path / "t"), "--format", "csv", code=2)
+    joined("report", "second/*", "--output", str(tmp_path / "t"), "--format", "csv")
     rows = json.loads((tmp_path / "t/combos.json").read_text())["combos"]
     assert {row["target"] for row in rows} == {COMMON, ONLY}
-    joined("report", f"{FIRST}/*", "second/*", "--html", "site", code=2)
-    joined("report", "second/*", "--html", "site")
+    joined("report", f"{FIRST}/*", "second/*", "-o", "site", code=2)
+    joined("report", "second/*", "-o", "site")
     assert Path(f"site/images/{ONLY}.html").is_file()
 
 
 def test_doctor_looks_at_each(joined: Call, tmp_path: Path) -> None:
     (tmp_path / "second.json").unlink()
     (tmp_path / "cache").rename(tmp_path / "elsewhere")
-    rows = json_of(joined("doctor", "--for", "submit", "--json", code=6), "doctor")["findings"]
+    rows = json_of(joined("doctor", "--for", "job", "--json", code=6), "doctor")["findings"]
     states = {row["name"]: row["state"] for row in rows}
     assert (states[f"{FIRST}: catalogue"], states["second: catalogue"]) == ("ok", "denied")
     assert (states[f"{FIRST}: key lab"], states["second: key stranger"]) == ("ok", "ok")
@@ -270,7 +272,9 @@ def test_what_may_be_a_center_that_is_joined_stops(
     join_site(tmp_path)
     own = tmp_path / "config/imagefactory"
     before = (own / "imagefactory.toml").read_bytes()
-    person("join", invitation(tmp_path, **changes), "--yes", *(("--name", name) if name else ()), code=2)
+    person(
+        "site", "join", invitation(tmp_path, **changes), "--yes", *(("--name", name) if name else ()), code=2
+    )
     assert [path.name for path in own.iterdir()] == ["imagefactory.toml"]
     assert (own / "imagefactory.toml").read_bytes() == before
 
@@ -279,26 +283,26 @@ def test_a_center_that_moved_takes_the_place_of_itself(person: Call, tmp_path: P
     join_site(tmp_path)
     publish_second(tmp_path, LAB)
     own = tmp_path / "config/imagefactory"
-    person("join", invitation(tmp_path, keys=(grant(LAB),)), "--name", FIRST, "--yes")
+    person("site", "join", invitation(tmp_path, keys=(grant(LAB),)), "--name", FIRST, "--yes")
     assert tomllib.loads((own / "imagefactory.toml").read_text())["catalogue"] == str(
         tmp_path / "second.json"
     )
     assert not (own / "centers").exists()
     # with another key it is asked loudly, so not by a script
-    person("join", invitation(tmp_path, catalogue="/other.json"), "--name", FIRST, "--yes", code=9)
+    person("site", "join", invitation(tmp_path, catalogue="/other.json"), "--name", FIRST, "--yes", code=9)
 
 
 def test_the_first_gets_a_name_and_no_catalogue_is_joined_twice(joined: Call, tmp_path: Path) -> None:
     own = tmp_path / "config/imagefactory"
-    again = ("join", invitation(tmp_path), "--yes")
+    again = ("site", "join", invitation(tmp_path), "--yes")
     joined(*again, "--name", "third", code=2)
     joined(*again, "--name", FIRST, code=2)
     first = invitation(tmp_path, catalogue=str(tmp_path / "catalogue"), keys=(grant(LAB),), site="generic")
-    joined("join", first, "--name", "ours", "--yes")
+    joined("site", "join", first, "--name", "ours", "--yes")
     assert tomllib.loads((own / "imagefactory.toml").read_text())["center"] == "ours"
     assert [path.name for path in (own / "centers").iterdir()] == ["second.toml"]
     assert set(verified(joined, "jax")) == {"ours/jax-0.4.30-cu12"}
-    joined("join", first, "--yes")  # the name stays
+    joined("site", "join", first, "--yes")  # the name stays
     assert tomllib.loads((own / "imagefactory.toml").read_text())["center"] == "ours"
 
 
@@ -307,7 +311,7 @@ def test_a_key_that_was_retired_anywhere_comes_back_by_no_invitation(joined: Cal
     row = tomllib.loads(path.read_text())["trust"][0]
     path.write_text(path.read_text().replace(str(row["until"]), (NOW - DAY).date().isoformat()))
     third = invitation(tmp_path, catalogue="/third.json", keys=(grant(LAB),))
-    joined("join", third, "--name", "third", "--yes", code=2)
+    joined("site", "join", third, "--name", "third", "--yes", code=2)
 
 
 def test_a_key_that_the_person_retires_counts_for_no_center(joined: Call, tmp_path: Path) -> None:
@@ -358,7 +362,7 @@ def test_a_file_that_cannot_be_used_stops_what_reads_it(
     path.parent.mkdir()
     path.write_text(text)
     assert name in person("list", code=2).err
-    person("settings")  # nothing else
+    person("config")  # nothing else
 
 
 @pytest.mark.parametrize(
@@ -452,7 +456,16 @@ def test_each_reader_says_that_the_catalog_is_the_kept_one(
 
 
 @pytest.mark.parametrize(
-    "command", [("verdict", "list", "pytorch-2.3"), ("tables",), ("doctor", "--for", "submit")]
+    "command",
+    [
+        ("verdict", "list", "pytorch-2.3"),
+        (
+            "report",
+            "--format",
+            "csv",
+        ),
+        ("doctor", "--for", "job"),
+    ],
 )
 def test_texts_say_it_too(member: Call, tmp_path: Path, command: tuple[str, ...]) -> None:
     member("list")

@@ -9,7 +9,7 @@ import pytest
 from imagefactory.actions.definition import define_target, layers_state, promised_image, verify_layer_lock
 from imagefactory.actions.locked import base_locks, orphans
 from imagefactory.actions.transfer import PushOptions, inputs_digest, push_target
-from imagefactory.errors import EXIT_LOCK, EXIT_OK, EXIT_STALE, BuildError, LockError
+from imagefactory.errors import EXIT_LOCK, EXIT_OK, EXIT_STALE, LockError
 from imagefactory.lock.layers import layers_path, write_layer_lock
 from imagefactory.model import Target
 from imagefactory.oci.candidates import INPUTS_LABEL, read_records
@@ -19,6 +19,7 @@ from imagefactory.oci.registry.client import RegistryClient
 from imagefactory.progress import QUIET
 from imagefactory.project import Project, load_project
 from tests.made.command import run, say
+from tests.made.errors import fails
 from tests.made.layer_locks import BYTES, LAYERS, MADE_WITH, TITLES, put_layer_lock
 from tests.made.registry import RegistryMadeHere
 from tests.made.verdicts import NOW
@@ -95,9 +96,8 @@ def test_layers_that_no_repository_has_are_told_and_nothing_is_tagged(
     factory: Project, target: Target, promised: Image, registry: RegistryMadeHere
 ) -> None:
     fill(registry, "pytorch", ("debian-12", "bucket 0"))
-    with pytest.raises(BuildError) as caught:
+    with fails("image-not-built") as caught:
         push(factory, target, registry)
-    assert caught.value.code == "image-not-built"
     assert caught.value.message.endswith(": environment, torch 2.3.1")
     assert f"imagefactory build {target.name}" in caught.value.hint
     assert registry.find("pytorch").tags == {}
@@ -112,9 +112,8 @@ def test_what_has_no_layer_lock_or_a_stale_one_is_not_built(
     for changes in ({"lock": f"sha256:{'1' * 64}"}, {"base": f"sha256:{'1' * 64}"}):
         write_layer_lock(factory.lock_folder, replace(lock, **changes))
         assert layers_state(factory, target) == "stale"
-        with pytest.raises(BuildError, match=r"is not built$") as caught:
+        with fails("image-not-built", r"is not built$"):
             push(factory, target, registry)
-        assert caught.value.code == "image-not-built"
     layers_path(factory.lock_folder, target.name).write_text("format: \n")
     assert layers_state(factory, target) == "malformed"
     with pytest.raises(LockError, match=r"layers.txt:1: "):
@@ -127,10 +126,12 @@ def test_what_is_made_is_held_to_the_layer_lock(factory: Project, target: Target
     verify_layer_lock(factory, definition, promised, MADE_WITH, bases=bases)
     another = replace(LAYERS[2], diff_id=f"sha256:{'3' * 64}")
     wrong = replace(promised, layers=(*LAYERS[:2], another, LAYERS[3]))
-    with pytest.raises(LockError, match=r"layers.txt:10: 'torch 2.3.1' .* sha256:33") as caught:
+    with fails(
+        "layer-lock-mismatch",
+        r"layers.txt:10: 'torch 2.3.1' .* sha256:33",
+        hint=f"imagefactory lock --check --deep {target.name}",
+    ):
         verify_layer_lock(factory, definition, wrong, MADE_WITH, bases=bases)
-    assert caught.value.code == "layer-lock-mismatch"
-    assert f"imagefactory lock --check --deep {target.name}" in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ class Center:
         publish_invitation(self.place, format_invitation(invited), NOW)
 
     def install(self, *words: str, enabled: bool = True, lingers: bool = True) -> None:
-        """As `night --install` and the two commands do."""
+        """As `site nightly --install` and the two commands do."""
         self.units.mkdir(parents=True, exist_ok=True)
         for name, text in format_units(str(self.root), ("imagefactory", "night", *words), {}).items():
             (self.units / name).write_text(text)
@@ -290,10 +290,10 @@ def test_a_timer_of_another_project(bare: Center) -> None:
 @pytest.mark.parametrize(
     ("line", "state"),
     [
-        ("17 2 * * * cd {root} && imagefactory night -q --webhook hook.txt", "ok"),
-        ("17 2 * * * imagefactory -C {root} night", "ok"),
-        ("# 17 2 * * * imagefactory -C {root} night", "missing"),
-        ("17 2 * * * imagefactory -C /elsewhere night", "missing"),
+        ("17 2 * * * cd {root} && imagefactory site nightly -q --webhook hook.txt", "ok"),
+        ("17 2 * * * imagefactory -C {root} site nightly", "ok"),
+        ("# 17 2 * * * imagefactory -C {root} site nightly", "missing"),
+        ("17 2 * * * imagefactory -C /elsewhere site nightly", "missing"),
     ],
 )
 @pytest.mark.parametrize("where", ["crontab", "cron.d"])

@@ -177,7 +177,7 @@ def test_without_a_catalogue_nothing_is_verified(person: Call, pool: str) -> Non
     assert said.err.splitlines()[-1].startswith("next: imagefactory build pytorch-2.5-cu124")
     person("show", "pytorch-2.5-cu124")  # of the recipes that come along
     assert "'pytorch'" in person("search", "pytroch", code=3).err
-    assert "imagefactory join ADDRESS|FILE" in said.out
+    assert "imagefactory site join ADDRESS|FILE" in said.out
     rows = said.out.splitlines()[4:]
     assert not [row for row in rows if "verified" in row]
     assert [row for row in rows if "A100" in row and row.endswith(("predicted", "documented"))]

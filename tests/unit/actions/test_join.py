@@ -54,7 +54,14 @@ class Site:
         root.mkdir(exist_ok=True)
         write_settings(root, f'registry = "{self.address}"\nsite = "chtc"\n{more}\n{row(key)}')
         return self._say(
-            "-C", str(root), "invite", "-o", str(self.folder / "invitation.toml"), *arguments, code=code
+            "-C",
+            str(root),
+            "site",
+            "invite",
+            "-o",
+            str(self.folder / "invitation.toml"),
+            *arguments,
+            code=code,
         )
 
     def join(self, *arguments: str, answer: str | None = None, code: int = 0) -> Said:
@@ -64,7 +71,7 @@ class Site:
             self.monkeypatch.setattr("sys.stdin", io.StringIO(answer))
         else:
             self.monkeypatch.setattr("imagefactory.cli.join.is_terminal", lambda: False)
-        return self._say("join", *arguments, code=code)
+        return self._say("site", "join", *arguments, code=code)
 
     def _say(self, *arguments: str, code: int) -> Said:
         said = say(self.capsys, *arguments)
@@ -130,7 +137,7 @@ def test_an_invitation_brings_the_mirrors_of_the_catalog(site: Site) -> None:
     site.invite(more=f'catalogue-mirrors = "{mirrors}"\n')
     site.join(str(site.folder / "invitation.toml"), "--yes")
     assert tomllib.loads(site.settings.read_text())["catalogue-mirrors"] == mirrors
-    site.invite("--catalogue", "/shared/other.json", more=f'catalogue-mirrors = "{mirrors}"\n')
+    site.invite("--catalog", "/shared/other.json", more=f'catalogue-mirrors = "{mirrors}"\n')
     assert "catalogue-mirrors" not in (site.folder / "invitation.toml").read_text()
 
 
@@ -139,7 +146,7 @@ def test_nobody_to_ask_writes_nothing(site: Site) -> None:
     file = str(site.folder / "invitation.toml")
     said = site.join(file, code=2)
     assert "this is not a terminal" in said.err
-    assert f"imagefactory join {file} --yes" in said.err
+    assert f"imagefactory site join {file} --yes" in said.err
     for answer in ("n\n", "\n"):
         site.join(file, answer=answer, code=9)
     assert not site.settings.exists()
@@ -164,14 +171,14 @@ def test_a_changed_key_is_loud_and_asked_again(site: Site) -> None:
 
 
 def test_what_cannot_be_invited_to(site: Site) -> None:
-    said = site.invite("--push", "--catalogue", "/shared/catalogue.json", code=2)
+    said = site.invite("--push", "--catalog", "/shared/catalogue.json", code=2)
     assert said.error_codes == ("catalog-not-in-registry",)
     root = site.folder / "bare"
     root.mkdir()
     write_settings(root, 'registry = "registry.example.org"\n')
-    assert site._say("-C", str(root), "invite", code=9).error_codes == ("no-trusted-key",)
+    assert site._say("-C", str(root), "site", "invite", code=9).error_codes == ("no-trusted-key",)
     (root / "imagefactory.toml").write_text("")
-    assert site._say("-C", str(root), "invite", code=2).error_codes == ("no-catalog-set",)
+    assert site._say("-C", str(root), "site", "invite", code=2).error_codes == ("no-catalog-set",)
 
 
 @pytest.mark.parametrize(

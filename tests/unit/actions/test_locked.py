@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from imagefactory.actions import lock as stages_lock
-from imagefactory.actions.definition import write_definition
+from imagefactory.actions.definition import define_target, write_definition
 from imagefactory.actions.lock import LockOptions, lock_target
 from imagefactory.actions.locked import TO_BUILD, lock_state, require_lock
-from imagefactory.errors import StaleError
 from imagefactory.extras.nightly.outdated import _copied
 from imagefactory.lock.content_hash import content_hash
-from imagefactory.lock.files import write_lock
+from imagefactory.lock.files import read_lock, write_lock
 from imagefactory.model import Lock, Target
 from imagefactory.progress import QUIET
 from imagefactory.project import Project, load_project
 from imagefactory.settings.load import load_settings
+from tests.made.errors import fails
 from tests.made.wheels import locked, make_wheel
 
 PLACE = "./wheels/mylib-1.0-py3-none-any.whl"
@@ -73,9 +73,8 @@ def test_a_changed_file_makes_the_lock_stale_and_is_locked_anew(
     before = require_lock(factory, target)
     make_wheel(root / "wheels", "mylib", {"mylib.py": b"x = 22\n"})
     assert lock_state(factory, target) == "stale"
-    with pytest.raises(StaleError, match=PLACE) as caught:
+    with fails("lock-outdated", PLACE):
         require_lock(factory, target)
-    assert caught.value.code == "lock-outdated"
 
     class Solver:
         def lock(self, request: object, _: object) -> Lock:
@@ -89,9 +88,8 @@ def test_a_changed_file_makes_the_lock_stale_and_is_locked_anew(
     assert (done.before is done.after, lock_state(factory, target)) == (False, "ok")
     assert require_lock(factory, target) != before
     wheel.unlink()
-    with pytest.raises(StaleError, match=PLACE) as caught:
+    with fails("lock-outdated", PLACE):
         require_lock(factory, target)
-    assert caught.value.code == "lock-outdated"
 
 
 def test_a_copy_of_the_locks_to_watch_has_the_wheels(made: tuple[Project, Target]) -> None:
@@ -104,7 +102,20 @@ def test_a_target_with_sources_is_to_build(made: tuple[Project, Target]) -> None
     factory, locked_target = made
     target = replace(locked_target, sources=("./src/lab",))
     assert lock_state(factory, target) == TO_BUILD
-    with pytest.raises(StaleError) as caught:
+    with fails("source-not-built") as caught:
         require_lock(factory, target)
-    assert caught.value.code == "source-not-built"
     assert caught.value.hint == f"imagefactory lock {target.name} --build"
+
+
+def test_a_definition_reads_each_lock_of_a_chain_once(
+    made: tuple[Project, Target], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[str] = []
+
+    def counted(folder: Path, target: Target) -> Lock | None:
+        names.append(target.name)
+        return read_lock(folder, target)
+
+    monkeypatch.setattr("imagefactory.actions.locked.read_lock", counted)
+    define_target(*made)
+    assert names == ["pytorch-2.3-cu121", "lab-2.3-cu121"]

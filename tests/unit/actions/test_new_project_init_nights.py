@@ -462,7 +462,7 @@ def test_gitlab_sets_up_the_commit_that_is_pinned(
     assert run(job, here, environ, "before_script") != 0, "without a LEDGER_KEY"
     shutil.rmtree(here / ".imagefactory")  # as GitLab cleans it
     assert run(job, here, environ | {"LEDGER_KEY": "k"}, "before_script") == 0
-    assert Path(environ["SAID"]).read_text().splitlines() == ["set up", "set up", "-C . settings --trust"]
+    assert Path(environ["SAID"]).read_text().splitlines() == ["set up", "set up", "-C . config --trust"]
     config = here / ".imagefactory/home/.docker/config.json"
     assert json.loads(config.read_text())["auths"].keys() == {"registry.example.org"}
     assert (config.stat().st_mode & 0o777, config.parents[1].stat().st_mode & 0o777) == (0o600, 0o700)

@@ -104,7 +104,7 @@ def test_the_previous_one_is_signed_again_with_a_newer_time(bench: Bench, two: t
     assert back.changes == (change,)
     assert back.earlier.catalogue.made == NOW - 3 * HOUR
     said = json_of(
-        bench.call("catalogue", "--registry", bench.registry.host, "--rollback", "--json"), "catalogue"
+        bench.call("site", "publish", "--registry", bench.registry.host, "--rollback", "--json"), "catalogue"
     )
     assert said["rollback"]["digest"] == back.earlier.digest
     assert said["rollback"]["changes"] == [format_value(change)]
@@ -189,7 +189,7 @@ def test_what_too_few_keys_approved_does_not_come_back(bench: Bench, two: tuple[
 def test_verdicts_that_expired_do_not_come_back(bench: Bench, two: tuple[str, str]) -> None:
     policy = bench.folder / "root" / "imagefactory.toml"
     policy.write_text(policy.read_text() + "\n[policy]\nexpires-days = 1\n")
-    bench.call("settings", "--trust")
+    bench.call("config", "--trust")
     back = rolls_back(bench, now=NOW + 22 * HOUR)
     assert images(back.made.catalogue) == {TARGET: (two[0], 0)}
     assert [(one.verdicts_now, one.verdicts_then) for one in back.changes] == [(1, 0)]
@@ -258,11 +258,11 @@ def test_a_dry_run_shows_what_differs_and_writes_nothing(bench: Bench, two: tupl
     before = dict(bench.registry.find("catalogue").tags)
     acts = len(list(read_audit(bench.folder / "store")))
     host = ("--registry", bench.registry.host)
-    said = bench.call("catalogue", *host, "--rollback", "--dry-run")
+    said = bench.call("site", "publish", *host, "--rollback", "--dry-run")
     assert (two[0] in said.out, two[1] in said.out) == (True, True)
     assert (bench.registry.find("catalogue").tags, len(list(read_audit(bench.folder / "store")))) == (
         before,
         acts,
     )
-    bench.call("catalogue", TARGET, *host, "--rollback", code=2)
-    bench.call("catalogue", *host, "--rollback", "0" * 12, code=2)
+    bench.call("site", "publish", TARGET, *host, "--rollback", code=2)
+    bench.call("site", "publish", *host, "--rollback", "0" * 12, code=2)

@@ -20,9 +20,10 @@ from typing import Any
 import pytest
 
 from imagefactory.build import layer_plan, layers
-from imagefactory.build.assemble import AssembleEngine
+from imagefactory.build.assemble import AssembleEngine, describe_path_conflicts, settle_claims
 from imagefactory.build.base.image import BuiltBase, PendingBase, _tag, as_pending_base
 from imagefactory.build.base.look import base_key
+from imagefactory.build.definition import define, rank_wheels
 from imagefactory.build.layer_lock import image_of, lock_layers
 from imagefactory.build.layer_plan import (
     BUCKETS,
@@ -46,6 +47,7 @@ from imagefactory.oci.manifests import Image, OciLayer
 from imagefactory.oci.unpack import UnpackedLayers
 from imagefactory.progress import LineProgress, ProgressTask, QuietProgress
 from tests.made.compiled import compile_here
+from tests.made.errors import fails
 from tests.made.supplies import supplies
 from tests.made.values import make_base, make_lock, make_target
 from tests.made.wheels import locked, make_wheel
@@ -436,9 +438,8 @@ def test_a_wheel_cannot_replace_the_environments_own_files(tmp_path: Path) -> No
     (tmp_path / "w").mkdir()
     for number, path in enumerate(("pyvenv.cfg", "lib64/x", "bin/python")):
         wheel = make_wheel(tmp_path / "w", f"evil{number}", {f"evil{number}-1.0.data/data/{path}": b"x"})
-        with pytest.raises(BuildError, match="the environment") as caught:
+        with fails("file-conflict", "the environment"):
             build(tmp_path / f"store{number}", {locked(wheel): wheel})
-        assert caught.value.code == "file-conflict"
 
 
 def build_in_parallel(tmp_path: Path, progress: QuietProgress) -> Image:
@@ -641,3 +642,81 @@ def test_the_bar_counts_only_the_layers_that_are_made(tmp_path: Path, workers: i
     assert again.digest == first.digest
     assert 0 < counted[-1][0] < whole
     assert counted[-1][0] == counted[-1][1]
+
+
+A, B, C = "a-1-py3-none-any.whl", "b-1-py3-none-any.whl", "c-1-py3-none-any.whl"
+
+
+RANKS = {A: (0, True, "a"), B: (0, False, "b"), C: (0, True, "c")}
+
+
+def wheel(name: str) -> LockedWheel:
+    return LockedWheel(
+        name=name, version="1", filename=f"{name}-1-py3-none-any.whl", sha256=name * 64, size=1
+    )
+
+
+def test_the_same_file_of_several_is_no_conflict() -> None:
+    settled = settle_claims(
+        [(A, "sha256=x", "s/nvidia/__init__.py"), (B, "sha256=x", "s/nvidia/__init__.py")], RANKS
+    )
+    assert settled.lost == {}
+    assert list(settled.image_files()) == [(A, "sha256=x", "s/nvidia/__init__.py")]
+
+
+@pytest.mark.parametrize("order", [(A, B, C), (C, B, A), (B, C, A)])
+def test_the_named_package_is_kept_else_the_first_name(order: tuple[str, ...]) -> None:
+    three = settle_claims([(each, f"sha256={each}", "s/same.py") for each in order], RANKS)
+    assert three.owners == {"s/same.py": (B, f"sha256={B}")}
+    assert three.lost == {(B, A): {"s/same.py"}, (B, C): {"s/same.py"}}
+    assert three.excluded(A) == three.excluded(C) == {"s/same.py"}
+    assert three.excluded(B) == frozenset()
+    two = settle_claims([(each, f"sha256={each}", "s/same.py") for each in order if each != B], RANKS)
+    assert two.lost == {(A, C): {"s/same.py"}}
+
+
+def test_who_brings_the_kept_content_too_loses_nothing() -> None:
+    rows = [(A, "sha256=x", "s/f"), (B, "sha256=y", "s/f"), (C, "sha256=y", "s/f")]
+    assert settle_claims(rows, RANKS).lost == {(B, A): {"s/f"}}
+
+
+def test_each_pair_is_told_with_the_number_of_files() -> None:
+    rows = [(each, f"sha256={each}", path) for each in (A, B) for path in ("s/f", "s/g", "s/h")]
+    (line,) = describe_path_conflicts(settle_claims(rows, RANKS), RANKS)
+    assert line.startswith("b and a both bring /s/f and 2 more files")
+    assert "exclude: [a]" in line
+
+
+def test_what_the_recipe_names_itself_cannot_be_excluded_as_advice() -> None:
+    ranks = {A: (0, False, "a"), B: (0, False, "b")}
+    rows = [(each, f"sha256={each}", "s/f") for each in (A, B)]
+    (line,) = describe_path_conflicts(settle_claims(rows, ranks), ranks)
+    assert "exclude" not in line
+
+
+@pytest.mark.parametrize("package", ["the environment", "tinytool-1.0-py_0"])
+def test_what_is_no_wheel_gives_way_to_none(package: str) -> None:
+    with fails("file-conflict", "/s/f"):
+        settle_claims([(package, "", "s/f"), (A, "sha256=x", "s/f")], RANKS)
+
+
+def test_a_file_of_one_and_a_folder_of_another_are_rejected() -> None:
+    with fails("file-conflict", r"/s/x .* a.* b"):
+        settle_claims([(A, "sha256=x", "s/x"), (B, "sha256=y", "s/x/deep/file")], RANKS)
+
+
+def test_what_is_built_upon_stays_as_it_is() -> None:
+    """Its wheels come first whatever the recipe above names; theirs are ranked by its own recipe."""
+    a, b, c, d = map(wheel, "abcd")
+    alone = make_target(framework="a", requirements=("d", "b<2"))
+    target = replace(alone, on="lower-1.0-cu121")
+    below = make_lock(target="lower-1.0-cu121", wheels=(a, b))
+    lock = make_lock(target=target.name, wheels=(a, b, c, d))
+    definition = replace(
+        define(alone, make_base(), lock),
+        target=target,
+        under=(below,),
+        named_below=(frozenset({"a"}),),
+    )
+    ranks = rank_wheels(definition)
+    assert sorted(ranks, key=lambda name: ranks[name]) == [one.filename for one in (a, b, d, c)]

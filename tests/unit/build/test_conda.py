@@ -16,10 +16,11 @@ from imagefactory.build.definition import define
 from imagefactory.build.folders import check_definitions, render, write_definitions
 from imagefactory.build.render import render_apptainer, render_dockerfile
 from imagefactory.build.steps import copies, explicit_lists, steps
-from imagefactory.errors import LockError, RecipeError
+from imagefactory.errors import RecipeError
 from imagefactory.lock.files import lock_digest
 from imagefactory.model import BaseSpec, BuildSpec, Lock, LockedCondaPackage, LockedWheel, Target
 from tests.made.diagnostics import reports
+from tests.made.errors import fails
 from tests.made.rendered import (
     HOSTILE_TEXT,
     NAMES,
@@ -133,16 +134,14 @@ def test_the_bases_python_is_another_or_none() -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(target: Target, lock: Lock, under: tuple[Lock, ...]) -> None:
-    with pytest.raises(LockError) as caught:
+    with fails("lock-mismatch"):
         define(target, make_base(), lock, under)
-    assert caught.value.code == "lock-mismatch"
 
 
 def test_a_package_moved_below_is_named() -> None:
     below = conda_lock(replace(PACKAGES[0], version="2.0"), *PACKAGES[1:])
-    with pytest.raises(LockError, match=r"mkl .*pytorch-conda-2\.3-cu121") as caught:
+    with fails("lock-mismatch", r"mkl .*pytorch-conda-2\.3-cu121") as caught:
         define(conda_target(on=below.target), make_base(), conda_lock(), (below,))
-    assert caught.value.code == "lock-mismatch"
     assert caught.value.hint == "run imagefactory lock pytorch-conda-2.3-cu121"
 
 

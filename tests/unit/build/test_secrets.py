@@ -15,6 +15,7 @@ from imagefactory.build.secrets import BuildSecrets, find_secrets, linker_failur
 from imagefactory.errors import UsageError
 from imagefactory.lock.conda.channels import ChannelAccess, ContainerChannels
 from imagefactory.lock.pypi.index import PackageIndex
+from tests.made.errors import fails
 
 PLAIN = PackageIndex(url="", origin="uv's default", certificates="", proxy="", environment=())
 
@@ -51,9 +52,8 @@ def test_named_indexes_stand_beside_the_usual_one(tmp_path: Path) -> None:
     }
     assert secrets.hide("s3cret") == "****"
     assert find_secrets(replace(PLAIN, named=(("lab", "http://127.0.0.1:1/simple"),)), {}).loopback
-    with pytest.raises(UsageError, match=r"file:///srv/lab \('lab'\)") as caught:
+    with fails("index-is-directory", r"file:///srv/lab \('lab'\)"):
         find_secrets(replace(PLAIN, named=(("lab", "file:///srv/lab"),)), {})
-    assert caught.value.code == "index-is-directory"
 
 
 def test_user_alone_is_a_token(tmp_path: Path) -> None:
@@ -121,17 +121,13 @@ def test_proxy_with_a_password() -> None:
 
 
 def test_folder_index_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as caught:
+    with fails("index-is-directory", message="imagefactory.toml", hint="assemble"):
         find_secrets(replace(PLAIN, url=tmp_path.as_uri(), origin="imagefactory.toml"), {})
-    assert caught.value.code == "index-is-directory"
-    assert "imagefactory.toml" in caught.value.message
-    assert "assemble" in caught.value.hint
 
 
 def test_line_end_in_an_address_is_refused() -> None:
-    with pytest.raises(UsageError) as caught:
+    with fails("index-invalid"):
         find_secrets(replace(PLAIN, url="https://x.example.org/simple\ncert = /x"), {})
-    assert caught.value.code == "index-invalid"
 
 
 def test_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,9 +139,8 @@ def test_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "debian.crt").write_bytes(b"DEBIAN")
     assert find_secrets(replace(PLAIN, certificates=str(tmp_path)), {}).certificates == b"DEBIAN"
     bundle.write_bytes(b"x" * (secrets.LARGEST_SECRET + 1))
-    with pytest.raises(UsageError, match=r"bundle\.pem") as caught:
+    with fails("certificates-too-large", r"bundle\.pem"):
         find_secrets(replace(PLAIN, certificates=str(bundle)), {})
-    assert caught.value.code == "certificates-too-large"
 
 
 def test_channels_stand_in_a_file_of_their_own(tmp_path: Path) -> None:

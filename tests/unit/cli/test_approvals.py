@@ -244,7 +244,7 @@ def test_a_tag_that_nobody_approved_is_told(team: Team) -> None:
 
 def test_the_catalogue_waits_too(team: Team) -> None:
     image = verified(team)
-    words = ("catalogue", "--dry-run", "--json")
+    words = ("site", "publish", "--dry-run", "--json")
 
     def images() -> list[str]:
         said = json_of(team.call("lab", *words), "catalogue")

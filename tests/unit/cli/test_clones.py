@@ -91,7 +91,13 @@ def clone(tmp_path: Path, registry: RegistryMadeHere) -> Clone:
         ('debian-mirror = "http://{host}/debian"\n', ("lock", "base:debian-12")),
         ('[channels]\n"conda-forge" = "http://{host}/x"\n', ("lock", TARGET)),
         ('catalogue = "{host}/x"\n', ("search",)),
-        ('signing-key = "./evil"\n', ("catalogue",)),
+        (
+            'signing-key = "./evil"\n',
+            (
+                "site",
+                "publish",
+            ),
+        ),
         ('[[trust]]\nname = "evil"\n', ("verdict", "list", TARGET)),
         ("[policy]\nexpires-days = 366\n", ("verdict", "list", TARGET)),
     ],
@@ -104,11 +110,11 @@ def test_what_would_act_outside_stops_the_command(
     stopped = clone.run(*(word.format(host=clone.host) for word in words))
     assert stopped.code == EXIT_USAGE
     assert f"{clone.root}/imagefactory.toml:1" in stopped.err
-    assert "settings --trust" in stopped.err
+    assert "config --trust" in stopped.err
     assert registry.count == before
-    shown = json.loads(clone.run("settings", "--json").out)
+    shown = json.loads(clone.run("config", "--json").out)
     assert shown["untrusted"]
-    clone.run("doctor", "--for", "submit")
+    clone.run("doctor", "--for", "job")
     assert registry.count == before
 
 
@@ -123,7 +129,7 @@ def test_a_store_of_links_loses_nothing_elsewhere(clone: Clone, name: str, trust
     more = {}
     if trusted:
         clone.set('store = "store"\n')
-        assert clone.run("settings", "--trust").code == EXIT_OK
+        assert clone.run("config", "--trust").code == EXIT_OK
     else:
         more = {"IMAGEFACTORY_STORE": str(clone.root / "store")}
     for words in (("prune",), ("check", "--fix"), ("remove", "a:1")):

@@ -33,9 +33,8 @@ LAST = {
     "run": "its output is the command's",
     "audit": "it answers a question",
     "sbom": "it ends with the file",
-    "settings": "it answers a question",
+    "config": "it answers a question",
     "show": "keys: it answers a question",
-    "tables": "it ends with the files",
 }
 """Commands that name no next one, and why."""
 SHAPES = {

@@ -44,13 +44,13 @@ def site(bench: Bench) -> Bench:
     image = bench.push(b"a", 1)
     bench.verify(image, now=datetime.now(UTC) - 5 * MINUTE)
     bench.promote()
-    bench.call("catalogue")
+    bench.call("site", "publish")
     invite(bench)
     return bench
 
 
 def invite(bench: Bench) -> None:
-    bench.call("invite", "--push", "-o", str(bench.folder / "invitation.toml"))
+    bench.call("site", "invite", "--push", "-o", str(bench.folder / "invitation.toml"))
 
 
 def key_named(bench: Bench, name: str) -> SigningKey:
@@ -127,7 +127,7 @@ def test_rotated_by_one_command(site: Bench) -> None:
     assert standings(site, trust) == [("good", "lab")]
     assert here(site) == {"8.0": "good"}
     site.verify(site.tags["12.1-cu121"], "9.0", now=datetime.now(UTC) + MINUTE)  # by the new one
-    site.call("catalogue")
+    site.call("site", "publish")
     assert sorted(standings(site, trust)) == [("good", "lab"), ("good", "lab-2")]
     again = rotate(site)
     assert (again["name"], again["retired"]["name"]) == ("lab-3", "lab-2")
@@ -136,11 +136,18 @@ def test_rotated_by_one_command(site: Bench) -> None:
 
 def test_a_retired_key_signs_nothing(site: Bench) -> None:
     site.call("key", "retire", "lab")
-    for words in (("catalogue",), ("verdict", "revoke", TARGET, "--reason", "x"), ("key", "rotate")):
+    for words in (
+        (
+            "site",
+            "publish",
+        ),
+        ("verdict", "revoke", TARGET, "--reason", "x"),
+        ("key", "rotate"),
+    ):
         assert site.call(*words, code=9).error_codes == ("signing-key-retired",)
     assert site.call("key", "create", "lab2")
     site.call("key", "trust", "lab2")
-    site.call("catalogue")  # in the place of that of a retired key
+    site.call("site", "publish")  # in the place of that of a retired key
     invite(site)
     assert standings(site, invited(site)) == [("good", "lab")]
 
@@ -184,7 +191,7 @@ def test_the_log_says_who_did_what(site: Bench) -> None:
     log = site.folder / "store" / "journal" / "audit.jsonl"
     before = log.read_bytes()
     log.write_bytes(before + b'{"action": "si')  # a kill
-    site.call("catalogue")
+    site.call("site", "publish")
     assert log.read_bytes().startswith(before)
     after = json_of(site.call("key", "log", "--json"), "log")["acts"]
     assert after[: len(rows)] == rows
@@ -203,7 +210,7 @@ def test_a_retired_key_gains_nothing_by_dating_back(site: Bench) -> None:
     assert here(site) == {"8.0": "good", "9.0": "key-retired"}
     fates = site.promote()
     assert "12.1-cu121-sm90" not in {tag for tag, row in fates.items() if row["after"]}
-    site.call("catalogue")
+    site.call("site", "publish")
     assert standings(site, trust) == [("good", "lab")]  # the old one's alone
     site.call("key", "retire", "lab", code=2)  # nothing enters the record later
     assert here(site)["9.0"] == "key-retired"
@@ -213,7 +220,7 @@ def test_a_retired_key_gains_nothing_by_dating_back(site: Bench) -> None:
     publish_catalog(place_of(site, "catalogue"), back, made)
     with pytest.raises(StatementError, match="key-retired"):
         seen(site, trust)
-    site.call("catalogue")  # the site puts its own there again, and takes nothing of it over
+    site.call("site", "publish")  # the site puts its own there again, and takes nothing of it over
     assert standings(site, trust) == [("good", "lab")]
 
 
@@ -245,7 +252,7 @@ def test_of_a_stolen_key_nothing_counts_and_an_invitation_says_so(site: Bench) -
     (row, _) = tomllib.loads(published(site, "invitation").decode())["trust"]
     assert (row["name"], row["until"]) == ("lab", row["from"])
     assert invited(site).keys[0].until == before.keys[0].since
-    site.call("catalogue")
+    site.call("site", "publish")
     assert standings(site, invited(site)) == []
 
 
@@ -278,20 +285,20 @@ def test_another_key_s_catalogue_is_not_replaced_in_silence(
     write_settings(root, f'registry = "{site.registry.host}"\n')
     site.call("key", "create", "second")
     site.call("key", "trust", "second", "--since", "2026-01-01")
-    said = site.call("catalogue", code=9)
+    said = site.call("site", "publish", code=9)
     assert "--yes-everybody-must-join-again" in said.err
     assert published(site) == first
     file = site.folder / "catalogue.json"
     file.write_bytes(first)
-    site.call("catalogue", "--output", str(file), code=9)
+    site.call("site", "publish", "--output", str(file), code=9)
     assert file.read_bytes() == first
     unreadable = site.folder / "a directory.json"
     unreadable.mkdir()  # root reads every file
     with pytest.raises(UsageError, match="cannot read"):  # it is not taken for nothing
         read_current(unreadable, TrustRules(), datetime.now(UTC))
-    site.call("catalogue", "--yes-everybody-must-join-again")
+    site.call("site", "publish", "--yes-everybody-must-join-again")
     assert published(site) != first
-    site.call("catalogue")  # its own
+    site.call("site", "publish")  # its own
 
 
 # --- revocations ---------------------------------------------------------------------------------
@@ -306,11 +313,11 @@ def test_a_revocation_reaches_who_reads_the_catalogue(site: Bench) -> None:
     (cell,) = row.revoked
     assert (cell.capability, cell.by, cell.why, cell.subject.index) == ("8.0", "lab", "wrong sums", image)
     site.push(b"b", 2)  # another candidate: what was revoked stays known
-    site.call("catalogue")
+    site.call("site", "publish")
     assert seen(site, trust).images[0].revoked == (cell,)
     rotate(site)
     assert seen(site, invited(site)).images[0].revoked == (cell,)
-    site.call("report", "--html", str(site.folder / "site"))
+    site.call("report", "-o", str(site.folder / "site"))
     page = (site.folder / "site" / "images" / f"{TARGET}.html").read_text()
     assert "wrong sums" in page
 
@@ -319,7 +326,7 @@ def test_a_revocation_whose_catalogue_cannot_be_signed_says_what_to_run(site: Be
     publish_catalog(place_of(site, "catalogue"), foreign(site), datetime.now(UTC))
     said = site.call("verdict", "revoke", TARGET, "--reason", "wrong sums", code=9)
     assert said.error_codes == ("publish-incomplete",)
-    assert "imagefactory catalogue" in said.err
+    assert "imagefactory site publish" in said.err
     assert here(site) == {"8.0": VerdictStatus.REVOKED.value}
 
 

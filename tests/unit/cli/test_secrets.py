@@ -22,10 +22,8 @@ ADDRESSES = (
     f"nowhere.invalid/gpu=https://ann:{SECRET}@nowhere.invalid",
 )
 SAID = (
-    (("tables",), "output"),
-    (("report",), "folder"),
-    (("report",), "picture"),
-    (("night",), "install"),
+    (("report",), "output"),
+    (("site", "nightly"), "install"),
     (("plan",), "keep"),
 )
 """The options whose commands write what is named: they say so, or others of the test find it there."""
@@ -76,5 +74,5 @@ def test_what_a_setting_holds(
 ) -> None:
     for address in ADDRESSES[: 1 if name in DIRECTORY_SETTINGS else None]:  # a folder may have any name
         monkeypatch.setenv(ENVIRONMENT_PREFIX + name.upper(), address)
-        for command in (("list",), ("settings",), ("settings", "--json"), ("image", "list", "--json")):
+        for command in (("list",), ("config",), ("config", "--json"), ("image", "list", "--json")):
             assert SECRET not in str(say(capsys, *command)), (command, address)

@@ -58,14 +58,15 @@ def test_all_is_well() -> None:
 @pytest.mark.parametrize(
     ("changes", "name", "state", "remedy"),
     [
-        ({"catalogue": None}, "catalogue", Health.MISSING, "imagefactory join ADDRESS|FILE"),
+        ({"catalogue": None}, "catalogue", Health.MISSING, "imagefactory site join ADDRESS|FILE"),
         (
             {"catalogue": ProbeResult(name="catalogue", refusal="expired", remedy="ask for a new one")},
             "catalogue", Health.DENIED, "ask for a new one",
         ),
         ({"verified": 0}, "images", Health.WARNING, "imagefactory search"),
-        ({"keys": ()}, "trust", Health.MISSING, "imagefactory join ADDRESS|FILE"),
-        ({"keys": (replace(KEY, until=NOW + DAY),)}, "key lab", Health.WARNING, "imagefactory join again"),
+        ({"keys": ()}, "trust", Health.MISSING, "imagefactory site join ADDRESS|FILE"),
+        ({"keys": (replace(KEY, until=NOW + DAY),)}, "key lab", Health.WARNING, "imagefactory site join "
+        "again"),
         ({"keys": (replace(KEY, until=NOW),)}, "key lab", Health.WARNING, "join anew"),
         ({"keys": (replace(KEY, since=NOW + DAY),)}, "key lab", Health.WARNING, ""),
         ({"site_origin": "default"}, "site", Health.WARNING, "site = "),

@@ -215,7 +215,7 @@ def test_nothing_is_accepted_where_nothing_is_predicted() -> None:
 
 def test_verdicts_of_strangers_count_for_nothing() -> None:
     with fails(
-        "not-verified", message=("you trust no key", "a verdict is wrong-key"), hint="imagefactory join"
+        "not-verified", message=("you trust no key", "a verdict is wrong-key"), hint="imagefactory site join"
     ):
         resolve(trust=TrustRules(keys=(), policy=AcceptancePolicy()))
     with pytest.raises(CheckFailedError) as caught:

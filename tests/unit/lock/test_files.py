@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,17 +14,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagefactory.errors import LockError
+from imagefactory.extras.nightly.night import last_commit
 from imagefactory.gpu.builds import built_for
 from imagefactory.lock.conda.facts import cuda_version
 from imagefactory.lock.conda.file import MAX_BYTES, format_conda_lock, merge_depends, parse_conda_lock
 from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.files import (
     UnsolvableTarget,
+    base_moves,
     check_facts,
     explicit,
     format_lock_files,
     format_unsolvable,
+    former_locks,
     lock_digest,
+    lock_moves,
     lock_names,
     lock_path,
     parse_unsolvable,
@@ -34,9 +39,10 @@ from imagefactory.lock.files import (
     write_unsolvable,
 )
 from imagefactory.lock.pypi.requirements import format_lock
-from imagefactory.model import Lock, LockedWheel
+from imagefactory.model import BaseLock, DebianPackage, Lock, LockedWheel
 from tests.made.conda_lock import BASE, LOCK, PYTORCH, TARGET
-from tests.made.values import FORGE, hexed, make_conda
+from tests.made.errors import fails
+from tests.made.values import FORGE, hexed, make_conda, make_lock, make_target
 
 WHEEL = LockedWheel(
     name="einops", version="0.8.1", filename="einops-0.8.1-py3-none-any.whl", sha256=hexed("w"), size=64359
@@ -231,9 +237,8 @@ def test_a_malformed_lock_is_refused_by_file_and_line(name: str) -> None:
     spoil, place, what = FAULTS[name]
     text = spoil(TEXT)
     assert text != TEXT
-    with pytest.raises(LockError) as caught:
+    with fails("lock-malformed") as caught:
         parse_conda_lock(text, "lockfiles/x.conda-lock.yml")
-    assert caught.value.code == "lock-malformed"
     found = re.match(r"lockfiles/x\.conda-lock\.yml:([0-9]+): ", caught.value.message)
     assert found, caught.value.message
     assert place in [*text.split("\n"), ""][int(found[1]) - 1]
@@ -290,10 +295,8 @@ def test_a_lock_of_wheels_keeps_its_one_file_and_digest(tmp_path: Path) -> None:
 
 def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
     odd = replace(LOCK.conda[0], depends=("größe >=1",))
-    with pytest.raises(LockError) as caught:
+    with fails("channel-record-invalid", message="öße >=1"):
         write_lock(tmp_path, replace(LOCK, conda=(odd, *LOCK.conda[1:])))
-    assert caught.value.code == "channel-record-invalid"
-    assert "öße >=1" in caught.value.message
     assert list(tmp_path.iterdir()) == []
 
 
@@ -310,20 +313,16 @@ def test_a_pair_that_does_not_belong_together_is_refused(tmp_path: Path) -> None
     wheels = tmp_path / f"{TARGET.name}.requirements.txt"
     kept = wheels.read_text()
     wheels.write_text(kept.replace(WHEEL.sha256, hexed("other")))
-    with pytest.raises(LockError) as caught:
+    with fails("lock-files-mismatch") as caught:
         read_lock(tmp_path, TARGET)
-    assert caught.value.code == "lock-files-mismatch"
     assert str(wheels) in caught.value.message
     wheels.unlink()
-    with pytest.raises(LockError) as caught:
+    with fails("lock-files-mismatch", message=wheels.name) as caught:
         read_lock(tmp_path, TARGET)
-    assert caught.value.code == "lock-files-mismatch"
-    assert wheels.name in caught.value.message
     write_lock(tmp_path, LOCK)
     wheels.write_text(kept)
-    with pytest.raises(LockError) as caught:
+    with fails("lock-files-mismatch") as caught:
         read_lock(tmp_path, TARGET)
-    assert caught.value.code == "lock-files-mismatch"
     assert str(wheels) in caught.value.message
     assert caught.value.hint.endswith(f"imagefactory lock {TARGET.name}")
 
@@ -331,10 +330,8 @@ def test_a_pair_that_does_not_belong_together_is_refused(tmp_path: Path) -> None
 def test_unreadable_bytes_are_told_by_line(tmp_path: Path) -> None:
     path = tmp_path / f"{TARGET.name}.conda-lock.yml"
     path.write_bytes(b"version: 1\n\xff\n")
-    with pytest.raises(LockError) as caught:
+    with fails("lock-malformed", message=f"{path}:2: ") as caught:
         read_lock(tmp_path, TARGET)
-    assert caught.value.code == "lock-malformed"
-    assert f"{path}:2: " in caught.value.message
     assert caught.value.hint == f"imagefactory lock {TARGET.name}"
 
 
@@ -420,10 +417,8 @@ def test_a_build_for_an_older_minor_runs_with_newer_libraries() -> None:
     lock = swapped("pytorch 2.3.1 cuda120_py311h1_300", "cuda-cudart 12.6.77 h_0", "cuda-version 12.6 h_3")
     lock = replace(lock, conda=tuple(one for one in lock.conda if one.name != "pytorch-cuda"))
     check_facts(lock, replace(TARGET, cuda="12.6"))
-    with pytest.raises(LockError) as caught:
+    with fails("cuda-version-mismatch", message="cuda-cudart 12.6.77") as caught:
         check_facts(lock, TARGET)
-    assert caught.value.code == "cuda-version-mismatch"
-    assert "cuda-cudart 12.6.77" in caught.value.message
     assert caught.value.hint == (
         'write cuda: ["12.6"] at recipes/pytorch-conda.yaml:7:5, '
         'or add "cuda-version 12.1.*" to the constraints there'
@@ -481,10 +476,8 @@ def test_what_asks_for_a_build_for_the_cpu_is_named() -> None:
         packages[one.name] = one
     lock = replace(LOCK, conda=tuple(packages[name] for name in sorted(packages)))
     target = replace(TARGET, requirements=(*TARGET.requirements, "torchdata"))
-    with pytest.raises(LockError) as caught:
+    with fails("cpu-build-locked", message="torchdata 0.4.0 -> helper 1.0 -> cpuonly") as caught:
         check_facts(lock, target)
-    assert caught.value.code == "cpu-build-locked"
-    assert "torchdata 0.4.0 -> helper 1.0 -> cpuonly" in caught.value.message
     assert "torchdata" in (caught.value.hint or "")
 
 
@@ -500,10 +493,8 @@ def test_another_build_is_asked_as_its_channel_writes_it(build: str, asked: str)
 @pytest.mark.parametrize("name", MISFITS)
 def test_a_lock_that_is_not_what_its_target_names(name: str) -> None:
     lock, code, value = MISFITS[name]
-    with pytest.raises(LockError) as caught:
+    with fails(code, message=value) as caught:
         check_facts(lock, TARGET)
-    assert caught.value.code == code
-    assert value in caught.value.message
     assert caught.value.hint
 
 
@@ -565,9 +556,8 @@ def test_a_malformed_record_is_refused() -> None:
         (text.split("# why")[0], 5),
         (text + "\x1b[31m\n", 15),
     ):
-        with pytest.raises(LockError) as caught:
+        with fails("lock-malformed") as caught:
             parse_unsolvable(spoiled, "x")
-        assert caught.value.code == "lock-malformed"
         assert caught.value.message.startswith(f"x:{line}: ")
 
 
@@ -576,10 +566,182 @@ def test_a_conda_target_for_cpus_has_no_build_for_gpus() -> None:
         TARGET, cuda="none", capabilities=(), virtual=tuple(p for p in TARGET.virtual if p[0] != "__cuda")
     )
     lock = replace(LOCK, virtual=cpu.virtual)
-    with pytest.raises(LockError) as caught:
+    with fails("gpu-package-unwanted", message="cuda: [none]"):
         check_facts(lock, cpu)
-    assert caught.value.code == "gpu-package-unwanted"
-    assert "cuda: [none]" in caught.value.message
     kept = [one for one in LOCK.conda if one.name in ("python", TARGET.framework)]
     built = [replace(one, build="cpu_py311h0_0") if one.name == TARGET.framework else one for one in kept]
     check_facts(replace(lock, conda=tuple(built), wheels=()), cpu)
+
+
+WHEELS_LOCK = make_lock()
+
+
+IDNA, TORCH = WHEELS_LOCK.wheels
+
+
+def told(*wheels: LockedWheel) -> list[str]:
+    return [str(one) for one in lock_moves(WHEELS_LOCK, replace(WHEELS_LOCK, wheels=wheels))]
+
+
+def test_what_stays_does_not_move() -> None:
+    assert told(IDNA, TORCH) == []
+
+
+def test_each_kind_of_move_is_told() -> None:
+    assert told(replace(IDNA, version="3.8", sha256="3" * 64), TORCH) == ["idna 3.7 -> 3.8"]
+    assert told(replace(IDNA, sha256="3" * 64), TORCH) == ["idna 3.7 -> 3.7, new file"]
+    assert told(TORCH) == ["idna 3.7 (gone)"]
+    assert told(IDNA, replace(IDNA, name="jinja2"), TORCH) == ["jinja2 3.7 (new)"]
+
+
+def test_of_a_lock_that_was_not_there_all_is_new() -> None:
+    assert [str(one) for one in lock_moves(None, WHEELS_LOCK)] == ["idna 3.7 (new)", "torch 2.3.1 (new)"]
+
+
+def test_a_base_moves_by_the_packages_of_debian() -> None:
+    gcc = DebianPackage(name="gcc", version="12.2", architecture="amd64", sha256="1" * 64, size=1)
+    before = BaseLock(
+        base="debian-12", suite="bookworm", content_hash="", source_date_epoch=1, packages=(gcc,)
+    )
+    after = replace(before, packages=(replace(gcc, version="12.2+deb12u1", sha256="2" * 64),))
+    assert [str(one) for one in base_moves(before, after)] == ["gcc 12.2 -> 12.2+deb12u1"]
+    assert base_moves(before, replace(before, source_date_epoch=2)) == ()
+
+
+IDENTITY = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
+
+
+def git(folder: Path, *arguments: str) -> None:
+    subprocess.run(["git", "-C", str(folder), *IDENTITY, *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A repository whose locks lie in a folder of their own."""
+    git(tmp_path, "init", "-q")
+    (tmp_path / "lockfiles").mkdir()
+    return tmp_path / "lockfiles"
+
+
+def commit(folder: Path, day: str) -> None:
+    git(folder, "add", "-A", "..")
+    when = f"{day}T12:00:00Z"
+    subprocess.run(
+        ["git", "-C", str(folder), *IDENTITY, "commit", "-q", "-m", "x", "--date", when],
+        check=True,
+        capture_output=True,
+        env={"GIT_COMMITTER_DATE": when, "PATH": "/usr/bin:/bin", "HOME": str(folder)},
+    )
+
+
+def wheel(version: str) -> LockedWheel:
+    return LockedWheel(
+        name="one",
+        version=version,
+        filename=f"one-{version}-py3-none-any.whl",
+        sha256=("1" if version == "1.0" else "2") * 64,
+        size=1,
+    )
+
+
+def test_the_lock_before_the_present_one_is_found(folder: Path) -> None:
+    target = make_target()
+    old = replace(make_lock(), target=target.name, wheels=(wheel("1.0"),))
+    new = replace(old, wheels=(wheel("2.0"),))
+    write_lock(folder, old)
+    commit(folder, "2026-11-01")
+    (folder.parent / "README").write_text("another commit, of no lock")
+    commit(folder, "2026-11-02")
+    write_lock(folder, new)
+    commit(folder, "2026-11-03")
+    found = former_locks(folder, [target])
+    assert set(found) == {target.name}
+    assert found[target.name].day == "2026-11-03"
+    assert [str(move) for move in lock_moves(found[target.name].lock, new)] == ["one 1.0 -> 2.0"]
+
+
+def test_a_first_lock_has_none_before_it(folder: Path) -> None:
+    target = make_target()
+    write_lock(folder, replace(make_lock(), target=target.name))
+    commit(folder, "2026-11-01")
+    assert former_locks(folder, [target]) == {}
+
+
+def test_one_that_cannot_be_read_any_more_is_passed_over(folder: Path) -> None:
+    target = make_target()
+    lock = replace(make_lock(), target=target.name)
+    write_lock(folder, lock)
+    (path,) = folder.iterdir()
+    text = path.read_text()
+    path.write_text("of another time\n")
+    commit(folder, "2026-11-01")
+    path.write_text(text)
+    commit(folder, "2026-11-02")
+    assert former_locks(folder, [target]) == {}
+
+
+def test_outside_of_a_repository_there_is_none(tmp_path: Path) -> None:
+    assert former_locks(tmp_path, [make_target()]) == {}
+    assert former_locks(tmp_path / "nowhere", [make_target()]) == {}
+
+
+@pytest.mark.parametrize("look", [last_commit, lambda folder: former_locks(folder, [make_target()])])
+def test_the_settings_of_a_repository_run_no_program(folder: Path, look: Callable[[Path], object]) -> None:
+    """A clone that came as an archive has a .git/config of its maker's."""
+    ran, evil = folder.parent / "ran", folder.parent / "evil"
+    evil.write_text(f"#!/bin/sh\ntouch {ran}\n")
+    evil.chmod(0o755)
+    write_lock(folder, replace(make_lock(), target=make_target().name))
+    commit(folder, "2026-01-01")
+    text = subprocess.run(
+        ["git", "-C", folder, "cat-file", "commit", "HEAD"], check=True, capture_output=True, text=True
+    ).stdout
+    head, _, message = text.partition("\n\n")
+    signed = f"{head}\ngpgsig -----BEGIN PGP SIGNATURE-----\n \n -----END PGP SIGNATURE-----\n\n{message}"
+    made = subprocess.run(
+        ["git", "-C", folder, "hash-object", "-t", "commit", "-w", "--stdin"],
+        input=signed,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    git(folder, "update-ref", "HEAD", made.stdout.strip())
+    for name in ("gpg.program", "core.fsmonitor", "core.pager", "core.sshCommand"):
+        git(folder, "config", name, str(evil))
+    git(folder, "config", "log.showSignature", "true")
+    subprocess.run(["git", "-C", folder, "log", "-1"], check=False, capture_output=True)
+    assert ran.exists()  # so git itself would
+    ran.unlink()
+    look(folder)
+    assert not ran.exists()
+
+
+def test_what_a_partial_clone_lacks_is_not_fetched(folder: Path) -> None:
+    """It would be by a program of its configuration, which can allow every protocol."""
+    ran, evil = folder.parent / "ran", folder.parent / "evil"
+    evil.write_text(f"#!/bin/sh\ntouch {ran}\n")
+    evil.chmod(0o755)
+    lock = replace(make_lock(), target=make_target().name)
+    for day, one in (("2026-01-01", lock), ("2026-01-02", replace(lock, solver="uv 9"))):
+        write_lock(folder, one)
+        commit(folder, day)
+    git(folder.parent, "init", "-q", "--bare", "away")
+    for name, value in (
+        ("core.repositoryFormatVersion", "1"),
+        ("extensions.partialClone", "origin"),
+        ("remote.origin.url", str(folder.parent / "away")),
+        ("remote.origin.promisor", "true"),
+        ("remote.origin.uploadpack", str(evil)),
+        ("protocol.file.allow", "always"),
+    ):
+        git(folder, "config", name, value)
+    name = next(path.name for path in folder.iterdir() if path.is_file())
+    gone = subprocess.run(
+        ["git", "-C", folder, "rev-parse", f"HEAD~1:./{name}"], check=True, capture_output=True, text=True
+    ).stdout.strip()
+    (folder.parent / ".git/objects" / gone[:2] / gone[2:]).unlink()
+    subprocess.run(["git", "-C", folder, "cat-file", "-e", gone], check=False, capture_output=True)
+    assert ran.exists()  # so git itself would
+    ran.unlink()
+    assert former_locks(folder, [make_target()]) == {}
+    assert not ran.exists()

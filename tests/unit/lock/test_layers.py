@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.errors import LockError
 from imagefactory.lock.layers import (
     LayerLock,
     format_layer_lock,
@@ -16,6 +15,7 @@ from imagefactory.lock.layers import (
     write_layer_lock,
     wrong_entries,
 )
+from tests.made.errors import fails
 from tests.made.layer_locks import LAYERS
 
 LOCK = LayerLock(
@@ -54,9 +54,8 @@ def test_a_layer_lock_comes_back_as_it_was_written(tmp_path: Path) -> None:
 def test_a_damaged_one_is_told_by_its_line(before: str, after: str, line: int) -> None:
     text = format_layer_lock(LOCK)
     assert text.count(before) == 1
-    with pytest.raises(LockError) as caught:
+    with fails("lock-malformed") as caught:
         parse_layer_lock(text.replace(before, after), "lockfiles/x")
-    assert caught.value.code == "lock-malformed"
     assert caught.value.message.startswith(f"lockfiles/x:{line}: ")
     assert "imagefactory lock --deep" in caught.value.hint
 
@@ -65,16 +64,11 @@ def test_a_file_of_another_target_or_of_no_text_is_refused(tmp_path: Path) -> No
     write_layer_lock(tmp_path, LOCK)
     file = tmp_path / f"{LOCK.target}.layers.txt"
     file.rename(tmp_path / "other.layers.txt")
-    with pytest.raises(LockError) as caught:
+    with fails("lock-malformed", message=("other.layers.txt:2: ", "pytorch-2.3-cu121")):
         read_layer_lock(tmp_path, "other")
-    assert caught.value.code == "lock-malformed"
-    assert "other.layers.txt:2: " in caught.value.message
-    assert "pytorch-2.3-cu121" in caught.value.message
     file.write_bytes(b"\xff")
-    with pytest.raises(LockError) as caught:
+    with fails("lock-malformed", message=f"{file}:1: "):
         read_layer_lock(tmp_path, LOCK.target)
-    assert caught.value.code == "lock-malformed"
-    assert f"{file}:1: " in caught.value.message
 
 
 def test_wrong_entries_are_told_by_file_line_and_layer() -> None:

@@ -44,7 +44,6 @@ ROOT = Path(__file__).parents[3]
             f"{ROOT}/recipes/pytorch.yaml already exists",
             "edit it, or choose another family",
         ),
-        ("report", "no output is given", "add --html DIR, --svg FILE or --badge FILE"),
         (
             "image prune --older-than x --registry r.example",
             "'x' is not an age",
@@ -66,7 +65,7 @@ def test_commands(words: str, message: str, hint: str) -> None:
         (
             "\nsolver = 'mamba'",
             "{file}:2: 'solver' is allowed only in a project that you trust (a program to run)",
-            "read the file; to trust it: imagefactory -C {root} settings --trust",
+            "read the file; to trust it: imagefactory -C {root} config --trust",
         ),
     ],
 )

@@ -115,7 +115,7 @@ GOLDEN: tuple[tuple[Action, str, str], ...] = (
     (
         invited,
         "this project trusts no key, so readers could not trust its catalog",
-        "imagefactory key create NAME && imagefactory key trust NAME && imagefactory catalogue",
+        "imagefactory key create NAME && imagefactory key trust NAME && imagefactory site publish",
     ),
     (
         copied,

@@ -126,12 +126,13 @@ MESSAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "catalog-rejected": (
         expired_catalog,
         f"the catalog is rejected: expired, it was valid until {make_catalogue().expires:%Y-%m-%dT%H:%M:%SZ}",
-        "ask the maintainers of the project for a new one (they run imagefactory catalogue)",
+        "ask the maintainers of the project for a new one (they run imagefactory site publish)",
     ),
     "no-catalog-set": (
         lambda _: catalog_repository(""),
         "no catalog is set, and this directory is not a project",
-        "ask your center for its invitation, then run imagefactory join ADDRESS|FILE; or select a project: "
+        "ask your center for its invitation, then run imagefactory site join ADDRESS|FILE; or select a "
+        "project: "
         "-C DIR",
     ),
     "gpu-unknown": (

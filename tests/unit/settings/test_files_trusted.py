@@ -114,7 +114,7 @@ def test_a_project_above_counts_only_where_it_is_the_users_own(
     os.chown({"folder": root, "target": target}.get(whose, file), STRANGER, -1, follow_symlinks=False)
     with fails("project-owner-not-trusted") as caught:
         upwards(root, environ, user)
-    assert f"imagefactory -C {root} settings --trust" in caught.value.hint
+    assert f"imagefactory -C {root} config --trust" in caught.value.hint
     named = load_settings(directory=root, start=root, environ=environ, user=user)
     assert named.site.value == "chtc"
     trust(root, environ)
@@ -173,23 +173,23 @@ def test_a_command_stops_and_settings_and_doctor_show_why(
     (error,) = json_of(stopped, "error")["errors"]
     assert error["code"] == "project-not-trusted"
     assert f"{clone}/imagefactory.toml:1" in error["message"]
-    assert error["hint"].endswith(f"imagefactory -C {clone} settings --trust")
-    shown = run("settings", "--json")
+    assert error["hint"].endswith(f"imagefactory -C {clone} config --trust")
+    shown = run("config", "--json")
     assert shown.code == EXIT_OK
     told = json_of(shown, "settings")
     assert told["untrusted"] == [{"name": "solver", "value": "micromamba", "line": 1}]
     assert next(row["value"] for row in told["settings"] if row["name"] == "solver") == "rattler"
-    assert "solver" in run("settings").err
-    found = json_of(run("doctor", "--for", "submit", "--json"), "doctor")
+    assert "solver" in run("config").err
+    found = json_of(run("doctor", "--for", "job", "--json"), "doctor")
     project = found["findings"][0]
     assert (project["name"], project["state"]) == ("project", "denied")
-    assert "settings --trust" in project["remedy"]
+    assert "config --trust" in project["remedy"]
 
 
 @pytest.mark.usefixtures("mine")
 def test_trust_is_given_shown_and_taken_back(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def run(*words: str) -> Said:
-        return say(capsys, "-C", str(clone), "settings", *words)
+        return say(capsys, "-C", str(clone), "config", *words)
 
     told = json_of(run("--trust", "--json"), "project-trust")
     assert told["settings"] == [{"name": "solver", "value": "micromamba", "line": 1}]
@@ -211,7 +211,7 @@ def test_trust_needs_a_project(
 ) -> None:
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    assert say(capsys, "settings", "--trust").code == EXIT_USAGE
+    assert say(capsys, "config", "--trust").code == EXIT_USAGE
 
 
 @pytest.mark.usefixtures("mine")
@@ -288,7 +288,7 @@ def test_a_new_key_keeps_the_trust_and_trusts_no_other_line(
     assert run("trust", "other").code == EXIT_OK
     untrust_project(clone, os.environ)
     make_key(home / ".config/imagefactory/keys", "third")
-    assert "settings --trust" in run("trust", "third").out
+    assert "config --trust" in run("trust", "third").out
     assert not trusted()
 
 
@@ -297,6 +297,6 @@ def test_doctor_is_good_again(
 ) -> None:
     monkeypatch.setenv("HOME", str(home))
     write_settings(clone, 'site = "chtc"\n')
-    said = say(capsys, "-C", str(clone), "doctor", "--for", "submit", "--json")
+    said = say(capsys, "-C", str(clone), "doctor", "--for", "job", "--json")
     assert said.code in (EXIT_OK, EXIT_TOOL)
     assert "project" not in [one["name"] for one in json.loads(said.out)["findings"]]

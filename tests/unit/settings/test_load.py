@@ -269,7 +269,7 @@ def test_every_setting_has_a_row_under_the_name_of_the_file(tmp_path: Path) -> N
 def test_the_command_prints_origins_and_no_password(tmp_path: Path) -> None:
     write_settings(tmp_path, 'index = "https://ann:hunter2@index.example/simple?key=x"\n')
     environ = {"IMAGEFACTORY_DEBIAN_MIRROR": "https://bob:hunter2@debian.example/debian"}
-    ran = CliRunner().invoke(cli, ["-C", str(tmp_path), "settings", "--json"], env=environ)
+    ran = CliRunner().invoke(cli, ["-C", str(tmp_path), "config", "--json"], env=environ)
     assert ran.exit_code == 0, ran.output
     rows = {row["name"]: row for row in json.loads(ran.stdout)["settings"]}
     assert rows["index"]["value"] == "https://index.example/simple"
@@ -279,7 +279,7 @@ def test_the_command_prints_origins_and_no_password(tmp_path: Path) -> None:
         "value": "https://debian.example/debian",
         "origin": "$IMAGEFACTORY_DEBIAN_MIRROR",
     }
-    table = CliRunner().invoke(cli, ["-C", str(tmp_path), "settings"], env=environ).stdout
+    table = CliRunner().invoke(cli, ["-C", str(tmp_path), "config"], env=environ).stdout
     assert table.splitlines()[0].split() == ["NAME", "VALUE", "ORIGIN"]
     assert len(table.splitlines()) == len(rows) + 1
     assert "hunter2" not in table

@@ -56,7 +56,7 @@ def test_only_a_trusted_project_gives_what_is_restricted(tmp_path: Path, name: s
     assert (found.name, found.line) == (name, 2)
     assert caught.value.code == "project-not-trusted"
     assert f"{root}/imagefactory.toml:2" in caught.value.message
-    assert f"imagefactory -C {root} settings --trust" in caught.value.hint
+    assert f"imagefactory -C {root} config --trust" in caught.value.hint
     shown = load_settings(directory=root, start=root, environ=environ, strict=False)
     assert [one.name for one in shown.untrusted] == [name]
     assert root / "imagefactory.toml" not in shown.files

@@ -104,7 +104,7 @@ def test_what_does_not_hold_is_refused(envelope: bytes, trust: TrustRules, now: 
     assert "/a/file" in caught.value.message
     assert f" {word}, " in caught.value.message
     assert caught.value.hint
-    assert ("imagefactory join" in caught.value.hint) == (word in ("wrong-key", "key-retired"))
+    assert ("imagefactory site join" in caught.value.hint) == (word in ("wrong-key", "key-retired"))
 
 
 def test_a_forged_one_is_refused(envelope: bytes) -> None:
@@ -362,7 +362,7 @@ def test_without_any_the_hint_says_where_to_name_one(tmp_path: Path) -> None:
     settings = load_settings(directory=tmp_path, start=tmp_path, environ=environ)
     with fails("no-catalog-set") as caught:
         read_catalog(settings, environ, NOW)
-    assert "imagefactory join ADDRESS|FILE" in caught.value.hint
+    assert "imagefactory site join ADDRESS|FILE" in caught.value.hint
 
 
 @pytest.mark.parametrize(

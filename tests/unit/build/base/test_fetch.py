@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from imagefactory.build.base import fetch
-from imagefactory.errors import BuildError, DownloadError
 from imagefactory.lock.debian.archive import DebianMirror, StaleIndexError
 from imagefactory.lock.debian.lock import downloaded_filename, format_package
 from imagefactory.model import BaseLock, DebianPackage
 from imagefactory.progress import QuietProgress
+from tests.made.errors import fails
 from tests.made.values import make_base
 
 CONTENT = b"a deb"
@@ -93,9 +93,8 @@ def test_a_cached_file_that_no_signed_index_offers_does_not_count(
     archive: Archive, mirror: DebianMirror
 ) -> None:
     put_file(mirror)
-    with pytest.raises(BuildError) as told:
+    with fails("packages-withdrawn") as told:
         fetch_locked(mirror)
-    assert told.value.code == "packages-withdrawn"
     then = datetime.fromtimestamp(LOCK.source_date_epoch, UTC) + timedelta(hours=6)
     assert f"/archive/debian/{then:%Y%m%dT%H%M%S}Z" in told.value.hint
     assert archive.opened == 1
@@ -107,9 +106,8 @@ def test_a_cached_file_of_another_content_than_the_index_says_does_not_count(
 ) -> None:
     put_file(mirror)
     archive.packages = (replace(HELLO, sha256="0" * 64),)
-    with pytest.raises(DownloadError) as caught:
+    with fails("hash-mismatch"):
         fetch_locked(mirror)
-    assert caught.value.code == "hash-mismatch"
     assert not fetch.is_recorded(HELLO, mirror.debs)
 
 
@@ -134,9 +132,8 @@ def test_an_interrupted_download_counts_only_once_the_index_offers_it(
     partial = mirror.debs / "partial" / downloaded_filename(HELLO)
     partial.parent.mkdir(parents=True)
     partial.write_bytes(CONTENT)
-    with pytest.raises(BuildError) as caught:
+    with fails("packages-withdrawn"):
         fetch_locked(mirror)
-    assert caught.value.code == "packages-withdrawn"
     assert not fetch.deb_path(mirror.debs, HELLO).exists()
     archive.packages = (HELLO,)
     assert fetch_locked(mirror).debs[0].read_bytes() == CONTENT
@@ -190,9 +187,8 @@ def test_a_record_that_does_not_count(
 ) -> None:
     put_file(mirror)
     forge(fetch.record_path(mirror.debs, HELLO))
-    with pytest.raises(BuildError) as caught:
+    with fails("packages-withdrawn"):
         fetch_locked(mirror)
-    assert caught.value.code == "packages-withdrawn"
     archive.packages = (HELLO,)
     fetch_locked(mirror)
     assert fetch.is_recorded(HELLO, mirror.debs)
@@ -208,6 +204,5 @@ def test_a_record_of_another_user_does_not_count(
     else:
         monkeypatch.setattr(os, "geteuid", lambda: 4242)
     archive.packages = ()
-    with pytest.raises(BuildError) as caught:
+    with fails("packages-withdrawn"):
         fetch_locked(mirror)
-    assert caught.value.code == "packages-withdrawn"

@@ -19,7 +19,7 @@ from tests.made.registry import RegistryMadeHere
 @pytest.mark.parametrize(
     ("argv", "named"),
     [
-        (("--wait-limit", "3h"), ("--wait-limit", "--pool")),
+        (("--wait-limit", "3h"), ("--wait-limit", "--scheduler")),
         (("--github",), ("--github", "--kept")),
         (("--kept", "x", "--github", "--json"), ("--github", "--json")),
         (("--kept", "x", "pytorch-*"), ("--kept", "pytorch-*")),
@@ -30,7 +30,7 @@ from tests.made.registry import RegistryMadeHere
 def test_what_does_not_go_together_is_refused(
     call: Call, argv: tuple[str, ...], named: tuple[str, str]
 ) -> None:
-    done = call("night", *argv)
+    done = call("site", "nightly", *argv)
     assert (done.code, done.error_codes) == (2, ("option-conflict",))
     assert all(word in done.err for word in named)
 
@@ -44,16 +44,17 @@ def test_what_does_not_go_together_is_refused(
     ],
 )
 def test_what_cannot_be_used_is_refused(call: Call, argv: tuple[str, ...], said: str) -> None:
-    done = call("night", *argv)
+    done = call("site", "nightly", *argv)
     assert (done.code, said in done.err) == (2, True), done
 
 
 def test_units_are_written_and_two_commands_told(call: Call, tmp_path: Path) -> None:
     folder = tmp_path / "systemd" / "user"
     argv = (
-        "night",
+        "site",
+        "nightly",
         "pytorch-*",
-        "--pool",
+        "--scheduler",
         "htcondor",
         "--wait-limit",
         "3h",
@@ -67,12 +68,13 @@ def test_units_are_written_and_two_commands_told(call: Call, tmp_path: Path) -> 
     assert "loginctl enable-linger" in said.out
     service = (folder / "imagefactory-night.service").read_text()
     assert (
-        f'-C {tmp_path} night --pool htcondor --wait-limit 10800s --mail "mail me" "pytorch-*"\n' in service
+        f'-C {tmp_path} site nightly --scheduler htcondor --wait-limit 10800s --mail "mail me" "pytorch-*"\n'
+        in service
     )
     assert (folder / "imagefactory-night.timer").is_file()
     (tmp_path / "hook").write_text("https://chat.example.org/x")
     more = ("--metrics", "night.prom", "--webhook", str(tmp_path / "hook"))
-    assert call("night", *more, "--install", str(folder), root=tmp_path).code == 0
+    assert call("site", "nightly", *more, "--install", str(folder), root=tmp_path).code == 0
     service = (folder / "imagefactory-night.service").read_text()
     assert f"--metrics {Path.cwd() / 'night.prom'} --webhook {tmp_path / 'hook'}\n" in service
     assert json_of(call(*argv, str(folder), "--json", root=tmp_path), "night-units")["files"]
@@ -80,11 +82,11 @@ def test_units_are_written_and_two_commands_told(call: Call, tmp_path: Path) -> 
 
 def test_a_step_runs_this_program_and_all_that_it_says_is_kept(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
-    code, said = command._runner(tmp_path, log)(("settings", "--json", "--no-such"))
+    code, said = command._runner(tmp_path, log)(("config", "--json", "--no-such"))
     assert code == 2
     assert '"imagefactory.error/1"' in said
     text = log.read_text()
-    assert text.startswith("\n$ imagefactory settings --json --no-such\n")
+    assert text.startswith("\n$ imagefactory config --json --no-such\n")
     assert "No such option" in text
     assert text.endswith("exit code 2\n")
 
@@ -95,7 +97,7 @@ def test_a_step_runs_no_program_of_the_folder(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "imagefactory").mkdir()
     for name in ("click.py", "imagefactory/__init__.py", "imagefactory/__main__.py"):
         (tmp_path / name).write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
-    code, _ = command._runner(tmp_path, tmp_path / "log.txt")(("settings", "--json"))
+    code, _ = command._runner(tmp_path, tmp_path / "log.txt")(("config", "--json"))
     assert code == 0
     assert not (tmp_path / "ran").exists()
 
@@ -110,7 +112,7 @@ def test_a_mail_that_cannot_be_sent_is_told(capfd: pytest.CaptureFixture[str]) -
 def test_a_night_that_cannot_be_is_mailed_too(call: Call, factory: Project, tmp_path: Path) -> None:
     mail = tmp_path / "mail"
     root = factory.settings.root_path
-    assert call("night", "--mail", f"cat > {mail}", root=root).code == 2
+    assert call("site", "nightly", "--mail", f"cat > {mail}", root=root).code == 2
     assert "registry = " in mail.read_text()
 
 
@@ -121,7 +123,7 @@ def test_what_changed_since_a_plan_is_told_whoever_did_it(
     (tmp_path / "gpus.yaml").write_text('- capability: "8.0"\n')
     asked = ("--inventory", str(tmp_path / "gpus.yaml"), "--registry", registry.host)
     assert call("plan", NAME, *asked, "--keep", str(kept), root=root).code == 0
-    since = ("night", "--kept", str(kept))
+    since = ("site", "nightly", "--kept", str(kept))
     issue = call(*since, "--github", root=root).out
     assert f"- `{NAME}`\n  - `it was to be built, and still is`" in issue
 
@@ -146,6 +148,6 @@ def test_no_line_of_a_mail_is_a_command_or_steers_a_terminal(tmp_path: Path) -> 
 def test_a_folder_that_no_unit_can_name_is_refused(call: Call, tmp_path: Path) -> None:
     root = tmp_path / "f\nExecStart=x"
     root.mkdir()
-    done = call("night", "--install", str(tmp_path / "units"), root=root)
+    done = call("site", "nightly", "--install", str(tmp_path / "units"), root=root)
     assert done.code == 2
     assert not (tmp_path / "units").exists()

@@ -159,7 +159,7 @@ def test_a_night_on_a_pool_goes_all_the_way_and_the_next_has_nothing_to_do(night
         "sweep collect",
         "image promote",
         "verdict sync",
-        "catalogue",
+        "site publish",
         "image prune",
     ]
     assert [(row.what, row.on) for row in first.proven] == [(NAME, "7.0, 8.0")]
@@ -169,7 +169,7 @@ def test_a_night_on_a_pool_goes_all_the_way_and_the_next_has_nothing_to_do(night
     assert is_news(first, None)
 
     second = nights.run()
-    assert nights.commands == ["image promote", "verdict sync", "catalogue", "image prune"]
+    assert nights.commands == ["image promote", "verdict sync", "site publish", "image prune"]
     assert (second.built, second.proven, second.broken, second.due) == ((), (), (), ())
     assert not is_news(second, first)
     assert last_nightly(nights.site.factory.settings) == second
@@ -193,7 +193,7 @@ def test_a_night_approves_by_its_one_key_and_says_what_waits(nights: Nights) -> 
 
 def test_a_night_warns_once_a_week_before_the_last_signed_catalog_expires(nights: Nights) -> None:
     settings, now = nights.site.factory.settings, datetime.now(UTC).replace(microsecond=0)
-    nights.crashes = ("catalogue",)
+    nights.crashes = ("site publish",)
     write_settings(settings.root_path, LAB_ROW, nights.site.factory.environ)
 
     def night(left: timedelta) -> tuple[NightlyReport, list[str]]:
@@ -271,7 +271,7 @@ def test_what_the_pool_does_not_bring_in_time_waits_for_the_next_night(nights: N
     first = nights.run(wait=timedelta(0))
     assert "2 jobs are still on the pool" in first.notes[0]
     assert [(row.what, row.on) for row in first.due] == [(NAME, "7.0, 8.0")]
-    assert nights.commands[-4:] == ["image promote", "verdict sync", "catalogue", "image prune"]
+    assert nights.commands[-4:] == ["image promote", "verdict sync", "site publish", "image prune"]
     play(0)
     second = nights.run()
     assert [(row.what, row.on) for row in second.proven] == [(NAME, "7.0, 8.0")]
@@ -398,7 +398,7 @@ def test_a_verdict_that_says_no_is_broken_until_it_is_mended(nights: Nights) -> 
 def test_a_step_that_is_killed_ends_no_other(nights: Nights) -> None:
     nights.crashes = ("build", "verdict sync")
     done = nights.run()
-    assert nights.commands == ["build", "image promote", "verdict sync", "catalogue", "image prune"]
+    assert nights.commands == ["build", "image promote", "verdict sync", "site publish", "image prune"]
     told = {row.what: row.why for row in done.broken}
     assert told[NAME] == "`imagefactory build` ended with exit code -9"
     assert told["reconcile"] == "`imagefactory verdict sync` ended with exit code -9"
@@ -416,7 +416,7 @@ def test_a_step_that_cannot_be_started_ends_no_other(nights: Nights, monkeypatch
 
     monkeypatch.setattr(nights, "step", run)
     done = nights.run()
-    assert nights.commands[-2:] == ["catalogue", "image prune"]
+    assert nights.commands[-2:] == ["site publish", "image prune"]
     assert [(row.what, row.code) for row in done.broken] == [("tags", 7), ("reconcile", 7)]
 
 
@@ -430,7 +430,7 @@ def test_a_full_disk_is_told_and_gets_the_reserve(nights: Nights, monkeypatch: p
     monkeypatch.setattr(shutil, "disk_usage", lambda _: free._replace(free=RESERVE - 1))
     done = nights.run()
     assert [(row.what, row.code) for row in done.broken] == [(NIGHTLY_DIRECTORY, 7)]
-    assert nights.commands == ["image promote", "verdict sync", "catalogue", "image prune"]
+    assert nights.commands == ["image promote", "verdict sync", "site publish", "image prune"]
     assert not has_reserve(settings)
 
 
@@ -472,19 +472,19 @@ def test_a_recipe_with_faults_keeps_nothing_else_from_being_published(nights: Ni
         "sweep collect",
         "image promote",
         "verdict sync",
-        "catalogue",
+        "site publish",
         "image prune",
     ]
     assert [(row.what, row.on) for row in second.proven] == [(NAME, "7.0, 8.0")]
-    assert '"exit_code": 2' in nights.said["catalogue"]
-    assert json.loads(nights.said["catalogue"])["written"]
+    assert '"exit_code": 2' in nights.said["site publish"]
+    assert json.loads(nights.said["site publish"])["written"]
     other.unlink()
 
     text = recipe.read_text()
     recipe.write_text(f"{text}nonsense: 1\n")
     other.write_text(OTHER)
-    nights.step(("catalogue", "--json"))
-    told = json.loads(nights.said["catalogue"])
+    nights.step(("site", "publish", "--json"))
+    told = json.loads(nights.said["site publish"])
     assert (told["kept"], told["images"][0]["target"]) == ([NAME], NAME)
     assert told["images"][0]["verified"] == ["7.0", "8.0"]
 
@@ -500,7 +500,7 @@ def test_a_pool_that_does_not_answer_is_told_and_the_catalogue_signed(
     monkeypatch.setattr(nights.site.pool, "inventory", silent)
     done = nights.run()
     assert [(row.what, row.why, row.code) for row in done.broken] == [("pool", "no collector", 6)]
-    assert nights.commands[-2:] == ["catalogue", "image prune"]
+    assert nights.commands[-2:] == ["site publish", "image prune"]
     assert (done.built, done.proven) == ((), ())
 
 
@@ -514,7 +514,7 @@ def test_without_the_registry_one_cause_is_told_and_the_catalogue_tried(
         monkeypatch.setattr(f"imagefactory.{module}.open_answering", away)
     done = nights.run()
     assert [(row.what, row.code) for row in done.broken] == [("plan", 8), ("catalogue", 3)]
-    assert nights.commands == ["catalogue", "image prune"]
+    assert nights.commands == ["site publish", "image prune"]
     assert len(done.notes) == 1
 
 
@@ -529,13 +529,13 @@ def test_a_pool_that_falls_silent_is_not_waited_for_for_ever(
     nights.pause = lambda _: None
     done = nights.run()
     assert ("pool", "no schedd") in [(row.what, row.why) for row in done.broken]
-    assert nights.commands[-2:] == ["catalogue", "image prune"]
+    assert nights.commands[-2:] == ["site publish", "image prune"]
 
 
 def test_without_a_pool_this_machines_gpu_is_asked_or_none(nights: Nights) -> None:
     done = nights.run(pool="")
     assert done.notes == ("nothing is verified: no GPU in this test",)
-    assert nights.commands == ["build", "image promote", "verdict sync", "catalogue", "image prune"]
+    assert nights.commands == ["build", "image promote", "verdict sync", "site publish", "image prune"]
 
     nights.crashes = ("verify",)
     done = nights.run(pool="", evidence=OneGpu())

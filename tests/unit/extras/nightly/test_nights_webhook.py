@@ -116,7 +116,7 @@ def test_any_other_is_refused_and_not_repeated(given: str, tmp_path: Path) -> No
 
 def test_a_night_that_cannot_be_is_posted_too(call: Call, factory: Project, taker: Taker) -> None:
     root = factory.settings.root_path
-    assert call("night", "--webhook", taker.url, root=root).code == 2
+    assert call("site", "nightly", "--webhook", taker.url, root=root).code == 2
     ((_, _, body),) = taker.got
     assert (body["format"], body["errors"][0]["exit_code"]) == ("imagefactory.error/1", 2)
 

@@ -33,7 +33,7 @@ def sign_here(bench: Bench, content: bytes, capability: str = "8.0") -> str:
 def test_what_is_proven_in_the_store_stands_on_its_pages(bench: Bench, tmp_path: Path) -> None:
     manifest = sign_here(bench, b"a")
     out = tmp_path / "site"
-    said = bench.call("report", TARGET, "--html", str(out))
+    said = bench.call("report", TARGET, "-o", str(out))
     assert str(out / "index.html") in said.out
     assert "<td class=v>verified" in (out / "index.html").read_text()
     page = (out / "images" / f"{TARGET}.html").read_text()
@@ -48,7 +48,7 @@ def test_what_is_proven_in_the_store_stands_on_its_pages(bench: Bench, tmp_path:
 def test_an_image_of_the_registry_has_its_commands_and_its_submit_file(bench: Bench, tmp_path: Path) -> None:
     digest = bench.push(b"a", 1)
     bench.verify(digest)
-    bench.call("report", TARGET, "--registry", bench.registry.host, "--html", str(tmp_path / "site"))
+    bench.call("report", TARGET, "--registry", bench.registry.host, "-o", str(tmp_path / "site"))
     page = (tmp_path / "site" / "images" / f"{TARGET}.html").read_text()
     reference = f"{bench.registry.host}/one@{digest}"
     assert f"docker pull {reference}" in page
@@ -93,7 +93,7 @@ def test_what_lies_in_store_and_registry_is_told_once(bench: Bench) -> None:
 
 
 def test_an_image_that_was_never_built_is_shown_by_its_lock(bench: Bench, tmp_path: Path) -> None:
-    bench.call("report", "--html", str(tmp_path / "site"), "--capability", "8.0")
+    bench.call("report", "-o", str(tmp_path / "site"), "--capability", "8.0")
     page = (tmp_path / "site" / "images" / f"{TARGET}.html").read_text()
     assert "There is no image of it here" in page
     assert f"imagefactory build {TARGET}" in page
@@ -104,12 +104,12 @@ def test_files_of_others_are_left_alone_and_pages_that_are_no_more_go(bench: Ben
     out = tmp_path / "site"
     out.mkdir()
     (out / "mine.txt").write_text("mine")
-    said = bench.call("report", "--html", str(out), code=2)
+    said = bench.call("report", "-o", str(out), code=2)
     assert "did not write" in said.err
     assert [path.name for path in out.iterdir()] == ["mine.txt"]
-    bench.call("report", "--html", str(out), "--capability", "9.0", "--force")
+    bench.call("report", "-o", str(out), "--capability", "9.0", "--force")
     assert (out / "gpus" / "9.0.html").exists()
-    bench.call("report", "--html", str(out), "--capability", "8.6")
+    bench.call("report", "-o", str(out), "--capability", "8.6")
     assert not (out / "gpus" / "9.0.html").exists()
     assert (out / "gpus" / "8.6.html").exists()
     assert (out / "mine.txt").read_text() == "mine"
@@ -118,29 +118,28 @@ def test_files_of_others_are_left_alone_and_pages_that_are_no_more_go(bench: Ben
 def test_a_badge_and_a_picture_are_files_of_their_own(bench: Bench, tmp_path: Path) -> None:
     sign_here(bench, b"a")
     badge, picture = tmp_path / "badge.svg", tmp_path / "matrix.svg"
-    said = bench.call("report", TARGET, "--badge", str(badge), "--svg", str(picture), "--json")
-    assert json_of(said, "report") == {
-        "format": "imagefactory.report/1",
-        "images": 1,
-        "files": [str(badge), str(picture)],
-    }
+    for kind, path in (("badge", badge), ("svg", picture)):
+        said = bench.call("report", TARGET, "--format", kind, "-o", str(path), "--json")
+        assert json_of(said, "report") == {
+            "format": "imagefactory.report/1",
+            "images": 1,
+            "files": [str(path)],
+        }
     assert "verified on sm_80" in badge.read_text()
     assert TARGET in picture.read_text()
 
 
 def test_bad_arguments_are_told(bench: Bench, tmp_path: Path) -> None:
-    said = bench.call("report", code=2)
-    assert (said.error_codes, "--html DIR" in said.err) == (("argument-missing",), True)
-    assert "nothing-*" in bench.call("report", "nothing-*", "--html", str(tmp_path / "x"), code=3).err
-    said = bench.call("report", "--badge", str(tmp_path / "b.svg"), code=2)
-    assert (said.error_codes, "--badge" in said.err) == (("option-conflict",), True)
+    assert "nothing-*" in bench.call("report", "nothing-*", "-o", str(tmp_path / "x"), code=3).err
+    said = bench.call("report", "-o", str(tmp_path / "b.svg"), "--format", "badge", code=2)
+    assert (said.error_codes, "badge" in said.err) == (("option-conflict",), True)
 
 
 def test_the_front_pages_picture_is_what_the_recipes_and_locks_say(call: Call, tmp_path: Path) -> None:
     """`make picture` makes it anew. No image is there, so nothing of it can be more than foretold."""
     names = ("pytorch-[12]*", "jax-0*", "tensorflow-2*", "onnxruntime-1*")
     made = tmp_path / "matrix.svg"
-    assert call("report", *names, "--svg", str(made)).code == 0
+    assert call("report", *names, "-o", str(made), "--format", "svg").code == 0
     assert " ".join(f"'{name}'" for name in names) in (ROOT / "Makefile").read_text()
     assert made.read_text() == (ROOT / "docs" / "matrix.svg").read_text()
     assert ": 0 of " in made.read_text()
@@ -151,6 +150,6 @@ def test_outside_of_a_factory_the_catalogue_says_which_images(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    said = call("report", "--html", "site", "--registry", "registry.example.org", root=None)
+    said = call("report", "-o", "site", "--registry", "registry.example.org", root=None)
     assert (said.code, said.error_codes, "--registry" in said.err) == (2, ("option-conflict",), True)
     assert not (tmp_path / "site").exists()

@@ -50,7 +50,7 @@ TARGET = "one-12.1-cu121"
 
 def tables(bench: Bench, *arguments: str, code: int = 0) -> dict[str, dict[str, Any]]:
     """The rows of the target, by capability."""
-    said = bench.call("tables", TARGET, "--json", *arguments, code=code)
+    said = bench.call("report", TARGET, *arguments, "--format", "json", code=code)
     return {row["capability"]: row for row in json_of(said, "tables")["combos"]}
 
 
@@ -94,7 +94,7 @@ def sign_here(bench: Bench, content: bytes) -> VerifiedImage:
 def test_what_is_proven_in_the_store_is_valid(bench: Bench, tmp_path: Path) -> None:
     sign_here(bench, b"a")
     out = tmp_path / "out"
-    said = bench.call("tables", "--output", str(out))
+    said = bench.call("report", "--output", str(out), "--format", "csv")
     assert {path.name for path in out.iterdir()} == FILES
     assert (out / "valid_combos.csv").read_text() == f"{HEADER}\nnvidia-cuda-runtime-cu12,8.0,12.1,12.1\n"
     assert str(out / "valid_combos.csv") in said.out
@@ -102,7 +102,7 @@ def test_what_is_proven_in_the_store_is_valid(bench: Bench, tmp_path: Path) -> N
     row = tables(bench)["8.0"]
     assert (row["state"], row["basis"], row["driver"]) == ("valid", "verified", "550.54.15")
     again = {path.name: path.read_text() for path in out.iterdir() if path.suffix == ".csv"}
-    bench.call("tables", "--output", str(out))
+    bench.call("report", "--output", str(out), "--format", "csv")
     assert again == {path.name: path.read_text() for path in out.iterdir() if path.suffix == ".csv"}
 
 
@@ -150,7 +150,9 @@ def test_a_sweep_of_another_image_says_nothing(bench: Bench, tmp_path: Path) -> 
     folder = tmp_path / "elsewhere"
     collected(folder, other, Outcome.NO_KERNEL)
     assert tables(bench, "--sweep", str(folder))["9.0"]["state"] == "not-tested"
-    assert bench.call("tables", "--sweep", str(tmp_path), code=2).error_codes == ("sweep-not-found",)
+    assert bench.call("report", "--sweep", str(tmp_path), "--format", "csv", code=2).error_codes == (
+        "sweep-not-found",
+    )
 
 
 @pytest.mark.parametrize(("file", "text"), [("sweep.json", "{"), ("collected.json", '{"format": 9}')])
@@ -165,24 +167,24 @@ def test_a_malformed_sweep_of_the_store_is_told_and_stops_nothing(
         collected(sweeps / name, subject, Outcome.HELD)
     broken = sweeps / "20261122-000000-aaaa"
     (broken / file).write_text(text)
-    said = bench.call("tables", "--output", str(bench.folder / "out"))
+    said = bench.call("report", "--output", str(bench.folder / "out"), "--format", "csv")
     assert "skipped a sweep of the store" in said.out
     assert str(broken / file) in said.out
     assert "skipped" in (bench.folder / "out" / "combos.md").read_text()
-    told = json_of(bench.call("tables", "--json"), "tables")
+    told = json_of(bench.call("report", "--format", "json"), "tables")
     assert [str(broken / file) in note for note in told["notes"]] == [True]
     assert tables(bench)["9.0"]["cause"] == "held"  # as the other one says
-    assert str(broken) in bench.call("tables", "--sweep", str(broken), code=2).err
+    assert str(broken) in bench.call("report", "--sweep", str(broken), "--format", "csv", code=2).err
 
 
 def test_files_of_others_are_left_alone(bench: Bench, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "valid_combos.csv").write_text("mine")
-    said = bench.call("tables", "--output", str(out), code=2)
+    said = bench.call("report", "--output", str(out), "--format", "csv", code=2)
     assert "did not write" in said.err
     assert [path.name for path in out.iterdir()] == ["valid_combos.csv"]
-    bench.call("tables", "--output", str(out), "--force")
+    bench.call("report", "--output", str(out), "--force", "--format", "csv")
     assert (out / "valid_combos.csv").read_text().startswith(HEADER)
 
 
@@ -190,7 +192,7 @@ def test_without_trust_nothing_is_valid(bench: Bench) -> None:
     sign_here(bench, b"a")
     (bench.folder / "root" / "imagefactory.toml").write_text("")
     assert tables(bench, "--capability", "8.0")["8.0"]["state"] == "not-tested"
-    said = bench.call("tables", "--output", str(bench.folder / "out"))
+    said = bench.call("report", "--output", str(bench.folder / "out"), "--format", "csv")
     assert "No key is trusted here" in said.out
 
 
@@ -199,7 +201,7 @@ def test_without_trust_nothing_is_valid(bench: Bench) -> None:
     [(("--capability", "x"), "'x'"), (("nothing-*",), "nothing-*")],
 )
 def test_bad_arguments_are_told(bench: Bench, arguments: tuple[str, ...], said: str) -> None:
-    done = bench.call("tables", *arguments, code=3 if "nothing" in said else 2)
+    done = bench.call("report", *arguments, "--format", "csv", code=3 if "nothing" in said else 2)
     assert said in done.err
     assert (done.error_codes == ("option-invalid",)) == ("--capability" in arguments)
 

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.errors import LockError, ToolError, UsageError, extra_hint
-from imagefactory.http import RejectedError, RetryPolicy, redact, without_login
+from imagefactory.errors import UsageError, extra_hint
+from imagefactory.http import HttpSession, RejectedError, RetryPolicy, redact, without_login
 from imagefactory.lock.conda.channels import ChannelAccess, find_channels
 from imagefactory.lock.conda.solver import CondaSolver, first_question, name_of, run
 from imagefactory.recipes.values import CHANNEL_ROOT, channel_address
 from imagefactory.settings.load import load_settings
+from tests.made.errors import fails
 from tests.made.solving import target
 from tests.made.trusted import write_settings
 from tests.services.channels import (
@@ -174,14 +175,11 @@ def test_netrc_gives_way_to_rattlers_own_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["{", "[]", '{"a": 1}', '{"a": {}}'])
 def test_a_broken_file_of_credentials_is_named_and_not_quoted(tmp_path: Path, text: str) -> None:
     (tmp_path / "auth.json").write_text(text)
-    with pytest.raises(UsageError) as caught:
+    with fails("channel-credentials-invalid", message="auth.json") as caught:
         find_channels("", {"RATTLER_AUTH_FILE": str(tmp_path / "auth.json")}, "")
-    assert caught.value.code == "channel-credentials-invalid"
-    assert "auth.json" in caught.value.message
     (tmp_path / ".netrc").write_text("machine a.example bogus secret-word")
-    with pytest.raises(UsageError) as caught:
+    with fails("channel-credentials-invalid") as caught:
         find_channels("", {"HOME": str(tmp_path)}, "")
-    assert caught.value.code == "channel-credentials-invalid"
     assert "secret-word" not in caught.value.message
 
 
@@ -201,12 +199,9 @@ def test_a_private_channel(
     with channel_server(folder, options) as server:
         setting = f"conda-forge={server.url}/conda-forge"
         stranger = find_channels(setting, {}, "")
-        with pytest.raises(LockError) as caught:
+        with fails("channel-access-denied", message="401", hint="127.0.0.1"):
             solve(stranger, tmp_path / "cache")
-        assert caught.value.code == "channel-access-denied"
-        assert "401" in caught.value.message
-        assert "127.0.0.1" in caught.value.hint
-        web = stranger.web(patience=QUICK)
+        web = HttpSession(stranger, patience=QUICK)
         with pytest.raises(RejectedError, match="401"):
             web.size(stranger.address(f"{FORGE}/noarch/x.conda"))
         web.close()
@@ -215,7 +210,7 @@ def test_a_private_channel(
             setting, write_credentials(tmp_path / "auth.json", {"127.0.0.1": credential}), ""
         )
         assert solve(friend, tmp_path / "cache")["numpy"] == f"{FORGE}/linux-64/numpy-2.0-0.conda"
-        web = friend.web(patience=QUICK)
+        web = HttpSession(friend, patience=QUICK)
         assert web.size(friend.address(f"{FORGE}/noarch/x.conda")) == 7
         web.close()
 
@@ -227,11 +222,9 @@ def test_credentials_of_this_machine_are_not_asked(
     monkeypatch.setenv("HOME", str(tmp_path))
     with channel_server(folder, ChannelOptions(users={"ann": "one"})) as server:
         stranger = find_channels(f"conda-forge={server.url}/conda-forge", {}, "")
-        with pytest.raises(LockError) as caught:
+        with fails("channel-access-denied", message="401"):
             solve(stranger, tmp_path / "cache")
-        assert caught.value.code == "channel-access-denied"
-        assert "401" in caught.value.message
-        web = stranger.web(patience=QUICK)
+        web = HttpSession(stranger, patience=QUICK)
         with pytest.raises(RejectedError, match="401"):
             web.size(f"{server.url}/conda-forge/noarch/repodata.json")
         web.close()
@@ -258,10 +251,8 @@ def test_a_container_is_told_what_it_needs_and_no_more(tmp_path: Path) -> None:
 def test_a_container_reaches_loopback_and_no_folder(tmp_path: Path) -> None:
     channels = find_channels(f"a=http://127.0.0.1:8080/a,lab={tmp_path}", {}, "")
     assert channels.site([f"{CHANNEL_ROOT}/a/noarch/x.conda"]).loopback
-    with pytest.raises(UsageError) as caught:
+    with fails("channel-not-in-container", message="x.conda"):
         channels.site([f"{CHANNEL_ROOT}/lab/noarch/x.conda"])
-    assert caught.value.code == "channel-not-in-container"
-    assert "x.conda" in caught.value.message
 
 
 # --- faults --------------------------------------------------------------------------------------
@@ -271,10 +262,8 @@ def test_a_channel_that_is_a_folder(folder: Path, tmp_path: Path) -> None:
     channels = find_channels(f"conda-forge={folder}/conda-forge", {}, "")
     assert solve(channels, tmp_path / "cache")["python"] == f"{FORGE}/linux-64/python-3.11.9-0.conda"
     (folder / "conda-forge/noarch/repodata.json").unlink()
-    with pytest.raises(LockError) as caught:
+    with fails("channel-not-indexed", hint="rattler-index"):
         solve(channels, tmp_path / "cache")
-    assert caught.value.code == "channel-not-indexed"
-    assert "rattler-index" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -293,12 +282,8 @@ def test_a_channel_with_a_fault_is_told_and_mended(
 ) -> None:
     channels = ChannelAccess(mirrors=((CHANNEL_ROOT, server.url),), retries=1)
     server.fail(r"repodata\.json$", fault)
-    with pytest.raises(LockError) as caught:
+    with fails(code, message=(reason, f"{FORGE} (at {server.url}/conda-forge)"), hint=hint) as caught:
         solve(channels, tmp_path / "cache")
-    assert caught.value.code == code
-    assert reason in caught.value.message
-    assert f"{FORGE} (at {server.url}/conda-forge)" in caught.value.message
-    assert hint in caught.value.hint
     assert caught.value.exit_code == 5
     server.mend()
     assert len(solve(channels, tmp_path / "cache")) == 2  # nothing broken was kept
@@ -325,11 +310,8 @@ def test_records_that_did_not_change_are_not_sent_again(server: ChannelServer, t
 
 
 def test_nobody_listens(tmp_path: Path) -> None:
-    with pytest.raises(LockError) as caught:
+    with fails("channel-unreachable", message=("Connection refused", "(2 times in a row)")):
         solve(ChannelAccess(mirrors=((CHANNEL_ROOT, "http://127.0.0.1:9"),), retries=1), tmp_path)
-    assert caught.value.code == "channel-unreachable"
-    assert "Connection refused" in caught.value.message
-    assert "(2 times in a row)" in caught.value.message
 
 
 def test_certificates_of_the_site(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,13 +322,11 @@ def test_certificates_of_the_site(folder: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("SSL_CERT_FILE", before)
     with channel_server(folder, ChannelOptions(certificate=server_pem)) as server:
         mirrors = ((CHANNEL_ROOT, server.url),)
-        with pytest.raises(LockError) as caught:
+        with fails("channel-certificate-untrusted", hint="certificates"):
             solve(ChannelAccess(mirrors=mirrors, retries=0), tmp_path / "cache")
-        assert caught.value.code == "channel-certificate-untrusted"
-        assert "certificates" in caught.value.hint
         trusting = ChannelAccess(mirrors=mirrors, certificates=str(authority), retries=0)
         assert len(solve(trusting, tmp_path / "cache")) == 2
-        web = trusting.web(patience=QUICK)
+        web = HttpSession(trusting, patience=QUICK)
         assert web.size(trusting.address(f"{FORGE}/noarch/repodata.json")) > 0
         web.close()
     assert (os.environ["SSL_CERT_DIR"], os.environ["SSL_CERT_FILE"]) == ("/nowhere", before)
@@ -355,10 +335,8 @@ def test_certificates_of_the_site(folder: Path, tmp_path: Path, monkeypatch: pyt
 def test_a_machine_that_trusts_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSL_CERT_DIR", "/nowhere")
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
-    with pytest.raises(LockError) as caught:
+    with fails("channel-certificates-missing", hint="ca-certificates"):
         ChannelAccess().gateway(tmp_path)
-    assert caught.value.code == "channel-certificates-missing"
-    assert "ca-certificates" in caught.value.hint
 
 
 def make_certificates(folder: Path) -> tuple[Path, Path]:
@@ -377,9 +355,8 @@ def make_certificates(folder: Path) -> tuple[Path, Path]:
 
 def test_without_rattler_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rattler", None)
-    with pytest.raises(ToolError) as caught:
+    with fails("extra-not-installed") as caught:
         ChannelAccess().gateway(tmp_path)
-    assert caught.value.code == "extra-not-installed"
     assert caught.value.hint == extra_hint("conda")
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagefactory.errors import LockError, UsageError
+from imagefactory.errors import LockError
 from imagefactory.http import redact
 from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.files import write_lock
@@ -21,6 +21,7 @@ from imagefactory.lock.pypi.index import PackageIndex, find_index
 from imagefactory.lock.pypi.requirements import fitting_tags, format_lock, parse_lock, read_lock
 from imagefactory.model import BaseSpec, Lock, LockedWheel, SourceLocation, Target
 from imagefactory.settings.choices import SettingValue
+from tests.made.errors import fails
 from tests.made.values import make_base, make_lock, make_target
 
 BASE = make_base()
@@ -54,20 +55,15 @@ def test_the_text_says_which_index_a_wheel_came_from() -> None:
         "\n# wheel: torch-2.3.1+cu121-py3-none-any.whl 1000 from pytorch-cu121\ntorch==2.3.1+cu121 " in text
     )
     assert parse_lock(text, "x") == lock
-    with pytest.raises(LockError) as caught:
+    with fails("lock-malformed", message="x:13: 'https://a/b'") as caught:
         parse_lock(text.replace("from pytorch-cu121", "from https://a/b"), "x")
-    assert caught.value.code == "lock-malformed"
-    assert "x:13: 'https://a/b'" in caught.value.message
     local = text.replace("from pytorch-cu121", "from ./wheels/torch-2.3.1+cu121-py3-none-any.whl")
     assert parse_lock(local, "x").origins == (("torch", "./wheels/torch-2.3.1+cu121-py3-none-any.whl"),)
-    with pytest.raises(LockError) as caught:
+    with fails("lock-malformed") as caught:
         parse_lock(local.replace("./wheels/", "./wheels/../"), "x")
-    assert caught.value.code == "lock-malformed"
     assert caught.value.message.startswith("x:13: './wheels/../")
-    with pytest.raises(LockError) as caught:
+    with fails("lock-malformed", message="x:13: './wheels/torch-2.3.2"):
         parse_lock(local.replace("./wheels/torch-2.3.1", "./wheels/torch-2.3.2"), "x")
-    assert caught.value.code == "lock-malformed"
-    assert "x:13: './wheels/torch-2.3.2" in caught.value.message
     named = content_hash(replace(TARGET, origins=lock.origins), BASE, None)
     other = content_hash(replace(TARGET, origins=(("torch", "lab"),)), BASE, None)
     assert len({content_hash(TARGET, BASE, None), named, other}) == 3
@@ -181,9 +177,8 @@ def test_a_malformed_lock_is_refused_by_file_and_line(name: str) -> None:
     spoil, line, what = FAULTS[name]
     text = format_lock(LOCK)
     assert spoil(text) != text
-    with pytest.raises(LockError) as caught:
+    with fails("lock-malformed") as caught:
         parse_lock(spoil(text), "lockfiles/x.requirements.txt")
-    assert caught.value.code == "lock-malformed"
     assert caught.value.message.startswith(f"lockfiles/x.requirements.txt:{line}: ")
     assert what in caught.value.message
     assert caught.value.hint.startswith("imagefactory lock ")
@@ -210,9 +205,8 @@ def test_a_lock_with_one_character_changed_is_refused_or_reads_as_it_is_written(
 
 def test_reading_and_writing(tmp_path: Path) -> None:
     path = tmp_path / "lockfiles" / "pytorch-2.3-cu121.requirements.txt"
-    with pytest.raises(LockError) as caught:
+    with fails("lock-missing") as caught:
         read_lock(path)
-    assert caught.value.code == "lock-missing"
     assert str(path) in caught.value.message
     assert caught.value.hint == "imagefactory lock pytorch-2.3-cu121"
     write_lock(path.parent, LOCK)
@@ -221,10 +215,8 @@ def test_reading_and_writing(tmp_path: Path) -> None:
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
     assert path.stat().st_mode & 0o777 == 0o644
     path.write_bytes(format_lock(LOCK).encode() + b"\xff")
-    with pytest.raises(LockError) as caught:
+    with fails("lock-malformed", message=f"{path}:15: "):
         read_lock(path)
-    assert caught.value.code == "lock-malformed"
-    assert f"{path}:15: " in caught.value.message
 
 
 def test_tags_are_those_of_an_installer() -> None:
@@ -345,9 +337,8 @@ def test_facts_that_agree() -> None:
 def test_facts_that_do_not(
     lock: Lock, changed: dict[str, str], code: str, values: tuple[str, ...], hint: str
 ) -> None:
-    with pytest.raises(LockError) as caught:
+    with fails(code) as caught:
         check_facts(lock, replace(TARGET, **changed))  # type: ignore[arg-type]
-    assert caught.value.code == code
     assert all(value in caught.value.message for value in values)
     assert hint in caught.value.hint
 
@@ -406,9 +397,8 @@ def test_pips_files_in_pips_order(tmp_path: Path) -> None:
     assert index_of(tmp_path, {"PIP_CONFIG_FILE": str(named)}).url == "http://named.invalid"
     assert index_of(tmp_path, {"PIP_CONFIG_FILE": "/dev/null"}).url == ""
     named.write_text("index-url\n")
-    with pytest.raises(UsageError) as caught:
+    with fails("pip-config-invalid") as caught:
         index_of(tmp_path, {"PIP_CONFIG_FILE": str(named)})
-    assert caught.value.code == "pip-config-invalid"
     assert str(named) in caught.value.message
 
 
@@ -446,10 +436,8 @@ def test_certificates_and_proxy_serve_both_uv_and_requests(tmp_path: Path) -> No
         if name == "SSL_CERT_FILE":
             (tmp_path / ".config/pip/pip.conf").unlink()
         assert index_of(tmp_path, {name: str(other)}).certificates == str(other)
-    with pytest.raises(UsageError) as caught:
+    with fails("certificate-file-missing", message="gone.pem ($PIP_CERT)"):
         index_of(tmp_path, {"PIP_CERT": str(tmp_path / "gone.pem")})
-    assert caught.value.code == "certificate-file-missing"
-    assert "gone.pem ($PIP_CERT)" in caught.value.message
 
 
 def test_messages_hold_no_secrets() -> None:
@@ -462,15 +450,11 @@ def test_a_target_for_cpus_has_nothing_of_cuda() -> None:
     plain = [wheel for wheel in LOCK.wheels if not wheel.name.startswith("nvidia-")]
     asks_a_driver = replace(plain[0], name="nvidia-ml-py")
     check_facts(replace(LOCK, wheels=(*plain, asks_a_driver)), target)
-    with pytest.raises(LockError) as caught:
+    with fails("gpu-package-unwanted", message="cuda: [none]"):
         check_facts(LOCK, target)
-    assert caught.value.code == "gpu-package-unwanted"
-    assert "cuda: [none]" in caught.value.message
     plugin = replace(plain[0], name="jax-cuda12-plugin")
-    with pytest.raises(LockError) as caught:
+    with fails("gpu-package-unwanted", message="jax-cuda12-plugin"):
         check_facts(replace(LOCK, wheels=(*plain, plugin)), target)
-    assert caught.value.code == "gpu-package-unwanted"
-    assert "jax-cuda12-plugin" in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -494,19 +478,14 @@ def test_wheels_say_which_rocm_they_are_built_for(name: str, version: str, rocm:
 def test_a_target_for_amd_has_nothing_of_cuda_and_its_own_rocm() -> None:
     target = replace(TARGET, cuda="rocm7", capabilities=("gfx90a",))
     plain = tuple(wheel for wheel in LOCK.wheels if not wheel.name.startswith("nvidia-"))
-    with pytest.raises(LockError) as caught:
+    with fails("gpu-package-unwanted", message="rocm: [7]") as caught:
         check_facts(LOCK, target)
-    assert caught.value.code == "gpu-package-unwanted"
-    assert "rocm: [7]" in caught.value.message
-    with pytest.raises(LockError) as caught:
+    with fails("rocm-missing") as caught:
         check_facts(replace(LOCK, wheels=plain), target)
-    assert caught.value.code == "rocm-missing"
     plugin = replace(plain[0], name="jax-rocm7-plugin", version="0.10.2")
     check_facts(replace(LOCK, wheels=(*plain, plugin)), target)
     for asked in ("rocm7.0", "rocm6.4"):
-        with pytest.raises(LockError) as caught:
+        with fails("rocm-version-mismatch", message="ROCm 7") as caught:
             check_facts(replace(LOCK, wheels=(*plain, plugin)), replace(target, cuda=asked))
-        assert caught.value.code == "rocm-version-mismatch"
-        assert "ROCm 7" in caught.value.message
         assert asked.removeprefix("rocm") in caught.value.message
         assert 'write rocm: ["7"] at' in caught.value.hint

@@ -15,6 +15,7 @@ import pytest
 from imagefactory.errors import UsageError
 from imagefactory.lock.pypi import sources
 from imagefactory.lock.pypi.sources import DEFAULT_REQUIRES, copy_source, leads_out, read_project
+from tests.made.errors import fails
 
 PYPROJECT = '[build-system]\nrequires = ["setuptools>=61", "numpy ; python_version < \'3.13\'"]\n'
 NAMED = '[project]\nname = "My_Ops"\n'
@@ -54,10 +55,8 @@ def test_a_source_with_hundreds_of_dependencies(tmp_path: Path) -> None:
 
 
 def test_what_a_folder_is_built_with(tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as caught:
+    with fails("package-source-invalid", message="neither pyproject.toml nor setup.py"):
         read_project(tmp_path)
-    assert caught.value.code == "package-source-invalid"
-    assert "neither pyproject.toml nor setup.py" in caught.value.message
     (tmp_path / "setup.py").write_text("x")
     assert read_project(tmp_path).requires == DEFAULT_REQUIRES
     (tmp_path / "pyproject.toml").write_text(PYPROJECT)
@@ -80,17 +79,14 @@ def test_what_a_folder_is_built_with(tmp_path: Path) -> None:
 )
 def test_a_pyproject_that_is_none_is_told(tmp_path: Path, text: str) -> None:
     (tmp_path / "pyproject.toml").write_text(text)
-    with pytest.raises(UsageError) as caught:
+    with fails("package-source-invalid"):
         read_project(tmp_path)
-    assert caught.value.code == "package-source-invalid"
 
 
 def test_a_file_that_is_no_archive_is_told(tmp_path: Path) -> None:
     (tmp_path / "ops.tar.gz").write_text("no archive")
-    with pytest.raises(UsageError) as caught:
+    with fails("package-source-invalid", message="ops.tar.gz"):
         read_project(tmp_path / "ops.tar.gz")
-    assert caught.value.code == "package-source-invalid"
-    assert "ops.tar.gz" in caught.value.message
 
 
 # --- archives that are made to be read ---------------------------------------------------------------
@@ -158,9 +154,8 @@ def test_an_archive_is_read_to_its_limits(
     tmp_path: Path, make: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "MEMBERS", 20)
-    with pytest.raises(UsageError) as caught:
+    with fails("package-source-invalid"):
         read_project(make(tmp_path))
-    assert caught.value.code == "package-source-invalid"
 
 
 def test_a_project_names_itself(tmp_path: Path) -> None:
@@ -233,10 +228,8 @@ def test_nothing_from_outside_is_copied(
 
 def test_entries_are_counted(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "TREE", sources.TREE._replace(entries=3))
-    with pytest.raises(UsageError) as caught:
+    with fails("cannot-copy-file", message="3 entries"):
         copy_source(package, tmp_path / "copy", 100)
-    assert caught.value.code == "cannot-copy-file"
-    assert "3 entries" in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -322,9 +315,8 @@ def test_a_version_that_only_a_build_knows_is_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["PKG-INFO", "setup.cfg"])
 def test_metadata_that_is_none_is_told(tmp_path: Path, name: str) -> None:
     bad = {"PKG-INFO": INFO.format(version="2.2") + "Requires-Dist: a b c\n", "setup.cfg": "no section"}
-    with pytest.raises(UsageError) as caught:
+    with fails("package-source-invalid"):
         read_project(archive(tmp_path, "tar.gz", **{name: bad[name]}))
-    assert caught.value.code == "package-source-invalid"
 
 
 def test_names_at_the_top_are_skipped_only_there(package: Path, tmp_path: Path) -> None:

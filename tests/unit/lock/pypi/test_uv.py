@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,10 @@ import pytest
 from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.lock.pypi.no_wheel import NoWheelError
 from imagefactory.lock.pypi.question import PinnedVersions, WheelRequest
-from imagefactory.lock.pypi.uv import UvLocker
+from imagefactory.lock.pypi.uv import UvLocker, plain_uv_message, read_via, write_requirements
+from tests.made.errors import fails
 from tests.made.values import make_lock
+from tests.made.wheels import make_wheel
 
 
 class Counting(UvLocker):
@@ -47,3 +50,55 @@ def test_a_question_is_asked_once(tmp_path: Path) -> None:
             *("no-usable-wheel", ("sourced",), "why"),
         )
     assert len(uv.asked) == 5
+
+
+LAB = ("lab", "https://lab.example.org/simple/")
+
+
+INDEX = PackageIndex(url="", origin="", certificates="", proxy="", environment=(), named=(LAB,))
+
+
+def test_without_named_indexes_lines_are_asked_in_their_order(tmp_path: Path) -> None:
+    """uv prefers what is named first, so another order would lock other versions."""
+    lock = make_lock(origins=(("numpy", "lab"),))  # which is not asked for now
+    path = write_requirements(tmp_path, ["torch==2.3.*", "idna", "Zip", "torch==2.3.*", "anyio"], lock, INDEX)
+    assert (path.name, path.read_text()) == ("asked.txt", "torch==2.3.*\nidna\nZip\nanyio\n")
+
+
+def test_what_a_named_index_brings_comes_from_it_alone(tmp_path: Path) -> None:
+    path = write_requirements(
+        tmp_path, ["Torch[x]==2.3.*", "idna"], make_lock(origins=(("torch", "lab"),)), INDEX
+    )
+    written = tomllib.loads(path.read_text())
+    assert path.suffix == ".toml"
+    assert written["project"]["dependencies"] == ["Torch[x]==2.3.*", "idna"]
+    assert written["tool"]["uv"]["sources"] == {"torch": {"index": "lab"}}
+    lab = {"name": "lab", "url": "https://lab.example.org/simple", "explicit": True}
+    assert written["tool"]["uv"]["index"] == [lab]
+    told = "Because imagefactory-asked depends on torch==2.3.*, we can conclude"
+    assert plain_uv_message(told) == "Because you require torch==2.3.*, we can conclude"
+
+
+def test_who_requires_a_package() -> None:
+    text = "a==1\n    # via\n    #   -r asked.txt\n    #   B-c\n    #   d.e\nd-e==2\n    # via -r asked.txt\n"
+    text += "b-c==1\n    # via imagefactory-asked (/tmp/pyproject.toml)\nf==1\n    # via d-e\n"
+    found = read_via(text)
+    assert {name: by for name, by in found.items() if by} == {"a": ("b-c", "d-e"), "f": ("d-e",)}
+
+
+def test_wheels_of_the_factory_are_shown_as_an_index_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "root/wheels").mkdir(parents=True)
+    file = make_wheel(tmp_path / "root/wheels", "mylib", {})
+    lock = make_lock(origins=(("mylib", f"./wheels/{file.name}"),))
+    path = write_requirements(tmp_path, ["mylib==1.0", "idna"], lock, replace(INDEX, root=tmp_path / "root"))
+    (index,) = tomllib.loads(path.read_text())["tool"]["uv"]["index"]
+    assert (index["format"], index["explicit"]) == ("flat", True)
+    assert index["url"] == (tmp_path / "wheels").as_uri()
+    assert (tmp_path / "wheels" / file.name).samefile(file)
+
+
+def test_an_index_without_an_address_says_where_to_write_it(tmp_path: Path) -> None:
+    with fails("index-unknown") as caught:
+        write_requirements(tmp_path, ["torch"], make_lock(origins=(("torch", "cu128"),)), INDEX)
+    assert all(value in caught.value.message for value in ("pytorch-2.3-cu121", "torch", "'cu128'"))
+    assert caught.value.hint == 'write below [indexes] in imagefactory.toml: cu128 = "https://..."'

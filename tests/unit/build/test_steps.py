@@ -6,16 +6,16 @@ import json
 import re
 from dataclasses import replace
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from imagefactory.build.definition import define
 from imagefactory.build.render import render_apptainer, render_dockerfile
-from imagefactory.errors import RecipeError, UsageError
+from imagefactory.errors import RecipeError
 from imagefactory.model import BuildSpec, Lock, LockedWheel, Target
 from imagefactory.recipes.expand import expand
 from imagefactory.recipes.recipe import parse_recipe
+from tests.made.errors import fails
 from tests.made.rendered import (
     BITS,
     HOSTILE_TEXT,
@@ -76,9 +76,8 @@ def test_values_come_through_whole_or_are_refused(environment, labels, descripti
             assert section_names(render_apptainer(definition)) == SECTIONS
         return
     for render_one in (render_dockerfile, render_apptainer):
-        with pytest.raises(UsageError) as caught:
+        with fails("value-not-quotable"):
             render_one(definition)
-        assert caught.value.code == "value-not-quotable"
 
 
 # --- whole recipes ---------------------------------------------------------------------------------

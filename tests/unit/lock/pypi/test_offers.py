@@ -11,10 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 from imagefactory.http import RejectedError
 from imagefactory.lock.pypi import offers
-from imagefactory.lock.pypi.offers import read_metadata
+from imagefactory.lock.pypi.index import IndexFile
+from imagefactory.lock.pypi.offers import choose_sdist, read_metadata
+from tests.made.errors import fails
 
 URL = "https://i.example/demo-1.0-py3-none-any.whl"
 TEXT = "Metadata-Version: 2.1\nName: demo\n"
@@ -75,3 +78,24 @@ def test_a_big_wheel_is_never_fetched_whole(monkeypatch: pytest.MonkeyPatch) -> 
     server = Server()
     monkeypatch.setattr(offers, "_MAX_WHOLE_BYTES", 100_000)
     assert read_metadata(server, URL) == TEXT
+
+
+def files(*names: str, yanked: str = "") -> list[IndexFile]:
+    return [IndexFile(filename=n, url=f"https://x/{n}", sha256="1" * 64, yanked=n == yanked) for n in names]
+
+
+def test_the_newest_that_fits_and_is_not_yanked() -> None:
+    offered = files(
+        "torch_scatter-2.0.9.tar.gz",
+        "torch_scatter-2.1.10.tar.gz",
+        "torch_scatter-2.1.9.zip",
+        "torch_scatter-2.1.11.tar.gz",
+        "torch_scatter-2.2.0-cp311-cp311-linux_x86_64.whl",
+        "torch_scatter-2.3.0rc1.tar.gz",
+        yanked="torch_scatter-2.1.11.tar.gz",
+    )
+    file, version = choose_sdist(Requirement("torch-scatter"), offered)
+    assert (file.filename, str(version)) == ("torch_scatter-2.1.10.tar.gz", "2.1.10")
+    assert choose_sdist(Requirement("torch-scatter<2.1"), offered)[0].filename == "torch_scatter-2.0.9.tar.gz"
+    with fails("sdist-not-found", message="torch-scatter==9", hint="git+https://"):
+        choose_sdist(Requirement("torch-scatter==9"), offered)

@@ -9,6 +9,7 @@ import pytest
 
 from imagefactory.build.layers import BaseCompiler
 from imagefactory.errors import BuildError
+from tests.made.errors import fails
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
@@ -41,9 +42,8 @@ def test_a_python_that_was_killed_is_said_to_be() -> None:
 
 def test_another_python_than_the_locks_is_refused() -> None:
     made = compiler(python="3.1")
-    with pytest.raises(BuildError, match=r"cpython-\d+.* cpython-31") as caught:
+    with fails("base-python-mismatch", r"cpython-\d+.* cpython-31"):
         made.compile("a.py", b"")
-    assert caught.value.code == "base-python-mismatch"
     made.close()
 
 
@@ -55,17 +55,15 @@ def test_what_a_base_answers_is_bounded() -> None:
         made.compile("a.py", b"x = 1")
     assert caught.value.code == "bytecode-failed"
     made = compiler(f"import os\nos.write(1, {bytes([255] * 16)!r})")
-    with pytest.raises(BuildError) as caught:
+    with fails("base-python-mismatch"):
         made.compile("a.py", b"")
-    assert caught.value.code == "base-python-mismatch"
     made.close()
 
 
 def test_a_python_that_does_not_run_is_said() -> None:
     made = compiler("raise SystemExit(1)")
-    with pytest.raises(BuildError) as caught:
+    with fails("base-python-fails"):
         made.compile("a.py", b"")
-    assert caught.value.code == "base-python-fails"
     made.close()
 
 
@@ -74,9 +72,8 @@ def test_what_a_base_prints_is_one_clean_line_of_the_error(capfd: pytest.Capture
     said = "'x' * 3000000 + '\\n\\x1b]0;title\\x07no glibc\\n'"
     program = f"import sys; sys.stderr.write({said}); raise SystemExit(1)"
     made = compiler(program, errors=subprocess.PIPE)
-    with pytest.raises(BuildError, match="no glibc") as raised:
+    with fails("base-python-fails", "no glibc") as raised:
         made.compile("a.py", b"")
-    assert raised.value.code == "base-python-fails"
     made.close()
     assert raised.value.message.isprintable()
     assert len(raised.value.message) < 300

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from imagefactory.lock.conda.explain import cudas_of, offered_to, parse_builds
+from imagefactory.lock.conda.explain import cudas_of, offered_to, parse_builds, releases
 
 
 def record(version: str, build: str, *depends: str) -> Any:
@@ -58,3 +58,32 @@ def test_what_a_python_is_offered() -> None:
     }
     assert cudas_of(builds, "2.10", ["3.11"]) == {"12.9"}
     assert cudas_of(builds, "2.1", ["3.11"]) == {"12.8"}
+
+
+def dated_record(version: str, day: str) -> Any:
+    """As much of a channel's dated_record as is asked."""
+    moment = datetime.fromisoformat(day).replace(tzinfo=UTC) if day else None
+    return SimpleNamespace(version=version, timestamp=moment)
+
+
+def test_a_release_begins_with_its_first_build() -> None:
+    found = releases(
+        [
+            dated_record("1.10", "2024-03-01"),
+            dated_record("1.9", "2023-01-02"),
+            dated_record("1.10", "2024-02-01"),
+        ]
+    )
+    assert [(str(one.version), one.uploaded) for one in found] == [
+        ("1.9", date(2023, 1, 2)),
+        ("1.10", date(2024, 2, 1)),
+    ]
+
+
+def test_no_release_is_what_only_conda_can_read_or_nobody_should_have() -> None:
+    some = [
+        dated_record("2.0rc1", "2024-01-01"),
+        dated_record("2024a_1", "2024-01-01"),
+        dated_record("1.0", ""),
+    ]
+    assert [(str(one.version), one.uploaded) for one in releases(some)] == [("1.0", None)]

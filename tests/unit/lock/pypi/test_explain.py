@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from imagefactory.errors import LockError, UnsolvableError
-from imagefactory.lock.pypi.explain import explain_conflict, find_conflict, find_fix
+from imagefactory.lock.pypi.explain import explain_conflict, explain_on, find_conflict, find_fix
 from imagefactory.lock.pypi.question import PinnedVersions, WheelRequest
-from tests.made.values import make_lock
+from tests.made.values import make_lock, make_target
 
 TORCH, VISION, EXTRA = "torch==2.6.*", "torchvision==0.15.2", "extra"
 
@@ -80,3 +80,15 @@ def test_what_the_solver_cannot_narrow_stays_as_it_was() -> None:
     assert explain_conflict(Away(()), ask(TORCH, VISION), error) is error
     many = [f"torch{n}<1" for n in range(40)]
     assert find_conflict(Solver(()), ask(*many), " ".join(many)) is None
+
+
+def test_an_older_release_below_takes_a_recipe_of_its_own() -> None:
+    """The shape of a requirements.txt with numpy==1.24.4 on top of a target that holds a newer one."""
+    under, target = (
+        make_lock(target="pytorch-2.3-cu121"),
+        make_target(framework="torch", version="2.3", cuda="12.1"),
+    )
+    error = explain_on(UnsolvableError("no-solution", "numpy", tree="all"), under, target)
+    assert (error.code, error.message, error.tree) == ("no-solution", "numpy", "all")
+    assert "imagefactory recipe import NAME FILE --framework torch=2.3 --cuda 12.1" in error.hint
+    assert "imagefactory lock pytorch-2.3-cu121 --update PACKAGE" in error.hint
