@@ -71,7 +71,7 @@ class Ground:
         if not (self.folder / codec).exists():
             extra = {"IMAGEFACTORY_CODEC": codec}
             made = replace(self.small, store=scratch(self.folder / "new"), extra=extra)
-            made.build(TINY, "--no-smoke")
+            made.build(TINY, "--no-test")
             made.run("image", "remove", "tiny:12.1-cu121")
             made.run("image", "prune")
             made.store.rename(self.folder / codec)
@@ -92,7 +92,7 @@ class Ground:
         plan = {target: wheels_of(factory, target) for target in targets}
         missing = [name for name, wheels in plan.items() if not all(one.path.exists() for one in wheels)]
         if missing:
-            self.lend("fetched", factory.root).run("build", "--no-smoke", *missing)
+            self.lend("fetched", factory.root).run("build", "--no-test", *missing)
             shutil.rmtree(self.folder / "fetched")
         return plan
 
@@ -168,7 +168,7 @@ def fresh(ground: Ground, readings: Readings) -> None:
         (bare.cache).mkdir()
         (bare.cache / "wheels").symlink_to(ground.folder / "cache" / "wheels")
         with readings.timed("fresh/base"):
-            bare.build(TINY, "--no-smoke")
+            bare.build(TINY, "--no-test")
         scratch(folder)
         mine = Factory(store=folder / "store", cache=folder / "cache", extra={"IMAGEFACTORY_INDEX": index})
         with readings.timed("fresh/imagefactory"):
@@ -189,10 +189,10 @@ def cached(ground: Ground, readings: Readings) -> None:
                 if factory is None:
                     read_and_hash(ground.wheels)
                 else:
-                    factory.build(MAIN, "--no-smoke")
+                    factory.build(MAIN, "--no-test")
     factory = ground.lend("cached", ROOT)
     process = subprocess.Popen(
-        factory.command("build", "--no-smoke", "-q", MAIN), env=factory.environ, stdout=subprocess.DEVNULL
+        factory.command("build", "--no-test", "-q", MAIN), env=factory.environ, stdout=subprocess.DEVNULL
     )
     peak = PeakMemory(process.pid)
     if process.wait() != 0:
@@ -204,7 +204,7 @@ def cached(ground: Ground, readings: Readings) -> None:
 
 def sif(ground: Ground, readings: Readings) -> None:
     mine = ground.lend("sif", ROOT)
-    mine.build(MAIN, "--no-smoke")
+    mine.build(MAIN, "--no-test")
     for side, one in trial(ground.folder / "sif" / "made", Layout(mine.store), TAG).items():
         readings.add(f"sif/{side}", one.seconds)
         readings.add(f"sif/{side} cpu", one.cpu)
@@ -214,7 +214,7 @@ def sif(ground: Ground, readings: Readings) -> None:
 
 def bare(ground: Ground, readings: Readings) -> None:
     mine = ground.lend("bare", ROOT)
-    mine.build(MAIN, "--no-smoke")
+    mine.build(MAIN, "--no-test")
     nothing = replace(mine, store=ground.folder / "bare" / "none", cache=ground.folder / "bare" / "no-cache")
     with registry_server(ground.folder / "registry", RegistryOptions()) as server:
         push = ("push", "--json", "--registry", server.host, MAIN)
@@ -280,7 +280,7 @@ def _put(ground: Ground, mine: Factory, way: str, registry: str, target: str) ->
     if way != "assemble":
         ground.rivals.push(way, target, _image(registry, way, target), ground.plan[target])
         return 0.0
-    mine.build(target, "--no-smoke")
+    mine.build(target, "--no-test")
     (pushed,) = json.loads(mine.run("push", "--json", "--registry", registry, target).stdout)["results"]
     return float(pushed["bytes_sent"])
 

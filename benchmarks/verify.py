@@ -79,7 +79,8 @@ def measure(factory: Project, target: str) -> Measured:
     began = time.perf_counter()
     chosen = resolve_image(factory, target, "", QuietProgress())
     runner.runner.prepare(chosen.made, checked=True)
-    report = verify_image(factory, chosen, VerifyOptions(level=QUICK), bench, QuietProgress())
+    hardware = bench.evidence.read()
+    report = verify_image(factory, chosen, hardware, VerifyOptions(level=QUICK), bench, QuietProgress())
     whole = time.perf_counter() - began
     if report.outcome != "no-gpu":
         raise SystemExit(f"the suite should have found no GPU, it says {report.outcome}: {report.reason}")

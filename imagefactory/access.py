@@ -83,7 +83,7 @@ def debian_mirror(access: Access) -> DebianMirror:
 
 
 def registry_place(access: Access, address: str = "") -> tuple[str, str]:
-    """(host, path) of the registry to use: what was given, else the setting. Raises UsageError for none."""
+    """Return (host, path) of a registry: `address`, else the setting. Raises UsageError for none."""
     place = address or access.settings.registry.value
     if not place:
         raise UsageError(

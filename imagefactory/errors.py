@@ -113,9 +113,9 @@ def _rebuild(
 
 
 def os_problem(verb: str, path: object, error: OSError) -> tuple[str, str]:
-    """Return the code and the message of an error for what the operating system did not allow.
+    """Return the code and the message of an error of the operating system.
 
-    `verb` is what failed (read, write, create, delete): `StoreError(*os_problem("read", path, error))`.
+    `verb` is the failed action (read, write, create, delete): `StoreError(*os_problem("read", path, error))`.
     """
     reason = error.strerror or str(error) or type(error).__name__
     return f"cannot-{verb}-file", f"cannot {verb} {path}: {reason[0].lower()}{reason[1:]}"
@@ -175,9 +175,9 @@ class LockError(ImagefactoryError):
 
 
 class UnsolvableError(LockError):
-    """No environment fulfils what the recipe asks. `tree` is the solver's whole account, many lines.
+    """No environment meets the recipe's requirements. `tree` is the solver's explanation, many lines.
 
-    `conflict` are the requirements that contradict one another, none where they are not known.
+    `conflict` are contradicting requirements, if known.
     """
 
     def __init__(

@@ -41,9 +41,9 @@ def replacing(path: Path, *, mode: int = 0o644, durable: bool = False) -> Iterat
 
 @contextmanager
 def temporary_directory(prefix: str, parent: Path | None = None) -> Iterator[Path]:
-    """A new folder, in `parent` or where temporary files go, removed however deep a stranger fills it.
+    """A new directory, in `parent` or the default place, removed at the end however deep it is.
 
-    What cannot be removed stays: that is no failure of what was done there.
+    What cannot be removed stays, without an error.
     """
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent)).absolute()
     try:
@@ -54,7 +54,7 @@ def temporary_directory(prefix: str, parent: Path | None = None) -> Iterator[Pat
 
 
 def replace_all(files: Mapping[Path, bytes]) -> None:
-    """Write each file beside its place, and rename them when all are whole.
+    """Write each file next to its place, and rename them when all are complete.
 
     Raises OSError, such as for a full disk, and leaves every place as it was.
     """
@@ -66,9 +66,9 @@ def replace_all(files: Mapping[Path, bytes]) -> None:
 
 
 def create_bytes(path: Path, data: bytes, *, mode: int = 0o644) -> bool:
-    """Write a new file, whole and on the disk; return False where there is one already, or a link.
+    """Write a new file, synced to the disk; return False if there is a file or a link.
 
-    It has its `mode` from the beginning. Raises OSError, and leaves no rest.
+    It has its `mode` from the start. Raises OSError, and leaves nothing behind.
     """
     handle, beside = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name[:200]}.")
     try:
@@ -86,7 +86,7 @@ def create_bytes(path: Path, data: bytes, *, mode: int = 0o644) -> bool:
 
 
 def user_temporary_directory() -> Path:
-    """The user's own folder where temporary files go, closed to others. Raises StoreError for another's."""
+    """Return the user's private directory for temporary files. Raises StoreError for another user's."""
     folder = Path(tempfile.gettempdir(), f"imagefactory-{os.geteuid()}")
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
@@ -102,9 +102,9 @@ def user_temporary_directory() -> Path:
 
 @contextmanager
 def locked_temporary_directory(prefix: str, parent: Path) -> Iterator[Path]:
-    """A folder as `folder_for_a_while` makes it, locked as long as this process lives.
+    """A new temporary directory, locked as long as this process lives.
 
-    Folders in `parent` of the same prefix that a killed process left are removed first.
+    Directories in `parent` of the same prefix that a killed process left are removed first.
     """
     with explain_full_disk(parent):
         parent.mkdir(parents=True, exist_ok=True)
@@ -124,7 +124,7 @@ def locked_temporary_directory(prefix: str, parent: Path) -> Iterator[Path]:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Writes `text` beside `path` and renames it. Raises OSError, and leaves no rest."""
+    """Write `text` to a new file and rename it to `path`. Raises OSError, and leaves nothing behind."""
     replace_bytes(path, text.encode())
 
 
@@ -139,9 +139,9 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @contextmanager
 def explain_full_disk(folder: Path, *, setting: str = "store") -> Iterator[None]:
-    """Turns the operating system's refusals into a StoreError that names the folder.
+    """Raise a StoreError that names the directory for errors of the operating system.
 
-    `setting` is what a person can set to another folder: `store` or `cache`.
+    `setting` is the setting of that directory: `store` or `cache`.
     """
     try:
         yield
@@ -167,9 +167,10 @@ def no_space(folder: Path) -> StoreError:
 
 
 def require_space(bytes_by_path: Mapping[Path, int], what: str) -> None:
-    """Raises StoreError, before the work, where the disks of these folders lack the bytes for it.
+    """Raise StoreError if the disks of these directories lack the bytes for the work.
 
-    Folders on one disk share its room. Name the least that is needed: nothing is to be refused that fits.
+    Directories on one disk share its space. Pass the least that is needed, so that nothing that fits is
+    rejected.
     """
     disks: dict[int, list[tuple[Path, Path, int]]] = {}
     for folder, size in bytes_by_path.items():
@@ -190,7 +191,7 @@ def require_space(bytes_by_path: Mapping[Path, int], what: str) -> None:
 
 @contextmanager
 def shared_use(lock: Path, progress: Progress) -> Iterator[None]:
-    """Holds `lock` with others who use what it guards; waits for one who collects."""
+    """Hold `lock` with other users; wait for a collection."""
     with open_lock(lock) as handle:
         _wait_for_lock(handle, fcntl.LOCK_SH, lambda: progress.note("waiting for image prune to end ..."))
         yield
@@ -198,7 +199,7 @@ def shared_use(lock: Path, progress: Progress) -> Iterator[None]:
 
 @contextmanager
 def is_unused(lock: Path, progress: Progress) -> Iterator[None]:
-    """Holds `lock` alone: waits for those who use what it guards, and they wait for this."""
+    """Hold `lock` exclusively: wait for users, and they wait for this."""
     with open_lock(lock) as handle:
         _wait_for_lock(handle, fcntl.LOCK_EX, lambda: progress.note("waiting for running builds to end ..."))
         yield
@@ -227,7 +228,7 @@ def open_lock(path: Path) -> Iterator[int]:
 
 
 def create_in(folder: Path, prefix: str) -> tuple[int, Path]:
-    """A new file under a name of its own, open for writing; the folder is made where it is missing."""
+    """Create a file with a unique name, open for writing, and its directory if missing."""
     try:
         handle, name = tempfile.mkstemp(dir=folder, prefix=prefix)
     except FileNotFoundError:
@@ -237,7 +238,7 @@ def create_in(folder: Path, prefix: str) -> tuple[int, Path]:
 
 
 def move_to(beside: Path, path: Path) -> None:
-    """Renames, and makes the folder where it is missing."""
+    """Rename a file, and create its directory if missing."""
     try:
         beside.replace(path)
     except FileNotFoundError:
@@ -257,12 +258,12 @@ _CHECKSUM_MARK = b"\nsha256:"
 
 
 def add_checksum(path: Path, data: bytes) -> bytes:
-    """`data` and a last line with its sum, as it is to lie at `path`: neither can be another's."""
+    """Return `data` and a last line with a checksum of it and of its `path`."""
     return b"".join((data, _CHECKSUM_MARK, _sum(path, data), b"\n"))
 
 
 def check_checksum(path: Path) -> bytes | None:
-    """What was sealed to lie at `path`; None where nothing lies, or not that."""
+    """Return the data at `path`; None if there is none, or with a wrong checksum."""
     try:
         data, _, checksum = path.read_bytes().rpartition(_CHECKSUM_MARK)
     except OSError:
@@ -276,7 +277,7 @@ def _sum(path: Path, data: bytes) -> bytes:
 
 
 def entries_of(folder: Path) -> list[Path]:
-    """What lies in a folder, sorted; nothing where there is none."""
+    """Return the entries of a directory, sorted; nothing if it is missing."""
     return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
@@ -314,13 +315,13 @@ def path_inside(top: Path, path: Path) -> Iterator[Path]:
 
 
 def remove_inside(top: Path, path: Path) -> None:
-    """Removes what is at `path`, below `top`, as `path_inside` names it; nothing there is fine."""
+    """Remove `path`, below `top`, by way of `path_inside`; no error if it is missing."""
     with suppress(FileNotFoundError), path_inside(top, path) as pinned:
         remove_tree(pinned)
 
 
 def check_no_links(top: Path, *folders: str) -> None:
-    """Raises StoreError where a link is directly in `top`, or in one of these folders of it."""
+    """Raise StoreError for a link directly in `top`, or in one of these directories of it."""
     for folder in (top, *(top / name for name in folders)):
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
             for entry in entries:
@@ -333,9 +334,10 @@ def check_no_links(top: Path, *folders: str) -> None:
 
 
 class Removal:
-    """Removes one thing after the other in `top` (with `dry_run` none), and goes past what cannot be removed.
+    """Removes paths in `top` (none with `dry_run`), and continues after errors.
 
-    `bytes` is what went, or would go; `stuck` the paths that stay, and why. No link in `top` is followed.
+    `bytes` counts what was, or would be, removed; `stuck` are the paths that stay, with errors. No link in
+    `top` is followed.
     """
 
     def __init__(self, top: Path, *, dry_run: bool) -> None:
@@ -344,7 +346,7 @@ class Removal:
         self.stuck: list[tuple[str, StoreError]] = []
 
     def remove(self, path: Path, *, by_way_of: str = "") -> bool:
-        """Whether what is at `path` went. It first gets the name `by_way_of`: nobody takes half for all."""
+        """Return whether `path` was removed. It is first renamed to `by_way_of`: a part never looks whole."""
         before = len(self.stuck)
         with self.going_on(path), path_inside(self.top, path) as pinned:
             size = tree_bytes(pinned)

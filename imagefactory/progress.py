@@ -29,9 +29,9 @@ _SILENT = threading.Event()
 
 
 def silence_progress() -> None:
-    """From here on nobody writes a line of progress: the last word is the caller's.
+    """Print no progress from here on: the caller prints last.
 
-    One that is writing is waited for, unless nobody reads what it writes.
+    Waits for a thread that is printing, unless no one reads its output.
     """
     _SILENT.set()
     _SPEAKING.acquire(timeout=1.0)
@@ -176,9 +176,9 @@ def without_commands(text: str) -> str:
 
 
 class GitHubLog(LineProgress):
-    """Lines folded into one group a stage, as GitHub Actions' log viewer shows them.
+    """Lines in one group for each stage, as GitHub Actions' log viewer shows them.
 
-    It knows no group in a group: what begins inside a stage, or beside it, stands in its group.
+    Groups do not nest: a stage inside or next to another is in its group.
     """
 
     _alone = threading.Lock()
@@ -241,7 +241,7 @@ class _BarTask:
 
 
 class TerminalProgress:
-    """Bars with amounts and time left, drawn by rich; those of work side by side stand below one another."""
+    """Bars with amounts and time left, drawn by rich; parallel work has one bar each."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -293,7 +293,7 @@ def _start_bars(console: Console) -> RichProgress:
     download, speed = bars.DownloadColumn(), bars.TransferSpeedColumn()
 
     class Amount(bars.ProgressColumn):
-        """Bytes and how fast they come, or other things by number."""
+        """Bytes and their rate, or numbers of other things."""
 
         def render(self, task: bars.Task) -> Text:
             if task.fields["unit"] == "bytes":

@@ -105,7 +105,7 @@ Count = Annotated[int, NumberRange(0, LARGEST_COUNT)]
 
 
 class _InvalidValueError(Exception):
-    """What is wrong with a value; `path` is where it stands, from the innermost name outwards."""
+    """The problem of a value; `path` is its place, from the innermost name outwards."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
@@ -212,7 +212,7 @@ def parse_json(data: bytes | str, *, depth: int = DEPTH) -> Any:
 
 
 def printable_value(text: str) -> str:
-    """A stranger's text for a message: one line, not long, nothing in it that steers a terminal."""
+    """Return an untrusted text for a message: one short line without terminal control characters."""
     return re.sub(f"[{HIDDEN}]", "?", text[:200])
 
 

@@ -95,7 +95,7 @@ def list_names(folder: Place, most: int) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """A name from an untrusted folder as one short line that steers no terminal."""
+    """Return a name from an untrusted directory as one short line without terminal control characters."""
     return "".join(character if character.isprintable() else "?" for character in text[:200])
 
 

@@ -103,7 +103,7 @@ def check_build(options: BuildOptions) -> None:
         raise UsageError(
             "runner-no-sif",
             f"runner '{options.runner_name}' cannot start .sif files",
-            hint="use --runner apptainer, or --no-smoke",
+            hint="use --runner apptainer, or --no-test",
         )
 
 
@@ -208,8 +208,7 @@ def make_engine(access: Access, name: str) -> Engine:
 
 
 def _require_space(access: Access, lock: Lock, options: BuildOptions) -> None:
-    """Raise StoreError where the disks have no space for packages to fetch, their layers and unpacked
-    files."""
+    """Raise StoreError where the disks have no space for fetched packages, layers and unpacked files."""
     # Packages in the cache may have their layers too, so only the rest counts.
     cache, store = access.settings.cache_path, access.layout.path
     missing = PackageCache(cache, package_index(access)).missing(lock.packages)

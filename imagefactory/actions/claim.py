@@ -1,9 +1,9 @@
-"""Claims in a registry: put when cells are queued, read before that, taken back when they are done.
+"""Claims in a registry: stored when cells are queued, read before that, released when they are done.
 
     read_claims() -> plan -> claim_cells(): read, put, read again -> the cells that another store has
 
-A plan costs one request and two for each other store, whatever its cells. What a registry does not answer or
-take is told, and stops nothing.
+A plan costs one request and two for each other store, whatever its cells. Errors of the registry are
+reported, and stop nothing.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ from imagefactory.verify.nonces import LIFETIME
 
 FILE = "claims.json"
 MOST_STORES = 32
-"""Other stores whose claims are read: whoever may push can write tags without end."""
+"""Other stores whose claims are read: anyone who may push can write many tags."""
 STORE_BYTES = 8
 SETTLE, TRIES = timedelta(seconds=3), 3
-"""How long a claim may take to be there, and how often that is tried."""
+"""How long storing a claim may take, and how often it is tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -157,7 +157,7 @@ def verify_layer_lock(
         return
     path = layers_path(project.lock_folder, target)
     if moved := changed_inputs(lock, definition, bases):
-        project.tell(f"{path} is outdated: {moved} (imagefactory lock --deep {target})")
+        project.tell(f"{path} is outdated: {moved} (imagefactory lock --layers {target})")
     elif lock.toolchain != toolchain:
         project.tell(
             f"{path} is of layers by {lock.toolchain}: layers by {toolchain} are not checked against it"
@@ -166,5 +166,5 @@ def verify_layer_lock(
         raise LockError(
             "layer-lock-mismatch",
             "\n".join(wrong),
-            hint=f"rebuild and compare each layer: imagefactory lock --check --deep {target}",
+            hint=f"rebuild and compare each layer: imagefactory lock --check --layers {target}",
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 
 from imagefactory.actions.centers import JoinedCenter, centers_of
@@ -107,52 +107,33 @@ def _check_settings(
 ) -> UsageFacts:
     """Check the settings of a center; without a center the catalog is not read."""
     trust = center.trust if center else read_trust(settings.files)
-    check = _check_catalog(center, environ, now) if center else _CatalogCheck()
-    return UsageFacts(
+    facts = UsageFacts(
         now=now,
         keys=tuple(TrustedKeyName(name=key.name, since=key.since, until=key.until) for key in trust.keys),
         pool=None,
-        catalogue=check.probe,
-        catalogue_notes=check.notes,
-        images=check.images,
-        verified=check.verified,
         site=settings.site.value,
         site_origin=settings.site.origin,
         own=is_project(settings),
         center=center.name if center else "",
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _CatalogCheck:
-    """The state of a catalog, and the numbers of its images and of those verified for this reader."""
-
-    probe: ProbeResult | None = None
-    notes: tuple[str, ...] = ()
-    images: int = 0
-    verified: int = 0
-
-
-def _check_catalog(center: JoinedCenter, environ: Mapping[str, str], now: datetime) -> _CatalogCheck:
-    settings, trust = center.settings, center.trust
-    if not (is_project(settings) or center.place):
-        return _CatalogCheck()
+    if not center or not (facts.own or center.place):
+        return facts
     try:
         catalogue = read_catalog(settings, environ, now, hurried=center.several)
     except ImagefactoryError as error:
-        return _CatalogCheck(probe=ProbeResult(name="catalogue", refusal=error.message, remedy=error.hint))
+        probe = ProbeResult(name="catalogue", refusal=error.message, remedy=error.hint)
+        return replace(facts, catalogue=probe)
     offers = [verify_offer(catalogue, image, trust, now) for image in catalogue.images]
-    proven = sum(
-        any(
-            verified_evidence(judged).verified
-            for judged in (offer.judged, *(sif.judged for sif in offer.sifs))
-        )
-        for offer in offers
-    )
+    forms = [(offer.judged, *(sif.judged for sif in offer.sifs)) for offer in offers]
     where = center.place or str(settings.root_path)
     summary = f"{where}, made {catalogue.made:%Y-%m-%d}, holds until {catalogue.expires:%Y-%m-%d}"
-    probe = ProbeResult(name="catalogue", answer=summary)
-    return _CatalogCheck(probe=probe, notes=catalogue.notes, images=len(offers), verified=proven)
+    return replace(
+        facts,
+        catalogue=ProbeResult(name="catalogue", answer=summary),
+        catalogue_notes=catalogue.notes,
+        images=len(offers),
+        verified=sum(any(verified_evidence(judged).verified for judged in rows) for rows in forms),
+    )
 
 
 def _pool(environ: Mapping[str, str], now: datetime) -> ProbeResult | None:

@@ -289,8 +289,7 @@ def unknown_debian_packages(
 
 
 def has_wheels(locker: UvLocker, target: Target, base: BaseSpec, pin: str) -> bool:
-    """Return whether the index has a wheel of a release for any Python 3; of any release without a
-    version."""
+    """Return whether the index has a wheel of a pin for any Python 3. A name counts all its releases."""
     name, _, version = pin.partition("==")
     files = locker.project(name, _empty_lock(locker, target, base))
     pattern = r"[^-]+-([^-]+)-.*(?:py|cp)3[^-]*-[^-]+-[^-]+\.whl"
@@ -509,7 +508,7 @@ def check_target_layers(project: Project, target: Target, progress: Progress) ->
     definition, bases = define_target(project, target), _base_locks(project, target)
     lock = read_layer_lock(project.lock_folder, target.name)
     path = layers_path(project.lock_folder, target.name)
-    again = f"imagefactory lock --deep {target.name}"
+    again = f"imagefactory lock --layers {target.name}"
     if lock is None:
         raise LockError("layer-lock-missing", f"{target.name} has no layer lock ({path})", hint=again)
     if moved := changed_inputs(lock, definition, bases):
@@ -529,8 +528,8 @@ def _base_locks(project: Project, target: Target) -> tuple[BaseLock, ...]:
     if base.image:
         raise UsageError(
             "option-conflict",
-            f"--deep requires a base that imagefactory builds, and {target.name} is on {base.image}",
-            hint="omit --deep",
+            f"--layers requires a base that imagefactory builds, and {target.name} is on {base.image}",
+            hint="omit --layers",
         )
     return base_request(project, base, locked=True).locks
 

@@ -14,7 +14,6 @@ from datetime import datetime
 from pathlib import Path
 
 from imagefactory.access import Access
-from imagefactory.actions.audit import log_acts, log_statements
 from imagefactory.actions.images import PromotionRequest, belongs, list_verdicts, read_candidates
 from imagefactory.actions.verdicts import (
     ANY,
@@ -23,6 +22,8 @@ from imagefactory.actions.verdicts import (
     check_key_trusted,
     find_in,
     local_place,
+    log_acts,
+    log_statements,
     read_verification_policy,
     registry_of,
     signing_key,

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from imagefactory.access import open_registry, registry_place
-from imagefactory.actions.audit import log_acts
 from imagefactory.actions.catalog import (
     CatalogRequest,
     CatalogResult,
@@ -31,6 +30,7 @@ from imagefactory.actions.verdicts import (
     ANY,
     check_key_trusted,
     local_place,
+    log_acts,
     place_of,
     read_verification_policy,
     signing_key,

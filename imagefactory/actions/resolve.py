@@ -52,11 +52,11 @@ def resolve_image(
 ) -> ResolvedImage:
     """Return the image of a target, a tag or digest of the store, `TARGET@sha256:...`, or a reference.
 
-    An image that is not in the store is pulled by digest. With `registry` (`host[/path]`) the image must be
-    there too. Raises NothingSelectedError and BuildError if there is no image, UsageError if it is not of a
-    target of this project or, with `gpu`, only for CPUs, StaleError if it was built from another lock.
+    The caller has checked the name. An image that is not in the store is pulled by digest. With `registry`
+    (`host[/path]`) the image must be there too. Raises NothingSelectedError and BuildError if there is no
+    image, UsageError if it is not of a target of this project or, with `gpu`, only for CPUs, StaleError if it
+    was built from another lock.
     """
-    check_name(project, name, gpu=gpu)
     artifact, where = _find(project, name, registry, progress)
     definition = definition_of(project, artifact, name)
     if gpu:

@@ -114,7 +114,7 @@ def _is_waiting(folder: Path) -> bool:
 
 
 def check_store(layout: Layout, progress: Progress, *, mend: bool) -> StoreCheck:
-    """What `check` finds, and the lines of the journal that cannot be read."""
+    """Return what `check` finds, and the lines of the journal that cannot be read."""
     result, faults = check(layout, progress, mend=mend), []
     for path, count in AttachJournal(layout.path).damaged():
         place = path.relative_to(layout.path)

@@ -6,26 +6,26 @@ Each read verifies a verdict again, by the trust that the settings name. Tags on
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 
 from imagefactory.access import Access, open_registry, registry_place, repository_of
-from imagefactory.actions.audit import log_statements
 from imagefactory.errors import CheckFailedError, ImagefactoryError, StatementError, StoreError, UsageError
-from imagefactory.oci.candidates import TEST_RESULT_TYPE, VERDICT_TYPE
+from imagefactory.oci.candidates import APPROVAL_TYPE, REVOCATION_TYPE, TEST_RESULT_TYPE, VERDICT_TYPE
 from imagefactory.oci.graph import StoreRepository, read_manifest
 from imagefactory.oci.layout import LayoutStore
 from imagefactory.oci.manifests import Descriptor, Image, SifArtifact
 from imagefactory.oci.store import ImageReference
 from imagefactory.oci.transfer import WORKERS
-from imagefactory.progress import Progress
+from imagefactory.progress import QUIET, Progress
 from imagefactory.project import Project
 from imagefactory.serialize import format_time
 from imagefactory.settings.load import read_nonce_store_key
+from imagefactory.trust.approval import parse_approval
 from imagefactory.trust.attached import (
     AttachJournal,
     RepairResult,
@@ -37,8 +37,15 @@ from imagefactory.trust.attached import (
     repair_referrers,
     stored_statements,
 )
+from imagefactory.trust.audit import APPROVE, REVOKE, SIGN, AuditEntry, append_audit
 from imagefactory.trust.envelope import format_json, is_signed_by, parse_envelope
-from imagefactory.trust.judgement import VerdictSet, VerificationPolicy, find_verdicts, out_of_period
+from imagefactory.trust.judgement import (
+    VerdictSet,
+    VerificationPolicy,
+    find_verdicts,
+    out_of_period,
+    parse_revocation,
+)
 from imagefactory.trust.keys import SigningKey, find_key, read_signing_key
 from imagefactory.trust.policy import TrustRules, read_trust
 from imagefactory.trust.verdict import (
@@ -315,6 +322,46 @@ def repair_all_referrers(
             with progress.stage(f"reconcile {host}/{repository}"):
                 results.append(repair_referrers(place, journal, local, now))
     return tuple(results)
+
+
+# --- The log of acts of this store
+
+
+def log_acts(access: Access, entries: Iterable[AuditEntry], now: datetime | None = None) -> None:
+    """Add entries to the log of the local store."""
+    rows = tuple(entries)
+    if not rows:
+        return
+    try:
+        with access.layout.in_use(QUIET):
+            append_audit(access.layout.path, rows, now or datetime.now(UTC))
+    except (ImagefactoryError, OSError) as error:
+        access.tell(f"cannot write to the log of the store ({rows[0].action} {rows[0].what}): {error}")
+
+
+def log_statements(access: Access, where: str, statements: Iterable[SignedStatement]) -> None:
+    """Log statements that were attached at `where`."""
+    log_acts(access, (entry for statement in statements if (entry := _entry(where, statement))))
+
+
+def _entry(where: str, statement: SignedStatement) -> AuditEntry | None:
+    if statement.kind not in (VERDICT_TYPE, REVOCATION_TYPE, APPROVAL_TYPE):
+        return None
+    try:
+        opened = parse_envelope(statement.envelope, "a statement")
+        if statement.kind == REVOCATION_TYPE:
+            revocation = parse_revocation(opened.payload, "a statement", opened.keyid)
+            action, why = REVOKE, revocation.why
+        elif statement.kind == APPROVAL_TYPE:
+            request, _ = parse_approval(opened.payload, "a statement")
+            action, why = APPROVE, f"{request.tag} -> {request.subject.index}"
+        else:
+            report = parse_verdict(opened.payload, "a statement", opened.keyid).report
+            action = SIGN
+            why = f"{report.outcome} on {report.device.capability if report.device else 'no GPU'}"
+    except StatementError:
+        return None
+    return AuditEntry(action=action, what=statement.subject.digest, where=where, key=opened.keyid, why=why)
 
 
 # --- Signing: the key of this machine, and the nonce that a report spends

@@ -285,6 +285,7 @@ def write_kit(
 
     Raises UsageError if the directory is not empty.
     """
+    check_name(project, name)
     image = resolve_image(project, name, options.registry, progress)
     definition, where = image.definition, image.where
     if rocm_of(definition.target.cuda):

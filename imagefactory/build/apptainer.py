@@ -122,8 +122,7 @@ class ApptainerEngine:
 
 
 def share_layout(layout: Layout, manifest: str, folder: Path) -> Descriptor:
-    """Create `folder` as a layout of one image whose blobs are the store's own; return its manifest's
-    descriptor.
+    """Create a layout of one image with the store's own blobs; return its manifest's descriptor.
 
     apptainer 1.4 takes a layout's only image and no tag (`oci:FOLDER:TAG` is rejected).
     """

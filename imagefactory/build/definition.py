@@ -141,8 +141,7 @@ def rank_wheels(definition: BuildSpec) -> dict[str, Rank]:
 
 
 def entrypoint(definition: BuildSpec) -> tuple[str, ...]:
-    """Return what starts an image's command: the init of a base that has one (no pulled one), and the
-    recipe's."""
+    """Return what starts an image's command: the init of a built base, and the recipe's entry point."""
     return (*(INIT if "tini" in definition.base.packages else ()), *definition.start.entrypoint)
 
 

@@ -153,8 +153,7 @@ def lock_layers(definition: BuildSpec, bases: Sequence[BaseLock], image: Image, 
 
 
 def changed_inputs(lock: LayerLock, definition: BuildSpec, bases: Sequence[BaseLock]) -> str:
-    """Return what has changed since the layer lock was written, so that it is another image's; "" for
-    nothing."""
+    """Return what has changed since the layer lock was written, empty for nothing."""
     if lock.lock != lock_digest(definition.lock):
         return f"the lock of {definition.target.name} has changed"
     if lock.base != _bases_key(bases):
@@ -189,8 +188,7 @@ def image_of(
 
 
 class _LayerNamer:
-    """Computes digests as a layout does, passes blobs on to `blobs`, and knows the last one of each media
-    type."""
+    """Computes digests as a layout does, and knows the last blob of each media type."""
 
     def __init__(self, blobs: BlobSink | None = None) -> None:
         self.blobs, self.last, self.config = blobs, dict[str, Descriptor](), b""

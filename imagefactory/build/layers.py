@@ -354,8 +354,7 @@ def _find_layer(layout: Layout, plan: LayerPlan) -> LayerResult | None:
 
 
 def _shared_segments(work: BuildWorkers, plan: LayerPlan, blob: BlobWriter, plain: hashlib._Hash) -> bytes:
-    """Write directories first, each once, then the packages' segments; a file of several comes with the
-    first."""
+    """Write directories once, then the packages' segments; a file of several comes with the first."""
     packer = codec(work.bench.codec)
     segments: list[_CachedSegment] = []
     files: set[str] = set()

@@ -69,8 +69,7 @@ class Engine(Protocol):
         """Return the engine's version. Raises ToolError when it cannot work here."""
 
     def find(self, definition: BuildSpec, base: BuiltBase) -> Image | SifArtifact | None:
-        """Return the image that this engine built of this definition on this base, if the store has all of
-        it."""
+        """Return the image of this definition on this base, if the store has all of it."""
 
     def build(self, definition: BuildSpec, inputs: BuildInputs, progress: Progress) -> Image | SifArtifact:
         """Build and tag the image. Raises BuildError; nothing incomplete stays in the store."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import os
 import signal
 import sys
@@ -73,7 +72,7 @@ EPILOG = f"Exit codes: {'; '.join(f'{code} {words}' for code, words in EXIT_CODE
     "--directory",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     metavar="DIR",
-    help="The factory's folder (recipes/, lockfiles/). Default: the nearest imagefactory.toml upwards, "
+    help="The project (recipes/, lockfiles/). Default: the nearest imagefactory.toml upwards, "
     "else the recipes that come with imagefactory.",
 )
 @click.option(
@@ -82,7 +81,7 @@ EPILOG = f"Exit codes: {'; '.join(f'{code} {words}' for code, words in EXIT_CODE
     type=click.Choice(STYLES),
     default="auto",
     show_default=True,
-    help="How progress is shown on stderr.",
+    help="Show progress on stderr in this way.",
 )
 @click.option("-v", "--verbose", is_flag=True, help="Print commands and requests to stderr, with times.")
 @click.pass_context
@@ -224,11 +223,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     except click.exceptions.Exit as exit_:
         code = exit_.exit_code
     except click.ClickException as error:
-        buffer = io.StringIO()
-        error.show(buffer)
         code = error.exit_code
         _print_json_error(arguments, UsageError("invalid-arguments", error.format_message()), code)
-        write_terminal(2, without_logins(buffer.getvalue().rstrip("\n")))
+        write_terminal(2, without_logins(_usage_text(error)))
     except click.Abort as error:
         if isinstance(error.__context__, EOFError):
             code = _exit_process(explain(error.__context__), arguments)
@@ -245,6 +242,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         missing = ToolError("extra-not-installed", f"{error.name} is not installed", hint=extra_hint(extra))
         code = _exit_process(missing, arguments)
     sys.exit(code if isinstance(code, int) else EXIT_OK)
+
+
+def _usage_text(error: click.ClickException) -> str:
+    """Return an error of click in the style of ours, or the help of a group without a command."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    message = error.format_message()
+    if context and message == context.get_help():
+        return message
+    text = f"error: {message[:1].lower()}{message[1:].rstrip('.')}"
+    return f"{text}\nhint: see `{context.command_path} --help`" if context else text
 
 
 def _print_warnings_plainly() -> None:

@@ -35,14 +35,14 @@ class DurationType(click.ParamType[timedelta]):
 
 
 HABITS = {
+    "gc": "image prune",
     "images": "image list",
     "info": "show",
     "inspect": "compat",
     "ls": "list",
-    "login": "join",
     "rm": "image remove",
     "submit": "job write",
-    "update": "lock",
+    "update": "recipe update",
     "version": "--version",
 }
 """What people type out of habit, and what does it here."""

@@ -51,8 +51,13 @@ if TYPE_CHECKING:
     help="What builds the image; assemble needs no daemon and no root.  [default: the setting `engine`]",
 )
 @runner_option
-@click.option("--locked", is_flag=True, help="Stop if a locked package of the base is gone from the mirror.")
-@click.option("--no-smoke", is_flag=True, help="Do not start and try the image.")
+@click.option(
+    "--strict-base",
+    "locked",
+    is_flag=True,
+    help="Stop if a locked package of the base is gone from the mirror.",
+)
+@click.option("--no-test", "no_smoke", is_flag=True, help="Skip the smoke test.")
 @click.option("--push", "pushes", is_flag=True, help="Push each image whose smoke test passed.")
 @registry_option
 @json_option
@@ -79,7 +84,7 @@ def build(
 
     factory, progress = call.sound_factory, call.progress
     if pushes and no_smoke:
-        raise UsageError("option-conflict", "--push requires the smoke test", hint="remove --no-smoke")
+        raise UsageError("option-conflict", "--push requires the smoke test", hint="remove --no-test")
     if place and not pushes:
         raise UsageError(
             "option-conflict", "--registry requires --push", hint="add --push or remove --registry"
@@ -154,10 +159,20 @@ def _or_qemu(built: BuildResult) -> str:
 @click.command()
 @targets_argument(required=False)
 @click.option("--check", is_flag=True, help="Solve nothing; exit 4 if a lock is missing or stale.")
-@click.option("--update", multiple=True, metavar="PACKAGE", help="Let this package move (repeatable).")
-@click.option("--update-all", is_flag=True, help="Let every package move.")
 @click.option(
-    "--deep", is_flag=True, help="Build, and lock the layers too; with --check, make each anew and compare."
+    "--upgrade-package",
+    "-P",
+    "update",
+    multiple=True,
+    metavar="PACKAGE",
+    help="Upgrade this package (repeatable).",
+)
+@click.option("--upgrade", "-U", "update_all", is_flag=True, help="Upgrade all packages.")
+@click.option(
+    "--layers",
+    "deep",
+    is_flag=True,
+    help="Build, and lock the layers too; with --check, make each anew and compare.",
 )
 @only_with(
     "wheels",
@@ -201,7 +216,9 @@ def lock(
     of_targets = _check_no_bases(names)
     option = "--explain" if explain else "--note"
     reject_conflict(
-        check and (update or update_all), "--check and --update exclude each other", "remove one of them"
+        check and (update or update_all),
+        "--check and --upgrade-package exclude each other",
+        "remove one of them",
     )
     reject_conflict(
         build and (check or render),
@@ -216,8 +233,8 @@ def lock(
     )
     reject_conflict(
         deep and (not of_targets or render),
-        "--deep requires targets and excludes --render",
-        "imagefactory lock --deep TARGET",
+        "--layers requires targets and excludes --render",
+        "imagefactory lock --layers TARGET",
     )
     reject_conflict(render and as_json, "--render prints a file, not JSON", "remove --json")
     reject_conflict(
@@ -243,8 +260,9 @@ def lock(
         bases, chosen = [], holding(factory, chosen, update)
     reject_conflict(
         update and bases,
-        f"--update does not apply to base:{bases[0].name if bases else ''}: a base is updated as a whole",
-        "use --update-all",
+        f"--upgrade-package does not apply to base:{bases[0].name if bases else ''}: a base is updated as a "
+        "whole",
+        "use --upgrade",
     )
     if deep:
         from imagefactory.actions.lock import lock_target_layers
@@ -405,7 +423,7 @@ def _check(
         old = {name: state for name, state in layers.items() if state != "ok"}
         if old:
             listing = ", ".join(f"{name} ({state})" for name, state in old.items())
-            hint = "imagefactory lock --deep " + " ".join(old)
+            hint = "imagefactory lock --layers " + " ".join(old)
             failures.of("lockfiles").add(
                 StaleError("layer-lock-outdated", f"outdated layer locks: {listing}", hint=hint)
             )
@@ -457,7 +475,7 @@ def _select_bases(factory: Project, names: tuple[str, ...], chosen: Sequence[Tar
 @json_option
 @click.pass_obj
 def render(call: CommandContext, names: tuple[str, ...], check: bool, as_json: bool) -> None:
-    """Write Dockerfile, apptainer.def and lock to definitions/TARGET/.
+    """Write Dockerfile, apptainer.def and lock to definitions/.
 
     Without TARGET, those that are known to have no solution are passed over.
     """

@@ -70,7 +70,7 @@ def publish_catalog(
     yes_everybody_must_join_again: bool,
     as_json: bool,
 ) -> None:
-    """Sign a catalogue of what there is, for people without a factory.
+    """Sign the catalog of available images and their verdicts.
 
     \b
     imagefactory site publish                          to <registry>/catalogue:current

@@ -49,7 +49,7 @@ FILE = "invitation.toml"
 @json_option
 @click.pass_obj
 def invite(call: CommandContext, output: Path | None, push: bool, catalogue: str, as_json: bool) -> None:
-    """Write an invitation to this site, for `imagefactory site join`.
+    """Write an invitation to this site.
 
     \b
     imagefactory site invite                     invitation.toml, to give away
@@ -100,7 +100,7 @@ def invite(call: CommandContext, output: Path | None, push: bool, catalogue: str
 
 def push_invitation(call: CommandContext, reference: str, text: str, now: datetime) -> str:
     from imagefactory.access import open_registry
-    from imagefactory.actions.audit import log_acts
+    from imagefactory.actions.verdicts import log_acts
     from imagefactory.oci.graph import StoreRepository
     from imagefactory.oci.store import parse_reference
     from imagefactory.trust.audit import PUBLISH, AuditEntry
@@ -125,7 +125,7 @@ def push_invitation(call: CommandContext, reference: str, text: str, now: dateti
 @json_option
 @click.pass_obj
 def join(call: CommandContext, where: str, name: str, yes: bool, as_json: bool) -> None:
-    """Accept a site's invitation: its images, and whose word counts.
+    """Accept a site's invitation: its images and its keys.
 
     \b
     imagefactory site join registry.example.org/gpu
@@ -254,7 +254,7 @@ def _check_catalog(call: CommandContext, user: UserFile) -> str:
 @json_option
 @click.pass_obj
 def site_list(call: CommandContext, as_json: bool) -> None:
-    """List the centers whose images you see, and the keys that vouch for them.
+    """List the centers that you joined, and their keys.
 
     Each catalogue is read; a center that does not answer is listed with why.
     """

@@ -389,7 +389,7 @@ def _print_rotation(names: tuple[str, str, str], count: int, files: list[str], w
 @json_option
 @click.pass_context
 def log(ctx: click.Context, /, *, as_json: bool) -> None:
-    """List who signed, approved, promoted and published from this store.
+    """List who signed, promoted and published from this store.
 
     The file itself, which --json names, has a JSON object a line; lines are only added.
     """
@@ -410,7 +410,7 @@ def log(ctx: click.Context, /, *, as_json: bool) -> None:
 
 def _log(ctx: click.Context, action: str, key: tuple[str, str], where: str, why: str = "") -> None:
     from imagefactory.access import Access
-    from imagefactory.actions.audit import log_acts
+    from imagefactory.actions.verdicts import log_acts
     from imagefactory.trust.audit import AuditEntry
 
     name, keyid = key

@@ -66,7 +66,7 @@ def check_registry_option(name: str, registry: str) -> None:
 def list_(
     call: CommandContext, /, *, name: str, place: str, capability: str, numbers: bool, as_json: bool
 ) -> None:
-    """Show who verified an image, when, on which GPU, and what holds.
+    """Show who verified an image, when and on which GPU.
 
     \b
     imagefactory verdict list pytorch-2.3-cu121                   all its images, here and in the registry;
@@ -486,7 +486,7 @@ def _resolve_image(
 @json_option
 @click.pass_obj
 def sync(call: CommandContext, place: str, as_json: bool) -> None:
-    """Let the registry list all verdicts that were attached from here.
+    """List in the registry all verdicts that were attached here.
 
     Registries without the referrers API keep lists that two writers at once can overwrite. What was attached
     stands in the store's journal. Run it where nobody attaches just then.

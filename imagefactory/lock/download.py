@@ -269,7 +269,7 @@ class _Transfer:
                 self._continue, progress=self._part_size, sleep=self.arrivals.stop.wait
             )
         except RejectedError as error:
-            gone = f"imagefactory lock TARGET --update {self.package.name}"
+            gone = f"imagefactory lock TARGET --upgrade-package {self.package.name}"
             denied = "set the user and password of the index (in its URL or in ~/.netrc)"
             if isinstance(self.package, LockedCondaPackage):
                 denied = "write a login for the channel's host in ~/.netrc or ~/.rattler/credentials.json"

@@ -138,7 +138,7 @@ def wrong_entries(lock: LayerLock, built: Sequence[OciLayer], file: str) -> tupl
     return tuple(wrong)
 
 
-_AGAIN = "restore it from git, or write it again: imagefactory lock --deep {}"
+_AGAIN = "restore it from git, or write it again: imagefactory lock --layers {}"
 
 
 def _malformed(file: str, number: int, what: str) -> LockError:

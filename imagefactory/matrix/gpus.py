@@ -34,10 +34,10 @@ _NAME = r"[A-Za-z0-9][A-Za-z0-9 ._+()/-]*"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuGroup:
-    """`count` GPUs of one kind. `driver` is empty where it is not known.
+    """`count` GPUs of one type. `driver` is empty if unknown.
 
-    `name` is the known GPU's, or what the file says beside a capability, or `capability 8.6` where it says
-    nothing. `host` is the architecture of its machine's processor in OCI's words, empty where nobody says.
+    `name` is the known GPU's, or the file's next to a capability, or `capability 8.6` without either. `host`
+    is the architecture of its machine's processor as OCI names it, empty if unknown.
     """
 
     name: str
@@ -49,7 +49,7 @@ class GpuGroup:
 
     @property
     def own_name(self) -> str:
-        """The name, empty where only the capability is known."""
+        """Return the name, empty if only the capability is known."""
         return "" if self.name == _unnamed(self.capability) else self.name
 
 
@@ -61,10 +61,9 @@ _LIST = 'write a list: - {name: "V100", driver: "535", count: 2}'
 
 
 def read_gpus(path: Path) -> tuple[GpuGroup, ...]:
-    """The kinds of GPU that a file lists, in its order.
+    """Return the types of GPU that a file lists, in its order.
 
-    Raises UsageError for a file that cannot be read, RecipeError with all faults, each with file, line and
-    column.
+    Raises UsageError for a file that cannot be read, RecipeError with the place of each fault.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -76,7 +75,7 @@ def read_gpus(path: Path) -> tuple[GpuGroup, ...]:
 
 
 def parse_gpus(text: str, file: str) -> tuple[GpuGroup, ...]:
-    """The kinds of GPU in the text of a `gpus.yaml`; `file` is what errors call it. Raises RecipeError."""
+    """Return the types of GPU in the text of a `gpus.yaml`; errors name `file`. Raises RecipeError."""
     if all(not line or line.startswith("#") for line in map(str.strip, text.splitlines())):
         raise recipe_problem(first_place(file), "empty-file", "is empty", "write a list: - name: V100")
     reader = NodeReader(file)
@@ -88,7 +87,7 @@ def parse_gpus(text: str, file: str) -> tuple[GpuGroup, ...]:
 
 
 def _gpu_group(item: YamlNode, reader: NodeReader) -> GpuGroup | None:
-    """None for an entry with a fault, which the reader then holds."""
+    """Return a group, None for an entry with a fault, which the reader then has."""
     if item.kind == "text":
         values = {"name": item}
     else:
@@ -97,12 +96,8 @@ def _gpu_group(item: YamlNode, reader: NodeReader) -> GpuGroup | None:
             return None
     name, capability = values.get("name"), values.get("capability")
     if not name and not capability:
-        reader.fault(
-            item.where,
-            "missing-key",
-            "says neither name nor capability",
-            "write name: V100 or capability: 8.6",
-        )
+        what = "has neither name nor capability"
+        reader.fault(item.where, "missing-key", what, "write name: V100 or capability: 8.6")
         return None
     called = _text(name, "name", _NAME, reader) if name else ""
     gpu_capability = _capability(capability, reader) if capability else None
@@ -131,7 +126,7 @@ def _gpu_group(item: YamlNode, reader: NodeReader) -> GpuGroup | None:
 
 
 def _as_capability(text: str) -> str:
-    """What to write instead of a capability that stands as a name, empty for other text."""
+    """Return what to write instead of a name that is a capability, empty for other text."""
     try:
         return f"write capability: {parse_capability(text)}"
     except ValueError:
@@ -141,36 +136,36 @@ def _as_capability(text: str) -> str:
 _WRITE = {
     "name": "the GPU's name, as nvidia-smi shows it",
     "driver": "its version, as nvidia-smi shows it: 535.129.03",
+    "arch": "amd64 or arm64",
+    "capability": "8.6, as nvidia-smi's compute_cap shows, or gfx90a",
+    "count": f"a whole number from 1 to {MAX_COUNT}",
 }
+
+
+def _invalid(node: YamlNode, key: str, reader: NodeReader, why: str = "") -> None:
+    value = show(node.text) if node.kind == "text" else node.called
+    reader.fault(node.where, "value-invalid", f"'{key}' cannot be {value}{why}", f"write {_WRITE[key]}")
 
 
 def _text(node: YamlNode, key: str, pattern: str, reader: NodeReader) -> str:
     if node.kind != "text":
-        reader.fault(
-            node.where, "not-text", f"'{key}' must be text, not {node.called}", f"write {_WRITE[key]}"
-        )
-    elif not re.fullmatch(pattern, node.text, re.ASCII) or len(node.text) > 100:
-        reader.fault(
-            node.where, "value-invalid", f"'{key}' cannot be {show(node.text)}", f"write {_WRITE[key]}"
-        )
-    else:
+        what = f"'{key}' must be text, not {node.called}"
+        reader.fault(node.where, "not-text", what, f"write {_WRITE[key]}")
+    elif re.fullmatch(pattern, node.text, re.ASCII) and len(node.text) <= 100:
         return node.text
+    else:
+        _invalid(node, key, reader)
     return ""
 
 
 def _host(node: YamlNode, only: str, reader: NodeReader) -> str:
-    """The architecture that a file says; `only` is the one of a GPU that comes with no other."""
+    """Return the architecture in a file; `only` is that of a GPU that comes with no other."""
     architecture = _ARCHITECTURES.get(node.text, "") if node.kind == "text" else ""
     if not architecture:
-        value = show(node.text) if node.kind == "text" else node.called
-        reader.fault(node.where, "value-invalid", f"'arch' cannot be {value}", "write amd64 or arm64")
+        _invalid(node, "arch", reader)
     elif only and architecture != only:
-        reader.fault(
-            node.where,
-            "arch-mismatch",
-            f"that GPU comes with {only} alone",
-            f"write arch: {only}, or leave it out",
-        )
+        what, write = f"that GPU comes only with {only}", f"write arch: {only}, or remove it"
+        reader.fault(node.where, "arch-mismatch", what, write)
     return architecture
 
 
@@ -179,12 +174,7 @@ def _driver(node: YamlNode, reader: NodeReader) -> str:
     try:
         return read_driver(written) if written else ""
     except ValueError as error:
-        reader.fault(
-            node.where,
-            "value-invalid",
-            f"'driver' cannot be {show(written)}: {error}",
-            f"write {_WRITE['driver']}",
-        )
+        _invalid(node, "driver", reader, f": {error}")
     return ""
 
 
@@ -192,24 +182,12 @@ def _capability(node: YamlNode, reader: NodeReader) -> Capability | None:
     try:
         return parse_capability(node.text)
     except ValueError:
-        value = show(node.text) if node.kind == "text" else node.called
-        reader.fault(
-            node.where,
-            "value-invalid",
-            f"'capability' cannot be {value}",
-            "write 8.6, as nvidia-smi's compute_cap shows, or gfx90a",
-        )
+        _invalid(node, "capability", reader)
     return None
 
 
 def _count(node: YamlNode, reader: NodeReader) -> int:
     if node.kind == "text" and re.fullmatch(r"[1-9][0-9]{0,6}", node.text) and int(node.text) <= MAX_COUNT:
         return int(node.text)
-    value = show(node.text) if node.kind == "text" else node.called
-    reader.fault(
-        node.where,
-        "value-invalid",
-        f"'count' cannot be {value}",
-        f"write a whole number from 1 to {MAX_COUNT}",
-    )
+    _invalid(node, "count", reader)
     return 1

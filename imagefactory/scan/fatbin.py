@@ -86,11 +86,11 @@ def elf_machine(head: bytes) -> int:
 
 
 def parse_cubin_target(head: bytes) -> GpuCode | None:
-    """What a cubin was compiled for, by its first bytes; None where its flags make no sense.
+    """Return the target of a cubin, by its first bytes; None for invalid flags.
 
-    In `e_flags` the lowest byte holds the number and 0x800 stands for the suffix `a`; from version 8 of the
-    ABI (sm_100 in CUDA 12, all of CUDA 13) the second byte and 0x8. CUDA 13 tells the suffix only by the
-    options of ptxas in `.note.nv.tkinfo` (measured with ptxas 12.1 to 13.5).
+    The lowest byte of `e_flags` is the number and 0x800 the suffix `a`; from version 8 of the ABI (sm_100 in
+    CUDA 12, all of CUDA 13) the second byte and 0x8. CUDA 13 has the suffix only in the options of ptxas in
+    `.note.nv.tkinfo` (measured with ptxas 12.1 to 13.5).
     """
     flags = struct.unpack_from("<I", head, 48)[0]
     number, narrow = (flags >> 8 & 0xFF, flags & 0x8) if head[8] >= 8 else (flags & 0xFF, flags & 0x800)
@@ -123,7 +123,7 @@ def parse_amd_target(head: bytes) -> GpuCode | None:
 
 
 def lacks_tables(head: bytes, size: int) -> bool:
-    """Whether the table of sections, which stands last, would lie past the end of a file of `size` bytes."""
+    """Return whether the table of sections would be past the end of a file of `size` bytes."""
     if len(head) < HEADER_SIZE or head[:6] != b"\x7fELF\x02\x01":
         return False
     table, (entry, count) = struct.unpack_from("<Q", head, 40)[0], struct.unpack_from("<HH", head, 58)
@@ -142,7 +142,7 @@ def loaded_end(head: bytes) -> int:
 
 
 def _loaded(head: bytes) -> list[tuple[int, int, int]]:
-    """Flags, start and end in the file of the segments that are loaded, as far as `head` tells them."""
+    """Return flags, start and end in the file of the loaded segments in `head`."""
     place, (entry, count) = struct.unpack_from("<Q", head, 32)[0], struct.unpack_from("<HH", head, 54)
     loaded = []
     for number in range(min(count, _SEGMENTS_READ)):
@@ -181,9 +181,9 @@ def unmapped(head: bytes, size: int) -> tuple[tuple[int, int], ...]:
 
 
 def skippable(read: Read, size: int) -> tuple[tuple[int, int], ...]:
-    """Ranges (start, end) of a file that hold no GPU code: machine code of the host and linkers' tables.
+    """Return ranges (start, end) of a file without GPU code: machine code of the host and linkers' tables.
 
-    `read(offset, count)` gives bytes of the file. Empty for what is no ELF file of 64 bits.
+    `read(offset, count)` returns bytes of the file. Empty for a file that is not a 64-bit ELF file.
     """
     head = read(0, HEADER_SIZE)
     if len(head) < HEADER_SIZE or head[:6] != b"\x7fELF\x02\x01":
@@ -238,7 +238,7 @@ _PROCESSOR = re.compile(r"-(gfx[0-9a-f]+(?:-[0-9-]*generic|-generic)?(?::[a-z]+[
 
 
 class CorruptBundleError(Exception):
-    """A bundle or container that cannot be what it says; `offset` is where in the file."""
+    """An invalid bundle or container at `offset` in the file."""
 
     def __init__(self, offset: int, text: str) -> None:
         super().__init__(text)
@@ -259,7 +259,7 @@ class OffloadBundle:
 
 
 class NotABundleError(Exception):
-    """The mark stands there by chance (a string constant of a tool that reads bundles)."""
+    """The mark is there by chance (a string constant of a tool that reads bundles)."""
 
 
 Steps = Generator[ReadRequest, BytesPiece, OffloadBundle]
@@ -383,9 +383,9 @@ _TARGET = re.compile(rb"^[ \t]*\.target[ \t]+sm_([0-9]{2,3})([af]?)\b", re.MULTI
 
 
 class CodeReader:
-    """Finds the GPU code in bytes that come forwards; keeps a window of them at most.
+    """Finds the GPU code in bytes that come in order; keeps only a window of them.
 
-    `path` is what the library is called in the answer, `size` how many bytes will come.
+    `path` is the library's name in the result, `size` how many bytes will come.
     """
 
     def __init__(self, path: str, size: int) -> None:
@@ -429,10 +429,10 @@ class CodeReader:
 
 
 def scan_file(path: Path, name: str) -> GpuLibrary | None:
-    """The GPU code in a file, None where there is none; `name` is what the library is called.
+    """Return the GPU code in a file, or None; `name` is the library's name in the result.
 
-    Only what may hold such code is read. Raises UsageError where the file cannot be read,
-    and ToolError as `Reader.feed` does.
+    Only the parts that may have such code are read. Raises UsageError for an unreadable file, and ToolError
+    as `Reader.feed` does.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -461,7 +461,7 @@ def scan_file(path: Path, name: str) -> GpuLibrary | None:
 
 
 def scan_bytes(buffer: bytes | memoryview | mmap.mmap, path: str) -> GpuLibrary | None:
-    """The GPU code in a file that lies in memory; `path` is what it is called."""
+    """Return the GPU code in a file in memory; `path` is its name in the result."""
     with memoryview(buffer) as view:
         reader = CodeReader(path, len(view))
         reader.feed(view)
@@ -483,7 +483,7 @@ def _next_ranges(passed: tuple[tuple[int, int], ...], offset: int, count: int) -
 
 
 class _FatbinParser:
-    """The parser of one file and what it has found so far."""
+    """The parser of one file and its results so far."""
 
     def __init__(self, path: str, size: int) -> None:
         self._path = path
@@ -630,7 +630,7 @@ class _FatbinParser:
         return int(at + header + padded)
 
     def _ptx(self, at: int, flags: int, packed: bytes) -> bytes:
-        """The first kilobyte of PTX, empty where it cannot be read, which is told."""
+        """Return the first kilobyte of PTX; if it cannot be read, count it as unread and return nothing."""
         if not flags & _ZSTD:
             return lz4_start(packed, _TEXT) if flags & _LZ4 else packed
         try:
@@ -654,7 +654,7 @@ class _FatbinParser:
             raise CorruptBundleError(at, "a concatenation whose table does not fit")
 
     def _code(self, at: int, raw: bytes, codes: set[GpuCode], text: bytes = b"") -> None:
-        """Adds what an entry is for, by its header; of PTX by its text, where that asks for more."""
+        """Add the target of an entry, by its header; for PTX by its text, if needed."""
         self._count_entry(at)
         kind = struct.unpack_from("<H", raw)[0]
         minor, major, architecture = struct.unpack_from("<HHI", raw, 24)
@@ -701,7 +701,7 @@ class _FatbinParser:
         self._modules[signature] = self._modules.get(signature, 0) + 1
 
     def _leave(self, at: int, what: str) -> None:
-        """Counts what is there and not understood."""
+        """Count something that is not understood."""
         if not self._unread:
             self._unread_at = at
         if what not in self._unread and len(self._unread) >= _MAX_UNREAD:

@@ -146,16 +146,16 @@ _PACKED = (
 
 
 def scan_path(path: Path, progress: Progress, *, workers: int = 1) -> ScanResult:
-    """A folder, a wheel, a conda package or one file. A .sif is sif.py's.
+    """Scan a directory, a wheel, a conda package or one file. For a .sif see sif.py.
 
-    Raises UsageError for what cannot be read or is damaged.
+    Raises UsageError for an unreadable or corrupt one.
     """
     source = str(path) if path.is_dir() else path.name
     return format_contents(source, find_in(path, progress, workers=workers))
 
 
 def find_in(path: Path, progress: Progress, *, workers: int = 1) -> tuple[FileFinding, ...]:
-    """What single files tell, in a place as `scan_path` takes it."""
+    """Return the findings of single files, in a place as `scan_path` takes it."""
     if path.is_dir():
         return _find_in_directory(path, progress, workers)
     if path.suffix == ".whl":
@@ -187,7 +187,7 @@ def _check_not_archive(path: Path) -> None:
 
 
 def scan_directory(folder: Path, progress: Progress, *, workers: int = 1) -> ScanResult:
-    """All regular files below, each inode once, links not followed; of `/` not what is no disk."""
+    """Yield all regular files below, each inode once, without following links; of `/` only disks."""
     return format_contents(str(folder), _find_in_directory(folder, progress, workers))
 
 
@@ -231,7 +231,7 @@ def _find_in_directory(folder: Path, progress: Progress, workers: int) -> tuple[
 
 
 def _files(folder: Path) -> Iterator[tuple[str, int]]:
-    """Relative path and size of the regular files that may tell something."""
+    """Yield relative path and size of the regular files that are worth a scan."""
     seen: set[tuple[int, int]] = set()
     waiting = [""]
     not_on_disk = {"proc", "sys", "dev"} if folder.resolve() == Path("/") else set()
@@ -255,7 +255,7 @@ def _files(folder: Path) -> Iterator[tuple[str, int]]:
 
 
 def _classify_file(file: str, path: str, size: int) -> tuple[FileFinding, bool]:
-    """What a file's name and text tell, and whether its first bytes say that it may hold GPU code."""
+    """Return the finding of a file's name and text, and whether its first bytes may be of GPU code."""
     named = read_name(path)
     facts = named.facts
     candidate = False

@@ -68,7 +68,7 @@ _ASSIGNED = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileFinding:
-    """What one file tells. Most tell nothing."""
+    """The finding of one file; most files have none."""
 
     path: str
     library: GpuLibrary | None = None
@@ -81,9 +81,9 @@ class FileFinding:
 
 
 def readable_path(path: str) -> str:
-    """A path that can be shown in a line and kept as UTF-8.
+    """Return a path as one line of UTF-8.
 
-    Bytes that are none, line ends, and what a terminal would obey become U+FFFD.
+    Invalid bytes, line ends and terminal control characters become U+FFFD.
     """
     if path.isprintable():
         return path
@@ -92,12 +92,12 @@ def readable_path(path: str) -> str:
 
 
 def is_text(path: str) -> bool:
-    """Whether the name says that no GPU code is in the file."""
+    """Return whether, by its name, a file has no GPU code."""
     return bool(_TEXTS.fullmatch(path))
 
 
 def read_name(path: str) -> FileFinding:
-    """What the path of a file tells: a package's record, a version of one of CUDA's libraries."""
+    """Return the finding of a file's path: a package's record, a version of a CUDA library."""
     name = path.rpartition("/")[2]
     package = None
     if name == "METADATA":
@@ -114,12 +114,12 @@ def read_name(path: str) -> FileFinding:
 
 
 def may_hold_driver_note(path: str) -> bool:
-    """Whether a file may say for which drivers it is: a libcuda of NVIDIA's forward compatibility."""
+    """Return whether a file may name its drivers: a libcuda of NVIDIA's forward compatibility."""
     return bool(_DRIVERS.fullmatch(path)) and "libcuda" in path and bool(_COMPAT.search(path))
 
 
 def parse_note(path: str, data: bytes | mmap.mmap) -> tuple[tuple[str, str, str], ...]:
-    """What such a file says in its ELF note `.note.cuda.fwd_compatibility`; `data` holds all of the note.
+    """Return the drivers in the ELF note `.note.cuda.fwd_compatibility`; `data` has all of the note.
 
     Source: NVIDIA's container toolkit, cmd/nvidia-cdi-hook/cudacompat/cuda-elf-header.go.
     """
@@ -140,7 +140,7 @@ def _parse_dist_info(path: str) -> InstalledPackage | None:
 
 
 def parse_facts(path: str, text: str) -> tuple[tuple[str, str, str], ...]:
-    """(framework, key, value) of what a framework says of its own build; None is an empty value.
+    """Return (framework, key, value) that a framework states about its build; None is an empty value.
 
     `path` is of a file that `tells_facts`. Lists are joined with commas, `__version__` is `version`.
     """
@@ -172,9 +172,9 @@ def _ends(path: str, end: str) -> bool:
 
 
 def group_loose(libraries: Iterable[GpuLibrary]) -> tuple[GpuLibrary, ...]:
-    """Libraries by path, files of a folder that hold code alone (`.cubin`, `.fatbin`) as one.
+    """Return libraries by path, with the code files of a directory (`.cubin`, `.fatbin`) as one.
 
-    A program chooses among such files: flashinfer-cubin has 15,970 in four folders.
+    A program chooses among such files: flashinfer-cubin has 15,970 in four directories.
     """
     groups: dict[str, list[GpuLibrary]] = {}
     for library in libraries:
@@ -202,7 +202,7 @@ def _merge_findings(some: Sequence[GpuLibrary], path: str) -> GpuLibrary:
 
 
 def format_contents(source: str, findings: Iterable[FileFinding]) -> ScanResult:
-    """All that single files told, in one value."""
+    """Return the findings of single files as one value."""
     every = sorted(findings, key=lambda finding: finding.path)
     packages = {finding.package for finding in every if finding.package}
     return ScanResult(
@@ -228,7 +228,7 @@ _STARTS = (b"\x7fELF", b"!<arch>\n", b"!<thin>\n", b"\x50\xed\x55\xba", b"__CLAN
 
 
 def is_candidate(head: bytes) -> bool:
-    """Whether a file that begins so may hold GPU code. `head` is its first `HEAD` bytes."""
+    """Return whether a file may have GPU code. `head` is its first `HEAD` bytes."""
     return head.startswith(_STARTS)
 
 
@@ -246,7 +246,7 @@ class FileScan:
 
     @property
     def idle(self) -> bool:
-        """Whether the rest of the bytes would tell nothing more."""
+        """Whether the rest of the bytes would add nothing."""
         return self._idle
 
     def _seek_note(self, data: bytes | memoryview) -> None:

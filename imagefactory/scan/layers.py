@@ -61,11 +61,11 @@ RECORDS = "scans"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerScan:
-    """What one layer tells, paths without a slash at either end, sorted.
+    """The findings of one layer, paths without outer slashes, sorted.
 
-    `plain` are its other entries that are no folders, for they cover what lies below at their path; texts
-    are left out. `removed` are its whiteouts, `opaque` the folders of which nothing below is seen. `links`
-    are other names of what was found, as (name, path): the file lives as long as one of them.
+    `plain` are its other entries except directories and texts, since they cover lower layers at their path.
+    `removed` are its whiteouts, `opaque` the directories that hide all below. `links` are other names of
+    findings, as (name, path): a file lives as long as one of them.
     """
 
     findings: tuple[FileFinding, ...]
@@ -98,7 +98,7 @@ def format_scan(scan: LayerScan) -> dict[str, object]:
 
 
 def parse_scan(value: Mapping[str, Any]) -> LayerScan | None:
-    """None for what another scanner wrote, and for what is no record: it is only a memory."""
+    """Return a scan, None for another scanner's or an invalid record: it is only a cache."""
     try:
         if value["scanner"] != SCANNER:
             return None
@@ -188,13 +188,13 @@ def merge_layers(scans: Iterable[LayerScan]) -> tuple[FileFinding, ...]:
 
 
 def _hidden(path: str, over: set[str], opaque: set[str]) -> bool:
-    """Whether a layer with `over` and `opaque` removes or replaces what is at `path`, or a folder above."""
+    """Return whether a layer with `over` and `opaque` removes or replaces `path`, or a directory above it."""
     above = _parent_paths(path)
     return path in over or not over.isdisjoint(above) or not opaque.isdisjoint(above)
 
 
 def _renamed(finding: FileFinding, named: FileFinding | None, name: str) -> FileFinding:
-    """What was found, by another name of the file; `told` is what that name itself tells."""
+    """Return a finding by another name of the file; `named` is the finding of that name itself."""
     library = replace(finding.library, path=name) if finding.library else None
     own = named or read_name(name)
     return FileFinding(
@@ -203,7 +203,7 @@ def _renamed(finding: FileFinding, named: FileFinding | None, name: str) -> File
 
 
 def _parent_paths(path: str) -> list[str]:
-    """The folders that hold `path`, the root (an empty text) among them."""
+    """Return the directories above `path`, with the root (an empty text)."""
     parts = path.split("/")[:-1]
     return ["/".join(parts[:depth]) for depth in range(len(parts) + 1)]
 
@@ -212,7 +212,7 @@ def _parent_paths(path: str) -> list[str]:
 
 
 def scan_layer(chunks: Iterator[bytes]) -> LayerScan:
-    """What the tar in `chunks` tells; reads them to their end. Raises CorruptDataError."""
+    """Return the findings of the tar in `chunks`, read to the end. Raises CorruptDataError."""
     stream = TarStream(chunks)
     findings: dict[str, FileFinding] = {}
     plain: set[str] = set()
@@ -288,10 +288,10 @@ def _scan_entries(entry: TarEntry, path: str) -> FileFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanCache:
-    """Where layers come from; `layout` keeps what was found.
+    """The source of layers; `layout` stores the findings.
 
-    `read` gives the packed bytes of one and vouches for its digest: what is found is kept under it. A
-    diff_id would not do, since any manifest may claim any diff_id.
+    `read` returns the packed bytes of a layer and checks their digest, which is the key. Any manifest may
+    claim any diff_id, so that cannot be the key.
     """
 
     layout: Layout
@@ -300,10 +300,10 @@ class ScanCache:
 
 
 def scan_image(source: str, layers: Sequence[OciLayer], shelf: ScanCache, progress: Progress) -> ScanResult:
-    """What an image of `layers`, the lowest first, holds; those not known yet are read in parallel.
+    """Return the findings of an image of `layers`, the lowest first; unknown ones are read in parallel.
 
-    The caller holds the layout's `in_use`. Raises StoreError for a layer that is damaged, ToolError where
-    zstandard is missing.
+    The caller holds the layout's `in_use`. Raises StoreError for a corrupt layer, ToolError without
+    zstandard.
     """
     known = {digest: get_scan(shelf.layout, digest) for digest in map(_digest, layers)}
     unknown = {_digest(layer): layer for layer in layers if known[_digest(layer)] is None}
@@ -369,9 +369,9 @@ def bounded(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 @contextmanager
 def unpacked_sif(path: Path, scratch: Path, progress: Progress) -> Iterator[Path]:
-    """The root of the .sif at `path` as a folder below `scratch`, removed at the end.
+    """The root of the .sif at `path` as a directory below `scratch`, removed at the end.
 
-    Raises UsageError for what is no .sif, ToolError where unsquashfs is missing or fails.
+    Raises UsageError for another file, ToolError if unsquashfs is missing or fails.
     """
     partition = read_partition(path)
     command = shutil.which("unsquashfs")

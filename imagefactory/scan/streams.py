@@ -36,7 +36,7 @@ class ReadRequest(NamedTuple):
 
 
 class BytesPiece(NamedTuple):
-    """What is at `offset`: the bytes asked for (fewer at the end of the file), or the mark (or none)."""
+    """The bytes at `offset` (fewer at the end of the file), or the mark (or none)."""
 
     offset: int
     data: bytes
@@ -46,7 +46,7 @@ Walk = Generator[ReadRequest, BytesPiece, None]
 
 
 class ForwardReader:
-    """Runs a parser over bytes that come in rising order of their offsets."""
+    """Runs a parser over bytes in rising order of their offsets."""
 
     def __init__(self, walk: Walk) -> None:
         self._walk = walk
@@ -67,7 +67,7 @@ class ForwardReader:
 
     @property
     def searching(self) -> bool:
-        """Whether any number of bytes is welcome, and some may be left out."""
+        """Whether any number of bytes is welcome, and some may be skipped."""
         return self._request is not None and not self._request.length
 
     def give(self, offset: int, data: bytes) -> None:
@@ -87,7 +87,7 @@ class ForwardReader:
         self._serve(last=True)
 
     def _ends_nothing(self, rest: bytes, data: bytes) -> bool:
-        """Whether no mark begins in the rest, so that it need not be copied together with the data."""
+        """Whether no mark begins in the rest, so that it need not be copied."""
         if not self.searching or len(data) < _OVERLAP:
             return False
         return _find_mark(rest + data[:_OVERLAP], 0, {})[0] >= len(rest)
@@ -203,10 +203,10 @@ def _length(packed: bytes, at: int, count: int) -> tuple[int, int]:
 
 
 def zstd_start(packed: bytes, most: int) -> bytes:
-    """The first bytes, `most` at most, of a frame's first block, empty where it is none.
+    """Return the first bytes, at most `most`, of a frame's first block, empty for an invalid one.
 
-    `packed` are its first `ZSTD_START` bytes or all. The block is put into a frame of its own with a window
-    of its size: the real one may ask for gigabytes. Raises ToolError without zstandard.
+    `packed` are its first `ZSTD_START` bytes or all. The block gets a frame with a window of its size, as the
+    real one may need gigabytes. Raises ToolError without zstandard.
     """
     try:
         import zstandard

@@ -22,7 +22,7 @@ _IN_EXTRA = 0xFFFFFFFF  # a size that stands in the extra field, which has room 
 
 
 def members_of(path: Path) -> list[zipfile.ZipInfo]:
-    """The files of a zip that may tell something. Raises UsageError for a hostile or damaged one."""
+    """Return the files of a zip that are worth a scan. Raises UsageError for a hostile or corrupt one."""
     try:
         with path.open("rb") as file:
             check_list(file)
@@ -76,7 +76,7 @@ def data_start(file: IO[bytes], member: zipfile.ZipInfo) -> int:
 
 
 def _sizes(packed_plain: list[int], extra: bytes) -> tuple[int, int]:
-    """Packed and plain size; what is too large for the header is in the field 1, plain first (4.5.3)."""
+    """Return packed and plain size; too large sizes are in the field 1, plain first (4.5.3)."""
     packed, plain = packed_plain
     while len(extra) >= 4:
         kind, length = struct.unpack_from("<HH", extra)

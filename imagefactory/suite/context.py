@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,7 +22,10 @@ class CheckFailure(Exception):
 
 
 class LazyModule:
-    """A module of the image that is imported at its first use, after `prepare` has set the environment."""
+    """A module of the image that is imported at its first use, after `prepare` has set the environment.
+
+    Code that a framework compiles must not use it: compilers see this class instead of the module.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -80,6 +84,13 @@ class Context:
     framework: Any
     site: str
     prefix: str
+
+
+def write_json(path: str, document: Mapping[str, Any], *, allow_nan: bool = False) -> None:
+    """Write a file next to `path` and rename it, so that readers see a complete document."""
+    with open(f"{path}.part", "w", encoding="utf-8") as file:
+        json.dump(document, file, indent=1, allow_nan=allow_nan)
+    os.replace(f"{path}.part", path)
 
 
 def load_document(text: str, version: int) -> dict[str, Any]:

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import faulthandler
 import importlib
-import json
-import os
 import sys
 import sysconfig
 import time
 from typing import Any
 
 from . import checks, table
-from .context import CheckFailure, Context, Finding, parse_expected
+from .context import CheckFailure, Context, Expected, Finding, parse_expected, write_json
 
 
 def main(expectations: str, report: str) -> int:
@@ -30,10 +28,10 @@ def main(expectations: str, report: str) -> int:
     context = Context(expected, framework, site=sysconfig.get_path("purelib"), prefix=sys.prefix)
     rows: list[dict[str, Any]] = []
     for name in expected.checks:
-        write_report(report, context, rows, running=name)
+        write_report(report, expected, rows, running=name)
         rows.append(run_check(name, context))
         print(f"{name}: {rows[-1]['state']} - {rows[-1]['detail']}", flush=True)
-    write_report(report, context, rows, running="")
+    write_report(report, expected, rows, running="")
     sys.stdout.flush()
     sys.stderr.flush()
     return 0 if all(row["state"] in (table.PASSED, table.NOT_APPLICABLE) for row in rows) else 1
@@ -66,15 +64,13 @@ def run_check(name: str, context: Context) -> dict[str, Any]:
     }
 
 
-def write_report(path: str, context: Context, rows: list[dict[str, Any]], *, running: str) -> None:
+def write_report(path: str, expected: Expected, rows: list[dict[str, Any]], *, running: str) -> None:
     document = {
         "format": table.FORMAT,
-        "nonce": context.expected.nonce,
-        "target": context.expected.target,
+        "nonce": expected.nonce,
+        "target": expected.target,
         "python": ".".join(map(str, sys.version_info[:3])),
         "running": running,
         "checks": rows,
     }
-    with open(f"{path}.part", "w", encoding="utf-8") as file:
-        json.dump(document, file, indent=1, allow_nan=True)
-    os.replace(f"{path}.part", path)
+    write_json(path, document, allow_nan=True)

@@ -1,8 +1,8 @@
-"""Keys of this user: made, found, read. Ed25519, a private one in PKCS8 PEM that only its owner can read.
+"""The user's Ed25519 keys: created, found, read. Only the owner can read a private one (PKCS8 PEM).
 
-`$XDG_CONFIG_HOME/imagefactory/keys/NAME.pem` is the private key, `NAME.pub` next to it the public one, which
-may be given to anybody. Instead of NAME.pem there may be NAME.command: the program that signs
-(below). Making a key and signing need `cryptography`; reading a public one does not.
+`$XDG_CONFIG_HOME/imagefactory/keys/NAME.pem` is the private key, `NAME.pub` next to it the public one.
+Instead of NAME.pem there may be NAME.command: the program that signs (below). Creating a key and signing need
+`cryptography`; reading a public key does not.
 """
 
 from __future__ import annotations
@@ -33,19 +33,15 @@ from imagefactory.errors import StatementError, ToolError, UsageError, os_proble
 from imagefactory.fs import create_bytes, replacing
 from imagefactory.serialize import printable_line, printable_value
 
-# --- A signing program: it signs with a key that imagefactory never sees (a token, ssh-agent, a cloud's
-# KMS)
+# --- A signing program: it signs with a key that imagefactory never sees (a token, ssh-agent, a cloud's KMS)
 #     stdin     the bytes to sign: a DSSE pre-authentication encoding, `DSSEv1 ...`
 #     stdout    the Ed25519 signature (RFC 8032, pure): its 64 bytes, or those in base64
 #     exit      0 with a signature; any other code with the reason as the last line of stderr
 #     limits    SECONDS for one signature, LARGEST_OUTPUT bytes of stdout
 #     started   without a shell, in `/`, with the caller's environment and terminal; one at a time
-# Each signature is checked with the recorded public key before it is used. After a failure the program is
-# not
-# started again by that process: a program that hangs would hang for each of a thousand verdicts.
-# The command is read from the user's own folder of keys and nowhere else: no setting and no project gives
-# one.
-
+# Each signature is checked with the recorded public key before it is used. After a failure the process does
+# not start the program again: a program that hangs would hang for each of a thousand verdicts. The command is
+# only read from the user's own folder of keys, never from a setting or a project.
 
 SECONDS = 60.0
 """For one signature: a person may have to enter a PIN or touch a token."""
@@ -80,13 +76,13 @@ def find_command(text: str, environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def format_command(command: tuple[str, ...]) -> bytes:
-    """The text of a file NAME.command."""
+    """Return the text of a file NAME.command."""
     words = ", ".join(json.dumps(word, ensure_ascii=False).replace("\x7f", "\\u007f") for word in command)
     return f"command = [{words}]\n".encode()
 
 
 def parse_command(data: bytes, where: Path) -> tuple[str, ...]:
-    """What `format_command` wrote, or a person. Raises StatementError."""
+    """Parse a file NAME.command. Raises StatementError."""
     try:
         document = tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:
@@ -112,7 +108,7 @@ def parse_command(data: bytes, where: Path) -> tuple[str, ...]:
 
 
 class SigningProgram:
-    """Signs by a program. `public` is the raw key that its signatures must fit, `name` the key's."""
+    """Signs with a program. `public` is the raw key that its signatures must match, `name` the key's."""
 
     def __init__(self, name: str, command: tuple[str, ...], public: bytes) -> None:
         self._name, self._command, self._public = name, command, public
@@ -136,26 +132,20 @@ class SigningProgram:
         code, output, message = self._run(data, monotonic() + seconds, seconds)
         if code:
             ended = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
-            lines = message.decode("utf-8", "replace").strip().splitlines() or [
-                "it printed no reason to stderr"
-            ]
-            problem = self._problem(f"{ended}: {printable_value(printable_line(lines[-1]))}")
+            lines = message.decode("utf-8", "replace").strip().splitlines()
+            last = lines[-1] if lines else "it printed no reason to stderr"
+            problem = self._problem(f"{ended}: {printable_value(printable_line(last))}")
             raise ToolError("signing-program-failed", problem, hint=self._try)
         signature = _read_signature(output)
         if len(signature) != _SIGNATURE_BYTES:
-            raise ToolError(
-                "signing-program-output",
-                self._problem(f"printed {len(output)} bytes that are not a signature"),
-                hint=_OUTPUT,
-            )
+            problem = self._problem(f"printed {len(output)} bytes that are not a signature")
+            raise ToolError("signing-program-output", problem, hint=_OUTPUT)
         try:
             Ed25519PublicKey.from_public_bytes(self._public).verify(signature, data)
         except InvalidSignature:
-            raise ToolError(
-                "signature-mismatch",
-                self._problem("printed a signature that does not match the recorded public key"),
-                hint="it must sign stdin unchanged by pure Ed25519, with the key of the .pub file",
-            ) from None
+            problem = self._problem("printed a signature that does not match the recorded public key")
+            hint = "it must sign stdin unchanged by pure Ed25519, with the key of the .pub file"
+            raise ToolError("signature-mismatch", problem, hint=hint) from None
         return signature
 
     def _run(self, data: bytes, end: float, seconds: float) -> tuple[int, bytes, bytes]:
@@ -203,11 +193,8 @@ class SigningProgram:
                     elif len(read[key.data]) < _LARGEST_STDERR:
                         read[key.data] += data
                 if len(read[process.stdout]) > LARGEST_OUTPUT:
-                    raise ToolError(
-                        "signing-program-output",
-                        self._problem(f"printed more than {LARGEST_OUTPUT} bytes to stdout"),
-                        hint=_OUTPUT,
-                    )
+                    problem = self._problem(f"printed more than {LARGEST_OUTPUT} bytes to stdout")
+                    raise ToolError("signing-program-output", problem, hint=_OUTPUT)
         return read[process.stdout], read[process.stderr]
 
     def _late(self, seconds: float) -> ToolError:
@@ -225,12 +212,12 @@ class SigningProgram:
 
 @functools.cache
 def signing_program(name: str, command: tuple[str, ...], public: bytes) -> SigningProgram:
-    """The one of this process, which remembers a failure for all that have to be signed."""
+    """Return the program of this process, which remembers a failure for all later signatures."""
     return SigningProgram(name, command, public)
 
 
 def _read_signature(output: bytes) -> bytes:
-    """The bytes of a signature, printed as they are or in base64; empty for neither."""
+    """Return the bytes of a signature, printed raw or in base64; empty for neither."""
     if len(output) == _SIGNATURE_BYTES:
         return output
     try:
@@ -251,7 +238,7 @@ Period = tuple[datetime, datetime]
 
 # RFC 8410: SubjectPublicKeyInfo of an Ed25519 key is these bytes and then the key's 32.
 _DER = bytes.fromhex("302a300506032b6570032100")
-# The 8 points whose order divides 8, by their y. A key of them fits signatures that nobody made.
+# The 8 points whose order divides 8, by their y. Such a key accepts forged signatures.
 _FIELD = 2**255 - 19
 _OF_ORDER_8 = 2707385501144840649318225287225658788936804267575313519463743609750303402022
 _SMALL = {0, 1, _FIELD - 1, _OF_ORDER_8, _FIELD - _OF_ORDER_8}
@@ -274,9 +261,9 @@ class PublicKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SigningKey:
-    """A private key, ready to sign: of a file, or behind a program. Nothing of it is ever shown.
+    """A private key, ready to sign: of a file, or of a program. It is never printed.
 
-    `sign` returns the 64 bytes of a signature. Raises ToolError for a program that does not give it.
+    `sign` returns the 64 bytes of a signature. Raises ToolError if a program fails.
     """
 
     name: str
@@ -289,7 +276,7 @@ class SigningKey:
 
 
 def keyid_of(public: bytes) -> str:
-    """The key's id as securesystemslib computes it: the sha256 of its canonical JSON, 64 hex digits."""
+    """Return the key's id as securesystemslib computes it: the sha256 of its canonical JSON."""
     text = f'{{"keytype":"ed25519","keyval":{{"public":"{public.hex()}"}},"scheme":"ed25519"}}'
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
@@ -310,7 +297,7 @@ def check_name(name: str) -> str:
 
 
 def make_key(folder: Path, name: str) -> PublicKey:
-    """Writes NAME.pem (0600) and NAME.pub. Raises UsageError where one of that name is there already."""
+    """Write NAME.pem (0600) and NAME.pub. Raises UsageError if the name exists."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import (
         Encoding,
@@ -329,9 +316,9 @@ def make_key(folder: Path, name: str) -> PublicKey:
 def record_program(
     folder: Path, name: str, command: str, public: PublicKey, environ: Mapping[str, str]
 ) -> PublicKey:
-    """Writes NAME.command (0600) and NAME.pub, once that program has signed for that public key.
+    """Write NAME.command (0600) and NAME.pub, after the program has signed for that public key.
 
-    Raises UsageError as `make_key` does and for a command that is not one, ToolError for a wrong signature.
+    Raises UsageError as `make_key` and for an invalid command, ToolError for a wrong signature.
     """
     path = folder / f"{check_name(name)}{PROGRAM}"
     _check_unique(path)
@@ -373,12 +360,12 @@ def _name_exists_error(path: Path) -> UsageError:
 def find_key(
     setting: str, environ: Mapping[str, str], times: Mapping[str, Period] | None = None, now: datetime = NEVER
 ) -> Path | None:
-    """Return what signs here, None if nothing does: the file of a private key, or that names a program.
+    """Return the file that signs, of a private key or a program; None if there is none.
 
-    `setting` is the value of `signing-key`: a path, or a name in the folder of keys. A path never names a
-    program, for it may be one of somebody's project. Without the setting, the newest
-    key of that folder that is trusted `now` signs; `times` are the periods of trusted keys by their ids. A
-    single key is returned even if it is not trusted. Raises UsageError if several keys could sign.
+    `setting` is the value of `signing-key`: a path, or a name in the folder of keys. A path is never a
+    program's, since a project may set it. Without the setting, the newest key of that folder that is trusted
+    `now` signs; `times` are the periods of trusted keys by their ids. A single key is returned even if it is
+    not trusted. Raises UsageError if several keys could sign.
     """
     folder = keys_directory(environ)
     if setting:
@@ -422,7 +409,7 @@ def find_key(
 
 
 def _signers(folder: Path) -> dict[str, Path]:
-    """What signs with the keys of this folder, by the keys' names. Raises UsageError for two of one name."""
+    """Return the files that sign in this folder, by the keys' names. Raises UsageError for a duplicate."""
     paths: dict[str, Path] = {}
     for path in sorted(path for suffix in (FILE, PROGRAM) for path in folder.glob(f"*{suffix}")):
         if path.stem in paths:
@@ -436,9 +423,9 @@ def _signers(folder: Path) -> dict[str, Path]:
 
 
 def read_signing_key(path: Path) -> SigningKey:
-    """Raises StatementError for a file that others may read, or that holds no Ed25519 key in PKCS8 PEM.
+    """Read a key. Raises StatementError if others may read the file, or it is not an Ed25519 key (PKCS8 PEM).
 
-    Of a program's file the command is read, and nothing is started.
+    A program is not started.
     """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
@@ -471,7 +458,7 @@ def _read_program(path: Path) -> SigningKey:
 
 
 def _read_private(path: Path, *, program: bool = False) -> bytes:
-    """Raises StatementError for a file that others may read; for a program's also if it is another user's."""
+    """Raises StatementError if others may read the file, or own one that names a program."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -502,13 +489,13 @@ def _read_private(path: Path, *, program: bool = False) -> bytes:
 
 
 def format_public(raw: bytes) -> bytes:
-    """PEM, as every tool reads it."""
+    """Return a key as PEM."""
     text = base64.b64encode(_DER + raw).decode("ascii")
     return f"-----BEGIN PUBLIC KEY-----\n{text}\n-----END PUBLIC KEY-----\n".encode("ascii")
 
 
 def parse_public(data: bytes, name: str) -> PublicKey:
-    """A public key in PEM, as ssh writes it (`ssh-ed25519 AAAA...`), or as base64 of its 32 bytes.
+    """Parse a public key in PEM, as ssh writes it (`ssh-ed25519 AAAA...`), or base64 of its 32 bytes.
 
     Raises UsageError for anything else.
     """
@@ -538,7 +525,7 @@ def parse_public(data: bytes, name: str) -> PublicKey:
 
 
 def read_public(text: str, folder: Path) -> PublicKey:
-    """The public key of a file, or of a name in the folder of keys. Raises UsageError."""
+    """Return the public key of a file, or of a name in the folder of keys. Raises UsageError."""
     known = folder / f"{text}.pub"
     path = known if NAME.fullmatch(text) and known.is_file() else Path(text)
     try:
@@ -554,7 +541,7 @@ def read_public(text: str, folder: Path) -> PublicKey:
 
 
 def own_keys(folder: Path) -> tuple[PublicKey, ...]:
-    """The keys that sign here, by name; of one without its .pub nothing can be told, so it is left out."""
+    """Return the keys that sign here, by name; those without a .pub file are skipped."""
     return tuple(
         parse_public(path.read_bytes()[:LARGEST_FILE], path.stem)
         for path in sorted(folder.glob("*.pub"))

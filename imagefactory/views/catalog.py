@@ -10,7 +10,7 @@ from imagefactory.actions.find import FindCandidate, FindMatch, FindResult, GpuM
 from imagefactory.gpu.builds import platform_of
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.values import ClaimBasis
-from imagefactory.jobs.offer import GpuClass, ImageEvidence, expected_grounds, free_when, verified_evidence
+from imagefactory.jobs.offer import ImageEvidence, expected_grounds, free_when, verified_evidence
 from imagefactory.progress import format_bytes
 from imagefactory.schedulers.sizes import format_size
 from imagefactory.serialize import format_time
@@ -48,8 +48,9 @@ def format_offer(shelf: CenterImages, width: int | None = None) -> str:
     """Return what the catalog says of one image, each form with its own verdicts."""
     (offer,) = shelf.offers
     image = offer.image
+    built_for = f"CUDA {image.runtime}" if image.runtime else f"for {platform_of(image.cuda)}"
     fields = [
-        ("framework", f"{image.framework} {image.version}, {_built_for(image)}"),
+        ("framework", f"{image.framework} {image.version}, {built_for}"),
         ("Python", f"{image.python}, {image.platform}"),
         (
             "size",
@@ -84,10 +85,6 @@ def _nothing_but_revoked(image: CatalogImage) -> ImageEvidence:
     return ImageEvidence(classes=(), refused=(), revoked=image.revoked_of(image.subject))
 
 
-def _built_for(image: CatalogImage) -> str:
-    return f"CUDA {image.runtime}" if image.runtime else f"for {platform_of(image.cuda)}"
-
-
 def _folded(fields: Sequence[tuple[str, str]], width: int | None) -> list[tuple[str, str]]:
     """Wrap values to fit next to their names."""
     if width is None:
@@ -107,13 +104,10 @@ def _next(shelf: CenterImages, offer: ImageOffer) -> str:
 
 def _known_text(grounds: ImageEvidence) -> Iterator[tuple[str, str]]:
     for row in grounds.classes:
-        yield "verified", f"on {row.capability}{_least(row)}: {row.claim.reason}"
+        drivers = f" with drivers that take CUDA {row.cuda}" if row.cuda else ""
+        yield "verified", f"on {row.capability}{drivers}: {row.claim.reason}"
     for capability, why in grounds.refused:
         yield "not", f"on {capability}: {why}"
-
-
-def _least(gpu_class: GpuClass) -> str:
-    return f" with drivers that take CUDA {gpu_class.cuda}" if gpu_class.cuda else ""
 
 
 def _classes(offer: ImageOffer) -> tuple[list[Capability], list[Capability]]:
@@ -284,7 +278,13 @@ def _pool_rows(match: FindMatch) -> Iterator[tuple[str, ...]]:
         gpu = row.name.removeprefix("NVIDIA ")
         gpu += f" ({row.capability})" if row.name != row.capability else ""
         mark = "*" if row.unsure else ""
-        yield _title(match, number), gpu, f"{row.gpus:4}", f"{row.free:4}", f"{row.basis}{mark}"
+        yield (
+            "" if number else match.findable.name,
+            gpu,
+            f"{row.gpus:4}",
+            f"{row.free:4}",
+            f"{row.basis}{mark}",
+        )
 
 
 def _rows(match: FindMatch) -> Iterator[tuple[str, ...]]:
@@ -292,11 +292,8 @@ def _rows(match: FindMatch) -> Iterator[tuple[str, ...]]:
     for row in match.gpus:
         by_basis.setdefault(row.basis, []).append(row)
     for number, (basis, rows) in enumerate(by_basis.items()):
-        yield _title(match, number), " ".join(row.capability for row in rows), basis.value
-
-
-def _title(match: FindMatch, number: int) -> str:
-    return "" if number else match.findable.name
+        title = "" if number else match.findable.name
+        yield title, " ".join(row.capability for row in rows), basis.value
 
 
 def matches_json(finding: FindResult) -> Mapping[str, object]:

@@ -72,7 +72,12 @@ def _gpu_row(row: CompatRow, sources: Footnotes, warnings: Footnotes) -> tuple[s
     if not cell.claims:
         return row.candidate.title, Compatibility.UNKNOWN.value, "", "", "nothing is known of it"
     first = cell.claims[0]
-    others = [claim for claim in cell.claims[1:] if claim.basis is not first.basis and _differ(claim, first)]
+    runs = first.answer in RUNS
+    others = [
+        claim
+        for claim in cell.claims[1:]
+        if claim.basis is not first.basis and (claim.answer in RUNS) != runs
+    ]
     why = [f"{first.reason} {sources.mark([first.source])}"]
     why += [
         f"{claim.basis}: {claim.answer}, {claim.reason} {sources.mark([claim.source])}" for claim in others
@@ -88,10 +93,6 @@ def displayed_warnings(cell: Cell) -> tuple[CellClaim, ...]:
     return () if cell.answer is Compatibility.NO else cell.warnings
 
 
-def _differ(claim: CellClaim, other: CellClaim) -> bool:
-    return (claim.answer in RUNS) != (other.answer in RUNS)
-
-
 def format_rows(
     rows: Sequence[CompatRow], capabilities: Sequence[Capability], width: int | None = None
 ) -> str:
@@ -102,7 +103,8 @@ def format_rows(
     sources, displayed = Footnotes(), [row for row in rows if not _is_blank(row)]
     texts = list(zip(*([letters(cell) for cell in row.cells] for row in displayed), strict=True))
     groups = [list(some) for _, some in groupby(range(len(texts)), key=texts.__getitem__)]
-    spans = [_span(capabilities, some) for some in groups]
+    ends = [(capabilities[some[0]], capabilities[some[-1]]) for some in groups]
+    spans = [str(first) if first == last else f"{first}-{last}" for first, last in ends]
     cells = [[texts[some[0]][number] for some in groups] for number in range(len(displayed))]
     marks = [
         sources.mark(claim.source for cell in row.cells for claim in cell.claims[:1]) for row in displayed
@@ -130,11 +132,6 @@ def format_rows(
 
 def _version(row: CompatRow) -> str:
     return f"{row.candidate.question.framework} {row.candidate.question.version}"
-
-
-def _span(capabilities: Sequence[Capability], indexes: Sequence[int]) -> str:
-    first, last = capabilities[indexes[0]], capabilities[indexes[-1]]
-    return str(first) if first == last else f"{first}-{last}"
 
 
 def _unlocked(rows: Sequence[CompatRow]) -> list[str]:

@@ -44,7 +44,7 @@ def format_report(report: Report) -> str:
 
 def smoke_line(report: Report | None) -> str:
     if report is None:
-        return "not run (--no-smoke)"
+        return "not run (--no-test)"
     if not report.passed:
         return f"FAILED: {report.failure}"
     count = sum(check.state is CheckState.PASSED for check in report.checks)
@@ -73,8 +73,8 @@ def format_built(built: BuildResult, store: str) -> str:
     if report is not None and not report.passed:
         fields.append(("", format_report(report)))
     if target.gpu:
-        must = f"it must support {_capabilities(target)}"
-        fields.append(("on a GPU", f"{gpu}; {must}: imagefactory verify {target.name}"))
+        must = ", ".join(parse_capability(capability).sm for capability in target.capabilities)
+        fields.append(("on a GPU", f"{gpu}; it must support {must}: imagefactory verify {target.name}"))
     fields += [
         (
             "try it",
@@ -93,10 +93,6 @@ def _digests(image: Image) -> tuple[tuple[str, str, str], ...]:
         ("manifest", image.manifest, "what verdicts speak of: this platform's layers as they are packed"),
         ("config", image.config, "docker's image ID; stays where the same layers are packed anew"),
     )
-
-
-def _capabilities(target: Target) -> str:
-    return ", ".join(parse_capability(capability).sm for capability in target.capabilities)
 
 
 # --- Transfers
@@ -234,11 +230,12 @@ def format_targets(rows: Sequence[tuple[Target, str, ImageProgress]], width: int
 
 def format_target(target: Target, now: TargetState, width: int | None = None) -> str:
     """Return all about one target, for `show`."""
+    of = f" of {channel_name(target.channels[0])}" if target.conda and target.source == "pypi" else ""
     fields = [
         ("description", target.description),
         ("framework", f"{target.framework} {target.version}, source {target.source}"),
         ("for", platform_of(target.cuda)),
-        ("Python", f"{_python(target)} on {target.base}, {target.platform}"),
+        ("Python", f"{target.python}{of} on {target.base}, {target.platform}"),
         ("capabilities", ", ".join(target.capabilities) or "none: it is for CPUs alone"),
         ("checks", ", ".join(target.checks)),
     ]
@@ -276,11 +273,6 @@ def format_target(target: Target, now: TargetState, width: int | None = None) ->
     if now.promised and (now.image is None or now.image.digest != now.promised):
         fields.append(("layers locked", f"the digest is {now.promised} where they are made as locked"))
     return f"{target.name}\n{format_fields(fields, width=width)}"
-
-
-def _python(target: Target) -> str:
-    of = f" of {channel_name(target.channels[0])}" if target.conda and target.source == "pypi" else ""
-    return f"{target.python}{of}"
 
 
 def _lock_fields(target: Target, now: TargetState) -> list[tuple[str, str]]:

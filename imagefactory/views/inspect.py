@@ -89,10 +89,6 @@ def format_answer(
     return "; ".join([line, *(f"warning: {warning}" for warning in warnings)])
 
 
-def _counted(some: Sequence[object], what: str) -> str:
-    return f"{len(some)} {what}" if len(some) == 1 else f"{len(some)} {what}s"
-
-
 def _source_note(claim: CellClaim) -> str:
     word = "verified" if claim.answer is Compatibility.YES else f"verified, {claim.rule}"
     return f"{claim.answer} ({word}): {claim.reason}"
@@ -217,6 +213,11 @@ def _capabilities(predictions: Sequence[Prediction]) -> str:
 
 def library_versions(contents: ScanResult) -> tuple[tuple[str, str], ...]:
     """Return (name, version) of CUDA libraries by packages, else by file names."""
+
+    def stem(file: str) -> str:
+        stem = file.partition(".so.")[0].removeprefix("lib").partition("-")[0]
+        return "tensorrt" if stem == "nvinfer" else stem
+
     versions = []
     for name, word in _VERSIONED:
         known = [
@@ -224,16 +225,11 @@ def library_versions(contents: ScanResult) -> tuple[tuple[str, str], ...]:
             for package in contents.packages
             if package.name.removeprefix("nvidia-").removeprefix("lib").partition("-")[0] == word
         ]
-        files = [file.partition(".so.")[2] for file in contents.toolkit if _stem(file) == word]
+        files = [file.partition(".so.")[2] for file in contents.toolkit if word == stem(file)]
         candidates = known or files
         if candidates:
             versions.append((name, max(candidates, key=len)))
     return tuple(versions)
-
-
-def _stem(file: str) -> str:
-    stem = file.partition(".so.")[0].removeprefix("lib").partition("-")[0]
-    return {"nvinfer": "tensorrt"}.get(stem, stem)
 
 
 def ordered_libraries(contents: ScanResult) -> list[tuple[GpuLibrary, LibraryRole]]:
@@ -263,12 +259,13 @@ def _format_cuda(
     if not columns:
         return f"{len(displayed)} libraries with GPU code, none of it for a known GPU"
     names = _short_names(displayed)
+    supports = [{row.path: row for row in column.libraries} for column in columns]
     header = ("LIBRARY", "", *(str(prediction.capability) for prediction in columns))
     rows = [
         (
             name,
             str(role) if role in (LibraryRole.GATES, LibraryRole.ON_DEMAND) else "",
-            *_row(library.path, columns),
+            *(_cell(support.get(library.path)) for support in supports),
         )
         for name, (library, role) in zip(names, displayed, strict=True)
     ]
@@ -283,12 +280,9 @@ def _format_cuda(
     return "\n".join(lines)
 
 
-def _row(path: str, columns: Sequence[Prediction]) -> list[str]:
-    reaches = [{library.path: library for library in column.libraries}.get(path) for column in columns]
-    return [_cell(library) if library else "?" for library in reaches]
-
-
-def _cell(library: LibrarySupport) -> str:
+def _cell(library: LibrarySupport | None) -> str:
+    if library is None:
+        return "?"
     if library.reach is SupportLevel.PARTIAL:
         return f"{library.native + library.ptx}/{library.native + library.ptx + library.without}"
     return {SupportLevel.NATIVE: "N", SupportLevel.PTX: "P", SupportLevel.NONE: "-"}[library.reach]
@@ -320,8 +314,8 @@ def _format_amd(libraries: Sequence[tuple[GpuLibrary, LibraryRole]], width: int 
     objects = [library for library, _ in libraries if is_object(library)]
     parts = [_amd_table(displayed, width)] if displayed else []
     if objects:
-        names = _processors(objects)
-        parts.append(f"{_counted(objects, 'code object')}, a file for one GPU each: {', '.join(names)}")
+        count = f"{len(objects)} code object{'s' * (len(objects) != 1)}"
+        parts.append(f"{count}, a file for one GPU each: {', '.join(_processors(objects))}")
     return "\n".join(parts)
 
 

@@ -201,13 +201,11 @@ def _ground(ruling: CellRuling) -> str:
 
 
 def format_kits(plan: VerificationPlan) -> str:
-    """`targets={"include":[...]}`: a job for each target that has something to build or to verify.
+    """Return `targets={"include":[...]}`: a job for each target with something to build or to verify.
 
-    One for CPUs alone has no kits, nor has one for AMD's GPUs, which no kit starts.
-
-    `kits` are words `8.0/sm80-a100`, one for each GPU to verify on: its capability, and a name for its kit,
-    which the matrix has too. `gpu` is whose GPUs the image is for: `nvidia`, `amd` or `none`. `digest` is the
-    candidate to verify, empty where one is to be built first.
+    A target for CPUs has no kits, nor has one for AMD GPUs, which no kit starts. `kits` are words such as
+    `8.0/sm80-a100`, one for each GPU to verify on: its capability, and the name of its kit. `gpu` is
+    `nvidia`, `amd` or `none`. `digest` is the candidate to verify, empty if one is to be built first.
     """
     jobs = []
     for planned in plan.targets:
@@ -229,24 +227,23 @@ def format_kits(plan: VerificationPlan) -> str:
 
 
 def kit_name(device: PlanGpu) -> str:
-    """`sm80-a100-535.54.03`, or `sm80-a100-cuda12.4`: of letters, digits, dots and dashes."""
+    """Return `sm80-a100-535.54.03` or `sm80-a100-cuda12.4`: letters, digits, dots and dashes."""
     driver = device.driver or (f"cuda{device.cuda}" if device.cuda else "")
     words = (label(device), device.name, driver)
     return "-".join(re.sub(r"[^a-z0-9.]+", "-", word.lower()).strip("-.") for word in words if word)
 
 
 def label(device: PlanGpu) -> str:
-    """`sm80`, or `sm80-1g.10gb` for a slice: what a runner with such a GPU is labelled."""
+    """Return `sm80`, or `sm80-1g.10gb` for a slice: the label of a runner with such a GPU."""
     return "-".join(filter(None, (device.capability.sm.replace("_", ""), device.part)))
 
 
 def format_matrix(plan: VerificationPlan, *, kits: bool = False) -> str:
-    """`matrix={"include":[...]}`: one line for $GITHUB_OUTPUT, a job for each cell to build or to verify.
+    """Return `matrix={"include":[...]}` for $GITHUB_OUTPUT: a job for each cell to build or to verify.
 
-    Where no GPUs were listed there is nothing but images to build, so a job for each, with no GPU named. All
-    values are text. With `kits` also the name of each one's kit and the label of the runners that have its
-    GPU, and no job for AMD's GPUs, which no kit starts. Jobs that are told the same are one: GPUs that differ
-    in the CUDA which their drivers take, where no kit names it.
+    Without listed GPUs there is a job for each image to build. All values are text. With `kits` a job also
+    has the name of its kit and the label of its runners, and AMD GPUs, which no kit starts, have no jobs.
+    Equal jobs are merged: GPUs that differ in the CUDA of their drivers, if no kit names it.
     """
     every = (
         _job(planned, cell) | (_kit(cell) if kits and isinstance(cell, PlannedCell) else {})

@@ -33,7 +33,7 @@ def mine(base_store: Path, scratch: Path) -> Factory:
     folder = scratch / "compile"
     made = replace(lend(base_store, folder), root=make_root(folder / "root", tiny=TINY_RECIPE))
     made.run("lock", TARGET)
-    made.build(TARGET, "--no-smoke")
+    made.build(TARGET, "--no-test")
     (made.root / "ops").mkdir()
     (made.root / "ops" / "setup.py").write_text(SETUP)
     (made.root / "ops" / "ops.cc").write_text(OPS)
@@ -155,7 +155,7 @@ def test_lock_builds_what_has_no_wheel_and_the_image_runs_it(mine: Factory) -> N
     assert "# as the paper" in recipe.read_text()
     mine.run("lock", "--check", lab)
     assert not any("-build" in tag for tag in Layout(mine.store).tags())
-    mine.build(lab, "--no-smoke")
+    mine.build(lab, "--no-test")
     assert mine.run("run", lab, "--", "mylab").stdout == "0.6.2 3.7\n"
 
     made = {path: path.stat().st_mtime_ns for path in (mine.root / "wheels").glob("*.whl")}

@@ -230,7 +230,7 @@ matrix:
 
 
 def test_the_same_lock_gives_the_same_digest(lab: Factory, built: dict[str, Any]) -> None:
-    again = fresh(lab, "conda-again").build(TARGET, "--no-smoke")
+    again = fresh(lab, "conda-again").build(TARGET, "--no-test")
     assert again["fresh"] is True
     assert again["image"]["digest"] == built["image"]["digest"]
 
@@ -249,7 +249,7 @@ def seen(lab: Factory, dockerd: str, apptainer: str, built: dict[str, Any]) -> d
     try:
         return {engine: see(mine, TARGET, engine) for engine in ENGINES}
     finally:
-        lab.run("build", "--no-smoke", TARGET, code=None)
+        lab.run("build", "--no-test", TARGET, code=None)
 
 
 def test_all_engines_install_the_same(seen: dict[str, Seen]) -> None:
@@ -288,7 +288,7 @@ def test_an_update_moves_that_package_and_one_layer(
     recipe.write_text(RECIPE.replace("tinytool <1.1", "tinytool"))
     here.run("lock", TARGET)  # the recipe allows more, and nothing must move
     assert locked(root) == before
-    here.run("lock", TARGET, "--update", "tinytool")
+    here.run("lock", TARGET, "--upgrade-package", "tinytool")
     after = locked(root)
     assert {name for name in after if after[name] != before.get(name)} == {"tinytool"}
     assert after["tinytool"]["version"] == "1.1"
@@ -298,7 +298,7 @@ def test_an_update_moves_that_package_and_one_layer(
     # The package's bucket, and no other: what the scripts write is the same again.
     assert sum(one != other for one, other in zip(old, new, strict=True)) == 1
     assert here.run("run", TARGET, "--", "tinytool").stdout == "tinytool 1.1\n"
-    lab.build(TARGET, "--no-smoke")
+    lab.build(TARGET, "--no-test")
 
 
 # --- what goes wrong -----------------------------------------------------------------------------
@@ -332,13 +332,13 @@ def test_a_package_that_does_not_come_whole(
     here = fresh(lab, "conda-truncated")
     server.fail(r"tinytorch-1\.0", fault)
     try:
-        failed = here.run("build", TARGET, "--no-smoke", code=7)
+        failed = here.run("build", TARGET, "--no-test", code=7)
     finally:
         server.mend()
     assert "tinytorch-1.0" in failed.stderr
     if fault.status == 404:
-        assert f"imagefactory lock {TARGET} --update tinytorch" in failed.stderr
-    assert here.build(TARGET, "--no-smoke")["image"]["digest"] == built["image"]["digest"]
+        assert f"imagefactory lock {TARGET} --upgrade-package tinytorch" in failed.stderr
+    assert here.build(TARGET, "--no-test")["image"]["digest"] == built["image"]["digest"]
 
 
 def test_a_channel_that_goes_down_in_the_middle(
@@ -348,11 +348,11 @@ def test_a_channel_that_goes_down_in_the_middle(
     here = fresh(lab, "conda-middle")
     server.ends_after = 4
     try:
-        here.run("build", TARGET, "--no-smoke", code=7)
+        here.run("build", TARGET, "--no-test", code=7)
     finally:
         server.mend()
     server.asked.clear()
-    assert here.build(TARGET, "--no-smoke")["image"]["digest"] == built["image"]["digest"]
+    assert here.build(TARGET, "--no-test")["image"]["digest"] == built["image"]["digest"]
     fetched = {path for path in server.asked if path.endswith((".conda", ".tar.bz2"))}
     assert 0 < len(fetched) < len(locked(lab.root))
 
@@ -371,7 +371,7 @@ def test_a_channel_in_a_local_folder(
     server.asked.clear()
     here.run("lock", TARGET)
     assert locked(root) == locked(lab.root)
-    assert here.build(TARGET, "--no-smoke")["image"]["digest"] == built["image"]["digest"]
+    assert here.build(TARGET, "--no-test")["image"]["digest"] == built["image"]["digest"]
     assert server.asked == []
 
 
@@ -410,7 +410,7 @@ def test_a_private_channel(
             (home / "credentials.json").write_text(json.dumps({"127.0.0.1": {name: secret}}))
             extra["RATTLER_AUTH_FILE"] = str(home / "credentials.json")
         here = replace(here, extra=extra)
-        done = [here.run("lock", TARGET), here.run("build", TARGET, "--no-smoke", "--json")]
+        done = [here.run("lock", TARGET), here.run("build", TARGET, "--no-test", "--json")]
     assert locked(root) == locked(lab.root)
     assert json.loads(done[1].stdout)["results"][0]["image"]["digest"] == built["image"]["digest"]
     told = "".join(one.stdout + one.stderr for one in [refused, *done])
@@ -426,7 +426,7 @@ def test_a_target_on_a_conda_target(lab: Factory, scratch: Path) -> None:
     root = make_root(scratch / "conda-on", tinytorch=RECIPE.replace(", oddpaths", ""))
     here = replace(lab, root=root)
     here.run("lock", TARGET)
-    built = here.build(TARGET, "--no-smoke")
+    built = here.build(TARGET, "--no-test")
     requirements = root / "requirements.txt"
     requirements.write_text("markupsafe==2.1.5\nnumpy\n")
     here.run("recipe", "import", "mylab", "--extends", TARGET, str(requirements))
@@ -449,7 +449,7 @@ def test_a_target_on_a_conda_target(lab: Factory, scratch: Path) -> None:
     assert layers(above)[-1] == scripts  # what scripts change comes last, and these are the same scripts
     code = "import markupsafe, tinytorch; print(markupsafe.__version__, tinytorch.library())"
     assert here.run("run", ABOVE, "--", "python", "-c", code).stdout == "2.1.5 1.0 cuda12.1\n"
-    lab.build(TARGET, "--no-smoke")  # under the same name in the same store
+    lab.build(TARGET, "--no-test")  # under the same name in the same store
 
 
 def test_an_environment_comes_in(lab: Factory, scratch: Path) -> None:

@@ -121,7 +121,7 @@ def test_what_is_built_is_unchanged_until_what_decides_it_changes(
         return target
 
     assert (planned(tiny.root)["state"], planned(tiny.root)["reason"]) == ("build", "not in the store")
-    image: Any = tiny.build(TINY, "--no-smoke")["image"]
+    image: Any = tiny.build(TINY, "--no-test")["image"]
     done = planned(tiny.root)
     assert (done["state"], done["image"]) == ("unchanged", image["digest"])
     assert [cell["state"] for cell in done["cells"]] == ["unchanged"]
@@ -137,7 +137,7 @@ def test_what_is_built_is_unchanged_until_what_decides_it_changes(
 
 
 def test_an_image_of_the_store_is_scanned_once(tiny: Factory) -> None:
-    tiny.build(TINY, "--no-smoke")
+    tiny.build(TINY, "--no-test")
     first = ask(tiny, "compat", "--scan", TINY)
     records = sorted((tiny.store / "scans").iterdir())
     assert records

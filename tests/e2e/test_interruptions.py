@@ -40,7 +40,7 @@ def wanted(tiny: Factory) -> str:
 
 
 def digest(factory: Factory) -> str:
-    built = factory.build(TARGET, "--no-smoke")
+    built = factory.build(TARGET, "--no-test")
     image = built["image"]
     assert isinstance(image, dict)
     return str(image["digest"])
@@ -135,7 +135,7 @@ def stopped(factory: Factory, moment: Moment, *options: str) -> Iterator[subproc
     tmp = Path(factory.extra["TMPDIR"])
     for old in tmp.glob("here*"):
         old.unlink()
-    build = factory.command("build", "--no-smoke", *options, TARGET)
+    build = factory.command("build", "--no-test", *options, TARGET)
     assert build[:3] == [sys.executable, "-m", "imagefactory"]
     argv = [sys.executable, "-c", _STOPS, str(tmp / "here"), moment.event, moment.pattern, *build[3:]]
     with (tmp / "stderr").open("w+") as said, child(argv, stderr=said, **piped(factory)) as process:
@@ -235,7 +235,7 @@ def test_two_builds_at_once_into_one_store(
     tiny: Factory, wanted: str, scratch: Path, base_store: Path, has_base: bool
 ) -> None:
     store = fresh(tiny, scratch, "two", base_store if has_base else None)
-    command = store.command("build", "--json", "--no-smoke", TARGET)
+    command = store.command("build", "--json", "--no-test", TARGET)
     options = {"stderr": subprocess.PIPE, **piped(store)}
     with child(command, **options) as one, child(command, **options) as other:
         for process in (one, other):
@@ -283,7 +283,7 @@ def test_a_wheel_that_is_not_the_locked_one_is_refused(
     line = next(line for line in text.splitlines() if line.startswith("idna=="))
     path.write_text(text.replace(line, line[:-8] + "00000000"))
     tampered = replace(fresh(tiny, scratch, "tampered", base_store), root=root)
-    done = tampered.run("build", "--no-smoke", TARGET, code=None)
+    done = tampered.run("build", "--no-test", TARGET, code=None)
     assert done.returncode in (5, 7)
     assert "idna" in done.stderr
     assert "hint: " in done.stderr
@@ -301,7 +301,7 @@ def test_a_damaged_wheel_in_the_cache_is_named_and_fetched_anew(
     shutil.rmtree(store.store)
     copy_store(base_store, store.store)
     shutil.rmtree(store.cache / "segments")
-    done = store.run("build", "--no-smoke", "--json", TARGET)
+    done = store.run("build", "--no-test", "--json", TARGET)
     assert f"{wheel.name} has sha256" in done.stderr
     (built,) = json.loads(done.stdout)["results"]
     assert built["image"]["digest"] == wanted
@@ -325,7 +325,7 @@ def small_disk(request: pytest.FixtureRequest, base_store: Path, scratch: Path) 
 
 def test_a_full_disk_is_said_and_nothing_is_lost(tiny: Factory, wanted: str, small_disk: Path) -> None:
     store = replace(tiny, store=small_disk / "store")
-    done = store.run("build", "--no-smoke", TARGET, code=7)
+    done = store.run("build", "--no-test", TARGET, code=7)
     assert "no space left" in done.stderr
     assert str(small_disk) in done.stderr
     subprocess.run(["mount", "-o", "remount,size=2g", str(small_disk)], check=True)
@@ -360,7 +360,7 @@ def test_one_failed_target_does_not_stop_its_siblings(tiny: Factory, wanted: str
     recipe = root / "recipes" / "tiny.yaml"
     recipe.write_text(recipe.read_text() + '  - version: "12.4"\n    cuda: ["12.4"]\n')
     both = replace(tiny, root=root)
-    done = both.run("build", "--json", "--no-smoke", "tiny-12.4-cu124", TARGET, code=5)
+    done = both.run("build", "--json", "--no-test", "tiny-12.4-cu124", TARGET, code=5)
     result = json.loads(done.stdout)
     assert [built["image"]["digest"] for built in result["results"]] == [wanted]
     assert [error["target"] for error in result["errors"]] == ["tiny-12.4-cu124"]

@@ -211,7 +211,7 @@ def test_another_folder_other_workers_and_locale_give_the_same_digest(
     try:
         if case.target == TINY:
             copy_store(base_store, store)
-        assert other.build(case.target, "--no-smoke")["image"] == case.built["image"]
+        assert other.build(case.target, "--no-test")["image"] == case.built["image"]
         assert len(list((cache / "segments").iterdir())) > 0
     finally:
         shutil.rmtree(scratch / "another")  # gigabytes
@@ -219,7 +219,7 @@ def test_another_folder_other_workers_and_locale_give_the_same_digest(
 
 def test_a_second_target_writes_only_what_differs(case: Case) -> None:
     before = blobs(case.factory)
-    other = case.factory.build(case.other, "--no-smoke")
+    other = case.factory.build(case.other, "--no-test")
     written = sum(size for name, size in blobs(case.factory).items() if name not in before)
     mine, theirs = (
         {p["name"]: p for p in json.loads(case.factory.run("show", "--json", name).stdout)["packages"]}

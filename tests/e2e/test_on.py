@@ -82,13 +82,13 @@ def test_built_alone_it_gives_the_same_image(lab: Factory, above: dict[str, Any]
     for name in ("tiny:12.1-cu121", "mylab:12.1-cu121"):
         alone.run("image", "remove", name)
     alone.run("image", "prune")  # the base stays, the environments' layers go
-    assert alone.build(ABOVE, "--no-smoke")["image"]["digest"] == above["image"]["digest"]
+    assert alone.build(ABOVE, "--no-test")["image"]["digest"] == above["image"]["digest"]
 
 
 def test_what_is_below_is_updated_there(lab: Factory, above: dict[str, Any]) -> None:
-    refused = lab.run("lock", ABOVE, "--update", "idna", code=5)
+    refused = lab.run("lock", ABOVE, "--upgrade-package", "idna", code=5)
     assert f"the 'idna' of {BELOW}" in refused.stderr
-    assert f"imagefactory lock {BELOW} --update idna" in refused.stderr
+    assert f"imagefactory lock {BELOW} --upgrade-package idna" in refused.stderr
 
 
 def test_a_requirement_that_contradicts_what_is_below(lab: Factory) -> None:

@@ -29,7 +29,7 @@ def tiny(tiny_root: Path, factory: Factory, registry: str, dockerd: str, apptain
 @pytest.fixture(scope="module")
 def image(tiny: Factory) -> dict[str, Any]:
     """The assembled image and its push."""
-    built = tiny.build(TARGET, "--no-smoke")
+    built = tiny.build(TARGET, "--no-test")
     return {**built["image"], "pushed": pushed(tiny)}
 
 

@@ -96,7 +96,7 @@ def published(
     extra = {"IMAGEFACTORY_CODEC": request.param}
     store = factory.store if request.param == "zstd" else gzip_store(base_store, scratch / "pulls-gzip")
     tiny = Factory(store=store, cache=factory.cache, root=tiny_root, extra=extra)
-    built = tiny.build(TARGET, "--no-smoke")
+    built = tiny.build(TARGET, "--no-test")
     place = f"{registry}/{request.param}"
     (sent,) = json.loads(tiny.run("push", "--registry", place, "--json", TARGET).stdout)["results"]
     shown = json.loads(tiny.run("show", "--json", TARGET).stdout)

@@ -32,7 +32,7 @@ def tiny(tiny_root: Path, base_store: Path, factory: Factory, scratch: Path, reg
 @pytest.fixture(scope="module")
 def built(tiny: Factory) -> dict[str, Any]:
     """What the build gave, and under `pushed` what its first push gave."""
-    return {**tiny.build(TARGET, "--no-smoke"), "pushed": push(tiny)}
+    return {**tiny.build(TARGET, "--no-test"), "pushed": push(tiny)}
 
 
 def push(factory: Factory, *options: str) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def test_push_says_the_digest_that_others_see(built: dict[str, Any], registry: s
 
 
 def test_build_push_sends_nothing_untried(tiny: Factory, built: dict[str, Any]) -> None:
-    assert "--no-smoke" in tiny.run("build", "--push", "--no-smoke", TARGET, code=2).stderr
+    assert "--no-test" in tiny.run("build", "--push", "--no-test", TARGET, code=2).stderr
 
 
 def test_push_again_sends_nothing_and_sets_a_further_tag(
@@ -144,7 +144,7 @@ def test_list_and_prune_in_a_real_registry(built: dict[str, Any], tiny: Factory,
 def deep(tiny: Factory, tiny_root: Path, built: dict[str, Any], scratch: Path) -> Factory:
     """The same factory with a layer lock beside its lock."""
     factory = replace(tiny, root=copytree(tiny_root, scratch / "deep-root"))
-    factory.run("lock", "--deep", TARGET)
+    factory.run("lock", "--layers", TARGET)
     assert built["image"]["digest"] in factory.run("show", "--json", TARGET).stdout
     return factory
 
@@ -178,8 +178,8 @@ def test_a_wrong_entry_of_a_layer_lock_is_named_by_a_build_and_by_making_all_ane
     diff_id = line.split()[1]
     path.write_text(text.replace(diff_id, f"sha256:{'0' * 64}"))
     told = f"{path}:{text.count(chr(10))}: '{line.split(' ', 3)[3]}' has the diff id {diff_id}"
-    assert told in deep.run("build", "--no-smoke", TARGET, code=5).stderr
-    said = deep.run("lock", "--check", "--deep", TARGET, code=5).stderr
+    assert told in deep.run("build", "--no-test", TARGET, code=5).stderr
+    said = deep.run("lock", "--check", "--layers", TARGET, code=5).stderr
     assert told in said
     assert said.count(".layers.txt:") == 1
     path.write_text(text)

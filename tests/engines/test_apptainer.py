@@ -93,7 +93,7 @@ def ground(apptainer: str, tiny_root: Path, base_store: Path) -> Iterator[Ground
     folder.chmod(0o755)  # an ordinary user looks in
     root = shutil.copytree(tiny_root, folder / "tiny")
     made = replace(lend(base_store, folder), root=root)
-    made.run("build", "--engine", "assemble", "--no-smoke", TARGET)
+    made.run("build", "--engine", "assemble", "--no-test", TARGET)
     factory = load_project(load_settings(directory=root, start=root, environ=made.environ), made.environ)
     layout = factory.layout
     image, base = layout.image("tiny:12.1-cu121"), layout.image("base:debian-12")

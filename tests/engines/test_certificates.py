@@ -117,7 +117,7 @@ def test_a_registry_s_own_authority_is_added_to_what_the_machine_trusts(site: Si
         "IMAGEFACTORY_CACHE": str(tmp_path / "cache"),
         "SSL_CERT_FILE": str(site.folder / "ca.pem"),
     }
-    done = site.run("lock", "--update-all", "lab-1.0-cu12", certificates=False, **variables)
+    done = site.run("lock", "--upgrade", "lab-1.0-cu12", certificates=False, **variables)
     assert done.returncode == 0, done.stderr
     told = json.loads(site.run("doctor", "--json", certificates=False, **variables).stdout)
     states = {finding["name"]: finding["state"] for finding in told["findings"]}

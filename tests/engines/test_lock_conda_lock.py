@@ -73,9 +73,9 @@ def test_what_is_locked_stays_and_what_is_named_moves(place: Place, solver: Path
     place.ask('"extra"')
     code, out, _ = place.call("lock", "tiny-*")
     assert (code, out.splitlines()[1:]) == (0, ["  + extra 1.0 (h0_0)"])
-    code, out, _ = place.call("lock", "tiny-*", "--update", "numpy")
+    code, out, _ = place.call("lock", "tiny-*", "--upgrade-package", "numpy")
     assert (code, out.splitlines()[1:]) == (0, ["  ~ numpy 1.26.4 -> 1.27.0"])
-    code, out, _ = place.call("lock", "tiny-*", "--update-all")
+    code, out, _ = place.call("lock", "tiny-*", "--upgrade")
     assert (code, out.splitlines()[1:]) == (0, ["  ~ pytorch 2.3.1, cuda121_py311_0 -> cuda121_py311_1"])
 
 

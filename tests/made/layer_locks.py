@@ -27,7 +27,7 @@ LAYERS = tuple(layer_of(title, digest) for title, digest in zip(TITLES, BYTES, s
 
 
 def put_layer_lock(factory: Project, target: Target) -> LayerLock:
-    """A layer lock as `lock --deep` would write it here, had a build made `LAYERS`."""
+    """A layer lock as `lock --layers` would write it here, had a build made `LAYERS`."""
     definition = define_target(factory, target)
     base = read_base_lock(factory.base_lock_path(definition.base))
     assert base is not None

@@ -24,6 +24,7 @@ from imagefactory.oci.manifests import (
     format_descriptor,
 )
 from imagefactory.oci.store import Source, Store
+from tests.made.errors import fails
 
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
 Fails = (StoreError, RegistryError)
@@ -158,9 +159,8 @@ class StoreContract:
             yield data[offset:1_500_000]
             raise RegistryError("origin-gone", "the other registry went away")
 
-        with pytest.raises(RegistryError) as caught:
+        with fails("origin-gone"):
             store.write(repository, blob(data), breaks)
-        assert caught.value.code == "origin-gone"
         assert not store.has(repository, blob(data))
         assert store.write(repository, blob(data), source(data)) == len(data)
 
@@ -259,9 +259,8 @@ class StoreContract:
         for tag in ("1.0", "latest"):
             store.put_manifest(repository, data, MANIFEST_TYPE, tag)
         if not self.removes_tags:
-            with pytest.raises(RegistryError) as caught:
+            with fails("registry-delete-unsupported"):
                 store.untag(repository, "latest")
-            assert caught.value.code == "registry-delete-unsupported"
             return
         store.untag(repository, "latest")
         store.untag(repository, "latest")

@@ -102,7 +102,7 @@ def _fetch_missing(
                 "packages-withdrawn",
                 f"{base.name}: the archive no longer has {len(gone)} of its locked packages:\n"
                 + "\n".join(_describe_removed(package, mirror.debs) for package in gone),
-                hint=f"'imagefactory lock base:{base.name} --update-all' takes the newer ones; "
+                hint=f"'imagefactory lock base:{base.name} --upgrade' takes the newer ones; "
                 f'debian-mirror = "ADDRESS/{_snapshot_of(lock)}" gives the locked ones, where ADDRESS is '
                 "that of Debian's snapshots",
             )
@@ -115,8 +115,7 @@ def _fetch_missing(
 
 
 def _snapshot_of(lock: BaseLock) -> str:
-    """Return the path of a snapshot with the packages of a lock: from the hours after the date of its
-    indexes.
+    """Return the path of a snapshot with the packages of a lock: from six hours after its indexes.
 
     Snapshots are six hours apart, and a time between two gives the older.
     """

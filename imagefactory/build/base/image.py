@@ -222,7 +222,7 @@ def warn_unpublished(name: str, progress: Progress) -> None:
     """Report that a base is not `published`."""
     progress.note(
         f"{name}: made of newer packages than the locked ones, which Debian's mirror no longer has: "
-        "the digest is not the published one (--locked stops instead)"
+        "the digest is not the published one (--strict-base stops instead)"
     )
 
 

@@ -116,8 +116,7 @@ def is_excluded(path: str, *, is_folder: bool) -> bool:
 
 
 def base_key(lock: BaseLock) -> str:
-    """Return the name of a base's layer before it is built: `sha256:...` of the lock and the rules of this
-    file.
+    """Return the name of a base's layer: `sha256:...` of the lock and the rules of this file.
 
     Equal keys mean equal bytes, so a recorded layer need not be built again.
     """

@@ -267,7 +267,7 @@ def check_installed(installed: frozenset[tuple[str, str, str]], lock: BaseLock) 
             "base-not-as-locked",
             f"{lock.base}: the installed packages differ from the lock: "
             + ", ".join(" ".join(package) for package in sorted(odd)),
-            hint=f"run 'imagefactory lock base:{lock.base} --update-all'",
+            hint=f"run 'imagefactory lock base:{lock.base} --upgrade'",
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from imagefactory.access import Access
 from imagefactory.actions.images import make_runner, scratch_directory
-from imagefactory.actions.resolve import ResolvedImage, resolve_image
+from imagefactory.actions.resolve import ResolvedImage, check_name, resolve_image
 from imagefactory.actions.run import mounted_directory
 from imagefactory.actions.verdicts import (
     ANY,
@@ -128,6 +128,7 @@ def port_models(
     image lacks and for models that cannot be shown, CheckFailedError where a program did not come to its end.
     """
     models, key = resolve_models(factory, options.models), signing_key(factory, bench.clock())
+    check_name(factory, name, gpu=False)
     source = resolve_image(factory, name, options.registry, progress, gpu=False)
     groups = _groups(factory, source, options.to, progress)
     hardware = bench.evidence.read() if any(group.gpu for group in groups) else None
@@ -213,6 +214,8 @@ def _groups(
         )
     groups = []
     for image in sorted({image for _, image in asked}):
+        if image:
+            check_name(factory, image, gpu=False)
         chosen = resolve_image(factory, image, "", progress, gpu=False) if image else source
         runtimes = tuple(runtime for runtime, own in asked if own == image)
         for runtime in runtimes:
@@ -349,6 +352,7 @@ def read_portable(
     factory: Project, name: str, registry: str, now: datetime, progress: Progress
 ) -> PortableStatements:
     """What is said of the image that `name` means; in its registry where it, or `registry`, names one."""
+    check_name(factory, name, gpu=False)
     chosen = resolve_image(factory, name, registry, progress, gpu=False)
     place, subject = local_place(factory, ANY), chosen.subject
     if chosen.where is not None:

@@ -69,11 +69,17 @@ class ChannelAccess:
 
     def place(self, url: str) -> str:
         """Return where to read the channel or package of a true address: the longest beginning decides."""
-        fitting = [pair for pair in self.mirrors if url == pair[0] or url.startswith(f"{pair[0]}/")]
-        if not fitting:
-            return url
-        true, location = max(fitting, key=lambda pair: len(pair[0]))
+        true, location = self._mirror(url)
         return location + url.removeprefix(true)
+
+    def _mirror(self, url: str) -> tuple[str, str]:
+        """Return the pair of `mirrors` for an address, two empty texts for none."""
+        fitting = [pair for pair in self.mirrors if url == pair[0] or url.startswith(f"{pair[0]}/")]
+        return max(fitting, key=lambda pair: len(pair[0]), default=("", ""))
+
+    def _placed(self, channels: Iterable[str]) -> list[tuple[str, str]]:
+        """Return (place, true address) of channels, the longest place first."""
+        return sorted(((self.place(true), true) for true in channels), key=lambda pair: -len(pair[0]))
 
     def address(self, url: str) -> str:
         """Return `place` with the token that conda writes into addresses: for requests, not for messages."""
@@ -86,8 +92,7 @@ class ChannelAccess:
 
     def true_address(self, url: str, channels: Iterable[str]) -> str:
         """Return the true address of what was found at `url` in one of `channels` (true addresses)."""
-        placed = sorted(((self.place(true), true) for true in channels), key=lambda pair: -len(pair[0]))
-        for location, true in placed:
+        for location, true in self._placed(channels):
             if url == location or url.startswith(f"{location}/"):
                 return true + url.removeprefix(location)
         return url
@@ -109,8 +114,7 @@ class ChannelAccess:
         return sign
 
     def gateway(self, cache: Path) -> Gateway:
-        """Return the reader of the channels' records; they stay below `cache` and are read again when they
-        changed.
+        """Return the reader of the channels' records, which are cached below `cache`.
 
         Raises ToolError without py-rattler, LockError where rattler finds no CA certificates.
         """
@@ -146,11 +150,9 @@ class ChannelAccess:
 
     def fault(self, text: str, channels: Sequence[str]) -> LockError:
         """Return rattler's error about reading `channels` in plain words."""
-        known = sorted(((self.place(true), true) for true in channels), key=lambda pair: -len(pair[0]))
-        true = next((true for location, true in known if location in text), "")
-        location = self.place(true) if true else ""
-        if not true and len(channels) == 1:
-            true, location = channels[0], self.place(channels[0])
+        placed = self._placed(channels)
+        only = placed[0] if len(placed) == 1 else ("", "")
+        location, true = next((pair for pair in placed if pair[0] in text), only)
         name = f"the channel {true}" if true else f"one of the channels {', '.join(channels)}"
         if location != true:
             name += f" (at {location})"
@@ -197,9 +199,8 @@ class ChannelAccess:
         mirrors: dict[str, str] = {}
         hosts: set[str] = set()
         for url in urls:
-            fitting = [pair for pair in self.mirrors if url == pair[0] or url.startswith(f"{pair[0]}/")]
-            if fitting:
-                true, location = max(fitting, key=lambda pair: len(pair[0]))
+            true, location = self._mirror(url)
+            if true:
                 mirrors[true] = location
             placed = urlsplit(self.place(url))
             if placed.scheme == "file":

@@ -430,7 +430,8 @@ def _check_updates(request: LockRequest) -> tuple[tuple[str, ...], tuple[str, ..
             raise LockError(
                 "package-from-parent",
                 f"{target.name} keeps the '{name}' of {target.on}, on which it is built",
-                hint=f"imagefactory lock {target.on} --update {name}, then imagefactory lock {target.name}",
+                hint=f"imagefactory lock {target.on} --upgrade-package {name}, then imagefactory lock "
+                f"{target.name}",
             )
         moving = {kind: moving[kind] | names[kind] for kind in moving}
     return tuple(sorted(moving["conda"])), tuple(sorted(moving["wheels"]))
@@ -487,7 +488,8 @@ class _SolveLoop:
             raise LockError(
                 "locked-file-gone",
                 f"{self._request.target.name}: the channels no longer have the locked {files}",
-                hint=f"imagefactory lock {locked} {' '.join(f'--update {package.name}' for package in gone)}",
+                hint=f"imagefactory lock {locked} "
+                f"{' '.join(f'--upgrade-package {package.name}' for package in gone)}",
             )
 
     async def _newest(self, name: str, old: RepoDataRecord | None) -> CondaRequest:

@@ -124,7 +124,7 @@ class CondaLockLocker(CondaLocker):
                     "update-not-possible",
                     f"{target.name}: {self._tool.path.name} can update either {', '.join(update)} alone, "
                     "which has no solution, or all packages",
-                    hint=f'imagefactory lock {target.name} --update-all, or write solver = "rattler"',
+                    hint=f'imagefactory lock {target.name} --upgrade, or write solver = "rattler"',
                 ) from error
             if len(pinned) == len(below):
                 raise

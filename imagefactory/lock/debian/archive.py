@@ -276,8 +276,7 @@ def sources_text(mirror: DebianMirror, suite: str, architecture: str) -> str:
 
 
 def apt_config(root: Path, architecture: str, certificates: str = "") -> str:
-    """Return apt.conf of a private apt root: its own state, cache and sources, the machine's network
-    settings.
+    """Return apt.conf of a private apt root, with the machine's network settings.
 
     The machine may have loosened apt's checks for its own use; here they apply.
     """
@@ -591,8 +590,7 @@ def lock_base(
 ) -> BaseLock:
     """Solve the lock of a base on the parent lock `below`. Raises LockError, ToolError.
 
-    `previous` stays when its packages are the same, so that its date, and the digest of the base, do not
-    change for nothing.
+    `previous` stays when its packages are the same, so that its date, and the base's digest, do not change.
     """
     required = base_content_hash(base, below)
     with open_archive(mirror, base.suite, architecture(base.platform), progress) as archive:

@@ -39,7 +39,8 @@ def explain_on(error: UnsolvableError, under: Lock, target: Target) -> Unsolvabl
         error.code,
         error.message,
         hint=f"{fix}every package of {under.target} stays as it is locked: ask for other versions of the "
-        f"packages on top; if a newer one below works, imagefactory lock {under.target} --update PACKAGE; "
+        f"packages on top; if a newer one below works, imagefactory lock {under.target} --upgrade-package "
+        "PACKAGE; "
         f"if an older one is needed, write a separate recipe: {own}{_with_cuda(target)}",
         tree=error.tree,
         conflict=error.conflict,
@@ -88,7 +89,7 @@ def explain_failure(lock: Lock, stderr: str, index: PackageIndex) -> LockError:
         return LockError(
             "locked-file-gone",
             f"{lock.target}: the index no longer has the locked packages: {text}",
-            hint=f"imagefactory lock {lock.target} --update PACKAGE",
+            hint=f"imagefactory lock {lock.target} --upgrade-package PACKAGE",
         )
     if "No solution found" in text and "could not be queried" not in text:
         hint = "change the versions, packages or constraints of the recipe"

@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import date
-from typing import Protocol
 
 from packaging.metadata import parse_email
 from packaging.requirements import InvalidRequirement, Requirement
@@ -30,7 +29,7 @@ from packaging.version import InvalidVersion, Version
 from imagefactory.errors import LockError
 from imagefactory.lock import OutdatedPackage
 from imagefactory.lock.pypi.index import IndexFile
-from imagefactory.lock.pypi.question import PinnedVersions, WheelRequest
+from imagefactory.lock.pypi.question import WheelRequest, WheelSolver
 from imagefactory.lock.pypi.requirements import fitting_set
 from imagefactory.model import Lock, LockedWheel
 from imagefactory.progress import Progress
@@ -287,29 +286,8 @@ def _plain(bounds: str) -> str:
 _AT_ONCE = 4  # questions to the solver
 
 
-class VersionSource(Protocol):
-    """The solver, and what its index has."""
-
-    def solve(self, question: WheelRequest) -> PinnedVersions:
-        """Return a solution. Raises LockError."""
-
-    def listed(self, wheels: Sequence[LockedWheel], lock: Lock) -> dict[LockedWheel, tuple[IndexFile, ...]]:
-        """Return the files on the page of each wheel's project. Raises LockError."""
-
-    def requirers(self, question: WheelRequest, wheels: Sequence[LockedWheel]) -> dict[str, tuple[str, ...]]:
-        """Return the packages that require each package of a solution. Raises LockError."""
-
-    def required(
-        self, wheels: Sequence[LockedWheel], listed: Mapping[LockedWheel, Sequence[IndexFile]], lock: Lock
-    ) -> dict[str, tuple[str, ...]]:
-        """Return Requires-Dist of each wheel by its name, if the index has it."""
-
-    def metadata(self, pin: str, lock: Lock) -> str:
-        """Return METADATA of a release. Raises LockError."""
-
-
 def find_outdated(
-    asker: VersionSource,
+    solver: WheelSolver,
     question: WheelRequest,
     wheels: Sequence[LockedWheel],
     framework: str,
@@ -322,7 +300,7 @@ def find_outdated(
     answer is noted: a lock is as good without this.
     """
     look = _SolutionCheck(
-        asker=asker, question=question, wheels=tuple(wheels), framework=canonicalize_name(framework)
+        solver=solver, question=question, wheels=tuple(wheels), framework=canonicalize_name(framework)
     )
     with progress.task("newest releases", total=len(look.chosen), unit="packages") as task:
         try:
@@ -339,7 +317,7 @@ def find_outdated(
 class _SolutionCheck:
     """One solution, and what the index has of it."""
 
-    asker: VersionSource
+    solver: WheelSolver
     question: WheelRequest
     wheels: tuple[LockedWheel, ...]
     framework: str
@@ -357,7 +335,7 @@ class _SolutionCheck:
     def find(self) -> tuple[tuple[OutdatedPackage, ...], tuple[str, ...]]:
         """Return the outdated packages, and of which ones that is unknown. Raises LockError."""
         lock, own = self.question.lock, (*self.question.requirements, *self.question.constraints)
-        listed = self.asker.listed(self.chosen, lock)
+        listed = self.solver.listed(self.chosen, lock)
         known = self.known = {w.name: releases(w.name, listed.get(w, ()), lock.python) for w in self.chosen}
         late = []
         for wheel in self.chosen:
@@ -397,13 +375,13 @@ class _SolutionCheck:
         self, late: Iterable[LockedWheel], listed: Mapping[LockedWheel, Sequence[IndexFile]]
     ) -> tuple[DependencyNeed, ...]:
         """Return what the other packages require of those that are late."""
-        via, lock = self.asker.requirers(self.question, self.wheels), self.question.lock
+        via, lock = self.solver.requirers(self.question, self.wheels), self.question.lock
         via = {wheel.name: via.get(wheel.name, ()) for wheel in late}
         names = {by for some in via.values() for by in some}
         wheels = [wheel for wheel in self.wheels if wheel.name in names]
         rest = [wheel for wheel in wheels if wheel not in listed]
-        pages = {**listed, **(self.asker.listed(rest, lock) if rest else {})}
-        return needs_of(self.asker.required(wheels, pages, lock), via, lock)
+        pages = {**listed, **(self.solver.listed(rest, lock) if rest else {})}
+        return needs_of(self.solver.required(wheels, pages, lock), via, lock)
 
     def _solved(
         self, late: Sequence[tuple[LockedWheel, Version]], needs: Sequence[DependencyNeed]
@@ -457,7 +435,7 @@ class _SolutionCheck:
         """Return why the newest release was not locked; None where the previous lock has the same version."""
         question, pin = self.question, f"{wheel.name}=={newest}"
         try:
-            pins = self.asker.solve(replace(question, constraints=(*question.constraints, pin)))
+            pins = self.solver.solve(replace(question, constraints=(*question.constraints, pin)))
         except LockError as error:
             text = getattr(error, "tree", "") or error.message
             if "No solution found" not in text and "wheel" not in text.lower() and "depends on" not in text:
@@ -482,7 +460,7 @@ class _SolutionCheck:
         """Return what the newest release requires and the recipe or a locked wheel excludes, by metadata."""
         lock, requested = self.question.lock, self._requested()
         try:
-            text = self.asker.metadata(f"{name}=={newest}", lock)
+            text = self.solver.metadata(f"{name}=={newest}", lock)
         except LockError:  # it has no wheel that fits, or its index gives no metadata
             return None
         extras = {

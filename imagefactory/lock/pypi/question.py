@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -12,6 +12,7 @@ from packaging.utils import canonicalize_name
 
 from imagefactory.errors import LockError
 from imagefactory.lock import LockRequest
+from imagefactory.lock.pypi.index import IndexFile
 from imagefactory.model import Lock, LockedWheel, Target
 
 
@@ -66,6 +67,34 @@ class QuestionSolver(Protocol):
         """Return a solution. Raises LockError."""
 
 
+class WheelSolver(QuestionSolver, Protocol):
+    """uv, and what its index has. Each method raises LockError."""
+
+    @property
+    def root(self) -> Path:
+        """The folder from which the paths of a question start."""
+
+    def requirers(self, question: WheelRequest, wheels: Sequence[LockedWheel]) -> dict[str, tuple[str, ...]]:
+        """Return the packages that require each package of a solution."""
+
+    def project(self, name: str, lock: Lock) -> tuple[IndexFile, ...]:
+        """Return the files of a project, none where the index does not list them."""
+
+    def listed(self, wheels: Sequence[LockedWheel], lock: Lock) -> dict[LockedWheel, tuple[IndexFile, ...]]:
+        """Return the files on the page of each wheel's project."""
+
+    def source(self, file: IndexFile, folder: Path) -> Path:
+        """Return a source distribution, in the cache or in `folder`. Raises DownloadError."""
+
+    def metadata(self, pin: str, lock: Lock) -> str:
+        """Return METADATA of a release."""
+
+    def required(
+        self, wheels: Sequence[LockedWheel], listed: Mapping[LockedWheel, Sequence[IndexFile]], lock: Lock
+    ) -> dict[str, tuple[str, ...]]:
+        """Return Requires-Dist of each wheel by its name, if the index has it."""
+
+
 def versions_of(wheels: Iterable[LockedWheel]) -> dict[str, str]:
     """Return the version of each wheel by its name."""
     return {wheel.name: wheel.version for wheel in wheels}
@@ -104,7 +133,7 @@ def check_update_names(request: LockRequest) -> tuple[str, ...]:
             raise LockError(
                 "package-from-parent",
                 f"{target.name} keeps the '{name}' of {under.target}, on which it is built",
-                hint=f"imagefactory lock {under.target} --update {name}",
+                hint=f"imagefactory lock {under.target} --upgrade-package {name}",
             )
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)

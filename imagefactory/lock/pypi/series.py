@@ -45,10 +45,9 @@ def newer_series(
 def series_after(
     offered: Mapping[str, Sequence[PypiRelease]], rows: Collection[str]
 ) -> tuple[FrameworkSeries, ...]:
-    """Return the series newer than the newest of `rows` (`2.15`) among the releases for each Python, oldest
-    first.
+    """Return the series newer than the newest of `rows` (`2.15`) among releases, the oldest first.
 
-    A series has as many numbers as the newest row.
+    `offered` has the releases for each Python. A series has as many numbers as the newest row.
     """
     newest = max(map(Version, rows))
     depth = len(newest.release)

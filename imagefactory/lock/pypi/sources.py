@@ -383,8 +383,7 @@ def _copy_file(folder: Path, path: str, target: Path, most: int) -> tuple[str, i
 
 
 def leads_out(path: str, links: Mapping[str, str]) -> bool:
-    """Return whether the link `path` leads out of the folder that has all `links`, also through another of
-    them.
+    """Return whether the link `path` leads out of the folder, also through another one of `links`.
 
     Names that are not links count as folders, as Linux resolves them.
     """

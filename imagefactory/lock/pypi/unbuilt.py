@@ -14,7 +14,6 @@ from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
 
 from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -41,7 +40,13 @@ from imagefactory.lock.pypi.facts import check_facts, check_single_cuda
 from imagefactory.lock.pypi.index import IndexFile
 from imagefactory.lock.pypi.no_wheel import NoWheelError
 from imagefactory.lock.pypi.outdated import bounds_of
-from imagefactory.lock.pypi.question import PinnedVersions, QuestionSolver, WheelRequest, versions_of
+from imagefactory.lock.pypi.question import (
+    PinnedVersions,
+    QuestionSolver,
+    WheelRequest,
+    WheelSolver,
+    versions_of,
+)
 from imagefactory.lock.pypi.requirements import fitting_set
 from imagefactory.lock.pypi.sources import SourceProject, read_project
 from imagefactory.model import Lock, LockedWheel, Target
@@ -293,23 +298,6 @@ UNKNOWN_VERSION = "0"
 """The version of a source that only its build says; nothing else may require it by a version then."""
 
 
-class Solver(Protocol):
-    """uv, and what its index has."""
-
-    @property
-    def root(self) -> Path:
-        """The folder that the paths of a question start from."""
-
-    def solve(self, question: WheelRequest) -> PinnedVersions:
-        """Return a solution. Raises LockError, and NoWheelError for packages without a wheel."""
-
-    def project(self, name: str, lock: Lock) -> tuple[IndexFile, ...]:
-        """Return the files of a project, none where the index does not list them."""
-
-    def source(self, file: IndexFile, folder: Path) -> Path:
-        """Return a source distribution, in the cache or in `folder`. Raises DownloadError."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourcePackage:
     """A package that is built from `source`: a file of the index, or an entry of the recipe.
@@ -335,7 +323,7 @@ class SourcePackage:
 
 
 def require_wheels(
-    solver: Solver, question: WheelRequest, target: Target, progress: Progress
+    solver: WheelSolver, question: WheelRequest, target: Target, progress: Progress
 ) -> tuple[WheelRequest, PinnedVersions]:
     """Solve a question so that all known needs are met, as `solve_with_companions`.
 
@@ -365,7 +353,7 @@ def require_wheels(
 class _SourceSearch:
     """The rounds of one question, which grows. `folder` has a stub for each release in `stubs`."""
 
-    solver: Solver
+    solver: WheelSolver
     question: WheelRequest
     folder: Path
     stubs: dict[tuple[str, str], SourcePackage] = field(default_factory=dict)

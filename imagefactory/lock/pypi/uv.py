@@ -290,7 +290,7 @@ class UvLocker:
                         "locked-file-gone",
                         f"{lock.target}: the index no longer has {wheel.filename} "
                         f"(sha256 {wheel.sha256[:12]}...)",
-                        hint=f"imagefactory lock {lock.target} --update {wheel.name}",
+                        hint=f"imagefactory lock {lock.target} --upgrade-package {wheel.name}",
                     )
         return urls
 
@@ -299,8 +299,7 @@ class UvLocker:
         return {name: (root / path).as_uri() for name, path in from_files(lock.origins).items()}
 
     def solve(self, question: WheelRequest) -> PinnedVersions:
-        """Return uv's solution without fixed and given packages. Raises UnsolvableError, or ToolError without
-        uv.
+        """Return uv's solution without fixed and given packages. Raises UnsolvableError, ToolError.
 
         A question is solved once, except one with folders, whose files may change.
         """
@@ -352,8 +351,7 @@ class UvLocker:
         return self.solve(replace(question, constraints=(*question.constraints, *pins))).via
 
     def metadata(self, pin: str, lock: Lock) -> str:
-        """Return METADATA of the wheel that fits a pin (`name==version`), from next to it (PEP 658) or
-        inside.
+        """Return METADATA of the wheel that fits a pin (`name==version`).
 
         Raises LockError where the index has no such wheel, or no metadata of it.
         """
@@ -377,8 +375,7 @@ class UvLocker:
             raise unreachable_error(result.stderr, self._index)
 
     def offers(self, pins: Iterable[str], lock: Lock) -> dict[str, tuple[IndexWheel, ...]]:
-        """Return the fitting files that the index offers for each pin (`name==version`), by normalized
-        name."""
+        """Return the fitting files of the index for each pin (`name==version`), by normalized name."""
         local = from_files(lock.origins)
         remote = tuple(pin for pin in pins if package_of(pin) not in local)
         if not remote:

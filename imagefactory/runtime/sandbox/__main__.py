@@ -1,15 +1,15 @@
-"""Starts the program: python -I -S .../runners/sandbox PLAN_FD STATUS_FD [build]
+"""Starts the program: python -I -S .../runtime/sandbox PLAN_FD STATUS_FD [build]
 
-It reads a plan (JSON, made by `sandbox_plan.plan`) from PLAN_FD and says on STATUS_FD, as JSON lines, when
-the command runs (`started`), how it ended (`ended`) or why it was never started (`failed`). `build` runs
-mmdebstrap instead of an image's command, and says only what went wrong.
+It reads a plan (JSON, from `unshare.plan`) from PLAN_FD and writes JSON lines to STATUS_FD: when the command
+runs (`started`), how it ended (`ended`) or why it never started (`failed`). `build` runs mmdebstrap instead
+of an image's command, and writes only errors.
 
-    python -I -S .../runners/sandbox relay LOST_FD PASSED_FD PROGRAM ARGUMENT...
+    python -I -S .../runtime/sandbox relay LOST_FD PASSED_FD PROGRAM ARGUMENT...
 
-starts a program of the host's with pipes and terminals of its own (terminals.py).
+starts a program of the host with pipes and terminals of its own (terminals.py).
 
-The folder becomes the package `imagefactory_sandbox`, and leaves the places where Python searches modules:
-none of its names can hide one of the standard library.
+The directory becomes the package `imagefactory_sandbox`, and leaves Python's search path: none of its names
+can hide one of the standard library.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ PACKAGE = "imagefactory_sandbox"
 
 if __name__ == "__main__":
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(
-            signal.SIGINT, signal.SIG_DFL
-        )  # Ctrl-C before the keeper listens ends it without a word
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C before the keeper listens ends it silently
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [path for path in sys.path if path != here]
     package = sys.modules[PACKAGE] = types.ModuleType(PACKAGE)

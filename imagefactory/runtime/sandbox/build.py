@@ -1,12 +1,12 @@
-"""Runs a build as root of ids of its own: mmdebstrap and the scripts of Debian packages, for a base.
+"""Runs a build as root of separate ids: mmdebstrap and the scripts of Debian packages, for a base.
 
 The command has every capability, but over nothing of the machine: its user 0 is an id outside that owns no
 file and no process. Of the host it sees the system's programs, read-only, and two directories of the caller.
-There is no network, no device but those of DEVICES, no socket and no process of the host. The root is a new
-one (pivot_root), so leaving a chroot leads to the same few files.
+It has no network, no device but those of DEVICES, no socket and no process of the host. The root is new
+(pivot_root), so leaving a chroot leads to the same few files.
 
-Two processes, as of a run: the *keeper* stays outside, is killed with its caller and watches the limits; the
-*init* is process 1 inside. If the keeper dies, the kernel kills the init, and with it everything inside.
+It has two processes, as a run: the *keeper* stays outside, is killed with its caller and watches the limits;
+the *init* is process 1 inside. If the keeper dies, the kernel kills the init, and with it everything inside.
 
 The current directory is the build's own: `tree` in it becomes /tmp, `input` becomes /input, read-only.
 """
@@ -37,7 +37,6 @@ from .syscalls import (
     CLONE_NEWNET,
     CLONE_NEWNS,
     CLONE_NEWPID,
-    CLONE_NEWUSER,
     CLONE_NEWUTS,
     KEYCTL_JOIN_SESSION_KEYRING,
     LIBC,
@@ -52,10 +51,14 @@ from .syscalls import (
     check,
     clone_tree,
     close_all_but,
+    end_with,
+    enter_user_namespace,
     install_seccomp,
     move,
     new_mount,
     prctl,
+    reap,
+    reset_signals,
     restrict,
     step,
     syscall,
@@ -64,7 +67,7 @@ from .syscalls import (
 )
 
 SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
-# What the system's programs read of /etc, and what stands for the rest: no script learns who has an account.
+# What the system's programs read of /etc, and a substitute for the rest: no script learns who has an account.
 CONFIGURATION = ("alternatives", "ld.so.cache")
 ACCOUNTS = {
     "passwd": "root:x:0:0::/root:/bin/sh\n_apt:x:42:65534::/nonexistent:/bin/false\n"
@@ -73,32 +76,6 @@ ACCOUNTS = {
 }
 FOLDERS = ("dev", "dev/shm", "etc", "input", "proc", "root", "run", "sys", "tmp", "var")
 MAPS = ("uid_map", "gid_map")
-
-
-def enter_own_ids(plan: dict[str, Any]) -> None:
-    """Enter a user namespace with the ids of the plan, which a child that stays outside sets."""
-    target, (ready, go) = os.getpid(), os.pipe()
-    mapper = os.fork()
-    if mapper == 0:
-        code = 1
-        os.close(go)
-        try:
-            if os.read(ready, 1):
-                code = set_ids(target, plan)
-        except OSError as error:
-            code = error.errno or 1
-        finally:
-            os._exit(code)
-    os.close(ready)
-    try:
-        with step("user-namespace"):
-            unshare(CLONE_NEWUSER)
-        os.write(go, b"1")
-    finally:
-        os.close(go)
-        code = os.waitstatus_to_exitcode(os.waitpid(mapper, 0)[1])
-    if code:
-        raise SetupError("user-namespace-map", max(code, 0), os.strerror(max(code, 0)))
 
 
 def set_ids(target: int, plan: dict[str, Any]) -> int:
@@ -118,17 +95,17 @@ class BuildKeeper:
         self.plan = plan
 
     def run(self) -> tuple[int, dict[str, Any]]:
-        """The command's exit code, and what the caller has to know: a failed step, or the limit reached."""
+        """Return the command's exit code, and a failed step or the reached limit."""
         try:
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != self.plan["caller"]:
                 return 125, {}  # it has died
             run_before_others()
-            # If the machine's memory ends, the kernel kills a process of this build first. Set out here, by
-            # root with CAP_SYS_RESOURCE, it is also the least that scripts may set.
+            # If the machine runs out of memory, the kernel kills a process of this build first. Set here by
+            # root with CAP_SYS_RESOURCE, it is also the minimum that scripts may set.
             with step("limits"):
                 write_file("/proc/self/oom_score_adj", "1000")
-            enter_own_ids(self.plan)
+            enter_user_namespace(lambda pid: set_ids(pid, self.plan))
             with step("pid-namespace"):
                 unshare(CLONE_NEWPID)
             return self.keep()
@@ -185,7 +162,7 @@ class BuildInit:
             self.keeper.sendall(json.dumps({"step": name, "errno": number, "detail": detail}).encode())
 
     def live(self) -> int:
-        self.tie_to_keeper()
+        end_with(self.keeper.fileno())
         os.umask(0o022)
         os.setsid()
         with step("namespaces"):
@@ -197,13 +174,6 @@ class BuildInit:
         proc = self.build_root()
         self.give_up_privileges()
         return self.serve(proc)
-
-    def tie_to_keeper(self) -> None:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        poll = select.poll()
-        poll.register(self.keeper, 0)
-        if poll.poll(0):
-            os._exit(125)
 
     def build_root(self) -> int:
         """Make the new root and enter it, as user 0 from then on. Returns its /proc, open."""
@@ -224,7 +194,7 @@ class BuildInit:
             os.setgroups([])
             os.setresgid(0, 0, 0)
             os.setresuid(0, 0, 0)
-        self.tie_to_keeper()  # the kernel forgets it when ids change
+        end_with(self.keeper.fileno())
         if self.plan["emulator"]:
             self.emulator = [bring_emulator(self.plan["emulator"])]
         with step("proc"):
@@ -270,23 +240,17 @@ class BuildInit:
         child = os.fork()
         if child == 0:
             self.become_command()
-        shown = [proc, open_segments(proc), os.open("/dev/shm", os.O_PATH | os.O_CLOEXEC)]
-        socket.send_fds(self.keeper, [b"{}"], shown)
-        for fd in shown:
+        visible = [proc, open_segments(proc), os.open("/dev/shm", os.O_PATH | os.O_CLOEXEC)]
+        socket.send_fds(self.keeper, [b"{}"], visible)
+        for fd in visible:
             os.close(fd)
         forget_stdio()
-        while True:
-            pid, status = os.waitpid(-1, 0)
-            if pid == child:
-                code = os.waitstatus_to_exitcode(status)
-                return code if code >= 0 else 128 - code
+        return reap(child)
 
     def become_command(self) -> None:
         plan = self.plan
         try:
-            for number in signal.valid_signals():
-                with contextlib.suppress(OSError, ValueError):
-                    signal.signal(number, signal.SIG_DFL)
+            reset_signals()
             close_all_but()
             set_limits(plan["limits"])
             environment = {os.fsencode(key): os.fsencode(value) for key, value in plan["environment"]}

@@ -1,10 +1,10 @@
-"""A control group for one run, in which the kernel counts memory and processes, and a watch over the rest.
+"""A control group for a run, in which the kernel counts memory and processes, and a watch over the rest.
 
-`find_parent` is pure. From /proc and a look at folders it decides where a group may be made: below this
-process's own group (v1), or next to it (v2, where a group holds processes or groups, never both). No other
-process is moved, and no limit of the own group is left behind.
+From /proc and the state of directories `find_parent` decides where a group can be created: below this
+process's own group (v1), or next to it (v2, where a group has processes or groups, never both). It moves no
+other process, and escapes no limit of the own group.
 
-`Watch` measures again and again what no limit of the kernel counts.
+`Watch` measures what no limit of the kernel counts.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ UNLIMITED = 1 << 60  # bytes: v1 says a number just below 2**63 where there is n
 
 
 class CgroupFolder(NamedTuple):
-    """What is to be known of a group: may this process make groups in it, with which controllers.
+    """Whether this process can create groups in a group, and with which controllers.
 
-    `top` is the root of the whole tree; `limited` has limits that a group next to it would not be under.
+    `top` is the root of the whole tree; `limited` has limits that do not apply to a group next to it.
     """
 
     writable: bool = False
@@ -40,7 +40,7 @@ class CgroupFolder(NamedTuple):
 
 
 class CgroupParent(NamedTuple):
-    """The folders in which the group of a run is made: one for v2; `pids` is empty where v1 has none."""
+    """The parent directories of a run's group: the same for v2; `pids` is empty if v1 has none."""
 
     version: int
     memory: str
@@ -48,7 +48,7 @@ class CgroupParent(NamedTuple):
 
 
 class NoCgroup(NamedTuple):
-    """Why there is no group for a run."""
+    """Why a run has no group."""
 
     reason: str
 
@@ -87,28 +87,28 @@ def scope_helps(own: str, mounts: str, look: Callable[[str], CgroupFolder], uid:
         return False
     paths = own_groups(own, mounts)
     slice_ = f"/user.slice/user-{uid}.slice/"
-    before, found, _ = paths.get("", "").partition(slice_)
-    if "memory" in paths or not found or look(paths[""]).limited:
+    before, inside, _ = paths.get("", "").partition(slice_)
+    if "memory" in paths or not inside or look(paths[""]).limited:
         return False
     return look(f"{before}{slice_}user@{uid}.service").writable
 
 
 def memory_limit(own: str, mounts: str) -> int | None:
     """Return the bytes that this process's groups allow it, such as a batch job's; None for all."""
-    paths, points, found = own_groups(own, mounts), mount_points(mounts), []
+    paths, points, limits = own_groups(own, mounts), mount_points(mounts), []
     for controller, name in (("memory", "memory.limit_in_bytes"), ("", "memory.max")):
         folder = paths.get(controller, "")
         while folder not in ("", "/"):
             amount = first_field(f"{folder}/{name}")
             if amount.isdecimal() and int(amount) < UNLIMITED:
-                found.append(int(amount))
+                limits.append(int(amount))
             folder = "" if folder in points else os.path.dirname(folder)
-    return min(found, default=None)
+    return min(limits, default=None)
 
 
 def own_groups(own: str, mounts: str) -> dict[str, str]:
     """Return this process's groups as folders, by controller, "" for v2; those out of sight are missing."""
-    found: dict[str, str] = {}
+    groups: dict[str, str] = {}
     for line in own.splitlines():
         number, controllers, path = line.split(":", 2)
         names = controllers.split(",")
@@ -122,8 +122,8 @@ def own_groups(own: str, mounts: str) -> dict[str, str]:
             # A path that begins with /.. is outside of what this process's cgroup namespace shows.
             if not path.startswith("/..") and f"{path}/".startswith(root.rstrip("/") + "/"):
                 inside = path[len(root.rstrip("/")) :].strip("/")
-                found |= dict.fromkeys(names, os.path.join(point, inside) if inside else point)
-    return found
+                groups |= dict.fromkeys(names, os.path.join(point, inside) if inside else point)
+    return groups
 
 
 def mount_points(mounts: str) -> set[str]:
@@ -132,7 +132,7 @@ def mount_points(mounts: str) -> set[str]:
 
 def unescape(text: str) -> str:
     """Return a path of mountinfo, where spaces and the like are octal numbers."""
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
 def read_own() -> tuple[str, str]:
@@ -157,7 +157,7 @@ def first_field(path: str, *, default: str = "") -> str:
 
 
 def read_setting(path: str, *, default: str = "") -> str:
-    """Return what a file says, `default` where this kernel, or this group, has none of that name."""
+    """Return the text of a file, `default` if this kernel or group does not have it."""
     try:
         return read_file(path)
     except (FileNotFoundError, PermissionError):
@@ -165,9 +165,9 @@ def read_setting(path: str, *, default: str = "") -> str:
 
 
 class Group:
-    """The group of one run. Making it raises OSError; a process outside of every namespace removes it.
+    """The group of a run. Creating it may raise OSError. A process outside of every namespace removes it.
 
-    That process waits until the one that made it closes `alive`, or is killed.
+    That process waits until its creator closes `alive`, or is killed.
     """
 
     def __init__(self, parent: CgroupParent, *, memory: int | None, processes: int | None) -> None:
@@ -185,7 +185,7 @@ class Group:
                     write_file(f"{folder}/cgroup.subtree_control", "+memory +pids")
                 os.mkdir(f"{folder}/{name}")
             self.set_limits()
-            # Now, while this process has all its rights; what it asks for counts later.
+            # Now, while this process has all its permissions.
             self.join = [os.open(f"{path}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for path in self.folders]
             self.start_sweeper()
         except OSError:
@@ -216,9 +216,9 @@ class Group:
             os.close(fd)
 
     def over(self) -> str | None:
-        """Return the limit that the run has reached: `machine` where others' limit made the kernel end it."""
+        """Return the limit that the run has reached: `machine` if the kernel ended it for another limit."""
         if self.pids and self.processes is not None:
-            # The most that there ever was, where the kernel says that.
+            # The peak, if the kernel counts it.
             most = read_setting(f"{self.pids}/pids.peak") or read_setting(f"{self.pids}/pids.current")
             if int(most or 0) > self.processes:
                 return "processes"
@@ -262,7 +262,7 @@ class Group:
 
 
 def remove(folders: list[str], *, seconds: float = WAIT) -> None:
-    """End what is in these groups, and remove them. What resists is removed by a later run."""
+    """End the processes of these groups, and remove them. A later run removes the rest."""
     until = time.monotonic() + seconds
     for folder in folders:
         while os.path.exists(folder):
@@ -286,11 +286,11 @@ def end_all(folder: str) -> None:
 
 
 def remove_stale(parent: str) -> None:
-    """Remove groups whose maker is gone: its process number, with that start, in this pid namespace."""
+    """Remove groups whose creator is gone: its process number, with that start, in this pid namespace."""
     name = re.compile(f"{PREFIX}{pid_namespace()}-([0-9]+)-([0-9]+)")
-    found = [found for entry in os.listdir(parent) if (found := name.fullmatch(entry))]
+    entries = [match for entry in os.listdir(parent) if (match := name.fullmatch(entry))]
     remove(
-        [f"{parent}/{entry[0]}" for entry in found if start_time(int(entry[1])) != int(entry[2])], seconds=0
+        [f"{parent}/{entry[0]}" for entry in entries if start_time(int(entry[1])) != int(entry[2])], seconds=0
     )
 
 
@@ -311,29 +311,28 @@ SHARE = 4  # of what the kernel counts by user, the caller too: a run gets one p
 
 
 class Watch:
-    """`shown` are of the sandbox: its /proc, whose folders are its processes, the list of its System V
-    segments, and folders whose files are in memory. `folders` are where it writes, the first of them on the
-    store's disk.
+    """`visible` are the sandbox's /proc, its list of System V segments, and directories with files in memory.
 
-    `group` is the run's own, in which the kernel counts memory and mostly processes; None without one.
+    It writes to `folders`, the first of them on the store's disk. In the run's own `group`, if any, the
+    kernel counts memory and mostly processes.
     """
 
     def __init__(
         self,
         limits: dict[str, Any],
-        shown: Sequence[int],
+        visible: Sequence[int],
         *,
         folders: Sequence[str],
         group: Group | None = None,
     ) -> None:
         self.limits, self.folders, self.group = limits, folders, group
-        proc, self.segments, *self.in_memory = shown
+        proc, self.segments, *self.in_memory = visible
         self.proc = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
         os.close(proc)
         self.walk = sizes(*folders)
 
     def over(self) -> str | None:
-        """The limit that is reached now."""
+        """Return the limit that is reached now."""
         processes, memory = self.limits["processes"], self.limits["memory"]
         if self.group:
             if over := self.group.over():
@@ -346,18 +345,18 @@ class Watch:
             counted = [self.count(pid) for pid in pids]
             if processes is not None and sum(threads for threads, _ in counted) >= processes:
                 return "processes"
-            # Pages that processes share are in the size of each: what looks too much is counted exactly.
+            # Shared pages are in the size of each process: a sum beyond the limit is counted exactly.
             shared = self.shared()
             if memory is not None and shared + sum(size for _, size in counted) > memory:
                 sizes_ = [self.proportional(pid) for pid in pids]
-                # Which files in memory are mapped, nobody says: at least, they are one or the other.
+                # It is unknown which files in memory are mapped: at least the larger of both counts.
                 mapped = max(shared, sum(size for _, size in sizes_))
                 if mapped + sum(own for own, _ in sizes_) > memory:
                     return "memory"
         return self.over_scratch()
 
     def shared(self) -> int:
-        """Bytes of files in memory and of System V's segments, whoever has mapped them."""
+        """Return the bytes of files in memory and of System V segments."""
         disks = [os.fstatvfs(fd) for fd in self.in_memory]
         os.lseek(self.segments, 0, os.SEEK_SET)
         rows = read_rest(self.segments).splitlines()[1:]
@@ -365,24 +364,25 @@ class Watch:
         return files + sum(sum(map(int, row.split()[14:16])) for row in rows)
 
     def count(self, pid: str) -> tuple[int, int]:
-        """Threads, and bytes in memory and swap with those of page tables; 0 for a process that is gone."""
-        found = self.fields(f"{pid}/status")
-        size = sum(found.get(name, 0) for name in (b"VmRSS", b"VmSwap", b"VmPTE"))
-        return found.get(b"Threads", 0), size * 1024
+        """Return threads, and bytes in memory, swap and page tables; 0 for a process that is gone."""
+        fields = self.fields(f"{pid}/status")
+        size = sum(fields.get(name, 0) for name in (b"VmRSS", b"VmSwap", b"VmPTE"))
+        return fields.get(b"Threads", 0), size * 1024
 
     def proportional(self, pid: str) -> tuple[int, int]:
-        """The same bytes, shared ones divided by those who share them: its own, and of files in memory.
+        """Return these bytes with shared ones divided by their users: the process's own, and of files in
+        memory.
 
-        What may not be looked into, such as a program that none may read, is counted whole.
+        A process that cannot be read, such as of an unreadable program, counts whole.
         """
-        found = self.fields(f"{pid}/smaps_rollup")
-        if b"Pss" not in found:
+        fields = self.fields(f"{pid}/smaps_rollup")
+        if b"Pss" not in fields:
             return self.count(pid)[1], 0
-        files, tables = found.get(b"Pss_Shmem", 0), self.fields(f"{pid}/status").get(b"VmPTE", 0)
-        return (found[b"Pss"] - files + found.get(b"SwapPss", 0) + tables) * 1024, files * 1024
+        files, tables = fields.get(b"Pss_Shmem", 0), self.fields(f"{pid}/status").get(b"VmPTE", 0)
+        return (fields[b"Pss"] - files + fields.get(b"SwapPss", 0) + tables) * 1024, files * 1024
 
     def fields(self, name: str) -> dict[bytes, int]:
-        """The numbers of a file of `NAME: NUMBER` lines; none of a process that is gone."""
+        """Return the numbers of a file of `NAME: NUMBER` lines; none for a process that is gone."""
         with contextlib.suppress(OSError):
             lines = [line.split() for line in self.read(name).splitlines()]
             return {
@@ -419,7 +419,7 @@ class Watch:
 
 
 def sizes(*tops: str) -> Iterator[int]:
-    """The bytes found so far, after each file below `tops`, a stranger's trees that change meanwhile."""
+    """Return the bytes so far, after each file below `tops`, untrusted trees that change meanwhile."""
     total = 0
     opened: list[tuple[int, list[str]]] = []
 
@@ -434,7 +434,7 @@ def sizes(*tops: str) -> Iterator[int]:
 
     try:
         for top in tops:
-            with contextlib.suppress(OSError):  # closed by who fills it: the disk's reserve bounds that
+            with contextlib.suppress(OSError):  # unreadable: the disk's reserve limits that
                 enter(top, None)
         while opened:
             fd, names = opened[-1]
@@ -444,10 +444,10 @@ def sizes(*tops: str) -> Iterator[int]:
                 continue
             name = names.pop()
             with contextlib.suppress(OSError):  # gone again
-                found = os.stat(name, dir_fd=fd, follow_symlinks=False)
-                # An empty file takes an inode, of which a disk has not more without end.
-                total += max(found.st_blocks, 1) * 512 // max(found.st_nlink, 1)
-                if found.st_mode & 0o170000 == 0o040000 and len(opened) < DEPTH_LIMIT:
+                status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                # An empty file takes an inode, of which a disk has a limited number.
+                total += max(status.st_blocks, 1) * 512 // max(status.st_nlink, 1)
+                if status.st_mode & 0o170000 == 0o040000 and len(opened) < DEPTH_LIMIT:
                     enter(name, fd)
             yield total
     finally:
@@ -456,10 +456,10 @@ def sizes(*tops: str) -> Iterator[int]:
 
 
 def run_before_others() -> None:
-    """Lets this process, and the init that it forks, run whenever they can, where root may.
+    """Let this process, and the init that it forks, run before others, where root may.
 
-    Else a command that forks without end, which as root no limit of the kernel's binds, takes all process
-    numbers of the machine: a look needs its turn among thousands, and so does the init, with which they end.
+    Otherwise a command that forks without end, which no limit of the kernel stops as root, takes all process
+    numbers of the machine. The watch would wait among thousands, and so would the init, with which they end.
     """
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(os.sched_get_priority_min(os.SCHED_RR)))
@@ -470,13 +470,13 @@ def let_children_run_as_others() -> None:
 
 
 def run_as_others() -> None:
-    """Undoes `run_before_others`. A caller's own policy stays: no user may leave SCHED_IDLE."""
+    """Undo `run_before_others`. A caller's own policy stays: no user may leave SCHED_IDLE."""
     if os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK == os.SCHED_RR:
         os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
 
 
 def set_limits(limits: dict[str, Any]) -> None:
-    """Those that the kernel holds for a process and its children, whatever the caller's own are above."""
+    """Set the kernel's limits for a process and its children, at most the caller's own."""
     if limits["processes"] is not None:
         # By user and user namespace (Linux 5.14), keeper and process 1 too. It binds no root of the host.
         lower(resource.RLIMIT_NPROC, limits["processes"] + 2)

@@ -8,7 +8,6 @@ import errno
 import fcntl
 import json
 import os
-import select
 import signal
 import socket
 import struct
@@ -32,15 +31,17 @@ from .syscalls import (
     PR_SET_DUMPABLE,
     PR_SET_NAME,
     PR_SET_NO_NEW_PRIVS,
-    PR_SET_PDEATHSIG,
     PR_SET_SECUREBITS,
     SECUREBITS_LOCKED,
     SetupError,
     check,
     close_all_but,
+    end_with,
     install_seccomp,
     prctl,
     raise_loopback,
+    reap,
+    reset_signals,
     start_own_programs_only,
     step,
     syscall,
@@ -79,8 +80,8 @@ class Init:
             os._exit(code)
 
     def live(self, mask: set[signal.Signals | int]) -> int:
-        self.tie_to_keeper()
-        os.read(self.alive, 1)  # the keeper says when it has put this process into its group
+        end_with(self.alive)
+        os.read(self.alive, 1)  # the keeper writes when it has put this process into its group
         os.umask(0o022)
         os.setsid()
         with step("limits"):  # where the machine's memory ends before the watch looks, this run goes first
@@ -106,14 +107,7 @@ class Init:
             return 0  # a trial: everything but a command
         return self.serve(followers, mask)
 
-    def tie_to_keeper(self) -> None:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        poll = select.poll()
-        poll.register(self.alive, 0)
-        if poll.poll(0):
-            os._exit(125)
-
-    def open_terminals(self, shown: list[int], overlays: list[int]) -> list[int]:
+    def open_terminals(self, visible: list[int], overlays: list[int]) -> list[int]:
         """A pseudo-terminal of the sandbox's own for each; the keeper gets their other sides and the rest."""
         followers, masters = [], list[int]()
         for group in self.groups:
@@ -121,13 +115,11 @@ class Init:
             master, follower = open_terminal(group, owner, interactive=self.plan["tty"] and 0 in group)
             followers.append(follower)
             masters.append(master)
-        send_groups(self.terminal, shown, masters, overlays)
-        for fd in (*shown, *masters, *overlays):
+        send_groups(self.terminal, visible, masters, overlays)
+        for fd in (*visible, *masters, *overlays):
             os.close(fd)
         self.terminal.close()
         return followers
-
-    # Privileges
 
     def give_up_privileges(self) -> None:
         plan = self.plan
@@ -155,11 +147,9 @@ class Init:
             # The kernel forgets both when credentials change. Not dumpable: nothing inside may trace this
             # process or follow its /proc/1/exe, which is the host's Python.
             prctl(PR_SET_DUMPABLE, 0)
-            self.tie_to_keeper()
+            end_with(self.alive)
             wipe_arguments()
             install_seccomp(plan["machine"])
-
-    # The command
 
     def serve(self, followers: list[int], mask: set[signal.Signals | int]) -> int:
         for number in FORWARDED:
@@ -174,11 +164,7 @@ class Init:
         for follower in followers:
             os.close(follower)
         forget_stdio()
-        while True:
-            pid, status = os.waitpid(-1, 0)
-            if pid == child:
-                code = os.waitstatus_to_exitcode(status)
-                return code if code >= 0 else 128 - code
+        return reap(child)
 
     def forward(self, number: int, _: Any) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -187,9 +173,7 @@ class Init:
     def become_command(self, followers: list[int]) -> None:
         plan = self.plan
         try:
-            for number in signal.valid_signals():
-                with contextlib.suppress(OSError, ValueError):
-                    signal.signal(number, signal.SIG_DFL)
+            reset_signals()
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             if plan["tty"]:
                 os.setsid()

@@ -1,4 +1,4 @@
-"""The process that stays outside: it prepares, starts the init, watches it and tidies up."""
+"""The process that stays outside: it prepares, starts the init, watches it and cleans up."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import errno
 import fcntl
 import json
 import os
-import select
 import signal
 import socket
 import tempfile
@@ -28,24 +27,33 @@ from .cgroups import (
     run_before_others,
 )
 from .init import Init
-from .root import REFRESH, bring_emulator, refresh
+from .root import REFRESH, bring_emulator
 from .streams import Carriers, forget_stdio, read_all, read_plan, write_file
-from .syscalls import CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER, SetupError, close_all_but, step, unshare
-from .terminals import FORWARDED, Relay, find_terminals, receive_groups
+from .syscalls import (
+    CLONE_NEWNS,
+    CLONE_NEWPID,
+    SetupError,
+    close_all_but,
+    enter_user_namespace,
+    reconfigure,
+    step,
+    unshare,
+)
+from .terminals import FORWARDED, Relay, find_terminals, poll_all, receive_groups, relayed
 from .trees import alone_in, folders_unheld, remove_tree
 
 END_NOW = signal.SIGUSR2
 
 
 def make_scratch(parent: str) -> tuple[str, int, list[str]]:
-    """A new folder under `parent`, locked as long as this process lives; dead ones there are removed.
+    """Create a directory in `parent`, locked while this process lives, and delete those of dead processes.
 
-    Gives its path, its lock, and what of the dead ones cannot be removed: that stops nobody.
+    Return its path, its lock, and what cannot be deleted, which stops no run.
     """
-    left: list[str] = []
+    undeletable: list[str] = []
 
     def hear(error: OSError) -> None:
-        left.append(f"{error.filename}: {error.strerror}")
+        undeletable.append(f"{error.filename}: {error.strerror}")
 
     with step("scratch", parent):
         os.makedirs(parent, mode=0o700, exist_ok=True)
@@ -70,11 +78,11 @@ def make_scratch(parent: str) -> tuple[str, int, list[str]]:
             path = os.path.join(folder, name)
             os.mkdir(path)
             os.chmod(path, mode)
-    return folder, lock, left
+    return folder, lock, undeletable
 
 
 def make_skeleton(folder: str, plan: dict[str, Any]) -> None:
-    """The mount points that an image may lack: the lowest layer, so that all the image has wins."""
+    """Create the mount points that an image may lack, as the lowest layer, so that the image's own win."""
     folders = ["/proc", "/sys", "/dev", "/tmp"]
     files = ["/etc/hosts", *(["/etc/resolv.conf"] if plan["network"] else [])]
     if plan["driver"]:
@@ -93,23 +101,23 @@ def make_skeleton(folder: str, plan: dict[str, Any]) -> None:
 
 
 def lock_layers(paths: Sequence[str]) -> list[int]:
-    """Shared locks: while they are held, the layers are not collected."""
-    held = []
+    """Return shared locks, which keep the layers from collection."""
+    locks = []
     for path in paths:
         with step("layers", path):
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            held.append(fd)
+            locks.append(fd)
             fcntl.flock(fd, fcntl.LOCK_SH)
             seen, now = os.fstat(fd), os.stat(path)
             if (seen.st_dev, seen.st_ino) != (now.st_dev, now.st_ino):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-    return held
+    return locks
 
 
-def enter_user_namespace(plan: dict[str, Any]) -> None:
-    """A user namespace for this process, and one of processes for its children.
+def enter_namespaces(plan: dict[str, Any]) -> None:
+    """Enter a user namespace, and a pid namespace for children.
 
-    Where overlays are to be refreshed also one of mounts: only from there may it touch those of the sandbox.
+    Also a mount namespace if overlays need a refresh: only from there may it touch those of the sandbox.
     """
     enter_mapped(plan)
     if not all(entry["writable"] or entry["bind"] for entry in plan["mounts"]):
@@ -120,9 +128,9 @@ def enter_user_namespace(plan: dict[str, Any]) -> None:
 
 
 def enter_emulated(plan: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
-    """For an ordinary user who is not 0 inside: one namespace more, since binfmt_misc's table is 0's alone.
+    """Enter another namespace for an ordinary user who is not 0 inside: only 0 has binfmt_misc's table.
 
-    Gives the plan of the namespace below it, and the emulator that is registered.
+    Return the plan of the namespace below it, and the registered emulator.
     """
     outside = {key: plan[key].split()[1] for key in ("uid_map", "gid_map")}
     enter_mapped(plan | {key: f"0 {number} 1\n" for key, number in outside.items()})
@@ -133,32 +141,14 @@ def enter_emulated(plan: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
 
 
 def enter_mapped(plan: dict[str, Any]) -> None:
-    """A user namespace, mapped by a child that stayed outside."""
-    target = os.getpid()
-    ready, go = os.pipe()
-    mapper = os.fork()
-    if mapper == 0:
-        code = 0
-        os.close(go)
-        try:
-            if os.read(ready, 1):
-                if plan["deny_setgroups"]:
-                    write_file(f"/proc/{target}/setgroups", "deny")
-                write_file(f"/proc/{target}/uid_map", plan["uid_map"])
-                write_file(f"/proc/{target}/gid_map", plan["gid_map"])
-        except OSError as error:
-            code = error.errno or 1
-        os._exit(code)
-    os.close(ready)
-    try:
-        with step("user-namespace"):
-            unshare(CLONE_NEWUSER)
-        os.write(go, b"1")
-    finally:
-        os.close(go)
-        code = os.waitstatus_to_exitcode(os.waitpid(mapper, 0)[1])
-    if code:
-        raise SetupError("user-namespace-map", max(code, 0), os.strerror(max(code, 0)))
+    def map_ids(pid: int) -> int:
+        if plan["deny_setgroups"]:
+            write_file(f"/proc/{pid}/setgroups", "deny")
+        write_file(f"/proc/{pid}/uid_map", plan["uid_map"])
+        write_file(f"/proc/{pid}/gid_map", plan["gid_map"])
+        return 0
+
+    enter_user_namespace(map_ids)
 
 
 class Keeper:
@@ -199,14 +189,14 @@ class Keeper:
         plan = self.plan
         with step("streams"):
             carriers = Carriers(find_terminals(interactive=plan["tty"]))
-        with contextlib.ExitStack() as shown:
+        with contextlib.ExitStack() as stack:
             self.make_group()
             if self.group:
-                shown.callback(self.group.end)
-            held = lock_layers(plan["lower"])
-            scratch, lock, left = make_scratch(plan["scratch"])
+                stack.callback(self.group.end)
+            locks = lock_layers(plan["lower"])
+            scratch, lock, undeletable = make_scratch(plan["scratch"])
             try:
-                for text in left:
+                for text in undeletable:
                     self.say(event="left", text=text)
                 with step("scratch", scratch):
                     make_skeleton(os.path.join(scratch, "skeleton"), plan)
@@ -215,20 +205,20 @@ class Keeper:
                 run_before_others()
                 if plan["emulator"] and plan["deny_setgroups"] and plan["uid"]:
                     plan, self.emulator = enter_emulated(plan)
-                enter_user_namespace(plan)
-                code = self.keep(caller, scratch, carriers, shown)
+                enter_namespaces(plan)
+                code = self.keep(caller, scratch, carriers, stack)
             finally:
                 run_as_others()
                 with contextlib.suppress(OSError):  # the next sandbox says what stays, and `image prune`
                     remove_tree(scratch)
-                for fd in (*held, lock):
+                for fd in (*locks, lock):
                     os.close(fd)
             lost = carriers.finish(caller)
             self.say(event="ended", returncode=code, lost=lost, **self.ended)
             return code
 
     def make_group(self) -> None:
-        """A group for the run, where this machine allows one: else the watch alone counts."""
+        """Create a group for the run, if this machine allows one: else only the watch counts."""
         memory, processes = self.plan["limits"]["memory"], self.plan["limits"]["processes"]
         if memory is None and processes is None:
             return
@@ -253,8 +243,8 @@ class Keeper:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.init, number)
 
-    def keep(self, caller: int, scratch: str, carriers: Carriers, shown: contextlib.ExitStack) -> int:
-        """Starts the init and stays with it. Terminals are given back with `shown`, when all has been."""
+    def keep(self, caller: int, scratch: str, carriers: Carriers, stack: contextlib.ExitStack) -> int:
+        """Start the init and wait for it. `stack` restores the terminals at the end."""
         report, report_in = os.pipe()
         alive_out, alive = os.pipe()
         terminal, terminal_in = socket.socketpair()
@@ -262,7 +252,8 @@ class Keeper:
         with step("fork"):
             self.init = os.fork()
         if self.init == 0:
-            # Folders, locks and pipes of this process are no business of one that builds a stranger's root.
+            # The process that builds an untrusted root must not have directories, locks and pipes of this
+            # one.
             close_all_but(report_in, alive_out, terminal_in.fileno(), *self.emulator)
             Init(self.plan, scratch, report_in, alive_out, terminal_in, self.emulator).run(mask)
         let_children_run_as_others()
@@ -286,8 +277,8 @@ class Keeper:
         if failure:
             os.waitpid(self.init, 0)
             self.init = 0
-            found = json.loads(failure)
-            raise SetupError(found["step"], found["errno"], found["detail"])
+            problem = json.loads(failure)
+            raise SetupError(problem["step"], problem["errno"], problem["detail"])
         try:
             with step("refresh"):
                 self.refresh()
@@ -295,17 +286,14 @@ class Keeper:
             self.kill_init(signal.SIGKILL)
             os.waitpid(self.init, 0)
             raise
-        # An init that was killed before it could send them has nothing to be watched.
+        # An init that was killed before it could send them needs no watch.
         written = [mount["source"] for mount in self.plan["mounts"] if mount["scratch"]]
         folders = (scratch, *written)
         watch = Watch(self.plan["limits"], seen, folders=folders, group=self.group) if seen else None
         self.say(event="started", group=self.group.version if self.group else 0, no_group=self.no_group)
         self.began = time.monotonic()
         carriers.show(masters)
-        relays = [
-            shown.enter_context(Relay(master, group, interactive=self.plan["tty"] and 0 in group))
-            for master, group in zip(masters, carriers.terminals, strict=False)
-        ]
+        relays = stack.enter_context(relayed(masters, carriers.terminals, interactive=self.plan["tty"]))
         self.watch(caller, init, relays, watch)
         code = os.waitstatus_to_exitcode(os.waitpid(self.init, 0)[1])
         self.init = 0
@@ -322,29 +310,18 @@ class Keeper:
 
     def refresh(self) -> None:
         for top in self.overlays:
-            refresh(top)
+            reconfigure(top, "ro")  # as it is already: the overlay forgets what is not in use
 
     def watch(self, caller: int, init: int, relays: list[Relay], watch: Watch | None) -> None:
-        """Returns when the init has ended: by itself, by a limit, or because the caller is gone."""
-
-        def resize(*_: Any) -> None:
-            for relay in relays:
-                relay.resize()
-
-        signal.signal(signal.SIGWINCH, resize)
-        if not self.plan["tty"]:
-            signal.signal(signal.SIGTTIN, signal.SIG_IGN)  # in the background this process does not stop
+        """Return when the init has ended: by itself, by a limit, or because the caller is gone."""
         deadline = None if self.plan["timeout"] is None else self.began + self.plan["timeout"]
         look, stale = self.began, self.began + REFRESH
         watched = {init, caller}
         while True:
-            poll = select.poll()
-            for fd in watched:
-                poll.register(fd, select.POLLIN)
-            waits = [wait for relay in relays if (wait := relay.register(poll)) is not None]
+            wait = INTERVAL
             if deadline is not None:
-                waits.append(int(max(0.0, deadline - time.monotonic()) * 1000) + 1)
-            events = dict(poll.poll(min([*waits, INTERVAL])))
+                wait = min(wait, int(max(0.0, deadline - time.monotonic()) * 1000) + 1)
+            events = poll_all(watched, relays, wait)
             if init in events:
                 return
             if caller in events:

@@ -1,13 +1,12 @@
-"""What a command sees: the image's layers in an overlay, /proc, /sys, /dev and mounts of the host.
+"""The file system of a command: the image's layers in an overlay, /proc, /sys, /dev and mounts of the host.
 
-Targets (`open_target`) are places in an untrusted tree to mount on. They are found and created without
-following a link out of that tree.
+Targets (`open_target`) are mount points in an untrusted tree. They are found and created without following a
+link out of that tree.
 
-Folders of the host that a command may only read each get an overlay (`overlay`). In a read-only bind mount
-sockets answer, named pipes take writes, and locks hold for all. In an overlay each is a file of the overlay:
-a socket without a listener, a pipe without a reader, locks that no one else sees. An overlay caches what it
-has looked up. So `refresh` empties that cache every second, or a file that the host replaces would stay the
-old one.
+Read-only directories of the host each get an overlay (`overlay`). In a read-only bind mount sockets answer,
+named pipes take writes, and locks are shared. In an overlay each is a file of the overlay: a socket without a
+listener, a pipe without a reader, locks that no one else sees. An overlay caches what it has looked up. So
+the keeper empties that cache every second, or a file that the host replaces would stay the old one.
 
 Programs of another processor: qemu starts them (`bring_emulator`), registered for this sandbox or
 the machine.
@@ -53,7 +52,6 @@ from .syscalls import (
     new_mount,
     open_beneath,
     open_root,
-    reconfigure,
     restrict,
     step,
     syscall,
@@ -64,12 +62,12 @@ LINKS_LIMIT, DEPTH_LIMIT = 40, 200
 
 
 def open_target(root: int, path: str, *, folder: bool, closed: tuple[str, ...] = ()) -> int:
-    """The place `path` below the open folder `root`, as a descriptor to mount on. What is missing is made.
+    """Open `path` below the open directory `root` as a mount point, and create it if it is missing.
 
     The kernel resolves one name at a time and no link: a link is read as text, and walked from `root` as its
-    processes will. So nothing outside can be named, by '..', by an absolute link or through /proc, and where
-    the walk ends is known. Raises SetupError where it ends in `root` itself or comes into a folder of `root`
-    that is in `closed`, OSError where the tree has no such place and it cannot be made.
+    processes will. So '..', an absolute link or /proc cannot lead outside, and the end of the walk is known.
+    Raises SetupError if it ends in `root` itself or enters a directory of `root` in `closed`, OSError if the
+    tree has no such path and it cannot be created.
     """
     ahead = path.split("/")[::-1]
     opened: list[int] = []
@@ -88,13 +86,13 @@ def open_target(root: int, path: str, *, folder: bool, closed: tuple[str, ...] =
             if len(opened) == DEPTH_LIMIT:
                 raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
             above = opened[-1] if opened else root
-            found = open_or_make(above, name, folder=folder or any(part not in ("", ".") for part in ahead))
-            opened.append(found)
-            if stat.S_ISLNK(os.fstat(found).st_mode):
+            entry = open_or_make(above, name, folder=folder or any(part not in ("", ".") for part in ahead))
+            opened.append(entry)
+            if stat.S_ISLNK(os.fstat(entry).st_mode):
                 links += 1
                 if links > LINKS_LIMIT:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-                text = os.readlink("", dir_fd=found)
+                text = os.readlink("", dir_fd=entry)
                 os.close(opened.pop())
                 if text.startswith("/"):
                     while opened:
@@ -109,14 +107,14 @@ def open_target(root: int, path: str, *, folder: bool, closed: tuple[str, ...] =
 
 
 def led_to(path: str, place: str) -> SetupError:
-    """`place` is one of ours: the words of an image's link may hold anything, and are for no terminal."""
+    """`place` is one of ours: the text of an image's link may be anything, and must not reach a terminal."""
     return SetupError("target", errno.EXDEV, f"a link of the image leads {path} to {place}")
 
 
 def open_or_make(above: int, name: str, *, folder: bool) -> int:
     with contextlib.suppress(FileNotFoundError):
         return open_beneath(above, name)
-    with contextlib.suppress(FileExistsError):  # somebody else made it, or a link: looked at next
+    with contextlib.suppress(FileExistsError):  # created by another process, or a link: opened next
         if folder:
             os.mkdir(name, 0o755, dir_fd=above)
         else:
@@ -170,11 +168,6 @@ def overlay(source: str, empty: str) -> tuple[int, int]:
             check(LIBC.umount2(os.fsencode(empty), MNT_DETACH))
 
 
-def refresh(top: int) -> None:
-    """Let an overlay forget what is not in use, by asking for it as it is."""
-    reconfigure(top, "ro")
-
-
 def mounts_below(folder: str, mountinfo: Iterable[bytes]) -> list[str]:
     """Return the mount points in a folder, of the lines of /proc/self/mountinfo."""
     prefix = os.path.join(folder, "")
@@ -186,11 +179,11 @@ def mounts_below(folder: str, mountinfo: Iterable[bytes]) -> list[str]:
 
 
 def bring_emulator(emulator: dict[str, Any]) -> int:
-    """An open descriptor of the emulator's file, which commands must be allowed to start.
+    """Return an open descriptor of the emulator's file, which commands must be able to start.
 
-    Where it is the sandbox's own it is registered in this user namespace, by a copy of its mount that nothing
-    can be written through, since programs find it as /proc/PID/exe. What is registered is forgotten with the
-    last mount of binfmt_misc, so this process keeps one open.
+    The sandbox's own is registered in this user namespace, by a read-only copy of its mount, since programs
+    find it as /proc/PID/exe. The last mount of binfmt_misc keeps the registration, so this process has one
+    open.
     """
     with step("emulator", emulator["program"]):
         if not emulator["own"]:
@@ -208,13 +201,13 @@ def bring_emulator(emulator: dict[str, Any]) -> int:
 
 
 def _above_streams(fd: int) -> int:
-    """The same, where a command's own streams and the report of its start, 0 to 3, do not fall on it."""
+    """Move a descriptor above a command's own streams and the report of its start, 0 to 3."""
     moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 4)
     os.close(fd)
     return moved
 
 
-# What a process of any user can read about, or do to, the whole machine. Missing ones are passed over.
+# Files by which any user's process can read or change the whole machine. Missing ones are skipped.
 MASKED = (
     "/proc/acpi", "/proc/asound", "/proc/config.gz", "/proc/dynamic_debug", "/proc/interrupts",
     "/proc/kallsyms", "/proc/kcore", "/proc/key-users", "/proc/keys", "/proc/kmsg", "/proc/kpagecgroup",
@@ -223,7 +216,7 @@ MASKED = (
 )  # fmt: skip
 # With a GPU all of /sys is shown (NCCL and NVML read the machine's topology there), except these.
 MASKED_SYS = ("/sys/firmware", "/sys/fs", "/sys/kernel", "/sys/power", "/sys/hypervisor")
-CLOSED = ("proc", "sys", "dev")  # folders of the image that we cover, and where nothing else is mounted
+CLOSED = ("proc", "sys", "dev")  # directories of the image that we cover, without other mounts
 SYS_PARTS = ("/sys/devices/system/cpu", "/sys/devices/system/node")
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 TERMINALS = 256  # the machine has 4096, 1024 of them for no sandbox
@@ -233,7 +226,7 @@ SYSTEM_V = {"sem": "32000 256000 500 1024", "msgmni": "1024"}
 
 
 class Root:
-    """The file system of a sandbox, made by its init in a mount namespace of its own."""
+    """The file system of a sandbox, built by its init in a mount namespace of its own."""
 
     def __init__(self, plan: dict[str, Any], scratch: str) -> None:
         self.plan, self.scratch = plan, scratch
@@ -336,7 +329,7 @@ class Root:
             return cloned
 
     def host_tree(self, entry: dict[str, Any]) -> int:
-        """What the caller mounts: as it is where that was asked for, else in an overlay of its own."""
+        """Return a mount of the caller: as it is if it is `bind`, else in an overlay of its own."""
         source = entry["source"]
         if entry["writable"]:
             return self.tree(source, ATTR_NOSUID | ATTR_NODEV)
@@ -435,9 +428,9 @@ class Root:
         os.close(folder)
 
     def protect_proc(self) -> None:
-        """Covers what is the machine's and no process's, and makes all of /proc read-only.
+        """Cover what belongs to the machine, and make all of /proc read-only.
 
-        Else any process inside could lower its `oom_score_adj`, and the machine's memory would end others.
+        Otherwise any process inside could lower its `oom_score_adj`, and a full memory would end others.
         """
         with step("proc-masks"):
             proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -455,9 +448,9 @@ class Root:
 
 
 def limit_namespaces(proc: int) -> None:
-    """No namespace below these, and no fanotify; a share of the user's inotify; few System V objects.
+    """Allow no namespace below these and no fanotify, a share of the user's inotify, few System V objects.
 
-    To be called when all is mounted: the kernel counts each detached tree as a mount namespace.
+    Call it after all mounts: the kernel counts each detached tree as a mount namespace.
     """
     folder = os.open("sys/user", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
     for name in os.listdir(folder):
@@ -474,7 +467,7 @@ def limit_namespaces(proc: int) -> None:
 
 
 def open_segments(proc: int) -> int:
-    """The list of System V segments that a /proc has, open; an empty file on a kernel without them."""
+    """Open the list of System V segments of a /proc; an empty file on a kernel without them."""
     try:
         return os.open("sysvipc/shm", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
     except FileNotFoundError:
@@ -482,7 +475,7 @@ def open_segments(proc: int) -> int:
 
 
 def tmpfs_size(amount: int) -> dict[str, str]:
-    """With as many files as pages, as by itself: each takes memory that the size does not count."""
+    """Return options with as many files as pages, the default: each takes memory outside of the size."""
     return {"size": str(amount), "nr_inodes": str(max(amount // 4096, 64))}
 
 

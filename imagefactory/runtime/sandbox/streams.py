@@ -1,12 +1,12 @@
 """Pipes and small files of the sandbox's processes, and the carriers of the caller's descriptors 0, 1 and 2.
 
-A command that holds a descriptor can open what is behind it again, through /proc/self/fd: for writing what
-was given for reading. So a script that a shell reads from a pipe would be the command's to write, a file
-would be emptied, a directory would lead out of the sandbox. It could also set the flags that all holders of
-the descriptor share. So whatever the caller has, the command gets pipes that only this run uses.
+A command can open its descriptors again through /proc/self/fd, and write to one that was open for reading. So
+it could write to a script that a shell reads from a pipe, truncate a file, or leave the sandbox through a
+directory. It could also set flags that all users of the descriptor share. So the command always gets pipes
+that only this run uses.
 
-A terminal, a file or a reader may stand still. Each has a process that waits for it (`Carriers`). The keeper,
-which watches the limits, waits for none.
+A terminal, a file or a reader may block. Each has a process that waits for it (`Carriers`). The keeper, which
+watches the limits, waits for none.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .syscalls import PR_SET_PDEATHSIG, close_all_but, prctl, tee
 
 
 def read_plan(plan_fd: int, status_fd: int) -> dict[str, Any] | None:
-    """The plan that the caller writes, None if it died meanwhile. No other descriptor above 2 stays open."""
+    """Return the caller's plan, None if it died meanwhile, and close all other descriptors above 2."""
     close_all_but(plan_fd, status_fd)
     fill_stdio()
     for fd in (plan_fd, status_fd):
@@ -50,7 +50,7 @@ def write_file(path: str, text: str, *, folder: int | None = None) -> None:
 
 
 def read_file(path: str, *, folder: int | None = None) -> str:
-    """All of a small file, as the kernel shows its settings and counts."""
+    """Return all of a small file of the kernel."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
     return read_all(fd).decode()
 
@@ -69,17 +69,17 @@ def read_rest(fd: int) -> bytes:
 
 
 def fill_stdio() -> None:
-    """Closed ones would be given to the next files that are opened, and those to the command."""
+    """Open closed ones: the next files would get their numbers, and the command those files."""
     while (fd := os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)) < 3:
         os.set_inheritable(fd, True)
     os.close(fd)
 
 
-def forget_stdio(*kept: int) -> None:
-    """The command alone holds the pipes, so that their other ends see it close them."""
+def forget_stdio(*except_: int) -> None:
+    """Leave the pipes only to the command, so that their other ends notice when it closes them."""
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     for fd in (0, 1, 2):
-        if fd not in kept:
+        if fd not in except_:
             os.dup2(null, fd)
     os.close(null)
 
@@ -87,9 +87,9 @@ def forget_stdio(*kept: int) -> None:
 PIECE = 1 << 18
 PAGE = os.sysconf("SC_PAGE_SIZE")
 LARGEST_BURST = 16 * PAGE
-LONGEST_WAIT = 0.05  # seconds between two looks at a pipe that says nothing when it is empty
+LONGEST_WAIT = 0.05  # seconds between two checks of a pipe, which does not report that it is empty
 NULL_DEVICE = os.makedev(1, 3)
-# A reader that is gone, and descriptors that cannot be read or written: the command sees that by itself.
+# A closed reader, and descriptors that cannot be read or written: the command notices by itself.
 EXPECTED = (errno.EPIPE, errno.ECONNRESET, errno.EISDIR, errno.EBADF, errno.ENOTCONN, errno.EINVAL)
 
 
@@ -101,7 +101,7 @@ class Carriers:
 
     def __init__(self, terminals: Sequence[tuple[int, ...]]) -> None:
         self.awaited: list[int] = []
-        self.others: list[int] = []  # that may wait for a device for ever
+        self.others: list[int] = []  # these may wait for a device for ever
         others = {0, 1, 2}.difference(*terminals)
         if 0 in others and not is_null(0):
             source, sink = os.pipe()
@@ -114,9 +114,9 @@ class Carriers:
             if fd in others and not is_null(fd):
                 state = os.fstat(fd)
                 groups.setdefault((state.st_dev, state.st_ino), []).append(fd)
-        for group in groups.values():  # into one file by one pipe: what was written first stands first
+        for group in groups.values():  # a pipe for each file, to keep the order of writes
             source, sink = os.pipe()
-            with contextlib.suppress(OSError):  # beyond what this user may have in pipes
+            with contextlib.suppress(OSError):  # beyond this user's limit for pipes
                 fcntl.fcntl(sink, fcntl.F_SETPIPE_SZ, PIECE)
             self.awaited.append(_start(lambda: _carry(source, group[0]), source, group[0]))  # noqa: B023
             os.close(source)
@@ -129,25 +129,25 @@ class Carriers:
         return [*self.awaited, *self.others]
 
     def _start_screen(self, terminal: tuple[int, ...]) -> socket.socket:
-        """Shows what a pseudo-terminal gives, which comes later: it is made inside."""
+        """Start a process for the output of a pseudo-terminal, which is created later, inside."""
         here, there = socket.socketpair()
         target = next((fd for fd in terminal if fd > 0), None)
-        kept = [there.fileno()] if target is None else [there.fileno(), target]
-        self.awaited.append(_start(lambda: _show(there, target), *kept))
+        descriptors = [there.fileno()] if target is None else [there.fileno(), target]
+        self.awaited.append(_start(lambda: _show(there, target), *descriptors))
         there.close()
         return here
 
     def show(self, masters: Sequence[int]) -> None:
-        """`masters` are one for each terminal, or none where nothing was started."""
+        """Send a master for each terminal, or none if nothing was started."""
         for screen, master in zip(self.screens, masters, strict=False):
             socket.send_fds(screen, [b"t"], [master])
         for screen in self.screens:
             screen.close()
 
     def finish(self, caller: int) -> str:
-        """Wait until all that was written has come to its place, as long as the caller lives; end all.
+        """Wait until all output has arrived, while the caller lives, and end all. Return why bytes were lost.
 
-        No one may hold the pipes and pseudo-terminals any more. Return why bytes were lost, else "".
+        The pipes and pseudo-terminals must be closed.
         """
         poll = select.poll()
         waiting = {os.pidfd_open(pid) for pid in self.awaited}
@@ -161,15 +161,15 @@ class Carriers:
                 poll.unregister(fd)
             waiting -= ended
         codes = []
-        for pid in self.processes:  # reaped: a container's first process may reap nobody
+        for pid in self.processes:  # reaped here: a container's first process may not
             os.kill(pid, signal.SIGKILL)
             codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
         return next((os.strerror(code) for code in codes if code > 0), "")
 
 
 def is_null(fd: int) -> bool:
-    found = os.fstat(fd)
-    return stat.S_ISCHR(found.st_mode) and found.st_rdev == NULL_DEVICE
+    status = os.fstat(fd)
+    return stat.S_ISCHR(status.st_mode) and status.st_rdev == NULL_DEVICE
 
 
 def _take(pipe: int, *places: int) -> None:
@@ -178,7 +178,7 @@ def _take(pipe: int, *places: int) -> None:
     os.close(pipe)
 
 
-def _start(work: Callable[[], None], *kept: int) -> int:
+def _start(work: Callable[[], None], *descriptors: int) -> int:
     """Start a process with these descriptors alone. It ends with the number of the error that stopped it."""
     keeper = os.getpid()
     pid = os.fork()
@@ -186,11 +186,11 @@ def _start(work: Callable[[], None], *kept: int) -> int:
         code = errno.EIO
         try:
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            # The keeper's to hear; what was written before is still to come, in the background too.
+            # The keeper handles these; earlier output is still carried, in the background too.
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTTOU):
                 signal.signal(number, signal.SIG_IGN)
-            close_all_but(*kept)
-            for fd in {0, 1, 2} - {*kept}:
+            close_all_but(*descriptors)
+            for fd in {0, 1, 2} - {*descriptors}:
                 os.close(fd)
             if os.getppid() == keeper:
                 work()
@@ -202,11 +202,8 @@ def _start(work: Callable[[], None], *kept: int) -> int:
     return pid
 
 
-# --- to the command --------------------------------------------------------------------------------
-
-
 class Source(Protocol):
-    """What can be looked at before it is taken."""
+    """Input that can be read without taking it."""
 
     fd: int
 
@@ -214,7 +211,7 @@ class Source(Protocol):
         """Return what comes next, at most LARGEST_BURST; nothing at the end. Raises BlockingIOError."""
 
     def take(self, count: int) -> None:
-        """Take `count` bytes that were looked at."""
+        """Take `count` bytes of a peek."""
 
 
 class PipeSource:
@@ -245,7 +242,7 @@ class SocketSource:
 
 
 class FileSource:
-    """A file whose position all that hold its descriptor share."""
+    """A file whose position all users of its descriptor share."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -258,7 +255,7 @@ class FileSource:
 
 
 def find_source(fd: int) -> type[PipeSource | SocketSource | FileSource] | None:
-    """Return how a descriptor is looked at, None where bytes that were read cannot be left there."""
+    """Return the source of a descriptor, None if reading always takes the bytes."""
     mode = os.fstat(fd).st_mode
     if stat.S_ISFIFO(mode):
         return PipeSource
@@ -278,42 +275,42 @@ def _feed_from(fd: int, sink: int) -> None:
 
 
 def _feed(source: Source, sink: int) -> None:
-    """Give the command what it reads, and take no more than that: the caller may want to read the rest.
+    """Give the command what it reads, and take no more: the caller may read the rest.
 
-    Bytes are taken when the command has read them. A pipe tells its writer that one page is free, not that
-    all are. So it is as large as what is in it, and grows for a command that reads all of it at once.
+    Bytes are taken when the command has read them. A pipe reports to its writer that a page is free, not that
+    all are. So it is as large as its contents, and grows for a command that reads all of it at once.
     """
     ready, room = select.poll(), select.poll()
     ready.register(source.fd, select.POLLIN)
     ready.register(sink, 0)
     room.register(sink, select.POLLOUT)
-    burst, limit, held = PAGE, LARGEST_BURST, 0
+    burst, limit, capacity = PAGE, LARGEST_BURST, 0
     while True:
         if sink in dict(ready.poll()):
             return  # no one is left to read
         try:
             seen = source.peek()
-        except BlockingIOError:  # somebody else was first
+        except BlockingIOError:  # another reader was first
             continue
         if not seen:
             return
         size = PAGE << max(0, (min(len(seen), burst) // PAGE).bit_length() - 1)
-        if size != held:
+        if size != capacity:
             try:
-                held = fcntl.fcntl(sink, fcntl.F_SETPIPE_SZ, size)
-            except OSError:  # beyond what this user may have in pipes, or the command wrote to it
+                capacity = fcntl.fcntl(sink, fcntl.F_SETPIPE_SZ, size)
+            except OSError:  # beyond this user's limit for pipes, or the command wrote to it
                 size = burst = limit = PAGE
-        given = os.write(sink, seen[:size])
+        written = os.write(sink, seen[:size])
         wait = 0.0
         while True:
             gone = dict(room.poll())[sink] & select.POLLERR
-            left = _unread(sink)
-            if gone or not left:
+            unread = _unread(sink)
+            if gone or not unread:
                 break
-            limit, held = max(PAGE, size // 2), 0  # it reads less at once, or made the pipe larger
+            limit, capacity = max(PAGE, size // 2), 0  # it reads less at once, or enlarged the pipe
             wait = min(LONGEST_WAIT, wait * 2 or 0.001)
             time.sleep(wait)
-        source.take(given - min(left, given))
+        source.take(written - min(unread, written))
         if gone:
             return
         burst = min(burst * 2, limit)
@@ -323,9 +320,6 @@ def _unread(pipe: int) -> int:
     count = bytearray(4)
     fcntl.ioctl(pipe, termios.FIONREAD, count)
     return int.from_bytes(count, "little")
-
-
-# --- from the command ------------------------------------------------------------------------------
 
 
 def _carry(source: int, target: int) -> None:
@@ -344,7 +338,7 @@ def _carry(source: int, target: int) -> None:
 
 
 def _write_all(target: int, data: bytes) -> None:
-    """Write to a descriptor whose flags are not ours to change: others may have made it non-blocking."""
+    """Write to a descriptor, perhaps non-blocking: others use its flags too."""
     poll = select.poll()
     poll.register(target, select.POLLOUT)
     while data:
@@ -355,7 +349,7 @@ def _write_all(target: int, data: bytes) -> None:
 
 
 def _show(channel: socket.socket, target: int | None) -> None:
-    """What a pseudo-terminal gives, until its other side is closed. A terminal that hung up takes no more."""
+    """Copy the output of a pseudo-terminal until its other side is closed, or the terminal hangs up."""
     received = socket.recv_fds(channel, 1, 1)[1]
     poll = select.poll()
     for master in received:

@@ -11,9 +11,11 @@ import ctypes
 import errno
 import fcntl
 import os
+import select
+import signal
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -76,6 +78,55 @@ def unshare(flags: int) -> None:
     check(LIBC.unshare(ctypes.c_int(flags)))
 
 
+def enter_user_namespace(map_ids: Callable[[int], int]) -> None:
+    """Enter a user namespace, whose ids a child that stays outside sets by `map_ids(pid)`, 0 for success."""
+    target, (ready, go) = os.getpid(), os.pipe()
+    mapper = os.fork()
+    if mapper == 0:
+        code = 1
+        os.close(go)
+        try:
+            code = map_ids(target) if os.read(ready, 1) else 0
+        except OSError as error:
+            code = error.errno or 1
+        finally:
+            os._exit(code)
+    os.close(ready)
+    try:
+        with step("user-namespace"):
+            unshare(CLONE_NEWUSER)
+        os.write(go, b"1")
+    finally:
+        os.close(go)
+        code = os.waitstatus_to_exitcode(os.waitpid(mapper, 0)[1])
+    if code:
+        raise SetupError("user-namespace-map", max(code, 0), os.strerror(max(code, 0)))
+
+
+def end_with(keeper: int) -> None:
+    """End with the parent process, the other end of `keeper`. The kernel forgets it when ids change."""
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    poll = select.poll()
+    poll.register(keeper, 0)
+    if poll.poll(0):
+        os._exit(125)
+
+
+def reap(child: int) -> int:
+    """Reap all processes until `child` ends. Return its exit code, 128 + N for signal N."""
+    while True:
+        pid, status = os.waitpid(-1, 0)
+        if pid == child:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+
+
+def reset_signals() -> None:
+    for number in signal.valid_signals():
+        with contextlib.suppress(OSError, ValueError):
+            signal.signal(number, signal.SIG_DFL)
+
+
 def tee(source: int, target: int, count: int) -> int:
     """Copy bytes from pipe to pipe that stay in the first. Raises BlockingIOError where there are none."""
     return check(LIBC.tee(source, target, ctypes.c_size_t(count), ctypes.c_uint(os.SPLICE_F_NONBLOCK)))
@@ -92,32 +143,32 @@ def mount(kind: str, target: str, flags: int, options: str = "") -> None:
 
 
 def clone_tree(path: str, *, follow: bool = True) -> int:
-    """A detached copy of the mounts at `path`; without `follow` of a link itself."""
+    """Return a detached copy of the mounts at `path`; without `follow` of a link itself."""
     flags = OPEN_TREE_CLONE | AT_RECURSIVE | os.O_CLOEXEC | (0 if follow else AT_SYMLINK_NOFOLLOW)
     return syscall(SYS_OPEN_TREE, AT_FDCWD, os.fsencode(path), flags)
 
 
 def restrict(tree: int, attributes: int) -> None:
-    """Adds attributes to every mount of a tree: what was read-only before stays so."""
-    wanted = struct.pack("=QQQQ", attributes, 0, 0, 0)
+    """Add attributes to every mount of a tree. Read-only mounts stay so."""
+    request = struct.pack("=QQQQ", attributes, 0, 0, 0)
     flags = AT_EMPTY_PATH | AT_RECURSIVE
-    syscall(SYS_MOUNT_SETATTR, tree, b"", flags, wanted, len(wanted))
+    syscall(SYS_MOUNT_SETATTR, tree, b"", flags, request, len(request))
 
 
 def attach(tree: int, place: int) -> None:
-    """Mounts a detached tree on an open file or folder; both descriptors are closed."""
+    """Mount a detached tree on an open file or directory, and close both descriptors."""
     move(tree, place)
     os.close(tree)
 
 
 def move(tree: int, place: int) -> None:
-    """The same, and `tree` stays open: it is then the mounted tree's top."""
+    """Mount a detached tree, and keep `tree` open as the top of the mounted tree."""
     syscall(SYS_MOVE_MOUNT, tree, b"", place, b"", MOVE_FROM_FD | MOVE_TO_FD)
     os.close(place)
 
 
 def new_mount(kind: str, attributes: int, **options: str) -> int:
-    """A detached file system, seen by nobody yet; a new proc is that of this pid namespace."""
+    """Return a new detached file system; a new proc is that of this pid namespace."""
     context = syscall(SYS_FSOPEN, kind.encode(), FSOPEN_CLOEXEC)
     try:
         for name, value in options.items():
@@ -129,7 +180,7 @@ def new_mount(kind: str, attributes: int, **options: str) -> int:
 
 
 def reconfigure(top: int, *flags: str) -> None:
-    """Sets options of the file system whose mount has this top."""
+    """Set options of the file system whose mount has this top."""
     context = syscall(SYS_FSPICK, top, b"", FSPICK_EMPTY_PATH | FSPICK_CLOEXEC)
     try:
         for flag in flags:
@@ -140,18 +191,18 @@ def reconfigure(top: int, *flags: str) -> None:
 
 
 def close_folder(place: int) -> None:
-    """Makes the mount whose top is open read-only; mounts below it keep their own state."""
-    wanted = struct.pack("=QQQQ", ATTR_RDONLY, 0, 0, 0)
-    syscall(SYS_MOUNT_SETATTR, place, b"", AT_EMPTY_PATH, wanted, len(wanted))
+    """Make the mount with this open top read-only; mounts below it keep their own state."""
+    request = struct.pack("=QQQQ", ATTR_RDONLY, 0, 0, 0)
+    syscall(SYS_MOUNT_SETATTR, place, b"", AT_EMPTY_PATH, request, len(request))
 
 
 def open_root() -> int:
-    """This process's root. As it asks for what may fail alone, only a kernel without openat2 refuses."""
+    """Return this process's root. Only a kernel without openat2 fails here."""
     return open_resolved(AT_FDCWD, "/", RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)
 
 
 def open_beneath(folder: int, name: str) -> int:
-    """What `name` in an open folder is, to be looked at; a link is opened itself."""
+    """Open `name` in an open directory by its path only; a link is opened itself."""
     return open_resolved(folder, name, RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS)
 
 
@@ -160,10 +211,10 @@ def open_resolved(folder: int, name: str, resolve: int) -> int:
     return syscall(SYS_OPENAT2, folder, os.fsencode(name), how, len(how))
 
 
-def close_all_but(*kept: int) -> None:
-    """Closes every descriptor above 2 but these. Python's closerange counts where its C library is old."""
+def close_all_but(*descriptors: int) -> None:
+    """Close every descriptor above 2 but these. Python's closerange is slow with an old C library."""
     first = 3
-    for fd in (*sorted(kept), 0xFFFFFFFF):
+    for fd in (*sorted(descriptors), 0xFFFFFFFF):
         if first < fd:
             syscall(SYS_CLOSE_RANGE, first, fd - 1, 0)
         first = max(first, fd + 1)
@@ -177,7 +228,7 @@ def raise_loopback() -> None:
 
 
 def wipe_arguments() -> None:
-    """Overwrites this process's command line: any process inside can read it, and it names host paths."""
+    """Overwrite this process's command line: any process inside can read it, and it has host paths."""
     with open("/proc/self/stat", "rb") as file:
         fields = file.read().rpartition(b") ")[2].split()
     start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end of proc(5), after pid and comm
@@ -254,10 +305,10 @@ def seccomp_program(machine: str, *, modes: bool = True) -> list[Instruction]:
         tests = [argument(mode), (JUMP_ANY_BIT, 0, 1, 0o6000), (RETURN, 0, 0, NOT_PERMITTED)]
         guard = [argument(flags), (JUMP_ANY_BIT, 0, len(tests), CREATES)] if flags is not None else []
         rule(name, [*guard, *tests, (RETURN, 0, 0, ALLOW)])
-    families = [*allow_one_of(FAMILIES, 0), (RETURN, 0, 0, REFUSE | errno.EAFNOSUPPORT)]
+    families = [*allow_any(FAMILIES, 0), (RETURN, 0, 0, REFUSE | errno.EAFNOSUPPORT)]
     protocols = [
         argument(2),
-        *allow_one_of(NETLINK_PROTOCOLS, len(families)),
+        *allow_any(NETLINK_PROTOCOLS, len(families)),
         (RETURN, 0, 0, REFUSE | errno.EPROTONOSUPPORT),
     ]
     netlink = (JUMP_EQUAL, 0, len(protocols), NETLINK)
@@ -270,8 +321,8 @@ def seccomp_program(machine: str, *, modes: bool = True) -> list[Instruction]:
     return program
 
 
-def allow_one_of(values: tuple[int, ...], between: int) -> list[Instruction]:
-    """For each of `values` a jump over the refusal behind them, and over `between` instructions more."""
+def allow_any(values: tuple[int, ...], between: int) -> list[Instruction]:
+    """Return for each of `values` a jump over the refusal after them, and `between` instructions more."""
     return [(JUMP_EQUAL, len(values) - place + between, 0, value) for place, value in enumerate(values)]
 
 
@@ -291,7 +342,7 @@ OLDEST = 2  # Linux 5.19: the first that leaves renaming from folder to folder a
 
 
 def has_landlock() -> bool:
-    """Whether the kernel has it, new enough: built in, started with, refused by no container's filter."""
+    """Return whether the kernel has it, new enough: built in, enabled, allowed by a container's filter."""
     try:
         return syscall(CREATE_RULESET, None, 0, VERSION) >= OLDEST
     except OSError:

@@ -1,12 +1,12 @@
 """The caller's terminals, which no command gets: each is relayed to a pseudo-terminal of the sandbox's own.
 
-Where 0 and 1 are terminals the command is interactive: the caller's terminal is raw, and all else is up to
-the pseudo-terminal. Otherwise other programs use that terminal too, such as a pager behind a pipe. So it
-stays as it is, and lines are read while it gives lines to this process: a program that wants keys changes its
+If 0 and 1 are terminals the command is interactive: the caller's terminal is raw, and the pseudo-terminal
+does the rest. Otherwise other programs use that terminal too, such as a pager after a pipe. So its mode
+stays, and this process reads lines while the terminal delivers lines: a program that reads keys changes its
 mode.
 
-`run_relayed` starts a program of the host with such pipes and terminals, because apptainer hands the caller's
-descriptors on to the image: python -I -S .../sandbox relay ...
+`run_relayed` starts a program of the host with such pipes and terminals, because apptainer passes the
+caller's descriptors on to the image: python -I -S .../sandbox relay ...
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import signal
 import socket
 import termios
 import tty
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from .streams import Carriers, fill_stdio, forget_stdio
@@ -27,19 +27,19 @@ from .syscalls import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, close_all_but, p
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 
-LOOK_AGAIN = 250  # milliseconds until a terminal is looked at again that is another program's now
+LOOK_AGAIN = 250  # milliseconds until the next check of a terminal that another program uses now
 END_OF_FILE = b"\x04"
 INPUT, OUTPUT, LOCAL, CHARACTERS = 0, 1, 3, 6  # of what tcgetattr gives
 
 
 def find_terminals(*, interactive: bool) -> list[tuple[int, ...]]:
-    """Which of descriptors 0, 1 and 2 are terminals; those of one terminal stand together."""
+    """Return which of descriptors 0, 1 and 2 are terminals, grouped by terminal."""
     devices = {fd: os.fstat(fd).st_rdev for fd in (0, 1, 2) if os.isatty(fd)}
     return group_terminals(devices, interactive=interactive)
 
 
 def group_terminals(devices: dict[int, int], *, interactive: bool) -> list[tuple[int, ...]]:
-    """`devices` are the terminals' numbers by descriptor. An interactive command has 0 and 1 as one."""
+    """Group descriptors by their terminals' numbers. For an interactive command 0 and 1 are the same."""
     same = {devices[1]: devices[0]} if interactive else {}
     groups: dict[int, list[int]] = {}
     for fd, device in sorted(devices.items()):
@@ -48,7 +48,7 @@ def group_terminals(devices: dict[int, int], *, interactive: bool) -> list[tuple
 
 
 def open_terminal(group: tuple[int, ...], owner: tuple[int, int], *, interactive: bool) -> tuple[int, int]:
-    """A new pseudo-terminal in the place of a caller's: the relay's side and the command's."""
+    """Return a new pseudo-terminal for a caller's: the relay's side and the command's."""
     master, follower = os.openpty()
     os.fchown(follower, *owner)
     copy_size(group[0], follower)
@@ -87,22 +87,22 @@ def receive_groups(channel: socket.socket, count: int) -> list[list[int]]:
 
 
 class Relay:
-    """A terminal of the caller's on one side, the sandbox's own pseudo-terminal on the other.
+    """A terminal of the caller on one side, the sandbox's own pseudo-terminal on the other.
 
-    What is typed goes in here; what is shown comes out in a process of its own (`Carriers`).
+    Input passes here; output passes in a process of its own (`Carriers`).
     """
 
     def __init__(self, master: int, group: tuple[int, ...], *, interactive: bool) -> None:
         self.master, self.group, self.interactive = master, group, interactive
         self.reads = 0 in group
-        self.pending = b""  # typed, and not taken yet
-        os.set_blocking(master, False)  # a command that reads nothing stops no clock
+        self.pending = b""  # typed, and not yet read
+        os.set_blocking(master, False)  # a command that reads nothing must not block
         self.resize()
         self.saved = None
-        with contextlib.suppress(termios.error):  # hung up, as all reading and writing will say
+        with contextlib.suppress(termios.error):  # hung up, as all reads and writes will show
             if interactive:
                 self.saved = termios.tcgetattr(0)
-                tty.setraw(0, termios.TCSANOW)  # what was typed before this is not thrown away
+                tty.setraw(0, termios.TCSANOW)  # keep what was typed before
 
     def __enter__(self) -> Relay:
         return self
@@ -116,7 +116,7 @@ class Relay:
         copy_size(self.group[0], self.master)
 
     def may_read(self) -> bool:
-        """Whether what is typed now is for this command."""
+        """Return whether the input now is for this command."""
         if self.interactive:
             return True
         try:
@@ -130,7 +130,7 @@ class Relay:
             return False
 
     def register(self, poll: select.poll) -> int | None:
-        """Says what is waited for now, and for how many milliseconds at most (None: for ever)."""
+        """Register the next event, and return the milliseconds until the next check (None: no limit)."""
         if self.pending:
             poll.register(self.master, select.POLLOUT)
         elif self.reads and self.may_read():
@@ -143,9 +143,9 @@ class Relay:
         if self.reads and 0 in events and self.may_read():
             self.take(events[0])
         if self.pending:
-            with contextlib.suppress(OSError):  # full, or at its end: the next look tells
+            with contextlib.suppress(OSError):  # full, or at its end: the next check shows it
                 self.pending = self.pending[os.write(self.master, self.pending) :]
-        if events.get(self.master, 0) & select.POLLHUP:  # nobody holds the other side, or ever will
+        if events.get(self.master, 0) & select.POLLHUP:  # the other side is closed for good
             self.reads, self.pending = False, b""
 
     def take(self, event: int) -> None:
@@ -155,11 +155,41 @@ class Relay:
             typed = b""
         if typed:
             whole = self.interactive or typed.endswith(b"\n")
-            self.pending = typed if whole else typed + END_OF_FILE  # as the terminal gives part of a line
+            self.pending = typed if whole else typed + END_OF_FILE  # as a terminal delivers part of a line
         elif self.interactive or event & (select.POLLHUP | select.POLLERR):
             self.reads = False
         else:
             self.pending = END_OF_FILE
+
+
+@contextlib.contextmanager
+def relayed(
+    masters: Sequence[int], groups: Sequence[tuple[int, ...]], *, interactive: bool
+) -> Iterator[list[Relay]]:
+    """Relay the caller's terminals, with their sizes, and restore them at the end."""
+    with contextlib.ExitStack() as stack:
+        relays = [
+            stack.enter_context(Relay(master, group, interactive=interactive and 0 in group))
+            for master, group in zip(masters, groups, strict=False)
+        ]
+
+        def resize(*_: Any) -> None:
+            for relay in relays:
+                relay.resize()
+
+        signal.signal(signal.SIGWINCH, resize)
+        if not interactive:
+            signal.signal(signal.SIGTTIN, signal.SIG_IGN)  # in the background this process does not stop
+        yield relays
+
+
+def poll_all(descriptors: Iterable[int], relays: Sequence[Relay], wait: int) -> dict[int, int]:
+    """Return the events of descriptors and relays, after at most `wait` milliseconds."""
+    poll = select.poll()
+    for fd in descriptors:
+        poll.register(fd, select.POLLIN)
+    waits = [pause for relay in relays if (pause := relay.register(poll)) is not None]
+    return dict(poll.poll(min([*waits, wait])))
 
 
 END_NOW = signal.SIGUSR2
@@ -206,23 +236,11 @@ def run_relayed(lost: int, passed: int, argv: Sequence[str]) -> int:
         os.close(follower)
     forget_stdio(*(fd for group in groups for fd in group))
     carriers.show(masters)
-    with contextlib.ExitStack() as shown:
-        relays = [
-            shown.enter_context(Relay(master, group, interactive=interactive and 0 in group))
-            for master, group in zip(masters, groups, strict=True)
-        ]
-        if not interactive:
-            signal.signal(signal.SIGTTIN, signal.SIG_IGN)  # in the background this process does not stop
-
-        def resize(*_: Any) -> None:
-            for relay in relays:
-                relay.resize()
-
-        signal.signal(signal.SIGWINCH, resize)
+    with relayed(masters, groups, interactive=interactive) as relays:
         if not _wait(ended, caller, relays):
             end_all()
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        end_all()  # what it left holds the pipes
+        end_all()  # its children have the pipes open
         os.write(lost, carriers.finish(caller).encode())
     return code if code >= 0 else 128 - code
 
@@ -230,11 +248,7 @@ def run_relayed(lost: int, passed: int, argv: Sequence[str]) -> int:
 def _wait(ended: int, caller: int, relays: Sequence[Relay]) -> bool:
     """Return when the program has ended, or, False then, its caller."""
     while True:
-        poll = select.poll()
-        for fd in (ended, caller):
-            poll.register(fd, select.POLLIN)
-        waits = [wait for relay in relays if (wait := relay.register(poll)) is not None]
-        events = dict(poll.poll(min([*waits, LONGEST_WAIT])))
+        events = poll_all((ended, caller), relays, LONGEST_WAIT)
         if ended in events or caller in events:
             return ended in events
         for relay in relays:
@@ -269,7 +283,7 @@ def _become(
 
 
 def descendants(pid: int, *, but: Sequence[int] = ()) -> tuple[int, ...]:
-    """Every process below `pid`, found by who its parent is; `but` and what is below these left out."""
+    """Return every process below `pid`, by its parent, without `but` and processes below these."""
     children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -277,9 +291,9 @@ def descendants(pid: int, *, but: Sequence[int] = ()) -> tuple[int, ...]:
                 # The name before it may hold blanks and brackets (proc(5)).
                 parent = int(stat.read().rpartition(")")[2].split()[1])
             children.setdefault(parent, []).append(int(name))
-    found, waiting = [], [pid]
+    processes, waiting = [], [pid]
     while waiting:
         below = [child for child in children.get(waiting.pop(), []) if child not in but]
-        found += below
+        processes += below
         waiting += below
-    return tuple(found)
+    return tuple(processes)

@@ -28,6 +28,7 @@ LDCONFIG = "/sbin/ldconfig"
 SCRIPT = "triton_build.py"
 
 torch: Any = LazyModule("torch")
+functional: Any = LazyModule("torch.nn.functional")
 
 
 def cuda_version(context: Context) -> tuple[str, str]:
@@ -63,7 +64,7 @@ def total(values: list[float], kind: str) -> Any:
 
 
 def convolution(image: object, filters: object, kind: str) -> Any:
-    return torch.nn.functional.conv2d(_tensor(image, kind)[None], _tensor(filters, kind))[0].tolist()
+    return functional.conv2d(_tensor(image, kind)[None], _tensor(filters, kind))[0].tolist()
 
 
 def solve(square: list[list[float]], side: list[float], kind: str) -> Any:

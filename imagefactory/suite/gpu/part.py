@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from .. import table as frameworks
-from ..context import CheckFailure
+from ..context import CheckFailure, write_json
 from . import checks, table
 from .context import GpuContext, parse_request
 from .frameworks import results
@@ -125,10 +125,3 @@ def make_row(
         "seconds": 0.0,
         "numbers": {key: value for key, value in values.items() if key not in odd},
     }
-
-
-def write_json(path: str, document: Mapping[str, Any]) -> None:
-    """Write a file next to `path` and rename it, so that readers see a complete document."""
-    with open(f"{path}.part", "w", encoding="utf-8") as file:
-        json.dump(document, file, indent=1, allow_nan=False)
-    os.replace(f"{path}.part", path)

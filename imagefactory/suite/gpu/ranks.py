@@ -19,9 +19,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..context import CheckFailure
+from ..context import CheckFailure, write_json
 from .frameworks import nccl, results
-from .part import write_json
 from .suite import LOOK_SECONDS, Ended, read_end, why_ended
 
 JOB = "job.json"

@@ -18,10 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..context import write_json
 from . import table
 from .checks import coverage
 from .context import SuiteRequest, parse_request
-from .part import DEVICE_VARIABLE, failed_row, make_row, write_json
+from .part import DEVICE_VARIABLE, failed_row, make_row
 
 LOOK_SECONDS = 0.05
 LOG_BYTES = 64 * 1024

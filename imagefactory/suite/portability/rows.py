@@ -6,13 +6,13 @@ Latencies are the median and the 95th percentile of many passes.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from ..context import write_json
 from ..table import FAILED, NOT_RUN
 
 WARM, LEAST, MOST = 5, 20, 300
@@ -91,7 +91,4 @@ def clock(calls: Iterable[tuple[int, Callable[[], None]]]) -> list[dict[str, flo
 
 
 def write(path: str, nonce: str, document: Mapping[str, Any]) -> None:
-    """Write a file next to `path` and rename it, so that readers see a complete document."""
-    with open(f"{path}.part", "w", encoding="utf-8") as file:
-        json.dump({"format": FORMAT, "nonce": nonce, **document}, file, indent=1, allow_nan=False)
-    os.replace(f"{path}.part", path)
+    write_json(path, {"format": FORMAT, "nonce": nonce, **document})

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import copy
+import importlib
 from typing import Any
 
-from ..context import LazyModule
 from . import case
 from . import torch as exporter
 
-torch: Any = LazyModule("torch")
+
+def _torch() -> Any:
+    """Return the module itself: exporters follow no import inside of a model."""
+    return importlib.import_module("torch")
 
 
 def build(model: case.Model) -> Any:
     """Return the model on the CPU in float32, with its weights, for inference; overridden if it draws."""
+    torch = _torch()
     network = {"layers": _layers, "bert": _bert, "variational": _variational}[model.kind](model)
     parameters = dict(network.named_parameters())
     shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
@@ -24,7 +28,7 @@ def build(model: case.Model) -> Any:
 
 
 def _layers(model: case.Model) -> Any:
-    nn = torch.nn
+    nn = _torch().nn
     layers, channels = [], model.sample[0].shape[1]
     for kind, *sizes in model.layers:
         if kind == "conv":
@@ -49,6 +53,7 @@ def _layers(model: case.Model) -> Any:
 
 
 def _fire(channels: int, squeezed: int, expanded: int) -> Any:
+    torch = _torch()
     nn = torch.nn
 
     class Fire(nn.Module):  # type: ignore[misc, name-defined]
@@ -67,7 +72,8 @@ def _fire(channels: int, squeezed: int, expanded: int) -> Any:
 
 def _bert(model: case.Model) -> Any:
     """Return only the encoder, with explicit attention, so that every exporter sees the same operators."""
-    nn, sizes = torch.nn, model.sizes
+    torch, sizes = _torch(), model.sizes
+    nn = torch.nn
     width, heads = sizes["width"], sizes["heads"]
     head = width // heads
 
@@ -111,7 +117,8 @@ def _bert(model: case.Model) -> Any:
 
 
 def _variational(model: case.Model) -> Any:
-    nn, sizes = torch.nn, model.sizes
+    torch, sizes = _torch(), model.sizes
+    nn = torch.nn
 
     class Variational(nn.Module):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
@@ -144,7 +151,7 @@ def as_double(network: Any) -> Any:
 
 def damaged(network: Any) -> Any:
     """Return a copy whose last weight matrix is 1 % too large."""
-    copied = copy.deepcopy(network)
+    torch, copied = _torch(), copy.deepcopy(network)
     weights = [parameter for parameter in copied.parameters() if parameter.dim() > 1]
     with torch.no_grad():
         weights[-1].mul_(1.01)

@@ -129,7 +129,7 @@ def test_what_is_made_is_held_to_the_layer_lock(factory: Project, target: Target
     with fails(
         "layer-lock-mismatch",
         r"layers.txt:10: 'torch 2.3.1' .* sha256:33",
-        hint=f"imagefactory lock --check --deep {target.name}",
+        hint=f"imagefactory lock --check --layers {target.name}",
     ):
         verify_layer_lock(factory, definition, wrong, MADE_WITH, bases=bases)
 
@@ -162,12 +162,12 @@ def test_a_check_of_locks_tells_of_stale_layer_locks(
     lock = put_layer_lock(factory, target)
     write_layer_lock(factory.lock_folder, replace(lock, base=f"sha256:{'1' * 64}"))
     assert run("-C", root, "lock", "--check", target.name) == EXIT_STALE
-    assert run("-C", root, "lock", "--check", "--deep", target.name) == EXIT_STALE
+    assert run("-C", root, "lock", "--check", "--layers", target.name) == EXIT_STALE
     said = capsys.readouterr().err
     assert f"outdated layer locks: {target.name} (stale)" in said
-    assert f"imagefactory lock --deep {target.name}" in said
+    assert f"imagefactory lock --layers {target.name}" in said
     layers_path(factory.lock_folder, target.name).unlink()
-    said = say(capsys, "-C", root, "lock", "--check", "--deep", target.name)
+    said = say(capsys, "-C", root, "lock", "--check", "--layers", target.name)
     assert (said.code, said.error_codes) == (EXIT_LOCK, ("layer-lock-missing",))
 
 

@@ -85,9 +85,9 @@ def test_what_moved_is_told(place: Place) -> None:
         ("numpy 1.27.0 py311h0_0", ("python >=3.11,<3.12.0a0",)),
         ("pytorch 2.3.1 cuda121_py311_1", ("python >=3.11,<3.12.0a0", "numpy", "cuda-version 12.1.*")),
     )
-    code, out, _ = place.call("lock", "--update", "numpy")
+    code, out, _ = place.call("lock", "--upgrade-package", "numpy")
     assert (code, out.splitlines()[1:]) == (0, ["  ~ numpy 1.26.4 -> 1.27.0"])
-    code, out, _ = place.call("lock", "tiny-*", "--update-all")
+    code, out, _ = place.call("lock", "tiny-*", "--upgrade")
     assert out.splitlines()[1:] == ["  ~ pytorch 2.3.1, cuda121_py311_0 -> cuda121_py311_1"]
     place.ask('"extra"')
     code, out, _ = place.call("lock", "tiny-*")
@@ -166,7 +166,7 @@ def test_what_cannot_be_rendered_is_refused(place: Place) -> None:
     assert (said.code, said.error_codes) == (5, ("lock-missing",))
     for arguments, value in {
         ("--render", "env"): "--render",
-        ("tiny-*", "--render", "env", "--update-all"): "--render",
+        ("tiny-*", "--render", "env", "--upgrade"): "--render",
         ("tiny-*", "--render", "env", "--json"): "JSON",
     }.items():
         code, out, err = place.call("lock", *arguments)
@@ -206,7 +206,7 @@ def test_a_note_stays_with_the_packages_it_was_said_of(place: Place) -> None:
     code, out, _ = place.call("lock", "tiny-*", "--note", "tried twice")
     assert (code, note()) == (0, "tried twice")
     assert out.splitlines()[1:] == ["  the same packages", "  note: tried twice"]
-    _, out, err = place.call("lock", "tiny-*", "--update", "numpy")
+    _, out, err = place.call("lock", "tiny-*", "--upgrade-package", "numpy")
     assert note() == ""
     assert "'tried twice'" in err
     place.call("lock", "tiny-*", "--note", "three")
@@ -302,7 +302,7 @@ def test_an_update_that_cannot_be_leaves_the_lock(place: Place) -> None:
     place.call("lock", "tiny-*")
     before = (place.root / "lockfiles" / "tiny-2.3-cu121.conda-lock.yml").read_bytes()
     shutil.rmtree(place.root / "channel")
-    assert place.call("lock", "tiny-*", "--update", "numpy")[0] == 5
+    assert place.call("lock", "tiny-*", "--upgrade-package", "numpy")[0] == 5
     assert place.names() == ["tiny-2.3-cu121.conda-lock.yml"]
     assert (place.root / "lockfiles" / "tiny-2.3-cu121.conda-lock.yml").read_bytes() == before
 
@@ -374,7 +374,7 @@ def test_a_lock_that_was_stopped_between_its_two_files_keeps_what_it_holds(place
     assert place.states() == {"tiny-2.3-cu121": "malformed"}
     newer = ("pytorch 2.3.1 cuda121_py311_1", ("python >=3.11,<3.12.0a0", "numpy", "cuda-version 12.1.*"))
     place.offer(("numpy 1.27.0 py311h0_0", ("python >=3.11,<3.12.0a0",)), newer)
-    code, out, err = place.call("lock", "tiny-*", "--update", "numpy")
+    code, out, err = place.call("lock", "tiny-*", "--upgrade-package", "numpy")
     assert (code, "locking tiny-2.3-cu121 again" in err) == (0, True)
     assert out.splitlines()[1:] == ["  - einops 1", "  ~ numpy 1.26.4 -> 1.27.0"]
     assert place.names() == ["tiny-2.3-cu121.conda-lock.yml"]
@@ -513,7 +513,7 @@ def test_a_lock_that_lacks_what_is_below_is_made_anew(stack: Place) -> None:
 def test_what_moves_below_makes_what_is_above_stale(stack: Place) -> None:
     stack.call("lock", "more-*", "tiny-*")
     stack.offer(("numpy 1.27.0 py311h0_0", ("python >=3.11,<3.12.0a0",)))
-    _, out, _ = stack.call("lock", "--update", "numpy")
+    _, out, _ = stack.call("lock", "--upgrade-package", "numpy")
     assert out.splitlines()[-1] == "built on what moved, so next: imagefactory lock more-2.3-cu121"
     assert stack.states() == {"more-2.3-cu121": "stale", "tiny-2.3-cu121": "ok"}
     said = stack.call("render", "more-*")

@@ -57,7 +57,7 @@ def test_what_comes_along_is_listed_and_its_locks_are_current(call: Call, here: 
     "words",
     [
         "lock",
-        "lock --update torch",
+        "lock --upgrade-package torch",
         "render",
         "render --check",
         "recipe new lab",

@@ -20,6 +20,7 @@ from imagefactory.actions.new_project import SOURCE, ImagefactorySource, find_so
 from imagefactory.errors import UsageError
 from imagefactory.settings.load import SHIPPED
 from tests.made.command import Call
+from tests.made.errors import fails
 
 ROOT = Path(__file__).parents[3]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -181,9 +182,8 @@ def test_an_address_of_a_repository_is_read_without_passwords(tmp_path: Path, ur
     if found:
         assert find_source(package) == ImagefactorySource(url=found, commit=COMMIT)
     else:
-        with pytest.raises(UsageError) as caught:
+        with fails("commit-unknown"):
             find_source(package)
-        assert caught.value.code == "commit-unknown"
 
 
 def test_a_clone_is_pinned_to_a_commit_that_its_origin_has(tmp_path: Path) -> None:
@@ -196,9 +196,8 @@ def test_a_clone_is_pinned_to_a_commit_that_its_origin_has(tmp_path: Path) -> No
         ).stdout.strip()
 
     git("init", "-q")
-    with pytest.raises(UsageError) as caught:
+    with fails("commit-unknown"):
         find_source(package)
-    assert caught.value.code == "commit-unknown"
     git("commit", "-q", "--allow-empty", "-m", "one")
     git("remote", "add", "origin", "git@github.com:lab/tool.git")
     with pytest.raises(UsageError, match=git("rev-parse", "HEAD")[:12]) as caught:
@@ -402,7 +401,7 @@ def test_a_night_of_gitlab_from_the_plan_to_the_catalog(
         kit("two-2@sha256:ab", "sm80-a100-535.54.03", "8.0"),
         f"build bad-3 --push {at}",
         f"build cpu-4 --push {at}",
-        f"promote cpu-4 {at}",
+        f"image promote cpu-4 {at}",
     ]
     for gpu in ("sm80", "sm90"):  # each in a workspace of its own, with the artifacts of `candidates`
         folder = tmp_path / gpu
@@ -422,7 +421,7 @@ def test_a_night_of_gitlab_from_the_plan_to_the_catalog(
         for target in ("one-1", "two-2")
     ]
     assert calls.count("600") == calls.count("a key") == 2
-    assert calls[-2:] == [f"reconcile {at}", f"catalogue {at}"]
+    assert calls[-2:] == [f"verdict sync {at}", f"catalogue {at}"]
     assert not (tmp_path / "signing-key.pem").exists()
 
 

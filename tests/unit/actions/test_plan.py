@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from dataclasses import replace
@@ -341,32 +342,21 @@ def test_plan_inspect_and_compat_show_what_was_verified_in_the_image_of_the_stor
     verdict_on(factory, StoreRepository(store=LayoutStore(layout), repository=""), index, datetime.now(UTC))
     monkeypatch.setenv("IMAGEFACTORY_STORE", str(layout.path))
     trust(factory.settings.root_path)
+    run = functools.partial(call, root=factory.settings.root_path)
     proof = "passed the quick suite on A GPU of the tests, driver 550.54.15"
-    said = call("compat", "--scan", NAME, root=factory.settings.root_path)
+    said = run("compat", "--scan", NAME)
     assert re.search(rf"^  verified +8.0: yes \(verified\): {proof}", said.out, re.MULTILINE)
-    answer = call("compat", "--scan", NAME, "--capability", "8.0", root=factory.settings.root_path)
+    answer = run("compat", "--scan", NAME, "--capability", "8.0")
     assert (answer.code, f"{NAME} on 8.0: yes (verified): {proof}" in answer.out) == (0, True)
-    older = call(
-        "compat",
-        "--scan",
-        NAME,
-        "--capability",
-        "8.0",
-        "--driver",
-        "535",
-        "--json",
-        root=factory.settings.root_path,
-    )
+    older = run("compat", "--scan", NAME, *["--capability", "8.0", "--driver", "535", "--json"])
     assert older.json()["verified"] is None
-    (row,) = call("compat", NAME, "--capability", "8.0", "--json", root=factory.settings.root_path).json()[
-        "rows"
-    ]
+    (row,) = run("compat", NAME, "--capability", "8.0", "--json").json()["rows"]
     assert row["cells"][0]["claims"][0]["basis"] == "verified"
-    table = call("compat", NAME, "--capability", "8.0", root=factory.settings.root_path).out
+    table = run("compat", NAME, "--capability", "8.0").out
     assert re.search(rf"yes .*verified  +550.54.15  {proof}", table)
     gpus = factory.settings.root_path / "gpus.yaml"
     gpus.write_text('- capability: "8.0"\n')
-    plan = call("plan", NAME, "--inventory", str(gpus), root=factory.settings.root_path)
+    plan = run("plan", NAME, "--inventory", str(gpus))
     assert f"{NAME}  unchanged" in plan.out
     assert "verified to run" in plan.out
 
@@ -384,16 +374,9 @@ def test_the_jobs_of_a_registrys_plan_name_kits_runners_and_candidates(
     monkeypatch.setenv(NONCE_STORE_KEY, SHARED_KEY)
     gpus = tmp_path / "gpus.yaml"
     gpus.write_text('- {name: A100, driver: "535.54.03"}\n- capability: "7.0"\n')
-    said = call(
-        "plan",
-        NAME,
-        "--inventory",
-        str(gpus),
-        "--registry",
-        registry.host,
-        "--github",
-        root=factory.settings.root_path,
-    )
+    words = ("plan", NAME, "--inventory", str(gpus), "--registry", registry.host)
+    plan = functools.partial(call, *words, root=factory.settings.root_path)
+    said = plan("--github")
     *lines, program = said.out.splitlines()
     matrix, targets = (json.loads(line.partition("=")[2])["include"] for line in lines)
     assert program == f"program={program_checksum()}"
@@ -403,27 +386,9 @@ def test_the_jobs_of_a_registrys_plan_name_kits_runners_and_candidates(
     ]
     kits = "8.0/sm80-a100-535.54.03 7.0/sm70"
     assert targets == [{"target": NAME, "state": "verify", "digest": pushed, "gpu": "nvidia", "kits": kits}]
-    value = call(
-        "plan",
-        NAME,
-        "--inventory",
-        str(gpus),
-        "--registry",
-        registry.host,
-        "--json",
-        root=factory.settings.root_path,
-    ).json()
+    value = plan("--json").json()
     assert value["targets"][0]["reference"] == f"{registry.host}/pytorch@{pushed}"
     registry.shelves.repositories.clear()
-    said = call(
-        "plan",
-        NAME,
-        "--inventory",
-        str(gpus),
-        "--registry",
-        registry.host,
-        "--github",
-        root=factory.settings.root_path,
-    )
+    said = plan("--github")
     (job,) = json.loads(said.out.splitlines()[1].partition("=")[2])["include"]
     assert job == {"target": NAME, "state": "build", "digest": "", "gpu": "nvidia", "kits": kits}

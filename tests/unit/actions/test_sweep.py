@@ -68,6 +68,7 @@ from imagefactory.trust.verdict import VerdictStatus
 from imagefactory.verify.nonces import NonceStore
 from imagefactory.verify.report import VerifiedImage
 from tests.made.command import run
+from tests.made.errors import fails
 from tests.made.factory import NAME
 from tests.made.sweep import (
     ABORTED,
@@ -382,9 +383,8 @@ def test_a_second_sweep_leaves_out_what_the_first_has_proven(site: Site) -> None
 def test_nothing_left_is_an_answer_of_its_own(site: Site) -> None:
     folder = played(site)
     site.collects(folder)
-    with pytest.raises(NothingSelectedError) as caught:
+    with fails("nothing-to-verify"):
         site.makes()
-    assert caught.value.code == "nothing-to-verify"
 
 
 def test_a_sweep_that_is_done_is_not_submitted_again(site: Site) -> None:
@@ -393,9 +393,8 @@ def test_a_sweep_that_is_done_is_not_submitted_again(site: Site) -> None:
     assert read_submitted(folder) == ("1.0", "2.0")
     site.pool.play(folder)
     for _ in range(2):
-        with pytest.raises(UsageError) as caught:
+        with fails("sweep-finished"):
             submit_sweep(folder, site.opens)
-        assert caught.value.code == "sweep-finished"
         (folder / "submitted.json").unlink(missing_ok=True)  # also if nobody noted that it was submitted
 
 
@@ -411,9 +410,8 @@ def test_a_sweep_whose_jobs_were_removed_with_it_can_be_gone_on_with(site: Site)
     for node in (V100, A100):  # now a person removed each of them, and DAGMan took that for an answer
         posted = {"job": "12.0", "again": False, "left": False, "why": "", "format": 1, "return": -1002}
         (folder / "nodes" / node / "post.json").write_text(json.dumps(posted))
-    with pytest.raises(UsageError) as caught:
+    with fails("sweep-finished"):
         submit_sweep(folder, site.opens)
-    assert caught.value.code == "sweep-finished"
 
 
 def test_a_damaged_nonce_stops_its_own_node_alone(site: Site) -> None:
@@ -440,9 +438,8 @@ def test_a_sweep_that_cannot_be_is_refused(
     (tmp_path / "mine" / "file").write_text("")
     if "folder" in options:
         options = {"folder": tmp_path / options["folder"]}
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, check=lambda error: error.code == code):
         site.makes(**options)
-    assert caught.value.code == code
     assert site.registry.bytes_in == 0
     assert not (tmp_path / "my sweep").exists()
 
@@ -601,10 +598,8 @@ def test_the_folder_of_all_machines_is_made_as_far_as_it_is_missing(
 def test_a_folder_of_all_machines_that_cannot_be_made_is_said(site: Site, tmp_path: Path) -> None:
     kept_sif(site)
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match=f"{tmp_path}/file/shared: not a directory") as caught:
+    with fails("cannot-create-file", f"{tmp_path}/file/shared: not a directory", hint="sif-folder"):
         with_setting(site, sif_folder=str(tmp_path / "file/shared")).makes()
-    assert caught.value.code == "cannot-create-file"
-    assert "sif-folder" in caught.value.hint
 
 
 def test_a_sif_of_the_osdf_is_named_and_put_there_by_a_person(site: Site) -> None:

@@ -40,10 +40,10 @@ from imagefactory.suite import table as frameworks
 from imagefactory.trust.keys import keys_directory, make_key
 from imagefactory.trust.policy import TrustGrant, add_key
 from imagefactory.trust.verdict import VerdictStatus
-from imagefactory.verify.nonces import NonceError
 from imagefactory.verify.report import Hardware
 from tests.made.command import Call, say
 from tests.made.engine_of_one_row import remember_runners
+from tests.made.errors import fails
 from tests.made.factory import NAME, put_image
 from tests.made.gpu_run import never, well_behaved
 from tests.made.registry import registry_made_here
@@ -78,6 +78,11 @@ def run(factory: Project, name: str = NAME, bench: Any = None, **options: Any) -
     return verify.verify_and_attach(factory, name, chosen, bench or make_bench(), QuietProgress())
 
 
+def resolved(factory: Project, name: str) -> resolve.ResolvedImage:
+    resolve.check_name(factory, name)
+    return resolve.resolve_image(factory, name, "", QuietProgress())
+
+
 # --- which image ---------------------------------------------------------------------------------
 
 
@@ -86,13 +91,13 @@ def test_every_name_of_an_image_means_it(factory: Project, target: Target) -> No
     image = factory.layout.image(reference(target))
     assert image is not None
     for name in (NAME, reference(target), digest, f"{NAME}@{digest}", f"{reference(target)}@{digest}"):
-        chosen = resolve.resolve_image(factory, name, "", QuietProgress())
+        chosen = resolved(factory, name)
         assert isinstance(chosen.made, Image)
         assert (chosen.subject.index, chosen.subject.manifest) == (digest, image.manifest)
         assert (chosen.subject.config, chosen.subject.target) == (image.config, NAME)
         assert chosen.definition.target == target
         assert chosen.where is None
-    alone = resolve.resolve_image(factory, image.manifest, "", QuietProgress())
+    alone = resolved(factory, image.manifest)
     assert (alone.subject.index, alone.subject.manifest) == (image.manifest, image.manifest)
 
 
@@ -102,10 +107,8 @@ def test_an_image_for_cpus_has_nothing_to_verify(factory: Project, target: Targe
     cpus = replace(factory, targets=(cpu,))
     no_gpu = make_bench(evidence=MadeUp(None))
     for name in (NAME, f"{NAME}@{digest}"):
-        with pytest.raises(UsageError) as caught:
-            resolve.resolve_image(cpus, name, "", QuietProgress())
-        assert caught.value.code == "target-without-gpu"
-        assert f"imagefactory build {NAME}" in caught.value.hint
+        with fails("target-without-gpu", hint=f"imagefactory build {NAME}"):
+            resolve.check_name(cpus, name)
     with pytest.raises(UsageError) as caught:
         run(cpus, bench=no_gpu)
     assert caught.value.code == "target-without-gpu"  # and not that there is no GPU here
@@ -128,27 +131,26 @@ def test_names_that_mean_no_image(
     factory: Project, name: str, kind: type[ImagefactoryError], words: str
 ) -> None:
     with pytest.raises(kind, match=words):
-        resolve.resolve_image(factory, name, "", QuietProgress())
+        resolved(factory, name)
 
 
 def test_an_image_of_another_lock_is_refused(factory: Project, target: Target) -> None:
     put_image(factory, target, **{"imagefactory.lock": "sha256:" + "0" * 64})
     with pytest.raises(StaleError, match="built from another lock") as error:
-        resolve.resolve_image(factory, NAME, "", QuietProgress())
+        resolved(factory, NAME)
     assert f"imagefactory build {NAME}" in error.value.hint
 
 
 def test_a_strangers_image_is_refused(factory: Project, target: Target) -> None:
     put_image(factory, target, **{"imagefactory.target": "mxnet-1.0-cu92"})
-    with pytest.raises(UsageError, match=r"'mxnet-1\.0-cu92'") as caught:
-        resolve.resolve_image(factory, NAME, "", QuietProgress())
-    assert caught.value.code == "image-target-unknown"
+    with fails("image-target-unknown", r"'mxnet-1\.0-cu92'"):
+        resolved(factory, NAME)
 
 
 def test_an_image_that_names_no_lock_is_refused(factory: Project, target: Target) -> None:
     put_image(factory, target, **{"imagefactory.lock": None})
     with pytest.raises(StaleError, match="built from another lock"):
-        resolve.resolve_image(factory, NAME, "", QuietProgress())
+        resolved(factory, NAME)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +180,7 @@ def test_a_digest_of_another_target_is_not_this_one(factory: Project, target: Ta
     digest = put_image(factory, target)
     other = next(one.name for one in factory.targets if one.name != NAME)
     with pytest.raises(UsageError, match=f"is an image of {NAME}"):
-        resolve.resolve_image(factory, f"{other}@{digest}", "", QuietProgress())
+        resolved(factory, f"{other}@{digest}")
 
 
 def test_a_sif_is_what_its_file_is(factory: Project, target: Target, tmp_path: Path) -> None:
@@ -188,13 +190,12 @@ def test_a_sif_is_what_its_file_is(factory: Project, target: Target, tmp_path: P
         (layout.tmp / "x.sif").write_bytes(b"sif")
         origin = SifOrigin(target=NAME, compression="fast")
         sif = store_sif(layout, layout.tmp / "x.sif", origin, tag=f"{reference(target)}.sif")
-    chosen = resolve.resolve_image(factory, NAME, "", QuietProgress())
+    chosen = resolved(factory, NAME)
     assert isinstance(chosen.made, SifArtifact)
     assert (chosen.subject.manifest, chosen.subject.config) == (sif.digest, digest_of(b"sif"))
     assert verify.runner_name(factory, chosen.made, "") == "apptainer"
-    with pytest.raises(UsageError, match="unshare") as caught:
+    with fails("runner-no-sif", "unshare"):
         verify.runner_name(factory, chosen.made, "unshare")
-    assert caught.value.code == "runner-no-sif"
 
 
 # --- from the run to the verdict -----------------------------------------------------------------
@@ -245,7 +246,7 @@ def test_a_nonce_is_spent_once(factory: Project, target: Target) -> None:
     put_image(factory, target)
     make_key(keys_directory(factory.environ), "throwaway")
     done = run(factory)
-    with pytest.raises(NonceError, check=lambda error: error.code == "nonce-replayed"):
+    with fails("nonce-replayed"):
         verdicts.sign_report(factory, done.report, verdicts.signing_key(factory, NOW), NOW)
 
 
@@ -254,7 +255,7 @@ def test_a_report_that_this_machine_did_not_make_is_not_signed(factory: Project,
     make_key(keys_directory(factory.environ), "throwaway")
     done = run(factory)
     key = verdicts.signing_key(factory, NOW)
-    with pytest.raises(NonceError, check=lambda error: error.code == "nonce-unknown"):
+    with fails("nonce-unknown"):
         verdicts.sign_report(factory, replace(done.report, nonce="f" * 32), key, NOW + timedelta(hours=1))
 
 
@@ -297,9 +298,8 @@ def test_the_answer_of_a_failed_run_is_signed_too(factory: Project, target: Targ
 
 def test_promotion_needs_a_key_before_it_needs_ten_minutes(factory: Project, target: Target) -> None:
     put_image(factory, target)
-    with pytest.raises(UsageError) as caught:
+    with fails("promote-key-missing"):
         run(factory, promote=True, bench=make_bench(ScriptedRunner(write=never)))
-    assert caught.value.code == "promote-key-missing"
 
 
 def test_the_caller_says_which_gpus_are_its_own(factory: Project, target: Target) -> None:
@@ -470,15 +470,14 @@ def test_no_kit_is_written_for_gpus_that_it_cannot_start(
     factory: Project, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_image(factory, target)
-    chosen = resolve.resolve_image(factory, NAME, "", QuietProgress())
+    chosen = resolved(factory, NAME)
     definition = replace(chosen.definition, target=replace(target, cuda="rocm7"))
     amd = replace(chosen, definition=definition)
     monkeypatch.setattr("imagefactory.actions.verify.resolve_image", lambda *_: amd)
-    with pytest.raises(UsageError) as caught:
+    with fails("amd-not-supported"):
         write_kit(
             factory, NAME, verify.VerifyOptions(), KitDestination(folder=tmp_path / "kit"), QuietProgress()
         )
-    assert caught.value.code == "amd-not-supported"
     assert not (tmp_path / "kit").exists()
 
 
@@ -559,11 +558,11 @@ def test_an_image_that_several_gpus_cannot_be_asked_of(
     put_image(factory, target)
     monkeypatch.delitem(frameworks.FRAMEWORKS, target.framework)
     options = verify.VerifyOptions(level="several", runner="unshare")
-    with pytest.raises(UsageError, check=lambda error: error.code == "suite-not-applicable"):
+    with fails("suite-not-applicable"):
         verify.verify_and_attach(
             factory, NAME, options, make_bench(ScriptedRunner(write=never)), QuietProgress()
         )
-    with pytest.raises(UsageError, check=lambda error: error.code == "suite-not-applicable"):
+    with fails("suite-not-applicable"):
         write_kit(factory, NAME, options, KitDestination(folder=tmp_path / "kit"), QuietProgress())
     assert not (factory.layout.path / "nonces").exists()
     assert not (tmp_path / "kit").exists()

@@ -36,8 +36,9 @@ from imagefactory.project import Project
 from imagefactory.trust.keys import PublicKey, keys_directory, make_key
 from imagefactory.trust.policy import TrustGrant, add_key
 from imagefactory.trust.verdict import VerdictStatus, VerificationResult
-from imagefactory.verify.nonces import NonceError, NonceStore
+from imagefactory.verify.nonces import NonceStore
 from imagefactory.verify.report import EVIDENCE_ACTIONS, EVIDENCE_KIT
+from tests.made.errors import fails
 from tests.made.factory import NAME, put_image
 from tests.made.kit import Bench, answer, docker, suite_report
 from tests.made.registry import RegistryMadeHere, registry_made_here
@@ -135,10 +136,10 @@ def test_a_kit_becomes_a_verdict_that_can_be_relied_on(site: Site) -> None:
 def test_a_kit_is_collected_once(site: Site) -> None:
     site.runs()
     site.collects()
-    with pytest.raises(NonceError, check=lambda error: error.code == "nonce-replayed"):
+    with fails("nonce-replayed"):
         site.collects()
     site.runs()  # nor does another run of the same kit help
-    with pytest.raises(NonceError, check=lambda error: error.code == "nonce-replayed"):
+    with fails("nonce-replayed"):
         site.collects()
     assert len(site.judged()) == 1
 
@@ -176,9 +177,8 @@ def test_without_a_key_nothing_is_spent(site: Site) -> None:
     site.runs()
     for path in keys_directory(site.factory.environ).iterdir():
         path.rename(path.with_suffix(".away"))
-    with pytest.raises(UsageError) as caught:
+    with fails("kit-key-missing"):
         site.collects()
-    assert caught.value.code == "kit-key-missing"
     assert site.bench.ledger.look(site.bench.issued.nonce).spent is None
 
 
@@ -200,7 +200,7 @@ def test_a_job_without_a_store_signs_by_a_ledger_that_travelled(site: Site, tmp_
     site.runs()
     fresh = other_factory(site, tmp_path)
     now = datetime.now(UTC)
-    with pytest.raises(NonceError, check=lambda error: error.code == "nonce-unknown"):
+    with fails("nonce-unknown"):
         collect(fresh, site.bench.kit, CollectOptions(), now, QuietProgress())
     options = CollectOptions(ledger=site.bench.ledger.folder, registry=site.registry.host, promote=True)
     done = collect(fresh, site.bench.kit, options, now, QuietProgress())
@@ -244,13 +244,13 @@ def test_a_nonce_gives_no_second_verdict_whatever_is_kept_of_the_first(site: Sit
     rows = suite_report()["checks"]
     site.runs(checks=[{**rows[0], "numbers": {"elements": 1.0}}, *rows[1:]])
     for name, spent in (("another result", None), ("another, with what was kept", kept)):
-        with pytest.raises(NonceError, check=lambda error: error.code == "nonce-replayed"):
+        with fails("nonce-replayed"):
             collect_with(name, spent)
     manifests = site.registry.shelves.repositories["pytorch"].manifests
     for digest in [digest for digest, (_, data) in manifests.items() if "subject" in json.loads(data)]:
         del manifests[digest]
     assert site.judged() == ()
-    with pytest.raises(NonceError, check=lambda error: error.code == "nonce-replayed"):
+    with fails("nonce-replayed"):
         collect_with("a registry that lost the verdict", kept)
     assert site.judged() == ()
 
@@ -279,7 +279,7 @@ def test_a_ledger_of_another_run_is_refused(site: Site, tmp_path: Path) -> None:
         {"GITHUB_REPOSITORY": "fork/images"},
         {"GITHUB_ACTIONS": ""},
     ):
-        with pytest.raises(NonceError, check=lambda error: error.code == "nonce-other-run"):
+        with fails("nonce-other-run"):
             collect(replace(here, environ=job | change), place.folder, wanted, now, QuietProgress())
     assert collect(here, place.folder, wanted, now, QuietProgress()).passed
     again = collect(here, place.folder, wanted, now, QuietProgress())
@@ -314,7 +314,7 @@ def test_what_was_signed_arrives_when_the_registry_is_back(
     done = site.collects()
     assert done.again
     assert (done.verdict, [judged.proves for judged in site.judged()]) == (first[0].verdict, [True])
-    with pytest.raises(NonceError, check=lambda error: error.code == "nonce-replayed"):
+    with fails("nonce-replayed"):
         site.collects()
 
 
@@ -342,9 +342,8 @@ def test_tags_that_could_not_move_are_moved_by_the_same_call_again(
 def test_a_factory_without_the_target_says_where_to_collect(site: Site, options: dict[str, Any]) -> None:
     site.runs()
     key = site.factory
-    with pytest.raises(UsageError, match=f"'{NAME}'") as raised:
+    with fails("target-not-in-project", f"'{NAME}'"):
         replace(site, factory=replace(key, targets=())).collects(**options)
-    assert raised.value.code == "target-not-in-project"
     assert site.collects(promote=True).passed  # nothing is lost by it
 
 

@@ -83,6 +83,10 @@ def test_help_has_a_heading_for_each_purpose() -> None:
         (("image", "lst"), "did you mean `imagefactory image list`?"),
         (("version",), "did you mean `imagefactory --version`?"),
         (("ls",), "did you mean `imagefactory list`?"),
+        (("images",), "did you mean `imagefactory image list`?"),
+        (("prune",), "did you mean `imagefactory image prune`?"),
+        (("sweep", "colect"), "did you mean `imagefactory sweep collect`?"),
+        (("status",), "did you mean `imagefactory sweep status`?"),
         (("frobnicate",), "`imagefactory --help` lists the commands"),
     ],
 )

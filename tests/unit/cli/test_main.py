@@ -89,7 +89,7 @@ def test_a_recipe_fault_is_told_with_its_place(call: Call, root: Path) -> None:
 def test_wrong_arguments_are_exit_code_2(call: Call) -> None:
     assert call("build").code == errors.EXIT_USAGE
     assert call("no-such-command").code == errors.EXIT_USAGE
-    assert call("lock", "--check", "--update", "idna").code == errors.EXIT_USAGE
+    assert call("lock", "--check", "--upgrade-package", "idna").code == errors.EXIT_USAGE
     assert call("lock", "base:debian-11").code == errors.EXIT_USAGE
 
 
@@ -182,7 +182,7 @@ def test_new_writes_a_recipe_that_reads(call: Call, root: Path) -> None:
 
 
 def test_updating_a_package_that_no_lock_holds_selects_nothing(call: Call) -> None:
-    said = call("lock", "--update", "no-such-package")
+    said = call("lock", "--upgrade-package", "no-such-package")
     assert said.code == errors.EXIT_NOTHING_SELECTED
 
 

@@ -216,7 +216,7 @@ def files_below(folder: Path) -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--push", "--no-smoke"), "--no-smoke"),
+        (("--push", "--no-test"), "--no-test"),
         (("--push",), "registry = "),
         (("--registry", "127.0.0.1:5"), "--push"),
         (("--push", "--registry", "https://x.org"), "'https://x.org'"),
@@ -225,7 +225,7 @@ def files_below(folder: Path) -> Iterator[Path]:
 def test_build_push_is_refused_before_any_work(call: Call, options: tuple[str, ...], said: str) -> None:
     done = call("build", *options, "one-12.1-cu121", code=errors.EXIT_USAGE)
     assert said in done.err
-    assert (done.error_codes == ("option-conflict",)) == (said in ("--no-smoke", "--push"))
+    assert (done.error_codes == ("option-conflict",)) == (said in ("--no-test", "--push"))
 
 
 # --- pull ----------------------------------------------------------------------------------------

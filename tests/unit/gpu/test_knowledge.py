@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +13,7 @@ from hypothesis import strategies as st
 from imagefactory.errors import UsageError
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.capability import Capability, parse_capability
+from imagefactory.gpu.knowledge import data_sheets, find_data_sheet, find_gpu
 from imagefactory.gpu.values import slice_of
 from tests.made.errors import fails
 
@@ -198,3 +203,86 @@ def test_capabilities_are_those_of_known_gpus() -> None:
     assert list(known) == sorted(set(known))
     assert {Capability(7, 0), Capability(9, 0), Capability(12, 1)} <= set(known)
     assert Capability(10, 1) not in known  # called 11.0 since CUDA 13.0
+
+
+SOURCE = re.compile(r"(measured 20\d\d-\d\d|documented): .{20,}|reported: [\w.-]+/[\w.-]+ #\d+")
+
+
+FOLDER = Path(knowledge.__file__).parent
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.toml")), ids=lambda path: path.name)
+def test_every_row_has_a_source(path: Path) -> None:
+    tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    rows = [row for table in tables.values() if isinstance(table, list) for row in table]
+    assert rows
+    for row in rows:
+        assert re.match(
+            r"(measured 20\d\d-\d\d|documented): .{20,}|reported: [\w.-]+/[\w.-]+ #\d+", row["source"]
+        ), row
+
+
+def test_drivers_go_up_with_cuda() -> None:
+    drivers = knowledge.cuda_drivers()
+
+    def numbers(text: str) -> tuple[int, ...]:
+        return tuple(map(int, text.split(".")))
+
+    known = sorted(drivers, key=numbers)
+    assert [numbers(drivers[cuda]) for cuda in known] == sorted(numbers(drivers[cuda]) for cuda in known)
+    assert drivers["12.1"] == "530.30.02"
+
+
+def test_each_row_is_of_a_gpu_that_is_known_by_its_own_name_and_its_drivers() -> None:
+    sheets = data_sheets()
+    assert len({sheet.name for sheet in sheets}) == len(sheets) > 20
+    for sheet in sheets:
+        assert find_gpu(sheet.device).capability == sheet.capability
+        assert find_data_sheet(sheet.name)[0] == sheet
+        assert find_data_sheet(sheet.device)[0] == sheet
+
+
+def test_numbers_are_of_the_right_size() -> None:
+    """A thousand times too much or too little is the likeliest mistake of a table."""
+    for sheet in data_sheets():
+        assert 8 << 30 < sheet.memory < 200 << 30
+        assert 250e9 < sheet.bandwidth < 10e12
+        assert sheet.link in (16e9, 32e9, 64e9)
+        assert sheet.link <= sheet.peer <= 900e9
+        assert (sheet.peer > sheet.link) == (
+            "SXM" in sheet.source or "NVLink" in sheet.source or "HGX" in sheet.source
+        )
+        assert 5e12 < sheet.flops["fp32"] < 200e12
+        assert sheet.flops["fp16"] > sheet.flops["fp32"] > sheet.flops["fp64"]
+        assert ("tf32" in sheet.flops) == ("bf16" in sheet.flops) == (sheet.capability.major >= 8)
+        if "tf32" in sheet.flops:
+            assert sheet.flops["bf16"] == sheet.flops["fp16"] > sheet.flops["tf32"] >= sheet.flops["fp32"]
+
+
+def test_memory_that_is_seen_is_less_than_what_is_sold() -> None:
+    for sheet in data_sheets():
+        sold = find_gpu(sheet.gpu).memory
+        assert not sold or any(0.9 < sheet.memory / (size * 1e9) < 1.08 for size in sold), sheet.name
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "others"),
+    [
+        ("A100", "A100-SXM4-40GB", 3),
+        ("a100 80gb", "A100-SXM4-80GB", 1),
+        ("v100-32gb", "V100-SXM2-32GB", 1),
+        ("RTX4090", "RTX-4090", 0),
+        ("NVIDIA L40S", "L40S", 0),
+        ("L4", "L4", 0),
+    ],
+)
+def test_names_that_people_write(name: str, found: str, others: int) -> None:
+    sheet, more = find_data_sheet(name)
+    assert (sheet.name, len(more)) == (found, others)
+
+
+@pytest.mark.parametrize(("name", "code"), [("GTX 970", "data-sheet-unknown"), ("nonsense", "gpu-unknown")])
+def test_a_gpu_without_a_data_sheet(name: str, code: str) -> None:
+    with fails(code) as raised:
+        find_data_sheet(name)
+    assert raised.value.hint.startswith("known are B200, H200, ")

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.utils import canonicalize_name
 
 from imagefactory.actions import scan_wheels
 from imagefactory.gpu import contradictions, knowledge
 from imagefactory.gpu.capability import Capability, CodeKind, GpuCode, parse_code
-from imagefactory.gpu.knowledge.packages import parse_bound, parse_scanned
-from imagefactory.gpu.knowledge.tables import covers, numbers
+from imagefactory.gpu.knowledge.packages import parse_bound, parse_scanned, source_build
+from imagefactory.gpu.knowledge.tables import covers, numbers, read_table
 from imagefactory.gpu.values import Compatibility, GpuLibrary, ModuleCount, ScanResult
 from imagefactory.progress import QuietProgress
 from imagefactory.versions import natural
 from tests.made.errors import fails
 
 ROOT = Path(knowledge.__file__).parents[3]
+
+
 FRAMEWORKS = ("torch", "tensorflow", "jax", "onnxruntime-gpu")
 
 
@@ -279,3 +283,96 @@ def test_companions_are_known_as_far_as_their_framework_is() -> None:
     assert knowledge.companions_for("torch", "2.15.0")["torchaudio"] == ""  # it ended before
     assert knowledge.companions_for("torch", "99.0") == knowledge.companions_for("jax", "0.4.30") == {}
     assert (knowledge.last_with("torchaudio", "torch"), knowledge.last_with("numpy", "torch")) == ("2.11", "")
+
+
+@pytest.mark.parametrize(
+    ("package", "bounds", "tag", "name"),
+    [
+        ("cuml-cu11", "", "", "nvidia"),
+        ("cuml-cu12", "==25.6.*", "", "nvidia"),
+        ("cuml-cu12", "<25", "", "nvidia"),
+        ("cuml-cu12", "~=25.6.0", "", "nvidia"),
+        ("cuml-cu12", "", "", None),
+        ("cuml-cu12", "==26.2.*", "", None),
+        ("cudf-cu12", ">=24,<26", "", None),
+        ("tensorrt", "", "", "nvidia"),
+        ("tensorrt", "==8.6.0", "", None),
+        ("nvidia-dali-cuda110", "<1.30", "", None),
+        ("torch", "==2.1.2", "", None),
+        ("torch", "==2.1.2", "cu118", "pytorch-cu118"),
+        ("dgl", "==2.4.0", "", ""),
+        ("dgl", "==2.1.0", "", None),
+        ("numpy", "", "cu118", None),
+    ],
+)
+def test_a_package_is_elsewhere_where_pypi_has_none_of_its_releases(
+    package: str, bounds: str, tag: str, name: str | None
+) -> None:
+    row = knowledge.external_indexes(package, bounds, tag)
+    assert (row.with_tag(tag)[0] if row else None) == name
+
+
+@pytest.mark.parametrize(
+    ("address", "known"),
+    [
+        ("https://pypi.nvidia.com", True),
+        ("https://pypi.nvidia.com/simple/", True),
+        ("https://download.pytorch.org/whl/cu118", True),
+        ("https://download.pytorch.org/whl/cu118/torch_stable.html", False),
+        ("https://index.example.org/simple", False),
+    ],
+)
+def test_the_addresses_of_the_table(address: str, known: bool) -> None:
+    assert knowledge.is_known_index(address) == known
+
+
+def test_every_row_names_its_source_and_what_exists() -> None:
+    rows = read_table("source_builds")["package"]
+    assert len({row["name"] for row in rows}) == len(rows)
+    for row in rows:
+        assert row["name"] == canonicalize_name(row["name"])
+        assert re.match(
+            r"documented: [\w.-]+/[\w.-]+ \S+( and \S+)? at [0-9a-f]{8}\b.{20,}", row["source"]
+        ), row
+        assert set(row["code"]) <= {"C++", "CUDA", "Fortran", "Rust"}
+        assert all(re.fullmatch(r"[a-z0-9][a-z0-9+.-]+", name) for name in row.get("debian", ()))
+        for key in ("environment", "architectures"):
+            assert all(re.fullmatch(r"[A-Z][A-Z0-9_]*", name) for name in row.get(key, ()))
+
+
+def test_a_package_is_found_by_its_normalized_name() -> None:
+    found = source_build("flash-attn")
+    assert found
+    assert found.code == {"C++", "CUDA"}
+    assert dict(found.environment) == {"FLASH_ATTENTION_FORCE_BUILD": "TRUE"}
+    assert source_build("filterpy") is None
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "architectures"),
+    [
+        (("8.0", "9.0"), "80;90"),
+        (("8.6", "8.9+PTX"), "80"),
+        (("12.0", "10.3", "11.0"), "100;110;120"),
+        (("7.5",), None),
+    ],
+)
+def test_a_build_that_reads_a_variable_of_its_own_compiles_for_the_targets_gpus(
+    capabilities: tuple[str, ...], architectures: str | None
+) -> None:
+    found = source_build("flash-attn")
+    assert found
+    assert found.variables(capabilities).get("FLASH_ATTN_CUDA_ARCHS") == architectures
+
+
+@pytest.mark.parametrize(
+    ("name", "variables"),
+    [
+        ("mamba-ssm", {"MAMBA_FORCE_BUILD": "TRUE", "MAMBA_KEEP_CUDA_BUILD": "TRUE"}),
+        ("apex", {"APEX_CPP_EXT": "1", "APEX_CUDA_EXT": "1"}),
+    ],
+)
+def test_extensions_are_compiled_not_left_out(name: str, variables: dict[str, str]) -> None:
+    found = source_build(name)
+    assert found
+    assert found.variables(("8.0",)) == variables

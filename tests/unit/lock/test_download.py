@@ -326,7 +326,7 @@ def test_a_missing_file_is_said_at_once_without_credentials(server: Faults, cach
     wanted = offer(server, 1000)
     server.files.clear()
     secret = server.url.replace("://", "://bob:hunter2@")
-    with fails("download-rejected", message="404", hint="--update pack0") as caught:
+    with fails("download-rejected", message="404", hint="--upgrade-package pack0") as caught:
         cache.fetch(
             wanted, lambda wanted: {wanted[0].filename: f"{secret}/x.whl?sig=canary"}, QuietProgress()
         )

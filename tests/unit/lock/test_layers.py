@@ -57,7 +57,7 @@ def test_a_damaged_one_is_told_by_its_line(before: str, after: str, line: int) -
     with fails("lock-malformed") as caught:
         parse_layer_lock(text.replace(before, after), "lockfiles/x")
     assert caught.value.message.startswith(f"lockfiles/x:{line}: ")
-    assert "imagefactory lock --deep" in caught.value.hint
+    assert "imagefactory lock --layers" in caught.value.hint
 
 
 def test_a_file_of_another_target_or_of_no_text_is_refused(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_names_capabilities_drivers_and_counts(tmp_path: Path) -> None:
         ("- name: V10", "1:9: unknown GPU 'V10'", "did you mean V100"),
         ("- V10", "1:3: unknown GPU 'V10'", "did you mean V100"),
         ("- 8.6", "1:3: unknown GPU '8.6'", "write capability: 8.6"),
-        ("- driver: 535", "1:3: says neither name nor capability", "name: V100"),
+        ("- driver: 535", "1:3: has neither name nor capability", "name: V100"),
         ("- name: V100\n  counts: 2", "2:3: unknown key 'counts'", "did you mean 'count'"),
         ("- name: V100\n  count: 0", "2:10: 'count' cannot be '0'", "whole number"),
         ("- name: V100\n  count: many", "2:10: 'count' cannot be 'many'", "whole number"),
@@ -73,7 +73,7 @@ def test_names_capabilities_drivers_and_counts(tmp_path: Path) -> None:
         ("# nothing yet\n", "1:1: is empty", "- name: V100"),
         ("- name: V100\n- &a {}", "2:3: anchors", ""),
         ("- name: V100\n  arch: arm", "2:9: 'arch' cannot be 'arm'", "write amd64 or arm64"),
-        ("- name: GH200\n  arch: x86_64", "2:9: that GPU comes with arm64 alone", "leave it out"),
+        ("- name: GH200\n  arch: x86_64", "2:9: that GPU comes only with arm64", "remove it"),
     ],
 )
 def test_faults_name_their_place_and_what_to_write(text: str, fault: str, write: str) -> None:

@@ -17,11 +17,15 @@ ROOT = Path(__file__).parents[3]
     ("words", "message", "hint"),
     [
         (
-            "build --push --no-smoke pytorch-2.3-cu121",
+            "build --push --no-test pytorch-2.3-cu121",
             "--push requires the smoke test",
-            "remove --no-smoke",
+            "remove --no-test",
         ),
-        ("lock --check --update idna", "--check and --update exclude each other", "remove one of them"),
+        (
+            "lock --check --upgrade-package idna",
+            "--check and --upgrade-package exclude each other",
+            "remove one of them",
+        ),
         (
             "lock base:debian-0",
             "there is no base 'debian-0'",

@@ -99,7 +99,7 @@ GOLDEN: tuple[tuple[Action, str, str], ...] = (
     (
         lambda factory, target, _: check_build(BuildOptions(engine="apptainer", runner="unshare")),
         "runner 'unshare' cannot start .sif files",
-        "use --runner apptainer, or --no-smoke",
+        "use --runner apptainer, or --no-test",
     ),
     (
         lambda factory, target, _: plan_addition(factory, "pytroch", "2.6", ""),

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from imagefactory.errors import UsageError
+from imagefactory.gpu import knowledge
 from imagefactory.recipes.bases import all_bases
-from imagefactory.recipes.edit import RecipeAddition, add_row
+from imagefactory.recipes.edit import RecipeAddition, add_row, omitted_companions
 from imagefactory.recipes.expand import expand
 from imagefactory.recipes.read import read_bases
 from imagefactory.recipes.recipe import parse_recipe
 from tests.made.errors import fails
+from tests.made.values import make_target
 
 FOLDER = Path(__file__).parents[3] / "recipes"
+
+
 SMALL = """\
 family: {family}
 description: Torch with torchvision
@@ -175,3 +180,45 @@ def test_a_row_for_another_platform_alone_is_none_to_go_by() -> None:
     """What its capabilities are is a matter of the machines that have such processors."""
     assert '"12.0"' in add("numba", "0.69", "13").row
     assert "platforms" not in add("numba", "0.69", "13").row
+
+
+PROMISE = "PyTorch with torchvision and torchaudio where they exist"
+
+
+def told(**more: Any) -> str:
+    given = {
+        "framework": "torch",
+        "version": "2.6",
+        "description": PROMISE,
+        "requirements": ("torch==2.6.*",),
+    }
+    return omitted_companions(make_target(**given | more))
+
+
+def test_a_row_without_what_its_family_promises_is_told() -> None:
+    line = told()
+    assert "torch 2.6 without torchvision and torchaudio, which the description" in line
+    assert line.endswith("(write packages: [torchvision==0.21.*, torchaudio==2.6.*])")
+    one = told(requirements=("torch==2.6.*", "torchvision==0.21.*"))
+    assert one.endswith("(write packages: [torchaudio==2.6.*])")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"requirements": ("torch==2.6.*", "torchvision==0.21.*", "torchaudio")},
+        {"description": "PyTorch alone"},
+        {"version": "1.13"},  # whose companions have no wheels for Python 3.11
+        {"version": "2.15", "requirements": ("torch==2.15.*", "torchvision==0.29.*")},  # torchaudio ended
+        {"version": "99.0"},
+        {"source": "conda"},
+    ],
+)
+def test_what_is_there_or_cannot_be_is_not_missed(more: dict[str, Any]) -> None:
+    assert told(**more) == ""
+
+
+def test_companions_go_by_version_and_python() -> None:
+    found = {one.package: one.series for one in knowledge.companions("torch", "2.3.1", "3.12")}
+    assert found == {"torchvision": "0.18", "torchaudio": "2.3", "torchtext": "0.18"}
+    assert knowledge.companions("torch", "2.30", "3.12") == knowledge.companions("jax", "2.3", "3.12") == ()

@@ -10,16 +10,20 @@ import pytest
 
 from imagefactory.errors import Diagnostic, RecipeError
 from imagefactory.gpu import knowledge
-from imagefactory.model import BaseSpec, SourceLocation, Target
+from imagefactory.model import BaseSpec, ContainerStart, FilesSpec, SourceLocation, Target
 from imagefactory.recipes import values
 from imagefactory.recipes.bases import all_bases, parse_bases
-from imagefactory.recipes.expand import expand_all
+from imagefactory.recipes.expand import expand_all, expand_lenient
 from imagefactory.recipes.recipe import parse_recipe
 from imagefactory.suite import table
 from tests.made.diagnostics import reports
+from tests.made.values import make_base
 
 FILE = "recipes/torch.yaml"
+
+
 FORGE = "https://conda.anaconda.org/conda-forge"
+
 
 CONDA = """\
 family: stack
@@ -47,6 +51,8 @@ matrix:
     python: "3.13"
     pip: [rich]
 """
+
+
 PYPI = """\
 family: wheels
 description: PyTorch from PyPI
@@ -66,6 +72,8 @@ matrix:
     base: debian-13
     python: "3.13"
 """
+
+
 PLAIN = """\
 family: plain
 description: a package that the smoke test does not know
@@ -80,6 +88,8 @@ matrix:
   - version: "1.0"
     cuda: ["12.4"]
 """
+
+
 ON_CONDA = """\
 family: lab
 description: ours
@@ -88,6 +98,8 @@ packages: [Pandas=2.2, "conda-forge::xarray"]
 constraints: ["dask * py*"]
 pip: [Rich]
 """
+
+
 ON_BOTH = """\
 family: both
 description: two below
@@ -101,12 +113,16 @@ matrix:
   - on: lab-2.3-cu121
     capabilities: ["9.0"]
 """
+
+
 BASES = """\
 bases:
   - {name: debian-12, suite: bookworm, python: "3.11", glibc: "2.36", packages: [python3], public: a.b/c:12}
   - {name: debian-13, suite: trixie, python: "3.13", glibc: "2.41", packages: [python3, gcc], public: a.b/c:13}
   - {name: bare, suite: trixie, glibc: "2.41", packages: [ca-certificates], public: a.b/c:13}
 """
+
+
 IMAGE = "docker.io/nvidia/cuda@sha256:" + "0a" * 32
 
 
@@ -380,3 +396,186 @@ def test_a_chain_longer_than_recursion_would_bear() -> None:
         texts.append(f"family: x{number}\ndescription: d\non: {below}\npackages: [p{number}]\n")
     top = expanded(*reversed(texts))["x299-2.3-cu121"]
     assert len(top.requirements) == 304
+
+
+RECIPE = """\
+family: pytorch
+description: PyTorch, small
+source: pypi
+framework: torch
+platform: linux/amd64
+base: debian-12
+python: "3.11"
+capabilities: ["8.0"]
+matrix:
+  - version: "2.3"
+    cuda: ["12.1"]
+  - version: "2.5"
+    cuda: ["12.4"]
+"""
+
+
+ABOVE = "family: mine\ndescription: More\non: pytorch-2.3-cu121\n"
+
+
+def test_its_targets_stand_on_a_base_of_their_own() -> None:
+    recipes = [
+        parse_recipe(RECIPE + "system: [ffmpeg, python3]\n", "recipes/pytorch.yaml"),
+        parse_recipe(ABOVE + "system: [jq]\n", "recipes/mine.yaml"),
+    ]
+    bases, targets, faults = expand_lenient(recipes, [make_base()], {})
+    assert faults == ()
+    assert {target.name: target.base for target in targets} == {
+        "mine-2.3-cu121": "debian-12-pytorch-mine",
+        "pytorch-2.3-cu121": "debian-12-pytorch",
+        "pytorch-2.5-cu124": "debian-12-pytorch",
+    }
+    below = make_base().packages
+    assert {base.name: (base.on, base.packages) for base in bases} == {
+        "debian-12": ("", below),
+        "debian-12-pytorch": ("debian-12", (*below, "ffmpeg")),
+        "debian-12-pytorch-mine": ("debian-12-pytorch", (*below, "ffmpeg", "jq")),
+    }
+    assert str(bases[1].where) == "recipes/pytorch.yaml:14:9"
+    assert {(base.glibc, base.python, base.public) for base in bases} == {
+        ("2.36", "3.11", "docker.io/library/debian:12-slim")
+    }
+
+
+def test_without_any_it_is_the_base_itself() -> None:
+    recipes = [parse_recipe(RECIPE, "recipes/pytorch.yaml"), parse_recipe(ABOVE, "recipes/mine.yaml")]
+    bases, targets, _ = expand_lenient(recipes, [make_base()], {})
+    assert [base.name for base in bases] == ["debian-12"]
+    assert {target.base for target in targets} == {"debian-12"}
+
+
+def test_a_base_of_that_name_and_an_image_of_a_registry_are_told() -> None:
+    recipe = parse_recipe(RECIPE + "system: [ffmpeg]\n", "recipes/pytorch.yaml")
+    _, _, faults = expand_lenient([recipe], [make_base(), make_base(name="debian-12-pytorch")], {})
+    assert reports(faults[:1], "recipes/pytorch.yaml:14:9 duplicate-base 'debian-12-pytorch'")
+    image = f"docker.io/library/python@sha256:{'1' * 64}"
+    _, _, faults = expand_lenient([recipe], [make_base(image=image, packages=())], {})
+    assert reports(faults[:1], "14:9 base-not-debian debian-12")
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("system: ffmpeg", "14:9 not-a-list system"),
+        ("system: []", "14:9 empty-list system"),
+        ("system: [FFmpeg]", "14:10 value-invalid system FFmpeg"),
+        ("system: [ffmpeg=5.1]", "14:10 value-invalid system ffmpeg=5.1"),
+        ("system: {cuda: '12.4'}", "14:9 not-a-list system"),
+    ],
+)
+def test_what_cannot_stand_there_is_told(text: str, fault: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        parse_recipe(f"{RECIPE}{text}\n", "recipes/pytorch.yaml")
+    (told,) = caught.value.diagnostics
+    assert told.location.startswith("recipes/pytorch.yaml:14:")
+    assert reports([told], fault), told
+
+
+FILE_CONFIG = "recipes/pytorch.yaml"
+
+
+RECIPE_CONFIG = """\
+family: pytorch
+description: PyTorch, small
+source: pypi
+framework: torch
+platform: linux/amd64
+base: debian-12
+python: "3.11"
+capabilities: ["8.0"]
+matrix:
+  - version: "2.3"
+    cuda: ["12.1"]
+"""
+
+
+OWN = """\
+files:
+  /app: [train.py, "src/**/*.py"]
+  /usr/local/bin: [start.sh]
+workdir: /app
+user: "1000:100"
+entrypoint: [start.sh]
+command: [python, train.py, --lr, "0.1", --lr, "0.1"]
+"""
+
+
+START = ContainerStart(
+    entrypoint=("start.sh",),
+    command=("python", "train.py", "--lr", "0.1", "--lr", "0.1"),
+    workdir="/app",
+    user="1000:100",
+)
+
+
+def test_own_files_and_start_of_a_family() -> None:
+    (target,) = expand_all([parse_recipe(RECIPE_CONFIG + OWN, FILE_CONFIG)], [make_base()])
+    first = RECIPE_CONFIG.count("\n") + 1
+    assert target.files == tuple(
+        FilesSpec(
+            folder=folder,
+            pattern=pattern,
+            where=SourceLocation(file=FILE_CONFIG, line=first + line, column=column),
+        )
+        for folder, pattern, line, column in (
+            ("/app", "train.py", 1, 10),
+            ("/app", "src/**/*.py", 1, 20),
+            ("/usr/local/bin", "start.sh", 2, 20),
+        )
+    )
+    assert target.start == START
+
+
+@pytest.mark.parametrize(
+    ("own", "start"),
+    [
+        ("", START),
+        ("command: [bash]\n", replace(START, command=("bash",))),
+        ("entrypoint: [sh]\n", replace(START, entrypoint=("sh",), command=())),
+    ],
+)
+def test_what_is_built_on_a_target_starts_as_that_one_where_it_says_nothing(
+    own: str, start: ContainerStart
+) -> None:
+    above = f"family: mine\ndescription: More\non: pytorch-2.3-cu121\nfiles: {{/app: [more.py]}}\n{own}"
+    recipes = [parse_recipe(RECIPE_CONFIG + OWN, FILE_CONFIG), parse_recipe(above, "recipes/mine.yaml")]
+    targets = expand_all(recipes, [make_base()])
+    mine = next(target for target in targets if target.family == "mine")
+    assert mine.start == start
+    assert [one.pattern for one in mine.files] == ["train.py", "src/**/*.py", "start.sh", "more.py"]
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("files: {/lib/x: [a]}", "12:9 value-invalid files /lib/x"),
+        ("files: {/usr/bin: [a]}", "12:9 value-invalid files /usr/bin"),
+        ("files: {/opt/env/lib: [a]}", "12:9 value-invalid files /opt/env/lib"),
+        ("files: {app: [a]}", "12:9 value-invalid files app"),
+        ("files: {/app: [../a]}", "12:16 value-invalid /app ../a"),
+        ("files: {/app: [/etc/passwd]}", "12:16 value-invalid /app /etc/passwd"),
+        ("files: {/app: a.py}", "12:15 not-a-list /app"),
+        ("files: {/app: []}", "12:15 empty-list /app"),
+        ("files: [a.py]", "12:8 not-a-mapping files"),
+        ("user: 1000", "12:7 quotes-missing 1000"),
+        ("user: bob", "12:7 value-invalid user bob"),
+        (
+            "command: python train.py",
+            "12:10 not-a-list command",
+        ),
+        ("command: []", "12:10 empty-list command"),
+        ('entrypoint: ["{{x}}"]', "12:14 value-invalid entrypoint"),
+        ("workdir: app", "12:10 value-invalid workdir app"),
+    ],
+)
+def test_what_cannot_stand_there_is_told_with_its_place(line: str, fault: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        parse_recipe(f"{RECIPE_CONFIG}{line}\n", FILE_CONFIG)
+    (told,) = caught.value.diagnostics
+    assert told.location.startswith(f"{FILE_CONFIG}:{RECIPE_CONFIG.count(chr(10)) + 1}:")
+    assert reports([told], fault), told

@@ -292,7 +292,7 @@ def test_everything_that_signs_does_so_by_a_program(bench: Bench, made: Make) ->
     add_program(bench, made, "other", "stranger", command="rotate")  # from a file to a program
     bench.verify(image)
     bench.promote()
-    bench.call("catalogue")
+    bench.call("site", "publish")
     trust = read_trust(bench.factory.settings.files)
     current = read_current(current_place(bench.factory, ""), trust, datetime.now(UTC))
     assert current
@@ -309,7 +309,7 @@ def test_everything_that_signs_does_so_by_a_program(bench: Bench, made: Make) ->
     bench.call("key", "rotate", "--command", "true", "--public", stranger, code=EXIT_USAGE)  # the same key
     assert len(own_keys(keys_directory(bench.factory.environ))) == 2
     add_program(bench, made, "third", "lab", command="rotate")
-    assert bench.call("catalogue").code == 0
+    assert bench.call("site", "publish").code == 0
 
 
 def test_command_and_public_belong_together(bench: Bench) -> None:

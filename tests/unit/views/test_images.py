@@ -64,7 +64,7 @@ def test_what_was_emulated_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("imagefactory.gpu.capability.this_platform", lambda: "linux/amd64")
     arm = make_target(platform="linux/arm64")
     assert lines(target=arm)["smoke test"].endswith("2 checks on the CPU, emulated")
-    assert lines(target=arm, report=None)["smoke test"] == "not run (--no-smoke)"
+    assert lines(target=arm, report=None)["smoke test"] == "not run (--no-test)"
     assert lines()["smoke test"].endswith("2 checks on the CPU")
 
 
@@ -72,12 +72,12 @@ def test_a_smoke_test_counts_what_passed() -> None:
     assert smoke_line(report()) == "passed inside the image: 2 checks on the CPU"
     assert smoke_line(report(from_record=True)).endswith("2 checks on the CPU, kept from an earlier run")
     assert smoke_line(report(passed=False, failure=Outcome.LOAD_FAILED)) == "FAILED: load-failed"
-    assert smoke_line(None) == "not run (--no-smoke)"
+    assert smoke_line(None) == "not run (--no-test)"
 
 
 def test_a_build_that_was_not_tried_is_not_tested() -> None:
     told = lines(report=None)
-    assert told["smoke test"] == "not run (--no-smoke)"
+    assert told["smoke test"] == "not run (--no-test)"
     assert told["on a GPU"].startswith("not-tested; it must support sm_80, sm_120: imagefactory verify ")
 
 

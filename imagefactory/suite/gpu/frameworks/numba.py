@@ -136,11 +136,12 @@ def _kernel(body: Body, rehearsal: bool) -> Any:
                 inner(place, *arguments)
 
         return loop
-    inner = cuda.jit(device=True)(body)
+    gpu: Any = importlib.import_module("numba.cuda")  # a kernel may name only modules, functions and numbers
+    inner = gpu.jit(device=True)(body)
 
-    @cuda.jit  # type: ignore[untyped-decorator]
+    @gpu.jit  # type: ignore[untyped-decorator]
     def kernel(count: int, arguments: Any) -> None:
-        place = cuda.grid(1)
+        place = gpu.grid(1)
         if place < count:
             inner(place, *arguments)
 

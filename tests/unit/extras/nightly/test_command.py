@@ -87,7 +87,7 @@ def test_a_step_runs_this_program_and_all_that_it_says_is_kept(tmp_path: Path) -
     assert '"imagefactory.error/1"' in said
     text = log.read_text()
     assert text.startswith("\n$ imagefactory config --json --no-such\n")
-    assert "No such option" in text
+    assert "no such option" in text
     assert text.endswith("exit code 2\n")
 
 

@@ -205,7 +205,7 @@ def test_an_update_moves_what_it_must_and_no_further(site: Site) -> None:
 
 
 def test_an_update_does_not_move_what_stands_on_it(site: Site) -> None:
-    """`lib` 2 would need another `tool`; the newest that `tool` lives with is what `--update lib` means."""
+    """`lib` 2 would need another `tool`; the newest that `tool` lives with is what that option means."""
     site.write(*RUNTIME, record("lib", "1.0"), record("tool", "1.0", "lib >=1,<2"))
     lock = site.lock(target("tiny", "tool"))
     site.write(
@@ -256,7 +256,7 @@ def test_a_locked_package_that_is_gone(site: Site) -> None:
     site.write(*left)
     with fails("locked-file-gone", message="lib-1.1-0.conda") as caught:
         site.lock(target("tiny", "tool"), lock, "helper")
-    assert caught.value.hint == "imagefactory lock tiny-1-cu121 --update lib"
+    assert caught.value.hint == "imagefactory lock tiny-1-cu121 --upgrade-package lib"
     assert pins(site.lock(target("tiny", "tool"), lock, "lib")) == {**pins(lock), "lib": "1.2"}
     changed = site.lock(target("tiny", "tool", "helper >1"), lock)  # it has to move all the same
     assert pins(changed) == {**pins(lock), "lib": "1.2", "helper": "2"}
@@ -338,7 +338,7 @@ def test_what_is_below_stays_file_by_file(site: Site) -> None:
     assert set(under.conda) < set(again.conda)
     with fails("package-from-parent") as caught:
         site.lock(asked, lock, "lib", under=under)
-    assert caught.value.hint.startswith("imagefactory lock tiny-1-cu121 --update lib")
+    assert caught.value.hint.startswith("imagefactory lock tiny-1-cu121 --upgrade-package lib")
 
 
 def test_what_is_below_stays_when_its_channel_says_something_else_of_it(site: Site) -> None:
@@ -371,7 +371,7 @@ def test_what_is_below_is_gone(site: Site) -> None:
     site.write(*RUNTIME, record("lib", "2"))
     with fails("locked-file-gone") as caught:
         site.lock(target("tiny", "lib", on="tiny-1-cu121", name="more-1-cu121"), under=under)
-    assert caught.value.hint == "imagefactory lock tiny-1-cu121 --update lib"
+    assert caught.value.hint == "imagefactory lock tiny-1-cu121 --upgrade-package lib"
 
 
 # --- why not -------------------------------------------------------------------------------------

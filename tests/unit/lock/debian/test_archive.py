@@ -643,7 +643,7 @@ def test_a_pulled_base_is_locked_by_its_digest(tmp_path: Path) -> None:
         f"bases:\n  - name: cuda-devel\n    image: docker.io/nvidia/cuda@sha256:{'0a' * 32}\n"
         '    python: "3.11"\n    glibc: "2.36"\n'
     )
-    for arguments in (["lock", "base:cuda-devel"], ["lock", "--update-all", "base:cuda-devel"], ["lock"]):
+    for arguments in (["lock", "base:cuda-devel"], ["lock", "--upgrade", "base:cuda-devel"], ["lock"]):
         ran = CliRunner().invoke(cli, ["-C", str(tmp_path), *arguments])
         assert ran.exit_code == 0, ran.output
         assert "base:cuda-devel: pinned by its digest" in ran.stdout

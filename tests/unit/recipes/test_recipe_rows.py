@@ -19,6 +19,8 @@ bases:
 """,
     "recipes/bases.yaml",
 )
+
+
 PYPI = """\
 family: onnx
 description: ONNX Runtime with CUDA
@@ -42,6 +44,8 @@ matrix:
     description: ONNX Runtime for CPUs
     labels: {org.opencontainers.image.licenses: MIT}
 """
+
+
 CONDA = """\
 family: stack
 description: PyTorch from conda
@@ -57,6 +61,8 @@ matrix:
   - version: "2.10"
     cuda: [none]
 """
+
+
 ON = """\
 family: lab
 description: with more
@@ -172,3 +178,152 @@ def test_what_brings_cuda_is_told_before_it_is_locked() -> None:
 )
 def test_nothing_of_gpus_is_added_above(more: str, told: str) -> None:
     assert reports(fault(PYPI, ON + more), told)
+
+
+JAX = """\
+family: jax
+description: JAX from PyPI
+source: pypi
+framework: jax
+platform: linux/amd64
+base: debian-12
+python: "3.11"
+capabilities: ["8.0"]
+waive: [collective]
+matrix:
+  - version: "0.10.2"
+    cuda: ["12"]
+    extras: [cuda12]
+  - version: "0.10.2"
+    rocm: ["7", "6.4"]
+    extras: [rocm7-local]
+    capabilities: [gfx1100, gfx90a, gfx908]
+"""
+
+
+ON_ROCM = """\
+family: lab
+description: with more
+matrix:
+  - on: jax-0.10.2-rocm7
+    packages: [rich]
+"""
+
+
+def faults(*texts: str) -> tuple[Diagnostic, ...]:
+    with pytest.raises(RecipeError) as caught:
+        targets(*texts)
+    return caught.value.diagnostics
+
+
+def test_a_row_makes_a_target_for_each_rocm() -> None:
+    made = targets(JAX)
+    assert list(made) == ["jax-0.10.2-cu12", "jax-0.10.2-rocm7", "jax-0.10.2-rocm64"]
+    target = made["jax-0.10.2-rocm7"]
+    assert (target.gpu, target.cuda, target.waive) == (True, "rocm7", ("collective",))
+    assert target.capabilities == ("gfx908", "gfx90a", "gfx1100")
+    assert target.requirements == ("jax[rocm7-local]==0.10.2.*",)
+    assert "compiler" not in target.checks
+    assert "cuda-version" in target.checks
+    assert made["jax-0.10.2-cu12"].capabilities == ("8.0",)
+
+
+def test_the_build_for_rocm_may_be_a_distribution_of_its_own() -> None:
+    text = JAX.replace("    extras: [rocm7-local]\n", "    framework: tensorflow-rocm\n")
+    assert targets(text)["jax-0.10.2-rocm7"].requirements == ("tensorflow-rocm==0.10.2.*",)
+    assert schema_accepts(text)
+
+
+def test_what_is_built_on_it_is_for_rocm_too() -> None:
+    lab = targets(JAX, ON_ROCM)["lab-0.10.2-rocm7"]
+    assert (lab.cuda, lab.capabilities) == ("rocm7", ("gfx908", "gfx90a", "gfx1100"))
+    (told,) = faults(JAX, ON_ROCM + '    capabilities: ["9.0"]\n')
+    assert reports([told], "recipes/1.yaml:4:5 capability-mismatch 9.0 jax-0.10.2-rocm7")
+    assert not faults(JAX, ON_ROCM.replace("rocm7", "cu12") + "    capabilities: [gfx90a]\n")[1:]
+
+
+@pytest.mark.parametrize("text", [JAX, ON_ROCM])
+def test_the_schema_accepts_rocm_rows(text: str) -> None:
+    assert schema_accepts(text)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (
+            'rocm: ["7", "6.4"]',
+            'rocm: ["7"]\n    cuda: ["12"]',
+            "16:11 mixed-row cuda rocm",
+        ),
+        (
+            "[gfx1100, gfx90a, gfx908]",
+            '[gfx90a, "9.0"]',
+            "17:28 capability-mismatch 9.0",
+        ),
+        (
+            "extras: [cuda12]",
+            "extras: [cuda12]\n    capabilities: [gfx90a]",
+            "14:20 capability-mismatch gfx90a",
+        ),
+        (
+            "[gfx1100, gfx90a, gfx908]",
+            "[gfx90a]\n    checks: [compiler]",
+            "18:14 check-not-applicable compiler",
+        ),
+        ('rocm: ["7", "6.4"]', 'rocm: ["7.x"]', "15:12 value-invalid rocm"),
+        ('rocm: ["7", "6.4"]', "rocm: []", "15:11 empty-list rocm"),
+    ],
+)
+def test_faults_of_rocm_rows_that_the_schema_knows(old: str, new: str, told: str) -> None:
+    text = JAX.replace(old, new, 1)
+    found = faults(text)
+    assert reports(found, told), found
+    assert not schema_accepts(text)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (
+            '"7", "6.4"',
+            '"12.1"',
+            "recipes/0.yaml:15:12 rocm-unknown 12.1 7",
+        ),
+        (
+            "gfx90a, gfx908",
+            "gfx90f",
+            "17:29 capability-unknown gfx90f gfx906 gfx908 gfx90a",
+        ),
+        (
+            "gfx90a, gfx908",
+            "gfx777",
+            "17:29 capability-unknown gfx777 rocminfo",
+        ),
+        (
+            "    capabilities: [gfx1100, gfx90a, gfx908]\n",
+            "",
+            "14:5 capabilities-missing capabilities",
+        ),
+        (
+            "[rocm7-local]",
+            "[cuda12]",
+            "16:13 build-mismatch cuda12 0.10.2",
+        ),
+        (
+            "    extras: [rocm7-local]\n",
+            "    framework: onnxruntime-gpu\n",
+            "16:16 build-mismatch onnxruntime-gpu AMD",
+        ),
+    ],
+)
+def test_faults_that_only_a_person_or_a_table_knows(old: str, new: str, told: str) -> None:
+    found = faults(JAX.replace(old, new, 1))
+    assert reports(found, told), found
+
+
+def test_conda_has_no_rows_for_rocm() -> None:
+    text = JAX.replace("source: pypi", "source: conda\nchannels: [conda-forge]").replace(
+        "    extras: [rocm7-local]\n", ""
+    )
+    assert reports(faults(text), "key-not-for-source 'rocm' pypi")
+    assert not schema_accepts(text)
