@@ -421,7 +421,7 @@ def test_a_night_of_gitlab_from_the_plan_to_the_catalog(
         for target in ("one-1", "two-2")
     ]
     assert calls.count("600") == calls.count("a key") == 2
-    assert calls[-2:] == [f"verdict sync {at}", f"catalogue {at}"]
+    assert calls[-2:] == [f"verdict sync {at}", f"site publish {at}"]
     assert not (tmp_path / "signing-key.pem").exists()
 
 
@@ -436,7 +436,7 @@ def test_the_catalog_is_signed_where_nothing_was_due(
     assert run(jobs["promote"], work, environ) != 0, "no key, no night"
     (tmp_path / "key").write_text("a key\n")
     assert run(jobs["promote"], work, environ | {"SIGNING_KEY": str(tmp_path / "key")}) == 0
-    assert Path(environ["SAID"]).read_text().splitlines()[-1].startswith("catalogue ")
+    assert Path(environ["SAID"]).read_text().splitlines()[-1].startswith("site publish ")
 
 
 def test_gitlab_sets_up_the_commit_that_is_pinned(
