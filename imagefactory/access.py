@@ -39,12 +39,12 @@ class Access:
 
     @property
     def layout(self) -> Layout:
-        """The store on this machine."""
+        """Return the store on this machine."""
         return Layout(self.settings.store_path)
 
 
 def cache_lock(access: Access) -> Path:
-    """Several stores may share a cache, so it has a lock of its own."""
+    """Return the lock of the cache, which several stores may share."""
     return access.settings.cache_path / "lock"
 
 
@@ -65,7 +65,7 @@ def uv_locker(index: PackageIndex) -> UvLocker:
 
 
 def conda_channels(access: Access) -> ChannelAccess:
-    """How this machine reaches conda's channels."""
+    """Return the access of this machine to conda channels."""
     from imagefactory.lock.conda.channels import find_channels
 
     certificates = package_index(access).certificates
@@ -99,7 +99,7 @@ def repository_of(path: str, family: str) -> str:
 
 
 def open_answering(access: Access, host: str, *, hurried: bool = False) -> RegistryClient:
-    """A registry that answers now. Raises RegistryError; with `hurried` after seconds, not after a minute."""
+    """Return a registry that answers now. Raises RegistryError; with `hurried` after seconds."""
     from imagefactory.http import HURRIED
 
     registry = open_registry(access, host)

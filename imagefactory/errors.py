@@ -40,7 +40,7 @@ EXIT_CODES = {
     EXIT_BUILD: "build",
     EXIT_REGISTRY: "registry",
     EXIT_CHECK: "a check failed, or the answer is no",
-    EXIT_BILL: "a licence or vulnerability (sbom --check)",
+    EXIT_BILL: "a license or vulnerability (image audit)",
     EXIT_INTERRUPTED: "interrupted",
     EXIT_LIMIT: "a limit of `run` ended it",
 }

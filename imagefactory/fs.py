@@ -129,7 +129,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def replace_bytes(path: Path, data: bytes) -> None:
-    """The same of bytes."""
+    """Write `data` as `replace_text` does."""
     with replacing(path) as file:
         file.write(data)
 
@@ -357,7 +357,7 @@ class Removal:
 
     @contextmanager
     def going_on(self, path: Path) -> Iterator[None]:
-        """What the system refuses here keeps `path`, and ends nothing else."""
+        """Continue after an error of the system, which keeps `path`."""
         try:
             yield
         except OSError as error:

@@ -61,7 +61,7 @@ class Progress(Protocol):
 
 
 def format_bytes(count: float) -> str:
-    """Decimal units as downloads show them: 2.8 GB, 41.0 MB, 512 bytes."""
+    """Return decimal units as downloads show them: 2.8 GB, 41.0 MB, 512 bytes."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= scale:
             return f"{count / scale:.1f} {unit}"
@@ -171,7 +171,7 @@ class LineProgress:
 
 
 def without_commands(text: str) -> str:
-    """`text` without what GitHub Actions takes for a command of the job: `::name::` or `##[name]`."""
+    """Return `text` without commands of GitHub Actions: `::name::` or `##[name]`."""
     return re.sub(r"(?m)^([^\S\n]*:)(?=:)", r"\1 ", text).replace("##[", "# #[")
 
 
@@ -280,7 +280,7 @@ class TerminalProgress:
 
 
 def _escaped(text: str) -> str:
-    """A text for rich: nothing in it is markup, or steers the terminal."""
+    """Return a text for rich without markup and terminal control characters."""
     from rich.markup import escape
 
     return escape(printable(text))
@@ -308,7 +308,7 @@ def _start_bars(console: Console) -> RichProgress:
 
 
 def choose_progress(style: str, *, stream: IO[str] | None = None, github: bool = False) -> Progress:
-    """The watcher for `style`: one of STYLES, or quiet, which is `-q`."""
+    """Return the progress for `style`: one of STYLES, or quiet, which is `-q`."""
     out = stream or sys.stderr
     if style == "auto":  # a light install has no rich, and lines will do
         drawn = out.isatty() and find_spec("rich") is not None

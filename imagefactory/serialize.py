@@ -119,15 +119,15 @@ class _Codec:
 
 
 def format_value(value: Any, kind: Any = None) -> Any:
-    """The value as JSON. `kind` is needed where its own type does not say all: for a tuple."""
+    """Return the value as JSON. `kind` is required if the type does not say all: for a tuple."""
     own: Any = type(value)
     return _codec(kind or own).format(value)
 
 
 def parse_value(value: object, kind: Any, where: str) -> Any:
-    """The value of `kind` that `format_value` made this of. `where` is what messages begin with.
+    """Return the value of `kind` from the output of `format_value`. Messages begin with `where`.
 
-    Raises StatementError for anything else.
+    Raises StatementError for an invalid value.
     """
     return _describe_error(_codec(kind).parse, value, where)
 
@@ -152,12 +152,12 @@ def fields_of(value: Any) -> dict[str, Any]:
 
 
 def format_document(value: object, version: int) -> dict[str, Any]:
-    """A dataclass's value with the version of its form, as `format`, before its fields."""
+    """Return a dataclass's value with the version of its form, as `format`, before its fields."""
     return {"format": version, **format_value(value)}
 
 
 def parse_document(value: object, kind: Any, version: int, where: str) -> Any:
-    """The value of `kind` that `format_document` made this of. Raises StatementError for anything else."""
+    """Return the value of `kind` from the output of `format_document`. Raises StatementError if invalid."""
     if not isinstance(value, dict) or "format" not in value:
         raise invalid_value_error(where, "'format' is missing")
     parse_value(value["format"], Annotated[int, Constant(version)], f"{where}: format")
@@ -174,7 +174,7 @@ class ObjectSchema:
         self.read = _object_codec({name: _codec(kind) for name, kind in kinds.items()}, dict).parse
 
     def parse(self, value: object, where: str) -> dict[str, Any]:
-        """The values by their names. Raises StatementError for anything else."""
+        """Return the values by their names. Raises StatementError for an invalid value."""
         values = _describe_error(self.read, value, where)
         assert isinstance(values, dict)
         return values
@@ -217,12 +217,12 @@ def printable_value(text: str) -> str:
 
 
 def printable_line(text: str) -> str:
-    """A text of several lines, or with what hides in it, as one line that a document takes."""
+    """Return a text as one line without hidden characters, for a document."""
     return " ".join(re.sub(f"[{HIDDEN}]", " ", text).split())
 
 
 def format_time(time: datetime) -> str:
-    """`2026-11-22T02:15:26Z`, with microseconds where there are some."""
+    """Return `2026-11-22T02:15:26Z`, with microseconds unless they are 0."""
     return time.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
@@ -240,7 +240,7 @@ def _parse_time(value: object) -> datetime:
 
 @functools.cache
 def _codec(kind: Any) -> _Codec:
-    """How values of a kind are written and read; made once, as a sweep has thousands of them."""
+    """Return how values of a kind are written and read; cached, as a sweep has thousands of them."""
     notes: tuple[Any, ...] = ()
     if get_origin(kind) is Annotated:
         kind, *rest = get_args(kind)

@@ -201,7 +201,7 @@ def _walk(
 
 
 def tree_bytes(path: Place) -> int:
-    """The sizes of the files and links at `path`, summed; what cannot be read counts nothing."""
+    """Return the sum of the sizes of files and links at `path`; unreadable ones count as 0."""
     state = os.lstat(path)
     if not stat.S_ISDIR(state.st_mode):
         return state.st_size

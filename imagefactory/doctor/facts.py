@@ -116,5 +116,5 @@ class MachineFacts:
         return next((probe for probe in self.probes if probe.name == name), None)
 
     def use(self, name: str) -> str:
-        """What an engine or runner is needed for here: `build`, `run`, or itself alone."""
+        """Return what an engine or runner is needed for here: `build`, `run`, or only itself."""
         return "build" if name == self.engine else "run" if name == self.runner else name

@@ -98,7 +98,7 @@ STORE_BYTES = 10_000_000_000
 
 
 def can_build(findings: tuple[Diagnosis, ...]) -> bool:
-    """False when something that `build` needs (its smoke test included) is missing or denied."""
+    """Return whether nothing is missing or denied that `build` and its smoke test need."""
     bad = (Health.MISSING, Health.DENIED)
     return not any(finding.state in bad and finding.needed_for in ("build", "run") for finding in findings)
 
@@ -137,12 +137,12 @@ def _kernel(facts: MachineFacts) -> Diagnosis:
 
 
 def _sandbox_use(facts: MachineFacts) -> str:
-    """The assemble engine runs the base's Python in a sandbox, whatever runs its images."""
+    """Return what the sandbox is needed for: the assemble engine runs the base's Python in it."""
     return "run" if facts.engine == "assemble" else facts.use("unshare")
 
 
 def _sandbox(facts: MachineFacts) -> list[Diagnosis]:
-    """User namespaces and overlay, from one real attempt and the settings that explain its refusal."""
+    """Return user namespaces and overlay, by one real attempt and the settings that explain a refusal."""
     refusal, use = facts.sandbox.refusal, _sandbox_use(facts)
     allowed = Diagnosis("user namespaces", Health.OK, "tried: allowed", needed_for=use)
     if not refusal:
@@ -156,7 +156,7 @@ def _sandbox(facts: MachineFacts) -> list[Diagnosis]:
 
 
 def _bounds(facts: MachineFacts) -> Iterator[Diagnosis]:
-    """What a run may take here, and whether Landlock keeps it to its own programs."""
+    """Yield the limits of a run, and whether Landlock restricts it to its own programs."""
     names = ("processes", "memory", "files", "scratch")
     amounts = ", ".join(format_amount(name, getattr(facts.limits, name)) for name in names)
     use, version = _sandbox_use(facts), facts.sandbox.cgroup
@@ -171,7 +171,7 @@ def _bounds(facts: MachineFacts) -> Iterator[Diagnosis]:
 
 
 def explain_refusal(facts: MachineFacts) -> tuple[str, str]:
-    """(why, command) for a sandbox that this machine refused; the settings of Debian, Ubuntu and RHEL."""
+    """Return (reason, command) for a refused sandbox; the settings of Debian, Ubuntu and RHEL."""
     sysctls = dict(facts.sysctls)
     for name in ("user", "mnt", "pid", "net"):
         key = f"user/max_{name}_namespaces"
@@ -251,7 +251,7 @@ def _probes(facts: MachineFacts) -> Iterator[Diagnosis]:
 
 
 def _subordinate_ids(facts: MachineFacts) -> Iterator[Diagnosis]:
-    """mmdebstrap as an ordinary user needs a range of ids of its own; running images does not."""
+    """Yield the ranges of ids that mmdebstrap needs as an ordinary user."""
     if facts.uid == 0:
         return
     name, user = "subordinate ids", facts.user

@@ -54,10 +54,7 @@ SECONDS = 10
 
 
 def check_services(access: Access, names: Collection[str] | None = None) -> tuple[ProbeResult, ...]:
-    """Asks engines, package index, Debian's archive and the registry, all at once: each may be slow.
-
-    Of them only `names`, where these are given.
-    """
+    """Test engines, package index, Debian's archive and the registry in parallel, or only `names`."""
     questions: dict[str, Callable[[Access], str]] = {
         "docker": _check_docker,
         "apptainer": _check_apptainer,
@@ -125,14 +122,14 @@ def _check_index(access: Access) -> str:
 
 
 def _check_mirror(access: Access) -> str:
-    """Asks for what `lock` and a base's build begin with, by apt's own means."""
+    """Check that apt reaches the files with which `lock` and a base's build begin."""
     suites = _suites(access.settings)
     reach(debian_mirror(access), suites, seconds=SECONDS)
     return f"{', '.join(suites)} found there"
 
 
 def _suites(settings: Settings) -> tuple[str, ...]:
-    """The suites of the factory's bases."""
+    """Return the suites of the project's bases."""
     try:
         bases = read_bases(settings.root_path / "recipes")
     except ImagefactoryError:
@@ -184,7 +181,7 @@ def gather_machine_facts(
     root: Path = Path("/"),
     services: Collection[str] | None = None,
 ) -> MachineFacts:
-    """The facts of this machine; `root` is where its files are found."""
+    """Return the facts of this machine; its files are below `root`."""
     status = _fields((root / "proc/self/status").read_text())
     user = _user_name()
     nodes = find_device_nodes(root / "dev")
@@ -250,7 +247,7 @@ def try_sandbox(limits: RunLimits) -> SandboxAttempt:
 
 
 def try_emulated() -> Iterator[ProbeResult]:
-    """The same for the programs of other platforms, with what would start them."""
+    """Test the sandbox with the programs of other platforms."""
     for name in (name for name in PLATFORMS if name != this_platform()):
         try:
             emulator = find_emulator(architecture(name))
@@ -287,7 +284,7 @@ def _user_name() -> str:
 
 
 def _container(root: Path, environ: Mapping[str, str]) -> str:
-    """The container this runs in, by the marks that docker, podman and systemd leave; "" if none."""
+    """Return the container of this process, by the marks of docker, podman and systemd; "" if none."""
     if (root / ".dockerenv").exists():
         return "docker"
     if (root / "run/.containerenv").exists():
@@ -308,7 +305,7 @@ def _read_disk(name: str, path: Path, origin: str) -> Disk:
 
 
 def find_unusable_gpus(places: Places) -> tuple[str, ...]:
-    """The NVIDIA GPUs that the driver cannot use, and why."""
+    """Return the NVIDIA GPUs that the driver cannot use, and why."""
     try:
         notes = read_hardware(places)["notes"]
     except LostGpu as error:

@@ -54,14 +54,14 @@ class UsageFacts:
 
 
 def diagnose_submit(facts: UsageFacts) -> tuple[Diagnosis, ...]:
-    """For who writes submit files, with a factory or without."""
+    """Return the lines for writing job files, with a project or without."""
     centers = (line for center in facts.centers for line in _center(center))
     own = () if facts.centers else (*_diagnose_catalog(facts), *_trust(facts, own=facts.own), _site(facts))
     return (*own, *centers, _pool(facts), *_reader(facts))
 
 
 def _center(facts: UsageFacts) -> Iterator[Diagnosis]:
-    """One center of several: each line says which."""
+    """Yield the lines of one center of several, with its name."""
     for line in (*_diagnose_catalog(facts), *_trust(facts), _site(facts)):
         yield replace(line, name=f"{facts.center}: {line.name}")
 
@@ -100,7 +100,7 @@ def _diagnose_catalog(facts: UsageFacts) -> Iterator[Diagnosis]:
 
 
 def _trust(facts: UsageFacts, *, own: bool = False) -> Iterator[Diagnosis]:
-    """`own`: who verifies signs with a key of his own, and needs no center's invitation."""
+    """Yield the lines of trusted keys. `own`: who verifies signs with an own key, without an invitation."""
     if not facts.keys:
         yield _line(
             "trust", Health.MISSING, "no key is trusted, so no verdict counts", NEW_KEY if own else JOIN

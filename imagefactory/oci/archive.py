@@ -284,7 +284,7 @@ def _tags(row: dict[str, Any]) -> list[str]:
 
 
 def _only_image(images: list[Any]) -> Any:
-    """The one image of an archive. Raises StoreError for several."""
+    """Return the only image of an archive. Raises StoreError for several."""
     if not all(isinstance(row, dict) for row in images):
         raise TypeError("its manifest.json is not a list of images")
     if not images:
@@ -380,7 +380,7 @@ def _oci(layout: Layout, image: Image, tar: PlainTar) -> Iterator[int]:
 
 
 def _closure(layout: Layout, image: Image) -> tuple[Descriptor, list[Descriptor]]:
-    """The image's own descriptor, and all that it names however deep, itself too, by digest."""
+    """Return the image's descriptor and all below it, by digest."""
     size = _size(layout, image.digest)
     data = json.loads(layout.read(Descriptor(media_type="", digest=image.digest, size=size)))
     kind = data.get("mediaType", INDEX_TYPE if "manifests" in data else MANIFEST_TYPE)

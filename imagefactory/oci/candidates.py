@@ -67,17 +67,17 @@ FALLBACK = re.compile(r"sha256-[0-9a-f]{64}")  # the referrers of a registry wit
 
 
 def plain_tag(target: Target) -> str:
-    """The tag that people use: `2.3-cu121`."""
+    """Return the tag that people use: `2.3-cu121`."""
     return reference(target).partition(":")[2]
 
 
 def candidate_tag(target: Target, digest: str, suffix: str = "") -> str:
-    """`2.3-cu121-0123456789ab`: it names its content, so it never has to move."""
+    """Return `2.3-cu121-0123456789ab`: the tag names its content, so it never moves."""
     return f"{plain_tag(target)}-{digest.removeprefix('sha256:')[:12]}{suffix}"
 
 
 def tag_type(tag: str, plain: Collection[str]) -> str:
-    """`target`, `capability`, `candidate`, `referrers` or `other`; `plain` are the targets' own tags."""
+    """Return `target`, `capability`, `candidate`, `referrers` or `other`; `plain` are the targets' tags."""
     if tag in plain:
         return "target"
     for kind, pattern in (("capability", CAPABILITY), ("candidate", CANDIDATE)):
@@ -113,9 +113,9 @@ def check_tag(tag: str, plain: Collection[str]) -> None:
 def pushed_record(
     candidate: Descriptor, now: datetime, made_from: str = "", *, key: str = ""
 ) -> LocalArtifact:
-    """The record of a push at `now`, to be attached to the candidate; `made_from` is left out where empty.
+    """Return the record of a push at `now`, to attach to the candidate; empty `made_from` is omitted.
 
-    Without a `key` it has no MAC, and is a hint to people.
+    Without a `key` it has no MAC, and is only a hint to people.
     """
     row = {CREATED: now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
     if made_from:
@@ -126,7 +126,7 @@ def pushed_record(
 
 
 def read_records(place: StoreRepository, digest: str, *, key: str = "") -> tuple[Mapping[str, str], ...]:
-    """The annotations of a candidate's records of pushes; with a `key` of those alone that have its MAC."""
+    """Return the annotations of a candidate's records of pushes; with a `key` only those with its MAC."""
     records = place.store.referrers(place.repository, digest, PUSHED_TYPE)
     rows = (_annotations(place, record) for record in records)
     return tuple(row for row in rows if not key or _has_mac(digest, row, key))
@@ -280,7 +280,7 @@ def _read_graph(place: StoreRepository, root: Manifest) -> dict[str, tuple[Descr
 
 
 def _annotations(place: StoreRepository, record: Descriptor) -> Mapping[str, str]:
-    """A registry may leave them out of the list of referrers; the artifact itself has them."""
+    """Return the annotations of a record; a registry may omit them in the list of referrers."""
     listed = dict(record.annotations)
     if CREATED in listed:
         return listed

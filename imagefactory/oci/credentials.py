@@ -34,7 +34,7 @@ class Credential:
 
     @property
     def basic(self) -> str:
-        """The value of an Authorization header."""
+        """Return the value of an Authorization header."""
         return "Basic " + base64.b64encode(f"{self.user}:{self.secret}".encode()).decode()
 
 
@@ -65,7 +65,10 @@ def find_credentials(environ: Mapping[str, str]) -> Credentials:
 
 
 def credential_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """Source: docker login(1), containers-auth.json(5). A named REGISTRY_AUTH_FILE replaces podman's own."""
+    """Return the credential files; REGISTRY_AUTH_FILE replaces podman's own.
+
+    Source: docker login(1), containers-auth.json(5).
+    """
     named, docker = environ.get("REGISTRY_AUTH_FILE", ""), environ.get("DOCKER_CONFIG", "")
     home, runtime = environ.get("HOME", ""), environ.get("XDG_RUNTIME_DIR", "")
     files = [Path(named)] if named else []
@@ -127,7 +130,7 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 
 def parse_auth(entry: Mapping[str, Any], *, origin: str) -> Credential | None:
-    """One entry of `auths`; None for the empty one that a helper leaves behind."""
+    """Parse one entry of `auths`; None for the empty entry of a helper."""
     token = entry.get("identitytoken")
     if isinstance(token, str) and token:
         return Credential(user="", secret=token, origin=origin)
@@ -148,7 +151,7 @@ def parse_auth(entry: Mapping[str, Any], *, origin: str) -> Credential | None:
 
 
 def query_helper(name: str, host: str, environ: Mapping[str, str]) -> Credential | None:
-    """What `docker-credential-NAME get` answers for `host`; None where it has nothing.
+    """Return the answer of `docker-credential-NAME get` for `host`, or None.
 
     Raises RegistryError for a helper that is not installed, fails or takes more than 30 seconds.
     """

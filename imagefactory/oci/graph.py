@@ -74,7 +74,7 @@ class ManifestGraph:
 
     @property
     def size(self) -> int:
-        """Bytes of all blobs."""
+        """Return the bytes of all blobs."""
         return sum(blob.size for blob in self.blobs)
 
 

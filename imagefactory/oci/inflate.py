@@ -100,7 +100,7 @@ def plain_layer(media_type: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def unpacked(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """The plain bytes of what its first bytes show to be gzip or zstd; all else as it came."""
+    """Yield the plain bytes of gzip or zstd, by the first bytes; others unchanged."""
     first = b""
     for chunk in chunks:
         first += chunk
@@ -116,7 +116,7 @@ def unpacked(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def unzstd(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """The plain bytes of zstd frames, in pieces of at most 256 KiB; a stream that is cut ends early."""
+    """Yield the plain bytes of zstd frames, in pieces of at most 256 KiB; a truncated stream ends early."""
     try:
         import zstandard
     except ImportError as error:

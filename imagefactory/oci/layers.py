@@ -64,7 +64,7 @@ class LayerCodec:
 
 
 def codec(name: str) -> LayerCodec:
-    """The codec called `zstd` or `gzip`. Raises UsageError for another name."""
+    """Return the codec `zstd` or `gzip`. Raises UsageError for another name."""
     if name not in CODECS:
         raise UsageError(
             "option-invalid", f"unknown layer codec '{name}'", hint=f"supported codecs: {', '.join(CODECS)}"
@@ -277,7 +277,7 @@ class TarSegment:
         self._compressor = self._codec.compressor()
 
     def raw(self, data: bytes) -> None:
-        """Tar bytes made elsewhere."""
+        """Add finished tar bytes."""
         self._put(data)
 
     def close(self) -> None:

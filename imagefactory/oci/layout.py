@@ -97,7 +97,7 @@ class BlobWriter:
 
     @property
     def digest(self) -> str:
-        """The digest of the bytes so far."""
+        """Return the digest of the bytes so far."""
         return f"sha256:{self._hash.hexdigest()}"
 
     def commit(self, media_type: str) -> Descriptor:
@@ -424,7 +424,7 @@ class Layout:
 
     @contextmanager
     def locked(self, name: str) -> Iterator[None]:
-        """One process at a time for `name`; others wait. The kernel frees it if a process dies."""
+        """Lock `name` for one process; others wait. The kernel frees it if a process dies."""
         with open_lock(self.path / "locks" / name) as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield

@@ -335,7 +335,7 @@ class CollectResult:
     stuck: tuple[tuple[str, StoreError], ...] = ()
 
     def as_json(self) -> dict[str, object]:
-        """The counts."""
+        """Return the counts."""
         return {name: getattr(self, name) for name in ("blobs", "unpacked", "records", "bytes")}
 
 

@@ -76,7 +76,7 @@ class SifArtifact:
 
     @property
     def config(self) -> str:
-        """What results of checks are kept under, as an image's config: here the sha256 of the file."""
+        """Return the key of check results, as an image's config: here the sha256 of the file."""
         return self.file.digest
 
 
@@ -93,7 +93,7 @@ TITLE = "org.opencontainers.image.title"
 
 
 def canonical_json(value: object) -> bytes:
-    """One byte sequence for one value: sorted keys, no spaces, UTF-8."""
+    """Return one byte sequence for one value: sorted keys, no spaces, UTF-8."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
@@ -201,7 +201,7 @@ def media_type_of(value: Mapping[str, Any]) -> str:
 
 
 def artifact_type(value: Mapping[str, Any]) -> str:
-    """What a manifest is as a referrer: its artifactType, else its config's media type (image-spec 1.1)."""
+    """Return a referrer's type: its artifactType, else its config's media type (image-spec 1.1)."""
     config = value.get("config")
     kind = value.get("artifactType") or (config.get("mediaType") if isinstance(config, dict) else "")
     return str(kind or "")
@@ -212,7 +212,7 @@ MALFORMED = (KeyError, IndexError, TypeError, AttributeError, ValueError, Recurs
 
 
 def malformed_reason(error: Exception) -> str:
-    """What one of MALFORMED says of JSON, in words for a person."""
+    """Return the reason in one of MALFORMED, for a person."""
     if isinstance(error, KeyError):
         return f"it has no {error}"
     if isinstance(error, ValueError):
@@ -277,7 +277,7 @@ def _is_unknown_platform(platform: object) -> bool:
 
 
 def choose_image(name: str, entries: list[Mapping[str, Any]]) -> Descriptor:
-    """The image to take of an index: the only one, else that of linux/amd64. Raises NoPlatformError."""
+    """Return the image of an index: the only one, else that of linux/amd64. Raises NoPlatformError."""
     images = images_of(entries)
     if len(images) == 1:
         return parse_descriptor(images[0])

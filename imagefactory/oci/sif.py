@@ -55,17 +55,17 @@ class SifOrigin:
 
 
 def sif_name(target: str, digest: str) -> str:
-    """`<target>-<12 hex of the file's sha256>.sif`: other bytes, other name, since caches go by names."""
+    """Return `<target>-<12 hex of the file's sha256>.sif`: other bytes, other name, as caches use names."""
     return f"{target}-{digest.removeprefix('sha256:')[:12]}.sif"
 
 
 def sif_reference(target: Target) -> str:
-    """The tag of a .sif built from the target's definition: `pytorch:2.3-cu121.sif`."""
+    """Return the tag of a .sif built from the target's definition: `pytorch:2.3-cu121.sif`."""
     return f"{reference(target)}.sif"
 
 
 def format_sif_manifest(file: Descriptor, config: Descriptor, origin: SifOrigin) -> dict[str, object]:
-    """The artifact's manifest. Pure."""
+    """Return the artifact's manifest."""
     title = sif_name(origin.target, file.digest)
     layer = {**format_descriptor(file), "annotations": {TITLE: title}}
     manifest: dict[str, object] = {
@@ -114,7 +114,7 @@ def store_sif(
 
 
 def load_sif(layout: Layout, digest: str) -> SifArtifact:
-    """The .sif of a manifest. Raises StoreError when it is not here whole or is no .sif."""
+    """Return the .sif of a manifest. Raises StoreError if it is missing, corrupt or not a .sif."""
     stored = layout.manifest(digest)
     if stored is None:
         raise StoreError("blob-missing", f"{digest} is not in {layout.path}")
@@ -165,7 +165,7 @@ def copy_sif(sif: SifArtifact, output: Path, progress: Progress) -> None:
 
 
 def find_sif(layout: Layout, tag: str) -> SifArtifact | None:
-    """The .sif that a tag of the layout (`pytorch:2.3-cu121.sif`) points to, or None."""
+    """Return the .sif of a tag of the layout (`pytorch:2.3-cu121.sif`), or None."""
     descriptor = layout.tags().get(tag)
     return None if descriptor is None else load_sif(layout, descriptor.digest)
 
@@ -184,7 +184,7 @@ class StoredSif:
 
 
 def stored_sifs(layout: Layout, manifest: str) -> tuple[StoredSif, ...]:
-    """The .sif files made from the image of this platform manifest, by name, the damaged ones too."""
+    """Return the .sif files made from the image of this platform manifest, by name, damaged ones too."""
     referrers = LayoutStore(layout).referrers("", manifest, SIF_TYPE)
     return tuple(
         sorted((_stored_sif(layout, manifest, each) for each in referrers), key=lambda sif: sif.name)
@@ -207,7 +207,7 @@ def _stored_sif(layout: Layout, subject: str, referrer: Descriptor) -> StoredSif
 
 
 def sifs_of(layout: Layout, manifest: str) -> tuple[SifArtifact, ...]:
-    """The .sif files made from the image of this platform manifest, by name, without damaged ones."""
+    """Return the .sif files made from the image of this platform manifest, by name, without damaged ones."""
     return tuple(
         sif.artifact for sif in stored_sifs(layout, manifest) if isinstance(sif.artifact, SifArtifact)
     )
@@ -243,7 +243,7 @@ def is_sif(path: Path) -> bool:
 
 
 def parse_sif(data: bytes) -> tuple[int, int]:
-    """(offset, count) of the descriptors, from a file's first bytes. Raises ValueError."""
+    """Return (offset, count) of the descriptors, from a file's first bytes. Raises ValueError."""
     if len(data) < _HEADER.size:
         raise ValueError("it is truncated")
     fields = _HEADER.unpack_from(data)

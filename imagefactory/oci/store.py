@@ -45,7 +45,7 @@ class ImageReference:
 
     @property
     def tag_or_digest(self) -> str:
-        """The digest, else the tag."""
+        """Return the digest, else the tag."""
         return self.digest or self.tag
 
     def __str__(self) -> str:

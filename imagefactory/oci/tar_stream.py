@@ -83,7 +83,7 @@ class EntryError(CorruptDataError):
 
 
 def layer_error(title: str, error: Exception) -> StoreError:
-    """The error that a reader of the layer `title` stops with."""
+    """Return the error of a reader of the layer `title`."""
     if isinstance(error, EntryError):
         return StoreError(
             "layer-entry-unsafe",
@@ -123,7 +123,7 @@ class TarEntry:
         return "/".join(self.parts)
 
     def piece(self, most: int) -> bytes | memoryview:
-        """At least one and at most `most` of the bytes that are left, uncopied; none at the end."""
+        """Return one to `most` of the remaining bytes, uncopied; none at the end."""
         if not self.remaining:
             return b""
         piece = self.source.piece(min(most, self.remaining))
@@ -131,7 +131,7 @@ class TarEntry:
         return piece
 
     def read(self, size: int, /) -> bytes:
-        """So many of the bytes that are left, less only at the file's end."""
+        """Return `size` of the remaining bytes, fewer only at the file's end."""
         data = bytearray()
         while len(data) < size and (piece := self.piece(size - len(data))):
             if not data and len(piece) == size:
@@ -319,7 +319,7 @@ class _LayerNames:
 
 
 def _at(entry: TarEntry, kind: str, parts: Parts) -> TarEntry:
-    """An entry that another one brings with it."""
+    """Return an entry that another one implies."""
     none = TarStream(iter(()))
     return TarEntry(parts, kind, entry.name, "", 0, 0o755, entry.uid, entry.gid, entry.mtime, none)
 
@@ -402,9 +402,9 @@ def _headers(stream: TarStream) -> Iterator[_TarHeader]:
 
 
 def _parse_header(block: bytes) -> tuple[str, bytes, int]:
-    """Name, type and size of a header (POSIX ustar and its elders). Raises ValueError.
+    """Return name, type and size of a header (POSIX ustar and older). Raises ValueError.
 
-    tarfile reads the same, and six times as many fields: for small files that is most of a scan.
+    tarfile reads six times as many fields, which takes most of a scan of small files.
     """
     checksum = _number(block[148:156])
     if checksum != 256 + sum(block[:148]) + sum(block[156:]):
@@ -447,9 +447,9 @@ _EXTENDED = (*_PAX, tarfile.XGLTYPE, *_LONG)
 
 
 def _parse_extended(kind: bytes, data: bytes) -> dict[str, str]:
-    """What an extended header says of the next entry (POSIX pax; GNU's long names).
+    """Return the fields for the next entry in an extended header (POSIX pax; GNU's long names).
 
-    A global one says nothing, as docker has it.
+    A global header has no effect, as in docker.
     """
     if kind in _LONG:
         return {_LONG[kind]: _name(data)}
@@ -478,7 +478,7 @@ def _is_sparse(extended: dict[str, str]) -> bool:
 
 
 def _expand(stream: TarStream, header: _TarHeader) -> tuple[int, Iterator[bytes]]:
-    """The size of a sparse file, and its bytes with the holes filled in (GNU tar's manual, appendix D)."""
+    """Return the size of a sparse file and its bytes with filled holes (GNU tar's manual, appendix D)."""
     assert header.sparse is not None
     extended, block = header.sparse
     stored = header.size
@@ -520,7 +520,7 @@ def _filled(stream: TarStream, regions: list[tuple[int, int]], size: int) -> Ite
 
 
 def _old_regions(stream: TarStream, block: bytes) -> list[tuple[int, int]]:
-    """Of the type S: four in the header, 21 in each block that follows."""
+    """Return the regions of type S: four in the header, 21 in each following block."""
     fields, more, rest = block[386:482], block[482], HEADER_LIMIT
     regions: list[tuple[int, int]] = []
     while True:
@@ -540,7 +540,7 @@ def _old_regions(stream: TarStream, block: bytes) -> list[tuple[int, int]]:
 
 
 def _leading_regions(stream: TarStream, stored: int) -> tuple[list[tuple[int, int]], int]:
-    """Of version 1.0: numbers in lines, before the file's bytes. And how many bytes they took."""
+    """Return the regions of version 1.0 (lines of numbers before the file), and the bytes of the lines."""
     data, lines, expected = bytearray(), 0, 1
     while lines < expected:
         if len(data) >= min(stored, HEADER_LIMIT):
@@ -574,9 +574,7 @@ class TarStream:
         """Names of the device nodes and FIFOs that were skipped."""
 
     def piece(self, most: int) -> bytes | memoryview:
-        """At least one byte and at most `most`; a whole chunk as it came. Raises CorruptDataError at the
-        end.
-        """
+        """Return one to `most` bytes; a whole chunk uncopied. Raises CorruptDataError at the end."""
         if not self._chunk and not self._next():
             raise CorruptDataError(f"it ends at byte {self.position}, in the middle of a file")
         piece, self._chunk = self._chunk[:most], self._chunk[most:]
@@ -584,7 +582,7 @@ class TarStream:
         return self._whole if len(piece) == len(self._whole) else piece
 
     def exactly(self, count: int, *, limit: int = BLOCK) -> bytes:
-        """`count` bytes, or none at the end of all."""
+        """Return `count` bytes, or none at the end of the stream."""
         if count > limit:
             raise CorruptDataError(f"a header of {count} bytes at byte {self.position}")
         data = bytearray()

@@ -183,7 +183,7 @@ class LayerTree:
         remove_tree(f"/proc/self/fd/{parent}/{parts[-1]}")
 
     def whiteout(self, parts: tuple[str, ...]) -> None:
-        """The OCI whiteout `.wh.NAME`, or the opaque mark, in overlay's words."""
+        """Write the OCI whiteout `.wh.NAME`, or the opaque mark, in overlay's form."""
         parent, name = self._parent(parts)
         hidden = name.removeprefix(WHITEOUT)
         if name == OPAQUE:

@@ -118,7 +118,7 @@ def read_layer(layer: OciLayer, blob: Path, folder: Path, tree: EntrySink, task:
 
 
 def report_skipped(layer: OciLayer, skipped: list[str], progress: Progress) -> None:
-    """Says which entries a reader of the layer did not keep; those below /dev every runner makes itself."""
+    """Print the skipped entries of a layer, except those below /dev, which every runner makes."""
     names = [printable(name) for name in skipped if not name.lstrip("./").startswith("dev/")]
     if names:
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -128,7 +128,7 @@ def report_skipped(layer: OciLayer, skipped: list[str], progress: Progress) -> N
 
 
 def _packed(layer: OciLayer, blob: Path, task: ProgressTask) -> Iterator[bytes]:
-    """The packed bytes, reported as they are read."""
+    """Yield the packed bytes, and advance the progress."""
     try:
         file = blob.open("rb")
     except OSError as error:
@@ -212,7 +212,7 @@ class _TreeChangedError(Exception):
 
 
 def record_tree(folder: Path, digests: Mapping[int, str]) -> bytes:
-    """The record of a layer that was just unpacked; `digests` are the sha256 of its files by inode."""
+    """Return the record of a new unpacked layer; `digests` are the sha256 of its files by inode."""
     known: dict[str, Rows] = {}
 
     def look(path: str, opened: int) -> Iterable[str]:
@@ -232,9 +232,9 @@ def record_tree(folder: Path, digests: Mapping[int, str]) -> bytes:
 
 
 def find_tree_changes(folder: Path, recorded: bytes, *, every_byte: bool) -> str:
-    """What of the first entry is not as `record` saw it; "" where all is.
+    """Return the fault of the first entry that changed since its record, "" for none.
 
-    Content is trusted where also ctime and inode are as they were, unless `every_byte`: then it is read.
+    Content counts as unchanged if ctime and inode are, unless `every_byte`: then it is read.
     """
     known: dict[str, Rows] = json.loads(recorded)
     times: list[str] = []
@@ -316,7 +316,7 @@ def _content(opened: int, name: str, status: os.stat_result) -> str:
 
 
 def _marks(opened: int, name: str) -> str:
-    """Overlay's attributes; nothing where the file system has no attributes."""
+    """Return overlay's attributes; nothing if the file system has no attributes."""
     path = f"/proc/self/fd/{opened}/{name}"
     try:
         names = os.listxattr(path, follow_symlinks=False)
@@ -335,7 +335,7 @@ class UnpackedLayers:
         self.folder = folder
 
     def path(self, diff_id: str) -> Path:
-        """Where the layer with this diff_id (`sha256:<64 hex>`) is, or will be."""
+        """Return the path of the layer with this diff_id (`sha256:<64 hex>`), which may not exist."""
         return self.folder / _hex(diff_id)
 
     def unpack(
@@ -520,7 +520,7 @@ class UnpackedLayers:
 
     @contextmanager
     def _lock(self, name: str, *, wait: bool) -> Iterator[bool]:
-        """True while this process alone may make or remove the layer `name`; False when another does."""
+        """Yield whether this process alone may make or remove the layer `name`."""
         locks = self.folder / ".locks"
         locks.mkdir(exist_ok=True)
         with open_lock(locks / name) as file:

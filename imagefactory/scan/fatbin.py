@@ -79,7 +79,7 @@ Read = Callable[[int, int], bytes]
 
 
 def elf_machine(head: bytes) -> int:
-    """What an ELF file of 64 bits is for, by its first bytes; 0 for other files."""
+    """Return the machine of a 64-bit ELF file, by its first bytes; 0 for other files."""
     if len(head) < HEADER_SIZE or head[:6] != b"\x7fELF\x02\x01":
         return 0
     return int(struct.unpack_from("<H", head, 18)[0])
@@ -266,7 +266,7 @@ Steps = Generator[ReadRequest, BytesPiece, OffloadBundle]
 
 
 def read_bundle(at: int, size: int) -> Steps:
-    """The plain bundle at offset `at` of a file of `size` bytes. Raises NotABundleError and Damaged."""
+    """Return the plain bundle at offset `at`. Raises NotABundleError and CorruptBundleError."""
     start = at + len(BUNDLE)
     raw = (yield ReadRequest(start, 8)).data
     if len(raw) < 8:
@@ -338,7 +338,7 @@ def read_compressed_bundle(at: int, size: int) -> Steps:
 
 
 def _targets(names: list[tuple[int, bytes]]) -> tuple[tuple[GpuCode, ...], tuple[str, ...]]:
-    """Processors, and what else device code is for; the host has none."""
+    """Return the processors and other targets of device code, without the host."""
     codes, unread = set(), []
     for place, name in names:
         text = name.decode("ascii", "replace")
@@ -397,7 +397,7 @@ class CodeReader:
         self._forward = ForwardReader(self._findings.walk())
 
     def feed(self, chunk: bytes | memoryview) -> None:
-        """The next bytes. Raises ToolError where AMD's compressed code needs a package that is missing."""
+        """Take the next bytes. Raises ToolError if a package for AMD's compressed code is missing."""
         end = self._fed + len(chunk)
         if self._head is not None:
             self._head += chunk[: HEADERS - len(self._head)]
@@ -423,7 +423,7 @@ class CodeReader:
         self._fed = end
 
     def close(self) -> GpuLibrary | None:
-        """What was found; None without GPU code."""
+        """Return the result; None without GPU code."""
         self._forward.end()
         return self._findings.library()
 
@@ -473,7 +473,7 @@ def _unreadable(path: Path, error: OSError) -> UsageError:
 
 
 def _next_ranges(passed: tuple[tuple[int, int], ...], offset: int, count: int) -> tuple[int, int]:
-    """The next bytes to search when those ranges are left out."""
+    """Return the next bytes to search, without those ranges."""
     for start, end in passed:
         if start <= offset < end:
             offset = end

@@ -69,7 +69,7 @@ def find_in_conda(path: Path, progress: Progress) -> tuple[FileFinding, ...]:
 
 
 def read_index(path: Path) -> bytes:
-    """The package's own record, `info/index.json`. Raises as `find_in_conda`."""
+    """Return the package's own record, `info/index.json`. Raises as `find_in_conda`."""
     with readable(path), QUIET.task(path.name) as task:
         try:
             stream = TarStream(_bounded(_tar(path, task, part="info")))
@@ -114,7 +114,7 @@ def _bounded(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _bunzip(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Streams that follow one another, in pieces of at most 256 KiB."""
+    """Yield consecutive streams, in pieces of at most 256 KiB."""
     stream, begun = bz2.BZ2Decompressor(), False
     for chunk in chunks:
         data = chunk

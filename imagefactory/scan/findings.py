@@ -131,7 +131,7 @@ def parse_note(path: str, data: bytes | mmap.mmap) -> tuple[tuple[str, str, str]
 
 
 def _parse_dist_info(path: str) -> InstalledPackage | None:
-    """Of an environment's own packages only: what setuptools and others carry inside is none."""
+    """Return a package of the environment itself, not one inside setuptools and others."""
     match = _DIST_INFO.fullmatch(path)
     above = path.split("/")[:-2]
     if not match or (above and above[-1] not in ("site-packages", "dist-packages")):
@@ -283,7 +283,7 @@ class FileScan:
 
 @contextmanager
 def readable(path: Path | str) -> Iterator[None]:
-    """Turns the operating system's refusal to read `path` into a UsageError."""
+    """Raise UsageError if the operating system cannot read `path`."""
     try:
         yield
     except OSError as error:

@@ -80,7 +80,7 @@ def put_scan(layout: Layout, digest: str, scan: LayerScan) -> None:
 
 
 def get_scan(layout: Layout, digest: str) -> LayerScan | None:
-    """What was kept of a layer; None where nothing was, by another scanner, or not readably."""
+    """Return the stored scan of a layer; None if missing, of another scanner or unreadable."""
     value = layout.recall(RECORDS, layout.blob_path(digest).name)
     return None if value is None else parse_scan(value)
 
@@ -151,12 +151,12 @@ def _parse_findings(value: Mapping[str, Any]) -> FileFinding:
 
 
 def _format_modules(modules: ModuleCount) -> str:
-    """`332 sm_50 sm_60 compute_90/8.1`: the count, then the codes."""
+    """Return `332 sm_50 sm_60 compute_90/8.1`: the count, then the codes."""
     return " ".join((str(modules.count), *map(str, modules.codes)))
 
 
 def _parse_modules(text: str) -> ModuleCount:
-    """What `_format_modules` wrote. Raises ValueError."""
+    """Parse the output of `_format_modules`. Raises ValueError."""
     count, *codes = text.split(" ")
     return ModuleCount(codes=tuple(map(parse_code, codes)), count=int(count))
 
@@ -165,7 +165,7 @@ RENAMED_LIMIT = 1_000_000  # names of files of one layer that are told anew as o
 
 
 def merge_layers(scans: Iterable[LayerScan]) -> tuple[FileFinding, ...]:
-    """What is seen of layers, the lowest first."""
+    """Return the visible findings of layers, the lowest first."""
     seen: dict[str, FileFinding] = {}
     links: dict[str, list[str]] = {}  # other names of what is seen
     for scan in scans:
@@ -321,7 +321,7 @@ def scan_image(source: str, layers: Sequence[OciLayer], shelf: ScanCache, progre
 
 
 def layout_scan_cache(layout: Layout, workers: int) -> ScanCache:
-    """The layers of a store on this machine, which were hashed when they were put there."""
+    """Return the layers of a store on this machine, which were checked when they were stored."""
 
     def read(layer: OciLayer) -> Iterator[bytes]:
         with layout.blob_path(layer.descriptor.digest).open("rb") as file:
@@ -355,7 +355,7 @@ def _counted(chunks: Iterator[bytes], task: ProgressTask) -> Iterator[bytes]:
 
 
 def bounded(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Plain bytes on their way, not without end."""
+    """Yield plain bytes up to a limit."""
     size = 0
     for chunk in chunks:
         size += len(chunk)

@@ -58,7 +58,7 @@ class ForwardReader:
 
     @property
     def wants(self) -> ReadRequest | None:
-        """The bytes that are of use next (never a length of 0); None when the parser is through."""
+        """Return the next useful bytes (never a length of 0); None when the parser is finished."""
         if self._request is None:
             return None
         offset, length = self._request
@@ -71,7 +71,7 @@ class ForwardReader:
         return self._request is not None and not self._request.length
 
     def give(self, offset: int, data: bytes) -> None:
-        """Bytes at the offset that was wanted; behind it only while searching."""
+        """Take bytes at the requested offset, or after it while searching."""
         if self._request is None:
             return
         rest = self._kept[max(self._request.offset - self._base, 0) :]
@@ -83,7 +83,7 @@ class ForwardReader:
         self._serve(last=False)
 
     def end(self) -> None:
-        """No more bytes: requests are answered with what there is."""
+        """End the bytes: requests are answered with those that came."""
         self._serve(last=True)
 
     def _ends_nothing(self, rest: bytes, data: bytes) -> bool:
@@ -123,9 +123,9 @@ class ForwardReader:
 
 
 def _find_mark(data: bytes, start: int, places: dict[bytes, int]) -> tuple[int, bytes]:
-    """The first mark at or after `start`: its place and which; the end of the data and none otherwise.
+    """Return place and kind of the first mark at or after `start`; the end of the data and none otherwise.
 
-    `places` is what earlier calls learned of the same data, so that many finds cost one search.
+    `places` caches results of earlier calls for the same data, so that many marks cost one search.
     """
     place, first, limit = len(data), b"", len(data)
     for mark in _MARKS:
@@ -174,7 +174,7 @@ ZSTD_START = ZSTD_BLOCK + 64  # bytes in which a frame's header and first block 
 
 
 def lz4_start(packed: bytes, most: int) -> bytes:
-    """The first bytes, `most` at most, of a raw block; fewer where it is cut or is none."""
+    """Return the first bytes, at most `most`, of a raw block; fewer if it is truncated or invalid."""
     plain = bytearray()
     at = 0
     while len(plain) < most and at < len(packed):
@@ -192,7 +192,7 @@ def lz4_start(packed: bytes, most: int) -> bytes:
 
 
 def _length(packed: bytes, at: int, count: int) -> tuple[int, int]:
-    """A length of which `count` stood in the token, and where what follows it begins."""
+    """Return a length whose first part was `count` in the token, and the place after it."""
     if count < 15:
         return count, at
     while at < len(packed):

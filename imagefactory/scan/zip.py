@@ -115,7 +115,7 @@ def check_list(file: IO[bytes]) -> None:
 
 
 def member_bytes(path: Path, member: zipfile.ZipInfo) -> Iterator[bytes]:
-    """The member's plain bytes, exactly as many as it says. Raises CorruptDataError."""
+    """Yield the member's plain bytes, exactly as many as stated. Raises CorruptDataError."""
     rest = member.file_size
     for piece in _inflated(_packed_bytes(path, member), member.compress_type):
         rest -= len(piece)

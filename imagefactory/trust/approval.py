@@ -2,10 +2,9 @@
 
     sign_approval() -> envelope          envelopes -> judge_approvals() -> Approvals
 
-An approval names the image by the digest that the tag would point to, the tag and its repository, so it is
-worth nothing for another of them. It is an in-toto statement like a verdict, attached to the same manifest,
-and read as strictly. Keys are counted, not statements: what one key signs twice counts once. A revocation of
-verdicts of the image ends the approvals that were signed until then.
+An approval names the digest that the tag would point to, the tag and its repository, so it is not valid for
+others. It is an in-toto statement like a verdict, attached to the same manifest, and parsed as strictly. Keys
+are counted, not statements. A revocation of the image's verdicts ends the approvals signed until then.
 """
 
 from __future__ import annotations
@@ -59,20 +58,20 @@ class Approval:
 
 
 def sign_approval(subject: ApprovalSubject, key: SigningKey, now: datetime) -> bytes:
-    """The envelope of an approval. Raises StatementError, and ToolError for a program that does not sign."""
+    """Return an approval's envelope. Raises StatementError, and ToolError if a program does not sign."""
     payload = format_approval(subject, now.replace(microsecond=0))
     parse_approval(payload, "the approval to sign")
     return sign_envelope(payload, key)
 
 
 def format_approval(subject: ApprovalSubject, issued: datetime) -> bytes:
-    """The statement's bytes."""
+    """Return the statement's bytes."""
     times = {"issued": format_time(issued), "expires": format_time(issued + LIFE)}
     return format_statement(subject.subject, APPROVAL, {**times, **format_document(subject, FORMAT)})
 
 
 def parse_approval(payload: bytes, where: str) -> tuple[ApprovalSubject, datetime]:
-    """What `format_approval` wrote: what is approved, and when. Raises StatementError for any other bytes."""
+    """Parse what is approved, and when. Raises StatementError for any other bytes."""
     row = dict(parse_predicate(payload, where, APPROVAL))
     row.pop("expires", None)
     issued = parse_value(row.pop("issued", None), datetime, f"{where}: issued")
@@ -93,7 +92,7 @@ class Approvals:
     valid: tuple[Approval, ...] = ()
 
     def by(self, now: datetime) -> tuple[str, ...]:
-        """The names of the keys whose approval counts at `now`, each once."""
+        """Return the names of the keys whose approval counts at `now`, each once."""
         keys = {
             grant.keyid: grant.name
             for grant in self.valid
@@ -102,7 +101,7 @@ class Approvals:
         return tuple(sorted(keys.values()))
 
     def best(self) -> tuple[str, ...]:
-        """The most keys whose approvals counted at one time.
+        """Return the largest set of keys whose approvals counted at one time.
 
         A tag that was moved in that time stays approved: an approval that expires moves nothing.
         """
@@ -134,7 +133,7 @@ def verify_approvals(
 def read_approvals(
     envelopes: Iterable[bytes], trust: TrustRules, now: datetime, revoked: Iterable[RevokedCell] = ()
 ) -> tuple[tuple[ApprovalSubject, Approval], ...]:
-    """The approvals that count, whatever they are for, each with what it approves."""
+    """Return the approvals that count, each with its subject."""
     approvals, ended = [], max((row.when for row in revoked), default=None)
     for data in envelopes:
         opened = verify_envelope(data, trust)
@@ -155,6 +154,6 @@ def read_approvals(
 
 
 def others(trust: TrustRules, names: Iterable[str], now: datetime) -> tuple[str, ...]:
-    """The keys that are trusted now and are not among `names`."""
+    """Return the keys that are trusted now and are not among `names`."""
     valid = {key.name for key in trust.keys if key.since <= now < key.until}
     return tuple(sorted(valid - set(names)))

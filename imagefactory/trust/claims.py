@@ -1,9 +1,8 @@
-"""What verdicts say of cells: the claims that tables call *verified*, by compute capability. Pure.
+"""Claims of verdicts, which tables call *verified*, by compute capability. Pure.
 
-Only verdicts that can be relied on (Standing.GOOD) speak, each for the capability of its GPU alone: sm_86
-is never inferred from sm_80. A pass holds for its driver and newer ones, a failure too; a driver that was
-too old says that older ones are as well. Outcomes that say nothing of the image (`infrastructure`,
-`timeout`, `no-gpu` and the like) are no claims: a test would tell.
+Only verdicts that count (VerdictStatus.GOOD) make claims, each only for its GPU's capability: sm_86 is never
+inferred from sm_80. A pass applies to its driver and newer ones, a failure too; `driver-too-old` applies to
+older ones. Outcomes that are not about the image (`infrastructure`, `timeout`, `no-gpu`) make no claims.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from imagefactory.trust.verdict import Verdict, VerdictStatus, VerificationResul
 SUITE = "suite"
 """The rule of a claim that says yes."""
 REFUSALS = (Outcome.WRONG_NUMBERS, Outcome.NO_KERNEL, Outcome.DRIVER_TOO_OLD, Outcome.LOAD_FAILED)
-"""The outcomes that say that an image is of no use there. Each is the rule of its claim."""
+"""The outcomes against an image. Each is the rule of its claim."""
 SOON = timedelta(days=14)
-"""A proof that lapses within it is told."""
+"""A verdict that expires within this time is reported."""
 RENEWED = 10
 """In this part of its time a verdict is renewed: the last 9 of 90 days."""
 _SPEAKING = (Outcome.VERIFIED, *REFUSALS)
@@ -32,11 +31,10 @@ _SPEAKING = (Outcome.VERIFIED, *REFUSALS)
 def verified_claims(
     judged: Iterable[VerificationResult], driver: str = "", part: str = ""
 ) -> Mapping[Capability, CellClaim]:
-    """The claim of each capability on which verdicts of one image speak of `driver` (empty: of any), of whole
-    GPUs or with `part` of such slices (MIG): neither says anything of the other.
+    """Return the claim on each capability of one image, for `driver` (empty: any).
 
-    Of several the one of the newest driver that is not newer than `driver` counts, then the newest verdict;
-    without a driver the newest verdict, where a driver that was too old says nothing of others.
+    It is about whole GPUs, or with `part` about such slices (MIG). Of several verdicts that with the newest
+    driver up to `driver` counts, then the newest; without a driver the newest.
     """
     by_capability: dict[Capability, Verdict] = {}
     for judgement in judged:
@@ -59,7 +57,7 @@ def verified_claims(
 
 
 def multi_gpu_capabilities(judged: Iterable[VerificationResult], count: int) -> tuple[str, ...]:
-    """The capabilities of which so many GPUs at least worked together, by verdicts that can be relied on."""
+    """Return the capabilities of which at least `count` GPUs passed together, by verdicts that count."""
     reports = (
         judgement.verdict.report
         for judgement in judged
@@ -74,13 +72,13 @@ def multi_gpu_capabilities(judged: Iterable[VerificationResult], count: int) -> 
 
 
 VerifiedPeriod = tuple[datetime, datetime]
-"""When something was verified, and until when that holds."""
+"""When something was verified, and until when that is valid."""
 
 
 def last_verdicts(
     judged: Iterable[VerificationResult], part: str = ""
 ) -> Mapping[Capability, VerifiedPeriod]:
-    """When one image was last verified on each capability, by verdicts that hold or have expired."""
+    """Return when one image was last verified on each capability, by valid or expired verdicts."""
     periods: dict[Capability, VerifiedPeriod] = {}
     for judgement in judged:
         if judgement.verdict is None or judgement.standing not in (VerdictStatus.GOOD, VerdictStatus.EXPIRED):
@@ -93,7 +91,7 @@ def last_verdicts(
 
 
 def to_renew(judged: Iterable[VerificationResult], now: datetime) -> tuple[VerificationResult, ...]:
-    """The same, but `verified` counts as expired in the last tenth of its time. Pure.
+    """Return the results, but `verified` counts as expired in the last tenth of its time. Pure.
 
     Plans use it: a cell is verified again while its verdict is still valid, so readers see no gap.
     """
@@ -113,14 +111,14 @@ def _life(verdict: Verdict) -> timedelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictAges:
-    """When the oldest proof that holds was made, None where none holds, and how many lapse SOON."""
+    """When the oldest valid verdict was issued, None for none, and how many expire SOON."""
 
     oldest: datetime | None
     lapsing: int
 
 
 def verdict_ages(proofs: Iterable[VerifiedPeriod], now: datetime) -> VerdictAges:
-    """Of many images: how old it is what can be relied on."""
+    """Return the ages of the valid verdicts of many images."""
     holding = [(since, until) for since, until in proofs if until > now]
     return VerdictAges(
         oldest=min((since for since, _ in holding), default=None),
@@ -129,7 +127,7 @@ def verdict_ages(proofs: Iterable[VerifiedPeriod], now: datetime) -> VerdictAges
 
 
 def _covers_driver(verdict: Verdict, driver: str) -> bool:
-    """Whether it says anything of a GPU with that driver."""
+    """Return whether a verdict applies to a GPU with that driver."""
     report = verdict.report
     if report.outcome not in _SPEAKING or report.rehearsal or report.hardware is None:
         return False

@@ -1,12 +1,11 @@
-"""Which image the tags of a target point to, by the verdicts that can be relied on. Pure.
+"""Which image the tags of a target point to, by the verdicts that count. Pure.
 
     2.3-cu121-sm80   the newest candidate that is verified for 8.0
     2.3-cu121        the newest candidate that is verified for every capability that the recipe requires
 
-A tag never goes to an older candidate, unless the one that it points to was taken back (`revoke`) or a later
-run says no: then it goes to the newest other one that fulfils the rule, and away where there is none. An
-expired verdict moves nothing by itself. Annotations tell which candidate is newer; what is verified, signed
-statements alone tell.
+A tag never moves to an older candidate, unless its own was revoked or a later run failed: then it moves to
+the newest other one that fulfils the rule, or is removed. An expired verdict moves nothing by itself.
+Annotations decide which candidate is newer; only signed statements decide what is verified.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class TagCandidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromotionRule:
-    """What a target asks: its plain tag, and the capabilities on which that must be verified.
+    """The rule of a target: its plain tag, and the capabilities on which that must be verified.
 
     Where none is required, as of an image for CPUs, the newest of our `own` candidates has the plain tag: no
     verdict speaks of it, and what was built to be pushed has passed its smoke test. With `pointers_only` the
@@ -59,7 +58,7 @@ class PromotionRule:
 
 
 class CapabilityStatus(StrEnum):
-    """How a candidate stands with a capability."""
+    """The status of a candidate on a capability."""
 
     PROVEN = "proven"
     OPEN = "open"
@@ -92,21 +91,21 @@ class TagDecision:
 
 
 def pointer(plain: str, capability: str) -> str:
-    """The tag of a target for one capability: `2.3-cu121-sm80`."""
+    """Return the tag of a target for one capability: `2.3-cu121-sm80`."""
     return f"{plain}-{parse_capability(capability).sm.replace('_', '')}"
 
 
 def capability_of(verdict: Verdict) -> str:
-    """The capability that a verdict speaks of, empty where its run met no GPU, or a slice of one (MIG)."""
+    """Return the capability of a verdict, empty without a GPU, or for a slice of one (MIG)."""
     device = verdict.report.device
     return device.capability if device and not device.part else ""
 
 
 def capability_status(judged: Sequence[VerificationResult], capability: str) -> tuple[CapabilityStatus, str]:
-    """How the verdicts of one image stand with a capability, and why in a few words.
+    """Return the status of one image on a capability by its verdicts, and why in a few words.
 
-    A verdict that says `verified` holds until a later one, on that driver or a newer one, says no. One of
-    several GPUs says nothing of one.
+    A `verified` verdict is valid until a later one, on that driver or a newer one, says no. A verdict of
+    several GPUs does not count for one.
     """
     about = [
         (judgement, judgement.verdict)
@@ -151,7 +150,7 @@ def _denies(denial: Verdict, verdict: Verdict) -> bool:
 def decide_tags(
     rule: PromotionRule, candidates: Sequence[TagCandidate], tags: Mapping[str, str]
 ) -> tuple[TagDecision, ...]:
-    """What becomes of the target's tags, those of single capabilities first.
+    """Decide about the target's tags, those of single capabilities first.
 
     `tags` are what the target's tags point to now, by tag; what they point to should be among `candidates`.
     """
@@ -169,10 +168,10 @@ def decide_tags(
 
 
 def approve_tag(fate: TagDecision, needed: int, approved: Sequence[str], other: Sequence[str]) -> TagDecision:
-    """What becomes of a tag where `needed` keys must approve, and those in `approved` did.
+    """Return the decision about a tag that `needed` keys must approve, and those in `approved` did.
 
-    Without enough of them it does not move: it stays, or goes away where what it points to was withdrawn.
-    `other` are the keys that could still approve.
+    Without enough of them it stays, or is removed if its image was withdrawn. `other` are the keys that could
+    still approve.
     """
     missing = max(0, needed - len(approved))
     by = f"approved by {', '.join(approved) or 'nobody'}"
@@ -194,7 +193,7 @@ def approve_tag(fate: TagDecision, needed: int, approved: Sequence[str], other: 
 
 
 def newest_first(candidates: Sequence[TagCandidate]) -> tuple[str, ...]:
-    """The candidates' digests, those of an unknown time last."""
+    """Return the candidates' digests, those of an unknown time last."""
     return tuple(candidate.digest for candidate in _newest_first(candidates))
 
 
@@ -235,7 +234,7 @@ def _decide(tag: str, needs: Sequence[str], newest: Sequence[TagCandidate], befo
 
 
 def _withdrawal_reason(candidate: TagCandidate, needs: Sequence[str]) -> str:
-    """Why a candidate may not keep a tag, empty where nothing speaks against it."""
+    """Return why a candidate may not keep a tag, or an empty text."""
     for need in needs:
         how, word = capability_status(candidate.judged, need)
         if how in (CapabilityStatus.DENIED, CapabilityStatus.REVOKED):
@@ -244,7 +243,7 @@ def _withdrawal_reason(candidate: TagCandidate, needs: Sequence[str]) -> str:
 
 
 def _missing_reason(newest: Sequence[TagCandidate], at: int | None, needs: Sequence[str]) -> str:
-    """What is missing for the newest candidate, or for the one that the tag points to."""
+    """Return what the newest candidate lacks, or the one that the tag points to."""
     if not newest:
         return "no candidate"
     candidate = newest[at or 0]

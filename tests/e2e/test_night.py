@@ -77,8 +77,9 @@ def test_a_night_builds_pushes_and_publishes_and_says_so(ground: Ground) -> None
     said = ground.mail.read_text()
     assert f"built\n  {TARGET}\n" in said
     assert all(len(line) <= 80 for line in said.splitlines() if not line.startswith("log: "))
-    steps = [line.split()[2] for line in ground.log().splitlines() if line.startswith("$ ")]
-    assert steps == ["build", "promote", "reconcile", "catalogue", "store"]
+    calls = [line.split()[2:4] for line in ground.log().splitlines() if line.startswith("$ ")]
+    steps = [" ".join(word for word in words if not word.startswith("-")) for words in calls]
+    assert steps == ["build", "image promote", "verdict sync", "site publish", "image prune"]
 
 
 def test_a_broken_target_hides_nothing_and_is_told_once(ground: Ground) -> None:
