@@ -92,7 +92,7 @@ class GpuIdentity:
 class Hardware:
     """What the host says of its GPUs, outside of the image.
 
-    `pool` are those of NVML, `known` the UUIDs below /proc/driver/nvidia, `nodes` the device nodes
+    `gpus` are those of NVML, `known` the UUIDs below /proc/driver/nvidia, `nodes` the device nodes
     (`/dev/nvidia0`); `driver` is the kernel module's version. `notes` are further (name, text) pairs. Of
     AMD's the kernel tells all of it (evidence.py).
     """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from imagefactory.lock.debian.lock import read_base_lock
 from imagefactory.oci.layers import codec
 from imagefactory.oci.layout import BlobWriter, Layout
 from tests.services import PodmanService
+from tests.services.children import stdout_of
 from tests.services.factory import ROOT, Factory, copy_store
 from tests.services.tier import many
 
@@ -119,11 +119,7 @@ def published(
 
 
 def run(*command: str, environ: dict[str, str] | None = None) -> str:
-    done = subprocess.run(
-        command, env={**os.environ, **(environ or {})}, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    return stdout_of(command, env={**os.environ, **(environ or {})}, timeout=600)
 
 
 def test_docker_pulls_and_runs_it(published: Published, dockerd: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.services.children import stdout_of
 from tests.services.factory import Factory, copy_store
 
 TARGET = "tiny-12.1-cu121"
@@ -44,9 +45,8 @@ def push(factory: Factory, *options: str) -> dict[str, Any]:
 
 def inspected(reference: str) -> dict[str, Any]:
     command = ["skopeo", "inspect", "--tls-verify=false", f"docker://{reference}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    value = json.loads(done.stdout)
+    output = stdout_of(command, timeout=120)
+    value = json.loads(output)
     assert isinstance(value, dict)
     return value
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import http.server
-import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from imagefactory.oci.unpack import UnpackedLayers
 from imagefactory.progress import QuietProgress
 from tests.made.values import make_base, make_lock, make_target
 from tests.made.wheels import locked, make_wheel
+from tests.services.children import stdout_of
 
 EPOCH = 1_700_000_000
 WHERE = SourceLocation(file="recipes/tiny.yaml", line=1, column=1)
@@ -121,8 +121,7 @@ def make_base_tar(folder: Path) -> Path:
     """Debian with Python, about 200 MB, from the machine's own mirror."""
     tar = folder / "base.tar"
     command = ["mmdebstrap", "--quiet", "--variant=apt", f"--include={','.join(BASE.packages)}"]
-    done = subprocess.run([*command, BASE.suite, str(tar)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    stdout_of([*command, BASE.suite, str(tar)])
     return tar
 
 

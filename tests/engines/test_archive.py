@@ -6,7 +6,6 @@ import hashlib
 import io
 import json
 import shutil
-import subprocess
 import tarfile
 import tempfile
 from pathlib import Path
@@ -25,6 +24,7 @@ from imagefactory.oci.manifests import (
     format_descriptor,
 )
 from imagefactory.progress import QuietProgress
+from tests.services.children import stdout_of
 
 NAME = "pytorch:2.3-cu121"
 FILES = {"etc/one": b"one" * 5000, "opt/two": b"two"}
@@ -84,9 +84,7 @@ def exported(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path,
 
 
 def run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return stdout_of(command)
 
 
 def test_skopeo_inspects_and_copies(exported: tuple[str, Path, Image], tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ from imagefactory.oci.layers import codec
 from imagefactory.oci.layout import Layout
 from imagefactory.progress import QuietProgress
 from tests.made.errors import fails
-from tests.services.children import LIMIT, wait_for
+from tests.services.children import LIMIT, stdout_of, wait_for
 from tests.services.factory import ROOT
 from tests.services.hostile_script import ALLOWED, make_host, parse_report
 
@@ -264,7 +264,7 @@ def test_the_same_bytes_for_another_user_host_mirror_folder_zone_language_and_um
     script = (
         'hostname elsewhere-9; umask 077; cd /; exec setpriv --reuid "$0" --regid "$0" --init-groups "$@"'
     )
-    done = subprocess.run(
+    output = stdout_of(
         [
             *("unshare", "--uts", "sh", "-c", script, stranger),
             *(os.path.realpath(sys.executable), "-c", ELSEWHERE),
@@ -281,12 +281,8 @@ def test_the_same_bytes_for_another_user_host_mirror_folder_zone_language_and_um
             "PYTHONDONTWRITEBYTECODE": "1",
             "no_proxy": "127.0.0.1",
         },
-        capture_output=True,
-        text=True,
-        check=False,
     )
-    assert done.returncode == 0, done.stderr
-    uid, host, digest = done.stdout.split()
+    uid, host, digest = output.split()
     assert (int(uid), host) == (user.pw_uid, "elsewhere-9")
     assert sum(path.endswith(".deb") for path in mirror.asked) > 100
     assert digest == tars[name].sha256
@@ -517,14 +513,10 @@ def test_a_base_has_what_gpu_work_needs(name: str, room: Path, tars: dict[str, m
     root.mkdir()
     subprocess.run(["tar", "-xf", tars[name].path, "-C", root, "--numeric-owner"], check=True)
     (root / "dev/null").touch()  # gcc and apt ask for it; a runner gives real device nodes
-    done = subprocess.run(
-        ["chroot", root, "env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "sh", "-c", INSIDE],
-        capture_output=True,
-        text=True,
-        check=False,
+    output = stdout_of(
+        ["chroot", root, "env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "sh", "-c", INSIDE]
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    python, libc, header, certificates = done.stdout.split("\n")[:4]
+    python, libc, header, certificates = output.split("\n")[:4]
     assert python == BASES[name].python
     assert libc == f"glibc {BASES[name].glibc}"
     assert header.startswith(BASES[name].python + ".")

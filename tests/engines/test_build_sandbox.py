@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 import imagefactory
-from tests.services.children import LIMIT, child, wait_for
+from tests.services.children import LIMIT, child, stdout_of, wait_for
 from tests.services.hostile_script import ALLOWED, Host, make_host, parse_report
 
 # Runs a command as a build: its exit code or the code of the error, and what it wrote.
@@ -109,11 +109,8 @@ class Builder:
         }
 
     def run(self, *command: str) -> tuple[int | str, str, str]:
-        done = subprocess.run(
-            self.argv(*command), env=self.environment, capture_output=True, text=True, check=False, cwd="/"
-        )
-        assert done.returncode == 0, done.stderr
-        code, stdout, stderr = json.loads(done.stdout)
+        output = stdout_of(self.argv(*command), env=self.environment, cwd="/")
+        code, stdout, stderr = json.loads(output)
         return code, stdout, stderr
 
 

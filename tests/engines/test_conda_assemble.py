@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -30,7 +29,7 @@ from tests.made.supplies import supplies
 from tests.made.values import make_base, make_lock
 from tests.made.wheels import locked, make_wheel
 from tests.services.channel_made import ADDRESS, PYTHON, MadeChannel, make_channel
-from tests.services.children import LIMIT, child, wait_for
+from tests.services.children import LIMIT, child, stdout_of, wait_for
 from tests.services.conda_package import CondaPackage, File, pack
 
 BASE = make_base(python="", packages=(), public="x", where=docker_target.WHERE)  # fmt: skip
@@ -62,8 +61,7 @@ def base_tar(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Debian's essential packages: no Python in it."""
     tar = tmp_path_factory.mktemp("base") / "base.tar"
     command = ["mmdebstrap", "--quiet", "--variant=essential", BASE.suite, str(tar)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    stdout_of(command)
     return tar
 
 

@@ -42,6 +42,7 @@ from imagefactory.verify.kit.hardware import Places
 from imagefactory.verify.report import EVIDENCE_KIT
 from tests.services import libcuda
 from tests.services.apptainer import ORDINARY_UID, as_ordinary_user
+from tests.services.children import stdout_of
 from tests.services.gpu_factory import NAME
 from tests.services.gpu_host import Told, make_host
 
@@ -236,15 +237,12 @@ def test_an_ordinary_user_runs_a_kit_by_apptainer(ground: Ground, tmp_path: Path
         there = Path(name, "there")
         host = [str(there / Path(place).relative_to(ground.folder)) for place in ground.host]
         python = ["/usr/bin/python3", "-I", "-S", "-c", ON_A_MADE_UP_MACHINE, str(there / "ordinary")]
-        done = subprocess.run(
+        stdout_of(
             as_ordinary_user(tmp_path, [*python, json.dumps(host), "--runner", "apptainer"]),
-            capture_output=True,
-            text=True,
             timeout=300,
             cwd="/",
             env={"PATH": f"{programs}:{os.environ['PATH']}", "HOME": name},
         )
-        assert done.returncode == 0, done.stderr
         shutil.copytree(there / "ordinary/result", kit / "result")
     assert ground.collects(kit).report.outcome is Outcome.VERIFIED
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,6 +21,7 @@ from imagefactory.model import Lock, LockedWheel
 from imagefactory.progress import QuietProgress
 from tests.made.errors import fails
 from tests.made.values import make_base, make_conda, make_lock, make_target
+from tests.services.children import stdout_of
 from tests.services.package_index import Index, package_index, uv_locker
 
 TARGET = make_target(requirements=("torch==2.3.*", "numpy"), origins=(("torch", "cu121"),))
@@ -196,12 +196,8 @@ def test_pip_installs_such_a_lock_with_what_a_build_is_told(
     (tmp_path / "pip.conf").write_text(find_secrets(uv._index, {}).pip_conf)
     command = [sys.executable, "-m", "pip", "install", "--require-hashes", "--no-deps", "--no-cache-dir"]
     command += ["--platform", lock.platform, "--platform", "manylinux1_x86_64", "--only-binary", ":all:"]
-    done = subprocess.run(
+    stdout_of(
         [*command, "--python-version", "3.11", "--target", tmp_path / "to", "-r", tmp_path / "lock.txt"],
         env={"PATH": os.environ["PATH"], "PIP_CONFIG_FILE": str(tmp_path / "pip.conf")},
-        capture_output=True,
-        text=True,
-        check=False,
     )
-    assert done.returncode == 0, done.stderr
     assert (tmp_path / "to/torch-2.3.0+cu121.dist-info").is_dir()

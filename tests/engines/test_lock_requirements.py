@@ -242,7 +242,7 @@ def test_a_file_that_is_gone_or_changed_is_said(index: Index, tmp_path: Path) ->
         uv.addresses(lock)
     assert caught.value.hint == "imagefactory lock pytorch-2.3-cu121 --upgrade-package numpy"
     index.hidden.update(index.rows["numpy"])
-    with fails("locked-file-gone", hint="--upgrade-package") as caught:
+    with fails("locked-file-gone", hint="--upgrade-package"):
         uv.addresses(lock)
     index.hidden.clear()
     index.lies[gone.filename] = "0" * 64

@@ -28,6 +28,7 @@ from imagefactory.oci.registry.client import RegistryClient
 from imagefactory.oci.transfer import TransferRequest, send
 from imagefactory.progress import QuietProgress
 from tests.made.wheels import make_wheel
+from tests.services.children import stdout_of
 from tests.services.factory import lend
 
 ROOT = Path(__file__).parents[2]
@@ -160,8 +161,7 @@ def made_by_docker(site: Site, debian: str, dockerd: str) -> str:
     docker = [shutil.which("docker") or "docker", "--host", dockerd]
     # BuildKit writes OCI's types; docker's own are what `docker push` sends of an image of the daemon.
     for command in (["buildx", "build", "--load", "--tag", name, str(folder)], ["push", name]):
-        done = subprocess.run([*docker, *command], capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
+        stdout_of([*docker, *command], timeout=300)
     found = RegistryClient(site.registry).manifest("somewhere/tool", "1")
     assert found is not None
     assert found[0].media_type == "application/vnd.docker.distribution.manifest.v2+json"
@@ -250,10 +250,7 @@ def test_docker_builds_the_rendered_file_on_it(site: Site, made_by_docker: str, 
     (root / "Dockerfile").write_text(head)
     docker = [shutil.which("docker") or "docker", "--host", dockerd]
     name = "imagefactory/tests:by-hand"
-    done = subprocess.run(
-        [*docker, "buildx", "build", "--load", "--tag", name, str(root)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    stdout_of([*docker, "buildx", "build", "--load", "--tag", name, str(root)])
     program = "import os, sys; print(os.getuid(), os.getcwd(), sys.prefix, os.environ['PATH'])"
     said = subprocess.run(
         [*docker, "run", "--rm", name, "/usr/bin/python3.11", "-c", program],

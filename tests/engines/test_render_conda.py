@@ -53,6 +53,7 @@ from tests.made.values import make_lock
 from tests.made.wheels import locked, make_wheel
 from tests.services.channel_made import PYTHON, MadeChannel, make_channel
 from tests.services.channels import ChannelOptions, ChannelServer, Fault, channel_server
+from tests.services.children import stdout_of
 from tests.services.tier import many
 
 CHANNEL = "https://conda.anaconda.org/made"
@@ -351,8 +352,7 @@ def test_what_is_built_on_stays_as_it_is_by_every_engine(bench: Bench) -> None:
 def test_the_definitions_own_test_passes(bench: Bench, made: dict[str, Made]) -> None:
     assert isinstance(made["apptainer"].made, SifArtifact)
     command = ["apptainer", "test", str(made["apptainer"].made.path)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    stdout_of(command)
 
 
 def test_nobody_but_the_build_learns_of_passwords(bench: Bench, made: dict[str, Made]) -> None:
@@ -425,8 +425,6 @@ def test_the_folder_is_all_that_a_build_by_hand_needs(bench: Bench, scratch: Pat
     bench.daemon.tag(base, "imagefactory/base:by-hand")
     command = ["docker", "build", "--quiet", "--network=host", "--build-arg=BASE=imagefactory/base:by-hand"]
     given = [f"--secret=id={file.name},src={file}" for file in sorted(secrets.iterdir())]
-    made = subprocess.run([*command, *given, str(folder)], env=environ, capture_output=True, text=True)
-    assert made.returncode == 0, made.stderr
-    argv = ["docker", "run", "--rm", made.stdout.strip(), "python", "-c", "import tinytorch, tinywheel"]
-    done = subprocess.run(argv, env=environ, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    output = stdout_of([*command, *given, str(folder)], env=environ)
+    argv = ["docker", "run", "--rm", output.strip(), "python", "-c", "import tinytorch, tinywheel"]
+    stdout_of(argv, env=environ)

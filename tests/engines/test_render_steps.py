@@ -31,6 +31,7 @@ from imagefactory.build.steps import SITE
 from imagefactory.lock.pypi.requirements import format_lock
 from imagefactory.model import BuildSpec, LockedWheel, SourceLocation
 from tests.made.values import make_base, make_lock, make_target
+from tests.services.children import stdout_of
 
 WHERE = SourceLocation(file="recipes/tiny.yaml", line=1, column=1)
 WHEELS = {
@@ -139,9 +140,7 @@ def root(made: tuple[BuildSpec, str], debian_tar: Path, scratch: Path) -> Path:
 
 
 def run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
+    return stdout_of(command)
 
 
 def pip_conf(index: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.made.gpu_code import library
 from tests.made.scanned import VERSION
+from tests.services.children import stdout_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,9 +37,8 @@ def test_a_sif_is_unpacked_and_told(apptainer: str, tmp_path: Path) -> None:
         "--json",
         str(tmp_path / "x.sif"),
     ]
-    done = subprocess.run(argv, capture_output=True, text=True, env=environ, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    value = json.loads(done.stdout)
+    output = stdout_of(argv, env=environ, cwd=ROOT)
+    value = json.loads(output)
     assert value["from"] == "scan of the unpacked .sif"
     assert (value["framework_version"], value["cuda"]) == ("2.3.1", "12.1")
     (found,) = value["libraries"]

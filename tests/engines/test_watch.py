@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
+
+from tests.services.children import stdout_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,9 +22,8 @@ def test_a_family_whose_rows_are_old_is_told_the_releases_since(tmp_path: Path) 
         lock = tmp_path / f"lockfiles/numba-0.68-{cuda}.requirements.txt"
         lock.rename(tmp_path / f"lockfiles/numba-0.66-{cuda}.requirements.txt")
     command = [sys.executable, "-m", "imagefactory", "-C", tmp_path, "recipe", "outdated", "numba", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    (news,) = json.loads(done.stdout)["news"]
+    output = stdout_of(command, timeout=120, cwd=ROOT)
+    (news,) = json.loads(output)["news"]
     assert [one["series"] for one in news["releases"]][:2] == ["0.67", "0.68"]
     assert news["releases"][0]["command"] == "imagefactory recipe add-version numba 0.67 --cuda 13"
     assert all(one["since"] > "2026" for one in news["releases"][:2])

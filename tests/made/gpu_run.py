@@ -9,6 +9,7 @@ from typing import Any
 
 from imagefactory.suite.gpu import table
 from imagefactory.verify.outcome import GpuRun
+from tests.made.gpu_suite import make_expectations
 from tests.made.trial import ScriptedRunner
 from tests.made.verdicts import HOST, MADE_UP, NOW, SUBJECT, SUITE
 
@@ -16,23 +17,13 @@ DEVICE = {"name": "A GPU of the tests", "capability": "8.0", "uuid": MADE_UP.uui
 
 
 def make_run(**changes: Any) -> GpuRun:
-    asked = {
-        "format": table.FORMAT,
-        "nonce": "0123456789abcdef0123456789abcdef",
-        "target": "pytorch-2.3-cu121",
-        "framework": "torch",
-        "version": "2.3.1",
-        "cuda": "12.1",
-        "python": "3.11",
-        "packages": {"torch": "2.3.1"},
-        "conda": {},
-        "level": "quick",
-        "capability": "",
-        "driver": "12.0",
-        "predicted": {"8.0": {"native": True, "ptx": False, "runs": True, "reason": "sm_80 code"}},
-        "rehearsal": False,
-        **changes,
-    }
+    asked = make_expectations(
+        **{
+            "nonce": "0123456789abcdef0123456789abcdef",
+            "predicted": {"8.0": {"native": True, "ptx": False, "runs": True, "reason": "sm_80 code"}},
+            **changes,
+        }
+    )
     return GpuRun(
         subject=SUBJECT,
         suite=SUITE,

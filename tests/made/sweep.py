@@ -12,7 +12,7 @@ from typing import Any
 from imagefactory.schedulers.htcondor.pool import HTCondorSweepFiles
 from imagefactory.schedulers.pool import Inventory, PoolGpu, PoolMachine
 from imagefactory.schedulers.sweep_file import read_sweep
-from imagefactory.suite.gpu import table
+from tests.made import kit
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 DRIVER, CUDA = "550.90.07", "12.4"
@@ -166,29 +166,12 @@ NOTHING_SEEN = {
 
 
 def suite_report(asked: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
-    """What the suite writes where all holds, on the pool's made-up GPU."""
-    rows = [
-        {
-            "name": name,
-            "state": table.PASSED,
-            "detail": "as it should be",
-            "outcome": "",
-            "seconds": 0.1,
-            "numbers": {"elements": 1024.0},
-        }
-        for name in table.checks_of(asked["level"])
-    ]
-    capability = asked["capability"]
-    return {
-        "format": table.FORMAT,
-        "nonce": asked["nonce"],
-        "target": asked["target"],
-        "python": "3.11.2",
-        "level": asked["level"],
-        "rehearsal": False,
-        "cuda": CUDA,
-        "device": {"name": "NVIDIA Test GPU", "capability": capability, "uuid": UUID, "memory": 16 << 30},
-        "running": "",
-        "checks": rows,
-        **changes,
+    """Return the report of a suite whose checks all pass, on the pool's made-up GPU."""
+    device = {
+        "name": "NVIDIA Test GPU",
+        "capability": asked["capability"],
+        "uuid": UUID,
+        "memory": 16 << 30,
     }
+    fields = {"nonce": asked["nonce"], "target": asked["target"], "cuda": CUDA, "device": device}
+    return kit.suite_report(asked["level"], **{**fields, **changes})

@@ -38,6 +38,13 @@ def child(argv: Sequence[str], *, limit: float = LIMIT, **options: Any) -> Itera
                     pipe.close()
 
 
+def stdout_of(argv: Sequence[str | os.PathLike[str]], **options: Any) -> str:
+    """Return what a command printed. AssertionError with all of its output if it fails."""
+    ended = subprocess.run(argv, capture_output=True, text=True, check=False, **options)
+    assert ended.returncode == 0, f"{argv}\n{ended.stdout}\n{ended.stderr}"
+    return ended.stdout
+
+
 def kill_group(process: subprocess.Popen[Any]) -> None:
     """Not where it was waited for already: its number may be another's by now."""
     if process.returncode is None:

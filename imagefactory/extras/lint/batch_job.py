@@ -42,7 +42,7 @@ Names = Callable[[Collection[str]], bool]
 class BatchRequest:
     """What one job asks for. `at` is the option that asks for GPUs, None where none does.
 
-    `pool` are of one node; `kinds` the types by name, empty for any. `features` judges a node's, None where
+    `gpus` are of one node; `kinds` the types by name, empty for any. `features` judges a node's, None where
     none are asked for; `alternatives` are the feature names where they are joined by `|` alone. `memory` is
     of one node in bytes, 0 where it is not told. `jobs` counts an array, None where it cannot be read.
     `faults` are (where, what is wrong, what to write).

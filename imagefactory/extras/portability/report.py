@@ -112,7 +112,7 @@ class PortableReport:
     """What became of models of one image in runtimes, there or in other images. Unsigned.
 
     `subject` is the image that exported. `processor` is the CPU's name and `threads` how many of it were
-    used; `pool` and `driver` are what the host saw, empty where no runtime needs a GPU.
+    used; `gpus` and `driver` are what the host saw, empty where no runtime needs a GPU.
     """
 
     subject: VerifiedImage

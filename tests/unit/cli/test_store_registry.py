@@ -380,7 +380,7 @@ def test_bytes_that_are_not_what_the_digest_says_are_never_kept(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("imagefactory.oci.registry.session.RetryPolicy.wait", lambda *_: 0.0)
+    monkeypatch.setattr("imagefactory.http.RetryPolicy.wait", lambda *_: 0.0)
     push(call, registry, "one-12.1-cu121", path="")
     layer = graph.blobs[1].digest
     registry.shelves.blobs[layer] = b"x" * len(registry.shelves.blobs[layer])

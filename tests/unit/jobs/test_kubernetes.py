@@ -23,6 +23,7 @@ from imagefactory.jobs.offer import GpuClass
 from imagefactory.jobs.spec import JobParameters
 from imagefactory.schedulers.sites import find_site
 from imagefactory.schedulers.sizes import GB
+from tests.made.errors import fails
 from tests.made.offers import IMAGE, NOW, REFERENCE, gpu_class, job_spec, offer, verdict
 from tests.made.verdicts import TRUST
 
@@ -254,10 +255,8 @@ def test_files_are_read_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (("no.csv",), "cannot-read-file", "no.csv: no such file"),
         (("https://example.org/x",), "option-conflict", "https://example.org/x"),
     ):
-        with pytest.raises(UsageError) as caught:
+        with fails(code, message=message):
             read_files(replace(request, inputs=inputs))
-        assert caught.value.code == code
-        assert message in caught.value.message
 
 
 NASTY = [*"aB1 \n\r\\$(){}\"',;=#+-*/.~|&<>%@\t:!?[]", "---", "null", "image: x"]

@@ -16,6 +16,7 @@ from imagefactory.jobs.spec import LARGEST_ROWS, ROWS_MOST, header, number_runs,
 from imagefactory.model import Outcome
 from imagefactory.schedulers.pool import ImageKind
 from imagefactory.schedulers.sizes import GB
+from tests.made.errors import fails
 from tests.made.offers import digest, failed, gpu_class, job_spec, offer, verdict
 
 SWEEP = {"columns": ("run", "lr")}
@@ -189,10 +190,8 @@ def test_rows_of_a_file_of_values(tmp_path: Path) -> None:
     ],
 )
 def test_files_of_values_that_are_none(text: str, message: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with fails("sweep-values-invalid", message=message):
         parse_rows(text, "v.csv")
-    assert caught.value.code == "sweep-values-invalid"
-    assert message in caught.value.message
 
 
 def test_what_cannot_be_a_sweep(tmp_path: Path) -> None:
@@ -205,6 +204,5 @@ def test_what_cannot_be_a_sweep(tmp_path: Path) -> None:
         (tmp_path / "big", "sweep-size-invalid"),
         (tmp_path / "binary", "sweep-values-invalid"),
     ):
-        with pytest.raises(UsageError) as caught:
+        with fails(code):
             number_runs(source) if isinstance(source, int) else read_rows(source)
-        assert caught.value.code == code

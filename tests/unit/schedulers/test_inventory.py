@@ -23,6 +23,7 @@ from imagefactory.schedulers.inventory import (
 )
 from imagefactory.schedulers.pool import Inventory
 from tests.made.ads import A100, MIG_SLICE, V100, gpu, slot
+from tests.made.errors import fails
 
 NOW = datetime(2026, 11, 22, 6, tzinfo=UTC)
 SMALL: dict[str, Any] = {
@@ -67,13 +68,10 @@ def test_a_newer_one_takes_the_place_of_an_older_and_of_nothing_else(tmp_path: P
     other = tmp_path / "thesis.txt"
     other.write_text("years of work")
     for place in (other, tmp_path):
-        with pytest.raises(UsageError) as caught:
+        with fails("file-exists", message=str(place)):
             write_inventory(place, a_pool())
-        assert caught.value.code == "file-exists"
-        assert str(place) in caught.value.message
-    with pytest.raises(UsageError) as caught:
+    with fails("cannot-write-file"):
         write_inventory(tmp_path / "none" / "inventory.json", a_pool())
-    assert caught.value.code == "cannot-write-file"
     assert other.read_text() == "years of work"
     assert sorted(one.name for one in tmp_path.iterdir()) == ["inventory.json", "thesis.txt"]
 
@@ -156,28 +154,22 @@ def test_a_fault_is_told_by_its_place_and_what_to_write(
     ],
 )
 def test_what_is_no_inventory_is_refused(text: str, code: str, said: str) -> None:
-    with pytest.raises(UsageError) as fault:
+    with fails(code, message=said):
         parse_inventory(text, "f.json", NOW)
-    assert fault.value.code == code
-    assert said in fault.value.message
 
 
 def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for place in (tmp_path, tmp_path / "none.json"):
-        with pytest.raises(UsageError) as caught:
+        with fails("inventory-not-found", message=str(place)):
             read_inventory(place)
-        assert caught.value.code == "inventory-not-found"
-        assert str(place) in caught.value.message
     file = tmp_path / "inventory.json"
     file.write_bytes(b"\xff")
-    with pytest.raises(UsageError) as caught:
+    with fails("inventory-not-text"):
         read_inventory(file)
-    assert caught.value.code == "inventory-not-text"
     monkeypatch.setattr(inventory, "MAX_BYTES", 100)
     file.write_text(json.dumps(SMALL))
-    with pytest.raises(UsageError) as caught:
+    with fails("inventory-too-large"):
         read_inventory(file)
-    assert caught.value.code == "inventory-too-large"
 
 
 anything = st.recursive(

@@ -27,6 +27,7 @@ from imagefactory.schedulers.pool import open_pool
 from imagefactory.schedulers.sweep_file import SWEEP, read_pool, read_sweep
 from imagefactory.settings.choices import HTCONDOR, POOLS, PoolRow
 from tests.made import pool_of_one_row
+from tests.made.errors import fails
 from tests.made.sweep_site import Site
 
 
@@ -100,11 +101,8 @@ def test_a_sweep_of_a_pool_that_is_not_known_here_is_passed_over_and_said(
     prepared = prepare_sweep(site.factory, (site.target,), site.pool.gpus, options, bench)
     folder = make_sweep(site.factory, prepared, bench, QuietProgress()).folder
     monkeypatch.delitem(POOLS, row)
-    with pytest.raises(UsageError) as caught:
+    with fails("pool-unknown", message="'one-row'", hint="htcondor"):
         read_status(folder, bench.pools)
-    assert caught.value.code == "pool-unknown"
-    assert "'one-row'" in caught.value.message
-    assert "htcondor" in caught.value.hint
     options = SweepOptions(level="quick", registry=site.registry.host)
     monkeypatch.setattr(bench.pools(HTCONDOR).__class__, "driven", lambda _: frozenset())
     again = prepare_sweep(site.factory, (site.target,), site.pool.gpus, options, bench)

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from imagefactory.cli.job import IMAGE_TYPES
-from imagefactory.errors import StatementError, UsageError
 from imagefactory.schedulers import sites
 from imagefactory.schedulers.pool import ImageKind
 from imagefactory.schedulers.sites import RETIRED, SITE_NAMES, SITES, find_site, read_sites
 from imagefactory.settings.choices import SITES as SETTING_SITES
+from tests.made.errors import fails
 
 TEXT = Path(sites.__file__).with_suffix(".toml").read_text()
 
@@ -66,23 +66,19 @@ def test_rows_are_those_of_their_sites() -> None:
 )
 def test_other_rows_are_a_bug(old: str, new: str) -> None:
     assert old in TEXT
-    with pytest.raises(StatementError) as raised:
+    with fails("document-invalid"):
         read_sites(TEXT.replace(old, new, 1))
-    assert raised.value.code == "document-invalid"
 
 
 @pytest.mark.parametrize(("site", "hours"), [("chtc", 169), ("ospool", 21)])
 def test_jobs_too_long_for_a_site(site: str, hours: int) -> None:
-    with pytest.raises(UsageError) as caught:
+    with fails("job-too-long"):
         find_site(site).lines(timedelta(hours=hours))
-    assert caught.value.code == "job-too-long"
 
 
 def test_sites_are_one_list() -> None:
     assert sorted(SETTING_SITES) == sorted(site.name for site in SITES)
     assert sorted(IMAGE_TYPES) == sorted(ImageKind)
     assert all(site.kinds for site in SITES)
-    with pytest.raises(UsageError) as caught:
+    with fails("site-unknown", message="'nowhere'"):
         find_site("nowhere")
-    assert caught.value.code == "site-unknown"
-    assert "'nowhere'" in caught.value.message

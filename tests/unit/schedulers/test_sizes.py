@@ -6,7 +6,6 @@ from datetime import timedelta
 
 import pytest
 
-from imagefactory.errors import UsageError
 from imagefactory.schedulers.pool import ImageKind
 from imagefactory.schedulers.sizes import (
     GB,
@@ -17,6 +16,7 @@ from imagefactory.schedulers.sizes import (
     parse_size,
     parse_time,
 )
+from tests.made.errors import fails
 
 
 def test_disk_holds_the_image_in_its_form() -> None:
@@ -43,15 +43,13 @@ def test_sizes_are_htcondors(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "0GB", "8 gigs", "-1GB", "1e9", "8GB\nqueue", "99999999TB", "B"])
 def test_text_that_is_not_a_size(text: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with fails("size-invalid"):
         parse_size(text)
-    assert caught.value.code == "size-invalid"
 
 
 def test_times() -> None:
     assert parse_time("90m") == timedelta(minutes=90)
     assert parse_time("3d") == timedelta(days=3)
     for text in ("", "0h", "12", "1y", "999999w", "-1h"):
-        with pytest.raises(UsageError) as caught:
+        with fails("duration-invalid"):
             parse_time(text)
-        assert caught.value.code == "duration-invalid"

@@ -50,6 +50,7 @@ from imagefactory.schedulers.underway import NodeProgress, RunningSweep, leave_o
 from imagefactory.verify.nonces import LIFETIME
 from tests.made.claims import TARGET
 from tests.made.command import run
+from tests.made.errors import fails
 from tests.made.factory import NAME
 from tests.made.programs import Program, calls
 from tests.made.sweep import (
@@ -446,16 +447,12 @@ def test_only_wanted_nodes_are_parsed(site: Site) -> None:
     document = json.loads((folder / "sweep.json").read_bytes())
     document["sweep"]["nodes"][0]["memory"] = "broken"
     (folder / "sweep.json").write_text(json.dumps(document))
-    with pytest.raises(UsageError) as caught:
+    with fails("sweep-file-invalid", message="memory"):
         read_sweep(folder)
-    assert caught.value.code == "sweep-file-invalid"
-    assert "memory" in caught.value.message
     found = read_sweep(folder, lambda _, capability: capability == "8.0")
     assert ([node.name for node in found.nodes], found.left_out) == ([A100], ())
-    with pytest.raises(UsageError) as caught:
+    with fails("sweep-file-invalid", message="memory"):
         read_sweep(folder, lambda _, capability: capability == "7.0")
-    assert caught.value.code == "sweep-file-invalid"
-    assert "memory" in caught.value.message
 
 
 # --- the commands ----------------------------------------------------------------------------------

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagefactory.errors import ToolError
 from imagefactory.schedulers.htcondor import ads
 from imagefactory.schedulers.htcondor.ads import parse_ads, parse_status
 from imagefactory.schedulers.pool import Inventory, PoolGpu
 from tests.made.ads import A100, A100_80, H100, MI210, MIG_SLICE, V100, dynamic, gpu, slot, status
+from tests.made.errors import fails
 
 NOW = datetime(2026, 11, 22, 6, tzinfo=UTC)
 
@@ -239,17 +239,14 @@ def test_an_empty_pool_prints_nothing_or_an_empty_list() -> None:
     ],
 )
 def test_what_is_no_list_of_ads_is_refused(text: str) -> None:
-    with pytest.raises(ToolError) as caught:
+    with fails("condor-output-invalid"):
         list(parse_status(text))
-    assert caught.value.code == "condor-output-invalid"
 
 
 def test_a_pool_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ads, "MAX_ADS", 2)
-    with pytest.raises(ToolError) as caught:
+    with fails("pool-too-large", message="2 slots"):
         read(*(slot(f"gpu{n:02}", [gpu("GPU-11111111", A100)]) for n in range(3)))
-    assert caught.value.code == "pool-too-large"
-    assert "2 slots" in caught.value.message
 
 
 values = st.recursive(

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.errors import ToolError, UsageError
+from imagefactory.errors import ToolError
 from imagefactory.schedulers.htcondor.pool import HTCondor
 from tests.made.ads import A100, H100, MIG_SLICE, V100, gpu, slot, status
 from tests.made.command import Call
+from tests.made.errors import fails
 from tests.made.programs import Program, calls
 
 NOW = datetime(2026, 11, 22, 6, tzinfo=UTC)
@@ -32,10 +33,8 @@ def test_the_version_is_told(condor: HTCondor, program: Program) -> None:
     program("condor_version", VERSION + "$CondorPlatform: X86_64-Debian_13 $\n")
     assert condor.require() == "23.9.6"
     program("condor_version", "hello\n")
-    with pytest.raises(ToolError) as caught:
+    with fails("condor-output-invalid", message="'hello'"):
         condor.require()
-    assert caught.value.code == "condor-output-invalid"
-    assert "'hello'" in caught.value.message
 
 
 def test_the_inventory_is_what_the_collector_knows(
@@ -54,11 +53,8 @@ def test_the_inventory_is_what_the_collector_knows(
 
 
 def test_what_is_missing_or_fails_is_said_with_what_to_do(condor: HTCondor, program: Program) -> None:
-    with pytest.raises(ToolError) as missing:
+    with fails("tool-missing", message="condor_status", hint="--inventory FILE"):
         condor.inventory(NOW)
-    assert missing.value.code == "tool-missing"
-    assert "condor_status" in missing.value.message
-    assert "--inventory FILE" in missing.value.hint
     program("condor_status", fails="Error: communication error\n\x1b[2JFailed to connect\n", code=1)
     with pytest.raises(ToolError) as failed:
         condor.inventory(NOW)
@@ -71,10 +67,8 @@ def test_what_is_missing_or_fails_is_said_with_what_to_do(condor: HTCondor, prog
 def test_a_command_that_never_ends_is_ended(programs: Path) -> None:
     (programs / "condor_version").write_text("#!/bin/sh\nwhile :; do :; done\n")
     (programs / "condor_version").chmod(0o755)
-    with pytest.raises(ToolError) as caught:
+    with fails("condor-timeout", message="condor_version"):
         HTCondor(environ={"PATH": str(programs)}, timeout=0.2).require()
-    assert caught.value.code == "condor-timeout"
-    assert "condor_version" in caught.value.message
 
 
 def test_a_sweep_is_submitted_in_its_own_folder(
@@ -120,10 +114,8 @@ def test_a_sweep_that_runs_is_not_submitted_again(
 ) -> None:
     program("condor_q", AT_WORK)
     program("condor_submit_dag", SUBMITTED)
-    with pytest.raises(UsageError) as caught:
+    with fails("sweep-running", message="job 35.0"):
         condor.submit(sweep)
-    assert caught.value.code == "sweep-running"
-    assert "job 35.0" in caught.value.message
     assert condor.running(sweep)
     assert {words[1] for words in calls(tmp_path)} == {"condor_q"}
 
@@ -133,15 +125,11 @@ def test_a_submission_that_names_no_job_is_no_success(
 ) -> None:
     program("condor_q", "")
     program("condor_submit_dag", "all is well\n")
-    with pytest.raises(ToolError) as caught:
+    with fails("condor-output-invalid", message="all is well"):
         condor.submit(sweep)
-    assert caught.value.code == "condor-output-invalid"
-    assert "all is well" in caught.value.message
     program("condor_submit_dag", fails="ERROR: Cannot allocate a cluster id\n", code=1)
-    with pytest.raises(ToolError) as root:
+    with fails("condor-command-failed", hint="another user than root"):
         condor.submit(sweep)
-    assert root.value.code == "condor-command-failed"
-    assert "another user than root" in root.value.hint
 
 
 def test_a_sweep_is_cancelled_by_its_dagman(
@@ -172,10 +160,8 @@ def test_a_sweep_that_ends_while_it_is_cancelled_is_cancelled(
 ) -> None:
     program("condor_q", AT_WORK)
     program("condor_rm", fails="Job 35.0 not found\n", code=1)
-    with pytest.raises(ToolError) as caught:
+    with fails("condor-command-failed", message="not found"):
         condor.cancel(sweep)
-    assert caught.value.code == "condor-command-failed"
-    assert "not found" in caught.value.message
     file = programs / "condor_rm"
     file.write_text(file.read_text().replace("exit 1", f": >{tmp_path}/condor_q.out\nexit 1"))
     condor.cancel(sweep)
@@ -186,17 +172,14 @@ def test_a_folder_that_an_expression_cannot_hold_is_refused(condor: HTCondor, tm
     odd = tmp_path / 'a" || true || "'
     odd.mkdir()
     for do in (condor.submit, condor.running, condor.cancel):
-        with pytest.raises(UsageError) as caught:
+        with fails("sweep-folder-invalid"):
             do(odd)
-        assert caught.value.code == "sweep-folder-invalid"
 
 
 def test_a_folder_that_is_not_there_is_said(condor: HTCondor, program: Program, tmp_path: Path) -> None:
     program("condor_submit")
-    with pytest.raises(UsageError) as caught:
+    with fails("sweep-not-found", message=str(tmp_path / "none")):
         condor.dry_run(tmp_path / "none" / "x.sub")
-    assert caught.value.code == "sweep-not-found"
-    assert str(tmp_path / "none") in caught.value.message
 
 
 # --- imagefactory gpus ---------------------------------------------------------------------------

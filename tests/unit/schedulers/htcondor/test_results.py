@@ -27,6 +27,7 @@ from imagefactory.schedulers.pool import JobAttempt, JobEnding, JobLimits, PoolG
 from imagefactory.settings.choices import HTCONDOR
 from imagefactory.trust.verdict import is_simulated, missing_evidence, sign
 from imagefactory.verify.report import GpuReport
+from tests.made.errors import fails
 from tests.made.kit import ASKED, SUBJECT
 from tests.made.pool import (
     GPU,
@@ -528,6 +529,5 @@ def test_garbage_is_refused(data: bytes) -> None:
 
 
 def test_a_run_of_another_node_is_refused() -> None:
-    with pytest.raises(StatementError) as caught:
+    with fails("job-run-mismatch"):
         judged(pool_gpu(), run={"nonce": "f" * 32})
-    assert caught.value.code == "job-run-mismatch"

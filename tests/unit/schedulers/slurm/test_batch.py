@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from imagefactory.errors import UsageError
 from imagefactory.schedulers.htcondor.node.post import NodeFault
 from imagefactory.schedulers.pool import Inventory, PoolGpu
 from imagefactory.schedulers.slurm.batch import (
@@ -39,6 +38,7 @@ from imagefactory.schedulers.slurm.batch import (
 from imagefactory.schedulers.slurm.nodes import parse_nodes
 from imagefactory.verify.kit.program import EXPECTATIONS, KIT, suite_digest
 from imagefactory.verify.suite_files import suite_digest as own_digest
+from tests.made.errors import fails
 from tests.made.kit import SUBJECT
 from tests.made.slurm import NOW, node
 from tests.made.slurm_sweep import sweep, sweep_node
@@ -208,10 +208,8 @@ def test_the_folder_is_whole_with_its_last_file(tmp_path: Path) -> None:
     del older["patterns"], older["at_once"]
     (tmp_path / JOBS).write_text(json.dumps(older))
     assert read_jobs(tmp_path) == jobs_of(made)
-    with pytest.raises(UsageError) as caught:
+    with fails("cannot-write-file", message="image"):
         write_sweep_files(tmp_path / "nodes/tiny-sm80/image", made, texts)
-    assert caught.value.code == "cannot-write-file"
-    assert "image" in caught.value.message
 
 
 def test_each_node_knows_which_tasks_it_was(tmp_path: Path) -> None:
@@ -230,10 +228,8 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     assert read_row(tmp_path / JOBS, SlurmSweepJobs) is None
     for text in ("{", "[]", json.dumps({"format": 1, "idle": "x"})):
         (tmp_path / JOBS).write_text(text)
-        with pytest.raises(UsageError) as caught:
+        with fails("sweep-file-invalid", message="jobs.json"):
             read_row(tmp_path / JOBS, SlurmSweepJobs)
-        assert caught.value.code == "sweep-file-invalid"
-        assert "jobs.json" in caught.value.message
 
 
 # --- What Slurm is asked for so that a job gets one of some GPUs, and no other.

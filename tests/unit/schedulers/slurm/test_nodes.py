@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.errors import ToolError, UsageError
 from imagefactory.schedulers.inventory import read_inventory, write_inventory
 from imagefactory.schedulers.slurm.nodes import (
     FEATURES,
@@ -24,6 +23,7 @@ from imagefactory.schedulers.slurm.nodes import (
     run,
     write_probed,
 )
+from tests.made.errors import fails
 from tests.made.programs import Program, calls
 from tests.made.slurm import NOW, node
 
@@ -76,9 +76,8 @@ def test_an_answer_is_read_strictly() -> None:
         "o2\n0.0, 1, 550.54.15\n",
         "a\nb\nc\n",
     ):
-        with pytest.raises(ToolError) as caught:
+        with fails("probe-output-invalid"):
             parse_answer(text, SlurmGpuType(type="ours"))
-        assert caught.value.code == "probe-output-invalid"
 
 
 def test_a_gpu_without_memory_of_its_own_has_the_machines() -> None:
@@ -118,15 +117,11 @@ def test_it_is_remembered_by_the_user(tmp_path: Path) -> None:
     assert set(read_probed(environ)) == {newer, PLAIN}
     assert place_of({"HOME": "/h", "XDG_STATE_HOME": "/s"}) == Path("/s/imagefactory/slurm.json")
     place_of(environ).write_text("{}")
-    with pytest.raises(UsageError) as caught:
+    with fails("probe-file-invalid", message="slurm.json"):
         read_probed(environ)
-    assert caught.value.code == "probe-file-invalid"
-    assert "slurm.json" in caught.value.message
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError) as caught:
+    with fails("cannot-read-file", message="slurm.json"):
         write_probed({"HOME": str(tmp_path / "file")}, (OURS,))
-    assert caught.value.code == "cannot-read-file"
-    assert "slurm.json" in caught.value.message
 
 
 # --- Slurm's commands where they are missing, fail or do not answer.
@@ -134,32 +129,23 @@ def test_it_is_remembered_by_the_user(tmp_path: Path) -> None:
 
 def test_what_it_prints_or_why_not(programs: Path, program: Program) -> None:
     environ = {"PATH": str(programs)}
-    with pytest.raises(ToolError) as missing:
+    with fails("tool-missing", message="squeue", hint="login node"):
         run(["squeue"], environ)
-    assert missing.value.code == "tool-missing"
-    assert "squeue" in missing.value.message
-    assert "login node" in missing.value.hint
     program("squeue", "1|RUNNING\n")
     assert run(["squeue"], environ) == "1|RUNNING\n"
     program("squeue", fails="first\nsqueue: error: \x1b[2JUnable to contact slurm controller\n", code=1)
-    with pytest.raises(ToolError) as caught:
+    with fails("slurm-command-failed", message="Unable to contact"):
         run(["squeue"], environ)
-    assert caught.value.code == "slurm-command-failed"
-    assert "Unable to contact" in caught.value.message
     program("squeue", code=3)
-    with pytest.raises(ToolError) as caught:
+    with fails("slurm-command-failed", message="exit code 3"):
         run(["squeue"], environ)
-    assert caught.value.code == "slurm-command-failed"
-    assert "exit code 3" in caught.value.message
 
 
 def test_one_that_does_not_answer(programs: Path) -> None:
     (programs / "squeue").write_text("#!/bin/sh\nexec sleep 60\n")
     (programs / "squeue").chmod(0o755)
-    with pytest.raises(ToolError) as caught:
+    with fails("slurm-timeout", message="squeue"):
         run(["squeue"], {"PATH": f"{programs}:/bin:/usr/bin"}, timeout=0.2)
-    assert caught.value.code == "slurm-timeout"
-    assert "squeue" in caught.value.message
 
 
 # --- What Slurm's nodes tell, as scontrol of Slurm 22.05 and 24.11 prints it.
@@ -223,19 +209,15 @@ def test_what_a_person_wrote_as_a_reason_is_no_field() -> None:
 
 def test_scontrol_that_is_missing_or_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ToolError) as caught:
+    with fails("tool-missing", message="scontrol"):
         query_inventory({"PATH": str(tmp_path)}, NOW)
-    assert caught.value.code == "tool-missing"
-    assert "scontrol" in caught.value.message
     program = tmp_path / "scontrol"
     program.write_text(
         "#!/bin/sh\necho slurm_load_node error: Unable to contact slurm controller >&2\nexit 1\n"
     )
     program.chmod(0o755)
-    with pytest.raises(ToolError) as caught:
+    with fails("slurm-command-failed", message="Unable to contact slurm controller"):
         query_inventory({"PATH": str(tmp_path)}, NOW)
-    assert caught.value.code == "slurm-command-failed"
-    assert "Unable to contact slurm controller" in caught.value.message
     program.write_text(f'#!/bin/sh\necho "$*" > {tmp_path}/asked\ncat <<X\n{node()}\nX\n')
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     found = query_inventory({"PATH": f"{tmp_path}:/bin:/usr/bin"}, NOW)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.errors import ToolError, UsageError
 from imagefactory.model import Outcome
 from imagefactory.schedulers.pool import JobLimits, SweepNode, SweepSpec, open_pool
 from imagefactory.schedulers.slurm.pool import SlurmPool
 from imagefactory.settings.choices import SLURM
 from imagefactory.verify.kit.program import EXPECTATIONS, KIT
+from tests.made.errors import fails
 from tests.made.programs import Program, calls
 from tests.made.slurm import NOW, node
 from tests.made.slurm_sweep import sweep, sweep_node
@@ -54,10 +54,8 @@ def test_the_version_is_told(slurm: SlurmPool, program: Program) -> None:
     program("sbatch", "slurm 22.05.8\n")
     assert slurm.require() == "22.05.8"
     program("sbatch", "hello\n")
-    with pytest.raises(ToolError) as caught:
+    with fails("slurm-output-invalid", message="'hello'"):
         slurm.require()
-    assert caught.value.code == "slurm-output-invalid"
-    assert "'hello'" in caught.value.message
 
 
 def test_a_sweep_is_submitted_once_and_what_no_gpu_takes_is_said(
@@ -73,10 +71,8 @@ def test_a_sweep_is_submitted_once_and_what_no_gpu_takes_is_said(
         "this cluster has no usable GPU with capability 9.0",
     )
     program("squeue", "".join(f"0|PENDING|Priority|imagefactory-{number}|{made}\n" for number in (1, 2)))
-    with pytest.raises(UsageError) as caught:
+    with fails("sweep-running", message=str(made)):
         slurm.submit(made)
-    assert caught.value.code == "sweep-running"
-    assert str(made) in caught.value.message
     assert state(slurm, made, NODES[0]) == (None, "waiting: Priority")
     assert slurm.running(made)
     assert slurm.driven() == {made}
@@ -86,10 +82,8 @@ def test_a_cluster_without_such_a_gpu_is_given_nothing(
     slurm: SlurmPool, made: Path, program: Program
 ) -> None:
     program("scontrol", f"{node('q1', gres='gpu:ours:1', used='gpu:0')}\n")
-    with pytest.raises(ToolError) as none:
+    with fails("cluster-gpu-unknown", hint="gpus --probe"):
         slurm.submit(made)
-    assert none.value.code == "cluster-gpu-unknown"
-    assert "gpus --probe" in none.value.hint
     assert {state(slurm, made, one)[0] for one in NODES} == {Outcome.NO_MATCH}
 
 
@@ -111,9 +105,8 @@ def test_a_killed_submission_is_gone_on_with(slurm: SlurmPool, made: Path, progr
     slurm.submit(made)
     (made / "batch-1.json").unlink()
     program("squeue", f"0|PENDING|Priority|imagefactory-1|{made}\n0|RUNNING|None|imagefactory-2|{made}\n")
-    with pytest.raises(UsageError) as caught:
+    with fails("sweep-running"):
         slurm.submit(made)
-    assert caught.value.code == "sweep-running"
     program("squeue", f"0|RUNNING|None|imagefactory-2|{made}\n")
     slurm.look(made)
     assert state(slurm, made, NODES[0]) == (None, "not submitted yet")
@@ -125,10 +118,8 @@ def test_one_that_sbatch_refuses_says_why_and_can_be_gone_on_with(
     slurm: SlurmPool, made: Path, program: Program
 ) -> None:
     program("sbatch", fails="sbatch: error: Invalid account or account/partition combination\n", code=1)
-    with pytest.raises(ToolError) as caught:
+    with fails("slurm-command-failed", message="Invalid account"):
         slurm.submit(made)
-    assert caught.value.code == "slurm-command-failed"
-    assert "Invalid account" in caught.value.message
     outcome, reason = state(slurm, made, NODES[0])
     assert outcome is Outcome.INFRASTRUCTURE
     assert "Invalid account" in reason
@@ -151,13 +142,10 @@ def test_cancel_removes_the_arrays_of_its_folder(
 
 def test_a_folder_that_no_queue_could_show(slurm: SlurmPool, tmp_path: Path) -> None:
     slurm.check_folder(tmp_path / "a b|c")
-    with pytest.raises(UsageError) as caught:
+    with fails("sweep-folder-invalid"):
         slurm.check_folder(tmp_path / "a\nb")
-    assert caught.value.code == "sweep-folder-invalid"
-    with pytest.raises(UsageError) as caught:
+    with fails("cannot-write-file", message="queue.json"):
         slurm.look(tmp_path / "none")
-    assert caught.value.code == "cannot-write-file"
-    assert "queue.json" in caught.value.message
 
 
 def test_the_nodes_are_the_clusters(slurm: SlurmPool) -> None:
