@@ -80,19 +80,19 @@ class BarChart:
 def row_chart(title: str, measures: Sequence[ChartMeasure]) -> BarChart:
     """Bars from left to right, a row each, on one scale from 0."""
     room = WIDTH - LABEL - VALUE
-    most = _most(measures)
+    scale = _most(measures)
     bars = tuple(
         ChartBar(
-            measure=one,
+            measure=measure,
             x=LABEL,
             y=number * (BAR + GAP),
-            width=max(round(room * one.value / most, 1), 1.0),
+            width=max(round(room * measure.value / scale, 1), 1.0),
             height=BAR,
-            text=_number(one),
-            reach=round(room * one.upper / most, 1),
-            end=round(LABEL + room * max(one.value, one.upper) / most, 1),
+            text=_number(measure),
+            reach=round(room * measure.upper / scale, 1),
+            end=round(LABEL + room * max(measure.value, measure.upper) / scale, 1),
         )
-        for number, one in enumerate(measures)
+        for number, measure in enumerate(measures)
     )
     return BarChart(
         title=title,
@@ -105,22 +105,22 @@ def row_chart(title: str, measures: Sequence[ChartMeasure]) -> BarChart:
 
 def column_chart(title: str, measures: Sequence[ChartMeasure]) -> BarChart:
     """Bars from the bottom up, a column each: the same thing in one version after the other."""
-    most = _most(measures)
+    scale = _most(measures)
     step = min(30.0, max(COLUMNS_WIDE / max(len(measures), 1), 4.0))
     bars = tuple(
         ChartBar(
-            measure=one,
+            measure=measure,
             x=round(number * step, 1),
             y=round(COLUMNS_HIGH - high, 1),
             width=round(step * 0.8, 1),
             height=round(high, 1),
-            text=_number(one),
+            text=_number(measure),
         )
-        for number, one in enumerate(measures)
-        for high in (max(COLUMNS_HIGH * one.value / most, 1.5),)
+        for number, measure in enumerate(measures)
+        for high in (max(COLUMNS_HIGH * measure.value / scale, 1.5),)
     )
     return BarChart(
-        title=f"{title}, up to {format_number(most)} {measures[0].unit if measures else ''}",
+        title=f"{title}, up to {format_number(scale)} {measures[0].unit if measures else ''}",
         bars=bars,
         width=max(step * len(bars), COLUMNS_WIDE),
         height=COLUMNS_HIGH,
@@ -144,7 +144,7 @@ def format_numbers(numbers: Iterable[tuple[str, float]]) -> str:
 
 def _most(measures: Iterable[ChartMeasure]) -> float:
     """The end of the scale; never 0."""
-    return max((max(one.value, one.upper) for one in measures), default=0.0) or 1.0
+    return max((max(measure.value, measure.upper) for measure in measures), default=0.0) or 1.0
 
 
 def _number(measure: ChartMeasure) -> str:

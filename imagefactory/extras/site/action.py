@@ -82,18 +82,18 @@ class ReportContents:
 
 
 def read_report(
-    factory: Project, targets: Sequence[Target], asked: TableRequest, progress: Progress
+    project: Project, targets: Sequence[Target], request: TableRequest, progress: Progress
 ) -> ReportContents:
     """Of a factory. Raises what `survey` raises."""
-    tables, surveyed = survey(factory, targets, asked, progress)
-    former = former_locks(factory.lock_folder, targets)
-    images = [describe(factory, one, former.get(one.stage.target.name)) for one in surveyed]
-    trust = read_trust(factory.settings.files)
-    reported = _reported(tables, images, factory.settings, trust)
+    tables, surveyed = survey(project, targets, request, progress)
+    former = former_locks(project.lock_folder, targets)
+    images = [describe(project, row, former.get(row.stage.target.name)) for row in surveyed]
+    trust = read_trust(project.settings.files)
+    reported = _reported(tables, images, project.settings, trust)
     if last_page := load_extra("nightly.view:last_page"):
-        reported = replace(reported, night=last_page(factory.settings))
+        reported = replace(reported, night=last_page(project.settings))
     try:
-        return replace(reported, acts=read_acts(factory.settings.store_path, reported.keys))
+        return replace(reported, acts=read_acts(project.settings.store_path, reported.keys))
     except OSError as error:
         note = f"the log of this store cannot be read: {error.strerror}"
         return replace(reported, notes=(*reported.notes, note))
@@ -120,11 +120,11 @@ def _public(row: Mapping[str, str], keys: Mapping[str, str]) -> PublicAct:
 
 
 def read_catalogued_report(
-    settings: Settings, environ: Mapping[str, str], names: Sequence[str], asked: TableRequest
+    settings: Settings, environ: Mapping[str, str], names: Sequence[str], request: TableRequest
 ) -> ReportContents:
     """Of a signed catalogue, which tells no layers and packages. Raises what `survey_catalogue` raises."""
     center, names = only_center(settings, names)
-    tables, offers = survey_catalog(center, environ, names, asked)
+    tables, offers = survey_catalog(center, environ, names, request)
     return _reported(tables, [describe_offer(offer) for offer in offers], center.settings, center.trust)
 
 
@@ -205,7 +205,7 @@ def write_report(folder: Path, files: Mapping[str, str], *, force: bool = False)
     mark = folder / MARK_FILE
     there = set(mark.read_text("utf-8").splitlines()) if mark.is_file() else set()
     others = folder.is_dir() and any(
-        not one.name.startswith((MARK_FILE, f".{MARK_FILE}")) for one in folder.iterdir()
+        not path.name.startswith((MARK_FILE, f".{MARK_FILE}")) for path in folder.iterdir()
     )
     if others and not mark.is_file() and not force:
         raise UsageError(

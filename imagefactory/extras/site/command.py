@@ -180,11 +180,11 @@ def tables_request(
     from imagefactory.schedulers.inventory import read_inventory
 
     named = [capability_of(text) for text in capabilities]
-    there = read_inventory(inventory).known if inventory else ()
+    pool_gpus = read_inventory(inventory).known if inventory else ()
     return TableRequest(
         now=datetime.now(UTC),
         registry=registry,
-        capabilities=(*named, *(parse_capability(gpu.capability) for gpu in there)),
+        capabilities=(*named, *(parse_capability(gpu.capability) for gpu in pool_gpus)),
         sweeps=sweeps,
         stored=find_sweeps(call.settings),
     )
@@ -197,8 +197,8 @@ def _read_tables(call: CommandContext, names: tuple[str, ...], request: TableReq
 
     settings = call.settings
     if is_project(settings):
-        factory = call.factory
-        return read_tables(factory, select(factory.targets, names), request, call.progress)
+        project = call.factory
+        return read_tables(project, select(project.targets, names), request, call.progress)
     check_registry_has_targets(request.registry)
     return read_catalogued(settings, os.environ, names, request)
 
@@ -262,7 +262,7 @@ def _read(call: CommandContext, names: tuple[str, ...], request: TableRequest) -
 
     settings = call.settings
     if is_project(settings):
-        factory = call.factory
-        return read_report(factory, select(factory.targets, names), request, call.progress)
+        project = call.factory
+        return read_report(project, select(project.targets, names), request, call.progress)
     check_registry_has_targets(request.registry)
     return read_catalogued_report(settings, os.environ, names, request)

@@ -106,10 +106,10 @@ class ReportImage:
         return self.offer.image if self.offer else None
 
 
-def describe(factory: Project, surveyed: TargetSurvey, former: LockRevision | None) -> ReportImage:
+def describe(project: Project, surveyed: TargetSurvey, former: LockRevision | None) -> ReportImage:
     """Of a target of a factory. Raises RegistryError and StoreError for manifests that cannot be read."""
     stage, target = surveyed.stage, surveyed.stage.target
-    shown = _displayed_packages(surveyed)
+    selection = _displayed_packages(surveyed)
     plain = ReportImage(
         target=target.name,
         family=target.family,
@@ -125,14 +125,14 @@ def describe(factory: Project, surveyed: TargetSurvey, former: LockRevision | No
     if former is not None and stage.lock is not None:
         moves = lock_moves(former.lock, stage.lock)
         plain = replace(plain, moves=moves, since=f"the lock before {former.day}")
-    if shown is None:
-        claims = predicted_claims(factory, target, stage.lock, None)
+    if selection is None:
+        claims = predicted_claims(project, target, stage.lock, None)
         return replace(plain, predicted=_weightiest(claims), block=stage.block or stage.missing)
-    place, found = shown
-    manifest = read_manifest(place, found.subject.manifest)
-    lock = stage.lock if found.subject.index == stage.image else _own_lock(stage.lock, place, manifest)
-    before = _before(surveyed, found)
-    offer = _offer(factory, surveyed, (place, found, manifest), lock)
+    place, verdicts = selection
+    manifest = read_manifest(place, verdicts.subject.manifest)
+    lock = stage.lock if verdicts.subject.index == stage.image else _own_lock(stage.lock, place, manifest)
+    before = _before(surveyed, verdicts)
+    offer = _offer(project, surveyed, (place, verdicts, manifest), lock)
     plain = replace(
         plain,
         offer=offer,
@@ -140,13 +140,13 @@ def describe(factory: Project, surveyed: TargetSurvey, former: LockRevision | No
         predicted=_weightiest(offer.image.predicted),
         layers=_layers(manifest, before),
     )
-    return plain if lock is not None else _with_scanned(factory, plain, found)
+    return plain if lock is not None else _with_scanned(project, plain, verdicts)
 
 
 def describe_offer(offer: ImageOffer) -> ReportImage:
     """Of a catalogue, which tells neither layers nor packages. Pure."""
     image = offer.image
-    subjects = ((image.subject, offer.judged), *((one.sif.subject, one.judged) for one in offer.sifs))
+    subjects = ((image.subject, offer.judged), *((row.sif.subject, row.judged) for row in offer.sifs))
     return ReportImage(
         target=image.target,
         family=image.family,
@@ -157,7 +157,7 @@ def describe_offer(offer: ImageOffer) -> ReportImage:
         platform=image.platform,
         offer=offer,
         predicted=_weightiest(image.predicted),
-        history=_newest_first((subject, one) for subject, judged in subjects for one in judged),
+        history=_newest_first((subject, verdict) for subject, judged in subjects for verdict in judged),
     )
 
 
@@ -165,44 +165,44 @@ def describe_offer(offer: ImageOffer) -> ReportImage:
 
 
 def _displayed_packages(surveyed: TargetSurvey) -> tuple[StoreRepository, VerdictSet] | None:
-    every = (*surveyed.images, *surveyed.sifs)
-    ordered = sorted(every, key=lambda one: one[1].subject.index != surveyed.stage.image)
-    proven = (one for one in ordered if any(judged.proves for judged in one[1].judged))
-    return next(proven, next(iter(ordered), None))
+    artifacts = (*surveyed.images, *surveyed.sifs)
+    ordered = sorted(artifacts, key=lambda row: row[1].subject.index != surveyed.stage.image)
+    verified = (row for row in ordered if any(judged.proves for judged in row[1].judged))
+    return next(verified, next(iter(ordered), None))
 
 
-def _before(surveyed: TargetSurvey, shown: VerdictSet) -> Manifest | None:
+def _before(surveyed: TargetSurvey, verdicts: VerdictSet) -> Manifest | None:
     """The manifest of the image before the one that is shown: the next older of other content."""
     images = list(surveyed.images)
-    at = next((i for i, (_, found) in enumerate(images) if found is shown), len(images))
-    older = (one for one in images[at + 1 :] if one[1].subject.manifest != shown.subject.manifest)
-    found = next(older, None)
-    return read_manifest(found[0], found[1].subject.manifest) if found else None
+    at = next((i for i, (_, previous) in enumerate(images) if previous is verdicts), len(images))
+    older = (one for one in images[at + 1 :] if one[1].subject.manifest != verdicts.subject.manifest)
+    previous = next(older, None)
+    return read_manifest(previous[0], previous[1].subject.manifest) if previous else None
 
 
 def _offer(
-    factory: Project,
+    project: Project,
     surveyed: TargetSurvey,
-    shown: tuple[StoreRepository, VerdictSet, Manifest],
+    selection: tuple[StoreRepository, VerdictSet, Manifest],
     lock: Lock | None,
 ) -> ImageOffer:
-    place, found, manifest = shown
+    place, verdicts, manifest = selection
     target = surveyed.stage.target
     root = CatalogRoot(
         lock=lock,
-        subject=replace(found.subject, target=target.name),
-        judged=found.judged,
-        revoked=found.revoked,
+        subject=replace(verdicts.subject, target=target.name),
+        judged=verdicts.judged,
+        revoked=verdicts.revoked,
     )
-    image = describe_image(factory, target, root, manifest)
-    sifs = tuple(_sifs(surveyed, found))
+    image = describe_image(project, target, root, manifest)
+    sifs = tuple(_sifs(surveyed, verdicts))
     return ImageOffer(
         image=replace(
             image,
             reference=reference_of(_host(place), place, root.subject),
-            sifs=tuple(one.sif for one in sifs),
+            sifs=tuple(row.sif for row in sifs),
         ),
-        judged=found.judged,
+        judged=verdicts.judged,
         sifs=sifs,
     )
 
@@ -212,23 +212,23 @@ def _host(place: StoreRepository) -> str:
     return "" if isinstance(place.store, LayoutStore) else place.store.name
 
 
-def _sifs(surveyed: TargetSurvey, shown: VerdictSet) -> Iterator[SifOffer]:
+def _sifs(surveyed: TargetSurvey, verdicts: VerdictSet) -> Iterator[SifOffer]:
     """The .sif files that were made of the image, or the one that it is."""
     seen = set()
-    for place, found in surveyed.sifs:
-        manifest = json.loads(read_manifest(place, found.subject.manifest).data)
+    for place, row in surveyed.sifs:
+        manifest = json.loads(read_manifest(place, row.subject.manifest).data)
         made_from = (manifest.get("subject") or {}).get("digest")
-        own = found.subject.manifest == shown.subject.manifest
-        if found.subject.manifest in seen or not (own or made_from == shown.subject.manifest):
+        own = row.subject.manifest == verdicts.subject.manifest
+        if row.subject.manifest in seen or not (own or made_from == verdicts.subject.manifest):
             continue
-        seen.add(found.subject.manifest)
+        seen.add(row.subject.manifest)
         sif = CatalogSif(
-            sha256=found.subject.config,
+            sha256=row.subject.config,
             size=manifest["layers"][0]["size"],
-            reference=reference_of(_host(place), place, found.subject),
-            subject=found.subject,
+            reference=reference_of(_host(place), place, row.subject),
+            subject=row.subject,
         )
-        yield SifOffer(sif=sif, judged=found.judged)
+        yield SifOffer(sif=sif, judged=row.judged)
 
 
 def _own_lock(lock: Lock | None, place: StoreRepository, manifest: Manifest) -> Lock | None:
@@ -238,10 +238,10 @@ def _own_lock(lock: Lock | None, place: StoreRepository, manifest: Manifest) -> 
         return None
     try:
         config = json.loads(b"".join(place.store.read(place.repository, blobs[0])))
-        told = config["config"]["Labels"][LOCK_LABEL]
+        label = config["config"]["Labels"][LOCK_LABEL]
     except MALFORMED:  # it says nothing of its lock, or nothing that can be read
         return None
-    return lock if told == lock_digest(lock) else None
+    return lock if label == lock_digest(lock) else None
 
 
 # --- what is in it -------------------------------------------------------------------------------
@@ -250,13 +250,13 @@ def _own_lock(lock: Lock | None, place: StoreRepository, manifest: Manifest) -> 
 def _layers(manifest: Manifest, before: Manifest | None) -> tuple[ReportLayer, ...]:
     blobs = parse_parts(manifest)[1]
     layers = blobs if is_sif_manifest(json.loads(manifest.data)) else blobs[1:]
-    kept = {blob.digest for blob in parse_parts(before)[1]} if before else frozenset()
+    unchanged = {blob.digest for blob in parse_parts(before)[1]} if before else frozenset()
     return tuple(
         ReportLayer(
             title=dict(layer.annotations).get(TITLE, ""),
             digest=layer.digest,
             size=layer.size,
-            kept=layer.digest in kept,
+            kept=layer.digest in unchanged,
         )
         for layer in layers
     )
@@ -274,10 +274,10 @@ def _packages(lock: Lock | None) -> tuple[ReportPackage, ...]:
     )
 
 
-def _with_scanned(factory: Project, plain: ReportImage, found: VerdictSet) -> ReportImage:
+def _with_scanned(project: Project, plain: ReportImage, verdicts: VerdictSet) -> ReportImage:
     """Of an image that is not what the lock gives: the packages that a scan saw in it, if it was scanned."""
-    image = stored_as(factory, found.subject)
-    contents = cached_contents(factory.layout, image) if image else None
+    image = stored_as(project, verdicts.subject)
+    contents = cached_contents(project.layout, image) if image else None
     packages = tuple(
         ReportPackage(name=package.name, version=package.version, build=package.build)
         for package in (contents.packages if contents else ())
@@ -291,7 +291,9 @@ def _with_scanned(factory: Project, plain: ReportImage, found: VerdictSet) -> Re
 def _history(
     artifacts: Sequence[tuple[StoreRepository, VerdictSet]],
 ) -> tuple[tuple[VerifiedImage, VerificationResult], ...]:
-    return _newest_first((found.subject, one) for _, found in artifacts for one in found.judged)
+    return _newest_first(
+        (verdicts.subject, result) for _, verdicts in artifacts for result in verdicts.judged
+    )
 
 
 def _newest_first(
@@ -312,7 +314,7 @@ def _when(row: tuple[VerifiedImage, VerificationResult]) -> tuple[float, str]:
 
 
 def _weightiest(claims: Iterable[tuple[str, CellClaim]]) -> Mapping[Capability, CellClaim]:
-    found: dict[Capability, CellClaim] = {}
+    claims_by_capability: dict[Capability, CellClaim] = {}
     for capability, claim in chain(claims):
-        found.setdefault(parse_capability(capability), claim)
-    return found
+        claims_by_capability.setdefault(parse_capability(capability), claim)
+    return claims_by_capability

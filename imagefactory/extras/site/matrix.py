@@ -53,7 +53,7 @@ class FrameworkRates:
 def runs_of(image: ReportImage) -> tuple[GpuRunSummary, ...]:
     """The newest good verdict of the image itself, or of a .sif of it, on each kind of GPU."""
     own = _own(image)
-    found: dict[tuple[str, str], GpuRunSummary] = {}
+    newest: dict[tuple[str, str], GpuRunSummary] = {}
     for subject, judged in image.history:  # the newest first
         verdict = judged.verdict
         if judged.standing is not VerdictStatus.GOOD or verdict is None or subject.manifest not in own:
@@ -66,28 +66,28 @@ def runs_of(image: ReportImage) -> tuple[GpuRunSummary, ...]:
                 verdict=verdict,
                 by_name={check.name: check for check in verdict.report.checks},
             )
-            found.setdefault((device.capability, device.name), run)
-    return tuple(found[key] for key in sorted(found, key=lambda key: (natural(key[0]), key[1])))
+            newest.setdefault((device.capability, device.name), run)
+    return tuple(newest[key] for key in sorted(newest, key=lambda key: (natural(key[0]), key[1])))
 
 
 def _own(image: ReportImage) -> frozenset[str]:
     if image.offer is None:
         return frozenset()
     return frozenset(
-        {image.offer.image.subject.manifest, *(one.sif.subject.manifest for one in image.offer.sifs)}
+        {image.offer.image.subject.manifest, *(row.sif.subject.manifest for row in image.offer.sifs)}
     )
 
 
 def check_names(runs: Iterable[GpuRunSummary]) -> tuple[str, ...]:
     """The checks of these runs in the suite's order, those of another suite behind."""
-    found = dict.fromkeys(check.name for run in runs for check in run.verdict.report.checks)
+    names = dict.fromkeys(check.name for run in runs for check in run.verdict.report.checks)
     order = {name: number for number, name in enumerate(CHECKS)}
-    return tuple(sorted(found, key=lambda name: order.get(name, len(order))))
+    return tuple(sorted(names, key=lambda name: order.get(name, len(order))))
 
 
 def timing_chart(run: GpuRunSummary) -> BarChart:
     """How long each check took."""
-    return row_chart(f"Seconds of each check on {run.gpu}", [_timing(one) for one in _ran(run)])
+    return row_chart(f"Seconds of each check on {run.gpu}", [_timing(check) for check in _ran(run)])
 
 
 def latency_chart(run: GpuRunSummary) -> BarChart | None:
@@ -252,8 +252,8 @@ def status_of(combo: ComboCell, claim: CellClaim | None) -> StatusWord:
 
 def count_statuses(words: Iterable[StatusWord]) -> tuple[tuple[StatusWord, int], ...]:
     """Every word with how often it stands there, in the order of the table."""
-    found = Counter(word.word for word in words)
-    return tuple((word, found[name]) for name, word in STATUSES.items())
+    counts = Counter(word.word for word in words)
+    return tuple((word, counts[name]) for name, word in STATUSES.items())
 
 
 def _codes() -> list[tuple[str, list[str]]]:
@@ -292,21 +292,23 @@ class ImageMatrixRow:
 def matrix_gpus(report: ReportContents) -> tuple[MatrixColumn, ...]:
     known = [(gpu.capability, gpu.name) for gpu in gpus()]
     known += [(gpu.processor, gpu.name) for gpu in amd_gpus()]
-    found = []
+    matrix_columns = []
     for capability in report.capabilities:
         names = tuple(name for of, name in known if of == capability)
         first = names[0] if names else ""
-        found.append(MatrixColumn(capability=capability, text=str(capability), first=first, names=names))
-    return tuple(found)
+        matrix_columns.append(
+            MatrixColumn(capability=capability, text=str(capability), first=first, names=names)
+        )
+    return tuple(matrix_columns)
 
 
 def matrix_rows(report: ReportContents) -> tuple[ImageMatrixRow, ...]:
     """By framework and family, numbers by their size; a column for each capability of the report."""
     order = sorted(
         report.images,
-        key=lambda one: (
-            *(one.framework, one.family),
-            *(natural(one.version), natural(one.cuda), natural(one.target)),
+        key=lambda image_row: (
+            *(image_row.framework, image_row.family),
+            *(natural(image_row.version), natural(image_row.cuda), natural(image_row.target)),
         ),
     )
     return tuple(
@@ -326,7 +328,9 @@ def statuses_of(image: ReportImage, capabilities: Sequence[Capability]) -> tuple
     if not image.gpu:
         return ()
     combos = {combo.capability: combo for combo in image.combos}
-    return tuple(status_of(combos[one], image.predicted.get(one)) for one in capabilities)
+    return tuple(
+        status_of(combos[capability], image.predicted.get(capability)) for capability in capabilities
+    )
 
 
 def file_name(target: str) -> str:

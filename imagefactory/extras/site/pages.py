@@ -66,16 +66,16 @@ _CHARACTER = 6.6  # units of a letter in 11 px Verdana, on the average
 def format_badge(image: ReportImage) -> str:
     """`verified on sm_80, sm_90`; else that it failed where it was tried, was not tested, or is for CPUs."""
     right, colour = _status_text(image)
-    left = image.target
-    at = round(len(left) * _CHARACTER + 14)
+    target = image.target
+    at = round(len(target) * _CHARACTER + 14)
     width = at + round(len(right) * _CHARACTER + 14)
-    return fill(TEMPLATES, "badge.svg", left=left, right=right, colour=colour, at=at, width=width)
+    return fill(TEMPLATES, "badge.svg", left=target, right=right, colour=colour, at=at, width=width)
 
 
 def _status_text(image: ReportImage) -> tuple[str, str]:
-    proven = [combo.capability.sm for combo in image.combos if combo.state is ComboState.VALID]
-    if proven:
-        return f"verified on {', '.join(proven)}", GREEN
+    verified = [combo.capability.sm for combo in image.combos if combo.state is ComboState.VALID]
+    if verified:
+        return f"verified on {', '.join(verified)}", GREEN
     failed = [combo for combo in image.combos if combo.state is ComboState.FAILED]
     if failed:
         cause = str(failed[0].cause)
@@ -209,11 +209,11 @@ class GpuRow:
 
 def make_site(report: ReportContents) -> Iterator[tuple[str, str]]:
     """Name and text of each file, the pages one by one."""
-    shown = matrix_gpus(report)
+    columns = matrix_gpus(report)
     rows = matrix_rows(report)
     on_gpus = tuple(row for row in rows if row.image.gpu)
-    given = {
-        "gpus": shown,
+    values = {
+        "gpus": columns,
         "made": f"{report.made:%Y-%m-%d %H:%M} UTC",
         "place": report.place,
         "words": STATUSES,
@@ -223,15 +223,15 @@ def make_site(report: ReportContents) -> Iterator[tuple[str, str]]:
     }
     files = {row.image.target: row.file for row in rows}
     yield "style.css", fill(TEMPLATES, "style.css", **STYLED)
-    yield "index.html", _index(report, rows, given)
-    yield "matrix.svg", format_picture(rows, shown)
+    yield "index.html", _index(report, rows, values)
+    yield "matrix.svg", format_picture(rows, columns)
     if report.night:
         yield (
             PAGE,
-            fill(TEMPLATES, PAGE, **{**given, "here": "night"}, up="", policy=policy(), **report.night),
+            fill(TEMPLATES, PAGE, **{**values, "here": "night"}, up="", policy=policy(), **report.night),
         )
     if report.acts:
-        acts, page = report.acts[: -MAX_ACTS - 1 : -1], {**given, "here": "log"}
+        acts, page = report.acts[: -MAX_ACTS - 1 : -1], {**values, "here": "log"}
         yield (
             LOG,
             fill(
@@ -246,12 +246,12 @@ def make_site(report: ReportContents) -> Iterator[tuple[str, str]]:
             ),
         )
         yield LOG_LINES, "".join(json.dumps(asdict(act)) + "\n" for act in report.acts)
-    image_page = {**given, "up": "../", "policy": policy(TEMPLATES / "copy.js"), "keys": report.keys}
+    image_page = {**values, "up": "../", "policy": policy(TEMPLATES / "copy.js"), "keys": report.keys}
     for row in rows:
-        yield f"images/{row.file}.html", fill(TEMPLATES, "image.html", **image_page, **_image(row, shown))
+        yield f"images/{row.file}.html", fill(TEMPLATES, "image.html", **image_page, **_image(row, columns))
         yield f"images/{row.file}.svg", format_badge(row.image)
-    gpu_page = {**given, "up": "../", "policy": policy(), "files": files, "kinds": _STATUS_GROUPS}
-    for number, gpu in enumerate(shown):
+    gpu_page = {**values, "up": "../", "policy": policy(), "files": files, "kinds": _STATUS_GROUPS}
+    for number, gpu in enumerate(columns):
         by_kind: dict[str, list[GpuRow]] = {kind: [] for kind, _, _ in _STATUS_GROUPS}
         for row in on_gpus:
             by_kind[row.words[number].kind].append(_gpu_row(row, number))
@@ -271,7 +271,7 @@ def make_site(report: ReportContents) -> Iterator[tuple[str, str]]:
 # --- the matrix ----------------------------------------------------------------------------------
 
 
-def _index(report: ReportContents, rows: Sequence[ImageMatrixRow], given: Mapping[str, Any]) -> str:
+def _index(report: ReportContents, rows: Sequence[ImageMatrixRow], values: Mapping[str, Any]) -> str:
     groups = [
         (framework, family, list(some))
         for (framework, family), some in groupby(
@@ -281,18 +281,18 @@ def _index(report: ReportContents, rows: Sequence[ImageMatrixRow], given: Mappin
     frameworks = dict.fromkeys(framework for framework, _, _ in groups)
     legend = count_statuses(word for row in rows for word in row.words)
     cudas = sorted({row.image.cuda for row in rows}, key=natural)
-    shown = given["gpus"]
+    columns = values["gpus"]
     filters = [
         ("framework", "Framework", [(name, name) for name in frameworks]),
         ("cuda", "CUDA", [(cuda, cuda) for cuda in cudas]),
-        ("gpu", "GPU", [(gpu.text, f"{gpu.text} {gpu.first}".rstrip()) for gpu in shown]),
+        ("gpu", "GPU", [(gpu.text, f"{gpu.text} {gpu.first}".rstrip()) for gpu in columns]),
         ("outcome", "Outcome", [(word.code, word.word) for word, count in legend if count]),
         ("age", "Newest verdict", [(str(days), f"within {days} days") for days in AGES]),
     ]
     return fill(
         TEMPLATES,
         "index.html",
-        **given,
+        **values,
         up="",
         policy=policy(TEMPLATES / "matrix.js"),
         images=len(rows),
@@ -308,11 +308,11 @@ def _index(report: ReportContents, rows: Sequence[ImageMatrixRow], given: Mappin
 # --- pages ---------------------------------------------------------------------------------------
 
 
-def _image(row: ImageMatrixRow, shown: Sequence[MatrixColumn]) -> dict[str, Any]:
+def _image(row: ImageMatrixRow, columns: Sequence[MatrixColumn]) -> dict[str, Any]:
     runs = row.runs
     return {
         "image": row.image,
-        "cells": _cells(row, shown),
+        "cells": _cells(row, columns),
         "runs": runs,
         "checks": check_names(runs),
         "timings": [timing_chart(run) for run in runs],
@@ -320,7 +320,7 @@ def _image(row: ImageMatrixRow, shown: Sequence[MatrixColumn]) -> dict[str, Any]
     }
 
 
-def _cells(row: ImageMatrixRow, shown: Sequence[MatrixColumn]) -> list[SiteCell]:
+def _cells(row: ImageMatrixRow, columns: Sequence[MatrixColumn]) -> list[SiteCell]:
     combos = {combo.capability: combo for combo in row.image.combos}
     newest: dict[str, Verdict] = {}
     for run in row.runs:
@@ -328,7 +328,7 @@ def _cells(row: ImageMatrixRow, shown: Sequence[MatrixColumn]) -> list[SiteCell]
         if known is None or run.verdict.issued > known.issued:
             newest[run.capability] = run.verdict
     cells = []
-    for gpu, word in zip(shown if row.image.gpu else (), row.words, strict=True):
+    for gpu, word in zip(columns if row.image.gpu else (), row.words, strict=True):
         claim, verdict = row.image.predicted.get(gpu.capability), newest.get(gpu.text)
         combo = combos[gpu.capability]
         cells.append(

@@ -102,38 +102,38 @@ class TargetSurvey:
 
 
 def read_tables(
-    factory: Project, targets: Sequence[Target], asked: TableRequest, progress: Progress
+    project: Project, targets: Sequence[Target], request: TableRequest, progress: Progress
 ) -> TableData:
     """Raises UsageError for a trust or sweep that cannot be read, RegistryError and StoreError."""
-    tables = survey(factory, targets, asked, progress)[0]
+    tables = survey(project, targets, request, progress)[0]
     for_cpus = ", ".join(target.name for target in targets if not target.gpu)
     note = (f"only for CPUs, so not a combination: {for_cpus}",) if for_cpus else ()
     return replace(tables, notes=(*tables.notes, *note))
 
 
 def survey(
-    factory: Project, targets: Sequence[Target], asked: TableRequest, progress: Progress
+    project: Project, targets: Sequence[Target], request: TableRequest, progress: Progress
 ) -> tuple[TableData, tuple[TargetSurvey, ...]]:
     """The tables, and what they were made of, a target each: those for CPUs alone have no combination.
 
     Raises as `read_tables`.
     """
-    court = read_verification_policy(factory, asked.now)
-    also = "" if asked.registry else factory.settings.registry.value
-    asking = PlanLookup(now=asked.now, registry=asked.registry, also=also, renew=False)
-    stages = [_solved(factory, stage) for stage in read_stages(factory, targets, asking)]
-    surveyed = tuple(_survey(factory, stage, asked, progress) for stage in stages)
-    on_gpus = [one for one in surveyed if one.stage.target.gpu]
-    entries, stages = [_entry(one) for one in on_gpus], [one.stage for one in on_gpus]
-    told, notes = _read_sweeps(asked)
-    capabilities = columns(entries, told, asked.capabilities)
-    combos = make_combos(_with_rulings(entries, stages, capabilities), told, capabilities)
+    policy = read_verification_policy(project, request.now)
+    also = "" if request.registry else project.settings.registry.value
+    lookup = PlanLookup(now=request.now, registry=request.registry, also=also, renew=False)
+    stages = [_solved(project, stage) for stage in read_stages(project, targets, lookup)]
+    surveyed = tuple(_survey(project, stage, request, progress) for stage in stages)
+    on_gpus = [row for row in surveyed if row.stage.target.gpu]
+    entries, stages = [_entry(row) for row in on_gpus], [row.stage for row in on_gpus]
+    sweep_states, notes = _read_sweeps(request)
+    capabilities = columns(entries, sweep_states, request.capabilities)
+    combos = make_combos(_with_rulings(entries, stages, capabilities), sweep_states, capabilities)
     tables = TableData(
-        made=asked.now,
-        place=_place_name(factory, asked.registry),
+        made=request.now,
+        place=_place_name(project, request.registry),
         combos=combos,
         ranges=make_ranges(combos),
-        trusted=bool(court.trust.keys),
+        trusted=bool(policy.trust.keys),
         notes=notes,
     )
     return tables, surveyed
@@ -145,12 +145,12 @@ def _place_name(access: Access, registry: str) -> str:
     return " and ".join(filter(None, (str(access.settings.store_path), access.settings.registry.value)))
 
 
-def _solved(factory: Project, stage: TargetStatus) -> TargetStatus:
+def _solved(project: Project, stage: TargetStatus) -> TargetStatus:
     """A stage that is blocked because locking found no environment says so as a rule of the plan."""
     if not stage.block:
         return stage
     try:
-        why = read_unsolvable_reason(factory, stage.target)
+        why = read_unsolvable_reason(project, stage.target)
     except (LockError, StaleError):  # of the target below, which has a row of its own
         return stage
     return replace(stage, evidence=CellEvidence(unsolvable=why.reason)) if why else stage
@@ -164,22 +164,24 @@ def _places(access: Access, family: str, registry: str) -> tuple[StoreRepository
     return (local, registry_of(access, family)) if access.settings.registry.value else (local,)
 
 
-def _survey(access: Access, stage: TargetStatus, asked: TableRequest, progress: Progress) -> TargetSurvey:
+def _survey(access: Access, stage: TargetStatus, request: TableRequest, progress: Progress) -> TargetSurvey:
     """With every image of the target in its places, the newest first, and the .sif files."""
-    target, court = stage.target, read_verification_policy(access, asked.now)
-    every: list[tuple[StoreRepository, VerdictSet]] = []
+    target, policy = stage.target, read_verification_policy(access, request.now)
+    artifacts: list[tuple[StoreRepository, VerdictSet]] = []
     files: list[tuple[StoreRepository, VerdictSet]] = []
-    for place in _places(access, target.family, asked.registry):
-        images = list_verdicts(access, PromotionRequest(target=target, place=place, now=asked.now), progress)
-        every += [(place, image) for image in images]
+    for place in _places(access, target.family, request.registry):
+        images = list_verdicts(
+            access, PromotionRequest(target=target, place=place, now=request.now), progress
+        )
+        artifacts += [(place, image) for image in images]
         for digest in sifs_of(place, target, images):
-            files.append((place, find_in(access, place, read_subject(place, digest), court)))
-    return TargetSurvey(stage=stage, images=tuple(every), sifs=tuple(files))
+            files.append((place, find_in(access, place, read_subject(place, digest), policy)))
+    return TargetSurvey(stage=stage, images=tuple(artifacts), sifs=tuple(files))
 
 
 def _entry(surveyed: TargetSurvey) -> ComboEntry:
     stage, target = surveyed.stage, surveyed.stage.target
-    artifacts = [found for _, found in (*surveyed.images, *surveyed.sifs)]
+    artifacts = [verdicts for _, verdicts in (*surveyed.images, *surveyed.sifs)]
     return ComboEntry(
         target=target.name,
         framework=target.framework,
@@ -189,7 +191,9 @@ def _entry(surveyed: TargetSurvey) -> ComboEntry:
         judged=tuple(artifact.judged for artifact in artifacts),
         required=tuple(parse_capability(capability) for capability in target.capabilities),
         block=stage.block or ("" if artifacts else stage.missing),
-        revoked=tuple(row for _, found in (*surveyed.images[:1], *surveyed.sifs) for row in found.revoked),
+        revoked=tuple(
+            row for _, verdicts in (*surveyed.images[:1], *surveyed.sifs) for row in verdicts.revoked
+        ),
     )
 
 
@@ -202,7 +206,7 @@ def _with_rulings(
     plan = make_plan(
         PlanInput(
             stages=tuple(replace(stage, verdicts=()) for stage in stages),
-            devices=tuple(PlanGpu(capability=one) for one in capabilities),
+            devices=tuple(PlanGpu(capability=capability) for capability in capabilities),
         )
     )
     return [
@@ -211,23 +215,23 @@ def _with_rulings(
     ]
 
 
-def _read_sweeps(asked: TableRequest) -> tuple[tuple[SweepNodeState, ...], tuple[str, ...]]:
+def _read_sweeps(request: TableRequest) -> tuple[tuple[SweepNodeState, ...], tuple[str, ...]]:
     """What all sweeps told, and which of the store's were passed over. Raises UsageError for a named one."""
-    told = [one for folder in asked.sweeps for one in read_sweep_results(folder)]
+    states = [state for folder in request.sweeps for state in read_sweep_results(folder)]
     notes = []
-    for folder in asked.stored:
+    for folder in request.stored:
         try:
-            told += read_sweep_results(folder)
+            states += read_sweep_results(folder)
         except UsageError as error:
             notes.append(f"skipped a sweep of the store: {error.message}")
-    return tuple(told), tuple(notes)
+    return tuple(states), tuple(notes)
 
 
 def read_sweep_results(folder: Path) -> tuple[SweepNodeState, ...]:
     """What the last `sweep collect` of a sweep found. Raises UsageError for a folder that is no sweep's."""
     sweep = read_sweep(folder)
     nodes = {node.name: node for node in sweep.nodes}
-    told = [
+    states = [
         SweepNodeState(
             target=node.target,
             capability=_capability(node.capability, folder),
@@ -240,7 +244,7 @@ def read_sweep_results(folder: Path) -> tuple[SweepNodeState, ...]:
         for node in read_collected(folder)
         if node.result.outcome is not None and node.result.node in nodes
     ]
-    told += [
+    states += [
         SweepNodeState(
             target=left_out.target,
             capability=_capability(left_out.capability, folder),
@@ -253,7 +257,7 @@ def read_sweep_results(folder: Path) -> tuple[SweepNodeState, ...]:
         for left_out in sweep.left_out
         if left_out.rule == NO_MATCH
     ]
-    return tuple(told)
+    return tuple(states)
 
 
 def _capability(text: str, folder: Path) -> Capability:
@@ -266,30 +270,30 @@ def _capability(text: str, folder: Path) -> Capability:
 
 
 def read_catalogued(
-    settings: Settings, environ: Mapping[str, str], names: Sequence[str], asked: TableRequest
+    settings: Settings, environ: Mapping[str, str], names: Sequence[str], request: TableRequest
 ) -> TableData:
     """The same of a signed catalogue, for people without a factory: what is predicted it says itself.
 
     Raises what read_catalogue raises, and NothingSelectedError for a name that it does not have.
     """
     center, names = only_center(settings, names)
-    return survey_catalog(center, environ, names, asked)[0]
+    return survey_catalog(center, environ, names, request)[0]
 
 
 def survey_catalog(
-    center: JoinedCenter, environ: Mapping[str, str], names: Sequence[str], asked: TableRequest
+    center: JoinedCenter, environ: Mapping[str, str], names: Sequence[str], request: TableRequest
 ) -> tuple[TableData, tuple[ImageOffer, ...]]:
     """The tables of a center's catalogue, and the offers they were made of. Raises as `read_catalogued`."""
-    catalogue, trust = read_catalog(center.settings, environ, asked.now), center.trust
+    catalogue, trust = read_catalog(center.settings, environ, request.now), center.trust
     offers = tuple(
-        verify_offer(catalogue, image, trust, asked.now) for image in select_images(catalogue, names)
+        verify_offer(catalogue, image, trust, request.now) for image in select_images(catalogue, names)
     )
     entries = [_catalog_entries(offer) for offer in offers if offer.image.gpu]
-    told, notes = _read_sweeps(asked)
-    capabilities = columns(entries, told, asked.capabilities)
-    combos = make_combos(entries, told, capabilities)
+    sweep_states, notes = _read_sweeps(request)
+    capabilities = columns(entries, sweep_states, request.capabilities)
+    combos = make_combos(entries, sweep_states, capabilities)
     tables = TableData(
-        made=asked.now,
+        made=request.now,
         place=center.place,
         combos=combos,
         ranges=make_ranges(combos),
@@ -308,8 +312,8 @@ def _catalog_entries(offer: ImageOffer) -> ComboEntry:
         framework=image.framework,
         version=image.target.removeprefix(f"{image.family}-").partition("-")[0],
         cuda=image.cuda,
-        images=frozenset({image.subject.manifest, *(one.sif.subject.manifest for one in offer.sifs)}),
-        judged=(offer.judged, *(offered.judged for offered in offer.sifs)),
+        images=frozenset({image.subject.manifest, *(row.sif.subject.manifest for row in offer.sifs)}),
+        judged=(offer.judged, *(row.judged for row in offer.sifs)),
         rulings={
             capability: CellRuling(claim=claim, against=(claim,) if claim.answer is Compatibility.NO else ())
             for capability, claim in claims.items()
@@ -317,7 +321,7 @@ def _catalog_entries(offer: ImageOffer) -> ComboEntry:
         required=tuple(parse_capability(capability) for capability in image.required),
         revoked=tuple(
             row
-            for subject in (image.subject, *(one.sif.subject for one in offer.sifs))
+            for subject in (image.subject, *(row.sif.subject for row in offer.sifs))
             for row in image.revoked_of(subject)
         ),
     )
@@ -330,11 +334,11 @@ def write_tables(folder: Path, files: Mapping[str, str], *, force: bool = False)
     """
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / name for name in files]
-    there = [path.name for path in paths if path.exists()]
-    if there and not force and not _is_ours(folder / JSON_FILE):
+    existing = [path.name for path in paths if path.exists()]
+    if existing and not force and not _is_ours(folder / JSON_FILE):
         raise UsageError(
             "output-foreign-files",
-            f"{folder} has a {', '.join(there)} that imagefactory did not write",
+            f"{folder} has a {', '.join(existing)} that imagefactory did not write",
             hint="choose another directory with --output, or pass --force",
         )
     replace_all({path: text.encode() for path, text in zip(paths, files.values(), strict=True)})
@@ -369,20 +373,20 @@ VALID_FILE, INVALID_FILE, RANGES_FILE = "valid_combos.csv", "invalid_combos.csv"
 
 def format_valid(combos: Iterable[ComboCell]) -> str:
     """`valid_combos.csv`."""
-    return _csv(HEADER, [_columns(one) for one in unite(combos) if one.state is ComboState.VALID])
+    return _csv(HEADER, [_columns(combo) for combo in unite(combos) if combo.state is ComboState.VALID])
 
 
 def format_invalid(combos: Iterable[ComboCell]) -> str:
     """`invalid_combos.csv`."""
-    rows = [(*_columns(one), cause(one)) for one in unite(combos) if one.state in INVALID]
+    rows = [(*_columns(combo), cause(combo)) for combo in unite(combos) if combo.state in INVALID]
     return _csv(INVALID_HEADER, rows)
 
 
 def format_ranges(ranges: Iterable[VersionRange]) -> str:
     """`version_ranges.csv`; CUDA versions with a blank between."""
     rows = [
-        (one.framework, str(one.capability), one.first, one.last, " ".join(one.cuda), one.state.value)
-        for one in ranges
+        (row.framework, str(row.capability), row.first, row.last, " ".join(row.cuda), row.state.value)
+        for row in ranges
     ]
     return _csv(RANGES_HEADER, rows)
 
@@ -421,8 +425,8 @@ def tables_json(tables: TableData) -> dict[str, object]:
 
 def counts(combos: Iterable[ComboCell]) -> dict[str, int]:
     """How many combinations are in each state, several targets of one counted once."""
-    found = Counter(one.state for one in unite(combos))
-    return {state.value: found[state] for state in ComboState}
+    by_state = Counter(combo.state for combo in unite(combos))
+    return {state.value: by_state[state] for state in ComboState}
 
 
 # --- for people ----------------------------------------------------------------------------------
@@ -441,7 +445,7 @@ def format_summary(tables: TableData, width: int | None = None) -> str:
         return "\n".join(lines)
     header, rows = _range_table(tables.ranges)
     cells = [[cell or "-" for cell in row] for row in rows]
-    table = format_table([one.upper() for one in header], cells, width)
+    table = format_table([column.upper() for column in header], cells, width)
     return "\n".join([table, "", *fold(lines, width)])
 
 
@@ -450,7 +454,7 @@ def _range_table(ranges: Sequence[VersionRange]) -> tuple[tuple[str, ...], list[
     states = [
         state
         for state in ComboState
-        if state is ComboState.VALID or any(one.state is state for one in ranges)
+        if state is ComboState.VALID or any(row.state is state for row in ranges)
     ]
     header = ("Framework", "Capability", *(state.capitalize() for state in states))
     rows = [
@@ -461,12 +465,12 @@ def _range_table(ranges: Sequence[VersionRange]) -> tuple[tuple[str, ...], list[
 
 
 def _by_gpu(ranges: Iterable[VersionRange]) -> Iterable[tuple[tuple[str, Capability], list[VersionRange]]]:
-    for key, some in groupby(ranges, key=lambda one: (one.framework, one.capability)):
+    for key, some in groupby(ranges, key=lambda row: (row.framework, row.capability)):
         yield key, list(some)
 
 
 def _source_text(ranges: Iterable[VersionRange], state: ComboState) -> str:
-    return ", ".join(one.versions for one in ranges if one.state is state)
+    return ", ".join(row.versions for row in ranges if row.state is state)
 
 
 def format_markdown(tables: TableData) -> str:
@@ -524,12 +528,12 @@ def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     if not rows:
         return "None."
     lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(_cell(one) for one in line)} |" for line in lines)
+    return "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines)
 
 
 def _cell(text: str) -> str:
     """One line of plain text: what Markdown or HTML would read as more is escaped."""
-    plain = "".join(one if one.isprintable() else " " for one in text)
+    plain = "".join(character if character.isprintable() else " " for character in text)
     for mark in "\\|`*[]":
         plain = plain.replace(mark, f"\\{mark}")
     return plain.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
