@@ -31,7 +31,7 @@ MAX_SPOKEN = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartMeasure:
-    """One number to be drawn: `note` is what is said of it beside the number, `bad` whether its check failed.
+    """One number of a chart, with a `note` next to it. `bad`: its check failed.
 
     `upper` is a second number of the same unit that is at least as large (a p95 to a p50), 0 for none.
     """
@@ -46,7 +46,7 @@ class ChartMeasure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartBar:
-    """`reach` is the length of the upper number, `end` where the longer of both ends."""
+    """`reach` is the length of the upper number, `end` the position of the longer end."""
 
     measure: ChartMeasure
     x: float
@@ -60,7 +60,7 @@ class ChartBar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BarChart:
-    """Bars of one title; `says` tells all of it to those who do not see it."""
+    """Bars of one title; `says` is the text alternative for screen readers."""
 
     title: str
     bars: tuple[ChartBar, ...]
@@ -69,7 +69,7 @@ class BarChart:
     says: str
 
     def path(self, *, bad: bool) -> str:
-        """All bars of checks that failed, or of the others, as one outline."""
+        """Return the bars of failed checks, or of the others, as one SVG path."""
         return "".join(
             f"M{bar.x} {bar.y}h{bar.width}v{bar.height}h-{bar.width}z"
             for bar in self.bars
@@ -78,19 +78,19 @@ class BarChart:
 
 
 def row_chart(title: str, measures: Sequence[ChartMeasure]) -> BarChart:
-    """Bars from left to right, a row each, on one scale from 0."""
-    room = WIDTH - LABEL - VALUE
-    scale = _most(measures)
+    """Return bars from left to right, a row each, on one scale from 0."""
+    bar_space = WIDTH - LABEL - VALUE
+    scale = _scale_of(measures)
     bars = tuple(
         ChartBar(
             measure=measure,
             x=LABEL,
             y=number * (BAR + GAP),
-            width=max(round(room * measure.value / scale, 1), 1.0),
+            width=max(round(bar_space * measure.value / scale, 1), 1.0),
             height=BAR,
             text=_number(measure),
-            reach=round(room * measure.upper / scale, 1),
-            end=round(LABEL + room * max(measure.value, measure.upper) / scale, 1),
+            reach=round(bar_space * measure.upper / scale, 1),
+            end=round(LABEL + bar_space * max(measure.value, measure.upper) / scale, 1),
         )
         for number, measure in enumerate(measures)
     )
@@ -104,8 +104,8 @@ def row_chart(title: str, measures: Sequence[ChartMeasure]) -> BarChart:
 
 
 def column_chart(title: str, measures: Sequence[ChartMeasure]) -> BarChart:
-    """Bars from the bottom up, a column each: the same thing in one version after the other."""
-    scale = _most(measures)
+    """Return bars from the bottom up, a column each: one measure across versions."""
+    scale = _scale_of(measures)
     step = min(30.0, max(COLUMNS_WIDE / max(len(measures), 1), 4.0))
     bars = tuple(
         ChartBar(
@@ -129,7 +129,7 @@ def column_chart(title: str, measures: Sequence[ChartMeasure]) -> BarChart:
 
 
 def format_number(value: float) -> str:
-    """Four digits that count, without a tail of zeros; `1.2e-07` where it is that small."""
+    """Return four significant digits without trailing zeros, or `1.2e-07` for small numbers."""
     if not math.isfinite(value):
         return "-"
     if value == int(value) and abs(value) < 1e15:
@@ -138,12 +138,12 @@ def format_number(value: float) -> str:
 
 
 def format_numbers(numbers: Iterable[tuple[str, float]]) -> str:
-    """A line each."""
+    """Return a line for each number."""
     return "\n".join(f"{name} {format_number(number)}" for name, number in numbers)
 
 
-def _most(measures: Iterable[ChartMeasure]) -> float:
-    """The end of the scale; never 0."""
+def _scale_of(measures: Iterable[ChartMeasure]) -> float:
+    """Return the end of the scale; never 0."""
     return max((max(measure.value, measure.upper) for measure in measures), default=0.0) or 1.0
 
 
@@ -157,7 +157,7 @@ def _spoken_text(title: str, bars: Sequence[ChartBar]) -> str:
     return f"{title}: {some}" + ("; and more" if len(bars) > MAX_SPOKEN else "")
 
 
-# --- The templates of reports: every value that they show is escaped, none is ever markup
+# --- The templates of reports: every value is escaped
 
 
 SHARED = Path(__file__).parent / "templates"

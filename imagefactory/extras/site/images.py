@@ -1,7 +1,7 @@
-"""What is known of one image of a report: which of a target's images it is, its layers, packages and moves.
+"""One image of a report: its verdicts, layers, packages and version changes.
 
-Of a target one image is shown: what the present lock gives, or another where that alone is verified, as in
-a catalogue. The verdicts of all of them are its history.
+A report shows one image of each target: the image of the current lock, or an earlier one if only that is
+verified. The history has the verdicts of all images of the target.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from imagefactory.verify.report import VerifiedImage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportLayer:
-    """`kept`: the image before this one has it too."""
+    """`unchanged`: the image before this one has the same layer."""
 
     title: str
     digest: str
     size: int
-    kept: bool = False
+    unchanged: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportPackage:
-    """`size` is that of the file that was installed, 0 where nobody says."""
+    """`size` is the size of the installed file, 0 if unknown."""
 
     name: str
     version: str
@@ -59,7 +59,7 @@ class ReportPackage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportSubmit:
-    """A submit file, or why there is none. `predicted`: no verdict speaks for it, a scan alone does."""
+    """A submit file, or why there is none. `predicted`: it relies on a scan only, not on a verdict."""
 
     text: str = ""
     why: str = ""
@@ -68,12 +68,12 @@ class ReportSubmit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportImage:
-    """A target with its image, None where there is none, on every capability of the report.
+    """A target with its image (None if there is none) on every capability of the report.
 
-    `framework` is the family's word. `predicted` is the weightiest claim without a verdict by capability.
-    `history` are all verdicts on images of the target with what each is of, the newest first. `packages` are
-    those of the image, of the lock where there is no image; `moves` is what changed `since`, which is empty
-    where nothing earlier is known. `commands` fetch or start it. `block` says why there is no image.
+    `framework` is the label of the family. `predicted` is the strongest claim without a verdict, by
+    capability. `history` are all verdicts on images of the target, each with its subject, the newest first.
+    `packages` are those of the image, or of the lock if there is no image. `moves` is what changed `since`,
+    which is empty if no earlier lock is known. `commands` fetch or start it. `block`: why there is no image.
     """
 
     target: str
@@ -98,7 +98,7 @@ class ReportImage:
 
     @property
     def gpu(self) -> bool:
-        """Whether it is for GPUs, not for CPUs alone: then it has no combos."""
+        """Whether the image is for GPUs. An image for CPUs only has no combos."""
         return self.cuda != NO_CUDA
 
     @property
@@ -107,7 +107,7 @@ class ReportImage:
 
 
 def describe(project: Project, surveyed: TargetSurvey, former: LockRevision | None) -> ReportImage:
-    """Of a target of a factory. Raises RegistryError and StoreError for manifests that cannot be read."""
+    """Describe a target of a project. Raises RegistryError and StoreError for unreadable manifests."""
     stage, target = surveyed.stage, surveyed.stage.target
     selection = _displayed_packages(surveyed)
     plain = ReportImage(
@@ -144,7 +144,7 @@ def describe(project: Project, surveyed: TargetSurvey, former: LockRevision | No
 
 
 def describe_offer(offer: ImageOffer) -> ReportImage:
-    """Of a catalogue, which tells neither layers nor packages. Pure."""
+    """Describe an image of a catalog, which has neither layers nor packages. Pure."""
     image = offer.image
     subjects = ((image.subject, offer.judged), *((row.sif.subject, row.judged) for row in offer.sifs))
     return ReportImage(
@@ -172,10 +172,10 @@ def _displayed_packages(surveyed: TargetSurvey) -> tuple[StoreRepository, Verdic
 
 
 def _before(surveyed: TargetSurvey, verdicts: VerdictSet) -> Manifest | None:
-    """The manifest of the image before the one that is shown: the next older of other content."""
+    """Return the manifest of the next older image with other content."""
     images = list(surveyed.images)
     at = next((i for i, (_, previous) in enumerate(images) if previous is verdicts), len(images))
-    older = (one for one in images[at + 1 :] if one[1].subject.manifest != verdicts.subject.manifest)
+    older = (row for row in images[at + 1 :] if row[1].subject.manifest != verdicts.subject.manifest)
     previous = next(older, None)
     return read_manifest(previous[0], previous[1].subject.manifest) if previous else None
 
@@ -208,12 +208,12 @@ def _offer(
 
 
 def _host(place: StoreRepository) -> str:
-    """Empty for the store on this machine."""
+    """Return the host of a registry, empty for the store on this machine."""
     return "" if isinstance(place.store, LayoutStore) else place.store.name
 
 
 def _sifs(surveyed: TargetSurvey, verdicts: VerdictSet) -> Iterator[SifOffer]:
-    """The .sif files that were made of the image, or the one that it is."""
+    """Return the .sif files that were built from the image, or the image itself if it is a .sif."""
     seen = set()
     for place, row in surveyed.sifs:
         manifest = json.loads(read_manifest(place, row.subject.manifest).data)
@@ -232,19 +232,19 @@ def _sifs(surveyed: TargetSurvey, verdicts: VerdictSet) -> Iterator[SifOffer]:
 
 
 def _own_lock(lock: Lock | None, place: StoreRepository, manifest: Manifest) -> Lock | None:
-    """The present lock, of an image that says in its config that it was made of it; else None."""
+    """Return the current lock if the config of the image names it, else None."""
     blobs = parse_parts(manifest)[1]
     if lock is None or not blobs or blobs[0].media_type not in CONFIG_TYPES or blobs[0].size > MANIFEST_LIMIT:
         return None
     try:
         config = json.loads(b"".join(place.store.read(place.repository, blobs[0])))
         label = config["config"]["Labels"][LOCK_LABEL]
-    except MALFORMED:  # it says nothing of its lock, or nothing that can be read
+    except MALFORMED:  # the config has no readable lock label
         return None
     return lock if label == lock_digest(lock) else None
 
 
-# --- what is in it -------------------------------------------------------------------------------
+# --- contents ------------------------------------------------------------------------------------
 
 
 def _layers(manifest: Manifest, before: Manifest | None) -> tuple[ReportLayer, ...]:
@@ -256,7 +256,7 @@ def _layers(manifest: Manifest, before: Manifest | None) -> tuple[ReportLayer, .
             title=dict(layer.annotations).get(TITLE, ""),
             digest=layer.digest,
             size=layer.size,
-            kept=layer.digest in unchanged,
+            unchanged=layer.digest in unchanged,
         )
         for layer in layers
     )
@@ -275,7 +275,7 @@ def _packages(lock: Lock | None) -> tuple[ReportPackage, ...]:
 
 
 def _with_scanned(project: Project, plain: ReportImage, verdicts: VerdictSet) -> ReportImage:
-    """Of an image that is not what the lock gives: the packages that a scan saw in it, if it was scanned."""
+    """Replace the packages by those of an earlier scan: the lock does not describe this image."""
     image = stored_as(project, verdicts.subject)
     contents = cached_contents(project.layout, image) if image else None
     packages = tuple(
@@ -285,7 +285,7 @@ def _with_scanned(project: Project, plain: ReportImage, verdicts: VerdictSet) ->
     return replace(plain, packages=packages, moves=(), since="")
 
 
-# --- what is said of it --------------------------------------------------------------------------
+# --- verdicts and claims ------------------------------------------------------------------------
 
 
 def _history(
@@ -299,7 +299,7 @@ def _history(
 def _newest_first(
     rows: Iterable[tuple[VerifiedImage, VerificationResult]],
 ) -> tuple[tuple[VerifiedImage, VerificationResult], ...]:
-    """Each verdict once, though it lies in store and registry; taken back where one of them knows that."""
+    """Return each verdict once, although store and registry have it; revoked if either says so."""
     by_digest: dict[str, tuple[VerifiedImage, VerificationResult]] = {}
     for subject, judged in rows:
         known = by_digest.get(judged.name)
